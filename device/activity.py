@@ -1,0 +1,44 @@
+"""Who is at work in a segment: what the host needs to wait for a grace period.
+
+Source: the two counters of sleepable RCU (McKenney 2006), one pair a rank. An operation that takes or gives pages or
+slots, or writes payload, counts itself in one of two words, chosen by `grace_phase`; the host flips the phase and
+waits for the words of the old phase to fall to 0.
+
+Guarantees: when the host has seen, after some moment, both words of a rank at 0 once (flipping in between), every
+operation that the rank was running at that moment has ended. A rank that ended for good needs no words: its provider
+says so.
+
+Why the orderings suffice: `enter` and the host's look are read-modify-writes of one word with acquire-release. If the
+look does not see the operation, the look came first, and the operation sees all that the host did before it. If it
+sees it gone, it sees all that the operation did. A count of operations in flight is kept rather than counts of begun
+and ended ones: with several threads a rank those two do not tell *which* operations ended, and they overflow into
+each other.
+"""
+
+from typing import Any
+
+import triton
+
+from nanokv.device.layout import GRACE_PHASE
+from nanokv.device.memory import add64, load64, table64
+from nanokv.device.world import W_RANK, activity_at
+
+
+@triton.jit
+def enter(world: Any, seg: Any) -> Any:
+    """Count an operation in; returns the phase to give to `leave`."""
+    phase = load64(seg + GRACE_PHASE, "acquire") & 1
+    add64(activity_at(seg, table64(world + W_RANK), phase), 1, "acq_rel")
+    return phase
+
+
+@triton.jit
+def leave(world: Any, seg: Any, phase: Any) -> None:
+    """Count an operation out."""
+    add64(activity_at(seg, table64(world + W_RANK), phase), -1, "acq_rel")
+
+
+@triton.jit
+def in_flight(seg: Any, rank: Any, phase: Any) -> Any:
+    """How many operations of a rank run in a segment, for the host's wait."""
+    return add64(activity_at(seg, rank, phase), 0, "acq_rel")

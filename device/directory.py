@@ -1,0 +1,256 @@
+"""The directory: from a key to the header that holds it, at the key's home rank.
+
+Sixteen entries may hold a key: two buckets of eight, chosen by its digest (Azar et al. 1994). There is no probe chain,
+so there are no tombstones: an empty entry is empty. An entry only points; the header decides what a reader sees.
+
+Inserting has two phases, because two producers of one key can each find no entry and take different slots:
+1. write the entry TENTATIVE;
+2. pass the bucket's turnstile, one read-modify-write on one word;
+3. look at the other fifteen entries. A FINAL entry of the key: withdraw. A TENTATIVE one: whoever stands first in the
+   order of the entries removes the other, the second withdraws;
+4. TENTATIVE -> FINAL by CAS. It fails if somebody removed the entry: then the other one stays.
+
+Guarantees
+- At most one entry of a key is FINAL with a live header; nobody ever removes a FINAL entry of a live header but whoever
+  made that header DEAD.
+- An insert that withdraws saw another one of the same key that was under way at the same time or before. It answers
+  DUPLICATE also if that other one fails afterwards.
+- A TENTATIVE entry whose producer died is removed when its header is reclaimed.
+
+Why the orderings suffice: the passages of a turnstile are totally ordered, and each acquires what the earlier ones
+released. So of two producers of one key at least one finds the other's entry when it looks, and plain acquire loads do
+for the look: this is Dekker's pattern with one read-modify-write for a look at fifteen words. Who finds nobody came
+first; who finds somebody settles with a CAS on the very word, never on what it read earlier.
+"""
+
+from typing import Any
+
+import triton
+import triton.language as tl
+
+from nanokv.device.header import epoch_of, is_key, phase_of
+from nanokv.device.layout import (
+    COUNT_CORRUPT,
+    DEAD,
+    ENTRIES_PER_BUCKET,
+    ENTRY_EPOCH_MASK,
+    ENTRY_EPOCH_SHIFT,
+    ENTRY_FINAL,
+    ENTRY_HEADER_MASK,
+    ENTRY_HEADER_SHIFT,
+    ENTRY_PHASE_MASK,
+    ENTRY_RANK_MASK,
+    ENTRY_RANK_SHIFT,
+    ENTRY_TAG_MASK,
+    ENTRY_TAG_SHIFT,
+    ENTRY_TENTATIVE,
+    H_STATE,
+    READY,
+    WORD_BYTES,
+)
+from nanokv.device.memory import add64, cas64, load64, select, table64, word
+from nanokv.device.status import CORRUPT, DUPLICATE, MISS, NO_ENTRY, NOT_READY, OK
+from nanokv.device.world import (
+    W_DIR_BUCKETS,
+    W_HDR_COUNT,
+    W_TURN_BASE,
+    W_WORLD_SIZE,
+    bucket_at,
+    header_at,
+    segment,
+)
+
+CANDIDATES = tl.constexpr(2 * ENTRIES_PER_BUCKET.value)
+POSITIVE = tl.constexpr(0x7FFFFFFFFFFFFFFF)
+
+
+@triton.jit
+def home_of(world: Any, key_check: Any) -> Any:
+    """The rank whose directory holds a key."""
+    return (key_check & POSITIVE) % table64(world + W_WORLD_SIZE)
+
+
+@triton.jit
+def first_bucket(world: Any, key_hash: Any) -> Any:
+    """The first of a key's two buckets; its turnstile is the key's."""
+    return key_hash & (table64(world + W_DIR_BUCKETS) - 1)
+
+
+@triton.jit
+def candidate_at(world: Any, seg: Any, key_hash: Any, i: Any) -> Any:
+    """The address of the i-th of the sixteen entries that may hold a key."""
+    one = first_bucket(world, key_hash)
+    two = one ^ (((key_hash >> 32) & (table64(world + W_DIR_BUCKETS) - 1)) | 1)
+    bucket = select(i < ENTRIES_PER_BUCKET, one, two)
+    return bucket_at(world, seg, bucket) + (i % ENTRIES_PER_BUCKET) * WORD_BYTES
+
+
+@triton.jit
+def entry_word(phase: Any, key_check: Any, owner: Any, index: Any, epoch: Any) -> Any:
+    """(phase, tag, owner, header, low bits of the epoch)."""
+    tag = (key_check & ENTRY_TAG_MASK) << ENTRY_TAG_SHIFT
+    low = (epoch & ENTRY_EPOCH_MASK) << ENTRY_EPOCH_SHIFT
+    return word(phase) | tag | (owner << ENTRY_RANK_SHIFT) | (index << ENTRY_HEADER_SHIFT) | low
+
+
+@triton.jit
+def entry_owner(entry: Any) -> Any:
+    """Whose segment an entry points into."""
+    return (entry >> ENTRY_RANK_SHIFT) & ENTRY_RANK_MASK
+
+
+@triton.jit
+def entry_header(entry: Any) -> Any:
+    """The header slot that an entry points at."""
+    return (entry >> ENTRY_HEADER_SHIFT) & ENTRY_HEADER_MASK
+
+
+@triton.jit
+def has_tag(entry: Any, key_check: Any) -> Any:
+    """True if an entry is not empty and may be this key's."""
+    tag = (entry >> ENTRY_TAG_SHIFT) & ENTRY_TAG_MASK
+    return ((entry & ENTRY_PHASE_MASK) != 0) & (tag == (key_check & ENTRY_TAG_MASK))
+
+
+@triton.jit
+def in_bounds(world: Any, entry: Any) -> Any:
+    """True if an entry points at a header slot that can exist."""
+    inside = entry_owner(entry) < table64(world + W_WORLD_SIZE)
+    return inside & (entry_header(entry) < table64(world + W_HDR_COUNT))
+
+
+@triton.jit
+def judge(world: Any, entry: Any, key_hash: Any, key_check: Any) -> Any:
+    """What the header behind an entry says of a key: OK (READY), NOT_READY, MISS (another key, or gone), or CORRUPT.
+
+    The header may change at any time after; a reader validates again when it is done.
+    """
+    answer = word(MISS)
+    if in_bounds(world, entry):
+        header = header_at(world, segment(world, entry_owner(entry)), entry_header(entry))
+        state = load64(header + H_STATE, "acquire")
+        low = (entry >> ENTRY_EPOCH_SHIFT) & ENTRY_EPOCH_MASK
+        same = ((epoch_of(state) & ENTRY_EPOCH_MASK) == low) & is_key(header, key_hash, key_check)
+        alive = same & (phase_of(state) != DEAD)
+        answer = select(alive, word(NOT_READY), answer)
+        answer = select(alive & (phase_of(state) == READY), word(OK), answer)
+    else:
+        answer = word(CORRUPT)
+    return answer
+
+
+@triton.jit
+def find(world: Any, key_hash: Any, key_check: Any) -> Any:
+    """Look a key up. Returns (status, entry): OK, NOT_READY, MISS or CORRUPT, and the entry of the first two."""
+    seg = segment(world, home_of(world, key_check))
+    status = word(MISS)
+    found = word(0)
+    i = word(0)
+    while (i < CANDIDATES) & (status == MISS):
+        entry = load64(candidate_at(world, seg, key_hash, i), "acquire")
+        if has_tag(entry, key_check) & ((entry & ENTRY_PHASE_MASK) == ENTRY_FINAL):
+            status = judge(world, entry, key_hash, key_check)
+            found = entry
+        i += 1
+    if status == CORRUPT:
+        add64(seg + COUNT_CORRUPT, 1, "relaxed")
+    return status, found
+
+
+@triton.jit
+def survey(world: Any, seg: Any, key_hash: Any, key_check: Any) -> Any:
+    """Where a new entry of a key should go. Returns (status, place): NO_ENTRY and -1, DUPLICATE, or OK.
+
+    The emptier of the two buckets is taken: with it a directory at half load practically never runs full.
+    """
+    status = word(NO_ENTRY)
+    best = word(0)
+    at = word(-1)
+    for bucket in range(0, 2):
+        room = word(0)
+        last = word(-1)
+        for k in range(0, ENTRIES_PER_BUCKET):
+            i = word(bucket * ENTRIES_PER_BUCKET + k)
+            seen = load64(candidate_at(world, seg, key_hash, i), "acquire")
+            if seen == 0:
+                room += 1
+                last = i
+            if has_tag(seen, key_check) & ((seen & ENTRY_PHASE_MASK) == ENTRY_FINAL):
+                answer = judge(world, seen, key_hash, key_check)
+                status = select((answer == OK) | (answer == NOT_READY), word(DUPLICATE), status)
+        at = select(room > best, last, at)
+        best = select(room > best, room, best)
+    status = select((status == NO_ENTRY) & (at >= 0), word(OK), status)
+    return status, at
+
+
+@triton.jit
+def place(world: Any, seg: Any, key_hash: Any, key_check: Any, entry: Any) -> Any:
+    """Write a TENTATIVE entry. Returns (status, place): OK, DUPLICATE if the key is there already, or NO_ENTRY."""
+    status, start = survey(world, seg, key_hash, key_check)
+    at = word(-1)
+    i = word(0)
+    while (status == OK) & (at < 0):
+        here = (start + i) % CANDIDATES
+        if cas64(candidate_at(world, seg, key_hash, here), 0, entry, "acq_rel") == 0:
+            at = here
+        i += 1
+        status = select((at < 0) & (i == CANDIDATES), word(NO_ENTRY), status)
+    return status, at
+
+
+@triton.jit
+def settle(world: Any, seg: Any, key_hash: Any, key_check: Any, mine: Any, i: Any) -> Any:
+    """Settle with the i-th entry, `mine` being the place of one's own. True if one's own may stay."""
+    slot = candidate_at(world, seg, key_hash, i)
+    stays = i == i
+    seen = load64(slot, "acquire")
+    look = has_tag(seen, key_check)
+    tries = word(0)
+    while look & (tries < CANDIDATES):
+        answer = judge(world, seen, key_hash, key_check)
+        live = (answer == OK) | (answer == NOT_READY)
+        final = (seen & ENTRY_PHASE_MASK) == ENTRY_FINAL
+        look = live & (not final) & (mine < i)
+        stays = (not live) | look
+        if look:
+            got = cas64(slot, seen, 0, "acq_rel")
+            look = (got != seen) & has_tag(got, key_check)
+            seen = got
+        tries += 1
+    return stays & (not look)
+
+
+@triton.jit
+def claim(world: Any, owner: Any, index: Any, epoch: Any, key_hash: Any, key_check: Any) -> Any:
+    """Insert the key of a RESERVED header: OK, DUPLICATE or NO_ENTRY. After OK the entry is FINAL."""
+    seg = segment(world, home_of(world, key_check))
+    tentative = entry_word(ENTRY_TENTATIVE, key_check, owner, index, epoch)
+    status, mine = place(world, seg, key_hash, key_check, tentative)
+    if status == OK:
+        turn = seg + table64(world + W_TURN_BASE) + first_bucket(world, key_hash) * WORD_BYTES
+        add64(turn, 1, "acq_rel")
+        i = word(0)
+        while (i < CANDIDATES) & (status == OK):
+            if i != mine:
+                if not settle(world, seg, key_hash, key_check, mine, i):
+                    status = word(DUPLICATE)
+            i += 1
+        slot = candidate_at(world, seg, key_hash, mine)
+        target = select(status == OK, entry_word(ENTRY_FINAL, key_check, owner, index, epoch), word(0))
+        if cas64(slot, tentative, target, "acq_rel") != tentative:
+            status = word(DUPLICATE)
+    return status
+
+
+@triton.jit
+def erase(world: Any, owner: Any, index: Any, epoch: Any, key_hash: Any, key_check: Any) -> None:
+    """Take the entry of a DEAD header out, whichever phase it is in. Does nothing if it is not there."""
+    seg = segment(world, home_of(world, key_check))
+    final = entry_word(ENTRY_FINAL, key_check, owner, index, epoch)
+    tentative = entry_word(ENTRY_TENTATIVE, key_check, owner, index, epoch)
+    for i in range(0, CANDIDATES):
+        slot = candidate_at(world, seg, key_hash, i)
+        seen = load64(slot, "acquire")
+        if (seen == final) | (seen == tentative):
+            cas64(slot, seen, 0, "acq_rel")

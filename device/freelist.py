@@ -1,0 +1,97 @@
+"""A lock-free stack of nodes: free pages of one size class, or free header slots.
+
+Source: Treiber's stack (1986) with a tag against ABA. `head` is a LIST word (first node + 1, tag); the links stand in
+an array beside the nodes, never inside them, so that a late writer cannot corrupt a list with payload bytes.
+
+Guarantees
+- A node comes out of `pop` once for each time it went in.
+- No stop of any producer keeps the others from going on: each failed CAS means that another one succeeded.
+- A corrupt head or link makes a list look empty; nothing outside the links is ever touched through it.
+
+Why the orderings suffice
+- `push` publishes with release what its caller did to the node; `pop` takes with acquire, on the head alone.
+- The link of a node that somebody else pops meanwhile may be old or being rewritten. The tag has changed then, so the
+  CAS fails and the value is thrown away: a relaxed load is enough.
+- The tag has 32 bits: a pop would have to sleep through exactly 2**32 changes to be fooled.
+"""
+
+from typing import Any
+
+import triton
+import triton.language as tl
+
+from nanokv.device.layout import LOW32, TAG_SHIFT, WORD_BYTES
+from nanokv.device.memory import cas64, load64, select, store64, word
+
+SPIN_LIMIT = tl.constexpr(1 << 20)  # a bound for loops that are lock-free but not wait-free; never met in practice
+
+
+@triton.jit
+def pop(head: Any, links: Any, count: Any) -> Any:
+    """Take the first node, or -1 when there is none. `count`: how many nodes exist (a bound on what is believed)."""
+    old = load64(head, "acquire")
+    node = old & LOW32
+    tries = word(0)
+    more = (node != 0) & (node <= count)
+    node = select(more, node, word(0))
+    while more:
+        after = load64(links + (node - 1) * WORD_BYTES, "relaxed") & LOW32
+        got = cas64(head, old, (((old >> TAG_SHIFT) + 1) << TAG_SHIFT) | after, "acq_rel")
+        more = got != old
+        if more:
+            old = got
+            tries += 1
+            node = old & LOW32
+            more = (node != 0) & (node <= count) & (tries < SPIN_LIMIT)
+            node = select(more, node, word(0))
+    return node - 1
+
+
+@triton.jit
+def push_chain(head: Any, links: Any, first: Any, last: Any) -> None:
+    """Put the nodes `first` to `last`, already linked to each other, in front of the list."""
+    link = links + last * WORD_BYTES
+    mark = (load64(link, "relaxed") >> TAG_SHIFT) << TAG_SHIFT
+    old = load64(head, "relaxed")
+    tries = word(0)
+    more = tries == 0
+    while more:
+        store64(link, mark | (old & LOW32), "relaxed")
+        got = cas64(head, old, (((old >> TAG_SHIFT) + 1) << TAG_SHIFT) | (first + 1), "acq_rel")
+        tries += 1
+        more = (got != old) & (tries < SPIN_LIMIT)
+        old = got
+
+
+@triton.jit
+def push(head: Any, links: Any, node: Any) -> None:
+    """Put one node in front of the list."""
+    push_chain(head, links, node, node)
+
+
+@triton.jit
+def stamp(links: Any, first: Any, count: Any) -> None:
+    """Note in the links of `count` nodes that they are about to be pushed. The audit (`reclaim`) relies on it."""
+    node = first + 0
+    while node < first + count:
+        link = links + node * WORD_BYTES
+        old = load64(link, "relaxed")
+        store64(link, (((old >> TAG_SHIFT) + 1) << TAG_SHIFT) | (old & LOW32), "relaxed")
+        node += 1
+
+
+@triton.jit
+def detach(head: Any) -> Any:
+    """Take the whole list with one CAS; returns its first node, or -1. The chain then belongs to the caller.
+
+    The tag goes on, so that a pop that is under way cannot mistake the list for the one it read.
+    """
+    old = load64(head, "acquire")
+    tries = word(0)
+    more = (old & LOW32) != 0
+    while more:
+        got = cas64(head, old, ((old >> TAG_SHIFT) + 1) << TAG_SHIFT, "acq_rel")
+        tries += 1
+        more = (got != old) & ((got & LOW32) != 0) & (tries < SPIN_LIMIT)
+        old = got
+    return (old & LOW32) - 1

@@ -1,0 +1,179 @@
+"""Object headers: one 64-byte record an object, and one word in it that decides everything.
+
+The STATE word holds (state, pins, epoch). Legal transitions, each one CAS except the first:
+
+    (any free slot, e-1)  -> (RESERVED, 0, e)    reserve: a store, the slot belongs to its taker alone
+    (RESERVED, 0, e)      -> (WRITING, 0, e)     publish: key, extent and size are in the header
+    (WRITING, 0, e)       -> (READY, 0, e)       commit: the payload is there
+    (READY, n, e)         -> (READY, n +- 1, e)  pin, unpin
+    (READY, 0, e)         -> (DEAD, 0, e)        remove, evict
+    (RESERVED|WRITING, 0, e) -> (DEAD, 0, e)     abort by the producer, or given up by the owner's sweeper
+
+Guarantees
+- An epoch never goes back, and names one use of the slot (I7). Nobody acts on a slot whose word has moved on.
+- READY implies that the payload is there (I3): commit releases, and it fails if the sweeper gave the slot up meanwhile.
+- A producer that finds its slot given up frees nothing. Its extent is named in the header, and the owner's sweeper frees
+  both after a grace period: one rule, so that nothing is freed twice.
+
+Why the orderings suffice: `publish` and `commit` release all that the producer wrote; readers acquire the STATE word
+first, and validate with a read-modify-write last. A plain acquire load as validation may be satisfied before the copy
+that precedes it, and torn bytes would pass.
+"""
+
+from typing import Any
+
+import triton
+
+from nanokv.device.freelist import SPIN_LIMIT, pop, push
+from nanokv.device.layout import (
+    D_DIMS,
+    D_FORMAT,
+    DEAD,
+    EPOCH_MASK,
+    EPOCH_SHIFT,
+    FLAG_ACK,
+    H_ACCESS,
+    H_BYTES,
+    H_FLAGS,
+    H_KEY_CHECK,
+    H_KEY_HASH,
+    H_PAGES,
+    H_PAYLOAD,
+    H_STATE,
+    HDR_FREE,
+    HDR_HEAD,
+    LOW32,
+    PIN_BITS,
+    READY,
+    RESERVED,
+    STATE_MASK,
+    WORD_BYTES,
+    WRITING,
+)
+from nanokv.device.memory import add64, cas64, load64, select, store64, table64, word
+from nanokv.device.world import W_HDR_COUNT, W_PAGE_BYTES, W_PRODUCER, descriptor_at, header_at, header_links
+
+
+@triton.jit
+def state_word(state: Any, epoch: Any) -> Any:
+    """(state, 0 pins, epoch)."""
+    return word(state) | (epoch << EPOCH_SHIFT)
+
+
+@triton.jit
+def epoch_of(state: Any) -> Any:
+    """The epoch in a STATE word."""
+    return (state >> EPOCH_SHIFT) & EPOCH_MASK
+
+
+@triton.jit
+def take_slot(world: Any, seg: Any) -> Any:
+    """Take a header slot: its index, or -1 when all are in use."""
+    count = table64(world + W_HDR_COUNT)
+    index = pop(seg + HDR_FREE, header_links(world, seg), count)
+    if index < 0:
+        old = load64(seg + HDR_HEAD, "relaxed")
+        tries = word(0)
+        fits = (old >= 0) & (old < count)
+        more = fits
+        while more:
+            got = cas64(seg + HDR_HEAD, old, old + 1, "acq_rel")
+            tries += 1
+            more = got != old
+            old = got
+            fits = (old >= 0) & (old < count) & (tries < SPIN_LIMIT)
+            more = more & fits
+        index = select(fits, old, word(-1))
+    return index
+
+
+@triton.jit
+def give_slot(world: Any, seg: Any, index: Any) -> None:
+    """Give a header slot back. It must be DEAD and hold no pages."""
+    push(seg + HDR_FREE, header_links(world, seg), index)
+
+
+@triton.jit
+def reserve(world: Any, seg: Any, index: Any, key_hash: Any, key_check: Any, flags: Any) -> Any:
+    """Mark a slot that was taken: producer, key, a new epoch, RESERVED. Returns the epoch."""
+    header = header_at(world, seg, index)
+    epoch = (epoch_of(load64(header + H_STATE, "relaxed")) + 1) & EPOCH_MASK
+    store64(header + H_PAGES, word(0), "relaxed")
+    store64(header + H_KEY_HASH, key_hash, "relaxed")
+    store64(header + H_KEY_CHECK, key_check, "relaxed")
+    store64(header + H_FLAGS, word(flags) | (table64(world + W_PRODUCER) << 32), "relaxed")
+    store64(header + H_STATE, state_word(RESERVED, epoch), "release")
+    return epoch
+
+
+@triton.jit
+def describe(world: Any, seg: Any, index: Any, kind: Any, d0: Any, d1: Any, d2: Any, d3: Any, d4: Any, d5: Any, d6: Any) -> None:
+    """Write the descriptor: what the bytes are (dtype code and number of dimensions), and the shape."""
+    desc = descriptor_at(world, seg, index)
+    store64(desc + D_FORMAT, kind, "relaxed")
+    store64(desc + D_DIMS, d0, "relaxed")
+    store64(desc + D_DIMS + 1 * WORD_BYTES, d1, "relaxed")
+    store64(desc + D_DIMS + 2 * WORD_BYTES, d2, "relaxed")
+    store64(desc + D_DIMS + 3 * WORD_BYTES, d3, "relaxed")
+    store64(desc + D_DIMS + 4 * WORD_BYTES, d4, "relaxed")
+    store64(desc + D_DIMS + 5 * WORD_BYTES, d5, "relaxed")
+    store64(desc + D_DIMS + 6 * WORD_BYTES, d6, "relaxed")
+
+
+@triton.jit
+def publish(world: Any, seg: Any, index: Any, epoch: Any, n_pages: Any, payload: Any, nbytes: Any, now: Any) -> Any:
+    """Name the extent and the size in the header, then RESERVED -> WRITING. False if the slot was given up."""
+    header = header_at(world, seg, index)
+    store64(header + H_PAYLOAD, payload, "relaxed")
+    store64(header + H_BYTES, nbytes, "relaxed")
+    store64(header + H_ACCESS, now, "relaxed")
+    store64(header + H_PAGES, n_pages | (table64(world + W_PAGE_BYTES) << 32), "relaxed")
+    reserved = state_word(RESERVED, epoch)
+    return cas64(header + H_STATE, reserved, state_word(WRITING, epoch), "acq_rel") == reserved
+
+
+@triton.jit
+def commit_state(header: Any, epoch: Any) -> Any:
+    """WRITING -> READY, with release. Returns the STATE word that was there."""
+    return cas64(header + H_STATE, state_word(WRITING, epoch), state_word(READY, epoch), "acq_rel")
+
+
+@triton.jit
+def kill(header: Any, state: Any, epoch: Any) -> Any:
+    """(state, 0, epoch) -> (DEAD, 0, epoch). Returns the STATE word that was there: equal to the first on success."""
+    return cas64(header + H_STATE, state_word(state, epoch), state_word(DEAD, epoch), "acq_rel")
+
+
+@triton.jit
+def acknowledge(header: Any, epoch: Any) -> None:
+    """Say for a plan that was given up that nothing will be written to its pages any more."""
+    seen = add64(header + H_STATE, 0, "acq_rel")
+    if seen == state_word(DEAD, epoch):
+        flags = load64(header + H_FLAGS, "relaxed")
+        cas64(header + H_FLAGS, flags, flags | FLAG_ACK, "acq_rel")
+
+
+@triton.jit
+def still_ready(header: Any, epoch: Any) -> Any:
+    """Validate after a copy: True if the slot is still READY in this epoch. Pins do not matter."""
+    seen = add64(header + H_STATE, 0, "acq_rel")
+    return (seen & ~PIN_BITS) == state_word(READY, epoch)
+
+
+@triton.jit
+def pages_of(header: Any) -> Any:
+    """How many pages the slot holds."""
+    return load64(header + H_PAGES, "relaxed") & LOW32
+
+
+@triton.jit
+def is_key(header: Any, key_hash: Any, key_check: Any) -> Any:
+    """True if the header carries this key. Meaningless unless the STATE word is validated afterwards."""
+    same = load64(header + H_KEY_HASH, "relaxed") == key_hash
+    return same & (load64(header + H_KEY_CHECK, "relaxed") == key_check)
+
+
+@triton.jit
+def phase_of(state: Any) -> Any:
+    """RESERVED, WRITING, READY or DEAD, out of a STATE word."""
+    return state & STATE_MASK

@@ -1,0 +1,310 @@
+"""The byte layout of a segment: the only place where an offset, a bit field, the magic or the version is spelled.
+
+A segment is one rank's part of the symmetric heap. Its regions, in order:
+
+    HeapCtl | activity | links | headers | descriptors | directory | turnstiles | ring | pins | payload
+
+Every word is 64 bits, little-endian and aligned; fields of 32 bits stand in pairs that share a word. Words that many
+producers change have a line of 128 bytes of their own, so that they do not slow each other down.
+The constants below are `tl.constexpr`, generated from the tables, for device code; the host uses the numpy dtypes.
+"""
+
+import hashlib
+from typing import Any, NamedTuple
+
+import numpy as np
+import triton.language as tl
+
+MAGIC = 0x314B_564F_4E41_4E00  # "\0NANOKV1"
+VERSION = 1
+WORD = 8
+LINE = 128
+SIZE_CLASSES = 8
+MAX_DIMS = 7
+
+
+class Field(NamedTuple):
+    """One field of a record: its name, its numpy type, how many of it, whether it starts a line, and what it is."""
+
+    name: str
+    kind: str
+    doc: str
+    count: int = 1
+    own_line: bool = False
+
+
+class Record:
+    """A stored struct: from its fields come the offsets, the numpy dtype and the table in the docs."""
+
+    def __init__(self, name: str, align: int, fields: list[Field]) -> None:
+        self.name = name
+        self.fields = fields
+        self.offsets: dict[str, int] = {}
+        at = 0
+        for field in fields:
+            size = np.dtype(field.kind).itemsize
+            unit = LINE if field.own_line else size
+            at = -(-at // unit) * unit
+            self.offsets[field.name] = at
+            at += size * field.count
+        self.size = -(-at // align) * align
+        self.dtype = np.dtype(
+            {
+                "names": [f.name for f in fields],
+                "formats": [(f.kind, f.count) if f.count > 1 else f.kind for f in fields],
+                "offsets": [self.offsets[f.name] for f in fields],
+                "itemsize": self.size,
+            }
+        )
+
+    def at(self, name: str) -> Any:
+        """The byte offset of a field, as a constant for device code."""
+        return tl.constexpr(self.offsets[name])
+
+    def size_constant(self) -> Any:
+        """The record's size, as a constant for device code."""
+        return tl.constexpr(self.size)
+
+
+HEAP_CTL = Record(
+    "HeapCtl",
+    LINE,
+    [
+        # identity and geometry: written once by the owner before `magic`, read on attach, never by the hot path
+        Field("magic", "<u8", "MAGIC, written last: a segment without it is not initialised"),
+        Field("version", "<u4", "VERSION of this layout"),
+        Field("mode", "<u4", "who allocates: 0 device (v2), 1 host (v1)"),
+        Field("layout_hash", "<u8", "digest of these tables: builds with another layout are refused"),
+        Field("world_id", "<u8", "random, the same in all segments of one world"),
+        Field("rank", "<u4", "the owner's rank"),
+        Field("world_size", "<u4", "ranks in the world"),
+        Field("page_bytes", "<u8", "bytes of a payload page"),
+        Field("n_pages", "<u8", "pages in the payload arena"),
+        Field("hdr_count", "<u8", "slots in the header arena"),
+        Field("dir_buckets", "<u8", "buckets of eight entries, a power of two"),
+        Field("ann_capacity", "<u8", "slots in the announce ring, a power of two"),
+        Field("pin_slots", "<u8", "slots in the pin ledger"),
+        Field("class_pages", "<u4", "pages of an extent of each size class, ascending", count=SIZE_CLASSES),
+        Field("links_base", "<u8", "offset of the links"),
+        Field("hdr_base", "<u8", "offset of the header arena"),
+        Field("desc_base", "<u8", "offset of the descriptors"),
+        Field("dir_base", "<u8", "offset of the directory"),
+        Field("turn_base", "<u8", "offset of the directory's turnstiles, one word a bucket"),
+        Field("ann_base", "<u8", "offset of the announce ring"),
+        Field("pin_base", "<u8", "offset of the pin ledger"),
+        Field("heap_base", "<u8", "offset of the payload arena"),
+        Field("heap_limit", "<u8", "offset of its end"),
+        Field("epoch", "<u4", "how many times an owner attached to this segment"),
+        Field("water_hi", "<u4", "% of used pages at which the owner's sweeper begins to evict"),
+        Field("water_lo", "<u4", "% at which it stops"),
+        Field("closed", "<u4", "1 once the owner has closed the segment"),
+        # hot words, each on a line of its own
+        Field("bump_ptr", "<u8", "offset of the first byte never allocated; only grows", own_line=True),
+        Field("hdr_head", "<u8", "index of the first header slot never used; only grows", own_line=True),
+        Field("hdr_free", "<u8", "free list of header slots: LIST word", own_line=True),
+        *[Field(f"free_head{k}", "<u8", f"free list of size class {k}: LIST word", own_line=True) for k in range(8)],
+        Field("ann_head", "<u8", "announcements ever reserved; producers add", own_line=True),
+        Field("ann_tail", "<u8", "announcements ever consumed; the owner's host writes", own_line=True),
+        Field("ann_asleep", "<u4", "1 while the owner's poller sleeps (host memory only)"),
+        Field("_pad0", "<u4", "0"),
+        Field("grace_phase", "<u8", "0 or 1: which activity word an operation counts in; the host writes", own_line=True),
+        Field("clock_hand", "<u8", "where the next eviction looks first", own_line=True),
+        Field("may_evict", "<u8", "1 if a producer that finds the heap full may evict", own_line=True),
+        # counters of rare events, in one line: nobody waits for them
+        Field("missed", "<u8", "announcements that found their ring slot taken", own_line=True),
+        Field("evicted", "<u8", "objects evicted by producers"),
+        Field("refused", "<u8", "allocations answered FULL"),
+        Field("lost", "<u8", "commits that came after their slot was reclaimed"),
+        Field("corrupt", "<u8", "words that pointed outside of their region"),
+    ],
+)
+
+ACTIVITY = Record(
+    "Activity",
+    LINE,
+    [
+        Field("in_flight0", "<u8", "operations that this rank runs in this segment and began in grace phase 0"),
+        Field("in_flight1", "<u8", "the same, phase 1"),
+        Field("incarnation", "<u8", "how many times this rank attached; 0: never"),
+    ],
+)
+
+OBJ_HEADER = Record(
+    "ObjHeader",
+    64,
+    [
+        Field("key_hash", "<u8", "low half of XXH3-128 of the key and its namespace"),
+        Field("n_pages", "<u4", "pages that hold bytes; 0 when the slot holds none"),
+        Field("page_size", "<u4", "bytes of a page"),
+        Field("payload_base", "<u8", "offset of the first page in the owner's segment"),
+        Field("bytes_total", "<u8", "bytes of the payload"),
+        Field("state", "<u4", "low 8 bits: life-cycle state; upper 24: pins"),
+        Field("epoch", "<u4", "how many times the slot was taken; never goes back"),
+        Field("last_access", "<u8", "when the object was last read or written, ns, best effort"),
+        Field("flags", "<u4", "FLAG_*"),
+        Field("producer", "<u4", "who took the slot: rank and incarnation, PRODUCER bits"),
+        Field("key_check", "<u8", "high half of the key's digest"),
+    ],
+)
+
+OBJ_DESC = Record(
+    "ObjDesc",
+    64,
+    [
+        Field("format", "<u8", "low 8 bits: dtype code, 0 is raw bytes; next 8: number of dimensions"),
+        Field("dims", "<u8", "the shape", count=MAX_DIMS),
+    ],
+)
+
+ANNOUNCE = Record(
+    "Announce",
+    64,
+    [
+        Field("key_hash", "<u8", "low half of the key's digest"),
+        Field("owner_rank", "<u4", "whose segment holds the object"),
+        Field("epoch", "<u4", "the header's epoch"),
+        Field("header_off", "<u8", "offset of the header"),
+        Field("payload_off", "<u8", "offset of the payload"),
+        Field("n_pages", "<u4", "pages that hold bytes"),
+        Field("page_size", "<u4", "bytes of a page"),
+        Field("bytes_total", "<u8", "bytes of the payload"),
+        Field("key_check", "<u8", "high half of the key's digest"),
+    ],
+)
+
+RECORDS = (HEAP_CTL, ACTIVITY, OBJ_HEADER, OBJ_DESC, ANNOUNCE)
+
+
+def layout_hash() -> int:
+    """A digest of every table here: two builds that disagree about one byte refuse each other's segments."""
+    text = repr([(r.name, r.size, sorted(r.offsets.items()), r.dtype.str) for r in RECORDS]) + repr(BITS)
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+# --- packed words -----------------------------------------------------------------------------
+class Bits(NamedTuple):
+    """A field inside a packed word: its lowest bit and its width."""
+
+    word: str
+    name: str
+    shift: int
+    width: int
+    doc: str
+
+
+BITS = (
+    Bits("STATE", "state", 0, 8, "RESERVED, WRITING, READY or DEAD"),
+    Bits("STATE", "pins", 8, 24, "readers in place"),
+    Bits("STATE", "epoch", 32, 32, "the slot's epoch"),
+    Bits("PRODUCER", "rank", 0, 10, "rank of the producer"),
+    Bits("PRODUCER", "incarnation", 10, 22, "how many times that rank had attached"),
+    Bits("LIST", "node", 0, 32, "first node + 1; 0: empty"),
+    Bits("LIST", "tag", 32, 32, "changes so far, against ABA"),
+    Bits("LINK", "next", 0, 32, "next node + 1; 0: last"),
+    Bits("LINK", "stamp", 32, 32, "how often this node was pushed: the audit tells by it what moved"),
+    Bits("ENTRY", "phase", 0, 2, "0 empty, 1 TENTATIVE, 2 FINAL"),
+    Bits("ENTRY", "tag", 2, 12, "bits of the key's digest"),
+    Bits("ENTRY", "rank", 14, 10, "whose segment holds the header"),
+    Bits("ENTRY", "header", 24, 26, "slot in that segment's header arena"),
+    Bits("ENTRY", "epoch", 50, 14, "low bits of the header's epoch"),
+    Bits("RING", "kind", 0, 2, "0 empty, 1 STORED, 2 REMOVED"),
+    Bits("RING", "header", 2, 30, "header slot"),
+    Bits("RING", "epoch", 32, 32, "the header's epoch"),
+    Bits("PIN", "phase", 0, 2, "0 free, 1 INTENT, 2 HELD"),
+    Bits("PIN", "header", 2, 30, "header slot"),
+    Bits("PIN", "producer", 32, 32, "who pins: PRODUCER bits"),
+)
+
+
+def _bits(word: str, name: str) -> tuple[Any, Any]:
+    bits = next(b for b in BITS if (b.word, b.name) == (word, name))
+    return tl.constexpr(bits.shift), tl.constexpr((1 << bits.width) - 1)
+
+
+def unpack(word: str, name: str, values: Any) -> Any:
+    """Take one field out of a packed word, or out of a numpy array of such words (u64 or i64)."""
+    bits = next(b for b in BITS if (b.word, b.name) == (word, name))
+    return (values >> bits.shift) & ((1 << bits.width) - 1)
+
+
+WORD_BYTES = tl.constexpr(WORD)
+LOW32 = tl.constexpr(0xFFFFFFFF)
+
+# life-cycle states (the values are the seed's)
+RESERVED = tl.constexpr(0)
+WRITING = tl.constexpr(1)
+READY = tl.constexpr(2)
+DEAD = tl.constexpr(3)
+STATE_SHIFT, STATE_MASK = _bits("STATE", "state")
+PINS_SHIFT, PINS_MASK = _bits("STATE", "pins")
+EPOCH_SHIFT, EPOCH_MASK = _bits("STATE", "epoch")
+ONE_PIN = tl.constexpr(1 << PINS_SHIFT.value)
+PIN_BITS = tl.constexpr(PINS_MASK.value << PINS_SHIFT.value)
+
+FLAG_PLAN = tl.constexpr(1)  # written by a kernel that no activity word counts: quarantined until acknowledged
+FLAG_ACK = tl.constexpr(2)  # the plan's producer has said that nothing will be written any more
+
+PRODUCER_RANK_SHIFT, PRODUCER_RANK_MASK = _bits("PRODUCER", "rank")
+PRODUCER_INC_SHIFT, PRODUCER_INC_MASK = _bits("PRODUCER", "incarnation")
+TAG_SHIFT, TAG_MASK = _bits("LIST", "tag")
+
+ENTRY_TENTATIVE = tl.constexpr(1)
+ENTRY_FINAL = tl.constexpr(2)
+ENTRY_PHASE_SHIFT, ENTRY_PHASE_MASK = _bits("ENTRY", "phase")
+ENTRY_TAG_SHIFT, ENTRY_TAG_MASK = _bits("ENTRY", "tag")
+ENTRY_RANK_SHIFT, ENTRY_RANK_MASK = _bits("ENTRY", "rank")
+ENTRY_HEADER_SHIFT, ENTRY_HEADER_MASK = _bits("ENTRY", "header")
+ENTRY_EPOCH_SHIFT, ENTRY_EPOCH_MASK = _bits("ENTRY", "epoch")
+ENTRIES_PER_BUCKET = tl.constexpr(8)
+BUCKET_BYTES = tl.constexpr(8 * WORD)
+
+STORED = tl.constexpr(1)
+REMOVED = tl.constexpr(2)
+RING_KIND_SHIFT, RING_KIND_MASK = _bits("RING", "kind")
+RING_HEADER_SHIFT, RING_HEADER_MASK = _bits("RING", "header")
+RING_EPOCH_SHIFT, RING_EPOCH_MASK = _bits("RING", "epoch")
+
+PIN_INTENT = tl.constexpr(1)
+PIN_HELD = tl.constexpr(2)
+PIN_PHASE_SHIFT, PIN_PHASE_MASK = _bits("PIN", "phase")
+PIN_HEADER_SHIFT, PIN_HEADER_MASK = _bits("PIN", "header")
+PIN_PRODUCER_SHIFT, PIN_PRODUCER_MASK = _bits("PIN", "producer")
+
+MAX_RANKS = ENTRY_RANK_MASK.value + 1
+MAX_HEADERS = ENTRY_HEADER_MASK.value + 1
+
+# --- offsets for device code ------------------------------------------------------------------
+BUMP_PTR = HEAP_CTL.at("bump_ptr")
+HDR_HEAD = HEAP_CTL.at("hdr_head")
+HDR_FREE = HEAP_CTL.at("hdr_free")
+FREE_HEAD = HEAP_CTL.at("free_head0")
+FREE_HEAD_STRIDE = tl.constexpr(LINE)
+ANN_HEAD = HEAP_CTL.at("ann_head")
+ANN_TAIL = HEAP_CTL.at("ann_tail")
+ANN_ASLEEP = HEAP_CTL.at("ann_asleep")
+GRACE_PHASE = HEAP_CTL.at("grace_phase")
+CLOCK_HAND = HEAP_CTL.at("clock_hand")
+MAY_EVICT = HEAP_CTL.at("may_evict")
+COUNT_MISSED = HEAP_CTL.at("missed")
+COUNT_EVICTED = HEAP_CTL.at("evicted")
+COUNT_REFUSED = HEAP_CTL.at("refused")
+COUNT_LOST = HEAP_CTL.at("lost")
+COUNT_CORRUPT = HEAP_CTL.at("corrupt")
+
+ACTIVITY_BASE = tl.constexpr(HEAP_CTL.size)
+ACTIVITY_BYTES = tl.constexpr(ACTIVITY.size)
+IN_FLIGHT = ACTIVITY.at("in_flight0")
+
+HEADER_BYTES = tl.constexpr(OBJ_HEADER.size)
+H_KEY_HASH = OBJ_HEADER.at("key_hash")
+H_PAGES = OBJ_HEADER.at("n_pages")  # word: n_pages | page_size << 32
+H_PAYLOAD = OBJ_HEADER.at("payload_base")
+H_BYTES = OBJ_HEADER.at("bytes_total")
+H_STATE = OBJ_HEADER.at("state")  # word: state | pins << 8 | epoch << 32
+H_ACCESS = OBJ_HEADER.at("last_access")
+H_FLAGS = OBJ_HEADER.at("flags")  # word: flags | producer << 32
+H_KEY_CHECK = OBJ_HEADER.at("key_check")
+
+DESC_BYTES = tl.constexpr(OBJ_DESC.size)
+D_FORMAT = OBJ_DESC.at("format")
+D_DIMS = OBJ_DESC.at("dims")

@@ -1,0 +1,140 @@
+"""The CPU machine: the protocol functions, compiled natively by numba, as calls of about a microsecond from Python.
+
+The first process that needs them compiles them (some tens of seconds) and leaves the code in a cache directory:
+`NANOKV_CACHE_DIR`, else the user's cache directory, else the temporary one. numba keys its cache by the file of the outermost
+function alone; here the directory's name is a digest of every file of the protocol and of the versions of the
+compilers, so that a change anywhere is seen.
+"""
+
+import hashlib
+import os
+import platform
+import tempfile
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import llvmlite
+import numba
+import numpy as np
+from numba import int64
+
+from nanokv.device import activity, directory, header, memory_native, object, pins, reclaim, ring
+from nanokv.device.memory import VOCABULARY
+from nanokv.device.retarget import retarget
+
+# entry point -> (device function, number of arguments); all arguments are 64-bit integers
+ENTRIES: dict[str, tuple[Any, int]] = {
+    "begin": (object.begin, 7),
+    "describe": (header.describe, 11),
+    "finish": (object.finish, 5),
+    "commit": (object.commit, 4),
+    "abort": (object.abort, 4),
+    "leave": (activity.leave, 3),
+    "put": (object.put, 15),
+    "lookup": (object.lookup, 3),
+    "read": (object.read, 8),
+    "get": (object.get, 6),
+    "validate": (object.validate, 4),
+    "touch": (object.touch, 4),
+    "find": (directory.find, 3),
+    "remove": (object.remove, 3),
+    "remove_slot": (object.remove_slot, 4),
+    "pin": (pins.pin, 4),
+    "unpin": (pins.unpin, 5),
+    "asleep": (ring.asleep, 1),
+    "announce": (ring.announce, 5),
+    "drain": (ring.drain, 5),
+    "snapshots": (reclaim.snapshots, 6),
+    "give_up": (reclaim.give_up, 4),
+    "release": (reclaim.release, 4),
+    "adopt_slot": (reclaim.adopt_slot, 3),
+    "detach_class": (reclaim.detach_class, 3),
+    "push_extents": (reclaim.push_extents, 5),
+    "walk_pages": (reclaim.walk_pages, 5),
+    "walk_slots": (reclaim.walk_slots, 4),
+    "in_flight": (activity.in_flight, 3),
+}
+
+
+def source_digest() -> str:
+    """A digest of all that the compiled code depends on."""
+    digest = hashlib.blake2b(digest_size=10)
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(path.name.encode() + path.read_bytes())
+    for version in (numba.__version__, llvmlite.__version__, np.__version__, platform.python_version(), platform.machine()):
+        digest.update(version.encode())
+    return digest.hexdigest()
+
+
+def cache_directory() -> Path:
+    """Where the compiled code lies: the first of the candidates that can be written."""
+    named = os.environ.get("NANOKV_CACHE_DIR")
+    if named:
+        roots = [Path(named)]
+    else:
+        home = os.environ.get("XDG_CACHE_HOME")
+        roots = [Path(home) if home else Path("~/.cache").expanduser(), Path(tempfile.gettempdir())]
+    for root in roots:
+        path = root / "nanokv" / source_digest()
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError:
+            continue
+        if os.access(path, os.W_OK):
+            return path
+    raise OSError(f"no writable directory for compiled code among {[str(r) for r in roots]}; set NANOKV_CACHE_DIR")
+
+
+class Compiled(NamedTuple):
+    """The protocol functions as Python callables. See the functions of the same names in `device/`."""
+
+    begin: Callable[..., Any]
+    describe: Callable[..., Any]
+    finish: Callable[..., Any]
+    commit: Callable[..., Any]
+    abort: Callable[..., Any]
+    leave: Callable[..., Any]
+    put: Callable[..., Any]
+    lookup: Callable[..., Any]
+    read: Callable[..., Any]
+    get: Callable[..., Any]
+    validate: Callable[..., Any]
+    touch: Callable[..., Any]
+    find: Callable[..., Any]
+    remove: Callable[..., Any]
+    remove_slot: Callable[..., Any]
+    pin: Callable[..., Any]
+    unpin: Callable[..., Any]
+    asleep: Callable[..., Any]
+    announce: Callable[..., Any]
+    drain: Callable[..., Any]
+    snapshots: Callable[..., Any]
+    give_up: Callable[..., Any]
+    release: Callable[..., Any]
+    adopt_slot: Callable[..., Any]
+    detach_class: Callable[..., Any]
+    push_extents: Callable[..., Any]
+    walk_pages: Callable[..., Any]
+    walk_slots: Callable[..., Any]
+    in_flight: Callable[..., Any]
+
+
+def native_function(function: Any, arguments: int, done: dict[Any, Any] | None = None) -> Any:
+    """One device function, compiled for this CPU, and cached on disk."""
+    vocabulary = {name: getattr(memory_native, name) for name in VOCABULARY}
+    before = numba.config.CACHE_DIR
+    numba.config.CACHE_DIR = str(cache_directory())
+    try:
+        inner = retarget(function, vocabulary, lambda f: numba.njit(f, nogil=True), done)
+        return numba.njit((int64,) * arguments, nogil=True, cache=True)(inner.py_func)
+    finally:
+        numba.config.CACHE_DIR = before
+
+
+@cache
+def compiled() -> Compiled:
+    """All entry points; compiled once a machine, loaded once a process."""
+    done: dict[Any, Any] = {}
+    return Compiled(**{name: native_function(function, n, done) for name, (function, n) in ENTRIES.items()})

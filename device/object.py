@@ -1,0 +1,434 @@
+"""Objects: the whole protocol in order, for any producer and any reader.
+
+Put: `begin` takes a header slot, claims the key, takes an extent (evicting if it must) and publishes WRITING; the
+producer stores the payload; `finish` commits, announces and counts the operation out. Get: `lookup`, copy, `validate`.
+Remove: `remove`. Each answers with a status; nothing here waits for anybody.
+
+Guarantees
+- A duplicate is refused before a byte is allocated or copied, and nothing ever becomes READY that cannot be found: the
+  key is claimed first.
+- Whatever `begin` took before it failed, it gives back, last taken first. FULL is an answer (I9).
+- A reader returns the bytes of the key it asked for, whole, or not at all (I4): the copy counts only if the header was
+  READY in the same epoch after it.
+- Who makes an object DEAD frees it, alone: entry out of the directory, pages out of the header, extent, slot, hint. If it
+  dies on the way, the owner's sweeper goes on from the header.
+
+Why the orderings suffice: see `header` (publish, commit, validate), `directory` (claim) and `freelist` (hand-over).
+"""
+
+from typing import Any
+
+import triton
+import triton.language as tl
+
+from nanokv.device.activity import enter, leave
+from nanokv.device.directory import claim, entry_header, entry_owner, erase, find
+from nanokv.device.extent import carve, class_of, give, take
+from nanokv.device.header import (
+    acknowledge,
+    commit_state,
+    describe,
+    epoch_of,
+    give_slot,
+    is_key,
+    kill,
+    pages_of,
+    phase_of,
+    publish,
+    reserve,
+    state_word,
+    still_ready,
+    take_slot,
+)
+from nanokv.device.layout import (
+    CLOCK_HAND,
+    COUNT_CORRUPT,
+    COUNT_EVICTED,
+    COUNT_LOST,
+    COUNT_REFUSED,
+    H_ACCESS,
+    H_BYTES,
+    H_KEY_CHECK,
+    H_KEY_HASH,
+    H_PAGES,
+    H_PAYLOAD,
+    H_STATE,
+    HDR_HEAD,
+    MAY_EVICT,
+    PIN_BITS,
+    READY,
+    RESERVED,
+    STORED,
+    REMOVED,
+    WRITING,
+)
+from nanokv.device.memory import add64, copy_bytes, load64, select, store64, table64, word
+from nanokv.device.ring import announce, asleep
+from nanokv.device.status import (
+    CORRUPT,
+    FULL,
+    LOST,
+    MISS,
+    NO_HEADER,
+    OK,
+    PINNED,
+    SIZE,
+    TOO_LARGE,
+    TORN,
+)
+from nanokv.device.world import (
+    W_HDR_COUNT,
+    W_HEAP_BASE,
+    W_HEAP_LIMIT,
+    W_N_PAGES,
+    W_PAGE_BYTES,
+    header_at,
+    segment,
+)
+
+EVICT_SAMPLE = tl.constexpr(16)  # Redis' approximated LRU: the oldest of a few is nearly the oldest of all
+LAST_CLASS = tl.constexpr(7)
+
+
+# --- taking and giving ------------------------------------------------------------------------
+@triton.jit
+def take_out(world: Any, seg: Any, header: Any) -> Any:
+    """Take the extent out of a DEAD header: (first page or -1, size class). Pages that cannot be are left alone."""
+    n_pages = pages_of(header)
+    offset = load64(header + H_PAYLOAD, "relaxed") - table64(world + W_HEAP_BASE)
+    page = offset // table64(world + W_PAGE_BYTES)
+    size_class = class_of(world, n_pages)
+    if n_pages > 0:
+        store64(header + H_PAGES, word(0), "relaxed")
+        if (offset < 0) | (size_class < 0) | (page + n_pages > table64(world + W_N_PAGES)):
+            add64(seg + COUNT_CORRUPT, 1, "relaxed")
+            page = word(-1)
+    else:
+        page = word(-1)
+    return page, size_class
+
+
+@triton.jit
+def retire(world: Any, seg: Any, owner: Any, index: Any, epoch: Any) -> None:
+    """Free all that a header which the caller made DEAD holds, and tell the host."""
+    header = header_at(world, seg, index)
+    key_hash = load64(header + H_KEY_HASH, "relaxed")
+    key_check = load64(header + H_KEY_CHECK, "relaxed")
+    erase(world, owner, index, epoch, key_hash, key_check)
+    page, size_class = take_out(world, seg, header)
+    if page >= 0:
+        give(world, seg, page, size_class)
+    give_slot(world, seg, index)
+    announce(world, seg, REMOVED, index, epoch)
+
+
+@triton.jit
+def oldest(world: Any, seg: Any, start: Any, count: Any, size_class: Any) -> Any:
+    """Among some headers, the evictable one with a large enough extent that was used longest ago.
+
+    Returns (header or -1, epoch).
+    """
+    best = word(-1)
+    best_epoch = word(0)
+    best_access = word(0)
+    total = load64(seg + HDR_HEAD, "acquire")
+    total = select(total > table64(world + W_HDR_COUNT), table64(world + W_HDR_COUNT), total)
+    i = word(0)
+    while (i < count) & (i < total):
+        index = (start + i) % total
+        header = header_at(world, seg, index)
+        state = load64(header + H_STATE, "acquire")
+        access = load64(header + H_ACCESS, "relaxed")
+        fits = (phase_of(state) == READY) & ((state & PIN_BITS) == 0)
+        if fits & (size_class >= 0):
+            n_pages = pages_of(header)
+            fits = (n_pages > 0) & (class_of(world, n_pages) >= size_class)
+        better = fits & ((best < 0) | (access < best_access))
+        best = select(better, index, best)
+        best_epoch = select(better, epoch_of(state), best_epoch)
+        best_access = select(better, access, best_access)
+        i += 1
+    return best, best_epoch
+
+
+@triton.jit
+def evict_for(world: Any, seg: Any, owner: Any, size_class: Any) -> Any:
+    """Evict one object, and keep an extent of `size_class` of it (or none: -1).
+
+    Returns (page or -1, evicted): whether an object went.
+    """
+    page = word(-1)
+    gone = word(0)
+    used = load64(seg + HDR_HEAD, "acquire")
+    used = select(used > table64(world + W_HDR_COUNT), table64(world + W_HDR_COUNT), used)
+    looked = word(0)
+    while (gone == 0) & (looked < used):
+        hand = add64(seg + CLOCK_HAND, EVICT_SAMPLE, "relaxed") & 0x7FFFFFFF
+        victim, epoch = oldest(world, seg, hand, EVICT_SAMPLE, size_class)
+        if victim >= 0:
+            header = header_at(world, seg, victim)
+            if kill(header, READY, epoch) == state_word(READY, epoch):
+                gone = word(1)
+                if size_class >= 0:
+                    page, have = take_out(world, seg, header)
+                    if page >= 0:
+                        carve(world, seg, page, have, size_class)
+                retire(world, seg, owner, victim, epoch)
+                add64(seg + COUNT_EVICTED, 1, "relaxed")
+        looked += EVICT_SAMPLE
+    return page, gone
+
+
+@triton.jit
+def may_evict(seg: Any) -> Any:
+    """True if a producer that finds this segment full may evict."""
+    return load64(seg + MAY_EVICT, "relaxed") == 1
+
+
+@triton.jit
+def take_header(world: Any, seg: Any, owner: Any) -> Any:
+    """Take a header slot, evicting an object if all are in use: its index, or -1."""
+    index = take_slot(world, seg)
+    if (index < 0) & may_evict(seg):
+        page, gone = evict_for(world, seg, owner, word(-1))
+        if gone == 1:
+            index = take_slot(world, seg)
+    return index
+
+
+@triton.jit
+def take_pages(world: Any, seg: Any, owner: Any, size_class: Any) -> Any:
+    """Take an extent, evicting an object if there is none: its first page, or -1."""
+    page = take(world, seg, size_class)
+    if (page < 0) & may_evict(seg):
+        page, gone = evict_for(world, seg, owner, size_class)
+    return page
+
+
+# --- put --------------------------------------------------------------------------------------
+@triton.jit
+def undo(world: Any, seg: Any, owner: Any, index: Any, epoch: Any) -> Any:
+    """Give up a slot that is still RESERVED. False if the sweeper was faster: then it frees the slot."""
+    mine = kill(header_at(world, seg, index), RESERVED, epoch) == state_word(RESERVED, epoch)
+    if mine:
+        give_slot(world, seg, index)
+    return mine
+
+
+@triton.jit
+def allocate(
+    world: Any, seg: Any, owner: Any, index: Any, epoch: Any, size_class: Any, n_pages: Any, nbytes: Any, now: Any
+) -> Any:
+    """Take pages for a RESERVED header whose key is claimed, and publish WRITING. Returns (status, payload offset)."""
+    status = word(OK)
+    page = word(0)
+    if n_pages > 0:
+        page = take_pages(world, seg, owner, size_class)
+        status = select(page < 0, word(FULL), status)
+    payload = table64(world + W_HEAP_BASE) + page * table64(world + W_PAGE_BYTES)
+    if status == OK:
+        if not publish(world, seg, index, epoch, n_pages, payload, nbytes, now):
+            add64(seg + COUNT_LOST, 1, "relaxed")
+            status = word(LOST)
+    else:
+        add64(seg + COUNT_REFUSED, 1, "relaxed")
+    return status, payload
+
+
+@triton.jit
+def begin(world: Any, owner: Any, key_hash: Any, key_check: Any, nbytes: Any, flags: Any, now: Any) -> Any:
+    """Begin an object of `nbytes` in the segment of `owner`: a header that is WRITING and pages to fill.
+
+    Returns (status, header slot, epoch, payload offset, phase). After OK the caller stores the payload and calls
+    `finish`, or `abort`; after anything else there is nothing to do.
+    """
+    seg = segment(world, owner)
+    phase = enter(world, seg)
+    n_pages = (nbytes + table64(world + W_PAGE_BYTES) - 1) // table64(world + W_PAGE_BYTES)
+    size_class = class_of(world, n_pages)
+    status = select((size_class < 0) | (nbytes < 0), word(TOO_LARGE), word(OK))
+    index = word(-1)
+    epoch = word(0)
+    payload = word(0)
+    if status == OK:
+        index = take_header(world, seg, owner)
+        if index < 0:
+            status = word(NO_HEADER)
+            add64(seg + COUNT_REFUSED, 1, "relaxed")
+        else:
+            epoch = reserve(world, seg, index, key_hash, key_check, flags)
+            status = claim(world, owner, index, epoch, key_hash, key_check)
+            if status == OK:
+                status, payload = allocate(
+                    world, seg, owner, index, epoch, size_class, n_pages, nbytes, now
+                )
+                if status == FULL:
+                    # the entry goes first: whoever takes the slot next must not be found by this key
+                    erase(world, owner, index, epoch, key_hash, key_check)
+            if (status != OK) & (status != LOST):
+                undo(world, seg, owner, index, epoch)
+    if status != OK:
+        leave(world, seg, phase)
+    return status, index, epoch, payload, phase
+
+
+@triton.jit
+def commit(world: Any, owner: Any, index: Any, epoch: Any) -> Any:
+    """WRITING -> READY and announce: OK, or LOST if the slot was given up. A slot that is READY already is OK."""
+    seg = segment(world, owner)
+    header = header_at(world, seg, index)
+    seen = commit_state(header, epoch)
+    status = word(LOST)
+    if (seen == state_word(WRITING, epoch)) | ((seen & ~PIN_BITS) == state_word(READY, epoch)):
+        status = word(OK)
+        announce(world, seg, STORED, index, epoch)
+    else:
+        acknowledge(header, epoch)
+        add64(seg + COUNT_LOST, 1, "relaxed")
+    return status
+
+
+@triton.jit
+def finish(world: Any, owner: Any, index: Any, epoch: Any, phase: Any) -> Any:
+    """Commit an object that `begin` began, and count the operation out: OK or LOST."""
+    status = commit(world, owner, index, epoch)
+    leave(world, segment(world, owner), phase)
+    return status
+
+
+@triton.jit
+def abort(world: Any, owner: Any, index: Any, epoch: Any) -> Any:
+    """Give up an object that is WRITING and free it: OK, or LOST if the sweeper gave it up before.
+
+    Only when nothing will be written to its pages any more.
+    """
+    seg = segment(world, owner)
+    header = header_at(world, seg, index)
+    status = word(OK)
+    if kill(header, WRITING, epoch) == state_word(WRITING, epoch):
+        retire(world, seg, owner, index, epoch)
+    else:
+        acknowledge(header, epoch)
+        status = word(LOST)
+    return status
+
+
+@triton.jit
+def put(
+    world: Any, owner: Any, key_hash: Any, key_check: Any, src: Any, nbytes: Any, now: Any,
+    kind: Any, d0: Any, d1: Any, d2: Any, d3: Any, d4: Any, d5: Any, d6: Any,
+) -> Any:
+    """The whole put by one producer: begin, describe, copy, finish. Returns (status, 1 if the poller sleeps)."""
+    status, index, epoch, payload, phase = begin(world, owner, key_hash, key_check, nbytes, 0, now)
+    seg = segment(world, owner)
+    if status == OK:
+        describe(world, seg, index, kind, d0, d1, d2, d3, d4, d5, d6)
+        copy_bytes(seg + payload, src, nbytes)
+        status = finish(world, owner, index, epoch, phase)
+    return status, asleep(seg)
+
+
+# --- get --------------------------------------------------------------------------------------
+@triton.jit
+def lookup(world: Any, key_hash: Any, key_check: Any) -> Any:
+    """Find a READY object. Returns (status, owner, header slot, epoch, payload offset, bytes).
+
+    OK, MISS, NOT_READY or CORRUPT. What is returned beside OK is true only if `validate` says so afterwards.
+    """
+    status, entry = find(world, key_hash, key_check)
+    owner = word(0)
+    index = word(0)
+    epoch = word(0)
+    payload = word(0)
+    nbytes = word(0)
+    if status == OK:
+        owner = entry_owner(entry)
+        index = entry_header(entry)
+        seg = segment(world, owner)
+        header = header_at(world, seg, index)
+        state = load64(header + H_STATE, "acquire")
+        epoch = epoch_of(state)
+        payload = load64(header + H_PAYLOAD, "relaxed")
+        nbytes = load64(header + H_BYTES, "relaxed")
+        same = is_key(header, key_hash, key_check) & (phase_of(state) == READY)
+        limit = table64(world + W_HEAP_LIMIT)
+        inside = (payload >= table64(world + W_HEAP_BASE)) & (payload <= limit)
+        inside = inside & (nbytes >= 0) & (nbytes <= limit - payload)
+        if not same:
+            status = word(MISS)
+        else:
+            # a header that is still READY in this epoch and names no possible bytes is broken, not in motion
+            if not inside:
+                status = select(still_ready(header, epoch), word(CORRUPT), word(MISS))
+                add64(seg + COUNT_CORRUPT, 1, "relaxed")
+    return status, owner, index, epoch, payload, nbytes
+
+
+@triton.jit
+def validate(world: Any, owner: Any, index: Any, epoch: Any) -> Any:
+    """After a copy: OK if the object was there all the while, TORN if not."""
+    header = header_at(world, segment(world, owner), index)
+    return select(still_ready(header, epoch), word(OK), word(TORN))
+
+
+@triton.jit
+def touch(world: Any, owner: Any, index: Any, now: Any) -> None:
+    """Note that an object was read: best effort, for eviction."""
+    store64(header_at(world, segment(world, owner), index) + H_ACCESS, now, "relaxed")
+
+
+@triton.jit
+def read(world: Any, owner: Any, index: Any, epoch: Any, payload: Any, nbytes: Any, dst: Any, now: Any) -> Any:
+    """Copy what `lookup` found to `dst`, and validate: OK or TORN."""
+    copy_bytes(dst, segment(world, owner) + payload, nbytes)
+    status = validate(world, owner, index, epoch)
+    if status == OK:
+        touch(world, owner, index, now)
+    return status
+
+
+@triton.jit
+def get(world: Any, key_hash: Any, key_check: Any, dst: Any, room: Any, now: Any) -> Any:
+    """Look up and read an object of exactly `room` bytes into `dst`: OK, MISS, NOT_READY, TORN, SIZE or CORRUPT."""
+    status, owner, index, epoch, payload, nbytes = lookup(world, key_hash, key_check)
+    if status == OK:
+        if nbytes == room:
+            status = read(world, owner, index, epoch, payload, nbytes, dst, now)
+        else:
+            status = select(validate(world, owner, index, epoch) == OK, word(SIZE), word(TORN))
+    return status
+
+
+# --- remove -----------------------------------------------------------------------------------
+@triton.jit
+def remove_slot(world: Any, owner: Any, index: Any, epoch: Any) -> Any:
+    """Make one READY object DEAD and free it: OK, PINNED, or MISS if it went away (or was never READY) meanwhile."""
+    seg = segment(world, owner)
+    phase = enter(world, seg)
+    header = header_at(world, seg, index)
+    seen = kill(header, READY, epoch)
+    status = word(MISS)
+    if seen == state_word(READY, epoch):
+        retire(world, seg, owner, index, epoch)
+        status = word(OK)
+    else:
+        if (seen & ~PIN_BITS) == state_word(READY, epoch):
+            status = word(PINNED)
+    leave(world, seg, phase)
+    return status
+
+
+@triton.jit
+def remove(world: Any, key_hash: Any, key_check: Any) -> Any:
+    """Remove a READY object. Returns (status, owner): OK, MISS, NOT_READY, PINNED or CORRUPT."""
+    status, entry = find(world, key_hash, key_check)
+    owner = word(0)
+    if status == OK:
+        owner = entry_owner(entry)
+        index = entry_header(entry)
+        state = load64(header_at(world, segment(world, owner), index) + H_STATE, "acquire")
+        mine = is_key(header_at(world, segment(world, owner), index), key_hash, key_check)
+        status = word(MISS)
+        if mine & (phase_of(state) == READY):
+            status = remove_slot(world, owner, index, epoch_of(state))
+    return status, owner

@@ -1,0 +1,107 @@
+"""Pins: a reader that uses the bytes in place holds the object there.
+
+A pin is one more in the pins field of the STATE word, and one line in the segment's pin ledger that says whose it is,
+so that the pins of the dead can be found (I6). A pinned object is never removed, evicted or reclaimed (I8).
+
+Order: write INTENT, add the pin by CAS while the object is READY, write HELD; unpinning goes back the same way. So a
+ledger line that is HELD always stands for one pin. A process that dies between two of these steps leaves an INTENT; its
+pin, if it was counted, is not taken away by a guess: the object stays, which is safe.
+
+Why the orderings suffice: the CAS acquires the payload; unpinning releases, so that the reads come before it.
+"""
+
+from typing import Any
+
+import triton
+import triton.language as tl
+
+from nanokv.device.freelist import SPIN_LIMIT
+from nanokv.device.header import epoch_of, phase_of
+from nanokv.device.layout import (
+    H_STATE,
+    ONE_PIN,
+    PIN_BITS,
+    PIN_HEADER_SHIFT,
+    PIN_HELD,
+    PIN_INTENT,
+    PIN_PRODUCER_SHIFT,
+    READY,
+    WORD_BYTES,
+)
+from nanokv.device.memory import cas64, load64, select, store64, table64, word
+from nanokv.device.status import MISS, NO_PIN, OK
+from nanokv.device.world import W_PIN_BASE, W_PIN_SLOTS, W_PRODUCER, header_at
+
+SPREAD = tl.constexpr(0x9E3779B1)  # Knuth's multiplicative hash: neighbours begin their search far apart
+
+
+@triton.jit
+def ledger_at(world: Any, seg: Any, slot: Any) -> Any:
+    """The address of a line of the pin ledger."""
+    return seg + table64(world + W_PIN_BASE) + slot * WORD_BYTES
+
+
+@triton.jit
+def ledger_word(world: Any, phase: Any, index: Any) -> Any:
+    """(phase, header, this producer)."""
+    return word(phase) | (index << PIN_HEADER_SHIFT) | (table64(world + W_PRODUCER) << PIN_PRODUCER_SHIFT)
+
+
+@triton.jit
+def note(world: Any, seg: Any, index: Any) -> Any:
+    """Write an INTENT into a free line of the ledger: the line, or -1 when it is full."""
+    count = table64(world + W_PIN_SLOTS)
+    start = (index + table64(world + W_PRODUCER)) * SPREAD
+    line = word(-1)
+    i = word(0)
+    while (line < 0) & (i < count):
+        slot = (start + i) & (count - 1)
+        if load64(ledger_at(world, seg, slot), "relaxed") == 0:
+            if cas64(ledger_at(world, seg, slot), 0, ledger_word(world, PIN_INTENT, index), "acq_rel") == 0:
+                line = slot
+        i += 1
+    return line
+
+
+@triton.jit
+def add_pin(header: Any, epoch: Any, change: Any) -> Any:
+    """Change the pins of a READY object by one; False if it is not READY in this epoch (or has no pin to take away)."""
+    old = load64(header + H_STATE, "acquire")
+    tries = word(0)
+    done = old != old
+    fits = old == old
+    while fits & (not done):
+        fits = (phase_of(old) == READY) & (epoch_of(old) == epoch) & (tries < SPIN_LIMIT)
+        fits = fits & ((change > 0) | ((old & PIN_BITS) != 0)) & ((change < 0) | ((old & PIN_BITS) != PIN_BITS))
+        if fits:
+            got = cas64(header + H_STATE, old, old + change, "acq_rel")
+            done = got == old
+            old = got
+        tries += 1
+    return done
+
+
+@triton.jit
+def pin(world: Any, seg: Any, index: Any, epoch: Any) -> Any:
+    """Hold a READY object in place. Returns (status, line): OK, MISS (it went away) or NO_PIN."""
+    line = note(world, seg, index)
+    status = select(line < 0, word(NO_PIN), word(OK))
+    if line >= 0:
+        if add_pin(header_at(world, seg, index), epoch, ONE_PIN):
+            store64(ledger_at(world, seg, line), ledger_word(world, PIN_HELD, index), "release")
+        else:
+            store64(ledger_at(world, seg, line), word(0), "release")
+            status = word(MISS)
+    return status, line
+
+
+@triton.jit
+def unpin(world: Any, seg: Any, index: Any, epoch: Any, line: Any) -> Any:
+    """Give a pin back: OK, or MISS if this line of the ledger does not hold it."""
+    status = word(MISS)
+    held = ledger_word(world, PIN_HELD, index)
+    if cas64(ledger_at(world, seg, line), held, ledger_word(world, PIN_INTENT, index), "acq_rel") == held:
+        add_pin(header_at(world, seg, index), epoch, word(0) - ONE_PIN)
+        store64(ledger_at(world, seg, line), word(0), "release")
+        status = word(OK)
+    return status

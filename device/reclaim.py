@@ -1,0 +1,155 @@
+"""What the owner's host does about its own segment: look at headers, give up what is stuck, free what the dead held.
+
+Each is a step that the host asks for; when to ask is the sweeper's business (host_poller). Two things wait for a grace
+period (`activity`) and for nothing else, because time alone proves nothing:
+- quarantine: the pages of an object that was given up while its producer may still write to them. `give_up` makes the
+  header DEAD; its pages stay named in it until `release`;
+- the audit: a page or slot that is in no place in three looks, each a grace period apart, and was not pushed in between,
+  belongs to nobody alive. Three, because without a push a node passes at most two times from place to place: out of a
+  list, and out of a header.
+
+Why the orderings suffice: `give_up` and `release` run before and after a grace period, which orders them against every
+operation that could still touch the header.
+"""
+
+from typing import Any
+
+import triton
+
+from nanokv.device.extent import free_list, give
+from nanokv.device.freelist import detach
+from nanokv.device.header import epoch_of, give_slot, kill, phase_of, state_word, still_ready
+from nanokv.device.layout import (
+    DEAD,
+    H_STATE,
+    HDR_FREE,
+    HEADER_BYTES,
+    LOW32,
+    PIN_BITS,
+    READY,
+    RESERVED,
+    RING_EPOCH_MASK,
+    RING_EPOCH_SHIFT,
+    RING_HEADER_MASK,
+    RING_HEADER_SHIFT,
+    RING_KIND_MASK,
+    STORED,
+    WORD_BYTES,
+    WRITING,
+)
+from nanokv.device.memory import load64, select, store64, table64, word
+from nanokv.device.object import retire
+from nanokv.device.world import W_HDR_COUNT, header_at, header_links, page_links, segment
+
+
+@triton.jit
+def snapshot(world: Any, seg: Any, said: Any, out: Any) -> Any:
+    """Copy the header that a STORED hint is about to `out`, whole: 1, or 0 if it is not READY in that epoch any more."""
+    index = (said >> RING_HEADER_SHIFT) & RING_HEADER_MASK
+    epoch = (said >> RING_EPOCH_SHIFT) & RING_EPOCH_MASK
+    good = word(0)
+    if ((said & RING_KIND_MASK) == STORED) & (index < table64(world + W_HDR_COUNT)):
+        header = header_at(world, seg, index)
+        state = load64(header + H_STATE, "acquire")
+        if (state & ~PIN_BITS) == state_word(READY, epoch):
+            at = word(0)
+            while at < HEADER_BYTES:
+                store64(out + at, load64(header + at, "relaxed"), "relaxed")
+                at += WORD_BYTES
+            good = select(still_ready(header, epoch), word(1), word(0))
+    return good
+
+
+@triton.jit
+def snapshots(world: Any, owner: Any, hints: Any, count: Any, records: Any, good: Any) -> None:
+    """`snapshot` for `count` hints: records of 64 bytes, and a word each that says whether it is whole."""
+    seg = segment(world, owner)
+    i = word(0)
+    while i < count:
+        said = load64(hints + i * WORD_BYTES, "relaxed")
+        ok = snapshot(world, seg, said, records + i * HEADER_BYTES)
+        store64(good + i * WORD_BYTES, ok, "relaxed")
+        i += 1
+
+
+@triton.jit
+def give_up(world: Any, owner: Any, index: Any, epoch: Any) -> Any:
+    """Make an unfinished object DEAD: 1, or 0 if it moved on. Its pages stay with the header: quarantine."""
+    header = header_at(world, segment(world, owner), index)
+    done = kill(header, WRITING, epoch) == state_word(WRITING, epoch)
+    if not done:
+        done = kill(header, RESERVED, epoch) == state_word(RESERVED, epoch)
+    return select(done, word(1), word(0))
+
+
+@triton.jit
+def release(world: Any, owner: Any, index: Any, epoch: Any) -> Any:
+    """Free a DEAD header in nobody's hands, and what it holds, after a grace period: 1, or 0 if it moved on."""
+    seg = segment(world, owner)
+    state = load64(header_at(world, seg, index) + H_STATE, "acquire")
+    same = state == state_word(DEAD, epoch)
+    if same:
+        retire(world, seg, owner, index, epoch)
+    return select(same, word(1), word(0))
+
+
+@triton.jit
+def adopt_slot(world: Any, owner: Any, index: Any) -> None:
+    """Give a leaked header slot back: one that the audit found in no place."""
+    seg = segment(world, owner)
+    header = header_at(world, seg, index)
+    epoch = epoch_of(load64(header + H_STATE, "relaxed"))
+    store64(header + H_STATE, state_word(DEAD, epoch), "release")
+    give_slot(world, seg, index)
+
+
+@triton.jit
+def push_extents(world: Any, owner: Any, pages: Any, classes: Any, count: Any) -> None:
+    """Give `count` extents back: words at `pages` (first pages) and `classes`, in private memory."""
+    seg = segment(world, owner)
+    i = word(0)
+    while i < count:
+        size_class = load64(classes + i * WORD_BYTES, "relaxed")
+        give(world, seg, load64(pages + i * WORD_BYTES, "relaxed"), size_class)
+        i += 1
+
+
+@triton.jit
+def detach_class(world: Any, owner: Any, size_class: Any) -> Any:
+    """Take the whole free list of a size class: its first page, or -1. The chain is the caller's."""
+    return detach(free_list(segment(world, owner), size_class))
+
+
+@triton.jit
+def walk(links: Any, head: Any, count: Any, value: Any, marks: Any) -> Any:
+    """Write `value` into the word at `marks` of each node of a list; returns how many. Bounded, whatever it reads.
+
+    Others push and pop meanwhile: a node may be seen that has just left, and missed that has just come.
+    """
+    node = load64(head, "acquire") & LOW32
+    seen = word(0)
+    while (node != 0) & (node <= count) & (seen < count):
+        store64(marks + (node - 1) * WORD_BYTES, value, "relaxed")
+        node = load64(links + (node - 1) * WORD_BYTES, "relaxed") & LOW32
+        seen += 1
+    return seen
+
+
+@triton.jit
+def walk_pages(world: Any, owner: Any, size_class: Any, count: Any, marks: Any) -> Any:
+    """Mark the first page of each free extent of a size class with the class plus 1."""
+    seg = segment(world, owner)
+    return walk(page_links(world, seg), free_list(seg, size_class), count, size_class + 1, marks)
+
+
+@triton.jit
+def walk_slots(world: Any, owner: Any, count: Any, marks: Any) -> Any:
+    """Mark each free header slot with 1."""
+    seg = segment(world, owner)
+    return walk(header_links(world, seg), seg + HDR_FREE, count, word(1), marks)
+
+
+@triton.jit
+def is_dead(world: Any, owner: Any, index: Any) -> Any:
+    """True if a header slot is DEAD."""
+    return phase_of(load64(header_at(world, segment(world, owner), index) + H_STATE, "acquire")) == DEAD

@@ -1,0 +1,42 @@
+"""What a protocol operation answers. Inside the protocol these are numbers; exceptions exist only at the API's edge."""
+
+from enum import IntEnum
+
+import triton.language as tl
+
+
+class Status(IntEnum):
+    """The answer of one operation on one object."""
+
+    OK = 0
+    MISS = 1  #: no READY object has this key
+    DUPLICATE = 2  #: the key is there already, or another producer is writing it
+    FULL = 3  #: no extent of the size was free and none could be split, bumped or evicted
+    NO_HEADER = 4  #: every header slot is in use
+    NO_ENTRY = 5  #: all sixteen directory entries that the key may use are taken
+    LOST = 6  #: the slot was reclaimed while its producer was writing; the host frees the pages
+    TORN = 7  #: the object went away while it was copied; the bytes in the destination mean nothing
+    PINNED = 8  #: somebody reads the object in place
+    NOT_READY = 9  #: the object exists, its bytes do not yet
+    CORRUPT = 10  #: a word in the segment points where nothing can be
+    SIZE = 11  #: the destination has another number of bytes than the object
+    TOO_LARGE = 12  #: larger than the largest size class
+    NO_PIN = 13  #: the segment's pin ledger is full
+    BUSY = 14  #: a bounded loop gave up; nothing was changed
+
+
+OK = tl.constexpr(Status.OK.value)
+MISS = tl.constexpr(Status.MISS.value)
+DUPLICATE = tl.constexpr(Status.DUPLICATE.value)
+FULL = tl.constexpr(Status.FULL.value)
+NO_HEADER = tl.constexpr(Status.NO_HEADER.value)
+NO_ENTRY = tl.constexpr(Status.NO_ENTRY.value)
+LOST = tl.constexpr(Status.LOST.value)
+TORN = tl.constexpr(Status.TORN.value)
+PINNED = tl.constexpr(Status.PINNED.value)
+NOT_READY = tl.constexpr(Status.NOT_READY.value)
+CORRUPT = tl.constexpr(Status.CORRUPT.value)
+SIZE = tl.constexpr(Status.SIZE.value)
+TOO_LARGE = tl.constexpr(Status.TOO_LARGE.value)
+NO_PIN = tl.constexpr(Status.NO_PIN.value)
+BUSY = tl.constexpr(Status.BUSY.value)

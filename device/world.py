@@ -1,0 +1,119 @@
+"""How a rank finds segments and their geometry: one private table of words, never shared memory.
+
+A corrupt or foreign segment must not be able to send a rank astray, so the protocol never reads a bound, an offset or a
+base from a segment. It reads them here. The table ends with `heap_bases`: the base address of every rank's segment as
+this process sees it, which is the table that iris' device functions take.
+"""
+
+from typing import Any
+
+import triton
+
+from nanokv.device.layout import (
+    ACTIVITY_BASE,
+    ACTIVITY_BYTES,
+    BUCKET_BYTES,
+    DESC_BYTES,
+    HEADER_BYTES,
+    IN_FLIGHT,
+    SIZE_CLASSES,
+    WORD_BYTES,
+    Field,
+    Record,
+)
+from nanokv.device.memory import table64
+
+WORLD = Record(
+    "World",
+    8,
+    [
+        Field("rank", "<i8", "this rank"),
+        Field("producer", "<i8", "this rank and its incarnation: PRODUCER bits"),
+        Field("world_size", "<i8", "ranks"),
+        Field("page_bytes", "<i8", "bytes of a page"),
+        Field("n_pages", "<i8", "pages of a segment"),
+        Field("hdr_count", "<i8", "header slots of a segment"),
+        Field("dir_buckets", "<i8", "directory buckets, a power of two"),
+        Field("ann_capacity", "<i8", "ring slots, a power of two"),
+        Field("pin_slots", "<i8", "slots of the pin ledger, a power of two"),
+        Field("links_base", "<i8", "offset of the links"),
+        Field("hdr_base", "<i8", "offset of the header arena"),
+        Field("desc_base", "<i8", "offset of the descriptors"),
+        Field("dir_base", "<i8", "offset of the directory"),
+        Field("turn_base", "<i8", "offset of the directory's turnstiles"),
+        Field("ann_base", "<i8", "offset of the announce ring"),
+        Field("pin_base", "<i8", "offset of the pin ledger"),
+        Field("heap_base", "<i8", "offset of the payload arena"),
+        Field("heap_limit", "<i8", "offset of its end"),
+        Field("class_pages", "<i8", "pages of an extent of each size class; 0: no such class", count=SIZE_CLASSES),
+    ],
+)
+
+W_RANK = WORLD.at("rank")
+W_PRODUCER = WORLD.at("producer")
+W_WORLD_SIZE = WORLD.at("world_size")
+W_PAGE_BYTES = WORLD.at("page_bytes")
+W_N_PAGES = WORLD.at("n_pages")
+W_HDR_COUNT = WORLD.at("hdr_count")
+W_DIR_BUCKETS = WORLD.at("dir_buckets")
+W_ANN_CAPACITY = WORLD.at("ann_capacity")
+W_PIN_SLOTS = WORLD.at("pin_slots")
+W_LINKS_BASE = WORLD.at("links_base")
+W_HDR_BASE = WORLD.at("hdr_base")
+W_DESC_BASE = WORLD.at("desc_base")
+W_DIR_BASE = WORLD.at("dir_base")
+W_TURN_BASE = WORLD.at("turn_base")
+W_ANN_BASE = WORLD.at("ann_base")
+W_PIN_BASE = WORLD.at("pin_base")
+W_HEAP_BASE = WORLD.at("heap_base")
+W_HEAP_LIMIT = WORLD.at("heap_limit")
+W_CLASS_PAGES = WORLD.at("class_pages")
+W_BASES = WORLD.size_constant()
+
+
+@triton.jit
+def segment(world: Any, rank: Any) -> Any:
+    """The address of a rank's segment. `rank` must be below `world_size`."""
+    return table64(world + W_BASES + rank * WORD_BYTES)
+
+
+@triton.jit
+def header_at(world: Any, seg: Any, index: Any) -> Any:
+    """The address of a header slot."""
+    return seg + table64(world + W_HDR_BASE) + index * HEADER_BYTES
+
+
+@triton.jit
+def descriptor_at(world: Any, seg: Any, index: Any) -> Any:
+    """The address of the descriptor of a header slot."""
+    return seg + table64(world + W_DESC_BASE) + index * DESC_BYTES
+
+
+@triton.jit
+def page_links(world: Any, seg: Any) -> Any:
+    """The address of the links of pages; those of header slots follow them."""
+    return seg + table64(world + W_LINKS_BASE)
+
+
+@triton.jit
+def header_links(world: Any, seg: Any) -> Any:
+    """The address of the links of header slots."""
+    return page_links(world, seg) + table64(world + W_N_PAGES) * WORD_BYTES
+
+
+@triton.jit
+def bucket_at(world: Any, seg: Any, bucket: Any) -> Any:
+    """The address of a directory bucket."""
+    return seg + table64(world + W_DIR_BASE) + bucket * BUCKET_BYTES
+
+
+@triton.jit
+def activity_at(seg: Any, rank: Any, phase: Any) -> Any:
+    """The address of the word that counts a rank's operations in a segment, for one grace phase."""
+    return seg + ACTIVITY_BASE + rank * ACTIVITY_BYTES + IN_FLIGHT + phase * WORD_BYTES
+
+
+@triton.jit
+def class_pages(world: Any, size_class: Any) -> Any:
+    """Pages of an extent of a size class; 0 if there is no such class."""
+    return table64(world + W_CLASS_PAGES + size_class * WORD_BYTES)
