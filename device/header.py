@@ -121,6 +121,20 @@ def describe(world: Any, seg: Any, index: Any, kind: Any, d0: Any, d1: Any, d2: 
 
 
 @triton.jit
+def descriptor(world: Any, seg: Any, index: Any) -> Any:
+    """Read the descriptor: (kind, seven dimensions). Meaningless unless the STATE word is validated afterwards."""
+    desc = descriptor_at(world, seg, index)
+    d0 = load64(desc + D_DIMS, "relaxed")
+    d1 = load64(desc + D_DIMS + 1 * WORD_BYTES, "relaxed")
+    d2 = load64(desc + D_DIMS + 2 * WORD_BYTES, "relaxed")
+    d3 = load64(desc + D_DIMS + 3 * WORD_BYTES, "relaxed")
+    d4 = load64(desc + D_DIMS + 4 * WORD_BYTES, "relaxed")
+    d5 = load64(desc + D_DIMS + 5 * WORD_BYTES, "relaxed")
+    d6 = load64(desc + D_DIMS + 6 * WORD_BYTES, "relaxed")
+    return load64(desc + D_FORMAT, "relaxed"), d0, d1, d2, d3, d4, d5, d6
+
+
+@triton.jit
 def publish(world: Any, seg: Any, index: Any, epoch: Any, n_pages: Any, payload: Any, nbytes: Any, now: Any) -> Any:
     """Name the extent and the size in the header, then RESERVED -> WRITING. False if the slot was given up."""
     header = header_at(world, seg, index)

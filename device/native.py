@@ -34,6 +34,7 @@ ENTRIES: dict[str, tuple[Any, int]] = {
     "leave": (activity.leave, 3),
     "put": (object.put, 15),
     "lookup": (object.lookup, 3),
+    "lookup_described": (object.lookup_described, 3),
     "read": (object.read, 8),
     "get": (object.get, 6),
     "validate": (object.validate, 4),
@@ -44,7 +45,6 @@ ENTRIES: dict[str, tuple[Any, int]] = {
     "pin": (pins.pin, 4),
     "unpin": (pins.unpin, 5),
     "asleep": (ring.asleep, 1),
-    "announce": (ring.announce, 5),
     "drain": (ring.drain, 5),
     "snapshots": (reclaim.snapshots, 6),
     "give_up": (reclaim.give_up, 4),
@@ -55,6 +55,12 @@ ENTRIES: dict[str, tuple[Any, int]] = {
     "walk_pages": (reclaim.walk_pages, 5),
     "walk_slots": (reclaim.walk_slots, 4),
     "in_flight": (activity.in_flight, 3),
+    "install": (reclaim.install, 9),
+    "state_of": (reclaim.state_of, 3),
+    "kill_slot": (reclaim.kill_slot, 5),
+    "announce_slot": (reclaim.announce_slot, 5),
+    "drop_pin": (reclaim.drop_pin, 5),
+    "clear_intent": (reclaim.clear_intent, 4),
 }
 
 
@@ -98,6 +104,7 @@ class Compiled(NamedTuple):
     leave: Callable[..., Any]
     put: Callable[..., Any]
     lookup: Callable[..., Any]
+    lookup_described: Callable[..., Any]
     read: Callable[..., Any]
     get: Callable[..., Any]
     validate: Callable[..., Any]
@@ -108,7 +115,6 @@ class Compiled(NamedTuple):
     pin: Callable[..., Any]
     unpin: Callable[..., Any]
     asleep: Callable[..., Any]
-    announce: Callable[..., Any]
     drain: Callable[..., Any]
     snapshots: Callable[..., Any]
     give_up: Callable[..., Any]
@@ -119,6 +125,12 @@ class Compiled(NamedTuple):
     walk_pages: Callable[..., Any]
     walk_slots: Callable[..., Any]
     in_flight: Callable[..., Any]
+    install: Callable[..., Any]
+    state_of: Callable[..., Any]
+    kill_slot: Callable[..., Any]
+    announce_slot: Callable[..., Any]
+    drop_pin: Callable[..., Any]
+    clear_intent: Callable[..., Any]
 
 
 def native_function(function: Any, arguments: int, done: dict[Any, Any] | None = None) -> Any:

@@ -28,6 +28,7 @@ from nanokv.device.header import (
     acknowledge,
     commit_state,
     describe,
+    descriptor,
     epoch_of,
     give_slot,
     is_key,
@@ -362,6 +363,14 @@ def lookup(world: Any, key_hash: Any, key_check: Any) -> Any:
                 status = select(still_ready(header, epoch), word(CORRUPT), word(MISS))
                 add64(seg + COUNT_CORRUPT, 1, "relaxed")
     return status, owner, index, epoch, payload, nbytes
+
+
+@triton.jit
+def lookup_described(world: Any, key_hash: Any, key_check: Any) -> Any:
+    """`lookup`, and the descriptor: (status, owner, header slot, epoch, payload, bytes, kind, seven dimensions)."""
+    status, owner, index, epoch, payload, nbytes = lookup(world, key_hash, key_check)
+    kind, d0, d1, d2, d3, d4, d5, d6 = descriptor(world, segment(world, owner), index)
+    return status, owner, index, epoch, payload, nbytes, kind, d0, d1, d2, d3, d4, d5, d6
 
 
 @triton.jit

@@ -18,14 +18,19 @@ import triton
 
 from nanokv.device.extent import free_list, give
 from nanokv.device.freelist import detach
-from nanokv.device.header import epoch_of, give_slot, kill, phase_of, state_word, still_ready
+from nanokv.device.header import epoch_of, give_slot, kill, publish, reserve, state_word, still_ready
 from nanokv.device.layout import (
     DEAD,
     H_STATE,
     HDR_FREE,
     HEADER_BYTES,
     LOW32,
+    ONE_PIN,
     PIN_BITS,
+    PIN_HEADER_MASK,
+    PIN_HEADER_SHIFT,
+    PIN_INTENT,
+    PIN_PHASE_MASK,
     READY,
     RESERVED,
     RING_EPOCH_MASK,
@@ -37,9 +42,11 @@ from nanokv.device.layout import (
     WORD_BYTES,
     WRITING,
 )
-from nanokv.device.memory import load64, select, store64, table64, word
+from nanokv.device.memory import add64, cas64, load64, select, store64, table64, word
 from nanokv.device.object import retire
-from nanokv.device.world import W_HDR_COUNT, header_at, header_links, page_links, segment
+from nanokv.device.pins import add_pin, ledger_at
+from nanokv.device.ring import announce
+from nanokv.device.world import W_HDR_COUNT, W_PAGE_BYTES, header_at, header_links, page_links, segment
 
 
 @triton.jit
@@ -150,6 +157,48 @@ def walk_slots(world: Any, owner: Any, count: Any, marks: Any) -> Any:
 
 
 @triton.jit
-def is_dead(world: Any, owner: Any, index: Any) -> Any:
-    """True if a header slot is DEAD."""
-    return phase_of(load64(header_at(world, segment(world, owner), index) + H_STATE, "acquire")) == DEAD
+def install(
+    world: Any, owner: Any, index: Any, key_hash: Any, key_check: Any, payload: Any, nbytes: Any, flags: Any, now: Any
+) -> Any:
+    """v1: write the header of a slot and an extent that the master chose, and publish WRITING. Returns the epoch."""
+    seg = segment(world, owner)
+    epoch = reserve(world, seg, index, key_hash, key_check, flags)
+    size = table64(world + W_PAGE_BYTES)
+    publish(world, seg, index, epoch, (nbytes + size - 1) // size, payload, nbytes, now)
+    return epoch
+
+
+@triton.jit
+def state_of(world: Any, owner: Any, index: Any) -> Any:
+    """The STATE word of a header slot, read with a read-modify-write: what it is now."""
+    return add64(header_at(world, segment(world, owner), index) + H_STATE, 0, "acq_rel")
+
+
+@triton.jit
+def kill_slot(world: Any, owner: Any, index: Any, state: Any, epoch: Any) -> Any:
+    """v1: (state, 0, epoch) -> (DEAD, 0, epoch). Returns the STATE word that was there."""
+    return kill(header_at(world, segment(world, owner), index), state, epoch)
+
+
+@triton.jit
+def announce_slot(world: Any, owner: Any, kind: Any, index: Any, epoch: Any) -> None:
+    """Leave a hint about a header slot (v1's commit and removal; v2 does it inside `commit` and `retire`)."""
+    announce(world, segment(world, owner), kind, index, epoch)
+
+
+@triton.jit
+def drop_pin(world: Any, owner: Any, line: Any, said: Any, epoch: Any) -> Any:
+    """Take away the pin of a dead reader, which a ledger line says it HELD: 1, or 0 if the line changed."""
+    seg = segment(world, owner)
+    mine = cas64(ledger_at(world, seg, line), said, (said & ~PIN_PHASE_MASK) | PIN_INTENT, "acq_rel") == said
+    if mine:
+        index = (said >> PIN_HEADER_SHIFT) & PIN_HEADER_MASK
+        add_pin(header_at(world, seg, index), epoch, word(0) - ONE_PIN)
+        store64(ledger_at(world, seg, line), word(0), "release")
+    return select(mine, word(1), word(0))
+
+
+@triton.jit
+def clear_intent(world: Any, owner: Any, line: Any, said: Any) -> None:
+    """Free a ledger line whose writer died before it said whether it pinned."""
+    cas64(ledger_at(world, segment(world, owner), line), said, 0, "acq_rel")

@@ -1,0 +1,224 @@
+"""How large each region of a segment is and where it begins, and the first bytes of a new segment.
+
+Every segment of a world has the same geometry. The sizes are chosen once, from a handful of wishes, and stored in each
+HeapCtl, so that a process with other wishes is refused instead of reading garbage.
+"""
+
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from nanokv.device.layout import (
+    ACTIVITY,
+    BUCKET_BYTES,
+    ENTRIES_PER_BUCKET,
+    HEAP_CTL,
+    LINE,
+    MAGIC,
+    MAX_HEADERS,
+    MAX_RANKS,
+    OBJ_DESC,
+    OBJ_HEADER,
+    PRODUCER_INC_MASK,
+    PRODUCER_INC_SHIFT,
+    SIZE_CLASSES,
+    VERSION,
+    WORD,
+    layout_hash,
+)
+from nanokv.device.world import WORLD
+
+PAYLOAD_ALIGN = 4096
+MIN_PAGE_BYTES = 64
+MODES = ("device", "host")
+
+
+def _power_of_two(at_least: int) -> int:
+    return 1 << max(at_least - 1, 0).bit_length()
+
+
+def _align(offset: int, to: int = LINE) -> int:
+    return -(-offset // to) * to
+
+
+def default_classes(n_pages: int) -> tuple[int, ...]:
+    """Extents of 1, 2, 4, ... 128 pages, as far as the arena goes."""
+    return tuple(1 << k for k in range(SIZE_CLASSES) if 1 << k <= n_pages)
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """The geometry of every segment of a world. All offsets are bytes from a segment's base."""
+
+    world_size: int
+    page_bytes: int
+    n_pages: int
+    hdr_count: int
+    dir_buckets: int
+    ann_capacity: int
+    pin_slots: int
+    class_pages: tuple[int, ...]
+
+    @staticmethod
+    def plan(
+        heap_bytes: int,
+        page_bytes: int,
+        world_size: int,
+        *,
+        size_classes: tuple[int, ...] | None = None,
+        max_objects: int | None = None,
+        ring_slots: int | None = None,
+        pin_slots: int | None = None,
+    ) -> "Geometry":
+        """Choose a geometry.
+
+        Args:
+            heap_bytes: payload bytes a segment, rounded down to whole pages; the control regions come on top.
+            page_bytes: bytes of a page; a multiple of 64.
+            world_size: ranks in the world.
+            size_classes: pages of an extent of each class, ascending, each a multiple of the one before; at most eight.
+                Default: 1, 2, 4, ... 128.
+            max_objects: header slots a segment. Default: one a page, and a few for objects without bytes.
+            ring_slots: slots of the announce ring, rounded up to a power of two. Default: two an object, at least 1024.
+            pin_slots: pins that can be held at once in a segment, rounded up to a power of two.
+
+        Raises:
+            ValueError: naming the argument and its value.
+        """
+        for name, value in (("heap_bytes", heap_bytes), ("page_bytes", page_bytes), ("world_size", world_size)):
+            if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
+                raise ValueError(f"{name} must be a positive integer, not {value!r}")
+        if page_bytes % MIN_PAGE_BYTES:
+            raise ValueError(f"page_bytes must be a multiple of {MIN_PAGE_BYTES}, not {page_bytes}")
+        if world_size > MAX_RANKS:
+            raise ValueError(f"world_size is at most {MAX_RANKS}, not {world_size}")
+        n_pages = heap_bytes // page_bytes
+        if n_pages < 1:
+            raise ValueError(f"heap_bytes={heap_bytes} holds no page of page_bytes={page_bytes}")
+        count = max_objects if max_objects is not None else n_pages + 64
+        if not 1 <= count <= MAX_HEADERS:
+            raise ValueError(f"max_objects must be 1 to {MAX_HEADERS}, not {count}; larger pages make fewer objects")
+        classes = tuple(size_classes) if size_classes is not None else default_classes(n_pages)
+        _check_classes(classes, n_pages)
+        return Geometry(
+            world_size=world_size,
+            page_bytes=page_bytes,
+            n_pages=n_pages,
+            hdr_count=count,
+            dir_buckets=max(2, _power_of_two(-(-2 * count // ENTRIES_PER_BUCKET.value))),
+            ann_capacity=_power_of_two(ring_slots if ring_slots is not None else max(1024, 2 * count)),
+            pin_slots=_power_of_two(pin_slots if pin_slots is not None else max(64, count)),
+            class_pages=classes + (0,) * (SIZE_CLASSES - len(classes)),
+        )
+
+    @cached_property
+    def offsets(self) -> dict[str, int]:
+        """The offset of each region, and of the end of the last two: `heap_limit` and `segment_bytes`."""
+        sizes = (
+            ("activity_base", self.world_size * ACTIVITY.size),
+            ("links_base", (self.n_pages + self.hdr_count) * WORD),
+            ("hdr_base", self.hdr_count * OBJ_HEADER.size),
+            ("desc_base", self.hdr_count * OBJ_DESC.size),
+            ("dir_base", self.dir_buckets * BUCKET_BYTES.value),
+            ("turn_base", self.dir_buckets * WORD),
+            ("ann_base", self.ann_capacity * WORD),
+            ("pin_base", self.pin_slots * WORD),
+        )
+        at = HEAP_CTL.size
+        found = {}
+        for name, size in sizes:
+            found[name] = at
+            at = _align(at + size)
+        found["heap_base"] = _align(at, PAYLOAD_ALIGN)
+        found["heap_limit"] = found["heap_base"] + self.n_pages * self.page_bytes
+        found["segment_bytes"] = _align(found["heap_limit"], PAYLOAD_ALIGN)
+        return found
+
+    @property
+    def segment_bytes(self) -> int:
+        """Bytes of a whole segment, a multiple of 4096."""
+        return self.offsets["segment_bytes"]
+
+    @property
+    def max_object_bytes(self) -> int:
+        """The largest object: one extent of the largest class."""
+        return max(self.class_pages) * self.page_bytes
+
+    def control_block(self, rank: int, world_id: int, mode: str, *, may_evict: bool, water: tuple[int, int]) -> npt.NDArray[Any]:
+        """The HeapCtl of a new segment, as a record array of one. The rest of a new segment is zeros.
+
+        Args:
+            rank: the owner. world_id: random, one a world. mode: "device" or "host".
+            may_evict: whether a producer that finds the heap full may evict.
+            water: (low, high) percent of used pages between which the owner's sweeper keeps the heap.
+        """
+        ctl = np.zeros(1, HEAP_CTL.dtype)
+        row = ctl[0]
+        for name, value in self._stored().items():
+            row[name] = value
+        row["magic"], row["version"], row["layout_hash"] = MAGIC, VERSION, layout_hash()
+        row["mode"], row["world_id"], row["rank"] = MODES.index(mode), world_id, rank
+        row["water_lo"], row["water_hi"] = water
+        row["bump_ptr"] = self.offsets["heap_base"]
+        row["may_evict"] = int(may_evict)
+        return ctl
+
+    def _stored(self) -> dict[str, Any]:
+        stored = {f.name: getattr(self, f.name) for f in fields(self)}
+        return stored | {k: v for k, v in self.offsets.items() if k in HEAP_CTL.offsets}
+
+    def mismatch(self, ctl: npt.NDArray[Any]) -> str | None:
+        """Why a HeapCtl is not one of this geometry, or None."""
+        row = ctl[0]
+        if row["magic"] != MAGIC:
+            return f"magic is {int(row['magic']):#x}, not {MAGIC:#x}: this is no NanoKV segment, or it is not initialised"
+        if row["version"] != VERSION or row["layout_hash"] != layout_hash():
+            return f"layout version {row['version']} ({int(row['layout_hash']):016x}), this build has {VERSION} ({layout_hash():016x})"
+        for name, value in self._stored().items():
+            if not np.array_equal(np.asarray(row[name]), np.asarray(value)):
+                return f"{name} is {row[name]}, not {value}"
+        return None
+
+    @staticmethod
+    def stored_in(ctl: npt.NDArray[Any]) -> "Geometry":
+        """The geometry that a HeapCtl states.
+
+        Raises:
+            ValueError: the control block is not one of this build, or contradicts itself.
+        """
+        row = ctl[0]
+        values: dict[str, Any] = {f.name: int(row[f.name]) for f in fields(Geometry) if f.name != "class_pages"}
+        found = Geometry(**values, class_pages=tuple(int(n) for n in row["class_pages"]))
+        why = found.mismatch(ctl)
+        if why:
+            raise ValueError(why)
+        return found
+
+    def world_table(self, rank: int, incarnation: int, bases: list[int]) -> npt.NDArray[np.int64]:
+        """The private table that device functions take as `world`: this geometry, then the bases (see `world`)."""
+        head = np.zeros(1, WORLD.dtype)
+        for name in WORLD.offsets:
+            if name in self.offsets:
+                head[0][name] = self.offsets[name]
+            elif hasattr(self, name):
+                head[0][name] = getattr(self, name)
+        head[0]["rank"], head[0]["producer"] = rank, producer_word(rank, incarnation)
+        return np.concatenate([head.view(np.int64), np.array(bases, np.int64)])
+
+
+def producer_word(rank: int, incarnation: int) -> int:
+    """The PRODUCER bits of a rank."""
+    return int(rank | (incarnation & PRODUCER_INC_MASK.value) << PRODUCER_INC_SHIFT.value)
+
+
+def _check_classes(classes: tuple[int, ...], n_pages: int) -> None:
+    if not 1 <= len(classes) <= SIZE_CLASSES:
+        raise ValueError(f"size_classes must be 1 to {SIZE_CLASSES} numbers of pages, not {classes}")
+    for small, large in zip((1, *classes), classes, strict=False):
+        if small < 1 or large % small or (large == small and large != classes[0]):
+            raise ValueError(f"size_classes must ascend, each a multiple of the one before: {classes}")
+    if classes[-1] > n_pages:
+        raise ValueError(f"the largest size class has {classes[-1]} pages, the heap has {n_pages}")

@@ -1,0 +1,214 @@
+"""The CPU machine: each host call is one call of compiled code, without the interpreter's lock."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from nanokv.device.geometry import Geometry
+from nanokv.device.layout import OBJ_HEADER, SIZE_CLASSES
+from nanokv.device.machine import Begun, Descriptor, Drained, Found, Words
+from nanokv.device.native import compiled
+from nanokv.device.views import SegmentView
+
+
+def _address(array: npt.NDArray[Any]) -> int:
+    return int(array.ctypes.data)
+
+
+class NativeMachine:
+    """Runs the protocol on segments in host memory.
+
+    Args:
+        geometry: of every segment.
+        table: the private world table of this rank (`Geometry.world_table`); kept alive here.
+        views: every rank's segment.
+        wake: called with a rank whose poller sleeps and has been left a hint.
+    """
+
+    kind = "native"
+
+    def __init__(
+        self, geometry: Geometry, table: Words, views: list[SegmentView], wake: Callable[[int], None]
+    ) -> None:
+        self.geometry = geometry
+        self._table = table
+        self._world = _address(table)
+        self._views = views
+        self._bases = [_address(view.raw) for view in views]
+        self._code = compiled()
+        self._wake = wake
+        self._put, self._get, self._find, self._asleep = (
+            self._code.put,
+            self._code.get,
+            self._code.find,
+            self._code.asleep,
+        )
+
+    def _hinted(self, owner: int) -> None:
+        if self._asleep(self._bases[owner]):
+            self._wake(owner)
+
+    # objects
+    def begin(self, owner: int, key: tuple[int, int], nbytes: int, flags: int, what: Descriptor, now: int) -> Begun:
+        begun = Begun(*self._code.begin(self._world, owner, *key, nbytes, flags, now))
+        if begun.status == 0:
+            self._code.describe(self._world, self._bases[owner], begun.index, *what)
+        return begun
+
+    def finish(self, owner: int, index: int, epoch: int, phase: int) -> int:
+        status: int = self._code.finish(self._world, owner, index, epoch, phase)
+        self._hinted(owner)
+        return status
+
+    def commit(self, owner: int, index: int, epoch: int) -> int:
+        status: int = self._code.commit(self._world, owner, index, epoch)
+        self._hinted(owner)
+        return status
+
+    def abort(self, owner: int, index: int, epoch: int) -> int:
+        status: int = self._code.abort(self._world, owner, index, epoch)
+        self._hinted(owner)
+        return status
+
+    def leave(self, owner: int, phase: int) -> None:
+        self._code.leave(self._world, self._bases[owner], phase)
+
+    def put(self, owner: int, key: tuple[int, int], src: int, nbytes: int, what: Descriptor, now: int) -> int:
+        status, asleep = self._put(self._world, owner, *key, src, nbytes, now, *what)
+        if asleep:
+            self._wake(owner)
+        return status  # type: ignore[no-any-return]
+
+    def lookup(self, key: tuple[int, int]) -> Found:
+        found = self._code.lookup_described(self._world, *key)
+        return Found(*found[:6], found[6:])
+
+    def find(self, key: tuple[int, int]) -> int:
+        return self._find(self._world, *key)[0]  # type: ignore[no-any-return]
+
+    def read(self, found: Found, dst: int, now: int) -> int:
+        return self._code.read(  # type: ignore[no-any-return]
+            self._world, found.owner, found.index, found.epoch, found.payload, found.nbytes, dst, now
+        )
+
+    def get(self, key: tuple[int, int], dst: int, nbytes: int, now: int) -> int:
+        return self._get(self._world, *key, dst, nbytes, now)  # type: ignore[no-any-return]
+
+    def validate(self, owner: int, index: int, epoch: int) -> int:
+        return self._code.validate(self._world, owner, index, epoch)  # type: ignore[no-any-return]
+
+    def touch(self, owner: int, index: int, now: int) -> None:
+        self._code.touch(self._world, owner, index, now)
+
+    def remove(self, key: tuple[int, int]) -> int:
+        status, owner = self._code.remove(self._world, *key)
+        self._hinted(owner)
+        return status  # type: ignore[no-any-return]
+
+    def remove_slot(self, owner: int, index: int, epoch: int) -> int:
+        status: int = self._code.remove_slot(self._world, owner, index, epoch)
+        self._hinted(owner)
+        return status
+
+    def pin(self, owner: int, index: int, epoch: int) -> tuple[int, int]:
+        return self._code.pin(self._world, self._bases[owner], index, epoch)  # type: ignore[no-any-return]
+
+    def unpin(self, owner: int, index: int, epoch: int, line: int) -> int:
+        return self._code.unpin(self._world, self._bases[owner], index, epoch, line)  # type: ignore[no-any-return]
+
+    # v1
+    def install(
+        self,
+        owner: int,
+        index: int,
+        key: tuple[int, int],
+        payload: int,
+        nbytes: int,
+        flags: int,
+        what: Descriptor,
+        now: int,
+    ) -> int:
+        self._code.describe(self._world, self._bases[owner], index, *what)
+        return self._code.install(self._world, owner, index, *key, payload, nbytes, flags, now)  # type: ignore[no-any-return]
+
+    def state(self, owner: int, index: int) -> int:
+        return self._code.state_of(self._world, owner, index)  # type: ignore[no-any-return]
+
+    def kill(self, owner: int, index: int, state: int, epoch: int) -> int:
+        return self._code.kill_slot(self._world, owner, index, state, epoch)  # type: ignore[no-any-return]
+
+    def announce(self, owner: int, kind: int, index: int, epoch: int) -> None:
+        self._code.announce_slot(self._world, owner, kind, index, epoch)
+        self._hinted(owner)
+
+    # the owner's host
+    def drain(self, owner: int, tail: int, room: int) -> Drained:
+        out = np.empty(room, np.int64)
+        taken, head, hole = self._code.drain(self._world, self._bases[owner], tail, _address(out), room)
+        return Drained(out[:taken], head, hole)
+
+    def snapshots(self, owner: int, hints: Words) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
+        hints = np.ascontiguousarray(hints, np.int64)
+        records = np.zeros(len(hints), OBJ_HEADER.dtype)
+        good = np.zeros(len(hints), np.int64)
+        self._code.snapshots(self._world, owner, _address(hints), len(hints), _address(records), _address(good))
+        return records, good != 0
+
+    def headers(self, owner: int, start: int, count: int) -> npt.NDArray[Any]:
+        return self._views[owner].headers[start : start + count].copy()
+
+    def control(self, owner: int) -> npt.NDArray[Any]:
+        return self._views[owner].ctl.copy()
+
+    def set_control(self, owner: int, field: str, value: int) -> None:
+        self._views[owner].ctl[field] = value
+
+    def in_flight(self, owner: int, rank: int, phase: int) -> int:
+        return self._code.in_flight(self._bases[owner], rank, phase)  # type: ignore[no-any-return]
+
+    def give_up(self, owner: int, index: int, epoch: int) -> bool:
+        return bool(self._code.give_up(self._world, owner, index, epoch))
+
+    def release(self, owner: int, index: int, epoch: int) -> bool:
+        return bool(self._code.release(self._world, owner, index, epoch))
+
+    def adopt_slot(self, owner: int, index: int) -> None:
+        self._code.adopt_slot(self._world, owner, index)
+
+    def detach(self, owner: int, size_class: int) -> Words:
+        first = self._code.detach_class(self._world, owner, size_class)
+        links = self._views[owner].page_links
+        pages = []
+        while first >= 0 and len(pages) <= self.geometry.n_pages:
+            pages.append(first)
+            first = int(links[first] & np.uint64(0xFFFFFFFF)) - 1
+        return np.array(pages, np.int64)
+
+    def push_extents(self, owner: int, pages: Words, classes: Words) -> None:
+        pages, classes = np.ascontiguousarray(pages, np.int64), np.ascontiguousarray(classes, np.int64)
+        self._code.push_extents(self._world, owner, _address(pages), _address(classes), len(pages))
+
+    def page_marks(self, owner: int) -> Words:
+        marks = np.zeros(self.geometry.n_pages, np.int64)
+        for size_class in range(SIZE_CLASSES):
+            self._code.walk_pages(self._world, owner, size_class, len(marks), _address(marks))
+        return marks
+
+    def slot_marks(self, owner: int) -> Words:
+        marks = np.zeros(self.geometry.hdr_count, np.int64)
+        self._code.walk_slots(self._world, owner, len(marks), _address(marks))
+        return marks
+
+    def page_stamps(self, owner: int) -> Words:
+        return (self._views[owner].page_links >> np.uint64(32)).astype(np.int64)
+
+    def pin_ledger(self, owner: int) -> Words:
+        return self._views[owner].pins.astype(np.int64)
+
+    def drop_pin(self, owner: int, line: int, said: int, epoch: int) -> bool:
+        return bool(self._code.drop_pin(self._world, owner, line, said, epoch))
+
+    def clear_intent(self, owner: int, line: int, said: int) -> None:
+        self._code.clear_intent(self._world, owner, line, said)

@@ -1,0 +1,65 @@
+"""What a heap provider is: where symmetric memory comes from, who else is there, and who is still alive."""
+
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from nanokv.device.geometry import Geometry
+
+
+class Heap(Protocol):
+    """One rank's view of a symmetric heap.
+
+    A provider maps every rank's segment into this process and answers for liveness. It knows nothing of objects.
+    Segments stay mapped until `close`; a tensor or an array that views one must not be used after.
+    """
+
+    kind: str  #: "local", "shm", ...
+    name: str  #: the world's name; for messages
+    rank: int
+    world_size: int
+    geometry: Geometry
+    incarnation: int  #: how many times this rank has attached to this world, from 1
+    recovered: bool  #: True if this rank came back to a segment that an earlier incarnation left
+    device: torch.device  #: where segments lie
+    bases: list[int]  #: the address of every rank's segment in this process
+
+    def segment(self, rank: int) -> torch.Tensor:
+        """A rank's segment: uint8, one dimension, `geometry.segment_bytes`."""
+        ...
+
+    def host_view(self, rank: int) -> npt.NDArray[np.uint8] | None:
+        """The same as a numpy array, or None if segments are not in host memory."""
+        ...
+
+    def alive(self, rank: int, incarnation: int) -> bool:
+        """False only if it is certain that this incarnation of the rank has ended and does nothing any more."""
+        ...
+
+    def peer_closed(self, rank: int) -> bool:
+        """True if the rank closed its segment, or ended, and nobody took its place."""
+        ...
+
+    def barrier(self, timeout: float) -> None:
+        """Wait until every rank has come here.
+
+        Raises:
+            PeerLost: after `timeout` seconds, naming the ranks that are missing.
+        """
+        ...
+
+    def wait_for_hint(self, timeout: float, seen: int) -> None:
+        """Sleep until somebody calls `wake` for this rank, at most `timeout` seconds; at once if `ann_head` != seen."""
+        ...
+
+    def wake(self, rank: int) -> None:
+        """Wake the poller of a rank."""
+        ...
+
+    def close(self) -> None:
+        """Leave the world: mark the segment closed and unmap. Idempotent."""
+        ...
+
+

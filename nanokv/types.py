@@ -1,0 +1,42 @@
+"""The plain data of the API: what a plan and a location look like, and what operations answer."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class KeyDigest(NamedTuple):
+    """The two halves of a key's XXH3-128, as signed 64-bit integers. Accepted wherever a key is."""
+
+    key_hash: int
+    key_check: int
+
+
+Key = str | bytes | KeyDigest
+
+
+@dataclass(frozen=True, slots=True)
+class ObjMeta:
+    """Where an object lies. Offsets are bytes from the base of the owner's segment."""
+
+    key_hash: int
+    owner_rank: int
+    header_off: int
+    payload_off: int
+    bytes_total: int
+    page_bytes: int
+    n_pages: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class WritePlan:
+    """Where a producer's kernel writes an object, and what it commits. Offsets are bytes from `dst_rank`'s base."""
+
+    key_hash: int
+    dst_rank: int
+    header_off: int
+    payload_base: int
+    page_bytes: int
+    n_pages: int
+    bytes_total: int
+    epoch: int
