@@ -20,12 +20,12 @@ from typing import Any
 import triton
 
 from nanokv.device.layout import GRACE_PHASE
-from nanokv.device.memory import add64, load64, table64
+from nanokv.device.memory import Word, add64, load64, table64
 from nanokv.device.world import W_RANK, activity_at
 
 
 @triton.jit
-def enter(world: Any, seg: Any) -> Any:
+def enter(world: Word, seg: Word) -> Any:
     """Count an operation in; returns the phase to give to `leave`."""
     phase = load64(seg + GRACE_PHASE, "acquire") & 1
     add64(activity_at(seg, table64(world + W_RANK), phase), 1, "acq_rel")
@@ -33,12 +33,12 @@ def enter(world: Any, seg: Any) -> Any:
 
 
 @triton.jit
-def leave(world: Any, seg: Any, phase: Any) -> None:
+def leave(world: Word, seg: Word, phase: Word) -> None:
     """Count an operation out."""
     add64(activity_at(seg, table64(world + W_RANK), phase), -1, "acq_rel")
 
 
 @triton.jit
-def in_flight(seg: Any, rank: Any, phase: Any) -> Any:
+def in_flight(seg: Word, rank: Word, phase: Word) -> Any:
     """How many operations of a rank run in a segment, for the host's wait."""
     return add64(activity_at(seg, rank, phase), 0, "acq_rel")

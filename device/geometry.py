@@ -88,7 +88,11 @@ class Geometry:
         Raises:
             ValueError: naming the argument and its value.
         """
-        for name, value in (("heap_bytes", heap_bytes), ("page_bytes", page_bytes), ("world_size", world_size)):
+        for name, value in (
+            ("heap_bytes", heap_bytes),
+            ("page_bytes", page_bytes),
+            ("world_size", world_size),
+        ):
             if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
                 raise ValueError(f"{name} must be a positive integer, not {value!r}")
         if page_bytes % MIN_PAGE_BYTES:
@@ -147,7 +151,9 @@ class Geometry:
         """The largest object: one extent of the largest class."""
         return max(self.class_pages) * self.page_bytes
 
-    def control_block(self, rank: int, world_id: int, mode: str, *, may_evict: bool, water: tuple[int, int]) -> npt.NDArray[Any]:
+    def control_block(
+        self, rank: int, world_id: int, mode: str, *, may_evict: bool, water: tuple[int, int]
+    ) -> npt.NDArray[Any]:
         """The HeapCtl of a new segment, as a record array of one. The rest of a new segment is zeros.
 
         Args:
@@ -174,9 +180,12 @@ class Geometry:
         """Why a HeapCtl is not one of this geometry, or None."""
         row = ctl[0]
         if row["magic"] != MAGIC:
-            return f"magic is {int(row['magic']):#x}, not {MAGIC:#x}: this is no NanoKV segment, or it is not initialised"
+            return (
+                f"magic is {int(row['magic']):#x}, not {MAGIC:#x}: this is no NanoKV segment, or it is not initialised"
+            )
         if row["version"] != VERSION or row["layout_hash"] != layout_hash():
-            return f"layout version {row['version']} ({int(row['layout_hash']):016x}), this build has {VERSION} ({layout_hash():016x})"
+            theirs, ours = int(row["layout_hash"]), layout_hash()
+            return f"layout version {row['version']} ({theirs:016x}), this build has {VERSION} ({ours:016x})"
         for name, value in self._stored().items():
             if not np.array_equal(np.asarray(row[name]), np.asarray(value)):
                 return f"{name} is {row[name]}, not {value}"

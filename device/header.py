@@ -12,8 +12,8 @@ The STATE word holds (state, pins, epoch). Legal transitions, each one CAS excep
 Guarantees
 - An epoch never goes back, and names one use of the slot (I7). Nobody acts on a slot whose word has moved on.
 - READY implies that the payload is there (I3): commit releases, and it fails if the sweeper gave the slot up meanwhile.
-- A producer that finds its slot given up frees nothing. Its extent is named in the header, and the owner's sweeper frees
-  both after a grace period: one rule, so that nothing is freed twice.
+- A producer that finds its slot given up frees nothing. Its extent is named in the header, and the owner's sweeper
+  frees both after a grace period: one rule, so that nothing is freed twice.
 
 Why the orderings suffice: `publish` and `commit` release all that the producer wrote; readers acquire the STATE word
 first, and validate with a read-modify-write last. A plain acquire load as validation may be satisfied before the copy
@@ -50,24 +50,24 @@ from nanokv.device.layout import (
     WORD_BYTES,
     WRITING,
 )
-from nanokv.device.memory import add64, cas64, load64, select, store64, table64, word
+from nanokv.device.memory import Word, add64, cas64, load64, select, store64, table64, word
 from nanokv.device.world import W_HDR_COUNT, W_PAGE_BYTES, W_PRODUCER, descriptor_at, header_at, header_links
 
 
 @triton.jit
-def state_word(state: Any, epoch: Any) -> Any:
+def state_word(state: Word, epoch: Word) -> Any:
     """(state, 0 pins, epoch)."""
     return word(state) | (epoch << EPOCH_SHIFT)
 
 
 @triton.jit
-def epoch_of(state: Any) -> Any:
+def epoch_of(state: Word) -> Any:
     """The epoch in a STATE word."""
     return (state >> EPOCH_SHIFT) & EPOCH_MASK
 
 
 @triton.jit
-def take_slot(world: Any, seg: Any) -> Any:
+def take_slot(world: Word, seg: Word) -> Any:
     """Take a header slot: its index, or -1 when all are in use."""
     count = table64(world + W_HDR_COUNT)
     index = pop(seg + HDR_FREE, header_links(world, seg), count)
@@ -88,13 +88,13 @@ def take_slot(world: Any, seg: Any) -> Any:
 
 
 @triton.jit
-def give_slot(world: Any, seg: Any, index: Any) -> None:
+def give_slot(world: Word, seg: Word, index: Word) -> None:
     """Give a header slot back. It must be DEAD and hold no pages."""
     push(seg + HDR_FREE, header_links(world, seg), index)
 
 
 @triton.jit
-def reserve(world: Any, seg: Any, index: Any, key_hash: Any, key_check: Any, flags: Any) -> Any:
+def reserve(world: Word, seg: Word, index: Word, key_hash: Word, key_check: Word, flags: Word) -> Any:
     """Mark a slot that was taken: producer, key, a new epoch, RESERVED. Returns the epoch."""
     header = header_at(world, seg, index)
     epoch = (epoch_of(load64(header + H_STATE, "relaxed")) + 1) & EPOCH_MASK
@@ -107,7 +107,19 @@ def reserve(world: Any, seg: Any, index: Any, key_hash: Any, key_check: Any, fla
 
 
 @triton.jit
-def describe(world: Any, seg: Any, index: Any, kind: Any, d0: Any, d1: Any, d2: Any, d3: Any, d4: Any, d5: Any, d6: Any) -> None:
+def describe(
+    world: Word,
+    seg: Word,
+    index: Word,
+    kind: Word,
+    d0: Word,
+    d1: Word,
+    d2: Word,
+    d3: Word,
+    d4: Word,
+    d5: Word,
+    d6: Word,
+) -> None:
     """Write the descriptor: what the bytes are (dtype code and number of dimensions), and the shape."""
     desc = descriptor_at(world, seg, index)
     store64(desc + D_FORMAT, kind, "relaxed")
@@ -121,7 +133,7 @@ def describe(world: Any, seg: Any, index: Any, kind: Any, d0: Any, d1: Any, d2: 
 
 
 @triton.jit
-def descriptor(world: Any, seg: Any, index: Any) -> Any:
+def descriptor(world: Word, seg: Word, index: Word) -> Any:
     """Read the descriptor: (kind, seven dimensions). Meaningless unless the STATE word is validated afterwards."""
     desc = descriptor_at(world, seg, index)
     d0 = load64(desc + D_DIMS, "relaxed")
@@ -135,7 +147,9 @@ def descriptor(world: Any, seg: Any, index: Any) -> Any:
 
 
 @triton.jit
-def publish(world: Any, seg: Any, index: Any, epoch: Any, n_pages: Any, payload: Any, nbytes: Any, now: Any) -> Any:
+def publish(
+    world: Word, seg: Word, index: Word, epoch: Word, n_pages: Word, payload: Word, nbytes: Word, now: Word
+) -> Any:
     """Name the extent and the size in the header, then RESERVED -> WRITING. False if the slot was given up."""
     header = header_at(world, seg, index)
     store64(header + H_PAYLOAD, payload, "relaxed")
@@ -147,19 +161,19 @@ def publish(world: Any, seg: Any, index: Any, epoch: Any, n_pages: Any, payload:
 
 
 @triton.jit
-def commit_state(header: Any, epoch: Any) -> Any:
+def commit_state(header: Word, epoch: Word) -> Any:
     """WRITING -> READY, with release. Returns the STATE word that was there."""
     return cas64(header + H_STATE, state_word(WRITING, epoch), state_word(READY, epoch), "acq_rel")
 
 
 @triton.jit
-def kill(header: Any, state: Any, epoch: Any) -> Any:
+def kill(header: Word, state: Word, epoch: Word) -> Any:
     """(state, 0, epoch) -> (DEAD, 0, epoch). Returns the STATE word that was there: equal to the first on success."""
     return cas64(header + H_STATE, state_word(state, epoch), state_word(DEAD, epoch), "acq_rel")
 
 
 @triton.jit
-def acknowledge(header: Any, epoch: Any) -> None:
+def acknowledge(header: Word, epoch: Word) -> None:
     """Say for a plan that was given up that nothing will be written to its pages any more."""
     seen = add64(header + H_STATE, 0, "acq_rel")
     if seen == state_word(DEAD, epoch):
@@ -168,26 +182,26 @@ def acknowledge(header: Any, epoch: Any) -> None:
 
 
 @triton.jit
-def still_ready(header: Any, epoch: Any) -> Any:
+def still_ready(header: Word, epoch: Word) -> Any:
     """Validate after a copy: True if the slot is still READY in this epoch. Pins do not matter."""
     seen = add64(header + H_STATE, 0, "acq_rel")
     return (seen & ~PIN_BITS) == state_word(READY, epoch)
 
 
 @triton.jit
-def pages_of(header: Any) -> Any:
+def pages_of(header: Word) -> Any:
     """How many pages the slot holds."""
     return load64(header + H_PAGES, "relaxed") & LOW32
 
 
 @triton.jit
-def is_key(header: Any, key_hash: Any, key_check: Any) -> Any:
+def is_key(header: Word, key_hash: Word, key_check: Word) -> Any:
     """True if the header carries this key. Meaningless unless the STATE word is validated afterwards."""
     same = load64(header + H_KEY_HASH, "relaxed") == key_hash
     return same & (load64(header + H_KEY_CHECK, "relaxed") == key_check)
 
 
 @triton.jit
-def phase_of(state: Any) -> Any:
+def phase_of(state: Word) -> Any:
     """RESERVED, WRITING, READY or DEAD, out of a STATE word."""
     return state & STATE_MASK

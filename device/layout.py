@@ -107,9 +107,20 @@ HEAP_CTL = Record(
         Field("ann_tail", "<u8", "announcements ever consumed; the owner's host writes", own_line=True),
         Field("ann_asleep", "<u4", "1 while the owner's poller sleeps (host memory only)"),
         Field("_pad0", "<u4", "0"),
-        Field("grace_phase", "<u8", "0 or 1: which activity word an operation counts in; the host writes", own_line=True),
+        Field(
+            "grace_phase",
+            "<u8",
+            "0 or 1: which activity word an operation counts in; the host writes",
+            own_line=True,
+        ),
         Field("clock_hand", "<u8", "where the next eviction looks first", own_line=True),
         Field("may_evict", "<u8", "1 if a producer that finds the heap full may evict", own_line=True),
+        Field(
+            "joining",
+            "<u8",
+            "hosts that have detached the free lists to join neighbours, and not yet pushed",
+            own_line=True,
+        ),
         # counters of rare events, in one line: nobody waits for them
         Field("missed", "<u8", "announcements that found their ring slot taken", own_line=True),
         Field("evicted", "<u8", "objects evicted by producers"),
@@ -285,6 +296,7 @@ ANN_ASLEEP = HEAP_CTL.at("ann_asleep")
 GRACE_PHASE = HEAP_CTL.at("grace_phase")
 CLOCK_HAND = HEAP_CTL.at("clock_hand")
 MAY_EVICT = HEAP_CTL.at("may_evict")
+JOINING = HEAP_CTL.at("joining")
 COUNT_MISSED = HEAP_CTL.at("missed")
 COUNT_EVICTED = HEAP_CTL.at("evicted")
 COUNT_REFUSED = HEAP_CTL.at("refused")

@@ -11,40 +11,42 @@ Two rules that the compiler's own behaviour makes necessary:
   the stores of the other warps are ordered by the barrier alone.
 """
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import triton
 import triton.language as tl
+
+Word: TypeAlias = tl.int64  # how device functions name their arguments; Triton allows only its own types there
 
 VOCABULARY = ("word", "select", "table64", "load64", "store64", "cas64", "add64", "xchg64", "copy_bytes")
 
 
 @triton.jit
-def word(value: Any) -> Any:
+def word(value: Word) -> Any:
     """A constant as a 64-bit word, so that a variable keeps one type through a loop."""
     return tl.cast(value, tl.int64)
 
 
 @triton.jit
-def select(condition: Any, yes: Any, no: Any) -> Any:
+def select(condition: Word, yes: Word, no: Word) -> Any:
     """`yes if condition else no`, both evaluated."""
     return tl.where(condition, yes, no)
 
 
 @triton.jit
-def pointer64(address: Any) -> Any:
+def pointer64(address: Word) -> Any:
     """The word at an address, as a Triton pointer."""
     return tl.cast(address, tl.pointer_type(tl.int64))
 
 
 @triton.jit
-def table64(address: Any) -> Any:
+def table64(address: Word) -> Any:
     """Read a word of a private table, which nobody changes while a kernel runs."""
     return tl.load(pointer64(address))
 
 
 @triton.jit
-def load64(address: Any, sem: tl.constexpr) -> Any:
+def load64(address: Word, sem: tl.constexpr) -> Any:
     """Load a shared word. A relaxed load may be old or torn from its neighbours; whoever uses it validates later."""
     if sem == "relaxed":
         value = tl.load(pointer64(address), volatile=True)
@@ -55,7 +57,7 @@ def load64(address: Any, sem: tl.constexpr) -> Any:
 
 
 @triton.jit
-def store64(address: Any, value: Any, sem: tl.constexpr) -> None:
+def store64(address: Word, value: Word, sem: tl.constexpr) -> None:
     """Store a shared word."""
     if sem == "relaxed":
         tl.store(pointer64(address), value)
@@ -65,16 +67,17 @@ def store64(address: Any, value: Any, sem: tl.constexpr) -> None:
 
 
 @triton.jit
-def cas64(address: Any, expected: Any, new: Any, sem: tl.constexpr) -> Any:
+def cas64(address: Word, expected: Word, new: Word, sem: tl.constexpr) -> Any:
     """Compare and swap; returns the word that was there."""
     tl.debug_barrier()
-    old = tl.atomic_cas(pointer64(address), expected, new, sem=sem, scope="sys")
+    # the compiler converts the operand of an exchange or an addition, but not those of a compare-and-swap
+    old = tl.atomic_cas(pointer64(address), word(expected), word(new), sem=sem, scope="sys")
     tl.debug_barrier()
     return old
 
 
 @triton.jit
-def add64(address: Any, value: Any, sem: tl.constexpr) -> Any:
+def add64(address: Word, value: Word, sem: tl.constexpr) -> Any:
     """Fetch and add; returns the word that was there. Adding 0 with "acq_rel" reads the newest value, and orders."""
     tl.debug_barrier()
     old = tl.atomic_add(pointer64(address), value, sem=sem, scope="sys")
@@ -83,7 +86,7 @@ def add64(address: Any, value: Any, sem: tl.constexpr) -> Any:
 
 
 @triton.jit
-def xchg64(address: Any, value: Any, sem: tl.constexpr) -> Any:
+def xchg64(address: Word, value: Word, sem: tl.constexpr) -> Any:
     """Exchange; returns the word that was there."""
     tl.debug_barrier()
     old = tl.atomic_xchg(pointer64(address), value, sem=sem, scope="sys")
@@ -92,7 +95,7 @@ def xchg64(address: Any, value: Any, sem: tl.constexpr) -> Any:
 
 
 @triton.jit
-def copy_bytes(dst: Any, src: Any, nbytes: Any) -> None:
+def copy_bytes(dst: Word, src: Word, nbytes: Word) -> None:
     """Copy bytes with the whole CTA. Not atomic: whoever reads shared bytes with it validates afterwards."""
     BLOCK: tl.constexpr = 1024
     wide = nbytes // 8

@@ -81,7 +81,7 @@ def _rmw(operation: str) -> Callable[..., Any]:
 
         return types.int64(types.int64, types.int64, sem), emit
 
-    return rmw64  # type: ignore[no-any-return]
+    return rmw64
 
 
 add64 = _rmw("add")

@@ -1,8 +1,8 @@
 """The CPU machine: the protocol functions, compiled natively by numba, as calls of about a microsecond from Python.
 
 The first process that needs them compiles them (some tens of seconds) and leaves the code in a cache directory:
-`NANOKV_CACHE_DIR`, else the user's cache directory, else the temporary one. numba keys its cache by the file of the outermost
-function alone; here the directory's name is a digest of every file of the protocol and of the versions of the
+`NANOKV_CACHE_DIR`, else the user's cache directory, else the temporary one. numba keys its cache by the file of the
+outermost function alone; here the directory's name is a digest of every file of the protocol and of the versions of the
 compilers, so that a change anywhere is seen.
 """
 
@@ -31,6 +31,7 @@ ENTRIES: dict[str, tuple[Any, int]] = {
     "finish": (object.finish, 5),
     "commit": (object.commit, 4),
     "abort": (object.abort, 4),
+    "enter": (activity.enter, 2),
     "leave": (activity.leave, 3),
     "put": (object.put, 15),
     "lookup": (object.lookup, 3),
@@ -50,6 +51,7 @@ ENTRIES: dict[str, tuple[Any, int]] = {
     "give_up": (reclaim.give_up, 4),
     "release": (reclaim.release, 4),
     "adopt_slot": (reclaim.adopt_slot, 3),
+    "joining": (reclaim.joining, 2),
     "detach_class": (reclaim.detach_class, 3),
     "push_extents": (reclaim.push_extents, 5),
     "walk_pages": (reclaim.walk_pages, 5),
@@ -69,7 +71,13 @@ def source_digest() -> str:
     digest = hashlib.blake2b(digest_size=10)
     for path in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(path.name.encode() + path.read_bytes())
-    for version in (numba.__version__, llvmlite.__version__, np.__version__, platform.python_version(), platform.machine()):
+    for version in (
+        numba.__version__,
+        llvmlite.__version__,
+        np.__version__,
+        platform.python_version(),
+        platform.machine(),
+    ):
         digest.update(version.encode())
     return digest.hexdigest()
 
@@ -101,6 +109,7 @@ class Compiled(NamedTuple):
     finish: Callable[..., Any]
     commit: Callable[..., Any]
     abort: Callable[..., Any]
+    enter: Callable[..., Any]
     leave: Callable[..., Any]
     put: Callable[..., Any]
     lookup: Callable[..., Any]
@@ -120,6 +129,7 @@ class Compiled(NamedTuple):
     give_up: Callable[..., Any]
     release: Callable[..., Any]
     adopt_slot: Callable[..., Any]
+    joining: Callable[..., Any]
     detach_class: Callable[..., Any]
     push_extents: Callable[..., Any]
     walk_pages: Callable[..., Any]

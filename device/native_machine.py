@@ -29,9 +29,7 @@ class NativeMachine:
 
     kind = "native"
 
-    def __init__(
-        self, geometry: Geometry, table: Words, views: list[SegmentView], wake: Callable[[int], None]
-    ) -> None:
+    def __init__(self, geometry: Geometry, table: Words, views: list[SegmentView], wake: Callable[[int], None]) -> None:
         self.geometry = geometry
         self._table = table
         self._world = _address(table)
@@ -72,6 +70,9 @@ class NativeMachine:
         self._hinted(owner)
         return status
 
+    def enter(self, owner: int) -> int:
+        return self._code.enter(self._world, self._bases[owner])
+
     def leave(self, owner: int, phase: int) -> None:
         self._code.leave(self._world, self._bases[owner], phase)
 
@@ -79,25 +80,25 @@ class NativeMachine:
         status, asleep = self._put(self._world, owner, *key, src, nbytes, now, *what)
         if asleep:
             self._wake(owner)
-        return status  # type: ignore[no-any-return]
+        return status
 
     def lookup(self, key: tuple[int, int]) -> Found:
-        found = self._code.lookup_described(self._world, *key)
-        return Found(*found[:6], found[6:])
+        status, owner, index, epoch, payload, nbytes, *what = self._code.lookup_described(self._world, *key)
+        return Found(status, owner, index, epoch, payload, nbytes, tuple(what))
 
     def find(self, key: tuple[int, int]) -> int:
-        return self._find(self._world, *key)[0]  # type: ignore[no-any-return]
+        return self._find(self._world, *key)[0]
 
     def read(self, found: Found, dst: int, now: int) -> int:
-        return self._code.read(  # type: ignore[no-any-return]
+        return self._code.read(
             self._world, found.owner, found.index, found.epoch, found.payload, found.nbytes, dst, now
         )
 
     def get(self, key: tuple[int, int], dst: int, nbytes: int, now: int) -> int:
-        return self._get(self._world, *key, dst, nbytes, now)  # type: ignore[no-any-return]
+        return self._get(self._world, *key, dst, nbytes, now)
 
     def validate(self, owner: int, index: int, epoch: int) -> int:
-        return self._code.validate(self._world, owner, index, epoch)  # type: ignore[no-any-return]
+        return self._code.validate(self._world, owner, index, epoch)
 
     def touch(self, owner: int, index: int, now: int) -> None:
         self._code.touch(self._world, owner, index, now)
@@ -105,7 +106,7 @@ class NativeMachine:
     def remove(self, key: tuple[int, int]) -> int:
         status, owner = self._code.remove(self._world, *key)
         self._hinted(owner)
-        return status  # type: ignore[no-any-return]
+        return status
 
     def remove_slot(self, owner: int, index: int, epoch: int) -> int:
         status: int = self._code.remove_slot(self._world, owner, index, epoch)
@@ -113,10 +114,10 @@ class NativeMachine:
         return status
 
     def pin(self, owner: int, index: int, epoch: int) -> tuple[int, int]:
-        return self._code.pin(self._world, self._bases[owner], index, epoch)  # type: ignore[no-any-return]
+        return self._code.pin(self._world, self._bases[owner], index, epoch)
 
     def unpin(self, owner: int, index: int, epoch: int, line: int) -> int:
-        return self._code.unpin(self._world, self._bases[owner], index, epoch, line)  # type: ignore[no-any-return]
+        return self._code.unpin(self._world, self._bases[owner], index, epoch, line)
 
     # v1
     def install(
@@ -131,13 +132,13 @@ class NativeMachine:
         now: int,
     ) -> int:
         self._code.describe(self._world, self._bases[owner], index, *what)
-        return self._code.install(self._world, owner, index, *key, payload, nbytes, flags, now)  # type: ignore[no-any-return]
+        return self._code.install(self._world, owner, index, *key, payload, nbytes, flags, now)
 
     def state(self, owner: int, index: int) -> int:
-        return self._code.state_of(self._world, owner, index)  # type: ignore[no-any-return]
+        return self._code.state_of(self._world, owner, index)
 
     def kill(self, owner: int, index: int, state: int, epoch: int) -> int:
-        return self._code.kill_slot(self._world, owner, index, state, epoch)  # type: ignore[no-any-return]
+        return self._code.kill_slot(self._world, owner, index, state, epoch)
 
     def announce(self, owner: int, kind: int, index: int, epoch: int) -> None:
         self._code.announce_slot(self._world, owner, kind, index, epoch)
@@ -162,11 +163,14 @@ class NativeMachine:
     def control(self, owner: int) -> npt.NDArray[Any]:
         return self._views[owner].ctl.copy()
 
+    def activity(self, owner: int) -> npt.NDArray[Any]:
+        return self._views[owner].activity.copy()
+
     def set_control(self, owner: int, field: str, value: int) -> None:
         self._views[owner].ctl[field] = value
 
     def in_flight(self, owner: int, rank: int, phase: int) -> int:
-        return self._code.in_flight(self._bases[owner], rank, phase)  # type: ignore[no-any-return]
+        return self._code.in_flight(self._bases[owner], rank, phase)
 
     def give_up(self, owner: int, index: int, epoch: int) -> bool:
         return bool(self._code.give_up(self._world, owner, index, epoch))
@@ -177,10 +181,13 @@ class NativeMachine:
     def adopt_slot(self, owner: int, index: int) -> None:
         self._code.adopt_slot(self._world, owner, index)
 
+    def joining(self, owner: int, change: int) -> int:
+        return self._code.joining(self._bases[owner], change)
+
     def detach(self, owner: int, size_class: int) -> Words:
         first = self._code.detach_class(self._world, owner, size_class)
         links = self._views[owner].page_links
-        pages = []
+        pages: list[int] = []
         while first >= 0 and len(pages) <= self.geometry.n_pages:
             pages.append(first)
             first = int(links[first] & np.uint64(0xFFFFFFFF)) - 1

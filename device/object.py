@@ -10,8 +10,8 @@ Guarantees
 - Whatever `begin` took before it failed, it gives back, last taken first. FULL is an answer (I9).
 - A reader returns the bytes of the key it asked for, whole, or not at all (I4): the copy counts only if the header was
   READY in the same epoch after it.
-- Who makes an object DEAD frees it, alone: entry out of the directory, pages out of the header, extent, slot, hint. If it
-  dies on the way, the owner's sweeper goes on from the header.
+- Who makes an object DEAD frees it, alone: entry out of the directory, pages out of the header, extent, slot, hint. If
+  it dies on the way, the owner's sweeper goes on from the header.
 
 Why the orderings suffice: see `header` (publish, commit, validate), `directory` (claim) and `freelist` (hand-over).
 """
@@ -58,12 +58,12 @@ from nanokv.device.layout import (
     MAY_EVICT,
     PIN_BITS,
     READY,
+    REMOVED,
     RESERVED,
     STORED,
-    REMOVED,
     WRITING,
 )
-from nanokv.device.memory import add64, copy_bytes, load64, select, store64, table64, word
+from nanokv.device.memory import Word, add64, copy_bytes, load64, select, store64, table64, word
 from nanokv.device.ring import announce, asleep
 from nanokv.device.status import (
     CORRUPT,
@@ -93,7 +93,7 @@ LAST_CLASS = tl.constexpr(7)
 
 # --- taking and giving ------------------------------------------------------------------------
 @triton.jit
-def take_out(world: Any, seg: Any, header: Any) -> Any:
+def take_out(world: Word, seg: Word, header: Word) -> Any:
     """Take the extent out of a DEAD header: (first page or -1, size class). Pages that cannot be are left alone."""
     n_pages = pages_of(header)
     offset = load64(header + H_PAYLOAD, "relaxed") - table64(world + W_HEAP_BASE)
@@ -110,7 +110,7 @@ def take_out(world: Any, seg: Any, header: Any) -> Any:
 
 
 @triton.jit
-def retire(world: Any, seg: Any, owner: Any, index: Any, epoch: Any) -> None:
+def retire(world: Word, seg: Word, owner: Word, index: Word, epoch: Word) -> None:
     """Free all that a header which the caller made DEAD holds, and tell the host."""
     header = header_at(world, seg, index)
     key_hash = load64(header + H_KEY_HASH, "relaxed")
@@ -124,7 +124,7 @@ def retire(world: Any, seg: Any, owner: Any, index: Any, epoch: Any) -> None:
 
 
 @triton.jit
-def oldest(world: Any, seg: Any, start: Any, count: Any, size_class: Any) -> Any:
+def oldest(world: Word, seg: Word, start: Word, count: Word, size_class: Word) -> Any:
     """Among some headers, the evictable one with a large enough extent that was used longest ago.
 
     Returns (header or -1, epoch).
@@ -153,7 +153,7 @@ def oldest(world: Any, seg: Any, start: Any, count: Any, size_class: Any) -> Any
 
 
 @triton.jit
-def evict_for(world: Any, seg: Any, owner: Any, size_class: Any) -> Any:
+def evict_for(world: Word, seg: Word, owner: Word, size_class: Word) -> Any:
     """Evict one object, and keep an extent of `size_class` of it (or none: -1).
 
     Returns (page or -1, evicted): whether an object went.
@@ -181,13 +181,13 @@ def evict_for(world: Any, seg: Any, owner: Any, size_class: Any) -> Any:
 
 
 @triton.jit
-def may_evict(seg: Any) -> Any:
+def may_evict(seg: Word) -> Any:
     """True if a producer that finds this segment full may evict."""
     return load64(seg + MAY_EVICT, "relaxed") == 1
 
 
 @triton.jit
-def take_header(world: Any, seg: Any, owner: Any) -> Any:
+def take_header(world: Word, seg: Word, owner: Word) -> Any:
     """Take a header slot, evicting an object if all are in use: its index, or -1."""
     index = take_slot(world, seg)
     if (index < 0) & may_evict(seg):
@@ -198,7 +198,7 @@ def take_header(world: Any, seg: Any, owner: Any) -> Any:
 
 
 @triton.jit
-def take_pages(world: Any, seg: Any, owner: Any, size_class: Any) -> Any:
+def take_pages(world: Word, seg: Word, owner: Word, size_class: Word) -> Any:
     """Take an extent, evicting an object if there is none: its first page, or -1."""
     page = take(world, seg, size_class)
     if (page < 0) & may_evict(seg):
@@ -208,7 +208,7 @@ def take_pages(world: Any, seg: Any, owner: Any, size_class: Any) -> Any:
 
 # --- put --------------------------------------------------------------------------------------
 @triton.jit
-def undo(world: Any, seg: Any, owner: Any, index: Any, epoch: Any) -> Any:
+def undo(world: Word, seg: Word, owner: Word, index: Word, epoch: Word) -> Any:
     """Give up a slot that is still RESERVED. False if the sweeper was faster: then it frees the slot."""
     mine = kill(header_at(world, seg, index), RESERVED, epoch) == state_word(RESERVED, epoch)
     if mine:
@@ -218,7 +218,15 @@ def undo(world: Any, seg: Any, owner: Any, index: Any, epoch: Any) -> Any:
 
 @triton.jit
 def allocate(
-    world: Any, seg: Any, owner: Any, index: Any, epoch: Any, size_class: Any, n_pages: Any, nbytes: Any, now: Any
+    world: Word,
+    seg: Word,
+    owner: Word,
+    index: Word,
+    epoch: Word,
+    size_class: Word,
+    n_pages: Word,
+    nbytes: Word,
+    now: Word,
 ) -> Any:
     """Take pages for a RESERVED header whose key is claimed, and publish WRITING. Returns (status, payload offset)."""
     status = word(OK)
@@ -237,7 +245,7 @@ def allocate(
 
 
 @triton.jit
-def begin(world: Any, owner: Any, key_hash: Any, key_check: Any, nbytes: Any, flags: Any, now: Any) -> Any:
+def begin(world: Word, owner: Word, key_hash: Word, key_check: Word, nbytes: Word, flags: Word, now: Word) -> Any:
     """Begin an object of `nbytes` in the segment of `owner`: a header that is WRITING and pages to fill.
 
     Returns (status, header slot, epoch, payload offset, phase). After OK the caller stores the payload and calls
@@ -260,9 +268,7 @@ def begin(world: Any, owner: Any, key_hash: Any, key_check: Any, nbytes: Any, fl
             epoch = reserve(world, seg, index, key_hash, key_check, flags)
             status = claim(world, owner, index, epoch, key_hash, key_check)
             if status == OK:
-                status, payload = allocate(
-                    world, seg, owner, index, epoch, size_class, n_pages, nbytes, now
-                )
+                status, payload = allocate(world, seg, owner, index, epoch, size_class, n_pages, nbytes, now)
                 if status == FULL:
                     # the entry goes first: whoever takes the slot next must not be found by this key
                     erase(world, owner, index, epoch, key_hash, key_check)
@@ -274,7 +280,7 @@ def begin(world: Any, owner: Any, key_hash: Any, key_check: Any, nbytes: Any, fl
 
 
 @triton.jit
-def commit(world: Any, owner: Any, index: Any, epoch: Any) -> Any:
+def commit(world: Word, owner: Word, index: Word, epoch: Word) -> Any:
     """WRITING -> READY and announce: OK, or LOST if the slot was given up. A slot that is READY already is OK."""
     seg = segment(world, owner)
     header = header_at(world, seg, index)
@@ -290,7 +296,7 @@ def commit(world: Any, owner: Any, index: Any, epoch: Any) -> Any:
 
 
 @triton.jit
-def finish(world: Any, owner: Any, index: Any, epoch: Any, phase: Any) -> Any:
+def finish(world: Word, owner: Word, index: Word, epoch: Word, phase: Word) -> Any:
     """Commit an object that `begin` began, and count the operation out: OK or LOST."""
     status = commit(world, owner, index, epoch)
     leave(world, segment(world, owner), phase)
@@ -298,7 +304,7 @@ def finish(world: Any, owner: Any, index: Any, epoch: Any, phase: Any) -> Any:
 
 
 @triton.jit
-def abort(world: Any, owner: Any, index: Any, epoch: Any) -> Any:
+def abort(world: Word, owner: Word, index: Word, epoch: Word) -> Any:
     """Give up an object that is WRITING and free it: OK, or LOST if the sweeper gave it up before.
 
     Only when nothing will be written to its pages any more.
@@ -316,8 +322,21 @@ def abort(world: Any, owner: Any, index: Any, epoch: Any) -> Any:
 
 @triton.jit
 def put(
-    world: Any, owner: Any, key_hash: Any, key_check: Any, src: Any, nbytes: Any, now: Any,
-    kind: Any, d0: Any, d1: Any, d2: Any, d3: Any, d4: Any, d5: Any, d6: Any,
+    world: Word,
+    owner: Word,
+    key_hash: Word,
+    key_check: Word,
+    src: Word,
+    nbytes: Word,
+    now: Word,
+    kind: Word,
+    d0: Word,
+    d1: Word,
+    d2: Word,
+    d3: Word,
+    d4: Word,
+    d5: Word,
+    d6: Word,
 ) -> Any:
     """The whole put by one producer: begin, describe, copy, finish. Returns (status, 1 if the poller sleeps)."""
     status, index, epoch, payload, phase = begin(world, owner, key_hash, key_check, nbytes, 0, now)
@@ -331,7 +350,7 @@ def put(
 
 # --- get --------------------------------------------------------------------------------------
 @triton.jit
-def lookup(world: Any, key_hash: Any, key_check: Any) -> Any:
+def lookup(world: Word, key_hash: Word, key_check: Word) -> Any:
     """Find a READY object. Returns (status, owner, header slot, epoch, payload offset, bytes).
 
     OK, MISS, NOT_READY or CORRUPT. What is returned beside OK is true only if `validate` says so afterwards.
@@ -357,16 +376,15 @@ def lookup(world: Any, key_hash: Any, key_check: Any) -> Any:
         inside = inside & (nbytes >= 0) & (nbytes <= limit - payload)
         if not same:
             status = word(MISS)
-        else:
-            # a header that is still READY in this epoch and names no possible bytes is broken, not in motion
-            if not inside:
-                status = select(still_ready(header, epoch), word(CORRUPT), word(MISS))
-                add64(seg + COUNT_CORRUPT, 1, "relaxed")
+        # a header that is still READY in this epoch and names no possible bytes is broken, not in motion
+        elif not inside:
+            status = select(still_ready(header, epoch), word(CORRUPT), word(MISS))
+            add64(seg + COUNT_CORRUPT, 1, "relaxed")
     return status, owner, index, epoch, payload, nbytes
 
 
 @triton.jit
-def lookup_described(world: Any, key_hash: Any, key_check: Any) -> Any:
+def lookup_described(world: Word, key_hash: Word, key_check: Word) -> Any:
     """`lookup`, and the descriptor: (status, owner, header slot, epoch, payload, bytes, kind, seven dimensions)."""
     status, owner, index, epoch, payload, nbytes = lookup(world, key_hash, key_check)
     kind, d0, d1, d2, d3, d4, d5, d6 = descriptor(world, segment(world, owner), index)
@@ -374,20 +392,20 @@ def lookup_described(world: Any, key_hash: Any, key_check: Any) -> Any:
 
 
 @triton.jit
-def validate(world: Any, owner: Any, index: Any, epoch: Any) -> Any:
+def validate(world: Word, owner: Word, index: Word, epoch: Word) -> Any:
     """After a copy: OK if the object was there all the while, TORN if not."""
     header = header_at(world, segment(world, owner), index)
     return select(still_ready(header, epoch), word(OK), word(TORN))
 
 
 @triton.jit
-def touch(world: Any, owner: Any, index: Any, now: Any) -> None:
+def touch(world: Word, owner: Word, index: Word, now: Word) -> None:
     """Note that an object was read: best effort, for eviction."""
     store64(header_at(world, segment(world, owner), index) + H_ACCESS, now, "relaxed")
 
 
 @triton.jit
-def read(world: Any, owner: Any, index: Any, epoch: Any, payload: Any, nbytes: Any, dst: Any, now: Any) -> Any:
+def read(world: Word, owner: Word, index: Word, epoch: Word, payload: Word, nbytes: Word, dst: Word, now: Word) -> Any:
     """Copy what `lookup` found to `dst`, and validate: OK or TORN."""
     copy_bytes(dst, segment(world, owner) + payload, nbytes)
     status = validate(world, owner, index, epoch)
@@ -397,7 +415,7 @@ def read(world: Any, owner: Any, index: Any, epoch: Any, payload: Any, nbytes: A
 
 
 @triton.jit
-def get(world: Any, key_hash: Any, key_check: Any, dst: Any, room: Any, now: Any) -> Any:
+def get(world: Word, key_hash: Word, key_check: Word, dst: Word, room: Word, now: Word) -> Any:
     """Look up and read an object of exactly `room` bytes into `dst`: OK, MISS, NOT_READY, TORN, SIZE or CORRUPT."""
     status, owner, index, epoch, payload, nbytes = lookup(world, key_hash, key_check)
     if status == OK:
@@ -410,7 +428,7 @@ def get(world: Any, key_hash: Any, key_check: Any, dst: Any, room: Any, now: Any
 
 # --- remove -----------------------------------------------------------------------------------
 @triton.jit
-def remove_slot(world: Any, owner: Any, index: Any, epoch: Any) -> Any:
+def remove_slot(world: Word, owner: Word, index: Word, epoch: Word) -> Any:
     """Make one READY object DEAD and free it: OK, PINNED, or MISS if it went away (or was never READY) meanwhile."""
     seg = segment(world, owner)
     phase = enter(world, seg)
@@ -420,15 +438,14 @@ def remove_slot(world: Any, owner: Any, index: Any, epoch: Any) -> Any:
     if seen == state_word(READY, epoch):
         retire(world, seg, owner, index, epoch)
         status = word(OK)
-    else:
-        if (seen & ~PIN_BITS) == state_word(READY, epoch):
-            status = word(PINNED)
+    elif (seen & ~PIN_BITS) == state_word(READY, epoch):
+        status = word(PINNED)
     leave(world, seg, phase)
     return status
 
 
 @triton.jit
-def remove(world: Any, key_hash: Any, key_check: Any) -> Any:
+def remove(world: Word, key_hash: Word, key_check: Word) -> Any:
     """Remove a READY object. Returns (status, owner): OK, MISS, NOT_READY, PINNED or CORRUPT."""
     status, entry = find(world, key_hash, key_check)
     owner = word(0)

@@ -4,9 +4,9 @@ Each is a step that the host asks for; when to ask is the sweeper's business (ho
 period (`activity`) and for nothing else, because time alone proves nothing:
 - quarantine: the pages of an object that was given up while its producer may still write to them. `give_up` makes the
   header DEAD; its pages stay named in it until `release`;
-- the audit: a page or slot that is in no place in three looks, each a grace period apart, and was not pushed in between,
-  belongs to nobody alive. Three, because without a push a node passes at most two times from place to place: out of a
-  list, and out of a header.
+- the audit: a page or slot that is in no place in three looks, each a grace period apart, and was not pushed
+  in between, belongs to nobody alive. Three, because without a push a node passes at most two times from place to
+  place: out of a list, and out of a header.
 
 Why the orderings suffice: `give_up` and `release` run before and after a grace period, which orders them against every
 operation that could still touch the header.
@@ -24,6 +24,7 @@ from nanokv.device.layout import (
     H_STATE,
     HDR_FREE,
     HEADER_BYTES,
+    JOINING,
     LOW32,
     ONE_PIN,
     PIN_BITS,
@@ -42,7 +43,7 @@ from nanokv.device.layout import (
     WORD_BYTES,
     WRITING,
 )
-from nanokv.device.memory import add64, cas64, load64, select, store64, table64, word
+from nanokv.device.memory import Word, add64, cas64, load64, select, store64, table64, word
 from nanokv.device.object import retire
 from nanokv.device.pins import add_pin, ledger_at
 from nanokv.device.ring import announce
@@ -50,8 +51,8 @@ from nanokv.device.world import W_HDR_COUNT, W_PAGE_BYTES, header_at, header_lin
 
 
 @triton.jit
-def snapshot(world: Any, seg: Any, said: Any, out: Any) -> Any:
-    """Copy the header that a STORED hint is about to `out`, whole: 1, or 0 if it is not READY in that epoch any more."""
+def snapshot(world: Word, seg: Word, said: Word, out: Word) -> Any:
+    """Copy the header that a STORED hint is about to `out`, whole: 1, or 0 if it is not READY in that epoch."""
     index = (said >> RING_HEADER_SHIFT) & RING_HEADER_MASK
     epoch = (said >> RING_EPOCH_SHIFT) & RING_EPOCH_MASK
     good = word(0)
@@ -68,7 +69,7 @@ def snapshot(world: Any, seg: Any, said: Any, out: Any) -> Any:
 
 
 @triton.jit
-def snapshots(world: Any, owner: Any, hints: Any, count: Any, records: Any, good: Any) -> None:
+def snapshots(world: Word, owner: Word, hints: Word, count: Word, records: Word, good: Word) -> None:
     """`snapshot` for `count` hints: records of 64 bytes, and a word each that says whether it is whole."""
     seg = segment(world, owner)
     i = word(0)
@@ -80,7 +81,7 @@ def snapshots(world: Any, owner: Any, hints: Any, count: Any, records: Any, good
 
 
 @triton.jit
-def give_up(world: Any, owner: Any, index: Any, epoch: Any) -> Any:
+def give_up(world: Word, owner: Word, index: Word, epoch: Word) -> Any:
     """Make an unfinished object DEAD: 1, or 0 if it moved on. Its pages stay with the header: quarantine."""
     header = header_at(world, segment(world, owner), index)
     done = kill(header, WRITING, epoch) == state_word(WRITING, epoch)
@@ -90,7 +91,7 @@ def give_up(world: Any, owner: Any, index: Any, epoch: Any) -> Any:
 
 
 @triton.jit
-def release(world: Any, owner: Any, index: Any, epoch: Any) -> Any:
+def release(world: Word, owner: Word, index: Word, epoch: Word) -> Any:
     """Free a DEAD header in nobody's hands, and what it holds, after a grace period: 1, or 0 if it moved on."""
     seg = segment(world, owner)
     state = load64(header_at(world, seg, index) + H_STATE, "acquire")
@@ -101,7 +102,7 @@ def release(world: Any, owner: Any, index: Any, epoch: Any) -> Any:
 
 
 @triton.jit
-def adopt_slot(world: Any, owner: Any, index: Any) -> None:
+def adopt_slot(world: Word, owner: Word, index: Word) -> None:
     """Give a leaked header slot back: one that the audit found in no place."""
     seg = segment(world, owner)
     header = header_at(world, seg, index)
@@ -111,7 +112,7 @@ def adopt_slot(world: Any, owner: Any, index: Any) -> None:
 
 
 @triton.jit
-def push_extents(world: Any, owner: Any, pages: Any, classes: Any, count: Any) -> None:
+def push_extents(world: Word, owner: Word, pages: Word, classes: Word, count: Word) -> None:
     """Give `count` extents back: words at `pages` (first pages) and `classes`, in private memory."""
     seg = segment(world, owner)
     i = word(0)
@@ -122,13 +123,22 @@ def push_extents(world: Any, owner: Any, pages: Any, classes: Any, count: Any) -
 
 
 @triton.jit
-def detach_class(world: Any, owner: Any, size_class: Any) -> Any:
+def joining(seg: Word, change: Word) -> Any:
+    """Count the hosts that are joining free extents in a segment; returns how many there were.
+
+    While it is not 0, FULL may be an accident: the free extents are in somebody's hands for a moment.
+    """
+    return add64(seg + JOINING, change, "acq_rel")
+
+
+@triton.jit
+def detach_class(world: Word, owner: Word, size_class: Word) -> Any:
     """Take the whole free list of a size class: its first page, or -1. The chain is the caller's."""
     return detach(free_list(segment(world, owner), size_class))
 
 
 @triton.jit
-def walk(links: Any, head: Any, count: Any, value: Any, marks: Any) -> Any:
+def walk(links: Word, head: Word, count: Word, value: Word, marks: Word) -> Any:
     """Write `value` into the word at `marks` of each node of a list; returns how many. Bounded, whatever it reads.
 
     Others push and pop meanwhile: a node may be seen that has just left, and missed that has just come.
@@ -143,14 +153,14 @@ def walk(links: Any, head: Any, count: Any, value: Any, marks: Any) -> Any:
 
 
 @triton.jit
-def walk_pages(world: Any, owner: Any, size_class: Any, count: Any, marks: Any) -> Any:
+def walk_pages(world: Word, owner: Word, size_class: Word, count: Word, marks: Word) -> Any:
     """Mark the first page of each free extent of a size class with the class plus 1."""
     seg = segment(world, owner)
     return walk(page_links(world, seg), free_list(seg, size_class), count, size_class + 1, marks)
 
 
 @triton.jit
-def walk_slots(world: Any, owner: Any, count: Any, marks: Any) -> Any:
+def walk_slots(world: Word, owner: Word, count: Word, marks: Word) -> Any:
     """Mark each free header slot with 1."""
     seg = segment(world, owner)
     return walk(header_links(world, seg), seg + HDR_FREE, count, word(1), marks)
@@ -158,7 +168,15 @@ def walk_slots(world: Any, owner: Any, count: Any, marks: Any) -> Any:
 
 @triton.jit
 def install(
-    world: Any, owner: Any, index: Any, key_hash: Any, key_check: Any, payload: Any, nbytes: Any, flags: Any, now: Any
+    world: Word,
+    owner: Word,
+    index: Word,
+    key_hash: Word,
+    key_check: Word,
+    payload: Word,
+    nbytes: Word,
+    flags: Word,
+    now: Word,
 ) -> Any:
     """v1: write the header of a slot and an extent that the master chose, and publish WRITING. Returns the epoch."""
     seg = segment(world, owner)
@@ -169,25 +187,25 @@ def install(
 
 
 @triton.jit
-def state_of(world: Any, owner: Any, index: Any) -> Any:
+def state_of(world: Word, owner: Word, index: Word) -> Any:
     """The STATE word of a header slot, read with a read-modify-write: what it is now."""
     return add64(header_at(world, segment(world, owner), index) + H_STATE, 0, "acq_rel")
 
 
 @triton.jit
-def kill_slot(world: Any, owner: Any, index: Any, state: Any, epoch: Any) -> Any:
+def kill_slot(world: Word, owner: Word, index: Word, state: Word, epoch: Word) -> Any:
     """v1: (state, 0, epoch) -> (DEAD, 0, epoch). Returns the STATE word that was there."""
     return kill(header_at(world, segment(world, owner), index), state, epoch)
 
 
 @triton.jit
-def announce_slot(world: Any, owner: Any, kind: Any, index: Any, epoch: Any) -> None:
+def announce_slot(world: Word, owner: Word, kind: Word, index: Word, epoch: Word) -> None:
     """Leave a hint about a header slot (v1's commit and removal; v2 does it inside `commit` and `retire`)."""
     announce(world, segment(world, owner), kind, index, epoch)
 
 
 @triton.jit
-def drop_pin(world: Any, owner: Any, line: Any, said: Any, epoch: Any) -> Any:
+def drop_pin(world: Word, owner: Word, line: Word, said: Word, epoch: Word) -> Any:
     """Take away the pin of a dead reader, which a ledger line says it HELD: 1, or 0 if the line changed."""
     seg = segment(world, owner)
     mine = cas64(ledger_at(world, seg, line), said, (said & ~PIN_PHASE_MASK) | PIN_INTENT, "acq_rel") == said
@@ -199,6 +217,6 @@ def drop_pin(world: Any, owner: Any, line: Any, said: Any, epoch: Any) -> Any:
 
 
 @triton.jit
-def clear_intent(world: Any, owner: Any, line: Any, said: Any) -> None:
+def clear_intent(world: Word, owner: Word, line: Word, said: Word) -> None:
     """Free a ledger line whose writer died before it said whether it pinned."""
     cas64(ledger_at(world, segment(world, owner), line), said, 0, "acq_rel")

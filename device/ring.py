@@ -1,7 +1,8 @@
 """The announce ring: producers tell the owner's host that an object became READY or went away.
 
-A slot is one 64-bit word that describes itself (RING: kind, header slot, epoch). Source: the tickets of Vyukov's bounded
-queue, without its weakness: there a producer that dies between taking a ticket and filling its slot stops the consumer.
+A slot is one 64-bit word that describes itself (RING: kind, header slot, epoch). Source: the tickets of Vyukov's
+bounded queue, without its weakness: there a producer that dies between taking a ticket and filling its slot
+stops the consumer.
 
 Guarantees
 - A hint is taken at most once, whole: a word is filled by one CAS from empty and taken by one exchange.
@@ -28,18 +29,18 @@ from nanokv.device.layout import (
     RING_HEADER_SHIFT,
     WORD_BYTES,
 )
-from nanokv.device.memory import add64, cas64, load64, select, store64, table64, word, xchg64
+from nanokv.device.memory import Word, add64, cas64, load64, select, store64, table64, word, xchg64
 from nanokv.device.world import W_ANN_BASE, W_ANN_CAPACITY
 
 
 @triton.jit
-def ring_slot(world: Any, seg: Any, ticket: Any) -> Any:
+def ring_slot(world: Word, seg: Word, ticket: Word) -> Any:
     """The address of the slot of a ticket."""
     return seg + table64(world + W_ANN_BASE) + (ticket & (table64(world + W_ANN_CAPACITY) - 1)) * WORD_BYTES
 
 
 @triton.jit
-def announce(world: Any, seg: Any, kind: Any, header: Any, epoch: Any) -> None:
+def announce(world: Word, seg: Word, kind: Word, header: Word, epoch: Word) -> None:
     """Leave a hint about a header slot for the owner's host."""
     ticket = add64(seg + ANN_HEAD, 1, "relaxed")
     said = word(kind) | (header << RING_HEADER_SHIFT) | (epoch << RING_EPOCH_SHIFT)
@@ -49,13 +50,13 @@ def announce(world: Any, seg: Any, kind: Any, header: Any, epoch: Any) -> None:
 
 
 @triton.jit
-def asleep(seg: Any) -> Any:
+def asleep(seg: Word) -> Any:
     """1 if the owner's poller sleeps and must be woken. Only for segments in host memory."""
     return load64(seg + ANN_ASLEEP, "relaxed") & LOW32
 
 
 @triton.jit
-def drain(world: Any, seg: Any, tail: Any, out: Any, room: Any) -> Any:
+def drain(world: Word, seg: Word, tail: Word, out: Word, room: Word) -> Any:
     """Take hints from ticket `tail` on, at most `room`, into the words at `out` (private memory).
 
     Returns (taken, head, hole): `head` is the ticket up to which was looked, `hole` the first ticket whose slot was

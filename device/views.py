@@ -1,7 +1,7 @@
 """A segment in host memory as numpy sees it: one structured array a region, sharing its bytes.
 
-For the host's tools (fsck, stats, the sweeper's looks) and tests. What is read here may be in motion; whoever acts on it
-does so through a protocol function, which looks again.
+For the host's tools (fsck, stats, the sweeper's looks) and tests. What is read here may be in motion; whoever acts on
+it does so through a protocol function, which looks again.
 """
 
 from typing import Any

@@ -21,7 +21,7 @@ from nanokv.device.layout import (
     Field,
     Record,
 )
-from nanokv.device.memory import table64
+from nanokv.device.memory import Word, table64
 
 WORLD = Record(
     "World",
@@ -45,7 +45,12 @@ WORLD = Record(
         Field("pin_base", "<i8", "offset of the pin ledger"),
         Field("heap_base", "<i8", "offset of the payload arena"),
         Field("heap_limit", "<i8", "offset of its end"),
-        Field("class_pages", "<i8", "pages of an extent of each size class; 0: no such class", count=SIZE_CLASSES),
+        Field(
+            "class_pages",
+            "<i8",
+            "pages of an extent of each size class; 0: no such class",
+            count=SIZE_CLASSES,
+        ),
     ],
 )
 
@@ -72,48 +77,48 @@ W_BASES = WORLD.size_constant()
 
 
 @triton.jit
-def segment(world: Any, rank: Any) -> Any:
+def segment(world: Word, rank: Word) -> Any:
     """The address of a rank's segment. `rank` must be below `world_size`."""
     return table64(world + W_BASES + rank * WORD_BYTES)
 
 
 @triton.jit
-def header_at(world: Any, seg: Any, index: Any) -> Any:
+def header_at(world: Word, seg: Word, index: Word) -> Any:
     """The address of a header slot."""
     return seg + table64(world + W_HDR_BASE) + index * HEADER_BYTES
 
 
 @triton.jit
-def descriptor_at(world: Any, seg: Any, index: Any) -> Any:
+def descriptor_at(world: Word, seg: Word, index: Word) -> Any:
     """The address of the descriptor of a header slot."""
     return seg + table64(world + W_DESC_BASE) + index * DESC_BYTES
 
 
 @triton.jit
-def page_links(world: Any, seg: Any) -> Any:
+def page_links(world: Word, seg: Word) -> Any:
     """The address of the links of pages; those of header slots follow them."""
     return seg + table64(world + W_LINKS_BASE)
 
 
 @triton.jit
-def header_links(world: Any, seg: Any) -> Any:
+def header_links(world: Word, seg: Word) -> Any:
     """The address of the links of header slots."""
     return page_links(world, seg) + table64(world + W_N_PAGES) * WORD_BYTES
 
 
 @triton.jit
-def bucket_at(world: Any, seg: Any, bucket: Any) -> Any:
+def bucket_at(world: Word, seg: Word, bucket: Word) -> Any:
     """The address of a directory bucket."""
     return seg + table64(world + W_DIR_BASE) + bucket * BUCKET_BYTES
 
 
 @triton.jit
-def activity_at(seg: Any, rank: Any, phase: Any) -> Any:
+def activity_at(seg: Word, rank: Word, phase: Word) -> Any:
     """The address of the word that counts a rank's operations in a segment, for one grace phase."""
     return seg + ACTIVITY_BASE + rank * ACTIVITY_BYTES + IN_FLIGHT + phase * WORD_BYTES
 
 
 @triton.jit
-def class_pages(world: Any, size_class: Any) -> Any:
+def class_pages(world: Word, size_class: Word) -> Any:
     """Pages of an extent of a size class; 0 if there is no such class."""
     return table64(world + W_CLASS_PAGES + size_class * WORD_BYTES)

@@ -1,17 +1,17 @@
 """Every error that NanoKV raises. Statuses inside the protocol become these at the edge of the API.
 
-    NanoKVError
-    ├── InvalidArgument (ValueError)   the call itself is wrong; nothing was done
-    ├── KeyNotFound (KeyError)         no object has this key
-    ├── DuplicateKey                   the key exists, or somebody is writing it
-    ├── NotReady                       the object exists, its bytes do not yet
-    │   └── WaitTimeout (TimeoutError) ... and did not in the time that the caller gave
-    ├── ObjectPinned                   somebody reads the object in place
-    ├── OutOfMemory (MemoryError)      no room: pages, header slots, directory entries or pins
-    ├── WriteLost                      the object was reclaimed while it was being written
-    ├── SegmentCorrupt                 a segment, or a word in one, cannot be what it should be
-    ├── HeapUnavailable                this kind of heap does not work here, or a name cannot be used
-    └── PeerLost (ConnectionError)     a rank that is needed is dead, closed, or does not answer
+NanoKVError
+├── InvalidArgument (ValueError)   the call itself is wrong; nothing was done
+├── KeyNotFound (KeyError)         no object has this key
+├── DuplicateKey                   the key exists, or somebody is writing it
+├── NotReady                       the object exists, its bytes do not yet
+│   └── WaitTimeout (TimeoutError) ... and did not in the time that the caller gave
+├── ObjectPinned                   somebody reads the object in place
+├── OutOfMemory (MemoryError)      no room: pages, header slots, directory entries or pins
+├── WriteLost                      the object was reclaimed while it was being written
+├── SegmentCorrupt                 a segment, or a word in one, cannot be what it should be
+├── HeapUnavailable                this kind of heap does not work here, or a name cannot be used
+└── PeerLost (ConnectionError)     a rank that is needed is dead, closed, or does not answer
 """
 
 

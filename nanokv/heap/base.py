@@ -61,5 +61,3 @@ class Heap(Protocol):
     def close(self) -> None:
         """Leave the world: mark the segment closed and unmap. Idempotent."""
         ...
-
-

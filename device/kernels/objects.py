@@ -1,0 +1,171 @@
+"""Control kernels of objects: one CTA, one call of the device function of the same name; see `frame` for the words."""
+
+from typing import Any
+
+import triton
+
+from nanokv.device.activity import enter, leave
+from nanokv.device.directory import find
+from nanokv.device.header import describe
+from nanokv.device.kernels.frame import answer, arg
+from nanokv.device.memory import Word
+from nanokv.device.object import (
+    abort,
+    begin,
+    commit,
+    finish,
+    lookup_described,
+    remove,
+    remove_slot,
+    touch,
+    validate,
+)
+from nanokv.device.pins import pin, unpin
+from nanokv.device.status import OK
+from nanokv.device.world import segment
+
+
+@triton.jit
+def describe_from(frame: Word, first: Word, world: Word, seg: Word, index: Word) -> None:
+    """Write the descriptor that stands in the eight arguments from `first` on."""
+    describe(
+        world,
+        seg,
+        index,
+        arg(frame, first),
+        arg(frame, first + 1),
+        arg(frame, first + 2),
+        arg(frame, first + 3),
+        arg(frame, first + 4),
+        arg(frame, first + 5),
+        arg(frame, first + 6),
+        arg(frame, first + 7),
+    )
+
+
+@triton.jit
+def _begin_object_kernel(frame: Word) -> None:
+    """(owner, key_hash, key_check, bytes, flags, now, descriptor[8]) -> (status, header, epoch, payload, phase)."""
+    world = arg(frame, 0)
+    owner = arg(frame, 1)
+    status, index, epoch, payload, phase = begin(
+        world, owner, arg(frame, 2), arg(frame, 3), arg(frame, 4), arg(frame, 5), arg(frame, 6)
+    )
+    if status == OK:
+        describe_from(frame, 7, world, segment(world, owner), index)
+    answer(frame, 0, status)
+    answer(frame, 1, index)
+    answer(frame, 2, epoch)
+    answer(frame, 3, payload)
+    answer(frame, 4, phase)
+
+
+@triton.jit
+def _finish_object_kernel(frame: Word) -> None:
+    """(owner, header, epoch, phase) -> status."""
+    answer(frame, 0, finish(arg(frame, 0), arg(frame, 1), arg(frame, 2), arg(frame, 3), arg(frame, 4)))
+
+
+@triton.jit
+def _commit_object_kernel(frame: Word) -> None:
+    """(owner, header, epoch) -> status."""
+    answer(frame, 0, commit(arg(frame, 0), arg(frame, 1), arg(frame, 2), arg(frame, 3)))
+
+
+@triton.jit
+def _abort_object_kernel(frame: Word) -> None:
+    """(owner, header, epoch) -> status."""
+    answer(frame, 0, abort(arg(frame, 0), arg(frame, 1), arg(frame, 2), arg(frame, 3)))
+
+
+@triton.jit
+def _enter_segment_kernel(frame: Word) -> None:
+    """(owner) -> phase."""
+    world = arg(frame, 0)
+    answer(frame, 0, enter(world, segment(world, arg(frame, 1))))
+
+
+@triton.jit
+def _leave_segment_kernel(frame: Word) -> None:
+    """(owner, phase)."""
+    world = arg(frame, 0)
+    leave(world, segment(world, arg(frame, 1)), arg(frame, 2))
+
+
+@triton.jit
+def _find_key_kernel(frame: Word) -> None:
+    """(key_hash, key_check) -> (status, entry)."""
+    status, entry = find(arg(frame, 0), arg(frame, 1), arg(frame, 2))
+    answer(frame, 0, status)
+    answer(frame, 1, entry)
+
+
+@triton.jit
+def lookup_into(frame: Word) -> Any:
+    """Look up the key in arguments 1 and 2 and answer with all that is known; returns (status, bytes)."""
+    status, owner, index, epoch, payload, nbytes, kind, d0, d1, d2, d3, d4, d5, d6 = lookup_described(
+        arg(frame, 0), arg(frame, 1), arg(frame, 2)
+    )
+    answer(frame, 0, status)
+    answer(frame, 1, owner)
+    answer(frame, 2, index)
+    answer(frame, 3, epoch)
+    answer(frame, 4, payload)
+    answer(frame, 5, nbytes)
+    answer(frame, 6, kind)
+    answer(frame, 7, d0)
+    answer(frame, 8, d1)
+    answer(frame, 9, d2)
+    answer(frame, 10, d3)
+    answer(frame, 11, d4)
+    answer(frame, 12, d5)
+    answer(frame, 13, d6)
+    return status, nbytes
+
+
+@triton.jit
+def _lookup_object_kernel(frame: Word) -> None:
+    """(key_hash, key_check) -> (status, owner, header, epoch, payload, bytes, descriptor[8])."""
+    lookup_into(frame)
+
+
+@triton.jit
+def _validate_object_kernel(frame: Word) -> None:
+    """(owner, header, epoch) -> status."""
+    answer(frame, 0, validate(arg(frame, 0), arg(frame, 1), arg(frame, 2), arg(frame, 3)))
+
+
+@triton.jit
+def _touch_object_kernel(frame: Word) -> None:
+    """(owner, header, now)."""
+    touch(arg(frame, 0), arg(frame, 1), arg(frame, 2), arg(frame, 3))
+
+
+@triton.jit
+def _remove_object_kernel(frame: Word) -> None:
+    """(key_hash, key_check) -> (status, owner)."""
+    status, owner = remove(arg(frame, 0), arg(frame, 1), arg(frame, 2))
+    answer(frame, 0, status)
+    answer(frame, 1, owner)
+
+
+@triton.jit
+def _remove_slot_kernel(frame: Word) -> None:
+    """(owner, header, epoch) -> status."""
+    answer(frame, 0, remove_slot(arg(frame, 0), arg(frame, 1), arg(frame, 2), arg(frame, 3)))
+
+
+@triton.jit
+def _pin_object_kernel(frame: Word) -> None:
+    """(owner, header, epoch) -> (status, line)."""
+    world = arg(frame, 0)
+    status, line = pin(world, segment(world, arg(frame, 1)), arg(frame, 2), arg(frame, 3))
+    answer(frame, 0, status)
+    answer(frame, 1, line)
+
+
+@triton.jit
+def _unpin_object_kernel(frame: Word) -> None:
+    """(owner, header, epoch, line) -> status."""
+    world = arg(frame, 0)
+    answer(frame, 0, unpin(world, segment(world, arg(frame, 1)), arg(frame, 2), arg(frame, 3), arg(frame, 4)))

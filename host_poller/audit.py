@@ -1,0 +1,115 @@
+"""The audit: pages and header slots that are in no place.
+
+Between two atomics an extent is in nobody's list and in no header. A producer that dies there leaks it. The audit looks
+at every place three times, with a grace period between two looks. What was in no place in all three, and was not pushed
+meanwhile (its stamp did not change; for a slot, its epoch), belongs to nobody alive, and is given back.
+
+Why three. A node that somebody alive holds is seen in no place only while it passes from one place to another, and each
+passage ends within a grace period. Without a push (which changes the stamp) a node can pass two times at most: out of a
+list into a header, and out of a header. So two looks may miss it, a third cannot.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from nanokv.device.layout import DEAD, RESERVED, STATE_MASK
+from nanokv.device.machine import Machine, Words
+from nanokv.host_poller.coalesce import carve_runs
+from nanokv.host_poller.grace import Grace
+
+LOOKS = 3
+
+
+class _Look(NamedTuple):
+    pages: Words  #: pages in no place
+    slots: Words  #: header slots in no place
+
+
+class Audit:
+    """The audit of one rank's segment. Used by the owner's poller thread alone."""
+
+    def __init__(self, machine: Machine, rank: int, grace: Grace) -> None:
+        self._machine = machine
+        self._rank = rank
+        self._grace = grace
+        self._again = False
+        self._looks = 0
+        self._ticket = 0
+        self._stamps = np.zeros(0, np.int64)
+        self._epochs = np.zeros(0, np.int64)
+        self._missing: _Look | None = None
+
+    @property
+    def running(self) -> bool:
+        """True from `start` until the last look."""
+        return self._again or self._looks > 0
+
+    def start(self) -> None:
+        """Begin, or begin once more when the one under way has ended."""
+        self._again = True
+
+    def step(self, held: set[int]) -> tuple[int, int]:
+        """Take the next look if its time has come. `held`: slots in quarantine. Returns how many went back."""
+        if self._looks and self._grace.completed < self._ticket:
+            return 0, 0
+        if not self._looks:
+            if not self._again:
+                return 0, 0
+            self._again = False
+            self._stamps = self._machine.page_stamps(self._rank)
+            self._epochs = self._machine.headers(self._rank, 0, self._machine.geometry.hdr_count)["epoch"].astype(
+                np.int64
+            )
+            self._missing = None
+        look = self._look(held)
+        before = self._missing
+        self._missing = look if before is None else _Look(*map(np.intersect1d, before, look))
+        self._looks += 1
+        if self._looks < LOOKS and (len(self._missing.pages) or len(self._missing.slots)):
+            self._ticket = self._grace.request()
+            return 0, 0
+        self._looks = 0
+        return self._give_back(self._missing)
+
+    def _look(self, held: set[int]) -> _Look:
+        geometry = self._machine.geometry
+        control = self._machine.control(self._rank)[0]
+        base = geometry.offsets["heap_base"]
+        bumped = (int(control["bump_ptr"]) - base) // geometry.page_bytes
+        marks = self._machine.page_marks(self._rank)
+        free_slots = self._machine.slot_marks(self._rank)
+        headers = self._machine.headers(self._rank, 0, min(int(control["hdr_head"]), geometry.hdr_count))
+        placed = np.zeros(geometry.n_pages + 1, np.int64)
+        sizes = np.array(geometry.class_pages, np.int64)
+        first = np.flatnonzero(marks)
+        _cover(placed, first, sizes[marks[first] - 1])
+        holding = headers[headers["n_pages"] > 0]
+        pages = (holding["payload_base"].astype(np.int64) - base) // geometry.page_bytes
+        classes = np.searchsorted(sizes[sizes > 0], holding["n_pages"])
+        sane = (pages >= 0) & (pages < geometry.n_pages) & (classes < np.count_nonzero(sizes))
+        _cover(placed, pages[sane], sizes[classes[sane]])
+        nowhere = np.cumsum(placed[:-1]) == 0
+        state = headers["state"] & STATE_MASK.value
+        idle = (state == DEAD.value) | ((state == RESERVED.value) & (headers["epoch"] == 0))
+        loose = idle & (headers["n_pages"] == 0) & (free_slots[: len(headers)] == 0)
+        loose[[slot for slot in held if slot < len(headers)]] = False
+        return _Look(np.flatnonzero(nowhere[:bumped]), np.flatnonzero(loose))
+
+    def _give_back(self, missing: _Look) -> tuple[int, int]:
+        pages, slots = missing
+        pages = pages[self._machine.page_stamps(self._rank)[pages] == self._stamps[pages]]
+        headers = self._machine.headers(self._rank, 0, self._machine.geometry.hdr_count)
+        slots = slots[headers["epoch"][slots] == self._epochs[slots]]
+        if len(pages):
+            firsts, classes = carve_runs(self._machine.geometry, pages)
+            self._machine.push_extents(self._rank, firsts, classes)
+        for slot in slots.tolist():
+            self._machine.adopt_slot(self._rank, slot)
+        return len(pages), len(slots)
+
+
+def _cover(placed: Words, first: Words, sizes: Words) -> None:
+    """Count extents into the differences `placed`, whose running sum says how often a page is in a place."""
+    np.add.at(placed, first, 1)
+    np.add.at(placed, np.minimum(first + sizes, len(placed) - 1), -1)

@@ -1,0 +1,60 @@
+"""What listeners are told: an object became READY in this rank's segment, or went away."""
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from enum import Enum
+from typing import NamedTuple
+
+from nanokv.types import KeyDigest, ObjMeta
+
+_log = logging.getLogger("nanokv.events")
+
+
+class EventKind(Enum):
+    """STORED or REMOVED."""
+
+    STORED = "stored"
+    REMOVED = "removed"
+
+
+class Event(NamedTuple):
+    """One change of a rank's index. An object that came and went between two looks of the poller makes no events."""
+
+    kind: EventKind
+    key: KeyDigest
+    meta: ObjMeta
+
+
+Listener = Callable[[Sequence[Event]], None]
+
+
+class Listeners:
+    """Who wants to know. Called on the poller's thread, in batches; a listener that raises is logged and kept."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._all: tuple[Listener, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self._all)
+
+    def add(self, listener: Listener) -> Callable[[], None]:
+        """Subscribe; returns the function that ends it."""
+        with self._lock:
+            self._all = (*self._all, listener)
+        return lambda: self._drop(listener)
+
+    def _drop(self, listener: Listener) -> None:
+        with self._lock:
+            self._all = tuple(one for one in self._all if one is not listener)
+
+    def tell(self, events: Sequence[Event]) -> None:
+        """Call every listener with a batch of events."""
+        if not events:
+            return
+        for listener in self._all:
+            try:
+                listener(events)
+            except Exception:
+                _log.exception("a listener raised; it stays subscribed")

@@ -1,0 +1,124 @@
+"""Which objects lie in this rank's segment: one row a header slot, in arrays, so that a batch costs no Python loop.
+
+The index is a copy for the host's own use (iteration, events, statistics). Look-ups of readers go to the directory.
+An object enters once a life: its row carries the header's epoch, and a row that has that epoch already is left alone.
+"""
+
+import threading
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from nanokv.device.geometry import Geometry
+from nanokv.device.layout import OBJ_HEADER
+from nanokv.host_poller.events import Event, EventKind
+from nanokv.types import KeyDigest, ObjMeta
+
+Records = npt.NDArray[Any]  #: OBJ_HEADER records
+Slots = npt.NDArray[np.int64]
+
+
+class Change(NamedTuple):
+    """Rows that left the index and rows that came, with their headers as they were."""
+
+    gone: Slots
+    gone_records: Records
+    came: Slots
+    came_records: Records
+
+
+class HeaderIndex:
+    """The rows of one rank. Written by the poller's thread alone; read by any."""
+
+    def __init__(self, geometry: Geometry, rank: int) -> None:
+        self._geometry = geometry
+        self._rank = rank
+        self._lock = threading.Lock()
+        self._present = np.zeros(geometry.hdr_count, np.bool_)
+        self._records = np.zeros(geometry.hdr_count, OBJ_HEADER.dtype)
+
+    def __len__(self) -> int:
+        return int(np.count_nonzero(self._present))
+
+    @property
+    def bytes_stored(self) -> int:
+        """Payload bytes of all rows."""
+        with self._lock:
+            return int(self._records["bytes_total"][self._present].sum())
+
+    def epochs(self) -> npt.NDArray[np.int64]:
+        """The epoch of each slot's row; -1 where there is none."""
+        with self._lock:
+            return np.where(self._present, self._records["epoch"].astype(np.int64), -1)
+
+    def stored(self, slots: Slots, records: Records) -> Change:
+        """Take in headers that were READY. A row of another epoch leaves; the same epoch is no change."""
+        slots, last = np.unique(slots[::-1], return_index=True)
+        records = records[::-1][last]
+        with self._lock:
+            new = ~(self._present[slots] & (self._records["epoch"][slots] == records["epoch"]))
+            slots, records = slots[new], records[new]
+            old = slots[self._present[slots]]
+            old_records = self._records[old]
+            self._records[slots] = records
+            self._present[slots] = True
+        return Change(old, old_records, slots, records)
+
+    def removed(self, slots: Slots, epochs: npt.NDArray[np.int64]) -> Change:
+        """Let rows go whose slot and epoch are named; others are left alone."""
+        with self._lock:
+            hit = self._present[slots] & (self._records["epoch"][slots] == epochs)
+            gone = np.unique(slots[hit])
+            gone_records = self._records[gone]
+            self._present[gone] = False
+        none = gone[:0]
+        return Change(gone, gone_records, none, gone_records[:0])
+
+    def rows(self) -> tuple[Slots, Records]:
+        """A copy of all rows: their slots and headers."""
+        with self._lock:
+            slots = np.flatnonzero(self._present)
+            return slots, self._records[slots]
+
+    def keys(self) -> Iterator[KeyDigest]:
+        """The digests of all keys, as they were at the call."""
+        _, records = self.rows()
+        halves = zip(
+            records["key_hash"].view(np.int64).tolist(),
+            records["key_check"].view(np.int64).tolist(),
+            strict=True,
+        )
+        return (KeyDigest(*pair) for pair in halves)
+
+    def events(self, change: Change) -> list[Event]:
+        """A change, as events for listeners: what left first."""
+        gone = self._events(EventKind.REMOVED, change.gone, change.gone_records)
+        return gone + self._events(EventKind.STORED, change.came, change.came_records)
+
+    def _events(self, kind: EventKind, slots: Slots, records: Records) -> list[Event]:
+        base = self._geometry.offsets["hdr_base"]
+        return [
+            Event(kind, key_of(record), meta_of(record, self._rank, base + slot * OBJ_HEADER.size))
+            for slot, record in zip(slots.tolist(), records, strict=True)
+        ]
+
+
+def key_of(record: Any) -> KeyDigest:
+    """The key's digest in a header record."""
+    return KeyDigest(int(record["key_hash"].view(np.int64)), int(record["key_check"].view(np.int64)))
+
+
+def meta_of(record: Any, rank: int, header_off: int) -> ObjMeta:
+    """A header record as the API's ObjMeta."""
+    return ObjMeta(
+        key_hash=int(record["key_hash"].view(np.int64)),
+        owner_rank=rank,
+        header_off=header_off,
+        payload_off=int(record["payload_base"]),
+        bytes_total=int(record["bytes_total"]),
+        page_bytes=int(record["page_size"]),
+        n_pages=int(record["n_pages"]),
+        epoch=int(record["epoch"]),
+    )

@@ -1,0 +1,185 @@
+"""The poller thread of one rank: it drains the announce ring, keeps the index, tells listeners, and sweeps.
+
+`step` does one round and never waits; the thread is a thin loop around it. Busy, it comes back after a fraction of a
+millisecond, so that a stream of puts is taken in batches and nobody has to wake it. Idle, it sleeps on the ring's
+head and is woken by the first announcement; the sweep then runs a few times a second, or less when nothing can have
+changed.
+"""
+
+import logging
+import threading
+import time
+from dataclasses import asdict
+
+import numpy as np
+
+from nanokv.device.layout import REMOVED, STORED, unpack
+from nanokv.device.machine import Machine
+from nanokv.errors import WaitTimeout
+from nanokv.heap.base import Heap
+from nanokv.host_poller.events import Listeners
+from nanokv.host_poller.index import Change, HeaderIndex
+from nanokv.host_poller.sweeper import Sweeper
+
+_log = logging.getLogger("nanokv.poller")
+
+BATCH = 4096  #: hints taken from the ring at once
+HOLE_PATIENCE = 0.1  #: seconds to come back to a slot that was reserved and never filled
+BUSY_PAUSE = 0.0005  #: seconds between two rounds while hints keep coming
+IDLE_ROUNDS = 20  #: empty rounds before the poller goes to sleep
+SWEEP_SECONDS = 0.25
+QUIET_SWEEP_SECONDS = 2.0  #: when no word of HeapCtl has changed since the last sweep
+
+
+class Poller:
+    """Keeps one rank's index. Start it with `start`; `stop` ends the thread and takes in what is left in the ring."""
+
+    def __init__(self, machine: Machine, heap: Heap, *, write_timeout: float, reclaims: bool) -> None:
+        self._machine = machine
+        self._heap = heap
+        self._rank = heap.rank
+        self.index = HeaderIndex(machine.geometry, self._rank)
+        self.listeners = Listeners()
+        self.sweeper = Sweeper(machine, heap, self.index, write_timeout, reclaims)
+        self.corrupt_hints = 0
+        self.drained = 0
+        self.failures = 0
+        self._tail = int(machine.control(self._rank)[0]["ann_tail"])
+        self._head = self._tail
+        self._stuck: tuple[int, float, int] | None = None  # hole, since when, head then
+        self._fingerprint: tuple[int, ...] = ()
+        self._swept = -1e9
+        self._stop = threading.Event()
+        self._sweep_now = threading.Event()
+        self._round = threading.Condition()
+        self._rounds = 0
+        self._thread: threading.Thread | None = None
+
+    # one round
+    def step(self, now: float) -> int:
+        """Take hints from the ring, once, and sweep if it is time. Returns how many hints were taken."""
+        taken = self.drain(now)
+        if self._sweep_due(now):
+            self.sweep(now)
+        return taken
+
+    def drain(self, now: float) -> int:
+        """Take hints from the ring, at most BATCH."""
+        drained = self._machine.drain(self._rank, self._tail, BATCH)
+        self._head = drained.head
+        if drained.head != self._tail:
+            self._advance(drained.head, drained.hole, now)
+            self._machine.set_control(self._rank, "ann_tail", self._tail)
+        if len(drained.hints):
+            self._ingest(drained.hints)
+        return len(drained.hints)
+
+    def _advance(self, head: int, hole: int, now: float) -> None:
+        """Move on to `head`, or stay at the first empty slot for a while: its producer may be about to fill it."""
+        if hole == head:
+            self._tail, self._stuck = head, None
+        elif self._stuck is None or self._stuck[0] < self._tail:
+            self._tail, self._stuck = hole, (hole, now, head)
+        elif now - self._stuck[1] > HOLE_PATIENCE:
+            self._tail, self._stuck = self._stuck[2], None
+
+    def _ingest(self, hints: "np.ndarray[tuple[int], np.dtype[np.int64]]") -> None:
+        self.drained += len(hints)
+        kinds, slots, epochs = (unpack("RING", name, hints) for name in ("kind", "header", "epoch"))
+        known = (slots < self._machine.geometry.hdr_count) & ((kinds == STORED.value) | (kinds == REMOVED.value))
+        self.corrupt_hints += int(np.count_nonzero(~known))
+        stored = known & (kinds == STORED.value)
+        records, good = self._machine.snapshots(self._rank, hints[stored])
+        self._tell(self.index.stored(slots[stored][good], records[good]))
+        removed = known & (kinds == REMOVED.value)
+        self._tell(self.index.removed(slots[removed], epochs[removed]))
+
+    def _tell(self, change: Change) -> None:
+        if self.listeners and (len(change.gone) or len(change.came)):
+            self.listeners.tell(self.index.events(change))
+
+    # the sweep
+    def sweep(self, now: float) -> None:
+        """Look at every header now."""
+        self._swept = now
+        for change in self.sweeper.step(now):
+            self._tell(change)
+
+    def _sweep_due(self, now: float) -> bool:
+        if self._sweep_now.is_set():
+            self._sweep_now.clear()
+            return True
+        since = now - self._swept
+        if since < SWEEP_SECONDS:
+            return False
+        if since >= QUIET_SWEEP_SECONDS or self.sweeper.pending:
+            return True
+        control = self._machine.control(self._rank)[0]
+        names = ("bump_ptr", "hdr_head", "hdr_free", "ann_head", "missed", "refused")
+        words = tuple(int(control[name]) for name in names)
+        changed, self._fingerprint = words != self._fingerprint, words
+        return changed or self.sweeper.somebody_died()
+
+    # the thread
+    def start(self) -> None:
+        """Start the thread. It is a daemon: a process that forgets to close does not hang."""
+        self._thread = threading.Thread(target=self._run, name=f"nanokv-poller-{self._rank}", daemon=True)
+        self._thread.start()
+
+    def stop(self, timeout: float = 5.0) -> None:
+        """End the thread and wait for it. Idempotent."""
+        self._stop.set()
+        self._heap.wake(self._rank)
+        thread, self._thread = self._thread, None
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(timeout)
+
+    def flush(self, timeout: float) -> None:
+        """Wait until the index has seen everything that was committed in this segment before the call.
+
+        Raises:
+            WaitTimeout: after `timeout` seconds.
+        """
+        deadline = time.monotonic() + timeout
+        with self._round:
+            aim = self._rounds + 2  # the round under way may have looked already
+            while self._rounds < aim:
+                self._sweep_now.set()
+                self._heap.wake(self._rank)
+                if (
+                    not self._round.wait(min(0.05, max(deadline - time.monotonic(), 0)))
+                    and time.monotonic() >= deadline
+                ):
+                    raise WaitTimeout(f"the poller of rank {self._rank} did not come round in {timeout} s")
+
+    def as_dict(self) -> dict[str, int]:
+        """What the poller has done, for `stats`."""
+        sweeps = {f"sweeper_{name}": value for name, value in asdict(self.sweeper.counts).items()}
+        return {
+            "indexed": len(self.index),
+            "hints": self.drained,
+            "corrupt_hints": self.corrupt_hints,
+            "poller_failures": self.failures,
+        } | sweeps
+
+    def _run(self) -> None:
+        idle = 0
+        while not self._stop.is_set():
+            try:
+                taken = self.step(time.monotonic())
+            except Exception:  # a corrupt entry must not end the service; it is counted and shown by stats
+                if self._stop.is_set():
+                    return
+                self.failures += 1
+                _log.exception("a round of the poller of rank %d failed", self._rank)
+                taken = 0
+                self._stop.wait(SWEEP_SECONDS)
+            with self._round:
+                self._rounds += 1
+                self._round.notify_all()
+            idle = 0 if taken else idle + 1
+            if idle < IDLE_ROUNDS or self._sweep_now.is_set():
+                self._stop.wait(BUSY_PAUSE)
+            else:
+                pending = self.sweeper.pending or self._stuck is not None
+                self._heap.wait_for_hint(0.02 if pending else SWEEP_SECONDS, self._head)

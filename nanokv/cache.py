@@ -1,0 +1,558 @@
+"""NanoKVCache: the public API, one object a rank.
+
+Objects are immutable and named by keys. Any rank puts into any rank's segment and reads from any; the same calls work
+whether the producer allocates (`alloc="device"`, v2) or the master does (`alloc="host"`, v1).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from nanokv.assemble import Parts, assemble, attach_shm, plan_geometry
+from nanokv.config import Options, alloc_from_env, name_from_env, rank_from_env, world_size_from_env
+from nanokv.device.layout import OBJ_HEADER
+from nanokv.device.machine import Found
+from nanokv.device.status import Status
+from nanokv.errors import (
+    InvalidArgument,
+    KeyNotFound,
+    NanoKVError,
+    PeerLost,
+    WaitTimeout,
+)
+from nanokv.heap.base import Heap
+from nanokv.heap.local import LocalWorld
+from nanokv.host_poller.events import Listener
+from nanokv.keys import Hasher
+from nanokv.mover import Mover
+from nanokv.path import Write
+from nanokv.pending import Handle, Worker
+from nanokv.pinned import Pinned
+from nanokv.raising import error_for, shown
+from nanokv.statistics import Traffic, snapshot
+from nanokv.tensors import RAW
+from nanokv.types import Key, KeyDigest, ObjMeta, WritePlan
+
+_MISSING = (Status.MISS, Status.NOT_READY)
+
+
+class NanoKVCache:
+    """One rank of a distributed KV cache.
+
+    Args:
+        heap_bytes: payload bytes of each rank's segment, the same on all ranks.
+        master_rank: the rank that allocates in v1.
+        page_bytes: bytes of a page; every object takes whole pages.
+        name: the name of the world on this host; ranks meet by it. Default: NANOKV_NAME, else one that the ranks of a
+            torchrun job share. Without a name and with one rank the heap is private to this process.
+        rank, world_size: default: RANK and WORLD_SIZE, as torchrun sets them.
+        options: fields of `nanokv.config.Options`.
+
+    Raises:
+        InvalidArgument, HeapUnavailable, SegmentCorrupt: the arguments, the machine, or what lies under the name.
+        PeerLost: other ranks did not come within `attach_timeout`.
+
+    A cache is used from any thread. `close` it, or use it in a `with` block.
+    """
+
+    def __init__(
+        self,
+        heap_bytes: int,
+        master_rank: int = 0,
+        page_bytes: int = 256 * 1024,
+        *,
+        name: str | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        **options: Any,
+    ) -> None:
+        chosen = make_options(options)
+        rank = rank_from_env() if rank is None else rank
+        world_size = world_size_from_env() if world_size is None else world_size
+        geometry = plan_geometry(heap_bytes, page_bytes, world_size, chosen)
+        for what, value in (("rank", rank), ("master_rank", master_rank)):
+            if not 0 <= value < world_size:
+                raise InvalidArgument(f"{what} must be 0 to {world_size - 1}, not {value}")
+        heap: Heap
+        if name is None and world_size == 1:
+            world = LocalWorld(geometry, mode=chosen.alloc, may_evict=chosen.evict, water=chosen.water)
+            heap = world.heap(0)
+        else:
+            heap = attach_shm(name or name_from_env(), geometry, rank, chosen)
+        self._setup(assemble(heap, master_rank, chosen), chosen)
+
+    @classmethod
+    def _from_heap(cls, heap: Heap, master_rank: int, options: Options) -> NanoKVCache:
+        cache = cls.__new__(cls)
+        cache._setup(assemble(heap, master_rank, options), options)
+        return cache
+
+    def _setup(self, parts: Parts, options: Options) -> None:
+        self._parts = parts
+        self._heap, self._machine, self._path, self._poller = (
+            parts.heap,
+            parts.machine,
+            parts.path,
+            parts.poller,
+        )
+        self._geometry = parts.machine.geometry
+        self._hash = Hasher(options.namespace)
+        self._mover = Mover(self._heap, self._machine, self._path)
+        self._traffic = Traffic()
+        self._plans: dict[KeyDigest, Write] = {}
+        self._worker = Worker(f"nanokv-async-{self._heap.rank}")
+        self._open = True
+        self.options = options
+
+    # --- who and where ---
+    @property
+    def rank(self) -> int:
+        """This rank."""
+        return self._heap.rank
+
+    @property
+    def world_size(self) -> int:
+        """Ranks in the world."""
+        return self._heap.world_size
+
+    @property
+    def alloc(self) -> str:
+        """ "device" (v2) or "host" (v1)."""
+        return self._path.alloc
+
+    @property
+    def device(self) -> torch.device:
+        """Where segments lie, and what `get` returns."""
+        return self._heap.device
+
+    @property
+    def heap_bases_tensor(self) -> torch.Tensor:
+        """int64 [world_size]: every rank's segment base in this process, as iris' device functions take it."""
+        return torch.tensor(self._heap.bases, dtype=torch.int64, device=self._heap.device)
+
+    def device_ptr(self, rank: int, offset: int) -> int:
+        """The pointer to pass to iris-style device functions for `offset` in the segment of `rank`.
+
+        Those translate a pointer of the calling rank: remote = bases[rank] + (pointer - bases[self.rank]). So this is
+        the address of the offset in this rank's *own* segment; `rank` is only checked. For plain loads and stores take
+        `remote_ptr`.
+        """
+        self._check_place(rank, offset)
+        return self._heap.bases[self._heap.rank] + offset
+
+    def remote_ptr(self, rank: int, offset: int) -> int:
+        """The address of `offset` in the segment of `rank`, as this process sees it."""
+        self._check_place(rank, offset)
+        return self._heap.bases[rank] + offset
+
+    def _check_place(self, rank: int, offset: int) -> None:
+        if not 0 <= rank < self.world_size:
+            raise InvalidArgument(f"rank must be 0 to {self.world_size - 1}, not {rank}")
+        if not 0 <= offset < self._geometry.segment_bytes:
+            raise InvalidArgument(
+                f"offset must be inside the segment of {self._geometry.segment_bytes} bytes, not {offset}"
+            )
+
+    def digest(self, key: Key) -> KeyDigest:
+        """The digest of a key in this cache's namespace; accepted wherever a key is."""
+        return self._hash(key)
+
+    # --- objects ---
+    def put(self, key: Key, tensor: torch.Tensor, *, preferred_segment: int | None = None) -> None:
+        """Store a tensor, in the preferred rank's segment (else one chosen by the key). It can be read at once.
+
+        Raises:
+            DuplicateKey, OutOfMemory, InvalidArgument, PeerLost, WriteLost: nothing was stored.
+        """
+        status = self._put(self._hash(key), tensor, preferred_segment)
+        if status:
+            self._fail(status, key, tensor.nbytes, preferred_segment)
+
+    def _put(self, digest: KeyDigest, tensor: torch.Tensor, preferred: int | None) -> int:
+        self._check_segment(preferred)
+        status = self._mover.put(digest, tensor, preferred)
+        self._traffic.put(status, tensor)
+        return status
+
+    def get(self, key: Key, *, dst: torch.Tensor | None = None) -> torch.Tensor:
+        """Read an object: a new tensor of the dtype and shape that were put, or into `dst`, which is returned.
+
+        Args:
+            dst: contiguous, on the heap's device, of exactly the object's number of bytes.
+
+        Raises:
+            KeyNotFound, NotReady, InvalidArgument, SegmentCorrupt, PeerLost: what is in `dst` then means nothing,
+            unless it is InvalidArgument: nothing was copied.
+        """
+        result = self._get(self._hash(key), dst)
+        if isinstance(result, int):
+            self._fail(result, key)
+        return result
+
+    def _get(self, digest: KeyDigest, dst: torch.Tensor | None) -> torch.Tensor | int:
+        self._check_open()
+        if dst is None:
+            result: torch.Tensor | int = self._mover.get(digest)
+        else:
+            status = self._mover.get_into(digest, dst)
+            result = status if status else dst
+        self._traffic.get(result)
+        return result
+
+    def remove(self, key: Key) -> None:
+        """Remove an object.
+
+        Raises:
+            KeyNotFound, NotReady, ObjectPinned, PeerLost: it is as it was.
+        """
+        status = self._remove(self._hash(key))
+        if status:
+            self._fail(status, key)
+
+    def _remove(self, digest: KeyDigest) -> int:
+        self._check_open()
+        return self._path.remove(digest)
+
+    def exists(self, key: Key) -> bool:
+        """True if the object can be read now. Does not make it look used to eviction."""
+        self._check_open()
+        return self._path.exists(self._hash(key)) == Status.OK
+
+    __contains__ = exists
+
+    # --- many ---
+    def put_many(
+        self, keys: Sequence[Key], tensors: Sequence[torch.Tensor], *, preferred_segment: int | None = None
+    ) -> list[NanoKVError | None]:
+        """Put each; returns what went wrong with each, or None. Only a call that is itself wrong raises."""
+        if len(keys) != len(tensors):
+            raise InvalidArgument(f"{len(keys)} keys and {len(tensors)} tensors")
+        self._check_segment(preferred_segment)
+        digests = [self._hash(key) for key in keys]
+        return [self._outcome(k, d, t, preferred_segment) for k, d, t in zip(keys, digests, tensors, strict=True)]
+
+    def _outcome(self, key: Key, digest: KeyDigest, tensor: torch.Tensor, preferred: int | None) -> NanoKVError | None:
+        try:
+            status = self._put(digest, tensor, preferred)
+        except NanoKVError as error:
+            return error
+        return self._error(status, key, tensor.nbytes, preferred) if status else None
+
+    def get_many(self, keys: Sequence[Key], *, dsts: Sequence[torch.Tensor] | None = None) -> list[torch.Tensor | None]:
+        """Get each; None where there is no object (yet). `dsts`: as `dst` of get, one a key."""
+        if dsts is not None and len(keys) != len(dsts):
+            raise InvalidArgument(f"{len(keys)} keys and {len(dsts)} dsts")
+        digests = [self._hash(key) for key in keys]
+        results: list[torch.Tensor | None] = []
+        for i, digest in enumerate(digests):
+            found = self._get(digest, dsts[i] if dsts is not None else None)
+            if isinstance(found, int) and found not in _MISSING:
+                self._fail(found, keys[i])
+            results.append(None if isinstance(found, int) else found)
+        return results
+
+    def exists_many(self, keys: Sequence[Key]) -> list[bool]:
+        """Whether each can be read now."""
+        self._check_open()
+        return [self._path.exists(self._hash(key)) == Status.OK for key in keys]
+
+    def remove_many(self, keys: Sequence[Key]) -> list[bool]:
+        """Remove each; False where there was nothing to remove, or it is being written or pinned."""
+        return [self._remove(self._hash(key)) == Status.OK for key in keys]
+
+    # --- asynchronous ---
+    def put_async(self, key: Key, tensor: torch.Tensor, *, preferred_segment: int | None = None) -> Handle[None]:
+        """`put` in the background, in order; the tensor must not change before the handle is done."""
+        return self._worker.submit(lambda: self.put(key, tensor, preferred_segment=preferred_segment))
+
+    def get_async(self, key: Key, *, dst: torch.Tensor | None = None) -> Handle[torch.Tensor]:
+        """`get` in the background, in order."""
+        return self._worker.submit(lambda: self.get(key, dst=dst))
+
+    # --- plans: a kernel of the caller's writes ---
+    def open_for_write(self, key: Key, bytes_total: int, *, preferred_segment: int | None = None) -> WritePlan:
+        """Claim a key and allocate; the caller's kernel writes the bytes, and commits READY, or `commit` does.
+
+        The object reads back as flat uint8. If it is not READY after `write_timeout`, it is given up; its pages are
+        kept until `commit` or `abort` is called (they then raise WriteLost), or this process ends.
+
+        Raises:
+            DuplicateKey, OutOfMemory, InvalidArgument, PeerLost: nothing was allocated.
+        """
+        if type(bytes_total) is not int or bytes_total < 0:
+            raise InvalidArgument(f"bytes_total must be a number of bytes, not {bytes_total!r}")
+        self._check_segment(preferred_segment)
+        digest = self._hash(key)
+        write = self._path.begin(digest, bytes_total, preferred_segment, RAW, plan=True)
+        if write.status:
+            self._fail(write.status, key, bytes_total, preferred_segment)
+        self._plans[digest] = write
+        return WritePlan(
+            key_hash=digest.key_hash,
+            dst_rank=write.owner,
+            header_off=self._header_off(write.index),
+            payload_base=write.payload,
+            page_bytes=self._geometry.page_bytes,
+            n_pages=-(-bytes_total // self._geometry.page_bytes),
+            bytes_total=bytes_total,
+            epoch=write.epoch,
+        )
+
+    def commit(self, key: Key) -> None:
+        """Make an object READY that this rank opened; nothing is left to do if its kernel did.
+
+        Raises:
+            KeyNotFound: this rank has not opened it. WriteLost: it took longer than `write_timeout`.
+        """
+        write = self._plan(key)
+        status = self._path.finish(self._hash(key), write)
+        if status:
+            self._fail(status, key)
+        self._traffic.planned(write.nbytes)
+
+    def abort(self, key: Key) -> None:
+        """Give up an object that this rank opened. Only when its kernel has ended.
+
+        Raises:
+            KeyNotFound: this rank has not opened it. WriteLost: it was given up already.
+        """
+        status = self._path.abort(self._hash(key), self._plan(key))
+        if status:
+            self._fail(status, key)
+
+    def _plan(self, key: Key) -> Write:
+        self._check_open()
+        write = self._plans.pop(self._hash(key), None)
+        if write is None:
+            raise KeyNotFound(f"rank {self.rank} has no open plan for key {shown(key)}")
+        return write
+
+    def get_location(self, key: Key, *, timeout: float = 0.0) -> ObjMeta:
+        """Where a READY object lies. It may be removed or evicted at any time: `pin` it, or validate after use.
+
+        Raises:
+            KeyNotFound, NotReady: after `timeout` seconds.
+        """
+        return self._meta(self._found(key, timeout))
+
+    def pin(self, key: Key, *, timeout: float = 0.0) -> Pinned:
+        """Hold an object in place: `with cache.pin(key) as tensor:` gives its bytes without a copy.
+
+        Raises:
+            KeyNotFound, NotReady, OutOfMemory (the pin ledger is full), SegmentCorrupt.
+        """
+        deadline = time.monotonic() + timeout
+        while True:
+            found = self._found(key, max(deadline - time.monotonic(), 0.0))
+            status, line = self._machine.pin(found.owner, found.index, found.epoch)
+            if status == Status.OK:
+                break
+            if status != Status.MISS:
+                self._fail(status, key)
+        tensor = self._mover.view(found)
+        pinned = Pinned(self._machine, found, line, tensor if tensor is not None else torch.empty(0), self._meta(found))
+        if tensor is None:
+            pinned.release()
+            self._fail(Status.CORRUPT, key)
+        return pinned
+
+    def _found(self, key: Key, timeout: float) -> Found:
+        digest = self._hash(key)
+        if timeout > 0:
+            self._wait_for([digest], timeout)
+        self._check_open()
+        found = self._path.locate(digest)
+        if found.status:
+            self._fail(found.status, key)
+        return found
+
+    def _meta(self, found: Found) -> ObjMeta:
+        header = self._machine.headers(found.owner, found.index, 1)[0]
+        return ObjMeta(
+            key_hash=int(header["key_hash"].view("<i8")),
+            owner_rank=found.owner,
+            header_off=self._header_off(found.index),
+            payload_off=found.payload,
+            bytes_total=found.nbytes,
+            page_bytes=self._geometry.page_bytes,
+            n_pages=-(-found.nbytes // self._geometry.page_bytes),
+            epoch=found.epoch,
+        )
+
+    def _header_off(self, index: int) -> int:
+        return self._geometry.offsets["hdr_base"] + index * OBJ_HEADER.size
+
+    # --- waiting ---
+    def wait(self, keys: Key | Iterable[Key], *, timeout: float) -> None:
+        """Wait until every object can be read.
+
+        Raises:
+            WaitTimeout: after `timeout` seconds, saying how many are missing.
+            PeerLost: a rank that is needed ended meanwhile (v1: the master).
+        """
+        many = [keys] if isinstance(keys, str | bytes | KeyDigest) else list(keys)
+        self._wait_for([self._hash(key) for key in many], timeout)
+
+    def _wait_for(self, digests: list[KeyDigest], timeout: float) -> None:
+        started = time.monotonic()
+        pause = 0.0
+        missing = digests
+        while True:
+            self._check_open()
+            missing = [digest for digest in missing if self._path.exists(digest) != Status.OK]
+            waited = time.monotonic() - started
+            if not missing:
+                return
+            if waited >= timeout:
+                raise WaitTimeout(f"{len(missing)} of {len(digests)} objects are not READY after {timeout} s")
+            time.sleep(min(pause, timeout - waited))
+            pause = min(0.001, waited / 8)  # at first a yield; later an eighth of the time spent so far
+
+    def flush(self, *, timeout: float = 10.0) -> None:
+        """Wait until this rank's index (keys, stats, events) has seen all that was committed in its segment before.
+
+        Raises:
+            WaitTimeout: after `timeout` seconds.
+        """
+        self._check_open()
+        self._poller.flush(timeout)
+
+    # --- the index of this rank's segment ---
+    def keys(self) -> Iterator[KeyDigest]:
+        """The digests of the objects in this rank's segment, as its index knows them. Keys are not stored."""
+        self._check_open()
+        return self._poller.index.keys()
+
+    __iter__ = keys
+
+    def __len__(self) -> int:
+        """How many objects lie in this rank's segment, as its index knows them."""
+        return len(self._poller.index)
+
+    def subscribe(self, listener: Listener) -> Callable[[], None]:
+        """Tell `listener` of STORED and REMOVED events of this rank's segment; returns what ends it."""
+        return self._poller.listeners.add(listener)
+
+    def clear(self) -> int:
+        """Remove every object in this rank's segment that is READY and not pinned; returns how many."""
+        self.flush()
+        slots, records = self._poller.index.rows()
+        pairs = zip(slots.tolist(), records["epoch"].tolist(), strict=True)
+        removed = sum(self._path.remove_slot(self.rank, *pair) == Status.OK for pair in pairs)
+        self.flush()
+        return removed
+
+    def evict_until_below(self, usage_ratio: float) -> None:
+        """Evict from this rank's segment, least recently used first, until at most this part of its pages is in use."""
+        if not 0 <= usage_ratio <= 1:
+            raise InvalidArgument(f"usage_ratio must be 0 to 1, not {usage_ratio!r}")
+        self.flush()
+        slots, records = self._poller.index.rows()
+        order = records["last_access"].argsort(kind="stable")
+        aim = usage_ratio * self._geometry.n_pages
+        used = snapshot(self._machine, self.rank).used_pages
+        for i in order.tolist():
+            if used <= aim:
+                break
+            if self._path.remove_slot(self.rank, int(slots[i]), int(records["epoch"][i])) == Status.OK:
+                used -= self._extent_pages(int(records["n_pages"][i]))
+        self.flush()
+
+    def _extent_pages(self, n_pages: int) -> int:
+        if self.alloc == "host" or n_pages == 0:
+            return n_pages
+        return min(size for size in self._geometry.class_pages if size >= n_pages)
+
+    def stats(self) -> dict[str, Any]:
+        """Counters of this rank: heap use, objects, ring, traffic, errors. Bytes and counts; ratios from 0 to 1."""
+        self._check_open()
+        now = snapshot(self._machine, self.rank)
+        return (
+            now.as_dict() | self._traffic.as_dict() | self._poller.as_dict() | {"rank": self.rank, "alloc": self.alloc}
+        )
+
+    # --- the end ---
+    def close(self) -> None:
+        """Leave the world. Open plans are aborted; the objects in this rank's segment go with it. Idempotent."""
+        if not self._open:
+            return
+        self._worker.close()
+        for digest, write in self._plans.items():
+            self._path.abort(digest, write)
+        self._plans.clear()
+        self._open = False
+        self._poller.stop()
+        self._path.close()
+        self._heap.close()
+
+    def __enter__(self) -> NanoKVCache:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # --- checks ---
+    def _check_open(self) -> None:
+        if not self._open:
+            raise NanoKVError("this cache is closed")
+
+    def _check_segment(self, preferred: int | None) -> None:
+        self._check_open()
+        if preferred is None or preferred == self._heap.rank:
+            return
+        if type(preferred) is not int or not 0 <= preferred < self._heap.world_size:
+            raise InvalidArgument(f"preferred_segment must be 0 to {self.world_size - 1}, not {preferred!r}")
+        if self._heap.peer_closed(preferred):
+            raise PeerLost(f"rank {preferred} of {self._heap.name!r} has ended")
+
+    def _error(self, status: int, key: Key, nbytes: int = 0, preferred: int | None = None) -> NanoKVError:
+        owner = "its owner" if preferred is None else f"rank {preferred}"
+        return error_for(status, key, self._geometry, nbytes=nbytes, owner=owner)
+
+    def _fail(self, status: int, key: Key, nbytes: int = 0, preferred: int | None = None) -> Any:
+        raise self._error(status, key, nbytes, preferred)
+
+
+def make_options(given: dict[str, Any]) -> Options:
+    """Options from keyword arguments and the environment.
+
+    Raises:
+        InvalidArgument: an option that does not exist, or a value that cannot be.
+    """
+    try:
+        options = Options(**({"alloc": alloc_from_env()} | given))
+    except TypeError as error:
+        raise InvalidArgument(str(error).replace("Options.__init__() got", "NanoKVCache got")) from None
+    if options.size_classes is not None:
+        options = replace(options, size_classes=tuple(options.size_classes))
+    return options
+
+
+def local_world(
+    n: int,
+    heap_bytes: int,
+    *,
+    master_rank: int = 0,
+    page_bytes: int = 256 * 1024,
+    device: str | torch.device = "cpu",
+    **options: Any,
+) -> list[NanoKVCache]:
+    """A world of `n` virtual ranks in this process: one cache each. Arguments as for `NanoKVCache`.
+
+    Args:
+        device: where the segments lie: "cpu", or a GPU, which then runs the protocol's kernels.
+    """
+    chosen = make_options(options)
+    geometry = plan_geometry(heap_bytes, page_bytes, n, chosen)
+    if not 0 <= master_rank < n:
+        raise InvalidArgument(f"master_rank must be 0 to {n - 1}, not {master_rank}")
+    world = LocalWorld(geometry, mode=chosen.alloc, may_evict=chosen.evict, water=chosen.water, device=device)
+    return [NanoKVCache._from_heap(world.heap(rank), master_rank, chosen) for rank in range(n)]

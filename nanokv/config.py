@@ -1,0 +1,99 @@
+"""Every option and every environment variable of NanoKV, once.
+
+An argument wins over its variable, the variable over the default.
+"""
+
+import os
+from dataclasses import dataclass
+from typing import Literal
+
+from nanokv.errors import InvalidArgument
+
+Alloc = Literal["device", "host"]
+HeapKind = Literal["local", "shm"]
+Stale = Literal["error", "recover", "replace"]
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Options of a cache beyond its size. All ranks of a world give the same, except `write_timeout`.
+
+    Attributes:
+        alloc: "device": the producer allocates (v2). "host": the master does (v1). Variable NANOKV_ALLOC.
+        namespace: keys of other namespaces never meet (a model, a layout, a tenant).
+        evict: whether a full heap gives up its oldest objects. False: it answers OutOfMemory.
+        water: (low, high) percent of used pages between which v1's master keeps each heap, if `evict`.
+        policy: v1's eviction order, "last_access" or "fifo".
+        size_classes: pages of an extent of each class, ascending, each a multiple of the one before; at most eight.
+        max_objects: header slots a segment; default one a page and 64.
+        ring_slots: slots of the announce ring.
+        write_timeout: seconds after which an unfinished object is given up.
+        rpc_timeout: seconds after which v1 calls the master lost.
+        attach_timeout: seconds to wait for the other ranks.
+        on_stale: what to do with the name of a world whose ranks are all dead.
+    """
+
+    alloc: Alloc = "device"
+    namespace: str = ""
+    evict: bool = True
+    water: tuple[int, int] = (85, 95)
+    policy: Literal["last_access", "fifo"] = "last_access"
+    size_classes: tuple[int, ...] | None = None
+    max_objects: int | None = None
+    ring_slots: int | None = None
+    write_timeout: float = 30.0
+    rpc_timeout: float = 5.0
+    attach_timeout: float = 60.0
+    on_stale: Stale = "error"
+
+    def __post_init__(self) -> None:
+        for name, allowed in (
+            ("alloc", ("device", "host")),
+            ("policy", ("last_access", "fifo")),
+            ("on_stale", ("error", "recover", "replace")),
+        ):
+            if getattr(self, name) not in allowed:
+                raise InvalidArgument(f"{name} must be one of {allowed}, not {getattr(self, name)!r}")
+        low, high = self.water
+        if not 0 < low <= high <= 100:
+            raise InvalidArgument(f"water must be (low, high) percent with 0 < low <= high <= 100, not {self.water}")
+        for name in ("write_timeout", "rpc_timeout", "attach_timeout"):
+            if not getattr(self, name) > 0:
+                raise InvalidArgument(f"{name} must be positive seconds, not {getattr(self, name)!r}")
+
+
+def alloc_from_env() -> Alloc:
+    """NANOKV_ALLOC: "device" (the default) or "host"."""
+    value = os.environ.get("NANOKV_ALLOC") or "device"
+    if value not in ("device", "host"):
+        raise InvalidArgument(f"NANOKV_ALLOC must be 'device' or 'host', not {value!r}")
+    return value  # type: ignore[return-value]
+
+
+def rank_from_env() -> int:
+    """RANK, as torchrun sets it; 0 without it."""
+    return _integer("RANK", 0)
+
+
+def world_size_from_env() -> int:
+    """WORLD_SIZE, as torchrun sets it; 1 without it."""
+    return _integer("WORLD_SIZE", 1)
+
+
+def name_from_env() -> str:
+    """NANOKV_NAME; else one that the ranks of a torchrun job share."""
+    name = os.environ.get("NANOKV_NAME")
+    if name:
+        return name
+    job = os.environ.get("TORCHELASTIC_RUN_ID") or "job"
+    return f"{job}-{os.environ.get('MASTER_PORT', '0')}"
+
+
+def _integer(variable: str, default: int) -> int:
+    value = os.environ.get(variable)
+    if not value:
+        return default
+    try:
+        return int(value)
+    except ValueError:
+        raise InvalidArgument(f"{variable} must be an integer, not {value!r}") from None

@@ -1,0 +1,121 @@
+"""Moves bytes between tensors and segments: the part of put and get that is not the protocol.
+
+Small contiguous tensors go through one call of the machine. Larger ones, and those in another layout or on another
+device, are copied by torch between `begin` and `finish`: its copy uses all cores, and needs no staging buffer.
+"""
+
+import time
+
+import torch
+
+from nanokv.device.machine import Found, Machine
+from nanokv.device.status import Status
+from nanokv.device_path import DevicePath
+from nanokv.heap.base import Heap
+from nanokv.path import Path, Write
+from nanokv.tensors import check_dst, check_place, describe, empty_like_described, flat_bytes, is_plain
+from nanokv.types import KeyDigest
+
+ONE_CALL_BYTES = 128 * 1024  #: up to here one memcpy beats torch's copy and its three calls (measured, 2 cores)
+TRIES = 16  #: times that a reader starts over because the object was replaced while it read
+
+
+class Mover:
+    """Puts and gets tensors, answering with a Status."""
+
+    def __init__(self, heap: Heap, machine: Machine, path: Path) -> None:
+        self._machine = machine
+        self._path = path
+        self._direct = path if isinstance(path, DevicePath) else None
+        self.device = heap.device
+        self._segments = [heap.segment(rank) for rank in range(heap.world_size)]
+
+    def put(self, key: KeyDigest, tensor: torch.Tensor, preferred: int | None) -> int:
+        """Store a tensor: OK, DUPLICATE, FULL, NO_HEADER, NO_ENTRY, TOO_LARGE or LOST."""
+        nbytes, what = describe(tensor)
+        plain = is_plain(tensor) and tensor.device == self.device
+        if plain and nbytes <= ONE_CALL_BYTES and self._direct is not None:
+            return self._direct.put(key, tensor.data_ptr(), nbytes, preferred, what)
+        write = self._path.begin(key, nbytes, preferred, what, plan=False)
+        if write.status != Status.OK:
+            return write.status
+        try:
+            self._fill(write, tensor, plain)
+        except BaseException:
+            self._path.abort(key, write)
+            raise
+        return self._path.finish(key, write)
+
+    def _fill(self, write: Write, tensor: torch.Tensor, plain: bool) -> None:
+        target = self.payload(write.owner, write.payload, write.nbytes)
+        with torch.no_grad():
+            if plain:
+                target.copy_(flat_bytes(tensor))
+            elif write.nbytes:
+                target.view(tensor.dtype).view(tensor.shape).copy_(tensor)
+
+    def payload(self, owner: int, offset: int, nbytes: int) -> torch.Tensor:
+        """Bytes of a segment as a tensor that shares them."""
+        return self._segments[owner][offset : offset + nbytes]
+
+    def get(self, key: KeyDigest) -> torch.Tensor | Status:
+        """A new tensor of the dtype and shape that were put; or MISS, NOT_READY or CORRUPT."""
+        for _ in range(TRIES):
+            found = self._path.locate(key)
+            if found.status != Status.OK:
+                return Status(found.status)
+            tensor = empty_like_described(found.descriptor, found.nbytes, self.device)
+            if tensor is None:
+                if self._machine.validate(found.owner, found.index, found.epoch) == Status.OK:
+                    return Status.CORRUPT
+                continue
+            if self._read(found, tensor) == Status.OK:
+                return tensor
+        return Status.MISS
+
+    def get_into(self, key: KeyDigest, dst: torch.Tensor) -> int:
+        """Fill `dst`: OK, MISS, NOT_READY or CORRUPT. Raises InvalidArgument before anything is copied."""
+        have, _ = describe(dst)
+        check_place(dst, self.device)
+        for _ in range(TRIES):
+            status = self._get_small(key, dst, have)
+            if status is None:
+                found = self._path.locate(key)
+                if found.status != Status.OK:
+                    return found.status
+                if self._machine.validate(found.owner, found.index, found.epoch) != Status.OK:
+                    continue
+                check_dst(dst, found.nbytes, self.device)
+                status = self._read(found, dst)
+            if status != Status.TORN:
+                return status
+        return Status.MISS
+
+    def _get_small(self, key: KeyDigest, dst: torch.Tensor, nbytes: int) -> int | None:
+        """One call for small objects; None if it does not apply, or if the sizes differ."""
+        if self._direct is None or nbytes > ONE_CALL_BYTES:
+            return None
+        status = self._machine.get(key, dst.data_ptr(), nbytes, time.time_ns())
+        return None if status == Status.SIZE else status
+
+    def _read(self, found: Found, dst: torch.Tensor) -> int:
+        if found.nbytes <= ONE_CALL_BYTES:
+            return self._machine.read(found, dst.data_ptr(), time.time_ns())
+        with torch.no_grad():
+            flat_bytes(dst).copy_(self.payload(found.owner, found.payload, found.nbytes))
+        status = self._machine.validate(found.owner, found.index, found.epoch)
+        if status == Status.OK:
+            self._machine.touch(found.owner, found.index, time.time_ns())
+        return status
+
+    def view(self, found: Found) -> torch.Tensor | None:
+        """The bytes of a pinned object in place, as the tensor that was put; None if its descriptor contradicts it."""
+        payload = self.payload(found.owner, found.payload, found.nbytes)
+        like = empty_like_described(found.descriptor, found.nbytes, torch.device("meta"))
+        if like is None:
+            return None
+        return (
+            payload.view(like.dtype).view(like.shape)
+            if found.nbytes
+            else like.new_empty(like.shape, device=self.device)
+        )

@@ -1,0 +1,62 @@
+"""Asynchronous operations: one background thread a cache, started by the first of them."""
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeout
+from typing import Generic, TypeVar
+
+from nanokv.errors import NanoKVError, WaitTimeout
+
+T = TypeVar("T")
+
+
+class Handle(Generic[T]):
+    """An operation under way."""
+
+    def __init__(self, future: Future[T]) -> None:
+        self._future = future
+
+    def done(self) -> bool:
+        """True once it has ended, well or not."""
+        return self._future.done()
+
+    def wait(self, timeout: float | None = None) -> T:
+        """Its result, or the error that the blocking call would have raised.
+
+        Raises:
+            WaitTimeout: it is still under way after `timeout` seconds.
+        """
+        try:
+            return self._future.result(timeout)
+        except FutureTimeout:
+            if self._future.done():
+                raise
+            raise WaitTimeout(f"the operation is still under way after {timeout} s") from None
+
+
+class Worker:
+    """Runs operations one after the other."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._lock = threading.Lock()
+        self._pool: ThreadPoolExecutor | None = None
+        self._closed = False
+
+    def submit(self, work: Callable[[], T]) -> Handle[T]:
+        """Queue an operation."""
+        with self._lock:
+            if self._closed:
+                raise NanoKVError("this cache is closed")
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(1, self._name)
+            return Handle(self._pool.submit(work))
+
+    def close(self) -> None:
+        """Let what is queued end, then stop."""
+        with self._lock:
+            self._closed = True
+            pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.shutdown()

@@ -1,0 +1,102 @@
+"""What a rank can say about itself: a look at its segment, and what it has moved."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from nanokv.device.geometry import MODES
+from nanokv.device.layout import DEAD, PINS_SHIFT, READY, RESERVED, STATE_MASK, WRITING
+from nanokv.device.machine import Machine
+from nanokv.device.status import Status
+
+
+@dataclass(frozen=True)
+class HeapSnapshot:
+    """A segment at one moment, as its headers and control words say."""
+
+    heap_total: int  #: payload bytes
+    heap_used: int  #: bytes of the extents that headers hold
+    used_pages: int
+    ready: int  #: READY objects
+    unfinished: int  #: RESERVED or WRITING
+    quarantined: int  #: DEAD, but still holding pages
+    pinned: int
+    bytes_stored: int  #: payload bytes of READY objects
+    ring_depth: int
+    ring_missed: int
+    evicted: int
+    refused: int
+    lost: int
+    corrupt: int
+
+    def as_dict(self) -> dict[str, Any]:
+        """The fields, and `usage`: used by total."""
+        return asdict(self) | {"usage": self.heap_used / self.heap_total}
+
+
+def snapshot(machine: Machine, rank: int) -> HeapSnapshot:
+    """Look at a rank's segment now."""
+    geometry = machine.geometry
+    control = machine.control(rank)[0]
+    device_alloc = MODES[int(control["mode"])] == "device"
+    used = min(int(control["hdr_head"]), geometry.hdr_count) if device_alloc else geometry.hdr_count
+    headers = machine.headers(rank, 0, used)
+    state = headers["state"] & STATE_MASK.value
+    pages = headers["n_pages"].astype(np.int64)
+    if device_alloc:  # an object holds a whole extent of its class
+        sizes = np.array([size for size in geometry.class_pages if size], np.int64)
+        pages = np.where(pages > 0, sizes[np.minimum(np.searchsorted(sizes, pages), len(sizes) - 1)], 0)
+    ready = state == READY.value
+    busy = (state == WRITING.value) | ((state == RESERVED.value) & (headers["epoch"] > 0))
+    held = headers["n_pages"] > 0
+    return HeapSnapshot(
+        heap_total=geometry.n_pages * geometry.page_bytes,
+        heap_used=int(pages.sum()) * geometry.page_bytes,
+        used_pages=int(pages.sum()),
+        ready=int(np.count_nonzero(ready)),
+        unfinished=int(np.count_nonzero(busy)),
+        quarantined=int(np.count_nonzero((state == DEAD.value) & held)),
+        pinned=int(np.count_nonzero(ready & (headers["state"] >> PINS_SHIFT.value > 0))),
+        bytes_stored=int(headers["bytes_total"][ready].sum()),
+        ring_depth=int(control["ann_head"]) - int(control["ann_tail"]),
+        ring_missed=int(control["missed"]),
+        evicted=int(control["evicted"]),
+        refused=int(control["refused"]),
+        lost=int(control["lost"]),
+        corrupt=int(control["corrupt"]),
+    )
+
+
+class Traffic:
+    """What one cache object has put and got. Best effort under threads: counting must not cost a lock."""
+
+    def __init__(self) -> None:
+        self.puts = self.put_errors = self.bytes_tx = 0
+        self.gets = self.misses = self.bytes_rx = 0
+
+    def put(self, status: int, tensor: torch.Tensor) -> None:
+        """Count a put."""
+        if status:
+            self.put_errors += 1
+        else:
+            self.puts += 1
+            self.bytes_tx += tensor.nbytes
+
+    def planned(self, nbytes: int) -> None:
+        """Count an object that a kernel wrote."""
+        self.puts += 1
+        self.bytes_tx += nbytes
+
+    def get(self, result: torch.Tensor | int) -> None:
+        """Count a get."""
+        if isinstance(result, int):
+            self.misses += result in (Status.MISS, Status.NOT_READY)
+        else:
+            self.gets += 1
+            self.bytes_rx += result.nbytes
+
+    def as_dict(self) -> dict[str, int]:
+        """The counters."""
+        return dict(vars(self))

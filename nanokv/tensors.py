@@ -1,0 +1,116 @@
+"""What a tensor is to the cache: its bytes and its descriptor, and back."""
+
+from math import prod
+
+import torch
+
+from nanokv.device.layout import MAX_DIMS
+from nanokv.device.machine import Descriptor
+from nanokv.errors import InvalidArgument
+
+# dtype codes are part of the stored format: append, never renumber. 0 is raw bytes.
+_NAMES = [
+    "uint8",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "float16",
+    "bfloat16",
+    "float32",
+    "float64",
+    "bool",
+    "complex64",
+    "complex128",
+    "uint16",
+    "uint32",
+    "uint64",
+    "float8_e4m3fn",
+    "float8_e5m2",
+    "float8_e4m3fnuz",
+    "float8_e5m2fnuz",
+    "float8_e8m0fnu",
+]
+_CODES = {getattr(torch, name): code for code, name in enumerate(_NAMES, 1) if hasattr(torch, name)}
+_DTYPES = {code: dtype for dtype, code in _CODES.items()}
+_REMEMBERED = 4096
+
+RAW: Descriptor = (0, 0, 0, 0, 0, 0, 0, 0)
+_described: dict[tuple[torch.dtype, torch.Size], tuple[int, Descriptor]] = {}
+
+
+def describe(tensor: torch.Tensor) -> tuple[int, Descriptor]:
+    """The bytes of a tensor's values, and the descriptor that tells dtype and shape.
+
+    Raises:
+        InvalidArgument: not a dense tensor of a known dtype with at most seven dimensions.
+    """
+    if not isinstance(tensor, torch.Tensor):
+        raise InvalidArgument(f"a torch.Tensor is needed, not {type(tensor).__name__}")
+    known = _described.get((tensor.dtype, tensor.shape))
+    if known is None:
+        known = _describe(tensor.dtype, tensor.shape)
+    if tensor.layout is not torch.strided or tensor.device.type == "meta":
+        raise InvalidArgument(f"a dense tensor with data is needed, not layout {tensor.layout} on {tensor.device}")
+    return known
+
+
+def _describe(dtype: torch.dtype, shape: torch.Size) -> tuple[int, Descriptor]:
+    code = _CODES.get(dtype)
+    if code is None:
+        raise InvalidArgument(f"dtype {dtype} is not supported; view it as one that is, such as torch.uint8")
+    if len(shape) > MAX_DIMS:
+        raise InvalidArgument(f"at most {MAX_DIMS} dimensions are supported, not {len(shape)}: reshape the tensor")
+    d0, d1, d2, d3, d4, d5, d6 = (*shape, *(0,) * (MAX_DIMS - len(shape)))
+    what: Descriptor = (code | len(shape) << 8, d0, d1, d2, d3, d4, d5, d6)
+    if len(_described) >= _REMEMBERED:
+        _described.clear()
+    known = _described[dtype, shape] = (dtype.itemsize * prod(shape), what)
+    return known
+
+
+def empty_like_described(what: Descriptor, nbytes: int, device: torch.device) -> torch.Tensor | None:
+    """A new tensor for `nbytes` bytes of what a descriptor says; raw bytes come flat, as uint8. None: contradiction."""
+    code, ndim = what[0] & 0xFF, what[0] >> 8
+    if code == 0:
+        return torch.empty(nbytes, dtype=torch.uint8, device=device)
+    shape = what[1 : 1 + ndim]
+    dtype = _DTYPES.get(code)
+    if (
+        dtype is None
+        or not 0 <= ndim <= MAX_DIMS
+        or min(shape, default=0) < 0
+        or prod(shape) * dtype.itemsize != nbytes
+    ):
+        return None
+    return torch.empty(shape, dtype=dtype, device=device)
+
+
+def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The bytes of a contiguous tensor, uint8, one dimension, shared."""
+    return tensor.reshape(-1).view(torch.uint8)
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """True if the tensor's values are its bytes in order: contiguous, and not lazily conjugated or negated."""
+    return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
+
+
+def check_dst(dst: torch.Tensor, nbytes: int, device: torch.device) -> None:
+    """Refuse a destination before anything is copied.
+
+    Raises:
+        InvalidArgument: of another number of bytes or device, or not contiguous.
+    """
+    have, _ = describe(dst)
+    if have != nbytes:
+        raise InvalidArgument(f"dst has {have} bytes, the object {nbytes}")
+    check_place(dst, device)
+
+
+def check_place(dst: torch.Tensor, device: torch.device) -> None:
+    """Refuse a destination that is not contiguous memory of the heap's device."""
+    if dst.device != device:
+        raise InvalidArgument(f"dst is on {dst.device}, the heap on {device}")
+    if not is_plain(dst):
+        raise InvalidArgument(f"dst must be contiguous, not of strides {dst.stride()} for shape {tuple(dst.shape)}")
