@@ -29,7 +29,7 @@ class Field(NamedTuple):
     name: str
     kind: str
     doc: str
-    count: int = 1
+    repeat: int = 1
     own_line: bool = False
 
 
@@ -46,12 +46,12 @@ class Record:
             unit = LINE if field.own_line else size
             at = -(-at // unit) * unit
             self.offsets[field.name] = at
-            at += size * field.count
+            at += size * field.repeat
         self.size = -(-at // align) * align
         self.dtype = np.dtype(
             {
                 "names": [f.name for f in fields],
-                "formats": [(f.kind, f.count) if f.count > 1 else f.kind for f in fields],
+                "formats": [(f.kind, f.repeat) if f.repeat > 1 else f.kind for f in fields],
                 "offsets": [self.offsets[f.name] for f in fields],
                 "itemsize": self.size,
             }
@@ -84,7 +84,7 @@ HEAP_CTL = Record(
         Field("dir_buckets", "<u8", "buckets of eight entries, a power of two"),
         Field("ann_capacity", "<u8", "slots in the announce ring, a power of two"),
         Field("pin_slots", "<u8", "slots in the pin ledger"),
-        Field("class_pages", "<u4", "pages of an extent of each size class, ascending", count=SIZE_CLASSES),
+        Field("class_pages", "<u4", "pages of an extent of each size class, ascending", repeat=SIZE_CLASSES),
         Field("links_base", "<u8", "offset of the links"),
         Field("hdr_base", "<u8", "offset of the header arena"),
         Field("desc_base", "<u8", "offset of the descriptors"),
@@ -163,7 +163,7 @@ OBJ_DESC = Record(
     64,
     [
         Field("format", "<u8", "low 8 bits: dtype code, 0 is raw bytes; next 8: number of dimensions"),
-        Field("dims", "<u8", "the shape", count=MAX_DIMS),
+        Field("dims", "<u8", "the shape", repeat=MAX_DIMS),
     ],
 )
 

@@ -49,7 +49,7 @@ WORLD = Record(
             "class_pages",
             "<i8",
             "pages of an extent of each size class; 0: no such class",
-            count=SIZE_CLASSES,
+            repeat=SIZE_CLASSES,
         ),
     ],
 )

@@ -1,8 +1,8 @@
 """Joins neighbouring free extents, so that small ones become large ones again.
 
 The lists are detached whole, one CAS each; what was in them belongs to this host until it is pushed back. A producer
-that comes meanwhile may find nothing: `joining` tells it that FULL may be an accident. If this process dies between, the
-audit finds the pages.
+that comes meanwhile may find nothing: `joining` tells it that FULL may be an accident. If this process dies between,
+the audit finds the pages.
 """
 
 import numpy as np
@@ -49,7 +49,7 @@ def join_free_extents(machine: Machine, owner: int) -> int:
             return 0
         firsts, kinds = carve_runs(geometry, pages)
         machine.push_extents(owner, firsts, kinds)
-        return max(geometry.class_pages[k] for k in set(kinds.tolist()))
+        return max(geometry.class_pages[k] for k in sorted(set(kinds.tolist())))
     finally:
         machine.joining(owner, -1)
         machine.leave(owner, phase)

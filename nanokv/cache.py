@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -191,9 +191,9 @@ class NanoKVCache:
             unless it is InvalidArgument: nothing was copied.
         """
         result = self._get(self._hash(key), dst)
-        if isinstance(result, int):
-            self._fail(result, key)
-        return result
+        if isinstance(result, torch.Tensor):
+            return result
+        self._fail(result, key)
 
     def _get(self, digest: KeyDigest, dst: torch.Tensor | None) -> torch.Tensor | int:
         self._check_open()
@@ -517,7 +517,7 @@ class NanoKVCache:
         owner = "its owner" if preferred is None else f"rank {preferred}"
         return error_for(status, key, self._geometry, nbytes=nbytes, owner=owner)
 
-    def _fail(self, status: int, key: Key, nbytes: int = 0, preferred: int | None = None) -> Any:
+    def _fail(self, status: int, key: Key, nbytes: int = 0, preferred: int | None = None) -> NoReturn:
         raise self._error(status, key, nbytes, preferred)
 
 

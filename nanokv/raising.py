@@ -1,7 +1,5 @@
 """Where a status becomes an exception: the only place."""
 
-from typing import NoReturn
-
 from nanokv import errors
 from nanokv.device.geometry import Geometry
 from nanokv.device.status import Status
@@ -51,8 +49,3 @@ def error_for(
                 f"a word that leads to key {name} points where nothing can be; run nanokv fsck"
             )
     return errors.NanoKVError(f"unexpected status {status} for key {name}")
-
-
-def raise_for(status: int, key: Key, geometry: Geometry, *, nbytes: int = 0, owner: str = "its owner") -> NoReturn:
-    """Raise what a status other than OK stands for."""
-    raise error_for(status, key, geometry, nbytes=nbytes, owner=owner)

@@ -1,0 +1,37 @@
+# The commands that people, CI and pre-commit share. Everything is installed into .venv, with tested versions.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+STAMP := $(VENV)/.installed
+
+.PHONY: demo test lint types bench test-gpu clean
+
+demo: $(STAMP)
+	$(BIN)/nanokv demo
+
+test: $(STAMP)
+	$(BIN)/python -m pytest
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(STAMP)
+	$(BIN)/mypy
+
+bench: $(STAMP)
+	$(BIN)/python -m bench
+
+test-gpu:
+	$(PYTHON) -m tests.gpu
+
+# torch first and by itself: the tested version, so that nothing else asks for a larger one
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install -q -c constraints.txt torch
+	$(PIP) install -q -c constraints.txt -e '.[dev,demo]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info
