@@ -18,14 +18,15 @@ each other.
 from typing import Any
 
 import triton
+import triton.language as tl
 
 from nanokv.device.layout import GRACE_PHASE
-from nanokv.device.memory import Word, add64, load64, table64
+from nanokv.device.memory import add64, load64, table64
 from nanokv.device.world import W_RANK, activity_at
 
 
 @triton.jit
-def enter(world: Word, seg: Word) -> Any:
+def enter(world: tl.int64, seg: tl.int64) -> Any:
     """Count an operation in; returns the phase to give to `leave`."""
     phase = load64(seg + GRACE_PHASE, "acquire") & 1
     add64(activity_at(seg, table64(world + W_RANK), phase), 1, "acq_rel")
@@ -33,12 +34,12 @@ def enter(world: Word, seg: Word) -> Any:
 
 
 @triton.jit
-def leave(world: Word, seg: Word, phase: Word) -> None:
+def leave(world: tl.int64, seg: tl.int64, phase: tl.int64) -> None:
     """Count an operation out."""
     add64(activity_at(seg, table64(world + W_RANK), phase), -1, "acq_rel")
 
 
 @triton.jit
-def in_flight(seg: Word, rank: Word, phase: Word) -> Any:
+def in_flight(seg: tl.int64, rank: tl.int64, phase: tl.int64) -> Any:
     """How many operations of a rank run in a segment, for the host's wait."""
     return add64(activity_at(seg, rank, phase), 0, "acq_rel")

@@ -48,7 +48,7 @@ from nanokv.device.layout import (
     READY,
     WORD_BYTES,
 )
-from nanokv.device.memory import Word, add64, cas64, load64, select, table64, word
+from nanokv.device.memory import add64, cas64, load64, select, table64, word
 from nanokv.device.status import CORRUPT, DUPLICATE, MISS, NO_ENTRY, NOT_READY, OK
 from nanokv.device.world import (
     W_DIR_BUCKETS,
@@ -65,19 +65,19 @@ POSITIVE = tl.constexpr(0x7FFFFFFFFFFFFFFF)
 
 
 @triton.jit
-def home_of(world: Word, key_check: Word) -> Any:
+def home_of(world: tl.int64, key_check: tl.int64) -> Any:
     """The rank whose directory holds a key."""
     return (key_check & POSITIVE) % table64(world + W_WORLD_SIZE)
 
 
 @triton.jit
-def first_bucket(world: Word, key_hash: Word) -> Any:
+def first_bucket(world: tl.int64, key_hash: tl.int64) -> Any:
     """The first of a key's two buckets; its turnstile is the key's."""
     return key_hash & (table64(world + W_DIR_BUCKETS) - 1)
 
 
 @triton.jit
-def candidate_at(world: Word, seg: Word, key_hash: Word, i: Word) -> Any:
+def candidate_at(world: tl.int64, seg: tl.int64, key_hash: tl.int64, i: tl.int64) -> Any:
     """The address of the i-th of the sixteen entries that may hold a key."""
     one = first_bucket(world, key_hash)
     two = one ^ (((key_hash >> 32) & (table64(world + W_DIR_BUCKETS) - 1)) | 1)
@@ -86,7 +86,7 @@ def candidate_at(world: Word, seg: Word, key_hash: Word, i: Word) -> Any:
 
 
 @triton.jit
-def entry_word(phase: Word, key_check: Word, owner: Word, index: Word, epoch: Word) -> Any:
+def entry_word(phase: tl.int64, key_check: tl.int64, owner: tl.int64, index: tl.int64, epoch: tl.int64) -> Any:
     """(phase, tag, owner, header, low bits of the epoch)."""
     tag = (key_check & ENTRY_TAG_MASK) << ENTRY_TAG_SHIFT
     low = (epoch & ENTRY_EPOCH_MASK) << ENTRY_EPOCH_SHIFT
@@ -94,33 +94,33 @@ def entry_word(phase: Word, key_check: Word, owner: Word, index: Word, epoch: Wo
 
 
 @triton.jit
-def entry_owner(entry: Word) -> Any:
+def entry_owner(entry: tl.int64) -> Any:
     """Whose segment an entry points into."""
     return (entry >> ENTRY_RANK_SHIFT) & ENTRY_RANK_MASK
 
 
 @triton.jit
-def entry_header(entry: Word) -> Any:
+def entry_header(entry: tl.int64) -> Any:
     """The header slot that an entry points at."""
     return (entry >> ENTRY_HEADER_SHIFT) & ENTRY_HEADER_MASK
 
 
 @triton.jit
-def has_tag(entry: Word, key_check: Word) -> Any:
+def has_tag(entry: tl.int64, key_check: tl.int64) -> Any:
     """True if an entry is not empty and may be this key's."""
     tag = (entry >> ENTRY_TAG_SHIFT) & ENTRY_TAG_MASK
     return ((entry & ENTRY_PHASE_MASK) != 0) & (tag == (key_check & ENTRY_TAG_MASK))
 
 
 @triton.jit
-def in_bounds(world: Word, entry: Word) -> Any:
+def in_bounds(world: tl.int64, entry: tl.int64) -> Any:
     """True if an entry points at a header slot that can exist."""
     inside = entry_owner(entry) < table64(world + W_WORLD_SIZE)
     return inside & (entry_header(entry) < table64(world + W_HDR_COUNT))
 
 
 @triton.jit
-def judge(world: Word, entry: Word, key_hash: Word, key_check: Word) -> Any:
+def judge(world: tl.int64, entry: tl.int64, key_hash: tl.int64, key_check: tl.int64) -> Any:
     """What the header behind an entry says of a key: OK (READY), NOT_READY, MISS (another key, or gone), or CORRUPT.
 
     The header may change at any time after; a reader validates again when it is done.
@@ -140,7 +140,7 @@ def judge(world: Word, entry: Word, key_hash: Word, key_check: Word) -> Any:
 
 
 @triton.jit
-def find(world: Word, key_hash: Word, key_check: Word) -> Any:
+def find(world: tl.int64, key_hash: tl.int64, key_check: tl.int64) -> Any:
     """Look a key up. Returns (status, entry): OK, NOT_READY, MISS or CORRUPT, and the entry of the first two."""
     seg = segment(world, home_of(world, key_check))
     status = word(MISS)
@@ -158,7 +158,7 @@ def find(world: Word, key_hash: Word, key_check: Word) -> Any:
 
 
 @triton.jit
-def survey(world: Word, seg: Word, key_hash: Word, key_check: Word) -> Any:
+def survey(world: tl.int64, seg: tl.int64, key_hash: tl.int64, key_check: tl.int64) -> Any:
     """Where a new entry of a key should go. Returns (status, place): NO_ENTRY and -1, DUPLICATE, or OK.
 
     The emptier of the two buckets is taken: with it a directory at half load practically never runs full.
@@ -185,7 +185,7 @@ def survey(world: Word, seg: Word, key_hash: Word, key_check: Word) -> Any:
 
 
 @triton.jit
-def place(world: Word, seg: Word, key_hash: Word, key_check: Word, entry: Word) -> Any:
+def place(world: tl.int64, seg: tl.int64, key_hash: tl.int64, key_check: tl.int64, entry: tl.int64) -> Any:
     """Write a TENTATIVE entry. Returns (status, place): OK, DUPLICATE if the key is there already, or NO_ENTRY."""
     status, start = survey(world, seg, key_hash, key_check)
     at = word(-1)
@@ -200,7 +200,7 @@ def place(world: Word, seg: Word, key_hash: Word, key_check: Word, entry: Word) 
 
 
 @triton.jit
-def settle(world: Word, seg: Word, key_hash: Word, key_check: Word, mine: Word, i: Word) -> Any:
+def settle(world: tl.int64, seg: tl.int64, key_hash: tl.int64, key_check: tl.int64, mine: tl.int64, i: tl.int64) -> Any:
     """Settle with the i-th entry, `mine` being the place of one's own. True if one's own may stay."""
     slot = candidate_at(world, seg, key_hash, i)
     stays = i == i
@@ -222,7 +222,9 @@ def settle(world: Word, seg: Word, key_hash: Word, key_check: Word, mine: Word, 
 
 
 @triton.jit
-def claim(world: Word, owner: Word, index: Word, epoch: Word, key_hash: Word, key_check: Word) -> Any:
+def claim(
+    world: tl.int64, owner: tl.int64, index: tl.int64, epoch: tl.int64, key_hash: tl.int64, key_check: tl.int64
+) -> Any:
     """Insert the key of a RESERVED header: OK, DUPLICATE or NO_ENTRY. After OK the entry is FINAL."""
     seg = segment(world, home_of(world, key_check))
     tentative = entry_word(ENTRY_TENTATIVE, key_check, owner, index, epoch)
@@ -244,13 +246,15 @@ def claim(world: Word, owner: Word, index: Word, epoch: Word, key_hash: Word, ke
 
 
 @triton.jit
-def erase(world: Word, owner: Word, index: Word, epoch: Word, key_hash: Word, key_check: Word) -> None:
+def erase(
+    world: tl.int64, owner: tl.int64, index: tl.int64, epoch: tl.int64, key_hash: tl.int64, key_check: tl.int64
+) -> None:
     """Take the entry of a DEAD header out, whichever phase it is in. Does nothing if it is not there."""
     seg = segment(world, home_of(world, key_check))
     final = entry_word(ENTRY_FINAL, key_check, owner, index, epoch)
     tentative = entry_word(ENTRY_TENTATIVE, key_check, owner, index, epoch)
     for i in range(0, CANDIDATES):
-        slot = candidate_at(world, seg, key_hash, i)
+        slot = candidate_at(world, seg, key_hash, word(i))
         seen = load64(slot, "acquire")
         if (seen == final) | (seen == tentative):
             cas64(slot, seen, 0, "acq_rel")

@@ -21,14 +21,14 @@ import triton.language as tl
 
 from nanokv.device.freelist import SPIN_LIMIT, pop, push, stamp
 from nanokv.device.layout import BUMP_PTR, FREE_HEAD, FREE_HEAD_STRIDE, SIZE_CLASSES
-from nanokv.device.memory import Word, cas64, load64, select, table64, word
+from nanokv.device.memory import cas64, load64, select, table64, word
 from nanokv.device.world import W_HEAP_BASE, W_HEAP_LIMIT, W_N_PAGES, W_PAGE_BYTES, class_pages, page_links
 
 N_CLASSES = tl.constexpr(SIZE_CLASSES)
 
 
 @triton.jit
-def class_of(world: Word, n_pages: Word) -> Any:
+def class_of(world: tl.int64, n_pages: tl.int64) -> Any:
     """The smallest size class that holds `n_pages` (at least 1), or -1."""
     found = word(-1)
     for k in range(0, N_CLASSES):
@@ -38,13 +38,13 @@ def class_of(world: Word, n_pages: Word) -> Any:
 
 
 @triton.jit
-def free_list(seg: Word, size_class: Word) -> Any:
+def free_list(seg: tl.int64, size_class: tl.int64) -> Any:
     """The address of the free list of a size class."""
     return seg + FREE_HEAD + size_class * FREE_HEAD_STRIDE
 
 
 @triton.jit
-def bump(world: Word, seg: Word, n_pages: Word) -> Any:
+def bump(world: tl.int64, seg: tl.int64, n_pages: tl.int64) -> Any:
     """Take pages that were never used: the first of them, or -1 when too few are left."""
     base = table64(world + W_HEAP_BASE)
     limit = table64(world + W_HEAP_LIMIT)
@@ -64,7 +64,7 @@ def bump(world: Word, seg: Word, n_pages: Word) -> Any:
 
 
 @triton.jit
-def give(world: Word, seg: Word, page: Word, size_class: Word) -> None:
+def give(world: tl.int64, seg: tl.int64, page: tl.int64, size_class: tl.int64) -> None:
     """Give an extent back."""
     links = page_links(world, seg)
     stamp(links, page, class_pages(world, size_class))
@@ -72,7 +72,7 @@ def give(world: Word, seg: Word, page: Word, size_class: Word) -> None:
 
 
 @triton.jit
-def carve(world: Word, seg: Word, page: Word, have: Word, want: Word) -> None:
+def carve(world: tl.int64, seg: tl.int64, page: tl.int64, have: tl.int64, want: tl.int64) -> None:
     """Keep the first extent of class `want` of an extent of class `have`; give the rest back, largest pieces last."""
     level = have + 0
     while level > want:
@@ -85,7 +85,7 @@ def carve(world: Word, seg: Word, page: Word, have: Word, want: Word) -> None:
 
 
 @triton.jit
-def take_split(world: Word, seg: Word, size_class: Word) -> Any:
+def take_split(world: tl.int64, seg: tl.int64, size_class: tl.int64) -> Any:
     """Take an extent out of a larger free one: its first page, or -1 when no larger one is free."""
     page = word(-1)
     level = size_class + 1
@@ -98,7 +98,7 @@ def take_split(world: Word, seg: Word, size_class: Word) -> Any:
 
 
 @triton.jit
-def take(world: Word, seg: Word, size_class: Word) -> Any:
+def take(world: tl.int64, seg: tl.int64, size_class: tl.int64) -> Any:
     """Take an extent: its first page, or -1 when the heap has none of the size."""
     page = pop(free_list(seg, size_class), page_links(world, seg), table64(world + W_N_PAGES))
     if page < 0:

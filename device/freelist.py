@@ -21,13 +21,13 @@ import triton
 import triton.language as tl
 
 from nanokv.device.layout import LOW32, TAG_SHIFT, WORD_BYTES
-from nanokv.device.memory import Word, cas64, load64, select, store64, word
+from nanokv.device.memory import cas64, load64, select, store64, word
 
 SPIN_LIMIT = tl.constexpr(1 << 20)  # a bound for loops that are lock-free but not wait-free; never met in practice
 
 
 @triton.jit
-def pop(head: Word, links: Word, count: Word) -> Any:
+def pop(head: tl.int64, links: tl.int64, count: tl.int64) -> Any:
     """Take the first node, or -1 when there is none. `count`: how many nodes exist (a bound on what is believed)."""
     old = load64(head, "acquire")
     node = old & LOW32
@@ -48,7 +48,7 @@ def pop(head: Word, links: Word, count: Word) -> Any:
 
 
 @triton.jit
-def push_chain(head: Word, links: Word, first: Word, last: Word) -> None:
+def push_chain(head: tl.int64, links: tl.int64, first: tl.int64, last: tl.int64) -> None:
     """Put the nodes `first` to `last`, already linked to each other, in front of the list."""
     link = links + last * WORD_BYTES
     mark = (load64(link, "relaxed") >> TAG_SHIFT) << TAG_SHIFT
@@ -64,13 +64,13 @@ def push_chain(head: Word, links: Word, first: Word, last: Word) -> None:
 
 
 @triton.jit
-def push(head: Word, links: Word, node: Word) -> None:
+def push(head: tl.int64, links: tl.int64, node: tl.int64) -> None:
     """Put one node in front of the list."""
     push_chain(head, links, node, node)
 
 
 @triton.jit
-def stamp(links: Word, first: Word, count: Word) -> None:
+def stamp(links: tl.int64, first: tl.int64, count: tl.int64) -> None:
     """Note in the links of `count` nodes that they are about to be pushed. The audit (`reclaim`) relies on it."""
     node = first + 0
     while node < first + count:
@@ -81,7 +81,7 @@ def stamp(links: Word, first: Word, count: Word) -> None:
 
 
 @triton.jit
-def detach(head: Word) -> Any:
+def detach(head: tl.int64) -> Any:
     """Take the whole list with one CAS; returns its first node, or -1. The chain then belongs to the caller.
 
     The tag goes on, so that a pop that is under way cannot mistake the list for the one it read.

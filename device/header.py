@@ -23,6 +23,7 @@ that precedes it, and torn bytes would pass.
 from typing import Any
 
 import triton
+import triton.language as tl
 
 from nanokv.device.freelist import SPIN_LIMIT, pop, push
 from nanokv.device.layout import (
@@ -50,24 +51,24 @@ from nanokv.device.layout import (
     WORD_BYTES,
     WRITING,
 )
-from nanokv.device.memory import Word, add64, cas64, load64, select, store64, table64, word
+from nanokv.device.memory import add64, cas64, load64, select, store64, table64, word
 from nanokv.device.world import W_HDR_COUNT, W_PAGE_BYTES, W_PRODUCER, descriptor_at, header_at, header_links
 
 
 @triton.jit
-def state_word(state: Word, epoch: Word) -> Any:
+def state_word(state: tl.int64, epoch: tl.int64) -> Any:
     """(state, 0 pins, epoch)."""
     return word(state) | (epoch << EPOCH_SHIFT)
 
 
 @triton.jit
-def epoch_of(state: Word) -> Any:
+def epoch_of(state: tl.int64) -> Any:
     """The epoch in a STATE word."""
     return (state >> EPOCH_SHIFT) & EPOCH_MASK
 
 
 @triton.jit
-def take_slot(world: Word, seg: Word) -> Any:
+def take_slot(world: tl.int64, seg: tl.int64) -> Any:
     """Take a header slot: its index, or -1 when all are in use."""
     count = table64(world + W_HDR_COUNT)
     index = pop(seg + HDR_FREE, header_links(world, seg), count)
@@ -88,13 +89,15 @@ def take_slot(world: Word, seg: Word) -> Any:
 
 
 @triton.jit
-def give_slot(world: Word, seg: Word, index: Word) -> None:
+def give_slot(world: tl.int64, seg: tl.int64, index: tl.int64) -> None:
     """Give a header slot back. It must be DEAD and hold no pages."""
     push(seg + HDR_FREE, header_links(world, seg), index)
 
 
 @triton.jit
-def reserve(world: Word, seg: Word, index: Word, key_hash: Word, key_check: Word, flags: Word) -> Any:
+def reserve(
+    world: tl.int64, seg: tl.int64, index: tl.int64, key_hash: tl.int64, key_check: tl.int64, flags: tl.int64
+) -> Any:
     """Mark a slot that was taken: producer, key, a new epoch, RESERVED. Returns the epoch."""
     header = header_at(world, seg, index)
     epoch = (epoch_of(load64(header + H_STATE, "relaxed")) + 1) & EPOCH_MASK
@@ -108,17 +111,17 @@ def reserve(world: Word, seg: Word, index: Word, key_hash: Word, key_check: Word
 
 @triton.jit
 def describe(
-    world: Word,
-    seg: Word,
-    index: Word,
-    kind: Word,
-    d0: Word,
-    d1: Word,
-    d2: Word,
-    d3: Word,
-    d4: Word,
-    d5: Word,
-    d6: Word,
+    world: tl.int64,
+    seg: tl.int64,
+    index: tl.int64,
+    kind: tl.int64,
+    d0: tl.int64,
+    d1: tl.int64,
+    d2: tl.int64,
+    d3: tl.int64,
+    d4: tl.int64,
+    d5: tl.int64,
+    d6: tl.int64,
 ) -> None:
     """Write the descriptor: what the bytes are (dtype code and number of dimensions), and the shape."""
     desc = descriptor_at(world, seg, index)
@@ -133,7 +136,7 @@ def describe(
 
 
 @triton.jit
-def descriptor(world: Word, seg: Word, index: Word) -> Any:
+def descriptor(world: tl.int64, seg: tl.int64, index: tl.int64) -> Any:
     """Read the descriptor: (kind, seven dimensions). Meaningless unless the STATE word is validated afterwards."""
     desc = descriptor_at(world, seg, index)
     d0 = load64(desc + D_DIMS, "relaxed")
@@ -148,7 +151,14 @@ def descriptor(world: Word, seg: Word, index: Word) -> Any:
 
 @triton.jit
 def publish(
-    world: Word, seg: Word, index: Word, epoch: Word, n_pages: Word, payload: Word, nbytes: Word, now: Word
+    world: tl.int64,
+    seg: tl.int64,
+    index: tl.int64,
+    epoch: tl.int64,
+    n_pages: tl.int64,
+    payload: tl.int64,
+    nbytes: tl.int64,
+    now: tl.int64,
 ) -> Any:
     """Name the extent and the size in the header, then RESERVED -> WRITING. False if the slot was given up."""
     header = header_at(world, seg, index)
@@ -161,19 +171,19 @@ def publish(
 
 
 @triton.jit
-def commit_state(header: Word, epoch: Word) -> Any:
+def commit_state(header: tl.int64, epoch: tl.int64) -> Any:
     """WRITING -> READY, with release. Returns the STATE word that was there."""
     return cas64(header + H_STATE, state_word(WRITING, epoch), state_word(READY, epoch), "acq_rel")
 
 
 @triton.jit
-def kill(header: Word, state: Word, epoch: Word) -> Any:
+def kill(header: tl.int64, state: tl.int64, epoch: tl.int64) -> Any:
     """(state, 0, epoch) -> (DEAD, 0, epoch). Returns the STATE word that was there: equal to the first on success."""
     return cas64(header + H_STATE, state_word(state, epoch), state_word(DEAD, epoch), "acq_rel")
 
 
 @triton.jit
-def acknowledge(header: Word, epoch: Word) -> None:
+def acknowledge(header: tl.int64, epoch: tl.int64) -> None:
     """Say for a plan that was given up that nothing will be written to its pages any more."""
     seen = add64(header + H_STATE, 0, "acq_rel")
     if seen == state_word(DEAD, epoch):
@@ -182,26 +192,26 @@ def acknowledge(header: Word, epoch: Word) -> None:
 
 
 @triton.jit
-def still_ready(header: Word, epoch: Word) -> Any:
+def still_ready(header: tl.int64, epoch: tl.int64) -> Any:
     """Validate after a copy: True if the slot is still READY in this epoch. Pins do not matter."""
     seen = add64(header + H_STATE, 0, "acq_rel")
     return (seen & ~PIN_BITS) == state_word(READY, epoch)
 
 
 @triton.jit
-def pages_of(header: Word) -> Any:
+def pages_of(header: tl.int64) -> Any:
     """How many pages the slot holds."""
     return load64(header + H_PAGES, "relaxed") & LOW32
 
 
 @triton.jit
-def is_key(header: Word, key_hash: Word, key_check: Word) -> Any:
+def is_key(header: tl.int64, key_hash: tl.int64, key_check: tl.int64) -> Any:
     """True if the header carries this key. Meaningless unless the STATE word is validated afterwards."""
     same = load64(header + H_KEY_HASH, "relaxed") == key_hash
     return same & (load64(header + H_KEY_CHECK, "relaxed") == key_check)
 
 
 @triton.jit
-def phase_of(state: Word) -> Any:
+def phase_of(state: tl.int64) -> Any:
     """RESERVED, WRITING, READY or DEAD, out of a STATE word."""
     return state & STATE_MASK

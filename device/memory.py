@@ -11,42 +11,41 @@ Two rules that the compiler's own behaviour makes necessary:
   the stores of the other warps are ordered by the barrier alone.
 """
 
-from typing import Any, TypeAlias
+from typing import Any
 
 import triton
 import triton.language as tl
 
-Word: TypeAlias = tl.int64  # how device functions name their arguments; Triton allows only its own types there
-
 VOCABULARY = ("word", "select", "table64", "load64", "store64", "cas64", "add64", "xchg64", "copy_bytes")
+COPY_LANES = tl.constexpr(1024)  # elements of one step of `copy_bytes`
 
 
 @triton.jit
-def word(value: Word) -> Any:
+def word(value: tl.int64) -> Any:
     """A constant as a 64-bit word, so that a variable keeps one type through a loop."""
     return tl.cast(value, tl.int64)
 
 
 @triton.jit
-def select(condition: Word, yes: Word, no: Word) -> Any:
+def select(condition: tl.int64, yes: tl.int64, no: tl.int64) -> Any:
     """`yes if condition else no`, both evaluated."""
     return tl.where(condition, yes, no)
 
 
 @triton.jit
-def pointer64(address: Word) -> Any:
+def pointer64(address: tl.int64) -> Any:
     """The word at an address, as a Triton pointer."""
     return tl.cast(address, tl.pointer_type(tl.int64))
 
 
 @triton.jit
-def table64(address: Word) -> Any:
+def table64(address: tl.int64) -> Any:
     """Read a word of a private table, which nobody changes while a kernel runs."""
     return tl.load(pointer64(address))
 
 
 @triton.jit
-def load64(address: Word, sem: tl.constexpr) -> Any:
+def load64(address: tl.int64, sem: tl.constexpr) -> Any:
     """Load a shared word. A relaxed load may be old or torn from its neighbours; whoever uses it validates later."""
     if sem == "relaxed":
         value = tl.load(pointer64(address), volatile=True)
@@ -57,7 +56,7 @@ def load64(address: Word, sem: tl.constexpr) -> Any:
 
 
 @triton.jit
-def store64(address: Word, value: Word, sem: tl.constexpr) -> None:
+def store64(address: tl.int64, value: tl.int64, sem: tl.constexpr) -> None:
     """Store a shared word."""
     if sem == "relaxed":
         tl.store(pointer64(address), value)
@@ -67,7 +66,7 @@ def store64(address: Word, value: Word, sem: tl.constexpr) -> None:
 
 
 @triton.jit
-def cas64(address: Word, expected: Word, new: Word, sem: tl.constexpr) -> Any:
+def cas64(address: tl.int64, expected: tl.int64, new: tl.int64, sem: tl.constexpr) -> Any:
     """Compare and swap; returns the word that was there."""
     tl.debug_barrier()
     # the compiler converts the operand of an exchange or an addition, but not those of a compare-and-swap
@@ -77,7 +76,7 @@ def cas64(address: Word, expected: Word, new: Word, sem: tl.constexpr) -> Any:
 
 
 @triton.jit
-def add64(address: Word, value: Word, sem: tl.constexpr) -> Any:
+def add64(address: tl.int64, value: tl.int64, sem: tl.constexpr) -> Any:
     """Fetch and add; returns the word that was there. Adding 0 with "acq_rel" reads the newest value, and orders."""
     tl.debug_barrier()
     old = tl.atomic_add(pointer64(address), value, sem=sem, scope="sys")
@@ -86,7 +85,7 @@ def add64(address: Word, value: Word, sem: tl.constexpr) -> Any:
 
 
 @triton.jit
-def xchg64(address: Word, value: Word, sem: tl.constexpr) -> Any:
+def xchg64(address: tl.int64, value: tl.int64, sem: tl.constexpr) -> Any:
     """Exchange; returns the word that was there."""
     tl.debug_barrier()
     old = tl.atomic_xchg(pointer64(address), value, sem=sem, scope="sys")
@@ -95,24 +94,20 @@ def xchg64(address: Word, value: Word, sem: tl.constexpr) -> Any:
 
 
 @triton.jit
-def copy_bytes(dst: Word, src: Word, nbytes: Word) -> None:
+def copy_elements(dst: tl.int64, src: tl.int64, count: tl.int64, kind: tl.constexpr) -> None:
+    """Copy `count` elements of a type between aligned addresses, with the whole CTA."""
+    lanes = tl.arange(0, COPY_LANES)
+    start = word(0)
+    while start < count:
+        at = start + lanes
+        value = tl.load(tl.cast(src, tl.pointer_type(kind)) + at, mask=at < count, cache_modifier=".cg")
+        tl.store(tl.cast(dst, tl.pointer_type(kind)) + at, value, mask=at < count)
+        start += COPY_LANES
+
+
+@triton.jit
+def copy_bytes(dst: tl.int64, src: tl.int64, nbytes: tl.int64) -> None:
     """Copy bytes with the whole CTA. Not atomic: whoever reads shared bytes with it validates afterwards."""
-    BLOCK: tl.constexpr = 1024
-    wide = nbytes // 8
-    lanes = tl.arange(0, BLOCK)
-    if ((dst | src) & 7) != 0:
-        wide = wide * 0
-    for start in range(0, wide, BLOCK):
-        at = start.to(tl.int64) + lanes
-        tl.store(
-            tl.cast(dst, tl.pointer_type(tl.int64)) + at,
-            tl.load(tl.cast(src, tl.pointer_type(tl.int64)) + at, mask=at < wide, cache_modifier=".cg"),
-            mask=at < wide,
-        )
-    for start in range(wide * 8, nbytes, BLOCK):
-        at = start.to(tl.int64) + lanes
-        tl.store(
-            tl.cast(dst, tl.pointer_type(tl.int8)) + at,
-            tl.load(tl.cast(src, tl.pointer_type(tl.int8)) + at, mask=at < nbytes, cache_modifier=".cg"),
-            mask=at < nbytes,
-        )
+    wide = select(((dst | src) & 7) == 0, nbytes // 8, word(0))
+    copy_elements(dst, src, wide, tl.int64)
+    copy_elements(dst + wide * 8, src + wide * 8, nbytes - wide * 8, tl.int8)

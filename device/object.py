@@ -63,7 +63,7 @@ from nanokv.device.layout import (
     STORED,
     WRITING,
 )
-from nanokv.device.memory import Word, add64, copy_bytes, load64, select, store64, table64, word
+from nanokv.device.memory import add64, copy_bytes, load64, select, store64, table64, word
 from nanokv.device.ring import announce, asleep
 from nanokv.device.status import (
     CORRUPT,
@@ -93,7 +93,7 @@ LAST_CLASS = tl.constexpr(7)
 
 # --- taking and giving ------------------------------------------------------------------------
 @triton.jit
-def take_out(world: Word, seg: Word, header: Word) -> Any:
+def take_out(world: tl.int64, seg: tl.int64, header: tl.int64) -> Any:
     """Take the extent out of a DEAD header: (first page or -1, size class). Pages that cannot be are left alone."""
     n_pages = pages_of(header)
     offset = load64(header + H_PAYLOAD, "relaxed") - table64(world + W_HEAP_BASE)
@@ -110,7 +110,7 @@ def take_out(world: Word, seg: Word, header: Word) -> Any:
 
 
 @triton.jit
-def retire(world: Word, seg: Word, owner: Word, index: Word, epoch: Word) -> None:
+def retire(world: tl.int64, seg: tl.int64, owner: tl.int64, index: tl.int64, epoch: tl.int64) -> None:
     """Free all that a header which the caller made DEAD holds, and tell the host."""
     header = header_at(world, seg, index)
     key_hash = load64(header + H_KEY_HASH, "relaxed")
@@ -124,7 +124,7 @@ def retire(world: Word, seg: Word, owner: Word, index: Word, epoch: Word) -> Non
 
 
 @triton.jit
-def oldest(world: Word, seg: Word, start: Word, count: Word, size_class: Word) -> Any:
+def oldest(world: tl.int64, seg: tl.int64, start: tl.int64, count: tl.int64, size_class: tl.int64) -> Any:
     """Among some headers, the evictable one with a large enough extent that was used longest ago.
 
     Returns (header or -1, epoch).
@@ -153,7 +153,7 @@ def oldest(world: Word, seg: Word, start: Word, count: Word, size_class: Word) -
 
 
 @triton.jit
-def evict_for(world: Word, seg: Word, owner: Word, size_class: Word) -> Any:
+def evict_for(world: tl.int64, seg: tl.int64, owner: tl.int64, size_class: tl.int64) -> Any:
     """Evict one object, and keep an extent of `size_class` of it (or none: -1).
 
     Returns (page or -1, evicted): whether an object went.
@@ -181,13 +181,13 @@ def evict_for(world: Word, seg: Word, owner: Word, size_class: Word) -> Any:
 
 
 @triton.jit
-def may_evict(seg: Word) -> Any:
+def may_evict(seg: tl.int64) -> Any:
     """True if a producer that finds this segment full may evict."""
     return load64(seg + MAY_EVICT, "relaxed") == 1
 
 
 @triton.jit
-def take_header(world: Word, seg: Word, owner: Word) -> Any:
+def take_header(world: tl.int64, seg: tl.int64, owner: tl.int64) -> Any:
     """Take a header slot, evicting an object if all are in use: its index, or -1."""
     index = take_slot(world, seg)
     if (index < 0) & may_evict(seg):
@@ -198,7 +198,7 @@ def take_header(world: Word, seg: Word, owner: Word) -> Any:
 
 
 @triton.jit
-def take_pages(world: Word, seg: Word, owner: Word, size_class: Word) -> Any:
+def take_pages(world: tl.int64, seg: tl.int64, owner: tl.int64, size_class: tl.int64) -> Any:
     """Take an extent, evicting an object if there is none: its first page, or -1."""
     page = take(world, seg, size_class)
     if (page < 0) & may_evict(seg):
@@ -208,7 +208,7 @@ def take_pages(world: Word, seg: Word, owner: Word, size_class: Word) -> Any:
 
 # --- put --------------------------------------------------------------------------------------
 @triton.jit
-def undo(world: Word, seg: Word, owner: Word, index: Word, epoch: Word) -> Any:
+def undo(world: tl.int64, seg: tl.int64, owner: tl.int64, index: tl.int64, epoch: tl.int64) -> Any:
     """Give up a slot that is still RESERVED. False if the sweeper was faster: then it frees the slot."""
     mine = kill(header_at(world, seg, index), RESERVED, epoch) == state_word(RESERVED, epoch)
     if mine:
@@ -218,15 +218,15 @@ def undo(world: Word, seg: Word, owner: Word, index: Word, epoch: Word) -> Any:
 
 @triton.jit
 def allocate(
-    world: Word,
-    seg: Word,
-    owner: Word,
-    index: Word,
-    epoch: Word,
-    size_class: Word,
-    n_pages: Word,
-    nbytes: Word,
-    now: Word,
+    world: tl.int64,
+    seg: tl.int64,
+    owner: tl.int64,
+    index: tl.int64,
+    epoch: tl.int64,
+    size_class: tl.int64,
+    n_pages: tl.int64,
+    nbytes: tl.int64,
+    now: tl.int64,
 ) -> Any:
     """Take pages for a RESERVED header whose key is claimed, and publish WRITING. Returns (status, payload offset)."""
     status = word(OK)
@@ -245,7 +245,15 @@ def allocate(
 
 
 @triton.jit
-def begin(world: Word, owner: Word, key_hash: Word, key_check: Word, nbytes: Word, flags: Word, now: Word) -> Any:
+def begin(
+    world: tl.int64,
+    owner: tl.int64,
+    key_hash: tl.int64,
+    key_check: tl.int64,
+    nbytes: tl.int64,
+    flags: tl.int64,
+    now: tl.int64,
+) -> Any:
     """Begin an object of `nbytes` in the segment of `owner`: a header that is WRITING and pages to fill.
 
     Returns (status, header slot, epoch, payload offset, phase). After OK the caller stores the payload and calls
@@ -280,7 +288,7 @@ def begin(world: Word, owner: Word, key_hash: Word, key_check: Word, nbytes: Wor
 
 
 @triton.jit
-def commit(world: Word, owner: Word, index: Word, epoch: Word) -> Any:
+def commit(world: tl.int64, owner: tl.int64, index: tl.int64, epoch: tl.int64) -> Any:
     """WRITING -> READY and announce: OK, or LOST if the slot was given up. A slot that is READY already is OK."""
     seg = segment(world, owner)
     header = header_at(world, seg, index)
@@ -296,7 +304,7 @@ def commit(world: Word, owner: Word, index: Word, epoch: Word) -> Any:
 
 
 @triton.jit
-def finish(world: Word, owner: Word, index: Word, epoch: Word, phase: Word) -> Any:
+def finish(world: tl.int64, owner: tl.int64, index: tl.int64, epoch: tl.int64, phase: tl.int64) -> Any:
     """Commit an object that `begin` began, and count the operation out: OK or LOST."""
     status = commit(world, owner, index, epoch)
     leave(world, segment(world, owner), phase)
@@ -304,7 +312,7 @@ def finish(world: Word, owner: Word, index: Word, epoch: Word, phase: Word) -> A
 
 
 @triton.jit
-def abort(world: Word, owner: Word, index: Word, epoch: Word) -> Any:
+def abort(world: tl.int64, owner: tl.int64, index: tl.int64, epoch: tl.int64) -> Any:
     """Give up an object that is WRITING and free it: OK, or LOST if the sweeper gave it up before.
 
     Only when nothing will be written to its pages any more.
@@ -322,21 +330,21 @@ def abort(world: Word, owner: Word, index: Word, epoch: Word) -> Any:
 
 @triton.jit
 def put(
-    world: Word,
-    owner: Word,
-    key_hash: Word,
-    key_check: Word,
-    src: Word,
-    nbytes: Word,
-    now: Word,
-    kind: Word,
-    d0: Word,
-    d1: Word,
-    d2: Word,
-    d3: Word,
-    d4: Word,
-    d5: Word,
-    d6: Word,
+    world: tl.int64,
+    owner: tl.int64,
+    key_hash: tl.int64,
+    key_check: tl.int64,
+    src: tl.int64,
+    nbytes: tl.int64,
+    now: tl.int64,
+    kind: tl.int64,
+    d0: tl.int64,
+    d1: tl.int64,
+    d2: tl.int64,
+    d3: tl.int64,
+    d4: tl.int64,
+    d5: tl.int64,
+    d6: tl.int64,
 ) -> Any:
     """The whole put by one producer: begin, describe, copy, finish. Returns (status, 1 if the poller sleeps)."""
     status, index, epoch, payload, phase = begin(world, owner, key_hash, key_check, nbytes, 0, now)
@@ -350,7 +358,7 @@ def put(
 
 # --- get --------------------------------------------------------------------------------------
 @triton.jit
-def lookup(world: Word, key_hash: Word, key_check: Word) -> Any:
+def lookup(world: tl.int64, key_hash: tl.int64, key_check: tl.int64) -> Any:
     """Find a READY object. Returns (status, owner, header slot, epoch, payload offset, bytes).
 
     OK, MISS, NOT_READY or CORRUPT. What is returned beside OK is true only if `validate` says so afterwards.
@@ -384,7 +392,7 @@ def lookup(world: Word, key_hash: Word, key_check: Word) -> Any:
 
 
 @triton.jit
-def lookup_described(world: Word, key_hash: Word, key_check: Word) -> Any:
+def lookup_described(world: tl.int64, key_hash: tl.int64, key_check: tl.int64) -> Any:
     """`lookup`, and the descriptor: (status, owner, header slot, epoch, payload, bytes, kind, seven dimensions)."""
     status, owner, index, epoch, payload, nbytes = lookup(world, key_hash, key_check)
     kind, d0, d1, d2, d3, d4, d5, d6 = descriptor(world, segment(world, owner), index)
@@ -392,20 +400,29 @@ def lookup_described(world: Word, key_hash: Word, key_check: Word) -> Any:
 
 
 @triton.jit
-def validate(world: Word, owner: Word, index: Word, epoch: Word) -> Any:
+def validate(world: tl.int64, owner: tl.int64, index: tl.int64, epoch: tl.int64) -> Any:
     """After a copy: OK if the object was there all the while, TORN if not."""
     header = header_at(world, segment(world, owner), index)
     return select(still_ready(header, epoch), word(OK), word(TORN))
 
 
 @triton.jit
-def touch(world: Word, owner: Word, index: Word, now: Word) -> None:
+def touch(world: tl.int64, owner: tl.int64, index: tl.int64, now: tl.int64) -> None:
     """Note that an object was read: best effort, for eviction."""
     store64(header_at(world, segment(world, owner), index) + H_ACCESS, now, "relaxed")
 
 
 @triton.jit
-def read(world: Word, owner: Word, index: Word, epoch: Word, payload: Word, nbytes: Word, dst: Word, now: Word) -> Any:
+def read(
+    world: tl.int64,
+    owner: tl.int64,
+    index: tl.int64,
+    epoch: tl.int64,
+    payload: tl.int64,
+    nbytes: tl.int64,
+    dst: tl.int64,
+    now: tl.int64,
+) -> Any:
     """Copy what `lookup` found to `dst`, and validate: OK or TORN."""
     copy_bytes(dst, segment(world, owner) + payload, nbytes)
     status = validate(world, owner, index, epoch)
@@ -415,7 +432,7 @@ def read(world: Word, owner: Word, index: Word, epoch: Word, payload: Word, nbyt
 
 
 @triton.jit
-def get(world: Word, key_hash: Word, key_check: Word, dst: Word, room: Word, now: Word) -> Any:
+def get(world: tl.int64, key_hash: tl.int64, key_check: tl.int64, dst: tl.int64, room: tl.int64, now: tl.int64) -> Any:
     """Look up and read an object of exactly `room` bytes into `dst`: OK, MISS, NOT_READY, TORN, SIZE or CORRUPT."""
     status, owner, index, epoch, payload, nbytes = lookup(world, key_hash, key_check)
     if status == OK:
@@ -428,7 +445,7 @@ def get(world: Word, key_hash: Word, key_check: Word, dst: Word, room: Word, now
 
 # --- remove -----------------------------------------------------------------------------------
 @triton.jit
-def remove_slot(world: Word, owner: Word, index: Word, epoch: Word) -> Any:
+def remove_slot(world: tl.int64, owner: tl.int64, index: tl.int64, epoch: tl.int64) -> Any:
     """Make one READY object DEAD and free it: OK, PINNED, or MISS if it went away (or was never READY) meanwhile."""
     seg = segment(world, owner)
     phase = enter(world, seg)
@@ -445,7 +462,7 @@ def remove_slot(world: Word, owner: Word, index: Word, epoch: Word) -> Any:
 
 
 @triton.jit
-def remove(world: Word, key_hash: Word, key_check: Word) -> Any:
+def remove(world: tl.int64, key_hash: tl.int64, key_check: tl.int64) -> Any:
     """Remove a READY object. Returns (status, owner): OK, MISS, NOT_READY, PINNED or CORRUPT."""
     status, entry = find(world, key_hash, key_check)
     owner = word(0)

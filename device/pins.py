@@ -28,7 +28,7 @@ from nanokv.device.layout import (
     READY,
     WORD_BYTES,
 )
-from nanokv.device.memory import Word, cas64, load64, select, store64, table64, word
+from nanokv.device.memory import cas64, load64, select, store64, table64, word
 from nanokv.device.status import MISS, NO_PIN, OK
 from nanokv.device.world import W_PIN_BASE, W_PIN_SLOTS, W_PRODUCER, header_at
 
@@ -36,19 +36,19 @@ SPREAD = tl.constexpr(0x9E3779B1)  # Knuth's multiplicative hash: neighbours beg
 
 
 @triton.jit
-def ledger_at(world: Word, seg: Word, slot: Word) -> Any:
+def ledger_at(world: tl.int64, seg: tl.int64, slot: tl.int64) -> Any:
     """The address of a line of the pin ledger."""
     return seg + table64(world + W_PIN_BASE) + slot * WORD_BYTES
 
 
 @triton.jit
-def ledger_word(world: Word, phase: Word, index: Word) -> Any:
+def ledger_word(world: tl.int64, phase: tl.int64, index: tl.int64) -> Any:
     """(phase, header, this producer)."""
     return word(phase) | (index << PIN_HEADER_SHIFT) | (table64(world + W_PRODUCER) << PIN_PRODUCER_SHIFT)
 
 
 @triton.jit
-def note(world: Word, seg: Word, index: Word) -> Any:
+def note(world: tl.int64, seg: tl.int64, index: tl.int64) -> Any:
     """Write an INTENT into a free line of the ledger: the line, or -1 when it is full."""
     count = table64(world + W_PIN_SLOTS)
     start = (index + table64(world + W_PRODUCER)) * SPREAD
@@ -64,7 +64,7 @@ def note(world: Word, seg: Word, index: Word) -> Any:
 
 
 @triton.jit
-def add_pin(header: Word, epoch: Word, change: Word) -> Any:
+def add_pin(header: tl.int64, epoch: tl.int64, change: tl.int64) -> Any:
     """Change the pins of a READY object by one; False if it is not READY in this epoch (or has no pin to take away)."""
     old = load64(header + H_STATE, "acquire")
     tries = word(0)
@@ -82,7 +82,7 @@ def add_pin(header: Word, epoch: Word, change: Word) -> Any:
 
 
 @triton.jit
-def pin(world: Word, seg: Word, index: Word, epoch: Word) -> Any:
+def pin(world: tl.int64, seg: tl.int64, index: tl.int64, epoch: tl.int64) -> Any:
     """Hold a READY object in place. Returns (status, line): OK, MISS (it went away) or NO_PIN."""
     line = note(world, seg, index)
     status = select(line < 0, word(NO_PIN), word(OK))
@@ -96,7 +96,7 @@ def pin(world: Word, seg: Word, index: Word, epoch: Word) -> Any:
 
 
 @triton.jit
-def unpin(world: Word, seg: Word, index: Word, epoch: Word, line: Word) -> Any:
+def unpin(world: tl.int64, seg: tl.int64, index: tl.int64, epoch: tl.int64, line: tl.int64) -> Any:
     """Give a pin back: OK, or MISS if this line of the ledger does not hold it."""
     status = word(MISS)
     held = ledger_word(world, PIN_HELD, index)

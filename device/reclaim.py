@@ -15,6 +15,7 @@ operation that could still touch the header.
 from typing import Any
 
 import triton
+import triton.language as tl
 
 from nanokv.device.extent import free_list, give
 from nanokv.device.freelist import detach
@@ -43,7 +44,7 @@ from nanokv.device.layout import (
     WORD_BYTES,
     WRITING,
 )
-from nanokv.device.memory import Word, add64, cas64, load64, select, store64, table64, word
+from nanokv.device.memory import add64, cas64, load64, select, store64, table64, word
 from nanokv.device.object import retire
 from nanokv.device.pins import add_pin, ledger_at
 from nanokv.device.ring import announce
@@ -51,7 +52,7 @@ from nanokv.device.world import W_HDR_COUNT, W_PAGE_BYTES, header_at, header_lin
 
 
 @triton.jit
-def snapshot(world: Word, seg: Word, said: Word, out: Word) -> Any:
+def snapshot(world: tl.int64, seg: tl.int64, said: tl.int64, out: tl.int64) -> Any:
     """Copy the header that a STORED hint is about to `out`, whole: 1, or 0 if it is not READY in that epoch."""
     index = (said >> RING_HEADER_SHIFT) & RING_HEADER_MASK
     epoch = (said >> RING_EPOCH_SHIFT) & RING_EPOCH_MASK
@@ -69,7 +70,9 @@ def snapshot(world: Word, seg: Word, said: Word, out: Word) -> Any:
 
 
 @triton.jit
-def snapshots(world: Word, owner: Word, hints: Word, count: Word, records: Word, good: Word) -> None:
+def snapshots(
+    world: tl.int64, owner: tl.int64, hints: tl.int64, count: tl.int64, records: tl.int64, good: tl.int64
+) -> None:
     """`snapshot` for `count` hints: records of 64 bytes, and a word each that says whether it is whole."""
     seg = segment(world, owner)
     i = word(0)
@@ -81,7 +84,7 @@ def snapshots(world: Word, owner: Word, hints: Word, count: Word, records: Word,
 
 
 @triton.jit
-def give_up(world: Word, owner: Word, index: Word, epoch: Word) -> Any:
+def give_up(world: tl.int64, owner: tl.int64, index: tl.int64, epoch: tl.int64) -> Any:
     """Make an unfinished object DEAD: 1, or 0 if it moved on. Its pages stay with the header: quarantine."""
     header = header_at(world, segment(world, owner), index)
     done = kill(header, WRITING, epoch) == state_word(WRITING, epoch)
@@ -91,7 +94,7 @@ def give_up(world: Word, owner: Word, index: Word, epoch: Word) -> Any:
 
 
 @triton.jit
-def release(world: Word, owner: Word, index: Word, epoch: Word) -> Any:
+def release(world: tl.int64, owner: tl.int64, index: tl.int64, epoch: tl.int64) -> Any:
     """Free a DEAD header in nobody's hands, and what it holds, after a grace period: 1, or 0 if it moved on."""
     seg = segment(world, owner)
     state = load64(header_at(world, seg, index) + H_STATE, "acquire")
@@ -102,7 +105,7 @@ def release(world: Word, owner: Word, index: Word, epoch: Word) -> Any:
 
 
 @triton.jit
-def adopt_slot(world: Word, owner: Word, index: Word) -> None:
+def adopt_slot(world: tl.int64, owner: tl.int64, index: tl.int64) -> None:
     """Give a leaked header slot back: one that the audit found in no place."""
     seg = segment(world, owner)
     header = header_at(world, seg, index)
@@ -112,7 +115,7 @@ def adopt_slot(world: Word, owner: Word, index: Word) -> None:
 
 
 @triton.jit
-def push_extents(world: Word, owner: Word, pages: Word, classes: Word, count: Word) -> None:
+def push_extents(world: tl.int64, owner: tl.int64, pages: tl.int64, classes: tl.int64, count: tl.int64) -> None:
     """Give `count` extents back: words at `pages` (first pages) and `classes`, in private memory."""
     seg = segment(world, owner)
     i = word(0)
@@ -123,7 +126,7 @@ def push_extents(world: Word, owner: Word, pages: Word, classes: Word, count: Wo
 
 
 @triton.jit
-def joining(seg: Word, change: Word) -> Any:
+def joining(seg: tl.int64, change: tl.int64) -> Any:
     """Count the hosts that are joining free extents in a segment; returns how many there were.
 
     While it is not 0, FULL may be an accident: the free extents are in somebody's hands for a moment.
@@ -132,13 +135,13 @@ def joining(seg: Word, change: Word) -> Any:
 
 
 @triton.jit
-def detach_class(world: Word, owner: Word, size_class: Word) -> Any:
+def detach_class(world: tl.int64, owner: tl.int64, size_class: tl.int64) -> Any:
     """Take the whole free list of a size class: its first page, or -1. The chain is the caller's."""
     return detach(free_list(segment(world, owner), size_class))
 
 
 @triton.jit
-def walk(links: Word, head: Word, count: Word, value: Word, marks: Word) -> Any:
+def walk(links: tl.int64, head: tl.int64, count: tl.int64, value: tl.int64, marks: tl.int64) -> Any:
     """Write `value` into the word at `marks` of each node of a list; returns how many. Bounded, whatever it reads.
 
     Others push and pop meanwhile: a node may be seen that has just left, and missed that has just come.
@@ -153,14 +156,14 @@ def walk(links: Word, head: Word, count: Word, value: Word, marks: Word) -> Any:
 
 
 @triton.jit
-def walk_pages(world: Word, owner: Word, size_class: Word, count: Word, marks: Word) -> Any:
+def walk_pages(world: tl.int64, owner: tl.int64, size_class: tl.int64, count: tl.int64, marks: tl.int64) -> Any:
     """Mark the first page of each free extent of a size class with the class plus 1."""
     seg = segment(world, owner)
     return walk(page_links(world, seg), free_list(seg, size_class), count, size_class + 1, marks)
 
 
 @triton.jit
-def walk_slots(world: Word, owner: Word, count: Word, marks: Word) -> Any:
+def walk_slots(world: tl.int64, owner: tl.int64, count: tl.int64, marks: tl.int64) -> Any:
     """Mark each free header slot with 1."""
     seg = segment(world, owner)
     return walk(header_links(world, seg), seg + HDR_FREE, count, word(1), marks)
@@ -168,15 +171,15 @@ def walk_slots(world: Word, owner: Word, count: Word, marks: Word) -> Any:
 
 @triton.jit
 def install(
-    world: Word,
-    owner: Word,
-    index: Word,
-    key_hash: Word,
-    key_check: Word,
-    payload: Word,
-    nbytes: Word,
-    flags: Word,
-    now: Word,
+    world: tl.int64,
+    owner: tl.int64,
+    index: tl.int64,
+    key_hash: tl.int64,
+    key_check: tl.int64,
+    payload: tl.int64,
+    nbytes: tl.int64,
+    flags: tl.int64,
+    now: tl.int64,
 ) -> Any:
     """v1: write the header of a slot and an extent that the master chose, and publish WRITING. Returns the epoch."""
     seg = segment(world, owner)
@@ -187,25 +190,25 @@ def install(
 
 
 @triton.jit
-def state_of(world: Word, owner: Word, index: Word) -> Any:
+def state_of(world: tl.int64, owner: tl.int64, index: tl.int64) -> Any:
     """The STATE word of a header slot, read with a read-modify-write: what it is now."""
     return add64(header_at(world, segment(world, owner), index) + H_STATE, 0, "acq_rel")
 
 
 @triton.jit
-def kill_slot(world: Word, owner: Word, index: Word, state: Word, epoch: Word) -> Any:
+def kill_slot(world: tl.int64, owner: tl.int64, index: tl.int64, state: tl.int64, epoch: tl.int64) -> Any:
     """v1: (state, 0, epoch) -> (DEAD, 0, epoch). Returns the STATE word that was there."""
     return kill(header_at(world, segment(world, owner), index), state, epoch)
 
 
 @triton.jit
-def announce_slot(world: Word, owner: Word, kind: Word, index: Word, epoch: Word) -> None:
+def announce_slot(world: tl.int64, owner: tl.int64, kind: tl.int64, index: tl.int64, epoch: tl.int64) -> None:
     """Leave a hint about a header slot (v1's commit and removal; v2 does it inside `commit` and `retire`)."""
     announce(world, segment(world, owner), kind, index, epoch)
 
 
 @triton.jit
-def drop_pin(world: Word, owner: Word, line: Word, said: Word, epoch: Word) -> Any:
+def drop_pin(world: tl.int64, owner: tl.int64, line: tl.int64, said: tl.int64, epoch: tl.int64) -> Any:
     """Take away the pin of a dead reader, which a ledger line says it HELD: 1, or 0 if the line changed."""
     seg = segment(world, owner)
     mine = cas64(ledger_at(world, seg, line), said, (said & ~PIN_PHASE_MASK) | PIN_INTENT, "acq_rel") == said
@@ -217,6 +220,6 @@ def drop_pin(world: Word, owner: Word, line: Word, said: Word, epoch: Word) -> A
 
 
 @triton.jit
-def clear_intent(world: Word, owner: Word, line: Word, said: Word) -> None:
+def clear_intent(world: tl.int64, owner: tl.int64, line: tl.int64, said: tl.int64) -> None:
     """Free a ledger line whose writer died before it said whether it pinned."""
     cas64(ledger_at(world, segment(world, owner), line), said, 0, "acq_rel")

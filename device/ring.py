@@ -19,6 +19,7 @@ Why the orderings suffice: the CAS releases what the producer wrote to the heade
 from typing import Any
 
 import triton
+import triton.language as tl
 
 from nanokv.device.layout import (
     ANN_ASLEEP,
@@ -29,18 +30,18 @@ from nanokv.device.layout import (
     RING_HEADER_SHIFT,
     WORD_BYTES,
 )
-from nanokv.device.memory import Word, add64, cas64, load64, select, store64, table64, word, xchg64
+from nanokv.device.memory import add64, cas64, load64, select, store64, table64, word, xchg64
 from nanokv.device.world import W_ANN_BASE, W_ANN_CAPACITY
 
 
 @triton.jit
-def ring_slot(world: Word, seg: Word, ticket: Word) -> Any:
+def ring_slot(world: tl.int64, seg: tl.int64, ticket: tl.int64) -> Any:
     """The address of the slot of a ticket."""
     return seg + table64(world + W_ANN_BASE) + (ticket & (table64(world + W_ANN_CAPACITY) - 1)) * WORD_BYTES
 
 
 @triton.jit
-def announce(world: Word, seg: Word, kind: Word, header: Word, epoch: Word) -> None:
+def announce(world: tl.int64, seg: tl.int64, kind: tl.int64, header: tl.int64, epoch: tl.int64) -> None:
     """Leave a hint about a header slot for the owner's host."""
     ticket = add64(seg + ANN_HEAD, 1, "relaxed")
     said = word(kind) | (header << RING_HEADER_SHIFT) | (epoch << RING_EPOCH_SHIFT)
@@ -50,13 +51,13 @@ def announce(world: Word, seg: Word, kind: Word, header: Word, epoch: Word) -> N
 
 
 @triton.jit
-def asleep(seg: Word) -> Any:
+def asleep(seg: tl.int64) -> Any:
     """1 if the owner's poller sleeps and must be woken. Only for segments in host memory."""
     return load64(seg + ANN_ASLEEP, "relaxed") & LOW32
 
 
 @triton.jit
-def drain(world: Word, seg: Word, tail: Word, out: Word, room: Word) -> Any:
+def drain(world: tl.int64, seg: tl.int64, tail: tl.int64, out: tl.int64, room: tl.int64) -> Any:
     """Take hints from ticket `tail` on, at most `room`, into the words at `out` (private memory).
 
     Returns (taken, head, hole): `head` is the ticket up to which was looked, `hole` the first ticket whose slot was

@@ -8,6 +8,7 @@ this process sees it, which is the table that iris' device functions take.
 from typing import Any
 
 import triton
+import triton.language as tl
 
 from nanokv.device.layout import (
     ACTIVITY_BASE,
@@ -21,7 +22,7 @@ from nanokv.device.layout import (
     Field,
     Record,
 )
-from nanokv.device.memory import Word, table64
+from nanokv.device.memory import table64
 
 WORLD = Record(
     "World",
@@ -77,48 +78,48 @@ W_BASES = WORLD.size_constant()
 
 
 @triton.jit
-def segment(world: Word, rank: Word) -> Any:
+def segment(world: tl.int64, rank: tl.int64) -> Any:
     """The address of a rank's segment. `rank` must be below `world_size`."""
     return table64(world + W_BASES + rank * WORD_BYTES)
 
 
 @triton.jit
-def header_at(world: Word, seg: Word, index: Word) -> Any:
+def header_at(world: tl.int64, seg: tl.int64, index: tl.int64) -> Any:
     """The address of a header slot."""
     return seg + table64(world + W_HDR_BASE) + index * HEADER_BYTES
 
 
 @triton.jit
-def descriptor_at(world: Word, seg: Word, index: Word) -> Any:
+def descriptor_at(world: tl.int64, seg: tl.int64, index: tl.int64) -> Any:
     """The address of the descriptor of a header slot."""
     return seg + table64(world + W_DESC_BASE) + index * DESC_BYTES
 
 
 @triton.jit
-def page_links(world: Word, seg: Word) -> Any:
+def page_links(world: tl.int64, seg: tl.int64) -> Any:
     """The address of the links of pages; those of header slots follow them."""
     return seg + table64(world + W_LINKS_BASE)
 
 
 @triton.jit
-def header_links(world: Word, seg: Word) -> Any:
+def header_links(world: tl.int64, seg: tl.int64) -> Any:
     """The address of the links of header slots."""
     return page_links(world, seg) + table64(world + W_N_PAGES) * WORD_BYTES
 
 
 @triton.jit
-def bucket_at(world: Word, seg: Word, bucket: Word) -> Any:
+def bucket_at(world: tl.int64, seg: tl.int64, bucket: tl.int64) -> Any:
     """The address of a directory bucket."""
     return seg + table64(world + W_DIR_BASE) + bucket * BUCKET_BYTES
 
 
 @triton.jit
-def activity_at(seg: Word, rank: Word, phase: Word) -> Any:
+def activity_at(seg: tl.int64, rank: tl.int64, phase: tl.int64) -> Any:
     """The address of the word that counts a rank's operations in a segment, for one grace phase."""
     return seg + ACTIVITY_BASE + rank * ACTIVITY_BYTES + IN_FLIGHT + phase * WORD_BYTES
 
 
 @triton.jit
-def class_pages(world: Word, size_class: Word) -> Any:
+def class_pages(world: tl.int64, size_class: tl.int64) -> Any:
     """Pages of an extent of a size class; 0 if there is no such class."""
     return table64(world + W_CLASS_PAGES + size_class * WORD_BYTES)

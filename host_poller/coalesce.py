@@ -49,7 +49,7 @@ def join_free_extents(machine: Machine, owner: int) -> int:
             return 0
         firsts, kinds = carve_runs(geometry, pages)
         machine.push_extents(owner, firsts, kinds)
-        return max(geometry.class_pages[k] for k in sorted(set(kinds.tolist())))
+        return max(int(geometry.class_pages[k]) for k in set(kinds.tolist()))
     finally:
         machine.joining(owner, -1)
         machine.leave(owner, phase)

@@ -6,10 +6,11 @@ Prefill workers write KV directly into the memory of decode workers, and allocat
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from nanokv.cache import NanoKVCache, local_world
+    from nanokv.cache import NanoKVCache
     from nanokv.errors import NanoKVError
     from nanokv.host_poller.events import Event, EventKind
     from nanokv.types import Key, KeyDigest, ObjMeta, WritePlan
+    from nanokv.worlds import local_world
 
 __version__ = "0.1.0"
 
@@ -34,7 +35,7 @@ _HOME = {
     "NanoKVError": "nanokv.errors",
     "ObjMeta": "nanokv.types",
     "WritePlan": "nanokv.types",
-    "local_world": "nanokv.cache",
+    "local_world": "nanokv.worlds",
 }
 
 

@@ -8,36 +8,33 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
 from nanokv.assemble import Parts, assemble, attach_shm, plan_geometry
-from nanokv.config import Options, alloc_from_env, name_from_env, rank_from_env, world_size_from_env
-from nanokv.device.layout import OBJ_HEADER
+from nanokv.config import Options, name_from_env, rank_from_env, world_size_from_env
 from nanokv.device.machine import Found
 from nanokv.device.status import Status
 from nanokv.errors import (
     InvalidArgument,
-    KeyNotFound,
     NanoKVError,
     PeerLost,
-    WaitTimeout,
 )
+from nanokv.eviction import evict_until_below
 from nanokv.heap.base import Heap
 from nanokv.heap.local import LocalWorld
 from nanokv.host_poller.events import Listener
 from nanokv.keys import Hasher
 from nanokv.mover import Mover
-from nanokv.path import Write
 from nanokv.pending import Handle, Worker
 from nanokv.pinned import Pinned
-from nanokv.raising import error_for, shown
+from nanokv.plans import Plans, header_offset
+from nanokv.raising import error_for
 from nanokv.statistics import Traffic, snapshot
-from nanokv.tensors import RAW
 from nanokv.types import Key, KeyDigest, ObjMeta, WritePlan
+from nanokv.waiting import wait_until_ready
 
 _MISSING = (Status.MISS, Status.NOT_READY)
 
@@ -105,7 +102,7 @@ class NanoKVCache:
         self._hash = Hasher(options.namespace)
         self._mover = Mover(self._heap, self._machine, self._path)
         self._traffic = Traffic()
-        self._plans: dict[KeyDigest, Write] = {}
+        self._plans = Plans(self._path, self._geometry)
         self._worker = Worker(f"nanokv-async-{self._heap.rank}")
         self._open = True
         self.options = options
@@ -172,7 +169,7 @@ class NanoKVCache:
         """
         status = self._put(self._hash(key), tensor, preferred_segment)
         if status:
-            self._fail(status, key, tensor.nbytes, preferred_segment)
+            raise self._error(status, key, tensor.nbytes, preferred_segment)
 
     def _put(self, digest: KeyDigest, tensor: torch.Tensor, preferred: int | None) -> int:
         self._check_segment(preferred)
@@ -193,7 +190,7 @@ class NanoKVCache:
         result = self._get(self._hash(key), dst)
         if isinstance(result, torch.Tensor):
             return result
-        self._fail(result, key)
+        raise self._error(result, key)
 
     def _get(self, digest: KeyDigest, dst: torch.Tensor | None) -> torch.Tensor | int:
         self._check_open()
@@ -213,7 +210,7 @@ class NanoKVCache:
         """
         status = self._remove(self._hash(key))
         if status:
-            self._fail(status, key)
+            raise self._error(status, key)
 
     def _remove(self, digest: KeyDigest) -> int:
         self._check_open()
@@ -221,8 +218,7 @@ class NanoKVCache:
 
     def exists(self, key: Key) -> bool:
         """True if the object can be read now. Does not make it look used to eviction."""
-        self._check_open()
-        return self._path.exists(self._hash(key)) == Status.OK
+        return self._is_ready(self._hash(key))
 
     __contains__ = exists
 
@@ -253,14 +249,13 @@ class NanoKVCache:
         for i, digest in enumerate(digests):
             found = self._get(digest, dsts[i] if dsts is not None else None)
             if isinstance(found, int) and found not in _MISSING:
-                self._fail(found, keys[i])
+                raise self._error(found, keys[i])
             results.append(None if isinstance(found, int) else found)
         return results
 
     def exists_many(self, keys: Sequence[Key]) -> list[bool]:
         """Whether each can be read now."""
-        self._check_open()
-        return [self._path.exists(self._hash(key)) == Status.OK for key in keys]
+        return [self._is_ready(self._hash(key)) for key in keys]
 
     def remove_many(self, keys: Sequence[Key]) -> list[bool]:
         """Remove each; False where there was nothing to remove, or it is being written or pinned."""
@@ -288,21 +283,10 @@ class NanoKVCache:
         if type(bytes_total) is not int or bytes_total < 0:
             raise InvalidArgument(f"bytes_total must be a number of bytes, not {bytes_total!r}")
         self._check_segment(preferred_segment)
-        digest = self._hash(key)
-        write = self._path.begin(digest, bytes_total, preferred_segment, RAW, plan=True)
-        if write.status:
-            self._fail(write.status, key, bytes_total, preferred_segment)
-        self._plans[digest] = write
-        return WritePlan(
-            key_hash=digest.key_hash,
-            dst_rank=write.owner,
-            header_off=self._header_off(write.index),
-            payload_base=write.payload,
-            page_bytes=self._geometry.page_bytes,
-            n_pages=-(-bytes_total // self._geometry.page_bytes),
-            bytes_total=bytes_total,
-            epoch=write.epoch,
-        )
+        plan = self._plans.begin(self._hash(key), bytes_total, preferred_segment)
+        if isinstance(plan, WritePlan):
+            return plan
+        raise self._error(plan, key, bytes_total, preferred_segment)
 
     def commit(self, key: Key) -> None:
         """Make an object READY that this rank opened; nothing is left to do if its kernel did.
@@ -310,10 +294,12 @@ class NanoKVCache:
         Raises:
             KeyNotFound: this rank has not opened it. WriteLost: it took longer than `write_timeout`.
         """
-        write = self._plan(key)
-        status = self._path.finish(self._hash(key), write)
+        self._check_open()
+        digest = self._hash(key)
+        write = self._plans.take(digest, key)
+        status = self._path.finish(digest, write)
         if status:
-            self._fail(status, key)
+            raise self._error(status, key)
         self._traffic.planned(write.nbytes)
 
     def abort(self, key: Key) -> None:
@@ -322,16 +308,11 @@ class NanoKVCache:
         Raises:
             KeyNotFound: this rank has not opened it. WriteLost: it was given up already.
         """
-        status = self._path.abort(self._hash(key), self._plan(key))
-        if status:
-            self._fail(status, key)
-
-    def _plan(self, key: Key) -> Write:
         self._check_open()
-        write = self._plans.pop(self._hash(key), None)
-        if write is None:
-            raise KeyNotFound(f"rank {self.rank} has no open plan for key {shown(key)}")
-        return write
+        digest = self._hash(key)
+        status = self._path.abort(digest, self._plans.take(digest, key))
+        if status:
+            raise self._error(status, key)
 
     def get_location(self, key: Key, *, timeout: float = 0.0) -> ObjMeta:
         """Where a READY object lies. It may be removed or evicted at any time: `pin` it, or validate after use.
@@ -354,12 +335,12 @@ class NanoKVCache:
             if status == Status.OK:
                 break
             if status != Status.MISS:
-                self._fail(status, key)
+                raise self._error(status, key)
         tensor = self._mover.view(found)
         pinned = Pinned(self._machine, found, line, tensor if tensor is not None else torch.empty(0), self._meta(found))
         if tensor is None:
             pinned.release()
-            self._fail(Status.CORRUPT, key)
+            raise self._error(Status.CORRUPT, key)
         return pinned
 
     def _found(self, key: Key, timeout: float) -> Found:
@@ -369,7 +350,7 @@ class NanoKVCache:
         self._check_open()
         found = self._path.locate(digest)
         if found.status:
-            self._fail(found.status, key)
+            raise self._error(found.status, key)
         return found
 
     def _meta(self, found: Found) -> ObjMeta:
@@ -377,16 +358,13 @@ class NanoKVCache:
         return ObjMeta(
             key_hash=int(header["key_hash"].view("<i8")),
             owner_rank=found.owner,
-            header_off=self._header_off(found.index),
+            header_off=header_offset(self._geometry, found.index),
             payload_off=found.payload,
             bytes_total=found.nbytes,
             page_bytes=self._geometry.page_bytes,
             n_pages=-(-found.nbytes // self._geometry.page_bytes),
             epoch=found.epoch,
         )
-
-    def _header_off(self, index: int) -> int:
-        return self._geometry.offsets["hdr_base"] + index * OBJ_HEADER.size
 
     # --- waiting ---
     def wait(self, keys: Key | Iterable[Key], *, timeout: float) -> None:
@@ -400,19 +378,11 @@ class NanoKVCache:
         self._wait_for([self._hash(key) for key in many], timeout)
 
     def _wait_for(self, digests: list[KeyDigest], timeout: float) -> None:
-        started = time.monotonic()
-        pause = 0.0
-        missing = digests
-        while True:
-            self._check_open()
-            missing = [digest for digest in missing if self._path.exists(digest) != Status.OK]
-            waited = time.monotonic() - started
-            if not missing:
-                return
-            if waited >= timeout:
-                raise WaitTimeout(f"{len(missing)} of {len(digests)} objects are not READY after {timeout} s")
-            time.sleep(min(pause, timeout - waited))
-            pause = min(0.001, waited / 8)  # at first a yield; later an eighth of the time spent so far
+        wait_until_ready(self._is_ready, digests, timeout)
+
+    def _is_ready(self, digest: KeyDigest) -> bool:
+        self._check_open()
+        return self._path.exists(digest) == Status.OK
 
     def flush(self, *, timeout: float = 10.0) -> None:
         """Wait until this rank's index (keys, stats, events) has seen all that was committed in its segment before.
@@ -452,22 +422,9 @@ class NanoKVCache:
         """Evict from this rank's segment, least recently used first, until at most this part of its pages is in use."""
         if not 0 <= usage_ratio <= 1:
             raise InvalidArgument(f"usage_ratio must be 0 to 1, not {usage_ratio!r}")
+        self._check_open()
+        evict_until_below(self._machine, self._path, self.rank, usage_ratio)
         self.flush()
-        slots, records = self._poller.index.rows()
-        order = records["last_access"].argsort(kind="stable")
-        aim = usage_ratio * self._geometry.n_pages
-        used = snapshot(self._machine, self.rank).used_pages
-        for i in order.tolist():
-            if used <= aim:
-                break
-            if self._path.remove_slot(self.rank, int(slots[i]), int(records["epoch"][i])) == Status.OK:
-                used -= self._extent_pages(int(records["n_pages"][i]))
-        self.flush()
-
-    def _extent_pages(self, n_pages: int) -> int:
-        if self.alloc == "host" or n_pages == 0:
-            return n_pages
-        return min(size for size in self._geometry.class_pages if size >= n_pages)
 
     def stats(self) -> dict[str, Any]:
         """Counters of this rank: heap use, objects, ring, traffic, errors. Bytes and counts; ratios from 0 to 1."""
@@ -483,9 +440,7 @@ class NanoKVCache:
         if not self._open:
             return
         self._worker.close()
-        for digest, write in self._plans.items():
-            self._path.abort(digest, write)
-        self._plans.clear()
+        self._plans.abort_all()
         self._open = False
         self._poller.stop()
         self._path.close()
@@ -516,43 +471,3 @@ class NanoKVCache:
     def _error(self, status: int, key: Key, nbytes: int = 0, preferred: int | None = None) -> NanoKVError:
         owner = "its owner" if preferred is None else f"rank {preferred}"
         return error_for(status, key, self._geometry, nbytes=nbytes, owner=owner)
-
-    def _fail(self, status: int, key: Key, nbytes: int = 0, preferred: int | None = None) -> NoReturn:
-        raise self._error(status, key, nbytes, preferred)
-
-
-def make_options(given: dict[str, Any]) -> Options:
-    """Options from keyword arguments and the environment.
-
-    Raises:
-        InvalidArgument: an option that does not exist, or a value that cannot be.
-    """
-    try:
-        options = Options(**({"alloc": alloc_from_env()} | given))
-    except TypeError as error:
-        raise InvalidArgument(str(error).replace("Options.__init__() got", "NanoKVCache got")) from None
-    if options.size_classes is not None:
-        options = replace(options, size_classes=tuple(options.size_classes))
-    return options
-
-
-def local_world(
-    n: int,
-    heap_bytes: int,
-    *,
-    master_rank: int = 0,
-    page_bytes: int = 256 * 1024,
-    device: str | torch.device = "cpu",
-    **options: Any,
-) -> list[NanoKVCache]:
-    """A world of `n` virtual ranks in this process: one cache each. Arguments as for `NanoKVCache`.
-
-    Args:
-        device: where the segments lie: "cpu", or a GPU, which then runs the protocol's kernels.
-    """
-    chosen = make_options(options)
-    geometry = plan_geometry(heap_bytes, page_bytes, n, chosen)
-    if not 0 <= master_rank < n:
-        raise InvalidArgument(f"master_rank must be 0 to {n - 1}, not {master_rank}")
-    world = LocalWorld(geometry, mode=chosen.alloc, may_evict=chosen.evict, water=chosen.water, device=device)
-    return [NanoKVCache._from_heap(world.heap(rank), master_rank, chosen) for rank in range(n)]

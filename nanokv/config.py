@@ -4,8 +4,8 @@ An argument wins over its variable, the variable over the default.
 """
 
 import os
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 from nanokv.errors import InvalidArgument
 
@@ -97,3 +97,18 @@ def _integer(variable: str, default: int) -> int:
         return int(value)
     except ValueError:
         raise InvalidArgument(f"{variable} must be an integer, not {value!r}") from None
+
+
+def make_options(given: dict[str, Any]) -> Options:
+    """Options from keyword arguments and the environment.
+
+    Raises:
+        InvalidArgument: an option that does not exist, or a value that cannot be.
+    """
+    try:
+        options = Options(**({"alloc": alloc_from_env()} | given))
+    except TypeError as error:
+        raise InvalidArgument(str(error).replace("Options.__init__() got", "NanoKVCache got")) from None
+    if options.size_classes is not None:
+        options = replace(options, size_classes=tuple(options.size_classes))
+    return options

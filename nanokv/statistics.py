@@ -4,9 +4,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
-from nanokv.device.geometry import MODES
+from nanokv.device.geometry import MODES, Geometry
 from nanokv.device.layout import DEAD, PINS_SHIFT, READY, RESERVED, STATE_MASK, WRITING
 from nanokv.device.machine import Machine
 from nanokv.device.status import Status
@@ -36,6 +37,15 @@ class HeapSnapshot:
         return asdict(self) | {"usage": self.heap_used / self.heap_total}
 
 
+def extent_pages(geometry: Geometry, device_alloc: bool, n_pages: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    """The pages that objects of `n_pages` hold: in v2 a whole extent of a size class, in v1 just as many."""
+    pages = n_pages.astype(np.int64)
+    if not device_alloc:
+        return pages
+    sizes = np.array([size for size in geometry.class_pages if size], np.int64)
+    return np.where(pages > 0, sizes[np.minimum(np.searchsorted(sizes, pages), len(sizes) - 1)], 0)
+
+
 def snapshot(machine: Machine, rank: int) -> HeapSnapshot:
     """Look at a rank's segment now."""
     geometry = machine.geometry
@@ -44,10 +54,7 @@ def snapshot(machine: Machine, rank: int) -> HeapSnapshot:
     used = min(int(control["hdr_head"]), geometry.hdr_count) if device_alloc else geometry.hdr_count
     headers = machine.headers(rank, 0, used)
     state = headers["state"] & STATE_MASK.value
-    pages = headers["n_pages"].astype(np.int64)
-    if device_alloc:  # an object holds a whole extent of its class
-        sizes = np.array([size for size in geometry.class_pages if size], np.int64)
-        pages = np.where(pages > 0, sizes[np.minimum(np.searchsorted(sizes, pages), len(sizes) - 1)], 0)
+    pages = extent_pages(geometry, device_alloc, headers["n_pages"])
     ready = state == READY.value
     busy = (state == WRITING.value) | ((state == RESERVED.value) & (headers["epoch"] > 0))
     held = headers["n_pages"] > 0

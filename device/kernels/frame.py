@@ -1,13 +1,14 @@
 """The frame of a launch: a few private words in device memory that carry arguments in and answers out.
 
-A kernel takes one argument, the address of its frame, so that nothing is specialised or compiled again per value. Words,
-all int64:
+A kernel takes one argument, the address of its frame, so nothing is specialised or compiled again per value. Words, all
+int64:
 
     0            the address of the world table
-    1 .. 31      arguments, in the order of the device function that the kernel calls
+    1 .. 30      arguments, in the order of the device function that the kernel calls
+    31           how many CTAs of a launch have arrived at its end
     32 .. 63     answers, in the order in which the function returns them
 
-Only the launching rank touches a frame, one launch at a time: plain loads and stores do.
+Only the launching rank touches a frame, one operation at a time: plain loads and stores do, but for the arrivals.
 """
 
 from typing import Any
@@ -16,19 +17,33 @@ import triton
 import triton.language as tl
 
 from nanokv.device.layout import WORD_BYTES
-from nanokv.device.memory import Word, store64, table64, word
+from nanokv.device.memory import add64, store64, table64, word
 
 FRAME_WORDS = 64
-ANSWERS = tl.constexpr(32)
+FIRST_ANSWER = 32
+ARRIVALS = tl.constexpr(31)
+ANSWERS = tl.constexpr(FIRST_ANSWER)
 
 
 @triton.jit
-def arg(frame: Word, i: Word) -> Any:
+def arg(frame: tl.int64, i: tl.int64) -> Any:
     """The i-th word of a frame: 0 is the world, arguments begin at 1."""
     return table64(frame + i * WORD_BYTES)
 
 
 @triton.jit
-def answer(frame: Word, i: Word, value: Word) -> None:
+def answer(frame: tl.int64, i: tl.int64, value: tl.int64) -> None:
     """Write the i-th answer."""
     store64(frame + (ANSWERS + i) * WORD_BYTES, word(value), "relaxed")
+
+
+@triton.jit
+def answered(frame: tl.int64, i: tl.int64) -> Any:
+    """The i-th answer of the launch before."""
+    return table64(frame + (ANSWERS + i) * WORD_BYTES)
+
+
+@triton.jit
+def arrive(frame: tl.int64) -> Any:
+    """Count this CTA as done with its bytes; returns how many were before. Acquires what those did."""
+    return add64(frame + ARRIVALS * WORD_BYTES, word(1), "acq_rel")

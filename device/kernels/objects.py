@@ -3,12 +3,12 @@
 from typing import Any
 
 import triton
+import triton.language as tl
 
 from nanokv.device.activity import enter, leave
 from nanokv.device.directory import find
 from nanokv.device.header import describe
 from nanokv.device.kernels.frame import answer, arg
-from nanokv.device.memory import Word
 from nanokv.device.object import (
     abort,
     begin,
@@ -26,7 +26,7 @@ from nanokv.device.world import segment
 
 
 @triton.jit
-def describe_from(frame: Word, first: Word, world: Word, seg: Word, index: Word) -> None:
+def describe_from(frame: tl.int64, first: tl.int64, world: tl.int64, seg: tl.int64, index: tl.int64) -> None:
     """Write the descriptor that stands in the eight arguments from `first` on."""
     describe(
         world,
@@ -44,7 +44,7 @@ def describe_from(frame: Word, first: Word, world: Word, seg: Word, index: Word)
 
 
 @triton.jit
-def _begin_object_kernel(frame: Word) -> None:
+def begin_object_kernel(frame: tl.int64) -> None:
     """(owner, key_hash, key_check, bytes, flags, now, descriptor[8]) -> (status, header, epoch, payload, phase)."""
     world = arg(frame, 0)
     owner = arg(frame, 1)
@@ -61,39 +61,39 @@ def _begin_object_kernel(frame: Word) -> None:
 
 
 @triton.jit
-def _finish_object_kernel(frame: Word) -> None:
+def finish_object_kernel(frame: tl.int64) -> None:
     """(owner, header, epoch, phase) -> status."""
     answer(frame, 0, finish(arg(frame, 0), arg(frame, 1), arg(frame, 2), arg(frame, 3), arg(frame, 4)))
 
 
 @triton.jit
-def _commit_object_kernel(frame: Word) -> None:
+def commit_object_kernel(frame: tl.int64) -> None:
     """(owner, header, epoch) -> status."""
     answer(frame, 0, commit(arg(frame, 0), arg(frame, 1), arg(frame, 2), arg(frame, 3)))
 
 
 @triton.jit
-def _abort_object_kernel(frame: Word) -> None:
+def abort_object_kernel(frame: tl.int64) -> None:
     """(owner, header, epoch) -> status."""
     answer(frame, 0, abort(arg(frame, 0), arg(frame, 1), arg(frame, 2), arg(frame, 3)))
 
 
 @triton.jit
-def _enter_segment_kernel(frame: Word) -> None:
+def enter_segment_kernel(frame: tl.int64) -> None:
     """(owner) -> phase."""
     world = arg(frame, 0)
     answer(frame, 0, enter(world, segment(world, arg(frame, 1))))
 
 
 @triton.jit
-def _leave_segment_kernel(frame: Word) -> None:
+def leave_segment_kernel(frame: tl.int64) -> None:
     """(owner, phase)."""
     world = arg(frame, 0)
     leave(world, segment(world, arg(frame, 1)), arg(frame, 2))
 
 
 @triton.jit
-def _find_key_kernel(frame: Word) -> None:
+def find_key_kernel(frame: tl.int64) -> None:
     """(key_hash, key_check) -> (status, entry)."""
     status, entry = find(arg(frame, 0), arg(frame, 1), arg(frame, 2))
     answer(frame, 0, status)
@@ -101,7 +101,7 @@ def _find_key_kernel(frame: Word) -> None:
 
 
 @triton.jit
-def lookup_into(frame: Word) -> Any:
+def lookup_into(frame: tl.int64) -> Any:
     """Look up the key in arguments 1 and 2 and answer with all that is known; returns (status, bytes)."""
     status, owner, index, epoch, payload, nbytes, kind, d0, d1, d2, d3, d4, d5, d6 = lookup_described(
         arg(frame, 0), arg(frame, 1), arg(frame, 2)
@@ -124,25 +124,25 @@ def lookup_into(frame: Word) -> Any:
 
 
 @triton.jit
-def _lookup_object_kernel(frame: Word) -> None:
+def lookup_object_kernel(frame: tl.int64) -> None:
     """(key_hash, key_check) -> (status, owner, header, epoch, payload, bytes, descriptor[8])."""
     lookup_into(frame)
 
 
 @triton.jit
-def _validate_object_kernel(frame: Word) -> None:
+def validate_object_kernel(frame: tl.int64) -> None:
     """(owner, header, epoch) -> status."""
     answer(frame, 0, validate(arg(frame, 0), arg(frame, 1), arg(frame, 2), arg(frame, 3)))
 
 
 @triton.jit
-def _touch_object_kernel(frame: Word) -> None:
+def touch_object_kernel(frame: tl.int64) -> None:
     """(owner, header, now)."""
     touch(arg(frame, 0), arg(frame, 1), arg(frame, 2), arg(frame, 3))
 
 
 @triton.jit
-def _remove_object_kernel(frame: Word) -> None:
+def remove_object_kernel(frame: tl.int64) -> None:
     """(key_hash, key_check) -> (status, owner)."""
     status, owner = remove(arg(frame, 0), arg(frame, 1), arg(frame, 2))
     answer(frame, 0, status)
@@ -150,13 +150,13 @@ def _remove_object_kernel(frame: Word) -> None:
 
 
 @triton.jit
-def _remove_slot_kernel(frame: Word) -> None:
+def remove_slot_kernel(frame: tl.int64) -> None:
     """(owner, header, epoch) -> status."""
     answer(frame, 0, remove_slot(arg(frame, 0), arg(frame, 1), arg(frame, 2), arg(frame, 3)))
 
 
 @triton.jit
-def _pin_object_kernel(frame: Word) -> None:
+def pin_object_kernel(frame: tl.int64) -> None:
     """(owner, header, epoch) -> (status, line)."""
     world = arg(frame, 0)
     status, line = pin(world, segment(world, arg(frame, 1)), arg(frame, 2), arg(frame, 3))
@@ -165,7 +165,7 @@ def _pin_object_kernel(frame: Word) -> None:
 
 
 @triton.jit
-def _unpin_object_kernel(frame: Word) -> None:
+def unpin_object_kernel(frame: tl.int64) -> None:
     """(owner, header, epoch, line) -> status."""
     world = arg(frame, 0)
     answer(frame, 0, unpin(world, segment(world, arg(frame, 1)), arg(frame, 2), arg(frame, 3), arg(frame, 4)))

@@ -4,12 +4,13 @@ Arrays that go in or out lie in device memory of the launching rank; a kernel ge
 """
 
 import triton
+import triton.language as tl
 
 from nanokv.device.activity import in_flight
+from nanokv.device.extent import N_CLASSES
 from nanokv.device.kernels.frame import answer, arg
 from nanokv.device.kernels.objects import describe_from
-from nanokv.device.layout import SIZE_CLASSES
-from nanokv.device.memory import Word
+from nanokv.device.memory import word
 from nanokv.device.reclaim import (
     adopt_slot,
     announce_slot,
@@ -32,7 +33,7 @@ from nanokv.device.world import segment
 
 
 @triton.jit
-def _drain_ring_kernel(frame: Word) -> None:
+def drain_ring_kernel(frame: tl.int64) -> None:
     """(owner, tail, out, room) -> (taken, head, hole)."""
     world = arg(frame, 0)
     taken, head, hole = drain(world, segment(world, arg(frame, 1)), arg(frame, 2), arg(frame, 3), arg(frame, 4))
@@ -42,82 +43,82 @@ def _drain_ring_kernel(frame: Word) -> None:
 
 
 @triton.jit
-def _copy_snapshots_kernel(frame: Word) -> None:
+def copy_snapshots_kernel(frame: tl.int64) -> None:
     """(owner, hints, count, records, good)."""
     snapshots(arg(frame, 0), arg(frame, 1), arg(frame, 2), arg(frame, 3), arg(frame, 4), arg(frame, 5))
 
 
 @triton.jit
-def _read_in_flight_kernel(frame: Word) -> None:
+def read_in_flight_kernel(frame: tl.int64) -> None:
     """(owner, rank, phase) -> count."""
     seg = segment(arg(frame, 0), arg(frame, 1))
     answer(frame, 0, in_flight(seg, arg(frame, 2), arg(frame, 3)))
 
 
 @triton.jit
-def _give_up_slot_kernel(frame: Word) -> None:
+def give_up_slot_kernel(frame: tl.int64) -> None:
     """(owner, header, epoch) -> 1 if it was given up."""
     answer(frame, 0, give_up(arg(frame, 0), arg(frame, 1), arg(frame, 2), arg(frame, 3)))
 
 
 @triton.jit
-def _release_slot_kernel(frame: Word) -> None:
+def release_slot_kernel(frame: tl.int64) -> None:
     """(owner, header, epoch) -> 1 if it was freed."""
     answer(frame, 0, release(arg(frame, 0), arg(frame, 1), arg(frame, 2), arg(frame, 3)))
 
 
 @triton.jit
-def _adopt_slot_kernel(frame: Word) -> None:
+def adopt_slot_kernel(frame: tl.int64) -> None:
     """(owner, header)."""
     adopt_slot(arg(frame, 0), arg(frame, 1), arg(frame, 2))
 
 
 @triton.jit
-def _count_joining_kernel(frame: Word) -> None:
+def count_joining_kernel(frame: tl.int64) -> None:
     """(owner, change) -> how many there were."""
     answer(frame, 0, joining(segment(arg(frame, 0), arg(frame, 1)), arg(frame, 2)))
 
 
 @triton.jit
-def _detach_class_kernel(frame: Word) -> None:
+def detach_class_kernel(frame: tl.int64) -> None:
     """(owner, size class) -> first page or -1."""
     answer(frame, 0, detach_class(arg(frame, 0), arg(frame, 1), arg(frame, 2)))
 
 
 @triton.jit
-def _push_extents_kernel(frame: Word) -> None:
+def push_extents_kernel(frame: tl.int64) -> None:
     """(owner, pages, classes, count)."""
     push_extents(arg(frame, 0), arg(frame, 1), arg(frame, 2), arg(frame, 3), arg(frame, 4))
 
 
 @triton.jit
-def _walk_pages_kernel(frame: Word) -> None:
+def walk_pages_kernel(frame: tl.int64) -> None:
     """(owner, count, marks): the free lists of all size classes."""
-    for size_class in range(0, SIZE_CLASSES):
-        walk_pages(arg(frame, 0), arg(frame, 1), size_class, arg(frame, 2), arg(frame, 3))
+    for size_class in range(0, N_CLASSES):
+        walk_pages(arg(frame, 0), arg(frame, 1), word(size_class), arg(frame, 2), arg(frame, 3))
 
 
 @triton.jit
-def _walk_slots_kernel(frame: Word) -> None:
+def walk_slots_kernel(frame: tl.int64) -> None:
     """(owner, count, marks)."""
     walk_slots(arg(frame, 0), arg(frame, 1), arg(frame, 2), arg(frame, 3))
 
 
 @triton.jit
-def _drop_pin_kernel(frame: Word) -> None:
+def drop_pin_kernel(frame: tl.int64) -> None:
     """(owner, line, word, epoch) -> 1 if it was dropped."""
     answer(frame, 0, drop_pin(arg(frame, 0), arg(frame, 1), arg(frame, 2), arg(frame, 3), arg(frame, 4)))
 
 
 @triton.jit
-def _clear_intent_kernel(frame: Word) -> None:
+def clear_intent_kernel(frame: tl.int64) -> None:
     """(owner, line, word)."""
     clear_intent(arg(frame, 0), arg(frame, 1), arg(frame, 2), arg(frame, 3))
 
 
 # --- v1 ---------------------------------------------------------------------------------------
 @triton.jit
-def _install_header_kernel(frame: Word) -> None:
+def install_header_kernel(frame: tl.int64) -> None:
     """(owner, header, key_hash, key_check, payload, bytes, flags, now, descriptor[8]) -> epoch."""
     world = arg(frame, 0)
     owner = arg(frame, 1)
@@ -130,18 +131,18 @@ def _install_header_kernel(frame: Word) -> None:
 
 
 @triton.jit
-def _read_state_kernel(frame: Word) -> None:
+def read_state_kernel(frame: tl.int64) -> None:
     """(owner, header) -> STATE word."""
     answer(frame, 0, state_of(arg(frame, 0), arg(frame, 1), arg(frame, 2)))
 
 
 @triton.jit
-def _kill_slot_kernel(frame: Word) -> None:
+def kill_slot_kernel(frame: tl.int64) -> None:
     """(owner, header, state, epoch) -> the STATE word that was there."""
     answer(frame, 0, kill_slot(arg(frame, 0), arg(frame, 1), arg(frame, 2), arg(frame, 3), arg(frame, 4)))
 
 
 @triton.jit
-def _announce_slot_kernel(frame: Word) -> None:
+def announce_slot_kernel(frame: tl.int64) -> None:
     """(owner, kind, header, epoch)."""
     announce_slot(arg(frame, 0), arg(frame, 1), arg(frame, 2), arg(frame, 3), arg(frame, 4))

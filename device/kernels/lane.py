@@ -1,0 +1,81 @@
+"""A lane: one frame, the stream that it is used on, and the launches between writing arguments and reading answers."""
+
+import threading
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from triton.runtime.interpreter import InterpretedFunction
+
+from nanokv.device.kernels.frame import FIRST_ANSWER, FRAME_WORDS
+
+# Triton's interpreter keeps the grid in a global and patches the language while it runs: one launch a process at a time
+_INTERPRETER = threading.Lock()
+
+
+def payload_warps() -> int:
+    """Warps of a CTA that stores payload; one on AMD: see `transfer` for why."""
+    return 4 if torch.version.hip is None else 1
+
+
+class Lane:
+    """Launches kernels for one machine, one operation at a time: `run` returns when the answers are there.
+
+    Args:
+        world: the address of the world table.
+        device: where kernels run. A CPU needs Triton's interpreter.
+        own_stream: a stream of its own, so as not to wait for the caller's kernels; else the caller's current stream.
+    """
+
+    def __init__(self, world: int, device: torch.device, *, own_stream: bool) -> None:
+        self._device = device
+        self._on_gpu = device.type == "cuda"
+        self._stream = torch.cuda.Stream(device) if self._on_gpu and own_stream else None
+        self._lock = threading.Lock() if self._on_gpu else _INTERPRETER
+        self._host = torch.zeros(FRAME_WORDS, dtype=torch.int64, pin_memory=self._on_gpu)
+        self._frame = torch.zeros(FRAME_WORDS, dtype=torch.int64, device=device)
+        self._world = world
+
+    def entered(self) -> AbstractContextManager[Any]:
+        """The context in which this lane's copies and launches belong."""
+        if not self._on_gpu:
+            return nullcontext()
+        return torch.cuda.stream(self._stream) if self._stream is not None else torch.cuda.device(self._device)
+
+    def run(
+        self,
+        args: Sequence[int],
+        *launches: tuple[Any, int],
+        warps: int = 1,
+        before: Sequence[int] = (),
+    ) -> list[int]:
+        """Launch some kernels one after the other on the same frame.
+
+        Args:
+            args: the words from 1 on.
+            launches: kernels, each with its number of CTAs.
+            warps: of a CTA.
+            before: answers that the first kernel finds, as if another launch had left them.
+
+        Returns:
+            all answer words.
+        """
+        with self._lock, self.entered():
+            self._host.zero_()
+            words = [self._world, *args]
+            self._host[: len(words)] = torch.tensor(words, dtype=torch.int64)
+            if before:
+                self._host[FIRST_ANSWER : FIRST_ANSWER + len(before)] = torch.tensor(before, dtype=torch.int64)
+            self._frame.copy_(self._host, non_blocking=True)
+            for kernel, ctas in launches:
+                kernel[(ctas,)](self._frame.data_ptr(), num_warps=warps)
+            self._host.copy_(self._frame, non_blocking=True)
+            if self._on_gpu:
+                torch.cuda.current_stream(self._device).synchronize()
+            return self._host[FIRST_ANSWER:].tolist()
+
+
+def is_interpreted(kernel: Any) -> bool:
+    """True if a kernel was decorated under TRITON_INTERPRET=1."""
+    return isinstance(kernel, InterpretedFunction)

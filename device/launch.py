@@ -1,0 +1,249 @@
+"""The machine that launches kernels: on a GPU, or on the CPU by Triton's interpreter (for tests: it is slow).
+
+Every host call is one launch of one CTA that calls one protocol function, but for large puts and gets, which are two
+launches, the second with many CTAs. Words that the host only looks at are copied; it writes none but those of HeapCtl
+that nobody else writes. Calls about objects go to the caller's current stream, so that they come after the kernels that
+the caller launched; calls of the owner's host have a stream of their own, so that they do not wait for those.
+"""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from nanokv.device.geometry import Geometry
+from nanokv.device.kernels import host, objects, transfer
+from nanokv.device.kernels.lane import Lane, is_interpreted, payload_warps
+from nanokv.device.layout import ACTIVITY, HEAP_CTL, OBJ_HEADER, WORD, unpack
+from nanokv.device.machine import Begun, Descriptor, Drained, Found, Words
+
+ONE_CTA_BYTES = 64 * 1024  #: up to here one CTA does the whole put or get in one launch
+MAX_CTAS = 264  #: two a multiprocessor of the largest GPUs in use; more only wait for their turn
+
+
+class LaunchMachine:
+    """Runs the protocol on segments in the memory of a GPU (or in host memory, interpreted).
+
+    Args:
+        geometry: of every segment.
+        table: the private world table of this rank (`Geometry.world_table`), its bases as `device` sees them; copied.
+        segments: every rank's segment: uint8, one dimension, reachable from `device`. Kept alive here.
+        device: where kernels run.
+
+    Raises:
+        RuntimeError: `device` is a CPU and the process was not started with TRITON_INTERPRET=1.
+    """
+
+    kind = "launch"
+
+    def __init__(self, geometry: Geometry, table: Words, segments: list[torch.Tensor], device: torch.device) -> None:
+        if device.type != "cuda" and not is_interpreted(objects.begin_object_kernel):
+            raise RuntimeError(f"kernels cannot run on device={device}: set TRITON_INTERPRET=1 before Python starts")
+        self.geometry = geometry
+        self._device = device
+        self._segments = segments
+        self._table = torch.from_numpy(table.copy()).to(device)
+        world = self._table.data_ptr()
+        self._objects = Lane(world, device, own_stream=False)
+        self._owner = Lane(world, device, own_stream=True)
+        self._warps = payload_warps()
+
+    def _call(self, kernel: Any, *args: int) -> list[int]:
+        return self._objects.run(args, (kernel, 1))
+
+    def _owner_call(self, kernel: Any, *args: int) -> list[int]:
+        return self._owner.run(args, (kernel, 1))
+
+    def _move(self, args: tuple[int, ...], nbytes: int, first: Any, second: Any, before: tuple[int, ...] = ()) -> int:
+        """Run `first` (if any) with one CTA and `second` with as many as there are tiles, on one frame."""
+        ctas = min(max(nbytes // transfer.TILE_BYTES.value, 1), MAX_CTAS)
+        launches = [(first, 1)] if first is not None else []
+        answers = self._objects.run(args, *launches, (second, ctas), warps=self._warps, before=before)
+        return answers[transfer.FINAL.value]
+
+    # objects
+    def begin(self, owner: int, key: tuple[int, int], nbytes: int, flags: int, what: Descriptor, now: int) -> Begun:
+        return Begun(*self._call(objects.begin_object_kernel, owner, *key, nbytes, flags, now, *what)[:5])
+
+    def finish(self, owner: int, index: int, epoch: int, phase: int) -> int:
+        return self._call(objects.finish_object_kernel, owner, index, epoch, phase)[0]
+
+    def commit(self, owner: int, index: int, epoch: int) -> int:
+        return self._call(objects.commit_object_kernel, owner, index, epoch)[0]
+
+    def abort(self, owner: int, index: int, epoch: int) -> int:
+        return self._call(objects.abort_object_kernel, owner, index, epoch)[0]
+
+    def enter(self, owner: int) -> int:
+        return self._call(objects.enter_segment_kernel, owner)[0]
+
+    def leave(self, owner: int, phase: int) -> None:
+        self._call(objects.leave_segment_kernel, owner, phase)
+
+    def put(self, owner: int, key: tuple[int, int], src: int, nbytes: int, what: Descriptor, now: int) -> int:
+        args = (owner, *key, nbytes, 0, now, *what, src)
+        if nbytes <= ONE_CTA_BYTES:
+            return self._move(args, 0, None, transfer.put_small_kernel)
+        return self._move(args, nbytes, objects.begin_object_kernel, transfer.store_payload_kernel)
+
+    def lookup(self, key: tuple[int, int]) -> Found:
+        found = self._call(objects.lookup_object_kernel, *key)
+        return Found(*found[:6], tuple(found[6:14]))
+
+    def find(self, key: tuple[int, int]) -> int:
+        return self._call(objects.find_key_kernel, *key)[0]
+
+    def read(self, found: Found, dst: int, now: int) -> int:
+        args = (0, 0, dst, found.nbytes, now)
+        return self._move(args, found.nbytes, None, transfer.copy_payload_kernel, before=found[:6])
+
+    def get(self, key: tuple[int, int], dst: int, nbytes: int, now: int) -> int:
+        args = (*key, dst, nbytes, now)
+        if nbytes <= ONE_CTA_BYTES:
+            return self._move(args, 0, None, transfer.get_small_kernel)
+        return self._move(args, nbytes, objects.lookup_object_kernel, transfer.copy_payload_kernel)
+
+    def validate(self, owner: int, index: int, epoch: int) -> int:
+        return self._call(objects.validate_object_kernel, owner, index, epoch)[0]
+
+    def touch(self, owner: int, index: int, now: int) -> None:
+        self._call(objects.touch_object_kernel, owner, index, now)
+
+    def remove(self, key: tuple[int, int]) -> int:
+        return self._call(objects.remove_object_kernel, *key)[0]
+
+    def remove_slot(self, owner: int, index: int, epoch: int) -> int:
+        return self._call(objects.remove_slot_kernel, owner, index, epoch)[0]
+
+    def pin(self, owner: int, index: int, epoch: int) -> tuple[int, int]:
+        status, line = self._call(objects.pin_object_kernel, owner, index, epoch)[:2]
+        return status, line
+
+    def unpin(self, owner: int, index: int, epoch: int, line: int) -> int:
+        return self._call(objects.unpin_object_kernel, owner, index, epoch, line)[0]
+
+    # v1
+    def install(
+        self,
+        owner: int,
+        index: int,
+        key: tuple[int, int],
+        payload: int,
+        nbytes: int,
+        flags: int,
+        what: Descriptor,
+        now: int,
+    ) -> int:
+        return self._call(host.install_header_kernel, owner, index, *key, payload, nbytes, flags, now, *what)[0]
+
+    def state(self, owner: int, index: int) -> int:
+        return self._call(host.read_state_kernel, owner, index)[0]
+
+    def kill(self, owner: int, index: int, state: int, epoch: int) -> int:
+        return self._call(host.kill_slot_kernel, owner, index, state, epoch)[0]
+
+    def announce(self, owner: int, kind: int, index: int, epoch: int) -> None:
+        self._call(host.announce_slot_kernel, owner, kind, index, epoch)
+
+    # the owner's host
+    def drain(self, owner: int, tail: int, room: int) -> Drained:
+        out = self._buffer(room)
+        taken, head, hole = self._owner_call(host.drain_ring_kernel, owner, tail, out.data_ptr(), room)[:3]
+        return Drained(self._words(out)[:taken], head, hole)
+
+    def snapshots(self, owner: int, hints: Words) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
+        said = self._upload(hints)
+        records, good = self._buffer(len(hints) * OBJ_HEADER.size // WORD), self._buffer(len(hints))
+        self._owner_call(
+            host.copy_snapshots_kernel, owner, said.data_ptr(), len(hints), records.data_ptr(), good.data_ptr()
+        )
+        return self._words(records).view(OBJ_HEADER.dtype), self._words(good) != 0
+
+    def headers(self, owner: int, start: int, count: int) -> npt.NDArray[Any]:
+        at = self.geometry.offsets["hdr_base"] + start * OBJ_HEADER.size
+        return self._look(owner, at, OBJ_HEADER.dtype, min(count, self.geometry.hdr_count - start))
+
+    def control(self, owner: int) -> npt.NDArray[Any]:
+        return self._look(owner, 0, HEAP_CTL.dtype, 1)
+
+    def activity(self, owner: int) -> npt.NDArray[Any]:
+        return self._look(owner, self.geometry.offsets["activity_base"], ACTIVITY.dtype, self.geometry.world_size)
+
+    def set_control(self, owner: int, field: str, value: int) -> None:
+        raw = np.array([value], HEAP_CTL.dtype[field]).view(np.uint8)
+        at = HEAP_CTL.offsets[field]
+        with self._owner.entered():
+            self._segments[owner][at : at + len(raw)].copy_(torch.from_numpy(raw))
+
+    def in_flight(self, owner: int, rank: int, phase: int) -> int:
+        return self._owner_call(host.read_in_flight_kernel, owner, rank, phase)[0]
+
+    def give_up(self, owner: int, index: int, epoch: int) -> bool:
+        return bool(self._owner_call(host.give_up_slot_kernel, owner, index, epoch)[0])
+
+    def release(self, owner: int, index: int, epoch: int) -> bool:
+        return bool(self._owner_call(host.release_slot_kernel, owner, index, epoch)[0])
+
+    def adopt_slot(self, owner: int, index: int) -> None:
+        self._owner_call(host.adopt_slot_kernel, owner, index)
+
+    def joining(self, owner: int, change: int) -> int:
+        return self._owner_call(host.count_joining_kernel, owner, change)[0]
+
+    def detach(self, owner: int, size_class: int) -> Words:
+        first = self._owner_call(host.detach_class_kernel, owner, size_class)[0]
+        links = self._page_links(owner)
+        pages: list[int] = []
+        while 0 <= first < len(links) and len(pages) < len(links):
+            pages.append(first)
+            first = int(unpack("LINK", "next", links[first])) - 1
+        return np.array(pages, np.int64)
+
+    def push_extents(self, owner: int, pages: Words, classes: Words) -> None:
+        firsts, kinds = self._upload(pages), self._upload(classes)
+        self._owner_call(host.push_extents_kernel, owner, firsts.data_ptr(), kinds.data_ptr(), len(pages))
+
+    def page_marks(self, owner: int) -> Words:
+        marks = self._buffer(self.geometry.n_pages)
+        self._owner_call(host.walk_pages_kernel, owner, len(marks), marks.data_ptr())
+        return self._words(marks)
+
+    def slot_marks(self, owner: int) -> Words:
+        marks = self._buffer(self.geometry.hdr_count)
+        self._owner_call(host.walk_slots_kernel, owner, len(marks), marks.data_ptr())
+        return self._words(marks)
+
+    def page_stamps(self, owner: int) -> Words:
+        stamps: Words = unpack("LINK", "stamp", self._page_links(owner)).astype(np.int64)
+        return stamps
+
+    def pin_ledger(self, owner: int) -> Words:
+        return self._look(owner, self.geometry.offsets["pin_base"], np.dtype(np.int64), self.geometry.pin_slots)
+
+    def drop_pin(self, owner: int, line: int, said: int, epoch: int) -> bool:
+        return bool(self._owner_call(host.drop_pin_kernel, owner, line, said, epoch)[0])
+
+    def clear_intent(self, owner: int, line: int, said: int) -> None:
+        self._owner_call(host.clear_intent_kernel, owner, line, said)
+
+    # copies
+    def _page_links(self, owner: int) -> npt.NDArray[np.uint64]:
+        return self._look(owner, self.geometry.offsets["links_base"], np.dtype(np.uint64), self.geometry.n_pages)
+
+    def _look(self, owner: int, offset: int, dtype: np.dtype[Any], count: int) -> npt.NDArray[Any]:
+        """Copy `count` records from a segment, as they are at this moment."""
+        with self._owner.entered():
+            return self._words(self._segments[owner][offset : offset + dtype.itemsize * count]).view(dtype)
+
+    def _buffer(self, words: int) -> torch.Tensor:
+        with self._owner.entered():
+            return torch.zeros(words, dtype=torch.int64, device=self._device)
+
+    def _upload(self, words: Words) -> torch.Tensor:
+        with self._owner.entered():
+            return torch.from_numpy(np.array(words, np.int64)).to(self._device)
+
+    def _words(self, tensor: torch.Tensor) -> npt.NDArray[Any]:
+        with self._owner.entered():
+            return np.array(tensor.cpu().numpy())

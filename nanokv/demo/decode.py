@@ -1,0 +1,75 @@
+"""Rank 1: waits for each prompt's blocks, reads them, and generates. It computes nothing that was prefilled."""
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from nanokv.cache import NanoKVCache
+from nanokv.demo.job import DECODE_RANK, PATIENCE, Job
+from nanokv.demo.model import Model, digest, load_blocks
+from nanokv.demo.prefill import Tell, read_blocks
+from nanokv.demo.prompts import BLOCK_TOKENS, block_keys, make_prompts
+
+
+@dataclass
+class Decoded:
+    """What decode did. Times are seconds; the counters are rank 1's, when all prompts were done."""
+
+    tokens: list[list[int]] = field(default_factory=list)  #: of each prompt
+    digests: list[list[str]] = field(default_factory=list)  #: of the bytes of each block read
+    control: list[int] = field(default_factory=list)  #: the first prompt's tokens with one block altered
+    tail_tokens: int = 0  #: prompt tokens that decode computed itself
+    wait_seconds: float = 0.0
+    get_seconds: list[float] = field(default_factory=list)
+    stats: dict[str, Any] = field(default_factory=dict)
+
+
+def decode(job: Job, model: Model, cache: NanoKVCache, tell: Tell) -> Decoded:
+    """Generate after every prompt from blocks of the cache, then once more after one stored block was altered."""
+    report = Decoded()
+    prompts = make_prompts(job.prompts, job.seed)
+    for number, prompt in enumerate(prompts):
+        keys = block_keys(prompt)
+        started = time.perf_counter()
+        cache.wait(keys, timeout=PATIENCE)
+        report.wait_seconds += time.perf_counter() - started
+        blocks = read_blocks(cache, keys, report.get_seconds)
+        report.digests.append([digest(block) for block in blocks])
+        report.tail_tokens += len(prompt) - known_tokens(prompt)
+        tokens = generate(model, prompt, blocks, job.tokens, lambda n=number: tell("token", prompt=n))
+        report.tokens.append(tokens)
+    cache.flush()
+    report.stats = cache.stats()
+    report.control = _control(job, model, cache, prompts[0])
+    return report
+
+
+def known_tokens(prompt: list[int]) -> int:
+    """Prompt tokens whose KV comes from the cache: whole blocks, but never the last token, which gives the logits."""
+    return min(len(prompt) // BLOCK_TOKENS * BLOCK_TOKENS, len(prompt) - 1)
+
+
+def generate(model: Model, prompt: list[int], blocks: torch.Tensor, count: int, told: Any) -> list[int]:
+    """`count` greedy tokens after a prompt whose whole blocks are given; `told` is called after each."""
+    kv = model.new_cache()
+    known = known_tokens(prompt)
+    load_blocks(kv, blocks, known)
+    fed = prompt[known:]
+    tokens: list[int] = []
+    while len(tokens) < count:
+        tokens.append(model.forward(fed, kv))
+        fed = tokens[-1:]
+        told()
+    return tokens
+
+
+def _control(job: Job, model: Model, cache: NanoKVCache, prompt: list[int]) -> list[int]:
+    """Replace one stored block by twice its values and generate again: other tokens show that the bytes are used."""
+    keys = block_keys(prompt)
+    middle = keys[len(keys) // 2]
+    altered = cache.get(middle) * 2
+    cache.remove(middle)
+    cache.put(middle, altered, preferred_segment=DECODE_RANK)
+    return generate(model, prompt, read_blocks(cache, keys, []), job.tokens, lambda: None)

@@ -1,0 +1,36 @@
+"""What the parent tells its workers, and how the two talk: lines of JSON over the worker's stdin and stdout."""
+
+import json
+from dataclasses import dataclass
+from typing import IO, Any
+
+ROLES = ("prefill", "decode", "reference")
+PREFILL_RANK = 0
+DECODE_RANK = 1
+PATIENCE = 60.0  #: seconds that a rank waits for blocks of the other
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One run of all prompts.
+
+    Attributes:
+        alloc: "device" or "host"; a reference ignores it.
+        name: of the world, so of the names in shared memory.
+        prompts, seed: as for `make_prompts`; the seed is also the model's.
+        tokens: tokens to generate after each prompt.
+        corrupt: for tests: flip one byte of the first prompt's block of this number before it is put.
+    """
+
+    alloc: str
+    name: str
+    prompts: int
+    tokens: int
+    seed: int
+    corrupt: int | None = None
+
+
+def send(stream: IO[str], message: dict[str, Any]) -> None:
+    """Write one message."""
+    stream.write(json.dumps(message) + "\n")
+    stream.flush()

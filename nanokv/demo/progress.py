@@ -1,0 +1,59 @@
+"""What is seen while the demo runs: a bar a prompt on a terminal, a line a prompt anywhere else."""
+
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from nanokv.demo.prompts import block_keys
+
+COUNTS = "{put:>3} put  {reused:>3} reused  {tokens:>3} tokens"
+
+
+class PromptProgress:
+    """Follows the messages of prefill and decode, for one run of all prompts."""
+
+    def __init__(self, console: Console, title: str, prompts: list[list[int]], tokens: int) -> None:
+        self._console = console
+        self._title = title
+        self._tokens = tokens
+        self._counts = [{"put": 0, "reused": 0, "tokens": 0} for _ in prompts]
+        self._bars: Progress | None = None
+        self._tasks: list[TaskID] = []
+        if console.is_terminal:
+            columns = (TextColumn("{task.description}"), BarColumn(24), TextColumn("{task.fields[counts]}"))
+            self._bars = Progress(*columns, TimeElapsedColumn(), console=console)
+            for number, prompt in enumerate(prompts):
+                total = len(block_keys(prompt)) + tokens
+                self._tasks.append(self._bars.add_task(self._name(number), total=total, counts=self._text(number)))
+
+    def _name(self, number: int) -> str:
+        return f"{self._title}  prompt {number}"
+
+    def _text(self, number: int) -> str:
+        return COUNTS.format(**self._counts[number])
+
+    def see(self, message: dict[str, Any]) -> None:
+        """Take in a message of a worker; those that are no progress are ignored."""
+        what = {"put": "put", "reused": "reused", "token": "tokens"}.get(message["event"])
+        if what is None:
+            return
+        number = message["prompt"]
+        counts = self._counts[number]
+        counts[what] += message.get("blocks", 1)
+        if self._bars is not None:
+            self._bars.update(self._tasks[number], completed=sum(counts.values()), counts=self._text(number))
+        elif counts["tokens"] == self._tokens:
+            self._console.print(f"{self._name(number)}: {self._text(number)}")
+
+    def __enter__(self) -> "PromptProgress":
+        if self._bars is not None:
+            self._bars.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bars is not None:
+            self._bars.stop()

@@ -1,0 +1,21 @@
+"""The run to compare with: the same model in one process, without NanoKV."""
+
+from nanokv.demo.job import Job
+from nanokv.demo.model import Model, digest, last_block
+from nanokv.demo.prefill import Tell
+from nanokv.demo.prompts import BLOCK_TOKENS, block_keys, make_prompts
+
+
+def reference(job: Job, model: Model, tell: Tell) -> None:
+    """Per prompt: the tokens of transformers' `generate`, and digests of the KV of each block, computed afresh."""
+    for number, prompt in enumerate(make_prompts(job.prompts, job.seed)):
+        tell("reference", prompt=number, tokens=model.generate(prompt, job.tokens), digests=_digests(model, prompt))
+
+
+def _digests(model: Model, prompt: list[int]) -> list[str]:
+    kv = model.new_cache()
+    digests: list[str] = []
+    for i in range(len(block_keys(prompt))):
+        model.forward(prompt[i * BLOCK_TOKENS : (i + 1) * BLOCK_TOKENS], kv)
+        digests.append(digest(last_block(kv)))
+    return digests

@@ -1,0 +1,112 @@
+"""A process of the demo, `python -m nanokv.demo.worker ROLE SEED`: jobs come on stdin, reports go to stdout.
+
+It ends, and leaves the world in order, when stdin ends or SIGTERM comes: so no worker outlives its parent.
+"""
+
+import json
+import os
+import queue
+import signal
+import sys
+import threading
+import traceback
+from dataclasses import asdict
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from nanokv.demo.job import DECODE_RANK, PREFILL_RANK, Job, send
+
+if TYPE_CHECKING:
+    from nanokv.cache import NanoKVCache
+    from nanokv.demo.model import Model
+
+GRACE_SECONDS = 10.0  #: after the parent is gone
+
+
+class Parent:
+    """The parent, as its worker sees it."""
+
+    def __init__(self) -> None:
+        # what a library prints must not end up between the messages
+        self._out = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
+        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+        self._commands: queue.Queue[dict[str, Any]] = queue.Queue()
+        threading.Thread(target=self._listen, name="nanokv-demo-parent", daemon=True).start()
+
+    def _listen(self) -> None:
+        for line in sys.stdin:
+            self._commands.put(json.loads(line))
+        os.kill(os.getpid(), signal.SIGTERM)
+        threading.Event().wait(GRACE_SECONDS)
+        os._exit(1)  # the main thread is stuck where no signal reaches it
+
+    def tell(self, event: str, **fields: Any) -> None:
+        """Report what happened."""
+        send(self._out, {"event": event} | fields)
+
+    def command(self) -> dict[str, Any]:
+        """Wait for the next command: a job, or {} for "go on"."""
+        return self._commands.get()
+
+
+def main() -> int:
+    """Load the model, then do jobs for ever."""
+    role, seed = sys.argv[1], int(sys.argv[2])
+    signal.signal(signal.SIGTERM, _leave)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
+    parent = Parent()
+    try:
+        from nanokv.demo.model import Model
+
+        model = Model(seed)
+        parent.tell("loaded")
+        while True:
+            _work(role, Job(**parent.command()), model, parent)
+    except Exception as error:
+        traceback.print_exc()
+        parent.tell("failed", error=f"{type(error).__name__}: {error}")
+    return 1
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    signal.signal(number, signal.SIG_IGN)  # once is enough: the second must not interrupt the tidying up
+    raise SystemExit(0)
+
+
+def _work(role: str, job: Job, model: "Model", parent: Parent) -> None:
+    if role == "reference":
+        from nanokv.demo.reference import reference
+
+        reference(job, model, parent.tell)
+        return
+    from nanokv.demo.decode import decode
+    from nanokv.demo.prefill import prefill
+
+    rank, work = (PREFILL_RANK, prefill) if role == "prefill" else (DECODE_RANK, decode)
+    with _join(job, rank) as cache:
+        report = work(job, model, cache, parent.tell)
+        parent.tell("done", report=asdict(report))
+        parent.command()  # stay until both are done: v1's master, and the segment that is read, must not go
+    parent.tell("closed")
+
+
+def _join(job: Job, rank: int) -> "NanoKVCache":
+    from nanokv.cache import NanoKVCache
+    from nanokv.demo.model import BLOCK_BYTES
+    from nanokv.demo.prompts import block_keys, make_prompts
+
+    blocks = sum(len(block_keys(prompt)) for prompt in make_prompts(job.prompts, job.seed))
+    return NanoKVCache(
+        heap_bytes=2 * blocks * BLOCK_BYTES,
+        page_bytes=BLOCK_BYTES,
+        name=job.name,
+        rank=rank,
+        world_size=2,
+        alloc=job.alloc,
+        evict=False,  # everything fits; if it does not, that is an error and not a lost block
+        namespace=f"nanokv-demo/llama/seed {job.seed}/float32",
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

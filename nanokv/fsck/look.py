@@ -1,0 +1,213 @@
+"""A look at the segments of a world: copies that belong together, also while producers are at work.
+
+The STATE words are copied first and last, all else in between. A header whose STATE word is the same in both copies
+(pins aside) was READY for the whole look: then its fields, its directory entry and its pages were what the copies say,
+at one moment for all such headers. On a machine that reorders loads this holds for segments at rest alone.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from nanokv.device.geometry import Geometry
+from nanokv.device.layout import DEAD, PIN_BITS, READY, RESERVED, SIZE_CLASSES, WRITING, unpack
+from nanokv.device.views import SegmentView
+
+Words = npt.NDArray[np.uint64]
+Mask = npt.NDArray[np.bool_]
+Alive = Callable[[int, int], bool]  #: (rank, incarnation): False only if it has certainly ended
+
+_MOVING = ("bump_ptr", "hdr_head", "hdr_free", "ann_head", "joining", *[f"free_head{k}" for k in range(SIZE_CLASSES)])
+
+
+class Extents(NamedTuple):
+    """Runs of pages that header slots hold: parallel int64 arrays."""
+
+    slots: npt.NDArray[np.int64]
+    first: npt.NDArray[np.int64]
+    size: npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Look:
+    """What one rank's segment said. All arrays are copies, in the shapes and dtypes of `SegmentView`."""
+
+    rank: int
+    geometry: Geometry
+    ctl: npt.NDArray[Any]  #: HEAP_CTL, one record
+    activity: npt.NDArray[Any]
+    ring: Words
+    headers: npt.NDArray[Any]
+    directory: Words
+    page_links: Words
+    header_links: Words
+    pins: Words
+    states: Words
+    stable: Mask  #: the STATE word was the same before and after all else
+
+    @cached_property
+    def phase(self) -> npt.NDArray[np.int64]:
+        """The life-cycle state of each slot."""
+        return unpack("STATE", "state", self.states).astype(np.int64)
+
+    @cached_property
+    def epoch(self) -> npt.NDArray[np.int64]:
+        """The epoch of each slot."""
+        return unpack("STATE", "epoch", self.states).astype(np.int64)
+
+    @cached_property
+    def ready(self) -> Mask:
+        """Slots that were READY all the while."""
+        return self.stable & (self.phase == READY.value)
+
+    @cached_property
+    def unfinished(self) -> Mask:
+        """Slots that are RESERVED or WRITING. A slot that was never taken is neither."""
+        taken = (self.phase == RESERVED.value) & (self.epoch > 0)
+        return self.stable & (taken | (self.phase == WRITING.value))
+
+    @cached_property
+    def quarantined(self) -> Mask:
+        """Slots that are DEAD and hold pages. Means nothing in host mode, where the master keeps the pages."""
+        return self.stable & (self.phase == DEAD.value) & (self.headers["n_pages"] > 0)
+
+    @cached_property
+    def class_sizes(self) -> npt.NDArray[np.int64]:
+        """Pages of an extent of each size class that exists, ascending."""
+        return np.array([size for size in self.geometry.class_pages if size], np.int64)
+
+    @cached_property
+    def free_list(self) -> tuple[list[int], str | None]:
+        """The free header slots in the order of their list, and what is wrong with it."""
+        return walk(int(self.ctl["hdr_free"][0]), self.header_links)
+
+    @cached_property
+    def free_slots(self) -> Mask:
+        """Slots on the free list."""
+        found = np.zeros(self.geometry.hdr_count, np.bool_)
+        found[self.free_list[0]] = True
+        return found
+
+    @cached_property
+    def bumped(self) -> int:
+        """Pages below `bump_ptr`, cut to the arena."""
+        used = (int(self.ctl["bump_ptr"][0]) - self.geometry.offsets["heap_base"]) // self.geometry.page_bytes
+        return min(max(used, 0), self.geometry.n_pages)
+
+    @cached_property
+    def used_slots(self) -> int:
+        """Slots below `hdr_head`, cut to the arena."""
+        return min(int(self.ctl["hdr_head"][0]), self.geometry.hdr_count)
+
+    def extents(self, chosen: Mask, *, whole: bool) -> tuple[Extents, npt.NDArray[np.int64]]:
+        """The extents of chosen slots that hold pages, and the slots among them whose extent cannot be.
+
+        Args:
+            whole: an object holds a whole extent of its size class (v2), not just the pages of its bytes (v1).
+        """
+        slots = np.flatnonzero(chosen & (self.headers["n_pages"] > 0))
+        size = self.headers["n_pages"][slots].astype(np.int64)
+        offset = self.headers["payload_base"][slots].astype(np.int64) - self.geometry.offsets["heap_base"]
+        first, rest = np.divmod(offset, self.geometry.page_bytes)
+        sane = (rest == 0) & (first >= 0)
+        if whole:
+            classes = np.searchsorted(self.class_sizes, size)
+            sane &= classes < len(self.class_sizes)
+            size = self.class_sizes[np.minimum(classes, len(self.class_sizes) - 1)]
+        sane &= first + size <= self.geometry.n_pages
+        return Extents(slots[sane], first[sane], size[sane]), slots[~sane]
+
+
+def walk(head: int, links: Words) -> tuple[list[int], str | None]:
+    """The nodes of a free list, and what stopped the walk before its end: a cycle, or a link out of bounds.
+
+    Args:
+        head: the LIST word. links: one LINK word a node.
+    """
+    following = unpack("LINK", "next", links).tolist()
+    node = int(unpack("LIST", "node", head))
+    seen: dict[int, None] = {}
+    while node:
+        if node > len(links):
+            return list(seen), f"a link leads to node {node - 1} of {len(links)}"
+        if node - 1 in seen:
+            return list(seen), f"it comes back to node {node - 1}: a cycle"
+        seen[node - 1] = None
+        node = following[node - 1]
+    return list(seen), None
+
+
+def take_looks(views: list[SegmentView]) -> list[Look]:
+    """Look at every segment of a world. `views`: one a rank, in the order of ranks."""
+    rings = [view.ring.copy() for view in views]  # before the headers: a hint is never ahead of its header
+    before = [view.states.copy() for view in views]
+    middle = [
+        {
+            "ctl": view.ctl.copy(),
+            "activity": view.activity.copy(),
+            "headers": view.headers.copy(),
+            "directory": view.directory.copy(),
+            "page_links": view.page_links.copy(),
+            "header_links": view.header_links.copy(),
+            "pins": view.pins.copy(),
+        }
+        for view in views
+    ]
+    no_pins = np.uint64(~PIN_BITS.value & (2**64 - 1))
+    stable = [(states & no_pins) == (view.states & no_pins) for states, view in zip(before, views, strict=True)]
+    return [
+        Look(
+            rank=rank,
+            geometry=view.geometry,
+            ring=rings[rank],
+            states=before[rank],
+            stable=stable[rank],
+            **middle[rank],
+        )
+        for rank, view in enumerate(views)
+    ]
+
+
+def fingerprint(looks: list[Look]) -> tuple[bytes, ...]:
+    """All that an operation changes. Equal before and after: nothing was under way in between that moved anything."""
+    return tuple(
+        look.states.tobytes() + look.pins.tobytes() + b"".join(look.ctl[name].tobytes() for name in _MOVING)
+        for look in looks
+    )
+
+
+@dataclass(frozen=True)
+class World:
+    """The looks at all segments of a world, and what is known of its ranks. What every check takes."""
+
+    looks: list[Look]
+    mode: str  #: "device" or "host"
+    quiescent: bool
+    alive: Alive | None
+
+    @property
+    def allocates(self) -> bool:
+        """True if producers allocate: then pages, slots and keys have their places in the segments."""
+        return self.mode == "device"
+
+    def ended(self, rank: int, incarnation: int) -> bool:
+        """True if this incarnation of a rank has certainly ended."""
+        return self.alive is not None and incarnation > 0 and not self.alive(rank, incarnation)
+
+    def producer_ended(self, producer: int) -> bool:
+        """The same for PRODUCER bits."""
+        return self.ended(int(unpack("PRODUCER", "rank", producer)), int(unpack("PRODUCER", "incarnation", producer)))
+
+    def rank_ended(self, rank: int) -> bool:
+        """True if the last incarnation of a rank that its own segment knows has ended."""
+        return self.ended(rank, int(self.looks[rank].activity["incarnation"][rank]))
+
+    @cached_property
+    def somebody_ended(self) -> bool:
+        """True if a rank ended, now or before it attached again: then something may have leaked, and is not a breach."""
+        rows = [(rank, int(row["incarnation"])) for look in self.looks for rank, row in enumerate(look.activity)]
+        return any(incarnation > 1 or self.ended(rank, incarnation) for rank, incarnation in rows)

@@ -1,0 +1,114 @@
+"""Checks of payload pages: every page is in exactly one place."""
+
+from collections.abc import Generator, Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from nanokv.device.layout import LOW32, SIZE_CLASSES
+from nanokv.fsck.look import Extents, Look, World, walk
+from nanokv.fsck.report import RECOVER, REMAKE, SHOWN, Finding, named
+
+Numbers = npt.NDArray[np.int64]
+
+
+class _Places:
+    """Which extents there are in a segment, and whose each is."""
+
+    def __init__(self, n_pages: int) -> None:
+        self._changes = np.zeros(n_pages + 1, np.int64)
+        self._all: list[tuple[str, Numbers, Numbers]] = []
+
+    def add(self, owner: str, first: Numbers, size: Numbers) -> None:
+        """Note extents of one kind of owner. They must be inside the arena."""
+        np.add.at(self._changes, first, 1)
+        np.add.at(self._changes, first + size, -1)
+        self._all.append((owner, first, size))
+
+    def counts(self) -> Numbers:
+        """In how many places each page is."""
+        return np.cumsum(self._changes)[:-1]
+
+    def owners(self, page: int) -> str:
+        """All places of a page."""
+        found = []
+        for owner, first, size in self._all:
+            hits = first[(first <= page) & (page < first + size)]
+            found += [f"{owner} of page {start}" for start in hits.tolist()]
+        return ", ".join(found)
+
+
+def check_links(world: World) -> Iterator[Finding]:
+    """I2: no link leads out of its arena. Holds at any moment."""
+    if not world.allocates:
+        return
+    for look in world.looks:
+        for what, links in (("page", look.page_links), ("slot", look.header_links)):
+            wild = np.flatnonzero((links & np.uint64(LOW32.value)) > len(links))
+            if len(wild):
+                yield Finding("I2", look.rank, "links lead out of the arena", named(f"link of {what}", wild), REMAKE)
+
+
+def check_pages(world: World) -> Iterator[Finding]:
+    """I1, I2: no page is in two places, at any moment for READY objects; at rest none is in no place either."""
+    for look in world.looks:
+        places = _Places(look.geometry.n_pages)
+        _add_objects(world, look, places)
+        broken = False
+        if world.quiescent and world.allocates:
+            broken = yield from _add_free(look, places)
+            beyond = np.array([look.bumped], np.int64)
+            places.add("never allocated, run", beyond, look.geometry.n_pages - beyond)
+        counts = places.counts()
+        yield from _overlaps(look, places, np.flatnonzero(counts > 1))
+        if world.quiescent and world.allocates and not broken:
+            yield from _leaks(world, look, np.flatnonzero(counts == 0))
+
+
+def _add_objects(world: World, look: Look, places: _Places) -> None:
+    kinds = [("READY object", look.ready)]
+    if world.quiescent:
+        kinds.append(("unfinished object", look.unfinished))
+        if world.allocates:
+            kinds.append(("object in quarantine", look.quarantined))
+    for kind, chosen in kinds:
+        extents: Extents = look.extents(chosen, whole=world.allocates)[0]
+        places.add(kind, extents.first, extents.size)
+
+
+def _add_free(look: Look, places: _Places) -> Generator[Finding, None, bool]:
+    broken = False
+    for k in range(SIZE_CLASSES):
+        size = look.geometry.class_pages[k]
+        head = f"HeapCtl.free_head{k}"
+        pages, why = walk(int(look.ctl[f"free_head{k}"][0]), look.page_links)
+        first = np.array(pages, np.int64)
+        cut = first + size > look.geometry.n_pages
+        if not size and len(first):
+            why = "there is no such size class"
+        elif cut.any():
+            why = f"the extent of page {first[cut][0]} ends outside of the arena"
+        if why:
+            broken = True
+            yield Finding("I2", look.rank, f"the free list of {size}-page extents is broken: {why}", head, REMAKE)
+        if size:
+            places.add(f"free {size}-page extent", first[~cut], np.full(np.count_nonzero(~cut), size, np.int64))
+    return broken
+
+
+def _overlaps(look: Look, places: _Places, pages: Numbers) -> Iterator[Finding]:
+    runs = np.split(pages, np.flatnonzero(np.diff(pages) != 1) + 1) if len(pages) else []
+    for run in runs[:SHOWN]:
+        what = f"pages are in more than one place: {places.owners(int(run[0]))}"
+        yield Finding("I1", look.rank, what, named("page", run), REMAKE)
+    if len(runs) > SHOWN:
+        what = f"{len(runs) - SHOWN} more runs of pages are in more than one place"
+        yield Finding("I1", look.rank, what, named("page", np.concatenate(runs[SHOWN:])), REMAKE)
+
+
+def _leaks(world: World, look: Look, pages: Numbers) -> Iterator[Finding]:
+    if not len(pages):
+        return
+    what = f"{len(pages)} pages of {look.geometry.page_bytes} bytes are in no place: a leak"
+    ended = world.somebody_ended
+    yield Finding("I2", look.rank, what, named("page", pages), RECOVER if ended else REMAKE, not ended)

@@ -1,0 +1,33 @@
+"""Several virtual ranks in one process."""
+
+from typing import Any
+
+import torch
+
+from nanokv.assemble import plan_geometry
+from nanokv.cache import NanoKVCache
+from nanokv.config import make_options
+from nanokv.errors import InvalidArgument
+from nanokv.heap.local import LocalWorld
+
+
+def local_world(
+    n: int,
+    heap_bytes: int,
+    *,
+    master_rank: int = 0,
+    page_bytes: int = 256 * 1024,
+    device: str | torch.device = "cpu",
+    **options: Any,
+) -> list[NanoKVCache]:
+    """A world of `n` virtual ranks in this process: one cache each. Arguments as for `NanoKVCache`.
+
+    Args:
+        device: where the segments lie: "cpu", or a GPU, which then runs the protocol's kernels.
+    """
+    chosen = make_options(options)
+    geometry = plan_geometry(heap_bytes, page_bytes, n, chosen)
+    if not 0 <= master_rank < n:
+        raise InvalidArgument(f"master_rank must be 0 to {n - 1}, not {master_rank}")
+    world = LocalWorld(geometry, mode=chosen.alloc, may_evict=chosen.evict, water=chosen.water, device=device)
+    return [NanoKVCache._from_heap(world.heap(rank), master_rank, chosen) for rank in range(n)]

@@ -1,0 +1,196 @@
+"""The demo, as a user runs it: real processes, a real model, both allocation modes."""
+
+import io
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from nanokv.demo.prompts import BLOCK_TOKENS, SHARED_TOKENS, block_keys, make_prompts
+from nanokv.demo.report import Outcome
+
+pytest.importorskip("transformers", reason="the demo needs the extra nanokv[demo]")
+
+from nanokv.demo import children
+from nanokv.demo.run import run_demo
+
+SHM = Path("/dev/shm")
+TOKENS = 8
+
+
+def run(**arguments: object) -> tuple[int, str]:
+    """Run the demo small, not on a terminal: its exit code and what it printed."""
+    out = io.StringIO()
+    code = run_demo(tokens=TOKENS, console=Console(file=out, width=120), **arguments)  # type: ignore[arg-type]
+    return code, out.getvalue()
+
+
+@pytest.fixture(autouse=True)
+def nothing_left() -> object:
+    """No name in shared memory and no child is left by any run."""
+    yield
+    assert not [name for name in os.listdir(SHM) if "nanokv-demo" in name]
+    assert not [line for line in _children() if "nanokv.demo.worker" in line]
+
+
+def _children() -> list[str]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            parent = (entry / "stat").read_text().rsplit(")", 1)[1].split()[1]
+            if int(parent) == os.getpid():
+                found.append((entry / "cmdline").read_text())
+        except (OSError, IndexError, ValueError):
+            continue  # it ended meanwhile, or is no process
+    return found
+
+
+def row(report: str, title: str) -> list[str]:
+    """The cells of a row of the table."""
+    line = next(line for line in report.splitlines() if title in line)
+    return [cell.strip() for cell in line.strip("│ ").split("│")[1:]]
+
+
+# --- the pieces ---
+def test_keys_chain_over_the_whole_prefix() -> None:
+    first, second = (block_keys(prompt) for prompt in make_prompts(2, 0))
+    shared = SHARED_TOKENS // BLOCK_TOKENS
+    assert first[:shared] == second[:shared]
+    assert not set(first[shared:]) & set(second[shared:])
+    prompt = make_prompts(1, 0)[0]
+    changed = block_keys([prompt[0] ^ 1, *prompt[1:]])
+    assert not set(changed) & set(first)
+    assert len(set(first)) == len(prompt) // BLOCK_TOKENS
+
+
+def test_prompts_end_in_and_at_blocks() -> None:
+    ends = [len(prompt) % BLOCK_TOKENS for prompt in make_prompts(3, 0)]
+    assert 0 in ends
+    assert any(ends)
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({}, ""),
+        ({"tokens": [[1, 9]]}, "1 of 2 tokens differ"),
+        ({"tokens": [[1]]}, "2 of 2 tokens differ"),
+        ({"digests": [["b"]]}, "1 of 1 blocks differ"),
+        ({"control": [1, 2]}, "did not change the tokens"),
+    ],
+)
+def test_outcome_complains(changes: dict[str, object], complaint: str) -> None:
+    decoded = {"tokens": [[1, 2]], "digests": [["a"]], "control": [1, 3]} | changes
+    outcome = Outcome("device", {}, decoded, [[1, 2]], [["a"]])
+    assert len(outcome.complaints) == bool(complaint)
+    assert complaint in "".join(outcome.complaints)
+
+
+# --- whole runs ---
+def test_both_modes_equal_the_single_process() -> None:
+    code, report = run(alloc="both", prompts=3)
+    assert code == 0, report
+    assert "\x1b" not in report  # plain text: this is no terminal
+    prompts = make_prompts(3, 0)
+    blocks = sum(len(block_keys(prompt)) for prompt in prompts)
+    reused = SHARED_TOKENS // BLOCK_TOKENS
+    assert row(report, "blocks put") == [str(blocks - reused)] * 2
+    assert row(report, "blocks reused") == [str(reused)] * 2
+    assert row(report, "blocks read") == [str(blocks)] * 2
+    assert row(report, "objects in the index") == [str(blocks - reused)] * 2
+    assert row(report, "tokens equal") == [f"{3 * TOKENS} of {3 * TOKENS}"] * 2
+    assert row(report, "KV blocks equal") == [f"{blocks} of {blocks}"] * 2
+    assert row(report, "control") == ["yes"] * 2
+    assert row(report, "announcements drained")[0] == str(blocks - reused)
+    assert "Every token and every KV block equals" in report
+
+
+def test_one_altered_byte_is_found() -> None:
+    code, report = run(alloc="device", prompts=2, corrupt=17)
+    assert code == 1
+    blocks = sum(len(block_keys(prompt)) for prompt in make_prompts(2, 0))
+    assert row(report, "KV blocks equal")[0] != f"{blocks} of {blocks}"
+    assert "blocks differ from the single process" in report
+
+
+def test_a_dead_worker_fails_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    give = children.Crew.give
+
+    def kill_and_give(crew: children.Crew, role: str, job: children.Job) -> None:
+        give(crew, role, job)
+        if role == "prefill":
+            os.kill(crew.pids[children.ROLES.index("prefill")], signal.SIGKILL)
+
+    monkeypatch.setattr(children.Crew, "give", kill_and_give)
+    code, report = run(alloc="device", prompts=2)
+    assert code == 1
+    assert "the prefill process ended unexpectedly (exit status -9)" in report
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["ctrl-c", "killed"])
+def test_an_interrupted_demo_leaves_nothing(number: signal.Signals) -> None:
+    script = "from nanokv.demo.run import run_demo; raise SystemExit(run_demo('device', 64, 256))"
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    demo = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, env=environment)
+    watchdog = threading.Timer(60, demo.kill)
+    watchdog.start()
+    assert demo.stdout is not None
+    with demo, demo.stdout as out:
+        line = next(line for line in out if "prompt 0:" in line)  # both ranks are at work
+        workers = [entry for entry in _all_workers() if entry[1] == demo.pid]
+        demo.send_signal(number)
+        rest = out.read()
+    watchdog.cancel()
+    assert "tokens" in line
+    assert len(workers) == len(children.ROLES)
+    if number == signal.SIGINT:
+        assert demo.returncode == 130
+        assert "interrupted" in rest
+    assert_ended([pid for pid, _ in workers])
+
+
+def _all_workers() -> list[tuple[int, int]]:
+    """Process id and parent of every worker on this host."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            if "nanokv.demo.worker" in (entry / "cmdline").read_text():
+                found.append((int(entry.name), int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1])))
+        except OSError:
+            continue  # it ended meanwhile
+    return found
+
+
+def assert_ended(pids: list[int]) -> None:
+    """Wait until none of these processes runs."""
+    deadline = time.monotonic() + 30
+    while any(pid in pids for pid, _ in _all_workers()):
+        assert time.monotonic() < deadline, f"still running: {pids}"
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"alloc": "gpu"}, "alloc must be"),
+        ({"prompts": 1}, "prompts must be 2 to 64, not 1"),
+        ({"prompts": 65}, "prompts must be"),
+    ],
+)
+def test_refuses_what_it_cannot_do(arguments: dict[str, object], message: str) -> None:
+    code, report = run(**arguments)
+    assert code == 2
+    assert message in report
+
+
+def test_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nanokv.demo.run.find_spec", lambda name: None)
+    code, report = run()
+    assert code == 2
+    assert "pip install 'nanokv[demo]'" in report
