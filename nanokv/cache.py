@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from nanokv.assemble import Parts, assemble, attach_shm, plan_geometry
-from nanokv.config import Options, name_from_env, rank_from_env, world_size_from_env
+from nanokv.config import Options, make_options, name_from_env, rank_from_env, world_size_from_env
 from nanokv.device.machine import Found
 from nanokv.device.status import Status
 from nanokv.errors import (

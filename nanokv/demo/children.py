@@ -40,7 +40,7 @@ class Crew:
             raise
 
     def _start(self, role: str, seed: int) -> None:
-        self._logs[role] = tempfile.TemporaryFile()  # noqa: SIM115: `stop` closes it
+        self._logs[role] = tempfile.TemporaryFile()  # noqa: SIM115 - `stop` closes it
         # -P and sys.path: workers import what this process would, whatever lies in the working directory
         environment = os.environ | {
             "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),

@@ -91,9 +91,9 @@ ROWS: list[tuple[str, Callable[[Outcome], str]]] = [
         lambda o: f"{_mib(o.decoded['stats']['heap_used'])} of {_mib(o.decoded['stats']['heap_total'])}",
     ),
     ("prompt tokens computed by rank 1", lambda o: str(o.decoded["tail_tokens"])),
-    ("tokens equal to the single process", lambda o: _of(o.equal_tokens)),
+    ("tokens equal to one process", lambda o: _of(o.equal_tokens)),
     ("KV blocks equal in every bit", lambda o: _of(o.equal_blocks)),
-    ("control: altered block, other tokens", lambda o: "yes" if o.control_differs else "NO"),
+    ("one block altered: tokens change", lambda o: "yes" if o.control_differs else "NO"),
 ]
 
 

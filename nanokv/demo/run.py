@@ -81,10 +81,10 @@ def _run(modes: list[str], job: Job, console: Console) -> list[Outcome]:
     jobs = [replace(job, alloc=alloc, name=f"{job.name}-{alloc}") for alloc in modes]
     try:
         with Crew(job.seed) as crew:
-            console.print("Loading a small Llama (random weights) in three processes: prefill, decode, reference ...")
+            console.print("Loading a small random Llama in three processes: prefill, decode, reference")
             for _ in ROLES:
                 crew.listen()
-            console.print("The reference: each prompt in one process, without NanoKV ...")
+            console.print("Running each prompt in the reference process, without NanoKV")
             expected = _reference(crew, job)
             return [_one_mode(crew, each, expected, console) for each in jobs]
     finally:

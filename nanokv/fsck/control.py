@@ -32,7 +32,7 @@ def check_identity(views: list[SegmentView], mode: str) -> Iterator[Finding]:
 
 
 def check_control(world: World) -> Iterator[Finding]:
-    """I9, I5, I6: the words of HeapCtl are inside their bounds, at any moment; nobody is joining free extents at rest."""
+    """I9, I5, I6: the words of HeapCtl are inside their bounds, always; nobody joins free extents at rest."""
     for look in world.looks:
         at, row = look.geometry.offsets, look.ctl[0]
         bump, head = int(row["bump_ptr"]), int(row["hdr_head"])

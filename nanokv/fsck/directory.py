@@ -18,10 +18,8 @@ from nanokv.device.layout import (
     WRITING,
     unpack,
 )
-from nanokv.fsck.look import Look, Mask, World
+from nanokv.fsck.look import Look, Mask, Numbers, World
 from nanokv.fsck.report import REMAKE, WAIT, Finding, named
-
-Numbers = npt.NDArray[np.int64]
 
 
 class _Headers(NamedTuple):

@@ -17,6 +17,7 @@ from nanokv.device.geometry import Geometry
 from nanokv.device.layout import DEAD, PIN_BITS, READY, RESERVED, SIZE_CLASSES, WRITING, unpack
 from nanokv.device.views import SegmentView
 
+Numbers = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint64]
 Mask = npt.NDArray[np.bool_]
 Alive = Callable[[int, int], bool]  #: (rank, incarnation): False only if it has certainly ended
@@ -27,9 +28,9 @@ _MOVING = ("bump_ptr", "hdr_head", "hdr_free", "ann_head", "joining", *[f"free_h
 class Extents(NamedTuple):
     """Runs of pages that header slots hold: parallel int64 arrays."""
 
-    slots: npt.NDArray[np.int64]
-    first: npt.NDArray[np.int64]
-    size: npt.NDArray[np.int64]
+    slots: Numbers
+    first: Numbers
+    size: Numbers
 
 
 @dataclass(frozen=True)
@@ -50,33 +51,38 @@ class Look:
     stable: Mask  #: the STATE word was the same before and after all else
 
     @cached_property
-    def phase(self) -> npt.NDArray[np.int64]:
+    def phase(self) -> Numbers:
         """The life-cycle state of each slot."""
-        return unpack("STATE", "state", self.states).astype(np.int64)
+        found: Numbers = unpack("STATE", "state", self.states).astype(np.int64)
+        return found
 
     @cached_property
-    def epoch(self) -> npt.NDArray[np.int64]:
+    def epoch(self) -> Numbers:
         """The epoch of each slot."""
-        return unpack("STATE", "epoch", self.states).astype(np.int64)
+        found: Numbers = unpack("STATE", "epoch", self.states).astype(np.int64)
+        return found
 
     @cached_property
     def ready(self) -> Mask:
         """Slots that were READY all the while."""
-        return self.stable & (self.phase == READY.value)
+        found: Mask = self.stable & (self.phase == READY.value)
+        return found
 
     @cached_property
     def unfinished(self) -> Mask:
         """Slots that are RESERVED or WRITING. A slot that was never taken is neither."""
         taken = (self.phase == RESERVED.value) & (self.epoch > 0)
-        return self.stable & (taken | (self.phase == WRITING.value))
+        found: Mask = self.stable & (taken | (self.phase == WRITING.value))
+        return found
 
     @cached_property
     def quarantined(self) -> Mask:
         """Slots that are DEAD and hold pages. Means nothing in host mode, where the master keeps the pages."""
-        return self.stable & (self.phase == DEAD.value) & (self.headers["n_pages"] > 0)
+        found: Mask = self.stable & (self.phase == DEAD.value) & (self.headers["n_pages"] > 0)
+        return found
 
     @cached_property
-    def class_sizes(self) -> npt.NDArray[np.int64]:
+    def class_sizes(self) -> Numbers:
         """Pages of an extent of each size class that exists, ascending."""
         return np.array([size for size in self.geometry.class_pages if size], np.int64)
 
@@ -103,7 +109,7 @@ class Look:
         """Slots below `hdr_head`, cut to the arena."""
         return min(int(self.ctl["hdr_head"][0]), self.geometry.hdr_count)
 
-    def extents(self, chosen: Mask, *, whole: bool) -> tuple[Extents, npt.NDArray[np.int64]]:
+    def extents(self, chosen: Mask, *, whole: bool) -> tuple[Extents, Numbers]:
         """The extents of chosen slots that hold pages, and the slots among them whose extent cannot be.
 
         Args:
@@ -208,6 +214,6 @@ class World:
 
     @cached_property
     def somebody_ended(self) -> bool:
-        """True if a rank ended, now or before it attached again: then something may have leaked, and is not a breach."""
+        """True if a rank ended, also if it attached again since: then something may have leaked without a breach."""
         rows = [(rank, int(row["incarnation"])) for look in self.looks for rank, row in enumerate(look.activity)]
         return any(incarnation > 1 or self.ended(rank, incarnation) for rank, incarnation in rows)

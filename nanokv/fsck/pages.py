@@ -3,13 +3,10 @@
 from collections.abc import Generator, Iterator
 
 import numpy as np
-import numpy.typing as npt
 
 from nanokv.device.layout import LOW32, SIZE_CLASSES
-from nanokv.fsck.look import Extents, Look, World, walk
+from nanokv.fsck.look import Extents, Look, Numbers, World, walk
 from nanokv.fsck.report import RECOVER, REMAKE, SHOWN, Finding, named
-
-Numbers = npt.NDArray[np.int64]
 
 
 class _Places:

@@ -3,10 +3,9 @@
 from collections.abc import Iterator
 
 import numpy as np
-import numpy.typing as npt
 
 from nanokv.device.layout import PIN_HELD, PIN_INTENT, unpack
-from nanokv.fsck.look import Look, World
+from nanokv.fsck.look import Look, Numbers, World
 from nanokv.fsck.report import RECOVER, REMAKE, WAIT, Finding, named
 
 
@@ -27,7 +26,7 @@ def check_pins(world: World) -> Iterator[Finding]:
             yield from _check_pin_owners(world, look, held, intent, producer)
 
 
-def _check_pin_counts(world: World, look: Look, slots: npt.NDArray[np.int64]) -> Iterator[Finding]:
+def _check_pin_counts(world: World, look: Look, slots: Numbers) -> Iterator[Finding]:
     said = np.bincount(slots, minlength=look.geometry.hdr_count)
     counted = unpack("STATE", "pins", look.states).astype(np.int64)
     fewer = np.flatnonzero(counted < said)
@@ -44,9 +43,9 @@ def _check_pin_counts(world: World, look: Look, slots: npt.NDArray[np.int64]) ->
 def _check_pin_owners(
     world: World,
     look: Look,
-    held: npt.NDArray[np.int64],
-    intent: npt.NDArray[np.int64],
-    producer: npt.NDArray[np.int64],
+    held: Numbers,
+    intent: Numbers,
+    producer: Numbers,
 ) -> Iterator[Finding]:
     ended = {who: world.producer_ended(who) for who in np.unique(producer[np.concatenate([held, intent])]).tolist()}
     todo = RECOVER if world.rank_ended(look.rank) else WAIT

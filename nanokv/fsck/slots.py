@@ -3,10 +3,9 @@
 from collections.abc import Iterator
 
 import numpy as np
-import numpy.typing as npt
 
 from nanokv.device.layout import DEAD, ENTRY_EPOCH_MASK, READY, RESERVED, unpack
-from nanokv.fsck.look import Look, Mask, World
+from nanokv.fsck.look import Look, Mask, Numbers, World
 from nanokv.fsck.report import RECOVER, REMAKE, WAIT, Finding, named
 
 
@@ -30,9 +29,8 @@ def check_slots(world: World) -> Iterator[Finding]:
     for look in world.looks:
         why = look.free_list[1]
         if why:
-            yield Finding(
-                "I2", look.rank, f"the free list of header slots is broken: {why}", "HeapCtl.hdr_free", REMAKE
-            )
+            what = f"the free list of header slots is broken: {why}"
+            yield Finding("I2", look.rank, what, "HeapCtl.hdr_free", REMAKE)
         beyond = np.arange(look.geometry.hdr_count) >= look.used_slots
         yield from _check_free(look, beyond)
         if not why:
@@ -96,7 +94,7 @@ def check_headers(world: World) -> Iterator[Finding]:
         yield from _check_sizes(look, slots)
 
 
-def _check_sizes(look: Look, slots: npt.NDArray[np.int64]) -> Iterator[Finding]:
+def _check_sizes(look: Look, slots: Numbers) -> Iterator[Finding]:
     headers, page = look.headers[slots], look.geometry.page_bytes
     pages = headers["n_pages"].astype(np.uint64)
     sizes = headers["page_size"] != page
@@ -108,10 +106,8 @@ def _check_sizes(look: Look, slots: npt.NDArray[np.int64]) -> Iterator[Finding]:
     if misfit.any():
         what = "READY objects whose bytes are not those of their pages"
         yield Finding("I3", look.rank, what, named("slot", slots[misfit]), REMAKE)
-    at = look.geometry.offsets
-    outside = (pages == 0) & (
-        (headers["payload_base"] < at["heap_base"]) | (headers["payload_base"] > at["heap_limit"])
-    )
+    at, payload = look.geometry.offsets, headers["payload_base"]
+    outside = (pages == 0) & ((payload < at["heap_base"]) | (payload > at["heap_limit"]))
     if outside.any():
         yield Finding("I10", look.rank, "empty objects outside of the arena", named("slot", slots[outside]), REMAKE)
 
@@ -130,6 +126,5 @@ def check_unfinished(world: World) -> Iterator[Finding]:
             yield Finding("I6", look.rank, what, named("slot", orphans), todo, breach=False)
         if world.allocates and owner_ended and look.quarantined.any():
             where = named("slot", np.flatnonzero(look.quarantined))
-            yield Finding(
-                "I6", look.rank, "pages are in quarantine, and their owner has ended", where, todo, breach=False
-            )
+            what = "pages are in quarantine, and their owner has ended"
+            yield Finding("I6", look.rank, what, where, todo, breach=False)
