@@ -14,6 +14,7 @@ class Heap(Protocol):
 
     A provider maps every rank's segment into this process and answers for liveness. It knows nothing of objects.
     Segments stay mapped until `close`; a tensor or an array that views one must not be used after.
+    Methods may be called from any thread.
     """
 
     kind: str  #: "local", "shm", ...
@@ -27,15 +28,26 @@ class Heap(Protocol):
     bases: list[int]  #: the address of every rank's segment in this process
 
     def segment(self, rank: int) -> torch.Tensor:
-        """A rank's segment: uint8, one dimension, `geometry.segment_bytes`."""
+        """A rank's segment: uint8, one dimension, `geometry.segment_bytes`.
+
+        Raises:
+            HeapUnavailable: this heap is closed.
+        """
         ...
 
     def host_view(self, rank: int) -> npt.NDArray[np.uint8] | None:
-        """The same as a numpy array, or None if segments are not in host memory."""
+        """The same as a numpy array, or None if segments are not in host memory.
+
+        Raises:
+            HeapUnavailable: this heap is closed.
+        """
         ...
 
     def alive(self, rank: int, incarnation: int) -> bool:
-        """False only if it is certain that this incarnation of the rank has ended and does nothing any more."""
+        """False only if it is certain that this incarnation of the rank has ended and does nothing any more.
+
+        `incarnation` may be what fits into the PRODUCER bits. Of a rank that cannot exist: False.
+        """
         ...
 
     def peer_closed(self, rank: int) -> bool:
@@ -43,10 +55,12 @@ class Heap(Protocol):
         ...
 
     def barrier(self, timeout: float) -> None:
-        """Wait until every rank has come here.
+        """Wait until every rank has come here. Called by one thread a rank.
 
         Raises:
-            PeerLost: after `timeout` seconds, naming the ranks that are missing.
+            PeerLost: a rank that has not come has ended, or `timeout` seconds have passed; it names the ranks. The
+                call counts for nothing then, and may be made again.
+            HeapUnavailable: this heap is closed.
         """
         ...
 
@@ -59,5 +73,5 @@ class Heap(Protocol):
         ...
 
     def close(self) -> None:
-        """Leave the world: mark the segment closed and unmap. Idempotent."""
+        """Leave the world: mark the segment closed and let go of it. Idempotent."""
         ...

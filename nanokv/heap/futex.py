@@ -1,0 +1,98 @@
+"""Sleeping on a word of a segment until another thread or process has left a hint.
+
+The waiter says in `ann_asleep` that it sleeps, looks at `ann_head` once more, and sleeps; a producer announces, then
+looks at `ann_asleep`. One of the two sees the other: Dekker's pattern, so a full fence stands between the store and
+the look on either side. Should a wake-up be lost all the same, it costs the timeout of the wait and nothing else.
+"""
+
+import ctypes
+import math
+import platform
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from nanokv.device.layout import HEAP_CTL
+
+_NUMBERS = {"x86_64": 202, "aarch64": 98}  # Linux' numbers of the system call
+_WAIT, _WAKE = 0, 1  # without the private flag: waiter and waker may be processes that share the page
+_EVERYBODY = 0x7FFFFFFF
+_STEP = 0.001  #: seconds between two looks where there is no futex
+
+
+class _Timespec(ctypes.Structure):
+    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
+
+
+def _system_call() -> Callable[..., int] | None:
+    """`syscall(futex, address, operation, value, timeout, 0, 0)`, or None where it does not work."""
+    number = _NUMBERS.get(platform.machine())
+    if not sys.platform.startswith("linux") or number is None or sys.maxsize < 2**32:
+        return None
+    call = ctypes.CDLL(None).syscall  # releases the interpreter's lock while it runs
+    call.restype = ctypes.c_long
+    word, pointer = ctypes.c_long, ctypes.c_void_p
+    call.argtypes = (word, pointer, ctypes.c_int, ctypes.c_int, pointer, pointer, ctypes.c_int)
+
+    def futex(address: int, operation: int, value: int, timeout: "_Timespec | None" = None) -> int:
+        return int(call(number, address, operation, value, timeout and ctypes.addressof(timeout), None, 0))
+
+    probe = ctypes.c_uint32(0)
+    return futex if futex(ctypes.addressof(probe), _WAKE, 1) == 0 else None
+
+
+_futex = _system_call()
+
+
+def supported() -> bool:
+    """True if this system can sleep on a word; otherwise waits look again every millisecond."""
+    return _futex is not None
+
+
+class Doorbell:
+    """The `ann_asleep` word of one segment in host memory: its owner's poller waits, producers ring.
+
+    Args:
+        raw: the segment, uint8; kept mapped while this object lives.
+    """
+
+    def __init__(self, raw: npt.NDArray[np.uint8]) -> None:
+        asleep, head = HEAP_CTL.offsets["ann_asleep"], HEAP_CTL.offsets["ann_head"]
+        self._asleep = raw[asleep : asleep + 4].view(np.uint32)
+        self._head = raw[head : head + 8].view(np.uint64)
+        self._address = int(self._asleep.ctypes.data)
+        self._rung = False
+        self._fence = threading.Lock()
+
+    def wait(self, timeout: float, seen: int) -> None:
+        """Sleep until rung, at most `timeout` seconds; at once if `ann_head` is not `seen`. One waiter a segment.
+
+        A ring by this process that came before the wait ends it at once too: the caller then looks around once more.
+        """
+        self._asleep[0] = 1
+        with self._fence:  # taking a lock is a read-modify-write, and so a full fence
+            pass
+        if not self._rung and int(self._head[0]) == seen and timeout > 0:
+            self._sleep(timeout, seen)
+        self._asleep[0] = 0
+        self._rung = False
+
+    def _sleep(self, timeout: float, seen: int) -> None:
+        if _futex is not None:
+            fraction, whole = math.modf(min(timeout, 1e6))
+            _futex(self._address, _WAIT, 1, _Timespec(int(whole), int(fraction * 1e9)))
+            return
+        deadline = time.monotonic() + timeout
+        while self._asleep[0] and int(self._head[0]) == seen and time.monotonic() < deadline:
+            time.sleep(min(_STEP, timeout))
+
+    def ring(self) -> None:
+        """End the wait of the owner's poller, if it waits."""
+        self._rung = True
+        self._asleep[0] = 0
+        if _futex is not None:
+            _futex(self._address, _WAKE, _EVERYBODY)

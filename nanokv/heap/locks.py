@@ -1,0 +1,100 @@
+"""Record locks on single bytes of a file: the kernel's own word on who is alive.
+
+Source: open-file-description locks (Linux 3.15, POSIX 2024). A lock belongs to one `open` of a file, not to a process,
+so two heaps in one process exclude each other; and the kernel drops it when the last descriptor goes, however the
+process ended. Two things would keep it after that:
+- a child of `fork`, which shares the descriptor: the child closes it first of all;
+- a mapping, which refers to the open file that it was made from: segments are mapped through another `open`.
+"""
+
+import errno
+import fcntl
+import os
+import struct
+import threading
+import time
+import weakref
+
+_FLOCK = struct.Struct("@hhqqi4x")  # type, whence, start, length, pid: struct flock of 64-bit Linux
+_BUSY = (errno.EAGAIN, errno.EACCES)
+_POLL = 0.002  #: seconds between two tries for a lock
+
+
+class LockFile:
+    """The locks that one `open` of a file holds, by byte number. The bytes need not exist.
+
+    Args:
+        fd: an open descriptor that nobody else uses; closed by `close`, and in children of a fork.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._mutex = threading.Lock()  # a descriptor must not be closed, and its number reused, under a probe
+        _all.add(self)
+
+    @property
+    def fd(self) -> int:
+        """The descriptor; -1 once closed, and in children of a fork."""
+        return self._fd
+
+    def try_lock(self, byte: int) -> bool:
+        """Take a lock; False if another open file holds it, or this one is closed."""
+        return self._set(fcntl.F_WRLCK, byte)
+
+    def lock(self, byte: int, deadline: float) -> bool:
+        """Take a lock, waiting until `deadline` (of `time.monotonic`); False if it was not to be had."""
+        while not self.try_lock(byte):
+            if self._fd < 0 or time.monotonic() >= deadline:
+                return False
+            time.sleep(_POLL)
+        return True
+
+    def unlock(self, byte: int) -> None:
+        """Give a lock back."""
+        self._set(fcntl.F_UNLCK, byte)
+
+    def held(self, byte: int, count: int = 1) -> bool:
+        """True if another open file holds a lock on any of `count` bytes. If this one is closed, nobody can tell: True."""
+        with self._mutex:
+            if self._fd < 0:
+                return True
+            asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, byte, count, 0)
+            said = fcntl.fcntl(self._fd, fcntl.F_OFD_GETLK, asked)
+        return bool(_FLOCK.unpack(said)[0] != fcntl.F_UNLCK)
+
+    def close(self) -> None:
+        """Drop every lock. Idempotent."""
+        with self._mutex:
+            fd, self._fd = self._fd, -1
+            if fd >= 0:
+                os.close(fd)
+
+    def _set(self, kind: int, byte: int) -> bool:
+        with self._mutex:
+            if self._fd < 0:
+                return False
+            try:
+                fcntl.fcntl(
+                    self._fd, fcntl.F_OFD_SETLK, _FLOCK.pack(kind, os.SEEK_SET, byte, 1, 0)
+                )
+            except OSError as error:
+                if error.errno in _BUSY:
+                    return False
+                raise
+        return True
+
+    def _disown(self) -> None:
+        """In a child of a fork: the locks are the parent's. The mutex may be held by a thread that is not here."""
+        self._mutex = threading.Lock()
+        self.close()
+
+
+_all: "weakref.WeakSet[LockFile]" = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for locks in list(_all):
+        locks._disown()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,109 @@
+"""Compiles kernels for every GPU that is supported, on a machine without one. Needs Triton and NumPy, no torch.
+
+    python -m tests.compiling sm_90 /tmp/out     compiles every kernel; leaves <kernel>.s and report.json
+"""
+
+import json
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from nanokv.device import memory, remote
+from nanokv.device.kernels import host, objects, transfer
+from nanokv.device.memory import load64
+
+
+class Kernel(NamedTuple):
+    """A kernel, what it is launched with, and the type of each argument that is not a constant."""
+
+    function: Any
+    moves_payload: bool
+    types: Mapping[str, str]
+    constants: Mapping[str, Any]
+
+
+TARGETS = {
+    "sm_80": GPUTarget("cuda", 80, 32),
+    "sm_90": GPUTarget("cuda", 90, 32),
+    "sm_100": GPUTarget("cuda", 100, 32),
+    "gfx942": GPUTarget("hip", "gfx942", 64),
+    "gfx950": GPUTarget("hip", "gfx950", 64),
+}
+NVIDIA = tuple(name for name in TARGETS if name.startswith("sm_"))
+AMD = tuple(name for name in TARGETS if name.startswith("gfx"))
+
+
+@triton.jit
+def remote_probe_kernel(word_ptr: tl.tensor, heap_bases: tl.tensor, out_ptr: tl.tensor, from_rank: int, to_rank: int) -> None:
+    """Calls each function of `remote` once, with runtime ranks."""
+    lanes = tl.arange(0, 128)
+    mask = lanes < 100
+    values = remote.load(word_ptr + lanes, from_rank, to_rank, heap_bases, mask=mask)
+    remote.store(word_ptr + lanes, values + 1, from_rank, to_rank, heap_bases, mask=mask)
+    seen = remote.atomic_add(word_ptr, 1, from_rank, to_rank, heap_bases, sem="relaxed", scope="sys")
+    seen += remote.atomic_cas(word_ptr, seen, seen + 1, from_rank, to_rank, heap_bases, sem="acquire", scope="sys")
+    seen += remote.atomic_xchg(word_ptr, seen, from_rank, to_rank, heap_bases, sem="release", scope="sys")
+    seen += remote.kv_commit_ready(word_ptr, seen, from_rank, to_rank, heap_bases)
+    tl.store(out_ptr, seen)
+
+
+@triton.jit
+def poll_word_kernel(word: tl.int64, out: tl.int64, limit: tl.int64) -> None:
+    """A bounded wait on one word: what a user's kernel does, and what compilers have been seen to delete."""
+    tries = memory.word(0)
+    seen = load64(word, "acquire")
+    while (seen == 0) & (tries < limit):
+        seen = load64(word, "acquire")
+        tries += 1
+    memory.store64(out, seen, "relaxed")
+
+
+def kernels() -> dict[str, Kernel]:
+    """Every kernel of the project, and two that stand for those of users."""
+    found = {}
+    for module in (objects, host, transfer):
+        for name, function in vars(module).items():
+            if name.endswith("_kernel") and function.__module__ == module.__name__:
+                found[name] = Kernel(function, module is transfer, {"frame": "i64"}, {})
+    pointers = {"word_ptr": "*i64", "heap_bases": "*i64", "out_ptr": "*i64"}
+    found["remote_probe_kernel"] = Kernel(
+        remote_probe_kernel, True, pointers | {"from_rank": "i32", "to_rank": "i32"}, {}
+    )
+    words = {"word": "i64", "out": "i64", "limit": "i64"}
+    found["poll_word_kernel"] = Kernel(poll_word_kernel, False, words, {})
+    return found
+
+
+def assembly(kernel: Kernel, target: str) -> str:
+    """The PTX or AMDGCN of a kernel."""
+    warps = 4 if kernel.moves_payload and target in NVIDIA else 1
+    signature = {name: kernel.types.get(name, "constexpr") for name in kernel.function.arg_names}
+    constants = {(kernel.function.arg_names.index(name),): value for name, value in kernel.constants.items()}
+    source = ASTSource(fn=kernel.function, signature=signature, constexprs=constants)
+    compiled = triton.compile(source, target=TARGETS[target], options={"num_warps": warps})
+    text: str = compiled.asm["ptx" if target in NVIDIA else "amdgcn"]
+    return text
+
+
+def main(target: str, directory: str) -> None:
+    """Compile every kernel for one target; write the assembly and a report {kernel: seconds or an error}."""
+    report: dict[str, float | str] = {}
+    for name, kernel in kernels().items():
+        start = time.perf_counter()
+        try:
+            (Path(directory) / f"{name}.s").write_text(assembly(kernel, target))
+            report[name] = round(time.perf_counter() - start, 3)
+        except Exception as error:
+            report[name] = f"{type(error).__name__}: {error}"[:2000]
+    (Path(directory) / "report.json").write_text(json.dumps(report))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
