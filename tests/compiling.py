@@ -1,12 +1,17 @@
 """Compiles kernels for every GPU that is supported, on a machine without one. Needs Triton and NumPy, no torch.
 
-    python -m tests.compiling sm_90 /tmp/out     compiles every kernel; leaves <kernel>.s and report.json
+python -m tests.compiling sm_90 /tmp/out     compiles every kernel; leaves <kernel>.s and report.json
 """
 
 import json
+import os
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +21,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from nanokv.device import memory, remote
+from nanokv.device.freelist import pop, push
 from nanokv.device.kernels import host, objects, transfer
 from nanokv.device.memory import load64
 
@@ -38,10 +44,13 @@ TARGETS = {
 }
 NVIDIA = tuple(name for name in TARGETS if name.startswith("sm_"))
 AMD = tuple(name for name in TARGETS if name.startswith("gfx"))
+REPORT = "report.json"
 
 
 @triton.jit
-def remote_probe_kernel(word_ptr: tl.tensor, heap_bases: tl.tensor, out_ptr: tl.tensor, from_rank: int, to_rank: int) -> None:
+def remote_probe_kernel(
+    word_ptr: tl.tensor, heap_bases: tl.tensor, out_ptr: tl.tensor, from_rank: int, to_rank: int
+) -> None:
     """Calls each function of `remote` once, with runtime ranks."""
     lanes = tl.arange(0, 128)
     mask = lanes < 100
@@ -65,8 +74,16 @@ def poll_word_kernel(word: tl.int64, out: tl.int64, limit: tl.int64) -> None:
     memory.store64(out, seen, "relaxed")
 
 
+@triton.jit
+def pop_push_kernel(head: tl.int64, links: tl.int64, count: tl.int64) -> None:
+    """One free-list pop and push, alone, so that their instructions can be told from others."""
+    node = pop(head, links, count)
+    if node >= 0:
+        push(head, links, node)
+
+
 def kernels() -> dict[str, Kernel]:
-    """Every kernel of the project, and two that stand for those of users."""
+    """Every kernel of the project, and three probes: for what users' kernels do, and for the free lists."""
     found = {}
     for module in (objects, host, transfer):
         for name, function in vars(module).items():
@@ -78,6 +95,7 @@ def kernels() -> dict[str, Kernel]:
     )
     words = {"word": "i64", "out": "i64", "limit": "i64"}
     found["poll_word_kernel"] = Kernel(poll_word_kernel, False, words, {})
+    found["pop_push_kernel"] = Kernel(pop_push_kernel, False, {"head": "i64", "links": "i64", "count": "i64"}, {})
     return found
 
 
@@ -92,6 +110,39 @@ def assembly(kernel: Kernel, target: str) -> str:
     return text
 
 
+@cache
+def compiled_everywhere() -> dict[str, dict[str, str]]:
+    """target -> kernel -> assembly; or, for kernels that do not compile, a text that begins with "error:".
+
+    Two processes at a time, without Triton's cache: some 20 s on two cores.
+    """
+    with tempfile.TemporaryDirectory() as directory, ThreadPoolExecutor(2) as pool:
+        return dict(zip(TARGETS, pool.map(lambda target: _compiled_for(target, Path(directory)), TARGETS), strict=True))
+
+
+def _compiled_for(target: str, directory: Path) -> dict[str, str]:
+    out = directory / target
+    out.mkdir()
+    environment = os.environ | {"TRITON_CACHE_DIR": str(out / "cache"), "TRITON_ALWAYS_COMPILE": "1"}
+    environment.pop("TRITON_INTERPRET", None)
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.compiling", target, str(out)],
+        env=environment,
+        cwd=Path(__file__).parents[1],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    if done.returncode:
+        raise RuntimeError(f"the compiling process for {target} ended with {done.returncode}:\n{done.stderr[-4000:]}")
+    report = json.loads((out / REPORT).read_text())
+    return {
+        name: f"error: {said}" if isinstance(said, str) else (out / f"{name}.s").read_text()
+        for name, said in report.items()
+    }
+
+
 def main(target: str, directory: str) -> None:
     """Compile every kernel for one target; write the assembly and a report {kernel: seconds or an error}."""
     report: dict[str, float | str] = {}
@@ -102,7 +153,7 @@ def main(target: str, directory: str) -> None:
             report[name] = round(time.perf_counter() - start, 3)
         except Exception as error:
             report[name] = f"{type(error).__name__}: {error}"[:2000]
-    (Path(directory) / "report.json").write_text(json.dumps(report))
+    (Path(directory) / REPORT).write_text(json.dumps(report))
 
 
 if __name__ == "__main__":

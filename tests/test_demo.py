@@ -17,7 +17,8 @@ from nanokv.demo.report import Outcome
 
 pytest.importorskip("transformers", reason="the demo needs the extra nanokv[demo]")
 
-from nanokv.demo import children
+from nanokv.demo.children import Crew
+from nanokv.demo.job import ROLES, Job
 from nanokv.demo.run import run_demo
 
 SHM = Path("/dev/shm")
@@ -120,14 +121,14 @@ def test_one_altered_byte_is_found() -> None:
 
 
 def test_a_dead_worker_fails_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    give = children.Crew.give
+    give = Crew.give
 
-    def kill_and_give(crew: children.Crew, role: str, job: children.Job) -> None:
+    def kill_and_give(crew: Crew, role: str, job: Job) -> None:
         give(crew, role, job)
         if role == "prefill":
-            os.kill(crew.pids[children.ROLES.index("prefill")], signal.SIGKILL)
+            os.kill(crew.pids[ROLES.index("prefill")], signal.SIGKILL)
 
-    monkeypatch.setattr(children.Crew, "give", kill_and_give)
+    monkeypatch.setattr(Crew, "give", kill_and_give)
     code, report = run(alloc="device", prompts=2)
     assert code == 1
     assert "the prefill process ended unexpectedly (exit status -9)" in report
@@ -135,7 +136,7 @@ def test_a_dead_worker_fails_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["ctrl-c", "killed"])
 def test_an_interrupted_demo_leaves_nothing(number: signal.Signals) -> None:
-    script = "from nanokv.demo.run import run_demo; raise SystemExit(run_demo('device', 64, 256))"
+    script = "from nanokv.demo.run import run_demo; raise SystemExit(run_demo('device', 4, 200))"
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     demo = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, env=environment)
     watchdog = threading.Timer(60, demo.kill)
@@ -148,7 +149,7 @@ def test_an_interrupted_demo_leaves_nothing(number: signal.Signals) -> None:
         rest = out.read()
     watchdog.cancel()
     assert "tokens" in line
-    assert len(workers) == len(children.ROLES)
+    assert len(workers) == len(ROLES)
     if number == signal.SIGINT:
         assert demo.returncode == 130
         assert "interrupted" in rest

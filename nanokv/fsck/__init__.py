@@ -9,6 +9,7 @@ pages       payload pages
 directory   directory entries and keys
 """
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,7 @@ from nanokv.fsck.report import Finding, Report, named
 
 if TYPE_CHECKING:
     from nanokv.cache import NanoKVCache
+    from nanokv.heap.base import Heap
 
 __all__ = ["Alive", "Finding", "Report", "check_cache", "check_segments"]
 
@@ -64,7 +66,7 @@ def check_segments(
     if foreign:
         return Report(mode, bool(quiescent), len(views), 0, foreign)
     looks = take_looks(views)
-    resting = quiescent if quiescent is not None else _at_rest(looks, views)
+    resting = quiescent if quiescent is not None else _at_rest(looks, views, alive)
     world = World(looks, mode, resting, alive)
     findings = tuple(finding for check in CHECKS for finding in check(world))
     if quiescent is None and resting and findings and not _same(looks, views):
@@ -73,8 +75,13 @@ def check_segments(
     return Report(mode, resting, len(views), objects, findings)
 
 
-def _at_rest(looks: list[Look], views: list[SegmentView]) -> bool:
-    idle = all(not (look.activity["in_flight0"].any() or look.activity["in_flight1"].any()) for look in looks)
+def _at_rest(looks: list[Look], views: list[SegmentView], alive: Alive | None) -> bool:
+    world = World(looks, "", False, alive)
+    idle = all(
+        world.ended(rank, int(row["incarnation"])) or not (row["in_flight0"] or row["in_flight1"])
+        for look in looks
+        for rank, row in enumerate(look.activity)
+    )
     return idle and all(look.stable.all() for look in looks) and _same(looks, views)
 
 
@@ -82,20 +89,30 @@ def _same(looks: list[Look], views: list[SegmentView]) -> bool:
     return fingerprint(looks) == fingerprint(take_looks(views))
 
 
-def check_cache(caches: "NanoKVCache | Sequence[NanoKVCache]") -> Report:
-    """Check a world through caches of this process, at rest: all its segments, and the index of each cache given.
+def check_cache(caches: "NanoKVCache | Sequence[NanoKVCache]", *, patience: float = 2.0) -> Report:
+    """Check a world through caches of this process: all its segments, and the index of each cache given.
 
-    The caller has flushed the caches, and nothing is under way in the world. Segments on a GPU are copied here first.
+    The caller has flushed the caches and keeps still. Segments on a GPU are copied here first.
+
+    Args:
+        patience: seconds to wait for the pollers to come to rest. After that everything is checked all the same.
     """
     many = list(caches) if isinstance(caches, Sequence) else [caches]
     heap, mode = many[0]._heap, many[0].alloc
-    views = []
-    for rank in range(heap.world_size):
-        raw = heap.host_view(rank)
-        views.append(SegmentView(heap.segment(rank).cpu().numpy() if raw is None else raw, heap.geometry))
-    report = check_segments(views, mode=mode, alive=heap.alive)
-    extra = tuple(finding for cache in many for finding in _check_index(cache, views[cache.rank]))
-    return report._replace(findings=report.findings + extra)
+    deadline = time.monotonic() + patience
+    while True:
+        late = time.monotonic() >= deadline
+        views = [_view(heap, rank) for rank in range(heap.world_size)]
+        report = check_segments(views, mode=mode, quiescent=True if late else None, alive=heap.alive)
+        extra = tuple(finding for cache in many for finding in _check_index(cache, views[cache.rank]))
+        if late or (report.quiescent and not extra):
+            return report._replace(findings=report.findings + extra)
+        time.sleep(0.005)
+
+
+def _view(heap: "Heap", rank: int) -> SegmentView:
+    raw = heap.host_view(rank)
+    return SegmentView(heap.segment(rank).cpu().numpy() if raw is None else raw, heap.geometry)
 
 
 def _check_index(cache: "NanoKVCache", view: SegmentView) -> Iterator[Finding]:

@@ -43,7 +43,7 @@ def check_links(world: World) -> Iterator[Finding]:
         for what, links in (("page", look.page_links), ("slot", look.header_links)):
             wild = np.flatnonzero((links & np.uint64(LOW32.value)) > len(links))
             if len(wild):
-                yield Finding("I2", look.rank, "links lead out of the arena", named(f"link of {what}", wild), REMAKE)
+                yield Finding("I2", look.rank, "links lead out of the arena", named(f"{what} link", wild), REMAKE)
 
 
 def check_pages(world: World) -> Iterator[Finding]:

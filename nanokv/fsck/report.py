@@ -75,5 +75,6 @@ def named(what: str, numbers: Iterable[Any] | npt.NDArray[Any]) -> str:
     runs = np.split(array, cuts) if len(array) else []
     shown = [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs[:SHOWN]]
     rest = sum(len(run) for run in runs[SHOWN:])
-    plural = "" if len(array) == 1 else "s"
-    return f"{what}{plural} {', '.join(shown)}" + (f" and {rest} more" if rest else "")
+    if len(array) != 1:
+        what = what.removesuffix("y") + "ies" if what.endswith("y") else what + "s"
+    return f"{what} {', '.join(shown)}" + (f" and {rest} more" if rest else "")

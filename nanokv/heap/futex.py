@@ -1,8 +1,9 @@
 """Sleeping on a word of a segment until another thread or process has left a hint.
 
 The waiter says in `ann_asleep` that it sleeps, looks at `ann_head` once more, and sleeps; a producer announces, then
-looks at `ann_asleep`. One of the two sees the other: Dekker's pattern, so a full fence stands between the store and
-the look on either side. Should a wake-up be lost all the same, it costs the timeout of the wait and nothing else.
+looks at `ann_asleep`. One of the two sees the other: Dekker's pattern, so an atomic read-modify-write stands between
+the store and the look on either side, which on x86 is a full fence. A wake-up that is lost all the same (a CPU with a
+weaker order) costs the timeout of the wait and nothing else.
 """
 
 import ctypes
@@ -74,7 +75,7 @@ class Doorbell:
         A ring by this process that came before the wait ends it at once too: the caller then looks around once more.
         """
         self._asleep[0] = 1
-        with self._fence:  # taking a lock is a read-modify-write, and so a full fence
+        with self._fence:  # for the read-modify-write in it
             pass
         if not self._rung and int(self._head[0]) == seen and timeout > 0:
             self._sleep(timeout, seen)

@@ -54,7 +54,7 @@ class LockFile:
         self._set(fcntl.F_UNLCK, byte)
 
     def held(self, byte: int, count: int = 1) -> bool:
-        """True if another open file holds a lock on any of `count` bytes. If this one is closed, nobody can tell: True."""
+        """True if another open file holds a lock on any of `count` bytes, or if this one is closed: who knows."""
         with self._mutex:
             if self._fd < 0:
                 return True
@@ -74,9 +74,7 @@ class LockFile:
             if self._fd < 0:
                 return False
             try:
-                fcntl.fcntl(
-                    self._fd, fcntl.F_OFD_SETLK, _FLOCK.pack(kind, os.SEEK_SET, byte, 1, 0)
-                )
+                fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, _FLOCK.pack(kind, os.SEEK_SET, byte, 1, 0))
             except OSError as error:
                 if error.errno in _BUSY:
                     return False

@@ -1,0 +1,206 @@
+"""The heap of several virtual ranks in one process: threads on a CPU, or kernels on one GPU.
+
+Nobody can die here without all the others, so a rank is alive until it closes, and never comes back.
+"""
+
+import secrets
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from nanokv.device.geometry import Geometry
+from nanokv.device.layout import ACTIVITY, HEAP_CTL, PRODUCER_INC_MASK
+from nanokv.errors import HeapUnavailable, InvalidArgument, PeerLost
+from nanokv.heap.futex import Doorbell
+from nanokv.heap.mapping import anonymous, as_tensor
+
+_DEVICE_POLL = 0.005  #: seconds that the poller of a segment on a GPU sleeps at most: no kernel can wake it
+
+
+class LocalWorld:
+    """The segments of a world in one process, and what its ranks share.
+
+    Args:
+        geometry: of every segment; one rank for each of its `world_size`.
+        mode: "device" or "host". may_evict, water: see `Geometry.control_block`.
+        device: "cpu", or a CUDA (ROCm) device.
+
+    Attributes:
+        shared: for objects that the ranks share by name.
+
+    Raises:
+        InvalidArgument: a device that cannot hold segments.
+        HeapUnavailable: the device is not there, or has not enough memory.
+    """
+
+    def __init__(
+        self,
+        geometry: Geometry,
+        *,
+        mode: str,
+        may_evict: bool,
+        water: tuple[int, int],
+        device: str | torch.device = "cpu",
+    ) -> None:
+        self.geometry = geometry
+        self.device = _checked(device)
+        self.shared: dict[str, Any] = {}
+        self.closed = [False] * geometry.world_size
+        self.changed = threading.Condition()  #: guards `closed` and `arrived`
+        self.arrived = [0] * geometry.world_size
+        self.raw: list[npt.NDArray[np.uint8] | None] = []
+        self.tensors: list[torch.Tensor] = []
+        world_id = secrets.randbits(63) | 1
+        for rank in range(geometry.world_size):
+            self._allocate(f"segment {rank}")
+            self._initialise(rank, geometry.control_block(rank, world_id, mode, may_evict=may_evict, water=water))
+        self._heaps = [LocalHeap(self, rank) for rank in range(geometry.world_size)]
+
+    def heap(self, rank: int) -> "LocalHeap":
+        """The heap of a rank; the same object each time.
+
+        Raises:
+            InvalidArgument: no such rank.
+            HeapUnavailable: it was closed.
+        """
+        if not 0 <= rank < self.geometry.world_size:
+            raise InvalidArgument(f"rank must be 0 to {self.geometry.world_size - 1}, not {rank}")
+        self._heaps[rank].check_open()
+        return self._heaps[rank]
+
+    def _allocate(self, what: str) -> None:
+        nbytes = self.geometry.segment_bytes
+        if self.device.type == "cpu":
+            raw = anonymous(nbytes, what)
+            self.raw.append(raw)
+            self.tensors.append(as_tensor(raw))
+            return
+        try:
+            self.tensors.append(torch.zeros(nbytes, dtype=torch.uint8, device=self.device))
+        except RuntimeError as error:  # no such device, or torch.OutOfMemoryError
+            raise HeapUnavailable(f"{what} needs {nbytes} bytes on {self.device}: {error}") from None
+        self.raw.append(None)
+
+    def _initialise(self, rank: int, ctl: npt.NDArray[Any]) -> None:
+        """Write the control block and the activity table: each rank attached once."""
+        ctl["epoch"] = 1
+        activity = np.zeros(self.geometry.world_size, ACTIVITY.dtype)
+        activity["incarnation"] = 1
+        first = np.concatenate([ctl.view(np.uint8), activity.view(np.uint8)])
+        self.tensors[rank][: first.size].copy_(torch.from_numpy(first))
+
+    def wake(self, rank: int) -> None:
+        """Wake the poller of a rank."""
+        heap = self._heaps[rank]
+        bell = heap.bell
+        if bell is not None:
+            bell.ring()
+        else:
+            heap.event.set()
+
+    def leave(self, rank: int) -> None:
+        """Close a rank. With the last one the segments go, as soon as nobody views them."""
+        with self.changed:
+            if self.closed[rank]:
+                return
+            self.closed[rank] = True
+            at = HEAP_CTL.offsets["closed"]
+            self.tensors[rank][at : at + 4].view(torch.int32).fill_(1)
+            if all(self.closed):
+                self.raw, self.tensors = [], []
+                for heap in self._heaps:
+                    heap.bell = None
+                self.shared.clear()
+            self.changed.notify_all()
+
+
+class LocalHeap:
+    """One virtual rank; a `Heap`. Made by `LocalWorld.heap`."""
+
+    kind = "local"
+    name = "local"
+    incarnation = 1
+    recovered = False
+
+    def __init__(self, world: LocalWorld, rank: int) -> None:
+        self.world = world
+        self.rank = rank
+        self.world_size = world.geometry.world_size
+        self.geometry = world.geometry
+        self.device = world.device
+        self.bases = [tensor.data_ptr() for tensor in world.tensors]
+        raw = world.raw[rank]
+        self.bell: Doorbell | None = None if raw is None else Doorbell(raw)
+        self.event = threading.Event()  #: instead of the bell, where segments are not in host memory, or gone
+
+    def segment(self, rank: int) -> torch.Tensor:
+        self.check_open()
+        return self.world.tensors[rank]
+
+    def host_view(self, rank: int) -> npt.NDArray[np.uint8] | None:
+        self.check_open()
+        return self.world.raw[rank]
+
+    def alive(self, rank: int, incarnation: int) -> bool:
+        if not 0 <= rank < self.world_size or incarnation & PRODUCER_INC_MASK.value != self.incarnation:
+            return False
+        return not self.world.closed[rank]
+
+    def peer_closed(self, rank: int) -> bool:
+        return self.world.closed[rank]
+
+    def barrier(self, timeout: float) -> None:
+        self.check_open()
+        world = self.world
+        deadline = time.monotonic() + timeout
+        with world.changed:
+            world.arrived[self.rank] += 1
+            aim = world.arrived[self.rank]
+            world.changed.notify_all()
+            while late := [r for r, count in enumerate(world.arrived) if count < aim]:
+                gone = [r for r in late if world.closed[r]]
+                remaining = deadline - time.monotonic()
+                if gone or remaining <= 0:
+                    world.arrived[self.rank] -= 1
+                    why = f"{gone} have closed" if gone else f"{late} did not come within {timeout} s"
+                    raise PeerLost(f"barrier: ranks {why}")
+                world.changed.wait(remaining)
+
+    def wait_for_hint(self, timeout: float, seen: int) -> None:
+        bell = self.bell
+        if bell is not None:
+            bell.wait(timeout, seen)
+        else:
+            self.event.wait(min(timeout, _DEVICE_POLL))
+            self.event.clear()
+
+    def wake(self, rank: int) -> None:
+        self.world.wake(rank)
+
+    def close(self) -> None:
+        """Leave the world. Idempotent."""
+        self.world.leave(self.rank)
+
+    def check_open(self) -> None:
+        """Raise HeapUnavailable once closed."""
+        if self.world.closed[self.rank]:
+            raise HeapUnavailable(f"rank {self.rank} has left its world")
+
+
+def _checked(device: str | torch.device) -> torch.device:
+    try:
+        found = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise InvalidArgument(f"device: {error}") from None
+    if found.type not in ("cpu", "cuda"):
+        raise InvalidArgument(f"device must be a CPU or a CUDA (ROCm) device, not {found}")
+    if found.type == "cpu":
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise HeapUnavailable(f"{found} is not there: torch finds no CUDA or ROCm device")
+    # with its number, as tensors name it: torch.device("cuda") is not equal to torch.device("cuda:0")
+    return found if found.index is not None else torch.device("cuda", torch.cuda.current_device())

@@ -1,0 +1,113 @@
+"""Looking at worlds of processes from outside, and removing them: for the command line and for fsck."""
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from nanokv.device.geometry import MODES, Geometry
+from nanokv.errors import HeapUnavailable, SegmentCorrupt
+from nanokv.heap.world_file import PREFIX, WorldFile, directory
+
+_LOCK_SECONDS = 30.0  #: a creator holds the world lock while it reserves memory
+
+
+@dataclass(frozen=True)
+class ShmWorldInfo:
+    """A world as it was when somebody looked. The segments are the memory itself, not copies, and stay mapped.
+
+    Attributes:
+        segments: each rank's segment, uint8 [geometry.segment_bytes].
+        geometry, mode: as an initialised segment states them.
+        alive: whether each rank's process lives.
+        initialised: whether each rank has ever attached.
+    """
+
+    name: str
+    path: Path
+    world_id: int
+    world_size: int
+    mode: str
+    geometry: Geometry
+    segments: list[npt.NDArray[np.uint8]]
+    alive: list[bool]
+    initialised: list[bool]
+
+
+def inspect(name: str, *, writable: bool = False) -> ShmWorldInfo:
+    """Look at a world, living or dead, without being a rank of it.
+
+    Args:
+        writable: map the segments so that protocol functions may run on them (they use read-modify-writes).
+
+    Raises:
+        HeapUnavailable: there is no such world, or it is not finished.
+        SegmentCorrupt: it is damaged, or of another build.
+    """
+    file = WorldFile.open_locked(name, time.monotonic() + _LOCK_SECONDS, create=False)
+    try:
+        head = file.header()
+        if head is None:
+            raise HeapUnavailable(f"world {name!r} was never finished; `nanokv rm {name}` removes it")
+        world_size, size = int(head["world_size"]), int(head["segment_bytes"])
+        controls = [file.control(head, rank) for rank in range(world_size)]
+        geometry, mode = _stated(name, controls, size)
+        whole = np.frombuffer(file.map(writable=writable), np.uint8)
+        first = int(head["segments_base"])
+        return ShmWorldInfo(
+            name=name,
+            path=file.path,
+            world_id=int(head["world_id"]),
+            world_size=world_size,
+            mode=mode,
+            geometry=geometry,
+            segments=[whole[first + r * size : first + (r + 1) * size] for r in range(world_size)],
+            alive=[file.locks.held(rank) for rank in range(world_size)],
+            initialised=[ctl is not None for ctl in controls],
+        )
+    finally:
+        file.locks.close()
+
+
+def _stated(name: str, controls: list[Any], segment_bytes: int) -> tuple[Geometry, str]:
+    """Geometry and mode as the first sound control block states them."""
+    why = "no segment is initialised"
+    for rank, ctl in enumerate(controls):
+        if ctl is None:
+            continue
+        try:
+            geometry = Geometry.stored_in(ctl)
+            mode = MODES[int(ctl[0]["mode"])]
+        except (ValueError, IndexError) as error:
+            why = f"segment {rank}: {error}"
+            continue
+        if (geometry.segment_bytes, geometry.world_size) == (segment_bytes, len(controls)):
+            return geometry, mode
+        why = f"segment {rank}: segment_bytes is {geometry.segment_bytes}, the file says {segment_bytes}"
+    raise SegmentCorrupt(f"world {name!r}: {why}")
+
+
+def remove_world(name: str, *, force: bool = False) -> None:
+    """Remove a world's file. Ranks that live keep their memory, and nobody can join them any more.
+
+    Raises:
+        HeapUnavailable: there is no such world; or a rank is alive, and `force` is False.
+    """
+    file = WorldFile.open_locked(name, time.monotonic() + _LOCK_SECONDS, create=False)
+    try:
+        if file.anybody_alive() and not force:
+            raise HeapUnavailable(f"world {name!r} is in use: a rank of it is alive")
+        file.remove()
+    finally:
+        file.locks.close()
+
+
+def list_worlds() -> list[str]:
+    """The names of all worlds on this host (in NANOKV_SHM_DIR), living and dead."""
+    try:
+        return sorted(p.name.removeprefix(PREFIX) for p in directory().iterdir() if p.name.startswith(PREFIX))
+    except OSError:
+        return []

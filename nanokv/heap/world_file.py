@@ -1,0 +1,286 @@
+"""The one file that a world of processes shares: its name, its header, its locks, and who may make or remove it.
+
+    WorldHeader | WorldRank for each rank | segment of rank 0 | segment of rank 1 | ...
+
+The header is written once, its magic last, under the world lock; what others read of it they read under that lock.
+Lock bytes (see `locks`): byte r is held by rank r as long as it lives, byte MAX_RANKS is the world lock, held only
+while somebody comes, goes, or removes the file. The file is made, replaced and removed under the world lock alone;
+whoever gets that lock on a file that no longer has the name starts over.
+"""
+
+import mmap
+import os
+import secrets
+import stat
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nanokv.device.geometry import MODES, PAYLOAD_ALIGN, Geometry
+from nanokv.device.layout import HEAP_CTL, LINE, MAX_RANKS, WORD, Field, Record
+from nanokv.errors import HeapUnavailable, InvalidArgument, PeerLost, SegmentCorrupt
+from nanokv.heap.locks import LockFile
+
+WORLD_MAGIC = 0x444C_574F_4E41_4E00  # "\0NANOWLD"
+WORLD_VERSION = 1
+PREFIX = "nanokv."
+_MAX_NAME = 255  # NAME_MAX of every file system that could hold it
+_WORLD_LOCK = MAX_RANKS
+
+HEADER = Record(
+    "WorldHeader",
+    LINE,
+    [
+        Field("magic", "<u8", "WORLD_MAGIC, written last: a file without it is not finished"),
+        Field("version", "<u4", "WORLD_VERSION"),
+        Field("world_size", "<u4", "ranks in the world"),
+        Field("world_id", "<u8", "random; the same in each HeapCtl"),
+        Field("segments_base", "<u8", "offset of the segment of rank 0"),
+        Field("segment_bytes", "<u8", "bytes of a segment"),
+    ],
+)
+
+RANK = Record(
+    "WorldRank",
+    LINE,
+    [
+        # this rank alone writes them
+        Field("met", "<u8", "attaches that ended with every rank there; under the world lock"),
+        Field("barrier", "<u8", "barriers that it has come to"),
+        Field("pid", "<u4", "its process, for messages"),
+    ],
+)
+
+
+def directory() -> Path:
+    """Where worlds lie: NANOKV_SHM_DIR, else /dev/shm."""
+    return Path(os.environ.get("NANOKV_SHM_DIR") or "/dev/shm")
+
+
+def path_of(name: str) -> Path:
+    """The file of a world.
+
+    Raises:
+        InvalidArgument: the name cannot be part of a file name.
+    """
+    if not isinstance(name, str) or not name or "/" in name or "\0" in name:
+        raise InvalidArgument(f"the name of a world must be a non-empty string without '/' and NUL, not {name!r}")
+    try:
+        size = len(os.fsencode(PREFIX + name))
+    except UnicodeEncodeError:
+        raise InvalidArgument(f"the name of a world must be encodable, not {name!r}") from None
+    if size > _MAX_NAME:
+        raise InvalidArgument(
+            f"the name of a world has at most {_MAX_NAME - len(PREFIX)} bytes, not {size - len(PREFIX)}"
+        )
+    return directory() / (PREFIX + name)
+
+
+def segments_base(world_size: int) -> int:
+    """Offset of the first segment."""
+    return -(-(HEADER.size + world_size * RANK.size) // PAYLOAD_ALIGN) * PAYLOAD_ALIGN
+
+
+class WorldFile:
+    """A world's file as one rank, or a tool, has it open. Made by `open_locked`."""
+
+    def __init__(self, name: str, path: Path, fd: int) -> None:
+        self.name = name
+        self.path = path
+        self.locks = LockFile(fd)
+        self.world_locked = False
+
+    # --- opening and the world lock ---
+    @staticmethod
+    def open_locked(name: str, deadline: float, *, create: bool) -> "WorldFile":
+        """Open a world's file, holding the world lock.
+
+        Raises:
+            HeapUnavailable: there is none and `create` is False, or the file system does not let us.
+            PeerLost: the world lock was not to be had until `deadline`.
+        """
+        path = path_of(name)
+        while True:
+            file = WorldFile(name, path, _open(name, path, create))
+            try:
+                file.lock_world(deadline)
+                if file.has_name():
+                    return file
+            except BaseException:
+                file.locks.close()
+                raise
+            file.locks.close()  # it was removed or replaced while we waited
+
+    def lock_world(self, deadline: float) -> None:
+        """Take the world lock, or PeerLost."""
+        try:
+            self.world_locked = self.world_locked or self.locks.lock(_WORLD_LOCK, deadline)
+        except OSError as error:
+            raise HeapUnavailable(f"{self.path.parent} has no open-file-description locks: {error}") from None
+        if not self.world_locked:
+            raise PeerLost(f"another process holds the lock of world {self.name!r}, and did not give it back in time")
+
+    def unlock_world(self) -> None:
+        """Give the world lock back."""
+        self.locks.unlock(_WORLD_LOCK)
+        self.world_locked = False
+
+    def has_name(self) -> bool:
+        """True if the name still means this file."""
+        try:
+            return os.path.samestat(self.path.stat(follow_symlinks=False), os.fstat(self.locks.fd))
+        except OSError:
+            return False
+
+    def remove(self) -> None:
+        """Remove the name, if it still means this file. Under the world lock."""
+        if self.has_name():
+            self.path.unlink(missing_ok=True)
+
+    def anybody_alive(self) -> bool:
+        """True if another open file holds the lock of any rank."""
+        return self.locks.held(0, MAX_RANKS)
+
+    # --- the header ---
+    def header(self) -> Any | None:
+        """The WorldHeader, or None if the file is not finished.
+
+        Raises:
+            SegmentCorrupt: the file is no world of this version, or has not the size that it states.
+        """
+        raw = os.pread(self.locks.fd, HEADER.size, 0)
+        head = np.frombuffer(raw.ljust(HEADER.size, b"\0"), HEADER.dtype)[0]
+        if head["magic"] == 0:
+            return None
+        for field, wanted in (("magic", WORLD_MAGIC), ("version", WORLD_VERSION)):
+            if head[field] != wanted:
+                raise SegmentCorrupt(f"{self.path}: {field} is {int(head[field]):#x}, not {wanted:#x}")
+        world_size, size = int(head["world_size"]), os.fstat(self.locks.fd).st_size
+        if not 1 <= world_size <= MAX_RANKS or int(head["segments_base"]) != segments_base(world_size):
+            raise SegmentCorrupt(f"{self.path}: world_size is {world_size}, segments_base {int(head['segments_base'])}")
+        stated = int(head["segments_base"]) + world_size * int(head["segment_bytes"])
+        if size != stated:
+            raise SegmentCorrupt(f"{self.path} is {size} bytes, its header says {stated}")
+        return head
+
+    def is_world(self) -> bool:
+        """True if the file begins as a world does, sound or not."""
+        return os.pread(self.locks.fd, WORD, 0) == WORLD_MAGIC.to_bytes(WORD, "little")
+
+    def pid_of(self, rank: int) -> int:
+        """The process that attached as `rank` last; 0 if none has."""
+        raw = os.pread(self.locks.fd, RANK.size, HEADER.size + rank * RANK.size)
+        return int(np.frombuffer(raw, RANK.dtype)[0]["pid"])
+
+    def create(self, geometry: Geometry) -> None:
+        """Reserve the memory of a whole world and write its header. Under the world lock, on an unfinished file.
+
+        Raises:
+            HeapUnavailable: there is not that much memory. Nothing is left behind.
+        """
+        try:
+            self._reserve(geometry)
+            head = np.zeros(1, HEADER.dtype)
+            row = head[0]
+            row["version"], row["world_size"] = WORLD_VERSION, geometry.world_size
+            row["world_id"] = secrets.randbits(63) | 1
+            row["segments_base"], row["segment_bytes"] = segments_base(geometry.world_size), geometry.segment_bytes
+            os.pwrite(self.locks.fd, head.tobytes(), 0)
+            row["magic"] = WORLD_MAGIC
+            os.pwrite(self.locks.fd, head.tobytes(), 0)
+        except BaseException:
+            self.remove()
+            raise
+
+    def _reserve(self, geometry: Geometry) -> None:
+        """Give the file its size with all its blocks: a page that is missing later would be a SIGBUS."""
+        os.ftruncate(self.locks.fd, 0)  # what a creator that died left
+        needed = segments_base(geometry.world_size) + geometry.world_size * geometry.segment_bytes
+        about = os.fstatvfs(self.locks.fd)
+        free = about.f_bavail * about.f_frsize
+        try:
+            if needed > free:
+                raise OSError("not enough space")
+            os.posix_fallocate(self.locks.fd, 0, needed)
+        except (OSError, OverflowError) as error:
+            raise HeapUnavailable(
+                f"world {self.name!r} of {geometry.world_size} segments needs {needed} bytes, "
+                f"{free} are free in {self.path.parent}: {error}"
+            ) from None
+
+    def control(self, head: Any, rank: int) -> Any | None:
+        """The HeapCtl of a rank's segment (an array of one), or None if it is not initialised."""
+        at = int(head["segments_base"]) + rank * int(head["segment_bytes"])
+        raw = os.pread(self.locks.fd, HEAP_CTL.size, at)
+        ctl = np.frombuffer(raw.ljust(HEAP_CTL.size, b"\0"), HEAP_CTL.dtype)
+        return None if ctl[0]["magic"] == 0 else ctl
+
+    def complete(self, head: Any) -> bool:
+        """True if every rank has attached once. Before, nobody can have stored anything."""
+        return all(self.control(head, rank) is not None for rank in range(int(head["world_size"])))
+
+    def check(self, head: Any | None, geometry: Geometry, mode: str) -> None:
+        """Compare what the file states with what this rank wishes.
+
+        Raises:
+            HeapUnavailable: the world is a different one; it names the field and both values.
+            SegmentCorrupt: a control block contradicts itself, or is of another build.
+        """
+        where = f"world {self.name!r}"
+        if head is None:
+            raise SegmentCorrupt(f"{where} has ranks and no header")
+        if int(head["world_size"]) != geometry.world_size:
+            raise HeapUnavailable(f"{where}: world_size is {head['world_size']}, not {geometry.world_size}")
+        for rank in range(geometry.world_size):
+            ctl = self.control(head, rank)
+            if ctl is not None:
+                self._check_control(ctl, rank, head, geometry, mode)
+        if int(head["segment_bytes"]) != geometry.segment_bytes:
+            raise SegmentCorrupt(f"{where}: segment_bytes is {head['segment_bytes']}, not {geometry.segment_bytes}")
+
+    def _check_control(self, ctl: Any, rank: int, head: Any, geometry: Geometry, mode: str) -> None:
+        where, row = f"world {self.name!r}, segment {rank}", ctl[0]
+        why = geometry.mismatch(ctl)
+        if why:
+            try:
+                Geometry.stored_in(ctl)
+            except ValueError:
+                raise SegmentCorrupt(f"{where}: {why}") from None
+            raise HeapUnavailable(f"{where}: {why}")
+        for field, wanted in (("rank", rank), ("world_id", int(head["world_id"]))):
+            if int(row[field]) != wanted:
+                raise SegmentCorrupt(f"{where}: {field} is {row[field]}, not {wanted}")
+        if int(row["mode"]) != MODES.index(mode):
+            stored = dict(enumerate(MODES)).get(int(row["mode"]), int(row["mode"]))
+            raise HeapUnavailable(f"{where}: mode is {stored!r}, not {mode!r}")
+
+    # --- mapping ---
+    def map(self, *, writable: bool = True) -> mmap.mmap:
+        """Map the whole file, through a descriptor of its own: the mapping must not keep our locks (see `locks`)."""
+        fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            if not os.path.samestat(os.fstat(fd), os.fstat(self.locks.fd)):
+                raise HeapUnavailable(f"{self.path} was replaced by hand")
+            access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
+            return mmap.mmap(fd, os.fstat(fd).st_size, access=access)
+        except OSError as error:
+            raise HeapUnavailable(f"{self.path} cannot be mapped: {error}") from None
+        finally:
+            os.close(fd)
+
+
+def _open(name: str, path: Path, create: bool) -> int:
+    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_CREAT if create else 0)
+    try:
+        fd = os.open(path, flags, 0o600)
+    except FileNotFoundError:
+        raise HeapUnavailable(
+            f"there is no world {name!r} in {path.parent}" if path.parent.is_dir() else f"{path.parent} is no directory"
+        ) from None
+    except OSError as error:
+        raise HeapUnavailable(f"{path} cannot be opened: {error}") from None
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise HeapUnavailable(f"{path} is no regular file")
+    return fd
