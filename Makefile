@@ -23,7 +23,7 @@ types: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python -m bench
 
-test-gpu:
+test-gpu: # with the Python that has the GPU build of torch: make test-gpu PYTHON=...
 	$(PYTHON) -m tests.gpu
 
 # torch first and by itself: the tested version, so that nothing else asks for a larger one

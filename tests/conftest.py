@@ -47,7 +47,7 @@ def shm_name(shm_prefix: str) -> str:
 
 
 def shm_world(name: str, n: int, heap_bytes: int, **options: Any) -> World:
-    """A world of shared memory whose ranks all live in this process. Each attaches in a thread: it waits for the rest."""
+    """A world of shared memory whose ranks all live in this process. Each attaches in a thread: it waits for others."""
 
     def attach(rank: int) -> nanokv.NanoKVCache:
         return nanokv.NanoKVCache(heap_bytes, name=name, rank=rank, world_size=n, **options)

@@ -5,8 +5,10 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,7 +23,6 @@ from nanokv.demo.children import Crew
 from nanokv.demo.job import ROLES, Job
 from nanokv.demo.run import run_demo
 
-SHM = Path("/dev/shm")
 TOKENS = 8
 
 
@@ -33,10 +34,12 @@ def run(**arguments: object) -> tuple[int, str]:
 
 
 @pytest.fixture(autouse=True)
-def nothing_left() -> object:
-    """No name in shared memory and no child is left by any run."""
-    yield
-    assert not [path for path in SHM.iterdir() if "nanokv-demo" in path.name]
+def nothing_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No name in shared memory and no process is left by any run."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
+        monkeypatch.setenv("NANOKV_SHM_DIR", directory)
+        yield
+        assert not list(Path(directory).iterdir())
     assert not [pid for pid, parent in _all_workers() if parent == os.getpid()]
 
 
@@ -136,7 +139,7 @@ def test_a_dead_worker_fails_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["ctrl-c", "killed"])
 def test_an_interrupted_demo_leaves_nothing(number: signal.Signals) -> None:
-    script = "from nanokv.demo.run import run_demo; raise SystemExit(run_demo('device', 4, 200))"
+    script = "from nanokv.demo.run import run_demo; raise SystemExit(run_demo('device', 2, 120))"
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     demo = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, env=environment)
     watchdog = threading.Timer(60, demo.kill)

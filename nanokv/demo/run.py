@@ -1,6 +1,7 @@
 """Runs the demo: two ranks in two processes, one prefills, one decodes, and a third process to compare with."""
 
 import secrets
+from contextlib import suppress
 from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any, Literal
@@ -13,6 +14,7 @@ from nanokv.demo.job import ROLES, Job
 from nanokv.demo.progress import PromptProgress
 from nanokv.demo.prompts import make_prompts
 from nanokv.demo.report import TITLES, Outcome, table
+from nanokv.errors import NanoKVError
 
 MAX_PROMPTS = 64
 MAX_TOKENS = 256
@@ -87,9 +89,10 @@ def _run(modes: list[str], job: Job, console: Console) -> list[Outcome]:
             console.print("Running each prompt in the reference process, without NanoKV")
             expected = _reference(crew, job)
             return [_one_mode(crew, each, expected, console) for each in jobs]
-    finally:
+    except BaseException:
         for each in jobs:
-            _remove_names(each.name)
+            _remove_name(each.name)
+        raise
 
 
 def _reference(crew: Crew, job: Job) -> Expected:
@@ -117,8 +120,12 @@ def _one_mode(crew: Crew, job: Job, expected: Expected, console: Console) -> Out
     return Outcome(job.alloc, reports["prefill"], reports["decode"], *expected)
 
 
-def _remove_names(name: str) -> None:
-    """Remove what a world left in shared memory if its ranks could not do it themselves."""
+def _remove_name(name: str) -> None:
+    """Remove a world whose ranks may have been killed. Those that leave by themselves, leave nothing."""
+    from nanokv.heap.shm_tools import remove_world
+
+    with suppress(NanoKVError):  # there is none
+        remove_world(name)
 
 
 def _show(outcomes: list[Outcome], console: Console) -> int:

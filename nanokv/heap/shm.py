@@ -136,10 +136,13 @@ class ShmHeap:
             record["incarnation"] = self.incarnation
 
     def _join_barrier(self) -> None:
-        """Stand before the barrier that the others come to next: the living may differ by one, the least is there."""
-        living = [r for r in range(self.world_size) if r != self.rank and self._file.locks.held(r)]
+        """Count as come to no barrier that the living have not all come to: this incarnation has not."""
         counts = self._ranks["barrier"]
-        self._ranks[self.rank]["barrier"] = min((int(counts[r]) for r in living), default=int(counts.max()))
+        living = [r for r in range(self.world_size) if r != self.rank and self._file.locks.held(r)]
+        if living:
+            counts[self.rank] = min(int(counts[r]) for r in (self.rank, *living))
+        else:
+            counts[:] = 0
 
     # --- waiting for the others ---
     def _prefault(self, deadline: float) -> None:

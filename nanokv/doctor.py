@@ -1,0 +1,152 @@
+"""doctor: what is here, what works, and what does not and why."""
+
+import os
+import platform
+import shutil
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+from typing import Literal, NamedTuple
+
+State = Literal["ok", "warn", "missing"]
+
+PACKAGES = ("torch", "triton", "numba", "llvmlite", "numpy", "xxhash")
+VARIABLES = (
+    "NANOKV_ALLOC",
+    "NANOKV_NAME",
+    "NANOKV_CACHE_DIR",
+    "NANOKV_SHM_DIR",
+    "RANK",
+    "WORLD_SIZE",
+    "MASTER_PORT",
+    "TORCHELASTIC_RUN_ID",
+    "TRITON_INTERPRET",
+)
+_ROUNDS = 200
+_SMALL_SHM = 64 << 20
+
+
+class Row(NamedTuple):
+    """One thing that was looked at."""
+
+    name: str
+    state: State
+    detail: str
+    required: bool = False  #: True: nothing works without it
+
+
+def examine(*, smoke: bool = True) -> list[Row]:
+    """Look at this machine.
+
+    Args:
+        smoke: put and get in a small local world; compiles the protocol if that was never done.
+    """
+    rows = [Row("python", "ok", f"{platform.python_version()} on {platform.platform()}, {sys.executable}")]
+    rows += [_package(name) for name in PACKAGES]
+    if any(row.required and row.state == "missing" for row in rows):
+        return rows  # what follows imports them
+    rows += [_cpus(), *_gpus(), _shared_memory(), *_heaps(), _compiled()]
+    if smoke:
+        rows.append(_smoke())
+    return [*rows, *_variables()]
+
+
+def _package(name: str) -> Row:
+    required = name != "triton" or sys.platform == "linux"
+    try:
+        return Row(name, "ok", version(name), required)
+    except PackageNotFoundError:
+        return Row(name, "missing", f"pip install {name}", required)
+
+
+def _cpus() -> Row:
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 0
+    return Row("cpus", "ok", f"{usable} usable of {os.cpu_count()}, {platform.machine()}")
+
+
+def _gpus() -> Iterator[Row]:
+    import torch
+
+    if not torch.cuda.is_available():
+        yield Row("gpus", "ok", "none; the protocol runs on the CPU")
+        return
+    platform_version = f"hip {torch.version.hip}" if torch.version.hip else f"cuda {torch.version.cuda}"
+    for i in range(torch.cuda.device_count()):
+        found = torch.cuda.get_device_properties(i)
+        gib = found.total_memory / 2**30
+        arch = getattr(found, "gcnArchName", "") if torch.version.hip else f"sm_{found.major}{found.minor}"
+        yield Row(f"gpu {i}", "ok", f"{found.name}, {arch}, {gib:.0f} GiB, {platform_version}")
+
+
+def _shared_memory() -> Row:
+    from nanokv.heap.world_file import directory
+
+    where = directory()
+    try:
+        usage = shutil.disk_usage(where)
+    except OSError as error:
+        return Row("shared memory", "warn", f"{where}: {error}")
+    detail = f"{where}: {usage.free / 2**20:.0f} MiB free of {usage.total / 2**20:.0f} MiB"
+    if usage.free < _SMALL_SHM:
+        return Row("shared memory", "warn", detail + "; in a container give more, e.g. docker run --shm-size=8g")
+    return Row("shared memory", "ok", detail)
+
+
+def _heaps() -> Iterator[Row]:
+    from nanokv.heap import available
+
+    for name, why_not in available().items():
+        needed = name == "local"
+        yield Row(f"heap {name}", "ok" if why_not is None else "missing", why_not or "works", needed)
+
+
+def _compiled() -> Row:
+    from nanokv.device.native import ENTRIES, cache_directory
+
+    try:
+        where = cache_directory()
+    except OSError as error:
+        return Row("compiled code", "warn", str(error))
+    count = len(list(where.glob("**/*.nbi")))
+    if count < len(ENTRIES):
+        detail = (
+            f"{count} of {len(ENTRIES)} functions in {where}: the first use compiles the rest, some tens of seconds"
+        )
+        return Row("compiled code", "warn", detail)
+    return Row("compiled code", "ok", f"{count} functions in {where}")
+
+
+def _smoke() -> Row:
+    """Put and get 1 KiB in a world of this process."""
+    puts, gets = [], []
+    try:
+        import torch
+
+        from nanokv import local_world
+
+        data = torch.arange(256, dtype=torch.int32)
+        began = time.perf_counter()
+        (cache,) = local_world(1, 1 << 20, page_bytes=4096)
+        with cache:
+            ready = time.perf_counter() - began
+            for i in range(_ROUNDS):
+                start = time.perf_counter_ns()
+                cache.put(f"doctor {i}", data)
+                middle = time.perf_counter_ns()
+                back = cache.get(f"doctor {i}")
+                puts.append(middle - start)
+                gets.append(time.perf_counter_ns() - middle)
+                if not torch.equal(back, data):
+                    return Row("smoke test", "missing", "what was read is not what was stored", required=True)
+    except Exception as error:  # whatever it is, this is the place to say it
+        return Row("smoke test", "missing", f"{type(error).__name__}: {error}", required=True)
+    put, get = statistics.median(puts) / 1000, statistics.median(gets) / 1000
+    return Row("smoke test", "ok", f"1 KiB: put {put:.1f} us, get {get:.1f} us (median); ready in {ready:.1f} s", True)
+
+
+def _variables() -> Iterator[Row]:
+    for name in VARIABLES:
+        if name in os.environ:
+            yield Row(f"${name}", "ok", os.environ[name])
