@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from nanokv.compat_v1.host_path import HostPath
 from nanokv.config import Options
 from nanokv.device.geometry import Geometry
 from nanokv.device.machine import Machine
@@ -68,6 +67,8 @@ def assemble(heap: Heap, master_rank: int, options: Options) -> Parts:
         machine = _machine(heap, table)
         path: Path = DevicePath(machine)
         if options.alloc == "host":
+            from nanokv.compat_v1.host_path import HostPath  # brings torch.distributed, which v2 does not need
+
             path = HostPath(
                 heap,
                 machine,

@@ -209,18 +209,8 @@ def _looks(name: str, watch: float, count: int) -> Iterator[dict[str, Any]]:
         yield Inspected(name).stats()
 
 
-_COUNTS = (
-    "ready",
-    "unfinished",
-    "quarantined",
-    "pinned",
-    "ring_depth",
-    "ring_missed",
-    "evicted",
-    "refused",
-    "lost",
-    "corrupt",
-)
+_HOLDS = ("ready", "unfinished", "quarantined", "pinned")
+_COUNTS = (*_HOLDS, "ring_depth", "ring_missed", "evicted", "refused", "lost", "corrupt")
 
 
 def _stats_table(console: Console, said: dict[str, Any]) -> Table:

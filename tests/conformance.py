@@ -4,8 +4,7 @@
 
 A round takes a segment that a random history of operations has left, changes a few words in half of the cases (lists,
 links, headers, entries: what a corrupted segment may hold), draws arguments that are mostly valid, and calls one
-function on two copies. Results and every byte must agree. The first that does not is printed with the seed of its round:
-`--seed S --rounds 1 --only NAME` repeats it.
+function on two copies. Results and every byte must agree. The first call that does not is printed with what repeats it.
 """
 
 import argparse
@@ -15,6 +14,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numba
 import numpy as np
 import numpy.typing as npt
 import triton
@@ -134,7 +134,7 @@ ARGUMENTS = {
 
 
 class Address(NamedTuple):
-    """An address that each copy places elsewhere: regions 0 and 1 are segments, 2 is private memory, 3 the world table."""
+    """An address, which each copy places elsewhere. Regions: 0 and 1 the segments, 2 private memory, 3 the world table."""
 
     region: int
     offset: int
@@ -374,7 +374,7 @@ def history(rng: random.Random, state: Copy) -> None:
         if step < 4:
             code.put(world, owner, *key, source, size, now, rng.randrange(300), *[rng.randrange(9)] * 7)
         elif step == 4:
-            status, index, epoch, _, phase = code.begin(world, owner, *key, size, rng.randrange(2), now)
+            status, index, epoch, *_ = code.begin(world, owner, *key, size, rng.randrange(2), now)
             if status == 0 and rng.random() < 0.5:
                 rng.choice((code.abort, code.give_up, code.commit))(world, owner, index, epoch)
         elif step == 5:
@@ -416,19 +416,15 @@ def functions(modules: tuple[str, ...]) -> dict[str, Any]:
 class Runner:
     """Two copies, the functions, and the rounds."""
 
-    def __init__(self, *, plant: bool) -> None:
+    def __init__(self, planted: dict[str, Any] | None) -> None:
         self.one, self.two, self.origin = Copy(), Copy(), Copy()
         self._done: dict[Any, Any] = {}
-        self._plant = plant
+        self._planted = planted
 
     def _native(self, function: Any, arity: int) -> Callable[..., Any]:
-        if not self._plant:
+        if self._planted is None:
             return native_function(function, arity, self._done)  # type: ignore[no-any-return]
-        # a planted bug: the machine under test believes that each exchange finds an empty word
-        vocabulary = {name: getattr(memory_native, name) for name in VOCABULARY}
-        vocabulary["select"] = _swapped_select
-        import numba
-
+        vocabulary = {name: getattr(memory_native, name) for name in VOCABULARY} | self._planted
         return retarget(function, vocabulary, lambda f: numba.njit(f, nogil=True), self._done)  # type: ignore[no-any-return]
 
     def round(self, name: str, function: Any, seed: int) -> str | None:
@@ -450,8 +446,13 @@ class Runner:
         return f"{name}{args}: bytes differ at {differ[:8].tolist()} of the copy" if len(differ) else None
 
 
-def _swapped_select(condition: Any, yes: Any, no: Any) -> Any:
+@numba.njit
+def swapped_select(condition: Any, yes: Any, no: Any) -> Any:
+    """A planted bug."""
     return no if condition else yes
+
+
+PLANTED = {"select": swapped_select, "add64": memory_native.xchg64}
 
 
 def main() -> int:
@@ -461,7 +462,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only")
-    parser.add_argument("--plant", action="store_true", help="run natively with a bug, which must be found")
+    parser.add_argument("--plant", action="store_true", help="plant bugs in the native vocabulary: they must be found")
     chosen = parser.parse_args()
     modules = tuple(chosen.modules.split(","))
     found = functions(modules)
@@ -469,7 +470,7 @@ def main() -> int:
     if missing:
         print(f"tests/conformance.py does not say what the arguments of {sorted(missing)} are")
         return 2
-    runner = Runner(plant=chosen.plant)
+    runner = Runner(PLANTED if chosen.plant else None)
     compared = 0
     for seed in range(chosen.seed, chosen.seed + chosen.rounds):
         for name, function in found.items():

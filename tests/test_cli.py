@@ -17,6 +17,7 @@ import nanokv
 from nanokv import doctor
 from nanokv.cli import app, size
 from nanokv.device.geometry import Geometry
+from nanokv.device.native import compiled
 from nanokv.device.native_machine import NativeMachine
 from nanokv.device.status import Status
 from nanokv.device.views import SegmentView
@@ -61,7 +62,6 @@ class LiveWorld:
 
 DIES = """
 import os, signal, sys
-import nanokv.device.layout
 from tests.test_cli import LiveWorld, RAW
 world = LiveWorld(sys.argv[1])
 world.machine.begin(1, (100, 100), 5000, 0, RAW, 0)
@@ -69,13 +69,15 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
+def run_python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent)}
+    command = [sys.executable, "-c", code, *arguments]
+    return subprocess.run(command, check=False, env=environment, capture_output=True, text=True, timeout=100)
+
+
 def leave_a_dead_world(name: str) -> None:
     """A process that is killed while it writes an object."""
-    root = Path(__file__).parent.parent
-    environment = os.environ | {"PYTHONPATH": str(root)}
-    done = subprocess.run(
-        [sys.executable, "-c", DIES, name], env=environment, capture_output=True, text=True, timeout=100
-    )
+    done = run_python(DIES, name)
     assert done.returncode == -9, done.stderr
 
 
@@ -109,7 +111,7 @@ def test_help_imports_nothing_heavy() -> None:
         "heavy = {'torch', 'triton', 'numba', 'numpy'} & set(sys.modules); assert not heavy, heavy;"
         "print(done.output)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = run_python(code)
     assert done.returncode == 0, done.stderr
     assert all(command in done.stdout for command in ("demo", "doctor", "ls", "stats", "fsck", "rm"))
 
@@ -312,6 +314,14 @@ def test_doctor_warns_when_shared_memory_is_not_there(monkeypatch: pytest.Monkey
     rows = {row.name: row for row in doctor.examine(smoke=False)}
     assert rows["shared memory"].state == "warn" and "/there/is/no" in rows["shared memory"].detail
     assert rows["heap shm"].state == "missing"
+
+
+def test_doctor_warns_that_nothing_is_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled()
+    assert {row.name: row for row in doctor.examine(smoke=False)}["compiled code"].state == "ok"
+    monkeypatch.setenv("NANOKV_CACHE_DIR", str(tmp_path))
+    row = {row.name: row for row in doctor.examine(smoke=False)}["compiled code"]
+    assert row.state == "warn" and row.detail.startswith("0 of ") and str(tmp_path) in row.detail
 
 
 def test_doctor_puts_and_gets() -> None:

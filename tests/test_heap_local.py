@@ -77,9 +77,9 @@ def test_close() -> None:
     assert not heaps[0].peer_closed(1)
     heaps[1].close()
     heaps[1].close()
-    assert view_of(world, 0) is not None
-    assert heaps[0].host_view(1) is not None
-    assert int(SegmentView(world.raw[1], GEOMETRY).ctl["closed"][0]) == 1
+    raw = heaps[0].host_view(1)
+    assert raw is not None
+    assert SegmentView(raw, GEOMETRY).ctl["closed"][0] == 1
     assert heaps[0].peer_closed(1)
     assert not heaps[0].alive(1, 1)
     assert heaps[0].alive(0, 1)

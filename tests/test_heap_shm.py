@@ -89,7 +89,8 @@ class Rank:
         answer = self._answer()
         if isinstance(answer, NanoKVError):
             raise answer
-        return answer
+        incarnation, recovered = answer
+        return incarnation, recovered
 
     def send(self, command: str, *arguments: Any) -> None:
         self._connection.send((command, arguments))
@@ -487,7 +488,6 @@ def test_barrier(name: str, start: Start) -> None:
         other.ask("poke", 1, -1, turn)
         other.send("barrier", PATIENCE)
         mine.barrier(PATIENCE)
-        other.arrive_at = turn  # type: ignore[attr-defined]
         assert other._answer() is None
     with pytest.raises(PeerLost, match=r"\[1\] did not come within 0.02 s"):
         mine.barrier(0.02)
@@ -527,10 +527,10 @@ def test_after_close(name: str) -> None:
     tensor[-1] = 9
     assert raw[-1] == 9
     assert heap.peer_closed(0) and not heap.alive(0, 1)
-    for call in (lambda: heap.segment(0), lambda: heap.host_view(0), lambda: heap.barrier(0.0)):
+    for method, argument in ((heap.segment, 0), (heap.host_view, 0), (heap.barrier, 0.0)):
         with pytest.raises(HeapUnavailable, match="has left world"):
-            call()
-    del heap, tensor
+            method(argument)  # type: ignore[operator]
+    del heap, tensor, method
     gc.collect()
     raw[:] = 1
 

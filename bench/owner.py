@@ -1,0 +1,65 @@
+"""What is asked of rank 1, whose segment the measured rank puts into: by a call, or by messages if it is a process."""
+
+import hashlib
+import threading
+from collections.abc import Callable, Sequence
+from time import perf_counter_ns
+from typing import Protocol
+
+import torch
+
+from nanokv import Event, EventKind, NanoKVCache
+
+PATIENCE = 30.0  #: seconds to wait for events, and for the other process
+
+
+def digest(tensor: torch.Tensor) -> str:
+    """A digest of a tensor's bytes."""
+    return hashlib.blake2b(tensor.reshape(-1).view(torch.uint8).numpy(), digest_size=16).hexdigest()
+
+
+class Owner(Protocol):
+    """Rank 1, as the measured rank sees it."""
+
+    def digest(self, key: str) -> str:
+        """Get an object as rank 1, and digest its bytes."""
+        ...
+
+    def listen(self) -> None:
+        """Begin to note when the objects that are put into the segment of rank 1 reach its listener."""
+        ...
+
+    def stored(self, count: int) -> list[tuple[int, int]]:
+        """Wait for `count` objects since `listen`, and stop listening: (key_hash, time in ns) of each."""
+        ...
+
+
+class OwnerHere:
+    """An Owner in this process."""
+
+    def __init__(self, cache: NanoKVCache) -> None:
+        self._cache = cache
+        self._changed = threading.Condition()
+        self._seen: list[tuple[int, int]] = []
+        self._stop: Callable[[], None] | None = None
+
+    def digest(self, key: str) -> str:
+        return digest(self._cache.get(key))
+
+    def listen(self) -> None:
+        self._seen = []
+        self._stop = self._cache.subscribe(self._note)
+
+    def _note(self, events: Sequence[Event]) -> None:
+        now = perf_counter_ns()
+        with self._changed:
+            self._seen += [(event.key.key_hash, now) for event in events if event.kind is EventKind.STORED]
+            self._changed.notify_all()
+
+    def stored(self, count: int) -> list[tuple[int, int]]:
+        with self._changed:
+            if not self._changed.wait_for(lambda: len(self._seen) >= count, PATIENCE):
+                raise TimeoutError(f"{len(self._seen)} of {count} objects reached the listener in {PATIENCE:.0f} s")
+        if self._stop is not None:
+            self._stop()
+        return self._seen

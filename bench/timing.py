@@ -1,0 +1,52 @@
+"""Timing of single calls, and what is said about many of them."""
+
+from array import array
+from collections.abc import Callable, Iterable
+from time import perf_counter_ns
+from typing import Any
+
+import numpy as np
+
+Summary = dict[str, float]  #: "n", and "p50", "p99", "p99_9" and "max" in microseconds
+
+PERCENTILES = {"p50": 50.0, "p99": 99.0, "p99_9": 99.9, "max": 100.0}
+
+
+class Samples:
+    """Durations of calls of one kind, each timed by itself."""
+
+    def __init__(self) -> None:
+        self._ns = array("q")
+
+    def time(self, function: Callable[..., Any], /, *args: Any, **keywords: Any) -> None:
+        """Call, and note how long it took. What the call costs here is in it: see `overhead`."""
+        start = perf_counter_ns()
+        function(*args, **keywords)
+        self._ns.append(perf_counter_ns() - start)
+
+    def clear(self) -> None:
+        """Forget all, after warming up."""
+        del self._ns[:]
+
+    def summary(self) -> Summary:
+        """Percentiles, in microseconds."""
+        return summarise(self._ns)
+
+
+def summarise(ns: Iterable[int]) -> Summary:
+    """Percentiles of durations in nanoseconds, as microseconds. Each is one of the samples, never between two."""
+    samples = np.fromiter(ns, np.int64)
+    values = np.percentile(samples, list(PERCENTILES.values()), method="inverted_cdf") / 1e3
+    return {"n": float(len(samples))} | dict(zip(PERCENTILES, values.tolist(), strict=True))
+
+
+def overhead(count: int = 10_000) -> Summary:
+    """What timing a call costs: an empty function, timed like everything else. It is not subtracted anywhere."""
+    samples = Samples()
+    for _ in range(count):
+        samples.time(_nothing, None, keyword=None)
+    return samples.summary()
+
+
+def _nothing(_: None, keyword: None) -> None:
+    pass

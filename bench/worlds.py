@@ -1,0 +1,71 @@
+"""The worlds that are measured: rank 0 here, and rank 1 beside it or in another process."""
+
+import secrets
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, NamedTuple
+
+from bench.owner import Owner, OwnerHere
+from bench.peer import STARTUP, Peer
+from nanokv import NanoKVCache, local_world
+
+OWNER = 1  #: the rank whose segment is put into, and v1's master: in shm each allocation of v1 is a message to it
+PAGE_BYTES = 256 << 10
+_OPTIONS: dict[str, Any] = {
+    "page_bytes": PAGE_BYTES,
+    "master_rank": OWNER,
+    "evict": False,  # the bench removes what it has put; nothing else may happen in a timed put
+    "write_timeout": 3600.0,
+}
+
+
+class Stage(NamedTuple):
+    """A world, as the measured process sees it."""
+
+    cache: NanoKVCache
+    owner: Owner
+
+
+class Worlds:
+    """Opens worlds. The other process is started for the first one that needs it, and serves all."""
+
+    def __init__(self) -> None:
+        self._stack = ExitStack()
+        self._peer: Peer | None = None
+
+    def __enter__(self) -> "Worlds":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    @contextmanager
+    def open(self, heap: str, alloc: str, heap_bytes: int, **options: Any) -> Iterator[Stage]:
+        """A world of two ranks.
+
+        Raises:
+            NanoKVError, PeerFailed: it could not be made.
+        """
+        wishes = _OPTIONS | {"heap_bytes": heap_bytes, "alloc": alloc} | options
+        with ExitStack() as stack:
+            if heap == "local":
+                here, there = (stack.enter_context(cache) for cache in local_world(2, **wishes))
+                yield Stage(here, OwnerHere(there))
+            else:
+                yield stack.enter_context(self._processes(wishes))
+
+    @contextmanager
+    def _processes(self, wishes: dict[str, Any]) -> Iterator[Stage]:
+        peer = self._running_peer()
+        shared = wishes | {"name": f"bench-{secrets.token_hex(6)}", "world_size": 2, "attach_timeout": STARTUP}
+        peer.tell("open", rank=OWNER, **shared)
+        with NanoKVCache(rank=1 - OWNER, **shared) as cache:
+            peer.answer()
+            yield Stage(cache, peer)
+        peer.ask("close")
+
+    def _running_peer(self) -> Peer:
+        if self._peer is None:
+            self._peer = self._stack.enter_context(Peer())
+            self._peer.answer(STARTUP)
+        return self._peer
