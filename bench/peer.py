@@ -112,6 +112,7 @@ class Server:
     def do(self, do: str, **what: Any) -> Any:
         """Serve one request."""
         if do == "open":
+            self.close()  # what a failed measurement left open
             self._cache = NanoKVCache(**what)
             self._owner = OwnerHere(self._cache)
             return None

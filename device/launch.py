@@ -31,6 +31,9 @@ class LaunchMachine:
         segments: every rank's segment: uint8, one dimension, reachable from `device`. Kept alive here.
         device: where kernels run.
 
+    Attributes:
+        table_address: where the table is for `device`: the `world` of protocol functions in a user's own kernel.
+
     Raises:
         RuntimeError: `device` is a CPU and the process was not started with TRITON_INTERPRET=1.
     """
@@ -44,7 +47,7 @@ class LaunchMachine:
         self._device = device
         self._segments = segments
         self._table = torch.from_numpy(table.copy()).to(device)
-        world = self._table.data_ptr()
+        self.table_address = world = self._table.data_ptr()
         self._objects = Lane(world, device, own_stream=False)
         self._owner = Lane(world, device, own_stream=True)
         self._warps = payload_warps()

@@ -17,11 +17,16 @@ from typing import Any
 import triton
 import triton.language as tl
 
+from nanokv.device.directory import erase
 from nanokv.device.extent import free_list, give
 from nanokv.device.freelist import detach
 from nanokv.device.header import epoch_of, give_slot, kill, publish, reserve, state_word, still_ready
 from nanokv.device.layout import (
     DEAD,
+    H_FLAGS,
+    H_KEY_CHECK,
+    H_KEY_HASH,
+    H_PAGES,
     H_STATE,
     HDR_FREE,
     HEADER_BYTES,
@@ -34,6 +39,7 @@ from nanokv.device.layout import (
     PIN_INTENT,
     PIN_PHASE_MASK,
     READY,
+    REMOVED,
     RESERVED,
     RING_EPOCH_MASK,
     RING_EPOCH_SHIFT,
@@ -106,10 +112,13 @@ def release(world: tl.int64, owner: tl.int64, index: tl.int64, epoch: tl.int64) 
 
 @triton.jit
 def adopt_slot(world: tl.int64, owner: tl.int64, index: tl.int64) -> None:
-    """Give a leaked header slot back: one that the audit found in no place."""
+    """Give a leaked header slot back: one that the audit found in no place. Its entry, if one was left, goes too."""
     seg = segment(world, owner)
     header = header_at(world, seg, index)
     epoch = epoch_of(load64(header + H_STATE, "relaxed"))
+    key_hash = load64(header + H_KEY_HASH, "relaxed")
+    key_check = load64(header + H_KEY_CHECK, "relaxed")
+    erase(world, owner, index, epoch, key_hash, key_check)
     store64(header + H_STATE, state_word(DEAD, epoch), "release")
     give_slot(world, seg, index)
 
@@ -181,9 +190,14 @@ def install(
     flags: tl.int64,
     now: tl.int64,
 ) -> Any:
-    """v1: write the header of a slot and an extent that the master chose, and publish WRITING. Returns the epoch."""
+    """v1: write the header of a slot and an extent that the master chose, and publish WRITING. Returns the epoch.
+
+    `flags`: FLAG_*; above bit 32 the PRODUCER bits of the rank that asked the master, or 0 for the caller itself.
+    """
     seg = segment(world, owner)
-    epoch = reserve(world, seg, index, key_hash, key_check, flags)
+    epoch = reserve(world, seg, index, key_hash, key_check, flags & LOW32)
+    if (flags >> 32) != 0:
+        store64(header_at(world, seg, index) + H_FLAGS, flags, "relaxed")
     size = table64(world + W_PAGE_BYTES)
     publish(world, seg, index, epoch, (nbytes + size - 1) // size, payload, nbytes, now)
     return epoch
@@ -203,8 +217,11 @@ def kill_slot(world: tl.int64, owner: tl.int64, index: tl.int64, state: tl.int64
 
 @triton.jit
 def announce_slot(world: tl.int64, owner: tl.int64, kind: tl.int64, index: tl.int64, epoch: tl.int64) -> None:
-    """Leave a hint about a header slot (v1's commit and removal; v2 does it inside `commit` and `retire`)."""
-    announce(world, segment(world, owner), kind, index, epoch)
+    """v1: leave a hint about a header slot. REMOVED takes the pages out of the header too: the master has them back."""
+    seg = segment(world, owner)
+    if kind == REMOVED:
+        store64(header_at(world, seg, index) + H_PAGES, word(0), "relaxed")
+    announce(world, seg, kind, index, epoch)
 
 
 @triton.jit

@@ -253,7 +253,7 @@ def fsck(name: Name, as_json: Json = False) -> None:
         living = f"{sum(world.living)} of {len(world.living)} ranks alive"
         console.print(f"{name}: alloc={report.mode}, {living}, {report.objects} objects, {looked}")
         for finding in report.findings:
-            console.print(Text(str(finding), style="red" if finding.breach else "yellow"))
+            console.print(Text(str(finding), style="red" if finding.breach else "yellow"), soft_wrap=True)
         if report.clean:
             console.print(Text("clean", style="green"))
     raise typer.Exit(_BREACH if report.breaches else _LEFTOVERS if report.leftovers else 0)

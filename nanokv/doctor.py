@@ -2,12 +2,14 @@
 
 import os
 import platform
+import re
 import shutil
 import statistics
 import sys
 import time
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 State = Literal["ok", "warn", "missing"]
@@ -72,12 +74,22 @@ def _gpus() -> Iterator[Row]:
     if not torch.cuda.is_available():
         yield Row("gpus", "ok", "none; the protocol runs on the CPU")
         return
-    platform_version = f"hip {torch.version.hip}" if torch.version.hip else f"cuda {torch.version.cuda}"
+    platform_version = f"hip {torch.version.hip}" if torch.version.hip else f"cuda {torch.version.cuda}{_driver()}"
     for i in range(torch.cuda.device_count()):
         found = torch.cuda.get_device_properties(i)
         gib = found.total_memory / 2**30
         arch = getattr(found, "gcnArchName", "") if torch.version.hip else f"sm_{found.major}{found.minor}"
         yield Row(f"gpu {i}", "ok", f"{found.name}, {arch}, {gib:.0f} GiB, {platform_version}")
+
+
+def _driver() -> str:
+    """The version of NVIDIA's kernel driver, as it says itself."""
+    try:
+        said = Path("/proc/driver/nvidia/version").read_text()
+    except OSError:
+        return ""
+    found = re.search(r"\b\d+\.\d+(\.\d+)?\b", said)
+    return f", driver {found.group()}" if found else ""
 
 
 def _shared_memory() -> Row:
@@ -109,9 +121,8 @@ def _compiled() -> Row:
         where = cache_directory()
     except OSError as error:
         return Row("compiled code", "warn", str(error))
-    cached = {
-        path.name.rsplit("-", 1)[0] for path in where.glob("**/*.nbi")
-    }  # numba's index files: module.function-line
+    # numba's index files are called module.function-line...
+    cached = {path.name.rsplit("-", 1)[0] for path in where.glob("**/*.nbi")}
     wanted = {f"{function.fn.__module__.rsplit('.', 1)[-1]}.{function.fn.__name__}" for function, _ in ENTRIES.values()}
     count = len(wanted & cached)
     if count < len(wanted):

@@ -27,7 +27,7 @@ class Pin(NamedTuple):
     """A pin that is held: what `unpin` takes."""
 
     owner: int
-    index: int
+    slot: int
     epoch: int
     line: int
 

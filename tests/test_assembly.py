@@ -1,7 +1,8 @@
 """What the compilers made of the orderings: read from PTX and AMDGCN, for every kernel and every GPU.
 
 On NVIDIA scope and ordering are part of an instruction (`atom.global.acq_rel.sys.cas.b64`). On AMD (CDNA 3 and 4) `sc1`
-at an atomic means system scope, `buffer_wbl2 sc0 sc1` before it is the release, `buffer_inv sc0 sc1` after it the acquire.
+at an atomic means system scope; `buffer_wbl2 sc0 sc1` before it is the release, `buffer_inv sc0 sc1` after it the
+acquire.
 """
 
 import re

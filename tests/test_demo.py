@@ -142,10 +142,11 @@ def test_an_interrupted_demo_leaves_nothing(number: signal.Signals) -> None:
     script = "from nanokv.demo.run import run_demo; raise SystemExit(run_demo('device', 2, 120))"
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     demo = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, env=environment)
-    watchdog = threading.Timer(60, demo.kill)
+    watchdog = threading.Timer(100, demo.kill)
     watchdog.start()
     assert demo.stdout is not None
-    said = []
+    said: list[str] = []
+    workers: list[int] = []
     with demo, demo.stdout as out:
         for line in out:
             said.append(line)

@@ -1,6 +1,8 @@
 """fsck: a healthy world is clean after any history; what the dead leave is told apart from a breach."""
 
 import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -15,6 +17,8 @@ from nanokv.device.machine import Begun
 from nanokv.device.status import Status
 from nanokv.host_poller.coalesce import join_free_extents
 from tests.fsck_fixture import PAGE, RANKS, RAW, Pin, World, digest, home_of, ten_objects
+
+LOOKS = 200
 
 
 @pytest.fixture
@@ -208,6 +212,30 @@ def test_an_object_that_is_being_written_is_no_breach(world: World) -> None:
     assert report.clean and not report.quiescent
     assert world.machines[0].finish(0, begun.index, begun.epoch, begun.phase) == Status.OK
     assert world.check(None).objects == 11
+
+
+@pytest.mark.parametrize("quiescent", [False, None])
+def test_a_busy_world_has_no_false_breach(quiescent: bool | None) -> None:
+    world = World()
+    enough = threading.Event()
+
+    def work(seed: int) -> None:
+        history = History(world, seed)
+        while not enough.is_set():
+            history.step()
+
+    with ThreadPoolExecutor(2) as pool:
+        working = [pool.submit(work, seed) for seed in range(2)]
+        try:
+            for _ in range(LOOKS):
+                report = world.check(quiescent)
+                assert report.clean, str(report)
+        finally:
+            enough.set()
+    for one in working:
+        one.result()
+    report = world.check()
+    assert report.clean, str(report)
 
 
 # --- v1 ---------------------------------------------------------------------------------------

@@ -399,7 +399,7 @@ def a_line_of_no_rank(world: World) -> int:
 @case("I8", "fewer pins than HELD ledger lines")
 def a_pin_that_the_object_does_not_count(world: World) -> int:
     pin = world.pin(0)
-    world.views[pin.owner].headers["state"][pin.index] = READY.value
+    world.views[pin.owner].headers["state"][pin.slot] = READY.value
     return pin.owner
 
 

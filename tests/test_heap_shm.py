@@ -1,132 +1,29 @@
 """The heap of processes on one host. Ranks here are real processes, and those that crash are really killed."""
 
-import contextlib
 import gc
-import multiprocessing
 import os
 import secrets
-import shutil
-import signal
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from nanokv.device.geometry import Geometry
-from nanokv.device.layout import HEAP_CTL
 from nanokv.device.views import SegmentView
-from nanokv.errors import HeapUnavailable, InvalidArgument, NanoKVError, PeerLost, SegmentCorrupt
+from nanokv.errors import HeapUnavailable, PeerLost
 from nanokv.heap import open_heap
 from nanokv.heap.locks import LockFile
 from nanokv.heap.shm import ShmHeap, inspect, list_worlds, remove_world
-from nanokv.heap.world_file import HEADER, path_of
-
-PAGE = 4096
-PATIENCE = 30.0
-
-
-def plan(n: int, pages: int = 16) -> Geometry:
-    return Geometry.plan(pages * PAGE, PAGE, n, max_objects=8, ring_slots=16, pin_slots=8)
-
-
-def attach(name: str, rank: int, n: int, **wishes: Any) -> ShmHeap:
-    options: dict[str, Any] = {"mode": "device", "may_evict": True, "water": (80, 90), "timeout": PATIENCE}
-    geometry = wishes.pop("geometry", None) or plan(n)
-    return ShmHeap.attach(name, geometry, rank, **(options | wishes))
-
-
-# --- a rank in a process of its own ---
-def _fork_and_wait(fifo: str) -> int:
-    """Fork a child that lives until somebody opens `fifo`, whatever happens to its parent."""
-    child = os.fork()
-    if child == 0:
-        Path(fifo).read_bytes()
-        os._exit(0)
-    return child
-
-
-def _serve(connection: Connection, folder: str, name: str, rank: int, n: int, wishes: dict[str, Any]) -> None:
-    os.environ["NANOKV_SHM_DIR"] = folder
-    try:
-        heap = attach(name, rank, n, **wishes)
-    except NanoKVError as error:
-        connection.send(error)
-        return
-    commands: dict[str, Callable[..., Any]] = {
-        "peek": lambda owner, at: int(heap.host_view(owner)[at]),
-        "poke": lambda owner, at, value: heap.host_view(owner).__setitem__(at, value),
-        "barrier": heap.barrier,
-        "wait_for_hint": heap.wait_for_hint,
-        "fork": _fork_and_wait,
-        "close": heap.close,
-        "die": lambda: os.kill(os.getpid(), signal.SIGKILL),
-    }
-    connection.send((heap.incarnation, heap.recovered))
-    with contextlib.suppress(EOFError):
-        while True:
-            command, arguments = connection.recv()
-            connection.send(commands[command](*arguments))
-
-
-class Rank:
-    """A rank in a process of its own. What its attach raises, `arrive` raises."""
-
-    def __init__(self, folder: str, name: str, rank: int, n: int, wishes: dict[str, Any]) -> None:
-        self._connection, theirs = _PROCESSES.Pipe()
-        arguments = (theirs, folder, name, rank, n, wishes)
-        self.process = _PROCESSES.Process(target=_serve, args=arguments, daemon=True)
-        self.process.start()
-        theirs.close()
-
-    def arrive(self) -> tuple[int, bool]:
-        """Wait for the end of `attach`: (incarnation, recovered)."""
-        answer = self._answer()
-        if isinstance(answer, NanoKVError):
-            raise answer
-        incarnation, recovered = answer
-        return incarnation, recovered
-
-    def send(self, command: str, *arguments: Any) -> None:
-        self._connection.send((command, arguments))
-
-    def ask(self, command: str, *arguments: Any) -> Any:
-        self.send(command, *arguments)
-        return self._answer()
-
-    def _answer(self) -> Any:
-        assert self._connection.poll(PATIENCE), "the rank does not answer"
-        return self._connection.recv()
-
-    def kill(self) -> None:
-        """SIGKILL, by its own hand; returns when it is gone."""
-        self.send("die")
-        self.process.join(PATIENCE)
-        assert self.process.exitcode == -signal.SIGKILL
-
-    def end(self) -> None:
-        """Hang up: it ends as a script does that forgot to close."""
-        self._connection.close()
-        self.process.join(PATIENCE)
-
-
-_PROCESSES = multiprocessing.get_context("forkserver")
-_PROCESSES.set_forkserver_preload(["tests.test_heap_shm"])
+from nanokv.heap.world_file import HEADER, RANK, WorldFile, path_of
+from tests.shm_ranks import PATIENCE, Start, attach, leave_stale, new_folder, pair, plan, starter
 
 
 @pytest.fixture(autouse=True)
 def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A folder in shared memory, for the worlds of one test."""
-    monkeypatch.syspath_prepend(Path(__file__).parents[1])  # so that other processes can import this file
-    made = tempfile.mkdtemp(prefix="nanokv-test-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None)
-    monkeypatch.setenv("NANOKV_SHM_DIR", made)
-    yield made
-    shutil.rmtree(made)
+    with new_folder(monkeypatch) as made:
+        yield made
 
 
 @pytest.fixture
@@ -134,40 +31,17 @@ def name() -> str:
     return f"w{secrets.token_hex(4)}"
 
 
-Start = Callable[..., Rank]
-
-
 @pytest.fixture
 def start(folder: str, name: str) -> Iterator[Start]:
-    """Starts a rank of the world `name` in a process."""
-    ranks: list[Rank] = []
-
-    def begin(rank: int, n: int, **wishes: Any) -> Rank:
-        ranks.append(Rank(folder, name, rank, n, wishes))
-        return ranks[-1]
-
-    yield begin
-    for rank in ranks:
-        rank.end()
+    with starter(folder, name) as begin:
+        yield begin
 
 
-def pair(name: str, **wishes: Any) -> list[ShmHeap]:
-    """Both ranks of a world of two, in this process."""
-    found: dict[int, ShmHeap] = {}
-    other = threading.Thread(target=lambda: found.__setitem__(1, attach(name, 1, 2, **wishes)))
-    other.start()
-    found[0] = attach(name, 0, 2, **wishes)
-    other.join(PATIENCE)
-    return [found[0], found[1]]
-
-
-def leave_stale(name: str, start: Start) -> None:
-    """A world of one whose rank has crashed with 42 in its last byte."""
-    rank = start(0, 1)
-    rank.arrive()
-    rank.ask("poke", 0, -1, 42)
-    rank.kill()
-    assert list_worlds() == [name]
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.0005)
 
 
 # --- meeting ---
@@ -305,6 +179,25 @@ def test_a_script_that_forgets_to_close_leaves_nothing(name: str, start: Start) 
     assert list_worlds() == []
 
 
+def test_a_file_that_goes_while_somebody_waits_for_its_lock(name: str) -> None:
+    path_of(name).touch()
+    file = WorldFile.open_locked(name, time.monotonic() + PATIENCE, create=False)
+    found: list[ShmHeap] = []
+    waiter = threading.Thread(target=lambda: found.append(attach(name, 0, 1)))
+    waiter.start()
+
+    def opened() -> int:
+        return [fd.resolve() for fd in Path("/proc/self/fd").iterdir()].count(path_of(name).resolve())
+
+    until(lambda: opened() == 2)
+    file.remove()
+    file.locks.close()
+    waiter.join(PATIENCE)
+    assert list_worlds() == [name]
+    assert inspect(name).alive == [True]
+    found[0].close()
+
+
 # --- stale names ---
 def test_a_stale_name_is_an_error_that_names_the_remedies(name: str, start: Start) -> None:
     leave_stale(name, start)
@@ -336,8 +229,12 @@ def test_a_world_of_two_is_recovered_by_both(name: str, start: Start) -> None:
     for rank in ranks:
         rank.arrive()
     ranks[0].ask("poke", 1, -1, 8)
+    ranks[0].send("barrier", 600.0)
+    raw = np.memmap(path_of(name), np.uint8, mode="r")
+    until(lambda: raw[HEADER.size :][: RANK.size].view(RANK.dtype)["barrier"][0] == 1)
     for rank in ranks:
-        rank.kill()
+        rank.process.kill()
+        rank.process.join(PATIENCE)
     with pytest.raises(PeerLost, match=r"\[1\]"):
         attach(name, 0, 2, on_stale="recover", timeout=0.05)
     assert list_worlds() == [name]  # it holds data, and the other rank may still come
@@ -352,10 +249,7 @@ def test_a_world_of_two_is_recovered_by_both(name: str, start: Start) -> None:
 
 def test_a_world_that_never_was_complete_is_no_obstacle(name: str, start: Start) -> None:
     lonely = start(0, 2)
-    deadline = time.monotonic() + PATIENCE
-    while not (list_worlds() and inspect(name).alive[0]):
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
+    until(lambda: bool(list_worlds()) and inspect(name).alive[0])
     lonely.process.kill()
     lonely.process.join(PATIENCE)
     for heap in pair(name):
@@ -368,115 +262,6 @@ def test_what_a_dead_creator_left_half_made_is_no_obstacle(name: str) -> None:
     heap = attach(name, 0, 1)
     assert heap.recovered is False
     heap.close()
-
-
-# --- what does not fit ---
-@pytest.mark.parametrize(
-    ("wishes", "message"),
-    [
-        ({"geometry": plan(1, pages=17)}, "n_pages is 16, not 17"),
-        ({"geometry": plan(2)}, "world_size is 1, not 2"),
-        ({"mode": "host"}, "mode is 'device', not 'host'"),
-    ],
-)
-@pytest.mark.parametrize("living", [True, False])
-def test_another_world_under_the_name(
-    name: str, start: Start, wishes: dict[str, Any], message: str, living: bool
-) -> None:
-    first = start(0, 1)
-    first.arrive()
-    if not living:
-        first.kill()
-    with pytest.raises(HeapUnavailable, match=message):
-        attach(name, 0, 1, on_stale="recover", **wishes)
-    assert inspect(name).alive == [living]
-
-
-@pytest.mark.parametrize(
-    ("record", "field", "message"),
-    [
-        (HEADER, "magic", "magic is"),
-        (HEADER, "version", "version is"),
-        (HEADER, "segments_base", "segments_base"),
-        (HEADER, "segment_bytes", "its header says"),
-        (HEAP_CTL, "magic", "magic is"),
-        (HEAP_CTL, "layout_hash", "layout version"),
-        (HEAP_CTL, "world_id", "world_id is"),
-        (HEAP_CTL, "hdr_base", "hdr_base is"),
-        (HEAP_CTL, "rank", "rank is"),
-    ],
-)
-def test_a_damaged_file_is_refused(name: str, start: Start, record: Any, field: str, message: str) -> None:
-    leave_stale(name, start)
-    raw = np.memmap(path_of(name), np.uint8, mode="r+")
-    at = 0 if record is HEADER else int(raw[: HEADER.size].view(HEADER.dtype)["segments_base"][0])
-    raw[at : at + record.size].view(record.dtype)[field] += 1
-    with pytest.raises(SegmentCorrupt, match=message):
-        attach(name, 0, 1, on_stale="recover")
-    assert list_worlds() == [name]
-
-
-def test_a_file_that_was_cut_is_refused(name: str, start: Start) -> None:
-    leave_stale(name, start)
-    os.truncate(path_of(name), path_of(name).stat().st_size - PAGE)
-    for look in (lambda: attach(name, 0, 1, on_stale="recover"), lambda: inspect(name)):
-        with pytest.raises(SegmentCorrupt, match="its header says"):
-            look()
-    attach(name, 0, 1, on_stale="replace").close()
-    assert list_worlds() == []
-
-
-def test_more_than_there_is_room_for(name: str, folder: str) -> None:
-    room = os.statvfs(folder)
-    pages = 10 * room.f_bavail * room.f_frsize // (1 << 20)
-    geometry = Geometry.plan(pages << 20, 1 << 20, 1, max_objects=8)
-    with pytest.raises(HeapUnavailable, match=rf"needs \d+ bytes, \d+ are free in {folder}"):
-        attach(name, 0, 1, geometry=geometry)
-    assert list(Path(folder).iterdir()) == []
-
-
-@pytest.mark.parametrize("wrong", ["", "a/b", "a\0b", "x" * 249, "\ud800", 3])
-def test_names_that_cannot_be(wrong: Any, folder: str) -> None:
-    with pytest.raises(InvalidArgument, match="name of a world"):
-        attach(wrong, 0, 1)
-    assert list(Path(folder).iterdir()) == []
-
-
-@pytest.mark.parametrize("right", ["x" * 248, "a b", ".", "名"])
-def test_names_that_can(right: str) -> None:
-    heap = attach(right, 0, 1)
-    assert list_worlds() == [right]
-    heap.close()
-
-
-@pytest.mark.parametrize(
-    ("rank", "wishes", "message"),
-    [
-        (2, {}, "rank must be 0 to 1, not 2"),
-        (-1, {}, "rank must be"),
-        (0, {"mode": "v3"}, "mode must be one of .* not 'v3'"),
-        (0, {"on_stale": "remove"}, "on_stale must be one of .* not 'remove'"),
-    ],
-)
-def test_arguments_that_cannot_be(name: str, rank: int, wishes: dict[str, Any], message: str) -> None:
-    with pytest.raises(InvalidArgument, match=message):
-        attach(name, rank, 2, **wishes)
-    assert list_worlds() == []
-
-
-def test_what_is_no_file_or_no_folder(name: str, folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    path_of(name).mkdir()
-    with pytest.raises(HeapUnavailable, match="cannot be opened"):
-        attach(name, 0, 1)
-    path_of(name).rmdir()
-    path_of(name).symlink_to(Path(folder) / "elsewhere")
-    with pytest.raises(HeapUnavailable, match="cannot be opened"):
-        attach(name, 0, 1)
-    assert not (Path(folder) / "elsewhere").exists()
-    monkeypatch.setenv("NANOKV_SHM_DIR", f"{folder}/none")
-    with pytest.raises(HeapUnavailable, match="is no directory"):
-        attach(name, 0, 1)
-    assert list_worlds() == []
 
 
 # --- living together ---
@@ -510,10 +295,7 @@ def test_a_bell_wakes_another_process(name: str, start: Start) -> None:
     other.arrive()
     other.send("wait_for_hint", 600.0, 0)
     asleep = SegmentView(mine.host_view(1), mine.geometry).ctl["ann_asleep"]
-    deadline = time.monotonic() + PATIENCE
-    while not asleep[0]:
-        assert time.monotonic() < deadline
-        time.sleep(0.0005)
+    until(lambda: bool(asleep[0]))
     mine.wake(1)
     assert other._answer() is None
     assert asleep[0] == 0
@@ -527,9 +309,9 @@ def test_after_close(name: str) -> None:
     tensor[-1] = 9
     assert raw[-1] == 9
     assert heap.peer_closed(0) and not heap.alive(0, 1)
-    for method, argument in ((heap.segment, 0), (heap.host_view, 0), (heap.barrier, 0.0)):
+    for method in (heap.segment, heap.host_view, heap.barrier):
         with pytest.raises(HeapUnavailable, match="has left world"):
-            method(argument)  # type: ignore[operator]
+            method(0)  # type: ignore[operator]
     del heap, tensor, method
     gc.collect()
     raw[:] = 1

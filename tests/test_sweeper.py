@@ -176,6 +176,18 @@ def test_a_remover_that_died_half_way(ranks: list[Rank]) -> None:
     assert poller.sweeper.counts.released == 1, "a slot on the free list is not freed again"
 
 
+def test_a_remover_of_an_object_without_bytes_that_died_half_way(ranks: list[Rank]) -> None:
+    poller = ranks[1].poller()
+    poller.sweep(0.0)
+    ranks[0].put(1, 7, 0)
+    found = ranks[0].machine.lookup((7, 7 * 7919))
+    ranks[0].machine.kill(1, found.index, 2, found.epoch)
+    ranks[0].heap.close()
+    settle(poller, 1.0, steps=30)
+    assert poller.sweeper.counts.leaked_slots == 1
+    assert not ranks[1].views[1].directory.any() and not ranks[1].views[0].directory.any()
+
+
 def test_the_pins_of_the_dead_are_taken_away(ranks: list[Rank]) -> None:
     poller = ranks[1].poller()
     ranks[1].put(1, 7)

@@ -89,7 +89,7 @@ class Look:
     @cached_property
     def free_list(self) -> tuple[list[int], str | None]:
         """The free header slots in the order of their list, and what is wrong with it."""
-        return walk(int(self.ctl["hdr_free"][0]), self.header_links)
+        return walk(int(self.ctl["hdr_free"][0]), unpack("LINK", "next", self.header_links).tolist())
 
     @cached_property
     def free_slots(self) -> Mask:
@@ -128,13 +128,12 @@ class Look:
         return Extents(slots[sane], first[sane], size[sane]), slots[~sane]
 
 
-def walk(head: int, links: Words) -> tuple[list[int], str | None]:
+def walk(head: int, links: list[int]) -> tuple[list[int], str | None]:
     """The nodes of a free list, and what stopped the walk before its end: a cycle, or a link out of bounds.
 
     Args:
-        head: the LIST word. links: one LINK word a node.
+        head: the LIST word. links: for each node the next one plus 1, or 0.
     """
-    following = unpack("LINK", "next", links).tolist()
     node = int(unpack("LIST", "node", head))
     seen: dict[int, None] = {}
     while node:
@@ -143,7 +142,7 @@ def walk(head: int, links: Words) -> tuple[list[int], str | None]:
         if node - 1 in seen:
             return list(seen), f"it comes back to node {node - 1}: a cycle"
         seen[node - 1] = None
-        node = following[node - 1]
+        node = links[node - 1]
     return list(seen), None
 
 

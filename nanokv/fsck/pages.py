@@ -4,7 +4,7 @@ from collections.abc import Generator, Iterator
 
 import numpy as np
 
-from nanokv.device.layout import LOW32, SIZE_CLASSES
+from nanokv.device.layout import SIZE_CLASSES, unpack
 from nanokv.fsck.look import Extents, Look, Numbers, World, walk
 from nanokv.fsck.report import RECOVER, REMAKE, SHOWN, Finding, named
 
@@ -41,7 +41,7 @@ def check_links(world: World) -> Iterator[Finding]:
         return
     for look in world.looks:
         for what, links in (("page", look.page_links), ("slot", look.header_links)):
-            wild = np.flatnonzero((links & np.uint64(LOW32.value)) > len(links))
+            wild = np.flatnonzero(unpack("LINK", "next", links) > len(links))
             if len(wild):
                 yield Finding("I2", look.rank, "links lead out of the arena", named(f"{what} link", wild), REMAKE)
 
@@ -75,10 +75,11 @@ def _add_objects(world: World, look: Look, places: _Places) -> None:
 
 def _add_free(look: Look, places: _Places) -> Generator[Finding, None, bool]:
     broken = False
+    links = unpack("LINK", "next", look.page_links).tolist()
     for k in range(SIZE_CLASSES):
         size = look.geometry.class_pages[k]
         head = f"HeapCtl.free_head{k}"
-        pages, why = walk(int(look.ctl[f"free_head{k}"][0]), look.page_links)
+        pages, why = walk(int(look.ctl[f"free_head{k}"][0]), links)
         first = np.array(pages, np.int64)
         cut = first + size > look.geometry.n_pages
         if not size and len(first):

@@ -1,0 +1,50 @@
+"""From the return of put to the listener of the owner: how fast the owner's host hears of a new object."""
+
+import time
+from collections.abc import Callable
+from time import perf_counter_ns
+from typing import Any
+
+import torch
+
+from bench.settings import Settings
+from bench.timing import summarise
+from bench.worlds import OWNER, Stage, Worlds
+
+HEAP_BYTES = 64 << 20
+PAGE_BYTES = 4096
+ASLEEP_AFTER = 0.03  #: seconds; the poller goes to sleep after about 10 ms without hints
+
+
+def latencies(stage: Stage, puts: int, pause: float) -> list[int]:
+    """Nanoseconds from put's return to the listener, for each of `puts` objects; 0 if the listener was first.
+
+    The clock is the same in every process of a host.
+    """
+    tensor = torch.zeros(256)
+    returned: dict[int, int] = {}
+    stage.owner.listen()
+    for i in range(puts):
+        time.sleep(pause)
+        key = stage.cache.digest(f"{puts} {pause} {i}")
+        stage.cache.put(key, tensor, preferred_segment=OWNER)
+        returned[key.key_hash] = perf_counter_ns()
+    seen = dict(stage.owner.stored(puts))
+    return [max(seen[key_hash] - when, 0) for key_hash, when in returned.items()]
+
+
+def run(settings: Settings, worlds: Worlds, say: Callable[[str], None]) -> dict[str, Any]:
+    """With a poller that sleeps before each put, and with puts as fast as they come."""
+    rows = []
+    busy_puts = min(settings.rounds, HEAP_BYTES // PAGE_BYTES // 2)
+    for heap in settings.heaps:
+        for alloc in settings.allocs:
+            say(f"announce: {heap}, alloc={alloc}")
+            with worlds.open(heap, alloc, HEAP_BYTES, page_bytes=PAGE_BYTES) as stage:
+                for poller, puts, pause in (
+                    ("asleep", settings.idle_puts, ASLEEP_AFTER),
+                    ("busy", busy_puts, 0.0),
+                ):
+                    us = summarise(latencies(stage, puts, pause))
+                    rows.append({"heap": heap, "alloc": alloc, "poller": poller, "us": us})
+    return {"rows": rows}

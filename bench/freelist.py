@@ -1,0 +1,109 @@
+"""The free list: a pop and a push in compiled code, by one thread and by two that share the list."""
+
+import statistics
+import threading
+from collections.abc import Callable
+from time import perf_counter_ns
+from typing import Any
+
+import numpy as np
+import triton
+import triton.language as tl
+
+from bench.settings import Settings
+from nanokv.device.freelist import pop, push
+from nanokv.device.layout import LINE, LOW32, WORD_BYTES
+from nanokv.device.memory import word
+from nanokv.device.native import native_function
+
+NODES = 1024
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def push_all(head: tl.int64, links: tl.int64, count: tl.int64) -> Any:
+    """Put the nodes 0 to `count` on the list."""
+    node = word(0)
+    while node < count:
+        push(head, links, node)
+        node += 1
+    return node
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def pop_and_push(head: tl.int64, links: tl.int64, count: tl.int64, pairs: tl.int64) -> Any:
+    """Take a node and put it back, `pairs` times. Returns how often the list looked empty."""
+    done = word(0)
+    empty = word(0)
+    while done < pairs:
+        node = pop(head, links, count)
+        if node >= 0:
+            push(head, links, node)
+        else:
+            empty += 1
+        done += 1
+    return empty
+
+
+class FreeList:
+    """A list with a line of its own for its head, as in a segment."""
+
+    def __init__(self) -> None:
+        self._head = np.zeros(LINE // WORD_BYTES.value, np.int64)
+        self._links = np.zeros(NODES, np.int64)
+        self._turn = native_function(pop_and_push, 4)
+        native_function(push_all, 3)(*self._addresses, NODES)
+
+    @property
+    def _addresses(self) -> tuple[int, int]:
+        return self._head.ctypes.data, self._links.ctypes.data
+
+    def turn(self, pairs: int) -> int:
+        """Pop and push; how often the list looked empty."""
+        return int(self._turn(*self._addresses, NODES, pairs))
+
+    def nodes(self) -> list[int]:
+        """The nodes on the list, at rest."""
+        found: list[int] = []
+        node = int(self._head[0]) & LOW32.value
+        while node and len(found) <= NODES:
+            found.append(node - 1)
+            node = int(self._links[node - 1]) & LOW32.value
+        return found
+
+
+def time_threads(threads: int, pairs: int) -> float:
+    """Nanoseconds that a thread needs for one pop and push while `threads` of them share a list: the slowest thread's.
+
+    Raises:
+        RuntimeError: a node was lost or doubled, or a pop found nothing.
+    """
+    shared = FreeList()
+    start = threading.Barrier(threads)
+    took, empty = [0] * threads, [0] * threads
+
+    def work(me: int) -> None:
+        start.wait()
+        before = perf_counter_ns()
+        empty[me] = shared.turn(pairs)
+        took[me] = perf_counter_ns() - before
+
+    workers = [threading.Thread(target=work, args=(me,)) for me in range(threads)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    nodes = shared.nodes()
+    if any(empty) or sorted(nodes) != list(range(NODES)):
+        raise RuntimeError(f"the free list holds {len(set(nodes))} of {NODES} nodes; empty pops: {empty}")
+    return max(took) / pairs
+
+
+def run(settings: Settings, say: Callable[[str], None]) -> dict[str, Any]:
+    """One thread, then two."""
+    FreeList().turn(1)  # compiled before it is timed
+    results = []
+    for threads in (1, 2):
+        say(f"freelist: {threads} threads")
+        runs = [time_threads(threads, settings.pairs) for _ in range(settings.repeats)]
+        results.append({"threads": threads, "ns_per_pair": statistics.median(runs), "ns_per_pair_runs": runs})
+    return {"pairs_per_thread": settings.pairs, "nodes": NODES, "rows": results}

@@ -1,0 +1,51 @@
+"""What is to be reached, and whether it was."""
+
+from typing import Any, NamedTuple
+
+from bench.settings import KIB, MIB
+
+Results = dict[str, Any]  #: name of a benchmark -> what its `run` returned
+
+
+class Target(NamedTuple):
+    """One promise. `at_least`: more is better."""
+
+    what: str
+    limit: float
+    measured: float
+    unit: str
+    at_least: bool = False
+
+    @property
+    def reached(self) -> bool:
+        """Whether the measurement keeps the promise."""
+        return self.measured >= self.limit if self.at_least else self.measured <= self.limit
+
+
+def targets(results: Results) -> list[Target]:
+    """Every promise of which the results speak."""
+    found = [*_objects(results.get("objects", {}).get("rows", []))]
+    for row in results.get("freelist", {}).get("rows", []):
+        if row["threads"] == 2:
+            found.append(Target("free list, pop + push, two threads", 200.0, row["ns_per_pair"], "ns"))
+    for row in results.get("imports", {}).get("rows", []):
+        if row["program"] in ("import nanokv.cache", "first put"):
+            found.append(Target(f"cold process: {row['program']}", 2.0, row["seconds"], "s"))
+    return found
+
+
+def _objects(rows: list[Any]) -> list[Target]:
+    found = []
+    by = {(row["heap"], row["alloc"], row["size"]): row for row in rows}
+    for (heap, alloc, size), row in by.items():
+        if alloc == "device" and size == KIB:
+            for name, title in (("put", "put"), ("get", "get into a tensor"), ("get_new", "get, new tensor")):
+                found.append(Target(f"{title}, 1 KiB, v2, {heap}, p50", 10.0, row["us"][name]["p50"], "µs"))
+        if alloc == "device" and size == 8 * MIB:
+            for pair, ratio in row["ratio_p50"].items():
+                found.append(Target(f"{pair}, 8 MiB, v2, {heap}, p50", 1.15, ratio, "x"))
+    old, new = by.get(("shm", "host", KIB)), by.get(("shm", "device", KIB))
+    if old and new:
+        ratio = old["us"]["put"]["p50"] / new["us"]["put"]["p50"]
+        found.append(Target("put, 1 KiB, two processes, v1/v2, p50", 10.0, ratio, "x", at_least=True))
+    return found

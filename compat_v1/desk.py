@@ -1,0 +1,86 @@
+"""Where a rank asks the master: in this process by a call, from another one by a message (`client`)."""
+
+from collections.abc import Callable
+from typing import Protocol
+
+from nanokv.compat_v1.master import Master
+from nanokv.compat_v1.messages import NOBODY, Op, Reply, Request
+from nanokv.device.status import Status
+from nanokv.errors import PeerLost
+from nanokv.types import KeyDigest
+
+
+class Desk(Protocol):
+    """Takes requests to the master."""
+
+    def ask(self, request: Request) -> Reply:
+        """The master's answer.
+
+        Raises:
+            PeerLost: there is no master, or it does not answer. What was asked may have been done, or not.
+        """
+        ...
+
+    def close(self) -> None:
+        """Let go of connections. Idempotent."""
+        ...
+
+
+def answer(master: Master, request: Request) -> Reply:
+    """Do what a request asks."""
+    key = KeyDigest(request.key_hash, request.key_check)
+    where = (request.owner, request.index, request.epoch)
+    number = request.number
+    match request.op:
+        case Op.OPEN_FOR_WRITE:
+            return _open(master, request, key)
+        case Op.GET_LOCATION:
+            found = master.get_location(key)
+            return Reply(number, *found[:6], descriptor=found.descriptor)
+        case Op.EVICT:
+            return Reply(number, Status.OK, count=master.evict(request.owner, request.limit))
+        case Op.COMMIT:
+            status = master.commit(key, *where)
+        case Op.ABORT:
+            status = master.abort(key, *where)
+        case Op.EXISTS:
+            status = master.exists(key)
+        case Op.REMOVE:
+            status = master.remove(key)
+        case _:
+            status = master.remove_slot(*where)
+    return Reply(number, status)
+
+
+def _open(master: Master, request: Request, key: KeyDigest) -> Reply:
+    write = master.open_for_write(
+        key,
+        request.nbytes,
+        None if request.owner == NOBODY else request.owner,
+        request.descriptor,
+        plan=bool(request.plan),
+        producer=(request.rank, request.incarnation),
+    )
+    return Reply(request.number, *write[:6])
+
+
+class LocalDesk:
+    """A master in this process.
+
+    Args:
+        master: the master, or None once it has closed or before it was started.
+        rank: its rank, for messages.
+    """
+
+    def __init__(self, master: Callable[[], Master | None], rank: int) -> None:
+        self._master = master
+        self._rank = rank
+
+    def ask(self, request: Request) -> Reply:
+        master = self._master()
+        if master is None:
+            raise PeerLost(f"rank {self._rank}, the master, has closed, or was not started")
+        return answer(master, request)
+
+    def close(self) -> None:
+        """Nothing to let go of."""

@@ -1,0 +1,44 @@
+"""Making room in one segment: READY objects that nobody pins go, in the order of the policy.
+
+Above `high` percent of used pages the master evicts until the new object fits below `low`, so that evictions come in
+batches. Pages in quarantine count as used, unfinished and pinned objects are passed over.
+"""
+
+from collections.abc import Iterator
+from typing import Literal
+
+from nanokv.compat_v1.headers import State, kill, release, settle
+from nanokv.compat_v1.table import Entry, Table
+from nanokv.device.layout import READY
+from nanokv.device.machine import Machine
+
+Policy = Literal["fifo", "last_access"]
+
+
+def evict(machine: Machine, table: Table, owner: int, policy: Policy) -> Iterator[Entry]:
+    """Evict objects of a segment one after the other; each is gone when it is yielded. Looks when first asked."""
+    for entry in _in_order(machine, table, owner, policy):
+        if settle(machine, table, entry) != READY.value:
+            continue
+        if kill(machine, entry, READY.value) == State(READY.value, 0, entry.epoch):
+            release(machine, table, entry)
+            yield entry
+
+
+def _in_order(machine: Machine, table: Table, owner: int, policy: Policy) -> list[Entry]:
+    entries = list(table.shelves[owner].values())
+    if policy == "last_access":
+        used = machine.headers(owner, 0, machine.geometry.hdr_count)["last_access"]
+        entries.sort(key=lambda entry: int(used[entry.index]))
+    return entries
+
+
+def goal(n_pages: int, wanted: int, used: int, water: tuple[int, int]) -> int:
+    """How many pages may stay in use before `wanted` more are taken: `used` if there is nothing to do.
+
+    An object that is larger than the low mark by itself aims at the high one, then at the whole segment.
+    """
+    low, high = (n_pages * percent // 100 for percent in water)
+    if used + wanted <= high:
+        return used
+    return next((limit - wanted for limit in (low, high, n_pages) if limit >= wanted), 0)

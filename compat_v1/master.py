@@ -1,0 +1,283 @@
+"""The master: it allocates in every segment, and knows where each object is.
+
+One lock serialises everything. An endpoint is a few look-ups in dictionaries and one to three calls of the machine, some
+microseconds; a lock for each key would have to be held across the index, the allocator of the owner and an eviction
+there, which touch each other's keys, and the interpreter runs one thread at a time anyway.
+
+The header is written here, with the producer's name in it; the producer makes it READY itself, by its machine or in its
+kernel, so the master looks at the header when somebody asks. Statuses are answers; nothing here raises for FULL or MISS.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+
+from nanokv.compat_v1 import reclaim
+from nanokv.compat_v1.eviction import Policy, evict, goal
+from nanokv.compat_v1.headers import State, kill, release, settle
+from nanokv.compat_v1.reclaim import Alive, Descriptors
+from nanokv.compat_v1.table import Entry, Table
+from nanokv.device.directory import POSITIVE
+from nanokv.device.geometry import producer_word
+from nanokv.device.layout import DEAD, FLAG_PLAN, PRODUCER_INC_MASK, READY, WRITING
+from nanokv.device.machine import Descriptor, Found, Machine
+from nanokv.device.status import Status
+from nanokv.path import Write
+from nanokv.types import KeyDigest
+
+_NOWHERE: Descriptor = (0,) * 8
+
+
+class Counts(NamedTuple):
+    """What the master holds at the moment."""
+
+    objects: int
+    unfinished: int
+    quarantined: int
+    used_pages: list[int]  #: of each segment, quarantine included
+
+
+class Master:
+    """Allocates and looks up for a whole world. Any thread may call.
+
+    Args:
+        machine: of the rank where the master lives.
+        alive: (rank, incarnation) -> False if it has certainly ended and writes no more.
+        may_evict: whether a full segment gives up objects. water: (low, high) percent of used pages, if so.
+        policy: "fifo" (by opening) or "last_access" (by the header's word).
+        write_timeout: seconds after which an unfinished object is given up.
+        clock: seconds; what `tick` is given must come from the same clock.
+    """
+
+    def __init__(
+        self,
+        machine: Machine,
+        alive: Alive,
+        *,
+        may_evict: bool,
+        water: tuple[int, int] = (85, 95),
+        policy: Policy = "last_access",
+        write_timeout: float = 30.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._machine = machine
+        self._geometry = machine.geometry
+        self._alive = alive
+        self._may_evict = may_evict
+        self._water = water
+        self._policy: Policy = policy
+        self._write_timeout = write_timeout
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._table = Table(machine.geometry)
+
+    def recover(self, descriptors: Descriptors) -> None:
+        """Take over the objects that are in the segments already.
+
+        Args:
+            descriptors: rank -> the OBJ_DESC records of its segment.
+
+        Raises:
+            SegmentCorrupt: what is in the headers cannot be.
+        """
+        with self._lock:
+            self._table = reclaim.recover(self._machine, self._alive, descriptors, self._clock())
+
+    # --- the endpoints ---
+    def open_for_write(
+        self,
+        key: KeyDigest,
+        nbytes: int,
+        preferred: int | None,
+        what: Descriptor,
+        *,
+        plan: bool,
+        producer: tuple[int, int],
+    ) -> Write:
+        """Claim a key and allocate: OK, DUPLICATE, FULL or NO_HEADER.
+
+        Args:
+            preferred: the owner, else it is chosen by the key, as v2 does.
+            producer: rank and incarnation of who will write.
+        """
+        with self._lock:
+            known = self._table.index.get(key)
+            if known is not None and settle(self._machine, self._table, known) != DEAD.value:
+                return _refused(Status.DUPLICATE)
+            owner = preferred
+            if owner is None:
+                owner = int(key.key_check & POSITIVE.value) % self._geometry.world_size
+            n_pages = -(-nbytes // self._geometry.page_bytes)
+            got = self._allocate(owner, n_pages)
+            if isinstance(got, Status):
+                self._count(owner, "refused", 1)
+                return _refused(got)
+            entry = self._install(key, owner, *got, n_pages, nbytes, what, plan, producer)
+            return Write(Status.OK, owner, entry.index, entry.epoch, entry.payload, nbytes, -1)
+
+    def commit(self, key: KeyDigest, owner: int, index: int, epoch: int) -> int:
+        """The producer has finished: OK, or LOST if the object was given up. Makes READY what is not yet."""
+        with self._lock:
+            entry = self._own(key, owner, index, epoch)
+            phase = DEAD.value if entry is None else settle(self._machine, self._table, entry)
+            if entry is not None and phase == WRITING.value:
+                self._machine.commit(owner, index, epoch)
+                phase = settle(self._machine, self._table, entry)
+            if phase == READY.value:
+                return Status.OK
+            self._acknowledge(owner, index, epoch)
+            return Status.LOST
+
+    def abort(self, key: KeyDigest, owner: int, index: int, epoch: int) -> int:
+        """The producer gives up, and writes no more: OK, or LOST if the object was given up before, or is READY."""
+        with self._lock:
+            entry = self._own(key, owner, index, epoch)
+            done = entry is not None and not entry.ready and reclaim.give_up(self._machine, self._table, entry)
+            self._acknowledge(owner, index, epoch)
+            return Status.OK if done else Status.LOST
+
+    def get_location(self, key: KeyDigest) -> Found:
+        """Where a READY object lies: OK, NOT_READY or MISS."""
+        with self._lock:
+            status, entry = self._find(key)
+            if entry is None or status != Status.OK:
+                return Found(status, 0, 0, 0, 0, 0, _NOWHERE)
+            return Found(status, entry.owner, entry.index, entry.epoch, entry.payload, entry.nbytes, entry.descriptor)
+
+    def exists(self, key: KeyDigest) -> int:
+        """OK, NOT_READY or MISS."""
+        with self._lock:
+            return self._find(key)[0]
+
+    def remove(self, key: KeyDigest) -> int:
+        """Remove a READY object: OK, MISS, NOT_READY or PINNED."""
+        with self._lock:
+            status, entry = self._find(key)
+            if entry is None or status != Status.OK:
+                return status
+            return self._remove(entry)
+
+    def remove_slot(self, owner: int, index: int, epoch: int) -> int:
+        """Remove the READY object in a header slot: OK, MISS or PINNED."""
+        with self._lock:
+            entry = self._table.at(owner, index, epoch)
+            if entry is None or settle(self._machine, self._table, entry) != READY.value:
+                return Status.MISS
+            return self._remove(entry)
+
+    def evict(self, owner: int, limit: int) -> int:
+        """Evict until at most `limit` pages of a segment are in use, or nothing is left to evict. Returns how many."""
+        with self._lock:
+            return self._evict(owner, limit)
+
+    def tick(self, now: float) -> None:
+        """Give up what is stuck, free what nobody writes to any more, drop the pins of the dead. Called now and then."""
+        alive = cache(self._alive)
+        with self._lock:
+            reclaim.give_up_stuck(self._machine, self._table, alive, now - self._write_timeout)
+            reclaim.empty_quarantine(self._machine, self._table, alive)
+        reclaim.drop_dead_pins(self._machine, alive)
+
+    def counts(self) -> Counts:
+        """What the master holds now."""
+        with self._lock:
+            table = self._table
+            used = [space.pages.used for space in table.spaces]
+            return Counts(len(table.index), len(table.unfinished), len(table.quarantine), used)
+
+    # --- under the lock ---
+    def _find(self, key: KeyDigest) -> tuple[Status, Entry | None]:
+        entry = self._table.index.get(key)
+        if entry is None:
+            return Status.MISS, None
+        phase = settle(self._machine, self._table, entry)
+        if phase == READY.value:
+            return Status.OK, entry
+        return (Status.MISS if phase == DEAD.value else Status.NOT_READY), entry
+
+    def _own(self, key: KeyDigest, owner: int, index: int, epoch: int) -> Entry | None:
+        entry = self._table.at(owner, index, epoch)
+        return entry if entry is not None and entry.key == key else None
+
+    def _acknowledge(self, owner: int, index: int, epoch: int) -> None:
+        """A producer says that it writes no more."""
+        entry = self._table.held(owner, index, epoch)
+        if entry is not None:
+            release(self._machine, self._table, entry)
+
+    def _remove(self, entry: Entry) -> Status:
+        if kill(self._machine, entry, READY.value) != State(READY.value, 0, entry.epoch):
+            return Status.PINNED
+        release(self._machine, self._table, entry)
+        return Status.OK
+
+    def _evict(self, owner: int, limit: int) -> int:
+        pages = self._table.spaces[owner].pages
+        gone = 0
+        if pages.used > limit:
+            for _ in evict(self._machine, self._table, owner, self._policy):
+                gone += 1
+                if pages.used <= limit:
+                    break
+            self._count(owner, "evicted", gone)
+        return gone
+
+    def _allocate(self, owner: int, n_pages: int) -> tuple[int, int] | Status:
+        """A header slot and the first of `n_pages` pages; evicts if it may."""
+        space = self._table.spaces[owner]
+        if n_pages > space.pages.count:
+            return Status.FULL
+        if not self._may_evict:
+            got = space.take(n_pages)
+        else:
+            self._evict(owner, goal(space.pages.count, n_pages, space.pages.used, self._water))
+            got = space.take(n_pages) or self._take_evicting(owner, n_pages)
+        return got or (Status.FULL if space.slots.free else Status.NO_HEADER)
+
+    def _take_evicting(self, owner: int, n_pages: int) -> tuple[int, int] | None:
+        """What is free lies scattered, or every slot is in use: evict one object after the other until it fits."""
+        got = None
+        gone = 0
+        for _ in evict(self._machine, self._table, owner, self._policy):
+            gone += 1
+            got = self._table.spaces[owner].take(n_pages)
+            if got:
+                break
+        self._count(owner, "evicted", gone)
+        return got
+
+    def _install(
+        self,
+        key: KeyDigest,
+        owner: int,
+        slot: int,
+        page: int,
+        n_pages: int,
+        nbytes: int,
+        what: Descriptor,
+        plan: bool,
+        producer: tuple[int, int],
+    ) -> Entry:
+        rank, incarnation = producer
+        payload = self._geometry.offsets["heap_base"] + page * self._geometry.page_bytes
+        flags = (FLAG_PLAN.value if plan else 0) | producer_word(rank, incarnation) << 32
+        signed = int(np.uint64(flags).view(np.int64))  # words are signed; an incarnation may reach the top bit
+        epoch = self._machine.install(owner, slot, key, payload, nbytes, signed, what, time.time_ns())
+        who = (rank, incarnation & PRODUCER_INC_MASK.value)
+        entry = Entry(key, owner, slot, epoch, page, n_pages, payload, nbytes, what, who, self._clock())
+        self._table.add(entry)
+        return entry
+
+    def _count(self, owner: int, field: str, more: int) -> None:
+        """Count in the owner's HeapCtl: in v1 nobody else writes these words."""
+        if more:
+            have = int(self._machine.control(owner)[0][field])
+            self._machine.set_control(owner, field, have + more)
+
+
+def _refused(status: Status) -> Write:
+    return Write(status, 0, 0, 0, 0, 0, -1)

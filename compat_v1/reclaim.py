@@ -1,0 +1,149 @@
+"""What the master does unasked: it gives up what is unfinished, frees what nobody writes to any more, starts over.
+
+An unfinished object is given up when it takes longer than `write_timeout`, or its producer is dead: its header becomes
+DEAD, its key is free, a late commit is answered LOST. Its pages wait in quarantine until its producer is dead or
+has said that it writes no more: a commit or an abort that came too late (FLAG_ACK). Time alone frees nothing.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from nanokv.compat_v1.allocator import Space
+from nanokv.compat_v1.headers import State, kill, release, settle, split
+from nanokv.compat_v1.table import Entry, Table
+from nanokv.device.geometry import Geometry
+from nanokv.device.layout import DEAD, FLAG_ACK, PIN_HELD, READY, RESERVED, STATE_MASK, WRITING, unpack
+from nanokv.device.machine import Machine
+from nanokv.errors import SegmentCorrupt
+from nanokv.types import KeyDigest
+
+Alive = Callable[[int, int], bool]  #: (rank, incarnation) -> False if it has certainly ended
+Descriptors = Callable[[int], npt.NDArray[Any]]  #: rank -> the OBJ_DESC records of its segment
+
+
+def give_up_stuck(machine: Machine, table: Table, alive: Alive, opened_before: float) -> int:
+    """Give up unfinished objects that were opened before a moment, or whose producer is dead. Returns how many."""
+    gone = 0
+    for entry in list(table.unfinished.values()):
+        if settle(machine, table, entry) != WRITING.value:
+            continue
+        if entry.opened_at < opened_before or not alive(*entry.producer):
+            gone += give_up(machine, table, entry)
+    return gone
+
+
+def give_up(machine: Machine, table: Table, entry: Entry) -> bool:
+    """WRITING -> DEAD, into quarantine. False if its producer was faster."""
+    if kill(machine, entry, WRITING.value) != State(WRITING.value, 0, entry.epoch):
+        settle(machine, table, entry)
+        return False
+    table.set_aside(entry)
+    return True
+
+
+def empty_quarantine(machine: Machine, table: Table, alive: Alive) -> int:
+    """Free what nobody writes to any more. Returns how many objects."""
+    free = [e for e in table.quarantine.values() if not alive(*e.producer) or _acknowledged(machine, e)]
+    for entry in free:
+        release(machine, table, entry)
+    return len(free)
+
+
+def _acknowledged(machine: Machine, entry: Entry) -> bool:
+    header = machine.headers(entry.owner, entry.index, 1)[0]
+    return bool(int(header["flags"]) & FLAG_ACK.value)
+
+
+def drop_dead_pins(machine: Machine, alive: Alive) -> int:
+    """Take away the pins of readers that are dead, in all segments. Returns how many."""
+    dropped = 0
+    for owner in range(machine.geometry.world_size):
+        ledger = machine.pin_ledger(owner)
+        for line in np.flatnonzero(ledger).tolist():
+            said = int(ledger[line])
+            if alive(*_who(unpack("PIN", "producer", said))):
+                continue
+            if unpack("PIN", "phase", said) == PIN_HELD.value:
+                epoch = split(machine.state(owner, unpack("PIN", "header", said))).epoch
+                dropped += machine.drop_pin(owner, line, said, epoch)
+            else:
+                machine.clear_intent(owner, line, said)
+    return dropped
+
+
+def _who(producer: int) -> tuple[int, int]:
+    return unpack("PRODUCER", "rank", producer), unpack("PRODUCER", "incarnation", producer)
+
+
+# --- starting over ----------------------------------------------------------------------------
+def recover(machine: Machine, alive: Alive, descriptors: Descriptors, now: float) -> Table:
+    """Rebuild what a master knows from the headers of all segments; they are the truth.
+
+    READY objects stay, and unfinished ones of producers that live. What an earlier master left half-made, and what the
+    dead left, is freed; the pages of other DEAD objects stay in quarantine.
+
+    Raises:
+        SegmentCorrupt: headers that cannot be: pages outside of the arena or in two objects, or a key with two objects.
+    """
+    table = Table(machine.geometry)
+    for owner in range(machine.geometry.world_size):
+        found = list(_entries(machine, owner, descriptors(owner), now))
+        taken = [(entry.index, entry.page, entry.n_pages) for entry, _ in found]
+        try:
+            table.spaces[owner] = Space(machine.geometry.n_pages, machine.geometry.hdr_count, taken)
+        except ValueError as error:
+            raise SegmentCorrupt(f"segment {owner}: headers name pages that cannot be: {error}") from None
+        for entry, phase in found:
+            _place(machine, table, entry, phase)
+    give_up_stuck(machine, table, alive, -np.inf)
+    empty_quarantine(machine, table, alive)
+    return table
+
+
+def _entries(machine: Machine, owner: int, descriptors: npt.NDArray[Any], now: float) -> Iterator[tuple[Entry, int]]:
+    """Each header that holds something, with its state, the longest unused first."""
+    headers = machine.headers(owner, 0, machine.geometry.hdr_count)
+    state = headers["state"] & STATE_MASK.value
+    alive = (headers["epoch"] > 0) & ((state != DEAD.value) | (headers["n_pages"] > 0))
+    slots = np.flatnonzero(alive)
+    for slot in slots[headers["last_access"][slots].argsort(kind="stable")].tolist():
+        yield _entry(machine.geometry, owner, slot, headers[slot], descriptors[slot], now), int(state[slot])
+
+
+def _entry(geometry: Geometry, owner: int, slot: int, header: Any, desc: Any, now: float) -> Entry:
+    payload, n_pages = int(header["payload_base"]), int(header["n_pages"])
+    page, rest = divmod(payload - geometry.offsets["heap_base"], geometry.page_bytes)
+    if n_pages and (rest or page < 0):
+        raise SegmentCorrupt(f"segment {owner}, header slot {slot}: payload_base is {payload}, which is no page")
+    return Entry(
+        key=KeyDigest(int(header["key_hash"].view(np.int64)), int(header["key_check"].view(np.int64))),
+        owner=owner,
+        index=slot,
+        epoch=int(header["epoch"]),
+        page=page if n_pages else 0,
+        n_pages=n_pages,
+        payload=payload,
+        nbytes=int(header["bytes_total"]),
+        descriptor=(int(desc["format"].view(np.int64)), *desc["dims"].view(np.int64).tolist()),
+        producer=_who(int(header["producer"])),
+        opened_at=now,
+        ready=False,
+    )
+
+
+def _place(machine: Machine, table: Table, entry: Entry, phase: int) -> None:
+    if phase == RESERVED.value:
+        # an earlier master died in the middle of it: no producer was told of these pages
+        if kill(machine, entry, RESERVED.value) == State(RESERVED.value, 0, entry.epoch):
+            release(machine, table, entry)
+        return
+    if phase == DEAD.value:
+        table.set_aside(entry)
+        return
+    if phase > DEAD.value or entry.key in table.index:
+        raise SegmentCorrupt(f"segment {entry.owner}, header slot {entry.index}: state {phase}, or a key seen before")
+    entry.ready = phase == READY.value
+    table.add(entry)

@@ -1,0 +1,84 @@
+"""What the master knows: objects by key and by header slot, and the pages that wait in quarantine.
+
+All of it can be rebuilt from the headers (`reclaim.recover`). An object is in the index from OPEN_FOR_WRITE until it is
+removed or given up; a header slot is on its owner's shelf, or in quarantine, exactly while the master does not count
+it as free. Shelves are in the order of opening: that is what "fifo" evicts by.
+"""
+
+from dataclasses import dataclass
+
+from nanokv.compat_v1.allocator import Space
+from nanokv.device.geometry import Geometry
+from nanokv.device.machine import Descriptor
+from nanokv.types import KeyDigest
+
+
+@dataclass(slots=True)
+class Entry:
+    """One object, or what is left of one."""
+
+    key: KeyDigest
+    owner: int
+    index: int  #: header slot
+    epoch: int
+    page: int  #: first page
+    n_pages: int
+    payload: int  #: offset in the owner's segment
+    nbytes: int
+    descriptor: Descriptor
+    producer: tuple[int, int]  #: rank and incarnation, as far as PRODUCER bits hold them
+    opened_at: float  #: seconds on the master's clock
+    ready: bool = False  #: the header has been seen READY: it stays so until the master kills it
+
+
+Slot = tuple[int, int]  #: owner and header slot
+
+
+class Table:
+    """Objects and space of all segments. No lock: the master has one."""
+
+    def __init__(self, geometry: Geometry) -> None:
+        self.spaces = [Space(geometry.n_pages, geometry.hdr_count) for _ in range(geometry.world_size)]
+        self.index: dict[KeyDigest, Entry] = {}
+        self.shelves: list[dict[int, Entry]] = [{} for _ in range(geometry.world_size)]
+        self.unfinished: dict[Slot, Entry] = {}
+        self.quarantine: dict[Slot, Entry] = {}
+
+    def add(self, entry: Entry) -> None:
+        """An object that was opened, or found in its header."""
+        self.index[entry.key] = entry
+        self.shelves[entry.owner][entry.index] = entry
+        if not entry.ready:
+            self.unfinished[entry.owner, entry.index] = entry
+
+    def at(self, owner: int, index: int, epoch: int) -> Entry | None:
+        """The object in a header slot, if it has this epoch."""
+        entry = self.shelves[owner].get(index) if 0 <= owner < len(self.shelves) else None
+        return entry if entry is not None and entry.epoch == epoch else None
+
+    def held(self, owner: int, index: int, epoch: int) -> Entry | None:
+        """What is in quarantine in a header slot, if it has this epoch."""
+        entry = self.quarantine.get((owner, index))
+        return entry if entry is not None and entry.epoch == epoch else None
+
+    def finish(self, entry: Entry) -> None:
+        """The object is READY."""
+        entry.ready = True
+        self.unfinished.pop((entry.owner, entry.index), None)
+
+    def forget(self, entry: Entry) -> None:
+        """The object is DEAD. Its pages and its slot are still taken."""
+        if self.index.get(entry.key) is entry:
+            del self.index[entry.key]
+        self.shelves[entry.owner].pop(entry.index, None)
+        self.unfinished.pop((entry.owner, entry.index), None)
+
+    def set_aside(self, entry: Entry) -> None:
+        """The object is DEAD, and its producer may still write to its pages."""
+        self.forget(entry)
+        self.quarantine[entry.owner, entry.index] = entry
+
+    def give_back(self, entry: Entry) -> None:
+        """Pages and slot of an object that was forgotten, or set aside, are free."""
+        self.quarantine.pop((entry.owner, entry.index), None)
+        self.spaces[entry.owner].give(entry.index, entry.page, entry.n_pages)

@@ -1,0 +1,316 @@
+"""What a launching machine must do, as plain functions of a device: a GPU, or the CPU by Triton's interpreter.
+
+Two virtual ranks live on one device. Each body makes its own segments; fsck follows.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+
+from nanokv.device.geometry import Geometry
+from nanokv.device.kernels import transfer
+from nanokv.device.launch import ONE_CTA_BYTES, LaunchMachine
+from nanokv.device.layout import (
+    EPOCH_SHIFT,
+    FLAG_PLAN,
+    READY,
+    REMOVED,
+    RING_EPOCH_SHIFT,
+    RING_HEADER_MASK,
+    RING_HEADER_SHIFT,
+    RING_KIND_MASK,
+    STATE_MASK,
+    STORED,
+    WRITING,
+)
+from nanokv.device.machine import Begun
+from nanokv.device.object import put
+from nanokv.device.status import Status
+from nanokv.device.views import SegmentView
+from nanokv.fsck import check_segments
+
+PAGE = 4096
+WHAT = (1, 7, 0, 0, 0, 0, 0, 0)
+OK, MISS, DUPLICATE, FULL = Status.OK, Status.MISS, Status.DUPLICATE, Status.FULL
+PINNED, SIZE, LOST, TORN = Status.PINNED, Status.SIZE, Status.LOST, Status.TORN
+
+
+def key(n: int) -> tuple[int, int]:
+    """A digest, as if of some key."""
+    return n * 0x5851_F42D_4C95 + 1, n * 0x1405_7B7E_F767 - 1
+
+
+class World:
+    """The segments of two virtual ranks on one device, and the machine of rank 0."""
+
+    def __init__(self, device: torch.device, pages: int, *, may_evict: bool, slots: int | None = None) -> None:
+        self.geometry = Geometry.plan(pages * PAGE, PAGE, 2, max_objects=slots)
+        self.device = device
+        size = self.geometry.segment_bytes
+        self.segments = [self._aligned(size) for _ in range(2)]
+        for rank, segment in enumerate(self.segments):
+            block = self.geometry.control_block(rank, 9, "device", may_evict=may_evict, water=(85, 95))
+            segment[: block.nbytes] = torch.from_numpy(block.view(np.uint8)).to(device)
+        table = self.geometry.world_table(0, 1, [segment.data_ptr() for segment in self.segments])
+        self.machine = LaunchMachine(self.geometry, table, self.segments, device)
+
+    def _aligned(self, size: int) -> torch.Tensor:
+        raw = torch.zeros(size + PAGE, dtype=torch.uint8, device=self.device)
+        return raw[-raw.data_ptr() % PAGE :][:size]
+
+    def views(self) -> list[SegmentView]:
+        """Copies of the segments in host memory."""
+        return [SegmentView(segment.cpu().numpy().copy(), self.geometry) for segment in self.segments]
+
+    def bytes(self, count: int, seed: int, *, shift: int = 0) -> torch.Tensor:
+        """Random bytes on the device, `shift` bytes off a multiple of 16."""
+        made = torch.from_numpy(np.random.default_rng(seed).integers(0, 256, count, np.uint8))
+        return torch.cat([torch.zeros(16 + shift, dtype=torch.uint8), made]).to(self.device)[16 + shift :]
+
+    def put(self, n: int, data: torch.Tensor, owner: int = 1) -> int:
+        return self.machine.put(owner, key(n), data.data_ptr(), data.numel(), WHAT, 100 + n)
+
+    def get(self, n: int, count: int) -> tuple[int, torch.Tensor]:
+        dst = torch.zeros(count, dtype=torch.uint8, device=self.device)
+        return self.machine.get(key(n), dst.data_ptr(), count, 200 + n), dst
+
+    def begin(self, n: int, nbytes: int, flags: int = 0) -> Begun:
+        return self.machine.begin(1, key(n), nbytes, flags, WHAT, 300 + n)
+
+
+@contextmanager
+def world(
+    device: torch.device, pages: int = 64, *, may_evict: bool = False, slots: int | None = None
+) -> Iterator[World]:
+    """A world that must be sound at the end."""
+    made = World(device, pages, may_evict=may_evict, slots=slots)
+    yield made
+    report = check_segments(made.views(), mode="device")
+    assert report.clean, [str(finding) for finding in report.findings]
+
+
+def puts_gets_and_removes(device: torch.device) -> None:
+    """Sizes about every boundary, aligned and not, in both segments; duplicates, misses and wrong sizes."""
+    tile = transfer.TILE_BYTES.value
+    sizes = (0, 1, 7, 64, PAGE + 1, ONE_CTA_BYTES, ONE_CTA_BYTES + 1, ONE_CTA_BYTES + tile + 9, 2 * ONE_CTA_BYTES)
+    with world(device, pages=128) as w:
+        for n, size in enumerate(sizes):
+            data = w.bytes(size, n, shift=(0, 8, 3)[n % 3])
+            assert w.put(n, data, owner=n % 2) == OK, size
+            assert w.put(n, data) == DUPLICATE
+            status, back = w.get(n, size)
+            assert status == OK, size
+            assert torch.equal(back, data), size
+            assert w.get(n, size + 1)[0] == SIZE
+            found = w.machine.lookup(key(n))
+            assert found[:2] == (OK, n % 2)
+            assert (found.nbytes, found.descriptor) == (size, WHAT)
+            assert w.machine.read(found, back.data_ptr(), 1) == OK
+            assert torch.equal(back, data)
+            assert w.machine.remove(key(n)) == OK
+            assert w.machine.read(found, back.data_ptr(), 1) == TORN
+            assert w.get(n, size)[0] == w.machine.find(key(n)) == w.machine.remove(key(n)) == MISS
+
+
+def full_is_an_answer(device: torch.device) -> None:
+    """A full heap refuses, keeps what it has, and takes again what is freed (I9)."""
+    with world(device, pages=8) as w:
+        held = []
+        for n in range(6):
+            data = w.bytes(2 * PAGE, n)
+            status = w.put(n, data)
+            assert status == (OK if n < 4 else FULL)
+            if status == OK:
+                held.append((n, data))
+        assert int(w.machine.control(1)["bump_ptr"][0]) <= w.geometry.offsets["heap_limit"]
+        assert int(w.machine.control(1)["refused"][0]) == 2
+        for n, data in held:
+            assert torch.equal(w.get(n, data.numel())[1], data)
+        assert w.machine.remove(key(2)) == OK
+        assert w.put(9, w.bytes(2 * PAGE, 9)) == OK
+        assert w.put(10, w.bytes(1, 10)) == FULL
+
+
+def evicts_what_is_old(device: torch.device) -> None:
+    """With eviction allowed each put succeeds, and what was touched last stays; a pinned object is not evicted (I8)."""
+    with world(device, pages=8, may_evict=True) as w:
+        data = w.bytes(2 * PAGE, 5)
+        assert [w.put(n, data) for n in range(4)] == [OK] * 4
+        found = w.machine.lookup(key(0))
+        status, line = w.machine.pin(1, found.index, found.epoch)
+        assert status == OK
+        assert [w.put(n, data) for n in range(4, 9)] == [OK] * 5
+        assert int(w.machine.control(1)["evicted"][0]) == 5
+        assert w.machine.find(key(0)) == w.machine.find(key(8)) == OK
+        assert w.machine.find(key(1)) == MISS
+        assert w.machine.unpin(1, found.index, found.epoch, line) == OK
+
+
+def pins_hold(device: torch.device) -> None:
+    """A pinned object is not removed; an unpinned one is; the ledger says who."""
+    with world(device) as w:
+        assert w.put(1, w.bytes(100, 1)) == OK
+        found = w.machine.lookup(key(1))
+        at = (1, found.index, found.epoch)
+        status, line = w.machine.pin(*at)
+        assert status == OK
+        assert np.count_nonzero(w.machine.pin_ledger(1)) == 1
+        assert w.machine.remove(key(1)) == w.machine.remove_slot(*at) == PINNED
+        assert w.machine.validate(*at) == OK
+        said = int(w.machine.pin_ledger(1)[line])
+        assert w.machine.drop_pin(1, line, said, found.epoch)
+        assert not w.machine.drop_pin(1, line, said, found.epoch)
+        assert w.machine.unpin(*at, line) == MISS
+        assert w.machine.remove_slot(*at) == OK
+        w.machine.clear_intent(1, line, 0)
+
+
+def hints_reach_the_host(device: torch.device) -> None:
+    """Each put and removal leaves a hint; a snapshot holds the whole header, or says that it is gone."""
+    with world(device) as w:
+        for n in range(5):
+            assert w.put(n, w.bytes(10 + n, n)) == OK
+        gone = w.machine.lookup(key(3))
+        assert w.machine.remove(key(3)) == OK
+        drained = w.machine.drain(1, 0, 100)
+        kinds = (drained.hints & RING_KIND_MASK.value).tolist()
+        assert kinds == [STORED.value] * 5 + [REMOVED.value]
+        assert (drained.head, drained.hole) == (6, 6)
+        records, good = w.machine.snapshots(1, drained.hints)
+        slots = (drained.hints >> RING_HEADER_SHIFT.value) & RING_HEADER_MASK.value
+        assert good.tolist() == [slot != gone.index for slot in slots[:5].tolist()] + [False]
+        assert records["bytes_total"][:3].tolist() == [10, 11, 12]
+        assert (records["key_hash"][:3].astype(np.int64) == [key(n)[0] for n in range(3)]).all()
+        assert len(w.machine.drain(1, drained.head, 100).hints) == 0
+        w.machine.set_control(1, "ann_tail", drained.head)
+        assert int(w.machine.control(1)["ann_tail"][0]) == 6
+        assert w.machine.headers(1, 0, 5)["n_pages"].tolist() == [1, 1, 1, 0, 1]
+
+
+def unfinished_objects_are_reclaimed(device: torch.device) -> None:
+    """Abort frees at once; what was given up is freed by release alone, and its producer is told LOST."""
+    with world(device) as w:
+        begun = w.begin(1, 3 * PAGE)
+        assert begun.status == OK
+        assert w.machine.in_flight(1, 0, begun.phase) == 1
+        assert w.machine.abort(1, begun.index, begun.epoch) == OK
+        w.machine.leave(1, begun.phase)
+        assert w.machine.in_flight(1, 0, begun.phase) == 0
+        again = w.begin(1, 3 * PAGE, FLAG_PLAN.value)
+        assert (again.index, again.epoch, again.payload) == (begun.index, begun.epoch + 1, begun.payload)
+        assert w.machine.give_up(1, again.index, again.epoch)
+        assert w.machine.finish(1, again.index, again.epoch, again.phase) == LOST
+        assert w.machine.page_marks(1).sum() == 0
+        assert w.machine.release(1, again.index, again.epoch)
+        assert not w.machine.release(1, again.index, again.epoch - 1)
+        assert w.machine.page_marks(1).tolist()[:1] == [3]  # class 2, four pages, marked with the class plus 1
+        assert w.machine.slot_marks(1).tolist()[: begun.index + 1] == [1] * (begun.index + 1)
+        assert w.machine.find(key(1)) == MISS
+
+
+def free_lists_pass_through_the_host(device: torch.device) -> None:
+    """Extents detached and pushed again are the same pages; stamps count each push."""
+    with world(device) as w:
+        for n in range(4):
+            assert w.put(n, w.bytes(PAGE, n)) == OK
+        for n in range(4):
+            assert w.machine.remove(key(n)) == OK
+        stamps = w.machine.page_stamps(1)
+        phase = w.machine.enter(1)
+        assert w.machine.joining(1, 1) == 0
+        pages = w.machine.detach(1, 0)
+        assert sorted(pages.tolist()) == [0, 1, 2, 3]
+        assert len(w.machine.detach(1, 0)) == 0
+        w.machine.push_extents(1, np.array([0]), np.array([2]))
+        assert w.machine.joining(1, -1) == 1
+        w.machine.leave(1, phase)
+        assert (w.machine.page_stamps(1) - stamps).tolist()[:5] == [1, 1, 1, 1, 0]
+        assert w.put(9, w.bytes(4 * PAGE, 9)) == OK
+        assert w.machine.lookup(key(9)).payload == w.geometry.offsets["heap_base"]
+
+
+def the_host_allocates(device: torch.device) -> None:
+    """v1's calls: the master chooses slot and pages. (fsck's rules of v2 do not hold for them.)"""
+    w = World(device, 64, may_evict=False)
+    at = w.geometry.offsets["heap_base"]
+    epoch = w.machine.install(1, 3, key(1), at, 100, 0, WHAT, 5)
+    word = w.machine.state(1, 3)
+    assert (word & STATE_MASK.value, word >> EPOCH_SHIFT.value) == (WRITING.value, epoch)
+    assert w.machine.commit(1, 3, epoch) == OK
+    assert w.machine.validate(1, 3, epoch) == OK
+    w.machine.touch(1, 3, 77)
+    assert w.machine.headers(1, 3, 1)["last_access"].tolist() == [77]
+    assert w.machine.kill(1, 3, READY.value, epoch) == READY.value | epoch << EPOCH_SHIFT.value
+    w.machine.announce(1, REMOVED.value, 3, epoch)
+    assert w.machine.drain(1, 0, 9).hints.tolist() == [
+        kind.value | 3 << RING_HEADER_SHIFT.value | epoch << RING_EPOCH_SHIFT.value for kind in (STORED, REMOVED)
+    ]
+    assert w.machine.install(1, 3, key(1), at, 0, 0, WHAT, 5) == epoch + 1
+
+
+@triton.jit
+def put_many_kernel(
+    world_table: tl.int64, owner: tl.int64, source: tl.int64, nbytes: tl.int64, statuses: tl.int64, keys: tl.int64
+) -> None:
+    """CTA i puts key i % keys: allocation from many CTAs at once, and producers of one key against each other."""
+    cta = tl.program_id(0).to(tl.int64)
+    n = cta % keys
+    zero = cta * 0
+    status, _ = put(
+        world_table, owner, n * 0x5851F42D4C95 + 1, n * 0x14057B7EF767 - 1, source + n * nbytes, nbytes, cta,
+        zero + 1, zero + 7, zero, zero, zero, zero, zero, zero,
+    )  # fmt: skip
+    tl.store(tl.cast(statuses + cta * 8, tl.pointer_type(tl.int64)), status)
+
+
+def many_ctas_allocate_at_once(device: torch.device) -> None:
+    """Of three producers of each key one wins; no two objects share a byte; each holds its own bytes (I1, I3, I4)."""
+    keys = 6 if device.type == "cpu" else 400
+    with world(device, pages=keys * 2, slots=keys * 3) as w:
+        data = w.bytes(keys * 5000, 3)
+        statuses = torch.full((3 * keys,), -1, dtype=torch.int64, device=device)
+        table = w.machine.table_address
+        put_many_kernel[(3 * keys,)](table, 1, data.data_ptr(), 5000, statuses.data_ptr(), keys, num_warps=1)
+        by_key = statuses.cpu().view(3, keys)
+        assert ((by_key == OK).sum(0) == 1).all(), by_key
+        assert ((by_key == DUPLICATE).sum(0) == 2).all(), by_key
+        for n in range(keys):
+            status, back = w.get(n, 5000)
+            assert status == OK
+            assert torch.equal(back, data[n * 5000 : (n + 1) * 5000])
+
+
+def slots_in_no_place_are_given_back(device: torch.device) -> None:
+    """A slot that was made DEAD and not freed: `release` takes its entry out too, `adopt_slot` needs none to be there."""
+    with world(device) as w:
+        for adopt in (False, True):
+            taken = w.begin(2, 0)
+            expected = WRITING.value | taken.epoch << EPOCH_SHIFT.value
+            assert w.machine.kill(1, taken.index, WRITING.value, taken.epoch) == expected
+            w.machine.leave(1, taken.phase)
+            assert w.machine.slot_marks(1)[taken.index] == 0
+            if adopt:  # as if the producer had died before it claimed the key
+                for segment in w.segments:
+                    segment[w.geometry.offsets["dir_base"] : w.geometry.offsets["turn_base"]] = 0
+                w.machine.adopt_slot(1, taken.index)
+            else:
+                assert w.machine.release(1, taken.index, taken.epoch)
+            assert w.machine.slot_marks(1)[taken.index] == 1
+
+
+BODIES: tuple[Callable[[torch.device], None], ...] = (
+    puts_gets_and_removes,
+    full_is_an_answer,
+    evicts_what_is_old,
+    pins_hold,
+    hints_reach_the_host,
+    unfinished_objects_are_reclaimed,
+    free_lists_pass_through_the_host,
+    the_host_allocates,
+    many_ctas_allocate_at_once,
+    slots_in_no_place_are_given_back,
+)

@@ -1,0 +1,430 @@
+"""Random segments and random arguments: what a history of operations leaves, what corruption makes of it."""
+
+import random
+from typing import NamedTuple
+
+import numpy as np
+
+from nanokv.device.geometry import Geometry, producer_word
+from nanokv.device.layout import (
+    DEAD,
+    ENTRY_EPOCH_MASK,
+    ENTRY_EPOCH_SHIFT,
+    ENTRY_HEADER_SHIFT,
+    ENTRY_RANK_SHIFT,
+    ENTRY_TAG_MASK,
+    ENTRY_TAG_SHIFT,
+    HEAP_CTL,
+    ONE_PIN,
+    PIN_HEADER_MASK,
+    PIN_HEADER_SHIFT,
+    PIN_HELD,
+    PIN_PRODUCER_SHIFT,
+    READY,
+    RESERVED,
+    RING_EPOCH_SHIFT,
+    RING_HEADER_SHIFT,
+    STORED,
+    WRITING,
+)
+from nanokv.device.native import compiled
+from nanokv.device.views import SegmentView
+
+GEOMETRY = Geometry.plan(24 * 64, 64, 2, size_classes=(1, 2, 4, 8), max_objects=10, ring_slots=8, pin_slots=4)
+PRIVATE_BYTES = 4096
+KEYS = [(0x1234_5678_9ABC * k + k, -0x0FED_CBA9_8765 * k - 3) for k in range(1, 9)]
+
+
+class Address(NamedTuple):
+    """An address, elsewhere in each copy. Regions: 0 and 1 the segments, 2 private memory, 3 the world table."""
+
+    region: int
+    offset: int
+
+
+class Memory:
+    """The memory of a world of two ranks: two segments, private memory, and the table that leads to them."""
+
+    def __init__(self) -> None:
+        sizes = (GEOMETRY.segment_bytes, GEOMETRY.segment_bytes, PRIVATE_BYTES)
+        whole = np.zeros(sum(sizes) + 4096, np.uint8)
+        start = -int(whole.ctypes.data) % 4096
+        self.bytes = whole[start : start + sum(sizes)]
+        at = int(self.bytes.ctypes.data)
+        self.table = GEOMETRY.world_table(0, 1, [at, at + sizes[0]])
+        self.bases = (at, at + sizes[0], at + sizes[0] + sizes[1], int(self.table.ctypes.data))
+        self.ends = (*self.bases[1:3], self.bases[2] + PRIVATE_BYTES, self.bases[3] + self.table.nbytes)
+        self.views = [SegmentView(self.bytes[i * sizes[0] : (i + 1) * sizes[0]], GEOMETRY) for i in range(2)]
+
+    def resolved(self, value: int | Address) -> int:
+        return self.bases[value.region] + value.offset if isinstance(value, Address) else value
+
+    def named(self, value: int) -> int | Address:
+        for region, (start, end) in enumerate(zip(self.bases, self.ends, strict=True)):
+            if start <= value < end:
+                return Address(region, value - start)
+        return value
+
+
+# what each argument of a function is: the methods of Draw
+ARGUMENTS = {
+    "pop": "head links count",
+    "push_chain": "head links node node",
+    "push": "head links node",
+    "stamp": "links node few",
+    "detach": "head",
+    "class_of": "world n_pages",
+    "free_list": "seg size_class",
+    "bump": "world seg n_pages",
+    "give": "world seg page size_class",
+    "carve": "world seg page size_class smaller_class",
+    "take_split": "world seg size_class",
+    "take": "world seg size_class",
+    "state_word": "state epoch",
+    "epoch_of": "state_word",
+    "take_slot": "world seg",
+    "give_slot": "world seg index",
+    "reserve": "world seg index key_hash key_check flags",
+    "describe": "world seg index any any any any any any any any",
+    "descriptor": "world seg index",
+    "publish": "world seg index epoch n_pages payload nbytes now",
+    "commit_state": "header epoch",
+    "kill": "header state epoch",
+    "acknowledge": "header epoch",
+    "still_ready": "header epoch",
+    "pages_of": "header",
+    "is_key": "header key_hash key_check",
+    "phase_of": "state_word",
+    "home_of": "world key_check",
+    "first_bucket": "world key_hash",
+    "candidate_at": "world seg key_hash candidate",
+    "entry_word": "bit key_check owner index epoch",
+    "entry_owner": "entry",
+    "entry_header": "entry",
+    "has_tag": "entry key_check",
+    "in_bounds": "world entry",
+    "judge": "world entry key_hash key_check",
+    "find": "world key_hash key_check",
+    "survey": "world home key_hash key_check",
+    "place": "world home key_hash key_check entry",
+    "settle": "world home key_hash key_check candidate candidate",
+    "claim": "world owner index epoch key_hash key_check",
+    "erase": "world owner index epoch key_hash key_check",
+    "ring_slot": "world seg ticket",
+    "announce": "world seg kind index epoch",
+    "asleep": "seg",
+    "drain": "world seg ticket out few",
+    "enter": "world seg",
+    "leave": "world seg bit",
+    "in_flight": "seg owner bit",
+    "ledger_at": "world seg line",
+    "ledger_word": "world bit index",
+    "note": "world seg index",
+    "add_pin": "header epoch one_pin",
+    "pin": "world seg index epoch",
+    "unpin": "world seg index epoch line",
+    "take_out": "world seg header",
+    "retire": "world seg owner index epoch",
+    "oldest": "world seg ticket few size_class",
+    "evict_for": "world seg owner maybe_class",
+    "may_evict": "seg",
+    "take_header": "world seg owner",
+    "take_pages": "world seg owner size_class",
+    "undo": "world seg owner index epoch",
+    "allocate": "world seg owner index epoch size_class n_pages nbytes now",
+    "begin": "world owner key_hash key_check nbytes flags now",
+    "commit": "world owner index epoch",
+    "finish": "world owner index epoch bit",
+    "abort": "world owner index epoch",
+    "put": "world owner key_hash key_check source nbytes now any any any any any any any any",
+    "lookup": "world key_hash key_check",
+    "lookup_described": "world key_hash key_check",
+    "validate": "world owner index epoch",
+    "touch": "world owner index now",
+    "read": "world owner index epoch payload few out now",
+    "get": "world key_hash key_check out stored_bytes now",
+    "remove_slot": "world owner index epoch",
+    "remove": "world key_hash key_check",
+    "snapshot": "world seg hint out",
+    "snapshots": "world owner hints few out good",
+    "give_up": "world owner index epoch",
+    "release": "world owner index epoch",
+    "adopt_slot": "world owner index",
+    "push_extents": "world owner pages classes two",
+    "joining": "seg one",
+    "detach_class": "world owner size_class",
+    "walk": "links head count any marks",
+    "walk_pages": "world owner size_class count_pages marks",
+    "walk_slots": "world owner count_slots marks",
+    "install": "world owner index key_hash key_check payload nbytes flags now",
+    "state_of": "world owner index",
+    "kill_slot": "world owner index state epoch",
+    "announce_slot": "world owner kind index epoch",
+    "drop_pin": "world owner line said epoch",
+    "clear_intent": "world owner line said",
+}
+
+
+# the state in which a function mostly finds the header that it is called with
+WANTED = {
+    RESERVED.value: ("publish", "undo", "allocate", "claim"),
+    WRITING.value: ("commit_state", "commit", "finish", "abort", "give_up", "kill", "kill_slot", "settle", "judge"),
+    READY.value: ("still_ready", "remove_slot", "validate", "pin", "add_pin", "snapshot", "read", "get", "remove"),
+    DEAD.value: ("acknowledge", "release"),
+}
+# functions that need a ledger line that is held
+LEDGER = ("unpin", "drop_pin", "clear_intent")
+
+
+def signed(word: int) -> int:
+    """A 64-bit word as a signed integer."""
+    return ((int(word) & (1 << 64) - 1) ^ (1 << 63)) - (1 << 63)
+
+
+class Draw:
+    """Random arguments for a state: mostly what belongs together, sometimes not. One method a kind of argument."""
+
+    def __init__(self, name: str, rng: random.Random, state: Memory) -> None:
+        self.rng = rng
+        self.views = state.views
+        self.private = state.bytes[-PRIVATE_BYTES:].view(np.int64)
+        self.drawn_owner = rng.randrange(2)
+        self.view = self.views[self.drawn_owner]
+        used = max(min(int(self.view.ctl[0]["hdr_head"]), GEOMETRY.hdr_count), 1)
+        self.drawn_index = rng.randrange(used if rng.random() < 0.8 else GEOMETRY.hdr_count)
+        self.drawn_line = rng.randrange(GEOMETRY.pin_slots)
+        if name in LEDGER:
+            self._aim_at_a_held_line()
+        self.row = self.view.headers[self.drawn_index]
+        self.drawn_class = rng.randrange(4)
+        self.list = rng.choice(("pages", "slots"))
+        own = (int(self.row["key_hash"]), int(self.row["key_check"]))
+        key = own if rng.random() < 0.7 else rng.choice(KEYS)
+        self.key = [signed(half) for half in key]
+        self._aim_at_a_state(name)
+        if name in ("settle", "place", "claim", "judge"):
+            self._plant_entries()
+
+    def _aim_at_a_held_line(self) -> None:
+        """Let the drawn header be READY and pinned once, by the rank that calls; mostly."""
+        if self.rng.random() < 0.7:
+            producer = producer_word(0, 1) << PIN_PRODUCER_SHIFT.value
+            self.view.pins[self.drawn_line] = PIN_HELD.value | self.drawn_index << PIN_HEADER_SHIFT.value | producer
+            self.view.headers[self.drawn_index]["state"] = READY.value | ONE_PIN.value
+
+    def _aim_at_a_state(self, name: str) -> None:
+        for state, names in WANTED.items():
+            if name in names and self.rng.random() < 0.6:
+                self.row["state"] = state
+
+    def _plant_entries(self) -> None:
+        """Entries of the drawn header, TENTATIVE or FINAL, in a few of the places that its key may use."""
+        tag = (self.key[1] & ENTRY_TAG_MASK.value) << ENTRY_TAG_SHIFT.value
+        low = (int(self.row["epoch"]) & ENTRY_EPOCH_MASK.value) << ENTRY_EPOCH_SHIFT.value
+        place = self.drawn_owner << ENTRY_RANK_SHIFT.value | self.drawn_index << ENTRY_HEADER_SHIFT.value
+        directory = self.views[self.key[1] & (2**63 - 1) & 1].directory
+        for _ in range(self.rng.choice((1, 6, 40))):
+            directory[self.rng.randrange(len(directory))] = tag | low | place | self.rng.randrange(1, 3)
+
+    def world(self) -> Address:
+        return Address(3, 0)
+
+    def off(self, true: int, *, often: float = 0.15) -> int:
+        """The right word, or sometimes one near it, or any."""
+        if self.rng.random() > often:
+            return true
+        return self.rng.choice((true + 1, max(true - 1, 0), self.any() & 0xFFFFFFFF))
+
+    def any(self) -> int:
+        word = self.rng.getrandbits(64)
+        return self.rng.choice((0, 1, 2, 7, -1, word - 2**63, word >> 33))
+
+    def owner(self) -> int:
+        return self.drawn_owner
+
+    def seg(self) -> Address:
+        return Address(self.drawn_owner, 0)
+
+    def home(self) -> Address:
+        return Address((self.key[1] & (2**63 - 1)) % 2, 0)
+
+    def index(self) -> int:
+        return self.drawn_index
+
+    def header(self) -> Address:
+        return Address(self.drawn_owner, GEOMETRY.offsets["hdr_base"] + self.drawn_index * 64)
+
+    def epoch(self) -> int:
+        return self.off(int(self.row["epoch"])) & 0xFFFFFFFF
+
+    def state(self) -> int:
+        return self.off(int(self.row["state"]) & 0xFF) & 3
+
+    def state_word(self) -> int:
+        return self.rng.choice((signed(self.view.states[self.drawn_index]), self.any()))
+
+    def key_hash(self) -> int:
+        return self.key[0]
+
+    def key_check(self) -> int:
+        return self.key[1]
+
+    def flags(self) -> int:
+        return self.rng.randrange(4)
+
+    def bit(self) -> int:
+        return self.rng.randrange(2)
+
+    def kind(self) -> int:
+        return self.rng.randrange(1, 3)
+
+    def one(self) -> int:
+        return self.rng.choice((1, -1, 0))
+
+    def one_pin(self) -> int:
+        return int(ONE_PIN.value) * self.rng.choice((1, -1))
+
+    def now(self) -> int:
+        return self.rng.randrange(1 << 40)
+
+    def few(self) -> int:
+        return self.rng.randrange(0, 9)
+
+    def two(self) -> int:
+        return 2
+
+    def n_pages(self) -> int:
+        return self.rng.randrange(0, 10)
+
+    def nbytes(self) -> int:
+        return self.rng.choice((0, 1, 63, 64, 65, 200, 512, 513, -1, self.rng.randrange(513)))
+
+    def stored_bytes(self) -> int:
+        return self.rng.choice((int(self.row["bytes_total"]) % 1024, 64, 0))
+
+    def payload(self) -> int:
+        return GEOMETRY.offsets["heap_base"] + 64 * self.rng.randrange(GEOMETRY.n_pages)
+
+    def size_class(self) -> int:
+        return self.drawn_class
+
+    def maybe_class(self) -> int:
+        return self.rng.choice((-1, self.drawn_class))
+
+    def smaller_class(self) -> int:
+        return self.rng.randint(0, self.drawn_class)
+
+    def page(self) -> int:
+        return self.rng.randrange(GEOMETRY.n_pages - GEOMETRY.class_pages[self.drawn_class] + 1)
+
+    def head(self) -> Address:
+        word = f"free_head{self.drawn_class}" if self.list == "pages" else "hdr_free"
+        return Address(self.drawn_owner, HEAP_CTL.offsets[word])
+
+    def links(self) -> Address:
+        skip = 0 if self.list == "pages" else GEOMETRY.n_pages * 8
+        return Address(self.drawn_owner, GEOMETRY.offsets["links_base"] + skip)
+
+    def count(self) -> int:
+        return GEOMETRY.n_pages if self.list == "pages" else GEOMETRY.hdr_count
+
+    def count_pages(self) -> int:
+        return GEOMETRY.n_pages
+
+    def count_slots(self) -> int:
+        return GEOMETRY.hdr_count
+
+    def node(self) -> int:
+        return self.rng.randrange(GEOMETRY.hdr_count)
+
+    def candidate(self) -> int:
+        return self.rng.randrange(16)
+
+    def entry(self) -> int:
+        words = [*self.views[0].directory, *self.views[1].directory]
+        used = [w for w in words if w] or [0]
+        return signed(self.rng.choice(used)) if self.rng.random() < 0.7 else self.any()
+
+    def ticket(self) -> int:
+        return max(signed(self.view.ctl[0]["ann_head"]) - self.rng.randrange(12), 0)
+
+    def line(self) -> int:
+        return self.drawn_line
+
+    def said(self) -> int:
+        word = signed(self.view.pins[self.drawn_line]) if self.rng.random() < 0.8 else self.any()
+        # the host drops only pins whose header is in bounds: it has looked
+        inside = (word >> PIN_HEADER_SHIFT.value) & PIN_HEADER_MASK.value < GEOMETRY.hdr_count
+        return word if inside else word & ~(PIN_HEADER_MASK.value << PIN_HEADER_SHIFT.value)
+
+    def hint(self) -> int:
+        index, epoch = self.drawn_index << RING_HEADER_SHIFT.value, int(self.row["epoch"]) << RING_EPOCH_SHIFT.value
+        exact = signed(STORED.value | index | epoch)
+        return self.rng.choice((exact, signed(self.rng.choice(self.view.ring)), self.any()))
+
+    # private memory, in words: 0..127 out, 128..191 good and marks, 192..255 what goes in, 256.. bytes to put
+    def out(self) -> Address:
+        return Address(2, 0)
+
+    def good(self) -> Address:
+        return Address(2, 128 * 8)
+
+    def marks(self) -> Address:
+        return Address(2, 128 * 8)
+
+    def hints(self) -> Address:
+        self.private[192:208] = [self.hint() for _ in range(16)]
+        return Address(2, 192 * 8)
+
+    def pages(self) -> Address:
+        self.private[192:194] = [self.page(), self.page()]
+        return Address(2, 192 * 8)
+
+    def classes(self) -> Address:
+        self.private[208:210] = self.drawn_class
+        return Address(2, 208 * 8)
+
+    def source(self) -> Address:
+        return Address(2, 256 * 8 + self.rng.choice((0, 0, 1, 8)))
+
+
+def history(rng: random.Random, state: Memory) -> None:
+    """Fill fresh segments by a random history of native operations."""
+    state.bytes[:] = 0
+    state.bytes[-PRIVATE_BYTES:] = np.frombuffer(rng.randbytes(PRIVATE_BYTES), np.uint8)
+    for rank, view in enumerate(state.views):
+        view.ctl[:] = GEOMETRY.control_block(rank, 5, "device", may_evict=rng.random() < 0.7, water=(80, 90))
+    code, world, source = compiled(), state.bases[3], state.bases[2] + 256 * 8
+    pins: list[tuple[int, ...]] = []
+    for now in range(rng.randrange(40)):
+        owner, key, step = rng.randrange(2), rng.choice(KEYS), rng.randrange(10)
+        size = rng.choice((0, 10, 64, 100, 300, 512))
+        if step < 4:
+            code.put(world, owner, *key, source, size, now, rng.randrange(300), *[rng.randrange(9)] * 7)
+        elif step == 4:
+            status, index, epoch, *_ = code.begin(world, owner, *key, size, rng.randrange(2), now)
+            if status == 0 and rng.random() < 0.5:
+                rng.choice((code.abort, code.give_up, code.commit))(world, owner, index, epoch)
+        elif step == 5:
+            code.remove(world, *key)
+        elif step == 6:
+            found = code.lookup(world, *key)
+            if found[0] == 0:
+                pins.append((found[1], *found[2:4], code.pin(world, state.bases[found[1]], *found[2:4])[1]))
+        elif step == 7 and pins:
+            held = pins.pop()
+            code.unpin(world, state.bases[held[0]], *held[1:])
+        elif step == 8:
+            code.drain(world, state.bases[owner], rng.randrange(20), state.bases[2], rng.randrange(8))
+        elif step == 9:
+            state.views[owner].ctl[0]["grace_phase"] ^= 1
+
+
+def corrupt(rng: random.Random, state: Memory) -> None:
+    """Change a few words of the control regions: to any value, by a bit, or to another word's value."""
+    first, end = HEAP_CTL.offsets["bump_ptr"] // 8, GEOMETRY.offsets["heap_base"] // 8
+    for _ in range(rng.randrange(1, 5)):
+        words = rng.choice(state.views).raw.view(np.uint64)
+        at = rng.choice([i for i in range(first, end) if words[i]] or [first])
+        other = int(words[rng.randrange(first, end)])
+        words[at] = rng.choice((rng.getrandbits(64), int(words[at]) ^ 1 << rng.randrange(64), other, rng.randrange(40)))

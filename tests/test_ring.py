@@ -1,0 +1,151 @@
+"""The announce ring, natively compiled: a hint is taken at most once, and what was missed is counted."""
+
+from collections.abc import Iterator
+from functools import cache, partial
+from typing import Any
+
+import numpy as np
+import pytest
+import triton
+import triton.language as tl
+
+from nanokv.device.geometry import Geometry
+from nanokv.device.layout import STORED, unpack
+from nanokv.device.memory import word
+from nanokv.device.native import native_function
+from nanokv.device.ring import announce, drain
+from tests.concurrency_workers import PAGE, PlainWorld, address, aligned_words, in_threads
+
+SLOTS = 16
+BATCH = 64
+HINTS = 40_000
+
+
+@triton.jit
+def announce_many(world: tl.int64, seg: tl.int64, header: tl.int64, count: tl.int64) -> Any:
+    """Leave hints about one slot, in epochs from 0 on."""
+    epoch = word(0)
+    while epoch < count:
+        announce(world, seg, STORED, header, epoch)
+        epoch += 1
+    return epoch
+
+
+@cache
+def native(function: Any, arguments: int) -> Any:
+    return native_function(function, arguments)
+
+
+class Ring:
+    """A ring of 16 slots and its one consumer."""
+
+    def __init__(self) -> None:
+        self.plain = PlainWorld(Geometry.plan(PAGE, PAGE, 1, ring_slots=SLOTS))
+        self.at = self.plain.worlds[0], self.plain.bases[0]
+        self.view = self.plain.views[0]
+        self.tail = 0
+
+    def announce(self, *epochs: int, header: int = 3) -> None:
+        for epoch in epochs:
+            native(announce, 5)(*self.at, STORED.value, header, epoch)
+
+    def drain(self, room: int = BATCH, *, wait_for_holes: bool = True) -> list[int]:
+        """Take words, and move on: to the first empty slot, or past it."""
+        out = aligned_words(room)
+        taken, head, hole = native(drain, 5)(*self.at, self.tail, address(out), room)
+        self.tail = hole if wait_for_holes else head
+        return out[:taken].tolist()  # type: ignore[no-any-return]
+
+    def epochs(self, **how: Any) -> list[int]:
+        return [int(unpack("RING", "epoch", said)) for said in self.drain(**how)]
+
+    @property
+    def missed(self) -> int:
+        return int(self.view.ctl["missed"][0])
+
+    @property
+    def head(self) -> int:
+        return int(self.view.ctl["ann_head"][0])
+
+
+@pytest.fixture
+def ring() -> Iterator[Ring]:
+    yield Ring()
+
+
+def test_smoke(ring: Ring) -> None:
+    ring.announce(7, 8)
+    (one, two) = ring.drain()
+    assert [int(unpack("RING", name, one)) for name in ("kind", "header", "epoch")] == [STORED.value, 3, 7]
+    assert int(unpack("RING", "epoch", two)) == 8
+    assert ring.drain() == []
+
+
+@pytest.mark.parametrize("header, epoch", [(0, 0), ((1 << 26) - 1, 0xFFFFFFFF), (1, 0x80000000)])
+def test_extremes_of_a_word(ring: Ring, header: int, epoch: int) -> None:
+    ring.announce(epoch, header=header)
+    (said,) = ring.drain()
+    assert (unpack("RING", "header", said), unpack("RING", "epoch", said)) == (header, epoch)
+
+
+def test_capacity(ring: Ring) -> None:
+    ring.announce(*range(SLOTS + 5))
+    assert ring.missed == 5
+    assert ring.epochs() == list(range(SLOTS)), "the first ones stay: a hint is never written over"
+    assert ring.tail == ring.head == SLOTS + 5
+
+
+def test_len_empty_full(ring: Ring) -> None:
+    for lap in range(5):
+        assert ring.drain() == []
+        ring.announce(*range(lap * SLOTS, (lap + 1) * SLOTS))
+        assert ring.epochs() == list(range(lap * SLOTS, (lap + 1) * SLOTS))
+    assert ring.missed == 0 and not ring.view.ring.any()
+
+
+def test_no_more_than_there_is_room_for(ring: Ring) -> None:
+    ring.announce(*range(5))
+    assert [ring.epochs(room=2) for _ in range(4)] == [[0, 1], [2, 3], [4], []]
+
+
+def test_a_word_that_turns_up_late_is_taken_on_the_next_lap(ring: Ring) -> None:
+    ring.announce(1)
+    ring.view.ctl["ann_head"] += 1  # a ticket is taken, its slot not yet filled
+    ring.announce(2)
+    assert ring.epochs() == [1, 2]
+    assert ring.tail == 1, "the consumer knows where the hole is"
+    assert ring.epochs(wait_for_holes=False) == []
+    ring.view.ring[1] = STORED.value | 9 << 32
+    ring.announce(*range(3, 3 + SLOTS))
+    assert sorted(ring.epochs()) == [*range(3, 9), 9, *range(9, 17), 18]
+    assert ring.missed == 1, "the announcement that found the late word in its slot"
+
+
+def test_spsc(ring: Ring) -> None:
+    assert_taken_at_most_once(ring, 1)
+
+
+def test_mpsc(ring: Ring) -> None:
+    assert_taken_at_most_once(ring, 3)
+
+
+def assert_taken_at_most_once(ring: Ring, producers: int) -> None:
+    taken: list[int] = []
+    running = [True]
+
+    def consume() -> None:
+        while running[0]:
+            taken.extend(ring.drain(wait_for_holes=False))
+
+    def produce() -> None:
+        in_threads(*[partial(native(announce_many, 4), *ring.at, header, HINTS) for header in range(producers)])
+        running[0] = False
+
+    in_threads(consume, produce)
+    ring.tail = max(ring.head - SLOTS, 0)
+    taken.extend(ring.drain())
+    words = np.array(taken, np.int64)
+    assert len(np.unique(words)) == len(words), "no hint is taken twice"
+    assert (unpack("RING", "header", words) < producers).all() and (unpack("RING", "epoch", words) < HINTS).all()
+    assert len(words) + ring.missed == producers * HINTS == ring.head
+    assert len(words) > SLOTS and not ring.view.ring.any()
