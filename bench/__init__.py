@@ -1,1 +1,1 @@
-"""Benchmarks: `python -m bench [objects freelist imports announce]`. How to read what they print: docs/benchmarks.md."""
+"""Benchmarks: `python -m bench [objects freelist imports announce]`. How to read them: docs/benchmarks.md."""

@@ -11,7 +11,7 @@ from bench.settings import Settings
 from bench.timing import summarise
 from bench.worlds import OWNER, Stage, Worlds
 
-HEAP_BYTES = 64 << 20
+HEAP_BYTES = 16 << 20
 PAGE_BYTES = 4096
 ASLEEP_AFTER = 0.03  #: seconds; the poller goes to sleep after about 10 ms without hints
 

@@ -1,9 +1,10 @@
 """The free list: a pop and a push in compiled code, by one thread and by two that share the list."""
 
+import os
 import statistics
 import threading
 from collections.abc import Callable
-from time import perf_counter_ns
+from time import perf_counter_ns, thread_time_ns
 from typing import Any
 
 import numpy as np
@@ -71,21 +72,27 @@ class FreeList:
         return found
 
 
-def time_threads(threads: int, pairs: int) -> float:
-    """Nanoseconds that a thread needs for one pop and push while `threads` of them share a list: the slowest thread's.
+def time_threads(threads: int, pairs: int) -> tuple[float, float]:
+    """Let `threads` threads share a list, `pairs` times each.
+
+    Returns:
+        The nanoseconds that the slowest thread needs for one pop and push, and how much of a processor each had, from
+        0 to 1. Well below 1 the threads took turns on one, and the figure is not that of threads that meet.
 
     Raises:
         RuntimeError: a node was lost or doubled, or a pop found nothing.
     """
     shared = FreeList()
     start = threading.Barrier(threads)
-    took, empty = [0] * threads, [0] * threads
+    processors = sorted(os.sched_getaffinity(0))
+    began, ended, busy, empty = ([0] * threads for _ in range(4))
 
     def work(me: int) -> None:
+        os.sched_setaffinity(0, {processors[me % len(processors)]})  # of this thread alone
         start.wait()
-        before = perf_counter_ns()
+        began[me], busy[me] = perf_counter_ns(), -thread_time_ns()
         empty[me] = shared.turn(pairs)
-        took[me] = perf_counter_ns() - before
+        ended[me], busy[me] = perf_counter_ns(), busy[me] + thread_time_ns()
 
     workers = [threading.Thread(target=work, args=(me,)) for me in range(threads)]
     for worker in workers:
@@ -95,7 +102,8 @@ def time_threads(threads: int, pairs: int) -> float:
     nodes = shared.nodes()
     if any(empty) or sorted(nodes) != list(range(NODES)):
         raise RuntimeError(f"the free list holds {len(set(nodes))} of {NODES} nodes; empty pops: {empty}")
-    return max(took) / pairs
+    slowest = max(end - begin for begin, end in zip(began, ended, strict=True))
+    return slowest / pairs, sum(busy) / (threads * (max(ended) - min(began)))
 
 
 def run(settings: Settings, say: Callable[[str], None]) -> dict[str, Any]:
@@ -105,5 +113,13 @@ def run(settings: Settings, say: Callable[[str], None]) -> dict[str, Any]:
     for threads in (1, 2):
         say(f"freelist: {threads} threads")
         runs = [time_threads(threads, settings.pairs) for _ in range(settings.repeats)]
-        results.append({"threads": threads, "ns_per_pair": statistics.median(runs), "ns_per_pair_runs": runs})
+        times, shares = zip(*runs, strict=True)
+        results.append(
+            {
+                "threads": threads,
+                "ns_per_pair": statistics.median(times),
+                "ns_per_pair_runs": times,
+                "processor_share": statistics.median(shares),
+            }
+        )
     return {"pairs_per_thread": settings.pairs, "nodes": NODES, "rows": results}

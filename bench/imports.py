@@ -1,4 +1,4 @@
-"""How long a fresh process takes: to import, and to its first put. Compiled code is cached, as after any earlier run."""
+"""How long a fresh process takes: to import, and to its first put. Compiled code is cached, as after any first run."""
 
 import statistics
 import subprocess

@@ -13,13 +13,13 @@ from typing import Any
 import torch
 
 from bench.environment import torch_threads
-from bench.owner import Owner
+from bench.owner import Owner, digest
 from bench.settings import Settings
 from bench.timing import Samples
 from bench.worlds import OWNER, PAGE_BYTES, Worlds
 from nanokv import NanoKVCache
 
-LANE_BYTES = 128 * PAGE_BYTES  #: the largest object; the twin ring lies in objects of this size
+MAX_BYTES = 128 * PAGE_BYTES  #: the largest object of a heap with default size classes
 COPY_OF = {"put": "copy_in", "get": "copy_out", "get_new": "clone"}  #: what each is compared with
 OPERATIONS = ("put", "get", "get_new", "exists", "remove")
 MIN_SLOTS = 4
@@ -31,22 +31,22 @@ class Mismatch(Exception):
 
 
 class Plan:
-    """How many objects of `size` bytes lie in the ring, and how far apart."""
+    """How many objects of `size` bytes lie in the ring, and how far apart. The twins lie in lanes, as large objects."""
 
     def __init__(self, size: int, ring_bytes: int) -> None:
-        if size > LANE_BYTES:
-            raise ValueError(f"a size is at most {LANE_BYTES} bytes, not {size}")
+        if size > MAX_BYTES:
+            raise ValueError(f"a size is at most {MAX_BYTES} bytes, not {size}")
         pages = -(-size // PAGE_BYTES)
         self.size = size
         self.stride = PAGE_BYTES << (pages - 1).bit_length()  # extents are powers of two pages
         self.slots = max(MIN_SLOTS, ring_bytes // self.stride)
-        self.slots_per_lane = LANE_BYTES // self.stride
-        self.lanes = -(-self.slots // self.slots_per_lane)
+        self.lane_bytes = min(MAX_BYTES, self.stride << (self.slots - 1).bit_length())
+        self.lanes = -(-self.slots * self.stride // self.lane_bytes)
 
     @property
     def heap_bytes(self) -> int:
         """Room for the ring, its twin, and one object more."""
-        return self.slots * self.stride + self.lanes * LANE_BYTES + LANE_BYTES
+        return self.slots * self.stride + self.lanes * self.lane_bytes + self.stride
 
 
 class Ring:
@@ -64,10 +64,11 @@ class Ring:
         """Memory of the owner's segment for the plain copies: objects that are opened for write and never finished."""
         twins: list[torch.Tensor] = []
         for lane in range(self._plan.lanes):
-            place = self._cache.open_for_write(f"lane {lane}", LANE_BYTES, preferred_segment=OWNER)
+            place = self._cache.open_for_write(f"lane {lane}", self._plan.lane_bytes, preferred_segment=OWNER)
             address = self._cache.remote_ptr(OWNER, place.payload_base)
-            raw = torch.frombuffer((ctypes.c_uint8 * LANE_BYTES).from_address(address), dtype=torch.uint8)
-            twins += [one[: self._plan.size] for one in raw.fill_(0).split(self._plan.stride)]
+            raw = torch.frombuffer((ctypes.c_uint8 * self._plan.lane_bytes).from_address(address), dtype=torch.uint8)
+            raw.fill_(0)
+            twins += [raw[at : at + self._plan.size] for at in range(0, self._plan.lane_bytes, self._plan.stride)]
         return twins[: self._plan.slots]
 
     def close_lanes(self) -> None:
@@ -138,8 +139,6 @@ def check_bytes(cache: NanoKVCache, owner: Owner, size: int) -> None:
     Raises:
         Mismatch: naming the way that gave other bytes.
     """
-    from bench.owner import digest
-
     key = "checked"
     source = torch.randint(0, 256, (size,), dtype=torch.uint8)
     cache.put(key, source, preferred_segment=OWNER)

@@ -15,7 +15,7 @@ PATIENCE = 30.0  #: seconds to wait for events, and for the other process
 
 def digest(tensor: torch.Tensor) -> str:
     """A digest of a tensor's bytes."""
-    return hashlib.blake2b(tensor.reshape(-1).view(torch.uint8).numpy(), digest_size=16).hexdigest()
+    return hashlib.blake2b(tensor.reshape(-1).view(torch.uint8).numpy().data, digest_size=16).hexdigest()
 
 
 class Owner(Protocol):

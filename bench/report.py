@@ -66,12 +66,12 @@ def _object_cells(row: dict[str, Any], name: str) -> list[str]:
 
 
 def _freelist(result: dict[str, Any]) -> Table:
-    table = Table(
-        "threads", "ns a pop + push, for each thread", "least", "most", title="free list", title_justify="left"
-    )
+    title = "free list: a pop and a push, as each thread sees it, ns"
+    table = Table("threads", "median", "least", "most", "of a processor each", title=title, title_justify="left")
     for row in result.get("rows", []):
         runs = row["ns_per_pair_runs"]
-        table.add_row(str(row["threads"]), *(_number(ns) for ns in (row["ns_per_pair"], min(runs), max(runs))))
+        numbers = [_number(ns) for ns in (row["ns_per_pair"], min(runs), max(runs))]
+        table.add_row(str(row["threads"]), *numbers, f"{row['processor_share']:.0%}")
     return table
 
 

@@ -47,10 +47,9 @@ def parse_size(text: str) -> int:
         ValueError: it is none of these, or not positive.
     """
     number, unit = (text[:-1], _UNITS[text[-1]]) if text[-1:] in _UNITS else (text, 1)
-    nbytes = int(number) * unit
-    if nbytes <= 0:
-        raise ValueError(f"a size must be positive, not {text!r}")
-    return nbytes
+    if not number.isdecimal() or int(number) == 0:
+        raise ValueError(f"a size is a positive number of bytes, KiB (K) or MiB (M), not {text!r}")
+    return int(number) * unit
 
 
 def show_size(nbytes: int) -> str:

@@ -1,7 +1,7 @@
 """Pages and header slots of one segment, kept by the master: free runs, joined with their neighbours at once.
 
-A run is a half-open range of pages. What was never used is the last run: the bump pointer is no special case. Taking is
-best fit (a run of exactly the size, if there is one), the lowest address among equals, so that what is large stays whole.
+A run is a range of pages. What was never used is the last run: the bump pointer is no special case. Taking is best fit
+(a run of exactly the size, if there is one), the lowest address among equals, so that what is large stays whole.
 Finding takes O(log n) comparisons; the list that keeps the order then moves by one memmove.
 """
 

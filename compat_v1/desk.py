@@ -29,7 +29,7 @@ class Desk(Protocol):
 def answer(master: Master, request: Request) -> Reply:
     """Do what a request asks."""
     key = KeyDigest(request.key_hash, request.key_check)
-    where = (request.owner, request.index, request.epoch)
+    where = (request.owner, request.slot, request.epoch)
     number = request.number
     match request.op:
         case Op.OPEN_FOR_WRITE:
@@ -38,7 +38,7 @@ def answer(master: Master, request: Request) -> Reply:
             found = master.get_location(key)
             return Reply(number, *found[:6], descriptor=found.descriptor)
         case Op.EVICT:
-            return Reply(number, Status.OK, count=master.evict(request.owner, request.limit))
+            return Reply(number, Status.OK, gone=master.evict(request.owner, request.limit))
         case Op.COMMIT:
             status = master.commit(key, *where)
         case Op.ABORT:

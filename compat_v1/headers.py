@@ -32,11 +32,11 @@ def settle(machine: Machine, table: Table, entry: Entry) -> int:
     READY comes from a producer or its kernel; DEAD without the master, from one that gave up while it had no master.
     """
     if entry.ready:
-        return READY.value
+        return int(READY.value)
     state = split(machine.state(entry.owner, entry.index))
     if state.epoch != entry.epoch or state.phase >= DEAD.value:
         table.set_aside(entry)
-        return DEAD.value
+        return int(DEAD.value)
     if state.phase == READY.value:
         table.finish(entry)
     return state.phase

@@ -1,11 +1,11 @@
 """The master: it allocates in every segment, and knows where each object is.
 
-One lock serialises everything. An endpoint is a few look-ups in dictionaries and one to three calls of the machine, some
-microseconds; a lock for each key would have to be held across the index, the allocator of the owner and an eviction
-there, which touch each other's keys, and the interpreter runs one thread at a time anyway.
+One lock serialises everything. An endpoint is a few look-ups in dictionaries and one to three calls of the machine,
+some microseconds; a lock for each key would have to be held across the index, the allocator of the owner and an
+eviction there, which touch other keys, and the interpreter runs one thread at a time anyway.
 
-The header is written here, with the producer's name in it; the producer makes it READY itself, by its machine or in its
-kernel, so the master looks at the header when somebody asks. Statuses are answers; nothing here raises for FULL or MISS.
+The header is written here, with the producer's name in it; the producer makes it READY itself, by its machine or in
+its kernel, so the master looks at the header when somebody asks. Statuses are answers; nothing raises for FULL or MISS.
 """
 
 import threading
@@ -175,7 +175,7 @@ class Master:
             return self._evict(owner, limit)
 
     def tick(self, now: float) -> None:
-        """Give up what is stuck, free what nobody writes to any more, drop the pins of the dead. Called now and then."""
+        """Give up what is stuck, free what nobody writes to, drop the pins of the dead. `now`: of the clock."""
         alive = cache(self._alive)
         with self._lock:
             reclaim.give_up_stuck(self._machine, self._table, alive, now - self._write_timeout)

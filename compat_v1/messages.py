@@ -37,7 +37,7 @@ class Request(NamedTuple):
     key_hash: int = 0
     key_check: int = 0
     owner: int = NOBODY  #: whose segment; OPEN_FOR_WRITE: the preferred one, or NOBODY
-    index: int = 0  #: header slot
+    slot: int = 0  #: header slot
     epoch: int = 0
     nbytes: int = 0
     plan: int = 0  #: OPEN_FOR_WRITE: 1 if a kernel writes the bytes that nobody counts
@@ -51,11 +51,11 @@ class Reply(NamedTuple):
     number: int
     status: int
     owner: int = 0
-    index: int = 0
+    slot: int = 0
     epoch: int = 0
     payload: int = 0
     nbytes: int = 0
-    count: int = 0  #: EVICT: objects that went
+    gone: int = 0  #: EVICT: objects that went
     descriptor: Descriptor = (0,) * 8
 
 
@@ -80,7 +80,7 @@ def unpack_request(words: torch.Tensor) -> Request | None:
     flat = words.tolist()
     if not 1 <= flat[0] <= max(Op):
         return None
-    return Request(*flat[:-8], descriptor=tuple(flat[-8:]))
+    return Request._make([*flat[:-8], tuple(flat[-8:])])
 
 
 def unpack_reply(words: torch.Tensor) -> Reply | None:
@@ -88,4 +88,4 @@ def unpack_reply(words: torch.Tensor) -> Reply | None:
     flat = words.tolist()[:_REPLY_WORDS]
     if not 0 <= flat[1] <= max(Status):
         return None
-    return Reply(*flat[:-8], descriptor=tuple(flat[-8:]))
+    return Reply._make([*flat[:-8], tuple(flat[-8:])])

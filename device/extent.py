@@ -64,6 +64,25 @@ def bump(world: tl.int64, seg: tl.int64, n_pages: tl.int64) -> Any:
 
 
 @triton.jit
+def bump_rest(world: tl.int64, seg: tl.int64) -> Any:
+    """Take all pages that were never used: the first of them, or -1 when none is left."""
+    base = table64(world + W_HEAP_BASE)
+    limit = table64(world + W_HEAP_LIMIT)
+    old = load64(seg + BUMP_PTR, "relaxed")
+    tries = word(0)
+    left = (old >= base) & (old < limit)
+    more = left
+    while more:
+        got = cas64(seg + BUMP_PTR, old, limit, "acq_rel")
+        tries += 1
+        more = got != old
+        old = got
+        left = (old >= base) & (old < limit) & (tries < SPIN_LIMIT)
+        more = more & left
+    return select(left, (old - base) // table64(world + W_PAGE_BYTES), word(-1))
+
+
+@triton.jit
 def give(world: tl.int64, seg: tl.int64, page: tl.int64, size_class: tl.int64) -> None:
     """Give an extent back."""
     links = page_links(world, seg)
@@ -85,12 +104,20 @@ def carve(world: tl.int64, seg: tl.int64, page: tl.int64, have: tl.int64, want: 
 
 
 @triton.jit
+def pop_free(world: tl.int64, seg: tl.int64, size_class: tl.int64) -> Any:
+    """Take a free extent of this class alone: its first page, or -1. A page without room for it is not believed."""
+    pages = class_pages(world, size_class)
+    places = select(pages > 0, table64(world + W_N_PAGES) - pages + 1, word(0))
+    return pop(free_list(seg, size_class), page_links(world, seg), places)
+
+
+@triton.jit
 def take_split(world: tl.int64, seg: tl.int64, size_class: tl.int64) -> Any:
     """Take an extent out of a larger free one: its first page, or -1 when no larger one is free."""
     page = word(-1)
     level = size_class + 1
     while (page < 0) & (level < N_CLASSES):
-        page = pop(free_list(seg, level), page_links(world, seg), table64(world + W_N_PAGES))
+        page = pop_free(world, seg, level)
         if page >= 0:
             carve(world, seg, page, level, size_class)
         level += 1
@@ -100,7 +127,7 @@ def take_split(world: tl.int64, seg: tl.int64, size_class: tl.int64) -> Any:
 @triton.jit
 def take(world: tl.int64, seg: tl.int64, size_class: tl.int64) -> Any:
     """Take an extent: its first page, or -1 when the heap has none of the size."""
-    page = pop(free_list(seg, size_class), page_links(world, seg), table64(world + W_N_PAGES))
+    page = pop_free(world, seg, size_class)
     if page < 0:
         page = take_split(world, seg, size_class)
     if page < 0:

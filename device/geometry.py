@@ -6,6 +6,7 @@ HeapCtl, so that a process with other wishes is refused instead of reading garba
 
 from dataclasses import dataclass, fields
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -105,6 +106,9 @@ class Geometry:
         count = max_objects if max_objects is not None else n_pages + 64
         if not 1 <= count <= MAX_HEADERS:
             raise ValueError(f"max_objects must be 1 to {MAX_HEADERS}, not {count}; larger pages make fewer objects")
+        for name, wish in (("ring_slots", ring_slots), ("pin_slots", pin_slots)):
+            if wish is not None and wish < 1:
+                raise ValueError(f"{name} must be at least 1, not {wish}")
         classes = tuple(size_classes) if size_classes is not None else default_classes(n_pages)
         _check_classes(classes, n_pages)
         return Geometry(
@@ -204,6 +208,7 @@ class Geometry:
         why = found.mismatch(ctl)
         if why:
             raise ValueError(why)
+        _check_classes(tuple(np.trim_zeros(found.class_pages, "b")), found.n_pages)
         return found
 
     def world_table(self, rank: int, incarnation: int, bases: list[int]) -> npt.NDArray[np.int64]:
@@ -226,8 +231,7 @@ def producer_word(rank: int, incarnation: int) -> int:
 def _check_classes(classes: tuple[int, ...], n_pages: int) -> None:
     if not 1 <= len(classes) <= SIZE_CLASSES:
         raise ValueError(f"size_classes must be 1 to {SIZE_CLASSES} numbers of pages, not {classes}")
-    for small, large in zip((1, *classes), classes, strict=False):
-        if small < 1 or large % small or (large == small and large != classes[0]):
-            raise ValueError(f"size_classes must ascend, each a multiple of the one before: {classes}")
+    if min(classes) < 1 or any(large <= small or large % small for small, large in pairwise(classes)):
+        raise ValueError(f"size_classes must ascend, each a multiple of the one before: {classes}")
     if classes[-1] > n_pages:
         raise ValueError(f"the largest size class has {classes[-1]} pages, the heap has {n_pages}")

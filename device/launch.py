@@ -91,8 +91,8 @@ class LaunchMachine:
         return self._move(args, nbytes, objects.begin_object_kernel, transfer.store_payload_kernel)
 
     def lookup(self, key: tuple[int, int]) -> Found:
-        found = self._call(objects.lookup_object_kernel, *key)
-        return Found(*found[:6], tuple(found[6:14]))
+        status, owner, index, epoch, payload, nbytes, *what = self._call(objects.lookup_object_kernel, *key)[:14]
+        return Found(status, owner, index, epoch, payload, nbytes, tuple(what))
 
     def find(self, key: tuple[int, int]) -> int:
         return self._call(objects.find_key_kernel, *key)[0]
@@ -202,6 +202,10 @@ class LaunchMachine:
             pages.append(first)
             first = int(unpack("LINK", "next", links[first])) - 1
         return np.array(pages, np.int64)
+
+    def detach_rest(self, owner: int) -> Words:
+        first = self._owner_call(host.detach_rest_kernel, owner)[0]
+        return np.arange(first if first >= 0 else self.geometry.n_pages, self.geometry.n_pages, dtype=np.int64)
 
     def push_extents(self, owner: int, pages: Words, classes: Words) -> None:
         firsts, kinds = self._upload(pages), self._upload(classes)

@@ -118,7 +118,7 @@ HEAP_CTL = Record(
         Field(
             "joining",
             "<u8",
-            "hosts that have detached the free lists to join neighbours, and not yet pushed",
+            "the last host to detach the free lists to join neighbours, until it has pushed: PRODUCER bits; 0: nobody",
             own_line=True,
         ),
         # counters of rare events, in one line: nobody waits for them

@@ -51,7 +51,8 @@ ENTRIES: dict[str, tuple[Any, int]] = {
     "give_up": (reclaim.give_up, 4),
     "release": (reclaim.release, 4),
     "adopt_slot": (reclaim.adopt_slot, 3),
-    "joining": (reclaim.joining, 2),
+    "joining": (reclaim.joining, 3),
+    "detach_rest": (reclaim.detach_rest, 2),
     "detach_class": (reclaim.detach_class, 3),
     "push_extents": (reclaim.push_extents, 5),
     "walk_pages": (reclaim.walk_pages, 5),
@@ -130,6 +131,7 @@ class Compiled(NamedTuple):
     release: Callable[..., Any]
     adopt_slot: Callable[..., Any]
     joining: Callable[..., Any]
+    detach_rest: Callable[..., Any]
     detach_class: Callable[..., Any]
     push_extents: Callable[..., Any]
     walk_pages: Callable[..., Any]

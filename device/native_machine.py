@@ -182,7 +182,7 @@ class NativeMachine:
         self._code.adopt_slot(self._world, owner, index)
 
     def joining(self, owner: int, change: int) -> int:
-        return self._code.joining(self._bases[owner], change)
+        return self._code.joining(self._world, self._bases[owner], change)
 
     def detach(self, owner: int, size_class: int) -> Words:
         first = self._code.detach_class(self._world, owner, size_class)
@@ -192,6 +192,10 @@ class NativeMachine:
             pages.append(first)
             first = int(links[first] & np.uint64(0xFFFFFFFF)) - 1
         return np.array(pages, np.int64)
+
+    def detach_rest(self, owner: int) -> Words:
+        first = self._code.detach_rest(self._world, owner)
+        return np.arange(first if first >= 0 else self.geometry.n_pages, self.geometry.n_pages, dtype=np.int64)
 
     def push_extents(self, owner: int, pages: Words, classes: Words) -> None:
         pages, classes = np.ascontiguousarray(pages, np.int64), np.ascontiguousarray(classes, np.int64)

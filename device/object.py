@@ -83,6 +83,7 @@ from nanokv.device.world import (
     W_HEAP_LIMIT,
     W_N_PAGES,
     W_PAGE_BYTES,
+    class_pages,
     header_at,
     segment,
 )
@@ -101,7 +102,9 @@ def take_out(world: tl.int64, seg: tl.int64, header: tl.int64) -> Any:
     size_class = class_of(world, n_pages)
     if n_pages > 0:
         store64(header + H_PAGES, word(0), "relaxed")
-        if (offset < 0) | (size_class < 0) | (page + n_pages > table64(world + W_N_PAGES)):
+        whole = class_pages(world, select(size_class < 0, word(0), size_class))
+        beyond = (page + whole > table64(world + W_N_PAGES)) | (offset % table64(world + W_PAGE_BYTES) != 0)
+        if (offset < 0) | (size_class < 0) | beyond:
             add64(seg + COUNT_CORRUPT, 1, "relaxed")
             page = word(-1)
     else:
@@ -238,6 +241,7 @@ def allocate(
     if status == OK:
         if not publish(world, seg, index, epoch, n_pages, payload, nbytes, now):
             add64(seg + COUNT_LOST, 1, "relaxed")
+            acknowledge(header_at(world, seg, index), epoch)
             status = word(LOST)
     else:
         add64(seg + COUNT_REFUSED, 1, "relaxed")
@@ -281,7 +285,8 @@ def begin(
                     # the entry goes first: whoever takes the slot next must not be found by this key
                     erase(world, owner, index, epoch, key_hash, key_check)
             if (status != OK) & (status != LOST):
-                undo(world, seg, owner, index, epoch)
+                if not undo(world, seg, owner, index, epoch):
+                    acknowledge(header_at(world, seg, index), epoch)
     if status != OK:
         leave(world, seg, phase)
     return status, index, epoch, payload, phase

@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 
 from nanokv.device.directory import erase
-from nanokv.device.extent import free_list, give
+from nanokv.device.extent import bump_rest, free_list, give
 from nanokv.device.freelist import detach
 from nanokv.device.header import epoch_of, give_slot, kill, publish, reserve, state_word, still_ready
 from nanokv.device.layout import (
@@ -50,11 +50,19 @@ from nanokv.device.layout import (
     WORD_BYTES,
     WRITING,
 )
-from nanokv.device.memory import add64, cas64, load64, select, store64, table64, word
+from nanokv.device.memory import add64, cas64, load64, select, store64, table64, word, xchg64
 from nanokv.device.object import retire
 from nanokv.device.pins import add_pin, ledger_at
 from nanokv.device.ring import announce
-from nanokv.device.world import W_HDR_COUNT, W_PAGE_BYTES, header_at, header_links, page_links, segment
+from nanokv.device.world import (
+    W_HDR_COUNT,
+    W_PAGE_BYTES,
+    W_PRODUCER,
+    header_at,
+    header_links,
+    page_links,
+    segment,
+)
 
 
 @triton.jit
@@ -135,12 +143,25 @@ def push_extents(world: tl.int64, owner: tl.int64, pages: tl.int64, classes: tl.
 
 
 @triton.jit
-def joining(seg: tl.int64, change: tl.int64) -> Any:
-    """Count the hosts that are joining free extents in a segment; returns how many there were.
+def joining(world: tl.int64, seg: tl.int64, change: tl.int64) -> Any:
+    """Say that this producer begins (1) or ends (-1) to join free extents, or only look (0).
 
-    While it is not 0, FULL may be an accident: the free extents are in somebody's hands for a moment.
+    Returns the PRODUCER bits that were there, or 0. While it is not 0, FULL may be an accident: the free extents are in
+    somebody's hands for a moment. The last one to begin is named: so a name that the dead left goes with the next.
     """
-    return add64(seg + JOINING, change, "acq_rel")
+    mine = table64(world + W_PRODUCER)
+    seen = load64(seg + JOINING, "acquire")
+    if change > 0:
+        seen = xchg64(seg + JOINING, mine, "acq_rel")
+    elif change < 0:
+        seen = cas64(seg + JOINING, mine, 0, "acq_rel")
+    return seen
+
+
+@triton.jit
+def detach_rest(world: tl.int64, owner: tl.int64) -> Any:
+    """Take all pages that were never used: the first of them, or -1. They are the caller's."""
+    return bump_rest(world, segment(world, owner))
 
 
 @triton.jit

@@ -1,8 +1,8 @@
 """Joins neighbouring free extents, so that small ones become large ones again.
 
-The lists are detached whole, one CAS each; what was in them belongs to this host until it is pushed back. A producer
-that comes meanwhile may find nothing: `joining` tells it that FULL may be an accident. If this process dies between,
-the audit finds the pages.
+The lists are detached whole, one CAS each, and so are the pages that were never used: a free extent beside them is a
+neighbour too. All this belongs to this host until it is pushed back. A producer that comes meanwhile may find nothing:
+`joining` tells it that FULL may be an accident. If this process dies between, the audit finds the pages.
 """
 
 import numpy as np
@@ -44,7 +44,7 @@ def join_free_extents(machine: Machine, owner: int) -> int:
             (first[:, None] + np.arange(size, dtype=np.int64)).ravel()
             for first, size in zip(lists, geometry.class_pages, strict=True)
         ]
-        pages = np.sort(np.concatenate(spans))
+        pages = np.sort(np.concatenate([*spans, machine.detach_rest(owner)]))
         if not len(pages):
             return 0
         firsts, kinds = carve_runs(geometry, pages)

@@ -140,7 +140,9 @@ class Sweeper:
         self._unfinished = seen
 
     def _alive(self, header: Any) -> bool:
-        producer = int(header["producer"])
+        return self._alive_producer(int(header["producer"]))
+
+    def _alive_producer(self, producer: int) -> bool:
         return self.heap.alive(unpack("PRODUCER", "rank", producer), unpack("PRODUCER", "incarnation", producer))
 
     # quarantine
@@ -205,8 +207,10 @@ class Sweeper:
                 self.machine.clear_intent(self._rank, line, said)
 
     def _join_if_refused(self) -> None:
-        refused = int(self.machine.control(self._rank)[0]["refused"])
-        if refused != self._refused:
+        control = self.machine.control(self._rank)[0]
+        refused, joiner = int(control["refused"]), int(control["joining"])
+        left = joiner and not self._alive_producer(joiner)  # by one that died; whoever joins next takes it away
+        if refused != self._refused or left:
             self._refused = refused
             join_free_extents(self.machine, self._rank)
             self.counts.joined += 1

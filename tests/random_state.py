@@ -76,8 +76,10 @@ ARGUMENTS = {
     "class_of": "world n_pages",
     "free_list": "seg size_class",
     "bump": "world seg n_pages",
+    "bump_rest": "world seg",
     "give": "world seg page size_class",
     "carve": "world seg page size_class smaller_class",
+    "pop_free": "world seg any_class",
     "take_split": "world seg size_class",
     "take": "world seg size_class",
     "state_word": "state epoch",
@@ -151,7 +153,8 @@ ARGUMENTS = {
     "release": "world owner index epoch",
     "adopt_slot": "world owner index",
     "push_extents": "world owner pages classes two",
-    "joining": "seg one",
+    "joining": "world seg one",
+    "detach_rest": "world owner",
     "detach_class": "world owner size_class",
     "walk": "links head count any marks",
     "walk_pages": "world owner size_class count_pages marks",
@@ -308,6 +311,9 @@ class Draw:
     def size_class(self) -> int:
         return self.drawn_class
 
+    def any_class(self) -> int:
+        return self.rng.randrange(8)
+
     def maybe_class(self) -> int:
         return self.rng.choice((-1, self.drawn_class))
 
@@ -425,6 +431,6 @@ def corrupt(rng: random.Random, state: Memory) -> None:
     first, end = HEAP_CTL.offsets["bump_ptr"] // 8, GEOMETRY.offsets["heap_base"] // 8
     for _ in range(rng.randrange(1, 5)):
         words = rng.choice(state.views).raw.view(np.uint64)
-        at = rng.choice([i for i in range(first, end) if words[i]] or [first])
+        at = rng.choice([i for i in range(first, end) if words[i] or rng.random() < 0.1] or [first])
         other = int(words[rng.randrange(first, end)])
         words[at] = rng.choice((rng.getrandbits(64), int(words[at]) ^ 1 << rng.randrange(64), other, rng.randrange(40)))

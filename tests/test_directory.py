@@ -12,8 +12,6 @@ from nanokv.device.directory import claim, erase, find
 from nanokv.device.geometry import Geometry
 from nanokv.device.header import kill, reserve, state_word
 from nanokv.device.layout import (
-    ENTRIES_PER_BUCKET,
-    ENTRY_FINAL,
     RESERVED,
     WORD_BYTES,
     unpack,

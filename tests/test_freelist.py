@@ -161,7 +161,7 @@ def test_the_tag_wraps(tag: int) -> None:
     nodes.words[:1].view(np.uint64)[0] = tag << 32
     nodes.push(1, 2, 3)
     assert [nodes.pop() for _ in range(4)] == [3, 2, 1, -1]
-    assert unpack("LIST", "tag", nodes.words[0]) == (tag + 6) & LOW32
+    assert unpack("LIST", "tag", nodes.words[0]) == (tag + 6) % (1 << 32)
 
 
 def test_a_stamp_survives_pushes() -> None:

@@ -10,25 +10,46 @@ import triton
 import triton.language as tl
 
 from nanokv.device.geometry import Geometry
-from nanokv.device.layout import STORED, unpack
-from nanokv.device.memory import word
+from nanokv.device.layout import ANN_HEAD, COUNT_MISSED, STORED, WORD_BYTES, unpack
+from nanokv.device.memory import load64, word
 from nanokv.device.native import native_function
-from nanokv.device.ring import announce, drain
+from nanokv.device.ring import announce, drain, ring_slot
 from tests.concurrency_workers import PAGE, PlainWorld, address, aligned_words, in_threads
 
 SLOTS = 16
 BATCH = 64
 HINTS = 40_000
+PATIENCE = tl.constexpr(2000)  #: so that the consumer has its turn, whatever else the machine does
 
 
 @triton.jit
 def announce_many(world: tl.int64, seg: tl.int64, header: tl.int64, count: tl.int64) -> Any:
-    """Leave hints about one slot, in epochs from 0 on."""
+    """Leave hints about one slot, in epochs from 0 on; wait a moment where the ring is full, but not for long."""
     epoch = word(0)
     while epoch < count:
+        slot = ring_slot(world, seg, load64(seg + ANN_HEAD, "acquire"))
+        polls = word(0)
+        while (load64(slot, "acquire") != 0) & (polls < PATIENCE):
+            polls += 1
         announce(world, seg, STORED, header, epoch)
         epoch += 1
     return epoch
+
+
+@triton.jit
+def drain_all(world: tl.int64, seg: tl.int64, out: tl.int64, total: tl.int64, tries: tl.int64) -> Any:
+    """Take hints until `total` are taken or counted as missed, coming back to holes. Returns how many were taken."""
+    taken = word(0)
+    missed = word(0)
+    tail = word(0)
+    i = word(0)
+    while (taken + missed < total) & (i < tries):
+        came, _, hole = drain(world, seg, tail, out + taken * WORD_BYTES, total - taken)
+        taken += came
+        tail = hole
+        missed = load64(seg + COUNT_MISSED, "acquire")
+        i += 1
+    return taken
 
 
 @cache
@@ -91,7 +112,7 @@ def test_extremes_of_a_word(ring: Ring, header: int, epoch: int) -> None:
 def test_capacity(ring: Ring) -> None:
     ring.announce(*range(SLOTS + 5))
     assert ring.missed == 5
-    assert ring.epochs() == list(range(SLOTS)), "the first ones stay: a hint is never written over"
+    assert sorted(ring.epochs()) == list(range(SLOTS)), "the first ones stay: a hint is never written over"
     assert ring.tail == ring.head == SLOTS + 5
 
 
@@ -130,22 +151,14 @@ def test_mpsc(ring: Ring) -> None:
 
 
 def assert_taken_at_most_once(ring: Ring, producers: int) -> None:
-    taken: list[int] = []
-    running = [True]
-
-    def consume() -> None:
-        while running[0]:
-            taken.extend(ring.drain(wait_for_holes=False))
-
-    def produce() -> None:
-        in_threads(*[partial(native(announce_many, 4), *ring.at, header, HINTS) for header in range(producers)])
-        running[0] = False
-
-    in_threads(consume, produce)
-    ring.tail = max(ring.head - SLOTS, 0)
-    taken.extend(ring.drain())
-    words = np.array(taken, np.int64)
-    assert len(np.unique(words)) == len(words), "no hint is taken twice"
+    total = producers * HINTS
+    out = aligned_words(total)
+    consume = partial(native(drain_all, 5), *ring.at, address(out), total, 1 << 28)
+    produce = native(announce_many, 4)
+    taken, *_ = in_threads(consume, *[partial(produce, *ring.at, header, HINTS) for header in range(producers)])
+    assert (taken + ring.missed, ring.head) == (total, total)
+    assert taken > SLOTS, "the consumer was at work meanwhile"
+    words = out[:taken]
+    assert len(np.unique(words)) == taken, "no hint is taken twice"
     assert (unpack("RING", "header", words) < producers).all() and (unpack("RING", "epoch", words) < HINTS).all()
-    assert len(words) + ring.missed == producers * HINTS == ring.head
-    assert len(words) > SLOTS and not ring.view.ring.any()
+    assert not ring.view.ring.any()

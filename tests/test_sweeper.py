@@ -158,6 +158,7 @@ def test_what_a_dead_producer_left_is_reclaimed(ranks: list[Rank]) -> None:
     assert (counts.leaked_pages, counts.leaked_slots) == (5, 1)
     assert ranks[1].machine.slot_marks(1)[slot] == 1
     assert plan.payload
+    assert ranks[1].views[1].ctl["joining"] == 0
     assert len(poller.index) == 1
     stored = [ranks[1].put(1, key) for key in range(100, 163)]
     assert stored == [Status.OK] * 63, "all pages but the one of key 9 are there again"

@@ -16,6 +16,7 @@ from nanokv.device.reclaim import (
     announce_slot,
     clear_intent,
     detach_class,
+    detach_rest,
     drop_pin,
     give_up,
     install,
@@ -75,14 +76,20 @@ def adopt_slot_kernel(frame: tl.int64) -> None:
 
 @triton.jit
 def count_joining_kernel(frame: tl.int64) -> None:
-    """(owner, change) -> how many there were."""
-    answer(frame, 0, joining(segment(arg(frame, 0), arg(frame, 1)), arg(frame, 2)))
+    """(owner, change) -> who was there."""
+    answer(frame, 0, joining(arg(frame, 0), segment(arg(frame, 0), arg(frame, 1)), arg(frame, 2)))
 
 
 @triton.jit
 def detach_class_kernel(frame: tl.int64) -> None:
     """(owner, size class) -> first page or -1."""
     answer(frame, 0, detach_class(arg(frame, 0), arg(frame, 1), arg(frame, 2)))
+
+
+@triton.jit
+def detach_rest_kernel(frame: tl.int64) -> None:
+    """(owner) -> first page or -1."""
+    answer(frame, 0, detach_rest(arg(frame, 0), arg(frame, 1)))
 
 
 @triton.jit

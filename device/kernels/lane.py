@@ -31,7 +31,7 @@ class Lane:
     def __init__(self, world: int, device: torch.device, *, own_stream: bool) -> None:
         self._device = device
         self._on_gpu = device.type == "cuda"
-        self._stream = torch.cuda.Stream(device) if self._on_gpu and own_stream else None
+        self._stream = torch.cuda.Stream(device) if self._on_gpu and own_stream else None  # type: ignore[no-untyped-call]
         self._lock = threading.Lock() if self._on_gpu else _INTERPRETER
         self._host = torch.zeros(FRAME_WORDS, dtype=torch.int64, pin_memory=self._on_gpu)
         self._frame = torch.zeros(FRAME_WORDS, dtype=torch.int64, device=device)

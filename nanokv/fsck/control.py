@@ -52,8 +52,8 @@ def check_control(world: World) -> Iterator[Finding]:
             what = f"grace_phase is {row['grace_phase']}, not 0 or 1"
             yield Finding("I6", look.rank, what, "HeapCtl.grace_phase", REMAKE)
         if world.quiescent and row["joining"]:
-            what = f"{row['joining']} hosts are said to join free extents at rest"
-            ended = world.somebody_ended
+            what = "somebody is said to join free extents at rest"
+            ended = world.producer_ended(int(row["joining"]))
             yield Finding("I6", look.rank, what, "HeapCtl.joining", RECOVER if ended else REMAKE, not ended)
 
 

@@ -11,12 +11,14 @@ import torch
 import triton
 import triton.language as tl
 
-from nanokv.device.geometry import Geometry
+from nanokv.device import remote
+from nanokv.device.geometry import Geometry, producer_word
 from nanokv.device.kernels import transfer
 from nanokv.device.launch import ONE_CTA_BYTES, LaunchMachine
 from nanokv.device.layout import (
     EPOCH_SHIFT,
     FLAG_PLAN,
+    HEADER_BYTES,
     READY,
     REMOVED,
     RING_EPOCH_SHIFT,
@@ -226,9 +228,13 @@ def free_lists_pass_through_the_host(device: torch.device) -> None:
         assert sorted(pages.tolist()) == [0, 1, 2, 3]
         assert len(w.machine.detach(1, 0)) == 0
         w.machine.push_extents(1, np.array([0]), np.array([2]))
-        assert w.machine.joining(1, -1) == 1
+        rest = w.machine.detach_rest(1)
+        assert rest.tolist() == list(range(4, 64))
+        w.machine.push_extents(1, rest, np.zeros_like(rest))
+        assert w.machine.joining(1, 0) == w.machine.joining(1, -1) == producer_word(0, 1)
+        assert w.machine.joining(1, 0) == 0
         w.machine.leave(1, phase)
-        assert (w.machine.page_stamps(1) - stamps).tolist()[:5] == [1, 1, 1, 1, 0]
+        assert (w.machine.page_stamps(1) - stamps).tolist()[:5] == [1, 1, 1, 1, 1]
         assert w.put(9, w.bytes(4 * PAGE, 9)) == OK
         assert w.machine.lookup(key(9)).payload == w.geometry.offsets["heap_base"]
 
@@ -285,7 +291,7 @@ def many_ctas_allocate_at_once(device: torch.device) -> None:
 
 
 def slots_in_no_place_are_given_back(device: torch.device) -> None:
-    """A slot that was made DEAD and not freed: `release` takes its entry out too, `adopt_slot` needs none to be there."""
+    """A slot that was made DEAD and not freed: `release` takes its entry out too, `adopt_slot` expects none."""
     with world(device) as w:
         for adopt in (False, True):
             taken = w.begin(2, 0)
@@ -302,6 +308,38 @@ def slots_in_no_place_are_given_back(device: torch.device) -> None:
             assert w.machine.slot_marks(1)[taken.index] == 1
 
 
+@triton.jit
+def fill_and_commit_kernel(
+    payload: tl.int64, nbytes: tl.int64, header: tl.int64, epoch: tl.int64, heap_bases: tl.tensor, out_ptr: tl.tensor
+) -> None:
+    """What a user's kernel on rank 0 does for a plan in rank 1's segment; addresses are in rank 0's view."""
+    lanes = tl.arange(0, 128)
+    byte_ptr = tl.cast(payload, tl.pointer_type(tl.int8)) + lanes
+    remote.store(byte_ptr, (lanes * 3).to(tl.int8), 0, 1, heap_bases, mask=lanes < nbytes)
+    tl.store(out_ptr, remote.kv_commit_ready(header, epoch, 0, 1, heap_bases))
+    back = remote.load(byte_ptr, 0, 1, heap_bases, mask=lanes < nbytes).to(tl.int64)
+    tl.store(out_ptr + 1, tl.sum(tl.where(lanes < nbytes, back, 0)))
+
+
+def kernels_commit_plans(device: torch.device) -> None:
+    """A kernel fills a plan by iris-style stores and commits it; with an old epoch, or given up, nothing changes."""
+    with world(device) as w:
+        bases = torch.tensor([segment.data_ptr() for segment in w.segments], dtype=torch.int64, device=device)
+        base = w.segments[0].data_ptr()
+        for n, nbytes in enumerate((100, 128, 0)):
+            plan = w.begin(n, nbytes, FLAG_PLAN.value)
+            w.machine.leave(1, plan.phase)
+            header = base + w.geometry.offsets["hdr_base"] + plan.index * HEADER_BYTES.value
+            out = torch.full((2,), -1, dtype=torch.int64, device=device)
+            for epoch, committed in ((plan.epoch + 1, 0), (plan.epoch, 1), (plan.epoch, 0)):
+                fill_and_commit_kernel[(1,)](base + plan.payload, nbytes, header, epoch, bases, out, num_warps=1)
+                assert int(out[0]) == committed
+            assert w.machine.commit(1, plan.index, plan.epoch) == OK
+            wanted = (torch.arange(nbytes) * 3).to(torch.int8)
+            assert torch.equal(w.get(n, nbytes)[1].cpu().view(torch.int8), wanted)
+            assert int(out[1]) == int(wanted.sum())
+
+
 BODIES: tuple[Callable[[torch.device], None], ...] = (
     puts_gets_and_removes,
     full_is_an_answer,
@@ -313,4 +351,5 @@ BODIES: tuple[Callable[[torch.device], None], ...] = (
     the_host_allocates,
     many_ctas_allocate_at_once,
     slots_in_no_place_are_given_back,
+    kernels_commit_plans,
 )

@@ -1,0 +1,142 @@
+"""What users hold on to: names, signatures and fields of the specification. A change here is a change of the API."""
+
+import dataclasses
+import inspect
+from typing import Any
+
+import pytest
+
+import nanokv
+from nanokv import errors
+
+PUBLIC = [
+    "Event",
+    "EventKind",
+    "Key",
+    "KeyDigest",
+    "NanoKVCache",
+    "NanoKVError",
+    "ObjMeta",
+    "WritePlan",
+    "local_world",
+]
+
+EMPTY = inspect.Parameter.empty
+
+# the specification's methods: positional parameters, keyword-only parameters, each with its default
+METHODS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "put": ({"key": EMPTY, "tensor": EMPTY}, {"preferred_segment": None}),
+    "get": ({"key": EMPTY}, {"dst": None}),
+    "remove": ({"key": EMPTY}, {}),
+    "open_for_write": ({"key": EMPTY, "bytes_total": EMPTY}, {"preferred_segment": None}),
+    "commit": ({"key": EMPTY}, {}),
+    "get_location": ({"key": EMPTY}, {"timeout": 0.0}),
+    "stats": ({}, {}),
+    "evict_until_below": ({"usage_ratio": EMPTY}, {}),
+    "device_ptr": ({"rank": EMPTY, "offset": EMPTY}, {}),
+    # beyond the specification
+    "remote_ptr": ({"rank": EMPTY, "offset": EMPTY}, {}),
+    "exists": ({"key": EMPTY}, {}),
+    "abort": ({"key": EMPTY}, {}),
+    "pin": ({"key": EMPTY}, {"timeout": 0.0}),
+    "put_many": ({"keys": EMPTY, "tensors": EMPTY}, {"preferred_segment": None}),
+    "get_many": ({"keys": EMPTY}, {"dsts": None}),
+    "exists_many": ({"keys": EMPTY}, {}),
+    "remove_many": ({"keys": EMPTY}, {}),
+    "put_async": ({"key": EMPTY, "tensor": EMPTY}, {"preferred_segment": None}),
+    "get_async": ({"key": EMPTY}, {"dst": None}),
+    "wait": ({"keys": EMPTY}, {"timeout": EMPTY}),
+    "flush": ({}, {"timeout": 10.0}),
+    "digest": ({"key": EMPTY}, {}),
+    "keys": ({}, {}),
+    "subscribe": ({"listener": EMPTY}, {}),
+    "clear": ({}, {}),
+    "close": ({}, {}),
+}
+
+PROPERTIES = ["rank", "world_size", "alloc", "device", "heap_bases_tensor"]
+SPECIAL = ["__enter__", "__exit__", "__contains__", "__iter__", "__len__"]
+
+META = ["key_hash", "owner_rank", "header_off", "payload_off", "bytes_total", "page_bytes", "n_pages", "epoch"]
+PLAN = ["key_hash", "dst_rank", "header_off", "payload_base", "page_bytes", "n_pages", "bytes_total", "epoch"]
+
+ERRORS = {
+    "InvalidArgument": ValueError,
+    "KeyNotFound": KeyError,
+    "DuplicateKey": errors.NanoKVError,
+    "NotReady": errors.NanoKVError,
+    "WaitTimeout": TimeoutError,
+    "ObjectPinned": errors.NanoKVError,
+    "OutOfMemory": MemoryError,
+    "WriteLost": errors.NanoKVError,
+    "SegmentCorrupt": errors.NanoKVError,
+    "HeapUnavailable": errors.NanoKVError,
+    "PeerLost": ConnectionError,
+}
+
+
+def parameters(function: Any, kind: Any) -> dict[str, Any]:
+    found = inspect.signature(function).parameters.values()
+    return {p.name: p.default for p in found if p.kind is kind and p.name != "self"}
+
+
+def test_the_names_of_the_package() -> None:
+    assert nanokv.__all__ == PUBLIC
+    for name in PUBLIC:
+        assert getattr(nanokv, name) is not None
+    with pytest.raises(AttributeError, match="'nothing'"):
+        nanokv.nothing  # noqa: B018
+    assert nanokv.__version__.count(".") == 2
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_signatures(name: str) -> None:
+    method = getattr(nanokv.NanoKVCache, name)
+    positional, keyword = METHODS[name]
+    assert parameters(method, inspect.Parameter.POSITIONAL_OR_KEYWORD) == positional
+    assert parameters(method, inspect.Parameter.KEYWORD_ONLY) == keyword
+
+
+def test_the_constructor() -> None:
+    make = nanokv.NanoKVCache.__init__
+    positional = parameters(make, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    assert positional == {"heap_bytes": EMPTY, "master_rank": 0, "page_bytes": 256 * 1024}
+    assert list(positional) == ["heap_bytes", "master_rank", "page_bytes"]
+    assert parameters(make, inspect.Parameter.KEYWORD_ONLY) == {"name": None, "rank": None, "world_size": None}
+    assert list(parameters(make, inspect.Parameter.VAR_KEYWORD)) == ["options"]
+
+
+def test_nothing_else_is_public() -> None:
+    public = {name for name in vars(nanokv.NanoKVCache) if not name.startswith("_")}
+    assert public == {*METHODS, *PROPERTIES}
+    for name in PROPERTIES:
+        assert isinstance(vars(nanokv.NanoKVCache)[name], property)
+    assert set(SPECIAL) <= set(vars(nanokv.NanoKVCache))
+
+
+def test_every_public_method_says_what_it_does() -> None:
+    for name in [*METHODS, *PROPERTIES]:
+        assert inspect.getdoc(getattr(nanokv.NanoKVCache, name)), name
+
+
+@pytest.mark.parametrize("kind, names", [(nanokv.ObjMeta, META), (nanokv.WritePlan, PLAN)])
+def test_the_records_are_the_specifications(kind: Any, names: list[str]) -> None:
+    assert [field.name for field in dataclasses.fields(kind)] == names
+    assert {field.type for field in dataclasses.fields(kind)} == {int}
+    record = kind(*range(len(names)))
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        record.epoch = 9
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_errors(name: str) -> None:
+    error = getattr(errors, name)
+    assert issubclass(error, errors.NanoKVError) and issubclass(error, ERRORS[name])
+    assert str(error("what went wrong")) == "what went wrong"
+    assert name in (errors.__doc__ or "")
+
+
+def test_all_errors_are_listed() -> None:
+    found = {name for name, value in vars(errors).items() if isinstance(value, type)}
+    assert found == {*ERRORS, "NanoKVError"}
+    assert nanokv.NanoKVError is errors.NanoKVError

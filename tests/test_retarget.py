@@ -1,0 +1,198 @@
+"""The seam of the protocol: the same functions over a machine of a few lines of plain Python.
+
+This is what a model checker stands on: it gives every function a vocabulary of its own. Here the words lie in a dict,
+and what comes out is compared with native code.
+"""
+
+import random
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nanokv.device import extent, freelist, header
+from nanokv.device.geometry import Geometry
+from nanokv.device.layout import FREE_HEAD, WORD
+from nanokv.device.memory import VOCABULARY
+from nanokv.device.native import native_function
+from nanokv.device.retarget import retarget
+from tests.concurrency_workers import PAGE, PlainWorld
+
+TABLE, SEGMENT = 1 << 20, 1 << 30  #: where the dict machine has its world table and its segment
+GEOMETRY = Geometry.plan(16 * PAGE, PAGE, 1, max_objects=5)
+LAST_CLASS = 4
+
+
+def signed(value: int) -> int:
+    """A value as a signed 64-bit word."""
+    return (value + (1 << 63)) % (1 << 64) - (1 << 63)
+
+
+class DictMachine:
+    """Words in a dict. Counts what was done to them."""
+
+    def __init__(self) -> None:
+        self.words: dict[int, int] = {}
+        self.calls: dict[str, int] = {}
+        self.orders: set[str] = set()
+
+    def _note(self, what: str, sem: str) -> None:
+        self.calls[what] = self.calls.get(what, 0) + 1
+        self.orders.add(sem)
+
+    def vocabulary(self) -> dict[str, Callable[..., Any]]:
+        names = {name: getattr(self, name) for name in ("load64", "store64", "cas64", "add64", "xchg64", "copy_bytes")}
+        plain = {"word": int, "select": lambda condition, yes, no: yes if condition else no}
+        return names | plain | {"table64": self.words.__getitem__}
+
+    def load64(self, address: int, sem: str) -> int:
+        self._note("load", sem)
+        return self.words[address]
+
+    def store64(self, address: int, value: int, sem: str) -> None:
+        self._note("store", sem)
+        assert address in self.words, f"{address - SEGMENT:#x} is no word of the segment"
+        self.words[address] = signed(value)
+
+    def cas64(self, address: int, expected: int, new: int, sem: str) -> int:
+        self._note("cas", sem)
+        old = self.words[address]
+        if old == expected:
+            self.words[address] = signed(new)
+        return old
+
+    def add64(self, address: int, value: int, sem: str) -> int:
+        self._note("add", sem)
+        old = self.words[address]
+        self.words[address] = signed(old + value)
+        return old
+
+    def xchg64(self, address: int, value: int, sem: str) -> int:
+        self._note("xchg", sem)
+        old, self.words[address] = self.words[address], signed(value)
+        return old
+
+    def copy_bytes(self, dst: int, src: int, nbytes: int) -> None:
+        for at in range(0, nbytes, WORD):
+            self.words[dst + at] = self.words[src + at]
+
+
+class Both:
+    """One segment twice: in a dict, and in memory for native code."""
+
+    def __init__(self) -> None:
+        self.native = PlainWorld(GEOMETRY)
+        self.machine = DictMachine()
+        for at, value in enumerate(GEOMETRY.world_table(0, 1, [SEGMENT]).tolist()):
+            self.machine.words[TABLE + at * WORD] = value
+        for at, value in enumerate(self.native.memory[0].tolist()):
+            self.machine.words[SEGMENT + at * WORD] = value
+        self.done: dict[Any, Any] = {}
+
+    def call(self, function: Any, *args: int) -> Any:
+        """Call a function that takes (world, seg, ...) on both; what it answers, the same on both."""
+        plain = retarget(function, self.machine.vocabulary(), done=self.done)
+        here = plain(TABLE, SEGMENT, *args)
+        there = compiled(function, 2 + len(args))(self.native.worlds[0], self.native.bases[0], *args)
+        assert here == there, f"{function.__name__}{args}"
+        return here
+
+    def call_list(self, function: Any, head: int, links: int, *args: int) -> Any:
+        """Call a function that takes (head, links, ...), given as offsets, on both."""
+        plain = retarget(function, self.machine.vocabulary(), done=self.done)
+        here = plain(SEGMENT + head, SEGMENT + links, *args)
+        base = self.native.bases[0]
+        there = compiled(function, 2 + len(args))(base + head, base + links, *args)
+        assert here == there, f"{function.__name__}{args}"
+        return here
+
+    def assert_same(self) -> None:
+        words = [self.machine.words[SEGMENT + at * WORD] for at in range(len(self.native.memory[0]))]
+        assert np.array_equal(np.array(words, np.int64), self.native.memory[0])
+
+
+@cache
+def compiled(function: Any, arguments: int) -> Any:
+    return native_function(function, arguments)
+
+
+@pytest.fixture
+def both() -> Both:
+    return Both()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_free_lists_are_the_same(both: Both, seed: int) -> None:
+    rng = random.Random(seed)
+    head, links = FREE_HEAD.value, GEOMETRY.offsets["links_base"]
+    outside = list(range(GEOMETRY.n_pages))
+    for _ in range(200):
+        if outside and rng.random() < 0.5:
+            node = outside.pop(rng.randrange(len(outside)))
+            both.call_list(freelist.push, head, links, node)
+        else:
+            node = both.call_list(freelist.pop, head, links, GEOMETRY.n_pages)
+            if node >= 0:
+                outside.append(node)
+    both.assert_same()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_extents_are_the_same(both: Both, seed: int) -> None:
+    rng = random.Random(seed)
+    held: list[tuple[int, int]] = []
+    refused = 0
+    for _ in range(200):
+        if held and rng.random() < 0.5:
+            both.call(extent.give, *held.pop(rng.randrange(len(held))))
+        else:
+            size_class = rng.randint(0, LAST_CLASS)
+            page = both.call(extent.take, size_class)
+            refused += page < 0
+            if page >= 0:
+                held.append((page, size_class))
+    assert refused and held
+    both.assert_same()
+
+
+def test_header_slots_are_the_same(both: Both) -> None:
+    for lap in range(3):
+        slots = [both.call(header.take_slot) for _ in range(GEOMETRY.hdr_count + 1)]
+        assert sorted(slots) == [-1, *range(GEOMETRY.hdr_count)]
+        for slot in slots[:-1]:
+            assert both.call(header.reserve, slot, lap, -lap, 1) == lap + 1
+        for slot in slots[:-1]:
+            both.call(header.give_slot, slot)
+    both.assert_same()
+
+
+def test_every_access_goes_through_the_vocabulary(both: Both) -> None:
+    both.call(extent.take, 2)
+    assert both.machine.calls == {"load": 7, "cas": 1}, "six empty lists are looked at, then the bump pointer"
+    assert both.machine.orders == {"acquire", "relaxed", "acq_rel"}
+
+
+def test_functions_are_rebuilt_once_and_shared() -> None:
+    done: dict[Any, Any] = {}
+    wrapped: list[str] = []
+
+    def wrap(function: Callable[..., Any]) -> Callable[..., Any]:
+        wrapped.append(function.__name__)
+        return function
+
+    vocabulary = DictMachine().vocabulary()
+    take = retarget(extent.take, vocabulary, wrap, done)
+    bump = retarget(extent.bump, vocabulary, wrap, done)
+    assert take.__globals__["bump"] is bump
+    assert sorted(wrapped) == sorted(set(wrapped))
+    assert {"take", "take_split", "carve", "give", "push", "push_chain", "stamp", "pop", "bump"} <= set(wrapped)
+    assert set(vocabulary) == set(VOCABULARY)
+
+
+def test_constants_become_numbers_and_the_original_is_untouched() -> None:
+    plain = retarget(extent.free_list, DictMachine().vocabulary())
+    assert plain(0, 2) == FREE_HEAD.value + 2 * extent.FREE_HEAD_STRIDE.value
+    assert plain.__globals__["FREE_HEAD"] == FREE_HEAD.value
+    assert extent.free_list.fn.__globals__["FREE_HEAD"] is FREE_HEAD
