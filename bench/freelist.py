@@ -18,6 +18,8 @@ from nanokv.device.memory import word
 from nanokv.device.native import native_function
 
 NODES = 1024
+ENOUGH = 0.9  #: of a processor for each thread, or a run is not counted
+TRIES = 20  #: runs for each one that is wanted, at most
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -106,20 +108,34 @@ def time_threads(threads: int, pairs: int) -> tuple[float, float]:
     return slowest / pairs, sum(busy) / (threads * (max(ended) - min(began)))
 
 
+def time_runs(threads: int, settings: Settings) -> dict[str, Any]:
+    """Repeat until there are enough runs in which every thread had a processor; the median of those counts.
+
+    Where others need the processors too, threads take turns: the list is then never contended, and looks fast. The
+    number of tries is bounded; if no run was good, the median is that of all, and `runs_counted` is 0.
+    """
+    runs: list[tuple[float, float]] = []
+    good: list[float] = []
+    while len(good) < settings.repeats and len(runs) < TRIES * settings.repeats:
+        runs.append(time_threads(threads, settings.pairs))
+        good = [ns for ns, share in runs if share >= ENOUGH]
+    counted = good or [ns for ns, _ in runs]
+    return {
+        "threads": threads,
+        "ns_per_pair": statistics.median(counted),
+        "least": min(counted),
+        "most": max(counted),
+        "runs": len(runs),
+        "runs_counted": len(good),
+        "runs_wanted": settings.repeats,
+    }
+
+
 def run(settings: Settings, say: Callable[[str], None]) -> dict[str, Any]:
     """One thread, then two."""
     FreeList().turn(1)  # compiled before it is timed
-    results = []
+    rows = []
     for threads in (1, 2):
         say(f"freelist: {threads} threads")
-        runs = [time_threads(threads, settings.pairs) for _ in range(settings.repeats)]
-        times, shares = zip(*runs, strict=True)
-        results.append(
-            {
-                "threads": threads,
-                "ns_per_pair": statistics.median(times),
-                "ns_per_pair_runs": times,
-                "processor_share": statistics.median(shares),
-            }
-        )
-    return {"pairs_per_thread": settings.pairs, "nodes": NODES, "rows": results}
+        rows.append(time_runs(threads, settings))
+    return {"pairs_per_thread": settings.pairs, "nodes": NODES, "rows": rows}

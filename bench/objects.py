@@ -186,8 +186,8 @@ def run(settings: Settings, worlds: Worlds, say: Callable[[str], None]) -> dict[
     rows = []
     with torch_threads(settings.threads):
         for heap in settings.heaps:
-            for alloc in settings.allocs:
-                for size in settings.sizes:
+            for size in settings.sizes:
+                for alloc in settings.allocs:  # next to each other in time too: they are compared
                     say(f"objects: {heap}, alloc={alloc}, {size} bytes")
                     rows.append(measure(worlds, heap, alloc, size, settings))
     return {"torch_threads": settings.threads, "ring_bytes": settings.ring_bytes, "rows": rows}

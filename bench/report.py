@@ -67,11 +67,10 @@ def _object_cells(row: dict[str, Any], name: str) -> list[str]:
 
 def _freelist(result: dict[str, Any]) -> Table:
     title = "free list: a pop and a push, as each thread sees it, ns"
-    table = Table("threads", "median", "least", "most", "of a processor each", title=title, title_justify="left")
+    table = Table("threads", "median", "least", "most", "runs counted", title=title, title_justify="left")
     for row in result.get("rows", []):
-        runs = row["ns_per_pair_runs"]
-        numbers = [_number(ns) for ns in (row["ns_per_pair"], min(runs), max(runs))]
-        table.add_row(str(row["threads"]), *numbers, f"{row['processor_share']:.0%}")
+        numbers = [_number(row[name]) for name in ("ns_per_pair", "least", "most")]
+        table.add_row(str(row["threads"]), *numbers, f"{row['runs_counted']} of {row['runs']}")
     return table
 
 
@@ -95,6 +94,6 @@ def _targets(found: list[Target]) -> Table:
     table = Table("target", "limit", "measured", "reached", title="targets", title_justify="left")
     for one in found:
         sign = "≥" if one.at_least else "≤"
-        reached = "[green]yes[/]" if one.reached else "[red]NO[/]"
+        reached = {True: "[green]yes[/]", False: "[red]NO[/]", None: "unclear: too busy"}[one.reached]
         table.add_row(one.what, f"{sign} {one.limit:g} {one.unit}", f"{one.measured:.2f} {one.unit}", reached)
     return table

@@ -20,7 +20,7 @@ class Settings:
         ring_bytes: bytes of the objects that lie in the heap while it is measured, and of the plain copies beside them.
         threads: torch's intra-op threads, for NanoKV and the plain copies alike.
         pairs: pops and pushes of one thread in one run of the free list.
-        repeats: runs of the free list and of each import; the median counts.
+        repeats: runs of the free list (that count) and of each import, of which the median is shown.
         idle_puts: puts that find the poller asleep; each costs a pause of some 30 ms.
     """
 
@@ -30,7 +30,7 @@ class Settings:
     allocs: tuple[str, ...] = ("device", "host")
     ring_bytes: int = 256 * MIB
     threads: int = 1
-    pairs: int = 2_000_000
+    pairs: int = 200_000
     repeats: int = 5
     idle_puts: int = 100
 

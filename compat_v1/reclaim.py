@@ -64,11 +64,11 @@ def drop_dead_pins(machine: Machine, alive: Alive) -> int:
         ledger = machine.pin_ledger(owner)
         for line in np.flatnonzero(ledger).tolist():
             said = int(ledger[line])
-            if alive(*_who(unpack("PIN", "producer", said))):
+            slot = int(unpack("PIN", "header", said))
+            if slot >= machine.geometry.hdr_count or alive(*_who(unpack("PIN", "producer", said))):
                 continue
             if unpack("PIN", "phase", said) == PIN_HELD.value:
-                epoch = split(machine.state(owner, unpack("PIN", "header", said))).epoch
-                dropped += machine.drop_pin(owner, line, said, epoch)
+                dropped += machine.drop_pin(owner, line, said, split(machine.state(owner, slot)).epoch)
             else:
                 machine.clear_intent(owner, line, said)
     return dropped

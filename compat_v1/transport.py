@@ -1,27 +1,34 @@
-"""A connection between the master and one client: a gloo group of their own over the loopback interface.
+"""A connection between the master and one client: a gloo group of their own, over the loopback address.
 
-A group is made for each connection, and never is torch.distributed's default one: a client that dies breaks its own group
-and nobody else's, and the user's process groups are not touched. Members meet through a FileStore in a directory that
-the master makes (`meeting_place`); every name in it is used once.
+A group is made for each connection, and never is torch.distributed's default one: a client that dies breaks its own
+group and nobody else's, and the user's process groups are not touched. Members exchange addresses through a FileStore in
+the master's directory (`server`), under a name that is used once.
 
-A group has three members: the master, the client, and the master's bell. gloo cannot interrupt a wait for a message, so
-the master waits for one from anybody, and rings its own bell to end the wait, when it closes or the client is dead.
+A group has three members: the master, the client, and the master's bell. gloo cannot interrupt a wait for a message,
+so the master waits for one from anybody, and rings its own bell to end the wait: when it closes, or the client is dead.
 """
 
+import contextlib
 import os
-import shutil
 import threading
 from datetime import timedelta
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed import FileStore, PrefixStore, ProcessGroupGloo
+import torch.distributed
 
+from nanokv.compat_v1.messages import new_message
+
+_dist: Any = torch.distributed  # its stubs miss names that it exports
 MASTER, CLIENT, BELL = 0, 1, 2
 _MEMBERS = 3
 _TAG = 0
-_PREFIX = "nanokv-v1."  #: of a directory's name; worlds begin with "nanokv.", and must not be taken for them
+_STORE = "store"
+_ADDRESS = "127.0.0.1"
+_LEAST_SECONDS = 0.001  #: gloo takes a wait of 0 for one without end
+_FOR_EVER = timedelta(days=365)
 
 
 class LinkBroken(Exception):
@@ -29,46 +36,61 @@ class LinkBroken(Exception):
 
 
 class Link:
-    """One member of a connection. Used by one thread at a time, but for `Bell.ring`.
+    """One member of a connection. Used by one thread at a time.
 
     Args:
-        meeting: a file that all members name, and no other connection ever did.
+        place: the master's directory, in which it has called `make_store`.
+        name: all members give the same, and no other connection there ever did.
         member: MASTER, CLIENT or BELL.
         timeout: seconds to wait for the others.
 
     Raises:
-        LinkBroken: they did not come.
+        LinkBroken: they did not come, or the place is not there.
     """
 
-    def __init__(self, meeting: Path, member: int, timeout: float) -> None:
-        limit = timedelta(seconds=timeout)
+    def __init__(self, place: Path, name: str, member: int, timeout: float) -> None:
+        limit = timedelta(seconds=max(timeout / 2, _LEAST_SECONDS))  # half: gloo waits for its peers twice
         try:
-            store = FileStore(str(meeting), -1)
-            store.set_timeout(limit)
-            options = ProcessGroupGloo._Options()
-            options._devices = [ProcessGroupGloo.create_device(interface=_loopback())]
+            options = _dist.ProcessGroupGloo._Options()
+            options._devices = [_dist.ProcessGroupGloo.create_device(hostname=_ADDRESS)]
             options._timeout = limit
             options._threads = 1
-            self._group: Any = ProcessGroupGloo(PrefixStore("link", store), member, _MEMBERS, options)
+            store = _dist.PrefixStore(name, _store(place / _STORE, limit))
+            self._group: Any = _dist.ProcessGroupGloo(store, member, _MEMBERS, options)
+        except OSError as error:
+            raise LinkBroken(str(error)) from None
         except RuntimeError as error:
             raise LinkBroken(f"no connection within {timeout:.3g} s: {error}") from None
 
     def send(self, to: int, words: torch.Tensor, timeout: float) -> None:
-        """Send a message, and wait until it is on its way: `words` may be used again."""
-        _wait(self._group.send([words], to, _TAG), timeout)
+        """Send a message. On return `words` may be used again."""
+        _wait(lambda: self._group.send([words], to, _TAG), timeout)
+
+    def post(self, to: int, words: torch.Tensor) -> Any:
+        """Begin to send a message, and do not wait: the result and the link are to be kept."""
+        try:
+            return self._group.send([words], to, _TAG)
+        except RuntimeError as error:
+            raise LinkBroken(str(error)) from None
 
     def expect(self, source: int, words: torch.Tensor) -> Any:
-        """Begin to receive a message into `words`; give the result to `take`."""
-        return self._group.recv([words], source, _TAG)
+        """Begin to receive a message into `words`; give the result to `take`.
+
+        Raises:
+            LinkBroken: also by all other methods.
+        """
+        try:
+            return self._group.recv([words], source, _TAG)
+        except RuntimeError as error:
+            raise LinkBroken(str(error)) from None
 
     def take(self, expected: Any, timeout: float) -> None:
         """Wait for an expected message."""
-        _wait(expected, timeout)
+        _wait(lambda: expected, timeout)
 
-    def receive_any(self, words: torch.Tensor, timeout: float) -> int:
-        """Wait for a message from anybody; returns who sent it."""
-        work = self._group.recv_anysource([words], _TAG)
-        _wait(work, timeout)
+    def receive_any(self, words: torch.Tensor) -> int:
+        """Wait for a message from anybody, without a limit; returns who sent it."""
+        work = _wait(lambda: self._group.recv_anysource([words], _TAG), None)
         return int(work._source_rank())
 
     def close(self) -> None:
@@ -77,24 +99,45 @@ class Link:
 
 
 class Bell:
-    """The master's third member. `ring` ends its wait."""
+    """Ends the master's wait for messages. See `Link` for the arguments."""
 
-    def __init__(self, meeting: Path, timeout: float) -> None:
+    def __init__(self, place: Path, name: str, timeout: float) -> None:
         self._lock = threading.Lock()
-        self._rung = False
-        self._link = Link(meeting, BELL, timeout)
+        self._words = new_message()
+        self._posted: Any = None
+        self._link = Link(place, name, BELL, timeout)
 
     def ring(self) -> None:
-        """End the master's wait, now or when it waits next. From any thread; idempotent."""
+        """End the master's wait, for good. From any thread; once is enough. Does not wait."""
         with self._lock:
-            if not self._rung:
-                self._rung = True
-                self._sent = self._link._group.send([torch.zeros(0, dtype=torch.int64)], MASTER, _TAG)
+            if self._posted is None:
+                with contextlib.suppress(LinkBroken):  # then the wait has ended
+                    self._posted = self._link.post(MASTER, self._words)
 
 
-def _wait(work: Any, timeout: float) -> None:
-    # 0 would mean for ever
+def make_store(place: Path) -> None:
+    """Make the file through which members meet in a directory."""
+    (place / _STORE).touch(mode=0o600, exist_ok=False)
+
+
+@cache
+def _store(path: Path, timeout: timedelta) -> Any:
+    """The FileStore of a place: one a process, kept until it ends, as is the descriptor of its file.
+
+    By descriptor and not by name, because FileStore opens its file again and again, also when it is destroyed: without
+    the directory it would try for minutes, and then abort the process.
+    """
+    file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    store = _dist.FileStore(f"/proc/self/fd/{file}", -1)
+    store.set_timeout(timeout)
+    return store
+
+
+def _wait(begin: Any, timeout: float | None) -> Any:
+    limit = _FOR_EVER if timeout is None else timedelta(seconds=max(timeout, _LEAST_SECONDS))
     try:
-        work.wait(timedelta(seconds=max(timeout, 0.001)))
+        work = begin()
+        work.wait(limit)
     except RuntimeError as error:
         raise LinkBroken(str(error)) from None
+    return work

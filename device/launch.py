@@ -11,10 +11,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+import triton
+from triton.runtime.interpreter import InterpretedFunction
 
 from nanokv.device.geometry import Geometry
 from nanokv.device.kernels import host, objects, transfer
-from nanokv.device.kernels.lane import Lane, is_interpreted, payload_warps
+from nanokv.device.kernels.lane import Lane, check_compiler, payload_warps
 from nanokv.device.layout import ACTIVITY, HEAP_CTL, OBJ_HEADER, WORD, unpack
 from nanokv.device.machine import Begun, Descriptor, Drained, Found, Words
 
@@ -35,14 +37,14 @@ class LaunchMachine:
         table_address: where the table is for `device`: the `world` of protocol functions in a user's own kernel.
 
     Raises:
-        RuntimeError: `device` is a CPU and the process was not started with TRITON_INTERPRET=1.
+        RuntimeError: kernels cannot run on `device`, or this Triton is known to miscompile them there.
     """
 
     kind = "launch"
 
     def __init__(self, geometry: Geometry, table: Words, segments: list[torch.Tensor], device: torch.device) -> None:
-        if device.type != "cuda" and not is_interpreted(objects.begin_object_kernel):
-            raise RuntimeError(f"kernels cannot run on device={device}: set TRITON_INTERPRET=1 before Python starts")
+        interpreted = isinstance(objects.begin_object_kernel, InterpretedFunction)
+        check_compiler(device, torch.version.hip, triton.__version__, interpreted=interpreted)
         self.geometry = geometry
         self._device = device
         self._segments = segments

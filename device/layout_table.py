@@ -15,7 +15,13 @@ def table() -> str:
         "Offsets and sizes in bytes, words little-endian.",
     ]
     for record in (*RECORDS, WORLD):
-        lines += ["", f"## {record.name}, {record.size} bytes", "", "| offset | bytes | field | what |", "|---|---|---|---|"]
+        lines += [
+            "",
+            f"## {record.name}, {record.size} bytes",
+            "",
+            "| offset | bytes | field | what |",
+            "|---|---|---|---|",
+        ]
         for field in record.fields:
             size = np.dtype(field.kind).itemsize * field.repeat
             lines.append(f"| {record.offsets[field.name]} | {size} | `{field.name}` | {field.doc} |")

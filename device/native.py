@@ -10,6 +10,7 @@ import hashlib
 import os
 import platform
 import tempfile
+import threading
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -145,20 +146,29 @@ class Compiled(NamedTuple):
     clear_intent: Callable[..., Any]
 
 
+_compiling = threading.RLock()  # numba's cache directory is a global, and two threads need not compile the same
+
+
 def native_function(function: Any, arguments: int, done: dict[Any, Any] | None = None) -> Any:
     """One device function, compiled for this CPU, and cached on disk."""
     vocabulary = {name: getattr(memory_native, name) for name in VOCABULARY}
-    before = numba.config.CACHE_DIR
-    numba.config.CACHE_DIR = str(cache_directory())
-    try:
-        inner = retarget(function, vocabulary, lambda f: numba.njit(f, nogil=True), done)
-        return numba.njit((int64,) * arguments, nogil=True, cache=True)(inner.py_func)
-    finally:
-        numba.config.CACHE_DIR = before
+    with _compiling:
+        before = numba.config.CACHE_DIR
+        numba.config.CACHE_DIR = str(cache_directory())
+        try:
+            inner = retarget(function, vocabulary, lambda f: numba.njit(f, nogil=True), done)
+            return numba.njit((int64,) * arguments, nogil=True, cache=True)(inner.py_func)
+        finally:
+            numba.config.CACHE_DIR = before
+
+
+def compiled() -> Compiled:
+    """All entry points; compiled once a machine, loaded once a process."""
+    with _compiling:
+        return _compiled()
 
 
 @cache
-def compiled() -> Compiled:
-    """All entry points; compiled once a machine, loaded once a process."""
+def _compiled() -> Compiled:
     done: dict[Any, Any] = {}
     return Compiled(**{name: native_function(function, n, done) for name, (function, n) in ENTRIES.items()})

@@ -6,10 +6,12 @@ from nanokv.device.directory import POSITIVE
 from nanokv.device.layout import FLAG_PLAN
 from nanokv.device.machine import Descriptor, Found, Machine
 from nanokv.device.status import Status
+from nanokv.eviction import evict_run
 from nanokv.host_poller.coalesce import join_free_extents
 from nanokv.path import Write
 from nanokv.types import KeyDigest
 
+_ROOM_TRIES = 4  #: times that a put makes room: what it joined or evicted may be taken by others
 _JOIN_PATIENCE = 0.005  #: seconds that a put waits for another host that has the free extents in its hands
 
 
@@ -35,16 +37,20 @@ class DevicePath:
         """The whole put of `nbytes` contiguous bytes at address `src`, in one call of the machine."""
         owner = self.owner_of(key, preferred)
         status = self._machine.put(owner, key, src, nbytes, what, time.time_ns())
-        if status == Status.FULL and self.make_room(owner, nbytes):
+        tries = 0
+        while status == Status.FULL and tries < _ROOM_TRIES and self.make_room(owner, nbytes):
             status = self._machine.put(owner, key, src, nbytes, what, time.time_ns())
+            tries += 1
         return status
 
     def begin(self, key: KeyDigest, nbytes: int, preferred: int | None, what: Descriptor, *, plan: bool) -> Write:
         owner = self.owner_of(key, preferred)
         flags = FLAG_PLAN.value if plan else 0
         begun = self._machine.begin(owner, key, nbytes, flags, what, time.time_ns())
-        if begun.status == Status.FULL and self.make_room(owner, nbytes):
+        tries = 0
+        while begun.status == Status.FULL and tries < _ROOM_TRIES and self.make_room(owner, nbytes):
             begun = self._machine.begin(owner, key, nbytes, flags, what, time.time_ns())
+            tries += 1
         phase = begun.phase
         if plan and begun.status == Status.OK:
             self._machine.leave(owner, phase)  # a plan is written by a kernel that no activity word counts
@@ -78,12 +84,21 @@ class DevicePath:
         """Nothing to let go of."""
 
     def make_room(self, owner: int, nbytes: int) -> bool:
-        """After FULL: join free extents of the segment. True if it is worth trying once more."""
+        """After FULL: join free extents of the segment, and evict what is in the way, if one may.
+
+        True if it is worth trying once more.
+        """
         geometry = self._machine.geometry
         deadline = time.monotonic() + _JOIN_PATIENCE
         waited = False
-        while self._machine.joining(owner, 0) > 0 and time.monotonic() < deadline:
+        while self._machine.joining(owner, 0) and time.monotonic() < deadline:
             time.sleep(0.0001)
             waited = True
         largest = join_free_extents(self._machine, owner)
-        return waited or largest * geometry.page_bytes >= nbytes
+        if waited or largest * geometry.page_bytes >= nbytes:
+            return True
+        size = min(n for n in geometry.class_pages if n * geometry.page_bytes >= nbytes)
+        if not self._machine.control(owner)[0]["may_evict"] or not evict_run(self._machine, owner, size):
+            return False
+        join_free_extents(self._machine, owner)
+        return True

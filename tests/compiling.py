@@ -131,7 +131,7 @@ def _compiled_for(target: str, directory: Path) -> dict[str, str]:
         cwd=Path(__file__).parents[1],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=250,
         check=False,
     )
     if done.returncode:

@@ -2,11 +2,17 @@
 random work that threads and processes do on a cache.
 """
 
+import contextlib
+import multiprocessing
+import os
 import random
+import signal
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,14 +21,15 @@ import nanokv
 from nanokv.device.geometry import Geometry
 from nanokv.device.layout import LINE
 from nanokv.device.views import SegmentView
-from nanokv.errors import DuplicateKey, KeyNotFound, NotReady, ObjectPinned, OutOfMemory
+from nanokv.errors import DuplicateKey, KeyNotFound, NotReady, ObjectPinned, OutOfMemory, PeerLost
+from nanokv.fsck import check_cache
 
 PATIENCE = 30.0  #: seconds that a test waits for what should come at once
 PAGE_WORDS = 32
 PAGE = PAGE_WORDS * 8
 
 #: what any of these calls may answer while others work on the same key
-EXPECTED = (DuplicateKey, KeyNotFound, NotReady, ObjectPinned, OutOfMemory)
+EXPECTED = (DuplicateKey, KeyNotFound, NotReady, ObjectPinned, OutOfMemory, PeerLost)
 
 
 # --- plain memory for one structure -----------------------------------------------------------
@@ -41,13 +48,14 @@ def address(array: Any) -> int:
 class PlainWorld:
     """Segments in plain memory, and the world table of each rank: for calls of single protocol functions."""
 
-    def __init__(self, geometry: Geometry) -> None:
+    def __init__(self, geometry: Geometry, *, may_evict: bool = False) -> None:
         self.geometry = geometry
         size = geometry.segment_bytes
         self.memory = [aligned_words(size // 8) for _ in range(geometry.world_size)]
         self.views = [SegmentView(words.view(np.uint8), geometry) for words in self.memory]
         for rank, view in enumerate(self.views):
-            view.ctl[:] = geometry.control_block(rank, 1, "device", may_evict=False, water=(85, 95))
+            view.ctl[:] = geometry.control_block(rank, 1, "device", may_evict=may_evict, water=(85, 95))
+            view.activity["incarnation"] = 1
         self.bases = [address(words) for words in self.memory]
         self.tables = [geometry.world_table(rank, 1, self.bases) for rank in range(geometry.world_size)]
         self.worlds = [address(table) for table in self.tables]
@@ -72,8 +80,10 @@ def payload(key: int, version: int, words: int) -> torch.Tensor:
 
 
 def check_payload(key: int, tensor: torch.Tensor) -> int:
-    """The version, if every word of the tensor is of one version of this key."""
-    assert tensor.dtype == torch.int64, f"key {key} came back as {tensor.dtype}"
+    """The version, if every word of the tensor is of one version of this key. What a plan wrote comes as bytes."""
+    if tensor.dtype == torch.uint8:
+        tensor = tensor.view(torch.int64)
+    assert tensor.dtype == torch.int64 and tensor.dim() == 1, f"key {key} came back as {tensor.dtype}"
     values = tensor.unique().tolist()
     assert len(values) == 1, f"key {key} is torn: {[hex(v) for v in values]}"
     assert values[0] >> 32 == key, f"key {key} holds the bytes of key {values[0] >> 32}"
@@ -88,9 +98,12 @@ class Work:
         who: makes versions different from those of other workers; below 256.
         keys: keys 0 to keys - 1 are used, by all workers.
         max_pages: the largest object.
+        pins: whether to pin.
     """
 
-    def __init__(self, cache: nanokv.NanoKVCache, who: int, *, keys: int, max_pages: int, seed: int) -> None:
+    def __init__(
+        self, cache: nanokv.NanoKVCache, who: int, *, keys: int, max_pages: int, seed: int, pins: bool = True
+    ) -> None:
         self.cache, self.keys, self.max_pages = cache, keys, max_pages
         self.random = random.Random(seed)
         self.versions = who << 24
@@ -100,7 +113,7 @@ class Work:
             *[self.get] * 6,
             *[self.get_into] * 2,
             *[self.remove] * 4,
-            *[self.pin] * 2,
+            *[self.pin] * (2 if pins else 0),
             self.plan,
             self.abort,
         ]
@@ -173,3 +186,145 @@ class Work:
 def name(key: int) -> str:
     """The key as the cache takes it."""
     return f"key-{key}"
+
+
+# --- ranks in processes of their own ----------------------------------------------------------
+_PROCESSES = multiprocessing.get_context("forkserver")
+_PROCESSES.set_forkserver_preload([__name__])
+
+
+class RankOptions(NamedTuple):
+    """What a process needs to take a rank: the same for all of a world, but `rank` and `seed`."""
+
+    world: str
+    rank: int
+    world_size: int
+    heap_bytes: int
+    evict: bool
+    keys: int
+    seed: int
+    pins: bool
+
+
+class _Served:
+    """One rank: the commands that its process takes."""
+
+    def __init__(self, options: RankOptions, connection: Connection, progress: Any) -> None:
+        self.cache = attach(options)
+        self.connection, self.progress = connection, progress
+        who = (options.rank + 8 * self.cache._heap.incarnation) % 256
+        self.work = Work(self.cache, who, keys=options.keys, max_pages=5, seed=options.seed + who, pins=options.pins)
+
+    def run(self, count: int) -> dict[str, int]:
+        return self.work.run(count)
+
+    def run_until_told(self) -> dict[str, int]:
+        while not self.connection.poll():
+            self.work.step()
+            self.progress.value += 1
+        return self.work.done
+
+    def stop(self) -> None:
+        """What `run_until_told` waits for."""
+
+    def hold(self, pinned: str, planned: str, owner: int) -> None:
+        """Pin an object, and open another one, for as long as this process lives."""
+        self.held = self.cache.pin(pinned)
+        self.cache.open_for_write(planned, 3 * PAGE, preferred_segment=owner)
+
+    def check(self) -> str:
+        self.cache.flush()
+        report = check_cache([self.cache])
+        return "" if report.clean else str(report)
+
+    def close(self) -> None:
+        self.cache.close()
+
+
+def attach(options: RankOptions) -> nanokv.NanoKVCache:
+    """Take a rank in this process."""
+    return nanokv.NanoKVCache(
+        options.heap_bytes,
+        page_bytes=PAGE,
+        name=options.world,
+        rank=options.rank,
+        world_size=options.world_size,
+        evict=options.evict,
+        attach_timeout=PATIENCE,
+    )
+
+
+def _serve(options: RankOptions, connection: Connection, progress: Any) -> None:
+    with contextlib.suppress(EOFError, BrokenPipeError):
+        try:
+            served = _Served(options, connection, progress)
+            connection.send(("attached", (served.cache._heap.incarnation, served.cache._heap.recovered)))
+            while True:
+                command, arguments = connection.recv()
+                connection.send((command, getattr(served, command)(*arguments)))
+        except Exception as error:
+            connection.send(("failed", f"{type(error).__name__}: {error}"))
+            raise
+
+
+class RankProcess:
+    """A rank in a process of its own."""
+
+    def __init__(self, options: RankOptions) -> None:
+        self.rank = options.rank
+        self._progress = _PROCESSES.Value("q", 0, lock=False)
+        self._connection, theirs = _PROCESSES.Pipe()
+        self._process = _PROCESSES.Process(target=_serve, args=(options, theirs, self._progress), daemon=True)
+        self._process.start()
+        theirs.close()
+
+    @property
+    def steps(self) -> int:
+        """Steps that `run_until_told` has done so far."""
+        return int(self._progress.value)
+
+    def send(self, command: str, *arguments: Any) -> None:
+        """Begin a command."""
+        self._connection.send((command, arguments))
+
+    def answer(self, command: str) -> Any:
+        """What a command answers, once it has ended."""
+        assert self._connection.poll(PATIENCE), f"rank {self.rank} does not answer {command}"
+        what, answer = self._connection.recv()
+        assert what == command, f"rank {self.rank}: {answer}"
+        return answer
+
+    def ask(self, command: str, *arguments: Any) -> Any:
+        """Do a command."""
+        self.send(command, *arguments)
+        return self.answer(command)
+
+    def stop(self) -> dict[str, int]:
+        """End `run_until_told`; what was done."""
+        self.send("stop")
+        done: dict[str, int] = self.answer("run_until_told")
+        self.answer("stop")
+        return done
+
+    def kill(self) -> None:
+        """SIGKILL, wherever it is; returns when it is gone."""
+        assert self._process.pid is not None
+        os.kill(self._process.pid, signal.SIGKILL)
+        self._process.join(PATIENCE)
+        assert self._process.exitcode == -signal.SIGKILL
+
+    def end(self) -> None:
+        """Let it go, in whatever state it is."""
+        self._connection.close()
+        self._process.join(1.0)
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join(PATIENCE)
+
+
+def wait_until(what: str, condition: Callable[[], bool], say: Callable[[], Any] = lambda: "") -> None:
+    """Come back to a condition until it is true. Fails after PATIENCE, with what `say` has to say."""
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, f"{what} did not happen: {say()}"
+        time.sleep(0.0005)

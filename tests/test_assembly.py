@@ -17,6 +17,9 @@ from nanokv.device import freelist, header
 from tests.compiling import NVIDIA, TARGETS, Kernel, assembly, compiled_everywhere, kernels
 
 
+pytestmark = pytest.mark.timeout(300)  # all that is compiled or interpreted falls to the first test
+
+
 class Atomic(NamedTuple):
     """One atomic instruction, or an acquiring load or releasing store."""
 
@@ -76,7 +79,7 @@ def polls_in_a_loop(text: str) -> bool:
         match = re.search(r"\b(?:bra|s_branch|s_cbranch_\w+)(?:\.uni)?\s+([.$]\w+)", line)
         if match and labels.get(match.group(1), at) < at:
             body = "\n".join(lines[labels[match.group(1)] : at])
-            if re.search(r"_atomic_|\batom\.|\bld\.[\w.]*acquire", body):
+            if re.search(r"_atomic_|\batom\.|\bld\.[\w.]*acquire|global_load\w* .*sc0 sc1", body):
                 return True
     return False
 

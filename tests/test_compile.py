@@ -8,6 +8,8 @@ from triton.runtime.jit import JITFunction
 
 from tests.compiling import TARGETS, compiled_everywhere, kernels
 
+pytestmark = pytest.mark.timeout(300)  # all that is compiled or interpreted falls to the first test
+
 PROTOCOL = (
     "activity",
     "directory",

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.timeout(300)  # all that is compiled or interpreted falls to the first test
+
 GROUPS = [("freelist,extent,header", 12), ("directory,ring,activity,pins", 10), ("object,reclaim", 6)]
 
 
@@ -18,7 +20,7 @@ def compare(*options: str) -> subprocess.CompletedProcess[str]:
         cwd=Path(__file__).parents[1],
         capture_output=True,
         text=True,
-        timeout=115,
+        timeout=280,
         check=False,
     )
 

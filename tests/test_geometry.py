@@ -86,9 +86,7 @@ def test_a_control_block_tells_its_geometry(wish: dict[str, Any], data: st.DataO
     block = geometry.control_block(rank, 0xFFFFFFFFFFFFFFFF, "host", may_evict=False, water=(10, 20))
     assert geometry.mismatch(block) is None
     assert Geometry.stored_in(block) == geometry
-    name = data.draw(
-        st.sampled_from(["magic", "version", "n_pages", "hdr_base", "heap_limit"])
-    )
+    name = data.draw(st.sampled_from(["magic", "version", "n_pages", "hdr_base", "heap_limit"]))
     block[name] += np.ones_like(block[name])
     assert name.split("_")[0] in str(geometry.mismatch(block))
     with pytest.raises(ValueError):

@@ -11,8 +11,12 @@ import pytest
 import torch
 
 from nanokv.device.geometry import Geometry
+from nanokv.device.kernels.lane import check_compiler
 from nanokv.device.launch import LaunchMachine
 from tests.gpu.bodies import BODIES
+
+
+pytestmark = pytest.mark.timeout(300)  # all that is compiled or interpreted falls to the first test
 
 
 @cache
@@ -24,7 +28,7 @@ def interpreted() -> str:
         cwd=Path(__file__).parents[1],
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=280,
         check=False,
     )
     return done.stdout + done.stderr
@@ -42,3 +46,21 @@ def test_a_cpu_without_the_interpreter_is_refused() -> None:
     table = geometry.world_table(0, 1, [segment.data_ptr()])
     with pytest.raises(RuntimeError, match="TRITON_INTERPRET=1"):
         LaunchMachine(geometry, table, [segment], torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("device", "hip", "version", "interpreted", "match"),
+    [
+        ("cuda", None, "3.9.0", True, "TRITON_INTERPRET=1 is set"),
+        ("cpu", None, "3.9.0", False, "set TRITON_INTERPRET=1"),
+        ("cuda", "6.4", "3.6.0", False, r"3\.6\.0 ignores the scope.* 3\.7 is needed"),
+    ],
+)
+def test_what_cannot_run_is_refused(device: str, hip: str | None, version: str, interpreted: bool, match: str) -> None:
+    with pytest.raises(RuntimeError, match=match):
+        check_compiler(torch.device(device), hip, version, interpreted=interpreted)
+
+
+@pytest.mark.parametrize(("hip", "version"), [(None, "3.6.0"), ("6.4", "3.7.1"), ("7.0", "3.10.0+git1")])
+def test_what_can_run_is_not_refused(hip: str | None, version: str) -> None:
+    check_compiler(torch.device("cuda"), hip, version, interpreted=False)

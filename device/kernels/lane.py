@@ -6,10 +6,10 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from triton.runtime.interpreter import InterpretedFunction
 
 from nanokv.device.kernels.frame import FIRST_ANSWER, FRAME_WORDS
 
+FIRST_TRITON_ON_AMD = (3, 7)  # before triton#9042 each compare-and-swap was compiled at agent scope
 # Triton's interpreter keeps the grid in a global and patches the language while it runs: one launch a process at a time
 _INTERPRETER = threading.Lock()
 
@@ -76,6 +76,24 @@ class Lane:
             return self._host[FIRST_ANSWER:].tolist()
 
 
-def is_interpreted(kernel: Any) -> bool:
-    """True if a kernel was decorated under TRITON_INTERPRET=1."""
-    return isinstance(kernel, InterpretedFunction)
+def check_compiler(device: torch.device, hip: str | None, version: str, *, interpreted: bool) -> None:
+    """Refuse a device on which the kernels cannot run, or are known to be miscompiled.
+
+    Args:
+        device: where kernels shall run. hip: `torch.version.hip`. version: Triton's.
+        interpreted: whether the kernels were decorated under TRITON_INTERPRET=1.
+
+    Raises:
+        RuntimeError: naming the device and what to do.
+    """
+    if device.type == "cpu" and not interpreted:
+        raise RuntimeError(f"kernels cannot run on device={device}: set TRITON_INTERPRET=1 before Python starts")
+    if device.type != "cpu" and interpreted:
+        raise RuntimeError(f"TRITON_INTERPRET=1 is set: interpreted kernels cannot reach memory of device={device}")
+    if hip is not None and device.type != "cpu" and _release(version) < FIRST_TRITON_ON_AMD:
+        first = ".".join(map(str, FIRST_TRITON_ON_AMD))
+        raise RuntimeError(f"Triton {version} ignores the scope of a compare-and-swap on AMD: {first} is needed")
+
+
+def _release(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".")[:2])

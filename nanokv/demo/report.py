@@ -77,7 +77,7 @@ def _of(pair: tuple[int, int]) -> str:
 
 
 ROWS: list[tuple[str, Callable[[Outcome], str]]] = [
-    ("blocks put by rank 0 into rank 1", lambda o: str(o.prefilled["blocks_put"])),
+    ("blocks put into rank 1", lambda o: str(o.prefilled["blocks_put"])),
     ("blocks reused (prefix hits)", lambda o: str(o.prefilled["blocks_reused"])),
     ("bytes put", lambda o: _mib(o.prefilled["bytes_put"])),
     ("blocks read by rank 1", lambda o: str(len(o.decoded["get_seconds"]))),
@@ -90,10 +90,10 @@ ROWS: list[tuple[str, Callable[[Outcome], str]]] = [
         "heap of rank 1 in use",
         lambda o: f"{_mib(o.decoded['stats']['heap_used'])} of {_mib(o.decoded['stats']['heap_total'])}",
     ),
-    ("prompt tokens computed by rank 1", lambda o: str(o.decoded["tail_tokens"])),
+    ("prompt tokens left to rank 1", lambda o: str(o.decoded["tail_tokens"])),
     ("tokens equal to one process", lambda o: _of(o.equal_tokens)),
     ("KV blocks equal in every bit", lambda o: _of(o.equal_blocks)),
-    ("one block altered: tokens change", lambda o: "yes" if o.control_differs else "NO"),
+    ("altered block changes tokens", lambda o: "yes" if o.control_differs else "NO"),
 ]
 
 

@@ -134,6 +134,8 @@ def _show(outcomes: list[Outcome], console: Console) -> int:
         "Rank 1 reads whole blocks and computes only what follows them: a block that is not full is not stored, and "
         "the last prompt token is always computed, because the first new token comes from it."
     )
+    if any(outcome.alloc == "host" for outcome in outcomes):
+        console.print("In v1 every put and get asks the master first: rank 0, which is busy with the model here.")
     complaints = [line for outcome in outcomes for line in outcome.complaints]
     for line in complaints:
         _complain(console, line, 1)

@@ -340,6 +340,30 @@ def kernels_commit_plans(device: torch.device) -> None:
             assert int(out[1]) == int(wanted.sum())
 
 
+@triton.jit
+def each_remote_atomic_kernel(word: tl.int64, heap_bases: tl.tensor, out_ptr: tl.tensor) -> None:
+    """Rank 0 changes words of rank 1, one with each function; `word` is in rank 0's view."""
+    word_ptr = tl.cast(word, tl.pointer_type(tl.int64))
+    tl.store(out_ptr, remote.atomic_add(word_ptr, 5, 0, 1, heap_bases, sem="acq_rel", scope="sys"))
+    tl.store(out_ptr + 1, remote.atomic_xchg(word_ptr + 1, 77, 0, 1, heap_bases, sem="acq_rel", scope="sys"))
+    tl.store(out_ptr + 2, remote.atomic_cas(word_ptr + 2, 12, 88, 0, 1, heap_bases, sem="acq_rel", scope="sys"))
+    tl.store(out_ptr + 3, remote.atomic_cas(word_ptr + 3, 12, 88, 0, 1, heap_bases, sem="acq_rel", scope="sys"))
+    lanes = tl.arange(0, 4)
+    tl.store(out_ptr + 4 + lanes, remote.load(word_ptr + lanes, 0, 1, heap_bases))
+    remote.store(word_ptr + lanes, lanes.to(tl.int64), 0, 1, heap_bases, mask=lanes >= 2)
+
+
+def kernels_reach_another_rank(device: torch.device) -> None:
+    """Each function of `remote` acts on rank 1's words, and leaves rank 0's own alone."""
+    ranks = [torch.arange(10 * rank, 10 * rank + 4, dtype=torch.int64, device=device) for rank in range(2)]
+    bases = torch.tensor([words.data_ptr() for words in ranks], dtype=torch.int64, device=device)
+    out = torch.zeros(8, dtype=torch.int64, device=device)
+    each_remote_atomic_kernel[(1,)](ranks[0].data_ptr(), bases, out, num_warps=1)
+    assert out.tolist() == [10, 11, 12, 13, 15, 77, 88, 13]
+    assert ranks[1].tolist() == [15, 77, 2, 3]
+    assert ranks[0].tolist() == [0, 1, 2, 3]
+
+
 BODIES: tuple[Callable[[torch.device], None], ...] = (
     puts_gets_and_removes,
     full_is_an_answer,
@@ -352,4 +376,5 @@ BODIES: tuple[Callable[[torch.device], None], ...] = (
     many_ctas_allocate_at_once,
     slots_in_no_place_are_given_back,
     kernels_commit_plans,
+    kernels_reach_another_rank,
 )

@@ -1,0 +1,173 @@
+"""v1: the master allocates. The Path of `alloc="host"`.
+
+On the master's rank requests are calls; elsewhere they are messages, but in a local world, whose ranks share a process.
+The producer makes the object READY itself, and announces it to the owner's poller, so that index, events and statistics
+work as in v2; COMMIT tells the master afterwards, which otherwise finds out when it looks at the header.
+"""
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from nanokv.compat_v1.client import Client
+from nanokv.compat_v1.desk import Desk, LocalDesk
+from nanokv.compat_v1.eviction import Policy
+from nanokv.compat_v1.headers import State, split
+from nanokv.compat_v1.master import Master
+from nanokv.compat_v1.messages import NOBODY, Op, Reply, Request
+from nanokv.compat_v1.server import Server, meeting_place, remove_meeting_places
+from nanokv.device.layout import OBJ_DESC, READY, WRITING
+from nanokv.device.machine import Descriptor, Found, Machine
+from nanokv.device.status import Status
+from nanokv.errors import PeerLost
+from nanokv.heap.base import Heap
+from nanokv.heap.local import LocalHeap
+from nanokv.heap.world_file import directory
+from nanokv.path import Write
+from nanokv.types import KeyDigest
+
+_SHARED = "compat_v1.master"  #: the master in `LocalWorld.shared`
+
+
+class HostPath:
+    """How a rank allocates, finds and removes objects through the master.
+
+    Args:
+        heap, machine: of this rank.
+        master_rank: where the master lives.
+        may_evict, water, policy, write_timeout: of the master, see `Master`; on the other ranks without effect.
+        rpc_timeout: seconds after which the master is called lost.
+
+    Raises:
+        SegmentCorrupt: on the master's rank: what it found in the segments cannot be.
+    """
+
+    alloc = "host"
+
+    def __init__(
+        self,
+        heap: Heap,
+        machine: Machine,
+        master_rank: int,
+        *,
+        may_evict: bool = True,
+        water: tuple[int, int] = (85, 95),
+        policy: Policy = "last_access",
+        write_timeout: float = 30.0,
+        rpc_timeout: float = 5.0,
+    ) -> None:
+        self._heap = heap
+        self._machine = machine
+        self._server: Server | None = None
+        self.master: Master | None = None  #: on the master's rank
+        if heap.rank == master_rank:
+            self.master = Master(
+                machine,
+                heap.alive,
+                may_evict=may_evict,
+                water=water,
+                policy=policy,
+                write_timeout=write_timeout,
+            )
+            self.master.recover(lambda rank: _descriptors(heap, rank))
+            self._server = _serve(heap, machine, self.master, rpc_timeout)
+        self._desk = self._make_desk(master_rank, rpc_timeout)
+
+    def _make_desk(self, master_rank: int, rpc_timeout: float) -> Desk:
+        heap, machine = self._heap, self._machine
+        if heap.rank == master_rank:
+            return LocalDesk(lambda: self.master, master_rank)
+        if isinstance(heap, LocalHeap):
+            shared = heap.world.shared
+            return LocalDesk(lambda: shared.get(_SHARED), master_rank)
+        world_id = _world_id(heap, machine)
+
+        def place() -> Path | None:
+            incarnation = int(machine.activity(heap.rank)["incarnation"][master_rank])
+            if not heap.alive(master_rank, incarnation):
+                return None
+            return meeting_place(directory(), world_id, incarnation)
+
+        return Client(heap.rank, heap.incarnation, master_rank, place, rpc_timeout)
+
+    def _ask(self, op: Op, key: KeyDigest | None = None, **fields: Any) -> Reply:
+        if key is not None:
+            fields.update(key_hash=key.key_hash, key_check=key.key_check)
+        return self._desk.ask(Request(op, rank=self._heap.rank, incarnation=self._heap.incarnation, **fields))
+
+    # --- the Path ---
+    def begin(self, key: KeyDigest, nbytes: int, preferred: int | None, what: Descriptor, *, plan: bool) -> Write:
+        geometry = self._machine.geometry
+        if nbytes > geometry.n_pages * geometry.page_bytes:
+            return Write(Status.FULL, 0, 0, 0, 0, 0, -1)
+        owner = NOBODY if preferred is None else preferred
+        said = self._ask(Op.OPEN_FOR_WRITE, key, owner=owner, nbytes=nbytes, plan=int(plan), descriptor=tuple(what))
+        return Write(said.status, said.owner, said.slot, said.epoch, said.payload, said.nbytes, -1)
+
+    def finish(self, key: KeyDigest, write: Write) -> int:
+        status = self._machine.commit(write.owner, write.index, write.epoch)
+        # without a master the header says it all: READY, or DEAD with the word that nothing is written any more
+        with contextlib.suppress(PeerLost):
+            self._ask(Op.COMMIT, key, owner=write.owner, slot=write.index, epoch=write.epoch)
+        return status
+
+    def abort(self, key: KeyDigest, write: Write) -> int:
+        try:
+            return self._ask(Op.ABORT, key, owner=write.owner, slot=write.index, epoch=write.epoch).status
+        except PeerLost:
+            # without a master: give up in the header, where the next one finds it, and say that we write no more
+            seen = split(self._machine.kill(write.owner, write.index, WRITING.value, write.epoch))
+            if seen.phase != READY.value:
+                self._machine.commit(write.owner, write.index, write.epoch)  # LOST, and noted in the header
+            return Status.OK if seen == State(WRITING.value, 0, write.epoch) else Status.LOST
+
+    def locate(self, key: KeyDigest) -> Found:
+        said = self._ask(Op.GET_LOCATION, key)
+        return Found(said.status, said.owner, said.slot, said.epoch, said.payload, said.nbytes, said.descriptor)
+
+    def exists(self, key: KeyDigest) -> int:
+        return self._ask(Op.EXISTS, key).status
+
+    def remove(self, key: KeyDigest) -> int:
+        return self._ask(Op.REMOVE, key).status
+
+    def remove_slot(self, owner: int, index: int, epoch: int) -> int:
+        return self._ask(Op.REMOVE_SLOT, owner=owner, slot=index, epoch=epoch).status
+
+    def evict(self, owner: int, limit: int) -> int:
+        """Evict until at most `limit` pages of a segment are in use; returns how many objects went. One request."""
+        return self._ask(Op.EVICT, owner=owner, limit=limit).gone
+
+    def close(self) -> None:
+        self._desk.close()
+        server, self._server = self._server, None
+        if server is not None:
+            if isinstance(self._heap, LocalHeap):
+                self._heap.world.shared.pop(_SHARED, None)
+            self.master = None
+            server.close()
+
+
+def _serve(heap: Heap, machine: Machine, master: Master, timeout: float) -> Server:
+    if isinstance(heap, LocalHeap):
+        heap.world.shared[_SHARED] = master
+        return Server(master, None, heap.alive, timeout)
+    world_id = _world_id(heap, machine)
+    remove_meeting_places(directory(), world_id)
+    place = meeting_place(directory(), world_id, heap.incarnation)
+    return Server(master, place if heap.world_size > 1 else None, heap.alive, timeout)
+
+
+def _world_id(heap: Heap, machine: Machine) -> int:
+    return int(machine.control(heap.rank)[0]["world_id"])
+
+
+def _descriptors(heap: Heap, rank: int) -> npt.NDArray[Any]:
+    """The OBJ_DESC records of a segment, copied."""
+    geometry = heap.geometry
+    at = geometry.offsets["desc_base"]
+    raw = heap.segment(rank)[at : at + geometry.hdr_count * OBJ_DESC.size]
+    return np.frombuffer(raw.cpu().numpy().tobytes(), OBJ_DESC.dtype)

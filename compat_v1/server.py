@@ -1,0 +1,200 @@
+"""The master's threads: one accepts clients and looks after what is unfinished, one for each client answers it.
+
+The master makes a directory when it begins to serve (`meeting_place`), and removes it when it closes; its name carries
+the world's random number and the master's incarnation. A client that wants a connection calls: it makes a file there,
+named by its rank, its incarnation and something random. So clients come and come back when they like, and a new master is met
+in a new place.
+"""
+
+import contextlib
+import logging
+import shutil
+import threading
+import time
+from pathlib import Path
+
+from nanokv.compat_v1.desk import answer
+from nanokv.compat_v1.master import Master
+from nanokv.compat_v1.messages import Op, Reply, Request, new_message, pack, unpack_request
+from nanokv.compat_v1.reclaim import Alive
+from nanokv.compat_v1.transport import CLIENT, MASTER, Bell, Link, LinkBroken, make_store
+from nanokv.device.status import Status
+from nanokv.types import KeyDigest
+
+_log = logging.getLogger("nanokv.master")
+
+CALLS = "calls"  #: where clients make files, in the meeting place
+_PREFIX = "nanokv-v1."  #: of a directory's name; worlds begin with "nanokv.", and must not be taken for them
+_ACCEPT_SECONDS = 0.02  #: between two looks for new clients
+_TICK_SECONDS = 0.25  #: between two looks at what is unfinished
+_STOP_SECONDS = 5.0  #: how long `close` waits for threads
+
+
+def meeting_place(directory: Path, world_id: int, incarnation: int) -> Path:
+    """Where clients meet the master's `incarnation`: a directory that is there while it serves."""
+    return directory / f"{_PREFIX}{world_id:016x}.{incarnation}"
+
+
+def remove_meeting_places(directory: Path, world_id: int) -> None:
+    """Remove what masters of a world have left in `directory`, and can leave no more."""
+    for place in directory.glob(f"{_PREFIX}{world_id:016x}.*"):
+        shutil.rmtree(place, ignore_errors=True)
+
+
+class Session:
+    """One client's connection, and the thread that answers it.
+
+    Args:
+        client: its rank and incarnation.
+        place, name: of the connection, see `Link`.
+        timeout: seconds to wait for it when connecting, and to take a reply.
+    """
+
+    def __init__(self, master: Master, client: tuple[int, int], place: Path, name: str, timeout: float) -> None:
+        self.client = client
+        self._master = master
+        self._place = place
+        self._name = name
+        self._timeout = timeout
+        self._bell: Bell | None = None
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name=f"nanokv-master-{name}", daemon=True)
+        self._thread.start()
+
+    @property
+    def alive(self) -> bool:
+        """False once the connection has ended."""
+        return self._thread.is_alive()
+
+    def stop(self) -> None:
+        """End the connection; do not wait for it."""
+        self._stopping = True
+        if self._bell is not None:
+            self._bell.ring()
+
+    def join(self, timeout: float) -> None:
+        """Wait until it has ended."""
+        self._thread.join(timeout)
+
+    def _run(self) -> None:
+        link: Link | None = None
+        try:
+            link = self._connect()
+            self._serve(link)
+        except LinkBroken as error:
+            _log.debug("the connection of rank %d.%d has ended: %s", *self.client, error)
+        except Exception:
+            _log.exception("the connection of rank %d.%d has failed", *self.client)
+        finally:
+            if link is not None:
+                link.close()
+            self._bell = None
+
+    def _connect(self) -> Link:
+        """Both members of this side, at once: each waits for the others."""
+        made: list[Bell] = []
+
+        def make_bell() -> None:
+            with contextlib.suppress(LinkBroken):
+                made.append(Bell(self._place, self._name, self._timeout))
+
+        helper = threading.Thread(target=make_bell, name="nanokv-master-bell", daemon=True)
+        helper.start()
+        try:
+            link = Link(self._place, self._name, MASTER, self._timeout)
+        finally:
+            helper.join()
+        if not made:
+            raise LinkBroken("the bell did not connect")
+        self._bell = made[0]
+        return link
+
+    def _serve(self, link: Link) -> None:
+        words, out = new_message(), new_message()
+        while not self._stopping:
+            if link.receive_any(words) != CLIENT:
+                return
+            request = unpack_request(words)
+            if request is None:
+                raise LinkBroken(f"no request: {words.tolist()}")
+            reply = answer(self._master, request)
+            pack(reply, out)
+            try:
+                link.send(CLIENT, out, self._timeout)
+            except LinkBroken:
+                self._take_back(request, reply)
+                raise
+
+    def _take_back(self, request: Request, reply: Reply) -> None:
+        """The client was never told of what it opened: nobody will write to it."""
+        if request.op == Op.OPEN_FOR_WRITE and reply.status == Status.OK:
+            key = KeyDigest(request.key_hash, request.key_check)
+            self._master.abort(key, reply.owner, reply.slot, reply.epoch)
+
+
+class Server:
+    """Serves a master to other processes, or looks after it alone.
+
+    Args:
+        place: of `meeting_place`; None if there are no clients in other processes.
+        alive: (rank, incarnation) -> False if it has certainly ended.
+        timeout: seconds, see `Session`.
+    """
+
+    def __init__(self, master: Master, place: Path | None, alive: Alive, timeout: float) -> None:
+        self._master = master
+        self._place = place
+        self._alive = alive
+        self._timeout = timeout
+        self._sessions: dict[str, Session] = {}
+        self._stop = threading.Event()
+        if place is not None:
+            place.mkdir(mode=0o700)
+            make_store(place)
+            (place / CALLS).mkdir()
+        self._thread = threading.Thread(target=self._run, name="nanokv-master", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End all connections and threads. Idempotent."""
+        deadline = time.monotonic() + _STOP_SECONDS
+        self._stop.set()
+        self._thread.join(_STOP_SECONDS)
+        if self._place is not None:
+            shutil.rmtree(self._place, ignore_errors=True)
+        for session in self._sessions.values():
+            session.stop()
+        for session in self._sessions.values():
+            session.join(max(deadline - time.monotonic(), 0))
+
+    def _run(self) -> None:
+        pause = _TICK_SECONDS if self._place is None else _ACCEPT_SECONDS
+        ticked = time.monotonic()
+        while not self._stop.wait(pause):
+            try:
+                if self._place is not None:
+                    self._accept(self._place)
+                if time.monotonic() - ticked >= _TICK_SECONDS:
+                    ticked = time.monotonic()
+                    self._end_sessions_of_the_dead()
+                    self._master.tick(ticked)
+            except Exception:  # what one client left must not end the service for the others
+                if not self._stop.is_set():
+                    _log.exception("a round of the master failed")
+
+    def _accept(self, place: Path) -> None:
+        for call in (place / CALLS).iterdir():
+            call.unlink()
+            rank, incarnation, _ = call.name.split(".")
+            client = int(rank), int(incarnation)
+            for session in self._sessions.values():
+                if session.client[0] == client[0]:
+                    session.stop()  # it has come back
+            self._sessions[call.name] = Session(self._master, client, place, call.name, self._timeout)
+
+    def _end_sessions_of_the_dead(self) -> None:
+        for name, session in list(self._sessions.items()):
+            if not session.alive:
+                del self._sessions[name]
+            elif not self._alive(*session.client):
+                session.stop()
