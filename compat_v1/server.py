@@ -2,8 +2,8 @@
 
 The master makes a directory when it begins to serve (`meeting_place`), and removes it when it closes; its name carries
 the world's random number and the master's incarnation. A client that wants a connection calls: it makes a file there,
-named by its rank, its incarnation and something random. So clients come and come back when they like, and a new master is met
-in a new place.
+named by its rank, its incarnation and something random. So clients come and come back when they like, and a new master
+is met in a new place.
 """
 
 import contextlib

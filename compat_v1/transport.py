@@ -1,8 +1,8 @@
 """A connection between the master and one client: a gloo group of their own, over the loopback address.
 
 A group is made for each connection, and never is torch.distributed's default one: a client that dies breaks its own
-group and nobody else's, and the user's process groups are not touched. Members exchange addresses through a FileStore in
-the master's directory (`server`), under a name that is used once.
+group and nobody else's, and the user's process groups are not touched. Members exchange addresses through a FileStore
+in the master's directory (`server`), under a name that is used once.
 
 A group has three members: the master, the client, and the master's bell. gloo cannot interrupt a wait for a message,
 so the master waits for one from anybody, and rings its own bell to end the wait: when it closes, or the client is dead.

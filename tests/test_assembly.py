@@ -16,7 +16,6 @@ import triton.language as tl
 from nanokv.device import freelist, header
 from tests.compiling import NVIDIA, TARGETS, Kernel, assembly, compiled_everywhere, kernels
 
-
 pytestmark = pytest.mark.timeout(300)  # all that is compiled or interpreted falls to the first test
 
 

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -20,7 +21,7 @@ from nanokv.demo.report import Outcome
 pytest.importorskip("transformers", reason="the demo needs the extra nanokv[demo]")
 
 from nanokv.demo.children import Crew
-from nanokv.demo.job import ROLES, Job
+from nanokv.demo.job import ROLES
 from nanokv.demo.run import run_demo
 
 TOKENS = 8
@@ -126,14 +127,15 @@ def test_one_altered_byte_is_found() -> None:
 
 
 def test_a_dead_worker_fails_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    give = Crew.give
+    listen = Crew.listen
 
-    def kill_and_give(crew: Crew, role: str, job: Job) -> None:
-        give(crew, role, job)
-        if role == "prefill":
+    def listen_and_kill(crew: Crew) -> tuple[str, dict[str, Any]]:
+        role, message = listen(crew)
+        if message["event"] == "put":  # v1's master is at work, and rank 1 waits for it
             os.kill(crew.pids[ROLES.index("prefill")], signal.SIGKILL)
+        return role, message
 
-    monkeypatch.setattr(Crew, "give", kill_and_give)
+    monkeypatch.setattr(Crew, "listen", listen_and_kill)
     code, report = run(alloc="host", prompts=2)
     assert code == 1
     assert "the prefill process ended unexpectedly (exit status -9)" in report

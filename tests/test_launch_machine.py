@@ -15,7 +15,6 @@ from nanokv.device.kernels.lane import check_compiler
 from nanokv.device.launch import LaunchMachine
 from tests.gpu.bodies import BODIES
 
-
 pytestmark = pytest.mark.timeout(300)  # all that is compiled or interpreted falls to the first test
 
 
