@@ -14,7 +14,7 @@ HEAPS = {
     "local": "both ranks in one process; v1's master is in it too, and is sent no message",
     "shm": "two processes; the object goes into the other one's segment, and v1's master is there",
 }
-TITLES = {"get": "get (into a tensor)", "get_new": "get (new tensor)"}
+TITLES = {"get": "get into", "get_new": "get new"}  #: a tensor of the caller; a new tensor
 
 
 def tables(results: Results, found: list[Target]) -> list[Table]:

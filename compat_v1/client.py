@@ -5,6 +5,7 @@ never sent twice: after PeerLost it may have been done, or not.
 """
 
 import secrets
+import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -25,7 +26,7 @@ class Client:
     Args:
         rank, incarnation: of this rank. master: its rank, for messages.
         place: the meeting place of the master's present incarnation, or None if that has ended.
-        timeout: seconds for a request, and for connecting.
+        timeout: seconds for a request, and for connecting (there at least 1).
     """
 
     def __init__(
@@ -65,9 +66,11 @@ class Client:
             self._lock.release()
 
     def close(self) -> None:
-        """Let go of the connection. Idempotent."""
+        """Let go of the connection, and tidy up after a master that was killed. Idempotent."""
         if self._lock.acquire(timeout=self._timeout):
             self._drop()
+            if self._met is not None and self._place() != self._met:
+                shutil.rmtree(self._met, ignore_errors=True)
             self._lock.release()
 
     def _exchange(self, link: Link, request: Request, deadline: float) -> Reply:
@@ -89,7 +92,7 @@ class Client:
             started = time.monotonic()
             place = self._find_master()
             deadline += time.monotonic() - started
-            self._link = self._connect(place, deadline - time.monotonic())
+            self._link = self._connect(place)
             self._met = place
         return self._link, deadline
 
@@ -108,13 +111,13 @@ class Client:
                 raise self._lost(f"does not serve after {START_SECONDS} s")
             time.sleep(_LOOK_SECONDS)
 
-    def _connect(self, place: Path, timeout: float) -> Link:
+    def _connect(self, place: Path) -> Link:
         name = f"{self._me}.{secrets.token_hex(8)}"
         try:
             (place / CALLS / name).touch(mode=0o600, exist_ok=False)
         except OSError as error:
             raise LinkBroken(str(error)) from None
-        return Link(place, name, CLIENT, timeout)
+        return Link(place, name, CLIENT, self._timeout)
 
     def _drop(self) -> None:
         link, self._link = self._link, None

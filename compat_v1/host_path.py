@@ -39,7 +39,7 @@ class HostPath:
         heap, machine: of this rank.
         master_rank: where the master lives.
         may_evict, water, policy, write_timeout: of the master, see `Master`; on the other ranks without effect.
-        rpc_timeout: seconds after which the master is called lost.
+        rpc_timeout: seconds after which the master is called lost; at least 1 when there is no connection yet.
 
     Raises:
         SegmentCorrupt: on the master's rank: what it found in the segments cannot be.

@@ -108,9 +108,7 @@ class Master:
             known = self._table.index.get(key)
             if known is not None and settle(self._machine, self._table, known) != DEAD.value:
                 return _refused(Status.DUPLICATE)
-            owner = preferred
-            if owner is None:
-                owner = int(key.key_check & POSITIVE.value) % self._geometry.world_size
+            owner = self._home(key) if preferred is None else preferred
             n_pages = -(-nbytes // self._geometry.page_bytes)
             got = self._allocate(owner, n_pages)
             if isinstance(got, Status):
@@ -190,6 +188,9 @@ class Master:
             return Counts(len(table.index), len(table.unfinished), len(table.quarantine), used)
 
     # --- under the lock ---
+    def _home(self, key: KeyDigest) -> int:
+        return int(key.key_check & POSITIVE.value) % self._geometry.world_size
+
     def _find(self, key: KeyDigest) -> tuple[Status, Entry | None]:
         entry = self._table.index.get(key)
         if entry is None:

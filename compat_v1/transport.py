@@ -42,14 +42,14 @@ class Link:
         place: the master's directory, in which it has called `make_store`.
         name: all members give the same, and no other connection there ever did.
         member: MASTER, CLIENT or BELL.
-        timeout: seconds to wait for the others.
+        timeout: seconds to wait for the others, at least 1. The same in all calls of a process, or it costs a file.
 
     Raises:
         LinkBroken: they did not come, or the place is not there.
     """
 
     def __init__(self, place: Path, name: str, member: int, timeout: float) -> None:
-        limit = timedelta(seconds=max(timeout / 2, _LEAST_SECONDS))  # half: gloo waits for its peers twice
+        limit = timedelta(seconds=max(timeout - 1, 0.5))  # gloo waits for whole seconds, and for one more
         try:
             options = _dist.ProcessGroupGloo._Options()
             options._devices = [_dist.ProcessGroupGloo.create_device(hostname=_ADDRESS)]
@@ -121,7 +121,7 @@ def make_store(place: Path) -> None:
 
 
 @cache
-def _store(path: Path, timeout: timedelta) -> Any:
+def _store(path: Path, limit: timedelta) -> Any:
     """The FileStore of a place: one a process, kept until it ends, as is the descriptor of its file.
 
     By descriptor and not by name, because FileStore opens its file again and again, also when it is destroyed: without
@@ -129,7 +129,7 @@ def _store(path: Path, timeout: timedelta) -> Any:
     """
     file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     store = _dist.FileStore(f"/proc/self/fd/{file}", -1)
-    store.set_timeout(timeout)
+    store.set_timeout(limit)
     return store
 
 

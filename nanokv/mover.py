@@ -88,6 +88,7 @@ class Mover:
         """Fill `dst`: OK, MISS, NOT_READY or CORRUPT. Raises InvalidArgument before anything is copied."""
         have, _ = describe(dst)
         check_place(dst, self.device)
+        torn = False
         for _ in range(TRIES):
             status = self._get_small(key, dst, have)
             if status is None:
@@ -96,10 +97,13 @@ class Mover:
                     return found.status
                 if self._machine.validate(found.owner, found.index, found.epoch) != Status.OK:
                     continue
+                if torn and found.nbytes != have:
+                    return Status.MISS  # the object of this size went away while it was copied
                 check_dst(dst, found.nbytes, self.device)
                 status = self._read(found, dst)
             if status != Status.TORN:
                 return status
+            torn = True
         return Status.MISS
 
     def _get_small(self, key: KeyDigest, dst: torch.Tensor, nbytes: int) -> int | None:

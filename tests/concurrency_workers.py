@@ -1,16 +1,12 @@
-"""What the concurrency tests share: segments in plain memory, threads, payloads that tell whose they are, and the
-random work that threads and processes do on a cache.
-"""
+"""What the concurrency tests share: payloads that tell whose they are, random work on a cache, ranks in processes."""
 
 import contextlib
 import multiprocessing
 import os
 import random
 import signal
-import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
@@ -18,59 +14,16 @@ import numpy as np
 import torch
 
 import nanokv
-from nanokv.device.geometry import Geometry
-from nanokv.device.layout import LINE
-from nanokv.device.views import SegmentView
 from nanokv.errors import DuplicateKey, KeyNotFound, NotReady, ObjectPinned, OutOfMemory, PeerLost
 from nanokv.fsck import check_cache
+from tests.hammer import native_hammer
+from tests.plain_world import PAGE, PAGE_WORDS, PATIENCE, address, aligned_words
 
-PATIENCE = 30.0  #: seconds that a test waits for what should come at once
-PAGE_WORDS = 32
-PAGE = PAGE_WORDS * 8
+HAMMER_WORDS = 5 * PAGE_WORDS
+HAMMER_ROUNDS = 2000  #: before a process looks whether it is to stop
 
 #: what any of these calls may answer while others work on the same key
 EXPECTED = (DuplicateKey, KeyNotFound, NotReady, ObjectPinned, OutOfMemory, PeerLost)
-
-
-# --- plain memory for one structure -----------------------------------------------------------
-def aligned_words(count: int) -> Any:
-    """Zeroed int64 words [count], the first on a line."""
-    raw = np.zeros(count + LINE // 8, np.int64)
-    start = -raw.ctypes.data % LINE // 8
-    return raw[start : start + count]
-
-
-def address(array: Any) -> int:
-    """Where an array's bytes begin."""
-    return int(array.ctypes.data)
-
-
-class PlainWorld:
-    """Segments in plain memory, and the world table of each rank: for calls of single protocol functions."""
-
-    def __init__(self, geometry: Geometry, *, may_evict: bool = False) -> None:
-        self.geometry = geometry
-        size = geometry.segment_bytes
-        self.memory = [aligned_words(size // 8) for _ in range(geometry.world_size)]
-        self.views = [SegmentView(words.view(np.uint8), geometry) for words in self.memory]
-        for rank, view in enumerate(self.views):
-            view.ctl[:] = geometry.control_block(rank, 1, "device", may_evict=may_evict, water=(85, 95))
-            view.activity["incarnation"] = 1
-        self.bases = [address(words) for words in self.memory]
-        self.tables = [geometry.world_table(rank, 1, self.bases) for rank in range(geometry.world_size)]
-        self.worlds = [address(table) for table in self.tables]
-
-
-def in_threads(*calls: Callable[[], Any]) -> list[Any]:
-    """Run calls at the same time, each in a thread of its own; what they return, or the first error."""
-    gate = threading.Barrier(len(calls))
-
-    def run(call: Callable[[], Any]) -> Any:
-        gate.wait(PATIENCE)
-        return call()
-
-    with ThreadPoolExecutor(len(calls)) as pool:
-        return list(pool.map(run, calls))
 
 
 # --- payloads ---------------------------------------------------------------------------------
@@ -84,7 +37,7 @@ def check_payload(key: int, tensor: torch.Tensor) -> int:
     if tensor.dtype == torch.uint8:
         tensor = tensor.view(torch.int64)
     assert tensor.dtype == torch.int64 and tensor.dim() == 1, f"key {key} came back as {tensor.dtype}"
-    values = tensor.unique().tolist()
+    values = np.unique(tensor.numpy()).tolist()
     assert len(values) == 1, f"key {key} is torn: {[hex(v) for v in values]}"
     assert values[0] >> 32 == key, f"key {key} holds the bytes of key {values[0] >> 32}"
     return int(values[0] & 0xFFFFFFFF)
@@ -224,8 +177,19 @@ class _Served:
             self.progress.value += 1
         return self.work.done
 
+    def hammer_until_told(self) -> tuple[int, ...]:
+        """Compiled work, without a pause: puts, reads, removals, wrong words."""
+        table = self.cache._parts.table
+        buffer = aligned_words(HAMMER_WORDS)
+        sums = np.zeros(4, np.int64)
+        while not self.connection.poll():
+            seed = self.work.random.randrange(1 << 7)
+            sums += native_hammer()(address(table), seed, HAMMER_ROUNDS, 20, address(buffer), HAMMER_WORDS)
+            self.progress.value += HAMMER_ROUNDS
+        return tuple(sums.tolist())
+
     def stop(self) -> None:
-        """What `run_until_told` waits for."""
+        """What the commands wait for that run until told."""
 
     def hold(self, pinned: str, planned: str, owner: int) -> None:
         """Pin an object, and open another one, for as long as this process lives."""
@@ -236,6 +200,9 @@ class _Served:
         self.cache.flush()
         report = check_cache([self.cache])
         return "" if report.clean else str(report)
+
+    def clear(self) -> None:
+        self.cache.clear()
 
     def close(self) -> None:
         self.cache.close()
@@ -280,7 +247,7 @@ class RankProcess:
 
     @property
     def steps(self) -> int:
-        """Steps that `run_until_told` has done so far."""
+        """Steps that commands which run until told have done so far."""
         return int(self._progress.value)
 
     def send(self, command: str, *arguments: Any) -> None:
@@ -299,10 +266,10 @@ class RankProcess:
         self.send(command, *arguments)
         return self.answer(command)
 
-    def stop(self) -> dict[str, int]:
-        """End `run_until_told`; what was done."""
+    def stop(self, command: str) -> Any:
+        """End a command that runs until told; what it answers."""
         self.send("stop")
-        done: dict[str, int] = self.answer("run_until_told")
+        done = self.answer(command)
         self.answer("stop")
         return done
 

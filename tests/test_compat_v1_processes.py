@@ -197,6 +197,19 @@ def test_a_killed_master_is_lost_and_its_successor_has_everything(
     assert again.ask("counts") == (7, 0, 0, [6, 2])
 
 
+def test_the_files_of_a_killed_master_go_with_its_clients(
+    start: Start, here: Callable[..., HostRank], folder: Path
+) -> None:
+    master = start(MASTER, 2)
+    client = here(1, 2)
+    master.arrive()
+    assert client.put(1, 1, 1) == Status.OK
+    master.kill()
+    assert len(places(folder)) == 1
+    client.path.close()
+    assert places(folder) == []
+
+
 def test_a_master_killed_in_the_middle_of_requests(start: Start, here: Callable[..., HostRank]) -> None:
     master = start(MASTER, 2)
     client = here(1, 2)

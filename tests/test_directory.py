@@ -20,7 +20,7 @@ from nanokv.device.memory import cas64, load64, store64, word
 from nanokv.device.native import native_function
 from nanokv.device.status import DUPLICATE, NOT_READY, OK, Status
 from nanokv.device.world import header_at
-from tests.concurrency_workers import PAGE, PlainWorld, address, aligned_words, in_threads
+from tests.plain_world import PAGE, PlainWorld, address, aligned_words, in_threads
 
 KEYS = 2000
 ROUNDS = 6

@@ -14,7 +14,7 @@ from nanokv.device.layout import SIZE_CLASSES, WORD_BYTES, unpack
 from nanokv.device.memory import cas64, load64, select, store64, word
 from nanokv.device.native import native_function
 from nanokv.device.world import class_pages
-from tests.concurrency_workers import PAGE, PlainWorld, address, aligned_words, in_threads
+from tests.plain_world import PAGE, PlainWorld, address, aligned_words, in_threads
 
 PAGES = 16
 CLASSES = 5  #: 1, 2, 4, 8 and 16 pages
@@ -116,7 +116,7 @@ class Arena:
 
     def free(self) -> list[tuple[int, int]]:
         """(first page, pages) of every free extent, in the order of pages."""
-        found = []
+        found: list[tuple[int, int]] = []
         for k, size in enumerate(self.geometry.class_pages):
             node = int(unpack("LIST", "node", self.view.ctl[f"free_head{k}"][0].astype(np.int64)))
             while node and len(found) <= self.geometry.n_pages:

@@ -12,7 +12,7 @@ from nanokv.device.freelist import detach, pop, push, push_chain, stamp
 from nanokv.device.layout import LOW32, WORD_BYTES, unpack
 from nanokv.device.memory import add64, cas64, load64, store64, word
 from nanokv.device.native import native_function
-from tests.concurrency_workers import address, aligned_words, in_threads
+from tests.plain_world import address, aligned_words, in_threads
 
 NODES = 7
 ROUNDS = 30_000
@@ -111,7 +111,7 @@ class List:
 
     def inside(self) -> list[int]:
         """The nodes, first one first, as the links say."""
-        nodes = []
+        nodes: list[int] = []
         at = int(unpack("LIST", "node", self.words[0]))
         while at and len(nodes) <= self.count:
             nodes.append(at - 1)

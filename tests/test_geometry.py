@@ -154,7 +154,7 @@ def test_what_cannot_be_is_refused_by_name(wrong: dict[str, Any], named: str) ->
 def test_a_block_whose_size_classes_cannot_be_is_refused(sizes: tuple[int, ...]) -> None:
     block = Geometry.plan(**GOOD).control_block(0, 1, "device", may_evict=True, water=(85, 95))
     block["class_pages"] = sizes + (0,) * (SIZE_CLASSES - len(sizes))
-    with pytest.raises(ValueError, match="size.class"):
+    with pytest.raises(ValueError, match=r"size.class"):
         Geometry.stored_in(block)
 
 

@@ -14,11 +14,11 @@ import pytest
 
 from nanokv.device import extent, freelist, header
 from nanokv.device.geometry import Geometry
-from nanokv.device.layout import FREE_HEAD, WORD
+from nanokv.device.layout import FREE_HEAD, FREE_HEAD_STRIDE, WORD
 from nanokv.device.memory import VOCABULARY
 from nanokv.device.native import native_function
 from nanokv.device.retarget import retarget
-from tests.concurrency_workers import PAGE, PlainWorld
+from tests.plain_world import PAGE, PlainWorld
 
 TABLE, SEGMENT = 1 << 20, 1 << 30  #: where the dict machine has its world table and its segment
 GEOMETRY = Geometry.plan(16 * PAGE, PAGE, 1, max_objects=5)
@@ -193,6 +193,6 @@ def test_functions_are_rebuilt_once_and_shared() -> None:
 
 def test_constants_become_numbers_and_the_original_is_untouched() -> None:
     plain = retarget(extent.free_list, DictMachine().vocabulary())
-    assert plain(0, 2) == FREE_HEAD.value + 2 * extent.FREE_HEAD_STRIDE.value
+    assert plain(0, 2) == FREE_HEAD.value + 2 * FREE_HEAD_STRIDE.value
     assert plain.__globals__["FREE_HEAD"] == FREE_HEAD.value
     assert extent.free_list.fn.__globals__["FREE_HEAD"] is FREE_HEAD

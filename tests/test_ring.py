@@ -14,7 +14,7 @@ from nanokv.device.layout import ANN_HEAD, COUNT_MISSED, STORED, WORD_BYTES, unp
 from nanokv.device.memory import load64, word
 from nanokv.device.native import native_function
 from nanokv.device.ring import announce, drain, ring_slot
-from tests.concurrency_workers import PAGE, PlainWorld, address, aligned_words, in_threads
+from tests.plain_world import PAGE, PlainWorld, address, aligned_words, in_threads
 
 SLOTS = 16
 BATCH = 64
@@ -75,7 +75,7 @@ class Ring:
         out = aligned_words(room)
         taken, head, hole = native(drain, 5)(*self.at, self.tail, address(out), room)
         self.tail = hole if wait_for_holes else head
-        return out[:taken].tolist()  # type: ignore[no-any-return]
+        return out[:taken].tolist()
 
     def epochs(self, **how: Any) -> list[int]:
         return [int(unpack("RING", "epoch", said)) for said in self.drain(**how)]

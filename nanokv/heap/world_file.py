@@ -8,9 +8,11 @@ while somebody comes, goes, or removes the file. The file is made, replaced and 
 whoever gets that lock on a file that no longer has the name starts over.
 """
 
+import contextlib
 import mmap
 import os
 import secrets
+import shutil
 import stat
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,7 @@ from nanokv.heap.locks import LockFile
 WORLD_MAGIC = 0x444C_574F_4E41_4E00  # "\0NANOWLD"
 WORLD_VERSION = 1
 PREFIX = "nanokv."
+BESIDE = "nanokv-*.{:016x}.*"  #: directories that ranks of a world make beside it, by its `world_id`
 _MAX_NAME = 255  # NAME_MAX of every file system that could hold it
 _WORLD_LOCK = MAX_RANKS
 
@@ -134,9 +137,19 @@ class WorldFile:
             return False
 
     def remove(self) -> None:
-        """Remove the name, if it still means this file. Under the world lock."""
+        """Remove the name, if it still means this file, and what the dead left beside it. Under the world lock."""
         if self.has_name():
             self.path.unlink(missing_ok=True)
+            if not self.anybody_alive():
+                self._remove_beside()
+
+    def _remove_beside(self) -> None:
+        """Remove what dead ranks of this world have left in its directory (v1's meeting places)."""
+        with contextlib.suppress(SegmentCorrupt):
+            head = self.header()
+            if head is not None:
+                for left in self.path.parent.glob(BESIDE.format(int(head["world_id"]))):
+                    shutil.rmtree(left, ignore_errors=True)
 
     def anybody_alive(self) -> bool:
         """True if another open file holds the lock of any rank."""

@@ -1,0 +1,74 @@
+"""Random work on objects, compiled: the protocol and nothing else, without a pause, by threads or processes."""
+
+import functools
+from typing import Any
+
+import triton
+import triton.language as tl
+
+from nanokv.device.layout import WORD_BYTES
+from nanokv.device.memory import load64, select, store64, table64, word
+from nanokv.device.native import native_function
+from nanokv.device.object import lookup, put, read, remove
+from nanokv.device.status import OK
+from nanokv.device.world import W_WORLD_SIZE
+
+
+@triton.jit
+def fill(words: tl.int64, count: tl.int64, value: tl.int64) -> None:
+    """Write a value into each of some words."""
+    i = word(0)
+    while i < count:
+        store64(words + i * WORD_BYTES, value, "relaxed")
+        i += 1
+
+
+@triton.jit
+def differing(words: tl.int64, count: tl.int64, key: tl.int64) -> Any:
+    """How many words are not the first one, or are not of this key."""
+    first = load64(words, "relaxed")
+    wrong = select((first >> 32) == key, word(0), count)
+    i = word(0)
+    while i < count:
+        wrong += select(load64(words + i * WORD_BYTES, "relaxed") == first, word(0), word(1))
+        i += 1
+    return wrong
+
+
+@triton.jit
+def hammer(world: tl.int64, seed: tl.int64, rounds: tl.int64, keys: tl.int64, buffer: tl.int64, room: tl.int64) -> Any:
+    """Random puts, reads and removals, `rounds` of them. Returns (puts, reads, removals, wrong words)."""
+    puts = word(0)
+    reads = word(0)
+    removals = word(0)
+    wrong = word(0)
+    random = seed + 0
+    i = word(0)
+    while i < rounds:
+        random = (random * 1103515245 + 12345) & 0x7FFFFFFF
+        key = (random >> 8) % keys
+        what = (random >> 13) % 8
+        if what < 3:
+            words = 1 + (random >> 16) % room
+            fill(buffer, words, (key << 32) | (seed << 24) | i)
+            owner = random % table64(world + W_WORLD_SIZE)
+            status, _ = put(world, owner, key, key, buffer, words * WORD_BYTES, i, 0, 0, 0, 0, 0, 0, 0, 0)
+            puts += select(status == OK, word(1), word(0))
+        elif what < 6:
+            status, owner, index, epoch, payload, nbytes = lookup(world, key, key)
+            if (status == OK) & (nbytes <= room * WORD_BYTES):
+                status = read(world, owner, index, epoch, payload, nbytes, buffer, i)
+                if status == OK:
+                    reads += 1
+                    wrong += differing(buffer, nbytes // WORD_BYTES, key)
+        else:
+            status, owner = remove(world, key, key)
+            removals += select(status == OK, word(1), word(0))
+        i += 1
+    return puts, reads, removals, wrong
+
+
+@functools.cache
+def native_hammer() -> Any:
+    """`hammer`, compiled. Call it without the interpreter's lock, from any thread."""
+    return native_function(hammer, 6)
