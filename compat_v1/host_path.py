@@ -108,20 +108,20 @@ class HostPath:
         return Write(said.status, said.owner, said.slot, said.epoch, said.payload, said.nbytes, -1)
 
     def finish(self, key: KeyDigest, write: Write) -> int:
-        status = self._machine.commit(write.owner, write.index, write.epoch)
+        status = self._machine.commit(write.owner, write.slot, write.epoch)
         # without a master the header says it all: READY, or DEAD with the word that nothing is written any more
         with contextlib.suppress(PeerLost):
-            self._ask(Op.COMMIT, key, owner=write.owner, slot=write.index, epoch=write.epoch)
+            self._ask(Op.COMMIT, key, owner=write.owner, slot=write.slot, epoch=write.epoch)
         return status
 
     def abort(self, key: KeyDigest, write: Write) -> int:
         try:
-            return self._ask(Op.ABORT, key, owner=write.owner, slot=write.index, epoch=write.epoch).status
+            return self._ask(Op.ABORT, key, owner=write.owner, slot=write.slot, epoch=write.epoch).status
         except PeerLost:
             # without a master: give up in the header, where the next one finds it, and say that we write no more
-            seen = split(self._machine.kill(write.owner, write.index, WRITING.value, write.epoch))
+            seen = split(self._machine.kill(write.owner, write.slot, WRITING.value, write.epoch))
             if seen.phase != READY.value:
-                self._machine.commit(write.owner, write.index, write.epoch)  # LOST, and noted in the header
+                self._machine.commit(write.owner, write.slot, write.epoch)  # LOST, and noted in the header
             return Status.OK if seen == State(WRITING.value, 0, write.epoch) else Status.LOST
 
     def locate(self, key: KeyDigest) -> Found:

@@ -19,7 +19,7 @@ class Begun(NamedTuple):
     """What `begin` answers. After OK: fill `payload` (an offset), then `finish` or `abort` and `leave`."""
 
     status: int
-    index: int
+    slot: int
     epoch: int
     payload: int
     phase: int
@@ -30,7 +30,7 @@ class Found(NamedTuple):
 
     status: int
     owner: int
-    index: int
+    slot: int
     epoch: int
     payload: int
     nbytes: int

@@ -52,7 +52,7 @@ class NativeMachine:
     def begin(self, owner: int, key: tuple[int, int], nbytes: int, flags: int, what: Descriptor, now: int) -> Begun:
         begun = Begun(*self._code.begin(self._world, owner, *key, nbytes, flags, now))
         if begun.status == 0:
-            self._code.describe(self._world, self._bases[owner], begun.index, *what)
+            self._code.describe(self._world, self._bases[owner], begun.slot, *what)
         return begun
 
     def finish(self, owner: int, index: int, epoch: int, phase: int) -> int:
@@ -90,9 +90,7 @@ class NativeMachine:
         return self._find(self._world, *key)[0]
 
     def read(self, found: Found, dst: int, now: int) -> int:
-        return self._code.read(
-            self._world, found.owner, found.index, found.epoch, found.payload, found.nbytes, dst, now
-        )
+        return self._code.read(self._world, found.owner, found.slot, found.epoch, found.payload, found.nbytes, dst, now)
 
     def get(self, key: tuple[int, int], dst: int, nbytes: int, now: int) -> int:
         return self._get(self._world, *key, dst, nbytes, now)

@@ -82,7 +82,7 @@ class HeaderIndex:
             slots = np.flatnonzero(self._present)
             return slots, self._records[slots]
 
-    def keys(self) -> Iterator[KeyDigest]:
+    def digests(self) -> Iterator[KeyDigest]:
         """The digests of all keys, as they were at the call."""
         _, records = self.rows()
         halves = zip(

@@ -331,7 +331,7 @@ class NanoKVCache:
         deadline = time.monotonic() + timeout
         while True:
             found = self._found(key, max(deadline - time.monotonic(), 0.0))
-            status, line = self._machine.pin(found.owner, found.index, found.epoch)
+            status, line = self._machine.pin(found.owner, found.slot, found.epoch)
             if status == Status.OK:
                 break
             if status != Status.MISS:
@@ -354,11 +354,11 @@ class NanoKVCache:
         return found
 
     def _meta(self, found: Found) -> ObjMeta:
-        header = self._machine.headers(found.owner, found.index, 1)[0]
+        header = self._machine.headers(found.owner, found.slot, 1)[0]
         return ObjMeta(
             key_hash=int(header["key_hash"].view("<i8")),
             owner_rank=found.owner,
-            header_off=header_offset(self._geometry, found.index),
+            header_off=header_offset(self._geometry, found.slot),
             payload_off=found.payload,
             bytes_total=found.nbytes,
             page_bytes=self._geometry.page_bytes,
@@ -397,7 +397,7 @@ class NanoKVCache:
     def keys(self) -> Iterator[KeyDigest]:
         """The digests of the objects in this rank's segment, as its index knows them. Keys are not stored."""
         self._check_open()
-        return self._poller.index.keys()
+        return self._poller.index.digests()
 
     __iter__ = keys
 

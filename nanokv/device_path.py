@@ -55,16 +55,16 @@ class DevicePath:
         if plan and begun.status == Status.OK:
             self._machine.leave(owner, phase)  # a plan is written by a kernel that no activity word counts
             phase = -1
-        return Write(begun.status, owner, begun.index, begun.epoch, begun.payload, nbytes, phase)
+        return Write(begun.status, owner, begun.slot, begun.epoch, begun.payload, nbytes, phase)
 
     def finish(self, key: KeyDigest, write: Write) -> int:
         if write.phase < 0:
-            return self._machine.commit(write.owner, write.index, write.epoch)
-        return self._machine.finish(write.owner, write.index, write.epoch, write.phase)
+            return self._machine.commit(write.owner, write.slot, write.epoch)
+        return self._machine.finish(write.owner, write.slot, write.epoch, write.phase)
 
     def abort(self, key: KeyDigest, write: Write) -> int:
         phase = self._machine.enter(write.owner) if write.phase < 0 else write.phase
-        status = self._machine.abort(write.owner, write.index, write.epoch)
+        status = self._machine.abort(write.owner, write.slot, write.epoch)
         self._machine.leave(write.owner, phase)
         return status
 

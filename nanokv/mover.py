@@ -77,7 +77,7 @@ class Mover:
                 return Status(found.status)
             tensor = empty_like_described(found.descriptor, found.nbytes, self.device)
             if tensor is None:
-                if self._machine.validate(found.owner, found.index, found.epoch) == Status.OK:
+                if self._machine.validate(found.owner, found.slot, found.epoch) == Status.OK:
                     return Status.CORRUPT
                 continue
             if self._read(found, tensor) == Status.OK:
@@ -95,7 +95,7 @@ class Mover:
                 found = self._path.locate(key)
                 if found.status != Status.OK:
                     return found.status
-                if self._machine.validate(found.owner, found.index, found.epoch) != Status.OK:
+                if self._machine.validate(found.owner, found.slot, found.epoch) != Status.OK:
                     continue
                 if torn and found.nbytes != have:
                     return Status.MISS  # the object of this size went away while it was copied
@@ -118,9 +118,9 @@ class Mover:
             return self._machine.read(found, dst.data_ptr(), time.time_ns())
         with torch.no_grad():
             flat_bytes(dst).copy_(self.payload(found.owner, found.payload, found.nbytes))
-        status = self._machine.validate(found.owner, found.index, found.epoch)
+        status = self._machine.validate(found.owner, found.slot, found.epoch)
         if status == Status.OK:
-            self._machine.touch(found.owner, found.index, time.time_ns())
+            self._machine.touch(found.owner, found.slot, time.time_ns())
         return status
 
     def view(self, found: Found) -> torch.Tensor | None:

@@ -11,7 +11,7 @@ class Write(NamedTuple):
 
     status: int
     owner: int
-    index: int
+    slot: int
     epoch: int
     payload: int  #: offset of the payload in the owner's segment
     nbytes: int

@@ -25,7 +25,7 @@ class Pinned:
         """Give the pin back. Idempotent."""
         line, self._line = self._line, None
         if line is not None:
-            self._machine.unpin(self._found.owner, self._found.index, self._found.epoch, line)
+            self._machine.unpin(self._found.owner, self._found.slot, self._found.epoch, line)
 
     def __enter__(self) -> torch.Tensor:
         return self.tensor

@@ -37,7 +37,7 @@ class Plans:
         return WritePlan(
             key_hash=key.key_hash,
             dst_rank=write.owner,
-            header_off=header_offset(self._geometry, write.index),
+            header_off=header_offset(self._geometry, write.slot),
             payload_base=write.payload,
             page_bytes=page_bytes,
             n_pages=-(-nbytes // page_bytes),

@@ -70,15 +70,15 @@ class World:
 
     def pin(self, key: int, by: int = 0) -> Pin:
         found = self.machines[by].lookup(digest(key))
-        status, line = self.machines[by].pin(found.owner, found.index, found.epoch)
+        status, line = self.machines[by].pin(found.owner, found.slot, found.epoch)
         assert status == Status.OK
-        return Pin(found.owner, found.index, found.epoch, line)
+        return Pin(found.owner, found.slot, found.epoch, line)
 
     def slot(self, key: int) -> tuple[int, int]:
         """(rank, header slot) of a READY object."""
         found = self.machines[0].lookup(digest(key))
         assert found.status == Status.OK
-        return found.owner, found.index
+        return found.owner, found.slot
 
     def header(self, key: int) -> Any:
         rank, index = self.slot(key)

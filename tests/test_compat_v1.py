@@ -162,19 +162,19 @@ class Site:
         write = self.open(key, nbytes, owner, by)
         if write.status != Status.OK:
             return write.status
-        assert self.world.machines[by].commit(write.owner, write.index, write.epoch) == Status.OK
-        self.world.machines[by].touch(write.owner, write.index, key)
+        assert self.world.machines[by].commit(write.owner, write.slot, write.epoch) == Status.OK
+        self.world.machines[by].touch(write.owner, write.slot, key)
         return self.commit(key, write)
 
     def commit(self, key: int, write: Write) -> int:
-        return self.master.commit(key_of(key), write.owner, write.index, write.epoch)
+        return self.master.commit(key_of(key), write.owner, write.slot, write.epoch)
 
     def abort(self, key: int, write: Write) -> int:
-        return self.master.abort(key_of(key), write.owner, write.index, write.epoch)
+        return self.master.abort(key_of(key), write.owner, write.slot, write.epoch)
 
     def late_commit(self, write: Write, by: int = 1) -> int:
         """The producer's own commit, of which the master hears nothing."""
-        return self.world.machines[by].commit(write.owner, write.index, write.epoch)
+        return self.world.machines[by].commit(write.owner, write.slot, write.epoch)
 
     def tick(self, now: float) -> None:
         self.now = now
@@ -184,13 +184,13 @@ class Site:
         return [key for key in keys if self.master.exists(key_of(key)) == Status.OK]
 
     def header(self, write: Write | Found) -> Any:
-        return self.world.views[write.owner].headers[write.index]
+        return self.world.views[write.owner].headers[write.slot]
 
     def pin(self, key: int, by: int = 1) -> Pin:
         found = self.master.get_location(key_of(key))
-        status, line = self.world.machines[by].pin(found.owner, found.index, found.epoch)
+        status, line = self.world.machines[by].pin(found.owner, found.slot, found.epoch)
         assert status == Status.OK
-        return Pin(found.owner, found.index, found.epoch, line)
+        return Pin(found.owner, found.slot, found.epoch, line)
 
     def hints(self, owner: int) -> list[int]:
         """The kinds of the hints in a ring."""
@@ -217,7 +217,7 @@ def test_the_life_of_an_object(site: Site) -> None:
     assert site.late_commit(write) == Status.OK
     assert site.commit(1, write) == Status.OK
     found = site.master.get_location(key_of(1))
-    assert found == Found(Status.OK, 1, write.index, write.epoch, write.payload, write.nbytes, SHAPE)
+    assert found == Found(Status.OK, 1, write.slot, write.epoch, write.payload, write.nbytes, SHAPE)
     assert int(site.header(write)["n_pages"]) == 3 == site.master.counts().used_pages[1]
     assert site.master.remove(key_of(1)) == Status.OK
     assert site.master.exists(key_of(1)) == site.master.remove(key_of(1)) == Status.MISS
@@ -248,7 +248,7 @@ def test_a_key_is_opened_once(site: Site) -> None:
     assert site.open(1).status == Status.DUPLICATE
     site.master.remove(key_of(1))
     again = site.open(1)
-    assert (again.status, again.index, again.epoch) == (Status.OK, write.index, write.epoch + 1)
+    assert (again.status, again.slot, again.epoch) == (Status.OK, write.slot, write.epoch + 1)
 
 
 def test_of_many_threads_one_opens_a_key(site: Site) -> None:
@@ -301,7 +301,7 @@ def test_a_kernels_own_ready_is_seen(site: Site) -> None:
 def test_commit_makes_ready_what_is_not(site: Site) -> None:
     write = site.open(1)
     assert site.commit(1, write) == Status.OK
-    assert site.world.machines[1].validate(write.owner, write.index, write.epoch) == Status.OK
+    assert site.world.machines[1].validate(write.owner, write.slot, write.epoch) == Status.OK
     assert site.commit(1, write) == Status.OK
     assert site.hints(0) == [STORED.value]
     assert site.commit(2, write) == Status.LOST, "another key"
@@ -327,7 +327,7 @@ def test_abort_frees_at_once(site: Site) -> None:
 
 def test_a_producer_that_gave_up_without_a_master(site: Site) -> None:
     write = site.open(1, 3 * PAGE)
-    site.world.machines[1].kill(write.owner, write.index, WRITING.value, write.epoch)
+    site.world.machines[1].kill(write.owner, write.slot, WRITING.value, write.epoch)
     assert site.late_commit(write) == Status.LOST
     assert site.master.exists(key_of(1)) == Status.MISS
     assert site.open(1).status == Status.OK
@@ -369,7 +369,7 @@ def test_the_policy_chooses(policy: Policy, gone: list[int]) -> None:
     for key in range(19):
         assert site.put(key) == Status.OK
     first = site.master.get_location(key_of(0))
-    site.world.machines[1].touch(first.owner, first.index, 1000)
+    site.world.machines[1].touch(first.owner, first.slot, 1000)
     assert site.put(19) == Status.OK
     assert [key for key in range(20) if key not in site.held(range(20))] == gone
     assert site.master.counts().used_pages == [16, 0]
@@ -456,10 +456,10 @@ def test_evict_on_demand(site: Site) -> None:
 def test_remove_slot_wants_the_epoch(site: Site) -> None:
     site.put(1)
     found = site.master.get_location(key_of(1))
-    assert site.master.remove_slot(found.owner, found.index, found.epoch + 1) == Status.MISS
-    assert site.master.remove_slot(found.owner, found.index + 1, found.epoch) == Status.MISS
-    assert site.master.remove_slot(7, found.index, found.epoch) == Status.MISS
-    assert site.master.remove_slot(found.owner, found.index, found.epoch) == Status.OK
+    assert site.master.remove_slot(found.owner, found.slot, found.epoch + 1) == Status.MISS
+    assert site.master.remove_slot(found.owner, found.slot + 1, found.epoch) == Status.MISS
+    assert site.master.remove_slot(7, found.slot, found.epoch) == Status.MISS
+    assert site.master.remove_slot(found.owner, found.slot, found.epoch) == Status.OK
     assert site.master.exists(key_of(1)) == Status.MISS
 
 
@@ -666,7 +666,7 @@ def test_virtual_ranks_share_the_master(local: list[Rank]) -> None:
     assert local[1].path.exists(key_of(1)) == Status.NOT_READY
     assert local[0].path.finish(key_of(1), write) == Status.OK
     found = local[1].path.locate(key_of(1))
-    assert (found.owner, found.index, found.epoch, found.descriptor) == (0, write.index, write.epoch, SHAPE)
+    assert (found.owner, found.slot, found.epoch, found.descriptor) == (0, write.slot, write.epoch, SHAPE)
     assert local[1].path.evict(0, 0) == 1
     assert local[0].path.remove(key_of(1)) == Status.MISS
     assert local[0].path.begin(key_of(1), 2**70, 0, SHAPE, plan=False).status == Status.FULL
@@ -682,6 +682,6 @@ def test_a_master_that_has_closed_is_lost(local: list[Rank]) -> None:
     assert local[0].path.abort(key_of(2), other) == Status.OK
     assert local[0].path.abort(key_of(2), other) == Status.LOST
     assert local[0].path.abort(key_of(1), open_plan) == Status.LOST, "it is READY"
-    states = [unpack("STATE", "state", local[0].machine.state(0, w.index)) for w in (open_plan, other)]
+    states = [unpack("STATE", "state", local[0].machine.state(0, w.slot)) for w in (open_plan, other)]
     assert states == [READY.value, DEAD.value]
-    assert int(local[0].machine.headers(0, other.index, 1)[0]["flags"]) & FLAG_ACK.value
+    assert int(local[0].machine.headers(0, other.slot, 1)[0]["flags"]) & FLAG_ACK.value

@@ -57,9 +57,9 @@ class History:
         found = machine.lookup(digest(self.random.randrange(60)))
         if found.status != Status.OK:
             return False
-        status, line = machine.pin(found.owner, found.index, found.epoch)
+        status, line = machine.pin(found.owner, found.slot, found.epoch)
         if status == Status.OK:
-            self.pins.append(Pin(found.owner, found.index, found.epoch, line))
+            self.pins.append(Pin(found.owner, found.slot, found.epoch, line))
         return status == Status.OK
 
     def unpin(self) -> bool:
@@ -81,9 +81,9 @@ class History:
         by, owner, begun = self.plans.pop()
         machine = self.world.machines[by]
         if self.random.random() < 0.5:
-            return machine.commit(owner, begun.index, begun.epoch) == Status.OK
+            return machine.commit(owner, begun.slot, begun.epoch) == Status.OK
         phase = machine.enter(owner)
-        status = machine.abort(owner, begun.index, begun.epoch)
+        status = machine.abort(owner, begun.slot, begun.epoch)
         machine.leave(owner, phase)
         return status == Status.OK
 
@@ -160,7 +160,7 @@ def test_unfinished_objects_of_the_dead_are_leftovers(world: World) -> None:
 
 def test_quarantine_is_no_finding_while_its_owner_lives(world: World) -> None:
     begun = world.begin(0, 100, by=1)
-    assert world.machines[0].give_up(0, begun.index, begun.epoch)
+    assert world.machines[0].give_up(0, begun.slot, begun.epoch)
     assert world.check().clean
     world.dead = {0}
     assert leftovers(world) == {"I6"}
@@ -168,7 +168,7 @@ def test_quarantine_is_no_finding_while_its_owner_lives(world: World) -> None:
 
 def test_an_empty_object_that_was_given_up_waits_for_its_owner(world: World) -> None:
     begun = world.begin(0, 100, nbytes=0, by=1)
-    assert world.machines[0].give_up(0, begun.index, begun.epoch)
+    assert world.machines[0].give_up(0, begun.slot, begun.epoch)
     assert world.check().clean
     world.dead = {0}
     assert leftovers(world) == {"I6"}
@@ -183,12 +183,12 @@ def test_pins_of_the_dead_are_leftovers(world: World) -> None:
 
 def test_a_tentative_entry_of_the_dead_is_a_leftover(world: World) -> None:
     begun = world.begin(0, 100, by=1)
-    header = world.views[0].headers[begun.index]
+    header = world.views[0].headers[begun.slot]
     header["state"], header["n_pages"] = 0, 0
     world.views[0].ctl["bump_ptr"] -= np.uint64(2 * PAGE)
     home = world.views[home_of(100)]
     place = np.flatnonzero(
-        (unpack("ENTRY", "header", home.directory) == begun.index) & (unpack("ENTRY", "rank", home.directory) == 0)
+        (unpack("ENTRY", "header", home.directory) == begun.slot) & (unpack("ENTRY", "rank", home.directory) == 0)
     )[-1]
     home.directory[place] = home.directory[place] & ~np.uint64(ENTRY_PHASE_MASK.value) | np.uint64(1)
     assert {f.invariant for f in world.check().breaches} == {"I6"}
@@ -210,7 +210,7 @@ def test_an_object_that_is_being_written_is_no_breach(world: World) -> None:
     begun = world.machines[0].begin(0, digest(100), 5000, 0, RAW, 0)
     report = world.check(None)
     assert report.clean and not report.quiescent
-    assert world.machines[0].finish(0, begun.index, begun.epoch, begun.phase) == Status.OK
+    assert world.machines[0].finish(0, begun.slot, begun.epoch, begun.phase) == Status.OK
     assert world.check(None).objects == 11
 
 

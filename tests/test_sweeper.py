@@ -4,7 +4,6 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from nanokv.heap.local import LocalHeap, LocalWorld
 
 from nanokv.device.geometry import Geometry
 from nanokv.device.layout import DEAD, PIN_HELD, STATE_MASK, STORED, WRITING
@@ -12,6 +11,7 @@ from nanokv.device.machine import Begun
 from nanokv.device.native_machine import NativeMachine
 from nanokv.device.status import Status
 from nanokv.device.views import SegmentView
+from nanokv.heap.local import LocalHeap, LocalWorld
 from nanokv.host_poller.coalesce import carve_runs, join_free_extents
 from nanokv.host_poller.grace import Grace
 from nanokv.host_poller.poller import BATCH, HOLE_PATIENCE, Poller
@@ -67,10 +67,10 @@ def test_hints_become_rows(ranks: list[Rank]) -> None:
     for key in range(5):
         assert ranks[0].put(1, key) == Status.OK
     assert poller.drain(0.0) == 5
-    assert {k.key_hash for k in poller.index.keys()} == set(range(5))
+    assert {k.key_hash for k in poller.index.digests()} == set(range(5))
     ranks[0].machine.remove((3, 3 * 7919))
     assert poller.drain(0.0) == 1
-    assert {k.key_hash for k in poller.index.keys()} == {0, 1, 2, 4}
+    assert {k.key_hash for k in poller.index.digests()} == {0, 1, 2, 4}
 
 
 def test_a_full_ring_loses_hints_but_no_object(ranks: list[Rank]) -> None:
@@ -123,7 +123,7 @@ def test_an_object_that_takes_too_long_is_given_up_and_its_pages_come_back(ranks
     assert poller.sweeper.counts.given_up == 1
     settle(poller, 7.0)
     assert poller.sweeper.counts.released == 0, "the producer is still at work: its pages stay in quarantine"
-    assert ranks[0].machine.finish(1, begun.index, begun.epoch, begun.phase) == Status.LOST
+    assert ranks[0].machine.finish(1, begun.slot, begun.epoch, begun.phase) == Status.LOST
     settle(poller, 30.0)
     assert poller.sweeper.counts.released == 1
     assert ranks[1].machine.page_marks(1).any()
@@ -137,7 +137,7 @@ def test_a_plan_waits_for_its_producers_word(ranks: list[Rank]) -> None:
     poller.sweep(0.0)
     settle(poller, 6.0)
     assert (poller.sweeper.counts.given_up, poller.sweeper.counts.released) == (1, 0)
-    assert ranks[0].machine.commit(1, begun.index, begun.epoch) == Status.LOST
+    assert ranks[0].machine.commit(1, begun.slot, begun.epoch) == Status.LOST
     settle(poller, 30.0)
     assert poller.sweeper.counts.released == 1
 
@@ -169,7 +169,7 @@ def test_a_remover_that_died_half_way(ranks: list[Rank]) -> None:
     poller = ranks[1].poller()
     ranks[0].put(1, 7, 2 * PAGE)
     found = ranks[0].machine.lookup((7, 7 * 7919))
-    ranks[0].machine.kill(1, found.index, 2, found.epoch)
+    ranks[0].machine.kill(1, found.slot, 2, found.epoch)
     settle(poller, 0.0)
     assert poller.sweeper.counts.released == 1
     assert not ranks[1].views[1].directory.any() and not ranks[0].views[0].directory.any()
@@ -182,7 +182,7 @@ def test_a_remover_of_an_object_without_bytes_that_died_half_way(ranks: list[Ran
     poller.sweep(0.0)
     ranks[0].put(1, 7, 0)
     found = ranks[0].machine.lookup((7, 7 * 7919))
-    ranks[0].machine.kill(1, found.index, 2, found.epoch)
+    ranks[0].machine.kill(1, found.slot, 2, found.epoch)
     ranks[0].heap.close()
     settle(poller, 1.0, steps=30)
     assert poller.sweeper.counts.leaked_slots == 1
@@ -193,8 +193,8 @@ def test_the_pins_of_the_dead_are_taken_away(ranks: list[Rank]) -> None:
     poller = ranks[1].poller()
     ranks[1].put(1, 7)
     found = ranks[0].machine.lookup((7, 7 * 7919))
-    assert ranks[0].machine.pin(1, found.index, found.epoch)[0] == Status.OK
-    status, line = ranks[1].machine.pin(1, found.index, found.epoch)
+    assert ranks[0].machine.pin(1, found.slot, found.epoch)[0] == Status.OK
+    status, line = ranks[1].machine.pin(1, found.slot, found.epoch)
     assert status == Status.OK
     assert ranks[1].views[1].pins[line] & 3 == PIN_HELD.value
     poller.sweep(0.0)
@@ -203,7 +203,7 @@ def test_the_pins_of_the_dead_are_taken_away(ranks: list[Rank]) -> None:
     poller.sweep(1.0)
     assert poller.sweeper.counts.pins_dropped == 1
     assert ranks[1].machine.remove((7, 7 * 7919)) == Status.PINNED, "the living one still holds it"
-    assert ranks[1].machine.unpin(1, found.index, found.epoch, line) == Status.OK
+    assert ranks[1].machine.unpin(1, found.slot, found.epoch, line) == Status.OK
     assert ranks[1].machine.remove((7, 7 * 7919)) == Status.OK
     assert not ranks[1].views[1].pins.any()
 
@@ -272,12 +272,12 @@ def test_neighbours_are_joined(ranks: list[Rank]) -> None:
 
 def test_given_up_slots_are_dead_not_free(ranks: list[Rank]) -> None:
     begun = ranks[0].begin(1, 7)
-    assert ranks[1].machine.state(1, begun.index) & STATE_MASK.value == WRITING.value
-    assert ranks[1].machine.give_up(1, begun.index, begun.epoch)
-    assert not ranks[1].machine.give_up(1, begun.index, begun.epoch)
-    assert ranks[1].machine.state(1, begun.index) & STATE_MASK.value == DEAD.value
-    assert ranks[0].machine.abort(1, begun.index, begun.epoch) == Status.LOST
-    assert ranks[1].machine.slot_marks(1)[begun.index] == 0
+    assert ranks[1].machine.state(1, begun.slot) & STATE_MASK.value == WRITING.value
+    assert ranks[1].machine.give_up(1, begun.slot, begun.epoch)
+    assert not ranks[1].machine.give_up(1, begun.slot, begun.epoch)
+    assert ranks[1].machine.state(1, begun.slot) & STATE_MASK.value == DEAD.value
+    assert ranks[0].machine.abort(1, begun.slot, begun.epoch) == Status.LOST
+    assert ranks[1].machine.slot_marks(1)[begun.slot] == 0
 
 
 def test_batches_are_bounded(ranks: list[Rank]) -> None:

@@ -29,6 +29,9 @@ from nanokv.heap.world_file import HEADER, RANK, WorldFile, directory
 __all__ = ["ShmHeap", "ShmWorldInfo", "inspect", "list_worlds", "remove_world", "why_not"]
 
 _POLL_FIRST, _POLL_LAST = 0.0005, 0.01  #: seconds between two looks at the others
+LIVENESS_SECONDS = (
+    0.005  #: how old an answer of `peer_closed` may be: each put asks, and asking the kernel takes 1.5 µs
+)
 
 
 class ShmHeap:
@@ -53,6 +56,7 @@ class ShmHeap:
         self._raw = [whole[at : at + size] for at in range(first, first + self.world_size * size, size)]
         self._views = [SegmentView(raw, geometry) for raw in self._raw]
         self._tensors = [as_tensor(raw) for raw in self._raw]
+        self._held_at = [-LIVENESS_SECONDS] * self.world_size
         self._closed_words = [view.ctl["closed"] for view in self._views]
         self._bells = [Doorbell(raw) for raw in self._raw]
         self.bases = [int(raw.ctypes.data) for raw in self._raw]
@@ -191,7 +195,14 @@ class ShmHeap:
     def peer_closed(self, rank: int) -> bool:
         if rank == self.rank:
             return not self._leave.alive
-        return bool(self._closed_words[rank][0]) or not self._file.locks.held(rank)
+        if self._closed_words[rank][0]:
+            return True
+        now = time.monotonic()
+        if now - self._held_at[rank] > LIVENESS_SECONDS:
+            if not self._file.locks.held(rank):
+                return True
+            self._held_at[rank] = now
+        return False
 
     def barrier(self, timeout: float) -> None:
         self._check_open()

@@ -143,13 +143,13 @@ def evicts_what_is_old(device: torch.device) -> None:
         data = w.bytes(2 * PAGE, 5)
         assert [w.put(n, data) for n in range(4)] == [OK] * 4
         found = w.machine.lookup(key(0))
-        status, line = w.machine.pin(1, found.index, found.epoch)
+        status, line = w.machine.pin(1, found.slot, found.epoch)
         assert status == OK
         assert [w.put(n, data) for n in range(4, 9)] == [OK] * 5
         assert int(w.machine.control(1)["evicted"][0]) == 5
         assert w.machine.find(key(0)) == w.machine.find(key(8)) == OK
         assert w.machine.find(key(1)) == MISS
-        assert w.machine.unpin(1, found.index, found.epoch, line) == OK
+        assert w.machine.unpin(1, found.slot, found.epoch, line) == OK
 
 
 def pins_hold(device: torch.device) -> None:
@@ -157,7 +157,7 @@ def pins_hold(device: torch.device) -> None:
     with world(device) as w:
         assert w.put(1, w.bytes(100, 1)) == OK
         found = w.machine.lookup(key(1))
-        at = (1, found.index, found.epoch)
+        at = (1, found.slot, found.epoch)
         status, line = w.machine.pin(*at)
         assert status == OK
         assert np.count_nonzero(w.machine.pin_ledger(1)) == 1
@@ -184,7 +184,7 @@ def hints_reach_the_host(device: torch.device) -> None:
         assert (drained.head, drained.hole) == (6, 6)
         records, good = w.machine.snapshots(1, drained.hints)
         slots = (drained.hints >> RING_HEADER_SHIFT.value) & RING_HEADER_MASK.value
-        assert good.tolist() == [slot != gone.index for slot in slots[:5].tolist()] + [False]
+        assert good.tolist() == [slot != gone.slot for slot in slots[:5].tolist()] + [False]
         assert records["bytes_total"][:3].tolist() == [10, 11, 12]
         assert (records["key_hash"][:3].astype(np.int64) == [key(n)[0] for n in range(3)]).all()
         assert len(w.machine.drain(1, drained.head, 100).hints) == 0
@@ -199,18 +199,18 @@ def unfinished_objects_are_reclaimed(device: torch.device) -> None:
         begun = w.begin(1, 3 * PAGE)
         assert begun.status == OK
         assert w.machine.in_flight(1, 0, begun.phase) == 1
-        assert w.machine.abort(1, begun.index, begun.epoch) == OK
+        assert w.machine.abort(1, begun.slot, begun.epoch) == OK
         w.machine.leave(1, begun.phase)
         assert w.machine.in_flight(1, 0, begun.phase) == 0
         again = w.begin(1, 3 * PAGE, FLAG_PLAN.value)
-        assert (again.index, again.epoch, again.payload) == (begun.index, begun.epoch + 1, begun.payload)
-        assert w.machine.give_up(1, again.index, again.epoch)
-        assert w.machine.finish(1, again.index, again.epoch, again.phase) == LOST
+        assert (again.slot, again.epoch, again.payload) == (begun.slot, begun.epoch + 1, begun.payload)
+        assert w.machine.give_up(1, again.slot, again.epoch)
+        assert w.machine.finish(1, again.slot, again.epoch, again.phase) == LOST
         assert w.machine.page_marks(1).sum() == 0
-        assert w.machine.release(1, again.index, again.epoch)
-        assert not w.machine.release(1, again.index, again.epoch - 1)
+        assert w.machine.release(1, again.slot, again.epoch)
+        assert not w.machine.release(1, again.slot, again.epoch - 1)
         assert w.machine.page_marks(1).tolist()[:1] == [3]  # class 2, four pages, marked with the class plus 1
-        assert w.machine.slot_marks(1).tolist()[: begun.index + 1] == [1] * (begun.index + 1)
+        assert w.machine.slot_marks(1).tolist()[: begun.slot + 1] == [1] * (begun.slot + 1)
         assert w.machine.find(key(1)) == MISS
 
 
@@ -296,16 +296,16 @@ def slots_in_no_place_are_given_back(device: torch.device) -> None:
         for adopt in (False, True):
             taken = w.begin(2, 0)
             expected = WRITING.value | taken.epoch << EPOCH_SHIFT.value
-            assert w.machine.kill(1, taken.index, WRITING.value, taken.epoch) == expected
+            assert w.machine.kill(1, taken.slot, WRITING.value, taken.epoch) == expected
             w.machine.leave(1, taken.phase)
-            assert w.machine.slot_marks(1)[taken.index] == 0
+            assert w.machine.slot_marks(1)[taken.slot] == 0
             if adopt:  # as if the producer had died before it claimed the key
                 for segment in w.segments:
                     segment[w.geometry.offsets["dir_base"] : w.geometry.offsets["turn_base"]] = 0
-                w.machine.adopt_slot(1, taken.index)
+                w.machine.adopt_slot(1, taken.slot)
             else:
-                assert w.machine.release(1, taken.index, taken.epoch)
-            assert w.machine.slot_marks(1)[taken.index] == 1
+                assert w.machine.release(1, taken.slot, taken.epoch)
+            assert w.machine.slot_marks(1)[taken.slot] == 1
 
 
 @triton.jit
@@ -329,12 +329,12 @@ def kernels_commit_plans(device: torch.device) -> None:
         for n, nbytes in enumerate((100, 128, 0)):
             plan = w.begin(n, nbytes, FLAG_PLAN.value)
             w.machine.leave(1, plan.phase)
-            header = base + w.geometry.offsets["hdr_base"] + plan.index * HEADER_BYTES.value
+            header = base + w.geometry.offsets["hdr_base"] + plan.slot * HEADER_BYTES.value
             out = torch.full((2,), -1, dtype=torch.int64, device=device)
             for epoch, committed in ((plan.epoch + 1, 0), (plan.epoch, 1), (plan.epoch, 0)):
                 fill_and_commit_kernel[(1,)](base + plan.payload, nbytes, header, epoch, bases, out, num_warps=1)
                 assert int(out[0]) == committed
-            assert w.machine.commit(1, plan.index, plan.epoch) == OK
+            assert w.machine.commit(1, plan.slot, plan.epoch) == OK
             wanted = (torch.arange(nbytes) * 3).to(torch.int8)
             assert torch.equal(w.get(n, nbytes)[1].cpu().view(torch.int8), wanted)
             assert int(out[1]) == int(wanted.sum())
