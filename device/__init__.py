@@ -13,6 +13,8 @@ Imports nothing of the project outside this folder. Read in this order:
     ring        hints for the host: something became READY, something went away
     activity    who is at work in a segment, so that the host can wait for a grace period
     pins        readers that hold an object in place
+    retire      frees what a DEAD header holds
+    evict       what a producer does that finds a segment full
     object      put, commit, lookup, read, remove: the whole of the above, in order
     reclaim     what the owner's host does about what the dead left
     retarget    rebuilds any of these functions over another vocabulary

@@ -23,7 +23,8 @@ import triton.language as tl
 
 from nanokv.device.activity import enter, leave
 from nanokv.device.directory import claim, entry_header, entry_owner, erase, find
-from nanokv.device.extent import carve, class_of, give, take
+from nanokv.device.evict import take_header, take_pages
+from nanokv.device.extent import class_of
 from nanokv.device.header import (
     acknowledge,
     commit_state,
@@ -33,37 +34,28 @@ from nanokv.device.header import (
     give_slot,
     is_key,
     kill,
-    pages_of,
     phase_of,
     publish,
     reserve,
     state_word,
     still_ready,
-    take_slot,
 )
 from nanokv.device.layout import (
-    CLOCK_HAND,
     COUNT_CORRUPT,
-    COUNT_EVICTED,
     COUNT_LOST,
     COUNT_REFUSED,
     H_ACCESS,
     H_BYTES,
-    H_KEY_CHECK,
-    H_KEY_HASH,
-    H_PAGES,
     H_PAYLOAD,
     H_STATE,
-    HDR_HEAD,
-    MAY_EVICT,
     PIN_BITS,
     READY,
-    REMOVED,
     RESERVED,
     STORED,
     WRITING,
 )
 from nanokv.device.memory import add64, copy_bytes, load64, select, store64, table64, word
+from nanokv.device.retire import retire
 from nanokv.device.ring import announce, asleep
 from nanokv.device.status import (
     CORRUPT,
@@ -78,135 +70,12 @@ from nanokv.device.status import (
     TORN,
 )
 from nanokv.device.world import (
-    W_HDR_COUNT,
     W_HEAP_BASE,
     W_HEAP_LIMIT,
-    W_N_PAGES,
     W_PAGE_BYTES,
-    class_pages,
     header_at,
     segment,
 )
-
-EVICT_SAMPLE = tl.constexpr(16)  # Redis' approximated LRU: the oldest of a few is nearly the oldest of all
-LAST_CLASS = tl.constexpr(7)
-
-
-# --- taking and giving ------------------------------------------------------------------------
-@triton.jit
-def take_out(world: tl.int64, seg: tl.int64, header: tl.int64) -> Any:
-    """Take the extent out of a DEAD header: (first page or -1, size class). Pages that cannot be are left alone."""
-    n_pages = pages_of(header)
-    offset = load64(header + H_PAYLOAD, "relaxed") - table64(world + W_HEAP_BASE)
-    page = offset // table64(world + W_PAGE_BYTES)
-    size_class = class_of(world, n_pages)
-    if n_pages > 0:
-        store64(header + H_PAGES, word(0), "relaxed")
-        whole = class_pages(world, select(size_class < 0, word(0), size_class))
-        beyond = (page + whole > table64(world + W_N_PAGES)) | (offset % table64(world + W_PAGE_BYTES) != 0)
-        if (offset < 0) | (size_class < 0) | beyond:
-            add64(seg + COUNT_CORRUPT, 1, "relaxed")
-            page = word(-1)
-    else:
-        page = word(-1)
-    return page, size_class
-
-
-@triton.jit
-def retire(world: tl.int64, seg: tl.int64, owner: tl.int64, index: tl.int64, epoch: tl.int64) -> None:
-    """Free all that a header which the caller made DEAD holds, and tell the host."""
-    header = header_at(world, seg, index)
-    key_hash = load64(header + H_KEY_HASH, "relaxed")
-    key_check = load64(header + H_KEY_CHECK, "relaxed")
-    erase(world, owner, index, epoch, key_hash, key_check)
-    page, size_class = take_out(world, seg, header)
-    if page >= 0:
-        give(world, seg, page, size_class)
-    give_slot(world, seg, index)
-    announce(world, seg, REMOVED, index, epoch)
-
-
-@triton.jit
-def oldest(world: tl.int64, seg: tl.int64, start: tl.int64, count: tl.int64, size_class: tl.int64) -> Any:
-    """Among some headers, the evictable one with a large enough extent that was used longest ago.
-
-    Returns (header or -1, epoch).
-    """
-    best = word(-1)
-    best_epoch = word(0)
-    best_access = word(0)
-    total = load64(seg + HDR_HEAD, "acquire")
-    total = select(total > table64(world + W_HDR_COUNT), table64(world + W_HDR_COUNT), total)
-    i = word(0)
-    while (i < count) & (i < total):
-        index = (start + i) % total
-        header = header_at(world, seg, index)
-        state = load64(header + H_STATE, "acquire")
-        access = load64(header + H_ACCESS, "relaxed")
-        fits = (phase_of(state) == READY) & ((state & PIN_BITS) == 0)
-        if fits & (size_class >= 0):
-            n_pages = pages_of(header)
-            fits = (n_pages > 0) & (class_of(world, n_pages) >= size_class)
-        better = fits & ((best < 0) | (access < best_access))
-        best = select(better, index, best)
-        best_epoch = select(better, epoch_of(state), best_epoch)
-        best_access = select(better, access, best_access)
-        i += 1
-    return best, best_epoch
-
-
-@triton.jit
-def evict_for(world: tl.int64, seg: tl.int64, owner: tl.int64, size_class: tl.int64) -> Any:
-    """Evict one object, and keep an extent of `size_class` of it (or none: -1).
-
-    Returns (page or -1, evicted): whether an object went.
-    """
-    page = word(-1)
-    gone = word(0)
-    used = load64(seg + HDR_HEAD, "acquire")
-    used = select(used > table64(world + W_HDR_COUNT), table64(world + W_HDR_COUNT), used)
-    looked = word(0)
-    while (gone == 0) & (looked < used):
-        hand = add64(seg + CLOCK_HAND, EVICT_SAMPLE, "relaxed") & 0x7FFFFFFF
-        victim, epoch = oldest(world, seg, hand, EVICT_SAMPLE, size_class)
-        if victim >= 0:
-            header = header_at(world, seg, victim)
-            if kill(header, READY, epoch) == state_word(READY, epoch):
-                gone = word(1)
-                if size_class >= 0:
-                    page, have = take_out(world, seg, header)
-                    if page >= 0:
-                        carve(world, seg, page, have, size_class)
-                retire(world, seg, owner, victim, epoch)
-                add64(seg + COUNT_EVICTED, 1, "relaxed")
-        looked += EVICT_SAMPLE
-    return page, gone
-
-
-@triton.jit
-def may_evict(seg: tl.int64) -> Any:
-    """True if a producer that finds this segment full may evict."""
-    return load64(seg + MAY_EVICT, "relaxed") == 1
-
-
-@triton.jit
-def take_header(world: tl.int64, seg: tl.int64, owner: tl.int64) -> Any:
-    """Take a header slot, evicting an object if all are in use: its index, or -1."""
-    index = take_slot(world, seg)
-    if (index < 0) & may_evict(seg):
-        page, gone = evict_for(world, seg, owner, word(-1))
-        if gone == 1:
-            index = take_slot(world, seg)
-    return index
-
-
-@triton.jit
-def take_pages(world: tl.int64, seg: tl.int64, owner: tl.int64, size_class: tl.int64) -> Any:
-    """Take an extent, evicting an object if there is none: its first page, or -1."""
-    page = take(world, seg, size_class)
-    if (page < 0) & may_evict(seg):
-        page, gone = evict_for(world, seg, owner, size_class)
-    return page
 
 
 # --- put --------------------------------------------------------------------------------------

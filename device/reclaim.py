@@ -51,8 +51,8 @@ from nanokv.device.layout import (
     WRITING,
 )
 from nanokv.device.memory import add64, cas64, load64, select, store64, table64, word, xchg64
-from nanokv.device.object import retire
 from nanokv.device.pins import add_pin, ledger_at
+from nanokv.device.retire import retire
 from nanokv.device.ring import announce
 from nanokv.device.world import (
     W_HDR_COUNT,

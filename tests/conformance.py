@@ -27,7 +27,10 @@ from nanokv.device.native import native_function
 from nanokv.device.retarget import retarget
 from tests.random_state import ARGUMENTS, Address, Draw, Memory, corrupt, history
 
-MODULES = ("freelist", "extent", "header", "directory", "ring", "activity", "pins", "object", "reclaim")
+MODULES = (
+    *("freelist", "extent", "header", "directory", "ring", "activity"),
+    *("pins", "retire", "evict", "object", "reclaim"),
+)
 
 
 @triton.jit

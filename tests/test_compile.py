@@ -17,9 +17,11 @@ PROTOCOL = (
     "freelist",
     "header",
     "memory",
+    "evict",
     "object",
     "pins",
     "reclaim",
+    "retire",
     "ring",
     "world",
 )

@@ -1,6 +1,6 @@
 """The directory, natively compiled: of many that claim a key at once one wins, and a key is found while it is held."""
 
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,13 +17,11 @@ from nanokv.device.layout import (
     unpack,
 )
 from nanokv.device.memory import cas64, load64, store64, word
-from nanokv.device.native import native_function
 from nanokv.device.status import DUPLICATE, NOT_READY, OK, Status
 from nanokv.device.world import header_at
-from tests.plain_world import PAGE, PlainWorld, address, aligned_words, in_threads
+from tests.plain_world import PAGE, PlainWorld, address, aligned_words, in_threads, native, yielding
 
 KEYS = 2000
-ROUNDS = 6
 MIX = 30_000
 LOCKS = 4
 
@@ -85,11 +83,6 @@ def hold_and_let_go(
             erase(world, owner, index, epoch, key_hash, key_check)
         i += 1
     return held, shared, unfound, odd
-
-
-@cache
-def native(function: Any, arguments: int) -> Any:
-    return native_function(function, arguments)
 
 
 class Directory:
@@ -187,9 +180,9 @@ def test_an_entry_of_another_epoch_or_owner_is_left_alone() -> None:
     assert directory.find((5, 6)) == (Status.NOT_READY, 3)
 
 
-@pytest.mark.parametrize("threads", [2, 4])
-def test_one_of_many_claims_wins(threads: int) -> None:
-    for number in range(ROUNDS):
+@pytest.mark.parametrize("machine, threads, rounds", [(native, 2, 6), (native, 4, 6), (yielding, 3, 1)])
+def test_one_of_many_claims_wins(machine: Any, threads: int, rounds: int) -> None:
+    for number in range(rounds):
         directory = Directory(threads * KEYS)
         keys = keys_of(number, KEYS)
         headers = directory.plain.views[0].headers
@@ -197,7 +190,7 @@ def test_one_of_many_claims_wins(threads: int) -> None:
         headers["key_check"] = np.tile(keys[:, 1].view(np.uint64), threads)[: len(headers)]
         answers = [aligned_words(KEYS) for _ in range(threads)]
         calls = [
-            partial(native(claim_all, 6), directory.world, 0, thread * KEYS, address(keys), KEYS, address(out))
+            partial(machine(claim_all, 6), directory.world, 0, thread * KEYS, address(keys), KEYS, address(out))
             for thread, out in enumerate(answers)
         ]
         wins = in_threads(*calls)
@@ -212,17 +205,20 @@ def test_one_of_many_claims_wins(threads: int) -> None:
         ]
 
 
+@pytest.mark.parametrize("machine, rounds", [(native, MIX), (yielding, MIX // 20)])
 @pytest.mark.parametrize("buckets", ["few", "many"])
-def test_claims_erasures_and_looks_mixed(buckets: str) -> None:
+def test_claims_erasures_and_looks_mixed(machine: Any, rounds: int, buckets: str) -> None:
     directory = Directory(64)
     keys = keys_of(9, LOCKS)
     if buckets == "few":
         keys[:, 0] = 0  # the same two buckets, so that entries of different keys meet
     holders = aligned_words(LOCKS)
     base = directory.plain.bases[0]
-    call = native(hold_and_let_go, 7)
-    calls = [partial(call, directory.world, base, 0, slot, address(keys), address(holders), MIX) for slot in range(3)]
+    call = machine(hold_and_let_go, 7)
+    calls = [
+        partial(call, directory.world, base, 0, slot, address(keys), address(holders), rounds) for slot in range(3)
+    ]
     results = in_threads(*calls)
     assert [(shared, unfound, odd) for _, shared, unfound, odd in results] == [(0, 0, 0)] * 3
-    assert all(held > MIX // 20 for held, *_ in results)
+    assert all(held > rounds // 20 for held, *_ in results)
     assert directory.entries() == 0

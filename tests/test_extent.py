@@ -1,6 +1,6 @@
 """Extents, natively compiled: no page has two owners, what is given back is there again, larger ones are split."""
 
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,9 +12,8 @@ from nanokv.device.extent import bump, bump_rest, class_of, give, take
 from nanokv.device.geometry import Geometry
 from nanokv.device.layout import SIZE_CLASSES, WORD_BYTES, unpack
 from nanokv.device.memory import cas64, load64, select, store64, word
-from nanokv.device.native import native_function
 from nanokv.device.world import class_pages
-from tests.plain_world import PAGE, PlainWorld, address, aligned_words, in_threads
+from tests.plain_world import PAGE, PlainWorld, address, aligned_words, in_threads, native, yielding
 
 PAGES = 16
 CLASSES = 5  #: 1, 2, 4, 8 and 16 pages
@@ -89,11 +88,6 @@ def bump_all(world: tl.int64, seg: tl.int64, n_pages: tl.int64, out: tl.int64, r
             got += 1
         i += 1
     return got
-
-
-@cache
-def native(function: Any, arguments: int) -> Any:
-    return native_function(function, arguments)
 
 
 class Arena:
@@ -203,12 +197,13 @@ def test_a_corrupt_bump_pointer_gives_nothing(word_of_bump: int) -> None:
     assert arena.view.ctl["bump_ptr"].view(np.int64)[0] == word_of_bump
 
 
-def test_everybody_bumps_at_once() -> None:
+@pytest.mark.parametrize("machine", [native, yielding])
+def test_everybody_bumps_at_once(machine: Any) -> None:
     pages, rounds = 4096, 4096
     arena = Arena(pages)
     notes = [aligned_words(rounds) for _ in range(3)]
     calls = [
-        partial(native(bump_all, 5), *arena.at, n, address(note), rounds)
+        partial(machine(bump_all, 5), *arena.at, n, address(note), rounds)
         for n, note in zip((1, 2, 3), notes, strict=True)
     ]
     got = in_threads(*calls)
@@ -222,18 +217,18 @@ def test_everybody_bumps_at_once() -> None:
     assert arena.bumped() == pages, "one thread bumps single pages to the very end"
 
 
-@pytest.mark.parametrize("threads", [2, 4])
-def test_mpmc(threads: int) -> None:
+@pytest.mark.parametrize("machine, threads, rounds", [(native, 4, ROUNDS), (yielding, 2, 2000), (yielding, 4, 2000)])
+def test_mpmc(machine: Any, threads: int, rounds: int) -> None:
     arena = Arena()
     marks = aligned_words(PAGES)
     held = [aligned_words(2 * HELD) for _ in range(threads)]
     calls = [
-        partial(native(churn, 8), *arena.at, address(marks), address(mine), HELD, CLASSES, seed, ROUNDS)
+        partial(machine(churn, 8), *arena.at, address(marks), address(mine), HELD, CLASSES, seed, rounds)
         for seed, mine in enumerate(held, 1)
     ]
     results = in_threads(*calls)
     assert [wrong for _, _, wrong in results] == [0] * threads
-    assert all(taken > ROUNDS // 100 for taken, _, _ in results)
+    assert all(taken > rounds // 100 for taken, _, _ in results)
     assert sum(refused for _, refused, _ in results) > 0, "the arena ran full"
     assert not marks.any()
     assert arena.places() == list(range(PAGES)), "each page is back, once"

@@ -1,6 +1,6 @@
 """The free list, natively compiled: no node is lost, and none comes out twice."""
 
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,8 +11,7 @@ import triton.language as tl
 from nanokv.device.freelist import detach, pop, push, push_chain, stamp
 from nanokv.device.layout import LOW32, WORD_BYTES, unpack
 from nanokv.device.memory import add64, cas64, load64, store64, word
-from nanokv.device.native import native_function
-from tests.plain_world import address, aligned_words, in_threads
+from tests.plain_world import address, aligned_words, in_threads, native, yielding
 
 NODES = 7
 ROUNDS = 30_000
@@ -87,11 +86,6 @@ def take_all(head: tl.int64, links: tl.int64, count: tl.int64, rounds: tl.int64)
             push_chain(head, links, first, last)
         i += 1
     return moved
-
-
-@cache
-def native(function: Any, arguments: int) -> Any:
-    return native_function(function, arguments)
 
 
 class List:
@@ -197,23 +191,25 @@ def test_spsc() -> None:
     assert nodes.inside() == []
 
 
-def test_mpmc() -> None:
+@pytest.mark.parametrize("machine, rounds", [(native, ROUNDS), (yielding, ROUNDS // 10)])
+def test_mpmc(machine: Any, rounds: int) -> None:
     nodes = List()
     nodes.push(*range(NODES))
     marks = aligned_words(NODES)
-    call = partial(native(churn, 5), nodes.head, nodes.links, NODES, address(marks), ROUNDS)
+    call = partial(machine(churn, 5), nodes.head, nodes.links, NODES, address(marks), rounds)
     results = in_threads(*[call] * 4)
     assert [doubled for _, doubled in results] == [0] * 4
-    assert sum(pops for pops, _ in results) > 4 * ROUNDS, "most pops found a node"
+    assert sum(pops for pops, _ in results) > 4 * rounds, "most pops found a node"
     assert sorted(nodes.inside()) == list(range(NODES))
 
 
-def test_mpmc_with_one_that_takes_the_whole_list() -> None:
+@pytest.mark.parametrize("machine, rounds", [(native, ROUNDS), (yielding, ROUNDS // 10)])
+def test_mpmc_with_one_that_takes_the_whole_list(machine: Any, rounds: int) -> None:
     nodes = List()
     nodes.push(*range(NODES))
     marks = aligned_words(NODES)
-    call = partial(native(churn, 5), nodes.head, nodes.links, NODES, address(marks), ROUNDS)
-    *results, moved = in_threads(call, call, partial(native(take_all, 4), nodes.head, nodes.links, NODES, ROUNDS))
+    call = partial(machine(churn, 5), nodes.head, nodes.links, NODES, address(marks), rounds)
+    *results, moved = in_threads(call, call, partial(machine(take_all, 4), nodes.head, nodes.links, NODES, rounds))
     assert [doubled for _, doubled in results] == [0, 0]
     assert moved > 0
     assert sorted(nodes.inside()) == list(range(NODES))

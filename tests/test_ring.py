@@ -1,7 +1,7 @@
 """The announce ring, natively compiled: a hint is taken at most once, and what was missed is counted."""
 
 from collections.abc import Iterator
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,9 +12,8 @@ import triton.language as tl
 from nanokv.device.geometry import Geometry
 from nanokv.device.layout import ANN_HEAD, COUNT_MISSED, STORED, WORD_BYTES, unpack
 from nanokv.device.memory import load64, word
-from nanokv.device.native import native_function
 from nanokv.device.ring import announce, drain, ring_slot
-from tests.plain_world import PAGE, PlainWorld, address, aligned_words, in_threads
+from tests.plain_world import PAGE, PlainWorld, address, aligned_words, in_threads, native
 
 SLOTS = 16
 BATCH = 64
@@ -50,11 +49,6 @@ def drain_all(world: tl.int64, seg: tl.int64, out: tl.int64, total: tl.int64, tr
         missed = load64(seg + COUNT_MISSED, "acquire")
         i += 1
     return taken
-
-
-@cache
-def native(function: Any, arguments: int) -> Any:
-    return native_function(function, arguments)
 
 
 class Ring:

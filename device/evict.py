@@ -1,0 +1,127 @@
+"""Eviction by a producer that finds a segment full: the oldest of a few objects goes.
+
+Source: Redis' approximated LRU. A hand goes round the headers; of the next EVICT_SAMPLE the one that was used longest
+ago is taken. `last_access` is never changed by the search, so it stays true for the host's own eviction.
+
+Guarantees: only READY objects without pins go, by the compare-and-swap of the STATE word (I8); the search looks at each
+header once at the most and then gives up (I9). The pages go to the producer that evicted, not to the free list, so that
+another one cannot take them in between.
+
+Why the orderings suffice: what the search reads may be old; the compare-and-swap on the STATE word decides.
+"""
+
+from typing import Any
+
+import triton
+import triton.language as tl
+
+from nanokv.device.extent import carve, class_of, take
+from nanokv.device.header import (
+    epoch_of,
+    kill,
+    pages_of,
+    phase_of,
+    state_word,
+    take_slot,
+)
+from nanokv.device.layout import (
+    CLOCK_HAND,
+    COUNT_EVICTED,
+    H_ACCESS,
+    H_STATE,
+    HDR_HEAD,
+    MAY_EVICT,
+    PIN_BITS,
+    READY,
+)
+from nanokv.device.memory import add64, load64, select, table64, word
+from nanokv.device.retire import retire, take_out
+from nanokv.device.world import (
+    W_HDR_COUNT,
+    header_at,
+)
+
+EVICT_SAMPLE = tl.constexpr(16)  # Redis' approximated LRU: the oldest of a few is nearly the oldest of all
+
+
+@triton.jit
+def oldest(world: tl.int64, seg: tl.int64, start: tl.int64, count: tl.int64, size_class: tl.int64) -> Any:
+    """Among some headers, the evictable one with a large enough extent that was used longest ago.
+
+    Returns (header or -1, epoch).
+    """
+    best = word(-1)
+    best_epoch = word(0)
+    best_access = word(0)
+    total = load64(seg + HDR_HEAD, "acquire")
+    total = select(total > table64(world + W_HDR_COUNT), table64(world + W_HDR_COUNT), total)
+    i = word(0)
+    while (i < count) & (i < total):
+        index = (start + i) % total
+        header = header_at(world, seg, index)
+        state = load64(header + H_STATE, "acquire")
+        access = load64(header + H_ACCESS, "relaxed")
+        fits = (phase_of(state) == READY) & ((state & PIN_BITS) == 0)
+        if fits & (size_class >= 0):
+            n_pages = pages_of(header)
+            fits = (n_pages > 0) & (class_of(world, n_pages) >= size_class)
+        better = fits & ((best < 0) | (access < best_access))
+        best = select(better, index, best)
+        best_epoch = select(better, epoch_of(state), best_epoch)
+        best_access = select(better, access, best_access)
+        i += 1
+    return best, best_epoch
+
+
+@triton.jit
+def evict_for(world: tl.int64, seg: tl.int64, owner: tl.int64, size_class: tl.int64) -> Any:
+    """Evict one object, and keep an extent of `size_class` of it (or none: -1).
+
+    Returns (page or -1, evicted): whether an object went.
+    """
+    page = word(-1)
+    gone = word(0)
+    used = load64(seg + HDR_HEAD, "acquire")
+    used = select(used > table64(world + W_HDR_COUNT), table64(world + W_HDR_COUNT), used)
+    looked = word(0)
+    while (gone == 0) & (looked < used):
+        hand = add64(seg + CLOCK_HAND, EVICT_SAMPLE, "relaxed") & 0x7FFFFFFF
+        victim, epoch = oldest(world, seg, hand, EVICT_SAMPLE, size_class)
+        if victim >= 0:
+            header = header_at(world, seg, victim)
+            if kill(header, READY, epoch) == state_word(READY, epoch):
+                gone = word(1)
+                if size_class >= 0:
+                    page, have = take_out(world, seg, header)
+                    if page >= 0:
+                        carve(world, seg, page, have, size_class)
+                retire(world, seg, owner, victim, epoch)
+                add64(seg + COUNT_EVICTED, 1, "relaxed")
+        looked += EVICT_SAMPLE
+    return page, gone
+
+
+@triton.jit
+def may_evict(seg: tl.int64) -> Any:
+    """True if a producer that finds this segment full may evict."""
+    return load64(seg + MAY_EVICT, "relaxed") == 1
+
+
+@triton.jit
+def take_header(world: tl.int64, seg: tl.int64, owner: tl.int64) -> Any:
+    """Take a header slot, evicting an object if all are in use: its index, or -1."""
+    index = take_slot(world, seg)
+    if (index < 0) & may_evict(seg):
+        page, gone = evict_for(world, seg, owner, word(-1))
+        if gone == 1:
+            index = take_slot(world, seg)
+    return index
+
+
+@triton.jit
+def take_pages(world: tl.int64, seg: tl.int64, owner: tl.int64, size_class: tl.int64) -> Any:
+    """Take an extent, evicting an object if there is none: its first page, or -1."""
+    page = take(world, seg, size_class)
+    if (page < 0) & may_evict(seg):
+        page, gone = evict_for(world, seg, owner, size_class)
+    return page

@@ -1,0 +1,71 @@
+"""Freeing what a DEAD header holds: its entry in the directory, its pages, its slot; and a hint to the host.
+
+Guarantees: who made the object DEAD frees it, alone, and in this order. If it dies on the way, the header still says
+what is left, and the owner's sweeper goes on (`reclaim`); what was taken out of the header
+already is found by the audit.
+
+Why the orderings suffice: the compare-and-swap to DEAD acquired all that was done to the object, and nobody else acts on
+a DEAD header of this epoch; each hand-over to a free list releases (`freelist`).
+"""
+
+from typing import Any
+
+import triton
+import triton.language as tl
+
+from nanokv.device.directory import erase
+from nanokv.device.extent import class_of, give
+from nanokv.device.header import (
+    give_slot,
+    pages_of,
+)
+from nanokv.device.layout import (
+    COUNT_CORRUPT,
+    H_KEY_CHECK,
+    H_KEY_HASH,
+    H_PAGES,
+    H_PAYLOAD,
+    REMOVED,
+)
+from nanokv.device.memory import add64, load64, select, store64, table64, word
+from nanokv.device.ring import announce
+from nanokv.device.world import (
+    W_HEAP_BASE,
+    W_N_PAGES,
+    W_PAGE_BYTES,
+    class_pages,
+    header_at,
+)
+
+
+@triton.jit
+def take_out(world: tl.int64, seg: tl.int64, header: tl.int64) -> Any:
+    """Take the extent out of a DEAD header: (first page or -1, size class). Pages that cannot be are left alone."""
+    n_pages = pages_of(header)
+    offset = load64(header + H_PAYLOAD, "relaxed") - table64(world + W_HEAP_BASE)
+    page = offset // table64(world + W_PAGE_BYTES)
+    size_class = class_of(world, n_pages)
+    if n_pages > 0:
+        store64(header + H_PAGES, word(0), "relaxed")
+        whole = class_pages(world, select(size_class < 0, word(0), size_class))
+        beyond = (page + whole > table64(world + W_N_PAGES)) | (offset % table64(world + W_PAGE_BYTES) != 0)
+        if (offset < 0) | (size_class < 0) | beyond:
+            add64(seg + COUNT_CORRUPT, 1, "relaxed")
+            page = word(-1)
+    else:
+        page = word(-1)
+    return page, size_class
+
+
+@triton.jit
+def retire(world: tl.int64, seg: tl.int64, owner: tl.int64, index: tl.int64, epoch: tl.int64) -> None:
+    """Free all that a header which the caller made DEAD holds, and tell the host."""
+    header = header_at(world, seg, index)
+    key_hash = load64(header + H_KEY_HASH, "relaxed")
+    key_check = load64(header + H_KEY_CHECK, "relaxed")
+    erase(world, owner, index, epoch, key_hash, key_check)
+    page, size_class = take_out(world, seg, header)
+    if page >= 0:
+        give(world, seg, page, size_class)
+    give_slot(world, seg, index)
+    announce(world, seg, REMOVED, index, epoch)
