@@ -4,8 +4,8 @@ Guarantees: who made the object DEAD frees it, alone, and in this order. If it d
 what is left, and the owner's sweeper goes on (`reclaim`); what was taken out of the header
 already is found by the audit.
 
-Why the orderings suffice: the compare-and-swap to DEAD acquired all that was done to the object, and nobody else acts on
-a DEAD header of this epoch; each hand-over to a free list releases (`freelist`).
+Why the orderings suffice: the compare-and-swap to DEAD acquired all that was done to the object, and nobody else
+acts on a DEAD header of this epoch; each hand-over to a free list releases (`freelist`).
 """
 
 from typing import Any
