@@ -16,8 +16,8 @@ import torch
 import nanokv
 from nanokv.errors import DuplicateKey, KeyNotFound, NotReady, ObjectPinned, OutOfMemory, PeerLost
 from nanokv.fsck import check_cache
-from tests.hammer import native_hammer
-from tests.plain_world import PAGE, PAGE_WORDS, PATIENCE, address, aligned_words
+from tests.hammer import hammer
+from tests.plain_world import PAGE, PAGE_WORDS, PATIENCE, address, aligned_words, native
 
 HAMMER_WORDS = 5 * PAGE_WORDS
 HAMMER_ROUNDS = 2000  #: before a process looks whether it is to stop
@@ -184,7 +184,7 @@ class _Served:
         sums = np.zeros(4, np.int64)
         while not self.connection.poll():
             seed = self.work.random.randrange(1 << 7)
-            sums += native_hammer()(address(table), seed, HAMMER_ROUNDS, 20, address(buffer), HAMMER_WORDS)
+            sums += native(hammer, 6)(address(table), seed, HAMMER_ROUNDS, 20, address(buffer), HAMMER_WORDS)
             self.progress.value += HAMMER_ROUNDS
         return tuple(sums.tolist())
 

@@ -1,6 +1,5 @@
 """Random work on objects, compiled: the protocol and nothing else, without a pause, by threads or processes."""
 
-import functools
 from typing import Any
 
 import triton
@@ -8,7 +7,6 @@ import triton.language as tl
 
 from nanokv.device.layout import WORD_BYTES
 from nanokv.device.memory import load64, select, store64, table64, word
-from nanokv.device.native import native_function
 from nanokv.device.object import lookup, put, read, remove
 from nanokv.device.status import OK
 from nanokv.device.world import W_WORLD_SIZE
@@ -66,9 +64,3 @@ def hammer(world: tl.int64, seed: tl.int64, rounds: tl.int64, keys: tl.int64, bu
             removals += select(status == OK, word(1), word(0))
         i += 1
     return puts, reads, removals, wrong
-
-
-@functools.cache
-def native_hammer() -> Any:
-    """`hammer`, compiled. Call it without the interpreter's lock, from any thread."""
-    return native_function(hammer, 6)

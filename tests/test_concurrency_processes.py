@@ -16,8 +16,8 @@ import torch
 from nanokv.errors import KeyNotFound
 from nanokv.fsck import Report, check_cache
 from tests.concurrency_workers import RankOptions, RankProcess, attach, check_payload, name, payload, wait_until
-from tests.hammer import native_hammer
-from tests.plain_world import PAGE
+from tests.hammer import hammer
+from tests.plain_world import PAGE, native
 
 PAGES = 32
 KEYS = 6
@@ -82,7 +82,7 @@ MakeProcesses = Callable[..., Processes]
 @pytest.fixture
 def processes(shm_name: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeProcesses]:
     monkeypatch.syspath_prepend(Path(__file__).parents[1])  # so that other processes can import the workers
-    native_hammer()  # compiled here, if it has to be: the others find it in the cache
+    native(hammer, 6)  # compiled here, if it has to be: the others find it in the cache
     made: list[Processes] = []
 
     def make(**options: bool) -> Processes:

@@ -6,6 +6,7 @@ Bounded by operations. After each run everything is flushed, checked by fsck, re
 import threading
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -15,8 +16,18 @@ from nanokv.device.geometry import Geometry
 from nanokv.errors import KeyNotFound
 from nanokv.fsck import check_cache, check_segments
 from tests.concurrency_workers import Work, check_payload, name, payload
-from tests.hammer import native_hammer
-from tests.plain_world import PAGE, PAGE_WORDS, PATIENCE, PlainWorld, address, aligned_words, in_threads
+from tests.hammer import hammer
+from tests.plain_world import (
+    PAGE,
+    PAGE_WORDS,
+    PATIENCE,
+    PlainWorld,
+    address,
+    aligned_words,
+    in_threads,
+    native,
+    yielding,
+)
 
 PAGES = 16
 KEYS = 6
@@ -32,18 +43,19 @@ ALLOCS = ["device", "host"]
 
 @pytest.mark.parametrize("evict", [False, True])
 @pytest.mark.parametrize("keys", [3, 40])
-def test_compiled_threads_without_pause(evict: bool, keys: int) -> None:
+@pytest.mark.parametrize("machine, rounds", [(native, HAMMER_ROUNDS), (yielding, HAMMER_ROUNDS // 50)])
+def test_compiled_threads_without_pause(machine: Any, rounds: int, evict: bool, keys: int) -> None:
     geometry = Geometry.plan(PAGES * PAGE, PAGE, RANKS, max_objects=12, ring_slots=16)
     plain = PlainWorld(geometry, may_evict=evict)
     buffers = [aligned_words(MAX_WORDS) for _ in range(THREADS)]
     calls = [
-        partial(native_hammer(), plain.worlds[who % RANKS], who + 1, HAMMER_ROUNDS, keys, address(buffer), MAX_WORDS)
+        partial(machine(hammer, 6), plain.worlds[who % RANKS], who + 1, rounds, keys, address(buffer), MAX_WORDS)
         for who, buffer in enumerate(buffers)
     ]
     results = in_threads(*calls)
     assert [wrong for *_, wrong in results] == [0] * THREADS
     for done in list(zip(*results, strict=True))[:3]:
-        assert sum(done) > HAMMER_ROUNDS // 50
+        assert sum(done) > rounds // 50
     report = check_segments(plain.views, mode="device", quiescent=True, alive=lambda rank, incarnation: True)
     assert report.clean, str(report)
     stored = sum(done[0] for done in results) - sum(done[2] for done in results)
