@@ -157,6 +157,7 @@ class RankOptions(NamedTuple):
     keys: int
     seed: int
     pins: bool
+    shm_dir: str  #: a fork server keeps the environment of the test that started it
 
 
 class _Served:
@@ -222,6 +223,7 @@ def attach(options: RankOptions) -> nanokv.NanoKVCache:
 
 
 def _serve(options: RankOptions, connection: Connection, progress: Any) -> None:
+    os.environ["NANOKV_SHM_DIR"] = options.shm_dir
     with contextlib.suppress(EOFError, BrokenPipeError):
         try:
             served = _Served(options, connection, progress)

@@ -15,6 +15,7 @@ import torch
 
 from nanokv.errors import KeyNotFound
 from nanokv.fsck import Report, check_cache
+from nanokv.heap.world_file import directory
 from tests.concurrency_workers import RankOptions, RankProcess, attach, check_payload, name, payload, wait_until
 from tests.hammer import hammer
 from tests.plain_world import PAGE, native
@@ -35,7 +36,7 @@ class Processes:
     """A world of four ranks: this process, and three others."""
 
     def __init__(self, world: str, *, evict: bool, pins: bool) -> None:
-        self.options = RankOptions(world, 0, 1 + len(CHILDREN), PAGES * PAGE, evict, KEYS, 0, pins)
+        self.options = RankOptions(world, 0, 1 + len(CHILDREN), PAGES * PAGE, evict, KEYS, 0, pins, str(directory()))
         self.children = {rank: self.start(rank, rank) for rank in CHILDREN}
         self.cache = attach(self.options)
         for child in self.children.values():

@@ -156,7 +156,7 @@ def test_an_interrupted_demo_leaves_nothing(number: signal.Signals, alloc: str) 
     with demo, demo.stdout as out:
         for line in out:
             said.append(line)
-            if "prompt 0:" in line:  # both ranks are at work
+            if not workers and "prompt 0:" in line:  # both ranks are at work
                 workers = [pid for pid, parent in _all_workers() if parent == demo.pid]
                 demo.send_signal(number)
     watchdog.cancel()

@@ -17,15 +17,14 @@ class PromptProgress:
     def __init__(self, console: Console, title: str, prompts: list[list[int]], tokens: int) -> None:
         self._console = console
         self._title = title
-        self._tokens = tokens
+        self._totals = [len(block_keys(prompt)) + tokens for prompt in prompts]
         self._counts = [{"put": 0, "reused": 0, "tokens": 0} for _ in prompts]
         self._bars: Progress | None = None
         self._tasks: list[TaskID] = []
         if console.is_terminal:
             columns = (TextColumn("{task.description}"), BarColumn(24), TextColumn("{task.fields[counts]}"))
             self._bars = Progress(*columns, TimeElapsedColumn(), console=console)
-            for number, prompt in enumerate(prompts):
-                total = len(block_keys(prompt)) + tokens
+            for number, total in enumerate(self._totals):
                 self._tasks.append(self._bars.add_task(self._name(number), total=total, counts=self._text(number)))
 
     def _name(self, number: int) -> str:
@@ -44,7 +43,7 @@ class PromptProgress:
         counts[what] += message.get("blocks", 1)
         if self._bars is not None:
             self._bars.update(self._tasks[number], completed=sum(counts.values()), counts=self._text(number))
-        elif counts["tokens"] == self._tokens:
+        elif sum(counts.values()) == self._totals[number]:  # the last message of two processes has come
             self._console.print(f"{self._name(number)}: {self._text(number)}")
 
     def __enter__(self) -> "PromptProgress":
