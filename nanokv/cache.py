@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from nanokv.assemble import Parts, assemble, attach_shm, plan_geometry
-from nanokv.config import Options, make_options, name_from_env, rank_from_env, world_size_from_env
+from nanokv.config import Options, given_name, job_name, make_options, rank_from_env, world_size_from_env
 from nanokv.device.machine import Found
 from nanokv.device.status import Status
 from nanokv.errors import (
@@ -77,11 +77,12 @@ class NanoKVCache:
             if not 0 <= value < world_size:
                 raise InvalidArgument(f"{what} must be 0 to {world_size - 1}, not {value}")
         heap: Heap
+        name = given_name() if name is None else name
         if name is None and world_size == 1:
             world = LocalWorld(geometry, mode=chosen.alloc, may_evict=chosen.evict, water=chosen.water)
             heap = world.heap(0)
         else:
-            heap = attach_shm(name or name_from_env(), geometry, rank, chosen)
+            heap = attach_shm(job_name() if name is None else name, geometry, rank, chosen)
         self._setup(assemble(heap, master_rank, chosen), chosen)
 
     @classmethod

@@ -82,11 +82,13 @@ def world_size_from_env() -> int:
     return _integer("WORLD_SIZE", 1)
 
 
-def name_from_env() -> str:
-    """NANOKV_NAME; else one that the ranks of a torchrun job share."""
-    name = os.environ.get("NANOKV_NAME")
-    if name:
-        return name
+def given_name() -> str | None:
+    """NANOKV_NAME, or None."""
+    return os.environ.get("NANOKV_NAME") or None
+
+
+def job_name() -> str:
+    """A name that the ranks of a torchrun job share."""
     job = os.environ.get("TORCHELASTIC_RUN_ID") or "job"
     return f"{job}-{os.environ.get('MASTER_PORT', '0')}"
 
