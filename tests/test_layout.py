@@ -1,11 +1,14 @@
 """The bytes of a segment: the order and sizes that the specification gives, and lines that do not share."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from nanokv.device import layout
 from nanokv.device.geometry import Geometry
 from nanokv.device.layout import BITS, HEAP_CTL, LINE, OBJ_HEADER, RECORDS, Field, Record, layout_hash, unpack
+from nanokv.device.layout_table import table
 
 PAGE = 4096
 
@@ -133,3 +136,8 @@ def test_the_hash_is_in_the_control_block() -> None:
     assert block["layout_hash"][0] == layout_hash()
     block["layout_hash"] += 1
     assert "layout" in (geometry.mismatch(block) or "")
+
+
+def test_the_page_in_docs_is_made_from_the_tables() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "layout.md").read_text()
+    assert page == table(), "run: python -m nanokv.device.layout_table > docs/layout.md"
