@@ -254,7 +254,7 @@ def test_a_dead_world(dead: str) -> None:
     assert report["breaches"] == 0
     whats = [finding["what"] for finding in report["findings"]]
     assert any("unfinished" in what for what in whats) and any("in flight" in what for what in whats)
-    assert all("on_stale='recover'" in finding["todo"] for finding in report["findings"])
+    assert all("on_stale='recover'" in finding["remedy"] for finding in report["findings"])
 
     assert run("rm", dead).exit_code == 0
     assert dead not in list_worlds()

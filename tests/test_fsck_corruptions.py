@@ -423,7 +423,7 @@ def test_a_corruption_is_found_and_named(name: str, world: World) -> None:
     report = world.check()
     hits = [f for f in report.breaches if (f.invariant, f.rank) == (planted.invariant, rank) and planted.says in f.what]
     assert hits, f"looked for {planted.invariant} in rank {rank}: {planted.says}; found: {report}"
-    assert all(finding.where and finding.todo for finding in report.findings)
+    assert all(finding.where and finding.remedy for finding in report.findings)
 
 
 @pytest.mark.parametrize("name", [name for name, planted in CASES.items() if planted.always])

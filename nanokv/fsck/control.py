@@ -72,8 +72,8 @@ def check_activity(world: World) -> Iterator[Finding]:
                 what += ", which has ended"
                 yield Finding("I6", look.rank, what, f"activity of rank {rank}", RECOVER, breach=False)
             else:
-                todo = f"nothing in quarantine is freed until rank {rank} ends: restart it"
-                yield Finding("I6", look.rank, what, f"activity of rank {rank}", todo)
+                remedy = f"nothing in quarantine is freed until rank {rank} ends: restart it"
+                yield Finding("I6", look.rank, what, f"activity of rank {rank}", remedy)
 
 
 def check_ring(world: World) -> Iterator[Finding]:
@@ -82,10 +82,10 @@ def check_ring(world: World) -> Iterator[Finding]:
         kind, slot, epoch = (unpack("RING", name, look.ring).astype(np.int64) for name in ("kind", "header", "epoch"))
         said = look.ring != 0
         wild = said & ((kind == 0) | (kind > REMOVED.value) | (slot >= look.geometry.hdr_count))
-        todo = "the poller passes over it; if it happens again, " + REMAKE
+        remedy = "the poller passes over it; if it happens again, " + REMAKE
         if wild.any():
             where = named("ring slot", np.flatnonzero(wild))
-            yield Finding("I10", look.rank, "hints that can be none", where, todo)
+            yield Finding("I10", look.rank, "hints that can be none", where, remedy)
         tickets = np.flatnonzero(said & ~wild)
         ahead = tickets[epoch[tickets] > look.epoch[slot[tickets]]]
         if len(ahead):

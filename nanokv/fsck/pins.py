@@ -36,8 +36,8 @@ def _check_pin_counts(world: World, look: Look, slots: Numbers) -> Iterator[Find
     more = np.flatnonzero(counted > said)
     if len(more):
         what = "objects have more pins than HELD ledger lines: nobody will unpin them"
-        todo = "they stay until the world is made anew; everything else goes on"
-        yield Finding("I8", look.rank, what, named("slot", more), todo, not world.somebody_ended)
+        remedy = "they stay until the world is made anew; everything else goes on"
+        yield Finding("I8", look.rank, what, named("slot", more), remedy, not world.somebody_ended)
 
 
 def _check_pin_owners(
@@ -48,11 +48,11 @@ def _check_pin_owners(
     producer: Numbers,
 ) -> Iterator[Finding]:
     ended = {who: world.producer_ended(who) for who in np.unique(producer[np.concatenate([held, intent])]).tolist()}
-    todo = RECOVER if world.rank_ended(look.rank) else WAIT
+    remedy = RECOVER if world.rank_ended(look.rank) else WAIT
     lines = [line for line in np.concatenate([held, intent]).tolist() if ended[int(producer[line])]]
     if lines:
         what = f"{len(lines)} pins of readers that have ended"
-        yield Finding("I6", look.rank, what, named("line", lines), todo, breach=False)
+        yield Finding("I6", look.rank, what, named("line", lines), remedy, breach=False)
     stuck = [line for line in intent.tolist() if not ended[int(producer[line])]]
     if stuck:
         what = "lines of the pin ledger say INTENT at rest: their readers live, and will not come back to them"

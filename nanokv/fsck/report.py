@@ -20,12 +20,12 @@ class Finding(NamedTuple):
     rank: int  #: whose segment
     what: str
     where: str  #: which pages, slots, entries or words
-    todo: str  #: what a user can do
+    remedy: str  #: what a user can do
     breach: bool = True  #: False: left by somebody who ended, or in quarantine; can be taken back
 
     def __str__(self) -> str:
         kind = "breach" if self.breach else "leftover"
-        return f"{self.invariant} {kind}, rank {self.rank}: {self.what} ({self.where}); {self.todo}"
+        return f"{self.invariant} {kind}, rank {self.rank}: {self.what} ({self.where}); {self.remedy}"
 
 
 class Report(NamedTuple):

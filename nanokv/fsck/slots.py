@@ -120,11 +120,11 @@ def check_unfinished(world: World) -> Iterator[Finding]:
         slots = np.flatnonzero(look.unfinished)
         orphans = [slot for slot in slots.tolist() if world.producer_ended(int(look.headers["producer"][slot]))]
         owner_ended = world.rank_ended(look.rank)
-        todo = RECOVER if owner_ended else WAIT
+        remedy = RECOVER if owner_ended else WAIT
         if orphans:
             what = f"{len(orphans)} objects are unfinished, and their producers have ended"
-            yield Finding("I6", look.rank, what, named("slot", orphans), todo, breach=False)
+            yield Finding("I6", look.rank, what, named("slot", orphans), remedy, breach=False)
         if world.allocates and owner_ended and look.quarantined.any():
             where = named("slot", np.flatnonzero(look.quarantined))
             what = "pages are in quarantine, and their owner has ended"
-            yield Finding("I6", look.rank, what, where, todo, breach=False)
+            yield Finding("I6", look.rank, what, where, remedy, breach=False)
