@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nanokv.device.geometry import Geometry
-from nanokv.device.layout import OBJ_HEADER, SIZE_CLASSES
+from nanokv.device.layout import OBJ_HEADER, SIZE_CLASSES, unpack
 from nanokv.device.machine import Begun, Descriptor, Drained, Found, Words
 from nanokv.device.native import compiled
 from nanokv.device.views import SegmentView
@@ -184,11 +184,11 @@ class NativeMachine:
 
     def detach(self, owner: int, size_class: int) -> Words:
         first = self._code.detach_class(self._world, owner, size_class)
-        links = self._views[owner].page_links
+        links = self._page_links(owner)
         pages: list[int] = []
         while first >= 0 and len(pages) <= self.geometry.n_pages:
             pages.append(first)
-            first = int(links[first] & np.uint64(0xFFFFFFFF)) - 1
+            first = int(unpack("LINK", "next", links[first])) - 1
         return np.array(pages, np.int64)
 
     def detach_rest(self, owner: int) -> Words:
@@ -211,7 +211,11 @@ class NativeMachine:
         return marks
 
     def page_stamps(self, owner: int) -> Words:
-        return (self._views[owner].page_links >> np.uint64(32)).astype(np.int64)
+        stamps: Words = unpack("LINK", "stamp", self._page_links(owner)).astype(np.int64)
+        return stamps
+
+    def _page_links(self, owner: int) -> npt.NDArray[Any]:
+        return self._views[owner].page_links
 
     def pin_ledger(self, owner: int) -> Words:
         return self._views[owner].pins.astype(np.int64)

@@ -1,0 +1,268 @@
+"""The simulated machine: tasks run device functions, and every access to shared memory is a scheduling point.
+
+A scheduler decides which task goes on, which of the possible messages a load reads, and where a store goes. The first
+alternative is always the plain one: the task goes on, the newest message, the end. So a whole execution is named
+by the few decisions in which it was not taken (`schedule`). A task can be killed before any of its steps: it leaves
+shared memory as it was then.
+"""
+
+import ctypes
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from greenlet import GreenletExit, getcurrent, greenlet
+
+from nanokv.device.retarget import retarget
+from nanokv.device.sim.memory import SHARED, Memory
+
+LOAD, STORE, MODIFY = "load", "store", "modify"
+NEVER = 1 << 60
+_WORD = 8
+_PRIVATE = range(1 << 12, 1 << 48)  #: addresses of this process: buffers and tables that one task has for itself
+
+
+class Killed(BaseException):
+    """Ends a task at a step. Not an Exception: nothing may handle it."""
+
+
+class NoProgress(Exception):
+    """No operation ended for too many steps: lock-freedom is broken."""
+
+
+class Task:
+    """One thread of a simulation."""
+
+    def __init__(self, name: str, body: Callable[[], Any], kill_at: int) -> None:
+        self.name = name
+        self.body = body
+        self.kill_at = kill_at  #: steps that it does before it is killed
+        self.steps = 0
+        self.killed = False
+        self.result: Any = None
+        self.kind, self.address = "", 0  #: what it does when it goes on
+        self.view: dict[int, float] = {}
+        self.late: list[tuple[int, int]] = []  #: words of a copy that are still to be read: (private, shared)
+        self.greenlet: greenlet | None = None
+
+
+class Scheduler(Protocol):
+    """Decides what happens."""
+
+    def start(self, simulation: "Simulation") -> None:
+        """Called before each execution, when all tasks are there."""
+        ...
+
+    def task(self, simulation: "Simulation", current: Task | None, runnable: list[Task]) -> Task:
+        """Which task goes on. `current`: the one that was running, if it still can."""
+        ...
+
+    def data(self, simulation: "Simulation", count: int) -> int:
+        """Which of `count` > 1 things happens in memory; 0 is the plain one."""
+        ...
+
+
+def _private(address: int) -> Any:
+    return ctypes.c_int64.from_address(address)
+
+
+class Simulation:
+    """Runs executions. Functions are rebuilt once, and used by all of them.
+
+    Args:
+        memory: makes the memory of an execution out of its first words.
+        replaced: device functions that others stand for: raw Python function -> device function (`mutants`).
+        constants: constants of the protocol that are smaller here, by name, so that executions are short.
+        limit: steps after which an execution is given up.
+        bound: steps within which some task must end an operation.
+    """
+
+    def __init__(
+        self,
+        memory: type[Memory],
+        replaced: dict[Any, Any] | None = None,
+        constants: dict[str, int] | None = None,
+        *,
+        limit: int = 50_000,
+        bound: int = 20_000,
+    ) -> None:
+        self._make = memory
+        self._done: dict[Any, Any] = {}
+        self.vocabulary: dict[str, Any] = {
+            "word": int,
+            "select": lambda condition, yes, no: yes if condition else no,
+            "table64": self._table64,
+            "load64": self._load64,
+            "store64": self._store64,
+            "cas64": self._cas64,
+            "add64": self._add64,
+            "xchg64": self._xchg64,
+            "copy_bytes": self._copy_bytes,
+            **(constants or {}),
+        }
+        for raw, other in (replaced or {}).items():
+            self._done[raw] = retarget(other, self.vocabulary, done=self._done)
+        self._limit, self._bound = limit, bound
+        self._tables: dict[int, int] = {}
+        self.current: Task | None = None
+        self._outside = Task("outside", lambda: None, NEVER)
+        self.reset([])
+
+    def function(self, device_function: Any) -> Callable[..., Any]:
+        """A device function on this machine. Outside of tasks it runs alone, and reads the newest of everything."""
+        rebuilt: Callable[..., Any] = retarget(device_function, self.vocabulary, done=self._done)
+        return rebuilt
+
+    def table(self, address: int, words: list[int]) -> None:
+        """Make a private table known, so that reading it costs little."""
+        self._tables.update({address + _WORD * i: value for i, value in enumerate(words)})
+
+    # an execution
+    def reset(self, words: list[int]) -> None:
+        """Begin a new execution on memory that holds `words`."""
+        self.memory = self._make(words)
+        self.memory.pick = self._pick
+        self.tasks: list[Task] = []
+        self._runnable: list[Task] = []
+        self._scheduler: Scheduler | None = None
+        self.current = None
+        self.steps = 0
+        self._since = 0
+        self.longest = 0  #: most steps between two ends of operations
+        self.decisions = 0
+        self.taken: list[tuple[int, int]] = []  #: decisions that were not the plain one: (number, alternative)
+
+    def spawn(self, name: str, body: Callable[[], Any], kill_at: int = NEVER) -> Task:
+        """Add a task."""
+        task = Task(name, body, kill_at)
+        task.greenlet = greenlet(lambda: self._live(task))
+        self.tasks.append(task)
+        return task
+
+    def _live(self, task: Task) -> None:
+        try:
+            task.result = task.body()
+            self._read_late(task)
+        except Killed:
+            task.killed = True
+        self._runnable.remove(task)
+        self.current = None
+
+    def run(self, scheduler: Scheduler) -> None:
+        """Run all tasks to their ends. What a task raises comes out of here."""
+        self._scheduler = scheduler
+        self._runnable = list(self.tasks)
+        scheduler.start(self)
+        hub = getcurrent()
+        try:
+            while self._runnable:
+                self.current = self._next(None)
+                assert self.current.greenlet is not None
+                self.current.greenlet.parent = hub
+                self.current.greenlet.switch()
+        finally:
+            self.current = None
+            self._scheduler = None
+            for task in self._runnable:
+                if task.greenlet:
+                    task.greenlet.parent = hub
+                    task.greenlet.throw(GreenletExit)
+
+    def completed(self) -> None:
+        """A task says that one of its operations has ended."""
+        self._since = 0
+
+    def _next(self, current: Task | None) -> Task:
+        """Who goes on; the decision is noted."""
+        assert self._scheduler is not None
+        runnable = self._runnable
+        chosen = self._scheduler.task(self, current, runnable)
+        if len(runnable) > 1:
+            plain = current if current is not None else runnable[0]
+            if chosen is not plain:
+                others = [task for task in runnable if task is not plain]
+                self.taken.append((self.decisions, 1 + others.index(chosen)))
+            self.decisions += 1
+        return chosen
+
+    def _pick(self, count: int) -> int:
+        if self._scheduler is None or count < 2:
+            return 0
+        chosen = self._scheduler.data(self, count)
+        if chosen:
+            self.taken.append((self.decisions, chosen))
+        self.decisions += 1
+        return chosen
+
+    def point(self, kind: str, address: int) -> Task:
+        """A scheduling point before an access. Returns the task that makes it."""
+        task = self.current
+        if task is None:
+            return self._outside
+        if task.steps >= task.kill_at:
+            raise Killed
+        task.steps += 1
+        self.steps += 1
+        self._since += 1
+        if self._since > self.longest:
+            self.longest = self._since
+            if self._since > self._bound or self.steps > self._limit:
+                raise NoProgress(f"no operation ended in {self._since} steps; {self.steps} steps in all")
+        task.kind, task.address = kind, address
+        chosen = self._next(task)
+        if chosen is not task:
+            self.current = chosen
+            assert chosen.greenlet is not None
+            chosen.greenlet.switch()
+        return task
+
+    # the vocabulary
+    def _table64(self, address: int) -> int:
+        value = self._tables.get(address)
+        return value if value is not None else int(_private(address).value)
+
+    def _load64(self, address: int, sem: str) -> int:
+        if address in _PRIVATE:
+            if self.current is not None and self.current.late:
+                self._read_late(self.current)
+            return int(_private(address).value)
+        task = self.point(LOAD, address)
+        if task is self._outside:
+            return self.memory.newest(address)
+        return self.memory.load(task, address, sem)
+
+    def _store64(self, address: int, value: int, sem: str) -> None:
+        if address in _PRIVATE:
+            _private(address).value = value
+            return
+        self._before(sem)
+        self.memory.store(self.point(STORE, address), address, value, sem)
+
+    def _cas64(self, address: int, expected: int, new: int, sem: str) -> int:
+        self._before(sem)
+        return self.memory.cas(self.point(MODIFY, address), address, expected, new, sem)
+
+    def _add64(self, address: int, value: int, sem: str) -> int:
+        self._before(sem)
+        return self.memory.add(self.point(MODIFY, address), address, value, sem)
+
+    def _xchg64(self, address: int, value: int, sem: str) -> int:
+        self._before(sem)
+        return self.memory.exchange(self.point(MODIFY, address), address, value, sem)
+
+    def _before(self, sem: str) -> None:
+        """Reads are complete before a release."""
+        if self.current is not None and self.current.late and sem in ("release", "acq_rel"):
+            self._read_late(self.current)
+
+    def _read_late(self, task: Task) -> None:
+        late, task.late = task.late, []
+        for dst, src in late:
+            self.point(LOAD, src)
+            _private(dst).value = self.memory.load(task, src, "relaxed")
+
+    def _copy_bytes(self, dst: int, src: int, nbytes: int) -> None:
+        for at in range(0, nbytes, _WORD):
+            if src + at >= SHARED and self.current is not None and self.memory.name == "weak" and self._pick(2):
+                self.current.late.append((dst + at, src + at))
+            else:
+                self._store64(dst + at, self._load64(src + at, "relaxed"), "relaxed")

@@ -1,0 +1,101 @@
+"""Scenarios of whole objects: puts of one key, removal, eviction and reuse under readers, pins."""
+
+from nanokv.check.model.scenario import PAGE, Scenario, expect, small
+from nanokv.check.model.stage import Stage
+from nanokv.device.status import Status
+
+A, B, C = 1, 3, 5  #: keys
+PAGE_WORDS = PAGE // 8
+
+
+# --- producers of one key ---------------------------------------------------------------------
+def _two_puts(stage: Stage) -> None:
+    stage.spawn("first", lambda: stage.put(A, 1))
+    stage.spawn("second", lambda: stage.put(A, 2))
+
+
+def _three_puts(stage: Stage) -> None:
+    _two_puts(stage)
+    stage.spawn("third", lambda: stage.put(A, 3))
+
+
+def _one_wins(stage: Stage) -> None:
+    said = sorted(stage.results.values())
+    expect(said.count(Status.OK) == 1, f"{said} for puts of one key")
+    expect(set(said) <= {Status.OK, Status.DUPLICATE}, f"{said} for puts of one key")
+    winner = 1 + ["first", "second", "third"].index(next(n for n, s in stage.results.items() if s == Status.OK))
+    expect(stage.get(A) == (Status.OK, winner), f"{stage.get(A)} where put {winner} won")
+
+
+SAME_KEY = Scenario("same-key", "two puts of one key", small(), _two_puts, _one_wins)
+SAME_KEY_3 = Scenario("same-key-3", "three puts of one key", small(), _three_puts, _one_wins)
+
+
+# --- put, get, remove -------------------------------------------------------------------------
+def _put_a(stage: Stage) -> None:
+    expect(stage.put(A, 1) == Status.OK, "prepare")
+
+
+def _put_remove_get(stage: Stage) -> None:
+    stage.spawn("put", lambda: stage.put(A, 2))
+    stage.spawn("remove", lambda: stage.remove(A))
+    stage.spawn("get", lambda: (stage.get(A), stage.get(A)))
+
+
+def _judge_put_remove_get(stage: Stage) -> None:
+    put, removed = stage.results["put"], stage.results["remove"]
+    expect(removed in (Status.OK, Status.MISS, Status.NOT_READY), f"remove: {removed!r}")
+    expect(put in (Status.OK, Status.DUPLICATE), f"put: {put!r}")
+    (_, one), (_, two) = stage.results["get"]
+    expect(not (one == 2 and two == 1), "a newer version was read before an older one")
+    there = stage.find(A)
+    if put == Status.DUPLICATE and removed == Status.OK:
+        expect(there == Status.MISS, "nothing was put, and what was there was removed, but it is there")
+
+
+PUT_REMOVE = Scenario(
+    "put-remove-get", "a put, a removal and reads of one key", small(), _put_remove_get, _judge_put_remove_get, _put_a
+)
+
+
+# --- readers against eviction and reuse -------------------------------------------------------
+def _fill(stage: Stage) -> None:
+    expect(stage.put(A, 1, PAGE_WORDS) == Status.OK, "prepare")
+
+
+def _reuse(stage: Stage) -> None:
+    stage.spawn("reader", lambda: stage.get(A))
+    stage.spawn("writer", lambda: (stage.put(B, 2, 2), stage.put(C, 3, 2)))
+
+
+REUSE = Scenario(
+    "reuse",
+    "a read against the eviction of its object and a put into the same page and slot",
+    small(pages=1, objects=2),
+    _reuse,
+    prepare=_put_a,
+    may_evict=True,
+)
+
+
+def _replace(stage: Stage) -> None:
+    stage.spawn("reader", lambda: stage.get(A))
+    stage.spawn("writer", lambda: (stage.remove(A), stage.put(A, 2, 2)))
+
+
+REPLACE = Scenario(
+    "replace", "a read against the replacement of its object in place", small(pages=1, objects=1), _replace, prepare=_put_a
+)
+
+
+def _pinned(stage: Stage) -> None:
+    stage.spawn("reader", lambda: stage.hold(A))
+    stage.spawn("writer", lambda: stage.put(B, 2, 2))
+    stage.spawn("remover", lambda: stage.remove(A))
+
+
+PINNED = Scenario(
+    "pin-evict", "a pin against eviction and removal", small(pages=1, objects=2), _pinned, prepare=_put_a, may_evict=True
+)
+
+SCENARIOS = [SAME_KEY, SAME_KEY_3, PUT_REMOVE, REUSE, REPLACE, PINNED]
