@@ -26,6 +26,7 @@ from nanokv.device.geometry import producer_word
 from nanokv.device.layout import DEAD, FLAG_PLAN, PRODUCER_INC_MASK, READY, WRITING
 from nanokv.device.machine import Descriptor, Found, Machine
 from nanokv.device.status import Status
+from nanokv.host_poller.dead_pins import drop_dead_pins
 from nanokv.path import Write
 from nanokv.types import KeyDigest
 
@@ -178,7 +179,8 @@ class Master:
         with self._lock:
             reclaim.give_up_stuck(self._machine, self._table, alive, now - self._write_timeout)
             reclaim.empty_quarantine(self._machine, self._table, alive)
-        reclaim.drop_dead_pins(self._machine, alive)
+        for owner in range(self._machine.geometry.world_size):
+            drop_dead_pins(self._machine, owner, alive)
 
     def counts(self) -> Counts:
         """What the master holds now."""

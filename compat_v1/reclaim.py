@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from nanokv.compat_v1.allocator import Space
-from nanokv.compat_v1.headers import State, kill, release, settle, split
+from nanokv.compat_v1.headers import State, kill, release, settle
 from nanokv.compat_v1.table import Entry, Table
 from nanokv.device.geometry import Geometry
-from nanokv.device.layout import DEAD, FLAG_ACK, PIN_HELD, READY, RESERVED, STATE_MASK, WRITING, unpack
+from nanokv.device.layout import DEAD, FLAG_ACK, READY, RESERVED, STATE_MASK, WRITING, unpack
 from nanokv.device.machine import Machine
 from nanokv.errors import SegmentCorrupt
 from nanokv.types import KeyDigest
@@ -55,23 +55,6 @@ def empty_quarantine(machine: Machine, table: Table, alive: Alive) -> int:
 def _acknowledged(machine: Machine, entry: Entry) -> bool:
     header = machine.headers(entry.owner, entry.index, 1)[0]
     return bool(int(header["flags"]) & FLAG_ACK.value)
-
-
-def drop_dead_pins(machine: Machine, alive: Alive) -> int:
-    """Take away the pins of readers that are dead, in all segments. Returns how many."""
-    dropped = 0
-    for owner in range(machine.geometry.world_size):
-        ledger = machine.pin_ledger(owner)
-        for line in np.flatnonzero(ledger).tolist():
-            said = int(ledger[line])
-            slot = int(unpack("PIN", "header", said))
-            if slot >= machine.geometry.hdr_count or alive(*_who(unpack("PIN", "producer", said))):
-                continue
-            if unpack("PIN", "phase", said) == PIN_HELD.value:
-                dropped += machine.drop_pin(owner, line, said, split(machine.state(owner, slot)).epoch)
-            else:
-                machine.clear_intent(owner, line, said)
-    return dropped
 
 
 def _who(producer: int) -> tuple[int, int]:

@@ -5,7 +5,7 @@ The STATE word holds (state, pins, epoch). Legal transitions, each one CAS excep
     (any free slot, e-1)  -> (RESERVED, 0, e)    reserve: a store, the slot belongs to its taker alone
     (RESERVED, 0, e)      -> (WRITING, 0, e)     publish: key, extent and size are in the header
     (WRITING, 0, e)       -> (READY, 0, e)       commit: the payload is there
-    (READY, n, e)         -> (READY, n +- 1, e)  pin, unpin
+    (READY, n, e)         -> (READY, n +- 1, e)  pin, unpin (and `pins.recount`)
     (READY, 0, e)         -> (DEAD, 0, e)        remove, evict
     (RESERVED|WRITING, 0, e) -> (DEAD, 0, e)     abort by the producer, or given up by the owner's sweeper
 

@@ -236,6 +236,9 @@ class LaunchMachine:
     def clear_intent(self, owner: int, line: int, said: int) -> None:
         self._owner_call(host.clear_intent_kernel, owner, line, said)
 
+    def recount(self, owner: int, index: int, dead: int) -> bool:
+        return bool(self._owner_call(host.recount_pins_kernel, owner, index, dead)[0])
+
     # copies
     def _page_links(self, owner: int) -> npt.NDArray[np.uint64]:
         return self._look(owner, self.geometry.offsets["links_base"], np.dtype(np.uint64), self.geometry.n_pages)

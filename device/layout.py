@@ -149,7 +149,7 @@ OBJ_HEADER = Record(
         Field("page_size", "<u4", "bytes of a page"),
         Field("payload_base", "<u8", "offset of the first page in the owner's segment"),
         Field("bytes_total", "<u8", "bytes of the payload"),
-        Field("state", "<u4", "low 8 bits: life-cycle state; upper 24: pins"),
+        Field("state", "<u4", "low 8 bits: life-cycle state; upper 24: pins, watched"),
         Field("epoch", "<u4", "how many times the slot was taken; never goes back"),
         Field("last_access", "<u8", "when the object was last read or written, ns, best effort"),
         Field("flags", "<u4", "FLAG_*"),
@@ -205,7 +205,8 @@ class Bits(NamedTuple):
 
 BITS = (
     Bits("STATE", "state", 0, 8, "RESERVED, WRITING, READY or DEAD"),
-    Bits("STATE", "pins", 8, 24, "readers in place"),
+    Bits("STATE", "pins", 8, 23, "readers in place"),
+    Bits("STATE", "watched", 31, 1, "set by who counts the pins anew; every change of the pins clears it"),
     Bits("STATE", "epoch", 32, 32, "the slot's epoch"),
     Bits("PRODUCER", "rank", 0, 10, "rank of the producer"),
     Bits("PRODUCER", "incarnation", 10, 22, "how many times that rank had attached"),
@@ -250,7 +251,10 @@ STATE_SHIFT, STATE_MASK = _bits("STATE", "state")
 PINS_SHIFT, PINS_MASK = _bits("STATE", "pins")
 EPOCH_SHIFT, EPOCH_MASK = _bits("STATE", "epoch")
 ONE_PIN = tl.constexpr(1 << PINS_SHIFT.value)
-PIN_BITS = tl.constexpr(PINS_MASK.value << PINS_SHIFT.value)
+PIN_COUNT = tl.constexpr(PINS_MASK.value << PINS_SHIFT.value)
+WATCHED_SHIFT, _ = _bits("STATE", "watched")
+WATCHED = tl.constexpr(1 << WATCHED_SHIFT.value)
+PIN_BITS = tl.constexpr(PIN_COUNT.value | WATCHED.value)  # all that readers change
 
 FLAG_PLAN = tl.constexpr(1)  # written by a kernel that no activity word counts: quarantined until acknowledged
 FLAG_ACK = tl.constexpr(2)  # the plan's producer has said that nothing will be written any more

@@ -65,6 +65,7 @@ ENTRIES: dict[str, tuple[Any, int]] = {
     "announce_slot": (reclaim.announce_slot, 5),
     "drop_pin": (reclaim.drop_pin, 5),
     "clear_intent": (reclaim.clear_intent, 4),
+    "recount": (pins.recount, 4),
 }
 
 
@@ -144,6 +145,7 @@ class Compiled(NamedTuple):
     announce_slot: Callable[..., Any]
     drop_pin: Callable[..., Any]
     clear_intent: Callable[..., Any]
+    recount: Callable[..., Any]
 
 
 _compiling = threading.RLock()  # numba's cache directory is a global, and two threads need not compile the same

@@ -225,3 +225,6 @@ class NativeMachine:
 
     def clear_intent(self, owner: int, line: int, said: int) -> None:
         self._code.clear_intent(self._world, owner, line, said)
+
+    def recount(self, owner: int, index: int, dead: int) -> bool:
+        return bool(self._code.recount(self._world, self._bases[owner], index, dead))

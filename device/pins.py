@@ -4,10 +4,14 @@ A pin is one more in the pins field of the STATE word, and one line in the segme
 so that the pins of the dead can be found (I6). A pinned object is never removed, evicted or reclaimed (I8).
 
 Order: write INTENT, add the pin by CAS while the object is READY, write HELD; unpinning goes back the same way. So a
-ledger line that is HELD always stands for one pin. A process that dies between two of these steps leaves an INTENT; its
-pin, if it was counted, is not taken away by a guess: the object stays, which is safe.
+ledger line that is HELD always stands for one pin. A process that dies between two of these steps leaves an INTENT, and
+nobody knows whether its pin was counted. Then the owner's host counts anew (`recount`): it sets WATCHED in the
+STATE word, which each change of the pins clears, counts the HELD lines, and puts their number there by CAS if
+WATCHED still stands: the pins did not change meanwhile, however often they might have come back to the same number.
 
-Why the orderings suffice: the CAS acquires the payload; unpinning releases, so that the reads come before it.
+Why the orderings suffice: the CAS acquires the payload; unpinning releases, so that the reads come before it. A pin
+that `recount` finds counted was added by a read-modify-write of the STATE word after its line was written, and the
+read-modify-write that sets WATCHED acquires that: so its line is seen, HELD or INTENT.
 """
 
 from typing import Any
@@ -21,14 +25,18 @@ from nanokv.device.layout import (
     H_STATE,
     ONE_PIN,
     PIN_BITS,
+    PIN_COUNT,
+    PIN_HEADER_MASK,
     PIN_HEADER_SHIFT,
     PIN_HELD,
     PIN_INTENT,
+    PIN_PHASE_MASK,
     PIN_PRODUCER_SHIFT,
     READY,
+    WATCHED,
     WORD_BYTES,
 )
-from nanokv.device.memory import cas64, load64, select, store64, table64, word
+from nanokv.device.memory import add64, cas64, load64, select, store64, table64, word
 from nanokv.device.status import MISS, NO_PIN, OK
 from nanokv.device.world import W_PIN_BASE, W_PIN_SLOTS, W_PRODUCER, header_at
 
@@ -72,9 +80,10 @@ def add_pin(header: tl.int64, epoch: tl.int64, change: tl.int64) -> Any:
     fits = old == old
     while fits & (not done):
         fits = (phase_of(old) == READY) & (epoch_of(old) == epoch) & (tries < SPIN_LIMIT)
-        fits = fits & ((change > 0) | ((old & PIN_BITS) != 0)) & ((change < 0) | ((old & PIN_BITS) != PIN_BITS))
+        have = old & PIN_COUNT
+        fits = fits & ((change > 0) | (have != 0)) & ((change < 0) | (have != PIN_COUNT))
         if fits:
-            got = cas64(header + H_STATE, old, old + change, "acq_rel")
+            got = cas64(header + H_STATE, old, (old & ~WATCHED) + change, "acq_rel")
             done = got == old
             old = got
         tries += 1
@@ -105,3 +114,37 @@ def unpin(world: tl.int64, seg: tl.int64, index: tl.int64, epoch: tl.int64, line
         store64(ledger_at(world, seg, line), word(0), "release")
         status = word(OK)
     return status
+
+
+@triton.jit
+def count_lines(world: tl.int64, seg: tl.int64, index: tl.int64) -> Any:
+    """The lines of the ledger that name a header slot: (HELD, INTENT)."""
+    held = word(0)
+    moving = word(0)
+    line = word(0)
+    while line < table64(world + W_PIN_SLOTS):
+        said = load64(ledger_at(world, seg, line), "relaxed")
+        if ((said >> PIN_HEADER_SHIFT) & PIN_HEADER_MASK) == index:
+            held += select((said & PIN_PHASE_MASK) == PIN_HELD, word(1), word(0))
+            moving += select((said & PIN_PHASE_MASK) == PIN_INTENT, word(1), word(0))
+        line += 1
+    return held, moving
+
+
+@triton.jit
+def recount(world: tl.int64, seg: tl.int64, index: tl.int64, dead: tl.int64) -> Any:
+    """Make the pins of an object as many as its HELD lines, so that `dead` INTENT lines of dead readers can be cleared.
+
+    Returns 1, or 0 if living readers were just pinning or unpinning: try again later.
+    """
+    header = header_at(world, seg, index)
+    seen = add64(header + H_STATE, 0, "acq_rel")
+    done = (phase_of(seen) != READY) | ((seen & PIN_COUNT) == 0)
+    if not done:
+        watched = seen | WATCHED
+        if cas64(header + H_STATE, seen, watched, "acq_rel") == seen:
+            held, moving = count_lines(world, seg, index)
+            pins = select(held * ONE_PIN < (seen & PIN_COUNT), held * ONE_PIN, seen & PIN_COUNT)
+            target = select(moving == dead, pins, seen & PIN_COUNT) | (seen & ~PIN_BITS)
+            done = (cas64(header + H_STATE, watched, target, "acq_rel") == watched) & (moving == dead)
+    return select(done, word(1), word(0))

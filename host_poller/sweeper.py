@@ -22,7 +22,6 @@ from nanokv.device.layout import (
     DEAD,
     FLAG_ACK,
     FLAG_PLAN,
-    PIN_HELD,
     READY,
     RESERVED,
     RING_EPOCH_SHIFT,
@@ -36,6 +35,7 @@ from nanokv.device.machine import Machine
 from nanokv.heap.base import Heap
 from nanokv.host_poller.audit import Audit
 from nanokv.host_poller.coalesce import join_free_extents
+from nanokv.host_poller.dead_pins import drop_dead_pins
 from nanokv.host_poller.grace import Grace
 from nanokv.host_poller.index import Change, HeaderIndex, Records, Slots
 
@@ -72,7 +72,7 @@ class Sweeper:
         self._unfinished: dict[tuple[int, int], float] = {}
         self._quarantine: dict[tuple[int, int], int | None] = {}
         self._given_up: set[tuple[int, int]] = set()
-        self._living: set[tuple[int, int]] = set()
+        self._deaths = 0
         self._refused = 0
         if self.heap.recovered and self.reclaims:
             self._audit.start()
@@ -97,7 +97,7 @@ class Sweeper:
             self.grace.poll()
             self._release()
             self._audit_step()
-            self._drop_dead_pins()
+            self.counts.pins_dropped += drop_dead_pins(self.machine, self._rank, self.heap.alive)
             self._join_if_refused()
         return changes
 
@@ -174,37 +174,25 @@ class Sweeper:
 
     # the dead
     def _watch_ranks(self) -> None:
-        incarnations = self.machine.activity(self._rank)["incarnation"].tolist()
-        present = {(rank, inc) for rank, inc in enumerate(incarnations) if inc}
-        living = {who for who in present if self.heap.alive(*who)}
-        if self._living - living:
+        deaths = self._count_deaths()
+        if deaths > self._deaths:
             self._audit.start()
-        self._living = living
+        self._deaths = deaths
+
+    def _count_deaths(self) -> int:
+        """How many incarnations of ranks that ever attached have ended; also of those that no sweep saw alive."""
+        incarnations = self.machine.activity(self._rank)["incarnation"].tolist()
+        return sum(inc - self.heap.alive(rank, inc) for rank, inc in enumerate(incarnations) if inc)
 
     def somebody_died(self) -> bool:
-        """True if a rank that lived at the last step does not any more."""
-        return any(not self.heap.alive(*who) for who in self._living)
+        """True if a rank ended since the last step."""
+        return self._count_deaths() > self._deaths
 
     def _audit_step(self) -> None:
         held = {slot for slot, _ in self._quarantine}
         pages, slots = self._audit.step(held)
         self.counts.leaked_pages += pages
         self.counts.leaked_slots += slots
-
-    def _drop_dead_pins(self) -> None:
-        ledger = self.machine.pin_ledger(self._rank)
-        for line in np.flatnonzero(ledger).tolist():
-            said = int(ledger[line])
-            producer = int(unpack("PIN", "producer", said))
-            who = unpack("PRODUCER", "rank", producer), unpack("PRODUCER", "incarnation", producer)
-            if self.heap.alive(*who):
-                continue
-            if unpack("PIN", "phase", said) == PIN_HELD.value:
-                slot = int(unpack("PIN", "header", said))
-                epoch = int(self.machine.headers(self._rank, slot, 1)[0]["epoch"])
-                self.counts.pins_dropped += self.machine.drop_pin(self._rank, line, said, epoch)
-            else:
-                self.machine.clear_intent(self._rank, line, said)
 
     def _join_if_refused(self) -> None:
         control = self.machine.control(self._rank)[0]

@@ -165,6 +165,8 @@ ARGUMENTS = {
     "announce_slot": "world owner kind index epoch",
     "drop_pin": "world owner line said epoch",
     "clear_intent": "world owner line said",
+    "count_lines": "world seg index",
+    "recount": "world seg index one",
 }
 
 

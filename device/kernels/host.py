@@ -11,6 +11,7 @@ from nanokv.device.extent import N_CLASSES
 from nanokv.device.kernels.frame import answer, arg
 from nanokv.device.kernels.objects import describe_from
 from nanokv.device.memory import word
+from nanokv.device.pins import recount
 from nanokv.device.reclaim import (
     adopt_slot,
     announce_slot,
@@ -121,6 +122,13 @@ def drop_pin_kernel(frame: tl.int64) -> None:
 def clear_intent_kernel(frame: tl.int64) -> None:
     """(owner, line, word)."""
     clear_intent(arg(frame, 0), arg(frame, 1), arg(frame, 2), arg(frame, 3))
+
+
+@triton.jit
+def recount_pins_kernel(frame: tl.int64) -> None:
+    """(owner, index, dead) -> 1 if the pins are as many as the HELD lines now."""
+    seg = segment(arg(frame, 0), arg(frame, 1))
+    answer(frame, 0, recount(arg(frame, 0), seg, arg(frame, 2), arg(frame, 3)))
 
 
 # --- v1 ---------------------------------------------------------------------------------------

@@ -1,11 +1,10 @@
 """Scenarios of whole objects: puts of one key, removal, eviction and reuse under readers, pins."""
 
-from nanokv.check.model.scenario import PAGE, Scenario, expect, small
+from nanokv.check.model.scenario import Scenario, expect, small
 from nanokv.check.model.stage import Stage
 from nanokv.device.status import Status
 
 A, B, C = 1, 3, 5  #: keys
-PAGE_WORDS = PAGE // 8
 
 
 # --- producers of one key ---------------------------------------------------------------------
@@ -25,6 +24,20 @@ def _one_wins(stage: Stage) -> None:
     expect(set(said) <= {Status.OK, Status.DUPLICATE}, f"{said} for puts of one key")
     winner = 1 + ["first", "second", "third"].index(next(n for n, s in stage.results.items() if s == Status.OK))
     expect(stage.get(A) == (Status.OK, winner), f"{stage.get(A)} where put {winner} won")
+
+
+def _two_puts_and_others(stage: Stage) -> None:
+    _two_puts(stage)
+    stage.spawn("remover", lambda: (stage.remove(B), stage.put(C, 1)))
+
+
+def _one_of_two_wins(stage: Stage) -> None:
+    del stage.results["remover"]
+    _one_wins(stage)
+
+
+def _put_b(stage: Stage) -> None:
+    expect(stage.put(B, 1) == Status.OK, "prepare")
 
 
 SAME_KEY = Scenario("same-key", "two puts of one key", small(), _two_puts, _one_wins)
@@ -59,10 +72,6 @@ PUT_REMOVE = Scenario(
 
 
 # --- readers against eviction and reuse -------------------------------------------------------
-def _fill(stage: Stage) -> None:
-    expect(stage.put(A, 1, PAGE_WORDS) == Status.OK, "prepare")
-
-
 def _reuse(stage: Stage) -> None:
     stage.spawn("reader", lambda: stage.get(A))
     stage.spawn("writer", lambda: (stage.put(B, 2, 2), stage.put(C, 3, 2)))
@@ -98,4 +107,13 @@ PINNED = Scenario(
     "pin-evict", "a pin against eviction and removal", small(pages=1, objects=2), _pinned, prepare=_put_a, may_evict=True
 )
 
-SCENARIOS = [SAME_KEY, SAME_KEY_3, PUT_REMOVE, REUSE, REPLACE, PINNED]
+SAME_KEY_BUSY = Scenario(
+    "same-key-busy",
+    "two puts of one key, while entries around them come and go",
+    small(),
+    _two_puts_and_others,
+    _one_of_two_wins,
+    _put_b,
+)
+
+SCENARIOS = [SAME_KEY, SAME_KEY_3, SAME_KEY_BUSY, PUT_REMOVE, REUSE, REPLACE, PINNED]

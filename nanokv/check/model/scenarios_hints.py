@@ -1,0 +1,155 @@
+"""Scenarios of the announce ring, the index and the directory's limits."""
+
+from nanokv.check.model.scenario import Scenario, expect, small
+from nanokv.check.model.stage import Stage
+from nanokv.device import ring
+from nanokv.device.layout import STORED, unpack
+from nanokv.device.status import Status
+
+A, B, C = 1, 3, 5  #: keys
+
+
+# --- the ring alone ---------------------------------------------------------------------------
+def _announce(stage: Stage) -> None:
+    announce = stage.function(ring.announce)
+    world, seg = stage.world.table(0), stage.world.bases[0]
+    taken: list[int] = []
+    stage.results["taken"] = taken
+
+    def producer(slot: int) -> None:
+        for epoch in (1, 2):
+            announce(world, seg, STORED.value, slot, epoch)
+            stage.ended()
+
+    def consumer() -> None:
+        tail = 0
+        for _ in range(4):
+            drained = stage.machine().drain(0, tail, 8)
+            tail = drained.hole
+            taken.extend(drained.hints.tolist())
+            stage.ended()
+
+    for slot in range(3):
+        stage.spawn(f"producer{slot}", lambda slot=slot: producer(slot), rank=slot if slot else None)  # type: ignore[misc]
+    stage.spawn("host", consumer)
+
+
+def _taken_once(stage: Stage) -> None:
+    taken = [(int(unpack("RING", "header", said)), int(unpack("RING", "epoch", said))) for said in stage.results["taken"]]
+    expect(len(set(taken)) == len(taken), f"a hint was taken twice: {taken}")
+    expect(all(slot < 3 and epoch in (1, 2) for slot, epoch in taken), f"a hint says what nobody said: {taken}")
+    expect(all(unpack("RING", "kind", said) == STORED.value for said in stage.results["taken"]), "a hint without kind")
+
+
+RING = Scenario(
+    "ring",
+    "three announce into two slots, one dies with a ticket, one drains",
+    small(ring=2, ranks=2),
+    _announce,
+    _taken_once,
+    mortal=("producer1",),
+    rests=False,
+)
+
+
+# --- the poller and its index -----------------------------------------------------------------
+def _poll(stage: Stage) -> None:
+    poller = stage.poller()
+
+    def body() -> None:
+        for step in range(4):
+            poller.step(step)
+            stage.ended()
+
+    stage.spawn("host", body)
+    stage.spawn("producer", lambda: (stage.put(A, 1, rank=1), stage.remove(A, rank=1)), rank=1)
+    stage.spawn("other", lambda: (stage.put(C, 2), stage.remove(B)))
+
+
+def _put_b(stage: Stage) -> None:
+    expect(stage.put(B, 1) == Status.OK, "prepare")
+
+
+POLLED = Scenario(
+    "polled",
+    "the poller keeps its index while objects come and go in reused slots, and the ring overflows",
+    small(objects=2, ring=2, ranks=2),
+    _poll,
+    prepare=_put_b,
+    mortal=("producer",),
+)
+
+
+# --- a directory and an arena that are too small ----------------------------------------------
+def _crowd(stage: Stage) -> None:
+    """Three of the four entries are taken (`SMALL`)."""
+    for key in (7, 9, 11):
+        expect(stage.put(key, 1, 0) == Status.OK, "prepare")
+
+
+def _last_entry(stage: Stage) -> None:
+    stage.spawn("one", lambda: stage.put(A, 1, 1))
+    stage.spawn("two", lambda: stage.put(C, 2, 1))
+    stage.spawn("remover", lambda: stage.remove(7))
+
+
+def _entries_suffice(stage: Stage) -> None:
+    said = [stage.results["one"], stage.results["two"]]
+    expect(set(said) <= {Status.OK, Status.NO_ENTRY}, f"{said}")
+    expect(Status.OK in said, "nobody got the last entry")
+    for key, status in zip((A, C), said, strict=True):
+        expect(stage.find(key) == (Status.OK if status == Status.OK else Status.MISS), f"key {key} after {status!r}")
+    lacking = [key for key, status in zip((A, C), said, strict=True) if status != Status.OK]
+    for key in lacking:
+        expect(stage.put(key, 3, 1) == Status.OK, "I9: an entry that is free cannot be used")
+
+
+DIRECTORY_FULL = Scenario(
+    "directory-full", "two puts for the last entry, a removal", small(objects=6), _last_entry, _entries_suffice, _crowd
+)
+
+
+def _no_slots(stage: Stage) -> None:
+    stage.spawn("one", lambda: stage.put(A, 1))
+    stage.spawn("two", lambda: stage.put(C, 2))
+    stage.spawn("remover", lambda: stage.remove(B))
+
+
+def _full_is_an_answer(stage: Stage) -> None:
+    for key, name in ((A, "one"), (C, "two")):
+        said = stage.results[name]
+        expect(said in (Status.OK, Status.NO_HEADER, Status.FULL), f"{said!r}")
+        expect(stage.find(key) == (Status.OK if said == Status.OK else Status.MISS), f"key {key} after {said!r}")
+        if said == Status.OK:
+            expect(stage.remove(key) == Status.OK, "a key that was put cannot be removed")
+    expect(stage.put(9, 3, 8) == Status.OK, "I9: what was freed cannot be used")
+
+
+SLOTS_FULL = Scenario(
+    "full", "two puts into a heap with one page and slot left, a removal", small(1, 1), _no_slots, _full_is_an_answer, _put_b
+)
+
+# --- two segments -----------------------------------------------------------------------------
+def _across(stage: Stage) -> None:
+    stage.spawn("one", lambda: stage.put(A, 1, rank=0, owner=0))
+    stage.spawn("two", lambda: stage.put(A, 2, rank=1, owner=1), rank=1)
+    stage.spawn("remover", lambda: stage.remove(A, rank=1), rank=1)
+
+
+def _one_across(stage: Stage) -> None:
+    one, two, removed = (stage.results.get(name) for name in ("one", "two", "remover"))
+    if removed is not None and two is not None:
+        stored = [one, two].count(Status.OK)
+        expect(stored >= 1, f"{one!r} and {two!r} for puts of one key")
+        expect(stored == 1 or removed == Status.OK, "two puts of one key, and nobody removed it")
+
+
+ACROSS = Scenario(
+    "across",
+    "two put one key into different segments, one removes",
+    small(2, 2, ranks=2),
+    _across,
+    _one_across,
+)
+
+SCENARIOS = [RING, POLLED, DIRECTORY_FULL, SLOTS_FULL, ACROSS]
