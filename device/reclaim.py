@@ -9,7 +9,8 @@ period (`activity`) and for nothing else, because time alone proves nothing:
   place: out of a list, and out of a header.
 
 Why the orderings suffice: `give_up` and `release` run before and after a grace period, which orders them against every
-operation that could still touch the header.
+operation that could still touch the header; that it was not taken again since then is what the read-modify-write in
+`release` sees.
 """
 
 from typing import Any
@@ -109,9 +110,12 @@ def give_up(world: tl.int64, owner: tl.int64, index: tl.int64, epoch: tl.int64) 
 
 @triton.jit
 def release(world: tl.int64, owner: tl.int64, index: tl.int64, epoch: tl.int64) -> Any:
-    """Free a DEAD header in nobody's hands, and what it holds, after a grace period: 1, or 0 if it moved on."""
+    """Free a DEAD header in nobody's hands, and what it holds, after a grace period: 1, or 0 if it moved on.
+
+    The state is read by a read-modify-write: a load may be old, and the slot READY again with other pages.
+    """
     seg = segment(world, owner)
-    state = load64(header_at(world, seg, index) + H_STATE, "acquire")
+    state = add64(header_at(world, seg, index) + H_STATE, 0, "acq_rel")
     same = state == state_word(DEAD, epoch)
     if same:
         retire(world, seg, owner, index, epoch)

@@ -189,7 +189,8 @@ class Sweeper:
         return self._count_deaths() > self._deaths
 
     def _audit_step(self) -> None:
-        held = {slot for slot, _ in self._quarantine}
+        # what is DEAD and holds pages the audit sees itself; a look that was torn may have put others into quarantine
+        held = {slot for slot, _ in self._given_up}
         pages, slots = self._audit.step(held)
         self.counts.leaked_pages += pages
         self.counts.leaked_slots += slots
