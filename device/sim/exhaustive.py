@@ -1,12 +1,14 @@
-"""All executions that differ: dynamic partial-order reduction with sleep sets.
+"""All executions that differ: dynamic partial-order reduction with source sets and sleep sets.
 
 Two executions that differ only in the order of accesses that do not touch each other end alike; one of them is enough.
-Source: Flanagan and Godefroid (2005). After each execution its races are found with vector clocks (two accesses to one
-word, at least one of them a write, not ordered by others): the later task is tried first at the earlier access. Sleep
-sets (Godefroid 1996) cut off what was tried already. Choices of memory (`Scheduler.data`) are all tried.
+Source: source-DPOR (Abdulla et al. 2014). After each execution its races are found with vector clocks (two accesses to
+one word, at least one of them a write, not ordered by others). For each, somebody is tried at the earlier
+access who can bring the later one before it. Sleep sets (Godefroid 1996) cut off what was tried already. Choices of
+memory (`Scheduler.data`) are all tried.
 """
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from nanokv.device.sim.simulation import LOAD, Simulation, Task
 
@@ -103,25 +105,53 @@ class Exhaustive:
         return {who: access for who, access in asleep.items() if not _depends(access, done) and who != node.chosen}
 
     def _find_races(self) -> None:
-        clocks: dict[int, dict[int, int]] = {}
-        accesses: dict[int, list[tuple[int, int, str, dict[int, int], _Node]]] = {}
+        """For each race, see to it that at its first access somebody is tried who can bring the second one before it."""
+        events: list[_Event] = []
         for node in self._path[: self._depth]:
-            if node.count:
-                continue
-            who = node.chosen
-            kind, address = node.enabled[who]
-            clock = clocks.setdefault(who, {})
-            before = accesses.setdefault(address, []) if address else []
-            raced = False
-            joined = dict(clock)
-            for other, when, what, seen, at in reversed(before):
-                if what == kind == LOAD:
-                    continue
-                if other != who and clock.get(other, 0) < when and not raced:
-                    at.wanted.add(who)
-                    raced = True
-                for task, count in seen.items():
-                    joined[task] = max(joined.get(task, 0), count)
-            joined[who] = clock.get(who, 0) + 1
-            clocks[who] = joined
-            before.append((who, joined[who], kind, joined, node))
+            if not node.count:
+                raced = _follow(events, node)
+                for first in raced:
+                    instead = _initials(events, first)
+                    if not instead & events[first].node.wanted:
+                        events[first].node.wanted.add(min(instead))
+
+
+class _Event(NamedTuple):
+    """One step of an execution. `clock`: of each task, how many of its steps come before or are this one."""
+
+    who: int
+    when: int
+    access: Access
+    clock: dict[int, int]
+    node: _Node
+
+    def follows(self, other: "_Event") -> bool:
+        return self.clock.get(other.who, 0) >= other.when
+
+
+def _follow(events: list[_Event], node: _Node) -> list[int]:
+    """Append the step of a node; returns the numbers of the earlier steps that it races with."""
+    who, access = node.chosen, node.enabled[node.chosen]
+    clock = next((dict(event.clock) for event in reversed(events) if event.who == who), {})
+    raced = []
+    for number in range(len(events) - 1, -1, -1):
+        event = events[number]
+        if event.who != who and _depends(event.access, access):
+            if clock.get(event.who, 0) < event.when:
+                raced.append(number)
+            for task, count in event.clock.items():
+                clock[task] = max(clock.get(task, 0), count)
+    clock[who] = clock.get(who, 0) + 1
+    events.append(_Event(who, clock[who], access, clock, node))
+    return raced
+
+
+def _initials(events: list[_Event], first: int) -> set[int]:
+    """Who can begin what comes after the step `first` without it, up to the last step."""
+    without: list[_Event] = []
+    found: set[int] = set()
+    for event in [*(event for event in events[first + 1 : -1] if not event.follows(events[first])), events[-1]]:
+        if not any(event.follows(earlier) for earlier in without):
+            found.add(event.who)
+        without.append(event)
+    return found

@@ -222,8 +222,7 @@ class Simulation:
 
     def _load64(self, address: int, sem: str) -> int:
         if address in _PRIVATE:
-            if self.current is not None and self.current.late:
-                self._read_late(self.current)
+            self.finish_copies()
             return int(_private(address).value)
         task = self.point(LOAD, address)
         if task is self._outside:
@@ -251,7 +250,12 @@ class Simulation:
 
     def _before(self, sem: str) -> None:
         """Reads are complete before a release."""
-        if self.current is not None and self.current.late and sem in ("release", "acq_rel"):
+        if sem in ("release", "acq_rel"):
+            self.finish_copies()
+
+    def finish_copies(self) -> None:
+        """Read the words of copies that the current task has not read yet: before its bytes are looked at."""
+        if self.current is not None and self.current.late:
             self._read_late(self.current)
 
     def _read_late(self, task: Task) -> None:

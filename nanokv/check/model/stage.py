@@ -179,6 +179,7 @@ class Stage:
 
     def check(self, key: int, words: Any) -> int:
         """The version that words say, if they are of one version of the key that was put."""
+        self.simulation.finish_copies()
         said = set(words.tolist())
         if len(said) != 1:
             raise CheckFailure(f"I4: a read of key {key} is torn: {[hex(word) for word in said]}")
