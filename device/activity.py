@@ -8,9 +8,10 @@ Guarantees: when the host has seen, after some moment, both words of a rank at 0
 operation that the rank was running at that moment has ended. A rank that ended for good needs no words: its provider
 says so.
 
-Why the orderings suffice: `enter` and the host's look are read-modify-writes of one word with acquire-release. If the
-look does not see the operation, the look came first, and the operation sees all that the host did before it. If it
-sees it gone, it sees all that the operation did. A count of operations in flight is kept rather than counts of begun
+Why the orderings suffice: `enter`, `leave` and the host's look are read-modify-writes of one word. `enter` acquires, so
+that nothing of the operation comes before it: if the look does not see the operation, the look came first, and the
+operation sees all that the host did before it. `leave` releases: if the look sees the operation gone, the host sees
+all that it did. A count of operations in flight is kept rather than counts of begun
 and ended ones: with several threads a rank those two do not tell *which* operations ended, and they overflow into
 each other.
 """
@@ -28,15 +29,15 @@ from nanokv.device.world import W_RANK, activity_at
 @triton.jit
 def enter(world: tl.int64, seg: tl.int64) -> Any:
     """Count an operation in; returns the phase to give to `leave`."""
-    phase = load64(seg + GRACE_PHASE, "acquire") & 1
-    add64(activity_at(seg, table64(world + W_RANK), phase), 1, "acq_rel")
+    phase = load64(seg + GRACE_PHASE, "relaxed") & 1
+    add64(activity_at(seg, table64(world + W_RANK), phase), 1, "acquire")
     return phase
 
 
 @triton.jit
 def leave(world: tl.int64, seg: tl.int64, phase: tl.int64) -> None:
     """Count an operation out."""
-    add64(activity_at(seg, table64(world + W_RANK), phase), -1, "acq_rel")
+    add64(activity_at(seg, table64(world + W_RANK), phase), -1, "release")
 
 
 @triton.jit

@@ -54,7 +54,7 @@ def bump(world: tl.int64, seg: tl.int64, n_pages: tl.int64) -> Any:
     fits = (old >= base) & (old + n_pages * size <= limit)
     more = fits
     while more:
-        got = cas64(seg + BUMP_PTR, old, old + n_pages * size, "acq_rel")
+        got = cas64(seg + BUMP_PTR, old, old + n_pages * size, "relaxed")
         tries += 1
         more = got != old
         old = got
@@ -73,7 +73,7 @@ def bump_rest(world: tl.int64, seg: tl.int64) -> Any:
     left = (old >= base) & (old < limit)
     more = left
     while more:
-        got = cas64(seg + BUMP_PTR, old, limit, "acq_rel")
+        got = cas64(seg + BUMP_PTR, old, limit, "relaxed")
         tries += 1
         more = got != old
         old = got

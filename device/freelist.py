@@ -9,7 +9,9 @@ Guarantees
 - A corrupt head or link makes a list look empty; nothing outside the links is ever touched through it.
 
 Why the orderings suffice
-- `push` publishes with release what its caller did to the node; `pop` takes with acquire, on the head alone.
+- `push` publishes with release what its caller did to the node; `pop` and `detach` take with acquire, on the head
+  alone. What lies deeper in the list was released by earlier pushes: each change of the head is a read-modify-write,
+  which carries them on. `pop` acquires already when it reads the head, or the link it reads next could be older.
 - The link of a node that somebody else pops meanwhile may be old or being rewritten. The tag has changed then, so the
   CAS fails and the value is thrown away: a relaxed load is enough.
 - The tag has 32 bits: a pop would have to sleep through exactly 2**32 changes to be fooled.
@@ -36,7 +38,7 @@ def pop(head: tl.int64, links: tl.int64, count: tl.int64) -> Any:
     node = select(more, node, word(0))
     while more:
         after = load64(links + (node - 1) * WORD_BYTES, "relaxed") & LOW32
-        got = cas64(head, old, (((old >> TAG_SHIFT) + 1) << TAG_SHIFT) | after, "acq_rel")
+        got = cas64(head, old, (((old >> TAG_SHIFT) + 1) << TAG_SHIFT) | after, "acquire")
         more = got != old
         if more:
             old = got
@@ -57,7 +59,7 @@ def push_chain(head: tl.int64, links: tl.int64, first: tl.int64, last: tl.int64)
     more = tries == 0
     while more:
         store64(link, mark | (old & LOW32), "relaxed")
-        got = cas64(head, old, (((old >> TAG_SHIFT) + 1) << TAG_SHIFT) | (first + 1), "acq_rel")
+        got = cas64(head, old, (((old >> TAG_SHIFT) + 1) << TAG_SHIFT) | (first + 1), "release")
         tries += 1
         more = (got != old) & (tries < SPIN_LIMIT)
         old = got
@@ -86,11 +88,11 @@ def detach(head: tl.int64) -> Any:
 
     The tag goes on, so that a pop that is under way cannot mistake the list for the one it read.
     """
-    old = load64(head, "acquire")
+    old = load64(head, "relaxed")
     tries = word(0)
     more = (old & LOW32) != 0
     while more:
-        got = cas64(head, old, ((old >> TAG_SHIFT) + 1) << TAG_SHIFT, "acq_rel")
+        got = cas64(head, old, ((old >> TAG_SHIFT) + 1) << TAG_SHIFT, "acquire")
         tries += 1
         more = (got != old) & ((got & LOW32) != 0) & (tries < SPIN_LIMIT)
         old = got

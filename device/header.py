@@ -16,8 +16,8 @@ Guarantees
   frees both after a grace period: one rule, so that nothing is freed twice.
 
 Why the orderings suffice: `publish` and `commit` release all that the producer wrote; readers acquire the STATE word
-first, and validate with a read-modify-write last. A plain acquire load as validation may be satisfied before the copy
-that precedes it, and torn bytes would pass.
+first, and validate with a read-modify-write that releases (Boehm 2012): it reads the newest word, after the loads of
+the copy are done. A plain acquire load as validation may be satisfied before them, and torn bytes would pass.
 """
 
 from typing import Any
@@ -78,7 +78,7 @@ def take_slot(world: tl.int64, seg: tl.int64) -> Any:
         fits = (old >= 0) & (old < count)
         more = fits
         while more:
-            got = cas64(seg + HDR_HEAD, old, old + 1, "acq_rel")
+            got = cas64(seg + HDR_HEAD, old, old + 1, "relaxed")
             tries += 1
             more = got != old
             old = got
@@ -173,7 +173,7 @@ def publish(
 @triton.jit
 def commit_state(header: tl.int64, epoch: tl.int64) -> Any:
     """WRITING -> READY, with release. Returns the STATE word that was there."""
-    return cas64(header + H_STATE, state_word(WRITING, epoch), state_word(READY, epoch), "acq_rel")
+    return cas64(header + H_STATE, state_word(WRITING, epoch), state_word(READY, epoch), "release")
 
 
 @triton.jit
@@ -194,7 +194,7 @@ def acknowledge(header: tl.int64, epoch: tl.int64) -> None:
 @triton.jit
 def still_ready(header: tl.int64, epoch: tl.int64) -> Any:
     """Validate after a copy: True if the slot is still READY in this epoch. Pins do not matter."""
-    seen = add64(header + H_STATE, 0, "acq_rel")
+    seen = add64(header + H_STATE, 0, "release")
     return (seen & ~PIN_BITS) == state_word(READY, epoch)
 
 

@@ -184,8 +184,8 @@ class LaunchMachine:
     def in_flight(self, owner: int, rank: int, phase: int) -> int:
         return self._owner_call(host.read_in_flight_kernel, owner, rank, phase)[0]
 
-    def give_up(self, owner: int, index: int, epoch: int) -> bool:
-        return bool(self._owner_call(host.give_up_slot_kernel, owner, index, epoch)[0])
+    def give_up(self, owner: int, index: int, epoch: int, producer: int) -> bool:
+        return bool(self._owner_call(host.give_up_slot_kernel, owner, index, epoch, producer)[0])
 
     def release(self, owner: int, index: int, epoch: int) -> bool:
         return bool(self._owner_call(host.release_slot_kernel, owner, index, epoch)[0])

@@ -4,9 +4,12 @@ Every shared word is a 64-bit word at an int64 address. The ordering stands at e
 "relaxed", "acquire", "release" or "acq_rel", always at system scope, because other GPUs and the host read these words.
 `memory_native` defines the same names for a CPU; `retarget` swaps them.
 
-Two rules that the compiler's own behaviour makes necessary:
+Three rules that the compiler's own behaviour makes necessary:
 - an acquire load is an `atomic_add` of 0: a plain load may be hoisted out of a loop, and some versions put the fence of
   `atomic_load` on its wrong side;
+- a relaxed load is a plain load, which every warp does for itself: warps could read different words and part. An atomic
+  is done once for the CTA. So what allocates runs in CTAs of one warp, and loads in functions that readers call from
+  larger CTAs acquire, also where the protocol would not need it;
 - a barrier stands before every releasing and after every acquiring atomic: a scalar atomic is executed by one warp, and
   the stores of the other warps are ordered by the barrier alone.
 """

@@ -49,7 +49,7 @@ ENTRIES: dict[str, tuple[Any, int]] = {
     "asleep": (ring.asleep, 1),
     "drain": (ring.drain, 5),
     "snapshots": (reclaim.snapshots, 6),
-    "give_up": (reclaim.give_up, 4),
+    "give_up": (reclaim.give_up, 5),
     "release": (reclaim.release, 4),
     "adopt_slot": (reclaim.adopt_slot, 3),
     "joining": (reclaim.joining, 3),

@@ -170,8 +170,8 @@ class NativeMachine:
     def in_flight(self, owner: int, rank: int, phase: int) -> int:
         return self._code.in_flight(self._bases[owner], rank, phase)
 
-    def give_up(self, owner: int, index: int, epoch: int) -> bool:
-        return bool(self._code.give_up(self._world, owner, index, epoch))
+    def give_up(self, owner: int, index: int, epoch: int, producer: int) -> bool:
+        return bool(self._code.give_up(self._world, owner, index, epoch, producer))
 
     def release(self, owner: int, index: int, epoch: int) -> bool:
         return bool(self._code.release(self._world, owner, index, epoch))

@@ -9,9 +9,9 @@ nobody knows whether its pin was counted. Then the owner's host counts anew (`re
 STATE word, which each change of the pins clears, counts the HELD lines, and puts their number there by CAS if
 WATCHED still stands: the pins did not change meanwhile, however often they might have come back to the same number.
 
-Why the orderings suffice: the CAS acquires the payload; unpinning releases, so that the reads come before it. A pin
-that `recount` finds counted was added by a read-modify-write of the STATE word after its line was written, and the
-read-modify-write that sets WATCHED acquires that: so its line is seen, HELD or INTENT.
+Why the orderings suffice: the CAS of the STATE word orders everything. Pinning acquires the payload, unpinning
+releases the reads, and both keep the steps in the ledger on their sides. A pin that `recount` finds counted was
+added after its line was written, and the CAS that sets WATCHED acquires that: so its line is seen, HELD or INTENT.
 """
 
 from typing import Any
@@ -65,7 +65,7 @@ def note(world: tl.int64, seg: tl.int64, index: tl.int64) -> Any:
     while (line < 0) & (i < count):
         slot = (start + i) & (count - 1)
         if load64(ledger_at(world, seg, slot), "relaxed") == 0:
-            if cas64(ledger_at(world, seg, slot), 0, ledger_word(world, PIN_INTENT, index), "acq_rel") == 0:
+            if cas64(ledger_at(world, seg, slot), 0, ledger_word(world, PIN_INTENT, index), "relaxed") == 0:
                 line = slot
         i += 1
     return line
@@ -74,7 +74,7 @@ def note(world: tl.int64, seg: tl.int64, index: tl.int64) -> Any:
 @triton.jit
 def add_pin(header: tl.int64, epoch: tl.int64, change: tl.int64) -> Any:
     """Change the pins of a READY object by one; False if it is not READY in this epoch (or has no pin to take away)."""
-    old = load64(header + H_STATE, "acquire")
+    old = load64(header + H_STATE, "relaxed")
     tries = word(0)
     done = old != old
     fits = old == old
@@ -97,9 +97,9 @@ def pin(world: tl.int64, seg: tl.int64, index: tl.int64, epoch: tl.int64) -> Any
     status = select(line < 0, word(NO_PIN), word(OK))
     if line >= 0:
         if add_pin(header_at(world, seg, index), epoch, ONE_PIN):
-            store64(ledger_at(world, seg, line), ledger_word(world, PIN_HELD, index), "release")
+            store64(ledger_at(world, seg, line), ledger_word(world, PIN_HELD, index), "relaxed")
         else:
-            store64(ledger_at(world, seg, line), word(0), "release")
+            store64(ledger_at(world, seg, line), word(0), "relaxed")
             status = word(MISS)
     return status, line
 
@@ -109,9 +109,9 @@ def unpin(world: tl.int64, seg: tl.int64, index: tl.int64, epoch: tl.int64, line
     """Give a pin back: OK, or MISS if this line of the ledger does not hold it."""
     status = word(MISS)
     held = ledger_word(world, PIN_HELD, index)
-    if cas64(ledger_at(world, seg, line), held, ledger_word(world, PIN_INTENT, index), "acq_rel") == held:
+    if cas64(ledger_at(world, seg, line), held, ledger_word(world, PIN_INTENT, index), "relaxed") == held:
         add_pin(header_at(world, seg, index), epoch, word(0) - ONE_PIN)
-        store64(ledger_at(world, seg, line), word(0), "release")
+        store64(ledger_at(world, seg, line), word(0), "relaxed")
         status = word(OK)
     return status
 
@@ -138,13 +138,13 @@ def recount(world: tl.int64, seg: tl.int64, index: tl.int64, dead: tl.int64) -> 
     Returns 1, or 0 if living readers were just pinning or unpinning: try again later.
     """
     header = header_at(world, seg, index)
-    seen = add64(header + H_STATE, 0, "acq_rel")
+    seen = add64(header + H_STATE, 0, "relaxed")
     done = (phase_of(seen) != READY) | ((seen & PIN_COUNT) == 0)
     if not done:
         watched = seen | WATCHED
-        if cas64(header + H_STATE, seen, watched, "acq_rel") == seen:
+        if cas64(header + H_STATE, seen, watched, "acquire") == seen:
             held, moving = count_lines(world, seg, index)
             pins = select(held * ONE_PIN < (seen & PIN_COUNT), held * ONE_PIN, seen & PIN_COUNT)
             target = select(moving == dead, pins, seen & PIN_COUNT) | (seen & ~PIN_BITS)
-            done = (cas64(header + H_STATE, watched, target, "acq_rel") == watched) & (moving == dead)
+            done = (cas64(header + H_STATE, watched, target, "release") == watched) & (moving == dead)
     return select(done, word(1), word(0))

@@ -99,12 +99,19 @@ def snapshots(
 
 
 @triton.jit
-def give_up(world: tl.int64, owner: tl.int64, index: tl.int64, epoch: tl.int64) -> Any:
-    """Make an unfinished object DEAD: 1, or 0 if it moved on. Its pages stay with the header: quarantine."""
+def give_up(world: tl.int64, owner: tl.int64, index: tl.int64, epoch: tl.int64, producer: tl.int64) -> Any:
+    """Make an unfinished object of a producer DEAD: 1, or 0 if it moved on. Its pages stay with the header: quarantine.
+
+    The host judged the producer (PRODUCER bits) by a look that may have been torn: the slot's former producer, dead
+    since long, beside the epoch of the new one. So it is compared again, after the state was acquired.
+    """
     header = header_at(world, segment(world, owner), index)
-    done = kill(header, WRITING, epoch) == state_word(WRITING, epoch)
-    if not done:
-        done = kill(header, RESERVED, epoch) == state_word(RESERVED, epoch)
+    state = load64(header + H_STATE, "acquire")
+    done = (epoch_of(state) == epoch) & (((load64(header + H_FLAGS, "relaxed") >> 32) & LOW32) == producer)
+    if done:
+        done = kill(header, WRITING, epoch) == state_word(WRITING, epoch)
+        if not done:
+            done = kill(header, RESERVED, epoch) == state_word(RESERVED, epoch)
     return select(done, word(1), word(0))
 
 
@@ -115,7 +122,9 @@ def release(world: tl.int64, owner: tl.int64, index: tl.int64, epoch: tl.int64) 
     The state is read by a read-modify-write: a load may be old, and the slot READY again with other pages.
     """
     seg = segment(world, owner)
-    state = add64(header_at(world, seg, index) + H_STATE, 0, "acq_rel")
+    header = header_at(world, seg, index)
+    state = add64(header + H_STATE, 0, "acq_rel")
+    load64(header + H_FLAGS, "acquire")  # FLAG_ACK: all that a plan's producer wrote to the pages comes before
     same = state == state_word(DEAD, epoch)
     if same:
         retire(world, seg, owner, index, epoch)
@@ -253,15 +262,15 @@ def announce_slot(world: tl.int64, owner: tl.int64, kind: tl.int64, index: tl.in
 def drop_pin(world: tl.int64, owner: tl.int64, line: tl.int64, said: tl.int64, epoch: tl.int64) -> Any:
     """Take away the pin of a dead reader, which a ledger line says it HELD: 1, or 0 if the line changed."""
     seg = segment(world, owner)
-    mine = cas64(ledger_at(world, seg, line), said, (said & ~PIN_PHASE_MASK) | PIN_INTENT, "acq_rel") == said
+    mine = cas64(ledger_at(world, seg, line), said, (said & ~PIN_PHASE_MASK) | PIN_INTENT, "relaxed") == said
     if mine:
         index = (said >> PIN_HEADER_SHIFT) & PIN_HEADER_MASK
         add_pin(header_at(world, seg, index), epoch, word(0) - ONE_PIN)
-        store64(ledger_at(world, seg, line), word(0), "release")
+        store64(ledger_at(world, seg, line), word(0), "relaxed")
     return select(mine, word(1), word(0))
 
 
 @triton.jit
 def clear_intent(world: tl.int64, owner: tl.int64, line: tl.int64, said: tl.int64) -> None:
     """Free a ledger line whose writer died before it said whether it pinned."""
-    cas64(ledger_at(world, segment(world, owner), line), said, 0, "acq_rel")
+    cas64(ledger_at(world, segment(world, owner), line), said, 0, "relaxed")

@@ -132,7 +132,9 @@ class Sweeper:
             key = (slot, int(headers["epoch"][slot]))
             seen[key] = self._unfinished.get(key, now)
             expired = now - seen[key] > self.write_timeout
-            if (expired or not self._alive(headers[slot])) and self.machine.give_up(self._rank, *key):
+            producer = int(headers[slot]["producer"])
+            due = expired or not self._alive_producer(producer)
+            if due and self.machine.give_up(self._rank, *key, producer):
                 self.counts.given_up += 1
                 self._given_up.add(key)
                 self._hold(key, headers[slot])

@@ -149,7 +149,7 @@ ARGUMENTS = {
     "remove": "world key_hash key_check",
     "snapshot": "world seg hint out",
     "snapshots": "world owner hints few out good",
-    "give_up": "world owner index epoch",
+    "give_up": "world owner index epoch producer",
     "release": "world owner index epoch",
     "adopt_slot": "world owner index",
     "push_extents": "world owner pages classes two",
@@ -178,7 +178,7 @@ WANTED = {
     DEAD.value: ("acknowledge", "release"),
 }
 # functions that need a ledger line that is held
-LEDGER = ("unpin", "drop_pin", "clear_intent")
+LEDGER = ("unpin", "drop_pin", "clear_intent", "recount", "count_lines")
 
 
 def signed(word: int) -> int:
@@ -261,6 +261,9 @@ class Draw:
 
     def epoch(self) -> int:
         return self.off(int(self.row["epoch"])) & 0xFFFFFFFF
+
+    def producer(self) -> int:
+        return self.off(int(self.row["producer"])) & 0xFFFFFFFF
 
     def state(self) -> int:
         return self.off(int(self.row["state"]) & 0xFF) & 3

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from nanokv.device.geometry import Geometry
+from nanokv.device.geometry import Geometry, producer_word
 from nanokv.device.layout import DEAD, PIN_HELD, STATE_MASK, STORED, WRITING
 from nanokv.device.machine import Begun
 from nanokv.device.native_machine import NativeMachine
@@ -273,8 +273,8 @@ def test_neighbours_are_joined(ranks: list[Rank]) -> None:
 def test_given_up_slots_are_dead_not_free(ranks: list[Rank]) -> None:
     begun = ranks[0].begin(1, 7)
     assert ranks[1].machine.state(1, begun.slot) & STATE_MASK.value == WRITING.value
-    assert ranks[1].machine.give_up(1, begun.slot, begun.epoch)
-    assert not ranks[1].machine.give_up(1, begun.slot, begun.epoch)
+    assert ranks[1].machine.give_up(1, begun.slot, begun.epoch, producer_word(0, 1))
+    assert not ranks[1].machine.give_up(1, begun.slot, begun.epoch, producer_word(0, 1))
     assert ranks[1].machine.state(1, begun.slot) & STATE_MASK.value == DEAD.value
     assert ranks[0].machine.abort(1, begun.slot, begun.epoch) == Status.LOST
     assert ranks[1].machine.slot_marks(1)[begun.slot] == 0

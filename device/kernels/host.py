@@ -59,8 +59,8 @@ def read_in_flight_kernel(frame: tl.int64) -> None:
 
 @triton.jit
 def give_up_slot_kernel(frame: tl.int64) -> None:
-    """(owner, header, epoch) -> 1 if it was given up."""
-    answer(frame, 0, give_up(arg(frame, 0), arg(frame, 1), arg(frame, 2), arg(frame, 3)))
+    """(owner, header, epoch, producer) -> 1 if it was given up."""
+    answer(frame, 0, give_up(arg(frame, 0), arg(frame, 1), arg(frame, 2), arg(frame, 3), arg(frame, 4)))
 
 
 @triton.jit

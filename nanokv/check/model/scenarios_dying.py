@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from nanokv.check.model.scenario import Scenario, expect, small
 from nanokv.check.model.stage import WHAT, Stage, digest
+from nanokv.device.geometry import producer_word
 from nanokv.device.layout import FLAG_PLAN, WORD
 from nanokv.device.status import Status
 
@@ -32,7 +33,11 @@ def _put_dies(stage: Stage) -> None:
 
 
 PUT_DIES = Scenario(
-    "put-dies", "a producer dies at each step; another puts the same key", small(ranks=2), _put_dies, mortal=("producer",)
+    "put-dies",
+    "a producer dies at each step; another puts the same key",
+    small(ranks=2),
+    _put_dies,
+    mortal=("producer",),
 )
 
 
@@ -186,6 +191,79 @@ LATE_PLAN = Scenario(
 )
 
 
+# --- the slots of the dead --------------------------------------------------------------------
+def _put_by_one(stage: Stage) -> None:
+    expect(stage.put(A, 1, rank=1) == Status.OK, "prepare")
+
+
+def _inherit(stage: Stage) -> None:
+    stage.buried = {1}
+    stage.spawn("host", _sweep(stage, sweeps=3))
+    stage.spawn("heir", lambda: (stage.remove(A), stage.put(C, 2)))
+
+
+def _heir_is_left_alone(stage: Stage) -> None:
+    expect(stage.results["heir"] == (Status.OK, Status.OK), f"remove and put: {stage.results['heir']}")
+
+
+HEIR = Scenario(
+    "heir",
+    "the sweeper against a put into the slot that a dead rank had",
+    small(pages=1, objects=1, ranks=2),
+    _inherit,
+    _heir_is_left_alone,
+    _put_by_one,
+)
+
+
+def _give_up_a_plan(stage: Stage) -> None:
+    machine = stage.machine(1)
+    begun = machine.begin(0, digest(A), 2 * WORD, FLAG_PLAN.value, WHAT, stage.now())
+    machine.leave(0, begun.phase)
+    expect(begun.status == Status.OK and begun.slot == 0 and begun.epoch == 1, "prepare")
+    expect(stage.machine().give_up(0, 0, 1, producer_word(1, 1)), "prepare")
+
+
+def _acknowledge(stage: Stage) -> None:
+    def write() -> Status:
+        source = stage.payload(A, 1, 2)
+        target = stage.world.bases[0] + stage.geometry.offsets["heap_base"]
+        stage.simulation.vocabulary["copy_bytes"](target, source.ctypes.data, 2 * WORD)
+        answer = Status(stage.machine(1).commit(0, 0, 1))
+        stage.ended()
+        return answer
+
+    def reuse() -> Status:
+        for step in range(5):
+            sweeper.step(step)
+            stage.ended()
+        return stage.put(C, 2)
+
+    sweeper = stage.sweeper(0)
+    sweeper._given_up.add((0, 1))
+    sweeper._quarantine[0, 1] = None
+    stage.spawn("late", write, rank=1)
+    stage.spawn("host", reuse)
+
+
+def _nobody_scribbles(stage: Stage) -> None:
+    late = stage.results.get("late")
+    expect(late in (None, Status.LOST), f"a plan that was given up is answered {late!r}")
+    if stage.results["host"] == Status.OK:
+        expect(stage.get(C) == (Status.OK, 2), "the late plan wrote into the pages of another object")
+
+
+ACKNOWLEDGE = Scenario(
+    "acknowledge",
+    "a plan that was given up writes, and says when it is done; its page is used again",
+    small(pages=1, objects=2, ranks=2),
+    _acknowledge,
+    _nobody_scribbles,
+    _give_up_a_plan,
+    mortal=("late",),
+)
+
+
 def _abort_late(stage: Stage) -> None:
     def abort() -> Status:
         machine = stage.machine(1)
@@ -210,4 +288,4 @@ ABORT = Scenario(
     mortal=("late",),
 )
 
-SCENARIOS = [PUT_DIES, REMOVE_DIES, EVICT_DIES, PIN_DIES, SWEPT, SWEPT_PINS, LATE, LATE_PLAN, ABORT]
+SCENARIOS = [PUT_DIES, REMOVE_DIES, EVICT_DIES, PIN_DIES, SWEPT, SWEPT_PINS, LATE, LATE_PLAN, ABORT, HEIR, ACKNOWLEDGE]

@@ -1,6 +1,6 @@
 """Scenarios of the announce ring, the index and the directory's limits."""
 
-from nanokv.check.model.scenario import Scenario, expect, small
+from nanokv.check.model.scenario import PAGE, Scenario, expect, small
 from nanokv.check.model.stage import Stage
 from nanokv.device import ring
 from nanokv.device.layout import STORED, unpack
@@ -15,9 +15,12 @@ def _announce(stage: Stage) -> None:
     world, seg = stage.world.table(0), stage.world.bases[0]
     taken: list[int] = []
     stage.results["taken"] = taken
+    load, store = (stage.simulation.vocabulary[name] for name in ("load64", "store64"))
+    at = seg + stage.geometry.offsets["heap_base"]
 
     def producer(slot: int) -> None:
         for epoch in (1, 2):
+            store(at + slot * PAGE, epoch, "relaxed")
             announce(world, seg, STORED.value, slot, epoch)
             stage.ended()
 
@@ -27,6 +30,9 @@ def _announce(stage: Stage) -> None:
             drained = stage.machine().drain(0, tail, 8)
             tail = drained.hole
             taken.extend(drained.hints.tolist())
+            for slot, epoch in _said(drained.hints.tolist()):
+                seen = load(at + slot * PAGE, "relaxed")
+                expect(seen >= epoch, f"a hint about epoch {epoch} was taken, and what it is about is {seen} still")
             stage.ended()
 
     for slot in range(3):
@@ -34,8 +40,13 @@ def _announce(stage: Stage) -> None:
     stage.spawn("host", consumer)
 
 
+def _said(hints: list[int]) -> list[tuple[int, int]]:
+    """The header slots and epochs of hints."""
+    return [(int(unpack("RING", "header", said)), int(unpack("RING", "epoch", said))) for said in hints]
+
+
 def _taken_once(stage: Stage) -> None:
-    taken = [(int(unpack("RING", "header", said)), int(unpack("RING", "epoch", said))) for said in stage.results["taken"]]
+    taken = _said(stage.results["taken"])
     expect(len(set(taken)) == len(taken), f"a hint was taken twice: {taken}")
     expect(all(slot < 3 and epoch in (1, 2) for slot, epoch in taken), f"a hint says what nobody said: {taken}")
     expect(all(unpack("RING", "kind", said) == STORED.value for said in stage.results["taken"]), "a hint without kind")
@@ -126,8 +137,14 @@ def _full_is_an_answer(stage: Stage) -> None:
 
 
 SLOTS_FULL = Scenario(
-    "full", "two puts into a heap with one page and slot left, a removal", small(1, 1), _no_slots, _full_is_an_answer, _put_b
+    "full",
+    "two puts into a heap with one page and slot left, a removal",
+    small(1, 1),
+    _no_slots,
+    _full_is_an_answer,
+    _put_b,
 )
+
 
 # --- two segments -----------------------------------------------------------------------------
 def _across(stage: Stage) -> None:

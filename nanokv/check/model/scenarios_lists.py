@@ -118,11 +118,26 @@ def _detach(stage: Stage) -> None:
 
 
 LIST = Scenario(
-    "list", "pop and push of one node, twice", small(), _swap_twice, _whole_list, _push_nodes, rests=False, exhaustive=True
+    "list",
+    "pop and push of one node, twice",
+    small(),
+    _swap_twice,
+    _whole_list,
+    _push_nodes,
+    rests=False,
+    exhaustive=True,
 )
-ABA = Scenario("list-aba", "pops and pushes that bring the first node back", small(), _aba, _whole_list, _push_nodes, rests=False)
+ABA = Scenario(
+    "list-aba", "pops and pushes that bring the first node back", small(), _aba, _whole_list, _push_nodes, rests=False
+)
 DETACH = Scenario(
-    "list-detach", "a host takes the whole list and puts it back", small(), _detach, _whole_list, _push_nodes, rests=False
+    "list-detach",
+    "a host takes the whole list and puts it back",
+    small(),
+    _detach,
+    _whole_list,
+    _push_nodes,
+    rests=False,
 )
 
 

@@ -93,7 +93,11 @@ def _replace(stage: Stage) -> None:
 
 
 REPLACE = Scenario(
-    "replace", "a read against the replacement of its object in place", small(pages=1, objects=1), _replace, prepare=_put_a
+    "replace",
+    "a read against the replacement of its object in place",
+    small(pages=1, objects=1),
+    _replace,
+    prepare=_put_a,
 )
 
 
@@ -104,7 +108,12 @@ def _pinned(stage: Stage) -> None:
 
 
 PINNED = Scenario(
-    "pin-evict", "a pin against eviction and removal", small(pages=1, objects=2), _pinned, prepare=_put_a, may_evict=True
+    "pin-evict",
+    "a pin against eviction and removal",
+    small(pages=1, objects=2),
+    _pinned,
+    prepare=_put_a,
+    may_evict=True,
 )
 
 SAME_KEY_BUSY = Scenario(
@@ -116,4 +125,28 @@ SAME_KEY_BUSY = Scenario(
     _put_b,
 )
 
-SCENARIOS = [SAME_KEY, SAME_KEY_3, SAME_KEY_BUSY, PUT_REMOVE, REUSE, REPLACE, PINNED]
+# --- keys that look alike -----------------------------------------------------------------------
+TWIN = A + (1 << 12)  #: the same tag in its entry as A, and the same buckets
+
+
+def _twins(stage: Stage) -> None:
+    stage.spawn("writer", lambda: (stage.remove(A), stage.put(TWIN, 5)))
+    stage.spawn("reader", lambda: (stage.find(A), stage.find(TWIN), stage.find(A)))
+
+
+def _told_apart(stage: Stage) -> None:
+    one, twin, again = stage.results["reader"]
+    expect(again == Status.MISS or one != Status.MISS, "a key came back that was removed for ever")
+    expect(twin != Status.OK or again == Status.MISS, "a key is there after its twin took its slot")
+
+
+TWINS = Scenario(
+    "twins",
+    "a key in the slot of another one with the same tag",
+    small(pages=1, objects=1),
+    _twins,
+    _told_apart,
+    _put_a,
+)
+
+SCENARIOS = [TWINS, SAME_KEY, SAME_KEY_3, SAME_KEY_BUSY, PUT_REMOVE, REUSE, REPLACE, PINNED]

@@ -63,7 +63,7 @@ class StageHeap:
         current = self._stage.simulation.current
         for task in dead if current is not None else []:
             join(cast(Task, current).view, task.view)
-        return not dead
+        return not dead and rank not in self._stage.buried
 
     def wake(self, rank: int) -> None:
         """Nobody sleeps here."""
@@ -100,6 +100,7 @@ class Stage:
         """Begin an execution."""
         self.world.restart()
         self.mortal: dict[int, list[Task]] = {}  #: rank -> tasks that it dies with
+        self.buried: set[int] = set()  #: ranks that were dead before
         self.kills: dict[str, int] = {}
         self.results: dict[str, Any] = {}
         self.versions: dict[int, set[int]] = {}
@@ -129,7 +130,8 @@ class Stage:
 
     def deaths(self) -> set[int]:
         """The ranks that died."""
-        return {rank for rank, tasks in self.mortal.items() if any(task.killed for task in tasks)}
+        died = {rank for rank, tasks in self.mortal.items() if any(task.killed for task in tasks)}
+        return died | self.buried
 
     def now(self) -> int:
         """A time that goes on."""
