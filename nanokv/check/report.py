@@ -21,6 +21,7 @@ class Row:
     failures: list[str] = field(default_factory=list)  #: each says how to see it again
     note: str = ""  #: what a reader should know beside the numbers
     seconds: float = 0.0
+    numbers: dict[str, float] = field(default_factory=dict)  #: what else was counted, for machines
 
     @property
     def held(self) -> bool:

@@ -5,7 +5,6 @@ The string: SCENARIO/MEMORY: SCHEDULE (`device/sim/schedule.py`), made as small 
 
 import random
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +20,8 @@ from nanokv.device.sim.simulation import Scheduler
 
 MEMORIES: dict[str, type[Memory]] = {"sc": Memory, "weak": WeakMemory}
 SCHEDULERS: dict[str, type[RandomWalk]] = {"random": RandomWalk, "pct": Priorities}
+
+PILOTS = 30  #: executions that tell how many steps a task does
 
 
 @dataclass
@@ -116,23 +117,25 @@ class Explorer:
         return {name: int(160 ** dice.random()) for name in self.scenario.mortal if dice.random() < 0.7}
 
     def kill_everywhere(self, seed: int, rounds: int = 1) -> Explored:
-        """Kill each mortal task at each of its steps in turn, each time under `rounds` random schedules."""
+        """Kill each mortal task before each of its steps, each time under `rounds` random schedules."""
         found = Explored()
         drawn = RandomWalk()
         for name in self.scenario.mortal:
-            step = 0
-            while step < self._steps_of(name) and not found.failure:
+            for step in range(self._most_steps(name, drawn, seed)):
                 for number in range(rounds):
                     drawn.seed(hash((seed, step, number)) & 0xFFFFFFFF)
                     if self._one(drawn, {name: step}, found):
-                        break
-                step += 1
+                        return found
         return found
 
-    def _steps_of(self, name: str) -> int:
-        """Steps that a task did in the last execution that it was not killed in; at least those it did now."""
-        task = next((task for task in self.stage.simulation.tasks if task.name == name), None)
-        return 1 << 30 if task is None or task.killed else task.steps
+    def _most_steps(self, name: str, drawn: RandomWalk, seed: int) -> int:
+        """The most steps that a task does in some executions in which nobody is killed."""
+        most = 0
+        for number in range(PILOTS):
+            drawn.seed(hash((seed, number)) & 0xFFFFFFFF)
+            self.execute(drawn, {})
+            most = max([most, *(task.steps for task in self.stage.simulation.tasks if task.name == name)])
+        return most
 
     def exhaust(self, most: int) -> Explored:
         """Run all schedules that differ, at most `most`."""
@@ -171,10 +174,3 @@ class Explorer:
 
         schedule = shrink(failure.schedule, fails)
         return Failure(failure.scenario, failure.memory, schedule, self.replay(schedule) or failure.why)
-
-
-def explorers(scenarios: list[Scenario]) -> Iterator[Explorer]:
-    """One for each scenario and memory."""
-    for scenario in scenarios:
-        for memory in MEMORIES:
-            yield Explorer(scenario, memory)

@@ -50,3 +50,4 @@ class Scenario:
     small: bool = True  #: a directory and an eviction with fewer candidates
     rests: bool = True  #: whether fsck is to look at the segments; False where tasks use single lists alone
     exhaustive: bool = False  #: small enough for all executions
+    hosted: bool = False  #: production host code is among the tasks

@@ -116,6 +116,7 @@ SWEPT = Scenario(
     _still_there,
     _put_a_b,
     mortal=("producer",),
+    hosted=True,
 )
 
 
@@ -133,6 +134,7 @@ SWEPT_PINS = Scenario(
     _still_there,
     _put_a_b,
     mortal=("reader",),
+    hosted=True,
 )
 
 
@@ -180,6 +182,7 @@ LATE = Scenario(
     lambda stage: _give_up(stage, plan=False),
     _late_is_told,
     mortal=("late",),
+    hosted=True,
 )
 LATE_PLAN = Scenario(
     "late-plan",
@@ -188,6 +191,7 @@ LATE_PLAN = Scenario(
     lambda stage: _give_up(stage, plan=True),
     _late_is_told,
     mortal=("late",),
+    hosted=True,
 )
 
 
@@ -213,6 +217,7 @@ HEIR = Scenario(
     _inherit,
     _heir_is_left_alone,
     _put_by_one,
+    hosted=True,
 )
 
 
@@ -261,6 +266,7 @@ ACKNOWLEDGE = Scenario(
     _nobody_scribbles,
     _give_up_a_plan,
     mortal=("late",),
+    hosted=True,
 )
 
 
@@ -286,6 +292,7 @@ ABORT = Scenario(
     small(pages=1, objects=2, ranks=2),
     _abort_late,
     mortal=("late",),
+    hosted=True,
 )
 
 SCENARIOS = [PUT_DIES, REMOVE_DIES, EVICT_DIES, PIN_DIES, SWEPT, SWEPT_PINS, LATE, LATE_PLAN, ABORT, HEIR, ACKNOWLEDGE]

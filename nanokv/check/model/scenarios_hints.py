@@ -88,6 +88,7 @@ POLLED = Scenario(
     _poll,
     prepare=_put_b,
     mortal=("producer",),
+    hosted=True,
 )
 
 

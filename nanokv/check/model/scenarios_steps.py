@@ -3,6 +3,7 @@
 from nanokv.check.model.scenario import Scenario, expect, small
 from nanokv.check.model.stage import WHAT, Stage, digest
 from nanokv.device import directory, extent, header, object, pins, reclaim
+from nanokv.device.geometry import producer_word
 from nanokv.device.layout import WORD
 from nanokv.device.status import Status
 
@@ -44,7 +45,7 @@ def _commit_or_give_up(stage: Stage) -> None:
     commit, give_up = stage.function(object.commit), stage.function(reclaim.give_up)
     world = stage.world.table(0)
     stage.spawn("commit", lambda: commit(world, 0, 0, 1))
-    stage.spawn("give up", lambda: give_up(world, 0, 0, 1))
+    stage.spawn("give up", lambda: give_up(world, 0, 0, 1, producer_word(0, 1)))
     stage.sweeper()
 
 
@@ -72,7 +73,7 @@ def _publish_or_give_up(stage: Stage) -> None:
         return bool(publish(world, seg, slot, epoch, 0, payload, 0, 1))
 
     stage.spawn("publish", produce)
-    stage.spawn("give up", lambda: give_up(world, 0, 0, 1))
+    stage.spawn("give up", lambda: give_up(world, 0, 0, 1, producer_word(0, 1)))
 
 
 def _published_or_given_up(stage: Stage) -> None:
