@@ -13,12 +13,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from nanokv.check.ranks import RankOptions, RankProcess, attach, wait_until
+from nanokv.check.work import check_payload, name, payload
 from nanokv.errors import KeyNotFound
 from nanokv.fsck import Report, check_cache
 from nanokv.heap.world_file import directory
-from tests.concurrency_workers import RankOptions, RankProcess, attach, check_payload, name, payload, wait_until
-from tests.hammer import hammer
-from tests.plain_world import PAGE, native
+from tests.concurrency_workers import Worker
+from tests.plain_world import PAGE
 
 PAGES = 32
 KEYS = 6
@@ -36,14 +37,25 @@ class Processes:
     """A world of four ranks: this process, and three others."""
 
     def __init__(self, world: str, *, evict: bool, pins: bool) -> None:
-        self.options = RankOptions(world, 0, 1 + len(CHILDREN), PAGES * PAGE, evict, KEYS, 0, pins, str(directory()))
+        self.options = RankOptions(
+            world,
+            0,
+            1 + len(CHILDREN),
+            PAGES * PAGE,
+            PAGE,
+            evict,
+            seed=0,
+            keys=KEYS,
+            pins=pins,
+            shm_dir=str(directory()),
+        )
         self.children = {rank: self.start(rank, rank) for rank in CHILDREN}
         self.cache = attach(self.options)
         for child in self.children.values():
             assert child.answer("attached") == (1, False)
 
     def start(self, rank: int, seed: int) -> RankProcess:
-        return RankProcess(self.options._replace(rank=rank, seed=seed))
+        return RankProcess(self.options._replace(rank=rank, seed=seed), Worker)
 
     def report(self) -> Report:
         self.cache.flush()
@@ -83,7 +95,6 @@ MakeProcesses = Callable[..., Processes]
 @pytest.fixture
 def processes(shm_name: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeProcesses]:
     monkeypatch.syspath_prepend(Path(__file__).parents[1])  # so that other processes can import the workers
-    native(hammer, 6)  # compiled here, if it has to be: the others find it in the cache
     made: list[Processes] = []
 
     def make(**options: bool) -> Processes:

@@ -12,11 +12,11 @@ import pytest
 import torch
 
 import nanokv
+from nanokv.check.hammer import hammer
+from nanokv.check.work import Work, check_payload, name, payload
 from nanokv.device.geometry import Geometry
 from nanokv.errors import KeyNotFound
 from nanokv.fsck import check_cache, check_segments
-from tests.concurrency_workers import Work, check_payload, name, payload
-from tests.hammer import hammer
 from tests.plain_world import (
     PAGE,
     PAGE_WORDS,

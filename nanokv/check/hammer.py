@@ -1,15 +1,23 @@
 """Random work on objects, compiled: the protocol and nothing else, without a pause, by threads or processes."""
 
-from typing import Any
+# mypy: disallow-untyped-decorators=false
+
+from functools import cache
+from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
 
+from nanokv.check.slow import slow_function
 from nanokv.device.layout import WORD_BYTES
-from nanokv.device.memory import load64, select, store64, table64, word
+from nanokv.device.memory import select, store64, table64, word
+from nanokv.device.native import native_function
 from nanokv.device.object import lookup, put, read, remove
+from nanokv.device.pins import pin, unpin
 from nanokv.device.status import OK
-from nanokv.device.world import W_WORLD_SIZE
+from nanokv.device.world import W_WORLD_SIZE, segment
+
+READ_EVERY = tl.constexpr(16)  # pins of which one is read: a kill is to hit pinning, not reading
 
 
 @triton.jit
@@ -23,12 +31,12 @@ def fill(words: tl.int64, count: tl.int64, value: tl.int64) -> None:
 
 @triton.jit
 def differing(words: tl.int64, count: tl.int64, key: tl.int64) -> Any:
-    """How many words are not the first one, or are not of this key."""
-    first = load64(words, "relaxed")
+    """How many words, which nobody changes now, are not the first one, or are not of this key."""
+    first = table64(words)
     wrong = select((first >> 32) == key, word(0), count)
     i = word(0)
     while i < count:
-        wrong += select(load64(words + i * WORD_BYTES, "relaxed") == first, word(0), word(1))
+        wrong += select(table64(words + i * WORD_BYTES) == first, word(0), word(1))
         i += 1
     return wrong
 
@@ -64,3 +72,45 @@ def hammer(world: tl.int64, seed: tl.int64, rounds: tl.int64, keys: tl.int64, bu
             removals += select(status == OK, word(1), word(0))
         i += 1
     return puts, reads, removals, wrong
+
+
+@triton.jit
+def pin_hammer(world: tl.int64, seed: tl.int64, rounds: tl.int64, keys: tl.int64) -> Any:
+    """Pin objects of `hammer` and unpin them, `rounds` times, and read some. Returns (pinned, wrong words)."""
+    pinned = word(0)
+    wrong = word(0)
+    random = seed + 0
+    i = word(0)
+    while i < rounds:
+        random = (random * 1103515245 + 12345) & 0x7FFFFFFF
+        key = (random >> 8) % keys
+        status, owner, index, epoch, payload, nbytes = lookup(world, key, key)
+        if status == OK:
+            seg = segment(world, owner)
+            status, line = pin(world, seg, index, epoch)
+            if status == OK:
+                pinned += 1
+                if i % READ_EVERY == 0:
+                    wrong += differing(seg + payload, nbytes // WORD_BYTES, key)
+                unpin(world, seg, index, epoch, line)
+        i += 1
+    return pinned, wrong
+
+
+class Hammers(NamedTuple):
+    """The functions above as Python callables."""
+
+    hammer: Any
+    pin_hammer: Any
+
+
+@cache
+def compiled_hammers() -> Hammers:
+    """At full speed. Compiled once a machine, loaded once a process."""
+    return Hammers(native_function(hammer, 6), native_function(pin_hammer, 4))
+
+
+@cache
+def slow_hammers() -> Hammers:
+    """The same, lingering after each load."""
+    return Hammers(slow_function(hammer, 6), slow_function(pin_hammer, 4))

@@ -1,0 +1,53 @@
+"""Device functions that linger after each load: a process that runs them is nearly always between two steps.
+
+At full speed a step takes nanoseconds, and a kill hits what takes long: copies. Here it hits one step as often as
+another. It sleeps rather than gives way, so that the time does not depend on how busy the machine is.
+"""
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numba
+from llvmlite import ir
+from numba import int64
+from numba.core import cgutils, types
+from numba.extending import intrinsic
+
+from nanokv.device import memory_native
+from nanokv.device.memory import VOCABULARY
+from nanokv.device.native import cache_directory
+from nanokv.device.retarget import retarget
+
+# mypy: disallow-untyped-decorators=false
+
+
+@intrinsic(prefer_literal=True)
+def load64_and_linger(typing: Any, address: Any, sem: Any) -> tuple[Any, Callable[..., Any]]:
+    """`load64`, and some 60 us of sleep, in which others go on: what was read is old when it is used."""
+    order = {"relaxed": "monotonic", "acquire": "acquire"}[sem.literal_value]
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        pointer = builder.inttoptr(args[0], ir.IntType(64).as_pointer())
+        value = builder.load_atomic(pointer, order, 8)
+        kind = ir.FunctionType(ir.IntType(32), [ir.IntType(32)])
+        sleep = cgutils.get_or_insert_function(builder.module, kind, "usleep")
+        builder.call(sleep, [ir.Constant(ir.IntType(32), 1)])
+        return value
+
+    return types.int64(types.int64, sem), emit
+
+
+@cache
+def slow_function(function: Any, arguments: int) -> Any:
+    """One device function, compiled like this, and cached on disk. Called by one thread at a time."""
+    vocabulary = {name: getattr(memory_native, name) for name in VOCABULARY} | {"load64": load64_and_linger}
+    before = numba.config.CACHE_DIR
+    folder = cache_directory() / "slow"  # numba tells functions apart by their source, which is the same
+    folder.mkdir(exist_ok=True)
+    numba.config.CACHE_DIR = str(folder)
+    try:
+        inner = retarget(function, vocabulary, lambda f: numba.njit(f, nogil=True))
+        return numba.njit((int64,) * arguments, nogil=True, cache=True)(inner.py_func)
+    finally:
+        numba.config.CACHE_DIR = before

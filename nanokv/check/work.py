@@ -1,0 +1,167 @@
+"""Random work on a cache, and payloads that tell whose they are: what checks of a running world do to it."""
+
+import random
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from nanokv.cache import NanoKVCache
+from nanokv.check.report import CheckFailure
+from nanokv.errors import (
+    DuplicateKey,
+    InvalidArgument,
+    KeyNotFound,
+    NotReady,
+    ObjectPinned,
+    OutOfMemory,
+    PeerLost,
+)
+
+#: what any of these calls may answer while others work on the same key
+EXPECTED = (DuplicateKey, KeyNotFound, NotReady, ObjectPinned, OutOfMemory, PeerLost)
+
+VERSION_BITS = 32
+VERSION_MASK = (1 << VERSION_BITS) - 1
+
+
+# --- payloads ---------------------------------------------------------------------------------
+def name(key: int) -> str:
+    """The key as the cache takes it."""
+    return f"key-{key}"
+
+
+def payload(key: int, version: int, words: int) -> torch.Tensor:
+    """int64 [words], each of which says the key and the version (below 2**32)."""
+    return torch.full((words,), key << VERSION_BITS | version, dtype=torch.int64)
+
+
+def check_payload(key: int, tensor: torch.Tensor) -> int:
+    """The version, if every word of the tensor is of one version of this key. What a plan wrote comes as bytes.
+
+    Raises:
+        CheckFailure: it is torn, or another key's, or no payload.
+    """
+    if tensor.dtype == torch.uint8 and tensor.numel() % tensor.new_empty(0, dtype=torch.int64).element_size() == 0:
+        tensor = tensor.view(torch.int64)
+    if tensor.dtype != torch.int64 or tensor.dim() != 1 or not tensor.numel():
+        raise CheckFailure(f"key {key} came back as {tensor.dtype} {list(tensor.shape)}")
+    values = np.unique(tensor.numpy()).tolist()
+    if len(values) != 1:
+        raise CheckFailure(f"key {key} is torn: {[hex(value) for value in values]}")
+    if values[0] >> VERSION_BITS != key:
+        raise CheckFailure(f"key {key} holds the bytes of key {values[0] >> VERSION_BITS}")
+    return int(values[0] & VERSION_MASK)
+
+
+# --- random work ------------------------------------------------------------------------------
+class Work:
+    """A random sequence of calls on one cache, by one thread. Every answer is checked; `done` counts what succeeded.
+
+    Args:
+        who: makes versions different from those of other workers; below 256.
+        keys: keys 0 to keys - 1 are used, by all workers.
+        max_pages: the largest object.
+        pins: whether to pin.
+
+    Raises (all methods):
+        CheckFailure: bytes that no sequence of correct calls can give.
+    """
+
+    def __init__(
+        self, cache: NanoKVCache, who: int, *, keys: int, max_pages: int, seed: int, pins: bool = True
+    ) -> None:
+        self.cache, self.keys = cache, keys
+        self.page_bytes = cache._geometry.page_bytes
+        self.max_words = max_pages * self.page_bytes // torch.int64.itemsize
+        self.random = random.Random(seed)
+        self.versions = who << 24
+        self.done: dict[str, int] = {}
+        self.steps: list[Callable[[int], None]] = [
+            *[self.put] * 6,
+            *[self.get] * 6,
+            *[self.get_into] * 2,
+            *[self.remove] * 4,
+            *[self.pin] * (2 if pins else 0),
+            self.plan,
+            self.abort,
+        ]
+
+    def run(self, count: int) -> dict[str, int]:
+        """Do `count` steps."""
+        for _ in range(count):
+            self.step()
+        return self.done
+
+    def step(self) -> None:
+        """Do one step. What others may cause is no error; everything else is."""
+        self.do(self.random.choice(self.steps))
+
+    def do(self, step: Callable[[int], None]) -> None:
+        """Do one step of a kind, on a random key."""
+        try:
+            step(self.random.randrange(self.keys))
+        except EXPECTED as error:
+            self._count(type(error).__name__)
+        else:
+            self._count(step.__name__)
+
+    def _count(self, what: str) -> None:
+        self.done[what] = self.done.get(what, 0) + 1
+
+    def _new(self, key: int) -> torch.Tensor:
+        self.versions += 1
+        return payload(key, self.versions, self.random.randint(1, self.max_words))
+
+    def _owner(self) -> int | None:
+        owner = self.random.randrange(-1, self.cache.world_size)
+        return None if owner < 0 else owner
+
+    def put(self, key: int) -> None:
+        """Put an object, anywhere."""
+        self.cache.put(name(key), self._new(key), preferred_segment=self._owner())
+
+    def get(self, key: int) -> None:
+        """Read an object into a new tensor."""
+        check_payload(key, self.cache.get(name(key)))
+
+    def get_into(self, key: int) -> None:
+        """Read an object into a tensor of ours."""
+        nbytes = self.cache.get_location(name(key)).bytes_total
+        dst = torch.zeros(nbytes // torch.int64.itemsize, dtype=torch.int64)
+        try:
+            check_payload(key, self.cache.get(name(key), dst=dst))
+        except InvalidArgument:  # it was replaced by one of another size
+            if dst.any():
+                raise CheckFailure(f"key {key}: bytes were copied though the size is wrong") from None
+
+    def remove(self, key: int) -> None:
+        """Remove an object."""
+        self.cache.remove(name(key))
+
+    def pin(self, key: int) -> None:
+        """Read an object in place, for a moment."""
+        with self.cache.pin(name(key)) as view:
+            version = check_payload(key, view)
+            self.get_and_forget()
+            if check_payload(key, view) != version:
+                raise CheckFailure(f"key {key} changed while it was pinned")
+
+    def get_and_forget(self) -> None:
+        """Something that takes a moment."""
+        key = self.random.randrange(self.keys)
+        if self.cache.exists(name(key)):
+            self.cache.get_many([name(key)])
+
+    def plan(self, key: int) -> None:
+        """Write an object as a kernel of the caller's does: open, store, commit."""
+        tensor = self._new(key)
+        plan = self.cache.open_for_write(name(key), tensor.nbytes, preferred_segment=self._owner())
+        target = self.cache._mover.payload(plan.dst_rank, plan.payload_base, plan.bytes_total)
+        target.copy_(tensor.view(torch.uint8))
+        self.cache.commit(name(key))
+
+    def abort(self, key: int) -> None:
+        """Open an object and give it up."""
+        self.cache.open_for_write(name(key), self.page_bytes, preferred_segment=self._owner())
+        self.cache.abort(name(key))
