@@ -15,7 +15,8 @@ Guarantees
 - A producer that finds its slot given up frees nothing. Its extent is named in the header, and the owner's sweeper
   frees both after a grace period: one rule, so that nothing is freed twice.
 
-Why the orderings suffice: `publish` and `commit` release all that the producer wrote; readers acquire the STATE word
+Why the orderings suffice: `reserve` releases the key and the producer, and the read-modify-writes that follow carry
+that on; `commit` releases all that the producer wrote, and `kill` acquires it; readers acquire the STATE word
 first, and validate with a read-modify-write that releases (Boehm 2012): it reads the newest word, after the loads of
 the copy are done. A plain acquire load as validation may be satisfied before them, and torn bytes would pass.
 """
@@ -167,7 +168,7 @@ def publish(
     store64(header + H_ACCESS, now, "relaxed")
     store64(header + H_PAGES, n_pages | (table64(world + W_PAGE_BYTES) << 32), "relaxed")
     reserved = state_word(RESERVED, epoch)
-    return cas64(header + H_STATE, reserved, state_word(WRITING, epoch), "acq_rel") == reserved
+    return cas64(header + H_STATE, reserved, state_word(WRITING, epoch), "relaxed") == reserved
 
 
 @triton.jit
@@ -179,16 +180,16 @@ def commit_state(header: tl.int64, epoch: tl.int64) -> Any:
 @triton.jit
 def kill(header: tl.int64, state: tl.int64, epoch: tl.int64) -> Any:
     """(state, 0, epoch) -> (DEAD, 0, epoch). Returns the STATE word that was there: equal to the first on success."""
-    return cas64(header + H_STATE, state_word(state, epoch), state_word(DEAD, epoch), "acq_rel")
+    return cas64(header + H_STATE, state_word(state, epoch), state_word(DEAD, epoch), "acquire")
 
 
 @triton.jit
 def acknowledge(header: tl.int64, epoch: tl.int64) -> None:
     """Say for a plan that was given up that nothing will be written to its pages any more."""
-    seen = add64(header + H_STATE, 0, "acq_rel")
+    seen = add64(header + H_STATE, 0, "relaxed")
     if seen == state_word(DEAD, epoch):
         flags = load64(header + H_FLAGS, "relaxed")
-        cas64(header + H_FLAGS, flags, flags | FLAG_ACK, "acq_rel")
+        cas64(header + H_FLAGS, flags, flags | FLAG_ACK, "release")
 
 
 @triton.jit

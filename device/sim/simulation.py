@@ -265,8 +265,10 @@ class Simulation:
             _private(dst).value = self.memory.load(task, src, "relaxed")
 
     def _copy_bytes(self, dst: int, src: int, nbytes: int) -> None:
+        reads = src >= SHARED and dst in _PRIVATE and self.current is not None and self.memory.name == "weak"
+        late = self._pick(2) if reads else 0
         for at in range(0, nbytes, _WORD):
-            if src + at >= SHARED and self.current is not None and self.memory.name == "weak" and self._pick(2):
+            if late and self.current is not None:
                 self.current.late.append((dst + at, src + at))
             else:
                 self._store64(dst + at, self._load64(src + at, "relaxed"), "relaxed")

@@ -72,14 +72,14 @@ class Explorer:
         )
         scenario.prepare(self.stage)
         self.stage.world.keep()
-        self._versions = {key: set(said) for key, said in self.stage.versions.items()}
+        self._versions = {key: dict(said) for key, said in self.stage.versions.items()}
 
     def execute(self, scheduler: Scheduler, kills: dict[str, int]) -> str | None:
         """One execution: None, or what went wrong."""
         stage = self.stage
         stage.restart()
         stage.kills = kills
-        stage.versions = {key: set(said) for key, said in self._versions.items()}
+        stage.versions = {key: dict(said) for key, said in self._versions.items()}
         self.scenario.tasks(stage)
         try:
             stage.simulation.run(scheduler)

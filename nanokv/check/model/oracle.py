@@ -157,3 +157,7 @@ def _check_index(sweeper: Any, machine: NativeMachine, rank: int) -> None:
     have = sweeper.index.epochs().tolist()
     if want != have:
         raise CheckFailure(f"I5: the index of rank {rank} has epochs {have}, the headers say {want}")
+    slots, rows = sweeper.index.rows()
+    for name in ("key_hash", "key_check", "payload_base", "bytes_total", "n_pages"):
+        if (rows[name] != headers[slots][name]).any():
+            raise CheckFailure(f"I5: the index of rank {rank} has {name} {rows[name]}, the headers {headers[slots][name]}")

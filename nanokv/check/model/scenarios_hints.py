@@ -3,7 +3,7 @@
 from nanokv.check.model.scenario import PAGE, Scenario, expect, small
 from nanokv.check.model.stage import Stage
 from nanokv.device import ring
-from nanokv.device.layout import STORED, unpack
+from nanokv.device.layout import READY, STORED, unpack
 from nanokv.device.status import Status
 
 A, B, C = 1, 3, 5  #: keys
@@ -147,6 +147,27 @@ SLOTS_FULL = Scenario(
 )
 
 
+# --- eviction by the host ---------------------------------------------------------------------
+def _host_evicts(stage: Stage) -> None:
+    def evict() -> list[Status]:
+        machine, said = stage.machine(), []
+        for _ in range(3):
+            headers = machine.headers(0, 0, 2)
+            for slot in range(2):
+                if headers[slot]["state"] == READY.value:
+                    said.append(Status(machine.remove_slot(0, slot, int(headers[slot]["epoch"]))))
+            stage.ended()
+        return said
+
+    stage.spawn("producer", lambda: (stage.put(A, 1), stage.put(C, 2, 8)))
+    stage.spawn("host", evict)
+
+
+HOST_EVICTS = Scenario(
+    "host-evicts", "a host removes what it sees in the headers, as soon as it is there", small(2, 2), _host_evicts
+)
+
+
 # --- two segments -----------------------------------------------------------------------------
 def _across(stage: Stage) -> None:
     stage.spawn("one", lambda: stage.put(A, 1, rank=0, owner=0))
@@ -170,4 +191,4 @@ ACROSS = Scenario(
     _one_across,
 )
 
-SCENARIOS = [RING, POLLED, DIRECTORY_FULL, SLOTS_FULL, ACROSS]
+SCENARIOS = [RING, POLLED, DIRECTORY_FULL, SLOTS_FULL, HOST_EVICTS, ACROSS]

@@ -89,7 +89,7 @@ REUSE = Scenario(
 
 def _replace(stage: Stage) -> None:
     stage.spawn("reader", lambda: stage.get(A))
-    stage.spawn("writer", lambda: (stage.remove(A), stage.put(A, 2, 2)))
+    stage.spawn("writer", lambda: (stage.remove(A), stage.put(A, 2, 4)))
 
 
 REPLACE = Scenario(
@@ -149,4 +149,24 @@ TWINS = Scenario(
     _put_a,
 )
 
-SCENARIOS = [TWINS, SAME_KEY, SAME_KEY_3, SAME_KEY_BUSY, PUT_REMOVE, REUSE, REPLACE, PINNED]
+# --- a slot that has another key by now ---------------------------------------------------------
+def _remove_late(stage: Stage) -> None:
+    stage.spawn("writer", lambda: (stage.remove(A), stage.put(B, 2)))
+    stage.spawn("remover", lambda: stage.remove(A))
+
+
+def _b_stays(stage: Stage) -> None:
+    put = stage.results["writer"][1]
+    expect(stage.get(B) == ((Status.OK, 2) if put == Status.OK else (Status.MISS, 0)), f"{put!r}, then {stage.get(B)}")
+
+
+REMOVE_LATE = Scenario(
+    "remove-late",
+    "a removal of a key whose slot another one took meanwhile",
+    small(pages=1, objects=1),
+    _remove_late,
+    _b_stays,
+    _put_a,
+)
+
+SCENARIOS = [TWINS, REMOVE_LATE, SAME_KEY, SAME_KEY_3, SAME_KEY_BUSY, PUT_REMOVE, REUSE, REPLACE, PINNED]

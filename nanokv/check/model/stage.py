@@ -103,7 +103,7 @@ class Stage:
         self.buried: set[int] = set()  #: ranks that were dead before
         self.kills: dict[str, int] = {}
         self.results: dict[str, Any] = {}
-        self.versions: dict[int, set[int]] = {}
+        self.versions: dict[int, dict[int, int]] = {}  #: key -> version -> words
         self.hosts: dict[int, tuple[Bridge, Sweeper, Poller | None]] = {}
         self.time = 0
         watch_states(self.simulation, self.world)
@@ -145,7 +145,7 @@ class Stage:
     # operations of tasks
     def payload(self, key: int, version: int, words: int) -> Any:
         """int64 [words] that say whose they are."""
-        self.versions.setdefault(key, set()).add(version)
+        self.versions.setdefault(key, {})[version] = words
         return np.full(max(words, 1), key << 32 | version, np.int64)
 
     def put(self, key: int, version: int, words: int = 2, *, rank: int = 0, owner: int = 0) -> Status:
@@ -186,8 +186,8 @@ class Stage:
         if len(said) != 1:
             raise CheckFailure(f"I4: a read of key {key} is torn: {[hex(word) for word in said]}")
         word = said.pop()
-        if word >> 32 != key or word & 0xFFFFFFFF not in self.versions.get(key, set()):
-            raise CheckFailure(f"I3, I4: a read of key {key} says {word:#x}")
+        if word >> 32 != key or self.versions.get(key, {}).get(word & 0xFFFFFFFF) != len(words):
+            raise CheckFailure(f"I3, I4: a read of key {key} says {word:#x}, {len(words)} words")
         return int(word & 0xFFFFFFFF)
 
     def remove(self, key: int, rank: int = 0) -> Status:
