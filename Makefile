@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint types bench test-gpu clean
+.PHONY: demo test lint types check check-long bench test-gpu clean
 
 demo: $(STAMP)
 	$(BIN)/nanokv demo
@@ -19,6 +19,12 @@ lint: $(STAMP)
 
 types: $(STAMP)
 	$(BIN)/mypy
+
+check: $(STAMP)
+	$(BIN)/nanokv check --all
+
+check-long: $(STAMP)
+	$(BIN)/nanokv check --all --seconds 1800
 
 bench: $(STAMP)
 	$(BIN)/python -m bench

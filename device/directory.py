@@ -20,8 +20,8 @@ Guarantees
 Why the orderings suffice: the passages of a turnstile are totally ordered, and each acquires what the earlier ones
 released. So of two producers of one key at least one finds the other's entry when it looks, and plain loads do
 for the look: this is Dekker's pattern with one read-modify-write for a look at fifteen words. Who finds nobody came
-first; who finds somebody settles with a CAS on the very word, never on what it read earlier. An entry is released
-when it is written, so that who sees it sees the key in the header that it points at; taking it away hands over nothing.
+first; who finds somebody settles with a CAS on the very word, never on what it read earlier. An entry itself hands
+over nothing: whoever follows it acquires the STATE word of the header, and with it the key there.
 """
 
 from typing import Any
@@ -193,7 +193,7 @@ def place(world: tl.int64, seg: tl.int64, key_hash: tl.int64, key_check: tl.int6
     i = word(0)
     while (status == OK) & (at < 0):
         here = (start + i) % CANDIDATES
-        if cas64(candidate_at(world, seg, key_hash, here), 0, entry, "release") == 0:
+        if cas64(candidate_at(world, seg, key_hash, here), 0, entry, "relaxed") == 0:
             at = here
         i += 1
         status = select((at < 0) & (i == CANDIDATES), word(NO_ENTRY), status)
@@ -241,7 +241,7 @@ def claim(
             i += 1
         slot = candidate_at(world, seg, key_hash, mine)
         target = select(status == OK, entry_word(ENTRY_FINAL, key_check, owner, index, epoch), word(0))
-        if cas64(slot, tentative, target, "release") != tentative:
+        if cas64(slot, tentative, target, "relaxed") != tentative:
             status = word(DUPLICATE)
     return status
 

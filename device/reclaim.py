@@ -123,7 +123,7 @@ def release(world: tl.int64, owner: tl.int64, index: tl.int64, epoch: tl.int64) 
     """
     seg = segment(world, owner)
     header = header_at(world, seg, index)
-    state = add64(header + H_STATE, 0, "acq_rel")
+    state = add64(header + H_STATE, 0, "acquire")
     load64(header + H_FLAGS, "acquire")  # FLAG_ACK: all that a plan's producer wrote to the pages comes before
     same = state == state_word(DEAD, epoch)
     if same:
@@ -140,7 +140,7 @@ def adopt_slot(world: tl.int64, owner: tl.int64, index: tl.int64) -> None:
     key_hash = load64(header + H_KEY_HASH, "relaxed")
     key_check = load64(header + H_KEY_CHECK, "relaxed")
     erase(world, owner, index, epoch, key_hash, key_check)
-    store64(header + H_STATE, state_word(DEAD, epoch), "release")
+    store64(header + H_STATE, state_word(DEAD, epoch), "relaxed")
     give_slot(world, seg, index)
 
 

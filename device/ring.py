@@ -63,16 +63,16 @@ def drain(world: tl.int64, seg: tl.int64, tail: tl.int64, out: tl.int64, room: t
     Returns (taken, head, hole): `head` is the ticket up to which was looked, `hole` the first ticket whose slot was
     empty, or `head`.
     """
-    head = load64(seg + ANN_HEAD, "acquire")
+    head = load64(seg + ANN_HEAD, "relaxed")
     capacity = table64(world + W_ANN_CAPACITY)
     ticket = select(head - tail > capacity, head - capacity, tail)
     taken = word(0)
     hole = word(-1)
     while (ticket < head) & (taken < room):
         slot = ring_slot(world, seg, ticket)
-        said = load64(slot, "acquire")
+        said = load64(slot, "relaxed")
         if said != 0:
-            said = xchg64(slot, 0, "acq_rel")
+            said = xchg64(slot, 0, "acquire")
         if said != 0:
             store64(out + taken * WORD_BYTES, said, "relaxed")
             taken += 1

@@ -1,4 +1,4 @@
-"""The command line: `nanokv demo | doctor | ls | stats | fsck | rm`.
+"""The command line: `nanokv demo | doctor | check | ls | stats | fsck | rm`.
 
 Heavy modules (torch, triton, numba) are imported by the commands that need them, so that `nanokv --help` is quick.
 """
@@ -17,6 +17,7 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 from nanokv import __version__
+from nanokv.check.command import check
 from nanokv.errors import NanoKVError
 
 BAD = 2  #: exit code: the command could not do what it was asked
@@ -267,6 +268,9 @@ def rm(
     from nanokv.heap.shm import remove_world
 
     remove_world(name, force=force)
+
+
+app.command()(check)
 
 
 def main() -> None:

@@ -70,7 +70,7 @@ def interleavings(left: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
         yield ()
     for who, steps in enumerate(left):
         if steps:
-            for rest in interleavings(left[:who] + (steps - 1,) + left[who + 1 :]):
+            for rest in interleavings((*left[:who], steps - 1, *left[who + 1 :])):
                 yield (who, *rest)
 
 

@@ -105,7 +105,7 @@ class Exhaustive:
         return {who: access for who, access in asleep.items() if not _depends(access, done) and who != node.chosen}
 
     def _find_races(self) -> None:
-        """For each race, see to it that at its first access somebody is tried who can bring the second one before it."""
+        """For each race, let somebody be tried at its first access who can bring the second one before it."""
         events: list[_Event] = []
         for node in self._path[: self._depth]:
             if not node.count:

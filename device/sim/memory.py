@@ -138,7 +138,7 @@ class WeakMemory(Memory):
     def _read(self, task: Reader, address: int, messages: list[Message], sem: str, but: int | None) -> int:
         """Read one of the messages that the task may read; not the newest of value `but`, nor any other such one."""
         oldest = bisect_left(messages, task.view.get(address, 0.0), key=_stamp)
-        readable = messages[:oldest - 1:-1] if oldest else messages[::-1]
+        readable = messages[: oldest - 1 : -1] if oldest else messages[::-1]
         if but is not None:
             readable = [message for message in readable if message.value != but]
         message = readable[self.pick(len(readable))] if len(readable) > 1 else readable[0]

@@ -12,7 +12,13 @@ from typing import Any, NamedTuple
 
 from nanokv.device import layout, memory, status
 
-ORDERED = ("load64", "store64", "cas64", "add64", "xchg64")  #: names of the vocabulary whose last argument is an ordering
+ORDERED = (
+    "load64",
+    "store64",
+    "cas64",
+    "add64",
+    "xchg64",
+)  #: names of the vocabulary whose last argument is an ordering
 WEAKER = {"acq_rel": ("acquire", "release"), "acquire": ("relaxed",), "release": ("relaxed",)}
 
 
@@ -62,8 +68,9 @@ def weak_orderings(function: Any) -> Iterator[WeakOrdering]:
     for number, call in enumerate(_ordered_calls(_tree(function))):
         ordering = call.args[-1]
         assert isinstance(ordering, ast.Constant), f"{function.fn.__name__}: an ordering that is no constant"
-        for weaker in WEAKER.get(ordering.value, ()):
-            yield WeakOrdering(function, number, ast.unparse(call), ordering.value, weaker)
+        was = str(ordering.value)
+        for weaker in WEAKER.get(was, ()):
+            yield WeakOrdering(function, number, ast.unparse(call), was, weaker)
 
 
 def _source(function: Any) -> str:

@@ -1,6 +1,6 @@
 """Segments in simulated memory, and the machine that a host has there: the production host code runs on it as it is."""
 
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -37,7 +37,8 @@ class SimulatedWorld:
         view = SegmentView(raw, self.geometry)
         view.ctl[:] = self.geometry.control_block(rank, 1, "device", may_evict=may_evict, water=(85, 95))
         view.activity["incarnation"] = 1
-        return cast("list[int]", raw.view(np.int64).tolist())
+        words: list[int] = raw.view(np.int64).tolist()
+        return words
 
     def table(self, rank: int, incarnation: int = 1) -> int:
         """The address of a rank's private world table: the `world` of protocol functions."""

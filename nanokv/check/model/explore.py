@@ -160,7 +160,7 @@ class Explorer:
         found.steps += simulation.steps
         found.longest = max(found.longest, simulation.longest)
         if why is not None:
-            schedule = Schedule(tuple(simulation.taken), {name: at for name, at in kills.items()})
+            schedule = Schedule(tuple(simulation.taken), dict(kills))
             found.failure = Failure(self.scenario.name, self.memory, schedule, why)
         return why is not None
 

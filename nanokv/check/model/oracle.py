@@ -15,10 +15,10 @@ from nanokv.check.report import CheckFailure
 from nanokv.device.layout import (
     DEAD,
     EPOCH_SHIFT,
-    HEADER_BYTES,
     H_PAGES,
     H_PAYLOAD,
     H_STATE,
+    HEADER_BYTES,
     LOW32,
     READY,
     RESERVED,
@@ -160,4 +160,6 @@ def _check_index(sweeper: Any, machine: NativeMachine, rank: int) -> None:
     slots, rows = sweeper.index.rows()
     for name in ("key_hash", "key_check", "payload_base", "bytes_total", "n_pages"):
         if (rows[name] != headers[slots][name]).any():
-            raise CheckFailure(f"I5: the index of rank {rank} has {name} {rows[name]}, the headers {headers[slots][name]}")
+            raise CheckFailure(
+                f"I5: the index of rank {rank} has {name} {rows[name]}, the headers {headers[slots][name]}"
+            )

@@ -5,7 +5,7 @@ from typing import Any
 
 from nanokv.check.model.scenario import Scenario, expect, small
 from nanokv.check.model.stage import Stage
-from nanokv.device import extent, freelist, header
+from nanokv.device import extent, freelist, header, reclaim
 from nanokv.device.layout import FREE_HEAD, HEADER_BYTES, WORD
 from nanokv.host_poller.coalesce import join_free_extents
 
@@ -90,7 +90,8 @@ def _aba(stage: Stage) -> None:
 def _whole_list(stage: Stage) -> None:
     head, links, _ = _list(stage)
     newest = stage.simulation.memory.newest
-    node, seen = newest(head) & 0xFFFFFFFF, []
+    node = newest(head) & 0xFFFFFFFF
+    seen: list[int] = []
     while node and len(seen) <= NODES:
         seen.append(node - 1)
         node = newest(links + (node - 1) * WORD) & 0xFFFFFFFF
@@ -232,6 +233,35 @@ def _joined(stage: Stage) -> None:
         expect(page == 0, "I9: what is free cannot be used")
 
 
+def _join_or_full(stage: Stage) -> None:
+    """A producer that finds nothing looks whether somebody joins; if nobody does, it must find something."""
+    take, joining = stage.function(extent.take), stage.function(reclaim.joining)
+    world, seg = stage.world.table(1), stage.world.bases[0]
+
+    def produce() -> str:
+        if take(world, seg, 0) >= 0:
+            return "taken"
+        if joining(world, seg, 0) != 0:
+            return "somebody joins"
+        return "taken" if take(world, seg, 0) >= 0 else "full"
+
+    stage.spawn("producer", produce)
+    stage.spawn("host", _joiner(stage, 0))
+
+
+def _never_full(stage: Stage) -> None:
+    expect(stage.results["producer"] != "full", "I9: FULL was an accident: all pages were free")
+
+
+JOIN_FULL = Scenario(
+    "join-full",
+    "a producer finds nothing while a host joins all there is",
+    small(ranks=2),
+    _join_or_full,
+    _never_full,
+    _free_pieces,
+    rests=False,
+)
 EXHAUST = Scenario("exhaust", "takes from a heap that is too small", small(pages=3), _exhaust)
 SPLIT = Scenario("split", "takes that split one large extent", small(), _split, prepare=_free_whole)
 JOIN = Scenario(
@@ -272,4 +302,4 @@ def _slots(stage: Stage) -> None:
 
 SLOTS = Scenario("slots", "three take and give two header slots", small(objects=2), _slots)
 
-SCENARIOS = [LIST, ABA, DETACH, EXHAUST, SPLIT, JOIN, JOIN_TWICE, SLOTS]
+SCENARIOS = [LIST, ABA, DETACH, EXHAUST, SPLIT, JOIN, JOIN_TWICE, JOIN_FULL, SLOTS]

@@ -149,6 +149,7 @@ TWINS = Scenario(
     _put_a,
 )
 
+
 # --- a slot that has another key by now ---------------------------------------------------------
 def _remove_late(stage: Stage) -> None:
     stage.spawn("writer", lambda: (stage.remove(A), stage.put(B, 2)))

@@ -93,7 +93,7 @@ class Stage:
         self.world = SimulatedWorld(self.simulation, geometry, may_evict=may_evict)
         self._machines: dict[int, SimulatedMachine] = {}
         self.may_evict = may_evict
-        self.sound: set[tuple[bytes | int, ...]] = set()  #: contents of memory that came to rest well
+        self.sound: set[tuple[object, ...]] = set()  #: contents of memory that came to rest well
         self.restart()
 
     def restart(self) -> None:

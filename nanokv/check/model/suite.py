@@ -34,7 +34,7 @@ def replay(text: str) -> str | None:
         ValueError: the string is none.
     """
     where, colon, schedule = text.partition(": ")
-    name, slash, memory = where.partition("/")
+    name, _, memory = where.partition("/")
     if not colon or name not in SCENARIOS or memory not in MEMORIES:
         raise ValueError(f"a replay string is SCENARIO/MEMORY: SCHEDULE, with one of {', '.join(SCENARIOS)}: {text!r}")
     return Explorer(SCENARIOS[name], memory).replay(parse(schedule))

@@ -1,0 +1,71 @@
+"""The parts of `nanokv check`, and how much of each is tried in the seconds that there are."""
+
+import sys
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from typing import NamedTuple
+
+from nanokv.check.report import Row
+from nanokv.errors import InvalidArgument
+
+
+class Options(NamedTuple):
+    """What is to be checked."""
+
+    seconds: float  #: about how long a part may take
+    heaps: tuple[str, ...]  #: "local", "shm"
+    allocs: tuple[str, ...]  #: "device", "host"
+    device: str  #: where the segments of a `local` heap lie, and where litmus kernels run
+    seed: int
+
+
+def _threads(options: Options) -> list[Row]:
+    from nanokv.check.concurrency import run_concurrency
+
+    if "local" not in options.heaps:
+        return []
+    share = options.seconds / len(options.allocs)
+    return [
+        row
+        for alloc in options.allocs
+        for row in run_concurrency(share, options.seed, alloc=alloc, device=options.device)
+    ]
+
+
+def _kills(options: Options) -> list[Row]:
+    from nanokv.check.kills import run_kills
+
+    if "shm" not in options.heaps or "device" not in options.allocs or not sys.platform.startswith("linux"):
+        return []
+    return run_kills(max(int(options.seconds * KILLS_A_SECOND), 8), options.seed)
+
+
+def _model(options: Options) -> list[Row]:
+    from nanokv.check.model.suite import run_model
+
+    return run_model(max(int(options.seconds * SCHEDULES_A_SECOND), 8), options.seed)
+
+
+KILLS_A_SECOND = 5
+SCHEDULES_A_SECOND = 20  #: of each scenario, memory and scheduler
+
+#: checks of this machine: its compiler, its memory, its processes
+MACHINE: dict[str, Callable[[Options], list[Row]]] = {"threads": _threads, "kills": _kills}
+#: checks of the protocol itself, which come out alike everywhere
+PROTOCOL: dict[str, Callable[[Options], list[Row]]] = {"model": _model}
+PARTS = MACHINE | PROTOCOL
+
+
+def run_parts(names: list[str], options: Options) -> Iterator[Row]:
+    """Run parts one after the other.
+
+    Raises:
+        InvalidArgument: a part is unknown, or needs what is not installed.
+    """
+    unknown = [name for name in names if name not in PARTS]
+    if unknown:
+        raise InvalidArgument(f"no part {', '.join(unknown)}; there are {', '.join(PARTS)}")
+    if any(name in PROTOCOL for name in names) and find_spec("greenlet") is None:
+        raise InvalidArgument("the simulated machine needs greenlet: pip install 'nanokv[check]'")
+    for name in names:
+        yield from PARTS[name](options)
