@@ -10,7 +10,8 @@ period (`activity`) and for nothing else, because time alone proves nothing:
 
 Why the orderings suffice: `give_up` and `release` run before and after a grace period, which orders them against every
 operation that could still touch the header; that it was not taken again since then is what the read-modify-write in
-`release` sees.
+`release` sees. `joining`: the mark is set before the lists are detached, which releases it; it is taken away, with
+release, after all was pushed. So who finds the lists empty finds the mark; who finds no mark any more, finds them full.
 """
 
 from typing import Any
@@ -165,9 +166,9 @@ def joining(world: tl.int64, seg: tl.int64, change: tl.int64) -> Any:
     mine = table64(world + W_PRODUCER)
     seen = load64(seg + JOINING, "acquire")
     if change > 0:
-        seen = xchg64(seg + JOINING, mine, "acq_rel")
+        seen = xchg64(seg + JOINING, mine, "relaxed")
     elif change < 0:
-        seen = cas64(seg + JOINING, mine, 0, "acq_rel")
+        seen = cas64(seg + JOINING, mine, 0, "release")
     return seen
 
 

@@ -5,6 +5,7 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
 from os import cpu_count
+from typing import Any
 
 from nanokv.check.model import (
     scenarios_dying,
@@ -16,7 +17,7 @@ from nanokv.check.model import (
 from nanokv.check.model.explore import MEMORIES, SCHEDULERS, Explored, Explorer
 from nanokv.check.model.scenario import Scenario
 from nanokv.check.report import Row
-from nanokv.device.sim.schedule import parse
+from nanokv.device.sim.schedule import Schedule, parse
 
 SCENARIOS: dict[str, Scenario] = {
     scenario.name: scenario
@@ -33,11 +34,21 @@ def replay(text: str) -> str | None:
     Raises:
         ValueError: the string is none.
     """
+    explorer, schedule = named(text)
+    return explorer.replay(schedule)
+
+
+def named(text: str, replaced: dict[Any, Any] | None = None) -> tuple[Explorer, Schedule]:
+    """The execution that a replay string names, of the protocol or of a mutant.
+
+    Raises:
+        ValueError: the string is none.
+    """
     where, colon, schedule = text.partition(": ")
     name, _, memory = where.partition("/")
     if not colon or name not in SCENARIOS or memory not in MEMORIES:
         raise ValueError(f"a replay string is SCENARIO/MEMORY: SCHEDULE, with one of {', '.join(SCENARIOS)}: {text!r}")
-    return Explorer(SCENARIOS[name], memory).replay(parse(schedule))
+    return Explorer(SCENARIOS[name], memory, replaced), parse(schedule)
 
 
 def run_model(schedules: int, seed: int, names: list[str] | None = None) -> list[Row]:
