@@ -7,6 +7,11 @@ meanwhile (its stamp did not change; for a slot, its epoch), belongs to nobody a
 Why three. A node that somebody alive holds is seen in no place only while it passes from one place to another, and each
 passage ends within a grace period. Without a push (which changes the stamp) a node can pass two times at most: out of a
 list into a header, and out of a header. So two looks may miss it, a third cannot.
+
+A look runs beside the producers, and can be wrong the other way round: a header that is being filled may name the pages
+of its last object, and a walk may follow a node into another list. Then a page seems to be in a place that is in none.
+So a death is followed by several audits, a grace period apart: each first look acquires what ended before it, and
+whatever disturbed one of them has ended before the next.
 """
 
 from typing import NamedTuple
@@ -19,6 +24,7 @@ from nanokv.host_poller.coalesce import carve_runs
 from nanokv.host_poller.grace import Grace
 
 LOOKS = 3
+AUDITS = 3  #: after each death
 
 
 class _Look(NamedTuple):
@@ -33,7 +39,7 @@ class Audit:
         self._machine = machine
         self._rank = rank
         self._grace = grace
-        self._again = False
+        self._audits = 0
         self._looks = 0
         self._ticket = 0
         self._stamps = np.zeros(0, np.int64)
@@ -43,20 +49,20 @@ class Audit:
     @property
     def running(self) -> bool:
         """True from `start` until the last look."""
-        return self._again or self._looks > 0
+        return self._audits > 0 or self._looks > 0
 
     def start(self) -> None:
-        """Begin, or begin once more when the one under way has ended."""
-        self._again = True
+        """Begin after a grace period, or begin once more when what is under way has ended."""
+        self._audits = AUDITS
+        if not self._looks:
+            self._ticket = self._grace.request()
 
     def step(self, held: set[int]) -> tuple[int, int]:
         """Take the next look if its time has come. `held`: slots in quarantine. Returns how many went back."""
-        if self._looks and self._grace.completed < self._ticket:
+        if not self.running or self._grace.completed < self._ticket:
             return 0, 0
         if not self._looks:
-            if not self._again:
-                return 0, 0
-            self._again = False
+            self._audits -= 1
             self._stamps = self._machine.page_stamps(self._rank)
             self._epochs = self._machine.headers(self._rank, 0, self._machine.geometry.hdr_count)["epoch"].astype(
                 np.int64
@@ -70,6 +76,7 @@ class Audit:
             self._ticket = self._grace.request()
             return 0, 0
         self._looks = 0
+        self._ticket = self._grace.request() if self._audits else 0
         return self._give_back(self._missing)
 
     def _look(self, held: set[int]) -> _Look:
