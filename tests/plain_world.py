@@ -8,18 +8,15 @@ from typing import Any
 
 import numba
 import numpy as np
-from llvmlite import ir
-from numba.core import cgutils, types
-from numba.extending import intrinsic
 
-from nanokv.device import memory_native
+from nanokv.check.slow import load64_then, vocabulary_with
 from nanokv.device.geometry import Geometry
 from nanokv.device.layout import LINE
-from nanokv.device.memory import VOCABULARY
 from nanokv.device.native import native_function
 from nanokv.device.retarget import retarget
 from nanokv.device.views import SegmentView
 
+GIVE_WAY = load64_then("sched_yield")
 PATIENCE = 30.0  #: seconds that a test waits for what should come at once
 PAGE_WORDS = 32
 PAGE = PAGE_WORDS * 8
@@ -66,21 +63,6 @@ def in_threads(*calls: Callable[[], Any]) -> list[Any]:
 
 
 # --- compiled functions -----------------------------------------------------------------------
-@intrinsic(prefer_literal=True)
-def load64_and_yield(typing: Any, address: Any, sem: Any) -> tuple[Any, Callable[..., Any]]:
-    """`load64`, after which another thread has its turn: what was read is old when it is used."""
-    order = {"relaxed": "monotonic", "acquire": "acquire"}[sem.literal_value]
-
-    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        pointer = builder.inttoptr(args[0], ir.IntType(64).as_pointer())
-        value = builder.load_atomic(pointer, order, 8)
-        give_way = cgutils.get_or_insert_function(builder.module, ir.FunctionType(ir.IntType(32), []), "sched_yield")
-        builder.call(give_way, [])
-        return value
-
-    return types.int64(types.int64, sem), emit
-
-
 @cache
 def native(function: Any, arguments: int) -> Any:
     """A device function, compiled as in production."""
@@ -93,6 +75,5 @@ def yielding(function: Any, arguments: int) -> Any:
 
     Threads that only run beside each other meet in a window of some nanoseconds once in a while; here they always do.
     """
-    vocabulary = {name: getattr(memory_native, name) for name in VOCABULARY} | {"load64": load64_and_yield}
-    inner = retarget(function, vocabulary, lambda f: numba.njit(f, nogil=True))
+    inner = retarget(function, vocabulary_with(GIVE_WAY), lambda f: numba.njit(f, nogil=True))
     return numba.njit((numba.int64,) * arguments, nogil=True)(inner.py_func)

@@ -22,32 +22,43 @@ from nanokv.device.retarget import retarget
 # mypy: disallow-untyped-decorators=false
 
 
-@intrinsic(prefer_literal=True)
-def load64_and_linger(typing: Any, address: Any, sem: Any) -> tuple[Any, Callable[..., Any]]:
-    """`load64`, and some 60 us of sleep, in which others go on: what was read is old when it is used."""
-    order = {"relaxed": "monotonic", "acquire": "acquire"}[sem.literal_value]
+def load64_then(name: str, *numbers: int) -> Any:
+    """`load64`, followed by a call of the C library with 32-bit numbers: what was read is old when it is used."""
+    kinds = [ir.IntType(32)] * len(numbers)
 
-    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        pointer = builder.inttoptr(args[0], ir.IntType(64).as_pointer())
-        value = builder.load_atomic(pointer, order, 8)
-        kind = ir.FunctionType(ir.IntType(32), [ir.IntType(32)])
-        sleep = cgutils.get_or_insert_function(builder.module, kind, "usleep")
-        builder.call(sleep, [ir.Constant(ir.IntType(32), 1)])
-        return value
+    @intrinsic(prefer_literal=True)
+    def load64(typing: Any, address: Any, sem: Any) -> tuple[Any, Callable[..., Any]]:
+        order = {"relaxed": "monotonic", "acquire": "acquire"}[sem.literal_value]
 
-    return types.int64(types.int64, sem), emit
+        def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            pointer = builder.inttoptr(args[0], ir.IntType(64).as_pointer())
+            value = builder.load_atomic(pointer, order, 8)
+            call = cgutils.get_or_insert_function(builder.module, ir.FunctionType(ir.IntType(32), kinds), name)
+            builder.call(call, [ir.Constant(kind, number) for kind, number in zip(kinds, numbers, strict=True)])
+            return value
+
+        return types.int64(types.int64, sem), emit
+
+    return load64
+
+
+def vocabulary_with(load64: Any) -> dict[str, Any]:
+    """The CPU's vocabulary with another `load64`."""
+    return {name: getattr(memory_native, name) for name in VOCABULARY} | {"load64": load64}
+
+
+LINGER = load64_then("usleep", 1)  #: in all some 60 us, in which others go on
 
 
 @cache
 def slow_function(function: Any, arguments: int) -> Any:
     """One device function, compiled like this, and cached on disk. Called by one thread at a time."""
-    vocabulary = {name: getattr(memory_native, name) for name in VOCABULARY} | {"load64": load64_and_linger}
     before = numba.config.CACHE_DIR
     folder = cache_directory() / "slow"  # numba tells functions apart by their source, which is the same
     folder.mkdir(exist_ok=True)
     numba.config.CACHE_DIR = str(folder)
     try:
-        inner = retarget(function, vocabulary, lambda f: numba.njit(f, nogil=True))
+        inner = retarget(function, vocabulary_with(LINGER), lambda f: numba.njit(f, nogil=True))
         return numba.njit((int64,) * arguments, nogil=True, cache=True)(inner.py_func)
     finally:
         numba.config.CACHE_DIR = before

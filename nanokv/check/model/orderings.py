@@ -61,7 +61,7 @@ KEPT: dict[str, str] = {
     "state_of#0:acq_rel>release": HOST,
 }
 
-#: an execution in which the weaker ordering is noticed; where the protocol has changed since, all scenarios are searched
+#: an execution that notices the weaker ordering; where the protocol has changed since, all scenarios are searched
 FOUND_BY: dict[str, str] = {
     "pop#0:acquire>relaxed": "list-aba/weak: 0.2 5.1 13.1 18.2 23.1 31.1",
     "push_chain#3:release>relaxed": "list/weak: 7.1 8.1 13.1",

@@ -163,6 +163,39 @@ RECOUNT = Scenario(
 )
 
 
+def _put_and_remove_a(stage: Stage) -> None:
+    _put_a(stage)
+    expect(stage.remove(A) == Status.OK, "prepare")
+
+
+def _release_late(stage: Stage) -> None:
+    """A look that was torn has put slot 0 into quarantine; meanwhile the slot is taken again."""
+
+    def release() -> None:
+        machine = stage.machine()
+        header = machine.headers(0, 0, 1)[0]
+        if header["epoch"] == 1 and header["n_pages"] > 0:
+            machine.release(0, 0, 1)
+        stage.ended()
+
+    stage.spawn("producer", lambda: stage.put(B, 2))
+    stage.spawn("host", release)
+
+
+def _b_is_there(stage: Stage) -> None:
+    expect(stage.get(B) == (Status.OK, 2), f"an object that nobody removed is answered {stage.get(B)}")
+
+
+RELEASE = Scenario(
+    "release",
+    "a slot is released by its old epoch while it is taken again",
+    small(1, 1),
+    _release_late,
+    _b_is_there,
+    _put_and_remove_a,
+)
+
+
 # --- the directory ----------------------------------------------------------------------------
 def _reserve_two(stage: Stage) -> None:
     for slot in range(2):
@@ -203,4 +236,4 @@ CLAIM = Scenario(
     rests=False,
 )
 
-SCENARIOS = [BUMP, COMMIT, PUBLISH, REMOVE, PIN, RECOUNT, CLAIM]
+SCENARIOS = [BUMP, COMMIT, PUBLISH, REMOVE, PIN, RECOUNT, RELEASE, CLAIM]
