@@ -120,15 +120,16 @@ def kill_orderings(schedules: int, seed: int) -> Row:
             names.add(weaker.name)
             if weaker.name not in KEPT:
                 row.tried += 1
-                if not _is_noticed(weaker, schedules, seed):
+                if not is_noticed(weaker, schedules, seed):
                     row.failures.append(f"{weaker.name} survives: {weaker.text}")
         row.failures += [f"{name} is listed, but is no ordering of the protocol" for name in {*KEPT, *FOUND_BY} - names]
     row.note = f"all noticed but {len(KEPT)} that stay for reasons that no execution shows (`KEPT` in orderings.py)"
     return row
 
 
-def _is_noticed(weaker: WeakOrdering, schedules: int, seed: int) -> bool:
+def is_noticed(weaker: WeakOrdering, schedules: int, seed: int) -> bool:
     replaced = weaker.replaced()
+    """Whether a weaker ordering fails: in the execution that is known for it, or in some of all scenarios."""
     known = FOUND_BY.get(weaker.name)
     if known is not None:
         explorer, schedule = named(known, replaced)
@@ -139,3 +140,31 @@ def _is_noticed(weaker: WeakOrdering, schedules: int, seed: int) -> bool:
         for scenario in SCENARIOS.values()
         for scheduler in SCHEDULERS
     )
+
+
+def find_all(seconds: float) -> None:
+    """Print FOUND_BY anew: after a change of the protocol, the old executions may not be those any more."""
+    for weaker in orderings():
+        if weaker.name not in KEPT:
+            print(f'    "{weaker.name}": "{find(weaker, seconds)}",', flush=True)
+
+
+def find(weaker: WeakOrdering, seconds: float) -> str | None:
+    """An execution that notices a weaker ordering: the known one, or one of its scenario, or one of any."""
+    known = FOUND_BY.get(weaker.name)
+    if known is not None:
+        explorer, schedule = named(known, weaker.replaced())
+        if explorer.replay(schedule) is not None:
+            return known
+    first = [known.partition("/")[0]] if known is not None else []
+    for name in [*first, *SCENARIOS]:
+        explorer = Explorer(SCENARIOS[name], "weak", weaker.replaced())
+        for scheduler in SCHEDULERS:
+            found = explorer.draw(scheduler, 1 << 30, 3, seconds=seconds if name in first else seconds / 10)
+            if found.failure is not None:
+                return explorer.smallest(found.failure).replay
+    return None
+
+
+if __name__ == "__main__":
+    find_all(30.0)

@@ -1,0 +1,138 @@
+"""Bugs of the protocol and of the host that the simulated machine found, as the code was then.
+
+Each has a string that replays it on the old code (`docs/verification.md`). After a change of the protocol a string may
+show nothing any more: `python -m tests.known_bugs` finds new ones, in some minutes.
+"""
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any, NamedTuple
+from unittest import mock
+
+import numpy as np
+
+from nanokv.check.model.explore import SCHEDULERS, Explorer
+from nanokv.check.model.suite import SCENARIOS, named
+from nanokv.device import reclaim
+from nanokv.device.layout import PIN_HELD, unpack
+from nanokv.device.sim.mutants import rewrite
+from nanokv.host_poller import sweeper
+from nanokv.host_poller.audit import Audit
+from nanokv.host_poller.sweeper import Sweeper
+
+Patch = tuple[Any, str, Any]
+
+
+class Bug(NamedTuple):
+    """One bug: what the code was, and an execution that shows it."""
+
+    replay: str
+    host: tuple[Patch, ...] = ()  #: (class or module, name, what it was)
+    device: Callable[[], dict[Any, Any]] = dict
+
+    def shown_by(self, text: str) -> str | None:
+        """What goes wrong in an execution of the old code, or None."""
+        with self._patched():
+            explorer, schedule = named(text, self.device())
+            return explorer.replay(schedule)
+
+    def find(self, seconds: float) -> str | None:
+        """A new execution that shows it."""
+        name, _, memory = self.replay.partition(":")[0].partition("/")
+        with self._patched():
+            explorer = Explorer(SCENARIOS[name], memory, self.device())
+            found = explorer.kill_everywhere(1, 4)
+            for kind in SCHEDULERS:
+                if found.failure is None:
+                    found = explorer.draw(kind, 1 << 30, 3, seconds=seconds)
+            return explorer.smallest(found.failure).replay if found.failure is not None else None
+
+    def _patched(self) -> ExitStack:
+        stack = ExitStack()
+        for where, name, old in self.host:
+            stack.enter_context(mock.patch.object(where, name, old))
+        return stack
+
+
+def _watch_those_seen_alive(self: Any) -> None:
+    incarnations = self.machine.activity(self._rank)["incarnation"].tolist()
+    living = {(rank, inc) for rank, inc in enumerate(incarnations) if inc and self.heap.alive(rank, inc)}
+    if getattr(self, "living", set()) - living:
+        self._audit.start()
+    self.living = living
+
+
+def _hold_all_quarantine(self: Any) -> None:
+    pages, slots = self._audit.step({slot for slot, _ in self._quarantine})
+    self.counts.leaked_pages += pages
+    self.counts.leaked_slots += slots
+
+
+def _clear_intents(machine: Any, owner: int, alive: Any) -> int:
+    ledger = machine.pin_ledger(owner)
+    for line in np.flatnonzero(ledger).tolist():
+        said = int(ledger[line])
+        who = int(unpack("PIN", "producer", said))
+        if alive(unpack("PRODUCER", "rank", who), unpack("PRODUCER", "incarnation", who)):
+            continue
+        if unpack("PIN", "phase", said) == PIN_HELD.value:
+            slot = int(unpack("PIN", "header", said))
+            machine.drop_pin(owner, line, said, int(machine.headers(owner, slot, 1)[0]["epoch"]))
+        else:
+            machine.clear_intent(owner, line, said)
+    return 0
+
+
+def _start_one_audit(self: Any) -> None:
+    self._audits, self._ticket = 1, 0
+
+
+BUGS = {
+    "a rank that died before any sweep saw it alive was not audited": Bug(
+        "swept/sc: producer@5 13.1", host=((Sweeper, "_watch_ranks", _watch_those_seen_alive),)
+    ),
+    "a torn look hid a leaked slot from the audit": Bug(
+        "swept/sc: producer@9 0.2 20.1 51.2 65.2 75.1 86.1",
+        host=((Sweeper, "_audit_step", _hold_all_quarantine), (Audit, "start", _start_one_audit)),
+    ),
+    "a disturbed look hid a leaked page, and no other audit came": Bug(
+        "swept/weak: producer@25 3.2 4.2 7.1 10.1 11.2 12.1 17.2 28.2 35.2 43.2 45.1 49.2 58.2 61.1 66.2 67.1 76.2 "
+        "81.2 92.2 93.2 104.1 118.1 120.1 125.1 131.1 132.1 135.1 140.1 142.1 146.1 150.1 155.1 160.1 169.1 170.1 176.1 "
+        "181.1 189.1",
+        host=((Audit, "start", _start_one_audit),),
+    ),
+    "the pin of a reader that died between two steps stayed for ever": Bug(
+        "swept-pins/sc: reader@22", host=((sweeper, "drop_dead_pins", _clear_intents),)
+    ),
+    "a slot was released by an old look at its state, while it was READY again": Bug(
+        "release/weak: 5.1 7.1 36.1 43.2 51.2",
+        device=lambda: rewrite(
+            reclaim.release,
+            'state = add64(header + H_STATE, 0, "acquire")',
+            'state = load64(header + H_STATE, "acquire")',
+        ),
+    ),
+    "a living producer was given up for the dead one that had the slot before": Bug(
+        "heir/weak: 0.1 58.1 70.1",
+        device=lambda: rewrite(
+            reclaim.give_up, ' & (((load64(header + H_FLAGS, "relaxed") >> 32) & LOW32) == producer)', ""
+        ),
+    ),
+    "a late plan's bytes landed in the next object of its page": Bug(
+        "acknowledge/weak: 0.1 64.1 76.1",
+        device=lambda: rewrite(
+            reclaim.release, 'load64(header + H_FLAGS, "acquire")', 'load64(header + H_FLAGS, "relaxed")'
+        ),
+    ),
+}
+
+
+def main(seconds: float = 90.0) -> None:
+    """Print an execution for each bug: the known one where it still shows it."""
+    for about, bug in BUGS.items():
+        known = bug.shown_by(bug.replay) is not None
+        print(f"{about}\n    {bug.replay if known else bug.find(seconds)}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
