@@ -32,6 +32,13 @@ def _threads(options: Options) -> list[Row]:
     ]
 
 
+def _histories(options: Options) -> list[Row]:
+    from nanokv.check.histories import run_histories
+
+    operations = max(int(options.seconds * OPERATIONS_A_SECOND), 1000)
+    return run_histories(operations, options.seed, heaps=options.heaps, allocs=options.allocs)
+
+
 def _kills(options: Options) -> list[Row]:
     from nanokv.check.kills import run_kills
 
@@ -46,11 +53,12 @@ def _model(options: Options) -> list[Row]:
     return run_model(max(int(options.seconds * SCHEDULES_A_SECOND), 8), options.seed)
 
 
+OPERATIONS_A_SECOND = 1000  #: of each way to record a history
 KILLS_A_SECOND = 5
 SCHEDULES_A_SECOND = 20  #: of each scenario, memory and scheduler
 
 #: checks of this machine: its compiler, its memory, its processes
-MACHINE: dict[str, Callable[[Options], list[Row]]] = {"threads": _threads, "kills": _kills}
+MACHINE: dict[str, Callable[[Options], list[Row]]] = {"threads": _threads, "histories": _histories, "kills": _kills}
 #: checks of the protocol itself, which come out alike everywhere
 PROTOCOL: dict[str, Callable[[Options], list[Row]]] = {"model": _model}
 PARTS = MACHINE | PROTOCOL

@@ -1,7 +1,8 @@
 """Device functions that linger after each load: a process that runs them is nearly always between two steps.
 
 At full speed a step takes nanoseconds, and a kill hits what takes long: copies. Here it hits one step as often as
-another. It sleeps rather than gives way, so that the time does not depend on how busy the machine is.
+another. To linger is to sleep, so that the time does not depend on how busy the machine is; to give way
+lets threads overlap that would run one after the other.
 """
 
 from collections.abc import Callable
@@ -47,18 +48,27 @@ def vocabulary_with(load64: Any) -> dict[str, Any]:
     return {name: getattr(memory_native, name) for name in VOCABULARY} | {"load64": load64}
 
 
-LINGER = load64_then("usleep", 1)  #: in all some 60 us, in which others go on
+PAUSES = {
+    "linger": load64_then("usleep", 1),  # in all some 60 us, in which others go on
+    "give way": load64_then("sched_yield"),
+}
 
 
 @cache
-def slow_function(function: Any, arguments: int) -> Any:
-    """One device function, compiled like this, and cached on disk. Called by one thread at a time."""
+def slow_function(function: Any, arguments: int, pause: str = "linger") -> Any:
+    """One device function, compiled like this, and cached on disk. Called by one thread at a time.
+
+    Args:
+        pause: one of PAUSES.
+    """
     before = numba.config.CACHE_DIR
-    folder = cache_directory() / "slow"  # numba tells functions apart by their source, which is the same
+    folder = cache_directory() / pause.replace(
+        " ", "-"
+    )  # numba tells functions apart by their source, which is the same
     folder.mkdir(exist_ok=True)
     numba.config.CACHE_DIR = str(folder)
     try:
-        inner = retarget(function, vocabulary_with(LINGER), lambda f: numba.njit(f, nogil=True))
+        inner = retarget(function, vocabulary_with(PAUSES[pause]), lambda f: numba.njit(f, nogil=True))
         return numba.njit((int64,) * arguments, nogil=True, cache=True)(inner.py_func)
     finally:
         numba.config.CACHE_DIR = before

@@ -1,0 +1,118 @@
+"""Records a history from compiled code: operations of less than a microsecond that truly overlap.
+
+Each thread writes rows of six words: (called, returned, operation, key, status, value). Times are tickets of one
+counter that all threads add to, so that "before" is certain; a ticket costs some nanoseconds.
+"""
+
+# mypy: disallow-untyped-decorators=false
+
+from functools import cache
+from typing import Any
+
+import triton
+import triton.language as tl
+
+from nanokv.check.hammer import differing, fill
+from nanokv.check.slow import slow_function
+from nanokv.device.directory import find
+from nanokv.device.layout import WORD_BYTES
+from nanokv.device.memory import add64, load64, select, store64, table64, word
+from nanokv.device.native import native_function
+from nanokv.device.object import lookup, put, read, remove
+from nanokv.device.status import OK
+from nanokv.device.world import W_WORLD_SIZE
+
+ROW_WORDS = 6
+ROW_BYTES = tl.constexpr(ROW_WORDS * 8)
+PUT = tl.constexpr(0)
+GET = tl.constexpr(1)
+REMOVE = tl.constexpr(2)
+EXISTS = tl.constexpr(3)
+NAMES = ("put", "get", "remove", "exists")
+TORN_VALUE = -1  #: a get whose words were not all alike
+_TORN = tl.constexpr(TORN_VALUE)
+PATIENCE = tl.constexpr(1 << 26)  # looks for the other threads before it begins without them
+
+
+@triton.jit
+def do_one(
+    world: tl.int64,
+    what: tl.int64,
+    key: tl.int64,
+    value: tl.int64,
+    owner: tl.int64,
+    words: tl.int64,
+    buffer: tl.int64,
+    room: tl.int64,
+) -> Any:
+    """One operation: (status, value)."""
+    status = word(OK)
+    if what == PUT:
+        fill(buffer, words, value)
+        status, _ = put(world, owner, key, key, buffer, words * WORD_BYTES, value, 0, 0, 0, 0, 0, 0, 0, 0)
+    elif what == GET:
+        status, owner, index, epoch, payload, nbytes = lookup(world, key, key)
+        if status == OK:
+            status = read(world, owner, index, epoch, key, key, payload, nbytes, buffer, value)
+            wrong = differing(buffer, nbytes // WORD_BYTES, key)
+            value = select(wrong == 0, table64(buffer), word(_TORN))
+    elif what == REMOVE:
+        status, _ = remove(world, key, key)
+    else:
+        status, _ = find(world, key, key)
+    return status, value
+
+
+@triton.jit
+def record(
+    world: tl.int64,
+    clock: tl.int64,
+    seed: tl.int64,
+    rounds: tl.int64,
+    keys: tl.int64,
+    buffer: tl.int64,
+    room: tl.int64,
+    rows: tl.int64,
+    threads: tl.int64,
+) -> Any:
+    """Do `rounds` random operations on `keys` keys (1, 2, ...), each noted in a row, when `threads` have come here.
+
+    `clock`: two words, both 0 at first. Returns `rounds`.
+    """
+    add64(clock + WORD_BYTES, 1, "acq_rel")
+    waited = word(0)
+    while (load64(clock + WORD_BYTES, "acquire") < threads) & (waited < PATIENCE):
+        waited += 1
+    random = seed + 0
+    i = word(0)
+    while i < rounds:
+        random = (random * 1103515245 + 12345) & 0x7FFFFFFF
+        key = 1 + (random >> 8) % keys
+        what = (random >> 13) & 3
+        value = (key << 32) | (seed << 20) | (i + 1)
+        owner = (random >> 20) % table64(world + W_WORLD_SIZE)
+        words = 1 + (random >> 16) % room
+        called = add64(clock, 1, "acq_rel")
+        status, value = do_one(world, what, key, value, owner, words, buffer, room)
+        returned = add64(clock, 1, "acq_rel")
+        row = rows + i * ROW_BYTES
+        store64(row, called, "relaxed")
+        store64(row + 1 * WORD_BYTES, returned, "relaxed")
+        store64(row + 2 * WORD_BYTES, what, "relaxed")
+        store64(row + 3 * WORD_BYTES, key, "relaxed")
+        store64(row + 4 * WORD_BYTES, status, "relaxed")
+        store64(row + 5 * WORD_BYTES, value, "relaxed")
+        i += 1
+    return i
+
+
+@cache
+def compiled_record() -> Any:
+    """`record` as a Python callable, without the interpreter's lock."""
+    return native_function(record, 9)
+
+
+@cache
+def yielding_record() -> Any:
+    """The same, giving way after each load: others run in the middle of every operation."""
+    return slow_function(record, 9, "give way")
