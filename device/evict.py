@@ -92,7 +92,7 @@ def evict_for(world: tl.int64, seg: tl.int64, owner: tl.int64, size_class: tl.in
             if kill(header, READY, epoch) == state_word(READY, epoch):
                 gone = word(1)
                 if size_class >= 0:
-                    page, have = take_out(world, seg, header)
+                    page, have = take_out(world, seg, victim)
                     if page >= 0:
                         carve(world, seg, page, have, size_class)
                 retire(world, seg, owner, victim, epoch)

@@ -3,10 +3,19 @@
 An extent is a run of pages, named by its first page. Each size class is a multiple of the one below it, so that what a
 split leaves over is again made of whole extents.
 
+The link of each page says what it is (LINK bits), apart from the lists and the headers:
+
+    word 0                                  never used
+    (slot + 1, stamp, class + 9)            first page of an extent that a header slot holds
+    (next + 1, stamp, class + 1)            first page of a free extent
+    (any, stamp, 0)                         any other page
+
 Guarantees
 - A page is in exactly one place: beyond `bump_ptr`, in one free extent, or with whoever took it (I2).
 - `bump_ptr` never passes the end of the arena, also when the heap is full and every producer tries at once: it moves
   by CAS to a value that was checked, never by a blind add (I9).
+- A corrupt list or `bump_ptr` hands out nothing that somebody holds: what comes out of a list must say that it is free,
+  what is bumped that it was never used. That takes one wrong word; two that fit together can deceive it.
 - Between the CAS that takes an extent and the header that names it, the extent is in no place. A producer that dies
   there leaks it until the audit (`reclaim`) finds it.
 
@@ -20,11 +29,24 @@ import triton
 import triton.language as tl
 
 from nanokv.device.freelist import SPIN_LIMIT, pop, push, stamp
-from nanokv.device.layout import BUMP_PTR, FREE_HEAD, FREE_HEAD_STRIDE, SIZE_CLASSES
-from nanokv.device.memory import cas64, load64, select, table64, word
+from nanokv.device.layout import (
+    BUMP_PTR,
+    COUNT_CORRUPT,
+    FREE_HEAD,
+    FREE_HEAD_STRIDE,
+    LOW32,
+    MARK_MASK,
+    MARK_SHIFT,
+    SIZE_CLASSES,
+    STAMP_BITS,
+    WORD_BYTES,
+)
+from nanokv.device.memory import add64, cas64, load64, select, store64, table64, word
 from nanokv.device.world import W_HEAP_BASE, W_HEAP_LIMIT, W_N_PAGES, W_PAGE_BYTES, class_pages, page_links
 
 N_CLASSES = tl.constexpr(SIZE_CLASSES)
+FREE = tl.constexpr(1)  # plus the class: the mark of a free extent
+HELD = tl.constexpr(1 + SIZE_CLASSES)  # plus the class: the mark of an extent that a header slot holds
 
 
 @triton.jit
@@ -44,23 +66,59 @@ def free_list(seg: tl.int64, size_class: tl.int64) -> Any:
 
 
 @triton.jit
+def link_of(world: tl.int64, seg: tl.int64, page: tl.int64) -> Any:
+    """The link of a page."""
+    return load64(page_links(world, seg) + page * WORD_BYTES, "relaxed")
+
+
+@triton.jit
+def mark(world: tl.int64, seg: tl.int64, page: tl.int64, value: tl.int64, said: tl.int64) -> None:
+    """Write the mark and the lower half of a first page's link."""
+    stamped = link_of(world, seg, page) & STAMP_BITS
+    store64(page_links(world, seg) + page * WORD_BYTES, stamped | (value << MARK_SHIFT) | said, "relaxed")
+
+
+@triton.jit
+def hold(world: tl.int64, seg: tl.int64, page: tl.int64, size_class: tl.int64, index: tl.int64) -> None:
+    """Note in the link of an extent that was taken which header slot will name it."""
+    mark(world, seg, page, HELD + size_class, index + 1)
+
+
+@triton.jit
+def is_held(world: tl.int64, seg: tl.int64, page: tl.int64, size_class: tl.int64, index: tl.int64) -> Any:
+    """True if an extent was taken for this header slot."""
+    link = link_of(world, seg, page)
+    return (((link >> MARK_SHIFT) & MARK_MASK) == HELD + size_class) & ((link & LOW32) == index + 1)
+
+
+@triton.jit
 def bump(world: tl.int64, seg: tl.int64, n_pages: tl.int64) -> Any:
-    """Take pages that were never used: the first of them, or -1 when too few are left."""
+    """Take pages that were never used: the first of them, or -1 when too few are left.
+
+    All pages below `bump_ptr` were used, and say so; a pointer that went back leads to one of them.
+    """
     base = table64(world + W_HEAP_BASE)
-    limit = table64(world + W_HEAP_LIMIT)
     size = table64(world + W_PAGE_BYTES)
+    last = table64(world + W_HEAP_LIMIT) - n_pages * size
     old = load64(seg + BUMP_PTR, "relaxed")
     tries = word(0)
-    fits = (old >= base) & (old + n_pages * size <= limit)
+    fits = (old >= base) & (old <= last)
     more = fits
     while more:
         got = cas64(seg + BUMP_PTR, old, old + n_pages * size, "relaxed")
         tries += 1
         more = got != old
         old = got
-        fits = (old >= base) & (old + n_pages * size <= limit) & (tries < SPIN_LIMIT)
+        fits = (old >= base) & (old <= last) & (tries < SPIN_LIMIT)
         more = more & fits
-    return select(fits, (old - base) // size, word(-1))
+    page = select(fits, (old - base) // size, word(-1))
+    if page >= 0:
+        if link_of(world, seg, page) == 0:
+            stamp(page_links(world, seg), page, n_pages)
+        else:
+            add64(seg + COUNT_CORRUPT, 1, "relaxed")
+            page = word(-1)
+    return page
 
 
 @triton.jit
@@ -79,7 +137,14 @@ def bump_rest(world: tl.int64, seg: tl.int64) -> Any:
         old = got
         left = (old >= base) & (old < limit) & (tries < SPIN_LIMIT)
         more = more & left
-    return select(left, (old - base) // table64(world + W_PAGE_BYTES), word(-1))
+    count = table64(world + W_N_PAGES)
+    page = select(left, (old - base) // table64(world + W_PAGE_BYTES), count)
+    fresh = page + 0
+    while (fresh < count) & (link_of(world, seg, select(fresh < count, fresh, word(0))) != 0):
+        fresh += 1
+    if fresh > page:
+        add64(seg + COUNT_CORRUPT, 1, "relaxed")
+    return select(fresh < count, fresh, word(-1))
 
 
 @triton.jit
@@ -87,6 +152,7 @@ def give(world: tl.int64, seg: tl.int64, page: tl.int64, size_class: tl.int64) -
     """Give an extent back."""
     links = page_links(world, seg)
     stamp(links, page, class_pages(world, size_class))
+    mark(world, seg, page, FREE + size_class, word(0))
     push(free_list(seg, size_class), links, page)
 
 
@@ -105,10 +171,21 @@ def carve(world: tl.int64, seg: tl.int64, page: tl.int64, have: tl.int64, want: 
 
 @triton.jit
 def pop_free(world: tl.int64, seg: tl.int64, size_class: tl.int64) -> Any:
-    """Take a free extent of this class alone: its first page, or -1. A page without room for it is not believed."""
+    """Take a free extent of this class alone: its first page, or -1.
+
+    A page without room for it is not believed, nor one that does not say that it is free: then the list is corrupt, and
+    the extent stays where it is.
+    """
     pages = class_pages(world, size_class)
     places = select(pages > 0, table64(world + W_N_PAGES) - pages + 1, word(0))
-    return pop(free_list(seg, size_class), page_links(world, seg), places)
+    page = pop(free_list(seg, size_class), page_links(world, seg), places)
+    if page >= 0:
+        if ((link_of(world, seg, page) >> MARK_SHIFT) & MARK_MASK) == FREE + size_class:
+            mark(world, seg, page, word(0), word(0))
+        else:
+            add64(seg + COUNT_CORRUPT, 1, "relaxed")
+            page = word(-1)
+    return page
 
 
 @triton.jit

@@ -23,7 +23,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from nanokv.device.layout import LOW32, TAG_SHIFT, WORD_BYTES
+from nanokv.device.layout import LOW32, STAMP_MASK, STAMP_SHIFT, TAG_SHIFT, WORD_BYTES
 from nanokv.device.memory import cas64, load64, select, store64, word
 
 SPIN_LIMIT = tl.constexpr(1 << 20)  # a bound for loops that are lock-free but not wait-free; never met in practice
@@ -74,12 +74,15 @@ def push(head: tl.int64, links: tl.int64, node: tl.int64) -> None:
 
 @triton.jit
 def stamp(links: tl.int64, first: tl.int64, count: tl.int64) -> None:
-    """Note in the links of `count` nodes that they are about to be pushed. The audit (`reclaim`) relies on it."""
+    """Note in the links of `count` nodes that they change hands, and that none is a first page.
+
+    The audit (`reclaim`) relies on it.
+    """
     node = first + 0
     while node < first + count:
         link = links + node * WORD_BYTES
         old = load64(link, "relaxed")
-        store64(link, (((old >> TAG_SHIFT) + 1) << TAG_SHIFT) | (old & LOW32), "relaxed")
+        store64(link, ((((old >> STAMP_SHIFT) + 1) & STAMP_MASK) << STAMP_SHIFT) | (old & LOW32), "relaxed")
         node += 1
 
 

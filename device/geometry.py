@@ -211,8 +211,13 @@ class Geometry:
         _check_classes(tuple(np.trim_zeros(found.class_pages, "b")), found.n_pages)
         return found
 
-    def world_table(self, rank: int, incarnation: int, bases: list[int]) -> npt.NDArray[np.int64]:
-        """The private table that device functions take as `world`: this geometry, then the bases (see `world`)."""
+    def world_table(
+        self, rank: int, incarnation: int, bases: list[int], *, checksum: bool = False
+    ) -> npt.NDArray[np.int64]:
+        """The private table that device functions take as `world`: this geometry, then the bases (see `world`).
+
+        `checksum`: whether this rank gives its objects checksums, and insists on them.
+        """
         head = np.zeros(1, WORLD.dtype)
         for name in WORLD.offsets:
             if name in self.offsets:
@@ -220,6 +225,7 @@ class Geometry:
             elif hasattr(self, name):
                 head[0][name] = getattr(self, name)
         head[0]["rank"], head[0]["producer"] = rank, producer_word(rank, incarnation)
+        head[0]["checksum"] = checksum
         return np.concatenate([head.view(np.int64), np.array(bases, np.int64)])
 
 

@@ -28,6 +28,7 @@ import triton.language as tl
 
 from nanokv.device.freelist import SPIN_LIMIT, pop, push
 from nanokv.device.layout import (
+    COUNT_CORRUPT,
     D_DIMS,
     D_FORMAT,
     DEAD,
@@ -69,10 +70,24 @@ def epoch_of(state: tl.int64) -> Any:
 
 
 @triton.jit
+def believed(world: tl.int64, seg: tl.int64, index: tl.int64) -> Any:
+    """A slot that was taken, or -1 if it is in use or holds pages: then the list, or `hdr_head`, is corrupt."""
+    if index >= 0:
+        header = header_at(world, seg, index)
+        state = load64(header + H_STATE, "relaxed")
+        idle = (state == state_word(DEAD, epoch_of(state))) | (state == 0)
+        if (not idle) | (pages_of(header) != 0):
+            add64(seg + COUNT_CORRUPT, 1, "relaxed")
+            index = word(-1)
+    return index
+
+
+@triton.jit
 def take_slot(world: tl.int64, seg: tl.int64) -> Any:
     """Take a header slot: its index, or -1 when all are in use."""
     count = table64(world + W_HDR_COUNT)
     index = pop(seg + HDR_FREE, header_links(world, seg), count)
+    index = believed(world, seg, index)
     if index < 0:
         old = load64(seg + HDR_HEAD, "relaxed")
         tries = word(0)
@@ -85,7 +100,7 @@ def take_slot(world: tl.int64, seg: tl.int64) -> Any:
             old = got
             fits = (old >= 0) & (old < count) & (tries < SPIN_LIMIT)
             more = more & fits
-        index = select(fits, old, word(-1))
+        index = believed(world, seg, select(fits, old, word(-1)))
     return index
 
 
@@ -186,7 +201,7 @@ def kill(header: tl.int64, state: tl.int64, epoch: tl.int64) -> Any:
 @triton.jit
 def acknowledge(header: tl.int64, epoch: tl.int64) -> None:
     """Say for a plan that was given up that nothing will be written to its pages any more."""
-    seen = add64(header + H_STATE, 0, "relaxed")
+    seen = add64(header + H_STATE, 0, "release")
     if seen == state_word(DEAD, epoch):
         flags = load64(header + H_FLAGS, "relaxed")
         cas64(header + H_FLAGS, flags, flags | FLAG_ACK, "release")

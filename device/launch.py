@@ -6,6 +6,7 @@ that nobody else writes. Calls about objects go to the caller's current stream, 
 the caller launched; calls of the owner's host have a stream of their own, so that they do not wait for those.
 """
 
+import time
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from nanokv.device.geometry import Geometry
 from nanokv.device.kernels import host, objects, transfer
 from nanokv.device.kernels.lane import Lane, check_compiler, payload_warps
 from nanokv.device.layout import ACTIVITY, HEAP_CTL, OBJ_HEADER, WORD, unpack
-from nanokv.device.machine import Begun, Descriptor, Drained, Found, Words
+from nanokv.device.machine import Begun, Descriptor, Drained, Found, Words, free_chain
 
 ONE_CTA_BYTES = 64 * 1024  #: up to here one CTA does the whole put or get in one launch
 MAX_CTAS = 264  #: two a multiprocessor of the largest GPUs in use; more only wait for their turn
@@ -71,6 +72,12 @@ class LaunchMachine:
     def begin(self, owner: int, key: tuple[int, int], nbytes: int, flags: int, what: Descriptor, now: int) -> Begun:
         return Begun(*self._call(objects.begin_object_kernel, owner, *key, nbytes, flags, now, *what)[:5])
 
+    def seal(
+        self, owner: int, key: tuple[int, int], index: int, epoch: int, payload: int, nbytes: int, what: Descriptor
+    ) -> None:
+        args = (owner, *key, nbytes, 0, 0, *what, index, epoch, payload)
+        self._move(args, nbytes, None, transfer.seal_payload_kernel)
+
     def finish(self, owner: int, index: int, epoch: int, phase: int) -> int:
         return self._call(objects.finish_object_kernel, owner, index, epoch, phase)[0]
 
@@ -99,8 +106,8 @@ class LaunchMachine:
     def find(self, key: tuple[int, int]) -> int:
         return self._call(objects.find_key_kernel, *key)[0]
 
-    def read(self, found: Found, dst: int, now: int) -> int:
-        args = (0, 0, dst, found.nbytes, now)
+    def read(self, key: tuple[int, int], found: Found, dst: int, now: int) -> int:
+        args = (*key, dst, found.nbytes, now)
         return self._move(args, found.nbytes, None, transfer.copy_payload_kernel, before=found[:6])
 
     def get(self, key: tuple[int, int], dst: int, nbytes: int, now: int) -> int:
@@ -108,6 +115,10 @@ class LaunchMachine:
         if nbytes <= ONE_CTA_BYTES:
             return self._move(args, 0, None, transfer.get_small_kernel)
         return self._move(args, nbytes, objects.lookup_object_kernel, transfer.copy_payload_kernel)
+
+    def verify(self, key: tuple[int, int], found: Found, copy: int) -> int:
+        args = (*key, copy, found.nbytes, time.time_ns())
+        return self._move(args, found.nbytes, None, transfer.verify_payload_kernel, before=found[:6])
 
     def validate(self, owner: int, index: int, epoch: int) -> int:
         return self._call(objects.validate_object_kernel, owner, index, epoch)[0]
@@ -198,12 +209,7 @@ class LaunchMachine:
 
     def detach(self, owner: int, size_class: int) -> Words:
         first = self._owner_call(host.detach_class_kernel, owner, size_class)[0]
-        links = self._page_links(owner)
-        pages: list[int] = []
-        while 0 <= first < len(links) and len(pages) < len(links):
-            pages.append(first)
-            first = int(unpack("LINK", "next", links[first])) - 1
-        return np.array(pages, np.int64)
+        return free_chain(self.geometry, self._page_links(owner), int(first), size_class)
 
     def detach_rest(self, owner: int) -> Words:
         first = self._owner_call(host.detach_rest_kernel, owner)[0]

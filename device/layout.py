@@ -162,7 +162,7 @@ OBJ_DESC = Record(
     "ObjDesc",
     64,
     [
-        Field("format", "<u8", "low 8 bits: dtype code, 0 is raw bytes; next 8: number of dimensions"),
+        Field("format", "<u8", "what the bytes are, and their checksum: FORMAT bits"),
         Field("dims", "<u8", "the shape", repeat=MAX_DIMS),
     ],
 )
@@ -208,12 +208,16 @@ BITS = (
     Bits("STATE", "pins", 8, 23, "readers in place"),
     Bits("STATE", "watched", 31, 1, "set by who counts the pins anew; every change of the pins clears it"),
     Bits("STATE", "epoch", 32, 32, "the slot's epoch"),
+    Bits("FORMAT", "dtype", 0, 8, "dtype code; 0: raw bytes"),
+    Bits("FORMAT", "ndim", 8, 8, "number of dimensions"),
+    Bits("FORMAT", "checksum", 32, 32, "of key, descriptor and payload; only with FLAG_CHECKSUM"),
     Bits("PRODUCER", "rank", 0, 10, "rank of the producer"),
     Bits("PRODUCER", "incarnation", 10, 22, "how many times that rank had attached"),
     Bits("LIST", "node", 0, 32, "first node + 1; 0: empty"),
     Bits("LIST", "tag", 32, 32, "changes so far, against ABA"),
     Bits("LINK", "next", 0, 32, "next node + 1; 0: last"),
-    Bits("LINK", "stamp", 32, 32, "how often this node was pushed: the audit tells by it what moved"),
+    Bits("LINK", "stamp", 32, 27, "how often this node was handed over: the audit tells by it what moved"),
+    Bits("LINK", "mark", 59, 5, "of a first page: class + 1 while free, class + 9 while a header holds it; else 0"),
     Bits("ENTRY", "phase", 0, 2, "0 empty, 1 TENTATIVE, 2 FINAL"),
     Bits("ENTRY", "tag", 2, 12, "bits of the key's digest"),
     Bits("ENTRY", "rank", 14, 10, "whose segment holds the header"),
@@ -258,10 +262,18 @@ PIN_BITS = tl.constexpr(PIN_COUNT.value | WATCHED.value)  # all that readers cha
 
 FLAG_PLAN = tl.constexpr(1)  # written by a kernel that no activity word counts: quarantined until acknowledged
 FLAG_ACK = tl.constexpr(2)  # the plan's producer has said that nothing will be written any more
+FLAG_CHECKSUM = tl.constexpr(4)  # the descriptor holds a checksum
+
+DTYPE_SHIFT, DTYPE_MASK = _bits("FORMAT", "dtype")
+NDIM_SHIFT, NDIM_MASK = _bits("FORMAT", "ndim")
+CHECKSUM_SHIFT, CHECKSUM_MASK = _bits("FORMAT", "checksum")
 
 PRODUCER_RANK_SHIFT, PRODUCER_RANK_MASK = _bits("PRODUCER", "rank")
 PRODUCER_INC_SHIFT, PRODUCER_INC_MASK = _bits("PRODUCER", "incarnation")
 TAG_SHIFT, TAG_MASK = _bits("LIST", "tag")
+STAMP_SHIFT, STAMP_MASK = _bits("LINK", "stamp")
+MARK_SHIFT, MARK_MASK = _bits("LINK", "mark")
+STAMP_BITS = tl.constexpr(STAMP_MASK.value << STAMP_SHIFT.value)
 
 ENTRY_TENTATIVE = tl.constexpr(1)
 ENTRY_FINAL = tl.constexpr(2)

@@ -9,7 +9,9 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from nanokv.device.extent import FREE
 from nanokv.device.geometry import Geometry
+from nanokv.device.layout import unpack
 
 Descriptor = tuple[int, ...]  #: eight words: dtype code and number of dimensions, then seven dimensions
 Words = npt.NDArray[np.int64]
@@ -45,6 +47,25 @@ class Drained(NamedTuple):
     hole: int
 
 
+def free_chain(geometry: Geometry, links: npt.NDArray[Any], first: int, size_class: int) -> Words:
+    """The first pages of a detached free list, from `first` (-1: none) on.
+
+    It ends where it leads out of the arena, comes back, or to a page that does not say that it is free: the list is
+    corrupt from there on.
+
+    Args:
+        links: of all pages, u64 or i64 [n_pages].
+    """
+    following = unpack("LINK", "next", links).tolist()
+    marks = unpack("LINK", "mark", links).tolist()
+    last = geometry.n_pages - geometry.class_pages[size_class]
+    pages: dict[int, None] = {}
+    while 0 <= first <= last and first not in pages and marks[first] == FREE.value + size_class:
+        pages[first] = None
+        first = following[first] - 1
+    return np.array(list(pages), np.int64)
+
+
 class Machine(Protocol):
     """Protocol functions as host calls. Addresses are in this process; statuses are `Status` numbers; `now` is ns."""
 
@@ -53,6 +74,9 @@ class Machine(Protocol):
 
     # objects
     def begin(self, owner: int, key: tuple[int, int], nbytes: int, flags: int, what: Descriptor, now: int) -> Begun: ...
+    def seal(
+        self, owner: int, key: tuple[int, int], index: int, epoch: int, payload: int, nbytes: int, what: Descriptor
+    ) -> None: ...
     def finish(self, owner: int, index: int, epoch: int, phase: int) -> int: ...
     def commit(self, owner: int, index: int, epoch: int) -> int: ...
     def abort(self, owner: int, index: int, epoch: int) -> int: ...
@@ -61,8 +85,9 @@ class Machine(Protocol):
     def put(self, owner: int, key: tuple[int, int], src: int, nbytes: int, what: Descriptor, now: int) -> int: ...
     def lookup(self, key: tuple[int, int]) -> Found: ...
     def find(self, key: tuple[int, int]) -> int: ...
-    def read(self, found: Found, dst: int, now: int) -> int: ...
+    def read(self, key: tuple[int, int], found: Found, dst: int, now: int) -> int: ...
     def get(self, key: tuple[int, int], dst: int, nbytes: int, now: int) -> int: ...
+    def verify(self, key: tuple[int, int], found: Found, copy: int) -> int: ...
     def validate(self, owner: int, index: int, epoch: int) -> int: ...
     def touch(self, owner: int, index: int, now: int) -> None: ...
     def remove(self, key: tuple[int, int]) -> int: ...

@@ -4,9 +4,11 @@ Every shared word is a 64-bit word at an int64 address. The ordering stands at e
 "relaxed", "acquire", "release" or "acq_rel", always at system scope, because other GPUs and the host read these words.
 `memory_native` defines the same names for a CPU; `retarget` swaps them.
 
-Three rules that the compiler's own behaviour makes necessary:
+Four rules that the compiler's own behaviour makes necessary:
 - an acquire load is an `atomic_add` of 0: a plain load may be hoisted out of a loop, and some versions put the fence of
   `atomic_load` on its wrong side;
+- an addition of 0 that does not release is made a load by LLVM, and may read an old word; one that releases stays a
+  read-modify-write, which reads the newest;
 - a relaxed load is a plain load, which every warp does for itself: warps could read different words and part. An atomic
   is done once for the CTA. So what allocates runs in CTAs of one warp, and loads in functions that readers call from
   larger CTAs acquire, also where the protocol would not need it;
@@ -19,8 +21,17 @@ from typing import Any
 import triton
 import triton.language as tl
 
-VOCABULARY = ("word", "select", "table64", "load64", "store64", "cas64", "add64", "xchg64", "copy_bytes")
+VOCABULARY = (
+    *("word", "select", "table64", "load64", "store64", "cas64", "add64", "xchg64"),
+    *("copy_bytes", "mixed", "checksum_bytes"),
+)
 COPY_LANES = tl.constexpr(1024)  # elements of one step of `copy_bytes`
+SUM_LANES = tl.constexpr(512)  # words of one step of `checksum_bytes`
+
+# splitmix64 (Steele 2014), its constants as signed words
+GOLDEN = tl.constexpr(-0x61C8864680B583EB)
+MIX_ONE = tl.constexpr(-0x40A7B892E31B1A47)
+MIX_TWO = tl.constexpr(-0x6B2FB644ECCEEE15)
 
 
 @triton.jit
@@ -114,3 +125,48 @@ def copy_bytes(dst: tl.int64, src: tl.int64, nbytes: tl.int64) -> None:
     wide = select(((dst | src) & 7) == 0, nbytes // 8, word(0))
     copy_elements(dst, src, wide, tl.int64)
     copy_elements(dst + wide * 8, src + wide * 8, nbytes - wide * 8, tl.int8)
+
+
+@triton.jit
+def mixed(value: tl.int64, place: tl.int64) -> Any:
+    """One word of a checksum: a bijection of the words, another one for each place (splitmix64's output function)."""
+    x = value + (word(place) + 1) * GOLDEN
+    x = (x ^ ((x >> 30) & 0x3FFFFFFFF)) * MIX_ONE
+    x = (x ^ ((x >> 27) & 0x1FFFFFFFFF)) * MIX_TWO
+    return x ^ ((x >> 31) & 0x1FFFFFFFF)
+
+
+@triton.jit
+def words_at(address: tl.int64, at: tl.tensor, nbytes: tl.int64) -> Any:
+    """The words `at` of some bytes, byte by byte: at any address, filled up with zeros behind the last byte."""
+    found = tl.zeros_like(at)
+    for k in tl.static_range(8):
+        here = at * 8 + k
+        byte = tl.load(tl.cast(address, tl.pointer_type(tl.uint8)) + here, mask=here < nbytes, other=0)
+        found |= byte.to(tl.int64) << (8 * k)
+    return found
+
+
+@triton.jit
+def checksum_bytes(address: tl.int64, nbytes: tl.int64, first: tl.int64) -> Any:
+    """The sum of `mixed` over the 64-bit words of some bytes, with the whole CTA. `first`: the place of the first word.
+
+    The last word is filled up with zeros. Sums of pieces add up, if each piece but the last one is whole words. What
+    the CTA has stored before is seen. Shared bytes may be in motion: whoever sums them validates afterwards.
+    """
+    tl.debug_barrier()
+    lanes = tl.arange(0, SUM_LANES).to(tl.int64)
+    whole = select((address & 7) == 0, nbytes // 8, word(0))
+    total = tl.zeros_like(lanes)
+    start = word(0)
+    while start < whole:
+        at = start + lanes
+        value = tl.load(pointer64(address) + at, mask=at < whole, cache_modifier=".cg")
+        total += tl.where(at < whole, mixed(value, first + at), 0)
+        start += SUM_LANES
+    start = whole + 0
+    while start * 8 < nbytes:
+        at = start + lanes
+        total += tl.where(at * 8 < nbytes, mixed(words_at(address, at, nbytes), first + at), 0)
+        start += SUM_LANES
+    return tl.sum(total, 0)

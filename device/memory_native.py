@@ -2,19 +2,28 @@
 
 The same names, arguments and orderings as `memory`. A data race between `copy_bytes` and a writer is part of the
 protocol: the reader validates the header afterwards and throws the bytes away.
+
+In code that numba compiles a signed `+`, `-` or `*` that overflows is undefined. So a word out of shared memory is
+compared before anything is added to it, and what is meant to wrap is in this vocabulary (`mixed`, `checksum_bytes`).
 """
 
 from collections.abc import Callable
 from typing import Any
 
 import numba
+import numpy as np
 from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
+from nanokv.device.memory import GOLDEN, MIX_ONE, MIX_TWO
+
 _ORDER = {"relaxed": "monotonic", "acquire": "acquire", "release": "release", "acq_rel": "acq_rel"}
 _FAILURE = {"relaxed": "monotonic", "acquire": "acquire", "release": "monotonic", "acq_rel": "acquire"}
 _WORD_BYTES = 8
+# numba tells LLVM that signed words never overflow: what is meant to wrap is unsigned
+_ONE, _GOLDEN, _MIX_ONE, _MIX_TWO = (np.uint64(c % 2**64) for c in (1, GOLDEN.value, MIX_ONE.value, MIX_TWO.value))
+_SHIFTS = (np.uint64(30), np.uint64(27), np.uint64(31))
 
 
 def _pointer(builder: Any, address: Any) -> Any:
@@ -97,3 +106,45 @@ def copy_bytes(typing: Any, dst: Any, src: Any, nbytes: Any) -> tuple[Any, Calla
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64, types.int64), emit
+
+
+def _loader(bits: int) -> Callable[..., Any]:
+    @intrinsic
+    def load(typing: Any, address: Any) -> tuple[Any, Callable[..., Any]]:
+        def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            value = builder.load(builder.inttoptr(args[0], ir.IntType(bits).as_pointer()), align=1)
+            return value if bits == 64 else builder.zext(value, ir.IntType(64))
+
+        return types.int64(types.int64), emit
+
+    return load
+
+
+_word_at, _byte_at = _loader(64), _loader(8)
+
+
+@numba.njit(inline="always")
+def _mixed(value: Any, place: Any) -> Any:
+    x = value + (place + _ONE) * _GOLDEN
+    x = (x ^ (x >> _SHIFTS[0])) * _MIX_ONE
+    x = (x ^ (x >> _SHIFTS[1])) * _MIX_TWO
+    return x ^ (x >> _SHIFTS[2])
+
+
+@numba.njit(nogil=True)
+def mixed(value: Any, place: Any) -> Any:
+    return numba.int64(_mixed(numba.uint64(value), numba.uint64(place)))
+
+
+@numba.njit(nogil=True)
+def checksum_bytes(address: Any, nbytes: Any, first: Any) -> Any:
+    whole = nbytes >> 3
+    total = numba.uint64(0)
+    for i in range(whole):
+        total += _mixed(numba.uint64(_word_at(address + i * _WORD_BYTES)), numba.uint64(first + i))
+    if nbytes & 7:
+        last = numba.int64(0)
+        for k in range(nbytes & 7):
+            last |= _byte_at(address + whole * _WORD_BYTES + k) << (8 * k)
+        total += _mixed(numba.uint64(last), numba.uint64(first + whole))
+    return numba.int64(total)

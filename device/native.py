@@ -29,6 +29,7 @@ from nanokv.device.retarget import retarget
 ENTRIES: dict[str, tuple[Any, int]] = {
     "begin": (object.begin, 7),
     "describe": (header.describe, 11),
+    "seal_payload": (object.seal_payload, 16),
     "finish": (object.finish, 5),
     "commit": (object.commit, 4),
     "abort": (object.abort, 4),
@@ -37,7 +38,8 @@ ENTRIES: dict[str, tuple[Any, int]] = {
     "put": (object.put, 15),
     "lookup": (object.lookup, 3),
     "lookup_described": (object.lookup_described, 3),
-    "read": (object.read, 8),
+    "read": (object.read, 10),
+    "verify": (object.verify, 8),
     "get": (object.get, 6),
     "validate": (object.validate, 4),
     "touch": (object.touch, 4),
@@ -109,6 +111,7 @@ class Compiled(NamedTuple):
 
     begin: Callable[..., Any]
     describe: Callable[..., Any]
+    seal_payload: Callable[..., Any]
     finish: Callable[..., Any]
     commit: Callable[..., Any]
     abort: Callable[..., Any]
@@ -118,6 +121,7 @@ class Compiled(NamedTuple):
     lookup: Callable[..., Any]
     lookup_described: Callable[..., Any]
     read: Callable[..., Any]
+    verify: Callable[..., Any]
     get: Callable[..., Any]
     validate: Callable[..., Any]
     touch: Callable[..., Any]

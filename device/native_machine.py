@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from nanokv.device.geometry import Geometry
 from nanokv.device.layout import OBJ_HEADER, SIZE_CLASSES, unpack
-from nanokv.device.machine import Begun, Descriptor, Drained, Found, Words
+from nanokv.device.machine import Begun, Descriptor, Drained, Found, Words, free_chain
 from nanokv.device.native import compiled
 from nanokv.device.views import SegmentView
 
@@ -55,6 +55,11 @@ class NativeMachine:
             self._code.describe(self._world, self._bases[owner], begun.slot, *what)
         return begun
 
+    def seal(
+        self, owner: int, key: tuple[int, int], index: int, epoch: int, payload: int, nbytes: int, what: Descriptor
+    ) -> None:
+        self._code.seal_payload(self._world, owner, *key, index, epoch, payload, nbytes, *what)
+
     def finish(self, owner: int, index: int, epoch: int, phase: int) -> int:
         status: int = self._code.finish(self._world, owner, index, epoch, phase)
         self._hinted(owner)
@@ -89,8 +94,13 @@ class NativeMachine:
     def find(self, key: tuple[int, int]) -> int:
         return self._find(self._world, *key)[0]
 
-    def read(self, found: Found, dst: int, now: int) -> int:
-        return self._code.read(self._world, found.owner, found.slot, found.epoch, found.payload, found.nbytes, dst, now)
+    def read(self, key: tuple[int, int], found: Found, dst: int, now: int) -> int:
+        return self._code.read(
+            self._world, found.owner, found.slot, found.epoch, *key, found.payload, found.nbytes, dst, now
+        )
+
+    def verify(self, key: tuple[int, int], found: Found, copy: int) -> int:
+        return self._code.verify(self._world, found.owner, found.slot, found.epoch, *key, copy, found.nbytes)
 
     def get(self, key: tuple[int, int], dst: int, nbytes: int, now: int) -> int:
         return self._get(self._world, *key, dst, nbytes, now)
@@ -184,12 +194,7 @@ class NativeMachine:
 
     def detach(self, owner: int, size_class: int) -> Words:
         first = self._code.detach_class(self._world, owner, size_class)
-        links = self._page_links(owner)
-        pages: list[int] = []
-        while first >= 0 and len(pages) <= self.geometry.n_pages:
-            pages.append(first)
-            first = int(unpack("LINK", "next", links[first])) - 1
-        return np.array(pages, np.int64)
+        return free_chain(self.geometry, self._page_links(owner), int(first), size_class)
 
     def detach_rest(self, owner: int) -> Words:
         first = self._code.detach_rest(self._world, owner)

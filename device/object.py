@@ -9,7 +9,7 @@ Guarantees
   key is claimed first.
 - Whatever `begin` took before it failed, it gives back, last taken first. FULL is an answer (I9).
 - A reader returns the bytes of the key it asked for, whole, or not at all (I4): the copy counts only if the header was
-  READY in the same epoch after it.
+  READY in the same epoch after it, and if its checksum is right, where there is one (`checksum`).
 - Who makes an object DEAD frees it, alone: entry out of the directory, pages out of the header, extent, slot, hint. If
   it dies on the way, the owner's sweeper goes on from the header.
 
@@ -22,9 +22,10 @@ import triton
 import triton.language as tl
 
 from nanokv.device.activity import enter, leave
+from nanokv.device.checksum import has_checksum, is_right, seal, wanted
 from nanokv.device.directory import claim, entry_header, entry_owner, erase, find
 from nanokv.device.evict import take_header, take_pages
-from nanokv.device.extent import class_of
+from nanokv.device.extent import class_of, hold, is_held
 from nanokv.device.header import (
     acknowledge,
     commit_state,
@@ -34,6 +35,7 @@ from nanokv.device.header import (
     give_slot,
     is_key,
     kill,
+    pages_of,
     phase_of,
     publish,
     reserve,
@@ -54,7 +56,7 @@ from nanokv.device.layout import (
     STORED,
     WRITING,
 )
-from nanokv.device.memory import add64, copy_bytes, load64, select, store64, table64, word
+from nanokv.device.memory import add64, checksum_bytes, copy_bytes, load64, select, store64, table64, word
 from nanokv.device.retire import retire
 from nanokv.device.ring import announce, asleep
 from nanokv.device.status import (
@@ -105,7 +107,10 @@ def allocate(
     page = word(0)
     if n_pages > 0:
         page = take_pages(world, seg, owner, size_class)
-        status = select(page < 0, word(FULL), status)
+        if page < 0:
+            status = word(FULL)
+        else:
+            hold(world, seg, page, size_class, index)
     payload = table64(world + W_HEAP_BASE) + page * table64(world + W_PAGE_BYTES)
     if status == OK:
         if not publish(world, seg, index, epoch, n_pages, payload, nbytes, now):
@@ -134,9 +139,10 @@ def begin(
     """
     seg = segment(world, owner)
     phase = enter(world, seg)
-    n_pages = (nbytes + table64(world + W_PAGE_BYTES) - 1) // table64(world + W_PAGE_BYTES)
+    fits = is_inside(world, table64(world + W_HEAP_BASE), nbytes)
+    n_pages = (select(fits, nbytes, word(0)) + table64(world + W_PAGE_BYTES) - 1) // table64(world + W_PAGE_BYTES)
     size_class = class_of(world, n_pages)
-    status = select((size_class < 0) | (nbytes < 0), word(TOO_LARGE), word(OK))
+    status = select(fits & (size_class >= 0), word(OK), word(TOO_LARGE))
     index = word(-1)
     epoch = word(0)
     payload = word(0)
@@ -175,6 +181,42 @@ def commit(world: tl.int64, owner: tl.int64, index: tl.int64, epoch: tl.int64) -
         acknowledge(header, epoch)
         add64(seg + COUNT_LOST, 1, "relaxed")
     return status
+
+
+@triton.jit
+def is_writing(world: tl.int64, owner: tl.int64, index: tl.int64, epoch: tl.int64) -> Any:
+    """True if an object is not committed yet, nor given up."""
+    header = header_at(world, segment(world, owner), index)
+    return load64(header + H_STATE, "acquire") == state_word(WRITING, epoch)
+
+
+@triton.jit
+def seal_payload(
+    world: tl.int64,
+    owner: tl.int64,
+    key_hash: tl.int64,
+    key_check: tl.int64,
+    index: tl.int64,
+    epoch: tl.int64,
+    payload: tl.int64,
+    nbytes: tl.int64,
+    kind: tl.int64,
+    d0: tl.int64,
+    d1: tl.int64,
+    d2: tl.int64,
+    d3: tl.int64,
+    d4: tl.int64,
+    d5: tl.int64,
+    d6: tl.int64,
+) -> None:
+    """Give a checksum of what lies in its pages to an object that is WRITING, before `commit`; else do nothing.
+
+    All arguments are as `begin` took and gave them: what stands in the header is not believed.
+    """
+    if is_writing(world, owner, index, epoch):
+        seg = segment(world, owner)
+        payload_sum = checksum_bytes(seg + payload, nbytes, 0)
+        seal(world, seg, index, key_hash, key_check, nbytes, payload_sum, kind, d0, d1, d2, d3, d4, d5, d6)
 
 
 @triton.jit
@@ -225,12 +267,41 @@ def put(
     seg = segment(world, owner)
     if status == OK:
         describe(world, seg, index, kind, d0, d1, d2, d3, d4, d5, d6)
+        if wanted(world):
+            payload_sum = checksum_bytes(src, nbytes, 0)
+            seal(world, seg, index, key_hash, key_check, nbytes, payload_sum, kind, d0, d1, d2, d3, d4, d5, d6)
         copy_bytes(seg + payload, src, nbytes)
         status = finish(world, owner, index, epoch, phase)
     return status, asleep(seg)
 
 
 # --- get --------------------------------------------------------------------------------------
+@triton.jit
+def is_inside(world: tl.int64, payload: tl.int64, nbytes: tl.int64) -> Any:
+    """True if there can be so many bytes at an offset."""
+    limit = table64(world + W_HEAP_LIMIT)
+    placed = (payload >= table64(world + W_HEAP_BASE)) & (payload <= limit)
+    return placed & (nbytes >= 0) & (nbytes <= limit - select(placed, payload, limit))
+
+
+@triton.jit
+def is_extent(world: tl.int64, seg: tl.int64, index: tl.int64, payload: tl.int64, nbytes: tl.int64) -> Any:
+    """True if a header that is READY can hold so many bytes at an offset: its pages are that many, and say so.
+
+    What a header says of its bytes stands in three words, and the extent's link names the slot: one that is wrong does
+    not lead to the bytes of another object.
+    """
+    size = table64(world + W_PAGE_BYTES)
+    inside = is_inside(world, payload, nbytes)
+    offset = select(inside, payload, table64(world + W_HEAP_BASE)) - table64(world + W_HEAP_BASE)
+    page = offset // size
+    n_pages = pages_of(header_at(world, seg, index))
+    right = inside & (offset == page * size) & (n_pages == (select(inside, nbytes, word(0)) + size - 1) // size)
+    if right & (n_pages > 0):
+        right = is_held(world, seg, page, class_of(world, n_pages), index)
+    return right
+
+
 @triton.jit
 def lookup(world: tl.int64, key_hash: tl.int64, key_check: tl.int64) -> Any:
     """Find a READY object. Returns (status, owner, header slot, epoch, payload offset, bytes).
@@ -253,13 +324,10 @@ def lookup(world: tl.int64, key_hash: tl.int64, key_check: tl.int64) -> Any:
         payload = load64(header + H_PAYLOAD, "relaxed")
         nbytes = load64(header + H_BYTES, "relaxed")
         same = is_key(header, key_hash, key_check) & (phase_of(state) == READY)
-        limit = table64(world + W_HEAP_LIMIT)
-        inside = (payload >= table64(world + W_HEAP_BASE)) & (payload <= limit)
-        inside = inside & (nbytes >= 0) & (nbytes <= limit - payload)
         if not same:
             status = word(MISS)
         # a header that is still READY in this epoch and names no possible bytes is broken, not in motion
-        elif not inside:
+        elif not is_extent(world, seg, index, payload, nbytes):
             status = select(still_ready(header, epoch), word(CORRUPT), word(MISS))
             add64(seg + COUNT_CORRUPT, 1, "relaxed")
     return status, owner, index, epoch, payload, nbytes
@@ -287,19 +355,62 @@ def touch(world: tl.int64, owner: tl.int64, index: tl.int64, now: tl.int64) -> N
 
 
 @triton.jit
+def judged(
+    world: tl.int64,
+    owner: tl.int64,
+    index: tl.int64,
+    epoch: tl.int64,
+    key_hash: tl.int64,
+    key_check: tl.int64,
+    nbytes: tl.int64,
+    flagged: tl.int64,
+    payload_sum: tl.int64,
+) -> Any:
+    """After a copy: OK, TORN if the object was not there all the while, CORRUPT if it was and the checksum is wrong."""
+    seg = segment(world, owner)
+    right = is_right(world, seg, index, key_hash, key_check, nbytes, flagged, payload_sum)
+    status = validate(world, owner, index, epoch)
+    if (status == OK) & (not right):
+        status = word(CORRUPT)
+        add64(seg + COUNT_CORRUPT, 1, "relaxed")
+    return status
+
+
+@triton.jit
+def verify(
+    world: tl.int64,
+    owner: tl.int64,
+    index: tl.int64,
+    epoch: tl.int64,
+    key_hash: tl.int64,
+    key_check: tl.int64,
+    copy: tl.int64,
+    nbytes: tl.int64,
+) -> Any:
+    """After a copy to the address `copy` (or of a pinned object, in place): OK, TORN or CORRUPT."""
+    flagged = has_checksum(header_at(world, segment(world, owner), index))
+    payload_sum = word(0)
+    if flagged:
+        payload_sum = checksum_bytes(copy, nbytes, 0)
+    return judged(world, owner, index, epoch, key_hash, key_check, nbytes, flagged, payload_sum)
+
+
+@triton.jit
 def read(
     world: tl.int64,
     owner: tl.int64,
     index: tl.int64,
     epoch: tl.int64,
+    key_hash: tl.int64,
+    key_check: tl.int64,
     payload: tl.int64,
     nbytes: tl.int64,
     dst: tl.int64,
     now: tl.int64,
 ) -> Any:
-    """Copy what `lookup` found to `dst`, and validate: OK or TORN."""
+    """Copy what `lookup` found of a key to `dst`, and verify: OK, TORN or CORRUPT."""
     copy_bytes(dst, segment(world, owner) + payload, nbytes)
-    status = validate(world, owner, index, epoch)
+    status = verify(world, owner, index, epoch, key_hash, key_check, dst, nbytes)
     if status == OK:
         touch(world, owner, index, now)
     return status
@@ -311,7 +422,7 @@ def get(world: tl.int64, key_hash: tl.int64, key_check: tl.int64, dst: tl.int64,
     status, owner, index, epoch, payload, nbytes = lookup(world, key_hash, key_check)
     if status == OK:
         if nbytes == room:
-            status = read(world, owner, index, epoch, payload, nbytes, dst, now)
+            status = read(world, owner, index, epoch, key_hash, key_check, payload, nbytes, dst, now)
         else:
             status = select(validate(world, owner, index, epoch) == OK, word(SIZE), word(TORN))
     return status

@@ -124,7 +124,7 @@ def release(world: tl.int64, owner: tl.int64, index: tl.int64, epoch: tl.int64) 
     """
     seg = segment(world, owner)
     header = header_at(world, seg, index)
-    state = add64(header + H_STATE, 0, "acquire")
+    state = add64(header + H_STATE, 0, "acq_rel")
     load64(header + H_FLAGS, "acquire")  # FLAG_ACK: all that a plan's producer wrote to the pages comes before
     same = state == state_word(DEAD, epoch)
     if same:

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from nanokv.device.directory import erase
-from nanokv.device.extent import class_of, give
+from nanokv.device.extent import class_of, give, is_held
 from nanokv.device.header import (
     give_slot,
     pages_of,
@@ -31,6 +31,7 @@ from nanokv.device.memory import add64, load64, select, store64, table64, word
 from nanokv.device.ring import announce
 from nanokv.device.world import (
     W_HEAP_BASE,
+    W_HEAP_LIMIT,
     W_N_PAGES,
     W_PAGE_BYTES,
     class_pages,
@@ -39,17 +40,27 @@ from nanokv.device.world import (
 
 
 @triton.jit
-def take_out(world: tl.int64, seg: tl.int64, header: tl.int64) -> Any:
-    """Take the extent out of a DEAD header: (first page or -1, size class). Pages that cannot be are left alone."""
+def take_out(world: tl.int64, seg: tl.int64, index: tl.int64) -> Any:
+    """Take the extent out of a DEAD header: (first page or -1, size class).
+
+    Pages that cannot be, or were not taken for this slot, are left alone: the header is corrupt.
+    """
+    header = header_at(world, seg, index)
     n_pages = pages_of(header)
-    offset = load64(header + H_PAYLOAD, "relaxed") - table64(world + W_HEAP_BASE)
+    payload = load64(header + H_PAYLOAD, "relaxed")
+    base = table64(world + W_HEAP_BASE)
+    placed = (payload >= base) & (payload <= table64(world + W_HEAP_LIMIT))
+    offset = select(placed, payload, base) - base
     page = offset // table64(world + W_PAGE_BYTES)
     size_class = class_of(world, n_pages)
     if n_pages > 0:
         store64(header + H_PAGES, word(0), "relaxed")
         whole = class_pages(world, select(size_class < 0, word(0), size_class))
         beyond = (page + whole > table64(world + W_N_PAGES)) | (offset % table64(world + W_PAGE_BYTES) != 0)
-        if (offset < 0) | (size_class < 0) | beyond:
+        wild = (not placed) | (size_class < 0) | beyond
+        if not wild:
+            wild = not is_held(world, seg, page, size_class, index)
+        if wild:
             add64(seg + COUNT_CORRUPT, 1, "relaxed")
             page = word(-1)
     else:
@@ -64,7 +75,7 @@ def retire(world: tl.int64, seg: tl.int64, owner: tl.int64, index: tl.int64, epo
     key_hash = load64(header + H_KEY_HASH, "relaxed")
     key_check = load64(header + H_KEY_CHECK, "relaxed")
     erase(world, owner, index, epoch, key_hash, key_check)
-    page, size_class = take_out(world, seg, header)
+    page, size_class = take_out(world, seg, index)
     if page >= 0:
         give(world, seg, page, size_class)
     give_slot(world, seg, index)

@@ -64,8 +64,11 @@ def drain(world: tl.int64, seg: tl.int64, tail: tl.int64, out: tl.int64, room: t
     empty, or `head`.
     """
     head = load64(seg + ANN_HEAD, "relaxed")
+    head = select(head < 0, word(0), head)
     capacity = table64(world + W_ANN_CAPACITY)
-    ticket = select(head - tail > capacity, head - capacity, tail)
+    oldest = select(head > capacity, head, capacity) - capacity
+    ticket = select(tail < oldest, oldest, tail)
+    ticket = select(ticket > head, head, ticket)  # `ann_head` has been corrupt: begin where it is now
     taken = word(0)
     hole = word(-1)
     while (ticket < head) & (taken < room):

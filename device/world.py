@@ -46,6 +46,7 @@ WORLD = Record(
         Field("pin_base", "<i8", "offset of the pin ledger"),
         Field("heap_base", "<i8", "offset of the payload arena"),
         Field("heap_limit", "<i8", "offset of its end"),
+        Field("checksum", "<i8", "1: this rank gives its objects checksums, and reads none without"),
         Field(
             "class_pages",
             "<i8",
@@ -73,6 +74,7 @@ W_ANN_BASE = WORLD.at("ann_base")
 W_PIN_BASE = WORLD.at("pin_base")
 W_HEAP_BASE = WORLD.at("heap_base")
 W_HEAP_LIMIT = WORLD.at("heap_limit")
+W_CHECKSUM = WORLD.at("checksum")
 W_CLASS_PAGES = WORLD.at("class_pages")
 W_BASES = WORLD.size_constant()
 

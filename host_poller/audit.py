@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from nanokv.device.layout import DEAD, RESERVED, STATE_MASK
+from nanokv.device.layout import DEAD, READY, RESERVED, STATE_MASK
 from nanokv.device.machine import Machine, Words
 from nanokv.host_poller.coalesce import carve_runs
 from nanokv.host_poller.grace import Grace
@@ -83,7 +83,7 @@ class Audit:
         geometry = self._machine.geometry
         control = self._machine.control(self._rank)[0]
         base = geometry.offsets["heap_base"]
-        bumped = (int(control["bump_ptr"]) - base) // geometry.page_bytes
+        bumped = max((int(control["bump_ptr"]) - base) // geometry.page_bytes, 0)
         marks = self._machine.page_marks(self._rank)
         free_slots = self._machine.slot_marks(self._rank)
         headers = self._machine.headers(self._rank, 0, min(int(control["hdr_head"]), geometry.hdr_count))
@@ -95,6 +95,8 @@ class Audit:
         pages = (holding["payload_base"].astype(np.int64) - base) // geometry.page_bytes
         classes = np.searchsorted(sizes[sizes > 0], holding["n_pages"])
         sane = (pages >= 0) & (pages < geometry.n_pages) & (classes < np.count_nonzero(sizes))
+        if ((holding["state"] & STATE_MASK.value == READY.value) & ~sane).any():
+            bumped = 0  # an object is corrupt: the pages that are in no place may be its own
         _cover(placed, pages[sane], sizes[classes[sane]])
         nowhere = np.cumsum(placed[:-1]) == 0
         state = headers["state"] & STATE_MASK.value

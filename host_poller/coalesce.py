@@ -44,7 +44,7 @@ def join_free_extents(machine: Machine, owner: int) -> int:
             (first[:, None] + np.arange(size, dtype=np.int64)).ravel()
             for first, size in zip(lists, geometry.class_pages, strict=True)
         ]
-        pages = np.sort(np.concatenate([*spans, machine.detach_rest(owner)]))
+        pages = np.unique(np.concatenate([*spans, machine.detach_rest(owner)]))  # twice, if links are corrupt
         if not len(pages):
             return 0
         firsts, kinds = carve_runs(geometry, pages)

@@ -13,6 +13,7 @@ from dataclasses import asdict
 
 import numpy as np
 
+from nanokv.device.directory import POSITIVE
 from nanokv.device.layout import REMOVED, STORED, unpack
 from nanokv.device.machine import Machine
 from nanokv.errors import WaitTimeout
@@ -44,7 +45,7 @@ class Poller:
         self.corrupt_hints = 0
         self.drained = 0
         self.failures = 0
-        self._tail = int(machine.control(self._rank)[0]["ann_tail"])
+        self._tail = int(machine.control(self._rank)[0]["ann_tail"]) & POSITIVE.value  # whatever stands there
         self._head = self._tail
         self._stuck: tuple[int, float, int] | None = None  # hole, since when, head then
         self._fingerprint: tuple[int, ...] = ()
@@ -183,3 +184,4 @@ class Poller:
             else:
                 pending = self.sweeper.pending or self._stuck is not None
                 self._heap.wait_for_hint(0.02 if pending else SWEEP_SECONDS, self._head)
+                idle = IDLE_ROUNDS - 2  # a wait that ends at once for nothing must not become a loop without a pause

@@ -63,7 +63,7 @@ def attach_shm(name: str, geometry: Geometry, rank: int, options: Options) -> He
 def assemble(heap: Heap, master_rank: int, options: Options) -> Parts:
     """Machine, path and poller of one rank. On failure the heap is closed again."""
     try:
-        table = heap.geometry.world_table(heap.rank, heap.incarnation, heap.bases)
+        table = heap.geometry.world_table(heap.rank, heap.incarnation, heap.bases, checksum=options.checksum)
         machine = _machine(heap, table)
         path: Path = DevicePath(machine)
         if options.alloc == "host":

@@ -33,6 +33,7 @@ from nanokv.pinned import Pinned
 from nanokv.plans import Plans, header_offset
 from nanokv.raising import error_for
 from nanokv.statistics import Traffic, snapshot
+from nanokv.tensors import RAW
 from nanokv.types import Key, KeyDigest, ObjMeta, WritePlan
 from nanokv.waiting import wait_until_ready
 
@@ -101,7 +102,7 @@ class NanoKVCache:
         )
         self._geometry = parts.machine.geometry
         self._hash = Hasher(options.namespace)
-        self._mover = Mover(self._heap, self._machine, self._path)
+        self._mover = Mover(self._heap, self._machine, self._path, checksum=options.checksum)
         self._traffic = Traffic()
         self._plans = Plans(self._path, self._geometry)
         self._worker = Worker(f"nanokv-async-{self._heap.rank}")
@@ -298,6 +299,7 @@ class NanoKVCache:
         self._check_open()
         digest = self._hash(key)
         write = self._plans.take(digest, key)
+        self._mover.seal(digest, write, RAW)
         status = self._path.finish(digest, write)
         if status:
             raise self._error(status, key)
@@ -339,7 +341,7 @@ class NanoKVCache:
                 raise self._error(status, key)
         tensor = self._mover.view(found)
         pinned = Pinned(self._machine, found, line, tensor if tensor is not None else torch.empty(0), self._meta(found))
-        if tensor is None:
+        if tensor is None or not self._mover.is_right_in_place(self._hash(key), found):
             pinned.release()
             raise self._error(Status.CORRUPT, key)
         return pinned
@@ -430,7 +432,7 @@ class NanoKVCache:
     def stats(self) -> dict[str, Any]:
         """Counters of this rank: heap use, objects, ring, traffic, errors. Bytes and counts; ratios from 0 to 1."""
         self._check_open()
-        now = snapshot(self._machine, self.rank)
+        now = snapshot(self._machine, self.rank, self.alloc)
         return (
             now.as_dict() | self._traffic.as_dict() | self._poller.as_dict() | {"rank": self.rank, "alloc": self.alloc}
         )

@@ -32,6 +32,8 @@ class Options:
         write_timeout: seconds after which an unfinished object is given up.
         rpc_timeout: seconds after which v1 calls the master lost.
         attach_timeout: seconds to wait for the other ranks.
+        checksum: store a checksum of each object's bytes, and read none whose bytes are not right: SegmentCorrupt.
+            Objects that a kernel commits itself have none, and cannot be read then. Variable NANOKV_CHECKSUM: 0 or 1.
         on_stale: what to do with the name of a world whose ranks are all dead.
     """
 
@@ -47,6 +49,7 @@ class Options:
     rpc_timeout: float = 5.0
     attach_timeout: float = 60.0
     on_stale: Stale = "error"
+    checksum: bool = False
 
     def __post_init__(self) -> None:
         for name, allowed in (
@@ -56,6 +59,8 @@ class Options:
         ):
             if getattr(self, name) not in allowed:
                 raise InvalidArgument(f"{name} must be one of {allowed}, not {getattr(self, name)!r}")
+        if not isinstance(self.checksum, bool):
+            raise InvalidArgument(f"checksum must be True or False, not {self.checksum!r}")
         low, high = self.water
         if not 0 < low <= high <= 100:
             raise InvalidArgument(f"water must be (low, high) percent with 0 < low <= high <= 100, not {self.water}")
@@ -70,6 +75,14 @@ def alloc_from_env() -> Alloc:
     if value not in ("device", "host"):
         raise InvalidArgument(f"NANOKV_ALLOC must be 'device' or 'host', not {value!r}")
     return value  # type: ignore[return-value]
+
+
+def checksum_from_env() -> bool:
+    """NANOKV_CHECKSUM: 0 (the default) or 1."""
+    value = os.environ.get("NANOKV_CHECKSUM") or "0"
+    if value not in ("0", "1"):
+        raise InvalidArgument(f"NANOKV_CHECKSUM must be '0' or '1', not {value!r}")
+    return value == "1"
 
 
 def rank_from_env() -> int:
@@ -110,7 +123,7 @@ def make_options(given: dict[str, Any]) -> Options:
         InvalidArgument: an option that does not exist, or a value that cannot be.
     """
     try:
-        options = Options(**({"alloc": alloc_from_env()} | given))
+        options = Options(**({"alloc": alloc_from_env(), "checksum": checksum_from_env()} | given))
     except TypeError as error:
         raise InvalidArgument(str(error).replace("Options.__init__() got", "NanoKVCache got")) from None
     if options.size_classes is not None:

@@ -17,6 +17,7 @@ State = Literal["ok", "warn", "missing"]
 PACKAGES = ("torch", "triton", "numba", "llvmlite", "numpy", "xxhash")
 VARIABLES = (
     "NANOKV_ALLOC",
+    "NANOKV_CHECKSUM",
     "NANOKV_NAME",
     "NANOKV_CACHE_DIR",
     "NANOKV_SHM_DIR",

@@ -22,7 +22,7 @@ def evict_until_below(machine: Machine, path: Path, rank: int, usage_ratio: floa
     order = ready[headers["last_access"][ready].argsort(kind="stable")]
     pages = extent_pages(machine.geometry, path.alloc == "device", headers["n_pages"])
     aim = usage_ratio * machine.geometry.n_pages
-    used = snapshot(machine, rank).used_pages
+    used = snapshot(machine, rank, path.alloc).used_pages
     gone = 0
     for slot in order.tolist():
         if used <= aim:
@@ -48,7 +48,9 @@ def evict_run(machine: Machine, owner: int, size: int) -> bool:
     newest = np.full(geometry.n_pages, _STUCK, np.uint64)
     marks = machine.page_marks(owner)
     free = np.flatnonzero(marks)
-    newest[_spans(free, np.array(geometry.class_pages, np.int64)[marks[free] - 1])] = 0
+    sizes = np.array(geometry.class_pages, np.int64)[marks[free] - 1]
+    inside = free + sizes <= geometry.n_pages  # not so where links are corrupt
+    newest[_spans(free[inside], sizes[inside])] = 0
     newest[_spans(first[victims], held[victims])] = headers["last_access"][victims].repeat(held[victims])
     runs = np.lib.stride_tricks.sliding_window_view(newest, size).max(axis=1)
     start = int(runs.argmin())

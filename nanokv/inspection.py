@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from nanokv.device.geometry import MODES
 from nanokv.device.layout import PRODUCER_INC_MASK
 from nanokv.device.views import SegmentView
 from nanokv.errors import HeapUnavailable
@@ -52,7 +51,7 @@ class Inspected:
         """The world, and a HeapSnapshot of each rank, as plain data."""
         ranks = [
             {"rank": rank, "alive": living, "incarnation": int(self.views[rank].activity["incarnation"][rank])}
-            | snapshot(cast("Machine", self), rank).as_dict()
+            | snapshot(cast("Machine", self), rank, self.mode).as_dict()
             for rank, living in enumerate(self.living)
         ]
         return {
@@ -65,10 +64,8 @@ class Inspected:
 
     # the two looks of a Machine that `snapshot` takes
     def control(self, owner: int) -> npt.NDArray[Any]:
-        """A copy of a rank's HeapCtl, with the world's mode: a segment may be damaged."""
-        ctl = self.views[owner].ctl.copy()
-        ctl["mode"] = MODES.index(self.mode)
-        return ctl
+        """A copy of a rank's HeapCtl."""
+        return self.views[owner].ctl.copy()
 
     def headers(self, owner: int, start: int, count: int) -> npt.NDArray[Any]:
         """A copy of some of a rank's headers."""

@@ -9,7 +9,8 @@ import time
 
 import torch
 
-from nanokv.device.machine import Found, Machine
+from nanokv.device.layout import CHECKSUM_SHIFT
+from nanokv.device.machine import Descriptor, Found, Machine
 from nanokv.device.status import Status
 from nanokv.device_path import DevicePath
 from nanokv.heap.base import Heap
@@ -28,13 +29,15 @@ TRIES = 16  #: times that a reader starts over because the object was replaced w
 class Mover:
     """Puts and gets tensors, answering with a Status."""
 
-    def __init__(self, heap: Heap, machine: Machine, path: Path) -> None:
+    def __init__(self, heap: Heap, machine: Machine, path: Path, *, checksum: bool = False) -> None:
         self._machine = machine
         self._path = path
         self._direct = path if isinstance(path, DevicePath) else None
         self.device = heap.device
         self._is_native = machine.kind == "native"
         self._one_call_bytes = ONE_MEMCPY_BYTES if self._is_native else ONE_CALL_BYTES
+        self._checksum = checksum
+        self._is_always_one_call = checksum and not self._is_native  # one launch then reads the bytes once for both
         self._segments = [heap.segment(rank) for rank in range(heap.world_size)]
 
     def put(self, key: KeyDigest, tensor: torch.Tensor, preferred: int | None) -> int:
@@ -51,11 +54,20 @@ class Mover:
         except BaseException:
             self._path.abort(key, write)
             raise
+        self.seal(key, write, what)
         return self._path.finish(key, write)
+
+    def seal(self, key: KeyDigest, write: Write, what: Descriptor) -> None:
+        """Give what was written its checksum, if objects have one. To be called before it is committed."""
+        if self._checksum:
+            self._machine.seal(write.owner, key, write.slot, write.epoch, write.payload, write.nbytes, what)
 
     def _is_one_call(self, nbytes: int) -> bool:
         """Whether the machine moves so many bytes at least as fast as torch."""
-        return nbytes <= self._one_call_bytes or (self._is_native and torch.get_num_threads() == 1)
+        return self._is_always_one_call or nbytes <= self._one_call_bytes or self._is_one_thread()
+
+    def _is_one_thread(self) -> bool:
+        return self._is_native and torch.get_num_threads() == 1
 
     def _fill(self, write: Write, tensor: torch.Tensor, plain: bool) -> None:
         target = self.payload(write.owner, write.payload, write.nbytes)
@@ -80,8 +92,9 @@ class Mover:
                 if self._machine.validate(found.owner, found.slot, found.epoch) == Status.OK:
                     return Status.CORRUPT
                 continue
-            if self._read(found, tensor) == Status.OK:
-                return tensor
+            status = self._read(key, found, tensor)
+            if status != Status.TORN:
+                return tensor if status == Status.OK else Status(status)
         return Status.MISS
 
     def get_into(self, key: KeyDigest, dst: torch.Tensor) -> int:
@@ -100,7 +113,7 @@ class Mover:
                 if torn and found.nbytes != have:
                     return Status.MISS  # the object of this size went away while it was copied
                 check_dst(dst, found.nbytes, self.device)
-                status = self._read(found, dst)
+                status = self._read(key, found, dst)
             if status != Status.TORN:
                 return status
             torn = True
@@ -113,15 +126,22 @@ class Mover:
         status = self._machine.get(key, dst.data_ptr(), nbytes, time.time_ns())
         return None if status == Status.SIZE else status
 
-    def _read(self, found: Found, dst: torch.Tensor) -> int:
+    def _read(self, key: KeyDigest, found: Found, dst: torch.Tensor) -> int:
         if self._is_one_call(found.nbytes):
-            return self._machine.read(found, dst.data_ptr(), time.time_ns())
+            return self._machine.read(key, found, dst.data_ptr(), time.time_ns())
         with torch.no_grad():
             flat_bytes(dst).copy_(self.payload(found.owner, found.payload, found.nbytes))
-        status = self._machine.validate(found.owner, found.slot, found.epoch)
+        status = self._machine.verify(key, found, dst.data_ptr())
         if status == Status.OK:
             self._machine.touch(found.owner, found.slot, time.time_ns())
         return status
+
+    def is_right_in_place(self, key: KeyDigest, found: Found) -> bool:
+        """False if the checksum of a pinned object is wrong, or missing where objects have one."""
+        if not self._checksum and not found.descriptor[0] >> CHECKSUM_SHIFT.value:
+            return True
+        at = self._segments[found.owner].data_ptr() + found.payload
+        return self._machine.verify(key, found, at) == Status.OK
 
     def view(self, found: Found) -> torch.Tensor | None:
         """The bytes of a pinned object in place, as the tensor that was put; None if its descriptor contradicts it."""

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from nanokv.device.geometry import MODES, Geometry
+from nanokv.device.geometry import Geometry
 from nanokv.device.layout import DEAD, PINS_SHIFT, READY, RESERVED, STATE_MASK, WRITING
 from nanokv.device.machine import Machine
 from nanokv.device.status import Status
@@ -46,11 +46,11 @@ def extent_pages(geometry: Geometry, device_alloc: bool, n_pages: npt.NDArray[An
     return np.where(pages > 0, sizes[np.minimum(np.searchsorted(sizes, pages), len(sizes) - 1)], 0)
 
 
-def snapshot(machine: Machine, rank: int) -> HeapSnapshot:
-    """Look at a rank's segment now."""
+def snapshot(machine: Machine, rank: int, alloc: str) -> HeapSnapshot:
+    """Look at a rank's segment now. `alloc`: "device" or "host"."""
     geometry = machine.geometry
     control = machine.control(rank)[0]
-    device_alloc = MODES[int(control["mode"])] == "device"
+    device_alloc = alloc == "device"
     used = min(int(control["hdr_head"]), geometry.hdr_count) if device_alloc else geometry.hdr_count
     headers = machine.headers(rank, 0, used)
     state = headers["state"] & STATE_MASK.value

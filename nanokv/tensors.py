@@ -4,7 +4,7 @@ from math import prod
 
 import torch
 
-from nanokv.device.layout import MAX_DIMS
+from nanokv.device.layout import DTYPE_MASK, MAX_DIMS, NDIM_MASK, NDIM_SHIFT
 from nanokv.device.machine import Descriptor
 from nanokv.errors import InvalidArgument
 
@@ -34,6 +34,8 @@ _NAMES = [
 _CODES = {getattr(torch, name): code for code, name in enumerate(_NAMES, 1) if hasattr(torch, name)}
 _DTYPES = {code: dtype for dtype, code in _CODES.items()}
 _REMEMBERED = 4096
+_MOST_ELEMENTS = 2**48  #: of a stored shape, zeros counted as ones: torch computes strides of it
+_DTYPE_MASK, _NDIM_SHIFT, _NDIM_MASK = DTYPE_MASK.value, NDIM_SHIFT.value, NDIM_MASK.value
 
 RAW: Descriptor = (0, 0, 0, 0, 0, 0, 0, 0)
 _described: dict[tuple[torch.dtype, torch.Size], tuple[int, Descriptor]] = {}
@@ -62,7 +64,7 @@ def _describe(dtype: torch.dtype, shape: torch.Size) -> tuple[int, Descriptor]:
     if len(shape) > MAX_DIMS:
         raise InvalidArgument(f"at most {MAX_DIMS} dimensions are supported, not {len(shape)}: reshape the tensor")
     d0, d1, d2, d3, d4, d5, d6 = (*shape, *(0,) * (MAX_DIMS - len(shape)))
-    what: Descriptor = (code | len(shape) << 8, d0, d1, d2, d3, d4, d5, d6)
+    what: Descriptor = (code | len(shape) << _NDIM_SHIFT, d0, d1, d2, d3, d4, d5, d6)
     if len(_described) >= _REMEMBERED:
         _described.clear()
     known = _described[dtype, shape] = (dtype.itemsize * prod(shape), what)
@@ -71,7 +73,7 @@ def _describe(dtype: torch.dtype, shape: torch.Size) -> tuple[int, Descriptor]:
 
 def empty_like_described(what: Descriptor, nbytes: int, device: torch.device) -> torch.Tensor | None:
     """A new tensor for `nbytes` bytes of what a descriptor says; raw bytes come flat, as uint8. None: contradiction."""
-    code, ndim = what[0] & 0xFF, what[0] >> 8
+    code, ndim = what[0] & _DTYPE_MASK, what[0] >> _NDIM_SHIFT & _NDIM_MASK
     if code == 0:
         return torch.empty(nbytes, dtype=torch.uint8, device=device)
     shape = what[1 : 1 + ndim]
@@ -81,6 +83,7 @@ def empty_like_described(what: Descriptor, nbytes: int, device: torch.device) ->
         or not 0 <= ndim <= MAX_DIMS
         or min(shape, default=0) < 0
         or prod(shape) * dtype.itemsize != nbytes
+        or prod(d or 1 for d in shape) > _MOST_ELEMENTS
     ):
         return None
     return torch.empty(shape, dtype=dtype, device=device)

@@ -21,7 +21,15 @@ World: TypeAlias = "list[nanokv.NanoKVCache]"  # a string: importing the cache t
 MakeWorld = Callable[..., World]
 
 HEAP_BYTES = 1 << 20
-_VARIABLES = ("NANOKV_ALLOC", "NANOKV_NAME", "RANK", "WORLD_SIZE", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
+_VARIABLES = (
+    "NANOKV_ALLOC",
+    "NANOKV_CHECKSUM",
+    "NANOKV_NAME",
+    "RANK",
+    "WORLD_SIZE",
+    "MASTER_PORT",
+    "TORCHELASTIC_RUN_ID",
+)
 
 
 @pytest.fixture(autouse=True)

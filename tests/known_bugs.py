@@ -108,7 +108,7 @@ BUGS = {
         "release/weak: 5.1 7.1 36.1 43.2 51.2",
         device=lambda: rewrite(
             reclaim.release,
-            'state = add64(header + H_STATE, 0, "acquire")',
+            'state = add64(header + H_STATE, 0, "acq_rel")',
             'state = load64(header + H_STATE, "acquire")',
         ),
     ),

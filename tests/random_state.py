@@ -75,6 +75,10 @@ ARGUMENTS = {
     "detach": "head",
     "class_of": "world n_pages",
     "free_list": "seg size_class",
+    "link_of": "world seg page",
+    "mark": "world seg page mark_value index",
+    "hold": "world seg page size_class index",
+    "is_held": "world seg page size_class index",
     "bump": "world seg n_pages",
     "bump_rest": "world seg",
     "give": "world seg page size_class",
@@ -84,6 +88,7 @@ ARGUMENTS = {
     "take": "world seg size_class",
     "state_word": "state epoch",
     "epoch_of": "state_word",
+    "believed": "world seg index",
     "take_slot": "world seg",
     "give_slot": "world seg index",
     "reserve": "world seg index key_hash key_check flags",
@@ -125,7 +130,7 @@ ARGUMENTS = {
     "add_pin": "header epoch one_pin",
     "pin": "world seg index epoch",
     "unpin": "world seg index epoch line",
-    "take_out": "world seg header",
+    "take_out": "world seg index",
     "retire": "world seg owner index epoch",
     "oldest": "world seg ticket few size_class",
     "evict_for": "world seg owner maybe_class",
@@ -143,7 +148,17 @@ ARGUMENTS = {
     "lookup_described": "world key_hash key_check",
     "validate": "world owner index epoch",
     "touch": "world owner index now",
-    "read": "world owner index epoch payload few out now",
+    "wanted": "world",
+    "has_checksum": "header",
+    "checksum": "key_hash key_check nbytes any any any any any any any any any",
+    "seal": "world seg index key_hash key_check nbytes any any any any any any any any any",
+    "is_right": "world seg index key_hash key_check nbytes bit any",
+    "is_inside": "world payload few",
+    "is_writing": "world owner index epoch",
+    "seal_payload": "world owner key_hash key_check index epoch payload few any any any any any any any any",
+    "judged": "world owner index epoch key_hash key_check few bit any",
+    "verify": "world owner index epoch key_hash key_check source few",
+    "read": "world owner index epoch key_hash key_check payload few out now",
     "get": "world key_hash key_check out stored_bytes now",
     "remove_slot": "world owner index epoch",
     "remove": "world key_hash key_check",
@@ -173,8 +188,32 @@ ARGUMENTS = {
 # the state in which a function mostly finds the header that it is called with
 WANTED = {
     RESERVED.value: ("publish", "undo", "allocate", "claim"),
-    WRITING.value: ("commit_state", "commit", "finish", "abort", "give_up", "kill", "kill_slot", "settle", "judge"),
-    READY.value: ("still_ready", "remove_slot", "validate", "pin", "add_pin", "snapshot", "read", "get", "remove"),
+    WRITING.value: (
+        "is_writing",
+        "seal_payload",
+        "commit_state",
+        "commit",
+        "finish",
+        "abort",
+        "give_up",
+        "kill",
+        "kill_slot",
+        "settle",
+        "judge",
+    ),
+    READY.value: (
+        "verify",
+        "judged",
+        "still_ready",
+        "remove_slot",
+        "validate",
+        "pin",
+        "add_pin",
+        "snapshot",
+        "read",
+        "get",
+        "remove",
+    ),
     DEAD.value: ("acknowledge", "release"),
 }
 # functions that need a ledger line that is held
@@ -278,7 +317,10 @@ class Draw:
         return self.key[1]
 
     def flags(self) -> int:
-        return self.rng.randrange(4)
+        return self.rng.randrange(8)
+
+    def mark_value(self) -> int:
+        return self.rng.randrange(32)
 
     def bit(self) -> int:
         return self.rng.randrange(2)
@@ -415,7 +457,9 @@ def history(rng: random.Random, state: Memory) -> None:
         elif step == 4:
             status, index, epoch, *_ = code.begin(world, owner, *key, size, rng.randrange(2), now)
             if status == 0 and rng.random() < 0.5:
-                rng.choice((code.abort, code.give_up, code.commit))(world, owner, index, epoch)
+                producer = int(state.views[owner].headers[index]["producer"])
+                end, *more = rng.choice(((code.abort,), (code.give_up, producer), (code.commit,)))
+                end(world, owner, index, epoch, *more)
         elif step == 5:
             code.remove(world, *key)
         elif step == 6:

@@ -107,6 +107,7 @@ REQUIRED = [
     ("detach_class_kernel", "cas", True, True, 1),
     ("drain_ring_kernel", "swap", True, False, 1),
     ("read_state_kernel", "add", True, True, 1),
+    ("release_slot_kernel", "add", True, True, 1),
     ("remote_probe_kernel", "cas", True, True, 1),
 ]
 

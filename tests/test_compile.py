@@ -12,6 +12,7 @@ pytestmark = pytest.mark.timeout(300)  # all that is compiled or interpreted fal
 
 PROTOCOL = (
     "activity",
+    "checksum",
     "directory",
     "extent",
     "freelist",

@@ -9,7 +9,11 @@ import pytest
 
 pytestmark = pytest.mark.timeout(300)  # all that is compiled or interpreted falls to the first test
 
-GROUPS = [("freelist,extent,header", 12), ("directory,ring,activity,pins", 10), ("retire,evict,object,reclaim", 6)]
+GROUPS = [
+    ("freelist,extent,header", 12),
+    ("directory,ring,activity,pins", 10),
+    ("checksum,retire,evict,object,reclaim", 6),
+]
 
 
 def compare(*options: str) -> subprocess.CompletedProcess[str]:

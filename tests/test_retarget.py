@@ -14,8 +14,8 @@ import pytest
 
 from nanokv.device import extent, freelist, header
 from nanokv.device.geometry import Geometry
-from nanokv.device.layout import FREE_HEAD, FREE_HEAD_STRIDE, WORD
-from nanokv.device.memory import VOCABULARY
+from nanokv.device.layout import FREE_HEAD, FREE_HEAD_STRIDE, OBJ_HEADER, RESERVED, WORD
+from nanokv.device.memory import GOLDEN, MIX_ONE, MIX_TWO, VOCABULARY
 from nanokv.device.native import native_function
 from nanokv.device.retarget import retarget
 from tests.plain_world import PAGE, PlainWorld
@@ -23,6 +23,7 @@ from tests.plain_world import PAGE, PlainWorld
 TABLE, SEGMENT = 1 << 20, 1 << 30  #: where the dict machine has its world table and its segment
 GEOMETRY = Geometry.plan(16 * PAGE, PAGE, 1, max_objects=5)
 LAST_CLASS = 4
+WHOLE = (1 << 64) - 1
 
 
 def signed(value: int) -> int:
@@ -44,8 +45,9 @@ class DictMachine:
 
     def vocabulary(self) -> dict[str, Callable[..., Any]]:
         names = {name: getattr(self, name) for name in ("load64", "store64", "cas64", "add64", "xchg64", "copy_bytes")}
+        sums = {"mixed": self.mixed, "checksum_bytes": self.checksum_bytes}
         plain = {"word": int, "select": lambda condition, yes, no: yes if condition else no}
-        return names | plain | {"table64": self.words.__getitem__}
+        return names | sums | plain | {"table64": self.words.__getitem__}
 
     def load64(self, address: int, sem: str) -> int:
         self._note("load", sem)
@@ -78,6 +80,16 @@ class DictMachine:
         for at in range(0, nbytes, WORD):
             self.words[dst + at] = self.words[src + at]
 
+    def mixed(self, value: int, place: int) -> int:
+        x = (value + (place + 1) * GOLDEN.value) & WHOLE
+        x = ((x ^ (x >> 30)) * MIX_ONE.value) & WHOLE
+        x = ((x ^ (x >> 27)) * MIX_TWO.value) & WHOLE
+        return signed(x ^ (x >> 31))
+
+    def checksum_bytes(self, address: int, nbytes: int, first: int) -> int:
+        whole = [self.mixed(self.words[address + at], first + at // WORD) for at in range(0, nbytes, WORD)]
+        return signed(sum(whole))
+
 
 class Both:
     """One segment twice: in a dict, and in memory for native code."""
@@ -105,6 +117,14 @@ class Both:
         here = plain(SEGMENT + head, SEGMENT + links, *args)
         base = self.native.bases[0]
         there = compiled(function, 2 + len(args))(base + head, base + links, *args)
+        assert here == there, f"{function.__name__}{args}"
+        return here
+
+    def call_header(self, function: Any, slot: int, *args: int) -> Any:
+        """Call a function that takes (header, ...) on both."""
+        at = GEOMETRY.offsets["hdr_base"] + slot * OBJ_HEADER.size
+        here = retarget(function, self.machine.vocabulary(), done=self.done)(SEGMENT + at, *args)
+        there = compiled(function, 1 + len(args))(self.native.bases[0] + at, *args)
         assert here == there, f"{function.__name__}{args}"
         return here
 
@@ -164,13 +184,15 @@ def test_header_slots_are_the_same(both: Both) -> None:
         for slot in slots[:-1]:
             assert both.call(header.reserve, slot, lap, -lap, 1) == lap + 1
         for slot in slots[:-1]:
+            both.call_header(header.kill, slot, RESERVED.value, lap + 1)
             both.call(header.give_slot, slot)
     both.assert_same()
 
 
 def test_every_access_goes_through_the_vocabulary(both: Both) -> None:
     both.call(extent.take, 2)
-    assert both.machine.calls == {"load": 7, "cas": 1}, "six empty lists are looked at, then the bump pointer"
+    looks = "six empty lists, the bump pointer, whether its page was used; then four links are read and stamped"
+    assert both.machine.calls == {"load": 12, "cas": 1, "store": 4}, looks
     assert both.machine.orders == {"acquire", "relaxed"}
 
 

@@ -15,16 +15,18 @@ waves wait for theirs at the barrier. So there `launch` runs every kernel of thi
 import triton
 import triton.language as tl
 
-from nanokv.device.kernels.frame import answer, answered, arg, arrive
-from nanokv.device.memory import copy_bytes, select, word
-from nanokv.device.object import finish, get, put, touch, validate
-from nanokv.device.status import OK, SIZE
-from nanokv.device.world import segment
+from nanokv.device.checksum import has_checksum, seal, wanted
+from nanokv.device.kernels.frame import add_sum, answer, answered, arg, arrive, whole_sum
+from nanokv.device.memory import checksum_bytes, copy_bytes, select, word
+from nanokv.device.object import finish, get, is_writing, judged, put, touch, validate
+from nanokv.device.status import OK, SIZE, TORN
+from nanokv.device.world import header_at, segment
 
 TILE_WORDS = tl.constexpr(2048)  # 16 KiB: with four warps, eight 16-byte loads of each thread are in flight
 TILE_BYTES = tl.constexpr(8 * 2048)
 FINAL = tl.constexpr(14)  # the answer that holds the status of the whole put or get
 PUT_SOURCE, GET_TARGET, GET_ROOM, GET_NOW = tl.constexpr(15), tl.constexpr(3), tl.constexpr(4), tl.constexpr(5)
+SEAL_HEADER, SEAL_EPOCH, SEAL_PAYLOAD = tl.constexpr(15), tl.constexpr(16), tl.constexpr(17)
 
 
 @triton.jit
@@ -56,6 +58,43 @@ def stream(dst: tl.int64, src: tl.int64, nbytes: tl.int64) -> None:
 
 
 @triton.jit
+def sum_stream(frame: tl.int64, address: tl.int64, nbytes: tl.int64) -> None:
+    """Add this CTA's part of the sum over some bytes: of those which `stream` gives it."""
+    tiles = nbytes // TILE_BYTES
+    step = tl.num_programs(0).to(tl.int64)
+    tile = tl.program_id(0).to(tl.int64)
+    total = word(0)
+    while tile < tiles:
+        total += checksum_bytes(address + tile * TILE_BYTES, word(TILE_BYTES), tile * TILE_WORDS)
+        tile += step
+    if tile == tiles:
+        total += checksum_bytes(address + tile * TILE_BYTES, nbytes - tiles * TILE_BYTES, tile * TILE_WORDS)
+    add_sum(frame, total)
+
+
+@triton.jit
+def seal_from(frame: tl.int64, owner: tl.int64, index: tl.int64) -> None:
+    """Give an object the checksum of its key and descriptor, which are arguments, and of the sum of all CTAs."""
+    seal(
+        arg(frame, 0),
+        segment(arg(frame, 0), owner),
+        index,
+        arg(frame, 2),
+        arg(frame, 3),
+        arg(frame, 4),
+        whole_sum(frame),
+        arg(frame, 7),
+        arg(frame, 8),
+        arg(frame, 9),
+        arg(frame, 10),
+        arg(frame, 11),
+        arg(frame, 12),
+        arg(frame, 13),
+        arg(frame, 14),
+    )
+
+
+@triton.jit
 def store_payload_kernel(frame: tl.int64) -> None:
     """Second launch of a put: (..., src) and what `begin_object_kernel` answered -> status."""
     world = arg(frame, 0)
@@ -63,29 +102,67 @@ def store_payload_kernel(frame: tl.int64) -> None:
     status = answered(frame, 0)
     if status == OK:
         stream(segment(world, owner) + answered(frame, 3), arg(frame, PUT_SOURCE), arg(frame, 4))
+        if wanted(world):
+            sum_stream(frame, arg(frame, PUT_SOURCE), arg(frame, 4))
     if arrive(frame) == tl.num_programs(0) - 1:
         if status == OK:
+            if wanted(world):
+                seal_from(frame, owner, answered(frame, 1))
             status = finish(world, owner, answered(frame, 1), answered(frame, 2), answered(frame, 4))
         answer(frame, FINAL, status)
 
 
 @triton.jit
 def copy_payload_kernel(frame: tl.int64) -> None:
-    """Second launch of a get: (..., dst, room, now) and what `lookup_object_kernel` answered -> status."""
+    """Second launch of a get: (key_hash, key_check, dst, room, now), what `lookup_object_kernel` answered -> status."""
+    fits = answered(frame, 5) == arg(frame, GET_ROOM)
+    if (answered(frame, 0) == OK) & fits:
+        payload = segment(arg(frame, 0), answered(frame, 1)) + answered(frame, 4)
+        stream(arg(frame, GET_TARGET), payload, arg(frame, GET_ROOM))
+    judge_copy(frame, fits)
+
+
+@triton.jit
+def verify_payload_kernel(frame: tl.int64) -> None:
+    """(key_hash, key_check, copy, bytes, now), and as answers what was looked up: `verify` by many CTAs -> status."""
+    judge_copy(frame, answered(frame, 0) == OK)
+
+
+@triton.jit
+def judge_copy(frame: tl.int64, fits: tl.int64) -> None:
+    """Sum this CTA's part of a copy, if need be; the last one judges it, and answers."""
     world = arg(frame, 0)
     owner = answered(frame, 1)
+    index = answered(frame, 2)
     status = answered(frame, 0)
-    fits = answered(frame, 5) == arg(frame, GET_ROOM)
-    if (status == OK) & fits:
-        stream(arg(frame, GET_TARGET), segment(world, owner) + answered(frame, 4), arg(frame, GET_ROOM))
+    flagged = has_checksum(header_at(world, segment(world, owner), index))
+    if (status == OK) & fits & flagged:
+        sum_stream(frame, arg(frame, GET_TARGET), arg(frame, GET_ROOM))
     if arrive(frame) == tl.num_programs(0) - 1:
         if status == OK:
-            status = validate(world, owner, answered(frame, 2), answered(frame, 3))
-            if status == OK:
-                status = select(fits, status, word(SIZE))
-                if fits:
-                    touch(world, owner, answered(frame, 2), arg(frame, GET_NOW))
+            if fits:
+                key_hash = arg(frame, 1)
+                key_check = arg(frame, 2)
+                room = arg(frame, GET_ROOM)
+                epoch = answered(frame, 3)
+                status = judged(world, owner, index, epoch, key_hash, key_check, room, flagged, whole_sum(frame))
+                if status == OK:
+                    touch(world, owner, index, arg(frame, GET_NOW))
+            else:
+                status = select(validate(world, owner, index, answered(frame, 3)) == OK, word(SIZE), word(TORN))
         answer(frame, FINAL, status)
+
+
+@triton.jit
+def seal_payload_kernel(frame: tl.int64) -> None:
+    """(owner, key_hash, key_check, bytes, -, -, descriptor[8], header, epoch, payload): `seal_payload` by many CTAs."""
+    owner = arg(frame, 1)
+    index = arg(frame, SEAL_HEADER)
+    if is_writing(arg(frame, 0), owner, index, arg(frame, SEAL_EPOCH)):
+        sum_stream(frame, segment(arg(frame, 0), owner) + arg(frame, SEAL_PAYLOAD), arg(frame, 4))
+    if arrive(frame) == tl.num_programs(0) - 1:
+        if is_writing(arg(frame, 0), owner, index, arg(frame, SEAL_EPOCH)):
+            seal_from(frame, owner, index)
 
 
 @triton.jit

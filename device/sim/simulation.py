@@ -241,6 +241,8 @@ class Simulation:
         return self.memory.cas(self.point(MODIFY, address), address, expected, new, sem)
 
     def _add64(self, address: int, value: int, sem: str) -> int:
+        if value == 0 and sem in ("relaxed", "acquire"):
+            return self._load64(address, sem)  # as LLVM does
         self._before(sem)
         return self.memory.add(self.point(MODIFY, address), address, value, sem)
 

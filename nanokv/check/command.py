@@ -13,6 +13,7 @@ from nanokv.check.report import Row
 from nanokv.errors import InvalidArgument
 
 _FAILED = 1
+SCHEDULES = 1000  #: of each scenario, memory and scheduler, to notice a mutant
 
 
 class HeapChoice(StrEnum):
@@ -42,6 +43,7 @@ def check(
     seed: Annotated[int, typer.Option(help="Of all that is drawn.")] = 0,
     everything: Annotated[bool, typer.Option("--all", help="The protocol's own checks too: model, mutants.")] = False,
     replay: Annotated[str, typer.Option(help="Run the one simulated execution that a failure named.")] = "",
+    mutant: Annotated[str, typer.Option(help="Break the protocol in one place, and see who notices; `list`.")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, a line a check.")] = False,
 ) -> None:
     """Check NanoKV on this machine: concurrency, histories, kill -9, corruption, litmus; fsck after each.
@@ -50,6 +52,8 @@ def check(
     """
     if replay:
         raise typer.Exit(_replay(replay))
+    if mutant:
+        raise typer.Exit(_mutant(mutant, seed))
     from nanokv.check.run import MACHINE, PARTS, Options, run_parts
 
     names = parts or list(PARTS if everything else MACHINE)
@@ -72,6 +76,21 @@ def _replay(text: str) -> int:
         raise InvalidArgument(str(error)) from None
     typer.echo(why or "nothing goes wrong in this execution")
     return _FAILED if why else 0
+
+
+def _mutant(name: str, seed: int) -> int:
+    from nanokv.check.model.mutants import MUTANTS, kill
+
+    if name == "list":
+        for each in MUTANTS.values():
+            typer.echo(f"{each.name}: {each.about}")
+        return 0
+    if name not in MUTANTS:
+        raise InvalidArgument(f"no mutant {name!r}; `nanokv check --mutant list` lists them")
+    typer.echo(f"{name}: {MUTANTS[name].about}")
+    failure = kill(name, SCHEDULES, seed)
+    typer.echo(f"noticed: {failure}" if failure else "it survives")
+    return 0 if failure else _FAILED
 
 
 def _print_json(rows: Iterable[Row]) -> bool:

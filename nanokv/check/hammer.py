@@ -63,7 +63,7 @@ def hammer(world: tl.int64, seed: tl.int64, rounds: tl.int64, keys: tl.int64, bu
         elif what < 6:
             status, owner, index, epoch, payload, nbytes = lookup(world, key, key)
             if (status == OK) & (nbytes <= room * WORD_BYTES):
-                status = read(world, owner, index, epoch, payload, nbytes, buffer, i)
+                status = read(world, owner, index, epoch, key, key, payload, nbytes, buffer, i)
                 if status == OK:
                     reads += 1
                     wrong += differing(buffer, nbytes // WORD_BYTES, key)

@@ -53,14 +53,34 @@ def _model(options: Options) -> list[Row]:
     return run_model(max(int(options.seconds * SCHEDULES_A_SECOND), 8), options.seed)
 
 
+def _litmus(options: Options) -> list[Row]:
+    from nanokv.check.litmus import run_litmus
+
+    return run_litmus(int(options.seconds * INSTANCES_A_SECOND), options.device)
+
+
+def _mutants(options: Options) -> list[Row]:
+    from nanokv.check.model.mutants import kill_mutants
+    from nanokv.check.model.orderings import kill_orderings
+
+    schedules = max(int(options.seconds * SCHEDULES_A_SECOND), 500)
+    return [kill_mutants(schedules, options.seed), kill_orderings(schedules, options.seed)]
+
+
 OPERATIONS_A_SECOND = 1000  #: of each way to record a history
 KILLS_A_SECOND = 5
+INSTANCES_A_SECOND = 40_000  #: of each litmus shape
 SCHEDULES_A_SECOND = 20  #: of each scenario, memory and scheduler
 
 #: checks of this machine: its compiler, its memory, its processes
-MACHINE: dict[str, Callable[[Options], list[Row]]] = {"threads": _threads, "histories": _histories, "kills": _kills}
+MACHINE: dict[str, Callable[[Options], list[Row]]] = {
+    "threads": _threads,
+    "histories": _histories,
+    "kills": _kills,
+    "litmus": _litmus,
+}
 #: checks of the protocol itself, which come out alike everywhere
-PROTOCOL: dict[str, Callable[[Options], list[Row]]] = {"model": _model}
+PROTOCOL: dict[str, Callable[[Options], list[Row]]] = {"model": _model, "mutants": _mutants}
 PARTS = MACHINE | PROTOCOL
 
 

@@ -4,6 +4,7 @@ from collections.abc import Generator, Iterator
 
 import numpy as np
 
+from nanokv.device.extent import HELD
 from nanokv.device.layout import SIZE_CLASSES, unpack
 from nanokv.fsck.look import Extents, Look, Numbers, World, walk
 from nanokv.fsck.report import RECOVER, REMAKE, SHOWN, Finding, named
@@ -40,8 +41,13 @@ def check_links(world: World) -> Iterator[Finding]:
     if not world.allocates:
         return
     for look in world.looks:
-        for what, links in (("page", look.page_links), ("slot", look.header_links)):
-            wild = np.flatnonzero(unpack("LINK", "next", links) > len(links))
+        held = unpack("LINK", "mark", look.page_links) >= HELD.value  # such a link names a header slot
+        most = np.where(held, look.geometry.hdr_count, look.geometry.n_pages)
+        for what, links, last in (
+            ("page", look.page_links, most),
+            ("slot", look.header_links, look.geometry.hdr_count),
+        ):
+            wild = np.flatnonzero(unpack("LINK", "next", links) > last)
             if len(wild):
                 yield Finding("I2", look.rank, "links lead out of the arena", named(f"{what} link", wild), REMAKE)
 

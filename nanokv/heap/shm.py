@@ -18,7 +18,7 @@ import torch
 from nanokv.device.geometry import MODES, Geometry
 from nanokv.device.layout import HEAP_CTL, PRODUCER_INC_MASK
 from nanokv.device.views import SegmentView
-from nanokv.errors import HeapUnavailable, InvalidArgument, PeerLost
+from nanokv.errors import HeapUnavailable, InvalidArgument, PeerLost, SegmentCorrupt
 from nanokv.heap.futex import Doorbell
 from nanokv.heap.locks import LockFile
 from nanokv.heap.mapping import PREFAULT_SECONDS, as_tensor, prefault
@@ -32,6 +32,8 @@ _POLL_FIRST, _POLL_LAST = 0.0005, 0.01  #: seconds between two looks at the othe
 LIVENESS_SECONDS = (
     0.005  #: how old an answer of `peer_closed` may be: each put asks, and asking the kernel takes 1.5 µs
 )
+
+MOST_ATTACHED = 1 << 31  #: times that a rank can have attached: more is a corrupt word
 
 
 class ShmHeap:
@@ -134,7 +136,13 @@ class ShmHeap:
     def _join_activity(self) -> None:
         """Begin a new incarnation in every segment. The last one has ended: nothing of it is in flight."""
         records = [view.activity[self.rank] for view in self._views]
-        self.incarnation = 1 + max(int(record["incarnation"]) for record in records)
+        said = [int(record["incarnation"]) for record in records]
+        if max(said) > MOST_ATTACHED:
+            raise SegmentCorrupt(
+                f"world {self.name!r}: rank {self.rank} attached {max(said)} times, says the activity of rank "
+                f"{said.index(max(said))}; `nanokv rm` removes the world"
+            )
+        self.incarnation = 1 + max(said)
         for record in records:
             record["in_flight0"] = record["in_flight1"] = 0
             record["incarnation"] = self.incarnation

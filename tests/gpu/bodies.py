@@ -111,10 +111,10 @@ def puts_gets_and_removes(device: torch.device) -> None:
             found = w.machine.lookup(key(n))
             assert found[:2] == (OK, n % 2)
             assert (found.nbytes, found.descriptor) == (size, WHAT)
-            assert w.machine.read(found, back.data_ptr(), 1) == OK
+            assert w.machine.read(key(n), found, back.data_ptr(), 1) == OK
             assert torch.equal(back, data)
             assert w.machine.remove(key(n)) == OK
-            assert w.machine.read(found, back.data_ptr(), 1) == TORN
+            assert w.machine.read(key(n), found, back.data_ptr(), 1) == TORN
             assert w.get(n, size)[0] == w.machine.find(key(n)) == w.machine.remove(key(n)) == MISS
 
 

@@ -55,33 +55,36 @@ KEPT: dict[str, str] = {
     "in_flight#0:acq_rel>acquire": "what the host looked at before stays before",
     "add_pin#1:acq_rel>release": BEHIND,
     "recount#2:release>relaxed": "the lines were counted before",
-    "release#0:acquire>relaxed": BEHIND,
+    "release#0:acq_rel>release": BEHIND,
+    "is_writing#0:acquire>relaxed": "a checksum is written, or the commit that follows fails",
     "walk#0:acquire>relaxed": HOST,
     "state_of#0:acq_rel>acquire": HOST,
     "state_of#0:acq_rel>release": HOST,
 }
 
-#: an execution that notices the weaker ordering; where the protocol has changed since, all scenarios are searched
+#: an execution that notices the weaker ordering; `python -m nanokv.check.model.orderings` finds them anew
 FOUND_BY: dict[str, str] = {
+    "release#0:acq_rel>acquire": "release/weak: 5.1 7.1 36.1 43.2 51.2",
+    "acknowledge#0:release>relaxed": "late-plan/weak: plain",
     "pop#0:acquire>relaxed": "list-aba/weak: 0.2 5.1 13.1 18.2 23.1 31.1",
     "push_chain#3:release>relaxed": "list/weak: 7.1 8.1 13.1",
     "detach#1:acq_rel>release": "list-detach/weak: 0.2 9.2 12.1 20.2 23.1 24.1 28.1 29.1",
-    "commit_state#0:release>relaxed": "replace/weak: 0.1 100.1",
+    "commit_state#0:release>relaxed": "replace/weak: 0.1 110.1",
     "acknowledge#2:release>relaxed": "acknowledge/weak: 0.1 64.1 76.1",
     "judge#0:acquire>relaxed": "twins/weak: 36.1 47.1 83.1 88.1 90.1",
-    "claim#0:acq_rel>acquire": "same-key-busy/weak: 0.1 19.1 24.1 45.1 78.2 110.2 111.2",
+    "claim#0:acq_rel>acquire": "same-key-busy/weak: 0.2 8.1 9.2 12.2 14.2 15.1 18.2 20.2 22.1 26.1 31.1 34.1 38.1 42.1 44.1 45.2 49.2 52.1 77.2 85.1 89.2 92.2 93.1 98.1",
     "drain#2:acquire>relaxed": "ring/weak: 25.6 26.4 27.1 28.1 29.3 32.1",
-    "leave#0:release>relaxed": "polled/weak: producer@4 0.1 15.1 42.1 46.1 106.1 110.1 111.1 112.4 114.3 116.1",
-    "in_flight#0:acq_rel>release": "polled/weak: producer@4 0.1 15.1 42.1 46.1 106.1 110.1 111.1 112.4 114.3 116.1",
-    "lookup#0:acquire>relaxed": "replace/weak: 6.1 104.1",
+    "leave#0:release>relaxed": "polled/weak: 4.1 17.2 65.1 107.1 122.1 130.2 133.1 156.1 186.1 207.2 210.1 213.1",
+    "in_flight#0:acq_rel>release": "polled/weak: 0.2 33.1 42.2 44.1 60.2 85.2 115.1 128.1 130.1 133.1 143.1 149.1 154.2 164.1 168.1 187.1 190.1 215.1 220.1 225.1 232.1 234.1 237.1",
+    "lookup#0:acquire>relaxed": "replace/weak: 4.1 102.1",
     "snapshot#0:acquire>relaxed": "swept/weak: 58.2 141.1 157.2 205.3 219.2",
     "joining#0:acquire>relaxed": "join-full/weak: 0.1 63.1 65.1",
     "pop#2:acquire>relaxed": "list/weak: 1.1 3.1 12.1 15.1",
     "detach#1:acq_rel>acquire": "join-full/weak: 0.1 19.1 24.1 39.1 46.1",
-    "reserve#5:release>relaxed": "heir/weak: 0.1 68.1 79.1 83.1 89.1",
-    "kill#0:acquire>relaxed": "host-evicts/weak: 0.1 11.1 105.1 109.1 125.1 137.1 141.2",
-    "still_ready#0:release>relaxed": "reuse/weak: 19.1 21.1",
-    "claim#0:acq_rel>release": "same-key-busy/weak: 0.1 19.1 24.1 45.1 78.2 110.2 111.2",
+    "reserve#5:release>relaxed": "heir/weak: 0.1 8.1 9.1 12.1 14.1 15.1 18.1 22.1 42.1 44.1 45.1 49.1 52.1 61.1 65.1 67.1 70.1 77.1 78.1 93.1 94.1 99.1 114.1 115.1 116.1 120.1 123.1 126.1 127.1 132.1 134.1 146.1 149.1 150.1 152.1",
+    "kill#0:acquire>relaxed": "host-evicts/weak: 5.1 15.1 16.1 30.1 78.1 81.1 84.1 117.1 118.1 130.1",
+    "still_ready#0:release>relaxed": "reuse/weak: 21.1 25.1",
+    "claim#0:acq_rel>release": "same-key-busy/weak: 0.2 8.1 9.2 12.2 14.2 15.1 18.2 20.2 22.1 26.1 31.1 34.1 38.1 42.1 44.1 45.2 49.2 52.1 77.2 85.1 89.2 92.2 93.1 98.1",
     "announce#1:release>relaxed": "ring/weak: 25.6 26.4 27.1 28.1 29.3 32.1",
     "add_pin#1:acq_rel>acquire": "recount/weak: 0.2 14.2",
     "recount#1:acquire>relaxed": "recount/weak: 0.2 14.2",
@@ -111,7 +114,7 @@ def kill_orderings(schedules: int, seed: int) -> Row:
     """Every weaker ordering that is not in KEPT must be noticed.
 
     Args:
-        schedules: executions of each scenario and scheduler, where the known execution does not notice it any more.
+        schedules: executions of each scheduler, where the known execution does not notice it any more.
     """
     row = Row("mutants", "orderings made weaker", unit="mutants")
     names = set()
@@ -128,17 +131,13 @@ def kill_orderings(schedules: int, seed: int) -> Row:
 
 
 def is_noticed(weaker: WeakOrdering, schedules: int, seed: int) -> bool:
-    replaced = weaker.replaced()
-    """Whether a weaker ordering fails: in the execution that is known for it, or in some of all scenarios."""
+    """Whether a weaker ordering fails: in the execution that is known for it, or in another one of that scenario."""
     known = FOUND_BY.get(weaker.name)
-    if known is not None:
-        explorer, schedule = named(known, replaced)
-        if explorer.replay(schedule) is not None:
-            return True
-    return any(
-        Explorer(scenario, "weak", replaced).draw(scheduler, schedules, seed).failure is not None
-        for scenario in SCENARIOS.values()
-        for scheduler in SCHEDULERS
+    if known is None:
+        return False
+    explorer, schedule = named(known, weaker.replaced())
+    return explorer.replay(schedule) is not None or any(
+        explorer.draw(scheduler, schedules, seed).failure is not None for scheduler in SCHEDULERS
     )
 
 

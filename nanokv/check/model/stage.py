@@ -176,7 +176,7 @@ class Stage:
                 raise CheckFailure(f"I4: key {key} has {found.nbytes} bytes")
             return Status.TORN, 0
         room = np.zeros(found.nbytes // WORD, np.int64)
-        status = Status(self.machine(rank).read(found, room.ctypes.data, self.now()))
+        status = Status(self.machine(rank).read(digest(key), found, room.ctypes.data, self.now()))
         return status, self.check(key, room) if status == Status.OK else 0
 
     def check(self, key: int, words: Any) -> int:

@@ -1,0 +1,119 @@
+"""Checksums: what a reader got is what the producer wrote, under this key, bit for bit.
+
+A checksum is made of the key, the number of bytes, the descriptor and the payload. It lies beside the number of
+dimensions in the descriptor, and FLAG_CHECKSUM says so. Whoever writes the bytes makes it: `object.put` over its
+source; who is not done with one call, and plans, over the pages when they commit. A reader makes it over its own copy,
+before it validates.
+
+Each 64-bit word goes through `memory.mixed`, a bijection that differs from place to place, and the results are added:
+    sum = mixed(w0, 0) + mixed(w1, 1) + ...   (mod 2**64; the last word is filled up with zeros)
+So a single word that changes always changes the sum: its own term does, all others stay. Size, key and descriptor are
+mixed likewise, at places below 0, and joined by XOR. The whole is mixed once more and cut to 32 bits: there one change
+in 2**32 is lost, whatever it is. It is not meant against whoever can compute it.
+
+Guarantees: an object that a rank with `W_CHECKSUM` reads has a checksum, and it is right; also if its header leads to
+the pages of another object, for then the key is wrong.
+
+Why the orderings suffice: flag, checksum and payload are written before the commit releases, and read before the
+reader validates (`header`).
+"""
+
+from typing import Any
+
+import triton
+import triton.language as tl
+
+from nanokv.device.header import descriptor
+from nanokv.device.layout import (
+    CHECKSUM_MASK,
+    CHECKSUM_SHIFT,
+    D_FORMAT,
+    FLAG_CHECKSUM,
+    H_FLAGS,
+    LOW32,
+)
+from nanokv.device.memory import load64, mixed, store64, table64
+from nanokv.device.world import W_CHECKSUM, descriptor_at, header_at
+
+
+@triton.jit
+def wanted(world: tl.int64) -> Any:
+    """True if this rank gives its objects checksums, and reads none without."""
+    return table64(world + W_CHECKSUM) != 0
+
+
+@triton.jit
+def has_checksum(header: tl.int64) -> Any:
+    """True if an object carries a checksum. Meaningless unless the STATE word is validated afterwards."""
+    return (load64(header + H_FLAGS, "acquire") & FLAG_CHECKSUM) != 0
+
+
+@triton.jit
+def checksum(
+    key_hash: tl.int64,
+    key_check: tl.int64,
+    nbytes: tl.int64,
+    payload_sum: tl.int64,
+    kind: tl.int64,
+    d0: tl.int64,
+    d1: tl.int64,
+    d2: tl.int64,
+    d3: tl.int64,
+    d4: tl.int64,
+    d5: tl.int64,
+    d6: tl.int64,
+) -> Any:
+    """The 32 bits for a key, a size, the sum over the payload (`memory.checksum_bytes`), and a descriptor."""
+    whole = payload_sum ^ mixed(key_hash, -1) ^ mixed(key_check, -2) ^ mixed(nbytes, -3) ^ mixed(kind & LOW32, -4)
+    whole = whole ^ mixed(d0, -5) ^ mixed(d1, -6) ^ mixed(d2, -7) ^ mixed(d3, -8) ^ mixed(d4, -9) ^ mixed(d5, -10)
+    return mixed(whole ^ mixed(d6, -11), 0) & CHECKSUM_MASK
+
+
+@triton.jit
+def seal(
+    world: tl.int64,
+    seg: tl.int64,
+    index: tl.int64,
+    key_hash: tl.int64,
+    key_check: tl.int64,
+    nbytes: tl.int64,
+    payload_sum: tl.int64,
+    kind: tl.int64,
+    d0: tl.int64,
+    d1: tl.int64,
+    d2: tl.int64,
+    d3: tl.int64,
+    d4: tl.int64,
+    d5: tl.int64,
+    d6: tl.int64,
+) -> None:
+    """Give a checksum to an object that is WRITING. All it is made of is the caller's: nothing is read back."""
+    value = checksum(key_hash, key_check, nbytes, payload_sum, kind, d0, d1, d2, d3, d4, d5, d6)
+    form = descriptor_at(world, seg, index) + D_FORMAT
+    store64(form, (kind & LOW32) | (value << CHECKSUM_SHIFT), "relaxed")
+    header = header_at(world, seg, index)
+    flags = load64(header + H_FLAGS, "acquire")
+    store64(header + H_FLAGS, flags | FLAG_CHECKSUM, "relaxed")
+
+
+@triton.jit
+def is_right(
+    world: tl.int64,
+    seg: tl.int64,
+    index: tl.int64,
+    key_hash: tl.int64,
+    key_check: tl.int64,
+    nbytes: tl.int64,
+    flagged: tl.int64,
+    payload_sum: tl.int64,
+) -> Any:
+    """True if a copy is what was put, or if that cannot be told and this rank does not insist. Validate afterwards.
+
+    `flagged`: what `has_checksum` said. `payload_sum`: over the copy, if it is flagged.
+    """
+    right = not wanted(world)
+    if flagged:
+        kind, d0, d1, d2, d3, d4, d5, d6 = descriptor(world, seg, index)
+        value = checksum(key_hash, key_check, nbytes, payload_sum, kind, d0, d1, d2, d3, d4, d5, d6)
+        right = ((kind >> CHECKSUM_SHIFT) & CHECKSUM_MASK) == value
+    return right

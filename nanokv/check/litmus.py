@@ -1,0 +1,87 @@
+"""Litmus tests on the memory of this machine: how often the forbidden outcomes of `device/litmus.py` come out: never.
+
+On a GPU two CTAs run each shape, on a CPU two threads of compiled code. The weak variants say whether this machine
+shows what the orderings prevent (x86 shows only the store buffering).
+"""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from nanokv.check.report import Row
+from nanokv.device.layout import LINE
+from nanokv.device.litmus import WORDS, litmus_kernel, run_shape
+from nanokv.device.native import native_function
+
+BATCH = 20_000  #: instances of one run
+_LINE_WORDS = LINE // 8
+
+Seen = npt.NDArray[np.int64]
+Forbidden = Callable[[Seen, Seen], Any]
+
+
+def _flag_without_payload(flag: Seen, payload: Seen) -> Any:
+    return (flag == 1) & (payload == 0)
+
+
+def _both_miss(one: Seen, other: Seen) -> Any:
+    return (one == 0) & (other == 0)
+
+
+def _valid_and_wrong(valid: Seen, said: Seen) -> Any:
+    state, one, two = said & 3, said >> 2 & 1, said >> 3 & 1
+    return (valid == 1) & ((one != two) | (one != (state == 2)))
+
+
+#: (shape, name, forbidden outcome, its weak variant or -1)
+SHAPES: tuple[tuple[int, str, Forbidden, int], ...] = (
+    (0, "message passing", _flag_without_payload, 1),
+    (2, "store buffering through the turnstile", _both_miss, 3),
+    (4, "validated read", _valid_and_wrong, -1),
+)
+
+
+def run_litmus(instances: int, device: str = "cpu") -> list[Row]:
+    """Run `instances` of each shape on a device: "cpu", or a GPU."""
+    where = torch.device(device)
+    return [_row(shape, name, forbidden, weak, instances, where) for shape, name, forbidden, weak in SHAPES]
+
+
+def _row(shape: int, name: str, forbidden: Forbidden, weak: int, instances: int, device: torch.device) -> Row:
+    row = Row("litmus", f"{name}, {device.type}", unit="instances")
+    with row.timed():
+        seen = 0
+        for _ in range(-(-instances // BATCH)):
+            row.tried += BATCH
+            seen += int(forbidden(*outcomes(shape, BATCH, device)).sum())
+        if seen:
+            row.failures.append(f"the forbidden outcome came out {seen} times in {row.tried}")
+        if weak >= 0:
+            shown = int(forbidden(*outcomes(weak, BATCH, device)).sum())
+            row.note = f"without the ordering: {shown} of {BATCH}"
+    return row
+
+
+def outcomes(shape: int, count: int, device: torch.device) -> tuple[Seen, Seen]:
+    """What the two words of each instance say that was seen: int64 [count] each."""
+    words = torch.zeros(count * WORDS.value * _LINE_WORDS, dtype=torch.int64, device=device)
+    gate = torch.zeros(_LINE_WORDS, dtype=torch.int64, device=device)
+    if device.type == "cpu":
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(lambda who: _native(shape)(who, words.data_ptr(), count, gate.data_ptr()), range(2)))
+    else:
+        litmus_kernel[(2,)](words.data_ptr(), count, gate.data_ptr(), shape, num_warps=1)
+    said = words.cpu().numpy().reshape(count, WORDS.value, _LINE_WORDS)[:, 3]
+    return said[:, 0], said[:, 1]
+
+
+@cache
+def _native(shape: int) -> Any:
+    """A shape, compiled; the shape is a constant of its own function, as a kernel's would be."""
+    function = native_function(run_shape, 5)
+    return lambda who, base, count, gate: function(shape, who, base, count, gate)

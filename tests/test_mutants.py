@@ -1,0 +1,55 @@
+"""Mutants: every one still applies, and some are killed here; `nanokv check mutants` kills all."""
+
+import inspect
+
+import pytest
+
+from nanokv.check.model.explore import Explorer
+from nanokv.check.model.mutants import MUTANTS, NOTICED, kill
+from nanokv.check.model.suite import SCENARIOS
+from nanokv.device import freelist
+from nanokv.device.sim.mutants import rewrite, weak_orderings
+
+SOME = [
+    "no-tag",
+    "bump-overshoots",
+    "commit-by-exchange",
+    "double-free-on-lost",
+    "no-turnstile",
+    "one-look",
+    "no-grace",
+]
+
+
+def test_there_are_enough_and_each_can_be_made() -> None:
+    assert len(MUTANTS) >= 30
+    for mutant in MUTANTS.values():
+        assert set(mutant.scenarios) <= set(SCENARIOS), mutant.name
+        assert mutant.changes or mutant.patches
+        assert len(mutant.replaced()) == len(mutant.changes), f"{mutant.name}: one function is changed twice"
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_a_mutant_is_noticed_and_its_string_replays_it(name: str) -> None:
+    failure = kill(name, 600, 1)
+    assert failure is not None and failure.why.startswith(NOTICED)
+    mutant = MUTANTS[name]
+    with mutant.patched():
+        broken = Explorer(SCENARIOS[failure.scenario], failure.memory, mutant.replaced())
+        assert broken.replay(failure.schedule) is not None
+    assert Explorer(SCENARIOS[failure.scenario], failure.memory).replay(failure.schedule) is None
+
+
+def test_a_text_that_is_not_there_once_is_refused() -> None:
+    for old in ("no such text", "old"):
+        with pytest.raises(ValueError, match="not once"):
+            rewrite(freelist.pop, old, "x")
+
+
+def test_weaker_orderings_say_where_they_are() -> None:
+    names = [weaker.name for weaker in weak_orderings(freelist.pop)]
+    assert names == ["pop#0:acquire>relaxed", "pop#2:acquire>relaxed"]
+    before = inspect.getsource(freelist.pop.fn)
+    for weaker in weak_orderings(freelist.pop):
+        assert weaker.replaced().keys() == {freelist.pop.fn}
+    assert inspect.getsource(freelist.pop.fn) == before
