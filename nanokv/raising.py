@@ -46,6 +46,7 @@ def error_for(
             return errors.WriteLost(f"the object of key {name} was reclaimed while it was written: raise write_timeout")
         case Status.CORRUPT:
             return errors.SegmentCorrupt(
-                f"a word on the way to key {name} points where nothing can be, or its checksum is wrong: see nanokv fsck"
+                f"a word that leads to key {name} points where nothing can be, or its checksum is wrong; "
+                "run nanokv fsck"
             )
     return errors.NanoKVError(f"unexpected status {status} for key {name}")
