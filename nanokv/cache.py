@@ -27,7 +27,7 @@ from nanokv.heap.base import Heap
 from nanokv.heap.local import LocalWorld
 from nanokv.host_poller.events import Listener
 from nanokv.keys import Hasher
-from nanokv.mover import Mover
+from nanokv.mover import TRIES, Mover
 from nanokv.pending import Handle, Worker
 from nanokv.pinned import Pinned
 from nanokv.plans import Plans, header_offset
@@ -332,13 +332,13 @@ class NanoKVCache:
             KeyNotFound, NotReady, OutOfMemory (the pin ledger is full), SegmentCorrupt.
         """
         deadline = time.monotonic() + timeout
-        while True:
+        for _ in range(TRIES):
             found = self._found(key, max(deadline - time.monotonic(), 0.0))
             status, line = self._machine.pin(found.owner, found.slot, found.epoch)
-            if status == Status.OK:
-                break
             if status != Status.MISS:
-                raise self._error(status, key)
+                break
+        if status != Status.OK:
+            raise self._error(status, key)
         tensor = self._mover.view(found)
         pinned = Pinned(self._machine, found, line, tensor if tensor is not None else torch.empty(0), self._meta(found))
         if tensor is None or not self._mover.is_right_in_place(self._hash(key), found):

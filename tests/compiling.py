@@ -24,6 +24,7 @@ from nanokv.device import memory, remote
 from nanokv.device.freelist import pop, push
 from nanokv.device.kernels import host, objects, transfer
 from nanokv.device.memory import load64
+from nanokv.device.object import seal_payload
 
 
 class Kernel(NamedTuple):
@@ -82,8 +83,14 @@ def pop_push_kernel(head: tl.int64, links: tl.int64, count: tl.int64) -> None:
         push(head, links, node)
 
 
+@triton.jit
+def seal_probe_kernel(world: tl.int64, payload: tl.int64, nbytes: tl.int64) -> None:
+    """Seals an object as a user's kernel of one CTA does, before it commits."""
+    seal_payload(world, 0, 1, 1, 0, 1, payload, nbytes, 0, 0, 0, 0, 0, 0, 0, 0)
+
+
 def kernels() -> dict[str, Kernel]:
-    """Every kernel of the project, and three probes: for what users' kernels do, and for the free lists."""
+    """Every kernel of the project, and four probes: for what users' kernels do, and for the free lists."""
     found = {}
     for module in (objects, host, transfer):
         for name, function in vars(module).items():
@@ -96,6 +103,8 @@ def kernels() -> dict[str, Kernel]:
     words = {"word": "i64", "out": "i64", "limit": "i64"}
     found["poll_word_kernel"] = Kernel(poll_word_kernel, False, words, {})
     found["pop_push_kernel"] = Kernel(pop_push_kernel, False, {"head": "i64", "links": "i64", "count": "i64"}, {})
+    sealed = {"world": "i64", "payload": "i64", "nbytes": "i64"}
+    found["seal_probe_kernel"] = Kernel(seal_probe_kernel, True, sealed, {})
     return found
 
 

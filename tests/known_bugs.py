@@ -13,11 +13,10 @@ import numpy as np
 
 from nanokv.check.model.explore import SCHEDULERS, Explorer
 from nanokv.check.model.suite import SCENARIOS, named
-from nanokv.device import reclaim
+from nanokv.device import reclaim, retire
 from nanokv.device.layout import PIN_HELD, unpack
 from nanokv.device.sim.mutants import rewrite
 from nanokv.host_poller import sweeper
-from nanokv.host_poller.audit import Audit
 from nanokv.host_poller.sweeper import Sweeper
 
 Patch = tuple[Any, str, Any]
@@ -62,12 +61,6 @@ def _watch_those_seen_alive(self: Any) -> None:
     self.living = living
 
 
-def _hold_all_quarantine(self: Any) -> None:
-    pages, slots = self._audit.step({slot for slot, _ in self._quarantine})
-    self.counts.leaked_pages += pages
-    self.counts.leaked_slots += slots
-
-
 def _clear_intents(machine: Any, owner: int, alive: Any) -> int:
     ledger = machine.pin_ledger(owner)
     for line in np.flatnonzero(ledger).tolist():
@@ -83,33 +76,24 @@ def _clear_intents(machine: Any, owner: int, alive: Any) -> int:
     return 0
 
 
-def _start_one_audit(self: Any) -> None:
-    self._audits, self._ticket = 1, 0
-
-
 BUGS = {
     "a rank that died before any sweep saw it alive was not audited": Bug(
         "swept/sc: producer@5 13.1", host=((Sweeper, "_watch_ranks", _watch_those_seen_alive),)
     ),
-    "a torn look hid a leaked slot from the audit": Bug(
-        "swept/sc: producer@9 0.2 20.1 51.2 65.2 75.1 86.1",
-        host=((Sweeper, "_audit_step", _hold_all_quarantine), (Audit, "start", _start_one_audit)),
-    ),
-    "a disturbed look hid a leaked page, and no other audit came": Bug(
-        "swept/weak: producer@25 3.2 4.2 7.1 10.1 11.2 12.1 17.2 28.2 35.2 43.2 45.1 49.2 58.2 61.1 66.2 67.1 76.2 "
-        "81.2 92.2 93.2 104.1 118.1 120.1 125.1 131.1 132.1 135.1 140.1 142.1 146.1 150.1 155.1 160.1 169.1 170.1 176.1 "
-        "181.1 189.1",
-        host=((Audit, "start", _start_one_audit),),
-    ),
     "the pin of a reader that died between two steps stayed for ever": Bug(
-        "swept-pins/sc: reader@22", host=((sweeper, "drop_dead_pins", _clear_intents),)
+        "swept-pins/sc: reader@24", host=((sweeper, "drop_dead_pins", _clear_intents),)
     ),
     "a slot was released by an old look at its state, while it was READY again": Bug(
-        "release/weak: 5.1 7.1 36.1 43.2 51.2",
-        device=lambda: rewrite(
-            reclaim.release,
-            'state = add64(header + H_STATE, 0, "acq_rel")',
-            'state = load64(header + H_STATE, "acquire")',
+        "release/weak: 47.1 57.2 62.1 70.3",
+        device=lambda: (
+            rewrite(
+                reclaim.release,
+                'state = add64(header + H_STATE, 0, "acq_rel")',
+                'state = load64(header + H_STATE, "acquire")',
+            )
+            | rewrite(
+                retire.take_out, "wild = not is_held(world, seg, page, size_class, index)", "wild = size_class < 0"
+            )
         ),
     ),
     "a living producer was given up for the dead one that had the slot before": Bug(
@@ -121,7 +105,9 @@ BUGS = {
     "a late plan's bytes landed in the next object of its page": Bug(
         "acknowledge/weak: 0.1 64.1 76.1",
         device=lambda: rewrite(
-            reclaim.release, 'load64(header + H_FLAGS, "acquire")', 'load64(header + H_FLAGS, "relaxed")'
+            reclaim.release,
+            'state = add64(header + H_STATE, 0, "acq_rel")\n    load64(header + H_FLAGS, "acquire")',
+            'state = load64(header + H_STATE, "relaxed")\n    load64(header + H_FLAGS, "relaxed")',
         ),
     ),
 }

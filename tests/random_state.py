@@ -154,6 +154,7 @@ ARGUMENTS = {
     "seal": "world seg index key_hash key_check nbytes any any any any any any any any any",
     "is_right": "world seg index key_hash key_check nbytes bit any",
     "is_inside": "world payload few",
+    "is_extent": "world seg index payload stored_bytes",
     "is_writing": "world owner index epoch",
     "seal_payload": "world owner key_hash key_check index epoch payload few any any any any any any any any",
     "judged": "world owner index epoch key_hash key_check few bit any",
