@@ -90,7 +90,7 @@ FOUND_BY: dict[str, str] = {
     "announce#1:release>relaxed": "ring/weak: 25.6 26.4 27.1 28.1 29.3 32.1",
     "add_pin#1:acq_rel>acquire": "recount/weak: 0.2 14.2",
     "recount#1:acquire>relaxed": "recount/weak: 0.2 14.2",
-    "remove#0:acquire>relaxed": "remove-late/weak: 0.1 4.1 40.1 42.1 89.1 90.1",
+    "remove#0:acquire>relaxed": "remove-late/weak: 0.1 6.1 99.1 100.1",
     "give_up#0:acquire>relaxed": "heir/weak: 0.1 68.1 79.1 83.1 89.1",
     "joining#2:release>relaxed": "join-full/weak: 0.1 63.1 65.1",
 }
