@@ -76,7 +76,8 @@ class LaunchMachine:
         self, owner: int, key: tuple[int, int], index: int, epoch: int, payload: int, nbytes: int, what: Descriptor
     ) -> None:
         args = (owner, *key, nbytes, 0, 0, *what, index, epoch, payload)
-        self._move(args, nbytes, None, transfer.seal_payload_kernel)
+        kernel = transfer.seal_small_kernel if nbytes <= ONE_CTA_BYTES else transfer.seal_payload_kernel
+        self._move(args, nbytes if nbytes > ONE_CTA_BYTES else 0, None, kernel)
 
     def finish(self, owner: int, index: int, epoch: int, phase: int) -> int:
         return self._call(objects.finish_object_kernel, owner, index, epoch, phase)[0]

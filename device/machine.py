@@ -58,7 +58,8 @@ def free_chain(geometry: Geometry, links: npt.NDArray[Any], first: int, size_cla
     """
     following = unpack("LINK", "next", links).tolist()
     marks = unpack("LINK", "mark", links).tolist()
-    last = geometry.n_pages - geometry.class_pages[size_class]
+    size = geometry.class_pages[size_class]
+    last = geometry.n_pages - size if size else -1
     pages: dict[int, None] = {}
     while 0 <= first <= last and first not in pages and marks[first] == FREE.value + size_class:
         pages[first] = None

@@ -183,6 +183,7 @@ def test_a_chain_of_links_ends_where_it_cannot_be_right() -> None:
     assert chain(free | 2, 5) == [0], "a page that is not free"
     assert chain(free | 8, *[free] * 7, size_class=3) == [], "of another class"
     assert chain(4 << 59, size_class=3) == [0]
+    assert chain(6 << 59, size_class=5) == [], "there is no such class"
 
 
 # --- header slots -----------------------------------------------------------------------------

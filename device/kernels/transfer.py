@@ -18,7 +18,7 @@ import triton.language as tl
 from nanokv.device.checksum import has_checksum, seal, wanted
 from nanokv.device.kernels.frame import add_sum, answer, answered, arg, arrive, whole_sum
 from nanokv.device.memory import checksum_bytes, copy_bytes, select, word
-from nanokv.device.object import finish, get, is_writing, judged, put, touch, validate
+from nanokv.device.object import finish, get, is_writing, judged, put, seal_payload, touch, validate
 from nanokv.device.status import OK, SIZE, TORN
 from nanokv.device.world import header_at, segment
 
@@ -114,7 +114,7 @@ def store_payload_kernel(frame: tl.int64) -> None:
 
 @triton.jit
 def copy_payload_kernel(frame: tl.int64) -> None:
-    """Second launch of a get: (key_hash, key_check, dst, room, now), what `lookup_object_kernel` answered -> status."""
+    """Second launch of a get: (key, dst, room, now) and what `lookup_object_kernel` answered -> status."""
     fits = answered(frame, 5) == arg(frame, GET_ROOM)
     if (answered(frame, 0) == OK) & fits:
         payload = segment(arg(frame, 0), answered(frame, 1)) + answered(frame, 4)
@@ -163,6 +163,29 @@ def seal_payload_kernel(frame: tl.int64) -> None:
     if arrive(frame) == tl.num_programs(0) - 1:
         if is_writing(arg(frame, 0), owner, index, arg(frame, SEAL_EPOCH)):
             seal_from(frame, owner, index)
+
+
+@triton.jit
+def seal_small_kernel(frame: tl.int64) -> None:
+    """`seal_payload` by one CTA: the arguments of `seal_payload_kernel`."""
+    seal_payload(
+        arg(frame, 0),
+        arg(frame, 1),
+        arg(frame, 2),
+        arg(frame, 3),
+        arg(frame, SEAL_HEADER),
+        arg(frame, SEAL_EPOCH),
+        arg(frame, SEAL_PAYLOAD),
+        arg(frame, 4),
+        arg(frame, 7),
+        arg(frame, 8),
+        arg(frame, 9),
+        arg(frame, 10),
+        arg(frame, 11),
+        arg(frame, 12),
+        arg(frame, 13),
+        arg(frame, 14),
+    )
 
 
 @triton.jit

@@ -16,6 +16,8 @@ from nanokv.device.geometry import Geometry, producer_word
 from nanokv.device.kernels import transfer
 from nanokv.device.launch import ONE_CTA_BYTES, LaunchMachine
 from nanokv.device.layout import (
+    CHECKSUM_MASK,
+    CHECKSUM_SHIFT,
     EPOCH_SHIFT,
     FLAG_PLAN,
     HEADER_BYTES,
@@ -30,6 +32,7 @@ from nanokv.device.layout import (
     WRITING,
 )
 from nanokv.device.machine import Begun
+from nanokv.device.memory import GOLDEN, MIX_ONE, MIX_TWO
 from nanokv.device.object import put
 from nanokv.device.status import Status
 from nanokv.device.views import SegmentView
@@ -38,7 +41,7 @@ from nanokv.fsck import check_segments
 PAGE = 4096
 WHAT = (1, 7, 0, 0, 0, 0, 0, 0)
 OK, MISS, DUPLICATE, FULL = Status.OK, Status.MISS, Status.DUPLICATE, Status.FULL
-PINNED, SIZE, LOST, TORN = Status.PINNED, Status.SIZE, Status.LOST, Status.TORN
+PINNED, SIZE, LOST, TORN, CORRUPT = Status.PINNED, Status.SIZE, Status.LOST, Status.TORN, Status.CORRUPT
 
 
 def key(n: int) -> tuple[int, int]:
@@ -49,7 +52,9 @@ def key(n: int) -> tuple[int, int]:
 class World:
     """The segments of two virtual ranks on one device, and the machine of rank 0."""
 
-    def __init__(self, device: torch.device, pages: int, *, may_evict: bool, slots: int | None = None) -> None:
+    def __init__(
+        self, device: torch.device, pages: int, *, may_evict: bool, slots: int | None = None, checksum: bool = False
+    ) -> None:
         self.geometry = Geometry.plan(pages * PAGE, PAGE, 2, max_objects=slots)
         self.device = device
         size = self.geometry.segment_bytes
@@ -57,7 +62,7 @@ class World:
         for rank, segment in enumerate(self.segments):
             block = self.geometry.control_block(rank, 9, "device", may_evict=may_evict, water=(85, 95))
             segment[: block.nbytes] = torch.from_numpy(block.view(np.uint8)).to(device)
-        table = self.geometry.world_table(0, 1, [segment.data_ptr() for segment in self.segments])
+        table = self.geometry.world_table(0, 1, [segment.data_ptr() for segment in self.segments], checksum=checksum)
         self.machine = LaunchMachine(self.geometry, table, self.segments, device)
 
     def _aligned(self, size: int) -> torch.Tensor:
@@ -86,13 +91,63 @@ class World:
 
 @contextmanager
 def world(
-    device: torch.device, pages: int = 64, *, may_evict: bool = False, slots: int | None = None
+    device: torch.device,
+    pages: int = 64,
+    *,
+    may_evict: bool = False,
+    slots: int | None = None,
+    checksum: bool = False,
 ) -> Iterator[World]:
     """A world that must be sound at the end."""
-    made = World(device, pages, may_evict=may_evict, slots=slots)
+    made = World(device, pages, may_evict=may_evict, slots=slots, checksum=checksum)
     yield made
     report = check_segments(made.views(), mode="device")
     assert report.clean, [str(finding) for finding in report.findings]
+
+
+def checksums(device: torch.device) -> None:
+    """Put, sealed and read by one CTA and by many; the numbers are the native ones, and a flipped bit is seen."""
+    sizes = (0, 9, PAGE + 1, ONE_CTA_BYTES + transfer.TILE_BYTES.value + 9)
+    with world(device, pages=256, checksum=True) as w:
+        for n, size in enumerate(sizes):
+            data = w.bytes(size, n, shift=(0, 8, 3)[n % 3])
+            assert w.put(n, data) == OK
+            begun = w.begin(100 + n, size)
+            w.segments[1][begun.payload : begun.payload + size] = data
+            w.machine.seal(1, key(100 + n), begun.slot, begun.epoch, begun.payload, size, WHAT)
+            assert w.machine.finish(1, begun.slot, begun.epoch, begun.phase) == OK
+            for which in (n, 100 + n):
+                found = w.machine.lookup(key(which))
+                assert found.descriptor[0] >> CHECKSUM_SHIFT.value & CHECKSUM_MASK.value == native_checksum(which, data)
+                status, back = w.get(which, size)
+                assert status == OK and torch.equal(back, data), (which, size)
+                assert w.machine.read(key(which), found, back.data_ptr(), 1) == OK
+                assert w.machine.verify(key(which), found, back.data_ptr()) == OK
+                if size:
+                    w.segments[1][found.payload + size // 2] ^= 64
+                    assert w.get(which, size)[0] == CORRUPT
+                    assert w.machine.read(key(which), found, back.data_ptr(), 1) == CORRUPT
+                    assert w.machine.verify(key(which), found, w.segments[1].data_ptr() + found.payload) == CORRUPT
+                assert w.machine.remove(key(which)) == OK
+                assert w.machine.verify(key(which), found, back.data_ptr()) == TORN
+
+
+def native_checksum(n: int, data: torch.Tensor) -> int:
+    """What the CPU says: the payload's sum by Python's integers, the rest by `checksum`'s own arithmetic there."""
+    raw = data.cpu().numpy().tobytes()
+    words = np.frombuffer(raw + bytes(-len(raw) % 8), "<u8").tolist()
+    whole = sum(mixed_in_python(word, at) for at, word in enumerate(words)) % 2**64
+    for at, word in enumerate((*key(n), len(raw), *WHAT), 1):
+        whole ^= mixed_in_python(word, -at)
+    return mixed_in_python(whole, 0) & CHECKSUM_MASK.value
+
+
+def mixed_in_python(word: int, place: int) -> int:
+    """`memory.mixed`."""
+    x = (word + (place + 1) * GOLDEN.value) % 2**64
+    x = (x ^ x >> 30) * MIX_ONE.value % 2**64
+    x = (x ^ x >> 27) * MIX_TWO.value % 2**64
+    return x ^ x >> 31
 
 
 def puts_gets_and_removes(device: torch.device) -> None:
@@ -366,6 +421,7 @@ def kernels_reach_another_rank(device: torch.device) -> None:
 
 BODIES: tuple[Callable[[torch.device], None], ...] = (
     puts_gets_and_removes,
+    checksums,
     full_is_an_answer,
     evicts_what_is_old,
     pins_hold,
