@@ -53,6 +53,12 @@ def _model(options: Options) -> list[Row]:
     return run_model(max(int(options.seconds * SCHEDULES_A_SECOND), 8), options.seed)
 
 
+def _corruption(options: Options) -> list[Row]:
+    from nanokv.check.corruption import run_corruption
+
+    return run_corruption(max(int(options.seconds * CASES_A_SECOND), 8), options.seed)
+
+
 def _litmus(options: Options) -> list[Row]:
     from nanokv.check.litmus import run_litmus
 
@@ -69,6 +75,7 @@ def _mutants(options: Options) -> list[Row]:
 
 OPERATIONS_A_SECOND = 1000  #: of each way to record a history
 KILLS_A_SECOND = 5
+CASES_A_SECOND = 4  #: of each kind of corruption
 INSTANCES_A_SECOND = 40_000  #: of each litmus shape
 SCHEDULES_A_SECOND = 20  #: of each scenario, memory and scheduler
 
@@ -77,6 +84,7 @@ MACHINE: dict[str, Callable[[Options], list[Row]]] = {
     "threads": _threads,
     "histories": _histories,
     "kills": _kills,
+    "corruption": _corruption,
     "litmus": _litmus,
 }
 #: checks of the protocol itself, which come out alike everywhere
