@@ -1,16 +1,30 @@
 """The checker of histories: it must reject what cannot be, and agree with trying every order."""
 
 from itertools import permutations
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nanokv.check.histories import check_key, run_histories
-from nanokv.check.key_model import ABSENT, DUPLICATE, MISS, NOT_READY, OK, contended, step, step_evicting
-from nanokv.check.linearizability import NEVER, Operation, check
+from nanokv.check.key_model import (
+    ABSENT,
+    DUPLICATE,
+    FULL,
+    MISS,
+    NOT_READY,
+    OK,
+    PINNED,
+    PLAIN,
+    TORN,
+    World,
+    step,
+    with_excuses,
+)
+from nanokv.check.linearizability import NEVER, Operation, check, shortest_prefix
+from nanokv.check.recordings import record_killed, record_threads
 from nanokv.check.report import CheckFailure
+from nanokv.check.timeline import draw
 
 Spec = tuple[int, int, str, int, str]
 
@@ -19,8 +33,8 @@ def history(*operations: Spec) -> list[Operation]:
     return [Operation(*operation) for operation in operations]
 
 
-def holds(operations: list[Operation], how: Any = step) -> bool | None:
-    return check(contended(operations), how, ABSENT).holds
+def holds(operations: list[Operation], world: World = PLAIN) -> bool | None:
+    return check(with_excuses(operations, world), world.step(), ABSENT).holds
 
 
 GOOD = {
@@ -34,6 +48,10 @@ GOOD = {
     ),
     "a put whose process was killed, and had an effect": history((0, NEVER, "put", 7, ""), (5, 6, "get", 7, OK)),
     "a put whose process was killed, and had none": history((0, NEVER, "put", 7, ""), (5, 6, "get", 0, MISS)),
+    "a removal whose process was killed, and had an effect": history(
+        (0, 1, "put", 7, OK), (2, NEVER, "remove", 0, ""), (3, 4, "get", 7, OK), (5, 6, "get", 0, MISS)
+    ),
+    "torn by a removal": history((0, 1, "put", 7, OK), (2, 5, "get", 0, TORN), (3, 4, "remove", 0, OK)),
     "not ready while it is put": history((0, 5, "put", 7, OK), (1, 2, "get", 0, NOT_READY), (6, 7, "exists", 0, OK)),
 }
 BAD = {
@@ -47,6 +65,15 @@ BAD = {
     "it is there, and then it was not": history((0, 1, "put", 7, OK), (2, 3, "exists", 0, MISS)),
     "new, then old": history((0, 9, "put", 7, OK), (1, 2, "get", 7, OK), (3, 4, "get", 0, MISS), (5, 6, "get", 7, OK)),
     "not ready, and nobody puts": history((0, 1, "put", 7, OK), (2, 3, "get", 0, NOT_READY)),
+    "not ready, and it is there": history(
+        (0, 1, "put", 7, OK), (2, 3, "get", 0, NOT_READY), (2, 3, "put", 8, DUPLICATE)
+    ),
+    "torn, and nobody removes": history((0, 1, "put", 7, OK), (2, 3, "get", 0, TORN)),
+    "full, and there is room": history((0, 1, "put", 7, FULL)),
+    "pinned, and nobody pins": history((0, 1, "put", 7, OK), (2, 3, "remove", 0, PINNED)),
+    "a killed put that took effect twice": history(
+        (0, NEVER, "put", 7, ""), (1, 2, "get", 7, OK), (3, 4, "remove", 0, OK), (5, 6, "get", 7, OK)
+    ),
 }
 
 
@@ -63,14 +90,41 @@ def test_what_cannot_be(name: str) -> None:
 
 
 def test_eviction_may_take_an_object_at_any_moment() -> None:
-    assert holds(BAD["a lost put"], step_evicting) is True
-    assert holds(BAD["a stale read"], step_evicting) is False
+    evicting = World(may_evict=True)
+    assert holds(BAD["a lost put"], evicting) is True
+    assert holds(BAD["a stale read"], evicting) is False
+    assert holds(BAD["full, and there is room"], evicting) is False
+    assert holds(BAD["full, and there is room"], World(may_be_full=True)) is True
 
 
 def test_a_search_that_is_too_long_is_not_decided() -> None:
     many = [Operation(0, 100, "get", 0, MISS) for _ in range(14)] + [Operation(0, 100, "get", 5, OK)]
     verdict = check(many, step, ABSENT, 50)
     assert verdict.holds is None and verdict.explored > 50
+
+
+def test_a_failure_shows_the_shortest_prefix_and_the_answer_that_fits_no_order() -> None:
+    bad = [*BAD["a stale read"], *history((8, 9, "exists", 0, OK), (10, 11, "remove", 0, OK))]
+    prefix = shortest_prefix(bad, step, ABSENT)
+    assert prefix == BAD["a stale read"]
+    with pytest.raises(CheckFailure) as failure:
+        check_key(1, bad)
+    lines = str(failure.value).splitlines()
+    assert "3 of 4 operations fit an order" in lines[0] and len(lines) == 5
+    assert [line for line in lines if "fits no order" in line] == [lines[-1]] and "get()" in lines[-1]
+
+
+def test_a_history_that_holds_has_no_bad_prefix() -> None:
+    with pytest.raises(ValueError, match="no prefix"):
+        shortest_prefix(GOOD["one after the other"], step, ABSENT)
+
+
+def test_a_timeline() -> None:
+    drawn = draw([Operation(1, 4, "put", 7, OK, "one"), Operation(2, NEVER, "remove", 0, "", "two")])
+    assert drawn.splitlines() == [
+        "    one  put(7)    |---|     OK",
+        "    two  remove()    |---\N{HORIZONTAL ELLIPSIS}   killed, or not over",
+    ]
 
 
 # --- compared with every order ----------------------------------------------------------------
@@ -126,9 +180,20 @@ def test_histories_of_this_machine() -> None:
         assert row.held and row.tried >= 1500, (row.name, row.failures)
 
 
+def test_histories_of_killed_processes() -> None:
+    """Not `run_histories`: here the kills must have hit operations."""
+    found = list(record_killed(1000, 5))
+    operations = [operation for history in found for each in history.values() for operation in each]
+    assert len(operations) > 300
+    assert sum(operation.returned == NEVER for operation in operations) >= 3  # of five kills
+    for one in found:
+        for key, noted in one.items():
+            check_key(key, noted)
+
+
 def test_a_broken_cache_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     """A reader that now and then says what it read before."""
-    from nanokv.check.histories import Caller, record_threads
+    from nanokv.check.recordings import Caller
 
     honest = Caller._get
     last: dict[int, int] = {}

@@ -1,61 +1,139 @@
 """What one key promises, as a sequential specification: absent, or there with a value.
 
-A put of a key that is there is answered DUPLICATE. So is one that meets another put of the key on its way, also if that
-one fails afterwards (`device/directory.py`): with DUPLICATE the history must show the key there, or another put that
-overlaps. NOT_READY says that a put is under way. Everything else is strict: a read returns the value of one put,
-whole; a miss means that the key was absent at some moment of the call.
+    put        OK: it was absent, and is there now     DUPLICATE: it is there
+    get        OK: it is there with this value         MISS: it is absent
+    remove     OK: it was there, and is absent now     MISS: it is absent
+    exists     OK: it is there                         MISS: it is absent
+
+Every answer is true at one moment of its call; a miss too: a reader that meets remove and put of another version either
+finds one of the two, or there was a moment without any. Three answers tell of others that were under way meanwhile:
+
+    DUPLICATE  also if another put of the key overlaps, even one that fails afterwards: an insert withdraws from one
+               that it saw (`device/directory.py`). That is weaker than "it is there"
+    NOT_READY  of get, remove and exists: the key is absent, and a put of it overlaps
+    TORN       of a single look (the API looks again): a removal that took effect overlaps
+
+FULL is an answer only where memory may run out; where objects may be evicted, a key may be gone at any moment. Nothing
+else is ever answered: not PINNED where nobody pins.
 """
 
-from collections.abc import Iterable, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import NamedTuple
 
-from nanokv.check.linearizability import Operation
+from nanokv.check.linearizability import Operation, Step
 
 ABSENT = 0  #: the state of a key that is not there; values are not 0
-OK, MISS, DUPLICATE, NOT_READY, FULL, CONTENDED = "OK", "MISS", "DUPLICATE", "NOT_READY", "FULL", "CONTENDED"
+OK, MISS, DUPLICATE, NOT_READY = "OK", "MISS", "DUPLICATE", "NOT_READY"
+TORN, FULL, PINNED = "TORN", "FULL", "PINNED"
+KILLED = ""  #: of an operation that never returned
+
+
+class World(NamedTuple):
+    """What else a key promises, or does not, depends on the world that it is in."""
+
+    may_be_full: bool = False
+    may_evict: bool = False
+
+    def step(self) -> Step:
+        """The specification of a key here."""
+        return partial(_step_of, self)
+
+
+PLAIN = World()  #: room for all, and no eviction
 
 
 def step(state: int, operation: Operation) -> Iterable[int]:
-    """The states that an operation may lead to; none if it cannot be answered so."""
-    what, answer = operation.what, operation.answer
-    if answer in (CONTENDED, NOT_READY, FULL):
-        return (state,) if answer != NOT_READY or state == ABSENT else ()
-    if what == "put":
-        return _put(state, operation)
-    if what == "get":
-        expected = ABSENT if answer == MISS else operation.value
-        return (state,) if state == expected or not answer else ()
-    if what == "remove":
-        return _remove(state, answer)
-    assert what == "exists", what
-    return (state,) if not answer or (state != ABSENT) == (answer == OK) else ()
+    """The states that an operation may lead to with room for all and no eviction; none if it cannot be answered so."""
+    return _STEPS[operation.what](state, operation)
 
 
-def _put(state: int, operation: Operation) -> Iterable[int]:
-    if operation.answer == DUPLICATE:
-        return (state,) if state != ABSENT else ()
-    return (operation.value,) if state == ABSENT else ()
-
-
-def _remove(state: int, answer: str) -> Iterable[int]:
-    if answer == MISS:
-        return (state,) if state == ABSENT else ()
-    return (ABSENT,) if state != ABSENT else ()
-
-
-def step_evicting(state: int, operation: Operation) -> Iterable[int]:
-    """The same where objects may be evicted: a key may be gone at any moment."""
+def _step_of(world: World, state: int, operation: Operation) -> Iterable[int]:
+    if operation.what == "put" and operation.answer == FULL:
+        return (state,) if world.may_be_full else ()
+    if not world.may_evict:
+        return step(state, operation)
     return {*step(state, operation), *step(ABSENT, operation)}
 
 
-def contended(history: Sequence[Operation]) -> list[Operation]:
-    """The history of one key, with DUPLICATE and NOT_READY as CONTENDED where another put overlaps in time."""
-    puts = [operation for operation in history if operation.what == "put"]
-    return [operation._replace(answer=CONTENDED) if _meets(operation, puts) else operation for operation in history]
+def _put(state: int, operation: Operation) -> Iterable[int]:
+    if operation.answer in (OK, KILLED):
+        return (operation.value,) if state == ABSENT else ()
+    return _same(state, operation.answer == DUPLICATE and (state != ABSENT or operation.excused))
 
 
-def _meets(operation: Operation, puts: list[Operation]) -> bool:
-    if operation.answer not in (DUPLICATE, NOT_READY):
-        return False
-    return any(
-        put is not operation and put.called < operation.returned and operation.called < put.returned for put in puts
-    )
+def _get(state: int, operation: Operation) -> Iterable[int]:
+    if operation.answer == OK:
+        return _same(state, state == operation.value)
+    return _look(state, operation)
+
+
+def _remove(state: int, operation: Operation) -> Iterable[int]:
+    if operation.answer in (OK, KILLED):
+        return (ABSENT,) if state != ABSENT else ()
+    return _look(state, operation)
+
+
+def _exists(state: int, operation: Operation) -> Iterable[int]:
+    if operation.answer == OK:
+        return _same(state, state != ABSENT)
+    return _look(state, operation)
+
+
+def _look(state: int, operation: Operation) -> Iterable[int]:
+    """What any of the three answers if it did not find the object READY."""
+    absent = state == ABSENT
+    fits = {MISS: absent, NOT_READY: absent and operation.excused, TORN: operation.excused, KILLED: True}
+    return _same(state, fits.get(operation.answer, False))
+
+
+def _same(state: int, fits: bool) -> Iterable[int]:
+    return (state,) if fits else ()
+
+
+_STEPS: dict[str, Callable[[int, Operation], Iterable[int]]] = {
+    "put": _put,
+    "get": _get,
+    "remove": _remove,
+    "exists": _exists,
+}
+
+
+# --- who meets whom ---------------------------------------------------------------------------
+def with_excuses(history: Sequence[Operation], world: World = PLAIN) -> list[Operation]:
+    """The history of one key, each operation marked whose answer another one at the same time may explain."""
+    puts = _Overlaps([at for at, operation in enumerate(history) if operation.what == "put"], history)
+    removals = _Overlaps([at for at, operation in enumerate(history) if _removes(operation)], history)
+
+    def is_excused(at: int, operation: Operation) -> bool:
+        if operation.answer == TORN:
+            return world.may_evict or removals.meet(at)
+        return operation.answer in (DUPLICATE, NOT_READY) and puts.meet(at)
+
+    return [operation._replace(excused=is_excused(at, operation)) for at, operation in enumerate(history)]
+
+
+def _removes(operation: Operation) -> bool:
+    return operation.what == "remove" and operation.answer in (OK, KILLED)
+
+
+class _Overlaps:
+    """Which operations overlap any of `some` in time, other than themselves."""
+
+    def __init__(self, some: list[int], history: Sequence[Operation]) -> None:
+        self._history = history
+        some.sort(key=lambda at: history[at].called)
+        self._called = [history[at].called for at in some]
+        self._latest: list[tuple[int, ...]] = []  #: of those up to here, the two that return last
+        latest: tuple[int, ...] = ()
+        for at in some:
+            latest = tuple(sorted((*latest, at), key=lambda at: history[at].returned)[-2:])
+            self._latest.append(latest)
+
+    def meet(self, at: int) -> bool:
+        """Whether one of them was called before the operation returned, and returned after it was called."""
+        operation = self._history[at]
+        before = bisect_right(self._called, operation.returned)
+        latest = self._latest[before - 1] if before else ()
+        return any(other != at and self._history[other].returned >= operation.called for other in latest)

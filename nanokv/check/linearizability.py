@@ -4,10 +4,15 @@ Source: Wing and Gong (1993), with the cache of configurations of Lowe (2017): a
 that have taken effect and the state they led to, and each is explored once. An operation whose process was killed never
 returned: it may have taken effect at any later moment, or never. Histories of different objects are checked apart:
 linearizability is local (Herlihy and Wing 1990).
+
+Operations are in the order of their calls, and a configuration names the first one that is left and, as bits from it
+on, those behind it that are done. So at a moment at which nothing is under way only the possible states remain,
+and thousands of operations cost little more than each stretch between two such moments.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 NEVER = 1 << 62  #: when an operation returned that did not
@@ -23,10 +28,7 @@ class Operation(NamedTuple):
     value: int  #: of a put, or that a get returned
     answer: str  #: "" if it never returned
     who: str = ""
-
-    def __str__(self) -> str:
-        ended = "never" if self.returned == NEVER else str(self.returned)
-        return f"{self.called}..{ended} {self.who} {self.what}({self.value or ''}) -> {self.answer}"
+    excused: bool = False  #: another operation at the same time may explain its answer (`key_model`)
 
 
 Step = Callable[[Any, Operation], Iterable[Any]]  #: (state, operation) -> the states that it may lead to
@@ -38,10 +40,12 @@ class Verdict:
 
     holds: bool | None
     explored: int
-    stuck: list[Operation]  #: operations of which none could come next, where the search got furthest
+    done: int = 0  #: operations that had taken effect where the search got furthest
+    state: State = None  #: to which they led
+    left: list[Operation] = field(default_factory=list)  #: of which one would have to come next there
 
 
-def check(history: Sequence[Operation], step: Step, initial: State, most: int = 2_000_000) -> Verdict:
+def check(history: Iterable[Operation], step: Step, initial: State, most: int = 2_000_000) -> Verdict:
     """Search an order of the operations that fits their times and the specification.
 
     Args:
@@ -52,60 +56,82 @@ def check(history: Sequence[Operation], step: Step, initial: State, most: int = 
     return _Search(operations, step, most).run(initial)
 
 
-class _Search:
-    """`first`: all operations before it have taken effect; `done`: those behind it that have, as bits from it on."""
+def shortest_prefix(history: Sequence[Operation], step: Step, initial: State, most: int = 2_000_000) -> list[Operation]:
+    """What had been called when the first answer came that fits no order, of a history that is not linearizable.
 
+    The last operation that returned is the one with this answer. Raises ValueError if every prefix may hold.
+    """
+    ends = sorted({operation.returned for operation in history if operation.returned != NEVER})
+    at = bisect_left(
+        ends, True, key=lambda end: check(until(history, end), step, initial, most).holds is False
+    )  # what holds up to a moment holds up to each earlier one
+    if at == len(ends):
+        raise ValueError(f"no prefix of these {len(history)} operations is known not to be linearizable")
+    return until(history, ends[at])
+
+
+def until(history: Iterable[Operation], end: int) -> list[Operation]:
+    """What was known of a history at a moment: later calls are not, later answers neither."""
+    return [
+        operation if operation.returned <= end else operation._replace(returned=NEVER, answer="")
+        for operation in history
+        if operation.called <= end
+    ]
+
+
+class _Search:
     def __init__(self, operations: list[Operation], step: Step, most: int) -> None:
         self._operations = operations
         self._step = step
         self._most = most
-        never = [at for at, operation in enumerate(operations) if operation.returned == NEVER]
-        self._returned = min(never, default=len(operations))  #: before it all returned
 
     def run(self, initial: State) -> Verdict:
         seen: set[tuple[int, int, State]] = set()
         stack = [(0, 0, initial)]
-        furthest = 0
-        stuck: list[Operation] = []
+        furthest = Verdict(False, 0, -1)
         while stack:
             config = stack.pop()
             if config in seen:
                 continue
             seen.add(config)
             first, done, state = config
-            if self._is_over(first, done):
-                return Verdict(True, len(seen), [])
-            if len(seen) > self._most:
-                return Verdict(None, len(seen), stuck)
+            if first == len(self._operations):
+                return Verdict(True, len(seen), first, state)
             candidates = self._candidates(first, done)
-            if first >= furthest:
-                furthest, stuck = first, [self._operations[at] for at in candidates]
-            for at in candidates:
-                for after in self._step(state, self._operations[at]):
-                    stack.append((*self._with(first, done, at), after))
-        return Verdict(False, len(seen), stuck)
+            if first + done.bit_count() > furthest.done:
+                left = [self._operations[at] for at in candidates]
+                furthest = Verdict(False, 0, first + done.bit_count(), state, left)
+            if len(seen) > self._most:
+                furthest.holds = None
+                break
+            # whoever returns last is tried last: it is rarely the next one, and one that never returned hardly ever
+            for at in sorted(candidates, key=lambda at: -self._operations[at].returned):
+                stack.extend((*_with(first, done, at), after) for after in self._after(state, at))
+        furthest.explored = len(seen)
+        return furthest
 
-    def _is_over(self, first: int, done: int) -> bool:
-        """Whether all that is left never returned: it need not have taken effect."""
-        return first >= self._returned and all(
-            done >> at & 1 or operation.returned == NEVER for at, operation in enumerate(self._operations[first:])
-        )
+    def _after(self, state: State, at: int) -> set[State]:
+        """The states that an operation may lead to. One that never returned may do nothing."""
+        operation = self._operations[at]
+        nothing = {state} if operation.returned == NEVER else set()
+        return nothing | set(self._step(state, operation))
 
     def _candidates(self, first: int, done: int) -> list[int]:
         """Operations that can come next: called before any that is left returned."""
-        found = []
+        found: list[int] = []
         earliest = NEVER
-        for at in range(first, len(self._operations)):
-            operation = self._operations[at]
-            if operation.called > earliest:
-                break
-            if not done >> (at - first) & 1:
-                found.append(at)
-                earliest = min(earliest, operation.returned)
-        return found
+        left = ~done
+        while True:
+            lowest = left & -left
+            at = first + lowest.bit_length() - 1
+            if at >= len(self._operations) or self._operations[at].called > earliest:
+                return found
+            found.append(at)
+            earliest = min(earliest, self._operations[at].returned)
+            left ^= lowest
 
-    def _with(self, first: int, done: int, at: int) -> tuple[int, int]:
-        done |= 1 << (at - first)
-        while done & 1:
-            first, done = first + 1, done >> 1
-        return first, done
+
+def _with(first: int, done: int, at: int) -> tuple[int, int]:
+    done |= 1 << (at - first)
+    ones = (~done & (done + 1)).bit_length() - 1
+    return first + ones, done >> ones

@@ -1,7 +1,8 @@
 """Records a history from compiled code: operations of less than a microsecond that truly overlap.
 
-Each thread writes rows of six words: (called, returned, operation, key, status, value). Times are tickets of one
-counter that all threads add to, so that "before" is certain; a ticket costs some nanoseconds.
+Each caller, a thread or a process, writes rows of six words: (called, returned, operation, key, status, value). Times
+are tickets of one counter that all add to, from 1 on, so that "before" is certain; a ticket costs some nanoseconds. The
+call is noted before the operation begins: what was under way when a process was killed stands there as not returned.
 """
 
 # mypy: disallow-untyped-decorators=false
@@ -23,7 +24,13 @@ from nanokv.device.status import OK
 from nanokv.device.world import W_WORLD_SIZE
 
 ROW_WORDS = 6
-ROW_BYTES = tl.constexpr(ROW_WORDS * 8)
+ROW_BYTES = tl.constexpr(ROW_WORDS * WORD_BYTES.value)
+AT_CALLED = tl.constexpr(0 * WORD_BYTES.value)
+AT_RETURNED = tl.constexpr(1 * WORD_BYTES.value)
+AT_WHAT = tl.constexpr(2 * WORD_BYTES.value)
+AT_KEY = tl.constexpr(3 * WORD_BYTES.value)
+AT_STATUS = tl.constexpr(4 * WORD_BYTES.value)
+AT_VALUE = tl.constexpr(5 * WORD_BYTES.value)
 PUT = tl.constexpr(0)
 GET = tl.constexpr(1)
 REMOVE = tl.constexpr(2)
@@ -31,7 +38,7 @@ EXISTS = tl.constexpr(3)
 NAMES = ("put", "get", "remove", "exists")
 TORN_VALUE = -1  #: a get whose words were not all alike
 _TORN = tl.constexpr(TORN_VALUE)
-PATIENCE = tl.constexpr(1 << 26)  # looks for the other threads before it begins without them
+PATIENCE = tl.constexpr(1 << 26)  # looks for the other callers before it begins without them
 
 
 @triton.jit
@@ -67,21 +74,22 @@ def do_one(
 def record(
     world: tl.int64,
     clock: tl.int64,
+    who: tl.int64,
     seed: tl.int64,
     rounds: tl.int64,
     keys: tl.int64,
     buffer: tl.int64,
     room: tl.int64,
     rows: tl.int64,
-    threads: tl.int64,
+    callers: tl.int64,
 ) -> Any:
-    """Do `rounds` random operations on `keys` keys (1, 2, ...), each noted in a row, when `threads` have come here.
+    """Do `rounds` random operations on `keys` keys (1, 2, ...), each noted in a row, when `callers` have come here.
 
-    `clock`: two words, both 0 at first. Returns `rounds`.
+    `clock`: two words, both 0 at first. `who` and `rounds`: below 2**8 and 2**24, they make a value. Returns `rounds`.
     """
     add64(clock + WORD_BYTES, 1, "acq_rel")
     waited = word(0)
-    while (load64(clock + WORD_BYTES, "acquire") < threads) & (waited < PATIENCE):
+    while (load64(clock + WORD_BYTES, "acquire") < callers) & (waited < PATIENCE):
         waited += 1
     random = seed + 0
     i = word(0)
@@ -89,19 +97,20 @@ def record(
         random = (random * 1103515245 + 12345) & 0x7FFFFFFF
         key = 1 + (random >> 8) % keys
         what = (random >> 13) & 3
-        value = (key << 32) | (seed << 20) | (i + 1)
+        value = (key << 32) | (who << 24) | (i + 1)
         owner = (random >> 20) % table64(world + W_WORLD_SIZE)
         words = 1 + (random >> 16) % room
-        called = add64(clock, 1, "acq_rel")
-        status, value = do_one(world, what, key, value, owner, words, buffer, room)
-        returned = add64(clock, 1, "acq_rel")
         row = rows + i * ROW_BYTES
-        store64(row, called, "relaxed")
-        store64(row + 1 * WORD_BYTES, returned, "relaxed")
-        store64(row + 2 * WORD_BYTES, what, "relaxed")
-        store64(row + 3 * WORD_BYTES, key, "relaxed")
-        store64(row + 4 * WORD_BYTES, status, "relaxed")
-        store64(row + 5 * WORD_BYTES, value, "relaxed")
+        store64(row + AT_WHAT, what, "relaxed")
+        store64(row + AT_KEY, key, "relaxed")
+        store64(row + AT_VALUE, value, "relaxed")
+        # whoever is killed from here on has a row that never returned; what it does begins with an acq_rel step
+        store64(row + AT_CALLED, 1 + add64(clock, 1, "acq_rel"), "relaxed")
+        status, value = do_one(world, what, key, value, owner, words, buffer, room)
+        returned = 1 + add64(clock, 1, "acq_rel")
+        store64(row + AT_STATUS, status, "relaxed")
+        store64(row + AT_VALUE, value, "relaxed")
+        store64(row + AT_RETURNED, returned, "release")
         i += 1
     return i
 
@@ -109,10 +118,16 @@ def record(
 @cache
 def compiled_record() -> Any:
     """`record` as a Python callable, without the interpreter's lock."""
-    return native_function(record, 9)
+    return native_function(record, 10)
 
 
 @cache
 def yielding_record() -> Any:
-    """The same, giving way after each load: others run in the middle of every operation."""
-    return slow_function(record, 9, "give way")
+    """The same, giving way after each load: others run in the middle of every operation, on however few cores."""
+    return slow_function(record, 10, "give way")
+
+
+@cache
+def lingering_record() -> Any:
+    """The same, lingering after each load: a process that is killed is in the middle of an operation."""
+    return slow_function(record, 10)

@@ -1,0 +1,270 @@
+"""Ways to record histories: each yields parts, and between two parts nothing is under way and no object is there.
+
+Compiled loops of device functions (operations of less than a microsecond, which truly overlap), in threads or in
+processes of which one is killed; threads that call the API, in both modes; and processes that call the API on a world
+of shared memory.
+"""
+
+import random
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import numpy as np
+import torch
+
+from nanokv.cache import NanoKVCache
+from nanokv.check.key_model import DUPLICATE, FULL, MISS, NOT_READY, OK, PINNED, TORN
+from nanokv.check.linearizability import NEVER, Operation
+from nanokv.check.ranks import RankOptions, RankProcess, Served, wait_until
+from nanokv.check.recorder import NAMES, ROW_WORDS, TORN_VALUE, lingering_record, yielding_record
+from nanokv.check.report import CheckFailure
+from nanokv.check.work import check_payload, name, payload
+from nanokv.device.status import Status
+from nanokv.errors import DuplicateKey, KeyNotFound, NotReady, ObjectPinned, OutOfMemory
+from nanokv.heap.shm import list_worlds, remove_world
+from nanokv.heap.world_file import directory
+from nanokv.worlds import local_world
+
+CALLERS = 3
+RANKS = 2  #: of the world that threads share
+KEYS = 2
+KEYS_OF_KILLED = 4  #: a key that a dead producer has begun to put may stay NOT_READY
+PAGE_BYTES = 256
+PAGES = 64
+ROOM_WORDS = 24
+PART = 2000  #: compiled operations of each caller in a part
+KILLED_PART = 60  #: the same where each load lingers and one is killed
+
+History = dict[int, list[Operation]]  #: by key
+_ANSWERS = {
+    Status.OK: OK,
+    Status.MISS: MISS,
+    Status.TORN: TORN,
+    Status.DUPLICATE: DUPLICATE,
+    Status.NOT_READY: NOT_READY,
+    Status.FULL: FULL,
+    Status.PINNED: PINNED,
+}
+_ERRORS = {KeyNotFound: MISS, DuplicateKey: DUPLICATE, NotReady: NOT_READY, OutOfMemory: FULL, ObjectPinned: PINNED}
+
+
+# --- compiled loops ---------------------------------------------------------------------------
+class Sheet:
+    """What `recorder.record` writes: a clock and the rows of all callers, in memory that they share."""
+
+    CLOCK_WORDS = 2
+
+    def __init__(self, words: np.ndarray[Any, Any], rounds: int) -> None:
+        self.words, self.rounds = words, rounds
+
+    @classmethod
+    def size(cls, rounds: int) -> int:
+        """Words that it needs."""
+        return cls.CLOCK_WORDS + CALLERS * rounds * ROW_WORDS
+
+    def rows(self, who: int) -> np.ndarray[Any, Any]:
+        """The rows of one caller: int64 [rounds, ROW_WORDS]."""
+        rows: np.ndarray[Any, Any] = self.words[self.CLOCK_WORDS :].reshape(CALLERS, self.rounds, ROW_WORDS)[who]
+        return rows
+
+    def called(self, who: int) -> int:
+        """How many operations a caller has begun."""
+        return int(np.count_nonzero(self.rows(who)[:, 0]))
+
+    def fill(self, function: Any, cache: NanoKVCache, who: int, seed: int, keys: int) -> None:
+        """Call `recorder.record`, compiled, as caller `who`."""
+        buffer = np.zeros(ROOM_WORDS, np.int64)
+        function(
+            cache._parts.table.ctypes.data,
+            self.words.ctypes.data,
+            who + 1,
+            seed * CALLERS + who + 1,
+            self.rounds,
+            keys,
+            buffer.ctypes.data,
+            ROOM_WORDS,
+            self.rows(who).ctypes.data,
+            CALLERS,
+        )
+
+    def history(self) -> History:
+        """What was recorded."""
+        history: History = defaultdict(list)
+        for who in range(CALLERS):
+            for called, returned, what, key, status, value in self.rows(who).tolist():
+                if called:
+                    history[key].append(_operation(called, returned, NAMES[what], value, status, f"caller {who}"))
+        return history
+
+
+def _operation(called: int, returned: int, what: str, value: int, status: int, who: str) -> Operation:
+    keeps = what == "put" or (what == "get" and returned)
+    if not returned:
+        return Operation(called, NEVER, what, value if keeps else 0, "", who)
+    if what == "get" and value == TORN_VALUE and status == Status.OK:
+        raise CheckFailure(f"{who}: a get at {called}..{returned} returned torn bytes")
+    if status not in _ANSWERS:
+        raise CheckFailure(f"{who}: {what} at {called}..{returned} was answered {Status(status).name}")
+    return Operation(called, returned, what, value if keeps else 0, _ANSWERS[Status(status)], who)
+
+
+def record_compiled(operations: int, seed: int, function: Any) -> Iterator[History]:
+    """Device functions in compiled loops, in threads."""
+    caches = local_world(RANKS, PAGES * PAGE_BYTES, page_bytes=PAGE_BYTES, evict=False)
+    try:
+        for part in range(max(operations // (CALLERS * PART), 1)):
+            sheet = Sheet(np.zeros(Sheet.size(PART), np.int64), PART)
+            with ThreadPoolExecutor(CALLERS) as pool:
+                calls = [
+                    pool.submit(sheet.fill, function, caches[who % RANKS], who, seed + part, KEYS)
+                    for who in range(CALLERS)
+                ]
+            for call in calls:
+                call.result()
+            yield sheet.history()
+            for cache in caches:
+                cache.clear()
+    finally:
+        for cache in caches:
+            cache.close()
+
+
+# --- the API ----------------------------------------------------------------------------------
+class Caller:
+    """Calls the API and notes what it does. Values are (who, number), so that no two are alike."""
+
+    def __init__(self, cache: NanoKVCache, who: int, seed: int) -> None:
+        self._cache = cache
+        self._who = who
+        self._random = random.Random(seed * 1000 + who)
+        self._count = 0
+
+    def run(self, count: int) -> list[tuple[int, Operation]]:
+        """Do `count` random operations: (key, operation)."""
+        calls = (self._put, self._get, self._remove, self._exists)
+        return [self._noted(self._random.randint(1, KEYS), self._random.choice(calls)) for _ in range(count)]
+
+    def _noted(self, key: int, call: Callable[[int, int], int]) -> tuple[int, Operation]:
+        self._count += 1
+        mine = self._who << 20 | self._count
+        what = call.__name__.strip("_")
+        called = time.monotonic_ns()
+        try:
+            value, answer = call(key, mine), OK
+        except tuple(_ERRORS) as error:
+            value, answer = mine, _ERRORS[type(error)]
+        if what == "exists":
+            value, answer = 0, OK if value else MISS
+        return key, Operation(called, time.monotonic_ns(), what, value, answer, f"caller {self._who}")
+
+    def _put(self, key: int, mine: int) -> int:
+        words = self._random.randint(1, ROOM_WORDS)
+        self._cache.put(name(key), payload(key, mine, words), preferred_segment=mine % self._cache.world_size)
+        return mine
+
+    def _get(self, key: int, mine: int) -> int:
+        return check_payload(key, self._cache.get(name(key)))
+
+    def _remove(self, key: int, mine: int) -> int:
+        self._cache.remove(name(key))
+        return 0
+
+    def _exists(self, key: int, mine: int) -> int:
+        return int(self._cache.exists(name(key)))
+
+
+def _by_key(noted: Iterable[list[tuple[int, Operation]]]) -> History:
+    history: History = defaultdict(list)
+    for each in noted:
+        for key, operation in each:
+            history[key].append(operation)
+    return history
+
+
+def record_threads(operations: int, seed: int, alloc: str) -> Iterator[History]:
+    """Threads that call the API."""
+    caches = local_world(RANKS, PAGES * PAGE_BYTES, page_bytes=PAGE_BYTES, evict=False, alloc=alloc)
+    try:
+        callers = [Caller(caches[who % RANKS], who + 1, seed) for who in range(CALLERS)]
+        with ThreadPoolExecutor(CALLERS) as pool:
+            yield _by_key(pool.map(lambda caller: caller.run(operations // CALLERS), callers))
+    finally:
+        for cache in caches:
+            cache.close()
+
+
+# --- processes --------------------------------------------------------------------------------
+class Recording(Served):
+    """A rank that records."""
+
+    def record(self, count: int, seed: int) -> list[tuple[int, Operation]]:
+        """Do `count` random operations of the API."""
+        return Caller(self.cache, self.options.rank + 1, seed).run(count)
+
+    def record_compiled(self, path: str, rounds: int, slow: str, seed: int) -> None:
+        """Fill this rank's part of the sheet in a file with compiled operations."""
+        function = {"linger": lingering_record, "give way": yielding_record}[slow]()
+        Sheet(shared_words(path, rounds), rounds).fill(function, self.cache, self.options.rank, seed, self.options.keys)
+
+
+def shared_words(path: str | Path, rounds: int) -> np.ndarray[Any, Any]:
+    """The words of a sheet in a file, shared between processes."""
+    return torch.from_file(str(path), shared=True, size=Sheet.size(rounds), dtype=torch.int64).numpy()
+
+
+@contextmanager
+def _processes(keys: int, seed: int) -> Iterator[list[RankProcess]]:
+    world = f"histories-{uuid4().hex[:12]}"
+    options = RankOptions(world, 0, CALLERS, PAGES * PAGE_BYTES, PAGE_BYTES, False, seed, keys, False, str(directory()))
+    ranks = [RankProcess(options._replace(rank=rank), Recording) for rank in range(CALLERS)]
+    try:
+        for rank in ranks:
+            rank.answer("attached")
+        yield ranks
+    finally:
+        for rank in ranks:
+            rank.end()
+        if world in list_worlds():
+            remove_world(world, force=True)
+
+
+def record_processes(operations: int, seed: int) -> Iterator[History]:
+    """Processes that call the API on a world of shared memory. The clock is the system's, the same for all."""
+    with _processes(KEYS, seed) as ranks:
+        for rank in ranks:
+            rank.send("record", operations // CALLERS, seed)
+        yield _by_key([rank.answer("record") for rank in ranks])
+        for rank in ranks:
+            rank.ask("close")
+
+
+def record_killed(operations: int, seed: int) -> Iterator[History]:
+    """Processes in compiled loops, of which one is killed in the middle; the others go on beside what it left."""
+    chance = random.Random(seed)
+    for part in range(max(operations // (CALLERS * KILLED_PART), 1)):
+        yield _record_kill(chance, seed + part)
+
+
+def _record_kill(chance: random.Random, seed: int) -> History:
+    victim, at = chance.randrange(CALLERS), chance.randrange(1, KILLED_PART // 2)
+    path = directory() / f"history-{uuid4().hex[:12]}"
+    try:
+        sheet = Sheet(shared_words(path, KILLED_PART), KILLED_PART)
+        with _processes(KEYS_OF_KILLED, seed) as ranks:
+            for rank in ranks:
+                rank.send("record_compiled", str(path), KILLED_PART, "linger", seed)
+            wait_until(f"operation {at} of rank {victim}", lambda: sheet.called(victim) >= at)
+            time.sleep(chance.random() * 0.002)  # about as long as an operation
+            ranks[victim].kill()
+            for rank in ranks:
+                if rank.rank != victim:
+                    rank.answer("record_compiled")
+            return sheet.history()
+    finally:
+        path.unlink(missing_ok=True)
