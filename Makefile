@@ -30,7 +30,7 @@ bench: $(STAMP)
 	$(BIN)/python -m bench
 
 test-gpu: # with the Python that has the GPU build of torch: make test-gpu PYTHON=...
-	$(PYTHON) -m tests.gpu
+	$(PYTHON) -m tests.gpu --json bench/results/gpu.json
 
 # torch first and by itself: the tested version, so that nothing else asks for a larger one
 $(STAMP): pyproject.toml constraints.txt

@@ -13,7 +13,8 @@ each one through relaxed additions, which order nothing.
                       different ones. `header.still_ready`.
 
 Why they are forbidden: C11 and PTX, release and acquire through a chain of read-modify-writes, and RMW atomicity;
-validation as Boehm (2012). `weak` variants of the first two leave the ordering out, and may show the outcome.
+validation as Boehm (2012). The `weak` variants leave an ordering out, and may show the outcome: the last one validates
+by a relaxed load, as a seqlock must not.
 """
 
 from typing import Any
@@ -91,6 +92,22 @@ def validated_read(at: tl.int64, who: tl.int64) -> None:
 
 
 @triton.jit
+def validated_read_weak(at: tl.int64, who: tl.int64) -> None:
+    if who == 0:
+        cas64(at + FLAG, 0, 1, "acquire")
+        store64(at, word(1), "relaxed")
+        store64(at + LINE_BYTES, word(1), "relaxed")
+        cas64(at + FLAG, 1, 2, "release")
+    else:
+        before = load64(at + FLAG, "acquire")
+        one = load64(at, "relaxed")
+        two = load64(at + LINE_BYTES, "relaxed")
+        valid = (load64(at + FLAG, "relaxed") == before) & (before != 1)
+        store64(at + SEEN, word(1) * valid, "relaxed")
+        store64(at + SECOND_SEEN, before + 4 * one + 8 * two, "relaxed")
+
+
+@triton.jit
 def run_shape(shape: tl.constexpr, who: tl.int64, base: tl.int64, count: tl.int64, gate: tl.int64) -> Any:
     """Do `count` instances of a shape as thread `who`. `base`: zeroed, WORDS lines an instance. Returns `count`."""
     i = word(0)
@@ -105,13 +122,18 @@ def run_shape(shape: tl.constexpr, who: tl.int64, base: tl.int64, count: tl.int6
             store_buffering(at, who)
         elif shape == 3:
             store_buffering_weak(at, who)
-        else:
+        elif shape == 4:
             validated_read(at, who)
+        else:
+            validated_read_weak(at, who)
         i += 1
     return i
 
 
 @triton.jit
 def litmus_kernel(base: tl.int64, count: tl.int64, gate: tl.int64, shape: tl.constexpr) -> None:
-    """Two CTAs, one a thread of the shape."""
-    run_shape(shape, word(tl.program_id(0)), base, count, gate)
+    """CTAs in pairs, one a thread of the shape. `gate`: zeroed, a line a pair; each pair does `count` instances."""
+    pair = word(tl.program_id(0) // 2)
+    run_shape(
+        shape, word(tl.program_id(0) % 2), base + pair * count * (WORDS * LINE_BYTES), count, gate + pair * LINE_BYTES
+    )
