@@ -17,6 +17,7 @@ from nanokv.device import reclaim, retire
 from nanokv.device.layout import PIN_HELD, unpack
 from nanokv.device.sim.mutants import rewrite
 from nanokv.host_poller import sweeper
+from nanokv.host_poller.audit import Audit
 from nanokv.host_poller.sweeper import Sweeper
 
 Patch = tuple[Any, str, Any]
@@ -76,7 +77,24 @@ def _clear_intents(machine: Any, owner: int, alive: Any) -> int:
     return 0
 
 
+def _start_once(self: Any) -> None:
+    """One audit, without a grace period before its first look."""
+    self._audits = 1
+    if not self._looks:
+        self._ticket = 0
+
+
+def _hold_all_in_quarantine(self: Any) -> None:
+    pages, slots = self._audit.step({slot for slot, _ in self._quarantine})
+    self.counts.leaked_pages += pages
+    self.counts.leaked_slots += slots
+
+
 BUGS = {
+    "a torn look hid a leaked slot": Bug(
+        "swept/weak: producer@10 0.2 43.2 59.2",
+        host=((Audit, "start", _start_once), (Sweeper, "_audit_step", _hold_all_in_quarantine)),
+    ),
     "a rank that died before any sweep saw it alive was not audited": Bug(
         "swept/sc: producer@5 13.1", host=((Sweeper, "_watch_ranks", _watch_those_seen_alive),)
     ),
@@ -95,6 +113,9 @@ BUGS = {
                 retire.take_out, "wild = not is_held(world, seg, page, size_class, index)", "wild = size_class < 0"
             )
         ),
+    ),
+    "a disturbed look hid a leaked page": Bug(
+        "leaked/sc: 14.1 126.1 140.1 186.1", host=((Audit, "start", _start_once),)
     ),
     "a living producer was given up for the dead one that had the slot before": Bug(
         "heir/weak: 0.1 58.1 70.1",

@@ -6,6 +6,7 @@ import pytest
 
 from nanokv.check.model.explore import Explorer
 from nanokv.check.model.mutants import MUTANTS, NOTICED, kill
+from nanokv.check.model.mutants_progress import PROGRESS
 from nanokv.check.model.suite import SCENARIOS
 from nanokv.device import freelist
 from nanokv.device.sim.mutants import rewrite, weak_orderings
@@ -22,11 +23,14 @@ SOME = [
 
 
 def test_there_are_enough_and_each_can_be_made() -> None:
-    assert len(MUTANTS) >= 30
+    assert len(MUTANTS) >= 80
     for mutant in MUTANTS.values():
         assert set(mutant.scenarios) <= set(SCENARIOS), mutant.name
         assert mutant.changes or mutant.patches
-        assert len(mutant.replaced()) == len(mutant.changes), f"{mutant.name}: one function is changed twice"
+        changed = {function.fn for function, _, _ in mutant.changes if hasattr(function, "fn")}
+        assert set(mutant.replaced()) == changed
+        with mutant.patched():
+            pass
 
 
 @pytest.mark.parametrize("name", SOME)
@@ -37,6 +41,13 @@ def test_a_mutant_is_noticed_and_its_string_replays_it(name: str) -> None:
     with mutant.patched():
         broken = Explorer(SCENARIOS[failure.scenario], failure.memory, mutant.replaced())
         assert broken.replay(failure.schedule) is not None
+    assert Explorer(SCENARIOS[failure.scenario], failure.memory).replay(failure.schedule) is None
+
+
+@pytest.mark.parametrize("name", [mutant.name for mutant in PROGRESS])
+def test_waiting_for_somebody_else_is_no_progress(name: str) -> None:
+    failure = kill(name, 100, 1)
+    assert failure is not None and failure.why.startswith("NoProgress")
     assert Explorer(SCENARIOS[failure.scenario], failure.memory).replay(failure.schedule) is None
 
 

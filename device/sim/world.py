@@ -96,10 +96,11 @@ class SimulatedMachine(NativeMachine):
 
     def activity(self, owner: int) -> npt.NDArray[Any]:
         rows = np.zeros(self.geometry.world_size, ACTIVITY.dtype)
+        words = rows.view(np.int64).reshape(len(rows), -1)  # a count that went below 0 must be seen, not refused
         base = self._bases[owner] + self.geometry.offsets["activity_base"]
         for rank in range(len(rows)):
-            for name, offset in ACTIVITY.offsets.items():
-                rows[rank][name] = self._load(base + rank * ACTIVITY.size + offset, "relaxed")
+            for offset in ACTIVITY.offsets.values():
+                words[rank, offset // WORD] = self._load(base + rank * ACTIVITY.size + offset, "relaxed")
         return rows
 
     def set_control(self, owner: int, field: str, value: int) -> None:

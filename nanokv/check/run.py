@@ -69,7 +69,7 @@ def _mutants(options: Options) -> list[Row]:
     from nanokv.check.model.mutants import kill_mutants
     from nanokv.check.model.orderings import kill_orderings
 
-    schedules = max(int(options.seconds * SCHEDULES_A_SECOND), 500)
+    schedules = max(int(options.seconds * SCHEDULES_A_SECOND), 1000)
     return [kill_mutants(schedules, options.seed), kill_orderings(schedules, options.seed)]
 
 

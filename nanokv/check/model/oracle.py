@@ -7,7 +7,7 @@ memory; then fsck must find nothing at all: what the dead held is back (I2, I5, 
 """
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +20,10 @@ from nanokv.device.layout import (
     H_STATE,
     HEADER_BYTES,
     LOW32,
+    PIN_HELD,
     READY,
     RESERVED,
+    WORD,
     WRITING,
     unpack,
 )
@@ -43,14 +45,22 @@ def _said(word: int) -> str:
     return f"({_NAMES.get(state, state)}, {pins}, {epoch})"
 
 
+def _state_at(slot: int) -> int:
+    """Where the STATE word of a slot lies in the header arena."""
+    return slot * int(HEADER_BYTES.value) + int(H_STATE.value)
+
+
 # --- while tasks run --------------------------------------------------------------------------
 def watch_states(simulation: Simulation, world: SimulatedWorld) -> None:
-    """Check every write to a STATE word of the execution that begins."""
+    """Check every write to a STATE word, and to a line of a pin ledger, of the execution that begins."""
     for base in world.bases:
         headers = base + world.geometry.offsets["hdr_base"]
         for slot in range(world.geometry.hdr_count):
-            address = headers + slot * HEADER_BYTES.value + H_STATE.value
+            address = headers + _state_at(slot)
             simulation.memory.watched[address] = partial(_check_step, simulation, world, headers, slot)
+        for line in range(world.geometry.pin_slots):
+            address = base + world.geometry.offsets["pin_base"] + line * WORD
+            simulation.memory.watched[address] = partial(_check_line, simulation, world, base, address)
 
 
 def _check_step(simulation: Simulation, world: SimulatedWorld, headers: int, slot: int, old: int, new: int) -> None:
@@ -58,8 +68,33 @@ def _check_step(simulation: Simulation, world: SimulatedWorld, headers: int, slo
         return
     if not _is_legal(old, new):
         raise CheckFailure(f"the STATE word of slot {slot} went from {_said(old)} to {_said(new)}")
+    if unpack("STATE", "pins", new) < unpack("STATE", "pins", old):
+        base = headers - world.geometry.offsets["hdr_base"]
+        _check_pins(slot, new, _lines(simulation, world, base).values())
     if unpack("STATE", "state", new) == WRITING.value:
         _check_overlap(simulation, world, headers, slot)
+
+
+def _lines(simulation: Simulation, world: SimulatedWorld, base: int) -> dict[int, int]:
+    """The lines of a ledger by their addresses."""
+    start = base + world.geometry.offsets["pin_base"]
+    addresses = [start + line * WORD for line in range(world.geometry.pin_slots)]
+    return {address: simulation.memory.newest(address) for address in addresses}
+
+
+def _check_line(simulation: Simulation, world: SimulatedWorld, base: int, address: int, old: int, new: int) -> None:
+    if unpack("PIN", "phase", new) == PIN_HELD.value:
+        slot = int(unpack("PIN", "header", new))
+        state = simulation.memory.newest(base + world.geometry.offsets["hdr_base"] + _state_at(slot))
+        lines = _lines(simulation, world, base) | {address: new}
+        _check_pins(slot, state, lines.values())
+
+
+def _check_pins(slot: int, state: int, lines: Iterable[int]) -> None:
+    """Each line of the ledger that is HELD stands for one pin (I8)."""
+    held = [unpack("PIN", "header", line) for line in lines if unpack("PIN", "phase", line) == PIN_HELD.value]
+    if held.count(slot) > unpack("STATE", "pins", state):
+        raise CheckFailure(f"I8: {held.count(slot)} lines of the ledger hold slot {slot}, its STATE is {_said(state)}")
 
 
 def _is_legal(old: int, new: int) -> bool:

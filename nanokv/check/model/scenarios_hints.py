@@ -3,7 +3,7 @@
 from nanokv.check.model.scenario import PAGE, Scenario, expect, small
 from nanokv.check.model.stage import Stage
 from nanokv.device import ring
-from nanokv.device.layout import READY, STORED, unpack
+from nanokv.device.layout import COUNT_MISSED, READY, STORED, WORD, unpack
 from nanokv.device.status import Status
 
 A, B, C = 1, 3, 5  #: keys
@@ -59,6 +59,48 @@ RING = Scenario(
     _announce,
     _taken_once,
     mortal=("producer1",),
+    rests=False,
+)
+
+
+def _announce_all(stage: Stage) -> None:
+    announce = stage.function(ring.announce)
+    world, seg = stage.world.table(0), stage.world.bases[0]
+    taken: list[int] = []
+    stage.results["taken"] = taken
+
+    def consume() -> None:
+        tail = 0
+        for _ in range(3):
+            drained = stage.machine().drain(0, tail, 8)
+            tail = drained.hole
+            taken.extend(drained.hints.tolist())
+            stage.ended()
+
+    def produce(slot: int) -> None:
+        for epoch in (1, 2):
+            announce(world, seg, STORED.value, slot, epoch)
+            stage.ended()
+
+    for slot in range(2):
+        stage.spawn(f"producer{slot}", lambda slot=slot: produce(slot))  # type: ignore[misc]
+    stage.spawn("host", consume)
+
+
+def _all_counted(stage: Stage) -> None:
+    newest, seg = stage.simulation.memory.newest, stage.world.bases[0]
+    slots = [newest(seg + stage.geometry.offsets["ann_base"] + at * WORD) for at in range(stage.geometry.ann_capacity)]
+    left, missed, taken = sum(map(bool, slots)), newest(seg + COUNT_MISSED.value), stage.results["taken"]
+    expect(all(epoch in (1, 2) for _, epoch in _said(taken)), f"a hint says what nobody said: {taken}")
+    expect(len(taken) + left + missed == 4, f"4 hints: {len(taken)} taken, {left} left, {missed} counted as missed")
+
+
+RING_COUNT = Scenario(
+    "ring-count",
+    "each hint is taken, is left, or is counted as missed",
+    small(ring=2),
+    _announce_all,
+    _all_counted,
     rests=False,
 )
 
@@ -191,4 +233,4 @@ ACROSS = Scenario(
     _one_across,
 )
 
-SCENARIOS = [RING, POLLED, DIRECTORY_FULL, SLOTS_FULL, HOST_EVICTS, ACROSS]
+SCENARIOS = [RING, RING_COUNT, POLLED, DIRECTORY_FULL, SLOTS_FULL, HOST_EVICTS, ACROSS]

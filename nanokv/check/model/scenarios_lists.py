@@ -1,13 +1,11 @@
-"""Scenarios of free lists, extents and slots: ABA, exhaustion, splitting, joining."""
+"""Scenarios of single free lists, and of the list of header slots: ABA, hand-over, a host that takes the whole list."""
 
 from collections.abc import Callable
-from typing import Any
 
 from nanokv.check.model.scenario import Scenario, expect, small
 from nanokv.check.model.stage import Stage
-from nanokv.device import extent, freelist, header, reclaim
-from nanokv.device.layout import FREE_HEAD, HEADER_BYTES, WORD
-from nanokv.host_poller.coalesce import join_free_extents
+from nanokv.device import freelist, header
+from nanokv.device.layout import FREE_HEAD, HEADER_BYTES, LOW32, WORD
 
 # --- one list ---------------------------------------------------------------------------------
 NODES = 3
@@ -90,32 +88,53 @@ def _aba(stage: Stage) -> None:
 def _whole_list(stage: Stage) -> None:
     head, links, _ = _list(stage)
     newest = stage.simulation.memory.newest
-    node = newest(head) & 0xFFFFFFFF
+    node = newest(head) & LOW32.value
     seen: list[int] = []
     while node and len(seen) <= NODES:
         seen.append(node - 1)
-        node = newest(links + (node - 1) * WORD) & 0xFFFFFFFF
+        node = newest(links + (node - 1) * WORD) & LOW32.value
     expect(sorted(seen) == list(range(NODES)), f"I2: the list has nodes {seen}")
+
+
+def _take_and_put_back(stage: Stage, hands: _Hands) -> None:
+    """What a host does with a list: all of it out, and in again."""
+    first = stage.function(freelist.detach)(hands.head)
+    last = first
+    while first >= 0:
+        after = (hands.load(hands.links + last * WORD, "relaxed") & LOW32.value) - 1
+        if after < 0:
+            stage.function(freelist.push_chain)(hands.head, hands.links, first, last)
+            break
+        last = after
+    stage.ended()
 
 
 def _detach(stage: Stage) -> None:
     hands = _Hands(stage)
-    detach, chain = stage.function(freelist.detach), stage.function(freelist.push_chain)
+    stage.spawn("one", hands.swap(1))
+    stage.spawn("host", lambda: _take_and_put_back(stage, hands))
+    stage.spawn("two", hands.swap(2))
 
-    def whole() -> None:
-        first = detach(hands.head)
-        last = first
-        while first >= 0:
-            after = (hands.load(hands.links + last * WORD, "relaxed") & 0xFFFFFFFF) - 1
-            if after < 0:
-                chain(hands.head, hands.links, first, last)
-                break
-            last = after
-        stage.ended()
+
+def _push_tag_four(stage: Stage) -> None:
+    """A list of nodes 2, 1, 0 whose tag is 4: what a host's two pops and two pushes make of a tag that began anew."""
+    head, links, _ = _list(stage)
+    pop, push, chain = (stage.function(function) for function in (freelist.pop, freelist.push, freelist.push_chain))
+    stage.simulation.vocabulary["store64"](links + WORD, 1, "relaxed")  # node 1 is followed by node 0
+    chain(head, links, 1, 0)
+    push(head, links, 2)
+    push(head, links, pop(head, links, NODES))
+
+
+def _detach_aba(stage: Stage) -> None:
+    hands = _Hands(stage)
+
+    def host() -> None:
+        _take_and_put_back(stage, hands)
+        hands.two(0)()
 
     stage.spawn("one", hands.swap(1))
-    stage.spawn("host", whole)
-    stage.spawn("two", hands.swap(2))
+    stage.spawn("host", host)
 
 
 LIST = Scenario(
@@ -140,135 +159,14 @@ DETACH = Scenario(
     _push_nodes,
     rests=False,
 )
-
-
-# --- extents ----------------------------------------------------------------------------------
-class _Extents:
-    """Takes and gives extents; pages in hands are nobody else's."""
-
-    def __init__(self, stage: Stage) -> None:
-        self.stage = stage
-        self.world, self.seg = stage.world.table(0), stage.world.bases[0]
-        self.take, self.give = stage.function(extent.take), stage.function(extent.give)
-        self.held: set[int] = set()
-        self.refused = 0
-
-    def use(self, *classes: int) -> Callable[[], None]:
-        """Take an extent of each class, then give all back."""
-
-        def body() -> None:
-            mine: list[tuple[int, int]] = []
-            for size_class in classes:
-                page = self.take(self.world, self.seg, size_class)
-                self.refused += page < 0
-                if page >= 0:
-                    pages = set(range(page, page + self.stage.geometry.class_pages[size_class]))
-                    expect(max(pages) < self.stage.geometry.n_pages, f"I9: pages {pages} are beyond the end")
-                    expect(not pages & self.held, f"I1: pages {pages & self.held} were taken twice")
-                    self.held |= pages
-                    mine.append((page, size_class))
-                self.stage.ended()
-            for page, size_class in mine:
-                self.held -= set(range(page, page + self.stage.geometry.class_pages[size_class]))
-                self.give(self.world, self.seg, page, size_class)
-                self.stage.ended()
-
-        return body
-
-
-def _exhaust(stage: Stage) -> None:
-    hands = _Extents(stage)
-    stage.spawn("one", hands.use(0, 0))
-    stage.spawn("two", hands.use(1))
-    stage.spawn("three", hands.use(0))
-
-
-def _free_whole(stage: Stage) -> None:
-    take, give = stage.function(extent.take), stage.function(extent.give)
-    world, seg = stage.world.table(0), stage.world.bases[0]
-    largest = sum(size > 0 for size in stage.geometry.class_pages) - 1
-    give(world, seg, take(world, seg, largest), largest)
-
-
-def _split(stage: Stage) -> None:
-    hands = _Extents(stage)
-    stage.spawn("one", hands.use(0))
-    stage.spawn("two", hands.use(1))
-    stage.spawn("three", hands.use(0))
-
-
-def _free_pieces(stage: Stage) -> None:
-    take, give = stage.function(extent.take), stage.function(extent.give)
-    world, seg = stage.world.table(0), stage.world.bases[0]
-    for page in [take(world, seg, 0) for _ in range(stage.geometry.n_pages)]:
-        give(world, seg, page, 0)
-
-
-def _join(stage: Stage) -> None:
-    hands = _Extents(stage)
-    stage.spawn("one", hands.use(0))
-    stage.spawn("large", hands.use(2))
-    stage.spawn("host", _joiner(stage, 1), rank=1)
-
-
-def _joiner(stage: Stage, rank: int) -> Callable[[], Any]:
-    def body() -> Any:
-        largest = join_free_extents(stage.machine(rank), 0)
-        stage.ended()
-        return largest
-
-    return body
-
-
-def _join_twice(stage: Stage) -> None:
-    stage.spawn("one", _joiner(stage, 0))
-    stage.spawn("host", _joiner(stage, 1), rank=1)
-
-
-def _joined(stage: Stage) -> None:
-    """When all pieces are free, joining makes the largest extent of them (I9)."""
-    if not stage.deaths():
-        join_free_extents(stage.machine(0), 0)
-        page = stage.function(extent.take)(stage.world.table(0), stage.world.bases[0], 2)
-        expect(page == 0, "I9: what is free cannot be used")
-
-
-def _join_or_full(stage: Stage) -> None:
-    """A producer that finds nothing looks whether somebody joins; if nobody does, it must find something."""
-    take, joining = stage.function(extent.take), stage.function(reclaim.joining)
-    world, seg = stage.world.table(1), stage.world.bases[0]
-
-    def produce() -> str:
-        if take(world, seg, 0) >= 0:
-            return "taken"
-        if joining(world, seg, 0) != 0:
-            return "somebody joins"
-        return "taken" if take(world, seg, 0) >= 0 else "full"
-
-    stage.spawn("producer", produce)
-    stage.spawn("host", _joiner(stage, 0))
-
-
-def _never_full(stage: Stage) -> None:
-    expect(stage.results["producer"] != "full", "I9: FULL was an accident: all pages were free")
-
-
-JOIN_FULL = Scenario(
-    "join-full",
-    "a producer finds nothing while a host joins all there is",
-    small(ranks=2),
-    _join_or_full,
-    _never_full,
-    _free_pieces,
+DETACH_ABA = Scenario(
+    "detach-aba",
+    "a list is taken whole and comes back under a pop",
+    small(),
+    _detach_aba,
+    _whole_list,
+    _push_tag_four,
     rests=False,
-)
-EXHAUST = Scenario("exhaust", "takes from a heap that is too small", small(pages=3), _exhaust)
-SPLIT = Scenario("split", "takes that split one large extent", small(), _split, prepare=_free_whole)
-JOIN = Scenario(
-    "join", "a host joins free pieces while others take", small(ranks=2), _join, _joined, _free_pieces, mortal=("host",)
-)
-JOIN_TWICE = Scenario(
-    "join-twice", "two hosts join at once", small(ranks=2), _join_twice, _joined, _free_pieces, mortal=("host",)
 )
 
 
@@ -302,4 +200,4 @@ def _slots(stage: Stage) -> None:
 
 SLOTS = Scenario("slots", "three take and give two header slots", small(objects=2), _slots)
 
-SCENARIOS = [LIST, ABA, DETACH, EXHAUST, SPLIT, JOIN, JOIN_TWICE, JOIN_FULL, SLOTS]
+SCENARIOS = [LIST, ABA, DETACH, DETACH_ABA, SLOTS]

@@ -170,4 +170,77 @@ REMOVE_LATE = Scenario(
     _put_a,
 )
 
-SCENARIOS = [TWINS, REMOVE_LATE, SAME_KEY, SAME_KEY_3, SAME_KEY_BUSY, PUT_REMOVE, REUSE, REPLACE, PINNED]
+
+# --- what was just put --------------------------------------------------------------------------
+def _read_own(stage: Stage) -> None:
+    def both(version: int) -> None:
+        if stage.put(A, version) == Status.OK:
+            found = stage.get(A)
+            expect(found == (Status.OK, version), f"what was just put is answered {found}")
+
+    for version in (1, 2):
+        stage.spawn(f"put{version}", lambda version=version: both(version))  # type: ignore[misc]
+
+
+READ_OWN = Scenario("read-own", "two put one key, and who stored it reads it", small(), _read_own)
+
+
+def _put_and_get(stage: Stage) -> None:
+    stage.spawn("put", lambda: stage.put(A, 1))
+    stage.spawn("get", lambda: [stage.get(A) for _ in range(3)])
+
+
+PUT_GET = Scenario("put-get", "reads of a key that is just being put", small(1, 1), _put_and_get)
+
+
+# --- a slot that gets another object while it is read -------------------------------------------
+def _reuse_slot(stage: Stage) -> None:
+    stage.spawn("reader", lambda: stage.get(A))
+    stage.spawn("holder", lambda: stage.hold(A))
+    stage.spawn("writer", lambda: (stage.remove(A), stage.put(C, 1)))
+
+
+def _c_stays(stage: Stage) -> None:
+    if stage.results["writer"][1] == Status.OK:
+        expect(stage.get(C) == (Status.OK, 1), f"an object that nobody removed is answered {stage.get(C)}")
+
+
+SLOT_REUSED = Scenario(
+    "slot-reused", "a read and a pin while the slot gets another object", small(1, 1), _reuse_slot, _c_stays, _put_a
+)
+
+
+# --- an object that is larger than what is wanted -----------------------------------------------
+def _put_large(stage: Stage) -> None:
+    expect(stage.put(A, 1, 16) == Status.OK, "prepare")
+
+
+def _evict_larger(stage: Stage) -> None:
+    stage.spawn("one", lambda: stage.put(B, 1, 2))
+    stage.spawn("two", lambda: stage.put(C, 1, 2))
+
+
+EVICT_LARGER = Scenario(
+    "evict-larger",
+    "two producers evict one object that is larger than what they need",
+    small(2, 3),
+    _evict_larger,
+    prepare=_put_large,
+    may_evict=True,
+)
+
+SCENARIOS = [
+    READ_OWN,
+    PUT_GET,
+    SLOT_REUSED,
+    EVICT_LARGER,
+    TWINS,
+    REMOVE_LATE,
+    SAME_KEY,
+    SAME_KEY_3,
+    SAME_KEY_BUSY,
+    PUT_REMOVE,
+    REUSE,
+    REPLACE,
+    PINNED,
+]

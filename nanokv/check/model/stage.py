@@ -29,6 +29,10 @@ WHAT = (0,) * 8  #: the descriptor of raw bytes
 SMALL = {"ENTRIES_PER_BUCKET": 2, "CANDIDATES": 4, "EVICT_SAMPLE": 2}
 
 
+#: steps of all tasks together in which some operation must end: lock-freedom. About four times the most that was seen
+PROGRESS_BOUND = 1000
+
+
 def digest(key: int) -> tuple[int, int]:
     """The two halves of a key's digest. Every key may use every entry of a directory of two buckets."""
     return key, key
@@ -88,7 +92,7 @@ class Stage:
         replaced: dict[Any, Any] | None = None,
         small: bool = True,
     ) -> None:
-        self.simulation = Simulation(memory, replaced, SMALL if small else None)
+        self.simulation = Simulation(memory, replaced, SMALL if small else None, bound=PROGRESS_BOUND)
         self.geometry = geometry
         self.world = SimulatedWorld(self.simulation, geometry, may_evict=may_evict)
         self._machines: dict[int, SimulatedMachine] = {}

@@ -9,21 +9,29 @@ from typing import Any
 
 from nanokv.check.model import (
     scenarios_dying,
+    scenarios_extents,
     scenarios_hints,
+    scenarios_host,
     scenarios_lists,
     scenarios_objects,
     scenarios_steps,
 )
 from nanokv.check.model.explore import MEMORIES, SCHEDULERS, Explored, Explorer
 from nanokv.check.model.scenario import Scenario
+from nanokv.check.model.stage import PROGRESS_BOUND
 from nanokv.check.report import Row
 from nanokv.device.sim.schedule import Schedule, parse
 
-SCENARIOS: dict[str, Scenario] = {
-    scenario.name: scenario
-    for module in (scenarios_steps, scenarios_lists, scenarios_objects, scenarios_hints, scenarios_dying)
-    for scenario in module.SCENARIOS
-}
+MODULES = (
+    scenarios_steps,
+    scenarios_lists,
+    scenarios_extents,
+    scenarios_objects,
+    scenarios_hints,
+    scenarios_dying,
+    scenarios_host,
+)
+SCENARIOS: dict[str, Scenario] = {scenario.name: scenario for module in MODULES for scenario in module.SCENARIOS}
 HOSTED_SHARE = 8  #: executions with host code cost about so many times more: that much fewer of them
 MOST_EXHAUSTIVE = 50_000
 
@@ -87,8 +95,9 @@ def run_scenario(name: str, *, schedules: int, seed: int) -> Row:
                 if found.failure is not None:
                     row.failures.append(str(explorer.smallest(found.failure)))
             said.append(f"{memory}: {', '.join(counts)}")
+    said.append(f"some operation ended within {longest} steps (bound {PROGRESS_BOUND})")
     row.note = "; ".join(said)
-    row.numbers["longest"] = longest
+    row.numbers |= {"longest": longest, "bound": PROGRESS_BOUND}
     return row
 
 

@@ -1,0 +1,58 @@
+"""What a mutant is: the protocol or its host, broken in one place."""
+
+import inspect
+import textwrap
+from contextlib import ExitStack
+from types import CodeType, FunctionType
+from typing import Any, NamedTuple
+from unittest import mock
+
+from nanokv.device.sim.mutants import rewrite
+
+Change = tuple[Any, str, str]  #: (device function, or function of the host; old text; new text)
+Patch = tuple[Any, str, Any]  #: (class or module, name, what stands there instead)
+
+
+class Mutant(NamedTuple):
+    """One broken variant. Every old text stands exactly once in its function."""
+
+    name: str
+    about: str  #: what is broken
+    scenarios: tuple[str, ...]  #: which should notice
+    changes: tuple[Change, ...] = ()
+    patches: tuple[Patch, ...] = ()
+    known: str = ""  #: a replay string, tried first, where drawing would take long
+
+    def replaced(self) -> dict[Any, Any]:
+        """The device functions, for `Simulation`."""
+        found: dict[Any, Any] = {}
+        for function, old, new in self.changes:
+            if not isinstance(function, FunctionType):
+                found |= rewrite(function, old, new)
+        return found
+
+    def patched(self) -> ExitStack:
+        """The host's part of it, for as long as the context lasts."""
+        stack = ExitStack()
+        texts: dict[FunctionType, list[tuple[str, str]]] = {}
+        for function, old, new in self.changes:
+            if isinstance(function, FunctionType):
+                texts.setdefault(function, []).append((old, new))
+        for function, pairs in texts.items():
+            stack.callback(setattr, function, "__code__", function.__code__)
+            function.__code__ = _recoded(function, pairs)
+        for where, name, instead in self.patches:
+            stack.enter_context(mock.patch.object(where, name, instead))
+        return stack
+
+
+def _recoded(function: FunctionType, pairs: list[tuple[str, str]]) -> CodeType:
+    source = textwrap.dedent(inspect.getsource(function))
+    for old, new in pairs:
+        if source.count(old) != 1:
+            raise ValueError(f"{old!r} stands {source.count(old)} times in {function.__qualname__}, not once")
+        source = source.replace(old, new)
+    scope = dict(function.__globals__)
+    exec(compile(source, f"<mutant of {function.__qualname__}>", "exec"), scope)
+    code: CodeType = scope[function.__name__].__code__
+    return code
