@@ -4,6 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 STAMP := $(VENV)/.installed
+CHECK_SECONDS ?= 40
 
 .PHONY: demo test lint types check check-long bench test-gpu clean
 
@@ -21,7 +22,7 @@ types: $(STAMP)
 	$(BIN)/mypy
 
 check: $(STAMP)
-	$(BIN)/nanokv check --all
+	$(BIN)/nanokv check --all --seconds $(CHECK_SECONDS)
 
 check-long: $(STAMP)
 	$(BIN)/nanokv check --all --seconds 1800

@@ -75,7 +75,7 @@ def _mutants(options: Options) -> list[Row]:
 
 OPERATIONS_A_SECOND = 1000  #: of each way to record a history
 KILLS_A_SECOND = 5
-CASES_A_SECOND = 4  #: of each kind of corruption
+CASES_A_SECOND = 8  #: of each kind of corruption
 INSTANCES_A_SECOND = 40_000  #: of each litmus shape
 SCHEDULES_A_SECOND = 20  #: of each scenario, memory and scheduler
 
