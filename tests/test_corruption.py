@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import nanokv
-from nanokv.check import corruption
-from nanokv.check.corruption import KINDS, run_corruption
-from nanokv.check.corruption_work import content, run_case
+from nanokv.check.corruption import run
+from nanokv.check.corruption.case import content, run_case
+from nanokv.check.corruption.run import KINDS, run_corruption
 from nanokv.check.report import CheckFailure
 from nanokv.device.extent import bump, bump_rest, give, take
 from nanokv.device.geometry import Geometry
@@ -39,7 +39,7 @@ def test_cases(kind: str) -> None:
 
 
 def test_a_crash_is_reported_and_the_next_cases_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(corruption, "_serve", corruption_faults.crash)
+    monkeypatch.setattr(run, "_serve", corruption_faults.crash)
     (row,) = run_corruption(2, 5, only="one wrong word")
     assert len(row.failures) == row.tried == 2
     assert "ended with -11 (corrupted a word, do_get; see it again" in row.failures[0]
@@ -47,15 +47,15 @@ def test_a_crash_is_reported_and_the_next_cases_are_tried(monkeypatch: pytest.Mo
 
 
 def test_a_hang_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(corruption, "_serve", corruption_faults.hang)
-    monkeypatch.setattr(corruption, "PATIENCE", 2.0)
+    monkeypatch.setattr(run, "_serve", corruption_faults.hang)
+    monkeypatch.setattr(run, "PATIENCE", 2.0)
     (row,) = run_corruption(2, 5, only="one wrong word")
     assert len(row.failures) == 1 and row.tried == 2
     assert "hangs (do_put; see it again: run_corruption(1, 5, only='one wrong word', first=1))" in row.failures[0]
 
 
 def test_what_a_case_finds_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(corruption, "_serve", corruption_faults.fail)
+    monkeypatch.setattr(run, "_serve", corruption_faults.fail)
     (row,) = run_corruption(1, 5, only="one wrong word")
     assert row.failures == [
         "key k3 came back as other bytes (do_get; see it again: run_corruption(1, 5, only='one wrong word', first=0))"

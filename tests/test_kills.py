@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from nanokv.check import ranks
-from nanokv.check.kill_rounds import differences
-from nanokv.check.kill_work import KEYS, ROLES
-from nanokv.check.kill_world import ANCHOR, PAGE, WORLD_SIZE, KillWorld
-from nanokv.check.kills import run_kills
+from nanokv.check.kills.rounds import differences
+from nanokv.check.kills.run import run_kills
+from nanokv.check.kills.work import KEYS, ROLES
+from nanokv.check.kills.world import ANCHOR, PAGE, WORLD_SIZE, KillWorld
 from nanokv.check.report import CheckFailure
 from nanokv.check.work import name, payload
 from nanokv.device.layout import WORD

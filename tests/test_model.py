@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nanokv.check.model import oracle
+from nanokv.check.model import steps
 from nanokv.check.model.explore import MEMORIES, Explorer
 from nanokv.check.model.orderings import FOUND_BY, KEPT, functions, is_noticed, orderings
 from nanokv.check.model.suite import SCENARIOS, replay, run_scenario
@@ -33,7 +33,7 @@ def test_hypothesis_draws_schedules(memory: str, taken: list[tuple[int, int]]) -
     assert explorer.replay(Schedule(tuple(sorted(taken)))) is None
 
 
-# --- the oracle -------------------------------------------------------------------------------
+# --- what is checked ---------------------------------------------------------------------------
 def word(state: int, pins: int, epoch: int) -> int:
     return state | pins << 8 | epoch << 32
 
@@ -53,7 +53,7 @@ LEGAL = [
 
 @pytest.mark.parametrize("old, new", LEGAL)
 def test_legal_steps_of_a_state_word(old: int, new: int) -> None:
-    assert oracle._is_legal(old, new)
+    assert steps._is_legal(old, new)
 
 
 def test_all_other_steps_are_not() -> None:
@@ -64,9 +64,9 @@ def test_all_other_steps_are_not() -> None:
             was, now = unpack("STATE", "state", old), unpack("STATE", "state", new)
             epochs = unpack("STATE", "epoch", old), unpack("STATE", "epoch", new)
             if epochs[1] < epochs[0] or (now == DEAD.value and unpack("STATE", "pins", old)):
-                assert not oracle._is_legal(old, new), (hex(old), hex(new))
+                assert not steps._is_legal(old, new), (hex(old), hex(new))
             if was == DEAD.value and now in (WRITING.value, READY.value):
-                assert not oracle._is_legal(old, new), (hex(old), hex(new))
+                assert not steps._is_legal(old, new), (hex(old), hex(new))
 
 
 def test_a_leak_and_an_overlap_are_found() -> None:

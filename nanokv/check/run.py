@@ -33,14 +33,14 @@ def _threads(options: Options) -> list[Row]:
 
 
 def _histories(options: Options) -> list[Row]:
-    from nanokv.check.histories import run_histories
+    from nanokv.check.histories.run import run_histories
 
     operations = max(int(options.seconds * OPERATIONS_A_SECOND), 1000)
     return run_histories(operations, options.seed, heaps=options.heaps, allocs=options.allocs)
 
 
 def _kills(options: Options) -> list[Row]:
-    from nanokv.check.kills import run_kills
+    from nanokv.check.kills.run import run_kills
 
     if "shm" not in options.heaps or "device" not in options.allocs or not sys.platform.startswith("linux"):
         return []
@@ -54,7 +54,7 @@ def _model(options: Options) -> list[Row]:
 
 
 def _corruption(options: Options) -> list[Row]:
-    from nanokv.check.corruption import run_corruption
+    from nanokv.check.corruption.run import run_corruption
 
     return run_corruption(max(int(options.seconds * CASES_A_SECOND), 8), options.seed)
 

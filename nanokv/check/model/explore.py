@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from nanokv.check.model.oracle import come_to_rest
+from nanokv.check.model.rest import come_to_rest
 from nanokv.check.model.scenario import Scenario
 from nanokv.check.model.stage import Stage
 from nanokv.device.sim.exhaustive import Exhaustive, Redundant

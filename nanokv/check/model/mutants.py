@@ -1,8 +1,8 @@
 """The protocol and its host, broken on purpose: a checker that does not notice them checks nothing.
 
 Each mutant is a change of source text, of a device function or of the host, and names the scenarios
-that should notice it. A mutant that survives them all fails `nanokv check mutants`: then a scenario is missing, or an
-oracle, or what was broken is not needed. Orderings are in `orderings`.
+that should notice it. A mutant that survives them all fails `nanokv check mutants`: then a scenario is missing, or a
+check, or what was broken is not needed. Orderings are in `orderings`.
 """
 
 from concurrent.futures import ProcessPoolExecutor

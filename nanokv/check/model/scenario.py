@@ -43,7 +43,7 @@ class Scenario:
     about: str  #: what meets what, for the table
     geometry: Geometry
     tasks: Callable[[Stage], None]  #: spawns them
-    judge: Callable[[Stage], None] = nothing  #: beside what the oracle checks for all of them
+    judge: Callable[[Stage], None] = nothing  #: beside what `steps` and `rest` check for all of them
     prepare: Callable[[Stage], None] = nothing  #: what is there before
     mortal: tuple[str, ...] = ()  #: tasks that are killed, at every step in turn and at random ones
     may_evict: bool = False

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from nanokv.check.model.oracle import watch_states
+from nanokv.check.model.steps import watch_states
 from nanokv.check.report import CheckFailure
 from nanokv.device.geometry import Geometry
 from nanokv.device.layout import WORD

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from nanokv.cache import NanoKVCache
-from nanokv.check.kill_work import KEYS, KillWorker
+from nanokv.check.kills.work import KEYS, KillWorker
 from nanokv.check.ranks import RankOptions, RankProcess, attach, wait_until
 from nanokv.check.report import CheckFailure
 from nanokv.check.work import check_payload, name, payload

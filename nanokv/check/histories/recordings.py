@@ -19,10 +19,10 @@ import numpy as np
 import torch
 
 from nanokv.cache import NanoKVCache
-from nanokv.check.key_model import DUPLICATE, FULL, MISS, NOT_READY, OK, PINNED, TORN
-from nanokv.check.linearizability import NEVER, Operation
+from nanokv.check.histories.key_model import DUPLICATE, FULL, MISS, NOT_READY, OK, PINNED, TORN
+from nanokv.check.histories.linearizability import NEVER, Operation
+from nanokv.check.histories.recorder import NAMES, ROW_WORDS, TORN_VALUE, lingering_record
 from nanokv.check.ranks import RankOptions, RankProcess, Served, wait_until
-from nanokv.check.recorder import NAMES, ROW_WORDS, TORN_VALUE, lingering_record, yielding_record
 from nanokv.check.report import CheckFailure
 from nanokv.check.work import check_payload, name, payload
 from nanokv.device.status import Status
@@ -207,10 +207,10 @@ class Recording(Served):
         """Do `count` random operations of the API."""
         return Caller(self.cache, self.options.rank + 1, seed).run(count)
 
-    def record_compiled(self, path: str, rounds: int, slow: str, seed: int) -> None:
-        """Fill this rank's part of the sheet in a file with compiled operations."""
-        function = {"linger": lingering_record, "give way": yielding_record}[slow]()
-        Sheet(shared_words(path, rounds), rounds).fill(function, self.cache, self.options.rank, seed, self.options.keys)
+    def record_compiled(self, path: str, rounds: int, seed: int) -> None:
+        """Fill this rank's part of the sheet in a file, lingering after each load."""
+        sheet = Sheet(shared_words(path, rounds), rounds)
+        sheet.fill(lingering_record(), self.cache, self.options.rank, seed, self.options.keys)
 
 
 def shared_words(path: str | Path, rounds: int) -> np.ndarray[Any, Any]:
@@ -246,6 +246,7 @@ def record_processes(operations: int, seed: int) -> Iterator[History]:
 
 def record_killed(operations: int, seed: int) -> Iterator[History]:
     """Processes in compiled loops, of which one is killed in the middle; the others go on beside what it left."""
+    lingering_record()  # here, if it has to be compiled: the ranks find it in the cache
     chance = random.Random(seed)
     for part in range(max(operations // (CALLERS * KILLED_PART), 1)):
         yield _record_kill(chance, seed + part)
@@ -258,7 +259,7 @@ def _record_kill(chance: random.Random, seed: int) -> History:
         sheet = Sheet(shared_words(path, KILLED_PART), KILLED_PART)
         with _processes(KEYS_OF_KILLED, seed) as ranks:
             for rank in ranks:
-                rank.send("record_compiled", str(path), KILLED_PART, "linger", seed)
+                rank.send("record_compiled", str(path), KILLED_PART, seed)
             wait_until(f"operation {at} of rank {victim}", lambda: sheet.called(victim) >= at)
             time.sleep(chance.random() * 0.002)  # about as long as an operation
             ranks[victim].kill()

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
 
-from nanokv.check.corruption_work import Kind, Outcome, run_case
+from nanokv.check.corruption.case import Kind, Outcome, run_case
 from nanokv.check.ranks import warm
 from nanokv.check.report import CheckFailure, Row
 

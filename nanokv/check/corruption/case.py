@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from nanokv.cache import NanoKVCache
-from nanokv.check.corruption_words import Corruptor
+from nanokv.check.corruption.words import Corruptor
 from nanokv.check.report import CheckFailure
 from nanokv.device.views import SegmentView
 from nanokv.errors import NanoKVError, WaitTimeout

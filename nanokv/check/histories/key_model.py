@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from nanokv.check.linearizability import Operation, Step
+from nanokv.check.histories.linearizability import Operation, Step
 
 ABSENT = 0  #: the state of a key that is not there; values are not 0
 OK, MISS, DUPLICATE, NOT_READY = "OK", "MISS", "DUPLICATE", "NOT_READY"

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from nanokv.check.kill_work import ROLES
-from nanokv.check.kill_world import ANCHOR, PAGE, WORLD_SIZE, Counts, KillWorld
+from nanokv.check.kills.work import ROLES
+from nanokv.check.kills.world import ANCHOR, PAGE, WORLD_SIZE, Counts, KillWorld
 from nanokv.check.ranks import wait_until
 from nanokv.check.report import CheckFailure
 from nanokv.device.layout import WORD

@@ -1,7 +1,7 @@
 """Kill rounds: real processes on shared memory, and one of them killed with SIGKILL at a random moment, many times.
 
 A round in one world of five ranks:
-1. The ranks that live play roles (`kill_work`). The victim has left an object behind, and may hold a pin and a plan.
+1. The ranks that live play roles (`work`). The victim has left an object behind, and may hold a pin and a plan.
 2. The victim is killed at a random moment. For the role "poller" another rank is killed just before, so that the
    victim dies while it takes back what the other one left.
 3. The others make progress, and every anchor (an object that nobody else removes) can be read meanwhile.
@@ -23,8 +23,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from nanokv.check.kill_rounds import COUNTS, Options, Rounds, Tally
-from nanokv.check.kill_work import ROLES
+from nanokv.check.kills.rounds import COUNTS, Options, Rounds, Tally
+from nanokv.check.kills.work import ROLES
 from nanokv.check.ranks import warm
 from nanokv.check.report import Row
 

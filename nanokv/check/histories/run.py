@@ -9,12 +9,12 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from nanokv.check.key_model import ABSENT, PLAIN, World, with_excuses
-from nanokv.check.linearizability import NEVER, Operation, check
-from nanokv.check.recorder import compiled_record, yielding_record
-from nanokv.check.recordings import History, record_compiled, record_killed, record_processes, record_threads
+from nanokv.check.histories.key_model import ABSENT, PLAIN, World, with_excuses
+from nanokv.check.histories.linearizability import NEVER, Operation, check
+from nanokv.check.histories.recorder import compiled_record, yielding_record
+from nanokv.check.histories.recordings import History, record_compiled, record_killed, record_processes, record_threads
+from nanokv.check.histories.timeline import explain
 from nanokv.check.report import CheckFailure, Row
-from nanokv.check.timeline import explain
 
 MOST = 400_000  #: configurations a key
 KILLED_SHARE = 8  #: a process that lingers after each load does so much less in the same time

@@ -9,7 +9,7 @@ Columns are calls and returns in their order, not times.
 
 from collections.abc import Sequence
 
-from nanokv.check.linearizability import NEVER, Operation, State, Step, check, shortest_prefix
+from nanokv.check.histories.linearizability import NEVER, Operation, State, Step, check, shortest_prefix
 
 LINES = 14  #: operations shown at most
 COLUMN = 2  #: characters from one call or return to the next
