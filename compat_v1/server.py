@@ -172,15 +172,19 @@ class Server:
         ticked = time.monotonic()
         while not self._stop.wait(pause):
             try:
-                if self._place is not None:
+                if self._place is not None and not self._is_removed():
                     self._accept(self._place)
                 if time.monotonic() - ticked >= _TICK_SECONDS:
                     ticked = time.monotonic()
                     self._end_sessions_of_the_dead()
                     self._master.tick(ticked)
             except Exception:  # what one client left must not end the service for the others
-                if not self._stop.is_set():
+                if not self._stop.is_set() and not self._is_removed():
                     _log.exception("a round of the master failed")
+
+    def _is_removed(self) -> bool:
+        """Whether nobody can call any more: the world was removed, as it is when this process ends without `close`."""
+        return self._place is not None and not (self._place / CALLS).exists()
 
     def _accept(self, place: Path) -> None:
         for call in (place / CALLS).iterdir():
