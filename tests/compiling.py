@@ -22,7 +22,7 @@ from triton.compiler import ASTSource
 
 from nanokv.device import memory, remote
 from nanokv.device.freelist import pop, push
-from nanokv.device.kernels import host, objects, transfer
+from nanokv.device.kernels import host, many, objects, transfer
 from nanokv.device.memory import load64
 from nanokv.device.object import seal_payload
 
@@ -92,10 +92,11 @@ def seal_probe_kernel(world: tl.int64, payload: tl.int64, nbytes: tl.int64) -> N
 def kernels() -> dict[str, Kernel]:
     """Every kernel of the project, and four probes: for what users' kernels do, and for the free lists."""
     found = {}
-    for module in (objects, host, transfer):
+    for module in (objects, host, transfer, many):
         for name, function in vars(module).items():
             if name.endswith("_kernel") and function.__module__ == module.__name__:
-                found[name] = Kernel(function, module is transfer, {"frame": "i64"}, {})
+                words = dict.fromkeys(function.arg_names, "i64")
+                found[name] = Kernel(function, module is transfer, words, {})
     pointers = {"word_ptr": "*i64", "heap_bases": "*i64", "out_ptr": "*i64"}
     found["remote_probe_kernel"] = Kernel(
         remote_probe_kernel, True, pointers | {"from_rank": "i32", "to_rank": "i32"}, {}

@@ -20,10 +20,13 @@ PROTOCOL = (
     "memory",
     "evict",
     "object",
+    "parts",
     "pins",
     "reclaim",
+    "request",
     "retire",
     "ring",
+    "ticket",
     "world",
 )
 

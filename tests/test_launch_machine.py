@@ -13,7 +13,7 @@ import torch
 from nanokv.device.geometry import Geometry
 from nanokv.device.kernels.lane import check_compiler
 from nanokv.device.launch import LaunchMachine
-from tests.gpu.bodies import BODIES
+from tests.gpu.every_body import BODIES
 
 pytestmark = pytest.mark.timeout(300)  # all that is compiled or interpreted falls to the first test
 

@@ -11,7 +11,7 @@ from nanokv.device.kernels.frame import FIRST_ANSWER, FRAME_WORDS
 
 FIRST_TRITON_ON_AMD = (3, 7)  # before triton#9042 each compare-and-swap was compiled at agent scope
 # Triton's interpreter keeps the grid in a global and patches the language while it runs: one launch a process at a time
-_INTERPRETER = threading.Lock()
+INTERPRETER = threading.Lock()
 
 
 def payload_warps() -> int:
@@ -32,7 +32,7 @@ class Lane:
         self._device = device
         self._on_gpu = device.type == "cuda"
         self._stream = torch.cuda.Stream(device) if self._on_gpu and own_stream else None  # type: ignore[no-untyped-call]
-        self._lock = threading.Lock() if self._on_gpu else _INTERPRETER
+        self._lock = threading.Lock() if self._on_gpu else INTERPRETER
         self._host = torch.zeros(FRAME_WORDS, dtype=torch.int64, pin_memory=self._on_gpu)
         self._frame = torch.zeros(FRAME_WORDS, dtype=torch.int64, device=device)
         self._world = world

@@ -17,7 +17,7 @@ import torch
 
 from bench.environment import machine, versions
 from nanokv.check.litmus import run_litmus
-from tests.gpu.bodies import BODIES
+from tests.gpu.every_body import BODIES
 
 INSTANCES = 2_000_000  #: of each litmus shape on a GPU
 INSTANCES_ON_CPU = 100_000

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from tests.gpu.bodies import BODIES
+from tests.gpu.every_body import BODIES
 
 pytestmark = [
     pytest.mark.gpu,

@@ -10,7 +10,14 @@ from functools import partial
 from multiprocessing import get_context
 from os import cpu_count
 
-from nanokv.check.model import mutants_host, mutants_keys, mutants_lists, mutants_objects, mutants_progress
+from nanokv.check.model import (
+    mutants_host,
+    mutants_keys,
+    mutants_lists,
+    mutants_objects,
+    mutants_parts,
+    mutants_progress,
+)
 from nanokv.check.model.explore import MEMORIES, SCHEDULERS, Explorer, Failure
 from nanokv.check.model.mutant import Mutant
 from nanokv.check.model.suite import MOST_EXHAUSTIVE, SCENARIOS, named
@@ -28,6 +35,7 @@ GROUPS = (
     mutants_host.GRACE,
     mutants_host.AUDITS,
     mutants_progress.PROGRESS,
+    mutants_parts.PARTS,
 )
 MUTANTS: dict[str, Mutant] = {mutant.name: mutant for group in GROUPS for mutant in group}
 

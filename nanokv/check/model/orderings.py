@@ -19,10 +19,12 @@ from nanokv.device import (
     freelist,
     header,
     object,
+    parts,
     pins,
     reclaim,
     retire,
     ring,
+    ticket,
 )
 from nanokv.device.sim.mutants import WeakOrdering, weak_orderings
 
@@ -38,6 +40,8 @@ PROTOCOL: tuple[ModuleType, ...] = (
     evict,
     object,
     reclaim,
+    ticket,
+    parts,
 )
 UNIFORM = "a load that decides is an atomic: one word for all warps of a CTA"
 BEHIND = "what follows stays behind it: the simulated memory does not reorder that"
@@ -93,6 +97,11 @@ FOUND_BY: dict[str, str] = {
     "give_up#0:acquire>relaxed": "heir/weak: 0.1 8.1 9.1 12.1 14.1 15.1 18.1 22.1 42.1 44.1 45.1 49.1 52.1 61.1 65.1 67.1 70.1 77.1 78.1 93.1 94.1 99.1 114.1 115.1 116.1 120.1 123.1 126.1 127.1 132.1 134.1 146.1 149.1 150.1 152.1",
     "joining#0:acquire>relaxed": "join-full/weak: 0.1 33.1 44.1 77.1",
     "joining#2:release>relaxed": "join-full/weak: 0.1 33.1 44.1 77.1",
+    "share#6:release>relaxed": "put-parts/weak: 78.1",
+    "await_answer#0:acquire>relaxed": "put-parts/weak: 78.1",
+    "await_answer#1:acquire>relaxed": "put-parts/weak: 15.1 51.1 55.1 82.1",
+    "is_last#0:acq_rel>acquire": "put-parts/weak: 0.1 2.1 9.1 36.2 49.1 92.1",
+    "is_last#0:acq_rel>release": "put-parts/weak: 0.1 2.1 9.1 36.2 49.1 92.1",
 }
 
 

@@ -14,6 +14,7 @@ from nanokv.check.model import (
     scenarios_host,
     scenarios_lists,
     scenarios_objects,
+    scenarios_parts,
     scenarios_steps,
 )
 from nanokv.check.model.explore import MEMORIES, SCHEDULERS, Explored, Explorer
@@ -27,6 +28,7 @@ MODULES = (
     scenarios_lists,
     scenarios_extents,
     scenarios_objects,
+    scenarios_parts,
     scenarios_hints,
     scenarios_dying,
     scenarios_host,

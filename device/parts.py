@@ -1,0 +1,175 @@
+"""One object, put or read in parts by many CTAs, each of which comes with the same request and the same ticket.
+
+    begin_part     the first one begins the object (or looks it up); all get its status and its address
+    (each stores its part of the payload, or copies it)
+    finish_part    the last one commits, inserts and announces (or validates); it has the status
+
+Guarantees: those of `object` and of `ticket` together. An object becomes READY when every part is stored, not before; a
+read is OK if the object was there, the same one, while every part was copied.
+
+Why the orderings suffice: a CTA stores its part before it arrives, and arriving releases; the last one acquires what
+all the others released, and its commit releases that. What it validates comes after all copies for the same reason.
+"""
+
+from typing import Any
+
+import triton
+import triton.language as tl
+
+from nanokv.device.activity import leave
+from nanokv.device.checksum import has_checksum, seal, wanted
+from nanokv.device.header import describe
+from nanokv.device.memory import checksum_bytes, select, table64, word
+from nanokv.device.object import abort, begin, finish, judged, lookup, touch, validate
+from nanokv.device.request import Q_BYTES, Q_FLAGS, Q_KEY_CHECK, Q_KEY_HASH, Q_OWNER, what_of
+from nanokv.device.status import BUSY, OK, SIZE, TORN
+from nanokv.device.ticket import (
+    add_part,
+    await_answer,
+    clear,
+    is_first,
+    is_last,
+    is_spoiled,
+    share,
+    shared,
+    whole_sum,
+)
+from nanokv.device.world import header_at, segment
+
+NOT_LAST = tl.constexpr(-1)
+
+
+# --- put --------------------------------------------------------------------------------------
+@triton.jit
+def begin_described(world: tl.int64, request: tl.int64, now: tl.int64) -> Any:
+    """`begin`, and the descriptor."""
+    owner = table64(request + Q_OWNER)
+    status, index, epoch, payload, phase = begin(
+        world,
+        owner,
+        table64(request + Q_KEY_HASH),
+        table64(request + Q_KEY_CHECK),
+        table64(request + Q_BYTES),
+        table64(request + Q_FLAGS),
+        now,
+    )
+    if status == OK:
+        kind, d0, d1, d2, d3, d4, d5, d6 = what_of(request)
+        describe(world, segment(world, owner), index, kind, d0, d1, d2, d3, d4, d5, d6)
+    return status, index, epoch, payload, phase
+
+
+@triton.jit
+def begin_put_part(world: tl.int64, request: tl.int64, ticket: tl.int64, now: tl.int64) -> Any:
+    """Returns (status, address of the payload).
+
+    After OK the caller stores its part; in any case it calls `finish_put_part`.
+    """
+    status = word(BUSY)
+    payload = word(0)
+    if is_first(ticket):
+        status, index, epoch, payload, phase = begin_described(world, request, now)
+        share(ticket, status, index, epoch, payload, phase, word(0))
+    elif await_answer(ticket):
+        status = shared(ticket, 0)
+        payload = shared(ticket, 3)
+    return status, segment(world, table64(request + Q_OWNER)) + payload
+
+
+@triton.jit
+def sum_put_part(world: tl.int64, ticket: tl.int64, src: tl.int64, nbytes: tl.int64, first: tl.int64) -> None:
+    """Add what was stored to the object's checksum, if there is one. `first`: the place of its first word there.
+
+    `nbytes` is whole words, but for the object's last part.
+    """
+    if wanted(world):
+        add_part(ticket, checksum_bytes(src, nbytes, first))
+
+
+@triton.jit
+def seal_parts(world: tl.int64, request: tl.int64, ticket: tl.int64) -> None:
+    """Give the object the checksum of its parts."""
+    seg = segment(world, table64(request + Q_OWNER))
+    key_hash = table64(request + Q_KEY_HASH)
+    key_check = table64(request + Q_KEY_CHECK)
+    nbytes = table64(request + Q_BYTES)
+    kind, d0, d1, d2, d3, d4, d5, d6 = what_of(request)
+    index = shared(ticket, 1)
+    seal(world, seg, index, key_hash, key_check, nbytes, whole_sum(ticket), kind, d0, d1, d2, d3, d4, d5, d6)
+
+
+@triton.jit
+def finish_put_part(world: tl.int64, request: tl.int64, ticket: tl.int64, parts: tl.int64) -> Any:
+    """Arrive with one's part. Returns NOT_LAST, or for the last of `parts` the status of the whole put."""
+    status = word(NOT_LAST)
+    if is_last(ticket, parts):
+        status = shared(ticket, 0)
+        owner = table64(request + Q_OWNER)
+        if status == OK:
+            if is_spoiled(ticket):
+                abort(world, owner, shared(ticket, 1), shared(ticket, 2))
+                leave(world, segment(world, owner), shared(ticket, 4))
+                status = word(BUSY)
+            else:
+                if wanted(world):
+                    seal_parts(world, request, ticket)
+                status = finish(world, owner, shared(ticket, 1), shared(ticket, 2), shared(ticket, 4))
+        clear(ticket)
+    return status
+
+
+# --- get --------------------------------------------------------------------------------------
+@triton.jit
+def begin_get_part(world: tl.int64, request: tl.int64, ticket: tl.int64) -> Any:
+    """Returns (status, address of the payload): OK, SIZE if the destination has another size, or what `lookup` says.
+
+    After OK the caller copies its part; in any case it calls `finish_get_part`.
+    """
+    status = word(BUSY)
+    owner = word(0)
+    payload = word(0)
+    if is_first(ticket):
+        status, owner, index, epoch, payload, nbytes = lookup(
+            world, table64(request + Q_KEY_HASH), table64(request + Q_KEY_CHECK)
+        )
+        if (status == OK) & (nbytes != table64(request + Q_BYTES)):
+            status = select(validate(world, owner, index, epoch) == OK, word(SIZE), word(TORN))
+        flagged = word(0)
+        if status == OK:
+            flagged = select(has_checksum(header_at(world, segment(world, owner), index)), word(1), word(0))
+        share(ticket, status, index, epoch, payload, owner, flagged)
+    elif await_answer(ticket):
+        status = shared(ticket, 0)
+        payload = shared(ticket, 3)
+        owner = shared(ticket, 4)
+    return status, segment(world, owner) + payload
+
+
+@triton.jit
+def sum_get_part(ticket: tl.int64, copy: tl.int64, nbytes: tl.int64, first: tl.int64) -> None:
+    """Add what was copied to the sum that the object's checksum is compared with, if it has one; see `sum_put_part`."""
+    if shared(ticket, 5) != 0:
+        add_part(ticket, checksum_bytes(copy, nbytes, first))
+
+
+@triton.jit
+def finish_get_part(world: tl.int64, request: tl.int64, ticket: tl.int64, parts: tl.int64, now: tl.int64) -> Any:
+    """Arrive with one's part. Returns NOT_LAST, or for the last of `parts` the status of the whole get."""
+    status = word(NOT_LAST)
+    if is_last(ticket, parts):
+        status = shared(ticket, 0)
+        if status == OK:
+            owner = shared(ticket, 4)
+            index = shared(ticket, 1)
+            epoch = shared(ticket, 2)
+            key_hash = table64(request + Q_KEY_HASH)
+            key_check = table64(request + Q_KEY_CHECK)
+            nbytes = table64(request + Q_BYTES)
+            flagged = shared(ticket, 5) != 0
+            status = judged(world, owner, index, epoch, key_hash, key_check, nbytes, flagged, whole_sum(ticket))
+            if is_spoiled(ticket):
+                status = word(BUSY)
+            elif status == OK:
+                touch(world, owner, index, now)
+        clear(ticket)
+    return status

@@ -1,0 +1,51 @@
+"""Requests: what a launch is asked to put or get, in memory that the device reads.
+
+A table of requests is private to the launching rank. Nothing of it is an argument of the kernel, so a captured graph
+that is replayed puts other keys, sizes and owners when the table was changed meanwhile, by whomever.
+"""
+
+from typing import Any
+
+import triton
+import triton.language as tl
+
+from nanokv.device.layout import WORD_BYTES, Field, Record
+from nanokv.device.memory import table64
+
+REQUEST = Record(
+    "Request",
+    8,
+    [
+        Field("owner", "<i8", "put: the rank whose segment gets the object"),
+        Field("key_hash", "<i8", "low half of the key's digest"),
+        Field("key_check", "<i8", "high half of the key's digest"),
+        Field("nbytes", "<i8", "put: of the object; get: of the destination"),
+        Field("address", "<i8", "of the source or the destination, as the launching device sees it"),
+        Field("flags", "<i8", "put: flags of the header"),
+        Field("what", "<i8", "put: the descriptor: format and seven dimensions", repeat=8),
+    ],
+)
+REQUEST_BYTES = tl.constexpr(REQUEST.size)
+Q_OWNER = REQUEST.at("owner")
+Q_KEY_HASH = REQUEST.at("key_hash")
+Q_KEY_CHECK = REQUEST.at("key_check")
+Q_BYTES = REQUEST.at("nbytes")
+Q_ADDRESS = REQUEST.at("address")
+Q_FLAGS = REQUEST.at("flags")
+Q_WHAT = REQUEST.at("what")
+
+
+@triton.jit
+def what_of(request: tl.int64) -> Any:
+    """The descriptor: eight words."""
+    what = request + Q_WHAT
+    return (
+        table64(what),
+        table64(what + 1 * WORD_BYTES),
+        table64(what + 2 * WORD_BYTES),
+        table64(what + 3 * WORD_BYTES),
+        table64(what + 4 * WORD_BYTES),
+        table64(what + 5 * WORD_BYTES),
+        table64(what + 6 * WORD_BYTES),
+        table64(what + 7 * WORD_BYTES),
+    )

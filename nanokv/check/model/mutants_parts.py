@@ -1,0 +1,43 @@
+"""Mutants of tickets, and of objects that are put or read in parts."""
+
+from nanokv.check.model.mutant import Mutant
+from nanokv.device import parts, ticket
+
+PARTS = (
+    Mutant(
+        "first-part-finishes",
+        "the first CTA that has done its part commits the object",
+        ("put-parts-read", "put-parts"),
+        ((ticket.is_last, "== parts - 1", "== 0"),),
+    ),
+    Mutant(
+        "everybody-begins",
+        "each CTA begins the object by itself",
+        ("put-parts",),
+        ((ticket.is_first, "== 0", "!= -1"),),
+    ),
+    Mutant(
+        "ticket-stays",
+        "a ticket is left as it is after the launch",
+        ("put-parts",),
+        ((ticket.clear, '    store64(ticket + T_STAGE, word(0), "relaxed")\n', ""),),
+    ),
+    Mutant(
+        "spoiled-put-commits",
+        "an object is committed, of which one part was not stored",
+        ("put-parts",),
+        ((parts.finish_put_part, "if is_spoiled(ticket):", "if status != status:"),),
+    ),
+    Mutant(
+        "spoiled-get-is-ok",
+        "a read is answered OK, of which one part was not copied",
+        ("get-parts",),
+        ((parts.finish_get_part, "if is_spoiled(ticket):", "if status != status:"),),
+    ),
+    Mutant(
+        "size-unchecked",
+        "an object of another size is copied into the destination",
+        ("get-parts-size",),
+        ((parts.begin_get_part, "(nbytes != table64(request + Q_BYTES))", "(nbytes != nbytes)"),),
+    ),
+)

@@ -1,0 +1,159 @@
+"""What batches must do: many objects in one launch."""
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+
+from nanokv.device.batch import Batch, Request
+from nanokv.device.kernels.many import REQUESTS, all_tiles, request_of, worker_of
+from nanokv.device.kernels.transfer import TILE_BYTES
+from nanokv.device.memory import store64
+from nanokv.device.status import Status
+from tests.gpu.bodies import PAGE, WHAT, World, key, world
+
+OK, MISS, DUPLICATE, FULL, SIZE = Status.OK, Status.MISS, Status.DUPLICATE, Status.FULL, Status.SIZE
+TILE = int(TILE_BYTES.value)
+STEP = int(REQUESTS.value)
+ROW_BYTES = tl.constexpr(32)
+SIZES = (0, 1, PAGE + 1, TILE - 1, TILE, TILE + 1, 3 * TILE + 5, 8, 5 * TILE)
+
+
+def batch(w: World, capacity: int) -> Batch:
+    """An empty one for rank 0."""
+    return Batch(w.machine.table_address, capacity, w.device)
+
+
+def done(made: Batch, what: Callable[[], None], requests: list[Request]) -> list[Status]:
+    """What a batch comes to; twice as it is in a graph: the tickets are as before."""
+    made.fill(requests)
+    what()
+    return [Status(answer) for answer in made.answers()]
+
+
+def put_request(n: int, data: torch.Tensor, owner: int = 1) -> Request:
+    """A request to put."""
+    return Request(key(n), data.data_ptr(), data.numel(), owner, WHAT)
+
+
+def get_request(n: int, room: torch.Tensor) -> Request:
+    """A request to get."""
+    return Request(key(n), room.data_ptr(), room.numel())
+
+
+def batches_put_and_get(device: torch.device) -> None:
+    """Sizes about a tile's, aligned and not, of both owners, in one launch each way; with checksums and without."""
+    for checksum in (False, True):
+        with world(device, pages=256, checksum=checksum) as w:
+            made = batch(w, 16)
+            for turn in range(2):
+                data = [w.bytes(size, n + 50 * turn, shift=(0, 8, 3)[n % 3]) for n, size in enumerate(SIZES)]
+                puts = [put_request(n, each, n % 2) for n, each in enumerate(data)]
+                assert done(made, made.put, puts) == [OK] * len(SIZES)
+                assert done(made, made.put, puts) == [DUPLICATE] * len(SIZES)
+                rooms = [w.bytes(size, 99, shift=(3, 0, 8)[n % 3]) for n, size in enumerate(SIZES)]
+                gets = [get_request(n, room) for n, room in enumerate(rooms)]
+                assert done(made, made.get, gets) == [OK] * len(SIZES)
+                for room, each in zip(rooms, data, strict=True):
+                    assert torch.equal(room, each), each.numel()
+                found = w.machine.lookup(key(3))
+                assert (found.owner, found.nbytes) == (1, SIZES[3])
+                assert [w.machine.remove(key(n)) for n in range(len(SIZES))] == [OK] * len(SIZES)
+
+
+def batches_answer_each_request(device: torch.device) -> None:
+    """One launch, of which some fail: full, twice the same key, a miss, a wrong size; the others are whole."""
+    with world(device, pages=16) as w:
+        made = batch(w, 300)
+        data = w.bytes(TILE, 1)
+        assert done(made, made.put, []) == []
+        said = done(made, made.put, [put_request(n, data) for n in range(6)])
+        assert sorted(said) == [OK] * 4 + [FULL] * 2
+        stored = said.index(OK)
+        same = [put_request(40, data[:PAGE], 0)] * 3
+        assert sorted(done(made, made.put, same)) == [OK, DUPLICATE, DUPLICATE]
+        rooms = w.bytes(TILE, 2), w.bytes(TILE + 1, 2), w.bytes(PAGE, 2)
+        gets = [get_request(stored, rooms[0]), get_request(stored, rooms[1]), get_request(77, rooms[0][:8])]
+        assert done(made, made.get, [*gets, get_request(40, rooms[2])]) == [OK, SIZE, MISS, OK]
+        assert torch.equal(rooms[0], data) and torch.equal(rooms[2], data[:PAGE])
+        assert not torch.equal(rooms[1][:TILE], data)
+
+
+@triton.jit
+def find_shares_kernel(requests: tl.int64, count: tl.int64, out: tl.int64) -> None:
+    """For each tile: its request, that one's first tile, all tiles, and which of seven CTAs it falls to."""
+    total = all_tiles(requests, count)
+    me = tl.program_id(0).to(tl.int64)
+    at, first = request_of(requests, count, me)
+    row = out + me * ROW_BYTES
+    store64(row, at, "relaxed")
+    store64(row + 8, first, "relaxed")
+    store64(row + 16, total, "relaxed")
+    store64(row + 24, worker_of(me, total, tl.minimum(total, 7)), "relaxed")
+
+
+def tiles_belong_to_requests(device: torch.device) -> None:
+    """Of which request each tile is, and whose, for tables about as long as what is read in one step."""
+    dice = random.Random(5)
+    for count in (1, STEP, STEP + 1):
+        sizes = [dice.choice((0, 1, TILE, TILE + 1, 3 * TILE)) for _ in range(count)]
+        tiles = [max(-(-size // TILE), 1) for size in sizes]
+        made = Batch(0, count, device)
+        made.fill([Request((0, 0), 0, size) for size in sizes])
+        out = torch.zeros(sum(tiles), 4, dtype=torch.int64, device=device)
+        find_shares_kernel[(sum(tiles),)](made.requests.data_ptr(), count, out.data_ptr())
+        ends, total, workers = np.cumsum(tiles), sum(tiles), min(sum(tiles), 7)
+        whose = [c for c in range(workers) for _ in range(c * total // workers, (c + 1) * total // workers)]
+        want = [[at, int(ends[at]) - tiles[at], total] for at in range(count) for _ in range(tiles[at])]
+        assert out.tolist() == [[*row, who] for row, who in zip(want, whose, strict=True)], count
+
+
+def batches_of_many_small_objects(device: torch.device) -> None:
+    """More objects than CTAs."""
+    count = 24 if device.type == "cpu" else 3000
+    with world(device, pages=count, slots=count) as w:
+        made = batch(w, count)
+        data = [w.bytes(16 + n % 7, n) for n in range(count)]
+        assert done(made, made.put, [put_request(n, each) for n, each in enumerate(data)]) == [OK] * count
+        rooms = [torch.zeros_like(each) for each in data]
+        assert done(made, made.get, [get_request(n, room) for n, room in enumerate(rooms)]) == [OK] * count
+        assert all(torch.equal(room, each) for room, each in zip(rooms, data, strict=True))
+
+
+def a_batch_is_replayed_from_a_graph(device: torch.device) -> None:
+    """A captured put of a table that changes: each replay publishes new objects, and all can be read. (GPU alone.)"""
+    if device.type != "cuda":
+        return
+    replays, each = 1000, 4
+    with world(device, pages=replays * each, slots=replays * each) as w:
+        made = batch(w, each)
+        data = [w.bytes(1000 + n, n) for n in range(each)]
+        requests = [put_request(n, one) for n, one in enumerate(data)]
+        made.fill([])
+        made.put()  # compiled before it is captured
+        torch.cuda.synchronize(device)
+        graph: Any = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            made.put()
+        statuses = []
+        for replay in range(replays):
+            made.fill([one._replace(key=key(replay * each + n)) for n, one in enumerate(requests)])
+            graph.replay()
+            statuses += made.answers()
+        assert statuses == [OK] * (replays * each)
+        for n in range(replays * each):
+            status, back = w.get(n, data[n % each].numel())
+            assert status == OK and torch.equal(back, data[n % each])
+
+
+BODIES: tuple[Callable[[torch.device], None], ...] = (
+    tiles_belong_to_requests,
+    batches_put_and_get,
+    batches_answer_each_request,
+    batches_of_many_small_objects,
+    a_batch_is_replayed_from_a_graph,
+)

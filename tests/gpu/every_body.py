@@ -1,0 +1,9 @@
+"""All bodies."""
+
+from collections.abc import Callable
+
+import torch
+
+from tests.gpu import batch_bodies, bodies
+
+BODIES: tuple[Callable[[torch.device], None], ...] = (*bodies.BODIES, *batch_bodies.BODIES)
