@@ -17,6 +17,9 @@ Imports nothing of the project outside this folder. Read in this order:
     evict       what a producer does that finds a segment full
     object      put, commit, lookup, read, remove: the whole of the above, in order
     reclaim     what the owner's host does about what the dead left
+    ticket      many CTAs work on one object: who begins it, who ends it
+    parts       one object, put or read in parts by many CTAs
+    request     what a launch is asked to put or get, in device memory; batch: a table of them, and its launches
     retarget    rebuilds any of these functions over another vocabulary
     native      the CPU machine; launch: the machine that launches kernels (GPU, or Triton's interpreter)
 """

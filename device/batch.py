@@ -43,13 +43,19 @@ class Batch:
         capacity: how many requests there is room for.
         device: where kernels run; a CPU needs Triton's interpreter.
 
+    Raises:
+        ValueError: `capacity` is not positive.
+
     Attributes:
         requests: int64 [capacity, words of a REQUEST], on the device.
         control: int64 [2], on the device: how many requests there are, and the time of day in ns.
         statuses: int64 [capacity], on the device: what each request came to (`status.Status`).
+        prefix: int64 [1], on the device: after `find`, how many of the first keys are there, without a gap.
     """
 
     def __init__(self, world: int, capacity: int, device: torch.device) -> None:
+        if capacity < 1:
+            raise ValueError(f"capacity must be at least 1, not {capacity}")
         self._world = world
         self._on_gpu = device.type == "cuda"
         words = REQUEST.size // WORD
@@ -58,6 +64,7 @@ class Batch:
         self._table, self.requests, self.control = table, table[: capacity * words].view(capacity, words), table[-2:]
         self._tickets = torch.zeros(capacity * TICKET.size // WORD, dtype=torch.int64, device=device)
         self.statuses = torch.full((capacity,), -1, dtype=torch.int64, device=device)
+        self.prefix = torch.zeros(1, dtype=torch.int64, device=device)
         self._answers = torch.zeros(capacity, dtype=torch.int64, pin_memory=self._on_gpu)
         self._ctas = INTERPRETED_CTAS
         if self._on_gpu:
@@ -90,6 +97,10 @@ class Batch:
         """Get all: one launch on the current stream."""
         self._launch(many.get_many_kernel)
 
+    def find(self) -> None:
+        """Look all keys up, and how long a prefix of them is there: one launch on the current stream."""
+        self._launch(many.find_many_kernel, self.prefix.data_ptr())
+
     def answers(self) -> list[int]:
         """The statuses of all requests, once the launches before have ended. Waits for the current stream."""
         self._answers.copy_(self.statuses, non_blocking=True)
@@ -97,7 +108,7 @@ class Batch:
             torch.cuda.current_stream(self.statuses.device).synchronize()
         return self._answers[: int(self._host[-2])].tolist()
 
-    def _launch(self, kernel: Any) -> None:
+    def _launch(self, kernel: Any, *more: int) -> None:
         with nullcontext() if self._on_gpu else INTERPRETER:
             kernel[(self._ctas,)](
                 self._world,
@@ -105,5 +116,6 @@ class Batch:
                 self._tickets.data_ptr(),
                 self.statuses.data_ptr(),
                 self.control.data_ptr(),
+                *more,
                 num_warps=1,
             )

@@ -1,4 +1,4 @@
-"""Many objects in one launch: put_many and get_many.
+"""Many objects in one launch: put_many, get_many, find_many.
 
 The tiles of all objects are numbered one after the other, and each CTA takes an equal run of them: a large object is
 shared by many CTAs, a CTA does many small ones. Where a run begins each CTA finds out for itself, from the sizes in the
@@ -15,6 +15,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
+from nanokv.device.directory import find
 from nanokv.device.kernels.transfer import TILE_BYTES, TILE_WORDS, copy_tile
 from nanokv.device.layout import WORD_BYTES
 from nanokv.device.memory import copy_bytes, pointer64, store64, table64, word
@@ -27,9 +28,9 @@ from nanokv.device.parts import (
     sum_get_part,
     sum_put_part,
 )
-from nanokv.device.request import Q_ADDRESS, Q_BYTES, REQUEST_BYTES
+from nanokv.device.request import Q_ADDRESS, Q_BYTES, Q_KEY_CHECK, Q_KEY_HASH, REQUEST_BYTES
 from nanokv.device.status import OK
-from nanokv.device.ticket import TICKET_BYTES
+from nanokv.device.ticket import TICKET_BYTES, clear, is_last
 
 REQUESTS = tl.constexpr(128)  # of which the sizes are read in one step
 
@@ -175,3 +176,35 @@ def get_many_kernel(
             tile = upto
             first = last
             at += 1
+
+
+@triton.jit
+def first_missing(statuses: tl.int64, count: tl.int64) -> Any:
+    """The first request that is not OK, or `count`: how long a prefix of a chain of keys is there."""
+    first = count + 0
+    start = word(0)
+    while start < count:
+        at = start + tl.arange(0, REQUESTS).to(tl.int64)
+        # .cg: other CTAs stored them, and this one's L1 may hold what was there before
+        said = tl.load(pointer64(statuses) + at, mask=at < count, other=OK, cache_modifier=".cg")
+        first = tl.minimum(first, tl.min(tl.where(said != OK, at, count), 0))
+        start += REQUESTS
+    return first
+
+
+@triton.jit
+def find_many_kernel(
+    world: tl.int64, requests: tl.int64, tickets: tl.int64, statuses: tl.int64, control: tl.int64, prefix: tl.int64
+) -> None:
+    """Look keys up: a status each, as `find` says it, and in the word `prefix` how many of the first ones are there."""
+    count = table64(control)
+    step = tl.num_programs(0).to(tl.int64)
+    at = tl.program_id(0).to(tl.int64)
+    while at < count:
+        request = requests + at * REQUEST_BYTES
+        status, _ = find(world, table64(request + Q_KEY_HASH), table64(request + Q_KEY_CHECK))
+        store64(statuses + at * WORD_BYTES, status, "relaxed")
+        at += step
+    if is_last(tickets, step):
+        store64(prefix, first_missing(statuses, count), "relaxed")
+        clear(tickets)

@@ -112,6 +112,19 @@ def tiles_belong_to_requests(device: torch.device) -> None:
         assert out.tolist() == [[*row, who] for row, who in zip(want, whose, strict=True)], count
 
 
+def prefixes_are_found(device: torch.device) -> None:
+    """Which keys of a chain are there, and how many before the first that is not."""
+    with world(device) as w:
+        made = batch(w, 200)
+        data = w.bytes(100, 1)
+        stored = [n for n in range(12) if n not in (7, 9)]
+        assert done(made, made.put, [put_request(n, data, n % 2) for n in stored]) == [OK] * len(stored)
+        for chain, prefix in (([*range(12)], 7), ([7], 0), ([*range(5)], 5), ([], 0), ([0, 1] * 70 + [9, 2], 140)):
+            said = done(made, made.find, [Request(key(n), 0, 0) for n in chain])
+            assert said == [OK if n in stored else MISS for n in chain]
+            assert made.prefix.tolist() == [prefix]
+
+
 def batches_of_many_small_objects(device: torch.device) -> None:
     """More objects than CTAs."""
     count = 24 if device.type == "cpu" else 3000
@@ -154,6 +167,7 @@ BODIES: tuple[Callable[[torch.device], None], ...] = (
     tiles_belong_to_requests,
     batches_put_and_get,
     batches_answer_each_request,
+    prefixes_are_found,
     batches_of_many_small_objects,
     a_batch_is_replayed_from_a_graph,
 )
