@@ -6,6 +6,7 @@ named by its rank, its incarnation and something random. So clients come and com
 is met in a new place.
 """
 
+import atexit
 import contextlib
 import logging
 import shutil
@@ -154,9 +155,11 @@ class Server:
             (place / CALLS).mkdir()
         self._thread = threading.Thread(target=self._run, name="nanokv-master", daemon=True)
         self._thread.start()
+        atexit.register(self.close)  # a thread that wakes up in gloo when the interpreter has gone aborts the process
 
     def close(self) -> None:
         """End all connections and threads. Idempotent."""
+        atexit.unregister(self.close)
         deadline = time.monotonic() + _STOP_SECONDS
         self._stop.set()
         self._thread.join(_STOP_SECONDS)

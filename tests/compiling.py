@@ -110,14 +110,25 @@ def kernels() -> dict[str, Kernel]:
 
 
 def assembly(kernel: Kernel, target: str) -> str:
-    """The PTX or AMDGCN of a kernel."""
+    """The PTX or AMDGCN of a kernel; behind the PTX, as a comment, what ptxas made of it: registers and stack."""
     warps = 4 if kernel.moves_payload and target in NVIDIA else 1
     signature = {name: kernel.types.get(name, "constexpr") for name in kernel.function.arg_names}
     constants = {(kernel.function.arg_names.index(name),): value for name, value in kernel.constants.items()}
     source = ASTSource(fn=kernel.function, signature=signature, constexprs=constants)
     compiled = triton.compile(source, target=TARGETS[target], options={"num_warps": warps})
-    text: str = compiled.asm["ptx" if target in NVIDIA else "amdgcn"]
-    return text
+    if target in AMD:
+        return str(compiled.asm["amdgcn"])  # its metadata says what it uses
+    return f"{compiled.asm['ptx']}\n// {_resources(compiled.asm['cubin'])}\n"
+
+
+def _resources(cubin: bytes) -> str:
+    """What a kernel uses, by the tool that comes with Triton: REG:64 STACK:0 SHARED:0 ..."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+        done = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, timeout=60, check=True)
+    return done.stdout.strip().splitlines()[-1].strip()
 
 
 @cache

@@ -1,12 +1,13 @@
 """Every kernel compiles for every GPU that is supported, and every protocol function is in some kernel."""
 
 import importlib
+import re
 from typing import Any
 
 import pytest
 from triton.runtime.jit import JITFunction
 
-from tests.compiling import TARGETS, compiled_everywhere, kernels
+from tests.compiling import NVIDIA, TARGETS, compiled_everywhere, kernels
 
 pytestmark = pytest.mark.timeout(300)  # all that is compiled or interpreted falls to the first test
 
@@ -36,6 +37,26 @@ def test_every_kernel_compiles(target: str) -> None:
     texts = compiled_everywhere()[target]
     assert texts.keys() == kernels().keys()
     assert {name: text for name, text in texts.items() if text.startswith("error:")} == {}
+
+
+MOST_STACK = 64  #: bytes a thread: some words of the protocol's control steps; a thread's part of a tile is 128 or more
+STREAMING = ("store_payload_kernel", "copy_payload_kernel", "put_many_kernel", "get_many_kernel")
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_kernels_that_stream_payload_keep_it_in_registers(target: str) -> None:
+    """Nothing of a tile is spilled (scalars may go to lanes of a register); and sixteen bytes an access."""
+    texts = compiled_everywhere()[target]
+    for name in STREAMING:
+        if target in NVIDIA:
+            (stack,) = re.findall(r"^// .*\bSTACK:(\d+) ", texts[name], re.M)
+            assert int(stack) <= MOST_STACK, (name, stack)
+            assert re.search(r"ld\.global\.cg\S*\.v2\.b64", texts[name]), name
+        else:
+            assert "private_segment_fixed_size: 0\n" in texts[name], name
+            assert not re.search(r"vgpr_spill_count: +[1-9]", texts[name]), name
+            for what in ("load", "store"):
+                assert re.search(rf"(global|flat|buffer)_{what}_dwordx4", texts[name]), (name, what)
 
 
 def test_a_kernel_that_does_not_compile_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
