@@ -1,7 +1,7 @@
 """Checksums: what a reader got is what the producer wrote, under this key, bit for bit.
 
 A checksum is made of the key, the number of bytes, the descriptor and the payload. It lies beside the number of
-dimensions in the descriptor, and FLAG_CHECKSUM says so. Whoever writes the bytes makes it: `object.put` over its
+dimensions in the descriptor, and FLAG_CHECKSUM says so. Whoever writes the bytes makes it: `put.put` over its
 source; who is not done with one call, and plans, over the pages when they commit. A reader makes it over its own copy,
 before it validates.
 

@@ -21,31 +21,31 @@ import numba
 import numpy as np
 from numba import int64
 
-from nanokv.device import activity, directory, header, memory_native, object, pins, reclaim, ring
+from nanokv.device import activity, directory, get, header, memory_native, pins, put, reclaim, remove, ring
 from nanokv.device.memory import VOCABULARY
 from nanokv.device.retarget import retarget
 
 # entry point -> (device function, number of arguments); all arguments are 64-bit integers
 ENTRIES: dict[str, tuple[Any, int]] = {
-    "begin": (object.begin, 7),
+    "begin": (put.begin, 7),
     "describe": (header.describe, 11),
-    "seal_payload": (object.seal_payload, 16),
-    "finish": (object.finish, 5),
-    "commit": (object.commit, 4),
-    "abort": (object.abort, 4),
+    "seal_payload": (put.seal_payload, 16),
+    "finish": (put.finish, 5),
+    "commit": (put.commit, 4),
+    "abort": (put.abort, 4),
     "enter": (activity.enter, 2),
     "leave": (activity.leave, 3),
-    "put": (object.put, 15),
-    "lookup": (object.lookup, 3),
-    "lookup_described": (object.lookup_described, 3),
-    "read": (object.read, 10),
-    "verify": (object.verify, 8),
-    "get": (object.get, 6),
-    "validate": (object.validate, 4),
-    "touch": (object.touch, 4),
+    "put": (put.put, 15),
+    "lookup": (get.lookup, 3),
+    "lookup_described": (get.lookup_described, 3),
+    "read": (get.read, 10),
+    "verify": (get.verify, 8),
+    "get": (get.get, 6),
+    "validate": (get.validate, 4),
+    "touch": (get.touch, 4),
     "find": (directory.find, 3),
-    "remove": (object.remove, 3),
-    "remove_slot": (object.remove_slot, 4),
+    "remove": (remove.remove, 3),
+    "remove_slot": (remove.remove_slot, 4),
     "pin": (pins.pin, 4),
     "unpin": (pins.unpin, 5),
     "asleep": (ring.asleep, 1),

@@ -18,9 +18,10 @@ import triton.language as tl
 
 from nanokv.device.activity import leave
 from nanokv.device.checksum import has_checksum, seal, wanted
+from nanokv.device.get import judged, lookup, touch, validate
 from nanokv.device.header import describe
 from nanokv.device.memory import checksum_bytes, select, table64, word
-from nanokv.device.object import abort, begin, finish, judged, lookup, touch, validate
+from nanokv.device.put import abort, begin, finish
 from nanokv.device.request import Q_BYTES, Q_FLAGS, Q_KEY_CHECK, Q_KEY_HASH, Q_OWNER, what_of
 from nanokv.device.status import BUSY, OK, SIZE, TORN
 from nanokv.device.ticket import (

@@ -115,7 +115,7 @@ def kv_commit_ready(
     Call it once an object, when every CTA has stored its part: a barrier in here orders the warps of this CTA, no other
     CTAs. On AMD a wave waits for its own stores alone: run the storing kernel with one wave a CTA, or commit from a
     kernel launched after it. It stores no checksum: where objects have one (`NanoKVCache(checksum=True)`), let the host
-    commit, or call `object.seal_payload` and `object.commit` instead.
+    commit, or call `put.seal_payload` and `put.commit` instead.
     """
     word = tl.cast(tl.cast(header_ptr, tl.int64) + H_STATE, tl.pointer_type(tl.int64))
     before = tl.cast(epoch, tl.int64) << EPOCH_SHIFT

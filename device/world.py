@@ -22,7 +22,7 @@ from nanokv.device.layout import (
     Field,
     Record,
 )
-from nanokv.device.memory import table64
+from nanokv.device.memory import select, table64
 
 WORLD = Record(
     "World",
@@ -125,3 +125,11 @@ def activity_at(seg: tl.int64, rank: tl.int64, phase: tl.int64) -> Any:
 def class_pages(world: tl.int64, size_class: tl.int64) -> Any:
     """Pages of an extent of a size class; 0 if there is no such class."""
     return table64(world + W_CLASS_PAGES + size_class * WORD_BYTES)
+
+
+@triton.jit
+def is_inside(world: tl.int64, payload: tl.int64, nbytes: tl.int64) -> Any:
+    """True if there can be so many bytes at an offset."""
+    limit = table64(world + W_HEAP_LIMIT)
+    placed = (payload >= table64(world + W_HEAP_BASE)) & (payload <= limit)
+    return placed & (nbytes >= 0) & (nbytes <= limit - select(placed, payload, limit))

@@ -24,7 +24,7 @@ from nanokv.device import memory, remote
 from nanokv.device.freelist import pop, push
 from nanokv.device.kernels import host, many, objects, transfer
 from nanokv.device.memory import load64
-from nanokv.device.object import seal_payload
+from nanokv.device.put import seal_payload
 
 
 class Kernel(NamedTuple):

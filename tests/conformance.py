@@ -29,7 +29,7 @@ from tests.random_state import ARGUMENTS, Address, Draw, Memory, corrupt, histor
 
 MODULES = (
     *("freelist", "extent", "header", "directory", "ring", "activity"),
-    *("checksum", "pins", "retire", "evict", "object", "reclaim"),
+    *("checksum", "pins", "retire", "evict", "put", "get", "remove", "reclaim"),
 )
 
 

@@ -7,20 +7,12 @@ import triton.language as tl
 
 from nanokv.device.activity import enter, leave
 from nanokv.device.directory import find
+from nanokv.device.get import lookup_described, touch, validate
 from nanokv.device.header import describe
 from nanokv.device.kernels.frame import answer, arg
-from nanokv.device.object import (
-    abort,
-    begin,
-    commit,
-    finish,
-    lookup_described,
-    remove,
-    remove_slot,
-    touch,
-    validate,
-)
 from nanokv.device.pins import pin, unpin
+from nanokv.device.put import abort, begin, commit, finish
+from nanokv.device.remove import remove, remove_slot
 from nanokv.device.status import OK
 from nanokv.device.world import segment
 

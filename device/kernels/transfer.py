@@ -16,9 +16,10 @@ import triton
 import triton.language as tl
 
 from nanokv.device.checksum import has_checksum, seal, wanted
+from nanokv.device.get import get, judged, touch, validate
 from nanokv.device.kernels.frame import add_sum, answer, answered, arg, arrive, whole_sum
 from nanokv.device.memory import checksum_bytes, copy_bytes, select, word
-from nanokv.device.object import finish, get, is_writing, judged, put, seal_payload, touch, validate
+from nanokv.device.put import finish, is_writing, put, seal_payload
 from nanokv.device.status import OK, SIZE, TORN
 from nanokv.device.world import header_at, segment
 

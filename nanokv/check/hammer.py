@@ -9,11 +9,13 @@ import triton
 import triton.language as tl
 
 from nanokv.check.slow import slow_function
+from nanokv.device.get import lookup, read
 from nanokv.device.layout import WORD_BYTES
 from nanokv.device.memory import select, store64, table64, word
 from nanokv.device.native import native_function
-from nanokv.device.object import lookup, put, read, remove
 from nanokv.device.pins import pin, unpin
+from nanokv.device.put import put
+from nanokv.device.remove import remove
 from nanokv.device.status import OK
 from nanokv.device.world import W_WORLD_SIZE, segment
 

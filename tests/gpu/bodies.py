@@ -33,7 +33,7 @@ from nanokv.device.layout import (
 )
 from nanokv.device.machine import Begun
 from nanokv.device.memory import GOLDEN, MIX_ONE, MIX_TWO
-from nanokv.device.object import put
+from nanokv.device.put import put
 from nanokv.device.status import Status
 from nanokv.device.views import SegmentView
 from nanokv.fsck import check_segments

@@ -3,7 +3,7 @@
 from typing import Any
 
 from nanokv.check.model.mutant import Mutant
-from nanokv.device import activity, object, reclaim, ring
+from nanokv.device import activity, put, reclaim, ring
 from nanokv.host_poller import audit, coalesce, grace, index, poller, sweeper
 
 
@@ -166,18 +166,18 @@ GRACE = (
         ("remove", "late"),
         (
             (
-                object.put,
+                put.put,
                 "        copy_bytes(seg + payload, src, nbytes)\n",
                 "        leave(world, seg, phase)\n        copy_bytes(seg + payload, src, nbytes)\n",
             ),
-            (object.finish, "    leave(world, segment(world, owner), phase)\n", ""),
+            (put.finish, "    leave(world, segment(world, owner), phase)\n", ""),
         ),
     ),
     Mutant(
         "leave-missing",
         "a put that fails is counted as at work for ever",
         ("remove-late", "full"),
-        ((object.begin, "        leave(world, seg, phase)\n", "        word(0)\n"),),
+        ((put.begin, "        leave(world, seg, phase)\n", "        word(0)\n"),),
     ),
     Mutant(
         "leave-wrong-phase",

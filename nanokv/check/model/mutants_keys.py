@@ -1,7 +1,7 @@
 """Mutants of the directory, of pins and of eviction under readers."""
 
 from nanokv.check.model.mutant import Mutant
-from nanokv.device import directory, evict, object, pins
+from nanokv.device import directory, evict, get, pins, remove
 from nanokv.host_poller import dead_pins
 
 KEYS = (
@@ -65,20 +65,20 @@ KEYS = (
         ("twins",),
         (
             (directory.judge, " & is_key(header, key_hash, key_check)", ""),
-            (object.lookup, "is_key(header, key_hash, key_check) & ", ""),
+            (get.lookup, "is_key(header, key_hash, key_check) & ", ""),
         ),
     ),
     Mutant(
         "lookup-any-key",
         "a reader compares the key where it finds the entry, and not where it takes the object's place",
         ("slot-reused",),
-        ((object.lookup, "is_key(header, key_hash, key_check) & ", ""),),
+        ((get.lookup, "is_key(header, key_hash, key_check) & ", ""),),
     ),
     Mutant(
         "remove-any-key",
         "a removal does not compare the key in the header",
         ("remove-late",),
-        ((object.remove, "if mine & (phase_of(state) == READY):", "if phase_of(state) == READY:"),),
+        ((remove.remove, "if mine & (phase_of(state) == READY):", "if phase_of(state) == READY:"),),
     ),
     Mutant(
         "find-tentative",

@@ -1,7 +1,7 @@
 """Mutants of headers and of what is done with whole objects."""
 
 from nanokv.check.model.mutant import Mutant
-from nanokv.device import evict, header, object, reclaim, retire
+from nanokv.device import evict, get, header, put, reclaim, remove, retire
 
 HEADERS = (
     Mutant(
@@ -94,19 +94,19 @@ HEADERS = (
         "double-free-on-lost",
         "a producer whose object was given up frees it, and the sweeper frees it too",
         ("late", "late-plan"),
-        ((object.commit, "        acknowledge(header, epoch)\n", "        retire(world, seg, owner, index, epoch)\n"),),
+        ((put.commit, "        acknowledge(header, epoch)\n", "        retire(world, seg, owner, index, epoch)\n"),),
     ),
     Mutant(
         "undo-whatever",
         "a put that fails frees its slot also if the sweeper has given it up",
         ("late", "abort", "full"),
-        ((object.undo, "    if mine:\n", "    if mine == mine:\n"),),
+        ((put.undo, "    if mine:\n", "    if mine == mine:\n"),),
     ),
     Mutant(
         "undo-nothing",
         "a put that fails keeps its slot",
         ("full", "same-key"),
-        ((object.undo, "        give_slot(world, seg, index)\n", "        word(0)\n"),),
+        ((put.undo, "        give_slot(world, seg, index)\n", "        word(0)\n"),),
     ),
     Mutant(
         "full-keeps-the-key",
@@ -114,7 +114,7 @@ HEADERS = (
         ("full", "exhaust", "late"),
         (
             (
-                object.begin,
+                put.begin,
                 "                    erase(world, owner, index, epoch, key_hash, key_check)\n",
                 "                    word(0)\n",
             ),
@@ -138,7 +138,7 @@ HEADERS = (
         ("put-get", "put-remove-get"),
         (
             (
-                object.put,
+                put.put,
                 "        copy_bytes(seg + payload, src, nbytes)\n"
                 "        status = finish(world, owner, index, epoch, phase)\n",
                 "        status = finish(world, owner, index, epoch, phase)\n"
@@ -189,7 +189,7 @@ HEADERS = (
         ("replace",),
         (
             (
-                object.lookup,
+                get.lookup,
                 '        state = load64(header + H_STATE, "acquire")\n'
                 "        epoch = epoch_of(state)\n"
                 '        payload = load64(header + H_PAYLOAD, "relaxed")\n'
@@ -205,7 +205,7 @@ HEADERS = (
         "remover-that-lost-frees",
         "a removal that was too late frees the object too",
         ("remove", "pin-evict"),
-        ((object.remove_slot, "if seen == state_word(READY, epoch):", "if epoch_of(seen) == epoch:"),),
+        ((remove.remove_slot, "if seen == state_word(READY, epoch):", "if epoch_of(seen) == epoch:"),),
     ),
     Mutant(
         "evict-unchecked",
@@ -239,7 +239,7 @@ HEADERS = (
         ("abort",),
         (
             (
-                object.abort,
+                put.abort,
                 "if kill(header, WRITING, epoch) == state_word(WRITING, epoch):",
                 "if kill(header, WRITING, epoch) != 0:",
             ),
@@ -257,7 +257,7 @@ HEADERS = (
         ("late", "full"),
         (
             (
-                object.begin,
+                put.begin,
                 "                if status == FULL:\n"
                 "                    # the entry goes first: "
                 "whoever takes the slot next must not be found by this key\n"

@@ -1,7 +1,7 @@
 """Mutants that wait for somebody else: each must be noticed because no operation ends any more (I6)."""
 
 from nanokv.check.model.mutant import Mutant
-from nanokv.device import directory, object, ring
+from nanokv.device import directory, remove, ring
 
 PROGRESS = (
     Mutant(
@@ -35,7 +35,7 @@ PROGRESS = (
         ("pin-dies", "pin"),
         (
             (
-                object.remove_slot,
+                remove.remove_slot,
                 "    seen = kill(header, READY, epoch)\n",
                 "    seen = kill(header, READY, epoch)\n"
                 "    while (seen & PIN_BITS) != 0:\n"

@@ -2,7 +2,7 @@
 
 from nanokv.check.model.scenario import Scenario, expect, small
 from nanokv.check.model.stage import WHAT, Stage, digest
-from nanokv.device import directory, extent, header, object, pins, reclaim
+from nanokv.device import directory, extent, header, pins, put, reclaim, remove
 from nanokv.device.geometry import producer_word
 from nanokv.device.layout import WORD
 from nanokv.device.status import Status
@@ -42,7 +42,7 @@ BUMP = Scenario(
 
 # --- an object that is being written ----------------------------------------------------------
 def _commit_or_give_up(stage: Stage) -> None:
-    commit, give_up = stage.function(object.commit), stage.function(reclaim.give_up)
+    commit, give_up = stage.function(put.commit), stage.function(reclaim.give_up)
     world = stage.world.table(0)
     stage.spawn("commit", lambda: commit(world, 0, 0, 1))
     stage.spawn("give up", lambda: give_up(world, 0, 0, 1, producer_word(0, 1)))
@@ -94,9 +94,9 @@ PUBLISH = Scenario(
 
 # --- a READY object ---------------------------------------------------------------------------
 def _remove_twice(stage: Stage) -> None:
-    remove = stage.function(object.remove_slot)
+    remove_slot = stage.function(remove.remove_slot)
     for name in ("one", "two"):
-        stage.spawn(name, lambda: remove(stage.world.table(0), 0, 0, 1))
+        stage.spawn(name, lambda: remove_slot(stage.world.table(0), 0, 0, 1))
 
 
 def _removed_once(stage: Stage) -> None:

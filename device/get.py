@@ -1,0 +1,166 @@
+"""Get: the whole protocol of a reader, in order: `lookup`, copy, `verify`.
+
+Guarantees: a reader returns the bytes of the key it asked for, whole, or not at all (I4). The copy counts only if the
+header was READY in the same epoch after it, and if its checksum is right, where there is one (`checksum`). Nothing here
+waits for anybody, and no reader is counted: a header that moves on makes the copy worthless, not wrong.
+
+Why the orderings suffice: see `header` (validate) and `directory` (find).
+"""
+
+from typing import Any
+
+import triton
+import triton.language as tl
+
+from nanokv.device.checksum import has_checksum, is_right
+from nanokv.device.directory import entry_header, entry_owner, find
+from nanokv.device.extent import class_of, is_held
+from nanokv.device.header import descriptor, epoch_of, is_key, pages_of, phase_of, still_ready
+from nanokv.device.layout import COUNT_CORRUPT, H_ACCESS, H_BYTES, H_PAYLOAD, H_STATE, READY
+from nanokv.device.memory import add64, checksum_bytes, copy_bytes, load64, select, store64, table64, word
+from nanokv.device.status import CORRUPT, MISS, OK, SIZE, TORN
+from nanokv.device.world import W_HEAP_BASE, W_PAGE_BYTES, header_at, is_inside, segment
+
+
+@triton.jit
+def is_extent(world: tl.int64, seg: tl.int64, index: tl.int64, payload: tl.int64, nbytes: tl.int64) -> Any:
+    """True if a header that is READY can hold so many bytes at an offset: its pages are that many, and say so.
+
+    What a header says of its bytes stands in three words, and the extent's link names the slot: one that is wrong does
+    not lead to the bytes of another object.
+    """
+    size = table64(world + W_PAGE_BYTES)
+    inside = is_inside(world, payload, nbytes)
+    offset = select(inside, payload, table64(world + W_HEAP_BASE)) - table64(world + W_HEAP_BASE)
+    page = offset // size
+    n_pages = pages_of(header_at(world, seg, index))
+    right = inside & (offset == page * size) & (n_pages == (select(inside, nbytes, word(0)) + size - 1) // size)
+    if right & (n_pages > 0):
+        right = is_held(world, seg, page, class_of(world, n_pages), index)
+    return right
+
+
+@triton.jit
+def lookup(world: tl.int64, key_hash: tl.int64, key_check: tl.int64) -> Any:
+    """Find a READY object. Returns (status, owner, header slot, epoch, payload offset, bytes).
+
+    OK, MISS, NOT_READY or CORRUPT. What is returned beside OK is true only if `validate` says so afterwards.
+    """
+    status, entry = find(world, key_hash, key_check)
+    owner = word(0)
+    index = word(0)
+    epoch = word(0)
+    payload = word(0)
+    nbytes = word(0)
+    if status == OK:
+        owner = entry_owner(entry)
+        index = entry_header(entry)
+        seg = segment(world, owner)
+        header = header_at(world, seg, index)
+        state = load64(header + H_STATE, "acquire")
+        epoch = epoch_of(state)
+        payload = load64(header + H_PAYLOAD, "relaxed")
+        nbytes = load64(header + H_BYTES, "relaxed")
+        same = is_key(header, key_hash, key_check) & (phase_of(state) == READY)
+        if not same:
+            status = word(MISS)
+        # a header that is still READY in this epoch and names no possible bytes is broken, not in motion
+        elif not is_extent(world, seg, index, payload, nbytes):
+            status = select(still_ready(header, epoch), word(CORRUPT), word(MISS))
+            add64(seg + COUNT_CORRUPT, 1, "relaxed")
+    return status, owner, index, epoch, payload, nbytes
+
+
+@triton.jit
+def lookup_described(world: tl.int64, key_hash: tl.int64, key_check: tl.int64) -> Any:
+    """`lookup`, and the descriptor: (status, owner, header slot, epoch, payload, bytes, kind, seven dimensions)."""
+    status, owner, index, epoch, payload, nbytes = lookup(world, key_hash, key_check)
+    kind, d0, d1, d2, d3, d4, d5, d6 = descriptor(world, segment(world, owner), index)
+    return status, owner, index, epoch, payload, nbytes, kind, d0, d1, d2, d3, d4, d5, d6
+
+
+@triton.jit
+def validate(world: tl.int64, owner: tl.int64, index: tl.int64, epoch: tl.int64) -> Any:
+    """After a copy: OK if the object was there all the while, TORN if not."""
+    header = header_at(world, segment(world, owner), index)
+    return select(still_ready(header, epoch), word(OK), word(TORN))
+
+
+@triton.jit
+def touch(world: tl.int64, owner: tl.int64, index: tl.int64, now: tl.int64) -> None:
+    """Note that an object was read: best effort, for eviction."""
+    store64(header_at(world, segment(world, owner), index) + H_ACCESS, now, "relaxed")
+
+
+@triton.jit
+def judged(
+    world: tl.int64,
+    owner: tl.int64,
+    index: tl.int64,
+    epoch: tl.int64,
+    key_hash: tl.int64,
+    key_check: tl.int64,
+    nbytes: tl.int64,
+    flagged: tl.int64,
+    payload_sum: tl.int64,
+) -> Any:
+    """After a copy: OK, TORN if the object was not there all the while, CORRUPT if it was and the checksum is wrong."""
+    seg = segment(world, owner)
+    right = is_right(world, seg, index, key_hash, key_check, nbytes, flagged, payload_sum)
+    status = validate(world, owner, index, epoch)
+    if (status == OK) & (not right):
+        status = word(CORRUPT)
+        add64(seg + COUNT_CORRUPT, 1, "relaxed")
+    return status
+
+
+@triton.jit
+def verify(
+    world: tl.int64,
+    owner: tl.int64,
+    index: tl.int64,
+    epoch: tl.int64,
+    key_hash: tl.int64,
+    key_check: tl.int64,
+    copy: tl.int64,
+    nbytes: tl.int64,
+) -> Any:
+    """After a copy to the address `copy` (or of a pinned object, in place): OK, TORN or CORRUPT."""
+    flagged = has_checksum(header_at(world, segment(world, owner), index))
+    payload_sum = word(0)
+    if flagged:
+        payload_sum = checksum_bytes(copy, nbytes, 0)
+    return judged(world, owner, index, epoch, key_hash, key_check, nbytes, flagged, payload_sum)
+
+
+@triton.jit
+def read(
+    world: tl.int64,
+    owner: tl.int64,
+    index: tl.int64,
+    epoch: tl.int64,
+    key_hash: tl.int64,
+    key_check: tl.int64,
+    payload: tl.int64,
+    nbytes: tl.int64,
+    dst: tl.int64,
+    now: tl.int64,
+) -> Any:
+    """Copy what `lookup` found of a key to `dst`, and verify: OK, TORN or CORRUPT."""
+    copy_bytes(dst, segment(world, owner) + payload, nbytes)
+    status = verify(world, owner, index, epoch, key_hash, key_check, dst, nbytes)
+    if status == OK:
+        touch(world, owner, index, now)
+    return status
+
+
+@triton.jit
+def get(world: tl.int64, key_hash: tl.int64, key_check: tl.int64, dst: tl.int64, room: tl.int64, now: tl.int64) -> Any:
+    """Look up and read an object of exactly `room` bytes into `dst`: OK, MISS, NOT_READY, TORN, SIZE or CORRUPT."""
+    status, owner, index, epoch, payload, nbytes = lookup(world, key_hash, key_check)
+    if status == OK:
+        if nbytes == room:
+            status = read(world, owner, index, epoch, key_hash, key_check, payload, nbytes, dst, now)
+        else:
+            status = select(validate(world, owner, index, epoch) == OK, word(SIZE), word(TORN))
+    return status

@@ -1,0 +1,226 @@
+"""Put: the whole protocol of a producer, in order.
+
+`begin` takes a header slot, claims the key, takes an extent (evicting if it must) and publishes WRITING; the producer
+stores the payload; `finish` commits, announces and counts the operation out. Each answers with a status; nothing here
+waits for anybody.
+
+Guarantees
+- A duplicate is refused before a byte is allocated or copied, and nothing ever becomes READY that cannot be found: the
+  key is claimed first.
+- Whatever `begin` took before it failed, it gives back, last taken first. FULL is an answer (I9).
+- An object becomes READY when all its bytes are stored, or never (I1); whoever was too slow is told LOST.
+
+Why the orderings suffice: see `header` (publish, commit), `directory` (claim) and `freelist` (hand-over).
+"""
+
+from typing import Any
+
+import triton
+import triton.language as tl
+
+from nanokv.device.activity import enter, leave
+from nanokv.device.checksum import seal, wanted
+from nanokv.device.directory import claim, erase
+from nanokv.device.evict import take_header, take_pages
+from nanokv.device.extent import class_of, hold
+from nanokv.device.header import acknowledge, commit_state, describe, give_slot, kill, publish, reserve, state_word
+from nanokv.device.layout import COUNT_LOST, COUNT_REFUSED, H_STATE, PIN_BITS, READY, RESERVED, STORED, WRITING
+from nanokv.device.memory import add64, checksum_bytes, copy_bytes, load64, select, table64, word
+from nanokv.device.retire import retire
+from nanokv.device.ring import announce, asleep
+from nanokv.device.status import FULL, LOST, NO_HEADER, OK, TOO_LARGE
+from nanokv.device.world import W_HEAP_BASE, W_PAGE_BYTES, header_at, is_inside, segment
+
+
+@triton.jit
+def undo(world: tl.int64, seg: tl.int64, owner: tl.int64, index: tl.int64, epoch: tl.int64) -> Any:
+    """Give up a slot that is still RESERVED. False if the sweeper was faster: then it frees the slot."""
+    mine = kill(header_at(world, seg, index), RESERVED, epoch) == state_word(RESERVED, epoch)
+    if mine:
+        give_slot(world, seg, index)
+    return mine
+
+
+@triton.jit
+def allocate(
+    world: tl.int64,
+    seg: tl.int64,
+    owner: tl.int64,
+    index: tl.int64,
+    epoch: tl.int64,
+    size_class: tl.int64,
+    n_pages: tl.int64,
+    nbytes: tl.int64,
+    now: tl.int64,
+) -> Any:
+    """Take pages for a RESERVED header whose key is claimed, and publish WRITING. Returns (status, payload offset)."""
+    status = word(OK)
+    page = word(0)
+    if n_pages > 0:
+        page = take_pages(world, seg, owner, size_class)
+        if page < 0:
+            status = word(FULL)
+        else:
+            hold(world, seg, page, size_class, index)
+    payload = table64(world + W_HEAP_BASE) + page * table64(world + W_PAGE_BYTES)
+    if status == OK:
+        if not publish(world, seg, index, epoch, n_pages, payload, nbytes, now):
+            add64(seg + COUNT_LOST, 1, "relaxed")
+            acknowledge(header_at(world, seg, index), epoch)
+            status = word(LOST)
+    else:
+        add64(seg + COUNT_REFUSED, 1, "relaxed")
+    return status, payload
+
+
+@triton.jit
+def begin(
+    world: tl.int64,
+    owner: tl.int64,
+    key_hash: tl.int64,
+    key_check: tl.int64,
+    nbytes: tl.int64,
+    flags: tl.int64,
+    now: tl.int64,
+) -> Any:
+    """Begin an object of `nbytes` in the segment of `owner`: a header that is WRITING and pages to fill.
+
+    Returns (status, header slot, epoch, payload offset, phase). After OK the caller stores the payload and calls
+    `finish`, or `abort`; after anything else there is nothing to do.
+    """
+    seg = segment(world, owner)
+    phase = enter(world, seg)
+    fits = is_inside(world, table64(world + W_HEAP_BASE), nbytes)
+    n_pages = (select(fits, nbytes, word(0)) + table64(world + W_PAGE_BYTES) - 1) // table64(world + W_PAGE_BYTES)
+    size_class = class_of(world, n_pages)
+    status = select(fits & (size_class >= 0), word(OK), word(TOO_LARGE))
+    index = word(-1)
+    epoch = word(0)
+    payload = word(0)
+    if status == OK:
+        index = take_header(world, seg, owner)
+        if index < 0:
+            status = word(NO_HEADER)
+            add64(seg + COUNT_REFUSED, 1, "relaxed")
+        else:
+            epoch = reserve(world, seg, index, key_hash, key_check, flags)
+            status = claim(world, owner, index, epoch, key_hash, key_check)
+            if status == OK:
+                status, payload = allocate(world, seg, owner, index, epoch, size_class, n_pages, nbytes, now)
+                if status == FULL:
+                    # the entry goes first: whoever takes the slot next must not be found by this key
+                    erase(world, owner, index, epoch, key_hash, key_check)
+            if (status != OK) & (status != LOST):
+                if not undo(world, seg, owner, index, epoch):
+                    acknowledge(header_at(world, seg, index), epoch)
+    if status != OK:
+        leave(world, seg, phase)
+    return status, index, epoch, payload, phase
+
+
+@triton.jit
+def commit(world: tl.int64, owner: tl.int64, index: tl.int64, epoch: tl.int64) -> Any:
+    """WRITING -> READY and announce: OK, or LOST if the slot was given up. A slot that is READY already is OK."""
+    seg = segment(world, owner)
+    header = header_at(world, seg, index)
+    seen = commit_state(header, epoch)
+    status = word(LOST)
+    if (seen == state_word(WRITING, epoch)) | ((seen & ~PIN_BITS) == state_word(READY, epoch)):
+        status = word(OK)
+        announce(world, seg, STORED, index, epoch)
+    else:
+        acknowledge(header, epoch)
+        add64(seg + COUNT_LOST, 1, "relaxed")
+    return status
+
+
+@triton.jit
+def is_writing(world: tl.int64, owner: tl.int64, index: tl.int64, epoch: tl.int64) -> Any:
+    """True if an object is not committed yet, nor given up."""
+    header = header_at(world, segment(world, owner), index)
+    return load64(header + H_STATE, "acquire") == state_word(WRITING, epoch)
+
+
+@triton.jit
+def seal_payload(
+    world: tl.int64,
+    owner: tl.int64,
+    key_hash: tl.int64,
+    key_check: tl.int64,
+    index: tl.int64,
+    epoch: tl.int64,
+    payload: tl.int64,
+    nbytes: tl.int64,
+    kind: tl.int64,
+    d0: tl.int64,
+    d1: tl.int64,
+    d2: tl.int64,
+    d3: tl.int64,
+    d4: tl.int64,
+    d5: tl.int64,
+    d6: tl.int64,
+) -> None:
+    """Give a checksum of what lies in its pages to an object that is WRITING, before `commit`; else do nothing.
+
+    All arguments are as `begin` took and gave them: what stands in the header is not believed.
+    """
+    if is_writing(world, owner, index, epoch):
+        seg = segment(world, owner)
+        payload_sum = checksum_bytes(seg + payload, nbytes, 0)
+        seal(world, seg, index, key_hash, key_check, nbytes, payload_sum, kind, d0, d1, d2, d3, d4, d5, d6)
+
+
+@triton.jit
+def finish(world: tl.int64, owner: tl.int64, index: tl.int64, epoch: tl.int64, phase: tl.int64) -> Any:
+    """Commit an object that `begin` began, and count the operation out: OK or LOST."""
+    status = commit(world, owner, index, epoch)
+    leave(world, segment(world, owner), phase)
+    return status
+
+
+@triton.jit
+def abort(world: tl.int64, owner: tl.int64, index: tl.int64, epoch: tl.int64) -> Any:
+    """Give up an object that is WRITING and free it: OK, or LOST if the sweeper gave it up before.
+
+    Only when nothing will be written to its pages any more.
+    """
+    seg = segment(world, owner)
+    header = header_at(world, seg, index)
+    status = word(OK)
+    if kill(header, WRITING, epoch) == state_word(WRITING, epoch):
+        retire(world, seg, owner, index, epoch)
+    else:
+        acknowledge(header, epoch)
+        status = word(LOST)
+    return status
+
+
+@triton.jit
+def put(
+    world: tl.int64,
+    owner: tl.int64,
+    key_hash: tl.int64,
+    key_check: tl.int64,
+    src: tl.int64,
+    nbytes: tl.int64,
+    now: tl.int64,
+    kind: tl.int64,
+    d0: tl.int64,
+    d1: tl.int64,
+    d2: tl.int64,
+    d3: tl.int64,
+    d4: tl.int64,
+    d5: tl.int64,
+    d6: tl.int64,
+) -> Any:
+    """The whole put by one producer: begin, describe, copy, finish. Returns (status, 1 if the poller sleeps)."""
+    status, index, epoch, payload, phase = begin(world, owner, key_hash, key_check, nbytes, 0, now)
+    seg = segment(world, owner)
+    if status == OK:
+        describe(world, seg, index, kind, d0, d1, d2, d3, d4, d5, d6)
+        if wanted(world):
+            payload_sum = checksum_bytes(src, nbytes, 0)
+            seal(world, seg, index, key_hash, key_check, nbytes, payload_sum, kind, d0, d1, d2, d3, d4, d5, d6)
+        copy_bytes(seg + payload, src, nbytes)
+        status = finish(world, owner, index, epoch, phase)
+    return status, asleep(seg)

@@ -1,0 +1,54 @@
+"""Remove: READY to DEAD in one compare-and-swap, then everything that the object held goes back.
+
+Guarantees: who makes an object DEAD frees it, alone: entry out of the directory, pages out of the header, extent, slot,
+hint (`retire`). If it dies on the way, the owner's sweeper goes on from the header. A pinned object stays (I8).
+
+Why the orderings suffice: see `header` (kill) and `retire`.
+"""
+
+from typing import Any
+
+import triton
+import triton.language as tl
+
+from nanokv.device.activity import enter, leave
+from nanokv.device.directory import entry_header, entry_owner, find
+from nanokv.device.header import epoch_of, is_key, kill, phase_of, state_word
+from nanokv.device.layout import H_STATE, PIN_BITS, READY
+from nanokv.device.memory import load64, word
+from nanokv.device.retire import retire
+from nanokv.device.status import MISS, OK, PINNED
+from nanokv.device.world import header_at, segment
+
+
+@triton.jit
+def remove_slot(world: tl.int64, owner: tl.int64, index: tl.int64, epoch: tl.int64) -> Any:
+    """Make one READY object DEAD and free it: OK, PINNED, or MISS if it went away (or was never READY) meanwhile."""
+    seg = segment(world, owner)
+    phase = enter(world, seg)
+    header = header_at(world, seg, index)
+    seen = kill(header, READY, epoch)
+    status = word(MISS)
+    if seen == state_word(READY, epoch):
+        retire(world, seg, owner, index, epoch)
+        status = word(OK)
+    elif (seen & ~PIN_BITS) == state_word(READY, epoch):
+        status = word(PINNED)
+    leave(world, seg, phase)
+    return status
+
+
+@triton.jit
+def remove(world: tl.int64, key_hash: tl.int64, key_check: tl.int64) -> Any:
+    """Remove a READY object. Returns (status, owner): OK, MISS, NOT_READY, PINNED or CORRUPT."""
+    status, entry = find(world, key_hash, key_check)
+    owner = word(0)
+    if status == OK:
+        owner = entry_owner(entry)
+        index = entry_header(entry)
+        state = load64(header_at(world, segment(world, owner), index) + H_STATE, "acquire")
+        mine = is_key(header_at(world, segment(world, owner), index), key_hash, key_check)
+        status = word(MISS)
+        if mine & (phase_of(state) == READY):
+            status = remove_slot(world, owner, index, epoch_of(state))
+    return status, owner
