@@ -15,8 +15,10 @@ import torch
 
 from nanokv.device.kernels import many
 from nanokv.device.kernels.lane import INTERPRETER
+from nanokv.device.kernels.many import FOUND_WORDS
 from nanokv.device.layout import WORD
-from nanokv.device.machine import Descriptor
+from nanokv.device.machine import Descriptor, Found
+from nanokv.device.pages import Pages
 from nanokv.device.request import REQUEST
 from nanokv.device.ticket import TICKET
 
@@ -31,8 +33,10 @@ class Request(NamedTuple):
     address: int  #: of the source or the destination, as the launching device sees it
     nbytes: int
     owner: int = 0  #: put: whose segment gets the object
-    what: Descriptor = (0,) * 8  #: put: the descriptor
+    what: Descriptor = (0,) * 8  #: the descriptor; get: an object that has another is not read, zeros: any is
     flags: int = 0
+    block: int = 0  #: of the batch's pages, instead of an address
+    plane: int = 0  #: the first plane of the object
 
 
 class Batch:
@@ -42,6 +46,7 @@ class Batch:
         world: the address of the world table, as `device` sees it.
         capacity: how many requests there is room for.
         device: where kernels run; a CPU needs Triton's interpreter.
+        pages: what is put from and got into; None: requests have addresses.
 
     Raises:
         ValueError: `capacity` is not positive.
@@ -51,9 +56,10 @@ class Batch:
         control: int64 [2], on the device: how many requests there are, and the time of day in ns.
         statuses: int64 [capacity], on the device: what each request came to (`status.Status`).
         prefix: int64 [1], on the device: after `find`, how many of the first keys are there, without a gap.
+        reported: int64 [capacity], in pinned host memory: `statuses` as they were at `report`.
     """
 
-    def __init__(self, world: int, capacity: int, device: torch.device) -> None:
+    def __init__(self, world: int, capacity: int, device: torch.device, pages: Pages | None = None) -> None:
         if capacity < 1:
             raise ValueError(f"capacity must be at least 1, not {capacity}")
         self._world = world
@@ -65,7 +71,10 @@ class Batch:
         self._tickets = torch.zeros(capacity * TICKET.size // WORD, dtype=torch.int64, device=device)
         self.statuses = torch.full((capacity,), -1, dtype=torch.int64, device=device)
         self.prefix = torch.zeros(1, dtype=torch.int64, device=device)
-        self._answers = torch.zeros(capacity, dtype=torch.int64, pin_memory=self._on_gpu)
+        self.reported = torch.zeros(capacity, dtype=torch.int64, pin_memory=self._on_gpu)
+        self._pages = pages
+        self._found = torch.zeros(0, FOUND_WORDS.value, dtype=torch.int64, device=device)
+        self._filled = torch.cuda.Event() if self._on_gpu else None  # type: ignore[no-untyped-call]
         self._ctas = INTERPRETED_CTAS
         if self._on_gpu:
             self._ctas = torch.cuda.get_device_properties(device).multi_processor_count * CTAS_A_MULTIPROCESSOR
@@ -76,46 +85,69 @@ class Batch:
         return len(self.statuses)
 
     def fill(self, requests: Sequence[Request]) -> None:
-        """Write the table, by one copy on the current stream.
+        """Write the table, by one copy on the current stream. Not to be captured: it reads the host's clock.
 
         Raises:
             ValueError: there are more than `capacity`.
         """
         if len(requests) > self.capacity:
             raise ValueError(f"{len(requests)} requests in a batch with room for {self.capacity}")
-        rows = [(each.owner, *each.key, each.nbytes, each.address, each.flags, *each.what) for each in requests]
-        words = np.array(rows, np.int64).reshape(-1)
+        words = np.array([_row(each) for each in requests], np.int64).reshape(-1)
+        if self._filled is not None:
+            self._filled.synchronize()  # the copy before may still read what is overwritten here
         self._host[: len(words)] = torch.from_numpy(words)
         self._host[-2], self._host[-1] = len(requests), time.time_ns()
         self._table.copy_(self._host, non_blocking=True)
+        if self._filled is not None:
+            self._filled.record()
 
     def put(self) -> None:
         """Put all: one launch on the current stream."""
-        self._launch(many.put_many_kernel)
+        self._move(many.put_many_kernel)
 
     def get(self) -> None:
         """Get all: one launch on the current stream."""
-        self._launch(many.get_many_kernel)
+        self._move(many.get_many_kernel)
 
     def find(self) -> None:
         """Look all keys up, and how long a prefix of them is there: one launch on the current stream."""
-        self._launch(many.find_many_kernel, self.prefix.data_ptr())
+        self._launch(many.find_many_kernel, self._tickets, self.statuses, self.control, self.prefix)
+
+    def lookup(self) -> list[Found]:
+        """Where the objects of all keys lie: one launch. Waits for the current stream."""
+        if not len(self._found):
+            self._found = self._found.new_zeros(self.capacity, FOUND_WORDS.value)
+        self._launch(many.lookup_many_kernel, self._found, self.control)
+        rows = self._found[: self._count()].cpu().tolist()
+        return [Found(*row[:6], tuple(row[6:])) for row in rows]  # type: ignore[call-arg]
+
+    def report(self) -> None:
+        """Copy the statuses to `reported`, on the current stream, without waiting; may be captured."""
+        self.reported.copy_(self.statuses, non_blocking=True)
 
     def answers(self) -> list[int]:
         """The statuses of all requests, once the launches before have ended. Waits for the current stream."""
-        self._answers.copy_(self.statuses, non_blocking=True)
+        self.report()
         if self._on_gpu:
             torch.cuda.current_stream(self.statuses.device).synchronize()
-        return self._answers[: int(self._host[-2])].tolist()
+        return self.reported[: self._count()].tolist()
 
-    def _launch(self, kernel: Any, *more: int) -> None:
+    def _count(self) -> int:
+        return int(self._host[-2])
+
+    def _move(self, kernel: Any) -> None:
+        pages, layout = (0, ()) if self._pages is None else (self._pages.table.data_ptr(), self._pages.layout)
+        self._launch(kernel, self._tickets, self.statuses, self.control, pages, layout)
+
+    def _launch(self, kernel: Any, *args: Any) -> None:
+        """Launch a kernel of `many`: its first arguments are the world and the requests."""
+        words = (arg.data_ptr() if isinstance(arg, torch.Tensor) else arg for arg in (self.requests, *args))
         with nullcontext() if self._on_gpu else INTERPRETER:
-            kernel[(self._ctas,)](
-                self._world,
-                self.requests.data_ptr(),
-                self._tickets.data_ptr(),
-                self.statuses.data_ptr(),
-                self.control.data_ptr(),
-                *more,
-                num_warps=1,
-            )
+            kernel[(self._ctas,)](self._world, *words, num_warps=1)
+
+
+def _row(request: Request) -> tuple[int, ...]:
+    """The words of a REQUEST, in its order."""
+    key_hash, key_check = request.key
+    place = (request.nbytes, request.address, request.block, request.plane, request.flags)
+    return request.owner, key_hash, key_check, *place, *request.what

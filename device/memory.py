@@ -108,23 +108,26 @@ def xchg64(address: tl.int64, value: tl.int64, sem: tl.constexpr) -> Any:
 
 
 @triton.jit
-def copy_elements(dst: tl.int64, src: tl.int64, count: tl.int64, kind: tl.constexpr) -> None:
+def copy_elements(dst: tl.int64, src: tl.int64, count: tl.int64, kind: tl.constexpr, width: tl.constexpr) -> None:
     """Copy `count` elements of a type between aligned addresses, with the whole CTA."""
-    lanes = tl.arange(0, COPY_LANES)
+    lanes = tl.arange(0, width)
     start = word(0)
     while start < count:
         at = start + lanes
         value = tl.load(tl.cast(src, tl.pointer_type(kind)) + at, mask=at < count, cache_modifier=".cg")
         tl.store(tl.cast(dst, tl.pointer_type(kind)) + at, value, mask=at < count)
-        start += COPY_LANES
+        start += width
 
 
 @triton.jit
-def copy_bytes(dst: tl.int64, src: tl.int64, nbytes: tl.int64) -> None:
-    """Copy bytes with the whole CTA. Not atomic: whoever reads shared bytes with it validates afterwards."""
+def copy_bytes(dst: tl.int64, src: tl.int64, nbytes: tl.int64, width: tl.constexpr = COPY_LANES) -> None:
+    """Copy bytes with the whole CTA. Not atomic: whoever reads shared bytes with it validates afterwards.
+
+    `width`: elements of one step; a CTA of one warp keeps fewer in its registers.
+    """
     wide = select(((dst | src) & 7) == 0, nbytes // 8, word(0))
-    copy_elements(dst, src, wide, tl.int64)
-    copy_elements(dst + wide * 8, src + wide * 8, nbytes - wide * 8, tl.int8)
+    copy_elements(dst, src, wide, tl.int64, width)
+    copy_elements(dst + wide * 8, src + wide * 8, nbytes - wide * 8, tl.int8, width)
 
 
 @triton.jit

@@ -19,7 +19,8 @@ import triton.language as tl
 from nanokv.device.activity import leave
 from nanokv.device.checksum import has_checksum, seal, wanted
 from nanokv.device.get import judged, lookup, touch, validate
-from nanokv.device.header import describe
+from nanokv.device.header import describe, descriptor
+from nanokv.device.layout import LOW32
 from nanokv.device.memory import checksum_bytes, select, table64, word
 from nanokv.device.put import abort, begin, finish
 from nanokv.device.request import Q_BYTES, Q_FLAGS, Q_KEY_CHECK, Q_KEY_HASH, Q_OWNER, what_of
@@ -121,8 +122,20 @@ def finish_put_part(world: tl.int64, request: tl.int64, ticket: tl.int64, parts:
 
 # --- get --------------------------------------------------------------------------------------
 @triton.jit
+def is_wanted(world: tl.int64, seg: tl.int64, index: tl.int64, nbytes: tl.int64, request: tl.int64) -> Any:
+    """Whether an object has the size that there is room for, and the descriptor that the request names, if any."""
+    right = nbytes == table64(request + Q_BYTES)
+    kind, d0, d1, d2, d3, d4, d5, d6 = what_of(request)
+    if kind != 0:
+        k, e0, e1, e2, e3, e4, e5, e6 = descriptor(world, seg, index)
+        differs = ((k ^ kind) & LOW32) | (d0 ^ e0) | (d1 ^ e1) | (d2 ^ e2) | (d3 ^ e3)
+        right = right & ((differs | (d4 ^ e4) | (d5 ^ e5) | (d6 ^ e6)) == 0)
+    return right
+
+
+@triton.jit
 def begin_get_part(world: tl.int64, request: tl.int64, ticket: tl.int64) -> Any:
-    """Returns (status, address of the payload): OK, SIZE if the destination has another size, or what `lookup` says.
+    """Returns (status, address of the payload): OK, SIZE if it is not as wanted, or what `lookup` says.
 
     After OK the caller copies its part; in any case it calls `finish_get_part`.
     """
@@ -133,8 +146,9 @@ def begin_get_part(world: tl.int64, request: tl.int64, ticket: tl.int64) -> Any:
         status, owner, index, epoch, payload, nbytes = lookup(
             world, table64(request + Q_KEY_HASH), table64(request + Q_KEY_CHECK)
         )
-        if (status == OK) & (nbytes != table64(request + Q_BYTES)):
-            status = select(validate(world, owner, index, epoch) == OK, word(SIZE), word(TORN))
+        if status == OK:
+            if not is_wanted(world, segment(world, owner), index, nbytes, request):
+                status = select(validate(world, owner, index, epoch) == OK, word(SIZE), word(TORN))
         flagged = word(0)
         if status == OK:
             flagged = select(has_checksum(header_at(world, segment(world, owner), index)), word(1), word(0))

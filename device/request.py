@@ -21,8 +21,10 @@ REQUEST = Record(
         Field("key_check", "<i8", "high half of the key's digest"),
         Field("nbytes", "<i8", "put: of the object; get: of the destination"),
         Field("address", "<i8", "of the source or the destination, as the launching device sees it"),
+        Field("block", "<i8", "instead, for a paged cache: the number of the block"),
+        Field("plane", "<i8", "and the first plane of the object"),
         Field("flags", "<i8", "put: flags of the header"),
-        Field("what", "<i8", "put: the descriptor: format and seven dimensions", repeat=8),
+        Field("what", "<i8", "the descriptor: format and seven dimensions; get: 0 if any will do", repeat=8),
     ],
 )
 REQUEST_BYTES = tl.constexpr(REQUEST.size)
@@ -31,6 +33,8 @@ Q_KEY_HASH = REQUEST.at("key_hash")
 Q_KEY_CHECK = REQUEST.at("key_check")
 Q_BYTES = REQUEST.at("nbytes")
 Q_ADDRESS = REQUEST.at("address")
+Q_BLOCK = REQUEST.at("block")
+Q_PLANE = REQUEST.at("plane")
 Q_FLAGS = REQUEST.at("flags")
 Q_WHAT = REQUEST.at("what")
 

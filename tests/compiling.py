@@ -45,6 +45,7 @@ TARGETS = {
 }
 NVIDIA = tuple(name for name in TARGETS if name.startswith("sm_"))
 AMD = tuple(name for name in TARGETS if name.startswith("gfx"))
+LAYOUT_OF_HEADS = (32, 1, 16 * 8, 8)  #: a paged cache whose heads lie apart: 256 bytes each, 8 of them, 16 tokens
 REPORT = "report.json"
 
 
@@ -95,8 +96,11 @@ def kernels() -> dict[str, Kernel]:
     for module in (objects, host, transfer, many):
         for name, function in vars(module).items():
             if name.endswith("_kernel") and function.__module__ == module.__name__:
-                words = dict.fromkeys(function.arg_names, "i64")
-                found[name] = Kernel(function, module is transfer, words, {})
+                words = {argument: "i64" for argument in function.arg_names if argument != "layout"}
+                constants = {"layout": ()} if "layout" in function.arg_names else {}
+                found[name] = Kernel(function, module is transfer, words, constants)
+                if constants:
+                    found[f"{name}_of_heads"] = Kernel(function, False, words, {"layout": LAYOUT_OF_HEADS})
     pointers = {"word_ptr": "*i64", "heap_bases": "*i64", "out_ptr": "*i64"}
     found["remote_probe_kernel"] = Kernel(
         remote_probe_kernel, True, pointers | {"from_rank": "i32", "to_rank": "i32"}, {}

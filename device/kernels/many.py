@@ -1,10 +1,9 @@
-"""Many objects in one launch: put_many, get_many, find_many.
+"""Many objects in one launch: put_many, get_many, lookup_many, find_many.
 
-The tiles of all objects are numbered one after the other, and each CTA takes an equal run of them: a large object is
-shared by many CTAs, a CTA does many small ones. Where a run begins each CTA finds out for itself, from the sizes in the
-table of requests: so a graph that is replayed follows the table. Each object has a ticket (`device/parts.py`): the
-first CTA that comes to it allocates, all stream tiles, the last one commits. No word is contended by more CTAs than
-work on one object, and no order of CTAs is assumed.
+What is put or got lies in bytes without a gap, or in the pages of an engine's KV cache (`paged`, chosen by `layout`).
+CTAs share the objects by tiles (`shares`). Each object has a ticket (`device/parts.py`): the first CTA that comes to it
+allocates, all stream tiles, the last one commits. No word is contended by more CTAs than work on one object, and no
+order of CTAs is assumed.
 
 Every kernel of this file runs with ONE warp a CTA: what allocates must (`device/memory.py`), and on AMD what publishes
 must (`transfer`). There are as many more CTAs instead.
@@ -16,7 +15,19 @@ import triton
 import triton.language as tl
 
 from nanokv.device.directory import find
-from nanokv.device.kernels.transfer import TILE_BYTES, TILE_WORDS, copy_tile
+from nanokv.device.get import lookup_described
+from nanokv.device.kernels.paged import copy_paged_tiles
+from nanokv.device.kernels.shares import (
+    REQUESTS,
+    TILE_BYTES,
+    TILE_WORDS,
+    all_tiles,
+    part_bytes,
+    request_of,
+    tiles_of,
+    worker_of,
+)
+from nanokv.device.kernels.transfer import copy_tile
 from nanokv.device.layout import WORD_BYTES
 from nanokv.device.memory import copy_bytes, pointer64, store64, table64, word
 from nanokv.device.parts import (
@@ -28,89 +39,72 @@ from nanokv.device.parts import (
     sum_get_part,
     sum_put_part,
 )
-from nanokv.device.request import Q_ADDRESS, Q_BYTES, Q_KEY_CHECK, Q_KEY_HASH, REQUEST_BYTES
+from nanokv.device.request import Q_ADDRESS, Q_BLOCK, Q_BYTES, Q_KEY_CHECK, Q_KEY_HASH, Q_PLANE, REQUEST_BYTES
 from nanokv.device.status import OK
 from nanokv.device.ticket import TICKET_BYTES, clear, is_last
 
-REQUESTS = tl.constexpr(128)  # of which the sizes are read in one step
-
-
-@triton.jit
-def tiles_of(nbytes: tl.tensor) -> Any:
-    """Tiles of objects; one also of an object without bytes: somebody must put it."""
-    return tl.maximum((nbytes + TILE_BYTES - 1) // TILE_BYTES, 1)
-
-
-@triton.jit
-def some_tiles(requests: tl.int64, count: tl.int64, start: tl.int64) -> Any:
-    """Tiles of the requests from `start` on, and 0 behind the last one: int64 [REQUESTS]."""
-    at = start + tl.arange(0, REQUESTS).to(tl.int64)
-    sizes = tl.load(pointer64(requests + Q_BYTES) + at * (REQUEST_BYTES // WORD_BYTES), mask=at < count, other=0)
-    return tl.where(at < count, tiles_of(sizes), 0)
-
-
-@triton.jit
-def all_tiles(requests: tl.int64, count: tl.int64) -> Any:
-    """Tiles of all requests."""
-    total = word(0)
-    start = word(0)
-    while start < count:
-        total += tl.sum(some_tiles(requests, count, start), 0)
-        start += REQUESTS
-    return total
-
-
-@triton.jit
-def request_of(requests: tl.int64, count: tl.int64, tile: tl.int64) -> Any:
-    """Which request a tile belongs to, and that request's first tile."""
-    at = word(0)
-    first = word(0)
-    total = word(0)
-    start = word(0)
-    while (start < count) & (total <= tile):
-        tiles = some_tiles(requests, count, start)
-        ends = total + tl.cumsum(tiles, 0)
-        before = (ends <= tile) & (tiles > 0)
-        at += tl.sum(before.to(tl.int64), 0)
-        first = tl.maximum(first, tl.max(tl.where(before, ends, 0), 0))
-        total += tl.sum(tiles, 0)
-        start += REQUESTS
-    return at, first
-
-
-@triton.jit
-def worker_of(tile: tl.int64, total: tl.int64, workers: tl.int64) -> Any:
-    """Which CTA a tile falls to, where CTA c takes the tiles from c * total // workers on."""
-    return ((tile + 1) * workers - 1) // total
+ONE_WARP = tl.constexpr(256)  # elements of one step of `copy_bytes`
+FOUND_WORDS = tl.constexpr(14)  # of an answer of lookup_many: the fields of `machine.Found`, the descriptor flat
 
 
 @triton.jit
 def copy_tiles(dst: tl.int64, src: tl.int64, nbytes: tl.int64, tile: tl.int64, end: tl.int64) -> None:
     """Copy some tiles of an object of `nbytes`; the last one of an object may be smaller."""
-    whole = nbytes // TILE_BYTES
     aligned = ((dst | src) & 15) == 0
     while tile < end:
         at = tile * TILE_BYTES
-        if tile == whole:
-            copy_bytes(dst + at, src + at, nbytes - at)
-        elif aligned:
-            copy_tile(dst + at, src + at)
+        count = part_bytes(nbytes, tile, tile + 1)
+        if aligned & (count == TILE_BYTES):
+            copy_tile(dst + at, src + at, TILE_WORDS)
         else:
-            copy_bytes(dst + at, src + at, word(TILE_BYTES))
+            copy_bytes(dst + at, src + at, count, ONE_WARP)
         tile += 1
 
 
 @triton.jit
-def part_bytes(nbytes: tl.int64, tile: tl.int64, end: tl.int64) -> Any:
-    """Bytes of some tiles of an object of `nbytes`."""
-    return tl.minimum(end * TILE_BYTES, nbytes) - tile * TILE_BYTES
+def move_tiles(
+    request: tl.int64,
+    payload: tl.int64,
+    tile: tl.int64,
+    end: tl.int64,
+    pages: tl.int64,
+    is_put: tl.constexpr,
+    layout: tl.constexpr,
+) -> None:
+    """Copy some tiles of one object from or to where the request says."""
+    nbytes = table64(request + Q_BYTES)
+    if len(layout) > 0:
+        block = table64(request + Q_BLOCK)
+        plane = table64(request + Q_PLANE)
+        copy_paged_tiles(payload, nbytes, tile, end, pages, block, plane, is_put, layout)
+    else:
+        theirs = table64(request + Q_ADDRESS)
+        if is_put:
+            copy_tiles(payload, theirs, nbytes, tile, end)
+        else:
+            copy_tiles(theirs, payload, nbytes, tile, end)
+
+
+@triton.jit
+def summed(request: tl.int64, payload: tl.int64, layout: tl.constexpr) -> Any:
+    """Whose bytes a checksum is made of: the producer's and the reader's own; of a paged cache, those of the object."""
+    return payload if len(layout) > 0 else table64(request + Q_ADDRESS)
 
 
 @triton.jit
 def put_many_kernel(
-    world: tl.int64, requests: tl.int64, tickets: tl.int64, statuses: tl.int64, control: tl.int64
+    world: tl.int64,
+    requests: tl.int64,
+    tickets: tl.int64,
+    statuses: tl.int64,
+    control: tl.int64,
+    pages: tl.int64,
+    layout: tl.constexpr,
 ) -> None:
-    """Put objects. `control`: the address of two words: how many, and the time of day in ns. Fills `statuses`."""
+    """Put objects. `control`: the address of two words: how many, and the time of day in ns. Fills `statuses`.
+
+    `pages`, `layout`: see `paged`; 0 and () if the requests have addresses.
+    """
     count = table64(control)
     now = table64(control + WORD_BYTES)
     total = all_tiles(requests, count)
@@ -124,15 +118,15 @@ def put_many_kernel(
             request = requests + at * REQUEST_BYTES
             ticket = tickets + at * TICKET_BYTES
             nbytes = table64(request + Q_BYTES)
-            source = table64(request + Q_ADDRESS)
             last = first + tiles_of(nbytes)
             upto = tl.minimum(end, last)
             status, payload = begin_put_part(world, request, ticket, now)
             if status == OK:
-                copy_tiles(payload, source, nbytes, tile - first, upto - first)
+                move_tiles(request, payload, tile - first, upto - first, pages, True, layout)
                 part = part_bytes(nbytes, tile - first, upto - first)
                 from_word = (tile - first) * TILE_WORDS
-                sum_put_part(world, ticket, source + (tile - first) * TILE_BYTES, part, from_word)
+                mine = summed(request, payload, layout)
+                sum_put_part(world, ticket, mine + (tile - first) * TILE_BYTES, part, from_word)
             parts = worker_of(last - 1, total, workers) - worker_of(first, total, workers) + 1
             status = finish_put_part(world, request, ticket, parts)
             if status != NOT_LAST:
@@ -144,9 +138,18 @@ def put_many_kernel(
 
 @triton.jit
 def get_many_kernel(
-    world: tl.int64, requests: tl.int64, tickets: tl.int64, statuses: tl.int64, control: tl.int64
+    world: tl.int64,
+    requests: tl.int64,
+    tickets: tl.int64,
+    statuses: tl.int64,
+    control: tl.int64,
+    pages: tl.int64,
+    layout: tl.constexpr,
 ) -> None:
-    """Get objects. `control`: the address of two words: how many, and the time of day in ns. Fills `statuses`."""
+    """Get objects. `control`: the address of two words: how many, and the time of day in ns. Fills `statuses`.
+
+    `pages`, `layout`: see `paged`; 0 and () if the requests have addresses.
+    """
     count = table64(control)
     now = table64(control + WORD_BYTES)
     total = all_tiles(requests, count)
@@ -160,15 +163,15 @@ def get_many_kernel(
             request = requests + at * REQUEST_BYTES
             ticket = tickets + at * TICKET_BYTES
             nbytes = table64(request + Q_BYTES)
-            target = table64(request + Q_ADDRESS)
             last = first + tiles_of(nbytes)
             upto = tl.minimum(end, last)
             status, payload = begin_get_part(world, request, ticket)
             if status == OK:
-                copy_tiles(target, payload, nbytes, tile - first, upto - first)
+                move_tiles(request, payload, tile - first, upto - first, pages, False, layout)
                 part = part_bytes(nbytes, tile - first, upto - first)
                 from_word = (tile - first) * TILE_WORDS
-                sum_get_part(ticket, target + (tile - first) * TILE_BYTES, part, from_word)
+                mine = summed(request, payload, layout)
+                sum_get_part(ticket, mine + (tile - first) * TILE_BYTES, part, from_word)
             parts = worker_of(last - 1, total, workers) - worker_of(first, total, workers) + 1
             status = finish_get_part(world, request, ticket, parts, now)
             if status != NOT_LAST:
@@ -176,6 +179,20 @@ def get_many_kernel(
             tile = upto
             first = last
             at += 1
+
+
+@triton.jit
+def lookup_many_kernel(world: tl.int64, requests: tl.int64, found: tl.int64, control: tl.int64) -> None:
+    """Look keys up: FOUND_WORDS words each, as `lookup_described` says them."""
+    count = table64(control)
+    at = tl.program_id(0).to(tl.int64)
+    while at < count:
+        request = requests + at * REQUEST_BYTES
+        said = lookup_described(world, table64(request + Q_KEY_HASH), table64(request + Q_KEY_CHECK))
+        out = found + at * (FOUND_WORDS * WORD_BYTES)
+        for i in tl.static_range(FOUND_WORDS):
+            store64(out + i * WORD_BYTES, said[i], "relaxed")
+        at += tl.num_programs(0).to(tl.int64)
 
 
 @triton.jit

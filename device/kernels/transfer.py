@@ -31,13 +31,13 @@ SEAL_HEADER, SEAL_EPOCH, SEAL_PAYLOAD = tl.constexpr(15), tl.constexpr(16), tl.c
 
 
 @triton.jit
-def copy_tile(dst: tl.int64, src: tl.int64) -> None:
-    """Copy one whole tile between addresses that are multiples of 16."""
-    lanes = tl.arange(0, TILE_WORDS)
+def copy_tile(dst: tl.int64, src: tl.int64, words: tl.constexpr = TILE_WORDS) -> None:
+    """Copy `words`, a power of two, between addresses that are multiples of 16."""
+    lanes = tl.arange(0, words)
     of = tl.cast(tl.multiple_of(src, 16), tl.pointer_type(tl.int64)) + lanes
     to = tl.cast(tl.multiple_of(dst, 16), tl.pointer_type(tl.int64)) + lanes
-    of = tl.max_contiguous(tl.multiple_of(of, 16), TILE_WORDS)
-    to = tl.max_contiguous(tl.multiple_of(to, 16), TILE_WORDS)
+    of = tl.max_contiguous(tl.multiple_of(of, 16), words)
+    to = tl.max_contiguous(tl.multiple_of(to, 16), words)
     tl.store(to, tl.load(of, cache_modifier=".cg"))
 
 

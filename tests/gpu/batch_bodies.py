@@ -10,14 +10,14 @@ import triton
 import triton.language as tl
 
 from nanokv.device.batch import Batch, Request
-from nanokv.device.kernels.many import REQUESTS, all_tiles, request_of, worker_of
-from nanokv.device.kernels.transfer import TILE_BYTES
+from nanokv.device.kernels.shares import REQUESTS, TILE_BYTES, all_tiles, request_of, worker_of
 from nanokv.device.memory import store64
 from nanokv.device.status import Status
 from tests.gpu.bodies import PAGE, WHAT, World, key, world
 
 OK, MISS, DUPLICATE, FULL, SIZE = Status.OK, Status.MISS, Status.DUPLICATE, Status.FULL, Status.SIZE
 TILE = int(TILE_BYTES.value)
+QUARTER = 4 * PAGE  # of a segment of 16 pages
 STEP = int(REQUESTS.value)
 ROW_BYTES = tl.constexpr(32)
 SIZES = (0, 1, PAGE + 1, TILE - 1, TILE, TILE + 1, 3 * TILE + 5, 8, 5 * TILE)
@@ -69,18 +69,18 @@ def batches_answer_each_request(device: torch.device) -> None:
     """One launch, of which some fail: full, twice the same key, a miss, a wrong size; the others are whole."""
     with world(device, pages=16) as w:
         made = batch(w, 300)
-        data = w.bytes(TILE, 1)
+        data = w.bytes(QUARTER, 1)
         assert done(made, made.put, []) == []
         said = done(made, made.put, [put_request(n, data) for n in range(6)])
         assert sorted(said) == [OK] * 4 + [FULL] * 2
         stored = said.index(OK)
         same = [put_request(40, data[:PAGE], 0)] * 3
         assert sorted(done(made, made.put, same)) == [OK, DUPLICATE, DUPLICATE]
-        rooms = w.bytes(TILE, 2), w.bytes(TILE + 1, 2), w.bytes(PAGE, 2)
+        rooms = w.bytes(QUARTER, 2), w.bytes(QUARTER + 1, 2), w.bytes(PAGE, 2)
         gets = [get_request(stored, rooms[0]), get_request(stored, rooms[1]), get_request(77, rooms[0][:8])]
         assert done(made, made.get, [*gets, get_request(40, rooms[2])]) == [OK, SIZE, MISS, OK]
         assert torch.equal(rooms[0], data) and torch.equal(rooms[2], data[:PAGE])
-        assert not torch.equal(rooms[1][:TILE], data)
+        assert not torch.equal(rooms[1][:QUARTER], data)
 
 
 @triton.jit
@@ -152,11 +152,13 @@ def a_batch_is_replayed_from_a_graph(device: torch.device) -> None:
         graph: Any = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             made.put()
+            made.report()
         statuses = []
         for replay in range(replays):
             made.fill([one._replace(key=key(replay * each + n)) for n, one in enumerate(requests)])
             graph.replay()
-            statuses += made.answers()
+            torch.cuda.synchronize(device)
+            statuses += made.reported.tolist()
         assert statuses == [OK] * (replays * each)
         for n in range(replays * each):
             status, back = w.get(n, data[n % each].numel())

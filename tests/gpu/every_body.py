@@ -4,6 +4,6 @@ from collections.abc import Callable
 
 import torch
 
-from tests.gpu import batch_bodies, bodies
+from tests.gpu import batch_bodies, bodies, paged_bodies
 
-BODIES: tuple[Callable[[torch.device], None], ...] = (*bodies.BODIES, *batch_bodies.BODIES)
+BODIES: tuple[Callable[[torch.device], None], ...] = (*bodies.BODIES, *batch_bodies.BODIES, *paged_bodies.BODIES)

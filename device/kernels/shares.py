@@ -1,0 +1,74 @@
+"""How the CTAs of one launch share objects of different sizes, each finding out its part for itself.
+
+The tiles of all objects are numbered one after the other, and each CTA takes an equal run of them: a large object is
+shared by many CTAs, a CTA does many small ones. Where a run begins is computed from the sizes in the table of requests,
+128 of them in a step: so a graph that is replayed follows the table, and no word is contended.
+"""
+
+from typing import Any
+
+import triton
+import triton.language as tl
+
+from nanokv.device.layout import WORD_BYTES
+from nanokv.device.memory import pointer64, word
+from nanokv.device.request import Q_BYTES, REQUEST_BYTES
+
+TILE_WORDS = tl.constexpr(1024)  # 8 KiB: with one warp, sixteen 16-byte loads of each thread are in flight
+TILE_BYTES = tl.constexpr(8 * 1024)
+REQUESTS = tl.constexpr(128)  # of which the sizes are read in one step
+
+
+@triton.jit
+def tiles_of(nbytes: tl.tensor) -> Any:
+    """Tiles of objects; one also of an object without bytes: somebody must put it."""
+    return tl.maximum((nbytes + TILE_BYTES - 1) // TILE_BYTES, 1)
+
+
+@triton.jit
+def some_tiles(requests: tl.int64, count: tl.int64, start: tl.int64) -> Any:
+    """Tiles of the requests from `start` on, and 0 behind the last one: int64 [REQUESTS]."""
+    at = start + tl.arange(0, REQUESTS).to(tl.int64)
+    sizes = tl.load(pointer64(requests + Q_BYTES) + at * (REQUEST_BYTES // WORD_BYTES), mask=at < count, other=0)
+    return tl.where(at < count, tiles_of(sizes), 0)
+
+
+@triton.jit
+def all_tiles(requests: tl.int64, count: tl.int64) -> Any:
+    """Tiles of all requests."""
+    total = word(0)
+    start = word(0)
+    while start < count:
+        total += tl.sum(some_tiles(requests, count, start), 0)
+        start += REQUESTS
+    return total
+
+
+@triton.jit
+def request_of(requests: tl.int64, count: tl.int64, tile: tl.int64) -> Any:
+    """Which request a tile belongs to, and that request's first tile."""
+    at = word(0)
+    first = word(0)
+    total = word(0)
+    start = word(0)
+    while (start < count) & (total <= tile):
+        tiles = some_tiles(requests, count, start)
+        ends = total + tl.cumsum(tiles, 0)
+        before = (ends <= tile) & (tiles > 0)
+        at += tl.sum(before.to(tl.int64), 0)
+        first = tl.maximum(first, tl.max(tl.where(before, ends, 0), 0))
+        total += tl.sum(tiles, 0)
+        start += REQUESTS
+    return at, first
+
+
+@triton.jit
+def worker_of(tile: tl.int64, total: tl.int64, workers: tl.int64) -> Any:
+    """Which CTA a tile falls to, where CTA c takes the tiles from c * total // workers on."""
+    return ((tile + 1) * workers - 1) // total
+
+
+@triton.jit
+def part_bytes(nbytes: tl.int64, tile: tl.int64, end: tl.int64) -> Any:
+    """Bytes of some tiles of an object of `nbytes`."""
+    return tl.minimum(end * TILE_BYTES, nbytes) - tile * TILE_BYTES
