@@ -8,7 +8,7 @@ is captured too or by a kernel. Tickets are left as they were found, statuses ar
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,26 +17,13 @@ from nanokv.device.kernels import many
 from nanokv.device.kernels.lane import INTERPRETER
 from nanokv.device.kernels.many import FOUND_WORDS
 from nanokv.device.layout import WORD
-from nanokv.device.machine import Descriptor, Found
+from nanokv.device.machine import Found, Request
 from nanokv.device.pages import Pages
 from nanokv.device.request import REQUEST
 from nanokv.device.ticket import TICKET
 
 CTAS_A_MULTIPROCESSOR = 8  #: of one warp each; more do not move more bytes
 INTERPRETED_CTAS = 5
-
-
-class Request(NamedTuple):
-    """One object to put or get."""
-
-    key: tuple[int, int]
-    address: int  #: of the source or the destination, as the launching device sees it
-    nbytes: int
-    owner: int = 0  #: put: whose segment gets the object
-    what: Descriptor = (0,) * 8  #: the descriptor; get: an object that has another is not read, zeros: any is
-    flags: int = 0
-    block: int = 0  #: of the batch's pages, instead of an address
-    plane: int = 0  #: the first plane of the object
 
 
 class Batch:

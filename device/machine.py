@@ -39,6 +39,19 @@ class Found(NamedTuple):
     descriptor: Descriptor
 
 
+class Request(NamedTuple):
+    """One object to put or get."""
+
+    key: tuple[int, int]
+    address: int  #: of the source or the destination, as the launching device sees it
+    nbytes: int
+    owner: int = 0  #: put: whose segment gets the object
+    what: Descriptor = (0,) * 8  #: the descriptor; get: an object that has another is not read, zeros: any is
+    flags: int = 0
+    block: int = 0  #: of the batch's pages, instead of an address
+    plane: int = 0  #: the first plane of the object
+
+
 class Drained(NamedTuple):
     """Hints taken from a ring, the ticket up to which was looked, and the first ticket whose slot was empty."""
 
@@ -72,6 +85,7 @@ class Machine(Protocol):
 
     kind: str  #: "native" or "launch"
     geometry: Geometry
+    table_address: int  #: of the private world table, for whatever runs the protocol: the `world` of its functions
 
     # objects
     def begin(self, owner: int, key: tuple[int, int], nbytes: int, flags: int, what: Descriptor, now: int) -> Begun: ...

@@ -32,7 +32,7 @@ class NativeMachine:
     def __init__(self, geometry: Geometry, table: Words, views: list[SegmentView], wake: Callable[[int], None]) -> None:
         self.geometry = geometry
         self._table = table
-        self._world = _address(table)
+        self.table_address = _address(table)
         self._views = views
         self._bases = [_address(view.raw) for view in views]
         self._code = compiled()
@@ -50,82 +50,82 @@ class NativeMachine:
 
     # objects
     def begin(self, owner: int, key: tuple[int, int], nbytes: int, flags: int, what: Descriptor, now: int) -> Begun:
-        begun = Begun(*self._code.begin(self._world, owner, *key, nbytes, flags, now))
+        begun = Begun(*self._code.begin(self.table_address, owner, *key, nbytes, flags, now))
         if begun.status == 0:
-            self._code.describe(self._world, self._bases[owner], begun.slot, *what)
+            self._code.describe(self.table_address, self._bases[owner], begun.slot, *what)
         return begun
 
     def seal(
         self, owner: int, key: tuple[int, int], index: int, epoch: int, payload: int, nbytes: int, what: Descriptor
     ) -> None:
-        self._code.seal_payload(self._world, owner, *key, index, epoch, payload, nbytes, *what)
+        self._code.seal_payload(self.table_address, owner, *key, index, epoch, payload, nbytes, *what)
 
     def finish(self, owner: int, index: int, epoch: int, phase: int) -> int:
-        status: int = self._code.finish(self._world, owner, index, epoch, phase)
+        status: int = self._code.finish(self.table_address, owner, index, epoch, phase)
         self._hinted(owner)
         return status
 
     def commit(self, owner: int, index: int, epoch: int) -> int:
-        status: int = self._code.commit(self._world, owner, index, epoch)
+        status: int = self._code.commit(self.table_address, owner, index, epoch)
         self._hinted(owner)
         return status
 
     def abort(self, owner: int, index: int, epoch: int) -> int:
-        status: int = self._code.abort(self._world, owner, index, epoch)
+        status: int = self._code.abort(self.table_address, owner, index, epoch)
         self._hinted(owner)
         return status
 
     def enter(self, owner: int) -> int:
-        return self._code.enter(self._world, self._bases[owner])
+        return self._code.enter(self.table_address, self._bases[owner])
 
     def leave(self, owner: int, phase: int) -> None:
-        self._code.leave(self._world, self._bases[owner], phase)
+        self._code.leave(self.table_address, self._bases[owner], phase)
 
     def put(self, owner: int, key: tuple[int, int], src: int, nbytes: int, what: Descriptor, now: int) -> int:
-        status, asleep = self._put(self._world, owner, *key, src, nbytes, now, *what)
+        status, asleep = self._put(self.table_address, owner, *key, src, nbytes, now, *what)
         if asleep:
             self._wake(owner)
         return status
 
     def lookup(self, key: tuple[int, int]) -> Found:
-        status, owner, index, epoch, payload, nbytes, *what = self._code.lookup_described(self._world, *key)
+        status, owner, index, epoch, payload, nbytes, *what = self._code.lookup_described(self.table_address, *key)
         return Found(status, owner, index, epoch, payload, nbytes, tuple(what))
 
     def find(self, key: tuple[int, int]) -> int:
-        return self._find(self._world, *key)[0]
+        return self._find(self.table_address, *key)[0]
 
     def read(self, key: tuple[int, int], found: Found, dst: int, now: int) -> int:
         return self._code.read(
-            self._world, found.owner, found.slot, found.epoch, *key, found.payload, found.nbytes, dst, now
+            self.table_address, found.owner, found.slot, found.epoch, *key, found.payload, found.nbytes, dst, now
         )
 
     def verify(self, key: tuple[int, int], found: Found, copy: int) -> int:
-        return self._code.verify(self._world, found.owner, found.slot, found.epoch, *key, copy, found.nbytes)
+        return self._code.verify(self.table_address, found.owner, found.slot, found.epoch, *key, copy, found.nbytes)
 
     def get(self, key: tuple[int, int], dst: int, nbytes: int, now: int) -> int:
-        return self._get(self._world, *key, dst, nbytes, now)
+        return self._get(self.table_address, *key, dst, nbytes, now)
 
     def validate(self, owner: int, index: int, epoch: int) -> int:
-        return self._code.validate(self._world, owner, index, epoch)
+        return self._code.validate(self.table_address, owner, index, epoch)
 
     def touch(self, owner: int, index: int, now: int) -> None:
-        self._code.touch(self._world, owner, index, now)
+        self._code.touch(self.table_address, owner, index, now)
 
     def remove(self, key: tuple[int, int]) -> int:
-        status, owner = self._code.remove(self._world, *key)
+        status, owner = self._code.remove(self.table_address, *key)
         self._hinted(owner)
         return status
 
     def remove_slot(self, owner: int, index: int, epoch: int) -> int:
-        status: int = self._code.remove_slot(self._world, owner, index, epoch)
+        status: int = self._code.remove_slot(self.table_address, owner, index, epoch)
         self._hinted(owner)
         return status
 
     def pin(self, owner: int, index: int, epoch: int) -> tuple[int, int]:
-        return self._code.pin(self._world, self._bases[owner], index, epoch)
+        return self._code.pin(self.table_address, self._bases[owner], index, epoch)
 
     def unpin(self, owner: int, index: int, epoch: int, line: int) -> int:
-        return self._code.unpin(self._world, self._bases[owner], index, epoch, line)
+        return self._code.unpin(self.table_address, self._bases[owner], index, epoch, line)
 
     # v1
     def install(
@@ -139,30 +139,30 @@ class NativeMachine:
         what: Descriptor,
         now: int,
     ) -> int:
-        self._code.describe(self._world, self._bases[owner], index, *what)
-        return self._code.install(self._world, owner, index, *key, payload, nbytes, flags, now)
+        self._code.describe(self.table_address, self._bases[owner], index, *what)
+        return self._code.install(self.table_address, owner, index, *key, payload, nbytes, flags, now)
 
     def state(self, owner: int, index: int) -> int:
-        return self._code.state_of(self._world, owner, index)
+        return self._code.state_of(self.table_address, owner, index)
 
     def kill(self, owner: int, index: int, state: int, epoch: int) -> int:
-        return self._code.kill_slot(self._world, owner, index, state, epoch)
+        return self._code.kill_slot(self.table_address, owner, index, state, epoch)
 
     def announce(self, owner: int, kind: int, index: int, epoch: int) -> None:
-        self._code.announce_slot(self._world, owner, kind, index, epoch)
+        self._code.announce_slot(self.table_address, owner, kind, index, epoch)
         self._hinted(owner)
 
     # the owner's host
     def drain(self, owner: int, tail: int, room: int) -> Drained:
         out = np.empty(room, np.int64)
-        taken, head, hole = self._code.drain(self._world, self._bases[owner], tail, _address(out), room)
+        taken, head, hole = self._code.drain(self.table_address, self._bases[owner], tail, _address(out), room)
         return Drained(out[:taken], head, hole)
 
     def snapshots(self, owner: int, hints: Words) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
         hints = np.ascontiguousarray(hints, np.int64)
         records = np.zeros(len(hints), OBJ_HEADER.dtype)
         good = np.zeros(len(hints), np.int64)
-        self._code.snapshots(self._world, owner, _address(hints), len(hints), _address(records), _address(good))
+        self._code.snapshots(self.table_address, owner, _address(hints), len(hints), _address(records), _address(good))
         return records, good != 0
 
     def headers(self, owner: int, start: int, count: int) -> npt.NDArray[Any]:
@@ -181,38 +181,38 @@ class NativeMachine:
         return self._code.in_flight(self._bases[owner], rank, phase)
 
     def give_up(self, owner: int, index: int, epoch: int, producer: int) -> bool:
-        return bool(self._code.give_up(self._world, owner, index, epoch, producer))
+        return bool(self._code.give_up(self.table_address, owner, index, epoch, producer))
 
     def release(self, owner: int, index: int, epoch: int) -> bool:
-        return bool(self._code.release(self._world, owner, index, epoch))
+        return bool(self._code.release(self.table_address, owner, index, epoch))
 
     def adopt_slot(self, owner: int, index: int) -> None:
-        self._code.adopt_slot(self._world, owner, index)
+        self._code.adopt_slot(self.table_address, owner, index)
 
     def joining(self, owner: int, change: int) -> int:
-        return self._code.joining(self._world, self._bases[owner], change)
+        return self._code.joining(self.table_address, self._bases[owner], change)
 
     def detach(self, owner: int, size_class: int) -> Words:
-        first = self._code.detach_class(self._world, owner, size_class)
+        first = self._code.detach_class(self.table_address, owner, size_class)
         return free_chain(self.geometry, self._page_links(owner), int(first), size_class)
 
     def detach_rest(self, owner: int) -> Words:
-        first = self._code.detach_rest(self._world, owner)
+        first = self._code.detach_rest(self.table_address, owner)
         return np.arange(first if first >= 0 else self.geometry.n_pages, self.geometry.n_pages, dtype=np.int64)
 
     def push_extents(self, owner: int, pages: Words, classes: Words) -> None:
         pages, classes = np.ascontiguousarray(pages, np.int64), np.ascontiguousarray(classes, np.int64)
-        self._code.push_extents(self._world, owner, _address(pages), _address(classes), len(pages))
+        self._code.push_extents(self.table_address, owner, _address(pages), _address(classes), len(pages))
 
     def page_marks(self, owner: int) -> Words:
         marks = np.zeros(self.geometry.n_pages, np.int64)
         for size_class in range(SIZE_CLASSES):
-            self._code.walk_pages(self._world, owner, size_class, len(marks), _address(marks))
+            self._code.walk_pages(self.table_address, owner, size_class, len(marks), _address(marks))
         return marks
 
     def slot_marks(self, owner: int) -> Words:
         marks = np.zeros(self.geometry.hdr_count, np.int64)
-        self._code.walk_slots(self._world, owner, len(marks), _address(marks))
+        self._code.walk_slots(self.table_address, owner, len(marks), _address(marks))
         return marks
 
     def page_stamps(self, owner: int) -> Words:
@@ -226,10 +226,10 @@ class NativeMachine:
         return self._views[owner].pins.astype(np.int64)
 
     def drop_pin(self, owner: int, line: int, said: int, epoch: int) -> bool:
-        return bool(self._code.drop_pin(self._world, owner, line, said, epoch))
+        return bool(self._code.drop_pin(self.table_address, owner, line, said, epoch))
 
     def clear_intent(self, owner: int, line: int, said: int) -> None:
-        self._code.clear_intent(self._world, owner, line, said)
+        self._code.clear_intent(self.table_address, owner, line, said)
 
     def recount(self, owner: int, index: int, dead: int) -> bool:
-        return bool(self._code.recount(self._world, self._bases[owner], index, dead))
+        return bool(self._code.recount(self.table_address, self._bases[owner], index, dead))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -27,6 +27,7 @@ from nanokv.heap.base import Heap
 from nanokv.heap.local import LocalWorld
 from nanokv.host_poller.events import Listener
 from nanokv.keys import Hasher
+from nanokv.many import Many
 from nanokv.mover import TRIES, Mover
 from nanokv.pending import Handle, Worker
 from nanokv.pinned import Pinned
@@ -36,6 +37,9 @@ from nanokv.statistics import Traffic, snapshot
 from nanokv.tensors import RAW
 from nanokv.types import Key, KeyDigest, ObjMeta, WritePlan
 from nanokv.waiting import wait_until_ready
+
+if TYPE_CHECKING:
+    from nanokv.paged import PagedKV
 
 _MISSING = (Status.MISS, Status.NOT_READY)
 
@@ -103,6 +107,7 @@ class NanoKVCache:
         self._geometry = parts.machine.geometry
         self._hash = Hasher(options.namespace)
         self._mover = Mover(self._heap, self._machine, self._path, checksum=options.checksum)
+        self._many = Many(self._mover, self._machine, self._path)
         self._traffic = Traffic()
         self._plans = Plans(self._path, self._geometry)
         self._worker = Worker(f"nanokv-async-{self._heap.rank}")
@@ -134,6 +139,11 @@ class NanoKVCache:
     def heap_bases_tensor(self) -> torch.Tensor:
         """int64 [world_size]: every rank's segment base in this process, as iris' device functions take it."""
         return torch.tensor(self._heap.bases, dtype=torch.int64, device=self._heap.device)
+
+    @property
+    def world_table(self) -> int:
+        """The address of this rank's private world table: the `world` of the device functions (`nanokv.device`)."""
+        return self._machine.table_address
 
     def device_ptr(self, rank: int, offset: int) -> int:
         """The pointer to pass to iris-style device functions for `offset` in the segment of `rank`.
@@ -176,7 +186,7 @@ class NanoKVCache:
     def _put(self, digest: KeyDigest, tensor: torch.Tensor, preferred: int | None) -> int:
         self._check_segment(preferred)
         status = self._mover.put(digest, tensor, preferred)
-        self._traffic.put(status, tensor)
+        self._traffic.put(status, tensor.nbytes)
         return status
 
     def get(self, key: Key, *, dst: torch.Tensor | None = None) -> torch.Tensor:
@@ -199,10 +209,15 @@ class NanoKVCache:
         if dst is None:
             result: torch.Tensor | int = self._mover.get(digest)
         else:
-            status = self._mover.get_into(digest, dst)
-            result = status if status else dst
-        self._traffic.get(result)
+            result = self._mover.get_into(digest, dst) or dst
+        self._count_get(result)
         return result
+
+    def _count_get(self, result: torch.Tensor | int) -> None:
+        if isinstance(result, int):
+            self._traffic.get(result, 0)
+        else:
+            self._traffic.get(Status.OK, result.nbytes)
 
     def remove(self, key: Key) -> None:
         """Remove an object.
@@ -232,36 +247,68 @@ class NanoKVCache:
         if len(keys) != len(tensors):
             raise InvalidArgument(f"{len(keys)} keys and {len(tensors)} tensors")
         self._check_segment(preferred_segment)
-        digests = [self._hash(key) for key in keys]
-        return [self._outcome(k, d, t, preferred_segment) for k, d, t in zip(keys, digests, tensors, strict=True)]
+        outcomes = self._many.put([self._hash(key) for key in keys], tensors, preferred_segment)
+        return [
+            said if isinstance(said, NanoKVError) else self._judge_put(said, key, tensor.nbytes, preferred_segment)
+            for key, tensor, said in zip(keys, tensors, outcomes, strict=True)
+        ]
 
-    def _outcome(self, key: Key, digest: KeyDigest, tensor: torch.Tensor, preferred: int | None) -> NanoKVError | None:
-        try:
-            status = self._put(digest, tensor, preferred)
-        except NanoKVError as error:
-            return error
-        return self._error(status, key, tensor.nbytes, preferred) if status else None
+    def _judge_put(self, status: int, key: Key, nbytes: int, preferred: int | None) -> NanoKVError | None:
+        self._traffic.put(status, nbytes)
+        return self._error(status, key, nbytes, preferred) if status else None
+
+    def _judge_get(self, status: int, key: Key, nbytes: int) -> NanoKVError | None:
+        self._traffic.get(status, nbytes)
+        return self._error(status, key, nbytes) if status else None
 
     def get_many(self, keys: Sequence[Key], *, dsts: Sequence[torch.Tensor] | None = None) -> list[torch.Tensor | None]:
         """Get each; None where there is no object (yet). `dsts`: as `dst` of get, one a key."""
+        self._check_open()
         if dsts is not None and len(keys) != len(dsts):
             raise InvalidArgument(f"{len(keys)} keys and {len(dsts)} dsts")
         digests = [self._hash(key) for key in keys]
-        results: list[torch.Tensor | None] = []
-        for i, digest in enumerate(digests):
-            found = self._get(digest, dsts[i] if dsts is not None else None)
+        results: list[torch.Tensor | int]
+        if dsts is None:
+            results = self._many.get(digests)
+        else:
+            statuses = self._many.get_into(digests, dsts)
+            results = [status or dst for status, dst in zip(statuses, dsts, strict=True)]
+        for key, found in zip(keys, results, strict=True):
+            self._count_get(found)
             if isinstance(found, int) and found not in _MISSING:
-                raise self._error(found, keys[i])
-            results.append(None if isinstance(found, int) else found)
-        return results
+                raise self._error(found, key)
+        return [None if isinstance(found, int) else found for found in results]
 
     def exists_many(self, keys: Sequence[Key]) -> list[bool]:
         """Whether each can be read now."""
-        return [self._is_ready(self._hash(key)) for key in keys]
+        self._check_open()
+        return [status == Status.OK for status in self._many.find([self._hash(key) for key in keys])]
+
+    def prefix_length(self, keys: Sequence[Key]) -> int:
+        """How many of the first keys can be read now, without a gap: the longest cached prefix of a chain of blocks."""
+        self._check_open()
+        return self._many.prefix([self._hash(key) for key in keys])
 
     def remove_many(self, keys: Sequence[Key]) -> list[bool]:
         """Remove each; False where there was nothing to remove, or it is being written or pinned."""
         return [self._remove(self._hash(key)) == Status.OK for key in keys]
+
+    def paged_kv(self, layers: Sequence[torch.Tensor], *, kv_dim: int | None) -> PagedKV:
+        """An engine's paged KV cache, of which blocks are put and got where they lie: see `PagedKV`.
+
+        Args:
+            layers: the KV tensor of each layer, on the heap's device, all of one shape, dtype and strides, whatever
+                those are: [blocks, 2, tokens, heads, dim] or [2, blocks, tokens, heads, dim] (any strides, so also
+                those whose heads lie before the tokens, permuted), or [blocks, tokens, heads, dim], or
+                [blocks, tokens, dim].
+            kv_dim: which dimension K and V are; None if there is none.
+
+        Raises:
+            InvalidArgument: tensors that are not so.
+        """
+        from nanokv.paged import PagedKV
+
+        return PagedKV(self, layers, kv_dim)
 
     # --- asynchronous ---
     def put_async(self, key: Key, tensor: torch.Tensor, *, preferred_segment: int | None = None) -> Handle[None]:

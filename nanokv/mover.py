@@ -6,10 +6,11 @@ uses all its threads, and needs no staging buffer.
 """
 
 import time
+from collections.abc import Callable
 
 import torch
 
-from nanokv.device.layout import CHECKSUM_SHIFT
+from nanokv.device.layout import CHECKSUM_SHIFT, LOW32
 from nanokv.device.machine import Descriptor, Found, Machine
 from nanokv.device.status import Status
 from nanokv.device_path import DevicePath
@@ -46,11 +47,18 @@ class Mover:
         plain = is_plain(tensor) and tensor.device == self.device
         if plain and self._direct is not None and self._is_one_call(nbytes):
             return self._direct.put(key, tensor.data_ptr(), nbytes, preferred, what)
+        return self.put_filled(key, nbytes, preferred, what, lambda payload: _fill(payload, tensor, plain))
+
+    def put_filled(
+        self, key: KeyDigest, nbytes: int, preferred: int | None, what: Descriptor, fill: Callable[[torch.Tensor], None]
+    ) -> int:
+        """Begin an object, let `fill` write its bytes (uint8, one dimension), and finish it. Answers as `put`."""
         write = self._path.begin(key, nbytes, preferred, what, plan=False)
         if write.status != Status.OK:
             return write.status
         try:
-            self._fill(write, tensor, plain)
+            with torch.no_grad():
+                fill(self.payload(write.owner, write.payload, nbytes))
         except BaseException:
             self._path.abort(key, write)
             raise
@@ -68,14 +76,6 @@ class Mover:
 
     def _is_one_thread(self) -> bool:
         return self._is_native and torch.get_num_threads() == 1
-
-    def _fill(self, write: Write, tensor: torch.Tensor, plain: bool) -> None:
-        target = self.payload(write.owner, write.payload, write.nbytes)
-        with torch.no_grad():
-            if plain:
-                target.copy_(flat_bytes(tensor))
-            elif write.nbytes:
-                target.view(tensor.dtype).view(tensor.shape).copy_(tensor)
 
     def payload(self, owner: int, offset: int, nbytes: int) -> torch.Tensor:
         """Bytes of a segment as a tensor that shares them."""
@@ -119,6 +119,27 @@ class Mover:
             torn = True
         return Status.MISS
 
+    def get_taken(self, key: KeyDigest, nbytes: int, what: Descriptor, take: Callable[[torch.Tensor], None]) -> int:
+        """Let `take` copy the bytes (uint8, one dimension) of an object: OK, MISS, NOT_READY, CORRUPT or SIZE.
+
+        SIZE, and nothing was copied: it has another size, dtype or shape than `nbytes` and `what` say.
+        """
+        form = what[0] & LOW32.value
+        for _ in range(TRIES):
+            found = self._path.locate(key)
+            if found.status != Status.OK:
+                return found.status
+            payload = self.payload(found.owner, found.payload, found.nbytes)
+            if (found.nbytes, found.descriptor[0] & LOW32.value, *found.descriptor[1:]) == (nbytes, form, *what[1:]):
+                with torch.no_grad():
+                    take(payload)
+                status = self._machine.verify(key, found, payload.data_ptr())
+            else:
+                status = self._machine.validate(found.owner, found.slot, found.epoch) or Status.SIZE
+            if status != Status.TORN:
+                return status
+        return Status.MISS
+
     def _get_small(self, key: KeyDigest, dst: torch.Tensor, nbytes: int) -> int | None:
         """One call for small objects; None if it does not apply, or if the sizes differ."""
         if self._direct is None or not self._is_one_call(nbytes):
@@ -154,3 +175,10 @@ class Mover:
             if found.nbytes
             else like.new_empty(like.shape, device=self.device)
         )
+
+
+def _fill(payload: torch.Tensor, tensor: torch.Tensor, plain: bool) -> None:
+    if plain:
+        payload.copy_(flat_bytes(tensor))
+    elif len(payload):
+        payload.view(tensor.dtype).view(tensor.shape).copy_(tensor)

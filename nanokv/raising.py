@@ -42,8 +42,12 @@ def error_for(
                 f"{nbytes} bytes are more than the largest object, {geometry.max_object_bytes} bytes: "
                 "raise page_bytes, heap_bytes or size_classes"
             )
-        case Status.LOST:
-            return errors.WriteLost(f"the object of key {name} was reclaimed while it was written: raise write_timeout")
+        case Status.SIZE:
+            return errors.InvalidArgument(
+                f"the object of key {name} has another size, dtype or shape; {nbytes} bytes fit"
+            )
+        case Status.LOST | Status.BUSY:
+            return errors.WriteLost(f"the object of key {name} was given up while it was written: raise write_timeout")
         case Status.CORRUPT:
             return errors.SegmentCorrupt(
                 f"a word that leads to key {name} points where nothing can be, or its checksum is wrong; "

@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from nanokv.device.geometry import Geometry
 from nanokv.device.layout import DEAD, PINS_SHIFT, READY, RESERVED, STATE_MASK, WRITING
@@ -83,26 +82,26 @@ class Traffic:
         self.puts = self.put_errors = self.bytes_tx = 0
         self.gets = self.misses = self.bytes_rx = 0
 
-    def put(self, status: int, tensor: torch.Tensor) -> None:
+    def put(self, status: int, nbytes: int) -> None:
         """Count a put."""
         if status:
             self.put_errors += 1
         else:
             self.puts += 1
-            self.bytes_tx += tensor.nbytes
+            self.bytes_tx += nbytes
 
     def planned(self, nbytes: int) -> None:
         """Count an object that a kernel wrote."""
         self.puts += 1
         self.bytes_tx += nbytes
 
-    def get(self, result: torch.Tensor | int) -> None:
+    def get(self, status: int, nbytes: int) -> None:
         """Count a get."""
-        if isinstance(result, int):
-            self.misses += result in (Status.MISS, Status.NOT_READY)
+        if status:
+            self.misses += status in (Status.MISS, Status.NOT_READY)
         else:
             self.gets += 1
-            self.bytes_rx += result.nbytes
+            self.bytes_rx += nbytes
 
     def as_dict(self) -> dict[str, int]:
         """The counters."""

@@ -49,12 +49,15 @@ def describe(tensor: torch.Tensor) -> tuple[int, Descriptor]:
     """
     if not isinstance(tensor, torch.Tensor):
         raise InvalidArgument(f"a torch.Tensor is needed, not {type(tensor).__name__}")
-    known = _described.get((tensor.dtype, tensor.shape))
-    if known is None:
-        known = _describe(tensor.dtype, tensor.shape)
+    known = descriptor_of(tensor.dtype, tensor.shape)
     if tensor.layout is not torch.strided or tensor.device.type == "meta":
         raise InvalidArgument(f"a dense tensor with data is needed, not layout {tensor.layout} on {tensor.device}")
     return known
+
+
+def descriptor_of(dtype: torch.dtype, shape: torch.Size) -> tuple[int, Descriptor]:
+    """The bytes of a tensor of a dtype and shape, and its descriptor. Raises as `describe`."""
+    return _described.get((dtype, shape)) or _describe(dtype, shape)
 
 
 def _describe(dtype: torch.dtype, shape: torch.Size) -> tuple[int, Descriptor]:

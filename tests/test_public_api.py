@@ -42,6 +42,8 @@ METHODS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "put_many": ({"keys": EMPTY, "tensors": EMPTY}, {"preferred_segment": None}),
     "get_many": ({"keys": EMPTY}, {"dsts": None}),
     "exists_many": ({"keys": EMPTY}, {}),
+    "paged_kv": ({"layers": EMPTY}, {"kv_dim": EMPTY}),
+    "prefix_length": ({"keys": EMPTY}, {}),
     "remove_many": ({"keys": EMPTY}, {}),
     "put_async": ({"key": EMPTY, "tensor": EMPTY}, {"preferred_segment": None}),
     "get_async": ({"key": EMPTY}, {"dst": None}),
@@ -54,7 +56,7 @@ METHODS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "close": ({}, {}),
 }
 
-PROPERTIES = ["rank", "world_size", "alloc", "device", "heap_bases_tensor"]
+PROPERTIES = ["rank", "world_size", "alloc", "device", "heap_bases_tensor", "world_table"]
 SPECIAL = ["__enter__", "__exit__", "__contains__", "__iter__", "__len__"]
 
 META = ["key_hash", "owner_rank", "header_off", "payload_off", "bytes_total", "page_bytes", "n_pages", "epoch"]

@@ -4,6 +4,11 @@ from collections.abc import Callable
 
 import torch
 
-from tests.gpu import batch_bodies, bodies, paged_bodies
+from tests.gpu import batch_bodies, bodies, cache_bodies, paged_bodies
 
-BODIES: tuple[Callable[[torch.device], None], ...] = (*bodies.BODIES, *batch_bodies.BODIES, *paged_bodies.BODIES)
+BODIES: tuple[Callable[[torch.device], None], ...] = (
+    *bodies.BODIES,
+    *batch_bodies.BODIES,
+    *paged_bodies.BODIES,
+    *cache_bodies.BODIES,
+)

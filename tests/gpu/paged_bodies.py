@@ -6,8 +6,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from nanokv.device.batch import Batch, Request
+from nanokv.device.batch import Batch
 from nanokv.device.kernels.shares import TILE_BYTES
+from nanokv.device.machine import Request
 from nanokv.device.pages import Pages
 from nanokv.device.status import Status
 from tests.gpu.bodies import World, key, world

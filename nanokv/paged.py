@@ -1,0 +1,196 @@
+"""An engine's paged KV cache, whose blocks are put into objects and got from them without a staging buffer.
+
+An object holds one block of some layers: [layers, 2, tokens, heads, dim], without gaps, whatever the strides of the
+engine's tensors. So what one engine put from its layout, another gets into its own; and an object of another shape or
+dtype is refused, not reinterpreted.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from nanokv.device.batch import Batch
+from nanokv.device.machine import Descriptor, Request
+from nanokv.device.pages import Pages, check_alike
+from nanokv.device.status import Status
+from nanokv.device_path import DevicePath
+from nanokv.errors import InvalidArgument, NanoKVError
+from nanokv.tensors import descriptor_of
+from nanokv.types import Key, KeyDigest
+
+if TYPE_CHECKING:
+    from nanokv.cache import NanoKVCache
+
+
+class PagedKV:
+    """Moves blocks between a cache and the tensors of an engine. Made by `NanoKVCache.paged_kv`, which see.
+
+    On a GPU, with `alloc="device"`, all keys of a call take one launch, which allocates, copies and publishes. Else,
+    and where the engine's tensors are not made of multiples of 16 bytes, torch copies block by block.
+    """
+
+    def __init__(self, cache: NanoKVCache, layers: Sequence[torch.Tensor], kv_dim: int | None) -> None:
+        self._cache = cache
+        self._planes = _planes(layers, kv_dim, cache.device)
+        self._per_layer = len(self._planes) // len(layers)
+        self._layers = range(len(layers))
+        first = self._planes[0]
+        self._blocks, self._plane_bytes = len(first), first[0].numel() * first.element_size()
+        shape = list(layers[0].shape[1:]) if kv_dim is None else [2, *first.shape[1:]]
+        self._layer_shape = tuple(shape)
+        self._lock = threading.Lock()
+        self._batch: Batch | None = None
+        self._pages = self._find_pages()
+
+    def put(
+        self,
+        keys: Sequence[Key],
+        blocks: Sequence[int],
+        *,
+        layers: range | None = None,
+        preferred_segment: int | None = None,
+    ) -> list[NanoKVError | None]:
+        """Store a block under each key; returns what went wrong with each, or None.
+
+        Args:
+            keys, blocks: as many of both.
+            layers: which layers the objects hold, a range with step 1. Default: all. An engine that publishes layers
+                as soon as they are done puts each under a key of its own.
+            preferred_segment: as for `NanoKVCache.put`.
+
+        Raises:
+            InvalidArgument: keys, blocks or layers that cannot be.
+        """
+        chosen = self._check(keys, blocks, layers)
+        self._cache._check_segment(preferred_segment)
+        what, nbytes = self._what(chosen), self._bytes(chosen)
+        digests = [self._cache.digest(key) for key in keys]
+        owners = [self._owner(digest, preferred_segment) for digest in digests]
+        statuses: list[int] = [Status.BUSY] * len(keys)
+        if self._pages is not None and len(set(digests)) == len(digests):
+            plane = chosen.start * self._per_layer
+            rows = zip(digests, owners, blocks, strict=True)
+            statuses = self._launch("put", [Request(d, 0, nbytes, o, what, 0, b, plane) for d, o, b in rows])
+        for i, (digest, block) in enumerate(zip(digests, blocks, strict=True)):
+            if statuses[i] in (Status.BUSY, Status.FULL):
+                statuses[i] = self._put_one(digest, block, chosen, preferred_segment)
+        return [
+            self._cache._judge_put(status, key, nbytes, preferred_segment)
+            for key, status in zip(keys, statuses, strict=True)
+        ]
+
+    def get(
+        self, keys: Sequence[Key], blocks: Sequence[int], *, layers: range | None = None
+    ) -> list[NanoKVError | None]:
+        """Read the object of each key into a block; returns what went wrong with each, or None.
+
+        What is in a block whose object could not be read means nothing, unless it was not there at all. The arguments
+        are those of `put`; all blocks are different.
+
+        Raises:
+            InvalidArgument: keys, blocks or layers that cannot be.
+        """
+        chosen = self._check(keys, blocks, layers)
+        if len(set(blocks)) < len(blocks):
+            raise InvalidArgument(f"a block is named twice: {list(blocks)}")
+        what, nbytes = self._what(chosen), self._bytes(chosen)
+        digests = [self._cache.digest(key) for key in keys]
+        statuses: list[int] = [Status.BUSY] * len(keys)
+        if self._pages is not None:
+            plane = chosen.start * self._per_layer
+            rows = zip(digests, blocks, strict=True)
+            statuses = self._launch("get", [Request(d, 0, nbytes, 0, what, 0, b, plane) for d, b in rows])
+        for i, (digest, block) in enumerate(zip(digests, blocks, strict=True)):
+            if statuses[i] in (Status.BUSY, Status.TORN):
+                statuses[i] = self._get_one(digest, block, chosen)
+        return [self._cache._judge_get(status, key, nbytes) for key, status in zip(keys, statuses, strict=True)]
+
+    # --- by torch ---
+    def _put_one(self, key: KeyDigest, block: int, layers: range, preferred: int | None) -> int:
+        def fill(payload: torch.Tensor) -> None:
+            for part, plane in zip(self._parts(payload), self._chosen(layers), strict=True):
+                part.copy_(plane[block])
+
+        mover = self._cache._mover
+        return mover.put_filled(key, self._bytes(layers), preferred, self._what(layers), fill)
+
+    def _get_one(self, key: KeyDigest, block: int, layers: range) -> int:
+        def take(payload: torch.Tensor) -> None:
+            for part, plane in zip(self._parts(payload), self._chosen(layers), strict=True):
+                plane[block].copy_(part)
+
+        return self._cache._mover.get_taken(key, self._bytes(layers), self._what(layers), take)
+
+    def _parts(self, payload: torch.Tensor) -> torch.Tensor:
+        first = self._planes[0]
+        return payload.view(first.dtype).view(-1, *first.shape[1:])
+
+    # --- by a kernel ---
+    def _find_pages(self) -> Pages | None:
+        cache = self._cache
+        if cache._machine.kind != "launch" or not isinstance(cache._path, DevicePath):
+            return None
+        try:
+            return Pages(self._planes)
+        except ValueError:
+            return None  # not made of multiples of 16 bytes
+
+    def _launch(self, what: str, requests: list[Request]) -> list[int]:
+        if not requests:
+            return []
+        with self._lock:
+            if self._batch is None or self._batch.capacity < len(requests):
+                capacity = 1 << (len(requests) - 1).bit_length()
+                self._batch = Batch(self._cache.world_table, capacity, self._cache.device, self._pages)
+            self._batch.fill(requests)
+            (self._batch.put if what == "put" else self._batch.get)()
+            return self._batch.answers()
+
+    # --- what is meant ---
+    def _chosen(self, layers: range) -> list[torch.Tensor]:
+        return self._planes[layers.start * self._per_layer : layers.stop * self._per_layer]
+
+    def _what(self, layers: range) -> Descriptor:
+        return descriptor_of(self._planes[0].dtype, torch.Size((len(layers), *self._layer_shape)))[1]
+
+    def _bytes(self, layers: range) -> int:
+        return len(layers) * self._per_layer * self._plane_bytes
+
+    def _owner(self, key: KeyDigest, preferred: int | None) -> int:
+        path = self._cache._path
+        return path.owner_of(key, preferred) if isinstance(path, DevicePath) else 0
+
+    def _check(self, keys: Sequence[Key], blocks: Sequence[int], layers: range | None) -> range:
+        self._cache._check_open()
+        chosen = self._layers if layers is None else layers
+        if not chosen or chosen.step != 1 or not 0 <= chosen.start < chosen.stop <= len(self._layers):
+            raise InvalidArgument(f"layers must be a part of range({len(self._layers)}), not {layers}")
+        if len(keys) != len(blocks):
+            raise InvalidArgument(f"{len(keys)} keys and {len(blocks)} blocks")
+        for block in blocks:
+            if type(block) is not int or not 0 <= block < self._blocks:
+                raise InvalidArgument(f"block must be 0 to {self._blocks - 1}, not {block!r}")
+        return chosen
+
+
+def _planes(layers: Sequence[torch.Tensor], kv_dim: int | None, device: torch.device) -> list[torch.Tensor]:
+    """K and V of each layer: [blocks, tokens, heads, dim], sharing memory with the engine's tensors."""
+    if kv_dim not in (None, 0, 1):
+        raise InvalidArgument(f"kv_dim must be 0, 1 or None, not {kv_dim!r}")
+    planes: list[torch.Tensor] = []
+    for layer in layers:
+        if kv_dim is not None and (layer.dim() < 2 or layer.shape[kv_dim] != 2):
+            raise InvalidArgument(f"dimension {kv_dim} of a layer must be 2, K and V, in {list(layer.shape)}")
+        parts = [layer] if kv_dim is None else [layer.select(kv_dim, half) for half in range(2)]
+        planes += [part.unsqueeze(-2) if part.dim() == 3 else part for part in parts]  # one head
+    if any(plane.device != device for plane in planes):
+        raise InvalidArgument(f"layers must be on {device}, as the heap is, not on {planes[0].device}")
+    try:
+        check_alike(planes)
+    except ValueError as error:
+        raise InvalidArgument(str(error)) from None
+    return planes

@@ -1,0 +1,121 @@
+"""What a whole cache must do on a launching machine, as plain functions of a device; see `bodies`.
+
+On a CPU the segments lie in host memory, but no host view of them is given, so that kernels run, interpreted.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from nanokv.cache import NanoKVCache
+from nanokv.config import make_options
+from nanokv.device.geometry import Geometry
+from nanokv.errors import DuplicateKey, InvalidArgument, KeyNotFound, NanoKVError, OutOfMemory
+from nanokv.fsck import check_cache
+from nanokv.heap.local import LocalHeap, LocalWorld
+
+PAGE = 4096
+
+
+class DeviceHeap(LocalHeap):
+    """A local heap of which the host sees nothing."""
+
+    def host_view(self, rank: int) -> npt.NDArray[np.uint8] | None:
+        """None, as of segments in a GPU's memory."""
+        self.check_open()
+        return None
+
+
+@contextmanager
+def caches(device: torch.device, pages: int, **options: object) -> Iterator[list[NanoKVCache]]:
+    """A world of two; fsck follows."""
+    chosen = make_options({"evict": False, "write_timeout": 600.0} | options)
+    geometry = Geometry.plan(pages * PAGE, PAGE, 2)
+    world = LocalWorld(geometry, mode=chosen.alloc, may_evict=chosen.evict, water=chosen.water, device=device)
+    made = [NanoKVCache._from_heap(DeviceHeap(world, rank), 0, chosen) for rank in range(2)]
+    assert [cache._machine.kind for cache in made] == ["launch"] * 2
+    try:
+        yield made
+        report = check_cache(made[0])
+        assert report.clean, [str(finding) for finding in report.findings]
+    finally:
+        for cache in made:
+            cache.close()
+
+
+def kinds(errors: list[NanoKVError | None]) -> list[type]:
+    """Of errors."""
+    return [type(error) for error in errors]
+
+
+def many_keys_by_one_launch(device: torch.device) -> None:
+    """put_many, get_many, exists_many, prefix_length; what a launch cannot do is done one by one, or said."""
+    none = type(None)
+    with caches(device, 64) as (here, there):
+        tensors = [torch.arange(n + 1, dtype=torch.int32, device=device) for n in range(6)]
+        tensors[3] = torch.arange(12, dtype=torch.float32, device=device).view(3, 4).t()  # not contiguous
+        tensors[4] = torch.zeros(0, 7, device=device)
+        keys = [f"k{n}" for n in range(6)]
+        assert here.put_many(keys, tensors, preferred_segment=1) == [None] * 6
+        again = here.put_many(["k1", "new", "new"], tensors[:3])
+        assert kinds(again) == [DuplicateKey, none, DuplicateKey]
+        sparse = torch.eye(2, device=device).to_sparse()
+        assert kinds(here.put_many(["s", "t"], [sparse, tensors[5]])) == [InvalidArgument, none]
+        got = there.get_many([*keys, "none", "new"])
+        assert got[6] is None and got[7] is not None and torch.equal(got[7], tensors[1])
+        for back, tensor in zip(got, tensors, strict=False):
+            assert back is not None and back.dtype == tensor.dtype and torch.equal(back, tensor)
+        dsts = [torch.zeros_like(tensor) for tensor in tensors[:3]]
+        assert there.get_many([*keys[:2], "none"], dsts=dsts)[2] is None
+        assert torch.equal(dsts[1], tensors[1])
+        for wrong, kind in (([tensors[5]], InvalidArgument), ([tensors[3]], InvalidArgument)):
+            try:
+                there.get_many(keys[:1], dsts=wrong)
+            except kind:
+                continue
+            raise AssertionError(wrong)
+        assert there.exists_many(["k0", "none", "t"]) == [True, False, True]
+        assert there.prefix_length([*keys, "none", "new"]) == 6
+        assert there.put_many([], []) == there.get_many([]) == there.exists_many([]) == []
+
+
+def a_full_heap_makes_room_for_many(device: torch.device) -> None:
+    """More objects than there is room for: refused, or the oldest go."""
+    data = torch.arange(PAGE, dtype=torch.uint8, device=device)
+    keys = [f"k{n}" for n in range(12)]
+    for evict in (False, True):
+        with caches(device, 8, evict=evict) as (here, _):
+            said = kinds(here.put_many(keys, [data] * 12, preferred_segment=1))
+            assert said.count(OutOfMemory) == (0 if evict else 4), said
+            assert sum(here.exists_many(keys)) == 8
+
+
+def blocks_by_one_launch(device: torch.device) -> None:
+    """PagedKV over kernels: two layouts, whole and layer by layer, an object of another shape, a missing one."""
+    with caches(device, 128) as (here, there):
+        dice = torch.Generator().manual_seed(1)
+        layers = [torch.randn(4, 2, 8, 2, 16, generator=dice).to(device) for _ in range(3)]
+        mine = [torch.zeros(2, 4, 2, 8, 16, device=device).transpose(2, 3) for _ in range(3)]
+        source, target = here.paged_kv(layers, kv_dim=1), there.paged_kv(mine, kv_dim=0)
+        assert source._pages is not None and target._pages is not None
+        assert source.put(["a", "b"], [3, 0], preferred_segment=1) == [None] * 2
+        assert kinds(target.get(["b", "none", "a"], [1, 0, 2])) == [type(None), KeyNotFound, type(None)]
+        for layer, back in zip(layers, mine, strict=True):
+            assert torch.equal(back[:, 1], layer[0]) and torch.equal(back[:, 2], layer[3])
+            assert not back[:, 0].any() and not back[:, 3].any()
+        assert torch.equal(there.get("a"), torch.stack([layer[3] for layer in layers]))
+        assert source.put(["one"], [1], layers=range(1, 2)) == [None]
+        assert kinds(target.get(["one", "one"], [0, 3], layers=range(2))) == [InvalidArgument] * 2
+        assert target.get(["one"], [3], layers=range(2, 3)) == [None]
+        assert torch.equal(mine[2][:, 3], layers[1][1]) and not mine[1][:, 3].any()
+        assert kinds(source.put(["x", "x"], [1, 2])) == [type(None), DuplicateKey]
+
+
+BODIES: tuple[Callable[[torch.device], None], ...] = (
+    many_keys_by_one_launch,
+    a_full_heap_makes_room_for_many,
+    blocks_by_one_launch,
+)
