@@ -18,6 +18,7 @@ from triton.runtime.interpreter import InterpretedFunction
 from nanokv.device.geometry import Geometry
 from nanokv.device.kernels import host, objects, transfer
 from nanokv.device.kernels.lane import Lane, check_compiler, payload_warps
+from nanokv.device.launch_ring import RingReader
 from nanokv.device.layout import ACTIVITY, HEAP_CTL, OBJ_HEADER, WORD, unpack
 from nanokv.device.machine import Begun, Descriptor, Drained, Found, Words, free_chain
 
@@ -53,6 +54,7 @@ class LaunchMachine:
         self.table_address = world = self._table.data_ptr()
         self._objects = Lane(world, device, own_stream=False)
         self._owner = Lane(world, device, own_stream=True)
+        self._rings = RingReader(geometry, segments, self._owner)
         self._warps = payload_warps()
 
     def _call(self, kernel: Any, *args: int) -> list[int]:
@@ -165,9 +167,7 @@ class LaunchMachine:
 
     # the owner's host
     def drain(self, owner: int, tail: int, room: int) -> Drained:
-        out = self._buffer(room)
-        taken, head, hole = self._owner_call(host.drain_ring_kernel, owner, tail, out.data_ptr(), room)[:3]
-        return Drained(self._words(out)[:taken], head, hole)
+        return self._rings.drain(owner, tail, room)
 
     def snapshots(self, owner: int, hints: Words) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
         said = self._upload(hints)
@@ -252,17 +252,14 @@ class LaunchMachine:
 
     def _look(self, owner: int, offset: int, dtype: np.dtype[Any], count: int) -> npt.NDArray[Any]:
         """Copy `count` records from a segment, as they are at this moment."""
-        with self._owner.entered():
-            return self._words(self._segments[owner][offset : offset + dtype.itemsize * count]).view(dtype)
+        return self._words(self._segments[owner][offset : offset + dtype.itemsize * count]).view(dtype)
 
     def _buffer(self, words: int) -> torch.Tensor:
-        with self._owner.entered():
-            return torch.zeros(words, dtype=torch.int64, device=self._device)
+        return self._owner.zeros(words)
 
     def _upload(self, words: Words) -> torch.Tensor:
         with self._owner.entered():
             return torch.from_numpy(np.array(words, np.int64)).to(self._device)
 
     def _words(self, tensor: torch.Tensor) -> npt.NDArray[Any]:
-        with self._owner.entered():
-            return np.array(tensor.cpu().numpy())
+        return self._owner.fetch(tensor)

@@ -53,11 +53,13 @@ class Request(NamedTuple):
 
 
 class Drained(NamedTuple):
-    """Hints taken from a ring, the ticket up to which was looked, and the first ticket whose slot was empty."""
+    """What was taken from a ring."""
 
     hints: Words
-    head: int
-    hole: int
+    head: int  #: the ticket up to which was looked
+    hole: int  #: the first ticket whose slot was empty, or `head`
+    records: npt.NDArray[Any]  #: for each hint the header that a STORED one is about (OBJ_HEADER)
+    good: npt.NDArray[np.bool_]  #: for each hint whether that is whole; False if it is not about a READY header
 
 
 def free_chain(geometry: Geometry, links: npt.NDArray[Any], first: int, size_class: int) -> Words:

@@ -156,7 +156,8 @@ class NativeMachine:
     def drain(self, owner: int, tail: int, room: int) -> Drained:
         out = np.empty(room, np.int64)
         taken, head, hole = self._code.drain(self.table_address, self._bases[owner], tail, _address(out), room)
-        return Drained(out[:taken], head, hole)
+        hints = out[:taken]
+        return Drained(hints, head, hole, *self.snapshots(owner, hints))
 
     def snapshots(self, owner: int, hints: Words) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
         hints = np.ascontiguousarray(hints, np.int64)

@@ -10,12 +10,13 @@ import logging
 import threading
 import time
 from dataclasses import asdict
+from typing import NamedTuple
 
 import numpy as np
 
 from nanokv.device.directory import POSITIVE
 from nanokv.device.layout import REMOVED, STORED, unpack
-from nanokv.device.machine import Machine
+from nanokv.device.machine import Drained, Machine
 from nanokv.errors import WaitTimeout
 from nanokv.heap.base import Heap
 from nanokv.host_poller.events import Listeners
@@ -26,10 +27,19 @@ _log = logging.getLogger("nanokv.poller")
 
 BATCH = 4096  #: hints taken from the ring at once
 HOLE_PATIENCE = 0.1  #: seconds to come back to a slot that was reserved and never filled
-BUSY_PAUSE = 0.0005  #: seconds between two rounds while hints keep coming
-IDLE_ROUNDS = 20  #: empty rounds before the poller goes to sleep
 SWEEP_SECONDS = 0.25
 QUIET_SWEEP_SECONDS = 2.0  #: when no word of HeapCtl has changed since the last sweep
+
+
+class Pace(NamedTuple):
+    """How often a poller looks."""
+
+    pause: float  #: seconds between two rounds while hints keep coming
+    idle_rounds: int  #: empty rounds before it goes to sleep
+
+
+WOKEN = Pace(0.0005, 20)  #: by the first announcement, where the segment lies in host memory
+LOOKING = Pace(0.00002, 1000)  #: nothing wakes the poller of a segment on a GPU: it goes on looking for about 0.1 s
 
 
 class Poller:
@@ -55,6 +65,7 @@ class Poller:
         self._round = threading.Condition()
         self._rounds = 0
         self._thread: threading.Thread | None = None
+        self._pace = LOOKING if machine.kind == "launch" else WOKEN
 
     # one round
     def step(self, now: float) -> int:
@@ -68,11 +79,11 @@ class Poller:
         """Take hints from the ring, at most BATCH."""
         drained = self._machine.drain(self._rank, self._tail, BATCH)
         self._head = drained.head
+        if len(drained.hints):
+            self._ingest(drained)
         if drained.head != self._tail:
             self._advance(drained.head, drained.hole, now)
             self._machine.set_control(self._rank, "ann_tail", self._tail)
-        if len(drained.hints):
-            self._ingest(drained.hints)
         return len(drained.hints)
 
     def _advance(self, head: int, hole: int, now: float) -> None:
@@ -84,14 +95,14 @@ class Poller:
         elif now - self._stuck[1] > HOLE_PATIENCE:
             self._tail, self._stuck = self._stuck[2], None
 
-    def _ingest(self, hints: "np.ndarray[tuple[int], np.dtype[np.int64]]") -> None:
+    def _ingest(self, drained: Drained) -> None:
+        hints = drained.hints
         self.drained += len(hints)
         kinds, slots, epochs = (unpack("RING", name, hints) for name in ("kind", "header", "epoch"))
         known = (slots < self._machine.geometry.hdr_count) & ((kinds == STORED.value) | (kinds == REMOVED.value))
         self.corrupt_hints += int(np.count_nonzero(~known))
-        stored = known & (kinds == STORED.value)
-        records, good = self._machine.snapshots(self._rank, hints[stored])
-        self._tell(self.index.stored(slots[stored][good], records[good]))
+        good = known & drained.good
+        self._tell(self.index.stored(slots[good], drained.records[good]))
         removed = known & (kinds == REMOVED.value)
         self._tell(self.index.removed(slots[removed], epochs[removed]))
 
@@ -179,9 +190,9 @@ class Poller:
                 self._rounds += 1
                 self._round.notify_all()
             idle = 0 if taken else idle + 1
-            if idle < IDLE_ROUNDS or self._sweep_now.is_set():
-                self._stop.wait(BUSY_PAUSE)
+            if idle < self._pace.idle_rounds or self._sweep_now.is_set():
+                self._stop.wait(self._pace.pause)
             else:
                 pending = self.sweeper.pending or self._stuck is not None
                 self._heap.wait_for_hint(0.02 if pending else SWEEP_SECONDS, self._head)
-                idle = IDLE_ROUNDS - 2  # a wait that ends at once for nothing must not become a loop without a pause
+                idle = self._pace.idle_rounds - 2  # a wait that ends at once must not become a loop without a pause

@@ -8,8 +8,9 @@ import triton.language as tl
 
 from nanokv.device.activity import in_flight
 from nanokv.device.extent import N_CLASSES
-from nanokv.device.kernels.frame import answer, arg
+from nanokv.device.kernels.frame import answer, answered, arg
 from nanokv.device.kernels.objects import describe_from
+from nanokv.device.layout import HEADER_BYTES, WORD_BYTES
 from nanokv.device.memory import word
 from nanokv.device.pins import recount
 from nanokv.device.reclaim import (
@@ -36,7 +37,7 @@ from nanokv.device.world import segment
 
 @triton.jit
 def drain_ring_kernel(frame: tl.int64) -> None:
-    """(owner, tail, out, room) -> (taken, head, hole)."""
+    """(owner, tail, hints, room, ...) -> (taken, head, hole)."""
     world = arg(frame, 0)
     taken, head, hole = drain(world, segment(world, arg(frame, 1)), arg(frame, 2), arg(frame, 3), arg(frame, 4))
     answer(frame, 0, taken)
@@ -46,8 +47,25 @@ def drain_ring_kernel(frame: tl.int64) -> None:
 
 @triton.jit
 def copy_snapshots_kernel(frame: tl.int64) -> None:
-    """(owner, hints, count, records, good)."""
-    snapshots(arg(frame, 0), arg(frame, 1), arg(frame, 2), arg(frame, 3), arg(frame, 4), arg(frame, 5))
+    """(owner, hints, count, records, good), by any number of CTAs."""
+    some_snapshots(frame, arg(frame, 2), arg(frame, 3), arg(frame, 4), arg(frame, 5))
+
+
+@triton.jit
+def copy_drained_kernel(frame: tl.int64) -> None:
+    """(owner, tail, hints, room, records, good) after `drain_ring_kernel` on the same frame: of what that took."""
+    some_snapshots(frame, arg(frame, 3), answered(frame, 0), arg(frame, 5), arg(frame, 6))
+
+
+@triton.jit
+def some_snapshots(frame: tl.int64, hints: tl.int64, count: tl.int64, records: tl.int64, good: tl.int64) -> None:
+    """This CTA's run of snapshots."""
+    ctas = tl.num_programs(0).to(tl.int64)
+    me = tl.program_id(0).to(tl.int64)
+    first = me * count // ctas
+    n = (me + 1) * count // ctas - first
+    at = first * WORD_BYTES
+    snapshots(arg(frame, 0), arg(frame, 1), hints + at, n, records + first * HEADER_BYTES, good + at)
 
 
 @triton.jit

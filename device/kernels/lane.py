@@ -1,15 +1,18 @@
 """A lane: one frame, the stream that it is used on, and the launches between writing arguments and reading answers."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from nanokv.device.kernels.frame import FIRST_ANSWER, FRAME_WORDS
 
 FIRST_TRITON_ON_AMD = (3, 7)  # before triton#9042 each compare-and-swap was compiled at agent scope
+STAGING_BYTES = 1 << 20  #: to begin with: to pin memory makes the device wait
 # Triton's interpreter keeps the grid in a global and patches the language while it runs: one launch a process at a time
 INTERPRETER = threading.Lock()
 
@@ -25,16 +28,20 @@ class Lane:
     Args:
         world: the address of the world table.
         device: where kernels run. A CPU needs Triton's interpreter.
-        own_stream: a stream of its own, so as not to wait for the caller's kernels; else the caller's current stream.
+        own_stream: a stream of its own of high priority, so as not to wait for the caller's kernels, nor to be served
+            after them; else the caller's current stream.
     """
 
     def __init__(self, world: int, device: torch.device, *, own_stream: bool) -> None:
         self._device = device
         self._on_gpu = device.type == "cuda"
-        self._stream = torch.cuda.Stream(device) if self._on_gpu and own_stream else None  # type: ignore[no-untyped-call]
+        self._stream: Any = None
+        if self._on_gpu and own_stream:
+            self._stream = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
         self._lock = threading.Lock() if self._on_gpu else INTERPRETER
         self._host = torch.zeros(FRAME_WORDS, dtype=torch.int64, pin_memory=self._on_gpu)
         self._frame = torch.zeros(FRAME_WORDS, dtype=torch.int64, device=device)
+        self._staging = torch.empty(STAGING_BYTES if own_stream else 0, dtype=torch.uint8, pin_memory=self._on_gpu)
         self._world = world
 
     def entered(self) -> AbstractContextManager[Any]:
@@ -62,18 +69,60 @@ class Lane:
             all answer words.
         """
         with self._lock, self.entered():
-            self._host.zero_()
-            words = [self._world, *args]
-            self._host[: len(words)] = torch.tensor(words, dtype=torch.int64)
-            if before:
-                self._host[FIRST_ANSWER : FIRST_ANSWER + len(before)] = torch.tensor(before, dtype=torch.int64)
-            self._frame.copy_(self._host, non_blocking=True)
-            for kernel, ctas in launches:
-                kernel[(ctas,)](self._frame.data_ptr(), num_warps=warps)
-            self._host.copy_(self._frame, non_blocking=True)
-            if self._on_gpu:
-                torch.cuda.current_stream(self._device).synchronize()
-            return self._host[FIRST_ANSWER:].tolist()
+            return self._run(args, launches, warps, before)
+
+    def run_and_fetch(
+        self, fetched: torch.Tensor, args: Sequence[int], *launches: tuple[Any, int]
+    ) -> tuple[list[int], npt.NDArray[Any]]:
+        """`run`, and bring what the kernels left in a tensor on the device; the host waits once."""
+        with self._lock, self.entered():
+            pinned = self._pinned(fetched)
+            answers = self._run(args, launches, 1, (), lambda: pinned.copy_(fetched, non_blocking=True))
+            return answers, np.array(pinned.numpy())
+
+    def fetch(self, tensor: torch.Tensor) -> npt.NDArray[Any]:
+        """A copy of a tensor on the device, as it is at this moment."""
+        with self._lock, self.entered():
+            pinned = self._pinned(tensor)
+            pinned.copy_(tensor, non_blocking=True)
+            self._synchronize()
+            return np.array(pinned.numpy())
+
+    def zeros(self, words: int) -> torch.Tensor:
+        """int64 [words], on the device."""
+        with self.entered():
+            return torch.zeros(words, dtype=torch.int64, device=self._device)
+
+    def _pinned(self, like: torch.Tensor) -> torch.Tensor:
+        """Room in host memory of which a copy is asynchronous; until the next call."""
+        if len(self._staging) < like.nbytes:
+            self._staging = torch.empty(2 * like.nbytes, dtype=torch.uint8, pin_memory=self._on_gpu)
+        return self._staging[: like.nbytes].view(like.dtype).view(like.shape)
+
+    def _synchronize(self) -> None:
+        if self._on_gpu:
+            torch.cuda.current_stream(self._device).synchronize()
+
+    def _run(
+        self,
+        args: Sequence[int],
+        launches: Sequence[tuple[Any, int]],
+        warps: int,
+        before: Sequence[int],
+        last: Callable[[], Any] = lambda: None,
+    ) -> list[int]:
+        self._host.zero_()
+        words = [self._world, *args]
+        self._host[: len(words)] = torch.tensor(words, dtype=torch.int64)
+        if before:
+            self._host[FIRST_ANSWER : FIRST_ANSWER + len(before)] = torch.tensor(before, dtype=torch.int64)
+        self._frame.copy_(self._host, non_blocking=True)
+        for kernel, ctas in launches:
+            kernel[(ctas,)](self._frame.data_ptr(), num_warps=warps)
+        self._host.copy_(self._frame, non_blocking=True)
+        last()
+        self._synchronize()
+        return self._host[FIRST_ANSWER:].tolist()
 
 
 def check_compiler(device: torch.device, hip: str | None, version: str, *, interpreted: bool) -> None:

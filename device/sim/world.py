@@ -76,7 +76,7 @@ class SimulatedMachine(NativeMachine):
         self.geometry = world.geometry
         self._bases = world.bases
         self._code = code = world.code
-        self._world = world.table(rank, incarnation)
+        self.table_address = world.table(rank, incarnation)
         self._load = world.simulation.vocabulary["load64"]
         self._store = world.simulation.vocabulary["store64"]
         self._wake = lambda rank: None

@@ -237,7 +237,9 @@ def hints_reach_the_host(device: torch.device) -> None:
         kinds = (drained.hints & RING_KIND_MASK.value).tolist()
         assert kinds == [STORED.value] * 5 + [REMOVED.value]
         assert (drained.head, drained.hole) == (6, 6)
-        records, good = w.machine.snapshots(1, drained.hints)
+        again, whole = w.machine.snapshots(1, drained.hints)
+        assert whole.tolist() == drained.good.tolist() and (again[whole] == drained.records[whole]).all()
+        records, good = drained.records, drained.good
         slots = (drained.hints >> RING_HEADER_SHIFT.value) & RING_HEADER_MASK.value
         assert good.tolist() == [slot != gone.slot for slot in slots[:5].tolist()] + [False]
         assert records["bytes_total"][:3].tolist() == [10, 11, 12]

@@ -100,9 +100,10 @@ HINTS = (
         (
             (
                 poller.Poller._ingest,
-                "records, good = self._machine.snapshots(self._rank, hints[stored])",
+                "good = known & drained.good\n    self._tell(self.index.stored(slots[good], drained.records[good]))",
                 "every = self._machine.headers(self._rank, 0, self._machine.geometry.hdr_count)\n"
-                "    records, good = every[slots[stored]], np.ones(int(stored.sum()), np.bool_)",
+                "    good = known & (kinds == STORED.value)\n"
+                "    self._tell(self.index.stored(slots[good], every[slots[good]]))",
             ),
         ),
     ),

@@ -1,0 +1,59 @@
+"""Drains a ring whose segment lies in a GPU's memory.
+
+Mostly there is nothing new, and to see that takes one copy of one word, by a stream of the host's own: no kernel, and
+no waiting for the engine's. Otherwise two kernels take the hints and copy the headers that they are about, and one copy
+brings both; the host waits once.
+"""
+
+import numpy as np
+import torch
+
+from nanokv.device.geometry import Geometry
+from nanokv.device.kernels import host
+from nanokv.device.kernels.lane import Lane
+from nanokv.device.layout import HEAP_CTL, OBJ_HEADER, WORD
+from nanokv.device.machine import Drained, Words
+
+HEADERS_A_CTA = 8  #: of which one CTA copies the headers one after the other
+ROW = 2 + OBJ_HEADER.size // WORD  #: words of a hint, whether its header is good, and the header
+
+
+class RingReader:
+    """Drains rings for one machine. Used by one thread at a time, as a ring's tail is.
+
+    Args:
+        segments: every rank's, uint8, one dimension. lane: where copies and kernels run.
+    """
+
+    def __init__(self, geometry: Geometry, segments: list[torch.Tensor], lane: Lane) -> None:
+        at = HEAP_CTL.offsets["ann_head"]
+        self._heads = [segment[at : at + WORD].view(torch.int64) for segment in segments]
+        self._capacity = geometry.ann_capacity
+        self._lane = lane
+        self._rows = lane.zeros(0)
+
+    def drain(self, owner: int, tail: int, room: int) -> Drained:
+        """As `ring.drain`, and the headers."""
+        head = int(self._lane.fetch(self._heads[owner])[0])
+        if head == tail:
+            return _drained(np.zeros(0, np.int64), 0, 0, head, head)
+        asked = min(room, self._capacity)
+        asked = min(head - tail, asked) if head > tail else asked  # a corrupt word leads to no more than there are
+        if len(self._rows) < asked * ROW:
+            self._rows = self._lane.zeros(min(room, self._capacity) * ROW)
+        rows = self._rows[: asked * ROW]
+        hints, good, records = (rows[start * asked :].data_ptr() for start in range(3))
+        ctas = -(-asked // HEADERS_A_CTA)
+        answers, words = self._lane.run_and_fetch(
+            rows,
+            (owner, tail, hints, asked, records, good),
+            (host.drain_ring_kernel, 1),
+            (host.copy_drained_kernel, ctas),
+        )
+        taken, upto, hole = answers[:3]
+        return _drained(words, asked, taken, upto, hole)
+
+
+def _drained(words: Words, asked: int, taken: int, head: int, hole: int) -> Drained:
+    good, records = words[asked : 2 * asked], words[2 * asked :]
+    return Drained(words[:taken], head, hole, records.view(OBJ_HEADER.dtype)[:taken], good[:taken] != 0)
