@@ -1,7 +1,8 @@
-"""`python -m tests.gpu`: the bodies and the litmus tests on the first GPU, without pytest.
+"""`python -m tests.gpu`: the bodies, the litmus tests and the benchmarks on the first GPU, without pytest.
 
-With TRITON_INTERPRET=1 and `--device cpu` the bodies are interpreted, and the litmus tests run natively. Prints a line
-each, writes what `--json` names, and ends with 1 if one failed.
+With TRITON_INTERPRET=1 and `--device cpu` the bodies are interpreted, the litmus tests run natively, and benchmarks
+only with `--bench`, so small that they just show that they work. Prints a line each, writes what `--json` names after
+each, goes on after a failure, and ends with 1 if there was one. Whether a target was reached does not matter here.
 """
 
 import argparse
@@ -10,52 +11,77 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from bench.environment import machine, versions
+from bench.gpu.runner import LIMITS, about, judged, run_all
 from nanokv.check.litmus import run_litmus
 from tests.gpu.every_body import BODIES
 
 INSTANCES = 2_000_000  #: of each litmus shape on a GPU
 INSTANCES_ON_CPU = 100_000
+BENCH = "bench"
 
 
 def main() -> int:
     """Run them; 0 if all passed."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--only", help="one body, or litmus")
-    parser.add_argument("--json", type=Path, help="write the results there")
-    chosen = parser.parse_args()
+    chosen = _parser().parse_args()
     if chosen.device == "cuda" and not torch.cuda.is_available():
         print("no GPU that torch can use")
         return 1
     device = torch.device(chosen.device)
+    where = {"device": _name(device)} | about(chosen.device, is_toy=device.type == "cpu", at=chosen.commit)
     results = []
-    for result in _results(device, chosen.only):
+    for result in _results(device, chosen.only, bench=chosen.bench or device.type == "cuda"):
         results.append(result)
         print("ok" if result["ok"] else "FAILED", result["name"], f"{result['seconds']} s", result["note"], flush=True)
         if chosen.json:  # at once: whatever was run is there, also if a later one hangs
-            said = {"device": _name(device), "machine": machine(), "versions": versions(), "results": results}
-            chosen.json.write_text(json.dumps(said, indent=1) + "\n")
+            done = where | {"results": results, "targets": judged(results)}
+            chosen.json.write_text(json.dumps(done, indent=1) + "\n", encoding="utf-8")
     return 0 if results and all(result["ok"] for result in results) else 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m tests.gpu")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--only", help=f"one body, litmus, {BENCH} (all benchmarks), or one of {', '.join(LIMITS)}")
+    parser.add_argument("--bench", action="store_true", help="benchmarks on a CPU too")
+    parser.add_argument("--commit", help="of this checkout, where there is no git")
+    parser.add_argument("--json", type=Path, help="write the results there")
+    return parser
 
 
 def _name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu, interpreted"
 
 
-def _results(device: torch.device, only: str | None) -> Iterator[dict[str, Any]]:
+def _results(device: torch.device, only: str | None, *, bench: bool) -> Iterator[dict[str, Any]]:
     for body in BODIES:
         if only in (None, body.__name__):
             yield _body(body, device)
     if only in (None, "litmus"):
-        for row in run_litmus(INSTANCES_ON_CPU if device.type == "cpu" else INSTANCES, str(device)):
-            note = f"{row.tried} instances; {row.note}" if row.held else "; ".join(row.failures)
-            yield {"name": f"litmus: {row.name}", "ok": row.held, "seconds": round(row.seconds, 1), "note": note}
+        yield from _litmus(device)
+    if bench and (only in (None, BENCH) or only in LIMITS):
+        if device.type == "cuda":
+            with suppress(RuntimeError):  # a body that faulted has ended the use of the GPU for this process
+                torch.cuda.empty_cache()  # benchmarks are processes of their own, and want the memory
+        yield from run_all(device.type, [only] if only in LIMITS else None, is_toy=device.type == "cpu")
+
+
+def _litmus(device: torch.device) -> Iterator[dict[str, Any]]:
+    start = time.perf_counter()
+    try:
+        rows = run_litmus(INSTANCES_ON_CPU if device.type == "cpu" else INSTANCES, str(device))
+    except Exception:
+        seconds = round(time.perf_counter() - start, 1)
+        yield {"name": "litmus", "ok": False, "seconds": seconds, "note": traceback.format_exc()}
+        return
+    for row in rows:
+        note = f"{row.tried} instances; {row.note}" if row.held else "; ".join(row.failures)
+        yield {"name": f"litmus: {row.name}", "ok": row.held, "seconds": round(row.seconds, 1), "note": note}
 
 
 def _body(body: Callable[[torch.device], None], device: torch.device) -> dict[str, Any]:

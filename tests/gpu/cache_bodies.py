@@ -16,6 +16,7 @@ from nanokv.device.geometry import Geometry
 from nanokv.errors import DuplicateKey, InvalidArgument, KeyNotFound, NanoKVError, OutOfMemory
 from nanokv.fsck import check_cache
 from nanokv.heap.local import LocalHeap, LocalWorld
+from nanokv.host_poller.events import Event, EventKind
 
 PAGE = 4096
 
@@ -33,7 +34,7 @@ class DeviceHeap(LocalHeap):
 def caches(device: torch.device, pages: int, **options: object) -> Iterator[list[NanoKVCache]]:
     """A world of two; fsck follows."""
     chosen = make_options({"evict": False, "write_timeout": 600.0} | options)
-    geometry = Geometry.plan(pages * PAGE, PAGE, 2)
+    geometry = Geometry.plan(pages * PAGE, PAGE, 2, ring_slots=chosen.ring_slots)
     world = LocalWorld(geometry, mode=chosen.alloc, may_evict=chosen.evict, water=chosen.water, device=device)
     made = [NanoKVCache._from_heap(DeviceHeap(world, rank), 0, chosen) for rank in range(2)]
     assert [cache._machine.kind for cache in made] == ["launch"] * 2
@@ -114,8 +115,28 @@ def blocks_by_one_launch(device: torch.device) -> None:
         assert kinds(source.put(["x", "x"], [1, 2])) == [type(None), DuplicateKey]
 
 
+def pollers_follow_kernels(device: torch.device) -> None:
+    """What kernels announce reaches the owner's index and listeners, a ring that overflows included; removals too."""
+    with caches(device, 40, ring_slots=8) as (here, there):
+        told: list[Event] = []
+        there.subscribe(told.extend)
+        keys = [f"k{n}" for n in range(24)]
+        data = torch.arange(100, device=device)
+        assert here.put_many(keys, [data] * 24, preferred_segment=1) == [None] * 24
+        there.flush(timeout=60)
+        assert set(there.keys()) == {here.digest(key) for key in keys} and len(here) == 0
+        assert here.remove_many(keys[:5]) == [True] * 5
+        there.flush(timeout=60)
+        assert set(there.keys()) == {here.digest(key) for key in keys[5:]}
+        for kind, names in ((EventKind.STORED, keys), (EventKind.REMOVED, keys[:5])):
+            assert sorted(event.key for event in told if event.kind == kind) == sorted(map(here.digest, names))
+        said = there.stats()
+        assert (said["indexed"], said["corrupt_hints"], said["poller_failures"]) == (19, 0, 0)
+
+
 BODIES: tuple[Callable[[torch.device], None], ...] = (
     many_keys_by_one_launch,
     a_full_heap_makes_room_for_many,
     blocks_by_one_launch,
+    pollers_follow_kernels,
 )

@@ -1,0 +1,179 @@
+"""What is measured beside NanoKV's own kernels, and what makes room for the next lap."""
+
+from typing import Any
+
+import triton
+import triton.language as tl
+
+from bench.gpu.clock import cycles, nanoseconds
+from nanokv.device.extent import class_of, give, take
+from nanokv.device.freelist import pop, push
+from nanokv.device.header import give_slot, take_slot
+from nanokv.device.kernels.transfer import copy_tile
+from nanokv.device.layout import WORD_BYTES
+from nanokv.device.memory import copy_bytes, mixed, pointer64, select, store64, table64, word
+from nanokv.device.put import begin, finish
+from nanokv.device.remove import remove, remove_slot
+from nanokv.device.request import Q_KEY_CHECK, Q_KEY_HASH, REQUEST_BYTES
+from nanokv.device.status import OK
+from nanokv.device.world import W_PAGE_BYTES, segment
+
+# what a CTA of `produce_kernel` leaves: three words for each of its puts, then these
+BEGIN, FINISH, REMOVE = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+STEPS = tl.constexpr(3)
+FAILED, ALL_CYCLES, ALL_NS = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+TOTALS = tl.constexpr(3)
+
+REST_WORDS = tl.constexpr(256)
+EXTENTS, SLOTS, LIST = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)  # what `take_and_give_kernel` takes
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def remove_many_kernel(world: tl.int64, requests: tl.int64, count: tl.int64, statuses: tl.int64) -> None:
+    """Remove the keys of `count` requests, a CTA at a time."""
+    at = tl.program_id(0).to(tl.int64)
+    while at < count:
+        request = requests + at * REQUEST_BYTES
+        status, _ = remove(world, table64(request + Q_KEY_HASH), table64(request + Q_KEY_CHECK))
+        store64(statuses + at * WORD_BYTES, status, "relaxed")
+        at += tl.num_programs(0)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def copy_flat_kernel(dst: tl.int64, src: tl.int64, nbytes: tl.int64, tile_words: tl.constexpr) -> None:
+    """Copy bytes by equal runs of whole tiles, a run a CTA, as put_many shares its tiles: no protocol, only the copy.
+
+    The addresses are multiples of 16.
+    """
+    tile_bytes: tl.constexpr = tile_words * WORD_BYTES
+    tiles = nbytes // tile_bytes
+    tile = tl.program_id(0) * tiles // tl.num_programs(0)
+    end = (tl.program_id(0) + 1) * tiles // tl.num_programs(0)
+    while tile < end:
+        copy_tile(dst + tile * tile_bytes, src + tile * tile_bytes, tile_words)
+        tile += 1
+    at = tiles * tile_words + tl.program_id(0) * REST_WORDS  # what is left, in small steps: few registers
+    while at < nbytes // WORD_BYTES:
+        word_at = at + tl.arange(0, REST_WORDS)
+        mask = word_at < nbytes // WORD_BYTES
+        tl.store(pointer64(dst) + word_at, tl.load(pointer64(src) + word_at, mask=mask), mask=mask)
+        at += tl.num_programs(0) * REST_WORDS
+
+
+@triton.jit(do_not_specialize=["first_key"])  # type: ignore[untyped-decorator]
+def produce_kernel(
+    world: tl.int64, first_key: tl.int64, rounds: tl.int64, sizes: tl.int64, n_sizes: tl.int64, out: tl.int64
+) -> None:
+    """Put objects whose payload nobody writes, and remove each at once: `rounds` times in each CTA.
+
+    `sizes`: n_sizes words; CTA c takes the (c % n_sizes)-th. `out`: per CTA, STEPS words a round: the cycles of begin
+    (slot, key, pages, header), of finish (commit, announce) and of remove; then TOTALS words.
+    """
+    me = tl.program_id(0).to(tl.int64)
+    mine = out + me * (rounds * STEPS + TOTALS) * WORD_BYTES
+    nbytes = table64(sizes + (me % n_sizes) * WORD_BYTES)
+    failed = word(0)
+    start_ns = word(nanoseconds())
+    start = word(cycles())
+    i = word(0)
+    while i < rounds:
+        n = first_key + me * rounds + i
+        t0 = word(cycles())
+        status, index, epoch, _, phase = begin(world, word(0), mixed(n, 0), mixed(n, 1), nbytes, word(0), start_ns)
+        t1 = word(cycles())
+        t2 = t1
+        t3 = t1
+        if status == OK:
+            status = finish(world, word(0), index, epoch, phase)
+            t2 = word(cycles())
+            removed = remove_slot(world, word(0), index, epoch)
+            t3 = word(cycles())
+            status = select(status == OK, removed, status)
+        failed += select(status == OK, word(0), word(1))
+        at = mine + i * STEPS * WORD_BYTES
+        store64(at + BEGIN * WORD_BYTES, t1 - t0, "relaxed")
+        store64(at + FINISH * WORD_BYTES, t2 - t1, "relaxed")
+        store64(at + REMOVE * WORD_BYTES, t3 - t2, "relaxed")
+        i += 1
+    at = mine + rounds * STEPS * WORD_BYTES
+    store64(at + FAILED * WORD_BYTES, failed, "relaxed")
+    store64(at + ALL_CYCLES * WORD_BYTES, word(cycles()) - start, "relaxed")
+    store64(at + ALL_NS * WORD_BYTES, word(nanoseconds()) - start_ns, "relaxed")
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def fill_list_kernel(head: tl.int64, links: tl.int64, count: tl.int64) -> None:
+    """Put the nodes 0 to `count` on a list."""
+    node = word(0)
+    while node < count:
+        push(head, links, node)
+        node += 1
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def take_and_give_one(
+    world: tl.int64, nbytes: tl.int64, head: tl.int64, links: tl.int64, count: tl.int64, what: tl.constexpr
+) -> Any:
+    """Take one and give it back: 0, or 1 if there was none."""
+    seg = segment(world, word(0))
+    node = word(-1)
+    if what == EXTENTS:
+        size_class = class_of(world, (nbytes + table64(world + W_PAGE_BYTES) - 1) // table64(world + W_PAGE_BYTES))
+        node = take(world, seg, size_class)
+        if node >= 0:
+            give(world, seg, node, size_class)
+    elif what == SLOTS:
+        node = take_slot(world, seg)
+        if node >= 0:
+            give_slot(world, seg, node)
+    else:
+        node = pop(head, links, count)
+        if node >= 0:
+            push(head, links, node)
+    return select(node >= 0, word(0), word(1))
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def take_and_give_kernel(
+    world: tl.int64,
+    rounds: tl.int64,
+    sizes: tl.int64,
+    n_sizes: tl.int64,
+    head: tl.int64,
+    links: tl.int64,
+    count: tl.int64,
+    out: tl.int64,
+    what: tl.constexpr,
+) -> None:
+    """Take an extent, a header slot, or a node of the list at `head`, and give it back, `rounds` times in each CTA.
+
+    `sizes`: as in `produce_kernel`. `out`: a word a CTA: how often there was none.
+    """
+    me = tl.program_id(0).to(tl.int64)
+    nbytes = table64(sizes + (me % n_sizes) * WORD_BYTES)
+    failed = word(0)
+    i = word(0)
+    while i < rounds:
+        failed += take_and_give_one(world, nbytes, head, links, count, what)
+        i += 1
+    store64(out + me * WORD_BYTES, failed, "relaxed")
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def put_stamped_kernel(
+    world: tl.int64, owner: tl.int64, request: tl.int64, src: tl.int64, nbytes: tl.int64, out: tl.int64
+) -> None:
+    """Put one small object by one CTA, and note the time before its commit. `request`: two words, the key.
+
+    `out`: the status, and the time in ns.
+    """
+    now = word(nanoseconds())
+    status, index, epoch, payload, phase = begin(
+        world, owner, table64(request), table64(request + WORD_BYTES), nbytes, word(0), now
+    )
+    if status == OK:
+        copy_bytes(segment(world, owner) + payload, src, nbytes)
+        now = word(nanoseconds())
+        status = finish(world, owner, index, epoch, phase)
+    store64(out + WORD_BYTES, now, "relaxed")
+    store64(out, status, "relaxed")

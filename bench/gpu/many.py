@@ -1,0 +1,83 @@
+"""put_many and get_many of hundreds of objects, beside plain copies of the same bytes."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from bench.gpu import paged
+from bench.gpu.objects import Objects, Way
+from bench.gpu.settings import GpuSettings
+from bench.gpu.stage import Stage
+from bench.gpu.timer import Timer, graph_of
+
+Keep = Callable[[dict[str, Any]], None]
+
+
+def contiguous(objects: Objects) -> Way:
+    """Each object is put from an address and got into one; `Objects.check` compares the bytes."""
+    return Way("", objects.putter, objects.getter, lambda: None)
+
+
+#: what is measured at each size; the first one is what the targets speak of
+WAYS: list[Callable[[Objects], Way]] = [contiguous, paged.blocks, paged.heads]
+
+
+def measure(device: torch.device, settings: GpuSettings, size: int) -> dict[str, Any]:
+    """One row: all ways at one size. GPU time of graphs, and the host's time of calls that are waited for.
+
+    Raises:
+        Unsound: bytes or statuses were wrong.
+    """
+    count, laps = settings.objects, settings.laps + settings.warm
+    pages = -(-size // settings.page_bytes)
+    extent = settings.page_bytes << (pages - 1).bit_length()
+    stage = Stage(device, 2 * count * extent, settings.page_bytes, slots=2 * count)
+    objects = Objects(stage, count, size, laps)
+    ways = [make(objects) for make in WAYS]
+    for way in ways:
+        objects.compile(way)
+    objects.check()
+    graphs = [(graph_of(device, way.putter.put), graph_of(device, way.getter.get)) for way in ways]
+    copies = (("copy", graph_of(device, objects.copy)), ("plain_kernel", graph_of(device, objects.copy_plainly)))
+    timer = Timer(device)
+    objects.forget()
+    for lap in range(laps):
+        if lap == settings.warm:
+            timer.clear()
+        for name, copy in copies:
+            timer.time(name, copy)
+        for way, (put, get) in zip(ways, graphs, strict=True):
+            objects.load(lap, way)
+            timer.time(f"put_many{way.name}", put)
+            timer.time(f"get_many{way.name}", get)
+            objects.end_lap(way)
+            objects.load(lap, way)
+            timer.time_call(f"call_put_many{way.name}", way.putter.put)
+            timer.time_call(f"call_get_many{way.name}", way.getter.get)
+            objects.end_lap(way)
+        timer.time_call("call_copy", objects.copy)
+    us = timer.summaries()
+    checked = objects.check()
+    for way in ways:
+        way.check()
+    stage.check()
+    return {"size": size, "objects": count, "us": us, "checked": checked} | _rates(us, objects.bytes)
+
+
+def _rates(us: dict[str, Any], nbytes: int) -> dict[str, Any]:
+    """Payload bytes by p50, in GB/s, and as a part of what `copy` reaches."""
+    rates = {name: nbytes / summary["p50"] / 1e3 for name, summary in us.items()}
+    like = {name: rates["call_copy" if name.startswith("call_") else "copy"] for name in us}
+    return {
+        "gb_per_s": rates,
+        "of_copy": {name: rates[name] / like[name] for name in us if name not in ("copy", "call_copy")},
+    }
+
+
+def run(device: torch.device, settings: GpuSettings, keep: Keep) -> None:
+    """A row for each size."""
+    for size in settings.sizes:
+        keep(measure(device, settings, size))
+        if device.type == "cuda":
+            torch.cuda.empty_cache()

@@ -1,0 +1,158 @@
+"""Payloads of one size, the tables of requests about them, and what checks that they arrived."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+
+from bench.gpu.clock import launch
+from bench.gpu.kernels import copy_flat_kernel, remove_many_kernel
+from bench.gpu.stage import Stage, Unsound
+from nanokv.device.batch import CTAS_A_MULTIPROCESSOR, INTERPRETED_CTAS, Batch
+from nanokv.device.kernels.shares import TILE_WORDS
+from nanokv.device.machine import Request
+
+REMOVERS = 1024  #: CTAs that remove, on a GPU
+
+
+class Way(NamedTuple):
+    """A way to put and get all objects of an `Objects`.
+
+    The requests that it is given name both addresses (of `source` and `target`) and blocks (0 to `count`).
+    """
+
+    name: str
+    putter: Batch
+    getter: Batch
+    check: Callable[[], None]  #: raises Unsound if the last get brought other bytes than were put
+
+
+class Objects:
+    """`count` objects of `size` bytes: where they come from, where they go to, and where plain copies of them go.
+
+    Each lap has keys of its own; its requests are made beforehand and lie on the device, so that a lap begins with one
+    small copy there (`load`), which is not timed.
+
+    Args:
+        stage: whose segment they are put into.
+        count, size: how many, and bytes of each, a multiple of 16.
+        laps: how many tables.
+    """
+
+    def __init__(self, stage: Stage, count: int, size: int, laps: int) -> None:
+        self.stage = stage
+        self.count, self.size = count, size
+        device = stage.device
+        self.source = torch.randint(0, 256, (count * size,), dtype=torch.uint8, device=device)
+        self.target = torch.zeros_like(self.source)
+        self.twin = torch.zeros_like(self.source)
+        self.putter, self.getter = (Batch(stage.world, count, device) for _ in range(2))
+        self.puts = torch.stack([self._table(self.putter, self.source, lap) for lap in range(laps)])
+        self.gets = torch.stack([self._table(self.getter, self.target, lap) for lap in range(laps)])
+        self._said = torch.zeros(count, dtype=torch.int64, device=device)
+        self._bad = torch.zeros(1, dtype=torch.int64, device=device)
+        self._tried = 0
+
+    def _table(self, batch: Batch, place: torch.Tensor, lap: int) -> torch.Tensor:
+        address = place.data_ptr()
+        batch.fill(
+            [
+                Request(key_of(lap * self.count + n), address + n * self.size, self.size, block=n)
+                for n in range(self.count)
+            ]
+        )
+        return batch.requests.clone()
+
+    @property
+    def bytes(self) -> int:
+        """Of all objects together."""
+        return self.count * self.size
+
+    def load(self, lap: int, way: Way | None = None) -> None:
+        """Give the batches of a way the requests of a lap."""
+        putter, getter = self._batches(way)
+        putter.requests.copy_(self.puts[lap])
+        getter.requests.copy_(self.gets[lap])
+        for batch in (putter, getter):
+            batch.control.copy_(self.putter.control)
+
+    def _batches(self, way: Way | None) -> tuple[Batch, Batch]:
+        return (self.putter, self.getter) if way is None else (way.putter, way.getter)
+
+    def compile(self, way: Way | None = None) -> None:
+        """Run each kernel of a way once, so that it may be captured."""
+        self.load(0, way)
+        putter, getter = self._batches(way)
+        putter.put()
+        getter.get()
+        self.copy_plainly()
+        self.end_lap(way)
+
+    def copy(self) -> None:
+        """One device-to-device copy of all bytes: cudaMemcpyAsync on a GPU."""
+        self.twin.copy_(self.source)
+
+    def copy_plainly(self, ctas: int | None = None, tile_words: int = TILE_WORDS.value, warps: int = 1) -> None:
+        """The same copy by a kernel that shares tiles as put_many does, but has no protocol."""
+        ends = self.twin.data_ptr(), self.source.data_ptr(), self.bytes
+        launch(copy_flat_kernel, ctas or default_ctas(self.stage.device), *ends, warps=warps, tile_words=tile_words)
+
+    def note(self, batch: Batch) -> None:
+        """Count the requests of a batch that were not OK; on the device, without waiting."""
+        self._bad += (batch.statuses[: self.count] != 0).sum()
+        self._tried += self.count
+
+    def end_lap(self, way: Way | None = None) -> None:
+        """Note what both batches said, remove all objects, and empty the ring: not timed, and without waiting."""
+        for batch in self._batches(way):
+            self.note(batch)
+        ctas = REMOVERS if self.stage.device.type == "cuda" else INTERPRETED_CTAS
+        words = self.stage.world, self._batches(way)[0].requests.data_ptr(), self.count, self._said.data_ptr()
+        launch(remove_many_kernel, min(ctas, self.count), *words)
+        self._bad += (self._said != 0).sum()
+        self._tried += self.count
+        self.stage.empty_ring()
+
+    def check(self) -> int:
+        """What was tried so far was OK, and the last get and the last plain copy have the bytes that were put.
+
+        Returns:
+            how many puts, gets and removals were tried.
+
+        Raises:
+            Unsound: naming what is wrong.
+        """
+        bad = int(self._bad)
+        if bad:
+            raise Unsound(f"{bad} of {self._tried} puts, gets and removals of {self.size} bytes were not OK")
+        for name, tensor in (("got", self.target), ("copied", self.twin)):
+            if not torch.equal(tensor, self.source):
+                raise Unsound(f"other bytes were {name} than were put, at {self.size} bytes")
+        return self._tried
+
+    def forget(self) -> None:
+        """Wipe the destinations, so that `check` sees what comes after."""
+        self.target.zero_()
+        self.twin.zero_()
+
+
+def key_of(n: int) -> tuple[int, int]:
+    """A digest, as if of some key: its bits are spread (splitmix64), as those of a hash are."""
+    return _mixed(2 * n), _mixed(2 * n + 1)
+
+
+def _mixed(n: int) -> int:
+    x = (n + 1) * 0x9E3779B97F4A7C15 % 2**64
+    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+    x = (x ^ x >> 27) * 0x94D049BB133111EB % 2**64
+    return (x ^ x >> 31) - 2**63
+
+
+def default_ctas(device: torch.device) -> int:
+    """CTAs of a launch of put_many, as `Batch` chooses them."""
+    return multiprocessors(device) * CTAS_A_MULTIPROCESSOR if device.type == "cuda" else INTERPRETED_CTAS
+
+
+def multiprocessors(device: torch.device) -> int:
+    """Of a GPU; 1 of a CPU."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1

@@ -1,0 +1,186 @@
+"""Every CTA allocates and frees at once: latency inside a kernel, and pairs a second over the whole device.
+
+No payload is written: what is measured is the protocol alone. `put` is begin (slot, key, pages, header) and finish
+(commit, announce); each object is removed at once, by whom it was put.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from bench.gpu import kernels, steps
+from bench.gpu.clock import launch, resolution
+from bench.gpu.many import Keep
+from bench.gpu.settings import GpuSettings
+from bench.gpu.stage import Stage, Unsound
+from bench.gpu.timer import Timer
+from bench.timing import Summary, summarise
+from nanokv.device.layout import LINE, SIZE_CLASSES, WORD
+
+Launch = tuple[Callable[[], None], torch.Tensor]
+
+STEPS = ("begin", "finish", "remove")
+BARE = {"extent": kernels.EXTENTS.value, "header slot": kernels.SLOTS.value, "list": kernels.LIST.value}
+HINTS_A_PAIR = 2  #: one of the put, one of the removal
+SLOTS_A_CTA = 2
+PAGES_A_CTA = 64  #: twice what CTAs hold that take every size class in turn
+LIST_NODES = 4096
+
+
+class Producers:
+    """A stage with room for all CTAs at once, and launches of them."""
+
+    def __init__(self, device: torch.device, settings: GpuSettings) -> None:
+        most = max(settings.ctas)
+        self.device = device
+        self.repeats = settings.produce_repeats
+        self._pairs, self._max_rounds = settings.pairs, settings.max_rounds
+        page = settings.produce_page_bytes
+        ring = HINTS_A_PAIR * max(self.rounds(ctas) * ctas for ctas in settings.ctas)
+        self.stage = Stage(
+            device, PAGES_A_CTA * max(most, SIZE_CLASSES) * page, page, slots=SLOTS_A_CTA * most + 64, ring=ring
+        )
+        self.sizes = {
+            "one": torch.tensor([page], device=device),
+            "many": torch.tensor([page << k for k in range(SIZE_CLASSES)], device=device),
+        }
+        self._next_key = 0
+        self._list = torch.zeros(LINE // WORD + LIST_NODES, dtype=torch.int64, device=device)
+        launch(kernels.fill_list_kernel, 1, *self._list_words)
+
+    def rounds(self, ctas: int) -> int:
+        """How often each CTA allocates, if there are so many."""
+        return max(1, min(self._pairs // ctas, self._max_rounds))
+
+    @property
+    def _list_words(self) -> tuple[int, int, int]:
+        return self._list.data_ptr(), self._list.data_ptr() + LINE, LIST_NODES
+
+    def put(self, ctas: int, rounds: int, classes: str) -> Launch:
+        """A launch that puts and removes, with keys that were never used, and what it will leave: [ctas, words]."""
+        sizes = self.sizes[classes]
+        out = self._room(ctas, rounds, len(STEPS))
+        args = (self.stage.world, self._keys(ctas * rounds), rounds, sizes.data_ptr(), len(sizes), out.data_ptr())
+        return lambda: launch(kernels.produce_kernel, ctas, *args), out
+
+    def put_in_steps(self, ctas: int, rounds: int, classes: str) -> Launch:
+        """The same for objects of one page, with more clocks."""
+        out = self._room(ctas, rounds, len(steps.NAMES))
+        args = (self.stage.world, self._keys(ctas * rounds), rounds, out.data_ptr())
+        return lambda: launch(steps.put_in_steps_kernel, ctas, *args), out
+
+    def _room(self, ctas: int, rounds: int, words: int) -> torch.Tensor:
+        self.stage.empty_ring()
+        return torch.zeros(ctas, rounds * words + kernels.TOTALS.value, dtype=torch.int64, device=self.device)
+
+    def _keys(self, count: int) -> int:
+        first, self._next_key = self._next_key, self._next_key + count
+        return first
+
+    def take(self, what: str, ctas: int, rounds: int, classes: str) -> Launch:
+        """A launch that takes and gives back one of BARE, and what it will leave: how often there was none [ctas]."""
+        sizes = self.sizes[classes]
+        out = torch.zeros(ctas, dtype=torch.int64, device=self.device)
+        args = (self.stage.world, rounds, sizes.data_ptr(), len(sizes), *self._list_words, out.data_ptr())
+        return lambda: launch(kernels.take_and_give_kernel, ctas, *args, what=BARE[what]), out
+
+
+def protocol_row(producers: Producers, ctas: int, classes: str, names: tuple[str, ...] = STEPS) -> dict[str, Any]:
+    """Latency of each step in ns, and pairs a second. `names`: STEPS, or the finer ones of `steps`.
+
+    Raises:
+        Unsound: some put or removal was not OK.
+    """
+    rounds, timer = producers.rounds(ctas), Timer(producers.device)
+    make = producers.put if names == STEPS else producers.put_in_steps
+    for repeat in range(producers.repeats + 1):  # the first launch compiles
+        work, out = make(ctas, rounds, classes)
+        if repeat == 1:
+            timer.clear()
+        timer.time("launch", work)
+        said = out.cpu().numpy()
+        _check(int(said[:, rounds * len(names) + kernels.FAILED.value].sum()), f"{ctas} CTAs, {classes} size")
+    return {
+        "what": "put and remove" if names == STEPS else "steps of a put",
+        "ctas": ctas,
+        "classes": classes,
+        "rounds": rounds,
+        "us": latencies(said, rounds, names),
+        "pairs_per_s": _rate(timer, ctas * rounds),
+    }
+
+
+def bare_row(producers: Producers, what: str, ctas: int, classes: str) -> dict[str, Any]:
+    """Pairs a second of one of BARE.
+
+    Raises:
+        Unsound: a taker found none.
+    """
+    rounds, timer = producers.rounds(ctas), Timer(producers.device)
+    for repeat in range(producers.repeats + 1):  # the first launch compiles
+        work, out = producers.take(what, ctas, rounds, classes)
+        if repeat == 1:
+            timer.clear()
+        timer.time("launch", work)
+        _check(int(out.sum()), f"{what}, {ctas} CTAs, {classes} size")
+    return {
+        "what": what,
+        "ctas": ctas,
+        "classes": classes,
+        "rounds": rounds,
+        "pairs_per_s": _rate(timer, ctas * rounds),
+    }
+
+
+def latencies(said: npt.NDArray[np.int64], rounds: int, names: tuple[str, ...]) -> dict[str, Summary]:
+    """Microseconds of each step and, of STEPS, of the put: begin and finish. Over all CTAs.
+
+    Each CTA's cycles are converted by its own clocks, both read at its beginning and its end. The first tenth of
+    each CTA's rounds is left out: instructions and tables come into the caches there.
+
+    Args:
+        said: [ctas, words], of `produce_kernel` or `put_in_steps_kernel`.
+    """
+    totals = said[:, rounds * len(names) :]
+    per_ns = totals[:, kernels.ALL_CYCLES.value] / np.maximum(totals[:, kernels.ALL_NS.value], 1)
+    cycles = said[:, : rounds * len(names)].reshape(len(said), rounds, len(names))[:, rounds // 10 :]
+    ns = (cycles / np.maximum(per_ns, 1e-9)[:, None, None]).round().astype(np.int64)
+    found = {name: summarise(ns[:, :, k].ravel().tolist()) for k, name in enumerate(names)}
+    return found | ({"put": summarise((ns[:, :, 0] + ns[:, :, 1]).ravel().tolist())} if names == STEPS else {})
+
+
+def _rate(timer: Timer, pairs: int) -> dict[str, float]:
+    us = timer.summaries()["launch"]
+    return {"p50": pairs / us["p50"] * 1e6, "least": pairs / us["max"] * 1e6}
+
+
+def _check(failed: int, where: str) -> None:
+    if failed:
+        raise Unsound(f"{failed} operations failed: {where}")
+
+
+def run(device: torch.device, settings: GpuSettings, keep: Keep) -> None:
+    """A row for each number of CTAs, one size of objects or many; then what the GPU's clocks are worth."""
+    clocks = resolution(device)
+    keep({"what": "clocks", **clocks})
+    producers = Producers(device, settings)
+    for classes in producers.sizes:
+        for ctas in settings.ctas:
+            keep(protocol_row(producers, ctas, classes))
+        producers.stage.check()
+    for ctas in settings.step_ctas:
+        keep(protocol_row(producers, ctas, "one", steps.NAMES))
+    producers.stage.check()
+    for what, kinds in _bare_kinds(tuple(producers.sizes)).items():
+        for classes in kinds:
+            for ctas in settings.ctas:
+                keep(bare_row(producers, what, ctas, classes))
+    producers.stage.check()
+
+
+def _bare_kinds(classes: Sequence[str]) -> dict[str, Sequence[str]]:
+    """What is taken bare, and of which sizes: slots and nodes have one."""
+    return {what: classes if what == "extent" else classes[:1] for what in BARE}

@@ -1,0 +1,121 @@
+"""Runs each benchmark in a child process of its own, with a time limit.
+
+A kernel that hangs cannot be stopped from inside, and one that faults ends the use of the GPU for its whole process:
+so neither takes the other benchmarks with it. A child writes its rows as they come, and leaves them if it is stopped.
+"""
+
+import importlib
+import json
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bench.environment import child_environment, commit, machine, versions
+from bench.gpu.about import gpu
+from bench.gpu.settings import GpuSettings, toy
+from bench.gpu.targets import targets
+
+#: seconds that each may take on a GPU, in this order; the import of torch and the compilation of kernels are in them
+LIMITS = {
+    "many": 75,
+    "single": 45,
+    "produce": 75,
+    "announce": 75,
+    "versions": 75,
+    "sweep": 75,
+    "symmetric": 45,
+}
+ALL_SECONDS = 290  #: for all of them; what would begin later is skipped
+LEAST_SECONDS = 10  #: what is left must be this much, or nothing is begun
+TOY_SECONDS = 280  #: each, interpreted
+
+
+def run_all(device: str, names: Sequence[str] | None = None, *, is_toy: bool = False) -> Iterator[dict[str, Any]]:
+    """Run benchmarks; for each one {name, ok, seconds, note, rows} when it is done.
+
+    Args:
+        device: "cuda", or "cpu" for Triton's interpreter, which needs `is_toy` and TRITON_INTERPRET=1.
+        names: of LIMITS; default: all.
+    """
+    end = time.monotonic() + (ALL_SECONDS if not is_toy else TOY_SECONDS * len(LIMITS))
+    for name in names or LIMITS:
+        limit = min(TOY_SECONDS if is_toy else LIMITS[name], end - time.monotonic())
+        if limit < LEAST_SECONDS:
+            note = f"skipped: the {ALL_SECONDS} s of all benchmarks were over"
+            yield {"name": f"bench: {name}", "ok": False, "seconds": 0.0, "note": note, "rows": []}
+        else:
+            yield _child(name, device, limit, is_toy=is_toy)
+
+
+def _child(name: str, device: str, limit: float, *, is_toy: bool) -> dict[str, Any]:
+    start = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "rows.jsonl"
+        file.touch()
+        command = [sys.executable, "-P", "-m", "bench.gpu", name, "--device", device, "--child", str(file)]
+        why = _ended([*command, "--toy"] if is_toy else command, limit)
+        rows = [json.loads(line) for line in file.read_text(encoding="utf-8").split("\n")[:-1]]
+    return {
+        "name": f"bench: {name}",
+        "ok": not why,
+        "seconds": round(time.perf_counter() - start, 1),
+        "note": why,
+        "rows": rows,
+    }
+
+
+def _ended(command: list[str], limit: float) -> str:
+    """Run a child to its end, or stop it: why it failed, or nothing. What it prints goes to a file: it may be long."""
+    with tempfile.TemporaryFile() as said:
+        with subprocess.Popen(command, env=child_environment(), stdout=said, stderr=subprocess.STDOUT) as child:
+            try:
+                child.wait(limit)
+                why = f"ended with {child.returncode}" if child.returncode else ""
+            except subprocess.TimeoutExpired:
+                child.kill()
+                why = f"stopped after {limit:.0f} s"
+        said.seek(0)
+        text = said.read().decode(errors="replace")
+    return f"{why}:\n{text[-6000:]}" if why else ""
+
+
+def run_child(name: str, device: str, file: Path, *, is_toy: bool) -> int:
+    """What a child does: one benchmark, a line of JSON a row. 1 if it failed."""
+    settings = toy() if is_toy else GpuSettings()
+
+    def keep(row: dict[str, Any]) -> None:
+        with file.open("a", encoding="utf-8") as out:
+            out.write(json.dumps(row) + "\n")
+
+    try:
+        importlib.import_module(f"bench.gpu.{name}").run(torch.device(device), settings, keep)
+    except Exception:
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+def about(device: str, *, is_toy: bool = False, at: str | None = None) -> dict[str, Any]:
+    """Where and what: for the JSON. `at`: the commit, where there is no git."""
+    settings = toy() if is_toy else GpuSettings()
+    return {
+        "gpu": gpu(torch.device(device)),
+        "machine": machine(),
+        "versions": versions(),
+        "commit": at or commit(),
+        "settings": asdict(settings),
+    }
+
+
+def judged(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The targets of which the results of `run_all` speak."""
+    rows = {result["name"].removeprefix("bench: "): result["rows"] for result in results if "rows" in result}
+    return [target._asdict() | {"reached": target.reached} for target in targets(rows)]

@@ -1,0 +1,89 @@
+"""How much is measured."""
+
+from dataclasses import dataclass
+
+from bench.settings import KIB, MIB
+
+
+@dataclass(frozen=True, slots=True)
+class GpuSettings:
+    """Counts and choices of one run on a GPU.
+
+    Attributes:
+        sizes: payload bytes of objects, multiples of 16.
+        objects: in one launch of put_many and get_many.
+        laps: launches of each kind for each size, each with keys that were never used.
+        warm: rounds of each kind before the first one that counts.
+        page_bytes: of a page, but for `produce`.
+        single_bytes, single_laps: the put of one object from a graph, and how often.
+        chain: puts in one graph, one after the other.
+        ctas: numbers of CTAs that produce at once.
+        step_ctas: the same, where every step of a put is timed.
+        pairs: pairs of allocating and freeing in one launch, of all CTAs, and
+        max_rounds: of one CTA at most.
+        produce_repeats: launches of each kind.
+        produce_page_bytes: pages that nobody fills.
+        sweep_sizes, sweep_laps: of the sweeps, over
+        sweep_ctas: CTAs a multiprocessor, and
+        sweep_tiles: words of a tile, and
+        sweep_warps: warps of a CTA, both for the plain copy.
+        version_rounds: puts of each size by v1 and v2.
+        announce_puts: announcements of each kind that are timed.
+        handshakes: of host and GPU, to compare their clocks.
+        matmul: rows and columns of the matrices that keep the GPU busy, and
+        matmuls: how many of them are launched at a time.
+    """
+
+    sizes: tuple[int, ...] = (512 * KIB, MIB, 2 * MIB, 4 * MIB, 8 * MIB)
+    objects: int = 256
+    laps: int = 50
+    warm: int = 3
+    page_bytes: int = 256 * KIB
+    single_bytes: int = 2 * MIB
+    single_laps: int = 300
+    chain: int = 16
+    ctas: tuple[int, ...] = (1, 8, 32, 132, 264, 528, 1056)
+    step_ctas: tuple[int, ...] = (1, 132, 1056)
+    pairs: int = 32_768
+    max_rounds: int = 2048
+    produce_repeats: int = 3
+    produce_page_bytes: int = 4 * KIB
+    sweep_sizes: tuple[int, ...] = (512 * KIB, 8 * MIB)
+    sweep_laps: int = 10
+    sweep_ctas: tuple[int, ...] = (2, 4, 8, 16, 32)
+    sweep_tiles: tuple[int, ...] = (512, 1024, 2048, 4096)
+    sweep_warps: tuple[int, ...] = (1, 2, 4)
+    version_rounds: int = 200
+    announce_puts: int = 200
+    handshakes: int = 500
+    matmul: int = 8192
+    matmuls: int = 8
+
+
+def toy() -> GpuSettings:
+    """So little that Triton's interpreter does it: shows that everything works; the figures mean nothing."""
+    return GpuSettings(
+        sizes=(20 * KIB,),
+        objects=2,
+        laps=2,
+        warm=1,
+        page_bytes=4 * KIB,
+        single_bytes=20 * KIB,
+        single_laps=2,
+        chain=2,
+        ctas=(1, 3),
+        step_ctas=(2,),
+        pairs=4,
+        max_rounds=2,
+        produce_repeats=1,
+        sweep_sizes=(16 * KIB + 16,),
+        sweep_laps=2,
+        sweep_ctas=(2, 8),
+        sweep_tiles=(512, 1024),
+        sweep_warps=(1,),
+        version_rounds=3,
+        announce_puts=3,
+        handshakes=3,
+        matmul=16,
+        matmuls=1,
+    )

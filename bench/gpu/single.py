@@ -1,0 +1,87 @@
+"""One put from a graph, beside one copy from a graph: what the protocol adds to a copy that takes a microsecond."""
+
+from typing import Any
+
+import torch
+
+from bench.gpu.many import Keep
+from bench.gpu.objects import Objects
+from bench.gpu.settings import GpuSettings
+from bench.gpu.stage import Stage
+from bench.gpu.timer import Timer, event_overhead, graph_of
+from nanokv.device.batch import Batch
+
+
+def measure(device: torch.device, settings: GpuSettings) -> dict[str, Any]:
+    """One object by itself in a graph, and a chain of them in one graph, the time of which is divided.
+
+    Raises:
+        Unsound: bytes or statuses were wrong.
+    """
+    size, chain, laps = settings.single_bytes, settings.chain, settings.single_laps + settings.warm
+    pages = -(-size // settings.page_bytes)
+    extent = settings.page_bytes << (pages - 1).bit_length()
+    stage = Stage(device, 4 * chain * extent, settings.page_bytes, slots=4 * chain)
+    one, many = Objects(stage, 1, size, laps), Objects(stage, chain, size, laps)
+    for objects in (one, many):
+        objects.compile()
+        objects.check()
+    links = [Batch(stage.world, 1, device) for _ in range(chain)]
+    empty = Batch(stage.world, 1, device)
+    for batch in (*links, empty):
+        batch.fill([])
+        batch.put()
+    graphs = {
+        "copy": graph_of(device, one.copy),
+        "plain_kernel": graph_of(device, one.copy_plainly),
+        "empty_put": graph_of(device, empty.put),
+        "put": graph_of(device, one.putter.put),
+        "get": graph_of(device, one.getter.get),
+    }
+    put_chain = graph_of(device, *(link.put for link in links))
+    copy_chain = graph_of(device, *_copies(many))
+    timer = Timer(device)
+    for objects in (one, many):
+        objects.forget()
+    for link in links:
+        link.control.copy_(one.putter.control)
+    for lap in range(laps):
+        if lap == settings.warm:
+            timer.clear()
+        one.load(lap)
+        for name, graph in graphs.items():
+            timer.time(name, graph)
+        one.end_lap()
+        many.load(lap)
+        for link, row in zip(links, many.puts[lap], strict=True):
+            link.requests.copy_(row[None])
+        timer.time("chain_of_copies", copy_chain)
+        timer.time("chain_of_puts", put_chain)
+        torch.cat([link.statuses for link in links], out=many.putter.statuses)
+        many.getter.get()
+        many.end_lap()
+    us = timer.summaries()
+    checked = one.check() + many.check()
+    stage.check()
+    return {
+        "size": size,
+        "us": us,
+        "checked": checked,
+        "events_us": event_overhead(device),
+        "put_minus_copy_us": us["put"]["p50"] - us["copy"]["p50"],
+        "chain": chain,
+        "chained_put_us": us["chain_of_puts"]["p50"] / chain,
+        "chained_copy_us": us["chain_of_copies"]["p50"] / chain,
+    }
+
+
+def _copies(objects: Objects) -> list[Any]:
+    """A copy of each object by itself."""
+    size = objects.size
+    pairs = [(objects.twin[at : at + size], objects.source[at : at + size]) for at in range(0, objects.bytes, size)]
+    return [lambda dst=dst, src=src: dst.copy_(src) for dst, src in pairs]
+
+
+def run(device: torch.device, settings: GpuSettings, keep: Keep) -> None:
+    """One row."""
+    keep(measure(device, settings))

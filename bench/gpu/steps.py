@@ -1,0 +1,93 @@
+"""A put without payload, step by step as `put.begin` and `put.finish` do it, with the clock read between all steps."""
+
+from typing import Any
+
+import triton
+import triton.language as tl
+
+from bench.gpu.clock import cycles, nanoseconds
+from bench.gpu.kernels import ALL_CYCLES, ALL_NS, FAILED, TOTALS
+from nanokv.device.activity import enter, leave
+from nanokv.device.directory import claim
+from nanokv.device.evict import take_header, take_pages
+from nanokv.device.extent import class_of, hold
+from nanokv.device.header import commit_state, publish, reserve, state_word
+from nanokv.device.layout import STORED, WORD_BYTES, WRITING
+from nanokv.device.memory import mixed, store64, table64, word
+from nanokv.device.remove import remove_slot
+from nanokv.device.ring import announce
+from nanokv.device.status import OK
+from nanokv.device.world import W_HEAP_BASE, W_PAGE_BYTES, header_at, segment
+
+NAMES = ("enter", "take slot", "reserve", "claim key", "take pages", "publish", "commit", "announce", "leave", "remove")
+COUNT = tl.constexpr(len(NAMES))
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def put_in_steps(world: tl.int64, n: tl.int64, now: tl.int64, at: tl.int64) -> Any:
+    """Put an object of one page under the key `n`, remove it, and write the cycles of each step: 0, or 1 if it failed.
+
+    Only the usual path: whatever fails on it leaves the rest of the steps out.
+    """
+    seg = segment(world, word(0))
+    key_hash = mixed(n, 0)
+    key_check = mixed(n, 1)
+    size_class = class_of(world, word(1))
+    t0 = word(cycles())
+    phase = enter(world, seg)
+    t1 = word(cycles())
+    index = take_header(world, seg, word(0))
+    t2 = word(cycles())
+    failed = word(1)
+    if index >= 0:
+        epoch = reserve(world, seg, index, key_hash, key_check, word(0))
+        t3 = word(cycles())
+        status = claim(world, word(0), index, epoch, key_hash, key_check)
+        t4 = word(cycles())
+        page = take_pages(world, seg, word(0), size_class)
+        t5 = word(cycles())
+        if (status == OK) & (page >= 0):
+            hold(world, seg, page, size_class, index)
+            nbytes = table64(world + W_PAGE_BYTES)
+            publish(world, seg, index, epoch, word(1), table64(world + W_HEAP_BASE) + page * nbytes, nbytes, now)
+            t6 = word(cycles())
+            seen = commit_state(header_at(world, seg, index), epoch)
+            t7 = word(cycles())
+            announce(world, seg, STORED, index, epoch)
+            t8 = word(cycles())
+            leave(world, seg, phase)
+            t9 = word(cycles())
+            removed = remove_slot(world, word(0), index, epoch)
+            t10 = word(cycles())
+            if (seen == state_word(WRITING, epoch)) & (removed == OK):
+                failed = word(0)
+            store64(at, t1 - t0, "relaxed")
+            store64(at + 1 * WORD_BYTES, t2 - t1, "relaxed")
+            store64(at + 2 * WORD_BYTES, t3 - t2, "relaxed")
+            store64(at + 3 * WORD_BYTES, t4 - t3, "relaxed")
+            store64(at + 4 * WORD_BYTES, t5 - t4, "relaxed")
+            store64(at + 5 * WORD_BYTES, t6 - t5, "relaxed")
+            store64(at + 6 * WORD_BYTES, t7 - t6, "relaxed")
+            store64(at + 7 * WORD_BYTES, t8 - t7, "relaxed")
+            store64(at + 8 * WORD_BYTES, t9 - t8, "relaxed")
+            store64(at + 9 * WORD_BYTES, t10 - t9, "relaxed")
+    return failed
+
+
+@triton.jit(do_not_specialize=["first_key"])  # type: ignore[untyped-decorator]
+def put_in_steps_kernel(world: tl.int64, first_key: tl.int64, rounds: tl.int64, out: tl.int64) -> None:
+    """Put and remove `rounds` times in each CTA. `out`: per CTA, a word for each step of each round, then TOTALS."""
+    me = tl.program_id(0).to(tl.int64)
+    mine = out + me * (rounds * COUNT + TOTALS) * WORD_BYTES
+    failed = word(0)
+    start_ns = word(nanoseconds())
+    start = word(cycles())
+    i = word(0)
+    while i < rounds:
+        at = mine + i * COUNT * WORD_BYTES
+        failed += put_in_steps(world, first_key + me * rounds + i, start_ns, at)
+        i += 1
+    at = mine + rounds * COUNT * WORD_BYTES
+    store64(at + FAILED * WORD_BYTES, failed, "relaxed")
+    store64(at + ALL_CYCLES * WORD_BYTES, word(cycles()) - start, "relaxed")
+    store64(at + ALL_NS * WORD_BYTES, word(nanoseconds()) - start_ns, "relaxed")

@@ -1,0 +1,107 @@
+"""A put by v2 against a put by v1, as a caller of the API sees it: the time until it returns.
+
+Both ranks are in this process, and so is v1's master: it is sent no message. So v1 looks better than it is between
+processes, by what the round trip costs (`python -m bench objects --heap shm` measures that one).
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from bench.gpu.many import Keep
+from bench.gpu.settings import GpuSettings
+from bench.gpu.stage import Unsound
+from bench.gpu.timer import Timer
+from nanokv import NanoKVCache, local_world
+from nanokv.device.batch import Batch
+from nanokv.device.machine import Request
+
+OWNER = 1
+VERSIONS = {"host": "v1", "device": "v2"}
+SLOTS = 8  #: objects that there is room for
+
+
+def measure(device: torch.device, settings: GpuSettings, alloc: str, size: int) -> dict[str, Any]:
+    """One row: puts by one version at one size; v2 also by a batch of one; beside a copy that is waited for.
+
+    Raises:
+        Unsound: other bytes were read than were put.
+    """
+    extent = settings.page_bytes << (-(-size // settings.page_bytes) - 1).bit_length()
+    options: dict[str, Any] = {"page_bytes": settings.page_bytes, "alloc": alloc, "evict": False}
+    caches = local_world(2, SLOTS * extent, master_rank=OWNER, device=device, **options)
+    try:
+        source = torch.randint(0, 256, (size,), dtype=torch.uint8, device=device)
+        twin = torch.zeros_like(source)
+        timer = Timer(device)
+        puts = {"put": _api_put(caches[0], source)}
+        if alloc == "device":
+            puts["batch_put"] = BatchPut(caches[0], source)
+        for i in range(settings.version_rounds + settings.warm):
+            if i == settings.warm:
+                timer.clear()
+            timer.time_call("copy", lambda: twin.copy_(source))
+            for name, put in puts.items():
+                key = f"{name} {i}"
+                timer.time_call(name, lambda put=put, key=key: put(key))  # type: ignore[misc]
+                _check(caches[1], key, source)
+                caches[0].remove(key)
+    finally:
+        for cache in caches:
+            cache.close()
+    return {"version": VERSIONS[alloc], "size": size, "us": timer.summaries(), "checked": len(puts) * (i + 1)}
+
+
+def _api_put(cache: NanoKVCache, source: torch.Tensor) -> Callable[[str], None]:
+    return lambda key: cache.put(key, source, preferred_segment=OWNER)
+
+
+class BatchPut:
+    """Fills a table of one, launches it, and waits for the answer: the launch that put_many makes, for one object.
+
+    It puts from the caller's own world table, as a kernel of an engine does.
+    """
+
+    def __init__(self, cache: NanoKVCache, source: torch.Tensor) -> None:
+        self._cache, self._source = cache, source
+        self._table = world_table(cache)
+        self._batch = Batch(self._table.data_ptr(), 1, cache.device)
+
+    def __call__(self, key: str) -> None:
+        address, nbytes = self._source.data_ptr(), self._source.numel()
+        self._batch.fill([Request(self._cache.digest(key), address, nbytes, OWNER)])
+        self._batch.put()
+        said = self._batch.answers()
+        if said != [0]:
+            raise Unsound(f"a put of {nbytes} bytes answered {said}")
+
+
+def world_table(cache: NanoKVCache) -> torch.Tensor:
+    """The `world` of device functions, for a kernel that acts as this rank: int64, on the cache's device."""
+    return torch.from_numpy(cache._parts.table.copy()).to(cache.device)
+
+
+def _check(cache: NanoKVCache, key: str, source: torch.Tensor) -> None:
+    if not torch.equal(cache.get(key).view(torch.uint8).reshape(-1), source):
+        raise Unsound(f"other bytes were read than were put, at {len(source)} bytes")
+
+
+def meet(rows: list[dict[str, Any]], name: str = "put") -> int | None:
+    """The smallest size from which on v1's p50 is at most v2's; None if there is none."""
+    p50 = {(row["version"], row["size"]): row["us"][name if row["version"] == "v2" else "put"]["p50"] for row in rows}
+    sizes = sorted({row["size"] for row in rows})
+    slower = [size for size in sizes if p50["v1", size] > p50["v2", size]]
+    above = [size for size in sizes if not slower or size > max(slower)]
+    return min(above) if above else None
+
+
+def run(device: torch.device, settings: GpuSettings, keep: Keep) -> None:
+    """A row for each size and version, then the size at which they meet."""
+    rows = []
+    for size in settings.sizes:
+        for alloc in VERSIONS:
+            rows.append(measure(device, settings, alloc, size))
+            keep(rows[-1])
+    ways = {name: meet(rows, name) for name in ("put", "batch_put")}
+    keep({"meet_bytes": ways, "note": "v1's master is in this process and is sent no message"})
