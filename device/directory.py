@@ -49,7 +49,7 @@ from nanokv.device.layout import (
     READY,
     WORD_BYTES,
 )
-from nanokv.device.memory import add64, cas64, load64, select, table64, word
+from nanokv.device.memory import add64, cas64, load64, look_line, select, table64, word
 from nanokv.device.status import CORRUPT, DUPLICATE, MISS, NO_ENTRY, NOT_READY, OK
 from nanokv.device.world import (
     W_DIR_BUCKETS,
@@ -159,12 +159,26 @@ def find(world: tl.int64, key_hash: tl.int64, key_check: tl.int64) -> Any:
 
 
 @triton.jit
-def survey(world: tl.int64, seg: tl.int64, key_hash: tl.int64, key_check: tl.int64) -> Any:
-    """Where a new entry of a key should go. Returns (status, place): NO_ENTRY and -1, DUPLICATE, or OK.
+def look(world: tl.int64, seg: tl.int64, key_hash: tl.int64, key_check: tl.int64) -> Any:
+    """Look at all sixteen entries at once. Returns two sets of places, as bits.
 
-    The emptier of the two buckets is taken: with it a directory at half load practically never runs full.
+    Those whose entry may be the key's, and those that are empty.
     """
-    status = word(NO_ENTRY)
+    mask = word(ENTRY_TAG_MASK << ENTRY_TAG_SHIFT)
+    tag = (key_check & ENTRY_TAG_MASK) << ENTRY_TAG_SHIFT
+    one = candidate_at(world, seg, key_hash, word(0))
+    two = candidate_at(world, seg, key_hash, word(ENTRIES_PER_BUCKET))
+    tagged, empty = look_line(one, ENTRIES_PER_BUCKET, mask, tag)
+    others, free = look_line(two, ENTRIES_PER_BUCKET, mask, tag)
+    return tagged | (others << ENTRIES_PER_BUCKET), empty | (free << ENTRIES_PER_BUCKET)
+
+
+@triton.jit
+def roomiest(empty: tl.int64) -> Any:
+    """Of the empty places the last one in the emptier bucket, or -1.
+
+    With the emptier of two buckets a directory at half load practically never runs full.
+    """
     best = word(0)
     at = word(-1)
     for bucket in range(0, 2):
@@ -172,16 +186,29 @@ def survey(world: tl.int64, seg: tl.int64, key_hash: tl.int64, key_check: tl.int
         last = word(-1)
         for k in range(0, ENTRIES_PER_BUCKET):
             i = word(bucket * ENTRIES_PER_BUCKET + k)
+            free = (empty >> i) & 1
+            room += free
+            last = select(free == 1, i, last)
+        at = select(room > best, last, at)
+        best = select(room > best, room, best)
+    return at
+
+
+@triton.jit
+def survey(world: tl.int64, seg: tl.int64, key_hash: tl.int64, key_check: tl.int64) -> Any:
+    """Where a new entry of a key should go. Returns (status, place): NO_ENTRY and -1, DUPLICATE, or OK."""
+    tagged, empty = look(world, seg, key_hash, key_check)
+    at = roomiest(empty)
+    status = select(at >= 0, word(OK), word(NO_ENTRY))
+    i = word(0)
+    while tagged != 0:
+        if (tagged & 1) == 1:
             seen = load64(candidate_at(world, seg, key_hash, i), "acquire")
-            if seen == 0:
-                room += 1
-                last = i
             if has_tag(seen, key_check) & ((seen & ENTRY_PHASE_MASK) == ENTRY_FINAL):
                 answer = judge(world, seen, key_hash, key_check)
                 status = select((answer == OK) | (answer == NOT_READY), word(DUPLICATE), status)
-        at = select(room > best, last, at)
-        best = select(room > best, room, best)
-    status = select((status == NO_ENTRY) & (at >= 0), word(OK), status)
+        tagged = tagged >> 1
+        i += 1
     return status, at
 
 
@@ -233,11 +260,13 @@ def claim(
     if status == OK:
         turn = seg + table64(world + W_TURN_BASE) + first_bucket(world, key_hash) * WORD_BYTES
         add64(turn, 1, "acq_rel")
+        tagged, _ = look(world, seg, key_hash, key_check)
         i = word(0)
-        while (i < CANDIDATES) & (status == OK):
-            if i != mine:
+        while (tagged != 0) & (status == OK):
+            if ((tagged & 1) == 1) & (i != mine):
                 if not settle(world, seg, key_hash, key_check, mine, i):
                     status = word(DUPLICATE)
+            tagged = tagged >> 1
             i += 1
         slot = candidate_at(world, seg, key_hash, mine)
         target = select(status == OK, entry_word(ENTRY_FINAL, key_check, owner, index, epoch), word(0))
@@ -254,8 +283,13 @@ def erase(
     seg = segment(world, home_of(world, key_check))
     final = entry_word(ENTRY_FINAL, key_check, owner, index, epoch)
     tentative = entry_word(ENTRY_TENTATIVE, key_check, owner, index, epoch)
-    for i in range(0, CANDIDATES):
-        slot = candidate_at(world, seg, key_hash, word(i))
-        seen = load64(slot, "acquire")
-        if (seen == final) | (seen == tentative):
-            cas64(slot, seen, 0, "relaxed")
+    tagged, _ = look(world, seg, key_hash, key_check)
+    i = word(0)
+    while tagged != 0:
+        if (tagged & 1) == 1:
+            slot = candidate_at(world, seg, key_hash, i)
+            seen = load64(slot, "acquire")
+            if (seen == final) | (seen == tentative):
+                cas64(slot, seen, 0, "relaxed")
+        tagged = tagged >> 1
+        i += 1

@@ -22,7 +22,7 @@ import triton
 import triton.language as tl
 
 VOCABULARY = (
-    *("word", "select", "table64", "load64", "store64", "cas64", "add64", "xchg64"),
+    *("word", "select", "table64", "load64", "look_line", "store64", "cas64", "add64", "xchg64"),
     *("copy_bytes", "mixed", "checksum_bytes"),
 )
 COPY_LANES = tl.constexpr(1024)  # elements of one step of `copy_bytes`
@@ -67,6 +67,20 @@ def load64(address: tl.int64, sem: tl.constexpr) -> Any:
         value = tl.atomic_add(pointer64(address), 0, sem=sem, scope="sys")
         tl.debug_barrier()
     return value
+
+
+@triton.jit
+def look_line(address: tl.int64, count: tl.constexpr, mask: tl.int64, want: tl.int64) -> Any:
+    """Look at some neighbouring shared words at once: `count` relaxed loads, of which none waits for another.
+
+    Returns two sets of places, as bits: of words that have `want` under `mask` and are not 0, and of words that are 0.
+    Only in CTAs of one warp. `count` is a power of two.
+    """
+    lanes = tl.arange(0, count).to(tl.int64)
+    seen = tl.load(pointer64(address) + lanes, volatile=True)
+    bits = tl.full(lanes.shape, 1, tl.int64) << lanes
+    same = tl.where((seen != 0) & ((seen & mask) == want), bits, 0)
+    return tl.sum(same, 0), tl.sum(tl.where(seen == 0, bits, 0), 0)
 
 
 @triton.jit

@@ -124,6 +124,19 @@ _word_at, _byte_at = _loader(64), _loader(8)
 
 
 @numba.njit(inline="always")
+def look_line(address: Any, count: Any, mask: Any, want: Any) -> Any:
+    same = numba.int64(0)
+    empty = numba.int64(0)
+    for i in range(count):
+        seen = load64(address + i * _WORD_BYTES, "relaxed")
+        if seen == 0:
+            empty |= 1 << i
+        elif (seen & mask) == want:
+            same |= 1 << i
+    return same, empty
+
+
+@numba.njit(inline="always")
 def _mixed(value: Any, place: Any) -> Any:
     x = value + (place + _ONE) * _GOLDEN
     x = (x ^ (x >> _SHIFTS[0])) * _MIX_ONE

@@ -1,18 +1,19 @@
 """Puts a cache together: heap, machine, path and poller, for one rank or for several virtual ones in a process."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nanokv.config import Options
+from nanokv.config import Options, job_name
 from nanokv.device.geometry import Geometry
 from nanokv.device.machine import Machine
 from nanokv.device.views import SegmentView
 from nanokv.device_path import DevicePath
 from nanokv.errors import InvalidArgument
+from nanokv.heap import open_heap
 from nanokv.heap.base import Heap
-from nanokv.heap.shm import ShmHeap
+from nanokv.heap.local import LocalWorld
 from nanokv.host_poller.poller import Poller
 from nanokv.path import Path
 
@@ -46,18 +47,26 @@ def plan_geometry(heap_bytes: int, page_bytes: int, world_size: int, options: Op
         raise InvalidArgument(str(error)) from None
 
 
-def attach_shm(name: str, geometry: Geometry, rank: int, options: Options) -> Heap:
-    """Join (or make) a world of processes on this host."""
-    return ShmHeap.attach(
-        name,
-        geometry,
-        rank,
-        mode=options.alloc,
-        may_evict=options.evict,
-        water=options.water,
-        timeout=options.attach_timeout,
-        on_stale=options.on_stale,
-    )
+def attach(name: str | None, geometry: Geometry, rank: int, options: Options) -> Heap:
+    """Join (or make) a world of the provider that is asked for: processes on this host, or this one alone.
+
+    Raises:
+        InvalidArgument: an option that the provider does not have, or more ranks than it can have.
+    """
+    kind = options.heap or ("local" if name is None and geometry.world_size == 1 else "shm")
+    how: dict[str, Any] = {"mode": options.alloc, "may_evict": options.evict, "water": options.water}
+    if kind != "local":
+        how["timeout"] = options.attach_timeout
+    if kind == "shm":
+        how["on_stale"] = options.on_stale
+    try:
+        if kind != "local":
+            return open_heap(kind, name or job_name(), geometry, rank, **how, **options.heap_options)
+        if geometry.world_size > 1:
+            raise InvalidArgument("heap='local' has all its ranks in one process: make them with nanokv.local_world")
+        return LocalWorld(geometry, **how, **options.heap_options).heap(0)
+    except TypeError as error:
+        raise InvalidArgument(f"heap_options of heap={kind!r}: {error}") from None
 
 
 def assemble(heap: Heap, master_rank: int, options: Options) -> Parts:

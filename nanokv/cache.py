@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from nanokv.assemble import Parts, assemble, attach_shm, plan_geometry
-from nanokv.config import Options, given_name, job_name, make_options, rank_from_env, world_size_from_env
+from nanokv.assemble import Parts, assemble, attach, plan_geometry
+from nanokv.config import Options, given_name, make_options, rank_from_env, world_size_from_env
 from nanokv.device.machine import Found
 from nanokv.device.status import Status
 from nanokv.errors import (
@@ -24,7 +24,6 @@ from nanokv.errors import (
 )
 from nanokv.eviction import evict_until_below
 from nanokv.heap.base import Heap
-from nanokv.heap.local import LocalWorld
 from nanokv.host_poller.events import Listener
 from nanokv.keys import Hasher
 from nanokv.many import Many
@@ -81,13 +80,7 @@ class NanoKVCache:
         for what, value in (("rank", rank), ("master_rank", master_rank)):
             if not 0 <= value < world_size:
                 raise InvalidArgument(f"{what} must be 0 to {world_size - 1}, not {value}")
-        heap: Heap
-        name = given_name() if name is None else name
-        if name is None and world_size == 1:
-            world = LocalWorld(geometry, mode=chosen.alloc, may_evict=chosen.evict, water=chosen.water)
-            heap = world.heap(0)
-        else:
-            heap = attach_shm(job_name() if name is None else name, geometry, rank, chosen)
+        heap = attach(given_name() if name is None else name, geometry, rank, chosen)
         self._setup(assemble(heap, master_rank, chosen), chosen)
 
     @classmethod

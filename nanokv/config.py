@@ -6,13 +6,14 @@ processes lie, default /dev/shm, `heap/world_file.py`).
 """
 
 import os
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, get_args
 
 from nanokv.errors import InvalidArgument
 
 Alloc = Literal["device", "host"]
-HeapKind = Literal["local", "shm"]
+HeapKind = Literal["local", "shm", "torch_symm", "iris"]
 Stale = Literal["error", "recover", "replace"]
 
 
@@ -32,6 +33,9 @@ class Options:
         write_timeout: seconds after which an unfinished object is given up.
         rpc_timeout: seconds after which v1 calls the master lost.
         attach_timeout: seconds to wait for the other ranks.
+        heap: which provider makes the segments (docs/providers.md). Default: "local" for one rank without a name, else
+            "shm". Variable NANOKV_HEAP.
+        heap_options: what else that provider takes, such as `device`.
         checksum: store a checksum of each object's bytes, and read none whose bytes are not right: SegmentCorrupt.
             Objects that a kernel commits itself have none, and cannot be read then. Variable NANOKV_CHECKSUM: 0 or 1.
         on_stale: what to do with the name of a world whose ranks are all dead.
@@ -50,12 +54,15 @@ class Options:
     attach_timeout: float = 60.0
     on_stale: Stale = "error"
     checksum: bool = False
+    heap: HeapKind | None = None
+    heap_options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name, allowed in (
             ("alloc", ("device", "host")),
             ("policy", ("last_access", "fifo")),
             ("on_stale", ("error", "recover", "replace")),
+            ("heap", (None, *get_args(HeapKind))),
         ):
             if getattr(self, name) not in allowed:
                 raise InvalidArgument(f"{name} must be one of {allowed}, not {getattr(self, name)!r}")
@@ -83,6 +90,14 @@ def checksum_from_env() -> bool:
     if value not in ("0", "1"):
         raise InvalidArgument(f"NANOKV_CHECKSUM must be '0' or '1', not {value!r}")
     return value == "1"
+
+
+def heap_from_env() -> HeapKind | None:
+    """NANOKV_HEAP: a provider, or None."""
+    value = os.environ.get("NANOKV_HEAP") or None
+    if value not in (None, *get_args(HeapKind)):
+        raise InvalidArgument(f"NANOKV_HEAP must be one of {get_args(HeapKind)}, not {value!r}")
+    return value  # type: ignore[return-value]
 
 
 def rank_from_env() -> int:
@@ -122,8 +137,9 @@ def make_options(given: dict[str, Any]) -> Options:
     Raises:
         InvalidArgument: an option that does not exist, or a value that cannot be.
     """
+    found = {"alloc": alloc_from_env(), "checksum": checksum_from_env(), "heap": heap_from_env()}
     try:
-        options = Options(**({"alloc": alloc_from_env(), "checksum": checksum_from_env()} | given))
+        options = Options(**(found | given))
     except TypeError as error:
         raise InvalidArgument(str(error).replace("Options.__init__() got", "NanoKVCache got")) from None
     if options.size_classes is not None:

@@ -7,10 +7,13 @@ import shutil
 import statistics
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+if TYPE_CHECKING:
+    import torch
 
 State = Literal["ok", "warn", "missing"]
 
@@ -18,9 +21,11 @@ PACKAGES = ("torch", "triton", "numba", "llvmlite", "numpy", "xxhash")
 VARIABLES = (
     "NANOKV_ALLOC",
     "NANOKV_CHECKSUM",
+    "NANOKV_HEAP",
     "NANOKV_NAME",
     "NANOKV_CACHE_DIR",
     "NANOKV_SHM_DIR",
+    "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES",
     "RANK",
     "WORLD_SIZE",
     "MASTER_PORT",
@@ -50,7 +55,7 @@ def examine(*, smoke: bool = True) -> list[Row]:
     rows += [_package(name) for name in PACKAGES]
     if any(row.required and row.state == "missing" for row in rows):
         return rows  # what follows imports them
-    rows += [_cpus(), *_gpus(), _shared_memory(), *_heaps(), _compiled()]
+    rows += [_cpus(), *_gpus(), *_between_gpus(), _shared_memory(), *_heaps(), _compiled()]
     if smoke:
         rows.append(_smoke())
     return [*rows, *_variables()]
@@ -81,6 +86,33 @@ def _gpus() -> Iterator[Row]:
         gib = found.total_memory / 2**30
         arch = getattr(found, "gcnArchName", "") if torch.version.hip else f"sm_{found.major}{found.minor}"
         yield Row(f"gpu {i}", "ok", f"{found.name}, {arch}, {gib:.0f} GiB, {platform_version}")
+
+
+def _between_gpus() -> Iterator[Row]:
+    """What ranks on several GPUs, and several ranks on one, need."""
+    import torch
+
+    from nanokv.heap.torch_symm import OVERLAPPING
+
+    gpus = [torch.device("cuda", i) for i in range(torch.cuda.device_count())]
+    yield peer_access(gpus, torch.cuda.can_device_access_peer)
+    if gpus:
+        how = f"{OVERLAPPING}=1 is set" if os.environ.get(OVERLAPPING) == "1" else "allow_overlapping=True"
+        yield Row("ranks on one gpu", "ok", f"local: always; torch_symm: {how}; iris: not known to work")
+
+
+def peer_access(gpus: "list[torch.device]", can_access: "Callable[[torch.device, torch.device], bool]") -> Row:
+    """Whether all GPUs reach each other's memory. `can_access`: whether the first reaches the second's."""
+    from nanokv.heap.peers import without_access
+
+    if len(gpus) < 2:
+        return Row("gpu peer access", "ok", f"{len(gpus)} GPUs: not needed")
+    pair = without_access(gpus, can_access)
+    if pair is not None:
+        return Row(
+            "gpu peer access", "warn", f"{pair[0]} cannot access the memory of {pair[1]}: no world can have both"
+        )
+    return Row("gpu peer access", "ok", f"all {len(gpus)} GPUs access each other's memory")
 
 
 def _driver() -> str:

@@ -1,5 +1,6 @@
 """Several virtual ranks in one process."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,13 +18,14 @@ def local_world(
     *,
     master_rank: int = 0,
     page_bytes: int = 256 * 1024,
-    device: str | torch.device = "cpu",
+    device: str | torch.device | Sequence[str | torch.device] = "cpu",
     **options: Any,
 ) -> list[NanoKVCache]:
     """A world of `n` virtual ranks in this process: one cache each. Arguments as for `NanoKVCache`.
 
     Args:
-        device: where the segments lie: "cpu", or a GPU, which then runs the protocol's kernels.
+        device: where the segments lie: "cpu", or a GPU, which then runs the protocol's kernels; or several GPUs, which
+            the ranks take in turn.
     """
     chosen = make_options(options)
     geometry = plan_geometry(heap_bytes, page_bytes, n, chosen)

@@ -24,6 +24,7 @@ HEAP_BYTES = 1 << 20
 _VARIABLES = (
     "NANOKV_ALLOC",
     "NANOKV_CHECKSUM",
+    "NANOKV_HEAP",
     "NANOKV_NAME",
     "RANK",
     "WORLD_SIZE",

@@ -10,9 +10,11 @@ import torch
 
 from nanokv.device.geometry import Geometry
 from nanokv.device.views import SegmentView
+from nanokv.doctor import peer_access
 from nanokv.errors import HeapUnavailable, InvalidArgument, PeerLost
-from nanokv.heap import available, futex, open_heap
+from nanokv.heap import futex
 from nanokv.heap.local import LocalWorld
+from nanokv.heap.peers import without_access
 
 PAGE = 4096
 GEOMETRY = Geometry.plan(16 * PAGE, PAGE, 2, max_objects=8, ring_slots=16, pin_slots=8)
@@ -186,11 +188,37 @@ def test_memory_that_is_not_there() -> None:
         new_world(geometry)
 
 
-def test_available_tells_why_not() -> None:
-    found = available()
-    assert found["local"] is None
-    assert found["shm"] is None
-    for kind in ("torch_symm", "iris"):
-        assert "not yet built" in str(found[kind])
-    with pytest.raises(InvalidArgument, match="'torch_symm'"):
-        open_heap("torch_symm")
+def test_each_rank_of_several_devices_has_its_own() -> None:
+    world = LocalWorld(GEOMETRY, mode="device", may_evict=False, water=(80, 90), device=["cpu"])
+    assert [world.heap(rank).device for rank in range(2)] == [torch.device("cpu")] * 2
+    world = LocalWorld(GEOMETRY, mode="device", may_evict=False, water=(80, 90), device=(torch.device("cpu"), "cpu"))
+    assert world.heap(1).segment(1).device == world.heap(1).device
+
+
+def test_no_device_at_all() -> None:
+    with pytest.raises(InvalidArgument, match="device must name at least one device"):
+        LocalWorld(GEOMETRY, mode="device", may_evict=False, water=(80, 90), device=[])
+
+
+GPUS = [torch.device("cuda", i) for i in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("devices", "refused", "pair"),
+    [
+        (GPUS, set(), None),
+        (GPUS, {(0, 1), (1, 0)}, (0, 1)),
+        (GPUS, {(2, 1)}, (2, 1)),  # access goes both ways or is of no use
+        ([GPUS[0], GPUS[0]], {(0, 0)}, None),
+        ([GPUS[2], GPUS[0], GPUS[2]], {(0, 1), (1, 2)}, None),
+        ([torch.device("cpu")] * 2, set(), None),
+    ],
+)
+def test_gpus_that_do_not_reach_each_other_are_found(
+    devices: list[torch.device], refused: set[tuple[int, int]], pair: tuple[int, int] | None
+) -> None:
+    found = without_access(devices, lambda one, other: (one.index, other.index) not in refused)
+    assert (found and (found[0].index, found[1].index)) == pair
+    row = peer_access(list(dict.fromkeys(devices)), lambda one, other: (one.index, other.index) not in refused)
+    assert row.state == ("ok" if pair is None else "warn")
+    assert pair is None or f"cuda:{pair[0]} cannot access the memory of cuda:{pair[1]}" in row.detail

@@ -45,6 +45,7 @@ class DictMachine:
 
     def vocabulary(self) -> dict[str, Callable[..., Any]]:
         names = {name: getattr(self, name) for name in ("load64", "store64", "cas64", "add64", "xchg64", "copy_bytes")}
+        names["look_line"] = self.look_line
         sums = {"mixed": self.mixed, "checksum_bytes": self.checksum_bytes}
         plain = {"word": int, "select": lambda condition, yes, no: yes if condition else no}
         return names | sums | plain | {"table64": self.words.__getitem__}
@@ -52,6 +53,11 @@ class DictMachine:
     def load64(self, address: int, sem: str) -> int:
         self._note("load", sem)
         return self.words[address]
+
+    def look_line(self, address: int, count: int, mask: int, want: int) -> tuple[int, int]:
+        seen = [self.load64(address + WORD * i, "relaxed") for i in range(count)]
+        same = sum(1 << i for i, word in enumerate(seen) if word and word & mask == want)
+        return same, sum(1 << i for i, word in enumerate(seen) if not word)
 
     def store64(self, address: int, value: int, sem: str) -> None:
         self._note("store", sem)

@@ -92,6 +92,7 @@ class Simulation:
             "select": lambda condition, yes, no: yes if condition else no,
             "table64": self._table64,
             "load64": self._load64,
+            "look_line": self._look_line,
             "store64": self._store64,
             "cas64": self._cas64,
             "add64": self._add64,
@@ -249,6 +250,11 @@ class Simulation:
     def _xchg64(self, address: int, value: int, sem: str) -> int:
         self._before(sem)
         return self.memory.exchange(self.point(MODIFY, address), address, value, sem)
+
+    def _look_line(self, address: int, count: int, mask: int, want: int) -> tuple[int, int]:
+        seen = [self._load64(address + _WORD * i, "relaxed") for i in range(count)]
+        same = sum(1 << i for i, word in enumerate(seen) if word != 0 and (word & mask) == want)
+        return same, sum(1 << i for i, word in enumerate(seen) if word == 0)
 
     def _before(self, sem: str) -> None:
         """Reads are complete before a release."""

@@ -1,4 +1,4 @@
-"""The heap of several virtual ranks in one process: threads on a CPU, or kernels on one GPU.
+"""The heap of several virtual ranks in one process: threads on a CPU, or kernels on one GPU or several.
 
 Nobody can die here without all the others, so a rank is alive until it closes, and never comes back.
 """
@@ -6,6 +6,7 @@ Nobody can die here without all the others, so a rank is alive until it closes, 
 import secrets
 import threading
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,12 +14,14 @@ import numpy.typing as npt
 import torch
 
 from nanokv.device.geometry import Geometry
-from nanokv.device.layout import ACTIVITY, HEAP_CTL, PRODUCER_INC_MASK
+from nanokv.device.layout import PRODUCER_INC_MASK
 from nanokv.errors import HeapUnavailable, InvalidArgument, PeerLost
-from nanokv.heap.futex import Doorbell
+from nanokv.heap.futex import DEVICE_POLL, Doorbell
 from nanokv.heap.mapping import anonymous, as_tensor
+from nanokv.heap.new_segment import initialise, mark_closed
+from nanokv.heap.peers import enable_access, without_access
 
-_DEVICE_POLL = 0.005  #: seconds that the poller of a segment on a GPU sleeps at most: no kernel can wake it
+Device = str | torch.device
 
 
 class LocalWorld:
@@ -27,14 +30,15 @@ class LocalWorld:
     Args:
         geometry: of every segment; one rank for each of its `world_size`.
         mode: "device" or "host". may_evict, water: see `Geometry.control_block`.
-        device: "cpu", or a CUDA (ROCm) device.
+        device: "cpu", or a CUDA (ROCm) device; or several of them, which the ranks take in turn.
 
     Attributes:
+        devices: where each rank's segment lies.
         shared: for objects that the ranks share by name.
 
     Raises:
-        InvalidArgument: a device that cannot hold segments.
-        HeapUnavailable: the device is not there, or has not enough memory.
+        InvalidArgument: a device that cannot hold segments, or CPU and GPUs in one world.
+        HeapUnavailable: a device is not there, has not enough memory, or cannot reach another one's.
     """
 
     def __init__(
@@ -44,10 +48,10 @@ class LocalWorld:
         mode: str,
         may_evict: bool,
         water: tuple[int, int],
-        device: str | torch.device = "cpu",
+        device: Device | Sequence[Device] = "cpu",
     ) -> None:
         self.geometry = geometry
-        self.device = _checked(device)
+        self.devices = _each(device, geometry.world_size)
         self.shared: dict[str, Any] = {}
         self.closed = [False] * geometry.world_size
         self.changed = threading.Condition()  #: guards `closed` and `arrived`
@@ -56,8 +60,10 @@ class LocalWorld:
         self.tensors: list[torch.Tensor] = []
         world_id = secrets.randbits(63) | 1
         for rank in range(geometry.world_size):
-            self._allocate(f"segment {rank}")
-            self._initialise(rank, geometry.control_block(rank, world_id, mode, may_evict=may_evict, water=water))
+            self._allocate(f"segment {rank}", self.devices[rank])
+            ctl = geometry.control_block(rank, world_id, mode, may_evict=may_evict, water=water)
+            initialise(self.tensors[rank], ctl, geometry.world_size)
+        enable_access(self.devices)
         self._heaps = [LocalHeap(self, rank) for rank in range(geometry.world_size)]
 
     def heap(self, rank: int) -> "LocalHeap":
@@ -72,26 +78,18 @@ class LocalWorld:
         self._heaps[rank].check_open()
         return self._heaps[rank]
 
-    def _allocate(self, what: str) -> None:
+    def _allocate(self, what: str, device: torch.device) -> None:
         nbytes = self.geometry.segment_bytes
-        if self.device.type == "cpu":
+        if device.type == "cpu":
             raw = anonymous(nbytes, what)
             self.raw.append(raw)
             self.tensors.append(as_tensor(raw))
             return
         try:
-            self.tensors.append(torch.zeros(nbytes, dtype=torch.uint8, device=self.device))
+            self.tensors.append(torch.zeros(nbytes, dtype=torch.uint8, device=device))
         except RuntimeError as error:  # no such device, or torch.OutOfMemoryError
-            raise HeapUnavailable(f"{what} needs {nbytes} bytes on {self.device}: {error}") from None
+            raise HeapUnavailable(f"{what} needs {nbytes} bytes on {device}: {error}") from None
         self.raw.append(None)
-
-    def _initialise(self, rank: int, ctl: npt.NDArray[Any]) -> None:
-        """Write the control block and the activity table: each rank attached once."""
-        ctl["epoch"] = 1
-        activity = np.zeros(self.geometry.world_size, ACTIVITY.dtype)
-        activity["incarnation"] = 1
-        first = np.concatenate([ctl.view(np.uint8), activity.view(np.uint8)])
-        self.tensors[rank][: first.size].copy_(torch.from_numpy(first))
 
     def wake(self, rank: int) -> None:
         """Wake the poller of a rank."""
@@ -108,8 +106,7 @@ class LocalWorld:
             if self.closed[rank]:
                 return
             self.closed[rank] = True
-            at = HEAP_CTL.offsets["closed"]
-            self.tensors[rank][at : at + 4].view(torch.int32).fill_(1)
+            mark_closed(self.tensors[rank])
             if all(self.closed):
                 self.raw, self.tensors = [], []
                 for heap in self._heaps:
@@ -131,7 +128,7 @@ class LocalHeap:
         self.rank = rank
         self.world_size = world.geometry.world_size
         self.geometry = world.geometry
-        self.device = world.device
+        self.device = world.devices[rank]
         self.bases = [tensor.data_ptr() for tensor in world.tensors]
         raw = world.raw[rank]
         self.bell: Doorbell | None = None if raw is None else Doorbell(raw)
@@ -175,7 +172,7 @@ class LocalHeap:
         if bell is not None:
             bell.wait(timeout, seen)
         else:
-            self.event.wait(min(timeout, _DEVICE_POLL))
+            self.event.wait(min(timeout, DEVICE_POLL))
             self.event.clear()
 
     def wake(self, rank: int) -> None:
@@ -191,7 +188,22 @@ class LocalHeap:
             raise HeapUnavailable(f"rank {self.rank} has left its world")
 
 
-def _checked(device: str | torch.device) -> torch.device:
+def _each(device: Device | Sequence[Device], count: int) -> list[torch.device]:
+    """The device of each of `count` ranks."""
+    several = [device] if isinstance(device, str | torch.device) else list(device)
+    if not several:
+        raise InvalidArgument("device must name at least one device, not an empty sequence")
+    found = [_checked(each) for each in several]
+    if len({each.type for each in found}) > 1:
+        raise InvalidArgument(f"device must be CPUs or GPUs, not both: {[str(each) for each in found]}")
+    used = [found[rank % len(found)] for rank in range(count)]
+    pair = without_access(used, torch.cuda.can_device_access_peer)
+    if pair is not None:
+        raise HeapUnavailable(f"{pair[0]} cannot access the memory of {pair[1]}: take GPUs with peer access")
+    return used
+
+
+def _checked(device: Device) -> torch.device:
     try:
         found = torch.device(device)
     except (RuntimeError, TypeError) as error:
@@ -204,3 +216,8 @@ def _checked(device: str | torch.device) -> torch.device:
         raise HeapUnavailable(f"{found} is not there: torch finds no CUDA or ROCm device")
     # with its number, as tensors name it: torch.device("cuda") is not equal to torch.device("cuda:0")
     return found if found.index is not None else torch.device("cuda", torch.cuda.current_device())
+
+
+def why_not() -> str | None:
+    """None: memory of this process is always there."""
+    return None

@@ -5,21 +5,33 @@ import os
 import time
 from typing import Any, Literal
 
-from nanokv.device.geometry import Geometry
-from nanokv.errors import HeapUnavailable, NanoKVError
+from nanokv.device.geometry import MODES, Geometry
+from nanokv.errors import HeapUnavailable, InvalidArgument, NanoKVError
 from nanokv.heap.world_file import WorldFile
+from nanokv.heap.world_records import SEGMENTS, Kind
 
 Stale = Literal["error", "recover", "replace"]
 _LEAVE_SECONDS = 5.0  #: how long a leaving rank waits for the world lock
 
 
-def enter(name: str, geometry: Geometry, rank: int, mode: str, on_stale: str, deadline: float) -> WorldFile:
+def check_arguments(geometry: Geometry, rank: int, mode: str, on_stale: str) -> None:
+    """Raise InvalidArgument for what no world can have."""
+    if not 0 <= rank < geometry.world_size:
+        raise InvalidArgument(f"rank must be 0 to {geometry.world_size - 1}, not {rank}")
+    for field, value, allowed in (("mode", mode, MODES), ("on_stale", on_stale, ("error", "recover", "replace"))):
+        if value not in allowed:
+            raise InvalidArgument(f"{field} must be one of {allowed}, not {value!r}")
+
+
+def enter(
+    name: str, geometry: Geometry, rank: int, mode: str, on_stale: str, deadline: float, kind: Kind = SEGMENTS
+) -> WorldFile:
     """Open or make the world, and take the rank's lock. Returns with the world lock held.
 
     Raises: see `ShmHeap.attach`.
     """
     while True:
-        file = WorldFile.open_locked(name, deadline, create=True)
+        file = WorldFile.open_locked(name, deadline, create=True, kind=kind)
         try:
             if _settle(file, geometry, on_stale):
                 head = file.header()

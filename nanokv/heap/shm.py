@@ -8,30 +8,24 @@ the lock back when it leaves, or when the kernel does it for the dead. The last 
 import os
 import tempfile
 import time
-import weakref
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from nanokv.device.geometry import MODES, Geometry
+from nanokv.device.geometry import Geometry
 from nanokv.device.layout import HEAP_CTL, PRODUCER_INC_MASK
 from nanokv.device.views import SegmentView
-from nanokv.errors import HeapUnavailable, InvalidArgument, PeerLost, SegmentCorrupt
+from nanokv.errors import PeerLost, SegmentCorrupt
 from nanokv.heap.futex import Doorbell
 from nanokv.heap.locks import LockFile
 from nanokv.heap.mapping import PREFAULT_SECONDS, as_tensor, prefault
-from nanokv.heap.membership import Stale, enter, leave
+from nanokv.heap.membership import Stale, check_arguments, enter, leave
+from nanokv.heap.roster import Roster, wait_for_none
 from nanokv.heap.shm_tools import ShmWorldInfo, inspect, list_worlds, remove_world
 from nanokv.heap.world_file import HEADER, RANK, WorldFile, directory
 
 __all__ = ["ShmHeap", "ShmWorldInfo", "inspect", "list_worlds", "remove_world", "why_not"]
-
-_POLL_FIRST, _POLL_LAST = 0.0005, 0.01  #: seconds between two looks at the others
-LIVENESS_SECONDS = (
-    0.005  #: how old an answer of `peer_closed` may be: each put asks, and asking the kernel takes 1.5 µs
-)
 
 MOST_ATTACHED = 1 << 31  #: times that a rank can have attached: more is a corrupt word
 
@@ -58,12 +52,11 @@ class ShmHeap:
         self._raw = [whole[at : at + size] for at in range(first, first + self.world_size * size, size)]
         self._views = [SegmentView(raw, geometry) for raw in self._raw]
         self._tensors = [as_tensor(raw) for raw in self._raw]
-        self._held_at = [-LIVENESS_SECONDS] * self.world_size
-        self._closed_words = [view.ctl["closed"] for view in self._views]
         self._bells = [Doorbell(raw) for raw in self._raw]
         self.bases = [int(raw.ctypes.data) for raw in self._raw]
         self._incarnations = self._views[rank].activity["incarnation"]
-        self._leave = weakref.finalize(self, leave, file, rank, self._closed_words[rank])
+        self._roster = Roster(file, rank, self._ranks, [view.ctl["closed"] for view in self._views])
+        self._leave = self._roster.leave
 
     @classmethod
     def attach(
@@ -93,7 +86,7 @@ class ShmHeap:
             SegmentCorrupt: what lies under the name is no world of this build, or is damaged.
             PeerLost: ranks that did not come in time, named.
         """
-        _check_arguments(geometry, rank, mode, on_stale)
+        check_arguments(geometry, rank, mode, on_stale)
         deadline = time.monotonic() + timeout
         file = enter(name, geometry, rank, mode, on_stale, deadline)
         fresh = file.control(file.header(), rank) is None
@@ -173,7 +166,7 @@ class ShmHeap:
         def missing() -> list[int]:
             return [r for r in range(self.world_size) if not self._is_there(r) and int(met[r]) == before[r]]
 
-        left = _wait(missing, deadline)
+        left = wait_for_none(missing, deadline)
         if left:
             raise PeerLost(f"ranks {left} of world {self.name!r} did not come within {timeout} s")
         # the lock also orders: what each wrote before it gave the lock back is seen from here on
@@ -186,11 +179,11 @@ class ShmHeap:
 
     # --- the Heap ---
     def segment(self, rank: int) -> torch.Tensor:
-        self._check_open()
+        self._roster.check_open()
         return self._tensors[rank]
 
     def host_view(self, rank: int) -> npt.NDArray[np.uint8]:
-        self._check_open()
+        self._roster.check_open()
         return self._raw[rank]
 
     def alive(self, rank: int, incarnation: int) -> bool:
@@ -198,37 +191,13 @@ class ShmHeap:
             return False
         if (int(self._incarnations[rank]) ^ incarnation) & PRODUCER_INC_MASK.value:
             return False
-        return self._leave.alive if rank == self.rank else self._file.locks.held(rank)
+        return self._roster.lives(rank)
 
     def peer_closed(self, rank: int) -> bool:
-        if rank == self.rank:
-            return not self._leave.alive
-        if self._closed_words[rank][0]:
-            return True
-        now = time.monotonic()
-        if now - self._held_at[rank] > LIVENESS_SECONDS:
-            if not self._file.locks.held(rank):
-                return True
-            self._held_at[rank] = now
-        return False
+        return self._roster.peer_closed(rank)
 
     def barrier(self, timeout: float) -> None:
-        self._check_open()
-        counts, mine = self._ranks["barrier"], self._ranks["barrier"][self.rank : self.rank + 1]
-        aim = int(mine[0]) + 1
-        mine[0] = aim
-        gone: list[int] = []
-
-        def missing() -> list[int]:
-            late = np.flatnonzero(counts < aim).tolist()
-            gone[:] = [r for r in late if self.peer_closed(r) and int(counts[r]) < aim]
-            return [] if gone else late
-
-        late = _wait(missing, time.monotonic() + timeout)
-        if gone or late:
-            mine[0] = aim - 1
-            why = f"{gone} of world {self.name!r} have ended" if gone else f"{late} did not come within {timeout} s"
-            raise PeerLost(f"barrier: ranks {why}")
+        self._roster.barrier(timeout)
 
     def wait_for_hint(self, timeout: float, seen: int) -> None:
         self._bells[self.rank].wait(timeout, seen)
@@ -239,30 +208,6 @@ class ShmHeap:
     def close(self) -> None:
         """Leave the world. The file goes with the last rank; the memory, when nobody views it any more."""
         self._leave()
-
-    def _check_open(self) -> None:
-        if not self._leave.alive:
-            raise HeapUnavailable(f"rank {self.rank} has left world {self.name!r}")
-
-
-def _check_arguments(geometry: Geometry, rank: int, mode: str, on_stale: str) -> None:
-    if not 0 <= rank < geometry.world_size:
-        raise InvalidArgument(f"rank must be 0 to {geometry.world_size - 1}, not {rank}")
-    for field, value, allowed in (("mode", mode, MODES), ("on_stale", on_stale, ("error", "recover", "replace"))):
-        if value not in allowed:
-            raise InvalidArgument(f"{field} must be one of {allowed}, not {value!r}")
-
-
-def _wait(missing: Any, deadline: float) -> list[int]:
-    """Look until nobody is missing or the time is up; returns who is."""
-    pause = _POLL_FIRST
-    while True:
-        left: list[int] = missing()
-        remaining = deadline - time.monotonic()
-        if not left or remaining <= 0:
-            return left
-        time.sleep(min(pause, remaining))
-        pause = min(2 * pause, _POLL_LAST)
 
 
 def why_not() -> str | None:

@@ -19,93 +19,51 @@ from typing import Any
 
 import numpy as np
 
-from nanokv.device.geometry import MODES, PAYLOAD_ALIGN, Geometry
-from nanokv.device.layout import HEAP_CTL, LINE, MAX_RANKS, WORD, Field, Record
-from nanokv.errors import HeapUnavailable, InvalidArgument, PeerLost, SegmentCorrupt
+from nanokv.device.geometry import MODES, Geometry
+from nanokv.device.layout import HEAP_CTL, MAX_RANKS, WORD
+from nanokv.errors import HeapUnavailable, PeerLost, SegmentCorrupt
 from nanokv.heap.locks import LockFile
+from nanokv.heap.world_records import (
+    BESIDE,
+    HEADER,
+    PREFIX,
+    RANK,
+    SEGMENTS,
+    WORLD_MAGIC,
+    WORLD_VERSION,
+    Kind,
+    directory,
+    path_of,
+    segments_base,
+)
 
-WORLD_MAGIC = 0x444C_574F_4E41_4E00  # "\0NANOWLD"
-WORLD_VERSION = 1
-PREFIX = "nanokv."
-BESIDE = "nanokv-*.{:016x}.*"  #: directories that ranks of a world make beside it, by its `world_id`
-_MAX_NAME = 255  # NAME_MAX of every file system that could hold it
+__all__ = ["HEADER", "PREFIX", "RANK", "WorldFile", "directory", "path_of"]
+
 _WORLD_LOCK = MAX_RANKS
-
-HEADER = Record(
-    "WorldHeader",
-    LINE,
-    [
-        Field("magic", "<u8", "WORLD_MAGIC, written last: a file without it is not finished"),
-        Field("version", "<u4", "WORLD_VERSION"),
-        Field("world_size", "<u4", "ranks in the world"),
-        Field("world_id", "<u8", "random; the same in each HeapCtl"),
-        Field("segments_base", "<u8", "offset of the segment of rank 0"),
-        Field("segment_bytes", "<u8", "bytes of a segment"),
-    ],
-)
-
-RANK = Record(
-    "WorldRank",
-    LINE,
-    [
-        # this rank alone writes them
-        Field("met", "<u8", "attaches that ended with every rank there; under the world lock"),
-        Field("barrier", "<u8", "barriers that it has come to"),
-        Field("pid", "<u4", "its process, for messages"),
-    ],
-)
-
-
-def directory() -> Path:
-    """Where worlds lie: NANOKV_SHM_DIR, else /dev/shm."""
-    return Path(os.environ.get("NANOKV_SHM_DIR") or "/dev/shm")
-
-
-def path_of(name: str) -> Path:
-    """The file of a world.
-
-    Raises:
-        InvalidArgument: the name cannot be part of a file name.
-    """
-    if not isinstance(name, str) or not name or "/" in name or "\0" in name:
-        raise InvalidArgument(f"the name of a world must be a non-empty string without '/' and NUL, not {name!r}")
-    try:
-        size = len(os.fsencode(PREFIX + name))
-    except UnicodeEncodeError:
-        raise InvalidArgument(f"the name of a world must be encodable, not {name!r}") from None
-    if size > _MAX_NAME:
-        raise InvalidArgument(
-            f"the name of a world has at most {_MAX_NAME - len(PREFIX)} bytes, not {size - len(PREFIX)}"
-        )
-    return directory() / (PREFIX + name)
-
-
-def segments_base(world_size: int) -> int:
-    """Offset of the first segment."""
-    return -(-(HEADER.size + world_size * RANK.size) // PAYLOAD_ALIGN) * PAYLOAD_ALIGN
 
 
 class WorldFile:
     """A world's file as one rank, or a tool, has it open. Made by `open_locked`."""
 
-    def __init__(self, name: str, path: Path, fd: int) -> None:
+    def __init__(self, name: str, path: Path, fd: int, kind: Kind) -> None:
         self.name = name
+        self.kind = kind
         self.path = path
         self.locks = LockFile(fd)
         self.world_locked = False
 
     # --- opening and the world lock ---
     @staticmethod
-    def open_locked(name: str, deadline: float, *, create: bool) -> "WorldFile":
+    def open_locked(name: str, deadline: float, *, create: bool, kind: Kind = SEGMENTS) -> "WorldFile":
         """Open a world's file, holding the world lock.
 
         Raises:
             HeapUnavailable: there is none and `create` is False, or the file system does not let us.
             PeerLost: the world lock was not to be had until `deadline`.
         """
-        path = path_of(name)
+        path = path_of(name, kind.prefix)
         while True:
-            file = WorldFile(name, path, _open(name, path, create))
+            file = WorldFile(name, path, _open(name, path, create), kind)
             try:
                 file.lock_world(deadline)
                 if file.has_name():
@@ -181,10 +139,14 @@ class WorldFile:
         """True if the file begins as a world does, sound or not."""
         return os.pread(self.locks.fd, WORD, 0) == WORLD_MAGIC.to_bytes(WORD, "little")
 
+    def rank_record(self, rank: int) -> Any:
+        """The WorldRank of a rank, as it is now."""
+        raw = os.pread(self.locks.fd, RANK.size, HEADER.size + rank * RANK.size)
+        return np.frombuffer(raw, RANK.dtype)[0]
+
     def pid_of(self, rank: int) -> int:
         """The process that attached as `rank` last; 0 if none has."""
-        raw = os.pread(self.locks.fd, RANK.size, HEADER.size + rank * RANK.size)
-        return int(np.frombuffer(raw, RANK.dtype)[0]["pid"])
+        return int(self.rank_record(rank)["pid"])
 
     def create(self, geometry: Geometry) -> None:
         """Reserve the memory of a whole world and write its header. Under the world lock, on an unfinished file.
@@ -198,7 +160,8 @@ class WorldFile:
             row = head[0]
             row["version"], row["world_size"] = WORLD_VERSION, geometry.world_size
             row["world_id"] = secrets.randbits(63) | 1
-            row["segments_base"], row["segment_bytes"] = segments_base(geometry.world_size), geometry.segment_bytes
+            row["segments_base"] = segments_base(geometry.world_size)
+            row["segment_bytes"] = self.kind.rank_bytes(geometry)
             os.pwrite(self.locks.fd, head.tobytes(), 0)
             row["magic"] = WORLD_MAGIC
             os.pwrite(self.locks.fd, head.tobytes(), 0)
@@ -209,7 +172,7 @@ class WorldFile:
     def _reserve(self, geometry: Geometry) -> None:
         """Give the file its size with all its blocks: a page that is missing later would be a SIGBUS."""
         os.ftruncate(self.locks.fd, 0)  # what a creator that died left
-        needed = segments_base(geometry.world_size) + geometry.world_size * geometry.segment_bytes
+        needed = segments_base(geometry.world_size) + geometry.world_size * self.kind.rank_bytes(geometry)
         about = os.fstatvfs(self.locks.fd)
         free = about.f_bavail * about.f_frsize
         try:
@@ -249,8 +212,9 @@ class WorldFile:
             ctl = self.control(head, rank)
             if ctl is not None:
                 self._check_control(ctl, rank, head, geometry, mode)
-        if int(head["segment_bytes"]) != geometry.segment_bytes:
-            raise SegmentCorrupt(f"{where}: segment_bytes is {head['segment_bytes']}, not {geometry.segment_bytes}")
+        wanted = self.kind.rank_bytes(geometry)
+        if int(head["segment_bytes"]) != wanted:
+            raise SegmentCorrupt(f"{where}: segment_bytes is {head['segment_bytes']}, not {wanted}")
 
     def _check_control(self, ctl: Any, rank: int, head: Any, geometry: Geometry, mode: str) -> None:
         where, row = f"world {self.name!r}, segment {rank}", ctl[0]

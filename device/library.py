@@ -1,0 +1,124 @@
+"""The device library: what kernels of other people call, under names that stay. docs/device_library.md explains it.
+
+Nothing is defined here. Protocol functions may move from file to file; this list of names does not.
+
+    many CTAs, one object    begin_put_part, sum_put_part, finish_put_part; and the same for get
+    one CTA, one object      put, get, remove
+    its steps                begin, describe, wanted, seal_payload, finish, abort, leave
+    a read in place          lookup, lookup_described, validate, verify, touch; pin, unpin
+    addresses                segment, copy_tile, copy_bytes
+    private tables           table64, store64, REQUEST_BYTES, TICKET_BYTES, Q_* (the fields of a request)
+    what they answer         OK, MISS, ... (`status`), and NOT_LAST
+
+All of them run in CTAs of ONE warp (`memory` says why), but for `copy_tile` and `copy_bytes`.
+"""
+
+from nanokv.device.activity import leave
+from nanokv.device.checksum import wanted
+from nanokv.device.get import get, lookup, lookup_described, touch, validate, verify
+from nanokv.device.header import describe
+from nanokv.device.kernels.transfer import copy_tile
+from nanokv.device.layout import WORD_BYTES
+from nanokv.device.memory import copy_bytes, store64, table64, word
+from nanokv.device.parts import (
+    NOT_LAST,
+    begin_get_part,
+    begin_put_part,
+    finish_get_part,
+    finish_put_part,
+    sum_get_part,
+    sum_put_part,
+)
+from nanokv.device.pins import pin, unpin
+from nanokv.device.put import abort, begin, finish, put, seal_payload
+from nanokv.device.remove import remove
+from nanokv.device.request import (
+    Q_ADDRESS,
+    Q_BLOCK,
+    Q_BYTES,
+    Q_KEY_CHECK,
+    Q_KEY_HASH,
+    Q_OWNER,
+    Q_PLANE,
+    REQUEST,
+    REQUEST_BYTES,
+)
+from nanokv.device.status import (
+    BUSY,
+    CORRUPT,
+    DUPLICATE,
+    FULL,
+    LOST,
+    MISS,
+    NO_ENTRY,
+    NO_HEADER,
+    NO_PIN,
+    NOT_READY,
+    OK,
+    PINNED,
+    SIZE,
+    TOO_LARGE,
+    TORN,
+)
+from nanokv.device.ticket import TICKET, TICKET_BYTES
+from nanokv.device.world import segment
+
+__all__ = [
+    "BUSY",
+    "CORRUPT",
+    "DUPLICATE",
+    "FULL",
+    "LOST",
+    "MISS",
+    "NOT_LAST",
+    "NOT_READY",
+    "NO_ENTRY",
+    "NO_HEADER",
+    "NO_PIN",
+    "OK",
+    "PINNED",
+    "Q_ADDRESS",
+    "Q_BLOCK",
+    "Q_BYTES",
+    "Q_KEY_CHECK",
+    "Q_KEY_HASH",
+    "Q_OWNER",
+    "Q_PLANE",
+    "REQUEST",
+    "REQUEST_BYTES",
+    "SIZE",
+    "TICKET",
+    "TICKET_BYTES",
+    "TOO_LARGE",
+    "TORN",
+    "WORD_BYTES",
+    "abort",
+    "begin",
+    "begin_get_part",
+    "begin_put_part",
+    "copy_bytes",
+    "copy_tile",
+    "describe",
+    "finish",
+    "finish_get_part",
+    "finish_put_part",
+    "get",
+    "leave",
+    "lookup",
+    "lookup_described",
+    "pin",
+    "put",
+    "remove",
+    "seal_payload",
+    "segment",
+    "store64",
+    "sum_get_part",
+    "sum_put_part",
+    "table64",
+    "touch",
+    "unpin",
+    "validate",
+    "verify",
+    "wanted",
+    "word",
+]

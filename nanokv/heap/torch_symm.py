@@ -1,0 +1,140 @@
+"""The heap of several processes on one host, with segments that torch's symmetric memory makes and maps.
+
+Of torch.distributed._symmetric_memory this takes the memory and the table of addresses (`buffer_ptrs`), nothing else:
+its barriers and signal pads collide between groups (pytorch#192581), so words of our own segments are used.
+"""
+
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+
+from nanokv.device.geometry import Geometry
+from nanokv.errors import HeapUnavailable, InvalidArgument
+from nanokv.heap.new_segment import on
+from nanokv.heap.process_group import Group, variable
+from nanokv.heap.symmetric import Memory, Place, SymmetricHeap
+
+MODULE = "torch.distributed._symmetric_memory"
+OVERLAPPING = "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"  #: torch's own variable: several ranks on one GPU
+
+
+class TorchSymm:
+    """The `Source` over torch's symmetric memory. Arguments: see `attach`."""
+
+    kind = "torch_symm"
+
+    def __init__(self, group: Any, device: str | torch.device | None, *, allow_overlapping: bool, library: Any) -> None:
+        self._given = group
+        self._device = device
+        self._variable = "1" if allow_overlapping else None
+        self._library = library
+        self._group: Group | None = None
+        self._tensor: torch.Tensor | None = None
+
+    def check(self) -> None:
+        if self._library is None:
+            self._library = _imported()
+        self._device = _checked(self._device)
+
+    def begin(self, place: Place) -> None:
+        self._group = Group(self._given, place.rank, place.world_size, place.folder, place.timeout)
+        self._rank = place.rank
+
+    def allocate(self, nbytes: int) -> None:
+        """Collective, if torch's backend is NVSHMEM: its first allocation waits for all ranks (pytorch#195501)."""
+        device = _checked(self._device)
+        try:
+            with on(device):
+                self._tensor = self._library.empty(nbytes, dtype=torch.uint8, device=device)
+        except (RuntimeError, NotImplementedError) as error:  # torch.OutOfMemoryError is a RuntimeError
+            raise HeapUnavailable(f"torch_symm: no symmetric memory of {nbytes} bytes on {device}: {error}") from None
+
+    def exchange(self) -> Memory:
+        assert self._group is not None and self._tensor is not None
+        try:
+            with on(self._tensor.device), variable(OVERLAPPING, self._variable):
+                handle = self._library.rendezvous(self._tensor, self._group.group)
+        except RuntimeError as error:
+            raise HeapUnavailable(_explained(str(error))) from None
+        if handle is None:
+            raise HeapUnavailable("torch_symm: torch's rendezvous gave no handle for this process group")
+        buffers = [int(pointer) for pointer in handle.buffer_ptrs]
+        # a tensor may begin behind the beginning of its buffer; at the same place on all ranks
+        offset = self._tensor.data_ptr() - buffers[self._rank]
+        bases = [buffer + offset if buffer else 0 for buffer in buffers]
+        return Memory(self._tensor, bases, offset, (handle, self._tensor))
+
+    def close(self) -> None:
+        self._tensor = None
+        group, self._group = self._group, None
+        if group is not None:
+            group.close()
+
+
+def attach(
+    name: str,
+    geometry: Geometry,
+    rank: int,
+    *,
+    mode: str,
+    may_evict: bool,
+    water: tuple[int, int],
+    timeout: float,
+    group: Any = None,
+    device: str | torch.device | None = None,
+    allow_overlapping: bool = False,
+    library: Any = None,
+) -> SymmetricHeap:
+    """Join the world `name` with every other rank; see `SymmetricHeap.attach` for the rest.
+
+    Args:
+        group: the process group, whose ranks are ours; default: torch's default group, else one is made.
+        device: of this rank's segment; default: the current GPU (`torch.cuda.set_device`).
+        allow_overlapping: let several ranks have their segments on one GPU: torch's own variable OVERLAPPING is set
+            while torch brings the ranks together.
+        library: what to use in place of torch.distributed._symmetric_memory.
+    """
+    source = TorchSymm(group, device, allow_overlapping=allow_overlapping, library=library)
+    return SymmetricHeap.attach(
+        source, name, geometry, rank, mode=mode, may_evict=may_evict, water=water, timeout=timeout
+    )
+
+
+def why_not() -> str | None:
+    """None if worlds of torch's symmetric memory should work here, else what is missing."""
+    if not torch.distributed.is_available():
+        return f"torch {torch.__version__} is built without torch.distributed; install a build with it"
+    if find_spec(MODULE) is None:
+        return f"torch {torch.__version__} has no {MODULE}; torch 2.6 or later has"
+    if not torch.cuda.is_available():
+        return "torch finds no CUDA or ROCm device"
+    return None
+
+
+def _imported() -> Any:
+    try:
+        return import_module(MODULE)
+    except ImportError as error:
+        raise HeapUnavailable(f"torch_symm: torch {torch.__version__} has no {MODULE}: {error}") from None
+
+
+def _checked(device: str | torch.device | None) -> torch.device:
+    if device is not None:
+        try:
+            return torch.device(device)
+        except (RuntimeError, TypeError) as error:
+            raise InvalidArgument(f"device: {error}") from None
+    if not torch.cuda.is_available():
+        raise HeapUnavailable("torch_symm: torch finds no CUDA or ROCm device")
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def _explained(said: str) -> str:
+    if "overlapping" in said:
+        return (
+            "torch_symm: several ranks have their segments on one GPU. Give each a GPU (torch.cuda.set_device), or say "
+            f"allow_overlapping=True. torch says: {said}"
+        )
+    return f"torch_symm: torch's rendezvous failed: {said}"

@@ -1,0 +1,81 @@
+"""What a world's file is called and what stands at its beginning."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from nanokv.device.geometry import PAYLOAD_ALIGN, Geometry
+from nanokv.device.layout import HEAP_CTL, LINE, Field, Record
+from nanokv.errors import InvalidArgument
+
+WORLD_MAGIC = 0x444C_574F_4E41_4E00  # "\0NANOWLD"
+WORLD_VERSION = 1
+PREFIX = "nanokv."
+BESIDE = "nanokv-*.{:016x}.*"  #: directories that ranks of a world make beside it, by its `world_id`
+_MAX_NAME = 255  # NAME_MAX of every file system that could hold it
+
+HEADER = Record(
+    "WorldHeader",
+    LINE,
+    [
+        Field("magic", "<u8", "WORLD_MAGIC, written last: a file without it is not finished"),
+        Field("version", "<u4", "WORLD_VERSION"),
+        Field("world_size", "<u4", "ranks in the world"),
+        Field("world_id", "<u8", "random; the same in each HeapCtl"),
+        Field("segments_base", "<u8", "offset of the segment of rank 0"),
+        Field("segment_bytes", "<u8", "bytes that each rank has in this file: a segment, or its control block alone"),
+    ],
+)
+
+RANK = Record(
+    "WorldRank",
+    LINE,
+    [
+        # this rank alone writes them
+        Field("met", "<u8", "attaches that ended with every rank there; under the world lock"),
+        Field("barrier", "<u8", "barriers that it has come to"),
+        Field("pid", "<u4", "its process, for messages"),
+        Field("heap_offset", "<u8", "of its segment in the heap of a memory library; 0 if segments are in this file"),
+    ],
+)
+
+
+class Kind(NamedTuple):
+    """A kind of world: how the names of its files begin, and how many bytes of its file each rank has."""
+
+    prefix: str
+    rank_bytes: Callable[[Geometry], int]
+
+
+SEGMENTS = Kind(PREFIX, lambda geometry: geometry.segment_bytes)  #: the file holds the segments
+CARDS = Kind("nanokv-cards.", lambda geometry: HEAP_CTL.size)  #: segments are elsewhere, the file says who is there
+
+
+def directory() -> Path:
+    """Where worlds lie: NANOKV_SHM_DIR, else /dev/shm."""
+    return Path(os.environ.get("NANOKV_SHM_DIR") or "/dev/shm")
+
+
+def path_of(name: str, prefix: str = PREFIX) -> Path:
+    """The file of a world.
+
+    Raises:
+        InvalidArgument: the name cannot be part of a file name.
+    """
+    if not isinstance(name, str) or not name or "/" in name or "\0" in name:
+        raise InvalidArgument(f"the name of a world must be a non-empty string without '/' and NUL, not {name!r}")
+    try:
+        size = len(os.fsencode(prefix + name))
+    except UnicodeEncodeError:
+        raise InvalidArgument(f"the name of a world must be encodable, not {name!r}") from None
+    if size > _MAX_NAME:
+        raise InvalidArgument(
+            f"the name of a world has at most {_MAX_NAME - len(prefix)} bytes, not {size - len(prefix)}"
+        )
+    return directory() / (prefix + name)
+
+
+def segments_base(world_size: int) -> int:
+    """Offset of the first segment."""
+    return -(-(HEADER.size + world_size * RANK.size) // PAYLOAD_ALIGN) * PAYLOAD_ALIGN

@@ -1,0 +1,227 @@
+"""Stand-ins for the libraries that the heap providers `torch_symm` and `iris` take memory from.
+
+They replace what needs GPUs, and nothing of ours: the host interface has the names, arguments, collective calls and
+refusals of the library, and the memory really is shared between processes (memfds, which peers open and map). Ranks and
+exchange go by a real process group of torch.distributed. Written from the libraries' documented interfaces:
+torch 2.13's `torch.distributed._symmetric_memory`; iris of 2025 (`zeros`, `get_heap_bases`) and of 2026
+(`allocate_symmetric`).
+"""
+
+import math
+import mmap
+import os
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+OVERLAPPING = "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"
+
+
+class Pool:
+    """Shared memory of this process, page-aligned, which other processes of this user can map too."""
+
+    def __init__(self, nbytes: int) -> None:
+        self._fd = os.memfd_create("stand-in")
+        os.ftruncate(self._fd, nbytes)
+        self.path = f"/proc/{os.getpid()}/fd/{self._fd}"
+        self.bytes = map_pool(self.path)
+
+    def __del__(self) -> None:
+        os.close(self._fd)
+
+
+def map_pool(path: str) -> torch.Tensor:
+    """The memory behind a pool's path: a new mapping, uint8."""
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        return torch.from_numpy(np.frombuffer(mmap.mmap(fd, 0), np.uint8))
+    finally:
+        os.close(fd)
+
+
+def exchanged(mine: Any, group: Any) -> list[Any]:
+    """What every rank says, by rank. Collective."""
+    said: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(said, mine, group)
+    return said
+
+
+# --- torch.distributed._symmetric_memory ---
+class Offer(NamedTuple):
+    """What a rank tells the others in a rendezvous."""
+
+    path: str
+    nbytes: int
+    offset: int
+    device: int
+
+
+class Handle:
+    """What `rendezvous` returns: the addresses of every rank's buffer, and tensors over them."""
+
+    def __init__(self, rank: int, mapped: list[torch.Tensor]) -> None:
+        self.rank = rank
+        self.world_size = len(mapped)
+        self.buffer_ptrs = [buffer.data_ptr() for buffer in mapped]
+        self.buffer_size = mapped[0].numel()
+        self._mapped = mapped
+
+    def get_buffer(self, rank: int, sizes: Any, dtype: torch.dtype, storage_offset: int = 0) -> torch.Tensor:
+        count = math.prod(sizes)
+        return self._mapped[rank].view(dtype)[storage_offset : storage_offset + count].view(sizes)
+
+    def barrier(self, channel: int = 0, timeout_ms: int = 0) -> None:
+        raise AssertionError("signal pads collide between groups: a provider must not use them")
+
+    get_signal_pad = put_signal = wait_signal = barrier
+
+
+class TorchSymmetricMemory:
+    """`torch.distributed._symmetric_memory` with its CUDA backend, over host memory.
+
+    Args:
+        gpu: the number of the GPU that this rank would have.
+        capacity: bytes that `empty` can give.
+        offset: where tensors begin in their buffers, as in a pool of the caching allocator.
+        said: changes the table of addresses that this rank is told.
+    """
+
+    def __init__(
+        self,
+        gpu: int,
+        *,
+        capacity: int = 1 << 30,
+        offset: int = 0,
+        said: Callable[[list[int]], list[int]] = lambda pointers: pointers,
+    ) -> None:
+        self._gpu, self._capacity, self._offset, self._said = gpu, capacity, offset, said
+        self._pools: dict[int, Pool] = {}
+
+    def empty(self, *size: Any, dtype: torch.dtype | None = None, device: Any = None) -> torch.Tensor:
+        if torch.device(device).type != "cpu":
+            raise RuntimeError(f"no symmetric memory allocator for {device} in this stand-in")
+        shape = tuple(size[0]) if len(size) == 1 and not isinstance(size[0], int) else size
+        kind = dtype or torch.get_default_dtype()
+        nbytes = math.prod(shape) * kind.itemsize
+        if nbytes > self._capacity:
+            raise torch.OutOfMemoryError(f"CUDA out of memory. Tried to allocate {nbytes} bytes.")
+        pool = Pool(self._offset + nbytes)
+        pool.bytes.fill_(0xA5)  # it is not zeroed
+        made = pool.bytes[self._offset :].view(kind).view(shape)
+        self._pools[made.data_ptr()] = pool
+        return made
+
+    def rendezvous(self, tensor: torch.Tensor, group: Any) -> Handle:
+        pool = self._pools.get(tensor.data_ptr())
+        if pool is None:
+            raise RuntimeError("rendezvous: the tensor was not allocated by symmetric memory's empty")
+        rank = dist.get_rank(group)
+        offers = exchanged(Offer(pool.path, tensor.nbytes, self._offset, self._gpu), group)
+        if len({offer.nbytes for offer in offers}) > 1:
+            raise RuntimeError("rendezvous: the sizes of the allocations do not match")
+        if len({offer.device for offer in offers}) < len(offers) and os.environ.get(OVERLAPPING) != "1":
+            raise RuntimeError("rendezvous: detected allocations from overlapping devices from different ranks.")
+        mapped = [pool.bytes if r == rank else map_pool(offer.path) for r, offer in enumerate(offers)]
+        dist.barrier(group)  # all have mapped all
+        handle = Handle(rank, mapped)
+        handle.buffer_ptrs = self._said(handle.buffer_ptrs)
+        return handle
+
+
+# --- iris ---
+ALIGNMENT = 1024  #: of what iris allocates on its heap
+
+
+class OldContext:
+    """The `Iris` of 2025: one pool, allocated upwards, mapped by all ranks when the context is made."""
+
+    def __init__(self, heap_size: int, taken: int = 0) -> None:
+        if not dist.is_initialized():
+            raise RuntimeError("PyTorch distributed is not initialized")
+        self.heap_size = heap_size
+        self._pool = Pool(heap_size)
+        self._pool.bytes.fill_(0xA5)
+        self._next = taken
+        self._map()
+
+    def _map(self) -> None:
+        me = self.get_rank()
+        paths = exchanged(self._pool.path, None)
+        self._mapped = [self._pool.bytes if rank == me else map_pool(path) for rank, path in enumerate(paths)]
+        dist.barrier()
+
+    def _take(self, count: int, dtype: torch.dtype) -> torch.Tensor:
+        nbytes = count * dtype.itemsize
+        aligned = -(-nbytes // ALIGNMENT) * ALIGNMENT
+        if self._next + aligned > self.heap_size:
+            raise MemoryError("Heap out of memory")
+        start, self._next = self._next, self._next + aligned
+        return self._pool.bytes[start : start + nbytes].view(dtype)
+
+    def zeros(self, *size: int, dtype: torch.dtype = torch.int32, device: Any = None) -> torch.Tensor:
+        return self._take(math.prod(size), dtype).zero_().view(size)
+
+    def get_heap_bases(self) -> torch.Tensor:
+        return torch.tensor([pool.data_ptr() for pool in self._mapped], dtype=torch.uint64)
+
+    def barrier(self) -> None:
+        dist.barrier()
+
+    def get_rank(self) -> int:
+        return dist.get_rank()
+
+    def get_num_ranks(self) -> int:
+        return dist.get_world_size()
+
+    def get_device(self) -> torch.device:
+        return self._pool.bytes.device
+
+
+class PeerMap(NamedTuple):
+    """The address map that some versions give beside a tensor."""
+
+    peer_bases: torch.Tensor
+
+
+class NewContext(OldContext):
+    """The `Iris` of 2026: an allocation is collective, maps the peers anew, and has a table of its own.
+
+    `as_map`: the table comes in an address map, and is that of the whole heap; else it is of the tensor.
+    """
+
+    as_map = False
+
+    def allocate_symmetric(self, *size: int, dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, Any]:
+        made = self._take(math.prod(size), dtype).view(size)
+        self._map()
+        bases = self.get_heap_bases().to(torch.int64)
+        if self.as_map:
+            return made, PeerMap(bases)
+        return made, bases + (made.data_ptr() - self._pool.bytes.data_ptr())
+
+
+class MapContext(NewContext):
+    """With an address map."""
+
+    as_map = True
+
+
+class IrisModule:
+    """The module `iris`.
+
+    Args:
+        context: which version of the class it has.
+        taken: bytes of the heap that are in use already when a context has been made.
+        limit: the largest heap.
+    """
+
+    def __init__(self, context: type[OldContext], *, taken: int = 0, limit: int = 1 << 30) -> None:
+        self._context, self._taken, self._limit = context, taken, limit
+
+    def iris(self, heap_size: int = 1 << 30) -> OldContext:
+        if heap_size > self._limit:
+            raise torch.OutOfMemoryError(f"HIP out of memory. Tried to allocate {heap_size} bytes.")
+        return self._context(heap_size, self._taken)
