@@ -7,7 +7,7 @@ is captured too or by a kernel. Tickets are left as they were found, statuses ar
 
 import time
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ import torch
 from nanokv.device.kernels import many
 from nanokv.device.kernels.lane import INTERPRETER
 from nanokv.device.kernels.many import FOUND_WORDS
+from nanokv.device.kernels.shares import TILE_BYTES
 from nanokv.device.layout import WORD
 from nanokv.device.machine import Found, Request
 from nanokv.device.pages import Pages
@@ -24,6 +25,7 @@ from nanokv.device.ticket import TICKET
 
 CTAS_A_MULTIPROCESSOR = 8  #: of one warp each; more do not move more bytes
 INTERPRETED_CTAS = 5
+CONTROL_WORDS = 2
 
 
 class Batch:
@@ -41,6 +43,7 @@ class Batch:
     Attributes:
         requests: int64 [capacity, words of a REQUEST], on the device.
         control: int64 [2], on the device: how many requests there are, and the time of day in ns.
+        tickets: int64 [capacity, words of a TICKET], on the device, zero between launches: for kernels of one's own.
         statuses: int64 [capacity], on the device: what each request came to (`status.Status`).
         prefix: int64 [1], on the device: after `find`, how many of the first keys are there, without a gap.
         reported: int64 [capacity], in pinned host memory: `statuses` as they were at `report`.
@@ -52,14 +55,16 @@ class Batch:
         self._world = world
         self._on_gpu = device.type == "cuda"
         words = REQUEST.size // WORD
-        self._host = torch.zeros(capacity * words + 2, dtype=torch.int64, pin_memory=self._on_gpu)
-        table = torch.zeros(capacity * words + 2, dtype=torch.int64, device=device)
-        self._table, self.requests, self.control = table, table[: capacity * words].view(capacity, words), table[-2:]
-        self._tickets = torch.zeros(capacity * TICKET.size // WORD, dtype=torch.int64, device=device)
+        self._host = torch.zeros(CONTROL_WORDS + capacity * words, dtype=torch.int64, pin_memory=self._on_gpu)
+        self._table = torch.zeros_like(self._host, device=device)
+        self.control, requests = self._table[:CONTROL_WORDS], self._table[CONTROL_WORDS:]
+        self.requests = requests.view(capacity, words)
+        self.tickets = torch.zeros(capacity, TICKET.size // WORD, dtype=torch.int64, device=device)
         self.statuses = torch.full((capacity,), -1, dtype=torch.int64, device=device)
         self.prefix = torch.zeros(1, dtype=torch.int64, device=device)
         self.reported = torch.zeros(capacity, dtype=torch.int64, pin_memory=self._on_gpu)
         self._pages = pages
+        self._tiles = 0
         self._found = torch.zeros(0, FOUND_WORDS.value, dtype=torch.int64, device=device)
         self._filled = torch.cuda.Event() if self._on_gpu else None  # type: ignore[no-untyped-call]
         self._ctas = INTERPRETED_CTAS
@@ -71,22 +76,28 @@ class Batch:
         """How many requests there is room for."""
         return len(self.statuses)
 
-    def fill(self, requests: Sequence[Request]) -> None:
-        """Write the table, by one copy on the current stream. Not to be captured: it reads the host's clock.
+    def fill(self, requests: Sequence[Request], now: int | None = None) -> None:
+        """Write the table, by one copy on the current stream. Not to be captured.
+
+        Args:
+            now: the time of day in ns. Default: the host's clock.
 
         Raises:
             ValueError: there are more than `capacity`.
         """
         if len(requests) > self.capacity:
             raise ValueError(f"{len(requests)} requests in a batch with room for {self.capacity}")
+        self._tiles = sum(max(-(-each.nbytes // TILE_BYTES.value), 1) for each in requests)
         words = np.array([_row(each) for each in requests], np.int64).reshape(-1)
         if self._filled is not None:
             self._filled.synchronize()  # the copy before may still read what is overwritten here
-        self._host[: len(words)] = torch.from_numpy(words)
-        self._host[-2], self._host[-1] = len(requests), time.time_ns()
-        self._table.copy_(self._host, non_blocking=True)
-        if self._filled is not None:
-            self._filled.record()
+        used = CONTROL_WORDS + len(words)
+        self._host[0], self._host[1] = len(requests), time.time_ns() if now is None else now
+        self._host[CONTROL_WORDS:used] = torch.from_numpy(words)
+        with self._entered():
+            self._table[:used].copy_(self._host[:used], non_blocking=True)
+            if self._filled is not None:
+                self._filled.record()
 
     def put(self) -> None:
         """Put all: one launch on the current stream."""
@@ -98,19 +109,21 @@ class Batch:
 
     def find(self) -> None:
         """Look all keys up, and how long a prefix of them is there: one launch on the current stream."""
-        self._launch(many.find_many_kernel, self._tickets, self.statuses, self.control, self.prefix)
+        self._launch(many.find_many_kernel, self.tickets, self.statuses, self.control, self.prefix)
 
     def lookup(self) -> list[Found]:
         """Where the objects of all keys lie: one launch. Waits for the current stream."""
         if not len(self._found):
             self._found = self._found.new_zeros(self.capacity, FOUND_WORDS.value)
         self._launch(many.lookup_many_kernel, self._found, self.control)
-        rows = self._found[: self._count()].cpu().tolist()
+        with self._entered():
+            rows = self._found[: self._count()].cpu().tolist()
         return [Found(*row[:6], tuple(row[6:])) for row in rows]  # type: ignore[call-arg]
 
     def report(self) -> None:
         """Copy the statuses to `reported`, on the current stream, without waiting; may be captured."""
-        self.reported.copy_(self.statuses, non_blocking=True)
+        with self._entered():
+            self.reported.copy_(self.statuses, non_blocking=True)
 
     def answers(self) -> list[int]:
         """The statuses of all requests, once the launches before have ended. Waits for the current stream."""
@@ -120,17 +133,25 @@ class Batch:
         return self.reported[: self._count()].tolist()
 
     def _count(self) -> int:
-        return int(self._host[-2])
+        return int(self._host[0])
 
     def _move(self, kernel: Any) -> None:
         pages, layout = (0, ()) if self._pages is None else (self._pages.table.data_ptr(), self._pages.layout)
-        self._launch(kernel, self._tickets, self.statuses, self.control, pages, layout)
+        self._launch(kernel, self.tickets, self.statuses, self.control, pages, layout)
 
     def _launch(self, kernel: Any, *args: Any) -> None:
-        """Launch a kernel of `many`: its first arguments are the world and the requests."""
+        """Launch a kernel of `many`: its first arguments are the world and the requests.
+
+        Any number of CTAs does the same. What is captured may be replayed with other requests: then all of them come.
+        """
         words = (arg.data_ptr() if isinstance(arg, torch.Tensor) else arg for arg in (self.requests, *args))
-        with nullcontext() if self._on_gpu else INTERPRETER:
-            kernel[(self._ctas,)](self._world, *words, num_warps=1)
+        with self._entered(), nullcontext() if self._on_gpu else INTERPRETER:
+            captured = self._on_gpu and torch.cuda.is_current_stream_capturing()
+            ctas = self._ctas if captured else min(self._ctas, max(self._tiles, 1))
+            kernel[(ctas,)](self._world, *words, num_warps=1)
+
+    def _entered(self) -> AbstractContextManager[Any]:
+        return torch.cuda.device(self.statuses.device) if self._on_gpu else nullcontext()
 
 
 def _row(request: Request) -> tuple[int, ...]:

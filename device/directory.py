@@ -141,24 +141,6 @@ def judge(world: tl.int64, entry: tl.int64, key_hash: tl.int64, key_check: tl.in
 
 
 @triton.jit
-def find(world: tl.int64, key_hash: tl.int64, key_check: tl.int64) -> Any:
-    """Look a key up. Returns (status, entry): OK, NOT_READY, MISS or CORRUPT, and the entry of the first two."""
-    seg = segment(world, home_of(world, key_check))
-    status = word(MISS)
-    found = word(0)
-    i = word(0)
-    while (i < CANDIDATES) & (status == MISS):
-        entry = load64(candidate_at(world, seg, key_hash, i), "acquire")
-        if has_tag(entry, key_check) & ((entry & ENTRY_PHASE_MASK) == ENTRY_FINAL):
-            status = judge(world, entry, key_hash, key_check)
-            found = entry
-        i += 1
-    if status == CORRUPT:
-        add64(seg + COUNT_CORRUPT, 1, "relaxed")
-    return status, found
-
-
-@triton.jit
 def look(world: tl.int64, seg: tl.int64, key_hash: tl.int64, key_check: tl.int64) -> Any:
     """Look at all sixteen entries at once. Returns two sets of places, as bits.
 
@@ -171,6 +153,27 @@ def look(world: tl.int64, seg: tl.int64, key_hash: tl.int64, key_check: tl.int64
     tagged, empty = look_line(one, ENTRIES_PER_BUCKET, mask, tag)
     others, free = look_line(two, ENTRIES_PER_BUCKET, mask, tag)
     return tagged | (others << ENTRIES_PER_BUCKET), empty | (free << ENTRIES_PER_BUCKET)
+
+
+@triton.jit
+def find(world: tl.int64, key_hash: tl.int64, key_check: tl.int64) -> Any:
+    """Look a key up. Returns (status, entry): OK, NOT_READY, MISS or CORRUPT, and the entry of the first two."""
+    seg = segment(world, home_of(world, key_check))
+    status = word(MISS)
+    found = word(0)
+    tagged, _ = look(world, seg, key_hash, key_check)
+    i = word(0)
+    while (tagged != 0) & (status == MISS):
+        if (tagged & 1) == 1:
+            entry = load64(candidate_at(world, seg, key_hash, i), "relaxed")
+            if has_tag(entry, key_check) & ((entry & ENTRY_PHASE_MASK) == ENTRY_FINAL):
+                status = judge(world, entry, key_hash, key_check)
+                found = entry
+        tagged = tagged >> 1
+        i += 1
+    if status == CORRUPT:
+        add64(seg + COUNT_CORRUPT, 1, "relaxed")
+    return status, found
 
 
 @triton.jit
@@ -203,7 +206,7 @@ def survey(world: tl.int64, seg: tl.int64, key_hash: tl.int64, key_check: tl.int
     i = word(0)
     while tagged != 0:
         if (tagged & 1) == 1:
-            seen = load64(candidate_at(world, seg, key_hash, i), "acquire")
+            seen = load64(candidate_at(world, seg, key_hash, i), "relaxed")
             if has_tag(seen, key_check) & ((seen & ENTRY_PHASE_MASK) == ENTRY_FINAL):
                 answer = judge(world, seen, key_hash, key_check)
                 status = select((answer == OK) | (answer == NOT_READY), word(DUPLICATE), status)
@@ -232,7 +235,7 @@ def settle(world: tl.int64, seg: tl.int64, key_hash: tl.int64, key_check: tl.int
     """Settle with the i-th entry, `mine` being the place of one's own. True if one's own may stay."""
     slot = candidate_at(world, seg, key_hash, i)
     stays = i == i
-    seen = load64(slot, "acquire")
+    seen = load64(slot, "relaxed")
     look = has_tag(seen, key_check)
     tries = word(0)
     while look & (tries < CANDIDATES):
@@ -288,7 +291,7 @@ def erase(
     while tagged != 0:
         if (tagged & 1) == 1:
             slot = candidate_at(world, seg, key_hash, i)
-            seen = load64(slot, "acquire")
+            seen = load64(slot, "relaxed")
             if (seen == final) | (seen == tentative):
                 cas64(slot, seen, 0, "relaxed")
         tagged = tagged >> 1

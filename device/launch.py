@@ -1,12 +1,14 @@
 """The machine that launches kernels: on a GPU, or on the CPU by Triton's interpreter (for tests: it is slow).
 
-Every host call is one launch of one CTA that calls one protocol function, but for large puts and gets, which are two
-launches, the second with many CTAs. Words that the host only looks at are copied; it writes none but those of HeapCtl
+Every host call is one launch: of one CTA that calls one protocol function, or, for what moves payload, of as many as it
+has tiles. Words that the host only looks at are copied; it writes none but those of HeapCtl
 that nobody else writes. Calls about objects go to the caller's current stream, so that they come after the kernels that
 the caller launched; calls of the owner's host have a stream of their own, so that they do not wait for those.
 """
 
+import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,15 +17,17 @@ import torch
 import triton
 from triton.runtime.interpreter import InterpretedFunction
 
+from nanokv.device.batch import Batch
 from nanokv.device.geometry import Geometry
-from nanokv.device.kernels import host, objects, transfer
-from nanokv.device.kernels.lane import Lane, check_compiler, payload_warps
+from nanokv.device.kernels import checksums, host, objects
+from nanokv.device.kernels.lane import Lane, check_compiler
+from nanokv.device.kernels.shares import TILE_BYTES
 from nanokv.device.launch_ring import RingReader
 from nanokv.device.layout import ACTIVITY, HEAP_CTL, OBJ_HEADER, WORD, unpack
-from nanokv.device.machine import Begun, Descriptor, Drained, Found, Words, free_chain
+from nanokv.device.machine import Begun, Descriptor, Drained, Found, Request, Words, free_chain
+from nanokv.device.status import Status
 
-ONE_CTA_BYTES = 64 * 1024  #: up to here one CTA does the whole put or get in one launch
-MAX_CTAS = 264  #: two a multiprocessor of the largest GPUs in use; more only wait for their turn
+MAX_CTAS = 1056  #: eight a multiprocessor of the largest GPUs in use; more only wait for their turn
 
 
 class LaunchMachine:
@@ -55,7 +59,8 @@ class LaunchMachine:
         self._objects = Lane(world, device, own_stream=False)
         self._owner = Lane(world, device, own_stream=True)
         self._rings = RingReader(geometry, segments, self._owner)
-        self._warps = payload_warps()
+        self._single = Batch(world, 1, device)
+        self._lock = threading.Lock()
 
     def _call(self, kernel: Any, *args: int) -> list[int]:
         return self._objects.run(args, (kernel, 1))
@@ -63,12 +68,16 @@ class LaunchMachine:
     def _owner_call(self, kernel: Any, *args: int) -> list[int]:
         return self._owner.run(args, (kernel, 1))
 
-    def _move(self, args: tuple[int, ...], nbytes: int, first: Any, second: Any, before: tuple[int, ...] = ()) -> int:
-        """Run `first` (if any) with one CTA and `second` with as many as there are tiles, on one frame."""
-        ctas = min(max(nbytes // transfer.TILE_BYTES.value, 1), MAX_CTAS)
-        launches = [(first, 1)] if first is not None else []
-        answers = self._objects.run(args, *launches, (second, ctas), warps=self._warps, before=before)
-        return answers[transfer.FINAL.value]
+    def _by_tiles(self, kernel: Any, args: tuple[int, ...], nbytes: int, before: tuple[int, ...] = ()) -> int:
+        ctas = min(max(nbytes // TILE_BYTES.value, 1), MAX_CTAS)
+        return self._objects.run(args, (kernel, ctas), before=before)[checksums.FINAL.value]
+
+    def _one(self, what: Callable[[Batch], None], request: Request, now: int) -> int:
+        """Put or get one object: the case of one of many."""
+        with self._lock:
+            self._single.fill([request], now)
+            what(self._single)
+            return self._single.answers()[0]
 
     # objects
     def begin(self, owner: int, key: tuple[int, int], nbytes: int, flags: int, what: Descriptor, now: int) -> Begun:
@@ -78,8 +87,7 @@ class LaunchMachine:
         self, owner: int, key: tuple[int, int], index: int, epoch: int, payload: int, nbytes: int, what: Descriptor
     ) -> None:
         args = (owner, *key, nbytes, 0, 0, *what, index, epoch, payload)
-        kernel = transfer.seal_small_kernel if nbytes <= ONE_CTA_BYTES else transfer.seal_payload_kernel
-        self._move(args, nbytes if nbytes > ONE_CTA_BYTES else 0, None, kernel)
+        self._by_tiles(checksums.seal_payload_kernel, args, nbytes)
 
     def finish(self, owner: int, index: int, epoch: int, phase: int) -> int:
         return self._call(objects.finish_object_kernel, owner, index, epoch, phase)[0]
@@ -97,10 +105,7 @@ class LaunchMachine:
         self._call(objects.leave_segment_kernel, owner, phase)
 
     def put(self, owner: int, key: tuple[int, int], src: int, nbytes: int, what: Descriptor, now: int) -> int:
-        args = (owner, *key, nbytes, 0, now, *what, src)
-        if nbytes <= ONE_CTA_BYTES:
-            return self._move(args, 0, None, transfer.put_small_kernel)
-        return self._move(args, nbytes, objects.begin_object_kernel, transfer.store_payload_kernel)
+        return self._one(Batch.put, Request(key, src, nbytes, owner, what), now)
 
     def lookup(self, key: tuple[int, int]) -> Found:
         status, owner, index, epoch, payload, nbytes, *what = self._call(objects.lookup_object_kernel, *key)[:14]
@@ -110,18 +115,16 @@ class LaunchMachine:
         return self._call(objects.find_key_kernel, *key)[0]
 
     def read(self, key: tuple[int, int], found: Found, dst: int, now: int) -> int:
-        args = (*key, dst, found.nbytes, now)
-        return self._move(args, found.nbytes, None, transfer.copy_payload_kernel, before=found[:6])
+        """What has the key now, if that has the same descriptor as what was found."""
+        status = self._one(Batch.get, Request(key, dst, found.nbytes, what=found.descriptor), now)
+        return status if status in (Status.OK, Status.CORRUPT) else Status.TORN
 
     def get(self, key: tuple[int, int], dst: int, nbytes: int, now: int) -> int:
-        args = (*key, dst, nbytes, now)
-        if nbytes <= ONE_CTA_BYTES:
-            return self._move(args, 0, None, transfer.get_small_kernel)
-        return self._move(args, nbytes, objects.lookup_object_kernel, transfer.copy_payload_kernel)
+        return self._one(Batch.get, Request(key, dst, nbytes), now)
 
     def verify(self, key: tuple[int, int], found: Found, copy: int) -> int:
         args = (*key, copy, found.nbytes, time.time_ns())
-        return self._move(args, found.nbytes, None, transfer.verify_payload_kernel, before=found[:6])
+        return self._by_tiles(checksums.verify_payload_kernel, args, found.nbytes, before=found[:6])
 
     def validate(self, owner: int, index: int, epoch: int) -> int:
         return self._call(objects.validate_object_kernel, owner, index, epoch)[0]

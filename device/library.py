@@ -17,7 +17,7 @@ from nanokv.device.activity import leave
 from nanokv.device.checksum import wanted
 from nanokv.device.get import get, lookup, lookup_described, touch, validate, verify
 from nanokv.device.header import describe
-from nanokv.device.kernels.transfer import copy_tile
+from nanokv.device.kernels.shares import copy_tile
 from nanokv.device.layout import WORD_BYTES
 from nanokv.device.memory import copy_bytes, store64, table64, word
 from nanokv.device.parts import (

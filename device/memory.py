@@ -9,9 +9,8 @@ Four rules that the compiler's own behaviour makes necessary:
   `atomic_load` on its wrong side;
 - an addition of 0 that does not release is made a load by LLVM, and may read an old word; one that releases stays a
   read-modify-write, which reads the newest;
-- a relaxed load is a plain load, which every warp does for itself: warps could read different words and part. An atomic
-  is done once for the CTA. So what allocates runs in CTAs of one warp, and loads in functions that readers call from
-  larger CTAs acquire, also where the protocol would not need it;
+- a relaxed load is a plain load, which every warp does for itself: warps could read different words and part. So
+  whatever calls protocol functions runs in CTAs of one warp (or is sure that nobody else changes what it reads);
 - a barrier stands before every releasing and after every acquiring atomic: a scalar atomic is executed by one warp, and
   the stores of the other warps are ordered by the barrier alone.
 """

@@ -86,7 +86,8 @@ def begin(
     """Begin an object of `nbytes` in the segment of `owner`: a header that is WRITING and pages to fill.
 
     Returns (status, header slot, epoch, payload offset, phase). After OK the caller stores the payload and calls
-    `finish`, or `abort`; after anything else there is nothing to do.
+    `finish`, or `abort` and `activity.leave`; after anything else there is nothing to do. The slot keeps the descriptor
+    of the object before: `describe` it.
     """
     seg = segment(world, owner)
     phase = enter(world, seg)

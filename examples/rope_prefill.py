@@ -28,7 +28,6 @@ from nanokv.device.library import (
     Q_BLOCK,
     Q_BYTES,
     REQUEST_BYTES,
-    TICKET,
     TICKET_BYTES,
     WORD_BYTES,
     begin_put_part,
@@ -169,7 +168,6 @@ class Prefill:
     def __init__(self, world: int, capacity: int, device: torch.device) -> None:
         self._world = world
         self.batch = Batch(world, capacity, device)
-        self._tickets = torch.zeros(capacity, TICKET.size // WORD_BYTES.value, dtype=torch.int64, device=device)
 
     def launch(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, positions: torch.Tensor, by: Rotation
@@ -187,7 +185,7 @@ class Prefill:
         _check(q, k, v, positions)
         rotated_q = torch.empty_like(q)
         batch = self.batch
-        words = (each.data_ptr() for each in (batch.requests, self._tickets, batch.statuses, batch.control))
+        words = (each.data_ptr() for each in (batch.requests, batch.tickets, batch.statuses, batch.control))
         rope_prefill_kernel[(batch.capacity, BLOCK // TILE)](
             self._world,
             *words,

@@ -37,7 +37,8 @@ class Options:
             "shm". Variable NANOKV_HEAP.
         heap_options: what else that provider takes, such as `device`.
         checksum: store a checksum of each object's bytes, and read none whose bytes are not right: SegmentCorrupt.
-            Objects that a kernel commits itself have none, and cannot be read then. Variable NANOKV_CHECKSUM: 0 or 1.
+            Objects that a kernel committed without one cannot be read then (`parts.sum_put_part` makes it). Variable
+            NANOKV_CHECKSUM: 0 or 1.
         on_stale: what to do with the name of a world whose ranks are all dead.
     """
 

@@ -22,9 +22,11 @@ from triton.compiler import ASTSource
 
 from nanokv.device import memory, remote
 from nanokv.device.freelist import pop, push
-from nanokv.device.kernels import host, many, objects, transfer
+from nanokv.device.get import get
+from nanokv.device.kernels import checksums, host, many, objects
 from nanokv.device.memory import load64
-from nanokv.device.put import seal_payload
+from nanokv.device.put import put, seal_payload
+from nanokv.device.status import OK
 
 
 class Kernel(NamedTuple):
@@ -90,15 +92,23 @@ def seal_probe_kernel(world: tl.int64, payload: tl.int64, nbytes: tl.int64) -> N
     seal_payload(world, 0, 1, 1, 0, 1, payload, nbytes, 0, 0, 0, 0, 0, 0, 0, 0)
 
 
+@triton.jit
+def put_get_probe_kernel(world: tl.int64, key: tl.int64, src: tl.int64, dst: tl.int64, nbytes: tl.int64) -> None:
+    """A whole put and a whole get by one CTA, as in a user's kernel."""
+    status, _ = put(world, 0, key, key, src, nbytes, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+    if status == OK:
+        get(world, key, key, dst, nbytes, 0)
+
+
 def kernels() -> dict[str, Kernel]:
-    """Every kernel of the project, and four probes: for what users' kernels do, and for the free lists."""
+    """Every kernel of the project, and five probes: for what users' kernels do, and for the free lists."""
     found = {}
-    for module in (objects, host, transfer, many):
+    for module in (objects, host, checksums, many):
         for name, function in vars(module).items():
             if name.endswith("_kernel") and function.__module__ == module.__name__:
                 words = {argument: "i64" for argument in function.arg_names if argument != "layout"}
                 constants = {"layout": ()} if "layout" in function.arg_names else {}
-                found[name] = Kernel(function, module is transfer, words, constants)
+                found[name] = Kernel(function, False, words, constants)
                 if constants:
                     found[f"{name}_of_heads"] = Kernel(function, False, words, {"layout": LAYOUT_OF_HEADS})
     pointers = {"word_ptr": "*i64", "heap_bases": "*i64", "out_ptr": "*i64"}
@@ -109,6 +119,8 @@ def kernels() -> dict[str, Kernel]:
     found["poll_word_kernel"] = Kernel(poll_word_kernel, False, words, {})
     found["pop_push_kernel"] = Kernel(pop_push_kernel, False, {"head": "i64", "links": "i64", "count": "i64"}, {})
     sealed = {"world": "i64", "payload": "i64", "nbytes": "i64"}
+    words = dict.fromkeys(("world", "key", "src", "dst", "nbytes"), "i64")
+    found["put_get_probe_kernel"] = Kernel(put_get_probe_kernel, False, words, {})
     found["seal_probe_kernel"] = Kernel(seal_probe_kernel, True, sealed, {})
     return found
 

@@ -92,17 +92,17 @@ def _hold_all_in_quarantine(self: Any) -> None:
 
 BUGS = {
     "a torn look hid a leaked slot": Bug(
-        "swept/weak: producer@10 0.2 43.2 59.2",
+        "swept/weak: producer@35 0.2 46.2 182.1 247.1",
         host=((Audit, "start", _start_once), (Sweeper, "_audit_step", _hold_all_in_quarantine)),
     ),
     "a rank that died before any sweep saw it alive was not audited": Bug(
         "swept/sc: producer@5 13.1", host=((Sweeper, "_watch_ranks", _watch_those_seen_alive),)
     ),
     "the pin of a reader that died between two steps stayed for ever": Bug(
-        "swept-pins/sc: reader@24", host=((sweeper, "drop_dead_pins", _clear_intents),)
+        "swept-pins/sc: reader@27", host=((sweeper, "drop_dead_pins", _clear_intents),)
     ),
     "a slot was released by an old look at its state, while it was READY again": Bug(
-        "release/weak: 47.1 57.2 62.1 70.3",
+        "release/weak: 35.1 36.1 60.3 64.3",
         device=lambda: (
             rewrite(
                 reclaim.release,

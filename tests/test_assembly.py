@@ -87,19 +87,17 @@ def polls_in_a_loop(text: str) -> bool:
 REQUIRED = [
     ("commit_object_kernel", "cas", False, True, 3),  # the state, FLAG_ACK, the hint
     ("finish_object_kernel", "cas", False, True, 3),
-    ("store_payload_kernel", "cas", False, True, 1),
-    ("store_payload_kernel", "add", True, True, 1),  # the arrival of a CTA
-    ("store_payload_kernel", "add", False, True, 2),  # and leaving
-    ("put_small_kernel", "cas", False, True, 1),
-    ("put_small_kernel", "cas", True, False, 3),
-    ("put_small_kernel", "add", True, True, 1),  # the turnstile
+    ("put_many_kernel", "cas", False, True, 1),
+    ("put_many_kernel", "cas", True, False, 3),
+    ("put_many_kernel", "add", True, True, 2),  # the turnstile, and the arrival of a CTA
+    ("put_many_kernel", "add", False, True, 2),  # and leaving
+    ("put_many_kernel", "swap", False, True, 1),  # what the first CTA shares
     ("begin_object_kernel", "add", True, True, 1),
     ("begin_object_kernel", "cas", True, False, 3),
     ("begin_object_kernel", "swap", False, True, 1),  # RESERVED
     ("validate_object_kernel", "add", False, True, 1),
-    ("copy_payload_kernel", "add", True, True, 1),  # the arrival of a CTA
-    ("copy_payload_kernel", "add", False, True, 2),  # and validating
-    ("get_small_kernel", "add", False, True, 1),
+    ("get_many_kernel", "add", True, True, 1),  # the arrival of a CTA
+    ("get_many_kernel", "add", False, True, 1),  # and validating
     ("remove_object_kernel", "cas", True, False, 1),
     ("pin_object_kernel", "cas", True, True, 1),
     ("pop_push_kernel", "cas", True, False, 1),

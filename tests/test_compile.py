@@ -43,7 +43,7 @@ def test_every_kernel_compiles(target: str) -> None:
 
 MOST_STACK = 32  #: bytes a thread: words of the control steps; a thread's part of a tile is 128 or more
 STREAMING = (
-    *("store_payload_kernel", "copy_payload_kernel", "put_many_kernel", "get_many_kernel"),
+    *("put_many_kernel", "get_many_kernel"),
     *("put_many_kernel_of_heads", "get_many_kernel_of_heads"),
 )
 

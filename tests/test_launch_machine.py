@@ -1,42 +1,20 @@
 """The launching machine, in Triton's interpreter: the bodies that run on a GPU (tests/gpu), in another process."""
 
-import os
-import re
-import subprocess
-import sys
-from functools import cache
-from pathlib import Path
-
 import pytest
 import torch
 
 from nanokv.device.geometry import Geometry
 from nanokv.device.kernels.lane import check_compiler
 from nanokv.device.launch import LaunchMachine
-from tests.gpu.every_body import BODIES
+from tests.gpu.every_body import GROUPS
+from tests.gpu.interpreted import passed
 
 pytestmark = pytest.mark.timeout(300)  # all that is compiled or interpreted falls to the first test
 
 
-@cache
-def interpreted() -> str:
-    """What `python -m tests.gpu` prints; TRITON_INTERPRET is read when a kernel is decorated."""
-    done = subprocess.run(
-        [sys.executable, "-W", "error::RuntimeWarning", "-m", "tests.gpu", "--device", "cpu"],
-        env=os.environ | {"TRITON_INTERPRET": "1"},
-        cwd=Path(__file__).parents[1],
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
-    return done.stdout + done.stderr
-
-
-@pytest.mark.parametrize("name", [body.__name__ for body in BODIES])
+@pytest.mark.parametrize("name", [body.__name__ for body in GROUPS["objects"]])
 def test_interpreted(name: str) -> None:
-    said = interpreted()
-    assert re.search(rf"^ok {name} ", said, re.M), said[-6000:]
+    assert passed("objects", name)
 
 
 def test_a_cpu_without_the_interpreter_is_refused() -> None:

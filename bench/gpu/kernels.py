@@ -9,7 +9,7 @@ from bench.gpu.clock import cycles, nanoseconds
 from nanokv.device.extent import class_of, give, take
 from nanokv.device.freelist import pop, push
 from nanokv.device.header import give_slot, take_slot
-from nanokv.device.kernels.transfer import copy_tile
+from nanokv.device.kernels.shares import copy_tile
 from nanokv.device.layout import WORD_BYTES
 from nanokv.device.memory import copy_bytes, mixed, pointer64, select, store64, table64, word
 from nanokv.device.put import begin, finish

@@ -17,11 +17,6 @@ STAGING_BYTES = 1 << 20  #: to begin with: to pin memory makes the device wait
 INTERPRETER = threading.Lock()
 
 
-def payload_warps() -> int:
-    """Warps of a CTA that stores payload; one on AMD: see `transfer` for why."""
-    return 4 if torch.version.hip is None else 1
-
-
 class Lane:
     """Launches kernels for one machine, one operation at a time: `run` returns when the answers are there.
 
@@ -54,7 +49,6 @@ class Lane:
         self,
         args: Sequence[int],
         *launches: tuple[Any, int],
-        warps: int = 1,
         before: Sequence[int] = (),
     ) -> list[int]:
         """Launch some kernels one after the other on the same frame.
@@ -62,14 +56,13 @@ class Lane:
         Args:
             args: the words from 1 on.
             launches: kernels, each with its number of CTAs.
-            warps: of a CTA.
             before: answers that the first kernel finds, as if another launch had left them.
 
         Returns:
             all answer words.
         """
         with self._lock, self.entered():
-            return self._run(args, launches, warps, before)
+            return self._run(args, launches, before)
 
     def run_and_fetch(
         self, fetched: torch.Tensor, args: Sequence[int], *launches: tuple[Any, int]
@@ -77,7 +70,7 @@ class Lane:
         """`run`, and bring what the kernels left in a tensor on the device; the host waits once."""
         with self._lock, self.entered():
             pinned = self._pinned(fetched)
-            answers = self._run(args, launches, 1, (), lambda: pinned.copy_(fetched, non_blocking=True))
+            answers = self._run(args, launches, (), lambda: pinned.copy_(fetched, non_blocking=True))
             return answers, np.array(pinned.numpy())
 
     def fetch(self, tensor: torch.Tensor) -> npt.NDArray[Any]:
@@ -107,7 +100,6 @@ class Lane:
         self,
         args: Sequence[int],
         launches: Sequence[tuple[Any, int]],
-        warps: int,
         before: Sequence[int],
         last: Callable[[], Any] = lambda: None,
     ) -> list[int]:
@@ -118,7 +110,7 @@ class Lane:
             self._host[FIRST_ANSWER : FIRST_ANSWER + len(before)] = torch.tensor(before, dtype=torch.int64)
         self._frame.copy_(self._host, non_blocking=True)
         for kernel, ctas in launches:
-            kernel[(ctas,)](self._frame.data_ptr(), num_warps=warps)
+            kernel[(ctas,)](self._frame.data_ptr(), num_warps=1)
         self._host.copy_(self._frame, non_blocking=True)
         last()
         self._synchronize()

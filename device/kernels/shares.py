@@ -20,6 +20,17 @@ REQUESTS = tl.constexpr(128)  # of which the sizes are read in one step
 
 
 @triton.jit
+def copy_tile(dst: tl.int64, src: tl.int64, words: tl.constexpr = TILE_WORDS) -> None:
+    """Copy `words`, a power of two, between addresses that are multiples of 16."""
+    lanes = tl.arange(0, words)
+    of = tl.cast(tl.multiple_of(src, 16), tl.pointer_type(tl.int64)) + lanes
+    to = tl.cast(tl.multiple_of(dst, 16), tl.pointer_type(tl.int64)) + lanes
+    of = tl.max_contiguous(tl.multiple_of(of, 16), words)
+    to = tl.max_contiguous(tl.multiple_of(to, 16), words)
+    tl.store(to, tl.load(of, cache_modifier=".cg"))
+
+
+@triton.jit
 def tiles_of(nbytes: tl.tensor) -> Any:
     """Tiles of objects; one also of an object without bytes: somebody must put it."""
     return tl.maximum((nbytes + TILE_BYTES - 1) // TILE_BYTES, 1)

@@ -19,7 +19,7 @@ import torch
 
 from bench.gpu.runner import LIMITS, about, judged, run_all
 from nanokv.check.litmus import run_litmus
-from tests.gpu.every_body import BODIES
+from tests.gpu.every_body import GROUPS
 
 INSTANCES = 2_000_000  #: of each litmus shape on a GPU
 INSTANCES_ON_CPU = 100_000
@@ -47,7 +47,11 @@ def main() -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tests.gpu")
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--only", help=f"one body, litmus, {BENCH} (all benchmarks), or one of {', '.join(LIMITS)}")
+    names = ", ".join(GROUPS), ", ".join(LIMITS)
+    parser.add_argument(
+        "--only",
+        help=f"one body, a group of them ({names[0]}), litmus, {BENCH} (all benchmarks), or one of {names[1]}",
+    )
     parser.add_argument("--bench", action="store_true", help="benchmarks on a CPU too")
     parser.add_argument("--commit", help="of this checkout, where there is no git")
     parser.add_argument("--json", type=Path, help="write the results there")
@@ -59,9 +63,10 @@ def _name(device: torch.device) -> str:
 
 
 def _results(device: torch.device, only: str | None, *, bench: bool) -> Iterator[dict[str, Any]]:
-    for body in BODIES:
-        if only in (None, body.__name__):
-            yield _body(body, device)
+    for group, bodies in GROUPS.items():
+        for body in bodies:
+            if only in (None, group, body.__name__):
+                yield _body(body, device)
     if only in (None, "litmus"):
         yield from _litmus(device)
     if bench and (only in (None, BENCH) or only in LIMITS):

@@ -13,8 +13,8 @@ import triton.language as tl
 
 from nanokv.device import remote
 from nanokv.device.geometry import Geometry, producer_word
-from nanokv.device.kernels import transfer
-from nanokv.device.launch import ONE_CTA_BYTES, LaunchMachine
+from nanokv.device.kernels.shares import TILE_BYTES
+from nanokv.device.launch import LaunchMachine
 from nanokv.device.layout import (
     CHECKSUM_MASK,
     CHECKSUM_SHIFT,
@@ -107,7 +107,7 @@ def world(
 
 def checksums(device: torch.device) -> None:
     """Put, sealed and read by one CTA and by many; the numbers are the native ones, and a flipped bit is seen."""
-    sizes = (0, 9, PAGE + 1, ONE_CTA_BYTES + transfer.TILE_BYTES.value + 9)
+    sizes = (0, 9, PAGE + 1, 5 * TILE_BYTES.value + 9)
     with world(device, pages=256, checksum=True) as w:
         for n, size in enumerate(sizes):
             data = w.bytes(size, n, shift=(0, 8, 3)[n % 3])
@@ -152,8 +152,8 @@ def mixed_in_python(word: int, place: int) -> int:
 
 def puts_gets_and_removes(device: torch.device) -> None:
     """Sizes about every boundary, aligned and not, in both segments; duplicates, misses and wrong sizes."""
-    tile = transfer.TILE_BYTES.value
-    sizes = (0, 1, 7, 64, PAGE + 1, ONE_CTA_BYTES, ONE_CTA_BYTES + 1, ONE_CTA_BYTES + tile + 9, 2 * ONE_CTA_BYTES)
+    tile = TILE_BYTES.value
+    sizes = (0, 1, 7, 64, PAGE + 1, tile, tile + 1, 5 * tile + 9, 16 * tile)
     with world(device, pages=128) as w:
         for n, size in enumerate(sizes):
             data = w.bytes(size, n, shift=(0, 8, 3)[n % 3])
