@@ -112,6 +112,8 @@ ARGUMENTS = {
     "in_bounds": "world entry",
     "judge": "world entry key_hash key_check",
     "find": "world key_hash key_check",
+    "look": "world home key_hash key_check",
+    "roomiest": "any",
     "survey": "world home key_hash key_check",
     "place": "world home key_hash key_check entry",
     "settle": "world home key_hash key_check candidate candidate",

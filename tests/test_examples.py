@@ -18,8 +18,8 @@ from nanokv.cache import NanoKVCache
 from nanokv.device import library
 from nanokv.device.request import REQUEST
 from nanokv.device.status import Status
+from tests.assembly import atomics, count
 from tests.compiling import NVIDIA, TARGETS, Kernel, assembly
-from tests.test_assembly import atomics, count
 
 ROOT = Path(__file__).parents[1]
 DOC = (ROOT / "docs" / "device_library.md").read_text(encoding="utf-8")

@@ -24,7 +24,7 @@ _WAIT, _WAKE = 0, 1  # without the private flag: waiter and waker may be process
 _EVERYBODY = 0x7FFFFFFF
 _STEP = 0.001  #: seconds between two looks where there is no futex
 
-DEVICE_POLL = 0.005  #: seconds that the poller of a segment on a GPU sleeps at most: no kernel can wake it
+DEVICE_POLL = 0.001  #: seconds that the poller of a segment on a GPU sleeps at most: no kernel can wake it
 
 
 class _Timespec(ctypes.Structure):
