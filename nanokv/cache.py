@@ -299,9 +299,10 @@ class NanoKVCache:
         Raises:
             InvalidArgument: tensors that are not so.
         """
-        from nanokv.paged import PagedKV
+        from nanokv.paged import Hooks, PagedKV  # brings the kernels
 
-        return PagedKV(self, layers, kv_dim)
+        hooks = Hooks(self.digest, self._check_segment, self._judge_put, self._judge_get)
+        return PagedKV(self._mover, self._machine, self._path, hooks, layers, kv_dim)
 
     # --- asynchronous ---
     def put_async(self, key: Key, tensor: torch.Tensor, *, preferred_segment: int | None = None) -> Handle[None]:

@@ -1,8 +1,8 @@
 """Moves bytes between tensors and segments: the part of put and get that is not the protocol.
 
-Small contiguous tensors go through one call of the machine, and on a CPU large ones too where torch has one thread.
-Others, and those in another layout or on another device, are copied by torch between `begin` and `finish`: its copy
-uses all its threads, and needs no staging buffer.
+Contiguous tensors go through one call of the machine: on a GPU all, on a CPU small ones, and large ones too where torch
+has one thread. Others, and those in another layout or on another device, are copied by torch between `begin` and
+`finish`: its copy uses all its threads, and needs no staging buffer.
 """
 
 import time
@@ -19,7 +19,6 @@ from nanokv.path import Path, Write
 from nanokv.tensors import check_dst, check_place, describe, empty_like_described, flat_bytes, is_plain
 from nanokv.types import KeyDigest
 
-ONE_CALL_BYTES = 128 * 1024  #: on a GPU
 #: On a CPU: up to here torch's threads gain nothing over one memcpy, and each torch call beside a copy that has emptied
 #: the processor's caches costs 10 to 20 µs. Beyond, memcpy beats torch's copy by 5 to 30 % where torch has one thread,
 #: as torchrun and inference engines set it (measured, 2 cores).
@@ -36,9 +35,8 @@ class Mover:
         self._direct = path if isinstance(path, DevicePath) else None
         self.device = heap.device
         self._is_native = machine.kind == "native"
-        self._one_call_bytes = ONE_MEMCPY_BYTES if self._is_native else ONE_CALL_BYTES
+        self._is_native_or_direct = self._is_native or self._direct is not None  # v1's keys stand in no directory
         self._checksum = checksum
-        self._is_always_one_call = checksum and not self._is_native  # one launch then reads the bytes once for both
         self._segments = [heap.segment(rank) for rank in range(heap.world_size)]
 
     def put(self, key: KeyDigest, tensor: torch.Tensor, preferred: int | None) -> int:
@@ -72,10 +70,7 @@ class Mover:
 
     def _is_one_call(self, nbytes: int) -> bool:
         """Whether the machine moves so many bytes at least as fast as torch."""
-        return self._is_always_one_call or nbytes <= self._one_call_bytes or self._is_one_thread()
-
-    def _is_one_thread(self) -> bool:
-        return self._is_native and torch.get_num_threads() == 1
+        return not self._is_native or nbytes <= ONE_MEMCPY_BYTES or torch.get_num_threads() == 1
 
     def payload(self, owner: int, offset: int, nbytes: int) -> torch.Tensor:
         """Bytes of a segment as a tensor that shares them."""
@@ -148,7 +143,7 @@ class Mover:
         return None if status == Status.SIZE else status
 
     def _read(self, key: KeyDigest, found: Found, dst: torch.Tensor) -> int:
-        if self._is_one_call(found.nbytes):
+        if self._is_native_or_direct and self._is_one_call(found.nbytes):
             return self._machine.read(key, found, dst.data_ptr(), time.time_ns())
         with torch.no_grad():
             flat_bytes(dst).copy_(self.payload(found.owner, found.payload, found.nbytes))

@@ -5,25 +5,31 @@ engine's tensors. So what one engine put from its layout, another gets into its 
 dtype is refused, not reinterpreted.
 """
 
-from __future__ import annotations
-
 import threading
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 
 from nanokv.device.batch import Batch
-from nanokv.device.machine import Descriptor, Request
+from nanokv.device.machine import Descriptor, Machine, Request
 from nanokv.device.pages import Pages, check_alike
 from nanokv.device.status import Status
 from nanokv.device_path import DevicePath
 from nanokv.errors import InvalidArgument, NanoKVError
+from nanokv.mover import Mover
+from nanokv.path import Path
 from nanokv.tensors import descriptor_of
 from nanokv.types import Key, KeyDigest
 
-if TYPE_CHECKING:
-    from nanokv.cache import NanoKVCache
+
+class Hooks(NamedTuple):
+    """What a cache does around each call."""
+
+    digest: Callable[[Key], KeyDigest]
+    check: Callable[[int | None], None]  #: that it is open, and the preferred segment can be
+    judge_put: Callable[[int, Key, int, int | None], NanoKVError | None]  #: counts a status, and makes it an error
+    judge_get: Callable[[int, Key, int], NanoKVError | None]
 
 
 class PagedKV:
@@ -33,9 +39,20 @@ class PagedKV:
     and where the engine's tensors are not made of multiples of 16 bytes, torch copies block by block.
     """
 
-    def __init__(self, cache: NanoKVCache, layers: Sequence[torch.Tensor], kv_dim: int | None) -> None:
-        self._cache = cache
-        self._planes = _planes(layers, kv_dim, cache.device)
+    def __init__(
+        self,
+        mover: Mover,
+        machine: Machine,
+        path: Path,
+        hooks: Hooks,
+        layers: Sequence[torch.Tensor],
+        kv_dim: int | None,
+    ) -> None:
+        self._mover = mover
+        self._machine = machine
+        self._direct = path if isinstance(path, DevicePath) else None
+        self._hooks = hooks
+        self._planes = _planes(layers, kv_dim, mover.device)
         self._per_layer = len(self._planes) // len(layers)
         self._layers = range(len(layers))
         first = self._planes[0]
@@ -66,9 +83,9 @@ class PagedKV:
             InvalidArgument: keys, blocks or layers that cannot be.
         """
         chosen = self._check(keys, blocks, layers)
-        self._cache._check_segment(preferred_segment)
+        self._hooks.check(preferred_segment)
         what, nbytes = self._what(chosen), self._bytes(chosen)
-        digests = [self._cache.digest(key) for key in keys]
+        digests = [self._hooks.digest(key) for key in keys]
         owners = [self._owner(digest, preferred_segment) for digest in digests]
         statuses: list[int] = [Status.BUSY] * len(keys)
         if self._pages is not None and len(set(digests)) == len(digests):
@@ -79,7 +96,7 @@ class PagedKV:
             if statuses[i] in (Status.BUSY, Status.FULL):
                 statuses[i] = self._put_one(digest, block, chosen, preferred_segment)
         return [
-            self._cache._judge_put(status, key, nbytes, preferred_segment)
+            self._hooks.judge_put(status, key, nbytes, preferred_segment)
             for key, status in zip(keys, statuses, strict=True)
         ]
 
@@ -98,7 +115,7 @@ class PagedKV:
         if len(set(blocks)) < len(blocks):
             raise InvalidArgument(f"a block is named twice: {list(blocks)}")
         what, nbytes = self._what(chosen), self._bytes(chosen)
-        digests = [self._cache.digest(key) for key in keys]
+        digests = [self._hooks.digest(key) for key in keys]
         statuses: list[int] = [Status.BUSY] * len(keys)
         if self._pages is not None:
             plane = chosen.start * self._per_layer
@@ -107,7 +124,7 @@ class PagedKV:
         for i, (digest, block) in enumerate(zip(digests, blocks, strict=True)):
             if statuses[i] in (Status.BUSY, Status.TORN):
                 statuses[i] = self._get_one(digest, block, chosen)
-        return [self._cache._judge_get(status, key, nbytes) for key, status in zip(keys, statuses, strict=True)]
+        return [self._hooks.judge_get(status, key, nbytes) for key, status in zip(keys, statuses, strict=True)]
 
     # --- by torch ---
     def _put_one(self, key: KeyDigest, block: int, layers: range, preferred: int | None) -> int:
@@ -115,15 +132,14 @@ class PagedKV:
             for part, plane in zip(self._parts(payload), self._chosen(layers), strict=True):
                 part.copy_(plane[block])
 
-        mover = self._cache._mover
-        return mover.put_filled(key, self._bytes(layers), preferred, self._what(layers), fill)
+        return self._mover.put_filled(key, self._bytes(layers), preferred, self._what(layers), fill)
 
     def _get_one(self, key: KeyDigest, block: int, layers: range) -> int:
         def take(payload: torch.Tensor) -> None:
             for part, plane in zip(self._parts(payload), self._chosen(layers), strict=True):
                 plane[block].copy_(part)
 
-        return self._cache._mover.get_taken(key, self._bytes(layers), self._what(layers), take)
+        return self._mover.get_taken(key, self._bytes(layers), self._what(layers), take)
 
     def _parts(self, payload: torch.Tensor) -> torch.Tensor:
         first = self._planes[0]
@@ -131,8 +147,7 @@ class PagedKV:
 
     # --- by a kernel ---
     def _find_pages(self) -> Pages | None:
-        cache = self._cache
-        if cache._machine.kind != "launch" or not isinstance(cache._path, DevicePath):
+        if self._machine.kind != "launch" or self._direct is None:
             return None
         try:
             return Pages(self._planes)
@@ -145,7 +160,7 @@ class PagedKV:
         with self._lock:
             if self._batch is None or self._batch.capacity < len(requests):
                 capacity = 1 << (len(requests) - 1).bit_length()
-                self._batch = Batch(self._cache.world_table, capacity, self._cache.device, self._pages)
+                self._batch = Batch(self._machine.table_address, capacity, self._mover.device, self._pages)
             self._batch.fill(requests)
             (self._batch.put if what == "put" else self._batch.get)()
             return self._batch.answers()
@@ -161,11 +176,10 @@ class PagedKV:
         return len(layers) * self._per_layer * self._plane_bytes
 
     def _owner(self, key: KeyDigest, preferred: int | None) -> int:
-        path = self._cache._path
-        return path.owner_of(key, preferred) if isinstance(path, DevicePath) else 0
+        return self._direct.owner_of(key, preferred) if self._direct is not None else 0
 
     def _check(self, keys: Sequence[Key], blocks: Sequence[int], layers: range | None) -> range:
-        self._cache._check_open()
+        self._hooks.check(None)
         chosen = self._layers if layers is None else layers
         if not chosen or chosen.step != 1 or not 0 <= chosen.start < chosen.stop <= len(self._layers):
             raise InvalidArgument(f"layers must be a part of range({len(self._layers)}), not {layers}")

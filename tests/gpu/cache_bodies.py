@@ -134,9 +134,31 @@ def pollers_follow_kernels(device: torch.device) -> None:
         assert (said["indexed"], said["corrupt_hints"], said["poller_failures"]) == (19, 0, 0)
 
 
+def v1_over_kernels(device: torch.device) -> None:
+    """The master allocates, kernels do the rest: the same answers, with checksums and without."""
+    for checksum in (False, True):
+        with caches(device, 64, alloc="host", checksum=checksum) as (here, there):
+            tensors = [torch.arange(size, dtype=torch.uint8, device=device) for size in (0, 5, 3 * PAGE + 1)]
+            keys = ["a", "b", "c"]
+            assert here.put_many(keys, tensors, preferred_segment=1) == [None] * 3
+            got = there.get_many([*keys, "none"])
+            assert got[3] is None
+            assert all(back is not None and torch.equal(back, want) for back, want in zip(got, tensors, strict=False))
+            dst = torch.zeros_like(tensors[2])
+            assert torch.equal(here.get("c", dst=dst), tensors[2])
+            assert here.prefix_length(["a", "b", "none", "c"]) == 2
+            layers = [torch.randn(3, 2, 8, 2, 16, device=device)]
+            mine = [torch.zeros(3, 2, 8, 2, 16, device=device)]
+            assert here.paged_kv(layers, kv_dim=1).put(["block"], [2]) == [None]
+            assert there.paged_kv(mine, kv_dim=1).get(["block"], [0]) == [None]
+            assert torch.equal(mine[0][0], layers[0][2]) and not mine[0][1:].any()
+            assert here.remove_many(keys) == [True] * 3
+
+
 BODIES: tuple[Callable[[torch.device], None], ...] = (
     many_keys_by_one_launch,
     a_full_heap_makes_room_for_many,
     blocks_by_one_launch,
     pollers_follow_kernels,
+    v1_over_kernels,
 )
