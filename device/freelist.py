@@ -24,7 +24,7 @@ import triton
 import triton.language as tl
 
 from nanokv.device.layout import LOW32, STAMP_MASK, STAMP_SHIFT, TAG_SHIFT, WORD_BYTES
-from nanokv.device.memory import cas64, load64, select, store64, word
+from nanokv.device.memory import cas64, count_up, load64, select, store64, word
 
 SPIN_LIMIT = tl.constexpr(1 << 20)  # a bound for loops that are lock-free but not wait-free; never met in practice
 
@@ -78,12 +78,7 @@ def stamp(links: tl.int64, first: tl.int64, count: tl.int64) -> None:
 
     The audit (`reclaim`) relies on it.
     """
-    node = first + 0
-    while node < first + count:
-        link = links + node * WORD_BYTES
-        old = load64(link, "relaxed")
-        store64(link, ((((old >> STAMP_SHIFT) + 1) & STAMP_MASK) << STAMP_SHIFT) | (old & LOW32), "relaxed")
-        node += 1
+    count_up(links + first * WORD_BYTES, count, STAMP_SHIFT, STAMP_MASK, LOW32)
 
 
 @triton.jit

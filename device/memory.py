@@ -21,10 +21,11 @@ import triton
 import triton.language as tl
 
 VOCABULARY = (
-    *("word", "select", "table64", "load64", "look_line", "store64", "cas64", "add64", "xchg64"),
+    *("word", "select", "table64", "load64", "look_line", "store64", "count_up", "cas64", "add64", "xchg64"),
     *("copy_bytes", "mixed", "checksum_bytes"),
 )
 COPY_LANES = tl.constexpr(1024)  # elements of one step of `copy_bytes`
+COUNT_LANES = tl.constexpr(32)  # words of one step of `count_up`
 SUM_LANES = tl.constexpr(512)  # words of one step of `checksum_bytes`
 
 # splitmix64 (Steele 2014), its constants as signed words
@@ -90,6 +91,22 @@ def store64(address: tl.int64, value: tl.int64, sem: tl.constexpr) -> None:
     else:
         tl.debug_barrier()
         tl.atomic_xchg(pointer64(address), value, sem=sem, scope="sys")
+
+
+@triton.jit
+def count_up(address: tl.int64, count: tl.int64, shift: tl.constexpr, mask: tl.constexpr, keep: tl.constexpr) -> None:
+    """Add 1 to the counter (`shift`, `mask`) of `count` neighbouring words, and keep the bits `keep` alone beside it.
+
+    Relaxed loads and stores, a lane each: the words are the caller's, others only look at them.
+    """
+    lanes = tl.arange(0, COUNT_LANES).to(tl.int64)
+    start = word(0)
+    while start < count:
+        at = start + lanes
+        old = tl.load(pointer64(address) + at, mask=at < count, other=0, volatile=True)
+        new = ((((old >> shift) + 1) & mask) << shift) | (old & keep)
+        tl.store(pointer64(address) + at, new, mask=at < count)
+        start += COUNT_LANES
 
 
 @triton.jit

@@ -137,6 +137,13 @@ def look_line(address: Any, count: Any, mask: Any, want: Any) -> Any:
 
 
 @numba.njit(inline="always")
+def count_up(address: Any, count: Any, shift: Any, mask: Any, keep: Any) -> None:
+    for i in range(count):
+        old = load64(address + i * _WORD_BYTES, "relaxed")
+        store64(address + i * _WORD_BYTES, ((((old >> shift) + 1) & mask) << shift) | (old & keep), "relaxed")
+
+
+@numba.njit(inline="always")
 def _mixed(value: Any, place: Any) -> Any:
     x = value + (place + _ONE) * _GOLDEN
     x = (x ^ (x >> _SHIFTS[0])) * _MIX_ONE

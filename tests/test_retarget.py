@@ -45,7 +45,7 @@ class DictMachine:
 
     def vocabulary(self) -> dict[str, Callable[..., Any]]:
         names = {name: getattr(self, name) for name in ("load64", "store64", "cas64", "add64", "xchg64", "copy_bytes")}
-        names["look_line"] = self.look_line
+        names |= {"look_line": self.look_line, "count_up": self.count_up}
         sums = {"mixed": self.mixed, "checksum_bytes": self.checksum_bytes}
         plain = {"word": int, "select": lambda condition, yes, no: yes if condition else no}
         return names | sums | plain | {"table64": self.words.__getitem__}
@@ -58,6 +58,11 @@ class DictMachine:
         seen = [self.load64(address + WORD * i, "relaxed") for i in range(count)]
         same = sum(1 << i for i, word in enumerate(seen) if word and word & mask == want)
         return same, sum(1 << i for i, word in enumerate(seen) if not word)
+
+    def count_up(self, address: int, count: int, shift: int, mask: int, keep: int) -> None:
+        for at in range(address, address + WORD * count, WORD):
+            old = self.load64(at, "relaxed")
+            self.store64(at, ((((old >> shift) + 1) & mask) << shift) | (old & keep), "relaxed")
 
     def store64(self, address: int, value: int, sem: str) -> None:
         self._note("store", sem)

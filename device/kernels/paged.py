@@ -58,8 +58,9 @@ def strip_addresses(
 @triton.jit
 def words_of(address: tl.tensor, layout: tl.constexpr) -> Any:
     """Pointers to the words of strips at some addresses, multiples of 16: [strips, L_COLS]."""
-    words = tl.cast(address, tl.pointer_type(tl.int64))[:, None] + tl.arange(0, layout[L_COLS])[None, :]
-    return tl.max_contiguous(tl.multiple_of(words, (16, 16)), (1, layout[L_COLS]))
+    cols: tl.constexpr = layout[L_COLS]
+    words = tl.cast(address, tl.pointer_type(tl.int64))[:, None] + tl.arange(0, cols)[None, :]
+    return tl.max_contiguous(tl.multiple_of(words, (16, 16)), (1, cols))
 
 
 @triton.jit

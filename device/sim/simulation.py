@@ -93,6 +93,7 @@ class Simulation:
             "table64": self._table64,
             "load64": self._load64,
             "look_line": self._look_line,
+            "count_up": self._count_up,
             "store64": self._store64,
             "cas64": self._cas64,
             "add64": self._add64,
@@ -255,6 +256,11 @@ class Simulation:
         seen = [self._load64(address + _WORD * i, "relaxed") for i in range(count)]
         same = sum(1 << i for i, word in enumerate(seen) if word != 0 and (word & mask) == want)
         return same, sum(1 << i for i, word in enumerate(seen) if word == 0)
+
+    def _count_up(self, address: int, count: int, shift: int, mask: int, keep: int) -> None:
+        for at in range(address, address + _WORD * count, _WORD):
+            old = self._load64(at, "relaxed")
+            self._store64(at, ((((old >> shift) + 1) & mask) << shift) | (old & keep), "relaxed")
 
     def _before(self, sem: str) -> None:
         """Reads are complete before a release."""
