@@ -111,6 +111,10 @@ class Batch:
         """Look all keys up, and how long a prefix of them is there: one launch on the current stream."""
         self._launch(many.find_many_kernel, self.tickets, self.statuses, self.control, self.prefix)
 
+    def remove(self) -> None:
+        """Remove the objects of all keys: one launch on the current stream."""
+        self._launch(many.remove_many_kernel, self.statuses, self.control)
+
     def lookup(self) -> list[Found]:
         """Where the objects of all keys lie: one launch. Waits for the current stream."""
         if not len(self._found):

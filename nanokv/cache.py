@@ -218,13 +218,10 @@ class NanoKVCache:
         Raises:
             KeyNotFound, NotReady, ObjectPinned, PeerLost: it is as it was.
         """
-        status = self._remove(self._hash(key))
+        self._check_open()
+        status = self._path.remove(self._hash(key))
         if status:
             raise self._error(status, key)
-
-    def _remove(self, digest: KeyDigest) -> int:
-        self._check_open()
-        return self._path.remove(digest)
 
     def exists(self, key: Key) -> bool:
         """True if the object can be read now. Does not make it look used to eviction."""
@@ -284,7 +281,8 @@ class NanoKVCache:
 
     def remove_many(self, keys: Sequence[Key]) -> list[bool]:
         """Remove each; False where there was nothing to remove, or it is being written or pinned."""
-        return [self._remove(self._hash(key)) == Status.OK for key in keys]
+        self._check_open()
+        return [status == Status.OK for status in self._many.remove([self._hash(key) for key in keys])]
 
     def paged_kv(self, layers: Sequence[torch.Tensor], *, kv_dim: int | None) -> PagedKV:
         """An engine's paged KV cache, of which blocks are put and got where they lie: see `PagedKV`.

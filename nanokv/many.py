@@ -83,6 +83,15 @@ class Many:
             for s in self._launch(lambda batch: batch.find(), [Request(key, 0, 0) for key in some])
         ]
 
+    def remove(self, keys: Sequence[KeyDigest]) -> list[int]:
+        """As `Path.remove`, each."""
+        if self._direct is None:
+            return [self._path.remove(key) for key in keys]
+        statuses = []
+        for some in _chunks(keys):
+            statuses += self._launch(lambda batch: batch.remove(), [Request(key, 0, 0) for key in some])
+        return statuses
+
     def prefix(self, keys: Sequence[KeyDigest]) -> int:
         """How many of the first keys can be read, without a gap."""
         if self._direct is None:

@@ -1,4 +1,4 @@
-"""Many objects in one launch: put_many, get_many, lookup_many, find_many.
+"""Many objects in one launch: put_many, get_many, lookup_many, find_many, remove_many.
 
 What is put or got lies in bytes without a gap, or in the pages of an engine's KV cache (`paged`, chosen by `layout`).
 CTAs share the objects by tiles (`shares`). Each object has a ticket (`device/parts.py`): the first CTA that comes to it
@@ -41,6 +41,7 @@ from nanokv.device.parts import (
     sum_get_part,
     sum_put_part,
 )
+from nanokv.device.remove import remove
 from nanokv.device.request import Q_ADDRESS, Q_BLOCK, Q_BYTES, Q_KEY_CHECK, Q_KEY_HASH, Q_PLANE, REQUEST_BYTES
 from nanokv.device.status import OK
 from nanokv.device.ticket import TICKET_BYTES, clear, is_last
@@ -194,6 +195,18 @@ def lookup_many_kernel(world: tl.int64, requests: tl.int64, found: tl.int64, con
         out = found + at * (FOUND_WORDS * WORD_BYTES)
         for i in tl.static_range(FOUND_WORDS):
             store64(out + i * WORD_BYTES, said[i], "relaxed")
+        at += tl.num_programs(0).to(tl.int64)
+
+
+@triton.jit
+def remove_many_kernel(world: tl.int64, requests: tl.int64, statuses: tl.int64, control: tl.int64) -> None:
+    """Remove the objects of keys. Fills `statuses`."""
+    count = table64(control)
+    at = tl.program_id(0).to(tl.int64)
+    while at < count:
+        request = requests + at * REQUEST_BYTES
+        status, _ = remove(world, table64(request + Q_KEY_HASH), table64(request + Q_KEY_CHECK))
+        store64(statuses + at * WORD_BYTES, status, "relaxed")
         at += tl.num_programs(0).to(tl.int64)
 
 

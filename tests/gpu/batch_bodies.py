@@ -63,7 +63,9 @@ def batches_put_and_get(device: torch.device) -> None:
                     assert torch.equal(room, each), each.numel()
                 found = w.machine.lookup(key(3))
                 assert (found.owner, found.nbytes) == (1, SIZES[3])
-                assert [w.machine.remove(key(n)) for n in range(len(SIZES))] == [OK] * len(SIZES)
+                keys = [Request(key(n), 0, 0) for n in range(len(SIZES))]
+                assert done(made, made.remove, keys) == [OK] * len(SIZES)
+                assert done(made, made.remove, keys) == [MISS] * len(SIZES)
 
 
 def batches_answer_each_request(device: torch.device) -> None:
@@ -138,32 +140,60 @@ def batches_of_many_small_objects(device: torch.device) -> None:
         assert all(torch.equal(room, each) for room, each in zip(rooms, data, strict=True))
 
 
+def captured(made: Batch, what: Callable[[], None]) -> Callable[[], None]:
+    """What replays a launch and the report of its statuses from a graph; on a CPU it does them again."""
+
+    def both() -> None:
+        what()
+        made.report()
+
+    device = made.statuses.device
+    made.fill([])
+    both()  # compiled before it is captured
+    if device.type == "cpu":
+        return both
+    torch.cuda.synchronize(device)
+    graph: Any = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        both()
+
+    def replay() -> None:
+        graph.replay()
+        torch.cuda.synchronize(device)
+
+    return replay
+
+
 def a_batch_is_replayed_from_a_graph(device: torch.device) -> None:
-    """A captured put of a table that changes: each replay publishes new objects, and all can be read. (GPU alone.)"""
-    if device.type != "cuda":
-        return
-    replays, each = 1000, 4
+    """Captured launches, and a table that changes: each replay publishes new objects, all of which are read back."""
+    replays, each = (1000 if device.type == "cuda" else 3), 4
     with world(device, pages=replays * each, slots=replays * each) as w:
         made = batch(w, each)
+        put, get, find, remove = (captured(made, what) for what in (made.put, made.get, made.find, made.remove))
         data = [w.bytes(1000 + n, n) for n in range(each)]
-        requests = [put_request(n, one) for n, one in enumerate(data)]
-        made.fill([])
-        made.put()  # compiled before it is captured
-        torch.cuda.synchronize(device)
-        graph: Any = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            made.put()
-            made.report()
-        statuses = []
+        rooms = [torch.zeros_like(one) for one in data]
         for replay in range(replays):
-            made.fill([one._replace(key=key(replay * each + n)) for n, one in enumerate(requests)])
-            graph.replay()
-            torch.cuda.synchronize(device)
-            statuses += made.reported.tolist()
-        assert statuses == [OK] * (replays * each)
-        for n in range(replays * each):
-            status, back = w.get(n, data[n % each].numel())
-            assert status == OK and torch.equal(back, data[n % each])
+            keys = range(replay * each, (replay + 1) * each)
+            asked = [
+                put_request(n, one)._replace(key=key(k)) for n, (k, one) in enumerate(zip(keys, data, strict=True))
+            ]
+            made.fill(asked)
+            put()
+            assert made.reported.tolist() == [OK] * each
+        for replay in range(replays):
+            keys = range(replay * each, (replay + 1) * each)
+            made.fill([get_request(k, room) for k, room in zip(keys, rooms, strict=True)])
+            find()
+            assert made.reported.tolist() == [OK] * each and made.prefix.tolist() == [each]
+            get()
+            assert made.reported.tolist() == [OK] * each
+            assert all(torch.equal(room, one) for room, one in zip(rooms, data, strict=True))
+            for room in rooms:
+                room.zero_()
+            remove()
+            assert made.reported.tolist() == [OK] * each
+            find()
+            assert made.reported.tolist() == [MISS] * each
 
 
 BODIES: tuple[Callable[[torch.device], None], ...] = (
