@@ -355,7 +355,10 @@ def test_wishes_that_do_not_fit(
             ["torch_symm: torch finds no CUDA or ROCm device"] * 2,
             marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU"),
         ),
-        ("iris, no memory", [r"iris: no symmetric heap of \d+ bytes: HIP out of memory"] * 2),
+        (  # or the first to be refused has left while the other was still on its way to it
+            "iris, no memory",
+            [r"iris: no symmetric heap of \d+ bytes: HIP out of memory|cannot make a process group"] * 2,
+        ),
         ("iris, other heaps", ["heap_offset is 4096 on rank 1", "heap_offset is 0 on rank 0, 4096 on rank 1"]),
         pytest.param(
             "iris, itself",

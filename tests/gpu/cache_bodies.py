@@ -86,12 +86,12 @@ def many_keys_by_one_launch(device: torch.device) -> None:
 def a_full_heap_makes_room_for_many(device: torch.device) -> None:
     """More objects than there is room for: refused, or the oldest go."""
     data = torch.arange(PAGE, dtype=torch.uint8, device=device)
-    keys = [f"k{n}" for n in range(12)]
+    keys = [f"k{n}" for n in range(6)]
     for evict in (False, True):
-        with caches(device, 8, evict=evict) as (here, _):
-            said = kinds(here.put_many(keys, [data] * 12, preferred_segment=1))
-            assert said.count(OutOfMemory) == (0 if evict else 4), said
-            assert sum(here.exists_many(keys)) == 8
+        with caches(device, 4, evict=evict) as (here, _):
+            said = kinds(here.put_many(keys, [data] * 6, preferred_segment=1))
+            assert said.count(OutOfMemory) == (0 if evict else 2), said
+            assert sum(here.exists_many(keys)) == 4
 
 
 def blocks_by_one_launch(device: torch.device) -> None:
