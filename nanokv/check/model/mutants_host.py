@@ -252,7 +252,7 @@ AUDITS = (
     Mutant(
         "audit-ignores-stamps",
         "pages that were pushed while the audit looked are given back",
-        ("audited",),
+        ("leaked", "audited"),
         (
             (
                 audit.Audit._give_back,
@@ -264,7 +264,7 @@ AUDITS = (
     Mutant(
         "audit-ignores-epochs",
         "slots that were taken while the audit looked are given back",
-        ("audited",),
+        ("leaked", "audited"),
         ((audit.Audit._give_back, '    slots = slots[headers["epoch"][slots] == self._epochs[slots]]\n', ""),),
     ),
     Mutant(

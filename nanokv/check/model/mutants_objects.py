@@ -73,7 +73,7 @@ HEADERS = (
     Mutant(
         "slot-before-entry",
         "a removal frees the slot before it takes the entry out",
-        ("remove-late", "same-key-busy", "put-remove-get", "replace", "polled"),
+        ("polled", "remove-late", "same-key-busy", "put-remove-get", "replace"),
         (
             (
                 retire.retire,
