@@ -6,7 +6,7 @@ Imports nothing of the project outside this folder. Read in this order:
     status      what an operation answers
     memory      the memory vocabulary (Triton); memory_native is the same for a CPU
     world       how a rank finds segments and their geometry: a private table, never shared memory
-    freelist    lock-free stacks of pages and of header slots
+    freelist    lock-free stacks of pages and of header slots; lists: where they stand, which is asked when
     extent      payload pages: size classes, splitting, the bump pointer
     header      one record an object; its state word decides everything
     directory   from a key to a header
@@ -15,7 +15,7 @@ Imports nothing of the project outside this folder. Read in this order:
     pins        readers that hold an object in place
     retire      frees what a DEAD header holds
     evict       what a producer does that finds a segment full
-    object      put, commit, lookup, read, remove: the whole of the above, in order
+    put         the whole of the above, in order; get; remove
     reclaim     what the owner's host does about what the dead left
     ticket      many CTAs work on one object: who begins it, who ends it
     parts       one object, put or read in parts by many CTAs

@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 
 from nanokv.device.extent import carve, class_of, take
+from nanokv.device.freelist import stamp
 from nanokv.device.header import (
     epoch_of,
     kill,
@@ -38,7 +39,9 @@ from nanokv.device.memory import add64, load64, select, table64, word
 from nanokv.device.retire import retire, take_out
 from nanokv.device.world import (
     W_HDR_COUNT,
+    class_pages,
     header_at,
+    page_links,
 )
 
 EVICT_SAMPLE = tl.constexpr(16)  # Redis' approximated LRU: the oldest of a few is nearly the oldest of all
@@ -95,6 +98,8 @@ def evict_for(world: tl.int64, seg: tl.int64, owner: tl.int64, size_class: tl.in
                     page, have = take_out(world, seg, victim)
                     if page >= 0:
                         carve(world, seg, page, have, size_class)
+                        # what is kept goes from header to header: the audit must see that too
+                        stamp(page_links(world, seg), page, class_pages(world, size_class))
                 retire(world, seg, owner, victim, epoch)
                 add64(seg + COUNT_EVICTED, 1, "relaxed")
         looked += EVICT_SAMPLE
@@ -108,20 +113,22 @@ def may_evict(seg: tl.int64) -> Any:
 
 
 @triton.jit
-def take_header(world: tl.int64, seg: tl.int64, owner: tl.int64) -> Any:
+def take_header(world: tl.int64, seg: tl.int64, owner: tl.int64, home: tl.int64) -> Any:
     """Take a header slot, evicting an object if all are in use: its index, or -1."""
-    index = take_slot(world, seg)
-    if (index < 0) & may_evict(seg):
-        page, gone = evict_for(world, seg, owner, word(-1))
-        if gone == 1:
-            index = take_slot(world, seg)
+    index = take_slot(world, seg, home)
+    if index < 0:
+        if may_evict(seg):
+            page, gone = evict_for(world, seg, owner, word(-1))
+            if gone == 1:
+                index = take_slot(world, seg, home)
     return index
 
 
 @triton.jit
-def take_pages(world: tl.int64, seg: tl.int64, owner: tl.int64, size_class: tl.int64) -> Any:
+def take_pages(world: tl.int64, seg: tl.int64, owner: tl.int64, size_class: tl.int64, home: tl.int64) -> Any:
     """Take an extent, evicting an object if there is none: its first page, or -1."""
-    page = take(world, seg, size_class)
-    if (page < 0) & may_evict(seg):
-        page, gone = evict_for(world, seg, owner, size_class)
+    page = take(world, seg, size_class, home)
+    if page < 0:
+        if may_evict(seg):
+            page, gone = evict_for(world, seg, owner, size_class)
     return page

@@ -28,19 +28,19 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from nanokv.device.freelist import SPIN_LIMIT, pop, push, stamp
+from nanokv.device.freelist import SPIN_LIMIT, pop, push, push_chain, stamp
 from nanokv.device.layout import (
     BUMP_PTR,
     COUNT_CORRUPT,
-    FREE_HEAD,
-    FREE_HEAD_STRIDE,
     LOW32,
     MARK_MASK,
     MARK_SHIFT,
+    MAX_SHARDS,
     SIZE_CLASSES,
     STAMP_BITS,
     WORD_BYTES,
 )
+from nanokv.device.lists import extent_list, next_filled, run_length
 from nanokv.device.memory import add64, cas64, load64, select, store64, table64, word
 from nanokv.device.world import W_HEAP_BASE, W_HEAP_LIMIT, W_N_PAGES, W_PAGE_BYTES, class_pages, page_links
 
@@ -57,12 +57,6 @@ def class_of(world: tl.int64, n_pages: tl.int64) -> Any:
         pages = class_pages(world, k)
         found = select((found < 0) & (pages >= n_pages), word(k), found)
     return found
-
-
-@triton.jit
-def free_list(seg: tl.int64, size_class: tl.int64) -> Any:
-    """The address of the free list of a size class."""
-    return seg + FREE_HEAD + size_class * FREE_HEAD_STRIDE
 
 
 @triton.jit
@@ -92,33 +86,55 @@ def is_held(world: tl.int64, seg: tl.int64, page: tl.int64, size_class: tl.int64
 
 
 @triton.jit
-def bump(world: tl.int64, seg: tl.int64, n_pages: tl.int64) -> Any:
-    """Take pages that were never used: the first of them, or -1 when too few are left.
+def bump(world: tl.int64, seg: tl.int64, size_class: tl.int64, home: tl.int64) -> Any:
+    """Take an extent of pages that were never used: its first page, or -1 when too few are left.
 
-    All pages below `bump_ptr` were used, and say so; a pointer that went back leads to one of them.
+    All pages below `bump_ptr` were used, and say so; a pointer that went back leads to one of them. Where there are
+    many lists one step takes a run of extents, and the others go to the list `home`: fewer producers meet here.
     """
     base = table64(world + W_HEAP_BASE)
-    size = table64(world + W_PAGE_BYTES)
-    last = table64(world + W_HEAP_LIMIT) - n_pages * size
+    limit = table64(world + W_HEAP_LIMIT)
+    pages = class_pages(world, size_class)
+    size = pages * table64(world + W_PAGE_BYTES)
+    run = run_length(world, pages)
     old = load64(seg + BUMP_PTR, "relaxed")
+    count = word(0)
     tries = word(0)
-    fits = (old >= base) & (old <= last)
+    fits = (old >= base) & (old <= limit - size)
     more = fits
     while more:
-        got = cas64(seg + BUMP_PTR, old, old + n_pages * size, "relaxed")
+        count = (limit - old) // size
+        count = select(count < run, count, run)
+        got = cas64(seg + BUMP_PTR, old, old + count * size, "relaxed")
         tries += 1
         more = got != old
         old = got
-        fits = (old >= base) & (old <= last) & (tries < SPIN_LIMIT)
+        fits = (old >= base) & (old <= limit - size) & (tries < SPIN_LIMIT)
         more = more & fits
-    page = select(fits, (old - base) // size, word(-1))
+    page = select(fits, (old - base) // table64(world + W_PAGE_BYTES), word(-1))
     if page >= 0:
         if link_of(world, seg, page) == 0:
-            stamp(page_links(world, seg), page, n_pages)
+            stamp(page_links(world, seg), page, count * pages)
+            if count > 1:
+                spare(world, seg, page + pages, size_class, count - 1, home)
         else:
             add64(seg + COUNT_CORRUPT, 1, "relaxed")
             page = word(-1)
     return page
+
+
+@triton.jit
+def spare(
+    world: tl.int64, seg: tl.int64, first: tl.int64, size_class: tl.int64, count: tl.int64, home: tl.int64
+) -> None:
+    """Give `count` neighbouring extents, whose links are stamped, to the list `home`, with one push."""
+    pages = class_pages(world, size_class)
+    page = first + 0
+    last = first + (count - 1) * pages
+    while page <= last:
+        mark(world, seg, page, FREE + size_class, page + pages + 1)
+        page += pages
+    push_chain(extent_list(world, seg, size_class, home), page_links(world, seg), first, last)
 
 
 @triton.jit
@@ -151,9 +167,10 @@ def bump_rest(world: tl.int64, seg: tl.int64) -> Any:
 def give(world: tl.int64, seg: tl.int64, page: tl.int64, size_class: tl.int64) -> None:
     """Give an extent back."""
     links = page_links(world, seg)
-    stamp(links, page, class_pages(world, size_class))
+    pages = class_pages(world, size_class)
+    stamp(links, page, pages)
     mark(world, seg, page, FREE + size_class, word(0))
-    push(free_list(seg, size_class), links, page)
+    push(extent_list(world, seg, size_class, page // pages), links, page)
 
 
 @triton.jit
@@ -170,18 +187,19 @@ def carve(world: tl.int64, seg: tl.int64, page: tl.int64, have: tl.int64, want: 
 
 
 @triton.jit
-def pop_free(world: tl.int64, seg: tl.int64, size_class: tl.int64) -> Any:
-    """Take a free extent of this class alone: its first page, or -1.
+def pop_free(world: tl.int64, seg: tl.int64, size_class: tl.int64, number: tl.int64) -> Any:
+    """Take a free extent out of one list of this class: its first page, or -1.
 
     A page without room for it is not believed, nor one that does not say that it is free: then the list is corrupt, and
     the extent stays where it is.
     """
     pages = class_pages(world, size_class)
     places = select(pages > 0, table64(world + W_N_PAGES) - pages + 1, word(0))
-    page = pop(free_list(seg, size_class), page_links(world, seg), places)
+    page = pop(extent_list(world, seg, size_class, number), page_links(world, seg), places)
     if page >= 0:
-        if ((link_of(world, seg, page) >> MARK_SHIFT) & MARK_MASK) == FREE + size_class:
-            mark(world, seg, page, word(0), word(0))
+        link = link_of(world, seg, page)
+        if ((link >> MARK_SHIFT) & MARK_MASK) == FREE + size_class:
+            store64(page_links(world, seg) + page * WORD_BYTES, link & STAMP_BITS, "relaxed")
         else:
             add64(seg + COUNT_CORRUPT, 1, "relaxed")
             page = word(-1)
@@ -189,24 +207,25 @@ def pop_free(world: tl.int64, seg: tl.int64, size_class: tl.int64) -> Any:
 
 
 @triton.jit
-def take_split(world: tl.int64, seg: tl.int64, size_class: tl.int64) -> Any:
-    """Take an extent out of a larger free one: its first page, or -1 when no larger one is free."""
-    page = word(-1)
-    level = size_class + 1
-    while (page < 0) & (level < N_CLASSES):
-        page = pop_free(world, seg, level)
-        if page >= 0:
-            carve(world, seg, page, level, size_class)
-        level += 1
+def take_free(world: tl.int64, seg: tl.int64, size_class: tl.int64, home: tl.int64) -> Any:
+    """Take a free extent of this class, or out of a larger one: its first page, or -1 when none is free."""
+    page = pop_free(world, seg, size_class, home)
+    rows = extent_list(world, seg, size_class, word(0))
+    place = word(0)  # the list that was asked: that of this class, at home
+    while (page < 0) & (place >= 0):
+        place = next_filled(world, rows, N_CLASSES - size_class, home, place, N_CLASSES)
+        if place >= 0:
+            level = size_class + place // MAX_SHARDS
+            page = pop_free(world, seg, level, home + place)
+            if page >= 0:
+                carve(world, seg, page, level, size_class)
     return page
 
 
 @triton.jit
-def take(world: tl.int64, seg: tl.int64, size_class: tl.int64) -> Any:
-    """Take an extent: its first page, or -1 when the heap has none of the size."""
-    page = pop_free(world, seg, size_class)
+def take(world: tl.int64, seg: tl.int64, size_class: tl.int64, home: tl.int64) -> Any:
+    """Take an extent: its first page, or -1 when the heap has none of the size. `home`: which list is asked first."""
+    page = take_free(world, seg, size_class, home)
     if page < 0:
-        page = take_split(world, seg, size_class)
-    if page < 0:
-        page = bump(world, seg, class_pages(world, size_class))
+        page = bump(world, seg, size_class, home)
     return page

@@ -12,7 +12,6 @@ Why the orderings suffice
 - `push` publishes with release what its caller did to the node; `pop` and `detach` take with acquire, on the head
   alone. What lies deeper in the list was released by earlier pushes: each change of the head is a read-modify-write,
   which carries them on. `pop` acquires already when it reads the head, or the link it reads next could be older.
-- `detach` releases too: who finds the list empty because of it sees what its caller did before (`reclaim.joining`).
 - The link of a node that somebody else pops meanwhile may be old or being rewritten. The tag has changed then, so the
   CAS fails and the value is thrown away: a relaxed load is enough.
 - The tag has 32 bits: a pop would have to sleep through exactly 2**32 changes to be fooled.
@@ -91,7 +90,7 @@ def detach(head: tl.int64) -> Any:
     tries = word(0)
     more = (old & LOW32) != 0
     while more:
-        got = cas64(head, old, ((old >> TAG_SHIFT) + 1) << TAG_SHIFT, "acq_rel")
+        got = cas64(head, old, ((old >> TAG_SHIFT) + 1) << TAG_SHIFT, "acquire")
         tries += 1
         more = (got != old) & ((got & LOW32) != 0) & (tries < SPIN_LIMIT)
         old = got

@@ -25,6 +25,7 @@ from nanokv.device.layout import (
     OBJ_HEADER,
     PRODUCER_INC_MASK,
     PRODUCER_INC_SHIFT,
+    SHARDS,
     SIZE_CLASSES,
     VERSION,
     WORD,
@@ -34,6 +35,7 @@ from nanokv.device.world import WORLD
 
 PAYLOAD_ALIGN = 4096
 MIN_PAGE_BYTES = 64
+PAGES_A_SHARD = 16  # in a heap of few pages fewer lists
 MODES = ("device", "host")
 
 
@@ -50,6 +52,10 @@ def default_classes(n_pages: int) -> tuple[int, ...]:
     return tuple(1 << k for k in range(SIZE_CLASSES) if 1 << k <= n_pages)
 
 
+def _many_shards(n_pages: int) -> int:
+    return _power_of_two(min(SHARDS, max(n_pages // PAGES_A_SHARD, 1)))
+
+
 @dataclass(frozen=True)
 class Geometry:
     """The geometry of every segment of a world. All offsets are bytes from a segment's base."""
@@ -62,6 +68,7 @@ class Geometry:
     ann_capacity: int
     pin_slots: int
     class_pages: tuple[int, ...]
+    shards: int = 1
 
     @staticmethod
     def plan(
@@ -73,6 +80,7 @@ class Geometry:
         max_objects: int | None = None,
         ring_slots: int | None = None,
         pin_slots: int | None = None,
+        shards: int | None = 1,
     ) -> "Geometry":
         """Choose a geometry.
 
@@ -85,6 +93,8 @@ class Geometry:
             max_objects: header slots a segment. Default: one a page, and a few for objects without bytes.
             ring_slots: slots of the announce ring, rounded up to a power of two. Default: two an object, at least 1024.
             pin_slots: pins that can be held at once in a segment, rounded up to a power of two.
+            shards: free lists of header slots, and of each size class; a power of two, at most 64. None: as many as
+                hundreds of CTAs want, fewer in a small heap.
 
         Raises:
             ValueError: naming the argument and its value.
@@ -109,6 +119,9 @@ class Geometry:
         for name, wish in (("ring_slots", ring_slots), ("pin_slots", pin_slots)):
             if wish is not None and wish < 1:
                 raise ValueError(f"{name} must be at least 1, not {wish}")
+        shards = _many_shards(n_pages) if shards is None else shards
+        if shards not in (1 << k for k in range(SHARDS.bit_length())):
+            raise ValueError(f"shards must be a power of two, 1 to {SHARDS}, not {shards!r}")
         classes = tuple(size_classes) if size_classes is not None else default_classes(n_pages)
         _check_classes(classes, n_pages)
         return Geometry(
@@ -120,6 +133,7 @@ class Geometry:
             ann_capacity=_power_of_two(ring_slots if ring_slots is not None else max(1024, 2 * count)),
             pin_slots=_power_of_two(pin_slots if pin_slots is not None else max(64, count)),
             class_pages=classes + (0,) * (SIZE_CLASSES - len(classes)),
+            shards=shards,
         )
 
     @cached_property

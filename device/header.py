@@ -26,7 +26,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from nanokv.device.freelist import SPIN_LIMIT, pop, push
+from nanokv.device.freelist import SPIN_LIMIT, pop, push, push_chain
 from nanokv.device.layout import (
     COUNT_CORRUPT,
     D_DIMS,
@@ -43,7 +43,6 @@ from nanokv.device.layout import (
     H_PAGES,
     H_PAYLOAD,
     H_STATE,
-    HDR_FREE,
     HDR_HEAD,
     LOW32,
     PIN_BITS,
@@ -53,6 +52,7 @@ from nanokv.device.layout import (
     WORD_BYTES,
     WRITING,
 )
+from nanokv.device.lists import next_filled, run_length, slot_list
 from nanokv.device.memory import add64, cas64, load64, select, store64, table64, word
 from nanokv.device.world import W_HDR_COUNT, W_PAGE_BYTES, W_PRODUCER, descriptor_at, header_at, header_links
 
@@ -83,31 +83,56 @@ def believed(world: tl.int64, seg: tl.int64, index: tl.int64) -> Any:
 
 
 @triton.jit
-def take_slot(world: tl.int64, seg: tl.int64) -> Any:
-    """Take a header slot: its index, or -1 when all are in use."""
+def take_slot(world: tl.int64, seg: tl.int64, home: tl.int64) -> Any:
+    """Take a header slot: its index, or -1 when all are in use. `home`: which list is asked first."""
     count = table64(world + W_HDR_COUNT)
-    index = pop(seg + HDR_FREE, header_links(world, seg), count)
-    index = believed(world, seg, index)
+    links = header_links(world, seg)
+    rows = slot_list(world, seg, word(0))
+    index = believed(world, seg, pop(slot_list(world, seg, home), links, count))
+    place = word(0)
+    while (index < 0) & (place >= 0):
+        place = next_filled(world, rows, word(1), home, place, 1)
+        if place >= 0:
+            index = believed(world, seg, pop(slot_list(world, seg, home + place), links, count))
     if index < 0:
-        old = load64(seg + HDR_HEAD, "relaxed")
-        tries = word(0)
-        fits = (old >= 0) & (old < count)
-        more = fits
-        while more:
-            got = cas64(seg + HDR_HEAD, old, old + 1, "relaxed")
-            tries += 1
-            more = got != old
-            old = got
-            fits = (old >= 0) & (old < count) & (tries < SPIN_LIMIT)
-            more = more & fits
-        index = believed(world, seg, select(fits, old, word(-1)))
+        index = bump_slot(world, seg, home)
+    return index
+
+
+@triton.jit
+def bump_slot(world: tl.int64, seg: tl.int64, home: tl.int64) -> Any:
+    """Take a header slot that was never used: its index, or -1. A run of them where there are many lists."""
+    count = table64(world + W_HDR_COUNT)
+    run = run_length(world, word(1))
+    old = load64(seg + HDR_HEAD, "relaxed")
+    taken = word(0)
+    tries = word(0)
+    fits = (old >= 0) & (old < count)
+    more = fits
+    while more:
+        taken = select(count - old < run, count - old, run)
+        got = cas64(seg + HDR_HEAD, old, old + taken, "relaxed")
+        tries += 1
+        more = got != old
+        old = got
+        fits = (old >= 0) & (old < count) & (tries < SPIN_LIMIT)
+        more = more & fits
+    index = believed(world, seg, select(fits, old, word(-1)))
+    if (index >= 0) & (taken > 1):
+        links = header_links(world, seg)
+        last = index + taken - 1
+        slot = index + 1
+        while slot < last:
+            store64(links + slot * WORD_BYTES, slot + 2, "relaxed")
+            slot += 1
+        push_chain(slot_list(world, seg, home), links, index + 1, last)
     return index
 
 
 @triton.jit
 def give_slot(world: tl.int64, seg: tl.int64, index: tl.int64) -> None:
     """Give a header slot back. It must be DEAD and hold no pages."""
-    push(seg + HDR_FREE, header_links(world, seg), index)
+    push(slot_list(world, seg, index), header_links(world, seg), index)
 
 
 @triton.jit

@@ -24,7 +24,7 @@ from nanokv.device.kernels.lane import Lane, check_compiler
 from nanokv.device.kernels.shares import TILE_BYTES
 from nanokv.device.launch_ring import RingReader
 from nanokv.device.layout import ACTIVITY, HEAP_CTL, OBJ_HEADER, WORD, unpack
-from nanokv.device.machine import Begun, Descriptor, Drained, Found, Request, Words, free_chain
+from nanokv.device.machine import Begun, Descriptor, Drained, Found, Request, Words, free_chains
 from nanokv.device.status import Status
 
 MAX_CTAS = 1056  #: eight a multiprocessor of the largest GPUs in use; more only wait for their turn
@@ -212,8 +212,9 @@ class LaunchMachine:
         return self._owner_call(host.count_joining_kernel, owner, change)[0]
 
     def detach(self, owner: int, size_class: int) -> Words:
-        first = self._owner_call(host.detach_class_kernel, owner, size_class)[0]
-        return free_chain(self.geometry, self._page_links(owner), int(first), size_class)
+        firsts = self._buffer(self.geometry.shards)
+        self._owner_call(host.detach_class_kernel, owner, size_class, firsts.data_ptr())
+        return free_chains(self.geometry, self._page_links(owner), self._words(firsts), size_class)
 
     def detach_rest(self, owner: int) -> Words:
         first = self._owner_call(host.detach_rest_kernel, owner)[0]

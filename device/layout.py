@@ -20,6 +20,7 @@ VERSION = 1
 WORD = 8
 LINE = 128
 SIZE_CLASSES = 8
+SHARDS = 64
 MAX_DIMS = 7
 
 
@@ -85,6 +86,7 @@ HEAP_CTL = Record(
         Field("ann_capacity", "<u8", "slots in the announce ring, a power of two"),
         Field("pin_slots", "<u8", "slots in the pin ledger"),
         Field("class_pages", "<u4", "pages of an extent of each size class, ascending", repeat=SIZE_CLASSES),
+        Field("shards", "<u8", "free lists of each kind that are in use, a power of two"),
         Field("links_base", "<u8", "offset of the links"),
         Field("hdr_base", "<u8", "offset of the header arena"),
         Field("desc_base", "<u8", "offset of the descriptors"),
@@ -101,8 +103,11 @@ HEAP_CTL = Record(
         # hot words, each on a line of its own
         Field("bump_ptr", "<u8", "offset of the first byte never allocated; only grows", own_line=True),
         Field("hdr_head", "<u8", "index of the first header slot never used; only grows", own_line=True),
-        Field("hdr_free", "<u8", "free list of header slots: LIST word", own_line=True),
-        *[Field(f"free_head{k}", "<u8", f"free list of size class {k}: LIST word", own_line=True) for k in range(8)],
+        Field("hdr_free", "<u8", "free lists of header slots: LIST words", repeat=SHARDS, own_line=True),
+        *[
+            Field(f"free_head{k}", "<u8", f"free lists of size class {k}: LIST words", repeat=SHARDS, own_line=True)
+            for k in range(SIZE_CLASSES)
+        ],
         Field("ann_head", "<u8", "announcements ever reserved; producers add", own_line=True),
         Field("ann_tail", "<u8", "announcements ever consumed; the owner's host writes", own_line=True),
         Field("ann_asleep", "<u4", "1 while the owner's poller sleeps (host memory only)"),
@@ -305,7 +310,8 @@ BUMP_PTR = HEAP_CTL.at("bump_ptr")
 HDR_HEAD = HEAP_CTL.at("hdr_head")
 HDR_FREE = HEAP_CTL.at("hdr_free")
 FREE_HEAD = HEAP_CTL.at("free_head0")
-FREE_HEAD_STRIDE = tl.constexpr(LINE)
+FREE_HEAD_STRIDE = tl.constexpr(SHARDS * WORD)  # the lists of a kind stand in one row
+MAX_SHARDS = tl.constexpr(SHARDS)
 ANN_HEAD = HEAP_CTL.at("ann_head")
 ANN_TAIL = HEAP_CTL.at("ann_tail")
 ANN_ASLEEP = HEAP_CTL.at("ann_asleep")

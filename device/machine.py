@@ -62,23 +62,26 @@ class Drained(NamedTuple):
     good: npt.NDArray[np.bool_]  #: for each hint whether that is whole; False if it is not about a READY header
 
 
-def free_chain(geometry: Geometry, links: npt.NDArray[Any], first: int, size_class: int) -> Words:
-    """The first pages of a detached free list, from `first` (-1: none) on.
+def free_chains(geometry: Geometry, links: npt.NDArray[Any], firsts: Words, size_class: int) -> Words:
+    """The first pages of all extents of detached free lists.
 
-    It ends where it leads out of the arena, comes back, or to a page that does not say that it is free: the list is
-    corrupt from there on.
+    A list ends where it leads out of the arena, to a page that was seen, or to one that does not say that it is free:
+    it is corrupt from there on.
 
     Args:
         links: of all pages, u64 or i64 [n_pages].
+        firsts: the first page of each list, or -1 for an empty one.
     """
     following = unpack("LINK", "next", links).tolist()
     marks = unpack("LINK", "mark", links).tolist()
     size = geometry.class_pages[size_class]
     last = geometry.n_pages - size if size else -1
     pages: dict[int, None] = {}
-    while 0 <= first <= last and first not in pages and marks[first] == FREE.value + size_class:
-        pages[first] = None
-        first = following[first] - 1
+    for first in firsts.tolist():
+        page = first
+        while 0 <= page <= last and page not in pages and marks[page] == FREE.value + size_class:
+            pages[page] = None
+            page = following[page] - 1
     return np.array(list(pages), np.int64)
 
 

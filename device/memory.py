@@ -21,7 +21,19 @@ import triton
 import triton.language as tl
 
 VOCABULARY = (
-    *("word", "select", "table64", "load64", "look_line", "store64", "count_up", "cas64", "add64", "xchg64"),
+    *(
+        "word",
+        "select",
+        "table64",
+        "load64",
+        "look_line",
+        "look_rows",
+        "store64",
+        "count_up",
+        "cas64",
+        "add64",
+        "xchg64",
+    ),
     *("copy_bytes", "mixed", "checksum_bytes"),
 )
 COPY_LANES = tl.constexpr(1024)  # elements of one step of `copy_bytes`
@@ -81,6 +93,35 @@ def look_line(address: tl.int64, count: tl.constexpr, mask: tl.int64, want: tl.i
     bits = tl.full(lanes.shape, 1, tl.int64) << lanes
     same = tl.where((seen != 0) & ((seen & mask) == want), bits, 0)
     return tl.sum(same, 0), tl.sum(tl.where(seen == 0, bits, 0), 0)
+
+
+@triton.jit
+def look_rows(
+    address: tl.int64,
+    rows: tl.int64,
+    width: tl.int64,
+    start: tl.int64,
+    after: tl.int64,
+    mask: tl.int64,
+    high: tl.constexpr,
+    wide: tl.constexpr,
+) -> Any:
+    """Look at rows of shared words at once, and name the first one that is not 0 under `mask`: relaxed loads.
+
+    Returns row * `wide` + column, the columns counted from `start` on and round, of the first such word beyond `after`;
+    or -1. Only in CTAs of one warp. `width` is a power of two.
+
+    Args:
+        address: of the first row; each has `wide` words, of which the first `width` are looked at.
+        rows: how many rows are looked at, at most `high`.
+    """
+    row = tl.arange(0, high).to(tl.int64)[:, None]
+    column = tl.arange(0, wide).to(tl.int64)[None, :]
+    place = row * wide + ((column - start) & (width - 1))
+    asked = (row < rows) & (column < width) & (place > after)
+    seen = tl.load(pointer64(address) + (row * wide + column), mask=asked, other=0, volatile=True)
+    first = tl.min(tl.where((seen & mask) != 0, place, high * wide))
+    return select(first < high * wide, first, word(-1))
 
 
 @triton.jit

@@ -137,6 +137,23 @@ def look_line(address: Any, count: Any, mask: Any, want: Any) -> Any:
 
 
 @numba.njit(inline="always")
+def look_rows(address: Any, rows: Any, width: Any, start: Any, after: Any, mask: Any, high: Any, wide: Any) -> Any:
+    found = numba.int64(-1)
+    row = numba.int64(0)
+    while found < 0 and row < rows:
+        turned = numba.int64(0)
+        while found < 0 and turned < width:
+            column = (start + turned) & (width - 1)
+            if row * wide + turned > after:
+                seen = load64(address + (row * wide + column) * _WORD_BYTES, "relaxed")
+                if seen & mask:
+                    found = row * wide + turned
+            turned += 1
+        row += 1
+    return found
+
+
+@numba.njit(inline="always")
 def count_up(address: Any, count: Any, shift: Any, mask: Any, keep: Any) -> None:
     for i in range(count):
         old = load64(address + i * _WORD_BYTES, "relaxed")

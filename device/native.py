@@ -56,7 +56,7 @@ ENTRIES: dict[str, tuple[Any, int]] = {
     "adopt_slot": (reclaim.adopt_slot, 3),
     "joining": (reclaim.joining, 3),
     "detach_rest": (reclaim.detach_rest, 2),
-    "detach_class": (reclaim.detach_class, 3),
+    "detach_class": (reclaim.detach_class, 4),
     "push_extents": (reclaim.push_extents, 5),
     "walk_pages": (reclaim.walk_pages, 5),
     "walk_slots": (reclaim.walk_slots, 4),

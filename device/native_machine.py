@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from nanokv.device.geometry import Geometry
 from nanokv.device.layout import OBJ_HEADER, SIZE_CLASSES, unpack
-from nanokv.device.machine import Begun, Descriptor, Drained, Found, Words, free_chain
+from nanokv.device.machine import Begun, Descriptor, Drained, Found, Words, free_chains
 from nanokv.device.native import compiled
 from nanokv.device.views import SegmentView
 
@@ -194,8 +194,9 @@ class NativeMachine:
         return self._code.joining(self.table_address, self._bases[owner], change)
 
     def detach(self, owner: int, size_class: int) -> Words:
-        first = self._code.detach_class(self.table_address, owner, size_class)
-        return free_chain(self.geometry, self._page_links(owner), int(first), size_class)
+        firsts = np.zeros(self.geometry.shards, np.int64)
+        self._code.detach_class(self.table_address, owner, size_class, _address(firsts))
+        return free_chains(self.geometry, self._page_links(owner), firsts, size_class)
 
     def detach_rest(self, owner: int) -> Words:
         first = self._code.detach_rest(self.table_address, owner)

@@ -52,12 +52,13 @@ def allocate(
     n_pages: tl.int64,
     nbytes: tl.int64,
     now: tl.int64,
+    home: tl.int64,
 ) -> Any:
     """Take pages for a RESERVED header whose key is claimed, and publish WRITING. Returns (status, payload offset)."""
     status = word(OK)
     page = word(0)
     if n_pages > 0:
-        page = take_pages(world, seg, owner, size_class)
+        page = take_pages(world, seg, owner, size_class, home)
         if page < 0:
             status = word(FULL)
         else:
@@ -99,7 +100,7 @@ def begin(
     epoch = word(0)
     payload = word(0)
     if status == OK:
-        index = take_header(world, seg, owner)
+        index = take_header(world, seg, owner, key_hash)
         if index < 0:
             status = word(NO_HEADER)
             add64(seg + COUNT_REFUSED, 1, "relaxed")
@@ -107,7 +108,7 @@ def begin(
             epoch = reserve(world, seg, index, key_hash, key_check, flags)
             status = claim(world, owner, index, epoch, key_hash, key_check)
             if status == OK:
-                status, payload = allocate(world, seg, owner, index, epoch, size_class, n_pages, nbytes, now)
+                status, payload = allocate(world, seg, owner, index, epoch, size_class, n_pages, nbytes, now, key_hash)
                 if status == FULL:
                     # the entry goes first: whoever takes the slot next must not be found by this key
                     erase(world, owner, index, epoch, key_hash, key_check)

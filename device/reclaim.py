@@ -4,14 +4,15 @@ Each is a step that the host asks for; when to ask is the sweeper's business (ho
 period (`activity`) and for nothing else, because time alone proves nothing:
 - quarantine: the pages of an object that was given up while its producer may still write to them. `give_up` makes the
   header DEAD; its pages stay named in it until `release`;
-- the audit: a page or slot that is in no place in three looks, each a grace period apart, and was not pushed
-  in between, belongs to nobody alive. Three, because without a push a node passes at most two times from place to
-  place: out of a list, and out of a header.
+- the audit: a page or slot that is in no place in four looks, each a grace period apart, and was not handed over
+  in between, belongs to nobody alive (`host_poller/audit.py` says why four).
 
 Why the orderings suffice: `give_up` and `release` run before and after a grace period, which orders them against every
 operation that could still touch the header; that it was not taken again since then is what the read-modify-write in
-`release` sees. `joining`: the mark is set before the lists are detached, which releases it; it is taken away, with
-release, after all was pushed. So who finds the lists empty finds the mark; who finds no mark any more, finds them full.
+`release` sees. `joining`: the mark is set before the lists are detached, and taken away, with release, after all was
+pushed. Who found the lists empty looks at the mark by a read-modify-write that releases: if it still came before the
+mark was set, then setting it, with acquire, came after those looks at the lists, and they were empty without it. If it
+came when the mark was gone, it acquires that all was pushed.
 """
 
 from typing import Any
@@ -20,7 +21,7 @@ import triton
 import triton.language as tl
 
 from nanokv.device.directory import erase
-from nanokv.device.extent import bump_rest, free_list, give
+from nanokv.device.extent import bump_rest, give
 from nanokv.device.freelist import detach
 from nanokv.device.header import epoch_of, give_slot, kill, publish, reserve, state_word, still_ready
 from nanokv.device.layout import (
@@ -30,7 +31,6 @@ from nanokv.device.layout import (
     H_KEY_HASH,
     H_PAGES,
     H_STATE,
-    HDR_FREE,
     HEADER_BYTES,
     JOINING,
     LOW32,
@@ -52,6 +52,7 @@ from nanokv.device.layout import (
     WORD_BYTES,
     WRITING,
 )
+from nanokv.device.lists import extent_list, slot_list
 from nanokv.device.memory import add64, cas64, load64, select, store64, table64, word, xchg64
 from nanokv.device.pins import add_pin, ledger_at
 from nanokv.device.retire import retire
@@ -60,6 +61,7 @@ from nanokv.device.world import (
     W_HDR_COUNT,
     W_PAGE_BYTES,
     W_PRODUCER,
+    W_SHARDS,
     header_at,
     header_links,
     page_links,
@@ -164,11 +166,12 @@ def joining(world: tl.int64, seg: tl.int64, change: tl.int64) -> Any:
     somebody's hands for a moment. The last one to begin is named: so a name that the dead left goes with the next.
     """
     mine = table64(world + W_PRODUCER)
-    seen = load64(seg + JOINING, "acquire")
     if change > 0:
-        seen = xchg64(seg + JOINING, mine, "relaxed")
+        seen = xchg64(seg + JOINING, mine, "acquire")
     elif change < 0:
         seen = cas64(seg + JOINING, mine, 0, "release")
+    else:
+        seen = add64(seg + JOINING, 0, "acq_rel")
     return seen
 
 
@@ -179,9 +182,16 @@ def detach_rest(world: tl.int64, owner: tl.int64) -> Any:
 
 
 @triton.jit
-def detach_class(world: tl.int64, owner: tl.int64, size_class: tl.int64) -> Any:
-    """Take the whole free list of a size class: its first page, or -1. The chain is the caller's."""
-    return detach(free_list(segment(world, owner), size_class))
+def detach_class(world: tl.int64, owner: tl.int64, size_class: tl.int64, firsts: tl.int64) -> None:
+    """Take the whole free lists of a size class: the first page of each, or -1, as words at `firsts`.
+
+    The chains are the caller's. `firsts`: as many words as there are lists of a kind, in private memory.
+    """
+    seg = segment(world, owner)
+    i = word(0)
+    while i < table64(world + W_SHARDS):
+        store64(firsts + i * WORD_BYTES, detach(extent_list(world, seg, size_class, i)), "relaxed")
+        i += 1
 
 
 @triton.jit
@@ -201,16 +211,26 @@ def walk(links: tl.int64, head: tl.int64, count: tl.int64, value: tl.int64, mark
 
 @triton.jit
 def walk_pages(world: tl.int64, owner: tl.int64, size_class: tl.int64, count: tl.int64, marks: tl.int64) -> Any:
-    """Mark the first page of each free extent of a size class with the class plus 1."""
+    """Mark the first page of each free extent of a size class with the class plus 1; returns how many there are."""
     seg = segment(world, owner)
-    return walk(page_links(world, seg), free_list(seg, size_class), count, size_class + 1, marks)
+    seen = word(0)
+    i = word(0)
+    while i < table64(world + W_SHARDS):
+        seen += walk(page_links(world, seg), extent_list(world, seg, size_class, i), count, size_class + 1, marks)
+        i += 1
+    return seen
 
 
 @triton.jit
 def walk_slots(world: tl.int64, owner: tl.int64, count: tl.int64, marks: tl.int64) -> Any:
-    """Mark each free header slot with 1."""
+    """Mark each free header slot with 1; returns how many there are."""
     seg = segment(world, owner)
-    return walk(header_links(world, seg), seg + HDR_FREE, count, word(1), marks)
+    seen = word(0)
+    i = word(0)
+    while i < table64(world + W_SHARDS):
+        seen += walk(header_links(world, seg), slot_list(world, seg, i), count, word(1), marks)
+        i += 1
+    return seen
 
 
 @triton.jit

@@ -37,6 +37,7 @@ WORLD = Record(
         Field("dir_buckets", "<i8", "directory buckets, a power of two"),
         Field("ann_capacity", "<i8", "ring slots, a power of two"),
         Field("pin_slots", "<i8", "slots of the pin ledger, a power of two"),
+        Field("shards", "<i8", "free lists of each kind, a power of two"),
         Field("links_base", "<i8", "offset of the links"),
         Field("hdr_base", "<i8", "offset of the header arena"),
         Field("desc_base", "<i8", "offset of the descriptors"),
@@ -65,6 +66,7 @@ W_HDR_COUNT = WORLD.at("hdr_count")
 W_DIR_BUCKETS = WORLD.at("dir_buckets")
 W_ANN_CAPACITY = WORLD.at("ann_capacity")
 W_PIN_SLOTS = WORLD.at("pin_slots")
+W_SHARDS = WORLD.at("shards")
 W_LINKS_BASE = WORLD.at("links_base")
 W_HDR_BASE = WORLD.at("hdr_base")
 W_DESC_BASE = WORLD.at("desc_base")

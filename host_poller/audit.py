@@ -1,12 +1,14 @@
 """The audit: pages and header slots that are in no place.
 
 Between two atomics an extent is in nobody's list and in no header. A producer that dies there leaks it. The audit looks
-at every place three times, with a grace period between two looks. What was in no place in all three, and was not pushed
-meanwhile (its stamp did not change; for a slot, its epoch), belongs to nobody alive, and is given back.
+at every place four times, with a grace period between two looks. What was in no place in all four, and did not change
+hands meanwhile (its stamp did not change; for a slot, its epoch), belongs to nobody alive, and is given back.
 
-Why three. A node that somebody alive holds is seen in no place only while it passes from one place to another, and each
-passage ends within a grace period. Without a push (which changes the stamp) a node can pass two times at most: out of a
-list into a header, and out of a header. So two looks may miss it, a third cannot.
+Why four. A node that somebody alive holds is seen in no place only while it passes from one place to another, and each
+passage ends within a grace period, so no two looks see the same one. A passage out of a header changes the stamp, so
+does one out of pages never used (`extent.give`, `bump`, `evict.evict_for`). So with one stamp there are three at most:
+the rest of the passage in which it got that stamp, one out of a list into a header, and one out of the header up to the
+next stamp. Three looks may see a node in all of them, a fourth cannot.
 
 A look runs beside the producers, and can be wrong the other way round: a header that is being filled may name the pages
 of its last object, and a walk may follow a node into another list. Then a page seems to be in a place that is in none.
@@ -23,7 +25,7 @@ from nanokv.device.machine import Machine, Words
 from nanokv.host_poller.coalesce import carve_runs
 from nanokv.host_poller.grace import Grace
 
-LOOKS = 3
+LOOKS = 4
 AUDITS = 3  #: after each death
 
 

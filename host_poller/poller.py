@@ -58,7 +58,7 @@ class Poller:
         self._tail = int(machine.control(self._rank)[0]["ann_tail"]) & POSITIVE.value  # whatever stands there
         self._head = self._tail
         self._stuck: tuple[int, float, int] | None = None  # hole, since when, head then
-        self._fingerprint: tuple[int, ...] = ()
+        self._fingerprint = b""
         self._swept = -1e9
         self._stop = threading.Event()
         self._sweep_now = threading.Event()
@@ -128,7 +128,7 @@ class Poller:
             return True
         control = self._machine.control(self._rank)[0]
         names = ("bump_ptr", "hdr_head", "hdr_free", "ann_head", "missed", "refused")
-        words = tuple(int(control[name]) for name in names)
+        words = b"".join(np.asarray(control[name]).tobytes() for name in names)
         changed, self._fingerprint = words != self._fingerprint, words
         return changed or self.sweeper.somebody_died()
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
 from nanokv.config import Options, job_name
 from nanokv.device.geometry import Geometry
@@ -42,9 +43,21 @@ def plan_geometry(heap_bytes: int, page_bytes: int, world_size: int, options: Op
             size_classes=options.size_classes,
             max_objects=options.max_objects,
             ring_slots=options.ring_slots,
+            shards=(None if _on_gpu(options) else 1) if options.shards is None else options.shards,
         )
     except ValueError as error:
         raise InvalidArgument(str(error)) from None
+
+
+def _on_gpu(options: Options) -> bool:
+    """True if the provider that is asked for lays segments on GPUs."""
+    if options.heap in ("torch_symm", "iris"):
+        return True
+    device = options.heap_options.get("device", "cpu")
+    try:
+        return any(torch.device(each).type != "cpu" for each in (device if isinstance(device, list) else [device]))
+    except (RuntimeError, TypeError):
+        return False  # the provider says what is wrong with it
 
 
 def attach(name: str | None, geometry: Geometry, rank: int, options: Options) -> Heap:

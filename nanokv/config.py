@@ -30,6 +30,8 @@ class Options:
         size_classes: pages of an extent of each class, ascending, each a multiple of the one before; at most eight.
         max_objects: header slots a segment; default one a page and 64.
         ring_slots: slots of the announce ring.
+        shards: free lists of each kind, a power of two up to 64: the more, the more producers can allocate at once.
+            Default: 1 in host memory, 64 on a GPU (fewer in a small heap).
         write_timeout: seconds after which an unfinished object is given up.
         rpc_timeout: seconds after which v1 calls the master lost.
         attach_timeout: seconds to wait for the other ranks.
@@ -50,6 +52,7 @@ class Options:
     size_classes: tuple[int, ...] | None = None
     max_objects: int | None = None
     ring_slots: int | None = None
+    shards: int | None = None
     write_timeout: float = 30.0
     rpc_timeout: float = 5.0
     attach_timeout: float = 60.0

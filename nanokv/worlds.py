@@ -1,6 +1,7 @@
 """Several virtual ranks in one process."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -28,7 +29,7 @@ def local_world(
             the ranks take in turn.
     """
     chosen = make_options(options)
-    geometry = plan_geometry(heap_bytes, page_bytes, n, chosen)
+    geometry = plan_geometry(heap_bytes, page_bytes, n, replace(chosen, heap_options={"device": device}))
     if not 0 <= master_rank < n:
         raise InvalidArgument(f"master_rank must be 0 to {n - 1}, not {master_rank}")
     world = LocalWorld(geometry, mode=chosen.alloc, may_evict=chosen.evict, water=chosen.water, device=device)

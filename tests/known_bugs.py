@@ -11,12 +11,13 @@ from unittest import mock
 
 import numpy as np
 
+from nanokv.check.model import passages
 from nanokv.check.model.explore import SCHEDULERS, Explorer
 from nanokv.check.model.suite import SCENARIOS, named
-from nanokv.device import reclaim, retire
+from nanokv.device import evict, reclaim, retire
 from nanokv.device.layout import PIN_HELD, unpack
 from nanokv.device.sim.mutants import rewrite
-from nanokv.host_poller import sweeper
+from nanokv.host_poller import audit, sweeper
 from nanokv.host_poller.audit import Audit
 from nanokv.host_poller.sweeper import Sweeper
 
@@ -40,6 +41,8 @@ class Bug(NamedTuple):
         """A new execution that shows it."""
         name, _, memory = self.replay.partition(":")[0].partition("/")
         with self._patched():
+            if SCENARIOS[name].audited:
+                return passages.find(SCENARIOS[name], self.device())
             explorer = Explorer(SCENARIOS[name], memory, self.device())
             found = explorer.kill_everywhere(1, 4)
             for kind in SCHEDULERS:
@@ -92,8 +95,8 @@ def _hold_all_in_quarantine(self: Any) -> None:
 
 BUGS = {
     "a torn look hid a leaked slot": Bug(
-        "swept/weak: producer@35 0.2 46.2 182.1 247.1",
-        host=((Audit, "start", _start_once), (Sweeper, "_audit_step", _hold_all_in_quarantine)),
+        "swept/weak: producer@34 0.2 61.2 191.1 236.1",
+        host=((Audit, "start", _start_once), (Sweeper, "_audit_step", _hold_all_in_quarantine), (audit, "LOOKS", 3)),
     ),
     "a rank that died before any sweep saw it alive was not audited": Bug(
         "swept/sc: producer@5 13.1", host=((Sweeper, "_watch_ranks", _watch_those_seen_alive),)
@@ -102,7 +105,7 @@ BUGS = {
         "swept-pins/sc: reader@27", host=((sweeper, "drop_dead_pins", _clear_intents),)
     ),
     "a slot was released by an old look at its state, while it was READY again": Bug(
-        "release/weak: 35.1 36.1 60.3 64.3",
+        "release/weak: 56.3 60.3",
         device=lambda: (
             rewrite(
                 reclaim.release,
@@ -129,6 +132,17 @@ BUGS = {
             reclaim.release,
             'state = add64(header + H_STATE, 0, "acq_rel")\n    load64(header + H_FLAGS, "acquire")',
             'state = load64(header + H_STATE, "relaxed")\n    load64(header + H_FLAGS, "relaxed")',
+        ),
+    ),
+    "three looks saw a page in three passages, and gave it to a second owner": Bug(
+        "audited/sc: 8.1 101.1 141.1 184.1 215.1 257.1", host=((audit, "LOOKS", 3),)
+    ),
+    "a page that went from object to object by eviction looked as if nobody held it": Bug(
+        "audited-evict/sc: 8.1 51.1 99.1 185.1 225.1 311.1 351.1 414.1",
+        device=lambda: rewrite(
+            evict.evict_for,
+            "                        stamp(page_links(world, seg), page, class_pages(world, size_class))\n",
+            "",
         ),
     ),
 }

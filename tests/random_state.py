@@ -24,13 +24,14 @@ from nanokv.device.layout import (
     RESERVED,
     RING_EPOCH_SHIFT,
     RING_HEADER_SHIFT,
+    SHARDS,
     STORED,
     WRITING,
 )
 from nanokv.device.native import compiled
 from nanokv.device.views import SegmentView
 
-GEOMETRY = Geometry.plan(24 * 64, 64, 2, size_classes=(1, 2, 4, 8), max_objects=10, ring_slots=8, pin_slots=4)
+GEOMETRY = Geometry.plan(24 * 64, 64, 2, size_classes=(1, 2, 4, 8), max_objects=10, ring_slots=8, pin_slots=4, shards=2)
 PRIVATE_BYTES = 4096
 KEYS = [(0x1234_5678_9ABC * k + k, -0x0FED_CBA9_8765 * k - 3) for k in range(1, 9)]
 
@@ -74,22 +75,28 @@ ARGUMENTS = {
     "stamp": "links node few",
     "detach": "head",
     "class_of": "world n_pages",
-    "free_list": "seg size_class",
+    "shard_of": "world any",
+    "slot_list": "world seg any",
+    "extent_list": "world seg size_class any",
+    "next_filled": "world rows four key_hash list_place eight",
+    "run_length": "world four",
     "link_of": "world seg page",
     "mark": "world seg page mark_value index",
     "hold": "world seg page size_class index",
     "is_held": "world seg page size_class index",
-    "bump": "world seg n_pages",
+    "bump": "world seg size_class key_hash",
+    "spare": "world seg page size_class two key_hash",
     "bump_rest": "world seg",
     "give": "world seg page size_class",
     "carve": "world seg page size_class smaller_class",
-    "pop_free": "world seg any_class",
-    "take_split": "world seg size_class",
-    "take": "world seg size_class",
+    "pop_free": "world seg any_class any",
+    "take_free": "world seg size_class key_hash",
+    "take": "world seg size_class key_hash",
     "state_word": "state epoch",
     "epoch_of": "state_word",
     "believed": "world seg index",
-    "take_slot": "world seg",
+    "take_slot": "world seg key_hash",
+    "bump_slot": "world seg key_hash",
     "give_slot": "world seg index",
     "reserve": "world seg index key_hash key_check flags",
     "describe": "world seg index any any any any any any any any",
@@ -137,10 +144,10 @@ ARGUMENTS = {
     "oldest": "world seg ticket few size_class",
     "evict_for": "world seg owner maybe_class",
     "may_evict": "seg",
-    "take_header": "world seg owner",
-    "take_pages": "world seg owner size_class",
+    "take_header": "world seg owner key_hash",
+    "take_pages": "world seg owner size_class key_hash",
     "undo": "world seg owner index epoch",
-    "allocate": "world seg owner index epoch size_class n_pages nbytes now",
+    "allocate": "world seg owner index epoch size_class n_pages nbytes now key_hash",
     "begin": "world owner key_hash key_check nbytes flags now",
     "commit": "world owner index epoch",
     "finish": "world owner index epoch bit",
@@ -173,7 +180,7 @@ ARGUMENTS = {
     "push_extents": "world owner pages classes two",
     "joining": "world seg one",
     "detach_rest": "world owner",
-    "detach_class": "world owner size_class",
+    "detach_class": "world owner size_class out",
     "walk": "links head count any marks",
     "walk_pages": "world owner size_class count_pages marks",
     "walk_slots": "world owner count_slots marks",
@@ -346,6 +353,18 @@ class Draw:
     def two(self) -> int:
         return 2
 
+    def four(self) -> int:
+        return self.rng.randrange(1, 5)
+
+    def eight(self) -> int:
+        return 8
+
+    def rows(self) -> Address:
+        return Address(self.drawn_owner, HEAP_CTL.offsets["free_head0"])
+
+    def list_place(self) -> int:
+        return self.rng.randrange(-1, 4) * SHARDS + self.rng.randrange(GEOMETRY.shards)
+
     def n_pages(self) -> int:
         return self.rng.randrange(0, 10)
 
@@ -375,7 +394,7 @@ class Draw:
 
     def head(self) -> Address:
         word = f"free_head{self.drawn_class}" if self.list == "pages" else "hdr_free"
-        return Address(self.drawn_owner, HEAP_CTL.offsets[word])
+        return Address(self.drawn_owner, HEAP_CTL.offsets[word] + 8 * self.rng.randrange(GEOMETRY.shards))
 
     def links(self) -> Address:
         skip = 0 if self.list == "pages" else GEOMETRY.n_pages * 8

@@ -41,11 +41,11 @@ MakeWorld = Callable[..., list[nanokv.NanoKVCache]]
 ALLOCS = ["device", "host"]
 
 
-@pytest.mark.parametrize("evict", [False, True])
+@pytest.mark.parametrize("evict, shards", [(False, 1), (True, 1), (False, 4), (True, 4)])
 @pytest.mark.parametrize("keys", [3, 40])
 @pytest.mark.parametrize("machine, rounds", [(native, HAMMER_ROUNDS), (yielding, HAMMER_ROUNDS // 50)])
-def test_compiled_threads_without_pause(machine: Any, rounds: int, evict: bool, keys: int) -> None:
-    geometry = Geometry.plan(PAGES * PAGE, PAGE, RANKS, max_objects=12, ring_slots=16)
+def test_compiled_threads_without_pause(machine: Any, rounds: int, evict: bool, keys: int, shards: int) -> None:
+    geometry = Geometry.plan(PAGES * PAGE, PAGE, RANKS, max_objects=12, ring_slots=16, shards=shards)
     plain = PlainWorld(geometry, may_evict=evict)
     buffers = [aligned_words(MAX_WORDS) for _ in range(THREADS)]
     calls = [

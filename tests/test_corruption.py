@@ -17,7 +17,7 @@ from nanokv.device.extent import bump, bump_rest, give, take
 from nanokv.device.geometry import Geometry
 from nanokv.device.header import give_slot, kill, reserve, take_slot
 from nanokv.device.layout import RESERVED, unpack
-from nanokv.device.machine import free_chain
+from nanokv.device.machine import free_chains
 from nanokv.device.ring import drain
 from nanokv.device.views import SegmentView
 from nanokv.errors import NanoKVError, OutOfMemory, SegmentCorrupt
@@ -104,14 +104,14 @@ class Arena:
         self.at = self.plain.worlds[0], self.plain.bases[0]
 
     def take(self, size_class: int) -> int:
-        return int(native(take, 3)(*self.at, size_class))
+        return int(native(take, 4)(*self.at, size_class, 0))
 
     def give(self, page: int, size_class: int) -> None:
         native(give, 4)(*self.at, page, size_class)
 
     def lead_to(self, page: int, size_class: int) -> None:
         """Let the head of a free list lead to a page."""
-        self.view.ctl[f"free_head{size_class}"] = page + 1
+        self.view.ctl[f"free_head{size_class}"][0, 0] = page + 1
 
     @property
     def corrupt(self) -> int:
@@ -135,7 +135,7 @@ def test_a_list_that_leads_into_a_free_extent_or_to_another_class_does_not_hand_
     page = arena.take(4)
     arena.give(page, 4)
     arena.lead_to(page + 3, 0)
-    arena.view.ctl["free_head4"] = 0
+    arena.view.ctl["free_head4"][0, 0] = 0
     assert arena.take(0) == -1
     arena.lead_to(page, 1)
     assert arena.take(1) == -1
@@ -145,7 +145,7 @@ def test_a_list_that_leads_into_a_free_extent_or_to_another_class_does_not_hand_
 def test_a_link_to_itself_gives_its_page_once(arena: Arena) -> None:
     for page in [arena.take(0) for _ in range(PAGES)]:
         arena.give(page, 0)
-    first = int(unpack("LIST", "node", arena.view.ctl["free_head0"][0])) - 1
+    first = int(unpack("LIST", "node", arena.view.ctl["free_head0"][0, 0])) - 1
     arena.view.page_links[first] = arena.view.page_links[first] & ~np.uint64(0xFFFFFFFF) | np.uint64(first + 1)
     taken = [arena.take(0) for _ in range(PAGES)]
     assert taken == [first] + [-1] * (PAGES - 1)
@@ -156,7 +156,7 @@ def test_a_bump_pointer_that_went_back_hands_out_nothing_twice(arena: Arena, bac
     used = [arena.take(2) for _ in range(3)]  # twelve pages
     assert used == [0, 4, 8]
     arena.view.ctl["bump_ptr"] -= np.uint64(min(back, 12) * PAGE)
-    got = [page for page in (native(bump, 3)(*arena.at, 1) for _ in range(PAGES)) if page >= 0]
+    got = [page for page in (native(bump, 4)(*arena.at, 0, 0) for _ in range(PAGES)) if page >= 0]
     assert set(got) <= {12, 13, 14, 15}
     arena.view.ctl["bump_ptr"] = arena.geometry.offsets["heap_base"]
     assert native(bump_rest, 2)(*arena.at) in (-1, max(got) + 1 if got else 12)
@@ -175,7 +175,7 @@ def test_a_chain_of_links_ends_where_it_cannot_be_right() -> None:
 
     def chain(*links: int, size_class: int = 0) -> list[int]:
         words = np.array(links + (0,) * (8 - len(links)), np.uint64)
-        return free_chain(geometry, words, 0, size_class).tolist()
+        return free_chains(geometry, words, np.array([0]), size_class).tolist()
 
     assert chain(free | 3, 0, free) == [0, 2]
     assert chain(free | 9) == [0], "out of the arena"
@@ -188,23 +188,23 @@ def test_a_chain_of_links_ends_where_it_cannot_be_right() -> None:
 
 # --- header slots -----------------------------------------------------------------------------
 def test_a_list_that_leads_to_a_used_slot_does_not_hand_it_out(arena: Arena) -> None:
-    slot = native(take_slot, 2)(*arena.at)
+    slot = native(take_slot, 3)(*arena.at, 0)
     native(reserve, 6)(*arena.at, slot, 1, 2, 0)
-    arena.view.ctl["hdr_free"] = slot + 1
-    assert native(take_slot, 2)(*arena.at) == slot + 1, "the next one that was never used"
+    arena.view.ctl["hdr_free"][0, 0] = slot + 1
+    assert native(take_slot, 3)(*arena.at, 0) == slot + 1, "the next one that was never used"
     arena.view.ctl["hdr_head"] = 0
-    assert native(take_slot, 2)(*arena.at) == -1
+    assert native(take_slot, 3)(*arena.at, 0) == -1
     assert arena.corrupt == 2
 
 
 def test_a_slot_that_holds_pages_is_not_handed_out(arena: Arena) -> None:
-    slot = native(take_slot, 2)(*arena.at)
+    slot = native(take_slot, 3)(*arena.at, 0)
     epoch = native(reserve, 6)(*arena.at, slot, 1, 2, 0)
     header = arena.at[1] + arena.geometry.offsets["hdr_base"] + slot * arena.view.headers.itemsize
     native(kill, 3)(header, RESERVED.value, epoch)
     arena.view.headers["n_pages"][slot] = 1
     native(give_slot, 3)(*arena.at, slot)
-    assert native(take_slot, 2)(*arena.at) != slot
+    assert native(take_slot, 3)(*arena.at, 0) != slot
 
 
 # --- the ring ---------------------------------------------------------------------------------
@@ -317,14 +317,14 @@ def test_joining_lists_that_lead_anywhere(cache: nanokv.NanoKVCache) -> None:
 
 def test_the_audit_gives_nothing_back_while_an_object_is_corrupt(cache: nanokv.NanoKVCache) -> None:
     cache.put("k", torch.full((256,), 1, dtype=torch.uint8))
-    pages = (view_of(cache).ctl["bump_ptr"][0], view_of(cache).ctl["free_head0"][0])
+    pages = (view_of(cache).ctl["bump_ptr"][0], view_of(cache).ctl["free_head0"][0, 0])
     view_of(cache).headers["payload_base"][slot_of(cache, "k")] = 1 << 40
     sweeper = cache._poller.sweeper
     sweeper._audit.start()
     for now in range(10):
         sweeper.step(float(now))
     assert sweeper.counts.leaked_pages == 0
-    assert (view_of(cache).ctl["bump_ptr"][0], view_of(cache).ctl["free_head0"][0]) == pages
+    assert (view_of(cache).ctl["bump_ptr"][0], view_of(cache).ctl["free_head0"][0, 0]) == pages
 
 
 @pytest.mark.parametrize("word", ["mode", "rank", "n_pages", "hdr_base", "class_pages", "world_size", "magic"])

@@ -64,7 +64,7 @@ def churn(
             store64(at, word(0), "relaxed")
         elif i < rounds:
             size_class = (random >> 16) % classes
-            page = take(world, seg, size_class)
+            page = take(world, seg, size_class, random >> 20)
             if page >= 0:
                 taken += 1
                 wrong += mark(marks, page, class_pages(world, size_class), word(0), seed)
@@ -77,12 +77,12 @@ def churn(
 
 
 @triton.jit
-def bump_all(world: tl.int64, seg: tl.int64, n_pages: tl.int64, out: tl.int64, rounds: tl.int64) -> Any:
+def bump_all(world: tl.int64, seg: tl.int64, size_class: tl.int64, out: tl.int64, rounds: tl.int64) -> Any:
     """Bump until nothing is left, noting each extent. Returns how many came."""
     got = word(0)
     i = word(0)
     while i < rounds:
-        page = bump(world, seg, n_pages)
+        page = bump(world, seg, size_class, seg)
         if page >= 0:
             store64(out + got * WORD_BYTES, page, "relaxed")
             got += 1
@@ -100,7 +100,7 @@ class Arena:
         self.at = self.plain.worlds[0], self.plain.bases[0]
 
     def take(self, size_class: int) -> int:
-        return int(native(take, 3)(*self.at, size_class))
+        return int(native(take, 4)(*self.at, size_class, 0))
 
     def give(self, page: int, size_class: int) -> None:
         native(give, 4)(*self.at, page, size_class)
@@ -112,10 +112,11 @@ class Arena:
         """(first page, pages) of every free extent, in the order of pages."""
         found: list[tuple[int, int]] = []
         for k, size in enumerate(self.geometry.class_pages):
-            node = int(unpack("LIST", "node", self.view.ctl[f"free_head{k}"][0].astype(np.int64)))
-            while node and len(found) <= self.geometry.n_pages:
-                found.append((node - 1, size))
-                node = int(unpack("LINK", "next", self.view.page_links[node - 1].astype(np.int64)))
+            for head in self.view.ctl[f"free_head{k}"][0].tolist():
+                node = int(unpack("LIST", "node", head))
+                while node and len(found) <= self.geometry.n_pages:
+                    found.append((node - 1, size))
+                    node = int(unpack("LINK", "next", self.view.page_links[node - 1].astype(np.int64)))
         return sorted(found)
 
     def places(self) -> list[int]:
@@ -197,29 +198,33 @@ def test_a_corrupt_bump_pointer_gives_nothing(word_of_bump: int) -> None:
     assert arena.view.ctl["bump_ptr"].view(np.int64)[0] == word_of_bump
 
 
+@pytest.mark.parametrize("shards", [1, 64])
 @pytest.mark.parametrize("machine", [native, yielding])
-def test_everybody_bumps_at_once(machine: Any) -> None:
+def test_everybody_bumps_at_once(machine: Any, shards: int) -> None:
     pages, rounds = 4096, 4096
-    arena = Arena(pages)
+    arena = Arena(pages, shards=shards)
     notes = [aligned_words(rounds) for _ in range(3)]
     calls = [
-        partial(machine(bump_all, 5), *arena.at, n, address(note), rounds)
-        for n, note in zip((1, 2, 3), notes, strict=True)
+        partial(machine(bump_all, 5), *arena.at, size_class, address(note), rounds)
+        for size_class, note in enumerate(notes)
     ]
     got = in_threads(*calls)
     spans = [
         page + i
-        for n, note, count in zip((1, 2, 3), notes, got, strict=True)
+        for n, note, count in zip((1, 2, 4), notes, got, strict=True)
         for page in note[:count].tolist()
         for i in range(n)
     ]
-    assert sorted(spans) == list(range(arena.bumped()))
+    spare = [page + i for page, size in arena.free() for i in range(size)]
+    assert sorted(spans + spare) == list(range(arena.bumped()))
+    assert bool(spare) == (shards > 1), "a run of extents at a time"
     assert arena.bumped() == pages, "one thread bumps single pages to the very end"
 
 
+@pytest.mark.parametrize("shards", [1, 4])
 @pytest.mark.parametrize("machine, threads, rounds", [(native, 4, ROUNDS), (yielding, 2, 2000), (yielding, 4, 2000)])
-def test_mpmc(machine: Any, threads: int, rounds: int) -> None:
-    arena = Arena()
+def test_mpmc(machine: Any, threads: int, rounds: int, shards: int) -> None:
+    arena = Arena(shards=shards)
     marks = aligned_words(PAGES)
     held = [aligned_words(2 * HELD) for _ in range(threads)]
     calls = [

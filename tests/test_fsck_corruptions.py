@@ -210,7 +210,7 @@ def an_extent_leaks(world: World) -> int:
 @case("I2", "a cycle")
 def a_list_is_a_cycle(world: World) -> int:
     world.machines[0].remove(digest(0))
-    page = int(world.views[0].ctl["free_head1"][0]) & 0xFFFFFFFF
+    page = int(world.views[0].ctl["free_head1"][0, 0]) & 0xFFFFFFFF
     assert page
     world.views[0].page_links[page - 1] = page
     return 0
@@ -219,27 +219,27 @@ def a_list_is_a_cycle(world: World) -> int:
 @case("I2", "links lead out of the arena", always=True)
 def a_page_link_out_of_bounds(world: World) -> int:
     world.machines[0].remove(digest(0))
-    world.views[0].page_links[int(world.views[0].ctl["free_head1"][0] & 0xFFFFFFFF) - 1] = 65
+    world.views[0].page_links[int(world.views[0].ctl["free_head1"][0, 0] & 0xFFFFFFFF) - 1] = 65
     return 0
 
 
 @case("I2", "the free list of 2-page extents is broken: a link leads to node 99 of 64")
 def a_list_head_out_of_bounds(world: World) -> int:
-    world.views[0].ctl["free_head1"] = 100
+    world.views[0].ctl["free_head1"][0, 0] = 100
     return 0
 
 
 @case("I2", "ends outside of the arena")
 def a_free_extent_leaves_the_arena(world: World) -> int:
     world.machines[0].push_extents(0, np.array([62]), np.array([0]))
-    world.views[0].ctl["free_head2"] = world.views[0].ctl["free_head0"]
-    world.views[0].ctl["free_head0"] = 0
+    world.views[0].ctl["free_head2"][0, 0] = world.views[0].ctl["free_head0"][0, 0]
+    world.views[0].ctl["free_head0"][0, 0] = 0
     return 0
 
 
 @case("I2", "no such size class")
 def a_list_of_a_class_that_does_not_exist(world: World) -> int:
-    world.views[0].ctl["free_head7"] = 1
+    world.views[0].ctl["free_head7"][0, 0] = 1
     return 0
 
 
@@ -247,7 +247,7 @@ def a_list_of_a_class_that_does_not_exist(world: World) -> int:
 def a_slot_is_free_and_in_use(world: World) -> int:
     rank, index = world.slot(0)
     world.views[rank].header_links[index] = 0
-    world.views[rank].ctl["hdr_free"] = index + 1
+    world.views[rank].ctl["hdr_free"][0, 0] = index + 1
     return rank
 
 
@@ -275,14 +275,14 @@ def a_slot_that_was_taken_and_never_marked(world: World) -> int:
 @case("I2", "1 header slots are in no place")
 def a_dead_slot_that_was_never_pushed(world: World) -> int:
     world.machines[0].remove(digest(0))
-    world.views[0].ctl["hdr_free"] = 0
+    world.views[0].ctl["hdr_free"][0, 0] = 0
     return 0
 
 
 @case("I2", "the free list of header slots is broken")
 def a_cycle_of_slots(world: World) -> int:
     world.machines[0].remove(digest(0))
-    slot = int(world.views[0].ctl["hdr_free"][0] & 0xFFFFFFFF)
+    slot = int(world.views[0].ctl["hdr_free"][0, 0] & 0xFFFFFFFF)
     world.views[0].header_links[slot - 1] = slot
     return 0
 

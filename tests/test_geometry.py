@@ -38,6 +38,7 @@ def wishes(draw: st.DrawFn) -> dict[str, Any]:
         "max_objects": draw(st.none() | st.integers(1, 5000)),
         "ring_slots": draw(st.none() | st.integers(1, 5000)),
         "pin_slots": draw(st.none() | st.integers(1, 5000)),
+        "shards": draw(st.none() | st.sampled_from([1, 2, 4, 64])),
     }
 
 
@@ -142,6 +143,9 @@ GOOD: dict[str, Any] = {"heap_bytes": 1 << 20, "page_bytes": 4096, "world_size":
         ({"size_classes": (2, 3)}, "each a multiple"),
         ({"size_classes": (1, 512)}, "largest size class has 512 pages, the heap has 256"),
         ({"ring_slots": 0}, "ring_slots"),
+        ({"shards": 0}, "shards"),
+        ({"shards": 3}, "shards"),
+        ({"shards": 128}, "shards"),
         ({"pin_slots": -1}, "pin_slots"),
     ],
 )

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nanokv.check.model import steps
+from nanokv.check.model import passages, steps
 from nanokv.check.model.explore import MEMORIES, Explorer
 from nanokv.check.model.orderings import FOUND_BY, KEPT, functions, is_noticed, orderings
 from nanokv.check.model.suite import SCENARIOS, replay, run_scenario
 from nanokv.check.report import CheckFailure
-from nanokv.device import header
+from nanokv.device import freelist, header
 from nanokv.device.layout import DEAD, READY, RESERVED, WATCHED, WRITING, unpack
 from nanokv.device.sim.mutants import rewrite
 from nanokv.device.sim.schedule import Replay, Schedule
@@ -71,7 +71,8 @@ def test_all_other_steps_are_not() -> None:
 
 def test_a_leak_and_an_overlap_are_found() -> None:
     explorer = Explorer(SCENARIOS["put-remove-get"], "sc")
-    forget = rewrite(header.give_slot, "push(seg + HDR_FREE, header_links(world, seg), index)", "word(index)")
+    kept = "push(slot_list(world, seg, index), header_links(world, seg), index)"
+    forget = rewrite(header.give_slot, kept, "word(index)")
     assert "in no place" in str(Explorer(explorer.scenario, "sc", forget).draw("random", 50, 1).failure)
     with pytest.raises(CheckFailure, match="I4"):
         explorer.stage.check(1, np.array([1 << 32 | 99, 1 << 32 | 99]))
@@ -99,6 +100,19 @@ def test_a_bug_stays_mended(about: str) -> None:
     """If the first line fails after a change of the protocol, find a new execution: python -m tests.known_bugs."""
     assert BUGS[about].shown_by(BUGS[about].replay) is not None
     assert replay(BUGS[about].replay) is None
+
+
+@pytest.mark.parametrize("name", [name for name, scenario in SCENARIOS.items() if scenario.audited])
+def test_no_audit_gives_away_what_is_on_its_way(name: str) -> None:
+    assert passages.find(SCENARIOS[name]) is None
+
+
+def test_deviations_find_what_needs_one() -> None:
+    """One task after the other, a list whose head is exchanged holds; one switch breaks it."""
+    explorer = Explorer(SCENARIOS["list"], "sc", rewrite(freelist.pop, "cas64(head, old, ", "xchg64(head, "))
+    assert explorer.deviate(0).failure is None
+    found = explorer.deviate(1)
+    assert found.failure is not None and len(found.failure.schedule.taken) == 1
 
 
 def test_bad_replay_strings_are_refused() -> None:

@@ -64,10 +64,11 @@ class Api(RuleBasedStateMachine):
         self.things: dict[str, Thing] = {}
         self.count = 0
 
-    @initialize(ranks=st.integers(1, 3), evict=st.booleans())
-    def begin(self, ranks: int, evict: bool) -> None:
+    @initialize(ranks=st.integers(1, 3), evict=st.booleans(), shards=st.sampled_from([1, 4]))
+    def begin(self, ranks: int, evict: bool, shards: int) -> None:
         self.evict = evict
-        self.world = nanokv.local_world(ranks, PAGES * PAGE, page_bytes=PAGE, alloc=self.alloc, evict=evict)
+        options: dict[str, Any] = {"alloc": self.alloc, "evict": evict, "shards": shards}
+        self.world = nanokv.local_world(ranks, PAGES * PAGE, page_bytes=PAGE, **options)
 
     # --- the model ---
     def cache(self, rank: int) -> nanokv.NanoKVCache:

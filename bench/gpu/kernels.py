@@ -112,18 +112,24 @@ def fill_list_kernel(head: tl.int64, links: tl.int64, count: tl.int64) -> None:
 
 @triton.jit  # type: ignore[untyped-decorator]
 def take_and_give_one(
-    world: tl.int64, nbytes: tl.int64, head: tl.int64, links: tl.int64, count: tl.int64, what: tl.constexpr
+    world: tl.int64,
+    nbytes: tl.int64,
+    head: tl.int64,
+    links: tl.int64,
+    count: tl.int64,
+    home: tl.int64,
+    what: tl.constexpr,
 ) -> Any:
-    """Take one and give it back: 0, or 1 if there was none."""
+    """Take one and give it back: 0, or 1 if there was none. `home`: as a key would say it."""
     seg = segment(world, word(0))
     node = word(-1)
     if what == EXTENTS:
         size_class = class_of(world, (nbytes + table64(world + W_PAGE_BYTES) - 1) // table64(world + W_PAGE_BYTES))
-        node = take(world, seg, size_class)
+        node = take(world, seg, size_class, home)
         if node >= 0:
             give(world, seg, node, size_class)
     elif what == SLOTS:
-        node = take_slot(world, seg)
+        node = take_slot(world, seg, home)
         if node >= 0:
             give_slot(world, seg, node)
     else:
@@ -154,7 +160,7 @@ def take_and_give_kernel(
     failed = word(0)
     i = word(0)
     while i < rounds:
-        failed += take_and_give_one(world, nbytes, head, links, count, what)
+        failed += take_and_give_one(world, nbytes, head, links, count, mixed(i, me), what)
         i += 1
     store64(out + me * WORD_BYTES, failed, "relaxed")
 

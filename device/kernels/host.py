@@ -101,8 +101,8 @@ def count_joining_kernel(frame: tl.int64) -> None:
 
 @triton.jit
 def detach_class_kernel(frame: tl.int64) -> None:
-    """(owner, size class) -> first page or -1."""
-    answer(frame, 0, detach_class(arg(frame, 0), arg(frame, 1), arg(frame, 2)))
+    """(owner, size class, firsts)."""
+    detach_class(arg(frame, 0), arg(frame, 1), arg(frame, 2), arg(frame, 3))
 
 
 @triton.jit

@@ -93,6 +93,7 @@ class Simulation:
             "table64": self._table64,
             "load64": self._load64,
             "look_line": self._look_line,
+            "look_rows": self._look_rows,
             "count_up": self._count_up,
             "store64": self._store64,
             "cas64": self._cas64,
@@ -256,6 +257,16 @@ class Simulation:
         seen = [self._load64(address + _WORD * i, "relaxed") for i in range(count)]
         same = sum(1 << i for i, word in enumerate(seen) if word != 0 and (word & mask) == want)
         return same, sum(1 << i for i, word in enumerate(seen) if word == 0)
+
+    def _look_rows(
+        self, address: int, rows: int, width: int, start: int, after: int, mask: int, high: int, wide: int
+    ) -> int:
+        for place in (row * wide + turned for row in range(rows) for turned in range(width)):
+            column = (start + place) & (width - 1)
+            at = address + _WORD * (place - place % wide + column)
+            if place > after and self._load64(at, "relaxed") & mask:
+                return place
+        return -1
 
     def _count_up(self, address: int, count: int, shift: int, mask: int, keep: int) -> None:
         for at in range(address, address + _WORD * count, _WORD):

@@ -123,7 +123,11 @@ class _Control:
     def __getitem__(self, field: int | str) -> Any:
         if isinstance(field, int):
             return self
+        kind = HEAP_CTL.dtype[field]
+        if kind.shape:
+            at = self._base + HEAP_CTL.offsets[field]
+            return np.array([self._load(at + i * WORD, "relaxed") for i in range(kind.shape[0])], np.int64)
         value = self._load(self._base + HEAP_CTL.offsets[field] // WORD * WORD, "relaxed")
         shift = HEAP_CTL.offsets[field] % WORD * 8
-        size = HEAP_CTL.dtype[field].itemsize * 8
+        size = kind.itemsize * 8
         return np.uint64((value >> shift) & ((1 << size) - 1))

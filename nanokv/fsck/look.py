@@ -87,15 +87,23 @@ class Look:
         return np.array([size for size in self.geometry.class_pages if size], np.int64)
 
     @cached_property
-    def free_list(self) -> tuple[list[int], str | None]:
-        """The free header slots in the order of their list, and what is wrong with it."""
-        return walk(int(self.ctl["hdr_free"][0]), unpack("LINK", "next", self.header_links).tolist())
+    def slot_lists(self) -> list[tuple[list[int], str | None]]:
+        """Each free list of header slots: the slots in its order, and what is wrong with it."""
+        links = unpack("LINK", "next", self.header_links).tolist()
+        return [walk(head, links) for head in self.ctl["hdr_free"][0].tolist()]
+
+    @cached_property
+    def broken_slot_lists(self) -> list[tuple[int, str]]:
+        """Free lists of header slots with which something is wrong, and what."""
+        found = [(shard, why) for shard, (_, why) in enumerate(self.slot_lists) if why]
+        lists = self.geometry.shards
+        return found + [(i, f"there are {lists} lists") for i, (n, _) in enumerate(self.slot_lists) if n and i >= lists]
 
     @cached_property
     def free_slots(self) -> Mask:
-        """Slots on the free list."""
+        """Slots on a free list."""
         found = np.zeros(self.geometry.hdr_count, np.bool_)
-        found[self.free_list[0]] = True
+        found[[slot for slots, _ in self.slot_lists for slot in slots]] = True
         return found
 
     @cached_property

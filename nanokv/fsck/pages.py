@@ -84,19 +84,22 @@ def _add_free(look: Look, places: _Places) -> Generator[Finding, None, bool]:
     links = unpack("LINK", "next", look.page_links).tolist()
     for k in range(SIZE_CLASSES):
         size = look.geometry.class_pages[k]
-        head = f"HeapCtl.free_head{k}"
-        pages, why = walk(int(look.ctl[f"free_head{k}"][0]), links)
-        first = np.array(pages, np.int64)
-        cut = first + size > look.geometry.n_pages
-        if not size and len(first):
-            why = "there is no such size class"
-        elif cut.any():
-            why = f"the extent of page {first[cut][0]} ends outside of the arena"
-        if why:
-            broken = True
-            yield Finding("I2", look.rank, f"the free list of {size}-page extents is broken: {why}", head, REMAKE)
-        if size:
-            places.add(f"free {size}-page extent", first[~cut], np.full(np.count_nonzero(~cut), size, np.int64))
+        for shard, head in enumerate(look.ctl[f"free_head{k}"][0].tolist()):
+            pages, why = walk(head, links)
+            first = np.array(pages, np.int64)
+            cut = first + size > look.geometry.n_pages
+            if not size and len(first):
+                why = "there is no such size class"
+            elif shard >= look.geometry.shards and len(first):
+                why = f"there are {look.geometry.shards} lists of each class"
+            elif cut.any():
+                why = f"the extent of page {first[cut][0]} ends outside of the arena"
+            if why:
+                broken = True
+                what = f"the free list of {size}-page extents is broken: {why}"
+                yield Finding("I2", look.rank, what, f"HeapCtl.free_head{k}[{shard}]", REMAKE)
+            if size:
+                places.add(f"free {size}-page extent", first[~cut], np.full(np.count_nonzero(~cut), size, np.int64))
     return broken
 
 

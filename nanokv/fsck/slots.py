@@ -27,13 +27,12 @@ def check_slots(world: World) -> Iterator[Finding]:
     if not (world.quiescent and world.allocates):
         return
     for look in world.looks:
-        why = look.free_list[1]
-        if why:
+        for shard, why in look.broken_slot_lists:
             what = f"the free list of header slots is broken: {why}"
-            yield Finding("I2", look.rank, what, "HeapCtl.hdr_free", REMAKE)
+            yield Finding("I2", look.rank, what, f"HeapCtl.hdr_free[{shard}]", REMAKE)
         beyond = np.arange(look.geometry.hdr_count) >= look.used_slots
         yield from _check_free(look, beyond)
-        if not why:
+        if not look.broken_slot_lists:
             yield from _check_loose(world, look, beyond)
 
 

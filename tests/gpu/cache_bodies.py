@@ -34,7 +34,7 @@ class DeviceHeap(LocalHeap):
 def caches(device: torch.device, pages: int, **options: object) -> Iterator[list[NanoKVCache]]:
     """A world of two; fsck follows."""
     chosen = make_options({"evict": False, "write_timeout": 600.0} | options)
-    geometry = Geometry.plan(pages * PAGE, PAGE, 2, ring_slots=chosen.ring_slots)
+    geometry = Geometry.plan(pages * PAGE, PAGE, 2, ring_slots=chosen.ring_slots, shards=4)
     world = LocalWorld(geometry, mode=chosen.alloc, may_evict=chosen.evict, water=chosen.water, device=device)
     made = [NanoKVCache._from_heap(DeviceHeap(world, rank), 0, chosen) for rank in range(2)]
     assert [cache._machine.kind for cache in made] == ["launch"] * 2

@@ -59,7 +59,7 @@ class Corruptor:
         rng = self._rng
         region = rng.choice([name for name in self._regions if not (self._told and name == "descriptors")])
         words = self._regions[region]
-        used = np.flatnonzero(words)
+        used = np.flatnonzero(words.copy())  # others write meanwhile
         at = int(rng.choice(used)) if len(used) and rng.random() < 0.85 else rng.randrange(len(words))
         if self._told and region == "headers" and at % (OBJ_HEADER.size // WORD) in (_BYTES, _STATE):
             at -= at % (OBJ_HEADER.size // WORD)  # the key instead

@@ -21,6 +21,7 @@ from nanokv.device.sim.simulation import Scheduler
 MEMORIES: dict[str, type[Memory]] = {"sc": Memory, "weak": WeakMemory}
 SCHEDULERS: dict[str, type[RandomWalk]] = {"random": RandomWalk, "pct": Priorities}
 
+ALTERNATIVES = 3  #: to what a decision would be, that `deviate` tries
 PILOTS = 30  #: executions that tell how many steps a task does
 
 
@@ -136,6 +137,25 @@ class Explorer:
             self.execute(drawn, {})
             most = max([most, *(task.steps for task in self.stage.simulation.tasks if task.name == name)])
         return most
+
+    def deviate(self, times: int) -> Explored:
+        """Run every schedule that is the plain one but for at most `times` decisions, or until one fails.
+
+        Source: preemption bounding (Musuvathi, Qadeer 2007): most bugs need very few.
+        """
+        found = Explored()
+        self._deviate(Schedule(), times, found)
+        return found
+
+    def _deviate(self, schedule: Schedule, times: int, found: Explored) -> bool:
+        if self._one(Replay(schedule), {}, found):
+            return True
+        first = schedule.taken[-1][0] + 1 if schedule.taken else 0
+        return times > 0 and any(
+            self._deviate(Schedule((*schedule.taken, (at, alternative))), times - 1, found)
+            for at in range(first, self.stage.simulation.decisions)
+            for alternative in range(1, ALTERNATIVES + 1)
+        )
 
     def exhaust(self, most: int) -> Explored:
         """Run all schedules that differ, at most `most`."""

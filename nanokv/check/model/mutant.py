@@ -21,7 +21,7 @@ class Mutant(NamedTuple):
     scenarios: tuple[str, ...]  #: which should notice
     changes: tuple[Change, ...] = ()
     patches: tuple[Patch, ...] = ()
-    known: str = ""  #: a replay string, tried first, where drawing would take long
+    deviations: int = 1  #: in how many decisions `Explorer.deviate` may leave the plain schedule
 
     def replaced(self) -> dict[Any, Any]:
         """The device functions, for `Simulation`."""

@@ -17,6 +17,7 @@ from nanokv.check.model import (
     mutants_objects,
     mutants_parts,
     mutants_progress,
+    passages,
 )
 from nanokv.check.model.explore import MEMORIES, SCHEDULERS, Explorer, Failure
 from nanokv.check.model.mutant import Mutant
@@ -63,11 +64,6 @@ def kill(name: str, schedules: int, seed: int) -> Failure | None:
     """The first failure of a mutant, in the scenarios that should notice it and then in all others."""
     mutant = MUTANTS[name]
     with mutant.patched():
-        if mutant.known:
-            explorer, schedule = named(mutant.known, mutant.replaced())
-            why = explorer.replay(schedule)
-            if why is not None:
-                return Failure(explorer.scenario.name, explorer.memory, schedule, why)
         for scenario in dict.fromkeys([*mutant.scenarios, *SCENARIOS]):
             for memory in MEMORIES:
                 failure = _noticed(mutant, scenario, memory, schedules, seed)
@@ -76,15 +72,27 @@ def kill(name: str, schedules: int, seed: int) -> Failure | None:
     return None
 
 
+def _replayed(text: str, mutant: Mutant) -> Failure | None:
+    explorer, schedule = named(text, mutant.replaced())
+    why = explorer.replay(schedule)
+    return Failure(explorer.scenario.name, explorer.memory, schedule, why) if why is not None else None
+
+
 def _noticed(mutant: Mutant, scenario: str, memory: str, schedules: int, seed: int) -> Failure | None:
     try:
         explorer = Explorer(SCENARIOS[scenario], memory, mutant.replaced())
     except CheckFailure as failure:  # already while the scenario is prepared
         return Failure(scenario, memory, Schedule(()), f"CheckFailure: {failure}")
+    if explorer.scenario.audited and memory == "sc":
+        known = passages.find(explorer.scenario, mutant.replaced())
+        if known is not None:
+            return _replayed(known, mutant)
     found = explorer.kill_everywhere(seed)
     for scheduler in SCHEDULERS:
         if found.failure is None:
             found = explorer.draw(scheduler, schedules, seed)
     if found.failure is None and explorer.scenario.exhaustive:
         found = explorer.exhaust(MOST_EXHAUSTIVE)
+    if found.failure is None and scenario in mutant.scenarios:
+        found = explorer.deviate(mutant.deviations)
     return explorer.smallest(found.failure) if found.failure is not None else None

@@ -3,7 +3,7 @@
 from typing import Any
 
 from nanokv.check.model.mutant import Mutant
-from nanokv.device import activity, put, reclaim, ring
+from nanokv.device import activity, evict, put, reclaim, ring
 from nanokv.host_poller import audit, coalesce, grace, index, poller, sweeper
 
 
@@ -238,10 +238,22 @@ GRACE = (
 
 AUDITS = (
     Mutant(
-        "audit-two-looks",
-        "two looks: a node that passes by twice is given away",
+        "audit-three-looks",
+        "three looks: a node that passes by three times is given away",
         ("audited",),
         ((audit.Audit.step, "self._looks < LOOKS", "self._looks < LOOKS - 1"),),
+    ),
+    Mutant(
+        "evict-unstamped",
+        "a page that an eviction hands from object to object does not say that it changed hands",
+        ("audited-evict",),
+        (
+            (
+                evict.evict_for,
+                "                        stamp(page_links(world, seg), page, class_pages(world, size_class))\n",
+                "",
+            ),
+        ),
     ),
     Mutant(
         "audit-no-grace-between",
@@ -252,7 +264,7 @@ AUDITS = (
     Mutant(
         "audit-ignores-stamps",
         "pages that were pushed while the audit looked are given back",
-        ("leaked", "audited"),
+        ("audited", "leaked"),
         (
             (
                 audit.Audit._give_back,
@@ -264,7 +276,7 @@ AUDITS = (
     Mutant(
         "audit-ignores-epochs",
         "slots that were taken while the audit looked are given back",
-        ("leaked", "audited"),
+        ("audited", "leaked"),
         ((audit.Audit._give_back, '    slots = slots[headers["epoch"][slots] == self._epochs[slots]]\n', ""),),
     ),
     Mutant(

@@ -85,7 +85,7 @@ KEYS = (
         "a reader takes a TENTATIVE entry for one that is sure",
         ("read-own",),
         ((directory.find, " & ((entry & ENTRY_PHASE_MASK) == ENTRY_FINAL)", ""),),
-        known="read-own/weak: 20.1 50.1",
+        deviations=2,
     ),
     Mutant(
         "final-by-store",

@@ -1,7 +1,7 @@
 """Mutants of free lists, extents and slots."""
 
 from nanokv.check.model.mutant import Mutant
-from nanokv.device import evict, extent, freelist, header, reclaim
+from nanokv.device import evict, extent, freelist, header, lists, reclaim
 
 _LIST = "(((old >> TAG_SHIFT) + 1) << TAG_SHIFT)"
 _SAME_TAG = "((old >> TAG_SHIFT) << TAG_SHIFT)"
@@ -39,9 +39,9 @@ LISTS = (
     ),
     Mutant(
         "bump-overshoots",
-        "the bound is not looked at again after a failed try",
-        ("bump", "exhaust"),
-        ((extent.bump, "more = more & fits", "more = more & (tries < SPIN_LIMIT)"),),
+        "a run of extents is not cut at the end of the arena",
+        ("shards",),
+        ((extent.bump, "count = select(count < run, count, run)", "count = run + 0"),),
     ),
     Mutant(
         "bump-by-store",
@@ -50,16 +50,16 @@ LISTS = (
         (
             (
                 extent.bump,
-                'got = cas64(seg + BUMP_PTR, old, old + n_pages * size, "relaxed")',
-                'store64(seg + BUMP_PTR, old + n_pages * size, "relaxed")\n        got = old',
+                'got = cas64(seg + BUMP_PTR, old, old + count * size, "relaxed")',
+                'store64(seg + BUMP_PTR, old + count * size, "relaxed")\n        got = old',
             ),
         ),
     ),
     Mutant(
         "slots-overshoot",
-        "more header slots are taken than there are",
-        ("slots", "full"),
-        ((header.take_slot, "more = more & fits", "more = more & (tries < SPIN_LIMIT)"),),
+        "a run of header slots is not cut at the end of the arena",
+        ("shards-slots",),
+        ((header.bump_slot, "select(count - old < run, count - old, run)", "run + 0"),),
     ),
     Mutant(
         "carve-keeps-too-much",
@@ -92,11 +92,11 @@ LISTS = (
         (
             (
                 extent.give,
-                "    stamp(links, page, class_pages(world, size_class))\n"
+                "    stamp(links, page, pages)\n"
                 "    mark(world, seg, page, FREE + size_class, word(0))\n"
-                "    push(free_list(seg, size_class), links, page)\n",
-                "    push(free_list(seg, size_class), links, page)\n"
-                "    stamp(links, page, class_pages(world, size_class))\n"
+                "    push(extent_list(world, seg, size_class, page // pages), links, page)\n",
+                "    push(extent_list(world, seg, size_class, page // pages), links, page)\n"
+                "    stamp(links, page, pages)\n"
                 "    mark(world, seg, page, FREE + size_class, word(0))\n",
             ),
         ),
@@ -118,5 +118,53 @@ LISTS = (
         "a producer that evicts a large object keeps what it does not need",
         ("evict-larger",),
         ((evict.evict_for, "carve(world, seg, page, have, size_class)", "word(0)"),),
+    ),
+    Mutant(
+        "home-list-alone",
+        "a producer asks its home list, and no other one",
+        ("shards-join", "shards"),
+        ((lists.next_filled, "look_rows(rows, count, ", "look_rows(rows, count - count, "),),
+    ),
+    Mutant(
+        "run-forgotten",
+        "what a bump takes beside its own extent is not given to a list",
+        ("shards",),
+        ((extent.bump, "if count > 1:", "if count > count:"),),
+    ),
+    Mutant(
+        "run-overlaps",
+        "what a bump gives to a list begins with its own extent",
+        ("shards",),
+        ((extent.bump, "spare(world, seg, page + pages, ", "spare(world, seg, page, "),),
+    ),
+    Mutant(
+        "slot-run-overlaps",
+        "what a bump of header slots gives to a list begins with its own",
+        ("shards-slots",),
+        ((header.bump_slot, "links, index + 1, last)", "links, index, last)"),),
+    ),
+    Mutant(
+        "detach-one-list",
+        "a host that joins free extents takes one list of each class",
+        ("shards-join",),
+        ((reclaim.detach_class, "i < table64(world + W_SHARDS)", "i < 1"),),
+    ),
+    Mutant(
+        "walk-one-list",
+        "the audit looks at one list of each class: what is in the others seems to be in no place",
+        ("shards-audited",),
+        ((reclaim.walk_pages, "i < table64(world + W_SHARDS)", "i < 1"),),
+    ),
+    Mutant(
+        "walk-one-slot-list",
+        "the audit looks at one list of header slots",
+        ("shards-audited",),
+        ((reclaim.walk_slots, "i < table64(world + W_SHARDS)", "i < 1"),),
+    ),
+    Mutant(
+        "joining-by-load",
+        "who finds the lists empty looks by a load whether somebody joins: it may be too old",
+        ("shards-full", "join-full"),
+        ((reclaim.joining, 'add64(seg + JOINING, 0, "acq_rel")', 'load64(seg + JOINING, "acquire")'),),
     ),
 )

@@ -18,10 +18,18 @@ def small(
     ring: int = 8,
     pins: int = 4,
     classes: tuple[int, ...] | None = None,
+    shards: int = 1,
 ) -> Geometry:
     """A geometry of a few pages and slots."""
     return Geometry.plan(
-        pages * PAGE, PAGE, ranks, max_objects=objects, ring_slots=ring, pin_slots=pins, size_classes=classes
+        pages * PAGE,
+        PAGE,
+        ranks,
+        max_objects=objects,
+        ring_slots=ring,
+        pin_slots=pins,
+        size_classes=classes,
+        shards=shards,
     )
 
 
@@ -51,3 +59,4 @@ class Scenario:
     rests: bool = True  #: whether fsck is to look at the segments; False where tasks use single lists alone
     exhaustive: bool = False  #: small enough for all executions
     hosted: bool = False  #: production host code is among the tasks
+    audited: bool = False  #: the task `host` audits what the task `one` does: `passages` can stop it where it hurts

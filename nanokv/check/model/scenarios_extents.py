@@ -19,13 +19,13 @@ class _Extents:
         self.held: set[int] = set()
         self.refused = 0
 
-    def use(self, *classes: int) -> Callable[[], None]:
-        """Take an extent of each class, then give all back."""
+    def use(self, *classes: int, home: int = 0) -> Callable[[], None]:
+        """Take an extent of each class, then give all back. `home`: the list that is asked first."""
 
         def body() -> None:
             mine: list[tuple[int, int]] = []
             for size_class in classes:
-                page = self.take(self.world, self.seg, size_class)
+                page = self.take(self.world, self.seg, size_class, home)
                 self.refused += page < 0
                 if page >= 0:
                     pages = set(range(page, page + self.stage.geometry.class_pages[size_class]))
@@ -49,11 +49,18 @@ def _exhaust(stage: Stage) -> None:
     stage.spawn("three", hands.use(0))
 
 
+def _shards(stage: Stage) -> None:
+    hands = _Extents(stage)
+    stage.spawn("one", hands.use(0, 0))
+    stage.spawn("two", hands.use(0, home=1))
+    stage.spawn("three", hands.use(1, home=1))
+
+
 def _free_whole(stage: Stage) -> None:
     take, give = stage.function(extent.take), stage.function(extent.give)
     world, seg = stage.world.table(0), stage.world.bases[0]
     largest = sum(size > 0 for size in stage.geometry.class_pages) - 1
-    give(world, seg, take(world, seg, largest), largest)
+    give(world, seg, take(world, seg, largest, 0), largest)
 
 
 def _split(stage: Stage) -> None:
@@ -66,7 +73,16 @@ def _split(stage: Stage) -> None:
 def _free_pieces(stage: Stage) -> None:
     take, give = stage.function(extent.take), stage.function(extent.give)
     world, seg = stage.world.table(0), stage.world.bases[0]
-    for page in [take(world, seg, 0) for _ in range(stage.geometry.n_pages)]:
+    for page in [take(world, seg, 0, 0) for _ in range(stage.geometry.n_pages)]:
+        give(world, seg, page, 0)
+
+
+def _free_every_second_page(stage: Stage) -> None:
+    """All pages of the first list are free, none of the second."""
+    take, give = stage.function(extent.take), stage.function(extent.give)
+    world, seg = stage.world.table(0), stage.world.bases[0]
+    pages = [take(world, seg, 0, 0) for _ in range(stage.geometry.n_pages)]
+    for page in pages[::2]:
         give(world, seg, page, 0)
 
 
@@ -95,7 +111,7 @@ def _joined(stage: Stage) -> None:
     """When all pieces are free, joining makes the largest extent of them (I9)."""
     if not stage.deaths():
         join_free_extents(stage.machine(0), 0)
-        page = stage.function(extent.take)(stage.world.table(0), stage.world.bases[0], 2)
+        page = stage.function(extent.take)(stage.world.table(0), stage.world.bases[0], 2, 1)
         expect(page == 0, "I9: what is free cannot be used")
 
 
@@ -105,11 +121,11 @@ def _join_or_full(stage: Stage) -> None:
     world, seg = stage.world.table(1), stage.world.bases[0]
 
     def produce() -> str:
-        if take(world, seg, 0) >= 0:
+        if take(world, seg, 0, 1) >= 0:
             return "taken"
         if joining(world, seg, 0) != 0:
             return "somebody joins"
-        return "taken" if take(world, seg, 0) >= 0 else "full"
+        return "taken" if take(world, seg, 0, 1) >= 0 else "full"
 
     stage.spawn("producer", produce)
     stage.spawn("host", _joiner(stage, 0))
@@ -128,7 +144,26 @@ JOIN_FULL = Scenario(
     _free_pieces,
     rests=False,
 )
+SHARDS_FULL = Scenario(
+    "shards-full",
+    "a producer finds nothing in many lists while a host joins all there is",
+    small(ranks=2, shards=2),
+    _join_or_full,
+    _never_full,
+    _free_every_second_page,
+    rests=False,
+)
+SHARDS_JOIN = Scenario(
+    "shards-join",
+    "a host joins free pieces of many lists",
+    small(ranks=2, shards=2),
+    _join,
+    _joined,
+    _free_pieces,
+    mortal=("host",),
+)
 EXHAUST = Scenario("exhaust", "takes from a heap that is too small", small(pages=3), _exhaust)
+SHARDS = Scenario("shards", "takes from many lists, in a heap that is too small", small(pages=3, shards=2), _shards)
 SPLIT = Scenario("split", "takes that split one large extent", small(), _split, prepare=_free_whole)
 JOIN = Scenario(
     "join", "a host joins free pieces while others take", small(ranks=2), _join, _joined, _free_pieces, mortal=("host",)
@@ -148,4 +183,4 @@ JOIN_FRESH = Scenario(
     "join-fresh", "a host takes the pages that were never used while others take them", small(ranks=2), _join_fresh
 )
 
-SCENARIOS = [EXHAUST, SPLIT, JOIN, JOIN_TWICE, JOIN_FULL, JOIN_FRESH]
+SCENARIOS = [EXHAUST, SHARDS, SPLIT, JOIN, JOIN_TWICE, JOIN_FULL, SHARDS_JOIN, SHARDS_FULL, JOIN_FRESH]

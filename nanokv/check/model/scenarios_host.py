@@ -105,7 +105,23 @@ def _audited_join(stage: Stage) -> None:
     stage.spawn("joiner", join, rank=1)
 
 
-AUDITED = Scenario("audited", "an audit while one object comes and goes", small(1, 1), _audited)
+def _audited_evict(stage: Stage) -> None:
+    _audit(stage)
+    stage.spawn("one", lambda: [stage.put(key, 1) for key in (A, C, A, C)])
+
+
+SHARDS_AUDITED = Scenario(
+    "shards-audited", "an audit while objects come and go in many lists", small(4, 3, shards=2), _audited
+)
+AUDITED_EVICT = Scenario(
+    "audited-evict",
+    "an audit while one page goes from object to object by eviction",
+    small(1, 2),
+    _audited_evict,
+    may_evict=True,
+    audited=True,
+)
+AUDITED = Scenario("audited", "an audit while one object comes and goes", small(1, 1), _audited, audited=True)
 AUDITED_JOIN = Scenario(
     "audited-join",
     "an audit while another host joins free extents",
@@ -119,7 +135,7 @@ AUDITED_JOIN = Scenario(
 def _lose_a_page(stage: Stage) -> None:
     """Rank 1 died with a page in its hands; the header of slot 0 still says where the page of its last object was."""
     _put_and_remove(stage)
-    expect(stage.function(extent.take)(stage.world.table(1), stage.world.bases[0], 0) == 0, "prepare")
+    expect(stage.function(extent.take)(stage.world.table(1), stage.world.bases[0], 0, 0) == 0, "prepare")
 
 
 def _sweep_after_a_death(stage: Stage, sweeps: int) -> None:
@@ -152,7 +168,7 @@ LEAKED = Scenario(
 def _reserve_for_a_plan(stage: Stage) -> None:
     """A plan of rank 2, which lives, is given up before it has pages."""
     world, seg = stage.world.table(2), stage.world.bases[0]
-    slot = stage.function(header.take_slot)(world, seg)
+    slot = stage.function(header.take_slot)(world, seg, 0)
     epoch = stage.function(header.reserve)(world, seg, slot, *digest(A), FLAG_PLAN.value)
     expect((slot, epoch) == (0, 1), "prepare")
     expect(stage.machine().give_up(0, slot, epoch, producer_word(2, 1)), "prepare")
@@ -218,4 +234,4 @@ EVENTS = Scenario(
     hosted=True,
 )
 
-SCENARIOS = [GRACE, GRACE_TWICE, AUDITED, AUDITED_JOIN, LEAKED, QUARANTINED, EVENTS]
+SCENARIOS = [GRACE, GRACE_TWICE, AUDITED, AUDITED_EVICT, SHARDS_AUDITED, AUDITED_JOIN, LEAKED, QUARANTINED, EVENTS]

@@ -179,9 +179,9 @@ def _slots(stage: Stage) -> None:
     held: set[int] = set()
     epochs: dict[int, int] = {}
 
-    def use() -> None:
+    def use(home: int) -> None:
         for _ in range(2):
-            slot = take(world, seg)
+            slot = take(world, seg, home)
             stage.ended()
             if slot >= 0:
                 expect(slot not in held, f"I2: slot {slot} was taken twice")
@@ -194,10 +194,13 @@ def _slots(stage: Stage) -> None:
                 give(world, seg, slot)
                 stage.ended()
 
-    for name in ("one", "two", "three"):
-        stage.spawn(name, use)
+    for home, name in enumerate(("one", "two", "three")):
+        stage.spawn(name, lambda home=home: use(home))  # type: ignore[misc]
 
 
 SLOTS = Scenario("slots", "three take and give two header slots", small(objects=2), _slots)
+SHARDS_SLOTS = Scenario(
+    "shards-slots", "three take and give header slots of many lists", small(objects=3, shards=2), _slots
+)
 
-SCENARIOS = [LIST, ABA, DETACH, DETACH_ABA, SLOTS]
+SCENARIOS = [LIST, ABA, DETACH, DETACH_ABA, SLOTS, SHARDS_SLOTS]

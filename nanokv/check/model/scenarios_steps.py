@@ -24,8 +24,8 @@ def _put_a(stage: Stage) -> None:
 def _bump(stage: Stage) -> None:
     bump = stage.function(extent.bump)
     world, seg = stage.world.table(0), stage.world.bases[0]
-    for name, pages in (("one", 1), ("two", 2), ("three", 1)):
-        stage.spawn(name, lambda pages=pages: (bump(world, seg, pages), pages))  # type: ignore[misc]
+    for name, size_class in (("one", 0), ("two", 1), ("three", 0)):
+        stage.spawn(name, lambda k=size_class: (bump(world, seg, k, 0), stage.geometry.class_pages[k]))  # type: ignore[misc]
 
 
 def _bumped(stage: Stage) -> None:
@@ -68,7 +68,7 @@ def _publish_or_give_up(stage: Stage) -> None:
     payload = stage.geometry.offsets["heap_base"]
 
     def produce() -> bool:
-        slot = take(world, seg)
+        slot = take(world, seg, 0)
         epoch = reserve(world, seg, slot, A, A, 0)
         return bool(publish(world, seg, slot, epoch, 0, payload, 0, 1))
 
@@ -201,7 +201,7 @@ def _reserve_two(stage: Stage) -> None:
     for slot in range(2):
         take, reserve = stage.function(header.take_slot), stage.function(header.reserve)
         world, seg = stage.world.table(0), stage.world.bases[0]
-        expect(take(world, seg) == slot and reserve(world, seg, slot, A, A, 0) == 1, "prepare")
+        expect(take(world, seg, 0) == slot and reserve(world, seg, slot, A, A, 0) == 1, "prepare")
 
 
 def _claim_apart(stage: Stage) -> None:
