@@ -56,17 +56,17 @@ def oldest(world: tl.int64, seg: tl.int64, start: tl.int64, count: tl.int64, siz
     best = word(-1)
     best_epoch = word(0)
     best_access = word(0)
-    total = load64(seg + HDR_HEAD, "acquire")
+    total = load64(seg + HDR_HEAD, "relaxed")
     total = select(total > table64(world + W_HDR_COUNT), table64(world + W_HDR_COUNT), total)
     i = word(0)
     while (i < count) & (i < total):
         index = (start + i) % total
         header = header_at(world, seg, index)
-        state = load64(header + H_STATE, "acquire")
+        state = load64(header + H_STATE, "relaxed")
         access = load64(header + H_ACCESS, "relaxed")
+        n_pages = pages_of(header)
         fits = (phase_of(state) == READY) & ((state & PIN_BITS) == 0)
         if fits & (size_class >= 0):
-            n_pages = pages_of(header)
             fits = (n_pages > 0) & (class_of(world, n_pages) >= size_class)
         better = fits & ((best < 0) | (access < best_access))
         best = select(better, index, best)
@@ -84,7 +84,7 @@ def evict_for(world: tl.int64, seg: tl.int64, owner: tl.int64, size_class: tl.in
     """
     page = word(-1)
     gone = word(0)
-    used = load64(seg + HDR_HEAD, "acquire")
+    used = load64(seg + HDR_HEAD, "relaxed")
     used = select(used > table64(world + W_HDR_COUNT), table64(world + W_HDR_COUNT), used)
     looked = word(0)
     while (gone == 0) & (looked < used):

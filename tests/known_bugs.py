@@ -138,7 +138,7 @@ BUGS = {
         "audited/sc: 8.1 101.1 141.1 184.1 215.1 257.1", host=((audit, "LOOKS", 3),)
     ),
     "a page that went from object to object by eviction looked as if nobody held it": Bug(
-        "audited-evict/sc: 8.1 51.1 99.1 185.1 225.1 311.1 351.1 414.1",
+        "audited-evict/sc: 8.1 51.1 99.1 186.1 226.1 313.1 353.1 417.1",
         device=lambda: rewrite(
             evict.evict_for,
             "                        stamp(page_links(world, seg), page, class_pages(world, size_class))\n",

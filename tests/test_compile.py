@@ -87,7 +87,7 @@ REQUIRED = [
     ("pin_object_kernel", "cas", True, True, 1),
     ("pop_push_kernel", "cas", True, False, 1),
     ("pop_push_kernel", "cas", False, True, 1),
-    ("detach_class_kernel", "cas", True, True, 1),
+    ("detach_class_kernel", "cas", True, False, 1),
     ("drain_ring_kernel", "swap", True, False, 1),
     ("read_state_kernel", "add", True, True, 1),
     ("release_slot_kernel", "add", True, True, 1),

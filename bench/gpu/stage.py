@@ -27,7 +27,7 @@ class Stage:
         self, device: torch.device, heap_bytes: int, page_bytes: int, *, slots: int, ring: int | None = None
     ) -> None:
         self.device = device
-        self.geometry = Geometry.plan(heap_bytes, page_bytes, 1, max_objects=slots, ring_slots=ring)
+        self.geometry = Geometry.plan(heap_bytes, page_bytes, 1, max_objects=slots, ring_slots=ring, shards=None)
         raw = torch.zeros(self.geometry.segment_bytes + PAYLOAD_ALIGN, dtype=torch.uint8, device=device)
         self.segment = raw[-raw.data_ptr() % PAYLOAD_ALIGN :][: self.geometry.segment_bytes]
         block = self.geometry.control_block(0, 9, "device", may_evict=False, water=(85, 95))

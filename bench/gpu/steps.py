@@ -36,7 +36,7 @@ def put_in_steps(world: tl.int64, n: tl.int64, now: tl.int64, at: tl.int64) -> A
     t0 = word(cycles())
     phase = enter(world, seg)
     t1 = word(cycles())
-    index = take_header(world, seg, word(0))
+    index = take_header(world, seg, word(0), key_hash)
     t2 = word(cycles())
     failed = word(1)
     if index >= 0:
@@ -44,7 +44,7 @@ def put_in_steps(world: tl.int64, n: tl.int64, now: tl.int64, at: tl.int64) -> A
         t3 = word(cycles())
         status = claim(world, word(0), index, epoch, key_hash, key_check)
         t4 = word(cycles())
-        page = take_pages(world, seg, word(0), size_class)
+        page = take_pages(world, seg, word(0), size_class, key_hash)
         t5 = word(cycles())
         if (status == OK) & (page >= 0):
             hold(world, seg, page, size_class, index)
