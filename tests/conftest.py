@@ -17,6 +17,18 @@ hypothesis.settings.register_profile("ci", deadline=None, max_examples=60, deran
 hypothesis.settings.register_profile("long", deadline=None, max_examples=5000)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
+#: files that take a minute or more: first, so that no process is left with one at the end
+LONG = (
+    "test_compile.py",
+    "test_launch_batches.py",
+    "test_launch_caches.py",
+    "test_launch_machine.py",
+    "test_linearizability.py",
+    "test_bench_gpu.py",
+    "test_heap_providers.py",
+    "test_model.py",
+)
+
 World: TypeAlias = "list[nanokv.NanoKVCache]"  # a string: importing the cache takes torch
 MakeWorld = Callable[..., World]
 
@@ -31,6 +43,11 @@ _VARIABLES = (
     "MASTER_PORT",
     "TORCHELASTIC_RUN_ID",
 )
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long files first; the others as they come."""
+    items.sort(key=lambda item: LONG.index(item.path.name) if item.path.name in LONG else len(LONG))
 
 
 @pytest.fixture(autouse=True)
