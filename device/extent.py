@@ -16,8 +16,9 @@ Guarantees
   by CAS to a value that was checked, never by a blind add (I9).
 - A corrupt list or `bump_ptr` hands out nothing that somebody holds: what comes out of a list must say that it is free,
   what is bumped that it was never used. That takes one wrong word; two that fit together can deceive it.
-- Between the CAS that takes an extent and the header that names it, the extent is in no place. A producer that dies
-  there leaks it until the audit (`reclaim`) finds it.
+- Between the CAS that takes an extent and the header that names it, the extent is in no place; nor are the others of a
+  run that was bumped, until they are pushed. A producer that dies there leaks them until the audit (`reclaim`) finds
+  them.
 
 Why the orderings suffice: the lists order what they hand over (`freelist`); `bump_ptr` hands over bytes that nobody has
 ever owned, so nothing has to be ordered before it.
