@@ -55,7 +55,8 @@ def _on_gpu(options: Options) -> bool:
         return True
     device = options.heap_options.get("device", "cpu")
     try:
-        return any(torch.device(each).type != "cpu" for each in (device if isinstance(device, list) else [device]))
+        several = [device] if isinstance(device, str | torch.device) else list(device)
+        return any(torch.device(each).type != "cpu" for each in several)
     except (RuntimeError, TypeError):
         return False  # the provider says what is wrong with it
 

@@ -8,6 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nanokv.assemble import plan_geometry
+from nanokv.config import Options
 from nanokv.device.geometry import MIN_PAGE_BYTES, PAYLOAD_ALIGN, Geometry, default_classes, producer_word
 from nanokv.device.layout import HEAP_CTL, LINE, MAX_HEADERS, MAX_RANKS, OBJ_DESC, OBJ_HEADER, SIZE_CLASSES, unpack
 from nanokv.device.world import WORLD
@@ -165,3 +167,26 @@ def test_a_block_whose_size_classes_cannot_be_is_refused(sizes: tuple[int, ...])
 def test_a_foreign_block_is_refused() -> None:
     with pytest.raises(ValueError, match="not initialised"):
         Geometry.stored_in(np.zeros(1, HEAP_CTL.dtype))
+
+
+@pytest.mark.parametrize(
+    "options, shards",
+    [
+        ({}, 1),
+        ({"shards": 8}, 8),
+        ({"heap_options": {"device": "cpu"}}, 1),
+        ({"heap_options": {"device": "cuda:0"}}, 64),
+        ({"heap_options": {"device": ("cuda:0", "cuda:1")}}, 64),
+        ({"heap_options": {"device": ["cuda:0"]}, "shards": 2}, 2),
+        ({"heap_options": {"device": None}}, 1),
+        ({"heap": "torch_symm"}, 64),
+        ({"heap": "iris"}, 64),
+    ],
+)
+def test_a_heap_on_a_gpu_has_many_free_lists(options: dict[str, Any], shards: int) -> None:
+    assert plan_geometry(2048 * 64, 64, 2, Options(**options)).shards == shards
+
+
+def test_a_small_heap_has_fewer_free_lists() -> None:
+    found = [Geometry.plan(pages * 64, 64, 1, shards=None).shards for pages in (1, 16, 32, 100, 1023, 1024, 1 << 20)]
+    assert found == [1, 1, 2, 8, 64, 64, 64]

@@ -2,7 +2,7 @@
 
 No random schedule does that four times in a row. Here the task `one` is stopped at a step, `host` goes on until it has
 looked, and if it saw one in no place, `one` is stopped a second time; and so on, until the audit gives back what
-somebody alive holds, or every such schedule was tried.
+somebody alive holds. Tried are the last step of each passage, and for the last look every step.
 """
 
 from typing import Any
