@@ -192,8 +192,13 @@ RECORDS = (HEAP_CTL, ACTIVITY, OBJ_HEADER, OBJ_DESC, ANNOUNCE)
 
 
 def layout_hash() -> int:
-    """A digest of every table here: two builds that disagree about one byte refuse each other's segments."""
-    text = repr([(r.name, r.size, sorted(r.offsets.items()), r.dtype.str) for r in RECORDS]) + repr(BITS)
+    """A digest of what is stored: two builds that disagree about one byte refuse each other's segments.
+
+    It covers the offset and type of each field, and the place of each packed one; descriptions are left out.
+    """
+    fields = [(r.name, r.size, [(f.name, f.kind, f.repeat, r.offsets[f.name]) for f in r.fields]) for r in RECORDS]
+    packed = [(b.word, b.name, b.shift, b.width) for b in BITS]
+    text = repr((fields, packed))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 

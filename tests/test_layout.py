@@ -130,6 +130,16 @@ def test_the_hash_changes_with_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 0 < layout_hash() < 1 << 64
 
 
+def test_the_hash_does_not_cover_descriptions(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = layout_hash()
+    reworded = [
+        Record(r.name, 64 if r.size % LINE else LINE, [f._replace(doc="reworded") for f in r.fields]) for r in RECORDS
+    ]
+    monkeypatch.setattr(layout, "RECORDS", tuple(reworded))
+    monkeypatch.setattr(layout, "BITS", tuple(b._replace(doc="reworded") for b in BITS))
+    assert layout_hash() == before
+
+
 def test_the_hash_is_in_the_control_block() -> None:
     geometry = Geometry.plan(PAGE, PAGE, 1)
     block = geometry.control_block(0, 1, "device", may_evict=True, water=(85, 95))
