@@ -14,7 +14,7 @@ import triton.language as tl
 from bench.settings import Settings
 from nanokv.device.freelist import pop, push
 from nanokv.device.layout import LINE, LOW32, WORD_BYTES
-from nanokv.device.memory import word
+from nanokv.device.memory.triton import word
 from nanokv.device.native import native_function
 
 NODES = 1024

@@ -22,7 +22,7 @@ import triton
 import triton.language as tl
 
 from nanokv.device.layout import GRACE_PHASE
-from nanokv.device.memory import add64, load64, table64
+from nanokv.device.memory.triton import add64, load64, table64
 from nanokv.device.world import W_RANK, activity_at
 
 

@@ -32,7 +32,7 @@ from nanokv.device.layout import (
     H_FLAGS,
     LOW32,
 )
-from nanokv.device.memory import load64, mixed, store64, table64
+from nanokv.device.memory.triton import load64, mixed, store64, table64
 from nanokv.device.world import W_CHECKSUM, descriptor_at, header_at
 
 

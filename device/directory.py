@@ -49,7 +49,7 @@ from nanokv.device.layout import (
     READY,
     WORD_BYTES,
 )
-from nanokv.device.memory import add64, cas64, load64, look_line, select, table64, word
+from nanokv.device.memory.triton import add64, cas64, load64, look_line, select, table64, word
 from nanokv.device.status import CORRUPT, DUPLICATE, MISS, NO_ENTRY, NOT_READY, OK
 from nanokv.device.world import (
     W_DIR_BUCKETS,

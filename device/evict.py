@@ -35,7 +35,7 @@ from nanokv.device.layout import (
     PIN_BITS,
     READY,
 )
-from nanokv.device.memory import add64, load64, select, table64, word
+from nanokv.device.memory.triton import add64, load64, select, table64, word
 from nanokv.device.retire import retire, take_out
 from nanokv.device.world import (
     W_HDR_COUNT,

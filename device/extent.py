@@ -42,7 +42,7 @@ from nanokv.device.layout import (
     WORD_BYTES,
 )
 from nanokv.device.lists import extent_list, next_filled, run_length
-from nanokv.device.memory import add64, cas64, load64, select, store64, table64, word
+from nanokv.device.memory.triton import add64, cas64, load64, select, store64, table64, word
 from nanokv.device.world import W_HEAP_BASE, W_HEAP_LIMIT, W_N_PAGES, W_PAGE_BYTES, class_pages, page_links
 
 N_CLASSES = tl.constexpr(SIZE_CLASSES)

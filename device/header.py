@@ -53,7 +53,7 @@ from nanokv.device.layout import (
     WRITING,
 )
 from nanokv.device.lists import next_filled, run_length, slot_list
-from nanokv.device.memory import add64, cas64, load64, select, store64, table64, word
+from nanokv.device.memory.triton import add64, cas64, load64, select, store64, table64, word
 from nanokv.device.world import W_HDR_COUNT, W_PAGE_BYTES, W_PRODUCER, descriptor_at, header_at, header_links
 
 

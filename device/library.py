@@ -19,7 +19,7 @@ from nanokv.device.get import get, lookup, lookup_described, touch, validate, ve
 from nanokv.device.header import describe
 from nanokv.device.kernels.shares import copy_tile
 from nanokv.device.layout import WORD_BYTES
-from nanokv.device.memory import copy_bytes, store64, table64, word
+from nanokv.device.memory.triton import copy_bytes, store64, table64, word
 from nanokv.device.parts import (
     NOT_LAST,
     begin_get_part,

@@ -23,7 +23,7 @@ import triton
 import triton.language as tl
 
 from nanokv.device.layout import LINE
-from nanokv.device.memory import add64, cas64, load64, store64, word
+from nanokv.device.memory.triton import add64, cas64, load64, store64, word
 
 LINE_BYTES = tl.constexpr(LINE)
 WORDS = tl.constexpr(4)  # lines an instance: X, Y, a flag or state, and what the second thread saw

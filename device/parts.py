@@ -21,7 +21,7 @@ from nanokv.device.checksum import has_checksum, seal, wanted
 from nanokv.device.get import judged, lookup, touch, validate
 from nanokv.device.header import describe, descriptor
 from nanokv.device.layout import LOW32
-from nanokv.device.memory import checksum_bytes, select, table64, word
+from nanokv.device.memory.triton import checksum_bytes, select, table64, word
 from nanokv.device.put import abort, begin, finish
 from nanokv.device.request import Q_BYTES, Q_FLAGS, Q_KEY_CHECK, Q_KEY_HASH, Q_OWNER, what_of
 from nanokv.device.status import BUSY, OK, SIZE, TORN

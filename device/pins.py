@@ -36,7 +36,7 @@ from nanokv.device.layout import (
     WATCHED,
     WORD_BYTES,
 )
-from nanokv.device.memory import add64, cas64, load64, select, store64, table64, word
+from nanokv.device.memory.triton import add64, cas64, load64, select, store64, table64, word
 from nanokv.device.status import MISS, NO_PIN, OK
 from nanokv.device.world import W_PIN_BASE, W_PIN_SLOTS, W_PRODUCER, header_at
 

@@ -53,7 +53,7 @@ from nanokv.device.layout import (
     WRITING,
 )
 from nanokv.device.lists import extent_list, slot_list
-from nanokv.device.memory import add64, cas64, load64, select, store64, table64, word, xchg64
+from nanokv.device.memory.triton import add64, cas64, load64, select, store64, table64, word, xchg64
 from nanokv.device.pins import add_pin, ledger_at
 from nanokv.device.retire import retire
 from nanokv.device.ring import announce

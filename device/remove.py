@@ -15,7 +15,7 @@ from nanokv.device.activity import enter, leave
 from nanokv.device.directory import entry_header, entry_owner, find
 from nanokv.device.header import epoch_of, is_key, kill, phase_of, state_word
 from nanokv.device.layout import H_STATE, PIN_BITS, READY
-from nanokv.device.memory import load64, word
+from nanokv.device.memory.triton import load64, word
 from nanokv.device.retire import retire
 from nanokv.device.status import MISS, OK, PINNED
 from nanokv.device.world import header_at, segment

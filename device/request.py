@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from nanokv.device.layout import WORD_BYTES, Field, Record
-from nanokv.device.memory import table64
+from nanokv.device.memory.triton import table64
 
 REQUEST = Record(
     "Request",

@@ -27,7 +27,7 @@ from nanokv.device.layout import (
     H_PAYLOAD,
     REMOVED,
 )
-from nanokv.device.memory import add64, load64, select, store64, table64, word
+from nanokv.device.memory.triton import add64, load64, select, store64, table64, word
 from nanokv.device.ring import announce
 from nanokv.device.world import (
     W_HEAP_BASE,

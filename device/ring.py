@@ -30,7 +30,7 @@ from nanokv.device.layout import (
     RING_HEADER_SHIFT,
     WORD_BYTES,
 )
-from nanokv.device.memory import add64, cas64, load64, select, store64, table64, word, xchg64
+from nanokv.device.memory.triton import add64, cas64, load64, select, store64, table64, word, xchg64
 from nanokv.device.world import W_ANN_BASE, W_ANN_CAPACITY
 
 

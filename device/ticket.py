@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 
 from nanokv.device.layout import WORD_BYTES, Field, Record
-from nanokv.device.memory import add64, cas64, load64, store64, word
+from nanokv.device.memory.triton import add64, cas64, load64, store64, word
 
 TICKET = Record(
     "Ticket",

@@ -22,7 +22,7 @@ from nanokv.device.layout import (
     Field,
     Record,
 )
-from nanokv.device.memory import select, table64
+from nanokv.device.memory.triton import select, table64
 
 WORLD = Record(
     "World",

@@ -11,7 +11,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from nanokv.device.memory import add64, load64, store64, word
+from nanokv.device.memory.triton import add64, load64, store64, word
 from nanokv.device.sim.exhaustive import Exhaustive, Redundant
 from nanokv.device.sim.memory import SHARED, WeakMemory
 from nanokv.device.sim.mutants import rewrite

@@ -20,11 +20,12 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from nanokv.device import memory, remote
+from nanokv.device import remote
 from nanokv.device.freelist import pop, push
 from nanokv.device.get import get
 from nanokv.device.kernels import checksums, host, many, objects
-from nanokv.device.memory import load64
+from nanokv.device.memory import triton as memory
+from nanokv.device.memory.triton import load64
 from nanokv.device.put import put, seal_payload
 from nanokv.device.status import OK
 

@@ -20,11 +20,11 @@ import numpy.typing as npt
 import triton
 import triton.language as tl
 
-from nanokv.device import memory_native
 from nanokv.device.kernels.frame import FIRST_ANSWER, FRAME_WORDS, answer, arg
-from nanokv.device.memory import VOCABULARY
+from nanokv.device.memory import native as memory_native
+from nanokv.device.memory.retarget import retarget
+from nanokv.device.memory.triton import VOCABULARY
 from nanokv.device.native import native_function
-from nanokv.device.retarget import retarget
 from tests.random_state import ARGUMENTS, Address, Draw, Memory, corrupt, history
 
 MODULES = (

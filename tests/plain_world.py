@@ -12,8 +12,8 @@ import numpy as np
 from nanokv.check.slow import load64_then, vocabulary_with
 from nanokv.device.geometry import Geometry
 from nanokv.device.layout import LINE
+from nanokv.device.memory.retarget import retarget
 from nanokv.device.native import native_function
-from nanokv.device.retarget import retarget
 from nanokv.device.views import SegmentView
 
 GIVE_WAY = load64_then("sched_yield")

@@ -21,7 +21,7 @@ import nanokv
 from nanokv.device.checksum import checksum
 from nanokv.device.geometry import Geometry
 from nanokv.device.layout import FLAG_CHECKSUM, OBJ_DESC, unpack
-from nanokv.device.memory import GOLDEN, MIX_ONE, MIX_TWO, checksum_bytes, mixed
+from nanokv.device.memory.triton import GOLDEN, MIX_ONE, MIX_TWO, checksum_bytes, mixed
 from nanokv.device.native import native_function
 from nanokv.errors import DuplicateKey, InvalidArgument, SegmentCorrupt
 from tests.plain_world import native

@@ -16,7 +16,7 @@ from nanokv.device.layout import (
     WORD_BYTES,
     unpack,
 )
-from nanokv.device.memory import cas64, load64, store64, word
+from nanokv.device.memory.triton import cas64, load64, store64, word
 from nanokv.device.status import DUPLICATE, NOT_READY, OK, Status
 from nanokv.device.world import header_at
 from tests.plain_world import PAGE, PlainWorld, address, aligned_words, in_threads, native, yielding

@@ -11,7 +11,7 @@ import triton.language as tl
 
 from nanokv.device.geometry import Geometry
 from nanokv.device.layout import ANN_HEAD, COUNT_MISSED, STORED, WORD_BYTES, unpack
-from nanokv.device.memory import load64, word
+from nanokv.device.memory.triton import load64, word
 from nanokv.device.ring import announce, drain, ring_slot
 from tests.plain_world import PAGE, PlainWorld, address, aligned_words, in_threads, native
 

@@ -16,7 +16,7 @@ from triton.runtime.interpreter import InterpretedFunction
 
 from nanokv.device.kernels.lane import INTERPRETER
 from nanokv.device.layout import WORD_BYTES
-from nanokv.device.memory import load64, store64, word
+from nanokv.device.memory.triton import load64, store64, word
 
 READINGS = 4096
 PATIENCE = tl.constexpr(1 << 21)  # looks of the GPU at a word of the host, of about a microsecond each

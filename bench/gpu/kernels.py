@@ -11,7 +11,7 @@ from nanokv.device.freelist import pop, push
 from nanokv.device.header import give_slot, take_slot
 from nanokv.device.kernels.shares import copy_tile
 from nanokv.device.layout import WORD_BYTES
-from nanokv.device.memory import copy_bytes, mixed, pointer64, select, store64, table64, word
+from nanokv.device.memory.triton import copy_bytes, mixed, pointer64, select, store64, table64, word
 from nanokv.device.put import begin, finish
 from nanokv.device.remove import remove, remove_slot
 from nanokv.device.request import Q_KEY_CHECK, Q_KEY_HASH, REQUEST_BYTES

@@ -13,7 +13,7 @@ from nanokv.device.evict import take_header, take_pages
 from nanokv.device.extent import class_of, hold
 from nanokv.device.header import commit_state, publish, reserve, state_word
 from nanokv.device.layout import STORED, WORD_BYTES, WRITING
-from nanokv.device.memory import mixed, store64, table64, word
+from nanokv.device.memory.triton import mixed, store64, table64, word
 from nanokv.device.remove import remove_slot
 from nanokv.device.ring import announce
 from nanokv.device.status import OK

@@ -11,7 +11,7 @@ from nanokv.device.checksum import has_checksum, seal
 from nanokv.device.get import judged, touch
 from nanokv.device.kernels.frame import add_sum, answer, answered, arg, arrive, whole_sum
 from nanokv.device.kernels.shares import TILE_BYTES, TILE_WORDS
-from nanokv.device.memory import checksum_bytes, word
+from nanokv.device.memory.triton import checksum_bytes, word
 from nanokv.device.put import is_writing
 from nanokv.device.status import OK
 from nanokv.device.world import header_at, segment

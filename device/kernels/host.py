@@ -11,7 +11,7 @@ from nanokv.device.extent import N_CLASSES
 from nanokv.device.kernels.frame import answer, answered, arg
 from nanokv.device.kernels.objects import describe_from
 from nanokv.device.layout import HEADER_BYTES, WORD_BYTES
-from nanokv.device.memory import word
+from nanokv.device.memory.triton import word
 from nanokv.device.pins import recount
 from nanokv.device.reclaim import (
     adopt_slot,

@@ -5,10 +5,10 @@ CTAs share the objects by tiles (`shares`). Each object has a ticket (`device/pa
 allocates, all stream tiles, the last one commits. No word is contended by more CTAs than work on one object, and no
 order of CTAs is assumed.
 
-Every kernel of NanoKV runs with ONE warp a CTA; there are as many more CTAs instead. Where a CTA has more, each warp
-does a relaxed load for itself, so warps could part (`device/memory.py`); and on AMD a wave waits before a release for
-its own stores alone, and nothing makes the *other* waves wait for theirs at the barrier before it: what they stored
-might be published before it is there. With one wave there are no others.
+Every kernel of NanoKV runs with ONE warp per CTA; there are as many more CTAs instead. In a CTA with more, each warp
+does a relaxed load for itself, so warps could part (`memory.triton`); and on AMD a wave waits before a release only for
+its own stores, and nothing makes the *other* waves wait for theirs at the barrier before it: what they stored might be
+published before it is there. With one wave there are no others.
 """
 
 from typing import Any
@@ -31,7 +31,7 @@ from nanokv.device.kernels.shares import (
     worker_of,
 )
 from nanokv.device.layout import WORD_BYTES
-from nanokv.device.memory import copy_bytes, pointer64, store64, table64, word
+from nanokv.device.memory.triton import copy_bytes, pointer64, store64, table64, word
 from nanokv.device.parts import (
     NOT_LAST,
     begin_get_part,

@@ -10,7 +10,8 @@ import textwrap
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from nanokv.device import layout, memory, status
+from nanokv.device import layout, status
+from nanokv.device.memory import triton as memory
 
 ORDERED = (
     "load64",

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from greenlet import GreenletExit, getcurrent, greenlet
 
-from nanokv.device.retarget import retarget
+from nanokv.device.memory.retarget import retarget
 from nanokv.device.sim.memory import SHARED, Memory
 
 LOAD, STORE, MODIFY = "load", "store", "modify"

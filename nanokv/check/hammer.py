@@ -11,7 +11,7 @@ import triton.language as tl
 from nanokv.check.slow import slow_function
 from nanokv.device.get import lookup, read
 from nanokv.device.layout import WORD_BYTES
-from nanokv.device.memory import select, store64, table64, word
+from nanokv.device.memory.triton import select, store64, table64, word
 from nanokv.device.native import native_function
 from nanokv.device.pins import pin, unpin
 from nanokv.device.put import put

@@ -32,7 +32,7 @@ from nanokv.device.layout import (
     WRITING,
 )
 from nanokv.device.machine import Begun
-from nanokv.device.memory import GOLDEN, MIX_ONE, MIX_TWO
+from nanokv.device.memory.triton import GOLDEN, MIX_ONE, MIX_TWO
 from nanokv.device.put import put
 from nanokv.device.status import Status
 from nanokv.device.views import SegmentView

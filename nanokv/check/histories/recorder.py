@@ -18,7 +18,7 @@ from nanokv.check.slow import slow_function
 from nanokv.device.directory import find
 from nanokv.device.get import lookup, read
 from nanokv.device.layout import WORD_BYTES
-from nanokv.device.memory import add64, load64, select, store64, table64, word
+from nanokv.device.memory.triton import add64, load64, select, store64, table64, word
 from nanokv.device.native import native_function
 from nanokv.device.put import put
 from nanokv.device.remove import remove

@@ -16,7 +16,7 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from nanokv.device.memory import GOLDEN, MIX_ONE, MIX_TWO
+from nanokv.device.memory.triton import GOLDEN, MIX_ONE, MIX_TWO
 
 _ORDER = {"relaxed": "monotonic", "acquire": "acquire", "release": "release", "acq_rel": "acq_rel"}
 _FAILURE = {"relaxed": "monotonic", "acquire": "acquire", "release": "monotonic", "acq_rel": "acquire"}
