@@ -13,9 +13,9 @@ import triton.language as tl
 
 from bench.settings import Settings
 from nanokv.device.freelist import pop, push
-from nanokv.device.layout import LINE, LOW32, WORD_BYTES
 from nanokv.device.memory.triton import word
 from nanokv.device.native import native_function
+from nanokv.device.segment.layout import LINE, LOW32, WORD_BYTES
 
 NODES = 1024
 ENOUGH = 0.9  #: of a processor for each thread, or a run is not counted

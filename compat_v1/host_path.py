@@ -19,8 +19,8 @@ from nanokv.compat_v1.headers import State, split
 from nanokv.compat_v1.master import Master
 from nanokv.compat_v1.messages import NOBODY, Op, Reply, Request
 from nanokv.compat_v1.server import Server, meeting_place, remove_meeting_places
-from nanokv.device.layout import OBJ_DESC, READY, WRITING
 from nanokv.device.machine import Descriptor, Found, Machine
+from nanokv.device.segment.layout import OBJ_DESC, READY, WRITING
 from nanokv.device.status import Status
 from nanokv.errors import PeerLost
 from nanokv.heap.base import Heap

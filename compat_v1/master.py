@@ -22,9 +22,9 @@ from nanokv.compat_v1.headers import State, kill, release, settle
 from nanokv.compat_v1.reclaim import Alive, Descriptors
 from nanokv.compat_v1.table import Entry, Table
 from nanokv.device.directory import POSITIVE
-from nanokv.device.geometry import producer_word
-from nanokv.device.layout import DEAD, FLAG_PLAN, PRODUCER_INC_MASK, READY, WRITING
 from nanokv.device.machine import Descriptor, Found, Machine
+from nanokv.device.segment.geometry import producer_word
+from nanokv.device.segment.layout import DEAD, FLAG_PLAN, PRODUCER_INC_MASK, READY, WRITING
 from nanokv.device.status import Status
 from nanokv.host_poller.dead_pins import drop_dead_pins
 from nanokv.path import Write

@@ -21,9 +21,9 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from nanokv.device.layout import GRACE_PHASE
 from nanokv.device.memory.triton import add64, load64, table64
-from nanokv.device.world import W_RANK, activity_at
+from nanokv.device.segment.layout import GRACE_PHASE
+from nanokv.device.segment.world_table import W_RANK, activity_at
 
 
 @triton.jit

@@ -17,10 +17,10 @@ from nanokv.device.kernels import many
 from nanokv.device.kernels.lane import INTERPRETER
 from nanokv.device.kernels.many import FOUND_WORDS
 from nanokv.device.kernels.shares import TILE_BYTES
-from nanokv.device.layout import WORD
 from nanokv.device.machine import Found, Request
 from nanokv.device.pages import Pages
 from nanokv.device.request import REQUEST
+from nanokv.device.segment.layout import WORD
 from nanokv.device.ticket import TICKET
 
 CTAS_A_MULTIPROCESSOR = 8  #: of one warp each; more do not move more bytes

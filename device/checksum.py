@@ -24,7 +24,8 @@ import triton
 import triton.language as tl
 
 from nanokv.device.header import descriptor
-from nanokv.device.layout import (
+from nanokv.device.memory.triton import load64, mixed, store64, table64
+from nanokv.device.segment.layout import (
     CHECKSUM_MASK,
     CHECKSUM_SHIFT,
     D_FORMAT,
@@ -32,8 +33,7 @@ from nanokv.device.layout import (
     H_FLAGS,
     LOW32,
 )
-from nanokv.device.memory.triton import load64, mixed, store64, table64
-from nanokv.device.world import W_CHECKSUM, descriptor_at, header_at
+from nanokv.device.segment.world_table import W_CHECKSUM, descriptor_at, header_at
 
 
 @triton.jit

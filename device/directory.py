@@ -30,7 +30,8 @@ import triton
 import triton.language as tl
 
 from nanokv.device.header import epoch_of, is_key, phase_of
-from nanokv.device.layout import (
+from nanokv.device.memory.triton import add64, cas64, load64, look_line, select, table64, word
+from nanokv.device.segment.layout import (
     COUNT_CORRUPT,
     DEAD,
     ENTRIES_PER_BUCKET,
@@ -49,9 +50,7 @@ from nanokv.device.layout import (
     READY,
     WORD_BYTES,
 )
-from nanokv.device.memory.triton import add64, cas64, load64, look_line, select, table64, word
-from nanokv.device.status import CORRUPT, DUPLICATE, MISS, NO_ENTRY, NOT_READY, OK
-from nanokv.device.world import (
+from nanokv.device.segment.world_table import (
     W_DIR_BUCKETS,
     W_HDR_COUNT,
     W_TURN_BASE,
@@ -60,6 +59,7 @@ from nanokv.device.world import (
     header_at,
     segment,
 )
+from nanokv.device.status import CORRUPT, DUPLICATE, MISS, NO_ENTRY, NOT_READY, OK
 
 CANDIDATES = tl.constexpr(2 * ENTRIES_PER_BUCKET.value)
 POSITIVE = tl.constexpr(0x7FFFFFFFFFFFFFFF)

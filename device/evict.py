@@ -25,7 +25,9 @@ from nanokv.device.header import (
     state_word,
     take_slot,
 )
-from nanokv.device.layout import (
+from nanokv.device.memory.triton import add64, load64, select, table64, word
+from nanokv.device.retire import retire, take_out
+from nanokv.device.segment.layout import (
     CLOCK_HAND,
     COUNT_EVICTED,
     H_ACCESS,
@@ -35,9 +37,7 @@ from nanokv.device.layout import (
     PIN_BITS,
     READY,
 )
-from nanokv.device.memory.triton import add64, load64, select, table64, word
-from nanokv.device.retire import retire, take_out
-from nanokv.device.world import (
+from nanokv.device.segment.world_table import (
     W_HDR_COUNT,
     class_pages,
     header_at,

@@ -30,7 +30,9 @@ import triton
 import triton.language as tl
 
 from nanokv.device.freelist import SPIN_LIMIT, pop, push, push_chain, stamp
-from nanokv.device.layout import (
+from nanokv.device.lists import extent_list, next_filled, run_length
+from nanokv.device.memory.triton import add64, cas64, load64, select, store64, table64, word
+from nanokv.device.segment.layout import (
     BUMP_PTR,
     COUNT_CORRUPT,
     LOW32,
@@ -41,9 +43,14 @@ from nanokv.device.layout import (
     STAMP_BITS,
     WORD_BYTES,
 )
-from nanokv.device.lists import extent_list, next_filled, run_length
-from nanokv.device.memory.triton import add64, cas64, load64, select, store64, table64, word
-from nanokv.device.world import W_HEAP_BASE, W_HEAP_LIMIT, W_N_PAGES, W_PAGE_BYTES, class_pages, page_links
+from nanokv.device.segment.world_table import (
+    W_HEAP_BASE,
+    W_HEAP_LIMIT,
+    W_N_PAGES,
+    W_PAGE_BYTES,
+    class_pages,
+    page_links,
+)
 
 N_CLASSES = tl.constexpr(SIZE_CLASSES)
 FREE = tl.constexpr(1)  # plus the class: the mark of a free extent

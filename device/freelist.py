@@ -22,8 +22,8 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from nanokv.device.layout import LOW32, STAMP_MASK, STAMP_SHIFT, TAG_SHIFT, WORD_BYTES
 from nanokv.device.memory.triton import cas64, count_up, load64, select, store64, word
+from nanokv.device.segment.layout import LOW32, STAMP_MASK, STAMP_SHIFT, TAG_SHIFT, WORD_BYTES
 
 SPIN_LIMIT = tl.constexpr(1 << 20)  # a bound for loops that are lock-free but not wait-free; never met in practice
 

@@ -27,7 +27,9 @@ import triton
 import triton.language as tl
 
 from nanokv.device.freelist import SPIN_LIMIT, pop, push, push_chain
-from nanokv.device.layout import (
+from nanokv.device.lists import next_filled, run_length, slot_list
+from nanokv.device.memory.triton import add64, cas64, load64, select, store64, table64, word
+from nanokv.device.segment.layout import (
     COUNT_CORRUPT,
     D_DIMS,
     D_FORMAT,
@@ -52,9 +54,14 @@ from nanokv.device.layout import (
     WORD_BYTES,
     WRITING,
 )
-from nanokv.device.lists import next_filled, run_length, slot_list
-from nanokv.device.memory.triton import add64, cas64, load64, select, store64, table64, word
-from nanokv.device.world import W_HDR_COUNT, W_PAGE_BYTES, W_PRODUCER, descriptor_at, header_at, header_links
+from nanokv.device.segment.world_table import (
+    W_HDR_COUNT,
+    W_PAGE_BYTES,
+    W_PRODUCER,
+    descriptor_at,
+    header_at,
+    header_links,
+)
 
 
 @triton.jit

@@ -8,11 +8,11 @@ brings both; the host waits once.
 import numpy as np
 import torch
 
-from nanokv.device.geometry import Geometry
 from nanokv.device.kernels import host
 from nanokv.device.kernels.lane import Lane
-from nanokv.device.layout import HEAP_CTL, OBJ_HEADER, WORD
 from nanokv.device.machine import Drained, Words
+from nanokv.device.segment.geometry import Geometry
+from nanokv.device.segment.layout import HEAP_CTL, OBJ_HEADER, WORD
 
 HEADERS_A_CTA = 8  #: of which one CTA copies the headers one after the other
 ROW = 2 + OBJ_HEADER.size // WORD  #: words of a hint, whether its header is good, and the header

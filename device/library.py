@@ -18,7 +18,6 @@ from nanokv.device.checksum import wanted
 from nanokv.device.get import get, lookup, lookup_described, touch, validate, verify
 from nanokv.device.header import describe
 from nanokv.device.kernels.shares import copy_tile
-from nanokv.device.layout import WORD_BYTES
 from nanokv.device.memory.triton import copy_bytes, store64, table64, word
 from nanokv.device.parts import (
     NOT_LAST,
@@ -43,6 +42,8 @@ from nanokv.device.request import (
     REQUEST,
     REQUEST_BYTES,
 )
+from nanokv.device.segment.layout import WORD_BYTES
+from nanokv.device.segment.world_table import segment
 from nanokv.device.status import (
     BUSY,
     CORRUPT,
@@ -61,7 +62,6 @@ from nanokv.device.status import (
     TORN,
 )
 from nanokv.device.ticket import TICKET, TICKET_BYTES
-from nanokv.device.world import segment
 
 __all__ = [
     "BUSY",

@@ -20,9 +20,9 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from nanokv.device.layout import FREE_HEAD, FREE_HEAD_STRIDE, HDR_FREE, LOW32, MAX_SHARDS, WORD_BYTES
 from nanokv.device.memory.triton import look_rows, select, table64
-from nanokv.device.world import W_SHARDS
+from nanokv.device.segment.layout import FREE_HEAD, FREE_HEAD_STRIDE, HDR_FREE, LOW32, MAX_SHARDS, WORD_BYTES
+from nanokv.device.segment.world_table import W_SHARDS
 
 RUN = tl.constexpr(16)  # pages, or header slots, that one change of a bump pointer takes, if there are so many lists
 

@@ -22,8 +22,8 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from nanokv.device.layout import LINE
 from nanokv.device.memory.triton import add64, cas64, load64, store64, word
+from nanokv.device.segment.layout import LINE
 
 LINE_BYTES = tl.constexpr(LINE)
 WORDS = tl.constexpr(4)  # lines an instance: X, Y, a flag or state, and what the second thread saw

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from nanokv.device.extent import FREE
-from nanokv.device.geometry import Geometry
-from nanokv.device.layout import unpack
+from nanokv.device.segment.geometry import Geometry
+from nanokv.device.segment.layout import unpack
 
 Descriptor = tuple[int, ...]  #: eight words: dtype code and number of dimensions, then seven dimensions
 Words = npt.NDArray[np.int64]

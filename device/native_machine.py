@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nanokv.device.geometry import Geometry
-from nanokv.device.layout import OBJ_HEADER, SIZE_CLASSES, unpack
 from nanokv.device.machine import Begun, Descriptor, Drained, Found, Words, free_chains
 from nanokv.device.native import compiled
-from nanokv.device.views import SegmentView
+from nanokv.device.segment.geometry import Geometry
+from nanokv.device.segment.layout import OBJ_HEADER, SIZE_CLASSES, unpack
+from nanokv.device.segment.views import SegmentView
 
 
 def _address(array: npt.NDArray[Any]) -> int:

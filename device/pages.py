@@ -6,7 +6,7 @@ import torch
 
 from nanokv.device.kernels.paged import PAGES
 from nanokv.device.kernels.shares import TILE_BYTES
-from nanokv.device.layout import WORD
+from nanokv.device.segment.layout import WORD
 
 ALIGNMENT = 16  #: of everything that the kernels copy: they move 16 bytes at a time
 

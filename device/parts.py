@@ -20,10 +20,11 @@ from nanokv.device.activity import leave
 from nanokv.device.checksum import has_checksum, seal, wanted
 from nanokv.device.get import judged, lookup, touch, validate
 from nanokv.device.header import describe, descriptor
-from nanokv.device.layout import LOW32
 from nanokv.device.memory.triton import checksum_bytes, select, table64, word
 from nanokv.device.put import abort, begin, finish
 from nanokv.device.request import Q_BYTES, Q_FLAGS, Q_KEY_CHECK, Q_KEY_HASH, Q_OWNER, what_of
+from nanokv.device.segment.layout import LOW32
+from nanokv.device.segment.world_table import header_at, segment
 from nanokv.device.status import BUSY, OK, SIZE, TORN
 from nanokv.device.ticket import (
     add_part,
@@ -36,7 +37,6 @@ from nanokv.device.ticket import (
     shared,
     whole_sum,
 )
-from nanokv.device.world import header_at, segment
 
 NOT_LAST = tl.constexpr(-1)
 

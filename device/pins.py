@@ -21,7 +21,8 @@ import triton.language as tl
 
 from nanokv.device.freelist import SPIN_LIMIT
 from nanokv.device.header import epoch_of, phase_of
-from nanokv.device.layout import (
+from nanokv.device.memory.triton import add64, cas64, load64, select, store64, table64, word
+from nanokv.device.segment.layout import (
     H_STATE,
     ONE_PIN,
     PIN_BITS,
@@ -36,9 +37,8 @@ from nanokv.device.layout import (
     WATCHED,
     WORD_BYTES,
 )
-from nanokv.device.memory.triton import add64, cas64, load64, select, store64, table64, word
+from nanokv.device.segment.world_table import W_PIN_BASE, W_PIN_SLOTS, W_PRODUCER, header_at
 from nanokv.device.status import MISS, NO_PIN, OK
-from nanokv.device.world import W_PIN_BASE, W_PIN_SLOTS, W_PRODUCER, header_at
 
 SPREAD = tl.constexpr(0x9E3779B1)  # Knuth's multiplicative hash: neighbours begin their search far apart
 

@@ -24,12 +24,12 @@ from nanokv.device.directory import claim, erase
 from nanokv.device.evict import take_header, take_pages
 from nanokv.device.extent import class_of, hold
 from nanokv.device.header import acknowledge, commit_state, describe, give_slot, kill, publish, reserve, state_word
-from nanokv.device.layout import COUNT_LOST, COUNT_REFUSED, H_STATE, PIN_BITS, READY, RESERVED, STORED, WRITING
 from nanokv.device.memory.triton import add64, checksum_bytes, copy_bytes, load64, select, table64, word
 from nanokv.device.retire import retire
 from nanokv.device.ring import announce, asleep
+from nanokv.device.segment.layout import COUNT_LOST, COUNT_REFUSED, H_STATE, PIN_BITS, READY, RESERVED, STORED, WRITING
+from nanokv.device.segment.world_table import W_HEAP_BASE, W_PAGE_BYTES, header_at, is_inside, segment
 from nanokv.device.status import FULL, LOST, NO_HEADER, OK, TOO_LARGE
-from nanokv.device.world import W_HEAP_BASE, W_PAGE_BYTES, header_at, is_inside, segment
 
 
 @triton.jit

@@ -24,7 +24,12 @@ from nanokv.device.directory import erase
 from nanokv.device.extent import bump_rest, give
 from nanokv.device.freelist import detach
 from nanokv.device.header import epoch_of, give_slot, kill, publish, reserve, state_word, still_ready
-from nanokv.device.layout import (
+from nanokv.device.lists import extent_list, slot_list
+from nanokv.device.memory.triton import add64, cas64, load64, select, store64, table64, word, xchg64
+from nanokv.device.pins import add_pin, ledger_at
+from nanokv.device.retire import retire
+from nanokv.device.ring import announce
+from nanokv.device.segment.layout import (
     DEAD,
     H_FLAGS,
     H_KEY_CHECK,
@@ -52,12 +57,7 @@ from nanokv.device.layout import (
     WORD_BYTES,
     WRITING,
 )
-from nanokv.device.lists import extent_list, slot_list
-from nanokv.device.memory.triton import add64, cas64, load64, select, store64, table64, word, xchg64
-from nanokv.device.pins import add_pin, ledger_at
-from nanokv.device.retire import retire
-from nanokv.device.ring import announce
-from nanokv.device.world import (
+from nanokv.device.segment.world_table import (
     W_HDR_COUNT,
     W_PAGE_BYTES,
     W_PRODUCER,

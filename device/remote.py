@@ -16,7 +16,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from nanokv.device.layout import EPOCH_SHIFT, H_STATE, READY, WRITING
+from nanokv.device.segment.layout import EPOCH_SHIFT, H_STATE, READY, WRITING
 
 
 @triton.jit

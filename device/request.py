@@ -9,8 +9,8 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from nanokv.device.layout import WORD_BYTES, Field, Record
 from nanokv.device.memory.triton import table64
+from nanokv.device.segment.layout import WORD_BYTES, Field, Record
 
 REQUEST = Record(
     "Request",

@@ -19,7 +19,9 @@ from nanokv.device.header import (
     give_slot,
     pages_of,
 )
-from nanokv.device.layout import (
+from nanokv.device.memory.triton import add64, load64, select, store64, table64, word
+from nanokv.device.ring import announce
+from nanokv.device.segment.layout import (
     COUNT_CORRUPT,
     H_KEY_CHECK,
     H_KEY_HASH,
@@ -27,9 +29,7 @@ from nanokv.device.layout import (
     H_PAYLOAD,
     REMOVED,
 )
-from nanokv.device.memory.triton import add64, load64, select, store64, table64, word
-from nanokv.device.ring import announce
-from nanokv.device.world import (
+from nanokv.device.segment.world_table import (
     W_HEAP_BASE,
     W_HEAP_LIMIT,
     W_N_PAGES,

@@ -21,7 +21,8 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from nanokv.device.layout import (
+from nanokv.device.memory.triton import add64, cas64, load64, select, store64, table64, word, xchg64
+from nanokv.device.segment.layout import (
     ANN_ASLEEP,
     ANN_HEAD,
     COUNT_MISSED,
@@ -30,8 +31,7 @@ from nanokv.device.layout import (
     RING_HEADER_SHIFT,
     WORD_BYTES,
 )
-from nanokv.device.memory.triton import add64, cas64, load64, select, store64, table64, word, xchg64
-from nanokv.device.world import W_ANN_BASE, W_ANN_CAPACITY
+from nanokv.device.segment.world_table import W_ANN_BASE, W_ANN_CAPACITY
 
 
 @triton.jit

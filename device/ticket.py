@@ -20,8 +20,8 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from nanokv.device.layout import WORD_BYTES, Field, Record
 from nanokv.device.memory.triton import add64, cas64, load64, store64, word
+from nanokv.device.segment.layout import WORD_BYTES, Field, Record
 
 TICKET = Record(
     "Ticket",

@@ -16,7 +16,7 @@ import triton.language as tl
 
 import nanokv
 from nanokv.device import remote
-from nanokv.device.layout import H_STATE, READY
+from nanokv.device.segment.layout import H_STATE, READY
 
 TILE = 1024
 

@@ -20,8 +20,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from nanokv.device.layout import DEAD, READY, RESERVED, STATE_MASK
 from nanokv.device.machine import Machine, Words
+from nanokv.device.segment.layout import DEAD, READY, RESERVED, STATE_MASK
 from nanokv.host_poller.coalesce import carve_runs
 from nanokv.host_poller.grace import Grace
 

@@ -7,9 +7,9 @@ neighbour too. All this belongs to this host until it is pushed back. A producer
 
 import numpy as np
 
-from nanokv.device.geometry import Geometry
-from nanokv.device.layout import SIZE_CLASSES
 from nanokv.device.machine import Machine, Words
+from nanokv.device.segment.geometry import Geometry
+from nanokv.device.segment.layout import SIZE_CLASSES
 
 
 def carve_runs(geometry: Geometry, pages: Words) -> tuple[Words, Words]:

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from nanokv.device.layout import PIN_HELD, unpack
 from nanokv.device.machine import Machine
+from nanokv.device.segment.layout import PIN_HELD, unpack
 
 Alive = Callable[[int, int], bool]
 

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from nanokv.device.geometry import Geometry
-from nanokv.device.layout import OBJ_HEADER
+from nanokv.device.segment.geometry import Geometry
+from nanokv.device.segment.layout import OBJ_HEADER
 from nanokv.host_poller.events import Event, EventKind
 from nanokv.types import KeyDigest, ObjMeta
 

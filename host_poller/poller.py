@@ -15,8 +15,8 @@ from typing import NamedTuple
 import numpy as np
 
 from nanokv.device.directory import POSITIVE
-from nanokv.device.layout import REMOVED, STORED, unpack
 from nanokv.device.machine import Drained, Machine
+from nanokv.device.segment.layout import REMOVED, STORED, unpack
 from nanokv.errors import WaitTimeout
 from nanokv.heap.base import Heap
 from nanokv.host_poller.events import Listeners

@@ -18,7 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from nanokv.device.layout import (
+from nanokv.device.machine import Machine
+from nanokv.device.segment.layout import (
     DEAD,
     FLAG_ACK,
     FLAG_PLAN,
@@ -31,7 +32,6 @@ from nanokv.device.layout import (
     WRITING,
     unpack,
 )
-from nanokv.device.machine import Machine
 from nanokv.heap.base import Heap
 from nanokv.host_poller.audit import Audit
 from nanokv.host_poller.coalesce import join_free_extents

@@ -7,9 +7,9 @@ import numpy as np
 import torch
 
 from nanokv.config import Options, job_name
-from nanokv.device.geometry import Geometry
 from nanokv.device.machine import Machine
-from nanokv.device.views import SegmentView
+from nanokv.device.segment.geometry import Geometry
+from nanokv.device.segment.views import SegmentView
 from nanokv.device_path import DevicePath
 from nanokv.errors import InvalidArgument
 from nanokv.heap import open_heap

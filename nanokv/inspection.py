@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from nanokv.device.layout import PRODUCER_INC_MASK
-from nanokv.device.views import SegmentView
+from nanokv.device.segment.layout import PRODUCER_INC_MASK
+from nanokv.device.segment.views import SegmentView
 from nanokv.errors import HeapUnavailable
 from nanokv.fsck import Report, check_segments
 from nanokv.heap.shm import inspect

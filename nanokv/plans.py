@@ -2,8 +2,8 @@
 
 import threading
 
-from nanokv.device.geometry import Geometry
-from nanokv.device.layout import OBJ_HEADER
+from nanokv.device.segment.geometry import Geometry
+from nanokv.device.segment.layout import OBJ_HEADER
 from nanokv.device.status import Status
 from nanokv.errors import KeyNotFound
 from nanokv.path import Path, Write

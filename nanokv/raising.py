@@ -1,7 +1,7 @@
 """Where a status becomes an exception: the only place."""
 
 from nanokv import errors
-from nanokv.device.geometry import Geometry
+from nanokv.device.segment.geometry import Geometry
 from nanokv.device.status import Status
 from nanokv.types import Key
 

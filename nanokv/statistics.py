@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nanokv.device.geometry import Geometry
-from nanokv.device.layout import DEAD, PINS_SHIFT, READY, RESERVED, STATE_MASK, WRITING
 from nanokv.device.machine import Machine
+from nanokv.device.segment.geometry import Geometry
+from nanokv.device.segment.layout import DEAD, PINS_SHIFT, READY, RESERVED, STATE_MASK, WRITING
 from nanokv.device.status import Status
 
 

@@ -4,8 +4,8 @@ from math import prod
 
 import torch
 
-from nanokv.device.layout import DTYPE_MASK, MAX_DIMS, NDIM_MASK, NDIM_SHIFT
 from nanokv.device.machine import Descriptor
+from nanokv.device.segment.layout import DTYPE_MASK, MAX_DIMS, NDIM_MASK, NDIM_SHIFT
 from nanokv.errors import InvalidArgument
 
 # dtype codes are part of the stored format: append, never renumber. 0 is raw bytes.

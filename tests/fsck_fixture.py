@@ -6,15 +6,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nanokv.device.directory import POSITIVE
-from nanokv.device.geometry import Geometry
-from nanokv.device.layout import (
+from nanokv.device.machine import Begun
+from nanokv.device.native_machine import NativeMachine
+from nanokv.device.segment.geometry import Geometry
+from nanokv.device.segment.layout import (
     FLAG_PLAN,
     unpack,
 )
-from nanokv.device.machine import Begun
-from nanokv.device.native_machine import NativeMachine
+from nanokv.device.segment.views import SegmentView
 from nanokv.device.status import Status
-from nanokv.device.views import SegmentView
 from nanokv.fsck import Report, check_segments
 
 PAGE = 4096

@@ -17,7 +17,7 @@ import triton.language as tl
 
 from nanokv.cache import NanoKVCache
 from nanokv.config import make_options
-from nanokv.device.layout import EPOCH_SHIFT, H_STATE, READY, WRITING
+from nanokv.device.segment.layout import EPOCH_SHIFT, H_STATE, READY, WRITING
 from tests import heap_standins
 from tests.heap_ranks import PATIENCE, Provider, open_rank, plan
 

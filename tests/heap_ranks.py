@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from nanokv.cache import NanoKVCache
 from nanokv.config import make_options
-from nanokv.device.geometry import Geometry
+from nanokv.device.segment.geometry import Geometry
 from nanokv.errors import NanoKVError
 from nanokv.heap import Heap, open_heap
 from nanokv.heap.local import LocalWorld

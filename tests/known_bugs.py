@@ -15,7 +15,7 @@ from nanokv.check.model import passages
 from nanokv.check.model.explore import SCHEDULERS, Explorer
 from nanokv.check.model.suite import SCENARIOS, named
 from nanokv.device import evict, reclaim, retire
-from nanokv.device.layout import PIN_HELD, unpack
+from nanokv.device.segment.layout import PIN_HELD, unpack
 from nanokv.device.sim.mutants import rewrite
 from nanokv.host_poller import audit, sweeper
 from nanokv.host_poller.audit import Audit

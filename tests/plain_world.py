@@ -10,11 +10,11 @@ import numba
 import numpy as np
 
 from nanokv.check.slow import load64_then, vocabulary_with
-from nanokv.device.geometry import Geometry
-from nanokv.device.layout import LINE
 from nanokv.device.memory.retarget import retarget
 from nanokv.device.native import native_function
-from nanokv.device.views import SegmentView
+from nanokv.device.segment.geometry import Geometry
+from nanokv.device.segment.layout import LINE
+from nanokv.device.segment.views import SegmentView
 
 GIVE_WAY = load64_then("sched_yield")
 PATIENCE = 30.0  #: seconds that a test waits for what should come at once

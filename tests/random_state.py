@@ -5,8 +5,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from nanokv.device.geometry import Geometry, producer_word
-from nanokv.device.layout import (
+from nanokv.device.native import compiled
+from nanokv.device.segment.geometry import Geometry, producer_word
+from nanokv.device.segment.layout import (
     DEAD,
     ENTRY_EPOCH_MASK,
     ENTRY_EPOCH_SHIFT,
@@ -28,8 +29,7 @@ from nanokv.device.layout import (
     STORED,
     WRITING,
 )
-from nanokv.device.native import compiled
-from nanokv.device.views import SegmentView
+from nanokv.device.segment.views import SegmentView
 
 GEOMETRY = Geometry.plan(24 * 64, 64, 2, size_classes=(1, 2, 4, 8), max_objects=10, ring_slots=8, pin_slots=4, shards=2)
 PRIVATE_BYTES = 4096

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from nanokv.device.geometry import Geometry
+from nanokv.device.segment.geometry import Geometry
 from nanokv.errors import NanoKVError
 from nanokv.heap.shm import ShmHeap, list_worlds
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import nanokv
-from nanokv.device.views import SegmentView
+from nanokv.device.segment.views import SegmentView
 from nanokv.fsck import check_cache
 from tests.conftest import close_and_check
 

@@ -16,11 +16,11 @@ from typer.testing import CliRunner, Result
 import nanokv
 from nanokv import doctor
 from nanokv.cli import app, size
-from nanokv.device.geometry import Geometry
 from nanokv.device.native import compiled
 from nanokv.device.native_machine import NativeMachine
+from nanokv.device.segment.geometry import Geometry
+from nanokv.device.segment.views import SegmentView
 from nanokv.device.status import Status
-from nanokv.device.views import SegmentView
 from nanokv.heap.shm import ShmHeap, list_worlds
 from nanokv.heap.world_file import path_of
 

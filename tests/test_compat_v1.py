@@ -16,12 +16,12 @@ from nanokv.compat_v1.eviction import Policy, goal
 from nanokv.compat_v1.host_path import HostPath
 from nanokv.compat_v1.master import Master
 from nanokv.compat_v1.messages import WORDS, Op, Reply, Request, new_message, pack, unpack_reply, unpack_request
-from nanokv.device.geometry import Geometry
-from nanokv.device.layout import DEAD, FLAG_ACK, READY, REMOVED, RESERVED, STORED, WRITING, unpack
 from nanokv.device.machine import Found
 from nanokv.device.native_machine import NativeMachine
+from nanokv.device.segment.geometry import Geometry
+from nanokv.device.segment.layout import DEAD, FLAG_ACK, READY, REMOVED, RESERVED, STORED, WRITING, unpack
+from nanokv.device.segment.views import SegmentView
 from nanokv.device.status import Status
-from nanokv.device.views import SegmentView
 from nanokv.device_path import home_rank
 from nanokv.errors import PeerLost, SegmentCorrupt
 from nanokv.heap.local import LocalWorld

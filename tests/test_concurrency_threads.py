@@ -14,7 +14,7 @@ import torch
 import nanokv
 from nanokv.check.hammer import hammer
 from nanokv.check.work import Work, check_payload, name, payload
-from nanokv.device.geometry import Geometry
+from nanokv.device.segment.geometry import Geometry
 from nanokv.errors import KeyNotFound
 from nanokv.fsck import check_cache, check_segments
 from tests.plain_world import (

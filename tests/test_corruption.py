@@ -14,12 +14,12 @@ from nanokv.check.corruption.case import content, run_case
 from nanokv.check.corruption.run import KINDS, run_corruption
 from nanokv.check.report import CheckFailure
 from nanokv.device.extent import bump, bump_rest, give, take
-from nanokv.device.geometry import Geometry
 from nanokv.device.header import give_slot, kill, reserve, take_slot
-from nanokv.device.layout import RESERVED, unpack
 from nanokv.device.machine import free_chains
 from nanokv.device.ring import drain
-from nanokv.device.views import SegmentView
+from nanokv.device.segment.geometry import Geometry
+from nanokv.device.segment.layout import RESERVED, unpack
+from nanokv.device.segment.views import SegmentView
 from nanokv.errors import NanoKVError, OutOfMemory, SegmentCorrupt
 from nanokv.host_poller.coalesce import join_free_extents
 from tests import corruption_faults

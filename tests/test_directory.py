@@ -9,16 +9,16 @@ import triton
 import triton.language as tl
 
 from nanokv.device.directory import claim, erase, find
-from nanokv.device.geometry import Geometry
 from nanokv.device.header import kill, reserve, state_word
-from nanokv.device.layout import (
+from nanokv.device.memory.triton import cas64, load64, store64, word
+from nanokv.device.segment.geometry import Geometry
+from nanokv.device.segment.layout import (
     RESERVED,
     WORD_BYTES,
     unpack,
 )
-from nanokv.device.memory.triton import cas64, load64, store64, word
+from nanokv.device.segment.world_table import header_at
 from nanokv.device.status import DUPLICATE, NOT_READY, OK, Status
-from nanokv.device.world import header_at
 from tests.plain_world import PAGE, PlainWorld, address, aligned_words, in_threads, native, yielding
 
 KEYS = 2000

@@ -9,10 +9,10 @@ import triton
 import triton.language as tl
 
 from nanokv.device.extent import bump, bump_rest, class_of, give, take
-from nanokv.device.geometry import Geometry
-from nanokv.device.layout import SIZE_CLASSES, WORD_BYTES, unpack
 from nanokv.device.memory.triton import cas64, load64, select, store64, word
-from nanokv.device.world import class_pages
+from nanokv.device.segment.geometry import Geometry
+from nanokv.device.segment.layout import SIZE_CLASSES, WORD_BYTES, unpack
+from nanokv.device.segment.world_table import class_pages
 from tests.plain_world import PAGE, PlainWorld, address, aligned_words, in_threads, native, yielding
 
 PAGES = 16

@@ -7,14 +7,14 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from nanokv.device.geometry import producer_word
-from nanokv.device.layout import (
+from nanokv.device.machine import Begun
+from nanokv.device.segment.geometry import producer_word
+from nanokv.device.segment.layout import (
     ENTRY_PHASE_MASK,
     READY,
     WRITING,
     unpack,
 )
-from nanokv.device.machine import Begun
 from nanokv.device.status import Status
 from nanokv.host_poller.coalesce import join_free_extents
 from tests.fsck_fixture import PAGE, RANKS, RAW, Pin, World, digest, home_of, ten_objects

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from nanokv.device.layout import (
+from nanokv.device.segment.layout import (
     DEAD,
     ENTRIES_PER_BUCKET,
     ENTRY_EPOCH_SHIFT,

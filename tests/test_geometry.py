@@ -10,9 +10,18 @@ from hypothesis import strategies as st
 
 from nanokv.assemble import plan_geometry
 from nanokv.config import Options
-from nanokv.device.geometry import MIN_PAGE_BYTES, PAYLOAD_ALIGN, Geometry, default_classes, producer_word
-from nanokv.device.layout import HEAP_CTL, LINE, MAX_HEADERS, MAX_RANKS, OBJ_DESC, OBJ_HEADER, SIZE_CLASSES, unpack
-from nanokv.device.world import WORLD
+from nanokv.device.segment.geometry import MIN_PAGE_BYTES, PAYLOAD_ALIGN, Geometry, default_classes, producer_word
+from nanokv.device.segment.layout import (
+    HEAP_CTL,
+    LINE,
+    MAX_HEADERS,
+    MAX_RANKS,
+    OBJ_DESC,
+    OBJ_HEADER,
+    SIZE_CLASSES,
+    unpack,
+)
+from nanokv.device.segment.world_table import WORLD
 
 REGIONS = ("activity", "links", "hdr", "desc", "dir", "turn", "ann", "pin", "heap")
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from nanokv.device.geometry import Geometry
-from nanokv.device.views import SegmentView
+from nanokv.device.segment.geometry import Geometry
+from nanokv.device.segment.views import SegmentView
 from nanokv.doctor import peer_access
 from nanokv.errors import HeapUnavailable, InvalidArgument, PeerLost
 from nanokv.heap import futex

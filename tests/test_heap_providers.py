@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from nanokv.device.geometry import PAYLOAD_ALIGN
+from nanokv.device.segment.geometry import PAYLOAD_ALIGN
 from nanokv.errors import HeapUnavailable, InvalidArgument, KeyNotFound, PeerLost
 from nanokv.heap import KINDS, available, open_heap
 from nanokv.heap.foreign import tensor_at

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nanokv.device.views import SegmentView
+from nanokv.device.segment.views import SegmentView
 from nanokv.errors import HeapUnavailable, PeerLost
 from nanokv.heap import open_heap
 from nanokv.heap.locks import LockFile

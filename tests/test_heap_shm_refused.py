@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nanokv.device.geometry import Geometry
-from nanokv.device.layout import HEAP_CTL
+from nanokv.device.segment.geometry import Geometry
+from nanokv.device.segment.layout import HEAP_CTL
 from nanokv.errors import HeapUnavailable, InvalidArgument, SegmentCorrupt
 from nanokv.heap.shm import inspect, list_worlds
 from nanokv.heap.world_file import HEADER, path_of

@@ -11,7 +11,7 @@ from nanokv.check.kills.work import KEYS, ROLES
 from nanokv.check.kills.world import ANCHOR, PAGE, WORLD_SIZE, KillWorld
 from nanokv.check.report import CheckFailure
 from nanokv.check.work import name, payload
-from nanokv.device.layout import WORD
+from nanokv.device.segment.layout import WORD
 from nanokv.heap.shm import list_worlds
 from nanokv.host_poller.sweeper import Sweeper
 

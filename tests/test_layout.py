@@ -5,10 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nanokv.device import layout
-from nanokv.device.geometry import Geometry
-from nanokv.device.layout import BITS, HEAP_CTL, LINE, OBJ_HEADER, RECORDS, Field, Record, layout_hash, unpack
-from nanokv.device.layout_table import table
+from nanokv.device.segment import layout
+from nanokv.device.segment.geometry import Geometry
+from nanokv.device.segment.layout import BITS, HEAP_CTL, LINE, OBJ_HEADER, RECORDS, Field, Record, layout_hash, unpack
+from nanokv.device.segment.layout_table import table
 
 PAGE = 4096
 
@@ -150,4 +150,4 @@ def test_the_hash_is_in_the_control_block() -> None:
 
 def test_the_page_in_docs_is_made_from_the_tables() -> None:
     page = (Path(__file__).parents[1] / "docs" / "layout.md").read_text()
-    assert page == table(), "run: python -m nanokv.device.layout_table > docs/layout.md"
+    assert page == table(), "run: python -m nanokv.device.segment.layout_table > docs/layout.md"

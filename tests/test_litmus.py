@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from nanokv.check.litmus import SHAPES, outcomes, run_litmus
-from nanokv.device.layout import LINE
 from nanokv.device.litmus import (
     LINE_BYTES,
     WORDS,
@@ -19,6 +18,7 @@ from nanokv.device.litmus import (
     validated_read,
     validated_read_weak,
 )
+from nanokv.device.segment.layout import LINE
 from nanokv.device.sim.exhaustive import Exhaustive, Redundant
 from nanokv.device.sim.memory import SHARED, WeakMemory
 from nanokv.device.sim.simulation import Simulation

@@ -13,7 +13,7 @@ from nanokv.check.model.orderings import FOUND_BY, KEPT, functions, is_noticed, 
 from nanokv.check.model.suite import SCENARIOS, replay, run_scenario
 from nanokv.check.report import CheckFailure
 from nanokv.device import freelist, header
-from nanokv.device.layout import DEAD, READY, RESERVED, WATCHED, WRITING, unpack
+from nanokv.device.segment.layout import DEAD, READY, RESERVED, WATCHED, WRITING, unpack
 from nanokv.device.sim.mutants import rewrite
 from nanokv.device.sim.schedule import Replay, Schedule
 from tests.known_bugs import BUGS

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from nanokv.device import extent, freelist, header, lists
-from nanokv.device.geometry import Geometry
-from nanokv.device.layout import FREE_HEAD, FREE_HEAD_STRIDE, OBJ_HEADER, RESERVED, WORD
 from nanokv.device.memory.retarget import retarget
 from nanokv.device.memory.triton import GOLDEN, MIX_ONE, MIX_TWO, VOCABULARY
 from nanokv.device.native import native_function
+from nanokv.device.segment.geometry import Geometry
+from nanokv.device.segment.layout import FREE_HEAD, FREE_HEAD_STRIDE, OBJ_HEADER, RESERVED, WORD
 from tests.plain_world import PAGE, PlainWorld
 
 TABLE, SEGMENT = 1 << 20, 1 << 30  #: where the dict machine has its world table and its segment

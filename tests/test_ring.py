@@ -9,10 +9,10 @@ import pytest
 import triton
 import triton.language as tl
 
-from nanokv.device.geometry import Geometry
-from nanokv.device.layout import ANN_HEAD, COUNT_MISSED, STORED, WORD_BYTES, unpack
 from nanokv.device.memory.triton import load64, word
 from nanokv.device.ring import announce, drain, ring_slot
+from nanokv.device.segment.geometry import Geometry
+from nanokv.device.segment.layout import ANN_HEAD, COUNT_MISSED, STORED, WORD_BYTES, unpack
 from tests.plain_world import PAGE, PlainWorld, address, aligned_words, in_threads, native
 
 SLOTS = 16

@@ -15,8 +15,8 @@ import triton.language as tl
 from triton.runtime.interpreter import InterpretedFunction
 
 from nanokv.device.kernels.lane import INTERPRETER
-from nanokv.device.layout import WORD_BYTES
 from nanokv.device.memory.triton import load64, store64, word
+from nanokv.device.segment.layout import WORD_BYTES
 
 READINGS = 4096
 PATIENCE = tl.constexpr(1 << 21)  # looks of the GPU at a word of the host, of about a microsecond each

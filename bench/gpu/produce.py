@@ -18,7 +18,7 @@ from bench.gpu.settings import GpuSettings
 from bench.gpu.stage import Stage, Unsound
 from bench.gpu.timer import Timer
 from bench.timing import Summary, summarise
-from nanokv.device.layout import LINE, SIZE_CLASSES, WORD
+from nanokv.device.segment.layout import LINE, SIZE_CLASSES, WORD
 
 Launch = tuple[Callable[[], None], torch.Tensor]
 

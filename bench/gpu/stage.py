@@ -4,10 +4,10 @@ import numpy as np
 import torch
 
 from bench.gpu.timer import synchronize
-from nanokv.device.geometry import PAYLOAD_ALIGN, Geometry
 from nanokv.device.launch import LaunchMachine
-from nanokv.device.layout import WORD
-from nanokv.device.views import SegmentView
+from nanokv.device.segment.geometry import PAYLOAD_ALIGN, Geometry
+from nanokv.device.segment.layout import WORD
+from nanokv.device.segment.views import SegmentView
 from nanokv.fsck import check_segments
 
 

@@ -12,12 +12,12 @@ from nanokv.device.directory import claim
 from nanokv.device.evict import take_header, take_pages
 from nanokv.device.extent import class_of, hold
 from nanokv.device.header import commit_state, publish, reserve, state_word
-from nanokv.device.layout import STORED, WORD_BYTES, WRITING
 from nanokv.device.memory.triton import mixed, store64, table64, word
 from nanokv.device.remove import remove_slot
 from nanokv.device.ring import announce
+from nanokv.device.segment.layout import STORED, WORD_BYTES, WRITING
+from nanokv.device.segment.world_table import W_HEAP_BASE, W_PAGE_BYTES, header_at, segment
 from nanokv.device.status import OK
-from nanokv.device.world import W_HEAP_BASE, W_PAGE_BYTES, header_at, segment
 
 NAMES = ("enter", "take slot", "reserve", "claim key", "take pages", "publish", "commit", "announce", "leave", "remove")
 COUNT = tl.constexpr(len(NAMES))

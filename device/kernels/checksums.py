@@ -13,8 +13,8 @@ from nanokv.device.kernels.frame import add_sum, answer, answered, arg, arrive, 
 from nanokv.device.kernels.shares import TILE_BYTES, TILE_WORDS
 from nanokv.device.memory.triton import checksum_bytes, word
 from nanokv.device.put import is_writing
+from nanokv.device.segment.world_table import header_at, segment
 from nanokv.device.status import OK
-from nanokv.device.world import header_at, segment
 
 FINAL = tl.constexpr(14)  # the answer that holds the status
 VERIFY_COPY, VERIFY_BYTES, VERIFY_NOW = tl.constexpr(3), tl.constexpr(4), tl.constexpr(5)

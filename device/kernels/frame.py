@@ -17,8 +17,8 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from nanokv.device.layout import WORD_BYTES
 from nanokv.device.memory.triton import add64, load64, store64, table64, word
+from nanokv.device.segment.layout import WORD_BYTES
 
 FRAME_WORDS = 64
 FIRST_ANSWER = 32

@@ -10,7 +10,6 @@ from nanokv.device.activity import in_flight
 from nanokv.device.extent import N_CLASSES
 from nanokv.device.kernels.frame import answer, answered, arg
 from nanokv.device.kernels.objects import describe_from
-from nanokv.device.layout import HEADER_BYTES, WORD_BYTES
 from nanokv.device.memory.triton import word
 from nanokv.device.pins import recount
 from nanokv.device.reclaim import (
@@ -32,7 +31,8 @@ from nanokv.device.reclaim import (
     walk_slots,
 )
 from nanokv.device.ring import drain
-from nanokv.device.world import segment
+from nanokv.device.segment.layout import HEADER_BYTES, WORD_BYTES
+from nanokv.device.segment.world_table import segment
 
 
 @triton.jit

@@ -30,7 +30,6 @@ from nanokv.device.kernels.shares import (
     tiles_of,
     worker_of,
 )
-from nanokv.device.layout import WORD_BYTES
 from nanokv.device.memory.triton import copy_bytes, pointer64, store64, table64, word
 from nanokv.device.parts import (
     NOT_LAST,
@@ -43,6 +42,7 @@ from nanokv.device.parts import (
 )
 from nanokv.device.remove import remove
 from nanokv.device.request import Q_ADDRESS, Q_BLOCK, Q_BYTES, Q_KEY_CHECK, Q_KEY_HASH, Q_PLANE, REQUEST_BYTES
+from nanokv.device.segment.layout import WORD_BYTES
 from nanokv.device.status import OK
 from nanokv.device.ticket import TICKET_BYTES, clear, is_last
 

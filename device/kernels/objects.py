@@ -13,8 +13,8 @@ from nanokv.device.kernels.frame import answer, arg
 from nanokv.device.pins import pin, unpin
 from nanokv.device.put import abort, begin, commit, finish
 from nanokv.device.remove import remove, remove_slot
+from nanokv.device.segment.world_table import segment
 from nanokv.device.status import OK
-from nanokv.device.world import segment
 
 
 @triton.jit

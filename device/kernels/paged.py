@@ -16,8 +16,8 @@ import triton
 import triton.language as tl
 
 from nanokv.device.kernels.shares import TILE_BYTES
-from nanokv.device.layout import WORD_BYTES, Field, Record
 from nanokv.device.memory.triton import pointer64, table64
+from nanokv.device.segment.layout import WORD_BYTES, Field, Record
 
 PAGES = Record(
     "Pages",

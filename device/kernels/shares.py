@@ -10,9 +10,9 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from nanokv.device.layout import WORD_BYTES
 from nanokv.device.memory.triton import pointer64, word
 from nanokv.device.request import Q_BYTES, REQUEST_BYTES
+from nanokv.device.segment.layout import WORD_BYTES
 
 TILE_WORDS = tl.constexpr(1024)  # 8 KiB: with one warp, sixteen 16-byte loads of each thread are in flight
 TILE_BYTES = tl.constexpr(8 * 1024)

@@ -10,8 +10,9 @@ import textwrap
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from nanokv.device import layout, status
+from nanokv.device import status
 from nanokv.device.memory import triton as memory
+from nanokv.device.segment import layout
 
 ORDERED = (
     "load64",

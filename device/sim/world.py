@@ -5,14 +5,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nanokv.device.geometry import Geometry
-from nanokv.device.layout import ACTIVITY, HEAP_CTL, OBJ_HEADER, WORD
 from nanokv.device.machine import Words
 from nanokv.device.native import ENTRIES, Compiled
 from nanokv.device.native_machine import NativeMachine
+from nanokv.device.segment.geometry import Geometry
+from nanokv.device.segment.layout import ACTIVITY, HEAP_CTL, OBJ_HEADER, WORD
+from nanokv.device.segment.views import SegmentView
 from nanokv.device.sim.memory import SHARED
 from nanokv.device.sim.simulation import Simulation
-from nanokv.device.views import SegmentView
 
 
 class SimulatedWorld:

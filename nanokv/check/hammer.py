@@ -10,14 +10,14 @@ import triton.language as tl
 
 from nanokv.check.slow import slow_function
 from nanokv.device.get import lookup, read
-from nanokv.device.layout import WORD_BYTES
 from nanokv.device.memory.triton import select, store64, table64, word
 from nanokv.device.native import native_function
 from nanokv.device.pins import pin, unpin
 from nanokv.device.put import put
 from nanokv.device.remove import remove
+from nanokv.device.segment.layout import WORD_BYTES
+from nanokv.device.segment.world_table import W_WORLD_SIZE, segment
 from nanokv.device.status import OK
-from nanokv.device.world import W_WORLD_SIZE, segment
 
 READ_EVERY = tl.constexpr(16)  # pins of which one is read: a kill is to hit pinning, not reading
 

@@ -14,9 +14,9 @@ import numpy.typing as npt
 import torch
 
 from nanokv.check.report import Row
-from nanokv.device.layout import LINE
 from nanokv.device.litmus import WORDS, litmus_kernel, run_shape
 from nanokv.device.native import native_function
+from nanokv.device.segment.layout import LINE
 
 BATCH = 20_480  #: instances of one run
 PAIRS = 32  #: of CTAs in one run: few enough to be on a GPU at the same time, enough to keep its memory busy

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from nanokv.device.views import SegmentView
+from nanokv.device.segment.views import SegmentView
 from nanokv.fsck import control, directory, pages, pins, slots
 from nanokv.fsck.look import Alive, Look, World, fingerprint, take_looks
 from nanokv.fsck.report import Finding, Report, named

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from nanokv.device.geometry import MODES
-from nanokv.device.layout import REMOVED, unpack
-from nanokv.device.views import SegmentView
+from nanokv.device.segment.geometry import MODES
+from nanokv.device.segment.layout import REMOVED, unpack
+from nanokv.device.segment.views import SegmentView
 from nanokv.fsck.look import World
 from nanokv.fsck.report import RECOVER, REMAKE, Finding, named
 

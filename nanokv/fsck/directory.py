@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nanokv.device.directory import POSITIVE
-from nanokv.device.layout import (
+from nanokv.device.segment.layout import (
     DEAD,
     ENTRIES_PER_BUCKET,
     ENTRY_EPOCH_MASK,

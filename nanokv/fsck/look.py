@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from nanokv.device.geometry import Geometry
-from nanokv.device.layout import DEAD, PIN_BITS, READY, RESERVED, SIZE_CLASSES, WRITING, unpack
-from nanokv.device.views import SegmentView
+from nanokv.device.segment.geometry import Geometry
+from nanokv.device.segment.layout import DEAD, PIN_BITS, READY, RESERVED, SIZE_CLASSES, WRITING, unpack
+from nanokv.device.segment.views import SegmentView
 
 Numbers = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint64]

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from nanokv.device.layout import PIN_HELD, PIN_INTENT, unpack
+from nanokv.device.segment.layout import PIN_HELD, PIN_INTENT, unpack
 from nanokv.fsck.look import Look, Numbers, World
 from nanokv.fsck.report import RECOVER, REMAKE, WAIT, Finding, named
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from nanokv.device.layout import DEAD, ENTRY_EPOCH_MASK, READY, RESERVED, unpack
+from nanokv.device.segment.layout import DEAD, ENTRY_EPOCH_MASK, READY, RESERVED, unpack
 from nanokv.fsck.look import Look, Mask, Numbers, World
 from nanokv.fsck.report import RECOVER, REMAKE, WAIT, Finding, named
 

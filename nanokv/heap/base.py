@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from nanokv.device.geometry import Geometry
+from nanokv.device.segment.geometry import Geometry
 
 
 class Heap(Protocol):

@@ -17,7 +17,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from nanokv.device.layout import HEAP_CTL
+from nanokv.device.segment.layout import HEAP_CTL
 
 _NUMBERS = {"x86_64": 202, "aarch64": 98}  # Linux' numbers of the system call
 _WAIT, _WAKE = 0, 1  # without the private flag: waiter and waker may be processes that share the page

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from nanokv.device.geometry import Geometry
+from nanokv.device.segment.geometry import Geometry
 from nanokv.errors import HeapUnavailable, InvalidArgument
 from nanokv.heap.process_group import Group
 from nanokv.heap.symmetric import Memory, Place, SymmetricHeap

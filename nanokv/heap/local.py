@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from nanokv.device.geometry import Geometry
-from nanokv.device.layout import PRODUCER_INC_MASK
+from nanokv.device.segment.geometry import Geometry
+from nanokv.device.segment.layout import PRODUCER_INC_MASK
 from nanokv.errors import HeapUnavailable, InvalidArgument, PeerLost
 from nanokv.heap.futex import DEVICE_POLL, Doorbell
 from nanokv.heap.mapping import anonymous, as_tensor

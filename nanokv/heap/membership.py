@@ -5,7 +5,7 @@ import os
 import time
 from typing import Any, Literal
 
-from nanokv.device.geometry import MODES, Geometry
+from nanokv.device.segment.geometry import MODES, Geometry
 from nanokv.errors import HeapUnavailable, InvalidArgument, NanoKVError
 from nanokv.heap.world_file import WorldFile
 from nanokv.heap.world_records import SEGMENTS, Kind

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from nanokv.device.layout import ACTIVITY, HEAP_CTL
+from nanokv.device.segment.layout import ACTIVITY, HEAP_CTL
 
 
 def initialise(segment: torch.Tensor, ctl: npt.NDArray[Any], world_size: int) -> None:

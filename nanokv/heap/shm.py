@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from nanokv.device.geometry import Geometry
-from nanokv.device.layout import HEAP_CTL, PRODUCER_INC_MASK
-from nanokv.device.views import SegmentView
+from nanokv.device.segment.geometry import Geometry
+from nanokv.device.segment.layout import HEAP_CTL, PRODUCER_INC_MASK
+from nanokv.device.segment.views import SegmentView
 from nanokv.errors import PeerLost, SegmentCorrupt
 from nanokv.heap.futex import Doorbell
 from nanokv.heap.locks import LockFile

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nanokv.device.geometry import MODES, Geometry
+from nanokv.device.segment.geometry import MODES, Geometry
 from nanokv.errors import HeapUnavailable, SegmentCorrupt
 from nanokv.heap.world_file import PREFIX, WorldFile, directory
 

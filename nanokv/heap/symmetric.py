@@ -22,8 +22,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from nanokv.device.geometry import PAYLOAD_ALIGN, Geometry
-from nanokv.device.layout import HEAP_CTL, PRODUCER_INC_MASK
+from nanokv.device.segment.geometry import PAYLOAD_ALIGN, Geometry
+from nanokv.device.segment.layout import HEAP_CTL, PRODUCER_INC_MASK
 from nanokv.errors import HeapUnavailable, PeerLost
 from nanokv.heap.foreign import tensor_at
 from nanokv.heap.futex import DEVICE_POLL, Doorbell

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from nanokv.device.geometry import Geometry
+from nanokv.device.segment.geometry import Geometry
 from nanokv.errors import HeapUnavailable, InvalidArgument
 from nanokv.heap.new_segment import on
 from nanokv.heap.process_group import Group, variable

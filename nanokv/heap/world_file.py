@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from nanokv.device.geometry import MODES, Geometry
-from nanokv.device.layout import HEAP_CTL, MAX_RANKS, WORD
+from nanokv.device.segment.geometry import MODES, Geometry
+from nanokv.device.segment.layout import HEAP_CTL, MAX_RANKS, WORD
 from nanokv.errors import HeapUnavailable, PeerLost, SegmentCorrupt
 from nanokv.heap.locks import LockFile
 from nanokv.heap.world_records import (

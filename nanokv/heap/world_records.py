@@ -5,8 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from nanokv.device.geometry import PAYLOAD_ALIGN, Geometry
-from nanokv.device.layout import HEAP_CTL, LINE, Field, Record
+from nanokv.device.segment.geometry import PAYLOAD_ALIGN, Geometry
+from nanokv.device.segment.layout import HEAP_CTL, LINE, Field, Record
 from nanokv.errors import InvalidArgument
 
 WORLD_MAGIC = 0x444C_574F_4E41_4E00  # "\0NANOWLD"

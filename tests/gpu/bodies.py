@@ -12,10 +12,13 @@ import triton
 import triton.language as tl
 
 from nanokv.device import remote
-from nanokv.device.geometry import Geometry, producer_word
 from nanokv.device.kernels.shares import TILE_BYTES
 from nanokv.device.launch import LaunchMachine
-from nanokv.device.layout import (
+from nanokv.device.machine import Begun
+from nanokv.device.memory.triton import GOLDEN, MIX_ONE, MIX_TWO
+from nanokv.device.put import put
+from nanokv.device.segment.geometry import Geometry, producer_word
+from nanokv.device.segment.layout import (
     CHECKSUM_MASK,
     CHECKSUM_SHIFT,
     EPOCH_SHIFT,
@@ -31,11 +34,8 @@ from nanokv.device.layout import (
     STORED,
     WRITING,
 )
-from nanokv.device.machine import Begun
-from nanokv.device.memory.triton import GOLDEN, MIX_ONE, MIX_TWO
-from nanokv.device.put import put
+from nanokv.device.segment.views import SegmentView
 from nanokv.device.status import Status
-from nanokv.device.views import SegmentView
 from nanokv.fsck import check_segments
 
 PAGE = 4096

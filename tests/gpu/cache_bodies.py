@@ -12,7 +12,7 @@ import torch
 
 from nanokv.cache import NanoKVCache
 from nanokv.config import make_options
-from nanokv.device.geometry import Geometry
+from nanokv.device.segment.geometry import Geometry
 from nanokv.errors import DuplicateKey, InvalidArgument, KeyNotFound, NanoKVError, OutOfMemory
 from nanokv.fsck import check_cache
 from nanokv.heap.local import LocalHeap, LocalWorld

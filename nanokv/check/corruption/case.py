@@ -14,7 +14,7 @@ import torch
 from nanokv.cache import NanoKVCache
 from nanokv.check.corruption.words import Corruptor
 from nanokv.check.report import CheckFailure
-from nanokv.device.views import SegmentView
+from nanokv.device.segment.views import SegmentView
 from nanokv.errors import NanoKVError, WaitTimeout
 from nanokv.fsck import check_cache
 from nanokv.heap.shm import ShmHeap, inspect, remove_world

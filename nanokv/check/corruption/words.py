@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from nanokv.device.layout import (
+from nanokv.device.segment.layout import (
     DEAD,
     HEAP_CTL,
     OBJ_HEADER,
@@ -19,7 +19,7 @@ from nanokv.device.layout import (
     WORD,
     WRITING,
 )
-from nanokv.device.views import SegmentView
+from nanokv.device.segment.views import SegmentView
 
 Words = npt.NDArray[np.uint64]
 _WHOLE = 2**64 - 1

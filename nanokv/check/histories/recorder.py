@@ -17,13 +17,13 @@ from nanokv.check.hammer import differing, fill
 from nanokv.check.slow import slow_function
 from nanokv.device.directory import find
 from nanokv.device.get import lookup, read
-from nanokv.device.layout import WORD_BYTES
 from nanokv.device.memory.triton import add64, load64, select, store64, table64, word
 from nanokv.device.native import native_function
 from nanokv.device.put import put
 from nanokv.device.remove import remove
+from nanokv.device.segment.layout import WORD_BYTES
+from nanokv.device.segment.world_table import W_WORLD_SIZE
 from nanokv.device.status import OK
-from nanokv.device.world import W_WORLD_SIZE
 
 ROW_WORDS = 6
 ROW_BYTES = tl.constexpr(ROW_WORDS * WORD_BYTES.value)

@@ -12,7 +12,7 @@ from nanokv.check.kills.work import ROLES
 from nanokv.check.kills.world import ANCHOR, PAGE, WORLD_SIZE, Counts, KillWorld
 from nanokv.check.ranks import wait_until
 from nanokv.check.report import CheckFailure
-from nanokv.device.layout import WORD
+from nanokv.device.segment.layout import WORD
 from nanokv.errors import NanoKVError
 
 BLOCK = 10  #: rounds between two exact counts

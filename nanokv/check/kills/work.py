@@ -21,7 +21,7 @@ from nanokv.check.hammer import compiled_hammers, slow_hammers
 from nanokv.check.ranks import RankOptions, Served
 from nanokv.check.report import CheckFailure
 from nanokv.check.work import EXPECTED, Work, name, payload
-from nanokv.device.layout import WORD
+from nanokv.device.segment.layout import WORD
 
 ROLES = ("producer", "large", "plan", "reader", "owner", "room", "poller")
 

@@ -12,8 +12,8 @@ from nanokv.check.kills.work import KEYS, KillWorker
 from nanokv.check.ranks import RankOptions, RankProcess, attach, wait_until
 from nanokv.check.report import CheckFailure
 from nanokv.check.work import check_payload, name, payload
-from nanokv.device.layout import WORD
-from nanokv.device.views import SegmentView
+from nanokv.device.segment.layout import WORD
+from nanokv.device.segment.views import SegmentView
 from nanokv.errors import KeyNotFound, NotReady, OutOfMemory
 from nanokv.fsck import Finding, check_cache
 from nanokv.fsck.look import Look, take_looks

@@ -10,8 +10,8 @@ from typing import Any
 
 from nanokv.check.model.stage import Stage
 from nanokv.check.report import CheckFailure
-from nanokv.device.layout import READY, unpack
 from nanokv.device.native_machine import NativeMachine
+from nanokv.device.segment.layout import READY, unpack
 from nanokv.fsck import check_segments
 
 MOST_SWEEPS = 60

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from nanokv.check.model.stage import Stage
 from nanokv.check.report import CheckFailure
-from nanokv.device.geometry import Geometry
+from nanokv.device.segment.geometry import Geometry
 
 PAGE = 64  #: bytes: the smallest page, eight words
 

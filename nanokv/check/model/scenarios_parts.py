@@ -9,8 +9,8 @@ import numpy as np
 from nanokv.check.model.scenario import Scenario, expect, small
 from nanokv.check.model.stage import WHAT, Stage, digest
 from nanokv.device import parts
-from nanokv.device.layout import WORD
 from nanokv.device.parts import NOT_LAST
+from nanokv.device.segment.layout import WORD
 from nanokv.device.status import Status
 
 A = 1  #: a key

@@ -3,8 +3,8 @@
 from nanokv.check.model.scenario import Scenario, expect, small
 from nanokv.check.model.stage import WHAT, Stage, digest
 from nanokv.device import directory, extent, header, pins, put, reclaim, remove
-from nanokv.device.geometry import producer_word
-from nanokv.device.layout import WORD
+from nanokv.device.segment.geometry import producer_word
+from nanokv.device.segment.layout import WORD
 from nanokv.device.status import Status
 
 A, B = 1, 3  #: keys

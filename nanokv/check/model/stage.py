@@ -11,9 +11,9 @@ import numpy as np
 
 from nanokv.check.model.steps import watch_states
 from nanokv.check.report import CheckFailure
-from nanokv.device.geometry import Geometry
-from nanokv.device.layout import WORD
 from nanokv.device.machine import Found, Machine
+from nanokv.device.segment.geometry import Geometry
+from nanokv.device.segment.layout import WORD
 from nanokv.device.sim.memory import Memory, join
 from nanokv.device.sim.simulation import NEVER, Simulation, Task
 from nanokv.device.sim.world import SimulatedMachine, SimulatedWorld

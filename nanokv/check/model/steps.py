@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from functools import partial
 
 from nanokv.check.report import CheckFailure
-from nanokv.device.layout import (
+from nanokv.device.segment.layout import (
     DEAD,
     EPOCH_SHIFT,
     H_PAGES,

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nanokv.device.layout import (
+from nanokv.device.segment.layout import (
     ACTIVITY,
     BUCKET_BYTES,
     ENTRIES_PER_BUCKET,
@@ -31,7 +31,7 @@ from nanokv.device.layout import (
     WORD,
     layout_hash,
 )
-from nanokv.device.world import WORLD
+from nanokv.device.segment.world_table import WORLD
 
 PAYLOAD_ALIGN = 4096
 MIN_PAGE_BYTES = 64

@@ -1,9 +1,9 @@
-"""The byte layout as a page of Markdown, made from the tables of `layout`: `python -m nanokv.device.layout_table`."""
+"""docs/layout.md, made from the tables of `layout`: `python -m nanokv.device.segment.layout_table`."""
 
 import numpy as np
 
-from nanokv.device.layout import BITS, RECORDS, VERSION
-from nanokv.device.world import WORLD
+from nanokv.device.segment.layout import BITS, RECORDS, VERSION
+from nanokv.device.segment.world_table import WORLD
 
 
 def table() -> str:
@@ -11,7 +11,7 @@ def table() -> str:
     lines = [
         "# The bytes of a segment",
         "",
-        f"Layout version {VERSION}. Made by `python -m nanokv.device.layout_table`; a test keeps it up to date.",
+        f"Layout version {VERSION}. Made by `python -m nanokv.device.segment.layout_table`; a test compares.",
         "Offsets and sizes in bytes, words little-endian.",
     ]
     for record in (*RECORDS, WORLD):

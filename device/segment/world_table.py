@@ -10,7 +10,8 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from nanokv.device.layout import (
+from nanokv.device.memory.triton import select, table64
+from nanokv.device.segment.layout import (
     ACTIVITY_BASE,
     ACTIVITY_BYTES,
     BUCKET_BYTES,
@@ -22,7 +23,6 @@ from nanokv.device.layout import (
     Field,
     Record,
 )
-from nanokv.device.memory.triton import select, table64
 
 WORLD = Record(
     "World",

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nanokv.device.geometry import Geometry
-from nanokv.device.layout import ACTIVITY, ENTRIES_PER_BUCKET, HEAP_CTL, OBJ_DESC, OBJ_HEADER
+from nanokv.device.segment.geometry import Geometry
+from nanokv.device.segment.layout import ACTIVITY, ENTRIES_PER_BUCKET, HEAP_CTL, OBJ_DESC, OBJ_HEADER
 
 
 class SegmentView:
