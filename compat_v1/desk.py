@@ -5,7 +5,7 @@ from typing import Protocol
 
 from nanokv.compat_v1.master import Master
 from nanokv.compat_v1.messages import NOBODY, Op, Reply, Request
-from nanokv.device.status import Status
+from nanokv.device.protocol.status import Status
 from nanokv.errors import PeerLost
 from nanokv.types import KeyDigest
 

@@ -21,11 +21,11 @@ from nanokv.compat_v1.eviction import Policy, evict, goal
 from nanokv.compat_v1.headers import State, kill, release, settle
 from nanokv.compat_v1.reclaim import Alive, Descriptors
 from nanokv.compat_v1.table import Entry, Table
-from nanokv.device.directory import POSITIVE
 from nanokv.device.machine import Descriptor, Found, Machine
+from nanokv.device.protocol.directory import POSITIVE
+from nanokv.device.protocol.status import Status
 from nanokv.device.segment.geometry import producer_word
 from nanokv.device.segment.layout import DEAD, FLAG_PLAN, PRODUCER_INC_MASK, READY, WRITING
-from nanokv.device.status import Status
 from nanokv.host_poller.dead_pins import drop_dead_pins
 from nanokv.path import Write
 from nanokv.types import KeyDigest

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 
 from nanokv.device.machine import Descriptor
-from nanokv.device.status import Status
+from nanokv.device.protocol.status import Status
 
 NOBODY = -1  #: in `Request.owner`: no segment is preferred
 

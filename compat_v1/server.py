@@ -19,7 +19,7 @@ from nanokv.compat_v1.master import Master
 from nanokv.compat_v1.messages import Op, Reply, Request, new_message, pack, unpack_request
 from nanokv.compat_v1.reclaim import Alive
 from nanokv.compat_v1.transport import CLIENT, MASTER, Bell, Link, LinkBroken, make_store
-from nanokv.device.status import Status
+from nanokv.device.protocol.status import Status
 from nanokv.types import KeyDigest
 
 _log = logging.getLogger("nanokv.master")

@@ -19,9 +19,9 @@ from nanokv.device.kernels.many import FOUND_WORDS
 from nanokv.device.kernels.shares import TILE_BYTES
 from nanokv.device.machine import Found, Request
 from nanokv.device.pages import Pages
-from nanokv.device.request import REQUEST
+from nanokv.device.protocol.request import REQUEST
+from nanokv.device.protocol.ticket import TICKET
 from nanokv.device.segment.layout import WORD
-from nanokv.device.ticket import TICKET
 
 CTAS_A_MULTIPROCESSOR = 8  #: of one warp each; more do not move more bytes
 INTERPRETED_CTAS = 5

@@ -23,9 +23,9 @@ from nanokv.device.kernels.lane import Lane, check_compiler
 from nanokv.device.kernels.shares import TILE_BYTES
 from nanokv.device.launch_ring import RingReader
 from nanokv.device.machine import Begun, Descriptor, Drained, Found, Request, Words, free_chains
+from nanokv.device.protocol.status import Status
 from nanokv.device.segment.geometry import Geometry
 from nanokv.device.segment.layout import ACTIVITY, HEAP_CTL, OBJ_HEADER, WORD, unpack
-from nanokv.device.status import Status
 
 MAX_CTAS = 1056  #: eight a multiprocessor of the largest GPUs in use; more only wait for their turn
 

@@ -13,13 +13,11 @@ Nothing is defined here. Protocol functions may move from file to file; this lis
 All of them run in CTAs of ONE warp (`memory` says why), but for `copy_tile` and `copy_bytes`.
 """
 
-from nanokv.device.activity import leave
-from nanokv.device.checksum import wanted
-from nanokv.device.get import get, lookup, lookup_described, touch, validate, verify
-from nanokv.device.header import describe
 from nanokv.device.kernels.shares import copy_tile
 from nanokv.device.memory.triton import copy_bytes, store64, table64, word
-from nanokv.device.parts import (
+from nanokv.device.protocol.activity import leave
+from nanokv.device.protocol.checksum import wanted
+from nanokv.device.protocol.cooperative import (
     NOT_LAST,
     begin_get_part,
     begin_put_part,
@@ -28,10 +26,12 @@ from nanokv.device.parts import (
     sum_get_part,
     sum_put_part,
 )
-from nanokv.device.pins import pin, unpin
-from nanokv.device.put import abort, begin, finish, put, seal_payload
-from nanokv.device.remove import remove
-from nanokv.device.request import (
+from nanokv.device.protocol.get import get, lookup, lookup_described, touch, validate, verify
+from nanokv.device.protocol.header import describe
+from nanokv.device.protocol.pins import pin, unpin
+from nanokv.device.protocol.put import abort, begin, finish, put, seal_payload
+from nanokv.device.protocol.remove import remove
+from nanokv.device.protocol.request import (
     Q_ADDRESS,
     Q_BLOCK,
     Q_BYTES,
@@ -42,9 +42,7 @@ from nanokv.device.request import (
     REQUEST,
     REQUEST_BYTES,
 )
-from nanokv.device.segment.layout import WORD_BYTES
-from nanokv.device.segment.world_table import segment
-from nanokv.device.status import (
+from nanokv.device.protocol.status import (
     BUSY,
     CORRUPT,
     DUPLICATE,
@@ -61,7 +59,9 @@ from nanokv.device.status import (
     TOO_LARGE,
     TORN,
 )
-from nanokv.device.ticket import TICKET, TICKET_BYTES
+from nanokv.device.protocol.ticket import TICKET, TICKET_BYTES
+from nanokv.device.segment.layout import WORD_BYTES
+from nanokv.device.segment.world_table import segment
 
 __all__ = [
     "BUSY",

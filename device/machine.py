@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from nanokv.device.extent import FREE
+from nanokv.device.protocol.extent import FREE
 from nanokv.device.segment.geometry import Geometry
 from nanokv.device.segment.layout import unpack
 

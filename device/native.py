@@ -21,10 +21,10 @@ import numba
 import numpy as np
 from numba import int64
 
-from nanokv.device import activity, directory, get, header, pins, put, reclaim, remove, ring
 from nanokv.device.memory import native as memory_native
 from nanokv.device.memory.retarget import retarget
 from nanokv.device.memory.triton import VOCABULARY
+from nanokv.device.protocol import activity, directory, get, header, pins, put, reclaim, remove, ring
 
 # entry point -> (device function, number of arguments); all arguments are 64-bit integers
 ENTRIES: dict[str, tuple[Any, int]] = {

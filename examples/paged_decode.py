@@ -40,7 +40,7 @@ from nanokv.device.library import (
     word,
 )
 from nanokv.device.machine import Request
-from nanokv.device.status import Status
+from nanokv.device.protocol.status import Status
 
 BLOCK = 16  #: tokens of an object; at least 16, which is what `tl.dot` takes
 ROWS = tl.constexpr(16)  # query heads of a tile: those of one KV head, filled up with zeros

@@ -37,7 +37,7 @@ from nanokv.device.library import (
     table64,
 )
 from nanokv.device.machine import Request
-from nanokv.device.status import Status
+from nanokv.device.protocol.status import Status
 from nanokv.tensors import describe
 
 BLOCK = 16  #: tokens of an object

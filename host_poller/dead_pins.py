@@ -1,4 +1,4 @@
-"""Takes away the pins of readers that are dead (`device/pins.py`): held ones, and those on the way."""
+"""Takes away the pins of readers that are dead (`device/protocol/pins.py`): held ones, and those on the way."""
 
 from collections.abc import Callable
 

@@ -1,8 +1,8 @@
 """Grace periods: by when has every operation ended that was under way in this segment?
 
-Source: sleepable RCU (McKenney 2006), two flips of a phase; `device/activity.py` is the other half. A period began and
-ended means: each rank was seen, after the beginning, with no operation of either phase in flight, or is known to have
-ended for good. Nothing here waits: `poll` looks once, and the sweeper comes back.
+Source: sleepable RCU (McKenney 2006), two flips of a phase; `device/protocol/activity.py` is the other half. A period
+began and ended means: each rank was seen, after the beginning, with no operation of either phase in flight, or is known
+to have ended for good. Nothing here waits: `poll` looks once, and the sweeper comes back.
 """
 
 from nanokv.device.machine import Machine

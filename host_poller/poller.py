@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from nanokv.device.directory import POSITIVE
 from nanokv.device.machine import Drained, Machine
+from nanokv.device.protocol.directory import POSITIVE
 from nanokv.device.segment.layout import REMOVED, STORED, unpack
 from nanokv.errors import WaitTimeout
 from nanokv.heap.base import Heap

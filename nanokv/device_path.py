@@ -2,10 +2,10 @@
 
 import time
 
-from nanokv.device.directory import POSITIVE
 from nanokv.device.machine import Descriptor, Found, Machine
+from nanokv.device.protocol.directory import POSITIVE
+from nanokv.device.protocol.status import Status
 from nanokv.device.segment.layout import FLAG_PLAN
-from nanokv.device.status import Status
 from nanokv.eviction import evict_run
 from nanokv.host_poller.coalesce import join_free_extents
 from nanokv.path import Write

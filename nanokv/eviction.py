@@ -4,8 +4,8 @@ import numpy as np
 import numpy.typing as npt
 
 from nanokv.device.machine import Machine
+from nanokv.device.protocol.status import Status
 from nanokv.device.segment.layout import READY, STATE_MASK
-from nanokv.device.status import Status
 from nanokv.path import Path
 from nanokv.statistics import extent_pages, snapshot
 

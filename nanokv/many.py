@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 
 from nanokv.device.machine import Machine, Request
-from nanokv.device.status import Status
+from nanokv.device.protocol.status import Status
 from nanokv.device_path import DevicePath
 from nanokv.errors import NanoKVError
 from nanokv.mover import Mover

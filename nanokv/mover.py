@@ -11,8 +11,8 @@ from collections.abc import Callable
 import torch
 
 from nanokv.device.machine import Descriptor, Found, Machine
+from nanokv.device.protocol.status import Status
 from nanokv.device.segment.layout import CHECKSUM_SHIFT, LOW32
-from nanokv.device.status import Status
 from nanokv.device_path import DevicePath
 from nanokv.heap.base import Heap
 from nanokv.path import Path, Write

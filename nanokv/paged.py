@@ -14,7 +14,7 @@ import torch
 from nanokv.device.batch import Batch
 from nanokv.device.machine import Descriptor, Machine, Request
 from nanokv.device.pages import Pages, check_alike
-from nanokv.device.status import Status
+from nanokv.device.protocol.status import Status
 from nanokv.device_path import DevicePath
 from nanokv.errors import InvalidArgument, NanoKVError
 from nanokv.mover import Mover

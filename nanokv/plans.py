@@ -2,9 +2,9 @@
 
 import threading
 
+from nanokv.device.protocol.status import Status
 from nanokv.device.segment.geometry import Geometry
 from nanokv.device.segment.layout import OBJ_HEADER
-from nanokv.device.status import Status
 from nanokv.errors import KeyNotFound
 from nanokv.path import Path, Write
 from nanokv.raising import shown

@@ -1,8 +1,8 @@
 """Where a status becomes an exception: the only place."""
 
 from nanokv import errors
+from nanokv.device.protocol.status import Status
 from nanokv.device.segment.geometry import Geometry
-from nanokv.device.status import Status
 from nanokv.types import Key
 
 _SHOWN = 80

@@ -7,9 +7,9 @@ import numpy as np
 import numpy.typing as npt
 
 from nanokv.device.machine import Machine
+from nanokv.device.protocol.status import Status
 from nanokv.device.segment.geometry import Geometry
 from nanokv.device.segment.layout import DEAD, PINS_SHIFT, READY, RESERVED, STATE_MASK, WRITING
-from nanokv.device.status import Status
 
 
 @dataclass(frozen=True)

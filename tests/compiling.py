@@ -21,13 +21,13 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from nanokv.device import remote
-from nanokv.device.freelist import pop, push
-from nanokv.device.get import get
 from nanokv.device.kernels import checksums, host, many, objects
 from nanokv.device.memory import triton as memory
 from nanokv.device.memory.triton import load64
-from nanokv.device.put import put, seal_payload
-from nanokv.device.status import OK
+from nanokv.device.protocol.freelist import pop, push
+from nanokv.device.protocol.get import get
+from nanokv.device.protocol.put import put, seal_payload
+from nanokv.device.protocol.status import OK
 
 
 class Kernel(NamedTuple):

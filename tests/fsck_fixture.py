@@ -5,16 +5,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from nanokv.device.directory import POSITIVE
 from nanokv.device.machine import Begun
 from nanokv.device.native_machine import NativeMachine
+from nanokv.device.protocol.directory import POSITIVE
+from nanokv.device.protocol.status import Status
 from nanokv.device.segment.geometry import Geometry
 from nanokv.device.segment.layout import (
     FLAG_PLAN,
     unpack,
 )
 from nanokv.device.segment.views import SegmentView
-from nanokv.device.status import Status
 from nanokv.fsck import Report, check_segments
 
 PAGE = 4096

@@ -14,7 +14,7 @@ import numpy as np
 from nanokv.check.model import passages
 from nanokv.check.model.explore import SCHEDULERS, Explorer
 from nanokv.check.model.suite import SCENARIOS, named
-from nanokv.device import evict, reclaim, retire
+from nanokv.device.protocol import evict, reclaim, retire
 from nanokv.device.segment.layout import PIN_HELD, unpack
 from nanokv.device.sim.mutants import rewrite
 from nanokv.host_poller import audit, sweeper

@@ -7,7 +7,7 @@ import pytest
 import triton
 import triton.language as tl
 
-from nanokv.device import freelist, header
+from nanokv.device.protocol import freelist, header
 from tests.assembly import atomics, count, polls_in_a_loop
 from tests.compiling import TARGETS, Kernel, assembly, kernels
 

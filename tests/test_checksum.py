@@ -18,9 +18,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import nanokv
-from nanokv.device.checksum import checksum
 from nanokv.device.memory.triton import GOLDEN, MIX_ONE, MIX_TWO, checksum_bytes, mixed
 from nanokv.device.native import native_function
+from nanokv.device.protocol.checksum import checksum
 from nanokv.device.segment.geometry import Geometry
 from nanokv.device.segment.layout import FLAG_CHECKSUM, OBJ_DESC, unpack
 from nanokv.errors import DuplicateKey, InvalidArgument, SegmentCorrupt

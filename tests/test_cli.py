@@ -18,9 +18,9 @@ from nanokv import doctor
 from nanokv.cli import app, size
 from nanokv.device.native import compiled
 from nanokv.device.native_machine import NativeMachine
+from nanokv.device.protocol.status import Status
 from nanokv.device.segment.geometry import Geometry
 from nanokv.device.segment.views import SegmentView
-from nanokv.device.status import Status
 from nanokv.heap.shm import ShmHeap, list_worlds
 from nanokv.heap.world_file import path_of
 

@@ -18,10 +18,10 @@ from nanokv.compat_v1.master import Master
 from nanokv.compat_v1.messages import WORDS, Op, Reply, Request, new_message, pack, unpack_reply, unpack_request
 from nanokv.device.machine import Found
 from nanokv.device.native_machine import NativeMachine
+from nanokv.device.protocol.status import Status
 from nanokv.device.segment.geometry import Geometry
 from nanokv.device.segment.layout import DEAD, FLAG_ACK, READY, REMOVED, RESERVED, STORED, WRITING, unpack
 from nanokv.device.segment.views import SegmentView
-from nanokv.device.status import Status
 from nanokv.device_path import home_rank
 from nanokv.errors import PeerLost, SegmentCorrupt
 from nanokv.heap.local import LocalWorld

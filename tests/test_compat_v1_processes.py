@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from nanokv.compat_v1.transport import CLIENT, Link, LinkBroken, make_store
-from nanokv.device.status import Status
+from nanokv.device.protocol.status import Status
 from nanokv.errors import PeerLost
 from nanokv.fsck import check_segments
 from tests.shm_ranks import new_folder

@@ -8,9 +8,10 @@ import pytest
 import triton
 import triton.language as tl
 
-from nanokv.device.directory import claim, erase, find
-from nanokv.device.header import kill, reserve, state_word
 from nanokv.device.memory.triton import cas64, load64, store64, word
+from nanokv.device.protocol.directory import claim, erase, find
+from nanokv.device.protocol.header import kill, reserve, state_word
+from nanokv.device.protocol.status import DUPLICATE, NOT_READY, OK, Status
 from nanokv.device.segment.geometry import Geometry
 from nanokv.device.segment.layout import (
     RESERVED,
@@ -18,7 +19,6 @@ from nanokv.device.segment.layout import (
     unpack,
 )
 from nanokv.device.segment.world_table import header_at
-from nanokv.device.status import DUPLICATE, NOT_READY, OK, Status
 from tests.plain_world import PAGE, PlainWorld, address, aligned_words, in_threads, native, yielding
 
 KEYS = 2000

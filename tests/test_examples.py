@@ -16,8 +16,8 @@ from triton.runtime.jit import JITFunction
 from examples import paged_decode, rope_prefill
 from nanokv.cache import NanoKVCache
 from nanokv.device import library
-from nanokv.device.request import REQUEST
-from nanokv.device.status import Status
+from nanokv.device.protocol.request import REQUEST
+from nanokv.device.protocol.status import Status
 from tests.assembly import atomics, count
 from tests.compiling import NVIDIA, Kernel, assembly
 

@@ -8,8 +8,8 @@ import pytest
 import triton
 import triton.language as tl
 
-from nanokv.device.extent import bump, bump_rest, class_of, give, take
 from nanokv.device.memory.triton import cas64, load64, select, store64, word
+from nanokv.device.protocol.extent import bump, bump_rest, class_of, give, take
 from nanokv.device.segment.geometry import Geometry
 from nanokv.device.segment.layout import SIZE_CLASSES, WORD_BYTES, unpack
 from nanokv.device.segment.world_table import class_pages

@@ -8,8 +8,8 @@ import pytest
 import triton
 import triton.language as tl
 
-from nanokv.device.freelist import detach, pop, push, push_chain, stamp
 from nanokv.device.memory.triton import add64, cas64, load64, store64, word
+from nanokv.device.protocol.freelist import detach, pop, push, push_chain, stamp
 from nanokv.device.segment.layout import LOW32, WORD_BYTES, unpack
 from tests.plain_world import address, aligned_words, in_threads, native, yielding
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from nanokv.device.machine import Begun
+from nanokv.device.protocol.status import Status
 from nanokv.device.segment.geometry import producer_word
 from nanokv.device.segment.layout import (
     ENTRY_PHASE_MASK,
@@ -15,7 +16,6 @@ from nanokv.device.segment.layout import (
     WRITING,
     unpack,
 )
-from nanokv.device.status import Status
 from nanokv.host_poller.coalesce import join_free_extents
 from tests.fsck_fixture import PAGE, RANKS, RAW, Pin, World, digest, home_of, ten_objects
 

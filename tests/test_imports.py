@@ -83,7 +83,7 @@ def inside(name: str, package: str) -> bool:
 
 def test_all_modules_are_looked_at() -> None:
     assert {"nanokv", "nanokv.cache", "nanokv.device.segment.layout", "nanokv.host_poller.poller"} <= set(modules())
-    assert {"nanokv.device.extent", "nanokv.device.segment.layout"} <= imports("nanokv.device.put")
+    assert {"nanokv.device.protocol.extent", "nanokv.device.segment.layout"} <= imports("nanokv.device.protocol.put")
 
 
 @pytest.mark.parametrize("bare", BARE)

@@ -12,7 +12,7 @@ from nanokv.check.model.explore import MEMORIES, Explorer
 from nanokv.check.model.orderings import FOUND_BY, KEPT, functions, is_noticed, orderings
 from nanokv.check.model.suite import SCENARIOS, replay, run_scenario
 from nanokv.check.report import CheckFailure
-from nanokv.device import freelist, header
+from nanokv.device.protocol import freelist, header
 from nanokv.device.segment.layout import DEAD, READY, RESERVED, WATCHED, WRITING, unpack
 from nanokv.device.sim.mutants import rewrite
 from nanokv.device.sim.schedule import Replay, Schedule

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nanokv.device import extent, freelist, header, lists
 from nanokv.device.memory.retarget import retarget
 from nanokv.device.memory.triton import GOLDEN, MIX_ONE, MIX_TWO, VOCABULARY
 from nanokv.device.native import native_function
+from nanokv.device.protocol import extent, freelist, header, shards
 from nanokv.device.segment.geometry import Geometry
 from nanokv.device.segment.layout import FREE_HEAD, FREE_HEAD_STRIDE, OBJ_HEADER, RESERVED, WORD
 from tests.plain_world import PAGE, PlainWorld
@@ -237,7 +237,7 @@ def test_functions_are_rebuilt_once_and_shared() -> None:
 
 def test_constants_become_numbers_and_the_original_is_untouched() -> None:
     both = Both()
-    plain = retarget(lists.extent_list, both.machine.vocabulary())
+    plain = retarget(shards.extent_list, both.machine.vocabulary())
     assert plain(TABLE, 0, 2, 3) == FREE_HEAD.value + 2 * FREE_HEAD_STRIDE.value + WORD
     assert plain.__globals__["FREE_HEAD"] == FREE_HEAD.value
-    assert lists.extent_list.fn.__globals__["FREE_HEAD"] is FREE_HEAD
+    assert shards.extent_list.fn.__globals__["FREE_HEAD"] is FREE_HEAD

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from nanokv.device.memory.triton import load64, word
-from nanokv.device.ring import announce, drain, ring_slot
+from nanokv.device.protocol.ring import announce, drain, ring_slot
 from nanokv.device.segment.geometry import Geometry
 from nanokv.device.segment.layout import ANN_HEAD, COUNT_MISSED, STORED, WORD_BYTES, unpack
 from tests.plain_world import PAGE, PlainWorld, address, aligned_words, in_threads, native

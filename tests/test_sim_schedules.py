@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nanokv.device import freelist
+from nanokv.device.protocol import freelist
 from nanokv.device.sim.exhaustive import Exhaustive, Redundant
 from nanokv.device.sim.memory import SHARED, Memory, WeakMemory
 from nanokv.device.sim.schedule import Replay, Schedule, parse

@@ -7,10 +7,10 @@ import pytest
 
 from nanokv.device.machine import Begun
 from nanokv.device.native_machine import NativeMachine
+from nanokv.device.protocol.status import Status
 from nanokv.device.segment.geometry import Geometry, producer_word
 from nanokv.device.segment.layout import DEAD, PIN_HELD, STATE_MASK, STORED, WRITING
 from nanokv.device.segment.views import SegmentView
-from nanokv.device.status import Status
 from nanokv.heap.local import LocalHeap, LocalWorld
 from nanokv.host_poller.coalesce import carve_runs, join_free_extents
 from nanokv.host_poller.grace import Grace

@@ -12,9 +12,9 @@ from typing import Any
 
 from nanokv.compat_v1.host_path import HostPath
 from nanokv.device.native_machine import NativeMachine
+from nanokv.device.protocol.status import Status
 from nanokv.device.segment.geometry import Geometry
 from nanokv.device.segment.views import SegmentView
-from nanokv.device.status import Status
 from nanokv.errors import NanoKVError
 from nanokv.heap.shm import ShmHeap
 from nanokv.path import Write

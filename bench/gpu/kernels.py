@@ -6,17 +6,17 @@ import triton
 import triton.language as tl
 
 from bench.gpu.clock import cycles, nanoseconds
-from nanokv.device.extent import class_of, give, take
-from nanokv.device.freelist import pop, push
-from nanokv.device.header import give_slot, take_slot
 from nanokv.device.kernels.shares import copy_tile
 from nanokv.device.memory.triton import copy_bytes, mixed, pointer64, select, store64, table64, word
-from nanokv.device.put import begin, finish
-from nanokv.device.remove import remove, remove_slot
-from nanokv.device.request import Q_KEY_CHECK, Q_KEY_HASH, REQUEST_BYTES
+from nanokv.device.protocol.extent import class_of, give, take
+from nanokv.device.protocol.freelist import pop, push
+from nanokv.device.protocol.header import give_slot, take_slot
+from nanokv.device.protocol.put import begin, finish
+from nanokv.device.protocol.remove import remove, remove_slot
+from nanokv.device.protocol.request import Q_KEY_CHECK, Q_KEY_HASH, REQUEST_BYTES
+from nanokv.device.protocol.status import OK
 from nanokv.device.segment.layout import WORD_BYTES
 from nanokv.device.segment.world_table import W_PAGE_BYTES, segment
-from nanokv.device.status import OK
 
 # what a CTA of `produce_kernel` leaves: three words for each of its puts, then these
 BEGIN, FINISH, REMOVE = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)

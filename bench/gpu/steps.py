@@ -7,17 +7,17 @@ import triton.language as tl
 
 from bench.gpu.clock import cycles, nanoseconds
 from bench.gpu.kernels import ALL_CYCLES, ALL_NS, FAILED, TOTALS
-from nanokv.device.activity import enter, leave
-from nanokv.device.directory import claim
-from nanokv.device.evict import take_header, take_pages
-from nanokv.device.extent import class_of, hold
-from nanokv.device.header import commit_state, publish, reserve, state_word
 from nanokv.device.memory.triton import mixed, store64, table64, word
-from nanokv.device.remove import remove_slot
-from nanokv.device.ring import announce
+from nanokv.device.protocol.activity import enter, leave
+from nanokv.device.protocol.directory import claim
+from nanokv.device.protocol.evict import take_header, take_pages
+from nanokv.device.protocol.extent import class_of, hold
+from nanokv.device.protocol.header import commit_state, publish, reserve, state_word
+from nanokv.device.protocol.remove import remove_slot
+from nanokv.device.protocol.ring import announce
+from nanokv.device.protocol.status import OK
 from nanokv.device.segment.layout import STORED, WORD_BYTES, WRITING
 from nanokv.device.segment.world_table import W_HEAP_BASE, W_PAGE_BYTES, header_at, segment
-from nanokv.device.status import OK
 
 NAMES = ("enter", "take slot", "reserve", "claim key", "take pages", "publish", "commit", "announce", "leave", "remove")
 COUNT = tl.constexpr(len(NAMES))

@@ -7,14 +7,14 @@ the others, and judges or seals. One warp a CTA, as everywhere (`many`).
 import triton
 import triton.language as tl
 
-from nanokv.device.checksum import has_checksum, seal
-from nanokv.device.get import judged, touch
 from nanokv.device.kernels.frame import add_sum, answer, answered, arg, arrive, whole_sum
 from nanokv.device.kernels.shares import TILE_BYTES, TILE_WORDS
 from nanokv.device.memory.triton import checksum_bytes, word
-from nanokv.device.put import is_writing
+from nanokv.device.protocol.checksum import has_checksum, seal
+from nanokv.device.protocol.get import judged, touch
+from nanokv.device.protocol.put import is_writing
+from nanokv.device.protocol.status import OK
 from nanokv.device.segment.world_table import header_at, segment
-from nanokv.device.status import OK
 
 FINAL = tl.constexpr(14)  # the answer that holds the status
 VERIFY_COPY, VERIFY_BYTES, VERIFY_NOW = tl.constexpr(3), tl.constexpr(4), tl.constexpr(5)

@@ -6,13 +6,13 @@ Arrays that go in or out lie in device memory of the launching rank; a kernel ge
 import triton
 import triton.language as tl
 
-from nanokv.device.activity import in_flight
-from nanokv.device.extent import N_CLASSES
 from nanokv.device.kernels.frame import answer, answered, arg
 from nanokv.device.kernels.objects import describe_from
 from nanokv.device.memory.triton import word
-from nanokv.device.pins import recount
-from nanokv.device.reclaim import (
+from nanokv.device.protocol.activity import in_flight
+from nanokv.device.protocol.extent import N_CLASSES
+from nanokv.device.protocol.pins import recount
+from nanokv.device.protocol.reclaim import (
     adopt_slot,
     announce_slot,
     clear_intent,
@@ -30,7 +30,7 @@ from nanokv.device.reclaim import (
     walk_pages,
     walk_slots,
 )
-from nanokv.device.ring import drain
+from nanokv.device.protocol.ring import drain
 from nanokv.device.segment.layout import HEADER_BYTES, WORD_BYTES
 from nanokv.device.segment.world_table import segment
 

@@ -1,9 +1,9 @@
 """Many objects in one launch: put_many, get_many, lookup_many, find_many, remove_many.
 
 What is put or got lies in bytes without a gap, or in the pages of an engine's KV cache (`paged`, chosen by `layout`).
-CTAs share the objects by tiles (`shares`). Each object has a ticket (`device/parts.py`): the first CTA that comes to it
-allocates, all stream tiles, the last one commits. No word is contended by more CTAs than work on one object, and no
-order of CTAs is assumed.
+CTAs share the objects by tiles (`shares`). Each object has a ticket (`device/protocol/cooperative.py`): the first CTA
+that comes to it allocates, all stream tiles, the last one commits. No word is contended by more CTAs than work on one
+object, and no order of CTAs is assumed.
 
 Every kernel of NanoKV runs with ONE warp per CTA; there are as many more CTAs instead. In a CTA with more, each warp
 does a relaxed load for itself, so warps could part (`memory.triton`); and on AMD a wave waits before a release only for
@@ -16,8 +16,6 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from nanokv.device.directory import find
-from nanokv.device.get import lookup_described
 from nanokv.device.kernels.paged import copy_paged_tiles
 from nanokv.device.kernels.shares import (
     REQUESTS,
@@ -31,7 +29,7 @@ from nanokv.device.kernels.shares import (
     worker_of,
 )
 from nanokv.device.memory.triton import copy_bytes, pointer64, store64, table64, word
-from nanokv.device.parts import (
+from nanokv.device.protocol.cooperative import (
     NOT_LAST,
     begin_get_part,
     begin_put_part,
@@ -40,11 +38,13 @@ from nanokv.device.parts import (
     sum_get_part,
     sum_put_part,
 )
-from nanokv.device.remove import remove
-from nanokv.device.request import Q_ADDRESS, Q_BLOCK, Q_BYTES, Q_KEY_CHECK, Q_KEY_HASH, Q_PLANE, REQUEST_BYTES
+from nanokv.device.protocol.directory import find
+from nanokv.device.protocol.get import lookup_described
+from nanokv.device.protocol.remove import remove
+from nanokv.device.protocol.request import Q_ADDRESS, Q_BLOCK, Q_BYTES, Q_KEY_CHECK, Q_KEY_HASH, Q_PLANE, REQUEST_BYTES
+from nanokv.device.protocol.status import OK
+from nanokv.device.protocol.ticket import TICKET_BYTES, clear, is_last
 from nanokv.device.segment.layout import WORD_BYTES
-from nanokv.device.status import OK
-from nanokv.device.ticket import TICKET_BYTES, clear, is_last
 
 ONE_WARP = tl.constexpr(256)  # elements of one step of `copy_bytes`
 FOUND_WORDS = tl.constexpr(14)  # of an answer of lookup_many: the fields of `machine.Found`, the descriptor flat

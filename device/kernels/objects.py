@@ -5,16 +5,16 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from nanokv.device.activity import enter, leave
-from nanokv.device.directory import find
-from nanokv.device.get import lookup_described, touch, validate
-from nanokv.device.header import describe
 from nanokv.device.kernels.frame import answer, arg
-from nanokv.device.pins import pin, unpin
-from nanokv.device.put import abort, begin, commit, finish
-from nanokv.device.remove import remove, remove_slot
+from nanokv.device.protocol.activity import enter, leave
+from nanokv.device.protocol.directory import find
+from nanokv.device.protocol.get import lookup_described, touch, validate
+from nanokv.device.protocol.header import describe
+from nanokv.device.protocol.pins import pin, unpin
+from nanokv.device.protocol.put import abort, begin, commit, finish
+from nanokv.device.protocol.remove import remove, remove_slot
+from nanokv.device.protocol.status import OK
 from nanokv.device.segment.world_table import segment
-from nanokv.device.status import OK
 
 
 @triton.jit

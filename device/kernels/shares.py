@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from nanokv.device.memory.triton import pointer64, word
-from nanokv.device.request import Q_BYTES, REQUEST_BYTES
+from nanokv.device.protocol.request import Q_BYTES, REQUEST_BYTES
 from nanokv.device.segment.layout import WORD_BYTES
 
 TILE_WORDS = tl.constexpr(1024)  # 8 KiB: with one warp, sixteen 16-byte loads of each thread are in flight

@@ -10,8 +10,8 @@ import textwrap
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from nanokv.device import status
 from nanokv.device.memory import triton as memory
+from nanokv.device.protocol import status
 from nanokv.device.segment import layout
 
 ORDERED = (

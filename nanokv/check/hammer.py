@@ -9,15 +9,15 @@ import triton
 import triton.language as tl
 
 from nanokv.check.slow import slow_function
-from nanokv.device.get import lookup, read
 from nanokv.device.memory.triton import select, store64, table64, word
 from nanokv.device.native import native_function
-from nanokv.device.pins import pin, unpin
-from nanokv.device.put import put
-from nanokv.device.remove import remove
+from nanokv.device.protocol.get import lookup, read
+from nanokv.device.protocol.pins import pin, unpin
+from nanokv.device.protocol.put import put
+from nanokv.device.protocol.remove import remove
+from nanokv.device.protocol.status import OK
 from nanokv.device.segment.layout import WORD_BYTES
 from nanokv.device.segment.world_table import W_WORLD_SIZE, segment
-from nanokv.device.status import OK
 
 READ_EVERY = tl.constexpr(16)  # pins of which one is read: a kill is to hit pinning, not reading
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from nanokv.device.directory import POSITIVE
+from nanokv.device.protocol.directory import POSITIVE
 from nanokv.device.segment.layout import (
     DEAD,
     ENTRIES_PER_BUCKET,

@@ -4,7 +4,7 @@ from collections.abc import Generator, Iterator
 
 import numpy as np
 
-from nanokv.device.extent import HELD
+from nanokv.device.protocol.extent import HELD
 from nanokv.device.segment.layout import SIZE_CLASSES, unpack
 from nanokv.fsck.look import Extents, Look, Numbers, World, walk
 from nanokv.fsck.report import RECOVER, REMAKE, SHOWN, Finding, named

@@ -13,7 +13,7 @@ from nanokv.device.batch import Batch
 from nanokv.device.kernels.shares import REQUESTS, TILE_BYTES, all_tiles, request_of, worker_of
 from nanokv.device.machine import Request
 from nanokv.device.memory.triton import store64
-from nanokv.device.status import Status
+from nanokv.device.protocol.status import Status
 from tests.gpu.bodies import PAGE, WHAT, World, key, world
 
 OK, MISS, DUPLICATE, FULL, SIZE = Status.OK, Status.MISS, Status.DUPLICATE, Status.FULL, Status.SIZE

@@ -16,7 +16,8 @@ from nanokv.device.kernels.shares import TILE_BYTES
 from nanokv.device.launch import LaunchMachine
 from nanokv.device.machine import Begun
 from nanokv.device.memory.triton import GOLDEN, MIX_ONE, MIX_TWO
-from nanokv.device.put import put
+from nanokv.device.protocol.put import put
+from nanokv.device.protocol.status import Status
 from nanokv.device.segment.geometry import Geometry, producer_word
 from nanokv.device.segment.layout import (
     CHECKSUM_MASK,
@@ -35,7 +36,6 @@ from nanokv.device.segment.layout import (
     WRITING,
 )
 from nanokv.device.segment.views import SegmentView
-from nanokv.device.status import Status
 from nanokv.fsck import check_segments
 
 PAGE = 4096

@@ -16,7 +16,7 @@ from examples.rope_prefill import BLOCK, Prefill, block_requests, rotated, rotat
 from nanokv.cache import NanoKVCache
 from nanokv.device import library
 from nanokv.device.machine import Request
-from nanokv.device.status import Status
+from nanokv.device.protocol.status import Status
 from nanokv.errors import KeyNotFound, ObjectPinned
 from nanokv.fsck import check_cache
 from nanokv.worlds import local_world

@@ -10,7 +10,7 @@ from nanokv.device.batch import Batch
 from nanokv.device.kernels.shares import TILE_BYTES
 from nanokv.device.machine import Request
 from nanokv.device.pages import Pages
-from nanokv.device.status import Status
+from nanokv.device.protocol.status import Status
 from tests.gpu.bodies import World, key, world
 
 OK, MISS, SIZE = Status.OK, Status.MISS, Status.SIZE

@@ -9,7 +9,7 @@ Every answer is true at one moment of its call; a miss too: a reader that meets 
 finds one of the two, or there was a moment without any. Three answers tell of others that were under way meanwhile:
 
     DUPLICATE  also if another put of the key overlaps, even one that fails afterwards: an insert withdraws from one
-               that it saw (`device/directory.py`). That is weaker than "it is there"
+               that it saw (`device/protocol/directory.py`). That is weaker than "it is there"
     NOT_READY  of get, remove and exists: the key is absent, and a put of it overlaps
     TORN       of a single look (the API looks again): a removal that took effect overlaps
 

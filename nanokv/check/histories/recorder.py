@@ -15,15 +15,15 @@ import triton.language as tl
 
 from nanokv.check.hammer import differing, fill
 from nanokv.check.slow import slow_function
-from nanokv.device.directory import find
-from nanokv.device.get import lookup, read
 from nanokv.device.memory.triton import add64, load64, select, store64, table64, word
 from nanokv.device.native import native_function
-from nanokv.device.put import put
-from nanokv.device.remove import remove
+from nanokv.device.protocol.directory import find
+from nanokv.device.protocol.get import lookup, read
+from nanokv.device.protocol.put import put
+from nanokv.device.protocol.remove import remove
+from nanokv.device.protocol.status import OK
 from nanokv.device.segment.layout import WORD_BYTES
 from nanokv.device.segment.world_table import W_WORLD_SIZE
-from nanokv.device.status import OK
 
 ROW_WORDS = 6
 ROW_BYTES = tl.constexpr(ROW_WORDS * WORD_BYTES.value)

@@ -25,7 +25,7 @@ from nanokv.check.histories.recorder import NAMES, ROW_WORDS, TORN_VALUE, linger
 from nanokv.check.ranks import RankOptions, RankProcess, Served, wait_until
 from nanokv.check.report import CheckFailure
 from nanokv.check.work import check_payload, name, payload
-from nanokv.device.status import Status
+from nanokv.device.protocol.status import Status
 from nanokv.errors import DuplicateKey, KeyNotFound, NotReady, ObjectPinned, OutOfMemory
 from nanokv.heap.shm import list_worlds, remove_world
 from nanokv.heap.world_file import directory

@@ -3,7 +3,7 @@
 from typing import Any
 
 from nanokv.check.model.mutant import Mutant
-from nanokv.device import activity, evict, put, reclaim, ring
+from nanokv.device.protocol import activity, evict, put, reclaim, ring
 from nanokv.host_poller import audit, coalesce, grace, index, poller, sweeper
 
 

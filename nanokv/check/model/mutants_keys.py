@@ -1,7 +1,7 @@
 """Mutants of the directory, of pins and of eviction under readers."""
 
 from nanokv.check.model.mutant import Mutant
-from nanokv.device import directory, evict, get, pins, remove
+from nanokv.device.protocol import directory, evict, get, pins, remove
 from nanokv.host_poller import dead_pins
 
 KEYS = (

@@ -1,7 +1,7 @@
 """Mutants of free lists, extents and slots."""
 
 from nanokv.check.model.mutant import Mutant
-from nanokv.device import evict, extent, freelist, header, lists, reclaim
+from nanokv.device.protocol import evict, extent, freelist, header, reclaim, shards
 
 _LIST = "(((old >> TAG_SHIFT) + 1) << TAG_SHIFT)"
 _SAME_TAG = "((old >> TAG_SHIFT) << TAG_SHIFT)"
@@ -123,7 +123,7 @@ LISTS = (
         "home-list-alone",
         "a producer asks its home list, and no other one",
         ("shards-join", "shards"),
-        ((lists.next_filled, "look_rows(rows, count, ", "look_rows(rows, count - count, "),),
+        ((shards.next_filled, "look_rows(rows, count, ", "look_rows(rows, count - count, "),),
     ),
     Mutant(
         "run-forgotten",

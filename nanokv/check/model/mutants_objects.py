@@ -1,7 +1,7 @@
 """Mutants of headers and of what is done with whole objects."""
 
 from nanokv.check.model.mutant import Mutant
-from nanokv.device import evict, get, header, put, reclaim, remove, retire
+from nanokv.device.protocol import evict, get, header, put, reclaim, remove, retire
 
 HEADERS = (
     Mutant(

@@ -1,7 +1,7 @@
 """Mutants of tickets, and of objects that are put or read in parts."""
 
 from nanokv.check.model.mutant import Mutant
-from nanokv.device import parts, ticket
+from nanokv.device.protocol import cooperative, ticket
 
 PARTS = (
     Mutant(
@@ -26,18 +26,18 @@ PARTS = (
         "spoiled-put-commits",
         "an object is committed, of which one part was not stored",
         ("put-parts",),
-        ((parts.finish_put_part, "if is_spoiled(ticket):", "if status != status:"),),
+        ((cooperative.finish_put_part, "if is_spoiled(ticket):", "if status != status:"),),
     ),
     Mutant(
         "spoiled-get-is-ok",
         "a read is answered OK, of which one part was not copied",
         ("get-parts",),
-        ((parts.finish_get_part, "if is_spoiled(ticket):", "if status != status:"),),
+        ((cooperative.finish_get_part, "if is_spoiled(ticket):", "if status != status:"),),
     ),
     Mutant(
         "size-unchecked",
         "an object of another size is copied into the destination",
         ("get-parts-size",),
-        ((parts.is_wanted, "nbytes == table64(request + Q_BYTES)", "nbytes == nbytes"),),
+        ((cooperative.is_wanted, "nbytes == table64(request + Q_BYTES)", "nbytes == nbytes"),),
     ),
 )

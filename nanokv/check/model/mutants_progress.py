@@ -1,7 +1,7 @@
 """Mutants that wait for somebody else: each must be noticed because no operation ends any more (I6)."""
 
 from nanokv.check.model.mutant import Mutant
-from nanokv.device import directory, remove, ring
+from nanokv.device.protocol import directory, remove, ring
 
 PROGRESS = (
     Mutant(

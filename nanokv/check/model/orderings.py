@@ -10,15 +10,15 @@ from typing import Any
 from nanokv.check.model.explore import SCHEDULERS, Explorer
 from nanokv.check.model.suite import SCENARIOS, named
 from nanokv.check.report import Row
-from nanokv.device import (
+from nanokv.device.protocol import (
     activity,
+    cooperative,
     directory,
     evict,
     extent,
     freelist,
     get,
     header,
-    parts,
     pins,
     put,
     reclaim,
@@ -44,7 +44,7 @@ PROTOCOL: tuple[ModuleType, ...] = (
     remove,
     reclaim,
     ticket,
-    parts,
+    cooperative,
 )
 BEHIND = "what follows stays behind it: the simulated memory does not reorder that"
 RMW = "an addition of 0 that does not release is made a load by LLVM; page marks hide what then goes wrong"

@@ -5,7 +5,7 @@ from typing import Any
 
 from nanokv.check.model.scenario import Scenario, expect, small
 from nanokv.check.model.stage import Stage
-from nanokv.device import extent, reclaim
+from nanokv.device.protocol import extent, reclaim
 from nanokv.host_poller.coalesce import join_free_extents
 
 

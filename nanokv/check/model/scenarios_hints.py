@@ -2,9 +2,9 @@
 
 from nanokv.check.model.scenario import PAGE, Scenario, expect, small
 from nanokv.check.model.stage import Stage
-from nanokv.device import ring
+from nanokv.device.protocol import ring
+from nanokv.device.protocol.status import Status
 from nanokv.device.segment.layout import COUNT_MISSED, READY, STORED, WORD, unpack
-from nanokv.device.status import Status
 
 A, B, C = 1, 3, 5  #: keys
 

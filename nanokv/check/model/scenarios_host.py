@@ -5,10 +5,10 @@ from typing import Any, cast
 
 from nanokv.check.model.scenario import Scenario, expect, small
 from nanokv.check.model.stage import Stage, StageHeap, digest
-from nanokv.device import activity, extent, header
+from nanokv.device.protocol import activity, extent, header
+from nanokv.device.protocol.status import Status
 from nanokv.device.segment.geometry import producer_word
 from nanokv.device.segment.layout import FLAG_PLAN, WORD
-from nanokv.device.status import Status
 from nanokv.heap.base import Heap
 from nanokv.host_poller.audit import AUDITS, LOOKS, Audit
 from nanokv.host_poller.coalesce import join_free_extents

@@ -2,7 +2,7 @@
 
 from nanokv.check.model.scenario import Scenario, expect, small
 from nanokv.check.model.stage import Stage
-from nanokv.device.status import Status
+from nanokv.device.protocol.status import Status
 
 A, B, C = 1, 3, 5  #: keys
 

@@ -8,10 +8,10 @@ import numpy as np
 
 from nanokv.check.model.scenario import Scenario, expect, small
 from nanokv.check.model.stage import WHAT, Stage, digest
-from nanokv.device import parts
-from nanokv.device.parts import NOT_LAST
+from nanokv.device.protocol import cooperative
+from nanokv.device.protocol.cooperative import NOT_LAST
+from nanokv.device.protocol.status import Status
 from nanokv.device.segment.layout import WORD
-from nanokv.device.status import Status
 
 A = 1  #: a key
 EACH = 2  #: words of a part
@@ -35,7 +35,7 @@ def _request(stage: Stage, words: int) -> int:
 
 
 def _put_in_parts(stage: Stage, ctas: int) -> None:
-    begin, finish = stage.function(parts.begin_put_part), stage.function(parts.finish_put_part)
+    begin, finish = stage.function(cooperative.begin_put_part), stage.function(cooperative.finish_put_part)
     source = stage.payload(A, 2, ctas * EACH)
     request, ticket, world = _request(stage, ctas * EACH), _ticket(stage), stage.world.table(0)
     copy = stage.simulation.vocabulary["copy_bytes"]
@@ -54,7 +54,7 @@ def _put_in_parts(stage: Stage, ctas: int) -> None:
 
 
 def _get_in_parts(stage: Stage, ctas: int) -> None:
-    begin, finish = stage.function(parts.begin_get_part), stage.function(parts.finish_get_part)
+    begin, finish = stage.function(cooperative.begin_get_part), stage.function(cooperative.finish_get_part)
     room = np.zeros(ctas * EACH, np.int64)
     request, ticket, world = _request(stage, len(room)), _ticket(stage), stage.world.table(0)
     copy = stage.simulation.vocabulary["copy_bytes"]

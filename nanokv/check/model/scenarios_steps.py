@@ -2,10 +2,10 @@
 
 from nanokv.check.model.scenario import Scenario, expect, small
 from nanokv.check.model.stage import WHAT, Stage, digest
-from nanokv.device import directory, extent, header, pins, put, reclaim, remove
+from nanokv.device.protocol import directory, extent, header, pins, put, reclaim, remove
+from nanokv.device.protocol.status import Status
 from nanokv.device.segment.geometry import producer_word
 from nanokv.device.segment.layout import WORD
-from nanokv.device.status import Status
 
 A, B = 1, 3  #: keys
 

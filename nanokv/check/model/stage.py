@@ -12,12 +12,12 @@ import numpy as np
 from nanokv.check.model.steps import watch_states
 from nanokv.check.report import CheckFailure
 from nanokv.device.machine import Found, Machine
+from nanokv.device.protocol.status import Status
 from nanokv.device.segment.geometry import Geometry
 from nanokv.device.segment.layout import WORD
 from nanokv.device.sim.memory import Memory, join
 from nanokv.device.sim.simulation import NEVER, Simulation, Task
 from nanokv.device.sim.world import SimulatedMachine, SimulatedWorld
-from nanokv.device.status import Status
 from nanokv.heap.base import Heap
 from nanokv.host_poller.index import HeaderIndex
 from nanokv.host_poller.poller import Poller

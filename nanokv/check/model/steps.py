@@ -1,8 +1,8 @@
 """What must hold at each step of an execution.
 
-Every write to a STATE word must be one of the transitions that `device/header.py` lists, epochs never go back (I7), a
-pinned object never becomes DEAD, each HELD line of a ledger stands for a pin (I8), and whoever publishes pages shares
-them with nobody (I1). What must hold when all has come to rest: `rest`.
+Every write to a STATE word must be one of the transitions that `device/protocol/header.py` lists, epochs never go back
+(I7), a pinned object never becomes DEAD, each HELD line of a ledger stands for a pin (I8), and whoever publishes pages
+shares them with nobody (I1). What must hold when all has come to rest: `rest`.
 """
 
 from collections.abc import Iterable

@@ -16,17 +16,15 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from nanokv.device.activity import leave
-from nanokv.device.checksum import has_checksum, seal, wanted
-from nanokv.device.get import judged, lookup, touch, validate
-from nanokv.device.header import describe, descriptor
 from nanokv.device.memory.triton import checksum_bytes, select, table64, word
-from nanokv.device.put import abort, begin, finish
-from nanokv.device.request import Q_BYTES, Q_FLAGS, Q_KEY_CHECK, Q_KEY_HASH, Q_OWNER, what_of
-from nanokv.device.segment.layout import LOW32
-from nanokv.device.segment.world_table import header_at, segment
-from nanokv.device.status import BUSY, OK, SIZE, TORN
-from nanokv.device.ticket import (
+from nanokv.device.protocol.activity import leave
+from nanokv.device.protocol.checksum import has_checksum, seal, wanted
+from nanokv.device.protocol.get import judged, lookup, touch, validate
+from nanokv.device.protocol.header import describe, descriptor
+from nanokv.device.protocol.put import abort, begin, finish
+from nanokv.device.protocol.request import Q_BYTES, Q_FLAGS, Q_KEY_CHECK, Q_KEY_HASH, Q_OWNER, what_of
+from nanokv.device.protocol.status import BUSY, OK, SIZE, TORN
+from nanokv.device.protocol.ticket import (
     add_part,
     await_answer,
     clear,
@@ -37,6 +35,8 @@ from nanokv.device.ticket import (
     shared,
     whole_sum,
 )
+from nanokv.device.segment.layout import LOW32
+from nanokv.device.segment.world_table import header_at, segment
 
 NOT_LAST = tl.constexpr(-1)
 

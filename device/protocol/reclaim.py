@@ -20,15 +20,15 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from nanokv.device.directory import erase
-from nanokv.device.extent import bump_rest, give
-from nanokv.device.freelist import detach
-from nanokv.device.header import epoch_of, give_slot, kill, publish, reserve, state_word, still_ready
-from nanokv.device.lists import extent_list, slot_list
 from nanokv.device.memory.triton import add64, cas64, load64, select, store64, table64, word, xchg64
-from nanokv.device.pins import add_pin, ledger_at
-from nanokv.device.retire import retire
-from nanokv.device.ring import announce
+from nanokv.device.protocol.directory import erase
+from nanokv.device.protocol.extent import bump_rest, give
+from nanokv.device.protocol.freelist import detach
+from nanokv.device.protocol.header import epoch_of, give_slot, kill, publish, reserve, state_word, still_ready
+from nanokv.device.protocol.pins import add_pin, ledger_at
+from nanokv.device.protocol.retire import retire
+from nanokv.device.protocol.ring import announce
+from nanokv.device.protocol.shards import extent_list, slot_list
 from nanokv.device.segment.layout import (
     DEAD,
     H_FLAGS,

@@ -29,9 +29,9 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from nanokv.device.freelist import SPIN_LIMIT, pop, push, push_chain, stamp
-from nanokv.device.lists import extent_list, next_filled, run_length
 from nanokv.device.memory.triton import add64, cas64, load64, select, store64, table64, word
+from nanokv.device.protocol.freelist import SPIN_LIMIT, pop, push, push_chain, stamp
+from nanokv.device.protocol.shards import extent_list, next_filled, run_length
 from nanokv.device.segment.layout import (
     BUMP_PTR,
     COUNT_CORRUPT,

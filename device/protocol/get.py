@@ -12,14 +12,14 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from nanokv.device.checksum import has_checksum, is_right
-from nanokv.device.directory import entry_header, entry_owner, find
-from nanokv.device.extent import class_of, is_held
-from nanokv.device.header import descriptor, epoch_of, is_key, pages_of, phase_of, still_ready
 from nanokv.device.memory.triton import add64, checksum_bytes, copy_bytes, load64, select, store64, table64, word
+from nanokv.device.protocol.checksum import has_checksum, is_right
+from nanokv.device.protocol.directory import entry_header, entry_owner, find
+from nanokv.device.protocol.extent import class_of, is_held
+from nanokv.device.protocol.header import descriptor, epoch_of, is_key, pages_of, phase_of, still_ready
+from nanokv.device.protocol.status import CORRUPT, MISS, OK, SIZE, TORN
 from nanokv.device.segment.layout import COUNT_CORRUPT, H_ACCESS, H_BYTES, H_PAYLOAD, H_STATE, READY
 from nanokv.device.segment.world_table import W_HEAP_BASE, W_PAGE_BYTES, header_at, is_inside, segment
-from nanokv.device.status import CORRUPT, MISS, OK, SIZE, TORN
 
 
 @triton.jit

@@ -18,18 +18,27 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from nanokv.device.activity import enter, leave
-from nanokv.device.checksum import seal, wanted
-from nanokv.device.directory import claim, erase
-from nanokv.device.evict import take_header, take_pages
-from nanokv.device.extent import class_of, hold
-from nanokv.device.header import acknowledge, commit_state, describe, give_slot, kill, publish, reserve, state_word
 from nanokv.device.memory.triton import add64, checksum_bytes, copy_bytes, load64, select, table64, word
-from nanokv.device.retire import retire
-from nanokv.device.ring import announce, asleep
+from nanokv.device.protocol.activity import enter, leave
+from nanokv.device.protocol.checksum import seal, wanted
+from nanokv.device.protocol.directory import claim, erase
+from nanokv.device.protocol.evict import take_header, take_pages
+from nanokv.device.protocol.extent import class_of, hold
+from nanokv.device.protocol.header import (
+    acknowledge,
+    commit_state,
+    describe,
+    give_slot,
+    kill,
+    publish,
+    reserve,
+    state_word,
+)
+from nanokv.device.protocol.retire import retire
+from nanokv.device.protocol.ring import announce, asleep
+from nanokv.device.protocol.status import FULL, LOST, NO_HEADER, OK, TOO_LARGE
 from nanokv.device.segment.layout import COUNT_LOST, COUNT_REFUSED, H_STATE, PIN_BITS, READY, RESERVED, STORED, WRITING
 from nanokv.device.segment.world_table import W_HEAP_BASE, W_PAGE_BYTES, header_at, is_inside, segment
-from nanokv.device.status import FULL, LOST, NO_HEADER, OK, TOO_LARGE
 
 
 @triton.jit

@@ -11,14 +11,14 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from nanokv.device.activity import enter, leave
-from nanokv.device.directory import entry_header, entry_owner, find
-from nanokv.device.header import epoch_of, is_key, kill, phase_of, state_word
 from nanokv.device.memory.triton import load64, word
-from nanokv.device.retire import retire
+from nanokv.device.protocol.activity import enter, leave
+from nanokv.device.protocol.directory import entry_header, entry_owner, find
+from nanokv.device.protocol.header import epoch_of, is_key, kill, phase_of, state_word
+from nanokv.device.protocol.retire import retire
+from nanokv.device.protocol.status import MISS, OK, PINNED
 from nanokv.device.segment.layout import H_STATE, PIN_BITS, READY
 from nanokv.device.segment.world_table import header_at, segment
-from nanokv.device.status import MISS, OK, PINNED
 
 
 @triton.jit

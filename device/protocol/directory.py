@@ -29,8 +29,9 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from nanokv.device.header import epoch_of, is_key, phase_of
 from nanokv.device.memory.triton import add64, cas64, load64, look_line, select, table64, word
+from nanokv.device.protocol.header import epoch_of, is_key, phase_of
+from nanokv.device.protocol.status import CORRUPT, DUPLICATE, MISS, NO_ENTRY, NOT_READY, OK
 from nanokv.device.segment.layout import (
     COUNT_CORRUPT,
     DEAD,
@@ -59,7 +60,6 @@ from nanokv.device.segment.world_table import (
     header_at,
     segment,
 )
-from nanokv.device.status import CORRUPT, DUPLICATE, MISS, NO_ENTRY, NOT_READY, OK
 
 CANDIDATES = tl.constexpr(2 * ENTRIES_PER_BUCKET.value)
 POSITIVE = tl.constexpr(0x7FFFFFFFFFFFFFFF)

@@ -15,9 +15,10 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from nanokv.device.extent import carve, class_of, take
-from nanokv.device.freelist import stamp
-from nanokv.device.header import (
+from nanokv.device.memory.triton import add64, load64, select, table64, word
+from nanokv.device.protocol.extent import carve, class_of, take
+from nanokv.device.protocol.freelist import stamp
+from nanokv.device.protocol.header import (
     epoch_of,
     kill,
     pages_of,
@@ -25,8 +26,7 @@ from nanokv.device.header import (
     state_word,
     take_slot,
 )
-from nanokv.device.memory.triton import add64, load64, select, table64, word
-from nanokv.device.retire import retire, take_out
+from nanokv.device.protocol.retire import retire, take_out
 from nanokv.device.segment.layout import (
     CLOCK_HAND,
     COUNT_EVICTED,

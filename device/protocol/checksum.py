@@ -23,8 +23,8 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from nanokv.device.header import descriptor
 from nanokv.device.memory.triton import load64, mixed, store64, table64
+from nanokv.device.protocol.header import descriptor
 from nanokv.device.segment.layout import (
     CHECKSUM_MASK,
     CHECKSUM_SHIFT,

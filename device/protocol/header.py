@@ -26,9 +26,9 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from nanokv.device.freelist import SPIN_LIMIT, pop, push, push_chain
-from nanokv.device.lists import next_filled, run_length, slot_list
 from nanokv.device.memory.triton import add64, cas64, load64, select, store64, table64, word
+from nanokv.device.protocol.freelist import SPIN_LIMIT, pop, push, push_chain
+from nanokv.device.protocol.shards import next_filled, run_length, slot_list
 from nanokv.device.segment.layout import (
     COUNT_CORRUPT,
     D_DIMS,

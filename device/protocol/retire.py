@@ -13,14 +13,14 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from nanokv.device.directory import erase
-from nanokv.device.extent import class_of, give, is_held
-from nanokv.device.header import (
+from nanokv.device.memory.triton import add64, load64, select, store64, table64, word
+from nanokv.device.protocol.directory import erase
+from nanokv.device.protocol.extent import class_of, give, is_held
+from nanokv.device.protocol.header import (
     give_slot,
     pages_of,
 )
-from nanokv.device.memory.triton import add64, load64, select, store64, table64, word
-from nanokv.device.ring import announce
+from nanokv.device.protocol.ring import announce
 from nanokv.device.segment.layout import (
     COUNT_CORRUPT,
     H_KEY_CHECK,

@@ -19,9 +19,10 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from nanokv.device.freelist import SPIN_LIMIT
-from nanokv.device.header import epoch_of, phase_of
 from nanokv.device.memory.triton import add64, cas64, load64, select, store64, table64, word
+from nanokv.device.protocol.freelist import SPIN_LIMIT
+from nanokv.device.protocol.header import epoch_of, phase_of
+from nanokv.device.protocol.status import MISS, NO_PIN, OK
 from nanokv.device.segment.layout import (
     H_STATE,
     ONE_PIN,
@@ -38,7 +39,6 @@ from nanokv.device.segment.layout import (
     WORD_BYTES,
 )
 from nanokv.device.segment.world_table import W_PIN_BASE, W_PIN_SLOTS, W_PRODUCER, header_at
-from nanokv.device.status import MISS, NO_PIN, OK
 
 SPREAD = tl.constexpr(0x9E3779B1)  # Knuth's multiplicative hash: neighbours begin their search far apart
 
