@@ -12,8 +12,8 @@ import triton
 import triton.language as tl
 
 from bench.settings import Settings
+from nanokv.device.machines.native_code import native_function
 from nanokv.device.memory.triton import word
-from nanokv.device.native import native_function
 from nanokv.device.protocol.freelist import pop, push
 from nanokv.device.segment.layout import LINE, LOW32, WORD_BYTES
 

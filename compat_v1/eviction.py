@@ -9,7 +9,7 @@ from typing import Literal
 
 from nanokv.compat_v1.headers import State, kill, release, settle
 from nanokv.compat_v1.table import Entry, Table
-from nanokv.device.machine import Machine
+from nanokv.device.machines.base import Machine
 from nanokv.device.segment.layout import READY
 
 Policy = Literal["fifo", "last_access"]

@@ -9,7 +9,7 @@ overlooked. The lock of the master does not protect them from the producer; the 
 from typing import NamedTuple
 
 from nanokv.compat_v1.table import Entry, Table
-from nanokv.device.machine import Machine
+from nanokv.device.machines.base import Machine
 from nanokv.device.segment.layout import DEAD, READY, REMOVED, unpack
 
 

@@ -19,7 +19,7 @@ from nanokv.compat_v1.headers import State, split
 from nanokv.compat_v1.master import Master
 from nanokv.compat_v1.messages import NOBODY, Op, Reply, Request
 from nanokv.compat_v1.server import Server, meeting_place, remove_meeting_places
-from nanokv.device.machine import Descriptor, Found, Machine
+from nanokv.device.machines.base import Descriptor, Found, Machine
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.layout import OBJ_DESC, READY, WRITING
 from nanokv.errors import PeerLost

@@ -21,7 +21,7 @@ from nanokv.compat_v1.eviction import Policy, evict, goal
 from nanokv.compat_v1.headers import State, kill, release, settle
 from nanokv.compat_v1.reclaim import Alive, Descriptors
 from nanokv.compat_v1.table import Entry, Table
-from nanokv.device.machine import Descriptor, Found, Machine
+from nanokv.device.machines.base import Descriptor, Found, Machine
 from nanokv.device.protocol.directory import POSITIVE
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.geometry import producer_word

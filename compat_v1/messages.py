@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from nanokv.device.machine import Descriptor
+from nanokv.device.machines.base import Descriptor
 from nanokv.device.protocol.status import Status
 
 NOBODY = -1  #: in `Request.owner`: no segment is preferred

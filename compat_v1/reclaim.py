@@ -14,7 +14,7 @@ import numpy.typing as npt
 from nanokv.compat_v1.allocator import Space
 from nanokv.compat_v1.headers import State, kill, release, settle
 from nanokv.compat_v1.table import Entry, Table
-from nanokv.device.machine import Machine
+from nanokv.device.machines.base import Machine
 from nanokv.device.segment.geometry import Geometry
 from nanokv.device.segment.layout import DEAD, FLAG_ACK, READY, RESERVED, STATE_MASK, WRITING, unpack
 from nanokv.errors import SegmentCorrupt

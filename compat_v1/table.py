@@ -8,7 +8,7 @@ it as free. Shelves are in the order of opening: that is what "fifo" evicts by.
 from dataclasses import dataclass
 
 from nanokv.compat_v1.allocator import Space
-from nanokv.device.machine import Descriptor
+from nanokv.device.machines.base import Descriptor
 from nanokv.device.segment.geometry import Geometry
 from nanokv.types import KeyDigest
 

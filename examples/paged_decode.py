@@ -23,7 +23,6 @@ import triton
 import triton.language as tl
 
 import nanokv
-from nanokv.device.batch import Batch
 from nanokv.device.library import (
     OK,
     Q_KEY_CHECK,
@@ -39,7 +38,8 @@ from nanokv.device.library import (
     validate,
     word,
 )
-from nanokv.device.machine import Request
+from nanokv.device.machines.base import Request
+from nanokv.device.machines.batch import Batch
 from nanokv.device.protocol.status import Status
 
 BLOCK = 16  #: tokens of an object; at least 16, which is what `tl.dot` takes

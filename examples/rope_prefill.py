@@ -21,7 +21,6 @@ import triton
 import triton.language as tl
 
 import nanokv
-from nanokv.device.batch import Batch
 from nanokv.device.library import (
     NOT_LAST,
     OK,
@@ -36,7 +35,8 @@ from nanokv.device.library import (
     sum_put_part,
     table64,
 )
-from nanokv.device.machine import Request
+from nanokv.device.machines.base import Request
+from nanokv.device.machines.batch import Batch
 from nanokv.device.protocol.status import Status
 from nanokv.tensors import describe
 

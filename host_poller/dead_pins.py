@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from nanokv.device.machine import Machine
+from nanokv.device.machines.base import Machine
 from nanokv.device.segment.layout import PIN_HELD, unpack
 
 Alive = Callable[[int, int], bool]

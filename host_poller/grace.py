@@ -5,7 +5,7 @@ began and ended means: each rank was seen, after the beginning, with no operatio
 to have ended for good. Nothing here waits: `poll` looks once, and the sweeper comes back.
 """
 
-from nanokv.device.machine import Machine
+from nanokv.device.machines.base import Machine
 from nanokv.heap.base import Heap
 
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from nanokv.device.machine import Drained, Machine
+from nanokv.device.machines.base import Drained, Machine
 from nanokv.device.protocol.directory import POSITIVE
 from nanokv.device.segment.layout import REMOVED, STORED, unpack
 from nanokv.errors import WaitTimeout

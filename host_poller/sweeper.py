@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from nanokv.device.machine import Machine
+from nanokv.device.machines.base import Machine
 from nanokv.device.segment.layout import (
     DEAD,
     FLAG_ACK,

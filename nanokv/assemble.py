@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from nanokv.config import Options, job_name
-from nanokv.device.machine import Machine
+from nanokv.device.machines.base import Machine
 from nanokv.device.segment.geometry import Geometry
 from nanokv.device.segment.views import SegmentView
 from nanokv.device_path import DevicePath
@@ -19,7 +19,7 @@ from nanokv.host_poller.poller import Poller
 from nanokv.path import Path
 
 if TYPE_CHECKING:
-    from nanokv.device.machine import Words
+    from nanokv.device.machines.base import Words
 
 
 @dataclass(frozen=True)
@@ -113,11 +113,11 @@ def assemble(heap: Heap, master_rank: int, options: Options) -> Parts:
 def _machine(heap: Heap, table: "np.ndarray[tuple[int], np.dtype[np.int64]]") -> Machine:
     views = [heap.host_view(rank) for rank in range(heap.world_size)]
     if all(view is not None for view in views):
-        from nanokv.device.native_machine import NativeMachine
+        from nanokv.device.machines.native import NativeMachine
 
         return NativeMachine(
             heap.geometry, table, [SegmentView(v, heap.geometry) for v in views if v is not None], heap.wake
         )
-    from nanokv.device.launch import LaunchMachine
+    from nanokv.device.machines.launch import LaunchMachine
 
     return LaunchMachine(heap.geometry, table, [heap.segment(r) for r in range(heap.world_size)], heap.device)

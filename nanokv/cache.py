@@ -15,7 +15,7 @@ import torch
 
 from nanokv.assemble import Parts, assemble, attach, plan_geometry
 from nanokv.config import Options, given_name, make_options, rank_from_env, world_size_from_env
-from nanokv.device.machine import Found
+from nanokv.device.machines.base import Found
 from nanokv.device.protocol.status import Status
 from nanokv.errors import (
     InvalidArgument,

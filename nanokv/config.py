@@ -1,8 +1,8 @@
 """Every option and every environment variable of NanoKV, once.
 
 An argument wins over its variable, the variable over the default. Two variables are read where nothing of the API may
-be imported: NANOKV_CACHE_DIR (where compiled code lies, `device/native.py`) and NANOKV_SHM_DIR (where worlds of
-processes lie, default /dev/shm, `heap/world_file.py`).
+be imported: NANOKV_CACHE_DIR (where compiled code lies, `device/machines/native_code.py`) and NANOKV_SHM_DIR (where
+worlds of processes lie, default /dev/shm, `heap/world_file.py`).
 """
 
 import os

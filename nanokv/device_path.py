@@ -2,7 +2,7 @@
 
 import time
 
-from nanokv.device.machine import Descriptor, Found, Machine
+from nanokv.device.machines.base import Descriptor, Found, Machine
 from nanokv.device.protocol.directory import POSITIVE
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.layout import FLAG_PLAN

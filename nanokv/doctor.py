@@ -148,7 +148,7 @@ def _heaps() -> Iterator[Row]:
 
 
 def _compiled() -> Row:
-    from nanokv.device.native import ENTRIES, cache_directory
+    from nanokv.device.machines.native_code import ENTRIES, cache_directory
 
     try:
         where = cache_directory()

@@ -3,7 +3,7 @@
 import numpy as np
 import numpy.typing as npt
 
-from nanokv.device.machine import Machine
+from nanokv.device.machines.base import Machine
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.layout import READY, STATE_MASK
 from nanokv.path import Path

@@ -13,7 +13,7 @@ from nanokv.heap.shm import inspect
 from nanokv.statistics import snapshot
 
 if TYPE_CHECKING:
-    from nanokv.device.machine import Machine
+    from nanokv.device.machines.base import Machine
 
 
 class Inspected:

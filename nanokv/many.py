@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
-from nanokv.device.machine import Machine, Request
+from nanokv.device.machines.base import Machine, Request
 from nanokv.device.protocol.status import Status
 from nanokv.device_path import DevicePath
 from nanokv.errors import NanoKVError
@@ -20,7 +20,7 @@ from nanokv.tensors import check_place, describe, empty_like_described, is_plain
 from nanokv.types import KeyDigest
 
 if TYPE_CHECKING:
-    from nanokv.device.batch import Batch
+    from nanokv.device.machines.batch import Batch
 
 MOST = 4096  #: requests of a launch
 Outcome: TypeAlias = int | NanoKVError  #: a status, or why the call for this key is wrong
@@ -144,7 +144,9 @@ class Many:
             return batch.answers()
 
     def _filled(self, requests: Sequence[Request]) -> "Batch":
-        from nanokv.device.batch import Batch  # brings the kernels, which a machine without a GPU does not need
+        from nanokv.device.machines.batch import (
+            Batch,  # brings the kernels, which a machine without a GPU does not need
+        )
 
         if self._batch is None or self._batch.capacity < len(requests):
             capacity = 1 << (len(requests) - 1).bit_length()

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import torch
 
-from nanokv.device.machine import Descriptor, Found, Machine
+from nanokv.device.machines.base import Descriptor, Found, Machine
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.layout import CHECKSUM_SHIFT, LOW32
 from nanokv.device_path import DevicePath

@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import torch
 
-from nanokv.device.batch import Batch
-from nanokv.device.machine import Descriptor, Machine, Request
-from nanokv.device.pages import Pages, check_alike
+from nanokv.device.machines.base import Descriptor, Machine, Request
+from nanokv.device.machines.batch import Batch
+from nanokv.device.machines.engine_cache import Pages, check_alike
 from nanokv.device.protocol.status import Status
 from nanokv.device_path import DevicePath
 from nanokv.errors import InvalidArgument, NanoKVError

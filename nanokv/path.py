@@ -2,7 +2,7 @@
 
 from typing import NamedTuple, Protocol
 
-from nanokv.device.machine import Descriptor, Found
+from nanokv.device.machines.base import Descriptor, Found
 from nanokv.types import KeyDigest
 
 

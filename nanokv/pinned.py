@@ -4,7 +4,7 @@ from types import TracebackType
 
 import torch
 
-from nanokv.device.machine import Found, Machine
+from nanokv.device.machines.base import Found, Machine
 from nanokv.types import ObjMeta
 
 

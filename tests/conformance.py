@@ -21,10 +21,10 @@ import triton
 import triton.language as tl
 
 from nanokv.device.kernels.frame import FIRST_ANSWER, FRAME_WORDS, answer, arg
+from nanokv.device.machines.native_code import native_function
 from nanokv.device.memory import native as memory_native
 from nanokv.device.memory.retarget import retarget
 from nanokv.device.memory.triton import VOCABULARY
-from nanokv.device.native import native_function
 from tests.random_state import ARGUMENTS, Address, Draw, Memory, corrupt, history
 
 MODULES = (

@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from nanokv.device.machine import Begun
-from nanokv.device.native_machine import NativeMachine
+from nanokv.device.machines.base import Begun
+from nanokv.device.machines.native import NativeMachine
 from nanokv.device.protocol.directory import POSITIVE
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.geometry import Geometry

@@ -10,8 +10,8 @@ import numba
 import numpy as np
 
 from nanokv.check.slow import load64_then, vocabulary_with
+from nanokv.device.machines.native_code import native_function
 from nanokv.device.memory.retarget import retarget
-from nanokv.device.native import native_function
 from nanokv.device.segment.geometry import Geometry
 from nanokv.device.segment.layout import LINE
 from nanokv.device.segment.views import SegmentView

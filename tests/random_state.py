@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from nanokv.device.native import compiled
+from nanokv.device.machines.native_code import compiled
 from nanokv.device.segment.geometry import Geometry, producer_word
 from nanokv.device.segment.layout import (
     DEAD,

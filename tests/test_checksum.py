@@ -18,8 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import nanokv
+from nanokv.device.machines.native_code import native_function
 from nanokv.device.memory.triton import GOLDEN, MIX_ONE, MIX_TWO, checksum_bytes, mixed
-from nanokv.device.native import native_function
 from nanokv.device.protocol.checksum import checksum
 from nanokv.device.segment.geometry import Geometry
 from nanokv.device.segment.layout import FLAG_CHECKSUM, OBJ_DESC, unpack

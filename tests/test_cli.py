@@ -16,8 +16,8 @@ from typer.testing import CliRunner, Result
 import nanokv
 from nanokv import doctor
 from nanokv.cli import app, size
-from nanokv.device.native import compiled
-from nanokv.device.native_machine import NativeMachine
+from nanokv.device.machines.native import NativeMachine
+from nanokv.device.machines.native_code import compiled
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.geometry import Geometry
 from nanokv.device.segment.views import SegmentView

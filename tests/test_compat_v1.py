@@ -16,8 +16,8 @@ from nanokv.compat_v1.eviction import Policy, goal
 from nanokv.compat_v1.host_path import HostPath
 from nanokv.compat_v1.master import Master
 from nanokv.compat_v1.messages import WORDS, Op, Reply, Request, new_message, pack, unpack_reply, unpack_request
-from nanokv.device.machine import Found
-from nanokv.device.native_machine import NativeMachine
+from nanokv.device.machines.base import Found
+from nanokv.device.machines.native import NativeMachine
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.geometry import Geometry
 from nanokv.device.segment.layout import DEAD, FLAG_ACK, READY, REMOVED, RESERVED, STORED, WRITING, unpack

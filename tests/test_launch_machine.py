@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from nanokv.device.kernels.lane import check_compiler
-from nanokv.device.launch import LaunchMachine
+from nanokv.device.machines.lane import check_compiler
+from nanokv.device.machines.launch import LaunchMachine
 from nanokv.device.segment.geometry import Geometry
 from tests.gpu.every_body import GROUPS
 from tests.gpu.interpreted import passed

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from nanokv.device.machines.native_code import native_function
 from nanokv.device.memory.retarget import retarget
 from nanokv.device.memory.triton import GOLDEN, MIX_ONE, MIX_TWO, VOCABULARY
-from nanokv.device.native import native_function
 from nanokv.device.protocol import extent, freelist, header, shards
 from nanokv.device.segment.geometry import Geometry
 from nanokv.device.segment.layout import FREE_HEAD, FREE_HEAD_STRIDE, OBJ_HEADER, RESERVED, WORD

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from nanokv.device.machine import Begun
-from nanokv.device.native_machine import NativeMachine
+from nanokv.device.machines.base import Begun
+from nanokv.device.machines.native import NativeMachine
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.geometry import Geometry, producer_word
 from nanokv.device.segment.layout import DEAD, PIN_HELD, STATE_MASK, STORED, WRITING

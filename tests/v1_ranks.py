@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from nanokv.compat_v1.host_path import HostPath
-from nanokv.device.native_machine import NativeMachine
+from nanokv.device.machines.native import NativeMachine
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.geometry import Geometry
 from nanokv.device.segment.views import SegmentView

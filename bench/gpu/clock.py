@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from triton.runtime.interpreter import InterpretedFunction
 
-from nanokv.device.kernels.lane import INTERPRETER
+from nanokv.device.machines.lane import INTERPRETER
 from nanokv.device.memory.triton import load64, store64, word
 from nanokv.device.segment.layout import WORD_BYTES
 

@@ -8,9 +8,9 @@ import torch
 from bench.gpu.clock import launch
 from bench.gpu.kernels import copy_flat_kernel, remove_many_kernel
 from bench.gpu.stage import Stage, Unsound
-from nanokv.device.batch import CTAS_A_MULTIPROCESSOR, INTERPRETED_CTAS, Batch
 from nanokv.device.kernels.shares import TILE_WORDS
-from nanokv.device.machine import Request
+from nanokv.device.machines.base import Request
+from nanokv.device.machines.batch import CTAS_A_MULTIPROCESSOR, INTERPRETED_CTAS, Batch
 
 REMOVERS = 1024  #: CTAs that remove, on a GPU
 

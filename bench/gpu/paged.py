@@ -11,8 +11,8 @@ import torch
 from bench.gpu.objects import Objects, Way
 from bench.gpu.stage import Unsound
 from bench.settings import KIB
-from nanokv.device.batch import Batch
-from nanokv.device.pages import Pages
+from nanokv.device.machines.batch import Batch
+from nanokv.device.machines.engine_cache import Pages
 
 TOKENS, HEADS = 16, 8
 PLANE_BYTES = 32 * KIB

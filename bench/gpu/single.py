@@ -9,7 +9,7 @@ from bench.gpu.objects import Objects
 from bench.gpu.settings import GpuSettings
 from bench.gpu.stage import Stage
 from bench.gpu.timer import Timer, event_overhead, graph_of
-from nanokv.device.batch import Batch
+from nanokv.device.machines.batch import Batch
 
 
 def measure(device: torch.device, settings: GpuSettings) -> dict[str, Any]:

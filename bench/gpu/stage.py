@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from bench.gpu.timer import synchronize
-from nanokv.device.launch import LaunchMachine
+from nanokv.device.machines.launch import LaunchMachine
 from nanokv.device.segment.geometry import PAYLOAD_ALIGN, Geometry
 from nanokv.device.segment.layout import WORD
 from nanokv.device.segment.views import SegmentView

@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nanokv.device.machine import Words
-from nanokv.device.native import ENTRIES, Compiled
-from nanokv.device.native_machine import NativeMachine
+from nanokv.device.machines.base import Words
+from nanokv.device.machines.native import NativeMachine
+from nanokv.device.machines.native_code import ENTRIES, Compiled
 from nanokv.device.segment.geometry import Geometry
 from nanokv.device.segment.layout import ACTIVITY, HEAP_CTL, OBJ_HEADER, WORD
 from nanokv.device.segment.views import SegmentView

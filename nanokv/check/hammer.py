@@ -9,8 +9,8 @@ import triton
 import triton.language as tl
 
 from nanokv.check.slow import slow_function
+from nanokv.device.machines.native_code import native_function
 from nanokv.device.memory.triton import select, store64, table64, word
-from nanokv.device.native import native_function
 from nanokv.device.protocol.get import lookup, read
 from nanokv.device.protocol.pins import pin, unpin
 from nanokv.device.protocol.put import put

@@ -15,7 +15,7 @@ import torch
 
 from nanokv.check.report import Row
 from nanokv.device.litmus import WORDS, litmus_kernel, run_shape
-from nanokv.device.native import native_function
+from nanokv.device.machines.native_code import native_function
 from nanokv.device.segment.layout import LINE
 
 BATCH = 20_480  #: instances of one run

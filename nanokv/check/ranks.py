@@ -17,7 +17,7 @@ from nanokv.cache import NanoKVCache
 from nanokv.check.hammer import compiled_hammers, slow_hammers
 from nanokv.check.report import CheckFailure
 from nanokv.config import Stale
-from nanokv.device.native import compiled
+from nanokv.device.machines.native_code import compiled
 from nanokv.fsck import check_cache
 
 PATIENCE = 30.0  #: seconds to wait for what should come at once

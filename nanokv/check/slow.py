@@ -15,10 +15,10 @@ from numba import int64
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
+from nanokv.device.machines.native_code import cache_directory
 from nanokv.device.memory import native as memory_native
 from nanokv.device.memory.retarget import retarget
 from nanokv.device.memory.triton import VOCABULARY
-from nanokv.device.native import cache_directory
 
 # mypy: disallow-untyped-decorators=false
 

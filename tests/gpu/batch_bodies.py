@@ -9,9 +9,9 @@ import torch
 import triton
 import triton.language as tl
 
-from nanokv.device.batch import Batch
 from nanokv.device.kernels.shares import REQUESTS, TILE_BYTES, all_tiles, request_of, worker_of
-from nanokv.device.machine import Request
+from nanokv.device.machines.base import Request
+from nanokv.device.machines.batch import Batch
 from nanokv.device.memory.triton import store64
 from nanokv.device.protocol.status import Status
 from tests.gpu.bodies import PAGE, WHAT, World, key, world

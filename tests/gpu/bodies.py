@@ -13,8 +13,8 @@ import triton.language as tl
 
 from nanokv.device import remote
 from nanokv.device.kernels.shares import TILE_BYTES
-from nanokv.device.launch import LaunchMachine
-from nanokv.device.machine import Begun
+from nanokv.device.machines.base import Begun
+from nanokv.device.machines.launch import LaunchMachine
 from nanokv.device.memory.triton import GOLDEN, MIX_ONE, MIX_TWO
 from nanokv.device.protocol.put import put
 from nanokv.device.protocol.status import Status

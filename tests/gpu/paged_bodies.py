@@ -6,10 +6,10 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from nanokv.device.batch import Batch
 from nanokv.device.kernels.shares import TILE_BYTES
-from nanokv.device.machine import Request
-from nanokv.device.pages import Pages
+from nanokv.device.machines.base import Request
+from nanokv.device.machines.batch import Batch
+from nanokv.device.machines.engine_cache import Pages
 from nanokv.device.protocol.status import Status
 from tests.gpu.bodies import World, key, world
 

@@ -15,8 +15,8 @@ import triton.language as tl
 
 from nanokv.check.hammer import differing, fill
 from nanokv.check.slow import slow_function
+from nanokv.device.machines.native_code import native_function
 from nanokv.device.memory.triton import add64, load64, select, store64, table64, word
-from nanokv.device.native import native_function
 from nanokv.device.protocol.directory import find
 from nanokv.device.protocol.get import lookup, read
 from nanokv.device.protocol.put import put

@@ -10,7 +10,7 @@ from typing import Any
 
 from nanokv.check.model.stage import Stage
 from nanokv.check.report import CheckFailure
-from nanokv.device.native_machine import NativeMachine
+from nanokv.device.machines.native import NativeMachine
 from nanokv.device.segment.layout import READY, unpack
 from nanokv.fsck import check_segments
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from nanokv.check.model.steps import watch_states
 from nanokv.check.report import CheckFailure
-from nanokv.device.machine import Found, Machine
+from nanokv.device.machines.base import Found, Machine
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.geometry import Geometry
 from nanokv.device.segment.layout import WORD

@@ -14,11 +14,11 @@ import numpy as np
 import torch
 
 from nanokv.device.kernels import many
-from nanokv.device.kernels.lane import INTERPRETER
 from nanokv.device.kernels.many import FOUND_WORDS
 from nanokv.device.kernels.shares import TILE_BYTES
-from nanokv.device.machine import Found, Request
-from nanokv.device.pages import Pages
+from nanokv.device.machines.base import Found, Request
+from nanokv.device.machines.engine_cache import Pages
+from nanokv.device.machines.lane import INTERPRETER
 from nanokv.device.protocol.request import REQUEST
 from nanokv.device.protocol.ticket import TICKET
 from nanokv.device.segment.layout import WORD

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from nanokv.device.kernels import host
-from nanokv.device.kernels.lane import Lane
-from nanokv.device.machine import Drained, Words
+from nanokv.device.machines.base import Drained, Words
+from nanokv.device.machines.lane import Lane
 from nanokv.device.segment.geometry import Geometry
 from nanokv.device.segment.layout import HEAP_CTL, OBJ_HEADER, WORD
 

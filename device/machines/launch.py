@@ -17,12 +17,12 @@ import torch
 import triton
 from triton.runtime.interpreter import InterpretedFunction
 
-from nanokv.device.batch import Batch
 from nanokv.device.kernels import checksums, host, objects
-from nanokv.device.kernels.lane import Lane, check_compiler
 from nanokv.device.kernels.shares import TILE_BYTES
-from nanokv.device.launch_ring import RingReader
-from nanokv.device.machine import Begun, Descriptor, Drained, Found, Request, Words, free_chains
+from nanokv.device.machines.base import Begun, Descriptor, Drained, Found, Request, Words, free_chains
+from nanokv.device.machines.batch import Batch
+from nanokv.device.machines.lane import Lane, check_compiler
+from nanokv.device.machines.launch_ring import RingReader
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.geometry import Geometry
 from nanokv.device.segment.layout import ACTIVITY, HEAP_CTL, OBJ_HEADER, WORD, unpack

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nanokv.device.machine import Begun, Descriptor, Drained, Found, Words, free_chains
-from nanokv.device.native import compiled
+from nanokv.device.machines.base import Begun, Descriptor, Drained, Found, Words, free_chains
+from nanokv.device.machines.native_code import compiled
 from nanokv.device.segment.geometry import Geometry
 from nanokv.device.segment.layout import OBJ_HEADER, SIZE_CLASSES, unpack
 from nanokv.device.segment.views import SegmentView

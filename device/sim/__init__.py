@@ -1,0 +1,11 @@
+"""The simulated machine: device functions under every interleaving, weak memory and kills.
+
+simulation   tasks, scheduling points, and how a device function runs as one
+memory       sequentially consistent, or weak with release/acquire views
+world        segments in simulated memory, and the machine that a host has there
+schedule     an execution by name; replay
+schedulers   executions drawn at random, or by priorities
+exhaustive   all executions that differ
+shrink       a failing schedule, made small
+mutants      device functions, broken on purpose
+"""
