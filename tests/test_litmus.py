@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from nanokv.check.litmus import SHAPES, outcomes, run_litmus
-from nanokv.device.litmus import (
+from nanokv.check.litmus_shapes import (
     LINE_BYTES,
     WORDS,
     litmus_kernel,

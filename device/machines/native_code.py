@@ -26,6 +26,9 @@ from nanokv.device.memory.retarget import retarget
 from nanokv.device.memory.triton import VOCABULARY
 from nanokv.device.protocol import activity, directory, get, header, pins, put, reclaim, remove, ring
 
+DEVICE = Path(__file__).parents[1]
+COMPILED_ROOMS = ("memory", "segment", "protocol")  #: of `device/`: nothing else of it is compiled for a CPU
+
 # entry point -> (device function, number of arguments); all arguments are 64-bit integers
 ENTRIES: dict[str, tuple[Any, int]] = {
     "begin": (put.begin, 7),
@@ -72,11 +75,12 @@ ENTRIES: dict[str, tuple[Any, int]] = {
 }
 
 
-def source_digest() -> str:
-    """A digest of all that the compiled code depends on."""
+def source_digest(device: Path = DEVICE) -> str:
+    """A digest of all that the compiled code depends on: the rooms that it is compiled from, and the compilers."""
     digest = hashlib.blake2b(digest_size=10)
-    for path in sorted(Path(__file__).parent.glob("*.py")):
-        digest.update(path.name.encode() + path.read_bytes())
+    for room in COMPILED_ROOMS:
+        for path in sorted((device / room).rglob("*.py")):
+            digest.update(path.relative_to(device).as_posix().encode() + path.read_bytes())
     for version in (
         numba.__version__,
         llvmlite.__version__,

@@ -1,4 +1,4 @@
-"""Litmus tests on the memory of this machine: how often the forbidden outcomes of `device/litmus.py` come out: never.
+"""Litmus tests on the memory of this machine: how often the forbidden outcomes of `nanokv/check/litmus_shapes.py` come out: never.
 
 On a GPU many pairs of CTAs run each shape at once, on a CPU two threads of compiled code. The weak variants say whether
 this machine shows what the orderings prevent (x86 shows only the store buffering).
@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from nanokv.check.litmus_shapes import WORDS, litmus_kernel, run_shape
 from nanokv.check.report import Row
-from nanokv.device.litmus import WORDS, litmus_kernel, run_shape
 from nanokv.device.machines.native_code import native_function
 from nanokv.device.segment.layout import LINE
 
