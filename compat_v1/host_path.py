@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from nanokv.allocation.base import Write
 from nanokv.compat_v1.client import Client
 from nanokv.compat_v1.desk import Desk, LocalDesk
 from nanokv.compat_v1.eviction import Policy
@@ -26,7 +27,6 @@ from nanokv.errors import PeerLost
 from nanokv.heap.base import Heap
 from nanokv.heap.local import LocalHeap
 from nanokv.heap.world_file import directory
-from nanokv.path import Write
 from nanokv.types import KeyDigest
 
 _SHARED = "compat_v1.master"  #: the master in `LocalWorld.shared`

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from nanokv.allocation.base import Write
 from nanokv.compat_v1 import reclaim
 from nanokv.compat_v1.eviction import Policy, evict, goal
 from nanokv.compat_v1.headers import State, kill, release, settle
@@ -27,7 +28,6 @@ from nanokv.device.protocol.status import Status
 from nanokv.device.segment.geometry import producer_word
 from nanokv.device.segment.layout import DEAD, FLAG_PLAN, PRODUCER_INC_MASK, READY, WRITING
 from nanokv.host_poller.dead_pins import drop_dead_pins
-from nanokv.path import Write
 from nanokv.types import KeyDigest
 
 _NOWHERE: Descriptor = (0,) * 8

@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from nanokv.allocation.base import Path
+from nanokv.allocation.producer import DevicePath
 from nanokv.config import Options, job_name
 from nanokv.device.machines.base import Machine
 from nanokv.device.segment.geometry import Geometry
 from nanokv.device.segment.views import SegmentView
-from nanokv.device_path import DevicePath
 from nanokv.errors import InvalidArgument
 from nanokv.heap import open_heap
 from nanokv.heap.base import Heap
 from nanokv.heap.local import LocalWorld
 from nanokv.host_poller.poller import Poller
-from nanokv.path import Path
 
 if TYPE_CHECKING:
     from nanokv.device.machines.base import Words

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from nanokv.allocation.host_eviction import evict_until_below
 from nanokv.assemble import Parts, assemble, attach, plan_geometry
 from nanokv.config import Options, given_name, make_options, rank_from_env, world_size_from_env
 from nanokv.device.machines.base import Found
@@ -22,7 +23,6 @@ from nanokv.errors import (
     NanoKVError,
     PeerLost,
 )
-from nanokv.eviction import evict_until_below
 from nanokv.heap.base import Heap
 from nanokv.host_poller.events import Listener
 from nanokv.keys import Hasher

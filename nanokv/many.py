@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
+from nanokv.allocation.base import Path
+from nanokv.allocation.producer import DevicePath
 from nanokv.device.machines.base import Machine, Request
 from nanokv.device.protocol.status import Status
-from nanokv.device_path import DevicePath
 from nanokv.errors import NanoKVError
 from nanokv.mover import Mover
-from nanokv.path import Path
 from nanokv.tensors import check_place, describe, empty_like_described, is_plain
 from nanokv.types import KeyDigest
 

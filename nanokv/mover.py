@@ -10,12 +10,12 @@ from collections.abc import Callable
 
 import torch
 
+from nanokv.allocation.base import Path, Write
+from nanokv.allocation.producer import DevicePath
 from nanokv.device.machines.base import Descriptor, Found, Machine
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.layout import CHECKSUM_SHIFT, LOW32
-from nanokv.device_path import DevicePath
 from nanokv.heap.base import Heap
-from nanokv.path import Path, Write
 from nanokv.tensors import check_dst, check_place, describe, empty_like_described, flat_bytes, is_plain
 from nanokv.types import KeyDigest
 

@@ -11,14 +11,14 @@ from typing import NamedTuple
 
 import torch
 
+from nanokv.allocation.base import Path
+from nanokv.allocation.producer import DevicePath
 from nanokv.device.machines.base import Descriptor, Machine, Request
 from nanokv.device.machines.batch import Batch
 from nanokv.device.machines.engine_cache import Pages, check_alike
 from nanokv.device.protocol.status import Status
-from nanokv.device_path import DevicePath
 from nanokv.errors import InvalidArgument, NanoKVError
 from nanokv.mover import Mover
-from nanokv.path import Path
 from nanokv.tensors import descriptor_of
 from nanokv.types import Key, KeyDigest
 

@@ -2,11 +2,11 @@
 
 import threading
 
+from nanokv.allocation.base import Path, Write
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.geometry import Geometry
 from nanokv.device.segment.layout import OBJ_HEADER
 from nanokv.errors import KeyNotFound
-from nanokv.path import Path, Write
 from nanokv.raising import shown
 from nanokv.tensors import RAW
 from nanokv.types import Key, KeyDigest, WritePlan

@@ -11,6 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nanokv.allocation.base import Write
+from nanokv.allocation.producer import home_rank
 from nanokv.compat_v1.allocator import Runs, Space
 from nanokv.compat_v1.eviction import Policy, goal
 from nanokv.compat_v1.host_path import HostPath
@@ -22,10 +24,8 @@ from nanokv.device.protocol.status import Status
 from nanokv.device.segment.geometry import Geometry
 from nanokv.device.segment.layout import DEAD, FLAG_ACK, READY, REMOVED, RESERVED, STORED, WRITING, unpack
 from nanokv.device.segment.views import SegmentView
-from nanokv.device_path import home_rank
 from nanokv.errors import PeerLost, SegmentCorrupt
 from nanokv.heap.local import LocalWorld
-from nanokv.path import Write
 from nanokv.types import KeyDigest
 from tests.fsck_fixture import PAGE, RANKS, RAW, Pin, World, digest
 

@@ -10,6 +10,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from nanokv.allocation.base import Write
 from nanokv.compat_v1.host_path import HostPath
 from nanokv.device.machines.native import NativeMachine
 from nanokv.device.protocol.status import Status
@@ -17,7 +18,6 @@ from nanokv.device.segment.geometry import Geometry
 from nanokv.device.segment.views import SegmentView
 from nanokv.errors import NanoKVError
 from nanokv.heap.shm import ShmHeap
-from nanokv.path import Write
 from nanokv.types import KeyDigest
 
 PAGE = 4096

@@ -3,10 +3,10 @@
 import numpy as np
 import numpy.typing as npt
 
+from nanokv.allocation.base import Path
 from nanokv.device.machines.base import Machine
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.layout import READY, STATE_MASK
-from nanokv.path import Path
 from nanokv.statistics import extent_pages, snapshot
 
 _STUCK = np.iinfo(np.uint64).max  #: pages that eviction cannot free

@@ -2,13 +2,13 @@
 
 import time
 
+from nanokv.allocation.base import Write
+from nanokv.allocation.host_eviction import evict_run
 from nanokv.device.machines.base import Descriptor, Found, Machine
 from nanokv.device.protocol.directory import POSITIVE
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.layout import FLAG_PLAN
-from nanokv.eviction import evict_run
 from nanokv.host_poller.coalesce import join_free_extents
-from nanokv.path import Write
 from nanokv.types import KeyDigest
 
 _ROOM_TRIES = 4  #: times that a put makes room: what it joined or evicted may be taken by others
