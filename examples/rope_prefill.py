@@ -38,7 +38,7 @@ from nanokv.device.library import (
 from nanokv.device.machines.base import Request
 from nanokv.device.machines.batch import Batch
 from nanokv.device.protocol.status import Status
-from nanokv.tensors import describe
+from nanokv.transfer.descriptors import describe
 
 BLOCK = 16  #: tokens of an object
 TILE = 4  #: tokens of a CTA

@@ -26,19 +26,19 @@ from nanokv.errors import (
 from nanokv.heap.base import Heap
 from nanokv.host_poller.events import Listener
 from nanokv.keys import Hasher
-from nanokv.many import Many
-from nanokv.mover import TRIES, Mover
 from nanokv.pending import Handle, Worker
 from nanokv.pinned import Pinned
 from nanokv.plans import Plans, header_offset
 from nanokv.raising import error_for
 from nanokv.statistics import Traffic, snapshot
-from nanokv.tensors import RAW
+from nanokv.transfer.batched import Many
+from nanokv.transfer.descriptors import RAW
+from nanokv.transfer.single import TRIES, Mover
 from nanokv.types import Key, KeyDigest, ObjMeta, WritePlan
 from nanokv.waiting import wait_until_ready
 
 if TYPE_CHECKING:
-    from nanokv.paged import PagedKV
+    from nanokv.transfer.paged import PagedKV
 
 _MISSING = (Status.MISS, Status.NOT_READY)
 
@@ -297,7 +297,7 @@ class NanoKVCache:
         Raises:
             InvalidArgument: tensors that are not so.
         """
-        from nanokv.paged import Hooks, PagedKV  # brings the kernels
+        from nanokv.transfer.paged import Hooks, PagedKV  # brings the kernels
 
         hooks = Hooks(self.digest, self._check_segment, self._judge_put, self._judge_get)
         return PagedKV(self._mover, self._machine, self._path, hooks, layers, kv_dim)

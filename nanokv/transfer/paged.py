@@ -18,8 +18,8 @@ from nanokv.device.machines.batch import Batch
 from nanokv.device.machines.engine_cache import Pages, check_alike
 from nanokv.device.protocol.status import Status
 from nanokv.errors import InvalidArgument, NanoKVError
-from nanokv.mover import Mover
-from nanokv.tensors import descriptor_of
+from nanokv.transfer.descriptors import descriptor_of
+from nanokv.transfer.single import Mover
 from nanokv.types import Key, KeyDigest
 
 

@@ -15,8 +15,8 @@ from nanokv.allocation.producer import DevicePath
 from nanokv.device.machines.base import Machine, Request
 from nanokv.device.protocol.status import Status
 from nanokv.errors import NanoKVError
-from nanokv.mover import Mover
-from nanokv.tensors import check_place, describe, empty_like_described, is_plain
+from nanokv.transfer.descriptors import check_place, describe, empty_like_described, is_plain
+from nanokv.transfer.single import Mover
 from nanokv.types import KeyDigest
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from nanokv.device.machines.base import Descriptor, Found, Machine
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.layout import CHECKSUM_SHIFT, LOW32
 from nanokv.heap.base import Heap
-from nanokv.tensors import check_dst, check_place, describe, empty_like_described, flat_bytes, is_plain
+from nanokv.transfer.descriptors import check_dst, check_place, describe, empty_like_described, flat_bytes, is_plain
 from nanokv.types import KeyDigest
 
 #: On a CPU: up to here torch's threads gain nothing over one memcpy, and each torch call beside a copy that has emptied
