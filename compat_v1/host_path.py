@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from nanokv.allocation.base import Write
 from nanokv.compat_v1.client import Client
-from nanokv.compat_v1.desk import Desk, LocalDesk
+from nanokv.compat_v1.dispatch import Desk, LocalDesk
 from nanokv.compat_v1.eviction import Policy
 from nanokv.compat_v1.headers import State, split
 from nanokv.compat_v1.master import Master

@@ -14,7 +14,7 @@ import threading
 import time
 from pathlib import Path
 
-from nanokv.compat_v1.desk import answer
+from nanokv.compat_v1.dispatch import answer
 from nanokv.compat_v1.master import Master
 from nanokv.compat_v1.messages import Op, Reply, Request, new_message, pack, unpack_request
 from nanokv.compat_v1.reclaim import Alive

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from nanokv.errors import NanoKVError
     from nanokv.host_poller.events import Event, EventKind
     from nanokv.types import Key, KeyDigest, ObjMeta, WritePlan
-    from nanokv.worlds import local_world
+    from nanokv.virtual_world import local_world
 
 __version__ = "0.1.0"
 
@@ -35,7 +35,7 @@ _HOME = {
     "NanoKVError": "nanokv.errors",
     "ObjMeta": "nanokv.types",
     "WritePlan": "nanokv.types",
-    "local_world": "nanokv.worlds",
+    "local_world": "nanokv.virtual_world",
 }
 
 

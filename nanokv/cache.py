@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from nanokv.allocation.host_eviction import evict_until_below
-from nanokv.assemble import Parts, assemble, attach, plan_geometry
+from nanokv.background import Handle, Worker
 from nanokv.config import Options, given_name, make_options, rank_from_env, world_size_from_env
 from nanokv.device.machines.base import Found
 from nanokv.device.protocol.status import Status
@@ -26,16 +26,16 @@ from nanokv.errors import (
 from nanokv.heap.base import Heap
 from nanokv.host_poller.events import Listener
 from nanokv.keys import Hasher
-from nanokv.pending import Handle, Worker
 from nanokv.pinned import Pinned
 from nanokv.plans import Plans, header_offset
-from nanokv.raising import error_for
 from nanokv.statistics import Traffic, snapshot
+from nanokv.status_errors import error_for
 from nanokv.transfer.batched import Many
 from nanokv.transfer.descriptors import RAW
 from nanokv.transfer.single import TRIES, Mover
 from nanokv.types import Key, KeyDigest, ObjMeta, WritePlan
 from nanokv.waiting import wait_until_ready
+from nanokv.wiring import Parts, assemble, attach, plan_geometry
 
 if TYPE_CHECKING:
     from nanokv.transfer.paged import PagedKV

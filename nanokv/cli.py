@@ -202,7 +202,7 @@ def stats(
 
 
 def _looks(name: str, watch: float, count: int) -> Iterator[dict[str, Any]]:
-    from nanokv.inspection import Inspected
+    from nanokv.fsck.inspect_world import Inspected
 
     yield Inspected(name).stats()
     for _ in range(count - 1 if watch else 0):
@@ -242,7 +242,7 @@ def fsck(name: Name, as_json: Json = False) -> None:
     Exit code: 0 clean; 1 a breach: something that must never be; 2 it could not look; 3 no breach, but things that the
     dead left and that can be taken back: attach again with on_stale='recover'.
     """
-    from nanokv.inspection import Inspected
+    from nanokv.fsck.inspect_world import Inspected
 
     world = Inspected(name)
     report = world.check()

@@ -7,7 +7,7 @@ from nanokv.device.protocol.status import Status
 from nanokv.device.segment.geometry import Geometry
 from nanokv.device.segment.layout import OBJ_HEADER
 from nanokv.errors import KeyNotFound
-from nanokv.raising import shown
+from nanokv.status_errors import shown
 from nanokv.transfer.descriptors import RAW
 from nanokv.types import Key, KeyDigest, WritePlan
 

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nanokv.assemble import plan_geometry
 from nanokv.config import Options
 from nanokv.device.segment.geometry import MIN_PAGE_BYTES, PAYLOAD_ALIGN, Geometry, default_classes, producer_word
 from nanokv.device.segment.layout import (
@@ -22,6 +21,7 @@ from nanokv.device.segment.layout import (
     unpack,
 )
 from nanokv.device.segment.world_table import WORLD
+from nanokv.wiring import plan_geometry
 
 REGIONS = ("activity", "links", "hdr", "desc", "dir", "turn", "ann", "pin", "heap")
 

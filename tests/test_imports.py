@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 BARE = ("device", "host_poller", "compat_v1")
-CACHE_SIDE = ("nanokv.cache", "nanokv.worlds", "nanokv.cli", "nanokv.demo", "nanokv.assemble")
+CACHE_SIDE = ("nanokv.cache", "nanokv.virtual_world", "nanokv.cli", "nanokv.demo", "nanokv.wiring")
 LEAVES = ("nanokv.errors", "nanokv.types")
 
 # what modules of a package may import of the project, beside themselves

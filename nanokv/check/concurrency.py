@@ -9,7 +9,7 @@ from nanokv.cache import NanoKVCache
 from nanokv.check.report import CheckFailure, Row
 from nanokv.check.work import Work
 from nanokv.fsck import check_cache
-from nanokv.worlds import local_world
+from nanokv.virtual_world import local_world
 
 THREADS = 4
 RANKS = 2

@@ -19,7 +19,7 @@ from nanokv.device.machines.base import Request
 from nanokv.device.protocol.status import Status
 from nanokv.errors import KeyNotFound, ObjectPinned
 from nanokv.fsck import check_cache
-from nanokv.worlds import local_world
+from nanokv.virtual_world import local_world
 
 PAGE = 4096
 Q_HEADS, KV_HEADS, DIM = 4, 2, 32

@@ -17,10 +17,10 @@ from nanokv.check.report import CheckFailure
 from nanokv.device.segment.views import SegmentView
 from nanokv.errors import NanoKVError, WaitTimeout
 from nanokv.fsck import check_cache
+from nanokv.fsck.inspect_world import Inspected
 from nanokv.heap.shm import ShmHeap, inspect, remove_world
 from nanokv.host_poller.coalesce import join_free_extents
-from nanokv.inspection import Inspected
-from nanokv.worlds import local_world
+from nanokv.virtual_world import local_world
 
 PAGES, PAGE_BYTES = 16, 256
 RANKS = 2

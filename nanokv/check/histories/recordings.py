@@ -29,7 +29,7 @@ from nanokv.device.protocol.status import Status
 from nanokv.errors import DuplicateKey, KeyNotFound, NotReady, ObjectPinned, OutOfMemory
 from nanokv.heap.shm import list_worlds, remove_world
 from nanokv.heap.world_file import directory
-from nanokv.worlds import local_world
+from nanokv.virtual_world import local_world
 
 CALLERS = 3
 RANKS = 2  #: of the world that threads share

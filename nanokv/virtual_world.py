@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 
-from nanokv.assemble import plan_geometry
 from nanokv.cache import NanoKVCache
 from nanokv.config import make_options
 from nanokv.errors import InvalidArgument
 from nanokv.heap.local import LocalWorld
+from nanokv.wiring import plan_geometry
 
 
 def local_world(
