@@ -103,7 +103,7 @@ def _between_gpus() -> Iterator[Row]:
 
 def peer_access(gpus: "list[torch.device]", can_access: "Callable[[torch.device, torch.device], bool]") -> Row:
     """Whether all GPUs reach each other's memory. `can_access`: whether the first reaches the second's."""
-    from nanokv.heap.peers import without_access
+    from nanokv.heap.gpu_peer_access import without_access
 
     if len(gpus) < 2:
         return Row("gpu peer access", "ok", f"{len(gpus)} GPUs: not needed")

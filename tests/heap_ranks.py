@@ -21,7 +21,7 @@ from nanokv.device.segment.geometry import Geometry
 from nanokv.errors import NanoKVError
 from nanokv.heap import Heap, open_heap
 from nanokv.heap.local import LocalWorld
-from nanokv.heap.new_segment import control_of
+from nanokv.heap.segment_in_tensor import control_of
 from tests import heap_standins as standins
 
 PAGE = 4096

@@ -17,7 +17,7 @@ import torch
 from nanokv.device.segment.geometry import PAYLOAD_ALIGN
 from nanokv.errors import HeapUnavailable, InvalidArgument, KeyNotFound, PeerLost
 from nanokv.heap import KINDS, available, open_heap
-from nanokv.heap.foreign import tensor_at
+from nanokv.heap.mapped_tensor import tensor_at
 from nanokv.heap.torch_symm import OVERLAPPING
 from tests.heap_ranks import PATIENCE, PROVIDERS, here, plan, ranks_of
 from tests.shm_ranks import new_folder

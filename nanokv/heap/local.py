@@ -17,9 +17,9 @@ from nanokv.device.segment.geometry import Geometry
 from nanokv.device.segment.layout import PRODUCER_INC_MASK
 from nanokv.errors import HeapUnavailable, InvalidArgument, PeerLost
 from nanokv.heap.futex import DEVICE_POLL, Doorbell
+from nanokv.heap.gpu_peer_access import enable_access, without_access
 from nanokv.heap.mapping import anonymous, as_tensor
-from nanokv.heap.new_segment import initialise, mark_closed
-from nanokv.heap.peers import enable_access, without_access
+from nanokv.heap.segment_in_tensor import initialise, mark_closed
 
 Device = str | torch.device
 

@@ -18,11 +18,11 @@ from nanokv.device.segment.layout import HEAP_CTL, PRODUCER_INC_MASK
 from nanokv.device.segment.views import SegmentView
 from nanokv.errors import PeerLost, SegmentCorrupt
 from nanokv.heap.futex import Doorbell
+from nanokv.heap.live_ranks import Roster, wait_for_none
 from nanokv.heap.locks import LockFile
 from nanokv.heap.mapping import PREFAULT_SECONDS, as_tensor, prefault
-from nanokv.heap.membership import Stale, check_arguments, enter, leave
-from nanokv.heap.roster import Roster, wait_for_none
 from nanokv.heap.shm_tools import ShmWorldInfo, inspect, list_worlds, remove_world
+from nanokv.heap.world_entry import Stale, check_arguments, enter, leave
 from nanokv.heap.world_file import HEADER, RANK, WorldFile, directory
 
 __all__ = ["ShmHeap", "ShmWorldInfo", "inspect", "list_worlds", "remove_world", "why_not"]

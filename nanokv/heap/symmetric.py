@@ -25,13 +25,13 @@ import torch
 from nanokv.device.segment.geometry import PAYLOAD_ALIGN, Geometry
 from nanokv.device.segment.layout import HEAP_CTL, PRODUCER_INC_MASK
 from nanokv.errors import HeapUnavailable, PeerLost
-from nanokv.heap.foreign import tensor_at
 from nanokv.heap.futex import DEVICE_POLL, Doorbell
-from nanokv.heap.membership import check_arguments, enter, leave
-from nanokv.heap.new_segment import control_of, finish_work, initialise, mark_closed, on
-from nanokv.heap.roster import Roster, wait_for_none
+from nanokv.heap.live_ranks import Roster, wait_for_none
+from nanokv.heap.mapped_tensor import tensor_at
+from nanokv.heap.segment_in_tensor import control_of, finish_work, initialise, mark_closed, on
+from nanokv.heap.world_entry import check_arguments, enter, leave
 from nanokv.heap.world_file import HEADER, RANK, WorldFile
-from nanokv.heap.world_records import CARDS, directory
+from nanokv.heap.world_file_layout import CARDS, directory
 
 _POLL = 0.005  #: seconds between two looks whether the world before this one is gone
 

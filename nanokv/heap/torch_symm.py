@@ -12,8 +12,8 @@ import torch
 
 from nanokv.device.segment.geometry import Geometry
 from nanokv.errors import HeapUnavailable, InvalidArgument
-from nanokv.heap.new_segment import on
 from nanokv.heap.process_group import Group, variable
+from nanokv.heap.segment_in_tensor import on
 from nanokv.heap.symmetric import Memory, Place, SymmetricHeap
 
 MODULE = "torch.distributed._symmetric_memory"

@@ -23,7 +23,7 @@ from nanokv.device.segment.geometry import MODES, Geometry
 from nanokv.device.segment.layout import HEAP_CTL, MAX_RANKS, WORD
 from nanokv.errors import HeapUnavailable, PeerLost, SegmentCorrupt
 from nanokv.heap.locks import LockFile
-from nanokv.heap.world_records import (
+from nanokv.heap.world_file_layout import (
     BESIDE,
     HEADER,
     PREFIX,

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from nanokv.errors import HeapUnavailable, PeerLost
-from nanokv.heap.membership import leave
+from nanokv.heap.world_entry import leave
 from nanokv.heap.world_file import WorldFile
 
 _POLL_FIRST, _POLL_LAST = 0.0005, 0.01  #: seconds between two looks at the others

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from nanokv.device.segment.geometry import MODES, Geometry
 from nanokv.errors import HeapUnavailable, InvalidArgument, NanoKVError
 from nanokv.heap.world_file import WorldFile
-from nanokv.heap.world_records import SEGMENTS, Kind
+from nanokv.heap.world_file_layout import SEGMENTS, Kind
 
 Stale = Literal["error", "recover", "replace"]
 _LEAVE_SECONDS = 5.0  #: how long a leaving rank waits for the world lock
