@@ -11,7 +11,7 @@ from unittest import mock
 
 import numpy as np
 
-from nanokv.check.model import passages
+from nanokv.check.model import audit_search
 from nanokv.check.model.explore import SCHEDULERS, Explorer
 from nanokv.check.model.suite import SCENARIOS, named
 from nanokv.device.protocol import evict, reclaim, retire
@@ -42,7 +42,7 @@ class Bug(NamedTuple):
         name, _, memory = self.replay.partition(":")[0].partition("/")
         with self._patched():
             if SCENARIOS[name].audited:
-                return passages.find(SCENARIOS[name], self.device())
+                return audit_search.find(SCENARIOS[name], self.device())
             explorer = Explorer(SCENARIOS[name], memory, self.device())
             found = explorer.kill_everywhere(1, 4)
             for kind in SCHEDULERS:

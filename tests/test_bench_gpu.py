@@ -175,7 +175,7 @@ WRONG = """
 import torch
 from bench.gpu import paged
 from bench.gpu.objects import Objects
-from bench.gpu.stage import Stage, Unsound
+from bench.gpu.one_segment import Stage, Unsound
 stage = Stage(torch.device("cpu"), 128 * 4096, 4096, slots=16)
 def noticed(what):
     try:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nanokv.check.model import passages, steps
+from nanokv.check.model import audit_search, transitions
 from nanokv.check.model.explore import MEMORIES, Explorer
 from nanokv.check.model.orderings import FOUND_BY, KEPT, functions, is_noticed, orderings
 from nanokv.check.model.suite import SCENARIOS, replay, run_scenario
@@ -53,7 +53,7 @@ LEGAL = [
 
 @pytest.mark.parametrize("old, new", LEGAL)
 def test_legal_steps_of_a_state_word(old: int, new: int) -> None:
-    assert steps._is_legal(old, new)
+    assert transitions._is_legal(old, new)
 
 
 def test_all_other_steps_are_not() -> None:
@@ -64,9 +64,9 @@ def test_all_other_steps_are_not() -> None:
             was, now = unpack("STATE", "state", old), unpack("STATE", "state", new)
             epochs = unpack("STATE", "epoch", old), unpack("STATE", "epoch", new)
             if epochs[1] < epochs[0] or (now == DEAD.value and unpack("STATE", "pins", old)):
-                assert not steps._is_legal(old, new), (hex(old), hex(new))
+                assert not transitions._is_legal(old, new), (hex(old), hex(new))
             if was == DEAD.value and now in (WRITING.value, READY.value):
-                assert not steps._is_legal(old, new), (hex(old), hex(new))
+                assert not transitions._is_legal(old, new), (hex(old), hex(new))
 
 
 def test_a_leak_and_an_overlap_are_found() -> None:
@@ -104,7 +104,7 @@ def test_a_bug_stays_mended(about: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name, scenario in SCENARIOS.items() if scenario.audited])
 def test_no_audit_gives_away_what_is_on_its_way(name: str) -> None:
-    assert passages.find(SCENARIOS[name]) is None
+    assert audit_search.find(SCENARIOS[name]) is None
 
 
 def test_deviations_find_what_needs_one() -> None:

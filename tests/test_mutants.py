@@ -6,7 +6,7 @@ import pytest
 
 from nanokv.check.model.explore import Explorer
 from nanokv.check.model.mutants import MUTANTS, NOTICED, kill
-from nanokv.check.model.mutants_progress import PROGRESS
+from nanokv.check.model.mutants.progress import PROGRESS
 from nanokv.check.model.suite import SCENARIOS
 from nanokv.device.protocol import freelist
 from nanokv.device.sim.mutants import rewrite, weak_orderings

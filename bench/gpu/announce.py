@@ -13,8 +13,8 @@ import torch
 from bench.gpu.clock import Offset, compare_clocks, launch
 from bench.gpu.kernels import put_stamped_kernel
 from bench.gpu.many import Keep
+from bench.gpu.one_segment import Unsound
 from bench.gpu.settings import GpuSettings
-from bench.gpu.stage import Unsound
 from bench.gpu.timer import synchronize
 from bench.gpu.versions import OWNER, world_table
 from bench.owner import OwnerHere

@@ -7,8 +7,8 @@ import torch
 
 from bench.gpu import paged
 from bench.gpu.objects import Objects, Way
+from bench.gpu.one_segment import Stage
 from bench.gpu.settings import GpuSettings
-from bench.gpu.stage import Stage
 from bench.gpu.timer import Timer, graph_of
 
 Keep = Callable[[dict[str, Any]], None]

@@ -7,7 +7,7 @@ import torch
 
 from bench.gpu.clock import launch
 from bench.gpu.kernels import copy_flat_kernel, remove_many_kernel
-from bench.gpu.stage import Stage, Unsound
+from bench.gpu.one_segment import Stage, Unsound
 from nanokv.device.kernels.shares import TILE_WORDS
 from nanokv.device.machines.base import Request
 from nanokv.device.machines.batch import CTAS_A_MULTIPROCESSOR, INTERPRETED_CTAS, Batch

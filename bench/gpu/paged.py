@@ -9,7 +9,7 @@ import math
 import torch
 
 from bench.gpu.objects import Objects, Way
-from bench.gpu.stage import Unsound
+from bench.gpu.one_segment import Unsound
 from bench.settings import KIB
 from nanokv.device.machines.batch import Batch
 from nanokv.device.machines.engine_cache import Pages

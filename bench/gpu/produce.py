@@ -14,8 +14,8 @@ import torch
 from bench.gpu import kernels, steps
 from bench.gpu.clock import launch, resolution
 from bench.gpu.many import Keep
+from bench.gpu.one_segment import Stage, Unsound
 from bench.gpu.settings import GpuSettings
-from bench.gpu.stage import Stage, Unsound
 from bench.gpu.timer import Timer
 from bench.timing import Summary, summarise
 from nanokv.device.segment.layout import LINE, SIZE_CLASSES, WORD

@@ -6,8 +6,8 @@ import torch
 
 from bench.gpu.many import Keep
 from bench.gpu.objects import Objects
+from bench.gpu.one_segment import Stage
 from bench.gpu.settings import GpuSettings
-from bench.gpu.stage import Stage
 from bench.gpu.timer import Timer, event_overhead, graph_of
 from nanokv.device.machines.batch import Batch
 

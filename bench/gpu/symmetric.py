@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 
 from bench.gpu.many import Keep
+from bench.gpu.one_segment import Unsound
 from bench.gpu.settings import GpuSettings
-from bench.gpu.stage import Unsound
 from bench.gpu.timer import Timer
 
 

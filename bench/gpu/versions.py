@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from bench.gpu.many import Keep
+from bench.gpu.one_segment import Unsound
 from bench.gpu.settings import GpuSettings
-from bench.gpu.stage import Unsound
 from bench.gpu.timer import Timer
 from nanokv import NanoKVCache, local_world
 from nanokv.device.machines.base import Request

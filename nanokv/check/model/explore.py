@@ -8,9 +8,9 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from nanokv.check.model.rest import come_to_rest
+from nanokv.check.model.at_rest import come_to_rest
 from nanokv.check.model.scenario import Scenario
-from nanokv.check.model.stage import Stage
+from nanokv.check.model.small_world import Stage
 from nanokv.device.sim.exhaustive import Exhaustive, Redundant
 from nanokv.device.sim.memory import Memory, WeakMemory
 from nanokv.device.sim.schedule import Replay, Schedule

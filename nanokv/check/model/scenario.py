@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from nanokv.check.model.stage import Stage
+from nanokv.check.model.small_world import Stage
 from nanokv.check.report import CheckFailure
 from nanokv.device.segment.geometry import Geometry
 

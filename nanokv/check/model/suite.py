@@ -7,31 +7,22 @@ from multiprocessing import get_context
 from os import cpu_count
 from typing import Any
 
-from nanokv.check.model import (
-    scenarios_dying,
-    scenarios_extents,
-    scenarios_hints,
-    scenarios_host,
-    scenarios_lists,
-    scenarios_objects,
-    scenarios_parts,
-    scenarios_steps,
-)
 from nanokv.check.model.explore import MEMORIES, SCHEDULERS, Explored, Explorer
 from nanokv.check.model.scenario import Scenario
-from nanokv.check.model.stage import PROGRESS_BOUND
+from nanokv.check.model.scenarios import cooperative, dying, extents, freelist, hints, host, objects, single_steps
+from nanokv.check.model.small_world import PROGRESS_BOUND
 from nanokv.check.report import Row
 from nanokv.device.sim.schedule import Schedule, parse
 
 MODULES = (
-    scenarios_steps,
-    scenarios_lists,
-    scenarios_extents,
-    scenarios_objects,
-    scenarios_parts,
-    scenarios_hints,
-    scenarios_dying,
-    scenarios_host,
+    single_steps,
+    freelist,
+    extents,
+    objects,
+    cooperative,
+    hints,
+    dying,
+    host,
 )
 SCENARIOS: dict[str, Scenario] = {scenario.name: scenario for module in MODULES for scenario in module.SCENARIOS}
 HOSTED_SHARE = 8  #: executions with host code cost about so many times more: that much fewer of them

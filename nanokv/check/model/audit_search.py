@@ -8,9 +8,9 @@ somebody alive holds. Tried are the last step of each passage, and for the last 
 from typing import Any
 from unittest import mock
 
-from nanokv.check.model import scenarios_host
 from nanokv.check.model.explore import Explorer
 from nanokv.check.model.scenario import Scenario
+from nanokv.check.model.scenarios import host
 from nanokv.device.sim.schedule import Replay, Schedule
 from nanokv.device.sim.simulation import Simulation, Task
 from nanokv.host_poller import audit
@@ -74,7 +74,7 @@ def find_kind(kind: str, scenario: Scenario, replaced: dict[Any, Any] | None = N
                 super().__init__(*args)
                 scheduler.audit = self
 
-        with mock.patch.object(scenarios_host, "Audit", Watched):
+        with mock.patch.object(host, "Audit", Watched):
             why = explorer.execute(scheduler, {})
         return why, scheduler.saw
 

@@ -1,7 +1,7 @@
 """Scenarios of single steps: two device functions at one word. Small enough that all their executions are tried."""
 
 from nanokv.check.model.scenario import Scenario, expect, small
-from nanokv.check.model.stage import WHAT, Stage, digest
+from nanokv.check.model.small_world import WHAT, Stage, digest
 from nanokv.device.protocol import directory, extent, header, pins, put, reclaim, remove
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.geometry import producer_word

@@ -8,7 +8,7 @@ from array import array
 from collections.abc import Callable
 from typing import Any
 
-from nanokv.check.model.stage import Stage
+from nanokv.check.model.small_world import Stage
 from nanokv.check.report import CheckFailure
 from nanokv.device.machines.native import NativeMachine
 from nanokv.device.segment.layout import READY, unpack

@@ -1,7 +1,7 @@
 """Scenarios of the announce ring, the index and the directory's limits."""
 
 from nanokv.check.model.scenario import PAGE, Scenario, expect, small
-from nanokv.check.model.stage import Stage
+from nanokv.check.model.small_world import Stage
 from nanokv.device.protocol import ring
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.layout import COUNT_MISSED, READY, STORED, WORD, unpack

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from nanokv.check.model.scenario import Scenario, expect, small
-from nanokv.check.model.stage import WHAT, Stage, digest
+from nanokv.check.model.small_world import WHAT, Stage, digest
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.geometry import producer_word
 from nanokv.device.segment.layout import FLAG_PLAN, WORD

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from nanokv.check.model.scenario import Scenario, expect, small
-from nanokv.check.model.stage import Stage
+from nanokv.check.model.small_world import Stage
 from nanokv.device.protocol import extent, reclaim
 from nanokv.host_poller.coalesce import join_free_extents
 

@@ -1,7 +1,7 @@
 """Scenarios of whole objects: puts of one key, removal, eviction and reuse under readers, pins."""
 
 from nanokv.check.model.scenario import Scenario, expect, small
-from nanokv.check.model.stage import Stage
+from nanokv.check.model.small_world import Stage
 from nanokv.device.protocol.status import Status
 
 A, B, C = 1, 3, 5  #: keys

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from nanokv.check.model.scenario import Scenario, expect, small
-from nanokv.check.model.stage import WHAT, Stage, digest
+from nanokv.check.model.small_world import WHAT, Stage, digest
 from nanokv.device.protocol import cooperative
 from nanokv.device.protocol.cooperative import NOT_LAST
 from nanokv.device.protocol.status import Status

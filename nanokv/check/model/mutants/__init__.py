@@ -10,17 +10,10 @@ from functools import partial
 from multiprocessing import get_context
 from os import cpu_count
 
-from nanokv.check.model import (
-    mutants_host,
-    mutants_keys,
-    mutants_lists,
-    mutants_objects,
-    mutants_parts,
-    mutants_progress,
-    passages,
-)
+from nanokv.check.model import audit_search
 from nanokv.check.model.explore import MEMORIES, SCHEDULERS, Explorer, Failure
 from nanokv.check.model.mutant import Mutant
+from nanokv.check.model.mutants import cooperative, freelist, host, keys, objects, progress
 from nanokv.check.model.suite import MOST_EXHAUSTIVE, SCENARIOS, named
 from nanokv.check.report import CheckFailure, Row
 from nanokv.device.sim.schedule import Schedule
@@ -28,15 +21,15 @@ from nanokv.device.sim.schedule import Schedule
 NOTICED = ("CheckFailure", "MemoryFault", "NoProgress")  #: anything else is an error of the mutant itself
 
 GROUPS = (
-    mutants_lists.LISTS,
-    mutants_objects.HEADERS,
-    mutants_keys.KEYS,
-    mutants_keys.READERS,
-    mutants_host.HINTS,
-    mutants_host.GRACE,
-    mutants_host.AUDITS,
-    mutants_progress.PROGRESS,
-    mutants_parts.PARTS,
+    freelist.LISTS,
+    objects.HEADERS,
+    keys.KEYS,
+    keys.READERS,
+    host.HINTS,
+    host.GRACE,
+    host.AUDITS,
+    progress.PROGRESS,
+    cooperative.PARTS,
 )
 MUTANTS: dict[str, Mutant] = {mutant.name: mutant for group in GROUPS for mutant in group}
 
@@ -84,7 +77,7 @@ def _noticed(mutant: Mutant, scenario: str, memory: str, schedules: int, seed: i
     except CheckFailure as failure:  # already while the scenario is prepared
         return Failure(scenario, memory, Schedule(()), f"CheckFailure: {failure}")
     if explorer.scenario.audited and memory == "sc":
-        known = passages.find(explorer.scenario, mutant.replaced())
+        known = audit_search.find(explorer.scenario, mutant.replaced())
         if known is not None:
             return _replayed(known, mutant)
     found = explorer.kill_everywhere(seed)

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from nanokv.check.model.steps import watch_states
+from nanokv.check.model.transitions import watch_states
 from nanokv.check.report import CheckFailure
 from nanokv.device.machines.base import Found, Machine
 from nanokv.device.protocol.status import Status

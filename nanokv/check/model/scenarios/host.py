@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from nanokv.check.model.scenario import Scenario, expect, small
-from nanokv.check.model.stage import Stage, StageHeap, digest
+from nanokv.check.model.small_world import Stage, StageHeap, digest
 from nanokv.device.protocol import activity, extent, header
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.geometry import producer_word

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from nanokv.check.model.scenario import Scenario, expect, small
-from nanokv.check.model.stage import Stage
+from nanokv.check.model.small_world import Stage
 from nanokv.device.protocol import freelist, header
 from nanokv.device.segment.layout import FREE_HEAD, HEADER_BYTES, LOW32, WORD
 
