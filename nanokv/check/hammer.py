@@ -1,7 +1,5 @@
 """Random work on objects, compiled: the protocol and nothing else, without a pause, by threads or processes."""
 
-# mypy: disallow-untyped-decorators=false
-
 from functools import cache
 from typing import Any, NamedTuple
 

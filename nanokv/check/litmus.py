@@ -1,4 +1,4 @@
-"""Litmus tests on the memory of this machine: how often the forbidden outcomes of `nanokv/check/litmus_shapes.py` come out: never.
+"""Litmus tests on the memory of this machine: the forbidden outcomes of `litmus_shapes` come out never.
 
 On a GPU many pairs of CTAs run each shape at once, on a CPU two threads of compiled code. The weak variants say whether
 this machine shows what the orderings prevent (x86 shows only the store buffering).

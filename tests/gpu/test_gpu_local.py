@@ -1,5 +1,5 @@
 """The launching machine on a real GPU, two virtual ranks on one device. Without a GPU the same bodies run interpreted:
-tests/test_launch_machine.py."""
+tests/machines/test_launch_machine.py."""
 
 from collections.abc import Callable
 

@@ -1,0 +1,80 @@
+"""Litmus tests: natively on this machine, under the simulated memory, and compiled for every GPU."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from nanokv.check.litmus import SHAPES, outcomes, run_litmus
+from nanokv.check.litmus_shapes import (
+    LINE_BYTES,
+    WORDS,
+    litmus_kernel,
+    message_passing,
+    message_passing_weak,
+    store_buffering,
+    store_buffering_weak,
+    validated_read,
+    validated_read_weak,
+)
+from nanokv.device.segment.layout import LINE
+from nanokv.device.sim.exhaustive import Exhaustive, Redundant
+from nanokv.device.sim.memory import SHARED, WeakMemory
+from nanokv.device.sim.simulation import Simulation
+from tests.support.compiling import TARGETS, Kernel, assembly
+
+ROLES = (
+    message_passing,
+    message_passing_weak,
+    store_buffering,
+    store_buffering_weak,
+    validated_read,
+    validated_read_weak,
+)
+
+
+def test_no_forbidden_outcome_on_this_machine() -> None:
+    for row in run_litmus(20_000):
+        assert row.held, row.failures
+
+
+def test_both_threads_ran_every_instance() -> None:
+    flag, payload = outcomes(0, 512, torch.device("cpu"))
+    assert len(flag) == 512 and set(flag.tolist()) <= {0, 1} and set(payload.tolist()) <= {0, 1}
+    assert flag.any() or payload.any()
+
+
+def simulated(role: Any) -> set[tuple[int, int]]:
+    """Every outcome of one instance under the simulated memory."""
+    simulation = Simulation(WeakMemory)
+    function = simulation.function(role)
+    explorer, found = Exhaustive(), set()
+    while explorer.more():
+        simulation.reset([0] * (WORDS.value * LINE // 8))
+        for who in range(2):
+            simulation.spawn(f"thread{who}", lambda who=who: function(SHARED, who))  # type: ignore[misc]
+        try:
+            simulation.run(explorer)
+        except Redundant:
+            continue
+        seen = SHARED + 3 * LINE_BYTES.value
+        found.add((simulation.memory.newest(seen), simulation.memory.newest(seen + 8)))
+    return found
+
+
+@pytest.mark.parametrize("shape, name, forbidden, weak", SHAPES, ids=[shape[1] for shape in SHAPES])
+def test_the_model_forbids_what_we_forbid(shape: int, name: str, forbidden: Any, weak: int) -> None:
+    def bad(role: Any) -> list[tuple[int, int]]:
+        return [pair for pair in simulated(role) if forbidden(*(np.array([word]) for word in pair)).any()]
+
+    assert bad(ROLES[shape]) == []
+    assert bad(ROLES[weak]) != []
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("shape", range(len(ROLES)))
+def test_kernels_compile(target: str, shape: int) -> None:
+    kernel = Kernel(litmus_kernel, False, {"base": "i64", "count": "i64", "gate": "i64"}, {"shape": shape})
+    text = assembly(kernel, target)
+    assert ("red.global" if target.startswith("sm") else "global_atomic_add") in text

@@ -1,0 +1,131 @@
+"""The protocol under the simulated machine: every scenario for a moment, and what it found once."""
+
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nanokv.check.model import audit_search, transitions
+from nanokv.check.model.explore import MEMORIES, Explorer
+from nanokv.check.model.orderings import FOUND_BY, KEPT, functions, is_noticed, orderings
+from nanokv.check.model.suite import SCENARIOS, replay, run_scenario
+from nanokv.check.report import CheckFailure
+from nanokv.device.protocol import freelist, header
+from nanokv.device.segment.layout import DEAD, READY, RESERVED, WATCHED, WRITING, unpack
+from nanokv.device.sim.mutants import rewrite
+from nanokv.device.sim.schedule import Replay, Schedule
+from tests.support.known_bugs import BUGS
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_scenario(name: str) -> None:
+    row = run_scenario(name, schedules=24, seed=7)
+    assert row.held, row.failures
+
+
+@pytest.mark.parametrize("memory", MEMORIES)
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 120), st.integers(1, 2)), max_size=6, unique_by=lambda part: part[0]))
+def test_hypothesis_draws_schedules(memory: str, taken: list[tuple[int, int]]) -> None:
+    explorer = Explorer(SCENARIOS["put-remove-get"], memory)
+    assert explorer.replay(Schedule(tuple(sorted(taken)))) is None
+
+
+# --- what is checked ---------------------------------------------------------------------------
+def word(state: int, pins: int, epoch: int) -> int:
+    return state | pins << 8 | epoch << 32
+
+
+LEGAL = [
+    (word(RESERVED.value, 0, 0), word(RESERVED.value, 0, 1)),
+    (word(DEAD.value, 0, 4), word(RESERVED.value, 0, 5)),
+    (word(RESERVED.value, 0, 5), word(WRITING.value, 0, 5)),
+    (word(WRITING.value, 0, 5), word(READY.value, 0, 5)),
+    (word(READY.value, 0, 5), word(READY.value, 1, 5)),
+    (word(READY.value, 2, 5) | WATCHED.value, word(READY.value, 1, 5)),
+    (word(READY.value, 0, 5), word(DEAD.value, 0, 5)),
+    (word(WRITING.value, 0, 5), word(DEAD.value, 0, 5)),
+    (word(RESERVED.value, 0, 5), word(DEAD.value, 0, 5)),
+]
+
+
+@pytest.mark.parametrize("old, new", LEGAL)
+def test_legal_steps_of_a_state_word(old: int, new: int) -> None:
+    assert transitions._is_legal(old, new)
+
+
+def test_all_other_steps_are_not() -> None:
+    dice = random.Random(1)
+    words = [word(state, pins, epoch) for state in range(4) for pins in (0, 1) for epoch in (0, 4, 5, 6)]
+    for old in words:
+        for new in dice.sample(words, len(words)):
+            was, now = unpack("STATE", "state", old), unpack("STATE", "state", new)
+            epochs = unpack("STATE", "epoch", old), unpack("STATE", "epoch", new)
+            if epochs[1] < epochs[0] or (now == DEAD.value and unpack("STATE", "pins", old)):
+                assert not transitions._is_legal(old, new), (hex(old), hex(new))
+            if was == DEAD.value and now in (WRITING.value, READY.value):
+                assert not transitions._is_legal(old, new), (hex(old), hex(new))
+
+
+def test_a_leak_and_an_overlap_are_found() -> None:
+    explorer = Explorer(SCENARIOS["put-remove-get"], "sc")
+    kept = "push(slot_list(world, seg, index), header_links(world, seg), index)"
+    forget = rewrite(header.give_slot, kept, "word(index)")
+    assert "in no place" in str(Explorer(explorer.scenario, "sc", forget).draw("random", 50, 1).failure)
+    with pytest.raises(CheckFailure, match="I4"):
+        explorer.stage.check(1, np.array([1 << 32 | 99, 1 << 32 | 99]))
+    with pytest.raises(CheckFailure, match="torn"):
+        explorer.stage.check(1, np.array([1 << 32 | 1, 1 << 32 | 2]))
+
+
+# --- orderings --------------------------------------------------------------------------------
+def test_every_ordering_is_needed_or_says_why_it_stays() -> None:
+    names = {weaker.name for weaker in orderings()}
+    assert names == {*KEPT, *FOUND_BY}, "an ordering was added or went: find an execution that needs it, or say why"
+    assert len(functions()) > 60
+
+
+@pytest.mark.parametrize("name", FOUND_BY)
+def test_a_weaker_ordering_is_noticed_and_the_protocol_is_not(name: str) -> None:
+    weaker = next(one for one in orderings() if one.name == name)
+    assert is_noticed(weaker, 2000, 3)
+    assert replay(FOUND_BY[name]) is None
+
+
+# --- what the checker found, and is mended ----------------------------------------------------
+@pytest.mark.parametrize("about", BUGS)
+def test_a_bug_stays_mended(about: str) -> None:
+    """If the first line fails after a protocol change: python -m tests.support.known_bugs finds a new execution."""
+    assert BUGS[about].shown_by(BUGS[about].replay) is not None
+    assert replay(BUGS[about].replay) is None
+
+
+@pytest.mark.parametrize("name", [name for name, scenario in SCENARIOS.items() if scenario.audited])
+def test_no_audit_gives_away_what_is_on_its_way(name: str) -> None:
+    assert audit_search.find(SCENARIOS[name]) is None
+
+
+def test_deviations_find_what_needs_one() -> None:
+    """One task after the other, a list whose head is exchanged holds; one switch breaks it."""
+    explorer = Explorer(SCENARIOS["list"], "sc", rewrite(freelist.pop, "cas64(head, old, ", "xchg64(head, "))
+    assert explorer.deviate(0).failure is None
+    found = explorer.deviate(1)
+    assert found.failure is not None and len(found.failure.schedule.taken) == 1
+
+
+def test_bad_replay_strings_are_refused() -> None:
+    for text in ("", "same-key", "same-key/weak", "nothing/sc: plain", "same-key/strong: plain", "same-key/sc: x"):
+        with pytest.raises(ValueError, match=r"replay string|neither"):
+            replay(text)
+
+
+def test_an_execution_is_the_same_every_time() -> None:
+    explorer = Explorer(SCENARIOS["swept"], "weak")
+    found = explorer.draw("random", 5, 3)
+    assert found.failure is None
+    schedule = Schedule(tuple(explorer.stage.simulation.taken), dict(explorer.stage.kills))
+    words = list(explorer.stage.simulation.memory.words)
+    assert explorer.execute(Replay(schedule), schedule.kills) is None
+    assert explorer.stage.simulation.memory.words == words

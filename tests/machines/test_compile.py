@@ -1,0 +1,152 @@
+"""Every kernel compiles for every GPU that is supported, keeps the orderings and spills nothing that streams.
+
+And every protocol function is in some kernel.
+"""
+
+import importlib
+import re
+from typing import Any
+
+import pytest
+from triton.runtime.jit import JITFunction
+
+from tests.support.assembly import atomics, count, polls_in_a_loop
+from tests.support.compiling import NVIDIA, TARGETS, compiled_everywhere, kernels
+
+pytestmark = pytest.mark.timeout(300)  # all that is compiled or interpreted falls to the first test
+
+PROTOCOL = (
+    "activity",
+    "checksum",
+    "directory",
+    "extent",
+    "freelist",
+    "header",
+    "memory",
+    "evict",
+    "get",
+    "put",
+    "remove",
+    "parts",
+    "pins",
+    "reclaim",
+    "request",
+    "retire",
+    "ring",
+    "ticket",
+    "world",
+)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_every_kernel_compiles(target: str) -> None:
+    texts = compiled_everywhere()[target]
+    assert texts.keys() == kernels().keys()
+    assert {name: text for name, text in texts.items() if text.startswith("error:")} == {}
+
+
+MOST_STACK = 32  #: bytes a thread: words of the control steps; a thread's part of a tile is 128 or more
+STREAMING = (
+    *("put_many_kernel", "get_many_kernel"),
+    *("put_many_kernel_of_heads", "get_many_kernel_of_heads"),
+)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_kernels_that_stream_payload_keep_it_in_registers(target: str) -> None:
+    """Nothing of a tile is spilled (scalars may go to lanes of a register); and sixteen bytes an access."""
+    texts = compiled_everywhere()[target]
+    for name in STREAMING:
+        if target in NVIDIA:
+            (stack,) = re.findall(r"^// .*\bSTACK:(\d+) ", texts[name], re.M)
+            assert int(stack) <= MOST_STACK, (name, stack)
+            assert re.search(r"ld\.global\.cg\S*\.v2\.b64", texts[name]), name
+        else:
+            assert "private_segment_fixed_size: 0\n" in texts[name], name
+            assert not re.search(r"vgpr_spill_count: +[1-9]", texts[name]), name
+            for what in ("load", "store"):
+                assert re.search(rf"(global|flat|buffer)_{what}_dwordx4", texts[name]), (name, what)
+
+
+# what is required of the kernels: (kernel, operation, acquires, releases, at least so many)
+REQUIRED = [
+    ("commit_object_kernel", "cas", False, True, 3),  # the state, FLAG_ACK, the hint
+    ("finish_object_kernel", "cas", False, True, 3),
+    ("put_many_kernel", "cas", False, True, 1),
+    ("put_many_kernel", "cas", True, False, 3),
+    ("put_many_kernel", "add", True, True, 2),  # the turnstile, and the arrival of a CTA
+    ("put_many_kernel", "add", False, True, 2),  # and leaving
+    ("put_many_kernel", "swap", False, True, 1),  # what the first CTA shares
+    ("begin_object_kernel", "add", True, True, 1),
+    ("begin_object_kernel", "cas", True, False, 3),
+    ("begin_object_kernel", "swap", False, True, 1),  # RESERVED
+    ("validate_object_kernel", "add", False, True, 1),
+    ("get_many_kernel", "add", True, True, 1),  # the arrival of a CTA
+    ("get_many_kernel", "add", False, True, 1),  # and validating
+    ("remove_object_kernel", "cas", True, False, 1),
+    ("pin_object_kernel", "cas", True, True, 1),
+    ("pop_push_kernel", "cas", True, False, 1),
+    ("pop_push_kernel", "cas", False, True, 1),
+    ("detach_class_kernel", "cas", True, False, 1),
+    ("drain_ring_kernel", "swap", True, False, 1),
+    ("read_state_kernel", "add", True, True, 1),
+    ("release_slot_kernel", "add", True, True, 1),
+    ("remote_probe_kernel", "cas", True, True, 1),
+]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_commit_validate_and_free_lists_order_at_system_scope(target: str) -> None:
+    texts = compiled_everywhere()[target]
+    missing = [
+        f"{kernel}: {operation} acquires={acquires} releases={releases}"
+        for kernel, operation, acquires, releases, least in REQUIRED
+        if count(atomics(texts[kernel], target), operation, acquires=acquires, releases=releases) < least
+    ]
+    assert missing == []
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_no_atomic_is_below_system_scope(target: str) -> None:
+    found = {kernel: atomics(text, target) for kernel, text in compiled_everywhere()[target].items()}
+    assert sum(map(len, found.values())) > 100
+    assert {kernel: bad for kernel, all_ in found.items() if (bad := [a for a in all_ if not a.system])} == {}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_no_polling_loop_vanished(target: str) -> None:
+    texts = compiled_everywhere()[target]
+    loops = ("poll_word_kernel", "pop_push_kernel", "detach_class_kernel", "find_key_kernel", "drain_ring_kernel")
+    assert [kernel for kernel in loops if not polls_in_a_loop(texts[kernel])] == []
+
+
+def test_a_kernel_that_does_not_compile_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    from tests.support import compiling
+
+    broken = compiling.Kernel(compiling.poll_word_kernel, False, {"word": "fp32", "out": "i64", "limit": "i64"}, {})
+    monkeypatch.setattr(compiling, "kernels", lambda: {"broken_kernel": broken})
+    compiling.main("sm_90", str(tmp_path))
+    assert "Error" in (tmp_path / compiling.REPORT).read_text()
+
+
+def reached(function: Any, seen: set[Any]) -> set[Any]:
+    """The device functions that a device function calls, and those that they call, and so on."""
+    if function not in seen:
+        seen.add(function)
+        for name in function.fn.__code__.co_names:
+            called = function.fn.__globals__.get(name)
+            if isinstance(called, JITFunction):
+                reached(called, seen)
+    return seen
+
+
+def test_every_protocol_function_is_in_a_kernel() -> None:
+    seen: set[Any] = set()
+    for kernel in kernels().values():
+        reached(kernel.function, seen)
+    modules = [importlib.import_module(f"nanokv.device.{name}") for name in PROTOCOL]
+    written = {
+        f for m in modules for f in vars(m).values() if isinstance(f, JITFunction) and f.__module__ == m.__name__
+    }
+    assert len(written) > 80
+    assert {f.__name__ for f in written - seen} == set()

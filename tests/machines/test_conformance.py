@@ -1,0 +1,44 @@
+"""What Triton's interpreter makes of the protocol, and what runs on the CPU, are the same, function by function."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.timeout(300)  # all that is compiled or interpreted falls to the first test
+
+GROUPS = [
+    ("freelist,extent,header", 12),
+    ("directory,ring,activity,pins", 10),
+    ("checksum,retire,evict,put,get,remove,reclaim", 6),
+]
+
+
+def compare(*options: str) -> subprocess.CompletedProcess[str]:
+    """Run support/conformance.py in a process of its own: TRITON_INTERPRET is read when a function is decorated."""
+    return subprocess.run(
+        [sys.executable, "-W", "error::RuntimeWarning", "-m", "tests.support.conformance", *options],
+        env=os.environ | {"TRITON_INTERPRET": "1"},
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(("modules", "rounds"), GROUPS)
+def test_interpreter_and_native_agree(modules: str, rounds: int) -> None:
+    done = compare("--modules", modules, "--rounds", str(rounds))
+    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+    assert "compared" in done.stdout
+
+
+@pytest.mark.parametrize(("module", "function"), [("extent", "class_of"), ("ring", "announce")])
+def test_a_planted_bug_is_found(module: str, function: str) -> None:
+    """`class_of` then returns something else, `announce` leaves other bytes."""
+    done = compare("--modules", module, "--only", function, "--rounds", "10", "--plant")
+    assert done.returncode == 1, done.stdout + done.stderr[-3000:]
+    assert f"DIFFERS (--modules {module} --only {function} --seed" in done.stdout

@@ -1,0 +1,247 @@
+"""Extents, natively compiled: no page has two owners, what is given back is there again, larger ones are split."""
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import triton
+import triton.language as tl
+
+from nanokv.device.memory.triton import cas64, load64, select, store64, word
+from nanokv.device.protocol.extent import bump, bump_rest, class_of, give, take
+from nanokv.device.segment.geometry import Geometry
+from nanokv.device.segment.layout import SIZE_CLASSES, WORD_BYTES, unpack
+from nanokv.device.segment.world_table import class_pages
+from tests.support.plain_world import PAGE, PlainWorld, address, aligned_words, in_threads, native, yielding
+
+PAGES = 16
+CLASSES = 5  #: 1, 2, 4, 8 and 16 pages
+HELD = 6
+ROUNDS = 20_000
+
+
+@triton.jit
+def mark(marks: tl.int64, page: tl.int64, pages: tl.int64, old: tl.int64, new: tl.int64) -> Any:
+    """Note an owner for each page of an extent. Returns for how many another one was noted."""
+    wrong = word(0)
+    i = word(0)
+    while i < pages:
+        if cas64(marks + (page + i) * WORD_BYTES, old, new, "acq_rel") != old:
+            wrong += 1
+        i += 1
+    return wrong
+
+
+@triton.jit
+def churn(
+    world: tl.int64,
+    seg: tl.int64,
+    marks: tl.int64,
+    held: tl.int64,
+    slots: tl.int64,
+    classes: tl.int64,
+    seed: tl.int64,
+    rounds: tl.int64,
+) -> Any:
+    """Take and give extents of random classes, `slots` held at a time (page + 1 and class, at `held`), then give all.
+
+    Returns (taken, refused, pages that had another owner).
+    """
+    taken = word(0)
+    refused = word(0)
+    wrong = word(0)
+    random = seed + 0
+    i = word(0)
+    while i < rounds + slots:
+        random = (random * 1103515245 + 12345) & 0x7FFFFFFF
+        at = held + select(i < rounds, (random >> 8) % slots, i - rounds) * 2 * WORD_BYTES
+        page = load64(at, "relaxed") - 1
+        size_class = load64(at + WORD_BYTES, "relaxed")
+        if page >= 0:
+            wrong += mark(marks, page, class_pages(world, size_class), seed, word(0))
+            give(world, seg, page, size_class)
+            store64(at, word(0), "relaxed")
+        elif i < rounds:
+            size_class = (random >> 16) % classes
+            page = take(world, seg, size_class, random >> 20)
+            if page >= 0:
+                taken += 1
+                wrong += mark(marks, page, class_pages(world, size_class), word(0), seed)
+                store64(at, page + 1, "relaxed")
+                store64(at + WORD_BYTES, size_class, "relaxed")
+            else:
+                refused += 1
+        i += 1
+    return taken, refused, wrong
+
+
+@triton.jit
+def bump_all(world: tl.int64, seg: tl.int64, size_class: tl.int64, out: tl.int64, rounds: tl.int64) -> Any:
+    """Bump until nothing is left, noting each extent. Returns how many came."""
+    got = word(0)
+    i = word(0)
+    while i < rounds:
+        page = bump(world, seg, size_class, seg)
+        if page >= 0:
+            store64(out + got * WORD_BYTES, page, "relaxed")
+            got += 1
+        i += 1
+    return got
+
+
+class Arena:
+    """One segment of 16 pages."""
+
+    def __init__(self, pages: int = PAGES, **wishes: Any) -> None:
+        self.plain = PlainWorld(Geometry.plan(pages * PAGE, PAGE, 1, **wishes))
+        self.geometry = self.plain.geometry
+        self.view = self.plain.views[0]
+        self.at = self.plain.worlds[0], self.plain.bases[0]
+
+    def take(self, size_class: int) -> int:
+        return int(native(take, 4)(*self.at, size_class, 0))
+
+    def give(self, page: int, size_class: int) -> None:
+        native(give, 4)(*self.at, page, size_class)
+
+    def bumped(self) -> int:
+        return (int(self.view.ctl["bump_ptr"][0]) - self.geometry.offsets["heap_base"]) // PAGE
+
+    def free(self) -> list[tuple[int, int]]:
+        """(first page, pages) of every free extent, in the order of pages."""
+        found: list[tuple[int, int]] = []
+        for k, size in enumerate(self.geometry.class_pages):
+            for head in self.view.ctl[f"free_head{k}"][0].tolist():
+                node = int(unpack("LIST", "node", head))
+                while node and len(found) <= self.geometry.n_pages:
+                    found.append((node - 1, size))
+                    node = int(unpack("LINK", "next", self.view.page_links[node - 1].astype(np.int64)))
+        return sorted(found)
+
+    def places(self) -> list[int]:
+        """The pages of all free extents and beyond the bump pointer, in order."""
+        pages = [page + i for page, size in self.free() for i in range(size)]
+        return sorted(pages + list(range(self.bumped(), self.geometry.n_pages)))
+
+
+def test_smoke() -> None:
+    arena = Arena()
+    assert [arena.take(0), arena.take(1), arena.take(0)] == [0, 1, 3]
+    arena.give(1, 1)
+    assert arena.free() == [(1, 2)]
+    assert arena.take(1) == 1
+    assert arena.bumped() == 4
+
+
+def test_capacity() -> None:
+    arena = Arena()
+    assert sorted(arena.take(0) for _ in range(PAGES)) == list(range(PAGES))
+    assert [arena.take(k) for k in range(CLASSES)] == [-1] * CLASSES
+    assert arena.view.ctl["bump_ptr"][0] == arena.geometry.offsets["heap_limit"]
+
+
+def test_len_empty_full() -> None:
+    arena = Arena()
+    for _ in range(3):
+        assert len(arena.places()) == PAGES
+        page = arena.take(4)
+        assert page == 0 and arena.places() == []
+        arena.give(page, 4)
+        assert arena.free() == [(0, PAGES)]
+
+
+@pytest.mark.parametrize("pages, size_class", [(1, 0), (2, 1), (3, 2), (5, 3), (16, 4), (17, -1), (1 << 40, -1)])
+def test_class_of(pages: int, size_class: int) -> None:
+    assert native(class_of, 2)(Arena().at[0], pages) == size_class
+
+
+def test_a_larger_extent_is_split() -> None:
+    arena = Arena()
+    arena.give(arena.take(4), 4)
+    assert arena.take(0) == 0
+    assert arena.free() == [(1, 1), (2, 2), (4, 4), (8, 8)]
+    assert arena.take(1) == 2, "what fits is taken first"
+    assert arena.take(1) == 4
+    assert arena.free() == [(1, 1), (6, 2), (8, 8)]
+
+
+def test_classes_that_are_not_powers_of_two_are_split() -> None:
+    arena = Arena(36, size_classes=(1, 3, 12, 36))
+    arena.give(arena.take(3), 3)
+    assert arena.take(0) == 0
+    assert [size for _, size in arena.free()] == [1, 1, 3, 3, 3, 12, 12]
+    assert sorted(arena.places()) == list(range(1, 36))
+
+
+def test_a_split_comes_before_fresh_pages() -> None:
+    arena = Arena()
+    arena.give(arena.take(2), 2)
+    assert arena.take(0) == 0
+    assert arena.bumped() == 4
+
+
+def test_the_rest_is_taken_once() -> None:
+    arena = Arena()
+    arena.take(2)
+    assert native(bump_rest, 2)(*arena.at) == 4
+    assert arena.bumped() == PAGES
+    assert native(bump_rest, 2)(*arena.at) == -1
+
+
+@pytest.mark.parametrize("word_of_bump", [0, 1, -PAGE, 1 << 62])
+def test_a_corrupt_bump_pointer_gives_nothing(word_of_bump: int) -> None:
+    arena = Arena()
+    arena.view.ctl["bump_ptr"].view(np.int64)[0] = word_of_bump
+    assert arena.take(0) == -1
+    assert native(bump_rest, 2)(*arena.at) == -1
+    assert arena.view.ctl["bump_ptr"].view(np.int64)[0] == word_of_bump
+
+
+@pytest.mark.parametrize("shards", [1, 64])
+@pytest.mark.parametrize("machine", [native, yielding])
+def test_everybody_bumps_at_once(machine: Any, shards: int) -> None:
+    pages, rounds = 4096, 4096
+    arena = Arena(pages, shards=shards)
+    notes = [aligned_words(rounds) for _ in range(3)]
+    calls = [
+        partial(machine(bump_all, 5), *arena.at, size_class, address(note), rounds)
+        for size_class, note in enumerate(notes)
+    ]
+    got = in_threads(*calls)
+    spans = [
+        page + i
+        for n, note, count in zip((1, 2, 4), notes, got, strict=True)
+        for page in note[:count].tolist()
+        for i in range(n)
+    ]
+    spare = [page + i for page, size in arena.free() for i in range(size)]
+    assert sorted(spans + spare) == list(range(arena.bumped()))
+    assert bool(spare) == (shards > 1), "a run of extents at a time"
+    assert arena.bumped() == pages, "one thread bumps single pages to the very end"
+
+
+@pytest.mark.parametrize("shards", [1, 4])
+@pytest.mark.parametrize("machine, threads, rounds", [(native, 4, ROUNDS), (yielding, 2, 2000), (yielding, 4, 2000)])
+def test_mpmc(machine: Any, threads: int, rounds: int, shards: int) -> None:
+    arena = Arena(shards=shards)
+    marks = aligned_words(PAGES)
+    held = [aligned_words(2 * HELD) for _ in range(threads)]
+    calls = [
+        partial(machine(churn, 8), *arena.at, address(marks), address(mine), HELD, CLASSES, seed, rounds)
+        for seed, mine in enumerate(held, 1)
+    ]
+    results = in_threads(*calls)
+    assert [wrong for _, _, wrong in results] == [0] * threads
+    assert all(taken > rounds // 100 for taken, _, _ in results)
+    assert sum(refused for _, refused, _ in results) > 0, "the arena ran full"
+    assert not marks.any()
+    assert arena.places() == list(range(PAGES)), "each page is back, once"
+
+
+def test_eight_classes() -> None:
+    arena = Arena(256)
+    assert arena.geometry.class_pages == tuple(1 << k for k in range(SIZE_CLASSES))
+    assert [arena.take(7), arena.take(7), arena.take(7)] == [0, 128, -1]
+    arena.give(0, 7)
+    assert [arena.take(0), arena.take(6)] == [0, 64]

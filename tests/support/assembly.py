@@ -1,0 +1,75 @@
+"""Reads from PTX and AMDGCN what the compilers made of the orderings.
+
+On NVIDIA scope and ordering are part of an instruction (`atom.global.acq_rel.sys.cas.b64`). On AMD (CDNA 3 and 4) `sc1`
+at an atomic means system scope; `buffer_wbl2 sc0 sc1` before it is the release, `buffer_inv sc0 sc1` after it the
+acquire.
+"""
+
+import re
+from typing import NamedTuple
+
+from tests.support.compiling import NVIDIA
+
+
+class Atomic(NamedTuple):
+    """One atomic instruction, or an acquiring load or releasing store."""
+
+    line: int
+    operation: str  #: "cas", "add", "swap", "load" or "store"
+    acquires: bool
+    releases: bool
+    system: bool
+
+
+def ptx_atomics(lines: list[str]) -> list[Atomic]:
+    """The atomics of a PTX text."""
+    found = []
+    for at, line in enumerate(lines):
+        match = re.search(r"\b(atom|red|ld|st)((?:\.\w+)+)", line)
+        parts = match.group(2).split(".") if match else []
+        if match is None or (match.group(1) in ("ld", "st") and not {"acquire", "release", "relaxed"} & set(parts)):
+            continue
+        names = {"cas": "cas", "add": "add", "exch": "swap"}
+        plain = {"ld": "load", "st": "store"}.get(match.group(1), "other")
+        operation = next((names[part] for part in parts if part in names), plain)
+        acquires, releases = bool({"acquire", "acq_rel"} & set(parts)), bool({"release", "acq_rel"} & set(parts))
+        found.append(Atomic(at, operation, acquires, releases, "sys" in parts))
+    return found
+
+
+def gcn_atomics(lines: list[str]) -> list[Atomic]:
+    """The atomics of an AMDGCN text."""
+    found = []
+    for at, line in enumerate(lines):
+        match = re.match(r"\s*(?:global|flat|buffer)_atomic_(\w+?)(?:_x2)?\s", line)
+        if match:
+            names = {"cmpswap": "cas", "add": "add", "swap": "swap"}
+            before = [text.strip() for text in lines[max(at - 3, 0) : at]]
+            after = [text.strip() for text in lines[at + 1 : at + 4]]
+            acquires, releases = "buffer_inv sc0 sc1" in after, "buffer_wbl2 sc0 sc1" in before
+            found.append(Atomic(at, names.get(match.group(1), "other"), acquires, releases, "sc1" in line.split()))
+    return found
+
+
+def atomics(text: str, target: str) -> list[Atomic]:
+    """The atomics of a kernel's assembly."""
+    lines = [line for line in text.splitlines() if line.strip() and not re.match(r"\s*(;|//|\.loc|\.cfi|\.Ltmp)", line)]
+    return ptx_atomics(lines) if target in NVIDIA else gcn_atomics(lines)
+
+
+def count(found: list[Atomic], operation: str, *, acquires: bool = False, releases: bool = False) -> int:
+    """How many atomics of an operation order at least this much."""
+    return sum(a.operation == operation and a.acquires >= acquires and a.releases >= releases for a in found)
+
+
+def polls_in_a_loop(text: str) -> bool:
+    """True if some atomic access stands between a label and a later branch back to it."""
+    lines = text.splitlines()
+    labels = {match.group(1): at for at, line in enumerate(lines) if (match := re.match(r"\s*([.$]\w+):", line))}
+    for at, line in enumerate(lines):
+        match = re.search(r"\b(?:bra|s_branch|s_cbranch_\w+)(?:\.uni)?\s+([.$]\w+)", line)
+        if match and labels.get(match.group(1), at) < at:
+            body = "\n".join(lines[labels[match.group(1)] : at])
+            if re.search(r"_atomic_|\batom\.|\bld\.[\w.]*acquire|global_load\w* .*sc0 sc1", body):
+                return True
+    return False

@@ -1,0 +1,198 @@
+"""Compiles kernels for every GPU that is supported, on a machine without one. Needs Triton and NumPy, no torch.
+
+python -m tests.support.compiling sm_90 /tmp/out     compiles every kernel; leaves <kernel>.s and report.json
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from nanokv.device import remote
+from nanokv.device.kernels import checksums, host, many, objects
+from nanokv.device.memory import triton as memory
+from nanokv.device.memory.triton import load64
+from nanokv.device.protocol.freelist import pop, push
+from nanokv.device.protocol.get import get
+from nanokv.device.protocol.put import put, seal_payload
+from nanokv.device.protocol.status import OK
+
+
+class Kernel(NamedTuple):
+    """A kernel, what it is launched with, and the type of each argument that is not a constant."""
+
+    function: Any
+    moves_payload: bool
+    types: Mapping[str, str]
+    constants: Mapping[str, Any]
+
+
+TARGETS = {
+    "sm_80": GPUTarget("cuda", 80, 32),
+    "sm_90": GPUTarget("cuda", 90, 32),
+    "sm_100": GPUTarget("cuda", 100, 32),
+    "gfx942": GPUTarget("hip", "gfx942", 64),
+    "gfx950": GPUTarget("hip", "gfx950", 64),
+}
+NVIDIA = tuple(name for name in TARGETS if name.startswith("sm_"))
+AMD = tuple(name for name in TARGETS if name.startswith("gfx"))
+LAYOUT_OF_HEADS = (32, 1, 16 * 8, 8)  #: a paged cache whose heads lie apart: 256 bytes each, 8 of them, 16 tokens
+REPORT = "report.json"
+
+
+@triton.jit
+def remote_probe_kernel(
+    word_ptr: tl.tensor, heap_bases: tl.tensor, out_ptr: tl.tensor, from_rank: int, to_rank: int
+) -> None:
+    """Calls each function of `remote` once, with runtime ranks."""
+    lanes = tl.arange(0, 128)
+    mask = lanes < 100
+    values = remote.load(word_ptr + lanes, from_rank, to_rank, heap_bases, mask=mask)
+    remote.store(word_ptr + lanes, values + 1, from_rank, to_rank, heap_bases, mask=mask)
+    seen = remote.atomic_add(word_ptr, 1, from_rank, to_rank, heap_bases, sem="relaxed", scope="sys")
+    seen += remote.atomic_cas(word_ptr, seen, seen + 1, from_rank, to_rank, heap_bases, sem="acquire", scope="sys")
+    seen += remote.atomic_xchg(word_ptr, seen, from_rank, to_rank, heap_bases, sem="release", scope="sys")
+    seen += remote.kv_commit_ready(word_ptr, seen, from_rank, to_rank, heap_bases)
+    tl.store(out_ptr, seen)
+
+
+@triton.jit
+def poll_word_kernel(word: tl.int64, out: tl.int64, limit: tl.int64) -> None:
+    """A bounded wait on one word: what a user's kernel does, and what compilers have been seen to delete."""
+    tries = memory.word(0)
+    seen = load64(word, "acquire")
+    while (seen == 0) & (tries < limit):
+        seen = load64(word, "acquire")
+        tries += 1
+    memory.store64(out, seen, "relaxed")
+
+
+@triton.jit
+def pop_push_kernel(head: tl.int64, links: tl.int64, count: tl.int64) -> None:
+    """One free-list pop and push, alone, so that their instructions can be told from others."""
+    node = pop(head, links, count)
+    if node >= 0:
+        push(head, links, node)
+
+
+@triton.jit
+def seal_probe_kernel(world: tl.int64, payload: tl.int64, nbytes: tl.int64) -> None:
+    """Seals an object as a user's kernel of one CTA does, before it commits."""
+    seal_payload(world, 0, 1, 1, 0, 1, payload, nbytes, 0, 0, 0, 0, 0, 0, 0, 0)
+
+
+@triton.jit
+def put_get_probe_kernel(world: tl.int64, key: tl.int64, src: tl.int64, dst: tl.int64, nbytes: tl.int64) -> None:
+    """A whole put and a whole get by one CTA, as in a user's kernel."""
+    status, _ = put(world, 0, key, key, src, nbytes, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+    if status == OK:
+        get(world, key, key, dst, nbytes, 0)
+
+
+def kernels() -> dict[str, Kernel]:
+    """Every kernel of the project, and five probes: for what users' kernels do, and for the free lists."""
+    found = {}
+    for module in (objects, host, checksums, many):
+        for name, function in vars(module).items():
+            if name.endswith("_kernel") and function.__module__ == module.__name__:
+                words = {argument: "i64" for argument in function.arg_names if argument != "layout"}
+                constants = {"layout": ()} if "layout" in function.arg_names else {}
+                found[name] = Kernel(function, False, words, constants)
+                if constants:
+                    found[f"{name}_of_heads"] = Kernel(function, False, words, {"layout": LAYOUT_OF_HEADS})
+    pointers = {"word_ptr": "*i64", "heap_bases": "*i64", "out_ptr": "*i64"}
+    found["remote_probe_kernel"] = Kernel(
+        remote_probe_kernel, True, pointers | {"from_rank": "i32", "to_rank": "i32"}, {}
+    )
+    words = {"word": "i64", "out": "i64", "limit": "i64"}
+    found["poll_word_kernel"] = Kernel(poll_word_kernel, False, words, {})
+    found["pop_push_kernel"] = Kernel(pop_push_kernel, False, {"head": "i64", "links": "i64", "count": "i64"}, {})
+    sealed = {"world": "i64", "payload": "i64", "nbytes": "i64"}
+    words = dict.fromkeys(("world", "key", "src", "dst", "nbytes"), "i64")
+    found["put_get_probe_kernel"] = Kernel(put_get_probe_kernel, False, words, {})
+    found["seal_probe_kernel"] = Kernel(seal_probe_kernel, True, sealed, {})
+    return found
+
+
+def assembly(kernel: Kernel, target: str) -> str:
+    """The PTX or AMDGCN of a kernel; behind the PTX, as a comment, what ptxas made of it: registers and stack."""
+    warps = 4 if kernel.moves_payload and target in NVIDIA else 1
+    signature = {name: kernel.types.get(name, "constexpr") for name in kernel.function.arg_names}
+    constants = {(kernel.function.arg_names.index(name),): value for name, value in kernel.constants.items()}
+    source = ASTSource(fn=kernel.function, signature=signature, constexprs=constants)
+    compiled = triton.compile(source, target=TARGETS[target], options={"num_warps": warps})
+    if target in AMD:
+        return str(compiled.asm["amdgcn"])  # its metadata says what it uses
+    return f"{compiled.asm['ptx']}\n// {_resources(compiled.asm['cubin'])}\n"
+
+
+def _resources(cubin: bytes) -> str:
+    """What a kernel uses, by the tool that comes with Triton: REG:64 STACK:0 SHARED:0 ..."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+        done = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, timeout=60, check=True)
+    return done.stdout.strip().splitlines()[-1].strip()
+
+
+@cache
+def compiled_everywhere(targets: tuple[str, ...] = tuple(TARGETS)) -> dict[str, dict[str, str]]:
+    """target -> kernel -> assembly; or, for kernels that do not compile, a text that begins with "error:".
+
+    Two processes at a time, without Triton's cache: some 20 s on two cores.
+    """
+    with tempfile.TemporaryDirectory() as directory, ThreadPoolExecutor(2) as pool:
+        return dict(zip(targets, pool.map(lambda target: _compiled_for(target, Path(directory)), targets), strict=True))
+
+
+def _compiled_for(target: str, directory: Path) -> dict[str, str]:
+    out = directory / target
+    out.mkdir()
+    environment = os.environ | {"TRITON_CACHE_DIR": str(out / "cache"), "TRITON_ALWAYS_COMPILE": "1"}
+    environment.pop("TRITON_INTERPRET", None)
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.support.compiling", target, str(out)],
+        env=environment,
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=250,
+        check=False,
+    )
+    if done.returncode:
+        raise RuntimeError(f"the compiling process for {target} ended with {done.returncode}:\n{done.stderr[-4000:]}")
+    report = json.loads((out / REPORT).read_text())
+    return {
+        name: f"error: {said}" if isinstance(said, str) else (out / f"{name}.s").read_text()
+        for name, said in report.items()
+    }
+
+
+def main(target: str, directory: str) -> None:
+    """Compile every kernel for one target; write the assembly and a report {kernel: seconds or an error}."""
+    report: dict[str, float | str] = {}
+    for name, kernel in kernels().items():
+        start = time.perf_counter()
+        try:
+            (Path(directory) / f"{name}.s").write_text(assembly(kernel, target))
+            report[name] = round(time.perf_counter() - start, 3)
+        except Exception as error:
+            report[name] = f"{type(error).__name__}: {error}"[:2000]
+    (Path(directory) / REPORT).write_text(json.dumps(report))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,47 @@
+"""The commands that ranks of the concurrency tests take, beside those of every served rank."""
+
+from typing import Any
+
+import numpy as np
+
+from nanokv.check.hammer import compiled_hammers
+from nanokv.check.ranks import RankOptions, Served
+from nanokv.check.work import Work
+from tests.support.plain_world import PAGE, PAGE_WORDS, address, aligned_words
+
+HAMMER_WORDS = 5 * PAGE_WORDS
+HAMMER_ROUNDS = 2000  #: before a process looks whether it is to stop
+
+
+class Worker(Served):
+    """One rank that works at random, or without a pause, or holds what it has."""
+
+    def __init__(self, options: RankOptions, connection: Any, progress: Any) -> None:
+        super().__init__(options, connection, progress)
+        seed = options.seed + self.who
+        self.work = Work(self.cache, self.who, keys=options.keys, max_pages=5, seed=seed, pins=options.pins)
+
+    def run(self, count: int) -> dict[str, int]:
+        return self.work.run(count)
+
+    def run_until_told(self) -> dict[str, int]:
+        while not self.told():
+            self.work.step()
+            self.progress.value += 1
+        return self.work.done
+
+    def hammer_until_told(self) -> tuple[int, ...]:
+        """Compiled work, without a pause: puts, reads, removals, wrong words."""
+        table = self.cache._parts.table
+        buffer = aligned_words(HAMMER_WORDS)
+        sums = np.zeros(4, np.int64)
+        while not self.told():
+            seed = self.work.random.randrange(1 << 7)
+            sums += compiled_hammers().hammer(address(table), seed, HAMMER_ROUNDS, 20, address(buffer), HAMMER_WORDS)
+            self.progress.value += HAMMER_ROUNDS
+        return tuple(sums.tolist())
+
+    def hold(self, pinned: str, planned: str, owner: int) -> None:
+        """Pin an object, and open another one, for as long as this process lives."""
+        self.held = self.cache.pin(pinned)
+        self.cache.open_for_write(planned, 3 * PAGE, preferred_segment=owner)

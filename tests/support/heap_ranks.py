@@ -1,0 +1,297 @@
+"""Ranks of every heap provider behind one face, for the conformance suite: each answers the same commands.
+
+Ranks of `local` live in this process. All others have a process of their own, forked off a server that has torch.
+"""
+
+import contextlib
+import ctypes
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from nanokv.cache import NanoKVCache
+from nanokv.config import make_options
+from nanokv.device.segment.geometry import Geometry
+from nanokv.errors import NanoKVError
+from nanokv.heap import Heap, open_heap
+from nanokv.heap.local import LocalWorld
+from nanokv.heap.segment_in_tensor import control_of
+from tests.support import heap_standins as standins
+
+PAGE = 4096
+PATIENCE = 60.0
+
+
+def plan(n: int, pages: int = 16) -> Geometry:
+    """A small geometry."""
+    return Geometry.plan(pages * PAGE, PAGE, n, max_objects=8, ring_slots=16, pin_slots=8)
+
+
+class Provider(NamedTuple):
+    """A provider over a library: which kind, and what it is opened with, given the rank."""
+
+    kind: str
+    options: Callable[[int], dict[str, Any]] = lambda rank: {}
+
+
+def _torch(rank: int, **changes: Any) -> dict[str, Any]:
+    return {"device": "cpu", "library": standins.TorchSymmetricMemory(**({"gpu": rank} | changes))}
+
+
+def _iris(context: type[standins.OldContext], **changes: Any) -> dict[str, Any]:
+    return {"library": standins.IrisModule(context, **changes)}
+
+
+def _group(rank: int) -> Any:
+    """The default group of this process, made by the caller; its file is in a folder that the test removes."""
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    store = dist.FileStore(f"{os.environ['NANOKV_SHM_DIR']}/store", 2)  # type: ignore[attr-defined]
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+    return dist.group.WORLD
+
+
+PROVIDERS = {
+    "local": Provider("local"),
+    "shm": Provider("shm"),
+    "torch_symm": Provider("torch_symm", _torch),
+    "torch_symm, behind an offset": Provider("torch_symm", lambda rank: _torch(rank, offset=512)),
+    "torch_symm, one GPU": Provider("torch_symm", lambda rank: _torch(rank, gpu=0) | {"allow_overlapping": True}),
+    "iris of 2025": Provider("iris", lambda rank: _iris(standins.OldContext, taken=1024)),
+    "iris of 2026": Provider("iris", lambda rank: _iris(standins.NewContext, taken=1024)),
+    "iris of 2026, with a map": Provider("iris", lambda rank: _iris(standins.MapContext)),
+    "torch_symm, a group of the caller": Provider("torch_symm", lambda rank: _torch(rank) | {"group": _group(rank)}),
+    # what must be refused
+    "torch_symm, a group the other way round": Provider(
+        "torch_symm", lambda rank: _torch(rank) | {"group": _group(1 - rank)}
+    ),
+    "torch_symm, overlapping": Provider("torch_symm", lambda rank: _torch(rank, gpu=0)),
+    "torch_symm, no memory": Provider("torch_symm", lambda rank: _torch(rank, capacity=1000 if rank else 1 << 30)),
+    "torch_symm, out of reach": Provider("torch_symm", lambda rank: _torch(rank, said=lambda at: [at[0], 0])),
+    "torch_symm, wrong addresses": Provider("torch_symm", lambda rank: _torch(rank, said=lambda at: [at[rank]] * 2)),
+    "torch_symm, unaligned": Provider(
+        "torch_symm", lambda rank: _torch(rank, said=lambda at: [p + 64 * (r != rank) for r, p in enumerate(at)])
+    ),
+    "torch_symm, no GPU": Provider("torch_symm", lambda rank: _torch(rank) | {"device": None}),
+    "torch_symm, other offsets": Provider("torch_symm", lambda rank: _torch(rank, offset=PAGE * rank)),
+    "torch_symm, itself, on a CPU": Provider("torch_symm", lambda rank: {"device": "cpu"}),
+    "torch_symm on the GPU": Provider("torch_symm", lambda rank: {"device": "cuda:0", "allow_overlapping": True}),
+    "iris, no memory": Provider("iris", lambda rank: _iris(standins.NewContext, limit=1000)),
+    "iris, itself": Provider("iris", lambda rank: {}),
+    "iris, other heaps": Provider("iris", lambda rank: _iris(standins.OldContext, taken=2048 * rank)),
+}
+
+
+class Commands:
+    """What a rank can be asked to do with its heap, or with a cache on it."""
+
+    def __init__(self, heap: Heap) -> None:
+        self.heap = heap
+        self.cache: NanoKVCache | None = None
+
+    def facts(self) -> dict[str, Any]:
+        heap = self.heap
+        names = ("kind", "name", "rank", "world_size", "incarnation", "recovered", "geometry")
+        segments = [heap.segment(rank) for rank in range(heap.world_size)]
+        views = [heap.host_view(rank) for rank in range(heap.world_size)]
+        return {name: getattr(heap, name) for name in names} | {
+            "device": str(heap.device),
+            "bases": heap.bases,
+            "addresses": [segment.data_ptr() for segment in segments],
+            "shapes": [(str(segment.dtype), tuple(segment.shape)) for segment in segments],
+            "devices": [str(segment.device) for segment in segments],
+            "views": [None if view is None else (view.ctypes.data, view.nbytes) for view in views],
+        }
+
+    def control(self, owner: int) -> tuple[str | None, Any]:
+        ctl = control_of(self.heap.segment(owner))
+        return self.heap.geometry.mismatch(ctl), ctl[0]
+
+    def rest_is_zero(self, owner: int) -> bool:
+        """Whether nothing stands behind the links' beginning."""
+        return not bool(self.heap.segment(owner)[self.heap.geometry.offsets["links_base"] :].any())
+
+    def peek(self, owner: int, at: int) -> int:
+        return int(self.heap.segment(owner)[at])
+
+    def peek_address(self, owner: int, at: int) -> int:
+        """The same by the table of bases; in host memory alone."""
+        return ctypes.c_uint8.from_address(self.heap.bases[owner] + at).value
+
+    def poke(self, owner: int, at: int, value: int) -> None:
+        self.heap.segment(owner)[at] = value
+
+    def alive(self, rank: int, incarnation: int) -> bool:
+        return self.heap.alive(rank, incarnation)
+
+    def peer_closed(self, rank: int) -> bool:
+        return self.heap.peer_closed(rank)
+
+    def barrier(self, timeout: float) -> None:
+        self.heap.barrier(timeout)
+
+    def wait_for_hint(self, timeout: float, seen: int) -> None:
+        self.heap.wait_for_hint(timeout, seen)
+
+    def wake(self, rank: int) -> None:
+        self.heap.wake(rank)
+
+    def close(self) -> None:
+        self.heap.close()
+
+    def die(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def has_group(self) -> bool:
+        return dist.is_initialized()
+
+    def variable(self, name: str) -> str | None:
+        return os.environ.get(name)
+
+    # a cache on the heap
+    def open_cache(self, **options: Any) -> None:
+        self.cache = NanoKVCache._from_heap(self.heap, 0, make_options(options))
+
+    def put(self, key: str, values: list[int], segment: int) -> None:
+        assert self.cache is not None
+        data = torch.tensor(values, dtype=torch.int32, device=self.cache.device)
+        self.cache.put(key, data, preferred_segment=segment)
+
+    def get(self, key: str) -> list[int]:
+        assert self.cache is not None
+        found: list[int] = self.cache.get(key).tolist()
+        return found
+
+    def owner_of(self, key: str) -> int:
+        assert self.cache is not None
+        return self.cache.get_location(key).owner_rank
+
+    def remove(self, key: str) -> None:
+        assert self.cache is not None
+        self.cache.remove(key)
+
+    def close_cache(self) -> None:
+        assert self.cache is not None
+        self.cache.close()
+
+    def run(self, command: str, *arguments: Any, **options: Any) -> Any:
+        """One command; what it raises is returned."""
+        try:
+            return getattr(self, command)(*arguments, **options)
+        except NanoKVError as error:
+            return error
+
+
+def open_rank(provider: Provider, name: str, rank: int, geometry: Geometry, wishes: dict[str, Any]) -> Heap:
+    """Attach a rank of a provider whose ranks are processes."""
+    options: dict[str, Any] = {"mode": "device", "may_evict": True, "water": (80, 90), "timeout": PATIENCE}
+    return open_heap(provider.kind, name, geometry, rank, **(options | provider.options(rank) | wishes))
+
+
+def _serve(connection: Connection, folder: str, provider: str, name: str, rank: int, wishes: dict[str, Any]) -> None:
+    os.environ["NANOKV_SHM_DIR"] = folder
+    torch.set_num_threads(1)
+    geometry = wishes.pop("geometry")
+    try:
+        commands = Commands(open_rank(PROVIDERS[provider], name, rank, geometry, wishes))
+    except NanoKVError as error:
+        connection.send(error)
+        connection.send(dist.is_initialized())
+        return
+    connection.send(None)
+    with contextlib.suppress(EOFError):
+        while True:
+            command, arguments, options = connection.recv()
+            connection.send(commands.run(command, *arguments, **options))
+
+
+class Remote:
+    """A rank in a process of its own."""
+
+    def __init__(self, folder: str, provider: str, name: str, rank: int, wishes: dict[str, Any]) -> None:
+        self._connection, theirs = _PROCESSES.Pipe()
+        arguments = (theirs, folder, provider, name, rank, wishes)
+        self.process = _PROCESSES.Process(target=_serve, args=arguments, daemon=True)
+        self.process.start()
+        theirs.close()
+
+    def arrive(self) -> None:
+        """Wait for the end of attaching; what that raises is raised."""
+        raised(self.answer())
+
+    def send(self, command: str, *arguments: Any, **options: Any) -> None:
+        self._connection.send((command, arguments, options))
+
+    def answer(self) -> Any:
+        assert self._connection.poll(PATIENCE), "the rank does not answer"
+        return self._connection.recv()
+
+    def ask(self, command: str, *arguments: Any, **options: Any) -> Any:
+        """One command; what it raises is raised here."""
+        self.send(command, *arguments, **options)
+        return raised(self.answer())
+
+    def kill(self) -> None:
+        """SIGKILL, by its own hand; returns when it is gone."""
+        self.send("die")
+        self.process.join(PATIENCE)
+        assert self.process.exitcode == -signal.SIGKILL
+
+    def end(self) -> None:
+        """Hang up: it ends as a script does that forgot to close."""
+        self._connection.close()
+        self.process.join(PATIENCE)
+        if self.process.is_alive():
+            self.process.kill()
+            self.process.join()
+
+
+class Here:
+    """A virtual rank in this process."""
+
+    def __init__(self, heap: Heap) -> None:
+        self._commands = Commands(heap)
+
+    def arrive(self) -> None:
+        """It is there."""
+
+    def ask(self, command: str, *arguments: Any, **options: Any) -> Any:
+        return raised(self._commands.run(command, *arguments, **options))
+
+
+def raised(answer: Any) -> Any:
+    """An answer; raises it if it is an error."""
+    if isinstance(answer, NanoKVError):
+        raise answer
+    return answer
+
+
+@contextlib.contextmanager
+def ranks_of(folder: str) -> Iterator[Callable[..., Any]]:
+    """A function that starts ranks: `start(provider, name, rank, n)`; all end with the context."""
+    started: list[Remote] = []
+
+    def begin(provider: str, name: str, rank: int, n: int, **wishes: Any) -> Remote:
+        started.append(Remote(folder, provider, name, rank, {"geometry": plan(n)} | wishes))
+        return started[-1]
+
+    try:
+        yield begin
+    finally:
+        for rank in started:
+            rank.end()
+
+
+def here(n: int, device: Any = "cpu", mode: str = "device") -> list[Here]:
+    """All ranks of a local world."""
+    world = LocalWorld(plan(n), mode=mode, may_evict=True, water=(80, 90), device=device)
+    return [Here(open_heap("local", world, rank)) for rank in range(n)]
+
+
+_PROCESSES = multiprocessing.get_context("forkserver")
+_PROCESSES.set_forkserver_preload(["tests.support.heap_ranks"])

@@ -1,0 +1,159 @@
+"""Bugs of the protocol and of the host that the simulated machine found, as the code was then.
+
+Each has a string that replays it on the old code (`docs/verification.md`). After a change of the protocol a string may
+show nothing any more: `python -m tests.support.known_bugs` finds new ones, in some minutes.
+"""
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any, NamedTuple
+from unittest import mock
+
+import numpy as np
+
+from nanokv.check.model import audit_search
+from nanokv.check.model.explore import SCHEDULERS, Explorer
+from nanokv.check.model.suite import SCENARIOS, named
+from nanokv.device.protocol import evict, reclaim, retire
+from nanokv.device.segment.layout import PIN_HELD, unpack
+from nanokv.device.sim.mutants import rewrite
+from nanokv.host_poller import audit, sweeper
+from nanokv.host_poller.audit import Audit
+from nanokv.host_poller.sweeper import Sweeper
+
+Patch = tuple[Any, str, Any]
+
+
+class Bug(NamedTuple):
+    """One bug: what the code was, and an execution that shows it."""
+
+    replay: str
+    host: tuple[Patch, ...] = ()  #: (class or module, name, what it was)
+    device: Callable[[], dict[Any, Any]] = dict
+
+    def shown_by(self, text: str) -> str | None:
+        """What goes wrong in an execution of the old code, or None."""
+        with self._patched():
+            explorer, schedule = named(text, self.device())
+            return explorer.replay(schedule)
+
+    def find(self, seconds: float) -> str | None:
+        """A new execution that shows it."""
+        name, _, memory = self.replay.partition(":")[0].partition("/")
+        with self._patched():
+            if SCENARIOS[name].audited:
+                return audit_search.find(SCENARIOS[name], self.device())
+            explorer = Explorer(SCENARIOS[name], memory, self.device())
+            found = explorer.kill_everywhere(1, 4)
+            for kind in SCHEDULERS:
+                if found.failure is None:
+                    found = explorer.draw(kind, 1 << 30, 3, seconds=seconds)
+            return explorer.smallest(found.failure).replay if found.failure is not None else None
+
+    def _patched(self) -> ExitStack:
+        stack = ExitStack()
+        for where, name, old in self.host:
+            stack.enter_context(mock.patch.object(where, name, old))
+        return stack
+
+
+def _watch_those_seen_alive(self: Any) -> None:
+    incarnations = self.machine.activity(self._rank)["incarnation"].tolist()
+    living = {(rank, inc) for rank, inc in enumerate(incarnations) if inc and self.heap.alive(rank, inc)}
+    if getattr(self, "living", set()) - living:
+        self._audit.start()
+    self.living = living
+
+
+def _clear_intents(machine: Any, owner: int, alive: Any) -> int:
+    ledger = machine.pin_ledger(owner)
+    for line in np.flatnonzero(ledger).tolist():
+        said = int(ledger[line])
+        who = int(unpack("PIN", "producer", said))
+        if alive(unpack("PRODUCER", "rank", who), unpack("PRODUCER", "incarnation", who)):
+            continue
+        if unpack("PIN", "phase", said) == PIN_HELD.value:
+            slot = int(unpack("PIN", "header", said))
+            machine.drop_pin(owner, line, said, int(machine.headers(owner, slot, 1)[0]["epoch"]))
+        else:
+            machine.clear_intent(owner, line, said)
+    return 0
+
+
+def _start_once(self: Any) -> None:
+    """One audit, without a grace period before its first look."""
+    self._audits = 1
+    if not self._looks:
+        self._ticket = 0
+
+
+def _hold_all_in_quarantine(self: Any) -> None:
+    pages, slots = self._audit.step({slot for slot, _ in self._quarantine})
+    self.counts.leaked_pages += pages
+    self.counts.leaked_slots += slots
+
+
+BUGS = {
+    "a torn look hid a leaked slot": Bug(
+        "swept/weak: producer@34 0.2 61.2 191.1 236.1",
+        host=((Audit, "start", _start_once), (Sweeper, "_audit_step", _hold_all_in_quarantine), (audit, "LOOKS", 3)),
+    ),
+    "a rank that died before any sweep saw it alive was not audited": Bug(
+        "swept/sc: producer@5 13.1", host=((Sweeper, "_watch_ranks", _watch_those_seen_alive),)
+    ),
+    "the pin of a reader that died between two steps stayed for ever": Bug(
+        "swept-pins/sc: reader@27", host=((sweeper, "drop_dead_pins", _clear_intents),)
+    ),
+    "a slot was released by an old look at its state, while it was READY again": Bug(
+        "release/weak: 56.3 60.3",
+        device=lambda: (
+            rewrite(
+                reclaim.release,
+                'state = add64(header + H_STATE, 0, "acq_rel")',
+                'state = load64(header + H_STATE, "acquire")',
+            )
+            | rewrite(
+                retire.take_out, "wild = not is_held(world, seg, page, size_class, index)", "wild = size_class < 0"
+            )
+        ),
+    ),
+    "a disturbed look hid a leaked page": Bug(
+        "leaked/sc: 14.1 126.1 140.1 186.1", host=((Audit, "start", _start_once),)
+    ),
+    "a living producer was given up for the dead one that had the slot before": Bug(
+        "heir/weak: 0.1 58.1 70.1",
+        device=lambda: rewrite(
+            reclaim.give_up, ' & (((load64(header + H_FLAGS, "relaxed") >> 32) & LOW32) == producer)', ""
+        ),
+    ),
+    "a late plan's bytes landed in the next object of its page": Bug(
+        "acknowledge/weak: 0.1 64.1 76.1",
+        device=lambda: rewrite(
+            reclaim.release,
+            'state = add64(header + H_STATE, 0, "acq_rel")\n    load64(header + H_FLAGS, "acquire")',
+            'state = load64(header + H_STATE, "relaxed")\n    load64(header + H_FLAGS, "relaxed")',
+        ),
+    ),
+    "three looks saw a page in three passages, and gave it to a second owner": Bug(
+        "audited/sc: 8.1 101.1 141.1 184.1 215.1 257.1", host=((audit, "LOOKS", 3),)
+    ),
+    "a page that went from object to object by eviction looked as if nobody held it": Bug(
+        "audited-evict/sc: 8.1 51.1 99.1 186.1 226.1 313.1 353.1 417.1",
+        device=lambda: rewrite(
+            evict.evict_for,
+            "                        stamp(page_links(world, seg), page, class_pages(world, size_class))\n",
+            "",
+        ),
+    ),
+}
+
+
+def main(seconds: float = 90.0) -> None:
+    """Print an execution for each bug: the known one where it still shows it."""
+    for about, bug in BUGS.items():
+        known = bug.shown_by(bug.replay) is not None
+        print(f"{about}\n    {bug.replay if known else bug.find(seconds)}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,338 @@
+"""The command line, on real worlds of shared memory, living and dead."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner, Result
+
+import nanokv
+from nanokv import doctor
+from nanokv.cli import app, size
+from nanokv.device.machines.native import NativeMachine
+from nanokv.device.machines.native_code import compiled
+from nanokv.device.protocol.status import Status
+from nanokv.device.segment.geometry import Geometry
+from nanokv.device.segment.views import SegmentView
+from nanokv.heap.shm import ShmHeap, list_worlds
+from nanokv.heap.world_file import path_of
+
+PAGE = 4096
+RAW = (0,) * 8
+GEOMETRY = Geometry.plan(32 * PAGE, PAGE, 2)
+
+
+def attach(name: str) -> list[ShmHeap]:
+    """Both ranks of a world, in this process."""
+
+    def one(rank: int) -> ShmHeap:
+        return ShmHeap.attach(name, GEOMETRY, rank, mode="device", may_evict=False, water=(85, 95), timeout=30)
+
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(one, range(2)))
+
+
+class LiveWorld:
+    """A world of two ranks that live in this process, without pollers, with three objects in segment 1."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.heaps = attach(name)
+        self.views = [SegmentView(self.heaps[0].host_view(rank), GEOMETRY) for rank in range(2)]
+        table = GEOMETRY.world_table(0, self.heaps[0].incarnation, self.heaps[0].bases)
+        self.machine = NativeMachine(GEOMETRY, table, self.views, lambda rank: None)
+        for key in range(3):
+            assert self.put(key) == Status.OK
+
+    def put(self, key: int) -> int:
+        data = np.full(5000, key, np.uint8)
+        return self.machine.put(1, (key, key), int(data.ctypes.data), data.nbytes, RAW, key)
+
+    def close(self) -> None:
+        for heap in self.heaps:
+            heap.close()
+
+
+DIES = """
+import os, signal, sys
+from tests.tools.test_cli import LiveWorld, RAW
+world = LiveWorld(sys.argv[1])
+world.machine.begin(1, (100, 100), 5000, 0, RAW, 0)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def run_python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    command = [sys.executable, "-c", code, *arguments]
+    return subprocess.run(command, check=False, env=environment, capture_output=True, text=True, timeout=100)
+
+
+def leave_a_dead_world(name: str) -> None:
+    """A process that is killed while it writes an object."""
+    done = run_python(DIES, name)
+    assert done.returncode == -9, done.stderr
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(app, list(arguments))
+
+
+def run_json(*arguments: str) -> Any:
+    done = run(*arguments, "--json")
+    return json.loads(done.stdout)
+
+
+@pytest.fixture
+def live(shm_name: str) -> Iterator[LiveWorld]:
+    world = LiveWorld(shm_name)
+    yield world
+    world.close()
+
+
+@pytest.fixture
+def dead(shm_name: str) -> str:
+    leave_a_dead_world(shm_name)
+    return shm_name
+
+
+# --- without a world --------------------------------------------------------------------------
+def test_help_imports_nothing_heavy() -> None:
+    code = (
+        "import sys; from typer.testing import CliRunner; from nanokv.cli import app;"
+        "done = CliRunner().invoke(app, ['--help']); assert done.exit_code == 0, done.output;"
+        "heavy = {'torch', 'triton', 'numba', 'numpy'} & set(sys.modules); assert not heavy, heavy;"
+        "print(done.output)"
+    )
+    done = run_python(code)
+    assert done.returncode == 0, done.stderr
+    assert all(command in done.stdout for command in ("demo", "doctor", "ls", "stats", "fsck", "rm"))
+
+
+def test_the_version() -> None:
+    assert run("--version").output.strip() == f"nanokv {nanokv.__version__}"
+
+
+@pytest.mark.parametrize("command", ["stats", "fsck", "rm"])
+def test_a_world_that_is_not_there_is_one_line_and_exit_code_2(command: str, shm_name: str) -> None:
+    done = run(command, shm_name)
+    assert done.exit_code == 2
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1 and shm_name in done.stderr and done.stderr.startswith("nanokv: ")
+
+
+def test_a_wrong_name_is_one_line_too() -> None:
+    done = run("fsck", "a/b")
+    assert done.exit_code == 2 and "'a/b'" in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_the_demo_says_what_it_cannot_do() -> None:
+    done = run("demo", "--prompts", "1")
+    assert done.exit_code == 2
+    assert "prompts must be 2 to" in done.output
+
+
+def test_fsck_says_its_exit_codes() -> None:
+    text = " ".join(run("fsck", "--help").output.replace("│", " ").split())
+    assert "0 clean; 1 a breach" in text and "2 it could not look; 3 no breach" in text
+
+
+@pytest.mark.parametrize(("nbytes", "text"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (3 << 30, "3.0 GiB")])
+def test_sizes_for_people(nbytes: int, text: str) -> None:
+    assert size(nbytes) == text
+
+
+# --- a living world ---------------------------------------------------------------------------
+def test_ls_shows_a_living_world(live: LiveWorld) -> None:
+    (row,) = [row for row in run_json("ls") if row["name"] == live.name]
+    assert row == {
+        "name": live.name,
+        "state": "alive",
+        "world_size": 2,
+        "living": 2,
+        "alloc": "device",
+        "bytes": 2 * GEOMETRY.segment_bytes,
+    }
+    (line,) = [line for line in run("ls").stdout.splitlines() if live.name in line]
+    assert "alive" in line and "2 of 2" in line
+
+
+def test_stats_of_a_living_world(live: LiveWorld) -> None:
+    said = run_json("stats", live.name)
+    assert (said["name"], said["alloc"], said["world_size"], said["page_bytes"]) == (live.name, "device", 2, PAGE)
+    assert [rank["ready"] for rank in said["ranks"]] == [0, 3]
+    assert said["ranks"][1]["heap_used"] == 6 * PAGE
+    assert said["ranks"][1]["bytes_stored"] == 15000
+    assert [rank["alive"] for rank in said["ranks"]] == [True, True]
+    lines = run("stats", live.name).stdout.splitlines()
+    assert any("24.0 KiB" in line and "14.6 KiB" in line and "alive" in line for line in lines)
+
+
+def test_stats_can_watch(live: LiveWorld) -> None:
+    done = run("stats", live.name, "--watch", "0.01", "--count", "3", "--json")
+    assert [json.loads(line)["name"] for line in done.stdout.splitlines()] == [live.name] * 3
+    assert done.exit_code == 0
+
+
+def test_stats_stop_when_the_world_is_gone(shm_name: str) -> None:
+    world = LiveWorld(shm_name)
+    from nanokv import cli
+
+    looks = cli._looks(shm_name, 0.001, 5)
+    assert next(looks)["name"] == shm_name
+    world.close()
+    with pytest.raises(nanokv.NanoKVError):
+        next(looks)
+
+
+def test_fsck_of_a_world_at_rest_is_clean(live: LiveWorld) -> None:
+    done = run("fsck", live.name)
+    assert done.exit_code == 0, done.output
+    assert "all was checked" in done.stdout and "3 objects" in done.stdout and "clean" in done.stdout
+    said = run_json("fsck", live.name)
+    assert said["quiescent"] and said["findings"] == [] and said["alive"] == [True, True]
+
+
+def test_fsck_says_that_a_world_is_at_work(live: LiveWorld) -> None:
+    live.machine.enter(1)
+    done = run("fsck", live.name)
+    assert done.exit_code == 0 and "at work: only what must always hold" in done.stdout
+
+
+def test_fsck_changes_nothing(live: LiveWorld) -> None:
+    before = [view.raw.copy() for view in live.views]
+    run("fsck", live.name)
+    run("stats", live.name)
+    assert all(np.array_equal(view.raw, was) for view, was in zip(live.views, before, strict=True))
+
+
+def test_fsck_finds_a_breach(live: LiveWorld) -> None:
+    live.views[1].headers["payload_base"][1] = live.views[1].headers["payload_base"][0]
+    done = run("fsck", live.name)
+    assert done.exit_code == 1
+    assert "I1 breach, rank 1: pages are in more than one place" in done.stdout
+    said = run_json("fsck", live.name)
+    assert {(f["invariant"], f["rank"]) for f in said["findings"]} >= {("I1", 1)}
+    assert said["breaches"] == len(said["findings"]) and said["leftovers"] == 0
+
+
+def test_fsck_refuses_a_foreign_segment(live: LiveWorld) -> None:
+    live.views[1].ctl["world_id"] += np.uint64(1)
+    done = run("fsck", live.name)
+    assert done.exit_code == 1 and "I10 breach, rank 1: world_id" in done.stdout
+
+
+def test_rm_refuses_a_living_world(live: LiveWorld) -> None:
+    done = run("rm", live.name)
+    assert done.exit_code == 2 and "alive" in done.stderr
+    assert live.name in list_worlds()
+    assert run("rm", live.name, "--force").exit_code == 0
+    assert live.name not in list_worlds()
+    assert live.put(50) == Status.OK  # its ranks go on
+
+
+# --- a dead world -----------------------------------------------------------------------------
+def test_a_dead_world(dead: str) -> None:
+    (row,) = [row for row in run_json("ls") if row["name"] == dead]
+    assert (row["state"], row["living"]) == ("dead", 0)
+
+    said = run_json("stats", dead)
+    assert [rank["alive"] for rank in said["ranks"]] == [False, False]
+    assert (said["ranks"][1]["ready"], said["ranks"][1]["unfinished"]) == (3, 1)
+
+    done = run("fsck", dead)
+    assert done.exit_code == 3, done.output
+    assert "0 of 2 ranks alive" in done.stdout and "all was checked" in done.stdout
+    report = run_json("fsck", dead)
+    assert report["breaches"] == 0
+    whats = [finding["what"] for finding in report["findings"]]
+    assert any("unfinished" in what for what in whats) and any("in flight" in what for what in whats)
+    assert all("on_stale='recover'" in finding["remedy"] for finding in report["findings"])
+
+    assert run("rm", dead).exit_code == 0
+    assert dead not in list_worlds()
+
+
+def test_a_dead_world_with_a_breach(dead: str) -> None:
+    at = GEOMETRY.segment_bytes  # segment 1 ends at the end of the file
+    with path_of(dead).open("r+b") as file:
+        file.seek(-at + GEOMETRY.offsets["dir_base"], os.SEEK_END)
+        file.write(b"\0" * (GEOMETRY.offsets["turn_base"] - GEOMETRY.offsets["dir_base"]))
+    done = run("fsck", dead)
+    assert done.exit_code == 1
+    assert "no directory entry finds them" in done.stdout
+
+
+def test_a_damaged_file_is_listed_and_can_be_removed(dead: str) -> None:
+    with path_of(dead).open("r+b") as file:
+        file.write(b"\1" * 64)
+    (row,) = [row for row in run_json("ls") if row["name"] == dead]
+    assert row["state"].startswith("unusable: ") and row["world_size"] == 0
+    assert dead in run("ls").stdout
+    done = run("fsck", dead)
+    assert done.exit_code == 2 and done.stderr.count("\n") == 1
+    assert run("rm", dead).exit_code == 0
+
+
+# --- doctor -----------------------------------------------------------------------------------
+def test_doctor_says_what_is_here() -> None:
+    rows = {row.name: row for row in doctor.examine(smoke=False)}
+    assert set(doctor.PACKAGES) <= rows.keys()
+    assert rows["numpy"].detail == np.__version__
+    for name in ("python", "cpus", "shared memory", "compiled code", "heap local", "heap shm"):
+        assert rows[name].detail
+    assert rows["heap local"].state == "ok"
+    assert rows["heap iris"].state == "missing" and rows["heap iris"].detail
+    assert {row.state for row in rows.values()} <= {"ok", "warn", "missing"}
+    assert "smoke test" not in rows
+
+
+def test_doctor_names_variables_that_are_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NANOKV_NAME", "somewhere")
+    rows = {row.name: row for row in doctor.examine(smoke=False)}
+    assert rows["$NANOKV_NAME"].detail == "somewhere"
+    assert "$RANK" not in rows
+
+
+def test_doctor_ends_with_1_when_a_package_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "PACKAGES", ("numpy", "there-is-no-such-package"))
+    done = run("doctor")
+    assert done.exit_code == 1
+    (line,) = [line for line in done.stdout.splitlines() if "there-is-no-such-package" in line]
+    assert "missing" in line and "pip install" in line
+
+
+def test_doctor_warns_when_shared_memory_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NANOKV_SHM_DIR", "/there/is/no/such/directory")
+    rows = {row.name: row for row in doctor.examine(smoke=False)}
+    assert rows["shared memory"].state == "warn" and "/there/is/no" in rows["shared memory"].detail
+    assert rows["heap shm"].state == "missing"
+
+
+def test_doctor_warns_that_nothing_is_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled()
+    assert {row.name: row for row in doctor.examine(smoke=False)}["compiled code"].state == "ok"
+    monkeypatch.setenv("NANOKV_CACHE_DIR", str(tmp_path))
+    row = {row.name: row for row in doctor.examine(smoke=False)}["compiled code"]
+    assert row.state == "warn" and row.detail.startswith("0 of ") and str(tmp_path) in row.detail
+
+
+def test_doctor_puts_and_gets() -> None:
+    said = {row["name"]: row for row in run_json("doctor")}
+    assert said["smoke test"]["state"] == "ok", said["smoke test"]["detail"]
+    assert "put" in said["smoke test"]["detail"] and said["compiled code"]["detail"]
+
+
+def test_doctor_says_when_the_smoke_test_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NANOKV_ALLOC", "nobody")
+    done = run("doctor")
+    assert done.exit_code == 1
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("smoke test")]
+    assert "missing" in line and "NANOKV_ALLOC" in line

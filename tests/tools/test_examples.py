@@ -1,0 +1,156 @@
+"""The examples of the device library run, compile for every GPU, and are what docs/device_library.md shows.
+
+What their kernels do beside the good case: tests/gpu/library_bodies.py, which test_launch_machine interprets.
+"""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from triton.runtime.jit import JITFunction
+
+from examples import paged_decode, rope_prefill
+from nanokv.cache import NanoKVCache
+from nanokv.device import library
+from nanokv.device.protocol.request import REQUEST
+from nanokv.device.protocol.status import Status
+from tests.support.assembly import atomics, count
+from tests.support.compiling import NVIDIA, Kernel, assembly
+
+ROOT = Path(__file__).parents[2]
+DOC = (ROOT / "docs" / "device_library.md").read_text(encoding="utf-8")
+
+POINTERS = {
+    **dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "rotated_q_ptr", "out_ptr"), "*bf16"),
+    **dict.fromkeys(("cos_ptr", "sin_ptr"), "*fp32"),
+    **dict.fromkeys(("positions_ptr", "lengths_ptr", "pages_ptr"), "*i64"),
+    "scale": "fp32",
+}
+CONSTANTS = {
+    **{"Q_HEADS": 32, "KV_HEADS": 8, "GROUP": 4, "DIM": 128, "BLOCK": 16},
+    **{"TILE": rope_prefill.TILE, "WIDE": False},
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("rope_prefill", ["torch.float32:layer:0:block:2: (2, 8, 2, 32) on rank 1", "the same again: DUPLICATE"]),
+        ("paged_decode", ["3 sequences in place, pinned: within 0.02 of torch", "lost a block: MISS"]),
+    ],
+)
+def test_an_example_runs(name: str, says: list[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, f"examples/{name}.py"],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert [text for text in says if text not in done.stdout] == []
+
+
+# --- compiled ---------------------------------------------------------------------------------
+def kernel(function: Any, *, moves_payload: bool = False) -> Kernel:
+    """With bfloat16 and the sizes of a real model."""
+    names = function.arg_names
+    types = {name: POINTERS.get(name, "i64") for name in names if name not in CONSTANTS}
+    return Kernel(function, moves_payload, types, {name: CONSTANTS[name] for name in names if name in CONSTANTS})
+
+
+@pytest.fixture
+def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Compile without the cache."""
+    monkeypatch.setenv("TRITON_ALWAYS_COMPILE", "1")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+
+
+def check_registers(text: str, target: str) -> None:
+    """Nothing but a few scalars is spilled; payload is moved by sixteen bytes."""
+    if target in NVIDIA:
+        (stack,) = re.findall(r"^// .*\bSTACK:(\d+) ", text, re.M)
+        assert int(stack) <= 32
+        assert re.search(r"(st\.global|ld\.global\.cg)\S*\.v4\.b32", text)
+    else:
+        assert "private_segment_fixed_size: 0\n" in text
+        assert re.search(r"(global|flat|buffer)_(load|store)_dwordx4", text)
+
+
+@pytest.mark.usefixtures("fresh")
+@pytest.mark.parametrize("target", ["sm_90", "gfx942"])  # what they call is compiled for all in test_compile
+def test_the_kernels_compile(target: str) -> None:
+    """Every atomic of theirs is at system scope; a prefill publishes by a release, a read is validated by one."""
+    prefill = assembly(kernel(rope_prefill.rope_prefill_kernel), target)
+    validated = assembly(kernel(paged_decode.validated_decode_kernel), target)
+    pinned = assembly(kernel(paged_decode.paged_decode_kernel, moves_payload=True), target)
+    for text in (prefill, validated, pinned):
+        check_registers(text, target)
+        assert [found for found in atomics(text, target) if not found.system] == []
+    assert count(atomics(prefill, target), "cas", releases=True) > 0
+    assert count(atomics(prefill, target), "add", acquires=True, releases=True) > 0  # a CTA arrives
+    assert count(atomics(validated, target), "add", releases=True) > 0
+    assert atomics(pinned, target) == []
+
+
+# --- the documentation ------------------------------------------------------------------------
+def device_functions() -> dict[str, JITFunction[Any]]:
+    """Of the library."""
+    found = {name: getattr(library, name) for name in library.__all__}
+    return {name: value for name, value in found.items() if isinstance(value, JITFunction)}
+
+
+def test_the_document_names_each_function_with_its_arguments() -> None:
+    functions = device_functions()
+    shown: dict[str, list[str]] = {}
+    for name, args in re.findall(r"`(\w+)\(([\w, ]*)\)`", DOC):
+        shown[name] = [arg.strip() for arg in args.split(",") if arg.strip()]
+        assert name in functions, f"{name} is not in the library"
+    assert shown == {name: list(function.arg_names) for name, function in functions.items()}
+
+
+def test_the_document_names_what_exists() -> None:
+    said = set(re.findall(r"`([A-Z][A-Z_]+)`", DOC))
+    assert {status.name for status in Status} <= said
+    assert said - set(library.__all__) <= {"TRITON_INTERPRET", "WRITING", "READY", "DEAD"}
+    assert hasattr(NanoKVCache, "world_table") and "cache.world_table" in DOC
+    fields = re.findall(r"^\| `(\w+)` +\| `?(Q_\w+)?", DOC, re.M)
+    assert [name for name, _ in fields if name in REQUEST.offsets] == list(REQUEST.offsets)
+    for name, constant in fields:
+        if constant:
+            assert getattr(library, constant).value == REQUEST.offsets[name]
+
+
+def code_blocks() -> list[list[str]]:
+    """The lines of each piece of Python in the document; a line "# ..." stands for what is left out."""
+    blocks = re.findall(r"^```python\n(.*?)^```", DOC, re.M | re.S)
+    return [
+        piece.strip("\n").splitlines() for block in blocks for piece in re.split(r"^ *# \.\.\.\n", block, flags=re.M)
+    ]
+
+
+def shifted(lines: list[str]) -> list[str]:
+    """Without the indentation of the first line."""
+    indent = len(lines[0]) - len(lines[0].lstrip())
+    return [line[indent:] if line[:indent].isspace() or not indent else line for line in lines]
+
+
+def test_the_document_shows_code_that_runs() -> None:
+    files = [*(ROOT / "examples").glob("*.py"), *(ROOT / "tests" / "gpu").glob("*.py")]
+    sources = [path.read_text(encoding="utf-8").splitlines() for path in files]
+    blocks = code_blocks()
+    assert len(blocks) > 5
+    for block in blocks:
+        starts = [
+            source[at : at + len(block)]
+            for source in sources
+            for at, line in enumerate(source)
+            if line.strip() == block[0].strip()
+        ]
+        assert shifted(block) in [shifted(piece) for piece in starts], "\n".join(block)

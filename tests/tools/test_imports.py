@@ -1,0 +1,143 @@
+"""Imports go one way, and nobody puts a package called `device` into the world."""
+
+import ast
+import os
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+BARE = ("device", "host_poller", "compat_v1")
+CACHE_SIDE = ("nanokv.cache", "nanokv.virtual_world", "nanokv.cli", "nanokv.demo", "nanokv.wiring")
+LEAVES = ("nanokv.errors", "nanokv.types")
+
+# what modules of a package may import of the project, beside themselves
+ALLOWED = {
+    "nanokv.device": (),
+    "nanokv.heap": ("nanokv.device", *LEAVES),
+    "nanokv.host_poller": ("nanokv.device", "nanokv.heap", *LEAVES),
+    "nanokv.errors": (),
+    "nanokv.types": (),
+}
+
+
+def run(code: str, *options: str) -> subprocess.CompletedProcess[str]:
+    """Run a program in a fresh interpreter, in the repository's root."""
+    return subprocess.run(
+        [sys.executable, *options, "-c", code],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+
+
+@cache
+def modules() -> dict[str, Path]:
+    """Every module of the project by its full name, the folders behind the links included."""
+    found = {}
+    for folder, _, names in os.walk(ROOT / "nanokv", followlinks=True):
+        for path in (Path(folder) / name for name in names if name.endswith(".py")):
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def _is_typing_block(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+
+
+def _statements(tree: ast.AST, *, at_import: bool) -> list[ast.stmt]:
+    """Import statements of a module. `at_import`: only those that run when it is imported."""
+    found: list[ast.stmt] = []
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            found.append(node)
+        elif not (at_import and (isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or _is_typing_block(node))):
+            found += _statements(node, at_import=at_import)
+    return found
+
+
+@cache
+def imports(name: str, *, at_import: bool = False) -> frozenset[str]:
+    """The modules of the project that a module names in its imports."""
+    found = set()
+    for node in _statements(ast.parse(modules()[name].read_text()), at_import=at_import):
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{name} has a relative import in line {node.lineno}"
+            base = node.module or ""
+            found |= {f"{base}.{alias.name}" if f"{base}.{alias.name}" in modules() else base for alias in node.names}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+    return frozenset(found)
+
+
+def inside(name: str, package: str) -> bool:
+    return name == package or name.startswith(package + ".")
+
+
+def test_all_modules_are_looked_at() -> None:
+    assert {"nanokv", "nanokv.cache", "nanokv.device.segment.layout", "nanokv.host_poller.poller"} <= set(modules())
+    assert {"nanokv.device.protocol.extent", "nanokv.device.segment.layout"} <= imports("nanokv.device.protocol.put")
+
+
+@pytest.mark.parametrize("bare", BARE)
+def test_the_bare_names_are_refused(bare: str) -> None:
+    result = run(f"import {bare}")
+    assert result.returncode == 1
+    assert f"ImportError: import nanokv.{bare}: the bare name `{bare}` would be a second copy of it" in result.stderr
+
+
+@pytest.mark.parametrize("name", sorted(modules()))
+def test_no_module_imports_a_bare_name(name: str) -> None:
+    assert not [other for other in imports(name) for bare in BARE if inside(other, bare)]
+
+
+def test_no_import_brings_a_bare_name_with_it() -> None:
+    names = [name for name in sorted(modules()) if not name.endswith("__main__")]
+    result = run(
+        "import importlib, sys\n"
+        f"for name in {names!r}:\n"
+        "    importlib.import_module(name)\n"
+        f"print([name for name in sys.modules if name.split('.')[0] in {BARE!r}])\n"
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("package", ALLOWED)
+def test_arrows_go_one_way(package: str) -> None:
+    for name in (name for name in modules() if inside(name, package)):
+        for other in (other for other in imports(name) if inside(other, "nanokv")):
+            assert any(inside(other, allowed) for allowed in (package, *ALLOWED[package])), f"{name} imports {other}"
+
+
+@pytest.mark.parametrize("package", ["nanokv.device", "nanokv.heap", "nanokv.host_poller", "nanokv.compat_v1"])
+def test_nothing_below_imports_the_cache(package: str) -> None:
+    for name in (name for name in modules() if inside(name, package)):
+        assert not [other for other in imports(name) for top in CACHE_SIDE if inside(other, top)], name
+
+
+def test_there_are_no_circles() -> None:
+    done: set[str] = set()
+
+    def visit(name: str, path: tuple[str, ...]) -> None:
+        assert name not in path, " -> ".join((*path[path.index(name) :], name))
+        if name not in done:
+            for other in sorted(imports(name, at_import=True) & modules().keys()):
+                visit(other, (*path, name))
+            done.add(name)
+
+    for name in modules():
+        visit(name, ())
+    assert done == set(modules())
+
+
+def test_nanokv_alone_does_not_import_torch() -> None:
+    result = run("import nanokv, nanokv.errors, nanokv.types, sys; print('torch' in sys.modules)")
+    assert (result.returncode, result.stdout.strip()) == (0, "False"), result.stderr
