@@ -29,7 +29,7 @@ def _in_order(machine: Machine, table: Table, owner: int, policy: Policy) -> lis
     entries = list(table.shelves[owner].values())
     if policy == "last_access":
         used = machine.headers(owner, 0, machine.geometry.hdr_count)["last_access"]
-        entries.sort(key=lambda entry: int(used[entry.index]))
+        entries.sort(key=lambda entry: int(used[entry.slot]))
     return entries
 
 

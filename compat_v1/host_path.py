@@ -1,7 +1,7 @@
 """v1: the master allocates. The Path of `alloc="host"`.
 
 On the master's rank requests are calls; elsewhere they are messages, but in a local world, whose ranks share a process.
-The producer makes the object READY itself, and announces it to the owner's poller, so that index, events and statistics
+The producer makes the object READY itself, and announces it to the owner's poller, so that slot, events and statistics
 work as in v2; COMMIT tells the master afterwards, which otherwise finds out when it looks at the header.
 """
 
@@ -134,8 +134,8 @@ class HostPath:
     def remove(self, key: KeyDigest) -> int:
         return self._ask(Op.REMOVE, key).status
 
-    def remove_slot(self, owner: int, index: int, epoch: int) -> int:
-        return self._ask(Op.REMOVE_SLOT, owner=owner, slot=index, epoch=epoch).status
+    def remove_slot(self, owner: int, slot: int, epoch: int) -> int:
+        return self._ask(Op.REMOVE_SLOT, owner=owner, slot=slot, epoch=epoch).status
 
     def evict(self, owner: int, limit: int) -> int:
         """Evict until at most `limit` pages of a segment are in use; returns how many objects went. One request."""

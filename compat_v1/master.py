@@ -116,27 +116,27 @@ class Master:
                 self._count(owner, "refused", 1)
                 return _refused(got)
             entry = self._install(key, owner, *got, n_pages, nbytes, what, plan, producer)
-            return Write(Status.OK, owner, entry.index, entry.epoch, entry.payload, nbytes, -1)
+            return Write(Status.OK, owner, entry.slot, entry.epoch, entry.payload, nbytes, -1)
 
-    def commit(self, key: KeyDigest, owner: int, index: int, epoch: int) -> int:
+    def commit(self, key: KeyDigest, owner: int, slot: int, epoch: int) -> int:
         """The producer has finished: OK, or LOST if the object was given up. Makes READY what is not yet."""
         with self._lock:
-            entry = self._own(key, owner, index, epoch)
+            entry = self._own(key, owner, slot, epoch)
             phase = DEAD.value if entry is None else settle(self._machine, self._table, entry)
             if entry is not None and phase == WRITING.value:
-                self._machine.commit(owner, index, epoch)
+                self._machine.commit(owner, slot, epoch)
                 phase = settle(self._machine, self._table, entry)
             if phase == READY.value:
                 return Status.OK
-            self._acknowledge(owner, index, epoch)
+            self._acknowledge(owner, slot, epoch)
             return Status.LOST
 
-    def abort(self, key: KeyDigest, owner: int, index: int, epoch: int) -> int:
+    def abort(self, key: KeyDigest, owner: int, slot: int, epoch: int) -> int:
         """The producer gives up, and writes no more: OK, or LOST if the object was given up before, or is READY."""
         with self._lock:
-            entry = self._own(key, owner, index, epoch)
+            entry = self._own(key, owner, slot, epoch)
             done = entry is not None and not entry.ready and reclaim.give_up(self._machine, self._table, entry)
-            self._acknowledge(owner, index, epoch)
+            self._acknowledge(owner, slot, epoch)
             return Status.OK if done else Status.LOST
 
     def get_location(self, key: KeyDigest) -> Found:
@@ -145,7 +145,7 @@ class Master:
             status, entry = self._find(key)
             if entry is None or status != Status.OK:
                 return Found(status, 0, 0, 0, 0, 0, _NOWHERE)
-            return Found(status, entry.owner, entry.index, entry.epoch, entry.payload, entry.nbytes, entry.descriptor)
+            return Found(status, entry.owner, entry.slot, entry.epoch, entry.payload, entry.nbytes, entry.descriptor)
 
     def exists(self, key: KeyDigest) -> int:
         """OK, NOT_READY or MISS."""
@@ -160,10 +160,10 @@ class Master:
                 return status
             return self._remove(entry)
 
-    def remove_slot(self, owner: int, index: int, epoch: int) -> int:
+    def remove_slot(self, owner: int, slot: int, epoch: int) -> int:
         """Remove the READY object in a header slot: OK, MISS or PINNED."""
         with self._lock:
-            entry = self._table.at(owner, index, epoch)
+            entry = self._table.at(owner, slot, epoch)
             if entry is None or settle(self._machine, self._table, entry) != READY.value:
                 return Status.MISS
             return self._remove(entry)
@@ -202,13 +202,13 @@ class Master:
             return Status.OK, entry
         return (Status.MISS if phase == DEAD.value else Status.NOT_READY), entry
 
-    def _own(self, key: KeyDigest, owner: int, index: int, epoch: int) -> Entry | None:
-        entry = self._table.at(owner, index, epoch)
+    def _own(self, key: KeyDigest, owner: int, slot: int, epoch: int) -> Entry | None:
+        entry = self._table.at(owner, slot, epoch)
         return entry if entry is not None and entry.key == key else None
 
-    def _acknowledge(self, owner: int, index: int, epoch: int) -> None:
+    def _acknowledge(self, owner: int, slot: int, epoch: int) -> None:
         """A producer says that it writes no more."""
-        entry = self._table.held(owner, index, epoch)
+        entry = self._table.held(owner, slot, epoch)
         if entry is not None:
             release(self._machine, self._table, entry)
 

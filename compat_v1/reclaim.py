@@ -53,7 +53,7 @@ def empty_quarantine(machine: Machine, table: Table, alive: Alive) -> int:
 
 
 def _acknowledged(machine: Machine, entry: Entry) -> bool:
-    header = machine.headers(entry.owner, entry.index, 1)[0]
+    header = machine.headers(entry.owner, entry.slot, 1)[0]
     return bool(int(header["flags"]) & FLAG_ACK.value)
 
 
@@ -74,7 +74,7 @@ def recover(machine: Machine, alive: Alive, descriptors: Descriptors, now: float
     table = Table(machine.geometry)
     for owner in range(machine.geometry.world_size):
         found = list(_entries(machine, owner, descriptors(owner), now))
-        taken = [(entry.index, entry.page, entry.n_pages) for entry, _ in found]
+        taken = [(entry.slot, entry.page, entry.n_pages) for entry, _ in found]
         try:
             table.spaces[owner] = Space(machine.geometry.n_pages, machine.geometry.hdr_count, taken)
         except ValueError as error:
@@ -104,7 +104,7 @@ def _entry(geometry: Geometry, owner: int, slot: int, header: Any, desc: Any, no
     return Entry(
         key=KeyDigest(int(header["key_hash"].view(np.int64)), int(header["key_check"].view(np.int64))),
         owner=owner,
-        index=slot,
+        slot=slot,
         epoch=int(header["epoch"]),
         page=page if n_pages else 0,
         n_pages=n_pages,
@@ -127,6 +127,6 @@ def _place(machine: Machine, table: Table, entry: Entry, phase: int) -> None:
         table.set_aside(entry)
         return
     if phase > DEAD.value or entry.key in table.index:
-        raise SegmentCorrupt(f"segment {entry.owner}, header slot {entry.index}: state {phase}, or a key seen before")
+        raise SegmentCorrupt(f"segment {entry.owner}, header slot {entry.slot}: state {phase}, or a key seen before")
     entry.ready = phase == READY.value
     table.add(entry)

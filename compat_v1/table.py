@@ -19,7 +19,7 @@ class Entry:
 
     key: KeyDigest
     owner: int
-    index: int  #: header slot
+    slot: int  #: of the header
     epoch: int
     page: int  #: first page
     n_pages: int
@@ -47,38 +47,38 @@ class Table:
     def add(self, entry: Entry) -> None:
         """An object that was opened, or found in its header."""
         self.index[entry.key] = entry
-        self.shelves[entry.owner][entry.index] = entry
+        self.shelves[entry.owner][entry.slot] = entry
         if not entry.ready:
-            self.unfinished[entry.owner, entry.index] = entry
+            self.unfinished[entry.owner, entry.slot] = entry
 
-    def at(self, owner: int, index: int, epoch: int) -> Entry | None:
+    def at(self, owner: int, slot: int, epoch: int) -> Entry | None:
         """The object in a header slot, if it has this epoch."""
-        entry = self.shelves[owner].get(index) if 0 <= owner < len(self.shelves) else None
+        entry = self.shelves[owner].get(slot) if 0 <= owner < len(self.shelves) else None
         return entry if entry is not None and entry.epoch == epoch else None
 
-    def held(self, owner: int, index: int, epoch: int) -> Entry | None:
+    def held(self, owner: int, slot: int, epoch: int) -> Entry | None:
         """What is in quarantine in a header slot, if it has this epoch."""
-        entry = self.quarantine.get((owner, index))
+        entry = self.quarantine.get((owner, slot))
         return entry if entry is not None and entry.epoch == epoch else None
 
     def finish(self, entry: Entry) -> None:
         """The object is READY."""
         entry.ready = True
-        self.unfinished.pop((entry.owner, entry.index), None)
+        self.unfinished.pop((entry.owner, entry.slot), None)
 
     def forget(self, entry: Entry) -> None:
         """The object is DEAD. Its pages and its slot are still taken."""
         if self.index.get(entry.key) is entry:
             del self.index[entry.key]
-        self.shelves[entry.owner].pop(entry.index, None)
-        self.unfinished.pop((entry.owner, entry.index), None)
+        self.shelves[entry.owner].pop(entry.slot, None)
+        self.unfinished.pop((entry.owner, entry.slot), None)
 
     def set_aside(self, entry: Entry) -> None:
         """The object is DEAD, and its producer may still write to its pages."""
         self.forget(entry)
-        self.quarantine[entry.owner, entry.index] = entry
+        self.quarantine[entry.owner, entry.slot] = entry
 
     def give_back(self, entry: Entry) -> None:
         """Pages and slot of an object that was forgotten, or set aside, are free."""
-        self.quarantine.pop((entry.owner, entry.index), None)
-        self.spaces[entry.owner].give(entry.index, entry.page, entry.n_pages)
+        self.quarantine.pop((entry.owner, entry.slot), None)
+        self.spaces[entry.owner].give(entry.slot, entry.page, entry.n_pages)

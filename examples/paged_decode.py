@@ -163,14 +163,14 @@ def read_block(
     status = word(TORN)
     tries = word(0)
     while (status == TORN) & (tries < TRIES):
-        status, owner, index, epoch, payload, nbytes = lookup(
+        status, owner, slot, epoch, payload, nbytes = lookup(
             world, table64(request + Q_KEY_HASH), table64(request + Q_KEY_CHECK)
         )
         if status == OK:
             fits = nbytes == tokens * token_bytes
             if fits:
                 k, v = load_block(segment(world, owner) + payload, tokens, head, kind, KV_HEADS, DIM, BLOCK)
-            status = validate(world, owner, index, epoch)  # what `lookup` said, and k and v, count only now
+            status = validate(world, owner, slot, epoch)  # what `lookup` said, and k and v, count only now
             if (status == OK) & (not fits):
                 status = word(SIZE)
         tries += 1

@@ -79,14 +79,14 @@ def produce_kernel(
     while i < rounds:
         n = first_key + me * rounds + i
         t0 = word(cycles())
-        status, index, epoch, _, phase = begin(world, word(0), mixed(n, 0), mixed(n, 1), nbytes, word(0), start_ns)
+        status, slot, epoch, _, phase = begin(world, word(0), mixed(n, 0), mixed(n, 1), nbytes, word(0), start_ns)
         t1 = word(cycles())
         t2 = t1
         t3 = t1
         if status == OK:
-            status = finish(world, word(0), index, epoch, phase)
+            status = finish(world, word(0), slot, epoch, phase)
             t2 = word(cycles())
-            removed = remove_slot(world, word(0), index, epoch)
+            removed = remove_slot(world, word(0), slot, epoch)
             t3 = word(cycles())
             status = select(status == OK, removed, status)
         failed += select(status == OK, word(0), word(1))
@@ -174,12 +174,12 @@ def put_stamped_kernel(
     `out`: the status, and the time in ns.
     """
     now = word(nanoseconds())
-    status, index, epoch, payload, phase = begin(
+    status, slot, epoch, payload, phase = begin(
         world, owner, table64(request), table64(request + WORD_BYTES), nbytes, word(0), now
     )
     if status == OK:
         copy_bytes(segment(world, owner) + payload, src, nbytes)
         now = word(nanoseconds())
-        status = finish(world, owner, index, epoch, phase)
+        status = finish(world, owner, slot, epoch, phase)
     store64(out + WORD_BYTES, now, "relaxed")
     store64(out, status, "relaxed")

@@ -37,12 +37,12 @@ def sum_stream(frame: tl.int64, address: tl.int64, nbytes: tl.int64) -> None:
 
 
 @triton.jit
-def seal_from(frame: tl.int64, owner: tl.int64, index: tl.int64) -> None:
+def seal_from(frame: tl.int64, owner: tl.int64, slot: tl.int64) -> None:
     """Give an object the checksum of its key and descriptor, which are arguments, and of the sum of all CTAs."""
     seal(
         arg(frame, 0),
         segment(arg(frame, 0), owner),
-        index,
+        slot,
         arg(frame, 2),
         arg(frame, 3),
         arg(frame, 4),
@@ -63,18 +63,18 @@ def verify_payload_kernel(frame: tl.int64) -> None:
     """(key_hash, key_check, copy, bytes, now), and as answers what was looked up: `verify` by many CTAs -> status."""
     world = arg(frame, 0)
     owner = answered(frame, 1)
-    index = answered(frame, 2)
+    slot = answered(frame, 2)
     nbytes = arg(frame, VERIFY_BYTES)
-    flagged = has_checksum(header_at(world, segment(world, owner), index))
+    flagged = has_checksum(header_at(world, segment(world, owner), slot))
     if flagged:
         sum_stream(frame, arg(frame, VERIFY_COPY), nbytes)
     if arrive(frame) == tl.num_programs(0) - 1:
         epoch = answered(frame, 3)
         key_hash = arg(frame, 1)
         key_check = arg(frame, 2)
-        status = judged(world, owner, index, epoch, key_hash, key_check, nbytes, flagged, whole_sum(frame))
+        status = judged(world, owner, slot, epoch, key_hash, key_check, nbytes, flagged, whole_sum(frame))
         if status == OK:
-            touch(world, owner, index, arg(frame, VERIFY_NOW))
+            touch(world, owner, slot, arg(frame, VERIFY_NOW))
         answer(frame, FINAL, status)
 
 
@@ -82,9 +82,9 @@ def verify_payload_kernel(frame: tl.int64) -> None:
 def seal_payload_kernel(frame: tl.int64) -> None:
     """(owner, key_hash, key_check, bytes, -, -, descriptor[8], header, epoch, payload): `seal_payload` by many CTAs."""
     owner = arg(frame, 1)
-    index = arg(frame, SEAL_HEADER)
-    if is_writing(arg(frame, 0), owner, index, arg(frame, SEAL_EPOCH)):
+    slot = arg(frame, SEAL_HEADER)
+    if is_writing(arg(frame, 0), owner, slot, arg(frame, SEAL_EPOCH)):
         sum_stream(frame, segment(arg(frame, 0), owner) + arg(frame, SEAL_PAYLOAD), arg(frame, 4))
     if arrive(frame) == tl.num_programs(0) - 1:
-        if is_writing(arg(frame, 0), owner, index, arg(frame, SEAL_EPOCH)):
-            seal_from(frame, owner, index)
+        if is_writing(arg(frame, 0), owner, slot, arg(frame, SEAL_EPOCH)):
+            seal_from(frame, owner, slot)

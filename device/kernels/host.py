@@ -144,7 +144,7 @@ def clear_intent_kernel(frame: tl.int64) -> None:
 
 @triton.jit
 def recount_pins_kernel(frame: tl.int64) -> None:
-    """(owner, index, dead) -> 1 if the pins are as many as the HELD lines now."""
+    """(owner, slot, dead) -> 1 if the pins are as many as the HELD lines now."""
     seg = segment(arg(frame, 0), arg(frame, 1))
     answer(frame, 0, recount(arg(frame, 0), seg, arg(frame, 2), arg(frame, 3)))
 
@@ -155,10 +155,10 @@ def install_header_kernel(frame: tl.int64) -> None:
     """(owner, header, key_hash, key_check, payload, bytes, flags, now, descriptor[8]) -> epoch."""
     world = arg(frame, 0)
     owner = arg(frame, 1)
-    index = arg(frame, 2)
-    describe_from(frame, 9, world, segment(world, owner), index)
+    slot = arg(frame, 2)
+    describe_from(frame, 9, world, segment(world, owner), slot)
     epoch = install(
-        world, owner, index, arg(frame, 3), arg(frame, 4), arg(frame, 5), arg(frame, 6), arg(frame, 7), arg(frame, 8)
+        world, owner, slot, arg(frame, 3), arg(frame, 4), arg(frame, 5), arg(frame, 6), arg(frame, 7), arg(frame, 8)
     )
     answer(frame, 0, epoch)
 

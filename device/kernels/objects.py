@@ -18,12 +18,12 @@ from nanokv.device.segment.world_table import segment
 
 
 @triton.jit
-def describe_from(frame: tl.int64, first: tl.int64, world: tl.int64, seg: tl.int64, index: tl.int64) -> None:
+def describe_from(frame: tl.int64, first: tl.int64, world: tl.int64, seg: tl.int64, slot: tl.int64) -> None:
     """Write the descriptor that stands in the eight arguments from `first` on."""
     describe(
         world,
         seg,
-        index,
+        slot,
         arg(frame, first),
         arg(frame, first + 1),
         arg(frame, first + 2),
@@ -40,13 +40,13 @@ def begin_object_kernel(frame: tl.int64) -> None:
     """(owner, key_hash, key_check, bytes, flags, now, descriptor[8]) -> (status, header, epoch, payload, phase)."""
     world = arg(frame, 0)
     owner = arg(frame, 1)
-    status, index, epoch, payload, phase = begin(
+    status, slot, epoch, payload, phase = begin(
         world, owner, arg(frame, 2), arg(frame, 3), arg(frame, 4), arg(frame, 5), arg(frame, 6)
     )
     if status == OK:
-        describe_from(frame, 7, world, segment(world, owner), index)
+        describe_from(frame, 7, world, segment(world, owner), slot)
     answer(frame, 0, status)
-    answer(frame, 1, index)
+    answer(frame, 1, slot)
     answer(frame, 2, epoch)
     answer(frame, 3, payload)
     answer(frame, 4, phase)
@@ -95,12 +95,12 @@ def find_key_kernel(frame: tl.int64) -> None:
 @triton.jit
 def lookup_into(frame: tl.int64) -> Any:
     """Look up the key in arguments 1 and 2 and answer with all that is known; returns (status, bytes)."""
-    status, owner, index, epoch, payload, nbytes, kind, d0, d1, d2, d3, d4, d5, d6 = lookup_described(
+    status, owner, slot, epoch, payload, nbytes, kind, d0, d1, d2, d3, d4, d5, d6 = lookup_described(
         arg(frame, 0), arg(frame, 1), arg(frame, 2)
     )
     answer(frame, 0, status)
     answer(frame, 1, owner)
-    answer(frame, 2, index)
+    answer(frame, 2, slot)
     answer(frame, 3, epoch)
     answer(frame, 4, payload)
     answer(frame, 5, nbytes)

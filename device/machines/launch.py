@@ -84,19 +84,19 @@ class LaunchMachine:
         return Begun(*self._call(objects.begin_object_kernel, owner, *key, nbytes, flags, now, *what)[:5])
 
     def seal(
-        self, owner: int, key: tuple[int, int], index: int, epoch: int, payload: int, nbytes: int, what: Descriptor
+        self, owner: int, key: tuple[int, int], slot: int, epoch: int, payload: int, nbytes: int, what: Descriptor
     ) -> None:
-        args = (owner, *key, nbytes, 0, 0, *what, index, epoch, payload)
+        args = (owner, *key, nbytes, 0, 0, *what, slot, epoch, payload)
         self._by_tiles(checksums.seal_payload_kernel, args, nbytes)
 
-    def finish(self, owner: int, index: int, epoch: int, phase: int) -> int:
-        return self._call(objects.finish_object_kernel, owner, index, epoch, phase)[0]
+    def finish(self, owner: int, slot: int, epoch: int, phase: int) -> int:
+        return self._call(objects.finish_object_kernel, owner, slot, epoch, phase)[0]
 
-    def commit(self, owner: int, index: int, epoch: int) -> int:
-        return self._call(objects.commit_object_kernel, owner, index, epoch)[0]
+    def commit(self, owner: int, slot: int, epoch: int) -> int:
+        return self._call(objects.commit_object_kernel, owner, slot, epoch)[0]
 
-    def abort(self, owner: int, index: int, epoch: int) -> int:
-        return self._call(objects.abort_object_kernel, owner, index, epoch)[0]
+    def abort(self, owner: int, slot: int, epoch: int) -> int:
+        return self._call(objects.abort_object_kernel, owner, slot, epoch)[0]
 
     def enter(self, owner: int) -> int:
         return self._call(objects.enter_segment_kernel, owner)[0]
@@ -108,8 +108,8 @@ class LaunchMachine:
         return self._one(Batch.put, Request(key, src, nbytes, owner, what), now)
 
     def lookup(self, key: tuple[int, int]) -> Found:
-        status, owner, index, epoch, payload, nbytes, *what = self._call(objects.lookup_object_kernel, *key)[:14]
-        return Found(status, owner, index, epoch, payload, nbytes, tuple(what))
+        status, owner, slot, epoch, payload, nbytes, *what = self._call(objects.lookup_object_kernel, *key)[:14]
+        return Found(status, owner, slot, epoch, payload, nbytes, tuple(what))
 
     def find(self, key: tuple[int, int]) -> int:
         return self._call(objects.find_key_kernel, *key)[0]
@@ -126,30 +126,30 @@ class LaunchMachine:
         args = (*key, copy, found.nbytes, time.time_ns())
         return self._by_tiles(checksums.verify_payload_kernel, args, found.nbytes, before=found[:6])
 
-    def validate(self, owner: int, index: int, epoch: int) -> int:
-        return self._call(objects.validate_object_kernel, owner, index, epoch)[0]
+    def validate(self, owner: int, slot: int, epoch: int) -> int:
+        return self._call(objects.validate_object_kernel, owner, slot, epoch)[0]
 
-    def touch(self, owner: int, index: int, now: int) -> None:
-        self._call(objects.touch_object_kernel, owner, index, now)
+    def touch(self, owner: int, slot: int, now: int) -> None:
+        self._call(objects.touch_object_kernel, owner, slot, now)
 
     def remove(self, key: tuple[int, int]) -> int:
         return self._call(objects.remove_object_kernel, *key)[0]
 
-    def remove_slot(self, owner: int, index: int, epoch: int) -> int:
-        return self._call(objects.remove_slot_kernel, owner, index, epoch)[0]
+    def remove_slot(self, owner: int, slot: int, epoch: int) -> int:
+        return self._call(objects.remove_slot_kernel, owner, slot, epoch)[0]
 
-    def pin(self, owner: int, index: int, epoch: int) -> tuple[int, int]:
-        status, line = self._call(objects.pin_object_kernel, owner, index, epoch)[:2]
+    def pin(self, owner: int, slot: int, epoch: int) -> tuple[int, int]:
+        status, line = self._call(objects.pin_object_kernel, owner, slot, epoch)[:2]
         return status, line
 
-    def unpin(self, owner: int, index: int, epoch: int, line: int) -> int:
-        return self._call(objects.unpin_object_kernel, owner, index, epoch, line)[0]
+    def unpin(self, owner: int, slot: int, epoch: int, line: int) -> int:
+        return self._call(objects.unpin_object_kernel, owner, slot, epoch, line)[0]
 
     # v1
     def install(
         self,
         owner: int,
-        index: int,
+        slot: int,
         key: tuple[int, int],
         payload: int,
         nbytes: int,
@@ -157,16 +157,16 @@ class LaunchMachine:
         what: Descriptor,
         now: int,
     ) -> int:
-        return self._call(host.install_header_kernel, owner, index, *key, payload, nbytes, flags, now, *what)[0]
+        return self._call(host.install_header_kernel, owner, slot, *key, payload, nbytes, flags, now, *what)[0]
 
-    def state(self, owner: int, index: int) -> int:
-        return self._call(host.read_state_kernel, owner, index)[0]
+    def state(self, owner: int, slot: int) -> int:
+        return self._call(host.read_state_kernel, owner, slot)[0]
 
-    def kill(self, owner: int, index: int, state: int, epoch: int) -> int:
-        return self._call(host.kill_slot_kernel, owner, index, state, epoch)[0]
+    def kill(self, owner: int, slot: int, state: int, epoch: int) -> int:
+        return self._call(host.kill_slot_kernel, owner, slot, state, epoch)[0]
 
-    def announce(self, owner: int, kind: int, index: int, epoch: int) -> None:
-        self._call(host.announce_slot_kernel, owner, kind, index, epoch)
+    def announce(self, owner: int, kind: int, slot: int, epoch: int) -> None:
+        self._call(host.announce_slot_kernel, owner, kind, slot, epoch)
 
     # the owner's host
     def drain(self, owner: int, tail: int, room: int) -> Drained:
@@ -199,14 +199,14 @@ class LaunchMachine:
     def in_flight(self, owner: int, rank: int, phase: int) -> int:
         return self._owner_call(host.read_in_flight_kernel, owner, rank, phase)[0]
 
-    def give_up(self, owner: int, index: int, epoch: int, producer: int) -> bool:
-        return bool(self._owner_call(host.give_up_slot_kernel, owner, index, epoch, producer)[0])
+    def give_up(self, owner: int, slot: int, epoch: int, producer: int) -> bool:
+        return bool(self._owner_call(host.give_up_slot_kernel, owner, slot, epoch, producer)[0])
 
-    def release(self, owner: int, index: int, epoch: int) -> bool:
-        return bool(self._owner_call(host.release_slot_kernel, owner, index, epoch)[0])
+    def release(self, owner: int, slot: int, epoch: int) -> bool:
+        return bool(self._owner_call(host.release_slot_kernel, owner, slot, epoch)[0])
 
-    def adopt_slot(self, owner: int, index: int) -> None:
-        self._owner_call(host.adopt_slot_kernel, owner, index)
+    def adopt_slot(self, owner: int, slot: int) -> None:
+        self._owner_call(host.adopt_slot_kernel, owner, slot)
 
     def joining(self, owner: int, change: int) -> int:
         return self._owner_call(host.count_joining_kernel, owner, change)[0]
@@ -247,8 +247,8 @@ class LaunchMachine:
     def clear_intent(self, owner: int, line: int, said: int) -> None:
         self._owner_call(host.clear_intent_kernel, owner, line, said)
 
-    def recount(self, owner: int, index: int, dead: int) -> bool:
-        return bool(self._owner_call(host.recount_pins_kernel, owner, index, dead)[0])
+    def recount(self, owner: int, slot: int, dead: int) -> bool:
+        return bool(self._owner_call(host.recount_pins_kernel, owner, slot, dead)[0])
 
     # copies
     def _page_links(self, owner: int) -> npt.NDArray[np.uint64]:

@@ -56,22 +56,22 @@ class NativeMachine:
         return begun
 
     def seal(
-        self, owner: int, key: tuple[int, int], index: int, epoch: int, payload: int, nbytes: int, what: Descriptor
+        self, owner: int, key: tuple[int, int], slot: int, epoch: int, payload: int, nbytes: int, what: Descriptor
     ) -> None:
-        self._code.seal_payload(self.table_address, owner, *key, index, epoch, payload, nbytes, *what)
+        self._code.seal_payload(self.table_address, owner, *key, slot, epoch, payload, nbytes, *what)
 
-    def finish(self, owner: int, index: int, epoch: int, phase: int) -> int:
-        status: int = self._code.finish(self.table_address, owner, index, epoch, phase)
+    def finish(self, owner: int, slot: int, epoch: int, phase: int) -> int:
+        status: int = self._code.finish(self.table_address, owner, slot, epoch, phase)
         self._hinted(owner)
         return status
 
-    def commit(self, owner: int, index: int, epoch: int) -> int:
-        status: int = self._code.commit(self.table_address, owner, index, epoch)
+    def commit(self, owner: int, slot: int, epoch: int) -> int:
+        status: int = self._code.commit(self.table_address, owner, slot, epoch)
         self._hinted(owner)
         return status
 
-    def abort(self, owner: int, index: int, epoch: int) -> int:
-        status: int = self._code.abort(self.table_address, owner, index, epoch)
+    def abort(self, owner: int, slot: int, epoch: int) -> int:
+        status: int = self._code.abort(self.table_address, owner, slot, epoch)
         self._hinted(owner)
         return status
 
@@ -88,8 +88,8 @@ class NativeMachine:
         return status
 
     def lookup(self, key: tuple[int, int]) -> Found:
-        status, owner, index, epoch, payload, nbytes, *what = self._code.lookup_described(self.table_address, *key)
-        return Found(status, owner, index, epoch, payload, nbytes, tuple(what))
+        status, owner, slot, epoch, payload, nbytes, *what = self._code.lookup_described(self.table_address, *key)
+        return Found(status, owner, slot, epoch, payload, nbytes, tuple(what))
 
     def find(self, key: tuple[int, int]) -> int:
         return self._find(self.table_address, *key)[0]
@@ -105,33 +105,33 @@ class NativeMachine:
     def get(self, key: tuple[int, int], dst: int, nbytes: int, now: int) -> int:
         return self._get(self.table_address, *key, dst, nbytes, now)
 
-    def validate(self, owner: int, index: int, epoch: int) -> int:
-        return self._code.validate(self.table_address, owner, index, epoch)
+    def validate(self, owner: int, slot: int, epoch: int) -> int:
+        return self._code.validate(self.table_address, owner, slot, epoch)
 
-    def touch(self, owner: int, index: int, now: int) -> None:
-        self._code.touch(self.table_address, owner, index, now)
+    def touch(self, owner: int, slot: int, now: int) -> None:
+        self._code.touch(self.table_address, owner, slot, now)
 
     def remove(self, key: tuple[int, int]) -> int:
         status, owner = self._code.remove(self.table_address, *key)
         self._hinted(owner)
         return status
 
-    def remove_slot(self, owner: int, index: int, epoch: int) -> int:
-        status: int = self._code.remove_slot(self.table_address, owner, index, epoch)
+    def remove_slot(self, owner: int, slot: int, epoch: int) -> int:
+        status: int = self._code.remove_slot(self.table_address, owner, slot, epoch)
         self._hinted(owner)
         return status
 
-    def pin(self, owner: int, index: int, epoch: int) -> tuple[int, int]:
-        return self._code.pin(self.table_address, self._bases[owner], index, epoch)
+    def pin(self, owner: int, slot: int, epoch: int) -> tuple[int, int]:
+        return self._code.pin(self.table_address, self._bases[owner], slot, epoch)
 
-    def unpin(self, owner: int, index: int, epoch: int, line: int) -> int:
-        return self._code.unpin(self.table_address, self._bases[owner], index, epoch, line)
+    def unpin(self, owner: int, slot: int, epoch: int, line: int) -> int:
+        return self._code.unpin(self.table_address, self._bases[owner], slot, epoch, line)
 
     # v1
     def install(
         self,
         owner: int,
-        index: int,
+        slot: int,
         key: tuple[int, int],
         payload: int,
         nbytes: int,
@@ -139,17 +139,17 @@ class NativeMachine:
         what: Descriptor,
         now: int,
     ) -> int:
-        self._code.describe(self.table_address, self._bases[owner], index, *what)
-        return self._code.install(self.table_address, owner, index, *key, payload, nbytes, flags, now)
+        self._code.describe(self.table_address, self._bases[owner], slot, *what)
+        return self._code.install(self.table_address, owner, slot, *key, payload, nbytes, flags, now)
 
-    def state(self, owner: int, index: int) -> int:
-        return self._code.state_of(self.table_address, owner, index)
+    def state(self, owner: int, slot: int) -> int:
+        return self._code.state_of(self.table_address, owner, slot)
 
-    def kill(self, owner: int, index: int, state: int, epoch: int) -> int:
-        return self._code.kill_slot(self.table_address, owner, index, state, epoch)
+    def kill(self, owner: int, slot: int, state: int, epoch: int) -> int:
+        return self._code.kill_slot(self.table_address, owner, slot, state, epoch)
 
-    def announce(self, owner: int, kind: int, index: int, epoch: int) -> None:
-        self._code.announce_slot(self.table_address, owner, kind, index, epoch)
+    def announce(self, owner: int, kind: int, slot: int, epoch: int) -> None:
+        self._code.announce_slot(self.table_address, owner, kind, slot, epoch)
         self._hinted(owner)
 
     # the owner's host
@@ -181,14 +181,14 @@ class NativeMachine:
     def in_flight(self, owner: int, rank: int, phase: int) -> int:
         return self._code.in_flight(self._bases[owner], rank, phase)
 
-    def give_up(self, owner: int, index: int, epoch: int, producer: int) -> bool:
-        return bool(self._code.give_up(self.table_address, owner, index, epoch, producer))
+    def give_up(self, owner: int, slot: int, epoch: int, producer: int) -> bool:
+        return bool(self._code.give_up(self.table_address, owner, slot, epoch, producer))
 
-    def release(self, owner: int, index: int, epoch: int) -> bool:
-        return bool(self._code.release(self.table_address, owner, index, epoch))
+    def release(self, owner: int, slot: int, epoch: int) -> bool:
+        return bool(self._code.release(self.table_address, owner, slot, epoch))
 
-    def adopt_slot(self, owner: int, index: int) -> None:
-        self._code.adopt_slot(self.table_address, owner, index)
+    def adopt_slot(self, owner: int, slot: int) -> None:
+        self._code.adopt_slot(self.table_address, owner, slot)
 
     def joining(self, owner: int, change: int) -> int:
         return self._code.joining(self.table_address, self._bases[owner], change)
@@ -233,5 +233,5 @@ class NativeMachine:
     def clear_intent(self, owner: int, line: int, said: int) -> None:
         self._code.clear_intent(self.table_address, owner, line, said)
 
-    def recount(self, owner: int, index: int, dead: int) -> bool:
-        return bool(self._code.recount(self.table_address, self._bases[owner], index, dead))
+    def recount(self, owner: int, slot: int, dead: int) -> bool:
+        return bool(self._code.recount(self.table_address, self._bases[owner], slot, dead))

@@ -73,7 +73,7 @@ def checksum(
 def seal(
     world: tl.int64,
     seg: tl.int64,
-    index: tl.int64,
+    slot: tl.int64,
     key_hash: tl.int64,
     key_check: tl.int64,
     nbytes: tl.int64,
@@ -89,9 +89,9 @@ def seal(
 ) -> None:
     """Give a checksum to an object that is WRITING. All it is made of is the caller's: nothing is read back."""
     value = checksum(key_hash, key_check, nbytes, payload_sum, kind, d0, d1, d2, d3, d4, d5, d6)
-    form = descriptor_at(world, seg, index) + D_FORMAT
+    form = descriptor_at(world, seg, slot) + D_FORMAT
     store64(form, (kind & LOW32) | (value << CHECKSUM_SHIFT), "relaxed")
-    header = header_at(world, seg, index)
+    header = header_at(world, seg, slot)
     flags = load64(header + H_FLAGS, "acquire")
     store64(header + H_FLAGS, flags | FLAG_CHECKSUM, "relaxed")
 
@@ -100,7 +100,7 @@ def seal(
 def is_right(
     world: tl.int64,
     seg: tl.int64,
-    index: tl.int64,
+    slot: tl.int64,
     key_hash: tl.int64,
     key_check: tl.int64,
     nbytes: tl.int64,
@@ -113,7 +113,7 @@ def is_right(
     """
     right = not wanted(world)
     if flagged:
-        kind, d0, d1, d2, d3, d4, d5, d6 = descriptor(world, seg, index)
+        kind, d0, d1, d2, d3, d4, d5, d6 = descriptor(world, seg, slot)
         value = checksum(key_hash, key_check, nbytes, payload_sum, kind, d0, d1, d2, d3, d4, d5, d6)
         right = ((kind >> CHECKSUM_SHIFT) & CHECKSUM_MASK) == value
     return right

@@ -46,7 +46,7 @@ NOT_LAST = tl.constexpr(-1)
 def begin_described(world: tl.int64, request: tl.int64, now: tl.int64) -> Any:
     """`begin`, and the descriptor."""
     owner = table64(request + Q_OWNER)
-    status, index, epoch, payload, phase = begin(
+    status, slot, epoch, payload, phase = begin(
         world,
         owner,
         table64(request + Q_KEY_HASH),
@@ -57,8 +57,8 @@ def begin_described(world: tl.int64, request: tl.int64, now: tl.int64) -> Any:
     )
     if status == OK:
         kind, d0, d1, d2, d3, d4, d5, d6 = what_of(request)
-        describe(world, segment(world, owner), index, kind, d0, d1, d2, d3, d4, d5, d6)
-    return status, index, epoch, payload, phase
+        describe(world, segment(world, owner), slot, kind, d0, d1, d2, d3, d4, d5, d6)
+    return status, slot, epoch, payload, phase
 
 
 @triton.jit
@@ -70,8 +70,8 @@ def begin_put_part(world: tl.int64, request: tl.int64, ticket: tl.int64, now: tl
     status = word(BUSY)
     payload = word(0)
     if is_first(ticket):
-        status, index, epoch, payload, phase = begin_described(world, request, now)
-        share(ticket, status, index, epoch, payload, phase, word(0))
+        status, slot, epoch, payload, phase = begin_described(world, request, now)
+        share(ticket, status, slot, epoch, payload, phase, word(0))
     elif await_answer(ticket):
         status = shared(ticket, 0)
         payload = shared(ticket, 3)
@@ -96,8 +96,8 @@ def seal_parts(world: tl.int64, request: tl.int64, ticket: tl.int64) -> None:
     key_check = table64(request + Q_KEY_CHECK)
     nbytes = table64(request + Q_BYTES)
     kind, d0, d1, d2, d3, d4, d5, d6 = what_of(request)
-    index = shared(ticket, 1)
-    seal(world, seg, index, key_hash, key_check, nbytes, whole_sum(ticket), kind, d0, d1, d2, d3, d4, d5, d6)
+    slot = shared(ticket, 1)
+    seal(world, seg, slot, key_hash, key_check, nbytes, whole_sum(ticket), kind, d0, d1, d2, d3, d4, d5, d6)
 
 
 @triton.jit
@@ -122,12 +122,12 @@ def finish_put_part(world: tl.int64, request: tl.int64, ticket: tl.int64, parts:
 
 # --- get --------------------------------------------------------------------------------------
 @triton.jit
-def is_wanted(world: tl.int64, seg: tl.int64, index: tl.int64, nbytes: tl.int64, request: tl.int64) -> Any:
+def is_wanted(world: tl.int64, seg: tl.int64, slot: tl.int64, nbytes: tl.int64, request: tl.int64) -> Any:
     """Whether an object has the size that there is room for, and the descriptor that the request names, if any."""
     right = nbytes == table64(request + Q_BYTES)
     kind, d0, d1, d2, d3, d4, d5, d6 = what_of(request)
     if kind != 0:
-        k, e0, e1, e2, e3, e4, e5, e6 = descriptor(world, seg, index)
+        k, e0, e1, e2, e3, e4, e5, e6 = descriptor(world, seg, slot)
         differs = ((k ^ kind) & LOW32) | (d0 ^ e0) | (d1 ^ e1) | (d2 ^ e2) | (d3 ^ e3)
         right = right & ((differs | (d4 ^ e4) | (d5 ^ e5) | (d6 ^ e6)) == 0)
     return right
@@ -143,16 +143,16 @@ def begin_get_part(world: tl.int64, request: tl.int64, ticket: tl.int64) -> Any:
     owner = word(0)
     payload = word(0)
     if is_first(ticket):
-        status, owner, index, epoch, payload, nbytes = lookup(
+        status, owner, slot, epoch, payload, nbytes = lookup(
             world, table64(request + Q_KEY_HASH), table64(request + Q_KEY_CHECK)
         )
         if status == OK:
-            if not is_wanted(world, segment(world, owner), index, nbytes, request):
-                status = select(validate(world, owner, index, epoch) == OK, word(SIZE), word(TORN))
+            if not is_wanted(world, segment(world, owner), slot, nbytes, request):
+                status = select(validate(world, owner, slot, epoch) == OK, word(SIZE), word(TORN))
         flagged = word(0)
         if status == OK:
-            flagged = select(has_checksum(header_at(world, segment(world, owner), index)), word(1), word(0))
-        share(ticket, status, index, epoch, payload, owner, flagged)
+            flagged = select(has_checksum(header_at(world, segment(world, owner), slot)), word(1), word(0))
+        share(ticket, status, slot, epoch, payload, owner, flagged)
     elif await_answer(ticket):
         status = shared(ticket, 0)
         payload = shared(ticket, 3)
@@ -175,16 +175,16 @@ def finish_get_part(world: tl.int64, request: tl.int64, ticket: tl.int64, parts:
         status = shared(ticket, 0)
         if status == OK:
             owner = shared(ticket, 4)
-            index = shared(ticket, 1)
+            slot = shared(ticket, 1)
             epoch = shared(ticket, 2)
             key_hash = table64(request + Q_KEY_HASH)
             key_check = table64(request + Q_KEY_CHECK)
             nbytes = table64(request + Q_BYTES)
             flagged = shared(ticket, 5) != 0
-            status = judged(world, owner, index, epoch, key_hash, key_check, nbytes, flagged, whole_sum(ticket))
+            status = judged(world, owner, slot, epoch, key_hash, key_check, nbytes, flagged, whole_sum(ticket))
             if is_spoiled(ticket):
                 status = word(BUSY)
             elif status == OK:
-                touch(world, owner, index, now)
+                touch(world, owner, slot, now)
         clear(ticket)
     return status

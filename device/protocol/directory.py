@@ -87,11 +87,11 @@ def candidate_at(world: tl.int64, seg: tl.int64, key_hash: tl.int64, i: tl.int64
 
 
 @triton.jit
-def entry_word(phase: tl.int64, key_check: tl.int64, owner: tl.int64, index: tl.int64, epoch: tl.int64) -> Any:
+def entry_word(phase: tl.int64, key_check: tl.int64, owner: tl.int64, slot: tl.int64, epoch: tl.int64) -> Any:
     """(phase, tag, owner, header, low bits of the epoch)."""
     tag = (key_check & ENTRY_TAG_MASK) << ENTRY_TAG_SHIFT
     low = (epoch & ENTRY_EPOCH_MASK) << ENTRY_EPOCH_SHIFT
-    return word(phase) | tag | (owner << ENTRY_RANK_SHIFT) | (index << ENTRY_HEADER_SHIFT) | low
+    return word(phase) | tag | (owner << ENTRY_RANK_SHIFT) | (slot << ENTRY_HEADER_SHIFT) | low
 
 
 @triton.jit
@@ -233,9 +233,9 @@ def place(world: tl.int64, seg: tl.int64, key_hash: tl.int64, key_check: tl.int6
 @triton.jit
 def settle(world: tl.int64, seg: tl.int64, key_hash: tl.int64, key_check: tl.int64, mine: tl.int64, i: tl.int64) -> Any:
     """Settle with the i-th entry, `mine` being the place of one's own. True if one's own may stay."""
-    slot = candidate_at(world, seg, key_hash, i)
+    entry_at = candidate_at(world, seg, key_hash, i)
     stays = i == i
-    seen = load64(slot, "relaxed")
+    seen = load64(entry_at, "relaxed")
     look = has_tag(seen, key_check)
     tries = word(0)
     while look & (tries < CANDIDATES):
@@ -245,7 +245,7 @@ def settle(world: tl.int64, seg: tl.int64, key_hash: tl.int64, key_check: tl.int
         look = live & (not final) & (mine < i)
         stays = (not live) | look
         if look:
-            got = cas64(slot, seen, 0, "relaxed")
+            got = cas64(entry_at, seen, 0, "relaxed")
             look = (got != seen) & has_tag(got, key_check)
             seen = got
         tries += 1
@@ -254,11 +254,11 @@ def settle(world: tl.int64, seg: tl.int64, key_hash: tl.int64, key_check: tl.int
 
 @triton.jit
 def claim(
-    world: tl.int64, owner: tl.int64, index: tl.int64, epoch: tl.int64, key_hash: tl.int64, key_check: tl.int64
+    world: tl.int64, owner: tl.int64, slot: tl.int64, epoch: tl.int64, key_hash: tl.int64, key_check: tl.int64
 ) -> Any:
     """Insert the key of a RESERVED header: OK, DUPLICATE or NO_ENTRY. After OK the entry is FINAL."""
     seg = segment(world, home_of(world, key_check))
-    tentative = entry_word(ENTRY_TENTATIVE, key_check, owner, index, epoch)
+    tentative = entry_word(ENTRY_TENTATIVE, key_check, owner, slot, epoch)
     status, mine = place(world, seg, key_hash, key_check, tentative)
     if status == OK:
         turn = seg + table64(world + W_TURN_BASE) + first_bucket(world, key_hash) * WORD_BYTES
@@ -271,28 +271,28 @@ def claim(
                     status = word(DUPLICATE)
             tagged = tagged >> 1
             i += 1
-        slot = candidate_at(world, seg, key_hash, mine)
-        target = select(status == OK, entry_word(ENTRY_FINAL, key_check, owner, index, epoch), word(0))
-        if cas64(slot, tentative, target, "relaxed") != tentative:
+        entry_at = candidate_at(world, seg, key_hash, mine)
+        target = select(status == OK, entry_word(ENTRY_FINAL, key_check, owner, slot, epoch), word(0))
+        if cas64(entry_at, tentative, target, "relaxed") != tentative:
             status = word(DUPLICATE)
     return status
 
 
 @triton.jit
 def erase(
-    world: tl.int64, owner: tl.int64, index: tl.int64, epoch: tl.int64, key_hash: tl.int64, key_check: tl.int64
+    world: tl.int64, owner: tl.int64, slot: tl.int64, epoch: tl.int64, key_hash: tl.int64, key_check: tl.int64
 ) -> None:
     """Take the entry of a DEAD header out, whichever phase it is in. Does nothing if it is not there."""
     seg = segment(world, home_of(world, key_check))
-    final = entry_word(ENTRY_FINAL, key_check, owner, index, epoch)
-    tentative = entry_word(ENTRY_TENTATIVE, key_check, owner, index, epoch)
+    final = entry_word(ENTRY_FINAL, key_check, owner, slot, epoch)
+    tentative = entry_word(ENTRY_TENTATIVE, key_check, owner, slot, epoch)
     tagged, _ = look(world, seg, key_hash, key_check)
     i = word(0)
     while tagged != 0:
         if (tagged & 1) == 1:
-            slot = candidate_at(world, seg, key_hash, i)
-            seen = load64(slot, "relaxed")
+            entry_at = candidate_at(world, seg, key_hash, i)
+            seen = load64(entry_at, "relaxed")
             if (seen == final) | (seen == tentative):
-                cas64(slot, seen, 0, "relaxed")
+                cas64(entry_at, seen, 0, "relaxed")
         tagged = tagged >> 1
         i += 1

@@ -60,8 +60,8 @@ def oldest(world: tl.int64, seg: tl.int64, start: tl.int64, count: tl.int64, siz
     total = select(total > table64(world + W_HDR_COUNT), table64(world + W_HDR_COUNT), total)
     i = word(0)
     while (i < count) & (i < total):
-        index = (start + i) % total
-        header = header_at(world, seg, index)
+        slot = (start + i) % total
+        header = header_at(world, seg, slot)
         state = load64(header + H_STATE, "relaxed")
         access = load64(header + H_ACCESS, "relaxed")
         n_pages = pages_of(header)
@@ -69,7 +69,7 @@ def oldest(world: tl.int64, seg: tl.int64, start: tl.int64, count: tl.int64, siz
         if fits & (size_class >= 0):
             fits = (n_pages > 0) & (class_of(world, n_pages) >= size_class)
         better = fits & ((best < 0) | (access < best_access))
-        best = select(better, index, best)
+        best = select(better, slot, best)
         best_epoch = select(better, epoch_of(state), best_epoch)
         best_access = select(better, access, best_access)
         i += 1
@@ -114,14 +114,14 @@ def may_evict(seg: tl.int64) -> Any:
 
 @triton.jit
 def take_header(world: tl.int64, seg: tl.int64, owner: tl.int64, home: tl.int64) -> Any:
-    """Take a header slot, evicting an object if all are in use: its index, or -1."""
-    index = take_slot(world, seg, home)
-    if index < 0:
+    """Take a header slot, evicting an object if all are in use: the slot, or -1."""
+    slot = take_slot(world, seg, home)
+    if slot < 0:
         if may_evict(seg):
             page, gone = evict_for(world, seg, owner, word(-1))
             if gone == 1:
-                index = take_slot(world, seg, home)
-    return index
+                slot = take_slot(world, seg, home)
+    return slot
 
 
 @triton.jit

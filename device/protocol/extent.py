@@ -81,16 +81,16 @@ def mark(world: tl.int64, seg: tl.int64, page: tl.int64, value: tl.int64, said: 
 
 
 @triton.jit
-def hold(world: tl.int64, seg: tl.int64, page: tl.int64, size_class: tl.int64, index: tl.int64) -> None:
+def hold(world: tl.int64, seg: tl.int64, page: tl.int64, size_class: tl.int64, slot: tl.int64) -> None:
     """Note in the link of an extent that was taken which header slot will name it."""
-    mark(world, seg, page, HELD + size_class, index + 1)
+    mark(world, seg, page, HELD + size_class, slot + 1)
 
 
 @triton.jit
-def is_held(world: tl.int64, seg: tl.int64, page: tl.int64, size_class: tl.int64, index: tl.int64) -> Any:
+def is_held(world: tl.int64, seg: tl.int64, page: tl.int64, size_class: tl.int64, slot: tl.int64) -> Any:
     """True if an extent was taken for this header slot."""
     link = link_of(world, seg, page)
-    return (((link >> MARK_SHIFT) & MARK_MASK) == HELD + size_class) & ((link & LOW32) == index + 1)
+    return (((link >> MARK_SHIFT) & MARK_MASK) == HELD + size_class) & ((link & LOW32) == slot + 1)
 
 
 @triton.jit

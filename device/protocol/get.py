@@ -23,7 +23,7 @@ from nanokv.device.segment.world_table import W_HEAP_BASE, W_PAGE_BYTES, header_
 
 
 @triton.jit
-def is_extent(world: tl.int64, seg: tl.int64, index: tl.int64, payload: tl.int64, nbytes: tl.int64) -> Any:
+def is_extent(world: tl.int64, seg: tl.int64, slot: tl.int64, payload: tl.int64, nbytes: tl.int64) -> Any:
     """True if a header that is READY can hold so many bytes at an offset: its pages are that many, and say so.
 
     What a header says of its bytes stands in three words, and the extent's link names the slot: one that is wrong does
@@ -33,10 +33,10 @@ def is_extent(world: tl.int64, seg: tl.int64, index: tl.int64, payload: tl.int64
     inside = is_inside(world, payload, nbytes)
     offset = select(inside, payload, table64(world + W_HEAP_BASE)) - table64(world + W_HEAP_BASE)
     page = offset // size
-    n_pages = pages_of(header_at(world, seg, index))
+    n_pages = pages_of(header_at(world, seg, slot))
     right = inside & (offset == page * size) & (n_pages == (select(inside, nbytes, word(0)) + size - 1) // size)
     if right & (n_pages > 0):
-        right = is_held(world, seg, page, class_of(world, n_pages), index)
+        right = is_held(world, seg, page, class_of(world, n_pages), slot)
     return right
 
 
@@ -48,15 +48,15 @@ def lookup(world: tl.int64, key_hash: tl.int64, key_check: tl.int64) -> Any:
     """
     status, entry = find(world, key_hash, key_check)
     owner = word(0)
-    index = word(0)
+    slot = word(0)
     epoch = word(0)
     payload = word(0)
     nbytes = word(0)
     if status == OK:
         owner = entry_owner(entry)
-        index = entry_header(entry)
+        slot = entry_header(entry)
         seg = segment(world, owner)
-        header = header_at(world, seg, index)
+        header = header_at(world, seg, slot)
         state = load64(header + H_STATE, "acquire")
         epoch = epoch_of(state)
         payload = load64(header + H_PAYLOAD, "relaxed")
@@ -65,38 +65,38 @@ def lookup(world: tl.int64, key_hash: tl.int64, key_check: tl.int64) -> Any:
         if not same:
             status = word(MISS)
         # a header that is still READY in this epoch and names no possible bytes is broken, not in motion
-        elif not is_extent(world, seg, index, payload, nbytes):
+        elif not is_extent(world, seg, slot, payload, nbytes):
             status = select(still_ready(header, epoch), word(CORRUPT), word(MISS))
             add64(seg + COUNT_CORRUPT, 1, "relaxed")
-    return status, owner, index, epoch, payload, nbytes
+    return status, owner, slot, epoch, payload, nbytes
 
 
 @triton.jit
 def lookup_described(world: tl.int64, key_hash: tl.int64, key_check: tl.int64) -> Any:
     """`lookup`, and the descriptor: (status, owner, header slot, epoch, payload, bytes, kind, seven dimensions)."""
-    status, owner, index, epoch, payload, nbytes = lookup(world, key_hash, key_check)
-    kind, d0, d1, d2, d3, d4, d5, d6 = descriptor(world, segment(world, owner), index)
-    return status, owner, index, epoch, payload, nbytes, kind, d0, d1, d2, d3, d4, d5, d6
+    status, owner, slot, epoch, payload, nbytes = lookup(world, key_hash, key_check)
+    kind, d0, d1, d2, d3, d4, d5, d6 = descriptor(world, segment(world, owner), slot)
+    return status, owner, slot, epoch, payload, nbytes, kind, d0, d1, d2, d3, d4, d5, d6
 
 
 @triton.jit
-def validate(world: tl.int64, owner: tl.int64, index: tl.int64, epoch: tl.int64) -> Any:
+def validate(world: tl.int64, owner: tl.int64, slot: tl.int64, epoch: tl.int64) -> Any:
     """After a copy: OK if the object was there all the while, TORN if not."""
-    header = header_at(world, segment(world, owner), index)
+    header = header_at(world, segment(world, owner), slot)
     return select(still_ready(header, epoch), word(OK), word(TORN))
 
 
 @triton.jit
-def touch(world: tl.int64, owner: tl.int64, index: tl.int64, now: tl.int64) -> None:
+def touch(world: tl.int64, owner: tl.int64, slot: tl.int64, now: tl.int64) -> None:
     """Note that an object was read: best effort, for eviction."""
-    store64(header_at(world, segment(world, owner), index) + H_ACCESS, now, "relaxed")
+    store64(header_at(world, segment(world, owner), slot) + H_ACCESS, now, "relaxed")
 
 
 @triton.jit
 def judged(
     world: tl.int64,
     owner: tl.int64,
-    index: tl.int64,
+    slot: tl.int64,
     epoch: tl.int64,
     key_hash: tl.int64,
     key_check: tl.int64,
@@ -106,8 +106,8 @@ def judged(
 ) -> Any:
     """After a copy: OK, TORN if the object was not there all the while, CORRUPT if it was and the checksum is wrong."""
     seg = segment(world, owner)
-    right = is_right(world, seg, index, key_hash, key_check, nbytes, flagged, payload_sum)
-    status = validate(world, owner, index, epoch)
+    right = is_right(world, seg, slot, key_hash, key_check, nbytes, flagged, payload_sum)
+    status = validate(world, owner, slot, epoch)
     if (status == OK) & (not right):
         status = word(CORRUPT)
         add64(seg + COUNT_CORRUPT, 1, "relaxed")
@@ -118,7 +118,7 @@ def judged(
 def verify(
     world: tl.int64,
     owner: tl.int64,
-    index: tl.int64,
+    slot: tl.int64,
     epoch: tl.int64,
     key_hash: tl.int64,
     key_check: tl.int64,
@@ -126,18 +126,18 @@ def verify(
     nbytes: tl.int64,
 ) -> Any:
     """After a copy to the address `copy` (or of a pinned object, in place): OK, TORN or CORRUPT."""
-    flagged = has_checksum(header_at(world, segment(world, owner), index))
+    flagged = has_checksum(header_at(world, segment(world, owner), slot))
     payload_sum = word(0)
     if flagged:
         payload_sum = checksum_bytes(copy, nbytes, 0)
-    return judged(world, owner, index, epoch, key_hash, key_check, nbytes, flagged, payload_sum)
+    return judged(world, owner, slot, epoch, key_hash, key_check, nbytes, flagged, payload_sum)
 
 
 @triton.jit
 def read(
     world: tl.int64,
     owner: tl.int64,
-    index: tl.int64,
+    slot: tl.int64,
     epoch: tl.int64,
     key_hash: tl.int64,
     key_check: tl.int64,
@@ -148,19 +148,19 @@ def read(
 ) -> Any:
     """Copy what `lookup` found of a key to `dst`, and verify: OK, TORN or CORRUPT."""
     copy_bytes(dst, segment(world, owner) + payload, nbytes)
-    status = verify(world, owner, index, epoch, key_hash, key_check, dst, nbytes)
+    status = verify(world, owner, slot, epoch, key_hash, key_check, dst, nbytes)
     if status == OK:
-        touch(world, owner, index, now)
+        touch(world, owner, slot, now)
     return status
 
 
 @triton.jit
 def get(world: tl.int64, key_hash: tl.int64, key_check: tl.int64, dst: tl.int64, room: tl.int64, now: tl.int64) -> Any:
     """Look up and read an object of exactly `room` bytes into `dst`: OK, MISS, NOT_READY, TORN, SIZE or CORRUPT."""
-    status, owner, index, epoch, payload, nbytes = lookup(world, key_hash, key_check)
+    status, owner, slot, epoch, payload, nbytes = lookup(world, key_hash, key_check)
     if status == OK:
         if nbytes == room:
-            status = read(world, owner, index, epoch, key_hash, key_check, payload, nbytes, dst, now)
+            status = read(world, owner, slot, epoch, key_hash, key_check, payload, nbytes, dst, now)
         else:
-            status = select(validate(world, owner, index, epoch) == OK, word(SIZE), word(TORN))
+            status = select(validate(world, owner, slot, epoch) == OK, word(SIZE), word(TORN))
     return status

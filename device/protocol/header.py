@@ -77,38 +77,38 @@ def epoch_of(state: tl.int64) -> Any:
 
 
 @triton.jit
-def believed(world: tl.int64, seg: tl.int64, index: tl.int64) -> Any:
+def believed(world: tl.int64, seg: tl.int64, slot: tl.int64) -> Any:
     """A slot that was taken, or -1 if it is in use or holds pages: then the list, or `hdr_head`, is corrupt."""
-    if index >= 0:
-        header = header_at(world, seg, index)
+    if slot >= 0:
+        header = header_at(world, seg, slot)
         state = load64(header + H_STATE, "relaxed")
         idle = (state == state_word(DEAD, epoch_of(state))) | (state == 0)
         if (not idle) | (pages_of(header) != 0):
             add64(seg + COUNT_CORRUPT, 1, "relaxed")
-            index = word(-1)
-    return index
+            slot = word(-1)
+    return slot
 
 
 @triton.jit
 def take_slot(world: tl.int64, seg: tl.int64, home: tl.int64) -> Any:
-    """Take a header slot: its index, or -1 when all are in use. `home`: which list is asked first."""
+    """Take a header slot: the slot, or -1 when all are in use. `home`: which list is asked first."""
     count = table64(world + W_HDR_COUNT)
     links = header_links(world, seg)
     rows = slot_list(world, seg, word(0))
-    index = believed(world, seg, pop(slot_list(world, seg, home), links, count))
+    slot = believed(world, seg, pop(slot_list(world, seg, home), links, count))
     place = word(0)
-    while (index < 0) & (place >= 0):
+    while (slot < 0) & (place >= 0):
         place = next_filled(world, rows, word(1), home, place, 1)
         if place >= 0:
-            index = believed(world, seg, pop(slot_list(world, seg, home + place), links, count))
-    if index < 0:
-        index = bump_slot(world, seg, home)
-    return index
+            slot = believed(world, seg, pop(slot_list(world, seg, home + place), links, count))
+    if slot < 0:
+        slot = bump_slot(world, seg, home)
+    return slot
 
 
 @triton.jit
 def bump_slot(world: tl.int64, seg: tl.int64, home: tl.int64) -> Any:
-    """Take a header slot that was never used: its index, or -1. A run of them where there are many lists."""
+    """Take a header slot that was never used: the slot, or -1. A run of them where there are many lists."""
     count = table64(world + W_HDR_COUNT)
     run = run_length(world, word(1))
     old = load64(seg + HDR_HEAD, "relaxed")
@@ -124,30 +124,30 @@ def bump_slot(world: tl.int64, seg: tl.int64, home: tl.int64) -> Any:
         old = got
         fits = (old >= 0) & (old < count) & (tries < SPIN_LIMIT)
         more = more & fits
-    index = believed(world, seg, select(fits, old, word(-1)))
-    if (index >= 0) & (taken > 1):
+    slot = believed(world, seg, select(fits, old, word(-1)))
+    if (slot >= 0) & (taken > 1):
         links = header_links(world, seg)
-        last = index + taken - 1
-        slot = index + 1
-        while slot < last:
-            store64(links + slot * WORD_BYTES, slot + 2, "relaxed")
-            slot += 1
-        push_chain(slot_list(world, seg, home), links, index + 1, last)
-    return index
+        last = slot + taken - 1
+        node = slot + 1
+        while node < last:
+            store64(links + node * WORD_BYTES, node + 2, "relaxed")
+            node += 1
+        push_chain(slot_list(world, seg, home), links, slot + 1, last)
+    return slot
 
 
 @triton.jit
-def give_slot(world: tl.int64, seg: tl.int64, index: tl.int64) -> None:
+def give_slot(world: tl.int64, seg: tl.int64, slot: tl.int64) -> None:
     """Give a header slot back. It must be DEAD and hold no pages."""
-    push(slot_list(world, seg, index), header_links(world, seg), index)
+    push(slot_list(world, seg, slot), header_links(world, seg), slot)
 
 
 @triton.jit
 def reserve(
-    world: tl.int64, seg: tl.int64, index: tl.int64, key_hash: tl.int64, key_check: tl.int64, flags: tl.int64
+    world: tl.int64, seg: tl.int64, slot: tl.int64, key_hash: tl.int64, key_check: tl.int64, flags: tl.int64
 ) -> Any:
     """Mark a slot that was taken: producer, key, a new epoch, RESERVED. Returns the epoch."""
-    header = header_at(world, seg, index)
+    header = header_at(world, seg, slot)
     epoch = (epoch_of(load64(header + H_STATE, "relaxed")) + 1) & EPOCH_MASK
     store64(header + H_PAGES, word(0), "relaxed")
     store64(header + H_KEY_HASH, key_hash, "relaxed")
@@ -161,7 +161,7 @@ def reserve(
 def describe(
     world: tl.int64,
     seg: tl.int64,
-    index: tl.int64,
+    slot: tl.int64,
     kind: tl.int64,
     d0: tl.int64,
     d1: tl.int64,
@@ -172,7 +172,7 @@ def describe(
     d6: tl.int64,
 ) -> None:
     """Write the descriptor: what the bytes are (dtype code and number of dimensions), and the shape."""
-    desc = descriptor_at(world, seg, index)
+    desc = descriptor_at(world, seg, slot)
     store64(desc + D_FORMAT, kind, "relaxed")
     store64(desc + D_DIMS, d0, "relaxed")
     store64(desc + D_DIMS + 1 * WORD_BYTES, d1, "relaxed")
@@ -184,9 +184,9 @@ def describe(
 
 
 @triton.jit
-def descriptor(world: tl.int64, seg: tl.int64, index: tl.int64) -> Any:
+def descriptor(world: tl.int64, seg: tl.int64, slot: tl.int64) -> Any:
     """Read the descriptor: (kind, seven dimensions). Meaningless unless the STATE word is validated afterwards."""
-    desc = descriptor_at(world, seg, index)
+    desc = descriptor_at(world, seg, slot)
     d0 = load64(desc + D_DIMS, "relaxed")
     d1 = load64(desc + D_DIMS + 1 * WORD_BYTES, "relaxed")
     d2 = load64(desc + D_DIMS + 2 * WORD_BYTES, "relaxed")
@@ -201,7 +201,7 @@ def descriptor(world: tl.int64, seg: tl.int64, index: tl.int64) -> Any:
 def publish(
     world: tl.int64,
     seg: tl.int64,
-    index: tl.int64,
+    slot: tl.int64,
     epoch: tl.int64,
     n_pages: tl.int64,
     payload: tl.int64,
@@ -209,7 +209,7 @@ def publish(
     now: tl.int64,
 ) -> Any:
     """Name the extent and the size in the header, then RESERVED -> WRITING. False if the slot was given up."""
-    header = header_at(world, seg, index)
+    header = header_at(world, seg, slot)
     store64(header + H_PAYLOAD, payload, "relaxed")
     store64(header + H_BYTES, nbytes, "relaxed")
     store64(header + H_ACCESS, now, "relaxed")

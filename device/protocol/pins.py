@@ -44,29 +44,29 @@ SPREAD = tl.constexpr(0x9E3779B1)  # Knuth's multiplicative hash: neighbours beg
 
 
 @triton.jit
-def ledger_at(world: tl.int64, seg: tl.int64, slot: tl.int64) -> Any:
+def ledger_at(world: tl.int64, seg: tl.int64, line: tl.int64) -> Any:
     """The address of a line of the pin ledger."""
-    return seg + table64(world + W_PIN_BASE) + slot * WORD_BYTES
+    return seg + table64(world + W_PIN_BASE) + line * WORD_BYTES
 
 
 @triton.jit
-def ledger_word(world: tl.int64, phase: tl.int64, index: tl.int64) -> Any:
+def ledger_word(world: tl.int64, phase: tl.int64, slot: tl.int64) -> Any:
     """(phase, header, this producer)."""
-    return word(phase) | (index << PIN_HEADER_SHIFT) | (table64(world + W_PRODUCER) << PIN_PRODUCER_SHIFT)
+    return word(phase) | (slot << PIN_HEADER_SHIFT) | (table64(world + W_PRODUCER) << PIN_PRODUCER_SHIFT)
 
 
 @triton.jit
-def note(world: tl.int64, seg: tl.int64, index: tl.int64) -> Any:
+def note(world: tl.int64, seg: tl.int64, slot: tl.int64) -> Any:
     """Write an INTENT into a free line of the ledger: the line, or -1 when it is full."""
     count = table64(world + W_PIN_SLOTS)
-    start = (index + table64(world + W_PRODUCER)) * SPREAD
+    start = (slot + table64(world + W_PRODUCER)) * SPREAD
     line = word(-1)
     i = word(0)
     while (line < 0) & (i < count):
-        slot = (start + i) & (count - 1)
-        if load64(ledger_at(world, seg, slot), "relaxed") == 0:
-            if cas64(ledger_at(world, seg, slot), 0, ledger_word(world, PIN_INTENT, index), "relaxed") == 0:
-                line = slot
+        at = (start + i) & (count - 1)
+        if load64(ledger_at(world, seg, at), "relaxed") == 0:
+            if cas64(ledger_at(world, seg, at), 0, ledger_word(world, PIN_INTENT, slot), "relaxed") == 0:
+                line = at
         i += 1
     return line
 
@@ -91,13 +91,13 @@ def add_pin(header: tl.int64, epoch: tl.int64, change: tl.int64) -> Any:
 
 
 @triton.jit
-def pin(world: tl.int64, seg: tl.int64, index: tl.int64, epoch: tl.int64) -> Any:
+def pin(world: tl.int64, seg: tl.int64, slot: tl.int64, epoch: tl.int64) -> Any:
     """Hold a READY object in place. Returns (status, line): OK, MISS (it went away) or NO_PIN."""
-    line = note(world, seg, index)
+    line = note(world, seg, slot)
     status = select(line < 0, word(NO_PIN), word(OK))
     if line >= 0:
-        if add_pin(header_at(world, seg, index), epoch, ONE_PIN):
-            store64(ledger_at(world, seg, line), ledger_word(world, PIN_HELD, index), "relaxed")
+        if add_pin(header_at(world, seg, slot), epoch, ONE_PIN):
+            store64(ledger_at(world, seg, line), ledger_word(world, PIN_HELD, slot), "relaxed")
         else:
             store64(ledger_at(world, seg, line), word(0), "relaxed")
             status = word(MISS)
@@ -105,26 +105,26 @@ def pin(world: tl.int64, seg: tl.int64, index: tl.int64, epoch: tl.int64) -> Any
 
 
 @triton.jit
-def unpin(world: tl.int64, seg: tl.int64, index: tl.int64, epoch: tl.int64, line: tl.int64) -> Any:
+def unpin(world: tl.int64, seg: tl.int64, slot: tl.int64, epoch: tl.int64, line: tl.int64) -> Any:
     """Give a pin back: OK, or MISS if this line of the ledger does not hold it."""
     status = word(MISS)
-    held = ledger_word(world, PIN_HELD, index)
-    if cas64(ledger_at(world, seg, line), held, ledger_word(world, PIN_INTENT, index), "relaxed") == held:
-        add_pin(header_at(world, seg, index), epoch, word(0) - ONE_PIN)
+    held = ledger_word(world, PIN_HELD, slot)
+    if cas64(ledger_at(world, seg, line), held, ledger_word(world, PIN_INTENT, slot), "relaxed") == held:
+        add_pin(header_at(world, seg, slot), epoch, word(0) - ONE_PIN)
         store64(ledger_at(world, seg, line), word(0), "relaxed")
         status = word(OK)
     return status
 
 
 @triton.jit
-def count_lines(world: tl.int64, seg: tl.int64, index: tl.int64) -> Any:
+def count_lines(world: tl.int64, seg: tl.int64, slot: tl.int64) -> Any:
     """The lines of the ledger that name a header slot: (HELD, INTENT)."""
     held = word(0)
     moving = word(0)
     line = word(0)
     while line < table64(world + W_PIN_SLOTS):
         said = load64(ledger_at(world, seg, line), "relaxed")
-        if ((said >> PIN_HEADER_SHIFT) & PIN_HEADER_MASK) == index:
+        if ((said >> PIN_HEADER_SHIFT) & PIN_HEADER_MASK) == slot:
             held += select((said & PIN_PHASE_MASK) == PIN_HELD, word(1), word(0))
             moving += select((said & PIN_PHASE_MASK) == PIN_INTENT, word(1), word(0))
         line += 1
@@ -132,18 +132,18 @@ def count_lines(world: tl.int64, seg: tl.int64, index: tl.int64) -> Any:
 
 
 @triton.jit
-def recount(world: tl.int64, seg: tl.int64, index: tl.int64, dead: tl.int64) -> Any:
+def recount(world: tl.int64, seg: tl.int64, slot: tl.int64, dead: tl.int64) -> Any:
     """Make the pins of an object as many as its HELD lines, so that `dead` INTENT lines of dead readers can be cleared.
 
     Returns 1, or 0 if living readers were just pinning or unpinning: try again later.
     """
-    header = header_at(world, seg, index)
+    header = header_at(world, seg, slot)
     seen = add64(header + H_STATE, 0, "relaxed")
     done = (phase_of(seen) != READY) | ((seen & PIN_COUNT) == 0)
     if not done:
         watched = seen | WATCHED
         if cas64(header + H_STATE, seen, watched, "acquire") == seen:
-            held, moving = count_lines(world, seg, index)
+            held, moving = count_lines(world, seg, slot)
             pins = select(held * ONE_PIN < (seen & PIN_COUNT), held * ONE_PIN, seen & PIN_COUNT)
             target = select(moving == dead, pins, seen & PIN_COUNT) | (seen & ~PIN_BITS)
             done = (cas64(header + H_STATE, watched, target, "release") == watched) & (moving == dead)

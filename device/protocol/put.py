@@ -42,11 +42,11 @@ from nanokv.device.segment.world_table import W_HEAP_BASE, W_PAGE_BYTES, header_
 
 
 @triton.jit
-def undo(world: tl.int64, seg: tl.int64, owner: tl.int64, index: tl.int64, epoch: tl.int64) -> Any:
+def undo(world: tl.int64, seg: tl.int64, owner: tl.int64, slot: tl.int64, epoch: tl.int64) -> Any:
     """Give up a slot that is still RESERVED. False if the sweeper was faster: then it frees the slot."""
-    mine = kill(header_at(world, seg, index), RESERVED, epoch) == state_word(RESERVED, epoch)
+    mine = kill(header_at(world, seg, slot), RESERVED, epoch) == state_word(RESERVED, epoch)
     if mine:
-        give_slot(world, seg, index)
+        give_slot(world, seg, slot)
     return mine
 
 
@@ -55,7 +55,7 @@ def allocate(
     world: tl.int64,
     seg: tl.int64,
     owner: tl.int64,
-    index: tl.int64,
+    slot: tl.int64,
     epoch: tl.int64,
     size_class: tl.int64,
     n_pages: tl.int64,
@@ -71,12 +71,12 @@ def allocate(
         if page < 0:
             status = word(FULL)
         else:
-            hold(world, seg, page, size_class, index)
+            hold(world, seg, page, size_class, slot)
     payload = table64(world + W_HEAP_BASE) + page * table64(world + W_PAGE_BYTES)
     if status == OK:
-        if not publish(world, seg, index, epoch, n_pages, payload, nbytes, now):
+        if not publish(world, seg, slot, epoch, n_pages, payload, nbytes, now):
             add64(seg + COUNT_LOST, 1, "relaxed")
-            acknowledge(header_at(world, seg, index), epoch)
+            acknowledge(header_at(world, seg, slot), epoch)
             status = word(LOST)
     else:
         add64(seg + COUNT_REFUSED, 1, "relaxed")
@@ -105,40 +105,40 @@ def begin(
     n_pages = (select(fits, nbytes, word(0)) + table64(world + W_PAGE_BYTES) - 1) // table64(world + W_PAGE_BYTES)
     size_class = class_of(world, n_pages)
     status = select(fits & (size_class >= 0), word(OK), word(TOO_LARGE))
-    index = word(-1)
+    slot = word(-1)
     epoch = word(0)
     payload = word(0)
     if status == OK:
-        index = take_header(world, seg, owner, key_hash)
-        if index < 0:
+        slot = take_header(world, seg, owner, key_hash)
+        if slot < 0:
             status = word(NO_HEADER)
             add64(seg + COUNT_REFUSED, 1, "relaxed")
         else:
-            epoch = reserve(world, seg, index, key_hash, key_check, flags)
-            status = claim(world, owner, index, epoch, key_hash, key_check)
+            epoch = reserve(world, seg, slot, key_hash, key_check, flags)
+            status = claim(world, owner, slot, epoch, key_hash, key_check)
             if status == OK:
-                status, payload = allocate(world, seg, owner, index, epoch, size_class, n_pages, nbytes, now, key_hash)
+                status, payload = allocate(world, seg, owner, slot, epoch, size_class, n_pages, nbytes, now, key_hash)
                 if status == FULL:
                     # the entry goes first: whoever takes the slot next must not be found by this key
-                    erase(world, owner, index, epoch, key_hash, key_check)
+                    erase(world, owner, slot, epoch, key_hash, key_check)
             if (status != OK) & (status != LOST):
-                if not undo(world, seg, owner, index, epoch):
-                    acknowledge(header_at(world, seg, index), epoch)
+                if not undo(world, seg, owner, slot, epoch):
+                    acknowledge(header_at(world, seg, slot), epoch)
     if status != OK:
         leave(world, seg, phase)
-    return status, index, epoch, payload, phase
+    return status, slot, epoch, payload, phase
 
 
 @triton.jit
-def commit(world: tl.int64, owner: tl.int64, index: tl.int64, epoch: tl.int64) -> Any:
+def commit(world: tl.int64, owner: tl.int64, slot: tl.int64, epoch: tl.int64) -> Any:
     """WRITING -> READY and announce: OK, or LOST if the slot was given up. A slot that is READY already is OK."""
     seg = segment(world, owner)
-    header = header_at(world, seg, index)
+    header = header_at(world, seg, slot)
     seen = commit_state(header, epoch)
     status = word(LOST)
     if (seen == state_word(WRITING, epoch)) | ((seen & ~PIN_BITS) == state_word(READY, epoch)):
         status = word(OK)
-        announce(world, seg, STORED, index, epoch)
+        announce(world, seg, STORED, slot, epoch)
     else:
         acknowledge(header, epoch)
         add64(seg + COUNT_LOST, 1, "relaxed")
@@ -146,9 +146,9 @@ def commit(world: tl.int64, owner: tl.int64, index: tl.int64, epoch: tl.int64) -
 
 
 @triton.jit
-def is_writing(world: tl.int64, owner: tl.int64, index: tl.int64, epoch: tl.int64) -> Any:
+def is_writing(world: tl.int64, owner: tl.int64, slot: tl.int64, epoch: tl.int64) -> Any:
     """True if an object is not committed yet, nor given up."""
-    header = header_at(world, segment(world, owner), index)
+    header = header_at(world, segment(world, owner), slot)
     return load64(header + H_STATE, "acquire") == state_word(WRITING, epoch)
 
 
@@ -158,7 +158,7 @@ def seal_payload(
     owner: tl.int64,
     key_hash: tl.int64,
     key_check: tl.int64,
-    index: tl.int64,
+    slot: tl.int64,
     epoch: tl.int64,
     payload: tl.int64,
     nbytes: tl.int64,
@@ -175,31 +175,31 @@ def seal_payload(
 
     All arguments are as `begin` took and gave them: what stands in the header is not believed.
     """
-    if is_writing(world, owner, index, epoch):
+    if is_writing(world, owner, slot, epoch):
         seg = segment(world, owner)
         payload_sum = checksum_bytes(seg + payload, nbytes, 0)
-        seal(world, seg, index, key_hash, key_check, nbytes, payload_sum, kind, d0, d1, d2, d3, d4, d5, d6)
+        seal(world, seg, slot, key_hash, key_check, nbytes, payload_sum, kind, d0, d1, d2, d3, d4, d5, d6)
 
 
 @triton.jit
-def finish(world: tl.int64, owner: tl.int64, index: tl.int64, epoch: tl.int64, phase: tl.int64) -> Any:
+def finish(world: tl.int64, owner: tl.int64, slot: tl.int64, epoch: tl.int64, phase: tl.int64) -> Any:
     """Commit an object that `begin` began, and count the operation out: OK or LOST."""
-    status = commit(world, owner, index, epoch)
+    status = commit(world, owner, slot, epoch)
     leave(world, segment(world, owner), phase)
     return status
 
 
 @triton.jit
-def abort(world: tl.int64, owner: tl.int64, index: tl.int64, epoch: tl.int64) -> Any:
+def abort(world: tl.int64, owner: tl.int64, slot: tl.int64, epoch: tl.int64) -> Any:
     """Give up an object that is WRITING and free it: OK, or LOST if the sweeper gave it up before.
 
     Only when nothing will be written to its pages any more.
     """
     seg = segment(world, owner)
-    header = header_at(world, seg, index)
+    header = header_at(world, seg, slot)
     status = word(OK)
     if kill(header, WRITING, epoch) == state_word(WRITING, epoch):
-        retire(world, seg, owner, index, epoch)
+        retire(world, seg, owner, slot, epoch)
     else:
         acknowledge(header, epoch)
         status = word(LOST)
@@ -225,13 +225,13 @@ def put(
     d6: tl.int64,
 ) -> Any:
     """The whole put by one producer: begin, describe, copy, finish. Returns (status, 1 if the poller sleeps)."""
-    status, index, epoch, payload, phase = begin(world, owner, key_hash, key_check, nbytes, 0, now)
+    status, slot, epoch, payload, phase = begin(world, owner, key_hash, key_check, nbytes, 0, now)
     seg = segment(world, owner)
     if status == OK:
-        describe(world, seg, index, kind, d0, d1, d2, d3, d4, d5, d6)
+        describe(world, seg, slot, kind, d0, d1, d2, d3, d4, d5, d6)
         if wanted(world):
             payload_sum = checksum_bytes(src, nbytes, 0)
-            seal(world, seg, index, key_hash, key_check, nbytes, payload_sum, kind, d0, d1, d2, d3, d4, d5, d6)
+            seal(world, seg, slot, key_hash, key_check, nbytes, payload_sum, kind, d0, d1, d2, d3, d4, d5, d6)
         copy_bytes(seg + payload, src, nbytes)
-        status = finish(world, owner, index, epoch, phase)
+        status = finish(world, owner, slot, epoch, phase)
     return status, asleep(seg)

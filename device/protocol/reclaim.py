@@ -72,11 +72,11 @@ from nanokv.device.segment.world_table import (
 @triton.jit
 def snapshot(world: tl.int64, seg: tl.int64, said: tl.int64, out: tl.int64) -> Any:
     """Copy the header that a STORED hint is about to `out`, whole: 1, or 0 if it is not READY in that epoch."""
-    index = (said >> RING_HEADER_SHIFT) & RING_HEADER_MASK
+    slot = (said >> RING_HEADER_SHIFT) & RING_HEADER_MASK
     epoch = (said >> RING_EPOCH_SHIFT) & RING_EPOCH_MASK
     good = word(0)
-    if ((said & RING_KIND_MASK) == STORED) & (index < table64(world + W_HDR_COUNT)):
-        header = header_at(world, seg, index)
+    if ((said & RING_KIND_MASK) == STORED) & (slot < table64(world + W_HDR_COUNT)):
+        header = header_at(world, seg, slot)
         state = load64(header + H_STATE, "acquire")
         if (state & ~PIN_BITS) == state_word(READY, epoch):
             at = word(0)
@@ -102,13 +102,13 @@ def snapshots(
 
 
 @triton.jit
-def give_up(world: tl.int64, owner: tl.int64, index: tl.int64, epoch: tl.int64, producer: tl.int64) -> Any:
+def give_up(world: tl.int64, owner: tl.int64, slot: tl.int64, epoch: tl.int64, producer: tl.int64) -> Any:
     """Make an unfinished object of a producer DEAD: 1, or 0 if it moved on. Its pages stay with the header: quarantine.
 
     The host judged the producer (PRODUCER bits) by a look that may have been torn: the slot's former producer, dead
     since long, beside the epoch of the new one. So it is compared again, after the state was acquired.
     """
-    header = header_at(world, segment(world, owner), index)
+    header = header_at(world, segment(world, owner), slot)
     state = load64(header + H_STATE, "acquire")
     done = (epoch_of(state) == epoch) & (((load64(header + H_FLAGS, "relaxed") >> 32) & LOW32) == producer)
     if done:
@@ -119,32 +119,32 @@ def give_up(world: tl.int64, owner: tl.int64, index: tl.int64, epoch: tl.int64, 
 
 
 @triton.jit
-def release(world: tl.int64, owner: tl.int64, index: tl.int64, epoch: tl.int64) -> Any:
+def release(world: tl.int64, owner: tl.int64, slot: tl.int64, epoch: tl.int64) -> Any:
     """Free a DEAD header in nobody's hands, and what it holds, after a grace period: 1, or 0 if it moved on.
 
     The state is read by a read-modify-write: a load may be old, and the slot READY again with other pages.
     """
     seg = segment(world, owner)
-    header = header_at(world, seg, index)
+    header = header_at(world, seg, slot)
     state = add64(header + H_STATE, 0, "acq_rel")
     load64(header + H_FLAGS, "acquire")  # FLAG_ACK: all that a plan's producer wrote to the pages comes before
     same = state == state_word(DEAD, epoch)
     if same:
-        retire(world, seg, owner, index, epoch)
+        retire(world, seg, owner, slot, epoch)
     return select(same, word(1), word(0))
 
 
 @triton.jit
-def adopt_slot(world: tl.int64, owner: tl.int64, index: tl.int64) -> None:
+def adopt_slot(world: tl.int64, owner: tl.int64, slot: tl.int64) -> None:
     """Give a leaked header slot back: one that the audit found in no place. Its entry, if one was left, goes too."""
     seg = segment(world, owner)
-    header = header_at(world, seg, index)
+    header = header_at(world, seg, slot)
     epoch = epoch_of(load64(header + H_STATE, "relaxed"))
     key_hash = load64(header + H_KEY_HASH, "relaxed")
     key_check = load64(header + H_KEY_CHECK, "relaxed")
-    erase(world, owner, index, epoch, key_hash, key_check)
+    erase(world, owner, slot, epoch, key_hash, key_check)
     store64(header + H_STATE, state_word(DEAD, epoch), "relaxed")
-    give_slot(world, seg, index)
+    give_slot(world, seg, slot)
 
 
 @triton.jit
@@ -237,7 +237,7 @@ def walk_slots(world: tl.int64, owner: tl.int64, count: tl.int64, marks: tl.int6
 def install(
     world: tl.int64,
     owner: tl.int64,
-    index: tl.int64,
+    slot: tl.int64,
     key_hash: tl.int64,
     key_check: tl.int64,
     payload: tl.int64,
@@ -250,33 +250,33 @@ def install(
     `flags`: FLAG_*; above bit 32 the PRODUCER bits of the rank that asked the master, or 0 for the caller itself.
     """
     seg = segment(world, owner)
-    epoch = reserve(world, seg, index, key_hash, key_check, flags & LOW32)
+    epoch = reserve(world, seg, slot, key_hash, key_check, flags & LOW32)
     if (flags >> 32) != 0:
-        store64(header_at(world, seg, index) + H_FLAGS, flags, "relaxed")
+        store64(header_at(world, seg, slot) + H_FLAGS, flags, "relaxed")
     size = table64(world + W_PAGE_BYTES)
-    publish(world, seg, index, epoch, (nbytes + size - 1) // size, payload, nbytes, now)
+    publish(world, seg, slot, epoch, (nbytes + size - 1) // size, payload, nbytes, now)
     return epoch
 
 
 @triton.jit
-def state_of(world: tl.int64, owner: tl.int64, index: tl.int64) -> Any:
+def state_of(world: tl.int64, owner: tl.int64, slot: tl.int64) -> Any:
     """The STATE word of a header slot, read with a read-modify-write: what it is now."""
-    return add64(header_at(world, segment(world, owner), index) + H_STATE, 0, "acq_rel")
+    return add64(header_at(world, segment(world, owner), slot) + H_STATE, 0, "acq_rel")
 
 
 @triton.jit
-def kill_slot(world: tl.int64, owner: tl.int64, index: tl.int64, state: tl.int64, epoch: tl.int64) -> Any:
+def kill_slot(world: tl.int64, owner: tl.int64, slot: tl.int64, state: tl.int64, epoch: tl.int64) -> Any:
     """v1: (state, 0, epoch) -> (DEAD, 0, epoch). Returns the STATE word that was there."""
-    return kill(header_at(world, segment(world, owner), index), state, epoch)
+    return kill(header_at(world, segment(world, owner), slot), state, epoch)
 
 
 @triton.jit
-def announce_slot(world: tl.int64, owner: tl.int64, kind: tl.int64, index: tl.int64, epoch: tl.int64) -> None:
+def announce_slot(world: tl.int64, owner: tl.int64, kind: tl.int64, slot: tl.int64, epoch: tl.int64) -> None:
     """v1: leave a hint about a header slot. REMOVED takes the pages out of the header too: the master has them back."""
     seg = segment(world, owner)
     if kind == REMOVED:
-        store64(header_at(world, seg, index) + H_PAGES, word(0), "relaxed")
-    announce(world, seg, kind, index, epoch)
+        store64(header_at(world, seg, slot) + H_PAGES, word(0), "relaxed")
+    announce(world, seg, kind, slot, epoch)
 
 
 @triton.jit
@@ -285,8 +285,8 @@ def drop_pin(world: tl.int64, owner: tl.int64, line: tl.int64, said: tl.int64, e
     seg = segment(world, owner)
     mine = cas64(ledger_at(world, seg, line), said, (said & ~PIN_PHASE_MASK) | PIN_INTENT, "relaxed") == said
     if mine:
-        index = (said >> PIN_HEADER_SHIFT) & PIN_HEADER_MASK
-        add_pin(header_at(world, seg, index), epoch, word(0) - ONE_PIN)
+        slot = (said >> PIN_HEADER_SHIFT) & PIN_HEADER_MASK
+        add_pin(header_at(world, seg, slot), epoch, word(0) - ONE_PIN)
         store64(ledger_at(world, seg, line), word(0), "relaxed")
     return select(mine, word(1), word(0))
 

@@ -22,15 +22,15 @@ from nanokv.device.segment.world_table import header_at, segment
 
 
 @triton.jit
-def remove_slot(world: tl.int64, owner: tl.int64, index: tl.int64, epoch: tl.int64) -> Any:
+def remove_slot(world: tl.int64, owner: tl.int64, slot: tl.int64, epoch: tl.int64) -> Any:
     """Make one READY object DEAD and free it: OK, PINNED, or MISS if it went away (or was never READY) meanwhile."""
     seg = segment(world, owner)
     phase = enter(world, seg)
-    header = header_at(world, seg, index)
+    header = header_at(world, seg, slot)
     seen = kill(header, READY, epoch)
     status = word(MISS)
     if seen == state_word(READY, epoch):
-        retire(world, seg, owner, index, epoch)
+        retire(world, seg, owner, slot, epoch)
         status = word(OK)
     elif (seen & ~PIN_BITS) == state_word(READY, epoch):
         status = word(PINNED)
@@ -45,10 +45,10 @@ def remove(world: tl.int64, key_hash: tl.int64, key_check: tl.int64) -> Any:
     owner = word(0)
     if status == OK:
         owner = entry_owner(entry)
-        index = entry_header(entry)
-        state = load64(header_at(world, segment(world, owner), index) + H_STATE, "acquire")
-        mine = is_key(header_at(world, segment(world, owner), index), key_hash, key_check)
+        slot = entry_header(entry)
+        state = load64(header_at(world, segment(world, owner), slot) + H_STATE, "acquire")
+        mine = is_key(header_at(world, segment(world, owner), slot), key_hash, key_check)
         status = word(MISS)
         if mine & (phase_of(state) == READY):
-            status = remove_slot(world, owner, index, epoch_of(state))
+            status = remove_slot(world, owner, slot, epoch_of(state))
     return status, owner

@@ -40,12 +40,12 @@ from nanokv.device.segment.world_table import (
 
 
 @triton.jit
-def take_out(world: tl.int64, seg: tl.int64, index: tl.int64) -> Any:
+def take_out(world: tl.int64, seg: tl.int64, slot: tl.int64) -> Any:
     """Take the extent out of a DEAD header: (first page or -1, size class).
 
     Pages that cannot be, or were not taken for this slot, are left alone: the header is corrupt.
     """
-    header = header_at(world, seg, index)
+    header = header_at(world, seg, slot)
     n_pages = pages_of(header)
     payload = load64(header + H_PAYLOAD, "relaxed")
     base = table64(world + W_HEAP_BASE)
@@ -59,7 +59,7 @@ def take_out(world: tl.int64, seg: tl.int64, index: tl.int64) -> Any:
         beyond = (page + whole > table64(world + W_N_PAGES)) | (offset % table64(world + W_PAGE_BYTES) != 0)
         wild = (not placed) | (size_class < 0) | beyond
         if not wild:
-            wild = not is_held(world, seg, page, size_class, index)
+            wild = not is_held(world, seg, page, size_class, slot)
         if wild:
             add64(seg + COUNT_CORRUPT, 1, "relaxed")
             page = word(-1)
@@ -69,14 +69,14 @@ def take_out(world: tl.int64, seg: tl.int64, index: tl.int64) -> Any:
 
 
 @triton.jit
-def retire(world: tl.int64, seg: tl.int64, owner: tl.int64, index: tl.int64, epoch: tl.int64) -> None:
+def retire(world: tl.int64, seg: tl.int64, owner: tl.int64, slot: tl.int64, epoch: tl.int64) -> None:
     """Free all that a header which the caller made DEAD holds, and tell the host."""
-    header = header_at(world, seg, index)
+    header = header_at(world, seg, slot)
     key_hash = load64(header + H_KEY_HASH, "relaxed")
     key_check = load64(header + H_KEY_CHECK, "relaxed")
-    erase(world, owner, index, epoch, key_hash, key_check)
-    page, size_class = take_out(world, seg, index)
+    erase(world, owner, slot, epoch, key_hash, key_check)
+    page, size_class = take_out(world, seg, slot)
     if page >= 0:
         give(world, seg, page, size_class)
-    give_slot(world, seg, index)
-    announce(world, seg, REMOVED, index, epoch)
+    give_slot(world, seg, slot)
+    announce(world, seg, REMOVED, slot, epoch)

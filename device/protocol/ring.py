@@ -41,10 +41,10 @@ def ring_slot(world: tl.int64, seg: tl.int64, ticket: tl.int64) -> Any:
 
 
 @triton.jit
-def announce(world: tl.int64, seg: tl.int64, kind: tl.int64, header: tl.int64, epoch: tl.int64) -> None:
+def announce(world: tl.int64, seg: tl.int64, kind: tl.int64, slot: tl.int64, epoch: tl.int64) -> None:
     """Leave a hint about a header slot for the owner's host."""
     ticket = add64(seg + ANN_HEAD, 1, "relaxed")
-    said = word(kind) | (header << RING_HEADER_SHIFT) | (epoch << RING_EPOCH_SHIFT)
+    said = word(kind) | (slot << RING_HEADER_SHIFT) | (epoch << RING_EPOCH_SHIFT)
     got = cas64(ring_slot(world, seg, ticket), 0, said, "release")
     if got != 0:
         add64(seg + COUNT_MISSED, 1, "relaxed")
@@ -72,10 +72,10 @@ def drain(world: tl.int64, seg: tl.int64, tail: tl.int64, out: tl.int64, room: t
     taken = word(0)
     hole = word(-1)
     while (ticket < head) & (taken < room):
-        slot = ring_slot(world, seg, ticket)
-        said = load64(slot, "relaxed")
+        at = ring_slot(world, seg, ticket)
+        said = load64(at, "relaxed")
         if said != 0:
-            said = xchg64(slot, 0, "acquire")
+            said = xchg64(at, 0, "acquire")
         if said != 0:
             store64(out + taken * WORD_BYTES, said, "relaxed")
             taken += 1

@@ -88,15 +88,15 @@ def segment(world: tl.int64, rank: tl.int64) -> Any:
 
 
 @triton.jit
-def header_at(world: tl.int64, seg: tl.int64, index: tl.int64) -> Any:
+def header_at(world: tl.int64, seg: tl.int64, slot: tl.int64) -> Any:
     """The address of a header slot."""
-    return seg + table64(world + W_HDR_BASE) + index * HEADER_BYTES
+    return seg + table64(world + W_HDR_BASE) + slot * HEADER_BYTES
 
 
 @triton.jit
-def descriptor_at(world: tl.int64, seg: tl.int64, index: tl.int64) -> Any:
+def descriptor_at(world: tl.int64, seg: tl.int64, slot: tl.int64) -> Any:
     """The address of the descriptor of a header slot."""
-    return seg + table64(world + W_DESC_BASE) + index * DESC_BYTES
+    return seg + table64(world + W_DESC_BASE) + slot * DESC_BYTES
 
 
 @triton.jit

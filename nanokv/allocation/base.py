@@ -53,7 +53,7 @@ class Path(Protocol):
         """Remove a READY object: OK, MISS, NOT_READY or PINNED."""
         ...
 
-    def remove_slot(self, owner: int, index: int, epoch: int) -> int:
+    def remove_slot(self, owner: int, slot: int, epoch: int) -> int:
         """Remove the object in a header slot (eviction by the host): OK, MISS or PINNED."""
         ...
 

@@ -77,8 +77,8 @@ class DevicePath:
     def remove(self, key: KeyDigest) -> int:
         return self._machine.remove(key)
 
-    def remove_slot(self, owner: int, index: int, epoch: int) -> int:
-        return self._machine.remove_slot(owner, index, epoch)
+    def remove_slot(self, owner: int, slot: int, epoch: int) -> int:
+        return self._machine.remove_slot(owner, slot, epoch)
 
     def close(self) -> None:
         """Nothing to let go of."""

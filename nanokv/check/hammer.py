@@ -61,9 +61,9 @@ def hammer(world: tl.int64, seed: tl.int64, rounds: tl.int64, keys: tl.int64, bu
             status, _ = put(world, owner, key, key, buffer, words * WORD_BYTES, i, 0, 0, 0, 0, 0, 0, 0, 0)
             puts += select(status == OK, word(1), word(0))
         elif what < 6:
-            status, owner, index, epoch, payload, nbytes = lookup(world, key, key)
+            status, owner, slot, epoch, payload, nbytes = lookup(world, key, key)
             if (status == OK) & (nbytes <= room * WORD_BYTES):
-                status = read(world, owner, index, epoch, key, key, payload, nbytes, buffer, i)
+                status = read(world, owner, slot, epoch, key, key, payload, nbytes, buffer, i)
                 if status == OK:
                     reads += 1
                     wrong += differing(buffer, nbytes // WORD_BYTES, key)
@@ -84,15 +84,15 @@ def pin_hammer(world: tl.int64, seed: tl.int64, rounds: tl.int64, keys: tl.int64
     while i < rounds:
         random = (random * 1103515245 + 12345) & 0x7FFFFFFF
         key = (random >> 8) % keys
-        status, owner, index, epoch, payload, nbytes = lookup(world, key, key)
+        status, owner, slot, epoch, payload, nbytes = lookup(world, key, key)
         if status == OK:
             seg = segment(world, owner)
-            status, line = pin(world, seg, index, epoch)
+            status, line = pin(world, seg, slot, epoch)
             if status == OK:
                 pinned += 1
                 if i % READ_EVERY == 0:
                     wrong += differing(seg + payload, nbytes // WORD_BYTES, key)
-                unpin(world, seg, index, epoch, line)
+                unpin(world, seg, slot, epoch, line)
         i += 1
     return pinned, wrong
 

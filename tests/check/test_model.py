@@ -71,8 +71,8 @@ def test_all_other_steps_are_not() -> None:
 
 def test_a_leak_and_an_overlap_are_found() -> None:
     explorer = Explorer(SCENARIOS["put-remove-get"], "sc")
-    kept = "push(slot_list(world, seg, index), header_links(world, seg), index)"
-    forget = rewrite(header.give_slot, kept, "word(index)")
+    kept = "push(slot_list(world, seg, slot), header_links(world, seg), slot)"
+    forget = rewrite(header.give_slot, kept, "word(slot)")
     assert "in no place" in str(Explorer(explorer.scenario, "sc", forget).draw("random", 50, 1).failure)
     with pytest.raises(CheckFailure, match="I4"):
         explorer.stage.check(1, np.array([1 << 32 | 99, 1 << 32 | 99]))

@@ -47,7 +47,7 @@ def hold_and_let_go(
     world: tl.int64,
     seg: tl.int64,
     owner: tl.int64,
-    index: tl.int64,
+    slot: tl.int64,
     keys: tl.int64,
     holders: tl.int64,
     rounds: tl.int64,
@@ -62,25 +62,25 @@ def hold_and_let_go(
     odd = word(0)
     i = word(0)
     while i < rounds:
-        which = (i * 7 + index) % 4
+        which = (i * 7 + slot) % 4
         key_hash = load64(keys + 2 * which * WORD_BYTES, "relaxed")
         key_check = load64(keys + (2 * which + 1) * WORD_BYTES, "relaxed")
-        epoch = reserve(world, seg, index, key_hash, key_check, word(0))
-        status = claim(world, owner, index, epoch, key_hash, key_check)
+        epoch = reserve(world, seg, slot, key_hash, key_check, word(0))
+        status = claim(world, owner, slot, epoch, key_hash, key_check)
         if status == OK:
             held += 1
             if cas64(holders + which * WORD_BYTES, 0, 1, "acq_rel") != 0:
                 shared += 1
             answer, entry = find(world, key_hash, key_check)
-            if (answer != NOT_READY) | (((entry >> 24) & 0x3FFFFFF) != index):
+            if (answer != NOT_READY) | (((entry >> 24) & 0x3FFFFFF) != slot):
                 unfound += 1
             store64(holders + which * WORD_BYTES, word(0), "release")
         elif status != DUPLICATE:
             odd += 1
-        if kill(header_at(world, seg, index), RESERVED, epoch) != state_word(RESERVED, epoch):
+        if kill(header_at(world, seg, slot), RESERVED, epoch) != state_word(RESERVED, epoch):
             odd += 1
         if status == OK:
-            erase(world, owner, index, epoch, key_hash, key_check)
+            erase(world, owner, slot, epoch, key_hash, key_check)
         i += 1
     return held, shared, unfound, odd
 

@@ -113,7 +113,7 @@ BUGS = {
                 'state = load64(header + H_STATE, "acquire")',
             )
             | rewrite(
-                retire.take_out, "wild = not is_held(world, seg, page, size_class, index)", "wild = size_class < 0"
+                retire.take_out, "wild = not is_held(world, seg, page, size_class, slot)", "wild = size_class < 0"
             )
         ),
     ),

@@ -81,9 +81,9 @@ ARGUMENTS = {
     "next_filled": "world rows four key_hash list_place eight",
     "run_length": "world four",
     "link_of": "world seg page",
-    "mark": "world seg page mark_value index",
-    "hold": "world seg page size_class index",
-    "is_held": "world seg page size_class index",
+    "mark": "world seg page mark_value slot",
+    "hold": "world seg page size_class slot",
+    "is_held": "world seg page size_class slot",
     "bump": "world seg size_class key_hash",
     "spare": "world seg page size_class two key_hash",
     "bump_rest": "world seg",
@@ -94,14 +94,14 @@ ARGUMENTS = {
     "take": "world seg size_class key_hash",
     "state_word": "state epoch",
     "epoch_of": "state_word",
-    "believed": "world seg index",
+    "believed": "world seg slot",
     "take_slot": "world seg key_hash",
     "bump_slot": "world seg key_hash",
-    "give_slot": "world seg index",
-    "reserve": "world seg index key_hash key_check flags",
-    "describe": "world seg index any any any any any any any any",
-    "descriptor": "world seg index",
-    "publish": "world seg index epoch n_pages payload nbytes now",
+    "give_slot": "world seg slot",
+    "reserve": "world seg slot key_hash key_check flags",
+    "describe": "world seg slot any any any any any any any any",
+    "descriptor": "world seg slot",
+    "publish": "world seg slot epoch n_pages payload nbytes now",
     "commit_state": "header epoch",
     "kill": "header state epoch",
     "acknowledge": "header epoch",
@@ -112,7 +112,7 @@ ARGUMENTS = {
     "home_of": "world key_check",
     "first_bucket": "world key_hash",
     "candidate_at": "world seg key_hash candidate",
-    "entry_word": "bit key_check owner index epoch",
+    "entry_word": "bit key_check owner slot epoch",
     "entry_owner": "entry",
     "entry_header": "entry",
     "has_tag": "entry key_check",
@@ -124,59 +124,59 @@ ARGUMENTS = {
     "survey": "world home key_hash key_check",
     "place": "world home key_hash key_check entry",
     "settle": "world home key_hash key_check candidate candidate",
-    "claim": "world owner index epoch key_hash key_check",
-    "erase": "world owner index epoch key_hash key_check",
+    "claim": "world owner slot epoch key_hash key_check",
+    "erase": "world owner slot epoch key_hash key_check",
     "ring_slot": "world seg ticket",
-    "announce": "world seg kind index epoch",
+    "announce": "world seg kind slot epoch",
     "asleep": "seg",
     "drain": "world seg ticket out few",
     "enter": "world seg",
     "leave": "world seg bit",
     "in_flight": "seg owner bit",
     "ledger_at": "world seg line",
-    "ledger_word": "world bit index",
-    "note": "world seg index",
+    "ledger_word": "world bit slot",
+    "note": "world seg slot",
     "add_pin": "header epoch one_pin",
-    "pin": "world seg index epoch",
-    "unpin": "world seg index epoch line",
-    "take_out": "world seg index",
-    "retire": "world seg owner index epoch",
+    "pin": "world seg slot epoch",
+    "unpin": "world seg slot epoch line",
+    "take_out": "world seg slot",
+    "retire": "world seg owner slot epoch",
     "oldest": "world seg ticket few size_class",
     "evict_for": "world seg owner maybe_class",
     "may_evict": "seg",
     "take_header": "world seg owner key_hash",
     "take_pages": "world seg owner size_class key_hash",
-    "undo": "world seg owner index epoch",
-    "allocate": "world seg owner index epoch size_class n_pages nbytes now key_hash",
+    "undo": "world seg owner slot epoch",
+    "allocate": "world seg owner slot epoch size_class n_pages nbytes now key_hash",
     "begin": "world owner key_hash key_check nbytes flags now",
-    "commit": "world owner index epoch",
-    "finish": "world owner index epoch bit",
-    "abort": "world owner index epoch",
+    "commit": "world owner slot epoch",
+    "finish": "world owner slot epoch bit",
+    "abort": "world owner slot epoch",
     "put": "world owner key_hash key_check source nbytes now any any any any any any any any",
     "lookup": "world key_hash key_check",
     "lookup_described": "world key_hash key_check",
-    "validate": "world owner index epoch",
-    "touch": "world owner index now",
+    "validate": "world owner slot epoch",
+    "touch": "world owner slot now",
     "wanted": "world",
     "has_checksum": "header",
     "checksum": "key_hash key_check nbytes any any any any any any any any any",
-    "seal": "world seg index key_hash key_check nbytes any any any any any any any any any",
-    "is_right": "world seg index key_hash key_check nbytes bit any",
+    "seal": "world seg slot key_hash key_check nbytes any any any any any any any any any",
+    "is_right": "world seg slot key_hash key_check nbytes bit any",
     "is_inside": "world payload few",
-    "is_extent": "world seg index payload stored_bytes",
-    "is_writing": "world owner index epoch",
-    "seal_payload": "world owner key_hash key_check index epoch payload few any any any any any any any any",
-    "judged": "world owner index epoch key_hash key_check few bit any",
-    "verify": "world owner index epoch key_hash key_check source few",
-    "read": "world owner index epoch key_hash key_check payload few out now",
+    "is_extent": "world seg slot payload stored_bytes",
+    "is_writing": "world owner slot epoch",
+    "seal_payload": "world owner key_hash key_check slot epoch payload few any any any any any any any any",
+    "judged": "world owner slot epoch key_hash key_check few bit any",
+    "verify": "world owner slot epoch key_hash key_check source few",
+    "read": "world owner slot epoch key_hash key_check payload few out now",
     "get": "world key_hash key_check out stored_bytes now",
-    "remove_slot": "world owner index epoch",
+    "remove_slot": "world owner slot epoch",
     "remove": "world key_hash key_check",
     "snapshot": "world seg hint out",
     "snapshots": "world owner hints few out good",
-    "give_up": "world owner index epoch producer",
-    "release": "world owner index epoch",
-    "adopt_slot": "world owner index",
+    "give_up": "world owner slot epoch producer",
+    "release": "world owner slot epoch",
+    "adopt_slot": "world owner slot",
     "push_extents": "world owner pages classes two",
     "joining": "world seg one",
     "detach_rest": "world owner",
@@ -184,14 +184,14 @@ ARGUMENTS = {
     "walk": "links head count any marks",
     "walk_pages": "world owner size_class count_pages marks",
     "walk_slots": "world owner count_slots marks",
-    "install": "world owner index key_hash key_check payload nbytes flags now",
-    "state_of": "world owner index",
-    "kill_slot": "world owner index state epoch",
-    "announce_slot": "world owner kind index epoch",
+    "install": "world owner slot key_hash key_check payload nbytes flags now",
+    "state_of": "world owner slot",
+    "kill_slot": "world owner slot state epoch",
+    "announce_slot": "world owner kind slot epoch",
     "drop_pin": "world owner line said epoch",
     "clear_intent": "world owner line said",
-    "count_lines": "world seg index",
-    "recount": "world seg index one",
+    "count_lines": "world seg slot",
+    "recount": "world seg slot one",
 }
 
 
@@ -245,11 +245,11 @@ class Draw:
         self.drawn_owner = rng.randrange(2)
         self.view = self.views[self.drawn_owner]
         used = max(min(int(self.view.ctl[0]["hdr_head"]), GEOMETRY.hdr_count), 1)
-        self.drawn_index = rng.randrange(used if rng.random() < 0.8 else GEOMETRY.hdr_count)
+        self.drawn_slot = rng.randrange(used if rng.random() < 0.8 else GEOMETRY.hdr_count)
         self.drawn_line = rng.randrange(GEOMETRY.pin_slots)
         if name in LEDGER:
             self._aim_at_a_held_line()
-        self.row = self.view.headers[self.drawn_index]
+        self.row = self.view.headers[self.drawn_slot]
         self.drawn_class = rng.randrange(4)
         self.list = rng.choice(("pages", "slots"))
         own = (int(self.row["key_hash"]), int(self.row["key_check"]))
@@ -263,8 +263,8 @@ class Draw:
         """Let the drawn header be READY and pinned once, by the rank that calls; mostly."""
         if self.rng.random() < 0.7:
             producer = producer_word(0, 1) << PIN_PRODUCER_SHIFT.value
-            self.view.pins[self.drawn_line] = PIN_HELD.value | self.drawn_index << PIN_HEADER_SHIFT.value | producer
-            self.view.headers[self.drawn_index]["state"] = READY.value | ONE_PIN.value
+            self.view.pins[self.drawn_line] = PIN_HELD.value | self.drawn_slot << PIN_HEADER_SHIFT.value | producer
+            self.view.headers[self.drawn_slot]["state"] = READY.value | ONE_PIN.value
 
     def _aim_at_a_state(self, name: str) -> None:
         for state, names in WANTED.items():
@@ -275,7 +275,7 @@ class Draw:
         """Entries of the drawn header, TENTATIVE or FINAL, in a few of the places that its key may use."""
         tag = (self.key[1] & ENTRY_TAG_MASK.value) << ENTRY_TAG_SHIFT.value
         low = (int(self.row["epoch"]) & ENTRY_EPOCH_MASK.value) << ENTRY_EPOCH_SHIFT.value
-        place = self.drawn_owner << ENTRY_RANK_SHIFT.value | self.drawn_index << ENTRY_HEADER_SHIFT.value
+        place = self.drawn_owner << ENTRY_RANK_SHIFT.value | self.drawn_slot << ENTRY_HEADER_SHIFT.value
         directory = self.views[self.key[1] & (2**63 - 1) & 1].directory
         for _ in range(self.rng.choice((1, 6, 40))):
             directory[self.rng.randrange(len(directory))] = tag | low | place | self.rng.randrange(1, 3)
@@ -302,11 +302,11 @@ class Draw:
     def home(self) -> Address:
         return Address((self.key[1] & (2**63 - 1)) % 2, 0)
 
-    def index(self) -> int:
-        return self.drawn_index
+    def slot(self) -> int:
+        return self.drawn_slot
 
     def header(self) -> Address:
-        return Address(self.drawn_owner, GEOMETRY.offsets["hdr_base"] + self.drawn_index * 64)
+        return Address(self.drawn_owner, GEOMETRY.offsets["hdr_base"] + self.drawn_slot * 64)
 
     def epoch(self) -> int:
         return self.off(int(self.row["epoch"])) & 0xFFFFFFFF
@@ -318,7 +318,7 @@ class Draw:
         return self.off(int(self.row["state"]) & 0xFF) & 3
 
     def state_word(self) -> int:
-        return self.rng.choice((signed(self.view.states[self.drawn_index]), self.any()))
+        return self.rng.choice((signed(self.view.states[self.drawn_slot]), self.any()))
 
     def key_hash(self) -> int:
         return self.key[0]
@@ -433,8 +433,8 @@ class Draw:
         return word if inside else word & ~(PIN_HEADER_MASK.value << PIN_HEADER_SHIFT.value)
 
     def hint(self) -> int:
-        index, epoch = self.drawn_index << RING_HEADER_SHIFT.value, int(self.row["epoch"]) << RING_EPOCH_SHIFT.value
-        exact = signed(STORED.value | index | epoch)
+        slot, epoch = self.drawn_slot << RING_HEADER_SHIFT.value, int(self.row["epoch"]) << RING_EPOCH_SHIFT.value
+        exact = signed(STORED.value | slot | epoch)
         return self.rng.choice((exact, signed(self.rng.choice(self.view.ring)), self.any()))
 
     # private memory, in words: 0..127 out, 128..191 good and marks, 192..255 what goes in, 256.. bytes to put
@@ -477,11 +477,11 @@ def history(rng: random.Random, state: Memory) -> None:
         if step < 4:
             code.put(world, owner, *key, source, size, now, rng.randrange(300), *[rng.randrange(9)] * 7)
         elif step == 4:
-            status, index, epoch, *_ = code.begin(world, owner, *key, size, rng.randrange(2), now)
+            status, slot, epoch, *_ = code.begin(world, owner, *key, size, rng.randrange(2), now)
             if status == 0 and rng.random() < 0.5:
-                producer = int(state.views[owner].headers[index]["producer"])
+                producer = int(state.views[owner].headers[slot]["producer"])
                 end, *more = rng.choice(((code.abort,), (code.give_up, producer), (code.commit,)))
-                end(world, owner, index, epoch, *more)
+                end(world, owner, slot, epoch, *more)
         elif step == 5:
             code.remove(world, *key)
         elif step == 6:

@@ -60,9 +60,9 @@ def do_one(
         fill(buffer, words, value)
         status, _ = put(world, owner, key, key, buffer, words * WORD_BYTES, value, 0, 0, 0, 0, 0, 0, 0, 0)
     elif what == GET:
-        status, owner, index, epoch, payload, nbytes = lookup(world, key, key)
+        status, owner, slot, epoch, payload, nbytes = lookup(world, key, key)
         if status == OK:
-            status = read(world, owner, index, epoch, key, key, payload, nbytes, buffer, value)
+            status = read(world, owner, slot, epoch, key, key, payload, nbytes, buffer, value)
             wrong = differing(buffer, nbytes // WORD_BYTES, key)
             value = select(wrong == 0, table64(buffer), word(_TORN))
     elif what == REMOVE:

@@ -141,7 +141,7 @@ LISTS = (
         "slot-run-overlaps",
         "what a bump of header slots gives to a list begins with its own",
         ("shards-slots",),
-        ((header.bump_slot, "links, index + 1, last)", "links, index, last)"),),
+        ((header.bump_slot, "links, slot + 1, last)", "links, slot, last)"),),
     ),
     Mutant(
         "detach-one-list",

@@ -28,7 +28,7 @@ HINTS = (
         "hint-stays",
         "a hint is read and not taken: it is taken again",
         ("ring",),
-        ((ring.drain, 'xchg64(slot, 0, "acquire")', 'load64(slot, "acquire")'),),
+        ((ring.drain, 'xchg64(at, 0, "acquire")', 'load64(at, "acquire")'),),
     ),
     Mutant(
         "hint-by-store",

@@ -94,8 +94,8 @@ KEYS = (
         (
             (
                 directory.claim,
-                '        if cas64(slot, tentative, target, "relaxed") != tentative:\n',
-                '        store64(slot, target, "release")\n        if target != target:\n',
+                '        if cas64(entry_at, tentative, target, "relaxed") != tentative:\n',
+                '        store64(entry_at, target, "release")\n        if target != target:\n',
             ),
         ),
     ),
@@ -136,7 +136,7 @@ READERS = (
         "unpin-forgets",
         "unpinning does not take the pin away",
         ("pin", "pin-evict"),
-        ((pins.unpin, "add_pin(header_at(world, seg, index), epoch, word(0) - ONE_PIN)", "word(0)"),),
+        ((pins.unpin, "add_pin(header_at(world, seg, slot), epoch, word(0) - ONE_PIN)", "word(0)"),),
     ),
     Mutant(
         "line-before-pin",
@@ -145,9 +145,9 @@ READERS = (
         (
             (
                 pins.unpin,
-                "        add_pin(header_at(world, seg, index), epoch, word(0) - ONE_PIN)\n",
+                "        add_pin(header_at(world, seg, slot), epoch, word(0) - ONE_PIN)\n",
                 '        store64(ledger_at(world, seg, line), word(0), "relaxed")\n'
-                "        add_pin(header_at(world, seg, index), epoch, word(0) - ONE_PIN)\n",
+                "        add_pin(header_at(world, seg, slot), epoch, word(0) - ONE_PIN)\n",
             ),
         ),
     ),
@@ -189,11 +189,11 @@ READERS = (
         (
             (
                 pins.unpin,
-                "    if cas64(ledger_at(world, seg, line), held, ledger_word(world, PIN_INTENT, index), "
+                "    if cas64(ledger_at(world, seg, line), held, ledger_word(world, PIN_INTENT, slot), "
                 '"relaxed") == held:\n'
-                "        add_pin(header_at(world, seg, index), epoch, word(0) - ONE_PIN)\n",
-                "    add_pin(header_at(world, seg, index), epoch, word(0) - ONE_PIN)\n"
-                "    if cas64(ledger_at(world, seg, line), held, ledger_word(world, PIN_INTENT, index), "
+                "        add_pin(header_at(world, seg, slot), epoch, word(0) - ONE_PIN)\n",
+                "    add_pin(header_at(world, seg, slot), epoch, word(0) - ONE_PIN)\n"
+                "    if cas64(ledger_at(world, seg, line), held, ledger_word(world, PIN_INTENT, slot), "
                 '"relaxed") == held:\n',
             ),
         ),

@@ -77,16 +77,16 @@ HEADERS = (
         (
             (
                 retire.retire,
-                "    erase(world, owner, index, epoch, key_hash, key_check)\n"
-                "    page, size_class = take_out(world, seg, index)\n"
+                "    erase(world, owner, slot, epoch, key_hash, key_check)\n"
+                "    page, size_class = take_out(world, seg, slot)\n"
                 "    if page >= 0:\n"
                 "        give(world, seg, page, size_class)\n"
-                "    give_slot(world, seg, index)\n",
-                "    page, size_class = take_out(world, seg, index)\n"
+                "    give_slot(world, seg, slot)\n",
+                "    page, size_class = take_out(world, seg, slot)\n"
                 "    if page >= 0:\n"
                 "        give(world, seg, page, size_class)\n"
-                "    give_slot(world, seg, index)\n"
-                "    erase(world, owner, index, epoch, key_hash, key_check)\n",
+                "    give_slot(world, seg, slot)\n"
+                "    erase(world, owner, slot, epoch, key_hash, key_check)\n",
             ),
         ),
     ),
@@ -94,7 +94,7 @@ HEADERS = (
         "double-free-on-lost",
         "a producer whose object was given up frees it, and the sweeper frees it too",
         ("late", "late-plan"),
-        ((put.commit, "        acknowledge(header, epoch)\n", "        retire(world, seg, owner, index, epoch)\n"),),
+        ((put.commit, "        acknowledge(header, epoch)\n", "        retire(world, seg, owner, slot, epoch)\n"),),
     ),
     Mutant(
         "undo-whatever",
@@ -106,7 +106,7 @@ HEADERS = (
         "undo-nothing",
         "a put that fails keeps its slot",
         ("full", "same-key"),
-        ((put.undo, "        give_slot(world, seg, index)\n", "        word(0)\n"),),
+        ((put.undo, "        give_slot(world, seg, slot)\n", "        word(0)\n"),),
     ),
     Mutant(
         "full-keeps-the-key",
@@ -115,7 +115,7 @@ HEADERS = (
         (
             (
                 put.begin,
-                "                    erase(world, owner, index, epoch, key_hash, key_check)\n",
+                "                    erase(world, owner, slot, epoch, key_hash, key_check)\n",
                 "                    word(0)\n",
             ),
         ),
@@ -140,8 +140,8 @@ HEADERS = (
             (
                 put.put,
                 "        copy_bytes(seg + payload, src, nbytes)\n"
-                "        status = finish(world, owner, index, epoch, phase)\n",
-                "        status = finish(world, owner, index, epoch, phase)\n"
+                "        status = finish(world, owner, slot, epoch, phase)\n",
+                "        status = finish(world, owner, slot, epoch, phase)\n"
                 "        copy_bytes(seg + payload, src, nbytes)\n",
             ),
         ),
@@ -249,7 +249,7 @@ HEADERS = (
         "retire-keeps-the-entry",
         "a removal leaves its entry in the directory",
         ("remove", "put-remove-get"),
-        ((retire.retire, "    erase(world, owner, index, epoch, key_hash, key_check)\n", ""),),
+        ((retire.retire, "    erase(world, owner, slot, epoch, key_hash, key_check)\n", ""),),
     ),
     Mutant(
         "entry-after-undo",
@@ -261,15 +261,15 @@ HEADERS = (
                 "                if status == FULL:\n"
                 "                    # the entry goes first: "
                 "whoever takes the slot next must not be found by this key\n"
-                "                    erase(world, owner, index, epoch, key_hash, key_check)\n"
+                "                    erase(world, owner, slot, epoch, key_hash, key_check)\n"
                 "            if (status != OK) & (status != LOST):\n"
-                "                if not undo(world, seg, owner, index, epoch):\n"
-                "                    acknowledge(header_at(world, seg, index), epoch)\n",
+                "                if not undo(world, seg, owner, slot, epoch):\n"
+                "                    acknowledge(header_at(world, seg, slot), epoch)\n",
                 "            if (status != OK) & (status != LOST):\n"
-                "                if not undo(world, seg, owner, index, epoch):\n"
-                "                    acknowledge(header_at(world, seg, index), epoch)\n"
+                "                if not undo(world, seg, owner, slot, epoch):\n"
+                "                    acknowledge(header_at(world, seg, slot), epoch)\n"
                 "            if status == FULL:\n"
-                "                erase(world, owner, index, epoch, key_hash, key_check)\n",
+                "                erase(world, owner, slot, epoch, key_hash, key_check)\n",
             ),
         ),
     ),
