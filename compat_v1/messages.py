@@ -1,6 +1,6 @@
 """The wire format: requests and replies are arrays of int64 of one fixed size. Nothing else is sent.
 
-A request names its operation and carries what that needs; the rest is 0. A reply repeats the number of its request.
+A request names its operation; fields that the operation does not use are 0. A reply repeats the number of its request.
 """
 
 from enum import IntEnum
@@ -28,7 +28,7 @@ class Op(IntEnum):
 
 
 class Request(NamedTuple):
-    """What a client asks."""
+    """A client's request."""
 
     op: int
     number: int = 0  #: of this request, on this connection
@@ -36,17 +36,17 @@ class Request(NamedTuple):
     incarnation: int = 0
     key_hash: int = 0
     key_check: int = 0
-    owner: int = NOBODY  #: whose segment; OPEN_FOR_WRITE: the preferred one, or NOBODY
+    owner: int = NOBODY  #: of the object; OPEN_FOR_WRITE: the preferred one, or NOBODY
     slot: int = 0  #: header slot
     epoch: int = 0
     nbytes: int = 0
-    plan: int = 0  #: OPEN_FOR_WRITE: 1 if a kernel writes the bytes that nobody counts
+    plan: int = 0  #: OPEN_FOR_WRITE: 1 if the bytes come from a kernel, which no activity word counts
     limit: int = 0  #: EVICT: pages that may stay in use
     descriptor: Descriptor = (0,) * 8
 
 
 class Reply(NamedTuple):
-    """What the master answers."""
+    """The master's reply."""
 
     number: int
     status: int
@@ -59,7 +59,7 @@ class Reply(NamedTuple):
     descriptor: Descriptor = (0,) * 8
 
 
-WORDS = len(Request._fields) - 1 + 8  #: of a message; a reply is shorter, and padded
+WORDS = len(Request._fields) - 1 + 8  #: of a message; a reply has fewer, and the rest is padding
 _REPLY_WORDS = len(Reply._fields) - 1 + 8
 
 
@@ -69,14 +69,14 @@ def new_message() -> torch.Tensor:
 
 
 def pack(message: Request | Reply, into: torch.Tensor) -> None:
-    """Write a message into a tensor that `new_message` made."""
+    """Write a message into a tensor of `new_message`."""
     *words, descriptor = message
     flat = [*words, *descriptor]
     into.numpy()[: len(flat)] = flat
 
 
 def unpack_request(words: torch.Tensor) -> Request | None:
-    """Read a request; None if it is none."""
+    """Read a request; None if the words are not one."""
     flat = words.tolist()
     if not 1 <= flat[0] <= max(Op):
         return None
@@ -84,7 +84,7 @@ def unpack_request(words: torch.Tensor) -> Request | None:
 
 
 def unpack_reply(words: torch.Tensor) -> Reply | None:
-    """Read a reply; None if it is none."""
+    """Read a reply; None if the words are not one."""
     flat = words.tolist()[:_REPLY_WORDS]
     if not 0 <= flat[1] <= max(Status):
         return None
