@@ -41,30 +41,25 @@ def remove_meeting_places(directory: Path, world_id: int) -> None:
         shutil.rmtree(place, ignore_errors=True)
 
 
-class Session:
-    """One client's connection, and the thread that answers it.
+class Session(threading.Thread):
+    """The thread that answers one client, over a connection that it makes. It starts at once.
 
     Args:
         client: the client's rank and incarnation.
-        place, name: of the connection, see `Link`.
+        place, call: the place and the name of the `Link`.
         timeout: seconds to wait for the client when connecting, and to send it a reply.
     """
 
-    def __init__(self, master: Master, client: tuple[int, int], place: Path, name: str, timeout: float) -> None:
+    def __init__(self, master: Master, client: tuple[int, int], place: Path, call: str, timeout: float) -> None:
+        super().__init__(name=f"nanokv-master-{call}", daemon=True)
         self.client = client
         self._master = master
         self._place = place
-        self._name = name
+        self._call = call
         self._timeout = timeout
         self._bell: Bell | None = None
         self._stopping = False
-        self._thread = threading.Thread(target=self._run, name=f"nanokv-master-{name}", daemon=True)
-        self._thread.start()
-
-    @property
-    def alive(self) -> bool:
-        """False once the connection has ended."""
-        return self._thread.is_alive()
+        self.start()
 
     def stop(self) -> None:
         """End the connection, without waiting for its end."""
@@ -72,22 +67,16 @@ class Session:
         if self._bell is not None:
             self._bell.ring()
 
-    def join(self, timeout: float) -> None:
-        """Wait until it has ended."""
-        self._thread.join(timeout)
-
-    def _run(self) -> None:
-        link: Link | None = None
+    def run(self) -> None:
+        """The thread's body."""
         try:
-            link = self._connect()
-            self._serve(link)
+            with contextlib.closing(self._connect()) as link:
+                self._serve(link)
         except LinkBroken as error:
             _log.debug("the connection of rank %d.%d has ended: %s", *self.client, error)
         except Exception:
             _log.exception("the connection of rank %d.%d has failed", *self.client)
         finally:
-            if link is not None:
-                link.close()
             self._bell = None
 
     def _connect(self) -> Link:
@@ -96,14 +85,14 @@ class Session:
 
         def make_bell() -> None:
             with contextlib.suppress(LinkBroken):
-                made.append(Bell(self._place, self._name, self._timeout))
+                made.append(Bell(self._place, self._call, self._timeout))
 
-        helper = threading.Thread(target=make_bell, name="nanokv-master-bell", daemon=True)
-        helper.start()
+        other = threading.Thread(target=make_bell, name="nanokv-master-bell", daemon=True)
+        other.start()
         try:
-            link = Link(self._place, self._name, MASTER, self._timeout)
+            link = Link(self._place, self._call, MASTER, self._timeout)
         finally:
-            helper.join()
+            other.join()
         if not made:
             raise LinkBroken("the bell did not connect")
         self._bell = made[0]
@@ -200,7 +189,7 @@ class Server:
 
     def _end_sessions_of_the_dead(self) -> None:
         for name, session in list(self._sessions.items()):
-            if not session.alive:
+            if not session.is_alive():
                 del self._sessions[name]
             elif not self._alive(*session.client):
                 session.stop()

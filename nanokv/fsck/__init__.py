@@ -12,6 +12,7 @@ directory      checks of directory entries and keys
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Alive", "Finding", "Report", "check_cache", "check_segments"]
 
-CHECKS: tuple[Callable[[World], Iterator[Finding]], ...] = (
+SEGMENT_CHECKS: tuple[Callable[[World, Look], Iterator[Finding]], ...] = (
     control.check_control,
     control.check_activity,
     control.check_ring,
@@ -38,9 +39,8 @@ CHECKS: tuple[Callable[[World], Iterator[Finding]], ...] = (
     pins.check_pins,
     pages.check_links,
     pages.check_pages,
-    directory.check_directory,
-    directory.check_keys,
 )
+WORLD_CHECKS = (directory.check_directory, directory.check_keys)
 
 
 def check_segments(
@@ -69,7 +69,8 @@ def check_segments(
     looks = take_looks(views)
     resting = quiescent if quiescent is not None else _at_rest(looks, views, alive)
     world = World(looks, mode, resting, alive)
-    findings = tuple(finding for check in CHECKS for finding in check(world))
+    found = [check(world, look) for check in SEGMENT_CHECKS for look in looks]
+    findings = tuple(chain(*found, *(check(world) for check in WORLD_CHECKS)))
     if quiescent is None and resting and findings and not _same(looks, views):
         return check_segments(views, mode=mode, quiescent=False, alive=alive)
     objects = sum(int(np.count_nonzero(look.ready)) for look in looks)

@@ -195,6 +195,15 @@ class World:
         """True if producers allocate: then the segments hold free lists and the directory."""
         return self.mode == "device"
 
+    def holders(self, look: Look) -> dict[str, Mask]:
+        """Slots whose pages are theirs: at any moment those of READY objects, at rest all that hold pages."""
+        found = {"READY object": look.ready}
+        if self.quiescent:
+            found["unfinished object"] = look.unfinished
+            if self.allocates:
+                found["object in quarantine"] = look.quarantined
+        return found
+
     def ended(self, rank: int, incarnation: int) -> bool:
         """True if this incarnation of a rank has certainly ended."""
         return self.alive is not None and incarnation > 0 and not self.alive(rank, incarnation)

@@ -36,46 +36,32 @@ class _Places:
         return ", ".join(found)
 
 
-def check_links(world: World) -> Iterator[Finding]:
+def check_links(world: World, look: Look) -> Iterator[Finding]:
     """I2: no link leads out of its arena. Holds at any moment."""
     if not world.allocates:
         return
-    for look in world.looks:
-        held = unpack("LINK", "mark", look.page_links) >= HELD.value  # such a link names a header slot
-        most = np.where(held, look.geometry.hdr_count, look.geometry.n_pages)
-        for what, links, last in (
-            ("page", look.page_links, most),
-            ("slot", look.header_links, look.geometry.hdr_count),
-        ):
-            wild = unpack("LINK", "next", links) > last
-            yield from find("I2", look.rank, "links lead out of the arena", f"{what} link", wild)
+    held = unpack("LINK", "mark", look.page_links) >= HELD.value  # such a link names a header slot
+    most = np.where(held, look.geometry.hdr_count, look.geometry.n_pages)
+    for unit, links, last in ("page", look.page_links, most), ("slot", look.header_links, look.geometry.hdr_count):
+        wild = unpack("LINK", "next", links) > last
+        yield from find("I2", look.rank, "links lead out of the arena", f"{unit} link", wild)
 
 
-def check_pages(world: World) -> Iterator[Finding]:
+def check_pages(world: World, look: Look) -> Iterator[Finding]:
     """I1, I2: no page is in two places, at any moment for READY objects; at rest none is in no place either."""
-    for look in world.looks:
-        places = _Places(look.geometry.n_pages)
-        _add_objects(world, look, places)
-        broken = False
-        if world.quiescent and world.allocates:
-            broken = yield from _add_free(look, places)
-            beyond = np.array([look.bumped], np.int64)
-            places.add("never allocated, run", beyond, look.geometry.n_pages - beyond)
-        counts = places.counts()
-        yield from _overlaps(look, places, np.flatnonzero(counts > 1))
-        if world.quiescent and world.allocates and not broken:
-            yield from _leaks(world, look, np.flatnonzero(counts == 0))
-
-
-def _add_objects(world: World, look: Look, places: _Places) -> None:
-    kinds = [("READY object", look.ready)]
-    if world.quiescent:
-        kinds.append(("unfinished object", look.unfinished))
-        if world.allocates:
-            kinds.append(("object in quarantine", look.quarantined))
-    for kind, chosen in kinds:
+    places = _Places(look.geometry.n_pages)
+    for holder, chosen in world.holders(look).items():
         extents, _ = look.extents(chosen, whole=world.allocates)
-        places.add(kind, extents.first, extents.size)
+        places.add(holder, extents.first, extents.size)
+    broken = False
+    if world.quiescent and world.allocates:
+        broken = yield from _add_free(look, places)
+        beyond = np.array([look.bumped], np.int64)
+        places.add("never allocated, run", beyond, look.geometry.n_pages - beyond)
+    counts = places.counts()
+    yield from _overlaps(look, places, np.flatnonzero(counts > 1))
+    if world.quiescent and world.allocates and not broken:
+        yield from _leaks(world, look, np.flatnonzero(counts == 0))
 
 
 def _add_free(look: Look, places: _Places) -> Generator[Finding, None, bool]:

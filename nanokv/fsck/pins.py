@@ -9,18 +9,17 @@ from nanokv.fsck.look import Look, Numbers, World, field
 from nanokv.fsck.report import RECOVER, WAIT, Finding, find
 
 
-def check_pins(world: World) -> Iterator[Finding]:
+def check_pins(world: World, look: Look) -> Iterator[Finding]:
     """I8, I10: ledger lines are valid, and at rest the HELD lines of an object are exactly its pins."""
-    for look in world.looks:
-        phase, slot, producer = (field("PIN", name, look.pins) for name in ("phase", "header", "producer"))
-        wild = (phase == 0) | (phase > PIN_HELD.value) | (slot >= look.geometry.hdr_count)
-        wild |= unpack("PRODUCER", "rank", producer) >= look.geometry.world_size
-        wild &= look.pins != 0
-        yield from find("I10", look.rank, "invalid lines of the pin ledger", "line", wild)
-        if world.quiescent:
-            held, intent = (np.flatnonzero(~wild & (phase == of.value)) for of in (PIN_HELD, PIN_INTENT))
-            yield from _check_pin_counts(world, look, slot[held])
-            yield from _check_pin_owners(world, look, held, intent, producer)
+    phase, slot, producer = (field("PIN", name, look.pins) for name in ("phase", "header", "producer"))
+    wild = (phase == 0) | (phase > PIN_HELD.value) | (slot >= look.geometry.hdr_count)
+    wild |= unpack("PRODUCER", "rank", producer) >= look.geometry.world_size
+    wild &= look.pins != 0
+    yield from find("I10", look.rank, "invalid lines of the pin ledger", "line", wild)
+    if world.quiescent:
+        held, intent = (np.flatnonzero(~wild & (phase == of.value)) for of in (PIN_HELD, PIN_INTENT))
+        yield from _check_pin_counts(world, look, slot[held])
+        yield from _check_pin_owners(world, look, held, intent, producer)
 
 
 def _check_pin_counts(world: World, look: Look, slots: Numbers) -> Iterator[Finding]:

@@ -9,25 +9,25 @@ from nanokv.fsck.look import Look, Mask, Numbers, World, field
 from nanokv.fsck.report import RECOVER, REMAKE, WAIT, Finding, find
 
 
-def check_state_words(world: World) -> Iterator[Finding]:
+def check_state_words(world: World, look: Look) -> Iterator[Finding]:
     """I10, I8: a STATE word is one of the four states, and only READY objects are pinned. Holds at any moment."""
-    for look in world.looks:
-        yield from find("I10", look.rank, "states that do not exist", "slot", look.phase > DEAD.value)
-        pinned = unpack("STATE", "pins", look.states) > 0
-        what = "objects are pinned and not READY: somebody reads what may be reused"
-        yield from find("I8", look.rank, what, "slot", pinned & (look.phase != READY.value))
+    yield from find("I10", look.rank, "states that do not exist", "slot", look.phase > DEAD.value)
+    pinned = unpack("STATE", "pins", look.states) > 0
+    what = "objects are pinned and not READY: somebody reads what may be reused"
+    yield from find("I8", look.rank, what, "slot", pinned & (look.phase != READY.value))
 
 
-def check_slots(world: World) -> Iterator[Finding]:
+def check_slots(world: World, look: Look) -> Iterator[Finding]:
     """I2, I1: each slot below `hdr_head` is free once, or in use, or in quarantine; none beyond it was ever taken."""
-    for look in world.looks if world.quiescent and world.allocates else ():
-        for shard, why in look.broken_slot_lists:
-            what = f"the free list of header slots is broken: {why}"
-            yield Finding("I2", look.rank, what, f"HeapCtl.hdr_free[{shard}]", REMAKE)
-        beyond = np.arange(look.geometry.hdr_count) >= look.used_slots
-        yield from _check_free(look, beyond)
-        if not look.broken_slot_lists:
-            yield from _check_loose(world, look, beyond)
+    if not (world.quiescent and world.allocates):
+        return
+    for shard, why in look.broken_slot_lists:
+        what = f"the free list of header slots is broken: {why}"
+        yield Finding("I2", look.rank, what, f"HeapCtl.hdr_free[{shard}]", REMAKE)
+    beyond = np.arange(look.geometry.hdr_count) >= look.used_slots
+    yield from _check_free(look, beyond)
+    if not look.broken_slot_lists:
+        yield from _check_loose(world, look, beyond)
 
 
 def _check_free(look: Look, beyond: Mask) -> Iterator[Finding]:
@@ -65,17 +65,12 @@ def _named_by_an_entry(world: World, look: Look) -> Mask:
     return found
 
 
-def check_headers(world: World) -> Iterator[Finding]:
+def check_headers(world: World, look: Look) -> Iterator[Finding]:
     """I10, I3: the extent of a header is inside the arena, and a READY object has exactly the pages of its bytes."""
-    for look in world.looks:
-        chosen = look.ready.copy()
-        if world.quiescent:
-            chosen |= look.unfinished
-            if world.allocates:
-                chosen |= look.quarantined
-        _, wild = look.extents(chosen, whole=world.allocates)
-        yield from find("I10", look.rank, "headers name pages that cannot be", "slot", wild)
-        yield from _check_sizes(look, np.setdiff1d(np.flatnonzero(look.ready), wild))
+    chosen = np.any(list(world.holders(look).values()), axis=0)
+    _, wild = look.extents(chosen, whole=world.allocates)
+    yield from find("I10", look.rank, "headers name pages that cannot be", "slot", wild)
+    yield from _check_sizes(look, np.setdiff1d(np.flatnonzero(look.ready), wild))
 
 
 def _check_sizes(look: Look, slots: Numbers) -> Iterator[Finding]:
@@ -91,15 +86,16 @@ def _check_sizes(look: Look, slots: Numbers) -> Iterator[Finding]:
     yield from find("I10", look.rank, "empty objects outside of the arena", "slot", slots[outside])
 
 
-def check_unfinished(world: World) -> Iterator[Finding]:
+def check_unfinished(world: World, look: Look) -> Iterator[Finding]:
     """I6: objects whose producer ended before they were READY, and pages in quarantine whose owner has ended."""
-    for look in world.looks if world.quiescent else ():
-        producers = look.headers["producer"]
-        orphans = [slot for slot in np.flatnonzero(look.unfinished) if world.producer_ended(int(producers[slot]))]
-        owner_ended = world.rank_ended(look.rank)
-        remedy = RECOVER if owner_ended else WAIT
-        what = f"{len(orphans)} objects are unfinished, and their producers have ended"
-        yield from find("I6", look.rank, what, "slot", np.array(orphans, np.int64), remedy, False)
-        if world.allocates and owner_ended:
-            what = "pages are in quarantine, and their owner has ended"
-            yield from find("I6", look.rank, what, "slot", look.quarantined, remedy, False)
+    if not world.quiescent:
+        return
+    producers = look.headers["producer"]
+    orphans = [slot for slot in np.flatnonzero(look.unfinished) if world.producer_ended(int(producers[slot]))]
+    owner_ended = world.rank_ended(look.rank)
+    remedy = RECOVER if owner_ended else WAIT
+    what = f"{len(orphans)} objects are unfinished, and their producers have ended"
+    yield from find("I6", look.rank, what, "slot", np.array(orphans, np.int64), remedy, False)
+    if world.allocates and owner_ended:
+        what = "pages are in quarantine, and their owner has ended"
+        yield from find("I6", look.rank, what, "slot", look.quarantined, remedy, False)
