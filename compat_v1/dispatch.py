@@ -1,4 +1,4 @@
-"""Where a rank asks the master: in this process by a call, from another one by a message (`client`)."""
+"""How a request reaches its endpoint: in the master's process by a call, from another one by a message (`client`)."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -10,24 +10,24 @@ from nanokv.errors import PeerLost
 from nanokv.types import KeyDigest
 
 
-class Desk(Protocol):
-    """Takes requests to the master."""
+class Dispatch(Protocol):
+    """Takes requests to the master: `LocalDispatch`, or `client.Client`."""
 
     def ask(self, request: Request) -> Reply:
-        """The master's answer.
+        """Return the master's reply.
 
         Raises:
-            PeerLost: there is no master, or it does not answer. What was asked may have been done, or not.
+            PeerLost: there is no master, or it does not answer. It may have done what the request asks, or not.
         """
         ...
 
     def close(self) -> None:
-        """Let go of connections. Idempotent."""
+        """Close connections. Idempotent."""
         ...
 
 
 def answer(master: Master, request: Request) -> Reply:
-    """Do what a request asks."""
+    """Call the endpoint that a request names."""
     key = KeyDigest(request.key_hash, request.key_check)
     number, place = request.number, request.place
     match request.op:
@@ -64,12 +64,12 @@ def _open(master: Master, request: Request, key: KeyDigest) -> Reply:
     return Reply(request.number, begun.status, begun.place)
 
 
-class LocalDesk:
+class LocalDispatch:
     """A master in this process.
 
     Args:
-        master: the master, or None once it has closed or before it was started.
-        rank: its rank, for messages.
+        master: returns the master, or None before it was started and once it has closed.
+        rank: the master's, for error messages.
     """
 
     def __init__(self, master: Callable[[], Master | None], rank: int) -> None:
@@ -83,4 +83,4 @@ class LocalDesk:
         return answer(master, request)
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Nothing to close."""

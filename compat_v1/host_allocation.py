@@ -1,8 +1,8 @@
 """v1: the master allocates. The Allocation of `alloc="host"`.
 
-On the master's rank requests are calls; elsewhere they are messages, but in a local world, whose ranks share a process.
-The producer makes the object READY itself, and announces it to the owner's poller, so that index, events and statistics
-work as in v2; COMMIT tells the master afterwards, which otherwise finds out when it looks at the header.
+On the master's rank, and in a local world, whose ranks share a process, requests are calls; elsewhere they are
+messages. The producer itself makes the object READY and announces it to the owner's poller, so that index, events and
+statistics work as in v2. COMMIT tells the master afterwards; without it the master learns the same from the header.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from nanokv.allocation.base import NOWHERE
 from nanokv.compat_v1.client import Client
-from nanokv.compat_v1.dispatch import Desk, LocalDesk
+from nanokv.compat_v1.dispatch import Dispatch, LocalDispatch
 from nanokv.compat_v1.eviction import Policy
 from nanokv.compat_v1.headers import State, split
 from nanokv.compat_v1.master import Master
@@ -44,12 +44,12 @@ class HostAllocation:
     Args:
         heap, machine: of this rank.
         master_rank: where the master lives.
-        may_evict, water, policy, write_timeout: of the master, see `Master`; on the other ranks without effect.
-        rpc_timeout: seconds after which the master is called lost; at least 1 when there is no connection yet.
+        may_evict, water, policy, write_timeout: of the `Master`; without effect on the other ranks.
+        rpc_timeout: seconds after which the master counts as lost; at least 1 when there is no connection yet.
         checksum: whether objects get checksums.
 
     Raises:
-        SegmentCorrupt: on the master's rank: what it found in the segments cannot be.
+        SegmentCorrupt: on the master's rank: the headers in the segments contradict each other.
     """
 
     alloc = "host"
@@ -83,15 +83,15 @@ class HostAllocation:
             )
             self.master.recover(lambda rank: _descriptors(heap, rank))
             self._server = _serve(heap, machine, self.master, rpc_timeout)
-        self._desk = self._make_desk(master_rank, rpc_timeout)
+        self._dispatch = self._make_dispatch(master_rank, rpc_timeout)
 
-    def _make_desk(self, master_rank: int, rpc_timeout: float) -> Desk:
+    def _make_dispatch(self, master_rank: int, rpc_timeout: float) -> Dispatch:
         heap, machine = self._heap, self._machine
         if heap.rank == master_rank:
-            return LocalDesk(lambda: self.master, master_rank)
+            return LocalDispatch(lambda: self.master, master_rank)
         if isinstance(heap, LocalHeap):
             shared = heap.world.shared
-            return LocalDesk(lambda: shared.get(_SHARED), master_rank)
+            return LocalDispatch(lambda: shared.get(_SHARED), master_rank)
         world_id = _world_id(heap, machine)
 
         def place() -> Path | None:
@@ -105,7 +105,7 @@ class HostAllocation:
     def _ask(self, op: Op, key: KeyDigest | None = None, **fields: Any) -> Reply:
         if key is not None:
             fields.update(key_hash=key.key_hash, key_check=key.key_check)
-        return self._desk.ask(Request(op, rank=self._heap.rank, incarnation=self._heap.incarnation, **fields))
+        return self._dispatch.ask(Request(op, rank=self._heap.rank, incarnation=self._heap.incarnation, **fields))
 
     # --- the Allocation ---
     def owner_of(self, key: KeyDigest, preferred: int | None) -> int:
@@ -142,7 +142,7 @@ class HostAllocation:
 
     def finish(self, key: KeyDigest, begun: Begun) -> int:
         status = self._machine.commit(begun.place)
-        # without a master the header says it all: READY, or DEAD with the word that nothing is written any more
+        # without a master the header tells the next one: READY, or DEAD and acknowledged
         with contextlib.suppress(PeerLost):
             self._ask(Op.COMMIT, key, place=begun.place)
         return status
@@ -152,10 +152,10 @@ class HostAllocation:
         try:
             return self._ask(Op.ABORT, key, place=place).status
         except PeerLost:
-            # without a master: give up in the header, where the next one finds it, and say that we write no more
+            # without a master: give the object up in its header for the next master to find, and acknowledge
             seen = split(self._machine.kill(place.owner, place.slot, WRITING.value, place.epoch))
             if seen.phase != READY.value:
-                self._machine.commit(place)  # LOST, and noted in the header
+                self._machine.commit(place)  # answered LOST: it sets FLAG_ACK
             return Status.OK if seen == State(WRITING.value, 0, place.epoch) else Status.LOST
 
     def locate(self, key: KeyDigest) -> Found:
@@ -172,7 +172,7 @@ class HostAllocation:
         return self._ask(Op.REMOVE_SLOT, place=Place(owner, slot, epoch)).status
 
     def evict(self, owner: int, limit: int) -> int:
-        """Evict until at most `limit` pages of a segment are in use; returns how many objects went. One request."""
+        """Evict until at most `limit` pages of a segment are in use. One request; returns how many objects went."""
         return self._ask(Op.EVICT, place=Place(owner, 0, 0), limit=limit).gone
 
     def batch(self, capacity: int, pages: "Pages | None" = None) -> "Batch | None":
@@ -180,7 +180,7 @@ class HostAllocation:
         return None
 
     def close(self) -> None:
-        self._desk.close()
+        self._dispatch.close()
         server, self._server = self._server, None
         if server is not None:
             if isinstance(self._heap, LocalHeap):

@@ -1,6 +1,6 @@
 """The wire format: requests and replies are arrays of int64 of one fixed size. Nothing else is sent.
 
-A request names its operation and carries what that needs; the rest is 0. A reply repeats the number of its request.
+A request names its operation; fields that the operation does not use are 0. A reply repeats the number of its request.
 """
 
 from enum import IntEnum
@@ -30,7 +30,7 @@ class Op(IntEnum):
 
 
 class Request(NamedTuple):
-    """What a client asks."""
+    """A client's request."""
 
     op: int
     number: int = 0  #: of this request, on this connection
@@ -39,13 +39,13 @@ class Request(NamedTuple):
     key_hash: int = 0
     key_check: int = 0
     place: Place = NO_PLACE  #: of the object; OPEN_FOR_WRITE: `nbytes`, and as `owner` the preferred segment or NOBODY
-    plan: int = 0  #: OPEN_FOR_WRITE: 1 if a kernel writes the bytes that nobody counts
+    plan: int = 0  #: OPEN_FOR_WRITE: 1 if the bytes come from a kernel, which no activity word counts
     limit: int = 0  #: EVICT: pages that may stay in use
     descriptor: Descriptor = NO_DESCRIPTOR
 
 
 class Reply(NamedTuple):
-    """What the master answers."""
+    """The master's reply."""
 
     number: int
     status: int
@@ -58,7 +58,7 @@ def _words(kind: type[Request | Reply]) -> int:
     return len(kind._fields) + len(Place._fields) - 1 + len(NO_DESCRIPTOR) - 1
 
 
-WORDS = _words(Request)  #: of a message; a reply is shorter, and padded
+WORDS = _words(Request)  #: of a message; a reply has fewer, and the rest is padding
 
 
 def new_message() -> torch.Tensor:
@@ -67,13 +67,13 @@ def new_message() -> torch.Tensor:
 
 
 def pack(message: Request | Reply, into: torch.Tensor) -> None:
-    """Write a message into a tensor that `new_message` made."""
+    """Write a message into a tensor of `new_message`."""
     flat = [word for field in message for word in (field if isinstance(field, tuple) else (field,))]
     into.numpy()[: len(flat)] = flat
 
 
 def unpack_request(words: torch.Tensor) -> Request | None:
-    """Read a request; None if it is none."""
+    """Read a request; None if the words are not one."""
     flat = words.tolist()
     if not 1 <= flat[0] <= max(Op):
         return None
@@ -81,7 +81,7 @@ def unpack_request(words: torch.Tensor) -> Request | None:
 
 
 def unpack_reply(words: torch.Tensor) -> Reply | None:
-    """Read a reply; None if it is none."""
+    """Read a reply; None if the words are not one."""
     flat = words.tolist()[: _words(Reply)]
     if not 0 <= flat[1] <= max(Status):
         return None

@@ -31,6 +31,7 @@ from nanokv.device.segment.layout import (
     VERSION,
     WORD,
     layout_hash,
+    unpack,
 )
 from nanokv.device.segment.world_table import WORLD
 
@@ -185,6 +186,11 @@ class Geometry:
         """
         return (key_check & POSITIVE.value) % self.world_size
 
+    def extent_pages(self, n_pages: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+        """The pages of the extents that objects of `n_pages` pages hold in v2: of the smallest class that fits."""
+        sizes = np.array([0, *filter(None, self.class_pages)], np.int64)
+        return sizes[np.minimum(np.searchsorted(sizes, n_pages), len(sizes) - 1)]
+
     def control_block(
         self, rank: int, world_id: int, mode: str, *, may_evict: bool, water: tuple[int, int]
     ) -> npt.NDArray[Any]:
@@ -262,6 +268,11 @@ class Geometry:
 def producer_word(rank: int, incarnation: int) -> int:
     """The PRODUCER bits of a rank."""
     return int(rank | (incarnation & PRODUCER_INC_MASK.value) << PRODUCER_INC_SHIFT.value)
+
+
+def producer_of(bits: int) -> tuple[int, int]:
+    """The rank and the incarnation in PRODUCER bits."""
+    return unpack("PRODUCER", "rank", bits), unpack("PRODUCER", "incarnation", bits)
 
 
 def _check_classes(classes: tuple[int, ...], n_pages: int) -> None:

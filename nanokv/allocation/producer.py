@@ -3,12 +3,11 @@
 import time
 from typing import TYPE_CHECKING
 
-from nanokv.allocation.host_eviction import evict_run
 from nanokv.device.machines.base import Machine
 from nanokv.device.machines.records import Begun, Descriptor, Found
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.layout import FLAG_PLAN
-from nanokv.host_poller.coalesce import join_free_extents
+from nanokv.host_poller.make_room import make_room
 from nanokv.types import KeyDigest
 
 if TYPE_CHECKING:
@@ -16,7 +15,6 @@ if TYPE_CHECKING:
     from nanokv.device.machines.engine_cache import Pages
 
 _ROOM_TRIES = 4  #: times that a put makes room: what it joined or evicted may be taken by others
-_JOIN_PATIENCE = 0.005  #: seconds that a put waits for another host that has the free extents in its hands
 
 
 class ProducerAllocation:
@@ -34,7 +32,7 @@ class ProducerAllocation:
         owner = self.owner_of(key, preferred)
         status = self._machine.put(owner, key, src, nbytes, what, time.time_ns())
         tries = 0
-        while status == Status.FULL and tries < _ROOM_TRIES and self.make_room(owner, nbytes):
+        while status == Status.FULL and tries < _ROOM_TRIES and make_room(self._machine, owner, nbytes):
             status = self._machine.put(owner, key, src, nbytes, what, time.time_ns())
             tries += 1
         return status
@@ -47,7 +45,7 @@ class ProducerAllocation:
         flags = FLAG_PLAN.value if plan else 0
         begun = self._machine.begin(owner, key, nbytes, flags, what, time.time_ns())
         tries = 0
-        while begun.status == Status.FULL and tries < _ROOM_TRIES and self.make_room(owner, nbytes):
+        while begun.status == Status.FULL and tries < _ROOM_TRIES and make_room(self._machine, owner, nbytes):
             begun = self._machine.begin(owner, key, nbytes, flags, what, time.time_ns())
             tries += 1
         if plan and begun.status == Status.OK:
@@ -84,23 +82,3 @@ class ProducerAllocation:
 
     def close(self) -> None:
         """Nothing to let go of."""
-
-    def make_room(self, owner: int, nbytes: int) -> bool:
-        """After FULL: join free extents of the segment, and evict what is in the way, if one may.
-
-        True if it is worth trying once more.
-        """
-        geometry = self._machine.geometry
-        deadline = time.monotonic() + _JOIN_PATIENCE
-        waited = False
-        while self._machine.joining(owner, 0) and time.monotonic() < deadline:
-            time.sleep(0.0001)
-            waited = True
-        largest = join_free_extents(self._machine, owner)
-        if waited or largest * geometry.page_bytes >= nbytes:
-            return True
-        size = min(n for n in geometry.class_pages if n * geometry.page_bytes >= nbytes)
-        if not self._machine.control(owner)[0]["may_evict"] or not evict_run(self._machine, owner, size):
-            return False
-        join_free_extents(self._machine, owner)
-        return True

@@ -165,6 +165,24 @@ def test_what_a_dead_producer_left_is_reclaimed(ranks: list[Rank]) -> None:
     assert ranks[1].put(1, 999) == Status.FULL
 
 
+def test_deaths_are_counted_once_a_sweep(ranks: list[Rank], monkeypatch: pytest.MonkeyPatch) -> None:
+    sweeper, heap = ranks[1].poller().sweeper, ranks[1].heap
+    sweeper.step(0.0)
+    ranks[0].heap.close()
+    alive, asked = heap.alive, []
+
+    def note(rank: int, incarnation: int) -> bool:
+        asked.append(rank)
+        return alive(rank, incarnation)
+
+    monkeypatch.setattr(heap, "alive", note)
+    assert sweeper.somebody_died() and sweeper.somebody_died()
+    assert asked == [0, 1]
+    sweeper.step(1.0)
+    assert sweeper.pending, "an audit has begun"
+    assert not sweeper.somebody_died()
+
+
 def test_a_remover_that_died_half_way(ranks: list[Rank]) -> None:
     poller = ranks[1].poller()
     ranks[0].put(1, 7, 2 * PAGE)

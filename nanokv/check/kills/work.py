@@ -23,6 +23,7 @@ from nanokv.check.report import CheckFailure
 from nanokv.check.work import EXPECTED, Work, name, payload
 from nanokv.device.machines.records import Place
 from nanokv.device.segment.layout import WORD
+from nanokv.host_poller.make_room import make_room
 
 ROLES = ("producer", "large", "plan", "reader", "owner", "room", "poller")
 
@@ -141,7 +142,7 @@ class KillWorker(Served):
     def _room(self) -> None:
         owner = self.random.randrange(self.cache.world_size)
         nbytes = LARGE_PAGES * self.options.page_bytes
-        self.cache._allocation.make_room(owner, nbytes)  # type: ignore[attr-defined]
+        make_room(self.cache._machine, owner, nbytes)
         key = self.random.randrange(KEYS)
         with contextlib.suppress(*EXPECTED):
             self.cache.put(name(key), payload(key, self.who, nbytes // WORD), preferred_segment=owner)

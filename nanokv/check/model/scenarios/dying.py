@@ -8,6 +8,7 @@ from nanokv.device.machines.records import Place
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.geometry import producer_word
 from nanokv.device.segment.layout import FLAG_PLAN, WORD
+from nanokv.host_poller.quarantine import Life
 
 A, B, C = 1, 3, 5  #: keys
 SWEEPS = 6
@@ -243,8 +244,7 @@ def _acknowledge(stage: Stage) -> None:
         return stage.put(C, 2)
 
     sweeper = stage.sweeper(0)
-    sweeper._given_up.add((0, 1))
-    sweeper._quarantine[0, 1] = None
+    sweeper._quarantine.give_up(Life(0, 1), stage.machine().headers(0, 0, 1)[0])
     stage.spawn("late", write, rank=1)
     stage.spawn("host", reuse)
 

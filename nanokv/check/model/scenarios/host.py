@@ -14,6 +14,7 @@ from nanokv.host_poller.audit import AUDITS, LOOKS, Audit
 from nanokv.host_poller.coalesce import join_free_extents
 from nanokv.host_poller.events import EventKind
 from nanokv.host_poller.grace import Grace
+from nanokv.host_poller.quarantine import Life
 
 A, C = 1, 5  #: keys
 STEPS = 2 * AUDITS * LOOKS  #: of an audit, enough to end it
@@ -177,8 +178,7 @@ def _reserve_for_a_plan(stage: Stage) -> None:
 def _quarantined(stage: Stage) -> None:
     _sweep_after_a_death(stage, 14)
     sweeper = stage.hosts[0][1]
-    sweeper._given_up.add((0, 1))
-    sweeper._quarantine[0, 1] = None
+    sweeper._quarantine.give_up(Life(0, 1), stage.machine().headers(0, 0, 1)[0])
     at = stage.world.bases[0] + stage.geometry.offsets["hdr_base"]
     stage.spawn("late", lambda: stage.function(header.acknowledge)(at, 1), rank=2)
     stage.spawn("other", lambda: (stage.put(C, 1), stage.remove(C)))
