@@ -14,7 +14,7 @@ Python. As strong as its master: while that is dead, nothing can be put or found
     transport   one private gloo group between the master and each client
     server      the master's threads: they accept clients, answer, and look after what is unfinished
     client      a rank that asks, with a deadline
-    host_path   the Path of alloc="host": what the cache calls
+    host_allocation   the Allocation of alloc="host": what the cache calls
 """
 
 if __name__ != "nanokv.compat_v1":

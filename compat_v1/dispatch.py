@@ -29,39 +29,39 @@ class Desk(Protocol):
 def answer(master: Master, request: Request) -> Reply:
     """Do what a request asks."""
     key = KeyDigest(request.key_hash, request.key_check)
-    where = (request.owner, request.slot, request.epoch)
-    number = request.number
+    number, place = request.number, request.place
     match request.op:
         case Op.OPEN_FOR_WRITE:
             return _open(master, request, key)
         case Op.GET_LOCATION:
             found = master.get_location(key)
-            return Reply(number, *found[:6], descriptor=found.descriptor)
+            return Reply(number, found.status, found.place, descriptor=found.descriptor)
         case Op.EVICT:
-            return Reply(number, Status.OK, gone=master.evict(request.owner, request.limit))
+            return Reply(number, Status.OK, gone=master.evict(place.owner, request.limit))
         case Op.COMMIT:
-            status = master.commit(key, *where)
+            status = master.commit(key, place)
         case Op.ABORT:
-            status = master.abort(key, *where)
+            status = master.abort(key, place)
         case Op.EXISTS:
             status = master.exists(key)
         case Op.REMOVE:
             status = master.remove(key)
         case _:
-            status = master.remove_slot(*where)
+            status = master.remove_slot(*place[:3])
     return Reply(number, status)
 
 
 def _open(master: Master, request: Request, key: KeyDigest) -> Reply:
-    write = master.open_for_write(
+    owner = request.place.owner
+    begun = master.open_for_write(
         key,
-        request.nbytes,
-        None if request.owner == NOBODY else request.owner,
+        request.place.nbytes,
+        None if owner == NOBODY else owner,
         request.descriptor,
         plan=bool(request.plan),
         producer=(request.rank, request.incarnation),
     )
-    return Reply(request.number, *write[:6])
+    return Reply(request.number, begun.status, begun.place)
 
 
 class LocalDesk:

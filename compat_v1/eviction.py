@@ -20,7 +20,7 @@ def evict(machine: Machine, table: Table, owner: int, policy: Policy) -> Iterato
     for entry in _in_order(machine, table, owner, policy):
         if settle(machine, table, entry) != READY.value:
             continue
-        if kill(machine, entry, READY.value) == State(READY.value, 0, entry.epoch):
+        if kill(machine, entry, READY.value) == State(READY.value, 0, entry.place.epoch):
             release(machine, table, entry)
             yield entry
 
@@ -29,7 +29,7 @@ def _in_order(machine: Machine, table: Table, owner: int, policy: Policy) -> lis
     entries = list(table.shelves[owner].values())
     if policy == "last_access":
         used = machine.headers(owner, 0, machine.geometry.hdr_count)["last_access"]
-        entries.sort(key=lambda entry: int(used[entry.slot]))
+        entries.sort(key=lambda entry: int(used[entry.place.slot]))
     return entries
 
 

@@ -33,8 +33,8 @@ def settle(machine: Machine, table: Table, entry: Entry) -> int:
     """
     if entry.ready:
         return int(READY.value)
-    state = split(machine.state(entry.owner, entry.slot))
-    if state.epoch != entry.epoch or state.phase >= DEAD.value:
+    state = split(machine.state(*entry.where))
+    if state.epoch != entry.place.epoch or state.phase >= DEAD.value:
         table.set_aside(entry)
         return int(DEAD.value)
     if state.phase == READY.value:
@@ -44,11 +44,11 @@ def settle(machine: Machine, table: Table, entry: Entry) -> int:
 
 def kill(machine: Machine, entry: Entry, phase: int) -> State:
     """(phase, 0, epoch) -> (DEAD, 0, epoch). Returns what was there: equal to the first on success."""
-    return split(machine.kill(entry.owner, entry.slot, phase, entry.epoch))
+    return split(machine.kill(*entry.where, phase, entry.place.epoch))
 
 
 def release(machine: Machine, table: Table, entry: Entry) -> None:
     """Free what a DEAD object held, and tell the owner's poller. Nobody writes to its pages any more."""
-    machine.announce(entry.owner, REMOVED.value, entry.slot, entry.epoch)
+    machine.announce(entry.place.owner, REMOVED.value, *entry.place[1:3])
     table.forget(entry)
     table.give_back(entry)

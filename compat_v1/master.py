@@ -16,21 +16,21 @@ from typing import NamedTuple
 
 import numpy as np
 
-from nanokv.allocation.base import Write
+from nanokv.allocation.base import NOWHERE
 from nanokv.compat_v1 import reclaim
 from nanokv.compat_v1.eviction import Policy, evict, goal
 from nanokv.compat_v1.headers import State, kill, release, settle
 from nanokv.compat_v1.reclaim import Alive, Descriptors
 from nanokv.compat_v1.table import Entry, Table
-from nanokv.device.machines.base import Descriptor, Found, Machine
-from nanokv.device.protocol.directory import POSITIVE
+from nanokv.device.machines.base import Machine
+from nanokv.device.machines.records import Begun, Descriptor, Found, Place
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.geometry import producer_word
 from nanokv.device.segment.layout import DEAD, FLAG_PLAN, PRODUCER_INC_MASK, READY, WRITING
 from nanokv.host_poller.dead_pins import drop_dead_pins
 from nanokv.types import KeyDigest
 
-_NOWHERE: Descriptor = (0,) * 8
+_UNKNOWN: Descriptor = (0,) * 8
 
 
 class Counts(NamedTuple):
@@ -98,7 +98,7 @@ class Master:
         *,
         plan: bool,
         producer: tuple[int, int],
-    ) -> Write:
+    ) -> Begun:
         """Claim a key and allocate: OK, DUPLICATE, FULL or NO_HEADER.
 
         Args:
@@ -109,34 +109,34 @@ class Master:
             known = self._table.index.get(key)
             if known is not None and settle(self._machine, self._table, known) != DEAD.value:
                 return _refused(Status.DUPLICATE)
-            owner = self._home(key) if preferred is None else preferred
+            owner = self._geometry.home_rank(key.key_check) if preferred is None else preferred
             n_pages = -(-nbytes // self._geometry.page_bytes)
             got = self._allocate(owner, n_pages)
             if isinstance(got, Status):
                 self._count(owner, "refused", 1)
                 return _refused(got)
             entry = self._install(key, owner, *got, n_pages, nbytes, what, plan, producer)
-            return Write(Status.OK, owner, entry.slot, entry.epoch, entry.payload, nbytes, -1)
+            return Begun(Status.OK, entry.place, -1)
 
-    def commit(self, key: KeyDigest, owner: int, slot: int, epoch: int) -> int:
+    def commit(self, key: KeyDigest, place: Place) -> int:
         """The producer has finished: OK, or LOST if the object was given up. Makes READY what is not yet."""
         with self._lock:
-            entry = self._own(key, owner, slot, epoch)
+            entry = self._own(key, place)
             phase = DEAD.value if entry is None else settle(self._machine, self._table, entry)
             if entry is not None and phase == WRITING.value:
-                self._machine.commit(owner, slot, epoch)
+                self._machine.commit(place)
                 phase = settle(self._machine, self._table, entry)
             if phase == READY.value:
                 return Status.OK
-            self._acknowledge(owner, slot, epoch)
+            self._acknowledge(place)
             return Status.LOST
 
-    def abort(self, key: KeyDigest, owner: int, slot: int, epoch: int) -> int:
+    def abort(self, key: KeyDigest, place: Place) -> int:
         """The producer gives up, and writes no more: OK, or LOST if the object was given up before, or is READY."""
         with self._lock:
-            entry = self._own(key, owner, slot, epoch)
+            entry = self._own(key, place)
             done = entry is not None and not entry.ready and reclaim.give_up(self._machine, self._table, entry)
-            self._acknowledge(owner, slot, epoch)
+            self._acknowledge(place)
             return Status.OK if done else Status.LOST
 
     def get_location(self, key: KeyDigest) -> Found:
@@ -144,8 +144,8 @@ class Master:
         with self._lock:
             status, entry = self._find(key)
             if entry is None or status != Status.OK:
-                return Found(status, 0, 0, 0, 0, 0, _NOWHERE)
-            return Found(status, entry.owner, entry.slot, entry.epoch, entry.payload, entry.nbytes, entry.descriptor)
+                return Found(status, NOWHERE, _UNKNOWN)
+            return Found(status, entry.place, entry.descriptor)
 
     def exists(self, key: KeyDigest) -> int:
         """OK, NOT_READY or MISS."""
@@ -190,9 +190,6 @@ class Master:
             return Counts(len(table.index), len(table.unfinished), len(table.quarantine), used)
 
     # --- under the lock ---
-    def _home(self, key: KeyDigest) -> int:
-        return int(key.key_check & POSITIVE.value) % self._geometry.world_size
-
     def _find(self, key: KeyDigest) -> tuple[Status, Entry | None]:
         entry = self._table.index.get(key)
         if entry is None:
@@ -202,18 +199,18 @@ class Master:
             return Status.OK, entry
         return (Status.MISS if phase == DEAD.value else Status.NOT_READY), entry
 
-    def _own(self, key: KeyDigest, owner: int, slot: int, epoch: int) -> Entry | None:
-        entry = self._table.at(owner, slot, epoch)
+    def _own(self, key: KeyDigest, place: Place) -> Entry | None:
+        entry = self._table.at(place.owner, place.slot, place.epoch)
         return entry if entry is not None and entry.key == key else None
 
-    def _acknowledge(self, owner: int, slot: int, epoch: int) -> None:
+    def _acknowledge(self, place: Place) -> None:
         """A producer says that it writes no more."""
-        entry = self._table.held(owner, slot, epoch)
+        entry = self._table.held(place.owner, place.slot, place.epoch)
         if entry is not None:
             release(self._machine, self._table, entry)
 
     def _remove(self, entry: Entry) -> Status:
-        if kill(self._machine, entry, READY.value) != State(READY.value, 0, entry.epoch):
+        if kill(self._machine, entry, READY.value) != State(READY.value, 0, entry.place.epoch):
             return Status.PINNED
         release(self._machine, self._table, entry)
         return Status.OK
@@ -269,9 +266,10 @@ class Master:
         payload = self._geometry.offsets["heap_base"] + page * self._geometry.page_bytes
         flags = (FLAG_PLAN.value if plan else 0) | producer_word(rank, incarnation) << 32
         signed = int(np.uint64(flags).view(np.int64))  # words are signed; an incarnation may reach the top bit
-        epoch = self._machine.install(owner, slot, key, payload, nbytes, signed, what, time.time_ns())
+        place = Place(owner, slot, 0, payload, nbytes)
+        epoch = self._machine.install(key, place, signed, what, time.time_ns())
         who = (rank, incarnation & PRODUCER_INC_MASK.value)
-        entry = Entry(key, owner, slot, epoch, page, n_pages, payload, nbytes, what, who, self._clock())
+        entry = Entry(key, place._replace(epoch=epoch), page, n_pages, what, who, self._clock())
         self._table.add(entry)
         return entry
 
@@ -282,5 +280,5 @@ class Master:
             self._machine.set_control(owner, field, have + more)
 
 
-def _refused(status: Status) -> Write:
-    return Write(status, 0, 0, 0, 0, 0, -1)
+def _refused(status: Status) -> Begun:
+    return Begun(status, NOWHERE, -1)

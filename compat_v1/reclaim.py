@@ -15,6 +15,7 @@ from nanokv.compat_v1.allocator import Space
 from nanokv.compat_v1.headers import State, kill, release, settle
 from nanokv.compat_v1.table import Entry, Table
 from nanokv.device.machines.base import Machine
+from nanokv.device.machines.records import Place
 from nanokv.device.segment.geometry import Geometry
 from nanokv.device.segment.layout import DEAD, FLAG_ACK, READY, RESERVED, STATE_MASK, WRITING, unpack
 from nanokv.errors import SegmentCorrupt
@@ -37,7 +38,7 @@ def give_up_stuck(machine: Machine, table: Table, alive: Alive, opened_before: f
 
 def give_up(machine: Machine, table: Table, entry: Entry) -> bool:
     """WRITING -> DEAD, into quarantine. False if its producer was faster."""
-    if kill(machine, entry, WRITING.value) != State(WRITING.value, 0, entry.epoch):
+    if kill(machine, entry, WRITING.value) != State(WRITING.value, 0, entry.place.epoch):
         settle(machine, table, entry)
         return False
     table.set_aside(entry)
@@ -53,7 +54,7 @@ def empty_quarantine(machine: Machine, table: Table, alive: Alive) -> int:
 
 
 def _acknowledged(machine: Machine, entry: Entry) -> bool:
-    header = machine.headers(entry.owner, entry.slot, 1)[0]
+    header = machine.headers(*entry.where, 1)[0]
     return bool(int(header["flags"]) & FLAG_ACK.value)
 
 
@@ -74,7 +75,7 @@ def recover(machine: Machine, alive: Alive, descriptors: Descriptors, now: float
     table = Table(machine.geometry)
     for owner in range(machine.geometry.world_size):
         found = list(_entries(machine, owner, descriptors(owner), now))
-        taken = [(entry.slot, entry.page, entry.n_pages) for entry, _ in found]
+        taken = [(entry.place.slot, entry.page, entry.n_pages) for entry, _ in found]
         try:
             table.spaces[owner] = Space(machine.geometry.n_pages, machine.geometry.hdr_count, taken)
         except ValueError as error:
@@ -103,13 +104,9 @@ def _entry(geometry: Geometry, owner: int, slot: int, header: Any, desc: Any, no
         raise SegmentCorrupt(f"segment {owner}, header slot {slot}: payload_base is {payload}, which is no page")
     return Entry(
         key=KeyDigest(int(header["key_hash"].view(np.int64)), int(header["key_check"].view(np.int64))),
-        owner=owner,
-        slot=slot,
-        epoch=int(header["epoch"]),
+        place=Place(owner, slot, int(header["epoch"]), payload, int(header["bytes_total"])),
         page=page if n_pages else 0,
         n_pages=n_pages,
-        payload=payload,
-        nbytes=int(header["bytes_total"]),
         descriptor=(int(desc["format"].view(np.int64)), *desc["dims"].view(np.int64).tolist()),
         producer=_who(int(header["producer"])),
         opened_at=now,
@@ -120,13 +117,14 @@ def _entry(geometry: Geometry, owner: int, slot: int, header: Any, desc: Any, no
 def _place(machine: Machine, table: Table, entry: Entry, phase: int) -> None:
     if phase == RESERVED.value:
         # an earlier master died in the middle of it: no producer was told of these pages
-        if kill(machine, entry, RESERVED.value) == State(RESERVED.value, 0, entry.epoch):
+        if kill(machine, entry, RESERVED.value) == State(RESERVED.value, 0, entry.place.epoch):
             release(machine, table, entry)
         return
     if phase == DEAD.value:
         table.set_aside(entry)
         return
     if phase > DEAD.value or entry.key in table.index:
-        raise SegmentCorrupt(f"segment {entry.owner}, header slot {entry.slot}: state {phase}, or a key seen before")
+        owner, slot = entry.where
+        raise SegmentCorrupt(f"segment {owner}, header slot {slot}: state {phase}, or a key seen before")
     entry.ready = phase == READY.value
     table.add(entry)

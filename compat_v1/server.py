@@ -130,7 +130,7 @@ class Session:
         """The client was never told of what it opened: nobody will write to it."""
         if request.op == Op.OPEN_FOR_WRITE and reply.status == Status.OK:
             key = KeyDigest(request.key_hash, request.key_check)
-            self._master.abort(key, reply.owner, reply.slot, reply.epoch)
+            self._master.abort(key, reply.place)
 
 
 class Server:

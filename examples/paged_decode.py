@@ -38,8 +38,8 @@ from nanokv.device.library import (
     validate,
     word,
 )
-from nanokv.device.machines.base import Request
 from nanokv.device.machines.batch import Batch
+from nanokv.device.machines.records import Request
 from nanokv.device.protocol.status import Status
 
 BLOCK = 16  #: tokens per object; at least 16, the smallest side that `tl.dot` takes

@@ -36,8 +36,8 @@ from nanokv.device.library import (
     sum_put_part,
     table64,
 )
-from nanokv.device.machines.base import Request
 from nanokv.device.machines.batch import Batch
+from nanokv.device.machines.records import Request
 from nanokv.device.protocol.status import Status
 from nanokv.transfer.descriptors import describe
 

@@ -7,7 +7,8 @@ neighbour too. All this belongs to this host until it is pushed back. A producer
 
 import numpy as np
 
-from nanokv.device.machines.base import Machine, Words
+from nanokv.device.machines.base import Machine
+from nanokv.device.machines.records import Words
 from nanokv.device.segment.geometry import Geometry
 from nanokv.device.segment.layout import SIZE_CLASSES
 

@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from nanokv.device.machines.base import Drained, Machine
-from nanokv.device.protocol.directory import POSITIVE
-from nanokv.device.segment.layout import REMOVED, STORED, unpack
+from nanokv.device.machines.base import Machine
+from nanokv.device.machines.records import Drained
+from nanokv.device.segment.layout import POSITIVE, REMOVED, STORED, unpack
 from nanokv.errors import WaitTimeout
 from nanokv.heap.base import Heap
 from nanokv.host_poller.events import Listeners
@@ -65,7 +65,7 @@ class Poller:
         self._round = threading.Condition()
         self._rounds = 0
         self._thread: threading.Thread | None = None
-        self._pace = LOOKING if machine.kind == "launch" else WOKEN
+        self._pace = WOKEN if machine.wakes else LOOKING
 
     # one round
     def step(self, now: float) -> int:

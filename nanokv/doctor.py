@@ -148,7 +148,8 @@ def _heaps() -> Iterator[Row]:
 
 
 def _compiled() -> Row:
-    from nanokv.device.machines.native_code import ENTRIES, cache_directory
+    from nanokv.device.machines.entries import ENTRIES
+    from nanokv.device.machines.native_code import cache_directory
 
     try:
         where = cache_directory()
@@ -156,7 +157,8 @@ def _compiled() -> Row:
         return Row("compiled code", "warn", str(error))
     # numba's index files are called module.function-line...
     cached = {path.name.rsplit("-", 1)[0] for path in where.glob("**/*.nbi")}
-    wanted = {f"{function.fn.__module__.rsplit('.', 1)[-1]}.{function.fn.__name__}" for function, _ in ENTRIES.values()}
+    functions = (entry.function.fn for entry in ENTRIES.values())
+    wanted = {f"{function.__module__.rsplit('.', 1)[-1]}.{function.__name__}" for function in functions}
     count = len(wanted & cached)
     if count < len(wanted):
         detail = f"{count} of {len(wanted)} functions in {where}: the first use compiles the rest, some tens of seconds"

@@ -9,8 +9,8 @@ from bench.gpu.clock import launch
 from bench.gpu.kernels import copy_flat_kernel, remove_many_kernel
 from bench.gpu.one_segment import Stage, Unsound
 from nanokv.device.kernels.shares import TILE_WORDS
-from nanokv.device.machines.base import Request
 from nanokv.device.machines.batch import CTAS_A_MULTIPROCESSOR, INTERPRETED_CTAS, Batch
+from nanokv.device.machines.records import Request
 
 REMOVERS = 1024  #: CTAs that remove, on a GPU
 

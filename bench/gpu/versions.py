@@ -14,8 +14,8 @@ from bench.gpu.one_segment import Unsound
 from bench.gpu.settings import GpuSettings
 from bench.gpu.timer import Timer
 from nanokv import NanoKVCache, local_world
-from nanokv.device.machines.base import Request
 from nanokv.device.machines.batch import Batch
+from nanokv.device.machines.records import Request
 
 OWNER = 1
 VERSIONS = {"host": "v1", "device": "v2"}

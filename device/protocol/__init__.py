@@ -15,7 +15,9 @@ evict        makes room when a producer finds a segment full
 put          a whole put, in order
 get          a whole get, in order
 remove       a whole removal
-reclaim      steps of the owner's host: quarantine, audit, joining of free extents, and v1's allocation
+reclaim      steps of the owner's host: quarantine, audit, joining of free extents
+host_alloc   v1: steps of the master and its producers on headers
+host_calls   the functions above as a host calls them
 request      the objects that a launch puts or gets, as a table in device memory
 ticket       many CTAs work on one object: which of them begins it, and which ends it
 cooperative  one object, put or read in parts by many CTAs

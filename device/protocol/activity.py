@@ -24,7 +24,7 @@ import triton.language as tl
 
 from nanokv.device.memory.triton import add64, load64, table64
 from nanokv.device.segment.layout import GRACE_PHASE
-from nanokv.device.segment.world_table import W_RANK, activity_at
+from nanokv.device.segment.world_table import W_RANK, activity_at, segment
 
 
 @triton.jit
@@ -44,7 +44,7 @@ def leave(world: tl.int64, seg: tl.int64, phase: tl.int64) -> None:
 
 
 @triton.jit
-def in_flight(seg: tl.int64, rank: tl.int64, phase: tl.int64) -> Any:
+def in_flight(world: tl.int64, owner: tl.int64, rank: tl.int64, phase: tl.int64) -> Any:
     """How many operations of a rank are in flight in a segment, for the host's wait."""
     # acquire: what the operations did that are gone (scenario polled); release: the host's looks before it (kept)
-    return add64(activity_at(seg, rank, phase), 0, "acq_rel")
+    return add64(activity_at(segment(world, owner), rank, phase), 0, "acq_rel")

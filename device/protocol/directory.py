@@ -50,6 +50,7 @@ from nanokv.device.segment.layout import (
     ENTRY_TAG_SHIFT,
     ENTRY_TENTATIVE,
     H_STATE,
+    POSITIVE,
     READY,
     WORD_BYTES,
 )
@@ -64,7 +65,6 @@ from nanokv.device.segment.world_table import (
 )
 
 CANDIDATES = tl.constexpr(2 * ENTRIES_PER_BUCKET.value)
-POSITIVE = tl.constexpr(0x7FFFFFFFFFFFFFFF)
 
 
 @triton.jit

@@ -44,7 +44,7 @@ from nanokv.device.segment.layout import (
     WATCHED,
     WORD_BYTES,
 )
-from nanokv.device.segment.world_table import W_PIN_BASE, W_PIN_SLOTS, W_PRODUCER, header_at
+from nanokv.device.segment.world_table import W_PIN_BASE, W_PIN_SLOTS, W_PRODUCER, header_at, segment
 
 SPREAD = tl.constexpr(0x9E3779B1)  # Knuth's multiplicative hash: neighbouring slots begin their search far apart
 
@@ -98,8 +98,9 @@ def add_pin(header: tl.int64, epoch: tl.int64, change: tl.int64) -> Any:
 
 
 @triton.jit
-def pin(world: tl.int64, seg: tl.int64, slot: tl.int64, epoch: tl.int64) -> Any:
+def pin(world: tl.int64, owner: tl.int64, slot: tl.int64, epoch: tl.int64) -> Any:
     """Hold a READY object in place. Returns (status, line): OK, MISS (it went away) or NO_PIN."""
+    seg = segment(world, owner)
     line = note(world, seg, slot)
     status = select(line < 0, word(NO_PIN), word(OK))
     if line >= 0:
@@ -112,8 +113,9 @@ def pin(world: tl.int64, seg: tl.int64, slot: tl.int64, epoch: tl.int64) -> Any:
 
 
 @triton.jit
-def unpin(world: tl.int64, seg: tl.int64, slot: tl.int64, epoch: tl.int64, line: tl.int64) -> Any:
+def unpin(world: tl.int64, owner: tl.int64, slot: tl.int64, epoch: tl.int64, line: tl.int64) -> Any:
     """Give a pin back: OK, or MISS if this line of the ledger does not hold it."""
+    seg = segment(world, owner)
     status = word(MISS)
     held = ledger_word(world, PIN_HELD, slot)
     if cas64(ledger_at(world, seg, line), held, ledger_word(world, PIN_INTENT, slot), "relaxed") == held:
@@ -139,11 +141,12 @@ def count_lines(world: tl.int64, seg: tl.int64, slot: tl.int64) -> Any:
 
 
 @triton.jit
-def recount(world: tl.int64, seg: tl.int64, slot: tl.int64, dead: tl.int64) -> Any:
+def recount(world: tl.int64, owner: tl.int64, slot: tl.int64, dead: tl.int64) -> Any:
     """Lower the pins of an object to its HELD lines, so that `dead` INTENT lines of dead readers can be cleared.
 
     Returns 1, or 0 if living readers were just pinning or unpinning: try again later.
     """
+    seg = segment(world, owner)
     header = header_at(world, seg, slot)
     seen = add64(header + H_STATE, 0, "relaxed")  # relaxed: a guess, which the CAS compares
     done = (phase_of(seen) != READY) | ((seen & PIN_COUNT) == 0)
@@ -157,3 +160,21 @@ def recount(world: tl.int64, seg: tl.int64, slot: tl.int64, dead: tl.int64) -> A
             # release: the lines were counted before (kept)
             done = (cas64(header + H_STATE, watched, target, "release") == watched) & (moving == dead)
     return select(done, word(1), word(0))
+
+
+@triton.jit
+def drop_pin(world: tl.int64, owner: tl.int64, line: tl.int64, said: tl.int64, epoch: tl.int64) -> Any:
+    """Take away the pin of a dead reader whose ledger line says HELD: 1, or 0 if the line has changed."""
+    seg = segment(world, owner)
+    mine = cas64(ledger_at(world, seg, line), said, (said & ~PIN_PHASE_MASK) | PIN_INTENT, "relaxed") == said
+    if mine:
+        slot = (said >> PIN_HEADER_SHIFT) & PIN_HEADER_MASK
+        add_pin(header_at(world, seg, slot), epoch, word(0) - ONE_PIN)
+        store64(ledger_at(world, seg, line), word(0), "relaxed")
+    return select(mine, word(1), word(0))
+
+
+@triton.jit
+def clear_intent(world: tl.int64, owner: tl.int64, line: tl.int64, said: tl.int64) -> None:
+    """Free the ledger line of a reader that died with an INTENT; only after `recount` has settled its pin."""
+    cas64(ledger_at(world, segment(world, owner), line), said, 0, "relaxed")

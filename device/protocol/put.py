@@ -138,6 +138,31 @@ def begin(
 
 
 @triton.jit
+def begin_described(
+    world: tl.int64,
+    owner: tl.int64,
+    key_hash: tl.int64,
+    key_check: tl.int64,
+    nbytes: tl.int64,
+    flags: tl.int64,
+    now: tl.int64,
+    kind: tl.int64,
+    d0: tl.int64,
+    d1: tl.int64,
+    d2: tl.int64,
+    d3: tl.int64,
+    d4: tl.int64,
+    d5: tl.int64,
+    d6: tl.int64,
+) -> Any:
+    """`begin`, and after OK `describe`. Returns what `begin` returns."""
+    status, slot, epoch, payload, phase = begin(world, owner, key_hash, key_check, nbytes, flags, now)
+    if status == OK:
+        describe(world, segment(world, owner), slot, kind, d0, d1, d2, d3, d4, d5, d6)
+    return status, slot, epoch, payload, phase
+
+
+@triton.jit
 def commit(world: tl.int64, owner: tl.int64, slot: tl.int64, epoch: tl.int64) -> Any:
     """WRITING -> READY, and announce: OK, or LOST if the slot was given up. A slot that is READY already is OK."""
     seg = segment(world, owner)
@@ -237,10 +262,11 @@ def put(
 
     Returns (status, 1 if the owner's poller sleeps and must be woken).
     """
-    status, slot, epoch, payload, phase = begin(world, owner, key_hash, key_check, nbytes, 0, now)
+    status, slot, epoch, payload, phase = begin_described(
+        world, owner, key_hash, key_check, nbytes, 0, now, kind, d0, d1, d2, d3, d4, d5, d6
+    )
     seg = segment(world, owner)
     if status == OK:
-        describe(world, seg, slot, kind, d0, d1, d2, d3, d4, d5, d6)
         if wanted(world):
             payload_sum = checksum_bytes(src, nbytes, 0)
             seal(world, seg, slot, key_hash, key_check, nbytes, payload_sum, kind, d0, d1, d2, d3, d4, d5, d6)

@@ -30,31 +30,22 @@ import triton.language as tl
 
 from nanokv.device.memory.triton import add64, cas64, load64, select, store64, table64, word, xchg64
 from nanokv.device.protocol.directory import erase
-from nanokv.device.protocol.extent import bump_rest, give
+from nanokv.device.protocol.extent import N_CLASSES, bump_rest, give
 from nanokv.device.protocol.freelist import detach
-from nanokv.device.protocol.header import epoch_of, give_slot, kill, publish, reserve, state_word, still_ready
-from nanokv.device.protocol.pins import add_pin, ledger_at
+from nanokv.device.protocol.header import epoch_of, give_slot, kill, state_word, still_ready
 from nanokv.device.protocol.retire import retire
-from nanokv.device.protocol.ring import announce
 from nanokv.device.protocol.shards import extent_list, slot_list
 from nanokv.device.segment.layout import (
     DEAD,
     H_FLAGS,
     H_KEY_CHECK,
     H_KEY_HASH,
-    H_PAGES,
     H_STATE,
     HEADER_BYTES,
     JOINING,
     LOW32,
-    ONE_PIN,
     PIN_BITS,
-    PIN_HEADER_MASK,
-    PIN_HEADER_SHIFT,
-    PIN_INTENT,
-    PIN_PHASE_MASK,
     READY,
-    REMOVED,
     RESERVED,
     RING_EPOCH_MASK,
     RING_EPOCH_SHIFT,
@@ -67,7 +58,6 @@ from nanokv.device.segment.layout import (
 )
 from nanokv.device.segment.world_table import (
     W_HDR_COUNT,
-    W_PAGE_BYTES,
     W_PRODUCER,
     W_SHARDS,
     header_at,
@@ -168,12 +158,13 @@ def push_extents(world: tl.int64, owner: tl.int64, pages: tl.int64, classes: tl.
 
 
 @triton.jit
-def joining(world: tl.int64, seg: tl.int64, change: tl.int64) -> Any:
+def joining(world: tl.int64, owner: tl.int64, change: tl.int64) -> Any:
     """Mark that this rank begins (`change` 1) or ends (-1) to join free extents, or only look at the mark (0).
 
     Returns the previous PRODUCER bits, or 0. While they are not 0, FULL may be an accident: another host holds the free
     extents for a moment. The mark names the last host that began, so the next host replaces the mark of a dead one.
     """
+    seg = segment(world, owner)
     mine = table64(world + W_PRODUCER)
     if change > 0:
         seen = xchg64(seg + JOINING, mine, "acquire")  # acquire: after the looks of those who saw no mark (kept)
@@ -205,8 +196,8 @@ def detach_class(world: tl.int64, owner: tl.int64, size_class: tl.int64, firsts:
 
 
 @triton.jit
-def walk(links: tl.int64, head: tl.int64, count: tl.int64, value: tl.int64, marks: tl.int64) -> Any:
-    """Write `value` into the word at `marks` of each node of a list; returns how many. Bounded, whatever it reads.
+def walk(links: tl.int64, head: tl.int64, count: tl.int64, value: tl.int64, marks: tl.int64) -> None:
+    """Write `value` into the word at `marks` of each node of a list. Bounded, whatever it reads.
 
     Producers push and pop meanwhile: the walk may see a node that has just left, and miss one that has just come.
     """
@@ -216,93 +207,35 @@ def walk(links: tl.int64, head: tl.int64, count: tl.int64, value: tl.int64, mark
         store64(marks + (node - 1) * WORD_BYTES, value, "relaxed")
         node = load64(links + (node - 1) * WORD_BYTES, "relaxed") & LOW32
         seen += 1
-    return seen
 
 
 @triton.jit
-def walk_pages(world: tl.int64, owner: tl.int64, size_class: tl.int64, count: tl.int64, marks: tl.int64) -> Any:
-    """Mark the first page of each free extent of a size class with the class plus 1; returns how many there are."""
-    seg = segment(world, owner)
-    seen = word(0)
+def walk_class(world: tl.int64, seg: tl.int64, size_class: tl.int64, count: tl.int64, marks: tl.int64) -> None:
+    """Mark the first page of each free extent of a size class with the class plus 1."""
     i = word(0)
     while i < table64(world + W_SHARDS):
-        seen += walk(page_links(world, seg), extent_list(world, seg, size_class, i), count, size_class + 1, marks)
+        walk(page_links(world, seg), extent_list(world, seg, size_class, i), count, size_class + 1, marks)
         i += 1
-    return seen
 
 
 @triton.jit
-def walk_slots(world: tl.int64, owner: tl.int64, count: tl.int64, marks: tl.int64) -> Any:
-    """Mark each free header slot with 1; returns how many there are."""
+def walk_pages(world: tl.int64, owner: tl.int64, count: tl.int64, marks: tl.int64) -> None:
+    """Mark the first page of each free extent with its size class plus 1."""
+    for size_class in range(0, N_CLASSES):
+        walk_class(world, segment(world, owner), word(size_class), count, marks)
+
+
+@triton.jit
+def walk_slots(world: tl.int64, owner: tl.int64, count: tl.int64, marks: tl.int64) -> None:
+    """Mark each free header slot with 1."""
     seg = segment(world, owner)
-    seen = word(0)
     i = word(0)
     while i < table64(world + W_SHARDS):
-        seen += walk(header_links(world, seg), slot_list(world, seg, i), count, word(1), marks)
+        walk(header_links(world, seg), slot_list(world, seg, i), count, word(1), marks)
         i += 1
-    return seen
 
 
 @triton.jit
-def install(
-    world: tl.int64,
-    owner: tl.int64,
-    slot: tl.int64,
-    key_hash: tl.int64,
-    key_check: tl.int64,
-    payload: tl.int64,
-    nbytes: tl.int64,
-    flags: tl.int64,
-    now: tl.int64,
-) -> Any:
-    """v1: write the header for a slot and an extent that the master chose, and publish WRITING. Returns the epoch.
-
-    `flags`: FLAG_*; from bit 32 on the PRODUCER bits of the rank that asked the master, or 0 for the caller itself.
-    """
-    seg = segment(world, owner)
-    epoch = reserve(world, seg, slot, key_hash, key_check, flags & LOW32)
-    if (flags >> 32) != 0:
-        store64(header_at(world, seg, slot) + H_FLAGS, flags, "relaxed")
-    size = table64(world + W_PAGE_BYTES)
-    publish(world, seg, slot, epoch, (nbytes + size - 1) // size, payload, nbytes, now)
-    return epoch
-
-
-@triton.jit
-def state_of(world: tl.int64, owner: tl.int64, slot: tl.int64) -> Any:
-    """The newest STATE word of a header slot, read by a read-modify-write."""
-    # acq_rel: the newest word, in order with all else that the host does; only the host waits for it (kept)
-    return add64(header_at(world, segment(world, owner), slot) + H_STATE, 0, "acq_rel")
-
-
-@triton.jit
-def kill_slot(world: tl.int64, owner: tl.int64, slot: tl.int64, state: tl.int64, epoch: tl.int64) -> Any:
-    """v1: (state, 0, epoch) -> (DEAD, 0, epoch). Returns the previous STATE word."""
-    return kill(header_at(world, segment(world, owner), slot), state, epoch)
-
-
-@triton.jit
-def announce_slot(world: tl.int64, owner: tl.int64, kind: tl.int64, slot: tl.int64, epoch: tl.int64) -> None:
-    """v1: leave a hint about a header slot. REMOVED also takes the pages out of the header: the master has them."""
-    seg = segment(world, owner)
-    if kind == REMOVED:
-        store64(header_at(world, seg, slot) + H_PAGES, word(0), "relaxed")
-    announce(world, seg, kind, slot, epoch)
-
-
-@triton.jit
-def drop_pin(world: tl.int64, owner: tl.int64, line: tl.int64, said: tl.int64, epoch: tl.int64) -> Any:
-    """Take away the pin of a dead reader whose ledger line says HELD: 1, or 0 if the line has changed."""
-    seg = segment(world, owner)
-    mine = cas64(ledger_at(world, seg, line), said, (said & ~PIN_PHASE_MASK) | PIN_INTENT, "relaxed") == said
-    if mine:
-        slot = (said >> PIN_HEADER_SHIFT) & PIN_HEADER_MASK
-        add_pin(header_at(world, seg, slot), epoch, word(0) - ONE_PIN)
-        store64(ledger_at(world, seg, line), word(0), "relaxed")
-    return select(mine, word(1), word(0))
-
-
-@triton.jit
-def clear_intent(world: tl.int64, owner: tl.int64, line: tl.int64, said: tl.int64) -> None:
-    """Free the ledger line of a reader that died with an INTENT; only after `recount` has settled its pin."""
-    cas64(ledger_at(world, segment(world, owner), line), said, 0, "relaxed")
+def store_control(world: tl.int64, owner: tl.int64, offset: tl.int64, value: tl.int64) -> None:
+    """Store a word of HeapCtl that only the owner's host writes."""
+    store64(segment(world, owner) + offset, value, "relaxed")

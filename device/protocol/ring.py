@@ -32,7 +32,7 @@ from nanokv.device.segment.layout import (
     RING_HEADER_SHIFT,
     WORD_BYTES,
 )
-from nanokv.device.segment.world_table import W_ANN_BASE, W_ANN_CAPACITY
+from nanokv.device.segment.world_table import W_ANN_BASE, W_ANN_CAPACITY, segment
 
 
 @triton.jit
@@ -59,12 +59,13 @@ def asleep(seg: tl.int64) -> Any:
 
 
 @triton.jit
-def drain(world: tl.int64, seg: tl.int64, tail: tl.int64, out: tl.int64, room: tl.int64) -> Any:
+def drain(world: tl.int64, owner: tl.int64, tail: tl.int64, out: tl.int64, room: tl.int64) -> Any:
     """Take hints from ticket `tail` on, at most `room`, into the words at `out` (private memory).
 
     Returns (taken, head, hole): how many; the ticket before which the look ended; the first ticket whose ring slot was
     empty, or `head`.
     """
+    seg = segment(world, owner)
     head = load64(seg + ANN_HEAD, "relaxed")  # relaxed: later tickets are for the next call
     head = select(head < 0, word(0), head)
     capacity = table64(world + W_ANN_CAPACITY)

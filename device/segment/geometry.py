@@ -23,6 +23,7 @@ from nanokv.device.segment.layout import (
     MAX_RANKS,
     OBJ_DESC,
     OBJ_HEADER,
+    POSITIVE,
     PRODUCER_INC_MASK,
     PRODUCER_INC_SHIFT,
     SHARDS,
@@ -168,6 +169,21 @@ class Geometry:
     def max_object_bytes(self) -> int:
         """Bytes of the largest object: one extent of the largest class."""
         return max(self.class_pages) * self.page_bytes
+
+    def header_offset(self, slot: int) -> int:
+        """The offset of a header slot from its segment's base."""
+        return self.offsets["hdr_base"] + slot * OBJ_HEADER.size
+
+    def pages_of(self, nbytes: int) -> int:
+        """Pages that hold `nbytes`."""
+        return -(-nbytes // self.page_bytes)
+
+    def home_rank(self, key_check: Any) -> Any:
+        """The rank whose directory holds a key, and which owns it when no segment is preferred.
+
+        `key_check`: the high half of the key's digest, an integer or a u64 array; see `directory.home_of`.
+        """
+        return (key_check & POSITIVE.value) % self.world_size
 
     def control_block(
         self, rank: int, world_id: int, mode: str, *, may_evict: bool, water: tuple[int, int]

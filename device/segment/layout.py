@@ -255,6 +255,7 @@ def unpack(word: str, name: str, values: Any) -> Any:
 
 WORD_BYTES = tl.constexpr(WORD)
 LOW32 = tl.constexpr(0xFFFFFFFF)
+POSITIVE = tl.constexpr(0x7FFFFFFFFFFFFFFF)  # all bits of a word except its sign
 
 # life-cycle states: stored values, never renumber them
 RESERVED = tl.constexpr(0)

@@ -3,7 +3,7 @@
 import numpy as np
 import numpy.typing as npt
 
-from nanokv.allocation.base import Path
+from nanokv.allocation.base import Allocation
 from nanokv.device.machines.base import Machine
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.layout import READY, STATE_MASK
@@ -12,7 +12,7 @@ from nanokv.statistics import extent_pages, snapshot
 _STUCK = np.iinfo(np.uint64).max  #: pages that eviction cannot free
 
 
-def evict_until_below(machine: Machine, path: Path, rank: int, usage_ratio: float) -> int:
+def evict_until_below(machine: Machine, allocation: Allocation, rank: int, usage_ratio: float) -> int:
     """Evict, least recently used first, until at most `usage_ratio` of the pages is in use; returns how many went.
 
     Objects that are pinned or unfinished stay.
@@ -20,14 +20,14 @@ def evict_until_below(machine: Machine, path: Path, rank: int, usage_ratio: floa
     headers = machine.headers(rank, 0, machine.geometry.hdr_count)
     ready = np.flatnonzero((headers["state"] & STATE_MASK.value) == READY.value)
     order = ready[headers["last_access"][ready].argsort(kind="stable")]
-    pages = extent_pages(machine.geometry, path.alloc == "device", headers["n_pages"])
+    pages = extent_pages(machine.geometry, allocation.alloc == "device", headers["n_pages"])
     aim = usage_ratio * machine.geometry.n_pages
-    used = snapshot(machine, rank, path.alloc).used_pages
+    used = snapshot(machine, rank, allocation.alloc).used_pages
     gone = 0
     for slot in order.tolist():
         if used <= aim:
             break
-        if path.remove_slot(rank, slot, int(headers["epoch"][slot])) == Status.OK:
+        if allocation.remove_slot(rank, slot, int(headers["epoch"][slot])) == Status.OK:
             used -= int(pages[slot])
             gone += 1
     return gone

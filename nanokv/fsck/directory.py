@@ -6,7 +6,6 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from nanokv.device.protocol.directory import POSITIVE
 from nanokv.device.segment.layout import (
     DEAD,
     ENTRIES_PER_BUCKET,
@@ -75,7 +74,7 @@ def _belongs(look: Look, entries: _Entries, headers: _Headers) -> Mask:
     one = key_hash & buckets
     two = one ^ (((key_hash >> np.uint64(32)) & buckets) | np.uint64(1))
     bucket = (entries.place // ENTRIES_PER_BUCKET.value).astype(np.uint64)
-    home = (key_check & np.uint64(POSITIVE.value)) % np.uint64(look.geometry.world_size)
+    home = look.geometry.home_rank(key_check)
     tagged = (key_check & np.uint64(ENTRY_TAG_MASK.value)) == entries.tag.astype(np.uint64)
     here: Mask = tagged & (home == look.rank) & ((bucket == one) | (bucket == two))
     return here

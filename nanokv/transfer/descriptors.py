@@ -4,7 +4,7 @@ from math import prod
 
 import torch
 
-from nanokv.device.machines.base import Descriptor
+from nanokv.device.machines.records import Descriptor
 from nanokv.device.segment.layout import DTYPE_MASK, MAX_DIMS, NDIM_MASK, NDIM_SHIFT
 from nanokv.errors import InvalidArgument
 

@@ -399,15 +399,15 @@ def a_line_of_no_rank(world: World) -> int:
 @case("I8", "fewer pins than HELD ledger lines")
 def a_pin_that_the_object_does_not_count(world: World) -> int:
     pin = world.pin(0)
-    world.views[pin.owner].headers["state"][pin.slot] = READY.value
-    return pin.owner
+    world.views[pin.place.owner].headers["state"][pin.place.slot] = READY.value
+    return pin.place.owner
 
 
 @case("I8", "more pins than HELD ledger lines")
 def a_pin_that_no_line_holds(world: World) -> int:
     pin = world.pin(0)
-    world.views[pin.owner].pins[pin.line] = 0
-    return pin.owner
+    world.views[pin.place.owner].pins[pin.line] = 0
+    return pin.place.owner
 
 
 @case("I8", "INTENT at rest")

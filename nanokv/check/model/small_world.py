@@ -11,7 +11,8 @@ import numpy as np
 
 from nanokv.check.model.transitions import watch_states
 from nanokv.check.report import CheckFailure
-from nanokv.device.machines.base import Found, Machine
+from nanokv.device.machines.base import Machine
+from nanokv.device.machines.records import Found
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.geometry import Geometry
 from nanokv.device.segment.layout import WORD
@@ -175,12 +176,12 @@ class Stage:
         return status, version
 
     def _read(self, key: int, found: Found, rank: int) -> tuple[Status, int]:
-        if not 0 < found.nbytes <= self.geometry.max_object_bytes:
-            if self.machine(rank).validate(found.owner, found.slot, found.epoch) == Status.OK:
-                raise CheckFailure(f"I4: key {key} has {found.nbytes} bytes")
+        if not 0 < found.place.nbytes <= self.geometry.max_object_bytes:
+            if self.machine(rank).validate(found.place) == Status.OK:
+                raise CheckFailure(f"I4: key {key} has {found.place.nbytes} bytes")
             return Status.TORN, 0
-        room = np.zeros(found.nbytes // WORD, np.int64)
-        status = Status(self.machine(rank).read(digest(key), found, room.ctypes.data, self.now()))
+        room = np.zeros(found.place.nbytes // WORD, np.int64)
+        status = Status(self.machine(rank).read(digest(key), found.place, room.ctypes.data, self.now()))
         return status, self.check(key, room) if status == Status.OK else 0
 
     def check(self, key: int, words: Any) -> int:
@@ -206,14 +207,14 @@ class Stage:
         found = machine.lookup(digest(key))
         status = Status(found.status)
         if status == Status.OK:
-            answer, line = machine.pin(found.owner, found.slot, found.epoch)
+            answer, line = machine.pin(found.place)
             status = Status(answer)
             if status == Status.OK:
-                payload = self.world.bases[found.owner] + found.payload
-                rooms = [np.zeros(found.nbytes // WORD, np.int64) for _ in range(looks)]
+                payload = self.world.bases[found.place.owner] + found.place.payload
+                rooms = [np.zeros(found.place.nbytes // WORD, np.int64) for _ in range(looks)]
                 for room in rooms:
-                    self.simulation.vocabulary["copy_bytes"](room.ctypes.data, payload, found.nbytes)
-                if machine.unpin(found.owner, found.slot, found.epoch, line) != Status.OK:
+                    self.simulation.vocabulary["copy_bytes"](room.ctypes.data, payload, found.place.nbytes)
+                if machine.unpin(found.place, line) != Status.OK:
                     raise CheckFailure(f"I8: a pin of key {key} was lost")
                 if len({self.check(key, room) for room in rooms}) > 1:
                     raise CheckFailure(f"I8: the pinned object of key {key} changed")

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from nanokv.check.model.scenario import Scenario, expect, small
 from nanokv.check.model.small_world import WHAT, Stage, digest
+from nanokv.device.machines.records import Place
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.geometry import producer_word
 from nanokv.device.segment.layout import FLAG_PLAN, WORD
@@ -147,12 +148,9 @@ def write_slowly(stage: Stage, key: int, version: int, *, plan: bool, rank: int 
     if begun.status == Status.OK:
         if plan:
             machine.leave(0, begun.phase)
-        target = stage.world.bases[0] + begun.payload
+        target = stage.world.bases[0] + begun.place.payload
         stage.simulation.vocabulary["copy_bytes"](target, source.ctypes.data, words * WORD)
-        if plan:
-            answer = machine.commit(0, begun.slot, begun.epoch)
-        else:
-            answer = machine.finish(0, begun.slot, begun.epoch, begun.phase)
+        answer = machine.commit(begun.place) if plan else machine.finish(begun.place, begun.phase)
     else:
         answer = begun.status
     stage.ended()
@@ -225,7 +223,7 @@ def _give_up_a_plan(stage: Stage) -> None:
     machine = stage.machine(1)
     begun = machine.begin(0, digest(A), 2 * WORD, FLAG_PLAN.value, WHAT, stage.now())
     machine.leave(0, begun.phase)
-    expect(begun.status == Status.OK and begun.slot == 0 and begun.epoch == 1, "prepare")
+    expect(begun.status == Status.OK and begun.place.slot == 0 and begun.place.epoch == 1, "prepare")
     expect(stage.machine().give_up(0, 0, 1, producer_word(1, 1)), "prepare")
 
 
@@ -234,7 +232,7 @@ def _acknowledge(stage: Stage) -> None:
         source = stage.payload(A, 1, 2)
         target = stage.world.bases[0] + stage.geometry.offsets["heap_base"]
         stage.simulation.vocabulary["copy_bytes"](target, source.ctypes.data, 2 * WORD)
-        answer = Status(stage.machine(1).commit(0, 0, 1))
+        answer = Status(stage.machine(1).commit(Place(0, 0, 1)))
         stage.ended()
         return answer
 
@@ -276,7 +274,7 @@ def _abort_late(stage: Stage) -> None:
         begun = machine.begin(0, digest(A), 2 * WORD, 0, WHAT, stage.now())
         answer = begun.status
         if answer == Status.OK:
-            answer = machine.abort(0, begun.slot, begun.epoch)
+            answer = machine.abort(begun.place)
             machine.leave(0, begun.phase)
         stage.ended()
         return Status(answer)

@@ -123,7 +123,7 @@ def _join_or_full(stage: Stage) -> None:
     def produce() -> str:
         if take(world, seg, 0, 1) >= 0:
             return "taken"
-        if joining(world, seg, 0) != 0:
+        if joining(world, 0, 0) != 0:
             return "somebody joins"
         return "taken" if take(world, seg, 0, 1) >= 0 else "full"
 

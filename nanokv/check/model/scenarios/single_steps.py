@@ -2,7 +2,8 @@
 
 from nanokv.check.model.scenario import Scenario, expect, small
 from nanokv.check.model.small_world import WHAT, Stage, digest
-from nanokv.device.protocol import directory, extent, header, pins, put, reclaim, remove
+from nanokv.device.machines.records import Place
+from nanokv.device.protocol import directory, extent, header, host_alloc, pins, put, reclaim, remove
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.geometry import producer_word
 from nanokv.device.segment.layout import WORD
@@ -12,7 +13,7 @@ A, B = 1, 3  #: keys
 
 def _begin_a(stage: Stage) -> None:
     begun = stage.machine().begin(0, digest(A), 2 * WORD, 0, WHAT, stage.now())
-    expect(begun.status == Status.OK and begun.slot == 0 and begun.epoch == 1, "prepare")
+    expect(begun.status == Status.OK and begun.place.slot == 0 and begun.place.epoch == 1, "prepare")
     stage.machine().leave(0, begun.phase)
 
 
@@ -77,7 +78,7 @@ def _publish_or_give_up(stage: Stage) -> None:
 
 
 def _published_or_given_up(stage: Stage) -> None:
-    state = stage.function(reclaim.state_of)(stage.world.table(0), 0, 0)
+    state = stage.function(host_alloc.state_of)(stage.world.table(0), 0, 0)
     expect(stage.results["publish"] or state & 0xFF == 3, f"given up, but the state is {state:#x}")
 
 
@@ -133,22 +134,22 @@ def _pin_a_dead_reader(stage: Stage) -> None:
 
 def _recount(stage: Stage) -> None:
     recount = stage.function(pins.recount)
-    stage.spawn("host", lambda: recount(stage.world.table(0), stage.world.bases[0], 0, 1))
+    stage.spawn("host", lambda: recount(stage.world.table(0), 0, 0, 1))
     for name in ("one", "two"):
         stage.spawn(name, lambda: _pin_only(stage))
 
 
 def _pin_only(stage: Stage) -> int:
     machine = stage.machine()
-    answer, line = machine.pin(0, 0, 1)
+    answer, line = machine.pin(Place(0, 0, 1))
     expect(answer == Status.OK, "a READY object cannot be pinned")
-    expect(machine.unpin(0, 0, 1, line) == Status.OK, "a pin was lost")
+    expect(machine.unpin(Place(0, 0, 1), line) == Status.OK, "a pin was lost")
     stage.ended()
     return line
 
 
 def _recounted(stage: Stage) -> None:
-    state = stage.function(reclaim.state_of)(stage.world.table(0), 0, 0)
+    state = stage.function(host_alloc.state_of)(stage.world.table(0), 0, 0)
     expect(state >> 8 & 0x7FFFFF == 1 - stage.results["host"], f"recount: {stage.results['host']}, state {state:#x}")
 
 

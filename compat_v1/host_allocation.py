@@ -1,18 +1,19 @@
-"""v1: the master allocates. The Path of `alloc="host"`.
+"""v1: the master allocates. The Allocation of `alloc="host"`.
 
 On the master's rank requests are calls; elsewhere they are messages, but in a local world, whose ranks share a process.
-The producer makes the object READY itself, and announces it to the owner's poller, so that slot, events and statistics
+The producer makes the object READY itself, and announces it to the owner's poller, so that index, events and statistics
 work as in v2; COMMIT tells the master afterwards, which otherwise finds out when it looks at the header.
 """
 
 import contextlib
+import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from nanokv.allocation.base import Write
+from nanokv.allocation.base import NOWHERE
 from nanokv.compat_v1.client import Client
 from nanokv.compat_v1.dispatch import Desk, LocalDesk
 from nanokv.compat_v1.eviction import Policy
@@ -20,7 +21,8 @@ from nanokv.compat_v1.headers import State, split
 from nanokv.compat_v1.master import Master
 from nanokv.compat_v1.messages import NOBODY, Op, Reply, Request
 from nanokv.compat_v1.server import Server, meeting_place, remove_meeting_places
-from nanokv.device.machines.base import Descriptor, Found, Machine
+from nanokv.device.machines.base import Machine
+from nanokv.device.machines.records import Begun, Descriptor, Found, Place
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.layout import OBJ_DESC, READY, WRITING
 from nanokv.errors import PeerLost
@@ -29,10 +31,14 @@ from nanokv.heap.local import LocalHeap
 from nanokv.heap.world_file import directory
 from nanokv.types import KeyDigest
 
+if TYPE_CHECKING:
+    from nanokv.device.machines.batch import Batch
+    from nanokv.device.machines.engine_cache import Pages
+
 _SHARED = "compat_v1.master"  #: the master in `LocalWorld.shared`
 
 
-class HostPath:
+class HostAllocation:
     """How a rank allocates, finds and removes objects through the master.
 
     Args:
@@ -40,6 +46,7 @@ class HostPath:
         master_rank: where the master lives.
         may_evict, water, policy, write_timeout: of the master, see `Master`; on the other ranks without effect.
         rpc_timeout: seconds after which the master is called lost; at least 1 when there is no connection yet.
+        checksum: whether objects get checksums.
 
     Raises:
         SegmentCorrupt: on the master's rank: what it found in the segments cannot be.
@@ -58,7 +65,9 @@ class HostPath:
         policy: Policy = "last_access",
         write_timeout: float = 30.0,
         rpc_timeout: float = 5.0,
+        checksum: bool = False,
     ) -> None:
+        self._checksum = checksum
         self._heap = heap
         self._machine = machine
         self._server: Server | None = None
@@ -98,35 +107,60 @@ class HostPath:
             fields.update(key_hash=key.key_hash, key_check=key.key_check)
         return self._desk.ask(Request(op, rank=self._heap.rank, incarnation=self._heap.incarnation, **fields))
 
-    # --- the Path ---
-    def begin(self, key: KeyDigest, nbytes: int, preferred: int | None, what: Descriptor, *, plan: bool) -> Write:
+    # --- the Allocation ---
+    def owner_of(self, key: KeyDigest, preferred: int | None) -> int:
+        return self._machine.geometry.home_rank(key.key_check) if preferred is None else preferred
+
+    def put(self, key: KeyDigest, src: int, nbytes: int, preferred: int | None, what: Descriptor) -> int:
+        begun = self.begin(key, nbytes, preferred, what, plan=False)
+        if begun.status != Status.OK:
+            return begun.status
+        try:
+            self._machine.store_payload(begun.place, src)
+            if self._checksum:
+                self._machine.seal(key, begun.place, what)
+        except BaseException:
+            self.abort(key, begun)
+            raise
+        return self.finish(key, begun)
+
+    def get(self, key: KeyDigest, dst: int, nbytes: int) -> int:
+        found = self.locate(key)
+        if found.status != Status.OK:
+            return found.status
+        if found.place.nbytes != nbytes:
+            return self._machine.validate(found.place) or Status.SIZE
+        return self._machine.read(key, found.place, dst, time.time_ns())
+
+    def begin(self, key: KeyDigest, nbytes: int, preferred: int | None, what: Descriptor, *, plan: bool) -> Begun:
         geometry = self._machine.geometry
         if nbytes > geometry.n_pages * geometry.page_bytes:
-            return Write(Status.FULL, 0, 0, 0, 0, 0, -1)
-        owner = NOBODY if preferred is None else preferred
-        said = self._ask(Op.OPEN_FOR_WRITE, key, owner=owner, nbytes=nbytes, plan=int(plan), descriptor=tuple(what))
-        return Write(said.status, said.owner, said.slot, said.epoch, said.payload, said.nbytes, -1)
+            return Begun(Status.FULL, NOWHERE, -1)
+        wish = Place(NOBODY if preferred is None else preferred, 0, 0, nbytes=nbytes)
+        reply = self._ask(Op.OPEN_FOR_WRITE, key, place=wish, plan=int(plan), descriptor=tuple(what))
+        return Begun(reply.status, reply.place, -1)
 
-    def finish(self, key: KeyDigest, write: Write) -> int:
-        status = self._machine.commit(write.owner, write.slot, write.epoch)
+    def finish(self, key: KeyDigest, begun: Begun) -> int:
+        status = self._machine.commit(begun.place)
         # without a master the header says it all: READY, or DEAD with the word that nothing is written any more
         with contextlib.suppress(PeerLost):
-            self._ask(Op.COMMIT, key, owner=write.owner, slot=write.slot, epoch=write.epoch)
+            self._ask(Op.COMMIT, key, place=begun.place)
         return status
 
-    def abort(self, key: KeyDigest, write: Write) -> int:
+    def abort(self, key: KeyDigest, begun: Begun) -> int:
+        place = begun.place
         try:
-            return self._ask(Op.ABORT, key, owner=write.owner, slot=write.slot, epoch=write.epoch).status
+            return self._ask(Op.ABORT, key, place=place).status
         except PeerLost:
             # without a master: give up in the header, where the next one finds it, and say that we write no more
-            seen = split(self._machine.kill(write.owner, write.slot, WRITING.value, write.epoch))
+            seen = split(self._machine.kill(place.owner, place.slot, WRITING.value, place.epoch))
             if seen.phase != READY.value:
-                self._machine.commit(write.owner, write.slot, write.epoch)  # LOST, and noted in the header
-            return Status.OK if seen == State(WRITING.value, 0, write.epoch) else Status.LOST
+                self._machine.commit(place)  # LOST, and noted in the header
+            return Status.OK if seen == State(WRITING.value, 0, place.epoch) else Status.LOST
 
     def locate(self, key: KeyDigest) -> Found:
-        said = self._ask(Op.GET_LOCATION, key)
-        return Found(said.status, said.owner, said.slot, said.epoch, said.payload, said.nbytes, said.descriptor)
+        reply = self._ask(Op.GET_LOCATION, key)
+        return Found(reply.status, reply.place, reply.descriptor)
 
     def exists(self, key: KeyDigest) -> int:
         return self._ask(Op.EXISTS, key).status
@@ -135,11 +169,15 @@ class HostPath:
         return self._ask(Op.REMOVE, key).status
 
     def remove_slot(self, owner: int, slot: int, epoch: int) -> int:
-        return self._ask(Op.REMOVE_SLOT, owner=owner, slot=slot, epoch=epoch).status
+        return self._ask(Op.REMOVE_SLOT, place=Place(owner, slot, epoch)).status
 
     def evict(self, owner: int, limit: int) -> int:
         """Evict until at most `limit` pages of a segment are in use; returns how many objects went. One request."""
-        return self._ask(Op.EVICT, owner=owner, limit=limit).gone
+        return self._ask(Op.EVICT, place=Place(owner, 0, 0), limit=limit).gone
+
+    def batch(self, capacity: int, pages: "Pages | None" = None) -> "Batch | None":
+        """None: v1's keys stand in no directory, where a launch could look them up."""
+        return None
 
     def close(self) -> None:
         self._desk.close()
