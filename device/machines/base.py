@@ -93,12 +93,15 @@ class Machine(ABC):
 
     def put(self, owner: int, key: tuple[int, int], src: int, nbytes: int, what: Descriptor, now: int) -> int:
         """The whole put of `nbytes` contiguous bytes at the address `src`. Answers as `begin`."""
-        return self._hinting("put", owner, *key, src, nbytes, now, *what)
+        status, sleeps = self.call("put", owner, *key, src, nbytes, now, *what)
+        if sleeps:
+            self._wake(owner)
+        return status
 
     def lookup(self, key: tuple[int, int]) -> Found:
         """Where the object of a key lies: OK, MISS, NOT_READY or CORRUPT."""
-        status, owner, slot, epoch, payload, nbytes, *what = self.call("lookup", *key)
-        return Found(status, Place(owner, slot, epoch, payload, nbytes), tuple(what))
+        answer = self.call("lookup", *key)
+        return Found(answer[0], Place._make(answer[1:6]), tuple(answer[6:]))
 
     def find(self, key: tuple[int, int]) -> int:
         """Whether a key has an object: OK, MISS or NOT_READY."""

@@ -50,7 +50,7 @@ def describe(tensor: torch.Tensor) -> tuple[int, Descriptor]:
     if not isinstance(tensor, torch.Tensor):
         raise InvalidArgument(f"a torch.Tensor is needed, not {type(tensor).__name__}")
     known = descriptor_of(tensor.dtype, tensor.shape)
-    if tensor.layout is not torch.strided or tensor.device.type == "meta":
+    if tensor.layout is not torch.strided or tensor.is_meta:
         raise InvalidArgument(f"a dense tensor with data is needed, not layout {tensor.layout} on {tensor.device}")
     return known
 

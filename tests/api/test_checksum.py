@@ -24,6 +24,7 @@ from nanokv.device.memory.triton import GOLDEN, MIX_ONE, MIX_TWO, checksum_bytes
 from nanokv.device.protocol.checksum import checksum
 from nanokv.device.segment.geometry import Geometry
 from nanokv.device.segment.layout import FLAG_CHECKSUM, OBJ_DESC, unpack
+from nanokv.device.segment.views import SegmentView
 from nanokv.errors import DuplicateKey, InvalidArgument, SegmentCorrupt
 from tests.support.plain_world import native
 
@@ -245,7 +246,10 @@ def test_the_descriptor_is_covered(word: int) -> None:
     with world_of("device") as world:
         world[0].put("k", tensor)
         found = world[0]._machine.lookup(world[0].digest("k"))
-        view = world[found.place.owner]._machine._views[found.place.owner]  # type: ignore[attr-defined]
+        cache = world[found.place.owner]
+        raw = cache._heap.host_view(cache.rank)
+        assert raw is not None
+        view = SegmentView(raw, cache._heap.geometry)
         words = view.descriptors[found.place.slot : found.place.slot + 1].view(np.uint64)
         for bit in range(64):
             words[word] ^= np.uint64(1 << bit)

@@ -153,7 +153,7 @@ LISTS = (
         "walk-one-list",
         "the audit looks at one list of each class: what is in the others seems to be in no place",
         ("shards-audited",),
-        ((reclaim.walk_pages, "i < table64(world + W_SHARDS)", "i < 1"),),
+        ((reclaim.walk_class, "i < table64(world + W_SHARDS)", "i < 1"),),
     ),
     Mutant(
         "walk-one-slot-list",
