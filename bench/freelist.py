@@ -90,7 +90,7 @@ def time_threads(threads: int, pairs: int) -> tuple[float, float]:
     began, ended, busy, empty = ([0] * threads for _ in range(4))
 
     def work(me: int) -> None:
-        os.sched_setaffinity(0, {processors[me % len(processors)]})  # of this thread alone
+        os.sched_setaffinity(0, {processors[me % len(processors)]})  # only of this thread
         start.wait()
         began[me], busy[me] = perf_counter_ns(), -thread_time_ns()
         empty[me] = shared.turn(pairs)

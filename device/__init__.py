@@ -4,9 +4,9 @@ The rooms, in reading order. A room imports only rooms above it; the `__init__` 
 
     memory     operations on shared words: the vocabulary, for GPUs and CPUs
     segment    the bytes of a segment, and how a rank finds them
-    protocol   what a rank may do to a segment, in Triton: put, get, remove, evict, reclaim, ...
+    protocol   the operations of a rank on a segment, in Triton: put, get, remove, evict, reclaim, ...
     kernels    the Triton kernels that call the protocol
-    machines   what runs the protocol for a host: compiled for a CPU, or launched as kernels
+    machines   run the protocol for a host: compiled for a CPU, or launched as kernels
     sim        the simulated machine: every interleaving, weak memory, kills
 
 Two faces for kernels of other people stand on top:

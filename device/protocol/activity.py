@@ -46,5 +46,5 @@ def leave(world: tl.int64, seg: tl.int64, phase: tl.int64) -> None:
 @triton.jit
 def in_flight(world: tl.int64, owner: tl.int64, rank: tl.int64, phase: tl.int64) -> Any:
     """How many operations of a rank are in flight in a segment, for the host's wait."""
-    # acquire: what the operations did that are gone (scenario polled); release: the host's looks before it (kept)
+    # acquire: all that the operations did that are gone (scenario polled); release: the host's looks before it (kept)
     return add64(activity_at(segment(world, owner), rank, phase), 0, "acq_rel")

@@ -78,7 +78,7 @@ def link_of(world: tl.int64, seg: tl.int64, page: tl.int64) -> Any:
 
 @triton.jit
 def mark(world: tl.int64, seg: tl.int64, page: tl.int64, value: tl.int64, said: tl.int64) -> None:
-    """Write the mark (`value`) and the lower half (`said`) of a first page's link."""
+    """Write the mark and the lower half of a first page's link."""
     stamped = link_of(world, seg, page) & STAMP_BITS
     store64(page_links(world, seg) + page * WORD_BYTES, stamped | (value << MARK_SHIFT) | said, "relaxed")
 

@@ -1,10 +1,10 @@
 """Get: the whole protocol of a reader, in order: `lookup`, copy, `verify`.
 
+Source: the reader of a seqlock, as in Boehm (2012).
+
 Guarantees: a reader returns the bytes of the key that it asked for, whole, or a miss (I4). The copy counts only if the
 header is READY in the same epoch afterwards, and if its checksum is right, where there is one (`checksum`). A reader
 neither waits nor is counted: a header that moves on makes the copy worthless, not wrong.
-
-Source: the reader of a seqlock, as in Boehm (2012).
 
 Why the orderings suffice: see `header` (validate) and `directory` (find).
 """

@@ -232,7 +232,7 @@ def commit_state(header: tl.int64, epoch: tl.int64) -> Any:
 @triton.jit
 def kill(header: tl.int64, state: tl.int64, epoch: tl.int64) -> Any:
     """(state, 0, epoch) -> (DEAD, 0, epoch). Returns the previous STATE word: (state, 0, epoch) on success."""
-    # acquire: what the header names is read next, and freed (scenario host-evicts)
+    # acquire: the extent that the header names is read next, and freed (scenario host-evicts)
     return cas64(header + H_STATE, state_word(state, epoch), state_word(DEAD, epoch), "acquire")
 
 

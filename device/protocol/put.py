@@ -3,13 +3,13 @@
 `begin` takes a header slot, claims the key, takes an extent (by eviction if it must) and publishes WRITING; the
 producer stores the payload; `finish` commits, announces and counts the operation out. Neither waits.
 
+Source: RCU's publication (McKenney 2006): allocate, write, then make it visible by one release. The parts name theirs.
+
 Guarantees
 - A duplicate is refused before a byte is allocated or copied, and no object becomes READY that cannot be found: the
   producer claims the key first.
 - A `begin` that fails gives back everything that it took, last taken first. FULL is an answer (I9).
 - An object becomes READY when all its bytes are stored, or never (I3); a producer that was too slow is told LOST.
-
-Source: allocate, write, publish by one release, as RCU publishes a pointer; the parts name theirs.
 
 Why the orderings suffice: see `header` (publish, commit), `directory` (claim) and `freelist` (hand-over).
 """

@@ -124,7 +124,7 @@ def release(world: tl.int64, owner: tl.int64, slot: tl.int64, epoch: tl.int64) -
     """
     seg = segment(world, owner)
     header = header_at(world, seg, slot)
-    # release: or LLVM makes it a load; acquire: what the header names is read after it (both kept)
+    # release: or LLVM makes it a load; acquire: the header is read after it (both kept)
     state = add64(header + H_STATE, 0, "acq_rel")
     load64(header + H_FLAGS, "acquire")  # acquire: after FLAG_ACK, all that a plan's producer stored (kept)
     same = state == state_word(DEAD, epoch)
@@ -171,7 +171,7 @@ def joining(world: tl.int64, owner: tl.int64, change: tl.int64) -> Any:
     elif change < 0:
         seen = cas64(seg + JOINING, mine, 0, "release")  # release: everything is pushed (scenario join-full)
     else:
-        # release: after the looks at the lists (scenario shards-full); acquire: what was pushed (scenario join-full)
+        # release: after the looks at the lists (scenario shards-full); acquire: all pushes (scenario join-full)
         seen = add64(seg + JOINING, 0, "acq_rel")
     return seen
 

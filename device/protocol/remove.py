@@ -1,9 +1,9 @@
 """Remove: READY to DEAD in one compare-and-swap, then everything that the object held goes back.
 
+Source: Harris' linked lists (2001): first mark the object, then unlink it.
+
 Guarantees: of several removers exactly one makes the object DEAD, and frees it: entry, pages, slot, hint (`retire`). If
 it dies on the way, the owner's sweeper goes on from the header. A pinned object stays (I8).
-
-Source: Harris' linked lists (2001): first mark the object, then unlink it.
 
 Why the orderings suffice: see `header` (kill) and `retire`.
 """
