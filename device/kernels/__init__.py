@@ -1,6 +1,6 @@
 """The kernels: thin, over the protocol functions.
 
-    frame    how arguments come in and answers go out; the kernel that calls any one protocol function
+    frame    arguments in, answers out; the kernel that calls any one protocol function
     shares   how the CTAs of one launch share objects of different sizes
     many     many objects in one launch: put, get, look up, find, remove
     paged    blocks of an engine's paged cache: the addresses of their bytes

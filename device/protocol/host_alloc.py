@@ -1,10 +1,10 @@
-"""v1: what the master and its producers do to headers; pages and slots are allocated by the master's host.
+"""v1: the steps of the master and its producers on headers; the master's host allocates pages and slots.
 
 Guarantees: a header that the master installs goes through the same states as one of v2 (`header`), so readers, pins and
 the poller need not know which rank allocated.
 
-Why the orderings suffice: one master writes all RESERVED headers, one at a time, and each change of a STATE word is the
-compare-and-swap of `header`. The read-modify-write in `state_of` reads the newest word.
+Why the orderings suffice: only the master writes RESERVED headers, one at a time, and each change of a STATE word is
+the compare-and-swap of `header`. The read-modify-write in `state_of` reads the newest word.
 """
 
 from typing import Any
@@ -39,11 +39,9 @@ def install(
     d5: tl.int64,
     d6: tl.int64,
 ) -> Any:
-    """Write the header and the descriptor of a slot and an extent that the master chose, and publish WRITING.
+    """Write header and descriptor for a slot and an extent that the master chose, and publish WRITING: the epoch.
 
-    Returns the epoch.
-
-    `flags`: FLAG_*; above bit 32 the PRODUCER bits of the rank that asked the master, or 0 for the caller itself.
+    `flags`: FLAG_*; from bit 32 on the PRODUCER bits of the rank that asked the master, or 0 for the caller itself.
     """
     seg = segment(world, owner)
     describe(world, seg, slot, kind, d0, d1, d2, d3, d4, d5, d6)
@@ -57,19 +55,20 @@ def install(
 
 @triton.jit
 def state_of(world: tl.int64, owner: tl.int64, slot: tl.int64) -> Any:
-    """The STATE word of a header slot, read with a read-modify-write: what it is now."""
+    """The newest STATE word of a header slot, read by a read-modify-write."""
+    # acq_rel: the newest word, in order with all else that the host does; only the host waits for it (kept)
     return add64(header_at(world, segment(world, owner), slot) + H_STATE, 0, "acq_rel")
 
 
 @triton.jit
 def kill_slot(world: tl.int64, owner: tl.int64, slot: tl.int64, state: tl.int64, epoch: tl.int64) -> Any:
-    """(state, 0, epoch) -> (DEAD, 0, epoch). Returns the STATE word that was there."""
+    """(state, 0, epoch) -> (DEAD, 0, epoch). Returns the previous STATE word."""
     return kill(header_at(world, segment(world, owner), slot), state, epoch)
 
 
 @triton.jit
 def announce_slot(world: tl.int64, owner: tl.int64, kind: tl.int64, slot: tl.int64, epoch: tl.int64) -> Any:
-    """Leave a hint about a header slot. REMOVED takes the pages out of the header too: the master has them back.
+    """Leave a hint about a header slot. REMOVED also takes the pages out of the header: the master has them back.
 
     Returns 1 if the owner's poller sleeps.
     """
@@ -82,5 +81,5 @@ def announce_slot(world: tl.int64, owner: tl.int64, kind: tl.int64, slot: tl.int
 
 @triton.jit
 def store_payload(world: tl.int64, owner: tl.int64, payload: tl.int64, src: tl.int64, nbytes: tl.int64) -> None:
-    """Copy bytes at the address `src` to an offset of a segment."""
+    """Copy `nbytes` from the address `src` to the offset `payload` of a segment."""
     copy_bytes(segment(world, owner) + payload, src, nbytes)

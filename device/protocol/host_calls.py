@@ -1,7 +1,9 @@
-"""Protocol functions as a host calls them: by owner, and with the answer whether the owner's poller must be woken.
+"""Protocol functions as a host calls them: by owner, and with the answer whether it must wake the owner's poller.
 
-A producer on a CPU that leaves a hint wakes the owner's poller if that sleeps. It looks after the hint is left, so that
+A host on a CPU that leaves a hint wakes the owner's poller if that sleeps. It looks after it has left the hint, so that
 one of the two sees the other (`nanokv.heap.futex`). The pollers of segments on GPUs never sleep on the ring.
+
+Guarantees, sources and orderings are those of the functions called.
 """
 
 from typing import Any

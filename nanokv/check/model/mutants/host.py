@@ -56,7 +56,7 @@ HINTS = (
             (
                 ring.announce,
                 'got = cas64(ring_slot(world, seg, ticket), 0, said, "release")\n',
-                "got = cas64(ring_slot(world, seg, ticket), 0, word(kind) | (header << RING_HEADER_SHIFT), "
+                "got = cas64(ring_slot(world, seg, ticket), 0, word(kind) | (slot << RING_HEADER_SHIFT), "
                 '"release")\n'
                 "    if got == 0:\n"
                 '        store64(ring_slot(world, seg, ticket), said, "release")\n',
