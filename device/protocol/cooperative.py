@@ -22,8 +22,8 @@ from nanokv.device.memory.triton import checksum_bytes, select, table64, word
 from nanokv.device.protocol.activity import leave
 from nanokv.device.protocol.checksum import has_checksum, seal, wanted
 from nanokv.device.protocol.get import judged, lookup, touch, validate
-from nanokv.device.protocol.header import descriptor
-from nanokv.device.protocol.put import abort, begin_described, finish
+from nanokv.device.protocol.header import describe, descriptor
+from nanokv.device.protocol.put import abort, begin, finish
 from nanokv.device.protocol.request import Q_BYTES, Q_FLAGS, Q_KEY_CHECK, Q_KEY_HASH, Q_OWNER, what_of
 from nanokv.device.protocol.status import BUSY, OK, SIZE, TORN
 from nanokv.device.protocol.ticket import (
@@ -46,13 +46,15 @@ NOT_LAST = tl.constexpr(-1)
 # --- put --------------------------------------------------------------------------------------
 @triton.jit
 def begin_request(world: tl.int64, request: tl.int64, now: tl.int64) -> Any:
-    """`put.begin_described` for a request."""
-    kind, d0, d1, d2, d3, d4, d5, d6 = what_of(request)
+    """`begin`, and `describe` after OK, as a request says. The descriptor is read late: it takes 16 registers."""
+    owner = table64(request + Q_OWNER)
     key_hash, key_check = table64(request + Q_KEY_HASH), table64(request + Q_KEY_CHECK)
     nbytes, flags = table64(request + Q_BYTES), table64(request + Q_FLAGS)
-    return begin_described(
-        world, table64(request + Q_OWNER), key_hash, key_check, nbytes, flags, now, kind, d0, d1, d2, d3, d4, d5, d6
-    )
+    status, slot, epoch, payload, phase = begin(world, owner, key_hash, key_check, nbytes, flags, now)
+    if status == OK:
+        kind, d0, d1, d2, d3, d4, d5, d6 = what_of(request)
+        describe(world, segment(world, owner), slot, kind, d0, d1, d2, d3, d4, d5, d6)
+    return status, slot, epoch, payload, phase
 
 
 @triton.jit
