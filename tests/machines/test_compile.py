@@ -4,38 +4,20 @@ And every protocol function is in some kernel.
 """
 
 import importlib
+import pkgutil
 import re
 from typing import Any
 
 import pytest
 from triton.runtime.jit import JITFunction
 
+from nanokv.device import memory, protocol, segment
 from tests.support.assembly import atomics, count, polls_in_a_loop
 from tests.support.compiling import NVIDIA, TARGETS, compiled_everywhere, kernels
 
 pytestmark = pytest.mark.timeout(300)  # all that is compiled or interpreted falls to the first test
 
-PROTOCOL = (
-    "activity",
-    "checksum",
-    "directory",
-    "extent",
-    "freelist",
-    "header",
-    "memory",
-    "evict",
-    "get",
-    "put",
-    "remove",
-    "parts",
-    "pins",
-    "reclaim",
-    "request",
-    "retire",
-    "ring",
-    "ticket",
-    "world",
-)
+ROOMS = (protocol, memory, segment)  #: of device functions
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -143,8 +125,9 @@ def reached(function: Any, seen: set[Any]) -> set[Any]:
 def test_every_protocol_function_is_in_a_kernel() -> None:
     seen: set[Any] = set()
     for kernel in kernels().values():
-        reached(kernel.function, seen)
-    modules = [importlib.import_module(f"nanokv.device.{name}") for name in PROTOCOL]
+        reached(kernel.constants.get("function", kernel.function), seen)
+    found = [module for room in ROOMS for module in pkgutil.iter_modules(room.__path__, f"{room.__name__}.")]
+    modules = [importlib.import_module(module.name) for module in found]
     written = {
         f for m in modules for f in vars(m).values() if isinstance(f, JITFunction) and f.__module__ == m.__name__
     }
