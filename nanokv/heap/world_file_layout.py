@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from nanokv.device.segment.geometry import PAYLOAD_ALIGN, Geometry
-from nanokv.device.segment.layout import HEAP_CTL, LINE, Field, Record
+from nanokv.device.segment.layout import HEAP_CTL
+from nanokv.device.segment.record import LINE, Field, Record
 from nanokv.errors import InvalidArgument
 
 WORLD_MAGIC = 0x444C_574F_4E41_4E00  # "\0NANOWLD"

@@ -496,7 +496,9 @@ def history(rng: random.Random, state: Memory) -> None:
         if step < 4:
             code["put"](world, owner, *key, source, size, now, rng.randrange(300), *[rng.randrange(9)] * 7)
         elif step == 4:
-            status, slot, epoch, *_ = code["begin"](world, owner, *key, size, rng.randrange(2), now, *[rng.randrange(9)] * 8)
+            status, slot, epoch, *_ = code["begin"](
+                world, owner, *key, size, rng.randrange(2), now, *[rng.randrange(9)] * 8
+            )
             if status == 0 and rng.random() < 0.5:
                 producer = int(state.views[owner].headers[slot]["producer"])
                 end, *more = rng.choice(((code["abort"],), (code["give_up"], producer), (code["commit"],)))
