@@ -1,5 +1,6 @@
-"""Imported by the fork server of `ranks`, once: what every rank's process would load again for half a second."""
+"""Imported by the fork server of `rank_process`, once: every rank's process would load it again for half a second."""
 
-from nanokv.check.ranks import warm
+import nanokv.check.ranks  # noqa: F401
+from nanokv.check.rank_process import warm
 
 warm()

@@ -52,11 +52,9 @@ def inspect(name: str, *, writable: bool = False) -> ShmWorldInfo:
         head = file.header()
         if head is None:
             raise HeapUnavailable(f"world {name!r} was never finished; `nanokv rm {name}` removes it")
-        world_size, size = int(head["world_size"]), int(head["segment_bytes"])
+        world_size = int(head["world_size"])
         controls = [file.control(head, rank) for rank in range(world_size)]
-        geometry, mode = _stated(name, controls, size)
-        whole = np.frombuffer(file.map(writable=writable), np.uint8)
-        first = int(head["segments_base"])
+        geometry, mode = _stated(name, controls, int(head["segment_bytes"]))
         return ShmWorldInfo(
             name=name,
             path=file.path,
@@ -64,7 +62,7 @@ def inspect(name: str, *, writable: bool = False) -> ShmWorldInfo:
             world_size=world_size,
             mode=mode,
             geometry=geometry,
-            segments=[whole[first + r * size : first + (r + 1) * size] for r in range(world_size)],
+            segments=file.map(writable=writable).parts,
             alive=[file.locks.held(rank) for rank in range(world_size)],
             initialised=[ctl is not None for ctl in controls],
         )

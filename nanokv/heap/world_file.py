@@ -15,11 +15,12 @@ import secrets
 import shutil
 import stat
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from nanokv.device.segment.geometry import MODES, Geometry
+from nanokv.device.segment.geometry import Geometry
 from nanokv.device.segment.layout import HEAP_CTL, MAX_RANKS, WORD
 from nanokv.errors import HeapUnavailable, PeerLost, SegmentCorrupt
 from nanokv.heap.locks import LockFile
@@ -31,7 +32,7 @@ from nanokv.heap.world_file_layout import (
     SEGMENTS,
     WORLD_MAGIC,
     WORLD_VERSION,
-    Kind,
+    FileKind,
     directory,
     path_of,
     segments_base,
@@ -42,10 +43,26 @@ __all__ = ["HEADER", "PREFIX", "RANK", "WorldFile", "directory", "path_of"]
 _WORLD_LOCK = MAX_RANKS
 
 
+class WorldMap(NamedTuple):
+    """A world's file in the memory of this process.
+
+    Attributes:
+        area: the mapping.
+        header: the WorldHeader, an array of one.
+        ranks: the WorldRank of each rank.
+        parts: the bytes that each rank has in the file, uint8: its segment, or its card.
+    """
+
+    area: mmap.mmap
+    header: npt.NDArray[Any]
+    ranks: npt.NDArray[Any]
+    parts: list[npt.NDArray[np.uint8]]
+
+
 class WorldFile:
     """A world's file as one rank, or a tool, has it open. Made by `open_locked`."""
 
-    def __init__(self, name: str, path: Path, fd: int, kind: Kind) -> None:
+    def __init__(self, name: str, path: Path, fd: int, kind: FileKind) -> None:
         self.name = name
         self.kind = kind
         self.path = path
@@ -54,7 +71,7 @@ class WorldFile:
 
     # --- opening and the world lock ---
     @staticmethod
-    def open_locked(name: str, deadline: float, *, create: bool, kind: Kind = SEGMENTS) -> "WorldFile":
+    def open_locked(name: str, deadline: float, *, create: bool, kind: FileKind = SEGMENTS) -> "WorldFile":
         """Open a world's file, holding the world lock.
 
         Raises:
@@ -196,45 +213,18 @@ class WorldFile:
         """True if every rank has attached once. Before, nobody can have stored anything."""
         return all(self.control(head, rank) is not None for rank in range(int(head["world_size"])))
 
-    def check(self, head: Any | None, geometry: Geometry, mode: str) -> None:
-        """Compare what the file states with what this rank wishes.
-
-        Raises:
-            HeapUnavailable: the world is a different one; it names the field and both values.
-            SegmentCorrupt: a control block contradicts itself, or is of another build.
-        """
-        where = f"world {self.name!r}"
-        if head is None:
-            raise SegmentCorrupt(f"{where} has ranks and no header")
-        if int(head["world_size"]) != geometry.world_size:
-            raise HeapUnavailable(f"{where}: world_size is {head['world_size']}, not {geometry.world_size}")
-        for rank in range(geometry.world_size):
-            ctl = self.control(head, rank)
-            if ctl is not None:
-                self._check_control(ctl, rank, head, geometry, mode)
-        wanted = self.kind.rank_bytes(geometry)
-        if int(head["segment_bytes"]) != wanted:
-            raise SegmentCorrupt(f"{where}: segment_bytes is {head['segment_bytes']}, not {wanted}")
-
-    def _check_control(self, ctl: Any, rank: int, head: Any, geometry: Geometry, mode: str) -> None:
-        where, row = f"world {self.name!r}, segment {rank}", ctl[0]
-        why = geometry.mismatch(ctl)
-        if why:
-            try:
-                Geometry.stored_in(ctl)
-            except ValueError:
-                raise SegmentCorrupt(f"{where}: {why}") from None
-            raise HeapUnavailable(f"{where}: {why}")
-        for field, wanted in (("rank", rank), ("world_id", int(head["world_id"]))):
-            if int(row[field]) != wanted:
-                raise SegmentCorrupt(f"{where}: {field} is {row[field]}, not {wanted}")
-        if int(row["mode"]) != MODES.index(mode):
-            stored = dict(enumerate(MODES)).get(int(row["mode"]), int(row["mode"]))
-            raise HeapUnavailable(f"{where}: mode is {stored!r}, not {mode!r}")
-
     # --- mapping ---
-    def map(self, *, writable: bool = True) -> mmap.mmap:
-        """Map the whole file, through a descriptor of its own: the mapping must not keep our locks (see `locks`)."""
+    def map(self, *, writable: bool = True) -> WorldMap:
+        """Map the whole file of a finished world. Raises HeapUnavailable if that is not possible."""
+        area = self._mapped(writable)
+        whole = np.frombuffer(area, np.uint8)
+        header = whole[: HEADER.size].view(HEADER.dtype)
+        first, size, count = (int(header[0][field]) for field in ("segments_base", "segment_bytes", "world_size"))
+        ranks = whole[HEADER.size :][: count * RANK.size].view(RANK.dtype)
+        return WorldMap(area, header, ranks, [whole[first + r * size :][:size] for r in range(count)])
+
+    def _mapped(self, writable: bool) -> mmap.mmap:
+        """The mapping, made through a descriptor of its own: it must not keep our locks (see `locks`)."""
         fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
             if not os.path.samestat(os.fstat(fd), os.fstat(self.locks.fd)):

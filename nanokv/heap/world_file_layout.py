@@ -41,15 +41,15 @@ RANK = Record(
 )
 
 
-class Kind(NamedTuple):
-    """A kind of world: how the names of its files begin, and how many bytes of its file each rank has."""
+class FileKind(NamedTuple):
+    """How the names of a kind of worlds' files begin, and how many bytes of such a file each rank has."""
 
     prefix: str
     rank_bytes: Callable[[Geometry], int]
 
 
-SEGMENTS = Kind(PREFIX, lambda geometry: geometry.segment_bytes)  #: the file holds the segments
-CARDS = Kind("nanokv-cards.", lambda geometry: HEAP_CTL.size)  #: segments are elsewhere, the file says who is there
+SEGMENTS = FileKind(PREFIX, lambda geometry: geometry.segment_bytes)  #: the file holds the segments
+CARDS = FileKind("nanokv-cards.", lambda geometry: HEAP_CTL.size)  #: segments are elsewhere, the file says who is there
 
 
 def directory() -> Path:
