@@ -1,6 +1,8 @@
-"""Imported by the fork server of `rank_process`, once: every rank's process would load it again for half a second."""
+"""Imported once, by the fork server of `rank_process`: otherwise every process would import and load it again."""
 
-import nanokv.check.ranks  # noqa: F401
+import nanokv.check.corruption.run
+import nanokv.check.histories.recordings
+import nanokv.check.kills.work  # noqa: F401
 from nanokv.check.rank_process import warm
 
 warm()

@@ -1,11 +1,11 @@
-"""The one file that a world of processes shares: its name, its header, its locks, and who may make or remove it.
+"""The one file that a world of processes shares: opening, header, locks, making, removing and mapping it.
 
     WorldHeader | WorldRank for each rank | segment of rank 0 | segment of rank 1 | ...
 
-The header is written once, its magic last, under the world lock; what others read of it they read under that lock.
-Lock bytes (see `locks`): byte r is held by rank r as long as it lives, byte MAX_RANKS is the world lock, held only
-while somebody comes, goes, or removes the file. The file is made, replaced and removed under the world lock alone;
-whoever gets that lock on a file that no longer has the name starts over.
+The header is written once, its magic last, and read, both under the world lock. Lock bytes (see `locks`): rank r holds
+byte r as long as it lives; byte MAX_RANKS is the world lock, which a rank or a tool holds only while it enters, leaves,
+or removes the file. The file is made, replaced and removed only under the world lock. A process that gets that lock on
+a file that no longer has the name starts over.
 """
 
 import contextlib
@@ -60,7 +60,7 @@ class WorldMap(NamedTuple):
 
 
 class WorldFile:
-    """A world's file as one rank, or a tool, has it open. Made by `open_locked`."""
+    """A world's file, opened by one rank or by a tool. Made by `open_locked`."""
 
     def __init__(self, name: str, path: Path, fd: int, kind: FileKind) -> None:
         self.name = name
@@ -75,8 +75,8 @@ class WorldFile:
         """Open a world's file, holding the world lock.
 
         Raises:
-            HeapUnavailable: there is none and `create` is False, or the file system does not let us.
-            PeerLost: the world lock was not to be had until `deadline`.
+            HeapUnavailable: there is none and `create` is False, or the file system refuses.
+            PeerLost: the world lock was not free by `deadline`.
         """
         path = path_of(name, kind.prefix)
         while True:
@@ -88,10 +88,10 @@ class WorldFile:
             except BaseException:
                 file.locks.close()
                 raise
-            file.locks.close()  # it was removed or replaced while we waited
+            file.locks.close()  # it was removed or replaced in the meantime
 
     def lock_world(self, deadline: float) -> None:
-        """Take the world lock, or PeerLost."""
+        """Take the world lock. Raises PeerLost after `deadline`."""
         try:
             self.world_locked = self.world_locked or self.locks.lock(_WORLD_LOCK, deadline)
         except OSError as error:
@@ -112,14 +112,14 @@ class WorldFile:
             return False
 
     def remove(self) -> None:
-        """Remove the name, if it still means this file, and what the dead left beside it. Under the world lock."""
+        """Remove the name, if it still means this file, and the directories beside it. Under the world lock."""
         if self.has_name():
             self.path.unlink(missing_ok=True)
             if not self.anybody_alive():
                 self._remove_beside()
 
     def _remove_beside(self) -> None:
-        """Remove what dead ranks of this world have left in its directory (v1's meeting places)."""
+        """Remove the directories that ranks of this world have made beside it, which dead ranks left."""
         with contextlib.suppress(SegmentCorrupt):
             head = self.header()
             if head is not None:
@@ -135,7 +135,7 @@ class WorldFile:
         """The WorldHeader, or None if the file is not finished.
 
         Raises:
-            SegmentCorrupt: the file is no world of this version, or has not the size that it states.
+            SegmentCorrupt: the file is no world of this version, or its size is not the one in its header.
         """
         raw = os.pread(self.locks.fd, HEADER.size, 0)
         head = np.frombuffer(raw.ljust(HEADER.size, b"\0"), HEADER.dtype)[0]
@@ -153,23 +153,23 @@ class WorldFile:
         return head
 
     def is_world(self) -> bool:
-        """True if the file begins as a world does, sound or not."""
+        """True if the file has the magic of a world, whether the rest is sound or not."""
         return os.pread(self.locks.fd, WORD, 0) == WORLD_MAGIC.to_bytes(WORD, "little")
 
     def rank_record(self, rank: int) -> Any:
-        """The WorldRank of a rank, as it is now."""
+        """The current WorldRank of a rank."""
         raw = os.pread(self.locks.fd, RANK.size, HEADER.size + rank * RANK.size)
         return np.frombuffer(raw, RANK.dtype)[0]
 
     def pid_of(self, rank: int) -> int:
-        """The process that attached as `rank` last; 0 if none has."""
+        """The process of the last incarnation of `rank`; 0 if there was none."""
         return int(self.rank_record(rank)["pid"])
 
     def create(self, geometry: Geometry) -> None:
         """Reserve the memory of a whole world and write its header. Under the world lock, on an unfinished file.
 
         Raises:
-            HeapUnavailable: there is not that much memory. Nothing is left behind.
+            HeapUnavailable: there is not enough memory. Nothing is left behind.
         """
         try:
             self._reserve(geometry)
@@ -187,8 +187,8 @@ class WorldFile:
             raise
 
     def _reserve(self, geometry: Geometry) -> None:
-        """Give the file its size with all its blocks: a page that is missing later would be a SIGBUS."""
-        os.ftruncate(self.locks.fd, 0)  # what a creator that died left
+        """Allocate all blocks of the file: a page that is missing later would be a SIGBUS."""
+        os.ftruncate(self.locks.fd, 0)  # drops what a creator that died has written
         needed = segments_base(geometry.world_size) + geometry.world_size * self.kind.rank_bytes(geometry)
         about = os.fstatvfs(self.locks.fd)
         free = about.f_bavail * about.f_frsize
@@ -210,7 +210,7 @@ class WorldFile:
         return None if ctl[0]["magic"] == 0 else ctl
 
     def complete(self, head: Any) -> bool:
-        """True if every rank has attached once. Before, nobody can have stored anything."""
+        """True if every rank has attached once. Before that, no rank can have stored anything."""
         return all(self.control(head, rank) is not None for rank in range(int(head["world_size"])))
 
     # --- mapping ---
