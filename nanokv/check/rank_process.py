@@ -11,6 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from typing import Any, ClassVar
 
@@ -57,16 +58,9 @@ class Served:
         """Ends a command that runs until told, by being the next one."""
 
 
-def _serve(
-    served: Callable[..., Served],
-    arguments: tuple[Any, ...],
-    options: dict[str, Any],
-    shm_dir: str,
-    connection: Connection,
-    progress: Any,
-) -> None:
+def _serve(served: Callable[[], Served], shm_dir: str, connection: Connection, progress: Any) -> None:
     os.environ["NANOKV_SHM_DIR"] = shm_dir  # the fork server keeps the environment of the process that started it
-    rank = served(*arguments, **options)
+    rank = served()
     rank.told, rank.progress = connection.poll, progress
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         while True:
@@ -94,7 +88,7 @@ class RankProcess:
         self._unanswered: deque[str] = deque()
         self._progress = PROCESSES.Value("q", 0, lock=False)
         self._connection, theirs = PROCESSES.Pipe()
-        given = (served, (rank, *arguments), options, str(directory()), theirs, self._progress)
+        given = (partial(served, rank, *arguments, **options), str(directory()), theirs, self._progress)
         self._process = PROCESSES.Process(target=_serve, args=given, daemon=True)
         with _CHILDREN:
             self._process.start()
@@ -116,10 +110,6 @@ class RankProcess:
         """Begin a command."""
         self._unanswered.append(command)
         self._connection.send((command, arguments, options))
-
-    def has_answered(self) -> bool:
-        """True if `answer` would not wait."""
-        return self._connection.poll()
 
     def answer(self) -> Any:
         """Wait for the end of the oldest command that was not answered yet; returns what it returned.
@@ -154,10 +144,6 @@ class RankProcess:
         done = self.answer()
         self.answer()
         return done
-
-    def signal(self, number: int) -> None:
-        """Send a signal to the process."""
-        os.kill(self.pid, number)
 
     def kill(self) -> None:
         """SIGKILL, wherever it is; returns when it is gone.

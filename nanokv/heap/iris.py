@@ -11,33 +11,22 @@ from typing import Any
 import torch
 
 from nanokv.errors import HeapUnavailable, InvalidArgument
-from nanokv.heap.memory_source import Blocks, Meeting
-from nanokv.heap.process_group import Group
+from nanokv.heap.memory_source import Blocks, MemorySource
 from nanokv.heap.symmetric import SymmetricHeap
 from nanokv.heap.world_spec import WorldSpec
 
 _SLACK = 2 << 20  #: bytes beside the segment, for the context's own data on its heap, and for rounding
 
 
-class Iris:
-    """The `MemorySource` over iris. Arguments: see `attach`."""
+class Iris(MemorySource):
+    """ROCm Iris. Arguments: see `attach`."""
 
     kind = "iris"
 
     def __init__(self, group: Any, library: Any) -> None:
-        self._given = group
-        self._library = library
-        self._group: Group | None = None
+        super().__init__(group, library)
         self._context: Any = None
         self._blocks: Blocks | None = None
-
-    def check(self) -> None:
-        if self._library is None:
-            self._library = _imported()
-
-    def begin(self, meeting: Meeting) -> None:
-        self._group = Group(self._given, meeting)
-        self._meeting = meeting
 
     def allocate(self, nbytes: int) -> None:
         """Make a context, then the block. Both are collective; allocating only with newer versions."""
@@ -59,9 +48,7 @@ class Iris:
 
     def close(self) -> None:
         self._blocks = self._context = None
-        group, self._group = self._group, None
-        if group is not None:
-            group.close()
+        super().close()
 
     def _check_ranks(self) -> None:
         rank, world_size = self._context.get_rank(), self._context.get_num_ranks()
@@ -91,7 +78,7 @@ def attach(spec: WorldSpec, rank: int, *, group: Any = None, library: Any = None
         group: as for torch_symm. iris itself takes torch's default group (its first versions: MPI).
         library: used instead of the module `iris`.
     """
-    return SymmetricHeap.attach(Iris(group, library), spec, rank)
+    return SymmetricHeap.attach(Iris(group, library or _imported()), spec, rank)
 
 
 def why_not() -> str | None:

@@ -17,7 +17,7 @@ from nanokv.device.segment.layout import PRODUCER_INC_MASK
 from nanokv.errors import HeapUnavailable, InvalidArgument, PeerLost
 from nanokv.heap.futex import DEVICE_POLL, Doorbell
 from nanokv.heap.gpu_peer_access import enable_access, without_access
-from nanokv.heap.mapping import anonymous, as_tensor
+from nanokv.heap.mapping import anonymous
 from nanokv.heap.segment_in_tensor import initialise, mark_closed
 from nanokv.heap.world_spec import WorldSpec
 
@@ -73,7 +73,7 @@ class LocalWorld:
         if device.type == "cpu":
             raw = anonymous(nbytes, what)
             self.raw.append(raw)
-            self.tensors.append(as_tensor(raw))
+            self.tensors.append(torch.from_numpy(raw))
             return
         try:
             self.tensors.append(torch.zeros(nbytes, dtype=torch.uint8, device=device))

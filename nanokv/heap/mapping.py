@@ -1,4 +1,4 @@
-"""Host memory for segments: mapped, seen as numpy and torch, and faulted in ahead of use.
+"""Host memory for segments: mapped, seen as numpy arrays, and faulted in ahead of use.
 
 Nothing here unmaps. Every array and tensor keeps its mapping alive, and the mapping goes with the last reference, so a
 forgotten view is never a wild pointer.
@@ -9,7 +9,6 @@ import time
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from nanokv.errors import HeapUnavailable
 
@@ -34,11 +33,6 @@ def anonymous(nbytes: int, what: str) -> npt.NDArray[np.uint8]:
         raise HeapUnavailable(f"{what} needs {nbytes} bytes of memory: {error}") from None
     advise(area, _HUGEPAGE, 0, nbytes)
     return np.frombuffer(area, np.uint8)
-
-
-def as_tensor(view: npt.NDArray[np.uint8]) -> torch.Tensor:
-    """The same bytes as a torch tensor, which keeps the mapping alive."""
-    return torch.from_numpy(view)
 
 
 def advise(area: mmap.mmap, advice: int, start: int, nbytes: int) -> bool:

@@ -1,18 +1,10 @@
 """The contract of a library of symmetric memory, as `symmetric` uses it."""
 
-from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 
-
-class Meeting(NamedTuple):
-    """Where the ranks of a world meet inside a library, and which one this is."""
-
-    rank: int
-    world_size: int
-    folder: Path  #: a directory that all ranks may make; removed with the world
-    timeout: float  #: seconds left for attaching
+from nanokv.heap.process_group import Group, Meeting
 
 
 class Blocks(NamedTuple):
@@ -24,30 +16,38 @@ class Blocks(NamedTuple):
     owner: object  #: keeps the blocks of the others mapped
 
 
-class MemorySource(Protocol):
+class MemorySource:
     """A library of symmetric memory. Its calls from `begin` on are collective: every rank makes them, in this order.
 
     Each raises HeapUnavailable, with the library's own message, if the library refuses.
+
+    Args:
+        group: the caller's process group, or None; see `Group`.
+        library: the library's module, or one that takes its place.
     """
 
     kind: str
 
-    def check(self) -> None:
-        """Find the library and the device, before this rank shows itself to the others."""
-        ...
+    def __init__(self, group: Any, library: Any) -> None:
+        self._given = group
+        self._library = library
+        self._group: Group | None = None
 
     def begin(self, meeting: Meeting) -> None:
         """Bring the ranks together."""
-        ...
+        self._meeting = meeting
+        self._group = Group(self._given, meeting)
 
     def allocate(self, nbytes: int) -> None:
         """Make this rank's block of at least `nbytes`."""
-        ...
+        raise NotImplementedError
 
     def exchange(self) -> Blocks:
         """Learn the addresses of the other ranks' blocks."""
-        ...
+        raise NotImplementedError
 
     def close(self) -> None:
         """Let go of everything. Idempotent."""
-        ...
+        group, self._group = self._group, None
+        if group is not None:
+            group.close()

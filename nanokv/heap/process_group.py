@@ -4,11 +4,12 @@ import contextlib
 import os
 from collections.abc import Iterator
 from datetime import timedelta
+from pathlib import Path
+from typing import NamedTuple
 
 import torch.distributed as dist
 
 from nanokv.errors import HeapUnavailable, InvalidArgument
-from nanokv.heap.memory_source import Meeting
 
 
 @contextlib.contextmanager
@@ -24,6 +25,15 @@ def environment_variable(name: str, value: str | None) -> Iterator[None]:
             os.environ.pop(name, None)
         elif value is not None and before is not None:
             os.environ[name] = before
+
+
+class Meeting(NamedTuple):
+    """Where the ranks of a world meet inside a library, and which one this is."""
+
+    rank: int
+    world_size: int
+    folder: Path  #: a directory that all ranks may make; removed with the world
+    timeout: float  #: seconds left for attaching
 
 
 class Group:

@@ -14,13 +14,12 @@ import numpy.typing as npt
 import torch
 
 from nanokv.device.segment.geometry import Geometry
-from nanokv.device.segment.layout import HEAP_CTL, PRODUCER_INC_MASK
+from nanokv.device.segment.layout import HEAP_CTL
 from nanokv.device.segment.views import SegmentView
 from nanokv.errors import SegmentCorrupt
-from nanokv.heap.futex import Doorbell
-from nanokv.heap.live_ranks import LiveRanks
 from nanokv.heap.locks import LockFile
-from nanokv.heap.mapping import PREFAULT_SECONDS, as_tensor, prefault
+from nanokv.heap.mapping import PREFAULT_SECONDS, prefault
+from nanokv.heap.process_heap import ProcessHeap
 from nanokv.heap.shm_tools import ShmWorldInfo, inspect, list_worlds, remove_world
 from nanokv.heap.world_entry import enter, leave
 from nanokv.heap.world_file import WorldFile, directory
@@ -31,28 +30,17 @@ __all__ = ["ShmHeap", "ShmWorldInfo", "attach", "inspect", "list_worlds", "remov
 MOST_ATTACHED = 1 << 31  #: times that a rank can have attached: more is a corrupt word
 
 
-class ShmHeap:
-    """One rank of a world of processes; a `Heap`. Made by `attach`."""
+class ShmHeap(ProcessHeap):
+    """One rank of a world whose segments lie in its file. Made by `attach`."""
 
     kind = "shm"
 
     def __init__(self, file: WorldFile, geometry: Geometry, rank: int) -> None:
-        self.name = file.name
-        self.rank = rank
-        self.world_size = geometry.world_size
-        self.geometry = geometry
-        self.incarnation = 0
-        self.recovered = False
-        self.device = torch.device("cpu")
-        self._file = file
-        self._map = file.map()
-        self._raw = self._map.parts
-        self._views = [SegmentView(raw, geometry) for raw in self._raw]
-        self._tensors = [as_tensor(raw) for raw in self._raw]
-        self._bells = [Doorbell(raw) for raw in self._raw]
-        self.bases = [int(raw.ctypes.data) for raw in self._raw]
+        super().__init__(file, geometry, rank)
+        self._segments = [torch.from_numpy(part) for part in self._map.parts]
+        self._views = [SegmentView(part, geometry) for part in self._map.parts]
         self._incarnations = self._views[rank].activity["incarnation"]
-        self._live = LiveRanks(file, rank, self._map.ranks, [view.ctl for view in self._views])
+        self.bases = [segment.data_ptr() for segment in self._segments]
 
     @classmethod
     def attach(cls, spec: WorldSpec, rank: int) -> "ShmHeap":
@@ -141,45 +129,17 @@ class ShmHeap:
         met = self._map.ranks["met"]
 
         def missing() -> list[int]:
-            return [r for r in range(self.world_size) if not self._live.has_come(r) and int(met[r]) == before[r]]
+            return [r for r in range(self.world_size) if not self._has_come(r) and int(met[r]) == before[r]]
 
-        self._live.wait_for(missing, deadline, timeout)
+        self._wait_for(missing, deadline, timeout)
         # the lock also orders: this rank sees from here on what each rank wrote before it gave the lock back
         self._file.lock_world(time.monotonic() + timeout)
         met[self.rank] += 1
         self._file.unlock_world()
 
-    # --- the Heap ---
-    def segment(self, rank: int) -> torch.Tensor:
-        self._live.check_open()
-        return self._tensors[rank]
-
     def host_view(self, rank: int) -> npt.NDArray[np.uint8]:
-        self._live.check_open()
-        return self._raw[rank]
-
-    def alive(self, rank: int, incarnation: int) -> bool:
-        if not 0 <= rank < self.world_size:
-            return False
-        if (int(self._incarnations[rank]) ^ incarnation) & PRODUCER_INC_MASK.value:
-            return False
-        return self._live.is_alive(rank)
-
-    def peer_closed(self, rank: int) -> bool:
-        return self._live.peer_closed(rank)
-
-    def barrier(self, timeout: float) -> None:
-        self._live.barrier(timeout)
-
-    def wait_for_hint(self, timeout: float, seen: int) -> None:
-        self._bells[self.rank].wait(timeout, seen)
-
-    def wake(self, rank: int) -> None:
-        self._bells[rank].ring()
-
-    def close(self) -> None:
-        """Leave the world. The file goes with the last rank; the memory goes with the last view of it."""
-        self._live.leave()
+        self._check_open()
+        return self._map.parts[rank]
 
 
 attach = ShmHeap.attach

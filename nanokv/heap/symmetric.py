@@ -1,7 +1,7 @@
 """The heap of processes whose segments a library of symmetric memory makes: everything but where memory comes from.
 
 The library (a `MemorySource`) gives each rank a block of memory, and the addresses at which this process sees all
-blocks. Liveness, barriers and waking use a small file in host memory, as for `shm` (`live_ranks`, `world_entry`). It
+blocks. Liveness, barriers and waking use a small file in host memory, as for `shm` (`process_heap`, `world_entry`). It
 has one card per rank: the HeapCtl of its segment. So a dead peer is known at once, and no call of the library, which
 could only hang then, is made before all ranks are there.
 
@@ -20,15 +20,14 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from nanokv.device.segment.geometry import PAYLOAD_ALIGN, Geometry
-from nanokv.device.segment.layout import HEAP_CTL, PRODUCER_INC_MASK
 from nanokv.errors import HeapUnavailable, PeerLost
 from nanokv.heap.futex import DEVICE_POLL, Doorbell
-from nanokv.heap.live_ranks import LiveRanks
 from nanokv.heap.mapped_tensor import tensor_at
-from nanokv.heap.memory_source import Blocks, Meeting, MemorySource
+from nanokv.heap.memory_source import Blocks, MemorySource
+from nanokv.heap.process_group import Meeting
+from nanokv.heap.process_heap import ProcessHeap
 from nanokv.heap.segment_in_tensor import control_of, finish_work, initialise, mark_closed, on_device
 from nanokv.heap.world_entry import enter, leave
 from nanokv.heap.world_file import WorldFile
@@ -38,31 +37,19 @@ from nanokv.heap.world_spec import WorldSpec
 _POLL = 0.005  #: seconds between two looks for the end of the world before this one
 
 
-class SymmetricHeap:
-    """One rank of a world of processes, with its segment in memory of a library; a `Heap`. Made by `attach`."""
+class SymmetricHeap(ProcessHeap):
+    """One rank of a world whose segments lie in memory of a library. Made by `attach`."""
 
     incarnation = 1
-    recovered = False
 
     def __init__(self, source: MemorySource, file: WorldFile, geometry: Geometry, rank: int) -> None:
+        super().__init__(file, geometry, rank)
         self.kind = source.kind
-        self.name = file.name
-        self.rank = rank
-        self.world_size = geometry.world_size
-        self.geometry = geometry
-        self.device = torch.device("cpu")
-        self.bases: list[int] = []
+        self.bases = []
+        self._world_id = int(self._map.header["world_id"][0])
         self._source = source
+        self._views: list[npt.NDArray[np.uint8]] = []
         self._let_go = weakref.finalize(self, source.close)
-        self._file = file
-        mapped = file.map()
-        self._world_id = int(mapped.header["world_id"][0])
-        self._ranks = mapped.ranks
-        self._cards = [part.view(HEAP_CTL.dtype) for part in mapped.parts]
-        self._live = LiveRanks(file, rank, self._ranks, self._cards)
-        self._segments: list[torch.Tensor] = []
-        self._views: list[npt.NDArray[np.uint8] | None] = []
-        self._bells = [Doorbell(part) for part in mapped.parts]
 
     @classmethod
     def attach(cls, source: MemorySource, spec: WorldSpec, rank: int) -> "SymmetricHeap":
@@ -79,7 +66,6 @@ class SymmetricHeap:
             PeerLost: ranks that did not come in time, or ended while attaching, named.
         """
         spec.check_rank(rank)
-        source.check()
         deadline = time.monotonic() + spec.timeout
         file = _enter(spec, rank, deadline)
         try:
@@ -95,36 +81,36 @@ class SymmetricHeap:
             heap._take_memory(ctl, deadline)
         except BaseException:
             heap._let_go()
-            heap._live.leave()
+            heap._leave()
             raise
         return heap
 
     # --- attaching ---
     def _write_card(self, ctl: npt.NDArray[Any]) -> None:
         """Show this rank to the others, under the world lock: its card, the magic last."""
-        card = self._cards[self.rank]
+        card = self._controls[self.rank]
         card["magic"] = 0
         rest = ctl.copy()
         rest["magic"] = 0
         card[:] = rest
-        mine = self._ranks[self.rank : self.rank + 1]
+        mine = self._map.ranks[self.rank : self.rank + 1]
         mine["barrier"] = mine["heap_offset"] = 0
         mine["pid"] = os.getpid()
         card["magic"] = ctl["magic"]
 
     def _meet(self, deadline: float, timeout: float) -> None:
         """Wait until every rank is there, and note under the world lock that the world has begun."""
-        met = self._ranks["met"]
+        met = self._map.ranks["met"]
 
         def missing() -> list[int]:
-            away = [r for r in range(self.world_size) if not self._live.has_come(r)]
+            away = [r for r in range(self.world_size) if not self._has_come(r)]
             ended = [r for r in away if met[r]]
             if ended:
                 raise PeerLost(f"ranks {ended} of world {self.name!r} have ended while it began")
             return away
 
         while True:
-            self._live.wait_for(missing, deadline, timeout)
+            self._wait_for(missing, deadline, timeout)
             self._file.lock_world(deadline)
             if not missing():
                 met[self.rank] += 1
@@ -136,7 +122,7 @@ class SymmetricHeap:
         """Get segments from the library, write this rank's, and check all before any rank uses one."""
 
         def all_here() -> None:
-            self._live.barrier(round(max(deadline - time.monotonic(), 0.0), 3))
+            self.barrier(round(max(deadline - time.monotonic(), 0.0), 3))
 
         all_here()  # from here on every rank learns that another one failed by its leaving
         folder = directory() / f"nanokv-{self.kind}.{self._world_id:016x}.d"
@@ -167,7 +153,7 @@ class SymmetricHeap:
                     f"world {self.name!r}: rank {self.rank} sees the segment of rank {rank} at {base:#x}, "
                     f"which is no multiple of {PAYLOAD_ALIGN}"
                 )
-        self._ranks["heap_offset"][self.rank] = blocks.heap_offset + skip
+        self._map.ranks["heap_offset"][self.rank] = blocks.heap_offset + skip
         self.device, self.bases = blocks.mine.device, bases
         size = self.geometry.segment_bytes
         self._segments = [
@@ -176,13 +162,11 @@ class SymmetricHeap:
         ]
         if self.device.type == "cpu":
             self._views = [tensor.numpy() for tensor in self._segments]
-            self._bells = [Doorbell(view) for view in self._views if view is not None]
-        else:
-            self._views = [None] * self.world_size
+            self._bells = [Doorbell(view) for view in self._views]
 
     def _check_alike(self) -> None:
         """The segments begin at the same offset of the library's heap: only then do iris' functions find them."""
-        offsets = self._ranks["heap_offset"].tolist()
+        offsets = self._map.ranks["heap_offset"].tolist()
         mine = offsets[self.rank]
         for rank, offset in enumerate(offsets):
             if offset != mine:
@@ -205,43 +189,25 @@ class SymmetricHeap:
                     raise HeapUnavailable(f"{where}: {field} is {ctl[0][field]}, not {wanted}")
 
     # --- the Heap ---
-    def segment(self, rank: int) -> torch.Tensor:
-        self._live.check_open()
-        return self._segments[rank]
-
     def host_view(self, rank: int) -> npt.NDArray[np.uint8] | None:
-        self._live.check_open()
-        return self._views[rank]
-
-    def alive(self, rank: int, incarnation: int) -> bool:
-        if not 0 <= rank < self.world_size or incarnation & PRODUCER_INC_MASK.value != self.incarnation:
-            return False
-        return self._live.is_alive(rank)
-
-    def peer_closed(self, rank: int) -> bool:
-        return self._live.peer_closed(rank)
-
-    def barrier(self, timeout: float) -> None:
-        self._live.barrier(timeout)
+        self._check_open()
+        return self._views[rank] if self._views else None
 
     def wait_for_hint(self, timeout: float, seen: int) -> None:
         if self.device.type != "cpu":
             # no kernel rings, and the card's `ann_head` never moves: the poller looks at the ring every DEVICE_POLL
-            self._cards[self.rank]["ann_head"] = seen
+            self._controls[self.rank]["ann_head"] = seen
             timeout = min(timeout, DEVICE_POLL)
-        self._bells[self.rank].wait(timeout, seen)
-
-    def wake(self, rank: int) -> None:
-        self._bells[rank].ring()
+        super().wait_for_hint(timeout, seen)
 
     def close(self) -> None:
         """Leave the world, and let go of the memory. Idempotent; what others still read stays mapped for them."""
-        if not self._live.leave.alive:
+        if not self._leave.alive:
             return
         with contextlib.suppress(RuntimeError), on_device(self.device):  # a GPU that has failed takes no stores
             mark_closed(self._segments[self.rank])
             finish_work(self.device)
-        self._live.leave()
+        self._leave()
         self._segments, self._views = [], []
         self._let_go()
 

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from nanokv.errors import HeapUnavailable, InvalidArgument
-from nanokv.heap.memory_source import Blocks, Meeting
-from nanokv.heap.process_group import Group, environment_variable
+from nanokv.heap.memory_source import Blocks, MemorySource
+from nanokv.heap.process_group import environment_variable
 from nanokv.heap.segment_in_tensor import on_device
 from nanokv.heap.symmetric import SymmetricHeap
 from nanokv.heap.world_spec import WorldSpec
@@ -21,31 +21,20 @@ MODULE = "torch.distributed._symmetric_memory"
 OVERLAPPING = "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"  #: torch's own variable: several ranks on one GPU
 
 
-class TorchSymm:
-    """The `MemorySource` over torch's symmetric memory. Arguments: see `attach`."""
+class TorchSymm(MemorySource):
+    """torch's symmetric memory. Arguments: see `attach`."""
 
     kind = "torch_symm"
 
-    def __init__(self, group: Any, device: str | torch.device | None, *, allow_overlapping: bool, library: Any) -> None:
-        self._given = group
+    def __init__(self, group: Any, library: Any, device: torch.device, *, allow_overlapping: bool) -> None:
+        super().__init__(group, library)
         self._device = device
         self._variable = "1" if allow_overlapping else None
-        self._library = library
-        self._group: Group | None = None
         self._tensor: torch.Tensor | None = None
-
-    def check(self) -> None:
-        if self._library is None:
-            self._library = _imported()
-        self._device = _checked(self._device)
-
-    def begin(self, meeting: Meeting) -> None:
-        self._group = Group(self._given, meeting)
-        self._rank = meeting.rank
 
     def allocate(self, nbytes: int) -> None:
         """Collective, if torch's backend is NVSHMEM: its first allocation waits for all ranks (pytorch#195501)."""
-        device = _checked(self._device)
+        device = self._device
         try:
             with on_device(device):
                 self._tensor = self._library.empty(nbytes, dtype=torch.uint8, device=device)
@@ -63,15 +52,13 @@ class TorchSymm:
             raise HeapUnavailable("torch_symm: torch's rendezvous gave no handle for this process group")
         buffers = [int(pointer) for pointer in handle.buffer_ptrs]
         # a tensor may begin at an offset of its buffer, the same on all ranks
-        offset = self._tensor.data_ptr() - buffers[self._rank]
+        offset = self._tensor.data_ptr() - buffers[self._meeting.rank]
         bases = [buffer + offset if buffer else 0 for buffer in buffers]
         return Blocks(self._tensor, bases, offset, (handle, self._tensor))
 
     def close(self) -> None:
         self._tensor = None
-        group, self._group = self._group, None
-        if group is not None:
-            group.close()
+        super().close()
 
 
 def attach(
@@ -92,7 +79,7 @@ def attach(
             while torch brings the ranks together.
         library: used instead of torch.distributed._symmetric_memory.
     """
-    source = TorchSymm(group, device, allow_overlapping=allow_overlapping, library=library)
+    source = TorchSymm(group, library or _imported(), _checked(device), allow_overlapping=allow_overlapping)
     return SymmetricHeap.attach(source, spec, rank)
 
 

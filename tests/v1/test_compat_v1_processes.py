@@ -236,13 +236,13 @@ def test_a_stopped_master_is_lost_and_comes_back(start: Start, here: Callable[..
     client = here(1, 2, rpc_timeout=0.5)
     master.arrive()
     assert client.put(1, 1, 0) == Status.OK
-    master.signal(signal.SIGSTOP)
+    os.kill(master.pid, signal.SIGSTOP)
     try:
         for _ in range(2):
             with pytest.raises(PeerLost, match="rank 0, the master"):
                 client.open(2, 1, 0)
     finally:
-        master.signal(signal.SIGCONT)
+        os.kill(master.pid, signal.SIGCONT)
     until(lambda: answers(client))
     assert client.exists(1) == Status.OK
     until(lambda: client.open(2, 1, 0).status == Status.OK)  # what was opened in between was taken back
@@ -362,7 +362,7 @@ def test_a_script_ends_without_noise(name: str, folder: Path, closed: int) -> No
         env=os.environ | {"PYTHONPATH": str(ROOT), "NANOKV_SHM_DIR": str(folder)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=110,
         check=False,
     )
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "done\n[]\n", "")

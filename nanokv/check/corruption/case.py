@@ -370,5 +370,5 @@ def _abandon(cache: NanoKVCache) -> None:
     assert isinstance(heap, ShmHeap)
     cache._poller.stop()
     cache._path.close()
-    heap._live.leave.detach()
+    heap._leave.detach()
     heap._file.locks.close()
