@@ -36,7 +36,7 @@ class Options:
         write_timeout: seconds after which an unfinished object is given up.
         rpc_timeout: seconds after which v1 calls the master lost.
         attach_timeout: seconds to wait for the other ranks.
-        on_stale: what heap "shm" does with a world whose ranks are all dead, see `heap.world_spec`.
+        on_stale: for heap "shm", if all ranks of a world of that name are dead: see `WorldSpec`.
         checksum: store a checksum of each object's bytes, and refuse to read objects without one: SegmentCorrupt. In a
             kernel `cooperative.sum_put_part` makes it. Variable NANOKV_CHECKSUM: 0 or 1.
         heap: the provider that makes the segments (docs/providers.md). Default: "local" for one rank without a name,

@@ -20,7 +20,7 @@ from nanokv.check.report import CheckFailure
 from nanokv.device.machines.native_code import compiled
 from nanokv.heap.world_file import directory
 
-PATIENCE = 60.0  #: seconds to wait for what takes a fraction of one
+PATIENCE = 60.0  #: seconds of each wait, which usually takes less than one
 END_SECONDS = 10.0  #: after them a process that was let go is killed
 
 PROCESSES = multiprocessing.get_context("forkserver")
@@ -30,14 +30,14 @@ _CHILDREN = threading.Lock()  #: starting one reads how all others ended; two re
 
 
 def warm() -> None:
-    """Load what ranks run, compiled."""
+    """Load the code that ranks run, compiled."""
     with _WARMING:
         compiled()
         compiled_hammers()
         slow_hammers()
 
 
-class Served:
+class RankCommands:
     """A rank, inside its own process: each method is a command. A subclass is importable by name.
 
     Attributes:
@@ -58,9 +58,9 @@ class Served:
         """Ends a command that runs until told, by being the next one."""
 
 
-def _serve(served: Callable[[], Served], shm_dir: str, connection: Connection, progress: Any) -> None:
+def _serve(commands: Callable[[], RankCommands], shm_dir: str, connection: Connection, progress: Any) -> None:
     os.environ["NANOKV_SHM_DIR"] = shm_dir  # the fork server keeps the environment of the process that started it
-    rank = served()
+    rank = commands()
     rank.told, rank.progress = connection.poll, progress
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         while True:
@@ -79,16 +79,16 @@ class RankProcess:
     """A rank in a process of its own. Commands are done in the order in which they are sent; the first is `attach`.
 
     Args:
-        served: makes the rank in that process, from `rank`, `arguments` and `options`.
+        commands: makes the rank in that process, from `rank`, `arguments` and `options`.
     """
 
-    def __init__(self, served: Callable[..., Served], rank: int, *arguments: Any, **options: Any) -> None:
+    def __init__(self, commands: Callable[..., RankCommands], rank: int, *arguments: Any, **options: Any) -> None:
         warm()  # here, if it has to be compiled: the fork server finds it in the cache
         self.rank = rank
         self._unanswered: deque[str] = deque()
         self._progress = PROCESSES.Value("q", 0, lock=False)
         self._connection, theirs = PROCESSES.Pipe()
-        given = (partial(served, rank, *arguments, **options), str(directory()), theirs, self._progress)
+        given = (partial(commands, rank, *arguments, **options), str(directory()), theirs, self._progress)
         self._process = PROCESSES.Process(target=_serve, args=given, daemon=True)
         with _CHILDREN:
             self._process.start()
@@ -112,11 +112,11 @@ class RankProcess:
         self._connection.send((command, arguments, options))
 
     def answer(self) -> Any:
-        """Wait for the end of the oldest command that was not answered yet; returns what it returned.
+        """Wait for the end of the oldest command without an answer; returns its result.
 
         Raises:
             CheckFailure: the rank failed, ended, or does not answer within PATIENCE.
-            Served.raises: as the command raised it.
+            RankCommands.raises: from the command.
         """
         command = self._unanswered.popleft()
         if not self._connection.poll(PATIENCE):
@@ -139,7 +139,7 @@ class RankProcess:
         return self.answer()
 
     def stop(self) -> Any:
-        """End a command that runs until told; returns what it returned."""
+        """End a command that runs until told; returns its result."""
         self.send("stop")
         done = self.answer()
         self.answer()

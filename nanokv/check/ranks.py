@@ -3,12 +3,12 @@
 from typing import NamedTuple
 
 from nanokv.cache import NanoKVCache
-from nanokv.check.rank_process import PATIENCE, Served
+from nanokv.check.rank_process import PATIENCE, RankCommands
 from nanokv.fsck import check_cache
 
 
 class RankOptions(NamedTuple):
-    """What the ranks of a world are opened with, the same for all except `seed`."""
+    """The options of the ranks of a world, the same for all except `seed`."""
 
     world: str
     world_size: int
@@ -33,7 +33,7 @@ def attach(rank: int, options: RankOptions) -> NanoKVCache:
     )
 
 
-class CacheRank(Served):
+class CacheRank(RankCommands):
     """A rank with a cache, and the commands that every one takes. A subclass adds its own."""
 
     def __init__(self, rank: int, options: RankOptions) -> None:
@@ -44,7 +44,7 @@ class CacheRank(Served):
         """Open the cache; (incarnation, recovered) of its heap."""
         self.cache = attach(self.rank, self.options)
         heap = self.cache._heap
-        self.who = (self.rank + 8 * heap.incarnation) % 256  #: differs from that of every rank that lives
+        self.who = (self.rank + 8 * heap.incarnation) % 256  #: no two living ranks have the same
         return heap.incarnation, heap.recovered
 
     def check(self) -> str:
@@ -54,7 +54,7 @@ class CacheRank(Served):
         return "" if report.clean else str(report)
 
     def clear(self) -> int:
-        """Remove what lies in this rank's segment; returns how many."""
+        """Remove the objects in this rank's segment; returns how many."""
         return self.cache.clear()
 
     def close(self) -> None:

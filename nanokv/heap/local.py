@@ -25,15 +25,15 @@ Device = str | torch.device
 
 
 class LocalWorld:
-    """The segments of a world in one process, and what its ranks share.
+    """The segments of a world in one process, and the objects that its ranks share.
 
     Args:
-        spec: one rank for each of its `world_size`. Its name, timeout and `on_stale` mean nothing here.
+        spec: has `world_size` ranks, all made here. Its name, timeout and `on_stale` have no effect.
         device: "cpu", or a CUDA (ROCm) device; or several of them, which the ranks take in turn.
 
     Attributes:
         devices: where each rank's segment lies.
-        shared: for objects that the ranks share by name.
+        shared: objects that the ranks share, by name.
 
     Raises:
         InvalidArgument: a device that cannot hold segments, or CPU and GPUs in one world.

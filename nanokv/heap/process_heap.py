@@ -8,12 +8,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from nanokv.device.segment.geometry import Geometry
 from nanokv.device.segment.layout import HEAP_CTL, PRODUCER_INC_MASK
 from nanokv.errors import HeapUnavailable, PeerLost
 from nanokv.heap.futex import Doorbell
 from nanokv.heap.world_entry import leave
 from nanokv.heap.world_file import WorldFile
+from nanokv.heap.world_spec import WorldSpec
 
 _POLL_FIRST, _POLL_LAST = 0.0005, 0.01  #: seconds between two looks at the others
 
@@ -25,6 +25,7 @@ class ProcessHeap:
     """One rank of a world of processes. A subclass attaches, and makes a `Heap` of it: it knows where segments lie.
 
     Args:
+        spec: the world. rank: this one.
         file: the world's file, with the lock of `rank`. The part of each rank begins with its HeapCtl: the magic tells
             that the rank has come, `closed` that it left.
     """
@@ -35,11 +36,12 @@ class ProcessHeap:
     device = torch.device("cpu")
     bases: list[int]
 
-    def __init__(self, file: WorldFile, geometry: Geometry, rank: int) -> None:
-        self.name = file.name
+    def __init__(self, spec: WorldSpec, rank: int, file: WorldFile) -> None:
+        self.name = spec.name
         self.rank = rank
-        self.world_size = geometry.world_size
-        self.geometry = geometry
+        self.geometry = spec.geometry
+        self.world_size = spec.geometry.world_size
+        self._spec = spec
         self._file = file
         self._map = file.map()
         self._controls = [part[: HEAP_CTL.size].view(HEAP_CTL.dtype) for part in self._map.parts]
@@ -110,11 +112,11 @@ class ProcessHeap:
         """True if the rank has written its control block, and lives."""
         return rank == self.rank or bool(self._controls[rank]["magic"][0] and self._file.locks.held(rank))
 
-    def _wait_for(self, missing: Callable[[], list[int]], deadline: float, timeout: float) -> None:
+    def _wait_for(self, missing: Callable[[], list[int]], deadline: float) -> None:
         """Wait until `missing` names no rank; PeerLost names those that it still does at `deadline`."""
         left = _wait_for_none(missing, deadline)
         if left:
-            raise PeerLost(f"ranks {left} of world {self.name!r} did not come within {timeout} s")
+            raise PeerLost(f"ranks {left} of world {self.name!r} did not come within {self._spec.timeout} s")
 
 
 def _wait_for_none(missing: Callable[[], list[int]], deadline: float) -> list[int]:

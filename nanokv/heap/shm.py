@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from nanokv.device.segment.geometry import Geometry
 from nanokv.device.segment.layout import HEAP_CTL
 from nanokv.device.segment.views import SegmentView
 from nanokv.errors import SegmentCorrupt
@@ -35,10 +34,10 @@ class ShmHeap(ProcessHeap):
 
     kind = "shm"
 
-    def __init__(self, file: WorldFile, geometry: Geometry, rank: int) -> None:
-        super().__init__(file, geometry, rank)
+    def __init__(self, spec: WorldSpec, rank: int, file: WorldFile) -> None:
+        super().__init__(spec, rank, file)
         self._segments = [torch.from_numpy(part) for part in self._map.parts]
-        self._views = [SegmentView(part, geometry) for part in self._map.parts]
+        self._views = [SegmentView(part, spec.geometry) for part in self._map.parts]
         self._incarnations = self._views[rank].activity["incarnation"]
         self.bases = [segment.data_ptr() for segment in self._segments]
 
@@ -57,12 +56,12 @@ class ShmHeap(ProcessHeap):
         file = enter(spec, rank, deadline)
         fresh = file.control(file.header(), rank) is None
         try:
-            heap = cls(file, spec.geometry, rank)
+            heap = cls(spec, rank, file)
             before = heap._map.ranks["met"].tolist()
-            heap._take_segment(spec)
+            heap._take_segment()
             file.unlock_world()
             heap._prefault(deadline)
-            heap._meet(before, deadline, spec.timeout)
+            heap._meet(before, deadline)
         except BaseException:
             if fresh:
                 leave(file, rank, None)
@@ -72,9 +71,9 @@ class ShmHeap(ProcessHeap):
         return heap
 
     # --- attaching, under the world lock ---
-    def _take_segment(self, spec: WorldSpec) -> None:
+    def _take_segment(self) -> None:
         """Initialise this rank's segment, or take over what its last incarnation left."""
-        mine = self._views[self.rank]
+        spec, mine = self._spec, self._views[self.rank]
         self.recovered = bool(mine.ctl["magic"][0])
         self._join_activity()
         if self.recovered:
@@ -106,7 +105,7 @@ class ShmHeap(ProcessHeap):
             record["incarnation"] = self.incarnation
 
     def _join_barrier(self) -> None:
-        """Count as come to no barrier that the living have not all come to: this incarnation has not."""
+        """Lower this rank's barrier count to the smallest of the living: a new incarnation has come to no barrier."""
         counts = self._map.ranks["barrier"]
         living = [r for r in range(self.world_size) if r != self.rank and self._file.locks.held(r)]
         if living:
@@ -124,16 +123,16 @@ class ShmHeap(ProcessHeap):
         payload = [(start + at["heap_base"], at["heap_limit"] - at["heap_base"]) for start in starts]
         prefault(self._map.area, control + payload, min(PREFAULT_SECONDS, deadline - time.monotonic()))
 
-    def _meet(self, before: list[int], deadline: float, timeout: float) -> None:
-        """Wait until every rank is there. One that has met us and may be gone again has changed `met` from `before`."""
+    def _meet(self, before: list[int], deadline: float) -> None:
+        """Wait until every rank is there, or was: a rank that met all others has changed its `met` from `before`."""
         met = self._map.ranks["met"]
 
         def missing() -> list[int]:
             return [r for r in range(self.world_size) if not self._has_come(r) and int(met[r]) == before[r]]
 
-        self._wait_for(missing, deadline, timeout)
+        self._wait_for(missing, deadline)
         # the lock also orders: this rank sees from here on what each rank wrote before it gave the lock back
-        self._file.lock_world(time.monotonic() + timeout)
+        self._file.lock_world(time.monotonic() + self._spec.timeout)
         met[self.rank] += 1
         self._file.unlock_world()
 

@@ -1,6 +1,7 @@
 """Worlds of shared memory seen from outside: list, inspect, remove. For the command line and for fsck."""
 
 import time
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,7 @@ def inspect(name: str, *, writable: bool = False) -> ShmWorldInfo:
         SegmentCorrupt: it is damaged, or of another build.
     """
     file = WorldFile.open_locked(name, time.monotonic() + _LOCK_SECONDS, create=False)
-    try:
+    with closing(file.locks):
         head = file.header()
         if head is None:
             raise HeapUnavailable(f"world {name!r} was never finished; `nanokv rm {name}` removes it")
@@ -66,8 +67,6 @@ def inspect(name: str, *, writable: bool = False) -> ShmWorldInfo:
             alive=[file.locks.held(rank) for rank in range(world_size)],
             initialised=[ctl is not None for ctl in controls],
         )
-    finally:
-        file.locks.close()
 
 
 def _stored_in(name: str, controls: list[Any], segment_bytes: int) -> tuple[Geometry, str]:
@@ -95,12 +94,10 @@ def remove_world(name: str, *, force: bool = False) -> None:
         HeapUnavailable: there is no such world; or a rank is alive, and `force` is False.
     """
     file = WorldFile.open_locked(name, time.monotonic() + _LOCK_SECONDS, create=False)
-    try:
+    with closing(file.locks):
         if file.anybody_alive() and not force:
             raise HeapUnavailable(f"world {name!r} is in use: a rank of it is alive")
         file.remove()
-    finally:
-        file.locks.close()
 
 
 def list_worlds() -> list[str]:

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nanokv.device.segment.geometry import PAYLOAD_ALIGN, Geometry
+from nanokv.device.segment.geometry import PAYLOAD_ALIGN
 from nanokv.errors import HeapUnavailable, PeerLost
 from nanokv.heap.futex import DEVICE_POLL, Doorbell
 from nanokv.heap.mapped_tensor import tensor_at
@@ -42,8 +42,8 @@ class SymmetricHeap(ProcessHeap):
 
     incarnation = 1
 
-    def __init__(self, source: MemorySource, file: WorldFile, geometry: Geometry, rank: int) -> None:
-        super().__init__(file, geometry, rank)
+    def __init__(self, source: MemorySource, spec: WorldSpec, rank: int, file: WorldFile) -> None:
+        super().__init__(spec, rank, file)
         self.kind = source.kind
         self.bases = []
         self._world_id = int(self._map.header["world_id"][0])
@@ -69,7 +69,7 @@ class SymmetricHeap(ProcessHeap):
         deadline = time.monotonic() + spec.timeout
         file = _enter(spec, rank, deadline)
         try:
-            heap = cls(source, file, spec.geometry, rank)
+            heap = cls(source, spec, rank, file)
         except BaseException:
             leave(file, rank, None)
             raise
@@ -77,7 +77,7 @@ class SymmetricHeap(ProcessHeap):
             ctl = spec.control_block(rank, heap._world_id)
             heap._write_card(ctl)
             file.unlock_world()
-            heap._meet(deadline, spec.timeout)
+            heap._meet(deadline)
             heap._take_memory(ctl, deadline)
         except BaseException:
             heap._let_go()
@@ -98,7 +98,7 @@ class SymmetricHeap(ProcessHeap):
         mine["pid"] = os.getpid()
         card["magic"] = ctl["magic"]
 
-    def _meet(self, deadline: float, timeout: float) -> None:
+    def _meet(self, deadline: float) -> None:
         """Wait until every rank is there, and note under the world lock that the world has begun."""
         met = self._map.ranks["met"]
 
@@ -110,7 +110,7 @@ class SymmetricHeap(ProcessHeap):
             return away
 
         while True:
-            self._wait_for(missing, deadline, timeout)
+            self._wait_for(missing, deadline)
             self._file.lock_world(deadline)
             if not missing():
                 met[self.rank] += 1
@@ -201,7 +201,7 @@ class SymmetricHeap(ProcessHeap):
         super().wait_for_hint(timeout, seen)
 
     def close(self) -> None:
-        """Leave the world, and let go of the memory. Idempotent; what others still read stays mapped for them."""
+        """Leave the world, and let go of the memory; the others keep it mapped until they close. Idempotent."""
         if not self._leave.alive:
             return
         with contextlib.suppress(RuntimeError), on_device(self.device):  # a GPU that has failed takes no stores
@@ -215,7 +215,7 @@ class SymmetricHeap(ProcessHeap):
 def _enter(spec: WorldSpec, rank: int, deadline: float) -> WorldFile:
     """Open or make a world that has not begun, and take the rank's lock. Returns with the world lock held.
 
-    A world that this rank has closed is about to end: wait for it. One in which it died is not, so that is refused.
+    A world that this rank has closed is about to end: wait for that. A world in which it died is refused.
     """
     while True:
         file = enter(replace(spec, on_stale="replace"), rank, deadline, CARDS)

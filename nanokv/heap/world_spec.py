@@ -1,4 +1,4 @@
-"""What a rank says about the world that it joins or makes."""
+"""The world that a rank asks a provider for, to join it or to make it."""
 
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -13,16 +13,16 @@ Stale = Literal["error", "recover", "replace"]
 
 @dataclass(frozen=True, slots=True)
 class WorldSpec:
-    """A world, the same for every provider; ranks of one world differ at most in `may_evict`, `water`, `timeout`.
+    """A world of any provider. Its ranks may differ only in `may_evict`, `water`, `timeout` and `on_stale`.
 
     Attributes:
         geometry: of every segment; its `world_size` ranks have to come.
-        mode: "device" or "host": who allocates.
+        mode: the allocating side, "device" (v2) or "host" (v1).
         may_evict, water: of this rank's segment, see `Geometry.control_block`.
-        name: by which processes meet on this host.
+        name: processes of this host meet by it.
         timeout: seconds to wait for the other ranks.
-        on_stale: what "shm" does with a world whose ranks are all dead: "error", "recover" it with what it holds, or
-            "replace" it by an empty one. A world that never was complete is always replaced.
+        on_stale: for "shm", if all ranks of that name are dead: raise HeapUnavailable ("error"), take the world over
+            with its objects ("recover"), or make an empty one ("replace"). An incomplete world is always replaced.
 
     Raises:
         InvalidArgument: a mode or an `on_stale` that does not exist.

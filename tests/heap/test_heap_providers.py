@@ -66,7 +66,7 @@ def new_world(start: Start) -> NewWorld:
 
 
 def at_once(*calls: Callable[[], Any]) -> list[Any]:
-    """Run calls at the same time; what each returned or raised."""
+    """Run calls at the same time; returns the result or the error of each."""
     found: list[Any] = [None] * len(calls)
 
     def run(i: int) -> None:
@@ -192,7 +192,7 @@ def test_a_wake_ends_the_wait(new_world: NewWorld, provider: str) -> None:
     waiter.start()
 
     def is_woken() -> bool:
-        ranks[0].ask("wake", 1)  # again and again: one that comes before the wait is heard in its own process alone
+        ranks[0].ask("wake", 1)  # again and again: a wake before the wait is lost, except in the waiter's own process
         return not waiter.is_alive()
 
     until(is_woken)
@@ -210,7 +210,7 @@ def test_a_peer_is_killed(new_world: NewWorld, provider: str) -> None:
         assert asked.ask("alive", 0, 1) and asked.ask("alive", 1, 1)
         with pytest.raises(PeerLost, match=r"barrier: ranks \[2\] of world '.*' have ended"):
             asked.ask("barrier", PATIENCE)
-        assert asked.ask("peek", 2, -1) == 77  # what a survivor has mapped stays mapped
+        assert asked.ask("peek", 2, -1) == 77  # a survivor's mapping stays
 
 
 @pytest.mark.parametrize("provider", LIBRARIES)
@@ -439,7 +439,7 @@ def test_there_is_no_other_kind() -> None:
 
 
 def test_torchs_own_variable_is_as_before(new_world: NewWorld, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is torch's word to every user of symmetric memory in the process: ours is for our rendezvous alone."""
+    """torch reads it for every user of symmetric memory in the process: it is set only during our rendezvous."""
     for asked in new_world("torch_symm, one GPU"):
         assert asked.ask("variable", OVERLAPPING) is None
 

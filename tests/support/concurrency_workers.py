@@ -1,4 +1,4 @@
-"""The commands that ranks of the concurrency tests take, beside those of every served rank."""
+"""The commands of ranks in the concurrency tests, beside those of every `CacheRank`."""
 
 import numpy as np
 
@@ -12,7 +12,7 @@ HAMMER_ROUNDS = 2000  #: before a process looks whether it is to stop
 
 
 class Worker(CacheRank):
-    """One rank that works at random, or without a pause, or holds what it has."""
+    """One rank that works at random, or without a pause, or holds a pin and a plan."""
 
     def attach(self) -> tuple[int, bool]:
         attached, options = super().attach(), self.options

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from nanokv.cache import NanoKVCache
-from nanokv.check.rank_process import Served
+from nanokv.check.rank_process import RankCommands
 from nanokv.config import make_options
 from nanokv.device.segment.geometry import Geometry
 from nanokv.errors import NanoKVError
@@ -37,7 +37,7 @@ def small_world(n: int, **wishes: Any) -> WorldSpec:
 
 
 class Provider(NamedTuple):
-    """A provider over a library: which kind, and what it is opened with, given the rank."""
+    """A kind of provider, and the options with which a rank opens it."""
 
     kind: str
     options: Callable[[int], dict[str, Any]] = lambda rank: {}
@@ -75,10 +75,10 @@ PROVIDERS = {
     ),
     "torch_symm, overlapping": Provider("torch_symm", lambda rank: _torch(rank, gpu=0)),
     "torch_symm, no memory": Provider("torch_symm", lambda rank: _torch(rank, capacity=1000 if rank else 1 << 30)),
-    "torch_symm, out of reach": Provider("torch_symm", lambda rank: _torch(rank, said=lambda at: [at[0], 0])),
-    "torch_symm, wrong addresses": Provider("torch_symm", lambda rank: _torch(rank, said=lambda at: [at[rank]] * 2)),
+    "torch_symm, out of reach": Provider("torch_symm", lambda rank: _torch(rank, told=lambda at: [at[0], 0])),
+    "torch_symm, wrong addresses": Provider("torch_symm", lambda rank: _torch(rank, told=lambda at: [at[rank]] * 2)),
     "torch_symm, unaligned": Provider(
-        "torch_symm", lambda rank: _torch(rank, said=lambda at: [p + 64 * (r != rank) for r, p in enumerate(at)])
+        "torch_symm", lambda rank: _torch(rank, told=lambda at: [p + 64 * (r != rank) for r, p in enumerate(at)])
     ),
     "torch_symm, no GPU": Provider("torch_symm", lambda rank: _torch(rank) | {"device": None}),
     "torch_symm, other offsets": Provider("torch_symm", lambda rank: _torch(rank, offset=PAGE * rank)),
@@ -90,8 +90,8 @@ PROVIDERS = {
 }
 
 
-class HeapRank(Served):
-    """What a rank can be asked to do with its heap, or with a cache on it. `wishes`: as `small_world` takes them."""
+class HeapRank(RankCommands):
+    """Commands for a heap, or for a cache on it. `wishes`: as `small_world` takes them."""
 
     raises = (NanoKVError,)
     heap: Heap
@@ -159,7 +159,7 @@ class HeapRank(Served):
         self.heap.close()
 
     def fork(self, fifo: str) -> int:
-        """Fork a child that lives until somebody opens `fifo`, whatever happens to its parent; returns its pid."""
+        """Fork a child that lives until `fifo` is opened, whatever happens to its parent; returns its pid."""
         child = os.fork()
         if child == 0:
             Path(fifo).read_bytes()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nanokv.check.rank_process import PROCESSES, RankProcess, Served, wait_until
+from nanokv.check.rank_process import PROCESSES, RankCommands, RankProcess, wait_until
 
 __all__ = ["Start", "new_folder", "starter", "until"]
 
@@ -33,12 +33,12 @@ def new_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def starter(served: Callable[..., Served]) -> Iterator[Start]:
-    """A function that starts ranks, `start(rank, ...)` as `served` takes it; all end with the context."""
+def starter(commands: Callable[..., RankCommands]) -> Iterator[Start]:
+    """A function that starts ranks, `start(rank, ...)` as `commands` takes it; all end with the context."""
     ranks: list[RankProcess] = []
 
     def start(rank: int, *arguments: object, **options: object) -> RankProcess:
-        ranks.append(RankProcess(served, rank, *arguments, **options))
+        ranks.append(RankProcess(commands, rank, *arguments, **options))
         return ranks[-1]
 
     try:
@@ -50,4 +50,4 @@ def starter(served: Callable[..., Served]) -> Iterator[Start]:
 
 def until(condition: Callable[[], bool]) -> None:
     """Wait until a condition is true."""
-    wait_until("what the test waits for", condition)
+    wait_until("the condition of the test", condition)

@@ -1,4 +1,4 @@
-"""Worlds of shared memory, for tests: ranks in this process, and what a dead rank left."""
+"""Worlds of shared memory, for tests: ranks in this process, and a world left by a dead rank."""
 
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any

@@ -4,7 +4,7 @@ import time
 from typing import Any
 
 from nanokv.allocation.base import Write
-from nanokv.check.rank_process import Served
+from nanokv.check.rank_process import RankCommands
 from nanokv.compat_v1.host_path import HostPath
 from nanokv.device.machines.native import NativeMachine
 from nanokv.device.protocol.status import Status
@@ -26,7 +26,7 @@ def key_of(key: int) -> KeyDigest:
     return KeyDigest(key * 7919, key * 104729)
 
 
-class HostRank(Served):
+class HostRank(RankCommands):
     """A rank: heap, machine and path. `options`: of the path."""
 
     raises = (NanoKVError,)
