@@ -53,18 +53,17 @@ def inspect(name: str, *, writable: bool = False) -> ShmWorldInfo:
         head = file.header()
         if head is None:
             raise HeapUnavailable(f"world {name!r} was never finished; `nanokv rm {name}` removes it")
-        world_size = int(head["world_size"])
-        controls = [file.control(head, rank) for rank in range(world_size)]
+        controls = file.controls(head)
         geometry, mode = _stored_in(name, controls, int(head["segment_bytes"]))
         return ShmWorldInfo(
             name=name,
             path=file.path,
             world_id=int(head["world_id"]),
-            world_size=world_size,
+            world_size=len(controls),
             mode=mode,
             geometry=geometry,
             segments=file.map(writable=writable).parts,
-            alive=[file.locks.held(rank) for rank in range(world_size)],
+            alive=[file.locks.held(rank) for rank in range(len(controls))],
             initialised=[ctl is not None for ctl in controls],
         )
 

@@ -25,7 +25,7 @@ def enter(spec: WorldSpec, rank: int, deadline: float, kind: FileKind = SEGMENTS
             if _settle(file, spec):
                 _check_fits(file, spec)
                 if not file.locks.try_lock(rank):
-                    pid = file.pid_of(rank)
+                    pid = file.rank_record(rank)["pid"]
                     raise HeapUnavailable(f"rank {rank} of world {spec.name!r} is taken by a living process ({pid})")
                 return file
         except BaseException:
@@ -48,7 +48,8 @@ def _settle(file: WorldFile, spec: WorldSpec) -> bool:
     if head is None and os.fstat(file.locks.fd).st_size == 0:
         file.create(spec.geometry)
         return True
-    if head is None or replace or not file.complete(head):
+    # in an incomplete world, in which a rank never attached, no rank can have stored anything
+    if head is None or replace or any(ctl is None for ctl in file.controls(head)):
         file.remove()
         return False
     if spec.on_stale == "error":
@@ -72,8 +73,7 @@ def _check_fits(file: WorldFile, spec: WorldSpec) -> None:
         raise SegmentCorrupt(f"{where} has ranks and no header")
     if int(head["world_size"]) != world_size:
         raise HeapUnavailable(f"{where}: world_size is {head['world_size']}, not {world_size}")
-    for rank in range(world_size):
-        ctl = file.control(head, rank)
+    for rank, ctl in enumerate(file.controls(head)):
         if ctl is not None:
             _check_control(f"{where}, segment {rank}", ctl, {"rank": rank, "world_id": int(head["world_id"])}, spec)
     wanted = file.kind.rank_bytes(spec.geometry)

@@ -112,16 +112,12 @@ class WorldFile:
             return False
 
     def remove(self) -> None:
-        """Remove the name, if it still means this file, and the directories beside it. Under the world lock."""
-        if self.has_name():
-            self.path.unlink(missing_ok=True)
-            if not self.anybody_alive():
-                self._remove_beside()
-
-    def _remove_beside(self) -> None:
-        """Remove the directories that ranks of this world have made beside it, which dead ranks left."""
+        """Remove the name, if it still means this file, and what dead ranks left beside it. Under the world lock."""
+        if not self.has_name():
+            return
+        self.path.unlink(missing_ok=True)
         with contextlib.suppress(SegmentCorrupt):
-            head = self.header()
+            head = None if self.anybody_alive() else self.header()
             if head is not None:
                 for left in self.path.parent.glob(BESIDE.format(int(head["world_id"]))):
                     shutil.rmtree(left, ignore_errors=True)
@@ -160,10 +156,6 @@ class WorldFile:
         """The current WorldRank of a rank."""
         raw = os.pread(self.locks.fd, RANK.size, HEADER.size + rank * RANK.size)
         return np.frombuffer(raw, RANK.dtype)[0]
-
-    def pid_of(self, rank: int) -> int:
-        """The process of the last incarnation of `rank`; 0 if there was none."""
-        return int(self.rank_record(rank)["pid"])
 
     def create(self, geometry: Geometry) -> None:
         """Reserve the memory of a whole world and write its header. Under the world lock, on an unfinished file.
@@ -209,9 +201,9 @@ class WorldFile:
         ctl = np.frombuffer(raw.ljust(HEAP_CTL.size, b"\0"), HEAP_CTL.dtype)
         return None if ctl[0]["magic"] == 0 else ctl
 
-    def complete(self, head: Any) -> bool:
-        """True if every rank has attached once. Before that, no rank can have stored anything."""
-        return all(self.control(head, rank) is not None for rank in range(int(head["world_size"])))
+    def controls(self, head: Any) -> list[Any | None]:
+        """`control` of every rank."""
+        return [self.control(head, rank) for rank in range(int(head["world_size"]))]
 
     # --- mapping ---
     def map(self, *, writable: bool = True) -> WorldMap:
