@@ -5,14 +5,22 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 STAMP := $(VENV)/.installed
 CHECK_SECONDS ?= 40
+PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test lint types check check-long bench test-gpu clean
+.PHONY: demo test test-all compiled lint types check check-long bench test-gpu clean
 
 demo: $(STAMP)
 	$(BIN)/nanokv demo
 
-test: $(STAMP)
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+test: compiled
+	$(PYTEST) -m "not exhaustive"
+
+test-all: compiled
+	$(PYTEST)
+
+# once, before tests with limits start, and not by several of their processes at a time
+compiled: $(STAMP)
+	$(BIN)/python -m nanokv.check.preload
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

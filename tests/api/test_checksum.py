@@ -128,7 +128,7 @@ def test_the_interpreter_agrees() -> None:
         cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=500,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]

@@ -32,7 +32,7 @@ def test_ranks_of_a_torchrun_job_meet(alloc: str, shm_name: str) -> None:
         )
         for rank in ("0", "1")
     ]
-    said = [rank.communicate(timeout=110)[0] for rank in ranks]
+    said = [rank.communicate(timeout=500)[0] for rank in ranks]
     assert said == [f"0 2 {alloc} [1, 1, 1]\n", f"1 2 {alloc} [0, 0, 0]\n"]
 
 

@@ -18,7 +18,7 @@ def test_the_example_commits_and_reads_back(alloc: str) -> None:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=500,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]

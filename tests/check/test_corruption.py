@@ -30,7 +30,7 @@ HIGHEST, LOWEST = 2**63 - 1, -(2**63)
 
 
 # --- the check itself -------------------------------------------------------------------------
-@pytest.mark.timeout(300)  # what is not compiled yet falls to the first test
+@pytest.mark.timeout(1800)  # what is not compiled yet falls to the first test
 @pytest.mark.parametrize("kind", KINDS)
 def test_cases(kind: str) -> None:
     (row,) = run_corruption(120, 11, only=kind)

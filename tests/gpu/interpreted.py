@@ -31,7 +31,7 @@ def _interpreted(group: str) -> str:
         cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=1500,
         check=False,
     )
     return done.stdout + done.stderr

@@ -404,7 +404,7 @@ def test_kernels_reach_peers_by_the_bases_of_the_iris_provider(name: str, functi
         )
         for rank in range(2)
     ]
-    assert [rank.communicate(timeout=110)[0] for rank in ranks] == ["", "True 40\n"]
+    assert [rank.communicate(timeout=500)[0] for rank in ranks] == ["", "True 40\n"]
     assert [rank.returncode for rank in ranks] == [0, 0]
 
 

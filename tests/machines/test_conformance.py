@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.timeout(300)  # all that is compiled or interpreted falls to the first test
+pytestmark = pytest.mark.timeout(1800)  # all that is interpreted falls to the first test of a group
 
 GROUPS = [
     ("freelist,extent,header", 12),
@@ -24,7 +24,7 @@ def compare(*options: str) -> subprocess.CompletedProcess[str]:
         cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=1500,
         check=False,
     )
 

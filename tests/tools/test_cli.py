@@ -74,7 +74,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 def run_python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
     command = [sys.executable, "-c", code, *arguments]
-    return subprocess.run(command, check=False, env=environment, capture_output=True, text=True, timeout=100)
+    return subprocess.run(command, check=False, env=environment, capture_output=True, text=True, timeout=500)
 
 
 def leave_a_dead_world(name: str) -> None:

@@ -50,7 +50,7 @@ def test_an_example_runs(name: str, says: list[str]) -> None:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=500,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]

@@ -362,7 +362,7 @@ def test_a_script_ends_without_noise(name: str, folder: Path, closed: int) -> No
         env=os.environ | {"PYTHONPATH": str(ROOT), "NANOKV_SHM_DIR": str(folder)},
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=500,
         check=False,
     )
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "done\n[]\n", "")
