@@ -180,6 +180,7 @@ def test_histories_of_this_machine() -> None:
         assert row.held and row.tried >= 1500, (row.name, row.failures)
 
 
+@pytest.mark.exhaustive
 def test_histories_of_killed_processes() -> None:
     """Not `run_histories`: here the kills must have hit operations."""
     found = list(record_killed(1000, 5))

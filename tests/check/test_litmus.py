@@ -22,7 +22,8 @@ from nanokv.device.segment.record import LINE
 from nanokv.device.sim.exhaustive import Exhaustive, Redundant
 from nanokv.device.sim.memory import SHARED, WeakMemory
 from nanokv.device.sim.simulation import Simulation
-from tests.support.compiling import TARGETS, Kernel, assembly
+from tests.support.compiling import Kernel, assembly
+from tests.support.targets import every_target
 
 ROLES = (
     message_passing,
@@ -72,7 +73,7 @@ def test_the_model_forbids_what_we_forbid(shape: int, name: str, forbidden: Any,
     assert bad(ROLES[weak]) != []
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@every_target
 @pytest.mark.parametrize("shape", range(len(ROLES)))
 def test_kernels_compile(target: str, shape: int) -> None:
     kernel = Kernel(litmus_kernel, False, {"base": "i64", "count": "i64", "gate": "i64"}, {"shape": shape})

@@ -102,6 +102,7 @@ def test_a_bug_stays_mended(about: str) -> None:
     assert replay(BUGS[about].replay) is None
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", [name for name, scenario in SCENARIOS.items() if scenario.audited])
 def test_no_audit_gives_away_what_is_on_its_way(name: str) -> None:
     assert audit_search.find(SCENARIOS[name]) is None

@@ -9,7 +9,8 @@ import triton.language as tl
 
 from nanokv.device.protocol import freelist, header
 from tests.support.assembly import atomics, count, polls_in_a_loop
-from tests.support.compiling import TARGETS, Kernel, assembly, kernels
+from tests.support.compiling import Kernel, assembly, kernels
+from tests.support.targets import every_target
 
 
 @triton.jit
@@ -56,7 +57,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPatch
     return monkeypatch
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@every_target
 def test_a_relaxed_commit_is_seen(target: str, fresh: pytest.MonkeyPatch) -> None:
     fresh.setattr(header, "cas64", relaxed_cas64)
     text = assembly(kernels()["call_commit"], target)
@@ -64,21 +65,21 @@ def test_a_relaxed_commit_is_seen(target: str, fresh: pytest.MonkeyPatch) -> Non
     assert count(atomics(text, target), "cas", releases=True) == 1  # the hint's
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@every_target
 def test_a_pop_at_gpu_scope_is_seen(target: str, fresh: pytest.MonkeyPatch) -> None:
     fresh.setattr(freelist, "cas64", gpu_cas64)
     found = atomics(assembly(kernels()["pop_push_kernel"], target), target)
     assert [a for a in found if a.operation == "cas" and not a.system]
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@every_target
 def test_a_validation_by_an_acquire_load_is_seen(target: str, fresh: pytest.MonkeyPatch) -> None:
     fresh.setattr(header, "add64", acquire_add64)
     found = atomics(assembly(kernels()["call_validate"], target), target)
     assert count(found, "add", releases=True) == 0
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@every_target
 def test_a_poll_by_plain_loads_is_seen(target: str, fresh: pytest.MonkeyPatch) -> None:
     words = {"word": "i64", "out": "i64", "limit": "i64"}
     assert not polls_in_a_loop(assembly(Kernel(hoisted_poll_kernel, False, words, {}), target))

@@ -13,15 +13,10 @@ from triton.runtime.jit import JITFunction
 
 from nanokv.device import memory, protocol, segment
 from tests.support.assembly import atomics, count, polls_in_a_loop
-from tests.support.compiling import NVIDIA, TARGETS, compiled_for, kernels
+from tests.support.compiling import NVIDIA, compiled_for, kernels
+from tests.support.targets import every_target
 
 pytestmark = pytest.mark.timeout(1800)  # all that is compiled for a target falls to the first test
-
-ONE_OF_EACH_MAKE = ("sm_90", "gfx942")  #: `make test` compiles for these
-every_target = pytest.mark.parametrize(
-    "target",
-    [pytest.param(name, marks=() if name in ONE_OF_EACH_MAKE else pytest.mark.exhaustive) for name in TARGETS],
-)
 
 ROOMS = (protocol, memory, segment)  #: of device functions
 

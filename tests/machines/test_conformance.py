@@ -11,8 +11,8 @@ pytestmark = pytest.mark.timeout(1800)  # all that is interpreted falls to the f
 
 GROUPS = [
     ("freelist,extent,header", 12),
-    ("directory,ring,activity,pins", 10),
-    ("checksum,retire,evict,put,get,remove,reclaim,host_alloc,host_calls", 6),
+    pytest.param("directory,ring,activity,pins", 10, marks=pytest.mark.exhaustive),
+    pytest.param("checksum,retire,evict,put,get,remove,reclaim,host_alloc,host_calls", 6, marks=pytest.mark.exhaustive),
 ]
 
 

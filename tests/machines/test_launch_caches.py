@@ -5,7 +5,7 @@ import pytest
 from tests.gpu.every_body import GROUPS
 from tests.gpu.interpreted import passed
 
-pytestmark = pytest.mark.timeout(1800)  # all that is interpreted falls to the first test of a group
+pytestmark = [pytest.mark.exhaustive, pytest.mark.timeout(1800)]  # all of it falls to the first test
 
 
 @pytest.mark.parametrize("name", [body.__name__ for body in GROUPS["caches"]])

@@ -29,7 +29,7 @@ from bench.gpu.versions import meet
 from bench.timing import PERCENTILES, Summary
 from tests.support.compiling import Kernel, assembly
 
-pytestmark = pytest.mark.timeout(1800)
+pytestmark = [pytest.mark.exhaustive, pytest.mark.timeout(1800)]
 
 ROOT = Path(__file__).parents[2]
 TOY = toy()

@@ -103,6 +103,7 @@ def test_no_module_imports_a_bare_name(name: str) -> None:
     assert not [other for other in imports(name) for bare in BARE if inside(other, bare)]
 
 
+@pytest.mark.exhaustive
 def test_no_import_brings_a_bare_name_with_it() -> None:
     names = [name for name in sorted(modules()) if not name.endswith("__main__")]
     result = run(
