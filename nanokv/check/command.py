@@ -68,7 +68,7 @@ def _both(choice: StrEnum, *every: str) -> tuple[str, ...]:
 
 
 def _replay(text: str) -> int:
-    from nanokv.check.model.suite import replay
+    from nanokv.check.model.explore import replay
 
     try:
         why = replay(text)
@@ -79,7 +79,8 @@ def _replay(text: str) -> int:
 
 
 def _mutant(name: str, seed: int) -> int:
-    from nanokv.check.model.mutants import MUTANTS, kill
+    from nanokv.check.model.mutants import MUTANTS
+    from nanokv.check.model.mutants.run import kill
 
     if name == "list":
         for each in MUTANTS.values():

@@ -48,7 +48,7 @@ def _kills(options: Options) -> list[Row]:
 
 
 def _model(options: Options) -> list[Row]:
-    from nanokv.check.model.suite import run_model
+    from nanokv.check.model.run import run_model
 
     return run_model(max(int(options.seconds * SCHEDULES_A_SECOND), 8), options.seed)
 
@@ -66,7 +66,7 @@ def _litmus(options: Options) -> list[Row]:
 
 
 def _mutants(options: Options) -> list[Row]:
-    from nanokv.check.model.mutants import kill_mutants
+    from nanokv.check.model.mutants.run import kill_mutants
     from nanokv.check.model.orderings import kill_orderings
 
     schedules = max(int(options.seconds * SCHEDULES_A_SECOND), 1000)

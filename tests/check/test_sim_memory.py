@@ -27,19 +27,19 @@ class Ops:
 def outcomes(memory: type[Memory], program: Program, *, last: tuple[int, ...] = ()) -> set[Outcome]:
     """What the tasks of a program return, and the last words of some addresses, over all executions."""
     simulation = Simulation(memory)
-    explorer = Exhaustive()
+    scheduler = Exhaustive()
     found = set()
-    while explorer.more():
-        assert explorer.executions < 50_000
+    while (execution := scheduler.new_execution()) is not None:
+        assert scheduler.executions < 50_000
         simulation.reset([0] * 8)
         for number, body in enumerate(program(Ops(simulation))):
             simulation.spawn(f"task{number}", body)
         try:
-            simulation.run(explorer)
+            simulation.run(execution)
         except Redundant:
             continue
-        said = [task.result for task in simulation.tasks if task.result is not None]
-        found.add((*said, *(simulation.memory.newest(address) for address in last)))
+        results = [task.result for task in simulation.tasks if task.result is not None]
+        found.add((*results, *(simulation.memory.newest(address) for address in last)))
     return found
 
 

@@ -12,8 +12,8 @@ from unittest import mock
 import numpy as np
 
 from nanokv.check.model import audit_search
-from nanokv.check.model.explore import SCHEDULERS, Explorer
-from nanokv.check.model.suite import SCENARIOS, named
+from nanokv.check.model.explore import SCHEDULERS, Explorer, replay
+from nanokv.check.model.scenarios import SCENARIOS
 from nanokv.device.protocol import evict, reclaim, retire
 from nanokv.device.segment.layout import PIN_HELD, unpack
 from nanokv.device.sim.mutants import rewrite
@@ -34,8 +34,7 @@ class Bug(NamedTuple):
     def shown_by(self, text: str) -> str | None:
         """What goes wrong in an execution of the old code, or None."""
         with self._patched():
-            explorer, schedule = named(text, self.device())
-            return explorer.replay(schedule)
+            return replay(text, self.device())
 
     def find(self, seconds: float) -> str | None:
         """A new execution that shows it."""

@@ -7,8 +7,8 @@ behind (the simulated memory delays none but the words of a copy).
 from types import ModuleType
 from typing import Any
 
-from nanokv.check.model.explore import SCHEDULERS, Explorer
-from nanokv.check.model.suite import SCENARIOS, named
+from nanokv.check.model.explore import SCHEDULERS, Explorer, named
+from nanokv.check.model.scenarios import SCENARIOS
 from nanokv.check.report import Row
 from nanokv.device.protocol import (
     activity,
@@ -142,7 +142,7 @@ def is_noticed(weaker: WeakOrdering, schedules: int, seed: int) -> bool:
     if known is None:
         return False
     explorer, schedule = named(known, weaker.replaced())
-    return explorer.replay(schedule) is not None or any(
+    return explorer.execute(schedule) is not None or any(
         explorer.draw(scheduler, schedules, seed).failure is not None for scheduler in SCHEDULERS
     )
 
@@ -159,7 +159,7 @@ def find(weaker: WeakOrdering, seconds: float) -> str | None:
     known = FOUND_BY.get(weaker.name)
     if known is not None:
         explorer, schedule = named(known, weaker.replaced())
-        if explorer.replay(schedule) is not None:
+        if explorer.execute(schedule) is not None:
             return known
     first = [known.partition("/")[0]] if known is not None else []
     for name in [*first, *SCENARIOS]:
