@@ -1,4 +1,4 @@
-"""Random work on a cache, and payloads that tell whose they are: what checks of a running world do to it."""
+"""Random work on a cache, for checks of a running world, and payloads that hold their key and version."""
 
 import random
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from nanokv.errors import (
     PeerLost,
 )
 
-#: what any of these calls may answer while others work on the same key
+#: errors that any of these calls may raise while others work on the same key
 EXPECTED = (DuplicateKey, KeyNotFound, NotReady, ObjectPinned, OutOfMemory, PeerLost)
 
 VERSION_BITS = 32
@@ -32,12 +32,12 @@ def name(key: int) -> str:
 
 
 def payload(key: int, version: int, words: int) -> torch.Tensor:
-    """int64 [words], each of which says the key and the version (below 2**32)."""
+    """int64 [words], each of which holds the key and the version (below 2**32)."""
     return torch.full((words,), key << VERSION_BITS | version, dtype=torch.int64)
 
 
 def check_payload(key: int, tensor: torch.Tensor) -> int:
-    """The version, if every word of the tensor is of one version of this key. What a plan wrote comes as bytes.
+    """The version, if every word of the tensor is of one version of this key. The payload of a plan comes as bytes.
 
     Raises:
         CheckFailure: it is torn, or another key's, or no payload.
@@ -56,7 +56,7 @@ def check_payload(key: int, tensor: torch.Tensor) -> int:
 
 # --- random work ------------------------------------------------------------------------------
 class Work:
-    """A random sequence of calls on one cache, by one thread. Every answer is checked; `done` counts what succeeded.
+    """A random sequence of calls on one cache, by one thread. Every answer is checked, and counted in `done`.
 
     Args:
         who: makes versions different from those of other workers; below 256.
@@ -94,7 +94,7 @@ class Work:
         return self.done
 
     def step(self) -> None:
-        """Do one step. What others may cause is no error; everything else is."""
+        """Do one step. An answer that other workers may cause is no error."""
         self.do(self.random.choice(self.steps))
 
     def do(self, step: Callable[[int], None]) -> None:
@@ -148,13 +148,13 @@ class Work:
                 raise CheckFailure(f"key {key} changed while it was pinned")
 
     def get_and_forget(self) -> None:
-        """Something that takes a moment."""
+        """A look at another key, which takes a moment."""
         key = self.random.randrange(self.keys)
         if self.cache.exists(name(key)):
             self.cache.get_many([name(key)])
 
     def plan(self, key: int) -> None:
-        """Write an object as a kernel of the caller's does: open, store, commit."""
+        """Write an object as a caller's kernel does: open, store, commit."""
         tensor = self._new(key)
         plan = self.cache.open_for_write(name(key), tensor.nbytes, preferred_segment=self._owner())
         target = self.cache._mover.payload(plan.dst_rank, plan.payload_base, plan.bytes_total)

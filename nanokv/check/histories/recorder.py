@@ -2,7 +2,7 @@
 
 Each caller, a thread or a process, writes rows of six words: (called, returned, operation, key, status, value). Times
 are tickets of one counter that all add to, from 1 on, so that "before" is certain; a ticket costs some nanoseconds. The
-call is noted before the operation begins: what was under way when a process was killed stands there as not returned.
+call is noted before the operation begins: the row of an operation that was cut off by a kill has not returned.
 """
 
 # mypy: disallow-untyped-decorators=false
@@ -40,7 +40,7 @@ EXISTS = tl.constexpr(3)
 NAMES = ("put", "get", "remove", "exists")
 TORN_VALUE = -1  #: a get whose words were not all alike
 _TORN = tl.constexpr(TORN_VALUE)
-PATIENCE = tl.constexpr(1 << 26)  # looks for the other callers before it begins without them
+PATIENCE = tl.constexpr(1 << 26)  # looks for the other callers before a caller begins without them
 
 
 @triton.jit
@@ -85,7 +85,7 @@ def record(
     rows: tl.int64,
     callers: tl.int64,
 ) -> Any:
-    """Do `rounds` random operations on `keys` keys (1, 2, ...), each noted in a row, when `callers` have come here.
+    """When `callers` have come here, do `rounds` random operations on `keys` keys (1, 2, ...), each noted in a row.
 
     `clock`: two words, both 0 at first. `who` and `rounds`: below 2**8 and 2**24, they make a value. Returns `rounds`.
     """
@@ -106,7 +106,7 @@ def record(
         store64(row + AT_WHAT, what, "relaxed")
         store64(row + AT_KEY, key, "relaxed")
         store64(row + AT_VALUE, value, "relaxed")
-        # whoever is killed from here on has a row that never returned; what it does begins with an acq_rel step
+        # a caller that is killed from here on has a row that never returned; the operation begins with an acq_rel step
         store64(row + AT_CALLED, 1 + add64(clock, 1, "acq_rel"), "relaxed")
         status, value = do_one(world, what, key, value, owner, words, buffer, room)
         returned = 1 + add64(clock, 1, "acq_rel")
@@ -125,7 +125,7 @@ def compiled_record() -> Any:
 
 @cache
 def yielding_record() -> Any:
-    """The same, giving way after each load: others run in the middle of every operation, on however few cores."""
+    """The same, giving way after each load: others run in the middle of every operation, also on few cores."""
     return slow_function(record, 10, "give way")
 
 

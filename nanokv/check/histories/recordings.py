@@ -1,4 +1,4 @@
-"""Ways to record histories: each yields parts, and between two parts nothing is under way and no object is there.
+"""Ways to record histories. Each yields parts; between two parts no operation is under way and no object is there.
 
 Compiled loops of device functions (operations of less than a microsecond, which truly overlap), in threads or in
 processes of which one is killed; threads that call the API, in both modes; and processes that call the API on a world
@@ -34,7 +34,7 @@ from nanokv.virtual_world import local_world
 CALLERS = 3
 RANKS = 2  #: of the world that threads share
 KEYS = 2
-KEYS_OF_KILLED = 4  #: a key that a dead producer has begun to put may stay NOT_READY
+KEYS_OF_KILLED = 4  #: more keys: one that a dead producer has begun to put may stay NOT_READY
 PAGE_BYTES = 256
 PAGES = 64
 ROOM_WORDS = 24
@@ -56,7 +56,7 @@ _ERRORS = {KeyNotFound: MISS, DuplicateKey: DUPLICATE, NotReady: NOT_READY, OutO
 
 # --- compiled loops ---------------------------------------------------------------------------
 class Sheet:
-    """What `recorder.record` writes: a clock and the rows of all callers, in memory that they share."""
+    """The clock and the rows of all callers that `recorder.record` writes, in memory that they share."""
 
     CLOCK_WORDS = 2
 
@@ -65,7 +65,7 @@ class Sheet:
 
     @classmethod
     def size(cls, rounds: int) -> int:
-        """Words that it needs."""
+        """The number of its words."""
         return cls.CLOCK_WORDS + CALLERS * rounds * ROW_WORDS
 
     def rows(self, who: int) -> np.ndarray[Any, Any]:
@@ -74,7 +74,7 @@ class Sheet:
         return rows
 
     def called(self, who: int) -> int:
-        """How many operations a caller has begun."""
+        """The number of operations that a caller has begun."""
         return int(np.count_nonzero(self.rows(who)[:, 0]))
 
     def fill(self, function: Any, cache: NanoKVCache, who: int, seed: int, keys: int) -> None:
@@ -94,7 +94,7 @@ class Sheet:
         )
 
     def history(self) -> History:
-        """What was recorded."""
+        """The history that was recorded."""
         history: History = defaultdict(list)
         for who in range(CALLERS):
             for called, returned, what, key, status, value in self.rows(who).tolist():
@@ -137,7 +137,7 @@ def record_compiled(operations: int, seed: int, function: Any) -> Iterator[Histo
 
 # --- the API ----------------------------------------------------------------------------------
 class Caller:
-    """Calls the API and notes what it does. Values are (who, number), so that no two are alike."""
+    """Calls the API and notes every call. Values are (caller, number), so that no two are alike."""
 
     def __init__(self, cache: NanoKVCache, who: int, seed: int) -> None:
         self._cache = cache
@@ -245,7 +245,7 @@ def record_processes(operations: int, seed: int) -> Iterator[History]:
 
 
 def record_killed(operations: int, seed: int) -> Iterator[History]:
-    """Processes in compiled loops, of which one is killed in the middle; the others go on beside what it left."""
+    """Processes in compiled loops, of which one is killed in the middle; the others go on beside its leftovers."""
     lingering_record()  # here, if it has to be compiled: the ranks find it in the cache
     chance = random.Random(seed)
     for part in range(max(operations // (CALLERS * KILLED_PART), 1)):

@@ -1,4 +1,4 @@
-"""A history that is not linearizable, for people: the last operations of its shortest prefix, one a line.
+"""A history that is not linearizable, for people: the last operations of its shortest prefix, one per line.
 
     thread 1  put(7)           |-------|            OK
     thread 0  get()                |-------|        MISS
@@ -37,8 +37,8 @@ def draw(operations: Sequence[Operation], offender: Operation | None = None) -> 
     for name, op in zip(names, operations, strict=True):
         start, end = column[op.called], column[op.returned]
         bar = " " * start + "|" + "-" * (end - start - 1) + ("…" if op.returned == NEVER else "|")
-        said = "killed, or not over" if op.returned == NEVER else op.answer
-        said = str(op.value) if op.what == "get" and op.value and op.answer == "OK" else said
+        answer = "killed, or not over" if op.returned == NEVER else op.answer
+        answer = str(op.value) if op.what == "get" and op.value and op.answer == "OK" else answer
         mark = "  <- fits no order" if op is offender else ""
-        lines.append(f"    {name:<{width}}  {bar:<{COLUMN * len(moments)}}  {said}{mark}")
+        lines.append(f"    {name:<{width}}  {bar:<{COLUMN * len(moments)}}  {answer}{mark}")
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""What the ranks of the kill rounds do, each in its process, until they are told to stop or are killed.
+"""The work of the ranks of the kill rounds, each in its process, until they are told to stop or are killed.
 
 A role is one step that is done again and again:
 
@@ -6,9 +6,9 @@ A role is one step that is done again and again:
     large      puts whose copy is a step of its own, between `begin` and `finish`
     plan       plans that are opened, written and committed or aborted, several at a time
     reader     compiled pins, reads in place and gets; an object stays pinned meanwhile
-    owner      calls on this rank's own segment, and nobody else's
-    room       joins free extents, evicts, and puts what does not fit without
-    poller     nothing but this rank's poller, which drains and sweeps without a pause
+    owner      calls on this rank's own segment only
+    room       joins free extents, evicts, and puts objects that would not fit otherwise
+    poller     only this rank's poller, which drains and sweeps without a pause
 """
 
 import contextlib
@@ -27,10 +27,10 @@ ROLES = ("producer", "large", "plan", "reader", "owner", "room", "poller")
 
 KEYS = 24
 MAX_PAGES = 5  #: of most objects
-LARGE_PAGES = 16  #: of those that are copied apart, and of those that need room
-BURST = 100  #: compiled operations between two looks whether to stop
-PIN_BURST = 20_000  #: the same of pins, which are shorter
-SLOW_BURST = 5  #: of both, where each load lingers
+LARGE_PAGES = 16  #: of objects that are copied apart, and of objects that need room
+BURST = 100  #: compiled operations before a worker looks again whether it is to stop
+PIN_BURST = 20_000  #: the same for pins, which are shorter
+SLOW_BURST = 5  #: for both, where each load lingers
 PLANS = 3  #: open at a time
 
 
@@ -47,7 +47,7 @@ class KillWorker(Served):
         self.wrong = 0
 
     def act(self, role: str, slow: bool = False) -> dict[str, int]:
-        """Play a role until told to stop; what was done.
+        """Play a role until told to stop; returns the counts of its calls.
 
         Args:
             slow: compiled work lingers after each load, so that a kill hits any step as likely as another.
@@ -66,7 +66,7 @@ class KillWorker(Served):
         return self.calls.done
 
     def leave(self, key: int, words: int, owner: int) -> int | None:
-        """Put an object that must outlive this rank; its version, or None if there is no room for it."""
+        """Put an object that must outlive this rank; returns its version, or None if there is no room for it."""
         try:
             self.cache.put(name(key), payload(key, self.who, words), preferred_segment=owner)
         except EXPECTED:
@@ -74,7 +74,7 @@ class KillWorker(Served):
         return self.who
 
     def taken_back(self) -> dict[str, int]:
-        """What this rank's sweeper has taken back from the dead so far."""
+        """How much this rank's sweeper has taken back from the dead so far."""
         counts = self.cache._poller.sweeper.counts
         return {
             "objects": counts.given_up,

@@ -1,7 +1,7 @@
-"""Every ordering of the protocol, made one step weaker: the suite must notice, or it says here why it stays.
+"""Every ordering of the protocol, made one step weaker: a scenario notices it, or a reason here says why it stays.
 
 `KEPT` are the orderings that no execution of the simulated memory needs: mostly those that keep later accesses of a task
-behind (the simulated memory delays none but the words of a copy).
+behind (the simulated memory delays only the words of a copy).
 """
 
 from types import ModuleType
@@ -48,26 +48,27 @@ PROTOCOL: tuple[ModuleType, ...] = (
 )
 BEHIND = "what follows stays behind it: the simulated memory does not reorder that"
 RMW = "an addition of 0 that does not release is made a load by LLVM; page marks hide what then goes wrong"
-HOST = "a call of the owner's host, which nobody waits for"
+ACK = "a sweeper that sees FLAG_ACK by a load need not see what the STATE word carried before"
+HOST = "a call of the owner's host; no operation depends on it"
 
 KEPT: dict[str, str] = {
     "enter#1:acquire>relaxed": BEHIND,
-    "joining#0:acquire>relaxed": "who looked before the mark was set looked before the lists were taken",
-    "in_flight#0:acq_rel>acquire": "what the host looked at before stays before",
+    "joining#0:acquire>relaxed": "a producer that looked before the mark was set looked before the lists were taken",
+    "in_flight#0:acq_rel>acquire": "earlier looks of the host stay before",
     "add_pin#1:acq_rel>release": BEHIND,
     "recount#2:release>relaxed": "the lines were counted before",
     "release#0:acq_rel>release": BEHIND,
     "release#0:acq_rel>acquire": RMW,
     "acknowledge#0:release>relaxed": RMW,
-    "acknowledge#2:release>relaxed": "who sees FLAG_ACK by a load need not see what the state's word carried before",
-    "release#1:acquire>relaxed": "who sees FLAG_ACK by a load need not see what the state's word carried before",
+    "acknowledge#2:release>relaxed": ACK,
+    "release#1:acquire>relaxed": ACK,
     "is_writing#0:acquire>relaxed": "a checksum is written, or the commit that follows fails",
     "walk#0:acquire>relaxed": HOST,
     "state_of#0:acq_rel>acquire": HOST,
     "state_of#0:acq_rel>release": HOST,
 }
 
-#: an execution that notices the weaker ordering; `python -m nanokv.check.model.orderings` finds them anew
+#: for each other ordering an execution that notices it; `python -m nanokv.check.model.orderings` finds them anew
 FOUND_BY: dict[str, str] = {
     "pop#0:acquire>relaxed": "list-aba/weak: 0.2 5.1 13.1 18.2 23.1 31.1",
     "pop#2:acquire>relaxed": "list/weak: 1.1 3.1 12.1 15.1",
@@ -120,7 +121,8 @@ def kill_orderings(schedules: int, seed: int) -> Row:
     """Every weaker ordering that is not in KEPT must be noticed.
 
     Args:
-        schedules: executions of each scheduler, where the known execution does not notice it any more.
+        schedules: executions per scheduler, where the known execution does not notice it any more.
+        seed: of all that is random.
     """
     row = Row("mutants", "orderings made weaker", unit="mutants")
     names = set()
@@ -132,7 +134,7 @@ def kill_orderings(schedules: int, seed: int) -> Row:
                 if not is_noticed(weaker, schedules, seed):
                     row.failures.append(f"{weaker.name} survives: {weaker.text}")
         row.failures += [f"{name} is listed, but is no ordering of the protocol" for name in {*KEPT, *FOUND_BY} - names]
-    row.note = f"all noticed but {len(KEPT)} that stay for reasons that no execution shows (`KEPT` in orderings.py)"
+    row.note = f"all noticed except {len(KEPT)} that stay for reasons that no execution shows (`KEPT` in orderings.py)"
     return row
 
 
@@ -148,7 +150,7 @@ def is_noticed(weaker: WeakOrdering, schedules: int, seed: int) -> bool:
 
 
 def find_all(seconds: float) -> None:
-    """Print FOUND_BY anew: after a change of the protocol, the old executions may not be those any more."""
+    """Print FOUND_BY anew: after a change of the protocol the old executions may notice nothing any more."""
     for weaker in orderings():
         if weaker.name not in KEPT:
             print(f'    "{weaker.name}": "{find(weaker, seconds)}",', flush=True)

@@ -29,7 +29,7 @@ RAW_BYTES = (0,) * 8  #: the descriptor of raw bytes
 #: a directory and an eviction with fewer candidates, tickets with less patience: the same code, shorter executions
 SMALL = {"ENTRIES_PER_BUCKET": 2, "CANDIDATES": 4, "EVICT_SAMPLE": 2, "PATIENCE": 6}
 
-#: steps of all tasks together in which some operation must end: lock-freedom. About four times the most that was seen
+#: steps of all tasks together in which some operation must end: lock-freedom. About four times the most ever seen
 PROGRESS_BOUND = 1000
 
 
