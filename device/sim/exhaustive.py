@@ -25,7 +25,7 @@ class _Node:
 
     chosen: int
     count: int = 0
-    enabled: dict[int, Access] = field(default_factory=dict)  #: what each task does next
+    enabled: dict[int, Access] = field(default_factory=dict)  #: the next access of each task
     wanted: set[int] = field(default_factory=set)
     tried: set[int] = field(default_factory=set)
     sleep: dict[int, Access] = field(default_factory=dict)

@@ -56,7 +56,7 @@ def rewrite(function: Any, old: str, new: str) -> dict[Any, Any]:
     """
     source = _source(function)
     if source.count(old) != 1:
-        raise ValueError(f"{old!r} stands {source.count(old)} times in {function.fn.__name__}, not once")
+        raise ValueError(f"{old!r} occurs {source.count(old)} times in {function.fn.__name__}, not once")
     return {function.fn: _compiled(function, source.replace(old, new))}
 
 

@@ -182,7 +182,7 @@ class Simulation:
                     task.greenlet.throw(GreenletExit)
 
     def completed(self) -> None:
-        """A task says that one of its operations has ended."""
+        """The current task has ended one of its operations."""
         self._since = 0
 
     def _next(self, current: Task | None) -> Task:
@@ -290,7 +290,7 @@ class Simulation:
             self.finish_copies()
 
     def finish_copies(self) -> None:
-        """Read the words of copies that the current task has not read yet, before somebody looks at the bytes."""
+        """Read the words of copies that the current task has not read yet: before its bytes are looked at."""
         if self.current is not None and self.current.late:
             self._read_late(self.current)
 

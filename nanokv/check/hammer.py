@@ -53,14 +53,14 @@ def hammer(world: tl.int64, seed: tl.int64, rounds: tl.int64, keys: tl.int64, bu
     while i < rounds:
         random = (random * 1103515245 + 12345) & 0x7FFFFFFF
         key = (random >> 8) % keys
-        what = (random >> 13) % 8
-        if what < 3:
+        choice = (random >> 13) % 8
+        if choice < 3:
             words = 1 + (random >> 16) % room
             fill(buffer, words, (key << 32) | (seed << 24) | i)
             owner = random % table64(world + W_WORLD_SIZE)
             status, _ = put(world, owner, key, key, buffer, words * WORD_BYTES, i, 0, 0, 0, 0, 0, 0, 0, 0)
             puts += select(status == OK, word(1), word(0))
-        elif what < 6:
+        elif choice < 6:
             status, owner, slot, epoch, payload, nbytes = lookup(world, key, key)
             if (status == OK) & (nbytes <= room * WORD_BYTES):
                 status = read(world, owner, slot, epoch, key, key, payload, nbytes, buffer, i)

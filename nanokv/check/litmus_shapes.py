@@ -43,8 +43,8 @@ def meet(gate: tl.int64, i: tl.int64) -> None:
 
 
 @triton.jit
-def message_passing(at: tl.int64, who: tl.int64) -> None:
-    if who == 0:
+def message_passing(at: tl.int64, thread: tl.int64) -> None:
+    if thread == 0:
         store64(at, word(1), "relaxed")
         cas64(at + FLAG, 0, 1, "release")
     else:
@@ -53,8 +53,8 @@ def message_passing(at: tl.int64, who: tl.int64) -> None:
 
 
 @triton.jit
-def message_passing_weak(at: tl.int64, who: tl.int64) -> None:
-    if who == 0:
+def message_passing_weak(at: tl.int64, thread: tl.int64) -> None:
+    if thread == 0:
         store64(at, word(1), "relaxed")
         cas64(at + FLAG, 0, 1, "relaxed")
     else:
@@ -63,21 +63,21 @@ def message_passing_weak(at: tl.int64, who: tl.int64) -> None:
 
 
 @triton.jit
-def store_buffering(at: tl.int64, who: tl.int64) -> None:
-    store64(at + who * LINE_BYTES, word(1), "relaxed")
+def store_buffering(at: tl.int64, thread: tl.int64) -> None:
+    store64(at + thread * LINE_BYTES, word(1), "relaxed")
     add64(at + FLAG, 1, "acq_rel")
-    store64(at + SEEN + who * 8, load64(at + (1 - who) * LINE_BYTES, "relaxed"), "relaxed")
+    store64(at + SEEN + thread * 8, load64(at + (1 - thread) * LINE_BYTES, "relaxed"), "relaxed")
 
 
 @triton.jit
-def store_buffering_weak(at: tl.int64, who: tl.int64) -> None:
-    store64(at + who * LINE_BYTES, word(1), "relaxed")
-    store64(at + SEEN + who * 8, load64(at + (1 - who) * LINE_BYTES, "relaxed"), "relaxed")
+def store_buffering_weak(at: tl.int64, thread: tl.int64) -> None:
+    store64(at + thread * LINE_BYTES, word(1), "relaxed")
+    store64(at + SEEN + thread * 8, load64(at + (1 - thread) * LINE_BYTES, "relaxed"), "relaxed")
 
 
 @triton.jit
-def validated_read(at: tl.int64, who: tl.int64) -> None:
-    if who == 0:
+def validated_read(at: tl.int64, thread: tl.int64) -> None:
+    if thread == 0:
         cas64(at + FLAG, 0, 1, "acquire")
         store64(at, word(1), "relaxed")
         store64(at + LINE_BYTES, word(1), "relaxed")
@@ -92,8 +92,8 @@ def validated_read(at: tl.int64, who: tl.int64) -> None:
 
 
 @triton.jit
-def validated_read_weak(at: tl.int64, who: tl.int64) -> None:
-    if who == 0:
+def validated_read_weak(at: tl.int64, thread: tl.int64) -> None:
+    if thread == 0:
         cas64(at + FLAG, 0, 1, "acquire")
         store64(at, word(1), "relaxed")
         store64(at + LINE_BYTES, word(1), "relaxed")
@@ -108,24 +108,24 @@ def validated_read_weak(at: tl.int64, who: tl.int64) -> None:
 
 
 @triton.jit
-def run_shape(shape: tl.constexpr, who: tl.int64, base: tl.int64, count: tl.int64, gate: tl.int64) -> Any:
-    """Do `count` instances of a shape as thread `who`. `base`: zeroed, WORDS lines per instance. Returns `count`."""
+def run_shape(shape: tl.constexpr, thread: tl.int64, base: tl.int64, count: tl.int64, gate: tl.int64) -> Any:
+    """Do `count` instances of a shape as thread 0 or 1. `base`: zeroed, WORDS lines per instance. Returns `count`."""
     i = word(0)
     while i < count:
         at = base + i * (WORDS * LINE_BYTES)
         meet(gate, i)
         if shape == 0:
-            message_passing(at, who)
+            message_passing(at, thread)
         elif shape == 1:
-            message_passing_weak(at, who)
+            message_passing_weak(at, thread)
         elif shape == 2:
-            store_buffering(at, who)
+            store_buffering(at, thread)
         elif shape == 3:
-            store_buffering_weak(at, who)
+            store_buffering_weak(at, thread)
         elif shape == 4:
-            validated_read(at, who)
+            validated_read(at, thread)
         else:
-            validated_read_weak(at, who)
+            validated_read_weak(at, thread)
         i += 1
     return i
 

@@ -59,7 +59,7 @@ class Work:
     """A random sequence of calls on one cache, by one thread. Every answer is checked, and counted in `done`.
 
     Args:
-        who: makes versions different from those of other workers; below 256.
+        worker: makes versions different from those of other workers; below 256.
         keys: keys 0 to keys - 1 are used, by all workers.
         max_pages: the largest object.
         pins: whether to pin.
@@ -69,13 +69,13 @@ class Work:
     """
 
     def __init__(
-        self, cache: NanoKVCache, who: int, *, keys: int, max_pages: int, seed: int, pins: bool = True
+        self, cache: NanoKVCache, worker: int, *, keys: int, max_pages: int, seed: int, pins: bool = True
     ) -> None:
         self.cache, self.keys = cache, keys
         self.page_bytes = cache._geometry.page_bytes
         self.max_words = max_pages * self.page_bytes // torch.int64.itemsize
         self.random = random.Random(seed)
-        self.versions = who << 24
+        self.versions = worker << 24
         self.done: dict[str, int] = {}
         self.steps: list[Callable[[int], None]] = [
             *[self.put] * 6,
@@ -106,8 +106,8 @@ class Work:
         else:
             self._count(step.__name__)
 
-    def _count(self, what: str) -> None:
-        self.done[what] = self.done.get(what, 0) + 1
+    def _count(self, answer: str) -> None:
+        self.done[answer] = self.done.get(answer, 0) + 1
 
     def _new(self, key: int) -> torch.Tensor:
         self.versions += 1

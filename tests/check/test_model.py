@@ -1,4 +1,4 @@
-"""The protocol under the simulated machine: every scenario for a moment, and what it found once."""
+"""The protocol under the simulated machine: every scenario for a moment, and the bugs that were found once."""
 
 import random
 
@@ -40,7 +40,7 @@ def test_hypothesis_draws_schedules(memory: str, taken: list[tuple[int, int]]) -
     assert explorer.execute(Schedule(tuple(sorted(taken)))) is None
 
 
-# --- what is checked ---------------------------------------------------------------------------
+# --- the checks -------------------------------------------------------------------------------
 def word(state: int, pins: int, epoch: int) -> int:
     return state | pins << 8 | epoch << 32
 
@@ -101,7 +101,7 @@ def test_a_weaker_ordering_is_noticed_and_the_protocol_is_not(name: str) -> None
     assert replay(FOUND_BY[name]) is None
 
 
-# --- what the checker found, and is mended ----------------------------------------------------
+# --- bugs that were found, and are mended -----------------------------------------------------
 @pytest.mark.parametrize("about", BUGS)
 def test_a_bug_stays_mended(about: str) -> None:
     """If the first line fails after a protocol change: python -m tests.support.known_bugs finds a new execution."""

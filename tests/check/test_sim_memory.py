@@ -25,7 +25,7 @@ class Ops:
 
 
 def outcomes(memory: type[Memory], program: Program, *, last: tuple[int, ...] = ()) -> set[Outcome]:
-    """What the tasks of a program return, and the last words of some addresses, over all executions."""
+    """The results of a program's tasks and the last words of some addresses, over all executions."""
     simulation = Simulation(memory)
     scheduler = Exhaustive()
     found = set()
@@ -143,7 +143,7 @@ def validated_read(validate: Callable[[Any], int]) -> Program:
 
 
 def read_then_release(sem: str) -> Program:
-    """`pins.unpin`: bytes are copied, then the pin is given back; who takes it overwrites them."""
+    """`pins.unpin`: bytes are copied, then the pin is given back; the next owner overwrites them."""
 
     def program(ops: Ops) -> list[Callable[[], Any]]:
         def reader() -> Outcome:
@@ -161,7 +161,7 @@ def read_then_release(sem: str) -> Program:
     return program
 
 
-# --- what may happen --------------------------------------------------------------------------
+# --- outcomes that may happen -----------------------------------------------------------------
 def test_message_passing() -> None:
     assert outcomes(Memory, message_passing("relaxed", "relaxed")) == {((0, 0),), ((0, 1),), ((1, 1),)}
     strong = {((0, 0),), ((0, 1),), ((1, 1),)}
@@ -192,7 +192,7 @@ def test_a_read_modify_write_carries_a_release_on_and_a_store_does_not() -> None
 
 
 def test_stores_need_not_arrive_in_order() -> None:
-    crossed = (1, 2)  # each word has the value of who wrote it first
+    crossed = (1, 2)  # each word has the value of the task that wrote it first
     assert crossed not in outcomes(Memory, two_writes_each, last=(X, Y))
     assert crossed in outcomes(WeakMemory, two_writes_each, last=(X, Y))
 

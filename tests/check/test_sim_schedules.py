@@ -76,7 +76,7 @@ def interleavings(left: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
 
 
 def run_program(simulation: Simulation, program: list[Steps], decider: Any) -> tuple[Any, ...]:
-    """What every task read, and what memory holds at the end."""
+    """The words that every task read, and the last words of memory."""
     load, store, add = (simulation.vocabulary[name] for name in ("load64", "store64", "add64"))
 
     def body(who: int, steps: Steps) -> Callable[[], tuple[int, ...]]:

@@ -46,11 +46,11 @@ PLAIN = World()  #: room for all, and no eviction
 
 def step(state: int, operation: Operation) -> Iterable[int]:
     """The states that an operation may lead to with room for all and no eviction; none if it cannot be answered so."""
-    return _STEPS[operation.what](state, operation)
+    return _STEPS[operation.call](state, operation)
 
 
 def _step_of(world: World, state: int, operation: Operation) -> Iterable[int]:
-    if operation.what == "put" and operation.answer == FULL:
+    if operation.call == "put" and operation.answer == FULL:
         return (state,) if world.may_be_full else ()
     if not world.may_evict:
         return step(state, operation)
@@ -103,7 +103,7 @@ _STEPS: dict[str, Callable[[int, Operation], Iterable[int]]] = {
 # --- overlaps ---------------------------------------------------------------------------------
 def with_excuses(history: Sequence[Operation], world: World = PLAIN) -> list[Operation]:
     """The history of one key. Operations whose answer another one at the same time may explain are marked."""
-    puts = _Overlaps([at for at, operation in enumerate(history) if operation.what == "put"], history)
+    puts = _Overlaps([at for at, operation in enumerate(history) if operation.call == "put"], history)
     removals = _Overlaps([at for at, operation in enumerate(history) if _removes(operation)], history)
 
     def is_excused(at: int, operation: Operation) -> bool:
@@ -115,7 +115,7 @@ def with_excuses(history: Sequence[Operation], world: World = PLAIN) -> list[Ope
 
 
 def _removes(operation: Operation) -> bool:
-    return operation.what == "remove" and operation.answer in (OK, KILLED)
+    return operation.call == "remove" and operation.answer in (OK, KILLED)
 
 
 class _Overlaps:

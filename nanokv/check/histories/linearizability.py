@@ -24,10 +24,10 @@ class Operation(NamedTuple):
 
     called: int
     returned: int  #: NEVER if its process was killed meanwhile
-    what: str
+    call: str  #: "put", "get", "remove", "exists"
     value: int  #: stored by a put, or returned by a get
     answer: str  #: "" if it never returned
-    who: str = ""
+    caller: str = ""
     excused: bool = False  #: another operation at the same time may explain its answer (`key_model`)
 
 

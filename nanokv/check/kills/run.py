@@ -43,10 +43,10 @@ def run_kills(rounds: int, seed: int, *, pins: bool = True, worlds: int = WORLDS
     runs = [Rounds(options._replace(world=world)) for world in range(options.worlds)]
     with ThreadPoolExecutor(max(len(runs), 1)) as pool:
         list(pool.map(Rounds.run, runs))
-    tallies = {what: Tally() for what in (*ROLES, COUNTS)}
+    tallies = {name: Tally() for name in (*ROLES, COUNTS)}
     for run in runs:
-        for what, tally in run.tallies.items():
-            tallies[what].add(tally)
+        for name, tally in run.tallies.items():
+            tallies[name].add(tally)
     taken = sum((run.taken_back for run in runs), Counter[str]())
     return [*[_victims(role, tallies[role]) for role in ROLES], _counts(tallies[COUNTS], taken)]
 
@@ -60,6 +60,6 @@ def _victims(role: str, tally: Tally) -> Row:
 
 
 def _counts(tally: Tally, taken: Counter[str]) -> Row:
-    note = "taken back at least: " + ", ".join(f"{what} {count}" for what, count in sorted(taken.items()))
+    note = "taken back at least: " + ", ".join(f"{kind} {count}" for kind, count in sorted(taken.items()))
     name = "nothing leaks over the rounds"
     return Row("kills", name, tally.tried, "counts", tally.failures, note if taken else "", tally.seconds)

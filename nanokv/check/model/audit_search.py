@@ -54,7 +54,7 @@ class _Stops:
 
 
 def find(scenario: Scenario, replaced: dict[Any, Any] | None = None) -> str | None:
-    """A replay string of an audit that gives back a node that somebody holds, or None if there is none.
+    """A replay string of an audit that gives back a node that a living rank holds, or None if there is none.
 
     Args:
         scenario: with the tasks `one` and `host`.

@@ -46,8 +46,8 @@ PROTOCOL: tuple[ModuleType, ...] = (
     ticket,
     cooperative,
 )
-BEHIND = "what follows stays behind it: the simulated memory does not reorder that"
-RMW = "an addition of 0 that does not release is made a load by LLVM; page marks hide what then goes wrong"
+BEHIND = "later accesses stay behind it: the simulated memory does not reorder them"
+RMW = "LLVM makes a load of an addition of 0 that does not release; page marks hide the error that follows"
 ACK = "a sweeper that sees FLAG_ACK by a load need not see what the STATE word carried before"
 HOST = "a call of the owner's host; no operation depends on it"
 

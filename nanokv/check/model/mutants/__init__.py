@@ -7,7 +7,7 @@ is not needed. Weaker orderings: `orderings`.
 mutant       what a mutant is, and how it is declared
 run          every mutant must be noticed
 freelist     free lists, extents and slots
-objects      headers, and what is done with whole objects
+objects      headers, and operations on whole objects
 keys         the directory, pins, eviction under readers
 host         the ring, the index, grace periods, the sweeper, the audit
 progress     operations that wait for others

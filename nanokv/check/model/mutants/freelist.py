@@ -27,7 +27,7 @@ mutant(
 )
 mutant(
     "link-once",
-    "the link is written before the first try alone: a second try links to an old list",
+    "the link is written only before the first try: a second try links to an old list",
     ("list", "list-aba"),
     (
         freelist.push_chain,
@@ -65,13 +65,13 @@ mutant(
 )
 mutant(
     "carve-forgets",
-    "a split gives back all pieces but the last",
+    "a split gives back all pieces except the last",
     ("split",),
     (extent.carve, "piece < pieces", "piece < pieces - 1"),
 )
 mutant(
     "join-unannounced",
-    "a host joins free extents without saying so: a producer is answered FULL by accident",
+    "a host joins free extents without announcing it: a producer is answered FULL by accident",
     ("join-full",),
     (reclaim.joining, "if change > 0:", "if change > 1:"),
 )
@@ -119,19 +119,19 @@ mutant(
 )
 mutant(
     "run-forgotten",
-    "what a bump takes beside its own extent is not given to a list",
+    "the extents that a bump takes beside its own one are not given to a list",
     ("shards",),
     (extent.bump, "if count > 1:", "if count > count:"),
 )
 mutant(
     "run-overlaps",
-    "what a bump gives to a list begins with its own extent",
+    "the run that a bump gives to a list begins with its own extent",
     ("shards",),
     (extent.bump, "spare(world, seg, page + pages, ", "spare(world, seg, page, "),
 )
 mutant(
     "slot-run-overlaps",
-    "what a bump of header slots gives to a list begins with its own",
+    "the run that a bump of header slots gives to a list begins with its own slot",
     ("shards-slots",),
     (header.bump_slot, "links, slot + 1, last)", "links, slot, last)"),
 )
@@ -143,7 +143,7 @@ mutant(
 )
 mutant(
     "walk-one-list",
-    "the audit looks at one list of each class: what is in the others seems to be in no place",
+    "the audit looks at one list of each class: pages in the others seem to be in no place",
     ("shards-audited",),
     (reclaim.walk_pages, "i < table64(world + W_SHARDS)", "i < 1"),
 )
@@ -155,7 +155,7 @@ mutant(
 )
 mutant(
     "joining-by-load",
-    "who finds the lists empty looks by a load whether somebody joins: it may be too old",
+    "a producer that finds the lists empty looks by a load whether a host joins: the word may be too old",
     ("shards-full", "join-full"),
     (reclaim.joining, 'add64(seg + JOINING, 0, "acq_rel")', 'load64(seg + JOINING, "acquire")'),
 )

@@ -32,7 +32,7 @@ mutant(
 )
 mutant(
     "hint-by-store",
-    "a hint is stored over another one, and may be older than what it is about",
+    "a hint is stored over another one, and may be older than its subject",
     ("ring",),
     (
         ring.announce,
@@ -120,7 +120,7 @@ mutant(
 )
 mutant(
     "no-quarantine",
-    "what was given up is freed at the next sweep",
+    "an object that was given up is freed at the next sweep",
     ("late", "acknowledge", "abort"),
     patches=((sweeper.Sweeper, "_hold", _hold_without_grace),),
 )
@@ -132,13 +132,13 @@ mutant(
 )
 mutant(
     "one-look",
-    "the audit takes one look: what passes from hand to hand is given away",
+    "the audit takes one look: a node on its way from place to place is given away",
     ("swept", "polled", "late", "put-dies"),
     patches=((audit, "LOOKS", 1),),
 )
 mutant(
     "no-audit",
-    "nobody looks for what the dead had in their hands",
+    "no audit looks for the nodes that the dead had in their hands",
     ("swept", "polled"),
     patches=((sweeper.Sweeper, "_watch_ranks", _nothing),),
 )
@@ -173,7 +173,7 @@ mutant(
 )
 mutant(
     "grace-one-flip",
-    "a grace period does not wait for who began late in the phase before",
+    "a grace period does not wait for operations that began late in the phase before",
     ("grace-twice",),
     (grace.Grace.poll, "if self._drained() and not self._flipped:", "if not self._flipped:"),
 )
@@ -189,7 +189,7 @@ mutant(
 )
 mutant(
     "grace-second-drain-empty",
-    "a grace period waits for nobody after it has changed the phase",
+    "a grace period waits for no operation after it has changed the phase",
     ("grace", "polled"),
     (
         grace.Grace.poll,
@@ -199,13 +199,13 @@ mutant(
 )
 mutant(
     "grace-ticket-too-early",
-    "whoever asks during a grace period is told that this one will do",
+    "a request during a grace period gets the ticket of that one",
     ("grace",),
     (grace.Grace.request, "(2 if self._running else 1)", "1"),
 )
 mutant(
     "release-without-recheck",
-    "the sweeper releases what it held without looking at the header again",
+    "the sweeper releases slots from quarantine without looking at the header again",
     ("polled", "release"),
     (
         sweeper.Sweeper._release,
@@ -261,7 +261,7 @@ mutant(
 )
 mutant(
     "one-audit",
-    "a death is followed by one audit: what disturbs it hides a leak for ever",
+    "a death is followed by one audit: an operation that disturbs it hides a leak for ever",
     ("leaked",),
     (audit.Audit.start, "AUDITS", "1"),
 )

@@ -37,7 +37,7 @@ mutant(
 )
 mutant(
     "all-withdraw",
-    "two that meet both withdraw: nobody stores the object",
+    "two that meet both withdraw: neither stores the object",
     ("same-key-busy", "claim"),
     (directory.settle, "live & (not final) & (mine < i)", "live & (mine != mine)"),
 )
@@ -154,7 +154,7 @@ mutant(
 )
 mutant(
     "evict-pinned",
-    "a producer takes the page of an object that somebody reads in place",
+    "a producer takes the page of an object that is read in place",
     ("pin-evict",),
     (
         evict.evict_for,
@@ -165,13 +165,13 @@ mutant(
 )
 mutant(
     "held-before-pin",
-    "the ledger says HELD before the pin is there",
+    "the line of the ledger is HELD before the pin is there",
     ("recount", "pin-dies"),
     (pins.note, "PIN_INTENT", "PIN_HELD"),
 )
 mutant(
     "unpin-before-intent",
-    "the pin is taken away before the ledger says that it goes",
+    "the pin is taken away before its line is an INTENT again",
     ("recount", "pin-dies"),
     (
         pins.unpin,

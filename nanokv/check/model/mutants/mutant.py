@@ -10,7 +10,7 @@ from unittest import mock
 from nanokv.device.sim.mutants import rewrite
 
 Change = tuple[Any, str, str]  #: (device function, or function of the host; old text; new text)
-Patch = tuple[Any, str, Any]  #: (class or module, name, the object that replaces what has that name)
+Patch = tuple[Any, str, Any]  #: (class or module, name, the replacement)
 
 
 class Mutant(NamedTuple):

@@ -1,4 +1,4 @@
-"""Mutants of headers and of what is done with whole objects."""
+"""Mutants of headers, and of operations on whole objects."""
 
 from nanokv.check.model.mutants.mutant import mutant
 from nanokv.device.protocol import evict, get, header, put, reclaim, remove, retire
@@ -37,7 +37,7 @@ mutant(
 )
 mutant(
     "never-validate",
-    "a reader believes what it copied",
+    "a reader believes the bytes that it copied",
     ("reuse", "replace"),
     (header.still_ready, "(seen & ~PIN_BITS) == state_word(READY, epoch)", "seen == seen"),
 )
@@ -143,7 +143,7 @@ mutant(
 )
 mutant(
     "state-before-key",
-    "a slot is RESERVED in its new epoch while it says the last producer and key",
+    "a slot is RESERVED in its new epoch while it still names the last producer and key",
     ("polled", "heir"),
     (
         header.reserve,
@@ -198,7 +198,7 @@ mutant(
 )
 mutant(
     "kill-pinned",
-    "an object that somebody reads in place becomes DEAD",
+    "an object that is read in place becomes DEAD",
     ("pin", "pin-evict"),
     (
         header.kill,
@@ -210,7 +210,7 @@ mutant(
 )
 mutant(
     "abort-frees-when-lost",
-    "an abort that came too late frees what the sweeper frees",
+    "an abort that came too late frees the object, and the sweeper frees it too",
     ("abort",),
     (
         put.abort,

@@ -1,11 +1,11 @@
-"""Mutants that wait for somebody else: each must be noticed because no operation ends any more (I6)."""
+"""Mutants that wait for another task: each must be noticed because no operation ends any more (I6)."""
 
 from nanokv.check.model.mutants.mutant import mutant
 from nanokv.device.protocol import directory, remove, ring
 
 mutant(
     "turnstile-locks",
-    "the turnstile is a lock: whoever dies in it, or sleeps there, stops every other producer of the bucket",
+    "the turnstile is a lock: a producer that dies or sleeps in it stops every other producer of the bucket",
     ("same-key", "put-dies"),
     (
         directory.claim,
@@ -25,7 +25,7 @@ mutant(
 )
 mutant(
     "removal-waits-for-pins",
-    "a removal waits until nobody pins the object any more",
+    "a removal waits until the object has no pins",
     ("pin-dies", "pin"),
     (
         remove.remove_slot,

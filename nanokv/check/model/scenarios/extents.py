@@ -9,7 +9,7 @@ from nanokv.host_poller.coalesce import join_free_extents
 
 
 class _Extents:
-    """Takes and gives extents; pages that one task has are nobody else's."""
+    """Takes and gives extents; no two tasks may have a page at once."""
 
     def __init__(self, world: SmallWorld) -> None:
         self.world = world
@@ -85,7 +85,7 @@ def _joined(world: SmallWorld) -> None:
     """When all pieces are free, joining makes the largest extent of them (I9)."""
     if not world.deaths():
         join_free_extents(world.machine(0), 0)
-        expect(world.on_segment(extent.take)(2, 1) == 0, "I9: what is free cannot be used")
+        expect(world.on_segment(extent.take)(2, 1) == 0, "I9: free pages cannot be used")
 
 
 @Scenario("join", "a host joins free pieces while others take", small(ranks=2), _joined, _free_pieces, mortal=("host",))

@@ -62,7 +62,7 @@ class _List:
                 self.give(node, task)
 
     def take_and_put_back(self) -> None:
-        """What a host does with a list: all of it out, and in again."""
+        """Take the whole list and put it back, as a host does."""
         first = last = self.world.function(freelist.detach)(self.head)
         while first >= 0:
             after = (self.world.load(self.link(last), "relaxed") & LOW32.value) - 1

@@ -131,7 +131,7 @@ def _full_is_an_answer(world: SmallWorld) -> None:
         expect(world.find(key) == (Status.OK if answer == Status.OK else Status.MISS), f"key {key} after {answer!r}")
         if answer == Status.OK:
             expect(world.remove(key) == Status.OK, "a key that was put cannot be removed")
-    expect(world.put(9, 3, 8) == Status.OK, "I9: what was freed cannot be used")
+    expect(world.put(9, 3, 8) == Status.OK, "I9: freed pages cannot be used")
 
 
 @Scenario(
