@@ -57,7 +57,7 @@ def _settings(given: argparse.Namespace) -> Settings:
 
 
 def run(names: Sequence[str], settings: Settings, say: Say) -> dict[str, Any]:
-    """Run benchmarks by name; everything that is known of the run, ready for JSON."""
+    """Run benchmarks by name. Returns their results, and all that is known about the run, ready for JSON."""
     about = {
         "machine": environment.machine(),
         "versions": environment.versions(),
@@ -93,7 +93,7 @@ def _heading(done: dict[str, Any]) -> list[str]:
 
 
 def _without_shm(settings: Settings, say: Say) -> Settings:
-    """Leave worlds of processes out where they do not work, and say so."""
+    """Leave worlds of processes out on a machine where they do not work, and say so."""
     why = shm.why_not() if "shm" in settings.heaps else None
     if why is None:
         return settings

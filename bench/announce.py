@@ -1,4 +1,4 @@
-"""From the return of put to the listener of the owner: how fast the owner's host hears of a new object."""
+"""From the return of put to the owner's listener: how fast the owner's host learns of a new object."""
 
 import time
 from collections.abc import Callable
@@ -17,9 +17,9 @@ ASLEEP_AFTER = 0.03  #: seconds; the poller goes to sleep after about 10 ms with
 
 
 def latencies(stage: Stage, puts: int, pause: float) -> list[int]:
-    """Nanoseconds from put's return to the listener, for each of `puts` objects; 0 if the listener was first.
+    """Nanoseconds from put's return to the listener's call, for each of `puts` objects; 0 if the listener was first.
 
-    The clock is the same in every process of a host.
+    All processes of a host share one clock.
     """
     tensor = torch.zeros(256)
     returned: dict[int, int] = {}
@@ -34,7 +34,7 @@ def latencies(stage: Stage, puts: int, pause: float) -> list[int]:
 
 
 def run(settings: Settings, worlds: Worlds, say: Callable[[str], None]) -> dict[str, Any]:
-    """With a poller that sleeps before each put, and with puts as fast as they come."""
+    """Measure with a poller that sleeps before each put, and with puts as fast as they come."""
     rows = []
     busy_puts = min(settings.rounds, HEAP_BYTES // PAGE_BYTES // 2)
     for heap in settings.heaps:

@@ -1,4 +1,4 @@
-"""Where it was measured: a figure without its machine and versions says nothing."""
+"""The machine and the versions of a run: without them a figure says nothing."""
 
 import os
 import platform
@@ -17,7 +17,7 @@ _CHECKOUT = Path(__file__).parent.parent
 
 
 def machine() -> dict[str, Any]:
-    """The processor, its cores, the memory in bytes, the kernel, and how busy it is."""
+    """The processor, its cores, the memory in bytes, the kernel, and the load."""
     return {
         "cpu": _cpu(),
         "cores": os.cpu_count(),
@@ -29,7 +29,7 @@ def machine() -> dict[str, Any]:
 
 
 def versions() -> dict[str, str | None]:
-    """Of NanoKV, Python and what is below; None: not installed."""
+    """The versions of NanoKV, Python and the packages below; None: not installed."""
     found: dict[str, str | None] = {"nanokv": nanokv.__version__, "python": platform.python_version()}
     for name in _PACKAGES:
         try:
@@ -50,13 +50,13 @@ def commit() -> str | None:
 
 
 def child_environment() -> dict[str, str]:
-    """For child processes, run with -P: they import what this one does, whatever lies in the working directory."""
+    """For child processes, run with -P: they import the same modules as this one, from any working directory."""
     return os.environ | {"PYTHONPATH": os.pathsep.join(path for path in (str(_CHECKOUT), *sys.path) if path)}
 
 
 @contextmanager
 def torch_threads(count: int) -> Iterator[None]:
-    """Run with this number of torch's intra-op threads."""
+    """Run the block with `count` of torch's intra-op threads."""
     import torch
 
     before = torch.get_num_threads()

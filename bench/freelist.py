@@ -18,13 +18,13 @@ from nanokv.device.protocol.freelist import pop, push
 from nanokv.device.segment.layout import LINE, LOW32, WORD_BYTES
 
 NODES = 1024
-ENOUGH = 0.9  #: of a processor for each thread, or a run is not counted
-TRIES = 20  #: runs for each one that is wanted, at most
+ENOUGH = 0.9  #: the share of a processor that each thread must have, or the run does not count
+TRIES = 20  #: runs at most for each run that must count
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def push_all(head: tl.int64, links: tl.int64, count: tl.int64) -> Any:
-    """Put the nodes 0 to `count` on the list."""
+    """Push the nodes 0 to `count` - 1."""
     node = word(0)
     while node < count:
         push(head, links, node)
@@ -34,7 +34,7 @@ def push_all(head: tl.int64, links: tl.int64, count: tl.int64) -> Any:
 
 @triton.jit  # type: ignore[untyped-decorator]
 def pop_and_push(head: tl.int64, links: tl.int64, count: tl.int64, pairs: tl.int64) -> Any:
-    """Take a node and put it back, `pairs` times. Returns how often the list looked empty."""
+    """Pop a node and push it back, `pairs` times. Returns how often the list looked empty."""
     done = word(0)
     empty = word(0)
     while done < pairs:
@@ -48,7 +48,7 @@ def pop_and_push(head: tl.int64, links: tl.int64, count: tl.int64, pairs: tl.int
 
 
 class FreeList:
-    """A list with a line of its own for its head, as in a segment."""
+    """A list whose head has a cache line to itself, as in a segment."""
 
     def __init__(self) -> None:
         self._head = np.zeros(LINE // WORD_BYTES.value, np.int64)
@@ -61,7 +61,7 @@ class FreeList:
         return self._head.ctypes.data, self._links.ctypes.data
 
     def turn(self, pairs: int) -> int:
-        """Pop and push; how often the list looked empty."""
+        """Pop and push `pairs` times; returns how often the list looked empty."""
         return int(self._turn(*self._addresses, NODES, pairs))
 
     def nodes(self) -> list[int]:
@@ -78,11 +78,11 @@ def time_threads(threads: int, pairs: int) -> tuple[float, float]:
     """Let `threads` threads share a list, `pairs` times each.
 
     Returns:
-        The nanoseconds that the slowest thread needs for one pop and push, and how much of a processor each had, from
-        0 to 1. Well below 1 the threads took turns on one, and the figure is not that of threads that meet.
+        The slowest thread's nanoseconds for one pop and push, and the mean share of a processor that each thread had,
+        from 0 to 1. Well below 1 the threads took turns on one processor, and did not meet at the list.
 
     Raises:
-        RuntimeError: a node was lost or doubled, or a pop found nothing.
+        RuntimeError: a node was lost or doubled, or a pop found the list empty.
     """
     shared = FreeList()
     start = threading.Barrier(threads)
@@ -90,7 +90,7 @@ def time_threads(threads: int, pairs: int) -> tuple[float, float]:
     began, ended, busy, empty = ([0] * threads for _ in range(4))
 
     def work(me: int) -> None:
-        os.sched_setaffinity(0, {processors[me % len(processors)]})  # of this thread alone
+        os.sched_setaffinity(0, {processors[me % len(processors)]})  # only of this thread
         start.wait()
         began[me], busy[me] = perf_counter_ns(), -thread_time_ns()
         empty[me] = shared.turn(pairs)
@@ -109,10 +109,10 @@ def time_threads(threads: int, pairs: int) -> tuple[float, float]:
 
 
 def time_runs(threads: int, settings: Settings) -> dict[str, Any]:
-    """Repeat until there are enough runs in which every thread had a processor; the median of those counts.
+    """Repeat until enough runs count, in which every thread had a processor; their median is the figure.
 
-    Where others need the processors too, threads take turns: the list is then never contended, and looks fast. The
-    number of tries is bounded; if no run was good, the median is that of all, and `runs_counted` is 0.
+    On a busy machine threads take turns: the list is then never contended, and looks fast. The number of tries is
+    bounded; if no run counts, the median is that of all runs, and `runs_counted` is 0.
     """
     runs: list[tuple[float, float]] = []
     good: list[float] = []
@@ -132,7 +132,7 @@ def time_runs(threads: int, settings: Settings) -> dict[str, Any]:
 
 
 def run(settings: Settings, say: Callable[[str], None]) -> dict[str, Any]:
-    """One thread, then two."""
+    """Measure one thread, then two."""
     FreeList().turn(1)  # compiled before it is timed
     rows = []
     for threads in (1, 2):

@@ -1,4 +1,4 @@
-"""How long a fresh process takes: to import, and to its first put. Compiled code is cached, as after any first run."""
+"""The time of a fresh process to import, and to its first put. Compiled code is cached, as after any first run."""
 
 import statistics
 import subprocess
@@ -25,18 +25,18 @@ PROGRAMS = {
     "import nanokv.cache": "import nanokv.cache",
     "first put": FIRST_PUT,
 }
-SECONDS = 300.0  #: a bound, for a first run that has to compile
+SECONDS = 300.0  #: a bound, for a first run that must compile
 
 
 def seconds(program: str) -> float:
-    """Wall time of a process, from its start to its end."""
+    """Wall time of a process that runs `program`, from its start to its end."""
     start = perf_counter()
     subprocess.run([sys.executable, "-P", "-c", program], env=child_environment(), check=True, timeout=SECONDS)
     return perf_counter() - start
 
 
 def run(settings: Settings, say: Callable[[str], None]) -> dict[str, Any]:
-    """Each program several times, in turns. The first lap warms caches and is not counted."""
+    """Time each program several times, in turns. The first lap warms caches and does not count."""
     times: dict[str, list[float]] = {name: [] for name in PROGRAMS}
     for lap in range(settings.repeats + 1):
         say(f"imports: lap {lap} of {settings.repeats}")

@@ -1,8 +1,8 @@
 """put, get, exists and remove, beside a plain `copy_` of the same bytes.
 
 The heap holds a ring of objects. Each round removes the oldest, puts a new one and reads one from the middle, so that
-bytes are met as cold as in a cache that is in use. The plain copies walk a twin of that ring: as many places, as far
-apart, in the same segment. An operation and its copy take turns at being first, since the second finds the other's
+the bytes are as cold as in a cache that is in use. The plain copies walk a twin of that ring: as many places, as far
+apart, in the same segment. An operation and its copy take turns at being first, since the second finds their common
 tensor in the processor's cache.
 """
 
@@ -20,32 +20,36 @@ from bench.worlds import OWNER, PAGE_BYTES, Worlds
 from nanokv import NanoKVCache
 
 MAX_BYTES = 128 * PAGE_BYTES  #: the largest object of a heap with default size classes
-COPY_OF = {"put": "copy_in", "get": "copy_out", "get_new": "clone"}  #: what each is compared with
+COPY_OF = {"put": "copy_in", "get": "copy_out", "get_new": "clone"}  #: operation -> the copy beside it
 OPERATIONS = ("put", "get", "get_new", "exists", "remove")
 MIN_SLOTS = 4
 Call = tuple[str, Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 
 
 class Mismatch(Exception):
-    """What was read is not what was put."""
+    """A read returned other bytes than were put."""
 
 
 class Plan:
-    """How many objects of `size` bytes lie in the ring, and how far apart. The twins lie in lanes, as large objects."""
+    """How many objects of `size` bytes are in the ring, and how far apart. The twins are parts of large objects, lanes.
+
+    Raises:
+        ValueError: an object of this size does not fit into a heap with default size classes.
+    """
 
     def __init__(self, size: int, ring_bytes: int) -> None:
         if size > MAX_BYTES:
             raise ValueError(f"a size is at most {MAX_BYTES} bytes, not {size}")
         pages = -(-size // PAGE_BYTES)
         self.size = size
-        self.stride = PAGE_BYTES << (pages - 1).bit_length()  # extents are powers of two pages
+        self.stride = PAGE_BYTES << (pages - 1).bit_length()  # an extent is a power of two of pages
         self.slots = max(MIN_SLOTS, ring_bytes // self.stride)
         self.lane_bytes = min(MAX_BYTES, self.stride << (self.slots - 1).bit_length())
         self.lanes = -(-self.slots * self.stride // self.lane_bytes)
 
     @property
     def heap_bytes(self) -> int:
-        """Room for the ring, its twin, and one object more."""
+        """Room for the ring, its twin, and one more object."""
         return self.slots * self.stride + self.lanes * self.lane_bytes + self.stride
 
 
@@ -61,7 +65,7 @@ class Ring:
         self.samples = {name: Samples() for name in (*OPERATIONS, *COPY_OF.values())}
 
     def _open_lanes(self) -> list[torch.Tensor]:
-        """Memory of the owner's segment for the plain copies: objects that are opened for write and never finished."""
+        """Memory of the owner's segment for the plain copies: objects that are opened for write and never committed."""
         twins: list[torch.Tensor] = []
         for lane in range(self._plan.lanes):
             place = self._cache.open_for_write(f"lane {lane}", self._plan.lane_bytes, preferred_segment=OWNER)
@@ -72,19 +76,19 @@ class Ring:
         return twins[: self._plan.slots]
 
     def close_lanes(self) -> None:
-        """Give the memory of the twins back; they must not be used after."""
+        """Give the memory of the twins back. They must not be used afterwards."""
         self._twins = []
         for lane in range(self._plan.lanes):
             self._cache.abort(f"lane {lane}")
 
     def fill(self) -> None:
-        """The first lap: every page of the ring is touched."""
+        """The first lap, which touches every page of the ring."""
         for i in range(self._plan.slots):
             self._cache.put(_key(i), self._source, preferred_segment=OWNER)
             self._twins[i].copy_(self._source)
 
     def rounds(self, first: int, count: int) -> None:
-        """Rounds `first` to `first + count`; round i puts object i, and begins when the ring is full."""
+        """Run `count` rounds from number `first` on; round i puts object i, while the ring is full."""
         cache, slots, source, target = self._cache, self._plan.slots, self._source, self._target
         time = {name: samples.time for name, samples in self.samples.items()}
         for i in range(first, first + count):
@@ -108,16 +112,16 @@ class Ring:
             )
 
     def _time_pair(self, i: int, operation: Call, copy: Call, before: Call | None = None) -> None:
-        """Time an operation and its copy, in turns; `before` makes room for the operation."""
+        """Time an operation and its copy, which take turns at being first; `before` makes room for the operation."""
         calls = [one for one in (before, operation) if one is not None]
         for name, function, args, keywords in [*calls, copy] if i % 2 else [copy, *calls]:
             self.samples[name].time(function, *args, **keywords)
 
     def check_last(self, last: int) -> None:
-        """Compare what the last round left: in the heap, in the twin ring, and in the tensor that gets fill.
+        """Compare the bytes that the last round left in the heap, in the twin ring, and in the destination of gets.
 
         Raises:
-            Mismatch: naming which.
+            Mismatch: some bytes differ; the message names which.
         """
         found = {
             "the last object": self._cache.get(_key(last)),
@@ -134,10 +138,10 @@ def _key(i: int) -> str:
 
 
 def check_bytes(cache: NanoKVCache, owner: Owner, size: int) -> None:
-    """Put random bytes, and read them by each way, also as the other rank.
+    """Put random bytes, and read them in each way, also as the other rank.
 
     Raises:
-        Mismatch: naming the way that gave other bytes.
+        Mismatch: a read returned other bytes; the message names it.
     """
     key = "checked"
     source = torch.randint(0, 256, (size,), dtype=torch.uint8)
@@ -182,12 +186,12 @@ def measure(worlds: Worlds, heap: str, alloc: str, size: int, settings: Settings
 
 
 def run(settings: Settings, worlds: Worlds, say: Callable[[str], None]) -> dict[str, Any]:
-    """Every size, heap and way to allocate."""
+    """Measure every size, heap and allocator."""
     rows = []
     with torch_threads(settings.threads):
         for heap in settings.heaps:
             for size in settings.sizes:
-                for alloc in settings.allocs:  # next to each other in time too: they are compared
+                for alloc in settings.allocs:  # one right after the other, because they are compared
                     say(f"objects: {heap}, alloc={alloc}, {size} bytes")
                     rows.append(measure(worlds, heap, alloc, size, settings))
     return {"torch_threads": settings.threads, "ring_bytes": settings.ring_bytes, "rows": rows}

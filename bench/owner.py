@@ -1,4 +1,4 @@
-"""What is asked of rank 1, whose segment the measured rank puts into: by a call, or by messages if it is a process."""
+"""Rank 1, whose segment the measured rank puts into: asked by calls, or by messages if it is another process."""
 
 import hashlib
 import threading
@@ -26,11 +26,11 @@ class Owner(Protocol):
         ...
 
     def listen(self) -> None:
-        """Begin to note when the objects that are put into the segment of rank 1 reach its listener."""
+        """Begin to note when objects in the segment of rank 1 reach its listener."""
         ...
 
     def stored(self, count: int) -> list[tuple[int, int]]:
-        """Wait for `count` objects since `listen`, and stop listening: (key_hash, time in ns) of each."""
+        """Wait for `count` objects since `listen`, and stop listening. Returns (key_hash, time in ns) of each."""
         ...
 
 

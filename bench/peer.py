@@ -1,4 +1,4 @@
-"""Rank 1 as a process of its own, and how the measured process talks to it: a line of JSON each way.
+"""Rank 1 as a process of its own; the measured process and it exchange lines of JSON.
 
 `python -m bench.peer` serves until its input ends.
 """
@@ -15,7 +15,7 @@ from bench.environment import child_environment
 from bench.owner import PATIENCE, OwnerHere
 from nanokv import NanoKVCache
 
-STARTUP = 120.0  #: seconds for the first answer: importing torch, and compiling if nobody has yet
+STARTUP = 120.0  #: seconds for the first answer: imports torch, and compiles if no process has done it yet
 
 
 class PeerFailed(Exception):
@@ -23,7 +23,7 @@ class PeerFailed(Exception):
 
 
 class Peer:
-    """The other process; an Owner. Used in a `with` block, at whose end it is gone."""
+    """The other process; an Owner. The end of its `with` block ends the process."""
 
     def __init__(self) -> None:
         self._answers: queue.Queue[dict[str, Any] | None] = queue.Queue()
@@ -55,7 +55,7 @@ class Peer:
         """The answer to the oldest request.
 
         Raises:
-            PeerFailed: it is an error, or there is none.
+            PeerFailed: the answer is an error, or there is none.
         """
         try:
             answer = self._answers.get(timeout=timeout)
@@ -82,7 +82,7 @@ class Peer:
         return [(key_hash, when) for key_hash, when in self.ask("stored", count=count)]
 
     def stop(self) -> None:
-        """End the process: its input ends; if that is not enough, kill it."""
+        """End the process by the end of its input; kill it if that is not enough."""
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.close()
         try:
@@ -103,7 +103,7 @@ class Peer:
 
 
 class Server:
-    """The other end: does what it is asked, one request after the other."""
+    """The other end: serves requests, one after the other."""
 
     def __init__(self) -> None:
         self._cache: NanoKVCache | None = None
@@ -112,7 +112,7 @@ class Server:
     def do(self, do: str, **what: Any) -> Any:
         """Serve one request."""
         if do == "open":
-            self.close()  # what a failed measurement left open
+            self.close()  # the world that a failed measurement left open
             self._cache = NanoKVCache(**what)
             self._owner = OwnerHere(self._cache)
             return None

@@ -1,4 +1,4 @@
-"""What is to be measured, and how often. The command line makes one of these."""
+"""The settings of a run: what to measure, and how often. The command line makes them."""
 
 from dataclasses import dataclass, replace
 
@@ -14,14 +14,14 @@ class Settings:
 
     Attributes:
         sizes: payload bytes of the objects.
-        rounds: measurements of each operation for each size; below 1000, p99.9 is the slowest of them.
+        rounds: measurements of each operation per size; below 1000, p99.9 is the slowest of them.
         heaps: of "local" (both ranks in this process) and "shm" (two processes).
         allocs: of "device" (v2) and "host" (v1).
-        ring_bytes: bytes of the objects that lie in the heap while it is measured, and of the plain copies beside them.
+        ring_bytes: bytes of the objects in the heap during the measurement, and of the plain copies beside them.
         threads: torch's intra-op threads, for NanoKV and the plain copies alike.
-        pairs: pops and pushes of one thread in one run of the free list.
-        repeats: runs of the free list (that count) and of each import, of which the median is shown.
-        idle_puts: puts that find the poller asleep; each costs a pause of some 30 ms.
+        pairs: pops and pushes per thread in one run of the free list.
+        repeats: runs of the free list (that count) and of each import; the median is shown.
+        idle_puts: puts that find the poller asleep; each costs a pause of 30 ms.
     """
 
     sizes: tuple[int, ...] = SIZES
@@ -36,7 +36,7 @@ class Settings:
 
 
 def quick(settings: Settings) -> Settings:
-    """The same, with counts that show that everything works; the figures mean little."""
+    """The same with small counts: shows that everything works; the figures mean little."""
     return replace(settings, rounds=50, ring_bytes=32 * MIB, pairs=20_000, repeats=1, idle_puts=5)
 
 
@@ -44,7 +44,7 @@ def parse_size(text: str) -> int:
     """Bytes, as "64", "1K" or "8M" (KiB, MiB).
 
     Raises:
-        ValueError: it is none of these, or not positive.
+        ValueError: the text has another form, or is not positive.
     """
     number, unit = (text[:-1], _UNITS[text[-1]]) if text[-1:] in _UNITS else (text, 1)
     if not number.isdecimal() or int(number) == 0:
@@ -53,7 +53,7 @@ def parse_size(text: str) -> int:
 
 
 def show_size(nbytes: int) -> str:
-    """Bytes for people."""
+    """Bytes as text for people, such as "8 MiB"."""
     for unit, name in ((MIB, "MiB"), (KIB, "KiB")):
         if nbytes >= unit and nbytes % unit == 0:
             return f"{nbytes // unit} {name}"

@@ -1,4 +1,4 @@
-"""What is to be reached, and whether it was."""
+"""The targets, and whether a run reached them."""
 
 from typing import Any, NamedTuple
 
@@ -8,7 +8,7 @@ Results = dict[str, Any]  #: name of a benchmark -> what its `run` returned
 
 
 class Target(NamedTuple):
-    """One promise. `at_least`: more is better. `sound`: False if the machine was too busy to measure it."""
+    """One target. `at_least`: more is better. `sound`: False if the machine was too busy to measure it."""
 
     what: str
     limit: float
@@ -19,14 +19,14 @@ class Target(NamedTuple):
 
     @property
     def reached(self) -> bool | None:
-        """Whether the measurement keeps the promise; None if it is not known."""
+        """Whether the figure reaches the limit; None if the measurement is not sound."""
         if not self.sound:
             return None
         return self.measured >= self.limit if self.at_least else self.measured <= self.limit
 
 
 def targets(results: Results) -> list[Target]:
-    """Every promise of which the results speak."""
+    """Every target that the results can judge."""
     found = [*_objects(results.get("objects", {}).get("rows", []))]
     for row in results.get("freelist", {}).get("rows", []):
         if row["threads"] == 2:

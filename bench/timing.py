@@ -1,4 +1,4 @@
-"""Timing of single calls, and what is said about many of them."""
+"""Timing of single calls, and summaries of many of them."""
 
 from array import array
 from collections.abc import Callable, Iterable
@@ -17,7 +17,7 @@ class Samples:
         self._ns = array("q")
 
     def time(self, function: Callable[..., Any], /, *args: Any, **keywords: Any) -> None:
-        """Call, and note how long it took. What the call costs here is in it: see `overhead`."""
+        """Call `function`, and note its duration, which includes the cost of this call: see `overhead`."""
         start = perf_counter_ns()
         function(*args, **keywords)
         self._ns.append(perf_counter_ns() - start)
@@ -40,7 +40,7 @@ def summarise(ns: Iterable[int]) -> Summary:
 
 
 def overhead(count: int = 10_000) -> Summary:
-    """What timing a call costs: an empty function, timed like everything else. It is not subtracted anywhere."""
+    """The cost of timing: an empty function, timed like everything else. It is subtracted nowhere."""
     samples = Samples()
     for _ in range(count):
         samples.time(_nothing, None, keyword=None)

@@ -9,12 +9,12 @@ from bench.owner import Owner, OwnerHere
 from bench.peer import STARTUP, Peer
 from nanokv import NanoKVCache, local_world
 
-OWNER = 1  #: the rank whose segment is put into, and v1's master: in shm each allocation of v1 is a message to it
+OWNER = 1  #: the rank whose segment gets the objects, and v1's master: in shm each allocation of v1 sends it a message
 PAGE_BYTES = 256 << 10
 _OPTIONS: dict[str, Any] = {
     "page_bytes": PAGE_BYTES,
     "master_rank": OWNER,
-    "evict": False,  # the bench removes what it has put; nothing else may happen in a timed put
+    "evict": False,  # the bench removes what it has put: no timed put may evict
     "write_timeout": 3600.0,
 }
 
@@ -27,7 +27,7 @@ class Stage(NamedTuple):
 
 
 class Worlds:
-    """Opens worlds. The other process is started for the first one that needs it, and serves all."""
+    """Opens worlds. The other process is started for the first world that needs it, and serves all of them."""
 
     def __init__(self) -> None:
         self._stack = ExitStack()
@@ -41,10 +41,10 @@ class Worlds:
 
     @contextmanager
     def open(self, heap: str, alloc: str, heap_bytes: int, **options: Any) -> Iterator[Stage]:
-        """A world of two ranks.
+        """Open a world of two ranks; it is closed at the end of the block.
 
         Raises:
-            NanoKVError, PeerFailed: it could not be made.
+            NanoKVError, PeerFailed: the world could not be made.
         """
         wishes = _OPTIONS | {"heap_bytes": heap_bytes, "alloc": alloc} | options
         with ExitStack() as stack:

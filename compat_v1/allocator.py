@@ -1,8 +1,8 @@
 """Pages and header slots of one segment, kept by the master: free runs, joined with their neighbours at once.
 
-A run is a range of pages. What was never used is the last run: the bump pointer is no special case. Taking is best fit
-(a run of exactly the size, if there is one), the lowest address among equals, so that what is large stays whole.
-Finding takes O(log n) comparisons; the list that keeps the order then moves by one memmove.
+A run is a range of pages. The pages that were never used are the last run: there is no bump pointer. Taking is best
+fit, the lowest address among runs of one size, so that large runs stay whole. Finding a run takes O(log n) comparisons;
+the list that keeps the order then moves by one memmove.
 """
 
 from bisect import bisect_left, insort
@@ -17,7 +17,7 @@ class Runs:
         taken: (first page, pages) in use from the beginning, in any order.
 
     Raises:
-        ValueError: two of `taken` share a page, or one is not inside.
+        ValueError: two of `taken` share a page, or one is not among the `count` pages.
     """
 
     def __init__(self, count: int, taken: Iterable[tuple[int, int]] = ()) -> None:
@@ -40,11 +40,11 @@ class Runs:
         return self.count - self.free
 
     def runs(self) -> list[tuple[int, int]]:
-        """All free runs, as (first page, pages), in order."""
+        """All free runs as (first page, pages), in the order of pages."""
         return sorted(self._pages.items())
 
     def take(self, pages: int) -> int | None:
-        """Take a run: its first page, or None if no run is as long. No pages need no place: page 0."""
+        """Take a run: its first page, or None if no free run is as long. A run of 0 pages is always at page 0."""
         if pages == 0:
             return 0
         at = bisect_left(self._ordered, (pages, 0))
@@ -56,7 +56,7 @@ class Runs:
         return first
 
     def give(self, first: int, pages: int) -> None:
-        """Give a run back that `take` gave. It joins its neighbours."""
+        """Give back a run that `take` returned. It joins its neighbours."""
         before = self._first.get(first)
         if before is not None and pages:
             self._drop(before, first - before)
@@ -80,7 +80,7 @@ class Runs:
 
 
 class Space:
-    """What one owner's segment has to give: pages of payload, and header slots.
+    """The free payload pages and header slots of one owner's segment.
 
     Args:
         n_pages, hdr_count: of the geometry.
@@ -96,7 +96,7 @@ class Space:
         self.slots = Runs(hdr_count, [(slot, 1) for slot, _, _ in held])
 
     def take(self, n_pages: int) -> tuple[int, int] | None:
-        """A header slot and the first of `n_pages` pages, or None if either is missing."""
+        """Take a header slot and `n_pages` pages: (slot, first page), or None if either is missing."""
         page = self.pages.take(n_pages)
         slot = self.slots.take(1)
         if page is not None and slot is not None:
@@ -108,6 +108,6 @@ class Space:
         return None
 
     def give(self, slot: int, page: int, n_pages: int) -> None:
-        """Give back what `take` gave."""
+        """Give back a slot and the pages that `take` returned with it."""
         self.pages.give(page, n_pages)
         self.slots.give(slot, 1)

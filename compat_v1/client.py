@@ -1,7 +1,7 @@
-"""A rank that asks a master in another process. Every request has a deadline: an answer, or PeerLost.
+"""The client of a master in another process. A request ends before its deadline, with a reply or with PeerLost.
 
-The connection is made by the first request, and made anew after it broke or the master has come back. A request is
-never sent twice: after PeerLost it may have been done, or not.
+The first request makes the connection; the next one after the connection broke, or the master came back, makes it
+anew. A request is never sent twice: after PeerLost the master may have done it, or not.
 """
 
 import secrets
@@ -16,16 +16,17 @@ from nanokv.compat_v1.server import CALLS
 from nanokv.compat_v1.transport import CLIENT, MASTER, Link, LinkBroken
 from nanokv.errors import PeerLost
 
-START_SECONDS = 60.0  #: how long the first request waits for a master that lives, and does not serve yet
-_LOOK_SECONDS = 0.005
+START_SECONDS = 60.0  #: how long the first request waits for a master that lives and does not serve yet
+_LOOK_SECONDS = 0.005  #: between two looks whether it serves
 
 
 class Client:
-    """One rank's way to the master; requests of several threads are sent one after the other.
+    """Sends one rank's requests to the master; requests of several threads go one after the other.
 
     Args:
-        rank, incarnation: of this rank. master: its rank, for messages.
-        place: the meeting place of the master's present incarnation, or None if that has ended.
+        rank, incarnation: of this rank.
+        master: the master's rank, for error messages.
+        place: returns the meeting place of the master's present incarnation, or None if that has ended.
         timeout: seconds for a request, and for connecting (there at least 1).
     """
 
@@ -60,13 +61,13 @@ class Client:
                 raise self._lost("has ended") from None
             raise self._lost(f"did not answer within {self._timeout} s, or has closed: {error}") from None
         except BaseException:
-            self._drop()  # interrupted: what comes next on this link would be the reply to another request
+            self._drop()  # interrupted: the next message on this link would be the reply to this request
             raise
         finally:
             self._lock.release()
 
     def close(self) -> None:
-        """Let go of the connection, and tidy up after a master that was killed. Idempotent."""
+        """Close the connection, and remove the meeting place of a master that was killed. Idempotent."""
         if self._lock.acquire(timeout=self._timeout):
             self._drop()
             if self._met is not None and self._place() != self._met:
@@ -85,7 +86,7 @@ class Client:
         return reply
 
     def _connected(self, deadline: float) -> tuple[Link, float]:
-        """The link to the present master, and the deadline: later, if it had to be waited for."""
+        """The link to the present master, and the deadline, which is later if the master had to be waited for."""
         place = self._place()
         if self._link is None or place != self._met:
             self._drop()
@@ -97,7 +98,7 @@ class Client:
         return self._link, deadline
 
     def _find_master(self) -> Path:
-        """Where the master serves. It may live and not serve yet, but not if it was met there before."""
+        """Wait until the master serves; returns its meeting place. A master that was met there before has closed."""
         deadline = time.monotonic() + START_SECONDS
         while True:
             place = self._place()

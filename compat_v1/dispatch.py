@@ -1,4 +1,4 @@
-"""Where a rank asks the master: in this process by a call, from another one by a message (`client`)."""
+"""How a request reaches its endpoint: in the master's process by a call, from another one by a message (`client`)."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -10,66 +10,66 @@ from nanokv.errors import PeerLost
 from nanokv.types import KeyDigest
 
 
-class Desk(Protocol):
-    """Takes requests to the master."""
+class Dispatch(Protocol):
+    """Takes requests to the master: `LocalDispatch`, or `client.Client`."""
 
     def ask(self, request: Request) -> Reply:
-        """The master's answer.
+        """Return the master's reply.
 
         Raises:
-            PeerLost: there is no master, or it does not answer. What was asked may have been done, or not.
+            PeerLost: there is no master, or it does not answer. It may have done what the request asks, or not.
         """
         ...
 
     def close(self) -> None:
-        """Let go of connections. Idempotent."""
+        """Close connections. Idempotent."""
         ...
 
 
 def answer(master: Master, request: Request) -> Reply:
-    """Do what a request asks."""
+    """Call the endpoint that a request names."""
     key = KeyDigest(request.key_hash, request.key_check)
-    where = (request.owner, request.slot, request.epoch)
-    number = request.number
+    number, place = request.number, request.place
     match request.op:
         case Op.OPEN_FOR_WRITE:
             return _open(master, request, key)
         case Op.GET_LOCATION:
             found = master.get_location(key)
-            return Reply(number, *found[:6], descriptor=found.descriptor)
+            return Reply(number, found.status, found.place, descriptor=found.descriptor)
         case Op.EVICT:
-            return Reply(number, Status.OK, gone=master.evict(request.owner, request.limit))
+            return Reply(number, Status.OK, gone=master.evict(place.owner, request.limit))
         case Op.COMMIT:
-            status = master.commit(key, *where)
+            status = master.commit(key, place)
         case Op.ABORT:
-            status = master.abort(key, *where)
+            status = master.abort(key, place)
         case Op.EXISTS:
             status = master.exists(key)
         case Op.REMOVE:
             status = master.remove(key)
         case _:
-            status = master.remove_slot(*where)
+            status = master.remove_slot(*place[:3])
     return Reply(number, status)
 
 
 def _open(master: Master, request: Request, key: KeyDigest) -> Reply:
-    write = master.open_for_write(
+    owner = request.place.owner
+    begun = master.open_for_write(
         key,
-        request.nbytes,
-        None if request.owner == NOBODY else request.owner,
+        request.place.nbytes,
+        None if owner == NOBODY else owner,
         request.descriptor,
         plan=bool(request.plan),
         producer=(request.rank, request.incarnation),
     )
-    return Reply(request.number, *write[:6])
+    return Reply(request.number, begun.status, begun.place)
 
 
-class LocalDesk:
+class LocalDispatch:
     """A master in this process.
 
     Args:
-        master: the master, or None once it has closed or before it was started.
-        rank: its rank, for messages.
+        master: returns the master, or None before it was started and once it has closed.
+        rank: the master's, for error messages.
     """
 
     def __init__(self, master: Callable[[], Master | None], rank: int) -> None:
@@ -83,4 +83,4 @@ class LocalDesk:
         return answer(master, request)
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Nothing to close."""

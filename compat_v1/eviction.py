@@ -1,7 +1,7 @@
-"""Making room in one segment: READY objects that nobody pins go, in the order of the policy.
+"""Eviction from one segment: READY objects without pins go, in the order of the policy.
 
-Above `high` percent of used pages the master evicts until the new object fits below `low`, so that evictions come in
-batches. Pages in quarantine count as used, unfinished and pinned objects are passed over.
+When a new object would raise use above `high` percent of the pages, the master evicts until it fits below `low`, so
+that evictions come in batches. Pages in quarantine count as used; unfinished and pinned objects stay.
 """
 
 from collections.abc import Iterator
@@ -16,11 +16,11 @@ Policy = Literal["fifo", "last_access"]
 
 
 def evict(machine: Machine, table: Table, owner: int, policy: Policy) -> Iterator[Entry]:
-    """Evict objects of a segment one after the other; each is gone when it is yielded. Looks when first asked."""
+    """Evict objects of a segment one after the other, and yield each when it is gone. Looks when first iterated."""
     for entry in _in_order(machine, table, owner, policy):
         if settle(machine, table, entry) != READY.value:
             continue
-        if kill(machine, entry, READY.value) == State(READY.value, 0, entry.epoch):
+        if kill(machine, entry, READY.value) == State(READY.value, 0, entry.place.epoch):
             release(machine, table, entry)
             yield entry
 
@@ -29,14 +29,14 @@ def _in_order(machine: Machine, table: Table, owner: int, policy: Policy) -> lis
     entries = list(table.shelves[owner].values())
     if policy == "last_access":
         used = machine.headers(owner, 0, machine.geometry.hdr_count)["last_access"]
-        entries.sort(key=lambda entry: int(used[entry.slot]))
+        entries.sort(key=lambda entry: int(used[entry.place.slot]))
     return entries
 
 
 def goal(n_pages: int, wanted: int, used: int, water: tuple[int, int]) -> int:
     """How many pages may stay in use before `wanted` more are taken: `used` if there is nothing to do.
 
-    An object that is larger than the low mark by itself aims at the high one, then at the whole segment.
+    For an object that is larger than the low mark the aim is the high mark, then the whole segment.
     """
     low, high = (n_pages * percent // 100 for percent in water)
     if used + wanted <= high:

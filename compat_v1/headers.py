@@ -1,9 +1,10 @@
-"""The STATE words of the objects that the master knows: looking at them, and making them DEAD.
+"""The STATE words of the objects that the master knows: it looks at them, and makes them DEAD.
 
-(READY, 0, e) -> (DEAD, 0, e)     removed or evicted: the pages are free at once, for readers validate
-(WRITING, 0, e) -> (DEAD, 0, e)   given up: the producer may still write, the pages go to quarantine
-Both are one compare-and-swap in the header (`machine.kill`), so that a commit of the producer's own, or a pin, is never
-overlooked. The lock of the master does not protect them from the producer; the word does.
+(READY, 0, e) -> (DEAD, 0, e)     removed or evicted: the pages are free at once, because readers validate
+(WRITING, 0, e) -> (DEAD, 0, e)   given up: the producer may still write, so the pages go into quarantine
+
+Both are one compare-and-swap in the header (`machine.kill`), so that the master never overlooks a commit by the
+producer, or a pin. The master's lock does not keep producers and readers out; the word does.
 """
 
 from typing import NamedTuple
@@ -27,14 +28,14 @@ def split(word: int) -> State:
 
 
 def settle(machine: Machine, table: Table, entry: Entry) -> int:
-    """What the header says of an object: RESERVED, WRITING, READY or DEAD. The table follows.
+    """The state of an object in its header: RESERVED, WRITING, READY or DEAD. Brings the table up to date.
 
-    READY comes from a producer or its kernel; DEAD without the master, from one that gave up while it had no master.
+    READY comes from the producer or its kernel. DEAD comes from a producer that gave the object up without a master.
     """
     if entry.ready:
         return int(READY.value)
-    state = split(machine.state(entry.owner, entry.slot))
-    if state.epoch != entry.epoch or state.phase >= DEAD.value:
+    state = split(machine.state(*entry.where))
+    if state.epoch != entry.place.epoch or state.phase >= DEAD.value:
         table.set_aside(entry)
         return int(DEAD.value)
     if state.phase == READY.value:
@@ -43,12 +44,12 @@ def settle(machine: Machine, table: Table, entry: Entry) -> int:
 
 
 def kill(machine: Machine, entry: Entry, phase: int) -> State:
-    """(phase, 0, epoch) -> (DEAD, 0, epoch). Returns what was there: equal to the first on success."""
-    return split(machine.kill(entry.owner, entry.slot, phase, entry.epoch))
+    """(phase, 0, epoch) -> (DEAD, 0, epoch). Returns the word that was there: equal to the first on success."""
+    return split(machine.kill(*entry.where, phase, entry.place.epoch))
 
 
 def release(machine: Machine, table: Table, entry: Entry) -> None:
-    """Free what a DEAD object held, and tell the owner's poller. Nobody writes to its pages any more."""
-    machine.announce(entry.owner, REMOVED.value, entry.slot, entry.epoch)
+    """Free the slot and the pages of a DEAD object that nobody writes to any more, and tell the owner's poller."""
+    machine.announce(entry.place.owner, REMOVED.value, *entry.place[1:3])
     table.forget(entry)
     table.give_back(entry)

@@ -1,11 +1,12 @@
 """The master: it allocates in every segment, and knows where each object is.
 
-One lock serialises everything. An endpoint is a few look-ups in dictionaries and one to three calls of the machine,
-some microseconds; a lock for each key would have to be held across the index, the allocator of the owner and an
-eviction there, which touch other keys, and the interpreter runs one thread at a time anyway.
+One lock serialises the endpoints. An endpoint is a few look-ups in dictionaries and one to three calls of the machine,
+some microseconds. A lock per key would have to be held across the index, the owner's allocator and an eviction there,
+which touch other keys, and the interpreter runs one thread at a time anyway.
 
-The header is written here, with the producer's name in it; the producer makes it READY itself, by its machine or in
-its kernel, so the master looks at the header when somebody asks. Statuses are answers; nothing raises for FULL or MISS.
+The master writes the header, with the producer in it. The producer itself makes it READY, by its machine or in its
+kernel, so the master looks at the header when it is asked for the object. No endpoint raises for FULL, MISS and the
+like: they are statuses.
 """
 
 import threading
@@ -16,25 +17,25 @@ from typing import NamedTuple
 
 import numpy as np
 
-from nanokv.allocation.base import Write
+from nanokv.allocation.base import NOWHERE
 from nanokv.compat_v1 import reclaim
 from nanokv.compat_v1.eviction import Policy, evict, goal
 from nanokv.compat_v1.headers import State, kill, release, settle
-from nanokv.compat_v1.reclaim import Alive, Descriptors
+from nanokv.compat_v1.reclaim import Descriptors
 from nanokv.compat_v1.table import Entry, Table
-from nanokv.device.machines.base import Descriptor, Found, Machine
-from nanokv.device.protocol.directory import POSITIVE
+from nanokv.device.machines.base import Machine
+from nanokv.device.machines.records import Begun, Descriptor, Found, Place
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.geometry import producer_word
 from nanokv.device.segment.layout import DEAD, FLAG_PLAN, PRODUCER_INC_MASK, READY, WRITING
-from nanokv.host_poller.dead_pins import drop_dead_pins
+from nanokv.host_poller.dead_pins import Alive, drop_dead_pins
 from nanokv.types import KeyDigest
 
-_NOWHERE: Descriptor = (0,) * 8
+_UNKNOWN: Descriptor = (0,) * 8
 
 
 class Counts(NamedTuple):
-    """What the master holds at the moment."""
+    """The master's table in numbers."""
 
     objects: int
     unfinished: int
@@ -46,12 +47,13 @@ class Master:
     """Allocates and looks up for a whole world. Any thread may call.
 
     Args:
-        machine: of the rank where the master lives.
+        machine: of the master's rank.
         alive: (rank, incarnation) -> False if it has certainly ended and writes no more.
-        may_evict: whether a full segment gives up objects. water: (low, high) percent of used pages, if so.
+        may_evict: whether objects of a full segment are evicted.
+        water: (low, high) percent of used pages, for eviction.
         policy: "fifo" (by opening) or "last_access" (by the header's word).
         write_timeout: seconds after which an unfinished object is given up.
-        clock: seconds; what `tick` is given must come from the same clock.
+        clock: seconds, on the clock of `tick`.
     """
 
     def __init__(
@@ -83,7 +85,7 @@ class Master:
             descriptors: rank -> the OBJ_DESC records of its segment.
 
         Raises:
-            SegmentCorrupt: what is in the headers cannot be.
+            SegmentCorrupt: the headers contradict each other.
         """
         with self._lock:
             self._table = reclaim.recover(self._machine, self._alive, descriptors, self._clock())
@@ -98,45 +100,45 @@ class Master:
         *,
         plan: bool,
         producer: tuple[int, int],
-    ) -> Write:
+    ) -> Begun:
         """Claim a key and allocate: OK, DUPLICATE, FULL or NO_HEADER.
 
         Args:
-            preferred: the owner, else it is chosen by the key, as v2 does.
-            producer: rank and incarnation of who will write.
+            preferred: the owner; None: the key chooses it, as in v2.
+            producer: rank and incarnation of the producer.
         """
         with self._lock:
             known = self._table.index.get(key)
             if known is not None and settle(self._machine, self._table, known) != DEAD.value:
                 return _refused(Status.DUPLICATE)
-            owner = self._home(key) if preferred is None else preferred
+            owner = self._geometry.home_rank(key.key_check) if preferred is None else preferred
             n_pages = -(-nbytes // self._geometry.page_bytes)
             got = self._allocate(owner, n_pages)
             if isinstance(got, Status):
                 self._count(owner, "refused", 1)
                 return _refused(got)
             entry = self._install(key, owner, *got, n_pages, nbytes, what, plan, producer)
-            return Write(Status.OK, owner, entry.slot, entry.epoch, entry.payload, nbytes, -1)
+            return Begun(Status.OK, entry.place, -1)
 
-    def commit(self, key: KeyDigest, owner: int, slot: int, epoch: int) -> int:
-        """The producer has finished: OK, or LOST if the object was given up. Makes READY what is not yet."""
+    def commit(self, key: KeyDigest, place: Place) -> int:
+        """The producer has finished: make the object READY if it is not yet. OK, or LOST if it was given up."""
         with self._lock:
-            entry = self._own(key, owner, slot, epoch)
+            entry = self._own(key, place)
             phase = DEAD.value if entry is None else settle(self._machine, self._table, entry)
             if entry is not None and phase == WRITING.value:
-                self._machine.commit(owner, slot, epoch)
+                self._machine.commit(place)
                 phase = settle(self._machine, self._table, entry)
             if phase == READY.value:
                 return Status.OK
-            self._acknowledge(owner, slot, epoch)
+            self._acknowledge(place)
             return Status.LOST
 
-    def abort(self, key: KeyDigest, owner: int, slot: int, epoch: int) -> int:
+    def abort(self, key: KeyDigest, place: Place) -> int:
         """The producer gives up, and writes no more: OK, or LOST if the object was given up before, or is READY."""
         with self._lock:
-            entry = self._own(key, owner, slot, epoch)
+            entry = self._own(key, place)
             done = entry is not None and not entry.ready and reclaim.give_up(self._machine, self._table, entry)
-            self._acknowledge(owner, slot, epoch)
+            self._acknowledge(place)
             return Status.OK if done else Status.LOST
 
     def get_location(self, key: KeyDigest) -> Found:
@@ -144,8 +146,8 @@ class Master:
         with self._lock:
             status, entry = self._find(key)
             if entry is None or status != Status.OK:
-                return Found(status, 0, 0, 0, 0, 0, _NOWHERE)
-            return Found(status, entry.owner, entry.slot, entry.epoch, entry.payload, entry.nbytes, entry.descriptor)
+                return Found(status, NOWHERE, _UNKNOWN)
+            return Found(status, entry.place, entry.descriptor)
 
     def exists(self, key: KeyDigest) -> int:
         """OK, NOT_READY or MISS."""
@@ -169,12 +171,12 @@ class Master:
             return self._remove(entry)
 
     def evict(self, owner: int, limit: int) -> int:
-        """Evict until at most `limit` pages of a segment are in use, or nothing is left to evict. Returns how many."""
+        """Evict until at most `limit` pages of a segment are in use, or nothing can be evicted. Returns how many."""
         with self._lock:
             return self._evict(owner, limit)
 
     def tick(self, now: float) -> None:
-        """Give up what is stuck, free what nobody writes to, drop the pins of the dead. `now`: of the clock."""
+        """Give up stuck objects, empty the quarantine, drop the pins of dead readers. `now`: of the clock."""
         alive = cache(self._alive)
         with self._lock:
             reclaim.give_up_stuck(self._machine, self._table, alive, now - self._write_timeout)
@@ -183,16 +185,13 @@ class Master:
             drop_dead_pins(self._machine, owner, alive)
 
     def counts(self) -> Counts:
-        """What the master holds now."""
+        """Count objects and pages now."""
         with self._lock:
             table = self._table
             used = [space.pages.used for space in table.spaces]
             return Counts(len(table.index), len(table.unfinished), len(table.quarantine), used)
 
     # --- under the lock ---
-    def _home(self, key: KeyDigest) -> int:
-        return int(key.key_check & POSITIVE.value) % self._geometry.world_size
-
     def _find(self, key: KeyDigest) -> tuple[Status, Entry | None]:
         entry = self._table.index.get(key)
         if entry is None:
@@ -202,18 +201,18 @@ class Master:
             return Status.OK, entry
         return (Status.MISS if phase == DEAD.value else Status.NOT_READY), entry
 
-    def _own(self, key: KeyDigest, owner: int, slot: int, epoch: int) -> Entry | None:
-        entry = self._table.at(owner, slot, epoch)
+    def _own(self, key: KeyDigest, place: Place) -> Entry | None:
+        entry = self._table.at(place.owner, place.slot, place.epoch)
         return entry if entry is not None and entry.key == key else None
 
-    def _acknowledge(self, owner: int, slot: int, epoch: int) -> None:
-        """A producer says that it writes no more."""
-        entry = self._table.held(owner, slot, epoch)
+    def _acknowledge(self, place: Place) -> None:
+        """The producer writes no more: free its object if it is in quarantine."""
+        entry = self._table.held(place.owner, place.slot, place.epoch)
         if entry is not None:
             release(self._machine, self._table, entry)
 
     def _remove(self, entry: Entry) -> Status:
-        if kill(self._machine, entry, READY.value) != State(READY.value, 0, entry.epoch):
+        if kill(self._machine, entry, READY.value) != State(READY.value, 0, entry.place.epoch):
             return Status.PINNED
         release(self._machine, self._table, entry)
         return Status.OK
@@ -230,7 +229,7 @@ class Master:
         return gone
 
     def _allocate(self, owner: int, n_pages: int) -> tuple[int, int] | Status:
-        """A header slot and the first of `n_pages` pages; evicts if it may."""
+        """A header slot and the first of `n_pages` pages, or why there are none. Evicts if the master may."""
         space = self._table.spaces[owner]
         if n_pages > space.pages.count:
             return Status.FULL
@@ -242,7 +241,7 @@ class Master:
         return got or (Status.FULL if space.slots.free else Status.NO_HEADER)
 
     def _take_evicting(self, owner: int, n_pages: int) -> tuple[int, int] | None:
-        """What is free lies scattered, or every slot is in use: evict one object after the other until it fits."""
+        """Free pages lie scattered, or every slot is in use: evict one object after the other until it fits."""
         got = None
         gone = 0
         for _ in evict(self._machine, self._table, owner, self._policy):
@@ -269,18 +268,19 @@ class Master:
         payload = self._geometry.offsets["heap_base"] + page * self._geometry.page_bytes
         flags = (FLAG_PLAN.value if plan else 0) | producer_word(rank, incarnation) << 32
         signed = int(np.uint64(flags).view(np.int64))  # words are signed; an incarnation may reach the top bit
-        epoch = self._machine.install(owner, slot, key, payload, nbytes, signed, what, time.time_ns())
+        place = Place(owner, slot, 0, payload, nbytes)
+        epoch = self._machine.install(key, place, signed, what, time.time_ns())
         who = (rank, incarnation & PRODUCER_INC_MASK.value)
-        entry = Entry(key, owner, slot, epoch, page, n_pages, payload, nbytes, what, who, self._clock())
+        entry = Entry(key, place._replace(epoch=epoch), page, n_pages, what, who, self._clock())
         self._table.add(entry)
         return entry
 
     def _count(self, owner: int, field: str, more: int) -> None:
-        """Count in the owner's HeapCtl: in v1 nobody else writes these words."""
+        """Add to a counter in the owner's HeapCtl; in v1 only the master writes it."""
         if more:
             have = int(self._machine.control(owner)[0][field])
             self._machine.set_control(owner, field, have + more)
 
 
-def _refused(status: Status) -> Write:
-    return Write(status, 0, 0, 0, 0, 0, -1)
+def _refused(status: Status) -> Begun:
+    return Begun(status, NOWHERE, -1)

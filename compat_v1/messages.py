@@ -1,17 +1,19 @@
 """The wire format: requests and replies are arrays of int64 of one fixed size. Nothing else is sent.
 
-A request names its operation and carries what that needs; the rest is 0. A reply repeats the number of its request.
+A request names its operation; fields that the operation does not use are 0. A reply repeats the number of its request.
 """
 
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
-from nanokv.device.machines.base import Descriptor
+from nanokv.device.machines.records import Descriptor, Place
 from nanokv.device.protocol.status import Status
 
-NOBODY = -1  #: in `Request.owner`: no segment is preferred
+NOBODY = -1  #: as the owner in a request: no segment is preferred
+NO_PLACE = Place(0, 0, 0)
+NO_DESCRIPTOR: Descriptor = (0,) * 8
 
 
 class Op(IntEnum):
@@ -28,7 +30,7 @@ class Op(IntEnum):
 
 
 class Request(NamedTuple):
-    """What a client asks."""
+    """A client's request."""
 
     op: int
     number: int = 0  #: of this request, on this connection
@@ -36,31 +38,27 @@ class Request(NamedTuple):
     incarnation: int = 0
     key_hash: int = 0
     key_check: int = 0
-    owner: int = NOBODY  #: whose segment; OPEN_FOR_WRITE: the preferred one, or NOBODY
-    slot: int = 0  #: header slot
-    epoch: int = 0
-    nbytes: int = 0
-    plan: int = 0  #: OPEN_FOR_WRITE: 1 if a kernel writes the bytes that nobody counts
+    place: Place = NO_PLACE  #: of the object; OPEN_FOR_WRITE: `nbytes`, and as `owner` the preferred segment or NOBODY
+    plan: int = 0  #: OPEN_FOR_WRITE: 1 if the bytes come from a kernel, which no activity word counts
     limit: int = 0  #: EVICT: pages that may stay in use
-    descriptor: Descriptor = (0,) * 8
+    descriptor: Descriptor = NO_DESCRIPTOR
 
 
 class Reply(NamedTuple):
-    """What the master answers."""
+    """The master's reply."""
 
     number: int
     status: int
-    owner: int = 0
-    slot: int = 0
-    epoch: int = 0
-    payload: int = 0
-    nbytes: int = 0
+    place: Place = NO_PLACE
     gone: int = 0  #: EVICT: objects that went
-    descriptor: Descriptor = (0,) * 8
+    descriptor: Descriptor = NO_DESCRIPTOR
 
 
-WORDS = len(Request._fields) - 1 + 8  #: of a message; a reply is shorter, and padded
-_REPLY_WORDS = len(Reply._fields) - 1 + 8
+def _words(kind: type[Request | Reply]) -> int:
+    return len(kind._fields) + len(Place._fields) - 1 + len(NO_DESCRIPTOR) - 1
+
+
+WORDS = _words(Request)  #: of a message; a reply has fewer, and the rest is padding
 
 
 def new_message() -> torch.Tensor:
@@ -69,23 +67,29 @@ def new_message() -> torch.Tensor:
 
 
 def pack(message: Request | Reply, into: torch.Tensor) -> None:
-    """Write a message into a tensor that `new_message` made."""
-    *words, descriptor = message
-    flat = [*words, *descriptor]
+    """Write a message into a tensor of `new_message`."""
+    flat = [word for field in message for word in (field if isinstance(field, tuple) else (field,))]
     into.numpy()[: len(flat)] = flat
 
 
 def unpack_request(words: torch.Tensor) -> Request | None:
-    """Read a request; None if it is none."""
+    """Read a request; None if the words are not one."""
     flat = words.tolist()
     if not 1 <= flat[0] <= max(Op):
         return None
-    return Request._make([*flat[:-8], tuple(flat[-8:])])
+    return Request._make(_unflattened(flat, Request))
 
 
 def unpack_reply(words: torch.Tensor) -> Reply | None:
-    """Read a reply; None if it is none."""
-    flat = words.tolist()[:_REPLY_WORDS]
+    """Read a reply; None if the words are not one."""
+    flat = words.tolist()[: _words(Reply)]
     if not 0 <= flat[1] <= max(Status):
         return None
-    return Reply._make([*flat[:-8], tuple(flat[-8:])])
+    return Reply._make(_unflattened(flat, Reply))
+
+
+def _unflattened(flat: list[int], kind: type[Request | Reply]) -> list[Any]:
+    """The fields of a message, from its words."""
+    at = kind._fields.index("place")
+    end = at + len(Place._fields)
+    return [*flat[:at], Place(*flat[at:end]), *flat[end : -len(NO_DESCRIPTOR)], tuple(flat[-len(NO_DESCRIPTOR) :])]

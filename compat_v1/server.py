@@ -1,9 +1,8 @@
-"""The master's threads: one accepts clients and looks after what is unfinished, one for each client answers it.
+"""The master's threads: one accepts clients and reclaims, and one per client answers its requests.
 
 The master makes a directory when it begins to serve (`meeting_place`), and removes it when it closes; its name carries
-the world's random number and the master's incarnation. A client that wants a connection calls: it makes a file there,
-named by its rank, its incarnation and something random. So clients come and come back when they like, and a new master
-is met in a new place.
+the world's random number and the master's incarnation. A client calls by making a file there, named by its rank, its
+incarnation and a random number. So clients may come and come back at any time, and meet a new master in a new place.
 """
 
 import atexit
@@ -17,9 +16,9 @@ from pathlib import Path
 from nanokv.compat_v1.dispatch import answer
 from nanokv.compat_v1.master import Master
 from nanokv.compat_v1.messages import Op, Reply, Request, new_message, pack, unpack_request
-from nanokv.compat_v1.reclaim import Alive
 from nanokv.compat_v1.transport import CLIENT, MASTER, Bell, Link, LinkBroken, make_store
 from nanokv.device.protocol.status import Status
+from nanokv.host_poller.dead_pins import Alive
 from nanokv.types import KeyDigest
 
 _log = logging.getLogger("nanokv.master")
@@ -27,84 +26,73 @@ _log = logging.getLogger("nanokv.master")
 CALLS = "calls"  #: where clients make files, in the meeting place
 _PREFIX = "nanokv-v1."  #: of a directory's name; worlds begin with "nanokv.", and must not be taken for them
 _ACCEPT_SECONDS = 0.02  #: between two looks for new clients
-_TICK_SECONDS = 0.25  #: between two looks at what is unfinished
+_TICK_SECONDS = 0.25  #: between two ticks of the master
 _STOP_SECONDS = 5.0  #: how long `close` waits for threads
 
 
 def meeting_place(directory: Path, world_id: int, incarnation: int) -> Path:
-    """Where clients meet the master's `incarnation`: a directory that is there while it serves."""
+    """The directory in which clients meet an incarnation of the master; it exists while the master serves."""
     return directory / f"{_PREFIX}{world_id:016x}.{incarnation}"
 
 
 def remove_meeting_places(directory: Path, world_id: int) -> None:
-    """Remove what masters of a world have left in `directory`, and can leave no more."""
+    """Remove the meeting places that earlier masters of a world have left in `directory`."""
     for place in directory.glob(f"{_PREFIX}{world_id:016x}.*"):
         shutil.rmtree(place, ignore_errors=True)
 
 
-class Session:
-    """One client's connection, and the thread that answers it.
+class Session(threading.Thread):
+    """The thread that answers one client, over a connection that it makes. It starts at once.
 
     Args:
-        client: its rank and incarnation.
-        place, name: of the connection, see `Link`.
-        timeout: seconds to wait for it when connecting, and to take a reply.
+        client: the client's rank and incarnation.
+        place, call: the place and the name of the `Link`.
+        timeout: seconds to wait for the client when connecting, and to send it a reply.
     """
 
-    def __init__(self, master: Master, client: tuple[int, int], place: Path, name: str, timeout: float) -> None:
+    def __init__(self, master: Master, client: tuple[int, int], place: Path, call: str, timeout: float) -> None:
+        super().__init__(name=f"nanokv-master-{call}", daemon=True)
         self.client = client
         self._master = master
         self._place = place
-        self._name = name
+        self._call = call
         self._timeout = timeout
         self._bell: Bell | None = None
         self._stopping = False
-        self._thread = threading.Thread(target=self._run, name=f"nanokv-master-{name}", daemon=True)
-        self._thread.start()
-
-    @property
-    def alive(self) -> bool:
-        """False once the connection has ended."""
-        return self._thread.is_alive()
+        self.start()
 
     def stop(self) -> None:
-        """End the connection; do not wait for it."""
+        """End the connection, without waiting for its end."""
         self._stopping = True
         if self._bell is not None:
             self._bell.ring()
 
-    def join(self, timeout: float) -> None:
-        """Wait until it has ended."""
-        self._thread.join(timeout)
-
-    def _run(self) -> None:
-        link: Link | None = None
+    def run(self) -> None:
+        """The thread's body."""
         try:
-            link = self._connect()
-            self._serve(link)
+            with contextlib.closing(self._connect()) as link:
+                self._serve(link)
         except LinkBroken as error:
             _log.debug("the connection of rank %d.%d has ended: %s", *self.client, error)
         except Exception:
             _log.exception("the connection of rank %d.%d has failed", *self.client)
         finally:
-            if link is not None:
-                link.close()
             self._bell = None
 
     def _connect(self) -> Link:
-        """Both members of this side, at once: each waits for the others."""
+        """Make the link and the bell at the same time: the members of a group wait for each other."""
         made: list[Bell] = []
 
         def make_bell() -> None:
             with contextlib.suppress(LinkBroken):
-                made.append(Bell(self._place, self._name, self._timeout))
+                made.append(Bell(self._place, self._call, self._timeout))
 
-        helper = threading.Thread(target=make_bell, name="nanokv-master-bell", daemon=True)
-        helper.start()
+        other = threading.Thread(target=make_bell, name="nanokv-master-bell", daemon=True)
+        other.start()
         try:
-            link = Link(self._place, self._name, MASTER, self._timeout)
+            link = Link(self._place, self._call, MASTER, self._timeout)
         finally:
-            helper.join()
+            other.join()
         if not made:
             raise LinkBroken("the bell did not connect")
         self._bell = made[0]
@@ -127,17 +115,17 @@ class Session:
                 raise
 
     def _take_back(self, request: Request, reply: Reply) -> None:
-        """The client was never told of what it opened: nobody will write to it."""
+        """Abort an object that the client opened and was never told of: nobody will write to it."""
         if request.op == Op.OPEN_FOR_WRITE and reply.status == Status.OK:
             key = KeyDigest(request.key_hash, request.key_check)
-            self._master.abort(key, reply.owner, reply.slot, reply.epoch)
+            self._master.abort(key, reply.place)
 
 
 class Server:
-    """Serves a master to other processes, or looks after it alone.
+    """Serves a master to other processes, and calls its `tick`.
 
     Args:
-        place: of `meeting_place`; None if there are no clients in other processes.
+        place: the `meeting_place`; None if there are no clients in other processes.
         alive: (rank, incarnation) -> False if it has certainly ended.
         timeout: seconds, see `Session`.
     """
@@ -155,7 +143,7 @@ class Server:
             (place / CALLS).mkdir()
         self._thread = threading.Thread(target=self._run, name="nanokv-master", daemon=True)
         self._thread.start()
-        atexit.register(self.close)  # a thread that wakes up in gloo when the interpreter has gone aborts the process
+        atexit.register(self.close)  # a thread that wakes up in gloo after the interpreter's end aborts the process
 
     def close(self) -> None:
         """End all connections and threads. Idempotent."""
@@ -181,12 +169,12 @@ class Server:
                     ticked = time.monotonic()
                     self._end_sessions_of_the_dead()
                     self._master.tick(ticked)
-            except Exception:  # what one client left must not end the service for the others
+            except Exception:  # one client's file must not end the service for the others
                 if not self._stop.is_set() and not self._is_removed():
                     _log.exception("a round of the master failed")
 
     def _is_removed(self) -> bool:
-        """Whether nobody can call any more: the world was removed, as it is when this process ends without `close`."""
+        """Whether no client can call any more: the world was removed, as when this process ends without `close`."""
         return self._place is not None and not (self._place / CALLS).exists()
 
     def _accept(self, place: Path) -> None:
@@ -196,12 +184,12 @@ class Server:
             client = int(rank), int(incarnation)
             for session in self._sessions.values():
                 if session.client[0] == client[0]:
-                    session.stop()  # it has come back
+                    session.stop()  # the client has come back
             self._sessions[call.name] = Session(self._master, client, place, call.name, self._timeout)
 
     def _end_sessions_of_the_dead(self) -> None:
         for name, session in list(self._sessions.items()):
-            if not session.alive:
+            if not session.is_alive():
                 del self._sessions[name]
             elif not self._alive(*session.client):
                 session.stop()

@@ -1,16 +1,18 @@
 """A connection between the master and one client: a gloo group of their own, over the loopback address.
 
-A group is made for each connection, and never is torch.distributed's default one: a client that dies breaks its own
-group and nobody else's, and the user's process groups are not touched. Members exchange addresses through a FileStore
-in the master's directory (`server`), under a name that is used once.
+Each connection has a group of its own, which is never torch.distributed's default group: a client that dies breaks no
+other connection, and the user's process groups are not touched. Members exchange addresses through a FileStore in the
+master's directory (`server`), under a name that is used once.
 
 A group has three members: the master, the client, and the master's bell. gloo cannot interrupt a wait for a message,
-so the master waits for one from anybody, and rings its own bell to end the wait: when it closes, or the client is dead.
+so the master waits for a message from any member, and rings its own bell to end the wait when it closes, or when the
+client is dead.
 """
 
 import contextlib
 import os
 import threading
+from collections.abc import Iterator
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
@@ -35,17 +37,26 @@ class LinkBroken(Exception):
     """The other side is gone, or did not answer in time. The link cannot be used any more."""
 
 
+@contextlib.contextmanager
+def _as_link_broken() -> Iterator[None]:
+    """gloo's RuntimeError becomes LinkBroken."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise LinkBroken(str(error)) from None
+
+
 class Link:
     """One member of a connection. Used by one thread at a time.
 
     Args:
         place: the master's directory, in which it has called `make_store`.
-        name: all members give the same, and no other connection there ever did.
+        name: the same for all members, and never used for another connection of this place.
         member: MASTER, CLIENT or BELL.
-        timeout: seconds to wait for the others, at least 1. The same in all calls of a process, or it costs a file.
+        timeout: seconds to wait for the other members, at least 1. Each value that a process uses costs an open file.
 
     Raises:
-        LinkBroken: they did not come, or the place is not there.
+        LinkBroken: the others did not come, or the place is not there. All other methods except `close` raise it too.
     """
 
     def __init__(self, place: Path, name: str, member: int, timeout: float) -> None:
@@ -62,39 +73,35 @@ class Link:
         except RuntimeError as error:
             raise LinkBroken(f"no connection within {timeout:.3g} s: {error}") from None
 
+    @_as_link_broken()
     def send(self, to: int, words: torch.Tensor, timeout: float) -> None:
         """Send a message. On return `words` may be used again."""
-        _wait(lambda: self._group.send([words], to, _TAG), timeout)
+        self._group.send([words], to, _TAG).wait(_limit(timeout))
 
+    @_as_link_broken()
     def post(self, to: int, words: torch.Tensor) -> Any:
-        """Begin to send a message, and do not wait: the result and the link are to be kept."""
-        try:
-            return self._group.send([words], to, _TAG)
-        except RuntimeError as error:
-            raise LinkBroken(str(error)) from None
+        """Begin to send a message, without waiting: the caller keeps the result and the link."""
+        return self._group.send([words], to, _TAG)
 
+    @_as_link_broken()
     def expect(self, source: int, words: torch.Tensor) -> Any:
-        """Begin to receive a message into `words`; give the result to `take`.
+        """Begin to receive a message into `words`; give the result to `take`."""
+        return self._group.recv([words], source, _TAG)
 
-        Raises:
-            LinkBroken: also by all other methods.
-        """
-        try:
-            return self._group.recv([words], source, _TAG)
-        except RuntimeError as error:
-            raise LinkBroken(str(error)) from None
-
+    @_as_link_broken()
     def take(self, expected: Any, timeout: float) -> None:
         """Wait for an expected message."""
-        _wait(lambda: expected, timeout)
+        expected.wait(_limit(timeout))
 
+    @_as_link_broken()
     def receive_any(self, words: torch.Tensor) -> int:
-        """Wait for a message from anybody, without a limit; returns who sent it."""
-        work = _wait(lambda: self._group.recv_anysource([words], _TAG), None)
+        """Wait for a message from any member, without a limit; returns the member."""
+        work = self._group.recv_anysource([words], _TAG)
+        work.wait(_FOR_EVER)
         return int(work._source_rank())
 
     def close(self) -> None:
-        """Let go of the connection; the other side sees that. Idempotent."""
+        """Close the connection; the other side sees that. Idempotent."""
         self._group = None
 
 
@@ -108,10 +115,10 @@ class Bell:
         self._link = Link(place, name, BELL, timeout)
 
     def ring(self) -> None:
-        """End the master's wait, for good. From any thread; once is enough. Does not wait."""
+        """End the master's wait, for good, without waiting for it. From any thread; once is enough."""
         with self._lock:
             if self._posted is None:
-                with contextlib.suppress(LinkBroken):  # then the wait has ended
+                with contextlib.suppress(LinkBroken):  # then the master's wait has ended
                     self._posted = self._link.post(MASTER, self._words)
 
 
@@ -122,10 +129,10 @@ def make_store(place: Path) -> None:
 
 @cache
 def _store(path: Path, limit: timedelta) -> Any:
-    """The FileStore of a place: one a process, kept until it ends, as is the descriptor of its file.
+    """The FileStore of a place: one per process, kept until the process ends, as is the descriptor of its file.
 
-    By descriptor and not by name, because FileStore opens its file again and again, also when it is destroyed: without
-    the directory it would try for minutes, and then abort the process.
+    It is opened by descriptor and not by name, because FileStore opens its file again and again, also when it is
+    destroyed: without the directory it would try for minutes, and then abort the process.
     """
     file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     store = _dist.FileStore(f"/proc/self/fd/{file}", -1)
@@ -133,11 +140,5 @@ def _store(path: Path, limit: timedelta) -> Any:
     return store
 
 
-def _wait(begin: Any, timeout: float | None) -> Any:
-    limit = _FOR_EVER if timeout is None else timedelta(seconds=max(timeout, _LEAST_SECONDS))
-    try:
-        work = begin()
-        work.wait(limit)
-    except RuntimeError as error:
-        raise LinkBroken(str(error)) from None
-    return work
+def _limit(seconds: float) -> timedelta:
+    return timedelta(seconds=max(seconds, _LEAST_SECONDS))

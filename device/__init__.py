@@ -1,27 +1,18 @@
-"""The protocol and its kernels: what every rank may do to a segment, written once, in Triton.
+"""The protocol, its kernels, and the machines that run them. Imports nothing of the project outside this folder.
 
-Imports nothing of the project outside this folder. Read in this order:
+The rooms, in reading order. A room imports only rooms above it; the `__init__` of each lists its files.
 
-    layout      the bytes of a segment: the only place where an offset is spelled
-    status      what an operation answers
-    memory      the memory vocabulary (Triton); memory_native is the same for a CPU
-    world       how a rank finds segments and their geometry: a private table, never shared memory
-    freelist    lock-free stacks of pages and of header slots; lists: where they stand, which is asked when
-    extent      payload pages: size classes, splitting, the bump pointer
-    header      one record an object; its state word decides everything
-    directory   from a key to a header
-    ring        hints for the host: something became READY, something went away
-    activity    who is at work in a segment, so that the host can wait for a grace period
-    pins        readers that hold an object in place
-    retire      frees what a DEAD header holds
-    evict       what a producer does that finds a segment full
-    put         the whole of the above, in order; get; remove
-    reclaim     what the owner's host does about what the dead left
-    ticket      many CTAs work on one object: who begins it, who ends it
-    parts       one object, put or read in parts by many CTAs
-    request     what a launch is asked to put or get, in device memory; batch: a table of them, and its launches
-    retarget    rebuilds any of these functions over another vocabulary
-    native      the CPU machine; launch: the machine that launches kernels (GPU, or Triton's interpreter)
+    memory     operations on shared words: the vocabulary, for GPUs and CPUs
+    segment    the bytes of a segment, and how a rank finds them
+    protocol   the operations of a rank on a segment, in Triton: put, get, remove, evict, reclaim, ...
+    kernels    the Triton kernels that call the protocol
+    machines   run the protocol for a host: compiled for a CPU, or launched as kernels
+    sim        the simulated machine: every interleaving, weak memory, kills
+
+Two faces for kernels of other people stand on top:
+
+    library    the device functions that a kernel may call, under names that stay
+    remote     loads, stores and atomics on other ranks' memory, with the signatures of ROCm Iris
 """
 
 if __name__ != "nanokv.device":

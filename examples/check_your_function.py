@@ -1,7 +1,7 @@
 """Check a device function of your own under the simulated machine: all executions that differ, with weak memory.
 
-A ticket lock that hands a word over. With `acquire` and `release` no execution loses an addition; with a relaxed unlock
-some do, and the schedule that shows it is printed.
+The function is a try-lock around a counter. With `acquire` and `release` no execution loses an addition; with a relaxed
+unlock some do, and the program prints a schedule that shows it.
 
     python examples/check_your_function.py
 """
@@ -24,7 +24,7 @@ TRIES = tl.constexpr(3)
 
 @triton.jit
 def add_locked(lock: tl.int64, count: tl.int64) -> Any:
-    """Add one under the lock if it is free within a few tries: 1, or 0."""
+    """Add one to the counter, under the lock: 1, or 0 if the lock was not free within a few tries."""
     mine = word(0)
     tries = word(0)
     while (mine == 0) & (tries < TRIES):
@@ -41,7 +41,7 @@ def add_locked(lock: tl.int64, count: tl.int64) -> Any:
 
 
 def lost_update(replaced: dict[Any, Any] | None = None) -> Schedule | None:
-    """The first schedule of two tasks in which an addition is lost, or None after all that differ."""
+    """The first schedule of two tasks in which an addition is lost, or None if no execution loses one."""
     simulation = Simulation(WeakMemory, replaced)
     add = simulation.function(add_locked)
     scheduler = Exhaustive()

@@ -1,10 +1,10 @@
 """Decode attention that reads K and V in place from objects of the cache: pinned, or without a pin and validated.
 
-One query token a sequence, grouped heads, sequences of different lengths. An object holds one block of tokens, as
-rope_prefill.py writes them: [2, tokens, kv_heads, dim], K then V; the last block of a sequence may be smaller.
+One query token per sequence, grouped heads, sequences of different lengths. An object holds one block of tokens, as
+rope_prefill.py writes it: [2, tokens, kv_heads, dim], K then V; the last block of a sequence may be smaller.
 
     paged_decode_kernel       the host pins the objects and passes their addresses; nothing can happen to them
-    validated_decode_kernel   finds each object by its key, and asks after reading whether it was there all the while
+    validated_decode_kernel   finds each object by its key, and validates after it has read that it was there all along
 
     python examples/paged_decode.py      runs in Triton's interpreter where there is no GPU
 """
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 if __name__ == "__main__" and not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is decorated, so it must be set here
+    os.environ["TRITON_INTERPRET"] = "1"  # Triton reads it when it decorates a kernel, so it must be set here
 
 import triton
 import triton.language as tl
@@ -38,13 +38,13 @@ from nanokv.device.library import (
     validate,
     word,
 )
-from nanokv.device.machines.base import Request
 from nanokv.device.machines.batch import Batch
+from nanokv.device.machines.records import Request
 from nanokv.device.protocol.status import Status
 
-BLOCK = 16  #: tokens of an object; at least 16, which is what `tl.dot` takes
-ROWS = tl.constexpr(16)  # query heads of a tile: those of one KV head, filled up with zeros
-TRIES = tl.constexpr(4)  # of reading one object without a pin
+BLOCK = 16  #: tokens per object; at least 16, the smallest side that `tl.dot` takes
+ROWS = tl.constexpr(16)  # query heads per tile: those of one KV head, padded with zeros
+TRIES = tl.constexpr(4)  # to read one object without a pin
 
 
 # --- what both kernels do with a block ----------------------------------------------------------
@@ -62,7 +62,7 @@ def load_block(
     at = tl.arange(0, BLOCK)[:, None]
     base = tl.multiple_of(tl.cast(address, tl.pointer_type(kind)) + head * DIM, 16)
     k_ptr = base + at * (KV_HEADS * DIM) + tl.arange(0, DIM)[None, :]
-    # .cg: the first-level cache of an SM may hold what lay there before
+    # .cg: the first-level cache of an SM may hold older bytes of the page
     k = tl.load(k_ptr, mask=at < tokens, other=0, cache_modifier=".cg")
     v = tl.load(k_ptr + tokens * (KV_HEADS * DIM), mask=at < tokens, other=0, cache_modifier=".cg")
     return k, v
@@ -81,9 +81,9 @@ def attend(
     BLOCK: tl.constexpr,
     WIDE: tl.constexpr,
 ) -> Any:
-    """One step of the online softmax: the largest score, the sum of weights and the weighted values, up to here.
+    """One step of the online softmax: the largest score, the sum of weights and the weighted values so far.
 
-    `WIDE`: multiply as float32; Triton's interpreter takes the bits of bfloat16 for integers in `tl.dot`.
+    `WIDE`: multiply as float32, because Triton's interpreter takes the bits of bfloat16 for integers in `tl.dot`.
     """
     if WIDE:
         query, k, v = query.to(tl.float32), k.to(tl.float32), v.to(tl.float32)
@@ -100,7 +100,7 @@ def attend(
 def head_lanes(
     sequence: tl.int64, head: tl.int64, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr
 ) -> Any:
-    """Where the query heads of one KV head lie in [sequences, q_heads, dim], and which rows of the tile they are."""
+    """The query heads of one KV head: their elements in [sequences, q_heads, dim], and their rows of the tile."""
     row = tl.arange(0, ROWS)[:, None]
     at = ((sequence * KV_HEADS + head) * GROUP + row) * DIM + tl.arange(0, DIM)[None, :]
     return at, row < GROUP
@@ -153,9 +153,9 @@ def read_block(
     DIM: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> Any:
-    """Find an object, load a head of it, and validate; again if it was torn. Returns (status, k, v).
+    """Find an object, load one head of it, and validate; try again if it was torn. Returns (status, k, v).
 
-    OK: k and v are the object's. MISS, NOT_READY, TORN, SIZE or CORRUPT: they mean nothing.
+    After OK k and v are the object's. After MISS, NOT_READY, TORN, SIZE or CORRUPT they mean nothing.
     """
     token_bytes: tl.constexpr = 2 * KV_HEADS * DIM * (kind.primitive_bitwidth // 8)
     k = tl.zeros([BLOCK, DIM], kind)
@@ -170,7 +170,7 @@ def read_block(
             fits = nbytes == tokens * token_bytes
             if fits:
                 k, v = load_block(segment(world, owner) + payload, tokens, head, kind, KV_HEADS, DIM, BLOCK)
-            status = validate(world, owner, slot, epoch)  # what `lookup` said, and k and v, count only now
+            status = validate(world, owner, slot, epoch)  # the answers of `lookup`, and k and v, count only now
             if (status == OK) & (not fits):
                 status = word(SIZE)
         tries += 1
@@ -193,7 +193,7 @@ def validated_decode_kernel(
     BLOCK: tl.constexpr,
     WIDE: tl.constexpr,
 ) -> None:
-    """CTA (sequence, KV head), one warp. `statuses`: int64 [sequences, KV heads]; out is written where it is OK."""
+    """CTA (sequence, KV head), one warp. `statuses`: int64 [sequences, KV heads]; writes to `out_ptr` only after OK."""
     sequence = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1).to(tl.int64)
     length = tl.load(lengths_ptr + sequence)
@@ -227,8 +227,8 @@ def pin_pages(
         length: tokens. like: of the dtype, and of the last two dimensions, that the objects must have.
 
     Raises:
-        ValueError: an object is not what the kernel would take it for.
-        nanokv.errors.KeyNotFound: an object is not there.
+        ValueError: an object has another shape or dtype than the kernel assumes.
+        nanokv.errors.KeyNotFound: an object is missing.
     """
     if len(keys) != -(-length // BLOCK):
         raise ValueError(f"{length} tokens are {-(-length // BLOCK)} blocks of {BLOCK}, not {len(keys)}")
@@ -245,7 +245,7 @@ def pin_pages(
 def decode_pinned(
     cache: nanokv.NanoKVCache, q: torch.Tensor, keys: Sequence[Sequence[str]], lengths: Sequence[int], kv_heads: int
 ) -> torch.Tensor:
-    """Attention of `q` [sequences, q_heads, dim] over the objects of each sequence, all pinned meanwhile.
+    """Attention of `q` [sequences, q_heads, dim] over the objects of each sequence, which stay pinned meanwhile.
 
     Args:
         keys: of the blocks of each sequence. lengths: tokens of each.
@@ -269,16 +269,16 @@ def decode_pinned(
             num_warps=4,
         )
         if q.is_cuda:
-            torch.cuda.current_stream(q.device).synchronize()  # the pins end here: not before the kernel does
+            torch.cuda.current_stream(q.device).synchronize()  # the pins must not end before the kernel does
     return out
 
 
 class ValidatedDecode:
-    """The same without pins: `fill` names the objects, `launch` may be captured in a graph, `statuses` tells.
+    """The same without pins. `fill` names the objects; `launch` may be captured in a graph, and leaves `statuses`.
 
     Args:
         world: the address of the world table: `cache.world_table`.
-        most_blocks: of a sequence.
+        most_blocks: the most blocks per sequence.
     """
 
     def __init__(self, world: int, sequences: int, most_blocks: int, kv_heads: int, device: torch.device) -> None:
@@ -292,7 +292,7 @@ class ValidatedDecode:
         self._batch.fill([Request(key, 0, 0) for of_one in padded for key in of_one])
 
     def launch(self, q: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-        """Attention of `q` [sequences, q_heads, dim]. Rows of a sequence count only where all its statuses are OK."""
+        """Attention of `q` [sequences, q_heads, dim]. The rows of a sequence count only if all its statuses are OK."""
         out = torch.zeros_like(q)
         kv_heads = self.statuses.shape[1]
         validated_decode_kernel[(len(q), kv_heads)](
@@ -309,13 +309,13 @@ class ValidatedDecode:
 
 
 def reference(q: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
-    """Of one sequence, by torch: `q` [q_heads, dim], `kv` [2, tokens, kv_heads, dim]; float32 [q_heads, dim]."""
+    """One sequence in plain torch: `q` [q_heads, dim], `kv` [2, tokens, kv_heads, dim]; float32 [q_heads, dim]."""
     k, v = kv.float().permute(0, 2, 1, 3).repeat_interleave(len(q) // kv.shape[2], dim=1)
     return torch.nn.functional.scaled_dot_product_attention(q.float()[:, None], k, v)[:, 0]
 
 
 def main() -> None:
-    """Rank 0 stores the blocks of three sequences in rank 1, which attends to them in place, in both ways."""
+    """Rank 0 stores the blocks of three sequences in rank 1, which attends to them in place in both ways."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     lengths, q_heads, kv_heads, dim = (37, 5, 16), 4, 2, 32
     prefiller, decoder = nanokv.local_world(2, 1 << 20, page_bytes=8192, device=device, alloc="device")

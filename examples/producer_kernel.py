@@ -1,7 +1,7 @@
 """A prefill kernel that writes its results into a decode rank's cache itself, and commits them READY.
 
 The host asks for a WritePlan; the kernel computes tiles, stores them into the owner's pages and commits. Without a GPU
-it runs in Triton's interpreter. On machines with ROCm Iris, `iris` may stand where `remote` does.
+it runs in Triton's interpreter. On machines with ROCm Iris, `iris` may take the place of `remote`.
 """
 
 import os
@@ -9,7 +9,7 @@ import os
 import torch
 
 if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is decorated, so it must be set here
+    os.environ["TRITON_INTERPRET"] = "1"  # Triton reads it when it decorates a kernel, so it must be set here
 
 import triton
 import triton.language as tl
@@ -37,7 +37,7 @@ def prefill_kernel(
     by_exchange: tl.constexpr,
     tile: tl.constexpr,
 ) -> None:
-    """One CTA a page: compute float32 values and store them into the page; the last CTA to finish commits."""
+    """One CTA per page: compute float32 values and store them into the page; the last CTA to finish commits."""
     page = tl.program_id(0)
     per_page = page_bytes // 4
     page_ptr = tl.cast(payload + page * page_bytes, tl.pointer_type(tl.float32))
@@ -45,13 +45,13 @@ def prefill_kernel(
     while start < tl.minimum((page + 1) * per_page, n):
         at = start + tl.arange(0, tile)
         inside = (at < n) & (at < (page + 1) * per_page)
-        values = tl.load(tokens_ptr + at, mask=inside) * 2.0 + 1.0  # stands for the real computation
+        values = tl.load(tokens_ptr + at, mask=inside) * 2.0 + 1.0  # in place of the real computation
         remote.store(page_ptr + (at - page * per_page), values, src_rank, dst_rank, heap_bases, mask=inside)
         start += tile
     tl.debug_barrier()  # the stores of all warps come before this CTA is counted
     if tl.atomic_add(done_ptr, 1, sem="acq_rel", scope="gpu") == tl.num_programs(0) - 1:
         if by_exchange:
-            # unconditional, so only for plans that nobody can have given up: kv_commit_ready looks, this does not
+            # unconditional, so only for plans that cannot have been given up; kv_commit_ready checks that
             state_ptr = tl.cast(header + H_STATE, tl.pointer_type(tl.int32))
             remote.atomic_xchg(state_ptr, READY, src_rank, dst_rank, heap_bases, sem="release", scope="sys")
             tl.store(committed_ptr, 1)
@@ -81,7 +81,7 @@ def prefill(cache: nanokv.NanoKVCache, key: str, tokens: torch.Tensor, owner: in
     )
     committed = int(counts[1])
     if committed:
-        cache.commit(key)  # the kernel has made it READY; this tells the owner's index
+        cache.commit(key)  # the kernel has made the object READY; this tells the owner's index
     return committed
 
 

@@ -1,7 +1,8 @@
 """A prefill kernel that rotates K, writes K and V into a decode rank's memory, and publishes them there. One launch.
 
-The kernel allocates the objects itself, in the owner's segment; the host only wrote down, in device memory, which keys
-go where. So it can be captured in a CUDA graph, and each replay publishes what the table then says.
+The kernel allocates the objects itself, in the owner's segment; the host only writes a table in device memory, which
+names their keys and owners. So the launch can be captured in a CUDA graph, and each replay publishes the objects that
+the table names by then.
 
 An object holds one block of tokens of one layer: [2, tokens, kv_heads, dim], K rotated, then V, without gaps.
 
@@ -15,7 +16,7 @@ from typing import NamedTuple
 import torch
 
 if __name__ == "__main__" and not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is decorated, so it must be set here
+    os.environ["TRITON_INTERPRET"] = "1"  # Triton reads it when it decorates a kernel, so it must be set here
 
 import triton
 import triton.language as tl
@@ -35,13 +36,13 @@ from nanokv.device.library import (
     sum_put_part,
     table64,
 )
-from nanokv.device.machines.base import Request
 from nanokv.device.machines.batch import Batch
+from nanokv.device.machines.records import Request
 from nanokv.device.protocol.status import Status
 from nanokv.transfer.descriptors import describe
 
-BLOCK = 16  #: tokens of an object
-TILE = 4  #: tokens of a CTA
+BLOCK = 16  #: tokens per object
+TILE = 4  #: tokens per CTA
 
 
 # --- the kernel -------------------------------------------------------------------------------
@@ -56,7 +57,7 @@ def store_rotated(
     HEADS: tl.constexpr,
     DIM: tl.constexpr,
 ) -> None:
-    """Rotate some tokens' rows [HEADS, DIM] by their positions. `to_ptr`, `from_ptr`: a pointer to each token's row."""
+    """Rotate the rows [HEADS, DIM] of tokens by their positions. `to_ptr`, `from_ptr`: pointers to each token's row."""
     lanes = tl.arange(0, DIM // 2)[None, :]
     mask = inside[:, None]
     cos = tl.load(cos_ptr + position[:, None] * (DIM // 2) + lanes, mask=mask)
@@ -74,7 +75,7 @@ def store_rotated(
 def store_copied(
     to_ptr: tl.tensor, from_ptr: tl.tensor, inside: tl.tensor, HEADS: tl.constexpr, DIM: tl.constexpr
 ) -> None:
-    """Copy some tokens' rows [HEADS, DIM]."""
+    """Copy the rows [HEADS, DIM] of tokens."""
     lanes = tl.arange(0, DIM)[None, :]
     for head in range(HEADS):
         values = tl.load(from_ptr[:, None] + head * DIM + lanes, mask=inside[:, None])
@@ -101,7 +102,7 @@ def rope_prefill_kernel(
     BLOCK: tl.constexpr,
     TILE: tl.constexpr,
 ) -> None:
-    """CTA (n, part): tokens `part * TILE` and following of the n-th object. One warp a CTA."""
+    """CTA (n, part): TILE tokens of the n-th object, from token `part * TILE` on. One warp per CTA."""
     row: tl.constexpr = KV_HEADS * DIM
     row_bytes: tl.constexpr = row * (k_ptr.dtype.element_ty.primitive_bitwidth // 8)
     n = tl.program_id(0).to(tl.int64)
@@ -114,18 +115,18 @@ def rope_prefill_kernel(
         inside = of_object < tokens
         token = table64(request + Q_BLOCK) * BLOCK + of_object
         position = tl.load(positions_ptr + token, mask=inside, other=0)
-        q_row = token * (Q_HEADS * DIM)  # Q is used here: it is rotated whatever becomes of the object
+        q_row = token * (Q_HEADS * DIM)  # Q stays on this rank: it is rotated whatever becomes of the object
         store_rotated(rotated_q_ptr + q_row, q_ptr + q_row, cos_ptr, sin_ptr, position, inside, Q_HEADS, DIM)
 
         status, payload = begin_put_part(world, request, ticket, table64(control + WORD_BYTES))
         if status == OK:
-            # a payload begins with a page: with the hint, stores are as wide as they can be
+            # a payload begins at a page: the hint lets Triton make the stores as wide as possible
             k_to_ptr = tl.multiple_of(tl.cast(payload, k_ptr.dtype) + of_object * row, 16)
             v_to_ptr = tl.multiple_of(k_to_ptr + tokens * row, 16)
             store_rotated(k_to_ptr, k_ptr + token * row, cos_ptr, sin_ptr, position, inside, KV_HEADS, DIM)
             store_copied(v_to_ptr, v_ptr + token * row, inside, KV_HEADS, DIM)
             count = tl.minimum(tokens - part * TILE, TILE) * row_bytes
-            for plane in range(2):  # for the object's checksum, where the world has them; else this does nothing
+            for plane in range(2):  # for the object's checksum; does nothing in a world without checksums
                 first = (plane * tokens + part * TILE) * row_bytes
                 sum_put_part(world, ticket, payload + first, count, first // WORD_BYTES)
         status = finish_put_part(world, request, ticket, (tokens + TILE - 1) // TILE)
@@ -142,13 +143,13 @@ class Rotation(NamedTuple):
 
 
 def rotation(positions: int, dim: int, device: torch.device, base: float = 10000.0) -> Rotation:
-    """The usual frequencies, base^(-2i / dim)."""
+    """The rotation by the usual frequencies, base^(-2i / dim), for `positions` positions."""
     angles = torch.outer(torch.arange(positions), base ** (-torch.arange(0, dim, 2) / dim)).float()
     return Rotation(angles.cos().to(device), angles.sin().to(device))
 
 
 def block_requests(keys: Sequence[tuple[int, int]], k: torch.Tensor, owner: int) -> list[Request]:
-    """One request a block of BLOCK tokens of `k` [tokens, kv_heads, dim]; the last block may be smaller."""
+    """One request per block of BLOCK tokens of `k` [tokens, kv_heads, dim]; the last block may be smaller."""
     requests = []
     for block, key in enumerate(keys):
         tokens = min(BLOCK, len(k) - block * BLOCK)
@@ -162,7 +163,7 @@ class Prefill:
 
     Args:
         world: the address of the world table: `cache.world_table`.
-        capacity: the most objects of a launch.
+        capacity: the most objects per launch.
     """
 
     def __init__(self, world: int, capacity: int, device: torch.device) -> None:
@@ -172,12 +173,13 @@ class Prefill:
     def launch(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, positions: torch.Tensor, by: Rotation
     ) -> torch.Tensor:
-        """Rotate, store, publish; returns the rotated Q. What became of the objects: `batch.answers()`.
+        """Rotate, store, publish; returns the rotated Q. `batch.answers()` has the statuses of the objects.
 
         Args:
             q: [tokens, q_heads, dim]. k, v: [tokens, kv_heads, dim]; all contiguous, of one dtype of 2 or 4 bytes.
                 `dim` is a power of two, at least 16.
-            positions: int64 [tokens], each below the number that `by` was made for.
+            positions: int64 [tokens], each below the number of positions of `by`.
+            by: made by `rotation`.
 
         Raises:
             ValueError: a tensor is not contiguous, or not of the shape and dtype of the others.
@@ -220,7 +222,7 @@ def rotated(x: torch.Tensor, positions: torch.Tensor, by: Rotation) -> torch.Ten
 
 
 def main() -> None:
-    """Rank 0 prefills 40 tokens into rank 1, which reads them; then it does so again, and is told DUPLICATE."""
+    """Rank 0 prefills 40 tokens into rank 1, which reads them. Rank 0 then does it again, and is told DUPLICATE."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     tokens, q_heads, kv_heads, dim = 40, 4, 2, 32
     prefiller, decoder = nanokv.local_world(2, 1 << 20, page_bytes=8192, device=device, alloc="device")

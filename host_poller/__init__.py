@@ -1,13 +1,15 @@
 """The owner's host: it turns hints into an index, and takes back what the dead left.
 
-events    what listeners are told
-index     which objects lie in this rank's segment, as arrays
-grace     by when has every operation ended that was under way?
-coalesce  joins neighbouring free extents
-sweeper   looks at every header: the ring is only a hint, the headers are the truth
-dead_pins takes away the pins of dead readers
-audit     finds pages and slots that are in no place
-poller    the thread: drains the ring, sweeps, sleeps
+poller      the thread: drains the ring, sweeps, sleeps
+index       which objects lie in this rank's segment, as arrays
+events      what listeners are told
+sweeper     looks at every header: the ring is only a hint, the headers are the truth
+quarantine  holds DEAD objects until nobody can write to their pages
+grace       tells when every operation has ended that was under way
+audit       finds pages and slots that are in no place
+dead_pins   takes away the pins of dead readers
+coalesce    joins neighbouring free extents
+make_room   what any host does after FULL: joins free extents, evicts a run
 """
 
 if __name__ != "nanokv.host_poller":

@@ -21,7 +21,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from nanokv.device.machines.base import Machine, Words
+from nanokv.device.machines.base import Machine
+from nanokv.device.machines.records import Words
 from nanokv.device.segment.layout import DEAD, READY, RESERVED, STATE_MASK
 from nanokv.host_poller.coalesce import carve_runs
 from nanokv.host_poller.grace import Grace

@@ -1,4 +1,4 @@
-"""What listeners are told: an object became READY in this rank's segment, or went away."""
+"""Events for listeners: an object became READY in this rank's segment, or went away."""
 
 import logging
 import threading
@@ -19,7 +19,7 @@ class EventKind(Enum):
 
 
 class Event(NamedTuple):
-    """One change of a rank's index. An object that came and went between two looks of the poller makes no events."""
+    """One change of a rank's index. An object that came and went between two looks of the poller causes no event."""
 
     kind: EventKind
     key: KeyDigest
@@ -30,7 +30,7 @@ Listener = Callable[[Sequence[Event]], None]
 
 
 class Listeners:
-    """Who wants to know. Called on the poller's thread, in batches; a listener that raises is logged and kept."""
+    """The listeners of one rank, called on the poller's thread with batches. One that raises is logged and kept."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -40,7 +40,7 @@ class Listeners:
         return bool(self._all)
 
     def add(self, listener: Listener) -> Callable[[], None]:
-        """Subscribe; returns the function that ends it."""
+        """Subscribe a listener; returns the function that unsubscribes it."""
         with self._lock:
             self._all = (*self._all, listener)
         return lambda: self._drop(listener)
@@ -50,10 +50,8 @@ class Listeners:
             self._all = tuple(one for one in self._all if one is not listener)
 
     def tell(self, events: Sequence[Event]) -> None:
-        """Call every listener with a batch of events."""
-        if not events:
-            return
-        for listener in self._all:
+        """Call every listener with a batch of events, unless it is empty."""
+        for listener in self._all if events else ():
             try:
                 listener(events)
             except Exception:

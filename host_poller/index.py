@@ -1,7 +1,8 @@
-"""Which objects lie in this rank's segment: one row a header slot, in arrays, so that a batch costs no Python loop.
+"""The index of the objects in this rank's segment: one row per header slot, in arrays; a batch costs no Python loop.
 
-The index is a copy for the host's own use (iteration, events, statistics). Look-ups of readers go to the directory.
-An object enters once a life: its row carries the header's epoch, and a row that has that epoch already is left alone.
+The index is a copy for the host's own use (iteration, events, statistics). Readers look keys up in the directory.
+An object enters the index once per life of its slot: the row carries the header's epoch, and a row that has this epoch
+already is left alone.
 """
 
 import threading
@@ -30,7 +31,7 @@ class Change(NamedTuple):
 
 
 class HeaderIndex:
-    """The rows of one rank. Written by the poller's thread alone; read by any."""
+    """The rows of one rank. Written only by the poller's thread; read by any thread."""
 
     def __init__(self, geometry: Geometry, rank: int) -> None:
         self._geometry = geometry
@@ -44,7 +45,7 @@ class HeaderIndex:
 
     @property
     def bytes_stored(self) -> int:
-        """Payload bytes of all rows."""
+        """Payload bytes of all indexed objects."""
         with self._lock:
             return int(self._records["bytes_total"][self._present].sum())
 
@@ -54,7 +55,7 @@ class HeaderIndex:
             return np.where(self._present, self._records["epoch"].astype(np.int64), -1)
 
     def stored(self, slots: Slots, records: Records) -> Change:
-        """Take in headers that were READY. A row of another epoch leaves; the same epoch is no change."""
+        """Take in headers that were READY. A row of another epoch leaves; a row of the same epoch stays as it is."""
         slots, last = np.unique(slots[::-1], return_index=True)
         records = records[::-1][last]
         with self._lock:
@@ -67,17 +68,16 @@ class HeaderIndex:
         return Change(old, old_records, slots, records)
 
     def removed(self, slots: Slots, epochs: npt.NDArray[np.int64]) -> Change:
-        """Let rows go whose slot and epoch are named; others are left alone."""
+        """Remove the rows of these slots that have the epoch given; rows of other epochs stay."""
         with self._lock:
             hit = self._present[slots] & (self._records["epoch"][slots] == epochs)
             gone = np.unique(slots[hit])
             gone_records = self._records[gone]
             self._present[gone] = False
-        none = gone[:0]
-        return Change(gone, gone_records, none, gone_records[:0])
+        return Change(gone, gone_records, gone[:0], gone_records[:0])
 
     def rows(self) -> tuple[Slots, Records]:
-        """A copy of all rows: their slots and headers."""
+        """A copy of all rows: slots and header records."""
         with self._lock:
             slots = np.flatnonzero(self._present)
             return slots, self._records[slots]
@@ -85,15 +85,11 @@ class HeaderIndex:
     def digests(self) -> Iterator[KeyDigest]:
         """The digests of all keys, as they were at the call."""
         _, records = self.rows()
-        halves = zip(
-            records["key_hash"].view(np.int64).tolist(),
-            records["key_check"].view(np.int64).tolist(),
-            strict=True,
-        )
-        return (KeyDigest(*pair) for pair in halves)
+        hashes, checks = (records[half].view(np.int64).tolist() for half in ("key_hash", "key_check"))
+        return map(KeyDigest, hashes, checks)
 
     def events(self, change: Change) -> list[Event]:
-        """A change, as events for listeners: what left first."""
+        """A change as events for listeners, the rows that left first."""
         gone = self._events(EventKind.REMOVED, change.gone, change.gone_records)
         return gone + self._events(EventKind.STORED, change.came, change.came_records)
 
@@ -106,7 +102,7 @@ class HeaderIndex:
 
 
 def key_of(record: Any) -> KeyDigest:
-    """The key's digest in a header record."""
+    """The digest of the key in a header record."""
     return KeyDigest(int(record["key_hash"].view(np.int64)), int(record["key_check"].view(np.int64)))
 
 

@@ -1,9 +1,9 @@
 """The poller thread of one rank: it drains the announce ring, keeps the index, tells listeners, and sweeps.
 
-`step` does one round and never waits; the thread is a thin loop around it. Busy, it comes back after a fraction of a
-millisecond, so that a stream of puts is taken in batches and nobody has to wake it. Idle, it sleeps on the ring's
-head and is woken by the first announcement; the sweep then runs a few times a second, or less when nothing can have
-changed.
+`step` does one round and never waits; the thread is a thin loop around it. While hints keep coming, the thread pauses
+for a fraction of a millisecond between two rounds, so that it takes a stream of puts in batches and no producer has to
+wake it. Otherwise it sleeps on the ring's head, and the first announcement wakes it; it sweeps a few times a second, or
+less often when nothing can have changed.
 """
 
 import logging
@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from nanokv.device.machines.base import Drained, Machine
-from nanokv.device.protocol.directory import POSITIVE
-from nanokv.device.segment.layout import REMOVED, STORED, unpack
+from nanokv.device.machines.base import Machine
+from nanokv.device.machines.records import Drained
+from nanokv.device.segment.layout import POSITIVE, REMOVED, STORED, unpack
 from nanokv.errors import WaitTimeout
 from nanokv.heap.base import Heap
 from nanokv.host_poller.events import Listeners
@@ -26,9 +26,9 @@ from nanokv.host_poller.sweeper import Sweeper
 _log = logging.getLogger("nanokv.poller")
 
 BATCH = 4096  #: hints taken from the ring at once
-HOLE_PATIENCE = 0.1  #: seconds to come back to a slot that was reserved and never filled
+HOLE_PATIENCE = 0.1  #: seconds to come back to a ring slot whose producer took the ticket and has not filled it
 SWEEP_SECONDS = 0.25
-QUIET_SWEEP_SECONDS = 2.0  #: when no word of HeapCtl has changed since the last sweep
+QUIET_SWEEP_SECONDS = 2.0  #: while HeapCtl does not change
 
 
 class Pace(NamedTuple):
@@ -38,12 +38,16 @@ class Pace(NamedTuple):
     idle_rounds: int  #: empty rounds before it goes to sleep
 
 
-WOKEN = Pace(0.0005, 20)  #: by the first announcement, where the segment lies in host memory
+WOKEN = Pace(0.0005, 20)  #: where the segment lies in host memory, and the first announcement wakes the poller
 LOOKING = Pace(0.00002, 1000)  #: nothing wakes the poller of a segment on a GPU: it goes on looking for about 0.1 s
 
 
 class Poller:
-    """Keeps one rank's index. Start it with `start`; `stop` ends the thread and takes in what is left in the ring."""
+    """Keeps one rank's index. `start` starts its thread, `stop` ends it.
+
+    Args:
+        write_timeout, reclaims: of the `Sweeper`.
+    """
 
     def __init__(self, machine: Machine, heap: Heap, *, write_timeout: float, reclaims: bool) -> None:
         self._machine = machine
@@ -55,7 +59,7 @@ class Poller:
         self.corrupt_hints = 0
         self.drained = 0
         self.failures = 0
-        self._tail = int(machine.control(self._rank)[0]["ann_tail"]) & POSITIVE.value  # whatever stands there
+        self._tail = int(machine.control(self._rank)[0]["ann_tail"]) & POSITIVE.value  # it may be corrupt
         self._head = self._tail
         self._stuck: tuple[int, float, int] | None = None  # hole, since when, head then
         self._fingerprint = b""
@@ -65,18 +69,18 @@ class Poller:
         self._round = threading.Condition()
         self._rounds = 0
         self._thread: threading.Thread | None = None
-        self._pace = LOOKING if machine.kind == "launch" else WOKEN
+        self._pace = WOKEN if machine.wakes else LOOKING
 
     # one round
     def step(self, now: float) -> int:
-        """Take hints from the ring, once, and sweep if it is time. Returns how many hints were taken."""
+        """Take hints from the ring once, and sweep if a sweep is due. Returns how many hints were taken."""
         taken = self.drain(now)
         if self._sweep_due(now):
             self.sweep(now)
         return taken
 
     def drain(self, now: float) -> int:
-        """Take hints from the ring, at most BATCH."""
+        """Take at most BATCH hints from the ring. Returns how many."""
         drained = self._machine.drain(self._rank, self._tail, BATCH)
         self._head = drained.head
         if len(drained.hints):
@@ -87,7 +91,7 @@ class Poller:
         return len(drained.hints)
 
     def _advance(self, head: int, hole: int, now: float) -> None:
-        """Move on to `head`, or stay at the first empty slot for a while: its producer may be about to fill it."""
+        """Move the tail on to `head`, or for a while only to the first empty slot: its producer may yet fill it."""
         if hole == head:
             self._tail, self._stuck = head, None
         elif self._stuck is None or self._stuck[0] < self._tail:
@@ -112,7 +116,7 @@ class Poller:
 
     # the sweep
     def sweep(self, now: float) -> None:
-        """Look at every header now."""
+        """Sweep now, whether or not a sweep is due."""
         self._swept = now
         for change in self.sweeper.step(now):
             self._tell(change)
@@ -139,7 +143,7 @@ class Poller:
         self._thread.start()
 
     def stop(self, timeout: float = 5.0) -> None:
-        """End the thread and wait for it. Idempotent."""
+        """End the thread and wait for it, at most `timeout` seconds. Idempotent."""
         self._stop.set()
         self._heap.wake(self._rank)
         thread, self._thread = self._thread, None
@@ -147,7 +151,7 @@ class Poller:
             thread.join(timeout)
 
     def flush(self, timeout: float) -> None:
-        """Wait until the index has seen everything that was committed in this segment before the call.
+        """Wait until the index has every object that was committed in this segment before the call.
 
         Raises:
             WaitTimeout: after `timeout` seconds.
@@ -158,10 +162,8 @@ class Poller:
             while self._rounds < aim:
                 self._sweep_now.set()
                 self._heap.wake(self._rank)
-                if (
-                    not self._round.wait(min(0.05, max(deadline - time.monotonic(), 0)))
-                    and time.monotonic() >= deadline
-                ):
+                left = max(deadline - time.monotonic(), 0)
+                if not self._round.wait(min(0.05, left)) and time.monotonic() >= deadline:
                     raise WaitTimeout(f"the poller of rank {self._rank} did not come round in {timeout} s")
 
     def as_dict(self) -> dict[str, int]:
@@ -179,7 +181,7 @@ class Poller:
         while not self._stop.is_set():
             try:
                 taken = self.step(time.monotonic())
-            except Exception:  # a corrupt entry must not end the service; it is counted and shown by stats
+            except Exception:  # a corrupt word must not end the service; `stats` shows the failure
                 if self._stop.is_set():
                     return
                 self.failures += 1

@@ -16,7 +16,7 @@ import torch
 from nanokv.allocation.host_eviction import evict_until_below
 from nanokv.background import Handle, Worker
 from nanokv.config import Options, given_name, make_options, rank_from_env, world_size_from_env
-from nanokv.device.machines.base import Found
+from nanokv.device.machines.records import Found, Place
 from nanokv.device.protocol.status import Status
 from nanokv.errors import (
     InvalidArgument,
@@ -27,7 +27,7 @@ from nanokv.heap.base import Heap
 from nanokv.host_poller.events import Listener
 from nanokv.keys import Hasher
 from nanokv.pinned import Pinned
-from nanokv.plans import Plans, header_offset
+from nanokv.plans import Plans
 from nanokv.statistics import Traffic, snapshot
 from nanokv.status_errors import error_for
 from nanokv.transfer.batched import Many
@@ -91,18 +91,14 @@ class NanoKVCache:
 
     def _setup(self, parts: Parts, options: Options) -> None:
         self._parts = parts
-        self._heap, self._machine, self._path, self._poller = (
-            parts.heap,
-            parts.machine,
-            parts.path,
-            parts.poller,
-        )
+        self._heap, self._machine, self._poller = parts.heap, parts.machine, parts.poller
+        self._allocation = parts.allocation
         self._geometry = parts.machine.geometry
         self._hash = Hasher(options.namespace)
-        self._mover = Mover(self._heap, self._machine, self._path, checksum=options.checksum)
-        self._many = Many(self._mover, self._machine, self._path)
+        self._mover = Mover(self._heap, self._machine, self._allocation, checksum=options.checksum)
+        self._many = Many(self._mover, self._allocation)
         self._traffic = Traffic()
-        self._plans = Plans(self._path, self._geometry)
+        self._plans = Plans(self._allocation, self._geometry)
         self._worker = Worker(f"nanokv-async-{self._heap.rank}")
         self._open = True
         self.options = options
@@ -121,7 +117,7 @@ class NanoKVCache:
     @property
     def alloc(self) -> str:
         """ "device" (v2) or "host" (v1)."""
-        return self._path.alloc
+        return self._allocation.alloc
 
     @property
     def device(self) -> torch.device:
@@ -172,15 +168,11 @@ class NanoKVCache:
         Raises:
             DuplicateKey, OutOfMemory, InvalidArgument, PeerLost, WriteLost: nothing was stored.
         """
-        status = self._put(self._hash(key), tensor, preferred_segment)
+        self._check_segment(preferred_segment)
+        status = self._mover.put(self._hash(key), tensor, preferred_segment)
+        self._traffic.put(status, tensor.nbytes)
         if status:
             raise self._error(status, key, tensor.nbytes, preferred_segment)
-
-    def _put(self, digest: KeyDigest, tensor: torch.Tensor, preferred: int | None) -> int:
-        self._check_segment(preferred)
-        status = self._mover.put(digest, tensor, preferred)
-        self._traffic.put(status, tensor.nbytes)
-        return status
 
     def get(self, key: Key, *, dst: torch.Tensor | None = None) -> torch.Tensor:
         """Read an object: a new tensor of the dtype and shape that were put, or into `dst`, which is returned.
@@ -192,25 +184,19 @@ class NanoKVCache:
             KeyNotFound, NotReady, InvalidArgument, SegmentCorrupt, PeerLost: what is in `dst` then means nothing,
             unless it is InvalidArgument: nothing was copied.
         """
-        result = self._get(self._hash(key), dst)
-        if isinstance(result, torch.Tensor):
-            return result
-        raise self._error(result, key)
-
-    def _get(self, digest: KeyDigest, dst: torch.Tensor | None) -> torch.Tensor | int:
         self._check_open()
-        if dst is None:
-            result: torch.Tensor | int = self._mover.get(digest)
-        else:
-            result = self._mover.get_into(digest, dst) or dst
-        self._count_get(result)
-        return result
+        digest = self._hash(key)
+        found = self._mover.get(digest) if dst is None else self._mover.get_into(digest, dst) or dst
+        self._count_get(found)
+        if isinstance(found, torch.Tensor):
+            return found
+        raise self._error(found, key)
 
-    def _count_get(self, result: torch.Tensor | int) -> None:
-        if isinstance(result, int):
-            self._traffic.get(result, 0)
+    def _count_get(self, found: torch.Tensor | int) -> None:
+        if isinstance(found, int):
+            self._traffic.get(found, 0)
         else:
-            self._traffic.get(Status.OK, result.nbytes)
+            self._traffic.get(Status.OK, found.nbytes)
 
     def remove(self, key: Key) -> None:
         """Remove an object.
@@ -219,7 +205,7 @@ class NanoKVCache:
             KeyNotFound, NotReady, ObjectPinned, PeerLost: it is as it was.
         """
         self._check_open()
-        status = self._path.remove(self._hash(key))
+        status = self._allocation.remove(self._hash(key))
         if status:
             raise self._error(status, key)
 
@@ -300,7 +286,7 @@ class NanoKVCache:
         from nanokv.transfer.paged import Hooks, PagedKV  # brings the kernels
 
         hooks = Hooks(self.digest, self._check_segment, self._judge_put, self._judge_get)
-        return PagedKV(self._mover, self._machine, self._path, hooks, layers, kv_dim)
+        return PagedKV(self._mover, self._allocation, hooks, layers, kv_dim)
 
     # --- asynchronous ---
     def put_async(self, key: Key, tensor: torch.Tensor, *, preferred_segment: int | None = None) -> Handle[None]:
@@ -337,12 +323,12 @@ class NanoKVCache:
         """
         self._check_open()
         digest = self._hash(key)
-        write = self._plans.take(digest, key)
-        self._mover.seal(digest, write, RAW)
-        status = self._path.finish(digest, write)
+        begun = self._plans.take(digest, key)
+        self._mover.seal(digest, begun.place, RAW)
+        status = self._allocation.finish(digest, begun)
         if status:
             raise self._error(status, key)
-        self._traffic.planned(write.nbytes)
+        self._traffic.planned(begun.place.nbytes)
 
     def abort(self, key: Key) -> None:
         """Give up an object that this rank opened. Only when its kernel has ended.
@@ -352,7 +338,7 @@ class NanoKVCache:
         """
         self._check_open()
         digest = self._hash(key)
-        status = self._path.abort(digest, self._plans.take(digest, key))
+        status = self._allocation.abort(digest, self._plans.take(digest, key))
         if status:
             raise self._error(status, key)
 
@@ -362,7 +348,7 @@ class NanoKVCache:
         Raises:
             KeyNotFound, NotReady: after `timeout` seconds.
         """
-        return self._meta(self._found(key, timeout))
+        return self._meta(key, self._found(key, timeout).place)
 
     def pin(self, key: Key, *, timeout: float = 0.0) -> Pinned:
         """Hold an object in place: `with cache.pin(key) as tensor:` gives its bytes without a copy.
@@ -373,13 +359,14 @@ class NanoKVCache:
         deadline = time.monotonic() + timeout
         for _ in range(TRIES):
             found = self._found(key, max(deadline - time.monotonic(), 0.0))
-            status, line = self._machine.pin(found.owner, found.slot, found.epoch)
+            status, line = self._machine.pin(found.place)
             if status != Status.MISS:
                 break
         if status != Status.OK:
             raise self._error(status, key)
         tensor = self._mover.view(found)
-        pinned = Pinned(self._machine, found, line, tensor if tensor is not None else torch.empty(0), self._meta(found))
+        meta = self._meta(key, found.place)
+        pinned = Pinned(self._machine, found.place, line, tensor if tensor is not None else torch.empty(0), meta)
         if tensor is None or not self._mover.is_right_in_place(self._hash(key), found):
             pinned.release()
             raise self._error(Status.CORRUPT, key)
@@ -390,22 +377,21 @@ class NanoKVCache:
         if timeout > 0:
             self._wait_for([digest], timeout)
         self._check_open()
-        found = self._path.locate(digest)
+        found = self._allocation.locate(digest)
         if found.status:
             raise self._error(found.status, key)
         return found
 
-    def _meta(self, found: Found) -> ObjMeta:
-        header = self._machine.headers(found.owner, found.slot, 1)[0]
+    def _meta(self, key: Key, place: Place) -> ObjMeta:
         return ObjMeta(
-            key_hash=int(header["key_hash"].view("<i8")),
-            owner_rank=found.owner,
-            header_off=header_offset(self._geometry, found.slot),
-            payload_off=found.payload,
-            bytes_total=found.nbytes,
+            key_hash=self._hash(key).key_hash,
+            owner_rank=place.owner,
+            header_off=self._geometry.header_offset(place.slot),
+            payload_off=place.payload,
+            bytes_total=place.nbytes,
             page_bytes=self._geometry.page_bytes,
-            n_pages=-(-found.nbytes // self._geometry.page_bytes),
-            epoch=found.epoch,
+            n_pages=self._geometry.pages_of(place.nbytes),
+            epoch=place.epoch,
         )
 
     # --- waiting ---
@@ -424,7 +410,7 @@ class NanoKVCache:
 
     def _is_ready(self, digest: KeyDigest) -> bool:
         self._check_open()
-        return self._path.exists(digest) == Status.OK
+        return self._allocation.exists(digest) == Status.OK
 
     def flush(self, *, timeout: float = 10.0) -> None:
         """Wait until this rank's index (keys, stats, events) has seen all that was committed in its segment before.
@@ -456,7 +442,7 @@ class NanoKVCache:
         self.flush()
         slots, records = self._poller.index.rows()
         pairs = zip(slots.tolist(), records["epoch"].tolist(), strict=True)
-        removed = sum(self._path.remove_slot(self.rank, *pair) == Status.OK for pair in pairs)
+        removed = sum(self._allocation.remove_slot(self.rank, *pair) == Status.OK for pair in pairs)
         self.flush()
         return removed
 
@@ -465,7 +451,7 @@ class NanoKVCache:
         if not 0 <= usage_ratio <= 1:
             raise InvalidArgument(f"usage_ratio must be 0 to 1, not {usage_ratio!r}")
         self._check_open()
-        evict_until_below(self._machine, self._path, self.rank, usage_ratio)
+        evict_until_below(self._machine, self._allocation, self.rank, usage_ratio)
         self.flush()
 
     def stats(self) -> dict[str, Any]:
@@ -485,7 +471,7 @@ class NanoKVCache:
         self._plans.abort_all()
         self._open = False
         self._poller.stop()
-        self._path.close()
+        self._allocation.close()
         self._heap.close()
 
     def __enter__(self) -> NanoKVCache:

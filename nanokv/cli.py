@@ -1,11 +1,12 @@
 """The command line: `nanokv demo | doctor | check | ls | stats | fsck | rm`.
 
-Heavy modules (torch, triton, numba) are imported by the commands that need them, so that `nanokv --help` is quick.
+Only the commands that need them import heavy modules (torch, triton, numba), so that `nanokv --help` is quick.
 """
 
 import json
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -25,7 +26,7 @@ _BREACH, _LEFTOVERS = 1, 3
 
 
 class _Group(TyperGroup):
-    """Says an error in one line, without a traceback."""
+    """Prints an error as one line, without a traceback."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -56,7 +57,7 @@ class Alloc(StrEnum):
 
 
 def _console() -> Console:
-    """Wide where nobody looks: a table in a file or a pipe is never cut."""
+    """A console that is wide in a file or a pipe, so that no table is cut there."""
     console = Console(markup=False, highlight=False)
     return console if console.is_terminal else Console(markup=False, highlight=False, width=400)
 
@@ -75,7 +76,7 @@ def _print_json(data: Any) -> None:
 
 
 def size(nbytes: int) -> str:
-    """Bytes for people: "1.5 MiB"."""
+    """Bytes as text: "1.5 MiB"."""
     amount, unit = float(nbytes), "B"
     for larger in ("KiB", "MiB", "GiB", "TiB"):
         if amount < 1024:
@@ -117,7 +118,7 @@ def doctor(
     as_json: Json = False,
     smoke: Annotated[bool, typer.Option(help="Put and get 1 KiB; the first time this compiles the protocol.")] = True,
 ) -> None:
-    """Say what is here: versions, GPUs, shared memory, which heaps work, and how long a small put and get take.
+    """Look at this machine: versions, GPUs, shared memory, which heaps work, and how long a small put and get take.
 
     Exit code: 0; 1 if something that every use needs does not work.
     """
@@ -146,12 +147,10 @@ def ls(as_json: Json = False) -> None:
         _print_json(worlds)
         return
     console = _console()
-    rows = [
-        [w["name"], w["state"], f"{w['living']} of {w['world_size']}", w["alloc"], size(w["bytes"])]
-        if w["world_size"]
-        else [w["name"], w["state"], "", "", ""]
-        for w in worlds
-    ]
+    rows = []
+    for w in worlds:
+        known = [f"{w['living']} of {w['world_size']}", w["alloc"], size(w["bytes"])] if w["world_size"] else [""] * 3
+        rows.append([w["name"], w["state"], *known])
     console.print(_table(console, ["name", "state", "ranks alive", "alloc", "memory"], rows) if rows else "no worlds")
 
 
@@ -162,17 +161,10 @@ def _summary(name: str) -> dict[str, Any]:
         info = inspect(name)
     except NanoKVError as error:
         return {"name": name, "state": f"unusable: {error}", "world_size": 0, "living": 0, "alloc": None, "bytes": 0}
-    living = sum(info.alive)
-    state = "dead" if not living else "alive" if living == info.world_size else "partly dead"
-    total = info.world_size * info.geometry.segment_bytes
-    return {
-        "name": name,
-        "state": state,
-        "world_size": info.world_size,
-        "living": living,
-        "alloc": info.mode,
-        "bytes": total,
-    }
+    ranks, living = info.world_size, sum(info.alive)
+    state = "dead" if not living else "alive" if living == ranks else "partly dead"
+    total = ranks * info.geometry.segment_bytes
+    return {"name": name, "state": state, "world_size": ranks, "living": living, "alloc": info.mode, "bytes": total}
 
 
 @app.command()
@@ -182,23 +174,20 @@ def stats(
     watch: Annotated[float, typer.Option(min=0.0, help="Look again every so many seconds, until Ctrl-C.")] = 0.0,
     count: Annotated[int, typer.Option(min=1, help="With --watch: stop after so many looks.")] = 2**31,
 ) -> None:
-    """Show what each rank's segment holds: pages, objects, ring, and counters of what went wrong."""
+    """Show what each rank's segment holds: pages, objects, ring, and counters of rare events."""
     looks = _looks(name, watch, count)
-    try:
+    console = _console()
+    with suppress(KeyboardInterrupt):
         if as_json:
-            for said in looks:
-                _print_json(said)
-            return
-        console = _console()
-        if watch and console.is_terminal:
+            for look in looks:
+                _print_json(look)
+        elif watch and console.is_terminal:
             with Live(console=console, auto_refresh=False) as live:
-                for said in looks:
-                    live.update(_stats_table(console, said), refresh=True)
+                for look in looks:
+                    live.update(_stats_table(console, look), refresh=True)
         else:
-            for said in looks:
-                console.print(_stats_table(console, said))
-    except KeyboardInterrupt:
-        pass
+            for look in looks:
+                console.print(_stats_table(console, look))
 
 
 def _looks(name: str, watch: float, count: int) -> Iterator[dict[str, Any]]:
@@ -214,7 +203,7 @@ _HOLDS = ("ready", "unfinished", "quarantined", "pinned")
 _COUNTS = (*_HOLDS, "ring_depth", "ring_missed", "evicted", "refused", "lost", "corrupt")
 
 
-def _stats_table(console: Console, said: dict[str, Any]) -> Table:
+def _stats_table(console: Console, world: dict[str, Any]) -> Table:
     columns = ["rank", "process", "used", "of", "%", "stored", *(name.replace("_", " ") for name in _COUNTS)]
     rows = [
         [
@@ -226,21 +215,21 @@ def _stats_table(console: Console, said: dict[str, Any]) -> Table:
             size(rank["bytes_stored"]),
             *(str(rank[name]) for name in _COUNTS),
         ]
-        for rank in said["ranks"]
+        for rank in world["ranks"]
     ]
     table = _table(console, columns, rows)
-    table.title = f"{said['name']}, alloc={said['alloc']}"
+    table.title = f"{world['name']}, alloc={world['alloc']}"
     return table
 
 
 @app.command()
 def fsck(name: Name, as_json: Json = False) -> None:
-    """Check what must always hold (I1 to I10) in a world, living or dead. Changes nothing.
+    """Check the invariants I1 to I10 in a world, living or dead. Changes nothing.
 
-    A world that is at work is checked for what must hold at any moment; one at rest, for everything.
+    A world at work is checked for what must hold at any moment; a world at rest, for everything.
 
-    Exit code: 0 clean; 1 a breach: something that must never be; 2 it could not look; 3 no breach, but things that the
-    dead left and that can be taken back: attach again with on_stale='recover'.
+    Exit code: 0 clean; 1 a breach: an invariant does not hold; 2 it could not look; 3 no breach, but the dead left
+    things that can be taken back: attach again with on_stale='recover'.
     """
     from nanokv.fsck.inspect_world import Inspected
 

@@ -1,4 +1,4 @@
-"""doctor: what is here, what works, and what does not and why."""
+"""doctor: what this machine has, what works on it, and why the rest does not."""
 
 import os
 import platform
@@ -37,7 +37,7 @@ _SMALL_SHM = 64 << 20
 
 
 class Row(NamedTuple):
-    """One thing that was looked at."""
+    """One line of doctor's table."""
 
     name: str
     state: State
@@ -49,12 +49,12 @@ def examine(*, smoke: bool = True) -> list[Row]:
     """Look at this machine.
 
     Args:
-        smoke: put and get in a small local world; compiles the protocol if that was never done.
+        smoke: put and get in a small local world; compiles the protocol if it is not compiled yet.
     """
     rows = [Row("python", "ok", f"{platform.python_version()} on {platform.platform()}, {sys.executable}")]
     rows += [_package(name) for name in PACKAGES]
     if any(row.required and row.state == "missing" for row in rows):
-        return rows  # what follows imports them
+        return rows  # the other lines need them
     rows += [_cpus(), *_gpus(), *_between_gpus(), _shared_memory(), *_heaps(), _compiled()]
     if smoke:
         rows.append(_smoke())
@@ -89,7 +89,7 @@ def _gpus() -> Iterator[Row]:
 
 
 def _between_gpus() -> Iterator[Row]:
-    """What ranks on several GPUs, and several ranks on one, need."""
+    """Whether ranks can be on several GPUs, and several ranks on one GPU."""
     import torch
 
     from nanokv.heap.torch_symm import OVERLAPPING
@@ -109,19 +109,18 @@ def peer_access(gpus: "list[torch.device]", can_access: "Callable[[torch.device,
         return Row("gpu peer access", "ok", f"{len(gpus)} GPUs: not needed")
     pair = without_access(gpus, can_access)
     if pair is not None:
-        return Row(
-            "gpu peer access", "warn", f"{pair[0]} cannot access the memory of {pair[1]}: no world can have both"
-        )
+        detail = f"{pair[0]} cannot access the memory of {pair[1]}: no world can have both"
+        return Row("gpu peer access", "warn", detail)
     return Row("gpu peer access", "ok", f"all {len(gpus)} GPUs access each other's memory")
 
 
 def _driver() -> str:
-    """The version of NVIDIA's kernel driver, as it says itself."""
+    """The version of NVIDIA's kernel driver, as the driver states it."""
     try:
-        said = Path("/proc/driver/nvidia/version").read_text()
+        text = Path("/proc/driver/nvidia/version").read_text()
     except OSError:
         return ""
-    found = re.search(r"\b\d+\.\d+(\.\d+)?\b", said)
+    found = re.search(r"\b\d+\.\d+(\.\d+)?\b", text)
     return f", driver {found.group()}" if found else ""
 
 
@@ -148,15 +147,17 @@ def _heaps() -> Iterator[Row]:
 
 
 def _compiled() -> Row:
-    from nanokv.device.machines.native_code import ENTRIES, cache_directory
+    from nanokv.device.machines.entries import ENTRIES
+    from nanokv.device.machines.native_code import cache_directory
 
     try:
         where = cache_directory()
     except OSError as error:
         return Row("compiled code", "warn", str(error))
-    # numba's index files are called module.function-line...
+    # numba names its index files module.function-line...
     cached = {path.name.rsplit("-", 1)[0] for path in where.glob("**/*.nbi")}
-    wanted = {f"{function.fn.__module__.rsplit('.', 1)[-1]}.{function.fn.__name__}" for function, _ in ENTRIES.values()}
+    functions = (entry.function.fn for entry in ENTRIES.values())
+    wanted = {f"{function.__module__.rsplit('.', 1)[-1]}.{function.__name__}" for function in functions}
     count = len(wanted & cached)
     if count < len(wanted):
         detail = f"{count} of {len(wanted)} functions in {where}: the first use compiles the rest, some tens of seconds"
@@ -186,7 +187,7 @@ def _smoke() -> Row:
                 gets.append(time.perf_counter_ns() - middle)
                 if not torch.equal(back, data):
                     return Row("smoke test", "missing", "what was read is not what was stored", required=True)
-    except Exception as error:  # whatever it is, this is the place to say it
+    except Exception as error:  # any error at all is a result of the test
         return Row("smoke test", "missing", f"{type(error).__name__}: {error}", required=True)
     put, get = statistics.median(puts) / 1000, statistics.median(gets) / 1000
     return Row("smoke test", "ok", f"1 KiB: put {put:.1f} us, get {get:.1f} us (median); ready in {ready:.1f} s", True)

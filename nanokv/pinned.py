@@ -4,7 +4,8 @@ from types import TracebackType
 
 import torch
 
-from nanokv.device.machines.base import Found, Machine
+from nanokv.device.machines.base import Machine
+from nanokv.device.machines.records import Place
 from nanokv.types import ObjMeta
 
 
@@ -14,9 +15,9 @@ class Pinned:
     The view must not be used after `release`: the pages may then belong to another object.
     """
 
-    def __init__(self, machine: Machine, found: Found, line: int, tensor: torch.Tensor, meta: ObjMeta) -> None:
+    def __init__(self, machine: Machine, place: Place, line: int, tensor: torch.Tensor, meta: ObjMeta) -> None:
         self._machine = machine
-        self._found = found
+        self._place = place
         self._line: int | None = line
         self.tensor = tensor  #: dtype and shape as put, on the heap's device
         self.meta = meta
@@ -25,7 +26,7 @@ class Pinned:
         """Give the pin back. Idempotent."""
         line, self._line = self._line, None
         if line is not None:
-            self._machine.unpin(self._found.owner, self._found.slot, self._found.epoch, line)
+            self._machine.unpin(self._place, line)
 
     def __enter__(self) -> torch.Tensor:
         return self.tensor

@@ -2,64 +2,63 @@
 
 import threading
 
-from nanokv.allocation.base import Path, Write
+from nanokv.allocation.base import Allocation
+from nanokv.device.machines.records import Begun, Place
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.geometry import Geometry
-from nanokv.device.segment.layout import OBJ_HEADER
 from nanokv.errors import KeyNotFound
 from nanokv.status_errors import shown
 from nanokv.transfer.descriptors import RAW
 from nanokv.types import Key, KeyDigest, WritePlan
 
 
-def header_offset(geometry: Geometry, slot: int) -> int:
-    """The offset of a header slot from its segment's base."""
-    return geometry.offsets["hdr_base"] + slot * OBJ_HEADER.size
+def plan_of(key: KeyDigest, place: Place, geometry: Geometry) -> WritePlan:
+    """What a producer's kernel is told of an object that it writes."""
+    return WritePlan(
+        key_hash=key.key_hash,
+        dst_rank=place.owner,
+        header_off=geometry.header_offset(place.slot),
+        payload_base=place.payload,
+        page_bytes=geometry.page_bytes,
+        n_pages=geometry.pages_of(place.nbytes),
+        bytes_total=place.nbytes,
+        epoch=place.epoch,
+    )
 
 
 class Plans:
     """The open plans of one cache."""
 
-    def __init__(self, path: Path, geometry: Geometry) -> None:
-        self._path = path
+    def __init__(self, allocation: Allocation, geometry: Geometry) -> None:
+        self._allocation = allocation
         self._geometry = geometry
         self._lock = threading.Lock()
-        self._open: dict[KeyDigest, Write] = {}
+        self._open: dict[KeyDigest, Begun] = {}
 
     def begin(self, key: KeyDigest, nbytes: int, preferred: int | None) -> WritePlan | int:
         """Claim and allocate: the plan, or the status that says why not."""
-        write = self._path.begin(key, nbytes, preferred, RAW, plan=True)
-        if write.status != Status.OK:
-            return write.status
+        begun = self._allocation.begin(key, nbytes, preferred, RAW, plan=True)
+        if begun.status != Status.OK:
+            return begun.status
         with self._lock:
-            self._open[key] = write
-        page_bytes = self._geometry.page_bytes
-        return WritePlan(
-            key_hash=key.key_hash,
-            dst_rank=write.owner,
-            header_off=header_offset(self._geometry, write.slot),
-            payload_base=write.payload,
-            page_bytes=page_bytes,
-            n_pages=-(-nbytes // page_bytes),
-            bytes_total=nbytes,
-            epoch=write.epoch,
-        )
+            self._open[key] = begun
+        return plan_of(key, begun.place, self._geometry)
 
-    def take(self, digest: KeyDigest, key: Key) -> Write:
+    def take(self, digest: KeyDigest, key: Key) -> Begun:
         """Take a plan out, to commit or abort it.
 
         Raises:
             KeyNotFound: this cache has not opened it, or it was committed or aborted already.
         """
         with self._lock:
-            write = self._open.pop(digest, None)
-        if write is None:
+            begun = self._open.pop(digest, None)
+        if begun is None:
             raise KeyNotFound(f"there is no open plan of this cache for key {shown(key)}")
-        return write
+        return begun
 
     def abort_all(self) -> None:
         """Give all open plans up."""
         with self._lock:
             left, self._open = self._open, {}
-        for digest, write in left.items():
-            self._path.abort(digest, write)
+        for digest, begun in left.items():
+            self._allocation.abort(digest, begun)

@@ -1,4 +1,4 @@
-"""What a rank can say about itself: a look at its segment, and what it has moved."""
+"""Statistics of one rank: what its segment holds, and how many bytes it has moved."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -35,44 +35,39 @@ class HeapSnapshot:
         """The fields, and `usage`: used by total."""
         return asdict(self) | {"usage": self.heap_used / self.heap_total}
 
+    @staticmethod
+    def of(geometry: Geometry, control: Any, headers: npt.NDArray[Any], alloc: str) -> "HeapSnapshot":
+        """Count what a HeapCtl record and the OBJ_HEADER records of a segment say. `alloc`: "device" or "host"."""
+        state = headers["state"] & STATE_MASK.value
+        ready = state == READY.value
+        unfinished = (state == WRITING.value) | ((state == RESERVED.value) & (headers["epoch"] > 0))
+        quarantined = (state == DEAD.value) & (headers["n_pages"] > 0)
+        pages = int(held_pages(geometry, alloc, headers["n_pages"]).sum())
+        return HeapSnapshot(
+            heap_total=geometry.n_pages * geometry.page_bytes,
+            heap_used=pages * geometry.page_bytes,
+            used_pages=pages,
+            ready=int(np.count_nonzero(ready)),
+            unfinished=int(np.count_nonzero(unfinished)),
+            quarantined=int(np.count_nonzero(quarantined)),
+            pinned=int(np.count_nonzero(ready & (headers["state"] >> PINS_SHIFT.value > 0))),
+            bytes_stored=int(headers["bytes_total"][ready].sum()),
+            ring_depth=int(control["ann_head"]) - int(control["ann_tail"]),
+            ring_missed=int(control["missed"]),
+            **{name: int(control[name]) for name in ("evicted", "refused", "lost", "corrupt")},
+        )
 
-def extent_pages(geometry: Geometry, device_alloc: bool, n_pages: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-    """The pages that objects of `n_pages` hold: in v2 a whole extent of a size class, in v1 just as many."""
-    pages = n_pages.astype(np.int64)
-    if not device_alloc:
-        return pages
-    sizes = np.array([size for size in geometry.class_pages if size], np.int64)
-    return np.where(pages > 0, sizes[np.minimum(np.searchsorted(sizes, pages), len(sizes) - 1)], 0)
+
+def held_pages(geometry: Geometry, alloc: str, n_pages: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    """The pages that objects of `n_pages` pages hold: in v2 a whole extent of a size class, in v1 just as many."""
+    return geometry.extent_pages(n_pages) if alloc == "device" else n_pages.astype(np.int64)
 
 
 def snapshot(machine: Machine, rank: int, alloc: str) -> HeapSnapshot:
     """Look at a rank's segment now. `alloc`: "device" or "host"."""
-    geometry = machine.geometry
-    control = machine.control(rank)[0]
-    device_alloc = alloc == "device"
-    used = min(int(control["hdr_head"]), geometry.hdr_count) if device_alloc else geometry.hdr_count
-    headers = machine.headers(rank, 0, used)
-    state = headers["state"] & STATE_MASK.value
-    pages = extent_pages(geometry, device_alloc, headers["n_pages"])
-    ready = state == READY.value
-    busy = (state == WRITING.value) | ((state == RESERVED.value) & (headers["epoch"] > 0))
-    held = headers["n_pages"] > 0
-    return HeapSnapshot(
-        heap_total=geometry.n_pages * geometry.page_bytes,
-        heap_used=int(pages.sum()) * geometry.page_bytes,
-        used_pages=int(pages.sum()),
-        ready=int(np.count_nonzero(ready)),
-        unfinished=int(np.count_nonzero(busy)),
-        quarantined=int(np.count_nonzero((state == DEAD.value) & held)),
-        pinned=int(np.count_nonzero(ready & (headers["state"] >> PINS_SHIFT.value > 0))),
-        bytes_stored=int(headers["bytes_total"][ready].sum()),
-        ring_depth=int(control["ann_head"]) - int(control["ann_tail"]),
-        ring_missed=int(control["missed"]),
-        evicted=int(control["evicted"]),
-        refused=int(control["refused"]),
-        lost=int(control["lost"]),
-        corrupt=int(control["corrupt"]),
-    )
+    geometry, control = machine.geometry, machine.control(rank)[0]
+    used = min(int(control["hdr_head"]), geometry.hdr_count) if alloc == "device" else geometry.hdr_count
+    return HeapSnapshot.of(geometry, control, machine.headers(rank, 0, used), alloc)
 
 
 class Traffic:

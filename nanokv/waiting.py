@@ -1,4 +1,4 @@
-"""Waiting for objects that others write: a look-up again and again, ever less often, with a deadline."""
+"""Waiting for objects that other ranks write: look-ups, less and less often, with a deadline."""
 
 import time
 from collections.abc import Callable
@@ -6,14 +6,14 @@ from collections.abc import Callable
 from nanokv.errors import WaitTimeout
 from nanokv.types import KeyDigest
 
-_LONGEST_PAUSE = 0.001  #: seconds between two looks, at most
+_LONGEST_PAUSE = 0.001  #: seconds between two look-ups, at most
 
 
 def wait_until_ready(ready: Callable[[KeyDigest], bool], keys: list[KeyDigest], timeout: float) -> None:
     """Return when `ready` has been true of every key.
 
     Raises:
-        WaitTimeout: after `timeout` seconds, saying how many are missing.
+        WaitTimeout: after `timeout` seconds, with the number of missing keys.
     """
     started = time.monotonic()
     pause = 0.0

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from nanokv.allocation.base import Path
-from nanokv.allocation.producer import DevicePath
+from nanokv.allocation.base import Allocation
+from nanokv.allocation.producer import ProducerAllocation
 from nanokv.config import Options, job_name
 from nanokv.device.machines.base import Machine
 from nanokv.device.segment.geometry import Geometry
@@ -19,7 +19,7 @@ from nanokv.heap.local import LocalWorld
 from nanokv.host_poller.poller import Poller
 
 if TYPE_CHECKING:
-    from nanokv.device.machines.base import Words
+    from nanokv.device.machines.records import Words
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Parts:
 
     heap: Heap
     machine: Machine
-    path: Path
+    allocation: Allocation
     poller: Poller
     table: "Words"  #: the private world table; its last words are the bases
 
@@ -88,11 +88,13 @@ def assemble(heap: Heap, master_rank: int, options: Options) -> Parts:
     try:
         table = heap.geometry.world_table(heap.rank, heap.incarnation, heap.bases, checksum=options.checksum)
         machine = _machine(heap, table)
-        path: Path = DevicePath(machine)
+        allocation: Allocation = ProducerAllocation(machine)
         if options.alloc == "host":
-            from nanokv.compat_v1.host_path import HostPath  # brings torch.distributed, which v2 does not need
+            from nanokv.compat_v1.host_allocation import (
+                HostAllocation,  # brings torch.distributed, which v2 does not need
+            )
 
-            path = HostPath(
+            allocation = HostAllocation(
                 heap,
                 machine,
                 master_rank,
@@ -101,13 +103,14 @@ def assemble(heap: Heap, master_rank: int, options: Options) -> Parts:
                 policy=options.policy,
                 write_timeout=options.write_timeout,
                 rpc_timeout=options.rpc_timeout,
+                checksum=options.checksum,
             )
         poller = Poller(machine, heap, write_timeout=options.write_timeout, reclaims=options.alloc == "device")
         poller.start()
     except BaseException:
         heap.close()
         raise
-    return Parts(heap, machine, path, poller, table)
+    return Parts(heap, machine, allocation, poller, table)
 
 
 def _machine(heap: Heap, table: "np.ndarray[tuple[int], np.dtype[np.int64]]") -> Machine:

@@ -10,7 +10,7 @@ from bench.gpu.runner import LIMITS, about, judged, run_all, run_child
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0 if all ran; 2 if the arguments are wrong. Whether targets were reached does not matter."""
+    """Run, print, write. Exit code 1 if a benchmark failed, 2 if the arguments are wrong; 0 despite missed targets."""
     parser = argparse.ArgumentParser(prog="python -m bench.gpu", description="NanoKV's benchmarks on a GPU.")
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(LIMITS)}; default: all")
     parser.add_argument("--device", default="cuda")

@@ -1,4 +1,4 @@
-"""Which GPU it was measured on."""
+"""The GPU of a run."""
 
 import subprocess
 from typing import Any
@@ -10,7 +10,7 @@ TIMEOUT = 20.0  #: seconds
 
 
 def gpu(device: torch.device) -> dict[str, Any]:
-    """The GPU, its driver and its clocks; of a CPU, that nothing was measured."""
+    """The GPU, its driver and its clocks; for a CPU, a note that the figures mean nothing."""
     if device.type == "cpu":
         return {"name": "none: Triton's interpreter on a CPU; the figures mean nothing"}
     properties = torch.cuda.get_device_properties(device)
@@ -27,7 +27,7 @@ def gpu(device: torch.device) -> dict[str, Any]:
 
 
 def driver(index: int) -> dict[str, str]:
-    """What the driver's own tool says: its version, and the clocks at this moment; why not, if it does not."""
+    """The answers of the driver's own tool: its version, and the clocks at this moment; or why it gave none."""
     command = ["nvidia-smi", f"--id={index}", f"--query-gpu={','.join(QUERY)}", "--format=csv,noheader"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=True)

@@ -1,8 +1,8 @@
 """From the commit in a kernel to the owner's listener on the host, while the GPU is idle and while it is busy.
 
-The kernel reads the GPU's clock right before its commit; the listener reads the host's. The two clocks are compared by
-handshakes before and after. So a figure includes the commit, the announcement, the poller's pause or sleep, its
-launches that drain the ring and read headers, the index and the call of the listener; its error is `clock_error_us`.
+The kernel reads the GPU's clock right before its commit; the listener reads the host's. Handshakes before and after
+compare the two clocks. So a figure includes the commit, the announcement, the poller's pause or sleep, its launches
+that drain the ring and read headers, the index and the call of the listener; `clock_error_us` bounds its error.
 """
 
 import time
@@ -28,9 +28,9 @@ PAUSES = {"asleep": 0.03, "awake": 0.001}  #: seconds between puts; the poller g
 
 
 class Load:
-    """Keeps the GPU busy with products of matrices on a stream of its own; `feed` it often."""
+    """Keeps the GPU busy with products of matrices on a stream of its own; call `feed` often."""
 
-    DEPTH = 4  #: rounds of `matmuls` that are queued at most
+    DEPTH = 4  #: rounds of `matmuls` in the queue at most
 
     def __init__(self, device: torch.device, settings: GpuSettings) -> None:
         self._on_gpu = device.type == "cuda"
@@ -43,7 +43,7 @@ class Load:
         self.rounds = 0
 
     def feed(self) -> None:
-        """Queue more, unless enough is queued."""
+        """Queue more products, unless enough are queued."""
         self._queued = [event for event in self._queued if not event.query()]
         while len(self._queued) < self.DEPTH:
             self.rounds += 1
@@ -59,7 +59,7 @@ class Load:
 
 
 class Putter:
-    """Puts small objects by a kernel of one CTA on a stream of its own, each with the GPU's time of its commit."""
+    """Puts small objects by a kernel of one CTA on a stream of its own, and notes the GPU's time of each commit."""
 
     def __init__(self, cache: NanoKVCache, most: int) -> None:
         self._cache = cache
@@ -71,10 +71,10 @@ class Putter:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
     def put_all(self, name: str, pause: float, load: Load | None) -> dict[int, int]:
-        """Put as many objects as there is room for, `pause` seconds apart: the GPU's time of each by its key_hash.
+        """Put `most` objects, `pause` seconds apart. Returns the GPU's time of each commit, by key_hash.
 
         Raises:
-            Unsound: one was not OK.
+            Unsound: a put was not OK.
         """
         digests = [self._cache.digest(f"{name} {i}") for i in range(len(self._keys))]
         self._keys.copy_(torch.tensor(digests, dtype=torch.int64))
@@ -94,7 +94,7 @@ class Putter:
         launch(put_stamped_kernel, 1, self._table.data_ptr(), OWNER, key, source, NBYTES, out)
 
     def compile(self) -> None:
-        """Put one object of a key of zeros, so that the kernel is compiled."""
+        """Put one object under a key of zeros, so that the kernel is compiled."""
         self._launch(0)
         synchronize(self._cache.device)
 
@@ -108,7 +108,7 @@ def _wait(pause: float, load: Load | None) -> None:
 
 
 def host_time(stamp: int, before: Offset, after: Offset) -> float:
-    """The host's time of a stamp of the GPU, between two comparisons of their clocks."""
+    """The host's time of a GPU's stamp, which lies between two comparisons of the clocks."""
     span = max(after.at_ns - before.at_ns, 1)
     rough = stamp - before.ns
     part = min(max((rough - before.at_ns) / span, 0.0), 1.0)
@@ -116,7 +116,7 @@ def host_time(stamp: int, before: Offset, after: Offset) -> float:
 
 
 def measure(device: torch.device, settings: GpuSettings, poller: str, busy: bool) -> dict[str, Any]:
-    """One row. 0 means that the listener was as fast as the clocks are exact.
+    """One row. 0 means that the listener was faster than the error of the clocks.
 
     Raises:
         Unsound: a put failed, or its bytes are wrong. TimeoutError: an object never reached the listener.

@@ -1,7 +1,7 @@
-"""Clocks that a kernel reads, and how they compare with each other and with the host's.
+"""Clocks that a kernel reads, compared with each other and with the host's.
 
     cycles        %clock64, of one multiprocessor: a CTA stays on one, so differences within a CTA are exact
-    nanoseconds   %globaltimer, of the whole GPU; how often it ticks differs, and is measured (`resolution`)
+    nanoseconds   %globaltimer, of the whole GPU; `resolution` measures how often it ticks, which differs between GPUs
 
 Interpreted kernels read the host's clock for both.
 """
@@ -19,7 +19,7 @@ from nanokv.device.memory.triton import load64, store64, word
 from nanokv.device.segment.layout import WORD_BYTES
 
 READINGS = 4096
-PATIENCE = tl.constexpr(1 << 21)  # looks of the GPU at a word of the host, of about a microsecond each
+PATIENCE = tl.constexpr(1 << 21)  # looks at most of the GPU at a word of the host, about a microsecond each
 HOST_PATIENCE = 10.0  #: seconds that the host waits for the GPU
 
 
@@ -52,10 +52,10 @@ def read_clocks_kernel(out: tl.int64, count: tl.int64) -> None:
 
 @triton.jit  # type: ignore[untyped-decorator]
 def shake_hands_kernel(words: tl.int64, count: tl.int64) -> None:
-    """Answer the host `count` times: when the first word says more than i, write the time into the second.
+    """Answer the host `count` times: as soon as the first word exceeds i, write the time into the second.
 
-    `words`: two words of pinned host memory. No read-modify-writes: they are not atomic there on every bus. When it has
-    looked PATIENCE times it no longer waits.
+    `words`: two words of pinned host memory. No read-modify-writes: they are not atomic there on every bus. After
+    PATIENCE looks the kernel no longer waits.
     """
     i = word(0)
     tries = word(0)
@@ -69,11 +69,11 @@ def shake_hands_kernel(words: tl.int64, count: tl.int64) -> None:
 
 
 def resolution(device: torch.device) -> dict[str, float]:
-    """How often the GPU's nanosecond clock ticks, and how many cycles one of them is.
+    """How often the GPU's nanosecond clock ticks, and how many cycles a nanosecond has.
 
     Returns:
-        tick_ns: the least difference of two readings that is not 0. ticks: how many differences were not 0, of
-        `readings`. cycles_per_ns: of one multiprocessor, over all readings.
+        tick_ns: the least difference of two readings except 0. ticks: how many differences were not 0, of `readings`
+        readings. cycles_per_ns: of one multiprocessor, over all readings.
     """
     count = 16 if INTERPRETED else READINGS
     words = torch.zeros(count, 2, dtype=torch.int64, device=device)
@@ -92,7 +92,7 @@ def resolution(device: torch.device) -> dict[str, float]:
 
 
 class Offset(NamedTuple):
-    """GPU time minus host time (`perf_counter_ns`), in ns, and how wrong that can be either way."""
+    """GPU time minus host time (`perf_counter_ns`), in ns, and its largest error in either direction."""
 
     ns: int
     uncertainty_ns: int
@@ -100,9 +100,9 @@ class Offset(NamedTuple):
 
 
 def compare_clocks(device: torch.device, handshakes: int) -> Offset:
-    """Compare the GPU's nanosecond clock with the host's: of all handshakes, the fastest one counts.
+    """Compare the GPU's nanosecond clock with the host's: of all handshakes the fastest counts.
 
-    The GPU reads its clock between two readings of the host's, so the offset is known to half the time between.
+    The GPU reads its clock between two readings of the host's, so the offset is known to half the time between these.
 
     Raises:
         TimeoutError: the GPU did not answer.
@@ -131,7 +131,7 @@ def compare_clocks(device: torch.device, handshakes: int) -> Offset:
 
 
 def launch(kernel: Any, ctas: int, *args: int, warps: int = 1, **constants: int) -> None:
-    """Launch a kernel on the current stream; interpreted, one launch a process at a time."""
+    """Launch a kernel on the current stream; interpreted kernels run one at a time per process."""
     if INTERPRETED:
         with INTERPRETER:
             kernel[(ctas,)](*args, num_warps=warps, **constants)

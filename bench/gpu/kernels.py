@@ -1,4 +1,4 @@
-"""What is measured beside NanoKV's own kernels, and what makes room for the next lap."""
+"""Kernels that are measured beside NanoKV's own, and kernels that make room for the next lap."""
 
 from typing import Any
 
@@ -18,19 +18,19 @@ from nanokv.device.protocol.status import OK
 from nanokv.device.segment.layout import WORD_BYTES
 from nanokv.device.segment.world_table import W_PAGE_BYTES, segment
 
-# what a CTA of `produce_kernel` leaves: three words for each of its puts, then these
+# the words that a CTA of `produce_kernel` writes: three per put (BEGIN, ...), then FAILED and so on
 BEGIN, FINISH, REMOVE = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 STEPS = tl.constexpr(3)
 FAILED, ALL_CYCLES, ALL_NS = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 TOTALS = tl.constexpr(3)
 
 REST_WORDS = tl.constexpr(256)
-EXTENTS, SLOTS, LIST = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)  # what `take_and_give_kernel` takes
+EXTENTS, SLOTS, LIST = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)  # the kinds of `take_and_give_kernel`
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def remove_many_kernel(world: tl.int64, requests: tl.int64, count: tl.int64, statuses: tl.int64) -> None:
-    """Remove the keys of `count` requests, a CTA at a time."""
+    """Remove the keys of `count` requests, one per CTA at a time."""
     at = tl.program_id(0).to(tl.int64)
     while at < count:
         request = requests + at * REQUEST_BYTES
@@ -41,9 +41,9 @@ def remove_many_kernel(world: tl.int64, requests: tl.int64, count: tl.int64, sta
 
 @triton.jit  # type: ignore[untyped-decorator]
 def copy_flat_kernel(dst: tl.int64, src: tl.int64, nbytes: tl.int64, tile_words: tl.constexpr) -> None:
-    """Copy bytes by equal runs of whole tiles, a run a CTA, as put_many shares its tiles: no protocol, only the copy.
+    """Copy bytes in equal runs of whole tiles, one run per CTA, as put_many shares its tiles, without the protocol.
 
-    The addresses are multiples of 16.
+    The addresses are multiples of 16, `nbytes` of 8.
     """
     tile_bytes: tl.constexpr = tile_words * WORD_BYTES
     tiles = nbytes // tile_bytes
@@ -52,7 +52,7 @@ def copy_flat_kernel(dst: tl.int64, src: tl.int64, nbytes: tl.int64, tile_words:
     while tile < end:
         copy_tile(dst + tile * tile_bytes, src + tile * tile_bytes, tile_words)
         tile += 1
-    at = tiles * tile_words + tl.program_id(0) * REST_WORDS  # what is left, in small steps: few registers
+    at = tiles * tile_words + tl.program_id(0) * REST_WORDS  # the rest, in small steps: few registers
     while at < nbytes // WORD_BYTES:
         word_at = at + tl.arange(0, REST_WORDS)
         mask = word_at < nbytes // WORD_BYTES
@@ -64,9 +64,9 @@ def copy_flat_kernel(dst: tl.int64, src: tl.int64, nbytes: tl.int64, tile_words:
 def produce_kernel(
     world: tl.int64, first_key: tl.int64, rounds: tl.int64, sizes: tl.int64, n_sizes: tl.int64, out: tl.int64
 ) -> None:
-    """Put objects whose payload nobody writes, and remove each at once: `rounds` times in each CTA.
+    """Put objects without writing their payload, and remove each at once: `rounds` times in each CTA.
 
-    `sizes`: n_sizes words; CTA c takes the (c % n_sizes)-th. `out`: per CTA, STEPS words a round: the cycles of begin
+    `sizes`: n_sizes words; CTA c takes the (c % n_sizes)-th. `out`: per CTA, STEPS words per round: the cycles of begin
     (slot, key, pages, header), of finish (commit, announce) and of remove; then TOTALS words.
     """
     me = tl.program_id(0).to(tl.int64)
@@ -103,7 +103,7 @@ def produce_kernel(
 
 @triton.jit  # type: ignore[untyped-decorator]
 def fill_list_kernel(head: tl.int64, links: tl.int64, count: tl.int64) -> None:
-    """Put the nodes 0 to `count` on a list."""
+    """Push the nodes 0 to `count` - 1 on a list."""
     node = word(0)
     while node < count:
         push(head, links, node)
@@ -120,7 +120,7 @@ def take_and_give_one(
     home: tl.int64,
     what: tl.constexpr,
 ) -> Any:
-    """Take one and give it back: 0, or 1 if there was none. `home`: as a key would say it."""
+    """Take one and give it back: 0, or 1 if there was none. `home`: in the place of a key's hash."""
     seg = segment(world, word(0))
     node = word(-1)
     if what == EXTENTS:
@@ -153,7 +153,7 @@ def take_and_give_kernel(
 ) -> None:
     """Take an extent, a header slot, or a node of the list at `head`, and give it back, `rounds` times in each CTA.
 
-    `sizes`: as in `produce_kernel`. `out`: a word a CTA: how often there was none.
+    `sizes`: as in `produce_kernel`. `out`: one word per CTA: how often there was none.
     """
     me = tl.program_id(0).to(tl.int64)
     nbytes = table64(sizes + (me % n_sizes) * WORD_BYTES)
@@ -169,9 +169,9 @@ def take_and_give_kernel(
 def put_stamped_kernel(
     world: tl.int64, owner: tl.int64, request: tl.int64, src: tl.int64, nbytes: tl.int64, out: tl.int64
 ) -> None:
-    """Put one small object by one CTA, and note the time before its commit. `request`: two words, the key.
+    """Put one small object by one CTA, and note the time right before its commit.
 
-    `out`: the status, and the time in ns.
+    `request`: two words, the key. `out`: two words, the status and the time in ns.
     """
     now = word(nanoseconds())
     status, slot, epoch, payload, phase = begin(

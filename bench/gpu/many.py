@@ -19,12 +19,12 @@ def contiguous(objects: Objects) -> Way:
     return Way("", objects.putter, objects.getter, lambda: None)
 
 
-#: what is measured at each size; the first one is what the targets speak of
+#: the ways that are measured at each size
 WAYS: list[Callable[[Objects], Way]] = [contiguous, paged.blocks, paged.heads]
 
 
 def measure(device: torch.device, settings: GpuSettings, size: int) -> dict[str, Any]:
-    """One row: all ways at one size. GPU time of graphs, and the host's time of calls that are waited for.
+    """One row: all ways at one size. GPU time of graphs, and the host's time of calls until the device is done.
 
     Raises:
         Unsound: bytes or statuses were wrong.
@@ -66,7 +66,7 @@ def measure(device: torch.device, settings: GpuSettings, size: int) -> dict[str,
 
 
 def _rates(us: dict[str, Any], nbytes: int) -> dict[str, Any]:
-    """Payload bytes by p50, in GB/s, and as a part of what `copy` reaches."""
+    """Payload bytes per p50, in GB/s, and as a part of the rate of `copy`."""
     rates = {name: nbytes / summary["p50"] / 1e3 for name, summary in us.items()}
     like = {name: rates["call_copy" if name.startswith("call_") else "copy"] for name in us}
     return {

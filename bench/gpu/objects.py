@@ -1,4 +1,4 @@
-"""Payloads of one size, the tables of requests about them, and what checks that they arrived."""
+"""Payloads of one size, tables of requests for them, and checks that they arrived."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -9,8 +9,8 @@ from bench.gpu.clock import launch
 from bench.gpu.kernels import copy_flat_kernel, remove_many_kernel
 from bench.gpu.one_segment import OneSegment, Unsound
 from nanokv.device.kernels.shares import TILE_WORDS
-from nanokv.device.machines.base import Request
 from nanokv.device.machines.batch import CTAS_A_MULTIPROCESSOR, INTERPRETED_CTAS, Batch
+from nanokv.device.machines.records import Request
 
 REMOVERS = 1024  #: CTAs that remove, on a GPU
 
@@ -18,25 +18,25 @@ REMOVERS = 1024  #: CTAs that remove, on a GPU
 class Way(NamedTuple):
     """A way to put and get all objects of an `Objects`.
 
-    The requests that it is given name both addresses (of `source` and `target`) and blocks (0 to `count`).
+    Its requests name both addresses (of `source` and `target`) and blocks (0 to `count` - 1).
     """
 
     name: str
     putter: Batch
     getter: Batch
-    check: Callable[[], None]  #: raises Unsound if the last get brought other bytes than were put
+    check: Callable[[], None]  #: raises Unsound if the last get returned other bytes than were put
 
 
 class Objects:
-    """`count` objects of `size` bytes: where they come from, where they go to, and where plain copies of them go.
+    """`count` objects of `size` bytes: their source, the target of gets, and the target of plain copies (`twin`).
 
-    Each lap has keys of its own; its requests are made beforehand and lie on the device, so that a lap begins with one
+    Each lap has keys of its own. Its requests are made beforehand and lie on the device, so that a lap begins with one
     small copy there (`load`), which is not timed.
 
     Args:
-        segment: they are put into it.
-        count, size: how many, and bytes of each, a multiple of 16.
-        laps: how many tables.
+        segment: gets the objects.
+        count, size: how many, and the bytes of each, a multiple of 16.
+        laps: how many tables to make.
     """
 
     def __init__(self, segment: OneSegment, count: int, size: int, laps: int) -> None:
@@ -65,7 +65,7 @@ class Objects:
 
     @property
     def bytes(self) -> int:
-        """Of all objects together."""
+        """Bytes of all objects together."""
         return self.count * self.size
 
     def load(self, lap: int, way: Way | None = None) -> None:
@@ -80,7 +80,7 @@ class Objects:
         return (self.putter, self.getter) if way is None else (way.putter, way.getter)
 
     def compile(self, way: Way | None = None) -> None:
-        """Run each kernel of a way once, so that it may be captured."""
+        """Run each kernel of a way once, so that it is compiled and may be captured."""
         self.load(0, way)
         putter, getter = self._batches(way)
         putter.put()
@@ -93,17 +93,17 @@ class Objects:
         self.twin.copy_(self.source)
 
     def copy_plainly(self, ctas: int | None = None, tile_words: int = TILE_WORDS.value, warps: int = 1) -> None:
-        """The same copy by a kernel that shares tiles as put_many does, but has no protocol."""
+        """The same copy by a kernel that shares tiles as put_many does, without the protocol."""
         ends = self.twin.data_ptr(), self.source.data_ptr(), self.bytes
         launch(copy_flat_kernel, ctas or default_ctas(self.segment.device), *ends, warps=warps, tile_words=tile_words)
 
     def note(self, batch: Batch) -> None:
-        """Count the requests of a batch that were not OK; on the device, without waiting."""
+        """Count the requests of a batch that were not OK, on the device, without waiting."""
         self._bad += (batch.statuses[: self.count] != 0).sum()
         self._tried += self.count
 
     def end_lap(self, way: Way | None = None) -> None:
-        """Note what both batches said, remove all objects, and empty the ring: not timed, and without waiting."""
+        """Note the statuses of both batches, remove all objects, and empty the ring: not timed, and without waiting."""
         for batch in self._batches(way):
             self.note(batch)
         ctas = REMOVERS if self.segment.device.type == "cuda" else INTERPRETED_CTAS
@@ -114,13 +114,13 @@ class Objects:
         self.segment.empty_ring()
 
     def check(self) -> int:
-        """What was tried so far was OK, and the last get and the last plain copy have the bytes that were put.
+        """Check that all statuses so far were OK, and that the last get and the last plain copy have the right bytes.
 
         Returns:
             how many puts, gets and removals were tried.
 
         Raises:
-            Unsound: naming what is wrong.
+            Unsound: the message names the error.
         """
         bad = int(self._bad)
         if bad:
@@ -131,13 +131,13 @@ class Objects:
         return self._tried
 
     def forget(self) -> None:
-        """Wipe the destinations, so that `check` sees what comes after."""
+        """Wipe the destinations, so that `check` sees only later gets and copies."""
         self.target.zero_()
         self.twin.zero_()
 
 
 def key_of(n: int) -> tuple[int, int]:
-    """A digest, as if of some key: its bits are spread (splitmix64), as those of a hash are."""
+    """A digest as if of some key: splitmix64 spreads its bits like those of a hash."""
     return _mixed(2 * n), _mixed(2 * n + 1)
 
 
@@ -154,5 +154,5 @@ def default_ctas(device: torch.device) -> int:
 
 
 def multiprocessors(device: torch.device) -> int:
-    """Of a GPU; 1 of a CPU."""
+    """Multiprocessors of a GPU; 1 for a CPU."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1

@@ -12,14 +12,14 @@ from nanokv.fsck import check_segments
 
 
 class Unsound(Exception):
-    """The measured work did not do what it should have: the figure would be of something else."""
+    """The measured operations failed or returned wrong bytes: the figure would be of something else."""
 
 
 class OneSegment:
-    """A world of one rank without a poller: `empty_ring` stands for the host between two launches.
+    """A world of one rank without a poller: `empty_ring` takes the host's place between two launches.
 
     Args:
-        device: of the segment; a CPU needs Triton's interpreter.
+        device: has the segment's memory; a CPU needs Triton's interpreter.
         heap_bytes, page_bytes, slots, ring: see `Geometry.plan`. Nothing is evicted.
     """
 
@@ -37,15 +37,15 @@ class OneSegment:
         self.world = self.machine.table_address
 
     def empty_ring(self) -> None:
-        """Take every hint out of the ring, on the current stream. Only while no operation is under way."""
+        """Take every hint out of the ring, on the current stream. Only while no operation is in flight."""
         base = self.geometry.offsets["ann_base"]
         self.raw[base : base + self.geometry.ann_capacity * WORD].zero_()
 
     def check(self) -> None:
-        """Check the segment, at rest: no announcement was missed, nothing is refused, lost, corrupt or leaked.
+        """Check the segment, at rest: no announcement was missed, nothing was refused, lost, corrupt or leaked.
 
         Raises:
-            Unsound: with everything that is wrong.
+            Unsound: the message names the error.
         """
         synchronize(self.device)
         control = self.machine.control(0)[0]
@@ -56,7 +56,7 @@ class OneSegment:
         if wrong:
             raise Unsound(f"counted {wrong}")
         head = self.raw[: self.geometry.offsets["heap_base"]].cpu().numpy()
-        view = np.zeros(self.geometry.segment_bytes, np.uint8)  # payload is not looked at: its pages stay untouched
+        view = np.zeros(self.geometry.segment_bytes, np.uint8)  # fsck looks at no payload: its pages stay untouched
         view[: len(head)] = head
         report = check_segments([SegmentView(view, self.geometry)], mode="device")
         if not report.clean:

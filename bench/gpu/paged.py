@@ -1,6 +1,6 @@
 """The same objects, gathered from an engine's paged cache and scattered into one: put_many and get_many of blocks.
 
-An object is one block of all planes (K and V of each layer); a plane's block has 16 tokens of 8 heads, 32 KiB where the
+An object is one block of all planes (K and V of each layer); a plane's block has 16 tokens of 8 heads, 32 KiB if the
 object is large enough.
 """
 
@@ -19,12 +19,12 @@ PLANE_BYTES = 32 * KIB
 
 
 def blocks(objects: Objects) -> Way:
-    """Planes [blocks, tokens, heads, dim]: a plane's block is one run of bytes, and as long as any layout's."""
+    """Planes [blocks, tokens, heads, dim]: a plane's block is one run of bytes, the longest of any layout."""
     return _way(objects, " paged", heads_first=False)
 
 
 def heads(objects: Objects) -> Way:
-    """Planes [blocks, heads, tokens, dim] in memory: the rows that follow each other in an object lie apart."""
+    """Planes [blocks, heads, tokens, dim] in memory: rows that are neighbours in an object lie apart."""
     return _way(objects, " paged by heads", heads_first=True)
 
 

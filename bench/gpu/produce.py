@@ -1,7 +1,7 @@
-"""Every CTA allocates and frees at once: latency inside a kernel, and pairs a second over the whole device.
+"""Every CTA allocates and frees at once: latency inside a kernel, and pairs per second over the whole device.
 
-No payload is written: what is measured is the protocol alone. `put` is begin (slot, key, pages, header) and finish
-(commit, announce); each object is removed at once, by whom it was put.
+No payload is written: only the protocol is measured. `put` is begin (slot, key, pages, header) and finish (commit,
+announce); the CTA that put an object removes it at once.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,14 +24,14 @@ Launch = tuple[Callable[[], None], torch.Tensor]
 
 STEPS = ("begin", "finish", "remove")
 BARE = {"extent": kernels.EXTENTS.value, "header slot": kernels.SLOTS.value, "list": kernels.LIST.value}
-HINTS_A_PAIR = 2  #: one of the put, one of the removal
+HINTS_A_PAIR = 2  #: one for the put, one for the removal
 SLOTS_A_CTA = 2
-PAGES_A_CTA = 64  #: twice what CTAs hold that take every size class in turn
+PAGES_A_CTA = 64  #: twice as many as CTAs hold on average that take every size class in turn
 LIST_NODES = 4096
 
 
 class Producers:
-    """A segment with room for all CTAs at once, and launches of them."""
+    """A segment with room for all CTAs at once, and the launches on it."""
 
     def __init__(self, device: torch.device, settings: GpuSettings) -> None:
         most = max(settings.ctas)
@@ -52,7 +52,7 @@ class Producers:
         launch(kernels.fill_list_kernel, 1, *self._list_words)
 
     def rounds(self, ctas: int) -> int:
-        """How often each CTA allocates, if there are so many."""
+        """How often each CTA allocates, in a launch of `ctas` CTAs."""
         return max(1, min(self._pairs // ctas, self._max_rounds))
 
     @property
@@ -60,14 +60,14 @@ class Producers:
         return self._list.data_ptr(), self._list.data_ptr() + LINE, LIST_NODES
 
     def put(self, ctas: int, rounds: int, classes: str) -> Launch:
-        """A launch that puts and removes, with keys that were never used, and what it will leave: [ctas, words]."""
+        """A launch that puts and removes, with keys that were never used, and its output: int64 [ctas, words]."""
         sizes = self.sizes[classes]
         out = self._room(ctas, rounds, len(STEPS))
         args = (self.segment.world, self._keys(ctas * rounds), rounds, sizes.data_ptr(), len(sizes), out.data_ptr())
         return lambda: launch(kernels.produce_kernel, ctas, *args), out
 
     def put_in_steps(self, ctas: int, rounds: int, classes: str) -> Launch:
-        """The same for objects of one page, with more clocks."""
+        """The same for objects of one page, with a clock reading between all steps."""
         out = self._room(ctas, rounds, len(steps.NAMES))
         args = (self.segment.world, self._keys(ctas * rounds), rounds, out.data_ptr())
         return lambda: launch(steps.put_in_steps_kernel, ctas, *args), out
@@ -81,7 +81,7 @@ class Producers:
         return first
 
     def take(self, what: str, ctas: int, rounds: int, classes: str) -> Launch:
-        """A launch that takes and gives back one of BARE, and what it will leave: how often there was none [ctas]."""
+        """A launch that takes and gives back one of BARE, and its output: how often there was none, int64 [ctas]."""
         sizes = self.sizes[classes]
         out = torch.zeros(ctas, dtype=torch.int64, device=self.device)
         args = (self.segment.world, rounds, sizes.data_ptr(), len(sizes), *self._list_words, out.data_ptr())
@@ -89,7 +89,7 @@ class Producers:
 
 
 def protocol_row(producers: Producers, ctas: int, classes: str, names: tuple[str, ...] = STEPS) -> dict[str, Any]:
-    """Latency of each step in ns, and pairs a second. `names`: STEPS, or the finer ones of `steps`.
+    """Latency of each step in µs, and pairs per second. `names`: STEPS, or the finer ones of `steps`.
 
     Raises:
         Unsound: some put or removal was not OK.
@@ -114,10 +114,10 @@ def protocol_row(producers: Producers, ctas: int, classes: str, names: tuple[str
 
 
 def bare_row(producers: Producers, what: str, ctas: int, classes: str) -> dict[str, Any]:
-    """Pairs a second of one of BARE.
+    """Pairs per second of one of BARE.
 
     Raises:
-        Unsound: a taker found none.
+        Unsound: a CTA found none.
     """
     rounds, timer = producers.rounds(ctas), Timer(producers.device)
     for repeat in range(producers.repeats + 1):  # the first launch compiles
@@ -136,10 +136,10 @@ def bare_row(producers: Producers, what: str, ctas: int, classes: str) -> dict[s
 
 
 def latencies(said: npt.NDArray[np.int64], rounds: int, names: tuple[str, ...]) -> dict[str, Summary]:
-    """Microseconds of each step and, of STEPS, of the put: begin and finish. Over all CTAs.
+    """Microseconds of each step over all CTAs; for STEPS also of the put, which is begin and finish.
 
     Each CTA's cycles are converted by its own clocks, both read at its beginning and its end. The first tenth of
-    each CTA's rounds is left out: instructions and tables come into the caches there.
+    each CTA's rounds is left out: it brings instructions and tables into the caches.
 
     Args:
         said: [ctas, words], of `produce_kernel` or `put_in_steps_kernel`.
@@ -163,7 +163,7 @@ def _check(failed: int, where: str) -> None:
 
 
 def run(device: torch.device, settings: GpuSettings, keep: Keep) -> None:
-    """A row for each number of CTAs, one size of objects or many; then what the GPU's clocks are worth."""
+    """A row for the resolution of the GPU's clocks, then a row per number of CTAs, with one size of objects or many."""
     clocks = resolution(device)
     keep({"what": "clocks", **clocks})
     producers = Producers(device, settings)
@@ -182,5 +182,5 @@ def run(device: torch.device, settings: GpuSettings, keep: Keep) -> None:
 
 
 def _bare_kinds(classes: Sequence[str]) -> dict[str, Sequence[str]]:
-    """What is taken bare, and of which sizes: slots and nodes have one."""
+    """The sizes in which each of BARE is taken: slots and nodes have only one."""
     return {what: classes if what == "extent" else classes[:1] for what in BARE}

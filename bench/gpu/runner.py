@@ -1,7 +1,8 @@
 """Runs each benchmark in a child process of its own, with a time limit.
 
-A kernel that hangs cannot be stopped from inside, and one that faults ends the use of the GPU for its whole process:
-so neither takes the other benchmarks with it. A child writes its rows as they come, and leaves them if it is stopped.
+A kernel that hangs cannot be stopped from inside, and one that faults ends the use of the GPU for its whole process. In
+a child neither takes the other benchmarks with it. A child writes its rows as they come, and they stay if it is
+stopped.
 """
 
 import importlib
@@ -23,7 +24,7 @@ from bench.gpu.about import gpu
 from bench.gpu.settings import GpuSettings, toy
 from bench.gpu.targets import targets
 
-#: seconds that each may take on a GPU, in this order; the import of torch and the compilation of kernels are in them
+#: seconds that each may take on a GPU, in this order, including the import of torch and the compilation of kernels
 LIMITS = {
     "many": 75,
     "single": 45,
@@ -33,13 +34,13 @@ LIMITS = {
     "sweep": 75,
     "symmetric": 45,
 }
-ALL_SECONDS = 290  #: for all of them; what would begin later is skipped
-LEAST_SECONDS = 10  #: what is left must be this much, or nothing is begun
-TOY_SECONDS = 280  #: each, interpreted
+ALL_SECONDS = 290  #: for all of them; a benchmark that would begin later is skipped
+LEAST_SECONDS = 10  #: a benchmark begins only if so many are left
+TOY_SECONDS = 280  #: for each, interpreted
 
 
 def run_all(device: str, names: Sequence[str] | None = None, *, is_toy: bool = False) -> Iterator[dict[str, Any]]:
-    """Run benchmarks; for each one {name, ok, seconds, note, rows} when it is done.
+    """Run benchmarks; yields {name, ok, seconds, note, rows} for each when it is done.
 
     Args:
         device: "cuda", or "cpu" for Triton's interpreter, which needs `is_toy` and TRITON_INTERPRET=1.
@@ -73,7 +74,7 @@ def _child(name: str, device: str, limit: float, *, is_toy: bool) -> dict[str, A
 
 
 def _ended(command: list[str], limit: float) -> str:
-    """Run a child to its end, or stop it: why it failed, or nothing. What it prints goes to a file: it may be long."""
+    """Run a child to its end, or stop it: why it failed, or "". A file takes its output, which may be long."""
     with tempfile.TemporaryFile() as said:
         with subprocess.Popen(command, env=child_environment(), stdout=said, stderr=subprocess.STDOUT) as child:
             try:
@@ -88,7 +89,7 @@ def _ended(command: list[str], limit: float) -> str:
 
 
 def run_child(name: str, device: str, file: Path, *, is_toy: bool) -> int:
-    """What a child does: one benchmark, a line of JSON a row. 1 if it failed."""
+    """Run one benchmark in a child, and write one line of JSON per row. 1 if it failed."""
     settings = toy() if is_toy else GpuSettings()
 
     def keep(row: dict[str, Any]) -> None:
@@ -104,7 +105,7 @@ def run_child(name: str, device: str, file: Path, *, is_toy: bool) -> int:
 
 
 def about(device: str, *, is_toy: bool = False, at: str | None = None) -> dict[str, Any]:
-    """Where and what: for the JSON. `at`: the commit, where there is no git."""
+    """The machine, versions and settings of a run, for the JSON. `at`: the commit, where there is no git."""
     settings = toy() if is_toy else GpuSettings()
     return {
         "gpu": gpu(torch.device(device)),
@@ -116,6 +117,6 @@ def about(device: str, *, is_toy: bool = False, at: str | None = None) -> dict[s
 
 
 def judged(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The targets of which the results of `run_all` speak."""
+    """The targets that the results of `run_all` can judge."""
     rows = {result["name"].removeprefix("bench: "): result["rows"] for result in results if "rows" in result}
     return [target._asdict() | {"reached": target.reached} for target in targets(rows)]

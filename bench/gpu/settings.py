@@ -11,27 +11,27 @@ class GpuSettings:
 
     Attributes:
         sizes: payload bytes of objects, multiples of 16.
-        objects: in one launch of put_many and get_many.
-        laps: launches of each kind for each size, each with keys that were never used.
+        objects: objects per launch of put_many and get_many.
+        laps: launches of each kind per size, each with keys that were never used.
         warm: rounds of each kind before the first one that counts.
-        page_bytes: of a page, but for `produce`.
-        single_bytes, single_laps: the put of one object from a graph, and how often.
+        page_bytes: bytes per page, except for `produce`.
+        single_bytes, single_laps: bytes of the object that is put from a graph, and how often.
         chain: puts in one graph, one after the other.
         ctas: numbers of CTAs that produce at once.
         step_ctas: the same, where every step of a put is timed.
-        pairs: pairs of allocating and freeing in one launch, of all CTAs, and
-        max_rounds: of one CTA at most.
+        pairs: pairs of allocating and freeing per launch, by all CTAs together.
+        max_rounds: pairs at most per CTA.
         produce_repeats: launches of each kind.
-        produce_page_bytes: pages that nobody fills.
-        sweep_sizes, sweep_laps: of the sweeps, over
-        sweep_ctas: CTAs a multiprocessor, and
-        sweep_tiles: words of a tile, and
-        sweep_warps: warps of a CTA, both for the plain copy.
+        produce_page_bytes: bytes per page for `produce`, which fills no page.
+        sweep_sizes, sweep_laps: sizes and laps of the sweeps.
+        sweep_ctas: CTAs per multiprocessor.
+        sweep_tiles: words per tile, for the plain copy.
+        sweep_warps: warps per CTA, for the plain copy.
         version_rounds: puts of each size by v1 and v2.
-        announce_puts: announcements of each kind that are timed.
-        handshakes: of host and GPU, to compare their clocks.
-        matmul: rows and columns of the matrices that keep the GPU busy, and
-        matmuls: how many of them are launched at a time.
+        announce_puts: timed announcements of each kind.
+        handshakes: handshakes of host and GPU, to compare their clocks.
+        matmul: rows and columns of the matrices that keep the GPU busy.
+        matmuls: products that are launched at a time.
     """
 
     sizes: tuple[int, ...] = (512 * KIB, MIB, 2 * MIB, 4 * MIB, 8 * MIB)
@@ -61,7 +61,7 @@ class GpuSettings:
 
 
 def toy() -> GpuSettings:
-    """So little that Triton's interpreter does it: shows that everything works; the figures mean nothing."""
+    """Little enough for Triton's interpreter: shows that everything works; the figures mean nothing."""
     return GpuSettings(
         sizes=(12 * KIB,),
         objects=2,

@@ -1,4 +1,4 @@
-"""One put from a graph, beside one copy from a graph: what the protocol adds to a copy that takes a microsecond."""
+"""One put from a graph, beside one copy from a graph: the cost of the protocol on top of a copy of microseconds."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from nanokv.device.machines.batch import Batch
 
 
 def measure(device: torch.device, settings: GpuSettings) -> dict[str, Any]:
-    """One object by itself in a graph, and a chain of them in one graph, the time of which is divided.
+    """One row: one object by itself in a graph, and a chain of objects in one graph, whose time is divided by `chain`.
 
     Raises:
         Unsound: bytes or statuses were wrong.

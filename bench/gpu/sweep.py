@@ -1,4 +1,4 @@
-"""Which number of CTAs is best for put_many and get_many, and which tile and number of warps for a plain copy."""
+"""Sweeps the number of CTAs of put_many and get_many, and the tile and number of warps of a plain copy."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from bench.gpu.timer import Timer, Work, graph_of
 
 
 def _graphs(objects: Objects, settings: GpuSettings) -> dict[str, Work]:
-    """What is swept, by name. A batch captures the number of CTAs that it has at that moment."""
+    """The graphs of the sweep, by name. A graph captures the number of CTAs that the batch has at that moment."""
     device = objects.segment.device
     many = multiprocessors(device)
     graphs = {}
@@ -23,7 +23,7 @@ def _graphs(objects: Objects, settings: GpuSettings) -> dict[str, Work]:
         graphs[f"get_many, {each} CTAs"] = graph_of(device, objects.getter.get)
         for tile in settings.sweep_tiles:
             for warps in settings.sweep_warps:
-                if tile >= 32 * warps * 128:  # 128 words a thread are all its registers
+                if tile >= 32 * warps * 128:  # 128 words per thread fill all its registers
                     continue
 
                 def copy(ctas: int = many * each, tile: int = tile, warps: int = warps) -> None:
@@ -36,7 +36,7 @@ def _graphs(objects: Objects, settings: GpuSettings) -> dict[str, Work]:
 
 
 def measure(device: torch.device, settings: GpuSettings, size: int) -> dict[str, Any]:
-    """One row: everything at one size; CTAs are a multiprocessor's, tiles bytes.
+    """One row: everything at one size; names give CTAs per multiprocessor, and bytes per tile.
 
     Raises:
         Unsound: bytes or statuses were wrong.

@@ -1,4 +1,4 @@
-"""What torch itself offers for symmetric memory: its copy into a segment, and whether it works here at all."""
+"""torch's own symmetric memory: its copy into a segment, and whether it works on this machine at all."""
 
 import os
 import tempfile

@@ -1,4 +1,4 @@
-"""What is to be reached on a GPU, and whether it was; each within one run on one machine."""
+"""The targets on a GPU, and whether a run reached them; each is within one run on one machine."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ ANNOUNCE_US = 100.0
 
 
 def targets(rows: Rows) -> list[Target]:
-    """Every promise of which the rows speak."""
+    """Every target that the rows can judge."""
     return [
         *_many(rows.get("many", [])),
         *_single(rows.get("single", [])),

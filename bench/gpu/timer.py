@@ -10,15 +10,15 @@ import torch
 
 from bench.timing import Summary, summarise
 
-HEAD_START = 200_000  #: cycles, some 100 µs, for which the GPU waits, so that it never waits for the host in between
+HEAD_START = 200_000  #: cycles, about 100 µs, that the GPU waits first, so that it never waits for the host later
 Work = Callable[[], object]
 
 
 class Timer:
-    """Collects how long work took, by name, in ns.
+    """Collects durations of work by name, in ns.
 
-    `time`: on a GPU the time between two events around the work, which was queued before the first one happened: no
-    launch is in it, but what events themselves cost is (`event_overhead`); about half a microsecond is the resolution.
+    `time`: on a GPU the time between two events around the work, which is queued before the first event happens. So no
+    launch is in it, but the cost of the events is (`event_overhead`); the resolution is about half a microsecond.
     `time_call`: the host's clock from the call until the device is done.
     On a CPU both are the host's clock.
     """
@@ -29,7 +29,7 @@ class Timer:
         self._ns: defaultdict[str, array[int]] = defaultdict(lambda: array("q"))
 
     def time(self, name: str, work: Work) -> None:
-        """Queue work on the current stream between two events. Does not wait."""
+        """Queue work on the current stream between two events, without waiting."""
         if self._device.type == "cpu":
             self.time_call(name, work)
             return
@@ -42,7 +42,7 @@ class Timer:
         self._pending.append((name, start, end))
 
     def time_call(self, name: str, work: Work) -> None:
-        """Call, and wait for the device."""
+        """Call `work`, and wait for the device."""
         synchronize(self._device)
         start = time.perf_counter_ns()
         work()
@@ -55,7 +55,7 @@ class Timer:
         self._ns.clear()
 
     def summaries(self) -> dict[str, Summary]:
-        """Percentiles by name, in microseconds; waits for what is pending."""
+        """Percentiles by name, in microseconds; waits for pending work."""
         self._settle()
         return {name: summarise(samples) for name, samples in self._ns.items()}
 
@@ -67,13 +67,13 @@ class Timer:
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until the device has done all."""
+    """Wait until the device has done all its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def event_overhead(device: torch.device, count: int = 50) -> Summary:
-    """What `Timer.time` says of no work at all. It is subtracted nowhere."""
+    """The time of no work at all, by `Timer.time`. It is subtracted nowhere."""
     timer = Timer(device)
     for _ in range(count):
         timer.time("nothing", lambda: None)
@@ -81,9 +81,9 @@ def event_overhead(device: torch.device, count: int = 50) -> Summary:
 
 
 def graph_of(device: torch.device, *works: Work) -> Work:
-    """Capture works, one after the other, in one graph: what replays it. Each must have run before, to be compiled.
+    """Capture `works` in one graph, one after the other, and return the function that replays it.
 
-    On a CPU: what calls them.
+    Each must have run before, so that it is compiled. On a CPU the function calls them.
     """
     if device.type == "cpu":
         return lambda: [work() for work in works]

@@ -1,7 +1,7 @@
 """A put by v2 against a put by v1, as a caller of the API sees it: the time until it returns.
 
-Both ranks are in this process, and so is v1's master: it is sent no message. So v1 looks better than it is between
-processes, by what the round trip costs (`python -m bench objects --heap shm` measures that one).
+Both ranks are in this process, and so is v1's master, which gets no message. So v1 looks better than between processes,
+by the cost of the round trip (`python -m bench objects --heap shm` measures that).
 """
 
 from collections.abc import Callable
@@ -14,16 +14,16 @@ from bench.gpu.one_segment import Unsound
 from bench.gpu.settings import GpuSettings
 from bench.gpu.timer import Timer
 from nanokv import NanoKVCache, local_world
-from nanokv.device.machines.base import Request
 from nanokv.device.machines.batch import Batch
+from nanokv.device.machines.records import Request
 
 OWNER = 1
 VERSIONS = {"host": "v1", "device": "v2"}
-SLOTS = 8  #: objects that there is room for
+SLOTS = 8  #: the heap has room for so many objects
 
 
 def measure(device: torch.device, settings: GpuSettings, alloc: str, size: int) -> dict[str, Any]:
-    """One row: puts by one version at one size; v2 also by a batch of one; beside a copy that is waited for.
+    """One row: puts by one version at one size, for v2 also as a batch of one; beside a copy until the device is done.
 
     Raises:
         Unsound: other bytes were read than were put.
@@ -58,7 +58,7 @@ def _api_put(cache: NanoKVCache, source: torch.Tensor) -> Callable[[str], None]:
 
 
 class BatchPut:
-    """Fills a table of one, launches it, and waits for the answer: the launch that put_many makes, for one object.
+    """Fills a table of one request, launches it as put_many does, and waits for the answer.
 
     It puts from the caller's own world table, as a kernel of an engine does.
     """
@@ -88,7 +88,7 @@ def _check(cache: NanoKVCache, key: str, source: torch.Tensor) -> None:
 
 
 def meet(rows: list[dict[str, Any]], name: str = "put") -> int | None:
-    """The smallest size from which on v1's p50 is at most v2's; None if there is none."""
+    """The smallest size such that v1's p50 is at most v2's from there on; None if there is none."""
     p50 = {(row["version"], row["size"]): row["us"][name if row["version"] == "v2" else "put"]["p50"] for row in rows}
     sizes = sorted({row["size"] for row in rows})
     slower = [size for size in sizes if p50["v1", size] > p50["v2", size]]

@@ -1,9 +1,11 @@
-"""The kernels: thin, each one calls one device function, and what launches them.
+"""The kernels: thin, over the protocol functions.
 
-frame     how arguments come in and answers go out
-objects   one CTA, one call: begin, finish, lookup, remove, pin, ...
-transfer  the bytes: many CTAs for one object, or one CTA for a small one
-many      many objects in one launch: put_many, get_many, find_many
-host      one CTA, one call, for the owner's host: drain the ring, reclaim, the audit
-lane      a frame, the stream that it is used on, and the launches
+    frame    arguments in, answers out; the kernel that calls any one protocol function
+    shares   how the CTAs of one launch share objects of different sizes
+    many     many objects in one launch: put, get, look up, find, remove
+    paged    blocks of an engine's paged cache: the addresses of their bytes
+    payload  one object by many CTAs: read, verify, seal, store
+    ring     the headers that drained hints are about
+
+`nanokv.device.machines` launches them.
 """

@@ -1,15 +1,13 @@
 """The frame of a launch: a few private words in device memory that carry arguments in and answers out.
 
-A kernel takes one argument, the address of its frame, so nothing is specialised or compiled again per value. Words, all
-int64:
+A kernel takes the address of its frame, so nothing is specialised or compiled again per value. Words, all int64:
 
     0            the address of the world table
-    1 .. 29      arguments, in the order of the device function that the kernel calls
-    30           the sum over the payload (`memory.checksum_bytes`), from all CTAs
-    31           how many CTAs of a launch have arrived at its end
+    1 .. 20      arguments, in the order of the protocol function that the kernel calls
+    21 .. 30     a TICKET (`protocol.ticket`), for kernels of many CTAs
     32 .. 63     answers, in the order in which the function returns them
 
-Only the launching rank touches a frame, one operation at a time: plain loads and stores do, but for the arrivals.
+Only the launching rank touches a frame, one operation at a time: plain loads and stores do, except on the ticket.
 """
 
 from typing import Any
@@ -17,14 +15,16 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from nanokv.device.memory.triton import add64, load64, store64, table64, word
-from nanokv.device.segment.layout import WORD_BYTES
+from nanokv.device.memory.triton import store64, table64, word
+from nanokv.device.protocol.ticket import TICKET
+from nanokv.device.segment.layout import WORD, WORD_BYTES
 
 FRAME_WORDS = 64
+FIRST_TICKET_WORD = 21
 FIRST_ANSWER = 32
-SUM = tl.constexpr(30)
-ARRIVALS = tl.constexpr(31)
-ANSWERS = tl.constexpr(FIRST_ANSWER)
+ANSWERS = tl.constexpr(FIRST_ANSWER * WORD)
+FRAME_TICKET = tl.constexpr(FIRST_TICKET_WORD * WORD)
+assert FIRST_TICKET_WORD * WORD + TICKET.size <= FIRST_ANSWER * WORD
 
 
 @triton.jit
@@ -36,28 +36,30 @@ def arg(frame: tl.int64, i: tl.int64) -> Any:
 @triton.jit
 def answer(frame: tl.int64, i: tl.int64, value: tl.int64) -> None:
     """Write the i-th answer."""
-    store64(frame + (ANSWERS + i) * WORD_BYTES, word(value), "relaxed")
+    store64(frame + ANSWERS + i * WORD_BYTES, word(value), "relaxed")
 
 
 @triton.jit
 def answered(frame: tl.int64, i: tl.int64) -> Any:
     """The i-th answer of the launch before."""
-    return table64(frame + (ANSWERS + i) * WORD_BYTES)
+    return table64(frame + ANSWERS + i * WORD_BYTES)
 
 
 @triton.jit
-def arrive(frame: tl.int64) -> Any:
-    """Count this CTA as done with its bytes; returns how many were before. Acquires what those did."""
-    return add64(frame + ARRIVALS * WORD_BYTES, word(1), "acq_rel")
+def arguments(frame: tl.int64, count: tl.constexpr) -> Any:
+    """The first `count` words of a frame, as a tuple."""
+    if count == 1:
+        return (arg(frame, 0),)
+    else:
+        return arguments(frame, count - 1) + (arg(frame, count - 1),)
 
 
 @triton.jit
-def add_sum(frame: tl.int64, value: tl.int64) -> None:
-    """Add this CTA's part of the sum over the payload."""
-    add64(frame + SUM * WORD_BYTES, value, "relaxed")
-
-
-@triton.jit
-def whole_sum(frame: tl.int64) -> Any:
-    """The sum of all parts, once every CTA has arrived."""
-    return load64(frame + SUM * WORD_BYTES, "acquire")
+def call_kernel(frame: tl.int64, function: tl.constexpr, n_arguments: tl.constexpr, n_answers: tl.constexpr) -> None:
+    """Run one protocol function with the words of a frame; one CTA. `n_arguments` counts the world table."""
+    answers = function(*arguments(frame, n_arguments))
+    if n_answers == 1:
+        answer(frame, 0, answers)
+    else:
+        for i in tl.static_range(n_answers):
+            answer(frame, i, answers[i])

@@ -1,4 +1,4 @@
-"""Many objects in one launch: put_many, get_many, lookup_many, find_many, remove_many.
+"""Many objects in one launch: put and get (`move_many`), look up, find, remove.
 
 What is put or got lies in bytes without a gap, or in the pages of an engine's KV cache (`paged`, chosen by `layout`).
 CTAs share the objects by tiles (`shares`). Each object has a ticket (`device/protocol/cooperative.py`): the first CTA
@@ -22,13 +22,13 @@ from nanokv.device.kernels.shares import (
     TILE_BYTES,
     TILE_WORDS,
     all_tiles,
-    copy_tile,
+    copy_tiles,
     part_bytes,
     request_of,
     tiles_of,
     worker_of,
 )
-from nanokv.device.memory.triton import copy_bytes, pointer64, store64, table64, word
+from nanokv.device.memory.triton import pointer64, store64, table64, word
 from nanokv.device.protocol.cooperative import (
     NOT_LAST,
     begin_get_part,
@@ -46,22 +46,7 @@ from nanokv.device.protocol.status import OK
 from nanokv.device.protocol.ticket import TICKET_BYTES, clear, is_last
 from nanokv.device.segment.layout import WORD_BYTES
 
-ONE_WARP = tl.constexpr(256)  # elements of one step of `copy_bytes`
 FOUND_WORDS = tl.constexpr(14)  # of an answer of lookup_many: the fields of `machine.Found`, the descriptor flat
-
-
-@triton.jit
-def copy_tiles(dst: tl.int64, src: tl.int64, nbytes: tl.int64, tile: tl.int64, end: tl.int64) -> None:
-    """Copy some tiles of an object of `nbytes`; the last one of an object may be smaller."""
-    aligned = ((dst | src) & 15) == 0
-    while tile < end:
-        at = tile * TILE_BYTES
-        count = part_bytes(nbytes, tile, tile + 1)
-        if aligned & (count == TILE_BYTES):
-            copy_tile(dst + at, src + at, TILE_WORDS)
-        else:
-            copy_bytes(dst + at, src + at, count, ONE_WARP)
-        tile += 1
 
 
 @triton.jit
@@ -95,61 +80,50 @@ def summed(request: tl.int64, payload: tl.int64, layout: tl.constexpr) -> Any:
 
 
 @triton.jit
-def put_many_kernel(
+def move_part(
     world: tl.int64,
-    requests: tl.int64,
-    tickets: tl.int64,
-    statuses: tl.int64,
-    control: tl.int64,
+    request: tl.int64,
+    ticket: tl.int64,
+    now: tl.int64,
+    tile: tl.int64,
+    end: tl.int64,
+    parts: tl.int64,
     pages: tl.int64,
+    is_put: tl.constexpr,
     layout: tl.constexpr,
-) -> None:
-    """Put objects. `control`: the address of two words: how many, and the time of day in ns. Fills `statuses`.
-
-    `pages`, `layout`: see `paged`; 0 and () if the requests have addresses.
-    """
-    count = table64(control)
-    now = table64(control + WORD_BYTES)
-    total = all_tiles(requests, count)
-    workers = tl.minimum(tl.num_programs(0).to(tl.int64), total)
-    me = tl.program_id(0).to(tl.int64)
-    if me < workers:
-        tile = me * total // workers
-        end = (me + 1) * total // workers
-        at, first = request_of(requests, count, tile)
-        while tile < end:
-            request = requests + at * REQUEST_BYTES
-            ticket = tickets + at * TICKET_BYTES
-            nbytes = table64(request + Q_BYTES)
-            last = first + tiles_of(nbytes)
-            upto = tl.minimum(end, last)
-            status, payload = begin_put_part(world, request, ticket, now)
-            if status == OK:
-                move_tiles(request, payload, tile - first, upto - first, pages, True, layout)
-                part = part_bytes(nbytes, tile - first, upto - first)
-                from_word = (tile - first) * TILE_WORDS
-                mine = summed(request, payload, layout)
-                sum_put_part(world, ticket, mine + (tile - first) * TILE_BYTES, part, from_word)
-            parts = worker_of(last - 1, total, workers) - worker_of(first, total, workers) + 1
-            status = finish_put_part(world, request, ticket, parts)
-            if status != NOT_LAST:
-                store64(statuses + at * WORD_BYTES, status, "relaxed")
-            tile = upto
-            first = last
-            at += 1
+) -> Any:
+    """Put or get some tiles of one object, as one of `parts` CTAs: NOT_LAST, or for the last one the status."""
+    if is_put:
+        status, payload = begin_put_part(world, request, ticket, now)
+    else:
+        status, payload = begin_get_part(world, request, ticket)
+    if status == OK:
+        move_tiles(request, payload, tile, end, pages, is_put, layout)
+        mine = summed(request, payload, layout) + tile * TILE_BYTES
+        nbytes = part_bytes(table64(request + Q_BYTES), tile, end)
+        if is_put:
+            sum_put_part(world, ticket, mine, nbytes, tile * TILE_WORDS)
+        else:
+            sum_get_part(ticket, mine, nbytes, tile * TILE_WORDS)
+    if is_put:
+        status = finish_put_part(world, request, ticket, parts)
+    else:
+        status = finish_get_part(world, request, ticket, parts, now)
+    return status
 
 
 @triton.jit
-def get_many_kernel(
+def move_many_kernel(
     world: tl.int64,
     requests: tl.int64,
     tickets: tl.int64,
     statuses: tl.int64,
     control: tl.int64,
     pages: tl.int64,
+    is_put: tl.constexpr,
     layout: tl.constexpr,
 ) -> None:
-    """Get objects. `control`: the address of two words: how many, and the time of day in ns. Fills `statuses`.
+    """Put or get objects. `control`: the address of two words: how many, and the time of day in ns. Fills `statuses`.
 
     `pages`, `layout`: see `paged`; 0 and () if the requests have addresses.
     """
@@ -165,18 +139,10 @@ def get_many_kernel(
         while tile < end:
             request = requests + at * REQUEST_BYTES
             ticket = tickets + at * TICKET_BYTES
-            nbytes = table64(request + Q_BYTES)
-            last = first + tiles_of(nbytes)
+            last = first + tiles_of(table64(request + Q_BYTES))
             upto = tl.minimum(end, last)
-            status, payload = begin_get_part(world, request, ticket)
-            if status == OK:
-                move_tiles(request, payload, tile - first, upto - first, pages, False, layout)
-                part = part_bytes(nbytes, tile - first, upto - first)
-                from_word = (tile - first) * TILE_WORDS
-                mine = summed(request, payload, layout)
-                sum_get_part(ticket, mine + (tile - first) * TILE_BYTES, part, from_word)
             parts = worker_of(last - 1, total, workers) - worker_of(first, total, workers) + 1
-            status = finish_get_part(world, request, ticket, parts, now)
+            status = move_part(world, request, ticket, now, tile - first, upto - first, parts, pages, is_put, layout)
             if status != NOT_LAST:
                 store64(statuses + at * WORD_BYTES, status, "relaxed")
             tile = upto

@@ -10,12 +10,13 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from nanokv.device.memory.triton import pointer64, word
+from nanokv.device.memory.triton import copy_bytes, pointer64, word
 from nanokv.device.protocol.request import Q_BYTES, REQUEST_BYTES
 from nanokv.device.segment.layout import WORD_BYTES
 
 TILE_WORDS = tl.constexpr(1024)  # 8 KiB: with one warp, sixteen 16-byte loads of each thread are in flight
 TILE_BYTES = tl.constexpr(8 * 1024)
+ONE_WARP = tl.constexpr(256)  # elements of one step of `copy_bytes`
 REQUESTS = tl.constexpr(128)  # of which the sizes are read in one step
 
 
@@ -83,3 +84,17 @@ def worker_of(tile: tl.int64, total: tl.int64, workers: tl.int64) -> Any:
 def part_bytes(nbytes: tl.int64, tile: tl.int64, end: tl.int64) -> Any:
     """Bytes of some tiles of an object of `nbytes`."""
     return tl.minimum(end * TILE_BYTES, nbytes) - tile * TILE_BYTES
+
+
+@triton.jit
+def copy_tiles(dst: tl.int64, src: tl.int64, nbytes: tl.int64, tile: tl.int64, end: tl.int64) -> None:
+    """Copy some tiles of an object of `nbytes`; the last one of an object may be smaller."""
+    aligned = ((dst | src) & 15) == 0
+    while tile < end:
+        at = tile * TILE_BYTES
+        count = part_bytes(nbytes, tile, tile + 1)
+        if aligned & (count == TILE_BYTES):
+            copy_tile(dst + at, src + at, TILE_WORDS)
+        else:
+            copy_bytes(dst + at, src + at, count, ONE_WARP)
+        tile += 1

@@ -1,11 +1,16 @@
-"""What runs the protocol: compiled for a CPU, or launched as kernels.
+"""The machines that run the protocol for a host: compiled for a CPU, or launched as kernels.
 
-base          what a machine is
-native_code   compiles protocol functions for a CPU, and keeps the code on disk
-native        the CPU machine
-launch        the machine that launches kernels: on a GPU, or in Triton's interpreter
-launch_ring   drains a ring whose segment lies in a GPU's memory
-lane          one frame of words, the stream it is used on, and the launches in between
-batch         a table of requests in device memory, and the one launch that does all of them
-engine_cache  an engine's paged KV cache, as the kernels see it
+    base          the contract of a machine, and all host calls
+    records       the arguments and answers of host calls: places, requests, hints
+    entries       the table of protocol functions that a host calls
+    native_code   compiles protocol functions for a CPU, and keeps the code on disk
+    native        the CPU machine
+    lane          one frame of words, its stream, and the launches in between
+    launch        the machine that launches kernels: on a GPU, or in Triton's interpreter
+    launch_ring   drains a ring whose segment lies in a GPU's memory
+    free_chains   follows the links of free lists that a host has detached
+    batch         a table of requests in device memory, and the one launch that does all of them
+    engine_cache  an engine's paged KV cache, as the kernels see it
+
+The simulated machine is in `sim.world`.
 """

@@ -1,158 +1,292 @@
-"""What a machine is: something that runs the protocol functions on a world's segments when the host asks for it.
+"""What a machine is: it runs protocol functions on a world's segments when the host asks for it.
 
-Two exist: `native_machine` calls compiled CPU code; `launch` launches one-CTA kernels (a GPU, or Triton's interpreter).
-The host never changes a shared word in another way, except the few words of HeapCtl that nobody else writes.
+Three machines exist: `native` calls compiled CPU code, `launch` launches kernels (on a GPU, or in Triton's
+interpreter), `sim.world` simulates memory. Each has two primitives: `call` runs one protocol function (with `exchange`
+it gets arrays too), `look` copies words. The host calls below are written once, over these; a machine overrides only
+what it does with more than one CTA.
+
+The host changes a shared word in no other way.
 """
 
-from typing import Any, NamedTuple, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from nanokv.device.protocol.extent import FREE
+from nanokv.device.machines.free_chains import free_chains
+from nanokv.device.machines.records import Begun, Descriptor, Drained, Found, Place, Words
 from nanokv.device.segment.geometry import Geometry
-from nanokv.device.segment.layout import unpack
+from nanokv.device.segment.layout import ACTIVITY, HEAP_CTL, OBJ_HEADER, WORD, unpack
 
-Descriptor = tuple[int, ...]  #: eight words: dtype code and number of dimensions, then seven dimensions
-Words = npt.NDArray[np.int64]
-
-
-class Begun(NamedTuple):
-    """What `begin` answers. After OK: fill `payload` (an offset), then `finish` or `abort` and `leave`."""
-
-    status: int
-    slot: int
-    epoch: int
-    payload: int
-    phase: int
+if TYPE_CHECKING:
+    from nanokv.device.machines.batch import Batch
+    from nanokv.device.machines.engine_cache import Pages
 
 
-class Found(NamedTuple):
-    """What `lookup` answers. Beside OK, true only if `validate` says so afterwards."""
-
-    status: int
-    owner: int
-    slot: int
-    epoch: int
-    payload: int
-    nbytes: int
-    descriptor: Descriptor
-
-
-class Request(NamedTuple):
-    """One object to put or get."""
-
-    key: tuple[int, int]
-    address: int  #: of the source or the destination, as the launching device sees it
-    nbytes: int
-    owner: int = 0  #: put: whose segment gets the object
-    what: Descriptor = (0,) * 8  #: the descriptor; get: an object that has another is not read, zeros: any is
-    flags: int = 0
-    block: int = 0  #: of the batch's pages, instead of an address
-    plane: int = 0  #: the first plane of the object
-
-
-class Drained(NamedTuple):
-    """What was taken from a ring."""
-
-    hints: Words
-    head: int  #: the ticket up to which was looked
-    hole: int  #: the first ticket whose slot was empty, or `head`
-    records: npt.NDArray[Any]  #: for each hint the header that a STORED one is about (OBJ_HEADER)
-    good: npt.NDArray[np.bool_]  #: for each hint whether that is whole; False if it is not about a READY header
-
-
-def free_chains(geometry: Geometry, links: npt.NDArray[Any], firsts: Words, size_class: int) -> Words:
-    """The first pages of all extents of detached free lists.
-
-    A list ends where it leads out of the arena, to a page that was seen, or to one that does not say that it is free:
-    it is corrupt from there on.
+class Machine(ABC):
+    """Protocol functions as host calls. Addresses are in this process; statuses are `Status` numbers; `now` is ns.
 
     Args:
-        links: of all pages, u64 or i64 [n_pages].
-        firsts: the first page of each list, or -1 for an empty one.
+        geometry: of every segment.
+        table_address: of the private world table, as the code that runs the protocol sees it: the `world` of its
+            functions.
+        wake: called with a rank whose poller sleeps and has been left a hint.
     """
-    following = unpack("LINK", "next", links).tolist()
-    marks = unpack("LINK", "mark", links).tolist()
-    size = geometry.class_pages[size_class]
-    last = geometry.n_pages - size if size else -1
-    pages: dict[int, None] = {}
-    for first in firsts.tolist():
-        page = first
-        while 0 <= page <= last and page not in pages and marks[page] == FREE.value + size_class:
-            pages[page] = None
-            page = following[page] - 1
-    return np.array(list(pages), np.int64)
 
+    wakes = True  #: whether `wake` reaches a poller; if not, pollers look by themselves
+    at_once = 0  #: up to this many bytes the machine's own copy is at least as fast as torch's
 
-class Machine(Protocol):
-    """Protocol functions as host calls. Addresses are in this process; statuses are `Status` numbers; `now` is ns."""
+    def __init__(self, geometry: Geometry, table_address: int, wake: Callable[[int], None]) -> None:
+        self.geometry = geometry
+        self.table_address = table_address
+        self._wake = wake
 
-    kind: str  #: "native" or "launch"
-    geometry: Geometry
-    table_address: int  #: of the private world table, for whatever runs the protocol: the `world` of its functions
+    # --- the primitives ---
+    @abstractmethod
+    def call(self, entry: str, *words: int) -> Any:
+        """Run one of `entries.ENTRIES`; `words` follow the world table.
 
-    # objects
-    def begin(self, owner: int, key: tuple[int, int], nbytes: int, flags: int, what: Descriptor, now: int) -> Begun: ...
-    def seal(
-        self, owner: int, key: tuple[int, int], slot: int, epoch: int, payload: int, nbytes: int, what: Descriptor
-    ) -> None: ...
-    def finish(self, owner: int, slot: int, epoch: int, phase: int) -> int: ...
-    def commit(self, owner: int, slot: int, epoch: int) -> int: ...
-    def abort(self, owner: int, slot: int, epoch: int) -> int: ...
-    def enter(self, owner: int) -> int: ...
-    def leave(self, owner: int, phase: int) -> None: ...
-    def put(self, owner: int, key: tuple[int, int], src: int, nbytes: int, what: Descriptor, now: int) -> int: ...
-    def lookup(self, key: tuple[int, int]) -> Found: ...
-    def find(self, key: tuple[int, int]) -> int: ...
-    def read(self, key: tuple[int, int], found: Found, dst: int, now: int) -> int:
-        """OK, TORN or CORRUPT. One that launches reads what has the key now, if of the same descriptor: v2 alone."""
-        ...
+        Returns:
+            the answer as an integer, or a sequence of them if there are several.
+        """
 
-    def get(self, key: tuple[int, int], dst: int, nbytes: int, now: int) -> int: ...
-    def verify(self, key: tuple[int, int], found: Found, copy: int) -> int: ...
-    def validate(self, owner: int, slot: int, epoch: int) -> int: ...
-    def touch(self, owner: int, slot: int, now: int) -> None: ...
-    def remove(self, key: tuple[int, int]) -> int: ...
-    def remove_slot(self, owner: int, slot: int, epoch: int) -> int: ...
-    def pin(self, owner: int, slot: int, epoch: int) -> tuple[int, int]: ...
-    def unpin(self, owner: int, slot: int, epoch: int, line: int) -> int: ...
+    @abstractmethod
+    def exchange(self, entry: str, *words: Any) -> Any:
+        """`call`, where some words are arrays (int64, contiguous) that the function reads and writes by address."""
 
-    # v1: the host allocates, the segment holds headers and payload alone
-    def install(
-        self,
-        owner: int,
-        slot: int,
-        key: tuple[int, int],
-        payload: int,
-        nbytes: int,
-        flags: int,
-        what: Descriptor,
-        now: int,
-    ) -> int: ...
-    def state(self, owner: int, slot: int) -> int: ...
-    def kill(self, owner: int, slot: int, state: int, epoch: int) -> int: ...
-    def announce(self, owner: int, kind: int, slot: int, epoch: int) -> None: ...
+    @abstractmethod
+    def look(self, owner: int, offset: int, dtype: np.dtype[Any], count: int) -> npt.NDArray[Any]:
+        """Copy `count` records at an offset of a segment, by relaxed loads: each word by itself is whole."""
 
-    # the owner's host: the poller and the sweeper
-    def drain(self, owner: int, tail: int, room: int) -> Drained: ...
-    def snapshots(self, owner: int, hints: Words) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]: ...
-    def headers(self, owner: int, start: int, count: int) -> npt.NDArray[Any]: ...
-    def control(self, owner: int) -> npt.NDArray[Any]: ...
-    def activity(self, owner: int) -> npt.NDArray[Any]: ...
-    def set_control(self, owner: int, field: str, value: int) -> None: ...
-    def in_flight(self, owner: int, rank: int, phase: int) -> int: ...
-    def give_up(self, owner: int, slot: int, epoch: int, producer: int) -> bool: ...
-    def release(self, owner: int, slot: int, epoch: int) -> bool: ...
-    def adopt_slot(self, owner: int, slot: int) -> None: ...
-    def joining(self, owner: int, change: int) -> int: ...
-    def detach(self, owner: int, size_class: int) -> Words: ...
-    def detach_rest(self, owner: int) -> Words: ...
-    def push_extents(self, owner: int, pages: Words, classes: Words) -> None: ...
-    def page_marks(self, owner: int) -> Words: ...
-    def slot_marks(self, owner: int) -> Words: ...
-    def page_stamps(self, owner: int) -> Words: ...
-    def pin_ledger(self, owner: int) -> Words: ...
-    def drop_pin(self, owner: int, line: int, said: int, epoch: int) -> bool: ...
-    def clear_intent(self, owner: int, line: int, said: int) -> None: ...
-    def recount(self, owner: int, slot: int, dead: int) -> bool: ...
+    # --- objects ---
+    def begin(self, owner: int, key: tuple[int, int], nbytes: int, flags: int, what: Descriptor, now: int) -> Begun:
+        """Claim the key, allocate and publish WRITING: OK, DUPLICATE, FULL, NO_HEADER, NO_ENTRY, TOO_LARGE or LOST."""
+        status, slot, epoch, payload, phase = self.call("begin", owner, *key, nbytes, flags, now, *what)
+        return Begun(status, Place(owner, slot, epoch, payload, nbytes), phase)
+
+    def seal(self, key: tuple[int, int], place: Place, what: Descriptor) -> None:
+        """Give an object that is WRITING the checksum of the bytes in its pages, before it is committed."""
+        owner, slot, epoch, payload, nbytes = place
+        self.call("seal", owner, *key, slot, epoch, payload, nbytes, *what)
+
+    def finish(self, place: Place, phase: int) -> int:
+        """WRITING -> READY, leave a hint, count the operation out: OK or LOST."""
+        return self._hinting("finish", place.owner, place.slot, place.epoch, phase)
+
+    def commit(self, place: Place) -> int:
+        """WRITING -> READY, leave a hint: OK or LOST. No operation is counted."""
+        return self._hinting("commit", place.owner, place.slot, place.epoch)
+
+    def abort(self, place: Place) -> int:
+        """Free an object that is WRITING: OK, or LOST if the sweeper gave it up before. `leave` afterwards."""
+        return self._hinting("abort", place.owner, place.slot, place.epoch)
+
+    def enter(self, owner: int) -> int:
+        """Count an operation in; returns the grace phase to `leave`."""
+        return self.call("enter", owner)
+
+    def leave(self, owner: int, phase: int) -> None:
+        """Count an operation out."""
+        self.call("leave", owner, phase)
+
+    def put(self, owner: int, key: tuple[int, int], src: int, nbytes: int, what: Descriptor, now: int) -> int:
+        """The whole put of `nbytes` contiguous bytes at the address `src`. Answers as `begin`."""
+        status, sleeps = self.call("put", owner, *key, src, nbytes, now, *what)
+        if sleeps:
+            self._wake(owner)
+        return status
+
+    def lookup(self, key: tuple[int, int]) -> Found:
+        """Where the object of a key lies: OK, MISS, NOT_READY or CORRUPT."""
+        answer = self.call("lookup", *key)
+        return Found(answer[0], Place._make(answer[1:6]), tuple(answer[6:]))
+
+    def find(self, key: tuple[int, int]) -> int:
+        """Whether a key has an object: OK, MISS or NOT_READY."""
+        return self.call("find", *key)[0]
+
+    def read(self, key: tuple[int, int], place: Place, dst: int, now: int) -> int:
+        """Copy an object that was looked up to the address `dst`, and verify: OK, TORN or CORRUPT."""
+        owner, slot, epoch, payload, nbytes = place
+        return self.call("read", owner, slot, epoch, *key, payload, nbytes, dst, now)
+
+    def verify(self, key: tuple[int, int], place: Place, copy: int) -> int:
+        """After a copy of an object to the address `copy` (or in place, if pinned): OK, TORN or CORRUPT."""
+        return self.call("verify", place.owner, place.slot, place.epoch, *key, copy, place.nbytes)
+
+    def get(self, key: tuple[int, int], dst: int, nbytes: int, now: int) -> int:
+        """Look up and read an object of `nbytes` to the address `dst`.
+
+        OK, MISS, NOT_READY, TORN, CORRUPT, or SIZE if it has another number of bytes.
+        """
+        return self.call("get", *key, dst, nbytes, now)
+
+    def validate(self, place: Place) -> int:
+        """OK if an object is READY in the same epoch still, else TORN."""
+        return self.call("validate", place.owner, place.slot, place.epoch)
+
+    def touch(self, place: Place, now: int) -> None:
+        """Note that an object was read: best effort, for eviction."""
+        self.call("touch", place.owner, place.slot, now)
+
+    def remove(self, key: tuple[int, int]) -> int:
+        """Remove the object of a key: OK, MISS, NOT_READY, PINNED or CORRUPT."""
+        status, owner, sleeps = self.call("remove", *key)
+        if sleeps:
+            self._wake(owner)
+        return status
+
+    def remove_slot(self, owner: int, slot: int, epoch: int) -> int:
+        """Remove the READY object in a header slot: OK, MISS or PINNED."""
+        return self._hinting("remove_slot", owner, slot, epoch)
+
+    def pin(self, place: Place) -> tuple[int, int]:
+        """Hold a READY object in place: (OK, MISS or NO_PIN; line of the pin ledger)."""
+        status, line = self.call("pin", place.owner, place.slot, place.epoch)
+        return status, line
+
+    def unpin(self, place: Place, line: int) -> int:
+        """Give a pin back: OK, or MISS if the line does not hold it."""
+        return self.call("unpin", place.owner, place.slot, place.epoch, line)
+
+    # --- v1: the master's host allocates ---
+    def install(self, key: tuple[int, int], place: Place, flags: int, what: Descriptor, now: int) -> int:
+        """Write a header and descriptor for a slot and pages that the master chose, WRITING; returns the epoch.
+
+        `place.epoch` is not read. `flags`: see `host_alloc.install`.
+        """
+        owner, slot, _, payload, nbytes = place
+        return self.call("install", owner, slot, *key, payload, nbytes, flags, now, *what)
+
+    def store_payload(self, place: Place, src: int) -> None:
+        """Copy the bytes of an object from the address `src` to its pages."""
+        self.call("store_payload", place.owner, place.payload, src, place.nbytes)
+
+    def state(self, owner: int, slot: int) -> int:
+        """The newest STATE word of a header slot."""
+        return self.call("state", owner, slot)
+
+    def kill(self, owner: int, slot: int, state: int, epoch: int) -> int:
+        """(state, 0, epoch) -> (DEAD, 0, epoch). Returns the STATE word that was there."""
+        return self.call("kill", owner, slot, state, epoch)
+
+    def announce(self, owner: int, kind: int, slot: int, epoch: int) -> None:
+        """Leave a hint; REMOVED takes the pages out of the header too."""
+        if self.call("announce", owner, kind, slot, epoch):
+            self._wake(owner)
+
+    # --- the owner's host: the poller and the sweeper ---
+    def drain(self, owner: int, tail: int, room: int) -> Drained:
+        """Take at most `room` hints from the ring, from the ticket `tail` on, and the headers they are about."""
+        out = np.empty(room, np.int64)
+        taken, head, hole = self.exchange("drain", owner, tail, out, room)
+        return Drained(out[:taken], head, hole, *self.snapshots(owner, out[:taken]))
+
+    def snapshots(self, owner: int, hints: Words) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
+        """For each hint the header that a STORED one is about, and whether that is whole."""
+        records, good = np.zeros(len(hints) * OBJ_HEADER.size // WORD, np.int64), np.zeros(len(hints), np.int64)
+        self.exchange("snapshots", owner, np.ascontiguousarray(hints, np.int64), len(hints), records, good)
+        return records.view(OBJ_HEADER.dtype), good != 0
+
+    def headers(self, owner: int, start: int, count: int) -> npt.NDArray[Any]:
+        """At most `count` headers from a slot on (OBJ_HEADER)."""
+        at = self.geometry.offsets["hdr_base"] + start * OBJ_HEADER.size
+        return self.look(owner, at, OBJ_HEADER.dtype, min(count, self.geometry.hdr_count - start))
+
+    def control(self, owner: int) -> Any:
+        """The HeapCtl: a record array of one."""
+        return self.look(owner, 0, HEAP_CTL.dtype, 1)
+
+    def activity(self, owner: int) -> npt.NDArray[Any]:
+        """The ACTIVITY record of each rank."""
+        return self.look(owner, self.geometry.offsets["activity_base"], ACTIVITY.dtype, self.geometry.world_size)
+
+    def set_control(self, owner: int, field: str, value: int) -> None:
+        """Store a word of HeapCtl that only the owner's host writes."""
+        assert HEAP_CTL.dtype[field].itemsize == WORD, field
+        self.call("store_control", owner, HEAP_CTL.offsets[field], value)
+
+    def in_flight(self, owner: int, rank: int, phase: int) -> int:
+        """How many operations of a rank run in a segment."""
+        return self.call("in_flight", owner, rank, phase)
+
+    def give_up(self, owner: int, slot: int, epoch: int, producer: int) -> bool:
+        """Make an unfinished object of a producer DEAD; False if it moved on."""
+        return bool(self.call("give_up", owner, slot, epoch, producer))
+
+    def release(self, owner: int, slot: int, epoch: int) -> bool:
+        """Free a DEAD header and what it holds, after a grace period; False if it moved on."""
+        return bool(self.call("release", owner, slot, epoch))
+
+    def adopt_slot(self, owner: int, slot: int) -> None:
+        """Give a leaked header slot back."""
+        self.call("adopt_slot", owner, slot)
+
+    def joining(self, owner: int, change: int) -> int:
+        """Begin (1) or end (-1) to join free extents, or only look (0). Returns the PRODUCER bits that were there."""
+        return self.call("joining", owner, change)
+
+    def detach(self, owner: int, size_class: int) -> Words:
+        """Take all free extents of a size class: their first pages."""
+        firsts = np.zeros(self.geometry.shards, np.int64)
+        self.exchange("detach_class", owner, size_class, firsts)
+        return free_chains(self.geometry, self._page_links(owner), firsts, size_class)
+
+    def detach_rest(self, owner: int) -> Words:
+        """Take all pages that were never used."""
+        first = self.call("detach_rest", owner)
+        return np.arange(first if first >= 0 else self.geometry.n_pages, self.geometry.n_pages, dtype=np.int64)
+
+    def push_extents(self, owner: int, pages: Words, classes: Words) -> None:
+        """Give extents back: their first pages and size classes."""
+        pages, classes = np.ascontiguousarray(pages, np.int64), np.ascontiguousarray(classes, np.int64)
+        self.exchange("push_extents", owner, pages, classes, len(pages))
+
+    def page_marks(self, owner: int) -> Words:
+        """For each page the size class plus 1 of the free extent that begins there, else 0: int64 [n_pages]."""
+        marks = np.zeros(self.geometry.n_pages, np.int64)
+        self.exchange("walk_pages", owner, len(marks), marks)
+        return marks
+
+    def slot_marks(self, owner: int) -> Words:
+        """For each header slot 1 if it is in a free list, else 0: int64 [hdr_count]."""
+        marks = np.zeros(self.geometry.hdr_count, np.int64)
+        self.exchange("walk_slots", owner, len(marks), marks)
+        return marks
+
+    def page_stamps(self, owner: int) -> Words:
+        """For each page how often it was handed over: int64 [n_pages]."""
+        stamps: Words = unpack("LINK", "stamp", self._page_links(owner)).astype(np.int64)
+        return stamps
+
+    def pin_ledger(self, owner: int) -> Words:
+        """The words of the pin ledger: int64 [pin_slots]."""
+        return self.look(owner, self.geometry.offsets["pin_base"], np.dtype(np.int64), self.geometry.pin_slots)
+
+    def drop_pin(self, owner: int, line: int, word: int, epoch: int) -> bool:
+        """Take away the pin of a dead reader; False if its ledger line is no longer `word`."""
+        return bool(self.call("drop_pin", owner, line, word, epoch))
+
+    def clear_intent(self, owner: int, line: int, word: int) -> None:
+        """Free a ledger line whose writer died before it wrote whether it pinned."""
+        self.call("clear_intent", owner, line, word)
+
+    def recount(self, owner: int, slot: int, dead: int) -> bool:
+        """Make the pins of an object as many as its HELD lines; False if living readers were just pinning."""
+        return bool(self.call("recount", owner, slot, dead))
+
+    # --- many objects ---
+    def batch(self, capacity: int, pages: "Pages | None" = None) -> "Batch | None":
+        """A table of requests that one launch puts or gets; None if this machine does not launch."""
+        return None
+
+    def _hinting(self, entry: str, owner: int, *words: int) -> int:
+        status, sleeps = self.call(entry, owner, *words)
+        if sleeps:
+            self._wake(owner)
+        return status
+
+    def _page_links(self, owner: int) -> npt.NDArray[Any]:
+        return self.look(owner, self.geometry.offsets["links_base"], np.dtype(np.uint64), self.geometry.n_pages)

@@ -16,9 +16,9 @@ import torch
 from nanokv.device.kernels import many
 from nanokv.device.kernels.many import FOUND_WORDS
 from nanokv.device.kernels.shares import TILE_BYTES
-from nanokv.device.machines.base import Found, Request
 from nanokv.device.machines.engine_cache import Pages
 from nanokv.device.machines.lane import INTERPRETER
+from nanokv.device.machines.records import Found, Place, Request
 from nanokv.device.protocol.request import REQUEST
 from nanokv.device.protocol.ticket import TICKET
 from nanokv.device.segment.layout import WORD
@@ -101,11 +101,11 @@ class Batch:
 
     def put(self) -> None:
         """Put all: one launch on the current stream."""
-        self._move(many.put_many_kernel)
+        self._move(is_put=True)
 
     def get(self) -> None:
         """Get all: one launch on the current stream."""
-        self._move(many.get_many_kernel)
+        self._move(is_put=False)
 
     def find(self) -> None:
         """Look all keys up, and how long a prefix of them is there: one launch on the current stream."""
@@ -122,7 +122,7 @@ class Batch:
         self._launch(many.lookup_many_kernel, self._found, self.control)
         with self._entered():
             rows = self._found[: self._count()].cpu().tolist()
-        return [Found(*row[:6], tuple(row[6:])) for row in rows]  # type: ignore[call-arg]
+        return [Found(row[0], Place(*row[1:6]), tuple(row[6:])) for row in rows]
 
     def report(self) -> None:
         """Copy the statuses to `reported`, on the current stream, without waiting; may be captured."""
@@ -139,9 +139,9 @@ class Batch:
     def _count(self) -> int:
         return int(self._host[0])
 
-    def _move(self, kernel: Any) -> None:
+    def _move(self, *, is_put: bool) -> None:
         pages, layout = (0, ()) if self._pages is None else (self._pages.table.data_ptr(), self._pages.layout)
-        self._launch(kernel, self.tickets, self.statuses, self.control, pages, layout)
+        self._launch(many.move_many_kernel, self.tickets, self.statuses, self.control, pages, is_put, layout)
 
     def _launch(self, kernel: Any, *args: Any) -> None:
         """Launch a kernel of `many`: its first arguments are the world and the requests.

@@ -1,20 +1,38 @@
 """A lane: one frame, the stream that it is used on, and the launches between writing arguments and reading answers."""
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from functools import cache
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from nanokv.device.kernels.frame import FIRST_ANSWER, FRAME_WORDS
+from nanokv.device.kernels.frame import FIRST_ANSWER, FRAME_WORDS, call_kernel
+from nanokv.device.machines.entries import ENTRIES
 
 FIRST_TRITON_ON_AMD = (3, 7)  # before triton#9042 each compare-and-swap was compiled at agent scope
 STAGING_BYTES = 1 << 20  #: to begin with: to pin memory makes the device wait
 # Triton's interpreter keeps the grid in a global and patches the language while it runs: one launch a process at a time
 INTERPRETER = threading.Lock()
+
+
+class Launch(NamedTuple):
+    """A kernel over the frame, how many CTAs run it, and its other arguments: constants."""
+
+    kernel: Any
+    ctas: int = 1
+    constants: Mapping[str, Any] = {}
+
+
+@cache
+def calling(entry: str) -> Launch:
+    """The launch of one CTA that runs one of `ENTRIES`."""
+    called = ENTRIES[entry]
+    constants = {"function": called.function, "n_arguments": called.arguments, "n_answers": called.answers}
+    return Launch(call_kernel, 1, constants)
 
 
 class Lane:
@@ -45,32 +63,22 @@ class Lane:
             return nullcontext()
         return torch.cuda.stream(self._stream) if self._stream is not None else torch.cuda.device(self._device)
 
-    def run(
-        self,
-        args: Sequence[int],
-        *launches: tuple[Any, int],
-        before: Sequence[int] = (),
-    ) -> list[int]:
-        """Launch some kernels one after the other on the same frame.
-
-        Args:
-            args: the words from 1 on.
-            launches: kernels, each with its number of CTAs.
-            before: answers that the first kernel finds, as if another launch had left them.
+    def run(self, words: Sequence[int], *launches: Launch) -> list[int]:
+        """Launch some kernels one after the other on the same frame, whose words from 1 on are `words`.
 
         Returns:
             all answer words.
         """
         with self._lock, self.entered():
-            return self._run(args, launches, before)
+            return self._run(words, launches)
 
     def run_and_fetch(
-        self, fetched: torch.Tensor, args: Sequence[int], *launches: tuple[Any, int]
+        self, fetched: torch.Tensor, words: Sequence[int], *launches: Launch
     ) -> tuple[list[int], npt.NDArray[Any]]:
         """`run`, and bring what the kernels left in a tensor on the device; the host waits once."""
         with self._lock, self.entered():
             pinned = self._pinned(fetched)
-            answers = self._run(args, launches, (), lambda: pinned.copy_(fetched, non_blocking=True))
+            answers = self._run(words, launches, lambda: pinned.copy_(fetched, non_blocking=True))
             return answers, np.array(pinned.numpy())
 
     def fetch(self, tensor: torch.Tensor) -> npt.NDArray[Any]:
@@ -97,20 +105,13 @@ class Lane:
             torch.cuda.current_stream(self._device).synchronize()
 
     def _run(
-        self,
-        args: Sequence[int],
-        launches: Sequence[tuple[Any, int]],
-        before: Sequence[int],
-        last: Callable[[], Any] = lambda: None,
+        self, words: Sequence[int], launches: Sequence[Launch], last: Callable[[], Any] = lambda: None
     ) -> list[int]:
         self._host.zero_()
-        words = [self._world, *args]
-        self._host[: len(words)] = torch.tensor(words, dtype=torch.int64)
-        if before:
-            self._host[FIRST_ANSWER : FIRST_ANSWER + len(before)] = torch.tensor(before, dtype=torch.int64)
+        self._host[: len(words) + 1] = torch.tensor([self._world, *words], dtype=torch.int64)
         self._frame.copy_(self._host, non_blocking=True)
-        for kernel, ctas in launches:
-            kernel[(ctas,)](self._frame.data_ptr(), num_warps=1)
+        for kernel, ctas, constants in launches:
+            kernel[(ctas,)](self._frame.data_ptr(), **constants, num_warps=1)
         self._host.copy_(self._frame, non_blocking=True)
         last()
         self._synchronize()

@@ -8,9 +8,9 @@ brings both; the host waits once.
 import numpy as np
 import torch
 
-from nanokv.device.kernels import host
-from nanokv.device.machines.base import Drained, Words
-from nanokv.device.machines.lane import Lane
+from nanokv.device.kernels.ring import copy_drained_kernel
+from nanokv.device.machines.lane import Lane, Launch, calling
+from nanokv.device.machines.records import Drained, Words
 from nanokv.device.segment.geometry import Geometry
 from nanokv.device.segment.layout import HEAP_CTL, OBJ_HEADER, WORD
 
@@ -47,8 +47,8 @@ class RingReader:
         answers, words = self._lane.run_and_fetch(
             rows,
             (owner, tail, hints, asked, records, good),
-            (host.drain_ring_kernel, 1),
-            (host.copy_drained_kernel, ctas),
+            calling("drain"),
+            Launch(copy_drained_kernel, ctas),
         )
         taken, upto, hole = answers[:3]
         return _drained(words, asked, taken, upto, hole)

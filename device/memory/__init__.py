@@ -1,6 +1,6 @@
-"""Operations on the words that others share: the only seam between the protocol and what runs it.
+"""Operations on shared words: the only seam between the protocol and the machine that runs it.
 
-    triton    the vocabulary, with the rules that the compiler's own behaviour makes necessary
+    triton    the vocabulary, and the rules that follow from how compilers behave
     native    the same names for a CPU, compiled by numba
     retarget  rebuilds a device function over another vocabulary
 

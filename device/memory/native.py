@@ -1,10 +1,11 @@
 """The memory vocabulary for a CPU: numba intrinsics over raw 64-bit addresses, each one LLVM instruction.
 
-The same names, arguments and orderings as `memory`. A data race between `copy_bytes` and a writer is part of the
-protocol: the reader validates the header afterwards and throws the bytes away.
+The names, arguments and orderings are those of `memory.triton`. A data race between `copy_bytes` and a writer is part
+of the protocol: the reader validates the header afterwards and discards the bytes.
 
-In code that numba compiles a signed `+`, `-` or `*` that overflows is undefined. So a word out of shared memory is
-compared before anything is added to it, and what is meant to wrap is in this vocabulary (`mixed`, `checksum_bytes`).
+In code that numba compiles, the overflow of a signed `+`, `-` or `*` is undefined. So protocol functions compare a word
+from shared memory before they add to it, and arithmetic that must wrap is in this vocabulary (`mixed`,
+`checksum_bytes`).
 """
 
 from collections.abc import Callable
@@ -21,7 +22,7 @@ from nanokv.device.memory.triton import GOLDEN, MIX_ONE, MIX_TWO
 _ORDER = {"relaxed": "monotonic", "acquire": "acquire", "release": "release", "acq_rel": "acq_rel"}
 _FAILURE = {"relaxed": "monotonic", "acquire": "acquire", "release": "monotonic", "acq_rel": "acquire"}
 _WORD_BYTES = 8
-# numba tells LLVM that signed words never overflow: what is meant to wrap is unsigned
+# numba tells LLVM that signed words never overflow: arithmetic that must wrap is unsigned
 _ONE, _GOLDEN, _MIX_ONE, _MIX_TWO = (np.uint64(c % 2**64) for c in (1, GOLDEN.value, MIX_ONE.value, MIX_TWO.value))
 _SHIFTS = (np.uint64(30), np.uint64(27), np.uint64(31))
 

@@ -1,7 +1,7 @@
 """Rebuild a device function over another memory vocabulary: the protocol that a GPU runs, on another machine.
 
-A protocol function touches shared memory only through the names of `memory.VOCABULARY`. Giving its code object other
-globals is therefore enough to run the very same code natively, or under a checker.
+A protocol function touches shared memory only through the names of `memory.triton.VOCABULARY`. So its code object needs
+only other globals to run natively, or under a checker.
 """
 
 import types
@@ -25,9 +25,9 @@ def retarget(
 
     Args:
         function: a `@triton.jit` function.
-        vocabulary: what stands for each name of the memory vocabulary.
-        wrap: turns a plain Python function into what the target wants (`numba.njit`, or nothing).
-        done: the functions rebuilt so far; pass one dict to several calls so that they share what they call.
+        vocabulary: the replacement of each name of the memory vocabulary.
+        wrap: turns a plain Python function into the target's kind (`numba.njit`; by default it stays as it is).
+        done: the functions rebuilt so far; several calls that share one dict also share the functions that they call.
     """
     done = {} if done is None else done
     raw = function.fn

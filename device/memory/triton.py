@@ -1,18 +1,18 @@
-"""The memory vocabulary, in Triton: all that a protocol function may do to memory that others share.
+"""The memory vocabulary, in Triton: everything that a protocol function may do to shared memory.
 
-Every shared word is a 64-bit word at an int64 address. The ordering stands at each call, never by default:
+Every shared word is a 64-bit word at an int64 address. The ordering is spelled at each call, there is no default:
 "relaxed", "acquire", "release" or "acq_rel", always at system scope, because other GPUs and the host read these words.
-`memory_native` defines the same names for a CPU; `retarget` swaps them.
+`memory.native` defines the same names for a CPU; `retarget` exchanges one vocabulary for another.
 
-Four rules that the compiler's own behaviour makes necessary:
-- an acquire load is an `atomic_add` of 0: a plain load may be hoisted out of a loop, and some versions put the fence of
-  `atomic_load` on its wrong side;
-- an addition of 0 that does not release is made a load by LLVM, and may read an old word; one that releases stays a
-  read-modify-write, which reads the newest;
-- a relaxed load is a plain load, which every warp does for itself: warps could read different words and part. So
-  whatever calls protocol functions runs in CTAs of one warp (or is sure that nobody else changes what it reads);
-- a barrier stands before every releasing and after every acquiring atomic: a scalar atomic is executed by one warp, and
-  the stores of the other warps are ordered by the barrier alone.
+Four rules follow from how compilers behave:
+- An acquire load is an `atomic_add` of 0: compilers may hoist a plain load out of a loop, and some versions put the
+  fence of `atomic_load` on its wrong side.
+- LLVM turns an addition of 0 that does not release into a load, which may read an old word. One that releases stays a
+  read-modify-write, which reads the newest.
+- A relaxed load is a plain load, which each warp executes for itself: two warps could read different words and diverge.
+  So every kernel that calls protocol functions has one warp per CTA (or no other rank changes the words that it reads).
+- A barrier stands before each releasing and after each acquiring atomic: one warp executes a scalar atomic, and only
+  the barrier orders the stores of the other warps.
 """
 
 from typing import Any
@@ -36,11 +36,11 @@ VOCABULARY = (
     ),
     *("copy_bytes", "mixed", "checksum_bytes"),
 )
-COPY_LANES = tl.constexpr(1024)  # elements of one step of `copy_bytes`
-COUNT_LANES = tl.constexpr(32)  # words of one step of `count_up`
-SUM_LANES = tl.constexpr(512)  # words of one step of `checksum_bytes`
+COPY_LANES = tl.constexpr(1024)  # elements per step of `copy_bytes`
+COUNT_LANES = tl.constexpr(32)  # words per step of `count_up`
+SUM_LANES = tl.constexpr(512)  # words per step of `checksum_bytes`
 
-# splitmix64 (Steele 2014), its constants as signed words
+# the constants of splitmix64 (Steele 2014), as signed words
 GOLDEN = tl.constexpr(-0x61C8864680B583EB)
 MIX_ONE = tl.constexpr(-0x40A7B892E31B1A47)
 MIX_TWO = tl.constexpr(-0x6B2FB644ECCEEE15)
@@ -54,13 +54,13 @@ def word(value: tl.int64) -> Any:
 
 @triton.jit
 def select(condition: tl.int64, yes: tl.int64, no: tl.int64) -> Any:
-    """`yes if condition else no`, both evaluated."""
+    """`yes if condition else no`; both are evaluated."""
     return tl.where(condition, yes, no)
 
 
 @triton.jit
 def pointer64(address: tl.int64) -> Any:
-    """The word at an address, as a Triton pointer."""
+    """An address as a Triton pointer to a 64-bit word."""
     return tl.cast(address, tl.pointer_type(tl.int64))
 
 
@@ -72,7 +72,7 @@ def table64(address: tl.int64) -> Any:
 
 @triton.jit
 def load64(address: tl.int64, sem: tl.constexpr) -> Any:
-    """Load a shared word. A relaxed load may be old or torn from its neighbours; whoever uses it validates later."""
+    """Load a shared word. A relaxed load may be old, or of another moment than its neighbours: the caller validates."""
     if sem == "relaxed":
         value = tl.load(pointer64(address), volatile=True)
     else:
@@ -83,10 +83,10 @@ def load64(address: tl.int64, sem: tl.constexpr) -> Any:
 
 @triton.jit
 def look_line(address: tl.int64, count: tl.constexpr, mask: tl.int64, want: tl.int64) -> Any:
-    """Look at some neighbouring shared words at once: `count` relaxed loads, of which none waits for another.
+    """Look at `count` neighbouring shared words at once: relaxed loads, none of which waits for another.
 
-    Returns two sets of places, as bits: of words that have `want` under `mask` and are not 0, and of words that are 0.
-    Only in CTAs of one warp. `count` is a power of two.
+    Returns two sets of places, as bits: the words that equal `want` under `mask` and are not 0, and the words that are
+    0. Only in CTAs of one warp. `count` is a power of two.
     """
     lanes = tl.arange(0, count).to(tl.int64)
     seen = tl.load(pointer64(address) + lanes, volatile=True)
@@ -106,13 +106,13 @@ def look_rows(
     high: tl.constexpr,
     wide: tl.constexpr,
 ) -> Any:
-    """Look at rows of shared words at once, and name the first one that is not 0 under `mask`: relaxed loads.
+    """Look at rows of shared words at once, by relaxed loads, and find the first that is not 0 under `mask`.
 
-    Returns row * `wide` + column, the columns counted from `start` on and round, of the first such word beyond `after`;
-    or -1. Only in CTAs of one warp. `width` is a power of two.
+    Returns row * `wide` + column of the first such word beyond `after`, or -1; columns are counted from `start` and
+    wrap around. Only in CTAs of one warp. `width` is a power of two.
 
     Args:
-        address: of the first row; each has `wide` words, of which the first `width` are looked at.
+        address: of the first row; each row has `wide` words, of which the first `width` are looked at.
         rows: how many rows are looked at, at most `high`.
     """
     row = tl.arange(0, high).to(tl.int64)[:, None]
@@ -136,9 +136,9 @@ def store64(address: tl.int64, value: tl.int64, sem: tl.constexpr) -> None:
 
 @triton.jit
 def count_up(address: tl.int64, count: tl.int64, shift: tl.constexpr, mask: tl.constexpr, keep: tl.constexpr) -> None:
-    """Add 1 to the counter (`shift`, `mask`) of `count` neighbouring words, and keep the bits `keep` alone beside it.
+    """Add 1 to the counter (`shift`, `mask`) in each of `count` neighbouring words; of the other bits keep only `keep`.
 
-    Relaxed loads and stores, a lane each: the words are the caller's, others only look at them.
+    Relaxed loads and stores, one lane per word: only the caller writes these words, others look at them.
     """
     lanes = tl.arange(0, COUNT_LANES).to(tl.int64)
     start = word(0)
@@ -152,7 +152,7 @@ def count_up(address: tl.int64, count: tl.int64, shift: tl.constexpr, mask: tl.c
 
 @triton.jit
 def cas64(address: tl.int64, expected: tl.int64, new: tl.int64, sem: tl.constexpr) -> Any:
-    """Compare and swap; returns the word that was there."""
+    """Compare and swap; returns the previous word."""
     tl.debug_barrier()
     # the compiler converts the operand of an exchange or an addition, but not those of a compare-and-swap
     old = tl.atomic_cas(pointer64(address), word(expected), word(new), sem=sem, scope="sys")
@@ -162,7 +162,7 @@ def cas64(address: tl.int64, expected: tl.int64, new: tl.int64, sem: tl.constexp
 
 @triton.jit
 def add64(address: tl.int64, value: tl.int64, sem: tl.constexpr) -> Any:
-    """Fetch and add; returns the word that was there. Adding 0 with "acq_rel" reads the newest value, and orders."""
+    """Fetch and add; returns the previous word. Adding 0 with "acq_rel" reads the newest word, and orders."""
     tl.debug_barrier()
     old = tl.atomic_add(pointer64(address), value, sem=sem, scope="sys")
     tl.debug_barrier()
@@ -171,7 +171,7 @@ def add64(address: tl.int64, value: tl.int64, sem: tl.constexpr) -> Any:
 
 @triton.jit
 def xchg64(address: tl.int64, value: tl.int64, sem: tl.constexpr) -> Any:
-    """Exchange; returns the word that was there."""
+    """Exchange; returns the previous word."""
     tl.debug_barrier()
     old = tl.atomic_xchg(pointer64(address), value, sem=sem, scope="sys")
     tl.debug_barrier()
@@ -180,7 +180,7 @@ def xchg64(address: tl.int64, value: tl.int64, sem: tl.constexpr) -> Any:
 
 @triton.jit
 def copy_elements(dst: tl.int64, src: tl.int64, count: tl.int64, kind: tl.constexpr, width: tl.constexpr) -> None:
-    """Copy `count` elements of a type between aligned addresses, with the whole CTA."""
+    """Copy `count` elements of type `kind` between aligned addresses, with the whole CTA, `width` per step."""
     lanes = tl.arange(0, width)
     start = word(0)
     while start < count:
@@ -192,9 +192,9 @@ def copy_elements(dst: tl.int64, src: tl.int64, count: tl.int64, kind: tl.conste
 
 @triton.jit
 def copy_bytes(dst: tl.int64, src: tl.int64, nbytes: tl.int64, width: tl.constexpr = COPY_LANES) -> None:
-    """Copy bytes with the whole CTA. Not atomic: whoever reads shared bytes with it validates afterwards.
+    """Copy bytes with the whole CTA. Not atomic: a caller that reads shared bytes validates afterwards.
 
-    `width`: elements of one step; a CTA of one warp keeps fewer in its registers.
+    `width`: elements per step; a CTA of one warp has registers for fewer.
     """
     wide = select(((dst | src) & 7) == 0, nbytes // 8, word(0))
     copy_elements(dst, src, wide, tl.int64, width)
@@ -203,7 +203,7 @@ def copy_bytes(dst: tl.int64, src: tl.int64, nbytes: tl.int64, width: tl.constex
 
 @triton.jit
 def mixed(value: tl.int64, place: tl.int64) -> Any:
-    """One word of a checksum: a bijection of the words, another one for each place (splitmix64's output function)."""
+    """One term of a checksum: a bijection of the word, a different one per place (splitmix64's output function)."""
     x = value + (word(place) + 1) * GOLDEN
     x = (x ^ ((x >> 30) & 0x3FFFFFFFF)) * MIX_ONE
     x = (x ^ ((x >> 27) & 0x1FFFFFFFFF)) * MIX_TWO
@@ -212,7 +212,7 @@ def mixed(value: tl.int64, place: tl.int64) -> Any:
 
 @triton.jit
 def words_at(address: tl.int64, at: tl.tensor, nbytes: tl.int64) -> Any:
-    """The words `at` of some bytes, byte by byte: at any address, filled up with zeros behind the last byte."""
+    """The 64-bit words number `at` of `nbytes` bytes at any address, read byte by byte; zeros follow the last byte."""
     found = tl.zeros_like(at)
     for k in tl.static_range(8):
         here = at * 8 + k
@@ -223,10 +223,10 @@ def words_at(address: tl.int64, at: tl.tensor, nbytes: tl.int64) -> Any:
 
 @triton.jit
 def checksum_bytes(address: tl.int64, nbytes: tl.int64, first: tl.int64) -> Any:
-    """The sum of `mixed` over the 64-bit words of some bytes, with the whole CTA. `first`: the place of the first word.
+    """The sum of `mixed` over the 64-bit words of `nbytes` bytes, with the whole CTA. `first`: the first word's place.
 
-    The last word is filled up with zeros. Sums of pieces add up, if each piece but the last one is whole words. What
-    the CTA has stored before is seen. Shared bytes may be in motion: whoever sums them validates afterwards.
+    The last word is padded with zeros. Sums of pieces add up if each piece except the last consists of whole words.
+    Earlier stores of the CTA are seen. Shared bytes may change meanwhile: the caller validates afterwards.
     """
     tl.debug_barrier()
     lanes = tl.arange(0, SUM_LANES).to(tl.int64)

@@ -1,19 +1,27 @@
-"""What a rank may do to a segment, written once, in Triton. Read in this order:
+"""The protocol: the operations of a rank on a segment, written once, in Triton. Read in this order:
 
-status       what an operation answers
-freelist     lock-free stacks of pages and of header slots; shards: where they stand, and which is asked when
+status       the answers of operations
+freelist     lock-free stacks of extents and of header slots
+shards       many such lists side by side, and the order in which a producer asks them
 extent       payload pages: size classes, splitting, the bump pointer
 header       one record per object; its STATE word decides everything
 directory    from a key to a header
-ring         hints for the host: something became READY, something went away
-activity     which rank is at work in a segment, so that the host can wait for a grace period
+ring         hints for the owner's host: an object became READY, or went away
+activity     the operations in flight, so that the host can wait for a grace period
 pins         readers that hold an object in place
-checksum     of key, descriptor and payload
+checksum     over key, descriptor and payload
 retire       frees what a DEAD header holds
-evict        what a producer does that finds a segment full
-put          all of the above, in order; get; remove
-request      what a launch is asked to put or get, in device memory
-ticket       many CTAs work on one object: which of them begins it, which ends it
+evict        makes room when a producer finds a segment full
+put          a whole put, in order
+get          a whole get, in order
+remove       a whole removal
+reclaim      steps of the owner's host: quarantine, audit, joining of free extents
+host_alloc   v1: steps of the master and its producers on headers
+host_calls   the functions above as a host calls them
+request      the objects that a launch puts or gets, as a table in device memory
+ticket       many CTAs work on one object: which of them begins it, and which ends it
 cooperative  one object, put or read in parts by many CTAs
-reclaim      what the owner's host does about what the dead left
+
+Beside each ordering stands its reason, with the scenario in which `nanokv check mutants` sees a weaker one fail.
+"(kept)" means that no execution of the simulated memory shows the need: `KEPT` in `nanokv/check/model/orderings.py`.
 """

@@ -1,19 +1,20 @@
-"""Who is at work in a segment: what the host needs to wait for a grace period.
+"""The operations in flight in a segment, which the owner's host counts to wait for a grace period.
 
-Source: the two counters of sleepable RCU (McKenney 2006), one pair a rank. An operation that takes or gives pages or
-slots, or writes payload, counts itself in one of two words, chosen by `grace_phase`; the host flips the phase and
-waits for the words of the old phase to fall to 0.
+An operation that takes or gives pages or slots, or writes payload, counts itself in one of two words of its rank,
+chosen by `grace_phase`; the host flips the phase and waits until the words of the old phase fall to 0. The words count
+operations in flight. Counts of begun and of ended operations would not do: with several threads per rank they do not
+tell *which* operations ended, and in one word they overflow into each other.
+
+Source: the two counters of sleepable RCU (McKenney 2006), one pair per rank.
 
 Guarantees: when the host has seen, after some moment, both words of a rank at 0 once (flipping in between), every
-operation that the rank was running at that moment has ended. A rank that ended for good needs no words: its provider
-says so.
+operation that the rank was running at that moment has ended. A rank that has ended for good needs no words: its
+provider says so.
 
 Why the orderings suffice: `enter`, `leave` and the host's look are read-modify-writes of one word. `enter` acquires, so
 that nothing of the operation comes before it: if the look does not see the operation, the look came first, and the
-operation sees all that the host did before it. `leave` releases: if the look sees the operation gone, the host sees
-all that it did. A count of operations in flight is kept rather than counts of begun
-and ended ones: with several threads a rank those two do not tell *which* operations ended, and they overflow into
-each other.
+operation sees everything that the host did before. `leave` releases: if the look sees that the operation is gone, the
+host sees everything that it did.
 """
 
 from typing import Any
@@ -23,13 +24,14 @@ import triton.language as tl
 
 from nanokv.device.memory.triton import add64, load64, table64
 from nanokv.device.segment.layout import GRACE_PHASE
-from nanokv.device.segment.world_table import W_RANK, activity_at
+from nanokv.device.segment.world_table import W_RANK, activity_at, segment
 
 
 @triton.jit
 def enter(world: tl.int64, seg: tl.int64) -> Any:
-    """Count an operation in; returns the phase to give to `leave`."""
-    phase = load64(seg + GRACE_PHASE, "relaxed") & 1
+    """Count an operation in; returns the phase, for `leave`."""
+    phase = load64(seg + GRACE_PHASE, "relaxed") & 1  # relaxed: an old phase will do, the host waits for both
+    # acquire: nothing of the operation comes before it (kept)
     add64(activity_at(seg, table64(world + W_RANK), phase), 1, "acquire")
     return phase
 
@@ -37,10 +39,12 @@ def enter(world: tl.int64, seg: tl.int64) -> Any:
 @triton.jit
 def leave(world: tl.int64, seg: tl.int64, phase: tl.int64) -> None:
     """Count an operation out."""
+    # release: the host that sees it gone sees everything that it did (scenario polled)
     add64(activity_at(seg, table64(world + W_RANK), phase), -1, "release")
 
 
 @triton.jit
-def in_flight(seg: tl.int64, rank: tl.int64, phase: tl.int64) -> Any:
-    """How many operations of a rank run in a segment, for the host's wait."""
-    return add64(activity_at(seg, rank, phase), 0, "acq_rel")
+def in_flight(world: tl.int64, owner: tl.int64, rank: tl.int64, phase: tl.int64) -> Any:
+    """How many operations of a rank are in flight in a segment, for the host's wait."""
+    # acquire: all that the operations did that are gone (scenario polled); release: the host's looks before it (kept)
+    return add64(activity_at(segment(world, owner), rank, phase), 0, "acq_rel")

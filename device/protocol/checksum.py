@@ -1,21 +1,23 @@
-"""Checksums: what a reader got is what the producer wrote, under this key, bit for bit.
+"""Checksums: a reader gets what the producer wrote under this key, bit for bit.
 
-A checksum is made of the key, the number of bytes, the descriptor and the payload. It lies beside the number of
-dimensions in the descriptor, and FLAG_CHECKSUM says so. Whoever writes the bytes makes it: `put.put` over its
-source; who is not done with one call, and plans, over the pages when they commit. A reader makes it over its own copy,
-before it validates.
+A checksum covers the key, the number of bytes, the descriptor and the payload. It lies beside the number of dimensions
+in the descriptor, and FLAG_CHECKSUM says that it is there. The producer makes it: `put.put` over its source, a producer
+of several calls, or of a plan, over the pages before it commits. The reader makes it over its own copy, before it
+validates.
 
 Each 64-bit word goes through `memory.mixed`, a bijection that differs from place to place, and the results are added:
-    sum = mixed(w0, 0) + mixed(w1, 1) + ...   (mod 2**64; the last word is filled up with zeros)
-So a single word that changes always changes the sum: its own term does, all others stay. Size, key and descriptor are
+    sum = mixed(w0, 0) + mixed(w1, 1) + ...   (mod 2**64; the last word is padded with zeros)
+So a change of one word always changes the sum: its own term changes, and all others stay. Size, key and descriptor are
 mixed likewise, at places below 0, and joined by XOR. The whole is mixed once more and cut to 32 bits: there one change
-in 2**32 is lost, whatever it is. It is not meant against whoever can compute it.
+in 2**32 is lost, whatever it is. The checksum is no protection against an adversary, who can compute it.
 
-Guarantees: an object that a rank with `W_CHECKSUM` reads has a checksum, and it is right; also if its header leads to
-the pages of another object, for then the key is wrong.
+Source: splitmix64's output function (Steele 2014) as the bijection.
 
-Why the orderings suffice: flag, checksum and payload are written before the commit releases, and read before the
-reader validates (`header`).
+Guarantees: an object that a rank with `W_CHECKSUM` reads has a checksum, and it is right. That holds even if the header
+leads to the pages of another object, for then the key is wrong.
+
+Why the orderings suffice: the producer writes flag, checksum and payload before its commit releases, and the reader
+reads them before it validates (`header`).
 """
 
 from typing import Any
@@ -44,7 +46,8 @@ def wanted(world: tl.int64) -> Any:
 
 @triton.jit
 def has_checksum(header: tl.int64) -> Any:
-    """True if an object carries a checksum. Meaningless unless the STATE word is validated afterwards."""
+    """True if an object carries a checksum. It counts only if the STATE word is validated afterwards."""
+    # acquire: one atomic per CTA, so that all of its warps branch alike; the protocol does not need it
     return (load64(header + H_FLAGS, "acquire") & FLAG_CHECKSUM) != 0
 
 
@@ -63,7 +66,7 @@ def checksum(
     d5: tl.int64,
     d6: tl.int64,
 ) -> Any:
-    """The 32 bits for a key, a size, the sum over the payload (`memory.checksum_bytes`), and a descriptor."""
+    """The checksum of a key, a size, the sum over the payload (`memory.checksum_bytes`), and a descriptor: 32 bits."""
     whole = payload_sum ^ mixed(key_hash, -1) ^ mixed(key_check, -2) ^ mixed(nbytes, -3) ^ mixed(kind & LOW32, -4)
     whole = whole ^ mixed(d0, -5) ^ mixed(d1, -6) ^ mixed(d2, -7) ^ mixed(d3, -8) ^ mixed(d4, -9) ^ mixed(d5, -10)
     return mixed(whole ^ mixed(d6, -11), 0) & CHECKSUM_MASK
@@ -87,12 +90,12 @@ def seal(
     d5: tl.int64,
     d6: tl.int64,
 ) -> None:
-    """Give a checksum to an object that is WRITING. All it is made of is the caller's: nothing is read back."""
+    """Give a checksum to an object that is WRITING. It is made only of the caller's words: nothing is read back."""
     value = checksum(key_hash, key_check, nbytes, payload_sum, kind, d0, d1, d2, d3, d4, d5, d6)
     form = descriptor_at(world, seg, slot) + D_FORMAT
     store64(form, (kind & LOW32) | (value << CHECKSUM_SHIFT), "relaxed")
     header = header_at(world, seg, slot)
-    flags = load64(header + H_FLAGS, "acquire")
+    flags = load64(header + H_FLAGS, "acquire")  # acquire: as in `has_checksum`
     store64(header + H_FLAGS, flags | FLAG_CHECKSUM, "relaxed")
 
 
@@ -107,9 +110,9 @@ def is_right(
     flagged: tl.int64,
     payload_sum: tl.int64,
 ) -> Any:
-    """True if a copy is what was put, or if that cannot be told and this rank does not insist. Validate afterwards.
+    """True if the checksum of a copy is right, or if there is none and this rank does not insist. Validate afterwards.
 
-    `flagged`: what `has_checksum` said. `payload_sum`: over the copy, if it is flagged.
+    `flagged`: the answer of `has_checksum`. `payload_sum`: over the copy, if it is flagged.
     """
     right = not wanted(world)
     if flagged:

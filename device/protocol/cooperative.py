@@ -1,14 +1,16 @@
 """One object, put or read in parts by many CTAs, each of which comes with the same request and the same ticket.
 
-    begin_part     the first one begins the object (or looks it up); all get its status and its address
-    (each stores its part of the payload, or copies it)
-    finish_part    the last one commits, inserts and announces (or validates); it has the status
+    begin_*_part     the first CTA begins the object (or looks it up); all get the status and the payload's address
+    (each CTA stores its part of the payload, or copies it)
+    finish_*_part    the last CTA commits and announces (or validates); it gets the status of the whole
 
-Guarantees: those of `object` and of `ticket` together. An object becomes READY when every part is stored, not before; a
-read is OK if the object was there, the same one, while every part was copied.
+Source: see `ticket`, `put` and `get`.
 
-Why the orderings suffice: a CTA stores its part before it arrives, and arriving releases; the last one acquires what
-all the others released, and its commit releases that. What it validates comes after all copies for the same reason.
+Guarantees: those of `put`, `get` and `ticket` together. An object becomes READY when every part is stored, not before.
+A read is OK only if the same object was there while every part was copied.
+
+Why the orderings suffice: a CTA stores its part before it arrives, and arriving releases. The last CTA acquires what
+all the others released, and its commit releases it again. For the same reason its validation comes after all copies.
 """
 
 from typing import Any
@@ -43,18 +45,12 @@ NOT_LAST = tl.constexpr(-1)
 
 # --- put --------------------------------------------------------------------------------------
 @triton.jit
-def begin_described(world: tl.int64, request: tl.int64, now: tl.int64) -> Any:
-    """`begin`, and the descriptor."""
+def begin_request(world: tl.int64, request: tl.int64, now: tl.int64) -> Any:
+    """`begin`, and `describe` after OK, as a request says. The descriptor is read late: it takes 16 registers."""
     owner = table64(request + Q_OWNER)
-    status, slot, epoch, payload, phase = begin(
-        world,
-        owner,
-        table64(request + Q_KEY_HASH),
-        table64(request + Q_KEY_CHECK),
-        table64(request + Q_BYTES),
-        table64(request + Q_FLAGS),
-        now,
-    )
+    key_hash, key_check = table64(request + Q_KEY_HASH), table64(request + Q_KEY_CHECK)
+    nbytes, flags = table64(request + Q_BYTES), table64(request + Q_FLAGS)
+    status, slot, epoch, payload, phase = begin(world, owner, key_hash, key_check, nbytes, flags, now)
     if status == OK:
         kind, d0, d1, d2, d3, d4, d5, d6 = what_of(request)
         describe(world, segment(world, owner), slot, kind, d0, d1, d2, d3, d4, d5, d6)
@@ -63,14 +59,15 @@ def begin_described(world: tl.int64, request: tl.int64, now: tl.int64) -> Any:
 
 @triton.jit
 def begin_put_part(world: tl.int64, request: tl.int64, ticket: tl.int64, now: tl.int64) -> Any:
-    """Returns (status, address of the payload).
+    """Begin an object, or learn that another CTA has. Returns (status, address of the payload).
 
-    After OK the caller stores its part; in any case it calls `finish_put_part`.
+    The status is that of `put.begin`, or BUSY if the first CTA did not share it in time. After OK the caller stores its
+    part; in any case it calls `finish_put_part`.
     """
     status = word(BUSY)
     payload = word(0)
     if is_first(ticket):
-        status, slot, epoch, payload, phase = begin_described(world, request, now)
+        status, slot, epoch, payload, phase = begin_request(world, request, now)
         share(ticket, status, slot, epoch, payload, phase, word(0))
     elif await_answer(ticket):
         status = shared(ticket, 0)
@@ -80,9 +77,9 @@ def begin_put_part(world: tl.int64, request: tl.int64, ticket: tl.int64, now: tl
 
 @triton.jit
 def sum_put_part(world: tl.int64, ticket: tl.int64, src: tl.int64, nbytes: tl.int64, first: tl.int64) -> None:
-    """Add what was stored to the object's checksum, if there is one. `first`: the place of its first word there.
+    """Add stored bytes to the object's checksum, if it has one. `first`: the number of their first word in the object.
 
-    `nbytes` is whole words, but for the object's last part.
+    `nbytes` is a multiple of 8, except in the object's last part.
     """
     if wanted(world):
         add_part(ticket, checksum_bytes(src, nbytes, first))
@@ -90,7 +87,7 @@ def sum_put_part(world: tl.int64, ticket: tl.int64, src: tl.int64, nbytes: tl.in
 
 @triton.jit
 def seal_parts(world: tl.int64, request: tl.int64, ticket: tl.int64) -> None:
-    """Give the object the checksum of its parts."""
+    """Give the object the checksum of its parts; for the last CTA."""
     seg = segment(world, table64(request + Q_OWNER))
     key_hash = table64(request + Q_KEY_HASH)
     key_check = table64(request + Q_KEY_CHECK)
@@ -102,7 +99,7 @@ def seal_parts(world: tl.int64, request: tl.int64, ticket: tl.int64) -> None:
 
 @triton.jit
 def finish_put_part(world: tl.int64, request: tl.int64, ticket: tl.int64, parts: tl.int64) -> Any:
-    """Arrive with one's part. Returns NOT_LAST, or for the last of `parts` the status of the whole put."""
+    """Arrive after the CTA's part. Returns NOT_LAST, or for the last of `parts` CTAs the status of the whole put."""
     status = word(NOT_LAST)
     if is_last(ticket, parts):
         status = shared(ticket, 0)
@@ -123,7 +120,7 @@ def finish_put_part(world: tl.int64, request: tl.int64, ticket: tl.int64, parts:
 # --- get --------------------------------------------------------------------------------------
 @triton.jit
 def is_wanted(world: tl.int64, seg: tl.int64, slot: tl.int64, nbytes: tl.int64, request: tl.int64) -> Any:
-    """Whether an object has the size that there is room for, and the descriptor that the request names, if any."""
+    """Whether an object has the size that the request has room for, and the descriptor that it names, if any."""
     right = nbytes == table64(request + Q_BYTES)
     kind, d0, d1, d2, d3, d4, d5, d6 = what_of(request)
     if kind != 0:
@@ -135,9 +132,10 @@ def is_wanted(world: tl.int64, seg: tl.int64, slot: tl.int64, nbytes: tl.int64, 
 
 @triton.jit
 def begin_get_part(world: tl.int64, request: tl.int64, ticket: tl.int64) -> Any:
-    """Returns (status, address of the payload): OK, SIZE if it is not as wanted, or what `lookup` says.
+    """Look an object up, or learn what another CTA found. Returns (status, address of the payload).
 
-    After OK the caller copies its part; in any case it calls `finish_get_part`.
+    The status is that of `get.lookup`, SIZE or TORN if the object is not as wanted, or BUSY if the first CTA did not
+    share it in time. After OK the caller copies its part; in any case it calls `finish_get_part`.
     """
     status = word(BUSY)
     owner = word(0)
@@ -162,14 +160,14 @@ def begin_get_part(world: tl.int64, request: tl.int64, ticket: tl.int64) -> Any:
 
 @triton.jit
 def sum_get_part(ticket: tl.int64, copy: tl.int64, nbytes: tl.int64, first: tl.int64) -> None:
-    """Add what was copied to the sum that the object's checksum is compared with, if it has one; see `sum_put_part`."""
+    """Add copied bytes to the sum that is compared with the object's checksum, if it has one; see `sum_put_part`."""
     if shared(ticket, 5) != 0:
         add_part(ticket, checksum_bytes(copy, nbytes, first))
 
 
 @triton.jit
 def finish_get_part(world: tl.int64, request: tl.int64, ticket: tl.int64, parts: tl.int64, now: tl.int64) -> Any:
-    """Arrive with one's part. Returns NOT_LAST, or for the last of `parts` the status of the whole get."""
+    """Arrive after the CTA's part. Returns NOT_LAST, or for the last of `parts` CTAs the status of the whole get."""
     status = word(NOT_LAST)
     if is_last(ticket, parts):
         status = shared(ticket, 0)

@@ -1,27 +1,29 @@
 """The directory: from a key to the header that holds it, at the key's home rank.
 
-Sixteen entries may hold a key: two buckets of eight, chosen by its digest (Azar et al. 1994). There is no probe chain,
-so there are no tombstones: an empty entry is empty. An entry only points; the header decides what a reader sees.
+Sixteen entries may hold a key: two buckets of eight, chosen by its digest. There is no probe chain, so there are no
+tombstones: an empty entry is empty. An entry only points; the header decides what a reader sees.
 
-Inserting has two phases, because two producers of one key can each find no entry and take different slots:
-1. write the entry TENTATIVE;
-2. pass the bucket's turnstile, one read-modify-write on one word;
-3. look at the other fifteen entries. A FINAL entry of the key: withdraw. A TENTATIVE one: whoever stands first in the
-   order of the entries removes the other, the second withdraws;
-4. TENTATIVE -> FINAL by CAS. It fails if somebody removed the entry: then the other one stays.
+Inserting has two phases, because two producers of one key may both find no entry, and take different ones:
+1. Write the entry TENTATIVE.
+2. Pass the bucket's turnstile: one read-modify-write on one word.
+3. Look at the other fifteen entries. At a FINAL entry of the key, withdraw. Of two TENTATIVE ones the producer whose
+   entry stands first in the order of the entries removes the other; the producer of the second withdraws.
+4. TENTATIVE -> FINAL by CAS. It fails if another producer has removed the entry: then that producer's entry stays.
+
+Source: two choices of a bucket, Azar et al. (1994); the turnstile, Dekker's pattern with one read-modify-write in the
+place of its fence.
 
 Guarantees
-- At most one entry of a key is FINAL with a live header; nobody ever removes a FINAL entry of a live header but whoever
-  made that header DEAD.
-- An insert that withdraws saw another one of the same key that was under way at the same time or before. It answers
-  DUPLICATE also if that other one fails afterwards.
+- At most one entry of a key is FINAL with a live header. Only the rank that made a header DEAD removes its FINAL entry.
+- An insert that withdraws has seen another insert of the same key, at the same time or before. It answers DUPLICATE
+  even if that other insert fails afterwards.
 - A TENTATIVE entry whose producer died is removed when its header is reclaimed.
 
-Why the orderings suffice: the passages of a turnstile are totally ordered, and each acquires what the earlier ones
-released. So of two producers of one key at least one finds the other's entry when it looks, and plain loads do
-for the look: this is Dekker's pattern with one read-modify-write for a look at fifteen words. Who finds nobody came
-first; who finds somebody settles with a CAS on the very word, never on what it read earlier. An entry itself hands
-over nothing: whoever follows it acquires the STATE word of the header, and with it the key there.
+Why the orderings suffice: the passages of a turnstile are totally ordered, and each acquires the releases of the
+earlier ones. So of two producers of one key at least one finds the other's entry when it looks, and plain loads suffice
+for the look at fifteen words. A producer that finds no other came first; one that finds another settles by a CAS on
+that very entry, never by an earlier read. An entry hands nothing over: a reader that follows it acquires the STATE word
+of the header, and with it the key.
 """
 
 from typing import Any
@@ -48,6 +50,7 @@ from nanokv.device.segment.layout import (
     ENTRY_TAG_SHIFT,
     ENTRY_TENTATIVE,
     H_STATE,
+    POSITIVE,
     READY,
     WORD_BYTES,
 )
@@ -62,7 +65,6 @@ from nanokv.device.segment.world_table import (
 )
 
 CANDIDATES = tl.constexpr(2 * ENTRIES_PER_BUCKET.value)
-POSITIVE = tl.constexpr(0x7FFFFFFFFFFFFFFF)
 
 
 @triton.jit
@@ -73,7 +75,7 @@ def home_of(world: tl.int64, key_check: tl.int64) -> Any:
 
 @triton.jit
 def first_bucket(world: tl.int64, key_hash: tl.int64) -> Any:
-    """The first of a key's two buckets; its turnstile is the key's."""
+    """The first of a key's two buckets. Its turnstile is the key's."""
     return key_hash & (table64(world + W_DIR_BUCKETS) - 1)
 
 
@@ -88,7 +90,7 @@ def candidate_at(world: tl.int64, seg: tl.int64, key_hash: tl.int64, i: tl.int64
 
 @triton.jit
 def entry_word(phase: tl.int64, key_check: tl.int64, owner: tl.int64, slot: tl.int64, epoch: tl.int64) -> Any:
-    """(phase, tag, owner, header, low bits of the epoch)."""
+    """(phase, tag, owner, slot, low bits of the epoch)."""
     tag = (key_check & ENTRY_TAG_MASK) << ENTRY_TAG_SHIFT
     low = (epoch & ENTRY_EPOCH_MASK) << ENTRY_EPOCH_SHIFT
     return word(phase) | tag | (owner << ENTRY_RANK_SHIFT) | (slot << ENTRY_HEADER_SHIFT) | low
@@ -96,7 +98,7 @@ def entry_word(phase: tl.int64, key_check: tl.int64, owner: tl.int64, slot: tl.i
 
 @triton.jit
 def entry_owner(entry: tl.int64) -> Any:
-    """Whose segment an entry points into."""
+    """The rank whose segment an entry points into."""
     return (entry >> ENTRY_RANK_SHIFT) & ENTRY_RANK_MASK
 
 
@@ -108,7 +110,7 @@ def entry_header(entry: tl.int64) -> Any:
 
 @triton.jit
 def has_tag(entry: tl.int64, key_check: tl.int64) -> Any:
-    """True if an entry is not empty and may be this key's."""
+    """True if an entry is not empty and may be of this key."""
     tag = (entry >> ENTRY_TAG_SHIFT) & ENTRY_TAG_MASK
     return ((entry & ENTRY_PHASE_MASK) != 0) & (tag == (key_check & ENTRY_TAG_MASK))
 
@@ -122,14 +124,14 @@ def in_bounds(world: tl.int64, entry: tl.int64) -> Any:
 
 @triton.jit
 def judge(world: tl.int64, entry: tl.int64, key_hash: tl.int64, key_check: tl.int64) -> Any:
-    """What the header behind an entry says of a key: OK (READY), NOT_READY, MISS (another key, or gone), or CORRUPT.
+    """Whether the header behind an entry has a key: OK (READY), NOT_READY, MISS (another key, or gone), or CORRUPT.
 
-    The header may change at any time after; a reader validates again when it is done.
+    The header may change at any time afterwards: a reader validates when it is done.
     """
     answer = word(MISS)
     if in_bounds(world, entry):
         header = header_at(world, segment(world, entry_owner(entry)), entry_header(entry))
-        state = load64(header + H_STATE, "acquire")
+        state = load64(header + H_STATE, "acquire")  # acquire: the key that belongs to this epoch (scenario twins)
         low = (entry >> ENTRY_EPOCH_SHIFT) & ENTRY_EPOCH_MASK
         same = ((epoch_of(state) & ENTRY_EPOCH_MASK) == low) & is_key(header, key_hash, key_check)
         alive = same & (phase_of(state) != DEAD)
@@ -142,10 +144,7 @@ def judge(world: tl.int64, entry: tl.int64, key_hash: tl.int64, key_check: tl.in
 
 @triton.jit
 def look(world: tl.int64, seg: tl.int64, key_hash: tl.int64, key_check: tl.int64) -> Any:
-    """Look at all sixteen entries at once. Returns two sets of places, as bits.
-
-    Those whose entry may be the key's, and those that are empty.
-    """
+    """Look at all sixteen entries at once. Returns two sets of places, as bits: may be of the key, and empty."""
     mask = word(ENTRY_TAG_MASK << ENTRY_TAG_SHIFT)
     tag = (key_check & ENTRY_TAG_MASK) << ENTRY_TAG_SHIFT
     one = candidate_at(world, seg, key_hash, word(0))
@@ -165,7 +164,7 @@ def find(world: tl.int64, key_hash: tl.int64, key_check: tl.int64) -> Any:
     i = word(0)
     while (tagged != 0) & (status == MISS):
         if (tagged & 1) == 1:
-            entry = load64(candidate_at(world, seg, key_hash, i), "relaxed")
+            entry = load64(candidate_at(world, seg, key_hash, i), "relaxed")  # relaxed: `judge` acquires the header
             if has_tag(entry, key_check) & ((entry & ENTRY_PHASE_MASK) == ENTRY_FINAL):
                 status = judge(world, entry, key_hash, key_check)
                 found = entry
@@ -178,9 +177,9 @@ def find(world: tl.int64, key_hash: tl.int64, key_check: tl.int64) -> Any:
 
 @triton.jit
 def roomiest(empty: tl.int64) -> Any:
-    """Of the empty places the last one in the emptier bucket, or -1.
+    """The last empty place in the emptier bucket, or -1.
 
-    With the emptier of two buckets a directory at half load practically never runs full.
+    Because the emptier of two buckets is taken, a directory at half load practically never runs full.
     """
     best = word(0)
     at = word(-1)
@@ -199,7 +198,7 @@ def roomiest(empty: tl.int64) -> Any:
 
 @triton.jit
 def survey(world: tl.int64, seg: tl.int64, key_hash: tl.int64, key_check: tl.int64) -> Any:
-    """Where a new entry of a key should go. Returns (status, place): NO_ENTRY and -1, DUPLICATE, or OK."""
+    """Choose a place for a new entry of a key. Returns (status, place): OK, DUPLICATE, or NO_ENTRY and -1."""
     tagged, empty = look(world, seg, key_hash, key_check)
     at = roomiest(empty)
     status = select(at >= 0, word(OK), word(NO_ENTRY))
@@ -217,12 +216,13 @@ def survey(world: tl.int64, seg: tl.int64, key_hash: tl.int64, key_check: tl.int
 
 @triton.jit
 def place(world: tl.int64, seg: tl.int64, key_hash: tl.int64, key_check: tl.int64, entry: tl.int64) -> Any:
-    """Write a TENTATIVE entry. Returns (status, place): OK, DUPLICATE if the key is there already, or NO_ENTRY."""
+    """Write a TENTATIVE entry. Returns (status, place): OK, DUPLICATE if an object has the key already, or NO_ENTRY."""
     status, start = survey(world, seg, key_hash, key_check)
     at = word(-1)
     i = word(0)
     while (status == OK) & (at < 0):
         here = (start + i) % CANDIDATES
+        # relaxed: the turnstile orders the entry before the look
         if cas64(candidate_at(world, seg, key_hash, here), 0, entry, "relaxed") == 0:
             at = here
         i += 1
@@ -232,7 +232,7 @@ def place(world: tl.int64, seg: tl.int64, key_hash: tl.int64, key_check: tl.int6
 
 @triton.jit
 def settle(world: tl.int64, seg: tl.int64, key_hash: tl.int64, key_check: tl.int64, mine: tl.int64, i: tl.int64) -> Any:
-    """Settle with the i-th entry, `mine` being the place of one's own. True if one's own may stay."""
+    """Settle with the i-th entry; the caller's own is at the place `mine`. True if the caller's own may stay."""
     entry_at = candidate_at(world, seg, key_hash, i)
     stays = i == i
     seen = load64(entry_at, "relaxed")
@@ -245,7 +245,7 @@ def settle(world: tl.int64, seg: tl.int64, key_hash: tl.int64, key_check: tl.int
         look = live & (not final) & (mine < i)
         stays = (not live) | look
         if look:
-            got = cas64(entry_at, seen, 0, "relaxed")
+            got = cas64(entry_at, seen, 0, "relaxed")  # relaxed: the word itself decides
             look = (got != seen) & has_tag(got, key_check)
             seen = got
         tries += 1
@@ -262,6 +262,7 @@ def claim(
     status, mine = place(world, seg, key_hash, key_check, tentative)
     if status == OK:
         turn = seg + table64(world + W_TURN_BASE) + first_bucket(world, key_hash) * WORD_BYTES
+        # acq_rel: the later of two producers sees the entry of the earlier one (scenario same-key-busy)
         add64(turn, 1, "acq_rel")
         tagged, _ = look(world, seg, key_hash, key_check)
         i = word(0)
@@ -273,6 +274,7 @@ def claim(
             i += 1
         entry_at = candidate_at(world, seg, key_hash, mine)
         target = select(status == OK, entry_word(ENTRY_FINAL, key_check, owner, slot, epoch), word(0))
+        # relaxed: `reserve` has released the header that the entry leads to
         if cas64(entry_at, tentative, target, "relaxed") != tentative:
             status = word(DUPLICATE)
     return status
@@ -282,7 +284,7 @@ def claim(
 def erase(
     world: tl.int64, owner: tl.int64, slot: tl.int64, epoch: tl.int64, key_hash: tl.int64, key_check: tl.int64
 ) -> None:
-    """Take the entry of a DEAD header out, whichever phase it is in. Does nothing if it is not there."""
+    """Remove the entry of a DEAD header, in whichever phase it is. Does nothing if there is none."""
     seg = segment(world, home_of(world, key_check))
     final = entry_word(ENTRY_FINAL, key_check, owner, slot, epoch)
     tentative = entry_word(ENTRY_TENTATIVE, key_check, owner, slot, epoch)

@@ -1,13 +1,15 @@
 """Eviction by a producer that finds a segment full: the oldest of a few objects goes.
 
-Source: Redis' approximated LRU. A hand goes round the headers; of the next EVICT_SAMPLE the one that was used longest
-ago is taken. `last_access` is never changed by the search, so it stays true for the host's own eviction.
+Source: Redis' approximated LRU. A hand goes around the headers; of the next EVICT_SAMPLE objects the producer takes the
+least recently used. The search never changes `last_access`, so it stays true for the host's own eviction.
 
-Guarantees: only READY objects without pins go, by the compare-and-swap of the STATE word (I8); the search looks at each
-header once at the most and then gives up (I9). The pages go to the producer that evicted, not to the free list, so that
-another one cannot take them in between.
+Guarantees
+- Only a READY object without pins goes, by the compare-and-swap of the STATE word (I8).
+- The search gives up after about as many looks as there are headers (I9).
+- The evicting producer keeps the pages that it needs, without a detour over a free list, where another producer could
+  take them in between.
 
-Why the orderings suffice: what the search reads may be old; the compare-and-swap on the STATE word decides.
+Why the orderings suffice: the words that the search reads may be old; the compare-and-swap of the STATE word decides.
 """
 
 from typing import Any
@@ -44,14 +46,14 @@ from nanokv.device.segment.world_table import (
     page_links,
 )
 
-EVICT_SAMPLE = tl.constexpr(16)  # Redis' approximated LRU: the oldest of a few is nearly the oldest of all
+EVICT_SAMPLE = tl.constexpr(16)  # the oldest of a few is nearly the oldest of all
 
 
 @triton.jit
 def oldest(world: tl.int64, seg: tl.int64, start: tl.int64, count: tl.int64, size_class: tl.int64) -> Any:
-    """Among some headers, the evictable one with a large enough extent that was used longest ago.
+    """The least recently used evictable object with a large enough extent, among `count` headers from `start` on.
 
-    Returns (header or -1, epoch).
+    Returns (slot or -1, epoch).
     """
     best = word(-1)
     best_epoch = word(0)
@@ -62,7 +64,7 @@ def oldest(world: tl.int64, seg: tl.int64, start: tl.int64, count: tl.int64, siz
     while (i < count) & (i < total):
         slot = (start + i) % total
         header = header_at(world, seg, slot)
-        state = load64(header + H_STATE, "relaxed")
+        state = load64(header + H_STATE, "relaxed")  # relaxed, as all of the search: `kill` decides
         access = load64(header + H_ACCESS, "relaxed")
         n_pages = pages_of(header)
         fits = (phase_of(state) == READY) & ((state & PIN_BITS) == 0)
@@ -78,9 +80,9 @@ def oldest(world: tl.int64, seg: tl.int64, start: tl.int64, count: tl.int64, siz
 
 @triton.jit
 def evict_for(world: tl.int64, seg: tl.int64, owner: tl.int64, size_class: tl.int64) -> Any:
-    """Evict one object, and keep an extent of `size_class` of it (or none: -1).
+    """Evict one object, and keep an extent of `size_class` of its pages (-1: keep none).
 
-    Returns (page or -1, evicted): whether an object went.
+    Returns (first page or -1, 1 if an object went).
     """
     page = word(-1)
     gone = word(0)
@@ -88,7 +90,7 @@ def evict_for(world: tl.int64, seg: tl.int64, owner: tl.int64, size_class: tl.in
     used = select(used > table64(world + W_HDR_COUNT), table64(world + W_HDR_COUNT), used)
     looked = word(0)
     while (gone == 0) & (looked < used):
-        hand = add64(seg + CLOCK_HAND, EVICT_SAMPLE, "relaxed") & 0x7FFFFFFF
+        hand = add64(seg + CLOCK_HAND, EVICT_SAMPLE, "relaxed") & 0x7FFFFFFF  # relaxed: it only spreads the searches
         victim, epoch = oldest(world, seg, hand, EVICT_SAMPLE, size_class)
         if victim >= 0:
             header = header_at(world, seg, victim)
@@ -98,7 +100,7 @@ def evict_for(world: tl.int64, seg: tl.int64, owner: tl.int64, size_class: tl.in
                     page, have = take_out(world, seg, victim)
                     if page >= 0:
                         carve(world, seg, page, have, size_class)
-                        # what is kept goes from header to header: the audit must see that too
+                        # the kept pages go from header to header: the audit must see that too
                         stamp(page_links(world, seg), page, class_pages(world, size_class))
                 retire(world, seg, owner, victim, epoch)
                 add64(seg + COUNT_EVICTED, 1, "relaxed")

@@ -1,27 +1,30 @@
 """Payload pages: extents of eight size classes, split when a smaller one is needed, bumped when none is free.
 
-An extent is a run of pages, named by its first page. Each size class is a multiple of the one below it, so that what a
-split leaves over is again made of whole extents.
+An extent is a run of pages, named by its first page. Each size class is a multiple of the one below it, so that the
+remainder of a split consists of whole extents again.
 
-The link of each page says what it is (LINK bits), apart from the lists and the headers:
+The link of each page (LINK bits) says what the page is, independently of the lists and the headers:
 
     word 0                                  never used
     (slot + 1, stamp, class + 9)            first page of an extent that a header slot holds
     (next + 1, stamp, class + 1)            first page of a free extent
     (any, stamp, 0)                         any other page
 
-Guarantees
-- A page is in exactly one place: beyond `bump_ptr`, in one free extent, or with whoever took it (I2).
-- `bump_ptr` never passes the end of the arena, also when the heap is full and every producer tries at once: it moves
-  by CAS to a value that was checked, never by a blind add (I9).
-- A corrupt list or `bump_ptr` hands out nothing that somebody holds: what comes out of a list must say that it is free,
-  what is bumped that it was never used. That takes one wrong word; two that fit together can deceive it.
-- Between the CAS that takes an extent and the header that names it, the extent is in no place; nor are the others of a
-  run that was bumped, until they are pushed. A producer that dies there leaks them until the audit (`reclaim`) finds
-  them.
+Source: the buddy system (Knowlton 1965), with size classes of any ratio. Free neighbours are not joined when an extent
+is given back, but later, by a host (`host_poller/coalesce.py`).
 
-Why the orderings suffice: the lists order what they hand over (`freelist`); `bump_ptr` hands over bytes that nobody has
-ever owned, so nothing has to be ordered before it.
+Guarantees
+- A page is in exactly one place: beyond `bump_ptr`, in one free extent, or with the rank that took it (I2).
+- `bump_ptr` never passes the end of the arena, even if the heap is full and every producer tries at once: a CAS moves
+  it to a checked value, never a blind add (I9).
+- A corrupt list or `bump_ptr` hands out no page that is held: the link of a popped extent must say free, the link of a
+  bumped page must say never used. This detects one wrong word; two that fit together can deceive it.
+- Between the CAS that takes an extent and the header that names it, the extent is in no place; the same holds for the
+  other extents of a bumped run until they are pushed. A producer that dies there leaks them until the audit
+  (`host_poller/audit.py`) finds them.
+
+Why the orderings suffice: the lists order what they hand over (`freelist`). `bump_ptr` hands over bytes that no rank
+has ever owned, so there is nothing to order before it.
 """
 
 from typing import Any
@@ -82,23 +85,24 @@ def mark(world: tl.int64, seg: tl.int64, page: tl.int64, value: tl.int64, said: 
 
 @triton.jit
 def hold(world: tl.int64, seg: tl.int64, page: tl.int64, size_class: tl.int64, slot: tl.int64) -> None:
-    """Note in the link of an extent that was taken which header slot will name it."""
+    """Note in the link of an extent that the caller has taken which header slot will name it."""
     mark(world, seg, page, HELD + size_class, slot + 1)
 
 
 @triton.jit
 def is_held(world: tl.int64, seg: tl.int64, page: tl.int64, size_class: tl.int64, slot: tl.int64) -> Any:
-    """True if an extent was taken for this header slot."""
+    """True if the extent was taken for this header slot."""
     link = link_of(world, seg, page)
     return (((link >> MARK_SHIFT) & MARK_MASK) == HELD + size_class) & ((link & LOW32) == slot + 1)
 
 
 @triton.jit
 def bump(world: tl.int64, seg: tl.int64, size_class: tl.int64, home: tl.int64) -> Any:
-    """Take an extent of pages that were never used: its first page, or -1 when too few are left.
+    """Take an extent of pages that were never used: its first page, or -1 if too few are left.
 
-    All pages below `bump_ptr` were used, and say so; a pointer that went back leads to one of them. Where there are
-    many lists one step takes a run of extents, and the others go to the list `home`: fewer producers meet here.
+    The link of every page below `bump_ptr` says that it was used; a corrupt pointer that went back leads to one of
+    them. Where there are many lists, one step takes a run of extents and pushes the others to the list `home`: fewer
+    producers meet at this word.
     """
     base = table64(world + W_HEAP_BASE)
     limit = table64(world + W_HEAP_LIMIT)
@@ -113,7 +117,7 @@ def bump(world: tl.int64, seg: tl.int64, size_class: tl.int64, home: tl.int64) -
     while more:
         count = (limit - old) // size
         count = select(count < run, count, run)
-        got = cas64(seg + BUMP_PTR, old, old + count * size, "relaxed")
+        got = cas64(seg + BUMP_PTR, old, old + count * size, "relaxed")  # relaxed: nobody has owned these bytes
         tries += 1
         more = got != old
         old = got
@@ -135,7 +139,7 @@ def bump(world: tl.int64, seg: tl.int64, size_class: tl.int64, home: tl.int64) -
 def spare(
     world: tl.int64, seg: tl.int64, first: tl.int64, size_class: tl.int64, count: tl.int64, home: tl.int64
 ) -> None:
-    """Give `count` neighbouring extents, whose links are stamped, to the list `home`, with one push."""
+    """Push `count` neighbouring extents, whose links are stamped, to the list `home`, in one step."""
     pages = class_pages(world, size_class)
     page = first + 0
     last = first + (count - 1) * pages
@@ -147,7 +151,7 @@ def spare(
 
 @triton.jit
 def bump_rest(world: tl.int64, seg: tl.int64) -> Any:
-    """Take all pages that were never used: the first of them, or -1 when none is left."""
+    """Take all pages that were never used: the first of them, or -1 if none is left."""
     base = table64(world + W_HEAP_BASE)
     limit = table64(world + W_HEAP_LIMIT)
     old = load64(seg + BUMP_PTR, "relaxed")
@@ -155,7 +159,7 @@ def bump_rest(world: tl.int64, seg: tl.int64) -> Any:
     left = (old >= base) & (old < limit)
     more = left
     while more:
-        got = cas64(seg + BUMP_PTR, old, limit, "relaxed")
+        got = cas64(seg + BUMP_PTR, old, limit, "relaxed")  # relaxed: as in `bump`
         tries += 1
         more = got != old
         old = got
@@ -173,7 +177,7 @@ def bump_rest(world: tl.int64, seg: tl.int64) -> Any:
 
 @triton.jit
 def give(world: tl.int64, seg: tl.int64, page: tl.int64, size_class: tl.int64) -> None:
-    """Give an extent back."""
+    """Give an extent back to the list that belongs to its number."""
     links = page_links(world, seg)
     pages = class_pages(world, size_class)
     stamp(links, page, pages)
@@ -183,7 +187,7 @@ def give(world: tl.int64, seg: tl.int64, page: tl.int64, size_class: tl.int64) -
 
 @triton.jit
 def carve(world: tl.int64, seg: tl.int64, page: tl.int64, have: tl.int64, want: tl.int64) -> None:
-    """Keep the first extent of class `want` of an extent of class `have`; give the rest back, largest pieces last."""
+    """Split an extent of class `have`: keep its first extent of class `want`, and give the rest back, smallest last."""
     level = have + 0
     while level > want:
         pieces = class_pages(world, level) // class_pages(world, level - 1)
@@ -198,8 +202,8 @@ def carve(world: tl.int64, seg: tl.int64, page: tl.int64, have: tl.int64, want: 
 def pop_free(world: tl.int64, seg: tl.int64, size_class: tl.int64, number: tl.int64) -> Any:
     """Take a free extent out of one list of this class: its first page, or -1.
 
-    A page without room for it is not believed, nor one that does not say that it is free: then the list is corrupt, and
-    the extent stays where it is.
+    An extent that does not fit into the arena, or whose link does not say that it is free, is not believed: the list is
+    corrupt, and the extent is left alone.
     """
     pages = class_pages(world, size_class)
     places = select(pages > 0, table64(world + W_N_PAGES) - pages + 1, word(0))
@@ -216,10 +220,10 @@ def pop_free(world: tl.int64, seg: tl.int64, size_class: tl.int64, number: tl.in
 
 @triton.jit
 def take_free(world: tl.int64, seg: tl.int64, size_class: tl.int64, home: tl.int64) -> Any:
-    """Take a free extent of this class, or out of a larger one: its first page, or -1 when none is free."""
+    """Take a free extent of this class, or split one of a larger class: its first page, or -1 if none is free."""
     page = pop_free(world, seg, size_class, home)
     rows = extent_list(world, seg, size_class, word(0))
-    place = word(0)  # the list that was asked: that of this class, at home
+    place = word(0)  # the list that was asked last: this class's, at home
     while (page < 0) & (place >= 0):
         place = next_filled(world, rows, N_CLASSES - size_class, home, place, N_CLASSES)
         if place >= 0:
@@ -232,7 +236,7 @@ def take_free(world: tl.int64, seg: tl.int64, size_class: tl.int64, home: tl.int
 
 @triton.jit
 def take(world: tl.int64, seg: tl.int64, size_class: tl.int64, home: tl.int64) -> Any:
-    """Take an extent: its first page, or -1 when the heap has none of the size. `home`: which list is asked first."""
+    """Take an extent: its first page, or -1 if the heap has none of the size. `home`: the list that is asked first."""
     page = take_free(world, seg, size_class, home)
     if page < 0:
         page = bump(world, seg, size_class, home)

@@ -1,20 +1,20 @@
-"""A lock-free stack of nodes: free pages of one size class, or free header slots.
+"""A lock-free stack of nodes: free extents of one size class, or free header slots.
 
-Source: Treiber's stack (1986) with a tag against ABA. `head` is a LIST word (first node + 1, tag); the links stand in
-an array beside the nodes, never inside them, so that a late writer cannot corrupt a list with payload bytes.
+Source: Treiber's stack (1986) with a tag against ABA. `head` is a LIST word (first node + 1, tag). The links stand in
+an array beside the nodes, never inside them: payload bytes that a producer writes too late cannot corrupt a list.
 
 Guarantees
-- A node comes out of `pop` once for each time it went in.
-- No stop of any producer keeps the others from going on: each failed CAS means that another one succeeded.
-- A corrupt head or link makes a list look empty; nothing outside the links is ever touched through it.
+- `pop` returns a node once for each time that it was pushed.
+- A producer that stops anywhere stops no other one: a CAS fails only because another one succeeded.
+- A corrupt head or link makes the list look empty; no word outside the links is ever touched through it.
 
 Why the orderings suffice
-- `push` publishes with release what its caller did to the node; `pop` and `detach` take with acquire, on the head
-  alone. What lies deeper in the list was released by earlier pushes: each change of the head is a read-modify-write,
-  which carries them on. `pop` acquires already when it reads the head, or the link it reads next could be older.
-- The link of a node that somebody else pops meanwhile may be old or being rewritten. The tag has changed then, so the
-  CAS fails and the value is thrown away: a relaxed load is enough.
-- The tag has 32 bits: a pop would have to sleep through exactly 2**32 changes to be fooled.
+- `push` releases the caller's writes to the node; `pop` and `detach` acquire, and only at the head. Earlier pushes
+  released the nodes deeper in the list: each change of the head is a read-modify-write, which carries those releases
+  on. `pop` acquires already when it reads the head; otherwise the link that it reads next could be older than the head.
+- The link of a node that another producer pops meanwhile may be old, or rewritten already. The tag has changed then, so
+  the CAS fails and the value is discarded: a relaxed load is enough.
+- The tag has 32 bits: a pop is fooled only if it sleeps through exactly 2**32 changes.
 """
 
 from typing import Any
@@ -25,19 +25,20 @@ import triton.language as tl
 from nanokv.device.memory.triton import cas64, count_up, load64, select, store64, word
 from nanokv.device.segment.layout import LOW32, STAMP_MASK, STAMP_SHIFT, TAG_SHIFT, WORD_BYTES
 
-SPIN_LIMIT = tl.constexpr(1 << 20)  # a bound for loops that are lock-free but not wait-free; never met in practice
+SPIN_LIMIT = tl.constexpr(1 << 20)  # bounds loops that are lock-free but not wait-free; never reached in practice
 
 
 @triton.jit
 def pop(head: tl.int64, links: tl.int64, count: tl.int64) -> Any:
-    """Take the first node, or -1 when there is none. `count`: how many nodes exist (a bound on what is believed)."""
-    old = load64(head, "acquire")
+    """Take the first node: its number, or -1 if there is none. `count`: how many nodes exist; no other is believed."""
+    old = load64(head, "acquire")  # acquire: the link is at least as new as this head (scenario list-aba)
     node = old & LOW32
     tries = word(0)
     more = (node != 0) & (node <= count)
     node = select(more, node, word(0))
     while more:
-        after = load64(links + (node - 1) * WORD_BYTES, "relaxed") & LOW32
+        after = load64(links + (node - 1) * WORD_BYTES, "relaxed") & LOW32  # relaxed: if it is old, the CAS fails
+        # acquire: the writes of the rank that pushed the node (scenario list)
         got = cas64(head, old, (((old >> TAG_SHIFT) + 1) << TAG_SHIFT) | after, "acquire")
         more = got != old
         if more:
@@ -51,14 +52,15 @@ def pop(head: tl.int64, links: tl.int64, count: tl.int64) -> Any:
 
 @triton.jit
 def push_chain(head: tl.int64, links: tl.int64, first: tl.int64, last: tl.int64) -> None:
-    """Put the nodes `first` to `last`, already linked to each other, in front of the list."""
+    """Push the nodes `first` to `last`, which the caller has linked to each other, in front of the list."""
     link = links + last * WORD_BYTES
     mark = (load64(link, "relaxed") >> TAG_SHIFT) << TAG_SHIFT
-    old = load64(head, "relaxed")
+    old = load64(head, "relaxed")  # relaxed: a guess, which the CAS compares
     tries = word(0)
     more = tries == 0
     while more:
         store64(link, mark | (old & LOW32), "relaxed")
+        # release: the links, and all that the caller did to the nodes (scenario list)
         got = cas64(head, old, (((old >> TAG_SHIFT) + 1) << TAG_SHIFT) | (first + 1), "release")
         tries += 1
         more = (got != old) & (tries < SPIN_LIMIT)
@@ -67,29 +69,30 @@ def push_chain(head: tl.int64, links: tl.int64, first: tl.int64, last: tl.int64)
 
 @triton.jit
 def push(head: tl.int64, links: tl.int64, node: tl.int64) -> None:
-    """Put one node in front of the list."""
+    """Push one node in front of the list."""
     push_chain(head, links, node, node)
 
 
 @triton.jit
 def stamp(links: tl.int64, first: tl.int64, count: tl.int64) -> None:
-    """Note in the links of `count` nodes that they change hands, and that none is a first page.
+    """Note in the links of `count` nodes that they change hands, and that none of them is a first page.
 
-    The audit (`reclaim`) relies on it.
+    The audit (`host_poller/audit.py`) relies on it.
     """
     count_up(links + first * WORD_BYTES, count, STAMP_SHIFT, STAMP_MASK, LOW32)
 
 
 @triton.jit
 def detach(head: tl.int64) -> Any:
-    """Take the whole list with one CAS; returns its first node, or -1. The chain then belongs to the caller.
+    """Take the whole list with one CAS: its first node, or -1. The chain then belongs to the caller.
 
-    The tag goes on, so that a pop that is under way cannot mistake the list for the one it read.
+    The tag keeps counting, so that a pop in progress cannot mistake a later list for the one that it read.
     """
-    old = load64(head, "relaxed")
+    old = load64(head, "relaxed")  # relaxed: a guess, which the CAS compares
     tries = word(0)
     more = (old & LOW32) != 0
     while more:
+        # acquire: the links that the pushers wrote (scenario list-detach)
         got = cas64(head, old, ((old >> TAG_SHIFT) + 1) << TAG_SHIFT, "acquire")
         tries += 1
         more = (got != old) & ((got & LOW32) != 0) & (tries < SPIN_LIMIT)

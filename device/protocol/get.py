@@ -1,8 +1,10 @@
 """Get: the whole protocol of a reader, in order: `lookup`, copy, `verify`.
 
-Guarantees: a reader returns the bytes of the key it asked for, whole, or not at all (I4). The copy counts only if the
-header was READY in the same epoch after it, and if its checksum is right, where there is one (`checksum`). Nothing here
-waits for anybody, and no reader is counted: a header that moves on makes the copy worthless, not wrong.
+Source: the reader of a seqlock, as in Boehm (2012).
+
+Guarantees: a reader returns the bytes of the key that it asked for, whole, or a miss (I4). The copy counts only if the
+header is READY in the same epoch afterwards, and if its checksum is right, where there is one (`checksum`). A reader
+neither waits nor is counted: a header that moves on makes the copy worthless, not wrong.
 
 Why the orderings suffice: see `header` (validate) and `directory` (find).
 """
@@ -24,10 +26,10 @@ from nanokv.device.segment.world_table import W_HEAP_BASE, W_PAGE_BYTES, header_
 
 @triton.jit
 def is_extent(world: tl.int64, seg: tl.int64, slot: tl.int64, payload: tl.int64, nbytes: tl.int64) -> Any:
-    """True if a header that is READY can hold so many bytes at an offset: its pages are that many, and say so.
+    """True if a READY header can hold `nbytes` at the offset `payload`: it has the pages, and their link names it.
 
-    What a header says of its bytes stands in three words, and the extent's link names the slot: one that is wrong does
-    not lead to the bytes of another object.
+    Three words of the header describe its bytes, and the extent's link names the slot: if one of the four is wrong, it
+    does not lead to the bytes of another object.
     """
     size = table64(world + W_PAGE_BYTES)
     inside = is_inside(world, payload, nbytes)
@@ -44,7 +46,7 @@ def is_extent(world: tl.int64, seg: tl.int64, slot: tl.int64, payload: tl.int64,
 def lookup(world: tl.int64, key_hash: tl.int64, key_check: tl.int64) -> Any:
     """Find a READY object. Returns (status, owner, header slot, epoch, payload offset, bytes).
 
-    OK, MISS, NOT_READY or CORRUPT. What is returned beside OK is true only if `validate` says so afterwards.
+    OK, MISS, NOT_READY or CORRUPT. The words after OK are true only if `validate` returns OK afterwards.
     """
     status, entry = find(world, key_hash, key_check)
     owner = word(0)
@@ -57,6 +59,7 @@ def lookup(world: tl.int64, key_hash: tl.int64, key_check: tl.int64) -> Any:
         slot = entry_header(entry)
         seg = segment(world, owner)
         header = header_at(world, seg, slot)
+        # acquire: key, offset and size of this epoch (scenario replace)
         state = load64(header + H_STATE, "acquire")
         epoch = epoch_of(state)
         payload = load64(header + H_PAYLOAD, "relaxed")
@@ -64,7 +67,7 @@ def lookup(world: tl.int64, key_hash: tl.int64, key_check: tl.int64) -> Any:
         same = is_key(header, key_hash, key_check) & (phase_of(state) == READY)
         if not same:
             status = word(MISS)
-        # a header that is still READY in this epoch and names no possible bytes is broken, not in motion
+        # a header that is still READY in this epoch but names impossible bytes is corrupt, not in motion
         elif not is_extent(world, seg, slot, payload, nbytes):
             status = select(still_ready(header, epoch), word(CORRUPT), word(MISS))
             add64(seg + COUNT_CORRUPT, 1, "relaxed")
@@ -81,7 +84,7 @@ def lookup_described(world: tl.int64, key_hash: tl.int64, key_check: tl.int64) -
 
 @triton.jit
 def validate(world: tl.int64, owner: tl.int64, slot: tl.int64, epoch: tl.int64) -> Any:
-    """After a copy: OK if the object was there all the while, TORN if not."""
+    """After a copy: OK if the object was there all the while, else TORN."""
     header = header_at(world, segment(world, owner), slot)
     return select(still_ready(header, epoch), word(OK), word(TORN))
 
@@ -89,6 +92,7 @@ def validate(world: tl.int64, owner: tl.int64, slot: tl.int64, epoch: tl.int64) 
 @triton.jit
 def touch(world: tl.int64, owner: tl.int64, slot: tl.int64, now: tl.int64) -> None:
     """Note that an object was read: best effort, for eviction."""
+    # relaxed: it may land in the next object of the slot, and does no harm there
     store64(header_at(world, segment(world, owner), slot) + H_ACCESS, now, "relaxed")
 
 
@@ -104,7 +108,7 @@ def judged(
     flagged: tl.int64,
     payload_sum: tl.int64,
 ) -> Any:
-    """After a copy: OK, TORN if the object was not there all the while, CORRUPT if it was and the checksum is wrong."""
+    """After a copy: OK, TORN if the object was not there all the while, CORRUPT if it was and its checksum is wrong."""
     seg = segment(world, owner)
     right = is_right(world, seg, slot, key_hash, key_check, nbytes, flagged, payload_sum)
     status = validate(world, owner, slot, epoch)
@@ -125,7 +129,7 @@ def verify(
     copy: tl.int64,
     nbytes: tl.int64,
 ) -> Any:
-    """After a copy to the address `copy` (or of a pinned object, in place): OK, TORN or CORRUPT."""
+    """After a copy to the address `copy` (or in place, for a pinned object): OK, TORN or CORRUPT."""
     flagged = has_checksum(header_at(world, segment(world, owner), slot))
     payload_sum = word(0)
     if flagged:
@@ -146,7 +150,7 @@ def read(
     dst: tl.int64,
     now: tl.int64,
 ) -> Any:
-    """Copy what `lookup` found of a key to `dst`, and verify: OK, TORN or CORRUPT."""
+    """Copy the object that `lookup` found to the address `dst`, and verify: OK, TORN or CORRUPT."""
     copy_bytes(dst, segment(world, owner) + payload, nbytes)
     status = verify(world, owner, slot, epoch, key_hash, key_check, dst, nbytes)
     if status == OK:
@@ -156,7 +160,7 @@ def read(
 
 @triton.jit
 def get(world: tl.int64, key_hash: tl.int64, key_check: tl.int64, dst: tl.int64, room: tl.int64, now: tl.int64) -> Any:
-    """Look up and read an object of exactly `room` bytes into `dst`: OK, MISS, NOT_READY, TORN, SIZE or CORRUPT."""
+    """A whole get of an object of exactly `room` bytes to `dst`: OK, MISS, NOT_READY, TORN, SIZE or CORRUPT."""
     status, owner, slot, epoch, payload, nbytes = lookup(world, key_hash, key_check)
     if status == OK:
         if nbytes == room:

@@ -1,24 +1,26 @@
-"""Object headers: one 64-byte record an object, and one word in it that decides everything.
+"""Object headers: one 64-byte record per object, with one word that decides everything.
 
 The STATE word holds (state, pins, epoch). Legal transitions, each one CAS except the first:
 
-    (any free slot, e-1)  -> (RESERVED, 0, e)    reserve: a store, the slot belongs to its taker alone
+    (any free slot, e-1)  -> (RESERVED, 0, e)    reserve: a store, since the slot belongs to its taker
     (RESERVED, 0, e)      -> (WRITING, 0, e)     publish: key, extent and size are in the header
     (WRITING, 0, e)       -> (READY, 0, e)       commit: the payload is there
     (READY, n, e)         -> (READY, n +- 1, e)  pin, unpin (and `pins.recount`)
     (READY, 0, e)         -> (DEAD, 0, e)        remove, evict
     (RESERVED|WRITING, 0, e) -> (DEAD, 0, e)     abort by the producer, or given up by the owner's sweeper
 
+Source: a seqlock per object, whose counter is the epoch; readers validate as in Boehm (2012).
+
 Guarantees
-- An epoch never goes back, and names one use of the slot (I7). Nobody acts on a slot whose word has moved on.
-- READY implies that the payload is there (I3): commit releases, and it fails if the sweeper gave the slot up meanwhile.
-- A producer that finds its slot given up frees nothing. Its extent is named in the header, and the owner's sweeper
-  frees both after a grace period: one rule, so that nothing is freed twice.
+- An epoch never goes back, and names one use of the slot (I7). No rank acts on a slot whose word has moved on.
+- READY implies that the payload is there (I3): `commit_state` releases, and fails if the slot was given up before.
+- A producer that finds its slot given up frees nothing. The header names its extent, and the owner's sweeper frees both
+  after a grace period: one rule, so that nothing is freed twice.
 
 Why the orderings suffice: `reserve` releases the key and the producer, and the read-modify-writes that follow carry
-that on; `commit` releases all that the producer wrote, and `kill` acquires it; readers acquire the STATE word
-first, and validate with a read-modify-write that releases (Boehm 2012): it reads the newest word, after the loads of
-the copy are done. A plain acquire load as validation may be satisfied before them, and torn bytes would pass.
+them on. `commit_state` releases everything that the producer wrote, and `kill` acquires it. A reader acquires the STATE
+word first, and validates with a read-modify-write that releases: it reads the newest word, after the loads of the copy.
+A plain acquire load could be satisfied before those loads, and torn bytes would pass.
 """
 
 from typing import Any
@@ -78,10 +80,10 @@ def epoch_of(state: tl.int64) -> Any:
 
 @triton.jit
 def believed(world: tl.int64, seg: tl.int64, slot: tl.int64) -> Any:
-    """A slot that was taken, or -1 if it is in use or holds pages: then the list, or `hdr_head`, is corrupt."""
+    """`slot` as taken, or -1 if it is in use or holds pages: then the list, or `hdr_head`, is corrupt."""
     if slot >= 0:
         header = header_at(world, seg, slot)
-        state = load64(header + H_STATE, "relaxed")
+        state = load64(header + H_STATE, "relaxed")  # relaxed: `pop` has acquired it, or nobody has used the slot
         idle = (state == state_word(DEAD, epoch_of(state))) | (state == 0)
         if (not idle) | (pages_of(header) != 0):
             add64(seg + COUNT_CORRUPT, 1, "relaxed")
@@ -91,7 +93,7 @@ def believed(world: tl.int64, seg: tl.int64, slot: tl.int64) -> Any:
 
 @triton.jit
 def take_slot(world: tl.int64, seg: tl.int64, home: tl.int64) -> Any:
-    """Take a header slot: the slot, or -1 when all are in use. `home`: which list is asked first."""
+    """Take a header slot: the slot, or -1 if all are in use. `home`: the list that is asked first."""
     count = table64(world + W_HDR_COUNT)
     links = header_links(world, seg)
     rows = slot_list(world, seg, word(0))
@@ -108,7 +110,7 @@ def take_slot(world: tl.int64, seg: tl.int64, home: tl.int64) -> Any:
 
 @triton.jit
 def bump_slot(world: tl.int64, seg: tl.int64, home: tl.int64) -> Any:
-    """Take a header slot that was never used: the slot, or -1. A run of them where there are many lists."""
+    """Take a header slot that was never used, or a run of them where there are many lists: the slot, or -1."""
     count = table64(world + W_HDR_COUNT)
     run = run_length(world, word(1))
     old = load64(seg + HDR_HEAD, "relaxed")
@@ -118,7 +120,7 @@ def bump_slot(world: tl.int64, seg: tl.int64, home: tl.int64) -> Any:
     more = fits
     while more:
         taken = select(count - old < run, count - old, run)
-        got = cas64(seg + HDR_HEAD, old, old + taken, "relaxed")
+        got = cas64(seg + HDR_HEAD, old, old + taken, "relaxed")  # relaxed: nobody has used these slots
         tries += 1
         more = got != old
         old = got
@@ -146,13 +148,14 @@ def give_slot(world: tl.int64, seg: tl.int64, slot: tl.int64) -> None:
 def reserve(
     world: tl.int64, seg: tl.int64, slot: tl.int64, key_hash: tl.int64, key_check: tl.int64, flags: tl.int64
 ) -> Any:
-    """Mark a slot that was taken: producer, key, a new epoch, RESERVED. Returns the epoch."""
+    """Mark a slot that the caller has taken: producer, key, a new epoch, RESERVED. Returns the epoch."""
     header = header_at(world, seg, slot)
     epoch = (epoch_of(load64(header + H_STATE, "relaxed")) + 1) & EPOCH_MASK
     store64(header + H_PAGES, word(0), "relaxed")
     store64(header + H_KEY_HASH, key_hash, "relaxed")
     store64(header + H_KEY_CHECK, key_check, "relaxed")
     store64(header + H_FLAGS, word(flags) | (table64(world + W_PRODUCER) << 32), "relaxed")
+    # release: a host that sees the new epoch sees the new producer too (scenario heir)
     store64(header + H_STATE, state_word(RESERVED, epoch), "release")
     return epoch
 
@@ -171,7 +174,7 @@ def describe(
     d5: tl.int64,
     d6: tl.int64,
 ) -> None:
-    """Write the descriptor: what the bytes are (dtype code and number of dimensions), and the shape."""
+    """Write the descriptor: `kind` (dtype code and number of dimensions), and the shape. The commit releases it."""
     desc = descriptor_at(world, seg, slot)
     store64(desc + D_FORMAT, kind, "relaxed")
     store64(desc + D_DIMS, d0, "relaxed")
@@ -185,7 +188,7 @@ def describe(
 
 @triton.jit
 def descriptor(world: tl.int64, seg: tl.int64, slot: tl.int64) -> Any:
-    """Read the descriptor: (kind, seven dimensions). Meaningless unless the STATE word is validated afterwards."""
+    """Read the descriptor: (kind, seven dimensions). It counts only if the STATE word is validated afterwards."""
     desc = descriptor_at(world, seg, slot)
     d0 = load64(desc + D_DIMS, "relaxed")
     d1 = load64(desc + D_DIMS + 1 * WORD_BYTES, "relaxed")
@@ -208,41 +211,44 @@ def publish(
     nbytes: tl.int64,
     now: tl.int64,
 ) -> Any:
-    """Name the extent and the size in the header, then RESERVED -> WRITING. False if the slot was given up."""
+    """Name the extent and the size in the header, then RESERVED -> WRITING. False if the slot was given up before."""
     header = header_at(world, seg, slot)
     store64(header + H_PAYLOAD, payload, "relaxed")
     store64(header + H_BYTES, nbytes, "relaxed")
     store64(header + H_ACCESS, now, "relaxed")
     store64(header + H_PAGES, n_pages | (table64(world + W_PAGE_BYTES) << 32), "relaxed")
     reserved = state_word(RESERVED, epoch)
+    # relaxed: nobody reads the extent of a WRITING object, and the sweeper frees it only after a grace period
     return cas64(header + H_STATE, reserved, state_word(WRITING, epoch), "relaxed") == reserved
 
 
 @triton.jit
 def commit_state(header: tl.int64, epoch: tl.int64) -> Any:
-    """WRITING -> READY, with release. Returns the STATE word that was there."""
+    """WRITING -> READY. Returns the previous STATE word."""
+    # release: payload, size and descriptor before READY (scenario replace)
     return cas64(header + H_STATE, state_word(WRITING, epoch), state_word(READY, epoch), "release")
 
 
 @triton.jit
 def kill(header: tl.int64, state: tl.int64, epoch: tl.int64) -> Any:
-    """(state, 0, epoch) -> (DEAD, 0, epoch). Returns the STATE word that was there: equal to the first on success."""
+    """(state, 0, epoch) -> (DEAD, 0, epoch). Returns the previous STATE word: (state, 0, epoch) on success."""
+    # acquire: the extent that the header names is read next, and freed (scenario host-evicts)
     return cas64(header + H_STATE, state_word(state, epoch), state_word(DEAD, epoch), "acquire")
 
 
 @triton.jit
 def acknowledge(header: tl.int64, epoch: tl.int64) -> None:
-    """Say for a plan that was given up that nothing will be written to its pages any more."""
-    seen = add64(header + H_STATE, 0, "release")
+    """Tell the sweeper that the producer of an object that was given up writes to its pages no more."""
+    seen = add64(header + H_STATE, 0, "release")  # release: or LLVM makes it a load, which may be old (kept)
     if seen == state_word(DEAD, epoch):
         flags = load64(header + H_FLAGS, "relaxed")
-        cas64(header + H_FLAGS, flags, flags | FLAG_ACK, "release")
+        cas64(header + H_FLAGS, flags, flags | FLAG_ACK, "release")  # release: all stores to the pages (kept)
 
 
 @triton.jit
 def still_ready(header: tl.int64, epoch: tl.int64) -> Any:
-    """Validate after a copy: True if the slot is still READY in this epoch. Pins do not matter."""
-    seen = add64(header + H_STATE, 0, "release")
+    """Validate after a copy: True if the slot is still READY in this epoch, whatever its pins."""
+    seen = add64(header + H_STATE, 0, "release")  # release: after the copy, and the newest word (scenario reuse)
     return (seen & ~PIN_BITS) == state_word(READY, epoch)
 
 
@@ -254,12 +260,12 @@ def pages_of(header: tl.int64) -> Any:
 
 @triton.jit
 def is_key(header: tl.int64, key_hash: tl.int64, key_check: tl.int64) -> Any:
-    """True if the header carries this key. Meaningless unless the STATE word is validated afterwards."""
+    """True if the header carries this key. It counts only if the STATE word is validated afterwards."""
     same = load64(header + H_KEY_HASH, "relaxed") == key_hash
     return same & (load64(header + H_KEY_CHECK, "relaxed") == key_check)
 
 
 @triton.jit
 def phase_of(state: tl.int64) -> Any:
-    """RESERVED, WRITING, READY or DEAD, out of a STATE word."""
+    """The life-cycle state in a STATE word: RESERVED, WRITING, READY or DEAD."""
     return state & STATE_MASK

@@ -1,14 +1,15 @@
 """Put: the whole protocol of a producer, in order.
 
-`begin` takes a header slot, claims the key, takes an extent (evicting if it must) and publishes WRITING; the producer
-stores the payload; `finish` commits, announces and counts the operation out. Each answers with a status; nothing here
-waits for anybody.
+`begin` takes a header slot, claims the key, takes an extent (by eviction if it must) and publishes WRITING; the
+producer stores the payload; `finish` commits, announces and counts the operation out. Neither waits.
+
+Source: RCU's publication (McKenney 2006): allocate, write, then make it visible by one release. The parts name theirs.
 
 Guarantees
-- A duplicate is refused before a byte is allocated or copied, and nothing ever becomes READY that cannot be found: the
-  key is claimed first.
-- Whatever `begin` took before it failed, it gives back, last taken first. FULL is an answer (I9).
-- An object becomes READY when all its bytes are stored, or never (I1); whoever was too slow is told LOST.
+- A duplicate is refused before a byte is allocated or copied, and no object becomes READY that cannot be found: the
+  producer claims the key first.
+- A `begin` that fails gives back everything that it took, last taken first. FULL is an answer (I9).
+- An object becomes READY when all its bytes are stored, or never (I3); a producer that was too slow is told LOST.
 
 Why the orderings suffice: see `header` (publish, commit), `directory` (claim) and `freelist` (hand-over).
 """
@@ -43,7 +44,7 @@ from nanokv.device.segment.world_table import W_HEAP_BASE, W_PAGE_BYTES, header_
 
 @triton.jit
 def undo(world: tl.int64, seg: tl.int64, owner: tl.int64, slot: tl.int64, epoch: tl.int64) -> Any:
-    """Give up a slot that is still RESERVED. False if the sweeper was faster: then it frees the slot."""
+    """Give up a slot that is still RESERVED. False if the sweeper was faster: then the sweeper frees it."""
     mine = kill(header_at(world, seg, slot), RESERVED, epoch) == state_word(RESERVED, epoch)
     if mine:
         give_slot(world, seg, slot)
@@ -63,7 +64,10 @@ def allocate(
     now: tl.int64,
     home: tl.int64,
 ) -> Any:
-    """Take pages for a RESERVED header whose key is claimed, and publish WRITING. Returns (status, payload offset)."""
+    """Take pages for a RESERVED header whose key is claimed, and publish WRITING.
+
+    Returns (status, payload offset): OK, FULL, or LOST if the sweeper gave the slot up.
+    """
     status = word(OK)
     page = word(0)
     if n_pages > 0:
@@ -93,11 +97,15 @@ def begin(
     flags: tl.int64,
     now: tl.int64,
 ) -> Any:
-    """Begin an object of `nbytes` in the segment of `owner`: a header that is WRITING and pages to fill.
+    """Begin an object of `nbytes` in the segment of `owner`: a header that is WRITING, and pages to fill.
 
-    Returns (status, header slot, epoch, payload offset, phase). After OK the caller stores the payload and calls
-    `finish`, or `abort` and `activity.leave`; after anything else there is nothing to do. The slot keeps the descriptor
-    of the object before: `describe` it.
+    Returns (status, header slot, epoch, payload offset, phase): OK, DUPLICATE, FULL, NO_HEADER, NO_ENTRY, TOO_LARGE or
+    LOST. After OK the caller stores the payload and calls `finish`, or `abort` and `activity.leave`; after any other
+    status there is nothing to do. The slot still has the descriptor of its last object: `describe` the new one.
+
+    Args:
+        flags: FLAG_PLAN, or 0.
+        now: the time in ns, for `last_access`.
     """
     seg = segment(world, owner)
     phase = enter(world, seg)
@@ -119,7 +127,7 @@ def begin(
             if status == OK:
                 status, payload = allocate(world, seg, owner, slot, epoch, size_class, n_pages, nbytes, now, key_hash)
                 if status == FULL:
-                    # the entry goes first: whoever takes the slot next must not be found by this key
+                    # the entry goes first: the key must not lead to the next object of the slot
                     erase(world, owner, slot, epoch, key_hash, key_check)
             if (status != OK) & (status != LOST):
                 if not undo(world, seg, owner, slot, epoch):
@@ -130,8 +138,33 @@ def begin(
 
 
 @triton.jit
+def begin_described(
+    world: tl.int64,
+    owner: tl.int64,
+    key_hash: tl.int64,
+    key_check: tl.int64,
+    nbytes: tl.int64,
+    flags: tl.int64,
+    now: tl.int64,
+    kind: tl.int64,
+    d0: tl.int64,
+    d1: tl.int64,
+    d2: tl.int64,
+    d3: tl.int64,
+    d4: tl.int64,
+    d5: tl.int64,
+    d6: tl.int64,
+) -> Any:
+    """`begin`, and after OK `describe`. Returns what `begin` returns."""
+    status, slot, epoch, payload, phase = begin(world, owner, key_hash, key_check, nbytes, flags, now)
+    if status == OK:
+        describe(world, segment(world, owner), slot, kind, d0, d1, d2, d3, d4, d5, d6)
+    return status, slot, epoch, payload, phase
+
+
+@triton.jit
 def commit(world: tl.int64, owner: tl.int64, slot: tl.int64, epoch: tl.int64) -> Any:
-    """WRITING -> READY and announce: OK, or LOST if the slot was given up. A slot that is READY already is OK."""
+    """WRITING -> READY, and announce: OK, or LOST if the slot was given up. A slot that is READY already is OK."""
     seg = segment(world, owner)
     header = header_at(world, seg, slot)
     seen = commit_state(header, epoch)
@@ -147,8 +180,9 @@ def commit(world: tl.int64, owner: tl.int64, slot: tl.int64, epoch: tl.int64) ->
 
 @triton.jit
 def is_writing(world: tl.int64, owner: tl.int64, slot: tl.int64, epoch: tl.int64) -> Any:
-    """True if an object is not committed yet, nor given up."""
+    """True if an object is neither committed nor given up yet."""
     header = header_at(world, segment(world, owner), slot)
+    # acquire: one atomic per CTA, so that all of its warps branch alike; after an old WRITING the commit fails (kept)
     return load64(header + H_STATE, "acquire") == state_word(WRITING, epoch)
 
 
@@ -171,9 +205,9 @@ def seal_payload(
     d5: tl.int64,
     d6: tl.int64,
 ) -> None:
-    """Give a checksum of what lies in its pages to an object that is WRITING, before `commit`; else do nothing.
+    """Give an object that is WRITING a checksum over the bytes in its pages, before `commit`; else do nothing.
 
-    All arguments are as `begin` took and gave them: what stands in the header is not believed.
+    All arguments are those that `begin` took and returned: the words in the header are not believed.
     """
     if is_writing(world, owner, slot, epoch):
         seg = segment(world, owner)
@@ -191,9 +225,9 @@ def finish(world: tl.int64, owner: tl.int64, slot: tl.int64, epoch: tl.int64, ph
 
 @triton.jit
 def abort(world: tl.int64, owner: tl.int64, slot: tl.int64, epoch: tl.int64) -> Any:
-    """Give up an object that is WRITING and free it: OK, or LOST if the sweeper gave it up before.
+    """Give up an object that is WRITING, and free it: OK, or LOST if the sweeper gave it up before.
 
-    Only when nothing will be written to its pages any more.
+    Only after the last store to its pages.
     """
     seg = segment(world, owner)
     header = header_at(world, seg, slot)
@@ -224,11 +258,15 @@ def put(
     d5: tl.int64,
     d6: tl.int64,
 ) -> Any:
-    """The whole put by one producer: begin, describe, copy, finish. Returns (status, 1 if the poller sleeps)."""
-    status, slot, epoch, payload, phase = begin(world, owner, key_hash, key_check, nbytes, 0, now)
+    """A whole put of `nbytes` from the address `src`: begin, describe, copy, finish.
+
+    Returns (status, 1 if the owner's poller sleeps and must be woken).
+    """
+    status, slot, epoch, payload, phase = begin_described(
+        world, owner, key_hash, key_check, nbytes, 0, now, kind, d0, d1, d2, d3, d4, d5, d6
+    )
     seg = segment(world, owner)
     if status == OK:
-        describe(world, seg, slot, kind, d0, d1, d2, d3, d4, d5, d6)
         if wanted(world):
             payload_sum = checksum_bytes(src, nbytes, 0)
             seal(world, seg, slot, key_hash, key_check, nbytes, payload_sum, kind, d0, d1, d2, d3, d4, d5, d6)

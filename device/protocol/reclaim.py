@@ -1,18 +1,26 @@
-"""What the owner's host does about its own segment: look at headers, give up what is stuck, free what the dead held.
+"""Steps of the owner's host on its own segment: look at headers, give up stuck objects, free what dead ranks held.
 
-Each is a step that the host asks for; when to ask is the sweeper's business (host_poller). Two things wait for a grace
-period (`activity`) and for nothing else, because time alone proves nothing:
+The sweeper (`host_poller/sweeper.py`) decides when to take which step. Two things wait for a grace period (`activity`),
+and for nothing else, because the passing of time proves nothing:
 - quarantine: the pages of an object that was given up while its producer may still write to them. `give_up` makes the
-  header DEAD; its pages stay named in it until `release`;
-- the audit: a page or slot that is in no place in four looks, each a grace period apart, and was not handed over
-  in between, belongs to nobody alive (`host_poller/audit.py` says why four).
+  header DEAD; the header names the pages until `release`;
+- the audit: a page or slot that is in no place in four looks, each a grace period apart, and did not change hands in
+  between, belongs to no living rank (`host_poller/audit.py` says why four).
+
+Source: quiescent-state-based reclamation, as in RCU (McKenney 2006); see `activity`.
+
+Guarantees
+- No page is freed while its producer could still write to it.
+- A slot that has moved on is left alone: `give_up` and `release` compare state and epoch. No living producer is given
+  up for a dead one that had the slot before.
+- While a host holds the detached free lists, `joining` says so, and a producer can tell that its FULL was an accident.
 
 Why the orderings suffice: `give_up` and `release` run before and after a grace period, which orders them against every
-operation that could still touch the header; that it was not taken again since then is what the read-modify-write in
-`release` sees. `joining`: the mark is set before the lists are detached, and taken away, with release, after all was
-pushed. Who found the lists empty looks at the mark by a read-modify-write that releases: if it still came before the
-mark was set, then setting it, with acquire, came after those looks at the lists, and they were empty without it. If it
-came when the mark was gone, it acquires that all was pushed.
+operation that could still touch the header; the read-modify-write in `release` sees whether the slot was taken again
+since then. `joining`: a host sets the mark before it detaches the lists, and removes it, with release, after it has
+pushed everything. A producer that found the lists empty looks at the mark by a read-modify-write that releases. If that
+came before the mark was set, then the host set it, with acquire, after the producer's looks at the lists, and they were
+empty without the host. If it came after the mark was removed, the producer acquires that everything was pushed.
 """
 
 from typing import Any
@@ -22,31 +30,22 @@ import triton.language as tl
 
 from nanokv.device.memory.triton import add64, cas64, load64, select, store64, table64, word, xchg64
 from nanokv.device.protocol.directory import erase
-from nanokv.device.protocol.extent import bump_rest, give
+from nanokv.device.protocol.extent import N_CLASSES, bump_rest, give
 from nanokv.device.protocol.freelist import detach
-from nanokv.device.protocol.header import epoch_of, give_slot, kill, publish, reserve, state_word, still_ready
-from nanokv.device.protocol.pins import add_pin, ledger_at
+from nanokv.device.protocol.header import epoch_of, give_slot, kill, state_word, still_ready
 from nanokv.device.protocol.retire import retire
-from nanokv.device.protocol.ring import announce
 from nanokv.device.protocol.shards import extent_list, slot_list
 from nanokv.device.segment.layout import (
     DEAD,
     H_FLAGS,
     H_KEY_CHECK,
     H_KEY_HASH,
-    H_PAGES,
     H_STATE,
     HEADER_BYTES,
     JOINING,
     LOW32,
-    ONE_PIN,
     PIN_BITS,
-    PIN_HEADER_MASK,
-    PIN_HEADER_SHIFT,
-    PIN_INTENT,
-    PIN_PHASE_MASK,
     READY,
-    REMOVED,
     RESERVED,
     RING_EPOCH_MASK,
     RING_EPOCH_SHIFT,
@@ -59,7 +58,6 @@ from nanokv.device.segment.layout import (
 )
 from nanokv.device.segment.world_table import (
     W_HDR_COUNT,
-    W_PAGE_BYTES,
     W_PRODUCER,
     W_SHARDS,
     header_at,
@@ -71,13 +69,13 @@ from nanokv.device.segment.world_table import (
 
 @triton.jit
 def snapshot(world: tl.int64, seg: tl.int64, said: tl.int64, out: tl.int64) -> Any:
-    """Copy the header that a STORED hint is about to `out`, whole: 1, or 0 if it is not READY in that epoch."""
+    """Copy the header that a STORED hint is about to `out`: 1 if it is whole, 0 if it is not READY in that epoch."""
     slot = (said >> RING_HEADER_SHIFT) & RING_HEADER_MASK
     epoch = (said >> RING_EPOCH_SHIFT) & RING_EPOCH_MASK
     good = word(0)
     if ((said & RING_KIND_MASK) == STORED) & (slot < table64(world + W_HDR_COUNT)):
         header = header_at(world, seg, slot)
-        state = load64(header + H_STATE, "acquire")
+        state = load64(header + H_STATE, "acquire")  # acquire: the header of this epoch (scenario swept)
         if (state & ~PIN_BITS) == state_word(READY, epoch):
             at = word(0)
             while at < HEADER_BYTES:
@@ -91,7 +89,7 @@ def snapshot(world: tl.int64, seg: tl.int64, said: tl.int64, out: tl.int64) -> A
 def snapshots(
     world: tl.int64, owner: tl.int64, hints: tl.int64, count: tl.int64, records: tl.int64, good: tl.int64
 ) -> None:
-    """`snapshot` for `count` hints: records of 64 bytes, and a word each that says whether it is whole."""
+    """`snapshot` for `count` hints: a record of 64 bytes each, and a word that is 1 if the record is whole."""
     seg = segment(world, owner)
     i = word(0)
     while i < count:
@@ -103,13 +101,13 @@ def snapshots(
 
 @triton.jit
 def give_up(world: tl.int64, owner: tl.int64, slot: tl.int64, epoch: tl.int64, producer: tl.int64) -> Any:
-    """Make an unfinished object of a producer DEAD: 1, or 0 if it moved on. Its pages stay with the header: quarantine.
+    """Make an unfinished object of a producer DEAD: 1, or 0 if it moved on. The header keeps its pages: quarantine.
 
-    The host judged the producer (PRODUCER bits) by a look that may have been torn: the slot's former producer, dead
-    since long, beside the epoch of the new one. So it is compared again, after the state was acquired.
+    The host judged the producer (PRODUCER bits) by a look that may have been torn: a former producer of the slot, long
+    dead, beside the epoch of the new one. So this compares the producer again, after it has acquired the state.
     """
     header = header_at(world, segment(world, owner), slot)
-    state = load64(header + H_STATE, "acquire")
+    state = load64(header + H_STATE, "acquire")  # acquire: the producer of this epoch (scenario heir)
     done = (epoch_of(state) == epoch) & (((load64(header + H_FLAGS, "relaxed") >> 32) & LOW32) == producer)
     if done:
         done = kill(header, WRITING, epoch) == state_word(WRITING, epoch)
@@ -120,14 +118,15 @@ def give_up(world: tl.int64, owner: tl.int64, slot: tl.int64, epoch: tl.int64, p
 
 @triton.jit
 def release(world: tl.int64, owner: tl.int64, slot: tl.int64, epoch: tl.int64) -> Any:
-    """Free a DEAD header in nobody's hands, and what it holds, after a grace period: 1, or 0 if it moved on.
+    """Free a DEAD header that no operation holds, and its pages, after a grace period: 1, or 0 if it moved on.
 
-    The state is read by a read-modify-write: a load may be old, and the slot READY again with other pages.
+    A read-modify-write reads the state: a load may be old, while the slot is READY again with other pages.
     """
     seg = segment(world, owner)
     header = header_at(world, seg, slot)
+    # release: or LLVM makes it a load; acquire: the header is read after it (both kept)
     state = add64(header + H_STATE, 0, "acq_rel")
-    load64(header + H_FLAGS, "acquire")  # FLAG_ACK: all that a plan's producer wrote to the pages comes before
+    load64(header + H_FLAGS, "acquire")  # acquire: after FLAG_ACK, all that a plan's producer stored (kept)
     same = state == state_word(DEAD, epoch)
     if same:
         retire(world, seg, owner, slot, epoch)
@@ -136,7 +135,7 @@ def release(world: tl.int64, owner: tl.int64, slot: tl.int64, epoch: tl.int64) -
 
 @triton.jit
 def adopt_slot(world: tl.int64, owner: tl.int64, slot: tl.int64) -> None:
-    """Give a leaked header slot back: one that the audit found in no place. Its entry, if one was left, goes too."""
+    """Give back a leaked header slot, which the audit found in no place, and remove the entry that may be left."""
     seg = segment(world, owner)
     header = header_at(world, seg, slot)
     epoch = epoch_of(load64(header + H_STATE, "relaxed"))
@@ -149,7 +148,7 @@ def adopt_slot(world: tl.int64, owner: tl.int64, slot: tl.int64) -> None:
 
 @triton.jit
 def push_extents(world: tl.int64, owner: tl.int64, pages: tl.int64, classes: tl.int64, count: tl.int64) -> None:
-    """Give `count` extents back: words at `pages` (first pages) and `classes`, in private memory."""
+    """Give `count` extents back, named by the words at `pages` (first pages) and `classes`, in private memory."""
     seg = segment(world, owner)
     i = word(0)
     while i < count:
@@ -159,33 +158,35 @@ def push_extents(world: tl.int64, owner: tl.int64, pages: tl.int64, classes: tl.
 
 
 @triton.jit
-def joining(world: tl.int64, seg: tl.int64, change: tl.int64) -> Any:
-    """Say that this producer begins (1) or ends (-1) to join free extents, or only look (0).
+def joining(world: tl.int64, owner: tl.int64, change: tl.int64) -> Any:
+    """Mark that this rank begins (`change` 1) or ends (-1) to join free extents, or only look at the mark (0).
 
-    Returns the PRODUCER bits that were there, or 0. While it is not 0, FULL may be an accident: the free extents are in
-    somebody's hands for a moment. The last one to begin is named: so a name that the dead left goes with the next.
+    Returns the previous PRODUCER bits, or 0. While they are not 0, FULL may be an accident: another host holds the free
+    extents for a moment. The mark names the last host that began, so the next host replaces the mark of a dead one.
     """
+    seg = segment(world, owner)
     mine = table64(world + W_PRODUCER)
     if change > 0:
-        seen = xchg64(seg + JOINING, mine, "acquire")
+        seen = xchg64(seg + JOINING, mine, "acquire")  # acquire: after the looks of those who saw no mark (kept)
     elif change < 0:
-        seen = cas64(seg + JOINING, mine, 0, "release")
+        seen = cas64(seg + JOINING, mine, 0, "release")  # release: everything is pushed (scenario join-full)
     else:
+        # release: after the looks at the lists (scenario shards-full); acquire: all pushes (scenario join-full)
         seen = add64(seg + JOINING, 0, "acq_rel")
     return seen
 
 
 @triton.jit
 def detach_rest(world: tl.int64, owner: tl.int64) -> Any:
-    """Take all pages that were never used: the first of them, or -1. They are the caller's."""
+    """Take all pages that were never used: the first of them, or -1. They then belong to the caller."""
     return bump_rest(world, segment(world, owner))
 
 
 @triton.jit
 def detach_class(world: tl.int64, owner: tl.int64, size_class: tl.int64, firsts: tl.int64) -> None:
-    """Take the whole free lists of a size class: the first page of each, or -1, as words at `firsts`.
+    """Take all free lists of a size class: the first page of each, or -1, as words at `firsts`.
 
-    The chains are the caller's. `firsts`: as many words as there are lists of a kind, in private memory.
+    The chains then belong to the caller. `firsts`: one word per list of a kind, in private memory.
     """
     seg = segment(world, owner)
     i = word(0)
@@ -195,103 +196,46 @@ def detach_class(world: tl.int64, owner: tl.int64, size_class: tl.int64, firsts:
 
 
 @triton.jit
-def walk(links: tl.int64, head: tl.int64, count: tl.int64, value: tl.int64, marks: tl.int64) -> Any:
-    """Write `value` into the word at `marks` of each node of a list; returns how many. Bounded, whatever it reads.
+def walk(links: tl.int64, head: tl.int64, count: tl.int64, value: tl.int64, marks: tl.int64) -> None:
+    """Write `value` into the word at `marks` of each node of a list. Bounded, whatever it reads.
 
-    Others push and pop meanwhile: a node may be seen that has just left, and missed that has just come.
+    Producers push and pop meanwhile: the walk may see a node that has just left, and miss one that has just come.
     """
-    node = load64(head, "acquire") & LOW32
+    node = load64(head, "acquire") & LOW32  # acquire: the links that were pushed; only the host waits for it (kept)
     seen = word(0)
     while (node != 0) & (node <= count) & (seen < count):
         store64(marks + (node - 1) * WORD_BYTES, value, "relaxed")
         node = load64(links + (node - 1) * WORD_BYTES, "relaxed") & LOW32
         seen += 1
-    return seen
 
 
 @triton.jit
-def walk_pages(world: tl.int64, owner: tl.int64, size_class: tl.int64, count: tl.int64, marks: tl.int64) -> Any:
-    """Mark the first page of each free extent of a size class with the class plus 1; returns how many there are."""
-    seg = segment(world, owner)
-    seen = word(0)
+def walk_class(world: tl.int64, seg: tl.int64, size_class: tl.int64, count: tl.int64, marks: tl.int64) -> None:
+    """Mark the first page of each free extent of a size class with the class plus 1."""
     i = word(0)
     while i < table64(world + W_SHARDS):
-        seen += walk(page_links(world, seg), extent_list(world, seg, size_class, i), count, size_class + 1, marks)
+        walk(page_links(world, seg), extent_list(world, seg, size_class, i), count, size_class + 1, marks)
         i += 1
-    return seen
 
 
 @triton.jit
-def walk_slots(world: tl.int64, owner: tl.int64, count: tl.int64, marks: tl.int64) -> Any:
-    """Mark each free header slot with 1; returns how many there are."""
+def walk_pages(world: tl.int64, owner: tl.int64, count: tl.int64, marks: tl.int64) -> None:
+    """Mark the first page of each free extent with its size class plus 1."""
+    for size_class in range(0, N_CLASSES):
+        walk_class(world, segment(world, owner), word(size_class), count, marks)
+
+
+@triton.jit
+def walk_slots(world: tl.int64, owner: tl.int64, count: tl.int64, marks: tl.int64) -> None:
+    """Mark each free header slot with 1."""
     seg = segment(world, owner)
-    seen = word(0)
     i = word(0)
     while i < table64(world + W_SHARDS):
-        seen += walk(header_links(world, seg), slot_list(world, seg, i), count, word(1), marks)
+        walk(header_links(world, seg), slot_list(world, seg, i), count, word(1), marks)
         i += 1
-    return seen
 
 
 @triton.jit
-def install(
-    world: tl.int64,
-    owner: tl.int64,
-    slot: tl.int64,
-    key_hash: tl.int64,
-    key_check: tl.int64,
-    payload: tl.int64,
-    nbytes: tl.int64,
-    flags: tl.int64,
-    now: tl.int64,
-) -> Any:
-    """v1: write the header of a slot and an extent that the master chose, and publish WRITING. Returns the epoch.
-
-    `flags`: FLAG_*; above bit 32 the PRODUCER bits of the rank that asked the master, or 0 for the caller itself.
-    """
-    seg = segment(world, owner)
-    epoch = reserve(world, seg, slot, key_hash, key_check, flags & LOW32)
-    if (flags >> 32) != 0:
-        store64(header_at(world, seg, slot) + H_FLAGS, flags, "relaxed")
-    size = table64(world + W_PAGE_BYTES)
-    publish(world, seg, slot, epoch, (nbytes + size - 1) // size, payload, nbytes, now)
-    return epoch
-
-
-@triton.jit
-def state_of(world: tl.int64, owner: tl.int64, slot: tl.int64) -> Any:
-    """The STATE word of a header slot, read with a read-modify-write: what it is now."""
-    return add64(header_at(world, segment(world, owner), slot) + H_STATE, 0, "acq_rel")
-
-
-@triton.jit
-def kill_slot(world: tl.int64, owner: tl.int64, slot: tl.int64, state: tl.int64, epoch: tl.int64) -> Any:
-    """v1: (state, 0, epoch) -> (DEAD, 0, epoch). Returns the STATE word that was there."""
-    return kill(header_at(world, segment(world, owner), slot), state, epoch)
-
-
-@triton.jit
-def announce_slot(world: tl.int64, owner: tl.int64, kind: tl.int64, slot: tl.int64, epoch: tl.int64) -> None:
-    """v1: leave a hint about a header slot. REMOVED takes the pages out of the header too: the master has them back."""
-    seg = segment(world, owner)
-    if kind == REMOVED:
-        store64(header_at(world, seg, slot) + H_PAGES, word(0), "relaxed")
-    announce(world, seg, kind, slot, epoch)
-
-
-@triton.jit
-def drop_pin(world: tl.int64, owner: tl.int64, line: tl.int64, said: tl.int64, epoch: tl.int64) -> Any:
-    """Take away the pin of a dead reader, which a ledger line says it HELD: 1, or 0 if the line changed."""
-    seg = segment(world, owner)
-    mine = cas64(ledger_at(world, seg, line), said, (said & ~PIN_PHASE_MASK) | PIN_INTENT, "relaxed") == said
-    if mine:
-        slot = (said >> PIN_HEADER_SHIFT) & PIN_HEADER_MASK
-        add_pin(header_at(world, seg, slot), epoch, word(0) - ONE_PIN)
-        store64(ledger_at(world, seg, line), word(0), "relaxed")
-    return select(mine, word(1), word(0))
-
-
-@triton.jit
-def clear_intent(world: tl.int64, owner: tl.int64, line: tl.int64, said: tl.int64) -> None:
-    """Free a ledger line whose writer died before it said whether it pinned."""
-    cas64(ledger_at(world, segment(world, owner), line), said, 0, "relaxed")
+def store_control(world: tl.int64, owner: tl.int64, offset: tl.int64, value: tl.int64) -> None:
+    """Store a word of HeapCtl that only the owner's host writes."""
+    store64(segment(world, owner) + offset, value, "relaxed")

@@ -1,7 +1,9 @@
 """Remove: READY to DEAD in one compare-and-swap, then everything that the object held goes back.
 
-Guarantees: who makes an object DEAD frees it, alone: entry out of the directory, pages out of the header, extent, slot,
-hint (`retire`). If it dies on the way, the owner's sweeper goes on from the header. A pinned object stays (I8).
+Source: Harris' linked lists (2001): first mark the object, then unlink it.
+
+Guarantees: of several removers exactly one makes the object DEAD, and frees it: entry, pages, slot, hint (`retire`). If
+it dies on the way, the owner's sweeper goes on from the header. A pinned object stays (I8).
 
 Why the orderings suffice: see `header` (kill) and `retire`.
 """
@@ -23,7 +25,7 @@ from nanokv.device.segment.world_table import header_at, segment
 
 @triton.jit
 def remove_slot(world: tl.int64, owner: tl.int64, slot: tl.int64, epoch: tl.int64) -> Any:
-    """Make one READY object DEAD and free it: OK, PINNED, or MISS if it went away (or was never READY) meanwhile."""
+    """Make one READY object DEAD, and free it: OK, PINNED, or MISS if it has gone away (or never was READY)."""
     seg = segment(world, owner)
     phase = enter(world, seg)
     header = header_at(world, seg, slot)
@@ -46,6 +48,7 @@ def remove(world: tl.int64, key_hash: tl.int64, key_check: tl.int64) -> Any:
     if status == OK:
         owner = entry_owner(entry)
         slot = entry_header(entry)
+        # acquire: the key that belongs to this epoch (scenario remove-late)
         state = load64(header_at(world, segment(world, owner), slot) + H_STATE, "acquire")
         mine = is_key(header_at(world, segment(world, owner), slot), key_hash, key_check)
         status = word(MISS)

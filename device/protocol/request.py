@@ -1,7 +1,11 @@
-"""Requests: what a launch is asked to put or get, in memory that the device reads.
+"""Requests: the objects that a launch puts or gets, as a table in device memory.
 
-A table of requests is private to the launching rank. Nothing of it is an argument of the kernel, so a captured graph
-that is replayed puts other keys, sizes and owners when the table was changed meanwhile, by whomever.
+The table is private to the launching rank. None of its words is an argument of the kernel, so a captured graph puts
+other keys, sizes and owners once the host or a kernel has changed the table.
+
+Guarantees: none of its own. The caller answers for `owner` and the addresses, which no kernel checks.
+
+Why the orderings suffice: the table changes only between launches, so plain loads (`table64`) read it.
 """
 
 from typing import Any
@@ -19,12 +23,12 @@ REQUEST = Record(
         Field("owner", "<i8", "put: the rank whose segment gets the object"),
         Field("key_hash", "<i8", "low half of the key's digest"),
         Field("key_check", "<i8", "high half of the key's digest"),
-        Field("nbytes", "<i8", "put: of the object; get: of the destination"),
-        Field("address", "<i8", "of the source or the destination, as the launching device sees it"),
-        Field("block", "<i8", "instead, for a paged cache: the number of the block"),
-        Field("plane", "<i8", "and the first plane of the object"),
-        Field("flags", "<i8", "put: flags of the header"),
-        Field("what", "<i8", "the descriptor: format and seven dimensions; get: 0 if any will do", repeat=8),
+        Field("nbytes", "<i8", "put: bytes of the object; get: bytes of the destination"),
+        Field("address", "<i8", "address of the source or the destination, as the launching device sees it"),
+        Field("block", "<i8", "for a paged cache, instead of the address: the number of the block"),
+        Field("plane", "<i8", "for a paged cache: the first plane of the object"),
+        Field("flags", "<i8", "put: FLAG_* of the header"),
+        Field("what", "<i8", "the descriptor: format and seven dimensions; get: format 0 if any will do", repeat=8),
     ],
 )
 REQUEST_BYTES = tl.constexpr(REQUEST.size)
@@ -41,7 +45,7 @@ Q_WHAT = REQUEST.at("what")
 
 @triton.jit
 def what_of(request: tl.int64) -> Any:
-    """The descriptor: eight words."""
+    """The descriptor in a request: (kind, seven dimensions)."""
     what = request + Q_WHAT
     return (
         table64(what),

@@ -1,11 +1,13 @@
 """Freeing what a DEAD header holds: its entry in the directory, its pages, its slot; and a hint to the host.
 
-Guarantees: who made the object DEAD frees it, alone, and in this order. If it dies on the way, the header still says
-what is left, and the owner's sweeper goes on (`reclaim`); what was taken out of the header
-already is found by the audit.
+Guarantees
+- Only the rank that made the object DEAD frees it, in this order: entry, pages, slot. The entry goes first, so that the
+  key never leads to the next object of the slot.
+- If that rank dies on the way, the header names what is left, and the owner's sweeper goes on (`reclaim.release`). The
+  audit finds what was already taken out of the header.
 
-Why the orderings suffice: the compare-and-swap to DEAD acquired all that was done to the object, and nobody else
-acts on a DEAD header of this epoch; each hand-over to a free list releases (`freelist`).
+Why the orderings suffice: the compare-and-swap to DEAD has acquired everything that was done to the object, and no
+other rank acts on a DEAD header of this epoch; each hand-over to a free list releases (`freelist`).
 """
 
 from typing import Any
@@ -43,7 +45,7 @@ from nanokv.device.segment.world_table import (
 def take_out(world: tl.int64, seg: tl.int64, slot: tl.int64) -> Any:
     """Take the extent out of a DEAD header: (first page or -1, size class).
 
-    Pages that cannot be, or were not taken for this slot, are left alone: the header is corrupt.
+    Pages that cannot exist, or that were not taken for this slot, are left alone: the header is corrupt.
     """
     header = header_at(world, seg, slot)
     n_pages = pages_of(header)
@@ -54,6 +56,7 @@ def take_out(world: tl.int64, seg: tl.int64, slot: tl.int64) -> Any:
     page = offset // table64(world + W_PAGE_BYTES)
     size_class = class_of(world, n_pages)
     if n_pages > 0:
+        # relaxed: the pushes of `give` and `give_slot` release it
         store64(header + H_PAGES, word(0), "relaxed")
         whole = class_pages(world, select(size_class < 0, word(0), size_class))
         beyond = (page + whole > table64(world + W_N_PAGES)) | (offset % table64(world + W_PAGE_BYTES) != 0)
@@ -70,7 +73,7 @@ def take_out(world: tl.int64, seg: tl.int64, slot: tl.int64) -> Any:
 
 @triton.jit
 def retire(world: tl.int64, seg: tl.int64, owner: tl.int64, slot: tl.int64, epoch: tl.int64) -> None:
-    """Free all that a header which the caller made DEAD holds, and tell the host."""
+    """Free everything that a header holds which the caller made DEAD, and tell the host."""
     header = header_at(world, seg, slot)
     key_hash = load64(header + H_KEY_HASH, "relaxed")
     key_check = load64(header + H_KEY_CHECK, "relaxed")

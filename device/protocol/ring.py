@@ -1,19 +1,20 @@
 """The announce ring: producers tell the owner's host that an object became READY or went away.
 
-A slot is one 64-bit word that describes itself (RING: kind, header slot, epoch). Source: the tickets of Vyukov's
-bounded queue, without its weakness: there a producer that dies between taking a ticket and filling its slot
-stops the consumer.
+A ring slot is one 64-bit word that describes itself (RING: kind, header slot, epoch).
+
+Source: the tickets of Vyukov's bounded queue. There a producer that dies between taking a ticket and filling its slot
+stops the consumer; here it does not.
 
 Guarantees
-- A hint is taken at most once, whole: a word is filled by one CAS from empty and taken by one exchange.
-- No producer ever waits. A slot that is still taken makes the producer count a missed hint; the sweep over the headers
-  finds the object all the same. Headers are the truth, the ring is only a hint.
-- A slot that was reserved and never filled does not stop the consumer: `drain` takes what is there, passes over empty
-  slots, and reports the first of them; the host decides how long to come back to it. A word that turns up later still
-  is taken on the next lap.
-- Order is not promised. A consumer compares the word with the header.
+- The consumer takes a hint at most once, and whole: one CAS fills an empty word, one exchange takes it.
+- No producer ever waits. A producer that finds its ring slot taken counts a missed hint; the sweep over the headers
+  finds the object all the same. The headers are the truth, the ring only hints at them.
+- A ring slot that is reserved and never filled does not stop the consumer: `drain` passes over empty slots and reports
+  the first; the host decides how long it comes back to that one. `drain` takes a word that turns up even later on the
+  next lap.
+- Order is not promised. The consumer compares the word with the header.
 
-Why the orderings suffice: the CAS releases what the producer wrote to the header, the exchange acquires it.
+Why the orderings suffice: the CAS releases the producer's writes to the header, and the exchange acquires them.
 """
 
 from typing import Any
@@ -31,20 +32,21 @@ from nanokv.device.segment.layout import (
     RING_HEADER_SHIFT,
     WORD_BYTES,
 )
-from nanokv.device.segment.world_table import W_ANN_BASE, W_ANN_CAPACITY
+from nanokv.device.segment.world_table import W_ANN_BASE, W_ANN_CAPACITY, segment
 
 
 @triton.jit
 def ring_slot(world: tl.int64, seg: tl.int64, ticket: tl.int64) -> Any:
-    """The address of the slot of a ticket."""
+    """The address of the ring slot of a ticket."""
     return seg + table64(world + W_ANN_BASE) + (ticket & (table64(world + W_ANN_CAPACITY) - 1)) * WORD_BYTES
 
 
 @triton.jit
 def announce(world: tl.int64, seg: tl.int64, kind: tl.int64, slot: tl.int64, epoch: tl.int64) -> None:
     """Leave a hint about a header slot for the owner's host."""
-    ticket = add64(seg + ANN_HEAD, 1, "relaxed")
+    ticket = add64(seg + ANN_HEAD, 1, "relaxed")  # relaxed: a ticket hands nothing over
     said = word(kind) | (slot << RING_HEADER_SHIFT) | (epoch << RING_EPOCH_SHIFT)
+    # release: the header that the hint is about (scenario ring)
     got = cas64(ring_slot(world, seg, ticket), 0, said, "release")
     if got != 0:
         add64(seg + COUNT_MISSED, 1, "relaxed")
@@ -57,25 +59,26 @@ def asleep(seg: tl.int64) -> Any:
 
 
 @triton.jit
-def drain(world: tl.int64, seg: tl.int64, tail: tl.int64, out: tl.int64, room: tl.int64) -> Any:
+def drain(world: tl.int64, owner: tl.int64, tail: tl.int64, out: tl.int64, room: tl.int64) -> Any:
     """Take hints from ticket `tail` on, at most `room`, into the words at `out` (private memory).
 
-    Returns (taken, head, hole): `head` is the ticket up to which was looked, `hole` the first ticket whose slot was
+    Returns (taken, head, hole): how many; the ticket before which the look ended; the first ticket whose ring slot was
     empty, or `head`.
     """
-    head = load64(seg + ANN_HEAD, "relaxed")
+    seg = segment(world, owner)
+    head = load64(seg + ANN_HEAD, "relaxed")  # relaxed: later tickets are for the next call
     head = select(head < 0, word(0), head)
     capacity = table64(world + W_ANN_CAPACITY)
     oldest = select(head > capacity, head, capacity) - capacity
     ticket = select(tail < oldest, oldest, tail)
-    ticket = select(ticket > head, head, ticket)  # `ann_head` has been corrupt: begin where it is now
+    ticket = select(ticket > head, head, ticket)  # only after `ann_head` was corrupt: begin where it is now
     taken = word(0)
     hole = word(-1)
     while (ticket < head) & (taken < room):
         at = ring_slot(world, seg, ticket)
         said = load64(at, "relaxed")
         if said != 0:
-            said = xchg64(at, 0, "acquire")
+            said = xchg64(at, 0, "acquire")  # acquire: the header that the hint is about (scenario ring)
         if said != 0:
             store64(out + taken * WORD_BYTES, said, "relaxed")
             taken += 1

@@ -1,18 +1,21 @@
-"""Where the free lists of a segment stand, and which one is asked when.
+"""The free lists of a segment: where they stand, and in which order a producer asks them.
 
-Of each kind (header slots, and extents of each size class) there are `shards` lists, side by side: one word lets one
-compare-and-swap through after the other, so producers that allocate at once must mostly meet at different words. A key
-says which list is asked first, its `home`; a node goes back to the list that its own number says. So both are spread
-evenly, and nothing depends on it: a node may be in any list of its kind.
+Each kind (header slots, and extents of each size class) has `shards` lists, side by side: one word lets only one
+compare-and-swap through at a time, so producers that allocate at once should mostly meet at different words. The key
+determines the list that a producer asks first, its `home`; the number of a node determines the list that it goes back
+to. Both spread evenly, and correctness depends on neither: a node may be in any list of its kind.
+
+Source: free lists per CPU, asked in turn once the own one is empty (Linux, kernel/bpf/percpu_freelist.c); here the hash
+of the key stands for the CPU.
 
 Guarantees
-- Whoever asks the home list, and then what `next_filled` names until there is nothing, asks each list at most once:
-  it ends, also if a corrupt list never yields its first node (I9).
-- A node that is in a list from the beginning of that search to its end is found. One that is pushed meanwhile, to a
-  list that was passed by, may be missed: FULL is then explained by an operation that overlaps.
+- A producer that asks its home list, and then each list that `next_filled` returns until it returns -1, asks each list
+  at most once: the search ends even if a corrupt list never yields its first node (I9).
+- The search finds a node that is in a list from its beginning to its end. It may miss a node that is pushed meanwhile
+  to a list that it has passed: an overlapping operation then explains the FULL.
 
-Why the orderings suffice: the look is relaxed, since `freelist.pop` asks the list itself. What was done before a list
-became empty is not acquired by seeing that it is: `reclaim.joining` takes care of the one who needs that.
+Why the orderings suffice: the look is relaxed, since `freelist.pop` asks the list itself. A producer that sees an empty
+list acquires nothing of what was done before it became empty; one that needs that asks `reclaim.joining`.
 """
 
 from typing import Any
@@ -24,24 +27,24 @@ from nanokv.device.memory.triton import look_rows, select, table64
 from nanokv.device.segment.layout import FREE_HEAD, FREE_HEAD_STRIDE, HDR_FREE, LOW32, MAX_SHARDS, WORD_BYTES
 from nanokv.device.segment.world_table import W_SHARDS
 
-RUN = tl.constexpr(16)  # pages, or header slots, that one change of a bump pointer takes, if there are so many lists
+RUN = tl.constexpr(16)  # pages, or header slots, that one step of a bump pointer takes where there are as many lists
 
 
 @triton.jit
 def shard_of(world: tl.int64, number: tl.int64) -> Any:
-    """Which of the lists of a kind a number says."""
+    """The list of a kind that belongs to a number (of a node, or a key's hash): 0 to `shards` - 1."""
     return number & (table64(world + W_SHARDS) - 1)
 
 
 @triton.jit
 def slot_list(world: tl.int64, seg: tl.int64, number: tl.int64) -> Any:
-    """The address of a free list of header slots: the one that `number` says."""
+    """The address of the free list of header slots that belongs to `number`."""
     return seg + HDR_FREE + shard_of(world, number) * WORD_BYTES
 
 
 @triton.jit
 def extent_list(world: tl.int64, seg: tl.int64, size_class: tl.int64, number: tl.int64) -> Any:
-    """The address of a free list of a size class: the one that `number` says."""
+    """The address of the free list of a size class that belongs to `number`."""
     return seg + FREE_HEAD + size_class * FREE_HEAD_STRIDE + shard_of(world, number) * WORD_BYTES
 
 
@@ -49,16 +52,16 @@ def extent_list(world: tl.int64, seg: tl.int64, size_class: tl.int64, number: tl
 def next_filled(
     world: tl.int64, rows: tl.int64, count: tl.int64, home: tl.int64, last: tl.int64, most: tl.constexpr
 ) -> Any:
-    """The next list that is not empty, of `count` (at most `most`) rows of lists at the address `rows`, or -1.
+    """The next list that is not empty, in `count` (at most `most`) rows of lists at the address `rows`, or -1.
 
-    Lists are numbered from 0: row by row, in each from `home` on and round. `last`: the one that was asked before.
+    Lists are numbered row by row, in each row from `home` on and around. `last`: the list that was asked before.
     """
     return look_rows(rows, count, table64(world + W_SHARDS), shard_of(world, home), last, LOW32, most, MAX_SHARDS)
 
 
 @triton.jit
 def run_length(world: tl.int64, size: tl.int64) -> Any:
-    """How many nodes of `size` pages (or 1, for slots) one change of a bump pointer takes, if there are so many."""
+    """How many nodes of `size` pages (1 for header slots) one step of a bump pointer takes, if so many are left."""
     shards = table64(world + W_SHARDS)
     run = select(shards < RUN, shards, RUN) // size
     return select(run > 1, run, 1)

@@ -1,4 +1,4 @@
-"""What a protocol operation answers. Inside the protocol these are numbers; exceptions exist only at the API's edge."""
+"""The answers of protocol operations. Inside the protocol they are numbers; only the API raises exceptions."""
 
 from enum import IntEnum
 
@@ -10,15 +10,15 @@ class Status(IntEnum):
 
     OK = 0
     MISS = 1  #: no READY object has this key
-    DUPLICATE = 2  #: the key is there already, or another producer is writing it
-    FULL = 3  #: no extent of the size was free and none could be split, bumped or evicted
+    DUPLICATE = 2  #: an object has the key already, or another producer is writing one
+    FULL = 3  #: no extent of the size was free, and none could be split, bumped or evicted
     NO_HEADER = 4  #: every header slot is in use
     NO_ENTRY = 5  #: all sixteen directory entries that the key may use are taken
-    LOST = 6  #: the slot was reclaimed while its producer was writing; the host frees the pages
+    LOST = 6  #: the object was given up while its producer wrote it; the owner's host frees the pages
     TORN = 7  #: the object went away while it was copied; the bytes in the destination mean nothing
-    PINNED = 8  #: somebody reads the object in place
-    NOT_READY = 9  #: the object exists, its bytes do not yet
-    CORRUPT = 10  #: a word in the segment points where nothing can be
+    PINNED = 8  #: a reader holds the object in place
+    NOT_READY = 9  #: the object exists, but not all of its bytes yet
+    CORRUPT = 10  #: a word of the segment cannot be right, or a checksum is wrong
     SIZE = 11  #: the destination has another number of bytes than the object
     TOO_LARGE = 12  #: larger than the largest size class
     NO_PIN = 13  #: the segment's pin ledger is full

@@ -1,18 +1,21 @@
-"""Tickets: many CTAs work on one object, and one of them begins it, one ends it.
+"""Tickets: many CTAs work on one object; one of them begins it, and one ends it.
 
-A ticket is a few words of the launching rank's own memory, zero before the launch. Whoever comes first claims it, does
-what is done once (begins an object, or looks one up) and shares the answer; the others wait for the answer. Each CTA
-arrives when it has done its part, and the last one ends the object and clears the ticket: the next launch, or the next
-replay of a graph, finds it as it was.
+A ticket is a few words of the launching rank's own memory, zero before the launch. The first CTA claims it, does the
+step that is done once (begins an object, or looks one up) and shares the answer; the others wait for the answer. Each
+CTA arrives when it has done its part. The last one ends the object and clears the ticket, so that the next launch, or
+the next replay of a graph, finds it as it was.
+
+Source: the last CTA finishes, as in CUDA's sample threadFenceReduction; the first one begins, as in pthread_once.
 
 Guarantees
-- One CTA is first, one is last; who is not first sees the whole answer, and the last one all that the others stored.
-- Nobody waits for a CTA that has not begun to run: whoever claims goes on by itself. So no order of launch is assumed,
-  and the grid may be larger than what the GPU holds at a time.
-- The waiting is bounded. Whoever gives up spoils the ticket, and the last one then undoes the object.
+- One CTA is first, one is last. Every other CTA sees the whole answer of the first, and the last one sees everything
+  that the others stored.
+- No CTA waits for one that has not begun to run: the CTA that claims goes on by itself. So no order of CTAs is assumed,
+  and the grid may be larger than the number of CTAs that the GPU runs at a time.
+- The wait is bounded. A CTA that gives up spoils the ticket, and the last one then undoes the object.
 
-Why the orderings suffice: the answer is published by a release of STAGE and taken by an acquire; arriving acquires and
-releases, so the chain of arrivals hands on every part. The claim itself orders nothing.
+Why the orderings suffice: the first CTA publishes the answer by a release of STAGE, and the others acquire it. Arriving
+acquires and releases, so the chain of arrivals hands every part on. The claim itself orders nothing.
 """
 
 from typing import Any
@@ -27,11 +30,11 @@ TICKET = Record(
     "Ticket",
     8,
     [
-        Field("stage", "<i8", "0: nobody came, 1: claimed, 2: the answer is there"),
+        Field("stage", "<i8", "0: no CTA has come, 1: one has claimed it, 2: the answer is there"),
         Field("arrivals", "<i8", "CTAs that have done their part"),
-        Field("spoiled", "<i8", "1: somebody did not wait for the answer, and has not done its part"),
-        Field("sum", "<i8", "over the payload, of all parts (`memory.checksum_bytes`)"),
-        Field("answer", "<i8", "what the first one shares", repeat=6),
+        Field("spoiled", "<i8", "1: some CTA gave up its wait for the answer, and has not done its part"),
+        Field("sum", "<i8", "the sum over the payload, of all parts (`memory.checksum_bytes`)"),
+        Field("answer", "<i8", "the words that the first CTA shares", repeat=6),
     ],
 )
 TICKET_BYTES = tl.constexpr(TICKET.size)
@@ -43,13 +46,13 @@ T_ANSWER = TICKET.at("answer")
 
 CLAIMED = tl.constexpr(1)
 SHARED = tl.constexpr(2)
-PATIENCE = tl.constexpr(1 << 22)  # looks for an answer that takes microseconds
+PATIENCE = tl.constexpr(1 << 22)  # looks at most for an answer that takes microseconds
 
 
 @triton.jit
 def is_first(ticket: tl.int64) -> Any:
-    """True for one of all that come: it must `share` an answer."""
-    return cas64(ticket + T_STAGE, 0, CLAIMED, "relaxed") == 0
+    """True for exactly one CTA, which must `share` an answer."""
+    return cas64(ticket + T_STAGE, 0, CLAIMED, "relaxed") == 0  # relaxed: the claim hands nothing over
 
 
 @triton.jit
@@ -61,19 +64,19 @@ def share(ticket: tl.int64, a: tl.int64, b: tl.int64, c: tl.int64, d: tl.int64, 
     store64(ticket + T_ANSWER + 3 * WORD_BYTES, d, "relaxed")
     store64(ticket + T_ANSWER + 4 * WORD_BYTES, e, "relaxed")
     store64(ticket + T_ANSWER + 5 * WORD_BYTES, f, "relaxed")
-    store64(ticket + T_STAGE, word(SHARED), "release")
+    store64(ticket + T_STAGE, word(SHARED), "release")  # release: the answer (scenario put-parts)
 
 
 @triton.jit
 def await_answer(ticket: tl.int64) -> Any:
-    """Wait until the answer is there. False, and the ticket is spoiled, if it does not come."""
+    """Wait until the answer is there. False if it does not come; the ticket is then spoiled."""
     tries = word(0)
-    stage = load64(ticket + T_STAGE, "acquire")
+    stage = load64(ticket + T_STAGE, "acquire")  # acquire: the answer (scenario put-parts)
     while (stage != SHARED) & (tries < PATIENCE):
-        stage = load64(ticket + T_STAGE, "acquire")
+        stage = load64(ticket + T_STAGE, "acquire")  # acquire: the answer (scenario put-parts)
         tries += 1
     if stage != SHARED:
-        store64(ticket + T_SPOILED, word(1), "relaxed")
+        store64(ticket + T_SPOILED, word(1), "relaxed")  # relaxed, as `add_part`: `is_last` orders it
     return stage == SHARED
 
 
@@ -85,31 +88,32 @@ def shared(ticket: tl.int64, i: tl.int64) -> Any:
 
 @triton.jit
 def add_part(ticket: tl.int64, part: tl.int64) -> None:
-    """Add one's part of the sum over the payload, before one arrives."""
+    """Add a CTA's part of the sum over the payload, before the CTA arrives."""
     add64(ticket + T_SUM, part, "relaxed")
 
 
 @triton.jit
 def whole_sum(ticket: tl.int64) -> Any:
-    """For the last one: the sum of all parts."""
+    """For the last CTA: the sum of all parts."""
     return load64(ticket + T_SUM, "relaxed")
 
 
 @triton.jit
 def is_last(ticket: tl.int64, parts: tl.int64) -> Any:
-    """Arrive, with one's part done; True for the last of `parts`, which has all that the others stored."""
+    """Arrive after the CTA's part. True for the last of `parts` CTAs, which sees everything that the others stored."""
+    # acq_rel: each arrival hands on the parts of those before it (scenario put-parts)
     return add64(ticket + T_ARRIVALS, 1, "acq_rel") == parts - 1
 
 
 @triton.jit
 def is_spoiled(ticket: tl.int64) -> Any:
-    """For the last one: whether some part was not done."""
+    """For the last CTA: whether some part was not done."""
     return load64(ticket + T_SPOILED, "relaxed") != 0
 
 
 @triton.jit
 def clear(ticket: tl.int64) -> None:
-    """For the last one: as it was before the launch. The end of the launch makes it visible to the next."""
+    """For the last CTA: restore the ticket. The end of the launch makes it visible to the next launch."""
     store64(ticket + T_ARRIVALS, word(0), "relaxed")
     store64(ticket + T_SPOILED, word(0), "relaxed")
     store64(ticket + T_SUM, word(0), "relaxed")

@@ -1,8 +1,8 @@
 """The bytes of a segment, and how a rank finds them.
 
-layout        offsets, packed words, magic and version: the only place where a number of bytes is spelled
-layout_table  docs/layout.md, made from `layout`
-geometry      how large each region is, and where it begins
-world_table   a rank's private table of all segments: what device functions take as `world`
+layout        offsets, packed words, magic and version: the only file that spells a number of bytes
+layout_table  makes docs/layout.md from `layout`
+world_table   a rank's private table of all segments: the argument `world` of device functions
+geometry      the size and offset of each region, and the first bytes of a new segment
 views         a segment in host memory, as numpy arrays
 """

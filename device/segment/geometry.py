@@ -1,7 +1,7 @@
-"""How large each region of a segment is and where it begins, and the first bytes of a new segment.
+"""The size and offset of each region of a segment, and the first bytes of a new segment.
 
-Every segment of a world has the same geometry. The sizes are chosen once, from a handful of wishes, and stored in each
-HeapCtl, so that a process with other wishes is refused instead of reading garbage.
+All segments of a world have the same geometry. `Geometry.plan` chooses it once from a few wishes; every HeapCtl stores
+it, so that a process with other wishes is refused instead of reading garbage.
 """
 
 from dataclasses import dataclass, fields
@@ -23,6 +23,7 @@ from nanokv.device.segment.layout import (
     MAX_RANKS,
     OBJ_DESC,
     OBJ_HEADER,
+    POSITIVE,
     PRODUCER_INC_MASK,
     PRODUCER_INC_SHIFT,
     SHARDS,
@@ -30,12 +31,13 @@ from nanokv.device.segment.layout import (
     VERSION,
     WORD,
     layout_hash,
+    unpack,
 )
 from nanokv.device.segment.world_table import WORLD
 
 PAYLOAD_ALIGN = 4096
 MIN_PAGE_BYTES = 64
-PAGES_A_SHARD = 16  # in a heap of few pages fewer lists
+PAGES_A_SHARD = 16  # at least so many pages per list: a small heap has fewer lists
 MODES = ("device", "host")
 
 
@@ -48,7 +50,7 @@ def _align(offset: int, to: int = LINE) -> int:
 
 
 def default_classes(n_pages: int) -> tuple[int, ...]:
-    """Extents of 1, 2, 4, ... 128 pages, as far as the arena goes."""
+    """Extents of 1, 2, 4, ... 128 pages, none larger than the arena."""
     return tuple(1 << k for k in range(SIZE_CLASSES) if 1 << k <= n_pages)
 
 
@@ -85,19 +87,19 @@ class Geometry:
         """Choose a geometry.
 
         Args:
-            heap_bytes: payload bytes a segment, rounded down to whole pages; the control regions come on top.
-            page_bytes: bytes of a page; a multiple of 64.
+            heap_bytes: payload bytes per segment, rounded down to whole pages; the control regions come on top.
+            page_bytes: bytes per page, a multiple of 64.
             world_size: ranks in the world.
-            size_classes: pages of an extent of each class, ascending, each a multiple of the one before; at most eight.
+            size_classes: pages per extent of each class, ascending, each a multiple of the one before; at most eight.
                 Default: 1, 2, 4, ... 128.
-            max_objects: header slots a segment. Default: one a page, and a few for objects without bytes.
-            ring_slots: slots of the announce ring, rounded up to a power of two. Default: two an object, at least 1024.
-            pin_slots: pins that can be held at once in a segment, rounded up to a power of two.
-            shards: free lists of header slots, and of each size class; a power of two, at most 64. None: as many as
-                hundreds of CTAs want, fewer in a small heap.
+            max_objects: header slots per segment. Default: one per page, and 64 for objects without bytes.
+            ring_slots: slots of the announce ring, rounded up to a power of two. Default: two per object, or 1024.
+            pin_slots: pins held at once in a segment, rounded up to a power of two. Default: one per object, or 64.
+            shards: free lists of header slots, and of each size class; a power of two, at most 64. None: enough for
+                hundreds of CTAs, fewer in a small heap.
 
         Raises:
-            ValueError: naming the argument and its value.
+            ValueError: an argument is out of range; the message names it and its value.
         """
         for name, value in (
             ("heap_bytes", heap_bytes),
@@ -138,7 +140,7 @@ class Geometry:
 
     @cached_property
     def offsets(self) -> dict[str, int]:
-        """The offset of each region, and of the end of the last two: `heap_limit` and `segment_bytes`."""
+        """The offset of each region, of the payload's end (`heap_limit`) and of the segment's (`segment_bytes`)."""
         sizes = (
             ("activity_base", self.world_size * ACTIVITY.size),
             ("links_base", (self.n_pages + self.hdr_count) * WORD),
@@ -161,21 +163,41 @@ class Geometry:
 
     @property
     def segment_bytes(self) -> int:
-        """Bytes of a whole segment, a multiple of 4096."""
+        """Bytes per segment, a multiple of 4096."""
         return self.offsets["segment_bytes"]
 
     @property
     def max_object_bytes(self) -> int:
-        """The largest object: one extent of the largest class."""
+        """Bytes of the largest object: one extent of the largest class."""
         return max(self.class_pages) * self.page_bytes
+
+    def header_offset(self, slot: int) -> int:
+        """The offset of a header slot from its segment's base."""
+        return self.offsets["hdr_base"] + slot * OBJ_HEADER.size
+
+    def pages_of(self, nbytes: int) -> int:
+        """Pages that hold `nbytes`."""
+        return -(-nbytes // self.page_bytes)
+
+    def home_rank(self, key_check: Any) -> Any:
+        """The rank whose directory holds a key, and which owns it when no segment is preferred.
+
+        `key_check`: the high half of the key's digest, an integer or a u64 array; see `directory.home_of`.
+        """
+        return (key_check & POSITIVE.value) % self.world_size
+
+    def extent_pages(self, n_pages: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+        """The pages of the extents that objects of `n_pages` pages hold in v2: of the smallest class that fits."""
+        sizes = np.array([0, *filter(None, self.class_pages)], np.int64)
+        return sizes[np.minimum(np.searchsorted(sizes, n_pages), len(sizes) - 1)]
 
     def control_block(
         self, rank: int, world_id: int, mode: str, *, may_evict: bool, water: tuple[int, int]
     ) -> npt.NDArray[Any]:
-        """The HeapCtl of a new segment, as a record array of one. The rest of a new segment is zeros.
+        """The HeapCtl of a new segment: HEAP_CTL.dtype [1]. The rest of a new segment is zeros.
 
         Args:
-            rank: the owner. world_id: random, one a world. mode: "device" or "host".
+            rank: the owner. world_id: random, one per world. mode: "device" or "host".
             may_evict: whether a producer that finds the heap full may evict.
             water: (low, high) percent of used pages between which the owner's sweeper keeps the heap.
         """
@@ -195,7 +217,7 @@ class Geometry:
         return stored | {k: v for k, v in self.offsets.items() if k in HEAP_CTL.offsets}
 
     def mismatch(self, ctl: npt.NDArray[Any]) -> str | None:
-        """Why a HeapCtl is not one of this geometry, or None."""
+        """The reason why a HeapCtl is not of this geometry, or None."""
         row = ctl[0]
         if row["magic"] != MAGIC:
             return (
@@ -211,10 +233,10 @@ class Geometry:
 
     @staticmethod
     def stored_in(ctl: npt.NDArray[Any]) -> "Geometry":
-        """The geometry that a HeapCtl states.
+        """The geometry that a HeapCtl (HEAP_CTL.dtype [1]) states.
 
         Raises:
-            ValueError: the control block is not one of this build, or contradicts itself.
+            ValueError: another build wrote the control block, or it contradicts itself.
         """
         row = ctl[0]
         values: dict[str, Any] = {f.name: int(row[f.name]) for f in fields(Geometry) if f.name != "class_pages"}
@@ -228,9 +250,14 @@ class Geometry:
     def world_table(
         self, rank: int, incarnation: int, bases: list[int], *, checksum: bool = False
     ) -> npt.NDArray[np.int64]:
-        """The private table that device functions take as `world`: this geometry, then the bases (see `world`).
+        """The private table that device functions take as `world` (`world_table`): this geometry, then `bases`.
 
-        `checksum`: whether this rank gives its objects checksums, and insists on them.
+        int64 [words of WORLD + world_size].
+
+        Args:
+            rank: this rank. incarnation: how many times it has attached.
+            bases: the address of every rank's segment as this process sees it.
+            checksum: whether this rank gives its objects checksums, and reads none without.
         """
         head = np.zeros(1, WORLD.dtype)
         for name in WORLD.offsets:
@@ -244,8 +271,13 @@ class Geometry:
 
 
 def producer_word(rank: int, incarnation: int) -> int:
-    """The PRODUCER bits of a rank."""
+    """The PRODUCER bits of a rank and its incarnation."""
     return int(rank | (incarnation & PRODUCER_INC_MASK.value) << PRODUCER_INC_SHIFT.value)
+
+
+def producer_of(bits: int) -> tuple[int, int]:
+    """The rank and the incarnation in PRODUCER bits."""
+    return unpack("PRODUCER", "rank", bits), unpack("PRODUCER", "incarnation", bits)
 
 
 def _check_classes(classes: tuple[int, ...], n_pages: int) -> None:

@@ -1,12 +1,12 @@
-"""The byte layout of a segment: the only place where an offset, a bit field, the magic or the version is spelled.
+"""The byte layout of a segment: the only file that spells an offset, a bit field, the magic or the version.
 
 A segment is one rank's part of the symmetric heap. Its regions, in order:
 
     HeapCtl | activity | links | headers | descriptors | directory | turnstiles | ring | pins | payload
 
-Every word is 64 bits, little-endian and aligned; fields of 32 bits stand in pairs that share a word. Words that many
-producers change have a line of 128 bytes of their own, so that they do not slow each other down.
-The constants below are `tl.constexpr`, generated from the tables, for device code; the host uses the numpy dtypes.
+Every word has 64 bits, little-endian and aligned; two fields of 32 bits share a word. A word that many producers change
+has a line of 128 bytes to itself, so that one hot word does not slow another down.
+Device code uses the constants below, `tl.constexpr` generated from the tables; the host uses the numpy dtypes.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ MAX_DIMS = 7
 
 
 class Field(NamedTuple):
-    """One field of a record: its name, its numpy type, how many of it, whether it starts a line, and what it is."""
+    """One field of a record: name, numpy type, meaning, how many of it in a row, and whether it starts a line."""
 
     name: str
     kind: str
@@ -35,7 +35,7 @@ class Field(NamedTuple):
 
 
 class Record:
-    """A stored struct: from its fields come the offsets, the numpy dtype and the table in the docs."""
+    """A stored struct. Its fields determine the offsets, the numpy dtype and the table in docs/layout.md."""
 
     def __init__(self, name: str, align: int, fields: list[Field]) -> None:
         self.name = name
@@ -71,67 +71,67 @@ HEAP_CTL = Record(
     "HeapCtl",
     LINE,
     [
-        # identity and geometry: written once by the owner before `magic`, read on attach, never by the hot path
-        Field("magic", "<u8", "MAGIC, written last: a segment without it is not initialised"),
+        # identity and geometry: the owner writes them once, before `magic`; ranks read them only on attach
+        Field("magic", "<u8", "MAGIC, which the owner writes last: a segment without it is not initialised"),
         Field("version", "<u4", "VERSION of this layout"),
-        Field("mode", "<u4", "who allocates: 0 device (v2), 1 host (v1)"),
-        Field("layout_hash", "<u8", "digest of these tables: builds with another layout are refused"),
+        Field("mode", "<u4", "the allocator: 0 the producer's device (v2), 1 the master's host (v1)"),
+        Field("layout_hash", "<u8", "digest of these tables: a build with another layout is refused"),
         Field("world_id", "<u8", "random, the same in all segments of one world"),
         Field("rank", "<u4", "the owner's rank"),
         Field("world_size", "<u4", "ranks in the world"),
-        Field("page_bytes", "<u8", "bytes of a payload page"),
+        Field("page_bytes", "<u8", "bytes per payload page"),
         Field("n_pages", "<u8", "pages in the payload arena"),
         Field("hdr_count", "<u8", "slots in the header arena"),
         Field("dir_buckets", "<u8", "buckets of eight entries, a power of two"),
         Field("ann_capacity", "<u8", "slots in the announce ring, a power of two"),
         Field("pin_slots", "<u8", "slots in the pin ledger"),
-        Field("class_pages", "<u4", "pages of an extent of each size class, ascending", repeat=SIZE_CLASSES),
-        Field("shards", "<u8", "free lists of each kind that are in use, a power of two"),
+        Field("class_pages", "<u4", "pages per extent of each size class, ascending", repeat=SIZE_CLASSES),
+        Field("shards", "<u8", "free lists in use of each kind, a power of two"),
         Field("links_base", "<u8", "offset of the links"),
         Field("hdr_base", "<u8", "offset of the header arena"),
         Field("desc_base", "<u8", "offset of the descriptors"),
         Field("dir_base", "<u8", "offset of the directory"),
-        Field("turn_base", "<u8", "offset of the directory's turnstiles, one word a bucket"),
+        Field("turn_base", "<u8", "offset of the directory's turnstiles, one word per bucket"),
         Field("ann_base", "<u8", "offset of the announce ring"),
         Field("pin_base", "<u8", "offset of the pin ledger"),
         Field("heap_base", "<u8", "offset of the payload arena"),
-        Field("heap_limit", "<u8", "offset of its end"),
-        Field("epoch", "<u4", "how many times an owner attached to this segment"),
-        Field("water_hi", "<u4", "% of used pages at which the owner's sweeper begins to evict"),
-        Field("water_lo", "<u4", "% at which it stops"),
-        Field("closed", "<u4", "1 once the owner has closed the segment"),
+        Field("heap_limit", "<u8", "offset of the end of the payload arena"),
+        Field("epoch", "<u4", "how many times an owner has attached to this segment"),
+        Field("water_hi", "<u4", "the owner's sweeper begins to evict when so many % of the pages are used"),
+        Field("water_lo", "<u4", "and stops at so many %"),
+        Field("closed", "<u4", "1 after the owner has closed the segment"),
         # hot words, each on a line of its own
-        Field("bump_ptr", "<u8", "offset of the first byte never allocated; only grows", own_line=True),
-        Field("hdr_head", "<u8", "index of the first header slot never used; only grows", own_line=True),
+        Field("bump_ptr", "<u8", "offset of the first byte that was never allocated; only grows", own_line=True),
+        Field("hdr_head", "<u8", "first header slot that was never used; only grows", own_line=True),
         Field("hdr_free", "<u8", "free lists of header slots: LIST words", repeat=SHARDS, own_line=True),
         *[
             Field(f"free_head{k}", "<u8", f"free lists of size class {k}: LIST words", repeat=SHARDS, own_line=True)
             for k in range(SIZE_CLASSES)
         ],
-        Field("ann_head", "<u8", "announcements ever reserved; producers add", own_line=True),
-        Field("ann_tail", "<u8", "announcements ever consumed; the owner's host writes", own_line=True),
-        Field("ann_asleep", "<u4", "1 while the owner's poller sleeps (host memory only)"),
+        Field("ann_head", "<u8", "tickets of the ring taken so far; producers add", own_line=True),
+        Field("ann_tail", "<u8", "tickets consumed so far; only the owner's host writes", own_line=True),
+        Field("ann_asleep", "<u4", "1 while the owner's poller sleeps (only in host memory)"),
         Field("_pad0", "<u4", "0"),
         Field(
             "grace_phase",
             "<u8",
-            "0 or 1: which activity word an operation counts in; the host writes",
+            "0 or 1: the activity word in which a new operation counts itself; only the owner's host writes",
             own_line=True,
         ),
-        Field("clock_hand", "<u8", "where the next eviction looks first", own_line=True),
+        Field("clock_hand", "<u8", "header slot, modulo their number, where an eviction begins", own_line=True),
         Field("may_evict", "<u8", "1 if a producer that finds the heap full may evict", own_line=True),
         Field(
             "joining",
             "<u8",
-            "the last host to detach the free lists to join neighbours, until it has pushed: PRODUCER bits; 0: nobody",
+            "PRODUCER bits of the last host that detached the free lists, until it has pushed them back; 0: none",
             own_line=True,
         ),
-        # counters of rare events, in one line: nobody waits for them
+        # counters of rare events share one line: no operation depends on them
         Field("missed", "<u8", "announcements that found their ring slot taken", own_line=True),
         Field("evicted", "<u8", "objects evicted by producers"),
         Field("refused", "<u8", "allocations answered FULL"),
-        Field("lost", "<u8", "commits that came after their slot was reclaimed"),
-        Field("corrupt", "<u8", "words that pointed outside of their region"),
+        Field("lost", "<u8", "commits of objects that had been given up"),
+        Field("corrupt", "<u8", "control words and checksums that operations found wrong"),
     ],
 )
 
@@ -139,9 +139,9 @@ ACTIVITY = Record(
     "Activity",
     LINE,
     [
-        Field("in_flight0", "<u8", "operations that this rank runs in this segment and began in grace phase 0"),
-        Field("in_flight1", "<u8", "the same, phase 1"),
-        Field("incarnation", "<u8", "how many times this rank attached; 0: never"),
+        Field("in_flight0", "<u8", "operations of this rank in flight in this segment that began in grace phase 0"),
+        Field("in_flight1", "<u8", "the same for phase 1"),
+        Field("incarnation", "<u8", "how many times this rank has attached; 0: never"),
     ],
 )
 
@@ -150,15 +150,15 @@ OBJ_HEADER = Record(
     64,
     [
         Field("key_hash", "<u8", "low half of XXH3-128 of the key and its namespace"),
-        Field("n_pages", "<u4", "pages that hold bytes; 0 when the slot holds none"),
-        Field("page_size", "<u4", "bytes of a page"),
+        Field("n_pages", "<u4", "pages that hold the payload; 0 if the slot holds none"),
+        Field("page_size", "<u4", "bytes per page"),
         Field("payload_base", "<u8", "offset of the first page in the owner's segment"),
-        Field("bytes_total", "<u8", "bytes of the payload"),
-        Field("state", "<u4", "low 8 bits: life-cycle state; upper 24: pins, watched"),
-        Field("epoch", "<u4", "how many times the slot was taken; never goes back"),
-        Field("last_access", "<u8", "when the object was last read or written, ns, best effort"),
+        Field("bytes_total", "<u8", "bytes of payload"),
+        Field("state", "<u4", "low half of the STATE word: life-cycle state, pins, watched"),
+        Field("epoch", "<u4", "high half of the STATE word: how many times the slot was taken; never goes back"),
+        Field("last_access", "<u8", "time of the last read or write of the object, ns, best effort"),
         Field("flags", "<u4", "FLAG_*"),
-        Field("producer", "<u4", "who took the slot: rank and incarnation, PRODUCER bits"),
+        Field("producer", "<u4", "the rank that took the slot, and its incarnation: PRODUCER bits"),
         Field("key_check", "<u8", "high half of the key's digest"),
     ],
 )
@@ -167,7 +167,7 @@ OBJ_DESC = Record(
     "ObjDesc",
     64,
     [
-        Field("format", "<u8", "what the bytes are, and their checksum: FORMAT bits"),
+        Field("format", "<u8", "dtype, number of dimensions and checksum: FORMAT bits"),
         Field("dims", "<u8", "the shape", repeat=MAX_DIMS),
     ],
 )
@@ -177,13 +177,13 @@ ANNOUNCE = Record(
     64,
     [
         Field("key_hash", "<u8", "low half of the key's digest"),
-        Field("owner_rank", "<u4", "whose segment holds the object"),
+        Field("owner_rank", "<u4", "the rank whose segment holds the object"),
         Field("epoch", "<u4", "the header's epoch"),
         Field("header_off", "<u8", "offset of the header"),
         Field("payload_off", "<u8", "offset of the payload"),
-        Field("n_pages", "<u4", "pages that hold bytes"),
-        Field("page_size", "<u4", "bytes of a page"),
-        Field("bytes_total", "<u8", "bytes of the payload"),
+        Field("n_pages", "<u4", "pages that hold the payload"),
+        Field("page_size", "<u4", "bytes per page"),
+        Field("bytes_total", "<u8", "bytes of payload"),
         Field("key_check", "<u8", "high half of the key's digest"),
     ],
 )
@@ -192,9 +192,9 @@ RECORDS = (HEAP_CTL, ACTIVITY, OBJ_HEADER, OBJ_DESC, ANNOUNCE)
 
 
 def layout_hash() -> int:
-    """A digest of what is stored: two builds that disagree about one byte refuse each other's segments.
+    """A digest of the stored layout: two builds that disagree about one byte refuse each other's segments.
 
-    It covers the offset and type of each field, and the place of each packed one; descriptions are left out.
+    It covers the offset and type of each field, and the place of each packed one, but no description.
     """
     fields = [(r.name, r.size, [(f.name, f.kind, f.repeat, r.offsets[f.name]) for f in r.fields]) for r in RECORDS]
     packed = [(b.word, b.name, b.shift, b.width) for b in BITS]
@@ -204,7 +204,7 @@ def layout_hash() -> int:
 
 # --- packed words -----------------------------------------------------------------------------
 class Bits(NamedTuple):
-    """A field inside a packed word: its lowest bit and its width."""
+    """A field of a packed word: its lowest bit, its width in bits, and its meaning."""
 
     word: str
     name: str
@@ -215,8 +215,8 @@ class Bits(NamedTuple):
 
 BITS = (
     Bits("STATE", "state", 0, 8, "RESERVED, WRITING, READY or DEAD"),
-    Bits("STATE", "pins", 8, 23, "readers in place"),
-    Bits("STATE", "watched", 31, 1, "set by who counts the pins anew; every change of the pins clears it"),
+    Bits("STATE", "pins", 8, 23, "readers that hold the object in place"),
+    Bits("STATE", "watched", 31, 1, "set by the host while it recounts the pins; every change of the pins clears it"),
     Bits("STATE", "epoch", 32, 32, "the slot's epoch"),
     Bits("FORMAT", "dtype", 0, 8, "dtype code; 0: raw bytes"),
     Bits("FORMAT", "ndim", 8, 8, "number of dimensions"),
@@ -224,21 +224,21 @@ BITS = (
     Bits("PRODUCER", "rank", 0, 10, "rank of the producer"),
     Bits("PRODUCER", "incarnation", 10, 22, "how many times that rank had attached"),
     Bits("LIST", "node", 0, 32, "first node + 1; 0: empty"),
-    Bits("LIST", "tag", 32, 32, "changes so far, against ABA"),
+    Bits("LIST", "tag", 32, 32, "changes of the list so far, against ABA"),
     Bits("LINK", "next", 0, 32, "next node + 1; 0: last"),
-    Bits("LINK", "stamp", 32, 27, "how often this node was handed over: the audit tells by it what moved"),
+    Bits("LINK", "stamp", 32, 27, "how often this node changed hands: by it the audit sees which nodes moved"),
     Bits("LINK", "mark", 59, 5, "of a first page: class + 1 while free, class + 9 while a header holds it; else 0"),
     Bits("ENTRY", "phase", 0, 2, "0 empty, 1 TENTATIVE, 2 FINAL"),
-    Bits("ENTRY", "tag", 2, 12, "bits of the key's digest"),
-    Bits("ENTRY", "rank", 14, 10, "whose segment holds the header"),
-    Bits("ENTRY", "header", 24, 26, "slot in that segment's header arena"),
+    Bits("ENTRY", "tag", 2, 12, "low bits of the high half of the key's digest"),
+    Bits("ENTRY", "rank", 14, 10, "the rank whose segment holds the header"),
+    Bits("ENTRY", "header", 24, 26, "header slot in that segment"),
     Bits("ENTRY", "epoch", 50, 14, "low bits of the header's epoch"),
     Bits("RING", "kind", 0, 2, "0 empty, 1 STORED, 2 REMOVED"),
     Bits("RING", "header", 2, 30, "header slot"),
     Bits("RING", "epoch", 32, 32, "the header's epoch"),
     Bits("PIN", "phase", 0, 2, "0 free, 1 INTENT, 2 HELD"),
     Bits("PIN", "header", 2, 30, "header slot"),
-    Bits("PIN", "producer", 32, 32, "who pins: PRODUCER bits"),
+    Bits("PIN", "producer", 32, 32, "the rank that pins: PRODUCER bits"),
 )
 
 
@@ -248,15 +248,16 @@ def _bits(word: str, name: str) -> tuple[Any, Any]:
 
 
 def unpack(word: str, name: str, values: Any) -> Any:
-    """Take one field out of a packed word, or out of a numpy array of such words (u64 or i64)."""
+    """One field of a packed word, or of each word in a numpy array (u64 or i64)."""
     bits = next(b for b in BITS if (b.word, b.name) == (word, name))
     return (values >> bits.shift) & ((1 << bits.width) - 1)
 
 
 WORD_BYTES = tl.constexpr(WORD)
 LOW32 = tl.constexpr(0xFFFFFFFF)
+POSITIVE = tl.constexpr(0x7FFFFFFFFFFFFFFF)  # all bits of a word except its sign
 
-# life-cycle states (the values are the seed's)
+# life-cycle states: stored values, never renumber them
 RESERVED = tl.constexpr(0)
 WRITING = tl.constexpr(1)
 READY = tl.constexpr(2)
@@ -268,10 +269,10 @@ ONE_PIN = tl.constexpr(1 << PINS_SHIFT.value)
 PIN_COUNT = tl.constexpr(PINS_MASK.value << PINS_SHIFT.value)
 WATCHED_SHIFT, _ = _bits("STATE", "watched")
 WATCHED = tl.constexpr(1 << WATCHED_SHIFT.value)
-PIN_BITS = tl.constexpr(PIN_COUNT.value | WATCHED.value)  # all that readers change
+PIN_BITS = tl.constexpr(PIN_COUNT.value | WATCHED.value)  # the bits that readers change, or that their changes clear
 
-FLAG_PLAN = tl.constexpr(1)  # written by a kernel that no activity word counts: quarantined until acknowledged
-FLAG_ACK = tl.constexpr(2)  # the plan's producer has said that nothing will be written any more
+FLAG_PLAN = tl.constexpr(1)  # no activity word counts the kernel that writes it: in quarantine until acknowledged
+FLAG_ACK = tl.constexpr(2)  # the plan's producer has acknowledged: it will write no more
 FLAG_CHECKSUM = tl.constexpr(4)  # the descriptor holds a checksum
 
 DTYPE_SHIFT, DTYPE_MASK = _bits("FORMAT", "dtype")
@@ -315,7 +316,7 @@ BUMP_PTR = HEAP_CTL.at("bump_ptr")
 HDR_HEAD = HEAP_CTL.at("hdr_head")
 HDR_FREE = HEAP_CTL.at("hdr_free")
 FREE_HEAD = HEAP_CTL.at("free_head0")
-FREE_HEAD_STRIDE = tl.constexpr(SHARDS * WORD)  # the lists of a kind stand in one row
+FREE_HEAD_STRIDE = tl.constexpr(SHARDS * WORD)  # the lists of one size class stand in one row
 MAX_SHARDS = tl.constexpr(SHARDS)
 ANN_HEAD = HEAP_CTL.at("ann_head")
 ANN_TAIL = HEAP_CTL.at("ann_tail")

@@ -1,4 +1,4 @@
-"""docs/layout.md, made from the tables of `layout`: `python -m nanokv.device.segment.layout_table`."""
+"""Makes docs/layout.md from the tables of `layout`: `python -m nanokv.device.segment.layout_table`."""
 
 import numpy as np
 
@@ -7,7 +7,7 @@ from nanokv.device.segment.world_table import WORLD
 
 
 def table() -> str:
-    """docs/layout.md, whole."""
+    """The whole of docs/layout.md."""
     lines = [
         "# The bytes of a segment",
         "",

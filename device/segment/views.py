@@ -1,7 +1,7 @@
-"""A segment in host memory as numpy sees it: one structured array a region, sharing its bytes.
+"""A segment in host memory as numpy arrays: one structured array per region, over the segment's own bytes.
 
-For the host's tools (fsck, stats, the sweeper's looks) and tests. What is read here may be in motion; whoever acts on
-it does so through a protocol function, which looks again.
+For the host's tools (fsck, stats, the sweeper's looks) and for tests. The bytes may change while they are read: a host
+that acts on them calls a protocol function, which looks again.
 """
 
 from typing import Any
@@ -14,7 +14,13 @@ from nanokv.device.segment.layout import ACTIVITY, ENTRIES_PER_BUCKET, HEAP_CTL,
 
 
 class SegmentView:
-    """The regions of one segment, as arrays over its bytes (uint8, one dimension, `geometry.segment_bytes` long)."""
+    """The regions of one segment, as arrays over its bytes.
+
+    `raw`: uint8 [at least `geometry.segment_bytes`].
+
+    Raises:
+        ValueError: `raw` is something else.
+    """
 
     def __init__(self, raw: npt.NDArray[np.uint8], geometry: Geometry) -> None:
         if raw.dtype != np.uint8 or raw.ndim != 1 or raw.size < geometry.segment_bytes:

@@ -1,8 +1,8 @@
-"""How a rank finds segments and their geometry: one private table of words, never shared memory.
+"""The world table: where a rank finds all segments and their geometry. Private words, never shared memory.
 
-A corrupt or foreign segment must not be able to send a rank astray, so the protocol never reads a bound, an offset or a
-base from a segment. It reads them here. The table ends with `heap_bases`: the base address of every rank's segment as
-this process sees it, which is the table that iris' device functions take.
+A corrupt or foreign segment must not lead a rank astray, so the protocol reads no bound, offset or base from a segment:
+it reads them here. The table ends with `heap_bases`, the base address of every rank's segment as this process sees it;
+that is the table that iris' device functions take.
 """
 
 from typing import Any
@@ -30,14 +30,14 @@ WORLD = Record(
     [
         Field("rank", "<i8", "this rank"),
         Field("producer", "<i8", "this rank and its incarnation: PRODUCER bits"),
-        Field("world_size", "<i8", "ranks"),
-        Field("page_bytes", "<i8", "bytes of a page"),
-        Field("n_pages", "<i8", "pages of a segment"),
-        Field("hdr_count", "<i8", "header slots of a segment"),
-        Field("dir_buckets", "<i8", "directory buckets, a power of two"),
-        Field("ann_capacity", "<i8", "ring slots, a power of two"),
-        Field("pin_slots", "<i8", "slots of the pin ledger, a power of two"),
-        Field("shards", "<i8", "free lists of each kind, a power of two"),
+        Field("world_size", "<i8", "ranks in the world"),
+        Field("page_bytes", "<i8", "bytes per page"),
+        Field("n_pages", "<i8", "pages per segment"),
+        Field("hdr_count", "<i8", "header slots per segment"),
+        Field("dir_buckets", "<i8", "directory buckets per segment, a power of two"),
+        Field("ann_capacity", "<i8", "ring slots per segment, a power of two"),
+        Field("pin_slots", "<i8", "slots of the pin ledger per segment, a power of two"),
+        Field("shards", "<i8", "free lists of each kind per segment, a power of two"),
         Field("links_base", "<i8", "offset of the links"),
         Field("hdr_base", "<i8", "offset of the header arena"),
         Field("desc_base", "<i8", "offset of the descriptors"),
@@ -46,12 +46,12 @@ WORLD = Record(
         Field("ann_base", "<i8", "offset of the announce ring"),
         Field("pin_base", "<i8", "offset of the pin ledger"),
         Field("heap_base", "<i8", "offset of the payload arena"),
-        Field("heap_limit", "<i8", "offset of its end"),
-        Field("checksum", "<i8", "1: this rank gives its objects checksums, and reads none without"),
+        Field("heap_limit", "<i8", "offset of the end of the payload arena"),
+        Field("checksum", "<i8", "1 if this rank gives its objects checksums, and reads none without"),
         Field(
             "class_pages",
             "<i8",
-            "pages of an extent of each size class; 0: no such class",
+            "pages per extent of each size class; 0: no such class",
             repeat=SIZE_CLASSES,
         ),
     ],
@@ -101,7 +101,7 @@ def descriptor_at(world: tl.int64, seg: tl.int64, slot: tl.int64) -> Any:
 
 @triton.jit
 def page_links(world: tl.int64, seg: tl.int64) -> Any:
-    """The address of the links of pages; those of header slots follow them."""
+    """The address of the links of pages; the links of header slots follow them."""
     return seg + table64(world + W_LINKS_BASE)
 
 
@@ -119,19 +119,19 @@ def bucket_at(world: tl.int64, seg: tl.int64, bucket: tl.int64) -> Any:
 
 @triton.jit
 def activity_at(seg: tl.int64, rank: tl.int64, phase: tl.int64) -> Any:
-    """The address of the word that counts a rank's operations in a segment, for one grace phase."""
+    """The address of the word that counts a rank's operations in flight in a segment, in one grace phase."""
     return seg + ACTIVITY_BASE + rank * ACTIVITY_BYTES + IN_FLIGHT + phase * WORD_BYTES
 
 
 @triton.jit
 def class_pages(world: tl.int64, size_class: tl.int64) -> Any:
-    """Pages of an extent of a size class; 0 if there is no such class."""
+    """Pages per extent of a size class; 0 if there is no such class."""
     return table64(world + W_CLASS_PAGES + size_class * WORD_BYTES)
 
 
 @triton.jit
 def is_inside(world: tl.int64, payload: tl.int64, nbytes: tl.int64) -> Any:
-    """True if there can be so many bytes at an offset."""
+    """True if `nbytes` bytes at the offset `payload` lie inside the payload arena."""
     limit = table64(world + W_HEAP_LIMIT)
     placed = (payload >= table64(world + W_HEAP_BASE)) & (payload <= limit)
     return placed & (nbytes >= 0) & (nbytes <= limit - select(placed, payload, limit))

@@ -5,11 +5,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nanokv.device.machines.base import Words
+from nanokv.device.machines.base import Machine
+from nanokv.device.machines.entries import ENTRIES
 from nanokv.device.machines.native import NativeMachine
-from nanokv.device.machines.native_code import ENTRIES, Compiled
+from nanokv.device.machines.records import Words
 from nanokv.device.segment.geometry import Geometry
-from nanokv.device.segment.layout import ACTIVITY, HEAP_CTL, OBJ_HEADER, WORD
+from nanokv.device.segment.layout import HEAP_CTL, WORD
 from nanokv.device.segment.views import SegmentView
 from nanokv.device.sim.memory import SHARED
 from nanokv.device.sim.simulation import Simulation
@@ -28,7 +29,7 @@ class SimulatedWorld:
         self.simulation = simulation
         self.geometry = geometry
         self.bases = [SHARED + rank * geometry.segment_bytes for rank in range(geometry.world_size)]
-        self.code = Compiled(**{name: simulation.function(function) for name, (function, _) in ENTRIES.items()})
+        self.code = {name: simulation.function(entry.function) for name, entry in ENTRIES.items()}
         self._tables: dict[tuple[int, int], Words] = {}
         self.words = [word for rank in range(geometry.world_size) for word in self._new_segment(rank, may_evict)]
 
@@ -70,48 +71,25 @@ class SimulatedWorld:
 class SimulatedMachine(NativeMachine):
     """The CPU machine over simulated segments: each word that it looks at is a relaxed load."""
 
-    kind = "simulated"
-
     def __init__(self, world: SimulatedWorld, rank: int, incarnation: int) -> None:
-        self.geometry = world.geometry
+        Machine.__init__(self, world.geometry, world.table(rank, incarnation), lambda rank: None)
         self._bases = world.bases
-        self._code = code = world.code
-        self.table_address = world.table(rank, incarnation)
+        self._code = world.code
         self._load = world.simulation.vocabulary["load64"]
-        self._store = world.simulation.vocabulary["store64"]
-        self._wake = lambda rank: None
-        self._put, self._get, self._find, self._asleep = code.put, code.get, code.find, code.asleep
 
-    def _look(self, owner: int, region: str, skip: int, count: int) -> Words:
-        base = self._bases[owner] + self.geometry.offsets[region] + skip * WORD
-        return np.array([self._load(base + at * WORD, "relaxed") for at in range(count)], np.int64)
-
-    def headers(self, owner: int, start: int, count: int) -> npt.NDArray[Any]:
-        size = OBJ_HEADER.size // WORD
-        count = min(count, self.geometry.hdr_count - start)
-        return self._look(owner, "hdr_base", start * size, count * size).view(OBJ_HEADER.dtype)
+    def look(self, owner: int, offset: int, dtype: np.dtype[Any], count: int) -> npt.NDArray[Any]:
+        words = np.zeros((count, dtype.itemsize // WORD), np.int64)
+        kept = range(0, dtype.itemsize, WORD) if dtype.fields is None else (field[1] for field in dtype.fields.values())
+        at = sorted({place // WORD for place in kept})  # no load of padding
+        for row in range(count):
+            for word in at:
+                address = self._bases[owner] + offset + row * dtype.itemsize + word * WORD
+                words[row, word] = self._load(address, "relaxed")
+        return words.reshape(-1).view(dtype)
 
     def control(self, owner: int) -> Any:
+        """The HeapCtl, whose words are loaded when they are asked for: an execution has no steps that nobody needs."""
         return _Control(self._bases[owner], self._load)
-
-    def activity(self, owner: int) -> npt.NDArray[Any]:
-        rows = np.zeros(self.geometry.world_size, ACTIVITY.dtype)
-        words = rows.view(np.int64).reshape(len(rows), -1)  # a count that went below 0 must be seen, not refused
-        base = self._bases[owner] + self.geometry.offsets["activity_base"]
-        for rank in range(len(rows)):
-            for offset in ACTIVITY.offsets.values():
-                words[rank, offset // WORD] = self._load(base + rank * ACTIVITY.size + offset, "relaxed")
-        return rows
-
-    def set_control(self, owner: int, field: str, value: int) -> None:
-        assert HEAP_CTL.dtype[field].itemsize == WORD
-        self._store(self._bases[owner] + HEAP_CTL.offsets[field], value, "relaxed")
-
-    def _page_links(self, owner: int) -> Words:
-        return self._look(owner, "links_base", 0, self.geometry.n_pages)
-
-    def pin_ledger(self, owner: int) -> Words:
-        return self._look(owner, "pin_base", 0, self.geometry.pin_slots)
 
 
 class _Control:

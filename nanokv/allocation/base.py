@@ -1,48 +1,52 @@
-"""The two ways to allocate behind one API: `device_path` (v2) and `compat_v1.host_path` (v1) both are a Path."""
+"""What a way to allocate is: `producer` (v2) and `compat_v1.host_allocation` (v1) both are an Allocation."""
 
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from nanokv.device.machines.base import Descriptor, Found
+from nanokv.device.machines.records import Begun, Descriptor, Found, Place
 from nanokv.types import KeyDigest
 
-
-class Write(NamedTuple):
-    """An object that is being written. `status` is a `device.status.Status`; the rest is true after OK alone."""
-
-    status: int
-    owner: int
-    slot: int
-    epoch: int
-    payload: int  #: offset of the payload in the owner's segment
-    nbytes: int
-    phase: int  #: the grace phase to leave; -1 if no operation is counted (plans, v1)
+if TYPE_CHECKING:
+    from nanokv.device.machines.batch import Batch
+    from nanokv.device.machines.engine_cache import Pages
 
 
-class Path(Protocol):
-    """How objects are allocated, found and removed. Bytes are moved by the caller, between `begin` and `finish`.
+class Allocation(Protocol):
+    """How objects are allocated, found and removed.
 
     Every method may raise `PeerLost`. All answer with a `Status`; none raises for FULL, MISS and the like.
     """
 
     alloc: str  #: "device" or "host"
 
-    def begin(self, key: KeyDigest, nbytes: int, preferred: int | None, what: Descriptor, *, plan: bool) -> Write:
+    def owner_of(self, key: KeyDigest, preferred: int | None) -> int:
+        """The rank whose segment gets a new object: the preferred one, else the key's home rank."""
+        ...
+
+    def put(self, key: KeyDigest, src: int, nbytes: int, preferred: int | None, what: Descriptor) -> int:
+        """Store `nbytes` contiguous bytes at the address `src`: begin, copy, seal and finish. Answers as `begin`."""
+        ...
+
+    def get(self, key: KeyDigest, dst: int, nbytes: int) -> int:
+        """Read an object of `nbytes` to the address `dst`: OK, MISS, NOT_READY, TORN, CORRUPT or SIZE."""
+        ...
+
+    def begin(self, key: KeyDigest, nbytes: int, preferred: int | None, what: Descriptor, *, plan: bool) -> Begun:
         """Claim the key, allocate in the preferred segment (else by the key), publish WRITING.
 
         `plan`: the bytes will come from a kernel that nobody counts (`open_for_write`).
         """
         ...
 
-    def finish(self, key: KeyDigest, write: Write) -> int:
+    def finish(self, key: KeyDigest, begun: Begun) -> int:
         """WRITING -> READY, announce: OK or LOST."""
         ...
 
-    def abort(self, key: KeyDigest, write: Write) -> int:
+    def abort(self, key: KeyDigest, begun: Begun) -> int:
         """Give up an unfinished object and free it: OK or LOST."""
         ...
 
     def locate(self, key: KeyDigest) -> Found:
-        """Where a READY object lies: OK, MISS, NOT_READY or CORRUPT. True only if validated after use."""
+        """Where a READY object lies: OK, MISS, NOT_READY or CORRUPT. It holds only if validated after use."""
         ...
 
     def exists(self, key: KeyDigest) -> int:
@@ -57,6 +61,13 @@ class Path(Protocol):
         """Remove the object in a header slot (eviction by the host): OK, MISS or PINNED."""
         ...
 
+    def batch(self, capacity: int, pages: "Pages | None" = None) -> "Batch | None":
+        """A table of requests that one launch puts, gets, finds or removes; None where each key takes a call."""
+        ...
+
     def close(self) -> None:
         """Let go of threads and connections. Idempotent."""
         ...
+
+
+NOWHERE = Place(0, 0, 0)  #: of an object that was refused or not found

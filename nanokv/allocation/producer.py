@@ -1,71 +1,68 @@
 """v2: the producer allocates in the owner's segment itself, through the machine. No server, no message."""
 
 import time
+from typing import TYPE_CHECKING
 
-from nanokv.allocation.base import Write
-from nanokv.allocation.host_eviction import evict_run
-from nanokv.device.machines.base import Descriptor, Found, Machine
-from nanokv.device.protocol.directory import POSITIVE
+from nanokv.device.machines.base import Machine
+from nanokv.device.machines.records import Begun, Descriptor, Found
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.layout import FLAG_PLAN
-from nanokv.host_poller.coalesce import join_free_extents
+from nanokv.host_poller.make_room import make_room
 from nanokv.types import KeyDigest
 
+if TYPE_CHECKING:
+    from nanokv.device.machines.batch import Batch
+    from nanokv.device.machines.engine_cache import Pages
+
 _ROOM_TRIES = 4  #: times that a put makes room: what it joined or evicted may be taken by others
-_JOIN_PATIENCE = 0.005  #: seconds that a put waits for another host that has the free extents in its hands
 
 
-def home_rank(key: KeyDigest, world_size: int) -> int:
-    """The rank whose directory holds a key, and its owner when no segment is preferred."""
-    return int(key.key_check & POSITIVE.value) % world_size
-
-
-class DevicePath:
-    """The Path of `alloc="device"`."""
+class ProducerAllocation:
+    """The Allocation of `alloc="device"`."""
 
     alloc = "device"
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
-        self._world_size = machine.geometry.world_size
 
     def owner_of(self, key: KeyDigest, preferred: int | None) -> int:
-        """Where a new object goes."""
-        return home_rank(key, self._world_size) if preferred is None else preferred
+        return self._machine.geometry.home_rank(key.key_check) if preferred is None else preferred
 
     def put(self, key: KeyDigest, src: int, nbytes: int, preferred: int | None, what: Descriptor) -> int:
-        """The whole put of `nbytes` contiguous bytes at address `src`, in one call of the machine."""
         owner = self.owner_of(key, preferred)
         status = self._machine.put(owner, key, src, nbytes, what, time.time_ns())
         tries = 0
-        while status == Status.FULL and tries < _ROOM_TRIES and self.make_room(owner, nbytes):
+        while status == Status.FULL and tries < _ROOM_TRIES and make_room(self._machine, owner, nbytes):
             status = self._machine.put(owner, key, src, nbytes, what, time.time_ns())
             tries += 1
         return status
 
-    def begin(self, key: KeyDigest, nbytes: int, preferred: int | None, what: Descriptor, *, plan: bool) -> Write:
+    def get(self, key: KeyDigest, dst: int, nbytes: int) -> int:
+        return self._machine.get(key, dst, nbytes, time.time_ns())
+
+    def begin(self, key: KeyDigest, nbytes: int, preferred: int | None, what: Descriptor, *, plan: bool) -> Begun:
         owner = self.owner_of(key, preferred)
         flags = FLAG_PLAN.value if plan else 0
         begun = self._machine.begin(owner, key, nbytes, flags, what, time.time_ns())
         tries = 0
-        while begun.status == Status.FULL and tries < _ROOM_TRIES and self.make_room(owner, nbytes):
+        while begun.status == Status.FULL and tries < _ROOM_TRIES and make_room(self._machine, owner, nbytes):
             begun = self._machine.begin(owner, key, nbytes, flags, what, time.time_ns())
             tries += 1
-        phase = begun.phase
         if plan and begun.status == Status.OK:
-            self._machine.leave(owner, phase)  # a plan is written by a kernel that no activity word counts
-            phase = -1
-        return Write(begun.status, owner, begun.slot, begun.epoch, begun.payload, nbytes, phase)
+            self._machine.leave(owner, begun.phase)  # a plan is written by a kernel that no activity word counts
+            begun = begun._replace(phase=-1)
+        return begun
 
-    def finish(self, key: KeyDigest, write: Write) -> int:
-        if write.phase < 0:
-            return self._machine.commit(write.owner, write.slot, write.epoch)
-        return self._machine.finish(write.owner, write.slot, write.epoch, write.phase)
+    def finish(self, key: KeyDigest, begun: Begun) -> int:
+        if begun.phase < 0:
+            return self._machine.commit(begun.place)
+        return self._machine.finish(begun.place, begun.phase)
 
-    def abort(self, key: KeyDigest, write: Write) -> int:
-        phase = self._machine.enter(write.owner) if write.phase < 0 else write.phase
-        status = self._machine.abort(write.owner, write.slot, write.epoch)
-        self._machine.leave(write.owner, phase)
+    def abort(self, key: KeyDigest, begun: Begun) -> int:
+        owner = begun.place.owner
+        phase = self._machine.enter(owner) if begun.phase < 0 else begun.phase
+        status = self._machine.abort(begun.place)
+        self._machine.leave(owner, phase)
         return status
 
     def locate(self, key: KeyDigest) -> Found:
@@ -80,25 +77,8 @@ class DevicePath:
     def remove_slot(self, owner: int, slot: int, epoch: int) -> int:
         return self._machine.remove_slot(owner, slot, epoch)
 
+    def batch(self, capacity: int, pages: "Pages | None" = None) -> "Batch | None":
+        return self._machine.batch(capacity, pages)
+
     def close(self) -> None:
         """Nothing to let go of."""
-
-    def make_room(self, owner: int, nbytes: int) -> bool:
-        """After FULL: join free extents of the segment, and evict what is in the way, if one may.
-
-        True if it is worth trying once more.
-        """
-        geometry = self._machine.geometry
-        deadline = time.monotonic() + _JOIN_PATIENCE
-        waited = False
-        while self._machine.joining(owner, 0) and time.monotonic() < deadline:
-            time.sleep(0.0001)
-            waited = True
-        largest = join_free_extents(self._machine, owner)
-        if waited or largest * geometry.page_bytes >= nbytes:
-            return True
-        size = min(n for n in geometry.class_pages if n * geometry.page_bytes >= nbytes)
-        if not self._machine.control(owner)[0]["may_evict"] or not evict_run(self._machine, owner, size):
-            return False
-        join_free_extents(self._machine, owner)
-        return True

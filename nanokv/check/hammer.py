@@ -87,12 +87,12 @@ def pin_hammer(world: tl.int64, seed: tl.int64, rounds: tl.int64, keys: tl.int64
         status, owner, slot, epoch, payload, nbytes = lookup(world, key, key)
         if status == OK:
             seg = segment(world, owner)
-            status, line = pin(world, seg, slot, epoch)
+            status, line = pin(world, owner, slot, epoch)
             if status == OK:
                 pinned += 1
                 if i % READ_EVERY == 0:
                     wrong += differing(seg + payload, nbytes // WORD_BYTES, key)
-                unpin(world, seg, slot, epoch, line)
+                unpin(world, owner, slot, epoch, line)
         i += 1
     return pinned, wrong
 

@@ -8,6 +8,7 @@ import torch
 
 from nanokv.cache import NanoKVCache
 from nanokv.check.report import CheckFailure
+from nanokv.device.machines.records import Place
 from nanokv.errors import (
     DuplicateKey,
     InvalidArgument,
@@ -157,7 +158,7 @@ class Work:
         """Write an object as a caller's kernel does: open, store, commit."""
         tensor = self._new(key)
         plan = self.cache.open_for_write(name(key), tensor.nbytes, preferred_segment=self._owner())
-        target = self.cache._mover.payload(plan.dst_rank, plan.payload_base, plan.bytes_total)
+        target = self.cache._mover.payload(Place(plan.dst_rank, 0, 0, plan.payload_base, plan.bytes_total))
         target.copy_(tensor.view(torch.uint8))
         self.cache.commit(name(key))
 

@@ -1,4 +1,4 @@
-"""The worker processes, as the parent sees them: started together, listened to, and always ended."""
+"""The worker processes as the parent sees them: it starts them together, listens to them, and always ends them."""
 
 import json
 import os
@@ -8,24 +8,24 @@ import sys
 import tempfile
 import threading
 import time
+from contextlib import AbstractContextManager
 from dataclasses import asdict
-from types import TracebackType
 from typing import IO, Any
 
 from nanokv.demo.job import ROLES, Job, send
 
-SILENCE = 120.0  #: seconds without any message after which the demo has failed; compiling for the first time takes some
+SILENCE = 120.0  #: seconds without any message after which the demo has failed; compiling takes some of them
 GOODBYE = 10.0  #: seconds for workers to leave by themselves
 
 Message = dict[str, Any]
 
 
 class DemoFailed(Exception):
-    """A worker failed, ended, or said nothing for too long."""
+    """A worker failed, ended, or sent no message for too long."""
 
 
-class Crew:
-    """One process a role. Used in a `with` block; at its end no process is left."""
+class Crew(AbstractContextManager["Crew"]):
+    """One process per role. Used in a `with` block; at its end no process is left."""
 
     def __init__(self, seed: int) -> None:
         self._inbox: queue.Queue[tuple[str, Message]] = queue.Queue()
@@ -41,7 +41,7 @@ class Crew:
 
     def _start(self, role: str, seed: int) -> None:
         self._logs[role] = tempfile.TemporaryFile()  # noqa: SIM115 - `stop` closes it
-        # -P and sys.path: workers import what this process would, whatever lies in the working directory
+        # -P and sys.path: workers import what this process imports, not what lies in the working directory
         environment = os.environ | {
             "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
             "HF_HUB_OFFLINE": "1",
@@ -73,13 +73,13 @@ class Crew:
 
     def give(self, role: str, job: Job) -> None:
         """Give a worker a job."""
-        self._say(role, asdict(job))
+        self._command(role, asdict(job))
 
     def go_on(self, role: str) -> None:
-        """Tell a rank that is done that it may leave the world."""
-        self._say(role, {})
+        """Let a rank that is done leave the world."""
+        self._command(role, {})
 
-    def _say(self, role: str, command: Message) -> None:
+    def _command(self, role: str, command: Message) -> None:
         stream = self._processes[role].stdin
         assert stream is not None
         try:
@@ -88,10 +88,10 @@ class Crew:
             raise DemoFailed(self._ended(role)) from None
 
     def listen(self) -> tuple[str, Message]:
-        """The next message, and whose it is.
+        """The next message, and the role of its worker.
 
         Raises:
-            DemoFailed: what the worker said went wrong, or that it ended, or that nobody said anything for SILENCE.
+            DemoFailed: the worker reports an error, or has ended, or no worker sent a message for SILENCE seconds.
         """
         try:
             role, message = self._inbox.get(timeout=SILENCE)
@@ -111,13 +111,13 @@ class Crew:
         return f"the {role} process ended unexpectedly (exit status {status})\n{self._log(role)}"
 
     def _log(self, role: str) -> str:
-        """The end of what a worker wrote to stderr."""
+        """The end of a worker's stderr."""
         log = self._logs[role]
         log.seek(0)
         return log.read().decode(errors="replace")[-2000:].strip()
 
     def stop(self) -> None:
-        """End all workers: ask, then insist. Idempotent."""
+        """End all workers: by SIGTERM, and those that do not leave in time by SIGKILL. Idempotent."""
         for process in self._processes.values():
             process.terminate()
         deadline = time.monotonic() + GOODBYE
@@ -134,10 +134,5 @@ class Crew:
             if stream is not None:
                 stream.close()
 
-    def __enter__(self) -> "Crew":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.stop()

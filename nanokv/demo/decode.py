@@ -1,4 +1,4 @@
-"""Rank 1: waits for each prompt's blocks, reads them, and generates. It computes nothing that was prefilled."""
+"""Rank 1 waits for each prompt's blocks, reads them, and generates. It computes nothing that rank 0 has computed."""
 
 import time
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ from nanokv.demo.prompts import BLOCK_TOKENS, block_keys, make_prompts
 
 @dataclass
 class Decoded:
-    """What decode did. Times are seconds; the counters are rank 1's, when all prompts were done."""
+    """The report of decode. Times are seconds; `stats` are rank 1's when all prompts were done."""
 
     tokens: list[list[int]] = field(default_factory=list)  #: of each prompt
     digests: list[list[str]] = field(default_factory=list)  #: of the bytes of each block read
@@ -27,7 +27,7 @@ class Decoded:
 
 
 def decode(job: Job, model: Model, cache: NanoKVCache, tell: Tell) -> Decoded:
-    """Generate after every prompt from blocks of the cache, then once more after one stored block was altered."""
+    """Generate after every prompt from the blocks in the cache, then once more with one stored block altered."""
     report = Decoded()
     prompts = make_prompts(job.prompts, job.seed)
     for number, prompt in enumerate(prompts):
@@ -51,8 +51,8 @@ def known_tokens(prompt: list[int]) -> int:
     return min(len(prompt) // BLOCK_TOKENS * BLOCK_TOKENS, len(prompt) - 1)
 
 
-def generate(model: Model, prompt: list[int], blocks: torch.Tensor, count: int, told: Any) -> list[int]:
-    """`count` greedy tokens after a prompt whose whole blocks are given; `told` is called after each."""
+def generate(model: Model, prompt: list[int], blocks: torch.Tensor, count: int, on_token: Any) -> list[int]:
+    """`count` greedy tokens after a prompt whose whole blocks are given; calls `on_token` after each."""
     kv = model.new_cache()
     known = known_tokens(prompt)
     load_blocks(kv, blocks, known)
@@ -61,7 +61,7 @@ def generate(model: Model, prompt: list[int], blocks: torch.Tensor, count: int, 
     while len(tokens) < count:
         tokens.append(model.forward(fed, kv))
         fed = tokens[-1:]
-        told()
+        on_token()
     return tokens
 
 

@@ -1,4 +1,4 @@
-"""What the parent tells its workers, and how the two talk: lines of JSON over the worker's stdin and stdout."""
+"""The jobs that the parent gives its workers, and the messages: lines of JSON over a worker's stdin and stdout."""
 
 import json
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import IO, Any
 ROLES = ("prefill", "decode", "reference")
 PREFILL_RANK = 0
 DECODE_RANK = 1
-PATIENCE = 60.0  #: seconds that a rank waits for blocks of the other
+PATIENCE = 60.0  #: seconds that rank 1 waits for blocks of rank 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,8 +16,8 @@ class Job:
 
     Attributes:
         alloc: "device" or "host"; a reference ignores it.
-        name: of the world, so of the names in shared memory.
-        prompts, seed: as for `make_prompts`; the seed is also the model's.
+        name: of the world.
+        prompts, seed: of `make_prompts`; the seed is also the model's.
         tokens: tokens to generate after each prompt.
         corrupt: for tests: flip one byte of the first prompt's block of this number before it is put.
     """

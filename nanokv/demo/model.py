@@ -1,4 +1,4 @@
-"""A small Llama with random weights, built here from a seed: nothing is downloaded.
+"""A small Llama with random weights from a seed: nothing is downloaded.
 
 The KV of a block is one tensor, page-first: float32 [LAYERS, 2, KV_HEADS, BLOCK_TOKENS, HEAD_DIM], keys before values.
 """
@@ -20,7 +20,7 @@ LONGEST_SEQUENCE = 1024
 
 
 class Model:
-    """The model, on one CPU thread so that sums are taken in the same order in every process."""
+    """The model, on one CPU thread, so that every process adds in the same order."""
 
     def __init__(self, seed: int) -> None:
         torch.set_num_threads(1)
@@ -46,14 +46,14 @@ class Model:
 
     @torch.no_grad()
     def forward(self, tokens: list[int], cache: Any) -> int:
-        """Run tokens that follow what is in `cache`, extend it, and return the most likely next token."""
+        """Run the tokens that follow those in `cache`, extend it, and return the most likely next token."""
         ids = torch.tensor([tokens])
         logits = self._llama(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1).logits
         return int(logits[0, -1].argmax())
 
     @torch.no_grad()
     def generate(self, prompt: list[int], count: int) -> list[int]:
-        """`count` greedy tokens by transformers' own `generate`: the whole prompt at once, nothing of NanoKV."""
+        """`count` greedy tokens by transformers' own `generate`: the whole prompt at once, without NanoKV."""
         ids = torch.tensor([prompt])
         out = self._llama.generate(
             ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False, pad_token_id=0

@@ -1,4 +1,4 @@
-"""Rank 0: runs the model over each prompt, block by block, and puts each block's KV into the segment of rank 1."""
+"""Rank 0 runs the model over each prompt, block by block, and puts each block's KV into the segment of rank 1."""
 
 import time
 from collections.abc import Callable
@@ -17,7 +17,7 @@ Tell = Callable[..., None]
 
 @dataclass
 class Prefilled:
-    """What prefill did. Times are seconds."""
+    """The report of prefill. Times are seconds."""
 
     blocks_put: int = 0
     blocks_reused: int = 0
@@ -27,9 +27,9 @@ class Prefilled:
 
 
 def prefill(job: Job, model: Model, cache: NanoKVCache, tell: Tell) -> Prefilled:
-    """Prefill every prompt: read what the cache has of it, compute and put the other whole blocks.
+    """Prefill every prompt: read the leading blocks that the cache has, compute and put the other whole blocks.
 
-    Tokens after the last whole block are left to decode.
+    Decode computes the tokens after the last whole block.
     """
     report = Prefilled()
     for number, prompt in enumerate(make_prompts(job.prompts, job.seed)):
@@ -50,12 +50,12 @@ def prefill(job: Job, model: Model, cache: NanoKVCache, tell: Tell) -> Prefilled
 
 
 def leading(present: list[bool]) -> int:
-    """How many blocks from the first on are present: only a whole prefix is of use."""
+    """How many blocks are present before the first that is not: only a whole prefix can be reused."""
     return [*present, False].index(False)
 
 
 def read_blocks(cache: NanoKVCache, keys: list[str], seconds: list[float]) -> torch.Tensor:
-    """Read blocks into one new tensor [n, *BLOCK_SHAPE], noting how long each get takes."""
+    """Read blocks into one new tensor [n, *BLOCK_SHAPE]; appends the seconds of each get to `seconds`."""
     blocks = torch.empty(len(keys), *BLOCK_SHAPE)
     for key, block in zip(keys, blocks, strict=True):
         started = time.perf_counter()

@@ -1,6 +1,5 @@
-"""What is seen while the demo runs: a bar a prompt on a terminal, a line a prompt anywhere else."""
+"""The output while the demo runs: a bar per prompt on a terminal, a line per prompt elsewhere."""
 
-from types import TracebackType
 from typing import Any
 
 from rich.console import Console
@@ -34,13 +33,13 @@ class PromptProgress:
         return COUNTS.format(**self._counts[number])
 
     def see(self, message: dict[str, Any]) -> None:
-        """Take in a message of a worker; those that are no progress are ignored."""
-        what = {"put": "put", "reused": "reused", "token": "tokens"}.get(message["event"])
-        if what is None:
+        """Count a message of a worker; messages that are no progress are ignored."""
+        counted = {"put": "put", "reused": "reused", "token": "tokens"}.get(message["event"])
+        if counted is None:
             return
         number = message["prompt"]
         counts = self._counts[number]
-        counts[what] += message.get("blocks", 1)
+        counts[counted] += message.get("blocks", 1)
         if self._bars is not None:
             self._bars.update(self._tasks[number], completed=sum(counts.values()), counts=self._text(number))
         elif sum(counts.values()) == self._totals[number]:  # the last message of two processes has come
@@ -51,8 +50,6 @@ class PromptProgress:
             self._bars.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._bars is not None:
             self._bars.stop()

@@ -30,7 +30,7 @@ def make_prompts(count: int, seed: int) -> list[list[int]]:
 def block_keys(prompt: list[int]) -> list[str]:
     """The keys of a prompt's whole blocks: each is a hash over its parent's key and its own tokens.
 
-    So a key names all the tokens up to the end of its block, and a shared prefix has the same keys in any prompt.
+    So a key identifies all tokens up to the end of its block, and a shared prefix has the same keys in any prompt.
     """
     keys: list[str] = []
     parent = b""

@@ -1,4 +1,4 @@
-"""The run to compare with: the same model in one process, without NanoKV."""
+"""The reference: the same model in one process, without NanoKV."""
 
 from nanokv.demo.job import Job
 from nanokv.demo.model import Model, digest, last_block
@@ -7,7 +7,7 @@ from nanokv.demo.prompts import BLOCK_TOKENS, block_keys, make_prompts
 
 
 def reference(job: Job, model: Model, tell: Tell) -> None:
-    """Per prompt: the tokens of transformers' `generate`, and digests of the KV of each block, computed afresh."""
+    """Report for each prompt the tokens of transformers' `generate`, and digests of the KV of each block."""
     for number, prompt in enumerate(make_prompts(job.prompts, job.seed)):
         tell("reference", prompt=number, tokens=model.generate(prompt, job.tokens), digests=_digests(model, prompt))
 

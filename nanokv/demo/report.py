@@ -1,4 +1,4 @@
-"""What came out: the comparison with the single process, and the table."""
+"""The demo's result: the comparison with the single process, and the table."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,11 +12,11 @@ TITLES = {"device": "v2, device allocates", "host": "v1, host allocates"}
 
 @dataclass(frozen=True)
 class Outcome:
-    """One run of all prompts in one allocation mode, beside what a single process made of the same prompts.
+    """One run of all prompts in one allocation mode, and the reference's results for the same prompts.
 
     Attributes:
         prefilled, decoded: the fields of `Prefilled` and `Decoded`.
-        tokens, digests: the reference's, of each prompt.
+        tokens, digests: the reference's, for each prompt.
     """
 
     alloc: str
@@ -27,12 +27,12 @@ class Outcome:
 
     @property
     def equal_tokens(self) -> tuple[int, int]:
-        """How many generated tokens equal the reference's, and how many there are."""
+        """How many generated tokens equal the reference's, and how many the reference has."""
         return _equal(self.decoded["tokens"], self.tokens)
 
     @property
     def equal_blocks(self) -> tuple[int, int]:
-        """How many blocks that decode read equal the reference's in every bit, and how many there are."""
+        """How many blocks that decode read equal the reference's in every bit, and how many the reference has."""
         return _equal(self.decoded["digests"], self.digests)
 
     @property
@@ -42,7 +42,7 @@ class Outcome:
 
     @property
     def complaints(self) -> list[str]:
-        """What is wrong; empty if nothing is."""
+        """One line per error; empty if there is none."""
         (tokens, all_tokens), (blocks, all_blocks) = self.equal_tokens, self.equal_blocks
         title = TITLES[self.alloc]
         found = []

@@ -1,4 +1,4 @@
-"""Runs the demo: two ranks in two processes, one prefills, one decodes, and a third process to compare with."""
+"""Runs the demo: rank 0 prefills and rank 1 decodes, each in a process; a third process is the reference."""
 
 import secrets
 from contextlib import suppress
@@ -37,7 +37,8 @@ def run_demo(
         alloc: who allocates; "both": first v2, then v1.
         prompts: how many, 2 to MAX_PROMPTS; the first two share a prefix.
         tokens: tokens to generate after each, 1 to MAX_TOKENS.
-        seed: of the prompts and of the model's weights.
+        seed: of the prompts and the model's weights.
+        console: for the output.
         corrupt: for tests: flip a bit in the first prompt's block of this number, so that the comparison fails.
 
     Returns:
@@ -97,8 +98,8 @@ def _run(modes: list[str], job: Job, console: Console) -> list[Outcome]:
 
 def _reference(crew: Crew, job: Job) -> Expected:
     crew.give("reference", job)
-    said = [crew.listen()[1] for _ in range(job.prompts)]
-    return [each["tokens"] for each in said], [each["digests"] for each in said]
+    results = [crew.listen()[1] for _ in range(job.prompts)]
+    return [result["tokens"] for result in results], [result["digests"] for result in results]
 
 
 def _one_mode(crew: Crew, job: Job, expected: Expected, console: Console) -> Outcome:
@@ -121,10 +122,10 @@ def _one_mode(crew: Crew, job: Job, expected: Expected, console: Console) -> Out
 
 
 def _remove_name(name: str) -> None:
-    """Remove a world whose ranks may have been killed. Those that leave by themselves, leave nothing."""
+    """Remove a world whose ranks may have been killed. Ranks that leave by themselves leave nothing behind."""
     from nanokv.heap.shm_tools import remove_world
 
-    with suppress(NanoKVError):  # there is none
+    with suppress(NanoKVError):  # there is no such world
         remove_world(name)
 
 

@@ -1,6 +1,6 @@
-"""A process of the demo, `python -m nanokv.demo.worker ROLE SEED`: jobs come on stdin, reports go to stdout.
+"""A worker process of the demo, `python -m nanokv.demo.worker ROLE SEED`: jobs come on stdin, reports go to stdout.
 
-It ends, and leaves the world in order, when stdin ends or SIGTERM comes: so no worker outlives its parent.
+When its stdin ends or SIGTERM comes, a worker leaves its world and ends: no worker outlives its parent.
 """
 
 import json
@@ -24,10 +24,10 @@ GRACE_SECONDS = 10.0  #: after the parent is gone
 
 
 class Parent:
-    """The parent, as its worker sees it."""
+    """The parent as its worker sees it."""
 
     def __init__(self) -> None:
-        # what a library prints must not end up between the messages
+        # the output of libraries goes to stderr, so that stdout has only messages
         self._out = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
         self._commands: queue.Queue[dict[str, Any]] = queue.Queue()
@@ -41,7 +41,7 @@ class Parent:
         os._exit(1)  # the main thread is stuck where no signal reaches it
 
     def tell(self, event: str, **fields: Any) -> None:
-        """Report what happened."""
+        """Report an event."""
         send(self._out, {"event": event} | fields)
 
     def command(self) -> dict[str, Any]:
@@ -50,7 +50,7 @@ class Parent:
 
 
 def main() -> int:
-    """Load the model, then do jobs for ever."""
+    """Load the model, then do jobs until the process ends."""
     role, seed = sys.argv[1], int(sys.argv[2])
     signal.signal(signal.SIGTERM, _leave)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
@@ -69,7 +69,7 @@ def main() -> int:
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
-    signal.signal(number, signal.SIG_IGN)  # once is enough: the second must not interrupt the tidying up
+    signal.signal(number, signal.SIG_IGN)  # a second signal must not interrupt the cleaning up
     raise SystemExit(0)
 
 
@@ -86,7 +86,7 @@ def _work(role: str, job: Job, model: "Model", parent: Parent) -> None:
     with _join(job, rank) as cache:
         report = work(job, model, cache, parent.tell)
         parent.tell("done", report=asdict(report))
-        parent.command()  # stay until both are done: v1's master, and the segment that is read, must not go
+        parent.command()  # stay until both are done: the other one needs v1's master, and the segment that it reads
     parent.tell("closed")
 
 
@@ -103,7 +103,7 @@ def _join(job: Job, rank: int) -> "NanoKVCache":
         rank=rank,
         world_size=2,
         alloc=job.alloc,
-        evict=False,  # everything fits; if it does not, that is an error and not a lost block
+        evict=False,  # all blocks fit: a full heap is an error of the demo
         namespace=f"nanokv-demo/llama/seed {job.seed}/float32",
     )
 

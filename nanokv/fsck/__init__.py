@@ -1,16 +1,18 @@
-"""fsck: checks what must always hold (I1 to I10) on the segments of a world. It reads, and never changes anything.
+"""fsck: checks the invariants I1 to I10 (docs/design.md) on the segments of a world. It only reads.
 
-report      findings, and what a user can do about each
-look        copies of segments that belong together, also while producers are at work
-control     identity, control words, activity, the announce ring
-slots       header slots and what headers name
-pins        the pin ledger against the STATE words
-pages       payload pages
-directory   directory entries and keys
+inspect_world  a world of this host, seen from outside, for the command line
+look           copies of segments that belong together, also while producers are at work
+report         findings, each with a remedy
+control        checks of identity, control words, activity words, the announce ring
+slots          checks of header slots, and of the extents that headers name
+pins           checks of the pin ledger against the STATE words
+pages          checks of payload pages: each is in one place
+directory      checks of directory entries and keys
 """
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,7 +20,7 @@ import numpy as np
 from nanokv.device.segment.views import SegmentView
 from nanokv.fsck import control, directory, pages, pins, slots
 from nanokv.fsck.look import Alive, Look, World, fingerprint, take_looks
-from nanokv.fsck.report import Finding, Report, named
+from nanokv.fsck.report import Finding, Report, find
 
 if TYPE_CHECKING:
     from nanokv.cache import NanoKVCache
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Alive", "Finding", "Report", "check_cache", "check_segments"]
 
-CHECKS: tuple[Callable[[World], Iterator[Finding]], ...] = (
+SEGMENT_CHECKS: tuple[Callable[[World, Look], Iterator[Finding]], ...] = (
     control.check_control,
     control.check_activity,
     control.check_ring,
@@ -37,9 +39,8 @@ CHECKS: tuple[Callable[[World], Iterator[Finding]], ...] = (
     pins.check_pins,
     pages.check_links,
     pages.check_pages,
-    directory.check_directory,
-    directory.check_keys,
 )
+WORLD_CHECKS = (directory.check_directory, directory.check_keys)
 
 
 def check_segments(
@@ -48,27 +49,28 @@ def check_segments(
     """Check all segments of a world.
 
     Args:
-        views: one a rank, in the order of ranks.
-        mode: "device" or "host": who allocates. In host mode pages, slots and keys have their places with the master,
-            so that only what headers, the ring and the pin ledger say is checked.
+        views: one per rank, in the order of ranks.
+        mode: "device" or "host": who allocates. In host mode the master keeps free lists and directory, so that only
+            headers, the ring and the pin ledger are checked.
         quiescent: True: the caller knows that nothing is under way; all is checked. False: only what must hold at any
             moment. None: find out, by looking twice.
-        alive: (rank, incarnation) -> False if it has certainly ended. Without it every rank is taken to live, and what
-            only an end can explain is a breach.
+        alive: (rank, incarnation) -> False if it has certainly ended. Without it every rank counts as alive, and
+            leftovers of the dead as breaches.
 
     Raises:
-        ValueError: no segments, or not one a rank.
+        ValueError: not one segment per rank.
     """
     views = list(views)
     if not views or len(views) != views[0].geometry.world_size:
-        raise ValueError(f"a world's segments are wanted, one a rank, not {len(views)}")
+        raise ValueError(f"views must be the segments of a world, one per rank, not {len(views)}")
     foreign = tuple(control.check_identity(views, mode))
     if foreign:
         return Report(mode, bool(quiescent), len(views), 0, foreign)
     looks = take_looks(views)
     resting = quiescent if quiescent is not None else _at_rest(looks, views, alive)
     world = World(looks, mode, resting, alive)
-    findings = tuple(finding for check in CHECKS for finding in check(world))
+    found = [check(world, look) for check in SEGMENT_CHECKS for look in looks]
+    findings = tuple(chain(*found, *(check(world) for check in WORLD_CHECKS)))
     if quiescent is None and resting and findings and not _same(looks, views):
         return check_segments(views, mode=mode, quiescent=False, alive=alive)
     objects = sum(int(np.count_nonzero(look.ready)) for look in looks)
@@ -92,7 +94,7 @@ def _same(looks: list[Look], views: list[SegmentView]) -> bool:
 def check_cache(caches: "NanoKVCache | Sequence[NanoKVCache]", *, patience: float = 2.0) -> Report:
     """Check a world through caches of this process: all its segments, and the index of each cache given.
 
-    The caller has flushed the caches and keeps still. Segments on a GPU are copied here first.
+    The caller has flushed the caches, and nothing else uses the world. Segments on a GPU are copied here first.
 
     Args:
         patience: seconds to wait for the pollers to come to rest. After that everything is checked all the same.
@@ -116,10 +118,8 @@ def _view(heap: "Heap", rank: int) -> SegmentView:
 
 
 def _check_index(cache: "NanoKVCache", view: SegmentView) -> Iterator[Finding]:
-    """I5: the index of a cache has the READY objects of its segment, and nothing else."""
+    """I5: the index of a cache has exactly the READY objects of its segment."""
     look = take_looks([view])[0]
-    want = np.where(look.ready, look.epoch, -1)
-    wrong = np.flatnonzero(cache._poller.index.epochs() != want)
-    if len(wrong):
-        what = "the index and the headers do not say the same"
-        yield Finding("I5", cache.rank, what, named("slot", wrong), "call flush() first: if it stays, report a bug")
+    wrong = cache._poller.index.epochs() != np.where(look.ready, look.epoch, -1)
+    what, remedy = "the index and the headers do not agree", "call flush() first: if it stays, report a bug"
+    yield from find("I5", cache.rank, what, "slot", wrong, remedy)

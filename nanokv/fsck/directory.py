@@ -6,7 +6,6 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from nanokv.device.protocol.directory import POSITIVE
 from nanokv.device.segment.layout import (
     DEAD,
     ENTRIES_PER_BUCKET,
@@ -16,10 +15,9 @@ from nanokv.device.segment.layout import (
     ENTRY_TENTATIVE,
     RESERVED,
     WRITING,
-    unpack,
 )
-from nanokv.fsck.look import Look, Mask, Numbers, World
-from nanokv.fsck.report import REMAKE, WAIT, Finding, named
+from nanokv.fsck.look import Look, Mask, Numbers, World, field
+from nanokv.fsck.report import REMAKE, WAIT, Finding, find
 
 
 class _Headers(NamedTuple):
@@ -33,7 +31,7 @@ class _Headers(NamedTuple):
 
 
 class _Entries(NamedTuple):
-    """The entries of one directory that are not empty and point at slots that exist: parallel arrays."""
+    """The valid entries of one directory: parallel arrays."""
 
     place: Numbers  #: entry number in the directory
     phase: Numbers
@@ -44,27 +42,18 @@ class _Entries(NamedTuple):
 
 
 def _headers(world: World) -> _Headers:
-    looks = world.looks
-    return _Headers(
-        np.stack([look.phase for look in looks]),
-        np.stack([look.epoch for look in looks]),
-        np.stack([look.headers["key_hash"] for look in looks]),
-        np.stack([look.headers["key_check"] for look in looks]),
-        np.stack([look.ready for look in looks]),
-    )
+    rows = [(at.phase, at.epoch, at.headers["key_hash"], at.headers["key_check"], at.ready) for at in world.looks]
+    return _Headers(*map(np.stack, zip(*rows, strict=True)))
 
 
 def _entries(look: Look) -> tuple[_Entries, Numbers]:
-    """The entries that can be, and the places of those that cannot."""
+    """The entries that are not empty: the valid ones, and the places of those that name no slot or have no phase."""
     place = np.flatnonzero(look.directory)
     words = look.directory[place]
-    phase, tag, rank, slot, epoch = (
-        unpack("ENTRY", name, words).astype(np.int64) for name in ("phase", "tag", "rank", "header", "epoch")
-    )
-    sane = (rank < look.geometry.world_size) & (slot < look.geometry.hdr_count)
-    sane &= (phase == ENTRY_FINAL.value) | (phase == ENTRY_TENTATIVE.value)
-    fields = (place, phase, tag, rank, slot, epoch)
-    return _Entries(*(field[sane] for field in fields)), place[~sane]
+    entries = _Entries(place, *(field("ENTRY", name, words) for name in ("phase", "tag", "rank", "header", "epoch")))
+    valid = (entries.rank < look.geometry.world_size) & (entries.slot < look.geometry.hdr_count)
+    valid &= (entries.phase == ENTRY_FINAL.value) | (entries.phase == ENTRY_TENTATIVE.value)
+    return _Entries(*(column[valid] for column in entries)), place[~valid]
 
 
 def _belongs(look: Look, entries: _Entries, headers: _Headers) -> Mask:
@@ -75,23 +64,22 @@ def _belongs(look: Look, entries: _Entries, headers: _Headers) -> Mask:
     one = key_hash & buckets
     two = one ^ (((key_hash >> np.uint64(32)) & buckets) | np.uint64(1))
     bucket = (entries.place // ENTRIES_PER_BUCKET.value).astype(np.uint64)
-    home = (key_check & np.uint64(POSITIVE.value)) % np.uint64(look.geometry.world_size)
+    home = look.geometry.home_rank(key_check)
     tagged = (key_check & np.uint64(ENTRY_TAG_MASK.value)) == entries.tag.astype(np.uint64)
     here: Mask = tagged & (home == look.rank) & ((bucket == one) | (bucket == two))
     return here
 
 
 def check_directory(world: World) -> Iterator[Finding]:
-    """I4, I5, I10: entries can be, stand where their key may, and find each READY object exactly once."""
+    """I4, I5, I10: entries are valid, stand where their key may stand, and find each READY object exactly once."""
     if not world.allocates:
         return
     headers = _headers(world)
     finds = np.zeros(headers.phase.shape, np.int64)
     for look in world.looks:
         entries, wild = _entries(look)
-        if len(wild):
-            what = "directory entries that can be none: readers are answered SegmentCorrupt"
-            yield Finding("I10", look.rank, what, named("entry", wild), REMAKE)
+        what = "invalid directory entries: readers are answered SegmentCorrupt"
+        yield from find("I10", look.rank, what, "entry", wild)
         at = entries.rank, entries.slot
         same = (headers.epoch[at] & ENTRY_EPOCH_MASK.value) == entries.epoch
         final = entries.phase == ENTRY_FINAL.value
@@ -100,9 +88,8 @@ def check_directory(world: World) -> Iterator[Finding]:
             judged = _alive(headers, entries) & same & final
             yield from _check_idle(world, look, entries, headers, same)
         here = _belongs(look, entries, headers)
-        if (judged & ~here).any():
-            what = "directory entries stand where their key is not looked for, or with another key's tag"
-            yield Finding("I4", look.rank, what, named("entry", entries.place[judged & ~here]), REMAKE)
+        what = "directory entries stand where their key is not looked for, or with another key's tag"
+        yield from find("I4", look.rank, what, "entry", entries.place[judged & ~here])
         found = judged & here
         np.add.at(finds, (entries.rank[found], entries.slot[found]), 1)
     yield from _check_finds(world, headers, finds)
@@ -118,17 +105,14 @@ def _alive(headers: _Headers, entries: _Entries) -> Mask:
 def _check_idle(world: World, look: Look, entries: _Entries, headers: _Headers, same: Mask) -> Iterator[Finding]:
     """At rest: no entry is TENTATIVE, and none is left of an object that went away."""
     tentative = entries.phase == ENTRY_TENTATIVE.value
-    if tentative.any():
-        where = named("entry", entries.place[tentative])
-        breach = not _all_ended(world, entries, tentative)
-        what = "directory entries are TENTATIVE at rest: their keys may be refused"
-        yield Finding("I6", look.rank, what, where, REMAKE if breach else WAIT, breach)
+    breach = not _all_ended(world, entries, tentative)
+    what = "directory entries are TENTATIVE at rest: their keys may be refused"
+    yield from find("I6", look.rank, what, "entry", entries.place[tentative], REMAKE if breach else WAIT, breach)
     # the entry of an object that was given up goes when its slot is freed: until then the slot is not taken again
     given_up = same & (headers.phase[entries.rank, entries.slot] == DEAD.value) & ~_is_free(world, entries)
     stale = ~tentative & ~(_alive(headers, entries) & same) & ~given_up
-    if stale.any():
-        what = "directory entries are left of objects that are gone: they take room from their buckets for ever"
-        yield Finding("I5", look.rank, what, named("entry", entries.place[stale]), REMAKE)
+    what = "directory entries are left of objects that are gone: they take room from their buckets for ever"
+    yield from find("I5", look.rank, what, "entry", entries.place[stale])
 
 
 def _all_ended(world: World, entries: _Entries, chosen: Mask) -> bool:
@@ -146,12 +130,9 @@ def _is_free(world: World, entries: _Entries) -> Mask:
 def _check_finds(world: World, headers: _Headers, finds: Numbers) -> Iterator[Finding]:
     wanted = headers.ready | ((headers.phase == WRITING.value) & world.quiescent)
     for rank, (want, times) in enumerate(zip(wanted, finds, strict=True)):
-        lost, twice = np.flatnonzero(want & (times == 0)), np.flatnonzero(times > 1)
-        if len(lost):
-            what = "objects are READY or WRITING, and no directory entry finds them"
-            yield Finding("I5", rank, what, named("slot", lost), REMAKE)
-        if len(twice):
-            yield Finding("I4", rank, "objects have several directory entries", named("slot", twice), REMAKE)
+        what = "objects are READY or WRITING, and no directory entry finds them"
+        yield from find("I5", rank, what, "slot", want & (times == 0))
+        yield from find("I4", rank, "objects have several directory entries", "slot", times > 1)
 
 
 def check_keys(world: World) -> Iterator[Finding]:
@@ -162,5 +143,5 @@ def check_keys(world: World) -> Iterator[Finding]:
     _, which, times = np.unique(keys, axis=0, return_inverse=True, return_counts=True)
     repeated = times[which.ravel()] > 1
     for rank in np.unique(ranks[repeated]).tolist():
-        where = named("slot", slots[repeated & (ranks == rank)])
-        yield Finding("I4", rank, "objects whose key has more than one READY object in the world", where, REMAKE)
+        what = "objects whose key has more than one READY object in the world"
+        yield from find("I4", rank, what, "slot", slots[repeated & (ranks == rank)])

@@ -1,19 +1,13 @@
-"""A world of this host, seen from outside, living or dead: what `stats` and `fsck` of the command line look through."""
+"""A world of this host, living or dead, seen from outside: for `stats` and `fsck` of the command line."""
 
-from typing import TYPE_CHECKING, Any, cast
-
-import numpy as np
-import numpy.typing as npt
+from typing import Any
 
 from nanokv.device.segment.layout import PRODUCER_INC_MASK
 from nanokv.device.segment.views import SegmentView
 from nanokv.errors import HeapUnavailable
 from nanokv.fsck import Report, check_segments
 from nanokv.heap.shm import inspect
-from nanokv.statistics import snapshot
-
-if TYPE_CHECKING:
-    from nanokv.device.machines.base import Machine
+from nanokv.statistics import HeapSnapshot
 
 
 class Inspected:
@@ -50,9 +44,9 @@ class Inspected:
     def stats(self) -> dict[str, Any]:
         """The world, and a HeapSnapshot of each rank, as plain data."""
         ranks = [
-            {"rank": rank, "alive": living, "incarnation": int(self.views[rank].activity["incarnation"][rank])}
-            | snapshot(cast("Machine", self), rank, self.mode).as_dict()
-            for rank, living in enumerate(self.living)
+            {"rank": rank, "alive": living, "incarnation": int(view.activity["incarnation"][rank])}
+            | HeapSnapshot.of(self.geometry, view.ctl.copy()[0], view.headers.copy(), self.mode).as_dict()
+            for rank, (living, view) in enumerate(zip(self.living, self.views, strict=True))
         ]
         return {
             "name": self.name,
@@ -61,12 +55,3 @@ class Inspected:
             "page_bytes": self.geometry.page_bytes,
             "ranks": ranks,
         }
-
-    # the two looks of a Machine that `snapshot` takes
-    def control(self, owner: int) -> npt.NDArray[Any]:
-        """A copy of a rank's HeapCtl."""
-        return self.views[owner].ctl.copy()
-
-    def headers(self, owner: int, start: int, count: int) -> npt.NDArray[Any]:
-        """A copy of some of a rank's headers."""
-        return np.array(self.views[owner].headers[start : start + count])

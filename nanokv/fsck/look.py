@@ -1,8 +1,8 @@
 """A look at the segments of a world: copies that belong together, also while producers are at work.
 
-The STATE words are copied first and last, all else in between. A header whose STATE word is the same in both copies
-(pins aside) was READY for the whole look: then its fields, its directory entry and its pages were what the copies say,
-at one moment for all such headers. On a machine that reorders loads this holds for segments at rest alone.
+The STATE words are copied first and last, all else in between. A header whose STATE word is READY and the same in both
+copies (pins aside) was READY during the whole look: its fields, its directory entry and its pages were as copied, for
+all such headers at one moment. On a machine that reorders loads this holds only for segments at rest.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from nanokv.device.segment.geometry import Geometry
+from nanokv.device.segment.geometry import Geometry, producer_of
 from nanokv.device.segment.layout import DEAD, PIN_BITS, READY, RESERVED, SIZE_CLASSES, WRITING, unpack
 from nanokv.device.segment.views import SegmentView
 
@@ -35,7 +35,7 @@ class Extents(NamedTuple):
 
 @dataclass(frozen=True)
 class Look:
-    """What one rank's segment said. All arrays are copies, in the shapes and dtypes of `SegmentView`."""
+    """A copy of one rank's segment, its arrays in the shapes and dtypes of `SegmentView`."""
 
     rank: int
     geometry: Geometry
@@ -53,33 +53,32 @@ class Look:
     @cached_property
     def phase(self) -> Numbers:
         """The life-cycle state of each slot."""
-        found: Numbers = unpack("STATE", "state", self.states).astype(np.int64)
-        return found
+        return field("STATE", "state", self.states)
 
     @cached_property
     def epoch(self) -> Numbers:
         """The epoch of each slot."""
-        found: Numbers = unpack("STATE", "epoch", self.states).astype(np.int64)
+        return field("STATE", "epoch", self.states)
+
+    def _stayed(self, state: Any) -> Mask:
+        """Slots that were in a state during the whole look."""
+        found: Mask = self.stable & (self.phase == state.value)
         return found
 
     @cached_property
     def ready(self) -> Mask:
-        """Slots that were READY all the while."""
-        found: Mask = self.stable & (self.phase == READY.value)
-        return found
+        """Slots that were READY during the whole look."""
+        return self._stayed(READY)
 
     @cached_property
     def unfinished(self) -> Mask:
         """Slots that are RESERVED or WRITING. A slot that was never taken is neither."""
-        taken = (self.phase == RESERVED.value) & (self.epoch > 0)
-        found: Mask = self.stable & (taken | (self.phase == WRITING.value))
-        return found
+        return self._stayed(WRITING) | self._stayed(RESERVED) & (self.epoch > 0)
 
     @cached_property
     def quarantined(self) -> Mask:
         """Slots that are DEAD and hold pages. Means nothing in host mode, where the master keeps the pages."""
-        found: Mask = self.stable & (self.phase == DEAD.value) & (self.headers["n_pages"] > 0)
-        return found
+        return self._stayed(DEAD) & (self.headers["n_pages"] > 0)
 
     @cached_property
     def class_sizes(self) -> Numbers:
@@ -88,13 +87,13 @@ class Look:
 
     @cached_property
     def slot_lists(self) -> list[tuple[list[int], str | None]]:
-        """Each free list of header slots: the slots in its order, and what is wrong with it."""
+        """Each free list of header slots: the slots in the list's order, and why the list is broken, or None."""
         links = unpack("LINK", "next", self.header_links).tolist()
         return [walk(head, links) for head in self.ctl["hdr_free"][0].tolist()]
 
     @cached_property
     def broken_slot_lists(self) -> list[tuple[int, str]]:
-        """Free lists of header slots with which something is wrong, and what."""
+        """The broken free lists of header slots, and why they are."""
         found = [(shard, why) for shard, (_, why) in enumerate(self.slot_lists) if why]
         lists = self.geometry.shards
         return found + [(i, f"there are {lists} lists") for i, (n, _) in enumerate(self.slot_lists) if n and i >= lists]
@@ -136,11 +135,17 @@ class Look:
         return Extents(slots[sane], first[sane], size[sane]), slots[~sane]
 
 
+def field(word: str, name: str, values: Any) -> Numbers:
+    """One field of packed words, as int64."""
+    return np.asarray(unpack(word, name, values), np.int64)
+
+
 def walk(head: int, links: list[int]) -> tuple[list[int], str | None]:
-    """The nodes of a free list, and what stopped the walk before its end: a cycle, or a link out of bounds.
+    """The nodes of a free list, and why the walk stopped before its end: a cycle, or a link out of bounds.
 
     Args:
-        head: the LIST word. links: for each node the next one plus 1, or 0.
+        head: the LIST word.
+        links: for each node the next one plus 1, or 0.
     """
     node = int(unpack("LIST", "node", head))
     seen: dict[int, None] = {}
@@ -155,38 +160,21 @@ def walk(head: int, links: list[int]) -> tuple[list[int], str | None]:
 
 
 def take_looks(views: list[SegmentView]) -> list[Look]:
-    """Look at every segment of a world. `views`: one a rank, in the order of ranks."""
+    """Look at every segment of a world. `views`: one per rank, in the order of ranks."""
     rings = [view.ring.copy() for view in views]  # before the headers: a hint is never ahead of its header
     before = [view.states.copy() for view in views]
-    middle = [
-        {
-            "ctl": view.ctl.copy(),
-            "activity": view.activity.copy(),
-            "headers": view.headers.copy(),
-            "directory": view.directory.copy(),
-            "page_links": view.page_links.copy(),
-            "header_links": view.header_links.copy(),
-            "pins": view.pins.copy(),
-        }
-        for view in views
-    ]
+    names = ("ctl", "activity", "headers", "directory", "page_links", "header_links", "pins")
+    middle = [{name: getattr(view, name).copy() for name in names} for view in views]
     no_pins = np.uint64(~PIN_BITS.value & (2**64 - 1))
     stable = [(states & no_pins) == (view.states & no_pins) for states, view in zip(before, views, strict=True)]
     return [
-        Look(
-            rank=rank,
-            geometry=view.geometry,
-            ring=rings[rank],
-            states=before[rank],
-            stable=stable[rank],
-            **middle[rank],
-        )
+        Look(rank, view.geometry, ring=rings[rank], states=before[rank], stable=stable[rank], **middle[rank])
         for rank, view in enumerate(views)
     ]
 
 
 def fingerprint(looks: list[Look]) -> tuple[bytes, ...]:
-    """All that an operation changes. Equal before and after: nothing was under way in between that moved anything."""
+    """The words that operations change. If they are equal in two looks, no operation changed anything in between."""
     return tuple(
         look.states.tobytes() + look.pins.tobytes() + b"".join(look.ctl[name].tobytes() for name in _MOVING)
         for look in looks
@@ -195,7 +183,7 @@ def fingerprint(looks: list[Look]) -> tuple[bytes, ...]:
 
 @dataclass(frozen=True)
 class World:
-    """The looks at all segments of a world, and what is known of its ranks. What every check takes."""
+    """The looks at all segments of a world, and the liveness of its ranks: the argument of every check."""
 
     looks: list[Look]
     mode: str  #: "device" or "host"
@@ -204,8 +192,17 @@ class World:
 
     @property
     def allocates(self) -> bool:
-        """True if producers allocate: then pages, slots and keys have their places in the segments."""
+        """True if producers allocate: then the segments hold free lists and the directory."""
         return self.mode == "device"
+
+    def holders(self, look: Look) -> dict[str, Mask]:
+        """Slots whose pages are theirs: at any moment those of READY objects, at rest all that hold pages."""
+        found = {"READY object": look.ready}
+        if self.quiescent:
+            found["unfinished object"] = look.unfinished
+            if self.allocates:
+                found["object in quarantine"] = look.quarantined
+        return found
 
     def ended(self, rank: int, incarnation: int) -> bool:
         """True if this incarnation of a rank has certainly ended."""
@@ -213,10 +210,10 @@ class World:
 
     def producer_ended(self, producer: int) -> bool:
         """The same for PRODUCER bits."""
-        return self.ended(int(unpack("PRODUCER", "rank", producer)), int(unpack("PRODUCER", "incarnation", producer)))
+        return self.ended(*producer_of(producer))
 
     def rank_ended(self, rank: int) -> bool:
-        """True if the last incarnation of a rank that its own segment knows has ended."""
+        """True if the last incarnation of a rank, as its own segment states it, has ended."""
         return self.ended(rank, int(self.looks[rank].activity["incarnation"][rank]))
 
     @cached_property

@@ -6,19 +6,19 @@ import numpy as np
 
 from nanokv.device.protocol.extent import HELD
 from nanokv.device.segment.layout import SIZE_CLASSES, unpack
-from nanokv.fsck.look import Extents, Look, Numbers, World, walk
-from nanokv.fsck.report import RECOVER, REMAKE, SHOWN, Finding, named
+from nanokv.fsck.look import Look, Numbers, World, walk
+from nanokv.fsck.report import RECOVER, REMAKE, SHOWN, Finding, find, runs_of
 
 
 class _Places:
-    """Which extents there are in a segment, and whose each is."""
+    """The extents of a segment, and the owner of each."""
 
     def __init__(self, n_pages: int) -> None:
         self._changes = np.zeros(n_pages + 1, np.int64)
         self._all: list[tuple[str, Numbers, Numbers]] = []
 
     def add(self, owner: str, first: Numbers, size: Numbers) -> None:
-        """Note extents of one kind of owner. They must be inside the arena."""
+        """Add extents of one kind of owner. They must be inside the arena."""
         np.add.at(self._changes, first, 1)
         np.add.at(self._changes, first + size, -1)
         self._all.append((owner, first, size))
@@ -36,47 +36,32 @@ class _Places:
         return ", ".join(found)
 
 
-def check_links(world: World) -> Iterator[Finding]:
+def check_links(world: World, look: Look) -> Iterator[Finding]:
     """I2: no link leads out of its arena. Holds at any moment."""
     if not world.allocates:
         return
-    for look in world.looks:
-        held = unpack("LINK", "mark", look.page_links) >= HELD.value  # such a link names a header slot
-        most = np.where(held, look.geometry.hdr_count, look.geometry.n_pages)
-        for what, links, last in (
-            ("page", look.page_links, most),
-            ("slot", look.header_links, look.geometry.hdr_count),
-        ):
-            wild = np.flatnonzero(unpack("LINK", "next", links) > last)
-            if len(wild):
-                yield Finding("I2", look.rank, "links lead out of the arena", named(f"{what} link", wild), REMAKE)
+    held = unpack("LINK", "mark", look.page_links) >= HELD.value  # such a link names a header slot
+    most = np.where(held, look.geometry.hdr_count, look.geometry.n_pages)
+    for unit, links, last in ("page", look.page_links, most), ("slot", look.header_links, look.geometry.hdr_count):
+        wild = unpack("LINK", "next", links) > last
+        yield from find("I2", look.rank, "links lead out of the arena", f"{unit} link", wild)
 
 
-def check_pages(world: World) -> Iterator[Finding]:
+def check_pages(world: World, look: Look) -> Iterator[Finding]:
     """I1, I2: no page is in two places, at any moment for READY objects; at rest none is in no place either."""
-    for look in world.looks:
-        places = _Places(look.geometry.n_pages)
-        _add_objects(world, look, places)
-        broken = False
-        if world.quiescent and world.allocates:
-            broken = yield from _add_free(look, places)
-            beyond = np.array([look.bumped], np.int64)
-            places.add("never allocated, run", beyond, look.geometry.n_pages - beyond)
-        counts = places.counts()
-        yield from _overlaps(look, places, np.flatnonzero(counts > 1))
-        if world.quiescent and world.allocates and not broken:
-            yield from _leaks(world, look, np.flatnonzero(counts == 0))
-
-
-def _add_objects(world: World, look: Look, places: _Places) -> None:
-    kinds = [("READY object", look.ready)]
-    if world.quiescent:
-        kinds.append(("unfinished object", look.unfinished))
-        if world.allocates:
-            kinds.append(("object in quarantine", look.quarantined))
-    for kind, chosen in kinds:
-        extents: Extents = look.extents(chosen, whole=world.allocates)[0]
-        places.add(kind, extents.first, extents.size)
+    places = _Places(look.geometry.n_pages)
+    for holder, chosen in world.holders(look).items():
+        extents, _ = look.extents(chosen, whole=world.allocates)
+        places.add(holder, extents.first, extents.size)
+    broken = False
+    if world.quiescent and world.allocates:
+        broken = yield from _add_free(look, places)
+        beyond = np.array([look.bumped], np.int64)
+        places.add("never allocated, run", beyond, look.geometry.n_pages - beyond)
+    counts = places.counts()
+    yield from _overlaps(look, places, np.flatnonzero(counts > 1))
+    if world.quiescent and world.allocates and not broken:
+        yield from _leaks(world, look, np.flatnonzero(counts == 0))
 
 
 def _add_free(look: Look, places: _Places) -> Generator[Finding, None, bool]:
@@ -104,18 +89,15 @@ def _add_free(look: Look, places: _Places) -> Generator[Finding, None, bool]:
 
 
 def _overlaps(look: Look, places: _Places, pages: Numbers) -> Iterator[Finding]:
-    runs = np.split(pages, np.flatnonzero(np.diff(pages) != 1) + 1) if len(pages) else []
+    runs = runs_of(pages)
     for run in runs[:SHOWN]:
         what = f"pages are in more than one place: {places.owners(int(run[0]))}"
-        yield Finding("I1", look.rank, what, named("page", run), REMAKE)
-    if len(runs) > SHOWN:
-        what = f"{len(runs) - SHOWN} more runs of pages are in more than one place"
-        yield Finding("I1", look.rank, what, named("page", np.concatenate(runs[SHOWN:])), REMAKE)
+        yield from find("I1", look.rank, what, "page", run)
+    more = np.concatenate([pages[:0], *runs[SHOWN:]])
+    yield from find("I1", look.rank, f"{len(runs) - SHOWN} more runs of pages are in more than one place", "page", more)
 
 
 def _leaks(world: World, look: Look, pages: Numbers) -> Iterator[Finding]:
-    if not len(pages):
-        return
     what = f"{len(pages)} pages of {look.geometry.page_bytes} bytes are in no place: a leak"
     ended = world.somebody_ended
-    yield Finding("I2", look.rank, what, named("page", pages), RECOVER if ended else REMAKE, not ended)
+    yield from find("I2", look.rank, what, "page", pages, RECOVER if ended else REMAKE, not ended)

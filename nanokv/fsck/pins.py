@@ -1,59 +1,42 @@
-"""Checks of pins: the ledger and the STATE words tell the same."""
+"""Checks of pins: the ledger against the pins in the STATE words."""
 
 from collections.abc import Iterator
 
 import numpy as np
 
 from nanokv.device.segment.layout import PIN_HELD, PIN_INTENT, unpack
-from nanokv.fsck.look import Look, Numbers, World
-from nanokv.fsck.report import RECOVER, REMAKE, WAIT, Finding, named
+from nanokv.fsck.look import Look, Numbers, World, field
+from nanokv.fsck.report import RECOVER, WAIT, Finding, find
 
 
-def check_pins(world: World) -> Iterator[Finding]:
-    """I8, I10: ledger lines can be, and at rest the HELD lines of an object are exactly its pins."""
-    for look in world.looks:
-        phase, slot, producer = (
-            unpack("PIN", name, look.pins).astype(np.int64) for name in ("phase", "header", "producer")
-        )
-        wild = (look.pins != 0) & ((phase == 0) | (phase > PIN_HELD.value) | (slot >= look.geometry.hdr_count))
-        wild |= (look.pins != 0) & (unpack("PRODUCER", "rank", producer) >= look.geometry.world_size)
-        if wild.any():
-            what = "lines of the pin ledger that can be none"
-            yield Finding("I10", look.rank, what, named("line", np.flatnonzero(wild)), REMAKE)
-        if world.quiescent:
-            held, intent = (np.flatnonzero(~wild & (phase == of)) for of in (PIN_HELD.value, PIN_INTENT.value))
-            yield from _check_pin_counts(world, look, slot[held])
-            yield from _check_pin_owners(world, look, held, intent, producer)
+def check_pins(world: World, look: Look) -> Iterator[Finding]:
+    """I8, I10: ledger lines are valid, and at rest the HELD lines of an object are exactly its pins."""
+    phase, slot, producer = (field("PIN", name, look.pins) for name in ("phase", "header", "producer"))
+    wild = (phase == 0) | (phase > PIN_HELD.value) | (slot >= look.geometry.hdr_count)
+    wild |= unpack("PRODUCER", "rank", producer) >= look.geometry.world_size
+    wild &= look.pins != 0
+    yield from find("I10", look.rank, "invalid lines of the pin ledger", "line", wild)
+    if world.quiescent:
+        held, intent = (np.flatnonzero(~wild & (phase == of.value)) for of in (PIN_HELD, PIN_INTENT))
+        yield from _check_pin_counts(world, look, slot[held])
+        yield from _check_pin_owners(world, look, held, intent, producer)
 
 
 def _check_pin_counts(world: World, look: Look, slots: Numbers) -> Iterator[Finding]:
-    said = np.bincount(slots, minlength=look.geometry.hdr_count)
-    counted = unpack("STATE", "pins", look.states).astype(np.int64)
-    fewer = np.flatnonzero(counted < said)
-    if len(fewer):
-        what = "objects have fewer pins than HELD ledger lines: they may be reused under a reader"
-        yield Finding("I8", look.rank, what, named("slot", fewer), REMAKE)
-    more = np.flatnonzero(counted > said)
-    if len(more):
-        what = "objects have more pins than HELD ledger lines: nobody will unpin them"
-        remedy = "they stay until the world is made anew; everything else goes on"
-        yield Finding("I8", look.rank, what, named("slot", more), remedy, not world.somebody_ended)
+    lines = np.bincount(slots, minlength=look.geometry.hdr_count)
+    pins = field("STATE", "pins", look.states)
+    what = "objects have fewer pins than HELD ledger lines: they may be reused under a reader"
+    yield from find("I8", look.rank, what, "slot", pins < lines)
+    what = "objects have more pins than HELD ledger lines: nobody will unpin them"
+    remedy = "they stay until the world is made anew; everything else goes on"
+    yield from find("I8", look.rank, what, "slot", pins > lines, remedy, not world.somebody_ended)
 
 
-def _check_pin_owners(
-    world: World,
-    look: Look,
-    held: Numbers,
-    intent: Numbers,
-    producer: Numbers,
-) -> Iterator[Finding]:
-    ended = {who: world.producer_ended(who) for who in np.unique(producer[np.concatenate([held, intent])]).tolist()}
+def _check_pin_owners(world: World, look: Look, held: Numbers, intent: Numbers, producer: Numbers) -> Iterator[Finding]:
+    lines = np.concatenate([held, intent])
+    ended = [bits for bits in np.unique(producer[lines]).tolist() if world.producer_ended(bits)]
+    left = lines[np.isin(producer[lines], ended)]
     remedy = RECOVER if world.rank_ended(look.rank) else WAIT
-    lines = [line for line in np.concatenate([held, intent]).tolist() if ended[int(producer[line])]]
-    if lines:
-        what = f"{len(lines)} pins of readers that have ended"
-        yield Finding("I6", look.rank, what, named("line", lines), remedy, breach=False)
-    stuck = [line for line in intent.tolist() if not ended[int(producer[line])]]
-    if stuck:
-        what = "lines of the pin ledger say INTENT at rest: their readers live, and will not come back to them"
-        yield Finding("I8", look.rank, what, named("line", stuck), REMAKE)
+    yield from find("I6", look.rank, f"{len(left)} pins of readers that have ended", "line", left, remedy, False)
+    what = "lines of the pin ledger say INTENT at rest: their readers live, and will not come back to them"
+    yield from find("I8", look.rank, what, "line", intent[~np.isin(producer[intent], ended)])

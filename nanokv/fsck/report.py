@@ -1,6 +1,6 @@
-"""What fsck says: findings, each with the invariant, the place, and what a user can do."""
+"""fsck's report: findings, each with the invariant, the place, and the remedy."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,11 +17,11 @@ class Finding(NamedTuple):
     """One thing that is not as it should be."""
 
     invariant: str  #: "I1" to "I10"
-    rank: int  #: whose segment
+    rank: int  #: the owner of the segment
     what: str
     where: str  #: which pages, slots, entries or words
     remedy: str  #: what a user can do
-    breach: bool = True  #: False: left by somebody who ended, or in quarantine; can be taken back
+    breach: bool = True  #: False: left by a rank that ended, or in quarantine; can be taken back
 
     def __str__(self) -> str:
         kind = "breach" if self.breach else "leftover"
@@ -29,7 +29,7 @@ class Finding(NamedTuple):
 
 
 class Report(NamedTuple):
-    """All that was found in the segments of a world."""
+    """All findings in the segments of a world."""
 
     mode: str  #: "device" or "host"
     quiescent: bool  #: True: nothing moved, all was checked. False: only what must hold at any moment
@@ -68,13 +68,31 @@ class Report(NamedTuple):
         return "\n".join(map(str, self.findings)) or f"clean: {self.segments} segments, {self.objects} objects"
 
 
-def named(what: str, numbers: Iterable[Any] | npt.NDArray[Any]) -> str:
+def find(
+    invariant: str, rank: int, what: str, unit: str, chosen: npt.NDArray[Any], remedy: str = REMAKE, breach: bool = True
+) -> Iterator[Finding]:
+    """One finding about slots, pages, entries or lines, if there are any.
+
+    Args:
+        unit: one of them, for `named`.
+        chosen: their numbers, or a mask.
+    """
+    numbers = np.flatnonzero(chosen) if chosen.dtype == np.bool_ else chosen
+    if len(numbers):
+        yield Finding(invariant, rank, what, named(unit, numbers), remedy, breach)
+
+
+def named(unit: str, numbers: Iterable[Any] | npt.NDArray[Any]) -> str:
     """Name some of many: "slots 3, 5-9, 12 and 40 more". Numbers that follow each other are shown as a run."""
     array = np.unique(np.fromiter(numbers, np.int64))
-    cuts = np.flatnonzero(np.diff(array) != 1) + 1
-    runs = np.split(array, cuts) if len(array) else []
+    runs = runs_of(array)
     shown = [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs[:SHOWN]]
     rest = sum(len(run) for run in runs[SHOWN:])
     if len(array) != 1:
-        what = what.removesuffix("y") + "ies" if what.endswith("y") else what + "s"
-    return f"{what} {', '.join(shown)}" + (f" and {rest} more" if rest else "")
+        unit = unit.removesuffix("y") + "ies" if unit.endswith("y") else unit + "s"
+    return f"{unit} {', '.join(shown)}" + (f" and {rest} more" if rest else "")
+
+
+def runs_of(numbers: npt.NDArray[np.int64]) -> list[npt.NDArray[np.int64]]:
+    """Split ascending numbers into runs of numbers that follow each other."""
+    return np.split(numbers, np.flatnonzero(np.diff(numbers) != 1) + 1) if len(numbers) else []

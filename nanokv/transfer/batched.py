@@ -4,23 +4,19 @@ What a launch could not do is done by the call for one key, which makes room, wa
 """
 
 import contextlib
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeAlias
 
 import torch
 
-from nanokv.allocation.base import Path
-from nanokv.allocation.producer import DevicePath
-from nanokv.device.machines.base import Machine, Request
+from nanokv.allocation.base import Allocation
+from nanokv.device.machines.records import Request
 from nanokv.device.protocol.status import Status
 from nanokv.errors import NanoKVError
 from nanokv.transfer.descriptors import check_place, describe, empty_like_described, is_plain
+from nanokv.transfer.growing_batch import GrowingBatch
 from nanokv.transfer.single import Mover
 from nanokv.types import KeyDigest
-
-if TYPE_CHECKING:
-    from nanokv.device.machines.batch import Batch
 
 MOST = 4096  #: requests of a launch
 Outcome: TypeAlias = int | NanoKVError  #: a status, or why the call for this key is wrong
@@ -29,21 +25,20 @@ Outcome: TypeAlias = int | NanoKVError  #: a status, or why the call for this ke
 class Many:
     """Puts and gets of many tensors, answering with a status each."""
 
-    def __init__(self, mover: Mover, machine: Machine, path: Path) -> None:
+    def __init__(self, mover: Mover, allocation: Allocation) -> None:
         self._mover = mover
-        self._path = path
-        self._machine = machine
-        self._direct = path if isinstance(path, DevicePath) and machine.kind == "launch" else None
-        self._lock = threading.Lock()
-        self._batch: Batch | None = None
+        self._allocation = allocation
+        self._batch = GrowingBatch(allocation)
 
     def put(self, keys: Sequence[KeyDigest], tensors: Sequence[torch.Tensor], preferred: int | None) -> list[Outcome]:
         """As `Mover.put`, each."""
         done: dict[int, Outcome] = {}
-        if self._direct is not None:
+        if self._batch.launches:
             asked = self._put_requests(keys, tensors, preferred)
             for some in _chunks(list(asked)):
-                done.update(zip(some, self._launch(lambda batch: batch.put(), [asked[i] for i in some]), strict=True))
+                done.update(
+                    zip(some, self._batch.run(lambda batch: batch.put(), [asked[i] for i in some]), strict=True)
+                )
         for i, (key, tensor) in enumerate(zip(keys, tensors, strict=True)):
             if done.get(i, Status.FULL) in (Status.FULL, Status.BUSY):
                 done[i] = self._put_one(key, tensor, preferred)
@@ -52,7 +47,7 @@ class Many:
     def get(self, keys: Sequence[KeyDigest]) -> list[torch.Tensor | int]:
         """As `Mover.get`, each."""
         done: dict[int, torch.Tensor | int] = {}
-        if self._direct is not None:
+        if self._batch.launches:
             for some in _chunks(range(len(keys))):
                 done.update(self._get_new(some, [keys[i] for i in some]))
         return [done[i] if i in done else self._mover.get(key) for i, key in enumerate(keys)]
@@ -60,13 +55,13 @@ class Many:
     def get_into(self, keys: Sequence[KeyDigest], dsts: Sequence[torch.Tensor]) -> list[int]:
         """As `Mover.get_into`, each."""
         done: dict[int, int] = {}
-        if self._direct is not None:
+        if self._batch.launches:
             for dst in dsts:
                 describe(dst)
                 check_place(dst, self._mover.device)
             for some in _chunks(range(len(keys))):
                 requests = [Request(keys[i], dsts[i].data_ptr(), dsts[i].nbytes) for i in some]
-                done.update(zip(some, self._launch(lambda batch: batch.get(), requests), strict=True))
+                done.update(zip(some, self._batch.run(lambda batch: batch.get(), requests), strict=True))
         final = (Status.OK, Status.MISS, Status.NOT_READY, Status.CORRUPT)
         return [
             done[i] if done.get(i) in final else self._mover.get_into(key, dst)
@@ -74,28 +69,28 @@ class Many:
         ]
 
     def find(self, keys: Sequence[KeyDigest]) -> list[int]:
-        """As `Path.exists`, each."""
-        if self._direct is None:
-            return [self._path.exists(key) for key in keys]
+        """As `Allocation.exists`, each."""
+        if not self._batch.launches:
+            return [self._allocation.exists(key) for key in keys]
         return [
             s
             for some in _chunks(keys)
-            for s in self._launch(lambda batch: batch.find(), [Request(key, 0, 0) for key in some])
+            for s in self._batch.run(lambda batch: batch.find(), [Request(key, 0, 0) for key in some])
         ]
 
     def remove(self, keys: Sequence[KeyDigest]) -> list[int]:
-        """As `Path.remove`, each."""
-        if self._direct is None:
-            return [self._path.remove(key) for key in keys]
+        """As `Allocation.remove`, each."""
+        if not self._batch.launches:
+            return [self._allocation.remove(key) for key in keys]
         statuses = []
         for some in _chunks(keys):
-            statuses += self._launch(lambda batch: batch.remove(), [Request(key, 0, 0) for key in some])
+            statuses += self._batch.run(lambda batch: batch.remove(), [Request(key, 0, 0) for key in some])
         return statuses
 
     def prefix(self, keys: Sequence[KeyDigest]) -> int:
         """How many of the first keys can be read, without a gap."""
-        if self._direct is None:
-            return next((i for i, key in enumerate(keys) if self._path.exists(key) != Status.OK), len(keys))
+        if not self._batch.launches:
+            return next((i for i, key in enumerate(keys) if self._allocation.exists(key) != Status.OK), len(keys))
         statuses = self.find(keys)
         return next((i for i, status in enumerate(statuses) if status != Status.OK), len(keys))
 
@@ -104,14 +99,13 @@ class Many:
         self, keys: Sequence[KeyDigest], tensors: Sequence[torch.Tensor], preferred: int | None
     ) -> dict[int, Request]:
         """What a launch can put, by place: of each key the first, so that it wins; no tensor that torch must copy."""
-        assert self._direct is not None
         firsts = {key: i for i, key in reversed(list(enumerate(keys)))}
         asked = {}
         for i in sorted(firsts.values()):
             with contextlib.suppress(NanoKVError):  # the call for it alone will say so
                 nbytes, what = describe(tensors[i])
                 if tensors[i].device == self._mover.device and is_plain(tensors[i]):
-                    owner = self._direct.owner_of(keys[i], preferred)
+                    owner = self._allocation.owner_of(keys[i], preferred)
                     asked[i] = Request(keys[i], tensors[i].data_ptr(), nbytes, owner, what)
         return asked
 
@@ -120,39 +114,19 @@ class Many:
         done: dict[int, torch.Tensor | int] = {}
         made: dict[int, torch.Tensor] = {}
         requests = []
-        with self._lock:
-            found_all = self._filled([Request(key, 0, 0) for key in keys]).lookup()
-        for i, key, found in zip(places, keys, found_all, strict=True):
-            if found.status != Status.OK:
-                done[i] = found.status
+        found = self._batch.lookup([Request(key, 0, 0) for key in keys])
+        for i, key, (status, place, what) in zip(places, keys, found, strict=True):
+            if status != Status.OK:
+                done[i] = status
                 continue
-            tensor = empty_like_described(found.descriptor, found.nbytes, self._mover.device)
+            tensor = empty_like_described(what, place.nbytes, self._mover.device)
             if tensor is not None:  # else it was replaced while it was looked up, or is corrupt
                 made[i] = tensor
-                requests.append(Request(key, tensor.data_ptr(), found.nbytes, what=found.descriptor))
-        for (i, tensor), status in zip(made.items(), self._launch(lambda batch: batch.get(), requests), strict=True):
+                requests.append(Request(key, tensor.data_ptr(), place.nbytes, what=what))
+        for (i, tensor), status in zip(made.items(), self._batch.run(lambda batch: batch.get(), requests), strict=True):
             if status in (Status.OK, Status.MISS):
                 done[i] = tensor if status == Status.OK else status
         return done
-
-    def _launch(self, what: Callable[["Batch"], None], requests: Sequence[Request]) -> list[int]:
-        if not requests:
-            return []
-        with self._lock:
-            batch = self._filled(requests)
-            what(batch)
-            return batch.answers()
-
-    def _filled(self, requests: Sequence[Request]) -> "Batch":
-        from nanokv.device.machines.batch import (
-            Batch,  # brings the kernels, which a machine without a GPU does not need
-        )
-
-        if self._batch is None or self._batch.capacity < len(requests):
-            capacity = 1 << (len(requests) - 1).bit_length()
-            self._batch = Batch(self._machine.table_address, capacity, self._mover.device)
-        self._batch.fill(requests)
-        return self._batch
 
     def _put_one(self, key: KeyDigest, tensor: torch.Tensor, preferred: int | None) -> Outcome:
         try:

@@ -4,7 +4,7 @@ from math import prod
 
 import torch
 
-from nanokv.device.machines.base import Descriptor
+from nanokv.device.machines.records import Descriptor
 from nanokv.device.segment.layout import DTYPE_MASK, MAX_DIMS, NDIM_MASK, NDIM_SHIFT
 from nanokv.errors import InvalidArgument
 
@@ -50,7 +50,7 @@ def describe(tensor: torch.Tensor) -> tuple[int, Descriptor]:
     if not isinstance(tensor, torch.Tensor):
         raise InvalidArgument(f"a torch.Tensor is needed, not {type(tensor).__name__}")
     known = descriptor_of(tensor.dtype, tensor.shape)
-    if tensor.layout is not torch.strided or tensor.device.type == "meta":
+    if tensor.layout is not torch.strided or tensor.is_meta:
         raise InvalidArgument(f"a dense tensor with data is needed, not layout {tensor.layout} on {tensor.device}")
     return known
 

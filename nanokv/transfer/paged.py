@@ -5,20 +5,18 @@ engine's tensors. So what one engine put from its layout, another gets into its 
 dtype is refused, not reinterpreted.
 """
 
-import threading
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 
-from nanokv.allocation.base import Path
-from nanokv.allocation.producer import DevicePath
-from nanokv.device.machines.base import Descriptor, Machine, Request
-from nanokv.device.machines.batch import Batch
+from nanokv.allocation.base import Allocation
 from nanokv.device.machines.engine_cache import Pages, check_alike
+from nanokv.device.machines.records import Descriptor, Request
 from nanokv.device.protocol.status import Status
 from nanokv.errors import InvalidArgument, NanoKVError
 from nanokv.transfer.descriptors import descriptor_of
+from nanokv.transfer.growing_batch import GrowingBatch
 from nanokv.transfer.single import Mover
 from nanokv.types import Key, KeyDigest
 
@@ -42,15 +40,13 @@ class PagedKV:
     def __init__(
         self,
         mover: Mover,
-        machine: Machine,
-        path: Path,
+        allocation: Allocation,
         hooks: Hooks,
         layers: Sequence[torch.Tensor],
         kv_dim: int | None,
     ) -> None:
         self._mover = mover
-        self._machine = machine
-        self._direct = path if isinstance(path, DevicePath) else None
+        self._allocation = allocation
         self._hooks = hooks
         self._planes = _planes(layers, kv_dim, mover.device)
         self._per_layer = len(self._planes) // len(layers)
@@ -59,9 +55,8 @@ class PagedKV:
         self._blocks, self._plane_bytes = len(first), first[0].numel() * first.element_size()
         shape = list(layers[0].shape[1:]) if kv_dim is None else [2, *first.shape[1:]]
         self._layer_shape = tuple(shape)
-        self._lock = threading.Lock()
-        self._batch: Batch | None = None
-        self._pages = self._find_pages()
+        pages = _pages(self._planes)
+        self._batch = GrowingBatch(allocation, pages) if pages is not None else None
 
     def put(
         self,
@@ -86,12 +81,14 @@ class PagedKV:
         self._hooks.check(preferred_segment)
         what, nbytes = self._what(chosen), self._bytes(chosen)
         digests = [self._hooks.digest(key) for key in keys]
-        owners = [self._owner(digest, preferred_segment) for digest in digests]
+        owners = [self._allocation.owner_of(digest, preferred_segment) for digest in digests]
         statuses: list[int] = [Status.BUSY] * len(keys)
-        if self._pages is not None and len(set(digests)) == len(digests):
+        if self._batch is not None and self._batch.launches and len(set(digests)) == len(digests):
             plane = chosen.start * self._per_layer
             rows = zip(digests, owners, blocks, strict=True)
-            statuses = self._launch("put", [Request(d, 0, nbytes, o, what, 0, b, plane) for d, o, b in rows])
+            statuses = self._batch.run(
+                lambda batch: batch.put(), [Request(d, 0, nbytes, o, what, 0, b, plane) for d, o, b in rows]
+            )
         for i, (digest, block) in enumerate(zip(digests, blocks, strict=True)):
             if statuses[i] in (Status.BUSY, Status.FULL):
                 statuses[i] = self._put_one(digest, block, chosen, preferred_segment)
@@ -117,10 +114,12 @@ class PagedKV:
         what, nbytes = self._what(chosen), self._bytes(chosen)
         digests = [self._hooks.digest(key) for key in keys]
         statuses: list[int] = [Status.BUSY] * len(keys)
-        if self._pages is not None:
+        if self._batch is not None and self._batch.launches:
             plane = chosen.start * self._per_layer
             rows = zip(digests, blocks, strict=True)
-            statuses = self._launch("get", [Request(d, 0, nbytes, 0, what, 0, b, plane) for d, b in rows])
+            statuses = self._batch.run(
+                lambda batch: batch.get(), [Request(d, 0, nbytes, 0, what, 0, b, plane) for d, b in rows]
+            )
         for i, (digest, block) in enumerate(zip(digests, blocks, strict=True)):
             if statuses[i] in (Status.BUSY, Status.TORN):
                 statuses[i] = self._get_one(digest, block, chosen)
@@ -145,26 +144,6 @@ class PagedKV:
         first = self._planes[0]
         return payload.view(first.dtype).view(-1, *first.shape[1:])
 
-    # --- by a kernel ---
-    def _find_pages(self) -> Pages | None:
-        if self._machine.kind != "launch" or self._direct is None:
-            return None
-        try:
-            return Pages(self._planes)
-        except ValueError:
-            return None  # not made of multiples of 16 bytes
-
-    def _launch(self, what: str, requests: list[Request]) -> list[int]:
-        if not requests:
-            return []
-        with self._lock:
-            if self._batch is None or self._batch.capacity < len(requests):
-                capacity = 1 << (len(requests) - 1).bit_length()
-                self._batch = Batch(self._machine.table_address, capacity, self._mover.device, self._pages)
-            self._batch.fill(requests)
-            (self._batch.put if what == "put" else self._batch.get)()
-            return self._batch.answers()
-
     # --- what is meant ---
     def _chosen(self, layers: range) -> list[torch.Tensor]:
         return self._planes[layers.start * self._per_layer : layers.stop * self._per_layer]
@@ -174,9 +153,6 @@ class PagedKV:
 
     def _bytes(self, layers: range) -> int:
         return len(layers) * self._per_layer * self._plane_bytes
-
-    def _owner(self, key: KeyDigest, preferred: int | None) -> int:
-        return self._direct.owner_of(key, preferred) if self._direct is not None else 0
 
     def _check(self, keys: Sequence[Key], blocks: Sequence[int], layers: range | None) -> range:
         self._hooks.check(None)
@@ -208,3 +184,11 @@ def _planes(layers: Sequence[torch.Tensor], kv_dim: int | None, device: torch.de
     except ValueError as error:
         raise InvalidArgument(str(error)) from None
     return planes
+
+
+def _pages(planes: list[torch.Tensor]) -> Pages | None:
+    """The planes for kernels; None if they are not made of multiples of 16 bytes."""
+    try:
+        return Pages(planes)
+    except ValueError:
+        return None

@@ -1,8 +1,8 @@
 """Moves bytes between tensors and segments: the part of put and get that is not the protocol.
 
-Contiguous tensors go through one call of the machine: on a GPU all, on a CPU small ones, and large ones too where torch
-has one thread. Others, and those in another layout or on another device, are copied by torch between `begin` and
-`finish`: its copy uses all its threads, and needs no staging buffer.
+A contiguous tensor takes one call of the machine, if the machine copies so many bytes as fast as torch: on a GPU any
+number, on a CPU few, or any where torch has one thread. Torch copies all others between `begin` and `finish`: its copy
+uses all its threads, takes any strides and devices, and needs no staging buffer.
 """
 
 import time
@@ -10,32 +10,25 @@ from collections.abc import Callable
 
 import torch
 
-from nanokv.allocation.base import Path, Write
-from nanokv.allocation.producer import DevicePath
-from nanokv.device.machines.base import Descriptor, Found, Machine
+from nanokv.allocation.base import Allocation
+from nanokv.device.machines.base import Machine
+from nanokv.device.machines.records import Descriptor, Found, Place
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.layout import CHECKSUM_SHIFT, LOW32
 from nanokv.heap.base import Heap
 from nanokv.transfer.descriptors import check_dst, check_place, describe, empty_like_described, flat_bytes, is_plain
 from nanokv.types import KeyDigest
 
-#: On a CPU: up to here torch's threads gain nothing over one memcpy, and each torch call beside a copy that has emptied
-#: the processor's caches costs 10 to 20 µs. Beyond, memcpy beats torch's copy by 5 to 30 % where torch has one thread,
-#: as torchrun and inference engines set it (measured, 2 cores).
-ONE_MEMCPY_BYTES = 1024 * 1024
 TRIES = 16  #: times that a reader starts over because the object was replaced while it read
 
 
 class Mover:
     """Puts and gets tensors, answering with a Status."""
 
-    def __init__(self, heap: Heap, machine: Machine, path: Path, *, checksum: bool = False) -> None:
+    def __init__(self, heap: Heap, machine: Machine, allocation: Allocation, *, checksum: bool = False) -> None:
         self._machine = machine
-        self._path = path
-        self._direct = path if isinstance(path, DevicePath) else None
+        self._allocation = allocation
         self.device = heap.device
-        self._is_native = machine.kind == "native"
-        self._is_native_or_direct = self._is_native or self._direct is not None  # v1's keys stand in no directory
         self._checksum = checksum
         self._segments = [heap.segment(rank) for rank in range(heap.world_size)]
 
@@ -43,53 +36,53 @@ class Mover:
         """Store a tensor: OK, DUPLICATE, FULL, NO_HEADER, NO_ENTRY, TOO_LARGE or LOST."""
         nbytes, what = describe(tensor)
         plain = is_plain(tensor) and tensor.device == self.device
-        if plain and self._direct is not None and self._is_one_call(nbytes):
-            return self._direct.put(key, tensor.data_ptr(), nbytes, preferred, what)
+        if plain and self._is_at_once(nbytes):
+            return self._allocation.put(key, tensor.data_ptr(), nbytes, preferred, what)
         return self.put_filled(key, nbytes, preferred, what, lambda payload: _fill(payload, tensor, plain))
 
     def put_filled(
         self, key: KeyDigest, nbytes: int, preferred: int | None, what: Descriptor, fill: Callable[[torch.Tensor], None]
     ) -> int:
         """Begin an object, let `fill` write its bytes (uint8, one dimension), and finish it. Answers as `put`."""
-        write = self._path.begin(key, nbytes, preferred, what, plan=False)
-        if write.status != Status.OK:
-            return write.status
+        begun = self._allocation.begin(key, nbytes, preferred, what, plan=False)
+        if begun.status != Status.OK:
+            return begun.status
         try:
             with torch.no_grad():
-                fill(self.payload(write.owner, write.payload, nbytes))
+                fill(self.payload(begun.place))
         except BaseException:
-            self._path.abort(key, write)
+            self._allocation.abort(key, begun)
             raise
-        self.seal(key, write, what)
-        return self._path.finish(key, write)
+        self.seal(key, begun.place, what)
+        return self._allocation.finish(key, begun)
 
-    def seal(self, key: KeyDigest, write: Write, what: Descriptor) -> None:
-        """Give what was written its checksum, if objects have one. To be called before it is committed."""
+    def seal(self, key: KeyDigest, place: Place, what: Descriptor) -> None:
+        """Give an object that was written its checksum, if objects have one. To be called before it is committed."""
         if self._checksum:
-            self._machine.seal(write.owner, key, write.slot, write.epoch, write.payload, write.nbytes, what)
+            self._machine.seal(key, place, what)
 
-    def _is_one_call(self, nbytes: int) -> bool:
-        """Whether the machine moves so many bytes at least as fast as torch."""
-        return not self._is_native or nbytes <= ONE_MEMCPY_BYTES or torch.get_num_threads() == 1
+    def _is_at_once(self, nbytes: int) -> bool:
+        """Whether the machine copies so many bytes at least as fast as torch."""
+        return nbytes <= self._machine.at_once or torch.get_num_threads() == 1
 
-    def payload(self, owner: int, offset: int, nbytes: int) -> torch.Tensor:
-        """Bytes of a segment as a tensor that shares them."""
-        return self._segments[owner][offset : offset + nbytes]
+    def payload(self, place: Place) -> torch.Tensor:
+        """The bytes of an object as a tensor that shares them."""
+        return self._segments[place.owner][place.payload : place.payload + place.nbytes]
 
-    def get(self, key: KeyDigest) -> torch.Tensor | Status:
+    def get(self, key: KeyDigest) -> torch.Tensor | int:
         """A new tensor of the dtype and shape that were put; or MISS, NOT_READY or CORRUPT."""
         for _ in range(TRIES):
-            found = self._path.locate(key)
-            if found.status != Status.OK:
-                return Status(found.status)
-            tensor = empty_like_described(found.descriptor, found.nbytes, self.device)
+            status, place, what = self._allocation.locate(key)
+            if status != Status.OK:
+                return status
+            tensor = empty_like_described(what, place.nbytes, self.device)
             if tensor is None:
-                if self._machine.validate(found.owner, found.slot, found.epoch) == Status.OK:
+                if self._machine.validate(place) == Status.OK:
                     return Status.CORRUPT
                 continue
-            status = self._read(key, found, tensor)
+            status = self._read(key, place, tensor)
             if status != Status.TORN:
-                return tensor if status == Status.OK else Status(status)
+                return tensor if status == Status.OK else status
         return Status.MISS
 
     def get_into(self, key: KeyDigest, dst: torch.Tensor) -> int:
@@ -98,17 +91,17 @@ class Mover:
         check_place(dst, self.device)
         torn = False
         for _ in range(TRIES):
-            status = self._get_small(key, dst, have)
-            if status is None:
-                found = self._path.locate(key)
-                if found.status != Status.OK:
-                    return found.status
-                if self._machine.validate(found.owner, found.slot, found.epoch) != Status.OK:
+            status = self._allocation.get(key, dst.data_ptr(), have) if self._is_at_once(have) else Status.SIZE
+            if status == Status.SIZE:
+                status, place, _ = self._allocation.locate(key)
+                if status != Status.OK:
+                    return status
+                if self._machine.validate(place) != Status.OK:
                     continue
-                if torn and found.nbytes != have:
+                if torn and place.nbytes != have:
                     return Status.MISS  # the object of this size went away while it was copied
-                check_dst(dst, found.nbytes, self.device)
-                status = self._read(key, found, dst)
+                check_dst(dst, place.nbytes, self.device)
+                status = self._read(key, place, dst)
             if status != Status.TORN:
                 return status
             torn = True
@@ -121,53 +114,49 @@ class Mover:
         """
         form = what[0] & LOW32.value
         for _ in range(TRIES):
-            found = self._path.locate(key)
-            if found.status != Status.OK:
-                return found.status
-            payload = self.payload(found.owner, found.payload, found.nbytes)
-            if (found.nbytes, found.descriptor[0] & LOW32.value, *found.descriptor[1:]) == (nbytes, form, *what[1:]):
+            status, place, have = self._allocation.locate(key)
+            if status != Status.OK:
+                return status
+            payload = self.payload(place)
+            if (place.nbytes, have[0] & LOW32.value, *have[1:]) == (nbytes, form, *what[1:]):
                 with torch.no_grad():
                     take(payload)
-                status = self._machine.verify(key, found, payload.data_ptr())
+                status = self._verify(key, place, payload)
             else:
-                status = self._machine.validate(found.owner, found.slot, found.epoch) or Status.SIZE
+                status = self._machine.validate(place) or Status.SIZE
             if status != Status.TORN:
                 return status
         return Status.MISS
 
-    def _get_small(self, key: KeyDigest, dst: torch.Tensor, nbytes: int) -> int | None:
-        """One call for small objects; None if it does not apply, or if the sizes differ."""
-        if self._direct is None or not self._is_one_call(nbytes):
-            return None
-        status = self._machine.get(key, dst.data_ptr(), nbytes, time.time_ns())
-        return None if status == Status.SIZE else status
-
-    def _read(self, key: KeyDigest, found: Found, dst: torch.Tensor) -> int:
-        if self._is_native_or_direct and self._is_one_call(found.nbytes):
-            return self._machine.read(key, found, dst.data_ptr(), time.time_ns())
+    def _read(self, key: KeyDigest, place: Place, dst: torch.Tensor) -> int:
+        if self._is_at_once(place.nbytes):
+            return self._machine.read(key, place, dst.data_ptr(), time.time_ns())
         with torch.no_grad():
-            flat_bytes(dst).copy_(self.payload(found.owner, found.payload, found.nbytes))
-        status = self._machine.verify(key, found, dst.data_ptr())
+            flat_bytes(dst).copy_(self.payload(place))
+        return self._verify(key, place, dst)
+
+    def _verify(self, key: KeyDigest, place: Place, copy: torch.Tensor) -> int:
+        """After torch has copied an object: OK, TORN or CORRUPT."""
+        status = self._machine.verify(key, place, copy.data_ptr())
         if status == Status.OK:
-            self._machine.touch(found.owner, found.slot, time.time_ns())
+            self._machine.touch(place, time.time_ns())
         return status
 
     def is_right_in_place(self, key: KeyDigest, found: Found) -> bool:
         """False if the checksum of a pinned object is wrong, or missing where objects have one."""
         if not self._checksum and not found.descriptor[0] >> CHECKSUM_SHIFT.value:
             return True
-        at = self._segments[found.owner].data_ptr() + found.payload
-        return self._machine.verify(key, found, at) == Status.OK
+        return self._machine.verify(key, found.place, self.payload(found.place).data_ptr()) == Status.OK
 
     def view(self, found: Found) -> torch.Tensor | None:
         """The bytes of a pinned object in place, as the tensor that was put; None if its descriptor contradicts it."""
-        payload = self.payload(found.owner, found.payload, found.nbytes)
-        like = empty_like_described(found.descriptor, found.nbytes, torch.device("meta"))
+        payload = self.payload(found.place)
+        like = empty_like_described(found.descriptor, found.place.nbytes, torch.device("meta"))
         if like is None:
             return None
         return (
             payload.view(like.dtype).view(like.shape)
-            if found.nbytes
+            if found.place.nbytes
             else like.new_empty(like.shape, device=self.device)
         )
 

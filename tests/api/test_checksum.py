@@ -19,10 +19,12 @@ from hypothesis import strategies as st
 
 import nanokv
 from nanokv.device.machines.native_code import native_function
+from nanokv.device.machines.records import Place
 from nanokv.device.memory.triton import GOLDEN, MIX_ONE, MIX_TWO, checksum_bytes, mixed
 from nanokv.device.protocol.checksum import checksum
 from nanokv.device.segment.geometry import Geometry
 from nanokv.device.segment.layout import FLAG_CHECKSUM, OBJ_DESC, unpack
+from nanokv.device.segment.views import SegmentView
 from nanokv.errors import DuplicateKey, InvalidArgument, SegmentCorrupt
 from tests.support.plain_world import native
 
@@ -244,8 +246,11 @@ def test_the_descriptor_is_covered(word: int) -> None:
     with world_of("device") as world:
         world[0].put("k", tensor)
         found = world[0]._machine.lookup(world[0].digest("k"))
-        view = world[found.owner]._machine._views[found.owner]  # type: ignore[attr-defined]
-        words = view.descriptors[found.slot : found.slot + 1].view(np.uint64)
+        cache = world[found.place.owner]
+        raw = cache._heap.host_view(cache.rank)
+        assert raw is not None
+        view = SegmentView(raw, cache._heap.geometry)
+        words = view.descriptors[found.place.slot : found.place.slot + 1].view(np.uint64)
         for bit in range(64):
             words[word] ^= np.uint64(1 << bit)
             if word or bit < 16 or bit >= 32:  # the rest of the first word is nobody's
@@ -258,7 +263,7 @@ def test_the_descriptor_is_covered(word: int) -> None:
 def test_a_plan_has_one_once_the_host_has_committed(alloc: str) -> None:
     with world_of(alloc) as world:
         plan = world[0].open_for_write("plan", 5000)
-        world[0]._mover.payload(plan.dst_rank, plan.payload_base, 5000).fill_(7)
+        world[0]._mover.payload(Place(plan.dst_rank, 0, 0, plan.payload_base, 5000)).fill_(7)
         world[0].commit("plan")
         assert set(world[1].get("plan").tolist()) == {7}
         flip(world[0], "plan", 4999)
@@ -311,7 +316,7 @@ def test_off_nothing_is_stored() -> None:
     with world_of("device", checksum=False) as world:
         world[0].put("k", torch.arange(9))
         found = world[0]._machine.lookup(world[0].digest("k"))
-        header = world[0]._machine.headers(found.owner, found.slot, 1)[0]
+        header = world[0]._machine.headers(found.place.owner, found.place.slot, 1)[0]
         assert not header["flags"] & FLAG_CHECKSUM.value
         assert unpack("FORMAT", "checksum", found.descriptor[0]) == 0
 

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 import nanokv
+from nanokv.device.machines.records import Place
 from nanokv.errors import DuplicateKey, InvalidArgument, KeyNotFound, NanoKVError, NotReady, ObjectPinned, OutOfMemory
 from nanokv.fsck import check_cache
 from nanokv.pinned import Pinned
@@ -256,7 +257,7 @@ class Api(RuleBasedStateMachine):
             if self.evict and key in self.things:
                 self.forget_evicted(self.things[key].owner)
             assert key not in self.things
-            cache._mover.payload(plan.dst_rank, plan.payload_base, nbytes).copy_(data)
+            cache._mover.payload(Place(plan.dst_rank, 0, 0, plan.payload_base, nbytes)).copy_(data)
             self.stored(key, data, plan.dst_rank, plan.payload_base, cache.rank)
 
     @rule(key=KEYS, rank=RANKS, commit=st.booleans())

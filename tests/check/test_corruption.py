@@ -13,7 +13,7 @@ from nanokv.check.corruption import run
 from nanokv.check.corruption.case import content, run_case
 from nanokv.check.corruption.run import KINDS, run_corruption
 from nanokv.check.report import CheckFailure
-from nanokv.device.machines.base import free_chains
+from nanokv.device.machines.free_chains import free_chains
 from nanokv.device.protocol.extent import bump, bump_rest, give, take
 from nanokv.device.protocol.header import give_slot, kill, reserve, take_slot
 from nanokv.device.protocol.ring import drain
@@ -213,7 +213,7 @@ def test_a_slot_that_holds_pages_is_not_handed_out(arena: Arena) -> None:
 def test_drain_ends_whatever_the_tickets_say(arena: Arena, head: int, tail: int) -> None:
     arena.view.ctl["ann_head"].view(np.int64)[0] = head
     out = aligned_words(4096)
-    taken, looked, hole = native(drain, 5)(*arena.at, tail, address(out), 4096)
+    taken, looked, hole = native(drain, 5)(arena.at[0], 0, tail, address(out), 4096)
     assert taken == 0
     assert 0 <= hole <= looked == max(head, 0)
 
@@ -235,7 +235,7 @@ def view_of(cache: nanokv.NanoKVCache) -> SegmentView:
 
 
 def slot_of(cache: nanokv.NanoKVCache, key: str) -> int:
-    return cache._machine.lookup(cache.digest(key)).slot
+    return cache._machine.lookup(cache.digest(key)).place.slot
 
 
 def test_a_header_that_names_the_pages_of_another_object_is_corrupt_and_frees_nothing(
@@ -356,7 +356,7 @@ def test_a_poller_that_begins_with_wild_words(word: str, value: int) -> None:
 def test_a_pin_of_an_object_that_the_master_still_knows_and_whose_header_is_gone_ends() -> None:
     (one,) = nanokv.local_world(1, PAGES * 256, page_bytes=256, alloc="host")
     one.put("k", torch.arange(9))
-    view_of(one).headers["state"][one._path.locate(one.digest("k")).slot] = 77
+    view_of(one).headers["state"][one._allocation.locate(one.digest("k")).place.slot] = 77
     with pytest.raises(NanoKVError):
         one.pin("k")
     one.close()

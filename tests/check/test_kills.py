@@ -11,6 +11,7 @@ from nanokv.check.kills.work import KEYS, ROLES
 from nanokv.check.kills.world import ANCHOR, PAGE, WORLD_SIZE, KillWorld
 from nanokv.check.report import CheckFailure
 from nanokv.check.work import name, payload
+from nanokv.device.machines.records import Place
 from nanokv.device.segment.layout import WORD
 from nanokv.heap.shm import list_worlds
 from nanokv.host_poller.sweeper import Sweeper
@@ -46,7 +47,9 @@ def write_into(world: KillWorld, key: int) -> None:
     """Another word in the middle of an object."""
     cache = world.cache
     where = cache.get_location(name(key))
-    cache._mover.payload(where.owner_rank, where.payload_off, where.bytes_total)[where.bytes_total // 2] ^= 1
+    cache._mover.payload(Place(where.owner_rank, 0, 0, where.payload_off, where.bytes_total))[
+        where.bytes_total // 2
+    ] ^= 1
 
 
 def test_world_at_rest_passes_every_look(world: KillWorld) -> None:

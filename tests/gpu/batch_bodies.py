@@ -10,8 +10,8 @@ import triton
 import triton.language as tl
 
 from nanokv.device.kernels.shares import REQUESTS, TILE_BYTES, all_tiles, request_of, worker_of
-from nanokv.device.machines.base import Request
 from nanokv.device.machines.batch import Batch
+from nanokv.device.machines.records import Request
 from nanokv.device.memory.triton import store64
 from nanokv.device.protocol.status import Status
 from tests.gpu.bodies import PAGE, WHAT, World, key, world
@@ -62,7 +62,7 @@ def batches_put_and_get(device: torch.device) -> None:
                 for room, each in zip(rooms, data, strict=True):
                     assert torch.equal(room, each), each.numel()
                 found = w.machine.lookup(key(3))
-                assert (found.owner, found.nbytes) == (1, SIZES[3])
+                assert (found.place.owner, found.place.nbytes) == (1, SIZES[3])
                 keys = [Request(key(n), 0, 0) for n in range(len(SIZES))]
                 assert done(made, made.remove, keys) == [OK] * len(SIZES)
                 assert done(made, made.remove, keys) == [MISS] * len(SIZES)

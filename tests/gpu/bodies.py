@@ -13,8 +13,8 @@ import triton.language as tl
 
 from nanokv.device import remote
 from nanokv.device.kernels.shares import TILE_BYTES
-from nanokv.device.machines.base import Begun
 from nanokv.device.machines.launch import LaunchMachine
+from nanokv.device.machines.records import Begun, Place
 from nanokv.device.memory.triton import GOLDEN, MIX_ONE, MIX_TWO
 from nanokv.device.protocol.put import put
 from nanokv.device.protocol.status import Status
@@ -113,23 +113,26 @@ def checksums(device: torch.device) -> None:
             data = w.bytes(size, n, shift=(0, 8, 3)[n % 3])
             assert w.put(n, data) == OK
             begun = w.begin(100 + n, size)
-            w.segments[1][begun.payload : begun.payload + size] = data
-            w.machine.seal(1, key(100 + n), begun.slot, begun.epoch, begun.payload, size, WHAT)
-            assert w.machine.finish(1, begun.slot, begun.epoch, begun.phase) == OK
+            w.segments[1][begun.place.payload : begun.place.payload + size] = data
+            w.machine.seal(key(100 + n), begun.place, WHAT)
+            assert w.machine.finish(begun.place, begun.phase) == OK
             for which in (n, 100 + n):
                 found = w.machine.lookup(key(which))
                 assert found.descriptor[0] >> CHECKSUM_SHIFT.value & CHECKSUM_MASK.value == native_checksum(which, data)
                 status, back = w.get(which, size)
                 assert status == OK and torch.equal(back, data), (which, size)
-                assert w.machine.read(key(which), found, back.data_ptr(), 1) == OK
-                assert w.machine.verify(key(which), found, back.data_ptr()) == OK
+                assert w.machine.read(key(which), found.place, back.data_ptr(), 1) == OK
+                assert w.machine.verify(key(which), found.place, back.data_ptr()) == OK
                 if size:
-                    w.segments[1][found.payload + size // 2] ^= 64
+                    w.segments[1][found.place.payload + size // 2] ^= 64
                     assert w.get(which, size)[0] == CORRUPT
-                    assert w.machine.read(key(which), found, back.data_ptr(), 1) == CORRUPT
-                    assert w.machine.verify(key(which), found, w.segments[1].data_ptr() + found.payload) == CORRUPT
+                    assert w.machine.read(key(which), found.place, back.data_ptr(), 1) == CORRUPT
+                    assert (
+                        w.machine.verify(key(which), found.place, w.segments[1].data_ptr() + found.place.payload)
+                        == CORRUPT
+                    )
                 assert w.machine.remove(key(which)) == OK
-                assert w.machine.verify(key(which), found, back.data_ptr()) == TORN
+                assert w.machine.verify(key(which), found.place, back.data_ptr()) == TORN
 
 
 def native_checksum(n: int, data: torch.Tensor) -> int:
@@ -164,12 +167,12 @@ def puts_gets_and_removes(device: torch.device) -> None:
             assert torch.equal(back, data), size
             assert w.get(n, size + 1)[0] == SIZE
             found = w.machine.lookup(key(n))
-            assert found[:2] == (OK, n % 2)
-            assert (found.nbytes, found.descriptor) == (size, WHAT)
-            assert w.machine.read(key(n), found, back.data_ptr(), 1) == OK
+            assert (found.status, found.place.owner) == (OK, n % 2)
+            assert (found.place.nbytes, found.descriptor) == (size, WHAT)
+            assert w.machine.read(key(n), found.place, back.data_ptr(), 1) == OK
             assert torch.equal(back, data)
             assert w.machine.remove(key(n)) == OK
-            assert w.machine.read(key(n), found, back.data_ptr(), 1) == TORN
+            assert w.machine.read(key(n), found.place, back.data_ptr(), 1) == TORN
             assert w.get(n, size)[0] == w.machine.find(key(n)) == w.machine.remove(key(n)) == MISS
 
 
@@ -198,13 +201,13 @@ def evicts_what_is_old(device: torch.device) -> None:
         data = w.bytes(2 * PAGE, 5)
         assert [w.put(n, data) for n in range(4)] == [OK] * 4
         found = w.machine.lookup(key(0))
-        status, line = w.machine.pin(1, found.slot, found.epoch)
+        status, line = w.machine.pin(found.place)
         assert status == OK
         assert [w.put(n, data) for n in range(4, 9)] == [OK] * 5
         assert int(w.machine.control(1)["evicted"][0]) == 5
         assert w.machine.find(key(0)) == w.machine.find(key(8)) == OK
         assert w.machine.find(key(1)) == MISS
-        assert w.machine.unpin(1, found.slot, found.epoch, line) == OK
+        assert w.machine.unpin(found.place, line) == OK
 
 
 def pins_hold(device: torch.device) -> None:
@@ -212,16 +215,16 @@ def pins_hold(device: torch.device) -> None:
     with world(device) as w:
         assert w.put(1, w.bytes(100, 1)) == OK
         found = w.machine.lookup(key(1))
-        at = (1, found.slot, found.epoch)
-        status, line = w.machine.pin(*at)
+        at = (1, found.place.slot, found.place.epoch)
+        status, line = w.machine.pin(Place(*at))
         assert status == OK
         assert np.count_nonzero(w.machine.pin_ledger(1)) == 1
         assert w.machine.remove(key(1)) == w.machine.remove_slot(*at) == PINNED
-        assert w.machine.validate(*at) == OK
+        assert w.machine.validate(Place(*at)) == OK
         said = int(w.machine.pin_ledger(1)[line])
-        assert w.machine.drop_pin(1, line, said, found.epoch)
-        assert not w.machine.drop_pin(1, line, said, found.epoch)
-        assert w.machine.unpin(*at, line) == MISS
+        assert w.machine.drop_pin(1, line, said, found.place.epoch)
+        assert not w.machine.drop_pin(1, line, said, found.place.epoch)
+        assert w.machine.unpin(Place(*at), line) == MISS
         assert w.machine.remove_slot(*at) == OK
         w.machine.clear_intent(1, line, 0)
 
@@ -241,7 +244,7 @@ def hints_reach_the_host(device: torch.device) -> None:
         assert whole.tolist() == drained.good.tolist() and (again[whole] == drained.records[whole]).all()
         records, good = drained.records, drained.good
         slots = (drained.hints >> RING_HEADER_SHIFT.value) & RING_HEADER_MASK.value
-        assert good.tolist() == [slot != gone.slot for slot in slots[:5].tolist()] + [False]
+        assert good.tolist() == [slot != gone.place.slot for slot in slots[:5].tolist()] + [False]
         assert records["bytes_total"][:3].tolist() == [10, 11, 12]
         assert (records["key_hash"][:3].astype(np.int64) == [key(n)[0] for n in range(3)]).all()
         assert len(w.machine.drain(1, drained.head, 100).hints) == 0
@@ -256,18 +259,18 @@ def unfinished_objects_are_reclaimed(device: torch.device) -> None:
         begun = w.begin(1, 3 * PAGE)
         assert begun.status == OK
         assert w.machine.in_flight(1, 0, begun.phase) == 1
-        assert w.machine.abort(1, begun.slot, begun.epoch) == OK
+        assert w.machine.abort(begun.place) == OK
         w.machine.leave(1, begun.phase)
         assert w.machine.in_flight(1, 0, begun.phase) == 0
         again = w.begin(1, 3 * PAGE, FLAG_PLAN.value)
-        assert (again.status, again.payload) == (OK, begun.payload)
-        assert w.machine.give_up(1, again.slot, again.epoch, producer_word(0, 1))
-        assert w.machine.finish(1, again.slot, again.epoch, again.phase) == LOST
+        assert (again.status, again.place.payload) == (OK, begun.place.payload)
+        assert w.machine.give_up(1, again.place.slot, again.place.epoch, producer_word(0, 1))
+        assert w.machine.finish(again.place, again.phase) == LOST
         assert w.machine.page_marks(1).sum() == 0
-        assert w.machine.release(1, again.slot, again.epoch)
-        assert not w.machine.release(1, again.slot, again.epoch + 1)
+        assert w.machine.release(1, again.place.slot, again.place.epoch)
+        assert not w.machine.release(1, again.place.slot, again.place.epoch + 1)
         assert w.machine.page_marks(1).tolist()[:1] == [3]  # class 2, four pages, marked with the class plus 1
-        assert w.machine.slot_marks(1).tolist()[: begun.slot + 1] == [1] * (begun.slot + 1)
+        assert w.machine.slot_marks(1).tolist()[: begun.place.slot + 1] == [1] * (begun.place.slot + 1)
         assert w.machine.find(key(1)) == MISS
 
 
@@ -293,26 +296,26 @@ def free_lists_pass_through_the_host(device: torch.device) -> None:
         w.machine.leave(1, phase)
         assert (w.machine.page_stamps(1) - stamps).tolist()[:5] == [1, 1, 1, 1, 1]
         assert w.put(9, w.bytes(4 * PAGE, 9)) == OK
-        assert w.machine.lookup(key(9)).payload == w.geometry.offsets["heap_base"]
+        assert w.machine.lookup(key(9)).place.payload == w.geometry.offsets["heap_base"]
 
 
 def the_host_allocates(device: torch.device) -> None:
     """v1's calls: the master chooses slot and pages. (fsck's rules of v2 do not hold for them.)"""
     w = World(device, 64, may_evict=False)
     at = w.geometry.offsets["heap_base"]
-    epoch = w.machine.install(1, 3, key(1), at, 100, 0, WHAT, 5)
+    epoch = w.machine.install(key(1), Place(1, 3, 0, at, 100), 0, WHAT, 5)
     word = w.machine.state(1, 3)
     assert (word & STATE_MASK.value, word >> EPOCH_SHIFT.value) == (WRITING.value, epoch)
-    assert w.machine.commit(1, 3, epoch) == OK
-    assert w.machine.validate(1, 3, epoch) == OK
-    w.machine.touch(1, 3, 77)
+    assert w.machine.commit(Place(1, 3, epoch)) == OK
+    assert w.machine.validate(Place(1, 3, epoch)) == OK
+    w.machine.touch(Place(1, 3, epoch), 77)
     assert w.machine.headers(1, 3, 1)["last_access"].tolist() == [77]
     assert w.machine.kill(1, 3, READY.value, epoch) == READY.value | epoch << EPOCH_SHIFT.value
     w.machine.announce(1, REMOVED.value, 3, epoch)
     assert w.machine.drain(1, 0, 9).hints.tolist() == [
         kind.value | 3 << RING_HEADER_SHIFT.value | epoch << RING_EPOCH_SHIFT.value for kind in (STORED, REMOVED)
     ]
-    assert w.machine.install(1, 3, key(1), at, 0, 0, WHAT, 5) == epoch + 1
+    assert w.machine.install(key(1), Place(1, 3, 0, at, 0), 0, WHAT, 5) == epoch + 1
 
 
 @triton.jit
@@ -352,17 +355,17 @@ def slots_in_no_place_are_given_back(device: torch.device) -> None:
     with world(device) as w:
         for adopt in (False, True):
             taken = w.begin(2, 0)
-            expected = WRITING.value | taken.epoch << EPOCH_SHIFT.value
-            assert w.machine.kill(1, taken.slot, WRITING.value, taken.epoch) == expected
+            expected = WRITING.value | taken.place.epoch << EPOCH_SHIFT.value
+            assert w.machine.kill(1, taken.place.slot, WRITING.value, taken.place.epoch) == expected
             w.machine.leave(1, taken.phase)
-            assert w.machine.slot_marks(1)[taken.slot] == 0
+            assert w.machine.slot_marks(1)[taken.place.slot] == 0
             if adopt:  # as if the producer had died before it claimed the key
                 for segment in w.segments:
                     segment[w.geometry.offsets["dir_base"] : w.geometry.offsets["turn_base"]] = 0
-                w.machine.adopt_slot(1, taken.slot)
+                w.machine.adopt_slot(1, taken.place.slot)
             else:
-                assert w.machine.release(1, taken.slot, taken.epoch)
-            assert w.machine.slot_marks(1)[taken.slot] == 1
+                assert w.machine.release(1, taken.place.slot, taken.place.epoch)
+            assert w.machine.slot_marks(1)[taken.place.slot] == 1
 
 
 @triton.jit
@@ -386,12 +389,12 @@ def kernels_commit_plans(device: torch.device) -> None:
         for n, nbytes in enumerate((100, 128, 0)):
             plan = w.begin(n, nbytes, FLAG_PLAN.value)
             w.machine.leave(1, plan.phase)
-            header = base + w.geometry.offsets["hdr_base"] + plan.slot * HEADER_BYTES.value
+            header = base + w.geometry.offsets["hdr_base"] + plan.place.slot * HEADER_BYTES.value
             out = torch.full((2,), -1, dtype=torch.int64, device=device)
-            for epoch, committed in ((plan.epoch + 1, 0), (plan.epoch, 1), (plan.epoch, 0)):
-                fill_and_commit_kernel[(1,)](base + plan.payload, nbytes, header, epoch, bases, out, num_warps=1)
+            for epoch, committed in ((plan.place.epoch + 1, 0), (plan.place.epoch, 1), (plan.place.epoch, 0)):
+                fill_and_commit_kernel[(1,)](base + plan.place.payload, nbytes, header, epoch, bases, out, num_warps=1)
                 assert int(out[0]) == committed
-            assert w.machine.commit(1, plan.slot, plan.epoch) == OK
+            assert w.machine.commit(plan.place) == OK
             wanted = (torch.arange(nbytes) * 3).to(torch.int8)
             assert torch.equal(w.get(n, nbytes)[1].cpu().view(torch.int8), wanted)
             assert int(out[1]) == int(wanted.sum())

@@ -12,6 +12,7 @@ import torch
 
 from nanokv.cache import NanoKVCache
 from nanokv.config import make_options
+from nanokv.device.machines.launch import LaunchMachine
 from nanokv.device.segment.geometry import Geometry
 from nanokv.errors import DuplicateKey, InvalidArgument, KeyNotFound, NanoKVError, OutOfMemory
 from nanokv.fsck import check_cache
@@ -37,7 +38,7 @@ def caches(device: torch.device, pages: int, **options: object) -> Iterator[list
     geometry = Geometry.plan(pages * PAGE, PAGE, 2, ring_slots=chosen.ring_slots, shards=4)
     world = LocalWorld(geometry, mode=chosen.alloc, may_evict=chosen.evict, water=chosen.water, device=device)
     made = [NanoKVCache._from_heap(DeviceHeap(world, rank), 0, chosen) for rank in range(2)]
-    assert [cache._machine.kind for cache in made] == ["launch"] * 2
+    assert [type(cache._machine) for cache in made] == [LaunchMachine] * 2
     try:
         yield made
         report = check_cache(made[0])
@@ -101,7 +102,7 @@ def blocks_by_one_launch(device: torch.device) -> None:
         layers = [torch.randn(4, 2, 8, 2, 16, generator=dice).to(device) for _ in range(3)]
         mine = [torch.zeros(2, 4, 2, 8, 16, device=device).transpose(2, 3) for _ in range(3)]
         source, target = here.paged_kv(layers, kv_dim=1), there.paged_kv(mine, kv_dim=0)
-        assert source._pages is not None and target._pages is not None
+        assert source._batch is not None and target._batch is not None and source._batch.launches
         assert source.put(["a", "b"], [3, 0], preferred_segment=1) == [None] * 2
         assert kinds(target.get(["b", "none", "a"], [1, 0, 2])) == [type(None), KeyNotFound, type(None)]
         for layer, back in zip(layers, mine, strict=True):

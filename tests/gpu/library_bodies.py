@@ -15,7 +15,7 @@ from examples.paged_decode import ValidatedDecode, decode_pinned, reference
 from examples.rope_prefill import BLOCK, Prefill, block_requests, rotated, rotation
 from nanokv.cache import NanoKVCache
 from nanokv.device import library
-from nanokv.device.machines.base import Request
+from nanokv.device.machines.records import Request
 from nanokv.device.protocol.status import Status
 from nanokv.errors import KeyNotFound, ObjectPinned
 from nanokv.fsck import check_cache

@@ -7,9 +7,9 @@ import numpy as np
 import torch
 
 from nanokv.device.kernels.shares import TILE_BYTES
-from nanokv.device.machines.base import Request
 from nanokv.device.machines.batch import Batch
 from nanokv.device.machines.engine_cache import Pages
+from nanokv.device.machines.records import Request
 from nanokv.device.protocol.status import Status
 from tests.gpu.bodies import World, key, world
 
@@ -148,7 +148,7 @@ def another_shape_is_not_read(device: torch.device) -> None:
         found = Batch(w.machine.table_address, 2, device)
         found.fill([asked, asked._replace(key=key(99))])
         one, none = found.lookup()
-        assert (one.status, one.nbytes, one.descriptor, none.status) == (OK, asked.nbytes, asked.what, MISS)
+        assert (one.status, one.place.nbytes, one.descriptor, none.status) == (OK, asked.nbytes, asked.what, MISS)
         assert one == w.machine.lookup(key(0))
 
 

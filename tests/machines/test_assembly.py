@@ -59,7 +59,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPatch
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_relaxed_commit_is_seen(target: str, fresh: pytest.MonkeyPatch) -> None:
     fresh.setattr(header, "cas64", relaxed_cas64)
-    text = assembly(kernels()["commit_object_kernel"], target)
+    text = assembly(kernels()["call_commit"], target)
     assert count(atomics(text, target), "cas") > 0
     assert count(atomics(text, target), "cas", releases=True) == 1  # the hint's
 
@@ -74,7 +74,7 @@ def test_a_pop_at_gpu_scope_is_seen(target: str, fresh: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_validation_by_an_acquire_load_is_seen(target: str, fresh: pytest.MonkeyPatch) -> None:
     fresh.setattr(header, "add64", acquire_add64)
-    found = atomics(assembly(kernels()["validate_object_kernel"], target), target)
+    found = atomics(assembly(kernels()["call_validate"], target), target)
     assert count(found, "add", releases=True) == 0
 
 

@@ -4,38 +4,20 @@ And every protocol function is in some kernel.
 """
 
 import importlib
+import pkgutil
 import re
 from typing import Any
 
 import pytest
 from triton.runtime.jit import JITFunction
 
+from nanokv.device import memory, protocol, segment
 from tests.support.assembly import atomics, count, polls_in_a_loop
 from tests.support.compiling import NVIDIA, TARGETS, compiled_everywhere, kernels
 
 pytestmark = pytest.mark.timeout(300)  # all that is compiled or interpreted falls to the first test
 
-PROTOCOL = (
-    "activity",
-    "checksum",
-    "directory",
-    "extent",
-    "freelist",
-    "header",
-    "memory",
-    "evict",
-    "get",
-    "put",
-    "remove",
-    "parts",
-    "pins",
-    "reclaim",
-    "request",
-    "retire",
-    "ring",
-    "ticket",
-    "world",
-)
+ROOMS = (protocol, memory, segment)  #: of device functions
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -70,27 +52,27 @@ def test_kernels_that_stream_payload_keep_it_in_registers(target: str) -> None:
 
 # what is required of the kernels: (kernel, operation, acquires, releases, at least so many)
 REQUIRED = [
-    ("commit_object_kernel", "cas", False, True, 3),  # the state, FLAG_ACK, the hint
-    ("finish_object_kernel", "cas", False, True, 3),
+    ("call_commit", "cas", False, True, 3),  # the state, FLAG_ACK, the hint
+    ("call_finish", "cas", False, True, 3),
     ("put_many_kernel", "cas", False, True, 1),
     ("put_many_kernel", "cas", True, False, 3),
     ("put_many_kernel", "add", True, True, 2),  # the turnstile, and the arrival of a CTA
     ("put_many_kernel", "add", False, True, 2),  # and leaving
     ("put_many_kernel", "swap", False, True, 1),  # what the first CTA shares
-    ("begin_object_kernel", "add", True, True, 1),
-    ("begin_object_kernel", "cas", True, False, 3),
-    ("begin_object_kernel", "swap", False, True, 1),  # RESERVED
-    ("validate_object_kernel", "add", False, True, 1),
+    ("call_begin", "add", True, True, 1),
+    ("call_begin", "cas", True, False, 3),
+    ("call_begin", "swap", False, True, 1),  # RESERVED
+    ("call_validate", "add", False, True, 1),
     ("get_many_kernel", "add", True, True, 1),  # the arrival of a CTA
     ("get_many_kernel", "add", False, True, 1),  # and validating
-    ("remove_object_kernel", "cas", True, False, 1),
-    ("pin_object_kernel", "cas", True, True, 1),
+    ("call_remove", "cas", True, False, 1),
+    ("call_pin", "cas", True, True, 1),
     ("pop_push_kernel", "cas", True, False, 1),
     ("pop_push_kernel", "cas", False, True, 1),
-    ("detach_class_kernel", "cas", True, False, 1),
-    ("drain_ring_kernel", "swap", True, False, 1),
-    ("read_state_kernel", "add", True, True, 1),
-    ("release_slot_kernel", "add", True, True, 1),
+    ("call_detach_class", "cas", True, False, 1),
+    ("call_drain", "swap", True, False, 1),
+    ("call_state", "add", True, True, 1),
+    ("call_release", "add", True, True, 1),
     ("remote_probe_kernel", "cas", True, True, 1),
 ]
 
@@ -116,7 +98,7 @@ def test_no_atomic_is_below_system_scope(target: str) -> None:
 @pytest.mark.parametrize("target", TARGETS)
 def test_no_polling_loop_vanished(target: str) -> None:
     texts = compiled_everywhere()[target]
-    loops = ("poll_word_kernel", "pop_push_kernel", "detach_class_kernel", "find_key_kernel", "drain_ring_kernel")
+    loops = ("poll_word_kernel", "pop_push_kernel", "call_detach_class", "call_find", "call_drain")
     assert [kernel for kernel in loops if not polls_in_a_loop(texts[kernel])] == []
 
 
@@ -143,8 +125,9 @@ def reached(function: Any, seen: set[Any]) -> set[Any]:
 def test_every_protocol_function_is_in_a_kernel() -> None:
     seen: set[Any] = set()
     for kernel in kernels().values():
-        reached(kernel.function, seen)
-    modules = [importlib.import_module(f"nanokv.device.{name}") for name in PROTOCOL]
+        reached(kernel.constants.get("function", kernel.function), seen)
+    found = [module for room in ROOMS for module in pkgutil.iter_modules(room.__path__, f"{room.__name__}.")]
+    modules = [importlib.import_module(module.name) for module in found]
     written = {
         f for m in modules for f in vars(m).values() if isinstance(f, JITFunction) and f.__module__ == m.__name__
     }

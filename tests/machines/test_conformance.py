@@ -12,7 +12,7 @@ pytestmark = pytest.mark.timeout(300)  # all that is compiled or interpreted fal
 GROUPS = [
     ("freelist,extent,header", 12),
     ("directory,ring,activity,pins", 10),
-    ("checksum,retire,evict,put,get,remove,reclaim", 6),
+    ("checksum,retire,evict,put,get,remove,reclaim,host_alloc,host_calls", 6),
 ]
 
 

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from nanokv.device.machines.base import Begun
 from nanokv.device.machines.native import NativeMachine
+from nanokv.device.machines.records import Begun
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.geometry import Geometry, producer_word
 from nanokv.device.segment.layout import DEAD, PIN_HELD, STATE_MASK, STORED, WRITING
@@ -123,7 +123,7 @@ def test_an_object_that_takes_too_long_is_given_up_and_its_pages_come_back(ranks
     assert poller.sweeper.counts.given_up == 1
     settle(poller, 7.0)
     assert poller.sweeper.counts.released == 0, "the producer is still at work: its pages stay in quarantine"
-    assert ranks[0].machine.finish(1, begun.slot, begun.epoch, begun.phase) == Status.LOST
+    assert ranks[0].machine.finish(begun.place, begun.phase) == Status.LOST
     settle(poller, 30.0)
     assert poller.sweeper.counts.released == 1
     assert ranks[1].machine.page_marks(1).any()
@@ -137,7 +137,7 @@ def test_a_plan_waits_for_its_producers_word(ranks: list[Rank]) -> None:
     poller.sweep(0.0)
     settle(poller, 6.0)
     assert (poller.sweeper.counts.given_up, poller.sweeper.counts.released) == (1, 0)
-    assert ranks[0].machine.commit(1, begun.slot, begun.epoch) == Status.LOST
+    assert ranks[0].machine.commit(begun.place) == Status.LOST
     settle(poller, 30.0)
     assert poller.sweeper.counts.released == 1
 
@@ -157,7 +157,7 @@ def test_what_a_dead_producer_left_is_reclaimed(ranks: list[Rank]) -> None:
     assert (counts.given_up, counts.released) == (2, 2)
     assert (counts.leaked_pages, counts.leaked_slots) == (5, 1)
     assert ranks[1].machine.slot_marks(1)[slot] == 1
-    assert plan.payload
+    assert plan.place.payload
     assert ranks[1].views[1].ctl["joining"] == 0
     assert len(poller.index) == 1
     stored = [ranks[1].put(1, key) for key in range(100, 163)]
@@ -165,11 +165,29 @@ def test_what_a_dead_producer_left_is_reclaimed(ranks: list[Rank]) -> None:
     assert ranks[1].put(1, 999) == Status.FULL
 
 
+def test_deaths_are_counted_once_a_sweep(ranks: list[Rank], monkeypatch: pytest.MonkeyPatch) -> None:
+    sweeper, heap = ranks[1].poller().sweeper, ranks[1].heap
+    sweeper.step(0.0)
+    ranks[0].heap.close()
+    alive, asked = heap.alive, []
+
+    def note(rank: int, incarnation: int) -> bool:
+        asked.append(rank)
+        return alive(rank, incarnation)
+
+    monkeypatch.setattr(heap, "alive", note)
+    assert sweeper.somebody_died() and sweeper.somebody_died()
+    assert asked == [0, 1]
+    sweeper.step(1.0)
+    assert sweeper.pending, "an audit has begun"
+    assert not sweeper.somebody_died()
+
+
 def test_a_remover_that_died_half_way(ranks: list[Rank]) -> None:
     poller = ranks[1].poller()
     ranks[0].put(1, 7, 2 * PAGE)
     found = ranks[0].machine.lookup((7, 7 * 7919))
-    ranks[0].machine.kill(1, found.slot, 2, found.epoch)
+    ranks[0].machine.kill(1, found.place.slot, 2, found.place.epoch)
     settle(poller, 0.0)
     assert poller.sweeper.counts.released == 1
     assert not ranks[1].views[1].directory.any() and not ranks[0].views[0].directory.any()
@@ -182,7 +200,7 @@ def test_a_remover_of_an_object_without_bytes_that_died_half_way(ranks: list[Ran
     poller.sweep(0.0)
     ranks[0].put(1, 7, 0)
     found = ranks[0].machine.lookup((7, 7 * 7919))
-    ranks[0].machine.kill(1, found.slot, 2, found.epoch)
+    ranks[0].machine.kill(1, found.place.slot, 2, found.place.epoch)
     ranks[0].heap.close()
     settle(poller, 1.0, steps=30)
     assert poller.sweeper.counts.leaked_slots == 1
@@ -193,8 +211,8 @@ def test_the_pins_of_the_dead_are_taken_away(ranks: list[Rank]) -> None:
     poller = ranks[1].poller()
     ranks[1].put(1, 7)
     found = ranks[0].machine.lookup((7, 7 * 7919))
-    assert ranks[0].machine.pin(1, found.slot, found.epoch)[0] == Status.OK
-    status, line = ranks[1].machine.pin(1, found.slot, found.epoch)
+    assert ranks[0].machine.pin(found.place)[0] == Status.OK
+    status, line = ranks[1].machine.pin(found.place)
     assert status == Status.OK
     assert ranks[1].views[1].pins[line] & 3 == PIN_HELD.value
     poller.sweep(0.0)
@@ -203,7 +221,7 @@ def test_the_pins_of_the_dead_are_taken_away(ranks: list[Rank]) -> None:
     poller.sweep(1.0)
     assert poller.sweeper.counts.pins_dropped == 1
     assert ranks[1].machine.remove((7, 7 * 7919)) == Status.PINNED, "the living one still holds it"
-    assert ranks[1].machine.unpin(1, found.slot, found.epoch, line) == Status.OK
+    assert ranks[1].machine.unpin(found.place, line) == Status.OK
     assert ranks[1].machine.remove((7, 7 * 7919)) == Status.OK
     assert not ranks[1].views[1].pins.any()
 
@@ -272,12 +290,12 @@ def test_neighbours_are_joined(ranks: list[Rank]) -> None:
 
 def test_given_up_slots_are_dead_not_free(ranks: list[Rank]) -> None:
     begun = ranks[0].begin(1, 7)
-    assert ranks[1].machine.state(1, begun.slot) & STATE_MASK.value == WRITING.value
-    assert ranks[1].machine.give_up(1, begun.slot, begun.epoch, producer_word(0, 1))
-    assert not ranks[1].machine.give_up(1, begun.slot, begun.epoch, producer_word(0, 1))
-    assert ranks[1].machine.state(1, begun.slot) & STATE_MASK.value == DEAD.value
-    assert ranks[0].machine.abort(1, begun.slot, begun.epoch) == Status.LOST
-    assert ranks[1].machine.slot_marks(1)[begun.slot] == 0
+    assert ranks[1].machine.state(1, begun.place.slot) & STATE_MASK.value == WRITING.value
+    assert ranks[1].machine.give_up(1, begun.place.slot, begun.place.epoch, producer_word(0, 1))
+    assert not ranks[1].machine.give_up(1, begun.place.slot, begun.place.epoch, producer_word(0, 1))
+    assert ranks[1].machine.state(1, begun.place.slot) & STATE_MASK.value == DEAD.value
+    assert ranks[0].machine.abort(begun.place) == Status.LOST
+    assert ranks[1].machine.slot_marks(1)[begun.place.slot] == 0
 
 
 def test_batches_are_bounded(ranks: list[Rank]) -> None:

@@ -43,7 +43,7 @@ def drain_all(world: tl.int64, seg: tl.int64, out: tl.int64, total: tl.int64, tr
     tail = word(0)
     i = word(0)
     while (taken + missed < total) & (i < tries):
-        came, _, hole = drain(world, seg, tail, out + taken * WORD_BYTES, total - taken)
+        came, _, hole = drain(world, word(0), tail, out + taken * WORD_BYTES, total - taken)
         taken += came
         tail = hole
         missed = load64(seg + COUNT_MISSED, "acquire")
@@ -67,7 +67,7 @@ class Ring:
     def drain(self, room: int = BATCH, *, wait_for_holes: bool = True) -> list[int]:
         """Take words, and move on: to the first empty slot, or past it."""
         out = aligned_words(room)
-        taken, head, hole = native(drain, 5)(*self.at, self.tail, address(out), room)
+        taken, head, hole = native(drain, 5)(self.at[0], 0, self.tail, address(out), room)
         self.tail = hole if wait_for_holes else head
         return out[:taken].tolist()
 

@@ -21,7 +21,9 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from nanokv.device import remote
-from nanokv.device.kernels import checksums, host, many, objects
+from nanokv.device.kernels import many, payload, ring
+from nanokv.device.kernels.frame import call_kernel
+from nanokv.device.machines.entries import ENTRIES, Entry
 from nanokv.device.memory import triton as memory
 from nanokv.device.memory.triton import load64
 from nanokv.device.protocol.freelist import pop, push
@@ -101,17 +103,26 @@ def put_get_probe_kernel(world: tl.int64, key: tl.int64, src: tl.int64, dst: tl.
         get(world, key, key, dst, nbytes, 0)
 
 
+def _called(entry: Entry) -> Kernel:
+    constants = {"function": entry.function, "n_arguments": entry.arguments, "n_answers": entry.answers}
+    return Kernel(call_kernel, False, {"frame": "i64"}, constants)
+
+
 def kernels() -> dict[str, Kernel]:
-    """Every kernel of the project, and five probes: for what users' kernels do, and for the free lists."""
-    found = {}
-    for module in (objects, host, checksums, many):
+    """Every kernel of the project, and five probes: for what users' kernels do, and for the free lists.
+
+    `call_NAME` is the generic kernel with the entry NAME.
+    """
+    found = {f"call_{name}": _called(entry) for name, entry in ENTRIES.items()}
+    for module in (many, payload, ring):
         for name, function in vars(module).items():
-            if name.endswith("_kernel") and function.__module__ == module.__name__:
-                words = {argument: "i64" for argument in function.arg_names if argument != "layout"}
-                constants = {"layout": ()} if "layout" in function.arg_names else {}
-                found[name] = Kernel(function, False, words, constants)
-                if constants:
-                    found[f"{name}_of_heads"] = Kernel(function, False, words, {"layout": LAYOUT_OF_HEADS})
+            if name.endswith("_kernel") and function.__module__ == module.__name__ and name != "move_many_kernel":
+                found[name] = Kernel(function, False, dict.fromkeys(function.arg_names, "i64"), {})
+    for name, layout in (("", ()), ("_of_heads", LAYOUT_OF_HEADS)):
+        for verb in ("put", "get"):
+            constants = {"is_put": verb == "put", "layout": layout}
+            words = {argument: "i64" for argument in many.move_many_kernel.arg_names if argument not in constants}
+            found[f"{verb}_many_kernel{name}"] = Kernel(many.move_many_kernel, False, words, constants)
     pointers = {"word_ptr": "*i64", "heap_bases": "*i64", "out_ptr": "*i64"}
     found["remote_probe_kernel"] = Kernel(
         remote_probe_kernel, True, pointers | {"from_rank": "i32", "to_rank": "i32"}, {}

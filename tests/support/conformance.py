@@ -29,7 +29,7 @@ from tests.support.random_state import ARGUMENTS, Address, Draw, Memory, corrupt
 
 MODULES = (
     *("freelist", "extent", "header", "directory", "ring", "activity"),
-    *("checksum", "pins", "retire", "evict", "put", "get", "remove", "reclaim"),
+    *("checksum", "pins", "retire", "evict", "put", "get", "remove", "reclaim", "host_alloc", "host_calls"),
 )
 
 
@@ -62,7 +62,7 @@ def functions(modules: tuple[str, ...]) -> dict[str, Any]:
     """The public device functions of some modules, by name."""
     found = {}
     for name in modules:
-        module = importlib.import_module(f"nanokv.device.{name}")
+        module = importlib.import_module(f"nanokv.device.protocol.{name}")
         for value in vars(module).values():
             if hasattr(value, "fn") and value.fn.__module__ == module.__name__:
                 found[value.fn.__name__] = value

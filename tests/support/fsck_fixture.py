@@ -5,13 +5,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from nanokv.device.machines.base import Begun
 from nanokv.device.machines.native import NativeMachine
-from nanokv.device.protocol.directory import POSITIVE
+from nanokv.device.machines.records import Begun, Place
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.geometry import Geometry
 from nanokv.device.segment.layout import (
     FLAG_PLAN,
+    POSITIVE,
     unpack,
 )
 from nanokv.device.segment.views import SegmentView
@@ -26,9 +26,7 @@ WORLD_ID = 77
 class Pin(NamedTuple):
     """A pin that is held: what `unpin` takes."""
 
-    owner: int
-    slot: int
-    epoch: int
+    place: Place
     line: int
 
 
@@ -70,15 +68,15 @@ class World:
 
     def pin(self, key: int, by: int = 0) -> Pin:
         found = self.machines[by].lookup(digest(key))
-        status, line = self.machines[by].pin(found.owner, found.slot, found.epoch)
+        status, line = self.machines[by].pin(found.place)
         assert status == Status.OK
-        return Pin(found.owner, found.slot, found.epoch, line)
+        return Pin(found.place, line)
 
     def slot(self, key: int) -> tuple[int, int]:
         """(rank, header slot) of a READY object."""
         found = self.machines[0].lookup(digest(key))
         assert found.status == Status.OK
-        return found.owner, found.slot
+        return found.place.owner, found.place.slot
 
     def header(self, key: int) -> Any:
         rank, index = self.slot(key)

@@ -19,6 +19,7 @@ from nanokv.device.segment.layout import PIN_HELD, unpack
 from nanokv.device.sim.mutants import rewrite
 from nanokv.host_poller import audit, sweeper
 from nanokv.host_poller.audit import Audit
+from nanokv.host_poller.quarantine import Quarantine
 from nanokv.host_poller.sweeper import Sweeper
 
 Patch = tuple[Any, str, Any]
@@ -57,8 +58,8 @@ class Bug(NamedTuple):
 
 
 def _watch_those_seen_alive(self: Any) -> None:
-    incarnations = self.machine.activity(self._rank)["incarnation"].tolist()
-    living = {(rank, inc) for rank, inc in enumerate(incarnations) if inc and self.heap.alive(rank, inc)}
+    incarnations = self._machine.activity(self._rank)["incarnation"].tolist()
+    living = {(rank, inc) for rank, inc in enumerate(incarnations) if inc and self._heap.alive(rank, inc)}
     if getattr(self, "living", set()) - living:
         self._audit.start()
     self.living = living
@@ -86,19 +87,17 @@ def _start_once(self: Any) -> None:
         self._ticket = 0
 
 
-def _hold_all_in_quarantine(self: Any) -> None:
-    pages, slots = self._audit.step({slot for slot, _ in self._quarantine})
-    self.counts.leaked_pages += pages
-    self.counts.leaked_slots += slots
+def _all_slots(self: Any) -> set[int]:
+    return {life.slot for life in {*self._unacknowledged, *self._tickets}}
 
 
 BUGS = {
     "a torn look hid a leaked slot": Bug(
         "swept/weak: producer@34 0.2 61.2 191.1 236.1",
-        host=((Audit, "start", _start_once), (Sweeper, "_audit_step", _hold_all_in_quarantine), (audit, "LOOKS", 3)),
+        host=((Audit, "start", _start_once), (Quarantine, "given_up_slots", property(_all_slots)), (audit, "LOOKS", 3)),
     ),
     "a rank that died before any sweep saw it alive was not audited": Bug(
-        "swept/sc: producer@5 13.1", host=((Sweeper, "_watch_ranks", _watch_those_seen_alive),)
+        "swept/sc: producer@5 13.1", host=((Sweeper, "_audit_after_deaths", _watch_those_seen_alive),)
     ),
     "the pin of a reader that died between two steps stayed for ever": Bug(
         "swept-pins/sc: reader@27", host=((sweeper, "drop_dead_pins", _clear_intents),)

@@ -129,16 +129,16 @@ ARGUMENTS = {
     "ring_slot": "world seg ticket",
     "announce": "world seg kind slot epoch",
     "asleep": "seg",
-    "drain": "world seg ticket out few",
+    "drain": "world owner ticket out few",
     "enter": "world seg",
     "leave": "world seg bit",
-    "in_flight": "seg owner bit",
+    "in_flight": "world owner owner bit",
     "ledger_at": "world seg line",
     "ledger_word": "world bit slot",
     "note": "world seg slot",
     "add_pin": "header epoch one_pin",
-    "pin": "world seg slot epoch",
-    "unpin": "world seg slot epoch line",
+    "pin": "world owner slot epoch",
+    "unpin": "world owner slot epoch line",
     "take_out": "world seg slot",
     "retire": "world seg owner slot epoch",
     "oldest": "world seg ticket few size_class",
@@ -149,6 +149,7 @@ ARGUMENTS = {
     "undo": "world seg owner slot epoch",
     "allocate": "world seg owner slot epoch size_class n_pages nbytes now key_hash",
     "begin": "world owner key_hash key_check nbytes flags now",
+    "begin_described": "world owner key_hash key_check nbytes flags now any any any any any any any any",
     "commit": "world owner slot epoch",
     "finish": "world owner slot epoch bit",
     "abort": "world owner slot epoch",
@@ -178,20 +179,30 @@ ARGUMENTS = {
     "release": "world owner slot epoch",
     "adopt_slot": "world owner slot",
     "push_extents": "world owner pages classes two",
-    "joining": "world seg one",
+    "joining": "world owner one",
     "detach_rest": "world owner",
     "detach_class": "world owner size_class out",
     "walk": "links head count any marks",
-    "walk_pages": "world owner size_class count_pages marks",
+    "walk_class": "world seg size_class count_pages marks",
+    "walk_pages": "world owner count_pages marks",
     "walk_slots": "world owner count_slots marks",
-    "install": "world owner slot key_hash key_check payload nbytes flags now",
+    "store_control": "world owner control few",
+    "install": "world owner slot key_hash key_check payload nbytes flags now any any any any any any any any",
     "state_of": "world owner slot",
     "kill_slot": "world owner slot state epoch",
     "announce_slot": "world owner kind slot epoch",
+    "store_payload": "world owner payload source few",
+    "enter_segment": "world owner",
+    "leave_segment": "world owner bit",
+    "finish_hinted": "world owner slot epoch bit",
+    "commit_hinted": "world owner slot epoch",
+    "abort_hinted": "world owner slot epoch",
+    "remove_hinted": "world key_hash key_check",
+    "remove_slot_hinted": "world owner slot epoch",
     "drop_pin": "world owner line said epoch",
     "clear_intent": "world owner line said",
     "count_lines": "world seg slot",
-    "recount": "world seg slot one",
+    "recount": "world owner slot one",
 }
 
 
@@ -203,8 +214,11 @@ WANTED = {
         "seal_payload",
         "commit_state",
         "commit",
+        "commit_hinted",
         "finish",
+        "finish_hinted",
         "abort",
+        "abort_hinted",
         "give_up",
         "kill",
         "kill_slot",
@@ -223,6 +237,8 @@ WANTED = {
         "read",
         "get",
         "remove",
+        "remove_hinted",
+        "remove_slot_hinted",
     ),
     DEAD.value: ("acknowledge", "release"),
 }
@@ -423,6 +439,9 @@ class Draw:
     def ticket(self) -> int:
         return max(signed(self.view.ctl[0]["ann_head"]) - self.rng.randrange(12), 0)
 
+    def control(self) -> int:
+        return HEAP_CTL.offsets["ann_tail"]
+
     def line(self) -> int:
         return self.drawn_line
 
@@ -475,24 +494,26 @@ def history(rng: random.Random, state: Memory) -> None:
         owner, key, step = rng.randrange(2), rng.choice(KEYS), rng.randrange(10)
         size = rng.choice((0, 10, 64, 100, 300, 512))
         if step < 4:
-            code.put(world, owner, *key, source, size, now, rng.randrange(300), *[rng.randrange(9)] * 7)
+            code["put"](world, owner, *key, source, size, now, rng.randrange(300), *[rng.randrange(9)] * 7)
         elif step == 4:
-            status, slot, epoch, *_ = code.begin(world, owner, *key, size, rng.randrange(2), now)
+            status, slot, epoch, *_ = code["begin"](
+                world, owner, *key, size, rng.randrange(2), now, *[rng.randrange(9)] * 8
+            )
             if status == 0 and rng.random() < 0.5:
                 producer = int(state.views[owner].headers[slot]["producer"])
-                end, *more = rng.choice(((code.abort,), (code.give_up, producer), (code.commit,)))
+                end, *more = rng.choice(((code["abort"],), (code["give_up"], producer), (code["commit"],)))
                 end(world, owner, slot, epoch, *more)
         elif step == 5:
-            code.remove(world, *key)
+            code["remove"](world, *key)
         elif step == 6:
-            found = code.lookup(world, *key)
+            found = code["lookup"](world, *key)
             if found[0] == 0:
-                pins.append((found[1], *found[2:4], code.pin(world, state.bases[found[1]], *found[2:4])[1]))
+                pins.append((found[1], *found[2:4], code["pin"](world, *found[1:4])[1]))
         elif step == 7 and pins:
             held = pins.pop()
-            code.unpin(world, state.bases[held[0]], *held[1:])
+            code["unpin"](world, *held)
         elif step == 8:
-            code.drain(world, state.bases[owner], rng.randrange(20), state.bases[2], rng.randrange(8))
+            code["drain"](world, owner, rng.randrange(20), state.bases[2], rng.randrange(8))
         elif step == 9:
             state.views[owner].ctl[0]["grace_phase"] ^= 1
 

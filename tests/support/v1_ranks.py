@@ -10,9 +10,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from nanokv.allocation.base import Write
-from nanokv.compat_v1.host_path import HostPath
+from nanokv.compat_v1.host_allocation import HostAllocation
 from nanokv.device.machines.native import NativeMachine
+from nanokv.device.machines.records import Begun
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.geometry import Geometry
 from nanokv.device.segment.views import SegmentView
@@ -47,22 +47,23 @@ class HostRank:
         self.views = [SegmentView(self.heap.host_view(r), self.heap.geometry) for r in range(n)]
         self.machine = NativeMachine(self.heap.geometry, table, self.views, self.heap.wake)
         wishes: dict[str, Any] = {"may_evict": False, "rpc_timeout": RPC_TIMEOUT} | options
-        self.path = HostPath(self.heap, self.machine, MASTER, **wishes)
+        self.path = HostAllocation(self.heap, self.machine, MASTER, **wishes)
 
     def put(self, key: int, nbytes: int, owner: int | None) -> int:
-        write = self.open(key, nbytes, owner)
-        if write.status != Status.OK:
-            return write.status
-        self.views[write.owner].raw[write.payload : write.payload + nbytes] = key % 251
-        return self.path.finish(key_of(key), write)
+        begun = self.open(key, nbytes, owner)
+        if begun.status != Status.OK:
+            return begun.status
+        start = begun.place.payload
+        self.views[begun.place.owner].raw[start : start + nbytes] = key % 251
+        return self.path.finish(key_of(key), begun)
 
-    def open(self, key: int, nbytes: int, owner: int | None, plan: bool = False) -> Write:
+    def open(self, key: int, nbytes: int, owner: int | None, plan: bool = False) -> Begun:
         return self.path.begin(key_of(key), nbytes, owner, RAW, plan=plan)
 
     def get(self, key: int) -> tuple[int, bytes]:
         """The status, and the different bytes that there are in the payload."""
         found = self.path.locate(key_of(key))
-        payload = self.views[found.owner].raw[found.payload : found.payload + found.nbytes]
+        payload = self.views[found.place.owner].raw[found.place.payload : found.place.payload + found.place.nbytes]
         return found.status, bytes(sorted(set(payload.tobytes())))
 
     def remove(self, key: int) -> int:
@@ -71,10 +72,10 @@ class HostRank:
     def exists(self, key: int) -> int:
         return self.path.exists(key_of(key))
 
-    def finish(self, key: int, write: Write) -> int:
+    def finish(self, key: int, write: Begun) -> int:
         return self.path.finish(key_of(key), write)
 
-    def abort(self, key: int, write: Write) -> int:
+    def abort(self, key: int, write: Begun) -> int:
         return self.path.abort(key_of(key), write)
 
     def counts(self) -> Any:

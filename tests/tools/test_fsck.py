@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from nanokv.device.machines.base import Begun
+from nanokv.device.machines.records import Begun, Place
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.geometry import producer_word
 from nanokv.device.segment.layout import (
@@ -58,9 +58,9 @@ class History:
         found = machine.lookup(digest(self.random.randrange(60)))
         if found.status != Status.OK:
             return False
-        status, line = machine.pin(found.owner, found.slot, found.epoch)
+        status, line = machine.pin(found.place)
         if status == Status.OK:
-            self.pins.append(Pin(found.owner, found.slot, found.epoch, line))
+            self.pins.append(Pin(found.place, line))
         return status == Status.OK
 
     def unpin(self) -> bool:
@@ -82,9 +82,9 @@ class History:
         by, owner, begun = self.plans.pop()
         machine = self.world.machines[by]
         if self.random.random() < 0.5:
-            return machine.commit(owner, begun.slot, begun.epoch) == Status.OK
+            return machine.commit(begun.place) == Status.OK
         phase = machine.enter(owner)
-        status = machine.abort(owner, begun.slot, begun.epoch)
+        status = machine.abort(begun.place)
         machine.leave(owner, phase)
         return status == Status.OK
 
@@ -161,7 +161,7 @@ def test_unfinished_objects_of_the_dead_are_leftovers(world: World) -> None:
 
 def test_quarantine_is_no_finding_while_its_owner_lives(world: World) -> None:
     begun = world.begin(0, 100, by=1)
-    assert world.machines[0].give_up(0, begun.slot, begun.epoch, producer_word(1, 1))
+    assert world.machines[0].give_up(0, begun.place.slot, begun.place.epoch, producer_word(1, 1))
     assert world.check().clean
     world.dead = {0}
     assert leftovers(world) == {"I6"}
@@ -169,7 +169,7 @@ def test_quarantine_is_no_finding_while_its_owner_lives(world: World) -> None:
 
 def test_an_empty_object_that_was_given_up_waits_for_its_owner(world: World) -> None:
     begun = world.begin(0, 100, nbytes=0, by=1)
-    assert world.machines[0].give_up(0, begun.slot, begun.epoch, producer_word(1, 1))
+    assert world.machines[0].give_up(0, begun.place.slot, begun.place.epoch, producer_word(1, 1))
     assert world.check().clean
     world.dead = {0}
     assert leftovers(world) == {"I6"}
@@ -184,12 +184,12 @@ def test_pins_of_the_dead_are_leftovers(world: World) -> None:
 
 def test_a_tentative_entry_of_the_dead_is_a_leftover(world: World) -> None:
     begun = world.begin(0, 100, by=1)
-    header = world.views[0].headers[begun.slot]
+    header = world.views[0].headers[begun.place.slot]
     header["state"], header["n_pages"] = 0, 0
     world.views[0].ctl["bump_ptr"] -= np.uint64(2 * PAGE)
     home = world.views[home_of(100)]
     place = np.flatnonzero(
-        (unpack("ENTRY", "header", home.directory) == begun.slot) & (unpack("ENTRY", "rank", home.directory) == 0)
+        (unpack("ENTRY", "header", home.directory) == begun.place.slot) & (unpack("ENTRY", "rank", home.directory) == 0)
     )[-1]
     home.directory[place] = home.directory[place] & ~np.uint64(ENTRY_PHASE_MASK.value) | np.uint64(1)
     assert {f.invariant for f in world.check().breaches} == {"I6"}
@@ -211,7 +211,7 @@ def test_an_object_that_is_being_written_is_no_breach(world: World) -> None:
     begun = world.machines[0].begin(0, digest(100), 5000, 0, RAW, 0)
     report = world.check(None)
     assert report.clean and not report.quiescent
-    assert world.machines[0].finish(0, begun.slot, begun.epoch, begun.phase) == Status.OK
+    assert world.machines[0].finish(begun.place, begun.phase) == Status.OK
     assert world.check(None).objects == 11
 
 
@@ -247,11 +247,11 @@ def hosted() -> World:
     base = world.geometry.offsets["heap_base"]
     for slot, (first, nbytes) in enumerate([(0, 5000), (2, 12000), (0, 5000)]):
         machine = world.machines[0]
-        epoch = machine.install(0, slot, digest(slot), base + first * PAGE, nbytes, 0, RAW, 1)
+        epoch = machine.install(digest(slot), Place(0, slot, 0, base + first * PAGE, nbytes), 0, RAW, 1)
         if slot == 2:
             assert machine.kill(0, slot, WRITING.value, epoch) == WRITING.value | epoch << 32
         else:
-            assert machine.commit(0, slot, epoch) == Status.OK
+            assert machine.commit(Place(0, slot, epoch)) == Status.OK
     return world
 
 
@@ -269,13 +269,13 @@ def test_host_mode_finds_objects_that_share_pages(hosted: World) -> None:
 def test_host_mode_counts_pages_of_bytes_and_not_of_classes(hosted: World) -> None:
     # page 5 is beyond the three pages of object 1, and inside the extent that v2 would have given it
     machine, base = hosted.machines[0], hosted.geometry.offsets["heap_base"]
-    machine.commit(0, 3, machine.install(0, 3, digest(3), base + 5 * PAGE, 100, 0, RAW, 1))
+    machine.commit(Place(0, 3, machine.install(digest(3), Place(0, 3, 0, base + 5 * PAGE, 100), 0, RAW, 1)))
     assert hosted.check().clean
 
 
 def test_host_mode_finds_a_key_with_two_objects(hosted: World) -> None:
     machine, base = hosted.machines[0], hosted.geometry.offsets["heap_base"]
-    machine.commit(1, 0, machine.install(1, 0, digest(0), base, 100, 0, RAW, 1))
+    machine.commit(Place(1, 0, machine.install(digest(0), Place(1, 0, 0, base, 100), 0, RAW, 1)))
     assert {f.invariant for f in hosted.check().breaches} == {"I4"}
 
 

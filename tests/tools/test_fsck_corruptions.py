@@ -110,13 +110,13 @@ def an_operation_was_counted_out_twice(world: World) -> int:
     return 0
 
 
-@case("I10", "hints that can be none", always=True)
+@case("I10", "invalid hints", always=True)
 def a_hint_of_no_kind(world: World) -> int:
     world.views[0].ring[60] = 3 | 1 << RING_HEADER_SHIFT.value
     return 0
 
 
-@case("I10", "hints that can be none", always=True)
+@case("I10", "invalid hints", always=True)
 def a_hint_of_no_slot(world: World) -> int:
     world.views[0].ring[60] = STORED.value | 48 << RING_HEADER_SHIFT.value
     return 0
@@ -287,19 +287,19 @@ def a_cycle_of_slots(world: World) -> int:
     return 0
 
 
-@case("I10", "directory entries that can be none", always=True)
+@case("I10", "invalid directory entries", always=True)
 def an_entry_of_no_rank(world: World) -> int:
     world.views[0].directory[0] = 2 | RANKS << ENTRY_RANK_SHIFT.value
     return 0
 
 
-@case("I10", "directory entries that can be none", always=True)
+@case("I10", "invalid directory entries", always=True)
 def an_entry_of_no_slot(world: World) -> int:
     world.views[0].directory[0] = 2 | 48 << ENTRY_HEADER_SHIFT.value
     return 0
 
 
-@case("I10", "directory entries that can be none", always=True)
+@case("I10", "invalid directory entries", always=True)
 def an_entry_of_no_phase(world: World) -> int:
     world.views[0].directory[0] = 3
     return 0
@@ -384,13 +384,13 @@ def a_key_with_two_objects(world: World) -> int:
     return 0
 
 
-@case("I10", "lines of the pin ledger that can be none", always=True)
+@case("I10", "invalid lines of the pin ledger", always=True)
 def a_line_of_no_slot(world: World) -> int:
     world.views[0].pins[3] = PIN_HELD.value | 48 << PIN_HEADER_SHIFT.value
     return 0
 
 
-@case("I10", "lines of the pin ledger that can be none", always=True)
+@case("I10", "invalid lines of the pin ledger", always=True)
 def a_line_of_no_rank(world: World) -> int:
     world.views[0].pins[3] = PIN_HELD.value | RANKS << PIN_PRODUCER_SHIFT.value
     return 0
@@ -399,15 +399,15 @@ def a_line_of_no_rank(world: World) -> int:
 @case("I8", "fewer pins than HELD ledger lines")
 def a_pin_that_the_object_does_not_count(world: World) -> int:
     pin = world.pin(0)
-    world.views[pin.owner].headers["state"][pin.slot] = READY.value
-    return pin.owner
+    world.views[pin.place.owner].headers["state"][pin.place.slot] = READY.value
+    return pin.place.owner
 
 
 @case("I8", "more pins than HELD ledger lines")
 def a_pin_that_no_line_holds(world: World) -> int:
     pin = world.pin(0)
-    world.views[pin.owner].pins[pin.line] = 0
-    return pin.owner
+    world.views[pin.place.owner].pins[pin.line] = 0
+    return pin.place.owner
 
 
 @case("I8", "INTENT at rest")
@@ -455,5 +455,5 @@ def test_a_foreign_segment_is_refused_before_anything_is_read_through_it(world: 
 
 
 def test_a_world_needs_all_its_segments(world: World) -> None:
-    with pytest.raises(ValueError, match="one a rank, not 1"):
+    with pytest.raises(ValueError, match="one per rank, not 1"):
         check_segments(world.views[:1], mode="device")

@@ -11,15 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nanokv.allocation.base import Write
-from nanokv.allocation.producer import home_rank
 from nanokv.compat_v1.allocator import Runs, Space
 from nanokv.compat_v1.eviction import Policy, goal
-from nanokv.compat_v1.host_path import HostPath
+from nanokv.compat_v1.host_allocation import HostAllocation
 from nanokv.compat_v1.master import Master
 from nanokv.compat_v1.messages import WORDS, Op, Reply, Request, new_message, pack, unpack_reply, unpack_request
-from nanokv.device.machines.base import Found
 from nanokv.device.machines.native import NativeMachine
+from nanokv.device.machines.records import Begun, Found, Place
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.geometry import Geometry
 from nanokv.device.segment.layout import DEAD, FLAG_ACK, READY, REMOVED, RESERVED, STORED, WRITING, unpack
@@ -27,7 +25,7 @@ from nanokv.device.segment.views import SegmentView
 from nanokv.errors import PeerLost, SegmentCorrupt
 from nanokv.heap.local import LocalWorld
 from nanokv.types import KeyDigest
-from tests.support.fsck_fixture import PAGE, RANKS, RAW, Pin, World, digest
+from tests.support.fsck_fixture import PAGE, RAW, Pin, World, digest
 
 SHAPE = (3, 2, 5, 7, 0, 0, 0, 0)  #: a descriptor
 
@@ -106,21 +104,24 @@ def test_space_takes_slot_and_pages_or_neither() -> None:
 
 # --- messages ---
 _WORD = st.integers(-(2**63), 2**63 - 1)
-_SEVEN = st.tuples(*[_WORD] * 8)
+_PLACE = st.builds(Place, *[_WORD] * 5)
+_DESCRIPTOR = st.tuples(*[_WORD] * 8)
 
 
-@given(st.sampled_from(Op), st.tuples(*[_WORD] * (len(Request._fields) - 2)), _SEVEN)
-def test_a_request_arrives_as_it_was(op: Op, fields: tuple[int, ...], descriptor: tuple[int, ...]) -> None:
-    message, request = new_message(), Request._make([int(op), *fields, descriptor])
+@given(
+    st.builds(
+        Request, st.sampled_from(Op).map(int), *[_WORD] * 5, _PLACE, plan=_WORD, limit=_WORD, descriptor=_DESCRIPTOR
+    )
+)
+def test_a_request_arrives_as_it_was(request: Request) -> None:
+    message = new_message()
     pack(request, message)
     assert unpack_request(message) == request and len(message) == WORDS
 
 
-@given(st.sampled_from(Status), st.tuples(*[_WORD] * (len(Reply._fields) - 3)), _WORD, _SEVEN)
-def test_a_reply_arrives_as_it_was(
-    status: Status, fields: tuple[int, ...], number: int, descriptor: tuple[int, ...]
-) -> None:
-    message, reply = new_message(), Reply._make([number, int(status), *fields, descriptor])
+@given(st.builds(Reply, _WORD, st.sampled_from(Status).map(int), _PLACE, gone=_WORD, descriptor=_DESCRIPTOR))
+def test_a_reply_arrives_as_it_was(reply: Reply) -> None:
+    message = new_message()
     pack(reply, message)
     assert unpack_reply(message) == reply
 
@@ -154,27 +155,27 @@ class Site:
         self.master.recover(lambda rank: self.world.views[rank].descriptors.copy())
         return self.master
 
-    def open(self, key: int, nbytes: int = PAGE, owner: int | None = 0, by: int = 1, plan: bool = False) -> Write:
+    def open(self, key: int, nbytes: int = PAGE, owner: int | None = 0, by: int = 1, plan: bool = False) -> Begun:
         return self.master.open_for_write(key_of(key), nbytes, owner, SHAPE, plan=plan, producer=(by, 1))
 
     def put(self, key: int, nbytes: int = PAGE, owner: int | None = 0, by: int = 1) -> int:
-        """What `HostPath` does, without bytes. Objects are used last in the order of their keys."""
+        """What `HostAllocation` does, without bytes. Objects are used last in the order of their keys."""
         write = self.open(key, nbytes, owner, by)
         if write.status != Status.OK:
             return write.status
-        assert self.world.machines[by].commit(write.owner, write.slot, write.epoch) == Status.OK
-        self.world.machines[by].touch(write.owner, write.slot, key)
+        assert self.world.machines[by].commit(write.place) == Status.OK
+        self.world.machines[by].touch(write.place, key)
         return self.commit(key, write)
 
-    def commit(self, key: int, write: Write) -> int:
-        return self.master.commit(key_of(key), write.owner, write.slot, write.epoch)
+    def commit(self, key: int, write: Begun) -> int:
+        return self.master.commit(key_of(key), write.place)
 
-    def abort(self, key: int, write: Write) -> int:
-        return self.master.abort(key_of(key), write.owner, write.slot, write.epoch)
+    def abort(self, key: int, write: Begun) -> int:
+        return self.master.abort(key_of(key), write.place)
 
-    def late_commit(self, write: Write, by: int = 1) -> int:
+    def late_commit(self, write: Begun, by: int = 1) -> int:
         """The producer's own commit, of which the master hears nothing."""
-        return self.world.machines[by].commit(write.owner, write.slot, write.epoch)
+        return self.world.machines[by].commit(write.place)
 
     def tick(self, now: float) -> None:
         self.now = now
@@ -183,14 +184,14 @@ class Site:
     def held(self, keys: range) -> list[int]:
         return [key for key in keys if self.master.exists(key_of(key)) == Status.OK]
 
-    def header(self, write: Write | Found) -> Any:
-        return self.world.views[write.owner].headers[write.slot]
+    def header(self, write: Begun | Found) -> Any:
+        return self.world.views[write.place.owner].headers[write.place.slot]
 
     def pin(self, key: int, by: int = 1) -> Pin:
         found = self.master.get_location(key_of(key))
-        status, line = self.world.machines[by].pin(found.owner, found.slot, found.epoch)
+        status, line = self.world.machines[by].pin(found.place)
         assert status == Status.OK
-        return Pin(found.owner, found.slot, found.epoch, line)
+        return Pin(found.place, line)
 
     def hints(self, owner: int) -> list[int]:
         """The kinds of the hints in a ring."""
@@ -211,13 +212,13 @@ def site() -> Iterator[Site]:
 
 def test_the_life_of_an_object(site: Site) -> None:
     write = site.open(1, 2 * PAGE + 1, owner=1)
-    assert (write.status, write.owner, write.nbytes, write.phase) == (Status.OK, 1, 2 * PAGE + 1, -1)
+    assert (write.status, write.place.owner, write.place.nbytes, write.phase) == (Status.OK, 1, 2 * PAGE + 1, -1)
     assert site.master.get_location(key_of(1)).status == site.master.exists(key_of(1)) == Status.NOT_READY
     assert site.master.remove(key_of(1)) == Status.NOT_READY
     assert site.late_commit(write) == Status.OK
     assert site.commit(1, write) == Status.OK
     found = site.master.get_location(key_of(1))
-    assert found == Found(Status.OK, 1, write.slot, write.epoch, write.payload, write.nbytes, SHAPE)
+    assert found == Found(Status.OK, write.place, SHAPE)
     assert int(site.header(write)["n_pages"]) == 3 == site.master.counts().used_pages[1]
     assert site.master.remove(key_of(1)) == Status.OK
     assert site.master.exists(key_of(1)) == site.master.remove(key_of(1)) == Status.MISS
@@ -238,7 +239,7 @@ def test_the_header_names_the_producer(site: Site) -> None:
 
 @pytest.mark.parametrize("key", range(6))
 def test_without_a_wish_the_key_chooses_as_in_v2(site: Site, key: int) -> None:
-    assert site.open(key, owner=None).owner == home_rank(key_of(key), RANKS)
+    assert site.open(key, owner=None).place.owner == site.world.geometry.home_rank(key_of(key).key_check)
 
 
 def test_a_key_is_opened_once(site: Site) -> None:
@@ -248,7 +249,7 @@ def test_a_key_is_opened_once(site: Site) -> None:
     assert site.open(1).status == Status.DUPLICATE
     site.master.remove(key_of(1))
     again = site.open(1)
-    assert (again.status, again.slot, again.epoch) == (Status.OK, write.slot, write.epoch + 1)
+    assert (again.status, again.place.slot, again.place.epoch) == (Status.OK, write.place.slot, write.place.epoch + 1)
 
 
 def test_of_many_threads_one_opens_a_key(site: Site) -> None:
@@ -301,7 +302,7 @@ def test_a_kernels_own_ready_is_seen(site: Site) -> None:
 def test_commit_makes_ready_what_is_not(site: Site) -> None:
     write = site.open(1)
     assert site.commit(1, write) == Status.OK
-    assert site.world.machines[1].validate(write.owner, write.slot, write.epoch) == Status.OK
+    assert site.world.machines[1].validate(write.place) == Status.OK
     assert site.commit(1, write) == Status.OK
     assert site.hints(0) == [STORED.value]
     assert site.commit(2, write) == Status.LOST, "another key"
@@ -310,7 +311,7 @@ def test_commit_makes_ready_what_is_not(site: Site) -> None:
 def test_objects_without_bytes(site: Site) -> None:
     assert site.put(1, 0) == Status.OK
     found = site.master.get_location(key_of(1))
-    assert (found.status, found.nbytes) == (Status.OK, 0)
+    assert (found.status, found.place.nbytes) == (Status.OK, 0)
     assert site.master.counts().used_pages == [0, 0]
     assert site.master.remove(key_of(1)) == Status.OK
 
@@ -327,7 +328,7 @@ def test_abort_frees_at_once(site: Site) -> None:
 
 def test_a_producer_that_gave_up_without_a_master(site: Site) -> None:
     write = site.open(1, 3 * PAGE)
-    site.world.machines[1].kill(write.owner, write.slot, WRITING.value, write.epoch)
+    site.world.machines[1].kill(write.place.owner, write.place.slot, WRITING.value, write.place.epoch)
     assert site.late_commit(write) == Status.LOST
     assert site.master.exists(key_of(1)) == Status.MISS
     assert site.open(1).status == Status.OK
@@ -369,7 +370,7 @@ def test_the_policy_chooses(policy: Policy, gone: list[int]) -> None:
     for key in range(19):
         assert site.put(key) == Status.OK
     first = site.master.get_location(key_of(0))
-    site.world.machines[1].touch(first.owner, first.slot, 1000)
+    site.world.machines[1].touch(first.place, 1000)
     assert site.put(19) == Status.OK
     assert [key for key in range(20) if key not in site.held(range(20))] == gone
     assert site.master.counts().used_pages == [16, 0]
@@ -435,7 +436,7 @@ def test_pinned_and_unfinished_objects_stay() -> None:
     assert site.put(4, 5 * PAGE) == Status.FULL, "and now 3: it does not help, but for that it had to go"
     assert site.held(range(5)) == [0]
     assert site.master.remove(key_of(0)) == Status.PINNED
-    assert site.master.remove_slot(*pin[:3]) == Status.PINNED
+    assert site.master.remove_slot(*pin.place[:3]) == Status.PINNED
     site.world.machines[1].unpin(*pin)
     assert site.master.remove(key_of(0)) == Status.OK
     assert site.commit(1, unfinished) == Status.OK
@@ -456,15 +457,15 @@ def test_evict_on_demand(site: Site) -> None:
 def test_remove_slot_wants_the_epoch(site: Site) -> None:
     site.put(1)
     found = site.master.get_location(key_of(1))
-    assert site.master.remove_slot(found.owner, found.slot, found.epoch + 1) == Status.MISS
-    assert site.master.remove_slot(found.owner, found.slot + 1, found.epoch) == Status.MISS
-    assert site.master.remove_slot(7, found.slot, found.epoch) == Status.MISS
-    assert site.master.remove_slot(found.owner, found.slot, found.epoch) == Status.OK
+    assert site.master.remove_slot(found.place.owner, found.place.slot, found.place.epoch + 1) == Status.MISS
+    assert site.master.remove_slot(found.place.owner, found.place.slot + 1, found.place.epoch) == Status.MISS
+    assert site.master.remove_slot(7, found.place.slot, found.place.epoch) == Status.MISS
+    assert site.master.remove_slot(found.place.owner, found.place.slot, found.place.epoch) == Status.OK
     assert site.master.exists(key_of(1)) == Status.MISS
 
 
 # --- unfinished objects ---
-def give_up(site: Site, **options: Any) -> Write:
+def give_up(site: Site, **options: Any) -> Begun:
     """Open an object of three pages that is then given up."""
     write = site.open(1, 3 * PAGE, **options)
     site.tick(10.0)
@@ -574,7 +575,7 @@ def test_recover_finishes_what_was_under_way(site: Site) -> None:
     assert site.header(dead)["n_pages"] == 0
     assert site.put(1) == Status.DUPLICATE
     assert site.commit(1, living) == Status.OK
-    assert after.get_location(key_of(1)).payload == living.payload
+    assert after.get_location(key_of(1)).place.payload == living.place.payload
 
 
 def test_recover_gives_up_again_after_the_timeout(site: Site) -> None:
@@ -641,7 +642,7 @@ def test_recover_refuses_a_key_with_two_objects() -> None:
 # --- a local world ---
 @dataclasses.dataclass
 class Rank:
-    path: HostPath
+    path: HostAllocation
     machine: NativeMachine
 
 
@@ -654,7 +655,7 @@ def local() -> Iterator[list[Rank]]:
     ranks = []
     for heap in heaps:
         machine = NativeMachine(geometry, geometry.world_table(heap.rank, 1, heap.bases), views, heap.wake)
-        ranks.append(Rank(HostPath(heap, machine, 1, may_evict=False), machine))
+        ranks.append(Rank(HostAllocation(heap, machine, 1, may_evict=False), machine))
     yield ranks
     for rank, heap in zip(ranks, heaps, strict=True):
         rank.path.close()
@@ -666,7 +667,12 @@ def test_virtual_ranks_share_the_master(local: list[Rank]) -> None:
     assert local[1].path.exists(key_of(1)) == Status.NOT_READY
     assert local[0].path.finish(key_of(1), write) == Status.OK
     found = local[1].path.locate(key_of(1))
-    assert (found.owner, found.slot, found.epoch, found.descriptor) == (0, write.slot, write.epoch, SHAPE)
+    assert (found.place.owner, found.place.slot, found.place.epoch, found.descriptor) == (
+        0,
+        write.place.slot,
+        write.place.epoch,
+        SHAPE,
+    )
     assert local[1].path.evict(0, 0) == 1
     assert local[0].path.remove(key_of(1)) == Status.MISS
     assert local[0].path.begin(key_of(1), 2**70, 0, SHAPE, plan=False).status == Status.FULL
@@ -682,6 +688,6 @@ def test_a_master_that_has_closed_is_lost(local: list[Rank]) -> None:
     assert local[0].path.abort(key_of(2), other) == Status.OK
     assert local[0].path.abort(key_of(2), other) == Status.LOST
     assert local[0].path.abort(key_of(1), open_plan) == Status.LOST, "it is READY"
-    states = [unpack("STATE", "state", local[0].machine.state(0, w.slot)) for w in (open_plan, other)]
+    states = [unpack("STATE", "state", local[0].machine.state(0, w.place.slot)) for w in (open_plan, other)]
     assert states == [READY.value, DEAD.value]
-    assert int(local[0].machine.headers(0, other.slot, 1)[0]["flags"]) & FLAG_ACK.value
+    assert int(local[0].machine.headers(0, other.place.slot, 1)[0]["flags"]) & FLAG_ACK.value

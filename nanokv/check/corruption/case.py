@@ -14,6 +14,7 @@ import torch
 from nanokv.cache import NanoKVCache
 from nanokv.check.corruption.words import Corruptor
 from nanokv.check.report import CheckFailure
+from nanokv.device.machines.records import Place
 from nanokv.device.segment.views import SegmentView
 from nanokv.errors import NanoKVError, WaitTimeout
 from nanokv.fsck import check_cache
@@ -148,7 +149,7 @@ class Case:
         """Open a plan and write its bytes at once."""
         cache, bytes_of = self.cache(), content(key)
         plan = cache.open_for_write(f"k{key}", bytes_of.nbytes)
-        cache._mover.payload(plan.dst_rank, plan.payload_base, bytes_of.nbytes).copy_(bytes_of)
+        cache._mover.payload(Place(plan.dst_rank, 0, 0, plan.payload_base, bytes_of.nbytes)).copy_(bytes_of)
         return cache
 
     def do_put(self) -> None:
@@ -373,6 +374,6 @@ def _abandon(cache: NanoKVCache) -> None:
     heap = cache._heap
     assert isinstance(heap, ShmHeap)
     cache._poller.stop()
-    cache._path.close()
+    cache._allocation.close()
     heap._leave.detach()
     heap._file.locks.close()

@@ -21,7 +21,9 @@ from nanokv.check.hammer import compiled_hammers, slow_hammers
 from nanokv.check.ranks import RankOptions, Served
 from nanokv.check.report import CheckFailure
 from nanokv.check.work import EXPECTED, Work, name, payload
+from nanokv.device.machines.records import Place
 from nanokv.device.segment.layout import WORD
+from nanokv.host_poller.make_room import make_room
 
 ROLES = ("producer", "large", "plan", "reader", "owner", "room", "poller")
 
@@ -113,7 +115,7 @@ class KillWorker(Served):
                 owner = self.random.randrange(self.cache.world_size)
                 opened.append((key, self.cache.open_for_write(name(key), nbytes, preferred_segment=owner)))
         for key, plan in opened:
-            target = self.cache._mover.payload(plan.dst_rank, plan.payload_base, plan.bytes_total)
+            target = self.cache._mover.payload(Place(plan.dst_rank, 0, 0, plan.payload_base, plan.bytes_total))
             target.copy_(payload(key, self.who, plan.bytes_total // WORD).view(torch.uint8))
             finish = self.cache.abort if self.random.random() < 0.2 else self.cache.commit
             finish(name(key))
@@ -140,7 +142,7 @@ class KillWorker(Served):
     def _room(self) -> None:
         owner = self.random.randrange(self.cache.world_size)
         nbytes = LARGE_PAGES * self.options.page_bytes
-        self.cache._path.make_room(owner, nbytes)  # type: ignore[attr-defined]
+        make_room(self.cache._machine, owner, nbytes)
         key = self.random.randrange(KEYS)
         with contextlib.suppress(*EXPECTED):
             self.cache.put(name(key), payload(key, self.who, nbytes // WORD), preferred_segment=owner)

@@ -19,6 +19,7 @@ from nanokv.device.protocol import (
     freelist,
     get,
     header,
+    host_alloc,
     pins,
     put,
     reclaim,
@@ -43,6 +44,7 @@ PROTOCOL: tuple[ModuleType, ...] = (
     get,
     remove,
     reclaim,
+    host_alloc,
     ticket,
     cooperative,
 )

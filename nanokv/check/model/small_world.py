@@ -12,7 +12,8 @@ import numpy as np
 
 from nanokv.check.model.transitions import watch_states
 from nanokv.check.report import CheckFailure
-from nanokv.device.machines.base import Found, Machine
+from nanokv.device.machines.base import Machine
+from nanokv.device.machines.records import Place
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.geometry import Geometry
 from nanokv.device.segment.layout import WORD
@@ -158,9 +159,9 @@ class SmallWorld:
         """A device function that begins with (world, seg), as `rank` calls it on the segment of rank 0."""
         return partial(self.function(device_function), self.segments.table(rank), self.address())
 
-    def on_owner(self, device_function: Any) -> Callable[..., Any]:
-        """A device function that begins with (world, owner), as rank 0 calls it on its own segment."""
-        return partial(self.function(device_function), self.segments.table(0), 0)
+    def on_owner(self, device_function: Any, rank: int = 0) -> Callable[..., Any]:
+        """A device function that begins with (world, owner), as `rank` calls it on the segment of rank 0."""
+        return partial(self.function(device_function), self.segments.table(rank), 0)
 
     def address(self, region: str | None = None, rank: int = 0) -> int:
         """The address of a rank's segment, or of a region of it."""
@@ -190,17 +191,17 @@ class SmallWorld:
         found = self.machine(rank).lookup(digest(key))
         status, version = Status(found.status), 0
         if status == Status.OK:
-            status, version = self._read(key, found, rank)
+            status, version = self._read(key, found.place, rank)
         self.ended()
         return status, version
 
-    def _read(self, key: int, found: Found, rank: int) -> tuple[Status, int]:
-        if not 0 < found.nbytes <= self.geometry.max_object_bytes:
-            if self.machine(rank).validate(found.owner, found.slot, found.epoch) == Status.OK:
-                raise CheckFailure(f"I4: key {key} has {found.nbytes} bytes")
+    def _read(self, key: int, place: Place, rank: int) -> tuple[Status, int]:
+        if not 0 < place.nbytes <= self.geometry.max_object_bytes:
+            if self.machine(rank).validate(place) == Status.OK:
+                raise CheckFailure(f"I4: key {key} has {place.nbytes} bytes")
             return Status.TORN, 0
-        room = np.zeros(found.nbytes // WORD, np.int64)
-        status = Status(self.machine(rank).read(digest(key), found, room.ctypes.data, self.now()))
+        room = np.zeros(place.nbytes // WORD, np.int64)
+        status = Status(self.machine(rank).read(digest(key), place, room.ctypes.data, self.now()))
         return status, self.check(key, room) if status == Status.OK else 0
 
     def check(self, key: int, words: Any) -> int:
@@ -228,16 +229,16 @@ class SmallWorld:
         """Pin an object, look at its bytes in place, unpin it."""
         machine = self.machine(rank)
         found = machine.lookup(digest(key))
-        status = Status(found.status)
+        status, place = Status(found.status), found.place
         if status == Status.OK:
-            answer, line = machine.pin(found.owner, found.slot, found.epoch)
+            answer, line = machine.pin(place)
             status = Status(answer)
             if status == Status.OK:
-                payload = self.address(rank=found.owner) + found.payload
-                rooms = [np.zeros(found.nbytes // WORD, np.int64) for _ in range(looks)]
+                payload = self.address(rank=place.owner) + place.payload
+                rooms = [np.zeros(place.nbytes // WORD, np.int64) for _ in range(looks)]
                 for room in rooms:
-                    self.copy(room.ctypes.data, payload, found.nbytes)
-                if machine.unpin(found.owner, found.slot, found.epoch, line) != Status.OK:
+                    self.copy(room.ctypes.data, payload, place.nbytes)
+                if machine.unpin(place, line) != Status.OK:
                     raise CheckFailure(f"I8: a pin of key {key} was lost")
                 if len({self.check(key, room) for room in rooms}) > 1:
                     raise CheckFailure(f"I8: the pinned object of key {key} changed")

@@ -145,7 +145,7 @@ mutant(
     "walk-one-list",
     "the audit looks at one list of each class: pages in the others seem to be in no place",
     ("shards-audited",),
-    (reclaim.walk_pages, "i < table64(world + W_SHARDS)", "i < 1"),
+    (reclaim.walk_class, "i < table64(world + W_SHARDS)", "i < 1"),
 )
 mutant(
     "walk-one-slot-list",

@@ -4,19 +4,19 @@ from typing import Any
 
 from nanokv.check.model.mutants.mutant import mutant
 from nanokv.device.protocol import activity, evict, put, reclaim, ring
-from nanokv.host_poller import audit, coalesce, grace, index, poller, sweeper
+from nanokv.host_poller import audit, coalesce, grace, index, poller, quarantine, sweeper
 
 
 def _no_wait(self: Any) -> bool:
     return True
 
 
-def _hold_without_grace(self: Any, key: tuple[int, int], header: Any) -> None:
-    self._quarantine[key] = 0
+def _hold_without_grace(self: Any, life: quarantine.Life, header: Any) -> None:
+    self._tickets[life] = 0
 
 
-def _hold_without_word(self: Any, key: tuple[int, int], header: Any) -> None:
-    self._quarantine[key] = self.grace.request()
+def _hold_without_word(self: Any, life: quarantine.Life, header: Any) -> None:
+    self._tickets[life] = self._grace.request()
 
 
 def _nothing(self: Any, *args: Any) -> None:
@@ -122,13 +122,13 @@ mutant(
     "no-quarantine",
     "an object that was given up is freed at the next sweep",
     ("late", "acknowledge", "abort"),
-    patches=((sweeper.Sweeper, "_hold", _hold_without_grace),),
+    patches=((quarantine.Quarantine, "_hold", _hold_without_grace),),
 )
 mutant(
     "no-word",
     "the pages of a plan do not wait for its producer's word",
     ("acknowledge", "late-plan"),
-    patches=((sweeper.Sweeper, "_hold", _hold_without_word),),
+    patches=((quarantine.Quarantine, "_hold", _hold_without_word),),
 )
 mutant(
     "one-look",
@@ -140,7 +140,7 @@ mutant(
     "no-audit",
     "no audit looks for the nodes that the dead had in their hands",
     ("swept", "polled"),
-    patches=((sweeper.Sweeper, "_watch_ranks", _nothing),),
+    patches=((sweeper.Sweeper, "_audit_after_deaths", _nothing),),
 )
 mutant(
     "pins-of-the-dead",
@@ -193,7 +193,7 @@ mutant(
     ("grace", "polled"),
     (
         grace.Grace.poll,
-        "        self._flipped = True\n        self._everyone()\n",
+        "        self._flipped = True\n        self._expect_all()\n",
         "        self._flipped = True\n",
     ),
 )
@@ -208,8 +208,8 @@ mutant(
     "the sweeper releases slots from quarantine without looking at the header again",
     ("polled", "release"),
     (
-        sweeper.Sweeper._release,
-        'int(header["epoch"]) == epoch and (mine or int(header["n_pages"]) > 0)',
+        quarantine.Quarantine.release,
+        'int(header["epoch"]) == life.epoch and (ours or int(header["n_pages"]) > 0)',
         "True",
     ),
 )

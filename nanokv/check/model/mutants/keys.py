@@ -193,7 +193,7 @@ mutant(
     "sweeper-drops-living-pins",
     "the sweeper takes away the pins of readers that live",
     ("swept-pins",),
-    (dead_pins.drop_dead_pins, " or alive(*who)", ""),
+    (dead_pins.drop_dead_pins, " or alive(*reader)", ""),
 )
 mutant(
     "clear-without-recount",

@@ -231,8 +231,7 @@ mutant(
     (
         put.begin,
         "                if status == FULL:\n"
-        "                    # the entry goes first: "
-        "whoever takes the slot next must not be found by this key\n"
+        "                    # the entry goes first: the key must not lead to the next object of the slot\n"
         "                    erase(world, owner, slot, epoch, key_hash, key_check)\n"
         "            if (status != OK) & (status != LOST):\n"
         "                if not undo(world, seg, owner, slot, epoch):\n"

@@ -4,9 +4,11 @@ from functools import partial
 
 from nanokv.check.model.scenario import A, B, C, Scenario, expect, small, stored
 from nanokv.check.model.small_world import RAW_BYTES, SmallWorld, digest
+from nanokv.device.machines.records import Place
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.geometry import producer_word
 from nanokv.device.segment.layout import FLAG_PLAN, WORD
+from nanokv.host_poller.quarantine import Life
 
 
 def _b_is_there(world: SmallWorld) -> None:
@@ -112,11 +114,8 @@ def _write_slowly(world: SmallWorld, *, plan: bool) -> Status:
     if answer == Status.OK:
         if plan:
             machine.leave(0, begun.phase)
-        world.copy(world.address() + begun.payload, source.ctypes.data, source.nbytes)
-        if plan:
-            answer = machine.commit(0, begun.slot, begun.epoch)
-        else:
-            answer = machine.finish(0, begun.slot, begun.epoch, begun.phase)
+        world.copy(world.address() + begun.place.payload, source.ctypes.data, source.nbytes)
+        answer = machine.commit(begun.place) if plan else machine.finish(begun.place, begun.phase)
     world.ended()
     return Status(answer)
 
@@ -168,7 +167,7 @@ def _abort_late(world: SmallWorld) -> None:
         begun = machine.begin(0, digest(A), 2 * WORD, 0, RAW_BYTES, world.now())
         answer = begun.status
         if answer == Status.OK:
-            answer = machine.abort(0, begun.slot, begun.epoch)
+            answer = machine.abort(begun.place)
             machine.leave(0, begun.phase)
         world.ended()
         return Status(answer)
@@ -201,7 +200,7 @@ def _give_up_a_plan(world: SmallWorld) -> None:
     machine = world.machine(1)
     begun = machine.begin(0, digest(A), 2 * WORD, FLAG_PLAN.value, RAW_BYTES, world.now())
     machine.leave(0, begun.phase)
-    expect(begun.status == Status.OK and begun.slot == 0 and begun.epoch == 1, "prepare")
+    expect(begun.status == Status.OK and begun.place.slot == 0 and begun.place.epoch == 1, "prepare")
     expect(world.machine().give_up(0, 0, 1, producer_word(1, 1)), "prepare")
 
 
@@ -225,7 +224,7 @@ def _acknowledge(world: SmallWorld) -> None:
     def write() -> Status:
         source = world.payload(A, 1, 2)
         world.copy(world.address("heap_base"), source.ctypes.data, source.nbytes)
-        answer = Status(world.machine(1).commit(0, 0, 1))
+        answer = Status(world.machine(1).commit(Place(0, 0, 1)))
         world.ended()
         return answer
 
@@ -234,8 +233,7 @@ def _acknowledge(world: SmallWorld) -> None:
         return world.put(C, 2)
 
     sweeper = world.sweeper(0)
-    sweeper._given_up.add((0, 1))
-    sweeper._quarantine[0, 1] = None
+    sweeper._quarantine.give_up(Life(0, 1), world.machine().headers(0, 0, 1)[0])
     sweeps = world.steps_of(sweeper, 5)
     world.spawn("late", write, rank=1)
     world.spawn("host", reuse)

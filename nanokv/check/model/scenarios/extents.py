@@ -116,7 +116,7 @@ def _never_full(world: SmallWorld) -> None:
 )
 def _join_or_full(world: SmallWorld) -> None:
     """A producer that finds nothing looks whether a host joins; if none does, it must find something."""
-    take, joining = world.on_segment(extent.take, rank=1), world.on_segment(reclaim.joining, rank=1)
+    take, joining = world.on_segment(extent.take, rank=1), world.on_owner(reclaim.joining, rank=1)
 
     def produce() -> str:
         if take(0, 1) >= 0:

@@ -13,6 +13,7 @@ from nanokv.host_poller.audit import AUDITS, LOOKS, Audit
 from nanokv.host_poller.coalesce import join_free_extents
 from nanokv.host_poller.events import EventKind
 from nanokv.host_poller.grace import Grace
+from nanokv.host_poller.quarantine import Life
 
 STEPS = 2 * AUDITS * LOOKS  #: of an audit, enough to end it
 
@@ -157,8 +158,7 @@ def _reserve_for_a_plan(world: SmallWorld) -> None:
 def _quarantined(world: SmallWorld) -> None:
     sweeper = world.sweeper()
     world.buried = {1}
-    sweeper._given_up.add((0, 1))
-    sweeper._quarantine[0, 1] = None
+    sweeper._quarantine.give_up(Life(0, 1), world.machine().headers(0, 0, 1)[0])
     world.spawn("host", world.steps_of(sweeper, 14))
     acknowledge = world.function(header.acknowledge)
     world.spawn("late", partial(acknowledge, world.address("hdr_base"), 1), rank=2)

@@ -4,7 +4,8 @@ from functools import partial
 
 from nanokv.check.model.scenario import A, B, Scenario, expect, small, stored
 from nanokv.check.model.small_world import RAW_BYTES, SmallWorld, digest
-from nanokv.device.protocol import directory, extent, header, pins, put, reclaim, remove
+from nanokv.device.machines.records import Place
+from nanokv.device.protocol import directory, extent, header, host_alloc, pins, put, reclaim, remove
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.geometry import producer_word
 from nanokv.device.segment.layout import DEAD, WORD, unpack
@@ -30,7 +31,7 @@ def _bump(world: SmallWorld) -> None:
 # --- an object that is being written ----------------------------------------------------------
 def _begin_a(world: SmallWorld) -> None:
     begun = world.machine().begin(0, digest(A), 2 * WORD, 0, RAW_BYTES, world.now())
-    expect(begun.status == Status.OK and begun.slot == 0 and begun.epoch == 1, "prepare")
+    expect(begun.status == Status.OK and begun.place.slot == 0 and begun.place.epoch == 1, "prepare")
     world.machine().leave(0, begun.phase)
 
 
@@ -48,7 +49,7 @@ def _commit_or_give_up(world: SmallWorld) -> None:
 
 
 def _published_or_given_up(world: SmallWorld) -> None:
-    state = world.on_owner(reclaim.state_of)(0)
+    state = world.on_owner(host_alloc.state_of)(0)
     given_up = unpack("STATE", "state", state) == DEAD.value
     expect(world.results["publish"] or given_up, f"given up, but the state is {state:#x}")
 
@@ -104,7 +105,7 @@ def _pin_a_dead_reader(world: SmallWorld) -> None:
 
 
 def _recounted(world: SmallWorld) -> None:
-    state, dropped = world.on_owner(reclaim.state_of)(0), world.results["host"]
+    state, dropped = world.on_owner(host_alloc.state_of)(0), world.results["host"]
     expect(unpack("STATE", "pins", state) == 1 - dropped, f"recount: {dropped}, state {state:#x}")
 
 
@@ -118,13 +119,13 @@ def _recounted(world: SmallWorld) -> None:
 )
 def _recount(world: SmallWorld) -> None:
     def pin() -> None:
-        machine = world.machine()
-        answer, line = machine.pin(0, 0, 1)
+        machine, place = world.machine(), Place(0, 0, 1)
+        answer, line = machine.pin(place)
         expect(answer == Status.OK, "a READY object cannot be pinned")
-        expect(machine.unpin(0, 0, 1, line) == Status.OK, "a pin was lost")
+        expect(machine.unpin(place, line) == Status.OK, "a pin was lost")
         world.ended()
 
-    world.spawn("host", partial(world.on_segment(pins.recount), 0, 1))
+    world.spawn("host", partial(world.on_owner(pins.recount), 0, 1))
     world.spawn("one", pin)
     world.spawn("two", pin)
 

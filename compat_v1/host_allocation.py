@@ -1,0 +1,211 @@
+"""v1: the master allocates. The Allocation of `alloc="host"`.
+
+On the master's rank, and in a local world, whose ranks share a process, requests are calls; elsewhere they are
+messages. The producer itself makes the object READY and announces it to the owner's poller, so that index, events and
+statistics work as in v2. COMMIT tells the master afterwards; without it the master learns the same from the header.
+"""
+
+import contextlib
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from nanokv.allocation.base import NOWHERE
+from nanokv.compat_v1.client import Client
+from nanokv.compat_v1.dispatch import Dispatch, LocalDispatch
+from nanokv.compat_v1.eviction import Policy
+from nanokv.compat_v1.headers import State, split
+from nanokv.compat_v1.master import Master
+from nanokv.compat_v1.messages import NOBODY, Op, Reply, Request
+from nanokv.compat_v1.server import Server, meeting_place, remove_meeting_places
+from nanokv.device.machines.base import Machine
+from nanokv.device.machines.records import Begun, Descriptor, Found, Place
+from nanokv.device.protocol.status import Status
+from nanokv.device.segment.layout import OBJ_DESC, READY, WRITING
+from nanokv.errors import PeerLost
+from nanokv.heap.base import Heap
+from nanokv.heap.local import LocalHeap
+from nanokv.heap.world_file import directory
+from nanokv.types import KeyDigest
+
+if TYPE_CHECKING:
+    from nanokv.device.machines.batch import Batch
+    from nanokv.device.machines.engine_cache import Pages
+
+_SHARED = "compat_v1.master"  #: the master in `LocalWorld.shared`
+
+
+class HostAllocation:
+    """How a rank allocates, finds and removes objects through the master.
+
+    Args:
+        heap, machine: of this rank.
+        master_rank: where the master lives.
+        may_evict, water, policy, write_timeout: of the `Master`; without effect on the other ranks.
+        rpc_timeout: seconds after which the master counts as lost; at least 1 when there is no connection yet.
+        checksum: whether objects get checksums.
+
+    Raises:
+        SegmentCorrupt: on the master's rank: the headers in the segments contradict each other.
+    """
+
+    alloc = "host"
+
+    def __init__(
+        self,
+        heap: Heap,
+        machine: Machine,
+        master_rank: int,
+        *,
+        may_evict: bool = True,
+        water: tuple[int, int] = (85, 95),
+        policy: Policy = "last_access",
+        write_timeout: float = 30.0,
+        rpc_timeout: float = 5.0,
+        checksum: bool = False,
+    ) -> None:
+        self._checksum = checksum
+        self._heap = heap
+        self._machine = machine
+        self._server: Server | None = None
+        self.master: Master | None = None  #: on the master's rank
+        if heap.rank == master_rank:
+            self.master = Master(
+                machine,
+                heap.alive,
+                may_evict=may_evict,
+                water=water,
+                policy=policy,
+                write_timeout=write_timeout,
+            )
+            self.master.recover(lambda rank: _descriptors(heap, rank))
+            self._server = _serve(heap, machine, self.master, rpc_timeout)
+        self._dispatch = self._make_dispatch(master_rank, rpc_timeout)
+
+    def _make_dispatch(self, master_rank: int, rpc_timeout: float) -> Dispatch:
+        heap, machine = self._heap, self._machine
+        if heap.rank == master_rank:
+            return LocalDispatch(lambda: self.master, master_rank)
+        if isinstance(heap, LocalHeap):
+            shared = heap.world.shared
+            return LocalDispatch(lambda: shared.get(_SHARED), master_rank)
+        world_id = _world_id(heap, machine)
+
+        def place() -> Path | None:
+            incarnation = int(machine.activity(heap.rank)["incarnation"][master_rank])
+            if not heap.alive(master_rank, incarnation):
+                return None
+            return meeting_place(directory(), world_id, incarnation)
+
+        return Client(heap.rank, heap.incarnation, master_rank, place, rpc_timeout)
+
+    def _ask(self, op: Op, key: KeyDigest | None = None, **fields: Any) -> Reply:
+        if key is not None:
+            fields.update(key_hash=key.key_hash, key_check=key.key_check)
+        return self._dispatch.ask(Request(op, rank=self._heap.rank, incarnation=self._heap.incarnation, **fields))
+
+    # --- the Allocation ---
+    def owner_of(self, key: KeyDigest, preferred: int | None) -> int:
+        return self._machine.geometry.home_rank(key.key_check) if preferred is None else preferred
+
+    def put(self, key: KeyDigest, src: int, nbytes: int, preferred: int | None, what: Descriptor) -> int:
+        begun = self.begin(key, nbytes, preferred, what, plan=False)
+        if begun.status != Status.OK:
+            return begun.status
+        try:
+            self._machine.store_payload(begun.place, src)
+            if self._checksum:
+                self._machine.seal(key, begun.place, what)
+        except BaseException:
+            self.abort(key, begun)
+            raise
+        return self.finish(key, begun)
+
+    def get(self, key: KeyDigest, dst: int, nbytes: int) -> int:
+        found = self.locate(key)
+        if found.status != Status.OK:
+            return found.status
+        if found.place.nbytes != nbytes:
+            return self._machine.validate(found.place) or Status.SIZE
+        return self._machine.read(key, found.place, dst, time.time_ns())
+
+    def begin(self, key: KeyDigest, nbytes: int, preferred: int | None, what: Descriptor, *, plan: bool) -> Begun:
+        geometry = self._machine.geometry
+        if nbytes > geometry.n_pages * geometry.page_bytes:
+            return Begun(Status.FULL, NOWHERE, -1)
+        wish = Place(NOBODY if preferred is None else preferred, 0, 0, nbytes=nbytes)
+        reply = self._ask(Op.OPEN_FOR_WRITE, key, place=wish, plan=int(plan), descriptor=tuple(what))
+        return Begun(reply.status, reply.place, -1)
+
+    def finish(self, key: KeyDigest, begun: Begun) -> int:
+        status = self._machine.commit(begun.place)
+        # without a master the header tells the next one: READY, or DEAD and acknowledged
+        with contextlib.suppress(PeerLost):
+            self._ask(Op.COMMIT, key, place=begun.place)
+        return status
+
+    def abort(self, key: KeyDigest, begun: Begun) -> int:
+        place = begun.place
+        try:
+            return self._ask(Op.ABORT, key, place=place).status
+        except PeerLost:
+            # without a master: give the object up in its header for the next master to find, and acknowledge
+            seen = split(self._machine.kill(place.owner, place.slot, WRITING.value, place.epoch))
+            if seen.phase != READY.value:
+                self._machine.commit(place)  # answered LOST: it sets FLAG_ACK
+            return Status.OK if seen == State(WRITING.value, 0, place.epoch) else Status.LOST
+
+    def locate(self, key: KeyDigest) -> Found:
+        reply = self._ask(Op.GET_LOCATION, key)
+        return Found(reply.status, reply.place, reply.descriptor)
+
+    def exists(self, key: KeyDigest) -> int:
+        return self._ask(Op.EXISTS, key).status
+
+    def remove(self, key: KeyDigest) -> int:
+        return self._ask(Op.REMOVE, key).status
+
+    def remove_slot(self, owner: int, slot: int, epoch: int) -> int:
+        return self._ask(Op.REMOVE_SLOT, place=Place(owner, slot, epoch)).status
+
+    def evict(self, owner: int, limit: int) -> int:
+        """Evict until at most `limit` pages of a segment are in use. One request; returns how many objects went."""
+        return self._ask(Op.EVICT, place=Place(owner, 0, 0), limit=limit).gone
+
+    def batch(self, capacity: int, pages: "Pages | None" = None) -> "Batch | None":
+        """None: v1's keys stand in no directory, where a launch could look them up."""
+        return None
+
+    def close(self) -> None:
+        self._dispatch.close()
+        server, self._server = self._server, None
+        if server is not None:
+            if isinstance(self._heap, LocalHeap):
+                self._heap.world.shared.pop(_SHARED, None)
+            self.master = None
+            server.close()
+
+
+def _serve(heap: Heap, machine: Machine, master: Master, timeout: float) -> Server:
+    if isinstance(heap, LocalHeap):
+        heap.world.shared[_SHARED] = master
+        return Server(master, None, heap.alive, timeout)
+    world_id = _world_id(heap, machine)
+    remove_meeting_places(directory(), world_id)
+    place = meeting_place(directory(), world_id, heap.incarnation)
+    return Server(master, place if heap.world_size > 1 else None, heap.alive, timeout)
+
+
+def _world_id(heap: Heap, machine: Machine) -> int:
+    return int(machine.control(heap.rank)[0]["world_id"])
+
+
+def _descriptors(heap: Heap, rank: int) -> npt.NDArray[Any]:
+    """The OBJ_DESC records of a segment, copied."""
+    geometry = heap.geometry
+    at = geometry.offsets["desc_base"]
+    raw = heap.segment(rank)[at : at + geometry.hdr_count * OBJ_DESC.size]
+    return np.frombuffer(raw.cpu().numpy().tobytes(), OBJ_DESC.dtype)

@@ -1,0 +1,70 @@
+"""The protocol functions that a host calls: the one table that every machine is made from.
+
+All arguments and answers are 64-bit integers. The first argument is the world table; the machine supplies it.
+"""
+
+import inspect
+from typing import Any, NamedTuple
+
+from nanokv.device.protocol import directory, get, host_alloc, host_calls, pins, put, reclaim, ring
+from nanokv.device.protocol.activity import in_flight
+
+
+class Entry(NamedTuple):
+    """One protocol function as a host calls it."""
+
+    function: Any
+    answers: int  #: how many words it returns
+    by_owner: bool = False  #: whether the owner's host calls it, which does not wait for kernels about objects
+
+    @property
+    def arguments(self) -> int:
+        """How many words it takes, the world table included."""
+        return len(inspect.signature(self.function.fn).parameters)
+
+
+OWNER = True
+ENTRIES = {
+    "begin": Entry(put.begin_described, 5),
+    "seal": Entry(put.seal_payload, 0),
+    "finish": Entry(host_calls.finish_hinted, 2),
+    "commit": Entry(host_calls.commit_hinted, 2),
+    "abort": Entry(host_calls.abort_hinted, 2),
+    "enter": Entry(host_calls.enter_segment, 1),
+    "leave": Entry(host_calls.leave_segment, 0),
+    "put": Entry(put.put, 2),
+    "lookup": Entry(get.lookup_described, 14),
+    "read": Entry(get.read, 1),
+    "verify": Entry(get.verify, 1),
+    "get": Entry(get.get, 1),
+    "validate": Entry(get.validate, 1),
+    "touch": Entry(get.touch, 0),
+    "find": Entry(directory.find, 2),
+    "remove": Entry(host_calls.remove_hinted, 3),
+    "remove_slot": Entry(host_calls.remove_slot_hinted, 2),
+    "pin": Entry(pins.pin, 2),
+    "unpin": Entry(pins.unpin, 1),
+    # v1
+    "install": Entry(host_alloc.install, 1),
+    "store_payload": Entry(host_alloc.store_payload, 0),
+    "state": Entry(host_alloc.state_of, 1),
+    "kill": Entry(host_alloc.kill_slot, 1),
+    "announce": Entry(host_alloc.announce_slot, 1),
+    # the owner's host: the poller and the sweeper
+    "drain": Entry(ring.drain, 3, OWNER),
+    "snapshots": Entry(reclaim.snapshots, 0, OWNER),
+    "store_control": Entry(reclaim.store_control, 0, OWNER),
+    "in_flight": Entry(in_flight, 1, OWNER),
+    "give_up": Entry(reclaim.give_up, 1, OWNER),
+    "release": Entry(reclaim.release, 1, OWNER),
+    "adopt_slot": Entry(reclaim.adopt_slot, 0, OWNER),
+    "joining": Entry(reclaim.joining, 1, OWNER),
+    "detach_rest": Entry(reclaim.detach_rest, 1, OWNER),
+    "detach_class": Entry(reclaim.detach_class, 0, OWNER),
+    "push_extents": Entry(reclaim.push_extents, 0, OWNER),
+    "walk_pages": Entry(reclaim.walk_pages, 0, OWNER),
+    "walk_slots": Entry(reclaim.walk_slots, 0, OWNER),
+    "drop_pin": Entry(pins.drop_pin, 1, OWNER),
+    "clear_intent": Entry(pins.clear_intent, 0, OWNER),
+    "recount": Entry(pins.recount, 1, OWNER),
+}

@@ -1,0 +1,58 @@
+"""What host calls take and answer: places of objects, requests, hints."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Descriptor = tuple[int, ...]  #: eight words: dtype code and number of dimensions, then seven dimensions
+Words = npt.NDArray[np.int64]
+
+
+class Place(NamedTuple):
+    """Where one object lies, or will lie."""
+
+    owner: int  #: rank of the segment
+    slot: int  #: of the header
+    epoch: int
+    payload: int = 0  #: offset from the segment's base, in bytes
+    nbytes: int = 0
+
+
+class Begun(NamedTuple):
+    """An object that is being written. After OK: fill `place.payload`, then `finish`, or `abort` and `leave`."""
+
+    status: int
+    place: Place
+    phase: int  #: the grace phase to leave; -1 if no operation is counted (plans, v1)
+
+
+class Found(NamedTuple):
+    """What `lookup` answers. Beside OK, it holds only if `validate` says so afterwards."""
+
+    status: int
+    place: Place
+    descriptor: Descriptor
+
+
+class Request(NamedTuple):
+    """One object to put or get."""
+
+    key: tuple[int, int]
+    address: int  #: of the source or the destination, as the launching device sees it
+    nbytes: int
+    owner: int = 0  #: put: the rank of the segment that gets the object
+    what: Descriptor = (0,) * 8  #: the descriptor; get: an object that has another is not read, zeros: any is
+    flags: int = 0
+    block: int = 0  #: of the batch's pages, instead of an address
+    plane: int = 0  #: the first plane of the object
+
+
+class Drained(NamedTuple):
+    """Hints that were taken from a ring."""
+
+    hints: Words
+    head: int  #: the ticket up to which the machine looked
+    hole: int  #: the first ticket whose slot was empty, or `head`
+    records: npt.NDArray[Any]  #: for each hint the header that a STORED one is about (OBJ_HEADER)
+    good: npt.NDArray[np.bool_]  #: for each hint whether that is whole; False if it is not about a READY header

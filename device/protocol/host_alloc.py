@@ -1,0 +1,85 @@
+"""v1: the steps of the master and its producers on headers; the master's host allocates pages and slots.
+
+Guarantees: a header that the master installs goes through the same states as one of v2 (`header`), so readers, pins and
+the poller need not know which rank allocated.
+
+Why the orderings suffice: only the master writes RESERVED headers, one at a time, and each change of a STATE word is
+the compare-and-swap of `header`. The read-modify-write in `state_of` reads the newest word.
+"""
+
+from typing import Any
+
+import triton
+import triton.language as tl
+
+from nanokv.device.memory.triton import add64, copy_bytes, store64, table64, word
+from nanokv.device.protocol.header import describe, kill, publish, reserve
+from nanokv.device.protocol.ring import announce, asleep
+from nanokv.device.segment.layout import H_FLAGS, H_PAGES, H_STATE, LOW32, REMOVED
+from nanokv.device.segment.world_table import W_PAGE_BYTES, header_at, segment
+
+
+@triton.jit
+def install(
+    world: tl.int64,
+    owner: tl.int64,
+    slot: tl.int64,
+    key_hash: tl.int64,
+    key_check: tl.int64,
+    payload: tl.int64,
+    nbytes: tl.int64,
+    flags: tl.int64,
+    now: tl.int64,
+    kind: tl.int64,
+    d0: tl.int64,
+    d1: tl.int64,
+    d2: tl.int64,
+    d3: tl.int64,
+    d4: tl.int64,
+    d5: tl.int64,
+    d6: tl.int64,
+) -> Any:
+    """Write header and descriptor for a slot and an extent that the master chose, and publish WRITING: the epoch.
+
+    `flags`: FLAG_*; from bit 32 on the PRODUCER bits of the rank that asked the master, or 0 for the caller itself.
+    """
+    seg = segment(world, owner)
+    describe(world, seg, slot, kind, d0, d1, d2, d3, d4, d5, d6)
+    epoch = reserve(world, seg, slot, key_hash, key_check, flags & LOW32)
+    if (flags >> 32) != 0:
+        store64(header_at(world, seg, slot) + H_FLAGS, flags, "relaxed")
+    size = table64(world + W_PAGE_BYTES)
+    publish(world, seg, slot, epoch, (nbytes + size - 1) // size, payload, nbytes, now)
+    return epoch
+
+
+@triton.jit
+def state_of(world: tl.int64, owner: tl.int64, slot: tl.int64) -> Any:
+    """The newest STATE word of a header slot, read by a read-modify-write."""
+    # acq_rel: the newest word, in order with all else that the host does; only the host waits for it (kept)
+    return add64(header_at(world, segment(world, owner), slot) + H_STATE, 0, "acq_rel")
+
+
+@triton.jit
+def kill_slot(world: tl.int64, owner: tl.int64, slot: tl.int64, state: tl.int64, epoch: tl.int64) -> Any:
+    """(state, 0, epoch) -> (DEAD, 0, epoch). Returns the previous STATE word."""
+    return kill(header_at(world, segment(world, owner), slot), state, epoch)
+
+
+@triton.jit
+def announce_slot(world: tl.int64, owner: tl.int64, kind: tl.int64, slot: tl.int64, epoch: tl.int64) -> Any:
+    """Leave a hint about a header slot. REMOVED also takes the pages out of the header: the master has them back.
+
+    Returns 1 if the owner's poller sleeps.
+    """
+    seg = segment(world, owner)
+    if kind == REMOVED:
+        store64(header_at(world, seg, slot) + H_PAGES, word(0), "relaxed")
+    announce(world, seg, kind, slot, epoch)
+    return asleep(seg)
+
+
+@triton.jit
+def store_payload(world: tl.int64, owner: tl.int64, payload: tl.int64, src: tl.int64, nbytes: tl.int64) -> None:
+    """Copy `nbytes` from the address `src` to the offset `payload` of a segment."""
+    copy_bytes(segment(world, owner) + payload, src, nbytes)

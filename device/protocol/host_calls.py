@@ -1,0 +1,70 @@
+"""Protocol functions as a host calls them: by owner, and with the answer whether it must wake the owner's poller.
+
+A host on a CPU that leaves a hint wakes the owner's poller if that sleeps. It looks after it has left the hint, so that
+one of the two sees the other (`nanokv.heap.futex`). The pollers of segments on GPUs never sleep on the ring.
+
+Guarantees, sources and orderings are those of the functions called.
+"""
+
+from typing import Any
+
+import triton
+import triton.language as tl
+
+from nanokv.device.memory.triton import word
+from nanokv.device.protocol.activity import enter, leave
+from nanokv.device.protocol.put import abort, commit, finish
+from nanokv.device.protocol.remove import remove, remove_slot
+from nanokv.device.protocol.ring import asleep
+from nanokv.device.protocol.status import OK
+from nanokv.device.segment.world_table import segment
+
+
+@triton.jit
+def enter_segment(world: tl.int64, owner: tl.int64) -> Any:
+    """`enter`."""
+    return enter(world, segment(world, owner))
+
+
+@triton.jit
+def leave_segment(world: tl.int64, owner: tl.int64, phase: tl.int64) -> None:
+    """`leave`."""
+    leave(world, segment(world, owner), phase)
+
+
+@triton.jit
+def finish_hinted(world: tl.int64, owner: tl.int64, slot: tl.int64, epoch: tl.int64, phase: tl.int64) -> Any:
+    """`finish`: (status, 1 if the owner's poller sleeps)."""
+    status = finish(world, owner, slot, epoch, phase)
+    return status, asleep(segment(world, owner))
+
+
+@triton.jit
+def commit_hinted(world: tl.int64, owner: tl.int64, slot: tl.int64, epoch: tl.int64) -> Any:
+    """`commit`: (status, 1 if the owner's poller sleeps)."""
+    status = commit(world, owner, slot, epoch)
+    return status, asleep(segment(world, owner))
+
+
+@triton.jit
+def abort_hinted(world: tl.int64, owner: tl.int64, slot: tl.int64, epoch: tl.int64) -> Any:
+    """`abort`: (status, 1 if the owner's poller sleeps)."""
+    status = abort(world, owner, slot, epoch)
+    return status, asleep(segment(world, owner))
+
+
+@triton.jit
+def remove_hinted(world: tl.int64, key_hash: tl.int64, key_check: tl.int64) -> Any:
+    """`remove`: (status, owner, 1 if the owner's poller sleeps). Only a removal leaves a hint."""
+    status, owner = remove(world, key_hash, key_check)
+    sleeps = word(0)
+    if status == OK:
+        sleeps = asleep(segment(world, owner))
+    return status, owner, sleeps
+
+
+@triton.jit
+def remove_slot_hinted(world: tl.int64, owner: tl.int64, slot: tl.int64, epoch: tl.int64) -> Any:
+    """`remove_slot`: (status, 1 if the owner's poller sleeps)."""
+    status = remove_slot(world, owner, slot, epoch)
+    return status, asleep(segment(world, owner))

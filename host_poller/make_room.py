@@ -1,0 +1,74 @@
+"""What a host does after FULL in v2: it joins free extents, and evicts the objects in one run of pages if it may.
+
+A producer on the device evicts one object for one. A host also makes room for an extent that is larger than each object
+in its way.
+"""
+
+import time
+
+import numpy as np
+
+from nanokv.device.machines.base import Machine
+from nanokv.device.machines.records import Words
+from nanokv.device.segment.layout import READY
+from nanokv.host_poller.coalesce import join_free_extents
+
+_JOIN_PATIENCE = 0.005  #: seconds to wait for another host that has detached the free extents
+_STUCK = np.iinfo(np.uint64).max  #: the `last_access` of pages that eviction cannot free
+
+
+def make_room(machine: Machine, owner: int, nbytes: int) -> bool:
+    """Make room for an object of `nbytes` in a segment. Returns True if a put is worth another try."""
+    geometry = machine.geometry
+    waited = _wait_for_joiner(machine, owner)
+    largest = join_free_extents(machine, owner)
+    if waited or largest * geometry.page_bytes >= nbytes:
+        return True
+    size = min(n for n in geometry.class_pages if n * geometry.page_bytes >= nbytes)
+    if not machine.control(owner)[0]["may_evict"] or not _evict_run(machine, owner, size):
+        return False
+    join_free_extents(machine, owner)
+    return True
+
+
+def _wait_for_joiner(machine: Machine, owner: int) -> bool:
+    """Wait while another host joins free extents: then FULL may be an accident. False if none did."""
+    deadline = time.monotonic() + _JOIN_PATIENCE
+    waited = False
+    while machine.joining(owner, 0) and time.monotonic() < deadline:
+        time.sleep(0.0001)
+        waited = True
+    return waited
+
+
+def _evict_run(machine: Machine, owner: int, size: int) -> bool:
+    """Evict the objects in one run of `size` pages: the run whose newest object is the oldest.
+
+    Its pages are free then, but in pieces: join them. False if every run has pinned or unfinished objects in it.
+    """
+    geometry = machine.geometry
+    headers = machine.headers(owner, 0, geometry.hdr_count)
+    held = geometry.extent_pages(headers["n_pages"])
+    first = (headers["payload_base"].astype(np.int64) - geometry.offsets["heap_base"]) // geometry.page_bytes
+    ready = (headers["state"] == READY.value) & (held > 0) & (first >= 0) & (first + held <= geometry.n_pages)
+    victims = np.flatnonzero(ready)
+    newest = np.full(geometry.n_pages, _STUCK, np.uint64)
+    marks = machine.page_marks(owner)
+    free = np.flatnonzero(marks)
+    sizes = np.array(geometry.class_pages, np.int64)[marks[free] - 1]
+    inside = free + sizes <= geometry.n_pages  # not so where links are corrupt
+    newest[_spans(free[inside], sizes[inside])] = 0
+    newest[_spans(first[victims], held[victims])] = headers["last_access"][victims].repeat(held[victims])
+    runs = np.lib.stride_tricks.sliding_window_view(newest, size).max(axis=1)
+    start = int(runs.argmin())
+    if runs[start] == _STUCK:
+        return False
+    for slot in victims[(first[victims] < start + size) & (first[victims] + held[victims] > start)].tolist():
+        machine.remove_slot(owner, slot, int(headers["epoch"][slot]))
+    return True
+
+
+def _spans(first: Words, sizes: Words) -> Words:
+    """The pages of extents, one extent after the other."""
+    before = np.cumsum(sizes) - sizes
+    return np.arange(sizes.sum()) + (first - before).repeat(sizes)
