@@ -21,7 +21,6 @@ class Scheduler(Protocol):
 
     def new_execution(self) -> Decider | None:
         """The schedule of the next execution, valid until the next call; None: nothing is left to try."""
-        ...
 
 
 class Replay:
@@ -40,8 +39,6 @@ class RandomWalk:
     Args:
         executions: for each its seed, and the tasks that are killed in it.
     """
-
-    name = "random"
 
     def __init__(self, executions: Iterable[tuple[int, dict[str, int]]]) -> None:
         self.random = random.Random()
@@ -79,7 +76,6 @@ class Priorities(RandomWalk):
     each execution. The number of steps is estimated by that of the execution before.
     """
 
-    name = "pct"
     CONSTRAINTS = 5
     FIRST_STEPS = 200  #: the estimate for the first execution
 

@@ -51,19 +51,15 @@ class Decider(Protocol):
     @property
     def kills(self) -> dict[str, int]:
         """Task -> steps that it does before it is killed."""
-        ...
 
     def start(self, simulation: "Simulation") -> None:
         """Called before the execution, when all tasks are there."""
-        ...
 
     def task(self, simulation: "Simulation", current: Task | None, runnable: list[Task]) -> Task:
         """The task that goes on. `current`: the one that was running, if it still can."""
-        ...
 
     def data(self, simulation: "Simulation", count: int) -> int:
         """The outcome in memory, one of `count` > 1; 0 is the plain one."""
-        ...
 
 
 def _private(address: int) -> Any:
