@@ -15,7 +15,8 @@ from bench.settings import Settings
 from nanokv.device.machines.native_code import native_function
 from nanokv.device.memory.triton import word
 from nanokv.device.protocol.freelist import pop, push
-from nanokv.device.segment.layout import LINE, LOW32, WORD_BYTES
+from nanokv.device.segment.layout import LOW32, WORD_BYTES
+from nanokv.device.segment.record import LINE
 
 NODES = 1024
 ENOUGH = 0.9  #: the share of a processor that each thread must have, or the run does not count

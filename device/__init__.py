@@ -13,7 +13,28 @@ Two faces for kernels of other people stand on top:
 
     library    the device functions that a kernel may call, under names that stay
     remote     loads, stores and atomics on other ranks' memory, with the signatures of ROCm Iris
+
+and two classes for hosts that launch: `Batch`, a table of requests in device memory, and `Request`, a row of it.
 """
+
+from typing import TYPE_CHECKING, Any
 
 if __name__ != "nanokv.device":
     raise ImportError("import nanokv.device: the bare name `device` would be a second copy of it")
+
+if TYPE_CHECKING:
+    from nanokv.device.machines.batch import Batch
+    from nanokv.device.machines.records import Request
+
+__all__ = ["Batch", "Request"]
+
+_HOMES = {"Batch": "nanokv.device.machines.batch", "Request": "nanokv.device.machines.records"}
+
+
+def __getattr__(name: str) -> Any:
+    """Import on demand: `Batch` brings torch and the kernels."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'nanokv.device' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_HOMES[name]), name)

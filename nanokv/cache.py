@@ -35,7 +35,7 @@ from nanokv.transfer.descriptors import RAW
 from nanokv.transfer.single import TRIES, Mover
 from nanokv.types import Key, KeyDigest, ObjMeta, WritePlan
 from nanokv.waiting import wait_until_ready
-from nanokv.wiring import Parts, assemble, attach, plan_geometry
+from nanokv.wiring import Wired, attach, plan_geometry, wire
 
 if TYPE_CHECKING:
     from nanokv.transfer.paged import PagedKV
@@ -81,19 +81,17 @@ class NanoKVCache:
             if not 0 <= value < world_size:
                 raise InvalidArgument(f"{what} must be 0 to {world_size - 1}, not {value}")
         heap = attach(given_name() if name is None else name, geometry, rank, chosen)
-        self._setup(assemble(heap, master_rank, chosen), chosen)
+        self._setup(wire(heap, master_rank, chosen), chosen)
 
     @classmethod
     def _from_heap(cls, heap: Heap, master_rank: int, options: Options) -> NanoKVCache:
         cache = cls.__new__(cls)
-        cache._setup(assemble(heap, master_rank, options), options)
+        cache._setup(wire(heap, master_rank, options), options)
         return cache
 
-    def _setup(self, parts: Parts, options: Options) -> None:
-        self._parts = parts
-        self._heap, self._machine, self._poller = parts.heap, parts.machine, parts.poller
-        self._allocation = parts.allocation
-        self._geometry = parts.machine.geometry
+    def _setup(self, wired: Wired, options: Options) -> None:
+        self._heap, self._machine, self._allocation, self._poller = wired
+        self._geometry = wired.machine.geometry
         self._hash = Hasher(options.namespace)
         self._mover = Mover(self._heap, self._machine, self._allocation, checksum=options.checksum)
         self._many = Many(self._mover, self._allocation)

@@ -1,8 +1,8 @@
 """Every option and every environment variable of NanoKV, once.
 
-An argument wins over its variable, the variable over the default. Two variables are read where nothing of the API may
-be imported: NANOKV_CACHE_DIR (where compiled code lies, `device/machines/native_code.py`) and NANOKV_SHM_DIR (where
-worlds of processes lie, default /dev/shm, `heap/world_file.py`).
+An argument wins over its variable, the variable over the default. Two variables are read by modules that import nothing
+of the API: NANOKV_CACHE_DIR (the folder of compiled code, `device/machines/native_code.py`) and NANOKV_SHM_DIR (the
+folder of worlds of processes, default /dev/shm, `heap/world_file_layout.py`).
 """
 
 import os
@@ -10,11 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
+from nanokv.device.segment.geometry import MODES
 from nanokv.errors import InvalidArgument
+from nanokv.heap import KINDS, HeapKind
+from nanokv.heap.world_spec import Stale
 
 Alloc = Literal["device", "host"]
-HeapKind = Literal["local", "shm", "torch_symm", "iris"]
-Stale = Literal["error", "recover", "replace"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,25 +24,24 @@ class Options:
 
     Attributes:
         alloc: "device": the producer allocates (v2). "host": the master does (v1). Variable NANOKV_ALLOC.
-        namespace: keys of other namespaces never meet (a model, a layout, a tenant).
+        namespace: the same key in another namespace is another key (a model, a layout, a tenant).
         evict: whether a full heap gives up its oldest objects. False: it answers OutOfMemory.
         water: (low, high) percent of used pages between which v1's master keeps each heap, if `evict`.
         policy: v1's eviction order, "last_access" or "fifo".
         size_classes: pages of an extent of each class, ascending, each a multiple of the one before; at most eight.
-        max_objects: header slots a segment; default one a page and 64.
+        max_objects: header slots per segment. Default: one per page, and 64.
         ring_slots: slots of the announce ring.
         shards: free lists of each kind, a power of two up to 64: the more, the more producers can allocate at once.
             Default: 1 in host memory, 64 on a GPU (fewer in a small heap).
         write_timeout: seconds after which an unfinished object is given up.
         rpc_timeout: seconds after which v1 calls the master lost.
         attach_timeout: seconds to wait for the other ranks.
-        heap: which provider makes the segments (docs/providers.md). Default: "local" for one rank without a name, else
-            "shm". Variable NANOKV_HEAP.
-        heap_options: what else that provider takes, such as `device`.
-        checksum: store a checksum of each object's bytes, and read none whose bytes are not right: SegmentCorrupt.
-            Objects that a kernel committed without one cannot be read then (`parts.sum_put_part` makes it). Variable
-            NANOKV_CHECKSUM: 0 or 1.
-        on_stale: what to do with the name of a world whose ranks are all dead.
+        on_stale: for heap "shm", if all ranks of a world of that name are dead: see `WorldSpec`.
+        checksum: store a checksum of each object's bytes, and refuse to read objects without one: SegmentCorrupt. In a
+            kernel `cooperative.sum_put_part` makes it. Variable NANOKV_CHECKSUM: 0 or 1.
+        heap: the provider that makes the segments (docs/providers.md). Default: "local" for one rank without a name,
+            else "shm". Variable NANOKV_HEAP.
+        heap_options: further options of that provider, such as `device`.
     """
 
     alloc: Alloc = "device"
@@ -63,10 +63,10 @@ class Options:
 
     def __post_init__(self) -> None:
         for name, allowed in (
-            ("alloc", ("device", "host")),
+            ("alloc", MODES),
             ("policy", ("last_access", "fifo")),
-            ("on_stale", ("error", "recover", "replace")),
-            ("heap", (None, *get_args(HeapKind))),
+            ("on_stale", get_args(Stale)),
+            ("heap", (None, *KINDS)),
         ):
             if getattr(self, name) not in allowed:
                 raise InvalidArgument(f"{name} must be one of {allowed}, not {getattr(self, name)!r}")
@@ -78,30 +78,6 @@ class Options:
         for name in ("write_timeout", "rpc_timeout", "attach_timeout"):
             if not getattr(self, name) > 0:
                 raise InvalidArgument(f"{name} must be positive seconds, not {getattr(self, name)!r}")
-
-
-def alloc_from_env() -> Alloc:
-    """NANOKV_ALLOC: "device" (the default) or "host"."""
-    value = os.environ.get("NANOKV_ALLOC") or "device"
-    if value not in ("device", "host"):
-        raise InvalidArgument(f"NANOKV_ALLOC must be 'device' or 'host', not {value!r}")
-    return value  # type: ignore[return-value]
-
-
-def checksum_from_env() -> bool:
-    """NANOKV_CHECKSUM: 0 (the default) or 1."""
-    value = os.environ.get("NANOKV_CHECKSUM") or "0"
-    if value not in ("0", "1"):
-        raise InvalidArgument(f"NANOKV_CHECKSUM must be '0' or '1', not {value!r}")
-    return value == "1"
-
-
-def heap_from_env() -> HeapKind | None:
-    """NANOKV_HEAP: a provider, or None."""
-    value = os.environ.get("NANOKV_HEAP") or None
-    if value not in (None, *get_args(HeapKind)):
-        raise InvalidArgument(f"NANOKV_HEAP must be one of {get_args(HeapKind)}, not {value!r}")
-    return value  # type: ignore[return-value]
 
 
 def rank_from_env() -> int:
@@ -135,13 +111,24 @@ def _integer(variable: str, default: int) -> int:
         raise InvalidArgument(f"{variable} must be an integer, not {value!r}") from None
 
 
+def _choice(variable: str, allowed: tuple[str, ...]) -> str | None:
+    value = os.environ.get(variable) or None
+    if value not in (None, *allowed):
+        raise InvalidArgument(f"{variable} must be one of {allowed}, not {value!r}")
+    return value
+
+
 def make_options(given: dict[str, Any]) -> Options:
     """Options from keyword arguments and the environment.
 
     Raises:
-        InvalidArgument: an option that does not exist, or a value that cannot be.
+        InvalidArgument: an option that does not exist, or a value that is not allowed.
     """
-    found = {"alloc": alloc_from_env(), "checksum": checksum_from_env(), "heap": heap_from_env()}
+    found: dict[str, Any] = {
+        "alloc": _choice("NANOKV_ALLOC", MODES) or "device",
+        "checksum": _choice("NANOKV_CHECKSUM", ("0", "1")) == "1",
+        "heap": _choice("NANOKV_HEAP", KINDS),
+    }
     try:
         options = Options(**(found | given))
     except TypeError as error:

@@ -1,9 +1,7 @@
-"""Puts a cache together: heap, machine, path and poller, for one rank or for several virtual ones in a process."""
+"""How a cache is put together: heap, machine, path and poller of one rank."""
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import NamedTuple
 
-import numpy as np
 import torch
 
 from nanokv.allocation.base import Allocation
@@ -13,28 +11,21 @@ from nanokv.device.machines.base import Machine
 from nanokv.device.segment.geometry import Geometry
 from nanokv.device.segment.views import SegmentView
 from nanokv.errors import InvalidArgument
-from nanokv.heap import open_heap
-from nanokv.heap.base import Heap
-from nanokv.heap.local import LocalWorld
+from nanokv.heap import Heap, WorldSpec, open_heap
 from nanokv.host_poller.poller import Poller
 
-if TYPE_CHECKING:
-    from nanokv.device.machines.records import Words
 
-
-@dataclass(frozen=True)
-class Parts:
-    """What a cache is made of."""
+class Wired(NamedTuple):
+    """The parts of a cache, wired to each other."""
 
     heap: Heap
     machine: Machine
     allocation: Allocation
     poller: Poller
-    table: "Words"  #: the private world table; its last words are the bases
 
 
 def plan_geometry(heap_bytes: int, page_bytes: int, world_size: int, options: Options) -> Geometry:
-    """The geometry of a world; every wrong size is an InvalidArgument that names it."""
+    """The geometry of a world. Raises InvalidArgument, which names the size that is wrong."""
     try:
         return Geometry.plan(
             heap_bytes,
@@ -50,7 +41,7 @@ def plan_geometry(heap_bytes: int, page_bytes: int, world_size: int, options: Op
 
 
 def _on_gpu(options: Options) -> bool:
-    """True if the provider that is asked for lays segments on GPUs."""
+    """True if the options ask for segments on GPUs."""
     if options.heap in ("torch_symm", "iris"):
         return True
     device = options.heap_options.get("device", "cpu")
@@ -58,36 +49,39 @@ def _on_gpu(options: Options) -> bool:
         several = [device] if isinstance(device, str | torch.device) else list(device)
         return any(torch.device(each).type != "cpu" for each in several)
     except (RuntimeError, TypeError):
-        return False  # the provider says what is wrong with it
+        return False  # the provider refuses it, and says why
+
+
+def world_spec(geometry: Geometry, options: Options, name: str = "local") -> WorldSpec:
+    """The world that the options ask for."""
+    return WorldSpec(
+        geometry,
+        mode=options.alloc,
+        may_evict=options.evict,
+        water=options.water,
+        name=name,
+        timeout=options.attach_timeout,
+        on_stale=options.on_stale,
+    )
 
 
 def attach(name: str | None, geometry: Geometry, rank: int, options: Options) -> Heap:
-    """Join (or make) a world of the provider that is asked for: processes on this host, or this one alone.
+    """Join (or make) a world of the provider that the options ask for, or that suits the name and the size.
 
     Raises:
         InvalidArgument: an option that the provider does not have, or more ranks than it can have.
     """
     kind = options.heap or ("local" if name is None and geometry.world_size == 1 else "shm")
-    how: dict[str, Any] = {"mode": options.alloc, "may_evict": options.evict, "water": options.water}
-    if kind != "local":
-        how["timeout"] = options.attach_timeout
-    if kind == "shm":
-        how["on_stale"] = options.on_stale
     try:
-        if kind != "local":
-            return open_heap(kind, name or job_name(), geometry, rank, **how, **options.heap_options)
-        if geometry.world_size > 1:
-            raise InvalidArgument("heap='local' has all its ranks in one process: make them with nanokv.local_world")
-        return LocalWorld(geometry, **how, **options.heap_options).heap(0)
+        return open_heap(kind, world_spec(geometry, options, name or job_name()), rank, **options.heap_options)
     except TypeError as error:
         raise InvalidArgument(f"heap_options of heap={kind!r}: {error}") from None
 
 
-def assemble(heap: Heap, master_rank: int, options: Options) -> Parts:
-    """Machine, path and poller of one rank. On failure the heap is closed again."""
+def wire(heap: Heap, master_rank: int, options: Options) -> Wired:
+    """Machine, path and poller on a heap. The poller runs. On failure the heap is closed."""
     try:
-        table = heap.geometry.world_table(heap.rank, heap.incarnation, heap.bases, checksum=options.checksum)
-        machine = _machine(heap, table)
+        machine = _machine(heap, checksum=options.checksum)
         allocation: Allocation = ProducerAllocation(machine)
         if options.alloc == "host":
             from nanokv.compat_v1.host_allocation import (
@@ -110,10 +104,12 @@ def assemble(heap: Heap, master_rank: int, options: Options) -> Parts:
     except BaseException:
         heap.close()
         raise
-    return Parts(heap, machine, allocation, poller, table)
+    return Wired(heap, machine, allocation, poller)
 
 
-def _machine(heap: Heap, table: "np.ndarray[tuple[int], np.dtype[np.int64]]") -> Machine:
+def _machine(heap: Heap, *, checksum: bool) -> Machine:
+    """The machine that runs the protocol where the segments lie."""
+    table = heap.geometry.world_table(heap.rank, heap.incarnation, heap.bases, checksum=checksum)
     views = [heap.host_view(rank) for rank in range(heap.world_size)]
     if all(view is not None for view in views):
         from nanokv.device.machines.native import NativeMachine

@@ -18,7 +18,8 @@ from bench.gpu.one_segment import OneSegment, Unsound
 from bench.gpu.settings import GpuSettings
 from bench.gpu.timer import Timer
 from bench.timing import Summary, summarise
-from nanokv.device.segment.layout import LINE, SIZE_CLASSES, WORD
+from nanokv.device.segment.layout import SIZE_CLASSES, WORD
+from nanokv.device.segment.record import LINE
 
 Launch = tuple[Callable[[], None], torch.Tensor]
 

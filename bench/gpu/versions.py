@@ -79,7 +79,9 @@ class BatchPut:
 
 def world_table(cache: NanoKVCache) -> torch.Tensor:
     """The `world` of device functions, for a kernel that acts as this rank: int64, on the cache's device."""
-    return torch.from_numpy(cache._parts.table.copy()).to(cache.device)
+    heap = cache._heap
+    words = heap.geometry.world_table(heap.rank, heap.incarnation, heap.bases, checksum=cache.options.checksum)
+    return torch.from_numpy(words).to(cache.device)
 
 
 def _check(cache: NanoKVCache, key: str, source: torch.Tensor) -> None:

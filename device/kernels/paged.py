@@ -17,7 +17,8 @@ import triton.language as tl
 
 from nanokv.device.kernels.shares import TILE_BYTES
 from nanokv.device.memory.triton import pointer64, table64
-from nanokv.device.segment.layout import WORD_BYTES, Field, Record
+from nanokv.device.segment.layout import WORD_BYTES
+from nanokv.device.segment.record import Field, Record
 
 PAGES = Record(
     "Pages",

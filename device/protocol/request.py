@@ -14,7 +14,8 @@ import triton
 import triton.language as tl
 
 from nanokv.device.memory.triton import table64
-from nanokv.device.segment.layout import WORD_BYTES, Field, Record
+from nanokv.device.segment.layout import WORD_BYTES
+from nanokv.device.segment.record import Field, Record
 
 REQUEST = Record(
     "Request",

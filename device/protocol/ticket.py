@@ -24,7 +24,8 @@ import triton
 import triton.language as tl
 
 from nanokv.device.memory.triton import add64, cas64, load64, store64, word
-from nanokv.device.segment.layout import WORD_BYTES, Field, Record
+from nanokv.device.segment.layout import WORD_BYTES
+from nanokv.device.segment.record import Field, Record
 
 TICKET = Record(
     "Ticket",

@@ -1,5 +1,6 @@
 """The bytes of a segment, and how a rank finds them.
 
+record        how a stored struct is written down
 layout        offsets, packed words, magic and version: the only file that spells a number of bytes
 layout_table  makes docs/layout.md from `layout`
 world_table   a rank's private table of all segments: the argument `world` of device functions

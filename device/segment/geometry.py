@@ -13,26 +13,24 @@ import numpy as np
 import numpy.typing as npt
 
 from nanokv.device.segment.layout import (
-    ACTIVITY,
-    BUCKET_BYTES,
     ENTRIES_PER_BUCKET,
     HEAP_CTL,
-    LINE,
     MAGIC,
     MAX_HEADERS,
     MAX_RANKS,
-    OBJ_DESC,
     OBJ_HEADER,
     POSITIVE,
     PRODUCER_INC_MASK,
     PRODUCER_INC_SHIFT,
+    REGIONS,
     SHARDS,
     SIZE_CLASSES,
     VERSION,
-    WORD,
+    Region,
     layout_hash,
     unpack,
 )
+from nanokv.device.segment.record import LINE
 from nanokv.device.segment.world_table import WORLD
 
 PAYLOAD_ALIGN = 4096
@@ -141,25 +139,19 @@ class Geometry:
     @cached_property
     def offsets(self) -> dict[str, int]:
         """The offset of each region, of the payload's end (`heap_limit`) and of the segment's (`segment_bytes`)."""
-        sizes = (
-            ("activity_base", self.world_size * ACTIVITY.size),
-            ("links_base", (self.n_pages + self.hdr_count) * WORD),
-            ("hdr_base", self.hdr_count * OBJ_HEADER.size),
-            ("desc_base", self.hdr_count * OBJ_DESC.size),
-            ("dir_base", self.dir_buckets * BUCKET_BYTES.value),
-            ("turn_base", self.dir_buckets * WORD),
-            ("ann_base", self.ann_capacity * WORD),
-            ("pin_base", self.pin_slots * WORD),
-        )
         at = HEAP_CTL.size
         found = {}
-        for name, size in sizes:
-            found[name] = at
-            at = _align(at + size)
+        for region in REGIONS:
+            found[region.base] = at
+            at = _align(at + region.dtype.itemsize * self.records_in(region))
         found["heap_base"] = _align(at, PAYLOAD_ALIGN)
         found["heap_limit"] = found["heap_base"] + self.n_pages * self.page_bytes
         found["segment_bytes"] = _align(found["heap_limit"], PAYLOAD_ALIGN)
         return found
+
+    def records_in(self, region: Region) -> int:
+        """How many records a region has."""
+        return region.each * sum(getattr(self, count) for count in region.counts)
 
     @property
     def segment_bytes(self) -> int:

@@ -15,125 +15,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import triton.language as tl
 
+from nanokv.device.segment.record import LINE, Field, Record
+
 MAGIC = 0x314B_564F_4E41_4E00  # "\0NANOKV1"
 VERSION = 1
 WORD = 8
-LINE = 128
 SIZE_CLASSES = 8
 SHARDS = 64
 MAX_DIMS = 7
-
-
-class Field(NamedTuple):
-    """One field of a record: name, numpy type, meaning, how many of it in a row, and whether it starts a line."""
-
-    name: str
-    kind: str
-    doc: str
-    repeat: int = 1
-    own_line: bool = False
-
-
-class Record:
-    """A stored struct. Its fields determine the offsets, the numpy dtype and the table in docs/layout.md."""
-
-    def __init__(self, name: str, align: int, fields: list[Field]) -> None:
-        self.name = name
-        self.fields = fields
-        self.offsets: dict[str, int] = {}
-        at = 0
-        for field in fields:
-            size = np.dtype(field.kind).itemsize
-            unit = LINE if field.own_line else size
-            at = -(-at // unit) * unit
-            self.offsets[field.name] = at
-            at += size * field.repeat
-        self.size = -(-at // align) * align
-        self.dtype = np.dtype(
-            {
-                "names": [f.name for f in fields],
-                "formats": [(f.kind, f.repeat) if f.repeat > 1 else f.kind for f in fields],
-                "offsets": [self.offsets[f.name] for f in fields],
-                "itemsize": self.size,
-            }
-        )
-
-    def at(self, name: str) -> Any:
-        """The byte offset of a field, as a constant for device code."""
-        return tl.constexpr(self.offsets[name])
-
-    def size_constant(self) -> Any:
-        """The record's size, as a constant for device code."""
-        return tl.constexpr(self.size)
-
-
-HEAP_CTL = Record(
-    "HeapCtl",
-    LINE,
-    [
-        # identity and geometry: the owner writes them once, before `magic`; ranks read them only on attach
-        Field("magic", "<u8", "MAGIC, which the owner writes last: a segment without it is not initialised"),
-        Field("version", "<u4", "VERSION of this layout"),
-        Field("mode", "<u4", "the allocator: 0 the producer's device (v2), 1 the master's host (v1)"),
-        Field("layout_hash", "<u8", "digest of these tables: a build with another layout is refused"),
-        Field("world_id", "<u8", "random, the same in all segments of one world"),
-        Field("rank", "<u4", "the owner's rank"),
-        Field("world_size", "<u4", "ranks in the world"),
-        Field("page_bytes", "<u8", "bytes per payload page"),
-        Field("n_pages", "<u8", "pages in the payload arena"),
-        Field("hdr_count", "<u8", "slots in the header arena"),
-        Field("dir_buckets", "<u8", "buckets of eight entries, a power of two"),
-        Field("ann_capacity", "<u8", "slots in the announce ring, a power of two"),
-        Field("pin_slots", "<u8", "slots in the pin ledger"),
-        Field("class_pages", "<u4", "pages per extent of each size class, ascending", repeat=SIZE_CLASSES),
-        Field("shards", "<u8", "free lists in use of each kind, a power of two"),
-        Field("links_base", "<u8", "offset of the links"),
-        Field("hdr_base", "<u8", "offset of the header arena"),
-        Field("desc_base", "<u8", "offset of the descriptors"),
-        Field("dir_base", "<u8", "offset of the directory"),
-        Field("turn_base", "<u8", "offset of the directory's turnstiles, one word per bucket"),
-        Field("ann_base", "<u8", "offset of the announce ring"),
-        Field("pin_base", "<u8", "offset of the pin ledger"),
-        Field("heap_base", "<u8", "offset of the payload arena"),
-        Field("heap_limit", "<u8", "offset of the end of the payload arena"),
-        Field("epoch", "<u4", "how many times an owner has attached to this segment"),
-        Field("water_hi", "<u4", "the owner's sweeper begins to evict when so many % of the pages are used"),
-        Field("water_lo", "<u4", "and stops at so many %"),
-        Field("closed", "<u4", "1 after the owner has closed the segment"),
-        # hot words, each on a line of its own
-        Field("bump_ptr", "<u8", "offset of the first byte that was never allocated; only grows", own_line=True),
-        Field("hdr_head", "<u8", "first header slot that was never used; only grows", own_line=True),
-        Field("hdr_free", "<u8", "free lists of header slots: LIST words", repeat=SHARDS, own_line=True),
-        *[
-            Field(f"free_head{k}", "<u8", f"free lists of size class {k}: LIST words", repeat=SHARDS, own_line=True)
-            for k in range(SIZE_CLASSES)
-        ],
-        Field("ann_head", "<u8", "tickets of the ring taken so far; producers add", own_line=True),
-        Field("ann_tail", "<u8", "tickets consumed so far; only the owner's host writes", own_line=True),
-        Field("ann_asleep", "<u4", "1 while the owner's poller sleeps (only in host memory)"),
-        Field("_pad0", "<u4", "0"),
-        Field(
-            "grace_phase",
-            "<u8",
-            "0 or 1: the activity word in which a new operation counts itself; only the owner's host writes",
-            own_line=True,
-        ),
-        Field("clock_hand", "<u8", "header slot, modulo their number, where an eviction begins", own_line=True),
-        Field("may_evict", "<u8", "1 if a producer that finds the heap full may evict", own_line=True),
-        Field(
-            "joining",
-            "<u8",
-            "PRODUCER bits of the last host that detached the free lists, until it has pushed them back; 0: none",
-            own_line=True,
-        ),
-        # counters of rare events share one line: no operation depends on them
-        Field("missed", "<u8", "announcements that found their ring slot taken", own_line=True),
-        Field("evicted", "<u8", "objects evicted by producers"),
-        Field("refused", "<u8", "allocations answered FULL"),
-        Field("lost", "<u8", "commits of objects that had been given up"),
-        Field("corrupt", "<u8", "control words and checksums that operations found wrong"),
-    ],
-)
 
 ACTIVITY = Record(
     "Activity",
@@ -185,6 +74,95 @@ ANNOUNCE = Record(
         Field("page_size", "<u4", "bytes per page"),
         Field("bytes_total", "<u8", "bytes of payload"),
         Field("key_check", "<u8", "high half of the key's digest"),
+    ],
+)
+
+
+class Region(NamedTuple):
+    """An array of records between HeapCtl and the payload."""
+
+    name: str
+    base: str  #: the field of HeapCtl and of the world table that holds its offset
+    dtype: Any  #: of a record
+    counts: tuple[str, ...]  #: fields of a `Geometry` that add up to the number of records
+    doc: str
+    each: int = 1  #: records per count
+
+
+U64 = np.dtype("<u8")
+BUCKET_ENTRIES = 8
+
+# in the order in which they lie. The first begins behind HeapCtl, so its offset is not stored.
+REGIONS = (
+    Region("activity", "activity_base", ACTIVITY.dtype, ("world_size",), "the activity words"),
+    Region("links", "links_base", U64, ("n_pages", "hdr_count"), "the links"),
+    Region("headers", "hdr_base", OBJ_HEADER.dtype, ("hdr_count",), "the header arena"),
+    Region("descriptors", "desc_base", OBJ_DESC.dtype, ("hdr_count",), "the descriptors"),
+    Region("directory", "dir_base", U64, ("dir_buckets",), "the directory", BUCKET_ENTRIES),
+    Region("turnstiles", "turn_base", U64, ("dir_buckets",), "the directory's turnstiles, one word per bucket"),
+    Region("ring", "ann_base", U64, ("ann_capacity",), "the announce ring"),
+    Region("pins", "pin_base", U64, ("pin_slots",), "the pin ledger"),
+)
+
+HEAP_CTL = Record(
+    "HeapCtl",
+    LINE,
+    [
+        # identity and geometry: the owner writes them once, before `magic`; ranks read them only on attach
+        Field("magic", "<u8", "MAGIC, which the owner writes last: a segment without it is not initialised"),
+        Field("version", "<u4", "VERSION of this layout"),
+        Field("mode", "<u4", "the allocator: 0 the producer's device (v2), 1 the master's host (v1)"),
+        Field("layout_hash", "<u8", "digest of these tables: a build with another layout is refused"),
+        Field("world_id", "<u8", "random, the same in all segments of one world"),
+        Field("rank", "<u4", "the owner's rank"),
+        Field("world_size", "<u4", "ranks in the world"),
+        Field("page_bytes", "<u8", "bytes per payload page"),
+        Field("n_pages", "<u8", "pages in the payload arena"),
+        Field("hdr_count", "<u8", "slots in the header arena"),
+        Field("dir_buckets", "<u8", "buckets of eight entries, a power of two"),
+        Field("ann_capacity", "<u8", "slots in the announce ring, a power of two"),
+        Field("pin_slots", "<u8", "slots in the pin ledger"),
+        Field("class_pages", "<u4", "pages per extent of each size class, ascending", repeat=SIZE_CLASSES),
+        Field("shards", "<u8", "free lists in use of each kind, a power of two"),
+        *[Field(region.base, "<u8", f"offset of {region.doc}") for region in REGIONS[1:]],
+        Field("heap_base", "<u8", "offset of the payload arena"),
+        Field("heap_limit", "<u8", "offset of the end of the payload arena"),
+        Field("epoch", "<u4", "how many times an owner has attached to this segment"),
+        Field("water_hi", "<u4", "the owner's sweeper begins to evict when so many % of the pages are used"),
+        Field("water_lo", "<u4", "and stops at so many %"),
+        Field("closed", "<u4", "1 after the owner has closed the segment"),
+        # hot words, each on a line of its own
+        Field("bump_ptr", "<u8", "offset of the first byte that was never allocated; only grows", own_line=True),
+        Field("hdr_head", "<u8", "first header slot that was never used; only grows", own_line=True),
+        Field("hdr_free", "<u8", "free lists of header slots: LIST words", repeat=SHARDS, own_line=True),
+        *[
+            Field(f"free_head{k}", "<u8", f"free lists of size class {k}: LIST words", repeat=SHARDS, own_line=True)
+            for k in range(SIZE_CLASSES)
+        ],
+        Field("ann_head", "<u8", "tickets of the ring taken so far; producers add", own_line=True),
+        Field("ann_tail", "<u8", "tickets consumed so far; only the owner's host writes", own_line=True),
+        Field("ann_asleep", "<u4", "1 while the owner's poller sleeps (only in host memory)"),
+        Field("_pad0", "<u4", "0"),
+        Field(
+            "grace_phase",
+            "<u8",
+            "0 or 1: the activity word in which a new operation counts itself; only the owner's host writes",
+            own_line=True,
+        ),
+        Field("clock_hand", "<u8", "header slot, modulo their number, where an eviction begins", own_line=True),
+        Field("may_evict", "<u8", "1 if a producer that finds the heap full may evict", own_line=True),
+        Field(
+            "joining",
+            "<u8",
+            "PRODUCER bits of the last host that detached the free lists, until it has pushed them back; 0: none",
+            own_line=True,
+        ),
+        # counters of rare events share one line: no operation depends on them
+        Field("missed", "<u8", "announcements that found their ring slot taken", own_line=True),
+        Field("evicted", "<u8", "objects evicted by producers"),
+        Field("refused", "<u8", "allocations answered FULL"),
+        Field("lost", "<u8", "commits of objects that had been given up"),
+        Field("corrupt", "<u8", "control words and checksums that operations found wrong"),
     ],
 )
 
@@ -293,8 +271,8 @@ ENTRY_TAG_SHIFT, ENTRY_TAG_MASK = _bits("ENTRY", "tag")
 ENTRY_RANK_SHIFT, ENTRY_RANK_MASK = _bits("ENTRY", "rank")
 ENTRY_HEADER_SHIFT, ENTRY_HEADER_MASK = _bits("ENTRY", "header")
 ENTRY_EPOCH_SHIFT, ENTRY_EPOCH_MASK = _bits("ENTRY", "epoch")
-ENTRIES_PER_BUCKET = tl.constexpr(8)
-BUCKET_BYTES = tl.constexpr(8 * WORD)
+ENTRIES_PER_BUCKET = tl.constexpr(BUCKET_ENTRIES)
+BUCKET_BYTES = tl.constexpr(BUCKET_ENTRIES * WORD)
 
 STORED = tl.constexpr(1)
 REMOVED = tl.constexpr(2)

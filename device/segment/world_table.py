@@ -18,11 +18,11 @@ from nanokv.device.segment.layout import (
     DESC_BYTES,
     HEADER_BYTES,
     IN_FLIGHT,
+    REGIONS,
     SIZE_CLASSES,
     WORD_BYTES,
-    Field,
-    Record,
 )
+from nanokv.device.segment.record import Field, Record
 
 WORLD = Record(
     "World",
@@ -38,13 +38,7 @@ WORLD = Record(
         Field("ann_capacity", "<i8", "ring slots per segment, a power of two"),
         Field("pin_slots", "<i8", "slots of the pin ledger per segment, a power of two"),
         Field("shards", "<i8", "free lists of each kind per segment, a power of two"),
-        Field("links_base", "<i8", "offset of the links"),
-        Field("hdr_base", "<i8", "offset of the header arena"),
-        Field("desc_base", "<i8", "offset of the descriptors"),
-        Field("dir_base", "<i8", "offset of the directory"),
-        Field("turn_base", "<i8", "offset of the directory's turnstiles"),
-        Field("ann_base", "<i8", "offset of the announce ring"),
-        Field("pin_base", "<i8", "offset of the pin ledger"),
+        *[Field(region.base, "<i8", f"offset of {region.doc}") for region in REGIONS[1:]],
         Field("heap_base", "<i8", "offset of the payload arena"),
         Field("heap_limit", "<i8", "offset of the end of the payload arena"),
         Field("checksum", "<i8", "1 if this rank gives its objects checksums, and reads none without"),

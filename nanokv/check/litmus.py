@@ -16,7 +16,7 @@ import torch
 from nanokv.check.litmus_shapes import WORDS, litmus_kernel, run_shape
 from nanokv.check.report import Row
 from nanokv.device.machines.native_code import native_function
-from nanokv.device.segment.layout import LINE
+from nanokv.device.segment.record import LINE
 
 BATCH = 20_480  #: instances of one run
 PAIRS = 32  #: of CTAs in one run: few enough to be on a GPU at the same time, enough to keep its memory busy

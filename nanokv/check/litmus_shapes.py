@@ -23,7 +23,7 @@ import triton
 import triton.language as tl
 
 from nanokv.device.memory.triton import add64, cas64, load64, store64, word
-from nanokv.device.segment.layout import LINE
+from nanokv.device.segment.record import LINE
 
 LINE_BYTES = tl.constexpr(LINE)
 WORDS = tl.constexpr(4)  # lines per instance: X, Y, a flag or state, and the words that the second thread saw

@@ -1,5 +1,8 @@
-"""Imported by the fork server of `ranks`, once: what every rank's process would load again for half a second."""
+"""Imported once, by the fork server of `rank_process`: otherwise every process would import and load it again."""
 
-from nanokv.check.ranks import warm
+import nanokv.check.corruption.run
+import nanokv.check.histories.recordings
+import nanokv.check.kills.work  # noqa: F401
+from nanokv.check.rank_process import warm
 
 warm()

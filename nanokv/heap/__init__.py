@@ -1,45 +1,56 @@
-"""Where symmetric memory comes from: one file a provider, one contract (`base.Heap`).
+"""Where symmetric memory comes from: one module per provider, one contract (`base.Heap`).
 
-local       virtual ranks in one process            mapping, futex, peers
-shm         processes on one host                   membership, roster, world_file, locks, shm_tools
-torch_symm  processes, a GPU each or shared         symmetric, process_group, foreign; and those of shm
-iris        processes, an AMD GPU each              the same
+A provider has `attach(spec, rank, **options)` and `why_not()`:
+
+    local               virtual ranks in one process, on a CPU or on GPUs
+    shm                 processes on one host, segments in one shared file
+    torch_symm          processes, segments on GPUs, made by torch's symmetric memory
+    iris                processes, segments on AMD GPUs, made by ROCm Iris
+
+They use:
+
+    base, world_spec    the contract of a heap; the world that a rank asks for
+    futex               how a poller sleeps on a word of its segment, and is woken
+    mapping             segments in host memory (local, shm)
+    segment_in_tensor   segments in tensors (all except shm)
+    gpu_peer_access     access of GPUs to each other's memory (local)
+    process_heap        ranks that are processes (all except local): liveness, barriers
+    world_entry         how such a rank enters and leaves its world, by
+    world_file          one file, with its names and records in world_file_layout and one of the `locks` per rank
+    shm_tools           worlds of shm from outside: list, inspect, remove
+    symmetric           segments in memory of a library (torch_symm, iris)
+    memory_source       the contract of such a library, whose ranks form a process_group
+    mapped_tensor       a peer's memory as a tensor
 """
 
-from collections.abc import Callable
 from importlib import import_module
-from typing import Any
+from typing import Any, Literal, get_args
 
 from nanokv.errors import InvalidArgument
 from nanokv.heap.base import Heap
+from nanokv.heap.world_spec import WorldSpec
 
-__all__ = ["Heap", "KINDS", "available", "open_heap"]
+__all__ = ["Heap", "HeapKind", "KINDS", "WorldSpec", "available", "open_heap"]
 
-KINDS = ("local", "shm", "torch_symm", "iris")
+HeapKind = Literal["local", "shm", "torch_symm", "iris"]
+KINDS: tuple[HeapKind, ...] = get_args(HeapKind)
 
 
-def open_heap(kind: str, *args: Any, **options: Any) -> Heap:
-    """One rank's heap of a provider.
-
-    Args:
-        kind: "local": the rest is a `LocalWorld` and a rank. "shm": as `ShmHeap.attach` takes it. "torch_symm", "iris":
-            as `attach` in the module of that name. The last three begin with (name, geometry, rank).
+def open_heap(kind: str, spec: WorldSpec, rank: int, **options: Any) -> Heap:
+    """Join the world `spec` as `rank`, or make it, with a provider. `options`: of its `attach`.
 
     Raises:
-        InvalidArgument: no such provider.
+        InvalidArgument: no such provider. Others: as the provider's `attach`.
     """
     if kind not in KINDS:
         raise InvalidArgument(f"kind must be one of {KINDS}, not {kind!r}")
-    module = import_module(f"nanokv.heap.{kind}")
-    attach: Callable[..., Heap] = (
-        module.LocalWorld.heap if kind == "local" else module.ShmHeap.attach if kind == "shm" else module.attach
-    )
-    return attach(*args, **options)
+    heap: Heap = import_module(f"nanokv.heap.{kind}").attach(spec, rank, **options)
+    return heap
 
 
 def available() -> dict[str, str | None]:
-    """For each provider None if it should work here, else what is missing and how to get it."""
+    """Per provider None if it should work here, else the reason why not, and the remedy."""
     found: dict[str, str | None] = {kind: import_module(f"nanokv.heap.{kind}").why_not() for kind in KINDS}
     for kind in ("torch_symm", "iris"):
-        found[kind] = found[kind] or found["shm"]  # their ranks meet by a file where shm has its own
+        found[kind] = found[kind] or found["shm"]  # their ranks meet by a file in the folder that shm uses
     return found

@@ -1,4 +1,4 @@
-"""What a heap provider is: where symmetric memory comes from, who else is there, and who is still alive."""
+"""The contract of a heap provider: the segments of all ranks, mapped here, and which ranks are alive."""
 
 from typing import Protocol
 
@@ -12,8 +12,8 @@ from nanokv.device.segment.geometry import Geometry
 class Heap(Protocol):
     """One rank's view of a symmetric heap.
 
-    A provider maps every rank's segment into this process and answers for liveness. It knows nothing of objects.
-    Segments stay mapped until `close`; a tensor or an array that views one must not be used after.
+    A provider maps every rank's segment into this process and knows which ranks are alive. It knows nothing of objects.
+    Segments stay mapped until `close`; a tensor or an array that views one must not be used after it.
     Methods may be called from any thread.
     """
 
@@ -24,7 +24,7 @@ class Heap(Protocol):
     geometry: Geometry
     incarnation: int  #: how many times this rank has attached to this world, from 1
     recovered: bool  #: True if this rank came back to a segment that an earlier incarnation left
-    device: torch.device  #: where segments lie
+    device: torch.device  #: of this rank's segment
     bases: list[int]  #: the address of every rank's segment in this process
 
     def segment(self, rank: int) -> torch.Tensor:
@@ -36,7 +36,7 @@ class Heap(Protocol):
         ...
 
     def host_view(self, rank: int) -> npt.NDArray[np.uint8] | None:
-        """The same as a numpy array, or None if segments are not in host memory.
+        """A rank's segment as a numpy array, or None if segments are not in host memory.
 
         Raises:
             HeapUnavailable: this heap is closed.
@@ -44,28 +44,29 @@ class Heap(Protocol):
         ...
 
     def alive(self, rank: int, incarnation: int) -> bool:
-        """False only if it is certain that this incarnation of the rank has ended and does nothing any more.
+        """False only if it is certain that this incarnation of the rank has ended, or if the rank cannot exist.
 
-        `incarnation` may be what fits into the PRODUCER bits. Of a rank that cannot exist: False.
+        Args:
+            incarnation: all of it, or only its PRODUCER bits.
         """
         ...
 
     def peer_closed(self, rank: int) -> bool:
-        """True if the rank closed its segment, or ended, and nobody took its place."""
+        """True if the rank closed its segment, or ended, and no later incarnation has attached."""
         ...
 
     def barrier(self, timeout: float) -> None:
-        """Wait until every rank has come here. Called by one thread a rank.
+        """Wait until every rank has come here. Called by one thread per rank.
 
         Raises:
             PeerLost: a rank that has not come has ended, or `timeout` seconds have passed; it names the ranks. The
-                call counts for nothing then, and may be made again.
+                call then has no effect, and may be made again.
             HeapUnavailable: this heap is closed.
         """
         ...
 
     def wait_for_hint(self, timeout: float, seen: int) -> None:
-        """Sleep until somebody calls `wake` for this rank, at most `timeout` seconds; at once if `ann_head` != seen."""
+        """Sleep until `wake` is called for this rank, at most `timeout` seconds; not at all if `ann_head` != seen."""
         ...
 
     def wake(self, rank: int) -> None:

@@ -1,9 +1,9 @@
 """Sleeping on a word of a segment until another thread or process has left a hint.
 
-The waiter says in `ann_asleep` that it sleeps, looks at `ann_head` once more, and sleeps; a producer announces, then
-looks at `ann_asleep`. One of the two sees the other: Dekker's pattern, so an atomic read-modify-write stands between
-the store and the look on either side, which on x86 is a full fence. A wake-up that is lost all the same (a CPU with a
-weaker order) costs the timeout of the wait and nothing else.
+The poller sets `ann_asleep`, loads `ann_head` once more, and sleeps. A producer announces, then loads `ann_asleep`. At
+least one of them sees the other's store. Source: Dekker's pattern. Each side has an atomic read-modify-write between
+its store and its load, which is a full fence on x86. On a CPU with a weaker order a wake-up can be lost; it costs only
+the timeout of the wait.
 """
 
 import ctypes
@@ -20,9 +20,9 @@ import numpy.typing as npt
 from nanokv.device.segment.layout import HEAP_CTL
 
 _NUMBERS = {"x86_64": 202, "aarch64": 98}  # Linux' numbers of the system call
-_WAIT, _WAKE = 0, 1  # without the private flag: waiter and waker may be processes that share the page
+_WAIT, _WAKE = 0, 1  # without the private flag: poller and producer may be processes that share the page
 _EVERYBODY = 0x7FFFFFFF
-_STEP = 0.001  #: seconds between two looks where there is no futex
+_STEP = 0.001  #: seconds between two loads where there is no futex
 
 DEVICE_POLL = 0.001  #: seconds that the poller of a segment on a GPU sleeps at most: no kernel can wake it
 
@@ -52,12 +52,12 @@ _futex = _system_call()
 
 
 def supported() -> bool:
-    """True if this system can sleep on a word; otherwise waits look again every millisecond."""
+    """True if this system can sleep on a word; otherwise a wait loads the word every millisecond."""
     return _futex is not None
 
 
 class Doorbell:
-    """The `ann_asleep` word of one segment in host memory: its owner's poller waits, producers ring.
+    """The `ann_asleep` word of one segment in host memory: the owner's poller waits, producers ring.
 
     Args:
         raw: the segment, uint8; kept mapped while this object lives.
@@ -72,9 +72,9 @@ class Doorbell:
         self._fence = threading.Lock()
 
     def wait(self, timeout: float, seen: int) -> None:
-        """Sleep until rung, at most `timeout` seconds; at once if `ann_head` is not `seen`. One waiter a segment.
+        """Sleep until rung, at most `timeout` seconds; return at once if `ann_head` is not `seen`. One thread only.
 
-        A ring by this process that came before the wait ends it at once too: the caller then looks around once more.
+        A ring by this process before the wait ends it at once too: the poller then drains once more.
         """
         self._asleep[0] = 1
         with self._fence:  # for the read-modify-write in it

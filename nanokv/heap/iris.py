@@ -10,36 +10,26 @@ from typing import Any
 
 import torch
 
-from nanokv.device.segment.geometry import Geometry
 from nanokv.errors import HeapUnavailable, InvalidArgument
-from nanokv.heap.process_group import Group
-from nanokv.heap.symmetric import Memory, Place, SymmetricHeap
+from nanokv.heap.memory_source import Blocks, MemorySource
+from nanokv.heap.symmetric import SymmetricHeap
+from nanokv.heap.world_spec import WorldSpec
 
-_SLACK = 2 << 20  #: bytes beside our segment, for what a context keeps on its heap itself, and for rounding
+_SLACK = 2 << 20  #: bytes beside the segment, for the context's own data on its heap, and for rounding
 
 
-class Iris:
-    """The `Source` over iris. Arguments: see `attach`."""
+class Iris(MemorySource):
+    """ROCm Iris. Arguments: see `attach`."""
 
     kind = "iris"
 
     def __init__(self, group: Any, library: Any) -> None:
-        self._given = group
-        self._library = library
-        self._group: Group | None = None
+        super().__init__(group, library)
         self._context: Any = None
-        self._memory: Memory | None = None
-
-    def check(self) -> None:
-        if self._library is None:
-            self._library = _imported()
-
-    def begin(self, place: Place) -> None:
-        self._group = Group(self._given, place.rank, place.world_size, place.folder, place.timeout)
-        self._place = place
+        self._blocks: Blocks | None = None
 
     def allocate(self, nbytes: int) -> None:
-        """Collective: making a context is, and allocating on newer ones."""
+        """Make a context, then the block. Both are collective; allocating only with newer versions."""
         try:
             self._context = self._library.iris(nbytes + _SLACK)
             self._check_ranks()
@@ -47,34 +37,31 @@ class Iris:
         except (RuntimeError, MemoryError, OSError, ImportError, AssertionError) as error:
             raise HeapUnavailable(f"iris: no symmetric heap of {nbytes + _SLACK} bytes: {error}") from None
         heap = [int(base) for base in table.tolist()]
-        # the table is of the whole heap or of this tensor alone, where the offset is 0
-        offset = tensor.data_ptr() - heap[self._place.rank]
+        # the table is that of the whole heap, or only of this tensor: the offset is 0 then
+        offset = tensor.data_ptr() - heap[self._meeting.rank]
         bases = [base + offset if base else 0 for base in heap]
-        self._memory = Memory(tensor, bases, offset, self._context)
+        self._blocks = Blocks(tensor, bases, offset, self._context)
 
-    def exchange(self) -> Memory:
-        assert self._memory is not None  # iris has exchanged addresses already
-        return self._memory
+    def exchange(self) -> Blocks:
+        assert self._blocks is not None  # iris has exchanged addresses already
+        return self._blocks
 
     def close(self) -> None:
-        self._memory = self._context = None
-        group, self._group = self._group, None
-        if group is not None:
-            group.close()
+        self._blocks = self._context = None
+        super().close()
 
     def _check_ranks(self) -> None:
-        said = self._context.get_rank(), self._context.get_num_ranks()
-        if said != (self._place.rank, self._place.world_size):
-            raise InvalidArgument(
-                f"rank {self._place.rank} of {self._place.world_size} is rank {said[0]} of {said[1]} for iris"
-            )
+        rank, world_size = self._context.get_rank(), self._context.get_num_ranks()
+        mine = self._meeting
+        if (rank, world_size) != (mine.rank, mine.world_size):
+            raise InvalidArgument(f"rank {mine.rank} of {mine.world_size} is rank {rank} of {world_size} for iris")
 
 
 def _allocate(context: Any, nbytes: int) -> tuple[torch.Tensor, torch.Tensor]:
     """A block of bytes and the table of every rank's base: the one place where versions of iris differ.
 
-    Older: `zeros` on the heap, and the heap's bases, which may be other ones after an allocation.
-    Newer: `allocate_symmetric`, which gives the tensor and its own table, alone or as `peer_bases` of a map.
+    Older: `zeros` on the heap, and the heap's bases, which an allocation may change.
+    Newer: `allocate_symmetric`, which gives the tensor and its table, plain or as `peer_bases` of an address map.
     """
     newer = getattr(context, "allocate_symmetric", None)
     if newer is None:
@@ -84,27 +71,14 @@ def _allocate(context: Any, nbytes: int) -> tuple[torch.Tensor, torch.Tensor]:
     return tensor, getattr(table, "peer_bases", table)
 
 
-def attach(
-    name: str,
-    geometry: Geometry,
-    rank: int,
-    *,
-    mode: str,
-    may_evict: bool,
-    water: tuple[int, int],
-    timeout: float,
-    group: Any = None,
-    library: Any = None,
-) -> SymmetricHeap:
-    """Join the world `name` with every other rank; see `SymmetricHeap.attach` for the rest.
+def attach(spec: WorldSpec, rank: int, *, group: Any = None, library: Any = None) -> SymmetricHeap:
+    """Join the world `spec.name` with every other rank; see `SymmetricHeap.attach`.
 
     Args:
         group: as for torch_symm. iris itself takes torch's default group (its first versions: MPI).
-        library: what to use in place of the module `iris`.
+        library: used instead of the module `iris`.
     """
-    return SymmetricHeap.attach(
-        Iris(group, library), name, geometry, rank, mode=mode, may_evict=may_evict, water=water, timeout=timeout
-    )
+    return SymmetricHeap.attach(Iris(group, library or _imported()), spec, rank)
 
 
 def why_not() -> str | None:

@@ -1,6 +1,6 @@
 """The heap of several virtual ranks in one process: threads on a CPU, or kernels on one GPU or several.
 
-Nobody can die here without all the others, so a rank is alive until it closes, and never comes back.
+All ranks die with the process, so a rank is alive until it closes, and never comes back.
 """
 
 import secrets
@@ -13,58 +13,49 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from nanokv.device.segment.geometry import Geometry
 from nanokv.device.segment.layout import PRODUCER_INC_MASK
 from nanokv.errors import HeapUnavailable, InvalidArgument, PeerLost
 from nanokv.heap.futex import DEVICE_POLL, Doorbell
 from nanokv.heap.gpu_peer_access import enable_access, without_access
-from nanokv.heap.mapping import anonymous, as_tensor
+from nanokv.heap.mapping import anonymous
 from nanokv.heap.segment_in_tensor import initialise, mark_closed
+from nanokv.heap.world_spec import WorldSpec
 
 Device = str | torch.device
 
 
 class LocalWorld:
-    """The segments of a world in one process, and what its ranks share.
+    """The segments of a world in one process, and the objects that its ranks share.
 
     Args:
-        geometry: of every segment; one rank for each of its `world_size`.
-        mode: "device" or "host". may_evict, water: see `Geometry.control_block`.
+        spec: has `world_size` ranks, all made here. Its name, timeout and `on_stale` have no effect.
         device: "cpu", or a CUDA (ROCm) device; or several of them, which the ranks take in turn.
 
     Attributes:
         devices: where each rank's segment lies.
-        shared: for objects that the ranks share by name.
+        shared: objects that the ranks share, by name.
 
     Raises:
         InvalidArgument: a device that cannot hold segments, or CPU and GPUs in one world.
         HeapUnavailable: a device is not there, has not enough memory, or cannot reach another one's.
     """
 
-    def __init__(
-        self,
-        geometry: Geometry,
-        *,
-        mode: str,
-        may_evict: bool,
-        water: tuple[int, int],
-        device: Device | Sequence[Device] = "cpu",
-    ) -> None:
-        self.geometry = geometry
-        self.devices = _each(device, geometry.world_size)
+    def __init__(self, spec: WorldSpec, *, device: Device | Sequence[Device] = "cpu") -> None:
+        self.spec = spec
+        world_size = spec.geometry.world_size
+        self.devices = _devices_of_ranks(device, world_size)
         self.shared: dict[str, Any] = {}
-        self.closed = [False] * geometry.world_size
+        self.closed = [False] * world_size
         self.changed = threading.Condition()  #: guards `closed` and `arrived`
-        self.arrived = [0] * geometry.world_size
+        self.arrived = [0] * world_size
         self.raw: list[npt.NDArray[np.uint8] | None] = []
         self.tensors: list[torch.Tensor] = []
         world_id = secrets.randbits(63) | 1
-        for rank in range(geometry.world_size):
+        for rank in range(world_size):
             self._allocate(f"segment {rank}", self.devices[rank])
-            ctl = geometry.control_block(rank, world_id, mode, may_evict=may_evict, water=water)
-            initialise(self.tensors[rank], ctl, geometry.world_size)
+            initialise(self.tensors[rank], spec.control_block(rank, world_id), world_size)
         enable_access(self.devices)
-        self._heaps = [LocalHeap(self, rank) for rank in range(geometry.world_size)]
+        self._heaps = [LocalHeap(self, rank) for rank in range(world_size)]
 
     def heap(self, rank: int) -> "LocalHeap":
         """The heap of a rank; the same object each time.
@@ -73,17 +64,16 @@ class LocalWorld:
             InvalidArgument: no such rank.
             HeapUnavailable: it was closed.
         """
-        if not 0 <= rank < self.geometry.world_size:
-            raise InvalidArgument(f"rank must be 0 to {self.geometry.world_size - 1}, not {rank}")
+        self.spec.check_rank(rank)
         self._heaps[rank].check_open()
         return self._heaps[rank]
 
     def _allocate(self, what: str, device: torch.device) -> None:
-        nbytes = self.geometry.segment_bytes
+        nbytes = self.spec.geometry.segment_bytes
         if device.type == "cpu":
             raw = anonymous(nbytes, what)
             self.raw.append(raw)
-            self.tensors.append(as_tensor(raw))
+            self.tensors.append(torch.from_numpy(raw))
             return
         try:
             self.tensors.append(torch.zeros(nbytes, dtype=torch.uint8, device=device))
@@ -101,7 +91,7 @@ class LocalWorld:
             heap.event.set()
 
     def leave(self, rank: int) -> None:
-        """Close a rank. With the last one the segments go, as soon as nobody views them."""
+        """Close a rank. After the last one the segments go, as soon as nothing views them."""
         with self.changed:
             if self.closed[rank]:
                 return
@@ -126,8 +116,8 @@ class LocalHeap:
     def __init__(self, world: LocalWorld, rank: int) -> None:
         self.world = world
         self.rank = rank
-        self.world_size = world.geometry.world_size
-        self.geometry = world.geometry
+        self.geometry = world.spec.geometry
+        self.world_size = self.geometry.world_size
         self.device = world.devices[rank]
         self.bases = [tensor.data_ptr() for tensor in world.tensors]
         raw = world.raw[rank]
@@ -188,8 +178,19 @@ class LocalHeap:
             raise HeapUnavailable(f"rank {self.rank} has left its world")
 
 
-def _each(device: Device | Sequence[Device], count: int) -> list[torch.device]:
-    """The device of each of `count` ranks."""
+def attach(spec: WorldSpec, rank: int, *, device: Device | Sequence[Device] = "cpu") -> LocalHeap:
+    """A world of one rank, private to this process. Arguments and errors: see `LocalWorld`."""
+    if spec.geometry.world_size > 1:
+        raise InvalidArgument("heap='local' has all its ranks in one process: make them with nanokv.local_world")
+    return LocalWorld(spec, device=device).heap(rank)
+
+
+def why_not() -> str | None:
+    """None: memory of this process is always there."""
+    return None
+
+
+def _devices_of_ranks(device: Device | Sequence[Device], count: int) -> list[torch.device]:
     several = [device] if isinstance(device, str | torch.device) else list(device)
     if not several:
         raise InvalidArgument("device must name at least one device, not an empty sequence")
@@ -204,6 +205,7 @@ def _each(device: Device | Sequence[Device], count: int) -> list[torch.device]:
 
 
 def _checked(device: Device) -> torch.device:
+    """The device, with its number, as tensors name it: torch.device("cuda") is not equal to torch.device("cuda:0")."""
     try:
         found = torch.device(device)
     except (RuntimeError, TypeError) as error:
@@ -214,10 +216,4 @@ def _checked(device: Device) -> torch.device:
         return torch.device("cpu")
     if not torch.cuda.is_available():
         raise HeapUnavailable(f"{found} is not there: torch finds no CUDA or ROCm device")
-    # with its number, as tensors name it: torch.device("cuda") is not equal to torch.device("cuda:0")
     return found if found.index is not None else torch.device("cuda", torch.cuda.current_device())
-
-
-def why_not() -> str | None:
-    """None: memory of this process is always there."""
-    return None

@@ -1,10 +1,10 @@
-"""Record locks on single bytes of a file: the kernel's own word on who is alive.
+"""Record locks on single bytes of a file: the kernel knows which processes are alive.
 
 Source: open-file-description locks (Linux 3.15, POSIX 2024). A lock belongs to one `open` of a file, not to a process,
-so two heaps in one process exclude each other; and the kernel drops it when the last descriptor goes, however the
-process ended. Two things would keep it after that:
-- a child of `fork`, which shares the descriptor: the child closes it first of all;
-- a mapping, which refers to the open file that it was made from: segments are mapped through another `open`.
+so two heaps in one process exclude each other. The kernel drops it with the last descriptor, however the process ended.
+Two references would keep it after that:
+- a child of `fork` shares the descriptor: it closes the descriptor before anything else;
+- a mapping refers to the open file that it was made from: segments are mapped through another `open`.
 """
 
 import errno
@@ -24,12 +24,12 @@ class LockFile:
     """The locks that one `open` of a file holds, by byte number. The bytes need not exist.
 
     Args:
-        fd: an open descriptor that nobody else uses; closed by `close`, and in children of a fork.
+        fd: an open descriptor, used only here; closed by `close`, and in children of a fork.
     """
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
-        self._mutex = threading.Lock()  # a descriptor must not be closed, and its number reused, under a probe
+        self._mutex = threading.Lock()  # a descriptor must not be closed, and its number reused, during a call
         _all.add(self)
 
     @property
@@ -42,7 +42,7 @@ class LockFile:
         return self._set(fcntl.F_WRLCK, byte)
 
     def lock(self, byte: int, deadline: float) -> bool:
-        """Take a lock, waiting until `deadline` (of `time.monotonic`); False if it was not to be had."""
+        """Take a lock, waiting until `deadline` (of `time.monotonic`); False if it was not free by then."""
         while not self.try_lock(byte):
             if self._fd < 0 or time.monotonic() >= deadline:
                 return False
@@ -54,13 +54,13 @@ class LockFile:
         self._set(fcntl.F_UNLCK, byte)
 
     def held(self, byte: int, count: int = 1) -> bool:
-        """True if another open file holds a lock on any of `count` bytes, or if this one is closed: who knows."""
+        """True if another open file holds a lock on any of `count` bytes, or if this one is closed and cannot tell."""
         with self._mutex:
             if self._fd < 0:
                 return True
             asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, byte, count, 0)
-            said = fcntl.fcntl(self._fd, fcntl.F_OFD_GETLK, asked)
-        return bool(_FLOCK.unpack(said)[0] != fcntl.F_UNLCK)
+            answer = fcntl.fcntl(self._fd, fcntl.F_OFD_GETLK, asked)
+        return bool(_FLOCK.unpack(answer)[0] != fcntl.F_UNLCK)
 
     def close(self) -> None:
         """Drop every lock. Idempotent."""
@@ -82,7 +82,7 @@ class LockFile:
         return True
 
     def _disown(self) -> None:
-        """In a child of a fork: the locks are the parent's. The mutex may be held by a thread that is not here."""
+        """In a child of a fork: the locks are the parent's. The mutex may be held by a thread that the child lacks."""
         self._mutex = threading.Lock()
         self.close()
 

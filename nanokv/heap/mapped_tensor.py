@@ -1,8 +1,8 @@
-"""Memory that a library has mapped into this process, seen as a tensor: how a peer's segment becomes one.
+"""A tensor over memory that a library has mapped into this process: how a peer's segment becomes a tensor.
 
-`torch.as_tensor` over `__cuda_array_interface__` asks the driver whose memory an address is. For a peer's it says the
-peer's GPU, or, for some imported memory of ROCm, none; the first makes silent copies, the second an error. A DLPack
-capsule says itself on which device it is to be used, and torch believes it. The same works for host memory.
+`torch.as_tensor` over `__cuda_array_interface__` asks the driver for the device of an address. For a peer's memory the
+driver names the peer's GPU, which makes silent copies, or, for some imported memory of ROCm, none, which is an error.
+A DLPack capsule names the device itself, and torch believes it. The same works for host memory.
 """
 
 import ctypes
@@ -13,7 +13,7 @@ import torch
 
 _CPU, _CUDA, _ROCM = 1, 2, 10  # DLDeviceType
 _UNSIGNED = 1  # DLDataTypeCode
-_NAME = b"dltensor"  # of a capsule that nobody has taken yet
+_NAME = b"dltensor"  # of a capsule that has not been consumed yet
 
 
 class _Device(ctypes.Structure):
@@ -47,7 +47,7 @@ _new_capsule = ctypes.pythonapi.PyCapsule_New
 _new_capsule.restype = ctypes.py_object
 _new_capsule.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
 
-_held: dict[int, tuple[Any, ...]] = {}  #: what each tensor that lives needs, by the number in its `context`
+_held: dict[int, tuple[Any, ...]] = {}  #: keeps alive what each living tensor needs, by the number in its `context`
 _numbers = itertools.count(1)
 
 
@@ -62,7 +62,7 @@ def tensor_at(address: int, nbytes: int, device: torch.device, owner: object) ->
     """A uint8 tensor [nbytes] over memory at `address`, which `device` can reach. Nothing is copied.
 
     Args:
-        owner: what keeps the memory mapped; kept as long as the tensor or a view of it lives.
+        owner: keeps the memory mapped; referenced as long as the tensor or a view of it lives.
     """
     number = next(_numbers)
     shape, strides = (ctypes.c_int64 * 1)(nbytes), (ctypes.c_int64 * 1)(1)

@@ -1,7 +1,7 @@
-"""Host memory for segments: mapped, seen as numpy and torch, and faulted in ahead of use.
+"""Host memory for segments: mapped, seen as numpy arrays, and faulted in ahead of use.
 
-Nothing here unmaps. Every array and tensor keeps its mapping alive, and the last reference that goes takes it down, so
-a view that somebody forgot is never a wild pointer.
+Nothing here unmaps. Every array and tensor keeps its mapping alive, and the mapping goes with the last reference, so a
+forgotten view is never a wild pointer.
 """
 
 import mmap
@@ -9,16 +9,15 @@ import time
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from nanokv.errors import HeapUnavailable
 
 _HUGEPAGE = 14  # MADV_HUGEPAGE
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, Linux 5.14; the mmap module does not name it
-_CHUNK = 16 << 20  #: bytes faulted in between two looks at the clock
+_CHUNK = 16 << 20  #: bytes faulted in between two readings of the clock
 
-#: Seconds that faulting in ahead may take an attach. A GiB takes 0.17 s where the pages exist, and 0.4 to 2.7 s where
-#: they have to be zeroed first (measured: 2-core virtual machine, 4 KiB pages). What is left is faulted in by use.
+#: Seconds that an attach may spend on faulting in; the first use faults in the rest. One GiB takes 0.17 s if the pages
+#: exist, and 0.4 to 2.7 s if they have to be zeroed first (measured: 2-core virtual machine, 4 KiB pages).
 PREFAULT_SECONDS = 1.0
 
 
@@ -26,7 +25,7 @@ def anonymous(nbytes: int, what: str) -> npt.NDArray[np.uint8]:
     """Zeroed private memory, page-aligned, uint8 [nbytes].
 
     Raises:
-        HeapUnavailable: the system does not give it; `what` names it in the message.
+        HeapUnavailable: the system refuses; `what` names the memory in the message.
     """
     try:
         area = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -36,13 +35,8 @@ def anonymous(nbytes: int, what: str) -> npt.NDArray[np.uint8]:
     return np.frombuffer(area, np.uint8)
 
 
-def as_tensor(view: npt.NDArray[np.uint8]) -> torch.Tensor:
-    """The same bytes as a torch tensor, which keeps the mapping alive."""
-    return torch.from_numpy(view)
-
-
 def advise(area: mmap.mmap, advice: int, start: int, nbytes: int) -> bool:
-    """Advise the kernel about part of a mapping. False if this kernel or this memory does not know the advice."""
+    """Advise the kernel about part of a mapping. False if the kernel refuses this advice for this memory."""
     begin = start - start % mmap.PAGESIZE
     try:
         area.madvise(advice, begin, start + nbytes - begin)
@@ -54,7 +48,7 @@ def advise(area: mmap.mmap, advice: int, start: int, nbytes: int) -> bool:
 def prefault(area: mmap.mmap, spans: list[tuple[int, int]], seconds: float = PREFAULT_SECONDS) -> int:
     """Fault in spans (offset, bytes) of a shared mapping, in order, for at most `seconds`. Returns the bytes done.
 
-    Without it the first put into a page pays for the fault. Memory that is short is no error here.
+    Without it the first put into a page pays for the fault. A lack of memory is no error here.
     """
     deadline = time.monotonic() + seconds
     done = 0

@@ -5,6 +5,7 @@ import os
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
+from typing import NamedTuple
 
 import torch.distributed as dist
 
@@ -12,8 +13,8 @@ from nanokv.errors import HeapUnavailable, InvalidArgument
 
 
 @contextlib.contextmanager
-def variable(name: str, value: str | None) -> Iterator[None]:
-    """Set an environment variable for a while; None leaves it as it is."""
+def environment_variable(name: str, value: str | None) -> Iterator[None]:
+    """Set an environment variable inside a `with` block; None leaves it as it is."""
     before = os.environ.get(name)
     if value is not None:
         os.environ[name] = value
@@ -26,44 +27,52 @@ def variable(name: str, value: str | None) -> Iterator[None]:
             os.environ[name] = before
 
 
+class Meeting(NamedTuple):
+    """Where the ranks of a world meet inside a library, and which one this is."""
+
+    rank: int
+    world_size: int
+    folder: Path  #: a directory that all ranks may make; removed with the world
+    timeout: float  #: seconds left for attaching
+
+
 class Group:
     """The process group of a world: the caller's, else the default one, else one that is made here and removed again.
 
-    The one made here meets over a file and talks over the loopback interface: nothing listens on the network. It is
-    the process' default group as long as the heap is open.
+    A group made here meets over a file in `meeting.folder` and talks over the loopback interface: nothing listens on
+    the network. It is the process' default group as long as the heap is open.
 
     Args:
         given: the caller's group, or None.
-        folder: a directory for the file, that all ranks name alike; made here, removed with the world.
-        timeout: seconds that its calls wait.
 
     Raises:
         InvalidArgument: the group numbers ranks differently.
         HeapUnavailable: torch cannot make one.
     """
 
-    def __init__(
-        self, given: "dist.ProcessGroup | None", rank: int, world_size: int, folder: Path, timeout: float
-    ) -> None:
+    def __init__(self, given: "dist.ProcessGroup | None", meeting: Meeting) -> None:
         self._is_own = False
         if not dist.is_available():
             raise HeapUnavailable("this torch is built without torch.distributed")
         if given is None and not dist.is_initialized():
-            self._make(rank, world_size, folder, timeout)
+            self._make(meeting)
         self.group: dist.ProcessGroup = given if given is not None else dist.group.WORLD  # type: ignore[assignment]
-        said = dist.get_rank(self.group), dist.get_world_size(self.group)
-        if said != (rank, world_size):
+        rank, world_size = dist.get_rank(self.group), dist.get_world_size(self.group)
+        if (rank, world_size) != (meeting.rank, meeting.world_size):
             self.close()
-            raise InvalidArgument(f"rank {rank} of {world_size} is rank {said[0]} of {said[1]} in the process group")
+            raise InvalidArgument(
+                f"rank {meeting.rank} of {meeting.world_size} is rank {rank} of {world_size} in the process group"
+            )
 
-    def _make(self, rank: int, world_size: int, folder: Path, timeout: float) -> None:
+    def _make(self, meeting: Meeting) -> None:
+        folder, timeout = meeting.folder, timedelta(seconds=max(meeting.timeout, 1.0))
         interface = None if "GLOO_SOCKET_IFNAME" in os.environ else "lo"
         try:
             folder.mkdir(mode=0o700, exist_ok=True)
-            store = dist.FileStore(str(folder / "store"), world_size)  # type: ignore[attr-defined]
-            with variable("GLOO_SOCKET_IFNAME", interface):
+            store = dist.FileStore(str(folder / "store"), meeting.world_size)  # type: ignore[attr-defined]
+            with environment_variable("GLOO_SOCKET_IFNAME", interface):
                 dist.init_process_group(
-                    "gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=max(timeout, 1.0))
+                    "gloo", store=store, rank=meeting.rank, world_size=meeting.world_size, timeout=timeout
                 )
         except (OSError, RuntimeError, ValueError) as error:
             raise HeapUnavailable(f"torch.distributed cannot make a process group in {folder}: {error}") from None

@@ -1,4 +1,4 @@
-"""The first bytes of a new segment that lies in a tensor: each rank of its world has attached once."""
+"""The first bytes of a segment that lies in a tensor, and the GPU that the tensor may be on."""
 
 import contextlib
 from contextlib import AbstractContextManager
@@ -12,7 +12,7 @@ from nanokv.device.segment.layout import ACTIVITY, HEAP_CTL
 
 
 def initialise(segment: torch.Tensor, ctl: npt.NDArray[Any], world_size: int) -> None:
-    """Write the control block and the activity table into a segment of zeros.
+    """Write the control block and the activity table into a segment of zeros: each rank has attached once.
 
     Args:
         ctl: HeapCtl, an array of one (`Geometry.control_block`).
@@ -25,7 +25,7 @@ def initialise(segment: torch.Tensor, ctl: npt.NDArray[Any], world_size: int) ->
 
 
 def mark_closed(segment: torch.Tensor) -> None:
-    """Say in a segment that its owner has closed it."""
+    """Set the `closed` word of a segment."""
     at, dtype = HEAP_CTL.offsets["closed"], HEAP_CTL.dtype["closed"]
     segment[at : at + dtype.itemsize].view(torch.int32).fill_(1)
 
@@ -35,12 +35,12 @@ def control_of(segment: torch.Tensor) -> npt.NDArray[Any]:
     return np.frombuffer(segment[: HEAP_CTL.size].cpu().numpy().tobytes(), HEAP_CTL.dtype)
 
 
-def on(device: torch.device) -> AbstractContextManager[Any]:
+def on_device(device: torch.device) -> AbstractContextManager[Any]:
     """The context in which a GPU is the current one; nothing for a CPU."""
     return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
 
 
 def finish_work(device: torch.device) -> None:
-    """Wait until what was launched on a GPU has ended; nothing for a CPU."""
+    """Wait until all work launched on a GPU has ended; nothing for a CPU."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

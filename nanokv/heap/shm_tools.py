@@ -1,6 +1,7 @@
-"""Looking at worlds of processes from outside, and removing them: for the command line and for fsck."""
+"""Worlds of shared memory seen from outside: list, inspect, remove. For the command line and for fsck."""
 
 import time
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,13 +18,13 @@ _LOCK_SECONDS = 30.0  #: a creator holds the world lock while it reserves memory
 
 @dataclass(frozen=True)
 class ShmWorldInfo:
-    """A world as it was when somebody looked. The segments are the memory itself, not copies, and stay mapped.
+    """A world at the time of `inspect`. The segments are the memory itself, not copies, and stay mapped.
 
     Attributes:
         segments: each rank's segment, uint8 [geometry.segment_bytes].
-        geometry, mode: as an initialised segment states them.
-        alive: whether each rank's process lives.
-        initialised: whether each rank has ever attached.
+        geometry, mode: as stored in an initialised segment.
+        alive: per rank, whether its process lives.
+        initialised: per rank, whether it has ever attached.
     """
 
     name: str
@@ -38,42 +39,37 @@ class ShmWorldInfo:
 
 
 def inspect(name: str, *, writable: bool = False) -> ShmWorldInfo:
-    """Look at a world, living or dead, without being a rank of it.
+    """Map a world, living or dead, without being a rank of it.
 
     Args:
-        writable: map the segments so that protocol functions may run on them (they use read-modify-writes).
+        writable: map the segments writable, so that protocol functions may run on them.
 
     Raises:
         HeapUnavailable: there is no such world, or it is not finished.
         SegmentCorrupt: it is damaged, or of another build.
     """
     file = WorldFile.open_locked(name, time.monotonic() + _LOCK_SECONDS, create=False)
-    try:
+    with closing(file.locks):
         head = file.header()
         if head is None:
             raise HeapUnavailable(f"world {name!r} was never finished; `nanokv rm {name}` removes it")
-        world_size, size = int(head["world_size"]), int(head["segment_bytes"])
-        controls = [file.control(head, rank) for rank in range(world_size)]
-        geometry, mode = _stated(name, controls, size)
-        whole = np.frombuffer(file.map(writable=writable), np.uint8)
-        first = int(head["segments_base"])
+        controls = file.controls(head)
+        geometry, mode = _stored_in(name, controls, int(head["segment_bytes"]))
         return ShmWorldInfo(
             name=name,
             path=file.path,
             world_id=int(head["world_id"]),
-            world_size=world_size,
+            world_size=len(controls),
             mode=mode,
             geometry=geometry,
-            segments=[whole[first + r * size : first + (r + 1) * size] for r in range(world_size)],
-            alive=[file.locks.held(rank) for rank in range(world_size)],
+            segments=file.map(writable=writable).parts,
+            alive=[file.locks.held(rank) for rank in range(len(controls))],
             initialised=[ctl is not None for ctl in controls],
         )
-    finally:
-        file.locks.close()
 
 
-def _stated(name: str, controls: list[Any], segment_bytes: int) -> tuple[Geometry, str]:
-    """Geometry and mode as the first sound control block states them."""
+def _stored_in(name: str, controls: list[Any], segment_bytes: int) -> tuple[Geometry, str]:
+    """Geometry and mode as the first sound control block has them."""
     why = "no segment is initialised"
     for rank, ctl in enumerate(controls):
         if ctl is None:
@@ -91,22 +87,20 @@ def _stated(name: str, controls: list[Any], segment_bytes: int) -> tuple[Geometr
 
 
 def remove_world(name: str, *, force: bool = False) -> None:
-    """Remove a world's file. Ranks that live keep their memory, and nobody can join them any more.
+    """Remove a world's file. Living ranks keep their memory, and no rank can join them any more.
 
     Raises:
         HeapUnavailable: there is no such world; or a rank is alive, and `force` is False.
     """
     file = WorldFile.open_locked(name, time.monotonic() + _LOCK_SECONDS, create=False)
-    try:
+    with closing(file.locks):
         if file.anybody_alive() and not force:
             raise HeapUnavailable(f"world {name!r} is in use: a rank of it is alive")
         file.remove()
-    finally:
-        file.locks.close()
 
 
 def list_worlds() -> list[str]:
-    """The names of all worlds on this host (in NANOKV_SHM_DIR), living and dead."""
+    """The names of all worlds of shared memory on this host (in NANOKV_SHM_DIR), living and dead."""
     try:
         return sorted(p.name.removeprefix(PREFIX) for p in directory().iterdir() if p.name.startswith(PREFIX))
     except OSError:

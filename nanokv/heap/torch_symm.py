@@ -1,7 +1,7 @@
 """The heap of several processes on one host, with segments that torch's symmetric memory makes and maps.
 
-Of torch.distributed._symmetric_memory this takes the memory and the table of addresses (`buffer_ptrs`), nothing else:
-its barriers and signal pads collide between groups (pytorch#192581), so words of our own segments are used.
+Only the memory and the table of addresses (`buffer_ptrs`) of torch.distributed._symmetric_memory are used. Its
+barriers and signal pads collide between groups (pytorch#192581).
 """
 
 from importlib import import_module
@@ -10,96 +10,77 @@ from typing import Any
 
 import torch
 
-from nanokv.device.segment.geometry import Geometry
 from nanokv.errors import HeapUnavailable, InvalidArgument
-from nanokv.heap.process_group import Group, variable
-from nanokv.heap.segment_in_tensor import on
-from nanokv.heap.symmetric import Memory, Place, SymmetricHeap
+from nanokv.heap.memory_source import Blocks, MemorySource
+from nanokv.heap.process_group import environment_variable
+from nanokv.heap.segment_in_tensor import on_device
+from nanokv.heap.symmetric import SymmetricHeap
+from nanokv.heap.world_spec import WorldSpec
 
 MODULE = "torch.distributed._symmetric_memory"
 OVERLAPPING = "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"  #: torch's own variable: several ranks on one GPU
 
 
-class TorchSymm:
-    """The `Source` over torch's symmetric memory. Arguments: see `attach`."""
+class TorchSymm(MemorySource):
+    """torch's symmetric memory. Arguments: see `attach`."""
 
     kind = "torch_symm"
 
-    def __init__(self, group: Any, device: str | torch.device | None, *, allow_overlapping: bool, library: Any) -> None:
-        self._given = group
+    def __init__(self, group: Any, library: Any, device: torch.device, *, allow_overlapping: bool) -> None:
+        super().__init__(group, library)
         self._device = device
         self._variable = "1" if allow_overlapping else None
-        self._library = library
-        self._group: Group | None = None
         self._tensor: torch.Tensor | None = None
-
-    def check(self) -> None:
-        if self._library is None:
-            self._library = _imported()
-        self._device = _checked(self._device)
-
-    def begin(self, place: Place) -> None:
-        self._group = Group(self._given, place.rank, place.world_size, place.folder, place.timeout)
-        self._rank = place.rank
 
     def allocate(self, nbytes: int) -> None:
         """Collective, if torch's backend is NVSHMEM: its first allocation waits for all ranks (pytorch#195501)."""
-        device = _checked(self._device)
+        device = self._device
         try:
-            with on(device):
+            with on_device(device):
                 self._tensor = self._library.empty(nbytes, dtype=torch.uint8, device=device)
         except (RuntimeError, NotImplementedError) as error:  # torch.OutOfMemoryError is a RuntimeError
             raise HeapUnavailable(f"torch_symm: no symmetric memory of {nbytes} bytes on {device}: {error}") from None
 
-    def exchange(self) -> Memory:
+    def exchange(self) -> Blocks:
         assert self._group is not None and self._tensor is not None
         try:
-            with on(self._tensor.device), variable(OVERLAPPING, self._variable):
+            with on_device(self._tensor.device), environment_variable(OVERLAPPING, self._variable):
                 handle = self._library.rendezvous(self._tensor, self._group.group)
         except RuntimeError as error:
             raise HeapUnavailable(_explained(str(error))) from None
         if handle is None:
             raise HeapUnavailable("torch_symm: torch's rendezvous gave no handle for this process group")
         buffers = [int(pointer) for pointer in handle.buffer_ptrs]
-        # a tensor may begin behind the beginning of its buffer; at the same place on all ranks
-        offset = self._tensor.data_ptr() - buffers[self._rank]
+        # a tensor may begin at an offset of its buffer, the same on all ranks
+        offset = self._tensor.data_ptr() - buffers[self._meeting.rank]
         bases = [buffer + offset if buffer else 0 for buffer in buffers]
-        return Memory(self._tensor, bases, offset, (handle, self._tensor))
+        return Blocks(self._tensor, bases, offset, (handle, self._tensor))
 
     def close(self) -> None:
         self._tensor = None
-        group, self._group = self._group, None
-        if group is not None:
-            group.close()
+        super().close()
 
 
 def attach(
-    name: str,
-    geometry: Geometry,
+    spec: WorldSpec,
     rank: int,
     *,
-    mode: str,
-    may_evict: bool,
-    water: tuple[int, int],
-    timeout: float,
     group: Any = None,
     device: str | torch.device | None = None,
     allow_overlapping: bool = False,
     library: Any = None,
 ) -> SymmetricHeap:
-    """Join the world `name` with every other rank; see `SymmetricHeap.attach` for the rest.
+    """Join the world `spec.name` with every other rank; see `SymmetricHeap.attach`.
 
     Args:
-        group: the process group, whose ranks are ours; default: torch's default group, else one is made.
-        device: of this rank's segment; default: the current GPU (`torch.cuda.set_device`).
+        group: a process group with the ranks of this world. Default: torch's default group, else one is made.
+        device: of this rank's segment. Default: the current GPU (`torch.cuda.set_device`).
         allow_overlapping: let several ranks have their segments on one GPU: torch's own variable OVERLAPPING is set
             while torch brings the ranks together.
-        library: what to use in place of torch.distributed._symmetric_memory.
+        library: used instead of torch.distributed._symmetric_memory.
     """
-    source = TorchSymm(group, device, allow_overlapping=allow_overlapping, library=library)
-    return SymmetricHeap.attach(
-        source, name, geometry, rank, mode=mode, may_evict=may_evict, water=water, timeout=timeout
-    )
+    source = TorchSymm(group, library or _imported(), _checked(device), allow_overlapping=allow_overlapping)
+    return SymmetricHeap.attach(source, spec, rank)
 
 
 def why_not() -> str | None:
@@ -131,10 +112,10 @@ def _checked(device: str | torch.device | None) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())
 
 
-def _explained(said: str) -> str:
-    if "overlapping" in said:
+def _explained(message: str) -> str:
+    if "overlapping" in message:
         return (
             "torch_symm: several ranks have their segments on one GPU. Give each a GPU (torch.cuda.set_device), or say "
-            f"allow_overlapping=True. torch says: {said}"
+            f"allow_overlapping=True. torch says: {message}"
         )
-    return f"torch_symm: torch's rendezvous failed: {said}"
+    return f"torch_symm: torch's rendezvous failed: {message}"

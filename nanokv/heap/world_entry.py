@@ -3,42 +3,30 @@
 import contextlib
 import os
 import time
-from typing import Any, Literal
+from typing import Any
 
 from nanokv.device.segment.geometry import MODES, Geometry
-from nanokv.errors import HeapUnavailable, InvalidArgument, NanoKVError
+from nanokv.errors import HeapUnavailable, NanoKVError, SegmentCorrupt
 from nanokv.heap.world_file import WorldFile
-from nanokv.heap.world_file_layout import SEGMENTS, Kind
+from nanokv.heap.world_file_layout import SEGMENTS, FileKind
+from nanokv.heap.world_spec import WorldSpec
 
-Stale = Literal["error", "recover", "replace"]
 _LEAVE_SECONDS = 5.0  #: how long a leaving rank waits for the world lock
 
 
-def check_arguments(geometry: Geometry, rank: int, mode: str, on_stale: str) -> None:
-    """Raise InvalidArgument for what no world can have."""
-    if not 0 <= rank < geometry.world_size:
-        raise InvalidArgument(f"rank must be 0 to {geometry.world_size - 1}, not {rank}")
-    for field, value, allowed in (("mode", mode, MODES), ("on_stale", on_stale, ("error", "recover", "replace"))):
-        if value not in allowed:
-            raise InvalidArgument(f"{field} must be one of {allowed}, not {value!r}")
-
-
-def enter(
-    name: str, geometry: Geometry, rank: int, mode: str, on_stale: str, deadline: float, kind: Kind = SEGMENTS
-) -> WorldFile:
-    """Open or make the world, and take the rank's lock. Returns with the world lock held.
+def enter(spec: WorldSpec, rank: int, deadline: float, kind: FileKind = SEGMENTS) -> WorldFile:
+    """Open or make the world's file, and take the rank's lock. Returns with the world lock held.
 
     Raises: see `ShmHeap.attach`.
     """
     while True:
-        file = WorldFile.open_locked(name, deadline, create=True, kind=kind)
+        file = WorldFile.open_locked(spec.name, deadline, create=True, kind=kind)
         try:
-            if _settle(file, geometry, on_stale):
-                head = file.header()
-                file.check(head, geometry, mode)
+            if _settle(file, spec):
+                _check_fits(file, spec)
                 if not file.locks.try_lock(rank):
-                    pid = file.pid_of(rank)
-                    raise HeapUnavailable(f"rank {rank} of world {name!r} is taken by a living process ({pid})")
+                    pid = file.rank_record(rank)["pid"]
+                    raise HeapUnavailable(f"rank {rank} of world {spec.name!r} is taken by a living process ({pid})")
                 return file
         except BaseException:
             file.locks.close()
@@ -46,11 +34,11 @@ def enter(
         file.locks.close()
 
 
-def _settle(file: WorldFile, geometry: Geometry, on_stale: str) -> bool:
+def _settle(file: WorldFile, spec: WorldSpec) -> bool:
     """Make the world if there is none; decide about a stale one. False if the file was removed: begin again."""
     if file.anybody_alive():
         return True
-    replace = on_stale == "replace"
+    replace = spec.on_stale == "replace"
     try:
         head = file.header()
     except NanoKVError:
@@ -58,12 +46,13 @@ def _settle(file: WorldFile, geometry: Geometry, on_stale: str) -> bool:
             raise
         head = None
     if head is None and os.fstat(file.locks.fd).st_size == 0:
-        file.create(geometry)
+        file.create(spec.geometry)
         return True
-    if head is None or replace or not file.complete(head):
+    # in an incomplete world, in which a rank never attached, no rank can have stored anything
+    if head is None or replace or any(ctl is None for ctl in file.controls(head)):
         file.remove()
         return False
-    if on_stale == "error":
+    if spec.on_stale == "error":
         raise HeapUnavailable(
             f"the name {file.name!r} is that of a world whose ranks have all died; `nanokv rm {file.name}` removes it, "
             "on_stale='recover' takes it over with what it holds, on_stale='replace' begins an empty one"
@@ -71,14 +60,52 @@ def _settle(file: WorldFile, geometry: Geometry, on_stale: str) -> bool:
     return True
 
 
-def leave(file: WorldFile, rank: int, closed: Any) -> None:
-    """Give a rank back; the last one removes the file. In a child of a fork: nothing, the rank is the parent's.
+def _check_fits(file: WorldFile, spec: WorldSpec) -> None:
+    """Compare what the file states with the world that this rank asks for.
 
-    `closed` is the word of its segment that says so, an array of one, or None.
+    Raises:
+        HeapUnavailable: the world is a different one; it names the field and both values.
+        SegmentCorrupt: a control block contradicts itself, or is of another build.
+    """
+    where, world_size = f"world {file.name!r}", spec.geometry.world_size
+    head = file.header()
+    if head is None:
+        raise SegmentCorrupt(f"{where} has ranks and no header")
+    if int(head["world_size"]) != world_size:
+        raise HeapUnavailable(f"{where}: world_size is {head['world_size']}, not {world_size}")
+    for rank, ctl in enumerate(file.controls(head)):
+        if ctl is not None:
+            _check_control(f"{where}, segment {rank}", ctl, {"rank": rank, "world_id": int(head["world_id"])}, spec)
+    wanted = file.kind.rank_bytes(spec.geometry)
+    if int(head["segment_bytes"]) != wanted:
+        raise SegmentCorrupt(f"{where}: segment_bytes is {head['segment_bytes']}, not {wanted}")
+
+
+def _check_control(where: str, ctl: Any, identity: dict[str, int], spec: WorldSpec) -> None:
+    why = spec.geometry.mismatch(ctl)
+    if why:
+        try:
+            Geometry.stored_in(ctl)
+        except ValueError:
+            raise SegmentCorrupt(f"{where}: {why}") from None
+        raise HeapUnavailable(f"{where}: {why}")
+    for field, wanted in identity.items():
+        if int(ctl[0][field]) != wanted:
+            raise SegmentCorrupt(f"{where}: {field} is {ctl[0][field]}, not {wanted}")
+    mode = int(ctl[0]["mode"])
+    if mode != MODES.index(spec.mode):
+        raise HeapUnavailable(f"{where}: mode is {dict(enumerate(MODES)).get(mode, mode)!r}, not {spec.mode!r}")
+
+
+def leave(file: WorldFile, rank: int, closed: Any) -> None:
+    """Give a rank back; the last one removes the file. In a child of a fork: nothing, because the rank is the parent's.
+
+    Args:
+        closed: the `closed` word of the rank's HeapCtl, an array of one, to be set; None before the rank wrote one.
     """
     if file.locks.fd < 0:
         return
-    with contextlib.suppress(NanoKVError):  # then the file may stay; the next one to come finds it stale
+    with contextlib.suppress(NanoKVError):  # then the file may stay; the next rank that comes finds it stale
         file.lock_world(time.monotonic() + _LEAVE_SECONDS)
     if closed is not None:
         closed[0] = 1

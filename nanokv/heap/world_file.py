@@ -1,11 +1,11 @@
-"""The one file that a world of processes shares: its name, its header, its locks, and who may make or remove it.
+"""The one file that a world of processes shares: opening, header, locks, making, removing and mapping it.
 
     WorldHeader | WorldRank for each rank | segment of rank 0 | segment of rank 1 | ...
 
-The header is written once, its magic last, under the world lock; what others read of it they read under that lock.
-Lock bytes (see `locks`): byte r is held by rank r as long as it lives, byte MAX_RANKS is the world lock, held only
-while somebody comes, goes, or removes the file. The file is made, replaced and removed under the world lock alone;
-whoever gets that lock on a file that no longer has the name starts over.
+The header is written once, its magic last, and read, both under the world lock. Lock bytes (see `locks`): rank r holds
+byte r as long as it lives; byte MAX_RANKS is the world lock, which a rank or a tool holds only while it enters, leaves,
+or removes the file. The file is made, replaced and removed only under the world lock. A process that gets that lock on
+a file that no longer has the name starts over.
 """
 
 import contextlib
@@ -15,11 +15,12 @@ import secrets
 import shutil
 import stat
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from nanokv.device.segment.geometry import MODES, Geometry
+from nanokv.device.segment.geometry import Geometry
 from nanokv.device.segment.layout import HEAP_CTL, MAX_RANKS, WORD
 from nanokv.errors import HeapUnavailable, PeerLost, SegmentCorrupt
 from nanokv.heap.locks import LockFile
@@ -31,7 +32,7 @@ from nanokv.heap.world_file_layout import (
     SEGMENTS,
     WORLD_MAGIC,
     WORLD_VERSION,
-    Kind,
+    FileKind,
     directory,
     path_of,
     segments_base,
@@ -42,10 +43,26 @@ __all__ = ["HEADER", "PREFIX", "RANK", "WorldFile", "directory", "path_of"]
 _WORLD_LOCK = MAX_RANKS
 
 
-class WorldFile:
-    """A world's file as one rank, or a tool, has it open. Made by `open_locked`."""
+class WorldMap(NamedTuple):
+    """A world's file in the memory of this process.
 
-    def __init__(self, name: str, path: Path, fd: int, kind: Kind) -> None:
+    Attributes:
+        area: the mapping.
+        header: the WorldHeader, an array of one.
+        ranks: the WorldRank of each rank.
+        parts: the bytes that each rank has in the file, uint8: its segment, or its card.
+    """
+
+    area: mmap.mmap
+    header: npt.NDArray[Any]
+    ranks: npt.NDArray[Any]
+    parts: list[npt.NDArray[np.uint8]]
+
+
+class WorldFile:
+    """A world's file, opened by one rank or by a tool. Made by `open_locked`."""
+
+    def __init__(self, name: str, path: Path, fd: int, kind: FileKind) -> None:
         self.name = name
         self.kind = kind
         self.path = path
@@ -54,12 +71,12 @@ class WorldFile:
 
     # --- opening and the world lock ---
     @staticmethod
-    def open_locked(name: str, deadline: float, *, create: bool, kind: Kind = SEGMENTS) -> "WorldFile":
+    def open_locked(name: str, deadline: float, *, create: bool, kind: FileKind = SEGMENTS) -> "WorldFile":
         """Open a world's file, holding the world lock.
 
         Raises:
-            HeapUnavailable: there is none and `create` is False, or the file system does not let us.
-            PeerLost: the world lock was not to be had until `deadline`.
+            HeapUnavailable: there is none and `create` is False, or the file system refuses.
+            PeerLost: the world lock was not free by `deadline`.
         """
         path = path_of(name, kind.prefix)
         while True:
@@ -71,10 +88,10 @@ class WorldFile:
             except BaseException:
                 file.locks.close()
                 raise
-            file.locks.close()  # it was removed or replaced while we waited
+            file.locks.close()  # it was removed or replaced in the meantime
 
     def lock_world(self, deadline: float) -> None:
-        """Take the world lock, or PeerLost."""
+        """Take the world lock. Raises PeerLost after `deadline`."""
         try:
             self.world_locked = self.world_locked or self.locks.lock(_WORLD_LOCK, deadline)
         except OSError as error:
@@ -95,16 +112,12 @@ class WorldFile:
             return False
 
     def remove(self) -> None:
-        """Remove the name, if it still means this file, and what the dead left beside it. Under the world lock."""
-        if self.has_name():
-            self.path.unlink(missing_ok=True)
-            if not self.anybody_alive():
-                self._remove_beside()
-
-    def _remove_beside(self) -> None:
-        """Remove what dead ranks of this world have left in its directory (v1's meeting places)."""
+        """Remove the name, if it still means this file, and what dead ranks left beside it. Under the world lock."""
+        if not self.has_name():
+            return
+        self.path.unlink(missing_ok=True)
         with contextlib.suppress(SegmentCorrupt):
-            head = self.header()
+            head = None if self.anybody_alive() else self.header()
             if head is not None:
                 for left in self.path.parent.glob(BESIDE.format(int(head["world_id"]))):
                     shutil.rmtree(left, ignore_errors=True)
@@ -118,7 +131,7 @@ class WorldFile:
         """The WorldHeader, or None if the file is not finished.
 
         Raises:
-            SegmentCorrupt: the file is no world of this version, or has not the size that it states.
+            SegmentCorrupt: the file is no world of this version, or its size is not the one in its header.
         """
         raw = os.pread(self.locks.fd, HEADER.size, 0)
         head = np.frombuffer(raw.ljust(HEADER.size, b"\0"), HEADER.dtype)[0]
@@ -136,23 +149,19 @@ class WorldFile:
         return head
 
     def is_world(self) -> bool:
-        """True if the file begins as a world does, sound or not."""
+        """True if the file has the magic of a world, whether the rest is sound or not."""
         return os.pread(self.locks.fd, WORD, 0) == WORLD_MAGIC.to_bytes(WORD, "little")
 
     def rank_record(self, rank: int) -> Any:
-        """The WorldRank of a rank, as it is now."""
+        """The current WorldRank of a rank."""
         raw = os.pread(self.locks.fd, RANK.size, HEADER.size + rank * RANK.size)
         return np.frombuffer(raw, RANK.dtype)[0]
-
-    def pid_of(self, rank: int) -> int:
-        """The process that attached as `rank` last; 0 if none has."""
-        return int(self.rank_record(rank)["pid"])
 
     def create(self, geometry: Geometry) -> None:
         """Reserve the memory of a whole world and write its header. Under the world lock, on an unfinished file.
 
         Raises:
-            HeapUnavailable: there is not that much memory. Nothing is left behind.
+            HeapUnavailable: there is not enough memory. Nothing is left behind.
         """
         try:
             self._reserve(geometry)
@@ -170,8 +179,8 @@ class WorldFile:
             raise
 
     def _reserve(self, geometry: Geometry) -> None:
-        """Give the file its size with all its blocks: a page that is missing later would be a SIGBUS."""
-        os.ftruncate(self.locks.fd, 0)  # what a creator that died left
+        """Allocate all blocks of the file: a page that is missing later would be a SIGBUS."""
+        os.ftruncate(self.locks.fd, 0)  # drops what a creator that died has written
         needed = segments_base(geometry.world_size) + geometry.world_size * self.kind.rank_bytes(geometry)
         about = os.fstatvfs(self.locks.fd)
         free = about.f_bavail * about.f_frsize
@@ -192,49 +201,22 @@ class WorldFile:
         ctl = np.frombuffer(raw.ljust(HEAP_CTL.size, b"\0"), HEAP_CTL.dtype)
         return None if ctl[0]["magic"] == 0 else ctl
 
-    def complete(self, head: Any) -> bool:
-        """True if every rank has attached once. Before, nobody can have stored anything."""
-        return all(self.control(head, rank) is not None for rank in range(int(head["world_size"])))
-
-    def check(self, head: Any | None, geometry: Geometry, mode: str) -> None:
-        """Compare what the file states with what this rank wishes.
-
-        Raises:
-            HeapUnavailable: the world is a different one; it names the field and both values.
-            SegmentCorrupt: a control block contradicts itself, or is of another build.
-        """
-        where = f"world {self.name!r}"
-        if head is None:
-            raise SegmentCorrupt(f"{where} has ranks and no header")
-        if int(head["world_size"]) != geometry.world_size:
-            raise HeapUnavailable(f"{where}: world_size is {head['world_size']}, not {geometry.world_size}")
-        for rank in range(geometry.world_size):
-            ctl = self.control(head, rank)
-            if ctl is not None:
-                self._check_control(ctl, rank, head, geometry, mode)
-        wanted = self.kind.rank_bytes(geometry)
-        if int(head["segment_bytes"]) != wanted:
-            raise SegmentCorrupt(f"{where}: segment_bytes is {head['segment_bytes']}, not {wanted}")
-
-    def _check_control(self, ctl: Any, rank: int, head: Any, geometry: Geometry, mode: str) -> None:
-        where, row = f"world {self.name!r}, segment {rank}", ctl[0]
-        why = geometry.mismatch(ctl)
-        if why:
-            try:
-                Geometry.stored_in(ctl)
-            except ValueError:
-                raise SegmentCorrupt(f"{where}: {why}") from None
-            raise HeapUnavailable(f"{where}: {why}")
-        for field, wanted in (("rank", rank), ("world_id", int(head["world_id"]))):
-            if int(row[field]) != wanted:
-                raise SegmentCorrupt(f"{where}: {field} is {row[field]}, not {wanted}")
-        if int(row["mode"]) != MODES.index(mode):
-            stored = dict(enumerate(MODES)).get(int(row["mode"]), int(row["mode"]))
-            raise HeapUnavailable(f"{where}: mode is {stored!r}, not {mode!r}")
+    def controls(self, head: Any) -> list[Any | None]:
+        """`control` of every rank."""
+        return [self.control(head, rank) for rank in range(int(head["world_size"]))]
 
     # --- mapping ---
-    def map(self, *, writable: bool = True) -> mmap.mmap:
-        """Map the whole file, through a descriptor of its own: the mapping must not keep our locks (see `locks`)."""
+    def map(self, *, writable: bool = True) -> WorldMap:
+        """Map the whole file of a finished world. Raises HeapUnavailable if that is not possible."""
+        area = self._mapped(writable)
+        whole = np.frombuffer(area, np.uint8)
+        header = whole[: HEADER.size].view(HEADER.dtype)
+        first, size, count = (int(header[0][field]) for field in ("segments_base", "segment_bytes", "world_size"))
+        ranks = whole[HEADER.size :][: count * RANK.size].view(RANK.dtype)
+        return WorldMap(area, header, ranks, [whole[first + r * size :][:size] for r in range(count)])
+
+    def _mapped(self, writable: bool) -> mmap.mmap:
+        """The mapping, made through a descriptor of its own: it must not keep our locks (see `locks`)."""
         fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
             if not os.path.samestat(os.fstat(fd), os.fstat(self.locks.fd)):

@@ -1,4 +1,4 @@
-"""What a world's file is called and what stands at its beginning."""
+"""The name of a world's file, and the records at its beginning."""
 
 import os
 from collections.abc import Callable
@@ -6,14 +6,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from nanokv.device.segment.geometry import PAYLOAD_ALIGN, Geometry
-from nanokv.device.segment.layout import HEAP_CTL, LINE, Field, Record
+from nanokv.device.segment.layout import HEAP_CTL
+from nanokv.device.segment.record import LINE, Field, Record
 from nanokv.errors import InvalidArgument
 
 WORLD_MAGIC = 0x444C_574F_4E41_4E00  # "\0NANOWLD"
 WORLD_VERSION = 1
 PREFIX = "nanokv."
 BESIDE = "nanokv-*.{:016x}.*"  #: directories that ranks of a world make beside it, by its `world_id`
-_MAX_NAME = 255  # NAME_MAX of every file system that could hold it
+_MAX_NAME = 255  # NAME_MAX of Linux' file systems
 
 HEADER = Record(
     "WorldHeader",
@@ -24,7 +25,7 @@ HEADER = Record(
         Field("world_size", "<u4", "ranks in the world"),
         Field("world_id", "<u8", "random; the same in each HeapCtl"),
         Field("segments_base", "<u8", "offset of the segment of rank 0"),
-        Field("segment_bytes", "<u8", "bytes that each rank has in this file: a segment, or its control block alone"),
+        Field("segment_bytes", "<u8", "bytes that each rank has in this file: a segment, or only its control block"),
     ],
 )
 
@@ -32,8 +33,8 @@ RANK = Record(
     "WorldRank",
     LINE,
     [
-        # this rank alone writes them
-        Field("met", "<u8", "attaches that ended with every rank there; under the world lock"),
+        # written only by this rank
+        Field("met", "<u8", "attaches that ended with all ranks there; written under the world lock"),
         Field("barrier", "<u8", "barriers that it has come to"),
         Field("pid", "<u4", "its process, for messages"),
         Field("heap_offset", "<u8", "of its segment in the heap of a memory library; 0 if segments are in this file"),
@@ -41,19 +42,19 @@ RANK = Record(
 )
 
 
-class Kind(NamedTuple):
-    """A kind of world: how the names of its files begin, and how many bytes of its file each rank has."""
+class FileKind(NamedTuple):
+    """How the names of a kind of worlds' files begin, and how many bytes of such a file each rank has."""
 
     prefix: str
     rank_bytes: Callable[[Geometry], int]
 
 
-SEGMENTS = Kind(PREFIX, lambda geometry: geometry.segment_bytes)  #: the file holds the segments
-CARDS = Kind("nanokv-cards.", lambda geometry: HEAP_CTL.size)  #: segments are elsewhere, the file says who is there
+SEGMENTS = FileKind(PREFIX, lambda geometry: geometry.segment_bytes)  #: the file has the segments
+CARDS = FileKind("nanokv-cards.", lambda geometry: HEAP_CTL.size)  #: the file has only their HeapCtl
 
 
 def directory() -> Path:
-    """Where worlds lie: NANOKV_SHM_DIR, else /dev/shm."""
+    """The folder of worlds: NANOKV_SHM_DIR, else /dev/shm."""
     return Path(os.environ.get("NANOKV_SHM_DIR") or "/dev/shm")
 
 

@@ -275,9 +275,10 @@ def test_any_reader_verifies_and_only_who_insists_refuses_what_has_none() -> Non
     """The option is each rank's own: the flag and the number travel with the object."""
     from nanokv.config import make_options
     from nanokv.heap.local import LocalWorld
+    from nanokv.heap.world_spec import WorldSpec
 
     geometry = Geometry.plan(1 << 16, 256, 2)
-    heaps = LocalWorld(geometry, mode="device", may_evict=False, water=(85, 95))
+    heaps = LocalWorld(WorldSpec(geometry, mode="device", may_evict=False, water=(85, 95)))
     with_sums, without = (
         nanokv.NanoKVCache._from_heap(heaps.heap(rank), 0, make_options({"checksum": rank == 0})) for rank in range(2)
     )

@@ -8,16 +8,15 @@ the moment of death are taken away, and are held here.
 
 import random
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 import torch
 
-from nanokv.check.ranks import RankOptions, RankProcess, attach, wait_until
+from nanokv.check.rank_process import RankProcess, wait_until
+from nanokv.check.ranks import RankOptions, attach
 from nanokv.check.work import check_payload, name, payload
 from nanokv.errors import KeyNotFound
 from nanokv.fsck import Report, check_cache
-from nanokv.heap.world_file import directory
 from tests.support.concurrency_workers import Worker
 from tests.support.plain_world import PAGE
 
@@ -37,25 +36,14 @@ class Processes:
     """A world of four ranks: this process, and three others."""
 
     def __init__(self, world: str, *, evict: bool, pins: bool) -> None:
-        self.options = RankOptions(
-            world,
-            0,
-            1 + len(CHILDREN),
-            PAGES * PAGE,
-            PAGE,
-            evict,
-            seed=0,
-            keys=KEYS,
-            pins=pins,
-            shm_dir=str(directory()),
-        )
+        self.options = RankOptions(world, 1 + len(CHILDREN), PAGES * PAGE, PAGE, evict, seed=0, keys=KEYS, pins=pins)
         self.children = {rank: self.start(rank, rank) for rank in CHILDREN}
-        self.cache = attach(self.options)
+        self.cache = attach(0, self.options)
         for child in self.children.values():
-            assert child.answer("attached") == (1, False)
+            assert child.arrive() == (1, False)
 
     def start(self, rank: int, seed: int) -> RankProcess:
-        return RankProcess(self.options._replace(rank=rank, seed=seed), Worker)
+        return RankProcess(Worker, rank, self.options._replace(seed=seed))
 
     def report(self) -> Report:
         self.cache.flush()
@@ -93,8 +81,7 @@ MakeProcesses = Callable[..., Processes]
 
 
 @pytest.fixture
-def processes(shm_name: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeProcesses]:
-    monkeypatch.syspath_prepend(Path(__file__).parents[2])  # so that other processes can import the workers
+def processes(shm_name: str) -> Iterator[MakeProcesses]:
     made: list[Processes] = []
 
     def make(**options: bool) -> Processes:
@@ -128,7 +115,7 @@ def test_random_work_of_processes(processes: MakeProcesses, evict: bool) -> None
     world = processes(evict=evict, pins=True)
     for child in world.children.values():
         child.send("run", STEPS)
-    counts = [child.answer("run") for child in world.children.values()]
+    counts = [child.answer() for child in world.children.values()]
     for step in ("put", "get", "remove", "pin", "plan", "DuplicateKey", "KeyNotFound"):
         assert sum(count.get(step, 0) for count in counts) > 0, f"{step} never happened: {counts}"
     assert not any(count.get("PeerLost") for count in counts)
@@ -148,7 +135,7 @@ def kill_at_work(world: Processes, victim: int, work: str, steps: int) -> None:
     survivors = {child: child.steps for rank, child in world.children.items() if rank != victim}
     wait_until("the survivors' work", lambda: all(child.steps > at + 50 for child, at in survivors.items()))
     world.check_anchors()
-    done = [child.stop(work) for child in survivors]
+    done = [child.stop() for child in survivors]
     assert work != HAMMER or [wrong for *_, wrong in done] == [0] * len(done)
     wait_until("reclaiming", lambda: not world.findings(but=victim), world.report)
 
@@ -156,7 +143,7 @@ def kill_at_work(world: Processes, victim: int, work: str, steps: int) -> None:
 def bring_back(world: Processes, victim: int, seed: int) -> None:
     """The victim attaches again, to the segment that it left."""
     world.children[victim] = world.start(victim, seed)
-    incarnation, recovered = world.children[victim].answer("attached")
+    incarnation, recovered = world.children[victim].arrive()
     assert incarnation > 1 and recovered
     wait_until("recovery", lambda: not world.findings(), world.report)
     world.check_anchors()

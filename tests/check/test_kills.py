@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from nanokv.check import ranks
+from nanokv.check import rank_process
 from nanokv.check.kills.rounds import differences
 from nanokv.check.kills.run import run_kills
 from nanokv.check.kills.work import KEYS, ROLES
@@ -100,7 +100,7 @@ def test_object_that_nobody_expects_is_seen(world: KillWorld) -> None:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Call it when everybody has come: from then on waits fail after a second."""
-    return lambda: monkeypatch.setattr(ranks, "PATIENCE", 1.0)
+    return lambda: monkeypatch.setattr(rank_process, "PATIENCE", 1.0)
 
 
 def lose_free_pages(world: KillWorld, owner: int = 2) -> None:
@@ -151,9 +151,8 @@ def test_worker_that_read_wrong_bytes_fails(world: KillWorld) -> None:
     write_into(world, 0)
     worker = world.workers[VICTIM]
     worker.send("act", "owner")
-    ranks.wait_until("the end of the worker", worker._connection.poll)
     with pytest.raises(CheckFailure, match="key 0 is torn"):
-        worker.answer("act")
+        worker.answer()
 
 
 # --- a failure of a run -----------------------------------------------------------------------

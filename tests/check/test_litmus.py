@@ -19,7 +19,7 @@ from nanokv.check.litmus_shapes import (
     validated_read,
     validated_read_weak,
 )
-from nanokv.device.segment.layout import LINE
+from nanokv.device.segment.record import LINE
 from nanokv.device.sim.exhaustive import Exhaustive, Redundant
 from nanokv.device.sim.memory import SHARED, WeakMemory
 from nanokv.device.sim.simulation import Simulation

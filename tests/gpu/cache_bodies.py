@@ -18,6 +18,7 @@ from nanokv.errors import DuplicateKey, InvalidArgument, KeyNotFound, NanoKVErro
 from nanokv.fsck import check_cache
 from nanokv.heap.local import LocalHeap, LocalWorld
 from nanokv.host_poller.events import Event, EventKind
+from nanokv.wiring import world_spec
 
 PAGE = 4096
 
@@ -36,7 +37,7 @@ def caches(device: torch.device, pages: int, **options: object) -> Iterator[list
     """A world of two; fsck follows."""
     chosen = make_options({"evict": False, "write_timeout": 600.0} | options)
     geometry = Geometry.plan(pages * PAGE, PAGE, 2, ring_slots=chosen.ring_slots, shards=4)
-    world = LocalWorld(geometry, mode=chosen.alloc, may_evict=chosen.evict, water=chosen.water, device=device)
+    world = LocalWorld(world_spec(geometry, chosen), device=device)
     made = [NanoKVCache._from_heap(DeviceHeap(world, rank), 0, chosen) for rank in range(2)]
     assert [type(cache._machine) for cache in made] == [LaunchMachine] * 2
     try:

@@ -15,20 +15,25 @@ from nanokv.errors import HeapUnavailable, InvalidArgument, PeerLost
 from nanokv.heap import futex
 from nanokv.heap.gpu_peer_access import without_access
 from nanokv.heap.local import LocalWorld
+from nanokv.heap.world_spec import WorldSpec
 
 PAGE = 4096
 GEOMETRY = Geometry.plan(16 * PAGE, PAGE, 2, max_objects=8, ring_slots=16, pin_slots=8)
-PATIENCE = 20.0
+PATIENCE = 60.0
+
+
+def spec(geometry: Geometry = GEOMETRY) -> WorldSpec:
+    return WorldSpec(geometry, mode="device", may_evict=False, water=(80, 90))
 
 
 def new_world(geometry: Geometry = GEOMETRY) -> LocalWorld:
-    return LocalWorld(geometry, mode="device", may_evict=False, water=(80, 90))
+    return LocalWorld(spec(geometry))
 
 
 def view_of(world: LocalWorld, rank: int) -> SegmentView:
     raw = world.heap(rank).host_view(rank)
     assert raw is not None
-    return SegmentView(raw, world.geometry)
+    return SegmentView(raw, world.spec.geometry)
 
 
 def test_segments_are_new_and_say_whose_they_are() -> None:
@@ -173,13 +178,13 @@ def test_a_hint_or_a_ring_before_the_wait_ends_it_at_once() -> None:
 @pytest.mark.parametrize("device", ["meta", "nonsense", "cuda:99999999999999999999"])
 def test_a_device_that_cannot_hold_segments(device: str) -> None:
     with pytest.raises(InvalidArgument, match="device"):
-        LocalWorld(GEOMETRY, mode="device", may_evict=False, water=(80, 90), device=device)
+        LocalWorld(spec(), device=device)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_device_that_is_not_there() -> None:
     with pytest.raises(HeapUnavailable, match="cuda"):
-        LocalWorld(GEOMETRY, mode="device", may_evict=False, water=(80, 90), device="cuda")
+        LocalWorld(spec(), device="cuda")
 
 
 def test_memory_that_is_not_there() -> None:
@@ -189,15 +194,15 @@ def test_memory_that_is_not_there() -> None:
 
 
 def test_each_rank_of_several_devices_has_its_own() -> None:
-    world = LocalWorld(GEOMETRY, mode="device", may_evict=False, water=(80, 90), device=["cpu"])
+    world = LocalWorld(spec(), device=["cpu"])
     assert [world.heap(rank).device for rank in range(2)] == [torch.device("cpu")] * 2
-    world = LocalWorld(GEOMETRY, mode="device", may_evict=False, water=(80, 90), device=(torch.device("cpu"), "cpu"))
+    world = LocalWorld(spec(), device=(torch.device("cpu"), "cpu"))
     assert world.heap(1).segment(1).device == world.heap(1).device
 
 
 def test_no_device_at_all() -> None:
     with pytest.raises(InvalidArgument, match="device must name at least one device"):
-        LocalWorld(GEOMETRY, mode="device", may_evict=False, water=(80, 90), device=[])
+        LocalWorld(spec(), device=[])
 
 
 GPUS = [torch.device("cuda", i) for i in range(3)]

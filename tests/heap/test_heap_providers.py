@@ -2,25 +2,24 @@
 (`heap_standins`), with ranks that are processes; the tests marked `gpu` run the same contract on the real thing."""
 
 import os
-import secrets
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from nanokv.check.rank_process import PATIENCE
 from nanokv.device.segment.geometry import PAYLOAD_ALIGN
 from nanokv.errors import HeapUnavailable, InvalidArgument, KeyNotFound, PeerLost
 from nanokv.heap import KINDS, available, open_heap
 from nanokv.heap.mapped_tensor import tensor_at
 from nanokv.heap.torch_symm import OVERLAPPING
-from tests.support.heap_ranks import PATIENCE, PROVIDERS, here, plan, ranks_of
-from tests.support.shm_ranks import new_folder
+from tests.support.heap_ranks import PROVIDERS, here, plan, small_world
+from tests.support.rank_processes import Start, until
 
 on_gpu = [
     pytest.mark.gpu,
@@ -48,35 +47,17 @@ ALL = [
 ]
 DEVICES = {"local": "cpu", "local on the GPU": "cuda:0", "local on two GPUs": ["cuda:0", "cuda:1"]}
 
-Start = Callable[..., Any]
 NewWorld = Callable[..., list[Any]]
 
 
-@pytest.fixture(autouse=True)
-def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    with new_folder(monkeypatch) as made:
-        yield made
-
-
 @pytest.fixture
-def name() -> str:
-    return f"w{secrets.token_hex(4)}"
-
-
-@pytest.fixture
-def start(folder: str) -> Iterator[Start]:
-    with ranks_of(folder) as begin:
-        yield begin
-
-
-@pytest.fixture
-def new_world(start: Start, name: str) -> NewWorld:
+def new_world(start: Start) -> NewWorld:
     """Makes a world of a provider: its ranks, all attached."""
 
     def make(provider: str, n: int = 2, **wishes: Any) -> list[Any]:
         if provider in DEVICES:
             return list(here(n, DEVICES[provider], **wishes))
-        ranks = [start(provider, name, rank, n, **wishes) for rank in range(n)]
+        ranks = [start(rank, n, provider, **wishes) for rank in range(n)]
         for rank in ranks:
             rank.arrive()
         return ranks
@@ -84,15 +65,8 @@ def new_world(start: Start, name: str) -> NewWorld:
     return make
 
 
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
-
-
 def at_once(*calls: Callable[[], Any]) -> list[Any]:
-    """Run calls at the same time; what each returned or raised."""
+    """Run calls at the same time; returns the result or the error of each."""
     found: list[Any] = [None] * len(calls)
 
     def run(i: int) -> None:
@@ -218,7 +192,7 @@ def test_a_wake_ends_the_wait(new_world: NewWorld, provider: str) -> None:
     waiter.start()
 
     def is_woken() -> bool:
-        ranks[0].ask("wake", 1)  # again and again: one that comes before the wait is heard in its own process alone
+        ranks[0].ask("wake", 1)  # again and again: a wake before the wait is lost, except in the waiter's own process
         return not waiter.is_alive()
 
     until(is_woken)
@@ -236,7 +210,7 @@ def test_a_peer_is_killed(new_world: NewWorld, provider: str) -> None:
         assert asked.ask("alive", 0, 1) and asked.ask("alive", 1, 1)
         with pytest.raises(PeerLost, match=r"barrier: ranks \[2\] of world '.*' have ended"):
             asked.ask("barrier", PATIENCE)
-        assert asked.ask("peek", 2, -1) == 77  # what a survivor has mapped stays mapped
+        assert asked.ask("peek", 2, -1) == 77  # a survivor's mapping stays
 
 
 @pytest.mark.parametrize("provider", LIBRARIES)
@@ -245,7 +219,7 @@ def test_a_rank_that_died_cannot_come_back_until_all_have_gone(
 ) -> None:
     ranks = new_world(provider)
     ranks[1].kill()
-    again = start(provider, name, 1, 2)
+    again = start(1, 2, provider)
     with pytest.raises(HeapUnavailable, match=rf"rank 1 of world '{name}' has died, .* it cannot come back"):
         again.arrive()
     assert not ranks[0].ask("peer_closed", 0)
@@ -259,14 +233,14 @@ def test_a_rank_that_died_cannot_come_back_until_all_have_gone(
 
 @pytest.mark.parametrize("provider", COMERS)
 def test_a_world_that_all_have_closed_leaves_nothing_and_may_begin_anew(
-    new_world: NewWorld, folder: str, provider: str
+    new_world: NewWorld, folder: Path, provider: str
 ) -> None:
     for _ in range(2):
         ranks = new_world(provider)
         for asked in ranks:
             asked.ask("close")
             assert not asked.ask("has_group")
-        assert list(Path(folder).iterdir()) == []
+        assert list(folder.iterdir()) == []
 
 
 @pytest.mark.parametrize("provider", LIBRARIES)
@@ -275,10 +249,10 @@ def test_who_has_closed_waits_for_the_others_before_it_begins_anew(
 ) -> None:
     old = new_world(provider)
     old[0].ask("close")
-    new = [start(provider, name, 0, 2)]
+    new = [start(0, 2, provider)]
     assert old[1].ask("peer_closed", 0)
     old[1].ask("close")
-    new.append(start(provider, name, 1, 2))
+    new.append(start(1, 2, provider))
     for asked in new:
         asked.arrive()
         assert asked.ask("alive", 0, 1) and asked.ask("alive", 1, 1)
@@ -290,23 +264,23 @@ def test_who_has_closed_is_told_that_the_others_have_not(
 ) -> None:
     new_world(provider)[0].ask("close")
     with pytest.raises(HeapUnavailable, match=rf"rank 0 of world '{name}' has closed, .* all ranks must leave"):
-        start(provider, name, 0, 2, timeout=0.05).arrive()
+        start(0, 2, provider, timeout=0.05).arrive()
 
 
 @pytest.mark.parametrize("provider", COMERS)
-def test_a_rank_that_does_not_come_is_named(start: Start, name: str, folder: str, provider: str) -> None:
-    alone = start(provider, name, 1, 3, timeout=0.2)
+def test_a_rank_that_does_not_come_is_named(start: Start, name: str, folder: Path, provider: str) -> None:
+    alone = start(1, 3, provider, timeout=0.2)
     with pytest.raises(PeerLost, match=rf"ranks \[0, 2\] of world '{name}' did not come within 0.2 s"):
         alone.arrive()
-    assert alone.answer() is False  # no process group was made, either
-    assert list(Path(folder).iterdir()) == []
+    assert alone.ask("has_group") is False  # no process group was made, either
+    assert list(folder.iterdir()) == []
 
 
 @pytest.mark.parametrize("provider", COMERS)
 def test_a_rank_is_taken(new_world: NewWorld, start: Start, name: str, provider: str) -> None:
     ranks = new_world(provider)
     with pytest.raises(HeapUnavailable, match=rf"rank 1 of world '{name}' is taken by a living process"):
-        start(provider, name, 1, 2).arrive()
+        start(1, 2, provider).arrive()
     assert ranks[0].ask("alive", 1, 1)
 
 
@@ -326,7 +300,7 @@ def test_wishes_that_do_not_fit(
 ) -> None:
     ranks = new_world(provider)
     with pytest.raises(error, match=message):
-        start(provider, name, 1, 2, **wishes).arrive()
+        start(1, 2, provider, **wishes).arrive()
     assert ranks[0].ask("alive", 1, 1)
 
 
@@ -368,14 +342,14 @@ def test_wishes_that_do_not_fit(
     ],
 )
 def test_what_a_library_refuses_is_said_and_leaves_nothing(
-    start: Start, name: str, folder: str, provider: str, messages: list[str]
+    start: Start, name: str, folder: Path, provider: str, messages: list[str]
 ) -> None:
-    ranks = [start(provider, name, rank, 2) for rank in range(2)]
+    ranks = [start(rank, 2, provider) for rank in range(2)]
     for rank, message in zip(ranks, messages, strict=True):
         with pytest.raises((HeapUnavailable, PeerLost), match=message):
             rank.arrive()
-    assert [rank.answer() for rank in ranks] == [False, False]
-    assert list(Path(folder).iterdir()) == []
+    assert [rank.ask("has_group") for rank in ranks] == [False, False]
+    assert list(folder.iterdir()) == []
 
 
 # --- the whole cache ---
@@ -443,7 +417,7 @@ def test_the_callers_process_group_is_used_and_stays(new_world: NewWorld) -> Non
 
 
 def test_a_process_group_that_numbers_ranks_differently(start: Start, name: str) -> None:
-    ranks = [start("torch_symm, a group the other way round", name, rank, 2) for rank in range(2)]
+    ranks = [start(rank, 2, "torch_symm, a group the other way round") for rank in range(2)]
     for i, rank in enumerate(ranks):
         with pytest.raises(InvalidArgument, match=f"rank {i} of 2 is rank {1 - i} of 2 in the process group"):
             rank.arrive()
@@ -461,11 +435,11 @@ def test_available_knows_every_kind_and_tells_what_is_missing() -> None:
 
 def test_there_is_no_other_kind() -> None:
     with pytest.raises(InvalidArgument, match=r"kind must be one of .* not 'nvlink'"):
-        open_heap("nvlink")
+        open_heap("nvlink", small_world(1), 0)
 
 
 def test_torchs_own_variable_is_as_before(new_world: NewWorld, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is torch's word to every user of symmetric memory in the process: ours is for our rendezvous alone."""
+    """torch reads it for every user of symmetric memory in the process: it is set only during our rendezvous."""
     for asked in new_world("torch_symm, one GPU"):
         assert asked.ask("variable", OVERLAPPING) is None
 

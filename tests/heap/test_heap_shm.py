@@ -2,46 +2,23 @@
 
 import gc
 import os
-import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from nanokv.check.rank_process import PATIENCE
 from nanokv.device.segment.views import SegmentView
 from nanokv.errors import HeapUnavailable, PeerLost
 from nanokv.heap import open_heap
 from nanokv.heap.locks import LockFile
 from nanokv.heap.shm import ShmHeap, inspect, list_worlds, remove_world
 from nanokv.heap.world_file import HEADER, RANK, WorldFile, path_of
-from tests.support.shm_ranks import PATIENCE, Start, attach, leave_stale, new_folder, pair, plan, starter
-
-
-@pytest.fixture(autouse=True)
-def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    with new_folder(monkeypatch) as made:
-        yield made
-
-
-@pytest.fixture
-def name() -> str:
-    return f"w{secrets.token_hex(4)}"
-
-
-@pytest.fixture
-def start(folder: str, name: str) -> Iterator[Start]:
-    with starter(folder, name) as begin:
-        yield begin
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.0005)
+from tests.support.heap_ranks import plan, small_world
+from tests.support.rank_processes import Start, until
+from tests.support.shm_ranks import attach, leave_stale, pair
 
 
 # --- meeting ---
@@ -235,8 +212,7 @@ def test_a_world_of_two_is_recovered_by_both(name: str, start: Start) -> None:
     raw = np.memmap(path_of(name), np.uint8, mode="r")
     until(lambda: raw[HEADER.size :][: RANK.size].view(RANK.dtype)["barrier"][0] == 1)
     for rank in ranks:
-        rank.process.kill()
-        rank.process.join(PATIENCE)
+        rank.kill()
     with pytest.raises(PeerLost, match=r"\[1\]"):
         attach(name, 0, 2, on_stale="recover", timeout=0.05)
     assert list_worlds() == [name]  # it holds data, and the other rank may still come
@@ -260,8 +236,7 @@ def is_there(name: str) -> bool:
 def test_a_world_that_never_was_complete_is_no_obstacle(name: str, start: Start) -> None:
     lonely = start(0, 2)
     until(lambda: is_there(name))
-    lonely.process.kill()
-    lonely.process.join(PATIENCE)
+    lonely.kill()
     for heap in pair(name):
         assert not heap.recovered
         heap.close()
@@ -283,12 +258,12 @@ def test_barrier(name: str, start: Start) -> None:
         other.ask("poke", 1, -1, turn)
         other.send("barrier", PATIENCE)
         mine.barrier(PATIENCE)
-        assert other._answer() is None
+        assert other.answer() is None
     with pytest.raises(PeerLost, match=r"\[1\] did not come within 0.02 s"):
         mine.barrier(0.02)
     other.send("barrier", PATIENCE)
     mine.barrier(PATIENCE)  # the one that failed counts for nothing
-    assert other._answer() is None
+    assert other.answer() is None
     other.kill()
     with pytest.raises(PeerLost, match=rf"\[1\] of world '{name}' have ended"):
         mine.barrier(PATIENCE)
@@ -307,7 +282,7 @@ def test_a_bell_wakes_another_process(name: str, start: Start) -> None:
     asleep = SegmentView(mine.host_view(1), mine.geometry).ctl["ann_asleep"]
     until(lambda: bool(asleep[0]))
     mine.wake(1)
-    assert other._answer() is None
+    assert other.answer() is None
     assert asleep[0] == 0
     mine.close()
 
@@ -371,7 +346,7 @@ def test_inspect_and_remove_a_dead_world(name: str, start: Start) -> None:
 
 
 def test_open_heap_attaches(name: str) -> None:
-    heap = open_heap("shm", name, plan(1), 0, mode="device", may_evict=True, water=(80, 90), timeout=PATIENCE)
+    heap = open_heap("shm", small_world(1, name=name), 0)
     assert (heap.kind, heap.name) == ("shm", name)
     heap.close()
 

@@ -1,8 +1,6 @@
 """What a heap of processes refuses: other worlds, damaged files, wrong names and arguments, too little room."""
 
 import os
-import secrets
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,24 +12,9 @@ from nanokv.device.segment.layout import HEAP_CTL
 from nanokv.errors import HeapUnavailable, InvalidArgument, SegmentCorrupt
 from nanokv.heap.shm import inspect, list_worlds
 from nanokv.heap.world_file import HEADER, path_of
-from tests.support.shm_ranks import PAGE, Start, attach, leave_stale, new_folder, plan, starter
-
-
-@pytest.fixture(autouse=True)
-def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    with new_folder(monkeypatch) as made:
-        yield made
-
-
-@pytest.fixture
-def name() -> str:
-    return f"w{secrets.token_hex(4)}"
-
-
-@pytest.fixture
-def start(folder: str, name: str) -> Iterator[Start]:
-    with starter(folder, name) as begin:
-        yield begin
+from tests.support.heap_ranks import PAGE, plan
+from tests.support.rank_processes import Start
+from tests.support.shm_ranks import attach, leave_stale
 
 
 # --- what does not fit ---
@@ -90,20 +73,20 @@ def test_a_file_that_was_cut_is_refused(name: str, start: Start) -> None:
     assert list_worlds() == []
 
 
-def test_more_than_there_is_room_for(name: str, folder: str) -> None:
+def test_more_than_there_is_room_for(name: str, folder: Path) -> None:
     room = os.statvfs(folder)
     pages = 10 * room.f_bavail * room.f_frsize // (1 << 20)
     geometry = Geometry.plan(pages << 20, 1 << 20, 1, max_objects=8)
     with pytest.raises(HeapUnavailable, match=rf"needs \d+ bytes, \d+ are free in {folder}"):
         attach(name, 0, 1, geometry=geometry)
-    assert list(Path(folder).iterdir()) == []
+    assert list(folder.iterdir()) == []
 
 
 @pytest.mark.parametrize("wrong", ["", "a/b", "a\0b", "x" * 249, "\ud800", 3])
-def test_names_that_cannot_be(wrong: Any, folder: str) -> None:
+def test_names_that_cannot_be(wrong: Any, folder: Path) -> None:
     with pytest.raises(InvalidArgument, match="name of a world"):
         attach(wrong, 0, 1)
-    assert list(Path(folder).iterdir()) == []
+    assert list(folder.iterdir()) == []
 
 
 @pytest.mark.parametrize("right", ["x" * 248, "a b", ".", "名"])
@@ -128,15 +111,15 @@ def test_arguments_that_cannot_be(name: str, rank: int, wishes: dict[str, Any], 
     assert list_worlds() == []
 
 
-def test_what_is_no_file_or_no_folder(name: str, folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_no_file_or_no_folder(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path_of(name).mkdir()
     with pytest.raises(HeapUnavailable, match="cannot be opened"):
         attach(name, 0, 1)
     path_of(name).rmdir()
-    path_of(name).symlink_to(Path(folder) / "elsewhere")
+    path_of(name).symlink_to(folder / "elsewhere")
     with pytest.raises(HeapUnavailable, match="cannot be opened"):
         attach(name, 0, 1)
-    assert not (Path(folder) / "elsewhere").exists()
+    assert not (folder / "elsewhere").exists()
     monkeypatch.setenv("NANOKV_SHM_DIR", f"{folder}/none")
     with pytest.raises(HeapUnavailable, match="is no directory"):
         attach(name, 0, 1)

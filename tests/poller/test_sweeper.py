@@ -12,6 +12,7 @@ from nanokv.device.segment.geometry import Geometry, producer_word
 from nanokv.device.segment.layout import DEAD, PIN_HELD, STATE_MASK, STORED, WRITING
 from nanokv.device.segment.views import SegmentView
 from nanokv.heap.local import LocalHeap, LocalWorld
+from nanokv.heap.world_spec import WorldSpec
 from nanokv.host_poller.coalesce import carve_runs, join_free_extents
 from nanokv.host_poller.grace import Grace
 from nanokv.host_poller.poller import BATCH, HOLE_PATIENCE, Poller
@@ -49,7 +50,7 @@ class Rank:
 @pytest.fixture
 def ranks() -> Iterator[list[Rank]]:
     geometry = Geometry.plan(64 * PAGE, PAGE, 2, ring_slots=16)
-    world = LocalWorld(geometry, mode="device", may_evict=False, water=(85, 95))
+    world = LocalWorld(WorldSpec(geometry, mode="device", may_evict=False, water=(85, 95)))
     heaps = [world.heap(rank) for rank in range(2)]
     yield [Rank(heap) for heap in heaps]
     for heap in heaps:

@@ -10,16 +10,8 @@ from hypothesis import strategies as st
 
 from nanokv.config import Options
 from nanokv.device.segment.geometry import MIN_PAGE_BYTES, PAYLOAD_ALIGN, Geometry, default_classes, producer_word
-from nanokv.device.segment.layout import (
-    HEAP_CTL,
-    LINE,
-    MAX_HEADERS,
-    MAX_RANKS,
-    OBJ_DESC,
-    OBJ_HEADER,
-    SIZE_CLASSES,
-    unpack,
-)
+from nanokv.device.segment.layout import HEAP_CTL, MAX_HEADERS, MAX_RANKS, OBJ_DESC, OBJ_HEADER, SIZE_CLASSES, unpack
+from nanokv.device.segment.record import LINE
 from nanokv.device.segment.world_table import WORLD
 from nanokv.wiring import plan_geometry
 

@@ -7,8 +7,9 @@ import pytest
 
 from nanokv.device.segment import layout
 from nanokv.device.segment.geometry import Geometry
-from nanokv.device.segment.layout import BITS, HEAP_CTL, LINE, OBJ_HEADER, RECORDS, Field, Record, layout_hash, unpack
+from nanokv.device.segment.layout import BITS, HEAP_CTL, OBJ_HEADER, RECORDS, layout_hash, unpack
 from nanokv.device.segment.layout_table import table
+from nanokv.device.segment.record import LINE, Field, Record
 
 PAGE = 4096
 

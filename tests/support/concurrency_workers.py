@@ -1,11 +1,9 @@
-"""The commands that ranks of the concurrency tests take, beside those of every served rank."""
-
-from typing import Any
+"""The commands of ranks in the concurrency tests, beside those of every `CacheRank`."""
 
 import numpy as np
 
 from nanokv.check.hammer import compiled_hammers
-from nanokv.check.ranks import RankOptions, Served
+from nanokv.check.ranks import CacheRank
 from nanokv.check.work import Work
 from tests.support.plain_world import PAGE, PAGE_WORDS, address, aligned_words
 
@@ -13,13 +11,14 @@ HAMMER_WORDS = 5 * PAGE_WORDS
 HAMMER_ROUNDS = 2000  #: before a process looks whether it is to stop
 
 
-class Worker(Served):
-    """One rank that works at random, or without a pause, or holds what it has."""
+class Worker(CacheRank):
+    """One rank that works at random, or without a pause, or holds a pin and a plan."""
 
-    def __init__(self, options: RankOptions, connection: Any, progress: Any) -> None:
-        super().__init__(options, connection, progress)
+    def attach(self) -> tuple[int, bool]:
+        attached, options = super().attach(), self.options
         seed = options.seed + self.who
         self.work = Work(self.cache, self.who, keys=options.keys, max_pages=5, seed=seed, pins=options.pins)
+        return attached
 
     def run(self, count: int) -> dict[str, int]:
         return self.work.run(count)
@@ -32,12 +31,12 @@ class Worker(Served):
 
     def hammer_until_told(self) -> tuple[int, ...]:
         """Compiled work, without a pause: puts, reads, removals, wrong words."""
-        table = self.cache._parts.table
+        hammer, table = compiled_hammers().hammer, self.cache.world_table
         buffer = aligned_words(HAMMER_WORDS)
         sums = np.zeros(4, np.int64)
         while not self.told():
             seed = self.work.random.randrange(1 << 7)
-            sums += compiled_hammers().hammer(address(table), seed, HAMMER_ROUNDS, 20, address(buffer), HAMMER_WORDS)
+            sums += hammer(table, seed, HAMMER_ROUNDS, 20, address(buffer), HAMMER_WORDS)
             self.progress.value += HAMMER_ROUNDS
         return tuple(sums.tolist())
 

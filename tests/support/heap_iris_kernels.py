@@ -16,10 +16,12 @@ import triton
 import triton.language as tl
 
 from nanokv.cache import NanoKVCache
+from nanokv.check.rank_process import PATIENCE
 from nanokv.config import make_options
 from nanokv.device.segment.layout import EPOCH_SHIFT, H_STATE, READY, WRITING
+from nanokv.heap import open_heap
 from tests.support import heap_standins
-from tests.support.heap_ranks import PATIENCE, Provider, open_rank, plan
+from tests.support.heap_ranks import small_world
 
 iris: Any = importlib.import_module(sys.argv[2])
 NBYTES = 100
@@ -51,9 +53,9 @@ def pointer(cache: NanoKVCache, offset: int, dtype: torch.dtype) -> torch.Tensor
 
 def main() -> None:
     rank, name = int(os.environ["RANK"]), sys.argv[1]
-    context = getattr(heap_standins, sys.argv[3])
-    provider = Provider("iris", lambda rank: {"library": heap_standins.IrisModule(context, taken=1024)})
-    cache = NanoKVCache._from_heap(open_rank(provider, name, rank, plan(2), {}), 0, make_options({}))
+    library = heap_standins.IrisModule(getattr(heap_standins, sys.argv[3]), taken=1024)
+    heap = open_heap("iris", small_world(2, name=name), rank, library=library)
+    cache = NanoKVCache._from_heap(heap, 0, make_options({}))
     bases = cache.heap_bases_tensor
     if rank == 0:
         place = cache.open_for_write("filled", NBYTES, preferred_segment=1)

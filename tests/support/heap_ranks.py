@@ -1,31 +1,28 @@
 """Ranks of every heap provider behind one face, for the conformance suite: each answers the same commands.
 
-Ranks of `local` live in this process. All others have a process of their own, forked off a server that has torch.
+Ranks of `local` live in this process. All others have a process of their own.
 """
 
-import contextlib
 import ctypes
-import multiprocessing
 import os
-import signal
-from collections.abc import Callable, Iterator
-from multiprocessing.connection import Connection
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 
 from nanokv.cache import NanoKVCache
+from nanokv.check.rank_process import RankCommands
 from nanokv.config import make_options
 from nanokv.device.segment.geometry import Geometry
 from nanokv.errors import NanoKVError
-from nanokv.heap import Heap, open_heap
+from nanokv.heap import Heap, WorldSpec, open_heap
 from nanokv.heap.local import LocalWorld
 from nanokv.heap.segment_in_tensor import control_of
 from tests.support import heap_standins as standins
 
 PAGE = 4096
-PATIENCE = 60.0
 
 
 def plan(n: int, pages: int = 16) -> Geometry:
@@ -33,8 +30,14 @@ def plan(n: int, pages: int = 16) -> Geometry:
     return Geometry.plan(pages * PAGE, PAGE, n, max_objects=8, ring_slots=16, pin_slots=8)
 
 
+def small_world(n: int, **wishes: Any) -> WorldSpec:
+    """A small world of `n` ranks; `wishes` are fields that differ."""
+    usual: dict[str, Any] = {"geometry": plan(n), "mode": "device", "may_evict": True, "water": (80, 90)}
+    return WorldSpec(**(usual | wishes))
+
+
 class Provider(NamedTuple):
-    """A provider over a library: which kind, and what it is opened with, given the rank."""
+    """A kind of provider, and the options with which a rank opens it."""
 
     kind: str
     options: Callable[[int], dict[str, Any]] = lambda rank: {}
@@ -72,10 +75,10 @@ PROVIDERS = {
     ),
     "torch_symm, overlapping": Provider("torch_symm", lambda rank: _torch(rank, gpu=0)),
     "torch_symm, no memory": Provider("torch_symm", lambda rank: _torch(rank, capacity=1000 if rank else 1 << 30)),
-    "torch_symm, out of reach": Provider("torch_symm", lambda rank: _torch(rank, said=lambda at: [at[0], 0])),
-    "torch_symm, wrong addresses": Provider("torch_symm", lambda rank: _torch(rank, said=lambda at: [at[rank]] * 2)),
+    "torch_symm, out of reach": Provider("torch_symm", lambda rank: _torch(rank, told=lambda at: [at[0], 0])),
+    "torch_symm, wrong addresses": Provider("torch_symm", lambda rank: _torch(rank, told=lambda at: [at[rank]] * 2)),
     "torch_symm, unaligned": Provider(
-        "torch_symm", lambda rank: _torch(rank, said=lambda at: [p + 64 * (r != rank) for r, p in enumerate(at)])
+        "torch_symm", lambda rank: _torch(rank, told=lambda at: [p + 64 * (r != rank) for r, p in enumerate(at)])
     ),
     "torch_symm, no GPU": Provider("torch_symm", lambda rank: _torch(rank) | {"device": None}),
     "torch_symm, other offsets": Provider("torch_symm", lambda rank: _torch(rank, offset=PAGE * rank)),
@@ -87,12 +90,23 @@ PROVIDERS = {
 }
 
 
-class Commands:
-    """What a rank can be asked to do with its heap, or with a cache on it."""
+class HeapRank(RankCommands):
+    """Commands for a heap, or for a cache on it. `wishes`: as `small_world` takes them."""
 
-    def __init__(self, heap: Heap) -> None:
-        self.heap = heap
-        self.cache: NanoKVCache | None = None
+    raises = (NanoKVError,)
+    heap: Heap
+    cache: NanoKVCache
+
+    def __init__(self, rank: int, n: int, provider: str = "shm", **wishes: Any) -> None:
+        self.rank, self.n, self.wishes = rank, n, wishes
+        self.provider = PROVIDERS[provider]
+
+    def attach(self) -> tuple[int, bool]:
+        """(incarnation, recovered)."""
+        torch.set_num_threads(1)
+        spec = small_world(self.n, **self.wishes)
+        self.heap = open_heap(self.provider.kind, spec, self.rank, **self.provider.options(self.rank))
+        return self.heap.incarnation, self.heap.recovered
 
     def facts(self) -> dict[str, Any]:
         heap = self.heap
@@ -120,7 +134,7 @@ class Commands:
         return int(self.heap.segment(owner)[at])
 
     def peek_address(self, owner: int, at: int) -> int:
-        """The same by the table of bases; in host memory alone."""
+        """The same by the table of bases; only in host memory."""
         return ctypes.c_uint8.from_address(self.heap.bases[owner] + at).value
 
     def poke(self, owner: int, at: int, value: int) -> None:
@@ -144,8 +158,13 @@ class Commands:
     def close(self) -> None:
         self.heap.close()
 
-    def die(self) -> None:
-        os.kill(os.getpid(), signal.SIGKILL)
+    def fork(self, fifo: str) -> int:
+        """Fork a child that lives until `fifo` is opened, whatever happens to its parent; returns its pid."""
+        child = os.fork()
+        if child == 0:
+            Path(fifo).read_bytes()
+            os._exit(0)
+        return child
 
     def has_group(self) -> bool:
         return dist.is_initialized()
@@ -158,140 +177,35 @@ class Commands:
         self.cache = NanoKVCache._from_heap(self.heap, 0, make_options(options))
 
     def put(self, key: str, values: list[int], segment: int) -> None:
-        assert self.cache is not None
         data = torch.tensor(values, dtype=torch.int32, device=self.cache.device)
         self.cache.put(key, data, preferred_segment=segment)
 
     def get(self, key: str) -> list[int]:
-        assert self.cache is not None
         found: list[int] = self.cache.get(key).tolist()
         return found
 
     def owner_of(self, key: str) -> int:
-        assert self.cache is not None
         return self.cache.get_location(key).owner_rank
 
     def remove(self, key: str) -> None:
-        assert self.cache is not None
         self.cache.remove(key)
 
     def close_cache(self) -> None:
-        assert self.cache is not None
         self.cache.close()
-
-    def run(self, command: str, *arguments: Any, **options: Any) -> Any:
-        """One command; what it raises is returned."""
-        try:
-            return getattr(self, command)(*arguments, **options)
-        except NanoKVError as error:
-            return error
-
-
-def open_rank(provider: Provider, name: str, rank: int, geometry: Geometry, wishes: dict[str, Any]) -> Heap:
-    """Attach a rank of a provider whose ranks are processes."""
-    options: dict[str, Any] = {"mode": "device", "may_evict": True, "water": (80, 90), "timeout": PATIENCE}
-    return open_heap(provider.kind, name, geometry, rank, **(options | provider.options(rank) | wishes))
-
-
-def _serve(connection: Connection, folder: str, provider: str, name: str, rank: int, wishes: dict[str, Any]) -> None:
-    os.environ["NANOKV_SHM_DIR"] = folder
-    torch.set_num_threads(1)
-    geometry = wishes.pop("geometry")
-    try:
-        commands = Commands(open_rank(PROVIDERS[provider], name, rank, geometry, wishes))
-    except NanoKVError as error:
-        connection.send(error)
-        connection.send(dist.is_initialized())
-        return
-    connection.send(None)
-    with contextlib.suppress(EOFError):
-        while True:
-            command, arguments, options = connection.recv()
-            connection.send(commands.run(command, *arguments, **options))
-
-
-class Remote:
-    """A rank in a process of its own."""
-
-    def __init__(self, folder: str, provider: str, name: str, rank: int, wishes: dict[str, Any]) -> None:
-        self._connection, theirs = _PROCESSES.Pipe()
-        arguments = (theirs, folder, provider, name, rank, wishes)
-        self.process = _PROCESSES.Process(target=_serve, args=arguments, daemon=True)
-        self.process.start()
-        theirs.close()
-
-    def arrive(self) -> None:
-        """Wait for the end of attaching; what that raises is raised."""
-        raised(self.answer())
-
-    def send(self, command: str, *arguments: Any, **options: Any) -> None:
-        self._connection.send((command, arguments, options))
-
-    def answer(self) -> Any:
-        assert self._connection.poll(PATIENCE), "the rank does not answer"
-        return self._connection.recv()
-
-    def ask(self, command: str, *arguments: Any, **options: Any) -> Any:
-        """One command; what it raises is raised here."""
-        self.send(command, *arguments, **options)
-        return raised(self.answer())
-
-    def kill(self) -> None:
-        """SIGKILL, by its own hand; returns when it is gone."""
-        self.send("die")
-        self.process.join(PATIENCE)
-        assert self.process.exitcode == -signal.SIGKILL
-
-    def end(self) -> None:
-        """Hang up: it ends as a script does that forgot to close."""
-        self._connection.close()
-        self.process.join(PATIENCE)
-        if self.process.is_alive():
-            self.process.kill()
-            self.process.join()
 
 
 class Here:
-    """A virtual rank in this process."""
+    """A virtual rank in this process, asked as one in a process of its own is."""
 
     def __init__(self, heap: Heap) -> None:
-        self._commands = Commands(heap)
-
-    def arrive(self) -> None:
-        """It is there."""
+        self._rank = HeapRank(heap.rank, heap.world_size)
+        self._rank.heap = heap
 
     def ask(self, command: str, *arguments: Any, **options: Any) -> Any:
-        return raised(self._commands.run(command, *arguments, **options))
+        return getattr(self._rank, command)(*arguments, **options)
 
 
-def raised(answer: Any) -> Any:
-    """An answer; raises it if it is an error."""
-    if isinstance(answer, NanoKVError):
-        raise answer
-    return answer
-
-
-@contextlib.contextmanager
-def ranks_of(folder: str) -> Iterator[Callable[..., Any]]:
-    """A function that starts ranks: `start(provider, name, rank, n)`; all end with the context."""
-    started: list[Remote] = []
-
-    def begin(provider: str, name: str, rank: int, n: int, **wishes: Any) -> Remote:
-        started.append(Remote(folder, provider, name, rank, {"geometry": plan(n)} | wishes))
-        return started[-1]
-
-    try:
-        yield begin
-    finally:
-        for rank in started:
-            rank.end()
-
-
-def here(n: int, device: Any = "cpu", mode: str = "device") -> list[Here]:
+def here(n: int, device: Any = "cpu", **wishes: Any) -> list[Here]:
     """All ranks of a local world."""
-    world = LocalWorld(plan(n), mode=mode, may_evict=True, water=(80, 90), device=device)
-    return [Here(open_heap("local", world, rank)) for rank in range(n)]
-
-
-_PROCESSES = multiprocessing.get_context("forkserver")
-_PROCESSES.set_forkserver_preload(["tests.support.heap_ranks"])
+    world = LocalWorld(small_world(n, **wishes), device=device)
+    return [Here(world.heap(rank)) for rank in range(n)]

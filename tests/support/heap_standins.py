@@ -1,6 +1,6 @@
 """Stand-ins for the libraries that the heap providers `torch_symm` and `iris` take memory from.
 
-They replace what needs GPUs, and nothing of ours: the host interface has the names, arguments, collective calls and
+They replace only the code that needs GPUs: the host interface has the names, arguments, collective calls and
 refusals of the library, and the memory really is shared between processes (memfds, which peers open and map). Ranks and
 exchange go by a real process group of torch.distributed. Written from the libraries' documented interfaces:
 torch 2.13's `torch.distributed._symmetric_memory`; iris of 2025 (`zeros`, `get_heap_bases`) and of 2026
@@ -43,10 +43,10 @@ def map_pool(path: str) -> torch.Tensor:
 
 
 def exchanged(mine: Any, group: Any) -> list[Any]:
-    """What every rank says, by rank. Collective."""
-    said: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(said, mine, group)
-    return said
+    """The value of every rank, by rank. Collective."""
+    values: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(values, mine, group)
+    return values
 
 
 # --- torch.distributed._symmetric_memory ---
@@ -86,7 +86,7 @@ class TorchSymmetricMemory:
         gpu: the number of the GPU that this rank would have.
         capacity: bytes that `empty` can give.
         offset: where tensors begin in their buffers, as in a pool of the caching allocator.
-        said: changes the table of addresses that this rank is told.
+        told: changes the table of addresses that this rank is told.
     """
 
     def __init__(
@@ -95,9 +95,9 @@ class TorchSymmetricMemory:
         *,
         capacity: int = 1 << 30,
         offset: int = 0,
-        said: Callable[[list[int]], list[int]] = lambda pointers: pointers,
+        told: Callable[[list[int]], list[int]] = lambda pointers: pointers,
     ) -> None:
-        self._gpu, self._capacity, self._offset, self._said = gpu, capacity, offset, said
+        self._gpu, self._capacity, self._offset, self._told = gpu, capacity, offset, told
         self._pools: dict[int, Pool] = {}
 
     def empty(self, *size: Any, dtype: torch.dtype | None = None, device: Any = None) -> torch.Tensor:
@@ -127,7 +127,7 @@ class TorchSymmetricMemory:
         mapped = [pool.bytes if r == rank else map_pool(offer.path) for r, offer in enumerate(offers)]
         dist.barrier(group)  # all have mapped all
         handle = Handle(rank, mapped)
-        handle.buffer_ptrs = self._said(handle.buffer_ptrs)
+        handle.buffer_ptrs = self._told(handle.buffer_ptrs)
         return handle
 
 

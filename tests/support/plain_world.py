@@ -13,7 +13,7 @@ from nanokv.check.slow import load64_then, vocabulary_with
 from nanokv.device.machines.native_code import native_function
 from nanokv.device.memory.retarget import retarget
 from nanokv.device.segment.geometry import Geometry
-from nanokv.device.segment.layout import LINE
+from nanokv.device.segment.record import LINE
 from nanokv.device.segment.views import SegmentView
 
 GIVE_WAY = load64_then("sched_yield")

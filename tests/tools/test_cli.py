@@ -23,6 +23,7 @@ from nanokv.device.segment.geometry import Geometry
 from nanokv.device.segment.views import SegmentView
 from nanokv.heap.shm import ShmHeap, list_worlds
 from nanokv.heap.world_file import path_of
+from nanokv.heap.world_spec import WorldSpec
 
 PAGE = 4096
 RAW = (0,) * 8
@@ -31,9 +32,10 @@ GEOMETRY = Geometry.plan(32 * PAGE, PAGE, 2)
 
 def attach(name: str) -> list[ShmHeap]:
     """Both ranks of a world, in this process."""
+    spec = WorldSpec(GEOMETRY, mode="device", may_evict=False, water=(85, 95), name=name)
 
     def one(rank: int) -> ShmHeap:
-        return ShmHeap.attach(name, GEOMETRY, rank, mode="device", may_evict=False, water=(85, 95), timeout=30)
+        return ShmHeap.attach(spec, rank)
 
     with ThreadPoolExecutor(2) as pool:
         return list(pool.map(one, range(2)))

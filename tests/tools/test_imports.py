@@ -10,9 +10,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+DEVICE = "nanokv.device"
 BARE = ("device", "host_poller", "compat_v1")
 CACHE_SIDE = ("nanokv.cache", "nanokv.virtual_world", "nanokv.cli", "nanokv.demo", "nanokv.wiring")
 LEAVES = ("nanokv.errors", "nanokv.types")
+
+# the rooms of `nanokv.device`, lowest first: a room imports only rooms before it
+ROOMS = ("memory", "segment", "protocol", "kernels", "machines", "sim")
+ON_TOP = ("", "library", "remote")  #: the public face; no room imports it
 
 # what modules of a package may import of the project, beside themselves
 ALLOWED = {
@@ -115,6 +120,19 @@ def test_arrows_go_one_way(package: str) -> None:
     for name in (name for name in modules() if inside(name, package)):
         for other in (other for other in imports(name) if inside(other, "nanokv")):
             assert any(inside(other, allowed) for allowed in (package, *ALLOWED[package])), f"{name} imports {other}"
+
+
+def test_every_part_of_device_is_a_room_or_on_top() -> None:
+    parts = {name.removeprefix("nanokv.device").lstrip(".").split(".")[0] for name in modules() if inside(name, DEVICE)}
+    assert parts == {*ROOMS, *ON_TOP}
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_no_room_of_device_imports_a_later_one(room: str) -> None:
+    earlier = [f"{DEVICE}.{name}" for name in ROOMS[: ROOMS.index(room) + 1]]
+    for name in (name for name in modules() if inside(name, f"{DEVICE}.{room}")):
+        for other in (other for other in imports(name) if inside(other, DEVICE)):
+            assert any(inside(other, each) for each in earlier), f"{name} imports {other}"
 
 
 @pytest.mark.parametrize("package", ["nanokv.device", "nanokv.heap", "nanokv.host_poller", "nanokv.compat_v1"])

@@ -24,6 +24,7 @@ from nanokv.device.segment.layout import DEAD, FLAG_ACK, READY, REMOVED, RESERVE
 from nanokv.device.segment.views import SegmentView
 from nanokv.errors import PeerLost, SegmentCorrupt
 from nanokv.heap.local import LocalWorld
+from nanokv.heap.world_spec import WorldSpec
 from nanokv.types import KeyDigest
 from tests.support.fsck_fixture import PAGE, RAW, Pin, World, digest
 
@@ -649,7 +650,7 @@ class Rank:
 @pytest.fixture
 def local() -> Iterator[list[Rank]]:
     geometry = Geometry.plan(16 * PAGE, PAGE, 2)
-    world = LocalWorld(geometry, mode="host", may_evict=False, water=(85, 95))
+    world = LocalWorld(WorldSpec(geometry, mode="host", may_evict=False, water=(85, 95)))
     heaps = [world.heap(rank) for rank in range(2)]
     views = [SegmentView(heap.host_view(heap.rank), geometry) for heap in heaps]  # type: ignore[arg-type]
     ranks = []

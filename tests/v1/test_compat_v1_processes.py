@@ -7,19 +7,20 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from nanokv.check.rank_process import PATIENCE
 from nanokv.compat_v1.transport import CLIENT, Link, LinkBroken, make_store
 from nanokv.device.protocol.status import Status
 from nanokv.errors import PeerLost
 from nanokv.fsck import check_segments
-from tests.support.shm_ranks import new_folder
-from tests.support.v1_ranks import MASTER, PAGE, PAGES, PATIENCE, RPC_TIMEOUT, HostRank, Remote, Start, starter
+from tests.support.rank_processes import Start, new_folder, starter, until
+from tests.support.v1_ranks import MASTER, PAGE, PAGES, HostRank
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -27,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.fixture
 def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     with new_folder(monkeypatch) as made:
-        yield Path(made)
+        yield made
 
 
 @pytest.fixture
@@ -37,7 +38,7 @@ def name() -> str:
 
 @pytest.fixture
 def start(folder: Path, name: str) -> Iterator[Start]:
-    with starter(folder, name) as begin:
+    with starter(partial(HostRank, name=name)) as begin:
         yield begin
 
 
@@ -47,21 +48,16 @@ def here(name: str) -> Iterator[Callable[..., HostRank]]:
     made: list[HostRank] = []
 
     def make(rank: int, n: int, **options: Any) -> HostRank:
-        made.append(HostRank(name, rank, n, **options))
-        return made[-1]
+        mine = HostRank(rank, n, name, **options)
+        mine.attach()
+        made.append(mine)
+        return mine
 
     yield make
     for rank in made:
         report = check_segments(rank.views, mode="host", quiescent=None, alive=rank.heap.alive)
         rank.close()
         assert not report.breaches, str(report)
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def places(folder: Path) -> list[str]:
@@ -139,7 +135,7 @@ def test_nothing_listens_beyond_the_loopback(start: Start, here: Callable[..., H
     client.arrive()
     assert client.ask("put", 1, 1, 0) == Status.OK
     assert master.exists(1) == Status.OK
-    addresses = listening(os.getpid()) + listening(client.process.pid or 0)
+    addresses = listening(os.getpid()) + listening(client.pid)
     assert addresses, "gloo listens, or this test looks at the wrong place"
     assert all(address.endswith("7F") and len(address) == 8 for address in addresses), "127.0.0.0/8, IPv4"
 
@@ -231,7 +227,7 @@ def test_a_master_killed_in_the_middle_of_requests(start: Start, here: Callable[
     worker.start()
     assert done.wait(PATIENCE)
     master.kill()
-    worker.join(RPC_TIMEOUT + 1)
+    worker.join(PATIENCE)
     assert not worker.is_alive() and len(outcome) == 1, "it hangs"
 
 
@@ -240,13 +236,13 @@ def test_a_stopped_master_is_lost_and_comes_back(start: Start, here: Callable[..
     client = here(1, 2, rpc_timeout=0.5)
     master.arrive()
     assert client.put(1, 1, 0) == Status.OK
-    master.signal(signal.SIGSTOP)
+    os.kill(master.pid, signal.SIGSTOP)
     try:
         for _ in range(2):
             with pytest.raises(PeerLost, match="rank 0, the master"):
                 client.open(2, 1, 0)
     finally:
-        master.signal(signal.SIGCONT)
+        os.kill(master.pid, signal.SIGCONT)
     until(lambda: answers(client))
     assert client.exists(1) == Status.OK
     until(lambda: client.open(2, 1, 0).status == Status.OK)  # what was opened in between was taken back
@@ -344,13 +340,13 @@ def at_last():
 
 if __name__ == "__main__":
     atexit.register(at_last)  # the first to come is the last to go
-    made = {}
-    other = threading.Thread(target=lambda: made.update(master=HostRank(sys.argv[1], 0, 2)))
+    master, client = (HostRank(rank, 2, sys.argv[1]) for rank in range(2))
+    other = threading.Thread(target=master.attach)
     other.start()
-    client = HostRank(sys.argv[1], 1, 2)
+    client.attach()
     other.join()
     assert client.put(1, 1, 0) == 0
-    for rank in (made["master"], client)[:int(sys.argv[2])]:
+    for rank in (master, client)[:int(sys.argv[2])]:
         rank.close()
     print("done")
 """
@@ -366,7 +362,7 @@ def test_a_script_ends_without_noise(name: str, folder: Path, closed: int) -> No
         env=os.environ | {"PYTHONPATH": str(ROOT), "NANOKV_SHM_DIR": str(folder)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=110,
         check=False,
     )
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "done\n[]\n", "")
@@ -374,7 +370,7 @@ def test_a_script_ends_without_noise(name: str, folder: Path, closed: int) -> No
 
 def test_the_round_trip(start: Start, here: Callable[..., HostRank], record_property: Callable[..., None]) -> None:
     """Measured for the docs, not judged: run with -s to see it."""
-    client: Remote = start(1, 2)
+    client = start(1, 2)
     here(MASTER, 2)
     client.arrive()
     client.ask("round_trips", 20)

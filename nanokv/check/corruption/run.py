@@ -12,7 +12,6 @@ pages, flags or producer does not lead to wrong bytes ("one wrong word"). Only a
 - payload that was changed itself.
 """
 
-import multiprocessing
 import os
 import tempfile
 from collections.abc import Iterator
@@ -21,7 +20,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from nanokv.check.corruption.case import Kind, Outcome, run_case
-from nanokv.check.ranks import warm
+from nanokv.check.rank_process import PROCESSES, warm
 from nanokv.check.report import CheckFailure, Row
 
 PATIENCE = 30.0  #: seconds for one operation, on a busy machine: then it hangs
@@ -104,10 +103,8 @@ def _batch(name: str, start: int, end: int, seed: int, tally: _Tally) -> int:
 
 
 def _child(name: str, start: int, end: int, seed: int) -> tuple[Any, Connection]:
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["nanokv.check.preload"])
-    ours, theirs = context.Pipe()
-    child = context.Process(target=_serve, args=(name, start, end, seed, theirs), daemon=True)
+    ours, theirs = PROCESSES.Pipe()
+    child = PROCESSES.Process(target=_serve, args=(name, start, end, seed, theirs), daemon=True)
     child.start()
     theirs.close()
     return child, ours

@@ -22,7 +22,8 @@ from nanokv.cache import NanoKVCache
 from nanokv.check.histories.key_model import DUPLICATE, FULL, MISS, NOT_READY, OK, PINNED, TORN
 from nanokv.check.histories.linearizability import NEVER, Operation
 from nanokv.check.histories.recorder import NAMES, ROW_WORDS, TORN_VALUE, lingering_record
-from nanokv.check.ranks import RankOptions, RankProcess, Served, wait_until
+from nanokv.check.rank_process import RankProcess, wait_until
+from nanokv.check.ranks import CacheRank, RankOptions
 from nanokv.check.report import CheckFailure
 from nanokv.check.work import check_payload, name, payload
 from nanokv.device.protocol.status import Status
@@ -81,7 +82,7 @@ class Sheet:
         """Call `recorder.record`, compiled, as one of the callers."""
         buffer = np.zeros(ROOM_WORDS, np.int64)
         function(
-            cache._parts.table.ctypes.data,
+            cache.world_table,
             self.words.ctypes.data,
             caller + 1,
             seed * CALLERS + caller + 1,
@@ -200,17 +201,17 @@ def record_threads(operations: int, seed: int, alloc: str) -> Iterator[History]:
 
 
 # --- processes --------------------------------------------------------------------------------
-class Recording(Served):
+class Recording(CacheRank):
     """A rank that records."""
 
     def record(self, count: int, seed: int) -> list[tuple[int, Operation]]:
         """Do `count` random operations of the API."""
-        return Caller(self.cache, self.options.rank + 1, seed).run(count)
+        return Caller(self.cache, self.rank + 1, seed).run(count)
 
     def record_compiled(self, path: str, rounds: int, seed: int) -> None:
         """Fill this rank's part of the sheet in a file, lingering after each load."""
         sheet = Sheet(shared_words(path, rounds), rounds)
-        sheet.fill(lingering_record(), self.cache, self.options.rank, seed, self.options.keys)
+        sheet.fill(lingering_record(), self.cache, self.rank, seed, self.options.keys)
 
 
 def shared_words(path: str | Path, rounds: int) -> np.ndarray[Any, Any]:
@@ -221,11 +222,11 @@ def shared_words(path: str | Path, rounds: int) -> np.ndarray[Any, Any]:
 @contextmanager
 def _processes(keys: int, seed: int) -> Iterator[list[RankProcess]]:
     world = f"histories-{uuid4().hex[:12]}"
-    options = RankOptions(world, 0, CALLERS, PAGES * PAGE_BYTES, PAGE_BYTES, False, seed, keys, False, str(directory()))
-    ranks = [RankProcess(options._replace(rank=rank), Recording) for rank in range(CALLERS)]
+    options = RankOptions(world, CALLERS, PAGES * PAGE_BYTES, PAGE_BYTES, False, seed, keys, False)
+    ranks = [RankProcess(Recording, rank, options) for rank in range(CALLERS)]
     try:
         for rank in ranks:
-            rank.answer("attached")
+            rank.arrive()
         yield ranks
     finally:
         for rank in ranks:
@@ -239,7 +240,7 @@ def record_processes(operations: int, seed: int) -> Iterator[History]:
     with _processes(KEYS, seed) as ranks:
         for rank in ranks:
             rank.send("record", operations // CALLERS, seed)
-        yield _by_key([rank.answer("record") for rank in ranks])
+        yield _by_key([rank.answer() for rank in ranks])
         for rank in ranks:
             rank.ask("close")
 
@@ -265,7 +266,7 @@ def _record_kill(chance: random.Random, seed: int) -> History:
             ranks[victim].kill()
             for rank in ranks:
                 if rank.rank != victim:
-                    rank.answer("record_compiled")
+                    rank.answer()
             return sheet.history()
     finally:
         path.unlink(missing_ok=True)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from nanokv.check.kills.work import ROLES
 from nanokv.check.kills.world import ANCHOR, PAGE, WORLD_SIZE, Counts, KillWorld
-from nanokv.check.ranks import wait_until
+from nanokv.check.rank_process import wait_until
 from nanokv.check.report import CheckFailure
 from nanokv.device.segment.layout import WORD
 from nanokv.errors import NanoKVError
@@ -168,7 +168,7 @@ class Rounds:
         self._wait_for_steps(survivors, SURVIVOR_STEPS)
         world.check_anchors()
         for rank in survivors:
-            world.workers[rank].stop("act")
+            world.workers[rank].stop()
 
     # --- coming back ---
     def _is_due(self, since: int, done: int, dice: random.Random) -> bool:

@@ -24,7 +24,7 @@ import numpy as np
 
 from nanokv.check.kills.rounds import COUNTS, Options, Rounds, Tally
 from nanokv.check.kills.work import ROLES
-from nanokv.check.ranks import warm
+from nanokv.check.rank_process import warm
 from nanokv.check.report import Row
 
 WORLDS = 4  #: side by side: most of a round is waiting

@@ -13,12 +13,11 @@ A role is one step that is done again and again:
 
 import contextlib
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
 from nanokv.check.hammer import compiled_hammers, slow_hammers
-from nanokv.check.ranks import RankOptions, Served
+from nanokv.check.ranks import CacheRank
 from nanokv.check.report import CheckFailure
 from nanokv.check.work import EXPECTED, Work, name, payload
 from nanokv.device.machines.records import Place
@@ -36,17 +35,18 @@ SLOW_BURST = 5  #: for both, where each load lingers
 PLANS = 3  #: open at a time
 
 
-class KillWorker(Served):
+class KillWorker(CacheRank):
     """One rank of the kill rounds."""
 
-    def __init__(self, options: RankOptions, connection: Any, progress: Any) -> None:
-        super().__init__(options, connection, progress)
+    def attach(self) -> tuple[int, bool]:
+        attached, options = super().attach(), self.options
         self.random = Work(self.cache, self.who, keys=KEYS, max_pages=MAX_PAGES, seed=options.seed).random
         self.calls = Work(self.cache, self.who, keys=KEYS, max_pages=MAX_PAGES, seed=options.seed, pins=options.pins)
         self.large_calls = Work(self.cache, self.who, keys=KEYS, max_pages=LARGE_PAGES, seed=options.seed)
         self.page_words = options.page_bytes // WORD
         self.buffer = torch.zeros(MAX_PAGES * self.page_words, dtype=torch.int64)
         self.wrong = 0
+        return attached
 
     def act(self, role: str, slow: bool = False) -> dict[str, int]:
         """Play a role until told to stop; returns the counts of its calls.
@@ -93,7 +93,7 @@ class KillWorker(Served):
 
     # --- roles ---
     def _producer(self) -> None:
-        table, buffer = self.cache._parts.table.ctypes.data, self.buffer
+        table, buffer = self.cache.world_table, self.buffer
         seed = self.random.randrange(1 << 7)
         done = self.hammers.hammer(table, seed, self.bursts[0], KEYS, buffer.data_ptr(), buffer.numel())
         self.wrong += done[3]
@@ -126,7 +126,7 @@ class KillWorker(Served):
     def _reader(self) -> None:
         calls = [self.calls.get, self.calls.get_into]
         if self.options.pins:
-            table, seed = self.cache._parts.table.ctypes.data, self.random.randrange(1 << 7)
+            table, seed = self.cache.world_table, self.random.randrange(1 << 7)
             self.wrong += self.hammers.pin_hammer(table, seed, self.bursts[1], KEYS)[1]
             calls.append(self.calls.pin)
         self.calls.do(self.random.choice(calls))

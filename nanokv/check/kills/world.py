@@ -9,7 +9,8 @@ import torch
 
 from nanokv.cache import NanoKVCache
 from nanokv.check.kills.work import KEYS, KillWorker
-from nanokv.check.ranks import RankOptions, RankProcess, attach, wait_until
+from nanokv.check.rank_process import RankProcess, wait_until
+from nanokv.check.ranks import RankOptions, attach
 from nanokv.check.report import CheckFailure
 from nanokv.check.work import check_payload, name, payload
 from nanokv.device.segment.layout import WORD
@@ -18,7 +19,6 @@ from nanokv.errors import KeyNotFound, NotReady, OutOfMemory
 from nanokv.fsck import Finding, check_cache
 from nanokv.fsck.look import Look, take_looks
 from nanokv.heap.shm import list_worlds, remove_world
-from nanokv.heap.world_file import directory
 from nanokv.pinned import Pinned
 from nanokv.types import Key, KeyDigest
 
@@ -61,14 +61,12 @@ class KillWorld:
 
     def __init__(self, seed: int, *, evict: bool, pins: bool) -> None:
         world = f"nanokv-kills-{os.getpid()}-{secrets.token_hex(4)}"
-        self.options = RankOptions(
-            world, 0, WORLD_SIZE, PAGES * PAGE, PAGE, evict, seed, KEYS, pins, shm_dir=str(directory())
-        )
+        self.options = RankOptions(world, WORLD_SIZE, PAGES * PAGE, PAGE, evict, seed, KEYS, pins)
         self.workers: dict[int, RankProcess] = {}
         self.away: dict[int, int] = {}  #: rank -> the round in which it was killed
         for rank in range(1, WORLD_SIZE):
             self.start(rank, seed)
-        self.cache: NanoKVCache = attach(self.options)
+        self.cache: NanoKVCache = attach(0, self.options)
         for rank in self.workers:
             self.attached(rank)
         self._pinned: dict[int, Pinned] = {}
@@ -80,11 +78,11 @@ class KillWorld:
     # --- ranks ---
     def start(self, rank: int, seed: int) -> None:
         """Start a rank's process; `attached` waits for it."""
-        self.workers[rank] = RankProcess(self.options._replace(rank=rank, seed=seed), KillWorker)
+        self.workers[rank] = RankProcess(KillWorker, rank, self.options._replace(seed=seed))
 
     def attached(self, rank: int) -> None:
         """Wait until a rank has attached; one that was away comes back to the segment that it left."""
-        _, recovered = self.workers[rank].answer("attached")
+        _, recovered = self.workers[rank].arrive()
         if recovered != (self.away.pop(rank, None) is not None):
             raise CheckFailure(f"rank {rank} attached, and its segment was {'' if recovered else 'not '}there before")
 

@@ -1,0 +1,53 @@
+"""The contract of a library of symmetric memory, as `symmetric` uses it."""
+
+from typing import Any, NamedTuple
+
+import torch
+
+from nanokv.heap.process_group import Group, Meeting
+
+
+class Blocks(NamedTuple):
+    """One block of memory per rank, as this process sees them."""
+
+    mine: torch.Tensor  #: this rank's: uint8, one dimension
+    bases: list[int]  #: the address of every rank's block; 0 where this process cannot reach it
+    heap_offset: int  #: where `mine` begins in the library's heap, bytes
+    owner: object  #: keeps the blocks of the others mapped
+
+
+class MemorySource:
+    """A library of symmetric memory. Its calls from `begin` on are collective: every rank makes them, in this order.
+
+    Each raises HeapUnavailable, with the library's own message, if the library refuses.
+
+    Args:
+        group: the caller's process group, or None; see `Group`.
+        library: the library's module, or one that takes its place.
+    """
+
+    kind: str
+
+    def __init__(self, group: Any, library: Any) -> None:
+        self._given = group
+        self._library = library
+        self._group: Group | None = None
+
+    def begin(self, meeting: Meeting) -> None:
+        """Bring the ranks together."""
+        self._meeting = meeting
+        self._group = Group(self._given, meeting)
+
+    def allocate(self, nbytes: int) -> None:
+        """Make this rank's block of at least `nbytes`."""
+        raise NotImplementedError
+
+    def exchange(self) -> Blocks:
+        """Learn the addresses of the other ranks' blocks."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Let go of everything. Idempotent."""
+        group, self._group = self._group, None
+        if group is not None:
+            group.close()

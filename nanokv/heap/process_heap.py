@@ -1,0 +1,131 @@
+"""What the heaps of processes share: ranks that meet by a file (`world_file`), whose locks tell which ranks live."""
+
+import time
+import weakref
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from nanokv.device.segment.layout import HEAP_CTL, PRODUCER_INC_MASK
+from nanokv.errors import HeapUnavailable, PeerLost
+from nanokv.heap.futex import Doorbell
+from nanokv.heap.world_entry import leave
+from nanokv.heap.world_file import WorldFile
+from nanokv.heap.world_spec import WorldSpec
+
+_POLL_FIRST, _POLL_LAST = 0.0005, 0.01  #: seconds between two looks at the others
+
+#: Seconds for which `peer_closed` trusts what it found: each put asks, and asking the kernel takes 1.5 µs.
+LIVENESS_SECONDS = 0.005
+
+
+class ProcessHeap:
+    """One rank of a world of processes. A subclass attaches, and makes a `Heap` of it: it knows where segments lie.
+
+    Args:
+        spec: the world. rank: this one.
+        file: the world's file, with the lock of `rank`. The part of each rank begins with its HeapCtl: the magic tells
+            that the rank has come, `closed` that it left.
+    """
+
+    kind: str
+    incarnation: int
+    recovered = False
+    device = torch.device("cpu")
+    bases: list[int]
+
+    def __init__(self, spec: WorldSpec, rank: int, file: WorldFile) -> None:
+        self.name = spec.name
+        self.rank = rank
+        self.geometry = spec.geometry
+        self.world_size = spec.geometry.world_size
+        self._spec = spec
+        self._file = file
+        self._map = file.map()
+        self._controls = [part[: HEAP_CTL.size].view(HEAP_CTL.dtype) for part in self._map.parts]
+        self._bells = [Doorbell(part) for part in self._map.parts]
+        self._segments: list[torch.Tensor] = []
+        self._incarnations: Sequence[int] | npt.NDArray[np.uint64] = [1] * self.world_size
+        self._held_at = [-LIVENESS_SECONDS] * self.world_size
+        # gives the rank back, once: by `close`, when this object goes, or when the process ends
+        self._leave = weakref.finalize(self, leave, file, rank, self._controls[rank]["closed"])
+
+    def segment(self, rank: int) -> torch.Tensor:
+        self._check_open()
+        return self._segments[rank]
+
+    def alive(self, rank: int, incarnation: int) -> bool:
+        if not 0 <= rank < self.world_size:
+            return False
+        if (int(self._incarnations[rank]) ^ incarnation) & PRODUCER_INC_MASK.value:
+            return False
+        return self._leave.alive if rank == self.rank else self._file.locks.held(rank)
+
+    def peer_closed(self, rank: int) -> bool:
+        """As `Heap.peer_closed`; the end of a process is seen LIVENESS_SECONDS later at the most."""
+        if rank == self.rank:
+            return not self._leave.alive
+        if self._controls[rank]["closed"][0]:
+            return True
+        now = time.monotonic()
+        if now - self._held_at[rank] > LIVENESS_SECONDS:
+            if not self._file.locks.held(rank):
+                return True
+            self._held_at[rank] = now
+        return False
+
+    def barrier(self, timeout: float) -> None:
+        self._check_open()
+        counts = self._map.ranks["barrier"]
+        aim = int(counts[self.rank]) + 1
+        counts[self.rank] = aim
+        gone: list[int] = []
+
+        def missing() -> list[int]:
+            late: list[int] = np.flatnonzero(counts < aim).tolist()
+            gone[:] = [r for r in late if self.peer_closed(r) and int(counts[r]) < aim]
+            return [] if gone else late
+
+        late = _wait_for_none(missing, time.monotonic() + timeout)
+        if gone or late:
+            counts[self.rank] = aim - 1
+            why = f"{gone} of world {self.name!r} have ended" if gone else f"{late} did not come within {timeout} s"
+            raise PeerLost(f"barrier: ranks {why}")
+
+    def wait_for_hint(self, timeout: float, seen: int) -> None:
+        self._bells[self.rank].wait(timeout, seen)
+
+    def wake(self, rank: int) -> None:
+        self._bells[rank].ring()
+
+    def close(self) -> None:
+        """Leave the world. The file goes with the last rank. Idempotent."""
+        self._leave()
+
+    def _check_open(self) -> None:
+        if not self._leave.alive:
+            raise HeapUnavailable(f"rank {self.rank} has left world {self.name!r}")
+
+    def _has_come(self, rank: int) -> bool:
+        """True if the rank has written its control block, and lives."""
+        return rank == self.rank or bool(self._controls[rank]["magic"][0] and self._file.locks.held(rank))
+
+    def _wait_for(self, missing: Callable[[], list[int]], deadline: float) -> None:
+        """Wait until `missing` names no rank; PeerLost names those that it still does at `deadline`."""
+        left = _wait_for_none(missing, deadline)
+        if left:
+            raise PeerLost(f"ranks {left} of world {self.name!r} did not come within {self._spec.timeout} s")
+
+
+def _wait_for_none(missing: Callable[[], list[int]], deadline: float) -> list[int]:
+    """Look until no rank is missing or the time is up; returns the ranks that still are."""
+    pause = _POLL_FIRST
+    while True:
+        left = missing()
+        remaining = deadline - time.monotonic()
+        if not left or remaining <= 0:
+            return left
+        time.sleep(min(pause, remaining))
+        pause = min(2 * pause, _POLL_LAST)

@@ -1,0 +1,51 @@
+"""The world that a rank asks a provider for, to join it or to make it."""
+
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import numpy.typing as npt
+
+from nanokv.device.segment.geometry import MODES, Geometry
+from nanokv.errors import InvalidArgument
+
+Stale = Literal["error", "recover", "replace"]
+
+
+@dataclass(frozen=True, slots=True)
+class WorldSpec:
+    """A world of any provider. Its ranks may differ only in `may_evict`, `water`, `timeout` and `on_stale`.
+
+    Attributes:
+        geometry: of every segment; its `world_size` ranks have to come.
+        mode: the allocating side, "device" (v2) or "host" (v1).
+        may_evict, water: of this rank's segment, see `Geometry.control_block`.
+        name: processes of this host meet by it.
+        timeout: seconds to wait for the other ranks.
+        on_stale: for "shm", if all ranks of that name are dead: raise HeapUnavailable ("error"), take the world over
+            with its objects ("recover"), or make an empty one ("replace"). An incomplete world is always replaced.
+
+    Raises:
+        InvalidArgument: a mode or an `on_stale` that does not exist.
+    """
+
+    geometry: Geometry
+    mode: str
+    may_evict: bool
+    water: tuple[int, int]
+    name: str = "local"
+    timeout: float = 60.0
+    on_stale: Stale = "error"
+
+    def __post_init__(self) -> None:
+        for field, value, allowed in (("mode", self.mode, MODES), ("on_stale", self.on_stale, get_args(Stale))):
+            if value not in allowed:
+                raise InvalidArgument(f"{field} must be one of {allowed}, not {value!r}")
+
+    def check_rank(self, rank: int) -> None:
+        """Raise InvalidArgument for a rank that the world does not have."""
+        if not 0 <= rank < self.geometry.world_size:
+            raise InvalidArgument(f"rank must be 0 to {self.geometry.world_size - 1}, not {rank}")
+
+    def control_block(self, rank: int, world_id: int) -> npt.NDArray[Any]:
+        """The HeapCtl of a new segment, an array of one: see `Geometry.control_block`."""
+        return self.geometry.control_block(rank, world_id, self.mode, may_evict=self.may_evict, water=self.water)

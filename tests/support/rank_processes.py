@@ -1,0 +1,53 @@
+"""Ranks in processes of their own, for tests: a folder for their worlds, and the end of each."""
+
+import contextlib
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from nanokv.check.rank_process import PROCESSES, RankCommands, RankProcess, wait_until
+
+__all__ = ["Start", "new_folder", "starter", "until"]
+
+COMMANDS = ("concurrency_workers", "heap_ranks", "v1_ranks")
+
+sys.path.append(str(Path(__file__).parents[2]))  # which other processes are given: they import commands from here
+PROCESSES.set_forkserver_preload(["nanokv.check.preload", *(f"tests.support.{module}" for module in COMMANDS)])
+
+Start = Callable[..., RankProcess]
+
+
+@contextlib.contextmanager
+def new_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder in shared memory, for the worlds of one test."""
+    made = tempfile.mkdtemp(prefix="nanokv-test-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None)
+    monkeypatch.setenv("NANOKV_SHM_DIR", made)
+    try:
+        yield Path(made)
+    finally:
+        shutil.rmtree(made)
+
+
+@contextlib.contextmanager
+def starter(commands: Callable[..., RankCommands]) -> Iterator[Start]:
+    """A function that starts ranks, `start(rank, ...)` as `commands` takes it; all end with the context."""
+    ranks: list[RankProcess] = []
+
+    def start(rank: int, *arguments: object, **options: object) -> RankProcess:
+        ranks.append(RankProcess(commands, rank, *arguments, **options))
+        return ranks[-1]
+
+    try:
+        yield start
+    finally:
+        for rank in ranks:
+            rank.end()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait until a condition is true."""
+    wait_until("the condition of the test", condition)
