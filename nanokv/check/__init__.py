@@ -10,9 +10,11 @@ corruption/    wrong words in a segment: every operation ends, and gives no wron
 litmus         litmus tests on this machine's memory
 litmus_shapes  their device functions
 model/         the protocol under the simulated machine, and mutants of it
-work           random work on a cache, and payloads that hold their key and version
+random_calls   random calls on a cache
+payloads       keys and payloads: every word of a payload holds its key and version
 hammer         random work as compiled code, without a pause
 slow           device functions that linger after each load
-ranks          ranks in processes of their own, which can be killed
-preload        the modules that the fork server of `ranks` loads
+rank_process   a rank in a process of its own, which can be killed
+ranks          such ranks with a cache on a world of shared memory
+preload        the modules that their fork server imports
 """

@@ -2,12 +2,13 @@
 
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import torch
 
 from nanokv.cache import NanoKVCache
+from nanokv.check.random_calls import RandomCalls
 from nanokv.check.report import CheckFailure, Row
-from nanokv.check.work import Work
 from nanokv.fsck import check_cache
 from nanokv.virtual_world import local_world
 
@@ -37,12 +38,12 @@ def _run(seconds: float, seed: int, alloc: str, device: str, evict: bool) -> Row
     try:
         with row.timed():
             workers = [
-                Work(world[thread % RANKS], thread, keys=KEYS, max_pages=MAX_PAGES, seed=seed + thread)
+                RandomCalls(world[thread % RANKS], thread, keys=KEYS, max_pages=MAX_PAGES, seed=seed + thread)
                 for thread in range(THREADS)
             ]
             end = time.monotonic() + seconds
             with ThreadPoolExecutor(THREADS) as pool:
-                for counts in pool.map(lambda work: _work_until(end, work), workers):
+                for counts in pool.map(partial(_run_until, end), workers):
                     row.tried += sum(counts.values())
             check_at_rest(world)
             check_room(world)
@@ -53,10 +54,10 @@ def _run(seconds: float, seed: int, alloc: str, device: str, evict: bool) -> Row
     return row
 
 
-def _work_until(end: float, work: Work) -> dict[str, int]:
+def _run_until(end: float, calls: RandomCalls) -> dict[str, int]:
     while time.monotonic() < end:
-        work.run(20)
-    return work.done
+        calls.run(20)
+    return calls.done
 
 
 def check_at_rest(world: list[NanoKVCache]) -> None:

@@ -22,10 +22,10 @@ from nanokv.cache import NanoKVCache
 from nanokv.check.histories.key_model import DUPLICATE, FULL, MISS, NOT_READY, OK, PINNED, TORN
 from nanokv.check.histories.linearizability import NEVER, Operation
 from nanokv.check.histories.recorder import NAMES, ROW_WORDS, TORN_VALUE, lingering_record
+from nanokv.check.payloads import check_payload, name, payload
 from nanokv.check.rank_process import RankProcess, wait_until
 from nanokv.check.ranks import CacheRank, RankOptions
 from nanokv.check.report import CheckFailure
-from nanokv.check.work import check_payload, name, payload
 from nanokv.device.protocol.status import Status
 from nanokv.errors import DuplicateKey, KeyNotFound, NotReady, ObjectPinned, OutOfMemory
 from nanokv.heap.shm import list_worlds, remove_world

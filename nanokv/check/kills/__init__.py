@@ -3,5 +3,5 @@
 run     several worlds, and many rounds in each
 rounds  the rounds of one world
 world   the world that they use, and the checks of it
-work    the roles that ranks play
+roles   the roles that ranks play
 """

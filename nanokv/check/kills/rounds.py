@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from nanokv.check.kills.work import ROLES
+from nanokv.check.kills.roles import ROLES
 from nanokv.check.kills.world import ANCHOR, PAGE, WORLD_SIZE, Counts, KillWorld
 from nanokv.check.rank_process import wait_until
 from nanokv.check.report import CheckFailure

@@ -1,7 +1,7 @@
 """Kill rounds: real processes on shared memory, and one of them killed with SIGKILL at a random moment, many times.
 
 A round in one world of five ranks:
-1. The living ranks play roles (`work`). The victim has left an object behind, and may hold a pin and a plan.
+1. The living ranks play roles (`roles`). The victim has left an object behind, and may hold a pin and a plan.
 2. The victim is killed at a random moment. For the role "poller" another rank is killed just before, so that the
    victim dies while it takes back the leftovers of the other one.
 3. The others make progress, and every anchor (an object that only the checker removes) can be read meanwhile.
@@ -22,8 +22,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
+from nanokv.check.kills.roles import ROLES
 from nanokv.check.kills.rounds import COUNTS, Options, Rounds, Tally
-from nanokv.check.kills.work import ROLES
 from nanokv.check.rank_process import warm
 from nanokv.check.report import Row
 

@@ -8,11 +8,11 @@ import numpy as np
 import torch
 
 from nanokv.cache import NanoKVCache
-from nanokv.check.kills.work import KEYS, KillWorker
+from nanokv.check.kills.roles import KEYS, KillWorker
+from nanokv.check.payloads import check_payload, name, payload
 from nanokv.check.rank_process import RankProcess, wait_until
 from nanokv.check.ranks import RankOptions, attach
 from nanokv.check.report import CheckFailure
-from nanokv.check.work import check_payload, name, payload
 from nanokv.device.segment.layout import WORD
 from nanokv.device.segment.views import SegmentView
 from nanokv.errors import KeyNotFound, NotReady, OutOfMemory

@@ -12,14 +12,16 @@ A role is one step that is done again and again:
 """
 
 import contextlib
+import random
 from collections.abc import Callable
 
 import torch
 
 from nanokv.check.hammer import compiled_hammers, slow_hammers
+from nanokv.check.payloads import name, payload
+from nanokv.check.random_calls import EXPECTED, RandomCalls
 from nanokv.check.ranks import CacheRank
 from nanokv.check.report import CheckFailure
-from nanokv.check.work import EXPECTED, Work, name, payload
 from nanokv.device.machines.records import Place
 from nanokv.device.segment.layout import WORD
 from nanokv.host_poller.make_room import make_room
@@ -40,9 +42,11 @@ class KillWorker(CacheRank):
 
     def attach(self) -> tuple[int, bool]:
         attached, options = super().attach(), self.options
-        self.random = Work(self.cache, self.who, keys=KEYS, max_pages=MAX_PAGES, seed=options.seed).random
-        self.calls = Work(self.cache, self.who, keys=KEYS, max_pages=MAX_PAGES, seed=options.seed, pins=options.pins)
-        self.large_calls = Work(self.cache, self.who, keys=KEYS, max_pages=LARGE_PAGES, seed=options.seed)
+        self.random = random.Random(options.seed)
+        self.calls = RandomCalls(
+            self.cache, self.who, keys=KEYS, max_pages=MAX_PAGES, seed=options.seed, pins=options.pins
+        )
+        self.large_calls = RandomCalls(self.cache, self.who, keys=KEYS, max_pages=LARGE_PAGES, seed=options.seed)
         self.page_words = options.page_bytes // WORD
         self.buffer = torch.zeros(MAX_PAGES * self.page_words, dtype=torch.int64)
         self.wrong = 0
