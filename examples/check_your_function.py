@@ -44,17 +44,17 @@ def lost_update(replaced: dict[Any, Any] | None = None) -> Schedule | None:
     """The first schedule of two tasks in which an addition is lost, or None if no execution loses one."""
     simulation = Simulation(WeakMemory, replaced)
     add = simulation.function(add_locked)
-    explorer = Exhaustive()
-    while explorer.more():
+    scheduler = Exhaustive()
+    while (execution := scheduler.new_execution()) is not None:
         simulation.reset([0, 0])
         tasks = [simulation.spawn(name, lambda: add(LOCK, COUNT)) for name in ("one", "two")]
         try:
-            simulation.run(explorer)
+            simulation.run(execution)
         except Redundant:
             continue
         if simulation.memory.newest(COUNT) != sum(task.result for task in tasks):
             return Schedule(tuple(simulation.taken))
-    print(f"{explorer.executions} executions, none left")
+    print(f"{scheduler.executions} executions, none left")
     return None
 
 

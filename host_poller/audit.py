@@ -1,19 +1,20 @@
 """The audit: pages and header slots that are in no place.
 
-Between two atomics an extent is in nobody's list and in no header. A producer that dies there leaks it. The audit looks
-at every place four times, with a grace period between two looks. What was in no place in all four, and did not change
-hands meanwhile (its stamp did not change; for a slot, its epoch), belongs to nobody alive, and is given back.
+Between two atomics an extent is in no list and in no header. A producer that dies there leaks it. The audit looks at
+every place four times, with a grace period between two looks. A page or slot that was in no place in all four, and did
+not change hands meanwhile (its stamp did not change; for a slot, its epoch), belongs to no living rank, and is given
+back.
 
-Why four. A node that somebody alive holds is seen in no place only while it passes from one place to another, and each
-passage ends within a grace period, so no two looks see the same one. A passage out of a header changes the stamp, so
-does one out of pages never used (`extent.give`, `bump`, `evict.evict_for`). So with one stamp there are three at most:
-the rest of the passage in which it got that stamp, one out of a list into a header, and one out of the header up to the
-next stamp. Three looks may see a node in all of them, a fourth cannot.
+Why four. A node that a living rank holds is in no place only while it passes from one place to another, and each
+passage ends within a grace period, so no two looks see the same one. A passage out of a header changes the stamp, and
+so does one out of pages never used (`extent.give`, `bump`, `evict.evict_for`). So with one stamp there are three at
+most: the rest of the passage in which the node got that stamp, one out of a list into a header, and one out of the
+header up to the next stamp. Three looks may see a node in all of them, a fourth cannot.
 
 A look runs beside the producers, and can be wrong the other way round: a header that is being filled may name the pages
 of its last object, and a walk may follow a node into another list. Then a page seems to be in a place that is in none.
-So a death is followed by several audits, a grace period apart: each first look acquires what ended before it, and
-whatever disturbed one of them has ended before the next.
+So a death is followed by several audits, a grace period apart: the first look of each acquires everything that ended
+before it, and an operation that disturbed one of them has ended before the next.
 """
 
 from typing import NamedTuple
@@ -30,13 +31,23 @@ LOOKS = 4
 AUDITS = 3  #: after each death
 
 
-class _Look(NamedTuple):
-    pages: Words  #: pages in no place
-    slots: Words  #: header slots in no place
+class Nowhere(NamedTuple):
+    """Numbers of nodes in no place: int64 [pages], int64 [slots]."""
+
+    pages: Words
+    slots: Words
+
+
+class Progress(NamedTuple):
+    """How far an audit is."""
+
+    looks: int  #: taken so far; 0 also before it begins and after it has ended
+    flipped: bool  #: whether the grace period before the next look has changed the phase
+    nowhere: Nowhere  #: in all of these looks
 
 
 class Audit:
-    """The audit of one rank's segment. Used by the owner's poller thread alone."""
+    """The audit of one rank's segment. Only the owner's poller thread uses it."""
 
     def __init__(self, machine: Machine, rank: int, grace: Grace) -> None:
         self._machine = machine
@@ -47,42 +58,51 @@ class Audit:
         self._ticket = 0
         self._stamps = np.zeros(0, np.int64)
         self._epochs = np.zeros(0, np.int64)
-        self._missing: _Look | None = None
+        self._nowhere = Nowhere(np.zeros(0, np.int64), np.zeros(0, np.int64))
 
     @property
     def running(self) -> bool:
         """True from `start` until the last look."""
         return self._audits > 0 or self._looks > 0
 
+    @property
+    def progress(self) -> Progress:
+        """How far the audit is."""
+        return Progress(self._looks, self._grace.flipped, self._nowhere)
+
     def start(self) -> None:
-        """Begin after a grace period, or begin once more when what is under way has ended."""
+        """Begin after a grace period, or begin once more when the audit under way has ended."""
         self._audits = AUDITS
         if not self._looks:
             self._ticket = self._grace.request()
 
     def step(self, held: set[int]) -> tuple[int, int]:
-        """Take the next look if its time has come. `held`: slots in quarantine. Returns how many went back."""
+        """Take the next look if its time has come.
+
+        Args:
+            held: slots in quarantine.
+
+        Returns:
+            How many pages and slots were given back.
+        """
         if not self.running or self._grace.completed < self._ticket:
             return 0, 0
         if not self._looks:
             self._audits -= 1
             self._stamps = self._machine.page_stamps(self._rank)
-            self._epochs = self._machine.headers(self._rank, 0, self._machine.geometry.hdr_count)["epoch"].astype(
-                np.int64
-            )
-            self._missing = None
+            headers = self._machine.headers(self._rank, 0, self._machine.geometry.hdr_count)
+            self._epochs = headers["epoch"].astype(np.int64)
         look = self._look(held)
-        before = self._missing
-        self._missing = look if before is None else _Look(*map(np.intersect1d, before, look))
+        self._nowhere = Nowhere(*map(np.intersect1d, self._nowhere, look)) if self._looks else look
         self._looks += 1
-        if self._looks < LOOKS and (len(self._missing.pages) or len(self._missing.slots)):
+        if self._looks < LOOKS and (len(self._nowhere.pages) or len(self._nowhere.slots)):
             self._ticket = self._grace.request()
             return 0, 0
         self._looks = 0
         self._ticket = self._grace.request() if self._audits else 0
-        return self._give_back(self._missing)
+        return self._give_back(self._nowhere)
 
-    def _look(self, held: set[int]) -> _Look:
+    def _look(self, held: set[int]) -> Nowhere:
         geometry = self._machine.geometry
         control = self._machine.control(self._rank)[0]
         base = geometry.offsets["heap_base"]
@@ -106,10 +126,10 @@ class Audit:
         idle = (state == DEAD.value) | ((state == RESERVED.value) & (headers["epoch"] == 0))
         loose = idle & (headers["n_pages"] == 0) & (free_slots[: len(headers)] == 0)
         loose[[slot for slot in held if slot < len(headers)]] = False
-        return _Look(np.flatnonzero(nowhere[:bumped]), np.flatnonzero(loose))
+        return Nowhere(np.flatnonzero(nowhere[:bumped]), np.flatnonzero(loose))
 
-    def _give_back(self, missing: _Look) -> tuple[int, int]:
-        pages, slots = missing
+    def _give_back(self, nowhere: Nowhere) -> tuple[int, int]:
+        pages, slots = nowhere
         pages = pages[self._machine.page_stamps(self._rank)[pages] == self._stamps[pages]]
         headers = self._machine.headers(self._rank, 0, self._machine.geometry.hdr_count)
         slots = slots[headers["epoch"][slots] == self._epochs[slots]]
@@ -122,6 +142,6 @@ class Audit:
 
 
 def _cover(placed: Words, first: Words, sizes: Words) -> None:
-    """Count extents into the differences `placed`, whose running sum says how often a page is in a place."""
+    """Count extents into the differences `placed`; their running sum is the number of places that each page is in."""
     np.add.at(placed, first, 1)
     np.add.at(placed, np.minimum(first + sizes, len(placed) - 1), -1)

@@ -23,6 +23,11 @@ class Grace:
         self._flipped = False
         self._pending: list[tuple[int, int]] = []
 
+    @property
+    def flipped(self) -> bool:
+        """Whether the period under way, or the last one, has changed the phase."""
+        return self._flipped
+
     def request(self) -> int:
         """Ask for a period that begins now or later. It has ended once `completed` has reached the ticket returned."""
         ticket = self.completed + (2 if self._running else 1)

@@ -7,7 +7,7 @@ import torch
 
 from bench.gpu import paged
 from bench.gpu.objects import Objects, Way
-from bench.gpu.one_segment import Stage
+from bench.gpu.one_segment import OneSegment
 from bench.gpu.settings import GpuSettings
 from bench.gpu.timer import Timer, graph_of
 
@@ -32,8 +32,8 @@ def measure(device: torch.device, settings: GpuSettings, size: int) -> dict[str,
     count, laps = settings.objects, settings.laps + settings.warm
     pages = -(-size // settings.page_bytes)
     extent = settings.page_bytes << (pages - 1).bit_length()
-    stage = Stage(device, 2 * count * extent, settings.page_bytes, slots=2 * count)
-    objects = Objects(stage, count, size, laps)
+    segment = OneSegment(device, 2 * count * extent, settings.page_bytes, slots=2 * count)
+    objects = Objects(segment, count, size, laps)
     ways = [make(objects) for make in WAYS]
     for way in ways:
         objects.compile(way)
@@ -61,7 +61,7 @@ def measure(device: torch.device, settings: GpuSettings, size: int) -> dict[str,
     checked = objects.check()
     for way in ways:
         way.check()
-    stage.check()
+    segment.check()
     return {"size": size, "objects": count, "us": us, "checked": checked} | _rates(us, objects.bytes)
 
 

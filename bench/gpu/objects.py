@@ -7,7 +7,7 @@ import torch
 
 from bench.gpu.clock import launch
 from bench.gpu.kernels import copy_flat_kernel, remove_many_kernel
-from bench.gpu.one_segment import Stage, Unsound
+from bench.gpu.one_segment import OneSegment, Unsound
 from nanokv.device.kernels.shares import TILE_WORDS
 from nanokv.device.machines.batch import CTAS_A_MULTIPROCESSOR, INTERPRETED_CTAS, Batch
 from nanokv.device.machines.records import Request
@@ -34,19 +34,19 @@ class Objects:
     small copy there (`load`), which is not timed.
 
     Args:
-        stage: its segment gets the objects.
+        segment: gets the objects.
         count, size: how many, and the bytes of each, a multiple of 16.
         laps: how many tables to make.
     """
 
-    def __init__(self, stage: Stage, count: int, size: int, laps: int) -> None:
-        self.stage = stage
+    def __init__(self, segment: OneSegment, count: int, size: int, laps: int) -> None:
+        self.segment = segment
         self.count, self.size = count, size
-        device = stage.device
+        device = segment.device
         self.source = torch.randint(0, 256, (count * size,), dtype=torch.uint8, device=device)
         self.target = torch.zeros_like(self.source)
         self.twin = torch.zeros_like(self.source)
-        self.putter, self.getter = (Batch(stage.world, count, device) for _ in range(2))
+        self.putter, self.getter = (Batch(segment.world, count, device) for _ in range(2))
         self.puts = torch.stack([self._table(self.putter, self.source, lap) for lap in range(laps)])
         self.gets = torch.stack([self._table(self.getter, self.target, lap) for lap in range(laps)])
         self._said = torch.zeros(count, dtype=torch.int64, device=device)
@@ -95,7 +95,7 @@ class Objects:
     def copy_plainly(self, ctas: int | None = None, tile_words: int = TILE_WORDS.value, warps: int = 1) -> None:
         """The same copy by a kernel that shares tiles as put_many does, without the protocol."""
         ends = self.twin.data_ptr(), self.source.data_ptr(), self.bytes
-        launch(copy_flat_kernel, ctas or default_ctas(self.stage.device), *ends, warps=warps, tile_words=tile_words)
+        launch(copy_flat_kernel, ctas or default_ctas(self.segment.device), *ends, warps=warps, tile_words=tile_words)
 
     def note(self, batch: Batch) -> None:
         """Count the requests of a batch that were not OK, on the device, without waiting."""
@@ -106,12 +106,12 @@ class Objects:
         """Note the statuses of both batches, remove all objects, and empty the ring: not timed, and without waiting."""
         for batch in self._batches(way):
             self.note(batch)
-        ctas = REMOVERS if self.stage.device.type == "cuda" else INTERPRETED_CTAS
-        words = self.stage.world, self._batches(way)[0].requests.data_ptr(), self.count, self._said.data_ptr()
+        ctas = REMOVERS if self.segment.device.type == "cuda" else INTERPRETED_CTAS
+        words = self.segment.world, self._batches(way)[0].requests.data_ptr(), self.count, self._said.data_ptr()
         launch(remove_many_kernel, min(ctas, self.count), *words)
         self._bad += (self._said != 0).sum()
         self._tried += self.count
-        self.stage.empty_ring()
+        self.segment.empty_ring()
 
     def check(self) -> int:
         """Check that all statuses so far were OK, and that the last get and the last plain copy have the right bytes.

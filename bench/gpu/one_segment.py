@@ -15,7 +15,7 @@ class Unsound(Exception):
     """The measured operations failed or returned wrong bytes: the figure would be of something else."""
 
 
-class Stage:
+class OneSegment:
     """A world of one rank without a poller: `empty_ring` takes the host's place between two launches.
 
     Args:
@@ -29,17 +29,17 @@ class Stage:
         self.device = device
         self.geometry = Geometry.plan(heap_bytes, page_bytes, 1, max_objects=slots, ring_slots=ring, shards=None)
         raw = torch.zeros(self.geometry.segment_bytes + PAYLOAD_ALIGN, dtype=torch.uint8, device=device)
-        self.segment = raw[-raw.data_ptr() % PAYLOAD_ALIGN :][: self.geometry.segment_bytes]
+        self.raw = raw[-raw.data_ptr() % PAYLOAD_ALIGN :][: self.geometry.segment_bytes]
         block = self.geometry.control_block(0, 9, "device", may_evict=False, water=(85, 95))
-        self.segment[: block.nbytes] = torch.from_numpy(block.view(np.uint8)).to(device)
-        table = self.geometry.world_table(0, 1, [self.segment.data_ptr()])
-        self.machine = LaunchMachine(self.geometry, table, [self.segment], device)
+        self.raw[: block.nbytes] = torch.from_numpy(block.view(np.uint8)).to(device)
+        table = self.geometry.world_table(0, 1, [self.raw.data_ptr()])
+        self.machine = LaunchMachine(self.geometry, table, [self.raw], device)
         self.world = self.machine.table_address
 
     def empty_ring(self) -> None:
         """Take every hint out of the ring, on the current stream. Only while no operation is in flight."""
         base = self.geometry.offsets["ann_base"]
-        self.segment[base : base + self.geometry.ann_capacity * WORD].zero_()
+        self.raw[base : base + self.geometry.ann_capacity * WORD].zero_()
 
     def check(self) -> None:
         """Check the segment, at rest: no announcement was missed, nothing was refused, lost, corrupt or leaked.
@@ -55,7 +55,7 @@ class Stage:
         wrong = {name: int(control[name]) for name in ("missed", "refused", "lost", "corrupt") if control[name]}
         if wrong:
             raise Unsound(f"counted {wrong}")
-        head = self.segment[: self.geometry.offsets["heap_base"]].cpu().numpy()
+        head = self.raw[: self.geometry.offsets["heap_base"]].cpu().numpy()
         view = np.zeros(self.geometry.segment_bytes, np.uint8)  # fsck looks at no payload: its pages stay untouched
         view[: len(head)] = head
         report = check_segments([SegmentView(view, self.geometry)], mode="device")

@@ -30,7 +30,7 @@ def heads(objects: Objects) -> Way:
 
 def _way(objects: Objects, name: str, *, heads_first: bool) -> Way:
     there, back = (_planes(objects, tensor, heads_first=heads_first) for tensor in (objects.source, objects.target))
-    world, count, device = objects.stage.world, objects.count, objects.stage.device
+    world, count, device = objects.segment.world, objects.count, objects.segment.device
     putter, getter = (Batch(world, count, device, Pages(list(planes))) for planes in (there, back))
 
     def check() -> None:

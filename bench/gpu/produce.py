@@ -14,7 +14,7 @@ import torch
 from bench.gpu import kernels, steps
 from bench.gpu.clock import launch, resolution
 from bench.gpu.many import Keep
-from bench.gpu.one_segment import Stage, Unsound
+from bench.gpu.one_segment import OneSegment, Unsound
 from bench.gpu.settings import GpuSettings
 from bench.gpu.timer import Timer
 from bench.timing import Summary, summarise
@@ -32,7 +32,7 @@ LIST_NODES = 4096
 
 
 class Producers:
-    """A stage with room for all CTAs at once, and the launches on it."""
+    """A segment with room for all CTAs at once, and the launches on it."""
 
     def __init__(self, device: torch.device, settings: GpuSettings) -> None:
         most = max(settings.ctas)
@@ -41,7 +41,7 @@ class Producers:
         self._pairs, self._max_rounds = settings.pairs, settings.max_rounds
         page = settings.produce_page_bytes
         ring = HINTS_A_PAIR * max(self.rounds(ctas) * ctas for ctas in settings.ctas)
-        self.stage = Stage(
+        self.segment = OneSegment(
             device, PAGES_A_CTA * max(most, SIZE_CLASSES) * page, page, slots=SLOTS_A_CTA * most + 64, ring=ring
         )
         self.sizes = {
@@ -64,17 +64,17 @@ class Producers:
         """A launch that puts and removes, with keys that were never used, and its output: int64 [ctas, words]."""
         sizes = self.sizes[classes]
         out = self._room(ctas, rounds, len(STEPS))
-        args = (self.stage.world, self._keys(ctas * rounds), rounds, sizes.data_ptr(), len(sizes), out.data_ptr())
+        args = (self.segment.world, self._keys(ctas * rounds), rounds, sizes.data_ptr(), len(sizes), out.data_ptr())
         return lambda: launch(kernels.produce_kernel, ctas, *args), out
 
     def put_in_steps(self, ctas: int, rounds: int, classes: str) -> Launch:
         """The same for objects of one page, with a clock reading between all steps."""
         out = self._room(ctas, rounds, len(steps.NAMES))
-        args = (self.stage.world, self._keys(ctas * rounds), rounds, out.data_ptr())
+        args = (self.segment.world, self._keys(ctas * rounds), rounds, out.data_ptr())
         return lambda: launch(steps.put_in_steps_kernel, ctas, *args), out
 
     def _room(self, ctas: int, rounds: int, words: int) -> torch.Tensor:
-        self.stage.empty_ring()
+        self.segment.empty_ring()
         return torch.zeros(ctas, rounds * words + kernels.TOTALS.value, dtype=torch.int64, device=self.device)
 
     def _keys(self, count: int) -> int:
@@ -85,7 +85,7 @@ class Producers:
         """A launch that takes and gives back one of BARE, and its output: how often there was none, int64 [ctas]."""
         sizes = self.sizes[classes]
         out = torch.zeros(ctas, dtype=torch.int64, device=self.device)
-        args = (self.stage.world, rounds, sizes.data_ptr(), len(sizes), *self._list_words, out.data_ptr())
+        args = (self.segment.world, rounds, sizes.data_ptr(), len(sizes), *self._list_words, out.data_ptr())
         return lambda: launch(kernels.take_and_give_kernel, ctas, *args, what=BARE[what]), out
 
 
@@ -171,15 +171,15 @@ def run(device: torch.device, settings: GpuSettings, keep: Keep) -> None:
     for classes in producers.sizes:
         for ctas in settings.ctas:
             keep(protocol_row(producers, ctas, classes))
-        producers.stage.check()
+        producers.segment.check()
     for ctas in settings.step_ctas:
         keep(protocol_row(producers, ctas, "one", steps.NAMES))
-    producers.stage.check()
+    producers.segment.check()
     for what, kinds in _bare_kinds(tuple(producers.sizes)).items():
         for classes in kinds:
             for ctas in settings.ctas:
                 keep(bare_row(producers, what, ctas, classes))
-    producers.stage.check()
+    producers.segment.check()
 
 
 def _bare_kinds(classes: Sequence[str]) -> dict[str, Sequence[str]]:

@@ -6,7 +6,7 @@ import torch
 
 from bench.gpu.many import Keep
 from bench.gpu.objects import Objects
-from bench.gpu.one_segment import Stage
+from bench.gpu.one_segment import OneSegment
 from bench.gpu.settings import GpuSettings
 from bench.gpu.timer import Timer, event_overhead, graph_of
 from nanokv.device.machines.batch import Batch
@@ -21,13 +21,13 @@ def measure(device: torch.device, settings: GpuSettings) -> dict[str, Any]:
     size, chain, laps = settings.single_bytes, settings.chain, settings.single_laps + settings.warm
     pages = -(-size // settings.page_bytes)
     extent = settings.page_bytes << (pages - 1).bit_length()
-    stage = Stage(device, 4 * chain * extent, settings.page_bytes, slots=4 * chain)
-    one, many = Objects(stage, 1, size, laps), Objects(stage, chain, size, laps)
+    segment = OneSegment(device, 4 * chain * extent, settings.page_bytes, slots=4 * chain)
+    one, many = Objects(segment, 1, size, laps), Objects(segment, chain, size, laps)
     for objects in (one, many):
         objects.compile()
         objects.check()
-    links = [Batch(stage.world, 1, device) for _ in range(chain)]
-    empty = Batch(stage.world, 1, device)
+    links = [Batch(segment.world, 1, device) for _ in range(chain)]
+    empty = Batch(segment.world, 1, device)
     for batch in (*links, empty):
         batch.fill([])
         batch.put()
@@ -62,7 +62,7 @@ def measure(device: torch.device, settings: GpuSettings) -> dict[str, Any]:
         many.end_lap()
     us = timer.summaries()
     checked = one.check() + many.check()
-    stage.check()
+    segment.check()
     return {
         "size": size,
         "us": us,

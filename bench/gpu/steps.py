@@ -1,4 +1,4 @@
-"""A put without payload, step by step as `put.begin` and `put.finish` do it, with the clock read between all steps."""
+"""A put without payload: the steps of `put.begin` and `put.finish` in their order, with the clock read between them."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ COUNT = tl.constexpr(len(NAMES))
 def put_in_steps(world: tl.int64, n: tl.int64, now: tl.int64, at: tl.int64) -> Any:
     """Put an object of one page under the key `n`, remove it, and write the cycles of each step: 0, or 1 if it failed.
 
-    Only the usual path: whatever fails on it leaves the rest of the steps out.
+    Only the usual path: a step that fails leaves out all later ones. `tests/tools/test_bench_steps.py` compares it.
     """
     seg = segment(world, word(0))
     key_hash = mixed(n, 0)
@@ -76,7 +76,7 @@ def put_in_steps(world: tl.int64, n: tl.int64, now: tl.int64, at: tl.int64) -> A
 
 @triton.jit(do_not_specialize=["first_key"])  # type: ignore[untyped-decorator]
 def put_in_steps_kernel(world: tl.int64, first_key: tl.int64, rounds: tl.int64, out: tl.int64) -> None:
-    """Put and remove `rounds` times in each CTA. `out`: per CTA, a word for each step of each round, then TOTALS."""
+    """Put and remove `rounds` times in each CTA. `out`: per CTA, one word per step of each round, then TOTALS."""
     me = tl.program_id(0).to(tl.int64)
     mine = out + me * (rounds * COUNT + TOTALS) * WORD_BYTES
     failed = word(0)

@@ -6,14 +6,14 @@ import torch
 
 from bench.gpu.many import Keep
 from bench.gpu.objects import Objects, multiprocessors
-from bench.gpu.one_segment import Stage
+from bench.gpu.one_segment import OneSegment
 from bench.gpu.settings import GpuSettings
 from bench.gpu.timer import Timer, Work, graph_of
 
 
 def _graphs(objects: Objects, settings: GpuSettings) -> dict[str, Work]:
     """The graphs of the sweep, by name. A graph captures the number of CTAs that the batch has at that moment."""
-    device = objects.stage.device
+    device = objects.segment.device
     many = multiprocessors(device)
     graphs = {}
     for each in settings.sweep_ctas:
@@ -44,8 +44,8 @@ def measure(device: torch.device, settings: GpuSettings, size: int) -> dict[str,
     count, laps = settings.objects, settings.sweep_laps + settings.warm
     pages = -(-size // settings.page_bytes)
     extent = settings.page_bytes << (pages - 1).bit_length()
-    stage = Stage(device, 2 * count * extent, settings.page_bytes, slots=2 * count)
-    objects = Objects(stage, count, size, laps)
+    segment = OneSegment(device, 2 * count * extent, settings.page_bytes, slots=2 * count)
+    objects = Objects(segment, count, size, laps)
     objects.compile()
     graphs = _graphs(objects, settings)
     copy = graph_of(device, objects.copy)
@@ -62,7 +62,7 @@ def measure(device: torch.device, settings: GpuSettings, size: int) -> dict[str,
                 objects.end_lap()
     us = timer.summaries()
     checked = objects.check()
-    stage.check()
+    segment.check()
     of_copy = {name: us["copy"]["p50"] / summary["p50"] for name, summary in us.items()}
     return {"size": size, "objects": count, "us": us, "of_copy": of_copy, "checked": checked}
 

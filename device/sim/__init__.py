@@ -3,8 +3,8 @@
 simulation   tasks, scheduling points, and how a device function runs as one
 memory       sequentially consistent, or weak with release/acquire views
 world        segments in simulated memory, and the machine that a host has there
-schedule     an execution by name; replay
-schedulers   executions drawn at random, or by priorities
+schedule     an execution by name
+schedulers   which executions are tried: random ones, ones by priorities, given ones
 exhaustive   all executions that differ
 shrink       a failing schedule, made small
 mutants      device functions, broken on purpose

@@ -4,15 +4,15 @@ Weak memory. Each word keeps the history of its messages in modification order. 
 oldest message that it may still read.
 - A load may read any message that is not older than the view; the view moves to it. An acquire load also joins the view
   that the message carries.
-- A store may take any place in the modification order after the view, but never between a read-modify-write and
-  what that read. A release store carries the task's view; a relaxed one carries nothing.
-- A read-modify-write reads the newest message and puts its own behind it. It passes on what the message
-  that it read carries (a release sequence), and its own view if it releases.
-- A compare-and-swap that fails is a load: it may read an old message, also when the newest one is what it expected.
+- A store may take any place in the modification order after the view, except between a read-modify-write and the
+  message that this one read. A release store carries the task's view; a relaxed one carries nothing.
+- A read-modify-write reads the newest message and puts its own behind it. It passes on the view that the message it
+  read carries (a release sequence), and its own view if it releases.
+- A compare-and-swap that fails is a load: it may read an old message, also when the newest one has the expected value.
 - A copy between memories is torn into words. A word that is read may be read as late as the task's next release.
 
 Source: the view machine of Kang et al. (2017), without promises: a load is not delayed past a later relaxed store of
-its own task, but for the words of a copy. So load buffering is shown for copies alone.
+its own task, except the loads of a copy. So only copies show load buffering.
 """
 
 from bisect import bisect_left, bisect_right
@@ -32,7 +32,7 @@ class MemoryFault(Exception):
 
 
 class Reader(Protocol):
-    """What memory keeps for a task."""
+    """A task, as memory sees it."""
 
     view: View
 
@@ -43,7 +43,7 @@ def signed(value: int) -> int:
 
 
 class Memory:
-    """Words from SHARED on. This one is sequentially consistent: every load reads the newest word.
+    """Words from SHARED on, sequentially consistent: every load reads the newest word.
 
     Args:
         words: the first content.
@@ -54,7 +54,7 @@ class Memory:
     def __init__(self, words: list[int]) -> None:
         self.words = words
         self.watched: dict[int, Watch] = {}
-        self.pick: Callable[[int], int] = lambda count: 0  #: chooses one of `count` things that may happen
+        self.pick: Callable[[int], int] = lambda count: 0  #: chooses one of `count` possible outcomes
 
     def _at(self, address: int) -> int:
         at, rest = divmod(address - SHARED, _WORD)
@@ -70,7 +70,7 @@ class Memory:
         self.words[at] = value
 
     def newest(self, address: int) -> int:
-        """The last word of the modification order, for whoever looks from outside."""
+        """The last word of the modification order, for observers outside of the execution."""
         return self.words[self._at(address)]
 
     def load(self, task: Reader, address: int, sem: str) -> int:
@@ -97,7 +97,7 @@ class Memory:
 
 
 class Message:
-    """One write: its place in the modification order of its word, the word, the view it carries."""
+    """One write: its place in the modification order of its word, its value, the view that it carries."""
 
     __slots__ = ("carried", "glued", "stamp", "value")
 
@@ -113,7 +113,7 @@ def _stamp(message: Message) -> float:
 
 
 def join(view: View, other: View | None) -> None:
-    """Move a view on to all that another one has seen."""
+    """Move a view on to everything that another view has seen."""
     if other:
         for address, stamp in other.items():
             if view.get(address, 0.0) < stamp:
@@ -135,12 +135,12 @@ class WeakMemory(Memory):
             return self.words[self._at(address)]
         return self._read(task, address, messages, sem, None)
 
-    def _read(self, task: Reader, address: int, messages: list[Message], sem: str, but: int | None) -> int:
-        """Read one of the messages that the task may read; not the newest of value `but`, nor any other such one."""
+    def _read(self, task: Reader, address: int, messages: list[Message], sem: str, unlike: int | None) -> int:
+        """Read one of the messages that the task may read, and none whose value is `unlike`."""
         oldest = bisect_left(messages, task.view.get(address, 0.0), key=_stamp)
         readable = messages[: oldest - 1 : -1] if oldest else messages[::-1]
-        if but is not None:
-            readable = [message for message in readable if message.value != but]
+        if unlike is not None:
+            readable = [message for message in readable if message.value != unlike]
         message = readable[self.pick(len(readable))] if len(readable) > 1 else readable[0]
         task.view[address] = message.stamp
         if sem in ("acquire", "acq_rel"):

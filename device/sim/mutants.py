@@ -1,7 +1,7 @@
 """Device functions, broken on purpose: a checker that does not notice them checks nothing.
 
-A mutant is a change of source text, or an ordering made weaker. Nothing of the original is touched: what comes out is
-given to `Simulation(replaced=...)`, which then runs the broken function wherever the protocol calls the original.
+A mutant is a change of source text, or an ordering made weaker. The original stays as it is: the broken function goes
+to `Simulation(replaced=...)`, which then runs it wherever the protocol calls the original.
 """
 
 import ast
@@ -14,18 +14,13 @@ from nanokv.device.memory import triton as memory
 from nanokv.device.protocol import status
 from nanokv.device.segment import layout
 
-ORDERED = (
-    "load64",
-    "store64",
-    "cas64",
-    "add64",
-    "xchg64",
-)  #: names of the vocabulary whose last argument is an ordering
+#: names of the vocabulary whose last argument is an ordering
+ORDERED = ("load64", "store64", "cas64", "add64", "xchg64")
 WEAKER = {"acq_rel": ("acquire", "release"), "acquire": ("relaxed",), "release": ("relaxed",)}
 
 
 class Replaced:
-    """Stands where a `@triton.jit` function stood, for `retarget`."""
+    """Takes the place of a `@triton.jit` function, for `retarget`."""
 
     def __init__(self, fn: Any) -> None:
         self.fn = fn
@@ -35,7 +30,7 @@ class Replaced:
 class WeakOrdering(NamedTuple):
     """One call of the vocabulary with a weaker ordering."""
 
-    function: Any  #: the `@triton.jit` function that it stands in
+    function: Any  #: the `@triton.jit` function that contains it
     call: int  #: which ordered call of it, in the order of the source, from 0
     text: str  #: the call as it is written
     was: str
@@ -57,11 +52,11 @@ def rewrite(function: Any, old: str, new: str) -> dict[Any, Any]:
     """A device function with one piece of its source text replaced, for `Simulation`.
 
     Raises:
-        ValueError: the text does not stand there exactly once: the function has changed, and the mutant must follow.
+        ValueError: the function does not contain the text exactly once: it has changed, and the mutant must follow.
     """
     source = _source(function)
     if source.count(old) != 1:
-        raise ValueError(f"{old!r} stands {source.count(old)} times in {function.fn.__name__}, not once")
+        raise ValueError(f"{old!r} occurs {source.count(old)} times in {function.fn.__name__}, not once")
     return {function.fn: _compiled(function, source.replace(old, new))}
 
 
@@ -69,7 +64,7 @@ def weak_orderings(function: Any) -> Iterator[WeakOrdering]:
     """Every way to weaken one ordering of a device function by one step."""
     for number, call in enumerate(_ordered_calls(_tree(function))):
         ordering = call.args[-1]
-        assert isinstance(ordering, ast.Constant), f"{function.fn.__name__}: an ordering that is no constant"
+        assert isinstance(ordering, ast.Constant), f"{function.fn.__name__}: an ordering is no constant"
         was = str(ordering.value)
         for weaker in WEAKER.get(was, ()):
             yield WeakOrdering(function, number, ast.unparse(call), was, weaker)

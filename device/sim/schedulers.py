@@ -1,30 +1,59 @@
-"""Schedulers that draw: uniformly at random, and by priorities with a few change points (PCT).
+"""Schedulers choose the executions that are tried: at random, by random priorities (PCT), or from a list.
 
-Each execution has its own seed and draws its own habits, so that runs differ in kind: some switch tasks at every step,
-some seldom; some memories are nearly always new, some often old.
+`exhaustive` has the one that tries all. Each drawn execution has its own seed and draws its own habits, so that
+executions differ in kind: some switch tasks at every step, some seldom; some memories are nearly always new, some are
+often old.
 """
 
 import random
+from collections.abc import Iterable
+from typing import Protocol, Self
 
-from nanokv.device.sim.simulation import Simulation, Task
+from nanokv.device.sim.schedule import Schedule
+from nanokv.device.sim.simulation import Decider, Simulation, Task
 
 _SWITCHING = (0.5, 0.2, 0.08, 0.03)  #: how often another task goes on
 _STALENESS = (0.0, 0.1, 0.4)  #: how often memory does not do the plain thing
 
 
+class Scheduler(Protocol):
+    """Chooses executions, one after the other."""
+
+    def new_execution(self) -> Decider | None:
+        """The schedule of the next execution, valid until the next call; None: nothing is left to try."""
+
+
+class Replay:
+    """Tries the given schedules. Each is asked for when the one before has run."""
+
+    def __init__(self, schedules: Iterable[Schedule]) -> None:
+        self._schedules = iter(schedules)
+
+    def new_execution(self) -> Schedule | None:
+        return next(self._schedules, None)
+
+
 class RandomWalk:
-    """At every step, with some probability another task goes on."""
+    """At every step, with some probability another task goes on.
 
-    name = "random"
+    Args:
+        executions: for each its seed, and the tasks that are killed in it.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, executions: Iterable[tuple[int, dict[str, int]]]) -> None:
         self.random = random.Random()
+        self.kills: dict[str, int] = {}
+        self._executions = iter(executions)
 
-    def seed(self, seed: int) -> None:
-        """Choose the habits of the next execution."""
+    def new_execution(self) -> Self | None:
+        execution = next(self._executions, None)
+        if execution is None:
+            return None
+        seed, self.kills = execution
         self.random.seed(seed)
         self._switching = self.random.choice(_SWITCHING)
         self._staleness = self.random.choice(_STALENESS)
+        return self
 
     def start(self, simulation: Simulation) -> None:
         """Nothing to prepare."""
@@ -44,21 +73,21 @@ class Priorities(RandomWalk):
     """PCT (Burckhardt et al. 2010): the task of highest priority runs; at a few random steps it becomes the lowest.
 
     A bug that needs d ordering constraints is found with a probability of at least 1 / (tasks * steps ** (d - 1)) in
-    each execution. Steps are estimated by those of the execution before.
+    each execution. The number of steps is estimated by that of the execution before.
     """
 
-    name = "pct"
     CONSTRAINTS = 5
+    FIRST_STEPS = 200  #: the estimate for the first execution
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._steps = 200
+    def __init__(self, executions: Iterable[tuple[int, dict[str, int]]]) -> None:
+        super().__init__(executions)
+        self._steps = self.FIRST_STEPS
         self._last: Simulation | None = None
 
-    def seed(self, seed: int) -> None:
+    def new_execution(self) -> Self | None:
         if self._last is not None:
             self._steps = max(self._last.steps, 10)
-        super().seed(seed)
+        return super().new_execution()
 
     def start(self, simulation: Simulation) -> None:
         self._last = simulation

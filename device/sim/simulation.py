@@ -1,8 +1,8 @@
 """The simulated machine: tasks run device functions, and every access to shared memory is a scheduling point.
 
-A scheduler decides which task goes on, which of the possible messages a load reads, and where a store goes. The first
-alternative is always the plain one: the task goes on, the newest message, the end. So a whole execution is named
-by the few decisions in which it was not taken (`schedule`). A task can be killed before any of its steps: it leaves
+A decider chooses which task goes on, which of the possible messages a load reads, and where a store goes. The first
+alternative is always the plain one: the same task, the newest message, the end. So an execution is named by the few
+decisions in which another alternative was taken (`schedule`). A task can be killed before any of its steps: it leaves
 shared memory as it was then.
 """
 
@@ -16,13 +16,13 @@ from nanokv.device.memory.retarget import retarget
 from nanokv.device.sim.memory import SHARED, Memory
 
 LOAD, STORE, MODIFY = "load", "store", "modify"
-NEVER = 1 << 60
+_NEVER = 1 << 60
 _WORD = 8
 _PRIVATE = range(1 << 12, 1 << 48)  #: addresses of this process: buffers and tables that one task has for itself
 
 
 class Killed(BaseException):
-    """Ends a task at a step. Not an Exception: nothing may handle it."""
+    """Ends a task at a step. It is no Exception: nothing may handle it."""
 
 
 class NoProgress(Exception):
@@ -32,33 +32,34 @@ class NoProgress(Exception):
 class Task:
     """One thread of a simulation."""
 
-    def __init__(self, name: str, body: Callable[[], Any], kill_at: int) -> None:
+    def __init__(self, name: str, body: Callable[[], Any]) -> None:
         self.name = name
         self.body = body
-        self.kill_at = kill_at  #: steps that it does before it is killed
+        self.kill_at = _NEVER  #: steps that it does before it is killed
         self.steps = 0
         self.killed = False
         self.result: Any = None
-        self.kind, self.address = "", 0  #: what it does when it goes on
+        self.kind, self.address = "", 0  #: its next access
         self.view: dict[int, float] = {}
         self.late: list[tuple[int, int]] = []  #: words of a copy that are still to be read: (private, shared)
         self.greenlet: greenlet | None = None
 
 
-class Scheduler(Protocol):
-    """Decides what happens."""
+class Decider(Protocol):
+    """Decides one execution: a schedule by name, or one that is drawn as it goes (`schedulers`)."""
+
+    @property
+    def kills(self) -> dict[str, int]:
+        """Task -> steps that it does before it is killed."""
 
     def start(self, simulation: "Simulation") -> None:
-        """Called before each execution, when all tasks are there."""
-        ...
+        """Called before the execution, when all tasks are there."""
 
     def task(self, simulation: "Simulation", current: Task | None, runnable: list[Task]) -> Task:
-        """Which task goes on. `current`: the one that was running, if it still can."""
-        ...
+        """The task that goes on. `current`: the one that was running, if it still can."""
 
     def data(self, simulation: "Simulation", count: int) -> int:
-        """Which of `count` > 1 things happens in memory; 0 is the plain one."""
-        ...
+        """The outcome in memory, one of `count` > 1; 0 is the plain one."""
 
 
 def _private(address: int) -> Any:
@@ -70,10 +71,14 @@ class Simulation:
 
     Args:
         memory: makes the memory of an execution out of its first words.
-        replaced: device functions that others stand for: raw Python function -> device function (`mutants`).
-        constants: constants of the protocol that are smaller here, by name, so that executions are short.
-        limit: steps after which an execution is given up.
+        replaced: raw Python function -> the device function that runs in its place (`mutants`).
+        constants: constants of the protocol by name, with the values they have here: smaller, for short executions.
+        limit: steps of one execution at most.
         bound: steps within which some task must end an operation.
+
+    Raises (`run`):
+        NoProgress: one of these two bounds was passed.
+        Exception: of a task.
     """
 
     def __init__(
@@ -107,16 +112,16 @@ class Simulation:
         self._limit, self._bound = limit, bound
         self._tables: dict[int, int] = {}
         self.current: Task | None = None
-        self._outside = Task("outside", lambda: None, NEVER)
+        self._outside = Task("outside", lambda: None)
         self.reset([])
 
     def function(self, device_function: Any) -> Callable[..., Any]:
-        """A device function on this machine. Outside of tasks it runs alone, and reads the newest of everything."""
+        """A device function on this machine. Outside of tasks it runs alone, and reads the newest words."""
         rebuilt: Callable[..., Any] = retarget(device_function, self.vocabulary, done=self._done)
         return rebuilt
 
     def table(self, address: int, words: list[int]) -> None:
-        """Make a private table known, so that reading it costs little."""
+        """Announce a private table, so that reading it costs little."""
         self._tables.update({address + _WORD * i: value for i, value in enumerate(words)})
 
     # an execution
@@ -126,7 +131,7 @@ class Simulation:
         self.memory.pick = self._pick
         self.tasks: list[Task] = []
         self._runnable: list[Task] = []
-        self._scheduler: Scheduler | None = None
+        self._decider: Decider | None = None
         self.current = None
         self.steps = 0
         self._since = 0
@@ -134,9 +139,9 @@ class Simulation:
         self.decisions = 0
         self.taken: list[tuple[int, int]] = []  #: decisions that were not the plain one: (number, alternative)
 
-    def spawn(self, name: str, body: Callable[[], Any], kill_at: int = NEVER) -> Task:
+    def spawn(self, name: str, body: Callable[[], Any]) -> Task:
         """Add a task."""
-        task = Task(name, body, kill_at)
+        task = Task(name, body)
         task.greenlet = greenlet(lambda: self._live(task))
         self.tasks.append(task)
         return task
@@ -150,11 +155,13 @@ class Simulation:
         self._runnable.remove(task)
         self.current = None
 
-    def run(self, scheduler: Scheduler) -> None:
-        """Run all tasks to their ends. What a task raises comes out of here."""
-        self._scheduler = scheduler
+    def run(self, decider: Decider) -> None:
+        """Run all tasks to their ends."""
+        for task in self.tasks:
+            task.kill_at = decider.kills.get(task.name, _NEVER)
+        self._decider = decider
         self._runnable = list(self.tasks)
-        scheduler.start(self)
+        decider.start(self)
         hub = getcurrent()
         try:
             while self._runnable:
@@ -164,21 +171,21 @@ class Simulation:
                 self.current.greenlet.switch()
         finally:
             self.current = None
-            self._scheduler = None
+            self._decider = None
             for task in self._runnable:
                 if task.greenlet:
                     task.greenlet.parent = hub
                     task.greenlet.throw(GreenletExit)
 
     def completed(self) -> None:
-        """A task says that one of its operations has ended."""
+        """The current task has ended one of its operations."""
         self._since = 0
 
     def _next(self, current: Task | None) -> Task:
-        """Who goes on; the decision is noted."""
-        assert self._scheduler is not None
+        """The task that goes on; the decision is noted."""
+        assert self._decider is not None
         runnable = self._runnable
-        chosen = self._scheduler.task(self, current, runnable)
+        chosen = self._decider.task(self, current, runnable)
         if len(runnable) > 1:
             plain = current if current is not None else runnable[0]
             if chosen is not plain:
@@ -188,16 +195,16 @@ class Simulation:
         return chosen
 
     def _pick(self, count: int) -> int:
-        if self._scheduler is None or count < 2:
+        if self._decider is None or count < 2:
             return 0
-        chosen = self._scheduler.data(self, count)
+        chosen = self._decider.data(self, count)
         if chosen:
             self.taken.append((self.decisions, chosen))
         self.decisions += 1
         return chosen
 
     def point(self, kind: str, address: int) -> Task:
-        """A scheduling point before an access. Returns the task that makes it."""
+        """A scheduling point before an access. Returns the task that makes the access."""
         task = self.current
         if task is None:
             return self._outside
@@ -274,7 +281,7 @@ class Simulation:
             self._store64(at, ((((old >> shift) + 1) & mask) << shift) | (old & keep), "relaxed")
 
     def _before(self, sem: str) -> None:
-        """Reads are complete before a release."""
+        """The reads of a copy are complete before a release."""
         if sem in ("release", "acq_rel"):
             self.finish_copies()
 

@@ -1,4 +1,4 @@
-"""Segments in simulated memory, and the machine that a host has there: the production host code runs on it as it is."""
+"""Segments in simulated memory, and the machine that a host has there: production host code runs on it unchanged."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ class SimulatedWorld:
     """The segments of a world, one behind the other from SHARED on.
 
     Args:
-        simulation: where they lie.
+        simulation: in whose memory they lie.
         geometry: of every segment; keep it small.
         may_evict: whether producers evict.
     """
@@ -58,12 +58,12 @@ class SimulatedWorld:
         self.simulation.reset(list(self.words))
 
     def keep(self) -> None:
-        """Let executions begin with what memory holds now."""
+        """Let executions begin with the present content of memory."""
         self.words = list(self.simulation.memory.words)
 
-    def views(self, words: list[int] | None = None) -> list[SegmentView]:
-        """The newest of every word, copied into memory of this process."""
-        raw = np.array(self.simulation.memory.words if words is None else words, np.int64).view(np.uint8)
+    def views(self) -> list[SegmentView]:
+        """Views of a copy of the newest words, in memory of this process."""
+        raw = np.array(self.simulation.memory.words, np.int64).view(np.uint8)
         size = self.geometry.segment_bytes
         return [SegmentView(raw[base - SHARED : base - SHARED + size], self.geometry) for base in self.bases]
 

@@ -1,4 +1,4 @@
-"""`nanokv check`: what a systems engineer runs on the own machine before trusting it."""
+"""`nanokv check`, for systems engineers who try NanoKV on their machine before they trust it."""
 
 from collections.abc import Iterable
 from enum import StrEnum
@@ -13,7 +13,7 @@ from nanokv.check.report import Row
 from nanokv.errors import InvalidArgument
 
 _FAILED = 1
-SCHEDULES = 1000  #: of each scenario, memory and scheduler, to notice a mutant
+SCHEDULES = 1000  #: per scenario, memory and scheduler, to notice a mutant
 
 
 class HeapChoice(StrEnum):
@@ -36,15 +36,15 @@ def check(
     parts: Annotated[list[str] | None, typer.Argument(help="Which; default: those of this machine.")] = None,
     heap: Annotated[HeapChoice, typer.Option(help="Where the memory comes from.")] = HeapChoice.BOTH,
     alloc: Annotated[AllocChoice, typer.Option(help="Who allocates.")] = AllocChoice.BOTH,
-    device: Annotated[
-        str, typer.Option(help="Where local segments lie, and litmus kernels run: cpu, cuda, ...")
-    ] = "cpu",
+    device: Annotated[str, typer.Option(help="Of local segments and litmus kernels: cpu, cuda, ...")] = "cpu",
     seconds: Annotated[float, typer.Option(min=0.1, help="About how long each part may take.")] = 10.0,
-    seed: Annotated[int, typer.Option(help="Of all that is drawn.")] = 0,
+    seed: Annotated[int, typer.Option(help="Of all that is random.")] = 0,
     everything: Annotated[bool, typer.Option("--all", help="The protocol's own checks too: model, mutants.")] = False,
     replay: Annotated[str, typer.Option(help="Run the one simulated execution that a failure named.")] = "",
-    mutant: Annotated[str, typer.Option(help="Break the protocol in one place, and see who notices; `list`.")] = "",
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, a line a check.")] = False,
+    mutant: Annotated[
+        str, typer.Option(help="Break the protocol in one place, and see which scenario notices; `list`.")
+    ] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, one line per check.")] = False,
 ) -> None:
     """Check NanoKV on this machine: concurrency, histories, kill -9, corruption, litmus; fsck after each.
 
@@ -68,7 +68,7 @@ def _both(choice: StrEnum, *every: str) -> tuple[str, ...]:
 
 
 def _replay(text: str) -> int:
-    from nanokv.check.model.suite import replay
+    from nanokv.check.model.explore import replay
 
     try:
         why = replay(text)
@@ -79,7 +79,8 @@ def _replay(text: str) -> int:
 
 
 def _mutant(name: str, seed: int) -> int:
-    from nanokv.check.model.mutants import MUTANTS, kill
+    from nanokv.check.model.mutants import MUTANTS
+    from nanokv.check.model.mutants.run import kill
 
     if name == "list":
         for each in MUTANTS.values():
@@ -99,8 +100,8 @@ def _print_json(rows: Iterable[Row]) -> bool:
     held = True
     for row in rows:
         held &= row.held
-        said: dict[str, Any] = {name: getattr(row, name) for name in ("part", "name", "tried", "unit", "held")}
-        typer.echo(json.dumps(said | {"seconds": round(row.seconds, 2), "note": row.note, "failures": row.failures}))
+        line: dict[str, Any] = {name: getattr(row, name) for name in ("part", "name", "tried", "unit", "held")}
+        typer.echo(json.dumps(line | {"seconds": round(row.seconds, 2), "note": row.note, "failures": row.failures}))
     return held
 
 

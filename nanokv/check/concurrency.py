@@ -1,13 +1,14 @@
-"""Random work of many threads on one world: every answer is checked as it comes, and fsck looks at what is left."""
+"""Random work of many threads on one world: every answer is checked as it comes, then fsck checks the segments."""
 
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import torch
 
 from nanokv.cache import NanoKVCache
+from nanokv.check.random_calls import RandomCalls
 from nanokv.check.report import CheckFailure, Row
-from nanokv.check.work import Work
 from nanokv.fsck import check_cache
 from nanokv.virtual_world import local_world
 
@@ -23,8 +24,10 @@ def run_concurrency(seconds: float, seed: int, *, alloc: str, device: str = "cpu
     """Threads put, get, pin, plan and remove a few keys in a few pages; with and without eviction.
 
     Args:
-        seconds: altogether. seed: of the work; the threads' timing is the machine's.
-        alloc: "device" or "host". device: where the segments lie.
+        seconds: altogether.
+        seed: of the work; the timing of the threads is the machine's.
+        alloc: "device" or "host".
+        device: of the segments.
     """
     return [_run(seconds / 2, seed, alloc, device, evict) for evict in (False, True)]
 
@@ -34,10 +37,13 @@ def _run(seconds: float, seed: int, alloc: str, device: str, evict: bool) -> Row
     world = local_world(RANKS, PAGES * PAGE_BYTES, page_bytes=PAGE_BYTES, alloc=alloc, evict=evict, device=device)
     try:
         with row.timed():
-            workers = [_worker(world, who, seed) for who in range(THREADS)]
+            workers = [
+                RandomCalls(world[thread % RANKS], thread, keys=KEYS, max_pages=MAX_PAGES, seed=seed + thread)
+                for thread in range(THREADS)
+            ]
             end = time.monotonic() + seconds
             with ThreadPoolExecutor(THREADS) as pool:
-                for counts in pool.map(lambda work: _until(work, end), workers):
+                for counts in pool.map(partial(_run_until, end), workers):
                     row.tried += sum(counts.values())
             check_at_rest(world)
             check_room(world)
@@ -48,18 +54,14 @@ def _run(seconds: float, seed: int, alloc: str, device: str, evict: bool) -> Row
     return row
 
 
-def _worker(world: list[NanoKVCache], who: int, seed: int) -> Work:
-    return Work(world[who % RANKS], who, keys=KEYS, max_pages=MAX_PAGES, seed=seed + who)
-
-
-def _until(work: Work, end: float) -> dict[str, int]:
+def _run_until(end: float, calls: RandomCalls) -> dict[str, int]:
     while time.monotonic() < end:
-        work.run(20)
-    return work.done
+        calls.run(20)
+    return calls.done
 
 
 def check_at_rest(world: list[NanoKVCache]) -> None:
-    """Nothing is under way: fsck must find nothing.
+    """No operation is under way: fsck must find nothing.
 
     Raises:
         CheckFailure: with its findings.
@@ -72,10 +74,10 @@ def check_at_rest(world: list[NanoKVCache]) -> None:
 
 
 def check_room(world: list[NanoKVCache]) -> None:
-    """Without objects every segment takes its largest one.
+    """Without objects, every segment has room for its largest one.
 
     Raises:
-        CheckFailure: it does not.
+        CheckFailure: one has not.
     """
     largest = torch.arange(PAGES * PAGE_BYTES, dtype=torch.int64).to(torch.uint8).to(world[0]._mover.device)
     for cache in world:

@@ -1,4 +1,4 @@
-"""Random work on objects, compiled: the protocol and nothing else, without a pause, by threads or processes."""
+"""Random work on objects, compiled: only the protocol, without a pause, by threads or processes."""
 
 from functools import cache
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ from nanokv.device.protocol.status import OK
 from nanokv.device.segment.layout import WORD_BYTES
 from nanokv.device.segment.world_table import W_WORLD_SIZE, segment
 
-READ_EVERY = tl.constexpr(16)  # pins of which one is read: a kill is to hit pinning, not reading
+READ_EVERY = tl.constexpr(16)  # of so many pinned objects one is read: a kill is to hit pinning, not reading
 
 
 @triton.jit
@@ -31,7 +31,7 @@ def fill(words: tl.int64, count: tl.int64, value: tl.int64) -> None:
 
 @triton.jit
 def differing(words: tl.int64, count: tl.int64, key: tl.int64) -> Any:
-    """How many words, which nobody changes now, are not the first one, or are not of this key."""
+    """The number of words that differ from the first one, or are not of this key. Nobody may write them meanwhile."""
     first = table64(words)
     wrong = select((first >> 32) == key, word(0), count)
     i = word(0)
@@ -53,14 +53,14 @@ def hammer(world: tl.int64, seed: tl.int64, rounds: tl.int64, keys: tl.int64, bu
     while i < rounds:
         random = (random * 1103515245 + 12345) & 0x7FFFFFFF
         key = (random >> 8) % keys
-        what = (random >> 13) % 8
-        if what < 3:
+        choice = (random >> 13) % 8
+        if choice < 3:
             words = 1 + (random >> 16) % room
             fill(buffer, words, (key << 32) | (seed << 24) | i)
             owner = random % table64(world + W_WORLD_SIZE)
             status, _ = put(world, owner, key, key, buffer, words * WORD_BYTES, i, 0, 0, 0, 0, 0, 0, 0, 0)
             puts += select(status == OK, word(1), word(0))
-        elif what < 6:
+        elif choice < 6:
             status, owner, slot, epoch, payload, nbytes = lookup(world, key, key)
             if (status == OK) & (nbytes <= room * WORD_BYTES):
                 status = read(world, owner, slot, epoch, key, key, payload, nbytes, buffer, i)
@@ -106,7 +106,7 @@ class Hammers(NamedTuple):
 
 @cache
 def compiled_hammers() -> Hammers:
-    """At full speed. Compiled once a machine, loaded once a process."""
+    """At full speed. Compiled once per machine, loaded once per process."""
     return Hammers(native_function(hammer, 6), native_function(pin_hammer, 4))
 
 

@@ -1,12 +1,12 @@
-"""Litmus tests on the memory of this machine: the forbidden outcomes of `litmus_shapes` come out never.
+"""Litmus tests on the memory of this machine: it never shows a forbidden outcome of `litmus_shapes`.
 
-On a GPU many pairs of CTAs run each shape at once, on a CPU two threads of compiled code. The weak variants say whether
-this machine shows what the orderings prevent (x86 shows only the store buffering).
+On a GPU many pairs of CTAs run each shape at once, on a CPU two threads of compiled code. The weak variants tell
+whether this machine shows the outcomes that the orderings prevent (x86 shows only the store buffering).
 """
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -34,8 +34,8 @@ def _both_miss(one: Seen, other: Seen) -> Any:
     return (one == 0) & (other == 0)
 
 
-def _valid_and_wrong(valid: Seen, said: Seen) -> Any:
-    state, one, two = said & 3, said >> 2 & 1, said >> 3 & 1
+def _valid_and_wrong(valid: Seen, read: Seen) -> Any:
+    state, one, two = read & 3, read >> 2 & 1, read >> 3 & 1
     return (valid == 1) & ((one != two) | (one != (state == 2)))
 
 
@@ -68,21 +68,20 @@ def _row(shape: int, name: str, forbidden: Forbidden, weak: int, instances: int,
 
 
 def outcomes(shape: int, count: int, device: torch.device) -> tuple[Seen, Seen]:
-    """What the two words of each instance say that was seen: int64 [count] each. `count`: a multiple of PAIRS."""
+    """The two words that the second thread of each instance wrote: int64 [count] each. `count`: a multiple of PAIRS."""
     pairs = 1 if device.type == "cpu" else PAIRS
     words = torch.zeros(count * WORDS.value * _LINE_WORDS, dtype=torch.int64, device=device)
     gate = torch.zeros(pairs * _LINE_WORDS, dtype=torch.int64, device=device)
     if device.type == "cpu":
         with ThreadPoolExecutor(2) as pool:
-            list(pool.map(lambda who: _native(shape)(who, words.data_ptr(), count, gate.data_ptr()), range(2)))
+            list(pool.map(lambda thread: _native(shape)(thread, words.data_ptr(), count, gate.data_ptr()), range(2)))
     else:
         litmus_kernel[(2 * pairs,)](words.data_ptr(), count // pairs, gate.data_ptr(), shape, num_warps=1)
-    said = words.cpu().numpy().reshape(count, WORDS.value, _LINE_WORDS)[:, 3]
-    return said[:, 0], said[:, 1]
+    seen = words.cpu().numpy().reshape(count, WORDS.value, _LINE_WORDS)[:, 3]
+    return seen[:, 0], seen[:, 1]
 
 
 @cache
 def _native(shape: int) -> Any:
     """A shape, compiled; the shape is a constant of its own function, as a kernel's would be."""
-    function = native_function(run_shape, 5)
-    return lambda who, base, count, gate: function(shape, who, base, count, gate)
+    return partial(native_function(run_shape, 5), shape)

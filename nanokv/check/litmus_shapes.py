@@ -1,8 +1,8 @@
-"""Litmus tests: two threads, a few words, and an outcome that the protocol relies on never to see.
+"""Litmus tests: two threads, a few words, and an outcome that must never be seen, because the protocol relies on that.
 
 Each shape is written once, over the memory vocabulary: it runs on a GPU (two CTAs), natively (two threads) and under
-the simulated machine. A thread does many instances, each on words of its own, a line apart; the two meet before
-each one through relaxed additions, which order nothing.
+the simulated machine. A thread does many instances, each on words of its own, a line apart; before each instance the
+two threads meet through relaxed additions, which order nothing.
 
     message passing   a payload word, then a flag by CAS with release; flag with acquire, then the payload.
                       Forbidden: the flag is there and the payload is not. `header.commit_state` and every reader.
@@ -26,7 +26,7 @@ from nanokv.device.memory.triton import add64, cas64, load64, store64, word
 from nanokv.device.segment.record import LINE
 
 LINE_BYTES = tl.constexpr(LINE)
-WORDS = tl.constexpr(4)  # lines an instance: X, Y, a flag or state, and what the second thread saw
+WORDS = tl.constexpr(4)  # lines per instance: X, Y, a flag or state, and the words that the second thread saw
 SEEN = tl.constexpr(3 * LINE)
 SECOND_SEEN = tl.constexpr(3 * LINE + 8)
 FLAG = tl.constexpr(2 * LINE)
@@ -43,8 +43,8 @@ def meet(gate: tl.int64, i: tl.int64) -> None:
 
 
 @triton.jit
-def message_passing(at: tl.int64, who: tl.int64) -> None:
-    if who == 0:
+def message_passing(at: tl.int64, thread: tl.int64) -> None:
+    if thread == 0:
         store64(at, word(1), "relaxed")
         cas64(at + FLAG, 0, 1, "release")
     else:
@@ -53,8 +53,8 @@ def message_passing(at: tl.int64, who: tl.int64) -> None:
 
 
 @triton.jit
-def message_passing_weak(at: tl.int64, who: tl.int64) -> None:
-    if who == 0:
+def message_passing_weak(at: tl.int64, thread: tl.int64) -> None:
+    if thread == 0:
         store64(at, word(1), "relaxed")
         cas64(at + FLAG, 0, 1, "relaxed")
     else:
@@ -63,21 +63,21 @@ def message_passing_weak(at: tl.int64, who: tl.int64) -> None:
 
 
 @triton.jit
-def store_buffering(at: tl.int64, who: tl.int64) -> None:
-    store64(at + who * LINE_BYTES, word(1), "relaxed")
+def store_buffering(at: tl.int64, thread: tl.int64) -> None:
+    store64(at + thread * LINE_BYTES, word(1), "relaxed")
     add64(at + FLAG, 1, "acq_rel")
-    store64(at + SEEN + who * 8, load64(at + (1 - who) * LINE_BYTES, "relaxed"), "relaxed")
+    store64(at + SEEN + thread * 8, load64(at + (1 - thread) * LINE_BYTES, "relaxed"), "relaxed")
 
 
 @triton.jit
-def store_buffering_weak(at: tl.int64, who: tl.int64) -> None:
-    store64(at + who * LINE_BYTES, word(1), "relaxed")
-    store64(at + SEEN + who * 8, load64(at + (1 - who) * LINE_BYTES, "relaxed"), "relaxed")
+def store_buffering_weak(at: tl.int64, thread: tl.int64) -> None:
+    store64(at + thread * LINE_BYTES, word(1), "relaxed")
+    store64(at + SEEN + thread * 8, load64(at + (1 - thread) * LINE_BYTES, "relaxed"), "relaxed")
 
 
 @triton.jit
-def validated_read(at: tl.int64, who: tl.int64) -> None:
-    if who == 0:
+def validated_read(at: tl.int64, thread: tl.int64) -> None:
+    if thread == 0:
         cas64(at + FLAG, 0, 1, "acquire")
         store64(at, word(1), "relaxed")
         store64(at + LINE_BYTES, word(1), "relaxed")
@@ -92,8 +92,8 @@ def validated_read(at: tl.int64, who: tl.int64) -> None:
 
 
 @triton.jit
-def validated_read_weak(at: tl.int64, who: tl.int64) -> None:
-    if who == 0:
+def validated_read_weak(at: tl.int64, thread: tl.int64) -> None:
+    if thread == 0:
         cas64(at + FLAG, 0, 1, "acquire")
         store64(at, word(1), "relaxed")
         store64(at + LINE_BYTES, word(1), "relaxed")
@@ -108,31 +108,31 @@ def validated_read_weak(at: tl.int64, who: tl.int64) -> None:
 
 
 @triton.jit
-def run_shape(shape: tl.constexpr, who: tl.int64, base: tl.int64, count: tl.int64, gate: tl.int64) -> Any:
-    """Do `count` instances of a shape as thread `who`. `base`: zeroed, WORDS lines an instance. Returns `count`."""
+def run_shape(shape: tl.constexpr, thread: tl.int64, base: tl.int64, count: tl.int64, gate: tl.int64) -> Any:
+    """Do `count` instances of a shape as thread 0 or 1. `base`: zeroed, WORDS lines per instance. Returns `count`."""
     i = word(0)
     while i < count:
         at = base + i * (WORDS * LINE_BYTES)
         meet(gate, i)
         if shape == 0:
-            message_passing(at, who)
+            message_passing(at, thread)
         elif shape == 1:
-            message_passing_weak(at, who)
+            message_passing_weak(at, thread)
         elif shape == 2:
-            store_buffering(at, who)
+            store_buffering(at, thread)
         elif shape == 3:
-            store_buffering_weak(at, who)
+            store_buffering_weak(at, thread)
         elif shape == 4:
-            validated_read(at, who)
+            validated_read(at, thread)
         else:
-            validated_read_weak(at, who)
+            validated_read_weak(at, thread)
         i += 1
     return i
 
 
 @triton.jit
 def litmus_kernel(base: tl.int64, count: tl.int64, gate: tl.int64, shape: tl.constexpr) -> None:
-    """CTAs in pairs, one a thread of the shape. `gate`: zeroed, a line a pair; each pair does `count` instances."""
+    """CTAs in pairs: each is one thread. `gate`: zeroed, one line per pair; each pair does `count` instances."""
     pair = word(tl.program_id(0) // 2)
     run_shape(
         shape, word(tl.program_id(0) % 2), base + pair * count * (WORDS * LINE_BYTES), count, gate + pair * LINE_BYTES

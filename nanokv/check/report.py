@@ -7,7 +7,7 @@ from time import perf_counter
 
 
 class CheckFailure(Exception):
-    """Something that must always hold did not."""
+    """Something that must always hold did not hold."""
 
 
 @dataclass
@@ -15,13 +15,13 @@ class Row:
     """One line of the table: one check of one part."""
 
     part: str  #: "histories", "kills", ...
-    name: str  #: what was checked, in words
+    name: str  #: of the check, in words
     tried: int = 0
     unit: str = ""  #: what `tried` counts: "schedules", "rounds", "operations"
-    failures: list[str] = field(default_factory=list)  #: each says how to see it again
-    note: str = ""  #: what a reader should know beside the numbers
+    failures: list[str] = field(default_factory=list)  #: each with the way to see it again
+    note: str = ""  #: for people, beside the numbers
     seconds: float = 0.0
-    numbers: dict[str, float] = field(default_factory=dict)  #: what else was counted, for machines
+    numbers: dict[str, float] = field(default_factory=dict)  #: other counts, for programs
 
     @property
     def held(self) -> bool:
@@ -30,7 +30,7 @@ class Row:
 
     @contextmanager
     def timed(self) -> Iterator["Row"]:
-        """Count the seconds of a block, and take a CheckFailure in as a failure of this row."""
+        """Count the seconds of a block, and take in its CheckFailure as a failure of this row."""
         start = perf_counter()
         try:
             yield self

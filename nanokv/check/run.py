@@ -1,4 +1,4 @@
-"""The parts of `nanokv check`, and how much of each is tried in the seconds that there are."""
+"""The parts of `nanokv check`, and how much of each is tried in the given seconds."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -10,12 +10,12 @@ from nanokv.errors import InvalidArgument
 
 
 class Options(NamedTuple):
-    """What is to be checked."""
+    """How much is to be checked, and where."""
 
     seconds: float  #: about how long a part may take
     heaps: tuple[str, ...]  #: "local", "shm"
     allocs: tuple[str, ...]  #: "device", "host"
-    device: str  #: where the segments of a `local` heap lie, and where litmus kernels run
+    device: str  #: of the segments of a `local` heap, and of litmus kernels
     seed: int
 
 
@@ -48,7 +48,7 @@ def _kills(options: Options) -> list[Row]:
 
 
 def _model(options: Options) -> list[Row]:
-    from nanokv.check.model.suite import run_model
+    from nanokv.check.model.run import run_model
 
     return run_model(max(int(options.seconds * SCHEDULES_A_SECOND), 8), options.seed)
 
@@ -66,14 +66,14 @@ def _litmus(options: Options) -> list[Row]:
 
 
 def _mutants(options: Options) -> list[Row]:
-    from nanokv.check.model.mutants import kill_mutants
+    from nanokv.check.model.mutants.run import kill_mutants
     from nanokv.check.model.orderings import kill_orderings
 
     schedules = max(int(options.seconds * SCHEDULES_A_SECOND), 1000)
     return [kill_mutants(schedules, options.seed), kill_orderings(schedules, options.seed)]
 
 
-OPERATIONS_A_SECOND = 1000  #: of each way to record a history
+OPERATIONS_A_SECOND = 1000  #: in each way to record a history
 KILLS_A_SECOND = 5
 CASES_A_SECOND = 8  #: of each kind of corruption
 INSTANCES_A_SECOND = 40_000  #: of each litmus shape
@@ -87,7 +87,7 @@ MACHINE: dict[str, Callable[[Options], list[Row]]] = {
     "corruption": _corruption,
     "litmus": _litmus,
 }
-#: checks of the protocol itself, which come out alike everywhere
+#: checks of the protocol itself, whose results are the same everywhere
 PROTOCOL: dict[str, Callable[[Options], list[Row]]] = {"model": _model, "mutants": _mutants}
 PARTS = MACHINE | PROTOCOL
 
@@ -96,7 +96,7 @@ def run_parts(names: list[str], options: Options) -> Iterator[Row]:
     """Run parts one after the other.
 
     Raises:
-        InvalidArgument: a part is unknown, or needs what is not installed.
+        InvalidArgument: a part is unknown, or needs a package that is not installed.
     """
     unknown = [name for name in names if name not in PARTS]
     if unknown:

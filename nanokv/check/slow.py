@@ -1,8 +1,8 @@
 """Device functions that linger after each load: a process that runs them is nearly always between two steps.
 
-At full speed a step takes nanoseconds, and a kill hits what takes long: copies. Here it hits one step as often as
-another. To linger is to sleep, so that the time does not depend on how busy the machine is; to give way
-lets threads overlap that would run one after the other.
+At full speed a step takes nanoseconds, and a kill hits the steps that take long: copies. Here it hits one step as often
+as another. To linger is to sleep, so that the time does not depend on how busy the machine is; to give way lets threads
+overlap that would run one after the other.
 """
 
 from collections.abc import Callable
@@ -24,7 +24,7 @@ from nanokv.device.memory.triton import VOCABULARY
 
 
 def load64_then(name: str, *numbers: int) -> Any:
-    """`load64`, followed by a call of the C library with 32-bit numbers: what was read is old when it is used."""
+    """`load64`, followed by a call of the C library with 32-bit numbers: the word is old when it is used."""
     kinds = [ir.IntType(32)] * len(numbers)
 
     @intrinsic(prefer_literal=True)
@@ -56,15 +56,14 @@ PAUSES = {
 
 @cache
 def slow_function(function: Any, arguments: int, pause: str = "linger") -> Any:
-    """One device function, compiled like this, and cached on disk. Called by one thread at a time.
+    """One device function with this `load64`, compiled and cached on disk. Called by one thread at a time.
 
     Args:
         pause: one of PAUSES.
     """
     before = numba.config.CACHE_DIR
-    folder = cache_directory() / pause.replace(
-        " ", "-"
-    )  # numba tells functions apart by their source, which is the same
+    # one folder per pause: numba tells functions apart by their source, which is the same
+    folder = cache_directory() / pause.replace(" ", "-")
     folder.mkdir(exist_ok=True)
     numba.config.CACHE_DIR = str(folder)
     try:

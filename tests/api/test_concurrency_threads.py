@@ -13,7 +13,8 @@ import torch
 
 import nanokv
 from nanokv.check.hammer import hammer
-from nanokv.check.work import Work, check_payload, name, payload
+from nanokv.check.payloads import check_payload, name, payload
+from nanokv.check.random_calls import RandomCalls
 from nanokv.device.segment.geometry import Geometry
 from nanokv.errors import KeyNotFound
 from nanokv.fsck import check_cache, check_segments
@@ -95,7 +96,8 @@ def alloc(request: pytest.FixtureRequest) -> str:
 def test_random_work_of_many_threads(new_world: MakeWorld, alloc: str, evict: bool) -> None:
     world = new_world(heap="local", alloc=alloc, heap_bytes=PAGES * PAGE, page_bytes=PAGE, evict=evict)
     workers = [
-        Work(world[who % len(world)], who, keys=KEYS, max_pages=5, seed=who + 100 * evict) for who in range(THREADS)
+        RandomCalls(world[who % len(world)], who, keys=KEYS, max_pages=5, seed=who + 100 * evict)
+        for who in range(THREADS)
     ]
     counts = in_threads(*[partial(worker.run, STEPS) for worker in workers])
     total = {step: sum(count.get(step, 0) for count in counts) for step in {s for count in counts for s in count}}
@@ -114,7 +116,7 @@ def test_owners_evict_meanwhile(new_world: MakeWorld, alloc: str) -> None:
         for _ in range(4):
             cache.clear()
 
-    workers = [Work(world[who], who, keys=KEYS, max_pages=5, seed=who) for who in range(2)]
+    workers = [RandomCalls(world[who], who, keys=KEYS, max_pages=5, seed=who) for who in range(2)]
     in_threads(*[partial(worker.run, STEPS) for worker in workers], *[partial(evict, cache) for cache in world])
     assert_all_comes_back(world)
 
@@ -189,6 +191,6 @@ def test_readers_never_see_half_of_an_update(new_world: MakeWorld, alloc: str) -
 
 def test_one_cache_is_used_by_many_threads(new_world: MakeWorld, alloc: str) -> None:
     (cache,) = new_world(heap="local", alloc=alloc, n=1, heap_bytes=PAGES * PAGE, page_bytes=PAGE, evict=True)
-    workers = [Work(cache, who, keys=KEYS, max_pages=5, seed=who) for who in range(THREADS)]
+    workers = [RandomCalls(cache, who, keys=KEYS, max_pages=5, seed=who) for who in range(THREADS)]
     in_threads(*[partial(worker.run, STEPS // 2) for worker in workers])
     assert_all_comes_back([cache])

@@ -1,4 +1,4 @@
-"""`nanokv check`: the table, its exit codes, and what it refuses."""
+"""`nanokv check`: the table, its exit codes, and its refusals."""
 
 import json
 from collections.abc import Iterator
@@ -20,9 +20,9 @@ def rows(output: str) -> list[dict[str, object]]:
 def test_threads_hold_on_this_machine() -> None:
     done = RUN.invoke(app, ["check", "threads", "--seconds", "1", "--alloc", "device", "--json"])
     assert done.exit_code == 0, done.output
-    said = rows(done.output)
-    assert [row["part"] for row in said] == ["threads", "threads"]
-    assert all(row["held"] and isinstance(row["tried"], int) and row["tried"] > 100 for row in said)
+    lines = rows(done.output)
+    assert [row["part"] for row in lines] == ["threads", "threads"]
+    assert all(row["held"] and isinstance(row["tried"], int) and row["tried"] > 100 for row in lines)
 
 
 def test_the_table_says_what_failed(monkeypatch: pytest.MonkeyPatch) -> None:

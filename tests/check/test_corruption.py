@@ -72,7 +72,7 @@ def test_a_case_sees_wrong_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nanokv.NanoKVCache, "get", wrong)
     with pytest.raises(CheckFailure, match="came back as"):
         for case in range(5):
-            run_case(KINDS["one wrong word"], f"wrong/{case}", lambda said: None)
+            run_case(KINDS["one wrong word"], f"wrong/{case}", lambda operation: None)
 
 
 def test_a_case_sees_an_exception_that_leaks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,7 +82,7 @@ def test_a_case_sees_an_exception_that_leaks(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(nanokv.NanoKVCache, "stats", leak)
     with pytest.raises(CheckFailure, match="do_stats: IndexError"):
         for case in range(20):
-            run_case(KINDS["one wrong word"], f"leak/{case}", lambda said: None)
+            run_case(KINDS["one wrong word"], f"leak/{case}", lambda operation: None)
 
 
 def test_a_case_sees_a_poller_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,7 +91,7 @@ def test_a_case_sees_a_poller_that_fails(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr("nanokv.host_poller.poller.Poller.step", fail)
     with pytest.raises(CheckFailure, match="OverflowError"):
-        run_case(KINDS["one wrong word"], "poller/1", lambda said: None)
+        run_case(KINDS["one wrong word"], "poller/1", lambda operation: None)
 
 
 # --- pages ------------------------------------------------------------------------------------

@@ -5,12 +5,12 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from nanokv.check import rank_process
+from nanokv.check.kills.roles import KEYS, ROLES
 from nanokv.check.kills.rounds import differences
 from nanokv.check.kills.run import run_kills
-from nanokv.check.kills.work import KEYS, ROLES
 from nanokv.check.kills.world import ANCHOR, PAGE, WORLD_SIZE, KillWorld
+from nanokv.check.payloads import name, payload
 from nanokv.check.report import CheckFailure
-from nanokv.check.work import name, payload
 from nanokv.device.machines.records import Place
 from nanokv.device.segment.layout import WORD
 from nanokv.heap.shm import list_worlds
@@ -168,8 +168,8 @@ def test_failure_says_how_to_see_it_again(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(KillWorld, "check_objects", look_and_spoil)
     rows = run_kills(8, seed=5, worlds=1)
-    (said,) = [failure for row in rows for failure in row.failures]
-    assert f"key {ANCHOR} is torn" in said and "run_kills(8, 5, pins=True, worlds=1), world 0, round " in said
+    (failure,) = [failure for row in rows for failure in row.failures]
+    assert f"key {ANCHOR} is torn" in failure and "run_kills(8, 5, pins=True, worlds=1), world 0, round " in failure
     assert 3 <= sum(row.tried for row in rows) < 8, "the first failure of a world ends it"
 
 
@@ -184,6 +184,6 @@ def test_object_left_over_fails_the_counts(monkeypatch: pytest.MonkeyPatch, impa
     monkeypatch.setattr(KillWorld, "clear", clear_and_leave_one)
     *victims, counts = run_kills(2, seed=5, worlds=1)
     assert all(row.failures == [] for row in victims)
-    (said,) = counts.failures
-    for what in ("objects in the segment of rank 2 are 3, not 2", "pages in the segment of rank 2 are 9, not 5"):
-        assert what in said
+    (failure,) = counts.failures
+    for change in ("objects in the segment of rank 2 are 3, not 2", "pages in the segment of rank 2 are 9, not 5"):
+        assert change in failure

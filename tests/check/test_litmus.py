@@ -1,5 +1,6 @@
 """Litmus tests: natively on this machine, under the simulated memory, and compiled for every GPU."""
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -50,13 +51,13 @@ def simulated(role: Any) -> set[tuple[int, int]]:
     """Every outcome of one instance under the simulated memory."""
     simulation = Simulation(WeakMemory)
     function = simulation.function(role)
-    explorer, found = Exhaustive(), set()
-    while explorer.more():
+    scheduler, found = Exhaustive(), set()
+    while (execution := scheduler.new_execution()) is not None:
         simulation.reset([0] * (WORDS.value * LINE // 8))
         for who in range(2):
-            simulation.spawn(f"thread{who}", lambda who=who: function(SHARED, who))  # type: ignore[misc]
+            simulation.spawn(f"thread{who}", partial(function, SHARED, who))
         try:
-            simulation.run(explorer)
+            simulation.run(execution)
         except Redundant:
             continue
         seen = SHARED + 3 * LINE_BYTES.value

@@ -1,4 +1,4 @@
-"""The protocol under the simulated machine: every scenario for a moment, and what it found once."""
+"""The protocol under the simulated machine: every scenario for a moment, and the bugs that were found once."""
 
 import random
 
@@ -8,14 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nanokv.check.model import audit_search, transitions
-from nanokv.check.model.explore import MEMORIES, Explorer
+from nanokv.check.model.explore import MEMORIES, Explorer, replay
 from nanokv.check.model.orderings import FOUND_BY, KEPT, functions, is_noticed, orderings
-from nanokv.check.model.suite import SCENARIOS, replay, run_scenario
+from nanokv.check.model.run import run_scenario
+from nanokv.check.model.scenario import Scenario, small
+from nanokv.check.model.scenarios import SCENARIOS
 from nanokv.check.report import CheckFailure
 from nanokv.device.protocol import freelist, header
 from nanokv.device.segment.layout import DEAD, READY, RESERVED, WATCHED, WRITING, unpack
 from nanokv.device.sim.mutants import rewrite
-from nanokv.device.sim.schedule import Replay, Schedule
+from nanokv.device.sim.schedule import Schedule
 from tests.support.known_bugs import BUGS
 
 
@@ -25,15 +27,20 @@ def test_scenario(name: str) -> None:
     assert row.held, row.failures
 
 
+def test_a_name_is_declared_once() -> None:
+    with pytest.raises(ValueError, match="two scenarios"):
+        Scenario("list", "another one", small())(lambda world: None)
+
+
 @pytest.mark.parametrize("memory", MEMORIES)
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 120), st.integers(1, 2)), max_size=6, unique_by=lambda part: part[0]))
 def test_hypothesis_draws_schedules(memory: str, taken: list[tuple[int, int]]) -> None:
     explorer = Explorer(SCENARIOS["put-remove-get"], memory)
-    assert explorer.replay(Schedule(tuple(sorted(taken)))) is None
+    assert explorer.execute(Schedule(tuple(sorted(taken)))) is None
 
 
-# --- what is checked ---------------------------------------------------------------------------
+# --- the checks -------------------------------------------------------------------------------
 def word(state: int, pins: int, epoch: int) -> int:
     return state | pins << 8 | epoch << 32
 
@@ -75,9 +82,9 @@ def test_a_leak_and_an_overlap_are_found() -> None:
     forget = rewrite(header.give_slot, kept, "word(slot)")
     assert "in no place" in str(Explorer(explorer.scenario, "sc", forget).draw("random", 50, 1).failure)
     with pytest.raises(CheckFailure, match="I4"):
-        explorer.stage.check(1, np.array([1 << 32 | 99, 1 << 32 | 99]))
+        explorer.world.check(1, np.array([1 << 32 | 99, 1 << 32 | 99]))
     with pytest.raises(CheckFailure, match="torn"):
-        explorer.stage.check(1, np.array([1 << 32 | 1, 1 << 32 | 2]))
+        explorer.world.check(1, np.array([1 << 32 | 1, 1 << 32 | 2]))
 
 
 # --- orderings --------------------------------------------------------------------------------
@@ -94,7 +101,7 @@ def test_a_weaker_ordering_is_noticed_and_the_protocol_is_not(name: str) -> None
     assert replay(FOUND_BY[name]) is None
 
 
-# --- what the checker found, and is mended ----------------------------------------------------
+# --- bugs that were found, and are mended -----------------------------------------------------
 @pytest.mark.parametrize("about", BUGS)
 def test_a_bug_stays_mended(about: str) -> None:
     """If the first line fails after a protocol change: python -m tests.support.known_bugs finds a new execution."""
@@ -126,7 +133,8 @@ def test_an_execution_is_the_same_every_time() -> None:
     explorer = Explorer(SCENARIOS["swept"], "weak")
     found = explorer.draw("random", 5, 3)
     assert found.failure is None
-    schedule = Schedule(tuple(explorer.stage.simulation.taken), dict(explorer.stage.kills))
-    words = list(explorer.stage.simulation.memory.words)
-    assert explorer.execute(Replay(schedule), schedule.kills) is None
-    assert explorer.stage.simulation.memory.words == words
+    simulation = explorer.world.simulation
+    kills = {task.name: task.steps for task in simulation.tasks if task.killed}
+    words = list(simulation.memory.words)
+    assert explorer.execute(Schedule(tuple(simulation.taken), kills)) is None
+    assert simulation.memory.words == words

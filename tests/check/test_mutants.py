@@ -5,9 +5,10 @@ import inspect
 import pytest
 
 from nanokv.check.model.explore import Explorer
-from nanokv.check.model.mutants import MUTANTS, NOTICED, kill
-from nanokv.check.model.mutants.progress import PROGRESS
-from nanokv.check.model.suite import SCENARIOS
+from nanokv.check.model.mutants import MUTANTS
+from nanokv.check.model.mutants.mutant import mutant
+from nanokv.check.model.mutants.run import NOTICED, kill
+from nanokv.check.model.scenarios import SCENARIOS
 from nanokv.device.protocol import freelist
 from nanokv.device.sim.mutants import rewrite, weak_orderings
 
@@ -20,35 +21,40 @@ SOME = [
     "one-look",
     "no-grace",
 ]
+WAITING = ["turnstile-locks", "full-ring-waits", "removal-waits-for-pins"]  #: of `mutants/progress.py`
 
 
 def test_there_are_enough_and_each_can_be_made() -> None:
     assert len(MUTANTS) >= 80
-    for mutant in MUTANTS.values():
-        assert set(mutant.scenarios) <= set(SCENARIOS), mutant.name
-        assert mutant.changes or mutant.patches
-        changed = {function.fn for function, _, _ in mutant.changes if hasattr(function, "fn")}
-        assert set(mutant.replaced()) == changed
-        with mutant.patched():
+    for each in MUTANTS.values():
+        assert set(each.scenarios) <= set(SCENARIOS), each.name
+        assert each.changes or each.patches
+        changed = {function.fn for function, _, _ in each.changes if hasattr(function, "fn")}
+        assert set(each.replaced()) == changed
+        with each.patched():
             pass
+
+
+def test_a_name_is_declared_once() -> None:
+    with pytest.raises(ValueError, match="two mutants"):
+        mutant("no-tag", "another one", ("list",))
 
 
 @pytest.mark.parametrize("name", SOME)
 def test_a_mutant_is_noticed_and_its_string_replays_it(name: str) -> None:
     failure = kill(name, 600, 1)
     assert failure is not None and failure.why.startswith(NOTICED)
-    mutant = MUTANTS[name]
-    with mutant.patched():
-        broken = Explorer(SCENARIOS[failure.scenario], failure.memory, mutant.replaced())
-        assert broken.replay(failure.schedule) is not None
-    assert Explorer(SCENARIOS[failure.scenario], failure.memory).replay(failure.schedule) is None
+    with MUTANTS[name].patched():
+        broken = Explorer(SCENARIOS[failure.scenario], failure.memory, MUTANTS[name].replaced())
+        assert broken.execute(failure.schedule) is not None
+    assert Explorer(SCENARIOS[failure.scenario], failure.memory).execute(failure.schedule) is None
 
 
-@pytest.mark.parametrize("name", [mutant.name for mutant in PROGRESS])
+@pytest.mark.parametrize("name", WAITING)
 def test_waiting_for_somebody_else_is_no_progress(name: str) -> None:
     failure = kill(name, 100, 1)
     assert failure is not None and failure.why.startswith("NoProgress")
-    assert Explorer(SCENARIOS[failure.scenario], failure.memory).replay(failure.schedule) is None
+    assert Explorer(SCENARIOS[failure.scenario], failure.memory).execute(failure.schedule) is None
 
 
 def test_a_text_that_is_not_there_once_is_refused() -> None:

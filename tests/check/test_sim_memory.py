@@ -25,21 +25,21 @@ class Ops:
 
 
 def outcomes(memory: type[Memory], program: Program, *, last: tuple[int, ...] = ()) -> set[Outcome]:
-    """What the tasks of a program return, and the last words of some addresses, over all executions."""
+    """The results of a program's tasks and the last words of some addresses, over all executions."""
     simulation = Simulation(memory)
-    explorer = Exhaustive()
+    scheduler = Exhaustive()
     found = set()
-    while explorer.more():
-        assert explorer.executions < 50_000
+    while (execution := scheduler.new_execution()) is not None:
+        assert scheduler.executions < 50_000
         simulation.reset([0] * 8)
         for number, body in enumerate(program(Ops(simulation))):
             simulation.spawn(f"task{number}", body)
         try:
-            simulation.run(explorer)
+            simulation.run(execution)
         except Redundant:
             continue
-        said = [task.result for task in simulation.tasks if task.result is not None]
-        found.add((*said, *(simulation.memory.newest(address) for address in last)))
+        results = [task.result for task in simulation.tasks if task.result is not None]
+        found.add((*results, *(simulation.memory.newest(address) for address in last)))
     return found
 
 
@@ -143,7 +143,7 @@ def validated_read(validate: Callable[[Any], int]) -> Program:
 
 
 def read_then_release(sem: str) -> Program:
-    """`pins.unpin`: bytes are copied, then the pin is given back; who takes it overwrites them."""
+    """`pins.unpin`: bytes are copied, then the pin is given back; the next owner overwrites them."""
 
     def program(ops: Ops) -> list[Callable[[], Any]]:
         def reader() -> Outcome:
@@ -161,7 +161,7 @@ def read_then_release(sem: str) -> Program:
     return program
 
 
-# --- what may happen --------------------------------------------------------------------------
+# --- outcomes that may happen -----------------------------------------------------------------
 def test_message_passing() -> None:
     assert outcomes(Memory, message_passing("relaxed", "relaxed")) == {((0, 0),), ((0, 1),), ((1, 1),)}
     strong = {((0, 0),), ((0, 1),), ((1, 1),)}
@@ -192,7 +192,7 @@ def test_a_read_modify_write_carries_a_release_on_and_a_store_does_not() -> None
 
 
 def test_stores_need_not_arrive_in_order() -> None:
-    crossed = (1, 2)  # each word has the value of who wrote it first
+    crossed = (1, 2)  # each word has the value of the task that wrote it first
     assert crossed not in outcomes(Memory, two_writes_each, last=(X, Y))
     assert crossed in outcomes(WeakMemory, two_writes_each, last=(X, Y))
 

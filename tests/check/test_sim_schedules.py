@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from nanokv.device.protocol import freelist
 from nanokv.device.sim.exhaustive import Exhaustive, Redundant
 from nanokv.device.sim.memory import SHARED, Memory, WeakMemory
-from nanokv.device.sim.schedule import Replay, Schedule, parse
-from nanokv.device.sim.schedulers import Priorities, RandomWalk
+from nanokv.device.sim.schedule import Schedule, parse
+from nanokv.device.sim.schedulers import Priorities, RandomWalk, Replay
 from nanokv.device.sim.shrink import shrink
 from nanokv.device.sim.simulation import NoProgress, Simulation
 
@@ -41,6 +41,7 @@ class Script:
     """Lets tasks go in a given order, one step each."""
 
     def __init__(self, order: tuple[int, ...]) -> None:
+        self.kills: dict[str, int] = {}
         self.order = list(order)
 
     def start(self, simulation: Simulation) -> None: ...
@@ -74,8 +75,8 @@ def interleavings(left: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
                 yield (who, *rest)
 
 
-def run_program(simulation: Simulation, program: list[Steps], scheduler: Any) -> tuple[Any, ...]:
-    """What every task read, and what memory holds at the end."""
+def run_program(simulation: Simulation, program: list[Steps], decider: Any) -> tuple[Any, ...]:
+    """The words that every task read, and the last words of memory."""
     load, store, add = (simulation.vocabulary[name] for name in ("load64", "store64", "add64"))
 
     def body(who: int, steps: Steps) -> Callable[[], tuple[int, ...]]:
@@ -96,7 +97,7 @@ def run_program(simulation: Simulation, program: list[Steps], scheduler: Any) ->
     simulation.reset([0] * WORDS)
     for who, steps in enumerate(program):
         simulation.spawn(f"task{who}", body(who, steps))
-    simulation.run(scheduler)
+    simulation.run(decider)
     return (*(task.result for task in simulation.tasks), *(simulation.memory.newest(SHARED + 8 * i) for i in range(3)))
 
 
@@ -108,22 +109,22 @@ def test_the_reduction_loses_no_outcome(program: list[Steps]) -> None:
     # a task has one step more than accesses: the one that begins it
     orders = list(interleavings(tuple(len(steps) + 1 for steps in program)))
     every = {run_program(simulation, program, Script(order)) for order in orders}
-    explorer, reduced = Exhaustive(), set()
-    while explorer.more():
+    scheduler, reduced = Exhaustive(), set()
+    while (execution := scheduler.new_execution()) is not None:
         try:
-            reduced.add(run_program(simulation, program, explorer))
+            reduced.add(run_program(simulation, program, execution))
         except Redundant:
             continue
     assert reduced == every
-    assert explorer.executions <= len(orders)
+    assert scheduler.executions <= len(orders)
 
 
 def test_independent_tasks_need_one_execution() -> None:
     simulation = Simulation(Memory)
-    explorer = Exhaustive()
-    while explorer.more():
-        run_program(simulation, [[("store", 0)] * 3, [("store", 1)] * 3, [("store", 2)] * 3], explorer)
-    assert explorer.executions == 1
+    scheduler = Exhaustive()
+    while (execution := scheduler.new_execution()) is not None:
+        run_program(simulation, [[("store", 0)] * 3, [("store", 1)] * 3, [("store", 2)] * 3], execution)
+    assert scheduler.executions == 1
 
 
 # --- drawn, named, replayed -------------------------------------------------------------------
@@ -131,26 +132,31 @@ def test_independent_tasks_need_one_execution() -> None:
 @pytest.mark.parametrize("kind", [RandomWalk, Priorities])
 def test_a_bug_is_found_and_its_string_replays_it(memory: type[Memory], kind: type[RandomWalk]) -> None:
     simulation = Simulation(memory)
-    scheduler = kind()
-    for seed in range(200):
-        scheduler.seed(seed)
+    scheduler = kind((seed, {}) for seed in range(200))
+    while (execution := scheduler.new_execution()) is not None:
         lost_update(simulation, rounds=3)
-        simulation.run(scheduler)
+        simulation.run(execution)
         if total(simulation) < 6:
             break
     else:
         pytest.fail("the lost update was never found")
-    said, steps = total(simulation), simulation.steps
+    lost, steps = total(simulation), simulation.steps
     schedule = parse(str(Schedule(tuple(simulation.taken))))
     lost_update(simulation, rounds=3)
-    simulation.run(Replay(schedule))
-    assert (total(simulation), simulation.steps) == (said, steps)
+    simulation.run(schedule)
+    assert (total(simulation), simulation.steps) == (lost, steps)
+
+
+def test_a_replay_tries_the_given_schedules_in_turn() -> None:
+    schedules = [Schedule(), Schedule(((1, 1),))]
+    scheduler = Replay(schedules)
+    assert [scheduler.new_execution() for _ in range(3)] == [*schedules, None]
 
 
 def test_the_plain_schedule_runs_task_after_task() -> None:
     simulation = Simulation(WeakMemory)
     lost_update(simulation, rounds=3)
-    simulation.run(Replay(parse("plain")))
+    simulation.run(parse("plain"))
     assert total(simulation) == 6 and simulation.taken == []
 
 
@@ -159,7 +165,7 @@ def test_shrinking_keeps_what_matters() -> None:
 
     def fails(schedule: Schedule) -> bool:
         lost_update(simulation, rounds=5)
-        simulation.run(Replay(schedule))
+        simulation.run(schedule)
         return total(simulation) < 10
 
     noise = Schedule(tuple((at, 1) for at in range(1, 19)), {})
@@ -200,7 +206,7 @@ def test_hypothesis_can_draw_schedules(taken: list[tuple[int, int]]) -> None:
 
     for name in ("one", "two"):
         simulation.spawn(name, swap)
-    simulation.run(Replay(Schedule(tuple(sorted(taken)))))
+    simulation.run(Schedule(tuple(sorted(taken))))
     first = simulation.memory.newest(head) & 0xFFFFFFFF
     second = simulation.memory.newest(links + 8 * (first - 1)) & 0xFFFFFFFF
     assert sorted([first, second]) == [1, 2]
@@ -217,8 +223,8 @@ def test_a_killed_task_stops_before_that_step(step: int) -> None:
         for at in range(6):
             store(SHARED + 8 * at, 1, "relaxed")
 
-    task = simulation.spawn("mortal", body, step)
-    simulation.run(Replay(Schedule()))
+    task = simulation.spawn("mortal", body)
+    simulation.run(Schedule(kills={"mortal": step}))
     assert sum(simulation.memory.words) == min(step, 6)
     assert task.killed == (step < 6)
 
@@ -235,7 +241,7 @@ def test_who_never_ends_an_operation_is_found() -> None:
     simulation.spawn("waiter", wait)
     simulation.spawn("other", lambda: load(SHARED, "relaxed"))
     with pytest.raises(NoProgress, match="101 steps"):
-        simulation.run(Replay(Schedule()))
+        simulation.run(Schedule())
 
 
 def test_an_error_of_a_task_comes_out_and_the_others_end() -> None:
@@ -258,6 +264,6 @@ def test_an_error_of_a_task_comes_out_and_the_others_end() -> None:
     simulation.spawn("other", other)
     simulation.spawn("fail", fail)
     with pytest.raises(KeyError, match="mine"):
-        simulation.run(Replay(parse("1.1 2.1 3.1")))
+        simulation.run(parse("1.1 2.1 3.1"))
     assert ended == [True]
     assert simulation.current is None

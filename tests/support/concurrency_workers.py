@@ -3,8 +3,8 @@
 import numpy as np
 
 from nanokv.check.hammer import compiled_hammers
+from nanokv.check.random_calls import RandomCalls
 from nanokv.check.ranks import CacheRank
-from nanokv.check.work import Work
 from tests.support.plain_world import PAGE, PAGE_WORDS, address, aligned_words
 
 HAMMER_WORDS = 5 * PAGE_WORDS
@@ -17,7 +17,7 @@ class Worker(CacheRank):
     def attach(self) -> tuple[int, bool]:
         attached, options = super().attach(), self.options
         seed = options.seed + self.who
-        self.work = Work(self.cache, self.who, keys=options.keys, max_pages=5, seed=seed, pins=options.pins)
+        self.work = RandomCalls(self.cache, self.who, keys=options.keys, max_pages=5, seed=seed, pins=options.pins)
         return attached
 
     def run(self, count: int) -> dict[str, int]:

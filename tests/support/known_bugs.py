@@ -1,4 +1,4 @@
-"""Bugs of the protocol and of the host that the simulated machine found, as the code was then.
+"""Bugs of the protocol and of the host that the simulated machine found, with the code of that time.
 
 Each has a string that replays it on the old code (`docs/verification.md`). After a change of the protocol a string may
 show nothing any more: `python -m tests.support.known_bugs` finds new ones, in some minutes.
@@ -12,8 +12,8 @@ from unittest import mock
 import numpy as np
 
 from nanokv.check.model import audit_search
-from nanokv.check.model.explore import SCHEDULERS, Explorer
-from nanokv.check.model.suite import SCENARIOS, named
+from nanokv.check.model.explore import SCHEDULERS, Explorer, replay
+from nanokv.check.model.scenarios import SCENARIOS
 from nanokv.device.protocol import evict, reclaim, retire
 from nanokv.device.segment.layout import PIN_HELD, unpack
 from nanokv.device.sim.mutants import rewrite
@@ -26,17 +26,16 @@ Patch = tuple[Any, str, Any]
 
 
 class Bug(NamedTuple):
-    """One bug: what the code was, and an execution that shows it."""
+    """One bug: the old code, and an execution that shows it."""
 
     replay: str
-    host: tuple[Patch, ...] = ()  #: (class or module, name, what it was)
+    host: tuple[Patch, ...] = ()  #: (class or module, name, the old code)
     device: Callable[[], dict[Any, Any]] = dict
 
     def shown_by(self, text: str) -> str | None:
         """What goes wrong in an execution of the old code, or None."""
         with self._patched():
-            explorer, schedule = named(text, self.device())
-            return explorer.replay(schedule)
+            return replay(text, self.device())
 
     def find(self, seconds: float) -> str | None:
         """A new execution that shows it."""
@@ -69,15 +68,15 @@ def _watch_those_seen_alive(self: Any) -> None:
 def _clear_intents(machine: Any, owner: int, alive: Any) -> int:
     ledger = machine.pin_ledger(owner)
     for line in np.flatnonzero(ledger).tolist():
-        said = int(ledger[line])
-        who = int(unpack("PIN", "producer", said))
-        if alive(unpack("PRODUCER", "rank", who), unpack("PRODUCER", "incarnation", who)):
+        word = int(ledger[line])
+        reader = int(unpack("PIN", "producer", word))
+        if alive(unpack("PRODUCER", "rank", reader), unpack("PRODUCER", "incarnation", reader)):
             continue
-        if unpack("PIN", "phase", said) == PIN_HELD.value:
-            slot = int(unpack("PIN", "header", said))
-            machine.drop_pin(owner, line, said, int(machine.headers(owner, slot, 1)[0]["epoch"]))
+        if unpack("PIN", "phase", word) == PIN_HELD.value:
+            slot = int(unpack("PIN", "header", word))
+            machine.drop_pin(owner, line, word, int(machine.headers(owner, slot, 1)[0]["epoch"]))
         else:
-            machine.clear_intent(owner, line, said)
+            machine.clear_intent(owner, line, word)
     return 0
 
 
@@ -136,7 +135,7 @@ BUGS = {
     "three looks saw a page in three passages, and gave it to a second owner": Bug(
         "audited/sc: 8.1 101.1 141.1 184.1 215.1 257.1", host=((audit, "LOOKS", 3),)
     ),
-    "a page that went from object to object by eviction looked as if nobody held it": Bug(
+    "a page that went from object to object by eviction seemed to be in no place": Bug(
         "audited-evict/sc: 8.1 51.1 99.1 186.1 226.1 313.1 353.1 417.1",
         device=lambda: rewrite(
             evict.evict_for,

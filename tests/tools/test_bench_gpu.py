@@ -175,14 +175,14 @@ WRONG = """
 import torch
 from bench.gpu import paged
 from bench.gpu.objects import Objects
-from bench.gpu.one_segment import Stage, Unsound
-stage = Stage(torch.device("cpu"), 128 * 4096, 4096, slots=16)
+from bench.gpu.one_segment import OneSegment, Unsound
+segment = OneSegment(torch.device("cpu"), 128 * 4096, 4096, slots=16)
 def noticed(what):
     try:
         what()
     except Unsound as error:
         print(error)
-objects = Objects(stage, 2, 4096, 1)
+objects = Objects(segment, 2, 4096, 1)
 objects.compile()
 objects.target[5] ^= 1
 noticed(objects.check)
@@ -201,8 +201,8 @@ way.check()
 objects.source[64] ^= 1
 noticed(paged.heads(objects).check)
 objects.putter.put()
-stage.segment[stage.geometry.offsets["dir_base"]:][:stage.geometry.dir_buckets * 64].zero_()
-noticed(stage.check)
+segment.raw[segment.geometry.offsets["dir_base"]:][:segment.geometry.dir_buckets * 64].zero_()
+noticed(segment.check)
 """
 
 

@@ -27,8 +27,8 @@ PAGES, PAGE_BYTES = 16, 256
 RANKS = 2
 KEYS = 12
 STEPS = 30
-SWEEP = 0.3  #: seconds that a round of the poller pretends to come later
-PLAN_SHARE = 4  #: every so manieth key is written by a plan
+SWEEP = 0.3  #: seconds between two rounds of a poller, as it is told
+PLAN_SHARE = 4  #: keys that are multiples of this are written by plans
 FLUSH_SECONDS = 5.0
 _DTYPES = (torch.uint8, torch.float16, torch.int32, torch.bool)
 
@@ -36,31 +36,31 @@ Say = Callable[[str], None]
 
 
 class Kind(NamedTuple):
-    """What a row of the table tries."""
+    """One row of the table."""
 
     alloc: str
     checksum: bool
-    told: bool  #: one word is wrong, such that wrong bytes are impossible without a checksum
+    one_word: bool  #: only one word is wrong, and such that wrong bytes are impossible without a checksum
     recover: bool = False  #: the segment is corrupted while it has no owner
 
     @property
     def exact(self) -> bool:
         """Whether no get may return wrong bytes."""
-        return self.told or self.checksum
+        return self.one_word or self.checksum
 
 
 class Outcome(NamedTuple):
-    """What happened in one case."""
+    """The counts of one case."""
 
     operations: int
     refused: int  #: operations that ended with a NanoKVError
-    corrupt: int  #: of which SegmentCorrupt
-    wrong: int  #: gets that returned wrong bytes, where nothing can tell
+    corrupt: int  #: with SegmentCorrupt, among those
+    wrong: int  #: gets that returned wrong bytes, where only a checksum could find it
 
 
 @remembered
 def content(key: int) -> torch.Tensor:
-    """What is stored under a key, always."""
+    """The tensor that is stored under a key, always."""
     dice = random.Random(key)
     dtype = torch.uint8 if key % PLAN_SHARE == 0 else dice.choice(_DTYPES)
     count = dice.choice((0, 1, 100, PAGE_BYTES, 3 * PAGE_BYTES + 5)) // dtype.itemsize
@@ -69,17 +69,19 @@ def content(key: int) -> torch.Tensor:
 
 
 class Case:
-    """A world with some objects, and the operations. `say` is told of each before it runs."""
+    """A world with some objects, and the operations. `say` is called with the name of each before it runs."""
 
     def __init__(self, kind: Kind, rng: random.Random, say: Say, world: list[NanoKVCache]) -> None:
         self.kind, self.rng, self.say, self.world = kind, rng, say, world
-        self.by_hand = rng.random() < 0.5  #: the pollers' threads are stopped, and their rounds are operations here
+        self.by_hand = (
+            rng.random() < 0.5
+        )  #: the threads of the pollers are stopped, and their rounds are operations here
         self.operations = self.refused = self.corrupt = self.wrong = 0
         self.now = time.monotonic()
 
     # --- the world before ---
     def fill(self) -> None:
-        """Put, plan, pin and remove, so that every region has something in it."""
+        """Put, plan, pin and remove, so that no region is empty."""
         for key in self.rng.sample(range(KEYS), 9):
             with contextlib.suppress(NanoKVError):
                 self.put(key)
@@ -127,19 +129,17 @@ class Case:
         return self.rng.randrange(KEYS)
 
     def compare(self, key: int, tensor: torch.Tensor) -> None:
-        """A get returned this."""
+        """Compare a tensor that a get returned with the stored one."""
         want = content(key)
         same = tensor.dtype == want.dtype and tensor.shape == want.shape
         if same and torch.equal(tensor.view(torch.uint8), want.view(torch.uint8)):
             return
         self.wrong += 1
         if self.kind.exact:
-            said = f"{tensor.dtype} {list(tensor.shape)} {tensor.view(torch.uint8)[:8].tolist()}"
-            wanted = f"{want.dtype} {list(want.shape)} {want.view(torch.uint8)[:8].tolist()}"
-            raise CheckFailure(f"key k{key} came back as {said}, not {wanted}")
+            raise CheckFailure(f"key k{key} came back as {_text(tensor)}, not {_text(want)}")
 
     def put(self, key: int) -> None:
-        """Store what belongs to a key, by a plan or a put."""
+        """Store the tensor of a key, by a plan or a put."""
         if key % PLAN_SHARE == 0:
             self._open(key).commit(f"k{key}")
         else:
@@ -227,8 +227,12 @@ class Case:
             cache._poller.step(self.now)
 
 
+def _text(tensor: torch.Tensor) -> str:
+    return f"{tensor.dtype} {list(tensor.shape)} {tensor.view(torch.uint8)[:8].tolist()}"
+
+
 class _Failures(logging.Handler):
-    """Keeps what a poller or a master logged when a round failed."""
+    """Keeps the errors that a poller or a master logs when a round fails."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
@@ -242,7 +246,7 @@ class _Failures(logging.Handler):
 
 @contextlib.contextmanager
 def _watched() -> Iterator[None]:
-    """Nothing fails on another thread: it would be logged."""
+    """No round fails on another thread: it would be logged."""
     failures, log = _Failures(), logging.getLogger("nanokv")
     log.addHandler(failures)
     propagated, log.propagate = log.propagate, False
@@ -256,10 +260,10 @@ def _watched() -> Iterator[None]:
 
 
 def run_case(kind: Kind, seed: str, say: Say) -> Outcome:
-    """Do one case. `seed` decides all but the timing of threads.
+    """Do one case. `seed` decides everything except the timing of threads.
 
     Raises:
-        CheckFailure: something that must not happen, did.
+        CheckFailure: something happened that must not happen.
     """
     rng = random.Random(seed)
     case = (_recovered if kind.recover else _local)(kind, rng, say)
@@ -283,11 +287,11 @@ def _local(kind: Kind, rng: random.Random, say: Say) -> Case:
         case = Case(kind, rng, say, local_world(RANKS, PAGES * PAGE_BYTES, **_options(kind, rng)))
         views = [SegmentView(_raw(cache), cache._geometry) for cache in case.world]
         case.fill()
-        corruptors = [Corruptor(view, rng, told=kind.told) for view in views]
-        said = rng.choice(corruptors).one() if kind.told else "; ".join(one.some() for one in corruptors)
+        corruptors = [Corruptor(view, rng, spares=kind.one_word) for view in views]
+        changes = [rng.choice(corruptors).one()] if kind.one_word else [each.some() for each in corruptors]
         if kind.checksum and rng.random() < 0.3:
-            said += "; " + "; ".join(rng.choice(corruptors).flip() for _ in range(20))
-        say(f"corrupted {said}")
+            changes += [rng.choice(corruptors).flip() for _ in range(20)]
+        say(f"corrupted {'; '.join(changes)}")
         try:
             with _stirring(kind, rng, views) as stir:
                 case.run(stir)
@@ -307,9 +311,9 @@ def _raw(cache: NanoKVCache) -> Any:
 @contextlib.contextmanager
 def _stirring(kind: Kind, rng: random.Random, views: list[SegmentView]) -> Iterator[Callable[[], Any]]:
     """Now and then more words go wrong: between operations, or all the time by a thread."""
-    how = "never" if kind.told else rng.choice(("never", "between", "thread"))
+    how = "never" if kind.one_word else rng.choice(("never", "between", "thread"))
     dice = random.Random(rng.random())
-    corruptors = [Corruptor(view, dice, told=False) for view in views]
+    corruptors = [Corruptor(view, dice, spares=False) for view in views]
     if how == "between":
         yield lambda: dice.choice(corruptors).one() if dice.random() < 0.5 else None
         return
@@ -333,7 +337,7 @@ def _stirring(kind: Kind, rng: random.Random, views: list[SegmentView]) -> Itera
 
 # --- a segment that nobody owns ---------------------------------------------------------------
 def _recovered(kind: Kind, rng: random.Random, say: Say) -> Case:
-    """Leave a world of shared memory as a crash would, corrupt it, look at it, and attach again."""
+    """Leave a world of shared memory as a crash would, corrupt it, inspect it, and attach again."""
     say("begin")
     name = f"corruption-{random.SystemRandom().getrandbits(48):012x}"
     options = _options(kind, rng)
@@ -347,8 +351,8 @@ def _recovered(kind: Kind, rng: random.Random, say: Say) -> Case:
             case.fill()
             _abandon(case.world[0])
             info = inspect(name, writable=True)
-            said = Corruptor(SegmentView(info.segments[0], info.geometry), rng, told=False).some()
-            say(f"corrupted {said}")
+            change = Corruptor(SegmentView(info.segments[0], info.geometry), rng, spares=False).some()
+            say(f"corrupted {change}")
             case.one("inspect", lambda: (str(Inspected(name).check()), Inspected(name).stats()))
             case.world = []
             case.one("attach", lambda: case.world.append(attach()))
@@ -366,7 +370,7 @@ def _recovered(kind: Kind, rng: random.Random, say: Say) -> Case:
 
 
 def _abandon(cache: NanoKVCache) -> None:
-    """Let go of a rank as a process that ends does: nothing is told to anybody."""
+    """Let go of a rank as a process that ends does, without a word to the others."""
     heap = cache._heap
     assert isinstance(heap, ShmHeap)
     cache._poller.stop()

@@ -1,13 +1,13 @@
 """Corruption: random and adversarial words in every region of a segment, before and while it is used.
 
-Whatever stands in a segment, every operation ends, with a result or a NanoKVError; no process crashes or hangs; and
-nobody is given bytes of another key. The cases run in a child process, which says what it is about to do, so that a
-crash or a hang of native code is seen and named.
+With any words in a segment, every operation ends, with a result or a NanoKVError; no process crashes or hangs; and no
+caller gets bytes of another key. The cases run in a child process, which announces each operation before it begins, so
+that a crash or a hang of native code is seen and named.
 
-What holds without a checksum: one wrong word anywhere in lists, control words, directory, ring, pins or a header's
-key, place, pages, flags or producer does not lead to wrong bytes ("one wrong word"). What only a checksum tells:
-- a descriptor, which says dtype and shape, and the size of an object that has none (a plan's);
-- a state that says READY of bytes that are not there yet;
+Without a checksum, one wrong word anywhere in lists, control words, directory, ring, pins or a header's key, place,
+pages, flags or producer does not lead to wrong bytes ("one wrong word"). Only a checksum finds
+- a wrong descriptor (dtype and shape), and a wrong size of an object that has none (a plan's);
+- a state that is READY although the bytes are not there yet;
 - several wrong words that fit together, such as a header and a link that name the same page of another object;
 - payload that was changed itself.
 """
@@ -24,15 +24,15 @@ from nanokv.check.rank_process import PROCESSES, warm
 from nanokv.check.report import CheckFailure, Row
 
 PATIENCE = 30.0  #: seconds for one operation, on a busy machine: then it hangs
-BATCH = 200  #: cases of one process
+BATCH = 200  #: cases per process
 
 KINDS = {
-    "one wrong word": Kind("device", checksum=False, told=True),
-    "several, also meanwhile": Kind("device", checksum=False, told=False),
-    "several, with checksums": Kind("device", checksum=True, told=False),
-    "several, v1": Kind("host", checksum=False, told=False),
-    "several, v1, with checksums": Kind("host", checksum=True, told=False),
-    "found by the next owner": Kind("device", checksum=True, told=False, recover=True),
+    "one wrong word": Kind("device", checksum=False, one_word=True),
+    "several, also meanwhile": Kind("device", checksum=False, one_word=False),
+    "several, with checksums": Kind("device", checksum=True, one_word=False),
+    "several, v1": Kind("host", checksum=False, one_word=False),
+    "several, v1, with checksums": Kind("host", checksum=True, one_word=False),
+    "found by the next owner": Kind("device", checksum=True, one_word=False, recover=True),
 }
 
 
@@ -51,7 +51,9 @@ def run_corruption(tries: int, seed: int, *, only: str | None = None, first: int
     """Try `tries` cases of each kind: a row for each.
 
     Args:
-        only: one of KINDS. first: the number of the first case; with `tries=1` one case is seen again.
+        seed: of all cases.
+        only: one of KINDS.
+        first: the number of the first case; with `tries=1` one case is seen again.
     """
     warm()
     return [_row(name, first, tries, seed) for name in KINDS if only in (None, name)]
@@ -68,24 +70,24 @@ def _row(name: str, first: int, tries: int, seed: int) -> Row:
     operations, refused, corrupt, wrong = tally.totals
     row.note = f"{operations} operations, {refused} refused, {corrupt} of them as SegmentCorrupt"
     if not KINDS[name].exact:
-        row.note += f"; {wrong} gets came back wrong, which only a checksum tells"
+        row.note += f"; {wrong} gets came back wrong, which only a checksum finds"
     return row
 
 
 def _batch(name: str, start: int, end: int, seed: int, tally: _Tally) -> int:
-    """Run cases in a child until one of them fails; the number of the next case."""
+    """Run cases in a child until one of them fails; returns the number of the next case."""
     child, connection = _child(name, start, end, seed)
     doing: list[str] = []
     at = start
     try:
-        for what, said in _heard(connection):
-            if what == "done":
-                tally.add(Outcome(*said))
+        for event, content in _messages(connection):
+            if event == "done":
+                tally.add(Outcome(*content))
                 at, doing = at + 1, []
-            elif what == "failed":
-                raise CheckFailure(said)
+            elif event == "failed":
+                raise CheckFailure(content)
             else:
-                doing = [*doing, said] if not said.startswith("do_") else [*doing[:2], said]
+                doing = [*doing, content] if not content.startswith("do_") else [*doing[:2], content]
         if at < end:
             child.join(PATIENCE)
             raise CheckFailure(f"the process ended with {child.exitcode}")
@@ -108,7 +110,7 @@ def _child(name: str, start: int, end: int, seed: int) -> tuple[Any, Connection]
     return child, ours
 
 
-def _heard(connection: Connection) -> Iterator[tuple[str, Any]]:
+def _messages(connection: Connection) -> Iterator[tuple[str, Any]]:
     while True:
         if not connection.poll(PATIENCE):
             raise CheckFailure(f"nothing for {PATIENCE:.0f} s: it hangs")
@@ -123,7 +125,7 @@ def _serve(name: str, start: int, end: int, seed: int, connection: Connection) -
         os.environ["NANOKV_SHM_DIR"] = directory
         for case in range(start, end):
             try:
-                outcome = run_case(KINDS[name], f"{seed}/{name}/{case}", lambda said: connection.send(("doing", said)))
+                outcome = run_case(KINDS[name], f"{seed}/{name}/{case}", lambda what: connection.send(("doing", what)))
             except CheckFailure as failure:
                 connection.send(("failed", str(failure)))
                 return

@@ -1,4 +1,4 @@
-"""Which words of a segment are corrupted, and what is written there: anything, bounds, and words that look right."""
+"""The words of a segment that are corrupted, and their new values: anything, bounds, and words that look right."""
 
 import random
 from collections.abc import Callable
@@ -43,25 +43,25 @@ class Corruptor:
 
     Args:
         rng: decides everything.
-        told: whether one wrong word must not be able to lead to wrong bytes: then it leaves alone what only a checksum
-            tells, which are the descriptor, and an object's own size and state.
+        spares: whether one wrong word must not be able to lead to wrong bytes. Then it spares the words whose errors
+            only a checksum finds: the descriptor, and an object's own size and state.
     """
 
-    def __init__(self, view: SegmentView, rng: random.Random, *, told: bool) -> None:
+    def __init__(self, view: SegmentView, rng: random.Random, *, spares: bool) -> None:
         self._rng = rng
         self._view = view
-        self._told = told
+        self._spares = spares
         self._regions = _regions(view)
         self._looks_right = _words_that_look_right(view, rng)
 
     def one(self) -> str:
-        """Write one wrong word somewhere in the control regions; says which."""
+        """Write one wrong word somewhere in the control regions; returns a description."""
         rng = self._rng
-        region = rng.choice([name for name in self._regions if not (self._told and name == "descriptors")])
+        region = rng.choice([name for name in self._regions if not (self._spares and name == "descriptors")])
         words = self._regions[region]
-        used = np.flatnonzero(words.copy())  # others write meanwhile
+        used = np.flatnonzero(words.copy())  # other threads write meanwhile
         at = int(rng.choice(used)) if len(used) and rng.random() < 0.85 else rng.randrange(len(words))
-        if self._told and region == "headers" and at % (OBJ_HEADER.size // WORD) in (_BYTES, _STATE):
+        if self._spares and region == "headers" and at % (OBJ_HEADER.size // WORD) in (_BYTES, _STATE):
             at -= at % (OBJ_HEADER.size // WORD)  # the key instead
         return self._write(Place(region, at), self._value(int(words[at])))
 
@@ -84,9 +84,9 @@ class Corruptor:
 
     def _write(self, place: Place, value: int) -> str:
         words = self._regions[place.region]
-        said = f"{place}: {int(words[place.at]):#x} -> {value:#x}"
+        change = f"{place}: {int(words[place.at]):#x} -> {value:#x}"
         words[place.at] = value
-        return said
+        return change
 
     def _value(self, old: int) -> int:
         rng = self._rng

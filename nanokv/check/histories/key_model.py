@@ -1,4 +1,4 @@
-"""What one key promises, as a sequential specification: absent, or there with a value.
+"""The sequential specification of one key: absent, or there with a value.
 
     put        OK: it was absent, and is there now     DUPLICATE: it is there
     get        OK: it is there with this value         MISS: it is absent
@@ -8,8 +8,8 @@
 Every answer is true at one moment of its call; a miss too: a reader that meets remove and put of another version either
 finds one of the two, or there was a moment without any. Three answers tell of others that were under way meanwhile:
 
-    DUPLICATE  also if another put of the key overlaps, even one that fails afterwards: an insert withdraws from one
-               that it saw (`device/protocol/directory.py`). That is weaker than "it is there"
+    DUPLICATE  also if another put of the key overlaps, even one that fails afterwards: a producer withdraws its entry
+               when it sees another one (`device/protocol/directory.py`). That is weaker than "it is there"
     NOT_READY  of get, remove and exists: the key is absent, and a put of it overlaps
     TORN       of a single look (the API looks again): a removal that took effect overlaps
 
@@ -27,11 +27,11 @@ from nanokv.check.histories.linearizability import Operation, Step
 ABSENT = 0  #: the state of a key that is not there; values are not 0
 OK, MISS, DUPLICATE, NOT_READY = "OK", "MISS", "DUPLICATE", "NOT_READY"
 TORN, FULL, PINNED = "TORN", "FULL", "PINNED"
-KILLED = ""  #: of an operation that never returned
+KILLED = ""  #: the answer of an operation that never returned
 
 
 class World(NamedTuple):
-    """What else a key promises, or does not, depends on the world that it is in."""
+    """The properties of a world that change the specification of its keys."""
 
     may_be_full: bool = False
     may_evict: bool = False
@@ -46,11 +46,11 @@ PLAIN = World()  #: room for all, and no eviction
 
 def step(state: int, operation: Operation) -> Iterable[int]:
     """The states that an operation may lead to with room for all and no eviction; none if it cannot be answered so."""
-    return _STEPS[operation.what](state, operation)
+    return _STEPS[operation.call](state, operation)
 
 
 def _step_of(world: World, state: int, operation: Operation) -> Iterable[int]:
-    if operation.what == "put" and operation.answer == FULL:
+    if operation.call == "put" and operation.answer == FULL:
         return (state,) if world.may_be_full else ()
     if not world.may_evict:
         return step(state, operation)
@@ -82,7 +82,7 @@ def _exists(state: int, operation: Operation) -> Iterable[int]:
 
 
 def _look(state: int, operation: Operation) -> Iterable[int]:
-    """What any of the three answers if it did not find the object READY."""
+    """The answer of any of the three if it did not find the object READY."""
     absent = state == ABSENT
     fits = {MISS: absent, NOT_READY: absent and operation.excused, TORN: operation.excused, KILLED: True}
     return _same(state, fits.get(operation.answer, False))
@@ -100,10 +100,10 @@ _STEPS: dict[str, Callable[[int, Operation], Iterable[int]]] = {
 }
 
 
-# --- who meets whom ---------------------------------------------------------------------------
+# --- overlaps ---------------------------------------------------------------------------------
 def with_excuses(history: Sequence[Operation], world: World = PLAIN) -> list[Operation]:
-    """The history of one key, each operation marked whose answer another one at the same time may explain."""
-    puts = _Overlaps([at for at, operation in enumerate(history) if operation.what == "put"], history)
+    """The history of one key. Operations whose answer another one at the same time may explain are marked."""
+    puts = _Overlaps([at for at, operation in enumerate(history) if operation.call == "put"], history)
     removals = _Overlaps([at for at, operation in enumerate(history) if _removes(operation)], history)
 
     def is_excused(at: int, operation: Operation) -> bool:
@@ -115,17 +115,17 @@ def with_excuses(history: Sequence[Operation], world: World = PLAIN) -> list[Ope
 
 
 def _removes(operation: Operation) -> bool:
-    return operation.what == "remove" and operation.answer in (OK, KILLED)
+    return operation.call == "remove" and operation.answer in (OK, KILLED)
 
 
 class _Overlaps:
-    """Which operations overlap any of `some` in time, other than themselves."""
+    """Tells which operations overlap any of `some` in time, except themselves."""
 
     def __init__(self, some: list[int], history: Sequence[Operation]) -> None:
         self._history = history
         some.sort(key=lambda at: history[at].called)
         self._called = [history[at].called for at in some]
-        self._latest: list[tuple[int, ...]] = []  #: of those up to here, the two that return last
+        self._latest: list[tuple[int, ...]] = []  #: the two that return last, of those called up to each one
         latest: tuple[int, ...] = ()
         for at in some:
             latest = tuple(sorted((*latest, at), key=lambda at: history[at].returned)[-2:])

@@ -6,7 +6,7 @@ returned: it may have taken effect at any later moment, or never. Histories of d
 linearizability is local (Herlihy and Wing 1990).
 
 Operations are in the order of their calls, and a configuration names the first one that is left and, as bits from it
-on, those behind it that are done. So at a moment at which nothing is under way only the possible states remain,
+on, those behind it that are done. So at a moment at which no operation is under way only the possible states remain,
 and thousands of operations cost little more than each stretch between two such moments.
 """
 
@@ -15,7 +15,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-NEVER = 1 << 62  #: when an operation returned that did not
+NEVER = 1 << 62  #: the time of return of an operation that did not return
 State = Hashable
 
 
@@ -24,10 +24,10 @@ class Operation(NamedTuple):
 
     called: int
     returned: int  #: NEVER if its process was killed meanwhile
-    what: str
-    value: int  #: of a put, or that a get returned
+    call: str  #: "put", "get", "remove", "exists"
+    value: int  #: stored by a put, or returned by a get
     answer: str  #: "" if it never returned
-    who: str = ""
+    caller: str = ""
     excused: bool = False  #: another operation at the same time may explain its answer (`key_model`)
 
 
@@ -41,8 +41,8 @@ class Verdict:
     holds: bool | None
     explored: int
     done: int = 0  #: operations that had taken effect where the search got furthest
-    state: State = None  #: to which they led
-    left: list[Operation] = field(default_factory=list)  #: of which one would have to come next there
+    state: State = None  #: after those
+    left: list[Operation] = field(default_factory=list)  #: one of these would have to come next there
 
 
 def check(history: Iterable[Operation], step: Step, initial: State, most: int = 2_000_000) -> Verdict:
@@ -57,21 +57,23 @@ def check(history: Iterable[Operation], step: Step, initial: State, most: int = 
 
 
 def shortest_prefix(history: Sequence[Operation], step: Step, initial: State, most: int = 2_000_000) -> list[Operation]:
-    """What had been called when the first answer came that fits no order, of a history that is not linearizable.
+    """The operations called before the first answer that fits no order, of a history that is not linearizable.
 
-    The last operation that returned is the one with this answer. Raises ValueError if every prefix may hold.
+    The last operation that returned is the one with this answer.
+
+    Raises:
+        ValueError: every prefix may hold.
     """
     ends = sorted({operation.returned for operation in history if operation.returned != NEVER})
-    at = bisect_left(
-        ends, True, key=lambda end: check(until(history, end), step, initial, most).holds is False
-    )  # what holds up to a moment holds up to each earlier one
+    # a history that holds up to a moment holds up to each earlier one
+    at = bisect_left(ends, True, key=lambda end: check(until(history, end), step, initial, most).holds is False)
     if at == len(ends):
         raise ValueError(f"no prefix of these {len(history)} operations is known not to be linearizable")
     return until(history, ends[at])
 
 
 def until(history: Iterable[Operation], end: int) -> list[Operation]:
-    """What was known of a history at a moment: later calls are not, later answers neither."""
+    """A history as it was known at a moment: without later calls and later answers."""
     return [
         operation if operation.returned <= end else operation._replace(returned=NEVER, answer="")
         for operation in history
@@ -104,7 +106,7 @@ class _Search:
             if len(seen) > self._most:
                 furthest.holds = None
                 break
-            # whoever returns last is tried last: it is rarely the next one, and one that never returned hardly ever
+            # the operation that returns last is tried last: it is rarely next, and one that never returned hardly ever
             for at in sorted(candidates, key=lambda at: -self._operations[at].returned):
                 stack.extend((*_with(first, done, at), after) for after in self._after(state, at))
         furthest.explored = len(seen)

@@ -2,7 +2,7 @@
 
 Each caller, a thread or a process, writes rows of six words: (called, returned, operation, key, status, value). Times
 are tickets of one counter that all add to, from 1 on, so that "before" is certain; a ticket costs some nanoseconds. The
-call is noted before the operation begins: what was under way when a process was killed stands there as not returned.
+call is noted before the operation begins: the row of an operation that was cut off by a kill has not returned.
 """
 
 # mypy: disallow-untyped-decorators=false
@@ -29,7 +29,7 @@ ROW_WORDS = 6
 ROW_BYTES = tl.constexpr(ROW_WORDS * WORD_BYTES.value)
 AT_CALLED = tl.constexpr(0 * WORD_BYTES.value)
 AT_RETURNED = tl.constexpr(1 * WORD_BYTES.value)
-AT_WHAT = tl.constexpr(2 * WORD_BYTES.value)
+AT_OPERATION = tl.constexpr(2 * WORD_BYTES.value)
 AT_KEY = tl.constexpr(3 * WORD_BYTES.value)
 AT_STATUS = tl.constexpr(4 * WORD_BYTES.value)
 AT_VALUE = tl.constexpr(5 * WORD_BYTES.value)
@@ -40,13 +40,13 @@ EXISTS = tl.constexpr(3)
 NAMES = ("put", "get", "remove", "exists")
 TORN_VALUE = -1  #: a get whose words were not all alike
 _TORN = tl.constexpr(TORN_VALUE)
-PATIENCE = tl.constexpr(1 << 26)  # looks for the other callers before it begins without them
+PATIENCE = tl.constexpr(1 << 26)  # looks for the other callers before a caller begins without them
 
 
 @triton.jit
 def do_one(
     world: tl.int64,
-    what: tl.int64,
+    operation: tl.int64,
     key: tl.int64,
     value: tl.int64,
     owner: tl.int64,
@@ -56,16 +56,16 @@ def do_one(
 ) -> Any:
     """One operation: (status, value)."""
     status = word(OK)
-    if what == PUT:
+    if operation == PUT:
         fill(buffer, words, value)
         status, _ = put(world, owner, key, key, buffer, words * WORD_BYTES, value, 0, 0, 0, 0, 0, 0, 0, 0)
-    elif what == GET:
+    elif operation == GET:
         status, owner, slot, epoch, payload, nbytes = lookup(world, key, key)
         if status == OK:
             status = read(world, owner, slot, epoch, key, key, payload, nbytes, buffer, value)
             wrong = differing(buffer, nbytes // WORD_BYTES, key)
             value = select(wrong == 0, table64(buffer), word(_TORN))
-    elif what == REMOVE:
+    elif operation == REMOVE:
         status, _ = remove(world, key, key)
     else:
         status, _ = find(world, key, key)
@@ -76,7 +76,7 @@ def do_one(
 def record(
     world: tl.int64,
     clock: tl.int64,
-    who: tl.int64,
+    caller: tl.int64,
     seed: tl.int64,
     rounds: tl.int64,
     keys: tl.int64,
@@ -85,9 +85,9 @@ def record(
     rows: tl.int64,
     callers: tl.int64,
 ) -> Any:
-    """Do `rounds` random operations on `keys` keys (1, 2, ...), each noted in a row, when `callers` have come here.
+    """When `callers` have come here, do `rounds` random operations on `keys` keys (1, 2, ...), each noted in a row.
 
-    `clock`: two words, both 0 at first. `who` and `rounds`: below 2**8 and 2**24, they make a value. Returns `rounds`.
+    `clock`: two words, both 0 at first. `caller` and `rounds`: below 2**8 and 2**24. Returns `rounds`.
     """
     add64(clock + WORD_BYTES, 1, "acq_rel")
     waited = word(0)
@@ -98,17 +98,17 @@ def record(
     while i < rounds:
         random = (random * 1103515245 + 12345) & 0x7FFFFFFF
         key = 1 + (random >> 8) % keys
-        what = (random >> 13) & 3
-        value = (key << 32) | (who << 24) | (i + 1)
+        operation = (random >> 13) & 3
+        value = (key << 32) | (caller << 24) | (i + 1)
         owner = (random >> 20) % table64(world + W_WORLD_SIZE)
         words = 1 + (random >> 16) % room
         row = rows + i * ROW_BYTES
-        store64(row + AT_WHAT, what, "relaxed")
+        store64(row + AT_OPERATION, operation, "relaxed")
         store64(row + AT_KEY, key, "relaxed")
         store64(row + AT_VALUE, value, "relaxed")
-        # whoever is killed from here on has a row that never returned; what it does begins with an acq_rel step
+        # a caller that is killed from here on has a row that never returned; the operation begins with an acq_rel step
         store64(row + AT_CALLED, 1 + add64(clock, 1, "acq_rel"), "relaxed")
-        status, value = do_one(world, what, key, value, owner, words, buffer, room)
+        status, value = do_one(world, operation, key, value, owner, words, buffer, room)
         returned = 1 + add64(clock, 1, "acq_rel")
         store64(row + AT_STATUS, status, "relaxed")
         store64(row + AT_VALUE, value, "relaxed")
@@ -125,7 +125,7 @@ def compiled_record() -> Any:
 
 @cache
 def yielding_record() -> Any:
-    """The same, giving way after each load: others run in the middle of every operation, on however few cores."""
+    """The same, giving way after each load: others run in the middle of every operation, also on few cores."""
     return slow_function(record, 10, "give way")
 
 

@@ -1,4 +1,4 @@
-"""Ways to record histories: each yields parts, and between two parts nothing is under way and no object is there.
+"""Ways to record histories. Each yields parts; between two parts no operation is under way and no object is there.
 
 Compiled loops of device functions (operations of less than a microsecond, which truly overlap), in threads or in
 processes of which one is killed; threads that call the API, in both modes; and processes that call the API on a world
@@ -22,10 +22,10 @@ from nanokv.cache import NanoKVCache
 from nanokv.check.histories.key_model import DUPLICATE, FULL, MISS, NOT_READY, OK, PINNED, TORN
 from nanokv.check.histories.linearizability import NEVER, Operation
 from nanokv.check.histories.recorder import NAMES, ROW_WORDS, TORN_VALUE, lingering_record
+from nanokv.check.payloads import check_payload, name, payload
 from nanokv.check.rank_process import RankProcess, wait_until
 from nanokv.check.ranks import CacheRank, RankOptions
 from nanokv.check.report import CheckFailure
-from nanokv.check.work import check_payload, name, payload
 from nanokv.device.protocol.status import Status
 from nanokv.errors import DuplicateKey, KeyNotFound, NotReady, ObjectPinned, OutOfMemory
 from nanokv.heap.shm import list_worlds, remove_world
@@ -35,7 +35,7 @@ from nanokv.virtual_world import local_world
 CALLERS = 3
 RANKS = 2  #: of the world that threads share
 KEYS = 2
-KEYS_OF_KILLED = 4  #: a key that a dead producer has begun to put may stay NOT_READY
+KEYS_OF_KILLED = 4  #: more keys: one that a dead producer has begun to put may stay NOT_READY
 PAGE_BYTES = 256
 PAGES = 64
 ROOM_WORDS = 24
@@ -57,7 +57,7 @@ _ERRORS = {KeyNotFound: MISS, DuplicateKey: DUPLICATE, NotReady: NOT_READY, OutO
 
 # --- compiled loops ---------------------------------------------------------------------------
 class Sheet:
-    """What `recorder.record` writes: a clock and the rows of all callers, in memory that they share."""
+    """The clock and the rows of all callers that `recorder.record` writes, in memory that they share."""
 
     CLOCK_WORDS = 2
 
@@ -66,53 +66,53 @@ class Sheet:
 
     @classmethod
     def size(cls, rounds: int) -> int:
-        """Words that it needs."""
+        """The number of its words."""
         return cls.CLOCK_WORDS + CALLERS * rounds * ROW_WORDS
 
-    def rows(self, who: int) -> np.ndarray[Any, Any]:
+    def rows(self, caller: int) -> np.ndarray[Any, Any]:
         """The rows of one caller: int64 [rounds, ROW_WORDS]."""
-        rows: np.ndarray[Any, Any] = self.words[self.CLOCK_WORDS :].reshape(CALLERS, self.rounds, ROW_WORDS)[who]
+        rows: np.ndarray[Any, Any] = self.words[self.CLOCK_WORDS :].reshape(CALLERS, self.rounds, ROW_WORDS)[caller]
         return rows
 
-    def called(self, who: int) -> int:
-        """How many operations a caller has begun."""
-        return int(np.count_nonzero(self.rows(who)[:, 0]))
+    def called(self, caller: int) -> int:
+        """The number of operations that a caller has begun."""
+        return int(np.count_nonzero(self.rows(caller)[:, 0]))
 
-    def fill(self, function: Any, cache: NanoKVCache, who: int, seed: int, keys: int) -> None:
-        """Call `recorder.record`, compiled, as caller `who`."""
+    def fill(self, function: Any, cache: NanoKVCache, caller: int, seed: int, keys: int) -> None:
+        """Call `recorder.record`, compiled, as one of the callers."""
         buffer = np.zeros(ROOM_WORDS, np.int64)
         function(
             cache.world_table,
             self.words.ctypes.data,
-            who + 1,
-            seed * CALLERS + who + 1,
+            caller + 1,
+            seed * CALLERS + caller + 1,
             self.rounds,
             keys,
             buffer.ctypes.data,
             ROOM_WORDS,
-            self.rows(who).ctypes.data,
+            self.rows(caller).ctypes.data,
             CALLERS,
         )
 
     def history(self) -> History:
-        """What was recorded."""
+        """The history that was recorded."""
         history: History = defaultdict(list)
-        for who in range(CALLERS):
-            for called, returned, what, key, status, value in self.rows(who).tolist():
+        for caller in range(CALLERS):
+            for called, returned, call, key, status, value in self.rows(caller).tolist():
                 if called:
-                    history[key].append(_operation(called, returned, NAMES[what], value, status, f"caller {who}"))
+                    history[key].append(_operation(called, returned, NAMES[call], value, status, f"caller {caller}"))
         return history
 
 
-def _operation(called: int, returned: int, what: str, value: int, status: int, who: str) -> Operation:
-    keeps = what == "put" or (what == "get" and returned)
+def _operation(called: int, returned: int, call: str, value: int, status: int, caller: str) -> Operation:
+    keeps = call == "put" or (call == "get" and returned)
     if not returned:
-        return Operation(called, NEVER, what, value if keeps else 0, "", who)
-    if what == "get" and value == TORN_VALUE and status == Status.OK:
-        raise CheckFailure(f"{who}: a get at {called}..{returned} returned torn bytes")
+        return Operation(called, NEVER, call, value if keeps else 0, "", caller)
+    if call == "get" and value == TORN_VALUE and status == Status.OK:
+        raise CheckFailure(f"{caller}: a get at {called}..{returned} returned torn bytes")
     if status not in _ANSWERS:
-        raise CheckFailure(f"{who}: {what} at {called}..{returned} was answered {Status(status).name}")
-    return Operation(called, returned, what, value if keeps else 0, _ANSWERS[Status(status)], who)
+        raise CheckFailure(f"{caller}: {call} at {called}..{returned} was answered {Status(status).name}")
+    return Operation(called, returned, call, value if keeps else 0, _ANSWERS[Status(status)], caller)
 
 
 def record_compiled(operations: int, seed: int, function: Any) -> Iterator[History]:
@@ -123,8 +123,8 @@ def record_compiled(operations: int, seed: int, function: Any) -> Iterator[Histo
             sheet = Sheet(np.zeros(Sheet.size(PART), np.int64), PART)
             with ThreadPoolExecutor(CALLERS) as pool:
                 calls = [
-                    pool.submit(sheet.fill, function, caches[who % RANKS], who, seed + part, KEYS)
-                    for who in range(CALLERS)
+                    pool.submit(sheet.fill, function, caches[caller % RANKS], caller, seed + part, KEYS)
+                    for caller in range(CALLERS)
                 ]
             for call in calls:
                 call.result()
@@ -138,12 +138,12 @@ def record_compiled(operations: int, seed: int, function: Any) -> Iterator[Histo
 
 # --- the API ----------------------------------------------------------------------------------
 class Caller:
-    """Calls the API and notes what it does. Values are (who, number), so that no two are alike."""
+    """Calls the API and notes every call. Values are (caller, number), so that no two are alike."""
 
-    def __init__(self, cache: NanoKVCache, who: int, seed: int) -> None:
+    def __init__(self, cache: NanoKVCache, caller: int, seed: int) -> None:
         self._cache = cache
-        self._who = who
-        self._random = random.Random(seed * 1000 + who)
+        self._caller = caller
+        self._random = random.Random(seed * 1000 + caller)
         self._count = 0
 
     def run(self, count: int) -> list[tuple[int, Operation]]:
@@ -153,16 +153,16 @@ class Caller:
 
     def _noted(self, key: int, call: Callable[[int, int], int]) -> tuple[int, Operation]:
         self._count += 1
-        mine = self._who << 20 | self._count
-        what = call.__name__.strip("_")
+        mine = self._caller << 20 | self._count
+        operation = call.__name__.strip("_")
         called = time.monotonic_ns()
         try:
             value, answer = call(key, mine), OK
         except tuple(_ERRORS) as error:
             value, answer = mine, _ERRORS[type(error)]
-        if what == "exists":
+        if operation == "exists":
             value, answer = 0, OK if value else MISS
-        return key, Operation(called, time.monotonic_ns(), what, value, answer, f"caller {self._who}")
+        return key, Operation(called, time.monotonic_ns(), operation, value, answer, f"caller {self._caller}")
 
     def _put(self, key: int, mine: int) -> int:
         words = self._random.randint(1, ROOM_WORDS)
@@ -192,7 +192,7 @@ def record_threads(operations: int, seed: int, alloc: str) -> Iterator[History]:
     """Threads that call the API."""
     caches = local_world(RANKS, PAGES * PAGE_BYTES, page_bytes=PAGE_BYTES, evict=False, alloc=alloc)
     try:
-        callers = [Caller(caches[who % RANKS], who + 1, seed) for who in range(CALLERS)]
+        callers = [Caller(caches[caller % RANKS], caller + 1, seed) for caller in range(CALLERS)]
         with ThreadPoolExecutor(CALLERS) as pool:
             yield _by_key(pool.map(lambda caller: caller.run(operations // CALLERS), callers))
     finally:
@@ -246,7 +246,7 @@ def record_processes(operations: int, seed: int) -> Iterator[History]:
 
 
 def record_killed(operations: int, seed: int) -> Iterator[History]:
-    """Processes in compiled loops, of which one is killed in the middle; the others go on beside what it left."""
+    """Processes in compiled loops, of which one is killed in the middle; the others go on beside its leftovers."""
     lingering_record()  # here, if it has to be compiled: the ranks find it in the cache
     chance = random.Random(seed)
     for part in range(max(operations // (CALLERS * KILLED_PART), 1)):

@@ -1,8 +1,8 @@
 """Histories of real threads and processes on the native machine, and whether they are linearizable for every key.
 
-`recordings` are the ways to record, `key_model` is what a key promises, `linearizability` the search. Few keys, so that
-nearly every operation meets another one. There is memory for all objects and nothing is evicted: FULL, and misses of
-keys that are there, would be wrong.
+`recordings` has the ways to record, `key_model` the specification of a key, `linearizability` the search. There are few
+keys, so that nearly every operation meets another one. There is memory for all objects and nothing is evicted: FULL,
+and misses of keys that are there, would be wrong.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,8 +16,8 @@ from nanokv.check.histories.recordings import History, record_compiled, record_k
 from nanokv.check.histories.timeline import explain
 from nanokv.check.report import CheckFailure, Row
 
-MOST = 400_000  #: configurations a key
-KILLED_SHARE = 8  #: a process that lingers after each load does so much less in the same time
+MOST = 400_000  #: configurations per key
+KILLED_SHARE = 8  #: a process that lingers after each load does so many times fewer operations
 
 
 def run_histories(
@@ -26,7 +26,7 @@ def run_histories(
     """Record about `operations` operations in each way, and check them.
 
     Args:
-        seed: of what is called; who meets whom is the machine's.
+        seed: of the calls; the machine decides which of them overlap.
     """
     rows = []
     if "local" in heaps:
@@ -41,8 +41,8 @@ def run_histories(
     return rows
 
 
-def _checked(what: str, recorded: Iterator[History]) -> Row:
-    row = Row("histories", what, unit="operations")
+def _checked(name: str, recorded: Iterator[History]) -> Row:
+    row = Row("histories", name, unit="operations")
     with row.timed():
         explored = most = cut = keys = 0
         for history in recorded:

@@ -1,4 +1,4 @@
-"""A history that is not linearizable, for people: the last operations of its shortest prefix, one a line.
+"""A history that is not linearizable, for people: the last operations of its shortest prefix, one per line.
 
     thread 1  put(7)           |-------|            OK
     thread 0  get()                |-------|        MISS
@@ -31,14 +31,14 @@ def draw(operations: Sequence[Operation], offender: Operation | None = None) -> 
     """Operations as lines of a timeline."""
     moments = sorted({time for op in operations for time in (op.called, op.returned)})
     column = {time: COLUMN * at for at, time in enumerate(moments)}
-    names = [f"{op.who}  {op.what}({op.value if op.what == 'put' else ''})" for op in operations]
+    names = [f"{op.caller}  {op.call}({op.value if op.call == 'put' else ''})" for op in operations]
     width = max(map(len, names), default=0)
     lines = []
     for name, op in zip(names, operations, strict=True):
         start, end = column[op.called], column[op.returned]
         bar = " " * start + "|" + "-" * (end - start - 1) + ("…" if op.returned == NEVER else "|")
-        said = "killed, or not over" if op.returned == NEVER else op.answer
-        said = str(op.value) if op.what == "get" and op.value and op.answer == "OK" else said
+        answer = "killed, or not over" if op.returned == NEVER else op.answer
+        answer = str(op.value) if op.call == "get" and op.value and op.answer == "OK" else answer
         mark = "  <- fits no order" if op is offender else ""
-        lines.append(f"    {name:<{width}}  {bar:<{COLUMN * len(moments)}}  {said}{mark}")
+        lines.append(f"    {name:<{width}}  {bar:<{COLUMN * len(moments)}}  {answer}{mark}")
     return "\n".join(lines)

@@ -1,7 +1,7 @@
 """Rounds in which processes are killed, and what must be true afterwards.
 
-run     many rounds in one world
-rounds  what happens in a round, and what is looked at
-world   the world that the rounds use
-work    the roles that ranks play
+run     several worlds, and many rounds in each
+rounds  the rounds of one world
+world   the world that they use, and the checks of it
+roles   the roles that ranks play
 """

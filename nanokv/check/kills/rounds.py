@@ -1,4 +1,4 @@
-"""The rounds in one world: see `kills` for what a round is."""
+"""The rounds of one world. `run` says what a round is."""
 
 import random
 import time
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from nanokv.check.kills.work import ROLES
+from nanokv.check.kills.roles import ROLES
 from nanokv.check.kills.world import ANCHOR, PAGE, WORLD_SIZE, Counts, KillWorld
 from nanokv.check.rank_process import wait_until
 from nanokv.check.report import CheckFailure
@@ -20,16 +20,16 @@ LEFT = 2000  #: keys of objects that a victim leaves behind
 HELD = 3000  #: keys of plans that a victim holds
 LEFT_PAGES = 2
 KILL_WITHIN = 0.02  #: seconds after all are at work
-SLOW = 0.7  #: of the victims whose work is compiled linger in every step
-SURVIVOR_STEPS = 20  #: that each of the others does after the kill
+SLOW = 0.7  #: share of the victims with compiled work that linger in every step
+SURVIVOR_STEPS = 20  #: done by each of the others after the kill
 LEAST_LIVING = 3  #: workers at the beginning of a round
 AWAY_ROUNDS = 3  #: of its world that a rank stays away, at most
-LOUD = ("producer", "large", "plan", "reader", "room")  #: roles of those that are not killed
+LOUD = ("producer", "large", "plan", "reader", "room")  #: roles of the ranks that are not killed
 COUNTS = "counts"
 
 
 class Options(NamedTuple):
-    """What `run_kills` was called with, and which of its worlds this is."""
+    """The arguments of `run_kills`, and the number of one of its worlds."""
 
     rounds: int
     seed: int
@@ -43,23 +43,23 @@ class Options(NamedTuple):
         return self.world % 2 == 1
 
     def again(self, number: int) -> str:
-        """How to see a round again."""
+        """The call that comes close to a round again."""
         call = f"run_kills({self.rounds}, {self.seed}, pins={self.pins}, worlds={self.worlds})"
         return f"see it again: {call}, world {self.world}, round {number}"
 
 
 @dataclass
 class Tally:
-    """What happened to the victims of one role."""
+    """The rounds in which the victim had one role."""
 
     tried: int = 0
-    dirty: int = 0  #: kills that had left something when the others had come to rest
+    dirty: int = 0  #: kills whose leftovers were still there when the others had come to rest
     back: list[float] = field(default_factory=list)  #: seconds from the kill until nothing was left
     seconds: float = 0.0
     failures: list[str] = field(default_factory=list)
 
     def add(self, other: "Tally") -> None:
-        """Take in what happened in another world."""
+        """Add the rounds of another world."""
         self.tried += other.tried
         self.dirty += other.dirty
         self.back += other.back
@@ -68,13 +68,13 @@ class Tally:
 
 
 class Rounds:
-    """The rounds of one world. `run` fills `tallies`, by role, and `taken_back`; the first failure ends it."""
+    """The rounds of one world. `run` fills `tallies`, by role, and `taken_back`; the first failure ends the run."""
 
     def __init__(self, options: Options) -> None:
         self.options = options
         self.tallies = {role: Tally() for role in (*ROLES, COUNTS)}
         self.taken_back: Counter[str] = Counter()  #: by sweepers that lived until the end of a round
-        self._said: dict[int, Counter[str]] = {}  #: what each had taken back when it was asked last
+        self._noted: dict[int, Counter[str]] = {}  #: counts that each sweeper gave when it was asked last
         self._failed = False
 
     def run(self) -> None:
@@ -97,8 +97,8 @@ class Rounds:
             self.world.end()
 
     @contextmanager
-    def _tried(self, what: str, number: int) -> Iterator[None]:
-        tally = self.tallies[what]
+    def _tried(self, tally_name: str, number: int) -> Iterator[None]:
+        tally = self.tallies[tally_name]
         tally.tried += 1
         start = time.perf_counter()
         try:
@@ -117,7 +117,7 @@ class Rounds:
         victim = dice.choice(sorted(world.workers))
         left = self._burden(victim, number, dice)
         self._all_work(victim, role, dice)
-        if role == "poller":  # it dies while it takes back what this one leaves
+        if role == "poller":  # it dies while it takes back the leftovers of this one
             world.kill(dice.choice([rank for rank in sorted(world.workers) if rank != victim]), done)
             time.sleep(dice.uniform(0, KILL_WITHIN))
         world.kill(victim, done)
@@ -134,7 +134,7 @@ class Rounds:
         self._bring_back([rank for rank, since in world.away.items() if self._is_due(since, done, dice)])
 
     def _burden(self, victim: int, number: int, dice: random.Random) -> bool:
-        """The victim leaves an object behind, that must outlive it, and may hold a pin and a plan. True if it left."""
+        """The victim leaves behind an object that must outlive it, and may hold a pin and a plan. False: no room."""
         world, rank = self.world, self.world.workers[victim]
         version = rank.ask("leave", LEFT + number, LEFT_PAGES * PAGE // WORD, dice.randrange(WORLD_SIZE))
         if version is not None:
@@ -160,7 +160,7 @@ class Rounds:
         )
 
     def _others_go_on(self, dice: random.Random, done: int) -> None:
-        """The others make progress, also while a dead rank comes back; then they keep still."""
+        """The others make progress, perhaps while a dead rank comes back; then they keep still."""
         world = self.world
         survivors = {rank: worker.steps for rank, worker in world.workers.items()}
         if dice.random() < 0.25:
@@ -178,13 +178,13 @@ class Rounds:
     def _start(self, ranks: list[int]) -> None:
         """Ranks come back to the segments that they left, all at the same time."""
         for rank in ranks:
-            self._said.pop(rank, None)
+            self._noted.pop(rank, None)
             self.world.start(rank, self.options.seed)
         for rank in ranks:
             self.world.attached(rank)
 
     def _bring_back(self, ranks: list[int]) -> None:
-        """Ranks come back, and their own sweepers take back what was left in their segments."""
+        """Ranks come back, and their own sweepers take back the leftovers in their segments."""
         if ranks:
             self._start(ranks)
             self.world.all_is_back()
@@ -192,34 +192,34 @@ class Rounds:
 
     # --- exact counts ---
     def _count(self, before: list[Counts], *, last: bool) -> None:
-        """With everybody there and only the anchors left, what is in use is what was in use before the first round."""
+        """With all ranks there and only the anchors left, as much is in use as before the first round."""
         world = self.world
         self._bring_back(list(world.away))
         world.clear()
         wait_until("the same counts", lambda: world.counts() == before, lambda: differences(before, world.counts()))
         for worker in world.workers.values():
-            said = worker.ask("check")
-            if said:
-                raise CheckFailure(f"rank {worker.rank} finds: {said}")
+            findings = worker.ask("check")
+            if findings:
+                raise CheckFailure(f"rank {worker.rank} finds: {findings}")
         self._note_taken_back()
         if last:
             world.fill_each()
             world.all_is_back()
 
     def _note_taken_back(self) -> None:
-        """Ask the sweepers what they took back since they were asked last."""
+        """Add the counts of the sweepers since they were asked last."""
         for rank, worker in self.world.workers.items():
             now: Counter[str] = Counter(worker.ask("taken_back"))
-            self.taken_back += now - self._said.get(rank, Counter())
-            self._said[rank] = now
+            self.taken_back += now - self._noted.get(rank, Counter())
+            self._noted[rank] = now
 
 
 def differences(before: list[Counts], now: list[Counts]) -> str:
-    """What is not as it was, by segment and field."""
-    said = [
+    """The counts that changed, by segment and field."""
+    changes = [
         f"{name} in the segment of rank {rank} are {have}, not {want}"
         for rank, (was, is_now) in enumerate(zip(before, now, strict=True))
         for name, want, have in zip(Counts._fields, was, is_now, strict=True)
         if want != have
     ]
-    return "; ".join(said)
+    return "; ".join(changes)

@@ -1,21 +1,20 @@
 """Kill rounds: real processes on shared memory, and one of them killed with SIGKILL at a random moment, many times.
 
 A round in one world of five ranks:
-1. The ranks that live play roles (`work`). The victim has left an object behind, and may hold a pin and a plan.
+1. The living ranks play roles (`roles`). The victim has left an object behind, and may hold a pin and a plan.
 2. The victim is killed at a random moment. For the role "poller" another rank is killed just before, so that the
-   victim dies while it takes back what the other one left.
-3. The others make progress, and every anchor (an object that nobody else removes) can be read meanwhile.
-4. The others keep still. After a bounded wait fsck finds nothing, but for what waits for a rank that is away, and
-   every READY object of every segment can be read whole.
+   victim dies while it takes back the leftovers of the other one.
+3. The others make progress, and every anchor (an object that only the checker removes) can be read meanwhile.
+4. The others keep still. After a bounded wait fsck finds nothing, except leftovers that wait for a rank that is away,
+   and every READY object of every segment can be read whole.
 5. A dead rank comes back while the others work, after step 4, or some rounds later.
 
-Every BLOCK rounds all come back and everything but the anchors is removed: what is in use in each segment is then
-exactly what was in use before the first round. In the end every segment has room for its largest object.
+Every BLOCK rounds all ranks come back and everything except the anchors is removed: then each segment uses exactly as
+much as before the first round. In the end every segment has room for its largest object.
 
 The sweepers go at their own pace, so that the seconds in the notes are those of design.md (I6). They are reported, and
-bounded by patience alone: a machine may be busy. The seed decides roles, victims, waits and who comes back when;
-where exactly a process is when it is killed, the machine decides. So a failure names seed, world and round, and a
-second run comes close to it.
+bounded only by patience: a machine may be busy. The seed decides roles, victims, waits and returns; the machine decides
+at which step a process is killed. So a failure names seed, world and round, and a second run comes close to it.
 """
 
 from collections import Counter
@@ -23,8 +22,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
+from nanokv.check.kills.roles import ROLES
 from nanokv.check.kills.rounds import COUNTS, Options, Rounds, Tally
-from nanokv.check.kills.work import ROLES
 from nanokv.check.rank_process import warm
 from nanokv.check.report import Row
 
@@ -35,18 +34,19 @@ def run_kills(rounds: int, seed: int, *, pins: bool = True, worlds: int = WORLDS
     """Kill ranks `rounds` times: a row for each role of the victim, and one for the exact counts.
 
     Args:
+        seed: of roles, victims, waits and returns.
         pins: whether readers pin.
-        worlds: used side by side, at most one a round; the rounds are dealt out to them. Every other one evicts.
+        worlds: side by side, at most one per round; the rounds are dealt out to them. Every other one evicts.
     """
     warm()
     options = Options(rounds, seed, pins, min(worlds, rounds))
     runs = [Rounds(options._replace(world=world)) for world in range(options.worlds)]
     with ThreadPoolExecutor(max(len(runs), 1)) as pool:
         list(pool.map(Rounds.run, runs))
-    tallies = {what: Tally() for what in (*ROLES, COUNTS)}
+    tallies = {name: Tally() for name in (*ROLES, COUNTS)}
     for run in runs:
-        for what, tally in run.tallies.items():
-            tallies[what].add(tally)
+        for name, tally in run.tallies.items():
+            tallies[name].add(tally)
     taken = sum((run.taken_back for run in runs), Counter[str]())
     return [*[_victims(role, tallies[role]) for role in ROLES], _counts(tallies[COUNTS], taken)]
 
@@ -60,6 +60,6 @@ def _victims(role: str, tally: Tally) -> Row:
 
 
 def _counts(tally: Tally, taken: Counter[str]) -> Row:
-    note = "taken back at least: " + ", ".join(f"{what} {count}" for what, count in sorted(taken.items()))
-    what = "nothing leaks over the rounds"
-    return Row("kills", what, tally.tried, "counts", tally.failures, note if taken else "", tally.seconds)
+    note = "taken back at least: " + ", ".join(f"{kind} {count}" for kind, count in sorted(taken.items()))
+    name = "nothing leaks over the rounds"
+    return Row("kills", name, tally.tried, "counts", tally.failures, note if taken else "", tally.seconds)

@@ -1,4 +1,4 @@
-"""The world of the kill rounds: rank 0 in this process, which looks and is never killed, and others to be killed."""
+"""The world of the kill rounds: rank 0 in this process, which checks and is never killed, and others to be killed."""
 
 import os
 import secrets
@@ -8,11 +8,11 @@ import numpy as np
 import torch
 
 from nanokv.cache import NanoKVCache
-from nanokv.check.kills.work import KEYS, KillWorker
+from nanokv.check.kills.roles import KEYS, KillWorker
+from nanokv.check.payloads import check_payload, name, payload
 from nanokv.check.rank_process import RankProcess, wait_until
 from nanokv.check.ranks import RankOptions, attach
 from nanokv.check.report import CheckFailure
-from nanokv.check.work import check_payload, name, payload
 from nanokv.device.segment.layout import WORD
 from nanokv.device.segment.views import SegmentView
 from nanokv.errors import KeyNotFound, NotReady, OutOfMemory
@@ -25,22 +25,22 @@ from nanokv.types import Key, KeyDigest
 WORLD_SIZE = 5
 PAGE = 1024
 PAGES = 48
-ANCHOR = 1000  #: keys of objects that nobody but the checker removes
+ANCHOR = 1000  #: keys of objects that only the checker removes
 ANCHOR_PAGES = (1, 3)  #: of the anchors in each segment
-LOOK_PAUSE = 0.01  #: seconds between two looks at what is not back yet
+LOOK_PAUSE = 0.01  #: seconds between two looks at leftovers
 ALONE = "alone"  #: the key of the object that fills a segment at the end
 
-#: what the workers put and remove, by Python calls and by compiled ones, and the number that each payload says
+#: keys that the workers put and remove, by Python calls and by compiled ones, and the number that each payload holds
 VOLATILE: tuple[tuple[int, Key], ...] = tuple(
     (number, key) for number in range(KEYS) for key in (name(number), KeyDigest(number, number))
 )
 
 
 class Counts(NamedTuple):
-    """What is in use in one segment."""
+    """Use of one segment."""
 
     objects: int  #: READY
-    pages: int  #: that headers hold
+    pages: int  #: held by headers
     slots: int  #: header slots that are not free
     entries: int  #: in its directory
     pins: int  #: lines of its pin ledger
@@ -99,20 +99,20 @@ class KillWorld:
         self.keep(key, rank)
 
     def keep(self, key: int, version: int) -> None:
-        """From now on an object must be there, with these bytes."""
+        """From now on an object must be there, in this version."""
         if self.options.evict:
             self._pinned[key] = self.cache.pin(name(key))
         self._anchors[key] = version
 
     def let_go(self, key: int) -> None:
-        """Remove what was kept."""
+        """Remove an object that was kept."""
         del self._anchors[key]
         if key in self._pinned:
             self._pinned.pop(key).release()
         self.cache.remove(name(key))
 
     def check_anchors(self) -> None:
-        """All of them are READY, whole and what was put."""
+        """All of them are READY, whole, and in the version that was put."""
         for key, version in self._anchors.items():
             try:
                 found = check_payload(key, self.cache.get(name(key)))
@@ -123,28 +123,26 @@ class KillWorld:
             if key in self._pinned and check_payload(key, self._pinned[key].tensor) != version:
                 raise CheckFailure(f"anchor {key}, read in place, is not version {version}")
 
-    # --- what is there ---
+    # --- checks ---
     def findings(self) -> list[Finding]:
-        """What fsck says, but for what waits for a rank that is away. The workers keep still."""
+        """The findings of fsck, except leftovers that wait for a rank that is away. The workers keep still."""
         found = check_cache([self.cache], patience=0.0).findings
         return [finding for finding in found if finding.breach or not self._waits(finding)]
 
     def _waits(self, finding: Finding) -> bool:
-        """Whether a leftover waits for a rank that is away: all in its segment, and what belongs to objects there."""
+        """Whether a leftover waits for a rank that is away: it is in its segment, or belongs to an object there."""
         away = self.away
         return finding.rank in away or any(
-            what in str(finding) for rank in away for what in ("TENTATIVE", f"activity of rank {rank}")
+            leftover in str(finding) for rank in away for leftover in ("TENTATIVE", f"activity of rank {rank}")
         )
 
     def all_is_back(self) -> None:
         """Wait until there are no findings. The sweepers go at their own pace."""
-        wait_until("the return of what the dead held", lambda: not self.findings(), self._said, pause=LOOK_PAUSE)
-
-    def _said(self) -> str:
-        return "; ".join(map(str, self.findings()))
+        text = "the return of everything that the dead held"
+        wait_until(text, lambda: not self.findings(), lambda: "; ".join(map(str, self.findings())), pause=LOOK_PAUSE)
 
     def check_objects(self) -> int:
-        """Every READY object of every segment can be read, with the bytes of its key; returns how many. At rest."""
+        """Every READY object of every segment can be read, with the bytes of its key. At rest. Returns their number."""
         readable = 0
         for number, key in VOLATILE:
             try:
@@ -158,11 +156,11 @@ class KillWorld:
         return ready
 
     def clear(self) -> None:
-        """Remove everything but the anchors. At rest."""
+        """Remove everything except the anchors. At rest."""
         self.cache.remove_many([key for _, key in VOLATILE])
 
     def counts(self) -> list[Counts]:
-        """What is in use in each segment."""
+        """The use of each segment."""
         heap = self.cache._heap
         raw = [heap.host_view(rank) for rank in range(heap.world_size)]
         looks = take_looks([SegmentView(each, heap.geometry) for each in raw if each is not None])
@@ -193,7 +191,7 @@ class KillWorld:
 
     # --- the end ---
     def fill_each(self) -> None:
-        """Without anchors, every segment has room for its largest object. Everyone lives and keeps still."""
+        """Without anchors, every segment has room for its largest object. All ranks live and keep still."""
         for key in list(self._anchors):
             self.let_go(key)
         size = max(self.cache._geometry.class_pages) * PAGE

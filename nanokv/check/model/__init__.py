@@ -1,11 +1,13 @@
-"""The protocol under the simulated machine: scenarios, what must hold after every execution, and who drives them.
+"""The protocol under the simulated machine: scenarios, what must hold in every execution, and mutants.
 
-stage       a small world in which tasks put, get, remove, pin; the production host code runs there too
-steps       what must hold at each step, of STATE words and pin ledgers
-rest        what must hold when all has come to rest: I1 to I10
-scenario    what a scenario is; scenarios_* are them, by theme
-suite       the list of them, and the run that fills the table
-explore     drives a scenario through schedules; a failure is a short string that replays it
-mutants     deliberately broken variants, and who must find them; mutants_* are them, by theme; mutant is what one is
-orderings   each ordering made weaker: who finds it, or why it stays
+scenario      what a scenario is, and how it is declared
+scenarios/    the scenarios, by theme
+small_world   a small world in which their tasks put, get, remove, pin; the production host code runs there too
+transitions   what must hold at each step, of STATE words and pin ledgers
+at_rest       what must hold when all has come to rest: I1 to I10
+explore       takes a scenario through executions; a failure is a short string that replays it
+run           runs all scenarios, and fills the table
+mutants/      the protocol and its host broken on purpose, each in one place; all must be noticed
+orderings     each ordering made weaker: the execution that notices it, or the reason why it stays
+audit_search  executions in which an audit always looks while a node passes from place to place
 """

@@ -1,28 +1,31 @@
-"""Drives a scenario through schedules. A failure is a short string that replays it.
+"""Takes a scenario through executions. A failure is a short string that replays it.
 
 The string: SCENARIO/MEMORY: SCHEDULE (`device/sim/schedule.py`), made as small as delta debugging can.
 """
 
 import random
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from nanokv.check.model.at_rest import come_to_rest
 from nanokv.check.model.scenario import Scenario
-from nanokv.check.model.small_world import Stage
+from nanokv.check.model.scenarios import SCENARIOS
+from nanokv.check.model.small_world import SmallWorld
 from nanokv.device.sim.exhaustive import Exhaustive, Redundant
 from nanokv.device.sim.memory import Memory, WeakMemory
-from nanokv.device.sim.schedule import Replay, Schedule
-from nanokv.device.sim.schedulers import Priorities, RandomWalk
+from nanokv.device.sim.schedule import Schedule, parse
+from nanokv.device.sim.schedulers import Priorities, RandomWalk, Replay, Scheduler
 from nanokv.device.sim.shrink import shrink
-from nanokv.device.sim.simulation import Scheduler
+from nanokv.device.sim.simulation import Decider
 
 MEMORIES: dict[str, type[Memory]] = {"sc": Memory, "weak": WeakMemory}
 SCHEDULERS: dict[str, type[RandomWalk]] = {"random": RandomWalk, "pct": Priorities}
 
-ALTERNATIVES = 3  #: to what a decision would be, that `deviate` tries
+ALTERNATIVES = 3  #: to the plain outcome of a decision, that `deviate` tries
 PILOTS = 30  #: executions that tell how many steps a task does
+MOST_EXHAUSTIVE = 50_000  #: executions that `exhaust` tries
 
 
 @dataclass
@@ -45,10 +48,9 @@ class Failure:
 
 @dataclass
 class Explored:
-    """What a number of executions came to."""
+    """The outcome of a number of executions."""
 
     executions: int = 0
-    steps: int = 0
     longest: int = 0  #: most steps in which no operation ended
     complete: bool = False  #: no schedule is left
     failure: Failure | None = None
@@ -64,53 +66,68 @@ class Explorer:
     def __init__(self, scenario: Scenario, memory: str, replaced: dict[Any, Any] | None = None) -> None:
         self.scenario = scenario
         self.memory = memory
-        self.stage = Stage(
-            MEMORIES[memory],
-            scenario.geometry,
-            may_evict=scenario.may_evict,
-            replaced=replaced,
-            small=scenario.small,
-        )
-        scenario.prepare(self.stage)
-        self.stage.world.keep()
-        self._versions = {key: dict(said) for key, said in self.stage.versions.items()}
+        self.world = SmallWorld(MEMORIES[memory], scenario.geometry, may_evict=scenario.may_evict, replaced=replaced)
+        scenario.prepare(self.world)
+        self.world.segments.keep()
+        self._versions = {key: dict(versions) for key, versions in self.world.versions.items()}
 
-    def execute(self, scheduler: Scheduler, kills: dict[str, int]) -> str | None:
-        """One execution: None, or what went wrong."""
-        stage = self.stage
-        stage.restart()
-        stage.kills = kills
-        stage.versions = {key: dict(said) for key, said in self._versions.items()}
-        self.scenario.tasks(stage)
+    def execute(self, decider: Decider) -> str | None:
+        """One execution: None, or what went wrong.
+
+        Raises:
+            Redundant: of an exhaustive scheduler.
+        """
+        world = self.world
+        world.restart()
+        world.versions = {key: dict(versions) for key, versions in self._versions.items()}
+        self.scenario.tasks(world)
         try:
-            stage.simulation.run(scheduler)
+            world.simulation.run(decider)
             if self.scenario.rests:
-                come_to_rest(stage)
-            self.scenario.judge(stage)
+                come_to_rest(world)
+            self.scenario.judge(world)
         except Redundant:
             raise
         except Exception as error:
             return f"{type(error).__name__}: {error}"
         return None
 
-    def replay(self, schedule: Schedule) -> str | None:
-        """Run one schedule again: None, or what goes wrong."""
-        return self.execute(Replay(schedule), schedule.kills)
+    def explore(self, scheduler: Scheduler, most: int = 1 << 60, seconds: float = 1e9) -> Explored:
+        """Run the executions that a scheduler chooses, until one fails or none is left.
 
-    # many executions
-    def draw(self, scheduler: str, executions: int, seed: int, *, seconds: float = 1e9) -> Explored:
-        """Run random schedules, and kill mortal tasks in some of them, until one fails or `executions` have run."""
-        drawn = SCHEDULERS[scheduler]()
+        Args:
+            most: executions; those that turn out to be redundant count, but not in the result.
+            seconds: after which no other execution begins.
+        """
         found = Explored()
+        simulation = self.world.simulation
         end = time.monotonic() + seconds
-        for number in range(executions):
-            if time.monotonic() > end:
+        for _ in range(most):
+            if time.monotonic() > end or found.failure is not None:
                 break
-            drawn.seed(hash((seed, number)) & 0xFFFFFFFF)
-            kills = self._draw_kills(random.Random(seed * 1_000_003 + number))
-            if self._one(drawn, kills, found):
+            decider = scheduler.new_execution()
+            if decider is None:
+                found.complete = True
                 break
+            try:
+                why = self.execute(decider)
+            except Redundant:
+                continue
+            found.executions += 1
+            found.longest = max(found.longest, simulation.longest)
+            if why is not None:
+                schedule = Schedule(tuple(simulation.taken), dict(decider.kills))
+                found.failure = Failure(self.scenario.name, self.memory, schedule, why)
         return found
+
+    # --- which executions ---
+    def draw(self, scheduler: str, executions: int, seed: int, *, seconds: float = 1e9) -> Explored:
+        """Run random schedules, and kill mortal tasks in some of them."""
+        drawn = (
+            (_mixed(seed, number), self._draw_kills(random.Random(seed * 1_000_003 + number)))
+            for number in range(executions)
+        )
+        return self.explore(SCHEDULERS[scheduler](drawn), seconds=seconds)
 
     def _draw_kills(self, dice: random.Random) -> dict[str, int]:
         if not self.scenario.mortal or dice.random() < 0.3:
@@ -119,78 +136,77 @@ class Explorer:
 
     def kill_everywhere(self, seed: int, rounds: int = 1) -> Explored:
         """Kill each mortal task before each of its steps, each time under `rounds` random schedules."""
-        found = Explored()
-        drawn = RandomWalk()
-        for name in self.scenario.mortal:
-            for step in range(self._most_steps(name, drawn, seed)):
-                for number in range(rounds):
-                    drawn.seed(hash((seed, step, number)) & 0xFFFFFFFF)
-                    if self._one(drawn, {name: step}, found):
-                        return found
-        return found
+        killed = (
+            (_mixed(seed, step, number), {name: step})
+            for name in self.scenario.mortal
+            for step in range(self._most_steps(name, seed))
+            for number in range(rounds)
+        )
+        return self.explore(RandomWalk(killed))
 
-    def _most_steps(self, name: str, drawn: RandomWalk, seed: int) -> int:
+    def _most_steps(self, name: str, seed: int) -> int:
         """The most steps that a task does in some executions in which nobody is killed."""
         most = 0
-        for number in range(PILOTS):
-            drawn.seed(hash((seed, number)) & 0xFFFFFFFF)
-            self.execute(drawn, {})
-            most = max([most, *(task.steps for task in self.stage.simulation.tasks if task.name == name)])
+        pilots = RandomWalk((_mixed(seed, number), {}) for number in range(PILOTS))
+        while (pilot := pilots.new_execution()) is not None:
+            self.execute(pilot)
+            most = max([most, *(task.steps for task in self.world.simulation.tasks if task.name == name)])
         return most
 
     def deviate(self, times: int) -> Explored:
-        """Run every schedule that is the plain one but for at most `times` decisions, or until one fails.
+        """Run every schedule that is the plain one except for at most `times` decisions.
 
         Source: preemption bounding (Musuvathi, Qadeer 2007): most bugs need very few.
         """
-        found = Explored()
-        self._deviate(Schedule(), times, found)
-        return found
+        return self.explore(Replay(self._deviations(Schedule(), times)))
 
-    def _deviate(self, schedule: Schedule, times: int, found: Explored) -> bool:
-        if self._one(Replay(schedule), {}, found):
-            return True
+    def _deviations(self, schedule: Schedule, times: int) -> Iterator[Schedule]:
+        yield schedule
         first = schedule.taken[-1][0] + 1 if schedule.taken else 0
-        return times > 0 and any(
-            self._deviate(Schedule((*schedule.taken, (at, alternative))), times - 1, found)
-            for at in range(first, self.stage.simulation.decisions)
-            for alternative in range(1, ALTERNATIVES + 1)
-        )
+        for at in range(first, self.world.simulation.decisions if times else 0):  # of the execution that just ran
+            for alternative in range(1, ALTERNATIVES + 1):
+                yield from self._deviations(Schedule((*schedule.taken, (at, alternative))), times - 1)
 
-    def exhaust(self, most: int) -> Explored:
-        """Run all schedules that differ, at most `most`."""
-        found = Explored()
-        explorer = Exhaustive()
-        while explorer.executions < most:
-            if not explorer.more():
-                found.complete = True
-                break
-            try:
-                if self._one(explorer, {}, found):
-                    break
-            except Redundant:
-                continue
-        return found
-
-    def _one(self, scheduler: Scheduler, kills: dict[str, int], found: Explored) -> bool:
-        """One execution, counted. True if it failed; the failure is made small."""
-        why = self.execute(scheduler, kills)
-        simulation = self.stage.simulation
-        found.executions += 1
-        found.steps += simulation.steps
-        found.longest = max(found.longest, simulation.longest)
-        if why is not None:
-            schedule = Schedule(tuple(simulation.taken), dict(kills))
-            found.failure = Failure(self.scenario.name, self.memory, schedule, why)
-        return why is not None
+    def exhaust(self) -> Explored:
+        """Run all schedules that differ, up to MOST_EXHAUSTIVE."""
+        return self.explore(Exhaustive(), MOST_EXHAUSTIVE)
 
     def smallest(self, failure: Failure) -> Failure:
         """The same kind of failure with as few decisions as can be found."""
         kind = failure.why.partition(":")[0]
 
         def fails(schedule: Schedule) -> bool:
-            why = self.replay(schedule)
+            why = self.execute(schedule)
             return why is not None and why.partition(":")[0] == kind
 
         schedule = shrink(failure.schedule, fails)
-        return Failure(failure.scenario, failure.memory, schedule, self.replay(schedule) or failure.why)
+        return Failure(failure.scenario, failure.memory, schedule, self.execute(schedule) or failure.why)
+
+
+def _mixed(*numbers: int) -> int:
+    """A seed made of some numbers."""
+    return hash(numbers) & 0xFFFFFFFF
+
+
+# --- replay strings ---------------------------------------------------------------------------
+def named(text: str, replaced: dict[Any, Any] | None = None) -> tuple[Explorer, Schedule]:
+    """The execution that a replay string names, of the protocol or of a mutant.
+
+    Raises:
+        ValueError: the string is none.
+    """
+    place, colon, schedule = text.partition(": ")
+    name, _, memory = place.partition("/")
+    if not colon or name not in SCENARIOS or memory not in MEMORIES:
+        raise ValueError(f"a replay string is SCENARIO/MEMORY: SCHEDULE, with one of {', '.join(SCENARIOS)}: {text!r}")
+    return Explorer(SCENARIOS[name], memory, replaced), parse(schedule)
+
+
+def replay(text: str, replaced: dict[Any, Any] | None = None) -> str | None:
+    """Run the execution that a replay string names: None, or what goes wrong.
+
+    Raises:
+        ValueError: the string is none.
+    """
+    explorer, schedule = named(text, replaced)
+    return explorer.execute(schedule)

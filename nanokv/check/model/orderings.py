@@ -1,14 +1,14 @@
-"""Every ordering of the protocol, made one step weaker: the suite must notice, or it says here why it stays.
+"""Every ordering of the protocol, made one step weaker: a scenario notices it, or a reason here says why it stays.
 
 `KEPT` are the orderings that no execution of the simulated memory needs: mostly those that keep later accesses of a task
-behind (the simulated memory delays none but the words of a copy).
+behind (the simulated memory delays only the words of a copy).
 """
 
 from types import ModuleType
 from typing import Any
 
-from nanokv.check.model.explore import SCHEDULERS, Explorer
-from nanokv.check.model.suite import SCENARIOS, named
+from nanokv.check.model.explore import SCHEDULERS, Explorer, named
+from nanokv.check.model.scenarios import SCENARIOS
 from nanokv.check.report import Row
 from nanokv.device.protocol import (
     activity,
@@ -48,28 +48,29 @@ PROTOCOL: tuple[ModuleType, ...] = (
     ticket,
     cooperative,
 )
-BEHIND = "what follows stays behind it: the simulated memory does not reorder that"
-RMW = "an addition of 0 that does not release is made a load by LLVM; page marks hide what then goes wrong"
-HOST = "a call of the owner's host, which nobody waits for"
+BEHIND = "later accesses stay behind it: the simulated memory does not reorder them"
+RMW = "LLVM makes a load of an addition of 0 that does not release; page marks hide the error that follows"
+ACK = "a sweeper that sees FLAG_ACK by a load need not see what the STATE word carried before"
+HOST = "a call of the owner's host; no operation depends on it"
 
 KEPT: dict[str, str] = {
     "enter#1:acquire>relaxed": BEHIND,
-    "joining#0:acquire>relaxed": "who looked before the mark was set looked before the lists were taken",
-    "in_flight#0:acq_rel>acquire": "what the host looked at before stays before",
+    "joining#0:acquire>relaxed": "a producer that looked before the mark was set looked before the lists were taken",
+    "in_flight#0:acq_rel>acquire": "earlier looks of the host stay before",
     "add_pin#1:acq_rel>release": BEHIND,
     "recount#2:release>relaxed": "the lines were counted before",
     "release#0:acq_rel>release": BEHIND,
     "release#0:acq_rel>acquire": RMW,
     "acknowledge#0:release>relaxed": RMW,
-    "acknowledge#2:release>relaxed": "who sees FLAG_ACK by a load need not see what the state's word carried before",
-    "release#1:acquire>relaxed": "who sees FLAG_ACK by a load need not see what the state's word carried before",
+    "acknowledge#2:release>relaxed": ACK,
+    "release#1:acquire>relaxed": ACK,
     "is_writing#0:acquire>relaxed": "a checksum is written, or the commit that follows fails",
     "walk#0:acquire>relaxed": HOST,
     "state_of#0:acq_rel>acquire": HOST,
     "state_of#0:acq_rel>release": HOST,
 }
 
-#: an execution that notices the weaker ordering; `python -m nanokv.check.model.orderings` finds them anew
+#: for each other ordering an execution that notices it; `python -m nanokv.check.model.orderings` finds them anew
 FOUND_BY: dict[str, str] = {
     "pop#0:acquire>relaxed": "list-aba/weak: 0.2 5.1 13.1 18.2 23.1 31.1",
     "pop#2:acquire>relaxed": "list/weak: 1.1 3.1 12.1 15.1",
@@ -122,7 +123,8 @@ def kill_orderings(schedules: int, seed: int) -> Row:
     """Every weaker ordering that is not in KEPT must be noticed.
 
     Args:
-        schedules: executions of each scheduler, where the known execution does not notice it any more.
+        schedules: executions per scheduler, where the known execution does not notice it any more.
+        seed: of all that is random.
     """
     row = Row("mutants", "orderings made weaker", unit="mutants")
     names = set()
@@ -134,7 +136,7 @@ def kill_orderings(schedules: int, seed: int) -> Row:
                 if not is_noticed(weaker, schedules, seed):
                     row.failures.append(f"{weaker.name} survives: {weaker.text}")
         row.failures += [f"{name} is listed, but is no ordering of the protocol" for name in {*KEPT, *FOUND_BY} - names]
-    row.note = f"all noticed but {len(KEPT)} that stay for reasons that no execution shows (`KEPT` in orderings.py)"
+    row.note = f"all noticed except {len(KEPT)} that stay for reasons that no execution shows (`KEPT` in orderings.py)"
     return row
 
 
@@ -144,13 +146,13 @@ def is_noticed(weaker: WeakOrdering, schedules: int, seed: int) -> bool:
     if known is None:
         return False
     explorer, schedule = named(known, weaker.replaced())
-    return explorer.replay(schedule) is not None or any(
+    return explorer.execute(schedule) is not None or any(
         explorer.draw(scheduler, schedules, seed).failure is not None for scheduler in SCHEDULERS
     )
 
 
 def find_all(seconds: float) -> None:
-    """Print FOUND_BY anew: after a change of the protocol, the old executions may not be those any more."""
+    """Print FOUND_BY anew: after a change of the protocol the old executions may notice nothing any more."""
     for weaker in orderings():
         if weaker.name not in KEPT:
             print(f'    "{weaker.name}": "{find(weaker, seconds)}",', flush=True)
@@ -161,7 +163,7 @@ def find(weaker: WeakOrdering, seconds: float) -> str | None:
     known = FOUND_BY.get(weaker.name)
     if known is not None:
         explorer, schedule = named(known, weaker.replaced())
-        if explorer.replay(schedule) is not None:
+        if explorer.execute(schedule) is not None:
             return known
     first = [known.partition("/")[0]] if known is not None else []
     for name in [*first, *SCENARIOS]:

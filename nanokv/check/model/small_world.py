@@ -1,36 +1,36 @@
 """A small world in simulated memory, in which the tasks of a scenario work. Every answer is checked as it comes.
 
-A key is a small number; the words of its payload all say (key, version). A task that may be killed has a rank of its
-own: when it dies, that rank is dead for everybody who asks the heap.
+A key is a small number. Every word of an object's payload holds (key, version). A task that may be killed has a rank of
+its own: when the task dies, the heap answers that this rank is dead.
 """
 
 from collections.abc import Callable
-from typing import Any, cast
+from functools import partial
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
 from nanokv.check.model.transitions import watch_states
 from nanokv.check.report import CheckFailure
 from nanokv.device.machines.base import Machine
-from nanokv.device.machines.records import Found
+from nanokv.device.machines.records import Place
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.geometry import Geometry
 from nanokv.device.segment.layout import WORD
 from nanokv.device.sim.memory import Memory, join
-from nanokv.device.sim.simulation import NEVER, Simulation, Task
+from nanokv.device.sim.simulation import Simulation, Task
 from nanokv.device.sim.world import SimulatedMachine, SimulatedWorld
 from nanokv.heap.base import Heap
 from nanokv.host_poller.index import HeaderIndex
 from nanokv.host_poller.poller import Poller
 from nanokv.host_poller.sweeper import Sweeper
 
-WHAT = (0,) * 8  #: the descriptor of raw bytes
+RAW_BYTES = (0,) * 8  #: the descriptor of raw bytes
 
 #: a directory and an eviction with fewer candidates, tickets with less patience: the same code, shorter executions
 SMALL = {"ENTRIES_PER_BUCKET": 2, "CANDIDATES": 4, "EVICT_SAMPLE": 2, "PATIENCE": 6}
 
-
-#: steps of all tasks together in which some operation must end: lock-freedom. About four times the most that was seen
+#: steps of all tasks together in which some operation must end: lock-freedom. About four times the most ever seen
 PROGRESS_BOUND = 1000
 
 
@@ -39,8 +39,8 @@ def digest(key: int) -> tuple[int, int]:
     return key, key
 
 
-class Bridge:
-    """A machine that can be exchanged: host code goes on with another one when the tasks have ended."""
+class ReplaceableMachine:
+    """A machine that can be exchanged under host code: at rest, host code goes on with a native one."""
 
     def __init__(self, machine: Any) -> None:
         self.machine = machine
@@ -49,39 +49,47 @@ class Bridge:
         return getattr(self.machine, name)
 
 
-class StageHeap:
-    """What host code asks a heap: who is alive."""
+class Host(NamedTuple):
+    """The production host code of one rank."""
 
-    kind, name = "simulated", "stage"
+    machine: ReplaceableMachine
+    sweeper: Sweeper
+    poller: Poller | None
 
-    def __init__(self, stage: "Stage", rank: int) -> None:
-        self._stage = stage
+
+class SmallHeap:
+    """The heap of a small world, as host code asks it: which ranks are alive."""
+
+    kind, name = "simulated", "small"
+
+    def __init__(self, world: "SmallWorld", rank: int) -> None:
+        self._world = world
         self.rank = rank
-        self.geometry = stage.geometry
-        self.world_size = stage.geometry.world_size
+        self.geometry = world.geometry
+        self.world_size = world.geometry.world_size
         self.incarnation = 1
-        self.recovered = stage.simulation.current is None and bool(stage.deaths())  # an owner that comes afterwards
+        self.recovered = world.simulation.current is None and bool(world.deaths())  # an owner that comes afterwards
 
     def alive(self, rank: int, incarnation: int) -> bool:
-        """False once a task of the rank was killed; what it wrote is visible to whoever learns that."""
-        dead = [task for task in self._stage.mortal.get(rank, []) if task.killed]
-        current = self._stage.simulation.current
+        """False once a task of the rank was killed. A caller that learns this sees all that the task wrote."""
+        dead = [task for task in self._world.mortal.get(rank, []) if task.killed]
+        current = self._world.simulation.current
         for task in dead if current is not None else []:
             join(cast(Task, current).view, task.view)
-        return not dead and rank not in self._stage.buried
+        return not dead and rank not in self._world.buried
 
     def wake(self, rank: int) -> None:
         """Nobody sleeps here."""
 
 
-class Stage:
-    """One scenario's world, used for many executions.
+class SmallWorld:
+    """The world of one scenario, used for many executions.
 
     Args:
         memory: the memory model.
         geometry: of the segments.
-        replaced: mutants (`Simulation`).
-        small: whether the directory has fewer candidates (`SMALL`).
+        may_evict: whether producers evict.
+        replaced: a mutant (`Simulation`).
     """
 
     def __init__(
@@ -91,45 +99,40 @@ class Stage:
         *,
         may_evict: bool = False,
         replaced: dict[Any, Any] | None = None,
-        small: bool = True,
     ) -> None:
-        self.simulation = Simulation(memory, replaced, SMALL if small else None, bound=PROGRESS_BOUND)
+        self.simulation = Simulation(memory, replaced, SMALL, bound=PROGRESS_BOUND)
+        vocabulary = self.simulation.vocabulary
+        self.load, self.store, self.copy = (vocabulary[name] for name in ("load64", "store64", "copy_bytes"))
         self.geometry = geometry
-        self.world = SimulatedWorld(self.simulation, geometry, may_evict=may_evict)
+        self.segments = SimulatedWorld(self.simulation, geometry, may_evict=may_evict)
         self._machines: dict[int, SimulatedMachine] = {}
-        self.may_evict = may_evict
         self.sound: set[tuple[object, ...]] = set()  #: contents of memory that came to rest well
         self.restart()
 
     def restart(self) -> None:
         """Begin an execution."""
-        self.world.restart()
+        self.segments.restart()
         self.mortal: dict[int, list[Task]] = {}  #: rank -> tasks that it dies with
         self.buried: set[int] = set()  #: ranks that were dead before
-        self.kills: dict[str, int] = {}
-        self.results: dict[str, Any] = {}
+        self.results: dict[str, Any] = {}  #: of tasks that ended
         self.versions: dict[int, dict[int, int]] = {}  #: key -> version -> words
-        self.hosts: dict[int, tuple[Bridge, Sweeper, Poller | None]] = {}
+        self.hosts: dict[int, Host] = {}
         self.time = 0
-        watch_states(self.simulation, self.world)
+        watch_states(self.simulation.memory, self.segments)
 
     def machine(self, rank: int = 0) -> SimulatedMachine:
         """The machine of a rank."""
         if rank not in self._machines:
-            self._machines[rank] = self.world.machine(rank)
+            self._machines[rank] = self.segments.machine(rank)
         return self._machines[rank]
 
-    def function(self, device_function: Any) -> Callable[..., Any]:
-        """A device function of this stage, for scenarios that call single ones."""
-        return self.simulation.function(device_function)
-
     def spawn(self, name: str, body: Callable[[], Any], rank: int | None = None) -> None:
-        """Add a task; `rank`: the process that dies with it, if it is killed. Its result: `results[name]`."""
+        """Add a task, whose result will be `results[name]`. `rank`: the process that dies if the task is killed."""
 
         def run() -> None:
             self.results[name] = body()
 
-        task = self.simulation.spawn(name, run, self.kills.get(name, NEVER))
+        task = self.simulation.spawn(name, run)
         if rank is not None:
             self.mortal.setdefault(rank, []).append(task)
 
@@ -147,16 +150,33 @@ class Stage:
         """An operation has ended: the system makes progress."""
         self.simulation.completed()
 
-    # operations of tasks
+    # --- single functions of the protocol, for tasks smaller than an operation ---
+    def function(self, device_function: Any) -> Callable[..., Any]:
+        """A device function of this world."""
+        return self.simulation.function(device_function)
+
+    def on_segment(self, device_function: Any, rank: int = 0) -> Callable[..., Any]:
+        """A device function that begins with (world, seg), as `rank` calls it on the segment of rank 0."""
+        return partial(self.function(device_function), self.segments.table(rank), self.address())
+
+    def on_owner(self, device_function: Any, rank: int = 0) -> Callable[..., Any]:
+        """A device function that begins with (world, owner), as `rank` calls it on the segment of rank 0."""
+        return partial(self.function(device_function), self.segments.table(rank), 0)
+
+    def address(self, region: str | None = None, rank: int = 0) -> int:
+        """The address of a rank's segment, or of a region of it."""
+        return self.segments.bases[rank] + (self.geometry.offsets[region] if region is not None else 0)
+
+    # --- operations of tasks ---
     def payload(self, key: int, version: int, words: int) -> Any:
-        """int64 [words] that say whose they are."""
+        """int64 [words] that hold their key and version."""
         self.versions.setdefault(key, {})[version] = words
         return np.full(max(words, 1), key << 32 | version, np.int64)
 
     def put(self, key: int, version: int, words: int = 2, *, rank: int = 0, owner: int = 0) -> Status:
         """Put an object."""
         source = self.payload(key, version, words)
-        answer = self.machine(rank).put(owner, digest(key), source.ctypes.data, words * WORD, WHAT, self.now())
+        answer = self.machine(rank).put(owner, digest(key), source.ctypes.data, words * WORD, RAW_BYTES, self.now())
         self.ended()
         return Status(answer)
 
@@ -171,29 +191,33 @@ class Stage:
         found = self.machine(rank).lookup(digest(key))
         status, version = Status(found.status), 0
         if status == Status.OK:
-            status, version = self._read(key, found, rank)
+            status, version = self._read(key, found.place, rank)
         self.ended()
         return status, version
 
-    def _read(self, key: int, found: Found, rank: int) -> tuple[Status, int]:
-        if not 0 < found.place.nbytes <= self.geometry.max_object_bytes:
-            if self.machine(rank).validate(found.place) == Status.OK:
-                raise CheckFailure(f"I4: key {key} has {found.place.nbytes} bytes")
+    def _read(self, key: int, place: Place, rank: int) -> tuple[Status, int]:
+        if not 0 < place.nbytes <= self.geometry.max_object_bytes:
+            if self.machine(rank).validate(place) == Status.OK:
+                raise CheckFailure(f"I4: key {key} has {place.nbytes} bytes")
             return Status.TORN, 0
-        room = np.zeros(found.place.nbytes // WORD, np.int64)
-        status = Status(self.machine(rank).read(digest(key), found.place, room.ctypes.data, self.now()))
+        room = np.zeros(place.nbytes // WORD, np.int64)
+        status = Status(self.machine(rank).read(digest(key), place, room.ctypes.data, self.now()))
         return status, self.check(key, room) if status == Status.OK else 0
 
     def check(self, key: int, words: Any) -> int:
-        """The version that words say, if they are of one version of the key that was put."""
+        """The version that these words hold.
+
+        Raises:
+            CheckFailure: they are not of one version of the key that was put.
+        """
         self.simulation.finish_copies()
-        said = set(words.tolist())
-        if len(said) != 1:
-            raise CheckFailure(f"I4: a read of key {key} is torn: {[hex(word) for word in said]}")
-        word = said.pop()
-        if word >> 32 != key or self.versions.get(key, {}).get(word & 0xFFFFFFFF) != len(words):
-            raise CheckFailure(f"I3, I4: a read of key {key} says {word:#x}, {len(words)} words")
-        return int(word & 0xFFFFFFFF)
+        values = set(words.tolist())
+        if len(values) != 1:
+            raise CheckFailure(f"I4: a read of key {key} is torn: {[hex(value) for value in values]}")
+        value = values.pop()
+        if value >> 32 != key or self.versions.get(key, {}).get(value & 0xFFFFFFFF) != len(words):
+            raise CheckFailure(f"I3, I4: a read of key {key} found {value:#x}, {len(words)} words")
+        return int(value & 0xFFFFFFFF)
 
     def remove(self, key: int, rank: int = 0) -> Status:
         """Remove an object."""
@@ -205,40 +229,48 @@ class Stage:
         """Pin an object, look at its bytes in place, unpin it."""
         machine = self.machine(rank)
         found = machine.lookup(digest(key))
-        status = Status(found.status)
+        status, place = Status(found.status), found.place
         if status == Status.OK:
-            answer, line = machine.pin(found.place)
+            answer, line = machine.pin(place)
             status = Status(answer)
             if status == Status.OK:
-                payload = self.world.bases[found.place.owner] + found.place.payload
-                rooms = [np.zeros(found.place.nbytes // WORD, np.int64) for _ in range(looks)]
+                payload = self.address(rank=place.owner) + place.payload
+                rooms = [np.zeros(place.nbytes // WORD, np.int64) for _ in range(looks)]
                 for room in rooms:
-                    self.simulation.vocabulary["copy_bytes"](room.ctypes.data, payload, found.place.nbytes)
-                if machine.unpin(found.place, line) != Status.OK:
+                    self.copy(room.ctypes.data, payload, place.nbytes)
+                if machine.unpin(place, line) != Status.OK:
                     raise CheckFailure(f"I8: a pin of key {key} was lost")
                 if len({self.check(key, room) for room in rooms}) > 1:
                     raise CheckFailure(f"I8: the pinned object of key {key} changed")
         self.ended()
         return status
 
-    # host code
+    # --- host code ---
+    def heap(self, rank: int = 0) -> Heap:
+        """The heap, as a rank's host code sees it."""
+        return cast(Heap, SmallHeap(self, rank))
+
     def sweeper(self, rank: int = 0, write_timeout: float = 1e9) -> Sweeper:
         """The production sweeper of a rank's segment."""
-        return self._host(rank, write_timeout, False)[1]
+        machine = ReplaceableMachine(self.machine(rank))
+        index = HeaderIndex(self.geometry, rank)
+        sweeper = Sweeper(cast(Machine, machine), self.heap(rank), index, write_timeout, True)
+        self.hosts[rank] = Host(machine, sweeper, None)
+        return sweeper
 
-    def poller(self, rank: int = 0, write_timeout: float = 1e9) -> Poller:
+    def poller(self, rank: int = 0) -> Poller:
         """The production poller of a rank's segment, without its thread."""
-        poller = self._host(rank, write_timeout, True)[2]
-        assert poller is not None
+        machine = ReplaceableMachine(self.machine(rank))
+        poller = Poller(cast(Machine, machine), self.heap(rank), write_timeout=1e9, reclaims=True)
+        self.hosts[rank] = Host(machine, poller.sweeper, poller)
         return poller
 
-    def _host(self, rank: int, write_timeout: float, polls: bool) -> tuple[Bridge, Sweeper, Poller | None]:
-        bridge = Bridge(self.machine(rank))
-        machine, heap = cast(Machine, bridge), cast(Heap, StageHeap(self, rank))
-        if polls:
-            poller = Poller(machine, heap, write_timeout=write_timeout, reclaims=True)
-            self.hosts[rank] = bridge, poller.sweeper, poller
-        else:
-            index = HeaderIndex(self.geometry, rank)
-            self.hosts[rank] = bridge, Sweeper(machine, heap, index, write_timeout, True), None
-        return self.hosts[rank]
+    def steps_of(self, host: Sweeper | Poller, count: int) -> Callable[[], None]:
+        """The body of a task that does `count` rounds of a sweeper or a poller."""
+
+        def body() -> None:
+            for step in range(count):
+                host.step(step)
+                self.ended()
+
+        return body

@@ -1,91 +1,24 @@
 """The protocol and its host, broken on purpose: a checker that does not notice them checks nothing.
 
-Each mutant is a change of source text, of a device function or of the host, and names the scenarios
-that should notice it. A mutant that survives them all fails `nanokv check mutants`: then a scenario is missing, or a
-check, or what was broken is not needed. Orderings are in `orderings`.
+Each mutant changes the source text of a device function or of the host, and names the scenarios that should notice it.
+A mutant that survives them all fails `nanokv check mutants`: then a scenario is missing, or a check, or the broken code
+is not needed. Weaker orderings: `orderings`.
+
+mutant       what a mutant is, and how it is declared
+run          every mutant must be noticed
+freelist     free lists, extents and slots
+objects      headers, and operations on whole objects
+keys         the directory, pins, eviction under readers
+host         the ring, the index, grace periods, the sweeper, the audit
+progress     operations that wait for others
+cooperative  tickets, objects in parts
 """
 
-from concurrent.futures import ProcessPoolExecutor
-from functools import partial
-from multiprocessing import get_context
-from os import cpu_count
+from importlib import import_module
 
-from nanokv.check.model import audit_search
-from nanokv.check.model.explore import MEMORIES, SCHEDULERS, Explorer, Failure
-from nanokv.check.model.mutant import Mutant
-from nanokv.check.model.mutants import cooperative, freelist, host, keys, objects, progress
-from nanokv.check.model.suite import MOST_EXHAUSTIVE, SCENARIOS, named
-from nanokv.check.report import CheckFailure, Row
-from nanokv.device.sim.schedule import Schedule
+from nanokv.check.model.mutants.mutant import MUTANTS
 
-NOTICED = ("CheckFailure", "MemoryFault", "NoProgress")  #: anything else is an error of the mutant itself
+__all__ = ["MUTANTS"]
 
-GROUPS = (
-    freelist.LISTS,
-    objects.HEADERS,
-    keys.KEYS,
-    keys.READERS,
-    host.HINTS,
-    host.GRACE,
-    host.AUDITS,
-    progress.PROGRESS,
-    cooperative.PARTS,
-)
-MUTANTS: dict[str, Mutant] = {mutant.name: mutant for group in GROUPS for mutant in group}
-
-
-def kill_mutants(schedules: int, seed: int) -> Row:
-    """Every mutant must be noticed.
-
-    Args:
-        schedules: executions of each scenario, memory and scheduler, as long as none fails.
-    """
-    row = Row("mutants", "broken on purpose", unit="mutants")
-    with row.timed(), ProcessPoolExecutor(cpu_count(), mp_context=get_context("spawn")) as pool:
-        kills = list(pool.map(partial(kill, schedules=schedules, seed=seed), MUTANTS))
-        for mutant, failure in zip(MUTANTS.values(), kills, strict=True):
-            row.tried += 1
-            if failure is None:
-                row.failures.append(f"{mutant.name} survives: {mutant.about}")
-            elif not failure.why.startswith(NOTICED):
-                row.failures.append(f"{mutant.name} is no mutant, it cannot run: {failure.why}")
-    row.note = "all noticed" if not row.failures else ""
-    return row
-
-
-def kill(name: str, schedules: int, seed: int) -> Failure | None:
-    """The first failure of a mutant, in the scenarios that should notice it and then in all others."""
-    mutant = MUTANTS[name]
-    with mutant.patched():
-        for scenario in dict.fromkeys([*mutant.scenarios, *SCENARIOS]):
-            for memory in MEMORIES:
-                failure = _noticed(mutant, scenario, memory, schedules, seed)
-                if failure is not None:
-                    return failure
-    return None
-
-
-def _replayed(text: str, mutant: Mutant) -> Failure | None:
-    explorer, schedule = named(text, mutant.replaced())
-    why = explorer.replay(schedule)
-    return Failure(explorer.scenario.name, explorer.memory, schedule, why) if why is not None else None
-
-
-def _noticed(mutant: Mutant, scenario: str, memory: str, schedules: int, seed: int) -> Failure | None:
-    try:
-        explorer = Explorer(SCENARIOS[scenario], memory, mutant.replaced())
-    except CheckFailure as failure:  # already while the scenario is prepared
-        return Failure(scenario, memory, Schedule(()), f"CheckFailure: {failure}")
-    if explorer.scenario.audited and memory == "sc":
-        known = audit_search.find(explorer.scenario, mutant.replaced())
-        if known is not None:
-            return _replayed(known, mutant)
-    found = explorer.kill_everywhere(seed)
-    for scheduler in SCHEDULERS:
-        if found.failure is None:
-            found = explorer.draw(scheduler, schedules, seed)
-    if found.failure is None and explorer.scenario.exhaustive:
-        found = explorer.exhaust(MOST_EXHAUSTIVE)
-    if found.failure is None and scenario in mutant.scenarios:
-        found = explorer.deviate(mutant.deviations)
-    return explorer.smallest(found.failure) if found.failure is not None else None
+for theme in ("freelist", "objects", "keys", "host", "progress", "cooperative"):
+    import_module(f"{__name__}.{theme}")  # declares its mutants

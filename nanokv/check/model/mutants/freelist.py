@@ -1,170 +1,161 @@
 """Mutants of free lists, extents and slots."""
 
-from nanokv.check.model.mutant import Mutant
+from nanokv.check.model.mutants.mutant import mutant
 from nanokv.device.protocol import evict, extent, freelist, header, reclaim, shards
 
 _LIST = "(((old >> TAG_SHIFT) + 1) << TAG_SHIFT)"
 _SAME_TAG = "((old >> TAG_SHIFT) << TAG_SHIFT)"
 
-LISTS = (
-    Mutant(
-        "no-tag",
-        "the head of a list has no tag: a node that came back is taken for the same list (ABA)",
-        ("list-aba", "list-detach"),
-        ((freelist.pop, _LIST, _SAME_TAG), (freelist.push_chain, _LIST, _SAME_TAG)),
+mutant(
+    "no-tag",
+    "the head of a list has no tag: a node that came back is taken for the same list (ABA)",
+    ("list-aba", "list-detach"),
+    (freelist.pop, _LIST, _SAME_TAG),
+    (freelist.push_chain, _LIST, _SAME_TAG),
+)
+mutant(
+    "pop-by-exchange",
+    "the head is exchanged, whatever it is by now",
+    ("list",),
+    (freelist.pop, "cas64(head, old, ", "xchg64(head, "),
+)
+mutant(
+    "push-by-exchange",
+    "the head is exchanged, whatever it is by now: nodes are lost",
+    ("list",),
+    (freelist.push_chain, "cas64(head, old, ", "xchg64(head, "),
+)
+mutant(
+    "link-once",
+    "the link is written only before the first try: a second try links to an old list",
+    ("list", "list-aba"),
+    (
+        freelist.push_chain,
+        '        store64(link, mark | (old & LOW32), "relaxed")\n',
+        '        if tries == 0:\n            store64(link, mark | (old & LOW32), "relaxed")\n',
     ),
-    Mutant(
-        "pop-by-exchange",
-        "the head is exchanged, whatever it is by now",
-        ("list",),
-        ((freelist.pop, "cas64(head, old, ", "xchg64(head, "),),
+)
+mutant(
+    "bump-overshoots",
+    "a run of extents is not cut at the end of the arena",
+    ("shards",),
+    (extent.bump, "count = select(count < run, count, run)", "count = run + 0"),
+)
+mutant(
+    "bump-by-store",
+    "the pointer is moved by a store",
+    ("bump",),
+    (
+        extent.bump,
+        'got = cas64(seg + BUMP_PTR, old, old + count * size, "relaxed")',
+        'store64(seg + BUMP_PTR, old + count * size, "relaxed")\n        got = old',
     ),
-    Mutant(
-        "push-by-exchange",
-        "the head is exchanged, whatever it is by now: nodes are lost",
-        ("list",),
-        ((freelist.push_chain, "cas64(head, old, ", "xchg64(head, "),),
+)
+mutant(
+    "slots-overshoot",
+    "a run of header slots is not cut at the end of the arena",
+    ("shards-slots",),
+    (header.bump_slot, "select(count - old < run, count - old, run)", "run + 0"),
+)
+mutant(
+    "carve-keeps-too-much",
+    "a split gives back the piece that it keeps",
+    ("split",),
+    (extent.carve, "piece = word(1)", "piece = word(0)"),
+)
+mutant(
+    "carve-forgets",
+    "a split gives back all pieces except the last",
+    ("split",),
+    (extent.carve, "piece < pieces", "piece < pieces - 1"),
+)
+mutant(
+    "join-unannounced",
+    "a host joins free extents without announcing it: a producer is answered FULL by accident",
+    ("join-full",),
+    (reclaim.joining, "if change > 0:", "if change > 1:"),
+)
+mutant(
+    "detach-resets-tag",
+    "a host that takes a whole list lets its tag begin anew",
+    ("detach-aba",),
+    (freelist.detach, "((old >> TAG_SHIFT) + 1) << TAG_SHIFT", "0"),
+)
+mutant(
+    "stamp-after-push",
+    "an extent is on the list before its links say that it was pushed once more",
+    ("exhaust", "split", "release"),
+    (
+        extent.give,
+        "    stamp(links, page, pages)\n"
+        "    mark(world, seg, page, FREE + size_class, word(0))\n"
+        "    push(extent_list(world, seg, size_class, page // pages), links, page)\n",
+        "    push(extent_list(world, seg, size_class, page // pages), links, page)\n"
+        "    stamp(links, page, pages)\n"
+        "    mark(world, seg, page, FREE + size_class, word(0))\n",
     ),
-    Mutant(
-        "link-once",
-        "the link is written before the first try alone: a second try links to an old list",
-        ("list", "list-aba"),
-        (
-            (
-                freelist.push_chain,
-                '        store64(link, mark | (old & LOW32), "relaxed")\n',
-                '        if tries == 0:\n            store64(link, mark | (old & LOW32), "relaxed")\n',
-            ),
-        ),
+)
+mutant(
+    "bump-rest-by-store",
+    "a host takes the pages that were never used by a store",
+    ("join-fresh",),
+    (
+        extent.bump_rest,
+        'got = cas64(seg + BUMP_PTR, old, limit, "relaxed")',
+        'store64(seg + BUMP_PTR, limit, "relaxed")\n        got = old',
     ),
-    Mutant(
-        "bump-overshoots",
-        "a run of extents is not cut at the end of the arena",
-        ("shards",),
-        ((extent.bump, "count = select(count < run, count, run)", "count = run + 0"),),
-    ),
-    Mutant(
-        "bump-by-store",
-        "the pointer is moved by a store",
-        ("bump",),
-        (
-            (
-                extent.bump,
-                'got = cas64(seg + BUMP_PTR, old, old + count * size, "relaxed")',
-                'store64(seg + BUMP_PTR, old + count * size, "relaxed")\n        got = old',
-            ),
-        ),
-    ),
-    Mutant(
-        "slots-overshoot",
-        "a run of header slots is not cut at the end of the arena",
-        ("shards-slots",),
-        ((header.bump_slot, "select(count - old < run, count - old, run)", "run + 0"),),
-    ),
-    Mutant(
-        "carve-keeps-too-much",
-        "a split gives back the piece that it keeps",
-        ("split",),
-        ((extent.carve, "piece = word(1)", "piece = word(0)"),),
-    ),
-    Mutant(
-        "carve-forgets",
-        "a split gives back all pieces but the last",
-        ("split",),
-        ((extent.carve, "piece < pieces", "piece < pieces - 1"),),
-    ),
-    Mutant(
-        "join-unannounced",
-        "a host joins free extents without saying so: a producer is answered FULL by accident",
-        ("join-full",),
-        ((reclaim.joining, "if change > 0:", "if change > 1:"),),
-    ),
-    Mutant(
-        "detach-resets-tag",
-        "a host that takes a whole list lets its tag begin anew",
-        ("detach-aba",),
-        ((freelist.detach, "((old >> TAG_SHIFT) + 1) << TAG_SHIFT", "0"),),
-    ),
-    Mutant(
-        "stamp-after-push",
-        "an extent is on the list before its links say that it was pushed once more",
-        ("exhaust", "split", "release"),
-        (
-            (
-                extent.give,
-                "    stamp(links, page, pages)\n"
-                "    mark(world, seg, page, FREE + size_class, word(0))\n"
-                "    push(extent_list(world, seg, size_class, page // pages), links, page)\n",
-                "    push(extent_list(world, seg, size_class, page // pages), links, page)\n"
-                "    stamp(links, page, pages)\n"
-                "    mark(world, seg, page, FREE + size_class, word(0))\n",
-            ),
-        ),
-    ),
-    Mutant(
-        "bump-rest-by-store",
-        "a host takes the pages that were never used by a store",
-        ("join-fresh",),
-        (
-            (
-                extent.bump_rest,
-                'got = cas64(seg + BUMP_PTR, old, limit, "relaxed")',
-                'store64(seg + BUMP_PTR, limit, "relaxed")\n        got = old',
-            ),
-        ),
-    ),
-    Mutant(
-        "evict-keeps-all",
-        "a producer that evicts a large object keeps what it does not need",
-        ("evict-larger",),
-        ((evict.evict_for, "carve(world, seg, page, have, size_class)", "word(0)"),),
-    ),
-    Mutant(
-        "home-list-alone",
-        "a producer asks its home list, and no other one",
-        ("shards-join", "shards"),
-        ((shards.next_filled, "look_rows(rows, count, ", "look_rows(rows, count - count, "),),
-    ),
-    Mutant(
-        "run-forgotten",
-        "what a bump takes beside its own extent is not given to a list",
-        ("shards",),
-        ((extent.bump, "if count > 1:", "if count > count:"),),
-    ),
-    Mutant(
-        "run-overlaps",
-        "what a bump gives to a list begins with its own extent",
-        ("shards",),
-        ((extent.bump, "spare(world, seg, page + pages, ", "spare(world, seg, page, "),),
-    ),
-    Mutant(
-        "slot-run-overlaps",
-        "what a bump of header slots gives to a list begins with its own",
-        ("shards-slots",),
-        ((header.bump_slot, "links, slot + 1, last)", "links, slot, last)"),),
-    ),
-    Mutant(
-        "detach-one-list",
-        "a host that joins free extents takes one list of each class",
-        ("shards-join",),
-        ((reclaim.detach_class, "i < table64(world + W_SHARDS)", "i < 1"),),
-    ),
-    Mutant(
-        "walk-one-list",
-        "the audit looks at one list of each class: what is in the others seems to be in no place",
-        ("shards-audited",),
-        ((reclaim.walk_class, "i < table64(world + W_SHARDS)", "i < 1"),),
-    ),
-    Mutant(
-        "walk-one-slot-list",
-        "the audit looks at one list of header slots",
-        ("shards-audited",),
-        ((reclaim.walk_slots, "i < table64(world + W_SHARDS)", "i < 1"),),
-    ),
-    Mutant(
-        "joining-by-load",
-        "who finds the lists empty looks by a load whether somebody joins: it may be too old",
-        ("shards-full", "join-full"),
-        ((reclaim.joining, 'add64(seg + JOINING, 0, "acq_rel")', 'load64(seg + JOINING, "acquire")'),),
-    ),
+)
+mutant(
+    "evict-keeps-all",
+    "a producer that evicts a large object keeps what it does not need",
+    ("evict-larger",),
+    (evict.evict_for, "carve(world, seg, page, have, size_class)", "word(0)"),
+)
+mutant(
+    "home-list-alone",
+    "a producer asks its home list, and no other one",
+    ("shards-join", "shards"),
+    (shards.next_filled, "look_rows(rows, count, ", "look_rows(rows, count - count, "),
+)
+mutant(
+    "run-forgotten",
+    "the extents that a bump takes beside its own one are not given to a list",
+    ("shards",),
+    (extent.bump, "if count > 1:", "if count > count:"),
+)
+mutant(
+    "run-overlaps",
+    "the run that a bump gives to a list begins with its own extent",
+    ("shards",),
+    (extent.bump, "spare(world, seg, page + pages, ", "spare(world, seg, page, "),
+)
+mutant(
+    "slot-run-overlaps",
+    "the run that a bump of header slots gives to a list begins with its own slot",
+    ("shards-slots",),
+    (header.bump_slot, "links, slot + 1, last)", "links, slot, last)"),
+)
+mutant(
+    "detach-one-list",
+    "a host that joins free extents takes one list of each class",
+    ("shards-join",),
+    (reclaim.detach_class, "i < table64(world + W_SHARDS)", "i < 1"),
+)
+mutant(
+    "walk-one-list",
+    "the audit looks at one list of each class: pages in the others seem to be in no place",
+    ("shards-audited",),
+    (reclaim.walk_class, "i < table64(world + W_SHARDS)", "i < 1"),
+)
+mutant(
+    "walk-one-slot-list",
+    "the audit looks at one list of header slots",
+    ("shards-audited",),
+    (reclaim.walk_slots, "i < table64(world + W_SHARDS)", "i < 1"),
+)
+mutant(
+    "joining-by-load",
+    "a producer that finds the lists empty looks by a load whether a host joins: the word may be too old",
+    ("shards-full", "join-full"),
+    (reclaim.joining, 'add64(seg + JOINING, 0, "acq_rel")', 'load64(seg + JOINING, "acquire")'),
 )

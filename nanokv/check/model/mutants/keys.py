@@ -1,219 +1,203 @@
 """Mutants of the directory, of pins and of eviction under readers."""
 
-from nanokv.check.model.mutant import Mutant
+from nanokv.check.model.mutants.mutant import mutant
 from nanokv.device.protocol import directory, evict, get, pins, remove
 from nanokv.host_poller import dead_pins
 
-KEYS = (
-    Mutant(
-        "no-turnstile",
-        "two producers of one key can both look past each other",
-        ("same-key-busy", "claim"),
-        ((directory.claim, '        add64(turn, 1, "acq_rel")\n', ""),),
+# --- keys ---
+mutant(
+    "no-turnstile",
+    "two producers of one key can both look past each other",
+    ("same-key-busy", "claim"),
+    (directory.claim, '        add64(turn, 1, "acq_rel")\n', ""),
+)
+mutant(
+    "turnstile-by-load",
+    "the turnstile is passed by a load",
+    ("same-key-busy",),
+    (directory.claim, 'add64(turn, 1, "acq_rel")', 'load64(turn, "acquire")'),
+)
+mutant(
+    "one-phase",
+    "an entry is FINAL at once",
+    ("same-key-busy", "claim", "same-key-3"),
+    (directory.claim, "entry_word(ENTRY_TENTATIVE, ", "entry_word(ENTRY_FINAL, "),
+)
+mutant(
+    "never-look",
+    "a producer does not look whether another one claims its key",
+    ("same-key-busy", "claim"),
+    (directory.settle, "look = has_tag(seen, key_check)\n    tries", "look = i != i\n    tries"),
+)
+mutant(
+    "remove-final",
+    "a producer removes a FINAL entry of its key",
+    ("same-key-busy", "claim", "same-key-3"),
+    (directory.settle, "live & (not final) & (mine < i)", "live & (mine < i)"),
+)
+mutant(
+    "all-withdraw",
+    "two that meet both withdraw: neither stores the object",
+    ("same-key-busy", "claim"),
+    (directory.settle, "live & (not final) & (mine < i)", "live & (mine != mine)"),
+)
+mutant(
+    "lost-claim",
+    "a producer does not notice that its entry was removed",
+    ("same-key-busy", "claim"),
+    (
+        directory.claim,
+        "!= tentative:\n            status = word(DUPLICATE)",
+        "!= tentative:\n            status = status + 0",
     ),
-    Mutant(
-        "turnstile-by-load",
-        "the turnstile is passed by a load",
-        ("same-key-busy",),
-        ((directory.claim, 'add64(turn, 1, "acq_rel")', 'load64(turn, "acquire")'),),
+)
+mutant(
+    "erase-final-alone",
+    "an entry that its dead producer left TENTATIVE stays for ever",
+    ("swept", "late", "abort", "put-dies"),
+    (directory.erase, "(seen == final) | (seen == tentative)", "seen == final"),
+)
+mutant(
+    "any-key",
+    "a reader does not compare the key in the header",
+    ("twins",),
+    (directory.judge, " & is_key(header, key_hash, key_check)", ""),
+    (get.lookup, "is_key(header, key_hash, key_check) & ", ""),
+)
+mutant(
+    "lookup-any-key",
+    "a reader compares the key where it finds the entry, and not where it takes the object's place",
+    ("slot-reused",),
+    (get.lookup, "is_key(header, key_hash, key_check) & ", ""),
+)
+mutant(
+    "remove-any-key",
+    "a removal does not compare the key in the header",
+    ("remove-late",),
+    (remove.remove, "if mine & (phase_of(state) == READY):", "if phase_of(state) == READY:"),
+)
+mutant(
+    "find-tentative",
+    "a reader takes a TENTATIVE entry for one that is sure",
+    ("read-own",),
+    (directory.find, " & ((entry & ENTRY_PHASE_MASK) == ENTRY_FINAL)", ""),
+    deviations=2,
+)
+mutant(
+    "final-by-store",
+    "a producer makes its entry FINAL by a store, also if another one has removed it",
+    ("claim", "same-key-busy"),
+    (
+        directory.claim,
+        '        if cas64(entry_at, tentative, target, "relaxed") != tentative:\n',
+        '        store64(entry_at, target, "release")\n        if target != target:\n',
     ),
-    Mutant(
-        "one-phase",
-        "an entry is FINAL at once",
-        ("same-key-busy", "claim", "same-key-3"),
-        ((directory.claim, "entry_word(ENTRY_TENTATIVE, ", "entry_word(ENTRY_FINAL, "),),
-    ),
-    Mutant(
-        "never-look",
-        "a producer does not look whether another one claims its key",
-        ("same-key-busy", "claim"),
-        ((directory.settle, "look = has_tag(seen, key_check)\n    tries", "look = i != i\n    tries"),),
-    ),
-    Mutant(
-        "remove-final",
-        "a producer removes a FINAL entry of its key",
-        ("same-key-busy", "claim", "same-key-3"),
-        ((directory.settle, "live & (not final) & (mine < i)", "live & (mine < i)"),),
-    ),
-    Mutant(
-        "all-withdraw",
-        "two that meet both withdraw: nobody stores the object",
-        ("same-key-busy", "claim"),
-        ((directory.settle, "live & (not final) & (mine < i)", "live & (mine != mine)"),),
-    ),
-    Mutant(
-        "lost-claim",
-        "a producer does not notice that its entry was removed",
-        ("same-key-busy", "claim"),
-        (
-            (
-                directory.claim,
-                "!= tentative:\n            status = word(DUPLICATE)",
-                "!= tentative:\n            status = status + 0",
-            ),
-        ),
-    ),
-    Mutant(
-        "erase-final-alone",
-        "an entry that its dead producer left TENTATIVE stays for ever",
-        ("swept", "late", "abort", "put-dies"),
-        ((directory.erase, "(seen == final) | (seen == tentative)", "seen == final"),),
-    ),
-    Mutant(
-        "any-key",
-        "a reader does not compare the key in the header",
-        ("twins",),
-        (
-            (directory.judge, " & is_key(header, key_hash, key_check)", ""),
-            (get.lookup, "is_key(header, key_hash, key_check) & ", ""),
-        ),
-    ),
-    Mutant(
-        "lookup-any-key",
-        "a reader compares the key where it finds the entry, and not where it takes the object's place",
-        ("slot-reused",),
-        ((get.lookup, "is_key(header, key_hash, key_check) & ", ""),),
-    ),
-    Mutant(
-        "remove-any-key",
-        "a removal does not compare the key in the header",
-        ("remove-late",),
-        ((remove.remove, "if mine & (phase_of(state) == READY):", "if phase_of(state) == READY:"),),
-    ),
-    Mutant(
-        "find-tentative",
-        "a reader takes a TENTATIVE entry for one that is sure",
-        ("read-own",),
-        ((directory.find, " & ((entry & ENTRY_PHASE_MASK) == ENTRY_FINAL)", ""),),
-        deviations=2,
-    ),
-    Mutant(
-        "final-by-store",
-        "a producer makes its entry FINAL by a store, also if another one has removed it",
-        ("claim", "same-key-busy"),
-        (
-            (
-                directory.claim,
-                '        if cas64(entry_at, tentative, target, "relaxed") != tentative:\n',
-                '        store64(entry_at, target, "release")\n        if target != target:\n',
-            ),
-        ),
-    ),
-    Mutant(
-        "withdraw-leaves-entry",
-        "a producer that withdraws leaves its TENTATIVE entry",
-        ("same-key", "claim"),
-        ((directory.claim, "epoch), word(0))", "epoch), tentative)"),),
-    ),
-    Mutant(
-        "place-by-store",
-        "an entry is stored over another one that came first",
-        ("claim", "same-key-busy"),
-        (
-            (
-                directory.place,
-                '        if cas64(candidate_at(world, seg, key_hash, here), 0, entry, "relaxed") == 0:\n',
-                '        store64(candidate_at(world, seg, key_hash, here), entry, "release")\n        if i == i:\n',
-            ),
-        ),
+)
+mutant(
+    "withdraw-leaves-entry",
+    "a producer that withdraws leaves its TENTATIVE entry",
+    ("same-key", "claim"),
+    (directory.claim, "epoch), word(0))", "epoch), tentative)"),
+)
+mutant(
+    "place-by-store",
+    "an entry is stored over another one that came first",
+    ("claim", "same-key-busy"),
+    (
+        directory.place,
+        '        if cas64(candidate_at(world, seg, key_hash, here), 0, entry, "relaxed") == 0:\n',
+        '        store64(candidate_at(world, seg, key_hash, here), entry, "release")\n        if i == i:\n',
     ),
 )
 
-READERS = (
-    Mutant(
-        "pin-any-state",
-        "a pin does not look whether the object is still there",
-        ("pin", "pin-evict"),
-        ((pins.add_pin, "(phase_of(old) == READY) & ", ""),),
+# --- readers ---
+mutant(
+    "pin-any-state",
+    "a pin does not look whether the object is still there",
+    ("pin", "pin-evict"),
+    (pins.add_pin, "(phase_of(old) == READY) & ", ""),
+)
+mutant(
+    "pin-any-epoch",
+    "a pin holds the slot's next object",
+    ("pin-evict", "swept-pins", "pin-dies"),
+    (pins.add_pin, "(epoch_of(old) == epoch) & ", ""),
+)
+mutant(
+    "unpin-forgets",
+    "unpinning does not take the pin away",
+    ("pin", "pin-evict"),
+    (pins.unpin, "add_pin(header_at(world, seg, slot), epoch, word(0) - ONE_PIN)", "word(0)"),
+)
+mutant(
+    "line-before-pin",
+    "unpinning clears the ledger before it takes the pin away",
+    ("recount", "swept-pins"),
+    (
+        pins.unpin,
+        "        add_pin(header_at(world, seg, slot), epoch, word(0) - ONE_PIN)\n",
+        '        store64(ledger_at(world, seg, line), word(0), "relaxed")\n'
+        "        add_pin(header_at(world, seg, slot), epoch, word(0) - ONE_PIN)\n",
     ),
-    Mutant(
-        "pin-any-epoch",
-        "a pin holds the slot's next object",
-        ("pin-evict", "swept-pins", "pin-dies"),
-        ((pins.add_pin, "(epoch_of(old) == epoch) & ", ""),),
+)
+mutant(
+    "recount-moving",
+    "pins are counted anew while a living reader is just pinning",
+    ("recount",),
+    (pins.recount, "select(moving == dead, pins, seen & PIN_COUNT)", "pins"),
+)
+mutant(
+    "recount-unwatched",
+    "pins are counted anew without noticing that they changed meanwhile",
+    ("recount",),
+    (pins.recount, "watched = seen | WATCHED", "watched = seen + 0"),
+)
+mutant(
+    "evict-pinned",
+    "a producer takes the page of an object that is read in place",
+    ("pin-evict",),
+    (
+        evict.evict_for,
+        "if kill(header, READY, epoch) == state_word(READY, epoch):",
+        "if phase_of(kill(header, READY, epoch)) == READY:",
     ),
-    Mutant(
-        "unpin-forgets",
-        "unpinning does not take the pin away",
-        ("pin", "pin-evict"),
-        ((pins.unpin, "add_pin(header_at(world, seg, slot), epoch, word(0) - ONE_PIN)", "word(0)"),),
+    (evict.oldest, " & ((state & PIN_BITS) == 0)", ""),
+)
+mutant(
+    "held-before-pin",
+    "the line of the ledger is HELD before the pin is there",
+    ("recount", "pin-dies"),
+    (pins.note, "PIN_INTENT", "PIN_HELD"),
+)
+mutant(
+    "unpin-before-intent",
+    "the pin is taken away before its line is an INTENT again",
+    ("recount", "pin-dies"),
+    (
+        pins.unpin,
+        "    if cas64(ledger_at(world, seg, line), held, ledger_word(world, PIN_INTENT, slot), "
+        '"relaxed") == held:\n'
+        "        add_pin(header_at(world, seg, slot), epoch, word(0) - ONE_PIN)\n",
+        "    add_pin(header_at(world, seg, slot), epoch, word(0) - ONE_PIN)\n"
+        "    if cas64(ledger_at(world, seg, line), held, ledger_word(world, PIN_INTENT, slot), "
+        '"relaxed") == held:\n',
     ),
-    Mutant(
-        "line-before-pin",
-        "unpinning clears the ledger before it takes the pin away",
-        ("recount", "swept-pins"),
-        (
-            (
-                pins.unpin,
-                "        add_pin(header_at(world, seg, slot), epoch, word(0) - ONE_PIN)\n",
-                '        store64(ledger_at(world, seg, line), word(0), "relaxed")\n'
-                "        add_pin(header_at(world, seg, slot), epoch, word(0) - ONE_PIN)\n",
-            ),
-        ),
-    ),
-    Mutant(
-        "recount-moving",
-        "pins are counted anew while a living reader is just pinning",
-        ("recount",),
-        ((pins.recount, "select(moving == dead, pins, seen & PIN_COUNT)", "pins"),),
-    ),
-    Mutant(
-        "recount-unwatched",
-        "pins are counted anew without noticing that they changed meanwhile",
-        ("recount",),
-        ((pins.recount, "watched = seen | WATCHED", "watched = seen + 0"),),
-    ),
-    Mutant(
-        "evict-pinned",
-        "a producer takes the page of an object that somebody reads in place",
-        ("pin-evict",),
-        (
-            (
-                evict.evict_for,
-                "if kill(header, READY, epoch) == state_word(READY, epoch):",
-                "if phase_of(kill(header, READY, epoch)) == READY:",
-            ),
-            (evict.oldest, " & ((state & PIN_BITS) == 0)", ""),
-        ),
-    ),
-    Mutant(
-        "held-before-pin",
-        "the ledger says HELD before the pin is there",
-        ("recount", "pin-dies"),
-        ((pins.note, "PIN_INTENT", "PIN_HELD"),),
-    ),
-    Mutant(
-        "unpin-before-intent",
-        "the pin is taken away before the ledger says that it goes",
-        ("recount", "pin-dies"),
-        (
-            (
-                pins.unpin,
-                "    if cas64(ledger_at(world, seg, line), held, ledger_word(world, PIN_INTENT, slot), "
-                '"relaxed") == held:\n'
-                "        add_pin(header_at(world, seg, slot), epoch, word(0) - ONE_PIN)\n",
-                "    add_pin(header_at(world, seg, slot), epoch, word(0) - ONE_PIN)\n"
-                "    if cas64(ledger_at(world, seg, line), held, ledger_word(world, PIN_INTENT, slot), "
-                '"relaxed") == held:\n',
-            ),
-        ),
-    ),
-    Mutant(
-        "watched-stays",
-        "a pin that comes while pins are counted anew does not show",
-        ("recount",),
-        ((pins.add_pin, "(old & ~WATCHED) + change", "old + change"),),
-    ),
-    Mutant(
-        "sweeper-drops-living-pins",
-        "the sweeper takes away the pins of readers that live",
-        ("swept-pins",),
-        ((dead_pins.drop_dead_pins, " or alive(*reader)", ""),),
-    ),
-    Mutant(
-        "clear-without-recount",
-        "the lines of dead readers are cleared, and their pins stay",
-        ("pin-dies", "swept-pins"),
-        ((dead_pins.drop_dead_pins, "if machine.recount(owner, slot, len(lines)):", "if True:"),),
-    ),
+)
+mutant(
+    "watched-stays",
+    "a pin that comes while pins are counted anew does not show",
+    ("recount",),
+    (pins.add_pin, "(old & ~WATCHED) + change", "old + change"),
+)
+mutant(
+    "sweeper-drops-living-pins",
+    "the sweeper takes away the pins of readers that live",
+    ("swept-pins",),
+    (dead_pins.drop_dead_pins, " or alive(*reader)", ""),
+)
+mutant(
+    "clear-without-recount",
+    "the lines of dead readers are cleared, and their pins stay",
+    ("pin-dies", "swept-pins"),
+    (dead_pins.drop_dead_pins, "if machine.recount(owner, slot, len(lines)):", "if True:"),
 )

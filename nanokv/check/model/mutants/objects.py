@@ -1,275 +1,245 @@
-"""Mutants of headers and of what is done with whole objects."""
+"""Mutants of headers, and of operations on whole objects."""
 
-from nanokv.check.model.mutant import Mutant
+from nanokv.check.model.mutants.mutant import mutant
 from nanokv.device.protocol import evict, get, header, put, reclaim, remove, retire
 
-HEADERS = (
-    Mutant(
-        "no-new-epoch",
-        "a slot is taken again in the same epoch",
-        ("replace", "slots"),
-        ((header.reserve, "+ 1) & EPOCH_MASK", "+ 0) & EPOCH_MASK"),),
+mutant(
+    "no-new-epoch",
+    "a slot is taken again in the same epoch",
+    ("replace", "slots"),
+    (header.reserve, "+ 1) & EPOCH_MASK", "+ 0) & EPOCH_MASK"),
+)
+mutant(
+    "commit-by-exchange",
+    "a commit raises an object from the dead that was given up",
+    ("commit", "late"),
+    (
+        header.commit_state,
+        "cas64(header + H_STATE, state_word(WRITING, epoch), state_word(READY, epoch), ",
+        "xchg64(header + H_STATE, state_word(READY, epoch), ",
     ),
-    Mutant(
-        "commit-by-exchange",
-        "a commit raises an object from the dead that was given up",
-        ("commit", "late"),
-        (
-            (
-                header.commit_state,
-                "cas64(header + H_STATE, state_word(WRITING, epoch), state_word(READY, epoch), ",
-                "xchg64(header + H_STATE, state_word(READY, epoch), ",
-            ),
-        ),
+)
+mutant(
+    "give-up-by-exchange",
+    "the sweeper takes an object away that was committed meanwhile",
+    ("commit", "publish"),
+    (
+        header.kill,
+        "cas64(header + H_STATE, state_word(state, epoch), state_word(DEAD, epoch), ",
+        "xchg64(header + H_STATE, state_word(DEAD, epoch), ",
     ),
-    Mutant(
-        "give-up-by-exchange",
-        "the sweeper takes an object away that was committed meanwhile",
-        ("commit", "publish"),
-        (
-            (
-                header.kill,
-                "cas64(header + H_STATE, state_word(state, epoch), state_word(DEAD, epoch), ",
-                "xchg64(header + H_STATE, state_word(DEAD, epoch), ",
-            ),
-        ),
+)
+mutant(
+    "validate-by-load",
+    "the validation is a plain acquire load",
+    ("reuse", "replace"),
+    (header.still_ready, 'add64(header + H_STATE, 0, "release")', 'load64(header + H_STATE, "acquire")'),
+)
+mutant(
+    "never-validate",
+    "a reader believes the bytes that it copied",
+    ("reuse", "replace"),
+    (header.still_ready, "(seen & ~PIN_BITS) == state_word(READY, epoch)", "seen == seen"),
+)
+mutant(
+    "validate-any-epoch",
+    "a reader accepts bytes of the slot's next object",
+    ("replace", "reuse"),
+    (
+        header.still_ready,
+        "(seen & ~PIN_BITS) == state_word(READY, epoch)",
+        "(seen & STATE_MASK) == READY",
     ),
-    Mutant(
-        "validate-by-load",
-        "the validation is a plain acquire load",
-        ("reuse", "replace"),
-        ((header.still_ready, 'add64(header + H_STATE, 0, "release")', 'load64(header + H_STATE, "acquire")'),),
+)
+mutant(
+    "keep-the-pages",
+    "a removal leaves the pages in the header: they are freed once more",
+    ("remove-dies", "replace", "host-evicts"),
+    (retire.take_out, '        store64(header + H_PAGES, word(0), "relaxed")\n', ""),
+)
+mutant(
+    "forget-the-pages",
+    "a removal does not give the pages back",
+    ("put-remove-get",),
+    (retire.retire, "give(world, seg, page, size_class)", "word(page)"),
+)
+mutant(
+    "slot-before-entry",
+    "a removal frees the slot before it takes the entry out",
+    ("polled", "remove-late", "same-key-busy", "put-remove-get", "replace"),
+    (
+        retire.retire,
+        "    erase(world, owner, slot, epoch, key_hash, key_check)\n"
+        "    page, size_class = take_out(world, seg, slot)\n"
+        "    if page >= 0:\n"
+        "        give(world, seg, page, size_class)\n"
+        "    give_slot(world, seg, slot)\n",
+        "    page, size_class = take_out(world, seg, slot)\n"
+        "    if page >= 0:\n"
+        "        give(world, seg, page, size_class)\n"
+        "    give_slot(world, seg, slot)\n"
+        "    erase(world, owner, slot, epoch, key_hash, key_check)\n",
     ),
-    Mutant(
-        "never-validate",
-        "a reader believes what it copied",
-        ("reuse", "replace"),
-        ((header.still_ready, "(seen & ~PIN_BITS) == state_word(READY, epoch)", "seen == seen"),),
+)
+mutant(
+    "double-free-on-lost",
+    "a producer whose object was given up frees it, and the sweeper frees it too",
+    ("late", "late-plan"),
+    (put.commit, "        acknowledge(header, epoch)\n", "        retire(world, seg, owner, slot, epoch)\n"),
+)
+mutant(
+    "undo-whatever",
+    "a put that fails frees its slot also if the sweeper has given it up",
+    ("late", "abort", "full"),
+    (put.undo, "    if mine:\n", "    if mine == mine:\n"),
+)
+mutant(
+    "undo-nothing",
+    "a put that fails keeps its slot",
+    ("full", "same-key"),
+    (put.undo, "        give_slot(world, seg, slot)\n", "        word(0)\n"),
+)
+mutant(
+    "full-keeps-the-key",
+    "a put that is answered FULL leaves its entry behind",
+    ("full", "exhaust", "late"),
+    (
+        put.begin,
+        "                    erase(world, owner, slot, epoch, key_hash, key_check)\n",
+        "                    word(0)\n",
     ),
-    Mutant(
-        "validate-any-epoch",
-        "a reader accepts bytes of the slot's next object",
-        ("replace", "reuse"),
-        (
-            (
-                header.still_ready,
-                "(seen & ~PIN_BITS) == state_word(READY, epoch)",
-                "(seen & STATE_MASK) == READY",
-            ),
-        ),
+)
+mutant(
+    "release-any-state",
+    "the sweeper frees a slot without looking whether it moved on",
+    ("release", "swept"),
+    (reclaim.release, "    if same:\n", "    if same == same:\n"),
+)
+mutant(
+    "give-up-any-producer",
+    "the sweeper believes a torn look about whose slot it is",
+    ("heir",),
+    (reclaim.give_up, ' & (((load64(header + H_FLAGS, "relaxed") >> 32) & LOW32) == producer)', ""),
+)
+mutant(
+    "ready-before-last-store",
+    "an object is READY before the last of its bytes is stored",
+    ("put-get", "put-remove-get"),
+    (
+        put.put,
+        "        copy_bytes(seg + payload, src, nbytes)\n        status = finish(world, owner, slot, epoch, phase)\n",
+        "        status = finish(world, owner, slot, epoch, phase)\n        copy_bytes(seg + payload, src, nbytes)\n",
     ),
-    Mutant(
-        "keep-the-pages",
-        "a removal leaves the pages in the header: they are freed once more",
-        ("remove-dies", "replace", "host-evicts"),
-        ((retire.take_out, '        store64(header + H_PAGES, word(0), "relaxed")\n', ""),),
+)
+mutant(
+    "publish-by-store",
+    "WRITING is stored over whatever the sweeper made of the slot",
+    ("publish", "late"),
+    (
+        header.publish,
+        'return cas64(header + H_STATE, reserved, state_word(WRITING, epoch), "relaxed") == reserved',
+        'store64(header + H_STATE, state_word(WRITING, epoch), "release")\n    return reserved == reserved',
     ),
-    Mutant(
-        "forget-the-pages",
-        "a removal does not give the pages back",
-        ("put-remove-get",),
-        ((retire.retire, "give(world, seg, page, size_class)", "word(page)"),),
+)
+mutant(
+    "state-before-key",
+    "a slot is RESERVED in its new epoch while it still names the last producer and key",
+    ("polled", "heir"),
+    (
+        header.reserve,
+        '    store64(header + H_PAGES, word(0), "relaxed")\n',
+        '    store64(header + H_STATE, state_word(RESERVED, epoch), "release")\n'
+        '    store64(header + H_PAGES, word(0), "relaxed")\n',
     ),
-    Mutant(
-        "slot-before-entry",
-        "a removal frees the slot before it takes the entry out",
-        ("polled", "remove-late", "same-key-busy", "put-remove-get", "replace"),
-        (
-            (
-                retire.retire,
-                "    erase(world, owner, slot, epoch, key_hash, key_check)\n"
-                "    page, size_class = take_out(world, seg, slot)\n"
-                "    if page >= 0:\n"
-                "        give(world, seg, page, size_class)\n"
-                "    give_slot(world, seg, slot)\n",
-                "    page, size_class = take_out(world, seg, slot)\n"
-                "    if page >= 0:\n"
-                "        give(world, seg, page, size_class)\n"
-                "    give_slot(world, seg, slot)\n"
-                "    erase(world, owner, slot, epoch, key_hash, key_check)\n",
-            ),
-        ),
+)
+mutant(
+    "validate-epoch-alone",
+    "a reader looks whether the epoch is the same, not whether the object is READY",
+    ("pin", "reuse"),
+    (header.still_ready, "(seen & ~PIN_BITS) == state_word(READY, epoch)", "epoch_of(seen) == epoch"),
+)
+mutant(
+    "never-acknowledge",
+    "a producer that came too late does not say that it has ended",
+    ("late-plan", "acknowledge"),
+    (header.acknowledge, "if seen == state_word(DEAD, epoch):", "if seen != seen:"),
+)
+mutant(
+    "lookup-state-last",
+    "a reader takes size and place from before the state that it believes",
+    ("replace",),
+    (
+        get.lookup,
+        '        state = load64(header + H_STATE, "acquire")\n'
+        "        epoch = epoch_of(state)\n"
+        '        payload = load64(header + H_PAYLOAD, "relaxed")\n'
+        '        nbytes = load64(header + H_BYTES, "relaxed")\n',
+        '        payload = load64(header + H_PAYLOAD, "relaxed")\n'
+        '        nbytes = load64(header + H_BYTES, "relaxed")\n'
+        '        state = load64(header + H_STATE, "acquire")\n'
+        "        epoch = epoch_of(state)\n",
     ),
-    Mutant(
-        "double-free-on-lost",
-        "a producer whose object was given up frees it, and the sweeper frees it too",
-        ("late", "late-plan"),
-        ((put.commit, "        acknowledge(header, epoch)\n", "        retire(world, seg, owner, slot, epoch)\n"),),
+)
+mutant(
+    "remover-that-lost-frees",
+    "a removal that was too late frees the object too",
+    ("remove", "pin-evict"),
+    (remove.remove_slot, "if seen == state_word(READY, epoch):", "if epoch_of(seen) == epoch:"),
+)
+mutant(
+    "evict-unchecked",
+    "a producer takes the pages of an object that another one removed",
+    ("pin-evict", "evict-dies"),
+    (
+        evict.evict_for,
+        "if kill(header, READY, epoch) == state_word(READY, epoch):",
+        "if kill(header, READY, epoch) != 0:",
     ),
-    Mutant(
-        "undo-whatever",
-        "a put that fails frees its slot also if the sweeper has given it up",
-        ("late", "abort", "full"),
-        ((put.undo, "    if mine:\n", "    if mine == mine:\n"),),
+)
+mutant(
+    "kill-pinned",
+    "an object that is read in place becomes DEAD",
+    ("pin", "pin-evict"),
+    (
+        header.kill,
+        "return cas64(header + H_STATE, state_word(state, epoch), state_word(DEAD, epoch), ",
+        'pinned = load64(header + H_STATE, "relaxed") & PIN_COUNT\n'
+        "    return ~pinned & cas64("
+        "header + H_STATE, state_word(state, epoch) | pinned, state_word(DEAD, epoch), ",
     ),
-    Mutant(
-        "undo-nothing",
-        "a put that fails keeps its slot",
-        ("full", "same-key"),
-        ((put.undo, "        give_slot(world, seg, slot)\n", "        word(0)\n"),),
+)
+mutant(
+    "abort-frees-when-lost",
+    "an abort that came too late frees the object, and the sweeper frees it too",
+    ("abort",),
+    (
+        put.abort,
+        "if kill(header, WRITING, epoch) == state_word(WRITING, epoch):",
+        "if kill(header, WRITING, epoch) != 0:",
     ),
-    Mutant(
-        "full-keeps-the-key",
-        "a put that is answered FULL leaves its entry behind",
-        ("full", "exhaust", "late"),
-        (
-            (
-                put.begin,
-                "                    erase(world, owner, slot, epoch, key_hash, key_check)\n",
-                "                    word(0)\n",
-            ),
-        ),
-    ),
-    Mutant(
-        "release-any-state",
-        "the sweeper frees a slot without looking whether it moved on",
-        ("release", "swept"),
-        ((reclaim.release, "    if same:\n", "    if same == same:\n"),),
-    ),
-    Mutant(
-        "give-up-any-producer",
-        "the sweeper believes a torn look about whose slot it is",
-        ("heir",),
-        ((reclaim.give_up, ' & (((load64(header + H_FLAGS, "relaxed") >> 32) & LOW32) == producer)', ""),),
-    ),
-    Mutant(
-        "ready-before-last-store",
-        "an object is READY before the last of its bytes is stored",
-        ("put-get", "put-remove-get"),
-        (
-            (
-                put.put,
-                "        copy_bytes(seg + payload, src, nbytes)\n"
-                "        status = finish(world, owner, slot, epoch, phase)\n",
-                "        status = finish(world, owner, slot, epoch, phase)\n"
-                "        copy_bytes(seg + payload, src, nbytes)\n",
-            ),
-        ),
-    ),
-    Mutant(
-        "publish-by-store",
-        "WRITING is stored over whatever the sweeper made of the slot",
-        ("publish", "late"),
-        (
-            (
-                header.publish,
-                'return cas64(header + H_STATE, reserved, state_word(WRITING, epoch), "relaxed") == reserved',
-                'store64(header + H_STATE, state_word(WRITING, epoch), "release")\n    return reserved == reserved',
-            ),
-        ),
-    ),
-    Mutant(
-        "state-before-key",
-        "a slot is RESERVED in its new epoch while it says the last producer and key",
-        ("polled", "heir"),
-        (
-            (
-                header.reserve,
-                '    store64(header + H_PAGES, word(0), "relaxed")\n',
-                '    store64(header + H_STATE, state_word(RESERVED, epoch), "release")\n'
-                '    store64(header + H_PAGES, word(0), "relaxed")\n',
-            ),
-        ),
-    ),
-    Mutant(
-        "validate-epoch-alone",
-        "a reader looks whether the epoch is the same, not whether the object is READY",
-        ("pin", "reuse"),
-        ((header.still_ready, "(seen & ~PIN_BITS) == state_word(READY, epoch)", "epoch_of(seen) == epoch"),),
-    ),
-    Mutant(
-        "never-acknowledge",
-        "a producer that came too late does not say that it has ended",
-        ("late-plan", "acknowledge"),
-        ((header.acknowledge, "if seen == state_word(DEAD, epoch):", "if seen != seen:"),),
-    ),
-    Mutant(
-        "lookup-state-last",
-        "a reader takes size and place from before the state that it believes",
-        ("replace",),
-        (
-            (
-                get.lookup,
-                '        state = load64(header + H_STATE, "acquire")\n'
-                "        epoch = epoch_of(state)\n"
-                '        payload = load64(header + H_PAYLOAD, "relaxed")\n'
-                '        nbytes = load64(header + H_BYTES, "relaxed")\n',
-                '        payload = load64(header + H_PAYLOAD, "relaxed")\n'
-                '        nbytes = load64(header + H_BYTES, "relaxed")\n'
-                '        state = load64(header + H_STATE, "acquire")\n'
-                "        epoch = epoch_of(state)\n",
-            ),
-        ),
-    ),
-    Mutant(
-        "remover-that-lost-frees",
-        "a removal that was too late frees the object too",
-        ("remove", "pin-evict"),
-        ((remove.remove_slot, "if seen == state_word(READY, epoch):", "if epoch_of(seen) == epoch:"),),
-    ),
-    Mutant(
-        "evict-unchecked",
-        "a producer takes the pages of an object that another one removed",
-        ("pin-evict", "evict-dies"),
-        (
-            (
-                evict.evict_for,
-                "if kill(header, READY, epoch) == state_word(READY, epoch):",
-                "if kill(header, READY, epoch) != 0:",
-            ),
-        ),
-    ),
-    Mutant(
-        "kill-pinned",
-        "an object that somebody reads in place becomes DEAD",
-        ("pin", "pin-evict"),
-        (
-            (
-                header.kill,
-                "return cas64(header + H_STATE, state_word(state, epoch), state_word(DEAD, epoch), ",
-                'pinned = load64(header + H_STATE, "relaxed") & PIN_COUNT\n'
-                "    return ~pinned & cas64("
-                "header + H_STATE, state_word(state, epoch) | pinned, state_word(DEAD, epoch), ",
-            ),
-        ),
-    ),
-    Mutant(
-        "abort-frees-when-lost",
-        "an abort that came too late frees what the sweeper frees",
-        ("abort",),
-        (
-            (
-                put.abort,
-                "if kill(header, WRITING, epoch) == state_word(WRITING, epoch):",
-                "if kill(header, WRITING, epoch) != 0:",
-            ),
-        ),
-    ),
-    Mutant(
-        "retire-keeps-the-entry",
-        "a removal leaves its entry in the directory",
-        ("remove", "put-remove-get"),
-        ((retire.retire, "    erase(world, owner, slot, epoch, key_hash, key_check)\n", ""),),
-    ),
-    Mutant(
-        "entry-after-undo",
-        "a put that is answered FULL gives its slot back before it takes its entry out",
-        ("late", "full"),
-        (
-            (
-                put.begin,
-                "                if status == FULL:\n"
-                "                    # the entry goes first: the key must not lead to the next object of the slot\n"
-                "                    erase(world, owner, slot, epoch, key_hash, key_check)\n"
-                "            if (status != OK) & (status != LOST):\n"
-                "                if not undo(world, seg, owner, slot, epoch):\n"
-                "                    acknowledge(header_at(world, seg, slot), epoch)\n",
-                "            if (status != OK) & (status != LOST):\n"
-                "                if not undo(world, seg, owner, slot, epoch):\n"
-                "                    acknowledge(header_at(world, seg, slot), epoch)\n"
-                "            if status == FULL:\n"
-                "                erase(world, owner, slot, epoch, key_hash, key_check)\n",
-            ),
-        ),
+)
+mutant(
+    "retire-keeps-the-entry",
+    "a removal leaves its entry in the directory",
+    ("remove", "put-remove-get"),
+    (retire.retire, "    erase(world, owner, slot, epoch, key_hash, key_check)\n", ""),
+)
+mutant(
+    "entry-after-undo",
+    "a put that is answered FULL gives its slot back before it takes its entry out",
+    ("late", "full"),
+    (
+        put.begin,
+        "                if status == FULL:\n"
+        "                    # the entry goes first: the key must not lead to the next object of the slot\n"
+        "                    erase(world, owner, slot, epoch, key_hash, key_check)\n"
+        "            if (status != OK) & (status != LOST):\n"
+        "                if not undo(world, seg, owner, slot, epoch):\n"
+        "                    acknowledge(header_at(world, seg, slot), epoch)\n",
+        "            if (status != OK) & (status != LOST):\n"
+        "                if not undo(world, seg, owner, slot, epoch):\n"
+        "                    acknowledge(header_at(world, seg, slot), epoch)\n"
+        "            if status == FULL:\n"
+        "                erase(world, owner, slot, epoch, key_hash, key_check)\n",
     ),
 )

@@ -1,1 +1,20 @@
-"""The scenarios: a few operations on a small world, and what must be true when they have ended."""
+"""The scenarios by theme, in the order of the table. A scenario declares itself; a new theme is named below.
+
+single_steps  two device functions at one word
+freelist      one free list; header slots
+extents       pages
+objects       puts, reads, removals and pins of whole objects
+cooperative   one object that several CTAs put or get
+hints         the announce ring, the index, limits
+dying         tasks that are killed, or given up
+host          grace periods, audits, events
+"""
+
+from importlib import import_module
+
+from nanokv.check.model.scenario import SCENARIOS
+
+__all__ = ["SCENARIOS"]
+
+for theme in ("single_steps", "freelist", "extents", "objects", "cooperative", "hints", "dying", "host"):
+    import_module(f"{__name__}.{theme}")  # declares its scenarios

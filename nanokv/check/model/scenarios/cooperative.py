@@ -1,146 +1,134 @@
 """Scenarios of one object that several CTAs put or get in parts, with a ticket."""
 
-from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
 
-from nanokv.check.model.scenario import Scenario, expect, small
-from nanokv.check.model.small_world import WHAT, Stage, digest
+from nanokv.check.model.scenario import A, Scenario, expect, small, stored
+from nanokv.check.model.small_world import RAW_BYTES, SmallWorld, digest
 from nanokv.device.protocol import cooperative
 from nanokv.device.protocol.cooperative import NOT_LAST
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.layout import WORD
 
-A = 1  #: a key
-EACH = 2  #: words of a part
+PART_WORDS = 2
+WORLD = small(2, 1, ranks=2)  #: one object, and room for a ticket
 
 
-def _ticket(stage: Stage) -> int:
+def _ticket(world: SmallWorld) -> int:
     """A ticket lies in memory of the launching rank: here in the arena of rank 1, which nobody else uses."""
-    return stage.world.bases[1] + stage.geometry.offsets["heap_base"]
+    return world.address("heap_base", rank=1)
 
 
 @cache
 def _row(words: int) -> Any:
-    return np.array([0, *digest(A), words * WORD, 0, 0, *WHAT], np.int64)
+    return np.array([0, *digest(A), words * WORD, 0, 0, *RAW_BYTES], np.int64)
 
 
-def _request(stage: Stage, words: int) -> int:
+def _request(world: SmallWorld, words: int) -> int:
     """A request for key A, as a private table."""
     row = _row(words)
-    stage.simulation.table(row.ctypes.data, row.tolist())
+    world.simulation.table(row.ctypes.data, row.tolist())
     return int(row.ctypes.data)
 
 
-def _put_in_parts(stage: Stage, ctas: int) -> None:
-    begin, finish = stage.function(cooperative.begin_put_part), stage.function(cooperative.finish_put_part)
-    source = stage.payload(A, 2, ctas * EACH)
-    request, ticket, world = _request(stage, ctas * EACH), _ticket(stage), stage.world.table(0)
-    copy = stage.simulation.vocabulary["copy_bytes"]
+def _put_in_parts(world: SmallWorld, ctas: int) -> None:
+    begin, finish = world.function(cooperative.begin_put_part), world.function(cooperative.finish_put_part)
+    source = world.payload(A, 2, ctas * PART_WORDS)
+    request, ticket, table = _request(world, ctas * PART_WORDS), _ticket(world), world.segments.table(0)
 
     def part(number: int) -> int:
-        status, payload = begin(world, request, ticket, 7)
+        status, payload = begin(table, request, ticket, 7)
         if status == Status.OK:
-            at = number * EACH * WORD
-            copy(payload + at, source.ctypes.data + at, EACH * WORD)
-        answer: int = finish(world, request, ticket, ctas)
-        stage.ended()
+            at = number * PART_WORDS * WORD
+            world.copy(payload + at, source.ctypes.data + at, PART_WORDS * WORD)
+        answer: int = finish(table, request, ticket, ctas)
+        world.ended()
         return answer
 
     for number in range(ctas):
-        stage.spawn(f"cta{number}", lambda number=number: part(number))  # type: ignore[misc]
+        world.spawn(f"cta{number}", partial(part, number))
 
 
-def _get_in_parts(stage: Stage, ctas: int) -> None:
-    begin, finish = stage.function(cooperative.begin_get_part), stage.function(cooperative.finish_get_part)
-    room = np.zeros(ctas * EACH, np.int64)
-    request, ticket, world = _request(stage, len(room)), _ticket(stage), stage.world.table(0)
-    copy = stage.simulation.vocabulary["copy_bytes"]
+def _get_in_parts(world: SmallWorld, ctas: int = 2) -> None:
+    begin, finish = world.function(cooperative.begin_get_part), world.function(cooperative.finish_get_part)
+    room = np.zeros(ctas * PART_WORDS, np.int64)
+    request, ticket, table = _request(world, len(room)), _ticket(world), world.segments.table(0)
 
     def part(number: int) -> int:
-        status, payload = begin(world, request, ticket)
+        status, payload = begin(table, request, ticket)
         if status == Status.OK:
-            at = number * EACH * WORD
-            copy(room.ctypes.data + at, payload + at, EACH * WORD)
-        answer: int = finish(world, request, ticket, ctas, 7)
+            at = number * PART_WORDS * WORD
+            world.copy(room.ctypes.data + at, payload + at, PART_WORDS * WORD)
+        answer: int = finish(table, request, ticket, ctas, 7)
         if answer == Status.OK:
-            stage.results["version"] = stage.check(A, room)
-        stage.ended()
+            world.results["version"] = world.check(A, room)
+        world.ended()
         return answer
 
     for number in range(ctas):
-        stage.spawn(f"cta{number}", lambda number=number: part(number))  # type: ignore[misc]
+        world.spawn(f"cta{number}", partial(part, number))
 
 
-def _answers(stage: Stage) -> list[int]:
-    said = [answer for name, answer in stage.results.items() if name.startswith("cta")]
-    last = [answer for answer in said if answer != NOT_LAST.value]
-    expect(len(last) == 1, f"{said}: one CTA is the last")
-    newest = stage.simulation.memory.newest
-    left = [newest(_ticket(stage) + at * WORD) for at in range(3)]
+def _answer(world: SmallWorld) -> int:
+    """The answer of the last CTA; the ticket must be clear."""
+    answers = [answer for name, answer in world.results.items() if name.startswith("cta")]
+    last = [answer for answer in answers if answer != NOT_LAST.value]
+    expect(len(last) == 1, f"{answers}: one CTA is the last")
+    left = [world.simulation.memory.newest(_ticket(world) + at * WORD) for at in range(3)]
     expect(not any(left), f"the ticket is left with {left}")
-    return last
+    return int(last[0])
 
 
-def _put_whole(stage: Stage) -> None:
-    (status,) = _answers(stage)
+# --- get --------------------------------------------------------------------------------------
+def _size_or_busy(world: SmallWorld) -> None:
+    status = _answer(world)
+    expect(status in (Status.SIZE, Status.BUSY), f"a get in parts of an object of another size is answered {status}")
+
+
+Scenario(
+    "get-parts-size",
+    "two CTAs read an object of another size",
+    WORLD,
+    _size_or_busy,
+    stored(A, words=PART_WORDS),
+)(_get_in_parts)
+
+
+# --- put --------------------------------------------------------------------------------------
+def _put_whole(world: SmallWorld) -> None:
+    status = _answer(world)
     expect(status in (Status.OK, Status.BUSY), f"a put in parts is answered {status}")  # BUSY: one did not wait
-    there = stage.get(A)
+    there = world.get(A)
     expect(there == ((Status.OK, 2) if status == Status.OK else (Status.MISS, 0)), f"{status}, and then {there}")
 
 
-def _readers(stage: Stage) -> None:
-    _put_in_parts(stage, 2)
-    stage.spawn("reader", lambda: [stage.get(A) for _ in range(2)])
+@Scenario("put-parts", "one object put by three CTAs", WORLD, _put_whole)
+def _three_put(world: SmallWorld) -> None:
+    _put_in_parts(world, 3)
 
 
-def _get_or_torn(stage: Stage) -> None:
-    (status,) = _answers(stage)
+@Scenario("put-parts-read", "one object put by two CTAs, and read meanwhile", WORLD, _put_whole)
+def _two_put_one_reads(world: SmallWorld) -> None:
+    _put_in_parts(world, 2)
+    world.spawn("reader", lambda: [world.get(A) for _ in range(2)])
+
+
+# --- get, while the object is replaced --------------------------------------------------------
+def _got_or_torn(world: SmallWorld) -> None:
+    status = _answer(world)
     allowed = (Status.OK, Status.MISS, Status.TORN, Status.NOT_READY, Status.BUSY)
     expect(status in allowed, f"a get in parts is answered {status}")
 
 
-def _put_for_parts(stage: Stage) -> None:
-    expect(stage.put(A, 1, 2 * EACH) == Status.OK, "prepare")
-
-
-def _get_and_replace(stage: Stage) -> None:
-    _get_in_parts(stage, 2)
-    stage.spawn("writer", lambda: (stage.remove(A), stage.put(A, 3, 2 * EACH)))
-
-
-def _put_smaller(stage: Stage) -> None:
-    expect(stage.put(A, 1, EACH) == Status.OK, "prepare")
-
-
-def _size_or_busy(stage: Stage) -> None:
-    (status,) = _answers(stage)
-    expect(status in (Status.SIZE, Status.BUSY), f"a get in parts of an object of another size is answered {status}")
-
-
-def _scenario(
-    name: str,
-    about: str,
-    tasks: Callable[[Stage], Any],
-    judge: Callable[[Stage], None],
-    prepare: Callable[[Stage], None] = lambda stage: None,
-) -> Scenario:
-    return Scenario(name, about, small(2, 1, ranks=2), tasks, judge, prepare)
-
-
-SCENARIOS = [
-    _scenario(
-        "get-parts-size",
-        "two CTAs read an object of another size",
-        lambda stage: _get_in_parts(stage, 2),
-        _size_or_busy,
-        _put_smaller,
-    ),
-    _scenario("put-parts", "one object put by three CTAs", lambda stage: _put_in_parts(stage, 3), _put_whole),
-    _scenario("put-parts-read", "one object put by two CTAs, and read meanwhile", _readers, _put_whole),
-    _scenario(
-        "get-parts", "one object read by two CTAs while it is replaced", _get_and_replace, _get_or_torn, _put_for_parts
-    ),
-]
+@Scenario(
+    "get-parts",
+    "one object read by two CTAs while it is replaced",
+    WORLD,
+    _got_or_torn,
+    stored(A, words=2 * PART_WORDS),
+)
+def _get_and_replace(world: SmallWorld) -> None:
+    _get_in_parts(world)
+    world.spawn("writer", lambda: (world.remove(A), world.put(A, 3, 2 * PART_WORDS)))

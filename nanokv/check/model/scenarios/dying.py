@@ -1,296 +1,239 @@
 """Scenarios of the dead and the late: killed at every step, given up while they write, swept meanwhile."""
 
-from collections.abc import Callable
+from functools import partial
 
-from nanokv.check.model.scenario import Scenario, expect, small
-from nanokv.check.model.small_world import WHAT, Stage, digest
+from nanokv.check.model.scenario import A, B, C, Scenario, expect, small, stored
+from nanokv.check.model.small_world import RAW_BYTES, SmallWorld, digest
 from nanokv.device.machines.records import Place
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.geometry import producer_word
 from nanokv.device.segment.layout import FLAG_PLAN, WORD
 from nanokv.host_poller.quarantine import Life
 
-A, B, C = 1, 3, 5  #: keys
-SWEEPS = 6
 
-
-def _put_a(stage: Stage) -> None:
-    expect(stage.put(A, 1) == Status.OK, "prepare")
-
-
-def _put_a_b(stage: Stage) -> None:
-    _put_a(stage)
-    expect(stage.put(B, 1) == Status.OK, "prepare")
-
-
-def _still_there(stage: Stage) -> None:
-    """What was READY and that nobody removed is whole."""
-    expect(stage.get(B) == (Status.OK, 1), f"an object that nobody touched is answered {stage.get(B)}")
+def _b_is_there(world: SmallWorld) -> None:
+    """An object that was READY, and that nobody removed, is whole."""
+    expect(world.get(B) == (Status.OK, 1), f"an object that nobody touched is answered {world.get(B)}")
 
 
 # --- killed at every step ---------------------------------------------------------------------
-def _put_dies(stage: Stage) -> None:
-    stage.spawn("producer", lambda: stage.put(A, 1, rank=1), rank=1)
-    stage.spawn("other", lambda: stage.put(A, 2))
-
-
-PUT_DIES = Scenario(
+@Scenario(
     "put-dies",
     "a producer dies at each step; another puts the same key",
     small(ranks=2),
-    _put_dies,
     mortal=("producer",),
 )
+def _put_dies(world: SmallWorld) -> None:
+    world.spawn("producer", lambda: world.put(A, 1, rank=1), rank=1)
+    world.spawn("other", lambda: world.put(A, 2))
 
 
-def _remove_dies(stage: Stage) -> None:
-    stage.spawn("remover", lambda: stage.remove(A, rank=1), rank=1)
-    stage.spawn("other", lambda: (stage.get(A), stage.put(A, 2)))
-
-
-REMOVE_DIES = Scenario(
+@Scenario(
     "remove-dies",
     "a remover dies at each step; another reads and puts the key",
     small(ranks=2),
-    _remove_dies,
-    _still_there,
-    _put_a_b,
+    _b_is_there,
+    stored(A, B),
     mortal=("remover",),
 )
+def _remove_dies(world: SmallWorld) -> None:
+    world.spawn("remover", lambda: world.remove(A, rank=1), rank=1)
+    world.spawn("other", lambda: (world.get(A), world.put(A, 2)))
 
 
-def _evict_dies(stage: Stage) -> None:
-    stage.spawn("evicter", lambda: stage.put(C, 3, rank=1), rank=1)
-    stage.spawn("other", lambda: (stage.get(A), stage.put(A, 4, 8)))
-
-
-EVICT_DIES = Scenario(
+@Scenario(
     "evict-dies",
     "a producer that evicts dies at each step; another evicts too",
     small(pages=2, objects=3, ranks=2),
-    _evict_dies,
-    prepare=_put_a_b,
+    prepare=stored(A, B),
     mortal=("evicter",),
     may_evict=True,
 )
+def _evict_dies(world: SmallWorld) -> None:
+    world.spawn("evicter", lambda: world.put(C, 3, rank=1), rank=1)
+    world.spawn("other", lambda: (world.get(A), world.put(A, 4, 8)))
 
 
-def _pin_dies(stage: Stage) -> None:
-    stage.spawn("reader", lambda: stage.hold(A, rank=1), rank=1)
-    stage.spawn("other", lambda: stage.hold(A))
-    stage.spawn("remover", lambda: stage.remove(A))
-
-
-PIN_DIES = Scenario(
+@Scenario(
     "pin-dies",
     "a reader in place dies at each step; others pin and remove",
     small(ranks=2),
-    _pin_dies,
-    _still_there,
-    _put_a_b,
+    _b_is_there,
+    stored(A, B),
     mortal=("reader",),
 )
+def _pin_dies(world: SmallWorld) -> None:
+    world.spawn("reader", lambda: world.hold(A, rank=1), rank=1)
+    world.spawn("other", lambda: world.hold(A))
+    world.spawn("remover", lambda: world.remove(A))
 
 
 # --- swept meanwhile --------------------------------------------------------------------------
-def _sweep(stage: Stage, write_timeout: float = 1e9, sweeps: int = SWEEPS) -> Callable[[], None]:
-    sweeper = stage.sweeper(0, write_timeout)
-
-    def body() -> None:
-        for step in range(sweeps):
-            sweeper.step(step)
-            stage.ended()
-
-    return body
+def _spawn_sweeper(world: SmallWorld, write_timeout: float = 1e9, sweeps: int = 6) -> None:
+    world.spawn("host", world.steps_of(world.sweeper(0, write_timeout), sweeps))
 
 
-def _swept_puts(stage: Stage) -> None:
-    stage.spawn("host", _sweep(stage))
-    stage.spawn("producer", lambda: stage.put(C, 3, rank=1), rank=1)
-    stage.spawn("other", lambda: (stage.remove(A), stage.put(A, 4)))
-
-
-SWEPT = Scenario(
+@Scenario(
     "swept",
     "the sweeper against puts and a removal, one of which dies",
     small(ranks=2, objects=3, pages=3),
-    _swept_puts,
-    _still_there,
-    _put_a_b,
+    _b_is_there,
+    stored(A, B),
     mortal=("producer",),
     hosted=True,
 )
+def _swept_puts(world: SmallWorld) -> None:
+    _spawn_sweeper(world)
+    world.spawn("producer", lambda: world.put(C, 3, rank=1), rank=1)
+    world.spawn("other", lambda: (world.remove(A), world.put(A, 4)))
 
 
-def _swept_pins(stage: Stage) -> None:
-    stage.spawn("host", _sweep(stage, sweeps=4))
-    stage.spawn("reader", lambda: stage.hold(A, rank=1), rank=1)
-    stage.spawn("other", lambda: (stage.hold(A), stage.hold(A)))
-
-
-SWEPT_PINS = Scenario(
+@Scenario(
     "swept-pins",
     "the sweeper takes away the pins of the dead while others pin",
     small(ranks=2, objects=2),
-    _swept_pins,
-    _still_there,
-    _put_a_b,
+    _b_is_there,
+    stored(A, B),
     mortal=("reader",),
     hosted=True,
 )
+def _swept_pins(world: SmallWorld) -> None:
+    _spawn_sweeper(world, sweeps=4)
+    world.spawn("reader", lambda: world.hold(A, rank=1), rank=1)
+    world.spawn("other", lambda: (world.hold(A), world.hold(A)))
 
 
 # --- given up while it writes -----------------------------------------------------------------
-def write_slowly(stage: Stage, key: int, version: int, *, plan: bool, rank: int = 1, words: int = 2) -> Status:
+def _write_slowly(world: SmallWorld, *, plan: bool) -> Status:
     """begin, store the payload word by word, commit: as a kernel of the engine does it."""
-    machine = stage.machine(rank)
-    source = stage.payload(key, version, words)
-    begun = machine.begin(0, digest(key), words * WORD, FLAG_PLAN.value if plan else 0, WHAT, stage.now())
-    if begun.status == Status.OK:
+    machine = world.machine(1)
+    source = world.payload(A, 1, 2)
+    flags = FLAG_PLAN.value if plan else 0
+    begun = machine.begin(0, digest(A), source.nbytes, flags, RAW_BYTES, world.now())
+    answer = begun.status
+    if answer == Status.OK:
         if plan:
             machine.leave(0, begun.phase)
-        target = stage.world.bases[0] + begun.place.payload
-        stage.simulation.vocabulary["copy_bytes"](target, source.ctypes.data, words * WORD)
+        world.copy(world.address() + begun.place.payload, source.ctypes.data, source.nbytes)
         answer = machine.commit(begun.place) if plan else machine.finish(begun.place, begun.phase)
-    else:
-        answer = begun.status
-    stage.ended()
+    world.ended()
     return Status(answer)
 
 
-def _give_up(stage: Stage, *, plan: bool) -> None:
-    stage.spawn("host", _sweep(stage, write_timeout=-1.0))
-    stage.spawn("late", lambda: write_slowly(stage, A, 1, plan=plan), rank=1)
-    stage.spawn("other", lambda: (stage.put(C, 2), stage.get(C)))
+def _give_up(world: SmallWorld, *, plan: bool) -> None:
+    _spawn_sweeper(world, write_timeout=-1.0)
+    world.spawn("late", partial(_write_slowly, world, plan=plan), rank=1)
+    world.spawn("other", lambda: (world.put(C, 2), world.get(C)))
 
 
-def _late_is_told(stage: Stage) -> None:
-    late = stage.results.get("late")
+def _late_is_told(world: SmallWorld) -> None:
+    late = world.results.get("late")
     if late is not None:
-        there = stage.get(A)
+        there = world.get(A)
         expect(there == ((Status.OK, 1) if late == Status.OK else (Status.MISS, 0)), f"{late!r}, and then {there}")
-    stored = stage.results["other"]
-    if stored[0] == Status.OK:
-        expect(stored[1] in ((Status.OK, 2), (Status.MISS, 0)), f"{stored} where nobody removes")
+    other = world.results["other"]
+    if other[0] == Status.OK:
+        expect(other[1] in ((Status.OK, 2), (Status.MISS, 0)), f"{other} where nobody removes")
 
 
-LATE = Scenario(
+Scenario(
     "late",
     "a producer is given up while it writes; another one wants its page",
     small(pages=1, objects=2, ranks=2),
-    lambda stage: _give_up(stage, plan=False),
     _late_is_told,
     mortal=("late",),
     hosted=True,
-)
-LATE_PLAN = Scenario(
+)(partial(_give_up, plan=False))
+Scenario(
     "late-plan",
     "the same for a plan, which no activity word counts",
     small(pages=1, objects=2, ranks=2),
-    lambda stage: _give_up(stage, plan=True),
     _late_is_told,
     mortal=("late",),
     hosted=True,
+)(partial(_give_up, plan=True))
+
+
+@Scenario(
+    "abort",
+    "an abort against being given up; another one wants the page",
+    small(pages=1, objects=2, ranks=2),
+    mortal=("late",),
+    hosted=True,
 )
+def _abort_late(world: SmallWorld) -> None:
+    def abort() -> Status:
+        machine = world.machine(1)
+        begun = machine.begin(0, digest(A), 2 * WORD, 0, RAW_BYTES, world.now())
+        answer = begun.status
+        if answer == Status.OK:
+            answer = machine.abort(begun.place)
+            machine.leave(0, begun.phase)
+        world.ended()
+        return Status(answer)
+
+    _spawn_sweeper(world, write_timeout=-1.0)
+    world.spawn("late", abort, rank=1)
+    world.spawn("other", lambda: world.put(C, 2))
 
 
 # --- the slots of the dead --------------------------------------------------------------------
-def _put_by_one(stage: Stage) -> None:
-    expect(stage.put(A, 1, rank=1) == Status.OK, "prepare")
+def _heir_is_left_alone(world: SmallWorld) -> None:
+    expect(world.results["heir"] == (Status.OK, Status.OK), f"remove and put: {world.results['heir']}")
 
 
-def _inherit(stage: Stage) -> None:
-    stage.buried = {1}
-    stage.spawn("host", _sweep(stage, sweeps=3))
-    stage.spawn("heir", lambda: (stage.remove(A), stage.put(C, 2)))
-
-
-def _heir_is_left_alone(stage: Stage) -> None:
-    expect(stage.results["heir"] == (Status.OK, Status.OK), f"remove and put: {stage.results['heir']}")
-
-
-HEIR = Scenario(
+@Scenario(
     "heir",
     "the sweeper against a put into the slot that a dead rank had",
     small(pages=1, objects=1, ranks=2),
-    _inherit,
     _heir_is_left_alone,
-    _put_by_one,
+    stored(A, rank=1),
     hosted=True,
 )
+def _inherit(world: SmallWorld) -> None:
+    world.buried = {1}
+    _spawn_sweeper(world, sweeps=3)
+    world.spawn("heir", lambda: (world.remove(A), world.put(C, 2)))
 
 
-def _give_up_a_plan(stage: Stage) -> None:
-    machine = stage.machine(1)
-    begun = machine.begin(0, digest(A), 2 * WORD, FLAG_PLAN.value, WHAT, stage.now())
+def _give_up_a_plan(world: SmallWorld) -> None:
+    machine = world.machine(1)
+    begun = machine.begin(0, digest(A), 2 * WORD, FLAG_PLAN.value, RAW_BYTES, world.now())
     machine.leave(0, begun.phase)
     expect(begun.status == Status.OK and begun.place.slot == 0 and begun.place.epoch == 1, "prepare")
-    expect(stage.machine().give_up(0, 0, 1, producer_word(1, 1)), "prepare")
+    expect(world.machine().give_up(0, 0, 1, producer_word(1, 1)), "prepare")
 
 
-def _acknowledge(stage: Stage) -> None:
-    def write() -> Status:
-        source = stage.payload(A, 1, 2)
-        target = stage.world.bases[0] + stage.geometry.offsets["heap_base"]
-        stage.simulation.vocabulary["copy_bytes"](target, source.ctypes.data, 2 * WORD)
-        answer = Status(stage.machine(1).commit(Place(0, 0, 1)))
-        stage.ended()
-        return answer
-
-    def reuse() -> Status:
-        for step in range(5):
-            sweeper.step(step)
-            stage.ended()
-        return stage.put(C, 2)
-
-    sweeper = stage.sweeper(0)
-    sweeper._quarantine.give_up(Life(0, 1), stage.machine().headers(0, 0, 1)[0])
-    stage.spawn("late", write, rank=1)
-    stage.spawn("host", reuse)
-
-
-def _nobody_scribbles(stage: Stage) -> None:
-    late = stage.results.get("late")
+def _nobody_scribbles(world: SmallWorld) -> None:
+    late = world.results.get("late")
     expect(late in (None, Status.LOST), f"a plan that was given up is answered {late!r}")
-    if stage.results["host"] == Status.OK:
-        expect(stage.get(C) == (Status.OK, 2), "the late plan wrote into the pages of another object")
+    if world.results["host"] == Status.OK:
+        expect(world.get(C) == (Status.OK, 2), "the late plan wrote into the pages of another object")
 
 
-ACKNOWLEDGE = Scenario(
+@Scenario(
     "acknowledge",
     "a plan that was given up writes, and says when it is done; its page is used again",
     small(pages=1, objects=2, ranks=2),
-    _acknowledge,
     _nobody_scribbles,
     _give_up_a_plan,
     mortal=("late",),
     hosted=True,
 )
+def _acknowledge(world: SmallWorld) -> None:
+    def write() -> Status:
+        source = world.payload(A, 1, 2)
+        world.copy(world.address("heap_base"), source.ctypes.data, source.nbytes)
+        answer = Status(world.machine(1).commit(Place(0, 0, 1)))
+        world.ended()
+        return answer
 
+    def reuse() -> Status:
+        sweeps()
+        return world.put(C, 2)
 
-def _abort_late(stage: Stage) -> None:
-    def abort() -> Status:
-        machine = stage.machine(1)
-        begun = machine.begin(0, digest(A), 2 * WORD, 0, WHAT, stage.now())
-        answer = begun.status
-        if answer == Status.OK:
-            answer = machine.abort(begun.place)
-            machine.leave(0, begun.phase)
-        stage.ended()
-        return Status(answer)
-
-    stage.spawn("host", _sweep(stage, write_timeout=-1.0))
-    stage.spawn("late", abort, rank=1)
-    stage.spawn("other", lambda: stage.put(C, 2))
-
-
-ABORT = Scenario(
-    "abort",
-    "an abort against being given up; another one wants the page",
-    small(pages=1, objects=2, ranks=2),
-    _abort_late,
-    mortal=("late",),
-    hosted=True,
-)
-
-SCENARIOS = [PUT_DIES, REMOVE_DIES, EVICT_DIES, PIN_DIES, SWEPT, SWEPT_PINS, LATE, LATE_PLAN, ABORT, HEIR, ACKNOWLEDGE]
+    sweeper = world.sweeper(0)
+    sweeper._quarantine.give_up(Life(0, 1), world.machine().headers(0, 0, 1)[0])
+    sweeps = world.steps_of(sweeper, 5)
+    world.spawn("late", write, rank=1)
+    world.spawn("host", reuse)

@@ -1,9 +1,9 @@
 """Scenarios of single free lists, and of the list of header slots: ABA, hand-over, a host that takes the whole list."""
 
-from collections.abc import Callable
+from functools import partial
 
 from nanokv.check.model.scenario import Scenario, expect, small
-from nanokv.check.model.small_world import Stage
+from nanokv.check.model.small_world import SmallWorld
 from nanokv.device.protocol import freelist, header
 from nanokv.device.segment.layout import FREE_HEAD, HEADER_BYTES, LOW32, WORD
 
@@ -11,196 +11,152 @@ from nanokv.device.segment.layout import FREE_HEAD, HEADER_BYTES, LOW32, WORD
 NODES = 3
 
 
-def _list(stage: Stage) -> tuple[int, int, int]:
-    """Head, links and payload of the list of pages: a word of each page stands for what is in it."""
-    base, at = stage.world.bases[0], stage.geometry.offsets
-    return base + FREE_HEAD.value, base + at["links_base"], base + at["heap_base"]
+class _List:
+    """The list of pages: a word of each page names the task that pushed it last, and Python knows it too."""
 
+    def __init__(self, world: SmallWorld) -> None:
+        self.world = world
+        self.head, self.links = world.address() + FREE_HEAD.value, world.address("links_base")
+        self._pop, self._push = world.function(freelist.pop), world.function(freelist.push)
+        self._held: set[int] = set()
+        self._last: dict[int, int] = {}
 
-def _push_nodes(stage: Stage) -> None:
-    head, links, _ = _list(stage)
-    for node in range(NODES):
-        stage.function(freelist.push)(head, links, node)
+    def pop(self) -> int:
+        return int(self._pop(self.head, self.links, NODES))
 
+    def push(self, node: int) -> None:
+        self._push(self.head, self.links, node)
 
-class _Hands:
-    """Who pushed a node last, as Python knows it; the word in the page must say the same."""
+    def push_chain(self, first: int, last: int) -> None:
+        self.world.function(freelist.push_chain)(self.head, self.links, first, last)
 
-    def __init__(self, stage: Stage) -> None:
-        self.stage = stage
-        self.head, self.links, self.pages = _list(stage)
-        self.pop, self.push = stage.function(freelist.pop), stage.function(freelist.push)
-        self.held: set[int] = set()
-        self.last: dict[int, int] = {}
-        self.load, self.store = (stage.simulation.vocabulary[name] for name in ("load64", "store64"))
-
-    def take(self) -> int:
-        node: int = self.pop(self.head, self.links, NODES)
-        if node >= 0:
-            expect(node not in self.held, f"I2: node {node} was popped twice")
-            self.held.add(node)
-            said = self.load(self._page(node), "relaxed")
-            expect(said == self.last.get(node, 0), f"what was done to node {node} is not visible to who popped it")
-        self.stage.ended()
-        return node
-
-    def give(self, node: int, who: int) -> None:
-        self.store(self._page(node), who, "relaxed")
-        self.last[node] = who
-        self.held.discard(node)
-        self.push(self.head, self.links, node)
-        self.stage.ended()
+    def link(self, node: int) -> int:
+        """The address of a node's link."""
+        return self.links + node * WORD
 
     def _page(self, node: int) -> int:
-        return self.pages + node * self.stage.geometry.page_bytes
+        return self.world.address("heap_base") + node * self.world.geometry.page_bytes
 
-    def swap(self, who: int) -> Callable[[], None]:
-        def body() -> None:
-            node = self.take()
+    def take(self) -> int:
+        node = self.pop()
+        if node >= 0:
+            expect(node not in self._held, f"I2: node {node} was popped twice")
+            self._held.add(node)
+            found = self.world.load(self._page(node), "relaxed")
+            expect(found == self._last.get(node, 0), f"the task that popped node {node} does not see its last owner")
+        self.world.ended()
+        return node
+
+    def give(self, node: int, task: int) -> None:
+        self.world.store(self._page(node), task, "relaxed")
+        self._last[node] = task
+        self._held.discard(node)
+        self.push(node)
+        self.world.ended()
+
+    def swap(self, task: int, count: int = 1) -> None:
+        """Pop some nodes, then push them."""
+        nodes = [self.take() for _ in range(count)]
+        for node in nodes:
             if node >= 0:
-                self.give(node, who)
+                self.give(node, task)
 
-        return body
-
-    def two(self, who: int) -> Callable[[], None]:
-        def body() -> None:
-            nodes = [self.take(), self.take()]
-            for node in nodes:
-                if node >= 0:
-                    self.give(node, who)
-
-        return body
-
-
-def _swap_twice(stage: Stage) -> None:
-    hands = _Hands(stage)
-    stage.spawn("one", hands.swap(1))
-    stage.spawn("two", hands.swap(2))
+    def take_and_put_back(self) -> None:
+        """Take the whole list and put it back, as a host does."""
+        first = last = self.world.function(freelist.detach)(self.head)
+        while first >= 0:
+            after = (self.world.load(self.link(last), "relaxed") & LOW32.value) - 1
+            if after < 0:
+                self.push_chain(first, last)
+                break
+            last = after
+        self.world.ended()
 
 
-def _aba(stage: Stage) -> None:
-    hands = _Hands(stage)
-    stage.spawn("one", hands.swap(1))
-    stage.spawn("two", hands.two(2))
-    stage.spawn("three", hands.swap(3))
+def _push_nodes(world: SmallWorld) -> None:
+    for node in range(NODES):
+        _List(world).push(node)
 
 
-def _whole_list(stage: Stage) -> None:
-    head, links, _ = _list(stage)
-    newest = stage.simulation.memory.newest
-    node = newest(head) & LOW32.value
+def _push_tag_four(world: SmallWorld) -> None:
+    """A list of nodes 2, 1, 0 whose tag is 4, as a host's two pops and two pushes leave a tag that began anew."""
+    nodes = _List(world)
+    world.store(nodes.link(1), 1, "relaxed")  # node 1 is followed by node 0
+    nodes.push_chain(1, 0)
+    nodes.push(2)
+    nodes.push(nodes.pop())
+
+
+def _whole_list(world: SmallWorld) -> None:
+    nodes, newest = _List(world), world.simulation.memory.newest
+    node = newest(nodes.head) & LOW32.value
     seen: list[int] = []
     while node and len(seen) <= NODES:
         seen.append(node - 1)
-        node = newest(links + (node - 1) * WORD) & LOW32.value
+        node = newest(nodes.link(node - 1)) & LOW32.value
     expect(sorted(seen) == list(range(NODES)), f"I2: the list has nodes {seen}")
 
 
-def _take_and_put_back(stage: Stage, hands: _Hands) -> None:
-    """What a host does with a list: all of it out, and in again."""
-    first = stage.function(freelist.detach)(hands.head)
-    last = first
-    while first >= 0:
-        after = (hands.load(hands.links + last * WORD, "relaxed") & LOW32.value) - 1
-        if after < 0:
-            stage.function(freelist.push_chain)(hands.head, hands.links, first, last)
-            break
-        last = after
-    stage.ended()
+@Scenario("list", "pop and push of one node, twice", small(), _whole_list, _push_nodes, rests=False, exhaustive=True)
+def _swap_twice(world: SmallWorld) -> None:
+    nodes = _List(world)
+    world.spawn("one", partial(nodes.swap, 1))
+    world.spawn("two", partial(nodes.swap, 2))
 
 
-def _detach(stage: Stage) -> None:
-    hands = _Hands(stage)
-    stage.spawn("one", hands.swap(1))
-    stage.spawn("host", lambda: _take_and_put_back(stage, hands))
-    stage.spawn("two", hands.swap(2))
+@Scenario("list-aba", "pops and pushes that bring the first node back", small(), _whole_list, _push_nodes, rests=False)
+def _aba(world: SmallWorld) -> None:
+    nodes = _List(world)
+    world.spawn("one", partial(nodes.swap, 1))
+    world.spawn("two", partial(nodes.swap, 2, count=2))
+    world.spawn("three", partial(nodes.swap, 3))
 
 
-def _push_tag_four(stage: Stage) -> None:
-    """A list of nodes 2, 1, 0 whose tag is 4: what a host's two pops and two pushes make of a tag that began anew."""
-    head, links, _ = _list(stage)
-    pop, push, chain = (stage.function(function) for function in (freelist.pop, freelist.push, freelist.push_chain))
-    stage.simulation.vocabulary["store64"](links + WORD, 1, "relaxed")  # node 1 is followed by node 0
-    chain(head, links, 1, 0)
-    push(head, links, 2)
-    push(head, links, pop(head, links, NODES))
+@Scenario("list-detach", "a host takes the whole list and puts it back", small(), _whole_list, _push_nodes, rests=False)
+def _detach(world: SmallWorld) -> None:
+    nodes = _List(world)
+    world.spawn("one", partial(nodes.swap, 1))
+    world.spawn("host", nodes.take_and_put_back)
+    world.spawn("two", partial(nodes.swap, 2))
 
 
-def _detach_aba(stage: Stage) -> None:
-    hands = _Hands(stage)
+@Scenario(
+    "detach-aba", "a list is taken whole and comes back under a pop", small(), _whole_list, _push_tag_four, rests=False
+)
+def _detach_aba(world: SmallWorld) -> None:
+    nodes = _List(world)
 
     def host() -> None:
-        _take_and_put_back(stage, hands)
-        hands.two(0)()
+        nodes.take_and_put_back()
+        nodes.swap(0, count=2)
 
-    stage.spawn("one", hands.swap(1))
-    stage.spawn("host", host)
-
-
-LIST = Scenario(
-    "list",
-    "pop and push of one node, twice",
-    small(),
-    _swap_twice,
-    _whole_list,
-    _push_nodes,
-    rests=False,
-    exhaustive=True,
-)
-ABA = Scenario(
-    "list-aba", "pops and pushes that bring the first node back", small(), _aba, _whole_list, _push_nodes, rests=False
-)
-DETACH = Scenario(
-    "list-detach",
-    "a host takes the whole list and puts it back",
-    small(),
-    _detach,
-    _whole_list,
-    _push_nodes,
-    rests=False,
-)
-DETACH_ABA = Scenario(
-    "detach-aba",
-    "a list is taken whole and comes back under a pop",
-    small(),
-    _detach_aba,
-    _whole_list,
-    _push_tag_four,
-    rests=False,
-)
+    world.spawn("one", partial(nodes.swap, 1))
+    world.spawn("host", host)
 
 
 # --- header slots -----------------------------------------------------------------------------
-def _slots(stage: Stage) -> None:
-    world, seg = stage.world.table(0), stage.world.bases[0]
-    take, reserve, kill, give = (
-        stage.function(function) for function in (header.take_slot, header.reserve, header.kill, header.give_slot)
-    )
+@Scenario("shards-slots", "three take and give header slots of many lists", small(objects=3, shards=2))
+@Scenario("slots", "three take and give two header slots", small(objects=2))
+def _slots(world: SmallWorld) -> None:
+    take, reserve, give = map(world.on_segment, (header.take_slot, header.reserve, header.give_slot))
+    kill = world.function(header.kill)
     held: set[int] = set()
     epochs: dict[int, int] = {}
 
     def use(home: int) -> None:
         for _ in range(2):
-            slot = take(world, seg, home)
-            stage.ended()
+            slot = take(home)
+            world.ended()
             if slot >= 0:
                 expect(slot not in held, f"I2: slot {slot} was taken twice")
                 held.add(slot)
-                epoch = reserve(world, seg, slot, 1, 1, 0)
+                epoch = reserve(slot, 1, 1, 0)
                 expect(epoch > epochs.get(slot, 0), f"I7: slot {slot} got epoch {epoch} after {epochs.get(slot)}")
                 epochs[slot] = epoch
-                kill(stage.world.bases[0] + stage.geometry.offsets["hdr_base"] + slot * HEADER_BYTES.value, 0, epoch)
+                kill(world.address("hdr_base") + slot * HEADER_BYTES.value, 0, epoch)
                 held.discard(slot)
-                give(world, seg, slot)
-                stage.ended()
+                give(slot)
+                world.ended()
 
     for home, name in enumerate(("one", "two", "three")):
-        stage.spawn(name, lambda home=home: use(home))  # type: ignore[misc]
-
-
-SLOTS = Scenario("slots", "three take and give two header slots", small(objects=2), _slots)
-SHARDS_SLOTS = Scenario(
-    "shards-slots", "three take and give header slots of many lists", small(objects=3, shards=2), _slots
-)
-
-SCENARIOS = [LIST, ABA, DETACH, DETACH_ABA, SLOTS, SHARDS_SLOTS]
+        world.spawn(name, partial(use, home))

@@ -1,4 +1,4 @@
-"""What the ranks of the kill rounds do, each in its process, until they are told to stop or are killed.
+"""The work of the ranks of the kill rounds, each in its process, until they are told to stop or are killed.
 
 A role is one step that is done again and again:
 
@@ -6,20 +6,22 @@ A role is one step that is done again and again:
     large      puts whose copy is a step of its own, between `begin` and `finish`
     plan       plans that are opened, written and committed or aborted, several at a time
     reader     compiled pins, reads in place and gets; an object stays pinned meanwhile
-    owner      calls on this rank's own segment, and nobody else's
-    room       joins free extents, evicts, and puts what does not fit without
-    poller     nothing but this rank's poller, which drains and sweeps without a pause
+    owner      calls on this rank's own segment only
+    room       joins free extents, evicts, and puts objects that would not fit otherwise
+    poller     only this rank's poller, which drains and sweeps without a pause
 """
 
 import contextlib
+import random
 from collections.abc import Callable
 
 import torch
 
 from nanokv.check.hammer import compiled_hammers, slow_hammers
+from nanokv.check.payloads import name, payload
+from nanokv.check.random_calls import EXPECTED, RandomCalls
 from nanokv.check.ranks import CacheRank
 from nanokv.check.report import CheckFailure
-from nanokv.check.work import EXPECTED, Work, name, payload
 from nanokv.device.machines.records import Place
 from nanokv.device.segment.layout import WORD
 from nanokv.host_poller.make_room import make_room
@@ -28,10 +30,10 @@ ROLES = ("producer", "large", "plan", "reader", "owner", "room", "poller")
 
 KEYS = 24
 MAX_PAGES = 5  #: of most objects
-LARGE_PAGES = 16  #: of those that are copied apart, and of those that need room
-BURST = 100  #: compiled operations between two looks whether to stop
-PIN_BURST = 20_000  #: the same of pins, which are shorter
-SLOW_BURST = 5  #: of both, where each load lingers
+LARGE_PAGES = 16  #: of objects that are copied apart, and of objects that need room
+BURST = 100  #: compiled operations before a worker looks again whether it is to stop
+PIN_BURST = 20_000  #: the same for pins, which are shorter
+SLOW_BURST = 5  #: for both, where each load lingers
 PLANS = 3  #: open at a time
 
 
@@ -40,16 +42,18 @@ class KillWorker(CacheRank):
 
     def attach(self) -> tuple[int, bool]:
         attached, options = super().attach(), self.options
-        self.random = Work(self.cache, self.who, keys=KEYS, max_pages=MAX_PAGES, seed=options.seed).random
-        self.calls = Work(self.cache, self.who, keys=KEYS, max_pages=MAX_PAGES, seed=options.seed, pins=options.pins)
-        self.large_calls = Work(self.cache, self.who, keys=KEYS, max_pages=LARGE_PAGES, seed=options.seed)
+        self.random = random.Random(options.seed)
+        self.calls = RandomCalls(
+            self.cache, self.who, keys=KEYS, max_pages=MAX_PAGES, seed=options.seed, pins=options.pins
+        )
+        self.large_calls = RandomCalls(self.cache, self.who, keys=KEYS, max_pages=LARGE_PAGES, seed=options.seed)
         self.page_words = options.page_bytes // WORD
         self.buffer = torch.zeros(MAX_PAGES * self.page_words, dtype=torch.int64)
         self.wrong = 0
         return attached
 
     def act(self, role: str, slow: bool = False) -> dict[str, int]:
-        """Play a role until told to stop; what was done.
+        """Play a role until told to stop; returns the counts of its calls.
 
         Args:
             slow: compiled work lingers after each load, so that a kill hits any step as likely as another.
@@ -68,7 +72,7 @@ class KillWorker(CacheRank):
         return self.calls.done
 
     def leave(self, key: int, words: int, owner: int) -> int | None:
-        """Put an object that must outlive this rank; its version, or None if there is no room for it."""
+        """Put an object that must outlive this rank; returns its version, or None if there is no room for it."""
         try:
             self.cache.put(name(key), payload(key, self.who, words), preferred_segment=owner)
         except EXPECTED:
@@ -76,7 +80,7 @@ class KillWorker(CacheRank):
         return self.who
 
     def taken_back(self) -> dict[str, int]:
-        """What this rank's sweeper has taken back from the dead so far."""
+        """How much this rank's sweeper has taken back from the dead so far."""
         counts = self.cache._poller.sweeper.counts
         return {
             "objects": counts.given_up,

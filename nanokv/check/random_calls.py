@@ -1,12 +1,12 @@
-"""Random work on a cache, and payloads that tell whose they are: what checks of a running world do to it."""
+"""Random calls on a cache, for checks of a running world. Every answer is checked."""
 
 import random
 from collections.abc import Callable
 
-import numpy as np
 import torch
 
 from nanokv.cache import NanoKVCache
+from nanokv.check.payloads import check_payload, name, payload
 from nanokv.check.report import CheckFailure
 from nanokv.device.machines.records import Place
 from nanokv.errors import (
@@ -19,48 +19,15 @@ from nanokv.errors import (
     PeerLost,
 )
 
-#: what any of these calls may answer while others work on the same key
+#: errors that any of these calls may raise while others work on the same key
 EXPECTED = (DuplicateKey, KeyNotFound, NotReady, ObjectPinned, OutOfMemory, PeerLost)
 
-VERSION_BITS = 32
-VERSION_MASK = (1 << VERSION_BITS) - 1
 
-
-# --- payloads ---------------------------------------------------------------------------------
-def name(key: int) -> str:
-    """The key as the cache takes it."""
-    return f"key-{key}"
-
-
-def payload(key: int, version: int, words: int) -> torch.Tensor:
-    """int64 [words], each of which says the key and the version (below 2**32)."""
-    return torch.full((words,), key << VERSION_BITS | version, dtype=torch.int64)
-
-
-def check_payload(key: int, tensor: torch.Tensor) -> int:
-    """The version, if every word of the tensor is of one version of this key. What a plan wrote comes as bytes.
-
-    Raises:
-        CheckFailure: it is torn, or another key's, or no payload.
-    """
-    if tensor.dtype == torch.uint8 and tensor.numel() % tensor.new_empty(0, dtype=torch.int64).element_size() == 0:
-        tensor = tensor.view(torch.int64)
-    if tensor.dtype != torch.int64 or tensor.dim() != 1 or not tensor.numel():
-        raise CheckFailure(f"key {key} came back as {tensor.dtype} {list(tensor.shape)}")
-    values = np.unique(tensor.numpy()).tolist()
-    if len(values) != 1:
-        raise CheckFailure(f"key {key} is torn: {[hex(value) for value in values]}")
-    if values[0] >> VERSION_BITS != key:
-        raise CheckFailure(f"key {key} holds the bytes of key {values[0] >> VERSION_BITS}")
-    return int(values[0] & VERSION_MASK)
-
-
-# --- random work ------------------------------------------------------------------------------
-class Work:
-    """A random sequence of calls on one cache, by one thread. Every answer is checked; `done` counts what succeeded.
+class RandomCalls:
+    """A random sequence of calls on one cache, by one thread. Every answer is checked, and counted in `done`.
 
     Args:
-        who: makes versions different from those of other workers; below 256.
+        worker: makes versions different from those of other workers; below 256.
         keys: keys 0 to keys - 1 are used, by all workers.
         max_pages: the largest object.
         pins: whether to pin.
@@ -70,13 +37,13 @@ class Work:
     """
 
     def __init__(
-        self, cache: NanoKVCache, who: int, *, keys: int, max_pages: int, seed: int, pins: bool = True
+        self, cache: NanoKVCache, worker: int, *, keys: int, max_pages: int, seed: int, pins: bool = True
     ) -> None:
         self.cache, self.keys = cache, keys
         self.page_bytes = cache._geometry.page_bytes
         self.max_words = max_pages * self.page_bytes // torch.int64.itemsize
         self.random = random.Random(seed)
-        self.versions = who << 24
+        self.versions = worker << 24
         self.done: dict[str, int] = {}
         self.steps: list[Callable[[int], None]] = [
             *[self.put] * 6,
@@ -95,7 +62,7 @@ class Work:
         return self.done
 
     def step(self) -> None:
-        """Do one step. What others may cause is no error; everything else is."""
+        """Do one step. An answer that other workers may cause is no error."""
         self.do(self.random.choice(self.steps))
 
     def do(self, step: Callable[[int], None]) -> None:
@@ -107,8 +74,8 @@ class Work:
         else:
             self._count(step.__name__)
 
-    def _count(self, what: str) -> None:
-        self.done[what] = self.done.get(what, 0) + 1
+    def _count(self, answer: str) -> None:
+        self.done[answer] = self.done.get(answer, 0) + 1
 
     def _new(self, key: int) -> torch.Tensor:
         self.versions += 1
@@ -149,13 +116,13 @@ class Work:
                 raise CheckFailure(f"key {key} changed while it was pinned")
 
     def get_and_forget(self) -> None:
-        """Something that takes a moment."""
+        """A look at another key, which takes a moment."""
         key = self.random.randrange(self.keys)
         if self.cache.exists(name(key)):
             self.cache.get_many([name(key)])
 
     def plan(self, key: int) -> None:
-        """Write an object as a kernel of the caller's does: open, store, commit."""
+        """Write an object as a caller's kernel does: open, store, commit."""
         tensor = self._new(key)
         plan = self.cache.open_for_write(name(key), tensor.nbytes, preferred_segment=self._owner())
         target = self.cache._mover.payload(Place(plan.dst_rank, 0, 0, plan.payload_base, plan.bytes_total))

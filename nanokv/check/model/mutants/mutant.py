@@ -10,18 +10,18 @@ from unittest import mock
 from nanokv.device.sim.mutants import rewrite
 
 Change = tuple[Any, str, str]  #: (device function, or function of the host; old text; new text)
-Patch = tuple[Any, str, Any]  #: (class or module, name, what stands there instead)
+Patch = tuple[Any, str, Any]  #: (class or module, name, the replacement)
 
 
 class Mutant(NamedTuple):
-    """One broken variant. Every old text stands exactly once in its function."""
+    """One broken variant. Its function contains every old text exactly once."""
 
     name: str
     about: str  #: what is broken
     scenarios: tuple[str, ...]  #: which should notice
-    changes: tuple[Change, ...] = ()
-    patches: tuple[Patch, ...] = ()
-    deviations: int = 1  #: in how many decisions `Explorer.deviate` may leave the plain schedule
+    changes: tuple[Change, ...]
+    patches: tuple[Patch, ...]
+    deviations: int  #: in how many decisions `Explorer.deviate` may leave the plain schedule
 
     def replaced(self) -> dict[Any, Any]:
         """The device functions, for `Simulation`."""
@@ -32,7 +32,7 @@ class Mutant(NamedTuple):
         return found
 
     def patched(self) -> ExitStack:
-        """The host's part of it, for as long as the context lasts."""
+        """The host's part of the mutant, for as long as the context lasts."""
         stack = ExitStack()
         texts: dict[FunctionType, list[tuple[str, str]]] = {}
         for function, old, new in self.changes:
@@ -41,16 +41,33 @@ class Mutant(NamedTuple):
         for function, pairs in texts.items():
             stack.callback(setattr, function, "__code__", function.__code__)
             function.__code__ = _recoded(function, pairs)
-        for where, name, instead in self.patches:
-            stack.enter_context(mock.patch.object(where, name, instead))
+        for place, name, instead in self.patches:
+            stack.enter_context(mock.patch.object(place, name, instead))
         return stack
+
+
+MUTANTS: dict[str, Mutant] = {}  #: every mutant that was declared; `mutants` declares all of them
+
+
+def mutant(
+    name: str,
+    about: str,
+    scenarios: tuple[str, ...],
+    *changes: Change,
+    patches: tuple[Patch, ...] = (),
+    deviations: int = 1,
+) -> None:
+    """Declare a mutant; see `Mutant`."""
+    made = Mutant(name, about, scenarios, changes, patches, deviations)
+    if MUTANTS.setdefault(name, made) is not made:
+        raise ValueError(f"two mutants have the name {name!r}")
 
 
 def _recoded(function: FunctionType, pairs: list[tuple[str, str]]) -> CodeType:
     source = textwrap.dedent(inspect.getsource(function))
     for old, new in pairs:
         if source.count(old) != 1:
-            raise ValueError(f"{old!r} stands {source.count(old)} times in {function.__qualname__}, not once")
+            raise ValueError(f"{function.__qualname__} contains {old!r} {source.count(old)} times, not once")
         source = source.replace(old, new)
     scope = dict(function.__globals__)
     exec(compile(source, f"<mutant of {function.__qualname__}>", "exec"), scope)

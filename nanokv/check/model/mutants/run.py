@@ -1,0 +1,74 @@
+"""Runs mutants against the scenarios: every one must be noticed."""
+
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
+from os import cpu_count
+
+from nanokv.check.model import audit_search
+from nanokv.check.model.explore import MEMORIES, SCHEDULERS, Explorer, Failure, named
+from nanokv.check.model.mutants import MUTANTS
+from nanokv.check.model.mutants.mutant import Mutant
+from nanokv.check.model.scenarios import SCENARIOS
+from nanokv.check.report import CheckFailure, Row
+from nanokv.device.sim.schedule import Schedule
+
+NOTICED = ("CheckFailure", "MemoryFault", "NoProgress")  #: anything else is an error of the mutant itself
+
+
+def kill_mutants(schedules: int, seed: int) -> Row:
+    """Every mutant must be noticed.
+
+    Args:
+        schedules: executions per scenario, memory and scheduler, as long as none fails.
+        seed: of all that is random.
+    """
+    row = Row("mutants", "broken on purpose", unit="mutants")
+    with row.timed(), ProcessPoolExecutor(cpu_count(), mp_context=get_context("spawn")) as pool:
+        kills = pool.map(partial(kill, schedules=schedules, seed=seed), MUTANTS)
+        for mutant, failure in zip(MUTANTS.values(), kills, strict=True):
+            row.tried += 1
+            if failure is None:
+                row.failures.append(f"{mutant.name} survives: {mutant.about}")
+            elif not failure.why.startswith(NOTICED):
+                row.failures.append(f"{mutant.name} is no mutant, it cannot run: {failure.why}")
+    row.note = "all noticed" if not row.failures else ""
+    return row
+
+
+def kill(name: str, schedules: int, seed: int) -> Failure | None:
+    """The first failure of a mutant, in the scenarios that should notice it and then in all others."""
+    mutant = MUTANTS[name]
+    with mutant.patched():
+        for scenario in dict.fromkeys([*mutant.scenarios, *SCENARIOS]):
+            for memory in MEMORIES:
+                failure = _noticed(mutant, scenario, memory, schedules, seed)
+                if failure is not None:
+                    return failure
+    return None
+
+
+def _noticed(mutant: Mutant, scenario: str, memory: str, schedules: int, seed: int) -> Failure | None:
+    try:
+        explorer = Explorer(SCENARIOS[scenario], memory, mutant.replaced())
+    except CheckFailure as failure:  # already while the scenario is prepared
+        return Failure(scenario, memory, Schedule(()), f"CheckFailure: {failure}")
+    if explorer.scenario.audited and memory == "sc":
+        known = audit_search.find(explorer.scenario, mutant.replaced())
+        if known is not None:
+            return _replayed(known, mutant)
+    found = explorer.kill_everywhere(seed)
+    for scheduler in SCHEDULERS:
+        if found.failure is None:
+            found = explorer.draw(scheduler, schedules, seed)
+    if found.failure is None and explorer.scenario.exhaustive:
+        found = explorer.exhaust()
+    if found.failure is None and scenario in mutant.scenarios:
+        found = explorer.deviate(mutant.deviations)
+    return explorer.smallest(found.failure) if found.failure is not None else None
+
+
+def _replayed(text: str, mutant: Mutant) -> Failure | None:
+    explorer, schedule = named(text, mutant.replaced())
+    why = explorer.execute(schedule)
+    return Failure(explorer.scenario.name, explorer.memory, schedule, why) if why is not None else None
