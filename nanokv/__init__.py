@@ -40,7 +40,7 @@ _HOME = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is asked for: torch takes seconds, and the command line does not always need it."""
+    """Import a name on its first use: torch takes seconds, and the command line does not always need it."""
     if name not in _HOME:
         raise AttributeError(f"module 'nanokv' has no attribute {name!r}")
     from importlib import import_module
