@@ -9,7 +9,7 @@ from nanokv.device.segment.geometry import Geometry
 from tests.gpu.every_body import GROUPS
 from tests.gpu.interpreted import passed
 
-pytestmark = pytest.mark.timeout(300)  # all that is compiled or interpreted falls to the first test
+pytestmark = pytest.mark.timeout(300)  # the first test pays for all that is compiled or interpreted
 
 
 @pytest.mark.parametrize("name", [body.__name__ for body in GROUPS["objects"]])

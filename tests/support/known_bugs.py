@@ -26,20 +26,20 @@ Patch = tuple[Any, str, Any]
 
 
 class Bug(NamedTuple):
-    """One bug: what the code was, and an execution that shows it."""
+    """One bug: the old code, and an execution that shows it."""
 
     replay: str
-    host: tuple[Patch, ...] = ()  #: (class or module, name, what it was)
+    host: tuple[Patch, ...] = ()  #: (class or module, name, old value)
     device: Callable[[], dict[Any, Any]] = dict
 
     def shown_by(self, text: str) -> str | None:
-        """What goes wrong in an execution of the old code, or None."""
+        """The failure of an execution of the old code, or None."""
         with self._patched():
             explorer, schedule = named(text, self.device())
             return explorer.replay(schedule)
 
     def find(self, seconds: float) -> str | None:
-        """A new execution that shows it."""
+        """A new execution that shows the bug, or None."""
         name, _, memory = self.replay.partition(":")[0].partition("/")
         with self._patched():
             if SCENARIOS[name].audited:
@@ -69,15 +69,15 @@ def _watch_those_seen_alive(self: Any) -> None:
 def _clear_intents(machine: Any, owner: int, alive: Any) -> int:
     ledger = machine.pin_ledger(owner)
     for line in np.flatnonzero(ledger).tolist():
-        said = int(ledger[line])
-        who = int(unpack("PIN", "producer", said))
-        if alive(unpack("PRODUCER", "rank", who), unpack("PRODUCER", "incarnation", who)):
+        word = int(ledger[line])
+        reader = int(unpack("PIN", "producer", word))
+        if alive(unpack("PRODUCER", "rank", reader), unpack("PRODUCER", "incarnation", reader)):
             continue
-        if unpack("PIN", "phase", said) == PIN_HELD.value:
-            slot = int(unpack("PIN", "header", said))
-            machine.drop_pin(owner, line, said, int(machine.headers(owner, slot, 1)[0]["epoch"]))
+        if unpack("PIN", "phase", word) == PIN_HELD.value:
+            slot = int(unpack("PIN", "header", word))
+            machine.drop_pin(owner, line, word, int(machine.headers(owner, slot, 1)[0]["epoch"]))
         else:
-            machine.clear_intent(owner, line, said)
+            machine.clear_intent(owner, line, word)
     return 0
 
 
@@ -148,7 +148,7 @@ BUGS = {
 
 
 def main(seconds: float = 90.0) -> None:
-    """Print an execution for each bug: the known one where it still shows it."""
+    """Print an execution for each bug: the known one if it still shows the bug."""
     for about, bug in BUGS.items():
         known = bug.shown_by(bug.replay) is not None
         print(f"{about}\n    {bug.replay if known else bug.find(seconds)}", flush=True)

@@ -1,4 +1,4 @@
-"""fsck: a healthy world is clean after any history; what the dead leave is told apart from a breach."""
+"""fsck: a healthy world is clean after any history; leftovers of dead ranks are told apart from breaches."""
 
 import random
 import threading
