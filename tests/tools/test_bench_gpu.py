@@ -319,7 +319,7 @@ def test_targets_are_judged() -> None:
 
 
 def pairs(rate: float) -> dict[str, Any]:
-    """As in a row."""
+    """The rates of a result row."""
     return {"pairs_per_s": {"p50": rate, "least": rate}}
 
 
