@@ -151,7 +151,7 @@ class Geometry:
 
     def records_in(self, region: Region) -> int:
         """How many records a region has."""
-        return sum(getattr(self, count) for count in region.counts)
+        return region.each * sum(getattr(self, count) for count in region.counts)
 
     @property
     def segment_bytes(self) -> int:

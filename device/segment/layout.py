@@ -86,10 +86,11 @@ class Region(NamedTuple):
     dtype: Any  #: of a record
     counts: tuple[str, ...]  #: fields of a `Geometry` that add up to the number of records
     doc: str
+    each: int = 1  #: records per count
 
 
 U64 = np.dtype("<u8")
-BUCKET = np.dtype(("<u8", 8))  # eight entries
+BUCKET_ENTRIES = 8
 
 # in the order in which they lie. The first begins behind HeapCtl, so its offset is not stored.
 REGIONS = (
@@ -97,7 +98,7 @@ REGIONS = (
     Region("links", "links_base", U64, ("n_pages", "hdr_count"), "the links"),
     Region("headers", "hdr_base", OBJ_HEADER.dtype, ("hdr_count",), "the header arena"),
     Region("descriptors", "desc_base", OBJ_DESC.dtype, ("hdr_count",), "the descriptors"),
-    Region("directory", "dir_base", BUCKET, ("dir_buckets",), "the directory"),
+    Region("directory", "dir_base", U64, ("dir_buckets",), "the directory", BUCKET_ENTRIES),
     Region("turnstiles", "turn_base", U64, ("dir_buckets",), "the directory's turnstiles, one word per bucket"),
     Region("ring", "ann_base", U64, ("ann_capacity",), "the announce ring"),
     Region("pins", "pin_base", U64, ("pin_slots",), "the pin ledger"),
@@ -270,8 +271,8 @@ ENTRY_TAG_SHIFT, ENTRY_TAG_MASK = _bits("ENTRY", "tag")
 ENTRY_RANK_SHIFT, ENTRY_RANK_MASK = _bits("ENTRY", "rank")
 ENTRY_HEADER_SHIFT, ENTRY_HEADER_MASK = _bits("ENTRY", "header")
 ENTRY_EPOCH_SHIFT, ENTRY_EPOCH_MASK = _bits("ENTRY", "epoch")
-ENTRIES_PER_BUCKET = tl.constexpr(BUCKET.itemsize // WORD)
-BUCKET_BYTES = tl.constexpr(BUCKET.itemsize)
+ENTRIES_PER_BUCKET = tl.constexpr(BUCKET_ENTRIES)
+BUCKET_BYTES = tl.constexpr(BUCKET_ENTRIES * WORD)
 
 STORED = tl.constexpr(1)
 REMOVED = tl.constexpr(2)

@@ -27,12 +27,11 @@ class SegmentView:
         self.geometry = geometry
         at = geometry.offsets
         self.ctl = raw[: HEAP_CTL.size].view(HEAP_CTL.dtype)
-        self.activity, links, self.headers, self.descriptors, buckets, _, self.ring, self.pins = (
+        self.activity, links, self.headers, self.descriptors, self.directory, _, self.ring, self.pins = (
             raw[at[region.base] :][: region.dtype.itemsize * geometry.records_in(region)].view(region.dtype)
             for region in REGIONS
         )
         self.page_links, self.header_links = links[: geometry.n_pages], links[geometry.n_pages :]
-        self.directory = buckets.reshape(-1)
         self.states = self.headers.view(np.uint64).reshape(geometry.hdr_count, -1)[
             :, OBJ_HEADER.offsets["state"] // WORD
         ]
