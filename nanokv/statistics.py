@@ -1,4 +1,4 @@
-"""Statistics of one rank: what its segment holds, and how many bytes it has moved."""
+"""Statistics of one rank: the contents of its segment, and the bytes that it has moved."""
 
 from dataclasses import asdict, dataclass
 from typing import Any

@@ -98,7 +98,7 @@ class Many:
     def _put_requests(
         self, keys: Sequence[KeyDigest], tensors: Sequence[torch.Tensor], preferred: int | None
     ) -> dict[int, Request]:
-        """What a launch can put, by index: the first of equal keys, so that it wins; no tensor that torch must copy."""
+        """The requests for a launch, by index: the first of equal keys, so that it wins; none that torch must copy."""
         firsts = {key: i for i, key in reversed(list(enumerate(keys)))}
         asked = {}
         for i in sorted(firsts.values()):

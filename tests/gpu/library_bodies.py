@@ -141,7 +141,7 @@ def prefill_kernels_answer_each_object(device: torch.device) -> None:
 
 
 def a_prefill_is_replayed_from_a_graph(device: torch.device) -> None:
-    """A captured prefill, and a decode that reads what it published: other keys at each replay. (Only on a GPU.)"""
+    """A captured prefill, and a decode that reads its objects: other keys at each replay. (Only on a GPU.)"""
     if device.type != "cuda":
         return
     replays = 100
@@ -260,7 +260,7 @@ def decode_kernels_say_what_is_missing(device: torch.device) -> None:
 # --- without a pin, while the object goes -------------------------------------------------------
 @contextmanager
 def instead(name: str, function: Callable[..., Any]) -> Iterator[None]:
-    """Make interpreted kernels of `paged_decode` call another function under a name."""
+    """Interpreted kernels of `paged_decode` call another function under a name."""
     real = getattr(paged_decode, name)
     setattr(paged_decode, name, function)
     try:
@@ -270,7 +270,7 @@ def instead(name: str, function: Callable[..., Any]) -> Iterator[None]:
 
 
 class Unrest:
-    """One block in `owner`, and what another rank does to it between a kernel's look-up and its loads."""
+    """A block in `owner`, which another rank changes between a kernel's look-up and its loads."""
 
     def __init__(self, owner: NanoKVCache, key: str, data: torch.Tensor) -> None:
         self._owner, self._key, self._data = owner, key, data

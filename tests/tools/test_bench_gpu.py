@@ -170,7 +170,7 @@ def test_they_are_the_last_part_of_the_gpu_tests(tmp_path: Path) -> None:
     assert report["device"] and report["targets"] == []
 
 
-# --- what is wrong is noticed -----------------------------------------------------------------
+# --- errors are noticed -----------------------------------------------------------------------
 WRONG = """
 import torch
 from bench.gpu import paged

@@ -1,4 +1,4 @@
-"""The examples of the device library run, compile for every GPU, and are what docs/device_library.md shows.
+"""The examples of the device library run, compile for every GPU, and match docs/device_library.md.
 
 For other cases than success see tests/gpu/library_bodies.py, which test_launch_caches interprets.
 """

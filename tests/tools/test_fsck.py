@@ -125,7 +125,7 @@ def test_the_check_changes_nothing() -> None:
     assert all(np.array_equal(view.raw, was) for view, was in zip(world.views, before, strict=True))
 
 
-# --- what the dead leave ----------------------------------------------------------------------
+# --- leftovers of dead ranks ------------------------------------------------------------------
 def leftovers(world: World) -> set[str]:
     report = world.check()
     assert not report.breaches, str(report)
