@@ -289,10 +289,10 @@ class NanoKVCache:
 
         Args:
             layers: the KV tensor of each layer, on the heap's device, all of one shape, dtype and strides:
-                [blocks, 2, tokens, heads, dim] or [2, blocks, tokens, heads, dim], or without K and V
+                [blocks, 2, tokens, heads, dim] or [2, blocks, tokens, heads, dim]; or, if `kv_dim` is None,
                 [blocks, tokens, heads, dim] or [blocks, tokens, dim]. Any strides: a cache that stores heads before
                 tokens is passed permuted.
-            kv_dim: the dimension of K and V, 0 or 1; None if there is none.
+            kv_dim: the dimension that separates K and V, 0 or 1; None if there is none.
 
         Raises:
             InvalidArgument: the tensors, or `kv_dim`, are not as above.
