@@ -38,10 +38,10 @@ check-long: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python -m bench
 
-test-gpu: # with the Python that has the GPU build of torch: make test-gpu PYTHON=...
+test-gpu: # PYTHON is the one that has the GPU build of torch: make test-gpu PYTHON=...
 	$(PYTHON) -m tests.gpu --json bench/results/gpu.json
 
-# torch first and by itself: the tested version, so that nothing else asks for a larger one
+# torch first and by itself, in the tested version, so that no other package pulls a larger build
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) install -q -c constraints.txt torch

@@ -1,6 +1,6 @@
-"""The protocol, its kernels, and the machines that run them. Imports nothing of the project outside this folder.
+"""The protocol, its kernels, and the machines that run them. Nothing here imports the project outside this folder.
 
-The rooms, in reading order. A room imports only rooms above it; the `__init__` of each lists its files.
+The rooms, in reading order. A room imports only rooms above it; its `__init__` lists its files.
 
     memory     operations on shared words: the vocabulary, for GPUs and CPUs
     segment    the bytes of a segment, and how a rank finds them
@@ -9,12 +9,12 @@ The rooms, in reading order. A room imports only rooms above it; the `__init__` 
     machines   run the protocol for a host: compiled for a CPU, or launched as kernels
     sim        the simulated machine: every interleaving, weak memory, kills
 
-Two faces for kernels of other people stand on top:
+Two public faces for users' kernels stand on top:
 
     library    the device functions that a kernel may call, under names that stay
     remote     loads, stores and atomics on other ranks' memory, with the signatures of ROCm Iris
 
-and two classes for hosts that launch: `Batch`, a table of requests in device memory, and `Request`, a row of it.
+and two classes for hosts that launch: `Batch`, a table of requests in device memory, and `Request`, one of its rows.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -32,7 +32,7 @@ _HOMES = {"Batch": "nanokv.device.machines.batch", "Request": "nanokv.device.mac
 
 
 def __getattr__(name: str) -> Any:
-    """Import on demand: `Batch` brings torch and the kernels."""
+    """Import a name on its first use: `Batch` brings torch and the kernels."""
     if name not in _HOMES:
         raise AttributeError(f"module 'nanokv.device' has no attribute {name!r}")
     from importlib import import_module

@@ -1,6 +1,6 @@
-"""The device library: what kernels of other people call, under names that stay. docs/device_library.md explains it.
+"""The device library: the functions for users' kernels, under names that stay. docs/device_library.md explains them.
 
-Nothing is defined here. Protocol functions may move from file to file; this list of names does not.
+Nothing is defined here. Protocol functions may move from file to file; this list of names stays.
 
     many CTAs, one object    begin_put_part, sum_put_part, finish_put_part; and the same for get
     one CTA, one object      put, get, remove
@@ -8,9 +8,9 @@ Nothing is defined here. Protocol functions may move from file to file; this lis
     a read in place          lookup, lookup_described, validate, verify, touch; pin, unpin
     addresses                segment, copy_tile, copy_bytes
     private tables           table64, store64, REQUEST_BYTES, TICKET_BYTES, Q_* (the fields of a request)
-    what they answer         OK, MISS, ... (`status`), and NOT_LAST
+    statuses                 OK, MISS, ... (`protocol.status`), and NOT_LAST
 
-All of them run in CTAs of ONE warp (`memory` says why), but for `copy_tile` and `copy_bytes`.
+All of them run in CTAs of ONE warp (`memory.triton` says why), except `copy_tile` and `copy_bytes`.
 """
 
 from nanokv.device.kernels.shares import copy_tile

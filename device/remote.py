@@ -1,12 +1,12 @@
-"""Remote memory access for kernels of users, with the signatures of ROCm Iris, for machines that do not have it.
+"""Remote memory access for users' kernels, with the signatures of ROCm Iris, for machines that do not have it.
 
-A segment's addresses are offsets: `heap_bases` is an int64 table of every rank's base as this process sees it, and
+A pointer stands for an offset in a segment. `heap_bases` is an int64 table of every rank's base in this process, and
 
     remote = heap_bases[to_rank] + (pointer - heap_bases[from_rank])
 
 `pointer` is always an address in the view of the rank that runs the kernel. A kernel written against this module runs
-unchanged with `import iris` in its place, and the other way round. Which rank stands first follows Iris: `load` names
-the reader (`to_rank`) before the owner (`from_rank`), everything else the caller (`from_rank`) before the owner.
+unchanged with `import iris` in its place, and the other way round. The order of the ranks follows Iris: `load` takes
+the reader (`to_rank`) before the owner (`from_rank`), all others take the caller (`from_rank`) before the owner.
 
 Undefined: a pointer outside of `from_rank`'s segment, a rank outside of the world, plain loads and stores that race.
 """
@@ -62,7 +62,7 @@ def atomic_xchg(
     sem: tl.constexpr = None,
     scope: tl.constexpr = None,
 ) -> Any:
-    """Exchange in `to_rank`'s memory; returns what was there. `sem`, `scope`: as in Triton; words that another GPU or
+    """Exchange in `to_rank`'s memory; returns the old value. `sem`, `scope`: as in Triton; words that another GPU or
     the host reads need scope="sys"."""
     return tl.atomic_xchg(translate(pointer, from_rank, to_rank, heap_bases), val, mask=mask, sem=sem, scope=scope)
 
@@ -78,7 +78,7 @@ def atomic_add(
     sem: tl.constexpr = None,
     scope: tl.constexpr = None,
 ) -> Any:
-    """Add in `to_rank`'s memory; returns what was there."""
+    """Add in `to_rank`'s memory; returns the old value."""
     return tl.atomic_add(translate(pointer, from_rank, to_rank, heap_bases), val, mask=mask, sem=sem, scope=scope)
 
 
@@ -93,7 +93,7 @@ def atomic_cas(
     sem: tl.constexpr = None,
     scope: tl.constexpr = None,
 ) -> Any:
-    """Compare and swap in `to_rank`'s memory; returns what was there. No mask, as in Triton: guard it with `if`."""
+    """Compare and swap in `to_rank`'s memory; returns the old value. No mask, as in Triton: guard it with `if`."""
     return tl.atomic_cas(translate(pointer, from_rank, to_rank, heap_bases), cmp, val, sem=sem, scope=scope)
 
 
@@ -110,12 +110,12 @@ def kv_commit_ready(
         heap_bases: int64 table of bases.
 
     Returns:
-        int64: 1, or 0 if the object was given up meanwhile: then its bytes are lost, and nothing was changed.
+        int64: 1; or 0 if the object was given up meanwhile: its bytes are lost, and nothing was changed.
 
-    Call it once an object, when every CTA has stored its part: a barrier in here orders the warps of this CTA, no other
-    CTAs. On AMD a wave waits for its own stores alone: run the storing kernel with one wave a CTA, or commit from a
-    kernel launched after it. It stores no checksum: where objects have one (`NanoKVCache(checksum=True)`), let the host
-    commit, or call `put.seal_payload` and `put.commit` instead.
+    Call it once per object, after every CTA has stored its part: the barriers in it order the warps of this CTA, not
+    other CTAs. On AMD a wave waits only for its own stores: run the storing kernel with one wave per CTA, or commit
+    from a kernel launched after it. It stores no checksum: where objects have one (`NanoKVCache(checksum=True)`), let
+    the host commit, or call `put.seal_payload` and `put.commit` instead.
     """
     word = tl.cast(tl.cast(header_ptr, tl.int64) + H_STATE, tl.pointer_type(tl.int64))
     before = tl.cast(epoch, tl.int64) << EPOCH_SHIFT

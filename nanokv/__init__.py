@@ -1,6 +1,22 @@
 """NanoKV: a distributed cache for the KV tensors of LLM inference.
 
 Prefill workers write KV directly into the memory of decode workers, and allocate there themselves.
+
+    cache, virtual_world     the API: one rank, or all ranks of a world in this process
+    types, errors, config    its data, errors and options
+    keys, plans, pinned      digests of keys; objects that the caller's kernel writes; objects held in place
+    waiting, background      waits with a deadline; asynchronous operations
+    statistics               counters of a segment and of a cache
+    status_errors, wiring    from a status to an error; the parts of a cache, joined
+    allocation, compat_v1    the allocators: the producer (v2), or a master (v1)
+    transfer                 copies between tensors and objects
+    host_poller              the owner's host: index, events, sweeps
+    heap                     the memory of segments, one module per provider
+    device                   the protocol, its kernels, and the machines that run them
+    cli, doctor, fsck        the command line; a look at this machine; a check of a world's invariants
+    check, demo              the checks of the protocol; prefill and decode in two processes
+
+docs/structures.md follows one object through them.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -40,7 +56,7 @@ _HOME = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is asked for: torch takes seconds, and the command line does not always need it."""
+    """Import a name on its first use: torch takes seconds, and the command line does not always need it."""
     if name not in _HOME:
         raise AttributeError(f"module 'nanokv' has no attribute {name!r}")
     from importlib import import_module

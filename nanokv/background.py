@@ -1,4 +1,4 @@
-"""Asynchronous operations: one background thread a cache, started by the first of them."""
+"""Asynchronous operations: one background thread per cache, started by the first operation."""
 
 import threading
 from collections.abc import Callable
@@ -18,14 +18,14 @@ class Handle(Generic[T]):
         self._future = future
 
     def done(self) -> bool:
-        """True once it has ended, well or not."""
+        """True once it has ended, with a result or an error."""
         return self._future.done()
 
     def wait(self, timeout: float | None = None) -> T:
-        """Its result, or the error that the blocking call would have raised.
+        """The result of the operation, or the error that the blocking call would have raised.
 
         Raises:
-            WaitTimeout: it is still under way after `timeout` seconds.
+            WaitTimeout: it has not ended after `timeout` seconds.
         """
         try:
             return self._future.result(timeout)
@@ -36,7 +36,7 @@ class Handle(Generic[T]):
 
 
 class Worker:
-    """Runs operations one after the other."""
+    """Runs operations one after the other, in a background thread."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -45,7 +45,11 @@ class Worker:
         self._closed = False
 
     def submit(self, work: Callable[[], T]) -> Handle[T]:
-        """Queue an operation."""
+        """Queue an operation.
+
+        Raises:
+            NanoKVError: this worker is closed.
+        """
         with self._lock:
             if self._closed:
                 raise NanoKVError("this cache is closed")
@@ -54,7 +58,7 @@ class Worker:
             return Handle(self._pool.submit(work))
 
     def close(self) -> None:
-        """Let what is queued end, then stop."""
+        """Finish the queued operations, then stop. Idempotent."""
         with self._lock:
             self._closed = True
             pool, self._pool = self._pool, None

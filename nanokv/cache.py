@@ -1,4 +1,4 @@
-"""NanoKVCache: the public API, one object a rank.
+"""NanoKVCache: the public API, one object per rank.
 
 Objects are immutable and named by keys. Any rank puts into any rank's segment and reads from any; the same calls work
 whether the producer allocates (`alloc="device"`, v2) or the master does (`alloc="host"`, v1).
@@ -56,10 +56,12 @@ class NanoKVCache:
         options: fields of `nanokv.config.Options`.
 
     Raises:
-        InvalidArgument, HeapUnavailable, SegmentCorrupt: the arguments, the machine, or what lies under the name.
-        PeerLost: other ranks did not come within `attach_timeout`.
+        InvalidArgument: an argument is wrong.
+        HeapUnavailable: this machine does not have that kind of heap, or the name cannot be used.
+        SegmentCorrupt: the memory under that name is not a valid world.
+        PeerLost: the other ranks did not attach within `attach_timeout`.
 
-    A cache is used from any thread. `close` it, or use it in a `with` block.
+    A cache may be used from any thread. `close` it, or use it in a `with` block.
     """
 
     def __init__(
@@ -77,9 +79,9 @@ class NanoKVCache:
         rank = rank_from_env() if rank is None else rank
         world_size = world_size_from_env() if world_size is None else world_size
         geometry = plan_geometry(heap_bytes, page_bytes, world_size, chosen)
-        for what, value in (("rank", rank), ("master_rank", master_rank)):
+        for argument, value in (("rank", rank), ("master_rank", master_rank)):
             if not 0 <= value < world_size:
-                raise InvalidArgument(f"{what} must be 0 to {world_size - 1}, not {value}")
+                raise InvalidArgument(f"{argument} must be 0 to {world_size - 1}, not {value}")
         heap = attach(given_name() if name is None else name, geometry, rank, chosen)
         self._setup(wire(heap, master_rank, chosen), chosen)
 
@@ -101,7 +103,7 @@ class NanoKVCache:
         self._open = True
         self.options = options
 
-    # --- who and where ---
+    # --- identity and addresses ---
     @property
     def rank(self) -> int:
         """This rank."""
@@ -119,12 +121,12 @@ class NanoKVCache:
 
     @property
     def device(self) -> torch.device:
-        """Where segments lie, and what `get` returns."""
+        """The device of the segments, and of the tensors that `get` returns."""
         return self._heap.device
 
     @property
     def heap_bases_tensor(self) -> torch.Tensor:
-        """int64 [world_size]: every rank's segment base in this process, as iris' device functions take it."""
+        """int64 [world_size]: every rank's segment base in this process, as Iris' device functions take it."""
         return torch.tensor(self._heap.bases, dtype=torch.int64, device=self._heap.device)
 
     @property
@@ -135,9 +137,9 @@ class NanoKVCache:
     def device_ptr(self, rank: int, offset: int) -> int:
         """The pointer to pass to iris-style device functions for `offset` in the segment of `rank`.
 
-        Those translate a pointer of the calling rank: remote = bases[rank] + (pointer - bases[self.rank]). So this is
-        the address of the offset in this rank's *own* segment; `rank` is only checked. For plain loads and stores take
-        `remote_ptr`.
+        Those functions translate a pointer of the calling rank: remote = bases[rank] + (pointer - bases[self.rank]). So
+        this is the address of the offset in this rank's *own* segment; `rank` is only checked. For plain loads and
+        stores take `remote_ptr`.
         """
         self._check_place(rank, offset)
         return self._heap.bases[self._heap.rank] + offset
@@ -161,7 +163,10 @@ class NanoKVCache:
 
     # --- objects ---
     def put(self, key: Key, tensor: torch.Tensor, *, preferred_segment: int | None = None) -> None:
-        """Store a tensor, in the preferred rank's segment (else one chosen by the key). It can be read at once.
+        """Store a tensor in the preferred rank's segment, or by default in the key's home rank. It can be read at once.
+
+        Args:
+            tensor: dense, on any device, with any strides, of at most seven dimensions.
 
         Raises:
             DuplicateKey, OutOfMemory, InvalidArgument, PeerLost, WriteLost: nothing was stored.
@@ -179,8 +184,8 @@ class NanoKVCache:
             dst: contiguous, on the heap's device, of exactly the object's number of bytes.
 
         Raises:
-            KeyNotFound, NotReady, InvalidArgument, SegmentCorrupt, PeerLost: what is in `dst` then means nothing,
-            unless it is InvalidArgument: nothing was copied.
+            KeyNotFound, NotReady, SegmentCorrupt, PeerLost: the contents of `dst` are undefined.
+            InvalidArgument: `dst` does not suit the object; nothing was copied.
         """
         self._check_open()
         digest = self._hash(key)
@@ -200,7 +205,8 @@ class NanoKVCache:
         """Remove an object.
 
         Raises:
-            KeyNotFound, NotReady, ObjectPinned, PeerLost: it is as it was.
+            KeyNotFound, NotReady, ObjectPinned: nothing was removed.
+            PeerLost: v1's master did not answer; it may have removed the object.
         """
         self._check_open()
         status = self._allocation.remove(self._hash(key))
@@ -208,7 +214,7 @@ class NanoKVCache:
             raise self._error(status, key)
 
     def exists(self, key: Key) -> bool:
-        """True if the object can be read now. Does not make it look used to eviction."""
+        """True if the object can be read now. For eviction this is not a use of it."""
         return self._is_ready(self._hash(key))
 
     __contains__ = exists
@@ -217,14 +223,20 @@ class NanoKVCache:
     def put_many(
         self, keys: Sequence[Key], tensors: Sequence[torch.Tensor], *, preferred_segment: int | None = None
     ) -> list[NanoKVError | None]:
-        """Put each; returns what went wrong with each, or None. Only a call that is itself wrong raises."""
+        """Put each tensor; returns per key an error or None. Raises only if the call as a whole is wrong.
+
+        Raises:
+            InvalidArgument, PeerLost: see `preferred_segment` of `put`; or there are not as many keys as tensors.
+        """
         if len(keys) != len(tensors):
             raise InvalidArgument(f"{len(keys)} keys and {len(tensors)} tensors")
         self._check_segment(preferred_segment)
         outcomes = self._many.put([self._hash(key) for key in keys], tensors, preferred_segment)
         return [
-            said if isinstance(said, NanoKVError) else self._judge_put(said, key, tensor.nbytes, preferred_segment)
-            for key, tensor, said in zip(keys, tensors, outcomes, strict=True)
+            outcome
+            if isinstance(outcome, NanoKVError)
+            else self._judge_put(outcome, key, tensor.nbytes, preferred_segment)
+            for key, tensor, outcome in zip(keys, tensors, outcomes, strict=True)
         ]
 
     def _judge_put(self, status: int, key: Key, nbytes: int, preferred: int | None) -> NanoKVError | None:
@@ -236,7 +248,11 @@ class NanoKVCache:
         return self._error(status, key, nbytes) if status else None
 
     def get_many(self, keys: Sequence[Key], *, dsts: Sequence[torch.Tensor] | None = None) -> list[torch.Tensor | None]:
-        """Get each; None where there is no object (yet). `dsts`: as `dst` of get, one a key."""
+        """Get each object; None for a key that has none (yet). `dsts`: as `dst` of `get`, one per key.
+
+        Raises:
+            InvalidArgument, SegmentCorrupt, PeerLost: as `get`.
+        """
         self._check_open()
         if dsts is not None and len(keys) != len(dsts):
             raise InvalidArgument(f"{len(keys)} keys and {len(dsts)} dsts")
@@ -254,32 +270,32 @@ class NanoKVCache:
         return [None if isinstance(found, int) else found for found in results]
 
     def exists_many(self, keys: Sequence[Key]) -> list[bool]:
-        """Whether each can be read now."""
+        """Per key, whether its object can be read now."""
         self._check_open()
         return [status == Status.OK for status in self._many.find([self._hash(key) for key in keys])]
 
     def prefix_length(self, keys: Sequence[Key]) -> int:
-        """How many of the first keys can be read now, without a gap: the longest cached prefix of a chain of blocks."""
+        """How many of the first keys have objects that can be read now: the longest cached prefix of a chain."""
         self._check_open()
         return self._many.prefix([self._hash(key) for key in keys])
 
     def remove_many(self, keys: Sequence[Key]) -> list[bool]:
-        """Remove each; False where there was nothing to remove, or it is being written or pinned."""
+        """Remove each object; per key False if there was none, or if it is being written or pinned."""
         self._check_open()
         return [status == Status.OK for status in self._many.remove([self._hash(key) for key in keys])]
 
     def paged_kv(self, layers: Sequence[torch.Tensor], *, kv_dim: int | None) -> PagedKV:
-        """An engine's paged KV cache, of which blocks are put and got where they lie: see `PagedKV`.
+        """Access to an engine's paged KV cache, whose blocks are put and got in place: see `PagedKV`.
 
         Args:
-            layers: the KV tensor of each layer, on the heap's device, all of one shape, dtype and strides, whatever
-                those are: [blocks, 2, tokens, heads, dim] or [2, blocks, tokens, heads, dim] (any strides, so also
-                those whose heads lie before the tokens, permuted), or [blocks, tokens, heads, dim], or
-                [blocks, tokens, dim].
-            kv_dim: which dimension K and V are; None if there is none.
+            layers: the KV tensor of each layer, on the heap's device, all of one shape, dtype and strides:
+                [blocks, 2, tokens, heads, dim] or [2, blocks, tokens, heads, dim]; or, if `kv_dim` is None,
+                [blocks, tokens, heads, dim] or [blocks, tokens, dim]. Any strides: a cache that stores heads before
+                tokens is passed permuted.
+            kv_dim: the dimension that separates K and V, 0 or 1; None if there is none.
 
         Raises:
-            InvalidArgument: tensors that are not so.
+            InvalidArgument: the tensors, or `kv_dim`, are not as above.
         """
         from nanokv.transfer.paged import Hooks, PagedKV  # brings the kernels
 
@@ -288,19 +304,19 @@ class NanoKVCache:
 
     # --- asynchronous ---
     def put_async(self, key: Key, tensor: torch.Tensor, *, preferred_segment: int | None = None) -> Handle[None]:
-        """`put` in the background, in order; the tensor must not change before the handle is done."""
+        """`put` in the background, in the order of the calls; the tensor must not change before the handle is done."""
         return self._worker.submit(lambda: self.put(key, tensor, preferred_segment=preferred_segment))
 
     def get_async(self, key: Key, *, dst: torch.Tensor | None = None) -> Handle[torch.Tensor]:
-        """`get` in the background, in order."""
+        """`get` in the background, in the order of the calls."""
         return self._worker.submit(lambda: self.get(key, dst=dst))
 
-    # --- plans: a kernel of the caller's writes ---
+    # --- plans: the caller's kernel writes ---
     def open_for_write(self, key: Key, bytes_total: int, *, preferred_segment: int | None = None) -> WritePlan:
-        """Claim a key and allocate; the caller's kernel writes the bytes, and commits READY, or `commit` does.
+        """Claim a key and allocate; the caller's kernel writes the bytes. The kernel or `commit` makes it READY.
 
-        The object reads back as flat uint8. If it is not READY after `write_timeout`, it is given up; its pages are
-        kept until `commit` or `abort` is called (they then raise WriteLost), or this process ends.
+        The object reads back as flat uint8. If it is not READY after `write_timeout`, it is given up; its pages stay
+        reserved until this rank calls `commit` or `abort` (which then raise WriteLost), or its process ends.
 
         Raises:
             DuplicateKey, OutOfMemory, InvalidArgument, PeerLost: nothing was allocated.
@@ -314,7 +330,7 @@ class NanoKVCache:
         raise self._error(plan, key, bytes_total, preferred_segment)
 
     def commit(self, key: Key) -> None:
-        """Make an object READY that this rank opened; nothing is left to do if its kernel did.
+        """Make an object READY that this rank opened. Succeeds also if its kernel has done so already.
 
         Raises:
             KeyNotFound: this rank has not opened it. WriteLost: it took longer than `write_timeout`.
@@ -329,7 +345,7 @@ class NanoKVCache:
         self._traffic.planned(begun.place.nbytes)
 
     def abort(self, key: Key) -> None:
-        """Give up an object that this rank opened. Only when its kernel has ended.
+        """Give up an object that this rank opened. To be called only after its kernel has ended.
 
         Raises:
             KeyNotFound: this rank has not opened it. WriteLost: it was given up already.
@@ -397,8 +413,8 @@ class NanoKVCache:
         """Wait until every object can be read.
 
         Raises:
-            WaitTimeout: after `timeout` seconds, saying how many are missing.
-            PeerLost: a rank that is needed ended meanwhile (v1: the master).
+            WaitTimeout: after `timeout` seconds; the message gives the number of missing objects.
+            PeerLost: v1's master ended meanwhile.
         """
         many = [keys] if isinstance(keys, str | bytes | KeyDigest) else list(keys)
         self._wait_for([self._hash(key) for key in many], timeout)
@@ -411,7 +427,7 @@ class NanoKVCache:
         return self._allocation.exists(digest) == Status.OK
 
     def flush(self, *, timeout: float = 10.0) -> None:
-        """Wait until this rank's index (keys, stats, events) has seen all that was committed in its segment before.
+        """Wait until this rank's index (keys, stats, events) includes every commit in its segment before this call.
 
         Raises:
             WaitTimeout: after `timeout` seconds.
@@ -428,15 +444,15 @@ class NanoKVCache:
     __iter__ = keys
 
     def __len__(self) -> int:
-        """How many objects lie in this rank's segment, as its index knows them."""
+        """The number of objects in this rank's segment, as its index knows them."""
         return len(self._poller.index)
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
-        """Tell `listener` of STORED and REMOVED events of this rank's segment; returns what ends it."""
+        """Tell `listener` of STORED and REMOVED events of this rank's segment; the function returned ends that."""
         return self._poller.listeners.add(listener)
 
     def clear(self) -> int:
-        """Remove every object in this rank's segment that is READY and not pinned; returns how many."""
+        """Remove every object in this rank's segment that is READY and not pinned; returns their number."""
         self.flush()
         slots, records = self._poller.index.rows()
         pairs = zip(slots.tolist(), records["epoch"].tolist(), strict=True)
@@ -445,7 +461,11 @@ class NanoKVCache:
         return removed
 
     def evict_until_below(self, usage_ratio: float) -> None:
-        """Evict from this rank's segment, least recently used first, until at most this part of its pages is in use."""
+        """Evict from this rank's segment, least recently used first, until at most this part of its pages is in use.
+
+        Raises:
+            InvalidArgument: `usage_ratio` is not from 0 to 1.
+        """
         if not 0 <= usage_ratio <= 1:
             raise InvalidArgument(f"usage_ratio must be 0 to 1, not {usage_ratio!r}")
         self._check_open()
@@ -460,7 +480,7 @@ class NanoKVCache:
             now.as_dict() | self._traffic.as_dict() | self._poller.as_dict() | {"rank": self.rank, "alloc": self.alloc}
         )
 
-    # --- the end ---
+    # --- closing ---
     def close(self) -> None:
         """Leave the world. Open plans are aborted; the objects in this rank's segment go with it. Idempotent."""
         if not self._open:

@@ -21,7 +21,7 @@ from nanokv import __version__
 from nanokv.check.command import check
 from nanokv.errors import NanoKVError
 
-BAD = 2  #: exit code: the command could not do what it was asked
+BAD = 2  #: exit code: the command could not be carried out
 _BREACH, _LEFTOVERS = 1, 3
 
 
@@ -49,7 +49,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 class Alloc(StrEnum):
-    """Who allocates in the demo."""
+    """The allocator of the demo."""
 
     DEVICE = "device"
     HOST = "host"

@@ -1,7 +1,7 @@
-"""Every option and every environment variable of NanoKV, once.
+"""Every option and every environment variable of NanoKV, declared once.
 
-An argument wins over its variable, the variable over the default. Two variables are read by modules that import nothing
-of the API: NANOKV_CACHE_DIR (the folder of compiled code, `device/machines/native_code.py`) and NANOKV_SHM_DIR (the
+An argument overrides its variable, a variable the default. Two variables are read by modules that import nothing of the
+API: NANOKV_CACHE_DIR (the folder of compiled code, `device/machines/native_code.py`) and NANOKV_SHM_DIR (the
 folder of worlds of processes, default /dev/shm, `heap/world_file_layout.py`).
 """
 
@@ -20,25 +20,25 @@ Alloc = Literal["device", "host"]
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Options of a cache beyond its size. All ranks of a world give the same, except `write_timeout`.
+    """Options of a cache beyond its size. All ranks of a world give the same ones, except for `write_timeout`.
 
     Attributes:
         alloc: "device": the producer allocates (v2). "host": the master does (v1). Variable NANOKV_ALLOC.
         namespace: the same key in another namespace is another key (a model, a layout, a tenant).
-        evict: whether a full heap gives up its oldest objects. False: it answers OutOfMemory.
-        water: (low, high) percent of used pages between which v1's master keeps each heap, if `evict`.
+        evict: whether a full heap evicts its least recently used objects. False: a put raises OutOfMemory.
+        water: (low, high) percent of used pages, between which v1's master keeps each heap if `evict`.
         policy: v1's eviction order, "last_access" or "fifo".
         size_classes: pages of an extent of each class, ascending, each a multiple of the one before; at most eight.
-        max_objects: header slots per segment. Default: one per page, and 64.
+        max_objects: header slots per segment. Default: one per page, and 64 more.
         ring_slots: slots of the announce ring.
-        shards: free lists of each kind, a power of two up to 64: the more, the more producers can allocate at once.
+        shards: free lists of each kind, a power of two up to 64. More lists let more producers allocate at once.
             Default: 1 in host memory, 64 on a GPU (fewer in a small heap).
         write_timeout: seconds after which an unfinished object is given up.
-        rpc_timeout: seconds after which v1 calls the master lost.
+        rpc_timeout: seconds without an answer after which v1 takes the master for lost.
         attach_timeout: seconds to wait for the other ranks.
-        on_stale: for heap "shm", if all ranks of a world of that name are dead: see `WorldSpec`.
-        checksum: store a checksum of each object's bytes, and refuse to read objects without one: SegmentCorrupt. In a
-            kernel `cooperative.sum_put_part` makes it. Variable NANOKV_CHECKSUM: 0 or 1.
+        on_stale: what heap "shm" does if all ranks of a world of that name are dead: see `WorldSpec`.
+        checksum: store a checksum of each object's bytes, and refuse to read objects without one: SegmentCorrupt.
+            Kernels compute it by `cooperative.sum_put_part`. Variable NANOKV_CHECKSUM: 0 or 1.
         heap: the provider that makes the segments (docs/providers.md). Default: "local" for one rank without a name,
             else "shm". Variable NANOKV_HEAP.
         heap_options: further options of that provider, such as `device`.

@@ -3,13 +3,13 @@
 NanoKVError
 ├── InvalidArgument (ValueError)   the call itself is wrong; nothing was done
 ├── KeyNotFound (KeyError)         no object has this key
-├── DuplicateKey                   the key exists, or somebody is writing it
-├── NotReady                       the object exists, its bytes do not yet
-│   └── WaitTimeout (TimeoutError) ... and did not in the time that the caller gave
-├── ObjectPinned                   somebody reads the object in place
+├── DuplicateKey                   the key exists, or a producer is writing its object
+├── NotReady                       the object exists, its bytes are not complete yet
+│   └── WaitTimeout (TimeoutError) ... and were not within the caller's timeout
+├── ObjectPinned                   a reader holds the object in place
 ├── OutOfMemory (MemoryError)      no room: pages, header slots, directory entries or pins
 ├── WriteLost                      the object was reclaimed while it was being written
-├── SegmentCorrupt                 a segment, or a word in one, cannot be what it should be
+├── SegmentCorrupt                 a segment, or a word in one, has an impossible value
 ├── HeapUnavailable                this kind of heap does not work here, or a name cannot be used
 └── PeerLost (ConnectionError)     a rank that is needed is dead, closed, or does not answer
 """
@@ -35,15 +35,15 @@ class DuplicateKey(NanoKVError):
 
 
 class NotReady(NanoKVError):
-    """The object exists, its bytes do not yet."""
+    """The object exists, its bytes are not complete yet."""
 
 
 class WaitTimeout(NotReady, TimeoutError):
-    """A wait with a deadline ended without what was waited for."""
+    """The objects of a wait were not all READY at its deadline."""
 
 
 class ObjectPinned(NanoKVError):
-    """The object cannot be removed while somebody reads it in place."""
+    """The object cannot be removed while a reader holds it in place."""
 
 
 class OutOfMemory(NanoKVError, MemoryError):
@@ -55,7 +55,7 @@ class WriteLost(NanoKVError):
 
 
 class SegmentCorrupt(NanoKVError):
-    """A segment, or a word in one, cannot be what it should be: magic, version, geometry, an offset out of bounds."""
+    """A segment, or a word in one, has an impossible value: magic, version, geometry, an offset out of bounds."""
 
 
 class HeapUnavailable(NanoKVError):

@@ -1,6 +1,6 @@
 """Keys and their digests: XXH3-128 of the namespace and the key, the same in every process.
 
-64 bits alone would serve a wrong block once in a while at scale, so both halves are stored and compared.
+At scale, 64 bits would collide once in a while and serve a wrong block, so both halves are stored and compared.
 """
 
 import struct
@@ -15,7 +15,7 @@ _WORD = 1 << 63
 
 
 class Hasher:
-    """Digests of keys within a namespace (a model, a layout, a tenant): other namespaces never share an object."""
+    """Digests of keys within a namespace (a model, a layout, a tenant): two namespaces never share an object."""
 
     def __init__(self, namespace: str = "") -> None:
         if not isinstance(namespace, str) or "\0" in namespace:
@@ -26,7 +26,7 @@ class Hasher:
         """The digest of a key: a str (as UTF-8), bytes, or a digest itself.
 
         Raises:
-            InvalidArgument: anything else.
+            InvalidArgument: the key is of another type.
         """
         if isinstance(key, str):
             raw = key.encode("utf-8", "surrogatepass")

@@ -1,4 +1,4 @@
-"""Objects that a kernel of the caller's writes: opened by this rank, not yet committed."""
+"""Objects that the caller's kernel writes: opened by this rank, not yet committed."""
 
 import threading
 
@@ -13,7 +13,7 @@ from nanokv.types import Key, KeyDigest, WritePlan
 
 
 def plan_of(key: KeyDigest, place: Place, geometry: Geometry) -> WritePlan:
-    """What a producer's kernel is told of an object that it writes."""
+    """The plan of an object for the kernel that writes it."""
     return WritePlan(
         key_hash=key.key_hash,
         dst_rank=place.owner,
@@ -36,7 +36,7 @@ class Plans:
         self._open: dict[KeyDigest, Begun] = {}
 
     def begin(self, key: KeyDigest, nbytes: int, preferred: int | None) -> WritePlan | int:
-        """Claim and allocate: the plan, or the status that says why not."""
+        """Claim and allocate: the plan, or the status of the refusal."""
         begun = self._allocation.begin(key, nbytes, preferred, RAW, plan=True)
         if begun.status != Status.OK:
             return begun.status
@@ -57,7 +57,7 @@ class Plans:
         return begun
 
     def abort_all(self) -> None:
-        """Give all open plans up."""
+        """Abort all open plans."""
         with self._lock:
             left, self._open = self._open, {}
         for digest, begun in left.items():

@@ -1,4 +1,4 @@
-"""Statistics of one rank: what its segment holds, and how many bytes it has moved."""
+"""Statistics of one rank: the contents of its segment, and the bytes that it has moved."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -14,7 +14,7 @@ from nanokv.device.segment.layout import DEAD, PINS_SHIFT, READY, RESERVED, STAT
 
 @dataclass(frozen=True)
 class HeapSnapshot:
-    """A segment at one moment, as its headers and control words say."""
+    """A segment at one moment, according to its headers and control words."""
 
     heap_total: int  #: payload bytes
     heap_used: int  #: bytes of the extents that headers hold
@@ -37,7 +37,7 @@ class HeapSnapshot:
 
     @staticmethod
     def of(geometry: Geometry, control: Any, headers: npt.NDArray[Any], alloc: str) -> "HeapSnapshot":
-        """Count what a HeapCtl record and the OBJ_HEADER records of a segment say. `alloc`: "device" or "host"."""
+        """From the HeapCtl record and the OBJ_HEADER records of a segment. `alloc`: "device" or "host"."""
         state = headers["state"] & STATE_MASK.value
         ready = state == READY.value
         unfinished = (state == WRITING.value) | ((state == RESERVED.value) & (headers["epoch"] > 0))
@@ -59,7 +59,7 @@ class HeapSnapshot:
 
 
 def held_pages(geometry: Geometry, alloc: str, n_pages: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-    """The pages that objects of `n_pages` pages hold: in v2 a whole extent of a size class, in v1 just as many."""
+    """The pages that objects of `n_pages` pages hold: in v2 a whole extent of a size class, in v1 exactly those."""
     return geometry.extent_pages(n_pages) if alloc == "device" else n_pages.astype(np.int64)
 
 
@@ -71,7 +71,7 @@ def snapshot(machine: Machine, rank: int, alloc: str) -> HeapSnapshot:
 
 
 class Traffic:
-    """What one cache object has put and got. Best effort under threads: counting must not cost a lock."""
+    """Counts the puts and gets of one cache object. Inexact under threads: counting takes no lock."""
 
     def __init__(self) -> None:
         self.puts = self.put_errors = self.bytes_tx = 0

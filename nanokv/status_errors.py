@@ -1,4 +1,4 @@
-"""Where a status becomes an exception: the only place."""
+"""The only place where a status becomes an exception."""
 
 from nanokv import errors
 from nanokv.device.protocol.status import Status
@@ -9,7 +9,7 @@ _SHOWN = 80
 
 
 def shown(key: Key) -> str:
-    """A key for a message: not a megabyte of it."""
+    """A key for a message, cut after 80 characters."""
     text = repr(key)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}... ({len(key)} long)"
 

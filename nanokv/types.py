@@ -1,4 +1,4 @@
-"""The plain data of the API: what a plan and a location look like, and what operations answer."""
+"""The plain data of the API: keys, locations of objects, and plans for kernels that write them."""
 
 from dataclasses import dataclass
 from typing import NamedTuple

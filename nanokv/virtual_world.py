@@ -22,7 +22,7 @@ def local_world(
     device: str | torch.device | Sequence[str | torch.device] = "cpu",
     **options: Any,
 ) -> list[NanoKVCache]:
-    """A world of `n` virtual ranks in this process: the cache of each. Arguments and errors: see `NanoKVCache`.
+    """A world of `n` virtual ranks in this process: one cache per rank. Arguments and errors: see `NanoKVCache`.
 
     Args:
         device: where the segments lie: "cpu"; or a GPU, which then runs the protocol's kernels; or several GPUs, which

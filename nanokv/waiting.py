@@ -1,4 +1,4 @@
-"""Waiting for objects that other ranks write: look-ups, less and less often, with a deadline."""
+"""Waiting for objects that other ranks write: look-ups at growing intervals, up to a deadline."""
 
 import time
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""How a cache is put together: heap, machine, path and poller of one rank."""
+"""How a cache is put together: heap, machine, allocation and poller of one rank."""
 
 from typing import NamedTuple
 
@@ -25,7 +25,7 @@ class Wired(NamedTuple):
 
 
 def plan_geometry(heap_bytes: int, page_bytes: int, world_size: int, options: Options) -> Geometry:
-    """The geometry of a world. Raises InvalidArgument, which names the size that is wrong."""
+    """The geometry of a world. Raises InvalidArgument, naming the size that is wrong."""
     try:
         return Geometry.plan(
             heap_bytes,
@@ -79,7 +79,7 @@ def attach(name: str | None, geometry: Geometry, rank: int, options: Options) ->
 
 
 def wire(heap: Heap, master_rank: int, options: Options) -> Wired:
-    """Machine, path and poller on a heap. The poller runs. On failure the heap is closed."""
+    """Machine, allocation and poller on a heap. The poller runs. On failure the heap is closed."""
     try:
         machine = _machine(heap, checksum=options.checksum)
         allocation: Allocation = ProducerAllocation(machine)

@@ -1,4 +1,4 @@
-"""Worlds for the behaviour suite: every heap, both ways to allocate, and fsck after each test."""
+"""Worlds for the behaviour suite: every heap, both allocators, and fsck after each test."""
 
 import os
 import secrets
@@ -58,7 +58,7 @@ def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def shm_prefix() -> Iterator[str]:
-    """What the names of this session's worlds begin with. Files that tests leave are removed at the end."""
+    """The prefix of the names of this session's worlds. Files that tests leave are removed at the end."""
     prefix = f"test-{os.getpid()}-{secrets.token_hex(4)}"
     yield prefix
     for name in list_worlds():
@@ -68,12 +68,12 @@ def shm_prefix() -> Iterator[str]:
 
 @pytest.fixture
 def shm_name(shm_prefix: str) -> str:
-    """The name of a world that nobody else uses."""
+    """A name for a world that no other test uses."""
     return f"{shm_prefix}-{secrets.token_hex(4)}"
 
 
 def shm_world(name: str, n: int, heap_bytes: int, **options: Any) -> World:
-    """A world of shared memory whose ranks all live in this process. Each attaches in a thread: it waits for others."""
+    """A world of shared memory with all ranks in this process. Each attaches in a thread, to wait for the others."""
 
     def attach(rank: int) -> nanokv.NanoKVCache:
         return nanokv.NanoKVCache(heap_bytes, name=name, rank=rank, world_size=n, **options)
@@ -83,7 +83,7 @@ def shm_world(name: str, n: int, heap_bytes: int, **options: Any) -> World:
 
 
 def close_and_check(world: World) -> None:
-    """Flush, run fsck, close. What a test leaves at rest must hold every invariant."""
+    """Flush, run fsck, close. A world at rest must hold every invariant."""
     living = [cache for cache in world if cache._open]
     try:
         for cache in living:
@@ -97,7 +97,7 @@ def close_and_check(world: World) -> None:
 
 @pytest.fixture
 def new_world(shm_prefix: str) -> Iterator[MakeWorld]:
-    """Makes worlds of a heap and a mode that the test names; each is checked and closed after the test."""
+    """Makes worlds of a heap and an allocator that the test names; each is checked and closed after the test."""
     worlds: list[World] = []
 
     def make(*, heap: str, alloc: str, n: int = 2, heap_bytes: int = HEAP_BYTES, **options: Any) -> World:
@@ -116,7 +116,7 @@ def new_world(shm_prefix: str) -> Iterator[MakeWorld]:
 
 @pytest.fixture(params=["local-device", "local-host", "shm-device", "shm-host"])
 def make_world(request: pytest.FixtureRequest, new_world: MakeWorld) -> MakeWorld:
-    """Makes worlds of each heap and each way to allocate: a test that takes it runs four times."""
+    """Makes worlds of each heap and each allocator: a test that takes it runs four times."""
     heap, alloc = request.param.split("-")
 
     def make(**options: Any) -> World:

@@ -1,11 +1,11 @@
-"""The kernels: thin, over the protocol functions.
+"""The Triton kernels, thin wrappers of protocol functions.
 
-    frame    arguments in, answers out; the kernel that calls any one protocol function
+    frame    arguments in, answers out; the kernel that calls any protocol function
     shares   how the CTAs of one launch share objects of different sizes
     many     many objects in one launch: put, get, look up, find, remove
     paged    blocks of an engine's paged cache: the addresses of their bytes
     payload  one object by many CTAs: read, verify, seal, store
-    ring     the headers that drained hints are about
+    ring     copies the headers that drained hints are about
 
 `nanokv.device.machines` launches them.
 """

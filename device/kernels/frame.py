@@ -1,13 +1,13 @@
 """The frame of a launch: a few private words in device memory that carry arguments in and answers out.
 
-A kernel takes the address of its frame, so nothing is specialised or compiled again per value. Words, all int64:
+A kernel takes only the address of its frame, so no argument value makes Triton compile it again. Words, all int64:
 
     0            the address of the world table
     1 .. 20      arguments, in the order of the protocol function that the kernel calls
     21 .. 30     a TICKET (`protocol.ticket`), for kernels of many CTAs
     32 .. 63     answers, in the order in which the function returns them
 
-Only the launching rank touches a frame, one operation at a time: plain loads and stores do, except on the ticket.
+Only the launching rank uses a frame, one operation at a time: plain loads and stores suffice, except on the ticket.
 """
 
 from typing import Any
@@ -29,7 +29,7 @@ assert FIRST_TICKET_WORD * WORD + TICKET.size <= FIRST_ANSWER * WORD
 
 @triton.jit
 def arg(frame: tl.int64, i: tl.int64) -> Any:
-    """The i-th word of a frame: 0 is the world, arguments begin at 1."""
+    """The i-th word of a frame: 0 is the world table, arguments begin at 1."""
     return table64(frame + i * WORD_BYTES)
 
 
@@ -41,7 +41,7 @@ def answer(frame: tl.int64, i: tl.int64, value: tl.int64) -> None:
 
 @triton.jit
 def answered(frame: tl.int64, i: tl.int64) -> Any:
-    """The i-th answer of the launch before."""
+    """The i-th answer of the previous launch on this frame."""
     return table64(frame + ANSWERS + i * WORD_BYTES)
 
 

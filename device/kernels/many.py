@@ -1,14 +1,14 @@
 """Many objects in one launch: put and get (`move_many`), look up, find, remove.
 
-What is put or got lies in bytes without a gap, or in the pages of an engine's KV cache (`paged`, chosen by `layout`).
-CTAs share the objects by tiles (`shares`). Each object has a ticket (`device/protocol/cooperative.py`): the first CTA
-that comes to it allocates, all stream tiles, the last one commits. No word is contended by more CTAs than work on one
-object, and no order of CTAs is assumed.
+The source or destination is contiguous bytes, or pages of an engine's KV cache (`paged`, chosen by `layout`). CTAs
+share the objects by tiles (`shares`). Each object has a ticket (`device/protocol/cooperative.py`): the first CTA to
+arrive allocates, all stream tiles, the last one commits. Only the CTAs of one object contend for its words, and no
+order of CTAs is assumed.
 
-Every kernel of NanoKV runs with ONE warp per CTA; there are as many more CTAs instead. In a CTA with more, each warp
-does a relaxed load for itself, so warps could part (`memory.triton`); and on AMD a wave waits before a release only for
-its own stores, and nothing makes the *other* waves wait for theirs at the barrier before it: what they stored might be
-published before it is there. With one wave there are no others.
+Every kernel of NanoKV runs with ONE warp per CTA, and more CTAs instead. With several warps, each one would do a
+relaxed load for itself, so that they could diverge (`memory.triton`). And on AMD a wave waits before a release only for
+its own stores; nothing makes the other waves wait for theirs at the barrier before it, so an object could be published
+before their stores have landed.
 """
 
 from typing import Any
@@ -46,7 +46,7 @@ from nanokv.device.protocol.status import OK
 from nanokv.device.protocol.ticket import TICKET_BYTES, clear, is_last
 from nanokv.device.segment.layout import WORD_BYTES
 
-FOUND_WORDS = tl.constexpr(14)  # of an answer of lookup_many: the fields of `machine.Found`, the descriptor flat
+FOUND_WORDS = tl.constexpr(14)  # of an answer of lookup_many: the fields of `records.Found`, flat
 
 
 @triton.jit
@@ -59,7 +59,7 @@ def move_tiles(
     is_put: tl.constexpr,
     layout: tl.constexpr,
 ) -> None:
-    """Copy some tiles of one object from or to where the request says."""
+    """Copy the tiles from `tile` to before `end` of one object, from (put) or to the request's address or block."""
     nbytes = table64(request + Q_BYTES)
     if len(layout) > 0:
         block = table64(request + Q_BLOCK)
@@ -75,7 +75,7 @@ def move_tiles(
 
 @triton.jit
 def summed(request: tl.int64, payload: tl.int64, layout: tl.constexpr) -> Any:
-    """Whose bytes a checksum is made of: the producer's and the reader's own; of a paged cache, those of the object."""
+    """The address of the bytes to sum: the producer's or the reader's own; with a paged cache, the object's."""
     return payload if len(layout) > 0 else table64(request + Q_ADDRESS)
 
 
@@ -92,7 +92,7 @@ def move_part(
     is_put: tl.constexpr,
     layout: tl.constexpr,
 ) -> Any:
-    """Put or get some tiles of one object, as one of `parts` CTAs: NOT_LAST, or for the last one the status."""
+    """Put or get some tiles of one object, as one of `parts` CTAs: NOT_LAST, or in the last CTA the status."""
     if is_put:
         status, payload = begin_put_part(world, request, ticket, now)
     else:
@@ -123,9 +123,10 @@ def move_many_kernel(
     is_put: tl.constexpr,
     layout: tl.constexpr,
 ) -> None:
-    """Put or get objects. `control`: the address of two words: how many, and the time of day in ns. Fills `statuses`.
+    """Put or get objects. Fills `statuses`, int64 [count].
 
-    `pages`, `layout`: see `paged`; 0 and () if the requests have addresses.
+    `control`: the address of two words, the number of requests and the time of day in ns. `pages`, `layout`: see
+    `paged`; 0 and () if the requests have addresses.
     """
     count = table64(control)
     now = table64(control + WORD_BYTES)
@@ -152,21 +153,21 @@ def move_many_kernel(
 
 @triton.jit
 def lookup_many_kernel(world: tl.int64, requests: tl.int64, found: tl.int64, control: tl.int64) -> None:
-    """Look keys up: FOUND_WORDS words each, as `lookup_described` says them."""
+    """Look keys up. Fills `found`, int64 [count, FOUND_WORDS], with the answers of `lookup_described`."""
     count = table64(control)
     at = tl.program_id(0).to(tl.int64)
     while at < count:
         request = requests + at * REQUEST_BYTES
-        said = lookup_described(world, table64(request + Q_KEY_HASH), table64(request + Q_KEY_CHECK))
+        answer = lookup_described(world, table64(request + Q_KEY_HASH), table64(request + Q_KEY_CHECK))
         out = found + at * (FOUND_WORDS * WORD_BYTES)
         for i in tl.static_range(FOUND_WORDS):
-            store64(out + i * WORD_BYTES, said[i], "relaxed")
+            store64(out + i * WORD_BYTES, answer[i], "relaxed")
         at += tl.num_programs(0).to(tl.int64)
 
 
 @triton.jit
 def remove_many_kernel(world: tl.int64, requests: tl.int64, statuses: tl.int64, control: tl.int64) -> None:
-    """Remove the objects of keys. Fills `statuses`."""
+    """Remove the objects of keys. Fills `statuses`, int64 [count]."""
     count = table64(control)
     at = tl.program_id(0).to(tl.int64)
     while at < count:
@@ -178,14 +179,14 @@ def remove_many_kernel(world: tl.int64, requests: tl.int64, statuses: tl.int64, 
 
 @triton.jit
 def first_missing(statuses: tl.int64, count: tl.int64) -> Any:
-    """The first request that is not OK, or `count`: how long a prefix of a chain of keys is there."""
+    """The first request that is not OK, or `count`: the length of the prefix of a chain of keys that was found."""
     first = count + 0
     start = word(0)
     while start < count:
         at = start + tl.arange(0, REQUESTS).to(tl.int64)
-        # .cg: other CTAs stored them, and this one's L1 may hold what was there before
-        said = tl.load(pointer64(statuses) + at, mask=at < count, other=OK, cache_modifier=".cg")
-        first = tl.minimum(first, tl.min(tl.where(said != OK, at, count), 0))
+        # .cg: other CTAs stored them, and this one's L1 may hold older words
+        status = tl.load(pointer64(statuses) + at, mask=at < count, other=OK, cache_modifier=".cg")
+        first = tl.minimum(first, tl.min(tl.where(status != OK, at, count), 0))
         start += REQUESTS
     return first
 
@@ -194,7 +195,7 @@ def first_missing(statuses: tl.int64, count: tl.int64) -> Any:
 def find_many_kernel(
     world: tl.int64, requests: tl.int64, tickets: tl.int64, statuses: tl.int64, control: tl.int64, prefix: tl.int64
 ) -> None:
-    """Look keys up: a status each, as `find` says it, and in the word `prefix` how many of the first ones are there."""
+    """Find keys. Fills `statuses`, int64 [count], as `find` answers, and the word `prefix` as `first_missing` does."""
     count = table64(control)
     step = tl.num_programs(0).to(tl.int64)
     at = tl.program_id(0).to(tl.int64)

@@ -1,13 +1,13 @@
-"""Copies between an object and the pages of an engine's KV cache, which lie wherever the engine put them.
+"""Copies between an object and the pages of an engine's KV cache, wherever the engine placed them.
 
 An engine's cache is a number of *planes* of one shape, `[blocks, tokens, heads, dim]`: K and V of each layer. An object
-holds one block of some planes after each other, `[planes, tokens, heads, dim]`, without gaps; that is the same for all
-engines, so what one wrote from its layout another reads into its own. A plane's block consists of *rows*, runs of bytes
-without a gap, as long as the engine's strides allow: a whole block, a token, or a head of a token.
+holds one block of consecutive planes, `[planes, tokens, heads, dim]`, without gaps. That form is the same for all
+engines, so an engine with another layout can read it. A plane's block consists of *rows*, runs of contiguous bytes as
+long as the engine's strides allow: a whole block, a token, or a head of a token.
 
 Everything is a multiple of 16 bytes. The table `pages` lies in device memory: three strides, and the address of each
-plane (`PAGES`). What decides how the copy is compiled is the tuple `layout` (`L_COLS` and following). There is no
-staging buffer: each byte is read once and written once.
+plane (`PAGES`). The copy is compiled for the tuple `layout` (`L_COLS` and following). There is no staging buffer:
+each byte is read once and written once.
 """
 
 from typing import Any
@@ -34,18 +34,18 @@ P_OUTER = PAGES.at("outer_stride")
 P_INNER = PAGES.at("inner_stride")
 P_PLANES = tl.constexpr(PAGES.size)  # the addresses of the planes follow
 
-# the tuple `layout`; an empty one: what is copied is no engine's cache but bytes without a gap
-L_COLS = tl.constexpr(0)  # words of a strip, a power of two: what is addressed as one, at most a tile
+# the tuple `layout`; an empty one stands for contiguous bytes instead of an engine's cache
+L_COLS = tl.constexpr(0)  # words of a strip, which is addressed as a unit: a power of two, at most a tile
 L_STRIPS = tl.constexpr(1)  # strips of a row
 L_ROWS = tl.constexpr(2)  # rows of a plane's block
-L_INNER = tl.constexpr(3)  # rows that lie `inner_stride` apart
+L_INNER = tl.constexpr(3)  # consecutive rows that lie `inner_stride` apart
 
 
 @triton.jit
 def strip_addresses(
     pages: tl.int64, block: tl.int64, plane: tl.int64, strip: tl.tensor, mask: tl.tensor, layout: tl.constexpr
 ) -> Any:
-    """Where in the engine's cache some strips of an object lie: int64, like `strip`, their numbers in the object."""
+    """The addresses in the engine's cache of the strips with the numbers `strip` in an object: int64, like `strip`."""
     row = strip // layout[L_STRIPS]
     of_plane = plane + row // layout[L_ROWS]
     row = row % layout[L_ROWS]
@@ -58,7 +58,7 @@ def strip_addresses(
 
 @triton.jit
 def words_of(address: tl.tensor, layout: tl.constexpr) -> Any:
-    """Pointers to the words of strips at some addresses, multiples of 16: [strips, L_COLS]."""
+    """Pointers to the words of the strips at `address`, multiples of 16: [strips, L_COLS]."""
     cols: tl.constexpr = layout[L_COLS]
     words = tl.cast(address, tl.pointer_type(tl.int64))[:, None] + tl.arange(0, cols)[None, :]
     return tl.max_contiguous(tl.multiple_of(words, (16, 16)), (1, cols))
@@ -103,7 +103,7 @@ def copy_paged_tiles(
     is_gather: tl.constexpr,
     layout: tl.constexpr,
 ) -> None:
-    """Copy some tiles of an object of `nbytes`, whole rows, from an engine's cache or (not `is_gather`) into it."""
+    """Copy tiles of an object of `nbytes`, whole rows, from an engine's cache or (not `is_gather`) into it."""
     size: tl.constexpr = layout[L_COLS] * WORD_BYTES
     count: tl.constexpr = TILE_BYTES // size
     all_strips = nbytes // size

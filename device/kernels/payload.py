@@ -1,8 +1,8 @@
-"""Kernels that stream the payload of one object with many CTAs: read it, verify a copy, seal it, store it.
+"""Kernels that stream the payload of one object with many CTAs: read, verify, seal, store.
 
 A frame carries the arguments of the protocol function of the same name (`get.read`, `get.verify`, `put.seal_payload`,
-`host_alloc.store_payload`). The CTAs arrive at the frame's ticket; the LAST one has acquired the parts of all others,
-and judges or seals. One warp per CTA, as everywhere (`many`).
+`host_alloc.store_payload`). The CTAs arrive at the frame's ticket; the last one has acquired the parts of all others,
+and judges or seals. One warp per CTA, as everywhere (`many` says why).
 """
 
 from typing import Any
@@ -24,7 +24,7 @@ from nanokv.device.segment.world_table import header_at, segment
 
 @triton.jit
 def my_tiles(nbytes: tl.int64) -> Any:
-    """The run of tiles of an object that falls to this CTA: (first, end)."""
+    """This CTA's run of the tiles of an object: (first, end)."""
     tiles = tiles_of(nbytes)
     ctas = tl.num_programs(0).to(tl.int64)
     me = tl.program_id(0).to(tl.int64)
@@ -47,7 +47,7 @@ def has_all_parts(frame: tl.int64) -> Any:
 
 @triton.jit
 def judge(frame: tl.int64, copy: tl.int64, nbytes: tl.int64) -> Any:
-    """What a copy at an address came to, once every CTA has arrived: TORN, CORRUPT or OK; NOT_LAST before.
+    """The verdict on a copy at the address `copy`: TORN, CORRUPT or OK in the last CTA, NOT_LAST in the others.
 
     The frame begins with (owner, slot, epoch, key_hash, key_check).
     """

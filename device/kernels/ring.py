@@ -10,9 +10,9 @@ from nanokv.device.segment.layout import HEADER_BYTES, WORD_BYTES
 
 @triton.jit
 def copy_drained_kernel(frame: tl.int64) -> None:
-    """(owner, tail, hints, room, records, good) after `ring.drain` on the same frame: the hints that it took.
+    """(owner, tail, hints, room, records, good), after `ring.drain` on the same frame: `snapshots` of its hints.
 
-    Each CTA copies a run of them.
+    Each CTA takes a run of them.
     """
     count = answered(frame, 0)
     ctas = tl.num_programs(0).to(tl.int64)

@@ -1,8 +1,8 @@
-"""How the CTAs of one launch share objects of different sizes, each finding out its part for itself.
+"""How the CTAs of one launch share objects of different sizes: each CTA computes its own part.
 
-The tiles of all objects are numbered one after the other, and each CTA takes an equal run of them: a large object is
-shared by many CTAs, a CTA does many small ones. Where a run begins is computed from the sizes in the table of requests,
-128 of them in a step: so a graph that is replayed follows the table, and no word is contended.
+The tiles of all objects are numbered consecutively, and each CTA takes an equal run of them: many CTAs share a large
+object, one CTA does many small ones. A CTA finds its run from the sizes in the table of requests, 128 of them per step:
+so a replayed graph follows the table, and no word is contended.
 """
 
 from typing import Any
@@ -17,12 +17,12 @@ from nanokv.device.segment.layout import WORD_BYTES
 TILE_WORDS = tl.constexpr(1024)  # 8 KiB: with one warp, sixteen 16-byte loads of each thread are in flight
 TILE_BYTES = tl.constexpr(8 * 1024)
 ONE_WARP = tl.constexpr(256)  # elements of one step of `copy_bytes`
-REQUESTS = tl.constexpr(128)  # of which the sizes are read in one step
+REQUESTS = tl.constexpr(128)  # whose sizes are read in one step
 
 
 @triton.jit
 def copy_tile(dst: tl.int64, src: tl.int64, words: tl.constexpr = TILE_WORDS) -> None:
-    """Copy `words`, a power of two, between addresses that are multiples of 16."""
+    """Copy `words` words, a power of two, between addresses that are multiples of 16."""
     lanes = tl.arange(0, words)
     of = tl.cast(tl.multiple_of(src, 16), tl.pointer_type(tl.int64)) + lanes
     to = tl.cast(tl.multiple_of(dst, 16), tl.pointer_type(tl.int64)) + lanes
@@ -33,13 +33,13 @@ def copy_tile(dst: tl.int64, src: tl.int64, words: tl.constexpr = TILE_WORDS) ->
 
 @triton.jit
 def tiles_of(nbytes: tl.tensor) -> Any:
-    """Tiles of objects; one also of an object without bytes: somebody must put it."""
+    """The number of tiles of objects; an object without bytes has one too, so that a CTA puts it."""
     return tl.maximum((nbytes + TILE_BYTES - 1) // TILE_BYTES, 1)
 
 
 @triton.jit
 def some_tiles(requests: tl.int64, count: tl.int64, start: tl.int64) -> Any:
-    """Tiles of the requests from `start` on, and 0 behind the last one: int64 [REQUESTS]."""
+    """The numbers of tiles of the requests from `start` on, 0 after the last one: int64 [REQUESTS]."""
     at = start + tl.arange(0, REQUESTS).to(tl.int64)
     sizes = tl.load(pointer64(requests + Q_BYTES) + at * (REQUEST_BYTES // WORD_BYTES), mask=at < count, other=0)
     return tl.where(at < count, tiles_of(sizes), 0)
@@ -47,7 +47,7 @@ def some_tiles(requests: tl.int64, count: tl.int64, start: tl.int64) -> Any:
 
 @triton.jit
 def all_tiles(requests: tl.int64, count: tl.int64) -> Any:
-    """Tiles of all requests."""
+    """The number of tiles of all requests."""
     total = word(0)
     start = word(0)
     while start < count:
@@ -58,7 +58,7 @@ def all_tiles(requests: tl.int64, count: tl.int64) -> Any:
 
 @triton.jit
 def request_of(requests: tl.int64, count: tl.int64, tile: tl.int64) -> Any:
-    """Which request a tile belongs to, and that request's first tile."""
+    """The request that a tile belongs to, and the first tile of that request."""
     at = word(0)
     first = word(0)
     total = word(0)
@@ -76,19 +76,19 @@ def request_of(requests: tl.int64, count: tl.int64, tile: tl.int64) -> Any:
 
 @triton.jit
 def worker_of(tile: tl.int64, total: tl.int64, workers: tl.int64) -> Any:
-    """Which CTA a tile falls to, where CTA c takes the tiles from c * total // workers on."""
+    """The CTA that takes a tile, where CTA c takes the tiles from c * total // workers on."""
     return ((tile + 1) * workers - 1) // total
 
 
 @triton.jit
 def part_bytes(nbytes: tl.int64, tile: tl.int64, end: tl.int64) -> Any:
-    """Bytes of some tiles of an object of `nbytes`."""
+    """The bytes in the tiles from `tile` to before `end` of an object of `nbytes`."""
     return tl.minimum(end * TILE_BYTES, nbytes) - tile * TILE_BYTES
 
 
 @triton.jit
 def copy_tiles(dst: tl.int64, src: tl.int64, nbytes: tl.int64, tile: tl.int64, end: tl.int64) -> None:
-    """Copy some tiles of an object of `nbytes`; the last one of an object may be smaller."""
+    """Copy the tiles from `tile` to before `end` of an object of `nbytes`, whose last tile may be smaller."""
     aligned = ((dst | src) & 15) == 0
     while tile < end:
         at = tile * TILE_BYTES

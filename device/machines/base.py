@@ -1,11 +1,11 @@
-"""What a machine is: it runs protocol functions on a world's segments when the host asks for it.
+"""A machine runs protocol functions on the segments of a world for a host.
 
 Three machines exist: `native` calls compiled CPU code, `launch` launches kernels (on a GPU, or in Triton's
-interpreter), `sim.world` simulates memory. Each has two primitives: `call` runs one protocol function (with `exchange`
-it gets arrays too), `look` copies words. The host calls below are written once, over these; a machine overrides only
-what it does with more than one CTA.
+interpreter), `sim.world` simulates memory. Each has two primitives: `call` runs one protocol function (`exchange`
+also passes arrays), `look` copies words. The host calls below are written once, over these; a machine overrides only
+those that it runs with more than one CTA.
 
-The host changes a shared word in no other way.
+The host changes shared words in no other way.
 """
 
 from abc import ABC, abstractmethod
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Machine(ABC):
-    """Protocol functions as host calls. Addresses are in this process; statuses are `Status` numbers; `now` is ns.
+    """Protocol functions as host calls. Addresses are of this process, statuses are `Status` numbers, `now` is in ns.
 
     Args:
         geometry: of every segment.
@@ -36,7 +36,7 @@ class Machine(ABC):
     """
 
     wakes = True  #: whether `wake` reaches a poller; if not, pollers look by themselves
-    at_once = 0  #: up to this many bytes the machine's own copy is at least as fast as torch's
+    at_once = 0  #: up to that many bytes the machine copies at least as fast as torch
 
     def __init__(self, geometry: Geometry, table_address: int, wake: Callable[[int], None]) -> None:
         self.geometry = geometry
@@ -49,7 +49,7 @@ class Machine(ABC):
         """Run one of `entries.ENTRIES`; `words` follow the world table.
 
         Returns:
-            the answer as an integer, or a sequence of them if there are several.
+            the answer as an integer; a sequence of them if there are several.
         """
 
     @abstractmethod
@@ -58,18 +58,20 @@ class Machine(ABC):
 
     @abstractmethod
     def look(self, owner: int, offset: int, dtype: np.dtype[Any], count: int) -> npt.NDArray[Any]:
-        """Copy `count` records at an offset of a segment, by relaxed loads: each word by itself is whole."""
+        """Copy `count` records from an offset of a segment, by relaxed loads: only single words are consistent."""
 
     # --- objects ---
-    def begin(self, owner: int, key: tuple[int, int], nbytes: int, flags: int, what: Descriptor, now: int) -> Begun:
+    def begin(
+        self, owner: int, key: tuple[int, int], nbytes: int, flags: int, descriptor: Descriptor, now: int
+    ) -> Begun:
         """Claim the key, allocate and publish WRITING: OK, DUPLICATE, FULL, NO_HEADER, NO_ENTRY, TOO_LARGE or LOST."""
-        status, slot, epoch, payload, phase = self.call("begin", owner, *key, nbytes, flags, now, *what)
+        status, slot, epoch, payload, phase = self.call("begin", owner, *key, nbytes, flags, now, *descriptor)
         return Begun(status, Place(owner, slot, epoch, payload, nbytes), phase)
 
-    def seal(self, key: tuple[int, int], place: Place, what: Descriptor) -> None:
+    def seal(self, key: tuple[int, int], place: Place, descriptor: Descriptor) -> None:
         """Give an object that is WRITING the checksum of the bytes in its pages, before it is committed."""
         owner, slot, epoch, payload, nbytes = place
-        self.call("seal", owner, *key, slot, epoch, payload, nbytes, *what)
+        self.call("seal", owner, *key, slot, epoch, payload, nbytes, *descriptor)
 
     def finish(self, place: Place, phase: int) -> int:
         """WRITING -> READY, leave a hint, count the operation out: OK or LOST."""
@@ -80,20 +82,20 @@ class Machine(ABC):
         return self._hinting("commit", place.owner, place.slot, place.epoch)
 
     def abort(self, place: Place) -> int:
-        """Free an object that is WRITING: OK, or LOST if the sweeper gave it up before. `leave` afterwards."""
+        """Free an object that is WRITING: OK, or LOST if it was given up before. `leave` afterwards."""
         return self._hinting("abort", place.owner, place.slot, place.epoch)
 
     def enter(self, owner: int) -> int:
-        """Count an operation in; returns the grace phase to `leave`."""
+        """Count an operation in; returns the grace phase that `leave` takes."""
         return self.call("enter", owner)
 
     def leave(self, owner: int, phase: int) -> None:
         """Count an operation out."""
         self.call("leave", owner, phase)
 
-    def put(self, owner: int, key: tuple[int, int], src: int, nbytes: int, what: Descriptor, now: int) -> int:
+    def put(self, owner: int, key: tuple[int, int], src: int, nbytes: int, descriptor: Descriptor, now: int) -> int:
         """The whole put of `nbytes` contiguous bytes at the address `src`. Answers as `begin`."""
-        status, sleeps = self.call("put", owner, *key, src, nbytes, now, *what)
+        status, sleeps = self.call("put", owner, *key, src, nbytes, now, *descriptor)
         if sleeps:
             self._wake(owner)
         return status
@@ -124,7 +126,7 @@ class Machine(ABC):
         return self.call("get", *key, dst, nbytes, now)
 
     def validate(self, place: Place) -> int:
-        """OK if an object is READY in the same epoch still, else TORN."""
+        """OK if an object is still READY in the same epoch, else TORN."""
         return self.call("validate", place.owner, place.slot, place.epoch)
 
     def touch(self, place: Place, now: int) -> None:
@@ -148,17 +150,17 @@ class Machine(ABC):
         return status, line
 
     def unpin(self, place: Place, line: int) -> int:
-        """Give a pin back: OK, or MISS if the line does not hold it."""
+        """Give a pin back: OK, or MISS if the ledger line does not hold it."""
         return self.call("unpin", place.owner, place.slot, place.epoch, line)
 
     # --- v1: the master's host allocates ---
-    def install(self, key: tuple[int, int], place: Place, flags: int, what: Descriptor, now: int) -> int:
+    def install(self, key: tuple[int, int], place: Place, flags: int, descriptor: Descriptor, now: int) -> int:
         """Write a header and descriptor for a slot and pages that the master chose, WRITING; returns the epoch.
 
         `place.epoch` is not read. `flags`: see `host_alloc.install`.
         """
         owner, slot, _, payload, nbytes = place
-        return self.call("install", owner, slot, *key, payload, nbytes, flags, now, *what)
+        return self.call("install", owner, slot, *key, payload, nbytes, flags, now, *descriptor)
 
     def store_payload(self, place: Place, src: int) -> None:
         """Copy the bytes of an object from the address `src` to its pages."""
@@ -169,38 +171,38 @@ class Machine(ABC):
         return self.call("state", owner, slot)
 
     def kill(self, owner: int, slot: int, state: int, epoch: int) -> int:
-        """(state, 0, epoch) -> (DEAD, 0, epoch). Returns the STATE word that was there."""
+        """(state, 0, epoch) -> (DEAD, 0, epoch). Returns the old STATE word."""
         return self.call("kill", owner, slot, state, epoch)
 
     def announce(self, owner: int, kind: int, slot: int, epoch: int) -> None:
-        """Leave a hint; REMOVED takes the pages out of the header too."""
+        """Leave a hint (STORED or REMOVED); REMOVED also takes the pages out of the header."""
         if self.call("announce", owner, kind, slot, epoch):
             self._wake(owner)
 
     # --- the owner's host: the poller and the sweeper ---
     def drain(self, owner: int, tail: int, room: int) -> Drained:
-        """Take at most `room` hints from the ring, from the ticket `tail` on, and the headers they are about."""
+        """Take at most `room` hints from the ring, from the ticket `tail` on, with the headers that they are about."""
         out = np.empty(room, np.int64)
         taken, head, hole = self.exchange("drain", owner, tail, out, room)
         return Drained(out[:taken], head, hole, *self.snapshots(owner, out[:taken]))
 
     def snapshots(self, owner: int, hints: Words) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
-        """For each hint the header that a STORED one is about, and whether that is whole."""
+        """Per hint the header that a STORED one is about (OBJ_HEADER [n]), and whether that is whole (bool [n])."""
         records, good = np.zeros(len(hints) * OBJ_HEADER.size // WORD, np.int64), np.zeros(len(hints), np.int64)
         self.exchange("snapshots", owner, np.ascontiguousarray(hints, np.int64), len(hints), records, good)
         return records.view(OBJ_HEADER.dtype), good != 0
 
     def headers(self, owner: int, start: int, count: int) -> npt.NDArray[Any]:
-        """At most `count` headers from a slot on (OBJ_HEADER)."""
+        """At most `count` headers from the slot `start` on: OBJ_HEADER [count]."""
         at = self.geometry.offsets["hdr_base"] + start * OBJ_HEADER.size
         return self.look(owner, at, OBJ_HEADER.dtype, min(count, self.geometry.hdr_count - start))
 
     def control(self, owner: int) -> Any:
-        """The HeapCtl: a record array of one."""
+        """The HeapCtl: HEAP_CTL [1]."""
         return self.look(owner, 0, HEAP_CTL.dtype, 1)
 
     def activity(self, owner: int) -> npt.NDArray[Any]:
-        """The ACTIVITY record of each rank."""
+        """The ACTIVITY record of each rank: [world_size]."""
         return self.look(owner, self.geometry.offsets["activity_base"], ACTIVITY.dtype, self.geometry.world_size)
 
     def set_control(self, owner: int, field: str, value: int) -> None:
@@ -209,7 +211,7 @@ class Machine(ABC):
         self.call("store_control", owner, HEAP_CTL.offsets[field], value)
 
     def in_flight(self, owner: int, rank: int, phase: int) -> int:
-        """How many operations of a rank run in a segment."""
+        """How many operations of a rank are in flight in a segment, in one grace phase."""
         return self.call("in_flight", owner, rank, phase)
 
     def give_up(self, owner: int, slot: int, epoch: int, producer: int) -> bool:
@@ -225,39 +227,39 @@ class Machine(ABC):
         self.call("adopt_slot", owner, slot)
 
     def joining(self, owner: int, change: int) -> int:
-        """Begin (1) or end (-1) to join free extents, or only look (0). Returns the PRODUCER bits that were there."""
+        """Begin (1) or end (-1) joining free extents, or only look (0). Returns the old PRODUCER bits."""
         return self.call("joining", owner, change)
 
     def detach(self, owner: int, size_class: int) -> Words:
-        """Take all free extents of a size class: their first pages."""
+        """Take all free extents of a size class out of their lists: their first pages, int64."""
         firsts = np.zeros(self.geometry.shards, np.int64)
         self.exchange("detach_class", owner, size_class, firsts)
         return free_chains(self.geometry, self._page_links(owner), firsts, size_class)
 
     def detach_rest(self, owner: int) -> Words:
-        """Take all pages that were never used."""
+        """Take all pages that were never used: their numbers, int64."""
         first = self.call("detach_rest", owner)
         return np.arange(first if first >= 0 else self.geometry.n_pages, self.geometry.n_pages, dtype=np.int64)
 
     def push_extents(self, owner: int, pages: Words, classes: Words) -> None:
-        """Give extents back: their first pages and size classes."""
+        """Give extents back, by their first pages and size classes: int64 [n] each."""
         pages, classes = np.ascontiguousarray(pages, np.int64), np.ascontiguousarray(classes, np.int64)
         self.exchange("push_extents", owner, pages, classes, len(pages))
 
     def page_marks(self, owner: int) -> Words:
-        """For each page the size class plus 1 of the free extent that begins there, else 0: int64 [n_pages]."""
+        """Per page 1 + the size class of the free extent that begins there, else 0: int64 [n_pages]."""
         marks = np.zeros(self.geometry.n_pages, np.int64)
         self.exchange("walk_pages", owner, len(marks), marks)
         return marks
 
     def slot_marks(self, owner: int) -> Words:
-        """For each header slot 1 if it is in a free list, else 0: int64 [hdr_count]."""
+        """Per header slot 1 if it is in a free list, else 0: int64 [hdr_count]."""
         marks = np.zeros(self.geometry.hdr_count, np.int64)
         self.exchange("walk_slots", owner, len(marks), marks)
         return marks
 
     def page_stamps(self, owner: int) -> Words:
-        """For each page how often it was handed over: int64 [n_pages]."""
+        """Per page how often it was handed over: int64 [n_pages]."""
         stamps: Words = unpack("LINK", "stamp", self._page_links(owner)).astype(np.int64)
         return stamps
 
@@ -266,20 +268,20 @@ class Machine(ABC):
         return self.look(owner, self.geometry.offsets["pin_base"], np.dtype(np.int64), self.geometry.pin_slots)
 
     def drop_pin(self, owner: int, line: int, word: int, epoch: int) -> bool:
-        """Take away the pin of a dead reader; False if its ledger line is no longer `word`."""
+        """Remove the pin of a dead reader; False if its ledger line is no longer `word`."""
         return bool(self.call("drop_pin", owner, line, word, epoch))
 
     def clear_intent(self, owner: int, line: int, word: int) -> None:
-        """Free a ledger line whose writer died before it wrote whether it pinned."""
+        """Free the ledger line of a reader that died with an INTENT; only after `recount`."""
         self.call("clear_intent", owner, line, word)
 
     def recount(self, owner: int, slot: int, dead: int) -> bool:
-        """Make the pins of an object as many as its HELD lines; False if living readers were just pinning."""
+        """Lower the pins of an object to its HELD lines; False if living readers were just pinning or unpinning."""
         return bool(self.call("recount", owner, slot, dead))
 
     # --- many objects ---
     def batch(self, capacity: int, pages: "Pages | None" = None) -> "Batch | None":
-        """A table of requests that one launch puts or gets; None if this machine does not launch."""
+        """A table of requests that one launch puts, gets, finds or removes; None if it launches no kernels."""
         return None
 
     def _hinting(self, entry: str, owner: int, *words: int) -> int:

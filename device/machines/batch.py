@@ -1,8 +1,8 @@
-"""A batch: a table of requests in device memory, and the one launch that puts or gets all of them.
+"""A batch: a table of requests in device memory, and one launch that puts, gets, finds or removes all of them.
 
-Nothing of a launch depends on the host: keys, sizes, owners, addresses, how many and the time of day are words in
-device memory. So a launch can be captured in a graph; before each replay the table is changed in place, by a copy that
-is captured too or by a kernel. Tickets are left as they were found, statuses are overwritten.
+A launch depends on no value of the host: keys, sizes, owners, addresses, the number of requests and the time of day are
+words in device memory. So a launch can be captured in a graph; before each replay the table is changed in place, by a
+captured copy or by a kernel. A launch leaves the tickets zero and overwrites the statuses.
 """
 
 import time
@@ -23,7 +23,7 @@ from nanokv.device.protocol.request import REQUEST
 from nanokv.device.protocol.ticket import TICKET
 from nanokv.device.segment.layout import WORD
 
-CTAS_A_MULTIPROCESSOR = 8  #: of one warp each; more do not move more bytes
+CTAS_A_MULTIPROCESSOR = 8  #: CTAs of one warp each; more of them do not move more bytes
 INTERPRETED_CTAS = 5
 CONTROL_WORDS = 2
 
@@ -33,19 +33,19 @@ class Batch:
 
     Args:
         world: the address of the world table, as `device` sees it.
-        capacity: how many requests there is room for.
+        capacity: the largest number of requests.
         device: where kernels run; a CPU needs Triton's interpreter.
-        pages: what is put from and got into; None: requests have addresses.
+        pages: the engine's cache that is put from and got into; None: requests have addresses.
 
     Raises:
         ValueError: `capacity` is not positive.
 
     Attributes:
         requests: int64 [capacity, words of a REQUEST], on the device.
-        control: int64 [2], on the device: how many requests there are, and the time of day in ns.
-        tickets: int64 [capacity, words of a TICKET], on the device, zero between launches: for kernels of one's own.
-        statuses: int64 [capacity], on the device: what each request came to (`status.Status`).
-        prefix: int64 [1], on the device: after `find`, how many of the first keys are there, without a gap.
+        control: int64 [2], on the device: the number of requests, and the time of day in ns.
+        tickets: int64 [capacity, words of a TICKET], on the device, zero between launches; free for users' kernels.
+        statuses: int64 [capacity], on the device: the result of each request (`status.Status`).
+        prefix: int64 [1], on the device: after `find`, how many of the first keys were found, without a gap.
         reported: int64 [capacity], in pinned host memory: `statuses` as they were at `report`.
     """
 
@@ -73,7 +73,7 @@ class Batch:
 
     @property
     def capacity(self) -> int:
-        """How many requests there is room for."""
+        """The largest number of requests."""
         return len(self.statuses)
 
     def fill(self, requests: Sequence[Request], now: int | None = None) -> None:
@@ -83,14 +83,14 @@ class Batch:
             now: the time of day in ns. Default: the host's clock.
 
         Raises:
-            ValueError: there are more than `capacity`.
+            ValueError: more than `capacity` requests.
         """
         if len(requests) > self.capacity:
             raise ValueError(f"{len(requests)} requests in a batch with room for {self.capacity}")
         self._tiles = sum(max(-(-each.nbytes // TILE_BYTES.value), 1) for each in requests)
         words = np.array([_row(each) for each in requests], np.int64).reshape(-1)
         if self._filled is not None:
-            self._filled.synchronize()  # the copy before may still read what is overwritten here
+            self._filled.synchronize()  # the copy before may still read the words that are overwritten here
         used = CONTROL_WORDS + len(words)
         self._host[0], self._host[1] = len(requests), time.time_ns() if now is None else now
         self._host[CONTROL_WORDS:used] = torch.from_numpy(words)
@@ -108,7 +108,7 @@ class Batch:
         self._move(is_put=False)
 
     def find(self) -> None:
-        """Look all keys up, and how long a prefix of them is there: one launch on the current stream."""
+        """Find all keys, and the length of the prefix that is found: one launch on the current stream."""
         self._launch(many.find_many_kernel, self.tickets, self.statuses, self.control, self.prefix)
 
     def remove(self) -> None:
@@ -146,7 +146,8 @@ class Batch:
     def _launch(self, kernel: Any, *args: Any) -> None:
         """Launch a kernel of `many`: its first arguments are the world and the requests.
 
-        Any number of CTAs does the same. What is captured may be replayed with other requests: then all of them come.
+        The result does not depend on the number of CTAs. A captured launch may be replayed with other requests, so it
+        gets all CTAs.
         """
         words = (arg.data_ptr() if isinstance(arg, torch.Tensor) else arg for arg in (self.requests, *args))
         with self._entered(), nullcontext() if self._on_gpu else INTERPRETER:

@@ -1,4 +1,4 @@
-"""An engine's paged KV cache as the kernels see it: planes in device memory, and how their blocks are made of rows."""
+"""An engine's paged KV cache as the kernels see it: planes in device memory, and the rows of their blocks."""
 
 from collections.abc import Sequence
 
@@ -8,22 +8,23 @@ from nanokv.device.kernels.paged import PAGES
 from nanokv.device.kernels.shares import TILE_BYTES
 from nanokv.device.segment.layout import WORD
 
-ALIGNMENT = 16  #: of everything that the kernels copy: they move 16 bytes at a time
+ALIGNMENT = 16  #: of all addresses and sizes: the kernels move 16 bytes at a time
 
 
 class Pages:
-    """Planes of one shape: K and V of each layer of a paged KV cache, or what stands for them.
+    """Planes of one shape: K and V of each layer of a paged KV cache.
 
     Args:
-        planes: each [blocks, tokens, heads, dim], of one shape, dtype, device and strides, whatever those are; kept
-            alive here. Objects hold one block of some planes that follow each other.
+        planes: each [blocks, tokens, heads, dim], all of one shape, dtype, device and strides (any); kept alive here.
+            An object holds one block of consecutive planes.
 
     Raises:
-        ValueError: the planes differ, or are not four-dimensional, or hold what is not a multiple of 16 bytes apart.
+        ValueError: the planes differ, are not four-dimensional, or have addresses, strides or rows that are not
+            multiples of 16 bytes.
 
     Attributes:
         table: int64, on the device: a PAGES record and the addresses of the planes.
-        layout: how kernels are compiled, see `kernels.paged`.
+        layout: the constexpr `layout` of the kernels, see `kernels.paged`.
         plane_bytes: bytes of one block of one plane.
     """
 
@@ -47,23 +48,23 @@ def check_alike(planes: Sequence[torch.Tensor]) -> None:
     """Refuse planes that are not of one shape, dtype, device and strides.
 
     Raises:
-        ValueError: naming what differs.
+        ValueError: naming the difference.
     """
     if not planes:
         raise ValueError("a paged cache needs at least one plane")
     first = planes[0]
     if first.dim() != 4 or not first.numel():
         raise ValueError(f"a plane must be [blocks, tokens, heads, dim], none of them 0, not {list(first.shape)}")
-    for what in ("shape", "dtype", "device"):
-        kinds = {getattr(plane, what) for plane in planes}
+    for attribute in ("shape", "dtype", "device"):
+        kinds = {getattr(plane, attribute) for plane in planes}
         if len(kinds) > 1:
-            raise ValueError(f"planes must be of one {what}, not {sorted(map(str, kinds))}")
+            raise ValueError(f"planes must be of one {attribute}, not {sorted(map(str, kinds))}")
     if len({plane.stride() for plane in planes}) > 1:
         raise ValueError(f"planes must have the same strides, not {sorted({plane.stride() for plane in planes})}")
 
 
 def _rows(plane: torch.Tensor) -> tuple[tuple[int, int, int, int], tuple[int, int, int]]:
-    """The longest runs of bytes without a gap: (cols, strips, rows, inner), and strides in bytes as in PAGES."""
+    """The longest runs of bytes without a gap: `layout` (cols, strips, rows, inner), and the strides as in PAGES."""
     _, tokens, heads, dim = plane.shape
     size = plane.element_size()
     of_block, of_token, of_head, of_element = (stride * size for stride in plane.stride())

@@ -1,4 +1,4 @@
-"""The protocol functions that a host calls: the one table that every machine is made from.
+"""The protocol functions that a host calls: the one table that all machines use.
 
 All arguments and answers are 64-bit integers. The first argument is the world table; the machine supplies it.
 """
@@ -14,12 +14,12 @@ class Entry(NamedTuple):
     """One protocol function as a host calls it."""
 
     function: Any
-    answers: int  #: how many words it returns
-    by_owner: bool = False  #: whether the owner's host calls it, which does not wait for kernels about objects
+    answers: int  #: number of words that it returns
+    by_owner: bool = False  #: True: a call of the owner's host, which does not wait for kernels about objects
 
     @property
     def arguments(self) -> int:
-        """How many words it takes, the world table included."""
+        """Number of words that it takes, the world table included."""
         return len(inspect.signature(self.function.fn).parameters)
 
 

@@ -14,12 +14,15 @@ from nanokv.device.segment.layout import unpack
 def free_chains(geometry: Geometry, links: npt.NDArray[Any], firsts: Words, size_class: int) -> Words:
     """The first pages of all extents of detached free lists.
 
-    A list ends where it leads out of the arena, to a page that was seen, or to one that does not say that it is free:
-    it is corrupt from there on.
+    A list that leads out of the arena, to a page that was seen before or to one that is not marked free is corrupt: it
+    ends there.
 
     Args:
-        links: of all pages, u64 or i64 [n_pages].
-        firsts: the first page of each list, or -1 for an empty one.
+        links: the LINK words of all pages, u64 or i64 [n_pages].
+        firsts: the first page of each list, or -1 for an empty one, int64.
+
+    Returns:
+        int64 [extents].
     """
     following = unpack("LINK", "next", links).tolist()
     marks = unpack("LINK", "mark", links).tolist()

@@ -1,4 +1,4 @@
-"""A lane: one frame, the stream that it is used on, and the launches between writing arguments and reading answers."""
+"""A lane: one frame, its stream, and the launches between writing the arguments and reading the answers."""
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -14,13 +14,13 @@ from nanokv.device.kernels.frame import FIRST_ANSWER, FRAME_WORDS, call_kernel
 from nanokv.device.machines.entries import ENTRIES
 
 FIRST_TRITON_ON_AMD = (3, 7)  # before triton#9042 each compare-and-swap was compiled at agent scope
-STAGING_BYTES = 1 << 20  #: to begin with: to pin memory makes the device wait
-# Triton's interpreter keeps the grid in a global and patches the language while it runs: one launch a process at a time
+STAGING_BYTES = 1 << 20  #: at first; pinning more memory later makes the device wait
+# The interpreter keeps the grid in a global and patches the language while it runs: one launch per process at a time
 INTERPRETER = threading.Lock()
 
 
 class Launch(NamedTuple):
-    """A kernel over the frame, how many CTAs run it, and its other arguments: constants."""
+    """A kernel over the frame, its number of CTAs, and its constexpr arguments."""
 
     kernel: Any
     ctas: int = 1
@@ -36,13 +36,13 @@ def calling(entry: str) -> Launch:
 
 
 class Lane:
-    """Launches kernels for one machine, one operation at a time: `run` returns when the answers are there.
+    """Launches kernels for one machine, one operation at a time: `run` returns once the answers have arrived.
 
     Args:
         world: the address of the world table.
         device: where kernels run. A CPU needs Triton's interpreter.
-        own_stream: a stream of its own of high priority, so as not to wait for the caller's kernels, nor to be served
-            after them; else the caller's current stream.
+        own_stream: True: a stream of its own, of high priority, which does not wait for the caller's kernels and is
+            served before them; False: the caller's current stream.
     """
 
     def __init__(self, world: int, device: torch.device, *, own_stream: bool) -> None:
@@ -58,16 +58,16 @@ class Lane:
         self._world = world
 
     def entered(self) -> AbstractContextManager[Any]:
-        """The context in which this lane's copies and launches belong."""
+        """The context for this lane's copies and launches: its stream, or its device."""
         if not self._on_gpu:
             return nullcontext()
         return torch.cuda.stream(self._stream) if self._stream is not None else torch.cuda.device(self._device)
 
     def run(self, words: Sequence[int], *launches: Launch) -> list[int]:
-        """Launch some kernels one after the other on the same frame, whose words from 1 on are `words`.
+        """Launch kernels one after the other on the same frame, whose words from 1 on are `words`.
 
         Returns:
-            all answer words.
+            all answer words of the frame.
         """
         with self._lock, self.entered():
             return self._run(words, launches)
@@ -75,7 +75,7 @@ class Lane:
     def run_and_fetch(
         self, fetched: torch.Tensor, words: Sequence[int], *launches: Launch
     ) -> tuple[list[int], npt.NDArray[Any]]:
-        """`run`, and bring what the kernels left in a tensor on the device; the host waits once."""
+        """`run`, and copy a tensor that the kernels filled from the device; the host waits once."""
         with self._lock, self.entered():
             pinned = self._pinned(fetched)
             answers = self._run(words, launches, lambda: pinned.copy_(fetched, non_blocking=True))
@@ -95,7 +95,7 @@ class Lane:
             return torch.zeros(words, dtype=torch.int64, device=self._device)
 
     def _pinned(self, like: torch.Tensor) -> torch.Tensor:
-        """Room in host memory of which a copy is asynchronous; until the next call."""
+        """Pinned host memory like a tensor, so that a copy to it is asynchronous; valid until the next call."""
         if len(self._staging) < like.nbytes:
             self._staging = torch.empty(2 * like.nbytes, dtype=torch.uint8, pin_memory=self._on_gpu)
         return self._staging[: like.nbytes].view(like.dtype).view(like.shape)
@@ -122,11 +122,13 @@ def check_compiler(device: torch.device, hip: str | None, version: str, *, inter
     """Refuse a device on which the kernels cannot run, or are known to be miscompiled.
 
     Args:
-        device: where kernels shall run. hip: `torch.version.hip`. version: Triton's.
+        device: where kernels are to run.
+        hip: `torch.version.hip`.
+        version: of Triton.
         interpreted: whether the kernels were decorated under TRITON_INTERPRET=1.
 
     Raises:
-        RuntimeError: naming the device and what to do.
+        RuntimeError: naming the device and the remedy.
     """
     if device.type == "cpu" and not interpreted:
         raise RuntimeError(f"kernels cannot run on device={device}: set TRITON_INTERPRET=1 before Python starts")

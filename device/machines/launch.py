@@ -1,8 +1,8 @@
 """The machine that launches kernels: on a GPU, or on the CPU by Triton's interpreter (for tests: it is slow).
 
-Every host call is one launch: of one CTA that runs one protocol function, or, for payload, of as many as it has tiles.
-Calls about objects go to the caller's current stream, so that they come after the kernels that the caller launched;
-calls of the owner's host have a stream of their own, so that they do not wait for those.
+A host call is one launch: one CTA runs one protocol function, or one CTA per tile moves the payload. Calls about
+objects go to the caller's current stream, so that they follow the kernels that the caller launched. Calls of the
+owner's host have a stream of their own, so that they do not wait for those.
 """
 
 import threading
@@ -27,7 +27,7 @@ from nanokv.device.machines.launch_ring import RingReader
 from nanokv.device.machines.records import Descriptor, Drained, Place, Request, Words
 from nanokv.device.segment.geometry import Geometry
 
-MAX_CTAS = 1056  #: eight per multiprocessor of the largest GPUs in use; more only wait for their turn
+MAX_CTAS = 1056  #: eight per multiprocessor of the largest GPUs in use; more would only queue
 
 
 class LaunchMachine(Machine):
@@ -35,8 +35,8 @@ class LaunchMachine(Machine):
 
     Args:
         geometry: of every segment.
-        table: the private world table of this rank (`Geometry.world_table`), its bases as `device` sees them; copied.
-        segments: every rank's segment: uint8, one dimension, reachable from `device`. Kept alive here.
+        table: the private world table of this rank (`Geometry.world_table`), with the bases that `device` sees; copied.
+        segments: every rank's segment, uint8 [segment_bytes], reachable from `device`; kept alive here.
         device: where kernels run.
 
     Raises:
@@ -79,8 +79,8 @@ class LaunchMachine(Machine):
         return self._owner.fetch(self._segments[owner][offset : offset + dtype.itemsize * count]).view(dtype)
 
     # --- by more than one CTA ---
-    def put(self, owner: int, key: tuple[int, int], src: int, nbytes: int, what: Descriptor, now: int) -> int:
-        return self._one(Batch.put, Request(key, src, nbytes, owner, what), now)
+    def put(self, owner: int, key: tuple[int, int], src: int, nbytes: int, descriptor: Descriptor, now: int) -> int:
+        return self._one(Batch.put, Request(key, src, nbytes, owner, descriptor), now)
 
     def get(self, key: tuple[int, int], dst: int, nbytes: int, now: int) -> int:
         return self._one(Batch.get, Request(key, dst, nbytes), now)
@@ -93,9 +93,9 @@ class LaunchMachine(Machine):
         owner, slot, epoch, _, nbytes = place
         return self._by_tiles(payload.verify_kernel, nbytes, owner, slot, epoch, *key, copy, nbytes)
 
-    def seal(self, key: tuple[int, int], place: Place, what: Descriptor) -> None:
+    def seal(self, key: tuple[int, int], place: Place, descriptor: Descriptor) -> None:
         owner, slot, epoch, offset, nbytes = place
-        self._by_tiles(payload.seal_kernel, nbytes, owner, *key, slot, epoch, offset, nbytes, *what)
+        self._by_tiles(payload.seal_kernel, nbytes, owner, *key, slot, epoch, offset, nbytes, *descriptor)
 
     def store_payload(self, place: Place, src: int) -> None:
         owner, _, _, offset, nbytes = place
@@ -111,9 +111,9 @@ class LaunchMachine(Machine):
         ctas = min(max(nbytes // TILE_BYTES.value, 1), MAX_CTAS)
         return self._objects.run(words, Launch(kernel, ctas))[0]
 
-    def _one(self, what: Callable[[Batch], None], request: Request, now: int) -> int:
-        """Put or get one object: the case of one of many."""
+    def _one(self, operation: Callable[[Batch], None], request: Request, now: int) -> int:
+        """Put or get one object: a batch of one request."""
         with self._lock:
             self._single.fill([request], now)
-            what(self._single)
+            operation(self._single)
             return self._single.answers()[0]

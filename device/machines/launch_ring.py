@@ -1,8 +1,8 @@
 """Drains a ring whose segment lies in a GPU's memory.
 
-Mostly there is nothing new, and to see that takes one copy of one word, by a stream of the host's own: no kernel, and
-no waiting for the engine's. Otherwise two kernels take the hints and copy the headers that they are about, and one copy
-brings both; the host waits once.
+Mostly there is no new hint. To see that, the host copies one word on a stream of its own: it launches no kernel, and
+does not wait for the engine's. Otherwise two kernels take the hints and copy the headers that they are about, and one
+copy brings both to the host, which waits once.
 """
 
 import numpy as np
@@ -14,15 +14,16 @@ from nanokv.device.machines.records import Drained, Words
 from nanokv.device.segment.geometry import Geometry
 from nanokv.device.segment.layout import HEAP_CTL, OBJ_HEADER, WORD
 
-HEADERS_A_CTA = 8  #: of which one CTA copies the headers one after the other
-ROW = 2 + OBJ_HEADER.size // WORD  #: words of a hint, whether its header is good, and the header
+HEADERS_A_CTA = 8  #: headers that one CTA copies, one after the other
+ROW = 2 + OBJ_HEADER.size // WORD  #: words per hint: the hint, whether its header is good, and the header
 
 
 class RingReader:
-    """Drains rings for one machine. Used by one thread at a time, as a ring's tail is.
+    """Drains rings for one machine. For one thread at a time, the owner of the ring's tail.
 
     Args:
-        segments: every rank's, uint8, one dimension. lane: where copies and kernels run.
+        segments: every rank's segment, uint8 [segment_bytes].
+        lane: runs the copies and kernels.
     """
 
     def __init__(self, geometry: Geometry, segments: list[torch.Tensor], lane: Lane) -> None:
@@ -33,12 +34,12 @@ class RingReader:
         self._rows = lane.zeros(0)
 
     def drain(self, owner: int, tail: int, room: int) -> Drained:
-        """As `ring.drain`, and the headers."""
+        """Take at most `room` hints from the ticket `tail` on, with their headers: see `Machine.drain`."""
         head = int(self._lane.fetch(self._heads[owner])[0])
         if head == tail:
             return _drained(np.zeros(0, np.int64), 0, 0, head, head)
         asked = min(room, self._capacity)
-        asked = min(head - tail, asked) if head > tail else asked  # a corrupt word leads to no more than there are
+        asked = min(head - tail, asked) if head > tail else asked  # a corrupt head asks for no more than a ring has
         if len(self._rows) < asked * ROW:
             self._rows = self._lane.zeros(min(room, self._capacity) * ROW)
         rows = self._rows[: asked * ROW]

@@ -1,4 +1,4 @@
-"""The CPU machine: each host call is one call of compiled code, without the interpreter's lock."""
+"""The CPU machine: each host call is one call of compiled code, which releases the GIL."""
 
 from collections.abc import Callable
 from typing import Any
@@ -23,9 +23,9 @@ class NativeMachine(Machine):
         wake: called with a rank whose poller sleeps and has been left a hint.
     """
 
-    #: Up to here torch's threads gain nothing over one memcpy, and each torch call beside a copy that has emptied the
-    #: processor's caches costs 10 to 20 µs. Beyond, memcpy beats torch's copy by 5 to 30 % where torch has one thread,
-    #: as torchrun and inference engines set it (measured, 2 cores).
+    #: Up to 1 MiB torch's threads gain nothing over one memcpy, and each torch call after a copy that has emptied the
+    #: processor's caches costs 10 to 20 µs. Above it, memcpy beats torch's copy by 5 to 30 % where torch has one
+    #: thread, as torchrun and inference engines set it (measured, 2 cores).
     at_once = 1024 * 1024
 
     def __init__(self, geometry: Geometry, table: Words, views: list[SegmentView], wake: Callable[[int], None]) -> None:

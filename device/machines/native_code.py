@@ -1,9 +1,9 @@
-"""The CPU machine: the protocol functions, compiled natively by numba, as calls of about a microsecond from Python.
+"""Protocol functions compiled natively by numba: a call from Python takes about a microsecond.
 
 The first process that needs them compiles them (some tens of seconds) and leaves the code in a cache directory:
-`NANOKV_CACHE_DIR`, else the user's cache directory, else the temporary one. numba keys its cache by the file of the
-outermost function alone; here the directory's name is a digest of every file of the protocol and of the versions of the
-compilers, so that a change anywhere is seen.
+`NANOKV_CACHE_DIR`, else the user's cache directory, else the temporary one. numba keys its cache only by the file of
+the outermost function; here the directory's name is a digest of every file that is compiled and of the versions of the
+compilers, so that stale code is never loaded.
 """
 
 import hashlib
@@ -27,11 +27,11 @@ from nanokv.device.memory.retarget import retarget
 from nanokv.device.memory.triton import VOCABULARY
 
 DEVICE = Path(__file__).parents[1]
-COMPILED_ROOMS = ("memory", "segment", "protocol")  #: of `device/`: nothing else of it is compiled for a CPU
+COMPILED_ROOMS = ("memory", "segment", "protocol")  #: nothing else of `device/` is compiled for a CPU
 
 
 def source_digest(device: Path = DEVICE) -> str:
-    """A digest of all that the compiled code depends on: the rooms that it is compiled from, and the compilers."""
+    """A digest of everything that the compiled code depends on: the files of COMPILED_ROOMS and the compilers."""
     digest = hashlib.blake2b(digest_size=10)
     for room in COMPILED_ROOMS:
         for path in sorted((device / room).rglob("*.py")):
@@ -48,7 +48,11 @@ def source_digest(device: Path = DEVICE) -> str:
 
 
 def cache_directory() -> Path:
-    """Where the compiled code lies: the first of the candidates that can be written."""
+    """The folder of the compiled code: the first candidate that can be written.
+
+    Raises:
+        OSError: none can be written.
+    """
     named = os.environ.get("NANOKV_CACHE_DIR")
     if named:
         roots = [Path(named)]
@@ -66,11 +70,11 @@ def cache_directory() -> Path:
     raise OSError(f"no writable directory for compiled code among {[str(r) for r in roots]}; set NANOKV_CACHE_DIR")
 
 
-_compiling = threading.RLock()  # numba's cache directory is a global, and two threads need not compile the same
+_compiling = threading.RLock()  # numba's cache directory is global; and two threads need not compile the same function
 
 
 def native_function(function: Any, arguments: int, done: dict[Any, Any] | None = None) -> Any:
-    """One device function, compiled for this CPU, and cached on disk."""
+    """One device function of int64 arguments, compiled for this CPU and cached on disk."""
     vocabulary = {name: getattr(memory_native, name) for name in VOCABULARY}
     with _compiling:
         before = numba.config.CACHE_DIR
@@ -95,7 +99,7 @@ def _compiled() -> dict[str, Callable[..., Any]]:
 
 
 def _direct(function: Any) -> Callable[..., Any]:
-    """The compiled code itself, without numba's choice among signatures: there is one, and the choice costs 0.3 µs."""
+    """The compiled code itself, past numba's choice among signatures: there is only one, and choosing costs 0.3 µs."""
     (only,) = function.overloads.values()
     called: Callable[..., Any] = only.entry_point
     return called

@@ -1,4 +1,4 @@
-"""What host calls take and answer: places of objects, requests, hints."""
+"""The arguments and answers of host calls: places of objects, requests, hints."""
 
 from typing import Any, NamedTuple
 
@@ -28,7 +28,7 @@ class Begun(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What `lookup` answers. Beside OK, it holds only if `validate` says so afterwards."""
+    """The answer of `lookup`. After OK, it held only if `validate` answers OK afterwards."""
 
     status: int
     place: Place
@@ -39,12 +39,12 @@ class Request(NamedTuple):
     """One object to put or get."""
 
     key: tuple[int, int]
-    address: int  #: of the source or the destination, as the launching device sees it
+    address: int  #: put: of the source; get: of the destination; as the launching device sees it
     nbytes: int
     owner: int = 0  #: put: the rank of the segment that gets the object
-    what: Descriptor = (0,) * 8  #: the descriptor; get: an object that has another is not read, zeros: any is
+    what: Descriptor = (0,) * 8  #: the descriptor; get: an object with another one is not read, zeros match any
     flags: int = 0
-    block: int = 0  #: of the batch's pages, instead of an address
+    block: int = 0  #: the block of the batch's pages, instead of an address
     plane: int = 0  #: the first plane of the object
 
 
@@ -54,5 +54,5 @@ class Drained(NamedTuple):
     hints: Words
     head: int  #: the ticket up to which the machine looked
     hole: int  #: the first ticket whose slot was empty, or `head`
-    records: npt.NDArray[Any]  #: for each hint the header that a STORED one is about (OBJ_HEADER)
-    good: npt.NDArray[np.bool_]  #: for each hint whether that is whole; False if it is not about a READY header
+    records: npt.NDArray[Any]  #: per hint the header that a STORED one is about (OBJ_HEADER)
+    good: npt.NDArray[np.bool_]  #: per hint whether that is whole; False if the hint is not about a READY header

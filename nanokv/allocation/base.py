@@ -1,4 +1,4 @@
-"""What a way to allocate is: `producer` (v2) and `compat_v1.host_allocation` (v1) both are an Allocation."""
+"""The contract of an allocator, which `producer` (v2) and `compat_v1.host_allocation` (v1) fulfil."""
 
 from typing import TYPE_CHECKING, Protocol
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 class Allocation(Protocol):
     """How objects are allocated, found and removed.
 
-    Every method may raise `PeerLost`. All answer with a `Status`; none raises for FULL, MISS and the like.
+    Every method may raise `PeerLost`. All answer with a `Status`; FULL, MISS and the like are never raised.
     """
 
     alloc: str  #: "device" or "host"
@@ -22,7 +22,7 @@ class Allocation(Protocol):
         """The rank whose segment gets a new object: the preferred one, else the key's home rank."""
         ...
 
-    def put(self, key: KeyDigest, src: int, nbytes: int, preferred: int | None, what: Descriptor) -> int:
+    def put(self, key: KeyDigest, src: int, nbytes: int, preferred: int | None, descriptor: Descriptor) -> int:
         """Store `nbytes` contiguous bytes at the address `src`: begin, copy, seal and finish. Answers as `begin`."""
         ...
 
@@ -30,10 +30,10 @@ class Allocation(Protocol):
         """Read an object of `nbytes` to the address `dst`: OK, MISS, NOT_READY, TORN, CORRUPT or SIZE."""
         ...
 
-    def begin(self, key: KeyDigest, nbytes: int, preferred: int | None, what: Descriptor, *, plan: bool) -> Begun:
+    def begin(self, key: KeyDigest, nbytes: int, preferred: int | None, descriptor: Descriptor, *, plan: bool) -> Begun:
         """Claim the key, allocate in the preferred segment (else by the key), publish WRITING.
 
-        `plan`: the bytes will come from a kernel that nobody counts (`open_for_write`).
+        `plan`: a kernel that no activity word counts will write the bytes (`open_for_write`).
         """
         ...
 
@@ -62,12 +62,12 @@ class Allocation(Protocol):
         ...
 
     def batch(self, capacity: int, pages: "Pages | None" = None) -> "Batch | None":
-        """A table of requests that one launch puts, gets, finds or removes; None where each key takes a call."""
+        """A table of requests that one launch puts, gets, finds or removes; None if every key takes its own call."""
         ...
 
     def close(self) -> None:
-        """Let go of threads and connections. Idempotent."""
+        """End threads and connections. Idempotent."""
         ...
 
 
-NOWHERE = Place(0, 0, 0)  #: of an object that was refused or not found
+NOWHERE = Place(0, 0, 0)  #: the place of an object that was refused or not found

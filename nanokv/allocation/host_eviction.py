@@ -10,7 +10,7 @@ from nanokv.statistics import held_pages
 
 
 def evict_until_below(machine: Machine, allocation: Allocation, rank: int, usage_ratio: float) -> int:
-    """Evict until at most `usage_ratio` of the pages is in use. Returns how many objects went.
+    """Evict until at most `usage_ratio` (0 to 1) of the pages is in use. Returns the number of objects evicted.
 
     Objects that are pinned or unfinished stay.
     """

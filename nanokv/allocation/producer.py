@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from nanokv.device.machines.batch import Batch
     from nanokv.device.machines.engine_cache import Pages
 
-_ROOM_TRIES = 4  #: times that a put makes room: what it joined or evicted may be taken by others
+_ROOM_TRIES = 4  #: how often a put makes room: others may take the pages that it joined or evicted
 
 
 class ProducerAllocation:
@@ -28,28 +28,28 @@ class ProducerAllocation:
     def owner_of(self, key: KeyDigest, preferred: int | None) -> int:
         return self._machine.geometry.home_rank(key.key_check) if preferred is None else preferred
 
-    def put(self, key: KeyDigest, src: int, nbytes: int, preferred: int | None, what: Descriptor) -> int:
+    def put(self, key: KeyDigest, src: int, nbytes: int, preferred: int | None, descriptor: Descriptor) -> int:
         owner = self.owner_of(key, preferred)
-        status = self._machine.put(owner, key, src, nbytes, what, time.time_ns())
+        status = self._machine.put(owner, key, src, nbytes, descriptor, time.time_ns())
         tries = 0
         while status == Status.FULL and tries < _ROOM_TRIES and make_room(self._machine, owner, nbytes):
-            status = self._machine.put(owner, key, src, nbytes, what, time.time_ns())
+            status = self._machine.put(owner, key, src, nbytes, descriptor, time.time_ns())
             tries += 1
         return status
 
     def get(self, key: KeyDigest, dst: int, nbytes: int) -> int:
         return self._machine.get(key, dst, nbytes, time.time_ns())
 
-    def begin(self, key: KeyDigest, nbytes: int, preferred: int | None, what: Descriptor, *, plan: bool) -> Begun:
+    def begin(self, key: KeyDigest, nbytes: int, preferred: int | None, descriptor: Descriptor, *, plan: bool) -> Begun:
         owner = self.owner_of(key, preferred)
         flags = FLAG_PLAN.value if plan else 0
-        begun = self._machine.begin(owner, key, nbytes, flags, what, time.time_ns())
+        begun = self._machine.begin(owner, key, nbytes, flags, descriptor, time.time_ns())
         tries = 0
         while begun.status == Status.FULL and tries < _ROOM_TRIES and make_room(self._machine, owner, nbytes):
-            begun = self._machine.begin(owner, key, nbytes, flags, what, time.time_ns())
+            begun = self._machine.begin(owner, key, nbytes, flags, descriptor, time.time_ns())
             tries += 1
         if plan and begun.status == Status.OK:
-            self._machine.leave(owner, begun.phase)  # a plan is written by a kernel that no activity word counts
+            self._machine.leave(owner, begun.phase)  # no activity word counts the kernel that writes a plan
             begun = begun._replace(phase=-1)
         return begun
 
@@ -81,4 +81,4 @@ class ProducerAllocation:
         return self._machine.batch(capacity, pages)
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Nothing to end."""

@@ -1,7 +1,8 @@
-"""What moves bytes between tensors and objects.
+"""Copies between tensors and objects.
 
-descriptors  dtype and shape as words, and tensors that are refused
-single       one tensor
-batched      many tensors: one launch on a GPU, else one by one
-paged        blocks of an engine's paged KV cache
+descriptors    dtype and shape as words, and tensors that are refused
+single         one tensor
+batched        many tensors: one launch on a GPU, else one by one
+paged          blocks of an engine's paged KV cache
+growing_batch  the requests of a call as one launch, for `batched` and `paged`
 """

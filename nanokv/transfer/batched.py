@@ -1,6 +1,6 @@
 """Many keys in one call: one launch where the machine launches kernels and the producer allocates, else one by one.
 
-What a launch could not do is done by the call for one key, which makes room, waits its turn or says what is wrong.
+A key that a launch could not settle takes a call of its own, which makes room, waits its turn or raises the error.
 """
 
 import contextlib
@@ -19,11 +19,11 @@ from nanokv.transfer.single import Mover
 from nanokv.types import KeyDigest
 
 MOST = 4096  #: requests of a launch
-Outcome: TypeAlias = int | NanoKVError  #: a status, or why the call for this key is wrong
+Outcome: TypeAlias = int | NanoKVError  #: a status, or the error that the call for this key raised
 
 
 class Many:
-    """Puts and gets of many tensors, answering with a status each."""
+    """Puts and gets many tensors; answers with a status per key."""
 
     def __init__(self, mover: Mover, allocation: Allocation) -> None:
         self._mover = mover
@@ -31,7 +31,7 @@ class Many:
         self._batch = GrowingBatch(allocation)
 
     def put(self, keys: Sequence[KeyDigest], tensors: Sequence[torch.Tensor], preferred: int | None) -> list[Outcome]:
-        """As `Mover.put`, each."""
+        """`Mover.put` for each key. Of equal keys the first one is put."""
         done: dict[int, Outcome] = {}
         if self._batch.launches:
             asked = self._put_requests(keys, tensors, preferred)
@@ -45,7 +45,7 @@ class Many:
         return [done[i] for i in range(len(keys))]
 
     def get(self, keys: Sequence[KeyDigest]) -> list[torch.Tensor | int]:
-        """As `Mover.get`, each."""
+        """`Mover.get` for each key."""
         done: dict[int, torch.Tensor | int] = {}
         if self._batch.launches:
             for some in _chunks(range(len(keys))):
@@ -53,7 +53,7 @@ class Many:
         return [done[i] if i in done else self._mover.get(key) for i, key in enumerate(keys)]
 
     def get_into(self, keys: Sequence[KeyDigest], dsts: Sequence[torch.Tensor]) -> list[int]:
-        """As `Mover.get_into`, each."""
+        """`Mover.get_into` for each key."""
         done: dict[int, int] = {}
         if self._batch.launches:
             for dst in dsts:
@@ -69,7 +69,7 @@ class Many:
         ]
 
     def find(self, keys: Sequence[KeyDigest]) -> list[int]:
-        """As `Allocation.exists`, each."""
+        """`Allocation.exists` for each key."""
         if not self._batch.launches:
             return [self._allocation.exists(key) for key in keys]
         return [
@@ -79,7 +79,7 @@ class Many:
         ]
 
     def remove(self, keys: Sequence[KeyDigest]) -> list[int]:
-        """As `Allocation.remove`, each."""
+        """`Allocation.remove` for each key."""
         if not self._batch.launches:
             return [self._allocation.remove(key) for key in keys]
         statuses = []
@@ -98,31 +98,31 @@ class Many:
     def _put_requests(
         self, keys: Sequence[KeyDigest], tensors: Sequence[torch.Tensor], preferred: int | None
     ) -> dict[int, Request]:
-        """What a launch can put, by place: of each key the first, so that it wins; no tensor that torch must copy."""
+        """The requests for a launch, by index: the first of equal keys, so that it wins; none that torch must copy."""
         firsts = {key: i for i, key in reversed(list(enumerate(keys)))}
         asked = {}
         for i in sorted(firsts.values()):
-            with contextlib.suppress(NanoKVError):  # the call for it alone will say so
-                nbytes, what = describe(tensors[i])
+            with contextlib.suppress(NanoKVError):  # the call for this key alone raises it again
+                nbytes, descriptor = describe(tensors[i])
                 if tensors[i].device == self._mover.device and is_plain(tensors[i]):
                     owner = self._allocation.owner_of(keys[i], preferred)
-                    asked[i] = Request(keys[i], tensors[i].data_ptr(), nbytes, owner, what)
+                    asked[i] = Request(keys[i], tensors[i].data_ptr(), nbytes, owner, descriptor)
         return asked
 
     def _get_new(self, places: Sequence[int], keys: Sequence[KeyDigest]) -> dict[int, torch.Tensor | int]:
-        """Look up, allocate, read: what two launches can settle, by place."""
+        """Look up, allocate, read: the results that two launches can settle, by index."""
         done: dict[int, torch.Tensor | int] = {}
         made: dict[int, torch.Tensor] = {}
         requests = []
         found = self._batch.lookup([Request(key, 0, 0) for key in keys])
-        for i, key, (status, place, what) in zip(places, keys, found, strict=True):
+        for i, key, (status, place, descriptor) in zip(places, keys, found, strict=True):
             if status != Status.OK:
                 done[i] = status
                 continue
-            tensor = empty_like_described(what, place.nbytes, self._mover.device)
+            tensor = empty_like_described(descriptor, place.nbytes, self._mover.device)
             if tensor is not None:  # else it was replaced while it was looked up, or is corrupt
                 made[i] = tensor
-                requests.append(Request(key, tensor.data_ptr(), place.nbytes, what=what))
+                requests.append(Request(key, tensor.data_ptr(), place.nbytes, what=descriptor))
         for (i, tensor), status in zip(made.items(), self._batch.run(lambda batch: batch.get(), requests), strict=True):
             if status in (Status.OK, Status.MISS):
                 done[i] = tensor if status == Status.OK else status
@@ -136,6 +136,6 @@ class Many:
 
 
 def _chunks(places: Sequence[Any]) -> Iterator[Sequence[Any]]:
-    """At most MOST at a time."""
+    """Runs of at most MOST items."""
     for start in range(0, len(places), MOST):
         yield places[start : start + MOST]

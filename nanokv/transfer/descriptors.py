@@ -1,4 +1,4 @@
-"""What a tensor is to the cache: its bytes and its descriptor, and back."""
+"""From a tensor to its number of bytes and its descriptor, and back; and the tensors that are refused."""
 
 from math import prod
 
@@ -42,10 +42,10 @@ _described: dict[tuple[torch.dtype, torch.Size], tuple[int, Descriptor]] = {}
 
 
 def describe(tensor: torch.Tensor) -> tuple[int, Descriptor]:
-    """The bytes of a tensor's values, and the descriptor that tells dtype and shape.
+    """The number of bytes of a tensor's values, and the descriptor of its dtype and shape.
 
     Raises:
-        InvalidArgument: not a dense tensor of a known dtype with at most seven dimensions.
+        InvalidArgument: it is not a dense tensor of a known dtype with at most seven dimensions.
     """
     if not isinstance(tensor, torch.Tensor):
         raise InvalidArgument(f"a torch.Tensor is needed, not {type(tensor).__name__}")
@@ -56,7 +56,7 @@ def describe(tensor: torch.Tensor) -> tuple[int, Descriptor]:
 
 
 def descriptor_of(dtype: torch.dtype, shape: torch.Size) -> tuple[int, Descriptor]:
-    """The bytes of a tensor of a dtype and shape, and its descriptor. Raises as `describe`."""
+    """The number of bytes of a tensor of a dtype and shape, and its descriptor. Raises as `describe`."""
     return _described.get((dtype, shape)) or _describe(dtype, shape)
 
 
@@ -67,19 +67,19 @@ def _describe(dtype: torch.dtype, shape: torch.Size) -> tuple[int, Descriptor]:
     if len(shape) > MAX_DIMS:
         raise InvalidArgument(f"at most {MAX_DIMS} dimensions are supported, not {len(shape)}: reshape the tensor")
     d0, d1, d2, d3, d4, d5, d6 = (*shape, *(0,) * (MAX_DIMS - len(shape)))
-    what: Descriptor = (code | len(shape) << _NDIM_SHIFT, d0, d1, d2, d3, d4, d5, d6)
+    descriptor: Descriptor = (code | len(shape) << _NDIM_SHIFT, d0, d1, d2, d3, d4, d5, d6)
     if len(_described) >= _REMEMBERED:
         _described.clear()
-    known = _described[dtype, shape] = (dtype.itemsize * prod(shape), what)
+    known = _described[dtype, shape] = (dtype.itemsize * prod(shape), descriptor)
     return known
 
 
-def empty_like_described(what: Descriptor, nbytes: int, device: torch.device) -> torch.Tensor | None:
-    """A new tensor for `nbytes` bytes of what a descriptor says; raw bytes come flat, as uint8. None: contradiction."""
-    code, ndim = what[0] & _DTYPE_MASK, what[0] >> _NDIM_SHIFT & _NDIM_MASK
+def empty_like_described(descriptor: Descriptor, nbytes: int, device: torch.device) -> torch.Tensor | None:
+    """A new tensor of a descriptor's dtype and shape; raw bytes are flat uint8. None if it contradicts `nbytes`."""
+    code, ndim = descriptor[0] & _DTYPE_MASK, descriptor[0] >> _NDIM_SHIFT & _NDIM_MASK
     if code == 0:
         return torch.empty(nbytes, dtype=torch.uint8, device=device)
-    shape = what[1 : 1 + ndim]
+    shape = descriptor[1 : 1 + ndim]
     dtype = _DTYPES.get(code)
     if (
         dtype is None
@@ -106,7 +106,7 @@ def check_dst(dst: torch.Tensor, nbytes: int, device: torch.device) -> None:
     """Refuse a destination before anything is copied.
 
     Raises:
-        InvalidArgument: of another number of bytes or device, or not contiguous.
+        InvalidArgument: it has another number of bytes, is on another device, or is not contiguous.
     """
     have, _ = describe(dst)
     if have != nbytes:
@@ -115,7 +115,7 @@ def check_dst(dst: torch.Tensor, nbytes: int, device: torch.device) -> None:
 
 
 def check_place(dst: torch.Tensor, device: torch.device) -> None:
-    """Refuse a destination that is not contiguous memory of the heap's device."""
+    """Refuse a destination that is not contiguous memory on the heap's device: InvalidArgument."""
     if dst.device != device:
         raise InvalidArgument(f"dst is on {dst.device}, the heap on {device}")
     if not is_plain(dst):

@@ -1,4 +1,4 @@
-"""Requests of one call, done by one launch: a batch that is made larger when a call has more of them."""
+"""The requests of one call in one launch: a batch that is replaced by a larger one when a call has more of them."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class GrowingBatch:
-    """One batch of a cache, for calls from any thread.
+    """A batch for calls from any thread.
 
     Args:
         pages: as for `Allocation.batch`.
@@ -29,17 +29,17 @@ class GrowingBatch:
         self._batch = allocation.batch(1, pages)
         self.launches = self._batch is not None
 
-    def run(self, what: Callable[["Batch"], None], requests: Sequence[Request]) -> list[int]:
-        """Put, get, find or remove: a status per request."""
+    def run(self, operation: Callable[["Batch"], None], requests: Sequence[Request]) -> list[int]:
+        """Run `operation`, which puts, gets, finds or removes; returns a status per request."""
         if not requests:
             return []
         with self._lock:
             batch = self._filled(requests)
-            what(batch)
+            operation(batch)
             return batch.answers()
 
     def lookup(self, requests: Sequence[Request]) -> list[Found]:
-        """Where the objects of the keys lie."""
+        """Where the objects of the requests' keys lie."""
         with self._lock:
             return self._filled(requests).lookup()
 

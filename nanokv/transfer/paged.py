@@ -1,7 +1,7 @@
 """An engine's paged KV cache, whose blocks are put into objects and got from them without a staging buffer.
 
 An object holds one block of some layers: [layers, 2, tokens, heads, dim], without gaps, whatever the strides of the
-engine's tensors. So what one engine put from its layout, another gets into its own; and an object of another shape or
+engine's tensors. So an engine with another layout can get the blocks that one engine put. An object of another shape or
 dtype is refused, not reinterpreted.
 """
 
@@ -22,19 +22,19 @@ from nanokv.types import Key, KeyDigest
 
 
 class Hooks(NamedTuple):
-    """What a cache does around each call."""
+    """The checks and counters of a cache, around each call."""
 
     digest: Callable[[Key], KeyDigest]
-    check: Callable[[int | None], None]  #: that it is open, and the preferred segment can be
+    check: Callable[[int | None], None]  #: that the cache is open, and the preferred segment valid
     judge_put: Callable[[int, Key, int, int | None], NanoKVError | None]  #: counts a status, and makes it an error
     judge_get: Callable[[int, Key, int], NanoKVError | None]
 
 
 class PagedKV:
-    """Moves blocks between a cache and the tensors of an engine. Made by `NanoKVCache.paged_kv`, which see.
+    """Moves blocks between a cache and the tensors of an engine. Made by `NanoKVCache.paged_kv`.
 
-    On a GPU, with `alloc="device"`, all keys of a call take one launch, which allocates, copies and publishes. Else,
-    and where the engine's tensors are not made of multiples of 16 bytes, torch copies block by block.
+    On a GPU with `alloc="device"`, all keys of a call take one launch, which allocates, copies and publishes. Else, or
+    where rows of the engine's tensors are not multiples of 16 bytes, torch copies block by block.
     """
 
     def __init__(
@@ -66,20 +66,20 @@ class PagedKV:
         layers: range | None = None,
         preferred_segment: int | None = None,
     ) -> list[NanoKVError | None]:
-        """Store a block under each key; returns what went wrong with each, or None.
+        """Store a block under each key; returns per key an error or None.
 
         Args:
-            keys, blocks: as many of both.
-            layers: which layers the objects hold, a range with step 1. Default: all. An engine that publishes layers
-                as soon as they are done puts each under a key of its own.
+            keys, blocks: one block number per key.
+            layers: the layers that the objects hold, a range with step 1. Default: all. An engine that publishes each
+                layer as soon as it is done puts each under a key of its own.
             preferred_segment: as for `NanoKVCache.put`.
 
         Raises:
-            InvalidArgument: keys, blocks or layers that cannot be.
+            InvalidArgument: invalid blocks or layers, or not as many keys as blocks.
         """
         chosen = self._check(keys, blocks, layers)
         self._hooks.check(preferred_segment)
-        what, nbytes = self._what(chosen), self._bytes(chosen)
+        descriptor, nbytes = self._descriptor(chosen), self._bytes(chosen)
         digests = [self._hooks.digest(key) for key in keys]
         owners = [self._allocation.owner_of(digest, preferred_segment) for digest in digests]
         statuses: list[int] = [Status.BUSY] * len(keys)
@@ -87,7 +87,7 @@ class PagedKV:
             plane = chosen.start * self._per_layer
             rows = zip(digests, owners, blocks, strict=True)
             statuses = self._batch.run(
-                lambda batch: batch.put(), [Request(d, 0, nbytes, o, what, 0, b, plane) for d, o, b in rows]
+                lambda batch: batch.put(), [Request(d, 0, nbytes, o, descriptor, 0, b, plane) for d, o, b in rows]
             )
         for i, (digest, block) in enumerate(zip(digests, blocks, strict=True)):
             if statuses[i] in (Status.BUSY, Status.FULL):
@@ -100,25 +100,25 @@ class PagedKV:
     def get(
         self, keys: Sequence[Key], blocks: Sequence[int], *, layers: range | None = None
     ) -> list[NanoKVError | None]:
-        """Read the object of each key into a block; returns what went wrong with each, or None.
+        """Read the object of each key into a block; returns per key an error or None.
 
-        What is in a block whose object could not be read means nothing, unless it was not there at all. The arguments
-        are those of `put`; all blocks are different.
+        The contents of a block whose object could not be read are undefined, unless there was no such object. The
+        arguments are those of `put`; all blocks are different.
 
         Raises:
-            InvalidArgument: keys, blocks or layers that cannot be.
+            InvalidArgument: invalid blocks or layers, or not as many keys as blocks.
         """
         chosen = self._check(keys, blocks, layers)
         if len(set(blocks)) < len(blocks):
             raise InvalidArgument(f"a block is named twice: {list(blocks)}")
-        what, nbytes = self._what(chosen), self._bytes(chosen)
+        descriptor, nbytes = self._descriptor(chosen), self._bytes(chosen)
         digests = [self._hooks.digest(key) for key in keys]
         statuses: list[int] = [Status.BUSY] * len(keys)
         if self._batch is not None and self._batch.launches:
             plane = chosen.start * self._per_layer
             rows = zip(digests, blocks, strict=True)
             statuses = self._batch.run(
-                lambda batch: batch.get(), [Request(d, 0, nbytes, 0, what, 0, b, plane) for d, b in rows]
+                lambda batch: batch.get(), [Request(d, 0, nbytes, 0, descriptor, 0, b, plane) for d, b in rows]
             )
         for i, (digest, block) in enumerate(zip(digests, blocks, strict=True)):
             if statuses[i] in (Status.BUSY, Status.TORN):
@@ -131,24 +131,24 @@ class PagedKV:
             for part, plane in zip(self._parts(payload), self._chosen(layers), strict=True):
                 part.copy_(plane[block])
 
-        return self._mover.put_filled(key, self._bytes(layers), preferred, self._what(layers), fill)
+        return self._mover.put_filled(key, self._bytes(layers), preferred, self._descriptor(layers), fill)
 
     def _get_one(self, key: KeyDigest, block: int, layers: range) -> int:
         def take(payload: torch.Tensor) -> None:
             for part, plane in zip(self._parts(payload), self._chosen(layers), strict=True):
                 plane[block].copy_(part)
 
-        return self._mover.get_taken(key, self._bytes(layers), self._what(layers), take)
+        return self._mover.get_taken(key, self._bytes(layers), self._descriptor(layers), take)
 
     def _parts(self, payload: torch.Tensor) -> torch.Tensor:
         first = self._planes[0]
         return payload.view(first.dtype).view(-1, *first.shape[1:])
 
-    # --- what is meant ---
+    # --- the chosen layers ---
     def _chosen(self, layers: range) -> list[torch.Tensor]:
         return self._planes[layers.start * self._per_layer : layers.stop * self._per_layer]
 
-    def _what(self, layers: range) -> Descriptor:
+    def _descriptor(self, layers: range) -> Descriptor:
         return descriptor_of(self._planes[0].dtype, torch.Size((len(layers), *self._layer_shape)))[1]
 
     def _bytes(self, layers: range) -> int:

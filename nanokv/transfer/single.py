@@ -1,8 +1,8 @@
 """Moves bytes between tensors and segments: the part of put and get that is not the protocol.
 
-A contiguous tensor takes one call of the machine, if the machine copies so many bytes as fast as torch: on a GPU any
-number, on a CPU few, or any where torch has one thread. Torch copies all others between `begin` and `finish`: its copy
-uses all its threads, takes any strides and devices, and needs no staging buffer.
+A contiguous tensor takes one call of the machine if the machine copies that many bytes as fast as torch: any number on
+a GPU, few on a CPU, any where torch has one thread. Torch copies all others between `begin` and `finish`: its copy uses
+all of its threads, takes any strides and devices, and needs no staging buffer.
 """
 
 import time
@@ -19,11 +19,11 @@ from nanokv.heap.base import Heap
 from nanokv.transfer.descriptors import check_dst, check_place, describe, empty_like_described, flat_bytes, is_plain
 from nanokv.types import KeyDigest
 
-TRIES = 16  #: times that a reader starts over because the object was replaced while it read
+TRIES = 16  #: how often a reader starts over because the object was replaced while it read
 
 
 class Mover:
-    """Puts and gets tensors, answering with a Status."""
+    """Puts and gets tensors; answers with a `Status`."""
 
     def __init__(self, heap: Heap, machine: Machine, allocation: Allocation, *, checksum: bool = False) -> None:
         self._machine = machine
@@ -34,17 +34,22 @@ class Mover:
 
     def put(self, key: KeyDigest, tensor: torch.Tensor, preferred: int | None) -> int:
         """Store a tensor: OK, DUPLICATE, FULL, NO_HEADER, NO_ENTRY, TOO_LARGE or LOST."""
-        nbytes, what = describe(tensor)
+        nbytes, descriptor = describe(tensor)
         plain = is_plain(tensor) and tensor.device == self.device
         if plain and self._is_at_once(nbytes):
-            return self._allocation.put(key, tensor.data_ptr(), nbytes, preferred, what)
-        return self.put_filled(key, nbytes, preferred, what, lambda payload: _fill(payload, tensor, plain))
+            return self._allocation.put(key, tensor.data_ptr(), nbytes, preferred, descriptor)
+        return self.put_filled(key, nbytes, preferred, descriptor, lambda payload: _fill(payload, tensor, plain))
 
     def put_filled(
-        self, key: KeyDigest, nbytes: int, preferred: int | None, what: Descriptor, fill: Callable[[torch.Tensor], None]
+        self,
+        key: KeyDigest,
+        nbytes: int,
+        preferred: int | None,
+        descriptor: Descriptor,
+        fill: Callable[[torch.Tensor], None],
     ) -> int:
         """Begin an object, let `fill` write its bytes (uint8, one dimension), and finish it. Answers as `put`."""
-        begun = self._allocation.begin(key, nbytes, preferred, what, plan=False)
+        begun = self._allocation.begin(key, nbytes, preferred, descriptor, plan=False)
         if begun.status != Status.OK:
             return begun.status
         try:
@@ -53,16 +58,16 @@ class Mover:
         except BaseException:
             self._allocation.abort(key, begun)
             raise
-        self.seal(key, begun.place, what)
+        self.seal(key, begun.place, descriptor)
         return self._allocation.finish(key, begun)
 
-    def seal(self, key: KeyDigest, place: Place, what: Descriptor) -> None:
-        """Give an object that was written its checksum, if objects have one. To be called before it is committed."""
+    def seal(self, key: KeyDigest, place: Place, descriptor: Descriptor) -> None:
+        """Give a written object its checksum, if objects have one. To be called before it is committed."""
         if self._checksum:
-            self._machine.seal(key, place, what)
+            self._machine.seal(key, place, descriptor)
 
     def _is_at_once(self, nbytes: int) -> bool:
-        """Whether the machine copies so many bytes at least as fast as torch."""
+        """Whether the machine copies that many bytes at least as fast as torch."""
         return nbytes <= self._machine.at_once or torch.get_num_threads() == 1
 
     def payload(self, place: Place) -> torch.Tensor:
@@ -72,10 +77,10 @@ class Mover:
     def get(self, key: KeyDigest) -> torch.Tensor | int:
         """A new tensor of the dtype and shape that were put; or MISS, NOT_READY or CORRUPT."""
         for _ in range(TRIES):
-            status, place, what = self._allocation.locate(key)
+            status, place, descriptor = self._allocation.locate(key)
             if status != Status.OK:
                 return status
-            tensor = empty_like_described(what, place.nbytes, self.device)
+            tensor = empty_like_described(descriptor, place.nbytes, self.device)
             if tensor is None:
                 if self._machine.validate(place) == Status.OK:
                     return Status.CORRUPT
@@ -107,18 +112,20 @@ class Mover:
             torn = True
         return Status.MISS
 
-    def get_taken(self, key: KeyDigest, nbytes: int, what: Descriptor, take: Callable[[torch.Tensor], None]) -> int:
+    def get_taken(
+        self, key: KeyDigest, nbytes: int, descriptor: Descriptor, take: Callable[[torch.Tensor], None]
+    ) -> int:
         """Let `take` copy the bytes (uint8, one dimension) of an object: OK, MISS, NOT_READY, CORRUPT or SIZE.
 
-        SIZE, and nothing was copied: it has another size, dtype or shape than `nbytes` and `what` say.
+        SIZE: its size, dtype or shape differ from `nbytes` and `descriptor`, and nothing was copied.
         """
-        form = what[0] & LOW32.value
+        form = descriptor[0] & LOW32.value
         for _ in range(TRIES):
             status, place, have = self._allocation.locate(key)
             if status != Status.OK:
                 return status
             payload = self.payload(place)
-            if (place.nbytes, have[0] & LOW32.value, *have[1:]) == (nbytes, form, *what[1:]):
+            if (place.nbytes, have[0] & LOW32.value, *have[1:]) == (nbytes, form, *descriptor[1:]):
                 with torch.no_grad():
                     take(payload)
                 status = self._verify(key, place, payload)

@@ -1,4 +1,4 @@
-"""The behaviour of the API, the same over every heap and both ways to allocate. fsck follows each test (conftest)."""
+"""The behaviour of the API, the same over every heap and both allocators. fsck follows each test (conftest)."""
 
 import threading
 import time

@@ -59,7 +59,7 @@ def sum_kernel(address: tl.int64, nbytes: tl.int64, first: tl.int64, out_ptr: tl
 
 @triton.jit
 def sum_words(address: tl.int64, nbytes: tl.int64, first: tl.int64) -> Any:
-    """The same function natively: what is compiled must be called by a device function."""
+    """The native version: numba compiles functions that a device function calls."""
     return checksum_bytes(address, nbytes, first)
 
 
@@ -82,7 +82,7 @@ def mixed_word(word: tl.int64, place: tl.int64) -> Any:
 
 
 def test_mixing_can_be_undone() -> None:
-    """A bijection: a single word that changes always changes the sum."""
+    """`mixed` is a bijection: a change of a single word always changes the sum."""
     dice = random.Random(1)
     for word in [0, 1, WHOLE, 1 << 63, *(dice.getrandbits(64) for _ in range(200))]:
         x = mixed_reference(word, 5)
@@ -136,7 +136,7 @@ def test_the_interpreter_agrees() -> None:
 
 
 def compare_interpreted() -> None:
-    """Runs in a process with TRITON_INTERPRET=1: the Triton version at both kinds of addresses."""
+    """The Triton version at aligned and unaligned addresses. Runs in a process with TRITON_INTERPRET=1."""
     dice, done = random.Random(5), 0
     for size in SIZES:
         for shift in (0, 3):
@@ -161,13 +161,13 @@ def world_of(alloc: str, checksum: bool = True, **options: Any) -> Iterator[list
 
 
 def flip(cache: nanokv.NanoKVCache, key: str, byte: int, bit: int = 3) -> None:
-    """Flip a bit of an object's payload, wherever it lies."""
+    """Flip a bit of an object's payload in its segment."""
     meta = cache.get_location(key)
     cache._heap.segment(meta.owner_rank)[meta.payload_off + byte] ^= 1 << bit
 
 
 def tensors() -> dict[str, torch.Tensor]:
-    """Objects of every way that bytes take: one call, torch's copy, another layout, nothing."""
+    """Objects for every path of the bytes: one call, torch's copy, another layout, no bytes."""
     dice = torch.Generator().manual_seed(1)
     small = torch.randint(0, 255, (1000,), dtype=torch.uint8, generator=dice)
     large = torch.randn(300_000, generator=dice)
@@ -184,7 +184,7 @@ def tensors() -> dict[str, torch.Tensor]:
 
 @pytest.fixture(params=["device", "host"])
 def alloc(request: pytest.FixtureRequest) -> str:
-    """Both ways to allocate."""
+    """Both allocators."""
     return str(request.param)
 
 
@@ -215,7 +215,7 @@ def test_a_flipped_bit_is_seen_by_every_way_to_read(alloc: str, name: str, last:
                 reader.get_many([name])
             with pytest.raises(SegmentCorrupt, match=name):
                 reader.pin(name)
-        world[0].remove(name)  # which it could not if a pin had been left
+        world[0].remove(name)  # impossible if a pin were left
 
 
 def test_one_torch_thread_takes_the_one_call(alloc: str) -> None:
@@ -253,7 +253,7 @@ def test_the_descriptor_is_covered(word: int) -> None:
         words = view.descriptors[found.place.slot : found.place.slot + 1].view(np.uint64)
         for bit in range(64):
             words[word] ^= np.uint64(1 << bit)
-            if word or bit < 16 or bit >= 32:  # the rest of the first word is nobody's
+            if word or bit < 16 or bit >= 32:  # the other bits of the first word are unused
                 with pytest.raises(SegmentCorrupt):
                     world[1].get("k")
             words[word] ^= np.uint64(1 << bit)
@@ -271,8 +271,8 @@ def test_a_plan_has_one_once_the_host_has_committed(alloc: str) -> None:
             world[1].get("plan")
 
 
-def test_any_reader_verifies_and_only_who_insists_refuses_what_has_none() -> None:
-    """The option is each rank's own: the flag and the number travel with the object."""
+def test_any_reader_verifies_and_only_ranks_with_the_option_refuse_objects_without_checksum() -> None:
+    """The option belongs to a rank; the flag and the checksum belong to the object."""
     from nanokv.config import make_options
     from nanokv.heap.local import LocalWorld
     from nanokv.heap.world_spec import WorldSpec

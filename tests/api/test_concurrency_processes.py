@@ -1,9 +1,8 @@
 """Processes on one world of shared memory: random work, and SIGKILL at any moment.
 
-The process of the test is rank 0. It keeps anchors: objects in each segment that nobody removes, and whose bytes must
-be there after every kill. Pinning goes on in the first test alone: a reader that is killed between two steps of
-pinning leaves a pin that nobody takes away (pins.py says so), and fsck would say it for ever. Pins that are *held* at
-the moment of death are taken away, and are held here.
+The process of the test is rank 0. It keeps anchors: objects in each segment that no rank removes, and whose bytes must
+be intact after every kill. Only the first test pins at random; readers killed between two steps of pinning are a
+scenario of `nanokv check` (swept-pins). Pins that a victim *holds* when it is killed are taken away, and are held here.
 """
 
 import random
@@ -50,10 +49,10 @@ class Processes:
         return check_cache([self.cache], patience=0.0)
 
     def findings(self, but: int | None = None) -> list[str]:
-        """What fsck has to say; of a dead rank, only what the others can take back while it is away.
+        """The findings of fsck, except those that only the dead rank `but` can settle when it attaches again.
 
-        Its segment waits for it, with all that belongs to objects there, also elsewhere: its activity words, and
-        entries of objects that it was about to put into its own segment.
+        These are the ones in its segment, its activity words elsewhere, and entries of objects that it was about to
+        put into its own segment.
         """
         found = [str(finding) for finding in self.report().findings if finding.rank != but]
         waits = ("TENTATIVE", f"activity of rank {but}") if but is not None else ()
@@ -64,7 +63,7 @@ class Processes:
             self.cache.put(name(ANCHOR + rank), payload(ANCHOR + rank, rank, 40), preferred_segment=rank)
 
     def check_anchors(self) -> None:
-        """They are whole; without eviction they are all there."""
+        """The anchors are intact; without eviction none is missing."""
         for rank in range(self.cache.world_size):
             try:
                 assert check_payload(ANCHOR + rank, self.cache.get(name(ANCHOR + rank))) == rank
@@ -94,7 +93,7 @@ def processes(shm_name: str) -> Iterator[MakeProcesses]:
 
 
 def assert_all_comes_back(world: Processes) -> None:
-    """Without objects every segment has room for its largest one."""
+    """Once all objects are removed, every segment has room for the largest one."""
     for child in world.children.values():
         child.ask("clear")
     world.cache.clear()
@@ -127,7 +126,7 @@ def test_random_work_of_processes(processes: MakeProcesses, evict: bool) -> None
 
 
 def kill_at_work(world: Processes, victim: int, work: str, steps: int) -> None:
-    """All work; the victim is killed when it has done some steps, wherever it is then; the others go on."""
+    """All ranks work; the victim is killed after some steps, at any instruction; the others go on."""
     for child in world.children.values():
         child.send(work)
     wait_until("the victim's work", lambda: world.children[victim].steps >= steps)

@@ -1,6 +1,7 @@
-"""Many threads on one world: few keys, few pages, exhaustion and eviction. No byte is ever somebody else's.
+"""Many threads on one world: few keys, few pages, exhaustion and eviction. No object ever has bytes of another.
 
-Bounded by operations. After each run everything is flushed, checked by fsck, removed, and the largest object must fit.
+Bounded by operations. After each run all caches are flushed, fsck checks them, all objects are removed, and the largest
+object must fit.
 """
 
 import threading
@@ -50,8 +51,8 @@ def test_compiled_threads_without_pause(machine: Any, rounds: int, evict: bool, 
     plain = PlainWorld(geometry, may_evict=evict)
     buffers = [aligned_words(MAX_WORDS) for _ in range(THREADS)]
     calls = [
-        partial(machine(hammer, 6), plain.worlds[who % RANKS], who + 1, rounds, keys, address(buffer), MAX_WORDS)
-        for who, buffer in enumerate(buffers)
+        partial(machine(hammer, 6), plain.worlds[thread % RANKS], thread + 1, rounds, keys, address(buffer), MAX_WORDS)
+        for thread, buffer in enumerate(buffers)
     ]
     results = in_threads(*calls)
     assert [wrong for *_, wrong in results] == [0] * THREADS
@@ -73,7 +74,7 @@ def assert_clean(world: list[nanokv.NanoKVCache]) -> None:
 
 
 def assert_all_comes_back(world: list[nanokv.NanoKVCache]) -> None:
-    """Whatever is left holds the bytes of its key; without it every segment has room for its largest object."""
+    """All objects left hold the bytes of their keys; once they are removed, every segment has room for the largest."""
     assert_clean(world)
     for key in range(KEYS):
         if world[0].exists(name(key)):
@@ -125,15 +126,15 @@ def test_one_of_many_puts_of_a_key_wins(new_world: MakeWorld, alloc: str) -> Non
     world = new_world(heap="local", alloc=alloc, heap_bytes=PAGES * PAGE, page_bytes=PAGE, evict=False)
     rounds = 60
 
-    def put_all(who: int) -> list[bool]:
-        cache = world[who % 2]
-        tensors = [payload(k, who, 2 * PAGE_WORDS) for k in range(rounds)]
+    def put_all(thread: int) -> list[bool]:
+        cache = world[thread % 2]
+        tensors = [payload(k, thread, 2 * PAGE_WORDS) for k in range(rounds)]
         won = []
         for key, tensor in enumerate(tensors):
-            (error,) = cache.put_many([name(key)], [tensor], preferred_segment=who % 2)
+            (error,) = cache.put_many([name(key)], [tensor], preferred_segment=thread % 2)
             won.append(error is None)
             if error is None:
-                assert check_payload(key, cache.get(name(key))) == who
+                assert check_payload(key, cache.get(name(key))) == thread
                 meeting.wait(PATIENCE)
                 cache.remove(name(key))
             else:
@@ -143,13 +144,13 @@ def test_one_of_many_puts_of_a_key_wins(new_world: MakeWorld, alloc: str) -> Non
         return won
 
     meeting = threading.Barrier(THREADS)
-    wins = in_threads(*[partial(put_all, who) for who in range(THREADS)])
+    wins = in_threads(*[partial(put_all, thread) for thread in range(THREADS)])
     assert [sum(column) for column in zip(*wins, strict=True)] == [1] * rounds
     assert_all_comes_back(world)
 
 
 def test_readers_never_see_half_of_an_update(new_world: MakeWorld, alloc: str) -> None:
-    """One replaces an object by another one of the same size all the time, in pages that others write next."""
+    """A writer keeps replacing an object by another one of the same size, in pages that others write next."""
     world = new_world(heap="local", alloc=alloc, heap_bytes=PAGES * PAGE, page_bytes=PAGE, evict=False)
     updates = 300
     words = 8 * PAGE_WORDS

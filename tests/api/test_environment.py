@@ -1,4 +1,4 @@
-"""A job that torchrun starts needs no arguments: ranks, name and the way to allocate come from the environment."""
+"""A job that torchrun starts needs no arguments: ranks, name and allocator come from the environment."""
 
 import os
 import subprocess
@@ -32,8 +32,8 @@ def test_ranks_of_a_torchrun_job_meet(alloc: str, shm_name: str) -> None:
         )
         for rank in ("0", "1")
     ]
-    said = [rank.communicate(timeout=500)[0] for rank in ranks]
-    assert said == [f"0 2 {alloc} [1, 1, 1]\n", f"1 2 {alloc} [0, 0, 0]\n"]
+    outputs = [rank.communicate(timeout=500)[0] for rank in ranks]
+    assert outputs == [f"0 2 {alloc} [1, 1, 1]\n", f"1 2 {alloc} [0, 0, 0]\n"]
 
 
 def test_arguments_win_over_the_environment(monkeypatch: pytest.MonkeyPatch, shm_name: str) -> None:

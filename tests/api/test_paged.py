@@ -1,4 +1,4 @@
-"""PagedKV: blocks of an engine's cache, in every layout, by torch's copies; by kernels: tests/gpu/cache_bodies.py."""
+"""PagedKV: blocks of an engine's cache, in every layout, copied by torch. Kernels: tests/gpu/cache_bodies.py."""
 
 from collections.abc import Callable
 
@@ -97,8 +97,8 @@ def test_what_has_another_shape_is_not_read(world: World) -> None:
         layers[:2],
     ):
         before = [layer.clone() for layer in others]
-        (said,) = world[1].paged_kv(others, kv_dim=1).get(["a"], [2])
-        assert isinstance(said, InvalidArgument) and "another size" in str(said)
+        (error,) = world[1].paged_kv(others, kv_dim=1).get(["a"], [2])
+        assert isinstance(error, InvalidArgument) and "another size" in str(error)
         assert all(map(torch.equal, before, others))
 
 
@@ -107,8 +107,10 @@ def test_a_full_heap_refuses_some(make_world: MakeWorld) -> None:
     nbytes = block_of(layers, kv_dim, 0).nbytes
     page = 1 << (nbytes - 1).bit_length()
     world = make_world(heap_bytes=2 * page, page_bytes=page, evict=False)
-    said = world[0].paged_kv(layers, kv_dim=kv_dim).put([f"k{i}" for i in range(4)], [0, 1, 2, 3], preferred_segment=1)
-    assert said[:2] == [None, None] and all(isinstance(error, OutOfMemory) for error in said[2:])
+    errors = (
+        world[0].paged_kv(layers, kv_dim=kv_dim).put([f"k{i}" for i in range(4)], [0, 1, 2, 3], preferred_segment=1)
+    )
+    assert errors[:2] == [None, None] and all(isinstance(error, OutOfMemory) for error in errors[2:])
 
 
 def test_what_cannot_be_is_refused(world: World) -> None:

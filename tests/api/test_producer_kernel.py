@@ -1,4 +1,4 @@
-"""The seed's section 14: a user's kernel fills a plan and commits it, in both ways to allocate and to commit."""
+"""A user's kernel fills a plan, and the kernel or the host commits it, with both allocators."""
 
 import os
 import subprocess

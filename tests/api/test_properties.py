@@ -1,8 +1,7 @@
-"""The API against a dict: random calls by any rank on tiny heaps, with every answer foretold.
+"""The API against a dict: random calls by any rank on tiny heaps; a model predicts every answer.
 
-The model knows where each object lies, so it knows when a heap is really short: OutOfMemory is right if and only if no
-run of free pages is long enough (free extents beside each other are joined). With eviction on, only pinned and
-unfinished objects may stand in the way.
+The model knows where each object lies: OutOfMemory is right if and only if no run of free pages is long enough
+(neighbouring free extents are joined). With eviction on, only pinned and unfinished objects may stand in the way.
 """
 
 from collections.abc import Callable, Iterable
@@ -31,7 +30,7 @@ OWNERS = st.none() | RANKS
 
 @dataclass
 class Thing:
-    """What the model knows of an object."""
+    """An object, as the model knows it."""
 
     data: torch.Tensor
     owner: int
@@ -47,7 +46,7 @@ class Thing:
 
 
 def answer(call: Callable[[], Any]) -> Any:
-    """What a call returns, or the error that it raises."""
+    """The result of a call, or the error that it raises."""
     try:
         return call()
     except NanoKVError as error:
@@ -55,7 +54,7 @@ def answer(call: Callable[[], Any]) -> Any:
 
 
 class Api(RuleBasedStateMachine):
-    """Random calls; subclasses choose who allocates."""
+    """Random calls; subclasses choose the allocator."""
 
     alloc = "device"
 
@@ -84,7 +83,7 @@ class Api(RuleBasedStateMachine):
         return pages if self.alloc == "host" or not pages else 1 << (pages - 1).bit_length()
 
     def room(self, owner: int, things: Iterable[Thing]) -> int:
-        """The longest run of pages that none of some things holds."""
+        """The longest run of pages that none of these objects holds."""
         free = [True] * PAGES
         for thing in things:
             if thing.owner == owner:
@@ -99,7 +98,7 @@ class Api(RuleBasedStateMachine):
         return (offset - self.world[0]._geometry.offsets["heap_base"]) // PAGE
 
     def forget_evicted(self, owner: int) -> None:
-        """Drop what is gone from a segment where something may have been evicted. What is stuck must be there."""
+        """Forget the objects that a segment may have evicted and has lost. Stuck ones must be there."""
         for key, thing in list(self.things.items()):
             if thing.owner == owner and thing.opener is None and not self.world[0].exists(key):
                 assert not thing.pins, f"{key} was evicted under a pin"
@@ -114,7 +113,7 @@ class Api(RuleBasedStateMachine):
         assert self.room(owner, blocking) < self.extent(nbytes), f"{nbytes} bytes had room in rank {owner}"
 
     def stored(self, key: str, data: torch.Tensor, owner: int | None, offset: int, opener: int | None) -> None:
-        """Take in an object that now is at an offset, where no other may be."""
+        """Add an object at an offset, where no other may be."""
         found = self.world[0].get_location(key).owner_rank if owner is None else owner
         if self.evict:
             self.forget_evicted(found)
@@ -138,7 +137,7 @@ class Api(RuleBasedStateMachine):
             self.stored(key, data, meta.owner_rank, meta.payload_off, None)
 
     def expected(self, key: str) -> type[NanoKVError] | None:
-        """The error that using a key must raise now, if it is not pinned."""
+        """The error that a use of a key must raise now, pins aside."""
         if key not in self.things:
             return KeyNotFound
         return NotReady if self.things[key].opener is not None else None
@@ -197,7 +196,7 @@ class Api(RuleBasedStateMachine):
     @rule(keys=st.lists(KEYS, max_size=5), nbytes=SIZES, rank=RANKS, owner=OWNERS)
     def put_many(self, keys: list[str], nbytes: int, rank: int, owner: int | None) -> None:
         if self.evict:
-            keys = keys[:1]  # what the second one evicts cannot be told from what the first one did
+            keys = keys[:1]  # evictions by the second one cannot be told from those by the first
         tensors, preferred = [self.data(nbytes) for _ in keys], self.owner(owner)
         before = dict(self.things)
         results = self.cache(rank).put_many(keys, tensors, preferred_segment=preferred)
@@ -316,7 +315,7 @@ class Api(RuleBasedStateMachine):
                 cache.close()
 
     def end(self) -> None:
-        """Everything is where the model has it; nothing is lost when it is gone."""
+        """Every object is where the model has it; nothing is lost once all are removed."""
         self.assert_clean()
         for key, thing in self.things.items():
             for held in thing.pins:
@@ -340,7 +339,7 @@ class Api(RuleBasedStateMachine):
 
 
 class HostApi(Api):
-    """The same, when the master allocates."""
+    """The same, with the master as the allocator."""
 
     alloc = "host"
 

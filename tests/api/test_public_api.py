@@ -1,4 +1,4 @@
-"""What users hold on to: names, signatures and fields of the specification. A change here is a change of the API."""
+"""Names, signatures and fields that users rely on. A change here is a change of the API."""
 
 import dataclasses
 import inspect
@@ -23,7 +23,7 @@ PUBLIC = [
 
 EMPTY = inspect.Parameter.empty
 
-# the specification's methods: positional parameters, keyword-only parameters, each with its default
+# the methods of the specification: positional parameters, keyword-only parameters, each with its default
 METHODS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "put": ({"key": EMPTY, "tensor": EMPTY}, {"preferred_segment": None}),
     "get": ({"key": EMPTY}, {"dst": None}),
@@ -34,7 +34,7 @@ METHODS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "stats": ({}, {}),
     "evict_until_below": ({"usage_ratio": EMPTY}, {}),
     "device_ptr": ({"rank": EMPTY, "offset": EMPTY}, {}),
-    # beyond the specification
+    # methods beyond the specification
     "remote_ptr": ({"rank": EMPTY, "offset": EMPTY}, {}),
     "exists": ({"key": EMPTY}, {}),
     "abort": ({"key": EMPTY}, {}),

@@ -1,8 +1,8 @@
 """`python -m tests.gpu`: the bodies, the litmus tests and the benchmarks on the first GPU, without pytest.
 
-With TRITON_INTERPRET=1 and `--device cpu` the bodies are interpreted, the litmus tests run natively, and benchmarks
-only with `--bench`, so small that they just show that they work. Prints a line each, writes what `--json` names after
-each, goes on after a failure, and ends with 1 if there was one. Whether a target was reached does not matter here.
+With TRITON_INTERPRET=1 and `--device cpu` the bodies are interpreted, the litmus tests run natively, and benchmarks run
+only with `--bench`, so small that they just show that they work. Prints a line per check, writes the file that `--json`
+names after each, goes on after a failure, and ends with 1 if there was one. Targets are not judged here.
 """
 
 import argparse
@@ -21,13 +21,13 @@ from bench.gpu.runner import LIMITS, about, judged, run_all
 from nanokv.check.litmus import run_litmus
 from tests.gpu.every_body import GROUPS
 
-INSTANCES = 2_000_000  #: of each litmus shape on a GPU
+INSTANCES = 2_000_000  #: instances of each litmus shape on a GPU
 INSTANCES_ON_CPU = 100_000
 BENCH = "bench"
 
 
 def main() -> int:
-    """Run them; 0 if all passed."""
+    """Run the chosen checks; 0 if all passed."""
     chosen = _parser().parse_args()
     if chosen.device == "cuda" and not torch.cuda.is_available():
         print("no GPU that torch can use")
@@ -38,7 +38,7 @@ def main() -> int:
     for result in _results(device, chosen.only, bench=chosen.bench or device.type == "cuda"):
         results.append(result)
         print("ok" if result["ok"] else "FAILED", result["name"], f"{result['seconds']} s", result["note"], flush=True)
-        if chosen.json:  # at once: whatever was run is there, also if a later one hangs
+        if chosen.json:  # at once, so that the results so far are kept if a later check hangs
             done = where | {"results": results, "targets": judged(results)}
             chosen.json.write_text(json.dumps(done, indent=1) + "\n", encoding="utf-8")
     return 0 if results and all(result["ok"] for result in results) else 1
@@ -72,7 +72,7 @@ def _results(device: torch.device, only: str | None, *, bench: bool) -> Iterator
     if bench and (only in (None, BENCH) or only in LIMITS):
         if device.type == "cuda":
             with suppress(RuntimeError):  # a body that faulted has ended the use of the GPU for this process
-                torch.cuda.empty_cache()  # benchmarks are processes of their own, and want the memory
+                torch.cuda.empty_cache()  # benchmarks are processes of their own, and need the memory
         yield from run_all(device.type, [only] if only in LIMITS else None, is_toy=device.type == "cpu")
 
 

@@ -1,4 +1,4 @@
-"""What batches must do: many objects in one launch."""
+"""Tests of batches, as plain functions of a device: many objects in one launch; see `bodies`."""
 
 import random
 from collections.abc import Callable
@@ -18,21 +18,21 @@ from tests.gpu.bodies import PAGE, WHAT, World, key, world
 
 OK, MISS, DUPLICATE, FULL, SIZE = Status.OK, Status.MISS, Status.DUPLICATE, Status.FULL, Status.SIZE
 TILE = int(TILE_BYTES.value)
-QUARTER = 4 * PAGE  # of a segment of 16 pages
+QUARTER = 4 * PAGE  # bytes: a quarter of a segment of 16 pages
 STEP = int(REQUESTS.value)
 ROW_BYTES = tl.constexpr(32)
 SIZES = (0, 1, PAGE + 1, TILE - 1, TILE, TILE + 1, 3 * TILE + 5, 8, 5 * TILE)
 
 
 def batch(w: World, capacity: int) -> Batch:
-    """An empty one for rank 0."""
+    """An empty batch for rank 0."""
     return Batch(w.machine.table_address, capacity, w.device)
 
 
-def done(made: Batch, what: Callable[[], None], requests: list[Request]) -> list[Status]:
-    """What a batch comes to; twice as it is in a graph: the tickets are as before."""
+def done(made: Batch, operation: Callable[[], None], requests: list[Request]) -> list[Status]:
+    """The statuses of one operation of a batch on some requests."""
     made.fill(requests)
-    what()
+    operation()
     return [Status(answer) for answer in made.answers()]
 
 
@@ -69,14 +69,14 @@ def batches_put_and_get(device: torch.device) -> None:
 
 
 def batches_answer_each_request(device: torch.device) -> None:
-    """One launch, of which some fail: full, twice the same key, a miss, a wrong size; the others are whole."""
+    """One launch in which some requests fail: full, a duplicate, a miss, a wrong size; the others are whole."""
     with world(device, pages=16) as w:
         made = batch(w, 300)
         data = w.bytes(QUARTER, 1)
         assert done(made, made.put, []) == []
-        said = done(made, made.put, [put_request(n, data) for n in range(6)])
-        assert sorted(said) == [OK] * 4 + [FULL] * 2
-        stored = said.index(OK)
+        statuses = done(made, made.put, [put_request(n, data) for n in range(6)])
+        assert sorted(statuses) == [OK] * 4 + [FULL] * 2
+        stored = statuses.index(OK)
         same = [put_request(40, data[:PAGE], 0)] * 3
         assert sorted(done(made, made.put, same)) == [OK, DUPLICATE, DUPLICATE]
         rooms = w.bytes(QUARTER, 2), w.bytes(QUARTER + 1, 2), w.bytes(PAGE, 2)
@@ -88,7 +88,7 @@ def batches_answer_each_request(device: torch.device) -> None:
 
 @triton.jit
 def find_shares_kernel(requests: tl.int64, count: tl.int64, out: tl.int64) -> None:
-    """For each tile: its request, that one's first tile, all tiles, and which of seven CTAs it falls to."""
+    """Per tile: its request, the first tile of that request, the number of tiles, and which of seven CTAs takes it."""
     total = all_tiles(requests, count)
     me = tl.program_id(0).to(tl.int64)
     at, first = request_of(requests, count, me)
@@ -100,7 +100,7 @@ def find_shares_kernel(requests: tl.int64, count: tl.int64, out: tl.int64) -> No
 
 
 def tiles_belong_to_requests(device: torch.device) -> None:
-    """Of which request each tile is, and whose, for tables about as long as what is read in one step."""
+    """The request and the CTA of each tile, for tables about as long as one step reads."""
     dice = random.Random(5)
     for count in (1, STEP, STEP + 1):
         sizes = [dice.choice((0, 1, TILE, TILE + 1, 3 * TILE)) for _ in range(count)]
@@ -112,19 +112,19 @@ def tiles_belong_to_requests(device: torch.device) -> None:
         ends, total, workers = np.cumsum(tiles), sum(tiles), min(sum(tiles), 7)
         whose = [c for c in range(workers) for _ in range(c * total // workers, (c + 1) * total // workers)]
         want = [[at, int(ends[at]) - tiles[at], total] for at in range(count) for _ in range(tiles[at])]
-        assert out.tolist() == [[*row, who] for row, who in zip(want, whose, strict=True)], count
+        assert out.tolist() == [[*row, cta] for row, cta in zip(want, whose, strict=True)], count
 
 
 def prefixes_are_found(device: torch.device) -> None:
-    """Which keys of a chain are there, and how many before the first that is not."""
+    """Which keys of a chain are found, and how many of them before the first miss."""
     with world(device) as w:
         made = batch(w, 200)
         data = w.bytes(100, 1)
         stored = [n for n in range(12) if n not in (7, 9)]
         assert done(made, made.put, [put_request(n, data, n % 2) for n in stored]) == [OK] * len(stored)
         for chain, prefix in (([*range(12)], 7), ([7], 0), ([*range(5)], 5), ([], 0), ([0, 1] * 70 + [9, 2], 140)):
-            said = done(made, made.find, [Request(key(n), 0, 0) for n in chain])
-            assert said == [OK if n in stored else MISS for n in chain]
+            statuses = done(made, made.find, [Request(key(n), 0, 0) for n in chain])
+            assert statuses == [OK if n in stored else MISS for n in chain]
             assert made.prefix.tolist() == [prefix]
 
 
@@ -140,11 +140,11 @@ def batches_of_many_small_objects(device: torch.device) -> None:
         assert all(torch.equal(room, each) for room, each in zip(rooms, data, strict=True))
 
 
-def captured(made: Batch, what: Callable[[], None]) -> Callable[[], None]:
-    """What replays a launch and the report of its statuses from a graph; on a CPU it does them again."""
+def captured(made: Batch, operation: Callable[[], None]) -> Callable[[], None]:
+    """A function that replays a launch and the report of its statuses from a graph; on a CPU it repeats them."""
 
     def both() -> None:
-        what()
+        operation()
         made.report()
 
     device = made.statuses.device
@@ -169,7 +169,9 @@ def a_batch_is_replayed_from_a_graph(device: torch.device) -> None:
     replays, each = (1000 if device.type == "cuda" else 3), 4
     with world(device, pages=replays * each, slots=replays * each) as w:
         made = batch(w, each)
-        put, get, find, remove = (captured(made, what) for what in (made.put, made.get, made.find, made.remove))
+        put, get, find, remove = (
+            captured(made, operation) for operation in (made.put, made.get, made.find, made.remove)
+        )
         data = [w.bytes(1000 + n, n) for n in range(each)]
         rooms = [torch.zeros_like(one) for one in data]
         for replay in range(replays):

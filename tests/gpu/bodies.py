@@ -1,4 +1,4 @@
-"""What a launching machine must do, as plain functions of a device: a GPU, or the CPU by Triton's interpreter.
+"""Tests of a launching machine, as plain functions of a device: a GPU, or the CPU by Triton's interpreter.
 
 Two virtual ranks live on one device. Each body makes its own segments; fsck follows.
 """
@@ -45,7 +45,7 @@ PINNED, SIZE, LOST, TORN, CORRUPT = Status.PINNED, Status.SIZE, Status.LOST, Sta
 
 
 def key(n: int) -> tuple[int, int]:
-    """A digest, as if of some key."""
+    """A digest, as of the n-th key."""
     return n * 0x5851_F42D_4C95 + 1, n * 0x1405_7B7E_F767 - 1
 
 
@@ -136,7 +136,7 @@ def checksums(device: torch.device) -> None:
 
 
 def native_checksum(n: int, data: torch.Tensor) -> int:
-    """What the CPU says: the payload's sum by Python's integers, the rest by `checksum`'s own arithmetic there."""
+    """The CPU's checksum: the payload's sum by Python's integers, the rest by the arithmetic of `checksum`."""
     raw = data.cpu().numpy().tobytes()
     words = np.frombuffer(raw + bytes(-len(raw) % 8), "<u8").tolist()
     whole = sum(mixed_in_python(word, at) for at, word in enumerate(words)) % 2**64
@@ -177,7 +177,7 @@ def puts_gets_and_removes(device: torch.device) -> None:
 
 
 def full_is_an_answer(device: torch.device) -> None:
-    """A full heap refuses, keeps what it has, and takes again what is freed (I9)."""
+    """A full heap refuses, keeps its objects, and takes new ones once some are freed (I9)."""
     with world(device, pages=8) as w:
         held = []
         for n in range(6):
@@ -196,7 +196,7 @@ def full_is_an_answer(device: torch.device) -> None:
 
 
 def evicts_what_is_old(device: torch.device) -> None:
-    """With eviction allowed each put succeeds, and what was touched last stays; a pinned object is not evicted (I8)."""
+    """With eviction allowed each put succeeds, and the objects touched last stay; a pinned one is not evicted (I8)."""
     with world(device, pages=8, may_evict=True) as w:
         data = w.bytes(2 * PAGE, 5)
         assert [w.put(n, data) for n in range(4)] == [OK] * 4
@@ -211,7 +211,7 @@ def evicts_what_is_old(device: torch.device) -> None:
 
 
 def pins_hold(device: torch.device) -> None:
-    """A pinned object is not removed; an unpinned one is; the ledger says who."""
+    """A pinned object is not removed; an unpinned one is; the ledger names the reader."""
     with world(device) as w:
         assert w.put(1, w.bytes(100, 1)) == OK
         found = w.machine.lookup(key(1))
@@ -221,9 +221,9 @@ def pins_hold(device: torch.device) -> None:
         assert np.count_nonzero(w.machine.pin_ledger(1)) == 1
         assert w.machine.remove(key(1)) == w.machine.remove_slot(*at) == PINNED
         assert w.machine.validate(Place(*at)) == OK
-        said = int(w.machine.pin_ledger(1)[line])
-        assert w.machine.drop_pin(1, line, said, found.place.epoch)
-        assert not w.machine.drop_pin(1, line, said, found.place.epoch)
+        line_word = int(w.machine.pin_ledger(1)[line])
+        assert w.machine.drop_pin(1, line, line_word, found.place.epoch)
+        assert not w.machine.drop_pin(1, line, line_word, found.place.epoch)
         assert w.machine.unpin(Place(*at), line) == MISS
         assert w.machine.remove_slot(*at) == OK
         w.machine.clear_intent(1, line, 0)
@@ -254,7 +254,7 @@ def hints_reach_the_host(device: torch.device) -> None:
 
 
 def unfinished_objects_are_reclaimed(device: torch.device) -> None:
-    """Abort frees at once; what was given up is freed by release alone, and its producer is told LOST."""
+    """Abort frees at once; only `release` frees an object that was given up, and its producer is told LOST."""
     with world(device) as w:
         begun = w.begin(1, 3 * PAGE)
         assert begun.status == OK
@@ -322,7 +322,7 @@ def the_host_allocates(device: torch.device) -> None:
 def put_many_kernel(
     world_table: tl.int64, owner: tl.int64, source: tl.int64, nbytes: tl.int64, statuses: tl.int64, keys: tl.int64
 ) -> None:
-    """CTA i puts key i % keys: allocation from many CTAs at once, and producers of one key against each other."""
+    """CTA i puts key i % keys: many CTAs allocate at once, and producers compete for each key."""
     cta = tl.program_id(0).to(tl.int64)
     n = cta % keys
     zero = cta * 0
@@ -372,7 +372,7 @@ def slots_in_no_place_are_given_back(device: torch.device) -> None:
 def fill_and_commit_kernel(
     payload: tl.int64, nbytes: tl.int64, header: tl.int64, epoch: tl.int64, heap_bases: tl.tensor, out_ptr: tl.tensor
 ) -> None:
-    """What a user's kernel on rank 0 does for a plan in rank 1's segment; addresses are in rank 0's view."""
+    """A user's kernel on rank 0 for a plan in rank 1's segment; addresses are in rank 0's view."""
     lanes = tl.arange(0, 128)
     byte_ptr = tl.cast(payload, tl.pointer_type(tl.int8)) + lanes
     remote.store(byte_ptr, (lanes * 3).to(tl.int8), 0, 1, heap_bases, mask=lanes < nbytes)
@@ -414,7 +414,7 @@ def each_remote_atomic_kernel(word: tl.int64, heap_bases: tl.tensor, out_ptr: tl
 
 
 def kernels_reach_another_rank(device: torch.device) -> None:
-    """Each function of `remote` acts on rank 1's words, and leaves rank 0's own alone."""
+    """Each function of `remote` acts on rank 1's words, and does not change rank 0's."""
     ranks = [torch.arange(10 * rank, 10 * rank + 4, dtype=torch.int64, device=device) for rank in range(2)]
     bases = torch.tensor([words.data_ptr() for words in ranks], dtype=torch.int64, device=device)
     out = torch.zeros(8, dtype=torch.int64, device=device)

@@ -1,6 +1,6 @@
-"""What a whole cache must do on a launching machine, as plain functions of a device; see `bodies`.
+"""Tests of whole caches on a launching machine, as plain functions of a device; see `bodies`.
 
-On a CPU the segments lie in host memory, but no host view of them is given, so that kernels run, interpreted.
+On a CPU the segments lie in host memory, but the heap gives no host view of them, so that interpreted kernels run.
 """
 
 from collections.abc import Callable, Iterator
@@ -24,7 +24,7 @@ PAGE = 4096
 
 
 class DeviceHeap(LocalHeap):
-    """A local heap of which the host sees nothing."""
+    """A local heap whose segments the host cannot see."""
 
     def host_view(self, rank: int) -> npt.NDArray[np.uint8] | None:
         """None, as of segments in a GPU's memory."""
@@ -34,7 +34,7 @@ class DeviceHeap(LocalHeap):
 
 @contextmanager
 def caches(device: torch.device, pages: int, **options: object) -> Iterator[list[NanoKVCache]]:
-    """A world of two; fsck follows."""
+    """A world of two caches; fsck follows."""
     chosen = make_options({"evict": False, "write_timeout": 600.0} | options)
     geometry = Geometry.plan(pages * PAGE, PAGE, 2, ring_slots=chosen.ring_slots, shards=4)
     world = LocalWorld(world_spec(geometry, chosen), device=device)
@@ -50,12 +50,12 @@ def caches(device: torch.device, pages: int, **options: object) -> Iterator[list
 
 
 def kinds(errors: list[NanoKVError | None]) -> list[type]:
-    """Of errors."""
+    """The types of errors; NoneType where there is none."""
     return [type(error) for error in errors]
 
 
 def many_keys_by_one_launch(device: torch.device) -> None:
-    """put_many, get_many, exists_many, prefix_length; what a launch cannot do is done one by one, or said."""
+    """put_many, get_many, exists_many, prefix_length; a key that the launch cannot settle takes its own call."""
     none = type(None)
     with caches(device, 64) as (here, there):
         tensors = [torch.arange(n + 1, dtype=torch.int32, device=device) for n in range(6)]
@@ -86,13 +86,13 @@ def many_keys_by_one_launch(device: torch.device) -> None:
 
 
 def a_full_heap_makes_room_for_many(device: torch.device) -> None:
-    """More objects than there is room for: refused, or the oldest go."""
+    """More objects than there is room for: they are refused, or the oldest are evicted."""
     data = torch.arange(PAGE, dtype=torch.uint8, device=device)
     keys = [f"k{n}" for n in range(6)]
     for evict in (False, True):
         with caches(device, 4, evict=evict) as (here, _):
-            said = kinds(here.put_many(keys, [data] * 6, preferred_segment=1))
-            assert said.count(OutOfMemory) == (0 if evict else 2), said
+            outcomes = kinds(here.put_many(keys, [data] * 6, preferred_segment=1))
+            assert outcomes.count(OutOfMemory) == (0 if evict else 2), outcomes
             assert sum(here.exists_many(keys)) == 4
 
 
@@ -118,7 +118,7 @@ def blocks_by_one_launch(device: torch.device) -> None:
 
 
 def pollers_follow_kernels(device: torch.device) -> None:
-    """What kernels announce reaches the owner's index and listeners, a ring that overflows included; removals too."""
+    """Puts and removals by kernels reach the owner's index and listeners, also after the ring has overflowed."""
     with caches(device, 40, ring_slots=8) as (here, there):
         told: list[Event] = []
         there.subscribe(told.extend)
@@ -132,12 +132,12 @@ def pollers_follow_kernels(device: torch.device) -> None:
         assert set(there.keys()) == {here.digest(key) for key in keys[5:]}
         for kind, names in ((EventKind.STORED, keys), (EventKind.REMOVED, keys[:5])):
             assert sorted(event.key for event in told if event.kind == kind) == sorted(map(here.digest, names))
-        said = there.stats()
-        assert (said["indexed"], said["corrupt_hints"], said["poller_failures"]) == (19, 0, 0)
+        stats = there.stats()
+        assert (stats["indexed"], stats["corrupt_hints"], stats["poller_failures"]) == (19, 0, 0)
 
 
 def v1_over_kernels(device: torch.device) -> None:
-    """The master allocates, kernels do the rest: the same answers, with checksums and without."""
+    """The master allocates, kernels move the bytes: the same answers, with checksums and without."""
     for checksum in (False, True):
         with caches(device, 64, alloc="host", checksum=checksum) as (here, there):
             tensors = [torch.arange(size, dtype=torch.uint8, device=device) for size in (0, 5, 3 * PAGE + 1)]

@@ -1,4 +1,4 @@
-"""All bodies, in groups: what is interpreted at a time takes about a minute."""
+"""All bodies, in groups, each of which takes the interpreter about a minute."""
 
 from collections.abc import Callable
 

@@ -14,12 +14,12 @@ def passed(group: str, name: str) -> bool:
     """Whether a body of a group passed.
 
     Raises:
-        AssertionError: it did not; with what it said.
+        AssertionError: it did not pass; with its output.
     """
     assert name in {body.__name__ for body in GROUPS[group]}
-    said = _interpreted(group)
-    if not re.search(rf"^ok {name} ", said, re.M):
-        raise AssertionError(said[-6000:])
+    output = _interpreted(group)
+    if not re.search(rf"^ok {name} ", output, re.M):
+        raise AssertionError(output[-6000:])
     return True
 
 

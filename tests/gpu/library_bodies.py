@@ -1,6 +1,6 @@
-"""What kernels of other people can do with the device library: those of the two examples, see `bodies`.
+"""Tests of the device library by the kernels of the two examples; see `bodies`.
 
-On a CPU the kernels are interpreted and the caches are native: both work on the same segments.
+On a CPU the kernels are interpreted and the caches are native; both work on the same segments.
 """
 
 import re
@@ -23,7 +23,7 @@ from nanokv.virtual_world import local_world
 
 PAGE = 4096
 Q_HEADS, KV_HEADS, DIM = 4, 2, 32
-PAGES_OF_BLOCK = 2 * BLOCK * KV_HEADS * DIM * 4 // PAGE  # of float32
+PAGES_OF_BLOCK = 2 * BLOCK * KV_HEADS * DIM * 4 // PAGE  # pages of a block, of float32
 OK, MISS, DUPLICATE, FULL = Status.OK, Status.MISS, Status.DUPLICATE, Status.FULL
 WITHIN = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 
@@ -44,7 +44,7 @@ def caches(device: torch.device, pages: int = 64, **options: Any) -> Iterator[li
 
 
 class Projections:
-    """Q, K and V of some tokens, and what torch makes of them."""
+    """Q, K and V of some tokens, and torch's results for them."""
 
     def __init__(self, tokens: int, dtype: torch.dtype, device: torch.device, seed: int = 1) -> None:
         dice = torch.Generator().manual_seed(seed)
@@ -57,7 +57,7 @@ class Projections:
         self.within = WITHIN[dtype]
 
     def put(self, prefill: Prefill, requests: list[Request]) -> list[int]:
-        """Statuses of one launch; Q must be right whatever becomes of the objects."""
+        """The statuses of one launch; Q must be right whether or not the objects are stored."""
         prefill.batch.fill(requests)
         out = prefill.launch(self.q, self.k, self.v, self.positions, self.by)
         want = rotated(self.q, self.positions, self.by)
@@ -76,12 +76,12 @@ class Projections:
 
 
 def digests(cache: NanoKVCache, keys: list[str]) -> list[Any]:
-    """Of keys."""
+    """The digests of keys."""
     return [cache.digest(key) for key in keys]
 
 
 def prefill_kernels_publish(device: torch.device) -> None:
-    """What the kernel stored is what torch computes, with checksums (that the reader verifies) and without."""
+    """The kernel stores the values that torch computes, with checksums (which the reader verifies) and without."""
     for checksum, dtype, tokens in ((False, torch.float32, 2 * BLOCK + 5), (True, torch.bfloat16, BLOCK + 1)):
         with caches(device, checksum=checksum) as (here, there):
             of = Projections(tokens, dtype, device)
@@ -96,7 +96,7 @@ def prefill_kernels_publish(device: torch.device) -> None:
 
 
 def prefills_are_checked(device: torch.device) -> None:
-    """What the kernel cannot read is refused before it is launched."""
+    """Arguments that the kernel cannot take are refused before the launch."""
     with caches(device) as (here, _):
         prefill = Prefill(here.world_table, 1, device)
         of = Projections(3, torch.float32, device)
@@ -117,19 +117,19 @@ def prefills_are_checked(device: torch.device) -> None:
 
 
 def prefill_kernels_answer_each_object(device: torch.device) -> None:
-    """Of one launch some objects are refused, and the others are whole; the tickets serve the next launch."""
+    """In one launch some objects are refused, and the others are whole; the tickets serve the next launch."""
     with caches(device, pages=2 * PAGES_OF_BLOCK) as (here, there):
         of = Projections(3 * BLOCK, torch.float32, device)
         prefill = Prefill(here.world_table, 4, device)
 
         keys = ["a", "b", "c"]  # of which two fit
         requests = block_requests(digests(here, keys), of.k, there.rank)
-        said = of.put(prefill, requests)
-        assert sorted(said) == [OK, OK, FULL], said
-        stored, refused = said.index(OK), said.index(FULL)
+        statuses = of.put(prefill, requests)
+        assert sorted(statuses) == [OK, OK, FULL], statuses
+        stored, refused = statuses.index(OK), statuses.index(FULL)
         of.check(there.get(keys[stored]), stored)
-        assert [there.exists(key) for key in keys] == [each == OK for each in said]
-        assert of.put(prefill, requests) == [FULL if each == FULL else DUPLICATE for each in said]
+        assert [there.exists(key) for key in keys] == [each == OK for each in statuses]
+        assert of.put(prefill, requests) == [FULL if each == FULL else DUPLICATE for each in statuses]
 
         both = of.put(prefill, block_requests(digests(here, ["one", "one"]), of.k[: 2 * BLOCK], here.rank))
         assert sorted(both) == [OK, DUPLICATE]
@@ -141,7 +141,7 @@ def prefill_kernels_answer_each_object(device: torch.device) -> None:
 
 
 def a_prefill_is_replayed_from_a_graph(device: torch.device) -> None:
-    """A captured prefill, and a decode that reads what it published: other keys at each replay. (GPU alone.)"""
+    """A captured prefill, and a decode that reads its objects: other keys at each replay. (Only on a GPU.)"""
     if device.type != "cuda":
         return
     replays = 100
@@ -174,7 +174,7 @@ def a_prefill_is_replayed_from_a_graph(device: torch.device) -> None:
 
 
 class Contexts:
-    """Sequences of different lengths whose blocks lie in a segment, and what torch makes of a query to each."""
+    """Sequences of different lengths whose blocks lie in a segment, and torch's results for a query to each."""
 
     def __init__(self, owner: NanoKVCache, lengths: list[int], dtype: torch.dtype, device: torch.device) -> None:
         dice = torch.Generator().manual_seed(2)
@@ -201,12 +201,12 @@ class Contexts:
         return made
 
     def check(self, out: torch.Tensor, sequences: slice = slice(None)) -> None:
-        """Of these sequences the results are right."""
+        """The results of these sequences are right."""
         torch.testing.assert_close(out.float()[sequences], self.want[sequences], rtol=self.within, atol=self.within)
 
 
 def decode_kernels_read_in_place(device: torch.device) -> None:
-    """Pinned and validated, from both segments; what is pinned stays; what differs is refused."""
+    """Pinned and validated, from both segments; pinned blocks stay; blocks of another shape are refused."""
     for dtype in (torch.float32, torch.bfloat16):
         with caches(device) as (here, there):
             of = Contexts(there, [2 * BLOCK + 5, 1, BLOCK], dtype, device)
@@ -236,7 +236,7 @@ def decode_kernels_read_in_place(device: torch.device) -> None:
 
 
 def decode_kernels_say_what_is_missing(device: torch.device) -> None:
-    """Without a pin: MISS, NOT_READY and SIZE, for the sequence that it concerns alone; then all is there again."""
+    """Without pins: MISS, NOT_READY and SIZE, only for the sequence concerned; then all blocks are there again."""
     with caches(device) as (here, there):
         of = Contexts(there, [BLOCK + 3, BLOCK + 4, BLOCK + 5, 7], torch.float32, device)
         validated = of.validated(here)
@@ -245,8 +245,8 @@ def decode_kernels_say_what_is_missing(device: torch.device) -> None:
         here.open_for_write("1:1", of.blocks["1:1"].nbytes, preferred_segment=there.rank)
         there.put("2:0", of.blocks["2:0"][:, :5].contiguous())
         out = validated.launch(of.q, of.tokens)
-        said = [Status.MISS, Status.NOT_READY, Status.SIZE, Status.OK]
-        assert validated.statuses.tolist() == [[each] * KV_HEADS for each in said]
+        expected = [Status.MISS, Status.NOT_READY, Status.SIZE, Status.OK]
+        assert validated.statuses.tolist() == [[each] * KV_HEADS for each in expected]
         assert not out[:3].any()
         of.check(out, slice(3, 4))
         here.abort("1:1")
@@ -270,7 +270,7 @@ def instead(name: str, function: Callable[..., Any]) -> Iterator[None]:
 
 
 class Unrest:
-    """One block in `owner`, and what another rank does to it between a kernel's look-up and its loads."""
+    """A block in `owner`, which another rank changes between a kernel's look-up and its loads."""
 
     def __init__(self, owner: NanoKVCache, key: str, data: torch.Tensor) -> None:
         self._owner, self._key, self._data = owner, key, data
@@ -287,7 +287,7 @@ class Unrest:
         return instead("load_block", load_block)
 
     def replace(self) -> None:
-        """The block goes, once, and another object gets its pages."""
+        """Remove the block, once, and put another object into its pages."""
         if self._owner.exists(self._key):
             pages = self._owner.get_location(self._key).payload_off
             self._owner.remove(self._key)
@@ -295,19 +295,19 @@ class Unrest:
             assert self._owner.get_location("foreign").payload_off == pages
 
     def move(self) -> None:
-        """The same, and the block comes back elsewhere, once."""
+        """The same, and put the block back elsewhere, once."""
         if not self._owner.exists("foreign"):
             self.replace()
             self._owner.put(self._key, self._data, preferred_segment=self._owner.rank)
 
     def move_again(self) -> None:
-        """The same each time."""
+        """`move` each time."""
         if self._owner.exists("foreign"):
             self._owner.remove("foreign")
         self.move()
 
     def rest(self) -> None:
-        """All is as before."""
+        """Put everything back as it was."""
         if self._owner.exists("foreign"):
             self._owner.remove("foreign")
         if not self._owner.exists(self._key):
@@ -315,23 +315,23 @@ class Unrest:
 
 
 def blocks_that_move_are_not_used(device: torch.device) -> None:
-    """A kernel whose block goes before it is loaded misses it, finds it again, or gives up. (CPU alone.)"""
+    """A kernel whose block goes before it is loaded misses it, finds it again, or gives up. (Only on a CPU.)"""
     if device.type != "cpu":
         return
     with caches(device) as (here, there):
         of = Contexts(there, [BLOCK], torch.float32, device)
         validated = of.validated(here)
         unrest = Unrest(there, "0:0", of.blocks["0:0"])
-        for action, said in ((unrest.replace, MISS), (unrest.move, OK), (unrest.move_again, Status.TORN)):
+        for action, expected in ((unrest.replace, MISS), (unrest.move, OK), (unrest.move_again, Status.TORN)):
             with unrest.during(action):
                 out = validated.launch(of.q, of.tokens)
-            assert validated.statuses.tolist() == [[said] * KV_HEADS], action
-            if said == OK:
+            assert validated.statuses.tolist() == [[expected] * KV_HEADS], action
+            if expected == OK:
                 of.check(out)
             else:
                 assert not out.any()
             unrest.rest()
-        # what those bytes would have been without a look at the header afterwards
+        # the results from those bytes, had the kernel not looked at the header afterwards
         with unrest.during(unrest.replace), instead("validate", lambda *_: library.OK):
             assert (validated.launch(of.q, of.tokens)[:, : Q_HEADS // KV_HEADS] == 1000.0).all()
 

@@ -1,4 +1,4 @@
-"""What a batch must do with an engine's paged KV cache, as plain functions of a device; see `bodies`."""
+"""Tests of batches over an engine's paged KV cache, as plain functions of a device; see `bodies`."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -18,7 +18,7 @@ BLOCKS = 5
 
 
 class Shape(NamedTuple):
-    """Of an engine's cache."""
+    """The shape of an engine's cache."""
 
     layers: int
     tokens: int
@@ -53,7 +53,7 @@ def heads_first(shape: Shape, device: torch.device) -> list[torch.Tensor]:
 
 
 def with_gaps(shape: Shape, device: torch.device) -> list[torch.Tensor]:
-    """Planes whose tokens lie apart: K and V of a token side by side, as [blocks, tokens, 2, heads, dim]."""
+    """Planes with gaps between tokens: K and V of a token side by side, as [blocks, tokens, 2, heads, dim]."""
     _, tokens, heads, dim, _ = shape
     layers = [_zeros((BLOCKS, tokens, 2, heads, dim), shape, device) for _ in range(shape.layers)]
     return [layer[:, :, half] for layer in layers for half in range(2)]
@@ -74,7 +74,7 @@ def fill(planes: list[torch.Tensor], seed: int) -> None:
 
 
 def of_block(planes: list[torch.Tensor], block: int) -> torch.Tensor:
-    """What an object of a block of all planes holds: [planes, tokens, heads, dim]."""
+    """The contents of an object of one block of all planes: [planes, tokens, heads, dim]."""
     return torch.stack([plane[block] for plane in planes])
 
 
@@ -96,7 +96,7 @@ def run(w: World, pages: Pages, what: Callable[[Batch], None], asked: list[Reque
 
 
 def paged_caches_of_any_layout(device: torch.device) -> None:
-    """What was put from one layout is got into all the others; the object is the same bytes."""
+    """Blocks put from one layout are got into all others; the objects have the same bytes."""
     for shape in (SMALL, ODD, LARGE):
         with world(device, pages=1024) as w:
             sources = [layout(shape, device) for layout in LAYOUTS]
@@ -117,7 +117,7 @@ def paged_caches_of_any_layout(device: torch.device) -> None:
 
 
 def a_paged_cache_layer_by_layer(device: torch.device) -> None:
-    """Objects of one layer each: the first can be read before the others are there."""
+    """Objects of one layer each: the first can be read before the others are put."""
     for checksum in (False, True):
         with world(device, pages=64, checksum=checksum) as w:
             planes, target = block_first(SMALL, device), heads_first(SMALL, device)
@@ -133,7 +133,7 @@ def a_paged_cache_layer_by_layer(device: torch.device) -> None:
 
 
 def another_shape_is_not_read(device: torch.device) -> None:
-    """As many bytes of another shape: nothing is copied; nor of an object with more planes."""
+    """An object of another shape with as many bytes, or with more planes, is not copied."""
     with world(device, pages=64) as w:
         planes, target = block_first(SMALL, device), block_first(SMALL, device)
         fill(planes, 1)
@@ -153,7 +153,7 @@ def another_shape_is_not_read(device: torch.device) -> None:
 
 
 def planes_are_checked(device: torch.device) -> None:
-    """What the kernels cannot copy is refused."""
+    """Planes that the kernels cannot copy are refused."""
     planes = block_first(SMALL, device)
     wrong: tuple[tuple[list[torch.Tensor], str], ...] = (
         ([], "at least one"),

@@ -1,5 +1,7 @@
-"""The launching machine on a real GPU, two virtual ranks on one device. Without a GPU the same bodies run interpreted:
-tests/machines/test_launch_machine.py."""
+"""The launching machine on a real GPU, two virtual ranks on one device.
+
+Without a GPU the same bodies run interpreted: tests/machines/test_launch_machine.py.
+"""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""The checks of `test_compile` see what is broken: orderings, scopes and loops that a compiler could have spoilt."""
+"""The checks of `test_compile` notice broken orderings, scopes and loops, as a compiler could break them."""
 
 from pathlib import Path
 from typing import Any
@@ -51,7 +51,7 @@ def hoisted_poll_kernel(word: tl.int64, out: tl.int64, limit: tl.int64) -> None:
 
 @pytest.fixture
 def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPatch:
-    """Compile whatever is patched in, without the cache."""
+    """Compile with the patches in place, without the cache."""
     monkeypatch.setenv("TRITON_ALWAYS_COMPILE", "1")
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     return monkeypatch
@@ -62,7 +62,7 @@ def test_a_relaxed_commit_is_seen(target: str, fresh: pytest.MonkeyPatch) -> Non
     fresh.setattr(header, "cas64", relaxed_cas64)
     text = assembly(kernels()["call_commit"], target)
     assert count(atomics(text, target), "cas") > 0
-    assert count(atomics(text, target), "cas", releases=True) == 1  # the hint's
+    assert count(atomics(text, target), "cas", releases=True) == 1  # only the hint's
 
 
 @every_target

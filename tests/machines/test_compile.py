@@ -1,4 +1,4 @@
-"""Every kernel compiles for every GPU that is supported, keeps the orderings and spills nothing that streams.
+"""Every kernel compiles for every supported GPU, keeps its orderings and spills no payload.
 
 And every protocol function is in some kernel.
 """
@@ -16,9 +16,9 @@ from tests.support.assembly import atomics, count, polls_in_a_loop
 from tests.support.compiling import NVIDIA, compiled_for, kernels
 from tests.support.targets import every_target
 
-pytestmark = pytest.mark.timeout(1800)  # all that is compiled for a target falls to the first test
+pytestmark = pytest.mark.timeout(1800)  # the first test of a target pays for all of it
 
-ROOMS = (protocol, memory, segment)  #: of device functions
+ROOMS = (protocol, memory, segment)  #: the rooms of device functions
 
 
 @every_target
@@ -28,7 +28,7 @@ def test_every_kernel_compiles(target: str) -> None:
     assert {name: text for name, text in texts.items() if text.startswith("error:")} == {}
 
 
-MOST_STACK = 32  #: bytes a thread: words of the control steps; a thread's part of a tile is 128 or more
+MOST_STACK = 32  #: bytes per thread, for control steps; a thread's part of a tile is 128 or more
 STREAMING = (
     *("put_many_kernel", "get_many_kernel"),
     *("put_many_kernel_of_heads", "get_many_kernel_of_heads"),
@@ -51,7 +51,7 @@ def test_kernels_that_stream_payload_keep_it_in_registers(target: str) -> None:
                 assert re.search(rf"(global|flat|buffer)_{what}_dwordx4", texts[name]), (name, what)
 
 
-# what is required of the kernels: (kernel, operation, acquires, releases, at least so many)
+# atomics that the kernels must have: (kernel, operation, acquires, releases, at least how many)
 REQUIRED = [
     ("call_commit", "cas", False, True, 3),  # the state, FLAG_ACK, the hint
     ("call_finish", "cas", False, True, 3),
@@ -59,7 +59,7 @@ REQUIRED = [
     ("put_many_kernel", "cas", True, False, 3),
     ("put_many_kernel", "add", True, True, 2),  # the turnstile, and the arrival of a CTA
     ("put_many_kernel", "add", False, True, 2),  # and leaving
-    ("put_many_kernel", "swap", False, True, 1),  # what the first CTA shares
+    ("put_many_kernel", "swap", False, True, 1),  # the answer that the first CTA shares
     ("call_begin", "add", True, True, 1),
     ("call_begin", "cas", True, False, 3),
     ("call_begin", "swap", False, True, 1),  # RESERVED
@@ -113,7 +113,7 @@ def test_a_kernel_that_does_not_compile_is_reported(monkeypatch: pytest.MonkeyPa
 
 
 def reached(function: Any, seen: set[Any]) -> set[Any]:
-    """The device functions that a device function calls, and those that they call, and so on."""
+    """The device functions that a device function calls, directly or through others."""
     if function not in seen:
         seen.add(function)
         for name in function.fn.__code__.co_names:

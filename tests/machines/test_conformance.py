@@ -1,4 +1,4 @@
-"""What Triton's interpreter makes of the protocol, and what runs on the CPU, are the same, function by function."""
+"""Triton's interpreter and the native code agree on every protocol function, byte by byte."""
 
 import os
 import subprocess
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.timeout(1800)  # all that is interpreted falls to the first test of a group
+pytestmark = pytest.mark.timeout(1800)  # the first test of a group pays for all of it
 
 GROUPS = [
     ("freelist,extent,header", 12),
@@ -38,7 +38,7 @@ def test_interpreter_and_native_agree(modules: str, rounds: int) -> None:
 
 @pytest.mark.parametrize(("module", "function"), [("extent", "class_of"), ("ring", "announce")])
 def test_a_planted_bug_is_found(module: str, function: str) -> None:
-    """`class_of` then returns something else, `announce` leaves other bytes."""
+    """The bug makes `class_of` return other values, and `announce` leave other bytes."""
     done = compare("--modules", module, "--only", function, "--rounds", "10", "--plant")
     assert done.returncode == 1, done.stdout + done.stderr[-3000:]
     assert f"DIFFERS (--modules {module} --only {function} --seed" in done.stdout

@@ -5,7 +5,7 @@ import pytest
 from tests.gpu.every_body import GROUPS
 from tests.gpu.interpreted import passed
 
-pytestmark = [pytest.mark.exhaustive, pytest.mark.timeout(1800)]  # all of it falls to the first test
+pytestmark = [pytest.mark.exhaustive, pytest.mark.timeout(1800)]  # the first test pays for all
 
 
 @pytest.mark.parametrize("name", [body.__name__ for body in GROUPS["caches"]])

@@ -9,7 +9,7 @@ from nanokv.device.segment.geometry import Geometry
 from tests.gpu.every_body import GROUPS
 from tests.gpu.interpreted import passed
 
-pytestmark = pytest.mark.timeout(1800)  # all that is interpreted falls to the first test of a group
+pytestmark = pytest.mark.timeout(1800)  # the first test of a group pays for all of it
 
 
 @pytest.mark.parametrize("name", [body.__name__ for body in GROUPS["objects"]])

@@ -1,4 +1,4 @@
-"""`remote` has Iris' signatures, so that a kernel runs with either. What the functions do: tests/gpu/bodies.py."""
+"""`remote` has Iris' signatures, so that a kernel runs with either. tests/gpu/bodies.py calls the functions."""
 
 import pytest
 

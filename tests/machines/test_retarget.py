@@ -1,7 +1,7 @@
 """The seam of the protocol: the same functions over a machine of a few lines of plain Python.
 
-This is what a model checker stands on: it gives every function a vocabulary of its own. Here the words lie in a dict,
-and what comes out is compared with native code.
+A model checker relies on this: it gives every function a vocabulary of its own. Here the words lie in a dict, and the
+results are compared with native code.
 """
 
 import random
@@ -20,7 +20,7 @@ from nanokv.device.segment.geometry import Geometry
 from nanokv.device.segment.layout import FREE_HEAD, FREE_HEAD_STRIDE, OBJ_HEADER, RESERVED, WORD
 from tests.support.plain_world import PAGE, PlainWorld
 
-TABLE, SEGMENT = 1 << 20, 1 << 30  #: where the dict machine has its world table and its segment
+TABLE, SEGMENT = 1 << 20, 1 << 30  #: the addresses of the dict machine's world table and segment
 GEOMETRY = Geometry.plan(16 * PAGE, PAGE, 1, max_objects=5, shards=2)
 LAST_CLASS = 4
 WHOLE = (1 << 64) - 1
@@ -32,7 +32,7 @@ def signed(value: int) -> int:
 
 
 class DictMachine:
-    """Words in a dict. Counts what was done to them."""
+    """Words in a dict. Counts the operations on them."""
 
     def __init__(self) -> None:
         self.words: dict[int, int] = {}
@@ -126,7 +126,7 @@ class Both:
         self.done: dict[Any, Any] = {}
 
     def call(self, function: Any, *args: int) -> Any:
-        """Call a function that takes (world, seg, ...) on both; what it answers, the same on both."""
+        """Call a function that takes (world, seg, ...) on both; returns its answer, which must be the same."""
         plain = retarget(function, self.machine.vocabulary(), done=self.done)
         here = plain(TABLE, SEGMENT, *args)
         there = compiled(function, 2 + len(args))(self.native.worlds[0], self.native.bases[0], *args)

@@ -150,8 +150,8 @@ def test_what_a_dead_producer_left_is_reclaimed(ranks: list[Rank]) -> None:
     plan = ranks[0].begin(1, 8, PAGE, flags=1)
     ranks[0].put(1, 9)
     slot = int(ranks[1].views[1].ctl["hdr_head"][0])
-    ranks[1].views[1].ctl["hdr_head"] += 1  # took a slot, and died before it was marked
-    ranks[1].views[1].ctl["bump_ptr"] += 5 * PAGE  # took pages, and died before a header named them
+    ranks[1].views[1].ctl["hdr_head"] += 1  # the producer took a slot, and died before it marked it
+    ranks[1].views[1].ctl["bump_ptr"] += 5 * PAGE  # the producer took pages, and died before a header named them
     ranks[0].heap.close()
     settle(poller, 1.0, steps=30)
     counts = poller.sweeper.counts
@@ -240,7 +240,7 @@ def test_grace_waits_for_operations_of_both_phases(ranks: list[Rank]) -> None:
     assert young != old, "the phase was flipped"
     ranks[0].machine.leave(1, old)
     grace.poll()
-    assert grace.completed == ticket, "who came later is not waited for"
+    assert grace.completed == ticket, "operations that began later are not waited for"
     second = grace.request()
     for _ in range(5):
         grace.poll()

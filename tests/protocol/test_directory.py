@@ -1,4 +1,4 @@
-"""The directory, natively compiled: of many that claim a key at once one wins, and a key is found while it is held."""
+"""The directory, natively compiled: of many ranks that claim a key at once one wins; a key is found while held."""
 
 from functools import partial
 from typing import Any
@@ -28,7 +28,7 @@ LOCKS = 4
 
 @triton.jit
 def claim_all(world: tl.int64, owner: tl.int64, first: tl.int64, keys: tl.int64, count: tl.int64, out: tl.int64) -> Any:
-    """Claim each key (two words at `keys`) with a slot of one's own, and note the answers. Returns how many were OK."""
+    """Claim each key (two words at `keys`) with a slot of its own, and note the answers. Returns the number of OK."""
     wins = word(0)
     i = word(0)
     while i < count:
@@ -52,9 +52,9 @@ def hold_and_let_go(
     holders: tl.int64,
     rounds: tl.int64,
 ) -> Any:
-    """Use claims as locks: whoever claims a key holds it alone until it erases it, and it is found all the while.
+    """Use claims as locks: a thread that claims a key holds it alone until it erases it, and finds it all the while.
 
-    Returns (times held, times that somebody else held it too, times that it was not found, answers that cannot be).
+    Returns (times held, times that another thread held it too, times that it was not found, impossible answers).
     """
     held = word(0)
     shared = word(0)

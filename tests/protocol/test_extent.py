@@ -1,4 +1,4 @@
-"""Extents, natively compiled: no page has two owners, what is given back is there again, larger ones are split."""
+"""Extents, natively compiled: no page has two owners, freed pages are allocated again, larger extents are split."""
 
 from functools import partial
 from typing import Any
@@ -23,7 +23,7 @@ ROUNDS = 20_000
 
 @triton.jit
 def mark(marks: tl.int64, page: tl.int64, pages: tl.int64, old: tl.int64, new: tl.int64) -> Any:
-    """Note an owner for each page of an extent. Returns for how many another one was noted."""
+    """Note an owner for each page of an extent. Returns the number of pages that had another owner."""
     wrong = word(0)
     i = word(0)
     while i < pages:
@@ -78,7 +78,7 @@ def churn(
 
 @triton.jit
 def bump_all(world: tl.int64, seg: tl.int64, size_class: tl.int64, out: tl.int64, rounds: tl.int64) -> Any:
-    """Bump until nothing is left, noting each extent. Returns how many came."""
+    """Bump until nothing is left, noting each extent. Returns the number of extents."""
     got = word(0)
     i = word(0)
     while i < rounds:

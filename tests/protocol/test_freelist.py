@@ -19,7 +19,7 @@ ROUNDS = 30_000
 
 @triton.jit
 def churn(head: tl.int64, links: tl.int64, count: tl.int64, marks: tl.int64, rounds: tl.int64) -> Any:
-    """Pop up to two nodes and push them back, again and again. Returns (pops, nodes that somebody else had too)."""
+    """Pop up to two nodes and push them back, again and again. Returns (pops, nodes that another thread had too)."""
     pops = word(0)
     doubled = word(0)
     i = word(0)
@@ -56,7 +56,7 @@ def produce(head: tl.int64, links: tl.int64, first: tl.int64, count: tl.int64) -
 
 @triton.jit
 def consume(head: tl.int64, links: tl.int64, count: tl.int64, wanted: tl.int64, out: tl.int64, tries: tl.int64) -> Any:
-    """Pop until `wanted` nodes came, counting in `out` how often each did. Gives up after `tries` pops."""
+    """Pop until `wanted` nodes came, counting each in `out`. Gives up after `tries` pops."""
     got = word(0)
     i = word(0)
     while (got < wanted) & (i < tries):
@@ -70,7 +70,7 @@ def consume(head: tl.int64, links: tl.int64, count: tl.int64, wanted: tl.int64, 
 
 @triton.jit
 def take_all(head: tl.int64, links: tl.int64, count: tl.int64, rounds: tl.int64) -> Any:
-    """Detach the whole list and push it back as one chain, again and again. Returns how many nodes went by."""
+    """Detach the whole list and push it back as one chain, again and again. Returns the number of nodes moved."""
     moved = word(0)
     i = word(0)
     while i < rounds:
@@ -183,7 +183,7 @@ def test_spsc() -> None:
     counts = aligned_words(count)
     take = partial(
         native(consume, 6), nodes.head, nodes.links, count, count, address(counts), 1 << 31
-    )  # ends when all have come
+    )  # ends when all nodes have come
     make = partial(native(produce, 4), nodes.head, nodes.links, 0, count)
     got, _ = in_threads(take, make)
     assert got == count

@@ -1,4 +1,4 @@
-"""The announce ring, natively compiled: a hint is taken at most once, and what was missed is counted."""
+"""The announce ring, natively compiled: a hint is taken at most once, and missed hints are counted."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -18,7 +18,7 @@ from tests.support.plain_world import PAGE, PlainWorld, address, aligned_words, 
 SLOTS = 16
 BATCH = 64
 HINTS = 40_000
-PATIENCE = tl.constexpr(2000)  #: so that the consumer has its turn, whatever else the machine does
+PATIENCE = tl.constexpr(2000)  #: polls that let the consumer have its turn on a loaded machine
 
 
 @triton.jit
@@ -72,7 +72,7 @@ class Ring:
         return out[:taken].tolist()
 
     def epochs(self, **how: Any) -> list[int]:
-        return [int(unpack("RING", "epoch", said)) for said in self.drain(**how)]
+        return [int(unpack("RING", "epoch", hint)) for hint in self.drain(**how)]
 
     @property
     def missed(self) -> int:
@@ -99,8 +99,8 @@ def test_smoke(ring: Ring) -> None:
 @pytest.mark.parametrize("header, epoch", [(0, 0), ((1 << 26) - 1, 0xFFFFFFFF), (1, 0x80000000)])
 def test_extremes_of_a_word(ring: Ring, header: int, epoch: int) -> None:
     ring.announce(epoch, header=header)
-    (said,) = ring.drain()
-    assert (unpack("RING", "header", said), unpack("RING", "epoch", said)) == (header, epoch)
+    (hint,) = ring.drain()
+    assert (unpack("RING", "header", hint), unpack("RING", "epoch", hint)) == (header, epoch)
 
 
 def test_capacity(ring: Ring) -> None:

@@ -1,4 +1,4 @@
-"""The geometry of a segment: regions that follow each other, whatever is wished for, and clear refusals."""
+"""The geometry of a segment: regions follow each other for any valid arguments; others are refused clearly."""
 
 from itertools import pairwise
 from typing import Any
@@ -20,7 +20,7 @@ REGIONS = ("activity", "links", "hdr", "desc", "dir", "turn", "ann", "pin", "hea
 
 @st.composite
 def classes(draw: st.DrawFn) -> tuple[int, ...]:
-    """Size classes that can be."""
+    """Valid size classes."""
     sizes = [draw(st.integers(1, 4))]
     for factor in draw(st.lists(st.integers(2, 3), max_size=SIZE_CLASSES - 1)):
         sizes.append(sizes[-1] * factor)

@@ -1,4 +1,4 @@
-"""The bytes of a segment: the order and sizes that the specification gives, and lines that do not share."""
+"""The bytes of a segment: the order and sizes of the specification, and hot words on lines of their own."""
 
 from pathlib import Path
 

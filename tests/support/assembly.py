@@ -1,4 +1,4 @@
-"""Reads from PTX and AMDGCN what the compilers made of the orderings.
+"""Reads the orderings of atomics from PTX and AMDGCN.
 
 On NVIDIA scope and ordering are part of an instruction (`atom.global.acq_rel.sys.cas.b64`). On AMD (CDNA 3 and 4) `sc1`
 at an atomic means system scope; `buffer_wbl2 sc0 sc1` before it is the release, `buffer_inv sc0 sc1` after it the
@@ -58,7 +58,7 @@ def atomics(text: str, target: str) -> list[Atomic]:
 
 
 def count(found: list[Atomic], operation: str, *, acquires: bool = False, releases: bool = False) -> int:
-    """How many atomics of an operation order at least this much."""
+    """The number of atomics of an operation with at least these orderings."""
     return sum(a.operation == operation and a.acquires >= acquires and a.releases >= releases for a in found)
 
 

@@ -1,4 +1,4 @@
-"""Compiles kernels for every GPU that is supported, on a machine without one. Needs Triton and NumPy, no torch.
+"""Compiles kernels for every supported GPU, on a machine without one. Needs Triton and NumPy, no torch.
 
 python -m tests.support.compiling sm_90 /tmp/out     compiles every kernel; leaves <kernel>.s and report.json
 """
@@ -32,7 +32,7 @@ from nanokv.device.protocol.status import OK
 
 
 class Kernel(NamedTuple):
-    """A kernel, what it is launched with, and the type of each argument that is not a constant."""
+    """A kernel, its constants, and the type of each other argument."""
 
     function: Any
     moves_payload: bool
@@ -71,7 +71,7 @@ def remote_probe_kernel(
 
 @triton.jit
 def poll_word_kernel(word: tl.int64, out: tl.int64, limit: tl.int64) -> None:
-    """A bounded wait on one word: what a user's kernel does, and what compilers have been seen to delete."""
+    """A bounded wait on one word, as in users' kernels; compilers have been seen to delete such loops."""
     tries = memory.word(0)
     seen = load64(word, "acquire")
     while (seen == 0) & (tries < limit):
@@ -82,7 +82,7 @@ def poll_word_kernel(word: tl.int64, out: tl.int64, limit: tl.int64) -> None:
 
 @triton.jit
 def pop_push_kernel(head: tl.int64, links: tl.int64, count: tl.int64) -> None:
-    """One free-list pop and push, alone, so that their instructions can be told from others."""
+    """One free-list pop and push, without other code, so that their instructions can be told apart."""
     node = pop(head, links, count)
     if node >= 0:
         push(head, links, node)
@@ -108,7 +108,7 @@ def _called(entry: Entry) -> Kernel:
 
 
 def kernels() -> dict[str, Kernel]:
-    """Every kernel of the project, and five probes: for what users' kernels do, and for the free lists.
+    """Every kernel of the project, and five probes, of users' kernels and of the free lists.
 
     `call_NAME` is the generic kernel with the entry NAME.
     """
@@ -137,19 +137,19 @@ def kernels() -> dict[str, Kernel]:
 
 
 def assembly(kernel: Kernel, target: str) -> str:
-    """The PTX or AMDGCN of a kernel; behind the PTX, as a comment, what ptxas made of it: registers and stack."""
+    """The PTX or AMDGCN of a kernel; after the PTX, as a comment, the registers and stack that ptxas gave it."""
     warps = 4 if kernel.moves_payload and target in NVIDIA else 1
     signature = {name: kernel.types.get(name, "constexpr") for name in kernel.function.arg_names}
     constants = {(kernel.function.arg_names.index(name),): value for name, value in kernel.constants.items()}
     source = ASTSource(fn=kernel.function, signature=signature, constexprs=constants)
     compiled = triton.compile(source, target=TARGETS[target], options={"num_warps": warps})
     if target in AMD:
-        return str(compiled.asm["amdgcn"])  # its metadata says what it uses
+        return str(compiled.asm["amdgcn"])  # its metadata gives registers and stack
     return f"{compiled.asm['ptx']}\n// {_resources(compiled.asm['cubin'])}\n"
 
 
 def _resources(cubin: bytes) -> str:
-    """What a kernel uses, by the tool that comes with Triton: REG:64 STACK:0 SHARED:0 ..."""
+    """The resources of a kernel, by the tool that comes with Triton: REG:64 STACK:0 SHARED:0 ..."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
@@ -184,8 +184,8 @@ def _compiled_in(target: str, out: Path) -> dict[str, str]:
         raise RuntimeError(f"the compiling process for {target} ended with {done.returncode}:\n{done.stderr[-4000:]}")
     report = json.loads((out / REPORT).read_text())
     return {
-        name: f"error: {said}" if isinstance(said, str) else (out / f"{name}.s").read_text()
-        for name, said in report.items()
+        name: f"error: {result}" if isinstance(result, str) else (out / f"{name}.s").read_text()
+        for name, result in report.items()
     }
 
 

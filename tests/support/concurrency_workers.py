@@ -8,11 +8,11 @@ from nanokv.check.ranks import CacheRank
 from tests.support.plain_world import PAGE, PAGE_WORDS, address, aligned_words
 
 HAMMER_WORDS = 5 * PAGE_WORDS
-HAMMER_ROUNDS = 2000  #: before a process looks whether it is to stop
+HAMMER_ROUNDS = 2000  #: rounds after which a process looks whether to stop
 
 
 class Worker(CacheRank):
-    """One rank that works at random, or without a pause, or holds a pin and a plan."""
+    """One rank that does random work, or compiled work without a pause, or holds a pin and a plan."""
 
     def attach(self) -> tuple[int, bool]:
         attached, options = super().attach(), self.options

@@ -2,9 +2,9 @@
 
     TRITON_INTERPRET=1 python -m tests.support.conformance --modules freelist,extent --rounds 10 --seed 7
 
-A round takes a segment that a random history of operations has left, changes a few words in half of the cases (lists,
-links, headers, entries: what a corrupted segment may hold), draws arguments that are mostly valid, and calls one
-function on two copies. Results and every byte must agree. The first call that does not is printed with what repeats it.
+A round takes a segment after a random history of operations, changes a few words in half of the cases (lists, links,
+headers, entries, as in a corrupted segment), draws arguments that are mostly valid, and calls one function on two
+copies. Results and every byte must agree. The first call that differs is printed with the arguments that repeat it.
 """
 
 import argparse
@@ -35,7 +35,7 @@ MODULES = (
 
 @triton.jit
 def call_kernel(frame: tl.int64, function: tl.constexpr, count: tl.constexpr) -> None:
-    """Call a function with `count` words of the frame and write what it returns. For the interpreter alone."""
+    """Call a function with `count` words of the frame and write what it returns. Only for the interpreter."""
     results = function(*[arg(frame, i) for i in range(1, count + 1)])
     if results is not None:
         for i, value in enumerate(results if isinstance(results, (tuple, tl.tuple)) else (results,)):
@@ -84,7 +84,7 @@ class Runner:
         return retarget(function, vocabulary, lambda f: numba.njit(f, nogil=True), self._done)
 
     def round(self, name: str, function: Any, seed: int) -> str | None:
-        """One comparison; None, or what differs."""
+        """One comparison; None, or the difference."""
         rng = random.Random(f"{name}:{seed}")
         history(rng, self.origin)
         if rng.random() < 0.5:

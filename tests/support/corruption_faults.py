@@ -1,4 +1,4 @@
-"""Children of a corruption check that misbehave: the check must say so."""
+"""Children of a corruption check that misbehave: the check must report it."""
 
 import os
 import signal
@@ -7,7 +7,7 @@ from multiprocessing.connection import Connection
 
 
 def crash(name: str, start: int, end: int, seed: int, connection: Connection) -> None:
-    """Dies in its first case, as native code does that reads outside of its memory."""
+    """Dies in its first case, like native code that reads outside of its memory."""
     connection.send(("doing", "corrupted a word"))
     connection.send(("doing", "do_get"))
     os.kill(os.getpid(), signal.SIGSEGV)

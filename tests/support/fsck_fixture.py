@@ -24,7 +24,7 @@ WORLD_ID = 77
 
 
 class Pin(NamedTuple):
-    """A pin that is held: what `unpin` takes."""
+    """A held pin: the arguments of `unpin`."""
 
     place: Place
     line: int
@@ -83,7 +83,7 @@ class World:
         return self.views[rank].headers[index]
 
     def entry(self, key: int) -> tuple[SegmentView, int]:
-        """Where the directory entry of a READY object stands: its segment, and the entry's number."""
+        """The directory entry of a READY object: (rank of its segment, number of the entry)."""
         rank, index = self.slot(key)
         home = self.views[home_of(key)]
         words = home.directory

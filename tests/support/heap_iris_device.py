@@ -1,4 +1,4 @@
-"""Device functions with the signatures and the arithmetic of ROCm Iris, for kernels of tests: what `import iris` gives.
+"""Device functions with the signatures and arithmetic of ROCm Iris, for kernels of tests, in place of `import iris`.
 
 remote = bytes at heap_bases[to_rank] + (pointer - heap_bases[from_rank])
 """

@@ -3,7 +3,7 @@
     TRITON_INTERPRET=1 RANK=0 python -m tests.support.heap_iris_kernels NAME MODULE CONTEXT
 
 is one of two ranks. MODULE has iris' device functions, CONTEXT is a class of `heap_standins`. Rank 0 fills an object of
-rank 1 by a plan, and commits it by a compare-and-swap; both add to a word of rank 1. Prints what rank 1 then reads.
+rank 1 by a plan, and commits it by a compare-and-swap; both add to a word of rank 1. Rank 1 prints the values it reads.
 """
 
 import importlib
@@ -45,7 +45,7 @@ def add_kernel(word_ptr: Any, rank: Any, heap_bases: Any, out_ptr: Any) -> None:
 
 
 def pointer(cache: NanoKVCache, offset: int, dtype: torch.dtype) -> torch.Tensor:
-    """What a kernel takes as a pointer to an offset of another rank: the offset in this rank's own segment."""
+    """The pointer that a kernel takes for an offset of another rank: the offset in this rank's own segment."""
     mine = cache._heap.segment(cache.rank)[offset : offset + dtype.itemsize].view(dtype)
     assert mine.data_ptr() == cache.device_ptr(1, offset)
     return mine
@@ -64,7 +64,7 @@ def main() -> None:
         fill_and_commit_kernel[(1,)](payload, NBYTES, state, place.epoch, bases)
         cache.commit("filled")
     cache._heap.barrier(PATIENCE)
-    word = pointer(cache, cache._geometry.segment_bytes - 8, torch.int64)  # of the last page, which nobody has taken
+    word = pointer(cache, cache._geometry.segment_bytes - 8, torch.int64)  # of the last page, which is free
     out = torch.zeros(1, dtype=torch.int64)
     for _ in range(ADDS):
         add_kernel[(1,)](word, rank, bases, out)

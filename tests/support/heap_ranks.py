@@ -1,4 +1,4 @@
-"""Ranks of every heap provider behind one face, for the conformance suite: each answers the same commands.
+"""Ranks of every heap provider behind one interface, for the conformance suite: each answers the same commands.
 
 Ranks of `local` live in this process. All others have a process of their own.
 """
@@ -69,7 +69,7 @@ PROVIDERS = {
     "iris of 2026": Provider("iris", lambda rank: _iris(standins.NewContext, taken=1024)),
     "iris of 2026, with a map": Provider("iris", lambda rank: _iris(standins.MapContext)),
     "torch_symm, a group of the caller": Provider("torch_symm", lambda rank: _torch(rank) | {"group": _group(rank)}),
-    # what must be refused
+    # calls that must be refused
     "torch_symm, a group the other way round": Provider(
         "torch_symm", lambda rank: _torch(rank) | {"group": _group(1 - rank)}
     ),
@@ -102,7 +102,7 @@ class HeapRank(RankCommands):
         self.provider = PROVIDERS[provider]
 
     def attach(self) -> tuple[int, bool]:
-        """(incarnation, recovered)."""
+        """Returns (incarnation, recovered)."""
         torch.set_num_threads(1)
         spec = small_world(self.n, **self.wishes)
         self.heap = open_heap(self.provider.kind, spec, self.rank, **self.provider.options(self.rank))
@@ -127,14 +127,14 @@ class HeapRank(RankCommands):
         return self.heap.geometry.mismatch(ctl), ctl[0]
 
     def rest_is_zero(self, owner: int) -> bool:
-        """Whether nothing stands behind the links' beginning."""
+        """Whether every byte from the links on is 0."""
         return not bool(self.heap.segment(owner)[self.heap.geometry.offsets["links_base"] :].any())
 
     def peek(self, owner: int, at: int) -> int:
         return int(self.heap.segment(owner)[at])
 
     def peek_address(self, owner: int, at: int) -> int:
-        """The same by the table of bases; only in host memory."""
+        """`peek` through the table of bases; only in host memory."""
         return ctypes.c_uint8.from_address(self.heap.bases[owner] + at).value
 
     def poke(self, owner: int, at: int, value: int) -> None:
@@ -159,7 +159,7 @@ class HeapRank(RankCommands):
         self.heap.close()
 
     def fork(self, fifo: str) -> int:
-        """Fork a child that lives until `fifo` is opened, whatever happens to its parent; returns its pid."""
+        """Fork a child that lives until `fifo` is opened, even without its parent; returns its pid."""
         child = os.fork()
         if child == 0:
             Path(fifo).read_bytes()
@@ -195,7 +195,7 @@ class HeapRank(RankCommands):
 
 
 class Here:
-    """A virtual rank in this process, asked as one in a process of its own is."""
+    """A virtual rank in this process, with the calls of a rank in a process of its own."""
 
     def __init__(self, heap: Heap) -> None:
         self._rank = HeapRank(heap.rank, heap.world_size)

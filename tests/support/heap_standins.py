@@ -1,8 +1,8 @@
 """Stand-ins for the libraries that the heap providers `torch_symm` and `iris` take memory from.
 
-They replace only the code that needs GPUs: the host interface has the names, arguments, collective calls and
-refusals of the library, and the memory really is shared between processes (memfds, which peers open and map). Ranks and
-exchange go by a real process group of torch.distributed. Written from the libraries' documented interfaces:
+They replace only the code that needs GPUs: the host interface has the names, arguments, collective calls and refusals
+of the library, and processes really share the memory (memfds, which peers open and map). Ranks exchange values in a
+real process group of torch.distributed. Written from the libraries' documented interfaces:
 torch 2.13's `torch.distributed._symmetric_memory`; iris of 2025 (`zeros`, `get_heap_bases`) and of 2026
 (`allocate_symmetric`).
 """
@@ -34,7 +34,7 @@ class Pool:
 
 
 def map_pool(path: str) -> torch.Tensor:
-    """The memory behind a pool's path: a new mapping, uint8."""
+    """The memory of the pool at a path: a new mapping, uint8."""
     fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
         return torch.from_numpy(np.frombuffer(mmap.mmap(fd, 0), np.uint8))
@@ -51,7 +51,7 @@ def exchanged(mine: Any, group: Any) -> list[Any]:
 
 # --- torch.distributed._symmetric_memory ---
 class Offer(NamedTuple):
-    """What a rank tells the others in a rendezvous."""
+    """The values that a rank sends the others in a rendezvous."""
 
     path: str
     nbytes: int
@@ -60,7 +60,7 @@ class Offer(NamedTuple):
 
 
 class Handle:
-    """What `rendezvous` returns: the addresses of every rank's buffer, and tensors over them."""
+    """The result of `rendezvous`: the addresses of every rank's buffer, and tensors over them."""
 
     def __init__(self, rank: int, mapped: list[torch.Tensor]) -> None:
         self.rank = rank
@@ -125,14 +125,14 @@ class TorchSymmetricMemory:
         if len({offer.device for offer in offers}) < len(offers) and os.environ.get(OVERLAPPING) != "1":
             raise RuntimeError("rendezvous: detected allocations from overlapping devices from different ranks.")
         mapped = [pool.bytes if r == rank else map_pool(offer.path) for r, offer in enumerate(offers)]
-        dist.barrier(group)  # all have mapped all
+        dist.barrier(group)  # every rank has mapped every pool
         handle = Handle(rank, mapped)
         handle.buffer_ptrs = self._told(handle.buffer_ptrs)
         return handle
 
 
 # --- iris ---
-ALIGNMENT = 1024  #: of what iris allocates on its heap
+ALIGNMENT = 1024  #: bytes; of all that iris allocates on its heap
 
 
 class OldContext:

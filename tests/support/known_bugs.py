@@ -29,16 +29,16 @@ class Bug(NamedTuple):
     """One bug: the old code, and an execution that shows it."""
 
     replay: str
-    host: tuple[Patch, ...] = ()  #: (class or module, name, the old code)
+    host: tuple[Patch, ...] = ()  #: (class or module, name, old value)
     device: Callable[[], dict[Any, Any]] = dict
 
     def shown_by(self, text: str) -> str | None:
-        """What goes wrong in an execution of the old code, or None."""
+        """The failure of an execution of the old code, or None."""
         with self._patched():
             return replay(text, self.device())
 
     def find(self, seconds: float) -> str | None:
-        """A new execution that shows it."""
+        """A new execution that shows the bug, or None."""
         name, _, memory = self.replay.partition(":")[0].partition("/")
         with self._patched():
             if SCENARIOS[name].audited:
@@ -147,7 +147,7 @@ BUGS = {
 
 
 def main(seconds: float = 90.0) -> None:
-    """Print an execution for each bug: the known one where it still shows it."""
+    """Print an execution for each bug: the known one if it still shows the bug."""
     for about, bug in BUGS.items():
         known = bug.shown_by(bug.replay) is not None
         print(f"{about}\n    {bug.replay if known else bug.find(seconds)}", flush=True)

@@ -17,7 +17,7 @@ from nanokv.device.segment.record import LINE
 from nanokv.device.segment.views import SegmentView
 
 GIVE_WAY = load64_then("sched_yield")
-PATIENCE = 30.0  #: seconds that a test waits for what should come at once
+PATIENCE = 30.0  #: seconds that a test waits for an event that should come at once
 PAGE_WORDS = 32
 PAGE = PAGE_WORDS * 8
 
@@ -30,7 +30,7 @@ def aligned_words(count: int) -> Any:
 
 
 def address(array: Any) -> int:
-    """Where an array's bytes begin."""
+    """The address of an array's first byte."""
     return int(array.ctypes.data)
 
 
@@ -51,7 +51,7 @@ class PlainWorld:
 
 
 def in_threads(*calls: Callable[[], Any]) -> list[Any]:
-    """Run calls at the same time, each in a thread of its own; what they return, or the first error."""
+    """Run calls at the same time, each in a thread of its own; their results, or the first error."""
     gate = threading.Barrier(len(calls))
 
     def run(call: Callable[[], Any]) -> Any:
@@ -73,7 +73,7 @@ def native(function: Any, arguments: int) -> Any:
 def yielding(function: Any, arguments: int) -> Any:
     """A device function, compiled so that other threads run between each load and what follows from it.
 
-    Threads that only run beside each other meet in a window of some nanoseconds once in a while; here they always do.
+    Threads that merely run in parallel seldom meet in a window of some nanoseconds; here they always do.
     """
     inner = retarget(function, vocabulary_with(GIVE_WAY), lambda f: numba.njit(f, nogil=True))
     return numba.njit((numba.int64,) * arguments, nogil=True)(inner.py_func)

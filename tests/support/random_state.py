@@ -1,4 +1,4 @@
-"""Random segments and random arguments: what a history of operations leaves, what corruption makes of it."""
+"""Random segments, as a history of operations leaves them, then corrupted or not; and random arguments."""
 
 import random
 from typing import NamedTuple
@@ -37,7 +37,7 @@ KEYS = [(0x1234_5678_9ABC * k + k, -0x0FED_CBA9_8765 * k - 3) for k in range(1, 
 
 
 class Address(NamedTuple):
-    """An address, elsewhere in each copy. Regions: 0 and 1 the segments, 2 private memory, 3 the world table."""
+    """An address that differs in each copy. Regions: 0 and 1 the segments, 2 private memory, 3 the world table."""
 
     region: int
     offset: int
@@ -67,7 +67,7 @@ class Memory:
         return value
 
 
-# what each argument of a function is: the methods of Draw
+# the arguments of each function, by the methods of Draw
 ARGUMENTS = {
     "pop": "head links count",
     "push_chain": "head links node node",
@@ -199,8 +199,8 @@ ARGUMENTS = {
     "abort_hinted": "world owner slot epoch",
     "remove_hinted": "world key_hash key_check",
     "remove_slot_hinted": "world owner slot epoch",
-    "drop_pin": "world owner line said epoch",
-    "clear_intent": "world owner line said",
+    "drop_pin": "world owner line ledger_word epoch",
+    "clear_intent": "world owner line ledger_word",
     "count_lines": "world seg slot",
     "recount": "world owner slot one",
 }
@@ -252,7 +252,7 @@ def signed(word: int) -> int:
 
 
 class Draw:
-    """Random arguments for a state: mostly what belongs together, sometimes not. One method a kind of argument."""
+    """Random arguments for a state, mostly ones that belong together. One method per kind of argument."""
 
     def __init__(self, name: str, rng: random.Random, state: Memory) -> None:
         self.rng = rng
@@ -276,7 +276,7 @@ class Draw:
             self._plant_entries()
 
     def _aim_at_a_held_line(self) -> None:
-        """Let the drawn header be READY and pinned once, by the rank that calls; mostly."""
+        """Mostly: let the drawn header be READY and pinned once, by the calling rank."""
         if self.rng.random() < 0.7:
             producer = producer_word(0, 1) << PIN_PRODUCER_SHIFT.value
             self.view.pins[self.drawn_line] = PIN_HELD.value | self.drawn_slot << PIN_HEADER_SHIFT.value | producer
@@ -300,7 +300,7 @@ class Draw:
         return Address(3, 0)
 
     def off(self, true: int, *, often: float = 0.15) -> int:
-        """The right word, or sometimes one near it, or any."""
+        """Mostly the right word, else one near it, or any."""
         if self.rng.random() > often:
             return true
         return self.rng.choice((true + 1, max(true - 1, 0), self.any() & 0xFFFFFFFF))
@@ -445,9 +445,9 @@ class Draw:
     def line(self) -> int:
         return self.drawn_line
 
-    def said(self) -> int:
+    def ledger_word(self) -> int:
         word = signed(self.view.pins[self.drawn_line]) if self.rng.random() < 0.8 else self.any()
-        # the host drops only pins whose header is in bounds: it has looked
+        # the host has checked that the header is in bounds
         inside = (word >> PIN_HEADER_SHIFT.value) & PIN_HEADER_MASK.value < GEOMETRY.hdr_count
         return word if inside else word & ~(PIN_HEADER_MASK.value << PIN_HEADER_SHIFT.value)
 
@@ -456,7 +456,7 @@ class Draw:
         exact = signed(STORED.value | slot | epoch)
         return self.rng.choice((exact, signed(self.rng.choice(self.view.ring)), self.any()))
 
-    # private memory, in words: 0..127 out, 128..191 good and marks, 192..255 what goes in, 256.. bytes to put
+    # private memory, in words: 0..127 out, 128..191 good and marks, 192..255 in, 256.. bytes to put
     def out(self) -> Address:
         return Address(2, 0)
 

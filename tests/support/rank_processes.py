@@ -1,4 +1,4 @@
-"""Ranks in processes of their own, for tests: a folder for their worlds, and the end of each."""
+"""Ranks in processes of their own, for tests: a folder for their worlds, and a way to start and end them."""
 
 import contextlib
 import shutil
@@ -15,7 +15,7 @@ __all__ = ["Start", "new_folder", "starter", "until"]
 
 COMMANDS = ("concurrency_workers", "heap_ranks", "v1_ranks")
 
-sys.path.append(str(Path(__file__).parents[2]))  # which other processes are given: they import commands from here
+sys.path.append(str(Path(__file__).parents[2]))  # passed on to other processes, which import commands from here
 PROCESSES.set_forkserver_preload(["nanokv.check.preload", *(f"tests.support.{module}" for module in COMMANDS)])
 
 Start = Callable[..., RankProcess]
@@ -34,7 +34,7 @@ def new_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def starter(commands: Callable[..., RankCommands]) -> Iterator[Start]:
-    """A function that starts ranks, `start(rank, ...)` as `commands` takes it; all end with the context."""
+    """A function that starts ranks, `start(rank, ...)` as `commands` takes it; all end when the context does."""
     ranks: list[RankProcess] = []
 
     def start(rank: int, *arguments: object, **options: object) -> RankProcess:

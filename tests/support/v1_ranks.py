@@ -27,7 +27,7 @@ def key_of(key: int) -> KeyDigest:
 
 
 class HostRank(RankCommands):
-    """A rank: heap, machine and path. `options`: of the path."""
+    """A rank: heap, machine and allocation. `options`: of `HostAllocation`."""
 
     raises = (NanoKVError,)
 
@@ -39,7 +39,7 @@ class HostRank(RankCommands):
         self.options: dict[str, Any] = {"may_evict": False, "rpc_timeout": RPC_TIMEOUT} | options
 
     def attach(self) -> int:
-        """The incarnation."""
+        """Returns the incarnation."""
         self.heap = heap = ShmHeap.attach(self.spec, self.rank)
         table = heap.geometry.world_table(self.rank, heap.incarnation, heap.bases)
         self.views = [SegmentView(heap.host_view(r), heap.geometry) for r in range(heap.world_size)]
@@ -59,7 +59,7 @@ class HostRank(RankCommands):
         return self.path.begin(key_of(key), nbytes, owner, RAW, plan=plan)
 
     def get(self, key: int) -> tuple[int, bytes]:
-        """The status, and the different bytes that there are in the payload."""
+        """The status, and the distinct bytes in the payload."""
         found = self.path.locate(key_of(key))
         payload = self.views[found.place.owner].raw[found.place.payload : found.place.payload + found.place.nbytes]
         return found.status, bytes(sorted(set(payload.tobytes())))

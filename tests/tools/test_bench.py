@@ -1,4 +1,4 @@
-"""The benchmarks run, check the bytes they move, and write what they promise. Nothing here looks at a duration."""
+"""The benchmarks run, check the bytes they move, and write their results. Nothing here looks at a duration."""
 
 import json
 import subprocess
@@ -32,7 +32,7 @@ def check_summary(us: Summary, count: int | None = None) -> None:
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """One run of all that is fast, as JSON. imports starts ten processes, and has a test of its own."""
+    """The JSON of one run of the fast benchmarks. `imports` starts ten processes, and has a test of its own."""
     file = tmp_path_factory.mktemp("bench") / "bench.json"
     sizes = ",".join(map(str, SIZES))
     arguments = ["--quick", "--rounds", str(ROUNDS), "--sizes", sizes, "--ring", "2M", "--json", str(file)]

@@ -1,4 +1,4 @@
-"""The GPU benchmarks in Triton's interpreter, as small as can be: that they run, check what they move, and say it.
+"""The GPU benchmarks in Triton's interpreter, as small as possible: they run, check the bytes, and report errors.
 
 Nothing here looks at a duration. Their kernels are also compiled for GPUs.
 """
@@ -56,8 +56,8 @@ def done(name: str) -> dict[str, Any]:
         file = Path(folder) / "gpu.json"
         ended = child("-m", "bench.gpu", name, "--device", "cpu", "--toy", "--commit", "abc", "--json", str(file))
         assert ended.returncode == 0, (ended.stdout + ended.stderr)[-6000:]
-        said: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    return said
+        report: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return report
 
 
 def rows(name: str) -> list[dict[str, Any]]:
@@ -83,7 +83,7 @@ def test_put_many_and_get_many() -> None:
     verbs = ("put_many", "get_many", "call_put_many", "call_get_many")
     moved = {f"{verb}{way}" for verb in verbs for way in ("", " paged", " paged by heads")}
     assert moved | {"copy", "call_copy", "plain_kernel"} == set(row["us"])
-    assert row["checked"] >= 3 * 2 * 3 * TOY.objects * TOY.laps  # put, got and removed, by each way, twice a lap
+    assert row["checked"] >= 3 * 2 * 3 * TOY.objects * TOY.laps  # put, got and removed, in each way, twice per lap
     for name in moved | {"plain_kernel"}:
         base = "call_copy" if name.startswith("call") else "copy"
         assert row["of_copy"][name] == pytest.approx(row["us"][base]["p50"] / row["us"][name]["p50"])
@@ -155,22 +155,22 @@ def test_every_benchmark_is_tested_here() -> None:
 
 
 def test_the_json_says_where_and_what() -> None:
-    said = done("symmetric")
-    assert {"gpu", "machine", "versions", "settings", "results", "targets"} <= set(said)
-    assert said["commit"] == "abc" and "the figures mean nothing" in said["gpu"]["name"]
-    assert said["settings"]["objects"] == TOY.objects
+    report = done("symmetric")
+    assert {"gpu", "machine", "versions", "settings", "results", "targets"} <= set(report)
+    assert report["commit"] == "abc" and "the figures mean nothing" in report["gpu"]["name"]
+    assert report["settings"]["objects"] == TOY.objects
 
 
 def test_they_are_the_last_part_of_the_gpu_tests(tmp_path: Path) -> None:
     file = tmp_path / "gpu.json"
     ended = child("-m", "tests.gpu", "--device", "cpu", "--bench", "--only", "symmetric", "--json", str(file))
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    said = json.loads(file.read_text(encoding="utf-8"))
-    assert [result["name"] for result in said["results"]] == ["bench: symmetric"]
-    assert said["device"] and said["targets"] == []
+    report = json.loads(file.read_text(encoding="utf-8"))
+    assert [result["name"] for result in report["results"]] == ["bench: symmetric"]
+    assert report["device"] and report["targets"] == []
 
 
-# --- what is wrong is noticed -----------------------------------------------------------------
+# --- errors are noticed -----------------------------------------------------------------------
 WRONG = """
 import torch
 from bench.gpu import paged
@@ -208,13 +208,13 @@ noticed(segment.check)
 
 def test_wrong_bytes_statuses_and_segments_are_noticed() -> None:
     ended = child("-c", WRONG)
-    said = ended.stdout.splitlines()
-    assert len(said) == 6, ended.stdout + ended.stderr
-    assert "other bytes were got" in said[0] and "other bytes were copied" in said[1]
-    assert said[2] == "6"  # two puts, two gets, two removals
-    assert "of 12 puts, gets and removals" in said[3]
-    assert "paged by heads" in said[4]
-    assert "no directory entry finds them" in said[5]
+    lines = ended.stdout.splitlines()
+    assert len(lines) == 6, ended.stdout + ended.stderr
+    assert "other bytes were got" in lines[0] and "other bytes were copied" in lines[1]
+    assert lines[2] == "6"  # two puts, two gets, two removals
+    assert "of 12 puts, gets and removals" in lines[3]
+    assert "paged by heads" in lines[4]
+    assert "no directory entry finds them" in lines[5]
 
 
 def test_a_child_that_hangs_is_stopped() -> None:
@@ -252,12 +252,12 @@ def test_what_would_begin_too_late_is_skipped(monkeypatch: pytest.MonkeyPatch) -
 # --- arithmetic -------------------------------------------------------------------------------
 def test_cycles_become_nanoseconds_by_each_ctas_own_clocks() -> None:
     rounds = 10
-    said = np.zeros((2, rounds * 3 + 3), np.int64)
+    clocks = np.zeros((2, rounds * 3 + 3), np.int64)
     for cta, per_ns in enumerate((2, 4)):
-        said[cta, : rounds * 3] = np.tile([1000 * per_ns, 500 * per_ns, 250 * per_ns], rounds)
-        said[cta, :3] = 10**9  # the first tenth does not count
-        said[cta, rounds * 3 :] = 0, 8000 * per_ns, 8000
-    us = latencies(said, rounds, STEPS)
+        clocks[cta, : rounds * 3] = np.tile([1000 * per_ns, 500 * per_ns, 250 * per_ns], rounds)
+        clocks[cta, :3] = 10**9  # the first tenth does not count
+        clocks[cta, rounds * 3 :] = 0, 8000 * per_ns, 8000
+    us = latencies(clocks, rounds, STEPS)
     assert {name: summary["max"] for name, summary in us.items()} == {
         "begin": 1.0,
         "finish": 0.5,
@@ -319,7 +319,7 @@ def test_targets_are_judged() -> None:
 
 
 def pairs(rate: float) -> dict[str, Any]:
-    """As in a row."""
+    """The rates of a result row."""
     return {"pairs_per_s": {"p50": rate, "least": rate}}
 
 

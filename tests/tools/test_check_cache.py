@@ -1,4 +1,4 @@
-"""fsck through caches: what the behaviour suite runs after each of its tests, over every heap and both modes."""
+"""fsck through caches, as the behaviour suite runs it after each test, over every heap and both allocators."""
 
 import threading
 from collections.abc import Callable

@@ -78,7 +78,7 @@ def run_python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def leave_a_dead_world(name: str) -> None:
-    """A process that is killed while it writes an object."""
+    """Leave a world whose process was killed while it wrote an object."""
     done = run_python(DIES, name)
     assert done.returncode == -9, done.stderr
 
@@ -167,12 +167,17 @@ def test_ls_shows_a_living_world(live: LiveWorld) -> None:
 
 
 def test_stats_of_a_living_world(live: LiveWorld) -> None:
-    said = run_json("stats", live.name)
-    assert (said["name"], said["alloc"], said["world_size"], said["page_bytes"]) == (live.name, "device", 2, PAGE)
-    assert [rank["ready"] for rank in said["ranks"]] == [0, 3]
-    assert said["ranks"][1]["heap_used"] == 6 * PAGE
-    assert said["ranks"][1]["bytes_stored"] == 15000
-    assert [rank["alive"] for rank in said["ranks"]] == [True, True]
+    report = run_json("stats", live.name)
+    assert (report["name"], report["alloc"], report["world_size"], report["page_bytes"]) == (
+        live.name,
+        "device",
+        2,
+        PAGE,
+    )
+    assert [rank["ready"] for rank in report["ranks"]] == [0, 3]
+    assert report["ranks"][1]["heap_used"] == 6 * PAGE
+    assert report["ranks"][1]["bytes_stored"] == 15000
+    assert [rank["alive"] for rank in report["ranks"]] == [True, True]
     lines = run("stats", live.name).stdout.splitlines()
     assert any("24.0 KiB" in line and "14.6 KiB" in line and "alive" in line for line in lines)
 
@@ -198,8 +203,8 @@ def test_fsck_of_a_world_at_rest_is_clean(live: LiveWorld) -> None:
     done = run("fsck", live.name)
     assert done.exit_code == 0, done.output
     assert "all was checked" in done.stdout and "3 objects" in done.stdout and "clean" in done.stdout
-    said = run_json("fsck", live.name)
-    assert said["quiescent"] and said["findings"] == [] and said["alive"] == [True, True]
+    report = run_json("fsck", live.name)
+    assert report["quiescent"] and report["findings"] == [] and report["alive"] == [True, True]
 
 
 def test_fsck_says_that_a_world_is_at_work(live: LiveWorld) -> None:
@@ -220,9 +225,9 @@ def test_fsck_finds_a_breach(live: LiveWorld) -> None:
     done = run("fsck", live.name)
     assert done.exit_code == 1
     assert "I1 breach, rank 1: pages are in more than one place" in done.stdout
-    said = run_json("fsck", live.name)
-    assert {(f["invariant"], f["rank"]) for f in said["findings"]} >= {("I1", 1)}
-    assert said["breaches"] == len(said["findings"]) and said["leftovers"] == 0
+    report = run_json("fsck", live.name)
+    assert {(f["invariant"], f["rank"]) for f in report["findings"]} >= {("I1", 1)}
+    assert report["breaches"] == len(report["findings"]) and report["leftovers"] == 0
 
 
 def test_fsck_refuses_a_foreign_segment(live: LiveWorld) -> None:
@@ -245,9 +250,9 @@ def test_a_dead_world(dead: str) -> None:
     (row,) = [row for row in run_json("ls") if row["name"] == dead]
     assert (row["state"], row["living"]) == ("dead", 0)
 
-    said = run_json("stats", dead)
-    assert [rank["alive"] for rank in said["ranks"]] == [False, False]
-    assert (said["ranks"][1]["ready"], said["ranks"][1]["unfinished"]) == (3, 1)
+    report = run_json("stats", dead)
+    assert [rank["alive"] for rank in report["ranks"]] == [False, False]
+    assert (report["ranks"][1]["ready"], report["ranks"][1]["unfinished"]) == (3, 1)
 
     done = run("fsck", dead)
     assert done.exit_code == 3, done.output
@@ -327,9 +332,9 @@ def test_doctor_warns_that_nothing_is_compiled(tmp_path: Path, monkeypatch: pyte
 
 
 def test_doctor_puts_and_gets() -> None:
-    said = {row["name"]: row for row in run_json("doctor")}
-    assert said["smoke test"]["state"] == "ok", said["smoke test"]["detail"]
-    assert "put" in said["smoke test"]["detail"] and said["compiled code"]["detail"]
+    report = {row["name"]: row for row in run_json("doctor")}
+    assert report["smoke test"]["state"] == "ok", report["smoke test"]["detail"]
+    assert "put" in report["smoke test"]["detail"] and report["compiled code"]["detail"]
 
 
 def test_doctor_says_when_the_smoke_test_fails(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,12 +25,12 @@ from nanokv.demo.job import ROLES
 from nanokv.demo.run import run_demo
 
 TOKENS = 8
-RUN_SECONDS = 240  #: a bound for a busy machine; a run takes about ten
+RUN_SECONDS = 240  #: a bound for a busy machine; a run takes about ten seconds
 pytestmark = pytest.mark.timeout(RUN_SECONDS + 60)
 
 
 def run(**arguments: object) -> tuple[int, str]:
-    """Run the demo small, not on a terminal: its exit code and what it printed."""
+    """Run a small demo without a terminal: its exit code and its output."""
     out = io.StringIO()
     code = run_demo(tokens=TOKENS, console=Console(file=out, width=120), **arguments)  # type: ignore[arg-type]
     return code, out.getvalue()
@@ -38,7 +38,7 @@ def run(**arguments: object) -> tuple[int, str]:
 
 @pytest.fixture(autouse=True)
 def nothing_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No name in shared memory and no process is left by any run."""
+    """No run leaves a name in shared memory or a process."""
     with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
         monkeypatch.setenv("NANOKV_SHM_DIR", directory)
         yield
@@ -151,17 +151,17 @@ def test_an_interrupted_demo_leaves_nothing(number: signal.Signals, alloc: str) 
     watchdog = threading.Timer(RUN_SECONDS, demo.kill)
     watchdog.start()
     assert demo.stdout is not None
-    said: list[str] = []
+    lines: list[str] = []
     workers: list[int] = []
     with demo, demo.stdout as out:
         for line in out:
-            said.append(line)
+            lines.append(line)
             if not workers and "prompt 0:" in line:  # both ranks are at work
                 workers = [pid for pid, parent in _all_workers() if parent == demo.pid]
                 demo.send_signal(number)
     watchdog.cancel()
-    assert demo.returncode == (130 if number == signal.SIGINT else -number), "".join(said)
-    assert (said[-1] == "interrupted\n") == (number == signal.SIGINT)
+    assert demo.returncode == (130 if number == signal.SIGINT else -number), "".join(lines)
+    assert (lines[-1] == "interrupted\n") == (number == signal.SIGINT)
     assert len(workers) == len(ROLES)
     assert_ended(workers)
 

@@ -1,6 +1,6 @@
-"""The examples of the device library run, compile for every GPU, and are what docs/device_library.md shows.
+"""The examples of the device library run, compile for every GPU, and match docs/device_library.md.
 
-What their kernels do beside the good case: tests/gpu/library_bodies.py, which test_launch_machine interprets.
+For other cases than success see tests/gpu/library_bodies.py, which test_launch_caches interprets.
 """
 
 import os
@@ -73,7 +73,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def check_registers(text: str, target: str) -> None:
-    """Nothing but a few scalars is spilled; payload is moved by sixteen bytes."""
+    """Only a few scalars are spilled; payload is moved by sixteen bytes."""
     if target in NVIDIA:
         (stack,) = re.findall(r"^// .*\bSTACK:(\d+) ", text, re.M)
         assert int(stack) <= 32
@@ -84,9 +84,11 @@ def check_registers(text: str, target: str) -> None:
 
 
 @pytest.mark.usefixtures("fresh")
-@pytest.mark.parametrize("target", ["sm_90", "gfx942"])  # what they call is compiled for all in test_compile
+@pytest.mark.parametrize(
+    "target", ["sm_90", "gfx942"]
+)  # test_compile compiles the functions that they call for all targets
 def test_the_kernels_compile(target: str) -> None:
-    """Every atomic of theirs is at system scope; a prefill publishes by a release, a read is validated by one."""
+    """Every atomic is at system scope; a prefill publishes by a release, a read is validated by one."""
     prefill = assembly(kernel(rope_prefill.rope_prefill_kernel), target)
     validated = assembly(kernel(paged_decode.validated_decode_kernel), target)
     pinned = assembly(kernel(paged_decode.paged_decode_kernel, moves_payload=True), target)
@@ -101,7 +103,7 @@ def test_the_kernels_compile(target: str) -> None:
 
 # --- the documentation ------------------------------------------------------------------------
 def device_functions() -> dict[str, JITFunction[Any]]:
-    """Of the library."""
+    """The device functions of the library."""
     found = {name: getattr(library, name) for name in library.__all__}
     return {name: value for name, value in found.items() if isinstance(value, JITFunction)}
 
@@ -116,9 +118,9 @@ def test_the_document_names_each_function_with_its_arguments() -> None:
 
 
 def test_the_document_names_what_exists() -> None:
-    said = set(re.findall(r"`([A-Z][A-Z_]+)`", DOC))
-    assert {status.name for status in Status} <= said
-    assert said - set(library.__all__) <= {"TRITON_INTERPRET", "WRITING", "READY", "DEAD"}
+    documented = set(re.findall(r"`([A-Z][A-Z_]+)`", DOC))
+    assert {status.name for status in Status} <= documented
+    assert documented - set(library.__all__) <= {"TRITON_INTERPRET", "WRITING", "READY", "DEAD"}
     assert hasattr(NanoKVCache, "world_table") and "cache.world_table" in DOC
     fields = re.findall(r"^\| `(\w+)` +\| `?(Q_\w+)?", DOC, re.M)
     assert [name for name, _ in fields if name in REQUEST.offsets] == list(REQUEST.offsets)
@@ -128,7 +130,7 @@ def test_the_document_names_what_exists() -> None:
 
 
 def code_blocks() -> list[list[str]]:
-    """The lines of each piece of Python in the document; a line "# ..." stands for what is left out."""
+    """The lines of each piece of Python in the document; a line "# ..." stands for lines left out."""
     blocks = re.findall(r"^```python\n(.*?)^```", DOC, re.M | re.S)
     return [
         piece.strip("\n").splitlines() for block in blocks for piece in re.split(r"^ *# \.\.\.\n", block, flags=re.M)
@@ -136,7 +138,7 @@ def code_blocks() -> list[list[str]]:
 
 
 def shifted(lines: list[str]) -> list[str]:
-    """Without the indentation of the first line."""
+    """The text without the indentation of its first line."""
     indent = len(lines[0]) - len(lines[0].lstrip())
     return [line[indent:] if line[:indent].isspace() or not indent else line for line in lines]
 

@@ -1,4 +1,4 @@
-"""fsck: a healthy world is clean after any history; what the dead leave is told apart from a breach."""
+"""fsck: a healthy world is clean after any history; leftovers of dead ranks are told apart from breaches."""
 
 import random
 import threading
@@ -125,7 +125,7 @@ def test_the_check_changes_nothing() -> None:
     assert all(np.array_equal(view.raw, was) for view, was in zip(world.views, before, strict=True))
 
 
-# --- what the dead leave ----------------------------------------------------------------------
+# --- leftovers of dead ranks ------------------------------------------------------------------
 def leftovers(world: World) -> set[str]:
     report = world.check()
     assert not report.breaches, str(report)

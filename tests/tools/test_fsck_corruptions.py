@@ -1,4 +1,4 @@
-"""fsck finds and names every planted corruption: one case for each thing that it checks."""
+"""fsck finds and names every planted corruption: one case per check."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -35,7 +35,7 @@ def world() -> World:
 
 
 class Case(NamedTuple):
-    """A corruption: what it does to a world with the objects 0 to 9, and how it must be reported."""
+    """A corruption of a world with the objects 0 to 9, and how it must be reported."""
 
     plant: Callable[[World], int]  #: returns the rank of the segment that must be named
     invariant: str

@@ -1,4 +1,4 @@
-"""Imports go one way, and nobody puts a package called `device` into the world."""
+"""Imports go one way, and no import creates a top-level package called `device`."""
 
 import ast
 import os
@@ -19,7 +19,7 @@ LEAVES = ("nanokv.errors", "nanokv.types")
 ROOMS = ("memory", "segment", "protocol", "kernels", "machines", "sim")
 ON_TOP = ("", "library", "remote")  #: the public face; no room imports it
 
-# what modules of a package may import of the project, beside themselves
+# the modules of the project that a package may import, besides itself
 ALLOWED = {
     "nanokv.device": (),
     "nanokv.heap": ("nanokv.device", *LEAVES),

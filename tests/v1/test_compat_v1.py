@@ -151,7 +151,7 @@ class Site:
         return Master(self.world.machines[0], alive, clock=lambda: self.now, **self.options)
 
     def recovered(self) -> Master:
-        """A master that knows nothing but the headers."""
+        """A master that knows only the headers."""
         self.master = self.new_master()
         self.master.recover(lambda rank: self.world.views[rank].descriptors.copy())
         return self.master
@@ -160,7 +160,7 @@ class Site:
         return self.master.open_for_write(key_of(key), nbytes, owner, SHAPE, plan=plan, producer=(by, 1))
 
     def put(self, key: int, nbytes: int = PAGE, owner: int | None = 0, by: int = 1) -> int:
-        """What `HostAllocation` does, without bytes. Objects are used last in the order of their keys."""
+        """A put as by `HostAllocation`, without bytes. The last use of objects is in the order of their keys."""
         write = self.open(key, nbytes, owner, by)
         if write.status != Status.OK:
             return write.status
@@ -175,7 +175,7 @@ class Site:
         return self.master.abort(key_of(key), write.place)
 
     def late_commit(self, write: Begun, by: int = 1) -> int:
-        """The producer's own commit, of which the master hears nothing."""
+        """The producer's own commit, without a message to the master."""
         return self.world.machines[by].commit(write.place)
 
     def tick(self, now: float) -> None:
@@ -601,7 +601,7 @@ def test_recover_keeps_the_quarantine(site: Site) -> None:
 def test_recover_takes_back_what_a_master_left_half_made(site: Site) -> None:
     write = site.open(1, 2 * PAGE)
     at = site.header(write)
-    at["state"] = RESERVED.value  # it died between reserving and publishing
+    at["state"] = RESERVED.value  # its producer died between reserving and publishing
     assert site.recovered().counts() == (0, 0, 0, [0, 0])
     assert site.header(write)["state"] == DEAD.value
     assert site.put(1) == Status.OK

@@ -1,4 +1,4 @@
-"""v1 between processes, over gloo. Those that crash are really killed. Waits are bounded, and nothing is timed."""
+"""v1 between processes, over gloo. Crashes are real kills. Waits are bounded, and nothing is timed."""
 
 import contextlib
 import os
@@ -108,24 +108,26 @@ def test_one_of_three_processes_opens_a_key(start: Start, here: Callable[..., Ho
     for key in range(20):
         for client in clients:
             client.send("put", key, 1, 1)
-        said = [master.put(key, 1, 1), *(client.answer() for client in clients)]
-        assert sorted(said) == [Status.OK, Status.DUPLICATE, Status.DUPLICATE]
+        statuses = [master.put(key, 1, 1), *(client.answer() for client in clients)]
+        assert sorted(statuses) == [Status.OK, Status.DUPLICATE, Status.DUPLICATE]
 
 
 def test_threads_of_a_client_share_its_connection(start: Start, here: Callable[..., HostRank]) -> None:
     master = start(MASTER, 2)
     client = here(1, 2)
     master.arrive()
-    said: list[int] = []
+    statuses: list[int] = []
     threads = [
-        threading.Thread(target=lambda first=first: said.extend(client.put(k, 1, None) for k in range(first, 40, 4)))
+        threading.Thread(
+            target=lambda first=first: statuses.extend(client.put(k, 1, None) for k in range(first, 40, 4))
+        )
         for first in range(4)
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(PATIENCE)
-    assert said == [Status.OK] * 40
+    assert statuses == [Status.OK] * 40
     assert all(client.get(key) == (Status.OK, bytes([key])) for key in range(40))
 
 
@@ -245,7 +247,7 @@ def test_a_stopped_master_is_lost_and_comes_back(start: Start, here: Callable[..
         os.kill(master.pid, signal.SIGCONT)
     until(lambda: answers(client))
     assert client.exists(1) == Status.OK
-    until(lambda: client.open(2, 1, 0).status == Status.OK)  # what was opened in between was taken back
+    until(lambda: client.open(2, 1, 0).status == Status.OK)  # objects opened in between were taken back
 
 
 def answers(client: HostRank) -> bool:
@@ -354,7 +356,7 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize("closed", [0, 1, 2])
 def test_a_script_ends_without_noise(name: str, folder: Path, closed: int) -> None:
-    """Closed or not: nothing on stderr, no abort, no hang; no thread is left that could wake up in gloo."""
+    """Whether it closes its cache or not: no output on stderr, no abort, no hang, no thread left that wakes in gloo."""
     script = folder / "script.py"
     script.write_text(SCRIPT)
     ended = subprocess.run(
@@ -369,7 +371,7 @@ def test_a_script_ends_without_noise(name: str, folder: Path, closed: int) -> No
 
 
 def test_the_round_trip(start: Start, here: Callable[..., HostRank], record_property: Callable[..., None]) -> None:
-    """Measured for the docs, not judged: run with -s to see it."""
+    """Measured for the docs, not judged: run with -s to see the figure."""
     client = start(1, 2)
     here(MASTER, 2)
     client.arrive()
