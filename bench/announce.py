@@ -9,27 +9,27 @@ import torch
 
 from bench.settings import Settings
 from bench.timing import summarise
-from bench.worlds import OWNER, Stage, Worlds
+from bench.worlds import OWNER, MeasuredWorld, Worlds
 
 HEAP_BYTES = 16 << 20
 PAGE_BYTES = 4096
 ASLEEP_AFTER = 0.03  #: seconds; the poller goes to sleep after about 10 ms without hints
 
 
-def latencies(stage: Stage, puts: int, pause: float) -> list[int]:
+def latencies(world: MeasuredWorld, puts: int, pause: float) -> list[int]:
     """Nanoseconds from put's return to the listener's call, for each of `puts` objects; 0 if the listener was first.
 
     All processes of a host share one clock.
     """
     tensor = torch.zeros(256)
     returned: dict[int, int] = {}
-    stage.owner.listen()
+    world.owner.listen()
     for i in range(puts):
         time.sleep(pause)
-        key = stage.cache.digest(f"{puts} {pause} {i}")
-        stage.cache.put(key, tensor, preferred_segment=OWNER)
+        key = world.cache.digest(f"{puts} {pause} {i}")
+        world.cache.put(key, tensor, preferred_segment=OWNER)
         returned[key.key_hash] = perf_counter_ns()
-    seen = dict(stage.owner.stored(puts))
+    seen = dict(world.owner.stored(puts))
     return [max(seen[key_hash] - when, 0) for key_hash, when in returned.items()]
 
 
@@ -40,11 +40,11 @@ def run(settings: Settings, worlds: Worlds, say: Callable[[str], None]) -> dict[
     for heap in settings.heaps:
         for alloc in settings.allocs:
             say(f"announce: {heap}, alloc={alloc}")
-            with worlds.open(heap, alloc, HEAP_BYTES, page_bytes=PAGE_BYTES) as stage:
+            with worlds.open(heap, alloc, HEAP_BYTES, page_bytes=PAGE_BYTES) as world:
                 for poller, puts, pause in (
                     ("asleep", settings.idle_puts, ASLEEP_AFTER),
                     ("busy", busy_puts, 0.0),
                 ):
-                    us = summarise(latencies(stage, puts, pause))
+                    us = summarise(latencies(world, puts, pause))
                     rows.append({"heap": heap, "alloc": alloc, "poller": poller, "us": us})
     return {"rows": rows}

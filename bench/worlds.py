@@ -19,7 +19,7 @@ _OPTIONS: dict[str, Any] = {
 }
 
 
-class Stage(NamedTuple):
+class MeasuredWorld(NamedTuple):
     """A world, as the measured process sees it."""
 
     cache: NanoKVCache
@@ -40,7 +40,7 @@ class Worlds:
         self._stack.close()
 
     @contextmanager
-    def open(self, heap: str, alloc: str, heap_bytes: int, **options: Any) -> Iterator[Stage]:
+    def open(self, heap: str, alloc: str, heap_bytes: int, **options: Any) -> Iterator[MeasuredWorld]:
         """Open a world of two ranks; it is closed at the end of the block.
 
         Raises:
@@ -50,18 +50,18 @@ class Worlds:
         with ExitStack() as stack:
             if heap == "local":
                 here, there = (stack.enter_context(cache) for cache in local_world(2, **wishes))
-                yield Stage(here, OwnerHere(there))
+                yield MeasuredWorld(here, OwnerHere(there))
             else:
                 yield stack.enter_context(self._processes(wishes))
 
     @contextmanager
-    def _processes(self, wishes: dict[str, Any]) -> Iterator[Stage]:
+    def _processes(self, wishes: dict[str, Any]) -> Iterator[MeasuredWorld]:
         peer = self._running_peer()
         shared = wishes | {"name": f"bench-{secrets.token_hex(6)}", "world_size": 2, "attach_timeout": STARTUP}
         peer.tell("open", rank=OWNER, **shared)
         with NanoKVCache(rank=1 - OWNER, **shared) as cache:
             peer.answer()
-            yield Stage(cache, peer)
+            yield MeasuredWorld(cache, peer)
         peer.ask("close")
 
     def _running_peer(self) -> Peer:

@@ -30,9 +30,9 @@ from nanokv.pinned import Pinned
 from nanokv.plans import Plans
 from nanokv.statistics import Traffic, snapshot
 from nanokv.status_errors import error_for
-from nanokv.transfer.batched import Many
+from nanokv.transfer.batched import BatchedTransfer
 from nanokv.transfer.descriptors import RAW
-from nanokv.transfer.single import TRIES, Mover
+from nanokv.transfer.single import TRIES, SingleTransfer
 from nanokv.types import Key, KeyDigest, ObjMeta, WritePlan
 from nanokv.waiting import wait_until_ready
 from nanokv.wiring import Wired, attach, plan_geometry, wire
@@ -95,8 +95,8 @@ class NanoKVCache:
         self._heap, self._machine, self._allocation, self._poller = wired
         self._geometry = wired.machine.geometry
         self._hash = Hasher(options.namespace)
-        self._mover = Mover(self._heap, self._machine, self._allocation, checksum=options.checksum)
-        self._many = Many(self._mover, self._allocation)
+        self._single = SingleTransfer(self._heap, self._machine, self._allocation, checksum=options.checksum)
+        self._batched = BatchedTransfer(self._single, self._allocation)
         self._traffic = Traffic()
         self._plans = Plans(self._allocation, self._geometry)
         self._worker = Worker(f"nanokv-async-{self._heap.rank}")
@@ -172,7 +172,7 @@ class NanoKVCache:
             DuplicateKey, OutOfMemory, InvalidArgument, PeerLost, WriteLost: nothing was stored.
         """
         self._check_segment(preferred_segment)
-        status = self._mover.put(self._hash(key), tensor, preferred_segment)
+        status = self._single.put(self._hash(key), tensor, preferred_segment)
         self._traffic.put(status, tensor.nbytes)
         if status:
             raise self._error(status, key, tensor.nbytes, preferred_segment)
@@ -189,7 +189,7 @@ class NanoKVCache:
         """
         self._check_open()
         digest = self._hash(key)
-        found = self._mover.get(digest) if dst is None else self._mover.get_into(digest, dst) or dst
+        found = self._single.get(digest) if dst is None else self._single.get_into(digest, dst) or dst
         self._count_get(found)
         if isinstance(found, torch.Tensor):
             return found
@@ -231,7 +231,7 @@ class NanoKVCache:
         if len(keys) != len(tensors):
             raise InvalidArgument(f"{len(keys)} keys and {len(tensors)} tensors")
         self._check_segment(preferred_segment)
-        outcomes = self._many.put([self._hash(key) for key in keys], tensors, preferred_segment)
+        outcomes = self._batched.put([self._hash(key) for key in keys], tensors, preferred_segment)
         return [
             outcome
             if isinstance(outcome, NanoKVError)
@@ -259,9 +259,9 @@ class NanoKVCache:
         digests = [self._hash(key) for key in keys]
         results: list[torch.Tensor | int]
         if dsts is None:
-            results = self._many.get(digests)
+            results = self._batched.get(digests)
         else:
-            statuses = self._many.get_into(digests, dsts)
+            statuses = self._batched.get_into(digests, dsts)
             results = [status or dst for status, dst in zip(statuses, dsts, strict=True)]
         for key, found in zip(keys, results, strict=True):
             self._count_get(found)
@@ -272,17 +272,17 @@ class NanoKVCache:
     def exists_many(self, keys: Sequence[Key]) -> list[bool]:
         """Per key, whether its object can be read now."""
         self._check_open()
-        return [status == Status.OK for status in self._many.find([self._hash(key) for key in keys])]
+        return [status == Status.OK for status in self._batched.find([self._hash(key) for key in keys])]
 
     def prefix_length(self, keys: Sequence[Key]) -> int:
         """How many of the first keys have objects that can be read now: the longest cached prefix of a chain."""
         self._check_open()
-        return self._many.prefix([self._hash(key) for key in keys])
+        return self._batched.prefix([self._hash(key) for key in keys])
 
     def remove_many(self, keys: Sequence[Key]) -> list[bool]:
         """Remove each object; per key False if there was none, or if it is being written or pinned."""
         self._check_open()
-        return [status == Status.OK for status in self._many.remove([self._hash(key) for key in keys])]
+        return [status == Status.OK for status in self._batched.remove([self._hash(key) for key in keys])]
 
     def paged_kv(self, layers: Sequence[torch.Tensor], *, kv_dim: int | None) -> PagedKV:
         """Access to an engine's paged KV cache, whose blocks are put and got in place: see `PagedKV`.
@@ -300,7 +300,7 @@ class NanoKVCache:
         from nanokv.transfer.paged import Hooks, PagedKV  # brings the kernels
 
         hooks = Hooks(self.digest, self._check_segment, self._judge_put, self._judge_get)
-        return PagedKV(self._mover, self._allocation, hooks, layers, kv_dim)
+        return PagedKV(self._single, self._allocation, hooks, layers, kv_dim)
 
     # --- asynchronous ---
     def put_async(self, key: Key, tensor: torch.Tensor, *, preferred_segment: int | None = None) -> Handle[None]:
@@ -338,7 +338,7 @@ class NanoKVCache:
         self._check_open()
         digest = self._hash(key)
         begun = self._plans.take(digest, key)
-        self._mover.seal(digest, begun.place, RAW)
+        self._single.seal(digest, begun.place, RAW)
         status = self._allocation.finish(digest, begun)
         if status:
             raise self._error(status, key)
@@ -378,10 +378,10 @@ class NanoKVCache:
                 break
         if status != Status.OK:
             raise self._error(status, key)
-        tensor = self._mover.view(found)
+        tensor = self._single.view(found)
         meta = self._meta(key, found.place)
         pinned = Pinned(self._machine, found.place, line, tensor if tensor is not None else torch.empty(0), meta)
-        if tensor is None or not self._mover.is_right_in_place(self._hash(key), found):
+        if tensor is None or not self._single.is_right_in_place(self._hash(key), found):
             pinned.release()
             raise self._error(Status.CORRUPT, key)
         return pinned

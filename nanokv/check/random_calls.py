@@ -125,7 +125,7 @@ class RandomCalls:
         """Write an object as a caller's kernel does: open, store, commit."""
         tensor = self._new(key)
         plan = self.cache.open_for_write(name(key), tensor.nbytes, preferred_segment=self._owner())
-        target = self.cache._mover.payload(Place(plan.dst_rank, 0, 0, plan.payload_base, plan.bytes_total))
+        target = self.cache._single.payload(Place(plan.dst_rank, 0, 0, plan.payload_base, plan.bytes_total))
         target.copy_(tensor.view(torch.uint8))
         self.cache.commit(name(key))
 

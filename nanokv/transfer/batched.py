@@ -15,23 +15,23 @@ from nanokv.device.protocol.status import Status
 from nanokv.errors import NanoKVError
 from nanokv.transfer.descriptors import check_place, describe, empty_like_described, is_plain
 from nanokv.transfer.growing_batch import GrowingBatch
-from nanokv.transfer.single import Mover
+from nanokv.transfer.single import SingleTransfer
 from nanokv.types import KeyDigest
 
 MOST = 4096  #: requests of a launch
 Outcome: TypeAlias = int | NanoKVError  #: a status, or the error that the call for this key raised
 
 
-class Many:
+class BatchedTransfer:
     """Puts and gets many tensors; answers with a status per key."""
 
-    def __init__(self, mover: Mover, allocation: Allocation) -> None:
-        self._mover = mover
+    def __init__(self, single: SingleTransfer, allocation: Allocation) -> None:
+        self._single = single
         self._allocation = allocation
         self._batch = GrowingBatch(allocation)
 
     def put(self, keys: Sequence[KeyDigest], tensors: Sequence[torch.Tensor], preferred: int | None) -> list[Outcome]:
-        """`Mover.put` for each key. Of equal keys the first one is put."""
+        """`SingleTransfer.put` for each key. Of equal keys the first one is put."""
         done: dict[int, Outcome] = {}
         if self._batch.launches:
             asked = self._put_requests(keys, tensors, preferred)
@@ -45,26 +45,26 @@ class Many:
         return [done[i] for i in range(len(keys))]
 
     def get(self, keys: Sequence[KeyDigest]) -> list[torch.Tensor | int]:
-        """`Mover.get` for each key."""
+        """`SingleTransfer.get` for each key."""
         done: dict[int, torch.Tensor | int] = {}
         if self._batch.launches:
             for some in _chunks(range(len(keys))):
                 done.update(self._get_new(some, [keys[i] for i in some]))
-        return [done[i] if i in done else self._mover.get(key) for i, key in enumerate(keys)]
+        return [done[i] if i in done else self._single.get(key) for i, key in enumerate(keys)]
 
     def get_into(self, keys: Sequence[KeyDigest], dsts: Sequence[torch.Tensor]) -> list[int]:
-        """`Mover.get_into` for each key."""
+        """`SingleTransfer.get_into` for each key."""
         done: dict[int, int] = {}
         if self._batch.launches:
             for dst in dsts:
                 describe(dst)
-                check_place(dst, self._mover.device)
+                check_place(dst, self._single.device)
             for some in _chunks(range(len(keys))):
                 requests = [Request(keys[i], dsts[i].data_ptr(), dsts[i].nbytes) for i in some]
                 done.update(zip(some, self._batch.run(lambda batch: batch.get(), requests), strict=True))
         final = (Status.OK, Status.MISS, Status.NOT_READY, Status.CORRUPT)
         return [
-            done[i] if done.get(i) in final else self._mover.get_into(key, dst)
+            done[i] if done.get(i) in final else self._single.get_into(key, dst)
             for i, (key, dst) in enumerate(zip(keys, dsts, strict=True))
         ]
 
@@ -104,7 +104,7 @@ class Many:
         for i in sorted(firsts.values()):
             with contextlib.suppress(NanoKVError):  # the call for this key alone raises it again
                 nbytes, descriptor = describe(tensors[i])
-                if tensors[i].device == self._mover.device and is_plain(tensors[i]):
+                if tensors[i].device == self._single.device and is_plain(tensors[i]):
                     owner = self._allocation.owner_of(keys[i], preferred)
                     asked[i] = Request(keys[i], tensors[i].data_ptr(), nbytes, owner, descriptor)
         return asked
@@ -119,7 +119,7 @@ class Many:
             if status != Status.OK:
                 done[i] = status
                 continue
-            tensor = empty_like_described(descriptor, place.nbytes, self._mover.device)
+            tensor = empty_like_described(descriptor, place.nbytes, self._single.device)
             if tensor is not None:  # else it was replaced while it was looked up, or is corrupt
                 made[i] = tensor
                 requests.append(Request(key, tensor.data_ptr(), place.nbytes, what=descriptor))
@@ -130,7 +130,7 @@ class Many:
 
     def _put_one(self, key: KeyDigest, tensor: torch.Tensor, preferred: int | None) -> Outcome:
         try:
-            return self._mover.put(key, tensor, preferred)
+            return self._single.put(key, tensor, preferred)
         except NanoKVError as error:
             return error
 

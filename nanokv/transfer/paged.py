@@ -17,7 +17,7 @@ from nanokv.device.protocol.status import Status
 from nanokv.errors import InvalidArgument, NanoKVError
 from nanokv.transfer.descriptors import descriptor_of
 from nanokv.transfer.growing_batch import GrowingBatch
-from nanokv.transfer.single import Mover
+from nanokv.transfer.single import SingleTransfer
 from nanokv.types import Key, KeyDigest
 
 
@@ -39,16 +39,16 @@ class PagedKV:
 
     def __init__(
         self,
-        mover: Mover,
+        single: SingleTransfer,
         allocation: Allocation,
         hooks: Hooks,
         layers: Sequence[torch.Tensor],
         kv_dim: int | None,
     ) -> None:
-        self._mover = mover
+        self._single = single
         self._allocation = allocation
         self._hooks = hooks
-        self._planes = _planes(layers, kv_dim, mover.device)
+        self._planes = _planes(layers, kv_dim, single.device)
         self._per_layer = len(self._planes) // len(layers)
         self._layers = range(len(layers))
         first = self._planes[0]
@@ -131,14 +131,14 @@ class PagedKV:
             for part, plane in zip(self._parts(payload), self._chosen(layers), strict=True):
                 part.copy_(plane[block])
 
-        return self._mover.put_filled(key, self._bytes(layers), preferred, self._descriptor(layers), fill)
+        return self._single.put_filled(key, self._bytes(layers), preferred, self._descriptor(layers), fill)
 
     def _get_one(self, key: KeyDigest, block: int, layers: range) -> int:
         def take(payload: torch.Tensor) -> None:
             for part, plane in zip(self._parts(payload), self._chosen(layers), strict=True):
                 plane[block].copy_(part)
 
-        return self._mover.get_taken(key, self._bytes(layers), self._descriptor(layers), take)
+        return self._single.get_taken(key, self._bytes(layers), self._descriptor(layers), take)
 
     def _parts(self, payload: torch.Tensor) -> torch.Tensor:
         first = self._planes[0]

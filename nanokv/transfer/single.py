@@ -22,7 +22,7 @@ from nanokv.types import KeyDigest
 TRIES = 16  #: how often a reader starts over because the object was replaced while it read
 
 
-class Mover:
+class SingleTransfer:
     """Puts and gets tensors; answers with a `Status`."""
 
     def __init__(self, heap: Heap, machine: Machine, allocation: Allocation, *, checksum: bool = False) -> None:

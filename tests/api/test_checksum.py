@@ -263,7 +263,7 @@ def test_the_descriptor_is_covered(word: int) -> None:
 def test_a_plan_has_one_once_the_host_has_committed(alloc: str) -> None:
     with world_of(alloc) as world:
         plan = world[0].open_for_write("plan", 5000)
-        world[0]._mover.payload(Place(plan.dst_rank, 0, 0, plan.payload_base, 5000)).fill_(7)
+        world[0]._single.payload(Place(plan.dst_rank, 0, 0, plan.payload_base, 5000)).fill_(7)
         world[0].commit("plan")
         assert set(world[1].get("plan").tolist()) == {7}
         flip(world[0], "plan", 4999)

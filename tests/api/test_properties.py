@@ -256,7 +256,7 @@ class Api(RuleBasedStateMachine):
             if self.evict and key in self.things:
                 self.forget_evicted(self.things[key].owner)
             assert key not in self.things
-            cache._mover.payload(Place(plan.dst_rank, 0, 0, plan.payload_base, nbytes)).copy_(data)
+            cache._single.payload(Place(plan.dst_rank, 0, 0, plan.payload_base, nbytes)).copy_(data)
             self.stored(key, data, plan.dst_rank, plan.payload_base, cache.rank)
 
     @rule(key=KEYS, rank=RANKS, commit=st.booleans())

@@ -47,7 +47,7 @@ def write_into(world: KillWorld, key: int) -> None:
     """Another word in the middle of an object."""
     cache = world.cache
     where = cache.get_location(name(key))
-    cache._mover.payload(Place(where.owner_rank, 0, 0, where.payload_off, where.bytes_total))[
+    cache._single.payload(Place(where.owner_rank, 0, 0, where.payload_off, where.bytes_total))[
         where.bytes_total // 2
     ] ^= 1
 

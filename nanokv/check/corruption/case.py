@@ -149,7 +149,7 @@ class Case:
         """Open a plan and write its bytes at once."""
         cache, bytes_of = self.cache(), content(key)
         plan = cache.open_for_write(f"k{key}", bytes_of.nbytes)
-        cache._mover.payload(Place(plan.dst_rank, 0, 0, plan.payload_base, bytes_of.nbytes)).copy_(bytes_of)
+        cache._single.payload(Place(plan.dst_rank, 0, 0, plan.payload_base, bytes_of.nbytes)).copy_(bytes_of)
         return cache
 
     def do_put(self) -> None:

@@ -119,7 +119,7 @@ class KillWorker(CacheRank):
                 owner = self.random.randrange(self.cache.world_size)
                 opened.append((key, self.cache.open_for_write(name(key), nbytes, preferred_segment=owner)))
         for key, plan in opened:
-            target = self.cache._mover.payload(Place(plan.dst_rank, 0, 0, plan.payload_base, plan.bytes_total))
+            target = self.cache._single.payload(Place(plan.dst_rank, 0, 0, plan.payload_base, plan.bytes_total))
             target.copy_(payload(key, self.who, plan.bytes_total // WORD).view(torch.uint8))
             finish = self.cache.abort if self.random.random() < 0.2 else self.cache.commit
             finish(name(key))
