@@ -44,7 +44,7 @@ class HostRank(RankCommands):
         table = heap.geometry.world_table(self.rank, heap.incarnation, heap.bases)
         self.views = [SegmentView(heap.host_view(r), heap.geometry) for r in range(heap.world_size)]
         self.machine = NativeMachine(heap.geometry, table, self.views, heap.wake)
-        self.path = HostAllocation(heap, self.machine, MASTER, **self.options)
+        self.allocation = HostAllocation(heap, self.machine, MASTER, **self.options)
         return heap.incarnation
 
     def put(self, key: int, nbytes: int, owner: int | None) -> int:
@@ -53,32 +53,32 @@ class HostRank(RankCommands):
             return begun.status
         start = begun.place.payload
         self.views[begun.place.owner].raw[start : start + nbytes] = key % 251
-        return self.path.finish(key_of(key), begun)
+        return self.allocation.finish(key_of(key), begun)
 
     def open(self, key: int, nbytes: int, owner: int | None, plan: bool = False) -> Begun:
-        return self.path.begin(key_of(key), nbytes, owner, RAW, plan=plan)
+        return self.allocation.begin(key_of(key), nbytes, owner, RAW, plan=plan)
 
     def get(self, key: int) -> tuple[int, bytes]:
         """The status, and the distinct bytes in the payload."""
-        found = self.path.locate(key_of(key))
+        found = self.allocation.locate(key_of(key))
         payload = self.views[found.place.owner].raw[found.place.payload : found.place.payload + found.place.nbytes]
         return found.status, bytes(sorted(set(payload.tobytes())))
 
     def remove(self, key: int) -> int:
-        return self.path.remove(key_of(key))
+        return self.allocation.remove(key_of(key))
 
     def exists(self, key: int) -> int:
-        return self.path.exists(key_of(key))
+        return self.allocation.exists(key_of(key))
 
     def finish(self, key: int, write: Begun) -> int:
-        return self.path.finish(key_of(key), write)
+        return self.allocation.finish(key_of(key), write)
 
     def abort(self, key: int, write: Begun) -> int:
-        return self.path.abort(key_of(key), write)
+        return self.allocation.abort(key_of(key), write)
 
     def counts(self) -> Any:
-        assert self.path.master is not None
-        return self.path.master.counts()
+        assert self.allocation.master is not None
+        return self.allocation.master.counts()
 
     def round_trips(self, count: int) -> list[float]:
         """Seconds of OPEN_FOR_WRITE, for keys from 1000 on; each is aborted again."""
@@ -91,5 +91,5 @@ class HostRank(RankCommands):
         return took
 
     def close(self) -> None:
-        self.path.close()
+        self.allocation.close()
         self.heap.close()
