@@ -13,15 +13,15 @@ from triton.runtime.jit import JITFunction
 
 from nanokv.device import memory, protocol, segment
 from tests.support.assembly import atomics, count, polls_in_a_loop
-from tests.support.compiling import NVIDIA, compiled_for, kernels
-from tests.support.targets import every_target
+from tests.support.compiling import NVIDIA, TARGETS, compiled_for, kernels
 
 pytestmark = pytest.mark.timeout(1800)  # the first test of a target pays for all of it
 
 ROOMS = (protocol, memory, segment)  #: the rooms of device functions
 
 
-@every_target
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("target", TARGETS)
 def test_every_kernel_compiles(target: str) -> None:
     texts = compiled_for(target)
     assert texts.keys() == kernels().keys()
@@ -35,7 +35,8 @@ STREAMING = (
 )
 
 
-@every_target
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("target", TARGETS)
 def test_kernels_that_stream_payload_keep_it_in_registers(target: str) -> None:
     """Nothing of a tile is spilled (scalars may go to lanes of a register); and sixteen bytes an access."""
     texts = compiled_for(target)
@@ -78,7 +79,8 @@ REQUIRED = [
 ]
 
 
-@every_target
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("target", TARGETS)
 def test_commit_validate_and_free_lists_order_at_system_scope(target: str) -> None:
     texts = compiled_for(target)
     missing = [
@@ -89,14 +91,16 @@ def test_commit_validate_and_free_lists_order_at_system_scope(target: str) -> No
     assert missing == []
 
 
-@every_target
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("target", TARGETS)
 def test_no_atomic_is_below_system_scope(target: str) -> None:
     found = {kernel: atomics(text, target) for kernel, text in compiled_for(target).items()}
     assert sum(map(len, found.values())) > 100
     assert {kernel: bad for kernel, all_ in found.items() if (bad := [a for a in all_ if not a.system])} == {}
 
 
-@every_target
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("target", TARGETS)
 def test_no_polling_loop_vanished(target: str) -> None:
     texts = compiled_for(target)
     loops = ("poll_word_kernel", "pop_push_kernel", "call_detach_class", "call_find", "call_drain")

@@ -83,10 +83,9 @@ def check_registers(text: str, target: str) -> None:
         assert re.search(r"(global|flat|buffer)_(load|store)_dwordx4", text)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("fresh")
-@pytest.mark.parametrize(
-    "target", ["sm_90", "gfx942"]
-)  # test_compile compiles the functions that they call for all targets
+@pytest.mark.parametrize("target", ["sm_90", "gfx942"])  # test_compile compiles what they call for all targets
 def test_the_kernels_compile(target: str) -> None:
     """Every atomic is at system scope; a prefill publishes by a release, a read is validated by one."""
     prefill = assembly(kernel(rope_prefill.rope_prefill_kernel), target)
