@@ -204,7 +204,7 @@ def test_the_files_of_a_killed_master_go_with_its_clients(
     assert client.put(1, 1, 1) == Status.OK
     master.kill()
     assert len(places(folder)) == 1
-    client.path.close()
+    client.allocation.close()
     assert places(folder) == []
 
 
@@ -319,8 +319,8 @@ def test_threads_and_files_go_with_the_master(start: Start, here: Callable[..., 
     client.arrive()
     assert client.ask("put", 1, 1, 0) == Status.OK
     assert len(places(folder)) == 1
-    master.path.close()
-    master.path.close()
+    master.allocation.close()
+    master.allocation.close()
     assert places(folder) == []
     assert not [thread.name for thread in threading.enumerate() if "nanokv-master" in thread.name]
 
