@@ -643,7 +643,7 @@ def test_recover_refuses_a_key_with_two_objects() -> None:
 # --- a local world ---
 @dataclasses.dataclass
 class Rank:
-    path: HostAllocation
+    allocation: HostAllocation
     machine: NativeMachine
 
 
@@ -659,36 +659,36 @@ def local() -> Iterator[list[Rank]]:
         ranks.append(Rank(HostAllocation(heap, machine, 1, may_evict=False), machine))
     yield ranks
     for rank, heap in zip(ranks, heaps, strict=True):
-        rank.path.close()
+        rank.allocation.close()
         heap.close()
 
 
 def test_virtual_ranks_share_the_master(local: list[Rank]) -> None:
-    write = local[0].path.begin(key_of(1), 5, 0, SHAPE, plan=False)
-    assert local[1].path.exists(key_of(1)) == Status.NOT_READY
-    assert local[0].path.finish(key_of(1), write) == Status.OK
-    found = local[1].path.locate(key_of(1))
+    write = local[0].allocation.begin(key_of(1), 5, 0, SHAPE, plan=False)
+    assert local[1].allocation.exists(key_of(1)) == Status.NOT_READY
+    assert local[0].allocation.finish(key_of(1), write) == Status.OK
+    found = local[1].allocation.locate(key_of(1))
     assert (found.place.owner, found.place.slot, found.place.epoch, found.descriptor) == (
         0,
         write.place.slot,
         write.place.epoch,
         SHAPE,
     )
-    assert local[1].path.evict(0, 0) == 1
-    assert local[0].path.remove(key_of(1)) == Status.MISS
-    assert local[0].path.begin(key_of(1), 2**70, 0, SHAPE, plan=False).status == Status.FULL
+    assert local[1].allocation.evict(0, 0) == 1
+    assert local[0].allocation.remove(key_of(1)) == Status.MISS
+    assert local[0].allocation.begin(key_of(1), 2**70, 0, SHAPE, plan=False).status == Status.FULL
 
 
 def test_a_master_that_has_closed_is_lost(local: list[Rank]) -> None:
-    open_plan = local[0].path.begin(key_of(1), 5, 0, SHAPE, plan=True)
-    other = local[0].path.begin(key_of(2), 5, 0, SHAPE, plan=True)
-    local[1].path.close()
+    open_plan = local[0].allocation.begin(key_of(1), 5, 0, SHAPE, plan=True)
+    other = local[0].allocation.begin(key_of(2), 5, 0, SHAPE, plan=True)
+    local[1].allocation.close()
     with pytest.raises(PeerLost, match="rank 1, the master"):
-        local[0].path.locate(key_of(1))
-    assert local[0].path.finish(key_of(1), open_plan) == Status.OK, "the header decides"
-    assert local[0].path.abort(key_of(2), other) == Status.OK
-    assert local[0].path.abort(key_of(2), other) == Status.LOST
-    assert local[0].path.abort(key_of(1), open_plan) == Status.LOST, "it is READY"
+        local[0].allocation.locate(key_of(1))
+    assert local[0].allocation.finish(key_of(1), open_plan) == Status.OK, "the header decides"
+    assert local[0].allocation.abort(key_of(2), other) == Status.OK
+    assert local[0].allocation.abort(key_of(2), other) == Status.LOST
+    assert local[0].allocation.abort(key_of(1), open_plan) == Status.LOST, "it is READY"
     states = [unpack("STATE", "state", local[0].machine.state(0, w.place.slot)) for w in (open_plan, other)]
     assert states == [READY.value, DEAD.value]
     assert int(local[0].machine.headers(0, other.place.slot, 1)[0]["flags"]) & FLAG_ACK.value
