@@ -173,7 +173,7 @@ def test_the_search_agrees_with_every_order(drawn: list[Operation]) -> None:
 
 
 # --- real histories ---------------------------------------------------------------------------
-@pytest.mark.parametrize("least", [200, pytest.param(1500, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("least", [300, pytest.param(1500, marks=pytest.mark.exhaustive)])
 def test_histories_of_this_machine(least: int) -> None:
     rows = run_histories(least, 5, heaps=("local",))
     assert len(rows) == 4
