@@ -9,6 +9,7 @@ import os
 import signal
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -37,7 +38,7 @@ def warm() -> None:
         slow_hammers()
 
 
-class RankCommands:
+class RankCommands(ABC):
     """A rank, inside its own process: each method is a command. A subclass is importable by name.
 
     Attributes:
@@ -50,11 +51,11 @@ class RankCommands:
     told: Callable[[], bool]
     progress: Any
 
+    @abstractmethod
     def attach(self) -> Any:
         """Join the world: the first command, which every process is given."""
-        raise NotImplementedError
 
-    def stop(self) -> None:
+    def stop(self) -> None:  # noqa: B027 - to be received is all that it does
         """Ends a command that runs until told, by being the next one."""
 
 

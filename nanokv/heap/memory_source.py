@@ -1,5 +1,6 @@
 """The contract of a library of symmetric memory, as `symmetric` uses it."""
 
+from abc import ABC, abstractmethod
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +17,7 @@ class Blocks(NamedTuple):
     owner: object  #: keeps the blocks of the others mapped
 
 
-class MemorySource:
+class MemorySource(ABC):
     """A library of symmetric memory. Its calls from `begin` on are collective: every rank makes them, in this order.
 
     Each raises HeapUnavailable, with the library's own message, if the library refuses.
@@ -38,13 +39,13 @@ class MemorySource:
         self._meeting = meeting
         self._group = Group(self._given, meeting)
 
+    @abstractmethod
     def allocate(self, nbytes: int) -> None:
         """Make this rank's block of at least `nbytes`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def exchange(self) -> Blocks:
         """Learn the addresses of the other ranks' blocks."""
-        raise NotImplementedError
 
     def close(self) -> None:
         """Let go of everything. Idempotent."""
