@@ -19,6 +19,7 @@ from nanokv.device.segment.layout import LOW32, WORD_BYTES
 from nanokv.device.segment.record import LINE
 
 NODES = 1024
+COUNT = tl.constexpr(LINE)  # from the head to the word that counts lost compare-and-swaps
 ENOUGH = 0.9  #: the share of a processor that each thread must have, or the run does not count
 TRIES = 20  #: runs at most for each run that must count
 
@@ -28,7 +29,7 @@ def push_all(head: tl.int64, links: tl.int64, count: tl.int64) -> Any:
     """Push the nodes 0 to `count` - 1."""
     node = word(0)
     while node < count:
-        push(head, links, node)
+        push(head, links, node, head + COUNT)
         node += 1
     return node
 
@@ -39,9 +40,9 @@ def pop_and_push(head: tl.int64, links: tl.int64, count: tl.int64, pairs: tl.int
     done = word(0)
     empty = word(0)
     while done < pairs:
-        node = pop(head, links, count)
+        node = pop(head, links, count, head + COUNT)
         if node >= 0:
-            push(head, links, node)
+            push(head, links, node, head + COUNT)
         else:
             empty += 1
         done += 1
@@ -49,10 +50,10 @@ def pop_and_push(head: tl.int64, links: tl.int64, count: tl.int64, pairs: tl.int
 
 
 class FreeList:
-    """A list whose head has a cache line to itself, as in a segment."""
+    """A list whose head has a cache line to itself, as in a segment; lost compare-and-swaps are counted in the next."""
 
     def __init__(self) -> None:
-        self._head = np.zeros(LINE // WORD_BYTES.value, np.int64)
+        self._head = np.zeros(2 * LINE // WORD_BYTES.value, np.int64)
         self._links = np.zeros(NODES, np.int64)
         self._turn = native_function(pop_and_push, 4)
         native_function(push_all, 3)(*self._addresses, NODES)

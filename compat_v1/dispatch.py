@@ -6,6 +6,7 @@ from typing import Protocol
 from nanokv.compat_v1.master import Master
 from nanokv.compat_v1.messages import NOBODY, Op, Reply, Request
 from nanokv.device.protocol.status import Status
+from nanokv.device.segment.layout import EVICTED
 from nanokv.errors import PeerLost
 from nanokv.types import KeyDigest
 
@@ -46,6 +47,8 @@ def answer(master: Master, request: Request) -> Reply:
             status = master.exists(key)
         case Op.REMOVE:
             status = master.remove(key)
+        case Op.EVICT_SLOT:
+            status = master.remove_slot(*place[:3], EVICTED.value)
         case _:
             status = master.remove_slot(*place[:3])
     return Reply(number, status)
@@ -61,7 +64,7 @@ def _open(master: Master, request: Request, key: KeyDigest) -> Reply:
         plan=bool(request.plan),
         producer=(request.rank, request.incarnation),
     )
-    return Reply(request.number, begun.status, begun.place)
+    return Reply(request.number, begun.status, begun.place, begun.evicted)
 
 
 class LocalDispatch:

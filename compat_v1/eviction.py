@@ -1,16 +1,18 @@
 """Eviction from one segment: READY objects without pins go, in the order of the policy.
 
 When a new object would raise use above `high` percent of the pages, the master evicts until it fits below `low`, so
-that evictions come in batches. Pages in quarantine count as used; unfinished and pinned objects stay.
+that evictions come in batches. Pages in quarantine count as used; unfinished, pinned and leased objects stay.
 """
 
+import time
 from collections.abc import Iterator
 from typing import Literal
 
 from nanokv.compat_v1.headers import State, kill, release, settle
 from nanokv.compat_v1.table import Entry, Table
 from nanokv.device.machines.base import Machine
-from nanokv.device.segment.layout import READY
+from nanokv.device.segment.last_access import is_leased, time_of
+from nanokv.device.segment.layout import EVICTED, READY
 
 Policy = Literal["fifo", "last_access"]
 
@@ -18,17 +20,23 @@ Policy = Literal["fifo", "last_access"]
 def evict(machine: Machine, table: Table, owner: int, policy: Policy) -> Iterator[Entry]:
     """Evict objects of a segment one after the other, and yield each when it is gone. Looks when first iterated."""
     for entry in _in_order(machine, table, owner, policy):
-        if settle(machine, table, entry) != READY.value:
+        if settle(machine, table, entry) != READY.value or _is_leased(machine, entry):
             continue
         if kill(machine, entry, READY.value) == State(READY.value, 0, entry.place.epoch):
-            release(machine, table, entry)
+            release(machine, table, entry, EVICTED.value)
             yield entry
+
+
+def _is_leased(machine: Machine, entry: Entry) -> bool:
+    """Look at the lease of one object that is READY."""
+    header = machine.headers(entry.place.owner, entry.place.slot, 1)
+    return bool(is_leased(header["last_access"], time.time_ns())[0])
 
 
 def _in_order(machine: Machine, table: Table, owner: int, policy: Policy) -> list[Entry]:
     entries = list(table.shelves[owner].values())
     if policy == "last_access":
-        used = machine.headers(owner, 0, machine.geometry.hdr_count)["last_access"]
+        used = time_of(machine.headers(owner, 0, machine.geometry.hdr_count)["last_access"])
         entries.sort(key=lambda entry: int(used[entry.place.slot]))
     return entries
 

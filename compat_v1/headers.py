@@ -48,8 +48,11 @@ def kill(machine: Machine, entry: Entry, phase: int) -> State:
     return split(machine.kill(*entry.where, phase, entry.place.epoch))
 
 
-def release(machine: Machine, table: Table, entry: Entry) -> None:
-    """Free the slot and the pages of a DEAD object that nobody writes to any more, and tell the owner's poller."""
-    machine.announce(entry.place.owner, REMOVED.value, *entry.place[1:3])
+def release(machine: Machine, table: Table, entry: Entry, kind: int = REMOVED.value) -> None:
+    """Free the slot and the pages of a DEAD object that nobody writes to any more, and tell the owner's poller.
+
+    `kind`: of the hint, REMOVED or EVICTED; the latter is counted.
+    """
+    machine.announce(entry.place.owner, kind, *entry.place[1:3])
     table.forget(entry)
     table.give_back(entry)

@@ -70,6 +70,7 @@ class HostAllocation:
         self._checksum = checksum
         self._heap = heap
         self._machine = machine
+        self._evicted = 0
         self._server: Server | None = None
         self.master: Master | None = None  #: on the master's rank
         if heap.rank == master_rank:
@@ -138,6 +139,7 @@ class HostAllocation:
             return Begun(Status.FULL, NOWHERE, -1)
         wish = Place(NOBODY if preferred is None else preferred, 0, 0, nbytes=nbytes)
         reply = self._ask(Op.OPEN_FOR_WRITE, key, place=wish, plan=int(plan), descriptor=tuple(what))
+        self._evicted += reply.gone
         return Begun(reply.status, reply.place, -1)
 
     def finish(self, key: KeyDigest, begun: Begun) -> int:
@@ -170,6 +172,12 @@ class HostAllocation:
 
     def remove_slot(self, owner: int, slot: int, epoch: int) -> int:
         return self._ask(Op.REMOVE_SLOT, place=Place(owner, slot, epoch)).status
+
+    def evict_slot(self, owner: int, slot: int, epoch: int) -> int:
+        return self._ask(Op.EVICT_SLOT, place=Place(owner, slot, epoch)).status
+
+    def evicted(self) -> int:
+        return self._evicted
 
     def evict(self, owner: int, limit: int) -> int:
         """Evict until at most `limit` pages of a segment are in use. One request; returns how many objects went."""

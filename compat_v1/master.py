@@ -27,7 +27,7 @@ from nanokv.device.machines.base import Machine
 from nanokv.device.machines.records import Begun, Descriptor, Found, Place
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.geometry import producer_word
-from nanokv.device.segment.layout import DEAD, FLAG_PLAN, PRODUCER_INC_MASK, READY, WRITING
+from nanokv.device.segment.layout import DEAD, FLAG_PLAN, PRODUCER_INC_MASK, READY, REMOVED, WRITING
 from nanokv.host_poller.dead_pins import Alive, drop_dead_pins
 from nanokv.types import KeyDigest
 
@@ -77,6 +77,7 @@ class Master:
         self._clock = clock
         self._lock = threading.Lock()
         self._table = Table(machine.geometry)
+        self._evicted = 0
 
     def recover(self, descriptors: Descriptors) -> None:
         """Take over the objects that are in the segments already.
@@ -113,12 +114,14 @@ class Master:
                 return _refused(Status.DUPLICATE)
             owner = self._geometry.home_rank(key.key_check) if preferred is None else preferred
             n_pages = -(-nbytes // self._geometry.page_bytes)
+            before = self._evicted
             got = self._allocate(owner, n_pages)
+            gone = self._evicted - before
             if isinstance(got, Status):
                 self._count(owner, "refused", 1)
-                return _refused(got)
+                return _refused(got)._replace(evicted=gone)
             entry = self._install(key, owner, *got, n_pages, nbytes, what, plan, producer)
-            return Begun(Status.OK, entry.place, -1)
+            return Begun(Status.OK, entry.place, -1, gone)
 
     def commit(self, key: KeyDigest, place: Place) -> int:
         """The producer has finished: make the object READY if it is not yet. OK, or LOST if it was given up."""
@@ -162,13 +165,13 @@ class Master:
                 return status
             return self._remove(entry)
 
-    def remove_slot(self, owner: int, slot: int, epoch: int) -> int:
-        """Remove the READY object in a header slot: OK, MISS or PINNED."""
+    def remove_slot(self, owner: int, slot: int, epoch: int, kind: int = REMOVED.value) -> int:
+        """Remove the READY object in a header slot: OK, MISS or PINNED. `kind`: REMOVED or EVICTED."""
         with self._lock:
             entry = self._table.at(owner, slot, epoch)
             if entry is None or settle(self._machine, self._table, entry) != READY.value:
                 return Status.MISS
-            return self._remove(entry)
+            return self._remove(entry, kind)
 
     def evict(self, owner: int, limit: int) -> int:
         """Evict until at most `limit` pages of a segment are in use, or nothing can be evicted. Returns how many."""
@@ -211,10 +214,10 @@ class Master:
         if entry is not None:
             release(self._machine, self._table, entry)
 
-    def _remove(self, entry: Entry) -> Status:
+    def _remove(self, entry: Entry, kind: int = REMOVED.value) -> Status:
         if kill(self._machine, entry, READY.value) != State(READY.value, 0, entry.place.epoch):
             return Status.PINNED
-        release(self._machine, self._table, entry)
+        release(self._machine, self._table, entry, kind)
         return Status.OK
 
     def _evict(self, owner: int, limit: int) -> int:
@@ -223,9 +226,9 @@ class Master:
         if pages.used > limit:
             for _ in evict(self._machine, self._table, owner, self._policy):
                 gone += 1
+                self._evicted += 1
                 if pages.used <= limit:
                     break
-            self._count(owner, "evicted", gone)
         return gone
 
     def _allocate(self, owner: int, n_pages: int) -> tuple[int, int] | Status:
@@ -243,13 +246,11 @@ class Master:
     def _take_evicting(self, owner: int, n_pages: int) -> tuple[int, int] | None:
         """Free pages lie scattered, or every slot is in use: evict one object after the other until it fits."""
         got = None
-        gone = 0
         for _ in evict(self._machine, self._table, owner, self._policy):
-            gone += 1
+            self._evicted += 1
             got = self._table.spaces[owner].take(n_pages)
             if got:
                 break
-        self._count(owner, "evicted", gone)
         return got
 
     def _install(

@@ -27,6 +27,7 @@ class Op(IntEnum):
     REMOVE = 6
     REMOVE_SLOT = 7
     EVICT = 8
+    EVICT_SLOT = 9
 
 
 class Request(NamedTuple):
@@ -50,7 +51,7 @@ class Reply(NamedTuple):
     number: int
     status: int
     place: Place = NO_PLACE
-    gone: int = 0  #: EVICT: objects that went
+    gone: int = 0  #: EVICT, OPEN_FOR_WRITE: objects that were evicted
     descriptor: Descriptor = NO_DESCRIPTOR
 
 

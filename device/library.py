@@ -4,7 +4,7 @@ Nothing is defined here. Protocol functions may move from file to file; this lis
 
     many CTAs, one object    begin_put_part, sum_put_part, finish_put_part; and the same for get
     one CTA, one object      put, get, remove
-    its steps                begin, describe, wanted, seal_payload, finish, abort, leave
+    its steps                begin, describe, lease, wanted, seal_payload, finish, abort, leave
     a read in place          lookup, lookup_described, validate, verify, touch; pin, unpin
     addresses                segment, copy_tile, copy_bytes
     private tables           table64, store64, REQUEST_BYTES, TICKET_BYTES, Q_* (the fields of a request)
@@ -26,8 +26,9 @@ from nanokv.device.protocol.cooperative import (
     sum_get_part,
     sum_put_part,
 )
-from nanokv.device.protocol.get import get, lookup, lookup_described, touch, validate, verify
+from nanokv.device.protocol.get import get, lookup, lookup_described, validate, verify
 from nanokv.device.protocol.header import describe
+from nanokv.device.protocol.lease import lease, touch
 from nanokv.device.protocol.pins import pin, unpin
 from nanokv.device.protocol.put import abort, begin, finish, put, seal_payload
 from nanokv.device.protocol.remove import remove
@@ -37,6 +38,7 @@ from nanokv.device.protocol.request import (
     Q_BYTES,
     Q_KEY_CHECK,
     Q_KEY_HASH,
+    Q_LEASE,
     Q_OWNER,
     Q_PLANE,
     REQUEST,
@@ -82,6 +84,7 @@ __all__ = [
     "Q_BYTES",
     "Q_KEY_CHECK",
     "Q_KEY_HASH",
+    "Q_LEASE",
     "Q_OWNER",
     "Q_PLANE",
     "REQUEST",
@@ -103,6 +106,7 @@ __all__ = [
     "finish_get_part",
     "finish_put_part",
     "get",
+    "lease",
     "leave",
     "lookup",
     "lookup_described",

@@ -34,7 +34,7 @@ def join_free_extents(machine: Machine, owner: int) -> int:
     """
     geometry = machine.geometry
     phase = machine.enter(owner)
-    machine.joining(owner, 1)
+    mark = machine.begin_join(owner)
     try:
         extents = [machine.detach(owner, k)[:, None] + np.arange(n) for k, n in enumerate(geometry.class_pages)]
         spans = [*map(np.ravel, extents), machine.detach_rest(owner)]
@@ -45,5 +45,5 @@ def join_free_extents(machine: Machine, owner: int) -> int:
         machine.push_extents(owner, firsts, kinds)
         return geometry.class_pages[int(kinds.max())]
     finally:
-        machine.joining(owner, -1)
+        machine.end_join(owner, mark)
         machine.leave(owner, phase)

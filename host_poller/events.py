@@ -1,4 +1,4 @@
-"""Events for listeners: an object became READY in this rank's segment, or went away."""
+"""Events for listeners: an object became READY in this rank's segment, was removed or evicted."""
 
 import logging
 import threading
@@ -12,10 +12,11 @@ _log = logging.getLogger("nanokv.events")
 
 
 class EventKind(Enum):
-    """STORED or REMOVED."""
+    """STORED; REMOVED; or EVICTED: it went to make room. Where the hint was missed, an eviction is told as REMOVED."""
 
     STORED = "stored"
     REMOVED = "removed"
+    EVICTED = "evicted"
 
 
 class Event(NamedTuple):

@@ -28,6 +28,7 @@ class Change(NamedTuple):
     gone_records: Records
     came: Slots
     came_records: Records
+    how: EventKind = EventKind.REMOVED  #: the rows went
 
 
 class HeaderIndex:
@@ -67,14 +68,14 @@ class HeaderIndex:
             self._present[slots] = True
         return Change(old, old_records, slots, records)
 
-    def removed(self, slots: Slots, epochs: npt.NDArray[np.int64]) -> Change:
+    def removed(self, slots: Slots, epochs: npt.NDArray[np.int64], how: EventKind = EventKind.REMOVED) -> Change:
         """Remove the rows of these slots that have the epoch given; rows of other epochs stay."""
         with self._lock:
             hit = self._present[slots] & (self._records["epoch"][slots] == epochs)
             gone = np.unique(slots[hit])
             gone_records = self._records[gone]
             self._present[gone] = False
-        return Change(gone, gone_records, gone[:0], gone_records[:0])
+        return Change(gone, gone_records, gone[:0], gone_records[:0], how)
 
     def rows(self) -> tuple[Slots, Records]:
         """A copy of all rows: slots and header records."""
@@ -90,7 +91,7 @@ class HeaderIndex:
 
     def events(self, change: Change) -> list[Event]:
         """A change as events for listeners, the rows that left first."""
-        gone = self._events(EventKind.REMOVED, change.gone, change.gone_records)
+        gone = self._events(change.how, change.gone, change.gone_records)
         return gone + self._events(EventKind.STORED, change.came, change.came_records)
 
     def _events(self, kind: EventKind, slots: Slots, records: Records) -> list[Event]:

@@ -10,11 +10,12 @@ import numpy as np
 
 from nanokv.device.machines.base import Machine
 from nanokv.device.machines.records import Words
+from nanokv.device.segment.last_access import is_leased, time_of
 from nanokv.device.segment.layout import READY
 from nanokv.host_poller.coalesce import join_free_extents
 
 _JOIN_PATIENCE = 0.005  #: seconds to wait for another host that has detached the free extents
-_STUCK = np.iinfo(np.uint64).max  #: the `last_access` of pages that eviction cannot free
+_STUCK = np.iinfo(np.uint64).max  #: later than any time: of pages that eviction cannot free
 
 
 def make_room(machine: Machine, owner: int, nbytes: int) -> bool:
@@ -35,7 +36,7 @@ def _wait_for_joiner(machine: Machine, owner: int) -> bool:
     """Wait while another host joins free extents: then FULL may be an accident. False if none did."""
     deadline = time.monotonic() + _JOIN_PATIENCE
     waited = False
-    while machine.joining(owner, 0) and time.monotonic() < deadline:
+    while machine.is_joining(owner) and time.monotonic() < deadline:
         time.sleep(0.0001)
         waited = True
     return waited
@@ -44,27 +45,29 @@ def _wait_for_joiner(machine: Machine, owner: int) -> bool:
 def _evict_run(machine: Machine, owner: int, size: int) -> bool:
     """Evict the objects in one run of `size` pages: the run whose newest object is the oldest.
 
-    Its pages are free then, but in pieces: join them. False if every run has pinned or unfinished objects in it.
+    Its pages are free then, but in pieces: join them. False if every run has an object in it that is pinned, leased or
+    unfinished.
     """
     geometry = machine.geometry
     headers = machine.headers(owner, 0, geometry.hdr_count)
     held = geometry.extent_pages(headers["n_pages"])
     first = (headers["payload_base"].astype(np.int64) - geometry.offsets["heap_base"]) // geometry.page_bytes
     ready = (headers["state"] == READY.value) & (held > 0) & (first >= 0) & (first + held <= geometry.n_pages)
-    victims = np.flatnonzero(ready)
+    now = time.time_ns()
+    victims = np.flatnonzero(ready & ~is_leased(headers["last_access"], now))
     newest = np.full(geometry.n_pages, _STUCK, np.uint64)
     marks = machine.page_marks(owner)
     free = np.flatnonzero(marks)
     sizes = np.array(geometry.class_pages, np.int64)[marks[free] - 1]
     inside = free + sizes <= geometry.n_pages  # not so where links are corrupt
     newest[_spans(free[inside], sizes[inside])] = 0
-    newest[_spans(first[victims], held[victims])] = headers["last_access"][victims].repeat(held[victims])
+    newest[_spans(first[victims], held[victims])] = time_of(headers["last_access"][victims]).repeat(held[victims])
     runs = np.lib.stride_tricks.sliding_window_view(newest, size).max(axis=1)
     start = int(runs.argmin())
     if runs[start] == _STUCK:
         return False
     for slot in victims[(first[victims] < start + size) & (first[victims] + held[victims] > start)].tolist():
-        machine.remove_slot(owner, slot, int(headers["epoch"][slot]))
+        machine.evict_slot(owner, slot, int(headers["epoch"][slot]), now)
     return True
 
 

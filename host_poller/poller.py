@@ -16,10 +16,10 @@ import numpy as np
 
 from nanokv.device.machines.base import Machine
 from nanokv.device.machines.records import Drained
-from nanokv.device.segment.layout import POSITIVE, REMOVED, STORED, unpack
+from nanokv.device.segment.layout import EVICTED, POSITIVE, REMOVED, STORED, WANTED, unpack
 from nanokv.errors import WaitTimeout
 from nanokv.heap.base import Heap
-from nanokv.host_poller.events import Listeners
+from nanokv.host_poller.events import EventKind, Listeners
 from nanokv.host_poller.index import Change, HeaderIndex
 from nanokv.host_poller.sweeper import Sweeper
 
@@ -28,6 +28,8 @@ _log = logging.getLogger("nanokv.poller")
 BATCH = 4096  #: hints taken from the ring at once
 HOLE_PATIENCE = 0.1  #: seconds to come back to a ring slot whose producer took the ticket and has not filled it
 SWEEP_SECONDS = 0.25
+_GONE = {REMOVED.value: EventKind.REMOVED, EVICTED.value: EventKind.EVICTED}
+
 QUIET_SWEEP_SECONDS = 2.0  #: while HeapCtl does not change
 
 
@@ -53,6 +55,7 @@ class Poller:
         self._machine = machine
         self._heap = heap
         self._rank = heap.rank
+        self._reclaims = reclaims
         self.index = HeaderIndex(machine.geometry, self._rank)
         self.listeners = Listeners()
         self.sweeper = Sweeper(machine, heap, self.index, write_timeout, reclaims)
@@ -103,12 +106,16 @@ class Poller:
         hints = drained.hints
         self.drained += len(hints)
         kinds, slots, epochs = (unpack("RING", name, hints) for name in ("kind", "header", "epoch"))
-        known = (slots < self._machine.geometry.hdr_count) & ((kinds == STORED.value) | (kinds == REMOVED.value))
-        self.corrupt_hints += int(np.count_nonzero(~known))
+        wanted = (kinds == WANTED.value) & (slots < len(self._machine.geometry.class_pages))
+        known = (slots < self._machine.geometry.hdr_count) & (kinds >= STORED.value) & (kinds <= EVICTED.value)
+        self.corrupt_hints += int(np.count_nonzero(~known & ~wanted))
         good = known & drained.good
         self._tell(self.index.stored(slots[good], drained.records[good]))
-        removed = known & (kinds == REMOVED.value)
-        self._tell(self.index.removed(slots[removed], epochs[removed]))
+        for kind, how in _GONE.items():
+            these = known & (kinds == kind)
+            self._tell(self.index.removed(slots[these], epochs[these], how))
+        if self._reclaims and wanted.any():
+            self.sweeper.join_for(int(slots[wanted].max()))
 
     def _tell(self, change: Change) -> None:
         if self.listeners and (len(change.gone) or len(change.came)):

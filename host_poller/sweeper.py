@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from nanokv.device.machines.base import Machine
+from nanokv.device.protocol.joinable import NEIGHBOURS
 from nanokv.device.segment.geometry import producer_of
 from nanokv.device.segment.layout import (
     READY,
@@ -26,6 +27,7 @@ from nanokv.device.segment.layout import (
     STATE_MASK,
     STORED,
     WRITING,
+    unpack,
 )
 from nanokv.heap.base import Heap
 from nanokv.host_poller.audit import Audit
@@ -162,11 +164,20 @@ class Sweeper:
         self.counts.leaked_pages += pages
         self.counts.leaked_slots += slots
 
+    def join_for(self, size_class: int) -> None:
+        """Join free extents for a producer that was refused one of this class, unless that has been done meanwhile."""
+        free_neighbours = self._machine.outlook(self._rank, size_class) == NEIGHBOURS.value
+        if free_neighbours and not self._machine.is_joining(self._rank):
+            self._join()
+
+    def _join(self) -> None:
+        join_free_extents(self._machine, self._rank)
+        self.counts.joined += 1
+
     def _join_if_refused(self) -> None:
         control = self._machine.control(self._rank)[0]
-        refused, joiner = int(control["refused"]), int(control["joining"])
+        refused, joiner = int(control["refused"]), int(unpack("JOINING", "producer", control["joining"]))
         abandoned = joiner and not self._heap.alive(*producer_of(joiner))  # the next host that joins clears the mark
         if refused != self._refused or abandoned:
             self._refused = refused
-            join_free_extents(self._machine, self._rank)
-            self.counts.joined += 1
+            self._join()

@@ -26,6 +26,7 @@ from nanokv.errors import (
 from nanokv.heap.base import Heap
 from nanokv.host_poller.events import Listener
 from nanokv.keys import Hasher
+from nanokv.leases import lease_until
 from nanokv.pinned import Pinned
 from nanokv.plans import Plans
 from nanokv.statistics import Traffic, snapshot
@@ -98,7 +99,7 @@ class NanoKVCache:
         self._single = SingleTransfer(self._heap, self._machine, self._allocation, checksum=options.checksum)
         self._batched = BatchedTransfer(self._single, self._allocation)
         self._traffic = Traffic()
-        self._plans = Plans(self._allocation, self._geometry)
+        self._plans = Plans(self._allocation, self._machine)
         self._worker = Worker(f"nanokv-async-{self._heap.rank}")
         self._open = True
         self.options = options
@@ -162,17 +163,21 @@ class NanoKVCache:
         return self._hash(key)
 
     # --- objects ---
-    def put(self, key: Key, tensor: torch.Tensor, *, preferred_segment: int | None = None) -> None:
+    def put(
+        self, key: Key, tensor: torch.Tensor, *, preferred_segment: int | None = None, hold: float | None = None
+    ) -> None:
         """Store a tensor in the preferred rank's segment, or by default in the key's home rank. It can be read at once.
 
         Args:
             tensor: dense, on any device, with any strides, of at most seven dimensions.
+            hold: a lease in seconds: until its first read, or until so much time is over, the object is not evicted.
+                Where nothing else can go, other puts are answered OutOfMemory.
 
         Raises:
             DuplicateKey, OutOfMemory, InvalidArgument, PeerLost, WriteLost: nothing was stored.
         """
         self._check_segment(preferred_segment)
-        status = self._single.put(self._hash(key), tensor, preferred_segment)
+        status = self._single.put(self._hash(key), tensor, preferred_segment, lease_until(hold))
         self._traffic.put(status, tensor.nbytes)
         if status:
             raise self._error(status, key, tensor.nbytes, preferred_segment)
@@ -221,17 +226,22 @@ class NanoKVCache:
 
     # --- many ---
     def put_many(
-        self, keys: Sequence[Key], tensors: Sequence[torch.Tensor], *, preferred_segment: int | None = None
+        self,
+        keys: Sequence[Key],
+        tensors: Sequence[torch.Tensor],
+        *,
+        preferred_segment: int | None = None,
+        hold: float | None = None,
     ) -> list[NanoKVError | None]:
         """Put each tensor; returns per key an error or None. Raises only if the call as a whole is wrong.
 
         Raises:
-            InvalidArgument, PeerLost: see `preferred_segment` of `put`; or there are not as many keys as tensors.
+            InvalidArgument, PeerLost: as for `put`; or there are not as many keys as tensors.
         """
         if len(keys) != len(tensors):
             raise InvalidArgument(f"{len(keys)} keys and {len(tensors)} tensors")
         self._check_segment(preferred_segment)
-        outcomes = self._batched.put([self._hash(key) for key in keys], tensors, preferred_segment)
+        outcomes = self._batched.put([self._hash(key) for key in keys], tensors, preferred_segment, lease_until(hold))
         return [
             outcome
             if isinstance(outcome, NanoKVError)
@@ -303,20 +313,25 @@ class NanoKVCache:
         return PagedKV(self._single, self._allocation, hooks, layers, kv_dim)
 
     # --- asynchronous ---
-    def put_async(self, key: Key, tensor: torch.Tensor, *, preferred_segment: int | None = None) -> Handle[None]:
+    def put_async(
+        self, key: Key, tensor: torch.Tensor, *, preferred_segment: int | None = None, hold: float | None = None
+    ) -> Handle[None]:
         """`put` in the background, in the order of the calls; the tensor must not change before the handle is done."""
-        return self._worker.submit(lambda: self.put(key, tensor, preferred_segment=preferred_segment))
+        return self._worker.submit(lambda: self.put(key, tensor, preferred_segment=preferred_segment, hold=hold))
 
     def get_async(self, key: Key, *, dst: torch.Tensor | None = None) -> Handle[torch.Tensor]:
         """`get` in the background, in the order of the calls."""
         return self._worker.submit(lambda: self.get(key, dst=dst))
 
     # --- plans: the caller's kernel writes ---
-    def open_for_write(self, key: Key, bytes_total: int, *, preferred_segment: int | None = None) -> WritePlan:
+    def open_for_write(
+        self, key: Key, bytes_total: int, *, preferred_segment: int | None = None, hold: float | None = None
+    ) -> WritePlan:
         """Claim a key and allocate; the caller's kernel writes the bytes. The kernel or `commit` makes it READY.
 
         The object reads back as flat uint8. If it is not READY after `write_timeout`, it is given up; its pages stay
-        reserved until this rank calls `commit` or `abort` (which then raise WriteLost), or its process ends.
+        reserved until this rank calls `commit` or `abort` (which then raise WriteLost), or its process ends. `hold`: as
+        for `put`, from this call on.
 
         Raises:
             DuplicateKey, OutOfMemory, InvalidArgument, PeerLost: nothing was allocated.
@@ -324,7 +339,7 @@ class NanoKVCache:
         if type(bytes_total) is not int or bytes_total < 0:
             raise InvalidArgument(f"bytes_total must be a number of bytes, not {bytes_total!r}")
         self._check_segment(preferred_segment)
-        plan = self._plans.begin(self._hash(key), bytes_total, preferred_segment)
+        plan = self._plans.begin(self._hash(key), bytes_total, preferred_segment, lease_until(hold))
         if isinstance(plan, WritePlan):
             return plan
         raise self._error(plan, key, bytes_total, preferred_segment)
@@ -448,7 +463,7 @@ class NanoKVCache:
         return len(self._poller.index)
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
-        """Tell `listener` of STORED and REMOVED events of this rank's segment; the function returned ends that."""
+        """Tell `listener` of the events of this rank's segment (`EventKind`); the function returned ends that."""
         return self._poller.listeners.add(listener)
 
     def clear(self) -> int:

@@ -3,10 +3,12 @@
 import threading
 
 from nanokv.allocation.base import Allocation
+from nanokv.device.machines.base import Machine
 from nanokv.device.machines.records import Begun, Place
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.geometry import Geometry
 from nanokv.errors import KeyNotFound
+from nanokv.leases import NO_LEASE
 from nanokv.status_errors import shown
 from nanokv.transfer.descriptors import RAW
 from nanokv.types import Key, KeyDigest, WritePlan
@@ -29,20 +31,22 @@ def plan_of(key: KeyDigest, place: Place, geometry: Geometry) -> WritePlan:
 class Plans:
     """The open plans of one cache."""
 
-    def __init__(self, allocation: Allocation, geometry: Geometry) -> None:
+    def __init__(self, allocation: Allocation, machine: Machine) -> None:
         self._allocation = allocation
-        self._geometry = geometry
+        self._machine = machine
         self._lock = threading.Lock()
         self._open: dict[KeyDigest, Begun] = {}
 
-    def begin(self, key: KeyDigest, nbytes: int, preferred: int | None) -> WritePlan | int:
-        """Claim and allocate: the plan, or the status of the refusal."""
+    def begin(self, key: KeyDigest, nbytes: int, preferred: int | None, until: int = NO_LEASE) -> WritePlan | int:
+        """Claim and allocate: the plan, or the status of the refusal. `until`: the lease of the object, in ns."""
         begun = self._allocation.begin(key, nbytes, preferred, RAW, plan=True)
         if begun.status != Status.OK:
             return begun.status
+        if until != NO_LEASE:
+            self._machine.lease(begun.place, until)
         with self._lock:
             self._open[key] = begun
-        return plan_of(key, begun.place, self._geometry)
+        return plan_of(key, begun.place, self._machine.geometry)
 
     def take(self, digest: KeyDigest, key: Key) -> Begun:
         """Take a plan out, to commit or abort it.

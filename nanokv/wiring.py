@@ -82,7 +82,7 @@ def wire(heap: Heap, master_rank: int, options: Options) -> Wired:
     """Machine, allocation and poller on a heap. The poller runs. On failure the heap is closed."""
     try:
         machine = _machine(heap, checksum=options.checksum)
-        allocation: Allocation = ProducerAllocation(machine)
+        allocation: Allocation = ProducerAllocation(machine, heap.rank)
         if options.alloc == "host":
             from nanokv.compat_v1.host_allocation import (
                 HostAllocation,  # brings torch.distributed, which v2 does not need

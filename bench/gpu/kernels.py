@@ -15,7 +15,7 @@ from nanokv.device.protocol.put import begin, finish
 from nanokv.device.protocol.remove import remove, remove_slot
 from nanokv.device.protocol.request import Q_KEY_CHECK, Q_KEY_HASH, REQUEST_BYTES
 from nanokv.device.protocol.status import OK
-from nanokv.device.segment.layout import WORD_BYTES
+from nanokv.device.segment.layout import REMOVED, WORD_BYTES
 from nanokv.device.segment.world_table import W_PAGE_BYTES, segment
 
 # the words that a CTA of `produce_kernel` writes: three per put (BEGIN, ...), then FAILED and so on
@@ -86,7 +86,7 @@ def produce_kernel(
         if status == OK:
             status = finish(world, word(0), slot, epoch, phase)
             t2 = word(cycles())
-            removed = remove_slot(world, word(0), slot, epoch)
+            removed = remove_slot(world, word(0), slot, epoch, REMOVED)
             t3 = word(cycles())
             status = select(status == OK, removed, status)
         failed += select(status == OK, word(0), word(1))
@@ -106,7 +106,7 @@ def fill_list_kernel(head: tl.int64, links: tl.int64, count: tl.int64) -> None:
     """Push the nodes 0 to `count` - 1 on a list."""
     node = word(0)
     while node < count:
-        push(head, links, node)
+        push(head, links, node, head + WORD_BYTES)
         node += 1
 
 
@@ -133,9 +133,9 @@ def take_and_give_one(
         if node >= 0:
             give_slot(world, seg, node)
     else:
-        node = pop(head, links, count)
+        node = pop(head, links, count, head + WORD_BYTES)
         if node >= 0:
-            push(head, links, node)
+            push(head, links, node, head + WORD_BYTES)
     return select(node >= 0, word(0), word(1))
 
 

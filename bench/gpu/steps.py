@@ -16,7 +16,7 @@ from nanokv.device.protocol.header import commit_state, publish, reserve, state_
 from nanokv.device.protocol.remove import remove_slot
 from nanokv.device.protocol.ring import announce
 from nanokv.device.protocol.status import OK
-from nanokv.device.segment.layout import STORED, WORD_BYTES, WRITING
+from nanokv.device.segment.layout import REMOVED, STORED, WORD_BYTES, WRITING
 from nanokv.device.segment.world_table import W_HEAP_BASE, W_PAGE_BYTES, header_at, segment
 
 NAMES = ("enter", "take slot", "reserve", "claim key", "take pages", "publish", "commit", "announce", "leave", "remove")
@@ -36,7 +36,7 @@ def put_in_steps(world: tl.int64, n: tl.int64, now: tl.int64, at: tl.int64) -> A
     t0 = word(cycles())
     phase = enter(world, seg)
     t1 = word(cycles())
-    slot = take_header(world, seg, word(0), key_hash)
+    slot = take_header(world, seg, word(0), key_hash, now)
     t2 = word(cycles())
     failed = word(1)
     if slot >= 0:
@@ -44,7 +44,7 @@ def put_in_steps(world: tl.int64, n: tl.int64, now: tl.int64, at: tl.int64) -> A
         t3 = word(cycles())
         status = claim(world, word(0), slot, epoch, key_hash, key_check)
         t4 = word(cycles())
-        page = take_pages(world, seg, word(0), size_class, key_hash)
+        page = take_pages(world, seg, word(0), size_class, key_hash, now)
         t5 = word(cycles())
         if (status == OK) & (page >= 0):
             hold(world, seg, page, size_class, slot)
@@ -57,7 +57,7 @@ def put_in_steps(world: tl.int64, n: tl.int64, now: tl.int64, at: tl.int64) -> A
             t8 = word(cycles())
             leave(world, seg, phase)
             t9 = word(cycles())
-            removed = remove_slot(world, word(0), slot, epoch)
+            removed = remove_slot(world, word(0), slot, epoch, REMOVED)
             t10 = word(cycles())
             if (seen == state_word(WRITING, epoch)) & (removed == OK):
                 failed = word(0)

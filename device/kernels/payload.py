@@ -15,7 +15,8 @@ from nanokv.device.kernels.shares import TILE_BYTES, TILE_WORDS, copy_tiles, par
 from nanokv.device.memory.triton import checksum_bytes, word
 from nanokv.device.protocol.checksum import has_checksum, seal
 from nanokv.device.protocol.cooperative import NOT_LAST
-from nanokv.device.protocol.get import judged, touch
+from nanokv.device.protocol.get import judged
+from nanokv.device.protocol.lease import touch
 from nanokv.device.protocol.put import is_writing
 from nanokv.device.protocol.status import OK
 from nanokv.device.protocol.ticket import add_part, is_last, whole_sum
@@ -73,7 +74,7 @@ def read_kernel(frame: tl.int64) -> None:
     tile, end = my_tiles(nbytes)
     copy_tiles(dst, segment(world, owner) + arg(frame, 6), nbytes, tile, end)
     if judge(frame, dst, nbytes) == OK:
-        touch(world, owner, arg(frame, 2), arg(frame, 9))
+        touch(world, owner, arg(frame, 2), arg(frame, 3), arg(frame, 9))
 
 
 @triton.jit

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from nanokv.device.machines.free_chains import free_chains
 from nanokv.device.machines.records import Begun, Descriptor, Drained, Found, Place, Words
 from nanokv.device.segment.geometry import Geometry
-from nanokv.device.segment.layout import ACTIVITY, HEAP_CTL, OBJ_HEADER, WORD, unpack
+from nanokv.device.segment.layout import ACTIVITY, HEAP_CTL, JOINER_MASK, OBJ_HEADER, WORD, unpack
 
 if TYPE_CHECKING:
     from nanokv.device.machines.batch import Batch
@@ -130,8 +130,12 @@ class Machine(ABC):
         return self.call("validate", place.owner, place.slot, place.epoch)
 
     def touch(self, place: Place, now: int) -> None:
-        """Note that an object was read: best effort, for eviction."""
-        self.call("touch", place.owner, place.slot, now)
+        """Note that an object was read, for eviction; its lease ends."""
+        self.call("touch", place.owner, place.slot, place.epoch, now)
+
+    def lease(self, place: Place, until: int) -> None:
+        """Give an object that is WRITING a lease until the time `until`, in ns."""
+        self.call("lease", place.owner, place.slot, until)
 
     def remove(self, key: tuple[int, int]) -> int:
         """Remove the object of a key: OK, MISS, NOT_READY, PINNED or CORRUPT."""
@@ -143,6 +147,10 @@ class Machine(ABC):
     def remove_slot(self, owner: int, slot: int, epoch: int) -> int:
         """Remove the READY object in a header slot: OK, MISS or PINNED."""
         return self._hinting("remove_slot", owner, slot, epoch)
+
+    def evict_slot(self, owner: int, slot: int, epoch: int, now: int) -> int:
+        """Evict the READY object in a header slot: OK, MISS, or PINNED if a pin or a lease holds it."""
+        return self._hinting("evict_slot", owner, slot, epoch, now)
 
     def pin(self, place: Place) -> tuple[int, int]:
         """Hold a READY object in place: (OK, MISS or NO_PIN; line of the pin ledger)."""
@@ -175,7 +183,7 @@ class Machine(ABC):
         return self.call("kill", owner, slot, state, epoch)
 
     def announce(self, owner: int, kind: int, slot: int, epoch: int) -> None:
-        """Leave a hint (STORED or REMOVED); REMOVED also takes the pages out of the header."""
+        """Leave a hint (STORED, REMOVED or EVICTED); the last two also take the pages out of the header."""
         if self.call("announce", owner, kind, slot, epoch):
             self._wake(owner)
 
@@ -226,9 +234,21 @@ class Machine(ABC):
         """Give a leaked header slot back."""
         self.call("adopt_slot", owner, slot)
 
-    def joining(self, owner: int, change: int) -> int:
-        """Begin (1) or end (-1) joining free extents, or only look (0). Returns the old PRODUCER bits."""
-        return self.call("joining", owner, change)
+    def begin_join(self, owner: int) -> int:
+        """Mark that this rank joins free extents; returns the mark."""
+        return self.call("begin_join", owner)
+
+    def end_join(self, owner: int, mark: int) -> None:
+        """Remove the mark, unless another host has replaced it."""
+        self.call("end_join", owner, mark)
+
+    def is_joining(self, owner: int) -> bool:
+        """Whether a host joins free extents now, or died while it did."""
+        return bool(self.call("joiner", owner) & JOINER_MASK.value)
+
+    def outlook(self, owner: int, size_class: int) -> int:
+        """What there is for an extent of a size class: NOTHING, NEIGHBOURS to join, or an EXTENT (`joinable`)."""
+        return self.call("outlook", owner, size_class)
 
     def detach(self, owner: int, size_class: int) -> Words:
         """Take all free extents of a size class out of their lists: their first pages, int64."""

@@ -162,5 +162,5 @@ class Batch:
 def _row(request: Request) -> tuple[int, ...]:
     """The words of a REQUEST, in its order."""
     key_hash, key_check = request.key
-    place = (request.nbytes, request.address, request.block, request.plane, request.flags)
+    place = (request.nbytes, request.address, request.block, request.plane, request.flags, request.lease)
     return request.owner, key_hash, key_check, *place, *request.what

@@ -6,7 +6,19 @@ All arguments and answers are 64-bit integers. The first argument is the world t
 import inspect
 from typing import Any, NamedTuple
 
-from nanokv.device.protocol import directory, get, host_alloc, host_calls, pins, put, reclaim, ring
+from nanokv.device.protocol import (
+    directory,
+    get,
+    host_alloc,
+    host_calls,
+    joinable,
+    joining,
+    lease,
+    pins,
+    put,
+    reclaim,
+    ring,
+)
 from nanokv.device.protocol.activity import in_flight
 
 
@@ -38,10 +50,13 @@ ENTRIES = {
     "verify": Entry(get.verify, 1),
     "get": Entry(get.get, 1),
     "validate": Entry(get.validate, 1),
-    "touch": Entry(get.touch, 0),
+    "touch": Entry(lease.touch, 0),
+    "lease": Entry(lease.lease, 0),
     "find": Entry(directory.find, 2),
     "remove": Entry(host_calls.remove_hinted, 3),
     "remove_slot": Entry(host_calls.remove_slot_hinted, 2),
+    "evict_slot": Entry(host_calls.evict_slot_hinted, 2),
+    "joiner": Entry(joining.joiner_of, 1),
     "pin": Entry(pins.pin, 2),
     "unpin": Entry(pins.unpin, 1),
     # v1
@@ -58,7 +73,9 @@ ENTRIES = {
     "give_up": Entry(reclaim.give_up, 1, OWNER),
     "release": Entry(reclaim.release, 1, OWNER),
     "adopt_slot": Entry(reclaim.adopt_slot, 0, OWNER),
-    "joining": Entry(reclaim.joining, 1, OWNER),
+    "begin_join": Entry(joining.begin_join, 1, OWNER),
+    "end_join": Entry(joining.end_join, 0, OWNER),
+    "outlook": Entry(joinable.outlook_of, 1, OWNER),
     "detach_rest": Entry(reclaim.detach_rest, 1, OWNER),
     "detach_class": Entry(reclaim.detach_class, 0, OWNER),
     "push_extents": Entry(reclaim.push_extents, 0, OWNER),

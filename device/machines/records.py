@@ -25,6 +25,7 @@ class Begun(NamedTuple):
     status: int
     place: Place
     phase: int  #: the grace phase to leave; -1 if no operation is counted (plans, v1)
+    evicted: int = 0  #: v1: objects that the master evicted for it
 
 
 class Found(NamedTuple):
@@ -46,6 +47,7 @@ class Request(NamedTuple):
     flags: int = 0
     block: int = 0  #: the block of the batch's pages, instead of an address
     plane: int = 0  #: the first plane of the object
+    lease: int = 0  #: put: the time in ns until which the object is leased; 0: no lease
 
 
 class Drained(NamedTuple):

@@ -11,11 +11,14 @@ activity     the operations in flight, so that the host can wait for a grace per
 pins         readers that hold an object in place
 checksum     over key, descriptor and payload
 retire       frees what a DEAD header holds
+joining      the mark of a host that joins free extents
+joinable     whether free extents, joined, would hold an object: then nothing is evicted
+lease        the time of the last use, and leases: objects that stay until they are read
 evict        makes room when a producer finds a segment full
 put          a whole put, in order
 get          a whole get, in order
 remove       a whole removal
-reclaim      steps of the owner's host: quarantine, audit, joining of free extents
+reclaim      steps of the owner's host: quarantine, audit, taking the free extents
 host_alloc   v1: steps of the master and its producers on headers
 host_calls   the functions above as a host calls them
 request      the objects that a launch puts or gets, as a table in device memory

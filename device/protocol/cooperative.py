@@ -21,10 +21,11 @@ import triton.language as tl
 from nanokv.device.memory.triton import checksum_bytes, select, table64, word
 from nanokv.device.protocol.activity import leave
 from nanokv.device.protocol.checksum import has_checksum, seal, wanted
-from nanokv.device.protocol.get import judged, lookup, touch, validate
+from nanokv.device.protocol.get import judged, lookup, validate
 from nanokv.device.protocol.header import describe, descriptor
+from nanokv.device.protocol.lease import lease, touch
 from nanokv.device.protocol.put import abort, begin, finish
-from nanokv.device.protocol.request import Q_BYTES, Q_FLAGS, Q_KEY_CHECK, Q_KEY_HASH, Q_OWNER, what_of
+from nanokv.device.protocol.request import Q_BYTES, Q_FLAGS, Q_KEY_CHECK, Q_KEY_HASH, Q_LEASE, Q_OWNER, what_of
 from nanokv.device.protocol.status import BUSY, OK, SIZE, TORN
 from nanokv.device.protocol.ticket import (
     add_part,
@@ -46,7 +47,7 @@ NOT_LAST = tl.constexpr(-1)
 # --- put --------------------------------------------------------------------------------------
 @triton.jit
 def begin_request(world: tl.int64, request: tl.int64, now: tl.int64) -> Any:
-    """`begin`, and `describe` after OK, as a request says. The descriptor is read late: it takes 16 registers."""
+    """`begin`, and after OK `describe` and `lease`, as a request says. The descriptor, 16 registers, is read late."""
     owner = table64(request + Q_OWNER)
     key_hash, key_check = table64(request + Q_KEY_HASH), table64(request + Q_KEY_CHECK)
     nbytes, flags = table64(request + Q_BYTES), table64(request + Q_FLAGS)
@@ -54,6 +55,8 @@ def begin_request(world: tl.int64, request: tl.int64, now: tl.int64) -> Any:
     if status == OK:
         kind, d0, d1, d2, d3, d4, d5, d6 = what_of(request)
         describe(world, segment(world, owner), slot, kind, d0, d1, d2, d3, d4, d5, d6)
+        if table64(request + Q_LEASE) != 0:
+            lease(world, owner, slot, table64(request + Q_LEASE))
     return status, slot, epoch, payload, phase
 
 
@@ -183,6 +186,6 @@ def finish_get_part(world: tl.int64, request: tl.int64, ticket: tl.int64, parts:
             if is_spoiled(ticket):
                 status = word(BUSY)
             elif status == OK:
-                touch(world, owner, slot, now)
+                touch(world, owner, slot, epoch, now)
         clear(ticket)
     return status

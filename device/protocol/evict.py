@@ -4,12 +4,15 @@ Source: Redis' approximated LRU. A hand goes around the headers; of the next EVI
 least recently used. The search never changes `last_access`, so it stays true for the host's own eviction.
 
 Guarantees
-- Only a READY object without pins goes, by the compare-and-swap of the STATE word (I8).
+- Only a READY object without pins and without a lease goes, by the compare-and-swap of the STATE word (I8).
+- No object goes while free neighbours, joined, would do (`joinable`): the answer is FULL then, with a hint to the
+  owner's host, which joins them.
 - The search gives up after about as many looks as there are headers (I9).
 - The evicting producer keeps the pages that it needs, without a detour over a free list, where another producer could
   take them in between.
 
 Why the orderings suffice: the words that the search reads may be old; the compare-and-swap of the STATE word decides.
+The commit released the lease of an object, so the producer looks at the lease again after it has acquired READY.
 """
 
 from typing import Any
@@ -28,29 +31,40 @@ from nanokv.device.protocol.header import (
     state_word,
     take_slot,
 )
-from nanokv.device.protocol.retire import retire, take_out
+from nanokv.device.protocol.joinable import EXTENT, NEIGHBOURS, NOTHING, outlook
+from nanokv.device.protocol.lease import is_leased
+from nanokv.device.protocol.remove import remove_slot
+from nanokv.device.protocol.retire import count_eviction, retire, take_out
+from nanokv.device.protocol.ring import announce
+from nanokv.device.protocol.status import PINNED
 from nanokv.device.segment.layout import (
+    ACCESS_TIME,
     CLOCK_HAND,
-    COUNT_EVICTED,
+    EVICTED,
     H_ACCESS,
     H_STATE,
     HDR_HEAD,
     MAY_EVICT,
     PIN_BITS,
     READY,
+    WANTED,
 )
 from nanokv.device.segment.world_table import (
     W_HDR_COUNT,
     class_pages,
     header_at,
     page_links,
+    segment,
 )
 
 EVICT_SAMPLE = tl.constexpr(16)  # the oldest of a few is nearly the oldest of all
+TAKES = tl.constexpr(8)  # how often a producer tries to take an extent that others take first
 
 
 @triton.jit
-def oldest(world: tl.int64, seg: tl.int64, start: tl.int64, count: tl.int64, size_class: tl.int64) -> Any:
+def oldest(
+    world: tl.int64, seg: tl.int64, start: tl.int64, count: tl.int64, size_class: tl.int64, now: tl.int64
+) -> Any:
     """The least recently used evictable object with a large enough extent, among `count` headers from `start` on.
 
     Returns (slot or -1, epoch).
@@ -67,7 +81,8 @@ def oldest(world: tl.int64, seg: tl.int64, start: tl.int64, count: tl.int64, siz
         state = load64(header + H_STATE, "relaxed")  # relaxed, as all of the search: `kill` decides
         access = load64(header + H_ACCESS, "relaxed")
         n_pages = pages_of(header)
-        fits = (phase_of(state) == READY) & ((state & PIN_BITS) == 0)
+        fits = (phase_of(state) == READY) & ((state & PIN_BITS) == 0) & (not is_leased(access, now))
+        access = access & ACCESS_TIME
         if fits & (size_class >= 0):
             fits = (n_pages > 0) & (class_of(world, n_pages) >= size_class)
         better = fits & ((best < 0) | (access < best_access))
@@ -79,8 +94,15 @@ def oldest(world: tl.int64, seg: tl.int64, start: tl.int64, count: tl.int64, siz
 
 
 @triton.jit
-def evict_for(world: tl.int64, seg: tl.int64, owner: tl.int64, size_class: tl.int64) -> Any:
-    """Evict one object, and keep an extent of `size_class` of its pages (-1: keep none).
+def has_lease(header: tl.int64, now: tl.int64) -> Any:
+    """True if the object of a header, which was READY, is under a lease at the time `now`."""
+    load64(header + H_STATE, "acquire")  # acquire: the lease of the object that is READY (scenario leased)
+    return is_leased(load64(header + H_ACCESS, "relaxed"), now)
+
+
+@triton.jit
+def evict_for(world: tl.int64, seg: tl.int64, owner: tl.int64, size_class: tl.int64, now: tl.int64) -> Any:
+    """Evict one object, and keep an extent of `size_class` of its pages (-1: keep none). `now`: ends leases.
 
     Returns (first page or -1, 1 if an object went).
     """
@@ -91,10 +113,13 @@ def evict_for(world: tl.int64, seg: tl.int64, owner: tl.int64, size_class: tl.in
     looked = word(0)
     while (gone == 0) & (looked < used):
         hand = add64(seg + CLOCK_HAND, EVICT_SAMPLE, "relaxed") & 0x7FFFFFFF  # relaxed: it only spreads the searches
-        victim, epoch = oldest(world, seg, hand, EVICT_SAMPLE, size_class)
+        victim, epoch = oldest(world, seg, hand, EVICT_SAMPLE, size_class, now)
         if victim >= 0:
             header = header_at(world, seg, victim)
-            if kill(header, READY, epoch) == state_word(READY, epoch):
+            seen = word(0)
+            if not has_lease(header, now):
+                seen = kill(header, READY, epoch)
+            if seen == state_word(READY, epoch):
                 gone = word(1)
                 if size_class >= 0:
                     page, have = take_out(world, seg, victim)
@@ -102,8 +127,8 @@ def evict_for(world: tl.int64, seg: tl.int64, owner: tl.int64, size_class: tl.in
                         carve(world, seg, page, have, size_class)
                         # the kept pages go from header to header: the audit must see that too
                         stamp(page_links(world, seg), page, class_pages(world, size_class))
-                retire(world, seg, owner, victim, epoch)
-                add64(seg + COUNT_EVICTED, 1, "relaxed")
+                retire(world, seg, owner, victim, epoch, EVICTED)
+                count_eviction(world, seg)
         looked += EVICT_SAMPLE
     return page, gone
 
@@ -115,22 +140,43 @@ def may_evict(seg: tl.int64) -> Any:
 
 
 @triton.jit
-def take_header(world: tl.int64, seg: tl.int64, owner: tl.int64, home: tl.int64) -> Any:
+def take_header(world: tl.int64, seg: tl.int64, owner: tl.int64, home: tl.int64, now: tl.int64) -> Any:
     """Take a header slot, evicting an object if all are in use: the slot, or -1."""
     slot = take_slot(world, seg, home)
     if slot < 0:
         if may_evict(seg):
-            page, gone = evict_for(world, seg, owner, word(-1))
+            page, gone = evict_for(world, seg, owner, word(-1), now)
             if gone == 1:
                 slot = take_slot(world, seg, home)
     return slot
 
 
 @triton.jit
-def take_pages(world: tl.int64, seg: tl.int64, owner: tl.int64, size_class: tl.int64, home: tl.int64) -> Any:
-    """Take an extent, evicting an object if there is none: its first page, or -1."""
-    page = take(world, seg, size_class, home)
+def take_pages(
+    world: tl.int64, seg: tl.int64, owner: tl.int64, size_class: tl.int64, home: tl.int64, now: tl.int64
+) -> Any:
+    """Take an extent, evicting an object if there is none and none can be joined: its first page, or -1."""
+    page = word(-1)
+    found = word(EXTENT)
+    tries = word(0)
+    while (found == EXTENT) & (tries < TAKES):
+        page = take(world, seg, size_class, home)
+        found = word(NOTHING)
+        if page < 0:
+            found = outlook(world, seg, size_class)
+        tries += 1
     if page < 0:
-        if may_evict(seg):
-            page, gone = evict_for(world, seg, owner, size_class)
+        if found == NEIGHBOURS:
+            announce(world, seg, WANTED, size_class, word(0))
+        elif (found == NOTHING) & may_evict(seg):
+            page, gone = evict_for(world, seg, owner, size_class, now)
     return page
+
+
+@triton.jit
+def evict_slot(world: tl.int64, owner: tl.int64, slot: tl.int64, epoch: tl.int64, now: tl.int64) -> Any:
+    """Evict the READY object in a header slot: OK, MISS if it has gone away, or PINNED if a pin or a lease holds it."""
+    status = word(PINNED)
+    if not has_lease(header_at(world, segment(world, owner), slot), now):
+        status = remove_slot(world, owner, slot, epoch, EVICTED)
+    return status

@@ -53,6 +53,7 @@ from nanokv.device.segment.world_table import (
     W_PAGE_BYTES,
     class_pages,
     page_links,
+    retries_at,
 )
 
 N_CLASSES = tl.constexpr(SIZE_CLASSES)
@@ -123,6 +124,9 @@ def bump(world: tl.int64, seg: tl.int64, size_class: tl.int64, home: tl.int64) -
         old = got
         fits = (old >= base) & (old <= limit - size) & (tries < SPIN_LIMIT)
         more = more & fits
+    lost = tries - select(fits, word(1), word(0))
+    if lost > 0:
+        add64(retries_at(world, seg), lost, "relaxed")
     page = select(fits, (old - base) // table64(world + W_PAGE_BYTES), word(-1))
     if page >= 0:
         if link_of(world, seg, page) == 0:
@@ -146,7 +150,7 @@ def spare(
     while page <= last:
         mark(world, seg, page, FREE + size_class, page + pages + 1)
         page += pages
-    push_chain(extent_list(world, seg, size_class, home), page_links(world, seg), first, last)
+    push_chain(extent_list(world, seg, size_class, home), page_links(world, seg), first, last, retries_at(world, seg))
 
 
 @triton.jit
@@ -182,7 +186,7 @@ def give(world: tl.int64, seg: tl.int64, page: tl.int64, size_class: tl.int64) -
     pages = class_pages(world, size_class)
     stamp(links, page, pages)
     mark(world, seg, page, FREE + size_class, word(0))
-    push(extent_list(world, seg, size_class, page // pages), links, page)
+    push(extent_list(world, seg, size_class, page // pages), links, page, retries_at(world, seg))
 
 
 @triton.jit
@@ -207,7 +211,7 @@ def pop_free(world: tl.int64, seg: tl.int64, size_class: tl.int64, number: tl.in
     """
     pages = class_pages(world, size_class)
     places = select(pages > 0, table64(world + W_N_PAGES) - pages + 1, word(0))
-    page = pop(extent_list(world, seg, size_class, number), page_links(world, seg), places)
+    page = pop(extent_list(world, seg, size_class, number), page_links(world, seg), places, retries_at(world, seg))
     if page >= 0:
         link = link_of(world, seg, page)
         if ((link >> MARK_SHIFT) & MARK_MASK) == FREE + size_class:

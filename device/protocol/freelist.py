@@ -22,15 +22,18 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from nanokv.device.memory.triton import cas64, count_up, load64, select, store64, word
+from nanokv.device.memory.triton import add64, cas64, count_up, load64, select, store64, word
 from nanokv.device.segment.layout import LOW32, STAMP_MASK, STAMP_SHIFT, TAG_SHIFT, WORD_BYTES
 
 SPIN_LIMIT = tl.constexpr(1 << 20)  # bounds loops that are lock-free but not wait-free; never reached in practice
 
 
 @triton.jit
-def pop(head: tl.int64, links: tl.int64, count: tl.int64) -> Any:
-    """Take the first node: its number, or -1 if there is none. `count`: how many nodes exist; no other is believed."""
+def pop(head: tl.int64, links: tl.int64, count: tl.int64, retries: tl.int64) -> Any:
+    """Take the first node: its number, or -1 if there is none. `count`: how many nodes exist; no other is believed.
+
+    `retries`: the address of a word that counts compare-and-swaps which lost to another rank or thread.
+    """
     old = load64(head, "acquire")  # acquire: the link is at least as new as this head (scenario list-aba)
     node = old & LOW32
     tries = word(0)
@@ -47,11 +50,13 @@ def pop(head: tl.int64, links: tl.int64, count: tl.int64) -> Any:
             node = old & LOW32
             more = (node != 0) & (node <= count) & (tries < SPIN_LIMIT)
             node = select(more, node, word(0))
+    if tries > 0:
+        add64(retries, tries, "relaxed")  # relaxed: a statistic
     return node - 1
 
 
 @triton.jit
-def push_chain(head: tl.int64, links: tl.int64, first: tl.int64, last: tl.int64) -> None:
+def push_chain(head: tl.int64, links: tl.int64, first: tl.int64, last: tl.int64, retries: tl.int64) -> None:
     """Push the nodes `first` to `last`, which the caller has linked to each other, in front of the list."""
     link = links + last * WORD_BYTES
     mark = (load64(link, "relaxed") >> TAG_SHIFT) << TAG_SHIFT
@@ -65,12 +70,14 @@ def push_chain(head: tl.int64, links: tl.int64, first: tl.int64, last: tl.int64)
         tries += 1
         more = (got != old) & (tries < SPIN_LIMIT)
         old = got
+    if tries > 1:
+        add64(retries, tries - 1, "relaxed")
 
 
 @triton.jit
-def push(head: tl.int64, links: tl.int64, node: tl.int64) -> None:
+def push(head: tl.int64, links: tl.int64, node: tl.int64, retries: tl.int64) -> None:
     """Push one node in front of the list."""
-    push_chain(head, links, node, node)
+    push_chain(head, links, node, node, retries)
 
 
 @triton.jit

@@ -14,13 +14,14 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from nanokv.device.memory.triton import add64, checksum_bytes, copy_bytes, load64, select, store64, table64, word
+from nanokv.device.memory.triton import add64, checksum_bytes, copy_bytes, load64, select, table64, word
 from nanokv.device.protocol.checksum import has_checksum, is_right
 from nanokv.device.protocol.directory import entry_header, entry_owner, find
 from nanokv.device.protocol.extent import class_of, is_held
 from nanokv.device.protocol.header import descriptor, epoch_of, is_key, pages_of, phase_of, still_ready
+from nanokv.device.protocol.lease import touch
 from nanokv.device.protocol.status import CORRUPT, MISS, OK, SIZE, TORN
-from nanokv.device.segment.layout import COUNT_CORRUPT, H_ACCESS, H_BYTES, H_PAYLOAD, H_STATE, READY
+from nanokv.device.segment.layout import COUNT_CORRUPT, H_BYTES, H_PAYLOAD, H_STATE, READY
 from nanokv.device.segment.world_table import W_HEAP_BASE, W_PAGE_BYTES, header_at, is_inside, segment
 
 
@@ -90,13 +91,6 @@ def validate(world: tl.int64, owner: tl.int64, slot: tl.int64, epoch: tl.int64) 
 
 
 @triton.jit
-def touch(world: tl.int64, owner: tl.int64, slot: tl.int64, now: tl.int64) -> None:
-    """Note that an object was read: best effort, for eviction."""
-    # relaxed: it may land in the next object of the slot, and does no harm there
-    store64(header_at(world, segment(world, owner), slot) + H_ACCESS, now, "relaxed")
-
-
-@triton.jit
 def judged(
     world: tl.int64,
     owner: tl.int64,
@@ -154,7 +148,7 @@ def read(
     copy_bytes(dst, segment(world, owner) + payload, nbytes)
     status = verify(world, owner, slot, epoch, key_hash, key_check, dst, nbytes)
     if status == OK:
-        touch(world, owner, slot, now)
+        touch(world, owner, slot, epoch, now)
     return status
 
 

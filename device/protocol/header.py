@@ -63,6 +63,7 @@ from nanokv.device.segment.world_table import (
     descriptor_at,
     header_at,
     header_links,
+    retries_at,
 )
 
 
@@ -97,12 +98,13 @@ def take_slot(world: tl.int64, seg: tl.int64, home: tl.int64) -> Any:
     count = table64(world + W_HDR_COUNT)
     links = header_links(world, seg)
     rows = slot_list(world, seg, word(0))
-    slot = believed(world, seg, pop(slot_list(world, seg, home), links, count))
+    retries = retries_at(world, seg)
+    slot = believed(world, seg, pop(slot_list(world, seg, home), links, count, retries))
     place = word(0)
     while (slot < 0) & (place >= 0):
         place = next_filled(world, rows, word(1), home, place, 1)
         if place >= 0:
-            slot = believed(world, seg, pop(slot_list(world, seg, home + place), links, count))
+            slot = believed(world, seg, pop(slot_list(world, seg, home + place), links, count, retries))
     if slot < 0:
         slot = bump_slot(world, seg, home)
     return slot
@@ -126,6 +128,9 @@ def bump_slot(world: tl.int64, seg: tl.int64, home: tl.int64) -> Any:
         old = got
         fits = (old >= 0) & (old < count) & (tries < SPIN_LIMIT)
         more = more & fits
+    lost = tries - select(fits, word(1), word(0))
+    if lost > 0:
+        add64(retries_at(world, seg), lost, "relaxed")
     slot = believed(world, seg, select(fits, old, word(-1)))
     if (slot >= 0) & (taken > 1):
         links = header_links(world, seg)
@@ -134,14 +139,14 @@ def bump_slot(world: tl.int64, seg: tl.int64, home: tl.int64) -> Any:
         while node < last:
             store64(links + node * WORD_BYTES, node + 2, "relaxed")
             node += 1
-        push_chain(slot_list(world, seg, home), links, slot + 1, last)
+        push_chain(slot_list(world, seg, home), links, slot + 1, last, retries_at(world, seg))
     return slot
 
 
 @triton.jit
 def give_slot(world: tl.int64, seg: tl.int64, slot: tl.int64) -> None:
     """Give a header slot back. It must be DEAD and hold no pages."""
-    push(slot_list(world, seg, slot), header_links(world, seg), slot)
+    push(slot_list(world, seg, slot), header_links(world, seg), slot, retries_at(world, seg))
 
 
 @triton.jit

@@ -14,8 +14,9 @@ import triton.language as tl
 
 from nanokv.device.memory.triton import add64, copy_bytes, store64, table64, word
 from nanokv.device.protocol.header import describe, kill, publish, reserve
+from nanokv.device.protocol.retire import count_eviction
 from nanokv.device.protocol.ring import announce, asleep
-from nanokv.device.segment.layout import H_FLAGS, H_PAGES, H_STATE, LOW32, REMOVED
+from nanokv.device.segment.layout import EVICTED, H_FLAGS, H_PAGES, H_STATE, LOW32, STORED
 from nanokv.device.segment.world_table import W_PAGE_BYTES, header_at, segment
 
 
@@ -68,14 +69,16 @@ def kill_slot(world: tl.int64, owner: tl.int64, slot: tl.int64, state: tl.int64,
 
 @triton.jit
 def announce_slot(world: tl.int64, owner: tl.int64, kind: tl.int64, slot: tl.int64, epoch: tl.int64) -> Any:
-    """Leave a hint about a header slot. REMOVED also takes the pages out of the header: the master has them back.
+    """Leave a hint about a header slot. REMOVED or EVICTED also takes the pages out of the header: the master has them.
 
     Returns 1 if the owner's poller sleeps.
     """
     seg = segment(world, owner)
-    if kind == REMOVED:
+    if kind != STORED:
         store64(header_at(world, seg, slot) + H_PAGES, word(0), "relaxed")
     announce(world, seg, kind, slot, epoch)
+    if kind == EVICTED:
+        count_eviction(world, seg)
     return asleep(seg)
 
 

@@ -13,10 +13,12 @@ import triton.language as tl
 
 from nanokv.device.memory.triton import word
 from nanokv.device.protocol.activity import enter, leave
+from nanokv.device.protocol.evict import evict_slot
 from nanokv.device.protocol.put import abort, commit, finish
 from nanokv.device.protocol.remove import remove, remove_slot
 from nanokv.device.protocol.ring import asleep
 from nanokv.device.protocol.status import OK
+from nanokv.device.segment.layout import REMOVED
 from nanokv.device.segment.world_table import segment
 
 
@@ -66,5 +68,12 @@ def remove_hinted(world: tl.int64, key_hash: tl.int64, key_check: tl.int64) -> A
 @triton.jit
 def remove_slot_hinted(world: tl.int64, owner: tl.int64, slot: tl.int64, epoch: tl.int64) -> Any:
     """`remove_slot`: (status, 1 if the owner's poller sleeps)."""
-    status = remove_slot(world, owner, slot, epoch)
+    status = remove_slot(world, owner, slot, epoch, REMOVED)
+    return status, asleep(segment(world, owner))
+
+
+@triton.jit
+def evict_slot_hinted(world: tl.int64, owner: tl.int64, slot: tl.int64, epoch: tl.int64, now: tl.int64) -> Any:
+    """`evict_slot`: (status, 1 if the owner's poller sleeps)."""
+    status = evict_slot(world, owner, slot, epoch, now)
     return status, asleep(segment(world, owner))

@@ -38,7 +38,17 @@ from nanokv.device.protocol.header import (
 from nanokv.device.protocol.retire import retire
 from nanokv.device.protocol.ring import announce, asleep
 from nanokv.device.protocol.status import FULL, LOST, NO_HEADER, OK, TOO_LARGE
-from nanokv.device.segment.layout import COUNT_LOST, COUNT_REFUSED, H_STATE, PIN_BITS, READY, RESERVED, STORED, WRITING
+from nanokv.device.segment.layout import (
+    COUNT_LOST,
+    COUNT_REFUSED,
+    H_STATE,
+    PIN_BITS,
+    READY,
+    REMOVED,
+    RESERVED,
+    STORED,
+    WRITING,
+)
 from nanokv.device.segment.world_table import W_HEAP_BASE, W_PAGE_BYTES, header_at, is_inside, segment
 
 
@@ -71,7 +81,7 @@ def allocate(
     status = word(OK)
     page = word(0)
     if n_pages > 0:
-        page = take_pages(world, seg, owner, size_class, home)
+        page = take_pages(world, seg, owner, size_class, home, now)
         if page < 0:
             status = word(FULL)
         else:
@@ -105,7 +115,7 @@ def begin(
 
     Args:
         flags: FLAG_PLAN, or 0.
-        now: the time in ns, for `last_access`.
+        now: the time in ns, for `last_access`, and for the leases of objects that might be evicted.
     """
     seg = segment(world, owner)
     phase = enter(world, seg)
@@ -117,7 +127,7 @@ def begin(
     epoch = word(0)
     payload = word(0)
     if status == OK:
-        slot = take_header(world, seg, owner, key_hash)
+        slot = take_header(world, seg, owner, key_hash, now)
         if slot < 0:
             status = word(NO_HEADER)
             add64(seg + COUNT_REFUSED, 1, "relaxed")
@@ -233,7 +243,7 @@ def abort(world: tl.int64, owner: tl.int64, slot: tl.int64, epoch: tl.int64) -> 
     header = header_at(world, seg, slot)
     status = word(OK)
     if kill(header, WRITING, epoch) == state_word(WRITING, epoch):
-        retire(world, seg, owner, slot, epoch)
+        retire(world, seg, owner, slot, epoch, REMOVED)
     else:
         acknowledge(header, epoch)
         status = word(LOST)

@@ -13,14 +13,10 @@ Guarantees
 - No page is freed while its producer could still write to it.
 - A slot that has moved on is left alone: `give_up` and `release` compare state and epoch. No living producer is given
   up for a dead one that had the slot before.
-- While a host holds the detached free lists, `joining` says so, and a producer can tell that its FULL was an accident.
 
 Why the orderings suffice: `give_up` and `release` run before and after a grace period, which orders them against every
 operation that could still touch the header; the read-modify-write in `release` sees whether the slot was taken again
-since then. `joining`: a host sets the mark before it detaches the lists, and removes it, with release, after it has
-pushed everything. A producer that found the lists empty looks at the mark by a read-modify-write that releases. If that
-came before the mark was set, then the host set it, with acquire, after the producer's looks at the lists, and they were
-empty without the host. If it came after the mark was removed, the producer acquires that everything was pushed.
+since then.
 """
 
 from typing import Any
@@ -28,7 +24,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from nanokv.device.memory.triton import add64, cas64, load64, select, store64, table64, word, xchg64
+from nanokv.device.memory.triton import add64, load64, select, store64, table64, word
 from nanokv.device.protocol.directory import erase
 from nanokv.device.protocol.extent import N_CLASSES, bump_rest, give
 from nanokv.device.protocol.freelist import detach
@@ -42,10 +38,10 @@ from nanokv.device.segment.layout import (
     H_KEY_HASH,
     H_STATE,
     HEADER_BYTES,
-    JOINING,
     LOW32,
     PIN_BITS,
     READY,
+    REMOVED,
     RESERVED,
     RING_EPOCH_MASK,
     RING_EPOCH_SHIFT,
@@ -58,7 +54,6 @@ from nanokv.device.segment.layout import (
 )
 from nanokv.device.segment.world_table import (
     W_HDR_COUNT,
-    W_PRODUCER,
     W_SHARDS,
     header_at,
     header_links,
@@ -129,7 +124,7 @@ def release(world: tl.int64, owner: tl.int64, slot: tl.int64, epoch: tl.int64) -
     load64(header + H_FLAGS, "acquire")  # acquire: after FLAG_ACK, all that a plan's producer stored (kept)
     same = state == state_word(DEAD, epoch)
     if same:
-        retire(world, seg, owner, slot, epoch)
+        retire(world, seg, owner, slot, epoch, REMOVED)
     return select(same, word(1), word(0))
 
 
@@ -155,25 +150,6 @@ def push_extents(world: tl.int64, owner: tl.int64, pages: tl.int64, classes: tl.
         size_class = load64(classes + i * WORD_BYTES, "relaxed")
         give(world, seg, load64(pages + i * WORD_BYTES, "relaxed"), size_class)
         i += 1
-
-
-@triton.jit
-def joining(world: tl.int64, owner: tl.int64, change: tl.int64) -> Any:
-    """Mark that this rank begins (`change` 1) or ends (-1) to join free extents, or only look at the mark (0).
-
-    Returns the previous PRODUCER bits, or 0. While they are not 0, FULL may be an accident: another host holds the free
-    extents for a moment. The mark names the last host that began, so the next host replaces the mark of a dead one.
-    """
-    seg = segment(world, owner)
-    mine = table64(world + W_PRODUCER)
-    if change > 0:
-        seen = xchg64(seg + JOINING, mine, "acquire")  # acquire: after the looks of those who saw no mark (kept)
-    elif change < 0:
-        seen = cas64(seg + JOINING, mine, 0, "release")  # release: everything is pushed (scenario join-full)
-    else:
-        # release: after the looks at the lists (scenario shards-full); acquire: all pushes (scenario join-full)
-        seen = add64(seg + JOINING, 0, "acq_rel")
-    return seen
 
 
 @triton.jit

@@ -17,22 +17,27 @@ from nanokv.device.memory.triton import load64, word
 from nanokv.device.protocol.activity import enter, leave
 from nanokv.device.protocol.directory import entry_header, entry_owner, find
 from nanokv.device.protocol.header import epoch_of, is_key, kill, phase_of, state_word
-from nanokv.device.protocol.retire import retire
+from nanokv.device.protocol.retire import count_eviction, retire
 from nanokv.device.protocol.status import MISS, OK, PINNED
-from nanokv.device.segment.layout import H_STATE, PIN_BITS, READY
+from nanokv.device.segment.layout import EVICTED, H_STATE, PIN_BITS, READY, REMOVED
 from nanokv.device.segment.world_table import header_at, segment
 
 
 @triton.jit
-def remove_slot(world: tl.int64, owner: tl.int64, slot: tl.int64, epoch: tl.int64) -> Any:
-    """Make one READY object DEAD, and free it: OK, PINNED, or MISS if it has gone away (or never was READY)."""
+def remove_slot(world: tl.int64, owner: tl.int64, slot: tl.int64, epoch: tl.int64, kind: tl.int64) -> Any:
+    """Make one READY object DEAD, and free it: OK, PINNED, or MISS if it has gone away (or never was READY).
+
+    `kind`: REMOVED, or EVICTED, which is counted.
+    """
     seg = segment(world, owner)
     phase = enter(world, seg)
     header = header_at(world, seg, slot)
     seen = kill(header, READY, epoch)
     status = word(MISS)
     if seen == state_word(READY, epoch):
-        retire(world, seg, owner, slot, epoch)
+        retire(world, seg, owner, slot, epoch, kind)
+        if kind == EVICTED:
+            count_eviction(world, seg)
         status = word(OK)
     elif (seen & ~PIN_BITS) == state_word(READY, epoch):
         status = word(PINNED)
@@ -53,5 +58,5 @@ def remove(world: tl.int64, key_hash: tl.int64, key_check: tl.int64) -> Any:
         mine = is_key(header_at(world, segment(world, owner), slot), key_hash, key_check)
         status = word(MISS)
         if mine & (phase_of(state) == READY):
-            status = remove_slot(world, owner, slot, epoch_of(state))
+            status = remove_slot(world, owner, slot, epoch_of(state), REMOVED)
     return status, owner

@@ -29,6 +29,7 @@ REQUEST = Record(
         Field("block", "<i8", "for a paged cache, instead of the address: the number of the block"),
         Field("plane", "<i8", "for a paged cache: the first plane of the object"),
         Field("flags", "<i8", "put: FLAG_* of the header"),
+        Field("lease", "<i8", "put: the time in ns until which the object is leased; 0: no lease"),
         Field("what", "<i8", "the descriptor: format and seven dimensions; get: format 0 if any will do", repeat=8),
     ],
 )
@@ -41,6 +42,7 @@ Q_ADDRESS = REQUEST.at("address")
 Q_BLOCK = REQUEST.at("block")
 Q_PLANE = REQUEST.at("plane")
 Q_FLAGS = REQUEST.at("flags")
+Q_LEASE = REQUEST.at("lease")
 Q_WHAT = REQUEST.at("what")
 
 

@@ -25,11 +25,11 @@ from nanokv.device.protocol.header import (
 from nanokv.device.protocol.ring import announce
 from nanokv.device.segment.layout import (
     COUNT_CORRUPT,
+    COUNT_EVICTED,
     H_KEY_CHECK,
     H_KEY_HASH,
     H_PAGES,
     H_PAYLOAD,
-    REMOVED,
 )
 from nanokv.device.segment.world_table import (
     W_HEAP_BASE,
@@ -37,6 +37,7 @@ from nanokv.device.segment.world_table import (
     W_N_PAGES,
     W_PAGE_BYTES,
     class_pages,
+    evicted_at,
     header_at,
 )
 
@@ -72,8 +73,8 @@ def take_out(world: tl.int64, seg: tl.int64, slot: tl.int64) -> Any:
 
 
 @triton.jit
-def retire(world: tl.int64, seg: tl.int64, owner: tl.int64, slot: tl.int64, epoch: tl.int64) -> None:
-    """Free everything that a header holds which the caller made DEAD, and tell the host."""
+def retire(world: tl.int64, seg: tl.int64, owner: tl.int64, slot: tl.int64, epoch: tl.int64, kind: tl.int64) -> None:
+    """Free everything that a header holds which the caller made DEAD, and leave a hint: REMOVED or EVICTED."""
     header = header_at(world, seg, slot)
     key_hash = load64(header + H_KEY_HASH, "relaxed")
     key_check = load64(header + H_KEY_CHECK, "relaxed")
@@ -82,4 +83,11 @@ def retire(world: tl.int64, seg: tl.int64, owner: tl.int64, slot: tl.int64, epoc
     if page >= 0:
         give(world, seg, page, size_class)
     give_slot(world, seg, slot)
-    announce(world, seg, REMOVED, slot, epoch)
+    announce(world, seg, kind, slot, epoch)
+
+
+@triton.jit
+def count_eviction(world: tl.int64, seg: tl.int64) -> None:
+    """Count an object that this rank has evicted, in the segment and in this rank's record there."""
+    add64(seg + COUNT_EVICTED, 1, "relaxed")  # relaxed: statistics
+    add64(evicted_at(world, seg), 1, "relaxed")

@@ -31,6 +31,8 @@ ACTIVITY = Record(
         Field("in_flight0", "<u8", "operations of this rank in flight in this segment that began in grace phase 0"),
         Field("in_flight1", "<u8", "the same for phase 1"),
         Field("incarnation", "<u8", "how many times this rank has attached; 0: never"),
+        Field("evicted", "<u8", "objects that operations of this rank evicted from this segment"),
+        Field("retries", "<u8", "compare-and-swaps of this rank on free lists and bump pointers that lost to another"),
     ],
 )
 
@@ -45,7 +47,7 @@ OBJ_HEADER = Record(
         Field("bytes_total", "<u8", "bytes of payload"),
         Field("state", "<u4", "low half of the STATE word: life-cycle state, pins, watched"),
         Field("epoch", "<u4", "high half of the STATE word: how many times the slot was taken; never goes back"),
-        Field("last_access", "<u8", "time of the last read or write of the object, ns, best effort"),
+        Field("last_access", "<u8", "time of the last read or write, best effort, or a lease: ACCESS bits"),
         Field("flags", "<u4", "FLAG_*"),
         Field("producer", "<u4", "the rank that took the slot, and its incarnation: PRODUCER bits"),
         Field("key_check", "<u8", "high half of the key's digest"),
@@ -154,12 +156,12 @@ HEAP_CTL = Record(
         Field(
             "joining",
             "<u8",
-            "PRODUCER bits of the last host that detached the free lists, until it has pushed them back; 0: none",
+            "JOINING word: the last host that detached the free lists, until it has pushed them back",
             own_line=True,
         ),
         # counters of rare events share one line: no operation depends on them
         Field("missed", "<u8", "announcements that found their ring slot taken", own_line=True),
-        Field("evicted", "<u8", "objects evicted by producers"),
+        Field("evicted", "<u8", "objects evicted, by producers and hosts"),
         Field("refused", "<u8", "allocations answered FULL"),
         Field("lost", "<u8", "commits of objects that had been given up"),
         Field("corrupt", "<u8", "control words and checksums that operations found wrong"),
@@ -211,8 +213,12 @@ BITS = (
     Bits("ENTRY", "rank", 14, 10, "the rank whose segment holds the header"),
     Bits("ENTRY", "header", 24, 26, "header slot in that segment"),
     Bits("ENTRY", "epoch", 50, 14, "low bits of the header's epoch"),
-    Bits("RING", "kind", 0, 2, "0 empty, 1 STORED, 2 REMOVED"),
-    Bits("RING", "header", 2, 30, "header slot"),
+    Bits("ACCESS", "time", 0, 62, "ns; of a lease: when it ends"),
+    Bits("ACCESS", "leased", 62, 1, "1 until the object is read: it is not evicted before that time"),
+    Bits("JOINING", "producer", 0, 32, "PRODUCER bits of a host; 0: none"),
+    Bits("JOINING", "count", 32, 32, "how many times hosts have begun to join"),
+    Bits("RING", "kind", 0, 3, "0 empty, 1 STORED, 2 REMOVED, 3 EVICTED, 4 WANTED"),
+    Bits("RING", "header", 3, 29, "header slot; of WANTED: the size class that a producer did not get"),
     Bits("RING", "epoch", 32, 32, "the header's epoch"),
     Bits("PIN", "phase", 0, 2, "0 free, 1 INTENT, 2 HELD"),
     Bits("PIN", "header", 2, 30, "header slot"),
@@ -276,9 +282,18 @@ BUCKET_BYTES = tl.constexpr(BUCKET_ENTRIES * WORD)
 
 STORED = tl.constexpr(1)
 REMOVED = tl.constexpr(2)
+EVICTED = tl.constexpr(3)
+WANTED = tl.constexpr(4)
 RING_KIND_SHIFT, RING_KIND_MASK = _bits("RING", "kind")
 RING_HEADER_SHIFT, RING_HEADER_MASK = _bits("RING", "header")
 RING_EPOCH_SHIFT, RING_EPOCH_MASK = _bits("RING", "epoch")
+
+ACCESS_TIME_SHIFT, ACCESS_TIME = _bits("ACCESS", "time")
+_LEASED_SHIFT, _ = _bits("ACCESS", "leased")
+LEASED = tl.constexpr(1 << _LEASED_SHIFT.value)
+
+JOINER_SHIFT, JOINER_MASK = _bits("JOINING", "producer")
+JOINS_SHIFT, JOINS_MASK = _bits("JOINING", "count")
 
 PIN_INTENT = tl.constexpr(1)
 PIN_HELD = tl.constexpr(2)
@@ -312,6 +327,8 @@ COUNT_CORRUPT = HEAP_CTL.at("corrupt")
 ACTIVITY_BASE = tl.constexpr(HEAP_CTL.size)
 ACTIVITY_BYTES = tl.constexpr(ACTIVITY.size)
 IN_FLIGHT = ACTIVITY.at("in_flight0")
+A_EVICTED = ACTIVITY.at("evicted")
+A_RETRIES = ACTIVITY.at("retries")
 
 HEADER_BYTES = tl.constexpr(OBJ_HEADER.size)
 H_KEY_HASH = OBJ_HEADER.at("key_hash")

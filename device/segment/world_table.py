@@ -12,6 +12,8 @@ import triton.language as tl
 
 from nanokv.device.memory.triton import select, table64
 from nanokv.device.segment.layout import (
+    A_EVICTED,
+    A_RETRIES,
     ACTIVITY_BASE,
     ACTIVITY_BYTES,
     BUCKET_BYTES,
@@ -115,6 +117,24 @@ def bucket_at(world: tl.int64, seg: tl.int64, bucket: tl.int64) -> Any:
 def activity_at(seg: tl.int64, rank: tl.int64, phase: tl.int64) -> Any:
     """The address of the word that counts a rank's operations in flight in a segment, in one grace phase."""
     return seg + ACTIVITY_BASE + rank * ACTIVITY_BYTES + IN_FLIGHT + phase * WORD_BYTES
+
+
+@triton.jit
+def my_activity(world: tl.int64, seg: tl.int64) -> Any:
+    """The address of this rank's ACTIVITY record in a segment."""
+    return seg + ACTIVITY_BASE + table64(world + W_RANK) * ACTIVITY_BYTES
+
+
+@triton.jit
+def retries_at(world: tl.int64, seg: tl.int64) -> Any:
+    """The address of the word that counts this rank's lost compare-and-swaps in a segment."""
+    return my_activity(world, seg) + A_RETRIES
+
+
+@triton.jit
+def evicted_at(world: tl.int64, seg: tl.int64) -> Any:
+    """The address of the word that counts the objects that this rank evicted from a segment."""
+    return my_activity(world, seg) + A_EVICTED
 
 
 @triton.jit

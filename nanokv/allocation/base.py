@@ -58,7 +58,15 @@ class Allocation(Protocol):
         ...
 
     def remove_slot(self, owner: int, slot: int, epoch: int) -> int:
-        """Remove the object in a header slot (eviction by the host): OK, MISS or PINNED."""
+        """Remove the object in a header slot: OK, MISS or PINNED."""
+        ...
+
+    def evict_slot(self, owner: int, slot: int, epoch: int) -> int:
+        """Evict the READY object in a header slot: OK, MISS, or PINNED if a pin or a lease holds it."""
+        ...
+
+    def evicted(self) -> int:
+        """How many objects the operations of this rank have evicted, from any segment."""
         ...
 
     def batch(self, capacity: int, pages: "Pages | None" = None) -> "Batch | None":

@@ -22,8 +22,9 @@ class ProducerAllocation:
 
     alloc = "device"
 
-    def __init__(self, machine: Machine) -> None:
+    def __init__(self, machine: Machine, rank: int) -> None:
         self._machine = machine
+        self._rank = rank
 
     def owner_of(self, key: KeyDigest, preferred: int | None) -> int:
         return self._machine.geometry.home_rank(key.key_check) if preferred is None else preferred
@@ -76,6 +77,13 @@ class ProducerAllocation:
 
     def remove_slot(self, owner: int, slot: int, epoch: int) -> int:
         return self._machine.remove_slot(owner, slot, epoch)
+
+    def evict_slot(self, owner: int, slot: int, epoch: int) -> int:
+        return self._machine.evict_slot(owner, slot, epoch, time.time_ns())
+
+    def evicted(self) -> int:
+        ranks = range(self._machine.geometry.world_size)
+        return sum(int(self._machine.activity(owner)[self._rank]["evicted"]) for owner in ranks)
 
     def batch(self, capacity: int, pages: "Pages | None" = None) -> "Batch | None":
         return self._machine.batch(capacity, pages)

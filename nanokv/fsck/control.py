@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from nanokv.device.segment.geometry import MODES
-from nanokv.device.segment.layout import REMOVED
+from nanokv.device.segment.layout import WANTED
 from nanokv.device.segment.views import SegmentView
 from nanokv.fsck.look import Look, World, field
 from nanokv.fsck.report import RECOVER, REMAKE, Finding, find
@@ -43,8 +43,9 @@ def check_control(world: World, look: Look) -> Iterator[Finding]:
     ):
         if wrong:
             yield Finding(invariant, look.rank, what, f"HeapCtl.{name}", REMAKE)
-    if world.quiescent and row["joining"]:
-        ended = world.producer_ended(int(row["joining"]))
+    joiner = int(field("JOINING", "producer", row["joining"]))
+    if world.quiescent and joiner:
+        ended = world.producer_ended(joiner)
         what = "a host is marked to join free extents at rest"
         yield Finding("I6", look.rank, what, "HeapCtl.joining", RECOVER if ended else REMAKE, not ended)
 
@@ -70,10 +71,10 @@ def check_ring(world: World, look: Look) -> Iterator[Finding]:
     """I10, I7: a hint names a slot that exists, in an epoch that the slot has reached. Holds at any moment."""
     kind, slot, epoch = (field("RING", name, look.ring) for name in ("kind", "header", "epoch"))
     filled = look.ring != 0
-    wild = filled & ((kind == 0) | (kind > REMOVED.value) | (slot >= look.geometry.hdr_count))
+    wild = filled & ((kind == 0) | (kind > WANTED.value) | (slot >= look.geometry.hdr_count))
     remedy = "the poller passes over it; if it happens again, " + REMAKE
     yield from find("I10", look.rank, "invalid hints", "ring slot", wild, remedy)
-    tickets = np.flatnonzero(filled & ~wild)
+    tickets = np.flatnonzero(filled & ~wild & (kind != WANTED.value))
     ahead = tickets[epoch[tickets] > look.epoch[slot[tickets]]]
     what = "hints of an epoch that their header has not reached: an epoch went back"
     yield from find("I7", look.rank, what, "ring slot", ahead)

@@ -15,6 +15,7 @@ from nanokv.device.machines.engine_cache import Pages, check_alike
 from nanokv.device.machines.records import Descriptor, Request
 from nanokv.device.protocol.status import Status
 from nanokv.errors import InvalidArgument, NanoKVError
+from nanokv.leases import lease_until
 from nanokv.transfer.descriptors import descriptor_of
 from nanokv.transfer.growing_batch import GrowingBatch
 from nanokv.transfer.single import SingleTransfer
@@ -65,6 +66,7 @@ class PagedKV:
         *,
         layers: range | None = None,
         preferred_segment: int | None = None,
+        hold: float | None = None,
     ) -> list[NanoKVError | None]:
         """Store a block under each key; returns per key an error or None.
 
@@ -72,13 +74,14 @@ class PagedKV:
             keys, blocks: one block number per key.
             layers: the layers that the objects hold, a range with step 1. Default: all. An engine that publishes each
                 layer as soon as it is done puts each under a key of its own.
-            preferred_segment: as for `NanoKVCache.put`.
+            preferred_segment, hold: as for `NanoKVCache.put`.
 
         Raises:
             InvalidArgument: invalid blocks or layers, or not as many keys as blocks.
         """
         chosen = self._check(keys, blocks, layers)
         self._hooks.check(preferred_segment)
+        until = lease_until(hold)
         descriptor, nbytes = self._descriptor(chosen), self._bytes(chosen)
         digests = [self._hooks.digest(key) for key in keys]
         owners = [self._allocation.owner_of(digest, preferred_segment) for digest in digests]
@@ -87,11 +90,12 @@ class PagedKV:
             plane = chosen.start * self._per_layer
             rows = zip(digests, owners, blocks, strict=True)
             statuses = self._batch.run(
-                lambda batch: batch.put(), [Request(d, 0, nbytes, o, descriptor, 0, b, plane) for d, o, b in rows]
+                lambda batch: batch.put(),
+                [Request(d, 0, nbytes, o, descriptor, 0, b, plane, until) for d, o, b in rows],
             )
         for i, (digest, block) in enumerate(zip(digests, blocks, strict=True)):
             if statuses[i] in (Status.BUSY, Status.FULL):
-                statuses[i] = self._put_one(digest, block, chosen, preferred_segment)
+                statuses[i] = self._put_one(digest, block, chosen, preferred_segment, until)
         return [
             self._hooks.judge_put(status, key, nbytes, preferred_segment)
             for key, status in zip(keys, statuses, strict=True)
@@ -126,12 +130,12 @@ class PagedKV:
         return [self._hooks.judge_get(status, key, nbytes) for key, status in zip(keys, statuses, strict=True)]
 
     # --- by torch ---
-    def _put_one(self, key: KeyDigest, block: int, layers: range, preferred: int | None) -> int:
+    def _put_one(self, key: KeyDigest, block: int, layers: range, preferred: int | None, until: int) -> int:
         def fill(payload: torch.Tensor) -> None:
             for part, plane in zip(self._parts(payload), self._chosen(layers), strict=True):
                 part.copy_(plane[block])
 
-        return self._single.put_filled(key, self._bytes(layers), preferred, self._descriptor(layers), fill)
+        return self._single.put_filled(key, self._bytes(layers), preferred, self._descriptor(layers), fill, until)
 
     def _get_one(self, key: KeyDigest, block: int, layers: range) -> int:
         def take(payload: torch.Tensor) -> None:

@@ -78,7 +78,7 @@ def test_all_other_steps_are_not() -> None:
 
 def test_a_leak_and_an_overlap_are_found() -> None:
     explorer = Explorer(SCENARIOS["put-remove-get"], "sc")
-    kept = "push(slot_list(world, seg, slot), header_links(world, seg), slot)"
+    kept = "push(slot_list(world, seg, slot), header_links(world, seg), slot, retries_at(world, seg))"
     forget = rewrite(header.give_slot, kept, "word(slot)")
     assert "in no place" in str(Explorer(explorer.scenario, "sc", forget).draw("random", 50, 1).failure)
     with pytest.raises(CheckFailure, match="I4"):

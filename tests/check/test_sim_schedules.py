@@ -199,9 +199,9 @@ def test_hypothesis_can_draw_schedules(taken: list[tuple[int, int]]) -> None:
     head, links = SHARED, SHARED + 8
 
     def swap() -> int:
-        node: int = pop(head, links, 2)
+        node: int = pop(head, links, 2, head + 24)
         if node >= 0:
-            push(head, links, node)
+            push(head, links, node, head + 24)
         return node
 
     for name in ("one", "two"):

@@ -34,6 +34,7 @@ from nanokv.device.segment.layout import (
     STATE_MASK,
     STORED,
     WRITING,
+    unpack,
 )
 from nanokv.device.segment.views import SegmentView
 from nanokv.fsck import check_segments
@@ -283,7 +284,7 @@ def free_lists_pass_through_the_host(device: torch.device) -> None:
             assert w.machine.remove(key(n)) == OK
         stamps = w.machine.page_stamps(1)
         phase = w.machine.enter(1)
-        assert w.machine.joining(1, 1) == 0
+        mark = w.machine.begin_join(1)
         pages = w.machine.detach(1, 0)
         assert sorted(pages.tolist()) == [0, 1, 2, 3]
         assert len(w.machine.detach(1, 0)) == 0
@@ -291,8 +292,10 @@ def free_lists_pass_through_the_host(device: torch.device) -> None:
         rest = w.machine.detach_rest(1)
         assert rest.tolist() == list(range(4, 64))
         w.machine.push_extents(1, rest, np.zeros_like(rest))
-        assert w.machine.joining(1, 0) == w.machine.joining(1, -1) == producer_word(0, 1)
-        assert w.machine.joining(1, 0) == 0
+        assert unpack("JOINING", "producer", mark) == producer_word(0, 1)
+        assert w.machine.is_joining(1)
+        w.machine.end_join(1, mark)
+        assert not w.machine.is_joining(1)
         w.machine.leave(1, phase)
         assert (w.machine.page_stamps(1) - stamps).tolist()[:5] == [1, 1, 1, 1, 1]
         assert w.put(9, w.bytes(4 * PAGE, 9)) == OK

@@ -12,7 +12,8 @@ pytestmark = pytest.mark.timeout(1800)  # the first test of a group pays for all
 GROUPS = [
     ("freelist,extent,header", 12),
     pytest.param("directory,ring,activity,pins", 10, marks=pytest.mark.exhaustive),
-    pytest.param("checksum,retire,evict,put,get,remove,reclaim,host_alloc,host_calls", 6, marks=pytest.mark.exhaustive),
+    pytest.param("joining,joinable,lease,evict", 10, marks=pytest.mark.exhaustive),
+    pytest.param("checksum,retire,put,get,remove,reclaim,host_alloc,host_calls", 6, marks=pytest.mark.exhaustive),
 ]
 
 

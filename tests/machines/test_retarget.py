@@ -17,11 +17,12 @@ from nanokv.device.memory.retarget import retarget
 from nanokv.device.memory.triton import GOLDEN, MIX_ONE, MIX_TWO, VOCABULARY
 from nanokv.device.protocol import extent, freelist, header, shards
 from nanokv.device.segment.geometry import Geometry
-from nanokv.device.segment.layout import FREE_HEAD, FREE_HEAD_STRIDE, OBJ_HEADER, RESERVED, WORD
+from nanokv.device.segment.layout import ACTIVITY, FREE_HEAD, FREE_HEAD_STRIDE, OBJ_HEADER, RESERVED, WORD
 from tests.support.plain_world import PAGE, PlainWorld
 
 TABLE, SEGMENT = 1 << 20, 1 << 30  #: the addresses of the dict machine's world table and segment
 GEOMETRY = Geometry.plan(16 * PAGE, PAGE, 1, max_objects=5, shards=2)
+RETRIES = GEOMETRY.offsets["activity_base"] + ACTIVITY.offsets["retries"]
 LAST_CLASS = 4
 WHOLE = (1 << 64) - 1
 
@@ -134,11 +135,11 @@ class Both:
         return here
 
     def call_list(self, function: Any, head: int, links: int, *args: int) -> Any:
-        """Call a function that takes (head, links, ...), given as offsets, on both."""
+        """Call a function that takes (head, links, ..., retries), given as offsets, on both."""
         plain = retarget(function, self.machine.vocabulary(), done=self.done)
-        here = plain(SEGMENT + head, SEGMENT + links, *args)
+        here = plain(SEGMENT + head, SEGMENT + links, *args, SEGMENT + RETRIES)
         base = self.native.bases[0]
-        there = compiled(function, 2 + len(args))(base + head, base + links, *args)
+        there = compiled(function, 3 + len(args))(base + head, base + links, *args, base + RETRIES)
         assert here == there, f"{function.__name__}{args}"
         return here
 

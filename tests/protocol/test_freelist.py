@@ -24,8 +24,8 @@ def churn(head: tl.int64, links: tl.int64, count: tl.int64, marks: tl.int64, rou
     doubled = word(0)
     i = word(0)
     while i < rounds:
-        one = pop(head, links, count)
-        two = pop(head, links, count)
+        one = pop(head, links, count, head + WORD_BYTES)
+        two = pop(head, links, count, head + WORD_BYTES)
         if one >= 0:
             pops += 1
             if cas64(marks + one * WORD_BYTES, 0, 1, "acq_rel") != 0:
@@ -35,11 +35,11 @@ def churn(head: tl.int64, links: tl.int64, count: tl.int64, marks: tl.int64, rou
             if cas64(marks + two * WORD_BYTES, 0, 1, "acq_rel") != 0:
                 doubled += 1
             store64(marks + two * WORD_BYTES, word(0), "release")
-            push(head, links, two)
+            push(head, links, two, head + WORD_BYTES)
         if one >= 0:
             store64(marks + one * WORD_BYTES, word(0), "release")
             stamp(links, one, word(1))
-            push(head, links, one)
+            push(head, links, one, head + WORD_BYTES)
         i += 1
     return pops, doubled
 
@@ -49,7 +49,7 @@ def produce(head: tl.int64, links: tl.int64, first: tl.int64, count: tl.int64) -
     """Push `count` nodes."""
     node = first + 0
     while node < first + count:
-        push(head, links, node)
+        push(head, links, node, head + WORD_BYTES)
         node += 1
     return node
 
@@ -60,7 +60,7 @@ def consume(head: tl.int64, links: tl.int64, count: tl.int64, wanted: tl.int64, 
     got = word(0)
     i = word(0)
     while (got < wanted) & (i < tries):
-        node = pop(head, links, count)
+        node = pop(head, links, count, head + WORD_BYTES)
         if node >= 0:
             add64(out + node * WORD_BYTES, 1, "relaxed")
             got += 1
@@ -83,7 +83,7 @@ def take_all(head: tl.int64, links: tl.int64, count: tl.int64, rounds: tl.int64)
                 last = after - 1
                 moved += 1
                 after = load64(links + last * WORD_BYTES, "relaxed") & LOW32
-            push_chain(head, links, first, last)
+            push_chain(head, links, first, last, head + WORD_BYTES)
         i += 1
     return moved
 
@@ -97,11 +97,11 @@ class List:
         self.head, self.links = address(self.words), address(self.words[16:])
 
     def pop(self) -> int:
-        return int(native(pop, 3)(self.head, self.links, self.count))
+        return int(native(pop, 4)(self.head, self.links, self.count, self.head + 8))
 
     def push(self, *nodes: int) -> None:
         for node in nodes:
-            native(push, 3)(self.head, self.links, node)
+            native(push, 4)(self.head, self.links, node, self.head + 8)
 
     def inside(self) -> list[int]:
         """The nodes, first one first, as the links say."""

@@ -29,6 +29,7 @@ from nanokv.device.protocol.freelist import pop, push
 from nanokv.device.protocol.get import get
 from nanokv.device.protocol.put import put, seal_payload
 from nanokv.device.protocol.status import OK
+from nanokv.device.segment.layout import WORD_BYTES
 
 
 class Kernel(NamedTuple):
@@ -83,9 +84,9 @@ def poll_word_kernel(word: tl.int64, out: tl.int64, limit: tl.int64) -> None:
 @triton.jit
 def pop_push_kernel(head: tl.int64, links: tl.int64, count: tl.int64) -> None:
     """One free-list pop and push, without other code, so that their instructions can be told apart."""
-    node = pop(head, links, count)
+    node = pop(head, links, count, head + WORD_BYTES)
     if node >= 0:
-        push(head, links, node)
+        push(head, links, node, head + WORD_BYTES)
 
 
 @triton.jit

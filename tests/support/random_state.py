@@ -15,6 +15,7 @@ from nanokv.device.segment.layout import (
     ENTRY_RANK_SHIFT,
     ENTRY_TAG_MASK,
     ENTRY_TAG_SHIFT,
+    EVICTED,
     HEAP_CTL,
     ONE_PIN,
     PIN_HEADER_MASK,
@@ -22,6 +23,7 @@ from nanokv.device.segment.layout import (
     PIN_HELD,
     PIN_PRODUCER_SHIFT,
     READY,
+    REMOVED,
     RESERVED,
     RING_EPOCH_SHIFT,
     RING_HEADER_SHIFT,
@@ -69,9 +71,9 @@ class Memory:
 
 # the arguments of each function, by the methods of Draw
 ARGUMENTS = {
-    "pop": "head links count",
-    "push_chain": "head links node node",
-    "push": "head links node",
+    "pop": "head links count retries",
+    "push_chain": "head links node node retries",
+    "push": "head links node retries",
     "stamp": "links node few",
     "detach": "head",
     "class_of": "world n_pages",
@@ -140,12 +142,20 @@ ARGUMENTS = {
     "pin": "world owner slot epoch",
     "unpin": "world owner slot epoch line",
     "take_out": "world seg slot",
-    "retire": "world seg owner slot epoch",
-    "oldest": "world seg ticket few size_class",
-    "evict_for": "world seg owner maybe_class",
+    "retire": "world seg owner slot epoch kind",
+    "oldest": "world seg ticket few size_class now",
+    "evict_for": "world seg owner maybe_class now",
+    "has_lease": "header now",
+    "evict_slot": "world owner slot epoch now",
+    "count_eviction": "world seg",
     "may_evict": "seg",
-    "take_header": "world seg owner key_hash",
-    "take_pages": "world seg owner size_class key_hash",
+    "take_header": "world seg owner key_hash now",
+    "take_pages": "world seg owner size_class key_hash now",
+    "unused_from": "world seg",
+    "small_pages": "world seg size_class few",
+    "has_run": "world seg n_pages",
+    "outlook": "world seg size_class",
+    "outlook_of": "world owner size_class",
     "undo": "world seg owner slot epoch",
     "allocate": "world seg owner slot epoch size_class n_pages nbytes now key_hash",
     "begin": "world owner key_hash key_check nbytes flags now",
@@ -157,7 +167,9 @@ ARGUMENTS = {
     "lookup": "world key_hash key_check",
     "lookup_described": "world key_hash key_check",
     "validate": "world owner slot epoch",
-    "touch": "world owner slot now",
+    "touch": "world owner slot epoch now",
+    "lease": "world owner slot now",
+    "is_leased": "now now",
     "wanted": "world",
     "has_checksum": "header",
     "checksum": "key_hash key_check nbytes any any any any any any any any any",
@@ -171,7 +183,7 @@ ARGUMENTS = {
     "verify": "world owner slot epoch key_hash key_check source few",
     "read": "world owner slot epoch key_hash key_check payload few out now",
     "get": "world key_hash key_check out stored_bytes now",
-    "remove_slot": "world owner slot epoch",
+    "remove_slot": "world owner slot epoch removal",
     "remove": "world key_hash key_check",
     "snapshot": "world seg hint out",
     "snapshots": "world owner hints few out good",
@@ -179,7 +191,10 @@ ARGUMENTS = {
     "release": "world owner slot epoch",
     "adopt_slot": "world owner slot",
     "push_extents": "world owner pages classes two",
-    "joining": "world owner one",
+    "begin_join": "world owner",
+    "end_join": "world owner join_mark",
+    "joiner": "seg",
+    "joiner_of": "world owner",
     "detach_rest": "world owner",
     "detach_class": "world owner size_class out",
     "walk": "links head count any marks",
@@ -199,6 +214,7 @@ ARGUMENTS = {
     "abort_hinted": "world owner slot epoch",
     "remove_hinted": "world key_hash key_check",
     "remove_slot_hinted": "world owner slot epoch",
+    "evict_slot_hinted": "world owner slot epoch now",
     "drop_pin": "world owner line ledger_word epoch",
     "clear_intent": "world owner line ledger_word",
     "count_lines": "world seg slot",
@@ -230,6 +246,9 @@ WANTED = {
         "judged",
         "still_ready",
         "remove_slot",
+        "evict_slot",
+        "evict_slot_hinted",
+        "touch",
         "validate",
         "pin",
         "add_pin",
@@ -352,7 +371,16 @@ class Draw:
         return self.rng.randrange(2)
 
     def kind(self) -> int:
-        return self.rng.randrange(1, 3)
+        return self.rng.randrange(1, 5)
+
+    def removal(self) -> int:
+        return self.rng.choice((REMOVED.value, EVICTED.value))
+
+    def retries(self) -> Address:
+        return self.out()
+
+    def join_mark(self) -> int:
+        return self.rng.choice((signed(self.views[0].ctl["joining"][0]), self.rng.randrange(1 << 40)))
 
     def one(self) -> int:
         return self.rng.choice((1, -1, 0))
@@ -482,6 +510,18 @@ class Draw:
         return Address(2, 256 * 8 + self.rng.choice((0, 0, 1, 8)))
 
 
+def begin_one(rng: random.Random, state: Memory, owner: int, key: tuple[int, int], size: int, now: int) -> None:
+    """Begin an object natively, perhaps lease it, and perhaps end it in one of three ways."""
+    code, world = compiled(), state.bases[3]
+    status, slot, epoch, *_ = code["begin"](world, owner, *key, size, rng.randrange(2), now, *[rng.randrange(9)] * 8)
+    if status == 0 and rng.random() < 0.3:
+        code["lease"](world, owner, slot, rng.randrange(1 << 40))
+    if status == 0 and rng.random() < 0.5:
+        producer = int(state.views[owner].headers[slot]["producer"])
+        end, *more = rng.choice(((code["abort"],), (code["give_up"], producer), (code["commit"],)))
+        end(world, owner, slot, epoch, *more)
+
+
 def history(rng: random.Random, state: Memory) -> None:
     """Fill fresh segments by a random history of native operations."""
     state.bytes[:] = 0
@@ -496,13 +536,7 @@ def history(rng: random.Random, state: Memory) -> None:
         if step < 4:
             code["put"](world, owner, *key, source, size, now, rng.randrange(300), *[rng.randrange(9)] * 7)
         elif step == 4:
-            status, slot, epoch, *_ = code["begin"](
-                world, owner, *key, size, rng.randrange(2), now, *[rng.randrange(9)] * 8
-            )
-            if status == 0 and rng.random() < 0.5:
-                producer = int(state.views[owner].headers[slot]["producer"])
-                end, *more = rng.choice(((code["abort"],), (code["give_up"], producer), (code["commit"],)))
-                end(world, owner, slot, epoch, *more)
+            begin_one(rng, state, owner, key, size, now)
         elif step == 5:
             code["remove"](world, *key)
         elif step == 6:
@@ -516,6 +550,8 @@ def history(rng: random.Random, state: Memory) -> None:
             code["drain"](world, owner, rng.randrange(20), state.bases[2], rng.randrange(8))
         elif step == 9:
             state.views[owner].ctl[0]["grace_phase"] ^= 1
+            if rng.random() < 0.3:
+                code["begin_join"](world, owner)
 
 
 def corrupt(rng: random.Random, state: Memory) -> None:

@@ -26,6 +26,7 @@ from nanokv.host_poller.poller import Poller
 from nanokv.host_poller.sweeper import Sweeper
 
 RAW_BYTES = (0,) * 8  #: the descriptor of raw bytes
+FAR = 1 << 40  #: a time that no execution reaches
 
 #: a directory and an eviction with fewer candidates, tickets with less patience: the same code, shorter executions
 SMALL = {"ENTRIES_PER_BUCKET": 2, "CANDIDATES": 4, "EVICT_SAMPLE": 2, "PATIENCE": 6}
@@ -177,6 +178,18 @@ class SmallWorld:
         """Put an object."""
         source = self.payload(key, version, words)
         answer = self.machine(rank).put(owner, digest(key), source.ctypes.data, words * WORD, RAW_BYTES, self.now())
+        self.ended()
+        return Status(answer)
+
+    def put_leased(self, key: int, version: int, words: int = 2) -> Status:
+        """Put an object under a lease that does not end by time."""
+        source, machine = self.payload(key, version, words), self.machine()
+        begun = machine.begin(0, digest(key), words * WORD, 0, RAW_BYTES, self.now())
+        answer = begun.status
+        if answer == Status.OK:
+            machine.lease(begun.place, FAR)
+            self.copy(self.address() + begun.place.payload, source.ctypes.data, source.nbytes)
+            answer = machine.finish(begun.place, begun.phase)
         self.ended()
         return Status(answer)
 

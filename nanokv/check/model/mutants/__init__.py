@@ -8,6 +8,7 @@ mutant       what a mutant is, and how it is declared
 run          every mutant must be noticed
 freelist     free lists, extents and slots
 objects      headers, and operations on whole objects
+eviction     leases, free neighbours that are joined instead
 keys         the directory, pins, eviction under readers
 host         the ring, the index, grace periods, the sweeper, the audit
 progress     operations that wait for others
@@ -20,5 +21,5 @@ from nanokv.check.model.mutants.mutant import MUTANTS
 
 __all__ = ["MUTANTS"]
 
-for theme in ("freelist", "objects", "keys", "host", "progress", "cooperative"):
+for theme in ("freelist", "objects", "eviction", "keys", "host", "progress", "cooperative"):
     import_module(f"{__name__}.{theme}")  # declares its mutants

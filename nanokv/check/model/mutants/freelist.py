@@ -1,7 +1,7 @@
 """Mutants of free lists, extents and slots."""
 
 from nanokv.check.model.mutants.mutant import mutant
-from nanokv.device.protocol import evict, extent, freelist, header, reclaim, shards
+from nanokv.device.protocol import evict, extent, freelist, header, joining, reclaim, shards
 
 _LIST = "(((old >> TAG_SHIFT) + 1) << TAG_SHIFT)"
 _SAME_TAG = "((old >> TAG_SHIFT) << TAG_SHIFT)"
@@ -73,7 +73,7 @@ mutant(
     "join-unannounced",
     "a host joins free extents without announcing it: a producer is answered FULL by accident",
     ("join-full",),
-    (reclaim.joining, "if change > 0:", "if change > 1:"),
+    (joining.begin_join, "| table64(world + W_PRODUCER)", ""),
 )
 mutant(
     "detach-resets-tag",
@@ -89,7 +89,7 @@ mutant(
         extent.give,
         "    stamp(links, page, pages)\n"
         "    mark(world, seg, page, FREE + size_class, word(0))\n"
-        "    push(extent_list(world, seg, size_class, page // pages), links, page)\n",
+        "    push(extent_list(world, seg, size_class, page // pages), links, page, retries_at(world, seg))\n",
         "    push(extent_list(world, seg, size_class, page // pages), links, page)\n"
         "    stamp(links, page, pages)\n"
         "    mark(world, seg, page, FREE + size_class, word(0))\n",
@@ -133,7 +133,7 @@ mutant(
     "slot-run-overlaps",
     "the run that a bump of header slots gives to a list begins with its own slot",
     ("shards-slots",),
-    (header.bump_slot, "links, slot + 1, last)", "links, slot, last)"),
+    (header.bump_slot, "links, slot + 1, last,", "links, slot, last,"),
 )
 mutant(
     "detach-one-list",
@@ -157,5 +157,5 @@ mutant(
     "joining-by-load",
     "a producer that finds the lists empty looks by a load whether a host joins: the word may be too old",
     ("shards-full", "join-full"),
-    (reclaim.joining, 'add64(seg + JOINING, 0, "acq_rel")', 'load64(seg + JOINING, "acquire")'),
+    (joining.joiner, 'add64(seg + JOINING, 0, "acq_rel")', 'load64(seg + JOINING, "acquire")'),
 )

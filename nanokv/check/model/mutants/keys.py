@@ -158,8 +158,8 @@ mutant(
     ("pin-evict",),
     (
         evict.evict_for,
-        "if kill(header, READY, epoch) == state_word(READY, epoch):",
-        "if phase_of(kill(header, READY, epoch)) == READY:",
+        "if seen == state_word(READY, epoch):",
+        "if phase_of(seen) == READY:",
     ),
     (evict.oldest, " & ((state & PIN_BITS) == 0)", ""),
 )

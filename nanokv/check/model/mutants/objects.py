@@ -192,8 +192,8 @@ mutant(
     ("pin-evict", "evict-dies"),
     (
         evict.evict_for,
-        "if kill(header, READY, epoch) == state_word(READY, epoch):",
-        "if kill(header, READY, epoch) != 0:",
+        "if seen == state_word(READY, epoch):",
+        "if seen != 0:",
     ),
 )
 mutant(
@@ -241,5 +241,15 @@ mutant(
         "                    acknowledge(header_at(world, seg, slot), epoch)\n"
         "            if status == FULL:\n"
         "                erase(world, owner, slot, epoch, key_hash, key_check)\n",
+    ),
+)
+mutant(
+    "flags-of-last-plan",
+    "a slot keeps the flags of its last object: a plan seems to be acknowledged from the beginning",
+    ("second-plan",),
+    (
+        header.reserve,
+        "word(flags) | (table64(world + W_PRODUCER) << 32)",
+        'word(flags) | (load64(header + H_FLAGS, "relaxed") & LOW32) | (table64(world + W_PRODUCER) << 32)',
     ),
 )

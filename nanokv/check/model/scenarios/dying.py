@@ -196,12 +196,20 @@ def _inherit(world: SmallWorld) -> None:
     world.spawn("heir", lambda: (world.remove(A), world.put(C, 2)))
 
 
-def _give_up_a_plan(world: SmallWorld) -> None:
+def _give_up_a_plan(world: SmallWorld, epoch: int = 1) -> None:
     machine = world.machine(1)
     begun = machine.begin(0, digest(A), 2 * WORD, FLAG_PLAN.value, RAW_BYTES, world.now())
     machine.leave(0, begun.phase)
-    expect(begun.status == Status.OK and begun.place.slot == 0 and begun.place.epoch == 1, "prepare")
-    expect(world.machine().give_up(0, 0, 1, producer_word(1, 1)), "prepare")
+    expect(begun.status == Status.OK and begun.place[1:3] == (0, epoch), "prepare")
+    expect(world.machine().give_up(0, 0, epoch, producer_word(1, 1)), "prepare")
+
+
+def _give_up_two_plans(world: SmallWorld) -> None:
+    """Two plans, one after the other in one slot; the first one was acknowledged."""
+    _give_up_a_plan(world)
+    expect(world.machine(1).commit(Place(0, 0, 1)) == Status.LOST, "prepare")
+    expect(world.machine().release(0, 0, 1), "prepare")
+    _give_up_a_plan(world, epoch=2)
 
 
 def _nobody_scribbles(world: SmallWorld) -> None:
@@ -211,20 +219,11 @@ def _nobody_scribbles(world: SmallWorld) -> None:
         expect(world.get(C) == (Status.OK, 2), "the late plan wrote into the pages of another object")
 
 
-@Scenario(
-    "acknowledge",
-    "a plan that was given up writes, and says when it is done; its page is used again",
-    small(pages=1, objects=2, ranks=2),
-    _nobody_scribbles,
-    _give_up_a_plan,
-    mortal=("late",),
-    hosted=True,
-)
-def _acknowledge(world: SmallWorld) -> None:
+def _acknowledge(world: SmallWorld, epoch: int) -> None:
     def write() -> Status:
         source = world.payload(A, 1, 2)
         world.copy(world.address("heap_base"), source.ctypes.data, source.nbytes)
-        answer = Status(world.machine(1).commit(Place(0, 0, 1)))
+        answer = Status(world.machine(1).commit(Place(0, 0, epoch)))
         world.ended()
         return answer
 
@@ -233,7 +232,27 @@ def _acknowledge(world: SmallWorld) -> None:
         return world.put(C, 2)
 
     sweeper = world.sweeper(0)
-    sweeper._quarantine.give_up(Life(0, 1), world.machine().headers(0, 0, 1)[0])
+    sweeper._quarantine.give_up(Life(0, epoch), world.machine().headers(0, 0, 1)[0])
     sweeps = world.steps_of(sweeper, 5)
     world.spawn("late", write, rank=1)
     world.spawn("host", reuse)
+
+
+Scenario(
+    "acknowledge",
+    "a plan that was given up writes, and says when it is done; its page is used again",
+    small(pages=1, objects=2, ranks=2),
+    _nobody_scribbles,
+    _give_up_a_plan,
+    mortal=("late",),
+    hosted=True,
+)(partial(_acknowledge, epoch=1))
+Scenario(
+    "second-plan",
+    "the same for the second plan of a slot; the first one was given up and acknowledged",
+    small(pages=1, objects=2, ranks=2),
+    _nobody_scribbles,
+    _give_up_two_plans,
+    mortal=("late",),
+    hosted=True,
+)(partial(_acknowledge, epoch=2))

@@ -4,7 +4,8 @@ from functools import partial
 
 from nanokv.check.model.scenario import A, B, Scenario, expect, small
 from nanokv.check.model.small_world import SmallWorld
-from nanokv.device.protocol import extent, reclaim
+from nanokv.device.protocol import extent, joining
+from nanokv.device.segment.layout import JOINER_MASK
 from nanokv.host_poller.coalesce import join_free_extents
 
 
@@ -116,12 +117,12 @@ def _never_full(world: SmallWorld) -> None:
 )
 def _join_or_full(world: SmallWorld) -> None:
     """A producer that finds nothing looks whether a host joins; if none does, it must find something."""
-    take, joining = world.on_segment(extent.take, rank=1), world.on_owner(reclaim.joining, rank=1)
+    take, joiner = world.on_segment(extent.take, rank=1), world.on_owner(joining.joiner_of, rank=1)
 
     def produce() -> str:
         if take(0, 1) >= 0:
             return "taken"
-        if joining(0) != 0:
+        if joiner() & JOINER_MASK.value:
             return "a host joins"
         return "taken" if take(0, 1) >= 0 else "full"
 

@@ -5,7 +5,7 @@ from functools import partial
 from nanokv.check.model.scenario import Scenario, expect, small
 from nanokv.check.model.small_world import SmallWorld
 from nanokv.device.protocol import freelist, header
-from nanokv.device.segment.layout import FREE_HEAD, HEADER_BYTES, LOW32, WORD
+from nanokv.device.segment.layout import ACTIVITY, FREE_HEAD, HEADER_BYTES, LOW32, WORD
 
 # --- one list ---------------------------------------------------------------------------------
 NODES = 3
@@ -17,18 +17,19 @@ class _List:
     def __init__(self, world: SmallWorld) -> None:
         self.world = world
         self.head, self.links = world.address() + FREE_HEAD.value, world.address("links_base")
+        self._retries = world.address("activity_base") + ACTIVITY.offsets["retries"]
         self._pop, self._push = world.function(freelist.pop), world.function(freelist.push)
         self._held: set[int] = set()
         self._last: dict[int, int] = {}
 
     def pop(self) -> int:
-        return int(self._pop(self.head, self.links, NODES))
+        return int(self._pop(self.head, self.links, NODES, self._retries))
 
     def push(self, node: int) -> None:
-        self._push(self.head, self.links, node)
+        self._push(self.head, self.links, node, self._retries)
 
     def push_chain(self, first: int, last: int) -> None:
-        self.world.function(freelist.push_chain)(self.head, self.links, first, last)
+        self.world.function(freelist.push_chain)(self.head, self.links, first, last, self._retries)
 
     def link(self, node: int) -> int:
         """The address of a node's link."""

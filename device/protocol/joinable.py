@@ -1,0 +1,112 @@
+"""What a producer that found no extent may hope for: that one is free now, or that free neighbours can be joined.
+
+A producer asks this before it evicts: nothing live goes while free neighbours would do.
+
+Source: the marks in the links of pages (`extent`), read from the first page on, as a buddy allocator's map is.
+
+Guarantees
+- The answer is not NOTHING if neighbouring free pages would hold the extent from the beginning of the look to its end,
+  or if a host that joins free extents is at work. Two hosts that join at once are one host to the producer: the mark
+  names the last, and a look between the steps of the other may miss its pages.
+- A heap without small free extents is answered by one look at the heads of the lists. The search over the pages runs
+  only if the small extents and the pages that were never used would be enough.
+
+Why the orderings suffice: the looks are relaxed, and a host that joins may disturb them. The producer reads the word
+`joining` before and after: its count changes when a host begins. The first look acquires what a host pushed that ended
+before; the second releases the looks, so that a host that begins later does not disturb them.
+"""
+
+from typing import Any
+
+import triton
+import triton.language as tl
+
+from nanokv.device.memory.triton import load64, select, table64, word
+from nanokv.device.protocol.extent import FREE, HELD, N_CLASSES, link_of
+from nanokv.device.protocol.joining import joiner
+from nanokv.device.protocol.shards import next_filled
+from nanokv.device.segment.layout import (
+    BUMP_PTR,
+    FREE_HEAD,
+    FREE_HEAD_STRIDE,
+    JOINER_MASK,
+    LOW32,
+    MARK_MASK,
+    MARK_SHIFT,
+    MAX_SHARDS,
+    WORD_BYTES,
+)
+from nanokv.device.segment.world_table import W_HEAP_BASE, W_N_PAGES, W_PAGE_BYTES, class_pages, segment
+
+NOTHING = tl.constexpr(0)
+NEIGHBOURS = tl.constexpr(1)
+EXTENT = tl.constexpr(2)
+
+
+@triton.jit
+def unused_from(world: tl.int64, seg: tl.int64) -> Any:
+    """The first page that was never used, or the number of pages."""
+    count = table64(world + W_N_PAGES)
+    page = (load64(seg + BUMP_PTR, "relaxed") - table64(world + W_HEAP_BASE)) // table64(world + W_PAGE_BYTES)
+    return select((page >= 0) & (page < count), page, count)
+
+
+@triton.jit
+def small_pages(world: tl.int64, seg: tl.int64, size_class: tl.int64, enough: tl.int64) -> Any:
+    """The pages in the free extents of smaller classes, counted up to `enough`."""
+    count = table64(world + W_N_PAGES)
+    rows = seg + FREE_HEAD
+    found = word(0)
+    place = next_filled(world, rows, size_class, word(0), word(-1), N_CLASSES)
+    while (place >= 0) & (found < enough):
+        pages = class_pages(world, place // MAX_SHARDS)
+        node = load64(rows + place * WORD_BYTES, "relaxed") & LOW32
+        seen = word(0)
+        while (node != 0) & (node <= count) & (found < enough) & (seen < count):
+            found += pages
+            seen += 1
+            node = link_of(world, seg, node - 1) & LOW32
+        place = next_filled(world, rows, size_class, word(0), place, N_CLASSES)
+    return found
+
+
+@triton.jit
+def has_run(world: tl.int64, seg: tl.int64, wanted: tl.int64) -> Any:
+    """True if `wanted` neighbouring pages are free or were never used."""
+    count = unused_from(world, seg)
+    run = word(0)
+    page = word(0)
+    while (page < count) & (run < wanted):
+        mark = (link_of(world, seg, page) >> MARK_SHIFT) & MARK_MASK
+        free = (mark >= FREE) & (mark < HELD)
+        level = select(free, mark - FREE, select(mark >= HELD, mark - HELD, word(0)))
+        pages = class_pages(world, select(level < N_CLASSES, level, word(0)))
+        pages = select((mark != 0) & (pages > 0), pages, word(1))  # a page in motion stands for itself
+        run = select(free, run + pages, word(0))
+        page += pages
+    return run + table64(world + W_N_PAGES) - count >= wanted
+
+
+@triton.jit
+def outlook(world: tl.int64, seg: tl.int64, size_class: tl.int64) -> Any:
+    """What there is for an extent of this class: NOTHING, NEIGHBOURS that a host can or does join, or an EXTENT."""
+    wanted = class_pages(world, size_class)
+    before = joiner(seg)
+    found = word(NOTHING)
+    rows = seg + FREE_HEAD + size_class * FREE_HEAD_STRIDE
+    if next_filled(world, rows, N_CLASSES - size_class, word(0), word(-1), N_CLASSES) >= 0:
+        found = word(EXTENT)
+    else:
+        unused = table64(world + W_N_PAGES) - unused_from(world, seg)
+        if small_pages(world, seg, size_class, wanted - unused) + unused >= wanted:
+            found = select(has_run(world, seg, wanted), word(NEIGHBOURS), word(NOTHING))
+    if found == NOTHING:
+        after = joiner(seg)
+        found = select((after != before) | ((after & JOINER_MASK) != 0), word(NEIGHBOURS), word(NOTHING))
+    return found
+
+
+@triton.jit
+def outlook_of(world: tl.int64, owner: tl.int64, size_class: tl.int64) -> Any:
+    """`outlook`, of the segment of `owner`."""
+    return outlook(world, segment(world, owner), size_class)

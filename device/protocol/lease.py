@@ -1,0 +1,53 @@
+"""The time of an object's last use, and leases: an object under a lease is not evicted before it is read.
+
+The word `last_access` of a header (ACCESS bits) holds the time of the last read or write. A producer may put a lease
+there instead, while the object is WRITING: the time until which the object waits for its first reader.
+
+Source: the leases of Gray and Cheriton (1989), for one reader instead of many.
+
+Guarantees
+- A lease ends when its object is read, or when its time is over. Until then no producer and no host evicts the object;
+  a removal by key is not an eviction.
+- A reader that is late, and whose object is gone, does not end the lease of the next object in the slot.
+
+Why the orderings suffice: the commit releases the lease. A reader changes the word by compare-and-swap, and a new
+object of the slot changes it too. A reader that finds a lease validates the epoch afterwards: only a lease that was
+there before, its own object's, is replaced. All else is best effort: an old time only makes an eviction less exact.
+All ranks of a world use one clock; a clock that is behind keeps objects longer.
+"""
+
+from typing import Any
+
+import triton
+import triton.language as tl
+
+from nanokv.device.memory.triton import cas64, load64, store64, word
+from nanokv.device.protocol.header import still_ready
+from nanokv.device.segment.layout import ACCESS_TIME, H_ACCESS, LEASED
+from nanokv.device.segment.world_table import header_at, segment
+
+
+@triton.jit
+def lease(world: tl.int64, owner: tl.int64, slot: tl.int64, until: tl.int64) -> None:
+    """Give an object that the caller is writing a lease until the time `until`, in ns. The commit releases it."""
+    header = header_at(world, segment(world, owner), slot)
+    store64(header + H_ACCESS, (until & ACCESS_TIME) | LEASED, "relaxed")
+
+
+@triton.jit
+def is_leased(access: tl.int64, now: tl.int64) -> Any:
+    """True if an ACCESS word is a lease that goes on at the time `now`."""
+    return ((access & LEASED) != 0) & ((access & ACCESS_TIME) > now)
+
+
+@triton.jit
+def touch(world: tl.int64, owner: tl.int64, slot: tl.int64, epoch: tl.int64, now: tl.int64) -> None:
+    """Note that an object was read. Best effort for the time; a lease ends."""
+    header = header_at(world, segment(world, owner), slot)
+    seen = load64(header + H_ACCESS, "relaxed")  # relaxed: if it is old, the CAS fails
+    mine = word(1)
+    if (seen & LEASED) != 0:
+        if not still_ready(header, epoch):
+            mine = word(0)
+    if mine == 1:
+        cas64(header + H_ACCESS, seen, now, "relaxed")  # relaxed: the word hands nothing over

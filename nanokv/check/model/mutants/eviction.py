@@ -1,0 +1,63 @@
+"""Mutants of what eviction must leave alone: leased objects, and all objects while free neighbours would do."""
+
+from nanokv.check.model.mutants.mutant import mutant
+from nanokv.device.protocol import evict, joinable, lease
+
+# --- leases ---
+mutant(
+    "evict-leased",
+    "a producer evicts an object that waits for its first reader",
+    ("leased-read", "leased"),
+    (evict.oldest, " & (not is_leased(access, now))", ""),
+    (evict.evict_for, "if not has_lease(header, now):", "if now > 0:"),
+)
+mutant(
+    "lease-of-old-look",
+    "a producer believes an old look at the lease of the object that it evicts",
+    ("leased",),
+    (evict.evict_for, "if not has_lease(header, now):", "if now > 0:"),
+)
+mutant(
+    "touch-by-store",
+    "a reader stores the time of its read over the lease of the next object in the slot",
+    ("leased-late",),
+    (lease.touch, 'cas64(header + H_ACCESS, seen, now, "relaxed")', 'store64(header + H_ACCESS, now, "relaxed")'),
+)
+mutant(
+    "touch-unvalidated",
+    "a late reader ends the lease of the next object in the slot",
+    ("leased-late",),
+    (lease.touch, "if not still_ready(header, epoch):", "if epoch < 0:"),
+)
+
+# --- free neighbours ---
+mutant(
+    "evict-at-once",
+    "a producer that finds no extent evicts, whatever could be joined",
+    ("neighbours",),
+    (evict.take_pages, "found = outlook(world, seg, size_class)", "found = word(NOTHING)"),
+)
+mutant(
+    "neighbours-unsummed",
+    "free neighbours are looked at one by one",
+    ("neighbours",),
+    (joinable.has_run, "select(free, run + pages, word(0))", "select(free, pages, word(0))"),
+)
+mutant(
+    "outlook-without-host",
+    "a producer does not ask whether a host holds the free extents",
+    ("neighbours",),
+    (joinable.outlook, "(after != before) | ((after & JOINER_MASK) != 0)", "after != before"),
+)
+mutant(
+    "outlook-uncounted",
+    "a producer does not notice a host that joined while it looked",
+    ("neighbours",),
+    (joinable.outlook, "(after != before) | ((after & JOINER_MASK) != 0)", "(after & JOINER_MASK) != 0"),
+)
+mutant(
+    "outlook-of-small-extents",
+    "a producer that finds no extent does not notice that a host has just pushed one",
+    ("neighbours",),
+    (joinable.outlook, "N_CLASSES - size_class, word(0)", "word(0), word(0)"),
+)

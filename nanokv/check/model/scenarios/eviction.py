@@ -1,0 +1,123 @@
+"""Scenarios of what eviction must leave alone: leased objects, and all objects while free neighbours would do."""
+
+from functools import partial
+
+from nanokv.check.model.scenario import A, Act, B, C, Scenario, expect, small
+from nanokv.check.model.small_world import SmallWorld
+from nanokv.device.protocol.status import Status
+from nanokv.host_poller.coalesce import join_free_extents
+
+LARGE = 16  #: words: two pages
+
+
+# --- leases -----------------------------------------------------------------------------------
+def _lease_a(world: SmallWorld) -> None:
+    expect(world.put_leased(A, 1) == Status.OK, "prepare")
+
+
+def _read_before(world: SmallWorld) -> None:
+    if world.results["writer"] == Status.OK:
+        expect(world.results["asked"], "a leased object was evicted before any reader asked for it")
+
+
+@Scenario(
+    "leased-read",
+    "an eviction against the first read of a leased object",
+    small(pages=1, objects=2),
+    _read_before,
+    _lease_a,
+    may_evict=True,
+)
+def _evict_or_read(world: SmallWorld) -> None:
+    world.results["asked"] = False
+
+    def read() -> tuple[Status, int]:
+        world.results["asked"] = True
+        return world.get(A)
+
+    world.spawn("writer", lambda: world.put(B, 2))
+    world.spawn("reader", read)
+
+
+def _lease_holds(world: SmallWorld) -> None:
+    put, leased = world.results["evicter"], world.results["writer"][1]
+    if leased == Status.OK:
+        expect(
+            world.get(C) == (Status.OK, 1), f"a leased object that nobody read is gone; the put was answered {put!r}"
+        )
+
+
+def _put_a(world: SmallWorld) -> None:
+    expect(world.put(A, 1) == Status.OK, "prepare")
+
+
+def _replace_by_leased(world: SmallWorld, read: bool) -> None:
+    world.spawn("writer", lambda: (world.remove(A), world.put_leased(C, 1)))
+    world.spawn("evicter", lambda: world.put(B, 2))
+    if read:
+        world.spawn("reader", lambda: world.get(A))
+
+
+def _leased_scenario(name: str, about: str, prepare: Act, *, read: bool) -> None:
+    declared = Scenario(name, about, small(pages=1, objects=2), _lease_holds, prepare, may_evict=True)
+    declared(partial(_replace_by_leased, read=read))
+
+
+_leased_scenario(
+    "leased", "an eviction against a new leased object, in a slot that was used before", _put_a, read=False
+)
+_leased_scenario("leased-late", "a late read of the object that had the slot of a leased one", _put_a, read=True)
+
+
+# --- free neighbours --------------------------------------------------------------------------
+def _free_neighbours(world: SmallWorld) -> None:
+    """A has two pages; the other two are free, one extent each."""
+    for key in (B, C):
+        expect(world.put(key, 1) == Status.OK, "prepare")
+    expect(world.put(A, 1, LARGE) == Status.OK, "prepare")
+    expect((world.remove(B), world.remove(C)) == (Status.OK, Status.OK), "prepare")
+
+
+def _a_is_there(world: SmallWorld) -> None:
+    expect(world.find(A) == Status.OK, "an object was evicted, and free neighbours would have held the new one")
+
+
+@Scenario(
+    "neighbours",
+    "a producer finds no extent, and a host joins the free neighbours that would do",
+    small(ranks=2, objects=3),
+    _a_is_there,
+    _free_neighbours,
+    may_evict=True,
+)
+def _join_or_evict(world: SmallWorld) -> None:
+    def join() -> None:
+        join_free_extents(world.machine(1), 0)
+        world.ended()
+
+    world.spawn("producer", lambda: world.put(B, 2, LARGE))
+    world.spawn("host", join, rank=1)
+
+
+def _b_came(world: SmallWorld) -> None:
+    expect(world.results["producer"] == Status.OK, f"no free pages, and an eviction was answered {world.results}")
+
+
+def _fill(world: SmallWorld) -> None:
+    """A has two pages, C one; the last one is free."""
+    for key, words in ((C, 2), (B, 2), (A, LARGE)):
+        expect(world.put(key, 1, words) == Status.OK, "prepare")
+    expect(world.remove(B) == Status.OK, "prepare")
+
+
+@Scenario(
+    "no-neighbours",
+    "a producer finds no extent, and no free neighbours either: it evicts",
+    small(objects=3),
+    _b_came,
+    _fill,
+    may_evict=True,
+)
+def _evict(world: SmallWorld) -> None:
+    world.spawn("producer", lambda: world.put(B, 2, LARGE))
+    world.spawn("reader", lambda: world.get(C))
