@@ -109,11 +109,11 @@ class Poller:
         wanted = (kinds == WANTED.value) & (slots < len(self._machine.geometry.class_pages))
         known = (slots < self._machine.geometry.hdr_count) & (kinds >= STORED.value) & (kinds <= EVICTED.value)
         self.corrupt_hints += int(np.count_nonzero(~known & ~wanted))
-        good = known & drained.good
-        self._tell(self.index.stored(slots[good], drained.records[good]))
-        for kind, how in _GONE.items():
+        for kind, how in _GONE.items():  # before a slot's next object comes: else that tells that the last one is gone
             these = known & (kinds == kind)
             self._tell(self.index.removed(slots[these], epochs[these], how))
+        good = known & drained.good
+        self._tell(self.index.stored(slots[good], drained.records[good]))
         if self._reclaims and wanted.any():
             self.sweeper.join_for(int(slots[wanted].max()))
 

@@ -393,6 +393,7 @@ class NanoKVCache:
                 break
         if status != Status.OK:
             raise self._error(status, key)
+        self._machine.touch(found.place, time.time_ns())
         tensor = self._single.view(found)
         meta = self._meta(key, found.place)
         pinned = Pinned(self._machine, found.place, line, tensor if tensor is not None else torch.empty(0), meta)

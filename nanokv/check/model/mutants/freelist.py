@@ -90,7 +90,7 @@ mutant(
         "    stamp(links, page, pages)\n"
         "    mark(world, seg, page, FREE + size_class, word(0))\n"
         "    push(extent_list(world, seg, size_class, page // pages), links, page, retries_at(world, seg))\n",
-        "    push(extent_list(world, seg, size_class, page // pages), links, page)\n"
+        "    push(extent_list(world, seg, size_class, page // pages), links, page, retries_at(world, seg))\n"
         "    stamp(links, page, pages)\n"
         "    mark(world, seg, page, FREE + size_class, word(0))\n",
     ),

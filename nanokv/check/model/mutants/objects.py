@@ -85,7 +85,7 @@ mutant(
     "double-free-on-lost",
     "a producer whose object was given up frees it, and the sweeper frees it too",
     ("late", "late-plan"),
-    (put.commit, "        acknowledge(header, epoch)\n", "        retire(world, seg, owner, slot, epoch)\n"),
+    (put.commit, "        acknowledge(header, epoch)\n", "        retire(world, seg, owner, slot, epoch, STORED)\n"),
 )
 mutant(
     "undo-whatever",

@@ -8,7 +8,7 @@ from nanokv.device.machines.records import Place
 from nanokv.device.protocol import directory, extent, header, host_alloc, pins, put, reclaim, remove
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.geometry import producer_word
-from nanokv.device.segment.layout import DEAD, WORD, unpack
+from nanokv.device.segment.layout import DEAD, REMOVED, WORD, unpack
 
 
 # --- bump -------------------------------------------------------------------------------------
@@ -82,7 +82,7 @@ def _removed_once(world: SmallWorld) -> None:
 @Scenario("remove", "two remove one object", small(1, 1), _removed_once, stored(A), exhaustive=True)
 def _remove_twice(world: SmallWorld) -> None:
     for name in ("one", "two"):
-        world.spawn(name, partial(world.on_owner(remove.remove_slot), 0, 1))
+        world.spawn(name, partial(world.on_owner(remove.remove_slot), 0, 1, REMOVED.value))
 
 
 def _pinned_or_removed(world: SmallWorld) -> None:
