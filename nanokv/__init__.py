@@ -4,6 +4,7 @@ Prefill workers write KV directly into the memory of decode workers, and allocat
 
     cache, virtual_world     the API: one rank, or all ranks of a world in this process
     types, errors, config    its data, errors and options
+    dtypes                   the dtypes of stored objects, by name
     keys, plans, pinned      digests of keys; objects that the caller's kernel writes; objects held in place
     leases                   objects that are not evicted before they are read
     waiting, background      waits with a deadline; asynchronous operations

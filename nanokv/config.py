@@ -1,7 +1,7 @@
 """Every option and every environment variable of NanoKV, declared once.
 
 An argument overrides its variable, a variable the default. Two variables are read by modules that import nothing of the
-API: NANOKV_CACHE_DIR (the folder of compiled code, `device/machines/native_code.py`) and NANOKV_SHM_DIR (the
+API: NANOKV_CACHE_DIR (the folder of compiled code, `device/machines/code_cache.py`) and NANOKV_SHM_DIR (the
 folder of worlds of processes, default /dev/shm, `heap/world_file_layout.py`).
 """
 

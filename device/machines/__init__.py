@@ -3,7 +3,9 @@
     base          the contract of a machine, and all host calls
     records       the arguments and answers of host calls: places, requests, hints
     entries       the table of protocol functions that a host calls
-    native_code   compiles protocol functions for a CPU, and keeps the code on disk
+    native_code   compiles protocol functions for a CPU, keeps the code in the
+    code_cache    on disk, and shows its
+    compile_progress
     native        the CPU machine
     lane          one frame of words, its stream, and the launches in between
     launch        the machine that launches kernels: on a GPU, or in Triton's interpreter

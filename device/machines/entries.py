@@ -28,6 +28,7 @@ class Entry(NamedTuple):
     function: Any
     answers: int  #: number of words that it returns
     by_owner: bool = False  #: True: a call of the owner's host, which does not wait for kernels about objects
+    rare: bool = False  #: True: most ranks never call it, so a CPU compiles it when it is first called
 
     @property
     def arguments(self) -> int:
@@ -35,7 +36,7 @@ class Entry(NamedTuple):
         return len(inspect.signature(self.function.fn).parameters)
 
 
-OWNER = True
+OWNER, RARE = True, True
 ENTRIES = {
     "begin": Entry(put.begin_described, 5),
     "seal": Entry(put.seal_payload, 0),
@@ -51,37 +52,37 @@ ENTRIES = {
     "get": Entry(get.get, 1),
     "validate": Entry(get.validate, 1),
     "touch": Entry(lease.touch, 0),
-    "lease": Entry(lease.lease, 0),
+    "lease": Entry(lease.lease, 0, rare=RARE),
     "find": Entry(directory.find, 2),
     "remove": Entry(host_calls.remove_hinted, 3),
     "remove_slot": Entry(host_calls.remove_slot_hinted, 2),
-    "evict_slot": Entry(host_calls.evict_slot_hinted, 2),
-    "joiner": Entry(joining.joiner_of, 1),
+    "evict_slot": Entry(host_calls.evict_slot_hinted, 2, rare=RARE),
+    "joiner": Entry(joining.joiner_of, 1, rare=RARE),
     "pin": Entry(pins.pin, 2),
     "unpin": Entry(pins.unpin, 1),
     # v1
-    "install": Entry(host_alloc.install, 1),
-    "store_payload": Entry(host_alloc.store_payload, 0),
-    "state": Entry(host_alloc.state_of, 1),
-    "kill": Entry(host_alloc.kill_slot, 1),
-    "announce": Entry(host_alloc.announce_slot, 1),
+    "install": Entry(host_alloc.install, 1, rare=RARE),
+    "store_payload": Entry(host_alloc.store_payload, 0, rare=RARE),
+    "state": Entry(host_alloc.state_of, 1, rare=RARE),
+    "kill": Entry(host_alloc.kill_slot, 1, rare=RARE),
+    "announce": Entry(host_alloc.announce_slot, 1, rare=RARE),
     # the owner's host: the poller and the sweeper
     "drain": Entry(ring.drain, 3, OWNER),
     "snapshots": Entry(reclaim.snapshots, 0, OWNER),
     "store_control": Entry(reclaim.store_control, 0, OWNER),
     "in_flight": Entry(in_flight, 1, OWNER),
-    "give_up": Entry(reclaim.give_up, 1, OWNER),
-    "release": Entry(reclaim.release, 1, OWNER),
-    "adopt_slot": Entry(reclaim.adopt_slot, 0, OWNER),
-    "begin_join": Entry(joining.begin_join, 1, OWNER),
-    "end_join": Entry(joining.end_join, 0, OWNER),
-    "outlook": Entry(joinable.outlook_of, 1, OWNER),
-    "detach_rest": Entry(reclaim.detach_rest, 1, OWNER),
-    "detach_class": Entry(reclaim.detach_class, 0, OWNER),
-    "push_extents": Entry(reclaim.push_extents, 0, OWNER),
-    "walk_pages": Entry(reclaim.walk_pages, 0, OWNER),
-    "walk_slots": Entry(reclaim.walk_slots, 0, OWNER),
-    "drop_pin": Entry(pins.drop_pin, 1, OWNER),
-    "clear_intent": Entry(pins.clear_intent, 0, OWNER),
-    "recount": Entry(pins.recount, 1, OWNER),
+    "give_up": Entry(reclaim.give_up, 1, OWNER, RARE),
+    "release": Entry(reclaim.release, 1, OWNER, RARE),
+    "adopt_slot": Entry(reclaim.adopt_slot, 0, OWNER, RARE),
+    "begin_join": Entry(joining.begin_join, 1, OWNER, RARE),
+    "end_join": Entry(joining.end_join, 0, OWNER, RARE),
+    "outlook": Entry(joinable.outlook_of, 1, OWNER, RARE),
+    "detach_rest": Entry(reclaim.detach_rest, 1, OWNER, RARE),
+    "detach_class": Entry(reclaim.detach_class, 0, OWNER, RARE),
+    "push_extents": Entry(reclaim.push_extents, 0, OWNER, RARE),
+    "walk_pages": Entry(reclaim.walk_pages, 0, OWNER, RARE),
+    "walk_slots": Entry(reclaim.walk_slots, 0, OWNER, RARE),
+    "drop_pin": Entry(pins.drop_pin, 1, OWNER, RARE),
+    "clear_intent": Entry(pins.clear_intent, 0, OWNER, RARE),
+    "recount": Entry(pins.recount, 1, OWNER, RARE),
 }

@@ -61,7 +61,7 @@ class LaunchMachine(Machine):
 
     # --- the primitives ---
     def call(self, entry: str, *words: int) -> Any:
-        _, count, by_owner = ENTRIES[entry]
+        count, by_owner = ENTRIES[entry].answers, ENTRIES[entry].by_owner
         answers = (self._owner if by_owner else self._objects).run(words, calling(entry))
         return answers[0] if count == 1 else answers[:count]
 

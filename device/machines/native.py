@@ -32,7 +32,7 @@ class NativeMachine(Machine):
         super().__init__(geometry, int(table.ctypes.data), wake)
         self._table = table
         self._segments = [view.raw for view in views]
-        self._code = compiled()
+        self._code: dict[str, Callable[..., Any]] = compiled()
 
     def call(self, entry: str, *words: int) -> Any:
         return self._code[entry](self.table_address, *words)

@@ -1,105 +1,131 @@
 """Protocol functions compiled natively by numba: a call from Python takes about a microsecond.
 
-The first process that needs them compiles them (some tens of seconds) and leaves the code in a cache directory:
-`NANOKV_CACHE_DIR`, else the user's cache directory, else the temporary one. numba keys its cache only by the file of
-the outermost function; here the directory's name is a digest of every file that is compiled and of the versions of the
-compilers, so that stale code is never loaded.
+The first process that needs them compiles them (10 to 20 s), says so, and leaves the code in the `code_cache`. What
+every rank calls is compiled when its machine is made; the rest (`Entry.rare`) when it is first called.
 """
 
-import hashlib
-import os
-import platform
-import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
-from pathlib import Path
 from typing import Any
 
-import llvmlite
 import numba
-import numpy as np
 from numba import int64
 
+from nanokv.device.machines.code_cache import CodeCache, function_digest
+from nanokv.device.machines.compile_progress import compile_progress
 from nanokv.device.machines.entries import ENTRIES
 from nanokv.device.memory import native as memory_native
 from nanokv.device.memory.retarget import retarget
 from nanokv.device.memory.triton import VOCABULARY
 
-DEVICE = Path(__file__).parents[1]
-COMPILED_ROOMS = ("memory", "segment", "protocol")  #: nothing else of `device/` is compiled for a CPU
+CPU_VOCABULARY = {name: getattr(memory_native, name) for name in VOCABULARY}
+
+# Protocol functions hold only words: nothing counts references, and only the outermost is called from Python. Without
+# these options compiling takes twice as long (33 and 17 s).
+_INNER = {"nogil": True, "no_cpython_wrapper": True, "no_cfunc_wrapper": True, "_nrt": False, "no_rewrites": True}
+_OUTER = {"nogil": True, "no_cfunc_wrapper": True, "_nrt": False, "no_rewrites": True}
+
+_compiling = threading.RLock()  # two threads need not compile the same function
+_alive: list[Any] = []  # numba frees code whose compile result is gone
 
 
-def source_digest(device: Path = DEVICE) -> str:
-    """A digest of everything that the compiled code depends on: the files of COMPILED_ROOMS and the compilers."""
-    digest = hashlib.blake2b(digest_size=10)
-    for room in COMPILED_ROOMS:
-        for path in sorted((device / room).rglob("*.py")):
-            digest.update(path.relative_to(device).as_posix().encode() + path.read_bytes())
-    for version in (
-        numba.__version__,
-        llvmlite.__version__,
-        np.__version__,
-        platform.python_version(),
-        platform.machine(),
-    ):
-        digest.update(version.encode())
-    return digest.hexdigest()
+class _Source:
+    """One device function of int64 arguments: loaded from the cache, or compiled."""
+
+    def __init__(
+        self, function: Any, arguments: int, vocabulary: Mapping[str, Any], done: dict[Any, Any], variant: str = ""
+    ) -> None:
+        inner = retarget(function, vocabulary, lambda f: numba.njit(f, **_INNER), done)
+        self._plain, self._signature = inner.py_func, (int64,) * arguments
+        self._cache = CodeCache(self._plain, function_digest(function), variant)
+
+    def load(self) -> Callable[..., Any] | None:
+        """The function if the cache has it."""
+        result = self._cache.load(self._signature)
+        return None if result is None else _callable(result)
+
+    def compile(self) -> Callable[..., Any]:
+        """Compile and keep it."""
+        dispatcher = numba.njit(self._signature, **_OUTER)(self._plain)
+        (result,) = dispatcher.overloads.values()
+        self._cache.keep(self._signature, result)
+        return _callable(result)
 
 
-def cache_directory() -> Path:
-    """The folder of the compiled code: the first candidate that can be written.
+def _callable(result: Any) -> Callable[..., Any]:
+    """The compiled code itself, past numba's choice among signatures: there is only one, and choosing costs 0.3 µs."""
+    _alive.append(result)
+    called: Callable[..., Any] = result.entry_point
+    return called
 
-    Raises:
-        OSError: none can be written.
+
+def native_function(
+    function: Any,
+    arguments: int,
+    done: dict[Any, Any] | None = None,
+    *,
+    vocabulary: Mapping[str, Any] = CPU_VOCABULARY,
+    variant: str = "",
+) -> Callable[..., Any]:
+    """One device function of int64 arguments, compiled for this CPU and kept on disk.
+
+    Args:
+        done: see `retarget`: several calls that share it share the functions that they call.
+        vocabulary: another one than the CPU's needs a `variant` of its own, the name of its folder in the cache.
     """
-    named = os.environ.get("NANOKV_CACHE_DIR")
-    if named:
-        roots = [Path(named)]
-    else:
-        home = os.environ.get("XDG_CACHE_HOME")
-        roots = [Path(home) if home else Path("~/.cache").expanduser(), Path(tempfile.gettempdir())]
-    for root in roots:
-        path = root / "nanokv" / source_digest()
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-        except OSError:
-            continue
-        if os.access(path, os.W_OK):
-            return path
-    raise OSError(f"no writable directory for compiled code among {[str(r) for r in roots]}; set NANOKV_CACHE_DIR")
-
-
-_compiling = threading.RLock()  # numba's cache directory is global; and two threads need not compile the same function
-
-
-def native_function(function: Any, arguments: int, done: dict[Any, Any] | None = None) -> Any:
-    """One device function of int64 arguments, compiled for this CPU and cached on disk."""
-    vocabulary = {name: getattr(memory_native, name) for name in VOCABULARY}
     with _compiling:
-        before = numba.config.CACHE_DIR
-        numba.config.CACHE_DIR = str(cache_directory())
-        try:
-            inner = retarget(function, vocabulary, lambda f: numba.njit(f, nogil=True), done)
-            return numba.njit((int64,) * arguments, nogil=True, cache=True)(inner.py_func)
-        finally:
-            numba.config.CACHE_DIR = before
+        source = _Source(function, arguments, vocabulary, {} if done is None else done, variant)
+        return source.load() or source.compile()
 
 
-def compiled() -> dict[str, Callable[..., Any]]:
-    """Each of `entries.ENTRIES` as a Python callable; compiled once per machine, loaded once per process."""
-    with _compiling:
-        return _compiled()
+class Code(dict[str, Callable[..., Any]]):
+    """Each of `entries.ENTRIES` as a Python callable; loaded or compiled when it is asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._done: dict[Any, Any] = {}
+        self._sources: dict[str, _Source] = {}
+
+    def load(self, name: str) -> bool:
+        """Load an entry from the cache. False: it is not there."""
+        with _compiling:
+            if name not in self:
+                code = self._source(name).load()
+                if code is not None:
+                    self[name] = code
+            return name in self
+
+    def require(self, names: list[str]) -> None:
+        """Load entries; compile those that the cache does not have, and say so if that takes long."""
+        with _compiling:
+            missing = [name for name in names if not self.load(name)]
+            if missing:
+                with compile_progress([ENTRIES[name].function for name in missing]):
+                    self.update({name: self._source(name).compile() for name in missing})
+
+    def __missing__(self, name: str) -> Callable[..., Any]:
+        self.require([name])
+        return self[name]
+
+    def _source(self, name: str) -> _Source:
+        if name not in self._sources:
+            entry = ENTRIES[name]
+            self._sources[name] = _Source(entry.function, entry.arguments, CPU_VOCABULARY, self._done)
+        return self._sources[name]
 
 
 @cache
-def _compiled() -> dict[str, Callable[..., Any]]:
-    done: dict[Any, Any] = {}
-    return {name: _direct(native_function(each.function, each.arguments, done)) for name, each in ENTRIES.items()}
+def code() -> Code:
+    """The code of this process."""
+    return Code()
 
 
-def _direct(function: Any) -> Callable[..., Any]:
-    """The compiled code itself, past numba's choice among signatures: there is only one, and choosing costs 0.3 µs."""
-    (only,) = function.overloads.values()
-    called: Callable[..., Any] = only.entry_point
-    return called
+def compiled(*, rare: bool = False) -> Code:
+    """The entries that every rank calls; compiled once per version and user, loaded once per process.
+
+    Args:
+        rare: those too that most ranks never call (v1's, repairs after a death): else they come when they are called.
+    """
+    code().require([name for name, entry in ENTRIES.items() if rare or not entry.rare])
+    return code()

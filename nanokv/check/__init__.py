@@ -2,6 +2,8 @@
 
 command        `nanokv check`
 run            its parts, and how much of each is tried
+supervised     the parts in processes that Ctrl-C ends all at once
+table          what is printed
 report         rows of the table that every check fills
 concurrency    random work of threads
 histories/     calls and answers of threads and processes: linearizable for every key

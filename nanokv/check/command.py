@@ -1,18 +1,20 @@
 """`nanokv check`, for systems engineers who try NanoKV on their machine before they trust it."""
 
-from collections.abc import Iterable
+import signal
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
-from nanokv.check.report import Row
+from nanokv.check.run import MACHINE, PARTS, Options, check_names, need_greenlet
+from nanokv.check.supervised import run_supervised
+from nanokv.check.table import print_json_rows, print_table, show_progress
 from nanokv.errors import InvalidArgument
 
 _FAILED = 1
+STOPPED = 130  #: exit code after Ctrl-C
 SCHEDULES = 1000  #: per scenario, memory and scheduler, to notice a mutant
 
 
@@ -50,17 +52,32 @@ def check(
 
     Exit code: 0 all held; 1 something did not; 2 it could not be tried.
     """
-    if replay:
-        raise typer.Exit(_replay(replay))
-    if mutant:
-        raise typer.Exit(_mutant(mutant, seed))
-    from nanokv.check.run import MACHINE, PARTS, Options, run_parts
-
+    if replay or mutant:
+        need_greenlet()
+        raise typer.Exit(_replay(replay) if replay else _mutant(mutant, seed))
     names = parts or list(PARTS if everything else MACHINE)
+    check_names(names)
     options = Options(seconds, _both(heap, "local", "shm"), _both(alloc, "device", "host"), device, seed)
-    rows = run_parts(names, options)
-    held = _print_json(rows) if as_json else _print_table(rows)
+    with _stopped_by_signals():
+        try:
+            with closing(run_supervised(names, options)) as events:
+                rows = show_progress(events, names, seconds)
+                held = print_json_rows(rows) if as_json else print_table(rows)
+        except KeyboardInterrupt:
+            typer.echo("stopped: no process and no world is left", err=True)
+            raise typer.Exit(STOPPED) from None
     raise typer.Exit(0 if held else _FAILED)
+
+
+@contextmanager
+def _stopped_by_signals() -> Iterator[None]:
+    """SIGTERM and SIGHUP end the checks as Ctrl-C does."""
+    before = {number: signal.signal(number, signal.default_int_handler) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _both(choice: StrEnum, *every: str) -> tuple[str, ...]:
@@ -92,35 +109,3 @@ def _mutant(name: str, seed: int) -> int:
     failure = kill(name, SCHEDULES, seed)
     typer.echo(f"noticed: {failure}" if failure else "it survives")
     return 0 if failure else _FAILED
-
-
-def _print_json(rows: Iterable[Row]) -> bool:
-    import json
-
-    held = True
-    for row in rows:
-        held &= row.held
-        line: dict[str, Any] = {name: getattr(row, name) for name in ("part", "name", "tried", "unit", "held")}
-        typer.echo(json.dumps(line | {"seconds": round(row.seconds, 2), "note": row.note, "failures": row.failures}))
-    return held
-
-
-def _print_table(rows: Iterable[Row]) -> bool:
-    console = Console(markup=False, highlight=False)
-    if not console.is_terminal:
-        console = Console(markup=False, highlight=False, width=220)
-    table = Table("part", "check", "tried", "", "held", "s", "note", box=None, pad_edge=False)
-    failures: list[str] = []
-    count = 0
-    for row in rows:
-        count += 1
-        console.print(f"{row.part}: {row.name}", style="dim", end="\r" if console.is_terminal else "\n")
-        held = Text("yes", style="green") if row.held else Text("NO", style="bold red")
-        table.add_row(row.part, row.name, f"{row.tried:,}", row.unit, held, f"{row.seconds:.1f}", row.note)
-        failures += [f"{row.part}: {row.name}: {failure}" for failure in row.failures]
-        failures += [] if row.tried else [f"{row.part}: {row.name}: nothing was tried"]
-    console.print(table)
-    for failure in failures:
-        console.print(Text(failure, style="red"), soft_wrap=True)
-    console.print(Text(f"{count} checks, {'all held' if not failures else f'{len(failures)} failures'}", style="bold"))
-    return count > 0 and not failures

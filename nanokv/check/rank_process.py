@@ -33,7 +33,7 @@ _CHILDREN = threading.Lock()  #: starting one reads how all others ended; two re
 def warm() -> None:
     """Load the code that ranks run, compiled."""
     with _WARMING:
-        compiled()
+        compiled(rare=True)
         compiled_hammers()
         slow_hammers()
 

@@ -92,8 +92,8 @@ PROTOCOL: dict[str, Callable[[Options], list[Row]]] = {"model": _model, "mutants
 PARTS = MACHINE | PROTOCOL
 
 
-def run_parts(names: list[str], options: Options) -> Iterator[Row]:
-    """Run parts one after the other.
+def check_names(names: list[str]) -> None:
+    """Refuse parts that cannot be run.
 
     Raises:
         InvalidArgument: a part is unknown, or needs a package that is not installed.
@@ -101,7 +101,23 @@ def run_parts(names: list[str], options: Options) -> Iterator[Row]:
     unknown = [name for name in names if name not in PARTS]
     if unknown:
         raise InvalidArgument(f"no part {', '.join(unknown)}; there are {', '.join(PARTS)}")
-    if any(name in PROTOCOL for name in names) and find_spec("greenlet") is None:
+    if any(name in PROTOCOL for name in names):
+        need_greenlet()
+
+
+def need_greenlet() -> None:
+    """Raise InvalidArgument if the simulated machine cannot run."""
+    if find_spec("greenlet") is None:
         raise InvalidArgument("the simulated machine needs greenlet: pip install 'nanokv[check]'")
+
+
+def run_parts(names: list[str], options: Options, began: Callable[[str], None] = lambda name: None) -> Iterator[Row]:
+    """Run parts one after the other. `began`: called with the name of each.
+
+    Raises:
+        InvalidArgument: as `check_names`.
+    """
+    check_names(names)
     for name in names:
+        began(name)
         yield from PARTS[name](options)

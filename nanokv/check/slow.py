@@ -5,22 +5,21 @@ as another. To linger is to sleep, so that the time does not depend on how busy 
 overlap that would run one after the other.
 """
 
+import hashlib
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from typing import Any
 
-import numba
 from llvmlite import ir
-from numba import int64
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from nanokv.device.machines.native_code import cache_directory
-from nanokv.device.memory import native as memory_native
-from nanokv.device.memory.retarget import retarget
-from nanokv.device.memory.triton import VOCABULARY
+from nanokv.device.machines.native_code import CPU_VOCABULARY, native_function
 
 # mypy: disallow-untyped-decorators=false
+
+_SOURCE = hashlib.blake2b(Path(__file__).read_bytes(), digest_size=4).hexdigest()  # what the digest of device/ lacks
 
 
 def load64_then(name: str, *numbers: int) -> Any:
@@ -45,7 +44,7 @@ def load64_then(name: str, *numbers: int) -> Any:
 
 def vocabulary_with(load64: Any) -> dict[str, Any]:
     """The CPU's vocabulary with another `load64`."""
-    return {name: getattr(memory_native, name) for name in VOCABULARY} | {"load64": load64}
+    return CPU_VOCABULARY | {"load64": load64}
 
 
 PAUSES = {
@@ -61,13 +60,6 @@ def slow_function(function: Any, arguments: int, pause: str = "linger") -> Any:
     Args:
         pause: one of PAUSES.
     """
-    before = numba.config.CACHE_DIR
-    # one folder per pause: numba tells functions apart by their source, which is the same
-    folder = cache_directory() / pause.replace(" ", "-")
-    folder.mkdir(exist_ok=True)
-    numba.config.CACHE_DIR = str(folder)
-    try:
-        inner = retarget(function, vocabulary_with(PAUSES[pause]), lambda f: numba.njit(f, nogil=True))
-        return numba.njit((int64,) * arguments, nogil=True, cache=True)(inner.py_func)
-    finally:
-        numba.config.CACHE_DIR = before
+    return native_function(
+        function, arguments, vocabulary=vocabulary_with(PAUSES[pause]), variant=f"{pause.replace(' ', '-')}-{_SOURCE}"
+    )

@@ -54,6 +54,11 @@ class Outcome:
             found.append(f"{title}: altering a stored block did not change the tokens, so they prove nothing")
         return found
 
+    def as_dict(self) -> dict[str, Any]:
+        """The rows of the table as plain data."""
+        rows = {title: cell(self) for title, cell in ROWS}
+        return {"alloc": self.alloc, "equal": not self.complaints, "rows": rows, "complaints": self.complaints}
+
 
 def _equal(mine: list[list[Any]], other: list[list[Any]]) -> tuple[int, int]:
     total = sum(len(row) for row in other)

@@ -1,6 +1,7 @@
 """Runs the demo: rank 0 prefills and rank 1 decodes, each in a process; a third process is the reference."""
 
 import secrets
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from importlib.util import find_spec
@@ -30,6 +31,7 @@ def run_demo(
     seed: int = 0,
     console: Console | None = None,
     corrupt: int | None = None,
+    report: Callable[[list[Outcome]], None] | None = None,
 ) -> int:
     """Run the demo and print what happened.
 
@@ -40,6 +42,7 @@ def run_demo(
         seed: of the prompts and the model's weights.
         console: for the output.
         corrupt: for tests: flip a bit in the first prompt's block of this number, so that the comparison fails.
+        report: called with what happened, for other formats.
 
     Returns:
         An exit code: 0 if every token and every KV block equals the single process; 1 if not, or if a process failed;
@@ -56,6 +59,8 @@ def run_demo(
         return _complain(console, str(error), 1)
     except KeyboardInterrupt:
         return _complain(console, "interrupted", 130)
+    if report is not None:
+        report(outcomes)
     return _show(outcomes, console)
 
 

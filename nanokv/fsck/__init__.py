@@ -8,6 +8,7 @@ slots          checks of header slots, and of the extents that headers name
 pins           checks of the pin ledger against the STATE words
 pages          checks of payload pages: each is in one place
 directory      checks of directory entries and keys
+find_key       where an object lies, for `nanokv key`
 """
 
 import time

@@ -6,7 +6,7 @@ from nanokv.device.segment.layout import PRODUCER_INC_MASK
 from nanokv.device.segment.views import SegmentView
 from nanokv.errors import HeapUnavailable
 from nanokv.fsck import Report, check_segments
-from nanokv.heap.shm import inspect
+from nanokv.heap.shm_tools import inspect
 from nanokv.statistics import HeapSnapshot
 
 

@@ -1,12 +1,14 @@
 """The contract of a heap provider: the segments of all ranks, mapped here, and which ranks are alive."""
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from nanokv.device.segment.geometry import Geometry
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Heap(Protocol):
@@ -24,10 +26,10 @@ class Heap(Protocol):
     geometry: Geometry
     incarnation: int  #: how many times this rank has attached to this world, from 1
     recovered: bool  #: True if this rank came back to a segment that an earlier incarnation left
-    device: torch.device  #: of this rank's segment
+    device: "torch.device"  #: of this rank's segment
     bases: list[int]  #: the address of every rank's segment in this process
 
-    def segment(self, rank: int) -> torch.Tensor:
+    def segment(self, rank: int) -> "torch.Tensor":
         """A rank's segment: uint8, one dimension, `geometry.segment_bytes`.
 
         Raises:

@@ -1,5 +1,6 @@
 """Worlds of shared memory seen from outside: list, inspect, remove. For the command line and for fsck."""
 
+import os
 import time
 from contextlib import closing
 from dataclasses import dataclass
@@ -100,8 +101,14 @@ def remove_world(name: str, *, force: bool = False) -> None:
 
 
 def list_worlds() -> list[str]:
-    """The names of all worlds of shared memory on this host (in NANOKV_SHM_DIR), living and dead."""
+    """The names of all worlds of shared memory on this host (in NANOKV_SHM_DIR), living and dead.
+
+    Raises:
+        HeapUnavailable: NANOKV_SHM_DIR is no folder, or cannot be read. (A system without /dev/shm has no worlds.)
+    """
     try:
         return sorted(p.name.removeprefix(PREFIX) for p in directory().iterdir() if p.name.startswith(PREFIX))
-    except OSError:
-        return []
+    except OSError as error:
+        if "NANOKV_SHM_DIR" not in os.environ:
+            return []
+        raise HeapUnavailable(f"NANOKV_SHM_DIR is {directory()}: {error.strerror}") from None

@@ -6,32 +6,10 @@ import torch
 
 from nanokv.device.machines.records import Descriptor
 from nanokv.device.segment.layout import DTYPE_MASK, MAX_DIMS, NDIM_MASK, NDIM_SHIFT
+from nanokv.dtypes import DTYPE_NAMES
 from nanokv.errors import InvalidArgument
 
-# dtype codes are part of the stored format: append, never renumber. 0 is raw bytes.
-_NAMES = [
-    "uint8",
-    "int8",
-    "int16",
-    "int32",
-    "int64",
-    "float16",
-    "bfloat16",
-    "float32",
-    "float64",
-    "bool",
-    "complex64",
-    "complex128",
-    "uint16",
-    "uint32",
-    "uint64",
-    "float8_e4m3fn",
-    "float8_e5m2",
-    "float8_e4m3fnuz",
-    "float8_e5m2fnuz",
-    "float8_e8m0fnu",
-]
-_CODES = {getattr(torch, name): code for code, name in enumerate(_NAMES, 1) if hasattr(torch, name)}
+_CODES = {getattr(torch, name): code for code, name in enumerate(DTYPE_NAMES, 1) if hasattr(torch, name)}
 _DTYPES = {code: dtype for dtype, code in _CODES.items()}
 _REMEMBERED = 4096
 _MOST_ELEMENTS = 2**48  #: of a stored shape, zeros counted as ones: torch computes strides of it

@@ -1,13 +1,23 @@
 """`nanokv check`: the table, its exit codes, and its refusals."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
 from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from nanokv.check import run
 from nanokv.check.report import CheckFailure, Row
+from nanokv.check.supervised import Began
+from nanokv.check.table import print_table
 from nanokv.cli import app
 
 RUN = CliRunner()
@@ -20,31 +30,82 @@ def rows(output: str) -> list[dict[str, object]]:
 def test_threads_hold_on_this_machine() -> None:
     done = RUN.invoke(app, ["check", "threads", "--seconds", "1", "--alloc", "device", "--json"])
     assert done.exit_code == 0, done.output
-    lines = rows(done.output)
+    lines = rows(done.stdout)
     assert [row["part"] for row in lines] == ["threads", "threads"]
     assert all(row["held"] and isinstance(row["tried"], int) and row["tried"] > 100 for row in lines)
 
 
-def test_the_table_says_what_failed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(options: run.Options) -> Iterator[Row]:
-        row = Row("threads", "something", unit="rounds")
-        with row.timed():
-            row.tried = 3
-            raise CheckFailure("I4: two words differ; seed 7")
-        yield row
-
-    monkeypatch.setitem(run.PARTS, "threads", broken)
-    done = RUN.invoke(app, ["check", "threads"])
-    assert done.exit_code == 1
-    assert "I4: two words differ; seed 7" in done.output and "1 failures" in done.output
+def test_the_table_says_what_failed(capsys: pytest.CaptureFixture[str]) -> None:
+    row = Row("threads", "something", unit="rounds")
+    with row.timed():
+        row.tried = 3
+        raise CheckFailure("I4: two words differ; seed 7")
+    assert not print_table([row])
+    output = capsys.readouterr().out
+    assert "I4: two words differ; seed 7" in output and "1 failures" in output
 
 
-def test_nothing_tried_is_not_held(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(run.PARTS, "threads", lambda options: [Row("threads", "idle")])
-    done = RUN.invoke(app, ["check", "threads"])
-    assert done.exit_code == 1 and "nothing was tried" in done.output
-    monkeypatch.setitem(run.PARTS, "threads", lambda options: [])
+def test_nothing_tried_is_not_held(capsys: pytest.CaptureFixture[str]) -> None:
+    assert not print_table([Row("threads", "idle")])
+    assert "nothing was tried" in capsys.readouterr().out
+    assert not print_table([])
+
+
+def test_what_does_not_hold_is_exit_code_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(names: list[str], options: run.Options) -> Iterator[Began | Row]:
+        yield Began("threads")
+        yield Row("threads", "something", tried=3, failures=["I4"])
+
+    monkeypatch.setattr("nanokv.check.command.run_supervised", failing)
     assert RUN.invoke(app, ["check", "threads"]).exit_code == 1
+    done = RUN.invoke(app, ["check", "threads", "--json"])
+    assert done.exit_code == 1 and rows(done.stdout)[0]["failures"] == ["I4"]
+    assert "threads, part 1 of 1; this and the rest take about 10 s" in done.stderr
+
+
+def test_an_error_of_the_checks_is_exit_code_2(capfd: pytest.CaptureFixture[str]) -> None:
+    done = RUN.invoke(app, ["check", "threads", "--device", "there is none"])
+    assert done.exit_code == 2 and "ended with" in done.output
+
+
+def group(pid: int) -> list[int]:
+    """The living processes of a process group."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            state, _, pgrp = path.read_text().rpartition(")")[2].split()[:3]
+            if int(pgrp) == pid and state != "Z":
+                found.append(int(path.parent.name))
+    return found
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """With a short path: it is the beginning of the paths of sockets."""
+    with tempfile.TemporaryDirectory() as path:
+        yield Path(path)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_check_leaves_nothing(folder: Path, number: int) -> None:
+    (folder / "shm").mkdir()
+    (folder / "tmp").mkdir()
+    environment = os.environ | {"NANOKV_SHM_DIR": str(folder / "shm"), "TMPDIR": str(folder / "tmp")}
+    command = [sys.executable, "-c", "from nanokv.cli import main; main()", "check", "kills", "--seconds", "500"]
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as check:
+        assert check.stderr is not None
+        assert "kills, part 1 of 1" in check.stderr.readline()
+        while not list((folder / "shm").glob("nanokv-check-*/*")):  # until there is a world, with its ranks
+            assert check.poll() is None
+            time.sleep(0.05)
+        (child,) = Path(f"/proc/{check.pid}/task/{check.pid}/children").read_text().split()
+        assert len(group(int(child))) > 1
+        check.send_signal(number)
+        _, errors = check.communicate(timeout=60)
+    assert check.returncode == 130
+    assert errors == "stopped: no process and no world is left\n"
+    assert group(int(child)) == []
+    assert list((folder / "shm").iterdir()) == [] and list((folder / "tmp").iterdir()) == []
 
 
 def test_replay() -> None:
@@ -60,8 +121,9 @@ def test_an_unknown_part_is_refused() -> None:
 
 def test_without_greenlet_it_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "find_spec", lambda name: None)
-    done = RUN.invoke(app, ["check", "model"])
-    assert done.exit_code == 2 and "nanokv[check]" in done.output
+    for arguments in (["model"], ["--mutant", "no-tag"], ["--mutant", "list"], ["--replay", "same-key/weak: plain"]):
+        done = RUN.invoke(app, ["check", *arguments])
+        assert done.exit_code == 2 and "pip install 'nanokv[check]'" in done.output
 
 
 def test_a_row_that_failed_is_not_held() -> None:

@@ -1,12 +1,25 @@
 """The cache of compiled code: what makes a new digest, and that code is loaded for exactly the sources it came from."""
 
+import importlib.util
+import io
+import logging
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from nanokv.device.machines import native_code
+from nanokv.device.machines.code_cache import COMPILED_ROOMS, DEVICE, cache_directory, source_digest
+from nanokv.device.machines.compile_progress import compile_progress
 from nanokv.device.machines.entries import ENTRIES
-from nanokv.device.machines.native_code import COMPILED_ROOMS, DEVICE, compiled, source_digest
+from nanokv.device.machines.native_code import Code, compiled, native_function
+from nanokv.errors import HeapUnavailable, InvalidArgument
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -45,8 +58,224 @@ def test_a_change_of_what_is_not_compiled_is_not(copied: Path, path: str) -> Non
     assert source_digest(copied) == before
 
 
+def test_a_change_of_the_compilers_options_is_seen(copied: Path) -> None:
+    before = source_digest(copied)
+    path = copied / "machines" / "native_code.py"
+    path.write_text(path.read_text() + "\n")
+    assert source_digest(copied) != before
+
+
 def test_every_compiled_function_comes_from_a_room_of_the_digest() -> None:
     for entry in ENTRIES.values():
         parts = Path(entry.function.fn.__code__.co_filename).resolve().relative_to(DEVICE.resolve()).parts
         assert parts[0] in COMPILED_ROOMS
-    assert compiled().keys() == ENTRIES.keys()
+    assert compiled(rare=True).keys() == ENTRIES.keys()
+
+
+# --- the files --------------------------------------------------------------------------------
+LOADS_ALL = """
+import nanokv
+from nanokv.device.machines.entries import ENTRIES
+from nanokv.device.machines.native_code import code
+print(nanokv.__file__, [name for name in ENTRIES if not code().load(name)])
+"""
+
+SMALL = """
+import triton
+import triton.language as tl
+from nanokv.device.memory.triton import word
+
+STEP = tl.constexpr({step})
+
+@triton.jit
+def helper(x):
+    return x * {factor} + STEP
+
+@triton.jit
+def small(x):
+    return helper(word(x))
+"""
+
+COMPILES_SMALL = """
+import importlib.util, sys
+from nanokv.device.machines.native_code import native_function
+spec = importlib.util.spec_from_file_location("small_functions", sys.argv[1])
+module = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+print(native_function(module.small, 1)(5))
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache."""
+    monkeypatch.setenv("NANOKV_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def compilations(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the functions that are compiled, not loaded."""
+    seen: list[str] = []
+    compile_it = native_code._Source.compile
+
+    def compile_and_note(self: Any) -> Any:
+        seen.append(self._plain.__name__)
+        return compile_it(self)
+
+    monkeypatch.setattr(native_code._Source, "compile", compile_and_note)
+    return seen
+
+
+def small(tmp_path: Path, factor: int = 2, step: int = 1) -> Any:
+    """A device function in a file of its own, always the same file and lines."""
+    path = tmp_path / "small_functions.py"
+    path.write_text(SMALL.format(factor=factor, step=step))
+    spec = importlib.util.spec_from_file_location("small_functions", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.small
+
+
+def start_python(code: str, *arguments: str, root: Path = ROOT) -> subprocess.Popen[str]:
+    environment = os.environ | {"PYTHONPATH": str(root)}
+    command = [sys.executable, "-c", code, *arguments]
+    return subprocess.Popen(command, env=environment, cwd=root, stdout=subprocess.PIPE, text=True)
+
+
+def test_another_clone_of_the_same_version_compiles_nothing(tmp_path: Path) -> None:
+    compiled(rare=True)
+    for name in ("nanokv", "device", "host_poller", "compat_v1"):
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / name, tmp_path / name, symlinks=True, ignore=ignored, copy_function=shutil.copyfile)
+    with start_python(LOADS_ALL, root=tmp_path) as clone:
+        answer, _ = clone.communicate(timeout=500)
+    assert answer.split() == [str(tmp_path / "nanokv" / "__init__.py"), "[]"]
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_function_is_loaded_from_the_cache(tmp_path: Path, compilations: list[str]) -> None:
+    assert native_function(small(tmp_path), 1)(5) == 11
+    assert native_function(small(tmp_path), 1)(5) == 11
+    assert compilations == ["small"]
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_change_in_a_function_that_is_called_is_compiled(tmp_path: Path, compilations: list[str]) -> None:
+    assert native_function(small(tmp_path), 1)(5) == 11
+    assert native_function(small(tmp_path, factor=3), 1)(5) == 16
+    assert native_function(small(tmp_path, step=4), 1)(5) == 14
+    assert len(compilations) == 3
+
+
+def test_a_file_that_changes_after_it_was_loaded_lends_its_digest_to_nothing(tmp_path: Path, folder: Path) -> None:
+    old = small(tmp_path)
+    new = small(tmp_path, factor=3)  # the file has changed, and `old` is not compiled yet
+    assert native_function(old, 1)(5) == 11
+    assert native_function(new, 1)(5) == 16
+    assert list(folder.glob("nanokv/*/*.nbi"))
+
+
+def test_a_damaged_file_is_compiled_again(tmp_path: Path, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    native_function(small(tmp_path), 1)
+    (path,) = folder.glob("nanokv/*/*.nbc")
+    path.write_bytes(path.read_bytes()[:100])
+    assert native_function(small(tmp_path), 1)(5) == 11
+    assert "damaged" in caplog.text and len(path.read_bytes()) > 100
+
+
+def test_processes_may_write_at_the_same_time(tmp_path: Path, folder: Path) -> None:
+    small(tmp_path)
+    path = str(tmp_path / "small_functions.py")
+    processes = [start_python(COMPILES_SMALL, path) for _ in range(3)]
+    assert [process.communicate(timeout=500)[0].strip() for process in processes] == ["11"] * 3
+    assert sorted(p.suffix for p in folder.glob("nanokv/*/*")) == [".nbc", ".nbi"]
+
+
+def test_a_named_folder_that_cannot_be_made_is_an_error_that_names_the_variable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("NANOKV_CACHE_DIR", str(tmp_path / "file" / "cache"))
+    with pytest.raises(InvalidArgument, match=r"file/cache.*: Not a directory.*set NANOKV_CACHE_DIR"):
+        native_function(small(tmp_path), 1)
+
+
+def test_without_any_folder_the_error_says_what_to_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.delenv("NANOKV_CACHE_DIR", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path / "file"))
+    with pytest.raises(HeapUnavailable, match="set NANOKV_CACHE_DIR"):
+        cache_directory()
+
+
+def test_the_temporary_folder_must_belong_to_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.delenv("NANOKV_CACHE_DIR", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+    assert cache_directory().parent == tmp_path / f"nanokv-{os.getuid()}"
+    monkeypatch.setattr("os.getuid", lambda: 4242)
+    (tmp_path / "nanokv-4242").mkdir()
+    os.chown(tmp_path / "nanokv-4242", os.geteuid() or 4243, -1)
+    with pytest.raises(HeapUnavailable, match="another user"):
+        cache_directory()
+
+
+def test_code_that_cannot_be_kept_runs_and_warns(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    function = small(tmp_path)
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.replace", full)
+    assert native_function(function, 1)(5) == 11
+    assert "No space left on device" in caplog.text and "NANOKV_CACHE_DIR" in caplog.text
+    assert list(folder.glob("nanokv/*/*")) == []
+
+
+# --- what is compiled, and what is said -------------------------------------------------------
+def test_rare_entries_come_when_they_are_called(compilations: list[str]) -> None:
+    compiled(rare=True)
+    code = Code()
+    code.require([name for name, entry in ENTRIES.items() if not entry.rare])
+    assert "put" in code and not {"install", "recount"} & code.keys()
+    assert callable(code["recount"]) and "recount" in code
+    assert compilations == []
+
+
+def test_a_line_is_logged_where_there_is_no_terminal(caplog: pytest.LogCaptureFixture) -> None:
+    functions = [entry.function for entry in ENTRIES.values()]
+    with compile_progress(functions):
+        pass
+    (record,) = caplog.records
+    assert record.name == "nanokv.compile" and record.levelno == logging.WARNING
+    assert "once per version and user" in record.message
+
+
+def test_nothing_is_said_when_it_is_quick_or_silenced(caplog: pytest.LogCaptureFixture) -> None:
+    with compile_progress([ENTRIES["recount"].function]):
+        pass
+    with caplog.at_level(logging.ERROR, "nanokv"), compile_progress([ENTRIES["begin"].function]):
+        pass
+    assert caplog.records == []
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_terminal_shows_a_bar_that_moves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr("nanokv.device.machines.compile_progress.WORTH_SAYING", 1)
+    function = small(tmp_path)
+    with compile_progress([function]):
+        native_function(function, 1)
+    assert "nanokv compiles its protocol" in terminal.getvalue() and "100%" in terminal.getvalue()

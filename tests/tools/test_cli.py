@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,16 +12,23 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from rich.console import Console
 from typer.testing import CliRunner, Result
 
 import nanokv
 from nanokv import doctor
-from nanokv.cli import app, size
+from nanokv.cli import app, worlds
+from nanokv.cli.output import blocks, columns, size
+from nanokv.device.machines.code_cache import cache_directory, source_digest
+from nanokv.device.machines.entries import ENTRIES
 from nanokv.device.machines.native import NativeMachine
 from nanokv.device.machines.native_code import compiled
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.geometry import Geometry
 from nanokv.device.segment.views import SegmentView
+from nanokv.fsck.find_key import _object
+from nanokv.fsck.inspect_world import Inspected
 from nanokv.heap.shm import ShmHeap, list_worlds
 from nanokv.heap.world_file import path_of
 from nanokv.heap.world_spec import WorldSpec
@@ -118,6 +126,94 @@ def test_help_imports_nothing_heavy() -> None:
     assert all(command in done.stdout for command in ("demo", "doctor", "ls", "stats", "fsck", "rm"))
 
 
+@pytest.mark.parametrize("command", [["ls"], ["stats", "NAME"], ["key", "NAME", "k"], ["fsck", "NAME"], ["rm", "NAME"]])
+def test_commands_about_worlds_import_no_torch(command: list[str], dead: str) -> None:
+    arguments = [dead if word == "NAME" else word for word in command]
+    code = (
+        "import sys; from typer.testing import CliRunner; from nanokv.cli import app;"
+        f"done = CliRunner().invoke(app, {arguments!r}); assert done.exit_code in (0, 1, 3), done.output;"
+        "heavy = {'torch', 'numba'} & set(sys.modules); assert not heavy, heavy"
+    )
+    done = run_python(code)
+    assert done.returncode == 0, done.stderr
+
+
+def test_minus_h_is_help() -> None:
+    assert run("-h").output == run("--help").output
+    assert "the name of a world" in run("stats", "-h").output.lower()
+
+
+def test_the_shell_can_complete_the_names_of_worlds(live: LiveWorld) -> None:
+    environment = os.environ | {
+        "_NANOKV_COMPLETE": "complete_bash",
+        "COMP_WORDS": f"nanokv stats {live.name[:-2]}",
+        "COMP_CWORD": "2",
+        "PYTHONPATH": str(Path(__file__).parents[2]),
+    }
+    code = "from nanokv.cli import main; main()"
+    done = subprocess.run([sys.executable, "-c", code], check=False, env=environment, capture_output=True, text=True)
+    assert done.stdout.split() == [live.name], done.stderr
+
+
+def test_a_folder_of_worlds_that_is_not_there_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NANOKV_SHM_DIR", "/there/is/no/such/directory")
+    for command in (["ls"], ["stats", "x"], ["rm", "x"]):
+        done = run(*command)
+        assert done.exit_code == 2 and "/there/is/no/such/directory" in done.stderr
+
+
+def test_warmup_says_what_it_did() -> None:
+    compiled(rare=True)
+    report = run_json("warmup")
+    assert (report["functions"], report["compiled"]) == (len(ENTRIES), 0)
+    assert Path(report["folder"]).is_dir()
+    assert run("warmup").stdout.startswith("0 functions compiled")
+
+
+# --- tables -----------------------------------------------------------------------------------
+def table(width: int | None, names: list[str], rows: list[list[str]]) -> list[str]:
+    """As printed in a terminal of this width, or in a pipe."""
+    screen = Console(force_terminal=width is not None, width=width or 10, color_system=None)
+    return [line.plain for line in columns(screen, names, rows)]
+
+
+def test_columns_that_do_not_fit_stand_below_the_others() -> None:
+    names, rows = ["rank", "used", "stored", "evicted"], [["0", "24.0 KiB", "1 B", "0"], ["10", "0 B", "0 B", "7"]]
+    assert table(22, names, rows) == [
+        "rank  used      stored",
+        "0     24.0 KiB  1 B",
+        "10    0 B       0 B",
+        "",
+        "rank  evicted",
+        "0     0",
+        "10    7",
+    ]
+    assert table(None, names, rows)[0] == "rank  used      stored  evicted"
+    assert table(31, names, rows)[0] == "rank  used      stored  evicted"
+    assert len(table(30, names, rows)) == 7
+
+
+def test_a_column_wider_than_the_terminal_stands_by_itself() -> None:
+    assert blocks([4, 90, 3], 80) == [[0, 1], [0, 2]]
+    assert blocks([4], 80) == [[0]]
+
+
+def test_stats_fit_a_terminal_of_80_columns(live: LiveWorld) -> None:
+    look = next(worlds._looks(live.name, 0, 1))
+    wide = Console(force_terminal=True, width=80, color_system=None)
+    lines = worlds._stats_text(wide, look).plain.splitlines()
+    assert max(map(len, lines)) <= 80
+    words = " ".join(lines).split()
+    assert {"quarantined", "evicted", "corrupt"} <= set(words) and words.count("rank") == 2
+
+
+def test_stats_in_a_pipe_are_one_line_per_rank(live: LiveWorld) -> None:
+    title, names, *rows = run("stats", live.name).stdout.splitlines()
+    assert title == f"{live.name}: alloc=device, pages of 4.0 KiB"
+    assert names.startswith("rank  process  used") and names.endswith("corrupt")
+    assert [row.split()[:2] for row in rows] == [["0", "alive"], ["1", "alive"]]
+
+
 def test_the_version() -> None:
     assert run("--version").output.strip() == f"nanokv {nanokv.__version__}"
 
@@ -190,9 +286,7 @@ def test_stats_can_watch(live: LiveWorld) -> None:
 
 def test_stats_stop_when_the_world_is_gone(shm_name: str) -> None:
     world = LiveWorld(shm_name)
-    from nanokv import cli
-
-    looks = cli._looks(shm_name, 0.001, 5)
+    looks = worlds._looks(shm_name, 0.001, 5)
     assert next(looks)["name"] == shm_name
     world.close()
     with pytest.raises(nanokv.NanoKVError):
@@ -245,6 +339,41 @@ def test_rm_refuses_a_living_world(live: LiveWorld) -> None:
     assert live.put(50) == Status.OK  # its ranks go on
 
 
+@pytest.fixture
+def cached(shm_name: str) -> Iterator[nanokv.NanoKVCache]:
+    """A world of one rank with an object "k" in namespace "llama"."""
+    with nanokv.NanoKVCache(1 << 20, name=shm_name, rank=0, world_size=1, page_bytes=PAGE, namespace="llama") as cache:
+        cache.put("k", torch.zeros(3, 700, dtype=torch.bfloat16))
+        yield cache
+
+
+def test_key_shows_where_an_object_lies(cached: nanokv.NanoKVCache, shm_name: str) -> None:
+    with cached.pin("k"):
+        (found,) = run_json("key", shm_name, "k", "--namespace", "llama")
+    meta = cached.get_location("k")
+    assert (found["rank"], found["state"], found["pins"], found["epoch"]) == (0, "READY", 1, meta.epoch)
+    assert (found["bytes"], found["pages"], found["payload_off"]) == (4200, 2, meta.payload_off)
+    assert (found["dtype"], found["shape"]) == ("bfloat16", [3, 700])
+    assert 0 <= found["idle_seconds"] < 600
+    text = run("key", shm_name, "k", "--namespace", "llama").stdout
+    assert "READY, pins: 0" in text and "bfloat16 [3, 700]" in text and "4.1 KiB (4200 bytes), pages: 2" in text
+
+
+def test_key_says_that_there_is_none(cached: nanokv.NanoKVCache, shm_name: str) -> None:
+    done = run("key", shm_name, "k")
+    assert done.exit_code == 1 and done.stdout == f"{shm_name} holds no object 'k'\n"
+    assert run("key", shm_name, "other", "--namespace", "llama", "--json").stdout == "[]\n"
+    cached.remove("k")
+    assert run("key", shm_name, "k", "--namespace", "llama").exit_code == 1
+
+
+def test_key_shows_an_object_that_is_being_written(dead: str) -> None:
+    views = Inspected(dead).views
+    slot = int(np.flatnonzero(views[1].headers["key_hash"] == 100)[0])
+    found = _object(views[1], 1, slot)
+    assert (found.state, found.bytes, found.dtype) == ("WRITING", 5000, None)
+
+
 # --- a dead world -----------------------------------------------------------------------------
 def test_a_dead_world(dead: str) -> None:
     (row,) = [row for row in run_json("ls") if row["name"] == dead]
@@ -263,7 +392,7 @@ def test_a_dead_world(dead: str) -> None:
     assert any("unfinished" in what for what in whats) and any("in flight" in what for what in whats)
     assert all("on_stale='recover'" in finding["remedy"] for finding in report["findings"])
 
-    assert run("rm", dead).exit_code == 0
+    assert run_json("rm", dead) == {"name": dead, "removed": True}
     assert dead not in list_worlds()
 
 
@@ -324,11 +453,22 @@ def test_doctor_warns_when_shared_memory_is_not_there(monkeypatch: pytest.Monkey
 
 
 def test_doctor_warns_that_nothing_is_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    compiled()
+    compiled(rare=True)
     assert {row.name: row for row in doctor.examine(smoke=False)}["compiled code"].state == "ok"
     monkeypatch.setenv("NANOKV_CACHE_DIR", str(tmp_path))
     row = {row.name: row for row in doctor.examine(smoke=False)}["compiled code"]
     assert row.state == "warn" and row.detail.startswith("0 of ") and str(tmp_path) in row.detail
+
+
+def test_doctor_is_not_fooled_by_the_names_of_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled(rare=True)
+    shutil.copytree(cache_directory(), tmp_path / "nanokv" / source_digest())
+    monkeypatch.setenv("NANOKV_CACHE_DIR", str(tmp_path))
+    assert {row.name: row for row in doctor.examine(smoke=False)}["compiled code"].state == "ok"
+    for path in (tmp_path / "nanokv" / source_digest()).glob("nanokv.device.protocol.put.*.nbc"):
+        path.write_bytes(b"")
+    row = {row.name: row for row in doctor.examine(smoke=False)}["compiled code"]
+    assert row.state == "warn" and not row.detail.startswith((f"{len(ENTRIES)} ", "0 "))
 
 
 def test_doctor_puts_and_gets() -> None:

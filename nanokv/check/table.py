@@ -1,0 +1,70 @@
+"""What `nanokv check` prints: its progress to stderr, its rows to stdout as a table or as JSON."""
+
+import json
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from nanokv.check.report import Row
+from nanokv.check.supervised import Began
+
+
+def show_progress(events: Iterable[Began | Row], names: list[str], seconds: float) -> Iterator[Row]:
+    """Show the part that runs, and let the rows through. `seconds`: about how long each part takes."""
+    console = Console(stderr=True, markup=False, highlight=False)
+    if not console.is_terminal:
+        for event in events:
+            if isinstance(event, Row):
+                yield event
+            else:
+                console.print(_doing(event.part, names, seconds))
+        return
+    shown = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*shown, console=console, transient=True) as bar:
+        task = bar.add_task("starting")
+        for event in events:
+            if isinstance(event, Row):
+                yield event
+            else:
+                bar.reset(task, description=_doing(event.part, names, seconds))
+
+
+def _doing(part: str, names: list[str], seconds: float) -> str:
+    at = names.index(part) + 1
+    return f"{part}, part {at} of {len(names)}; this and the rest take about {seconds * (len(names) - at + 1):.0f} s"
+
+
+def print_json_rows(rows: Iterable[Row]) -> bool:
+    """One line per row, as it comes. Returns whether all held."""
+    held = True
+    for row in rows:
+        held &= row.held
+        line: dict[str, Any] = {name: getattr(row, name) for name in ("part", "name", "tried", "unit", "held")}
+        typer.echo(json.dumps(line | {"seconds": round(row.seconds, 2), "note": row.note, "failures": row.failures}))
+    return held
+
+
+def print_table(rows: Iterable[Row]) -> bool:
+    """All rows as a table, and below it what failed. Returns whether all held."""
+    console = Console(markup=False, highlight=False)
+    if not console.is_terminal:
+        console = Console(markup=False, highlight=False, width=220)
+    table = Table("part", "check", "tried", "", "held", "s", "note", box=None, pad_edge=False)
+    failures: list[str] = []
+    count = 0
+    for row in rows:
+        count += 1
+        held = Text("yes", style="green") if row.held else Text("NO", style="bold red")
+        table.add_row(row.part, row.name, f"{row.tried:,}", row.unit, held, f"{row.seconds:.1f}", row.note)
+        failures += [f"{row.part}: {row.name}: {failure}" for failure in row.failures]
+        failures += [] if row.tried else [f"{row.part}: {row.name}: nothing was tried"]
+    console.print(table)
+    for failure in failures:
+        console.print(Text(failure, style="red"), soft_wrap=True)
+    console.print(Text(f"{count} checks, {'all held' if not failures else f'{len(failures)} failures'}", style="bold"))
+    return count > 0 and not failures

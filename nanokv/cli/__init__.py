@@ -1,0 +1,67 @@
+"""The command line, `nanokv`. Each command imports what it needs when it runs: torch and numba take seconds.
+
+    worlds     the worlds of this host: ls, stats, key, fsck, rm
+    machine    this machine: doctor, warmup, demo
+    output     tables for terminals and pipes, JSON, sizes
+
+`check` is in `nanokv.check.command`.
+"""
+
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from nanokv import __version__
+from nanokv.check.command import check
+from nanokv.cli.machine import demo, doctor, warmup
+from nanokv.cli.worlds import fsck, key, ls, rm, stats
+from nanokv.errors import NanoKVError
+
+__all__ = ["app", "main"]
+
+BAD = 2  #: exit code: the command could not be carried out
+
+
+class _Group(TyperGroup):
+    """Prints an error as one line, without a traceback."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except NanoKVError as error:
+            typer.echo(f"nanokv: {error}", err=True)
+            raise typer.Exit(BAD) from None
+
+
+app = typer.Typer(
+    cls=_Group,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="A distributed cache for the KV tensors of LLM inference.",
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"nanokv {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+for _command in (demo, doctor, warmup, check, ls, stats, key, fsck, rm):
+    app.command()(_command)
+
+
+def main() -> None:
+    """The entry point."""
+    app(prog_name="nanokv")

@@ -1,0 +1,182 @@
+"""Commands about the worlds of this host: ls, stats, key, fsck, rm."""
+
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from itertools import islice, repeat
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from nanokv.cli.output import Json, columns, console, print_json, size
+from nanokv.errors import NanoKVError
+
+_BREACH, _LEFTOVERS = 1, 3
+
+
+def _names(incomplete: str) -> list[str]:
+    """Of worlds, for the shell to complete."""
+    from nanokv.heap.shm_tools import list_worlds
+
+    with suppress(NanoKVError):
+        return [name for name in list_worlds() if name.startswith(incomplete)]
+    return []
+
+
+Name = Annotated[
+    str, typer.Argument(help="The name of a world on this host; `nanokv ls` lists them.", autocompletion=_names)
+]
+
+
+def ls(as_json: Json = False) -> None:
+    """List the worlds on this host, living and dead."""
+    from nanokv.heap.shm_tools import list_worlds
+
+    worlds = [_summary(name) for name in list_worlds()]
+    if as_json:
+        print_json(worlds)
+        return
+    rows = []
+    for w in worlds:
+        known = [f"{w['living']} of {w['world_size']}", w["alloc"], size(w["bytes"])] if w["world_size"] else [""] * 3
+        rows.append([w["name"], *known, w["state"]])
+    screen = console()
+    for line in columns(screen, ("name", "ranks alive", "alloc", "memory", "state"), rows) if rows else ["no worlds"]:
+        screen.print(line, soft_wrap=True)
+
+
+def _summary(name: str) -> dict[str, Any]:
+    from nanokv.heap.shm_tools import inspect
+
+    try:
+        info = inspect(name)
+    except NanoKVError as error:
+        return {"name": name, "state": f"unusable: {error}", "world_size": 0, "living": 0, "alloc": None, "bytes": 0}
+    ranks, living = info.world_size, sum(info.alive)
+    state = "dead" if not living else "alive" if living == ranks else "partly dead"
+    total = ranks * info.geometry.segment_bytes
+    return {"name": name, "state": state, "world_size": ranks, "living": living, "alloc": info.mode, "bytes": total}
+
+
+def stats(
+    name: Name,
+    as_json: Json = False,
+    watch: Annotated[
+        float, typer.Option(min=0.0, show_default=False, help="Look again every so many seconds, until ^C.")
+    ] = 0.0,
+    count: Annotated[int, typer.Option(min=1, show_default=False, help="With --watch: stop after so many looks.")] = 2
+    ** 31,
+) -> None:
+    """Show what each rank's segment holds: pages, objects, ring, and counters of rare events."""
+    looks = _looks(name, watch, count)
+    screen = console()
+    with suppress(KeyboardInterrupt):
+        if as_json:
+            for look in looks:
+                print_json(look)
+        elif watch and screen.is_terminal:
+            with Live(console=screen, auto_refresh=False) as live:
+                for look in looks:
+                    live.update(_stats_text(screen, look), refresh=True)
+        else:
+            for look in looks:
+                screen.print(_stats_text(screen, look))
+
+
+def _looks(name: str, watch: float, count: int | None) -> Iterator[dict[str, Any]]:
+    from nanokv.fsck.inspect_world import Inspected
+
+    yield Inspected(name).stats()
+    for _ in islice(repeat(None), (count and count - 1) if watch else 0):
+        time.sleep(watch)
+        yield Inspected(name).stats()
+
+
+_HOLDS = ("ready", "pinned", "unfinished", "quarantined")
+_COUNTS = (*_HOLDS, "ring_depth", "ring_missed", "evicted", "refused", "lost", "corrupt")
+
+
+def _stats_text(screen: Console, world: dict[str, Any]) -> Text:
+    names = ["rank", "process", "used", "of", "%", "stored", *(name.replace("_", " ") for name in _COUNTS)]
+    rows = [
+        [
+            str(rank["rank"]),
+            "alive" if rank["alive"] else "dead",
+            size(rank["heap_used"]),
+            size(rank["heap_total"]),
+            f"{100 * rank['usage']:.0f}",
+            size(rank["bytes_stored"]),
+            *(str(rank[name]) for name in _COUNTS),
+        ]
+        for rank in world["ranks"]
+    ]
+    title = f"{world['name']}: alloc={world['alloc']}, pages of {size(world['page_bytes'])}"
+    return Text("\n").join([Text(title), *columns(screen, names, rows)])
+
+
+def key(
+    name: Name,
+    key: Annotated[str, typer.Argument(help="The key, as given to put.")],
+    namespace: Annotated[str, typer.Option(help="The namespace of the caches.")] = "",
+    as_json: Json = False,
+) -> None:
+    """Show where an object lies: rank, state, pins, epoch, size, dtype, shape, and when it was last used.
+
+    Exit code: 0; 1 if no segment holds this key; 2 it could not look.
+    """
+    from nanokv.fsck.find_key import find_key
+    from nanokv.fsck.inspect_world import Inspected
+
+    found = find_key(Inspected(name), key, namespace)
+    if as_json:
+        print_json([each.as_dict() for each in found])
+    elif not found:
+        within = f" in namespace {namespace!r}" if namespace else ""
+        typer.echo(f"{name} holds no object {key!r}{within}")
+    else:
+        for each in found:
+            for label, text in each.lines(size):
+                typer.echo(f"{label:<12}{text}")
+    raise typer.Exit(0 if found else 1)
+
+
+def fsck(name: Name, as_json: Json = False) -> None:
+    """Check the invariants I1 to I10 in a world, living or dead. Changes nothing.
+
+    A world at work is checked for what must hold at any moment; a world at rest, for everything.
+
+    Exit code: 0 clean; 1 a breach: an invariant does not hold; 2 it could not look; 3 no breach, but the dead left
+    things that can be taken back: attach again with on_stale='recover'.
+    """
+    from nanokv.fsck.inspect_world import Inspected
+
+    world = Inspected(name)
+    report = world.check()
+    if as_json:
+        print_json({"name": name, "alive": world.living} | report.as_dict())
+    else:
+        screen = console()
+        looked = "all was checked" if report.quiescent else "at work: only what must always hold was checked"
+        living = f"{sum(world.living)} of {len(world.living)} ranks alive"
+        screen.print(f"{name}: alloc={report.mode}, {living}, {report.objects} objects, {looked}")
+        for finding in report.findings:
+            screen.print(Text(str(finding), style="red" if finding.breach else "yellow"), soft_wrap=True)
+        if report.clean:
+            screen.print(Text("clean", style="green"))
+    raise typer.Exit(_BREACH if report.breaches else _LEFTOVERS if report.leftovers else 0)
+
+
+def rm(
+    name: Name,
+    force: Annotated[bool, typer.Option(help="Also if ranks of it live; they go on by themselves.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Remove a world's memory."""
+    from nanokv.heap.shm_tools import remove_world
+
+    remove_world(name, force=force)
+    if as_json:
+        print_json({"name": name, "removed": True})
