@@ -40,6 +40,7 @@ class LocalWorld:
         HeapUnavailable: a device is not there, has not enough memory, or cannot reach another one's.
     """
 
+    @torch.inference_mode(False)
     def __init__(self, spec: WorldSpec, *, device: Device | Sequence[Device] = "cpu") -> None:
         self.spec = spec
         world_size = spec.geometry.world_size
