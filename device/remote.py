@@ -134,7 +134,7 @@ def put(
     store_cache_modifier: tl.constexpr = None,
     hint: tl.constexpr = None,
 ) -> None:
-    """Copy from this rank's memory at `from_ptr`, anywhere, to `to_rank`'s at `to_ptr`; `from_rank` runs this kernel."""
+    """Copy from this rank's memory at `from_ptr`, anywhere, to `to_rank`'s at `to_ptr`; `from_rank` runs this."""
     data = tl.load(from_ptr, mask=mask, other=other, cache_modifier=load_cache_modifier)
     remote = translate(to_ptr, from_rank, to_rank, heap_bases, hint)
     tl.store(remote, data, mask=mask, cache_modifier=store_cache_modifier)
