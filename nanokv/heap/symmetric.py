@@ -211,6 +211,7 @@ class SymmetricHeap(ProcessHeap):
             finish_work(self.device)
         self._leave()
         self._segments, self._views = [], []
+        self._bells = [Doorbell(part) for part in self._map.parts]  # the others view memory that is given back
         self._let_go()
 
 
