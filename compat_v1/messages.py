@@ -62,6 +62,7 @@ def _words(kind: type[Request | Reply]) -> int:
 WORDS = _words(Request)  #: of a message; a reply has fewer, and the rest is padding
 
 
+@torch.inference_mode(False)
 def new_message() -> torch.Tensor:
     """An empty message: int64 [WORDS]."""
     return torch.zeros(WORDS, dtype=torch.int64)

@@ -128,7 +128,8 @@ class NanoKVCache:
     @property
     def heap_bases_tensor(self) -> torch.Tensor:
         """int64 [world_size]: every rank's segment base in this process, as Iris' device functions take it."""
-        return torch.tensor(self._heap.bases, dtype=torch.int64, device=self._heap.device)
+        with torch.inference_mode(False):
+            return torch.tensor(self._heap.bases, dtype=torch.int64, device=self._heap.device)
 
     @property
     def world_table(self) -> int:

@@ -49,6 +49,7 @@ class Batch:
         reported: int64 [capacity], in pinned host memory: `statuses` as they were at `report`.
     """
 
+    @torch.inference_mode(False)
     def __init__(self, world: int, capacity: int, device: torch.device, pages: Pages | None = None) -> None:
         if capacity < 1:
             raise ValueError(f"capacity must be at least 1, not {capacity}")
@@ -118,7 +119,8 @@ class Batch:
     def lookup(self) -> list[Found]:
         """Where the objects of all keys lie: one launch. Waits for the current stream."""
         if not len(self._found):
-            self._found = self._found.new_zeros(self.capacity, FOUND_WORDS.value)
+            with torch.inference_mode(False):
+                self._found = self._found.new_zeros(self.capacity, FOUND_WORDS.value)
         self._launch(many.lookup_many_kernel, self._found, self.control)
         with self._entered():
             rows = self._found[: self._count()].cpu().tolist()

@@ -28,6 +28,7 @@ class Pages:
         plane_bytes: bytes of one block of one plane.
     """
 
+    @torch.inference_mode(False)
     def __init__(self, planes: Sequence[torch.Tensor]) -> None:
         check_alike(planes)
         first = planes[0]

@@ -45,6 +45,7 @@ class Lane:
             served before them; False: the caller's current stream.
     """
 
+    @torch.inference_mode(False)
     def __init__(self, world: int, device: torch.device, *, own_stream: bool) -> None:
         self._device = device
         self._on_gpu = device.type == "cuda"
@@ -89,11 +90,13 @@ class Lane:
             self._synchronize()
             return np.array(pinned.numpy())
 
+    @torch.inference_mode(False)
     def zeros(self, words: int) -> torch.Tensor:
         """int64 [words], on the device."""
         with self.entered():
             return torch.zeros(words, dtype=torch.int64, device=self._device)
 
+    @torch.inference_mode(False)
     def _pinned(self, like: torch.Tensor) -> torch.Tensor:
         """Pinned host memory like a tensor, so that a copy to it is asynchronous; valid until the next call."""
         if len(self._staging) < like.nbytes:

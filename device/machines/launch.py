@@ -46,6 +46,7 @@ class LaunchMachine(Machine):
     wakes = False
     at_once = 1 << 62
 
+    @torch.inference_mode(False)
     def __init__(self, geometry: Geometry, table: Words, segments: list[torch.Tensor], device: torch.device) -> None:
         interpreted = isinstance(call_kernel, InterpretedFunction)
         check_compiler(device, torch.version.hip, triton.__version__, interpreted=interpreted)

@@ -30,7 +30,7 @@ class Heap(Protocol):
     bases: list[int]  #: the address of every rank's segment in this process
 
     def segment(self, rank: int) -> "torch.Tensor":
-        """A rank's segment: uint8, one dimension, `geometry.segment_bytes`.
+        """A rank's segment: uint8, one dimension, `geometry.segment_bytes`. Never an inference tensor.
 
         Raises:
             HeapUnavailable: this heap is closed.

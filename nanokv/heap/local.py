@@ -16,9 +16,11 @@ import torch
 from nanokv.device.segment.layout import PRODUCER_INC_MASK
 from nanokv.errors import HeapUnavailable, InvalidArgument, PeerLost
 from nanokv.heap.futex import DEVICE_POLL, Doorbell
-from nanokv.heap.gpu_peer_access import enable_access, without_access
+from nanokv.heap.gpu_driver import FineGrained, is_amd
+from nanokv.heap.gpu_peer_access import check_pairs, enable_access
+from nanokv.heap.mapped_tensor import tensor_at
 from nanokv.heap.mapping import anonymous
-from nanokv.heap.segment_in_tensor import initialise, mark_closed
+from nanokv.heap.segment_in_tensor import finish_work, initialise, mark_closed, on_device
 from nanokv.heap.world_spec import WorldSpec
 
 Device = str | torch.device
@@ -40,6 +42,7 @@ class LocalWorld:
         HeapUnavailable: a device is not there, has not enough memory, or cannot reach another one's.
     """
 
+    @torch.inference_mode(False)
     def __init__(self, spec: WorldSpec, *, device: Device | Sequence[Device] = "cpu") -> None:
         self.spec = spec
         world_size = spec.geometry.world_size
@@ -75,8 +78,12 @@ class LocalWorld:
             self.raw.append(raw)
             self.tensors.append(torch.from_numpy(raw))
             return
+        several = any(other != device for other in self.devices)
         try:
-            self.tensors.append(torch.zeros(nbytes, dtype=torch.uint8, device=device))
+            if several and is_amd():
+                self.tensors.append(_fine_grained(nbytes, device))
+            else:
+                self.tensors.append(torch.zeros(nbytes, dtype=torch.uint8, device=device))
         except RuntimeError as error:  # no such device, or torch.OutOfMemoryError
             raise HeapUnavailable(f"{what} needs {nbytes} bytes on {device}: {error}") from None
         self.raw.append(None)
@@ -190,6 +197,16 @@ def why_not() -> str | None:
     return None
 
 
+def _fine_grained(nbytes: int, device: torch.device) -> torch.Tensor:
+    """Zeroed memory of an AMD GPU in which atomics of other GPUs work: not that of torch's allocator."""
+    with on_device(device):
+        memory = FineGrained(nbytes)
+        made = tensor_at(memory.address, nbytes, device, memory)
+        made.zero_()
+        finish_work(device)
+    return made
+
+
 def _devices_of_ranks(device: Device | Sequence[Device], count: int) -> list[torch.device]:
     several = [device] if isinstance(device, str | torch.device) else list(device)
     if not several:
@@ -198,9 +215,7 @@ def _devices_of_ranks(device: Device | Sequence[Device], count: int) -> list[tor
     if len({each.type for each in found}) > 1:
         raise InvalidArgument(f"device must be CPUs or GPUs, not both: {[str(each) for each in found]}")
     used = [found[rank % len(found)] for rank in range(count)]
-    pair = without_access(used, torch.cuda.can_device_access_peer)
-    if pair is not None:
-        raise HeapUnavailable(f"{pair[0]} cannot access the memory of {pair[1]}: take GPUs with peer access")
+    check_pairs("local", used)
     return used
 
 

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from nanokv.heap.process_group import Group, Meeting
+from nanokv.heap.process_group import Meeting
 
 
 class Blocks(NamedTuple):
@@ -23,7 +23,7 @@ class MemorySource(ABC):
     Each raises HeapUnavailable, with the library's own message, if the library refuses.
 
     Args:
-        group: the caller's process group, or None; see `Group`.
+        group: the caller's process group, or None.
         library: the library's module, or one that takes its place.
     """
 
@@ -32,12 +32,10 @@ class MemorySource(ABC):
     def __init__(self, group: Any, library: Any) -> None:
         self._given = group
         self._library = library
-        self._group: Group | None = None
 
+    @abstractmethod
     def begin(self, meeting: Meeting) -> None:
         """Bring the ranks together."""
-        self._meeting = meeting
-        self._group = Group(self._given, meeting)
 
     @abstractmethod
     def allocate(self, nbytes: int) -> None:
@@ -47,8 +45,6 @@ class MemorySource(ABC):
     def exchange(self) -> Blocks:
         """Learn the addresses of the other ranks' blocks."""
 
+    @abstractmethod
     def close(self) -> None:
-        """Let go of everything. Idempotent."""
-        group, self._group = self._group, None
-        if group is not None:
-            group.close()
+        """Let go of everything, and give the memory back. Idempotent."""

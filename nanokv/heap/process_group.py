@@ -1,4 +1,4 @@
-"""The process group by which a library of symmetric memory brings its ranks together."""
+"""The process group by which iris brings its ranks together."""
 
 import contextlib
 import os
@@ -36,6 +36,15 @@ class Meeting(NamedTuple):
     timeout: float  #: seconds left for attaching
 
 
+def check_numbering(group: "dist.ProcessGroup", meeting: Meeting) -> None:
+    """Raise InvalidArgument unless a process group numbers the ranks as the world does."""
+    rank, world_size = dist.get_rank(group), dist.get_world_size(group)
+    if (rank, world_size) != (meeting.rank, meeting.world_size):
+        raise InvalidArgument(
+            f"rank {meeting.rank} of {meeting.world_size} is rank {rank} of {world_size} in the process group"
+        )
+
+
 class Group:
     """The process group of a world: the caller's, else the default one, else one that is made here and removed again.
 
@@ -57,12 +66,11 @@ class Group:
         if given is None and not dist.is_initialized():
             self._make(meeting)
         self.group: dist.ProcessGroup = given if given is not None else dist.group.WORLD  # type: ignore[assignment]
-        rank, world_size = dist.get_rank(self.group), dist.get_world_size(self.group)
-        if (rank, world_size) != (meeting.rank, meeting.world_size):
+        try:
+            check_numbering(self.group, meeting)
+        except InvalidArgument:
             self.close()
-            raise InvalidArgument(
-                f"rank {meeting.rank} of {meeting.world_size} is rank {rank} of {world_size} in the process group"
-            )
+            raise
 
     def _make(self, meeting: Meeting) -> None:
         folder, timeout = meeting.folder, timedelta(seconds=max(meeting.timeout, 1.0))
@@ -70,6 +78,7 @@ class Group:
         try:
             folder.mkdir(mode=0o700, exist_ok=True)
             store = dist.FileStore(str(folder / "store"), meeting.world_size)  # type: ignore[attr-defined]
+            store.set_timeout(timeout)  # init_process_group does so only to stores that it makes
             with environment_variable("GLOO_SOCKET_IFNAME", interface):
                 dist.init_process_group(
                     "gloo", store=store, rank=meeting.rank, world_size=meeting.world_size, timeout=timeout

@@ -36,7 +36,8 @@ class ShmHeap(ProcessHeap):
 
     def __init__(self, spec: WorldSpec, rank: int, file: WorldFile) -> None:
         super().__init__(spec, rank, file)
-        self._segments = [torch.from_numpy(part) for part in self._map.parts]
+        with torch.inference_mode(False):
+            self._segments = [torch.from_numpy(part) for part in self._map.parts]
         self._views = [SegmentView(part, spec.geometry) for part in self._map.parts]
         self._incarnations = self._views[rank].activity["incarnation"]
         self.bases = [segment.data_ptr() for segment in self._segments]

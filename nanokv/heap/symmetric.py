@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from nanokv.device.segment.geometry import PAYLOAD_ALIGN
 from nanokv.errors import HeapUnavailable, PeerLost
@@ -118,6 +119,7 @@ class SymmetricHeap(ProcessHeap):
                 return
             self._file.unlock_world()  # one that was there has ended since; another may come in its place
 
+    @torch.inference_mode(False)
     def _take_memory(self, ctl: npt.NDArray[Any], deadline: float) -> None:
         """Get segments from the library, write this rank's, and check all before any rank uses one."""
 
@@ -209,6 +211,7 @@ class SymmetricHeap(ProcessHeap):
             finish_work(self.device)
         self._leave()
         self._segments, self._views = [], []
+        self._bells = [Doorbell(part) for part in self._map.parts]  # the others view memory that is given back
         self._let_go()
 
 

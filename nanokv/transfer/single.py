@@ -133,7 +133,7 @@ class SingleTransfer:
                 return status
             payload = self.payload(place)
             if (place.nbytes, have[0] & LOW32.value, *have[1:]) == (nbytes, form, *descriptor[1:]):
-                with torch.no_grad():
+                with torch.inference_mode():  # the caller's tensors may be inference tensors
                     take(payload)
                 status = self._verify(key, place, payload)
             else:
@@ -145,7 +145,7 @@ class SingleTransfer:
     def _read(self, key: KeyDigest, place: Place, dst: torch.Tensor) -> int:
         if self._is_at_once(place.nbytes):
             return self._machine.read(key, place, dst.data_ptr(), time.time_ns())
-        with torch.no_grad():
+        with torch.inference_mode():  # `dst` may be an inference tensor, and this a thread of the cache
             flat_bytes(dst).copy_(self.payload(place))
         return self._verify(key, place, dst)
 

@@ -416,6 +416,37 @@ def each_remote_atomic_kernel(word: tl.int64, heap_bases: tl.tensor, out_ptr: tl
     remote.store(word_ptr + lanes, lanes.to(tl.int64), 0, 1, heap_bases, mask=lanes >= 2)
 
 
+@triton.jit
+def each_remote_bit_kernel(word: tl.int64, heap_bases: tl.tensor, out_ptr: tl.tensor) -> None:
+    """The other atomics, on words of rank 1; out: the old values. One by one, and a block with a mask."""
+    word_ptr = tl.cast(word, tl.pointer_type(tl.int64))
+    tl.store(out_ptr, remote.atomic_and(word_ptr, 12, 0, 1, heap_bases, sem="acq_rel", scope="sys"))
+    tl.store(out_ptr + 1, remote.atomic_or(word_ptr + 1, 4, 0, 1, heap_bases, sem="release", scope="sys"))
+    tl.store(out_ptr + 2, remote.atomic_xor(word_ptr + 2, 7, 0, 1, heap_bases, sem="relaxed", scope="sys"))
+    tl.store(out_ptr + 3, remote.atomic_min(word_ptr + 3, 5, 0, 1, heap_bases, scope="sys"))
+    tl.store(out_ptr + 4, remote.atomic_max(word_ptr + 4, 50, 0, 1, heap_bases, scope="sys"))
+    lanes = tl.arange(0, 4)
+    added = remote.atomic_add(word_ptr + 5 + lanes, lanes + 1, 0, 1, heap_bases, mask=lanes < 3, scope="sys", hint=1)
+    tl.store(out_ptr + 5 + lanes, added, mask=lanes < 3)
+
+
+@triton.jit
+def each_remote_copy_kernel(mine: tl.int64, local_ptr: tl.tensor, heap_bases: tl.tensor, out_ptr: tl.tensor) -> None:
+    """Rank 0 moves four words to and from rank 1, with every optional parameter; `mine` is in rank 0's view."""
+    lanes = tl.arange(0, 4)
+    some = lanes < 3
+    word_ptr = tl.cast(mine, tl.pointer_type(tl.int64)) + lanes
+    seen = remote.load(word_ptr, 0, 1, heap_bases, mask=some, other=-1, cache_modifier=".cg", hint=4)
+    again = remote.load(word_ptr, 0, 1, heap_bases, mask=some, other=-2, volatile=True)
+    tl.store(out_ptr + lanes, seen)
+    tl.store(out_ptr + 4 + lanes, again)
+    remote.get(word_ptr, local_ptr + lanes, 0, 1, heap_bases, some, 0, ".cg", ".wb", 4)  # rank 1's words 0 to 2
+    remote.put(local_ptr + 4 + lanes, word_ptr + 4, 0, 1, heap_bases, some, 0, ".ca", ".cg", 4)  # to its 4 to 6
+    remote.copy(word_ptr, word_ptr + 8, 1, 0, 0, heap_bases, some, 0, ".ca", ".cg", 4)  # rank 1's to rank 0's 8 to 10
+    remote.copy(word_ptr, word_ptr + 12, 0, 1, 0, heap_bases, mask=some)  # rank 0's to rank 1's 12 to 14
+    remote.store(word_ptr + 16, seen, 0, 1, heap_bases, some, 4, ".cs")
+
+
 def kernels_reach_another_rank(device: torch.device) -> None:
     """Each function of `remote` acts on rank 1's words, and does not change rank 0's."""
     ranks = [torch.arange(10 * rank, 10 * rank + 4, dtype=torch.int64, device=device) for rank in range(2)]
@@ -425,6 +456,33 @@ def kernels_reach_another_rank(device: torch.device) -> None:
     assert out.tolist() == [10, 11, 12, 13, 15, 77, 88, 13]
     assert ranks[1].tolist() == [15, 77, 2, 3]
     assert ranks[0].tolist() == [0, 1, 2, 3]
+
+
+def kernels_change_the_bits_of_another_rank(device: torch.device) -> None:
+    """The remaining atomics; the table of bases may be of uint64, as that of iris of 2025 is."""
+    for dtype in (torch.int64, torch.uint64):
+        ranks = [torch.arange(10 * rank, 10 * rank + 9, dtype=torch.int64, device=device) for rank in range(2)]
+        bases = torch.tensor([words.data_ptr() for words in ranks], dtype=dtype, device=device)
+        out = torch.zeros(8, dtype=torch.int64, device=device)
+        each_remote_bit_kernel[(1,)](ranks[0].data_ptr(), bases, out, num_warps=1)
+        assert out.tolist() == [10, 11, 12, 13, 14, 15, 16, 17]
+        assert ranks[1].tolist() == [10 & 12, 11 | 4, 12 ^ 7, 5, 50, 16, 18, 20, 18]
+        assert ranks[0].tolist() == list(range(9))
+
+
+def kernels_copy_between_ranks(device: torch.device) -> None:
+    """get, put, copy, and each optional parameter of load and store."""
+    ranks = [torch.arange(100 * rank, 100 * rank + 20, dtype=torch.int64, device=device) for rank in range(2)]
+    bases = torch.tensor([words.data_ptr() for words in ranks], dtype=torch.int64, device=device)
+    local = torch.arange(1000, 1008, dtype=torch.int64, device=device)
+    out = torch.zeros(8, dtype=torch.int64, device=device)
+    each_remote_copy_kernel[(1,)](ranks[0].data_ptr(), local, bases, out, num_warps=1)
+    assert out.tolist() == [100, 101, 102, -1, 100, 101, 102, -2]
+    assert local.tolist() == [100, 101, 102, *range(1003, 1008)]
+    here, there = ranks[0].tolist(), ranks[1].tolist()
+    assert here == [*range(8), 100, 101, 102, *range(11, 20)]
+    stored = [*range(100, 104), 1004, 1005, 1006, *range(107, 112), 0, 1, 2, 115, 100, 101, 102, 119]
+    assert there == stored
 
 
 BODIES: tuple[Callable[[torch.device], None], ...] = (
@@ -441,4 +499,6 @@ BODIES: tuple[Callable[[torch.device], None], ...] = (
     slots_in_no_place_are_given_back,
     kernels_commit_plans,
     kernels_reach_another_rank,
+    kernels_change_the_bits_of_another_rank,
+    kernels_copy_between_ranks,
 )

@@ -157,10 +157,32 @@ def v1_over_kernels(device: torch.device) -> None:
             assert here.remove_many(keys) == [True] * 3
 
 
+def in_and_out_of_inference_mode(device: torch.device) -> None:
+    """A cache and its tables are made in one mode and used in the other; results can be written in either."""
+    for made_inside in (True, False):
+        with torch.inference_mode(made_inside), caches(device, 64) as (here, there):
+            layers = [torch.randn(3, 2, 8, 2, 16, device=device)]
+            blocks = here.paged_kv(layers, kv_dim=1)
+            for inside in (not made_inside, made_inside):
+                with torch.inference_mode(inside):
+                    tensors = [torch.arange(size, dtype=torch.uint8, device=device) for size in (5, 3 * PAGE + 1)]
+                    here.put(f"one {inside}", tensors[1], preferred_segment=1)
+                    assert torch.equal(there.get(f"one {inside}", dst=torch.zeros_like(tensors[1])), tensors[1])
+                    keys = [f"a {inside}", f"b {inside}"]
+                    assert here.put_many(keys, tensors, preferred_segment=1) == [None] * 2
+                    assert None not in there.get_many(keys)
+                    there.flush()
+                    assert there.remove_many(keys) == [True] * 2
+                    assert blocks.put([f"block {inside}"], [2]) == [None]
+                    assert blocks.get([f"block {inside}"], [0]) == [None]
+            assert torch.equal(layers[0][0], layers[0][2])
+
+
 BODIES: tuple[Callable[[torch.device], None], ...] = (
     many_keys_by_one_launch,
     a_full_heap_makes_room_for_many,
     blocks_by_one_launch,
     pollers_follow_kernels,
     v1_over_kernels,
+    in_and_out_of_inference_mode,
 )

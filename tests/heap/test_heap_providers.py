@@ -243,6 +243,41 @@ def test_a_world_that_all_have_closed_leaves_nothing_and_may_begin_anew(
         assert list(folder.iterdir()) == []
 
 
+@pytest.mark.parametrize("provider", COMERS)
+def test_a_process_leaves_a_world_and_joins_the_next_one(new_world: NewWorld, start: Start, provider: str) -> None:
+    """Once with a process that was in no world before, so that they have come to different numbers of exchanges."""
+    ranks = new_world(provider)
+    for turn in range(2):
+        for asked in ranks:
+            asked.ask("close")
+        if turn == 0:
+            ranks[1].end()
+            ranks[1] = start(1, 2, provider)
+            assert at_once(lambda: ranks[0].ask("attach"), ranks[1].arrive) == [(1, False), None]
+        else:
+            assert at_once(*(lambda asked=asked: asked.ask("attach") for asked in ranks)) == [(1, False)] * 2
+        for rank, asked in enumerate(ranks):
+            assert asked.ask("rest_is_zero", rank)
+        for rank, asked in enumerate(ranks):
+            asked.ask("poke", 1 - rank, -1, 10 * turn + rank + 1)
+        for rank, asked in enumerate(ranks):
+            assert asked.ask("peek", rank, -1) == 10 * turn + (1 - rank) + 1
+
+
+@pytest.mark.parametrize("provider", STAND_INS)
+def test_close_gives_the_memory_back(new_world: NewWorld, provider: str) -> None:
+    for asked in new_world(provider):
+        assert asked.ask("close_and_count") == 0
+
+
+def test_a_program_that_ends_all_its_groups_can_close(new_world: NewWorld) -> None:
+    ranks = new_world("torch_symm")
+    ranks[0].ask("destroy_groups")
+    ranks[1].ask("poke", 0, -1, 5)
+    assert ranks[0].ask("peek", 0, -1) == 5
+    assert ranks[0].ask("close_and_count") == 0
+
+
 @pytest.mark.parametrize("provider", LIBRARIES)
 def test_who_has_closed_waits_for_the_others_before_it_begins_anew(
     new_world: NewWorld, start: Start, name: str, provider: str
@@ -322,6 +357,10 @@ def test_wishes_that_do_not_fit(
             "torch_symm, wrong addresses",
             ["rank 1 at .*: rank is 0, not 1", "rank 0 at .*: rank is 1, not 0"],
         ),
+        ("torch_symm of NVSHMEM", ["backend for symmetric memory is NVSHMEM.* unset TORCH_SYMMMEM|have ended"] * 2),
+        ("iris, uint64 over gloo", ["Invalid scalar type; .* default group with nccl|have ended"] * 2),
+        ("iris, a strict one", ["ValueError: peer_bases.* another interface|have ended"] * 2),
+        ("iris, another one", ["AttributeError: .* another interface|have ended"] * 2),
         ("torch_symm, unaligned", ["segment of rank 1 at 0x.*40, which is no multiple of 4096", "segment of rank 0"]),
         ("torch_symm, itself, on a CPU", ["no symmetric memory of .* on cpu"] * 2),
         pytest.param(

@@ -1,20 +1,30 @@
-"""`remote` has Iris' signatures, so that a kernel runs with either. tests/gpu/bodies.py calls the functions."""
+"""`remote` has Iris' functions, so that a kernel runs with either. tests/gpu/bodies.py calls them all."""
+
+import inspect
+import json
+from pathlib import Path
 
 import pytest
+from triton.runtime.jit import JITFunction
 
 from nanokv.device import remote
 
-# as in ROCm Iris; it has more optional parameters after these
-IRIS = {
-    "load": ["pointer", "to_rank", "from_rank", "heap_bases", "mask"],
-    "store": ["pointer", "value", "from_rank", "to_rank", "heap_bases", "mask"],
-    "atomic_add": ["pointer", "val", "from_rank", "to_rank", "heap_bases", "mask", "sem", "scope"],
-    "atomic_xchg": ["pointer", "val", "from_rank", "to_rank", "heap_bases", "mask", "sem", "scope"],
-    "atomic_cas": ["pointer", "cmp", "val", "from_rank", "to_rank", "heap_bases", "sem", "scope"],
-}
+IRIS: dict[str, str] = json.loads(Path(__file__).with_name("iris_signatures.json").read_text())["signatures"]
+OURS = {"translate", "kv_commit_ready"}  #: iris' own translate is private
+
+
+def signature(name: str) -> str:
+    """Names, order and defaults, as in the file."""
+    parameters = inspect.signature(getattr(remote, name).fn).parameters.values()
+    plain = [parameter.replace(annotation=inspect.Parameter.empty) for parameter in parameters]
+    return ", ".join(str(parameter) for parameter in plain)
 
 
 @pytest.mark.parametrize("name", IRIS)
 def test_the_signature_is_that_of_iris(name: str) -> None:
-    code = getattr(remote, name).fn.__code__
-    assert list(code.co_varnames[: code.co_argcount]) == IRIS[name]
+    assert signature(name) == IRIS[name]
+
+
+def test_there_are_no_other_functions() -> None:
+    found = {name for name, value in vars(remote).items() if isinstance(value, JITFunction)}
+    assert found == IRIS.keys() | OURS

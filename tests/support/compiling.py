@@ -58,14 +58,27 @@ REPORT = "report.json"
 def remote_probe_kernel(
     word_ptr: tl.tensor, heap_bases: tl.tensor, out_ptr: tl.tensor, from_rank: int, to_rank: int
 ) -> None:
-    """Calls each function of `remote` once, with runtime ranks."""
+    """Calls each function of `remote` with every parameter, with runtime ranks, and with plain integers."""
     lanes = tl.arange(0, 128)
     mask = lanes < 100
-    values = remote.load(word_ptr + lanes, from_rank, to_rank, heap_bases, mask=mask)
-    remote.store(word_ptr + lanes, values + 1, from_rank, to_rank, heap_bases, mask=mask)
+    words = word_ptr + lanes
+    values = remote.load(words, from_rank, to_rank, heap_bases, mask, -1, ".cv", False, 16)
+    values += remote.load(words, from_rank, to_rank, heap_bases, mask, -1, None, True, 16)
+    remote.store(words, values + 1, from_rank, to_rank, heap_bases, mask, 16, ".wt")
+    remote.copy(words, words + 128, from_rank, to_rank, to_rank, heap_bases, mask, 0, ".ca", ".cs", 16)
+    remote.get(words, words + 256, from_rank, to_rank, heap_bases, mask, 0, ".cg", ".wb", 16)
+    remote.put(words, words + 384, from_rank, to_rank, heap_bases, mask, 0, ".cg", ".cg", 16)
     seen = remote.atomic_add(word_ptr, 1, from_rank, to_rank, heap_bases, sem="relaxed", scope="sys")
     seen += remote.atomic_cas(word_ptr, seen, seen + 1, from_rank, to_rank, heap_bases, sem="acquire", scope="sys")
+    seen += remote.atomic_cas(word_ptr, 12, 88, from_rank, to_rank, heap_bases, "release", "sys")
     seen += remote.atomic_xchg(word_ptr, seen, from_rank, to_rank, heap_bases, sem="release", scope="sys")
+    seen += remote.atomic_and(word_ptr, 1, from_rank, to_rank, heap_bases, None, "relaxed", "sys")
+    seen += remote.atomic_or(word_ptr, 2, from_rank, to_rank, heap_bases, None, "acquire", "sys")
+    seen += remote.atomic_xor(word_ptr, 3, from_rank, to_rank, heap_bases, None, "release", "sys")
+    seen += remote.atomic_min(word_ptr, 4, from_rank, to_rank, heap_bases, None, "acq_rel", "sys")
+    seen += remote.atomic_max(word_ptr, 5, from_rank, to_rank, heap_bases, None, "relaxed", "sys")
+    remote.atomic_add(words, 1, from_rank, to_rank, heap_bases, mask, "relaxed", "sys", 16)
+    remote.atomic_max(words, 1, from_rank, to_rank, heap_bases, mask, "relaxed", "sys", 16)
     seen += remote.kv_commit_ready(word_ptr, seen, from_rank, to_rank, heap_bases)
     tl.store(out_ptr, seen)
 

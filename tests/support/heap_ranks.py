@@ -4,6 +4,7 @@ Ranks of `local` live in this process. All others have a process of their own.
 """
 
 import ctypes
+import gc
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -86,6 +87,10 @@ PROVIDERS = {
     "torch_symm on the GPU": Provider("torch_symm", lambda rank: {"device": "cuda:0", "allow_overlapping": True}),
     "iris, no memory": Provider("iris", lambda rank: _iris(standins.NewContext, limit=1000)),
     "iris, itself": Provider("iris", lambda rank: {}),
+    "iris, uint64 over gloo": Provider("iris", lambda rank: _iris(standins.Uint64Context)),
+    "iris, a strict one": Provider("iris", lambda rank: _iris(standins.StrictContext)),
+    "iris, another one": Provider("iris", lambda rank: _iris(standins.OtherContext)),
+    "torch_symm of NVSHMEM": Provider("torch_symm", lambda rank: _torch(rank, backend="NVSHMEM")),
     "iris, other heaps": Provider("iris", lambda rank: _iris(standins.OldContext, taken=2048 * rank)),
 }
 
@@ -168,6 +173,19 @@ class HeapRank(RankCommands):
 
     def has_group(self) -> bool:
         return dist.is_initialized()
+
+    def close_and_count(self) -> int:
+        """Close, without help of the garbage collector; how many blocks of a stand-in's memory are left."""
+        gc.disable()
+        try:
+            self.heap.close()
+            return len(standins.Pool.living)
+        finally:
+            gc.enable()
+
+    def destroy_groups(self) -> None:
+        """As a program does whose other groups end."""
+        dist.distributed_c10d._unregister_all_process_groups()  # type: ignore[attr-defined]
 
     def variable(self, name: str) -> str | None:
         return os.environ.get(name)

@@ -7,15 +7,22 @@ torch 2.13's `torch.distributed._symmetric_memory`; iris of 2025 (`zeros`, `get_
 (`allocate_symmetric`).
 """
 
+import itertools
 import math
 import mmap
 import os
+import pickle
+import weakref
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
 import torch.distributed as dist
+
+from nanokv.heap.mapped_tensor import tensor_at
+
+_c10d: Any = dist.distributed_c10d  # its stubs miss private names
 
 OVERLAPPING = "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"
 
@@ -23,7 +30,10 @@ OVERLAPPING = "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"
 class Pool:
     """Shared memory of this process, page-aligned, which other processes of this user can map too."""
 
+    living: ClassVar["weakref.WeakSet[Pool]"] = weakref.WeakSet()  #: the pools that nothing has let go of yet
+
     def __init__(self, nbytes: int) -> None:
+        Pool.living.add(self)
         self._fd = os.memfd_create("stand-in")
         os.ftruncate(self._fd, nbytes)
         self.path = f"/proc/{os.getpid()}/fd/{self._fd}"
@@ -62,8 +72,9 @@ class Offer(NamedTuple):
 class Handle:
     """The result of `rendezvous`: the addresses of every rank's buffer, and tensors over them."""
 
-    def __init__(self, rank: int, mapped: list[torch.Tensor]) -> None:
+    def __init__(self, rank: int, mapped: list[torch.Tensor], mine: Pool) -> None:
         self.rank = rank
+        self.mine = mine
         self.world_size = len(mapped)
         self.buffer_ptrs = [buffer.data_ptr() for buffer in mapped]
         self.buffer_size = mapped[0].numel()
@@ -79,14 +90,48 @@ class Handle:
     get_signal_pad = put_signal = wait_signal = barrier
 
 
+class Block:
+    """One allocation: its memory, and the handle of each group that has met over it, by the group's name."""
+
+    def __init__(self, nbytes: int, offset: int) -> None:
+        self.nbytes = nbytes
+        self.offset = offset
+        self.pool = Pool(offset + nbytes)
+        self.pool.bytes.fill_(0xA5)  # it is not zeroed
+        self.met: dict[str, Handle] = {}
+
+
+_exchanges = itertools.count()  #: of this process, over all groups, as `StoreExchange::seq_id_`
+_blocks: dict[int, Block] = {}  #: by address; a block goes when its tensor does
+_pool: dict[int, torch.Tensor] = {}  #: of the process, by size: it gives no memory back
+
+
+class Lease:
+    """Lives as long as a tensor of an allocation does."""
+
+
+def through_store(mine: Any, group: Any) -> list[Any]:
+    """The value of every rank, by rank, as `StoreExchange.all_gather`: each wait lasts as long as the store says."""
+    store, count = group.get_group_store(), next(_exchanges)
+    keys = [f"CUDASymmetricMemory/{count}/{rank}" for rank in range(group.size())]
+    store.set(keys[group.rank()], pickle.dumps(mine))
+    values = []
+    for rank, key in enumerate(keys):
+        if rank != group.rank():
+            store.wait([key])
+        values.append(mine if rank == group.rank() else pickle.loads(store.get(key)))
+    return values
+
+
 class TorchSymmetricMemory:
-    """`torch.distributed._symmetric_memory` with its CUDA backend, over host memory.
+    """`torch.distributed._symmetric_memory`, and the `_SymmetricMemory` in it, with its CUDA backend, over host memory.
 
     Args:
         gpu: the number of the GPU that this rank would have.
-        capacity: bytes that `empty` can give.
+        capacity: bytes that an allocation can have.
         offset: where tensors begin in their buffers, as in a pool of the caching allocator.
         told: changes the table of addresses that this rank is told.
+        backend: that was chosen.
     """
 
     def __init__(
@@ -96,43 +141,67 @@ class TorchSymmetricMemory:
         capacity: int = 1 << 30,
         offset: int = 0,
         told: Callable[[list[int]], list[int]] = lambda pointers: pointers,
+        backend: str = "CUDA",
     ) -> None:
         self._gpu, self._capacity, self._offset, self._told = gpu, capacity, offset, told
-        self._pools: dict[int, Pool] = {}
+        self._backend = backend
+        self._SymmetricMemory = self
 
-    def empty(self, *size: Any, dtype: torch.dtype | None = None, device: Any = None) -> torch.Tensor:
-        if torch.device(device).type != "cpu":
+    def get_backend(self, device: torch.device) -> str | None:
+        return self._backend
+
+    def empty(self, *size: int, dtype: torch.dtype, device: Any) -> torch.Tensor:
+        """From the pool: the block of that size that was let go of, with the peers that it had, or a new one."""
+        nbytes = math.prod(size) * dtype.itemsize
+        if nbytes not in _pool:
+            _pool[nbytes] = self.empty_strided_p2p((nbytes,), (1,), torch.uint8, torch.device(device))
+        return _pool[nbytes].view(dtype).view(size)
+
+    def empty_strided_p2p(
+        self, size: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype, device: torch.device
+    ) -> torch.Tensor:
+        """A new block, which goes with the tensor."""
+        if device.type != "cpu":
             raise RuntimeError(f"no symmetric memory allocator for {device} in this stand-in")
-        shape = tuple(size[0]) if len(size) == 1 and not isinstance(size[0], int) else size
-        kind = dtype or torch.get_default_dtype()
-        nbytes = math.prod(shape) * kind.itemsize
+        nbytes = math.prod(size) * dtype.itemsize
         if nbytes > self._capacity:
             raise torch.OutOfMemoryError(f"CUDA out of memory. Tried to allocate {nbytes} bytes.")
-        pool = Pool(self._offset + nbytes)
-        pool.bytes.fill_(0xA5)  # it is not zeroed
-        made = pool.bytes[self._offset :].view(kind).view(shape)
-        self._pools[made.data_ptr()] = pool
-        return made
+        block = Block(nbytes, self._offset)
+        address, lease = block.pool.bytes.data_ptr() + self._offset, Lease()
+        _blocks[address] = block
+        weakref.finalize(lease, _blocks.pop, address, None)
+        return tensor_at(address, nbytes, device, lease).view(dtype).as_strided(size, stride)
 
-    def rendezvous(self, tensor: torch.Tensor, group: Any) -> Handle:
-        pool = self._pools.get(tensor.data_ptr())
-        if pool is None:
-            raise RuntimeError("rendezvous: the tensor was not allocated by symmetric memory's empty")
-        rank = dist.get_rank(group)
-        offers = exchanged(Offer(pool.path, tensor.nbytes, self._offset, self._gpu), group)
-        if len({offer.nbytes for offer in offers}) > 1:
-            raise RuntimeError("rendezvous: the sizes of the allocations do not match")
+    def rendezvous(self, tensor: torch.Tensor, group_name: str) -> Handle | None:
+        block = _blocks.get(tensor.data_ptr())
+        if block is None:
+            return None  # with a warning of torch's
+        if group_name not in block.met:
+            block.met[group_name] = self._meet(block, _c10d._resolve_process_group(group_name))
+        return block.met[group_name]
+
+    def _meet(self, block: Block, group: Any) -> Handle:
+        rank = group.rank()
+        offers = through_store(Offer(block.pool.path, block.nbytes, block.offset, self._gpu), group)
         if len({offer.device for offer in offers}) < len(offers) and os.environ.get(OVERLAPPING) != "1":
             raise RuntimeError("rendezvous: detected allocations from overlapping devices from different ranks.")
-        mapped = [pool.bytes if r == rank else map_pool(offer.path) for r, offer in enumerate(offers)]
-        dist.barrier(group)  # every rank has mapped every pool
-        handle = Handle(rank, mapped)
+        if len({offer.nbytes for offer in offers}) > 1:
+            raise RuntimeError("rendezvous: the sizes of the allocations do not match")
+        mapped = [block.pool.bytes if r == rank else map_pool(offer.path) for r, offer in enumerate(offers)]
+        through_store(0, group)  # every rank has mapped every pool
+        handle = Handle(rank, mapped, block.pool)
         handle.buffer_ptrs = self._told(handle.buffer_ptrs)
         return handle
 
 
 # --- iris ---
 ALIGNMENT = 1024  #: bytes; of all that iris allocates on its heap
+
+
+class Part(NamedTuple):
+    """A part of a context that refers to it, as `ccl` and `tracing` do: only a collection of garbage frees the heap."""
+
+    of: "OldContext"
 
 
 class OldContext:
@@ -146,6 +215,7 @@ class OldContext:
         self._pool.bytes.fill_(0xA5)
         self._next = taken
         self._map()
+        self.ccl = Part(self)
 
     def _map(self) -> None:
         me = self.get_rank()
@@ -207,6 +277,28 @@ class MapContext(NewContext):
     """With an address map."""
 
     as_map = True
+
+
+class Uint64Context(NewContext):
+    """Some versions gather addresses as uint64, which gloo refuses."""
+
+    def _map(self) -> None:
+        mine = torch.tensor([self._pool.bytes.data_ptr()], dtype=torch.uint64)
+        dist.all_gather([torch.empty_like(mine) for _ in range(self.get_num_ranks())], mine)
+
+
+class StrictContext(NewContext):
+    """A version whose allocation refuses the request, as `SymmetricAddressMap` does a table that contradicts itself."""
+
+    def allocate_symmetric(self, *size: int, dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, Any]:
+        raise ValueError("peer_bases[0]=0x0 does not match allocation_base=0x1000")
+
+
+class OtherContext(NewContext):
+    """A version whose allocation fails inside, for want of something."""
+
+    def allocate_symmetric(self, *size: int, dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, Any]:
+        raise AttributeError("'SymmetricHeap' object has no attribute 'heap_bases'")
 
 
 class IrisModule:
