@@ -177,11 +177,13 @@ class NanoKVCache:
         if status:
             raise self._error(status, key, tensor.nbytes, preferred_segment)
 
-    def get(self, key: Key, *, dst: torch.Tensor | None = None) -> torch.Tensor:
+    def get(self, key: Key, *, dst: torch.Tensor | None = None, reinterpret: bool = False) -> torch.Tensor:
         """Read an object: a new tensor of the dtype and shape that were put, or into `dst`, which is returned.
 
         Args:
-            dst: contiguous, on the heap's device, of exactly the object's number of bytes.
+            dst: contiguous, on the heap's device, of the object's dtype and shape. The bytes of an object that a kernel
+                wrote (`open_for_write`) have neither: any `dst` of that size will do.
+            reinterpret: copy the bytes into a `dst` of any dtype and shape, of exactly the object's number of bytes.
 
         Raises:
             KeyNotFound, NotReady, SegmentCorrupt, PeerLost: the contents of `dst` are undefined.
@@ -189,7 +191,12 @@ class NanoKVCache:
         """
         self._check_open()
         digest = self._hash(key)
-        found = self._single.get(digest) if dst is None else self._single.get_into(digest, dst) or dst
+        found: torch.Tensor | int
+        if dst is None:
+            _refuse_without_dst(reinterpret)
+            found = self._single.get(digest)
+        else:
+            found = self._single.get_into(digest, dst, reinterpret=reinterpret) or dst
         self._count_get(found)
         if isinstance(found, torch.Tensor):
             return found
@@ -247,7 +254,9 @@ class NanoKVCache:
         self._traffic.get(status, nbytes)
         return self._error(status, key, nbytes) if status else None
 
-    def get_many(self, keys: Sequence[Key], *, dsts: Sequence[torch.Tensor] | None = None) -> list[torch.Tensor | None]:
+    def get_many(
+        self, keys: Sequence[Key], *, dsts: Sequence[torch.Tensor] | None = None, reinterpret: bool = False
+    ) -> list[torch.Tensor | None]:
         """Get each object; None for a key that has none (yet). `dsts`: as `dst` of `get`, one per key.
 
         Raises:
@@ -259,9 +268,10 @@ class NanoKVCache:
         digests = [self._hash(key) for key in keys]
         results: list[torch.Tensor | int]
         if dsts is None:
+            _refuse_without_dst(reinterpret)
             results = self._batched.get(digests)
         else:
-            statuses = self._batched.get_into(digests, dsts)
+            statuses = self._batched.get_into(digests, dsts, reinterpret=reinterpret)
             results = [status or dst for status, dst in zip(statuses, dsts, strict=True)]
         for key, found in zip(keys, results, strict=True):
             self._count_get(found)
@@ -307,9 +317,11 @@ class NanoKVCache:
         """`put` in the background, in the order of the calls; the tensor must not change before the handle is done."""
         return self._worker.submit(lambda: self.put(key, tensor, preferred_segment=preferred_segment))
 
-    def get_async(self, key: Key, *, dst: torch.Tensor | None = None) -> Handle[torch.Tensor]:
+    def get_async(
+        self, key: Key, *, dst: torch.Tensor | None = None, reinterpret: bool = False
+    ) -> Handle[torch.Tensor]:
         """`get` in the background, in the order of the calls."""
-        return self._worker.submit(lambda: self.get(key, dst=dst))
+        return self._worker.submit(lambda: self.get(key, dst=dst, reinterpret=reinterpret))
 
     # --- plans: the caller's kernel writes ---
     def open_for_write(self, key: Key, bytes_total: int, *, preferred_segment: int | None = None) -> WritePlan:
@@ -517,3 +529,8 @@ class NanoKVCache:
     def _error(self, status: int, key: Key, nbytes: int = 0, preferred: int | None = None) -> NanoKVError:
         owner = "its owner" if preferred is None else f"rank {preferred}"
         return error_for(status, key, self._geometry, nbytes=nbytes, owner=owner)
+
+
+def _refuse_without_dst(reinterpret: bool) -> None:
+    if reinterpret:
+        raise InvalidArgument("reinterpret=True is about a dst, and there is none")

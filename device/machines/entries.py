@@ -36,7 +36,7 @@ ENTRIES = {
     "lookup": Entry(get.lookup_described, 14),
     "read": Entry(get.read, 1),
     "verify": Entry(get.verify, 1),
-    "get": Entry(get.get, 1),
+    "get": Entry(get.get_described, 1),
     "validate": Entry(get.validate, 1),
     "touch": Entry(get.touch, 0),
     "find": Entry(directory.find, 2),

@@ -157,8 +157,33 @@ def v1_over_kernels(device: torch.device) -> None:
             assert here.remove_many(keys) == [True] * 3
 
 
+def a_dst_of_another_form_is_refused(device: torch.device) -> None:
+    """Get by one launch, into a tensor of another dtype or shape: nothing is copied, unless the caller insists."""
+    with caches(device, 64) as (here, there):
+        tensor = torch.randn(4, 8, device=device).bfloat16()
+        here.put("k", tensor, preferred_segment=1)
+        for wrong in (torch.zeros(4, 8, dtype=torch.float16), torch.zeros(8, 4, dtype=torch.bfloat16)):
+            dst = wrong.to(device)
+            calls: tuple[Callable[[bool], object], ...] = (
+                lambda insist, dst=dst: there.get("k", dst=dst, reinterpret=insist),  # type: ignore[misc]
+                lambda insist, dst=dst: there.get_many(["k"], dsts=[dst], reinterpret=insist),  # type: ignore[misc]
+            )
+            for call in calls:
+                dst.zero_()
+                try:
+                    call(False)
+                except InvalidArgument as error:
+                    assert "bfloat16 [4, 8]" in str(error)
+                else:
+                    raise AssertionError(dst.dtype)
+                assert not dst.any()
+                call(True)
+                assert torch.equal(dst.view(torch.uint8).reshape(-1), tensor.view(torch.uint8).reshape(-1))
+
+
 BODIES: tuple[Callable[[torch.device], None], ...] = (
     many_keys_by_one_launch,
+    a_dst_of_another_form_is_refused,
     a_full_heap_makes_room_for_many,
     blocks_by_one_launch,
     pollers_follow_kernels,
