@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console
@@ -11,6 +11,8 @@ from rich.text import Text
 
 from nanokv.check.report import Row
 from nanokv.errors import InvalidArgument
+
+T = TypeVar("T", bound=str)
 
 _FAILED = 1
 SCHEDULES = 1000  #: per scenario, memory and scheduler, to notice a mutant
@@ -63,8 +65,8 @@ def check(
     raise typer.Exit(0 if held else _FAILED)
 
 
-def _both(choice: StrEnum, *every: str) -> tuple[str, ...]:
-    return every if choice.value == "both" else (choice.value,)
+def _both(choice: StrEnum, *every: T) -> tuple[T, ...]:
+    return tuple(each for each in every if choice.value in ("both", each))
 
 
 def _replay(text: str) -> int:
