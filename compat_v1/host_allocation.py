@@ -125,11 +125,11 @@ class HostAllocation:
             raise
         return self.finish(key, begun)
 
-    def get(self, key: KeyDigest, dst: int, nbytes: int) -> int:
+    def get(self, key: KeyDigest, dst: int, nbytes: int, what: Descriptor) -> int:
         found = self.locate(key)
         if found.status != Status.OK:
             return found.status
-        if found.place.nbytes != nbytes:
+        if not found.suits(nbytes, what):
             return self._machine.validate(found.place) or Status.SIZE
         return self._machine.read(key, found.place, dst, time.time_ns())
 

@@ -65,8 +65,8 @@ def prefill(cache: nanokv.NanoKVCache, key: str, tokens: torch.Tensor, owner: in
     counts = torch.zeros(2, dtype=torch.int64, device=tokens.device)
     prefill_kernel[(plan.n_pages,)](
         tokens,
-        cache.device_ptr(plan.dst_rank, plan.header_off),
-        cache.device_ptr(plan.dst_rank, plan.payload_base),
+        cache.symmetric_ptr(plan.dst_rank, plan.header_off),
+        cache.symmetric_ptr(plan.dst_rank, plan.payload_base),
         plan.epoch,
         tokens.numel(),
         plan.page_bytes,
@@ -88,8 +88,7 @@ def prefill(cache: nanokv.NanoKVCache, key: str, tokens: torch.Tensor, owner: in
 def main() -> None:
     """Rank 0 prefills, rank 1 owns and decodes."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    alloc = os.environ.get("NANOKV_ALLOC", "device")
-    prefiller, decoder = nanokv.local_world(2, 1 << 20, page_bytes=8192, device=device, alloc=alloc)
+    prefiller, decoder = nanokv.local_world(2, 1 << 20, page_bytes=8192, device=device)
     with prefiller, decoder:
         tokens = torch.arange(5000, dtype=torch.float32, device=device)
         for by_exchange in (False, True):
@@ -98,7 +97,8 @@ def main() -> None:
             meta = decoder.get_location(key)
             values = decoder.get(key).view(torch.float32)
             assert torch.equal(values, tokens * 2 + 1)
-            print(f"{key}: committed={committed}, {meta.bytes_total} bytes on rank {meta.owner_rank}, alloc={alloc}")
+            where = f"rank {meta.owner_rank}, alloc={decoder.alloc}"
+            print(f"{key}: committed={committed}, {meta.bytes_total} bytes on {where}")
 
 
 if __name__ == "__main__":

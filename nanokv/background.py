@@ -6,7 +6,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Generic, TypeVar
 
-from nanokv.errors import NanoKVError, WaitTimeout
+from nanokv.errors import CacheClosed, WaitTimeout
 
 T = TypeVar("T")
 
@@ -48,11 +48,11 @@ class Worker:
         """Queue an operation.
 
         Raises:
-            NanoKVError: this worker is closed.
+            CacheClosed: this worker is closed.
         """
         with self._lock:
             if self._closed:
-                raise NanoKVError("this cache is closed")
+                raise CacheClosed("this cache is closed")
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(1, self._name)
             return Handle(self._pool.submit(work))

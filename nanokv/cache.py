@@ -6,19 +6,22 @@ whether the producer allocates (`alloc="device"`, v2) or the master does (`alloc
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NoReturn, Unpack, cast
 
 import torch
 
 from nanokv.allocation.host_eviction import evict_until_below
+from nanokv.arguments import FOREVER, integer, listed, number, seconds
 from nanokv.background import Handle, Worker
-from nanokv.config import Options, given_name, make_options, rank_from_env, world_size_from_env
+from nanokv.config import CacheOptions, Options, given_name, make_options, rank_from_env, world_size_from_env
 from nanokv.device.machines.records import Found, Place
 from nanokv.device.protocol.status import Status
 from nanokv.errors import (
+    CacheClosed,
     InvalidArgument,
     NanoKVError,
     PeerLost,
@@ -29,7 +32,7 @@ from nanokv.keys import Hasher
 from nanokv.leases import lease_until
 from nanokv.pinned import Pinned
 from nanokv.plans import Plans
-from nanokv.statistics import Traffic, snapshot
+from nanokv.statistics import Stats, Traffic, held_pages, snapshot
 from nanokv.status_errors import error_for
 from nanokv.transfer.batched import BatchedTransfer
 from nanokv.transfer.descriptors import RAW
@@ -42,6 +45,7 @@ if TYPE_CHECKING:
     from nanokv.transfer.paged import PagedKV
 
 _MISSING = (Status.MISS, Status.NOT_READY)
+_MIB = 1 << 20
 
 
 class NanoKVCache:
@@ -62,7 +66,10 @@ class NanoKVCache:
         SegmentCorrupt: the memory under that name is not a valid world.
         PeerLost: the other ranks did not attach within `attach_timeout`.
 
-    A cache may be used from any thread. `close` it, or use it in a `with` block.
+    A cache may be used from any thread. `close` it, or use it in a `with` block. Once it is closed it still tells
+    `rank`, `world_size`, `alloc`, `device`, `closed` and digests; every other use raises CacheClosed. It is true in a
+    condition, empty or not. `key in cache` asks for the object in any segment; `segment_keys` and `segment_count` are
+    about this rank's own.
     """
 
     def __init__(
@@ -74,15 +81,15 @@ class NanoKVCache:
         name: str | None = None,
         rank: int | None = None,
         world_size: int | None = None,
-        **options: Any,
+        **options: Unpack[CacheOptions],
     ) -> None:
         chosen = make_options(options)
-        rank = rank_from_env() if rank is None else rank
-        world_size = world_size_from_env() if world_size is None else world_size
+        world_size = integer("world_size", world_size_from_env() if world_size is None else world_size, 1)
+        rank = integer("rank", rank_from_env() if rank is None else rank, 0, world_size - 1)
+        master_rank = integer("master_rank", master_rank, 0, world_size - 1)
+        if name is not None and not (isinstance(name, str) and name):
+            raise InvalidArgument(f"name must be a non-empty str, not {name!r}")
         geometry = plan_geometry(heap_bytes, page_bytes, world_size, chosen)
-        for argument, value in (("rank", rank), ("master_rank", master_rank)):
-            if not 0 <= value < world_size:
-                raise InvalidArgument(f"{argument} must be 0 to {world_size - 1}, not {value}")
         heap = attach(given_name() if name is None else name, geometry, rank, chosen)
         self._setup(wire(heap, master_rank, chosen), chosen)
 
@@ -105,6 +112,23 @@ class NanoKVCache:
         self.options = options
 
     # --- identity and addresses ---
+    def __repr__(self) -> str:
+        place = f"NanoKVCache {self._heap.name!r}, rank {self.rank} of {self.world_size}, alloc={self.alloc!r}"
+        if not self._open:
+            return f"<{place}, closed>"
+        pages = held_pages(self._geometry, self.alloc, self._poller.index.rows()[1]["n_pages"]).sum()
+        used, total = (pages * self._geometry.page_bytes / _MIB for pages in (pages, self._geometry.n_pages))
+        return f"<{place}, {self.segment_count()} objects, {used:.1f} of {total:.1f} MiB used>"
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __reduce__(self) -> NoReturn:
+        raise InvalidArgument(
+            "a cache cannot be copied or sent to another process: let that process attach as a rank of its own, "
+            "NanoKVCache(heap_bytes, name=..., rank=..., world_size=...)"
+        )
+
     @property
     def rank(self) -> int:
         """This rank."""
@@ -128,36 +152,49 @@ class NanoKVCache:
     @property
     def heap_bases_tensor(self) -> torch.Tensor:
         """int64 [world_size]: every rank's segment base in this process, as Iris' device functions take it."""
+        self._check_open()
         with torch.inference_mode(False):
             return torch.tensor(self._heap.bases, dtype=torch.int64, device=self._heap.device)
 
     @property
     def world_table(self) -> int:
         """The address of this rank's private world table: the `world` of the device functions (`nanokv.device`)."""
+        self._check_open()
         return self._machine.table_address
 
-    def device_ptr(self, rank: int, offset: int) -> int:
+    def symmetric_ptr(self, rank: int, offset: int) -> int:
         """The pointer to pass to iris-style device functions for `offset` in the segment of `rank`.
 
         Those functions translate a pointer of the calling rank: remote = bases[rank] + (pointer - bases[self.rank]). So
         this is the address of the offset in this rank's *own* segment; `rank` is only checked. For plain loads and
         stores take `remote_ptr`.
+
+        Raises:
+            InvalidArgument: no such rank, or the offset is outside of the segment.
         """
-        self._check_place(rank, offset)
+        _, offset = self._checked_place(rank, offset)
         return self._heap.bases[self._heap.rank] + offset
 
+    def device_ptr(self, rank: int, offset: int) -> int:
+        """`symmetric_ptr` under its first name: an address in this rank's *own* segment, which iris translates.
+
+        It is not the address in the segment of `rank`: that is `remote_ptr`.
+        """
+        return self.symmetric_ptr(rank, offset)
+
     def remote_ptr(self, rank: int, offset: int) -> int:
-        """The address of `offset` in the segment of `rank`, as this process sees it."""
-        self._check_place(rank, offset)
+        """The address of `offset` in the segment of `rank`, as this process sees it, for plain loads and stores.
+
+        Raises:
+            InvalidArgument: no such rank, or the offset is outside of the segment.
+        """
+        rank, offset = self._checked_place(rank, offset)
         return self._heap.bases[rank] + offset
 
-    def _check_place(self, rank: int, offset: int) -> None:
-        if not 0 <= rank < self.world_size:
-            raise InvalidArgument(f"rank must be 0 to {self.world_size - 1}, not {rank}")
-        if not 0 <= offset < self._geometry.segment_bytes:
-            raise InvalidArgument(
-                f"offset must be inside the segment of {self._geometry.segment_bytes} bytes, not {offset}"
-            )
+    def _checked_place(self, rank: int, offset: int) -> tuple[int, int]:
+        self._check_open()
+        last = self._geometry.segment_bytes - 1
+        return integer("rank", rank, 0, self.world_size - 1), integer("offset", offset, 0, last)
 
     def digest(self, key: Key) -> KeyDigest:
         """The digest of a key in this cache's namespace; accepted wherever a key is."""
@@ -177,17 +214,19 @@ class NanoKVCache:
         Raises:
             DuplicateKey, OutOfMemory, InvalidArgument, PeerLost, WriteLost: nothing was stored.
         """
-        self._check_segment(preferred_segment)
+        preferred_segment = self._checked_segment(preferred_segment)
         status = self._single.put(self._hash(key), tensor, preferred_segment, lease_until(hold))
         self._traffic.put(status, tensor.nbytes)
         if status:
             raise self._error(status, key, tensor.nbytes, preferred_segment)
 
-    def get(self, key: Key, *, dst: torch.Tensor | None = None) -> torch.Tensor:
+    def get(self, key: Key, *, dst: torch.Tensor | None = None, reinterpret: bool = False) -> torch.Tensor:
         """Read an object: a new tensor of the dtype and shape that were put, or into `dst`, which is returned.
 
         Args:
-            dst: contiguous, on the heap's device, of exactly the object's number of bytes.
+            dst: contiguous, on the heap's device, of the object's dtype and shape. The bytes of an object that a kernel
+                wrote (`open_for_write`) have neither: any `dst` of that size will do.
+            reinterpret: copy the bytes into a `dst` of any dtype and shape, of exactly the object's number of bytes.
 
         Raises:
             KeyNotFound, NotReady, SegmentCorrupt, PeerLost: the contents of `dst` are undefined.
@@ -195,7 +234,12 @@ class NanoKVCache:
         """
         self._check_open()
         digest = self._hash(key)
-        found = self._single.get(digest) if dst is None else self._single.get_into(digest, dst) or dst
+        _check_reinterpret(reinterpret, dst)
+        found: torch.Tensor | int
+        if dst is None:
+            found = self._single.get(digest)
+        else:
+            found = self._single.get_into(digest, dst, reinterpret=reinterpret) or dst
         self._count_get(found)
         if isinstance(found, torch.Tensor):
             return found
@@ -239,9 +283,10 @@ class NanoKVCache:
         Raises:
             InvalidArgument, PeerLost: as for `put`; or there are not as many keys as tensors.
         """
+        keys, tensors = listed("keys", keys), listed("tensors", tensors)
         if len(keys) != len(tensors):
             raise InvalidArgument(f"{len(keys)} keys and {len(tensors)} tensors")
-        self._check_segment(preferred_segment)
+        preferred_segment = self._checked_segment(preferred_segment)
         outcomes = self._batched.put([self._hash(key) for key in keys], tensors, preferred_segment, lease_until(hold))
         return [
             outcome
@@ -258,21 +303,25 @@ class NanoKVCache:
         self._traffic.get(status, nbytes)
         return self._error(status, key, nbytes) if status else None
 
-    def get_many(self, keys: Sequence[Key], *, dsts: Sequence[torch.Tensor] | None = None) -> list[torch.Tensor | None]:
+    def get_many(
+        self, keys: Sequence[Key], *, dsts: Sequence[torch.Tensor] | None = None, reinterpret: bool = False
+    ) -> list[torch.Tensor | None]:
         """Get each object; None for a key that has none (yet). `dsts`: as `dst` of `get`, one per key.
 
         Raises:
             InvalidArgument, SegmentCorrupt, PeerLost: as `get`.
         """
         self._check_open()
+        keys, dsts = listed("keys", keys), None if dsts is None else listed("dsts", dsts)
         if dsts is not None and len(keys) != len(dsts):
             raise InvalidArgument(f"{len(keys)} keys and {len(dsts)} dsts")
         digests = [self._hash(key) for key in keys]
         results: list[torch.Tensor | int]
+        _check_reinterpret(reinterpret, dsts)
         if dsts is None:
             results = self._batched.get(digests)
         else:
-            statuses = self._batched.get_into(digests, dsts)
+            statuses = self._batched.get_into(digests, dsts, reinterpret=reinterpret)
             results = [status or dst for status, dst in zip(statuses, dsts, strict=True)]
         for key, found in zip(keys, results, strict=True):
             self._count_get(found)
@@ -283,17 +332,20 @@ class NanoKVCache:
     def exists_many(self, keys: Sequence[Key]) -> list[bool]:
         """Per key, whether its object can be read now."""
         self._check_open()
-        return [status == Status.OK for status in self._batched.find([self._hash(key) for key in keys])]
+        return [status == Status.OK for status in self._batched.find(self._digests(keys))]
 
     def prefix_length(self, keys: Sequence[Key]) -> int:
         """How many of the first keys have objects that can be read now: the longest cached prefix of a chain."""
         self._check_open()
-        return self._batched.prefix([self._hash(key) for key in keys])
+        return self._batched.prefix(self._digests(keys))
 
     def remove_many(self, keys: Sequence[Key]) -> list[bool]:
         """Remove each object; per key False if there was none, or if it is being written or pinned."""
         self._check_open()
-        return [status == Status.OK for status in self._batched.remove([self._hash(key) for key in keys])]
+        return [status == Status.OK for status in self._batched.remove(self._digests(keys))]
+
+    def _digests(self, keys: Iterable[Key]) -> list[KeyDigest]:
+        return [self._hash(key) for key in listed("keys", keys)]
 
     def paged_kv(self, layers: Sequence[torch.Tensor], *, kv_dim: int | None) -> PagedKV:
         """Access to an engine's paged KV cache, whose blocks are put and got in place: see `PagedKV`.
@@ -308,9 +360,10 @@ class NanoKVCache:
         Raises:
             InvalidArgument: the tensors, or `kv_dim`, are not as above.
         """
+        self._check_open()
         from nanokv.transfer.paged import Hooks, PagedKV  # brings the kernels
 
-        hooks = Hooks(self.digest, self._check_segment, self._judge_put, self._judge_get)
+        hooks = Hooks(self.digest, self._checked_segment, self._judge_put, self._judge_get)
         return PagedKV(self._single, self._allocation, hooks, layers, kv_dim)
 
     # --- asynchronous ---
@@ -320,9 +373,11 @@ class NanoKVCache:
         """`put` in the background, in the order of the calls; the tensor must not change before the handle is done."""
         return self._worker.submit(lambda: self.put(key, tensor, preferred_segment=preferred_segment, hold=hold))
 
-    def get_async(self, key: Key, *, dst: torch.Tensor | None = None) -> Handle[torch.Tensor]:
+    def get_async(
+        self, key: Key, *, dst: torch.Tensor | None = None, reinterpret: bool = False
+    ) -> Handle[torch.Tensor]:
         """`get` in the background, in the order of the calls."""
-        return self._worker.submit(lambda: self.get(key, dst=dst))
+        return self._worker.submit(lambda: self.get(key, dst=dst, reinterpret=reinterpret))
 
     # --- plans: the caller's kernel writes ---
     def open_for_write(
@@ -337,9 +392,8 @@ class NanoKVCache:
         Raises:
             DuplicateKey, OutOfMemory, InvalidArgument, PeerLost: nothing was allocated.
         """
-        if type(bytes_total) is not int or bytes_total < 0:
-            raise InvalidArgument(f"bytes_total must be a number of bytes, not {bytes_total!r}")
-        self._check_segment(preferred_segment)
+        preferred_segment = self._checked_segment(preferred_segment)
+        bytes_total = integer("bytes_total", bytes_total, 0, sys.maxsize)
         plan = self._plans.begin(self._hash(key), bytes_total, preferred_segment, lease_until(hold))
         if isinstance(plan, WritePlan):
             return plan
@@ -386,7 +440,7 @@ class NanoKVCache:
         Raises:
             KeyNotFound, NotReady, OutOfMemory (the pin ledger is full), SegmentCorrupt.
         """
-        deadline = time.monotonic() + timeout
+        deadline = time.monotonic() + seconds("timeout", timeout)
         for _ in range(TRIES):
             found = self._found(key, max(deadline - time.monotonic(), 0.0))
             status, line = self._machine.pin(found.place)
@@ -404,10 +458,11 @@ class NanoKVCache:
         return pinned
 
     def _found(self, key: Key, timeout: float) -> Found:
+        self._check_open()
         digest = self._hash(key)
+        timeout = seconds("timeout", timeout)
         if timeout > 0:
             self._wait_for([digest], timeout)
-        self._check_open()
         found = self._allocation.locate(digest)
         if found.status:
             raise self._error(found.status, key)
@@ -426,15 +481,19 @@ class NanoKVCache:
         )
 
     # --- waiting ---
-    def wait(self, keys: Key | Iterable[Key], *, timeout: float) -> None:
+    def wait(self, keys: Key | Iterable[Key], *, timeout: float | None) -> None:
         """Wait until every object can be read.
+
+        Args:
+            timeout: seconds; None: no limit.
 
         Raises:
             WaitTimeout: after `timeout` seconds; the message gives the number of missing objects.
             PeerLost: v1's master ended meanwhile.
         """
-        many = [keys] if isinstance(keys, str | bytes | KeyDigest) else list(keys)
-        self._wait_for([self._hash(key) for key in many], timeout)
+        self._check_open()
+        digests = self._digests([keys] if isinstance(keys, str | bytes | KeyDigest) else keys)
+        self._wait_for(digests, FOREVER if timeout is None else seconds("timeout", timeout))
 
     def _wait_for(self, digests: list[KeyDigest], timeout: float) -> None:
         wait_until_ready(self._is_ready, digests, timeout)
@@ -450,22 +509,24 @@ class NanoKVCache:
             WaitTimeout: after `timeout` seconds.
         """
         self._check_open()
-        self._poller.flush(timeout)
+        self._poller.flush(seconds("timeout", timeout))
 
     # --- the index of this rank's segment ---
-    def keys(self) -> Iterator[KeyDigest]:
+    def segment_keys(self) -> Iterator[KeyDigest]:
         """The digests of the objects in this rank's segment, as its index knows them. Keys are not stored."""
         self._check_open()
         return self._poller.index.digests()
 
-    __iter__ = keys
-
-    def __len__(self) -> int:
+    def segment_count(self) -> int:
         """The number of objects in this rank's segment, as its index knows them."""
+        self._check_open()
         return len(self._poller.index)
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
         """Tell `listener` of the events of this rank's segment (`EventKind`); the function returned ends that."""
+        self._check_open()
+        if not callable(listener):
+            raise InvalidArgument(f"listener must be a function of a sequence of events, not {listener!r}")
         return self._poller.listeners.add(listener)
 
     def clear(self) -> int:
@@ -483,21 +544,25 @@ class NanoKVCache:
         Raises:
             InvalidArgument: `usage_ratio` is not from 0 to 1.
         """
-        if not 0 <= usage_ratio <= 1:
-            raise InvalidArgument(f"usage_ratio must be 0 to 1, not {usage_ratio!r}")
         self._check_open()
+        if not 0 <= number("usage_ratio", usage_ratio) <= 1:
+            raise InvalidArgument(f"usage_ratio must be 0 to 1, not {usage_ratio!r}")
         evict_until_below(self._machine, self._allocation, self.rank, usage_ratio)
         self.flush()
 
-    def stats(self) -> dict[str, Any]:
+    def stats(self) -> Stats:
         """Counters of this rank: heap use, objects, ring, traffic, errors. Bytes and counts; ratios from 0 to 1."""
         self._check_open()
         now = snapshot(self._machine, self.rank, self.alloc)
-        return (
-            now.as_dict() | self._traffic.as_dict() | self._poller.as_dict() | {"rank": self.rank, "alloc": self.alloc}
-        )
+        mine = {"rank": self.rank, "alloc": self.alloc}
+        return cast(Stats, now.as_dict() | self._traffic.as_dict() | self._poller.as_dict() | mine)
 
     # --- closing ---
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return not self._open
+
     def close(self) -> None:
         """Leave the world. Open plans are aborted; the objects in this rank's segment go with it. Idempotent."""
         if not self._open:
@@ -510,6 +575,7 @@ class NanoKVCache:
         self._heap.close()
 
     def __enter__(self) -> NanoKVCache:
+        self._check_open()
         return self
 
     def __exit__(
@@ -520,17 +586,22 @@ class NanoKVCache:
     # --- checks ---
     def _check_open(self) -> None:
         if not self._open:
-            raise NanoKVError("this cache is closed")
+            raise CacheClosed(f"rank {self.rank} of {self._heap.name!r} was closed")
 
-    def _check_segment(self, preferred: int | None) -> None:
+    def _checked_segment(self, preferred: int | None) -> int | None:
         self._check_open()
-        if preferred is None or preferred == self._heap.rank:
-            return
-        if type(preferred) is not int or not 0 <= preferred < self._heap.world_size:
-            raise InvalidArgument(f"preferred_segment must be 0 to {self.world_size - 1}, not {preferred!r}")
-        if self._heap.peer_closed(preferred):
+        if preferred is None:
+            return None
+        preferred = integer("preferred_segment", preferred, 0, self._heap.world_size - 1)
+        if preferred != self._heap.rank and self._heap.peer_closed(preferred):
             raise PeerLost(f"rank {preferred} of {self._heap.name!r} has ended")
+        return preferred
 
     def _error(self, status: int, key: Key, nbytes: int = 0, preferred: int | None = None) -> NanoKVError:
         owner = "its owner" if preferred is None else f"rank {preferred}"
         return error_for(status, key, self._geometry, nbytes=nbytes, owner=owner)
+
+
+def _check_reinterpret(reinterpret: bool, dst: object) -> None:
+    if reinterpret is not False and (reinterpret is not True or dst is None):
+        raise InvalidArgument(f"reinterpret must be False, or True with a dst, not {reinterpret!r}")

@@ -6,16 +6,18 @@ folder of worlds of processes, default /dev/shm, `heap/world_file_layout.py`).
 """
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal, get_args
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, TypedDict, get_args
 
+from nanokv.arguments import integer, listed, seconds, whole_number
 from nanokv.device.segment.geometry import MODES
 from nanokv.errors import InvalidArgument
 from nanokv.heap import KINDS, HeapKind
 from nanokv.heap.world_spec import Stale
 
 Alloc = Literal["device", "host"]
+Policy = Literal["last_access", "fifo"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,7 @@ class Options:
     namespace: str = ""
     evict: bool = True
     water: tuple[int, int] = (85, 95)
-    policy: Literal["last_access", "fifo"] = "last_access"
+    policy: Policy = "last_access"
     size_classes: tuple[int, ...] | None = None
     max_objects: int | None = None
     ring_slots: int | None = None
@@ -64,20 +66,70 @@ class Options:
     def __post_init__(self) -> None:
         for name, allowed in (
             ("alloc", MODES),
-            ("policy", ("last_access", "fifo")),
+            ("policy", get_args(Policy)),
             ("on_stale", get_args(Stale)),
             ("heap", (None, *KINDS)),
         ):
-            if getattr(self, name) not in allowed:
-                raise InvalidArgument(f"{name} must be one of {allowed}, not {getattr(self, name)!r}")
-        if not isinstance(self.checksum, bool):
-            raise InvalidArgument(f"checksum must be True or False, not {self.checksum!r}")
-        low, high = self.water
-        if not 0 < low <= high <= 100:
-            raise InvalidArgument(f"water must be (low, high) percent with 0 < low <= high <= 100, not {self.water}")
+            given = getattr(self, name)
+            if not isinstance(given, str | None) or given not in allowed:
+                raise InvalidArgument(f"{name} must be one of {allowed}, not {given!r}")
+        for name in ("evict", "checksum"):
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidArgument(f"{name} must be True or False, not {getattr(self, name)!r}")
+        if not isinstance(self.namespace, str) or "\0" in self.namespace:
+            raise InvalidArgument(f"namespace must be a str without NUL, not {self.namespace!r}")
+        if not isinstance(self.heap_options, Mapping):
+            raise InvalidArgument(f"heap_options must be a dict of the provider's options, not {self.heap_options!r}")
         for name in ("write_timeout", "rpc_timeout", "attach_timeout"):
+            self._set(name, seconds(name, getattr(self, name)))
             if not getattr(self, name) > 0:
                 raise InvalidArgument(f"{name} must be positive seconds, not {getattr(self, name)!r}")
+        for name in ("max_objects", "ring_slots", "shards"):
+            if getattr(self, name) is not None:
+                self._set(name, integer(name, getattr(self, name), 1))
+        if self.size_classes is not None:
+            classes = listed("size_classes", self.size_classes)
+            self._set("size_classes", tuple(integer("a size class", pages, 1) for pages in classes))
+        self._set("water", _checked_water(self.water))
+
+    def _set(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
+
+
+def _checked_water(water: object) -> tuple[int, int]:
+    if isinstance(water, Sequence) and len(water) == 2:
+        low, high = map(whole_number, water)
+        if low is not None and high is not None and 0 < low <= high <= 100:
+            return low, high
+    raise InvalidArgument(
+        f"water must be (low, high), two integers with 0 < low <= high <= 100 (percent), not {water!r}"
+    )
+
+
+class LocalOptions(TypedDict, total=False):
+    """The options of `local_world`: see `Options`."""
+
+    alloc: Alloc
+    namespace: str
+    evict: bool
+    water: tuple[int, int]
+    policy: Policy
+    size_classes: Sequence[int] | None
+    max_objects: int | None
+    ring_slots: int | None
+    shards: int | None
+    write_timeout: float
+    rpc_timeout: float
+    checksum: bool
+
+
+class CacheOptions(LocalOptions, total=False):
+    """The options of `NanoKVCache`: see `Options`."""
+
+    attach_timeout: float
+    on_stale: Stale
+    heap: HeapKind | None
+    heap_options: Mapping[str, Any]
 
 
 def rank_from_env() -> int:
@@ -118,21 +170,19 @@ def _choice(variable: str, allowed: tuple[str, ...]) -> str | None:
     return value
 
 
-def make_options(given: dict[str, Any]) -> Options:
+def make_options(given: Mapping[str, object]) -> Options:
     """Options from keyword arguments and the environment.
 
     Raises:
         InvalidArgument: an option that does not exist, or a value that is not allowed.
     """
+    known = [option.name for option in fields(Options)]
+    for name in given:
+        if name not in known:
+            raise InvalidArgument(f"there is no option {name!r}; the options are {', '.join(known)}")
     found: dict[str, Any] = {
         "alloc": _choice("NANOKV_ALLOC", MODES) or "device",
         "checksum": _choice("NANOKV_CHECKSUM", ("0", "1")) == "1",
         "heap": _choice("NANOKV_HEAP", KINDS),
     }
-    try:
-        options = Options(**(found | given))
-    except TypeError as error:
-        raise InvalidArgument(str(error).replace("Options.__init__() got", "NanoKVCache got")) from None
-    if options.size_classes is not None:
-        options = replace(options, size_classes=tuple(options.size_classes))
-    return options
+    return Options(**(found | dict(given)))

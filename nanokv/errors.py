@@ -10,6 +10,7 @@ NanoKVError
 ├── OutOfMemory (MemoryError)      no room: pages, header slots, directory entries or pins
 ├── WriteLost                      the object was reclaimed while it was being written
 ├── SegmentCorrupt                 a segment, or a word in one, has an impossible value
+├── CacheClosed                    the cache was closed before the call
 ├── HeapUnavailable                this kind of heap does not work here, or a name cannot be used
 └── PeerLost (ConnectionError)     a rank that is needed is dead, closed, or does not answer
 """
@@ -56,6 +57,10 @@ class WriteLost(NanoKVError):
 
 class SegmentCorrupt(NanoKVError):
     """A segment, or a word in one, has an impossible value: magic, version, geometry, an offset out of bounds."""
+
+
+class CacheClosed(NanoKVError):
+    """The cache was closed before the call. Nothing was done."""
 
 
 class HeapUnavailable(NanoKVError):

@@ -7,6 +7,7 @@ import struct
 
 import xxhash
 
+from nanokv.arguments import whole_number
 from nanokv.errors import InvalidArgument
 from nanokv.types import Key, KeyDigest
 
@@ -15,11 +16,13 @@ _WORD = 1 << 63
 
 
 class Hasher:
-    """Digests of keys within a namespace (a model, a layout, a tenant): two namespaces never share an object."""
+    """Digests of keys within a namespace (a model, a layout, a tenant): two namespaces never share an object.
+
+    Args:
+        namespace: without NUL.
+    """
 
     def __init__(self, namespace: str = "") -> None:
-        if not isinstance(namespace, str) or "\0" in namespace:
-            raise InvalidArgument(f"namespace must be a str without NUL, not {namespace!r}")
         self._prefix = namespace.encode("utf-8", "surrogatepass") + b"\0"
 
     def __call__(self, key: Key) -> KeyDigest:
@@ -39,6 +42,8 @@ class Hasher:
 
 
 def _checked(key: object) -> KeyDigest:
-    if isinstance(key, tuple) and len(key) == 2 and all(type(half) is int and -_WORD <= half < _WORD for half in key):
-        return KeyDigest(*key)
+    if isinstance(key, tuple) and len(key) == 2:
+        low, check = map(whole_number, key)
+        if low is not None and check is not None and min(low, check) >= -_WORD and max(low, check) < _WORD:
+            return KeyDigest(low, check)
     raise InvalidArgument(f"a key is a str, bytes or a KeyDigest of two signed 64-bit integers, not {key!r}")

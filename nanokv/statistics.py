@@ -1,7 +1,7 @@
 """Statistics of one rank: the contents of its segment, and the bytes that it has moved."""
 
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -10,6 +10,50 @@ from nanokv.device.machines.base import Machine
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.geometry import Geometry
 from nanokv.device.segment.layout import DEAD, PINS_SHIFT, READY, RESERVED, STATE_MASK, WRITING
+
+
+class Stats(TypedDict):
+    """What `NanoKVCache.stats` returns: one rank's segment, its calls, and the work of its poller."""
+
+    rank: int
+    alloc: str  #: "device" or "host"
+    # the segment now: see HeapSnapshot
+    heap_total: int
+    heap_used: int
+    usage: float  #: used by total
+    used_pages: int
+    ready: int
+    unfinished: int
+    quarantined: int
+    pinned: int
+    bytes_stored: int
+    ring_depth: int
+    ring_missed: int
+    evicted: int
+    refused: int
+    lost: int
+    corrupt: int
+    # this cache's calls
+    puts: int
+    put_errors: int
+    bytes_tx: int  #: bytes that it put
+    gets: int
+    misses: int
+    bytes_rx: int  #: bytes that it got
+    # the poller
+    indexed: int  #: objects in its index
+    hints: int  #: hints that it took from the ring
+    corrupt_hints: int
+    poller_failures: int  #: rounds that ended with an error
+    # the sweeper: see host_poller.sweeper.SweepCounts
+    sweeper_sweeps: int
+    sweeper_found: int
+    sweeper_given_up: int
+    sweeper_released: int
+    sweeper_leaked_pages: int
+    sweeper_leaked_slots: int
+    sweeper_pins_dropped: int
+    sweeper_joined: int
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,12 @@ import torch
 
 from nanokv.allocation.base import Allocation
 from nanokv.allocation.producer import ProducerAllocation
+from nanokv.arguments import integer
 from nanokv.config import Options, job_name
 from nanokv.device.machines.base import Machine
 from nanokv.device.segment.geometry import Geometry
 from nanokv.device.segment.views import SegmentView
-from nanokv.errors import InvalidArgument
+from nanokv.errors import HeapUnavailable, InvalidArgument
 from nanokv.heap import Heap, WorldSpec, open_heap
 from nanokv.host_poller.poller import Poller
 
@@ -28,8 +29,8 @@ def plan_geometry(heap_bytes: int, page_bytes: int, world_size: int, options: Op
     """The geometry of a world. Raises InvalidArgument, naming the size that is wrong."""
     try:
         return Geometry.plan(
-            heap_bytes,
-            page_bytes,
+            integer("heap_bytes", heap_bytes, 1),
+            integer("page_bytes", page_bytes, 1),
             world_size,
             size_classes=options.size_classes,
             max_objects=options.max_objects,
@@ -79,7 +80,11 @@ def attach(name: str | None, geometry: Geometry, rank: int, options: Options) ->
 
 
 def wire(heap: Heap, master_rank: int, options: Options) -> Wired:
-    """Machine, allocation and poller on a heap. The poller runs. On failure the heap is closed."""
+    """Machine, allocation and poller on a heap. The poller runs. On failure the heap is closed.
+
+    Raises:
+        HeapUnavailable: the protocol cannot be compiled for the device of this heap, or the code cannot be stored.
+    """
     try:
         machine = _machine(heap, checksum=options.checksum)
         allocation: Allocation = ProducerAllocation(machine, heap.rank)
@@ -111,12 +116,14 @@ def _machine(heap: Heap, *, checksum: bool) -> Machine:
     """The machine that runs the protocol where the segments lie."""
     table = heap.geometry.world_table(heap.rank, heap.incarnation, heap.bases, checksum=checksum)
     views = [heap.host_view(rank) for rank in range(heap.world_size)]
-    if all(view is not None for view in views):
-        from nanokv.device.machines.native import NativeMachine
+    try:
+        if all(view is not None for view in views):
+            from nanokv.device.machines.native import NativeMachine
 
-        return NativeMachine(
-            heap.geometry, table, [SegmentView(v, heap.geometry) for v in views if v is not None], heap.wake
-        )
-    from nanokv.device.machines.launch import LaunchMachine
+            segments = [SegmentView(v, heap.geometry) for v in views if v is not None]
+            return NativeMachine(heap.geometry, table, segments, heap.wake)
+        from nanokv.device.machines.launch import LaunchMachine
 
-    return LaunchMachine(heap.geometry, table, [heap.segment(r) for r in range(heap.world_size)], heap.device)
+        return LaunchMachine(heap.geometry, table, [heap.segment(r) for r in range(heap.world_size)], heap.device)
+    except (OSError, RuntimeError) as error:
+        raise HeapUnavailable(f"the protocol cannot be compiled for {heap.device}: {error}") from error

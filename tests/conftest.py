@@ -10,6 +10,7 @@ import hypothesis
 import pytest
 
 import nanokv
+from nanokv.config import Alloc
 from nanokv.fsck import check_cache
 from nanokv.heap.shm import list_worlds, remove_world
 
@@ -100,7 +101,7 @@ def new_world(shm_prefix: str) -> Iterator[MakeWorld]:
     """Makes worlds of a heap and an allocator that the test names; each is checked and closed after the test."""
     worlds: list[World] = []
 
-    def make(*, heap: str, alloc: str, n: int = 2, heap_bytes: int = HEAP_BYTES, **options: Any) -> World:
+    def make(*, heap: str, alloc: Alloc, n: int = 2, heap_bytes: int = HEAP_BYTES, **options: Any) -> World:
         if heap == "shm":
             name = options.pop("name", f"{shm_prefix}-{secrets.token_hex(4)}")
             world = shm_world(name, n, heap_bytes, alloc=alloc, **options)

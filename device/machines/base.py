@@ -118,12 +118,13 @@ class Machine(ABC):
         """After a copy of an object to the address `copy` (or in place, if pinned): OK, TORN or CORRUPT."""
         return self.call("verify", place.owner, place.slot, place.epoch, *key, copy, place.nbytes)
 
-    def get(self, key: tuple[int, int], dst: int, nbytes: int, now: int) -> int:
+    def get(self, key: tuple[int, int], dst: int, nbytes: int, what: Descriptor, now: int) -> int:
         """Look up and read an object of `nbytes` to the address `dst`.
 
-        OK, MISS, NOT_READY, TORN, CORRUPT, or SIZE if it has another number of bytes.
+        OK, MISS, NOT_READY, TORN, CORRUPT, or SIZE if it has another number of bytes, or is not of the dtype and shape
+        in `what`: zeros ask for none, and raw bytes have any.
         """
-        return self.call("get", *key, dst, nbytes, now)
+        return self.call("get", *key, dst, nbytes, now, *what)
 
     def validate(self, place: Place) -> int:
         """OK if an object is still READY in the same epoch, else TORN."""

@@ -49,7 +49,7 @@ ENTRIES = {
     "lookup": Entry(get.lookup_described, 14),
     "read": Entry(get.read, 1),
     "verify": Entry(get.verify, 1),
-    "get": Entry(get.get, 1),
+    "get": Entry(get.get_described, 1),
     "validate": Entry(get.validate, 1),
     "touch": Entry(lease.touch, 0),
     "lease": Entry(lease.lease, 0, rare=RARE),

@@ -83,8 +83,8 @@ class LaunchMachine(Machine):
     def put(self, owner: int, key: tuple[int, int], src: int, nbytes: int, descriptor: Descriptor, now: int) -> int:
         return self._one(Batch.put, Request(key, src, nbytes, owner, descriptor), now)
 
-    def get(self, key: tuple[int, int], dst: int, nbytes: int, now: int) -> int:
-        return self._one(Batch.get, Request(key, dst, nbytes), now)
+    def get(self, key: tuple[int, int], dst: int, nbytes: int, what: Descriptor, now: int) -> int:
+        return self._one(Batch.get, Request(key, dst, nbytes, what=what), now)
 
     def read(self, key: tuple[int, int], place: Place, dst: int, now: int) -> int:
         owner, slot, epoch, offset, nbytes = place

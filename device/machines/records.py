@@ -5,6 +5,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from nanokv.device.segment.layout import DTYPE_MASK, DTYPE_SHIFT, LOW32
+
 Descriptor = tuple[int, ...]  #: eight words: dtype code and number of dimensions, then seven dimensions
 Words = npt.NDArray[np.int64]
 
@@ -35,6 +37,13 @@ class Found(NamedTuple):
     place: Place
     descriptor: Descriptor
 
+    def suits(self, nbytes: int, what: Descriptor) -> bool:
+        """`get.is_described` and its size, for a host that copies by itself: it holds only if validated afterwards."""
+        kind = self.descriptor[0] & LOW32.value
+        same = (kind, *self.descriptor[1:]) == (what[0] & LOW32.value, *what[1:])
+        raw = (kind >> DTYPE_SHIFT.value) & DTYPE_MASK.value == 0
+        return self.place.nbytes == nbytes and (same or raw or what[0] == 0)
+
 
 class Request(NamedTuple):
     """One object to put or get."""
@@ -43,7 +52,7 @@ class Request(NamedTuple):
     address: int  #: put: of the source; get: of the destination; as the launching device sees it
     nbytes: int
     owner: int = 0  #: put: the rank of the segment that gets the object
-    what: Descriptor = (0,) * 8  #: the descriptor; get: an object with another one is not read, zeros match any
+    what: Descriptor = (0,) * 8  #: the descriptor; get: see `get.is_described`
     flags: int = 0
     block: int = 0  #: the block of the batch's pages, instead of an address
     plane: int = 0  #: the first plane of the object

@@ -21,8 +21,8 @@ import triton.language as tl
 from nanokv.device.memory.triton import checksum_bytes, select, table64, word
 from nanokv.device.protocol.activity import leave
 from nanokv.device.protocol.checksum import has_checksum, seal, wanted
-from nanokv.device.protocol.get import judged, lookup, validate
-from nanokv.device.protocol.header import describe, descriptor
+from nanokv.device.protocol.get import is_described, judged, lookup, validate
+from nanokv.device.protocol.header import describe
 from nanokv.device.protocol.lease import lease, touch
 from nanokv.device.protocol.put import abort, begin, finish
 from nanokv.device.protocol.request import Q_BYTES, Q_FLAGS, Q_KEY_CHECK, Q_KEY_HASH, Q_LEASE, Q_OWNER, what_of
@@ -38,7 +38,6 @@ from nanokv.device.protocol.ticket import (
     shared,
     whole_sum,
 )
-from nanokv.device.segment.layout import LOW32
 from nanokv.device.segment.world_table import header_at, segment
 
 NOT_LAST = tl.constexpr(-1)
@@ -126,11 +125,7 @@ def is_wanted(world: tl.int64, seg: tl.int64, slot: tl.int64, nbytes: tl.int64, 
     """Whether an object has the size that the request has room for, and the descriptor that it names, if any."""
     right = nbytes == table64(request + Q_BYTES)
     kind, d0, d1, d2, d3, d4, d5, d6 = what_of(request)
-    if kind != 0:
-        k, e0, e1, e2, e3, e4, e5, e6 = descriptor(world, seg, slot)
-        differs = ((k ^ kind) & LOW32) | (d0 ^ e0) | (d1 ^ e1) | (d2 ^ e2) | (d3 ^ e3)
-        right = right & ((differs | (d4 ^ e4) | (d5 ^ e5) | (d6 ^ e6)) == 0)
-    return right
+    return right & is_described(world, seg, slot, kind, d0, d1, d2, d3, d4, d5, d6)
 
 
 @triton.jit

@@ -21,7 +21,16 @@ from nanokv.device.protocol.extent import class_of, is_held
 from nanokv.device.protocol.header import descriptor, epoch_of, is_key, pages_of, phase_of, still_ready
 from nanokv.device.protocol.lease import touch
 from nanokv.device.protocol.status import CORRUPT, MISS, OK, SIZE, TORN
-from nanokv.device.segment.layout import COUNT_CORRUPT, H_BYTES, H_PAYLOAD, H_STATE, READY
+from nanokv.device.segment.layout import (
+    COUNT_CORRUPT,
+    DTYPE_MASK,
+    DTYPE_SHIFT,
+    H_BYTES,
+    H_PAYLOAD,
+    H_STATE,
+    LOW32,
+    READY,
+)
 from nanokv.device.segment.world_table import W_HEAP_BASE, W_PAGE_BYTES, header_at, is_inside, segment
 
 
@@ -153,12 +162,62 @@ def read(
 
 
 @triton.jit
-def get(world: tl.int64, key_hash: tl.int64, key_check: tl.int64, dst: tl.int64, room: tl.int64, now: tl.int64) -> Any:
-    """A whole get of an object of exactly `room` bytes to `dst`: OK, MISS, NOT_READY, TORN, SIZE or CORRUPT."""
+def is_described(
+    world: tl.int64,
+    seg: tl.int64,
+    slot: tl.int64,
+    kind: tl.int64,
+    d0: tl.int64,
+    d1: tl.int64,
+    d2: tl.int64,
+    d3: tl.int64,
+    d4: tl.int64,
+    d5: tl.int64,
+    d6: tl.int64,
+) -> Any:
+    """Whether an object has this dtype and shape; raw bytes have any, and a `kind` of 0 asks for none.
+
+    It counts only if the STATE word is validated afterwards.
+    """
+    right = kind == 0
+    if not right:
+        k, e0, e1, e2, e3, e4, e5, e6 = descriptor(world, seg, slot)
+        differs = ((k ^ kind) & LOW32) | (d0 ^ e0) | (d1 ^ e1) | (d2 ^ e2) | (d3 ^ e3)
+        differs = differs | (d4 ^ e4) | (d5 ^ e5) | (d6 ^ e6)
+        right = (((k >> DTYPE_SHIFT) & DTYPE_MASK) == 0) | (differs == 0)
+    return right
+
+
+@triton.jit
+def get_described(
+    world: tl.int64,
+    key_hash: tl.int64,
+    key_check: tl.int64,
+    dst: tl.int64,
+    room: tl.int64,
+    now: tl.int64,
+    kind: tl.int64,
+    d0: tl.int64,
+    d1: tl.int64,
+    d2: tl.int64,
+    d3: tl.int64,
+    d4: tl.int64,
+    d5: tl.int64,
+    d6: tl.int64,
+) -> Any:
+    """`get` of an object that `is_described` so; else SIZE."""
     status, owner, slot, epoch, payload, nbytes = lookup(world, key_hash, key_check)
     if status == OK:
-        if nbytes == room:
+        right = is_described(world, segment(world, owner), slot, kind, d0, d1, d2, d3, d4, d5, d6)
+        if (nbytes == room) & right:
             status = read(world, owner, slot, epoch, key_hash, key_check, payload, nbytes, dst, now)
         else:
             status = select(validate(world, owner, slot, epoch) == OK, word(SIZE), word(TORN))
     return status
+
+
+@triton.jit
+def get(world: tl.int64, key_hash: tl.int64, key_check: tl.int64, dst: tl.int64, room: tl.int64, now: tl.int64) -> Any:
+    """A whole get of an object of exactly `room` bytes to `dst`: OK, MISS, NOT_READY, TORN, SIZE or CORRUPT."""
+    zero = word(0)
+    return get_described(world, key_hash, key_check, dst, room, now, zero, zero, zero, zero, zero, zero, zero, zero)

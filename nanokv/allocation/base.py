@@ -26,8 +26,8 @@ class Allocation(Protocol):
         """Store `nbytes` contiguous bytes at the address `src`: begin, copy, seal and finish. Answers as `begin`."""
         ...
 
-    def get(self, key: KeyDigest, dst: int, nbytes: int) -> int:
-        """Read an object of `nbytes` to the address `dst`: OK, MISS, NOT_READY, TORN, CORRUPT or SIZE."""
+    def get(self, key: KeyDigest, dst: int, nbytes: int, what: Descriptor) -> int:
+        """Read an object that `Found.suits` to the address `dst`: OK, MISS, NOT_READY, TORN, CORRUPT or SIZE."""
         ...
 
     def begin(self, key: KeyDigest, nbytes: int, preferred: int | None, descriptor: Descriptor, *, plan: bool) -> Begun:

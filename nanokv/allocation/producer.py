@@ -38,8 +38,8 @@ class ProducerAllocation:
             tries += 1
         return status
 
-    def get(self, key: KeyDigest, dst: int, nbytes: int) -> int:
-        return self._machine.get(key, dst, nbytes, time.time_ns())
+    def get(self, key: KeyDigest, dst: int, nbytes: int, what: Descriptor) -> int:
+        return self._machine.get(key, dst, nbytes, what, time.time_ns())
 
     def begin(self, key: KeyDigest, nbytes: int, preferred: int | None, descriptor: Descriptor, *, plan: bool) -> Begun:
         owner = self.owner_of(key, preferred)

@@ -4,7 +4,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import typer
 
@@ -12,6 +12,8 @@ from nanokv.check.run import MACHINE, PARTS, Options, check_names, need_greenlet
 from nanokv.check.supervised import run_supervised
 from nanokv.check.table import print_json_rows, print_table, show_progress
 from nanokv.errors import InvalidArgument
+
+T = TypeVar("T", bound=str)
 
 _FAILED = 1
 STOPPED = 130  #: exit code after Ctrl-C
@@ -80,8 +82,8 @@ def _stopped_by_signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _both(choice: StrEnum, *every: str) -> tuple[str, ...]:
-    return every if choice.value == "both" else (choice.value,)
+def _both(choice: StrEnum, *every: T) -> tuple[T, ...]:
+    return tuple(each for each in every if choice.value in ("both", each))
 
 
 def _replay(text: str) -> int:

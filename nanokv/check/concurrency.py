@@ -9,6 +9,7 @@ import torch
 from nanokv.cache import NanoKVCache
 from nanokv.check.random_calls import RandomCalls
 from nanokv.check.report import CheckFailure, Row
+from nanokv.config import Alloc
 from nanokv.fsck import check_cache
 from nanokv.virtual_world import local_world
 
@@ -20,7 +21,7 @@ KEYS = 6
 MAX_PAGES = 5
 
 
-def run_concurrency(seconds: float, seed: int, *, alloc: str, device: str = "cpu") -> list[Row]:
+def run_concurrency(seconds: float, seed: int, *, alloc: Alloc, device: str = "cpu") -> list[Row]:
     """Threads put, get, pin, plan and remove a few keys in a few pages; with and without eviction.
 
     Args:
@@ -32,7 +33,7 @@ def run_concurrency(seconds: float, seed: int, *, alloc: str, device: str = "cpu
     return [_run(seconds / 2, seed, alloc, device, evict) for evict in (False, True)]
 
 
-def _run(seconds: float, seed: int, alloc: str, device: str, evict: bool) -> Row:
+def _run(seconds: float, seed: int, alloc: Alloc, device: str, evict: bool) -> Row:
     row = Row("threads", f"random work, {alloc}, {'evicting' if evict else 'full'}", unit="operations")
     world = local_world(RANKS, PAGES * PAGE_BYTES, page_bytes=PAGE_BYTES, alloc=alloc, evict=evict, device=device)
     try:

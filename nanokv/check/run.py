@@ -3,10 +3,13 @@
 import sys
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from nanokv.check.report import Row
 from nanokv.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from nanokv.config import Alloc
 
 
 class Options(NamedTuple):
@@ -14,7 +17,7 @@ class Options(NamedTuple):
 
     seconds: float  #: about how long a part may take
     heaps: tuple[str, ...]  #: "local", "shm"
-    allocs: tuple[str, ...]  #: "device", "host"
+    allocs: "tuple[Alloc, ...]"  #: "device", "host"
     device: str  #: of the segments of a `local` heap, and of litmus kernels
     seed: int
 

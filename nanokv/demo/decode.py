@@ -41,7 +41,7 @@ def decode(job: Job, model: Model, cache: NanoKVCache, tell: Tell) -> Decoded:
         tokens = generate(model, prompt, blocks, job.tokens, lambda n=number: tell("token", prompt=n))
         report.tokens.append(tokens)
     cache.flush()
-    report.stats = cache.stats()
+    report.stats = dict(cache.stats())
     report.control = _control(job, model, cache, prompts[0])
     return report
 

@@ -2,7 +2,10 @@
 
 import json
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from nanokv.config import Alloc
 
 ROLES = ("prefill", "decode", "reference")
 PREFILL_RANK = 0
@@ -22,7 +25,7 @@ class Job:
         corrupt: for tests: flip one byte of the first prompt's block of this number before it is put.
     """
 
-    alloc: str
+    alloc: "Alloc"
     name: str
     prompts: int
     tokens: int

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from importlib.util import find_spec
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from rich.console import Console
 from rich.text import Text
@@ -16,6 +16,9 @@ from nanokv.demo.progress import PromptProgress
 from nanokv.demo.prompts import make_prompts
 from nanokv.demo.report import TITLES, Outcome, table
 from nanokv.errors import NanoKVError
+
+if TYPE_CHECKING:
+    from nanokv.config import Alloc
 
 MAX_PROMPTS = 64
 MAX_TOKENS = 256
@@ -76,8 +79,8 @@ def _problem(alloc: str, prompts: int, tokens: int) -> str | None:
     return None
 
 
-def _modes(alloc: Mode) -> list[str]:
-    return list(TITLES) if alloc == "both" else [alloc]
+def _modes(alloc: Mode) -> "list[Alloc]":
+    return ["device", "host"] if alloc == "both" else [alloc]
 
 
 def _complain(console: Console, what: str, code: int) -> int:
@@ -85,7 +88,7 @@ def _complain(console: Console, what: str, code: int) -> int:
     return code
 
 
-def _run(modes: list[str], job: Job, console: Console) -> list[Outcome]:
+def _run(modes: "list[Alloc]", job: Job, console: Console) -> list[Outcome]:
     jobs = [replace(job, alloc=alloc, name=f"{job.name}-{alloc}") for alloc in modes]
     try:
         with Crew(job.seed) as crew:

@@ -14,7 +14,7 @@ from nanokv.device.machines.records import Request
 from nanokv.device.protocol.status import Status
 from nanokv.errors import NanoKVError
 from nanokv.leases import NO_LEASE
-from nanokv.transfer.descriptors import check_place, describe, empty_like_described, is_plain
+from nanokv.transfer.descriptors import RAW, check_place, describe, empty_like_described, is_plain
 from nanokv.transfer.growing_batch import GrowingBatch
 from nanokv.transfer.single import SingleTransfer
 from nanokv.types import KeyDigest
@@ -55,19 +55,19 @@ class BatchedTransfer:
                 done.update(self._get_new(some, [keys[i] for i in some]))
         return [done[i] if i in done else self._single.get(key) for i, key in enumerate(keys)]
 
-    def get_into(self, keys: Sequence[KeyDigest], dsts: Sequence[torch.Tensor]) -> list[int]:
+    def get_into(
+        self, keys: Sequence[KeyDigest], dsts: Sequence[torch.Tensor], *, reinterpret: bool = False
+    ) -> list[int]:
         """`SingleTransfer.get_into` for each key."""
         done: dict[int, int] = {}
         if self._batch.launches:
-            for dst in dsts:
-                describe(dst)
-                check_place(dst, self._single.device)
+            asked = [self._get_request(*pair, reinterpret) for pair in zip(keys, dsts, strict=True)]
             for some in _chunks(range(len(keys))):
-                requests = [Request(keys[i], dsts[i].data_ptr(), dsts[i].nbytes) for i in some]
+                requests = [asked[i] for i in some]
                 done.update(zip(some, self._batch.run(lambda batch: batch.get(), requests), strict=True))
         final = (Status.OK, Status.MISS, Status.NOT_READY, Status.CORRUPT)
         return [
-            done[i] if done.get(i) in final else self._single.get_into(key, dst)
+            done[i] if done.get(i) in final else self._single.get_into(key, dst, reinterpret=reinterpret)
             for i, (key, dst) in enumerate(zip(keys, dsts, strict=True))
         ]
 
@@ -111,6 +111,11 @@ class BatchedTransfer:
                     owner = self._allocation.owner_of(keys[i], preferred)
                     asked[i] = Request(keys[i], tensors[i].data_ptr(), nbytes, owner, descriptor, lease=until)
         return asked
+
+    def _get_request(self, key: KeyDigest, dst: torch.Tensor, reinterpret: bool) -> Request:
+        nbytes, descriptor = describe(dst)
+        check_place(dst, self._single.device)
+        return Request(key, dst.data_ptr(), nbytes, what=RAW if reinterpret else descriptor)
 
     def _get_new(self, places: Sequence[int], keys: Sequence[KeyDigest]) -> dict[int, torch.Tensor | int]:
         """Look up, allocate, read: the results that two launches can settle, by index."""

@@ -4,7 +4,7 @@ from math import prod
 
 import torch
 
-from nanokv.device.machines.records import Descriptor
+from nanokv.device.machines.records import Descriptor, Found
 from nanokv.device.segment.layout import DTYPE_MASK, MAX_DIMS, NDIM_MASK, NDIM_SHIFT
 from nanokv.dtypes import DTYPE_NAMES
 from nanokv.errors import InvalidArgument
@@ -27,7 +27,8 @@ def describe(tensor: torch.Tensor) -> tuple[int, Descriptor]:
     """
     if not isinstance(tensor, torch.Tensor):
         raise InvalidArgument(f"a torch.Tensor is needed, not {type(tensor).__name__}")
-    known = descriptor_of(tensor.dtype, tensor.shape)
+    dtype, shape = tensor.dtype, tensor.shape
+    known = _described.get((dtype, shape)) or _describe(dtype, shape)
     if tensor.layout is not torch.strided or tensor.is_meta:
         raise InvalidArgument(f"a dense tensor with data is needed, not layout {tensor.layout} on {tensor.device}")
     return known
@@ -80,16 +81,17 @@ def is_plain(tensor: torch.Tensor) -> bool:
     return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
 
 
-def check_dst(dst: torch.Tensor, nbytes: int, device: torch.device) -> None:
-    """Refuse a destination before anything is copied.
+def unsuited(dst: torch.Tensor, found: Found) -> InvalidArgument:
+    """The error for a destination that does not have the dtype, shape or size of an object."""
+    nbytes = found.place.nbytes
+    hint = "; reinterpret=True copies the bytes as they are" if dst.nbytes == nbytes else ""
+    mine = f"{dst.dtype} {list(dst.shape)} of {dst.nbytes} bytes"
+    return InvalidArgument(f"dst is {mine}, the object {_shown(found.descriptor)} of {nbytes} bytes{hint}")
 
-    Raises:
-        InvalidArgument: it has another number of bytes, is on another device, or is not contiguous.
-    """
-    have, _ = describe(dst)
-    if have != nbytes:
-        raise InvalidArgument(f"dst has {have} bytes, the object {nbytes}")
-    check_place(dst, device)
+
+def _shown(descriptor: Descriptor) -> str:
+    code, ndim = descriptor[0] & _DTYPE_MASK, descriptor[0] >> _NDIM_SHIFT & _NDIM_MASK
+    return f"{_DTYPES[code]} {list(descriptor[1 : 1 + ndim])}" if code else "raw bytes"
 
 
 def check_place(dst: torch.Tensor, device: torch.device) -> None:

@@ -2,7 +2,7 @@
 
 An object holds one block of some layers: [layers, 2, tokens, heads, dim], without gaps, whatever the strides of the
 engine's tensors. So an engine with another layout can get the blocks that one engine put. An object of another shape or
-dtype is refused, not reinterpreted.
+dtype is refused, not reinterpreted; the raw bytes of `open_for_write` have any.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 
 from nanokv.allocation.base import Allocation
+from nanokv.arguments import integer, listed, whole_number
 from nanokv.device.machines.engine_cache import Pages, check_alike
 from nanokv.device.machines.records import Descriptor, Request
 from nanokv.device.protocol.status import Status
@@ -26,7 +27,7 @@ class Hooks(NamedTuple):
     """The checks and counters of a cache, around each call."""
 
     digest: Callable[[Key], KeyDigest]
-    check: Callable[[int | None], None]  #: that the cache is open, and the preferred segment valid
+    checked_segment: Callable[[int | None], int | None]  #: the preferred segment, if the cache is open and it is valid
     judge_put: Callable[[int, Key, int, int | None], NanoKVError | None]  #: counts a status, and makes it an error
     judge_get: Callable[[int, Key, int], NanoKVError | None]
 
@@ -49,6 +50,7 @@ class PagedKV:
         self._single = single
         self._allocation = allocation
         self._hooks = hooks
+        layers, kv_dim = _checked_layers(layers, kv_dim)
         self._planes = _planes(layers, kv_dim, single.device)
         self._per_layer = len(self._planes) // len(layers)
         self._layers = range(len(layers))
@@ -79,8 +81,8 @@ class PagedKV:
         Raises:
             InvalidArgument: invalid blocks or layers, or not as many keys as blocks.
         """
-        chosen = self._check(keys, blocks, layers)
-        self._hooks.check(preferred_segment)
+        preferred_segment = self._hooks.checked_segment(preferred_segment)
+        keys, blocks, chosen = self._checked(keys, blocks, layers)
         until = lease_until(hold)
         descriptor, nbytes = self._descriptor(chosen), self._bytes(chosen)
         digests = [self._hooks.digest(key) for key in keys]
@@ -112,7 +114,8 @@ class PagedKV:
         Raises:
             InvalidArgument: invalid blocks or layers, or not as many keys as blocks.
         """
-        chosen = self._check(keys, blocks, layers)
+        self._hooks.checked_segment(None)
+        keys, blocks, chosen = self._checked(keys, blocks, layers)
         if len(set(blocks)) < len(blocks):
             raise InvalidArgument(f"a block is named twice: {list(blocks)}")
         descriptor, nbytes = self._descriptor(chosen), self._bytes(chosen)
@@ -158,23 +161,36 @@ class PagedKV:
     def _bytes(self, layers: range) -> int:
         return len(layers) * self._per_layer * self._plane_bytes
 
-    def _check(self, keys: Sequence[Key], blocks: Sequence[int], layers: range | None) -> range:
-        self._hooks.check(None)
+    def _checked(
+        self, keys: Sequence[Key], blocks: Sequence[int], layers: range | None
+    ) -> tuple[list[Key], list[int], range]:
         chosen = self._layers if layers is None else layers
-        if not chosen or chosen.step != 1 or not 0 <= chosen.start < chosen.stop <= len(self._layers):
-            raise InvalidArgument(f"layers must be a part of range({len(self._layers)}), not {layers}")
+        if (
+            not isinstance(chosen, range)
+            or not chosen
+            or chosen.step != 1
+            or not 0 <= chosen.start < chosen.stop <= len(self._layers)
+        ):
+            raise InvalidArgument(f"layers must be a part of range({len(self._layers)}), not {layers!r}")
+        keys = listed("keys", keys)
+        blocks = [integer("block", block, 0, self._blocks - 1) for block in listed("blocks", blocks)]
         if len(keys) != len(blocks):
             raise InvalidArgument(f"{len(keys)} keys and {len(blocks)} blocks")
-        for block in blocks:
-            if type(block) is not int or not 0 <= block < self._blocks:
-                raise InvalidArgument(f"block must be 0 to {self._blocks - 1}, not {block!r}")
-        return chosen
+        return keys, blocks, chosen
+
+
+def _checked_layers(layers: Sequence[torch.Tensor], kv_dim: int | None) -> tuple[list[torch.Tensor], int | None]:
+    layers = listed("layers", layers)
+    for layer in layers:
+        if not isinstance(layer, torch.Tensor):
+            raise InvalidArgument(f"layers must be tensors, not {type(layer).__name__}")
+    if kv_dim is not None and whole_number(kv_dim) not in (0, 1):
+        raise InvalidArgument(f"kv_dim must be 0, 1 or None, not {kv_dim!r}")
+    return layers, whole_number(kv_dim)
 
 
 def _planes(layers: Sequence[torch.Tensor], kv_dim: int | None, device: torch.device) -> list[torch.Tensor]:
     """K and V of each layer: [blocks, tokens, heads, dim], sharing memory with the engine's tensors."""
-    if kv_dim not in (None, 0, 1):
-        raise InvalidArgument(f"kv_dim must be 0, 1 or None, not {kv_dim!r}")
     planes: list[torch.Tensor] = []
     for layer in layers:
         if kv_dim is not None and (layer.dim() < 2 or layer.shape[kv_dim] != 2):

@@ -14,10 +14,18 @@ from nanokv.allocation.base import Allocation
 from nanokv.device.machines.base import Machine
 from nanokv.device.machines.records import Descriptor, Found, Place
 from nanokv.device.protocol.status import Status
-from nanokv.device.segment.layout import CHECKSUM_SHIFT, LOW32
+from nanokv.device.segment.layout import CHECKSUM_SHIFT
 from nanokv.heap.base import Heap
 from nanokv.leases import NO_LEASE
-from nanokv.transfer.descriptors import check_dst, check_place, describe, empty_like_described, flat_bytes, is_plain
+from nanokv.transfer.descriptors import (
+    RAW,
+    check_place,
+    describe,
+    empty_like_described,
+    flat_bytes,
+    is_plain,
+    unsuited,
+)
 from nanokv.types import KeyDigest
 
 TRIES = 16  #: how often a reader starts over because the object was replaced while it read
@@ -97,23 +105,28 @@ class SingleTransfer:
                 return tensor if status == Status.OK else status
         return Status.MISS
 
-    def get_into(self, key: KeyDigest, dst: torch.Tensor) -> int:
+    def get_into(self, key: KeyDigest, dst: torch.Tensor, *, reinterpret: bool = False) -> int:
         """Fill `dst`: OK, MISS, NOT_READY or CORRUPT. Raises InvalidArgument before anything is copied."""
-        have, _ = describe(dst)
+        have, what = describe(dst)
+        if reinterpret:
+            what = RAW
         check_place(dst, self.device)
         torn = False
         for _ in range(TRIES):
-            status = self._allocation.get(key, dst.data_ptr(), have) if self._is_at_once(have) else Status.SIZE
+            status = self._allocation.get(key, dst.data_ptr(), have, what) if self._is_at_once(have) else Status.SIZE
             if status == Status.SIZE:
-                status, place, _ = self._allocation.locate(key)
-                if status != Status.OK:
-                    return status
-                if self._machine.validate(place) != Status.OK:
+                found = self._allocation.locate(key)
+                if found.status != Status.OK:
+                    return found.status
+                if self._machine.validate(found.place) != Status.OK:
                     continue
-                if torn and place.nbytes != have:
-                    return Status.MISS  # the object of this size went away while it was copied
-                check_dst(dst, place.nbytes, self.device)
-                status = self._read(key, place, dst)
+                if not found.suits(have, what):
+                    if torn:
+                        return Status.MISS  # the object that suits went away while it was copied
+                    if empty_like_described(found.descriptor, found.place.nbytes, torch.device("meta")) is None:
+                        return Status.CORRUPT
+                    raise unsuited(dst, found)
+                status = self._read(key, found.place, dst)
             if status != Status.TORN:
                 return status
             torn = True
@@ -126,18 +139,17 @@ class SingleTransfer:
 
         SIZE: its size, dtype or shape differ from `nbytes` and `descriptor`, and nothing was copied.
         """
-        form = descriptor[0] & LOW32.value
         for _ in range(TRIES):
-            status, place, have = self._allocation.locate(key)
-            if status != Status.OK:
-                return status
-            payload = self.payload(place)
-            if (place.nbytes, have[0] & LOW32.value, *have[1:]) == (nbytes, form, *descriptor[1:]):
+            found = self._allocation.locate(key)
+            if found.status != Status.OK:
+                return found.status
+            payload = self.payload(found.place)
+            if found.suits(nbytes, descriptor):
                 with torch.inference_mode():  # the caller's tensors may be inference tensors
                     take(payload)
-                status = self._verify(key, place, payload)
+                status = self._verify(key, found.place, payload)
             else:
-                status = self._machine.validate(place) or Status.SIZE
+                status = self._machine.validate(found.place) or Status.SIZE
             if status != Status.TORN:
                 return status
         return Status.MISS

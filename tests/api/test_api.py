@@ -350,15 +350,15 @@ def test_index_keys_events_and_clear(world: World) -> None:
         world[0].put(key, torch.ones(4), preferred_segment=1)
     world[0].put("other", torch.ones(4), preferred_segment=0)
     world[1].flush()
-    assert set(world[1].keys()) == {world[1].digest(key) for key in keys}
-    assert len(world[1]) == 5
+    assert set(world[1].segment_keys()) == {world[1].digest(key) for key in keys}
+    assert world[1].segment_count() == 5
     world[0].remove("k0")
     world[1].flush()
     assert sorted(kind for kind, _ in seen) == ["removed"] + ["stored"] * 5
     assert ("removed", world[1].digest("k0")) in seen
     stop()
     assert world[1].clear() == 4
-    assert len(world[1]) == 0
+    assert world[1].segment_count() == 0
     assert len(seen) == 6
     assert world[0].exists("other")
 
@@ -370,7 +370,7 @@ def test_a_listener_that_raises_does_no_harm(world: World, caplog: pytest.LogCap
     world[1].subscribe(broken)
     world[0].put("k", torch.ones(1), preferred_segment=1)
     world[1].flush()
-    assert len(world[1]) == 1
+    assert world[1].segment_count() == 1
     assert "a listener raised" in caplog.text
 
 
@@ -412,10 +412,10 @@ def test_pointers(world: World) -> None:
     bases = world[0].heap_bases_tensor
     assert bases.dtype == torch.int64 and bases.shape == (2,)
     assert world[0].remote_ptr(1, 64) == int(bases[1]) + 64
-    assert world[0].device_ptr(1, 64) == int(bases[0]) + 64
+    assert world[0].symmetric_ptr(1, 64) == int(bases[0]) + 64
     for rank, offset in ((2, 0), (0, -1), (0, 1 << 60)):
         with pytest.raises(InvalidArgument):
-            world[0].device_ptr(rank, offset)
+            world[0].symmetric_ptr(rank, offset)
 
 
 def test_namespaces_do_not_meet(make_world: MakeWorld) -> None:

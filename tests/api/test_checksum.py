@@ -150,7 +150,7 @@ def compare_interpreted() -> None:
 
 # --- objects ----------------------------------------------------------------------------------
 @contextmanager
-def world_of(alloc: str, checksum: bool = True, **options: Any) -> Iterator[list[nanokv.NanoKVCache]]:
+def world_of(alloc: Any, checksum: bool = True, **options: Any) -> Iterator[list[nanokv.NanoKVCache]]:
     """Two ranks."""
     world = nanokv.local_world(2, 1 << 23, page_bytes=16384, alloc=alloc, checksum=checksum, **options)
     try:

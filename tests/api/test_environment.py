@@ -56,4 +56,4 @@ def test_what_the_environment_says_wrongly_is_named(monkeypatch: pytest.MonkeyPa
 
 def test_an_option_that_does_not_exist_is_named() -> None:
     with pytest.raises(InvalidArgument, match="evcit"):
-        nanokv.NanoKVCache(1 << 20, page_bytes=4096, evcit=False)
+        nanokv.NanoKVCache(1 << 20, page_bytes=4096, evcit=False)  # type: ignore[call-arg]

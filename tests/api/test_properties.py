@@ -295,8 +295,8 @@ class Api(RuleBasedStateMachine):
         cache = self.cache(rank)
         cache.flush()
         wanted = {cache.digest(k) for k, t in self.things.items() if t.owner == cache.rank and t.opener is None}
-        assert set(cache.keys()) == wanted
-        assert len(cache) == len(wanted)
+        assert set(cache.segment_keys()) == wanted
+        assert cache.segment_count() == len(wanted)
 
     # --- always ---
     @precondition(lambda self: self.world)

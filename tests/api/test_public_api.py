@@ -26,7 +26,7 @@ EMPTY = inspect.Parameter.empty
 # the methods of the specification: positional parameters, keyword-only parameters, each with its default
 METHODS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "put": ({"key": EMPTY, "tensor": EMPTY}, {"preferred_segment": None}),
-    "get": ({"key": EMPTY}, {"dst": None}),
+    "get": ({"key": EMPTY}, {"dst": None, "reinterpret": False}),
     "remove": ({"key": EMPTY}, {}),
     "open_for_write": ({"key": EMPTY, "bytes_total": EMPTY}, {"preferred_segment": None}),
     "commit": ({"key": EMPTY}, {}),
@@ -35,29 +35,31 @@ METHODS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "evict_until_below": ({"usage_ratio": EMPTY}, {}),
     "device_ptr": ({"rank": EMPTY, "offset": EMPTY}, {}),
     # methods beyond the specification
+    "symmetric_ptr": ({"rank": EMPTY, "offset": EMPTY}, {}),
     "remote_ptr": ({"rank": EMPTY, "offset": EMPTY}, {}),
     "exists": ({"key": EMPTY}, {}),
     "abort": ({"key": EMPTY}, {}),
     "pin": ({"key": EMPTY}, {"timeout": 0.0}),
     "put_many": ({"keys": EMPTY, "tensors": EMPTY}, {"preferred_segment": None}),
-    "get_many": ({"keys": EMPTY}, {"dsts": None}),
+    "get_many": ({"keys": EMPTY}, {"dsts": None, "reinterpret": False}),
     "exists_many": ({"keys": EMPTY}, {}),
     "paged_kv": ({"layers": EMPTY}, {"kv_dim": EMPTY}),
     "prefix_length": ({"keys": EMPTY}, {}),
     "remove_many": ({"keys": EMPTY}, {}),
     "put_async": ({"key": EMPTY, "tensor": EMPTY}, {"preferred_segment": None}),
-    "get_async": ({"key": EMPTY}, {"dst": None}),
+    "get_async": ({"key": EMPTY}, {"dst": None, "reinterpret": False}),
     "wait": ({"keys": EMPTY}, {"timeout": EMPTY}),
     "flush": ({}, {"timeout": 10.0}),
     "digest": ({"key": EMPTY}, {}),
-    "keys": ({}, {}),
+    "segment_keys": ({}, {}),
+    "segment_count": ({}, {}),
     "subscribe": ({"listener": EMPTY}, {}),
     "clear": ({}, {}),
     "close": ({}, {}),
 }
 
-PROPERTIES = ["rank", "world_size", "alloc", "device", "heap_bases_tensor", "world_table"]
-SPECIAL = ["__enter__", "__exit__", "__contains__", "__iter__", "__len__"]
+PROPERTIES = ["rank", "world_size", "alloc", "device", "heap_bases_tensor", "world_table", "closed"]
+SPECIAL = ["__enter__", "__exit__", "__contains__", "__bool__", "__repr__", "__reduce__"]
 
 META = ["key_hash", "owner_rank", "header_off", "payload_off", "bytes_total", "page_bytes", "n_pages", "epoch"]
 PLAN = ["key_hash", "dst_rank", "header_off", "payload_base", "page_bytes", "n_pages", "bytes_total", "epoch"]
@@ -72,6 +74,7 @@ ERRORS = {
     "OutOfMemory": MemoryError,
     "WriteLost": errors.NanoKVError,
     "SegmentCorrupt": errors.NanoKVError,
+    "CacheClosed": errors.NanoKVError,
     "HeapUnavailable": errors.NanoKVError,
     "PeerLost": ConnectionError,
 }

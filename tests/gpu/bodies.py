@@ -84,7 +84,7 @@ class World:
 
     def get(self, n: int, count: int) -> tuple[int, torch.Tensor]:
         dst = torch.zeros(count, dtype=torch.uint8, device=self.device)
-        return self.machine.get(key(n), dst.data_ptr(), count, 200 + n), dst
+        return self.machine.get(key(n), dst.data_ptr(), count, (0,) * 8, 200 + n), dst
 
     def begin(self, n: int, nbytes: int, flags: int = 0) -> Begun:
         return self.machine.begin(1, key(n), nbytes, flags, WHAT, 300 + n)

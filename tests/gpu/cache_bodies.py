@@ -126,10 +126,10 @@ def pollers_follow_kernels(device: torch.device) -> None:
         data = torch.arange(100, device=device)
         assert here.put_many(keys, [data] * 24, preferred_segment=1) == [None] * 24
         there.flush(timeout=60)
-        assert set(there.keys()) == {here.digest(key) for key in keys} and len(here) == 0
+        assert set(there.segment_keys()) == {here.digest(key) for key in keys} and here.segment_count() == 0
         assert here.remove_many(keys[:5]) == [True] * 5
         there.flush(timeout=60)
-        assert set(there.keys()) == {here.digest(key) for key in keys[5:]}
+        assert set(there.segment_keys()) == {here.digest(key) for key in keys[5:]}
         for kind, names in ((EventKind.STORED, keys), (EventKind.REMOVED, keys[:5])):
             assert sorted(event.key for event in told if event.kind == kind) == sorted(map(here.digest, names))
         stats = there.stats()
@@ -178,8 +178,33 @@ def in_and_out_of_inference_mode(device: torch.device) -> None:
             assert torch.equal(layers[0][0], layers[0][2])
 
 
+def a_dst_of_another_form_is_refused(device: torch.device) -> None:
+    """Get by one launch, into a tensor of another dtype or shape: nothing is copied, unless the caller insists."""
+    with caches(device, 64) as (here, there):
+        tensor = torch.randn(4, 8, device=device).bfloat16()
+        here.put("k", tensor, preferred_segment=1)
+        for wrong in (torch.zeros(4, 8, dtype=torch.float16), torch.zeros(8, 4, dtype=torch.bfloat16)):
+            dst = wrong.to(device)
+            calls: tuple[Callable[[bool], object], ...] = (
+                lambda insist, dst=dst: there.get("k", dst=dst, reinterpret=insist),  # type: ignore[misc]
+                lambda insist, dst=dst: there.get_many(["k"], dsts=[dst], reinterpret=insist),  # type: ignore[misc]
+            )
+            for call in calls:
+                dst.zero_()
+                try:
+                    call(False)
+                except InvalidArgument as error:
+                    assert "bfloat16 [4, 8]" in str(error)
+                else:
+                    raise AssertionError(dst.dtype)
+                assert not dst.any()
+                call(True)
+                assert torch.equal(dst.view(torch.uint8).reshape(-1), tensor.view(torch.uint8).reshape(-1))
+
+
 BODIES: tuple[Callable[[torch.device], None], ...] = (
     many_keys_by_one_launch,
+    a_dst_of_another_form_is_refused,
     a_full_heap_makes_room_for_many,
     blocks_by_one_launch,
     pollers_follow_kernels,

@@ -47,7 +47,7 @@ def add_kernel(word_ptr: Any, rank: Any, heap_bases: Any, out_ptr: Any) -> None:
 def pointer(cache: NanoKVCache, offset: int, dtype: torch.dtype) -> torch.Tensor:
     """The pointer that a kernel takes for an offset of another rank: the offset in this rank's own segment."""
     mine = cache._heap.segment(cache.rank)[offset : offset + dtype.itemsize].view(dtype)
-    assert mine.data_ptr() == cache.device_ptr(1, offset)
+    assert mine.data_ptr() == cache.symmetric_ptr(1, offset)
     return mine
 
 

@@ -196,7 +196,7 @@ class Case:
         self.cache().stats()
 
     def do_keys(self) -> None:
-        list(self.cache().keys())
+        list(self.cache().segment_keys())
 
     def do_fsck(self) -> None:
         for cache in self.world:

@@ -26,6 +26,7 @@ from nanokv.check.payloads import check_payload, name, payload
 from nanokv.check.rank_process import RankProcess, wait_until
 from nanokv.check.ranks import CacheRank, RankOptions
 from nanokv.check.report import CheckFailure
+from nanokv.config import Alloc
 from nanokv.device.protocol.status import Status
 from nanokv.errors import DuplicateKey, KeyNotFound, NotReady, ObjectPinned, OutOfMemory
 from nanokv.heap.shm import list_worlds, remove_world
@@ -188,7 +189,7 @@ def _by_key(noted: Iterable[list[tuple[int, Operation]]]) -> History:
     return history
 
 
-def record_threads(operations: int, seed: int, alloc: str) -> Iterator[History]:
+def record_threads(operations: int, seed: int, alloc: Alloc) -> Iterator[History]:
     """Threads that call the API."""
     caches = local_world(RANKS, PAGES * PAGE_BYTES, page_bytes=PAGE_BYTES, evict=False, alloc=alloc)
     try:

@@ -15,13 +15,14 @@ from nanokv.check.histories.recorder import compiled_record, yielding_record
 from nanokv.check.histories.recordings import History, record_compiled, record_killed, record_processes, record_threads
 from nanokv.check.histories.timeline import explain
 from nanokv.check.report import CheckFailure, Row
+from nanokv.config import Alloc
 
 MOST = 400_000  #: configurations per key
 KILLED_SHARE = 8  #: a process that lingers after each load does so many times fewer operations
 
 
 def run_histories(
-    operations: int, seed: int, *, heaps: Sequence[str] = ("local", "shm"), allocs: Sequence[str] = ("device", "host")
+    operations: int, seed: int, *, heaps: Sequence[str] = ("local", "shm"), allocs: Sequence[Alloc] = ("device", "host")
 ) -> list[Row]:
     """Record about `operations` operations in each way, and check them.
 
