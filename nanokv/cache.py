@@ -34,7 +34,7 @@ from nanokv.transfer.batched import BatchedTransfer
 from nanokv.transfer.descriptors import RAW
 from nanokv.transfer.single import TRIES, SingleTransfer
 from nanokv.types import Key, KeyDigest, ObjMeta, WritePlan
-from nanokv.waiting import wait_until_ready
+from nanokv.waiting import Waiter
 from nanokv.wiring import Wired, attach, plan_geometry, wire
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class NanoKVCache:
         for argument, value in (("rank", rank), ("master_rank", master_rank)):
             if not 0 <= value < world_size:
                 raise InvalidArgument(f"{argument} must be 0 to {world_size - 1}, not {value}")
-        heap = attach(given_name() if name is None else name, geometry, rank, chosen)
+        heap = attach(given_name() if name is None else name, geometry, rank, chosen, master_rank)
         self._setup(wire(heap, master_rank, chosen), chosen)
 
     @classmethod
@@ -98,6 +98,7 @@ class NanoKVCache:
         self._single = SingleTransfer(self._heap, self._machine, self._allocation, checksum=options.checksum)
         self._batched = BatchedTransfer(self._single, self._allocation)
         self._traffic = Traffic()
+        self._waiter = Waiter(self._heap, self._allocation, self._look)
         self._plans = Plans(self._allocation, self._geometry)
         self._worker = Worker(f"nanokv-async-{self._heap.rank}")
         self._open = True
@@ -215,7 +216,7 @@ class NanoKVCache:
 
     def exists(self, key: Key) -> bool:
         """True if the object can be read now. For eviction this is not a use of it."""
-        return self._is_ready(self._hash(key))
+        return self._look(self._hash(key)) == Status.OK
 
     __contains__ = exists
 
@@ -408,23 +409,37 @@ class NanoKVCache:
             epoch=place.epoch,
         )
 
-    # --- waiting ---
-    def wait(self, keys: Key | Iterable[Key], *, timeout: float) -> None:
-        """Wait until every object can be read.
+    # --- waiting, and the other ranks ---
+    def alive(self, rank: int) -> bool:
+        """False if a rank has closed its cache, or its process has ended (seen some milliseconds later).
+
+        Raises:
+            InvalidArgument: there is no such rank.
+        """
+        self._check_open()
+        if not 0 <= rank < self.world_size:
+            raise InvalidArgument(f"rank must be 0 to {self.world_size - 1}, not {rank}")
+        return not self._heap.peer_closed(rank)
+
+    def wait(self, keys: Key | Iterable[Key], *, timeout: float | None) -> None:
+        """Wait until every object can be read. Returns within microseconds of a put by a host, in any process.
+
+        Args:
+            timeout: seconds; None: no limit.
 
         Raises:
             WaitTimeout: after `timeout` seconds; the message gives the number of missing objects.
-            PeerLost: v1's master ended meanwhile.
+            PeerLost: the rank that was writing one of them has ended; or v1's master has.
         """
         many = [keys] if isinstance(keys, str | bytes | KeyDigest) else list(keys)
         self._wait_for([self._hash(key) for key in many], timeout)
 
-    def _wait_for(self, digests: list[KeyDigest], timeout: float) -> None:
-        wait_until_ready(self._is_ready, digests, timeout)
+    def _wait_for(self, digests: list[KeyDigest], timeout: float | None) -> None:
+        self._waiter.wait(digests, timeout)
 
-    def _is_ready(self, digest: KeyDigest) -> bool:
+    def _look(self, digest: KeyDigest) -> int:
         self._check_open()
-        return self._allocation.exists(digest) == Status.OK
+        return self._allocation.exists(digest)
 
     def flush(self, *, timeout: float = 10.0) -> None:
         """Wait until this rank's index (keys, stats, events) includes every commit in its segment before this call.

@@ -6,6 +6,7 @@ import torch
 
 from nanokv.allocation.base import Allocation
 from nanokv.allocation.producer import ProducerAllocation
+from nanokv.allocation.routing import Routing
 from nanokv.config import Options, job_name
 from nanokv.device.machines.base import Machine
 from nanokv.device.segment.geometry import Geometry
@@ -52,8 +53,9 @@ def _on_gpu(options: Options) -> bool:
         return False  # the provider refuses it, and says why
 
 
-def world_spec(geometry: Geometry, options: Options, name: str = "local") -> WorldSpec:
+def world_spec(geometry: Geometry, options: Options, name: str = "local", master_rank: int = 0) -> WorldSpec:
     """The world that the options ask for."""
+    of_v1 = {"policy": options.policy, "master_rank": master_rank} if options.alloc == "host" else {}
     return WorldSpec(
         geometry,
         mode=options.alloc,
@@ -62,10 +64,11 @@ def world_spec(geometry: Geometry, options: Options, name: str = "local") -> Wor
         name=name,
         timeout=options.attach_timeout,
         on_stale=options.on_stale,
+        alike={"checksum": options.checksum} | of_v1,
     )
 
 
-def attach(name: str | None, geometry: Geometry, rank: int, options: Options) -> Heap:
+def attach(name: str | None, geometry: Geometry, rank: int, options: Options, master_rank: int = 0) -> Heap:
     """Join (or make) a world of the provider that the options ask for, or that suits the name and the size.
 
     Raises:
@@ -73,7 +76,8 @@ def attach(name: str | None, geometry: Geometry, rank: int, options: Options) ->
     """
     kind = options.heap or ("local" if name is None and geometry.world_size == 1 else "shm")
     try:
-        return open_heap(kind, world_spec(geometry, options, name or job_name()), rank, **options.heap_options)
+        spec = world_spec(geometry, options, name or job_name(), master_rank)
+        return open_heap(kind, spec, rank, **options.heap_options)
     except TypeError as error:
         raise InvalidArgument(f"heap_options of heap={kind!r}: {error}") from None
 
@@ -82,7 +86,7 @@ def wire(heap: Heap, master_rank: int, options: Options) -> Wired:
     """Machine, allocation and poller on a heap. The poller runs. On failure the heap is closed."""
     try:
         machine = _machine(heap, checksum=options.checksum)
-        allocation: Allocation = ProducerAllocation(machine)
+        allocation: Allocation = ProducerAllocation(machine, Routing(heap.world_size, heap.rank, heap.peer_closed))
         if options.alloc == "host":
             from nanokv.compat_v1.host_allocation import (
                 HostAllocation,  # brings torch.distributed, which v2 does not need

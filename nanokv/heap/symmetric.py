@@ -162,7 +162,7 @@ class SymmetricHeap(ProcessHeap):
         ]
         if self.device.type == "cpu":
             self._views = [tensor.numpy() for tensor in self._segments]
-            self._bells = [Doorbell(view) for view in self._views]
+            self._bells = [Doorbell(view, self._world_bell) for view in self._views]
 
     def _check_alike(self) -> None:
         """The segments begin at the same offset of the library's heap: only then do iris' functions find them."""
