@@ -9,6 +9,7 @@ less often when nothing can have changed.
 import logging
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import NamedTuple
 
@@ -47,9 +48,19 @@ class Poller:
 
     Args:
         write_timeout, reclaims: of the `Sweeper`.
+        each_round: called by the thread in each of its rounds.
     """
 
-    def __init__(self, machine: Machine, heap: Heap, *, write_timeout: float, reclaims: bool) -> None:
+    def __init__(
+        self,
+        machine: Machine,
+        heap: Heap,
+        *,
+        write_timeout: float,
+        reclaims: bool,
+        each_round: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._each_round = each_round
         self._machine = machine
         self._heap = heap
         self._rank = heap.rank
@@ -181,6 +192,7 @@ class Poller:
         while not self._stop.is_set():
             try:
                 taken = self.step(time.monotonic())
+                self._each_round()
             except Exception:  # a corrupt word must not end the service; `stats` shows the failure
                 if self._stop.is_set():
                     return

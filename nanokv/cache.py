@@ -18,6 +18,7 @@ from nanokv.background import Handle, Worker
 from nanokv.config import Options, given_name, make_options, rank_from_env, world_size_from_env
 from nanokv.device.machines.records import Found, Place
 from nanokv.device.protocol.status import Status
+from nanokv.ending import Parts, end_when_dropped, forked
 from nanokv.errors import (
     InvalidArgument,
     NanoKVError,
@@ -26,7 +27,7 @@ from nanokv.errors import (
 from nanokv.heap.base import Heap
 from nanokv.host_poller.events import Listener
 from nanokv.keys import Hasher
-from nanokv.pinned import Pinned
+from nanokv.pinned import Pin, Pinned
 from nanokv.plans import Plans
 from nanokv.statistics import Traffic, snapshot
 from nanokv.status_errors import error_for
@@ -92,16 +93,18 @@ class NanoKVCache:
         return cache
 
     def _setup(self, wired: Wired, options: Options) -> None:
-        self._heap, self._machine, self._allocation, self._poller = wired
+        self._heap, self._machine, self._allocation, self._poller, self._pins = wired
         self._geometry = wired.machine.geometry
         self._hash = Hasher(options.namespace)
         self._single = SingleTransfer(self._heap, self._machine, self._allocation, checksum=options.checksum)
         self._batched = BatchedTransfer(self._single, self._allocation)
         self._traffic = Traffic()
-        self._waiter = Waiter(self._heap, self._allocation, self._look)
         self._plans = Plans(self._allocation, self._geometry)
         self._worker = Worker(f"nanokv-async-{self._heap.rank}")
         self._open = True
+        self._forked_from: int | None = None
+        self._parts = Parts(self._worker, self._plans, self._poller, self._pins, self._allocation, self._heap)
+        self._end = end_when_dropped(self, self._parts)
         self.options = options
 
     # --- identity and addresses ---
@@ -306,10 +309,12 @@ class NanoKVCache:
     # --- asynchronous ---
     def put_async(self, key: Key, tensor: torch.Tensor, *, preferred_segment: int | None = None) -> Handle[None]:
         """`put` in the background, in the order of the calls; the tensor must not change before the handle is done."""
+        self._check_open()
         return self._worker.submit(lambda: self.put(key, tensor, preferred_segment=preferred_segment))
 
     def get_async(self, key: Key, *, dst: torch.Tensor | None = None) -> Handle[torch.Tensor]:
         """`get` in the background, in the order of the calls."""
+        self._check_open()
         return self._worker.submit(lambda: self.get(key, dst=dst))
 
     # --- plans: the caller's kernel writes ---
@@ -379,9 +384,11 @@ class NanoKVCache:
                 break
         if status != Status.OK:
             raise self._error(status, key)
-        tensor = self._single.view(found)
+        payload, owner = self._pins.payload(found.place)
+        tensor = self._single.view(found, payload)
         meta = self._meta(key, found.place)
-        pinned = Pinned(self._machine, found.place, line, tensor if tensor is not None else torch.empty(0), meta)
+        shown = tensor if tensor is not None else payload
+        pinned = Pinned(self._pins, Pin(found.place, line), owner, shown, meta)
         if tensor is None or not self._single.is_right_in_place(self._hash(key), found):
             pinned.release()
             raise self._error(Status.CORRUPT, key)
@@ -435,7 +442,7 @@ class NanoKVCache:
         self._wait_for([self._hash(key) for key in many], timeout)
 
     def _wait_for(self, digests: list[KeyDigest], timeout: float | None) -> None:
-        self._waiter.wait(digests, timeout)
+        Waiter(self._heap, self._allocation, self._look).wait(digests, timeout)
 
     def _look(self, digest: KeyDigest) -> int:
         self._check_open()
@@ -500,12 +507,15 @@ class NanoKVCache:
         """Leave the world. Open plans are aborted; the objects in this rank's segment go with it. Idempotent."""
         if not self._open:
             return
+        self._end.detach()
         self._worker.close()
-        self._plans.abort_all()
         self._open = False
-        self._poller.stop()
-        self._allocation.close()
-        self._heap.close()
+        self._parts.close()
+
+    def disown(self, process: int) -> None:
+        """In a child of a fork: this cache is that of its parent, `process`, and cannot be used here."""
+        if self._open:
+            self._open, self._forked_from = False, process
 
     def __enter__(self) -> NanoKVCache:
         return self
@@ -518,6 +528,8 @@ class NanoKVCache:
     # --- checks ---
     def _check_open(self) -> None:
         if not self._open:
+            if self._forked_from is not None:
+                raise forked(self._forked_from)
             raise NanoKVError("this cache is closed")
 
     def _check_segment(self, preferred: int | None) -> None:

@@ -19,7 +19,7 @@ _FRUITLESS = 0.0001  #: seconds of rest after a hint about another object: a str
 
 
 class Waiter:
-    """Waits of one rank for objects in any segment. Any thread may call.
+    """One wait of a rank for objects in any segment.
 
     Args:
         look: the status of a key's object: OK, NOT_READY or MISS.
@@ -27,8 +27,8 @@ class Waiter:
 
     def __init__(self, heap: Heap, allocation: Allocation, look: Callable[[KeyDigest], int]) -> None:
         self._heap = heap
-        self._allocation = allocation
         self._look = look
+        self._owed = _Owed(heap, allocation, look)
 
     def wait(self, keys: list[KeyDigest], timeout: float | None) -> None:
         """Return when each object was READY at some time since the call.
@@ -42,7 +42,6 @@ class Waiter:
         """
         started = time.monotonic()
         missing = keys[::-1]
-        owed = _Owed(self._heap, self._allocation, self._look)
         while not self._drop_ready(missing):
             waited = time.monotonic() - started
             if timeout is not None and waited >= timeout:
@@ -51,7 +50,7 @@ class Waiter:
                     raise WaitTimeout(f"{left} of {len(keys)} objects are not READY after {timeout} s")
                 return
             if waited >= _SPIN:
-                owed.check(missing)
+                self._owed.check(missing)
                 left_over = timeout - waited if timeout is not None else _LONGEST_PAUSE
                 self._pause(missing, min(_LONGEST_PAUSE, waited / 8, left_over))
 

@@ -14,6 +14,7 @@ from nanokv.device.segment.views import SegmentView
 from nanokv.errors import InvalidArgument
 from nanokv.heap import Heap, WorldSpec, open_heap
 from nanokv.host_poller.poller import Poller
+from nanokv.pinned import Pins
 
 
 class Wired(NamedTuple):
@@ -23,6 +24,7 @@ class Wired(NamedTuple):
     machine: Machine
     allocation: Allocation
     poller: Poller
+    pins: Pins
 
 
 def plan_geometry(heap_bytes: int, page_bytes: int, world_size: int, options: Options) -> Geometry:
@@ -103,12 +105,19 @@ def wire(heap: Heap, master_rank: int, options: Options) -> Wired:
                 rpc_timeout=options.rpc_timeout,
                 checksum=options.checksum,
             )
-        poller = Poller(machine, heap, write_timeout=options.write_timeout, reclaims=options.alloc == "device")
+        pins = Pins(machine, heap)
+        poller = Poller(
+            machine,
+            heap,
+            write_timeout=options.write_timeout,
+            reclaims=options.alloc == "device",
+            each_round=pins.give_back_dropped,
+        )
         poller.start()
     except BaseException:
         heap.close()
         raise
-    return Wired(heap, machine, allocation, poller)
+    return Wired(heap, machine, allocation, poller, pins)
 
 
 def _machine(heap: Heap, *, checksum: bool) -> Machine:
