@@ -22,6 +22,7 @@ from nanokv.errors import WaitTimeout
 from nanokv.heap.base import Heap
 from nanokv.host_poller.events import Listeners
 from nanokv.host_poller.index import Change, HeaderIndex
+from nanokv.host_poller.members import Members
 from nanokv.host_poller.sweeper import Sweeper
 
 _log = logging.getLogger("nanokv.poller")
@@ -189,10 +190,14 @@ class Poller:
 
     def _run(self) -> None:
         idle = 0
+        members, met = Members(self._machine, self._heap), time.monotonic()
         while not self._stop.is_set():
             try:
                 taken = self.step(time.monotonic())
                 self._each_round()
+                if time.monotonic() - met >= SWEEP_SECONDS:
+                    met = time.monotonic()
+                    self.listeners.tell(members.events())
             except Exception:  # a corrupt word must not end the service; `stats` shows the failure
                 if self._stop.is_set():
                     return

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import torch
 
@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from nanokv.transfer.paged import PagedKV
 
 _MISSING = (Status.MISS, Status.NOT_READY)
+_NO_DEFAULT: Any = object()
+D = TypeVar("D")
 
 
 class NanoKVCache:
@@ -166,11 +168,17 @@ class NanoKVCache:
         return self._hash(key)
 
     # --- objects ---
-    def put(self, key: Key, tensor: torch.Tensor, *, preferred_segment: int | None = None) -> None:
-        """Store a tensor in the preferred rank's segment, or by default in the key's home rank. It can be read at once.
+    def put(
+        self, key: Key, tensor: torch.Tensor, *, preferred_segment: int | None = None, exist_ok: bool = False
+    ) -> None:
+        """Store a tensor. It can be read at once.
 
         Args:
             tensor: dense, on any device, with any strides, of at most seven dimensions.
+            preferred_segment: the rank in whose segment it is stored. Default: the key's home rank, or, if that one has
+                closed or died, another one that the key chooses.
+            exist_ok: a key that exists, or is being written, is no error. The value that it has stays: nothing is
+                stored.
 
         Raises:
             DuplicateKey, OutOfMemory, InvalidArgument, PeerLost, WriteLost: nothing was stored.
@@ -178,13 +186,18 @@ class NanoKVCache:
         self._check_segment(preferred_segment)
         status = self._single.put(self._hash(key), tensor, preferred_segment)
         self._traffic.put(status, tensor.nbytes)
-        if status:
+        if status and not (exist_ok and status == Status.DUPLICATE):
             raise self._error(status, key, tensor.nbytes, preferred_segment)
 
-    def get(self, key: Key, *, dst: torch.Tensor | None = None) -> torch.Tensor:
+    @overload
+    def get(self, key: Key, *, dst: torch.Tensor | None = None) -> torch.Tensor: ...
+    @overload
+    def get(self, key: Key, default: D, *, dst: torch.Tensor | None = None) -> torch.Tensor | D: ...
+    def get(self, key: Key, default: Any = _NO_DEFAULT, *, dst: torch.Tensor | None = None) -> Any:
         """Read an object: a new tensor of the dtype and shape that were put, or into `dst`, which is returned.
 
         Args:
+            default: returned if the key has no object (yet), instead of KeyNotFound and NotReady.
             dst: contiguous, on the heap's device, of exactly the object's number of bytes.
 
         Raises:
@@ -197,6 +210,8 @@ class NanoKVCache:
         self._count_get(found)
         if isinstance(found, torch.Tensor):
             return found
+        if default is not _NO_DEFAULT and found in _MISSING:
+            return default
         raise self._error(found, key)
 
     def _count_get(self, found: torch.Tensor | int) -> None:
@@ -303,14 +318,18 @@ class NanoKVCache:
         """
         from nanokv.transfer.paged import Hooks, PagedKV  # brings the kernels
 
-        hooks = Hooks(self.digest, self._check_segment, self._judge_put, self._judge_get)
+        hooks = Hooks(self.digest, self._check_segment, self._judge_put, self._judge_get, self._worker)
         return PagedKV(self._single, self._allocation, hooks, layers, kv_dim)
 
     # --- asynchronous ---
-    def put_async(self, key: Key, tensor: torch.Tensor, *, preferred_segment: int | None = None) -> Handle[None]:
+    def put_async(
+        self, key: Key, tensor: torch.Tensor, *, preferred_segment: int | None = None, exist_ok: bool = False
+    ) -> Handle[None]:
         """`put` in the background, in the order of the calls; the tensor must not change before the handle is done."""
         self._check_open()
-        return self._worker.submit(lambda: self.put(key, tensor, preferred_segment=preferred_segment))
+        return self._worker.submit(
+            lambda: self.put(key, tensor, preferred_segment=preferred_segment, exist_ok=exist_ok)
+        )
 
     def get_async(self, key: Key, *, dst: torch.Tensor | None = None) -> Handle[torch.Tensor]:
         """`get` in the background, in the order of the calls."""
@@ -470,7 +489,10 @@ class NanoKVCache:
         return len(self._poller.index)
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
-        """Tell `listener` of STORED and REMOVED events of this rank's segment; the function returned ends that."""
+        """Tell `listener` of objects that come to this rank's segment or go, and of ranks that come or go (`Event`).
+
+        The function returned ends that. A listener that refers to this cache keeps it from being dropped.
+        """
         return self._poller.listeners.add(listener)
 
     def clear(self) -> int:
@@ -512,7 +534,7 @@ class NanoKVCache:
         self._open = False
         self._parts.close()
 
-    def disown(self, process: int) -> None:
+    def _disown(self, process: int) -> None:
         """In a child of a fork: this cache is that of its parent, `process`, and cannot be used here."""
         if self._open:
             self._open, self._forked_from = False, process

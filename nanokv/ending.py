@@ -43,7 +43,7 @@ class Parts(NamedTuple):
 class Ended(Protocol):
     """A cache, as this module sees it."""
 
-    def disown(self, process: int) -> None:
+    def _disown(self, process: int) -> None:
         """In a child of a fork: the cache belongs to its parent, `process`."""
         ...
 
@@ -77,7 +77,7 @@ _made: "weakref.WeakKeyDictionary[Ended, int]" = weakref.WeakKeyDictionary()
 
 def _after_fork() -> None:
     for cache, process in list(_made.items()):
-        cache.disown(process)
+        cache._disown(process)
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -169,3 +169,36 @@ def test_alive(world: World) -> None:
     for wrong in (3, -1):
         with pytest.raises(NanoKVError, match="rank must be 0 to 2"):
             world[0].alive(wrong)
+
+
+# --- events ---
+def told_of_ranks(cache: nanokv.NanoKVCache) -> list[tuple[str, int]]:
+    """The events about ranks that a listener of the cache gets from now on."""
+    told: list[tuple[str, int]] = []
+    cache.subscribe(lambda events: told.extend((e.kind.value, e.rank) for e in events if e.key is None))
+    return told
+
+
+def test_listeners_are_told_when_a_rank_closes(world: World) -> None:
+    told = told_of_ranks(world[0])
+    world[0].flush()  # its poller has seen all ranks
+    world[2].close()
+    until(lambda: told == [("rank left", 2)])
+
+
+def test_listeners_are_told_when_a_process_dies_and_comes_back(start: Start) -> None:
+    child = start(1, 2)
+    cache = join(0, 2, "device")
+    child.arrive()
+    told = told_of_ranks(cache)
+    cache.flush()
+    child.kill()
+    until(lambda: told == [("rank left", 1)])
+    again = start(1, 2)
+    again.arrive()
+    until(lambda: told == [("rank left", 1), ("rank joined", 1)])
+    again.ask("open_cache")
+    again.ask("put", "k", [1], 0)
+    cache.flush()
+    cache.close()
+    assert len(told) == 2, "events about objects are others"
