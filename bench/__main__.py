@@ -10,12 +10,12 @@ from typing import Any
 
 from rich.console import Console
 
-from bench import announce, environment, freelist, imports, objects, report, targets, timing
+from bench import announce, environment, freelist, imports, objects, report, targets, timing, wait
 from bench.settings import Settings, parse_size, quick
 from bench.worlds import Worlds
 from nanokv.heap import shm
 
-NAMES = ("objects", "freelist", "imports", "announce")
+NAMES = ("objects", "freelist", "imports", "announce", "wait")
 WIDTH = 150  #: of the output where there is no terminal
 Say = Callable[[str], None]
 
@@ -72,6 +72,8 @@ def run(names: Sequence[str], settings: Settings, say: Say) -> dict[str, Any]:
                 results[name] = objects.run(settings, worlds, say)
             elif name == "announce":
                 results[name] = announce.run(settings, worlds, say)
+            elif name == "wait":
+                results[name] = wait.run(settings, worlds, say)
             else:
                 results[name] = (freelist if name == "freelist" else imports).run(settings, say)
     found = [target._asdict() | {"reached": target.reached} for target in targets.targets(results)]

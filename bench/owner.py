@@ -33,6 +33,14 @@ class Owner(Protocol):
         """Wait for `count` objects since `listen`, and stop listening. Returns (key_hash, time in ns) of each."""
         ...
 
+    def await_each(self, keys: list[str]) -> None:
+        """Begin to wait for the objects, one after the other, and to note when each wait returns."""
+        ...
+
+    def woken(self, count: int) -> list[int]:
+        """When each of `count` waits returned, in ns."""
+        ...
+
 
 class OwnerHere:
     """An Owner in this process."""
@@ -53,7 +61,8 @@ class OwnerHere:
     def _note(self, events: Sequence[Event]) -> None:
         now = perf_counter_ns()
         with self._changed:
-            self._seen += [(event.key.key_hash, now) for event in events if event.kind is EventKind.STORED]
+            stored = [event.key for event in events if event.kind is EventKind.STORED]
+            self._seen += [(key.key_hash, now) for key in stored if key is not None]
             self._changed.notify_all()
 
     def stored(self, count: int) -> list[tuple[int, int]]:
@@ -63,3 +72,19 @@ class OwnerHere:
         if self._stop is not None:
             self._stop()
         return self._seen
+
+    def await_each(self, keys: list[str]) -> None:
+        self._woken: list[int] = []
+        self._waiting = threading.Thread(target=self._await, args=(keys,), name="bench-wait")
+        self._waiting.start()
+
+    def _await(self, keys: list[str]) -> None:
+        for key in keys:
+            self._cache.wait(key, timeout=PATIENCE)
+            self._woken.append(perf_counter_ns())
+
+    def woken(self, count: int) -> list[int]:
+        self._waiting.join()
+        if len(self._woken) != count:
+            raise TimeoutError(f"{len(self._woken)} of {count} waits returned, each within {PATIENCE:.0f} s")
+        return self._woken

@@ -81,6 +81,12 @@ class Peer:
     def stored(self, count: int) -> list[tuple[int, int]]:
         return [(key_hash, when) for key_hash, when in self.ask("stored", count=count)]
 
+    def await_each(self, keys: list[str]) -> None:
+        self.ask("await_each", keys=keys)
+
+    def woken(self, count: int) -> list[int]:
+        return [int(when) for when in self.ask("woken", count=count)]
+
     def stop(self) -> None:
         """End the process by the end of its input; kill it if that is not enough."""
         assert self._process.stdin is not None and self._process.stdout is not None
@@ -119,7 +125,7 @@ class Server:
         if do == "close":
             self.close()
             return None
-        assert do in ("digest", "listen", "stored"), do
+        assert do in ("digest", "listen", "stored", "await_each", "woken"), do
         return getattr(self._owner, do)(**what)
 
     def close(self) -> None:

@@ -23,7 +23,7 @@ def tables(results: Results, found: list[Target]) -> list[Table]:
     rows = results.get("objects", {}).get("rows", [])
     made += [_objects(heap, [row for row in rows if row["heap"] == heap]) for heap in HEAPS]
     made += [_freelist(results.get("freelist", {})), _imports(results.get("imports", {}))]
-    made += [_announce(results.get("announce", {})), _targets(found)]
+    made += [_announce(results.get("announce", {})), _wait(results.get("wait", {})), _targets(found)]
     return [table for table in made if table.row_count]
 
 
@@ -87,6 +87,14 @@ def _announce(result: dict[str, Any]) -> Table:
     table = Table("heap", "", "poller", "p50", "p99", "p99.9", title=title, title_justify="left")
     for row in result.get("rows", []):
         table.add_row(row["heap"], VERSIONS[row["alloc"]], row["poller"], *_three(row["us"]))
+    return table
+
+
+def _wait(result: dict[str, Any]) -> Table:
+    title = "wait: from put's return to the return of another rank's wait, µs"
+    table = Table("heap", "", "segment", "p50", "p99", "p99.9", title=title, title_justify="left")
+    for row in result.get("rows", []):
+        table.add_row(row["heap"], VERSIONS[row["alloc"]], row["segment"], *_three(row["us"]))
     return table
 
 

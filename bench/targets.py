@@ -35,6 +35,9 @@ def targets(results: Results) -> list[Target]:
     for row in results.get("imports", {}).get("rows", []):
         if row["program"] in ("import nanokv.cache", "first put"):
             found.append(Target(f"cold process: {row['program']}", 2.0, row["seconds"], "s"))
+    for row in results.get("wait", {}).get("rows", []):
+        if row["heap"] == "shm" and row["alloc"] == "device":
+            found.append(Target(f"wait, {row['segment']} segment, v2, shm, p50", 30.0, row["us"]["p50"], "µs"))
     return found
 
 

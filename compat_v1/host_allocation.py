@@ -14,6 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from nanokv.allocation.base import NOWHERE
+from nanokv.allocation.routing import Routing
+from nanokv.allocation.writers import writer_in
 from nanokv.compat_v1.client import Client
 from nanokv.compat_v1.dispatch import Dispatch, LocalDispatch
 from nanokv.compat_v1.eviction import Policy
@@ -71,12 +73,15 @@ class HostAllocation:
         self._heap = heap
         self._machine = machine
         self._evicted = 0
+        routing = Routing(heap.world_size, heap.rank, heap.peer_closed)
+        self.owner_of = routing.owner_of
         self._server: Server | None = None
         self.master: Master | None = None  #: on the master's rank
         if heap.rank == master_rank:
             self.master = Master(
                 machine,
                 heap.alive,
+                routing,
                 may_evict=may_evict,
                 water=water,
                 policy=policy,
@@ -109,9 +114,6 @@ class HostAllocation:
         return self._dispatch.ask(Request(op, rank=self._heap.rank, incarnation=self._heap.incarnation, **fields))
 
     # --- the Allocation ---
-    def owner_of(self, key: KeyDigest, preferred: int | None) -> int:
-        return self._machine.geometry.home_rank(key.key_check) if preferred is None else preferred
-
     def put(self, key: KeyDigest, src: int, nbytes: int, preferred: int | None, what: Descriptor) -> int:
         begun = self.begin(key, nbytes, preferred, what, plan=False)
         if begun.status != Status.OK:
@@ -166,6 +168,12 @@ class HostAllocation:
 
     def exists(self, key: KeyDigest) -> int:
         return self._ask(Op.EXISTS, key).status
+
+    def writer_of(self, key: KeyDigest) -> tuple[int, int] | None:
+        found = self.locate(key)
+        if found.status != Status.NOT_READY:
+            return None
+        return writer_in(self._machine, found.place.owner, found.place.slot, key)
 
     def remove(self, key: KeyDigest) -> int:
         return self._ask(Op.REMOVE, key).status

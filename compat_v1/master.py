@@ -18,6 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from nanokv.allocation.base import NOWHERE
+from nanokv.allocation.routing import Routing
 from nanokv.compat_v1 import reclaim
 from nanokv.compat_v1.eviction import Policy, evict, goal
 from nanokv.compat_v1.headers import State, kill, release, settle
@@ -49,6 +50,7 @@ class Master:
     Args:
         machine: of the master's rank.
         alive: (rank, incarnation) -> False if it has certainly ended and writes no more.
+        routing: of this world.
         may_evict: whether objects of a full segment are evicted.
         water: (low, high) percent of used pages, for eviction.
         policy: "fifo" (by opening) or "last_access" (by the header's word).
@@ -60,6 +62,7 @@ class Master:
         self,
         machine: Machine,
         alive: Alive,
+        routing: Routing,
         *,
         may_evict: bool,
         water: tuple[int, int] = (85, 95),
@@ -70,6 +73,7 @@ class Master:
         self._machine = machine
         self._geometry = machine.geometry
         self._alive = alive
+        self._routing = routing
         self._may_evict = may_evict
         self._water = water
         self._policy: Policy = policy
@@ -105,14 +109,14 @@ class Master:
         """Claim a key and allocate: OK, DUPLICATE, FULL or NO_HEADER.
 
         Args:
-            preferred: the owner; None: the key chooses it, as in v2.
+            preferred: the owner; None: see `Routing.owner_of`.
             producer: rank and incarnation of the producer.
         """
         with self._lock:
             known = self._table.index.get(key)
             if known is not None and settle(self._machine, self._table, known) != DEAD.value:
                 return _refused(Status.DUPLICATE)
-            owner = self._geometry.home_rank(key.key_check) if preferred is None else preferred
+            owner = self._routing.owner_of(key, preferred)
             n_pages = -(-nbytes // self._geometry.page_bytes)
             before = self._evicted
             got = self._allocate(owner, n_pages)
@@ -145,10 +149,10 @@ class Master:
             return Status.OK if done else Status.LOST
 
     def get_location(self, key: KeyDigest) -> Found:
-        """Where a READY object lies: OK, NOT_READY or MISS."""
+        """Where an object lies: OK, NOT_READY (the place is that of the object being written) or MISS."""
         with self._lock:
             status, entry = self._find(key)
-            if entry is None or status != Status.OK:
+            if entry is None or status == Status.MISS:
                 return Found(status, NOWHERE, _UNKNOWN)
             return Found(status, entry.place, entry.descriptor)
 

@@ -8,6 +8,7 @@ incarnation and a random number. So clients may come and come back at any time, 
 import atexit
 import contextlib
 import logging
+import os
 import shutil
 import threading
 import time
@@ -137,6 +138,7 @@ class Server:
         self._timeout = timeout
         self._sessions: dict[str, Session] = {}
         self._stop = threading.Event()
+        self._process = os.getpid()
         if place is not None:
             place.mkdir(mode=0o700)
             make_store(place)
@@ -146,7 +148,9 @@ class Server:
         atexit.register(self.close)  # a thread that wakes up in gloo after the interpreter's end aborts the process
 
     def close(self) -> None:
-        """End all connections and threads. Idempotent."""
+        """End all connections and threads. Idempotent. Nothing in a child of a fork: the clients are the parent's."""
+        if os.getpid() != self._process:
+            return
         atexit.unregister(self.close)
         deadline = time.monotonic() + _STOP_SECONDS
         self._stop.set()

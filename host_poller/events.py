@@ -1,4 +1,4 @@
-"""Events for listeners: an object became READY in this rank's segment, was removed or evicted."""
+"""Events for listeners: an object became READY in this rank's segment, was removed or evicted; a rank came, or went."""
 
 import logging
 import threading
@@ -12,19 +12,25 @@ _log = logging.getLogger("nanokv.events")
 
 
 class EventKind(Enum):
-    """STORED; REMOVED; or EVICTED: it went to make room. Where the hint was missed, an eviction is told as REMOVED."""
+    """What has happened to an object in this rank's segment, or to a rank."""
 
     STORED = "stored"
     REMOVED = "removed"
-    EVICTED = "evicted"
+    EVICTED = "evicted"  # it went to make room; where the ring's hint was missed, an eviction is told as REMOVED
+    RANK_JOINED = "rank joined"
+    RANK_LEFT = "rank left"  # it closed, or its process ended
 
 
 class Event(NamedTuple):
-    """One change of a rank's index. An object that came and went between two looks of the poller causes no event."""
+    """One change of a rank's index, or of the ranks that live.
+
+    An object that came and went between two looks of the poller causes no event.
+    """
 
     kind: EventKind
-    key: KeyDigest
-    meta: ObjMeta
+    key: KeyDigest | None  #: of the object; None for a rank
+    meta: ObjMeta | None  #: of the object; None for a rank
+    rank: int  #: the rank that came or went; for an object its owner
 
 
 Listener = Callable[[Sequence[Event]], None]

@@ -97,7 +97,7 @@ class HeaderIndex:
     def _events(self, kind: EventKind, slots: Slots, records: Records) -> list[Event]:
         base = self._geometry.offsets["hdr_base"]
         return [
-            Event(kind, key_of(record), meta_of(record, self._rank, base + slot * OBJ_HEADER.size))
+            Event(kind, key_of(record), meta_of(record, self._rank, base + slot * OBJ_HEADER.size), self._rank)
             for slot, record in zip(slots.tolist(), records, strict=True)
         ]
 

@@ -9,6 +9,7 @@ less often when nothing can have changed.
 import logging
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import NamedTuple
 
@@ -21,6 +22,7 @@ from nanokv.errors import WaitTimeout
 from nanokv.heap.base import Heap
 from nanokv.host_poller.events import EventKind, Listeners
 from nanokv.host_poller.index import Change, HeaderIndex
+from nanokv.host_poller.members import Members
 from nanokv.host_poller.sweeper import Sweeper
 
 _log = logging.getLogger("nanokv.poller")
@@ -49,9 +51,19 @@ class Poller:
 
     Args:
         write_timeout, reclaims: of the `Sweeper`.
+        each_round: called by the thread in each of its rounds.
     """
 
-    def __init__(self, machine: Machine, heap: Heap, *, write_timeout: float, reclaims: bool) -> None:
+    def __init__(
+        self,
+        machine: Machine,
+        heap: Heap,
+        *,
+        write_timeout: float,
+        reclaims: bool,
+        each_round: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._each_round = each_round
         self._machine = machine
         self._heap = heap
         self._rank = heap.rank
@@ -60,6 +72,7 @@ class Poller:
         self.listeners = Listeners()
         self.sweeper = Sweeper(machine, heap, self.index, write_timeout, reclaims)
         self.corrupt_hints = 0
+        self.removed = 0
         self.drained = 0
         self.failures = 0
         self._tail = int(machine.control(self._rank)[0]["ann_tail"]) & POSITIVE.value  # it may be corrupt
@@ -112,6 +125,7 @@ class Poller:
         for kind, how in _GONE.items():  # before a slot's next object comes: else that tells that the last one is gone
             these = known & (kinds == kind)
             self._tell(self.index.removed(slots[these], epochs[these], how))
+        self.removed += int(np.count_nonzero(known & (kinds == REMOVED.value)))
         good = known & drained.good
         self._tell(self.index.stored(slots[good], drained.records[good]))
         if self._reclaims and wanted.any():
@@ -180,14 +194,20 @@ class Poller:
             "indexed": len(self.index),
             "hints": self.drained,
             "corrupt_hints": self.corrupt_hints,
+            "removed": self.removed,
             "poller_failures": self.failures,
         } | sweeps
 
     def _run(self) -> None:
         idle = 0
+        members, met = Members(self._machine, self._heap), time.monotonic()
         while not self._stop.is_set():
             try:
                 taken = self.step(time.monotonic())
+                self._each_round()
+                if time.monotonic() - met >= SWEEP_SECONDS:
+                    met = time.monotonic()
+                    self.listeners.tell(members.events())
             except Exception:  # a corrupt word must not end the service; `stats` shows the failure
                 if self._stop.is_set():
                     return

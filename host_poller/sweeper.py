@@ -44,7 +44,8 @@ class SweepCounts:
 
     sweeps: int = 0
     found: int = 0  #: READY objects that the ring had missed
-    given_up: int = 0
+    given_up: int = 0  #: unfinished objects: their producer took too long, or had died
+    orphaned: int = 0  #: of these: the producer had died
     released: int = 0
     leaked_pages: int = 0
     leaked_slots: int = 0
@@ -136,9 +137,11 @@ class Sweeper:
             header = headers[slot]
             life, producer = Life(slot, int(header["epoch"])), int(header["producer"])
             since = self._unfinished.get(life, now)
-            stuck = now - since > self._write_timeout or not self._heap.alive(*producer_of(producer))
+            orphan = not self._heap.alive(*producer_of(producer))
+            stuck = orphan or now - since > self._write_timeout
             if stuck and self._machine.give_up(self._rank, slot, life.epoch, producer):
                 self.counts.given_up += 1
+                self.counts.orphaned += orphan
                 self._quarantine.give_up(life, header)
             else:
                 seen[life] = since

@@ -1,31 +1,32 @@
 """Asynchronous operations: one background thread per cache, started by the first operation."""
 
 import threading
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Generator
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
-from nanokv.errors import CacheClosed, WaitTimeout
+from nanokv.errors import CacheClosed, Cancelled, WaitTimeout
 
 T = TypeVar("T")
 
 
 class Handle(Generic[T]):
-    """An operation under way."""
+    """An operation under way. `await` it in asyncio, or wait for its `result`."""
 
     def __init__(self, future: Future[T]) -> None:
         self._future = future
 
     def done(self) -> bool:
-        """True once it has ended, with a result or an error."""
+        """True once it has ended, with a result or an error, or was cancelled."""
         return self._future.done()
 
-    def wait(self, timeout: float | None = None) -> T:
+    def result(self, timeout: float | None = None) -> T:
         """The result of the operation, or the error that the blocking call would have raised.
 
         Raises:
             WaitTimeout: it has not ended after `timeout` seconds.
+            Cancelled: it was cancelled.
         """
         try:
             return self._future.result(timeout)
@@ -33,6 +34,25 @@ class Handle(Generic[T]):
             if self._future.done():
                 raise
             raise WaitTimeout(f"the operation is still under way after {timeout} s") from None
+        except CancelledError:
+            raise Cancelled("the operation was cancelled before it began") from None
+
+    wait = result
+
+    def cancel(self) -> bool:
+        """Give the operation up if it has not begun. False if it has: then it goes on to its end."""
+        return self._future.cancel()
+
+    def add_done_callback(self, function: "Callable[[Handle[T]], object]") -> None:
+        """Call `function` with this handle when the operation has ended: on the background thread, or here if it has
+        already. What it raises is logged."""
+        self._future.add_done_callback(lambda future: function(self))
+
+    def __await__(self) -> Generator[Any, None, T]:
+        """As `result`, without blocking the event loop. A cancelled operation raises asyncio.CancelledError."""
+        import asyncio  # costs a program that does not use it 30 ms
+
+        return asyncio.wrap_future(self._future).__await__()
 
 
 class Worker:

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, NoReturn, Unpack, cast
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, Unpack, cast, overload
 
 import torch
 
@@ -20,6 +20,7 @@ from nanokv.background import Handle, Worker
 from nanokv.config import CacheOptions, Options, given_name, make_options, rank_from_env, world_size_from_env
 from nanokv.device.machines.records import Found, Place
 from nanokv.device.protocol.status import Status
+from nanokv.ending import Parts, end_when_dropped, forked
 from nanokv.errors import (
     CacheClosed,
     InvalidArgument,
@@ -30,7 +31,7 @@ from nanokv.heap.base import Heap
 from nanokv.host_poller.events import Listener
 from nanokv.keys import Hasher
 from nanokv.leases import lease_until
-from nanokv.pinned import Pinned
+from nanokv.pinned import Pin, Pinned
 from nanokv.plans import Plans
 from nanokv.statistics import Stats, Traffic, held_pages, snapshot
 from nanokv.status_errors import error_for
@@ -38,7 +39,7 @@ from nanokv.transfer.batched import BatchedTransfer
 from nanokv.transfer.descriptors import RAW
 from nanokv.transfer.single import TRIES, SingleTransfer
 from nanokv.types import Key, KeyDigest, ObjMeta, WritePlan
-from nanokv.waiting import wait_until_ready
+from nanokv.waiting import Waiter
 from nanokv.wiring import Wired, attach, plan_geometry, wire
 
 if TYPE_CHECKING:
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
 
 _MISSING = (Status.MISS, Status.NOT_READY)
 _MIB = 1 << 20
+_NO_DEFAULT: Any = object()
+D = TypeVar("D")
 
 
 class NanoKVCache:
@@ -90,7 +93,7 @@ class NanoKVCache:
         if name is not None and not (isinstance(name, str) and name):
             raise InvalidArgument(f"name must be a non-empty str, not {name!r}")
         geometry = plan_geometry(heap_bytes, page_bytes, world_size, chosen)
-        heap = attach(given_name() if name is None else name, geometry, rank, chosen)
+        heap = attach(given_name() if name is None else name, geometry, rank, chosen, master_rank)
         self._setup(wire(heap, master_rank, chosen), chosen)
 
     @classmethod
@@ -100,15 +103,18 @@ class NanoKVCache:
         return cache
 
     def _setup(self, wired: Wired, options: Options) -> None:
-        self._heap, self._machine, self._allocation, self._poller = wired
+        self._heap, self._machine, self._allocation, self._poller, self._pins = wired
         self._geometry = wired.machine.geometry
         self._hash = Hasher(options.namespace)
         self._single = SingleTransfer(self._heap, self._machine, self._allocation, checksum=options.checksum)
         self._batched = BatchedTransfer(self._single, self._allocation)
-        self._traffic = Traffic()
+        self._traffic = Traffic(self._geometry)
         self._plans = Plans(self._allocation, self._machine)
         self._worker = Worker(f"nanokv-async-{self._heap.rank}")
         self._open = True
+        self._forked_from: int | None = None
+        self._parts = Parts(self._worker, self._plans, self._poller, self._pins, self._allocation, self._heap)
+        self._end = end_when_dropped(self, self._parts)
         self.options = options
 
     # --- identity and addresses ---
@@ -202,12 +208,22 @@ class NanoKVCache:
 
     # --- objects ---
     def put(
-        self, key: Key, tensor: torch.Tensor, *, preferred_segment: int | None = None, hold: float | None = None
+        self,
+        key: Key,
+        tensor: torch.Tensor,
+        *,
+        preferred_segment: int | None = None,
+        exist_ok: bool = False,
+        hold: float | None = None,
     ) -> None:
-        """Store a tensor in the preferred rank's segment, or by default in the key's home rank. It can be read at once.
+        """Store a tensor. It can be read at once.
 
         Args:
             tensor: dense, on any device, with any strides, of at most seven dimensions.
+            preferred_segment: the rank in whose segment it is stored. Default: the key's home rank, or, if that one has
+                closed or died, another one that the key chooses.
+            exist_ok: a key that exists, or is being written, is no error. The value that it has stays: nothing is
+                stored.
             hold: a lease in seconds: until its first read, or until so much time is over, the object is not evicted.
                 Where nothing else can go, other puts are answered OutOfMemory.
 
@@ -215,15 +231,25 @@ class NanoKVCache:
             DuplicateKey, OutOfMemory, InvalidArgument, PeerLost, WriteLost: nothing was stored.
         """
         preferred_segment = self._checked_segment(preferred_segment)
+        started = self._traffic.put_starts()
         status = self._single.put(self._hash(key), tensor, preferred_segment, lease_until(hold))
-        self._traffic.put(status, tensor.nbytes)
-        if status:
+        self._traffic.put(status, tensor.nbytes, started)
+        if status and not (exist_ok and status == Status.DUPLICATE):
             raise self._error(status, key, tensor.nbytes, preferred_segment)
 
-    def get(self, key: Key, *, dst: torch.Tensor | None = None, reinterpret: bool = False) -> torch.Tensor:
+    @overload
+    def get(self, key: Key, *, dst: torch.Tensor | None = None, reinterpret: bool = False) -> torch.Tensor: ...
+    @overload
+    def get(
+        self, key: Key, default: D, *, dst: torch.Tensor | None = None, reinterpret: bool = False
+    ) -> torch.Tensor | D: ...
+    def get(
+        self, key: Key, default: Any = _NO_DEFAULT, *, dst: torch.Tensor | None = None, reinterpret: bool = False
+    ) -> Any:
         """Read an object: a new tensor of the dtype and shape that were put, or into `dst`, which is returned.
 
         Args:
+            default: returned if the key has no object (yet), instead of KeyNotFound and NotReady.
             dst: contiguous, on the heap's device, of the object's dtype and shape. The bytes of an object that a kernel
                 wrote (`open_for_write`) have neither: any `dst` of that size will do.
             reinterpret: copy the bytes into a `dst` of any dtype and shape, of exactly the object's number of bytes.
@@ -235,21 +261,24 @@ class NanoKVCache:
         self._check_open()
         digest = self._hash(key)
         _check_reinterpret(reinterpret, dst)
+        started = self._traffic.get_starts()
         found: torch.Tensor | int
         if dst is None:
             found = self._single.get(digest)
         else:
             found = self._single.get_into(digest, dst, reinterpret=reinterpret) or dst
-        self._count_get(found)
+        self._count_get(found, started)
         if isinstance(found, torch.Tensor):
             return found
+        if default is not _NO_DEFAULT and found in _MISSING:
+            return default
         raise self._error(found, key)
 
-    def _count_get(self, found: torch.Tensor | int) -> None:
+    def _count_get(self, found: torch.Tensor | int, started: int = 0) -> None:
         if isinstance(found, int):
             self._traffic.get(found, 0)
         else:
-            self._traffic.get(Status.OK, found.nbytes)
+            self._traffic.get(Status.OK, found.nbytes, started)
 
     def remove(self, key: Key) -> None:
         """Remove an object.
@@ -265,7 +294,7 @@ class NanoKVCache:
 
     def exists(self, key: Key) -> bool:
         """True if the object can be read now. For eviction this is not a use of it."""
-        return self._is_ready(self._hash(key))
+        return self._look(self._hash(key)) == Status.OK
 
     __contains__ = exists
 
@@ -363,20 +392,30 @@ class NanoKVCache:
         self._check_open()
         from nanokv.transfer.paged import Hooks, PagedKV  # brings the kernels
 
-        hooks = Hooks(self.digest, self._checked_segment, self._judge_put, self._judge_get)
+        hooks = Hooks(self.digest, self._checked_segment, self._judge_put, self._judge_get, self._worker)
         return PagedKV(self._single, self._allocation, hooks, layers, kv_dim)
 
     # --- asynchronous ---
     def put_async(
-        self, key: Key, tensor: torch.Tensor, *, preferred_segment: int | None = None, hold: float | None = None
+        self,
+        key: Key,
+        tensor: torch.Tensor,
+        *,
+        preferred_segment: int | None = None,
+        exist_ok: bool = False,
+        hold: float | None = None,
     ) -> Handle[None]:
         """`put` in the background, in the order of the calls; the tensor must not change before the handle is done."""
-        return self._worker.submit(lambda: self.put(key, tensor, preferred_segment=preferred_segment, hold=hold))
+        self._check_open()
+        return self._worker.submit(
+            lambda: self.put(key, tensor, preferred_segment=preferred_segment, exist_ok=exist_ok, hold=hold)
+        )
 
     def get_async(
         self, key: Key, *, dst: torch.Tensor | None = None, reinterpret: bool = False
     ) -> Handle[torch.Tensor]:
         """`get` in the background, in the order of the calls."""
+        self._check_open()
         return self._worker.submit(lambda: self.get(key, dst=dst, reinterpret=reinterpret))
 
     # --- plans: the caller's kernel writes ---
@@ -449,9 +488,11 @@ class NanoKVCache:
         if status != Status.OK:
             raise self._error(status, key)
         self._machine.touch(found.place, time.time_ns())
-        tensor = self._single.view(found)
+        payload, owner = self._pins.payload(found.place)
+        tensor = self._single.view(found, payload)
         meta = self._meta(key, found.place)
-        pinned = Pinned(self._machine, found.place, line, tensor if tensor is not None else torch.empty(0), meta)
+        shown = tensor if tensor is not None else payload
+        pinned = Pinned(self._pins, Pin(found.place, line), owner, shown, meta)
         if tensor is None or not self._single.is_right_in_place(self._hash(key), found):
             pinned.release()
             raise self._error(Status.CORRUPT, key)
@@ -480,27 +521,40 @@ class NanoKVCache:
             epoch=place.epoch,
         )
 
-    # --- waiting ---
+    # --- waiting, and the other ranks ---
+    def alive(self, rank: int) -> bool:
+        """False if a rank has closed its cache, or its process has ended (seen some milliseconds later).
+
+        Raises:
+            InvalidArgument: there is no such rank.
+        """
+        self._check_open()
+        return not self._heap.peer_closed(integer("rank", rank, 0, self.world_size - 1))
+
     def wait(self, keys: Key | Iterable[Key], *, timeout: float | None) -> None:
-        """Wait until every object can be read.
+        """Wait until every object can be read. Returns within microseconds of a put by a host, in any process.
+
+        Args:
+            timeout: seconds; None: no limit.
 
         Args:
             timeout: seconds; None: no limit.
 
         Raises:
             WaitTimeout: after `timeout` seconds; the message gives the number of missing objects.
-            PeerLost: v1's master ended meanwhile.
+            PeerLost: the rank that was writing one of them has ended; or v1's master has.
         """
         self._check_open()
         digests = self._digests([keys] if isinstance(keys, str | bytes | KeyDigest) else keys)
         self._wait_for(digests, FOREVER if timeout is None else seconds("timeout", timeout))
 
-    def _wait_for(self, digests: list[KeyDigest], timeout: float) -> None:
-        wait_until_ready(self._is_ready, digests, timeout)
+    def _wait_for(self, digests: list[KeyDigest], timeout: float | None) -> None:
+        with self._traffic.counting_timeouts():
+            Waiter(self._heap, self._allocation, self._look).wait(digests, timeout)
 
-    def _is_ready(self, digest: KeyDigest) -> bool:
+    def _look(self, digest: KeyDigest) -> int:
         self._check_open()
-        return self._allocation.exists(digest) == Status.OK
+        return self._allocation.exists(digest)
 
     def flush(self, *, timeout: float = 10.0) -> None:
         """Wait until this rank's index (keys, stats, events) includes every commit in its segment before this call.
@@ -509,7 +563,8 @@ class NanoKVCache:
             WaitTimeout: after `timeout` seconds.
         """
         self._check_open()
-        self._poller.flush(seconds("timeout", timeout))
+        with self._traffic.counting_timeouts():
+            self._poller.flush(seconds("timeout", timeout))
 
     # --- the index of this rank's segment ---
     def segment_keys(self) -> Iterator[KeyDigest]:
@@ -523,7 +578,10 @@ class NanoKVCache:
         return len(self._poller.index)
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
-        """Tell `listener` of the events of this rank's segment (`EventKind`); the function returned ends that."""
+        """Tell `listener` of objects that come to this rank's segment or go, and of ranks that come or go (`Event`).
+
+        The function returned ends that. A listener that refers to this cache keeps it from being dropped.
+        """
         self._check_open()
         if not callable(listener):
             raise InvalidArgument(f"listener must be a function of a sequence of events, not {listener!r}")
@@ -554,7 +612,7 @@ class NanoKVCache:
         """Counters of this rank: heap use, objects, ring, traffic, errors. Bytes and counts; ratios from 0 to 1."""
         self._check_open()
         now = snapshot(self._machine, self.rank, self.alloc)
-        mine = {"rank": self.rank, "alloc": self.alloc}
+        mine = {"rank": self.rank, "alloc": self.alloc, "evictions": self._allocation.evicted()}
         return cast(Stats, now.as_dict() | self._traffic.as_dict() | self._poller.as_dict() | mine)
 
     # --- closing ---
@@ -567,12 +625,15 @@ class NanoKVCache:
         """Leave the world. Open plans are aborted; the objects in this rank's segment go with it. Idempotent."""
         if not self._open:
             return
+        self._end.detach()
         self._worker.close()
-        self._plans.abort_all()
         self._open = False
-        self._poller.stop()
-        self._allocation.close()
-        self._heap.close()
+        self._parts.close()
+
+    def _disown(self, process: int) -> None:
+        """In a child of a fork: this cache is that of its parent, `process`, and cannot be used here."""
+        if self._open:
+            self._open, self._forked_from = False, process
 
     def __enter__(self) -> NanoKVCache:
         self._check_open()
@@ -586,6 +647,8 @@ class NanoKVCache:
     # --- checks ---
     def _check_open(self) -> None:
         if not self._open:
+            if self._forked_from is not None:
+                raise forked(self._forked_from)
             raise CacheClosed(f"rank {self.rank} of {self._heap.name!r} was closed")
 
     def _checked_segment(self, preferred: int | None) -> int | None:

@@ -8,6 +8,7 @@ NanoKVError
 │   └── WaitTimeout (TimeoutError) ... and were not within the caller's timeout
 ├── ObjectPinned                   a reader holds the object in place
 ├── OutOfMemory (MemoryError)      no room: pages, header slots, directory entries or pins
+├── Cancelled                      an asynchronous operation was cancelled before it began
 ├── WriteLost                      the object was reclaimed while it was being written
 ├── SegmentCorrupt                 a segment, or a word in one, has an impossible value
 ├── CacheClosed                    the cache was closed before the call
@@ -49,6 +50,10 @@ class ObjectPinned(NanoKVError):
 
 class OutOfMemory(NanoKVError, MemoryError):
     """No room in the owner's segment: pages, header slots, directory entries or pins."""
+
+
+class Cancelled(NanoKVError):
+    """An asynchronous operation was cancelled before it began."""
 
 
 class WriteLost(NanoKVError):

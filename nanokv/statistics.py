@@ -1,6 +1,9 @@
 """Statistics of one rank: the contents of its segment, and the bytes that it has moved."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from time import perf_counter_ns
 from typing import Any, TypedDict
 
 import numpy as np
@@ -10,6 +13,7 @@ from nanokv.device.machines.base import Machine
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.geometry import Geometry
 from nanokv.device.segment.layout import DEAD, PINS_SHIFT, READY, RESERVED, STATE_MASK, WRITING
+from nanokv.errors import WaitTimeout
 
 
 class Stats(TypedDict):
@@ -33,7 +37,12 @@ class Stats(TypedDict):
     refused: int
     lost: int
     corrupt: int
+    cas_failures: int
     # this cache's calls
+    evictions: int  #: objects that they evicted, from any segment
+    timeouts: int  #: waits, of `wait` and other calls with a timeout, that ended without what they waited for
+    put_us_per_page: float  #: mean of whole calls of `put`, every 16th of which is timed; 0.0 if none was
+    get_us_per_page: float  #: the same for `get`
     puts: int
     put_errors: int
     bytes_tx: int  #: bytes that it put
@@ -44,11 +53,13 @@ class Stats(TypedDict):
     indexed: int  #: objects in its index
     hints: int  #: hints that it took from the ring
     corrupt_hints: int
+    removed: int  #: hints of removals; `evicted` counts evictions
     poller_failures: int  #: rounds that ended with an error
     # the sweeper: see host_poller.sweeper.SweepCounts
     sweeper_sweeps: int
     sweeper_found: int
     sweeper_given_up: int
+    sweeper_orphaned: int
     sweeper_released: int
     sweeper_leaked_pages: int
     sweeper_leaked_slots: int
@@ -74,14 +85,17 @@ class HeapSnapshot:
     refused: int
     lost: int
     corrupt: int
+    cas_failures: int  #: compare-and-swaps on free lists and bump pointers that lost to another rank or thread
 
     def as_dict(self) -> dict[str, Any]:
         """The fields, and `usage`: used by total."""
         return asdict(self) | {"usage": self.heap_used / self.heap_total}
 
     @staticmethod
-    def of(geometry: Geometry, control: Any, headers: npt.NDArray[Any], alloc: str) -> "HeapSnapshot":
-        """From the HeapCtl record and the OBJ_HEADER records of a segment. `alloc`: "device" or "host"."""
+    def of(
+        geometry: Geometry, control: Any, headers: npt.NDArray[Any], activity: npt.NDArray[Any], alloc: str
+    ) -> "HeapSnapshot":
+        """From the HeapCtl, OBJ_HEADER and ACTIVITY records of a segment. `alloc`: "device" or "host"."""
         state = headers["state"] & STATE_MASK.value
         ready = state == READY.value
         unfinished = (state == WRITING.value) | ((state == RESERVED.value) & (headers["epoch"] > 0))
@@ -98,6 +112,7 @@ class HeapSnapshot:
             bytes_stored=int(headers["bytes_total"][ready].sum()),
             ring_depth=int(control["ann_head"]) - int(control["ann_tail"]),
             ring_missed=int(control["missed"]),
+            cas_failures=int(activity["retries"].sum()),
             **{name: int(control[name]) for name in ("evicted", "refused", "lost", "corrupt")},
         )
 
@@ -111,37 +126,84 @@ def snapshot(machine: Machine, rank: int, alloc: str) -> HeapSnapshot:
     """Look at a rank's segment now. `alloc`: "device" or "host"."""
     geometry, control = machine.geometry, machine.control(rank)[0]
     used = min(int(control["hdr_head"]), geometry.hdr_count) if alloc == "device" else geometry.hdr_count
-    return HeapSnapshot.of(geometry, control, machine.headers(rank, 0, used), alloc)
+    return HeapSnapshot.of(geometry, control, machine.headers(rank, 0, used), machine.activity(rank), alloc)
+
+
+TIMED = 16  #: one of so many calls is timed: reading the clock takes 2 % of a small put
 
 
 class Traffic:
-    """Counts the puts and gets of one cache object. Inexact under threads: counting takes no lock."""
+    """Counts the calls of one cache object. Inexact under threads: counting takes no lock."""
 
-    def __init__(self) -> None:
+    def __init__(self, geometry: Geometry) -> None:
+        self._geometry = geometry
+        self._put_time = PageTime()
+        self._get_time = PageTime()
         self.puts = self.put_errors = self.bytes_tx = 0
         self.gets = self.misses = self.bytes_rx = 0
+        self.timeouts = 0
 
-    def put(self, status: int, nbytes: int) -> None:
-        """Count a put."""
+    def put_starts(self) -> int:
+        """The clock in ns if this put is to be timed, else 0."""
+        return 0 if self.puts % TIMED else perf_counter_ns()
+
+    def get_starts(self) -> int:
+        """The clock in ns if this get is to be timed, else 0."""
+        return 0 if self.gets % TIMED else perf_counter_ns()
+
+    def put(self, status: int, nbytes: int, started: int = 0) -> None:
+        """Count a put. `started`: of `put_starts`."""
         if status:
             self.put_errors += 1
         else:
             self.puts += 1
             self.bytes_tx += nbytes
+            if started:
+                self._put_time.add(started, self._geometry.pages_of(nbytes))
 
     def planned(self, nbytes: int) -> None:
         """Count an object that a kernel wrote."""
         self.puts += 1
         self.bytes_tx += nbytes
 
-    def get(self, status: int, nbytes: int) -> None:
-        """Count a get."""
+    def get(self, status: int, nbytes: int, started: int = 0) -> None:
+        """Count a get. `started`: of `get_starts`."""
         if status:
             self.misses += status in (Status.MISS, Status.NOT_READY)
         else:
             self.gets += 1
             self.bytes_rx += nbytes
+            if started:
+                self._get_time.add(started, self._geometry.pages_of(nbytes))
 
-    def as_dict(self) -> dict[str, int]:
+    @contextmanager
+    def counting_timeouts(self) -> Iterator[None]:
+        """Count a WaitTimeout that ends the block."""
+        try:
+            yield
+        except WaitTimeout:
+            self.timeouts += 1
+            raise
+
+    def as_dict(self) -> dict[str, int | float]:
         """The counters."""
-        return dict(vars(self))
+        names = ("puts", "put_errors", "bytes_tx", "gets", "misses", "bytes_rx", "timeouts")
+        times = {"put_us_per_page": self._put_time.mean, "get_us_per_page": self._get_time.mean}
+        return {name: getattr(self, name) for name in names} | times
+
+
+class PageTime:
+    """The mean time of a call per page."""
+
+    def __init__(self) -> None:
+        self._ns = self._pages = 0
+
+    def add(self, started: int, pages: int) -> None:
+        """Count a call that began at `started`, of `perf_counter_ns`, and ends now. An empty object counts as a page."""
+        self._ns += perf_counter_ns() - started
+        self._pages += max(pages, 1)
+
+    @property
+    def mean(self) -> float:
+        """In microseconds; 0.0 before the first call."""
+        return self._ns / self._pages / 1000 if self._pages else 0.0

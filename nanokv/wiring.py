@@ -6,6 +6,7 @@ import torch
 
 from nanokv.allocation.base import Allocation
 from nanokv.allocation.producer import ProducerAllocation
+from nanokv.allocation.routing import Routing
 from nanokv.arguments import integer
 from nanokv.config import Options, job_name
 from nanokv.device.machines.base import Machine
@@ -14,6 +15,7 @@ from nanokv.device.segment.views import SegmentView
 from nanokv.errors import HeapUnavailable, InvalidArgument
 from nanokv.heap import Heap, WorldSpec, open_heap
 from nanokv.host_poller.poller import Poller
+from nanokv.pinned import Pins
 
 
 class Wired(NamedTuple):
@@ -23,6 +25,7 @@ class Wired(NamedTuple):
     machine: Machine
     allocation: Allocation
     poller: Poller
+    pins: Pins
 
 
 def plan_geometry(heap_bytes: int, page_bytes: int, world_size: int, options: Options) -> Geometry:
@@ -53,8 +56,9 @@ def _on_gpu(options: Options) -> bool:
         return False  # the provider refuses it, and says why
 
 
-def world_spec(geometry: Geometry, options: Options, name: str = "local") -> WorldSpec:
+def world_spec(geometry: Geometry, options: Options, name: str = "local", master_rank: int = 0) -> WorldSpec:
     """The world that the options ask for."""
+    of_v1 = {"policy": options.policy, "master_rank": master_rank} if options.alloc == "host" else {}
     return WorldSpec(
         geometry,
         mode=options.alloc,
@@ -63,10 +67,11 @@ def world_spec(geometry: Geometry, options: Options, name: str = "local") -> Wor
         name=name,
         timeout=options.attach_timeout,
         on_stale=options.on_stale,
+        alike={"checksum": options.checksum} | of_v1,
     )
 
 
-def attach(name: str | None, geometry: Geometry, rank: int, options: Options) -> Heap:
+def attach(name: str | None, geometry: Geometry, rank: int, options: Options, master_rank: int = 0) -> Heap:
     """Join (or make) a world of the provider that the options ask for, or that suits the name and the size.
 
     Raises:
@@ -74,7 +79,8 @@ def attach(name: str | None, geometry: Geometry, rank: int, options: Options) ->
     """
     kind = options.heap or ("local" if name is None and geometry.world_size == 1 else "shm")
     try:
-        return open_heap(kind, world_spec(geometry, options, name or job_name()), rank, **options.heap_options)
+        spec = world_spec(geometry, options, name or job_name(), master_rank)
+        return open_heap(kind, spec, rank, **options.heap_options)
     except TypeError as error:
         raise InvalidArgument(f"heap_options of heap={kind!r}: {error}") from None
 
@@ -87,7 +93,8 @@ def wire(heap: Heap, master_rank: int, options: Options) -> Wired:
     """
     try:
         machine = _machine(heap, checksum=options.checksum)
-        allocation: Allocation = ProducerAllocation(machine, heap.rank)
+        routing = Routing(heap.world_size, heap.rank, heap.peer_closed)
+        allocation: Allocation = ProducerAllocation(machine, heap.rank, routing)
         if options.alloc == "host":
             from nanokv.compat_v1.host_allocation import (
                 HostAllocation,  # brings torch.distributed, which v2 does not need
@@ -104,12 +111,19 @@ def wire(heap: Heap, master_rank: int, options: Options) -> Wired:
                 rpc_timeout=options.rpc_timeout,
                 checksum=options.checksum,
             )
-        poller = Poller(machine, heap, write_timeout=options.write_timeout, reclaims=options.alloc == "device")
+        pins = Pins(machine, heap)
+        poller = Poller(
+            machine,
+            heap,
+            write_timeout=options.write_timeout,
+            reclaims=options.alloc == "device",
+            each_round=pins.give_back_dropped,
+        )
         poller.start()
     except BaseException:
         heap.close()
         raise
-    return Wired(heap, machine, allocation, poller)
+    return Wired(heap, machine, allocation, poller, pins)
 
 
 def _machine(heap: Heap, *, checksum: bool) -> Machine:

@@ -19,7 +19,7 @@ class Allocation(Protocol):
     alloc: str  #: "device" or "host"
 
     def owner_of(self, key: KeyDigest, preferred: int | None) -> int:
-        """The rank whose segment gets a new object: the preferred one, else the key's home rank."""
+        """The rank whose segment gets a new object: see `Routing.owner_of`."""
         ...
 
     def put(self, key: KeyDigest, src: int, nbytes: int, preferred: int | None, descriptor: Descriptor) -> int:
@@ -51,6 +51,10 @@ class Allocation(Protocol):
 
     def exists(self, key: KeyDigest) -> int:
         """OK, NOT_READY or MISS. Does not touch `last_access`."""
+        ...
+
+    def writer_of(self, key: KeyDigest) -> tuple[int, int] | None:
+        """The rank and the incarnation that write the object of a key; None if it is READY, or there is none."""
         ...
 
     def remove(self, key: KeyDigest) -> int:

@@ -3,10 +3,12 @@
 import time
 from typing import TYPE_CHECKING
 
+from nanokv.allocation.routing import Routing
+from nanokv.allocation.writers import writer_in
 from nanokv.device.machines.base import Machine
 from nanokv.device.machines.records import Begun, Descriptor, Found
 from nanokv.device.protocol.status import Status
-from nanokv.device.segment.layout import FLAG_PLAN
+from nanokv.device.segment.layout import FLAG_PLAN, unpack
 from nanokv.host_poller.make_room import make_room
 from nanokv.types import KeyDigest
 
@@ -18,16 +20,19 @@ _ROOM_TRIES = 4  #: how often a put makes room: others may take the pages that i
 
 
 class ProducerAllocation:
-    """The Allocation of `alloc="device"`."""
+    """The Allocation of `alloc="device"`.
+
+    Args:
+        machine: of this rank.
+        routing: of this world.
+    """
 
     alloc = "device"
 
-    def __init__(self, machine: Machine, rank: int) -> None:
+    def __init__(self, machine: Machine, rank: int, routing: Routing) -> None:
         self._machine = machine
         self._rank = rank
-
-    def owner_of(self, key: KeyDigest, preferred: int | None) -> int:
-        return self._machine.geometry.home_rank(key.key_check) if preferred is None else preferred
+        self.owner_of = routing.owner_of
 
     def put(self, key: KeyDigest, src: int, nbytes: int, preferred: int | None, descriptor: Descriptor) -> int:
         owner = self.owner_of(key, preferred)
@@ -71,6 +76,12 @@ class ProducerAllocation:
 
     def exists(self, key: KeyDigest) -> int:
         return self._machine.find(key)
+
+    def writer_of(self, key: KeyDigest) -> tuple[int, int] | None:
+        status, entry = self._machine.call("find", *key)
+        if status != Status.NOT_READY:
+            return None
+        return writer_in(self._machine, unpack("ENTRY", "rank", entry), unpack("ENTRY", "header", entry), key)
 
     def remove(self, key: KeyDigest) -> int:
         return self._machine.remove(key)

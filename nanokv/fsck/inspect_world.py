@@ -45,7 +45,9 @@ class Inspected:
         """The world, and a HeapSnapshot of each rank, as plain data."""
         ranks = [
             {"rank": rank, "alive": living, "incarnation": int(view.activity["incarnation"][rank])}
-            | HeapSnapshot.of(self.geometry, view.ctl.copy()[0], view.headers.copy(), self.mode).as_dict()
+            | HeapSnapshot.of(
+                self.geometry, view.ctl.copy()[0], view.headers.copy(), view.activity, self.mode
+            ).as_dict()
             for rank, (living, view) in enumerate(zip(self.living, self.views, strict=True))
         ]
         return {

@@ -1,5 +1,6 @@
 """The contract of a heap provider: the segments of all ranks, mapped here, and which ranks are alive."""
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -71,8 +72,16 @@ class Heap(Protocol):
         """Sleep until `wake` is called for this rank, at most `timeout` seconds; not at all if `ann_head` != seen."""
         ...
 
+    def wait_for_any_hint(self, timeout: float, still: Callable[[], bool]) -> None:
+        """Sleep until `wake` is called for any rank, at most `timeout` seconds. From any thread.
+
+        Args:
+            still: called once a `wake` would end the sleep; if it is False, the call returns at once.
+        """
+        ...
+
     def wake(self, rank: int) -> None:
-        """Wake the poller of a rank."""
+        """Wake the poller of a rank, and the ranks that wait for any hint."""
         ...
 
     def close(self) -> None:

@@ -1,9 +1,13 @@
-"""Sleeping on a word of a segment until another thread or process has left a hint.
+"""Sleeping on a word until another thread or process has left a hint: in one segment, or in any.
 
 The poller sets `ann_asleep`, loads `ann_head` once more, and sleeps. A producer announces, then loads `ann_asleep`. At
 least one of them sees the other's store. Source: Dekker's pattern. Each side has an atomic read-modify-write between
 its store and its load, which is a full fence on x86. On a CPU with a weaker order a wake-up can be lost; it costs only
 the timeout of the wait.
+
+A reader that waits for an object does not know which segment it will lie in. It sets the world's `waiting` word, then
+`ann_asleep` of every segment, looks for the object once more, and sleeps on `waiting`. A producer that rings clears
+`ann_asleep`, then `waiting`, and wakes the sleepers of both. So producers pay nothing while nobody waits.
 """
 
 import ctypes
@@ -12,7 +16,7 @@ import platform
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -56,14 +60,67 @@ def supported() -> bool:
     return _futex is not None
 
 
+def _sleep_while_set(word: npt.NDArray[np.uint32], timeout: float) -> None:
+    """Sleep while the word is 1, at most `timeout` seconds."""
+    if _futex is not None:
+        fraction, whole = math.modf(min(timeout, 1e6))
+        _futex(int(word.ctypes.data), _WAIT, 1, _Timespec(int(whole), int(fraction * 1e9)))
+        return
+    deadline = time.monotonic() + timeout
+    while word[0] and time.monotonic() < deadline:
+        time.sleep(min(_STEP, timeout))
+
+
+def _wake_all(address: int) -> None:
+    if _futex is not None:
+        _futex(address, _WAKE, _EVERYBODY)
+
+
+class WorldBell:
+    """The `waiting` word of a world: ranks wait for a hint in any segment, producers ring. Any thread may call.
+
+    Args:
+        word: 1 while a rank waits: uint32 [1], shared by all ranks.
+    """
+
+    def __init__(self, word: npt.NDArray[np.uint32]) -> None:
+        self._word = word
+        self._address = int(word.ctypes.data)
+        self._fence = threading.Lock()
+
+    def wait(self, bells: "Sequence[Doorbell]", timeout: float, still: Callable[[], bool]) -> None:
+        """Sleep until a hint is left in a segment of `bells`, at most `timeout` seconds.
+
+        Args:
+            still: called once the sleeper can be woken; the wait ends at once if it is False.
+        """
+        self._word[0] = 1
+        for bell in bells:
+            bell.watch()
+        with self._fence:  # for the read-modify-write in it
+            pass
+        if still() and timeout > 0:
+            _sleep_while_set(self._word, timeout)
+
+    def ring(self) -> None:
+        """Wake all ranks that wait."""
+        if self._word[0]:
+            self._word[0] = 0
+            _wake_all(self._address)
+
+
 class Doorbell:
     """The `ann_asleep` word of one segment in host memory: the owner's poller waits, producers ring.
 
+    Only a ring clears the word, since others than the poller may wait for it (`WorldBell`).
+
     Args:
         raw: the segment, uint8; kept mapped while this object lives.
+        world: rung with this one.
     """
 
-    def __init__(self, raw: npt.NDArray[np.uint8]) -> None:
+    def __init__(self, raw: npt.NDArray[np.uint8], world: WorldBell) -> None:
+        self._world = world
         asleep, head = HEAP_CTL.offsets["ann_asleep"], HEAP_CTL.offsets["ann_head"]
         self._asleep = raw[asleep : asleep + 4].view(np.uint32)
         self._head = raw[head : head + 8].view(np.uint64)
@@ -80,22 +137,18 @@ class Doorbell:
         with self._fence:  # for the read-modify-write in it
             pass
         if not self._rung and int(self._head[0]) == seen and timeout > 0:
-            self._sleep(timeout, seen)
-        self._asleep[0] = 0
+            _sleep_while_set(self._asleep, timeout)
         self._rung = False
 
-    def _sleep(self, timeout: float, seen: int) -> None:
-        if _futex is not None:
-            fraction, whole = math.modf(min(timeout, 1e6))
-            _futex(self._address, _WAIT, 1, _Timespec(int(whole), int(fraction * 1e9)))
-            return
-        deadline = time.monotonic() + timeout
-        while self._asleep[0] and int(self._head[0]) == seen and time.monotonic() < deadline:
-            time.sleep(min(_STEP, timeout))
+    def watch(self) -> None:
+        """Ask the next producer to ring."""
+        self._asleep[0] = 1
 
     def ring(self) -> None:
-        """End the wait of the owner's poller, if it waits."""
+        """End the wait of the owner's poller, and those for any hint."""
         self._rung = True
         self._asleep[0] = 0
-        if _futex is not None:
-            _futex(self._address, _WAKE, _EVERYBODY)
+        with self._fence:  # a rank that sets both words now is woken, or finds `ann_asleep` as it set it
+            pass
+        self._world.ring()
+        _wake_all(self._address)

@@ -6,7 +6,7 @@ All ranks die with the process, so a rank is alive until it closes, and never co
 import secrets
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ import torch
 
 from nanokv.device.segment.layout import PRODUCER_INC_MASK
 from nanokv.errors import HeapUnavailable, InvalidArgument, PeerLost
-from nanokv.heap.futex import DEVICE_POLL, Doorbell
+from nanokv.heap.futex import DEVICE_POLL, Doorbell, WorldBell
 from nanokv.heap.gpu_driver import FineGrained, is_amd
 from nanokv.heap.gpu_peer_access import check_pairs, enable_access
 from nanokv.heap.mapped_tensor import tensor_at
@@ -51,6 +51,7 @@ class LocalWorld:
         self.closed = [False] * world_size
         self.changed = threading.Condition()  #: guards `closed` and `arrived`
         self.arrived = [0] * world_size
+        self.bell = WorldBell(np.zeros(1, np.uint32))
         self.raw: list[npt.NDArray[np.uint8] | None] = []
         self.tensors: list[torch.Tensor] = []
         world_id = secrets.randbits(63) | 1
@@ -97,6 +98,10 @@ class LocalWorld:
         else:
             heap.event.set()
 
+    def bells(self) -> list[Doorbell]:
+        """The bells of all segments; none where segments are not in host memory, or gone."""
+        return [heap.bell for heap in self._heaps if heap.bell is not None]
+
     def leave(self, rank: int) -> None:
         """Close a rank. After the last one the segments go, as soon as nothing views them."""
         with self.changed:
@@ -128,7 +133,7 @@ class LocalHeap:
         self.device = world.devices[rank]
         self.bases = [tensor.data_ptr() for tensor in world.tensors]
         raw = world.raw[rank]
-        self.bell: Doorbell | None = None if raw is None else Doorbell(raw)
+        self.bell: Doorbell | None = None if raw is None else Doorbell(raw, world.bell)
         self.event = threading.Event()  #: instead of the bell, where segments are not in host memory, or gone
 
     def segment(self, rank: int) -> torch.Tensor:
@@ -171,6 +176,10 @@ class LocalHeap:
         else:
             self.event.wait(min(timeout, DEVICE_POLL))
             self.event.clear()
+
+    def wait_for_any_hint(self, timeout: float, still: Callable[[], bool]) -> None:
+        bells = self.world.bells()
+        self.world.bell.wait(bells, timeout if bells else min(timeout, DEVICE_POLL), still)
 
     def wake(self, rank: int) -> None:
         self.world.wake(rank)

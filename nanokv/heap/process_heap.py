@@ -10,7 +10,7 @@ import torch
 
 from nanokv.device.segment.layout import HEAP_CTL, PRODUCER_INC_MASK
 from nanokv.errors import HeapUnavailable, PeerLost
-from nanokv.heap.futex import Doorbell
+from nanokv.heap.futex import DEVICE_POLL, Doorbell, WorldBell
 from nanokv.heap.world_entry import leave
 from nanokv.heap.world_file import WorldFile
 from nanokv.heap.world_spec import WorldSpec
@@ -45,7 +45,10 @@ class ProcessHeap:
         self._file = file
         self._map = file.map()
         self._controls = [part[: HEAP_CTL.size].view(HEAP_CTL.dtype) for part in self._map.parts]
-        self._bells = [Doorbell(part) for part in self._map.parts]
+        self._refusals = int(self._map.header["refusals"][0])
+        self._world_bell = WorldBell(self._map.header["waiting"])
+        self._closed = [ctl["closed"].data for ctl in self._controls]  # read in a quarter of an array's time
+        self._bells = [Doorbell(part, self._world_bell) for part in self._map.parts]
         self._segments: list[torch.Tensor] = []
         self._incarnations: Sequence[int] | npt.NDArray[np.uint64] = [1] * self.world_size
         self._held_at = [-LIVENESS_SECONDS] * self.world_size
@@ -65,15 +68,14 @@ class ProcessHeap:
 
     def peer_closed(self, rank: int) -> bool:
         """As `Heap.peer_closed`; the end of a process is seen LIVENESS_SECONDS later at the most."""
+        now = time.monotonic()
+        if now - self._held_at[rank] < LIVENESS_SECONDS and not self._closed[rank][0]:
+            return False
         if rank == self.rank:
             return not self._leave.alive
-        if self._controls[rank]["closed"][0]:
+        if self._closed[rank][0] or not self._file.locks.held(rank):
             return True
-        now = time.monotonic()
-        if now - self._held_at[rank] > LIVENESS_SECONDS:
-            if not self._file.locks.held(rank):
-                return True
-            self._held_at[rank] = now
+        self._held_at[rank] = now
         return False
 
     def barrier(self, timeout: float) -> None:
@@ -97,6 +99,11 @@ class ProcessHeap:
     def wait_for_hint(self, timeout: float, seen: int) -> None:
         self._bells[self.rank].wait(timeout, seen)
 
+    def wait_for_any_hint(self, timeout: float, still: Callable[[], bool]) -> None:
+        if self.device.type != "cpu":  # no kernel rings
+            timeout = min(timeout, DEVICE_POLL)
+        self._world_bell.wait(self._bells, timeout, still)
+
     def wake(self, rank: int) -> None:
         self._bells[rank].ring()
 
@@ -113,8 +120,20 @@ class ProcessHeap:
         return rank == self.rank or bool(self._controls[rank]["magic"][0] and self._file.locks.held(rank))
 
     def _wait_for(self, missing: Callable[[], list[int]], deadline: float) -> None:
-        """Wait until `missing` names no rank; PeerLost names those that it still does at `deadline`."""
-        left = _wait_for_none(missing, deadline)
+        """Wait until `missing` names no rank.
+
+        Raises:
+            PeerLost: it still names ranks at `deadline`.
+            HeapUnavailable: a rank came whose options differ from those of this one.
+        """
+
+        def checked() -> list[int]:
+            header = self._map.header[0]
+            if int(header["refusals"]) != self._refusals:
+                raise HeapUnavailable(header["refusal"].tobytes().rstrip(b"\0").decode(errors="replace"))
+            return missing()
+
+        left = _wait_for_none(checked, deadline)
         if left:
             raise PeerLost(f"ranks {left} of world {self.name!r} did not come within {self._spec.timeout} s")
 

@@ -164,7 +164,7 @@ class SymmetricHeap(ProcessHeap):
         ]
         if self.device.type == "cpu":
             self._views = [tensor.numpy() for tensor in self._segments]
-            self._bells = [Doorbell(view) for view in self._views]
+            self._bells = [Doorbell(view, self._world_bell) for view in self._views]
 
     def _check_alike(self) -> None:
         """The segments begin at the same offset of the library's heap: only then do iris' functions find them."""
@@ -211,7 +211,7 @@ class SymmetricHeap(ProcessHeap):
             finish_work(self.device)
         self._leave()
         self._segments, self._views = [], []
-        self._bells = [Doorbell(part) for part in self._map.parts]  # the others view memory that is given back
+        self._bells = [Doorbell(part, self._world_bell) for part in self._map.parts]  # else they view memory given back
         self._let_go()
 
 

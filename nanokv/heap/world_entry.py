@@ -9,7 +9,7 @@ from nanokv.device.segment.geometry import MODES, Geometry
 from nanokv.errors import HeapUnavailable, NanoKVError, SegmentCorrupt
 from nanokv.heap.world_file import WorldFile
 from nanokv.heap.world_file_layout import SEGMENTS, FileKind
-from nanokv.heap.world_spec import WorldSpec
+from nanokv.heap.world_spec import STORED, WorldSpec, differing
 
 _LEAVE_SECONDS = 5.0  #: how long a leaving rank waits for the world lock
 
@@ -22,8 +22,9 @@ def enter(spec: WorldSpec, rank: int, deadline: float, kind: FileKind = SEGMENTS
     while True:
         file = WorldFile.open_locked(spec.name, deadline, create=True, kind=kind)
         try:
+            first = not file.anybody_alive()
             if _settle(file, spec):
-                _check_fits(file, spec)
+                _check_fits(file, spec, rank, first)
                 if not file.locks.try_lock(rank):
                     pid = file.rank_record(rank)["pid"]
                     raise HeapUnavailable(f"rank {rank} of world {spec.name!r} is taken by a living process ({pid})")
@@ -46,7 +47,7 @@ def _settle(file: WorldFile, spec: WorldSpec) -> bool:
             raise
         head = None
     if head is None and os.fstat(file.locks.fd).st_size == 0:
-        file.create(spec.geometry)
+        file.create(spec.geometry, spec.options())
         return True
     # in an incomplete world, in which a rank never attached, no rank can have stored anything
     if head is None or replace or any(ctl is None for ctl in file.controls(head)):
@@ -60,25 +61,42 @@ def _settle(file: WorldFile, spec: WorldSpec) -> bool:
     return True
 
 
-def _check_fits(file: WorldFile, spec: WorldSpec) -> None:
+def _check_fits(file: WorldFile, spec: WorldSpec, rank: int, first: bool) -> None:
     """Compare what the file states with the world that this rank asks for.
 
+    Args:
+        first: no rank is alive. Then this one states the options that may change while the world keeps its objects.
+
     Raises:
-        HeapUnavailable: the world is a different one; it names the field and both values.
+        HeapUnavailable: the ranks ask for different worlds; it names the options and both values. The ranks that wait
+            raise the same.
         SegmentCorrupt: a control block contradicts itself, or is of another build.
     """
     where, world_size = f"world {file.name!r}", spec.geometry.world_size
     head = file.header()
     if head is None:
         raise SegmentCorrupt(f"{where} has ranks and no header")
+    _check_options(file, head, spec, rank, first)
     if int(head["world_size"]) != world_size:
-        raise HeapUnavailable(f"{where}: world_size is {head['world_size']}, not {world_size}")
-    for rank, ctl in enumerate(file.controls(head)):
+        raise SegmentCorrupt(f"{where}: world_size is {head['world_size']}, not {world_size}")
+    for other, ctl in enumerate(file.controls(head)):
         if ctl is not None:
-            _check_control(f"{where}, segment {rank}", ctl, {"rank": rank, "world_id": int(head["world_id"])}, spec)
+            _check_control(f"{where}, segment {other}", ctl, {"rank": other, "world_id": int(head["world_id"])}, spec)
     wanted = file.kind.rank_bytes(spec.geometry)
     if int(head["segment_bytes"]) != wanted:
         raise SegmentCorrupt(f"{where}: segment_bytes is {head['segment_bytes']}, not {wanted}")
+
+
+def _check_options(file: WorldFile, head: Any, spec: WorldSpec, rank: int, first: bool) -> None:
+    theirs, ours = file.options(head), spec.options()
+    names = [name for name in differing(theirs, ours) if name in STORED or not first]
+    if names:
+        has, asks = (", ".join(f"{name}={given.get(name)!r}" for name in names) for given in (theirs, ours))
+        why = f"world {file.name!r} has {has}; rank {rank} asks for {asks}: all ranks must ask for the same"
+        file.refuse(why)
+        raise HeapUnavailable(why)
+    if first:
+        file.state_options(ours)
 
 
 def _check_control(where: str, ctl: Any, identity: dict[str, int], spec: WorldSpec) -> None:

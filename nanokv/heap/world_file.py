@@ -2,13 +2,15 @@
 
     WorldHeader | WorldRank for each rank | segment of rank 0 | segment of rank 1 | ...
 
-The header is written once, its magic last, and read, both under the world lock. Lock bytes (see `locks`): rank r holds
+The header is written once, its magic last, and read, both under the world lock; only the ranks' options, the word by
+which ranks wait, and the note about a refused rank change later. Lock bytes (see `locks`): rank r holds
 byte r as long as it lives; byte MAX_RANKS is the world lock, which a rank or a tool holds only while it enters, leaves,
 or removes the file. The file is made, replaced and removed only under the world lock. A process that gets that lock on
 a file that no longer has the name starts over.
 """
 
 import contextlib
+import json
 import mmap
 import os
 import secrets
@@ -30,6 +32,7 @@ from nanokv.heap.world_file_layout import (
     PREFIX,
     RANK,
     SEGMENTS,
+    TEXT_BYTES,
     WORLD_MAGIC,
     WORLD_VERSION,
     FileKind,
@@ -157,8 +160,36 @@ class WorldFile:
         raw = os.pread(self.locks.fd, RANK.size, HEADER.size + rank * RANK.size)
         return np.frombuffer(raw, RANK.dtype)[0]
 
-    def create(self, geometry: Geometry) -> None:
+    def options(self, head: Any) -> dict[str, Any]:
+        """The options of the world's ranks (`WorldSpec.options`). Raises SegmentCorrupt if there are none."""
+        try:
+            found = json.loads(head["options"].tobytes().rstrip(b"\0"))
+        except ValueError as error:
+            raise SegmentCorrupt(f"{self.path}: options: {error}") from None
+        if not isinstance(found, dict):
+            raise SegmentCorrupt(f"{self.path}: options are {found!r}")
+        return found
+
+    def state_options(self, options: dict[str, Any]) -> None:
+        """Write the options of the world's ranks. Under the world lock."""
+        self._write_text("options", json.dumps(options))
+
+    def refuse(self, why: str) -> None:
+        """Tell the ranks that wait for others why one was refused. Under the world lock."""
+        self._write_text("refusal", why)
+        at = HEADER.offsets["refusals"]
+        count = int.from_bytes(os.pread(self.locks.fd, WORD, at), "little")
+        os.pwrite(self.locks.fd, (count + 1).to_bytes(WORD, "little"), at)
+
+    def _write_text(self, field: str, text: str) -> None:
+        raw = text.encode(errors="replace")[:TEXT_BYTES].ljust(TEXT_BYTES, b"\0")
+        os.pwrite(self.locks.fd, raw, HEADER.offsets[field])
+
+    def create(self, geometry: Geometry, options: dict[str, Any]) -> None:
         """Reserve the memory of a whole world and write its header. Under the world lock, on an unfinished file.
+
+        Args:
+            options: see `WorldSpec.options`.
 
         Raises:
             HeapUnavailable: there is not enough memory. Nothing is left behind.
@@ -172,8 +203,8 @@ class WorldFile:
             row["segments_base"] = segments_base(geometry.world_size)
             row["segment_bytes"] = self.kind.rank_bytes(geometry)
             os.pwrite(self.locks.fd, head.tobytes(), 0)
-            row["magic"] = WORLD_MAGIC
-            os.pwrite(self.locks.fd, head.tobytes(), 0)
+            self.state_options(options)
+            os.pwrite(self.locks.fd, WORLD_MAGIC.to_bytes(WORD, "little"), HEADER.offsets["magic"])
         except BaseException:
             self.remove()
             raise

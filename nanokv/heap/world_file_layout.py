@@ -11,7 +11,8 @@ from nanokv.device.segment.record import LINE, Field, Record
 from nanokv.errors import InvalidArgument
 
 WORLD_MAGIC = 0x444C_574F_4E41_4E00  # "\0NANOWLD"
-WORLD_VERSION = 1
+WORLD_VERSION = 2
+TEXT_BYTES = 1024  #: of each text in the header
 PREFIX = "nanokv."
 BESIDE = "nanokv-*.{:016x}.*"  #: directories that ranks of a world make beside it, by its `world_id`
 _MAX_NAME = 255  # NAME_MAX of Linux' file systems
@@ -26,6 +27,10 @@ HEADER = Record(
         Field("world_id", "<u8", "random; the same in each HeapCtl"),
         Field("segments_base", "<u8", "offset of the segment of rank 0"),
         Field("segment_bytes", "<u8", "bytes that each rank has in this file: a segment, or only its control block"),
+        Field("waiting", "<u4", "1 while a rank waits for a hint in any segment (`futex`); changed by all ranks"),
+        Field("refusals", "<u8", "ranks that were refused because their options differ; under the world lock"),
+        Field("refusal", "u1", "why the last one was refused: UTF-8, then zeros", repeat=TEXT_BYTES),
+        Field("options", "u1", "what all ranks ask for (`WorldSpec.options`): JSON, then zeros", repeat=TEXT_BYTES),
     ],
 )
 

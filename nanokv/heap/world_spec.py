@@ -1,6 +1,7 @@
 """The world that a rank asks a provider for, to join it or to make it."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 import numpy.typing as npt
@@ -13,7 +14,7 @@ Stale = Literal["error", "recover", "replace"]
 
 @dataclass(frozen=True, slots=True)
 class WorldSpec:
-    """A world of any provider. Its ranks may differ only in `may_evict`, `water`, `timeout` and `on_stale`.
+    """A world of any provider. Its ranks may differ only in `timeout` and `on_stale`.
 
     Attributes:
         geometry: of every segment; its `world_size` ranks have to come.
@@ -23,6 +24,7 @@ class WorldSpec:
         timeout: seconds to wait for the other ranks.
         on_stale: for "shm", if all ranks of that name are dead: raise HeapUnavailable ("error"), take the world over
             with its objects ("recover"), or make an empty one ("replace"). An incomplete world is always replaced.
+        alike: further options that all ranks must give alike, by name; their values are those of JSON.
 
     Raises:
         InvalidArgument: a mode or an `on_stale` that does not exist.
@@ -35,17 +37,49 @@ class WorldSpec:
     name: str = "local"
     timeout: float = 60.0
     on_stale: Stale = "error"
+    alike: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for field, value, allowed in (("mode", self.mode, MODES), ("on_stale", self.on_stale, get_args(Stale))):
+        for name, value, allowed in (("mode", self.mode, MODES), ("on_stale", self.on_stale, get_args(Stale))):
             if value not in allowed:
-                raise InvalidArgument(f"{field} must be one of {allowed}, not {value!r}")
+                raise InvalidArgument(f"{name} must be one of {allowed}, not {value!r}")
 
     def check_rank(self, rank: int) -> None:
         """Raise InvalidArgument for a rank that the world does not have."""
         if not 0 <= rank < self.geometry.world_size:
             raise InvalidArgument(f"rank must be 0 to {self.geometry.world_size - 1}, not {rank}")
 
+    def options(self) -> dict[str, Any]:
+        """What all ranks must ask for alike, in the terms of `NanoKVCache`, as JSON gives it back."""
+        geometry = self.geometry
+        return {
+            "world_size": geometry.world_size,
+            "heap_bytes": geometry.n_pages * geometry.page_bytes,
+            "page_bytes": geometry.page_bytes,
+            "size_classes": [pages for pages in geometry.class_pages if pages],
+            "max_objects": geometry.hdr_count,
+            "ring_slots": geometry.ann_capacity,
+            "shards": geometry.shards,
+            "alloc": self.mode,
+            "evict": self.may_evict,
+            "water": list(self.water),
+            **self.alike,
+        }
+
     def control_block(self, rank: int, world_id: int) -> npt.NDArray[Any]:
         """The HeapCtl of a new segment, an array of one: see `Geometry.control_block`."""
         return self.geometry.control_block(rank, world_id, self.mode, may_evict=self.may_evict, water=self.water)
+
+
+_SIZES = ("world_size", "heap_bytes", "page_bytes")
+_FROM_SIZES = ("size_classes", "max_objects", "ring_slots", "shards")  # their defaults follow from the sizes
+STORED = (*_SIZES, *_FROM_SIZES, "alloc")  #: options that cannot change while a world keeps its objects
+
+
+def differing(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> list[str]:
+    """The options in which two ranks differ. Where a size differs, those with a default that follows from it are not
+    named."""
+    names = [name for name in {**theirs, **ours} if theirs.get(name) != ours.get(name)]
+    if any(name in _SIZES for name in names):
+        names = [name for name in names if name not in _FROM_SIZES]
+    return names

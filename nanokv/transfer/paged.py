@@ -12,6 +12,7 @@ import torch
 
 from nanokv.allocation.base import Allocation
 from nanokv.arguments import integer, listed, whole_number
+from nanokv.background import Handle, Worker
 from nanokv.device.machines.engine_cache import Pages, check_alike
 from nanokv.device.machines.records import Descriptor, Request
 from nanokv.device.protocol.status import Status
@@ -30,6 +31,7 @@ class Hooks(NamedTuple):
     checked_segment: Callable[[int | None], int | None]  #: the preferred segment, if the cache is open and it is valid
     judge_put: Callable[[int, Key, int, int | None], NanoKVError | None]  #: counts a status, and makes it an error
     judge_get: Callable[[int, Key, int], NanoKVError | None]
+    worker: Worker  #: for asynchronous operations
 
 
 class PagedKV:
@@ -131,6 +133,28 @@ class PagedKV:
             if statuses[i] in (Status.BUSY, Status.TORN):
                 statuses[i] = self._get_one(digest, block, chosen)
         return [self._hooks.judge_get(status, key, nbytes) for key, status in zip(keys, statuses, strict=True)]
+
+    def put_async(
+        self,
+        keys: Sequence[Key],
+        blocks: Sequence[int],
+        *,
+        layers: range | None = None,
+        preferred_segment: int | None = None,
+        hold: float | None = None,
+    ) -> Handle[list[NanoKVError | None]]:
+        """`put` in the background, in the order of the calls; the blocks must not change before the handle is done."""
+        self._hooks.checked_segment(preferred_segment)
+        return self._hooks.worker.submit(
+            lambda: self.put(keys, blocks, layers=layers, preferred_segment=preferred_segment, hold=hold)
+        )
+
+    def get_async(
+        self, keys: Sequence[Key], blocks: Sequence[int], *, layers: range | None = None
+    ) -> Handle[list[NanoKVError | None]]:
+        """`get` in the background, in the order of the calls; the blocks are undefined until the handle is done."""
+        self._hooks.checked_segment(None)
+        return self._hooks.worker.submit(lambda: self.get(keys, blocks, layers=layers))
 
     # --- by torch ---
     def _put_one(self, key: KeyDigest, block: int, layers: range, preferred: int | None, until: int) -> int:

@@ -174,9 +174,8 @@ class SingleTransfer:
             return True
         return self._machine.verify(key, found.place, self.payload(found.place).data_ptr()) == Status.OK
 
-    def view(self, found: Found) -> torch.Tensor | None:
+    def view(self, found: Found, payload: torch.Tensor) -> torch.Tensor | None:
         """The bytes of a pinned object in place, as the tensor that was put; None if its descriptor contradicts it."""
-        payload = self.payload(found.place)
         like = empty_like_described(found.descriptor, found.place.nbytes, torch.device("meta"))
         if like is None:
             return None

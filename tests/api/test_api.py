@@ -331,6 +331,35 @@ def test_many(world: World) -> None:
             call()
 
 
+def test_put_of_a_key_that_exists(world: World) -> None:
+    world[0].put("k", torch.zeros(3), preferred_segment=1)
+    world[0].put("k", torch.ones(5), exist_ok=True)
+    world[0].put_async("k", torch.ones(5), exist_ok=True).wait(10)
+    assert torch.equal(world[1].get("k"), torch.zeros(3)), "the old value stays"
+    world[1].open_for_write("plan", 4)
+    world[0].put("plan", torch.ones(1), exist_ok=True)
+    assert not world[0].exists("plan")
+    world[1].abort("plan")
+    with pytest.raises((InvalidArgument, OutOfMemory)):
+        world[0].put("large", torch.zeros(300 * PAGE, dtype=torch.uint8), exist_ok=True)
+
+
+def test_get_with_a_default(world: World) -> None:
+    world[1].open_for_write("plan", 4)
+    assert world[0].get("none", None) is None
+    assert world[0].get("plan", "not yet") == "not yet"
+    dst = torch.zeros(4, dtype=torch.uint8)
+    assert world[0].get("none", None, dst=dst) is None
+    world[1].abort("plan")
+    world[0].put("k", torch.ones(2))
+    found = world[1].get("k", None)
+    assert found is not None and same_bytes(found, torch.ones(2))
+    with pytest.raises(KeyNotFound):
+        world[0].get("none")
+    with pytest.raises(InvalidArgument):
+        world[0].get("k", None, dst=torch.ones(9))
+
+
 def test_async(world: World) -> None:
     tensor = filled((50_000,), torch.float32)
     handles = [world[0].put_async(f"k{i}", tensor, preferred_segment=1) for i in range(4)]
@@ -343,7 +372,7 @@ def test_async(world: World) -> None:
 
 
 def test_index_keys_events_and_clear(world: World) -> None:
-    seen: list[tuple[str, nanokv.KeyDigest]] = []
+    seen: list[tuple[str, nanokv.KeyDigest | None]] = []
     stop = world[1].subscribe(lambda events: seen.extend((e.kind.value, e.key) for e in events))
     keys = [f"k{i}" for i in range(5)]
     for key in keys:
@@ -420,7 +449,9 @@ def test_pointers(world: World) -> None:
 
 def test_namespaces_do_not_meet(make_world: MakeWorld) -> None:
     one = make_world(n=2, heap_bytes=16 * PAGE, page_bytes=PAGE, namespace="one")
-    assert one[0].digest("k") != nanokv.local_world(1, 1 << 20)[0].digest("k")
+    (other,) = nanokv.local_world(1, 1 << 20)
+    with other:
+        assert one[0].digest("k") != other.digest("k")
 
 
 def test_a_closed_cache_says_so(world: World) -> None:

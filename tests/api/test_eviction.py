@@ -149,7 +149,7 @@ def test_a_producer_sees_what_its_puts_evicted(world: World) -> None:
 
 
 def test_an_eviction_is_an_event_of_its_own(world: World) -> None:
-    events: list[tuple[str, nanokv.KeyDigest]] = []
+    events: list[tuple[str, nanokv.KeyDigest | None]] = []
     world[1].subscribe(lambda batch: events.extend((event.kind.value, event.key) for event in batch))
     fill(world, None)
     world[1].flush()

@@ -6,9 +6,11 @@ import pytest
 import torch
 
 from nanokv.cache import NanoKVCache
+from nanokv.config import Alloc
+from nanokv.heap import HeapKind
 
 
-def made(heap: str, alloc: str, name: str) -> NanoKVCache:
+def made(heap: HeapKind, alloc: Alloc, name: str) -> NanoKVCache:
     """A world of one rank."""
     return NanoKVCache(8 << 20, heap=heap, name=name, rank=0, world_size=1, alloc=alloc, page_bytes=16384)
 

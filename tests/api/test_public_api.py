@@ -8,6 +8,7 @@ import pytest
 
 import nanokv
 from nanokv import errors
+from nanokv.cache import _NO_DEFAULT
 
 PUBLIC = [
     "Event",
@@ -25,8 +26,8 @@ EMPTY = inspect.Parameter.empty
 
 # the methods of the specification: positional parameters, keyword-only parameters, each with its default
 METHODS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "put": ({"key": EMPTY, "tensor": EMPTY}, {"preferred_segment": None}),
-    "get": ({"key": EMPTY}, {"dst": None, "reinterpret": False}),
+    "put": ({"key": EMPTY, "tensor": EMPTY}, {"preferred_segment": None, "exist_ok": False, "hold": None}),
+    "get": ({"key": EMPTY, "default": _NO_DEFAULT}, {"dst": None, "reinterpret": False}),
     "remove": ({"key": EMPTY}, {}),
     "open_for_write": ({"key": EMPTY, "bytes_total": EMPTY}, {"preferred_segment": None}),
     "commit": ({"key": EMPTY}, {}),
@@ -46,13 +47,14 @@ METHODS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "paged_kv": ({"layers": EMPTY}, {"kv_dim": EMPTY}),
     "prefix_length": ({"keys": EMPTY}, {}),
     "remove_many": ({"keys": EMPTY}, {}),
-    "put_async": ({"key": EMPTY, "tensor": EMPTY}, {"preferred_segment": None}),
+    "put_async": ({"key": EMPTY, "tensor": EMPTY}, {"preferred_segment": None, "exist_ok": False, "hold": None}),
     "get_async": ({"key": EMPTY}, {"dst": None, "reinterpret": False}),
     "wait": ({"keys": EMPTY}, {"timeout": EMPTY}),
     "flush": ({}, {"timeout": 10.0}),
     "digest": ({"key": EMPTY}, {}),
     "segment_keys": ({}, {}),
     "segment_count": ({}, {}),
+    "alive": ({"rank": EMPTY}, {}),
     "subscribe": ({"listener": EMPTY}, {}),
     "clear": ({}, {}),
     "close": ({}, {}),
@@ -72,6 +74,7 @@ ERRORS = {
     "WaitTimeout": TimeoutError,
     "ObjectPinned": errors.NanoKVError,
     "OutOfMemory": MemoryError,
+    "Cancelled": errors.NanoKVError,
     "WriteLost": errors.NanoKVError,
     "SegmentCorrupt": errors.NanoKVError,
     "CacheClosed": errors.NanoKVError,

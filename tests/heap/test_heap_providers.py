@@ -323,9 +323,9 @@ def test_a_rank_is_taken(new_world: NewWorld, start: Start, name: str, provider:
 @pytest.mark.parametrize(
     ("wishes", "error", "message"),
     [
-        ({"geometry": plan(2, pages=17)}, HeapUnavailable, "n_pages is 16, not 17"),
-        ({"geometry": plan(3)}, HeapUnavailable, "world_size is 2, not 3"),
-        ({"mode": "host"}, HeapUnavailable, "mode is 'device', not 'host'"),
+        ({"geometry": plan(2, pages=17)}, HeapUnavailable, "has heap_bytes=65536; rank 1 asks for heap_bytes=69632"),
+        ({"geometry": plan(3)}, HeapUnavailable, "has world_size=2; rank 1 asks for world_size=3"),
+        ({"mode": "host"}, HeapUnavailable, "has alloc='device'; rank 1 asks for alloc='host'"),
         ({"mode": "v3"}, InvalidArgument, "mode must be one of .* not 'v3'"),
         ({"geometry": plan(1)}, InvalidArgument, "rank must be 0 to 0, not 1"),
     ],

@@ -1,6 +1,7 @@
 """What a heap of processes refuses: other worlds, damaged files, wrong names and arguments, too little room."""
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,21 +10,66 @@ import pytest
 
 from nanokv.device.segment.geometry import Geometry
 from nanokv.device.segment.layout import HEAP_CTL
-from nanokv.errors import HeapUnavailable, InvalidArgument, SegmentCorrupt
+from nanokv.errors import HeapUnavailable, InvalidArgument, NanoKVError, SegmentCorrupt
 from nanokv.heap.shm import inspect, list_worlds
 from nanokv.heap.world_file import HEADER, path_of
 from tests.support.heap_ranks import PAGE, plan
-from tests.support.rank_processes import Start
+from tests.support.rank_processes import Start, until
 from tests.support.shm_ranks import attach, leave_stale
 
 
+def inspect_alive(name: str) -> list[bool]:
+    """Which ranks live; none while no rank has written its segment."""
+    try:
+        return inspect(name).alive
+    except NanoKVError:
+        return []
+
+
 # --- what does not fit ---
+def test_a_rank_with_other_options_is_refused_and_the_waiting_rank_learns_it_at_once(name: str, start: Start) -> None:
+    waiting = start(0, 2, alike={"checksum": False})
+    until(lambda: list_worlds() == [name] and inspect_alive(name) == [True, False])
+    with pytest.raises(HeapUnavailable) as mine:
+        attach(name, 1, 2, geometry=plan(2, pages=32), water=(70, 90), alike={"checksum": True})
+    text = (
+        f"world {name!r} has heap_bytes=65536, water=[80, 90], checksum=False; "
+        "rank 1 asks for heap_bytes=131072, water=[70, 90], checksum=True: all ranks must ask for the same"
+    )
+    assert str(mine.value) == text
+    with pytest.raises(HeapUnavailable, match=re.escape(text)):
+        waiting.arrive()  # long before its timeout, PATIENCE
+    assert list_worlds() == []
+    again = start(0, 2)
+    attach(name, 1, 2).close()
+    again.arrive()
+
+
+def test_a_refused_rank_does_not_disturb_a_world_that_is_complete(name: str, start: Start) -> None:
+    first, second = start(0, 2), start(1, 2)
+    first.arrive(), second.arrive()
+    second.kill()
+    with pytest.raises(HeapUnavailable, match=r"has evict=True; rank 1 asks for evict=False"):
+        attach(name, 1, 2, may_evict=False)
+    heap = attach(name, 1, 2)
+    assert first.ask("alive", 1, heap.incarnation)
+    heap.close()
+
+
+def test_a_world_whose_ranks_have_died_may_go_on_with_other_options(name: str, start: Start) -> None:
+    leave_stale(name, start)
+    heap = attach(name, 0, 1, on_stale="recover", water=(10, 20), alike={"checksum": True})
+    with pytest.raises(HeapUnavailable, match=r"has water=\[10, 20\], checksum=True; rank 0 asks for water=\[80, 90\]"):
+        attach(name, 0, 1)
+    heap.close()
+
+
 @pytest.mark.parametrize(
     ("wishes", "message"),
     [
-        ({"geometry": plan(1, pages=17)}, "n_pages is 16, not 17"),
-        ({"geometry": plan(2)}, "world_size is 1, not 2"),
-        ({"mode": "host"}, "mode is 'device', not 'host'"),
+        ({"geometry": plan(1, pages=17)}, "has heap_bytes=65536; rank 0 asks for heap_bytes=69632"),
+        ({"geometry": plan(2)}, "has world_size=1; rank 0 asks for world_size=2"),
+        ({"mode": "host"}, "has alloc='device'; rank 0 asks for alloc='host'"),
     ],
 )
 @pytest.mark.parametrize("living", [True, False])

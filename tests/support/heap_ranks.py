@@ -194,9 +194,12 @@ class HeapRank(RankCommands):
     def open_cache(self, **options: Any) -> None:
         self.cache = NanoKVCache._from_heap(self.heap, 0, make_options(options))
 
-    def put(self, key: str, values: list[int], segment: int) -> None:
+    def put(self, key: str, values: list[int], segment: int | None) -> None:
         data = torch.tensor(values, dtype=torch.int32, device=self.cache.device)
         self.cache.put(key, data, preferred_segment=segment)
+
+    def open_for_write(self, key: str, nbytes: int, segment: int) -> None:
+        self.cache.open_for_write(key, nbytes, preferred_segment=segment)
 
     def get(self, key: str) -> list[int]:
         found: list[int] = self.cache.get(key).tolist()

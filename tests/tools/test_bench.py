@@ -36,7 +36,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     file = tmp_path_factory.mktemp("bench") / "bench.json"
     sizes = ",".join(map(str, SIZES))
     arguments = ["--quick", "--rounds", str(ROUNDS), "--sizes", sizes, "--ring", "2M", "--json", str(file)]
-    assert main(["objects", "freelist", "announce", *arguments]) == 0
+    assert main(["objects", "freelist", "announce", "wait", *arguments]) == 0
     loaded: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     return loaded
 

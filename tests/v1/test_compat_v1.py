@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nanokv.allocation.routing import Routing
 from nanokv.compat_v1.allocator import Runs, Space
 from nanokv.compat_v1.eviction import Policy, goal
 from nanokv.compat_v1.host_allocation import HostAllocation
@@ -148,7 +149,8 @@ class Site:
         def alive(rank: int, incarnation: int) -> bool:
             return rank not in self.world.dead
 
-        return Master(self.world.machines[0], alive, clock=lambda: self.now, **self.options)
+        routing = Routing(2, 0, lambda rank: rank in self.world.dead)
+        return Master(self.world.machines[0], alive, routing, clock=lambda: self.now, **self.options)
 
     def recovered(self) -> Master:
         """A master that knows only the headers."""

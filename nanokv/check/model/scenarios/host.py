@@ -170,6 +170,7 @@ def _told_once(world: SmallWorld) -> None:
     seen: set[tuple[int, int]] = set()
     there: set[tuple[int, int]] = set()
     for event in world.results["told"]:
+        assert event.key is not None and event.meta is not None  # no rank comes or goes here
         life = event.meta.header_off, event.meta.epoch
         expect(event.key[0] in (A, C), f"I5: an event about key {event.key}, which nobody put")
         if event.kind is EventKind.STORED:

@@ -1,0 +1,37 @@
+"""Which segment a new object goes to, in v2 and in v1 alike."""
+
+from collections.abc import Callable
+
+from nanokv.device.segment.layout import POSITIVE
+from nanokv.types import KeyDigest
+
+_POSITIVE: int = POSITIVE.value
+
+
+class Routing:
+    """Chooses the owner of a new object.
+
+    Args:
+        rank: this rank. It lives.
+        has_gone: rank -> True if it has closed its segment, or ended (`Heap.peer_closed`).
+    """
+
+    def __init__(self, world_size: int, rank: int, has_gone: Callable[[int], bool]) -> None:
+        self._world_size = world_size
+        self._rank = rank
+        self._has_gone = has_gone
+
+    def owner_of(self, key: KeyDigest, preferred: int | None) -> int:
+        """The preferred rank; without one the key's home rank, or in its place the next rank that lives.
+
+        The key chooses where the search begins, so that the ranks that live share the objects of one that has gone.
+        Ranks that see the same ranks alive choose the same owner; readers need not, because they ask the directory.
+        """
+        if preferred is not None:
+            return preferred
+        home = (key.key_check & _POSITIVE) % self._world_size  # as `Geometry.home_rank`, whose call costs more
+        if home == self._rank or not self._has_gone(home):
+            return home
+        start = (key.key_check & _POSITIVE) // self._world_size
+        order = ((start + i) % self._world_size for i in range(self._world_size))
+        return next((rank for rank in order if rank == self._rank or not self._has_gone(rank)), self._rank)

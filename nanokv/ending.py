@@ -1,0 +1,83 @@
+"""The end of a cache: by `close`, when nothing refers to it any more, and in a child of a fork.
+
+The threads of a cache refer to its parts, never to the cache, so a cache that was dropped without `close` is collected
+and its parts are closed. They are closed by a thread of their own: what drops a cache may be the garbage collector, in
+a thread that holds any lock.
+"""
+
+import os
+import threading
+import warnings
+import weakref
+from typing import NamedTuple, Protocol
+
+from nanokv.allocation.base import Allocation
+from nanokv.background import Worker
+from nanokv.errors import NanoKVError
+from nanokv.heap.base import Heap
+from nanokv.host_poller.poller import Poller
+from nanokv.pinned import Pins
+from nanokv.plans import Plans
+
+
+class Parts(NamedTuple):
+    """What a cache has to end."""
+
+    worker: Worker
+    plans: Plans
+    poller: Poller
+    pins: Pins
+    allocation: Allocation
+    heap: Heap
+
+    def close(self) -> None:
+        """Finish the queued operations, abort the open plans, end the threads and leave the world. Idempotent."""
+        self.worker.close()
+        self.plans.abort_all()
+        self.poller.stop()
+        self.pins.give_back_dropped()
+        self.allocation.close()
+        self.heap.close()
+
+
+class Ended(Protocol):
+    """A cache, as this module sees it."""
+
+    def _disown(self, process: int) -> None:
+        """In a child of a fork: the cache belongs to its parent, `process`."""
+        ...
+
+
+def end_when_dropped(cache: Ended, parts: Parts) -> "weakref.finalize[..., Ended]":
+    """Close the parts when the cache is dropped, and disown it in children of a fork. `detach` ends the first."""
+    end = weakref.finalize(cache, _drop, parts, os.getpid())
+    end.atexit = False  # the heap leaves its world by itself at the end of the process
+    _made[cache] = os.getpid()
+    return end
+
+
+def forked(process: int) -> NanoKVError:
+    """The error of a cache that a child inherited from its parent, `process`."""
+    return NanoKVError(
+        f"this cache was made in process {process}, of which this one ({os.getpid()}) is a fork: attach by name, as a "
+        "rank of its own, in the child"
+    )
+
+
+def _drop(parts: Parts, process: int) -> None:
+    if os.getpid() != process:
+        return
+    heap = parts.heap
+    threading.Thread(target=parts.close, name=f"nanokv-closing-{heap.rank}").start()
+    warnings.warn(f"rank {heap.rank} of world {heap.name!r} was dropped without close", ResourceWarning, stacklevel=2)
+
+
+_made: "weakref.WeakKeyDictionary[Ended, int]" = weakref.WeakKeyDictionary()
+
+
+def _after_fork() -> None:
+    for cache, process in list(_made.items()):
+        cache._disown(process)
+
+
+os.register_at_fork(after_in_child=_after_fork)
