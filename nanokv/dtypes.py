@@ -1,28 +1,30 @@
 """The dtypes of stored objects, by name: importing this needs no torch."""
 
 # codes are part of the stored format: append, never renumber. 0 is raw bytes.
-DTYPE_NAMES = (
-    "uint8",
-    "int8",
-    "int16",
-    "int32",
-    "int64",
-    "float16",
-    "bfloat16",
-    "float32",
-    "float64",
-    "bool",
-    "complex64",
-    "complex128",
-    "uint16",
-    "uint32",
-    "uint64",
-    "float8_e4m3fn",
-    "float8_e5m2",
-    "float8_e4m3fnuz",
-    "float8_e5m2fnuz",
-    "float8_e8m0fnu",
+_DTYPES = (
+    ("uint8", 1),
+    ("int8", 1),
+    ("int16", 2),
+    ("int32", 4),
+    ("int64", 8),
+    ("float16", 2),
+    ("bfloat16", 2),
+    ("float32", 4),
+    ("float64", 8),
+    ("bool", 1),
+    ("complex64", 8),
+    ("complex128", 16),
+    ("uint16", 2),
+    ("uint32", 4),
+    ("uint64", 8),
+    ("float8_e4m3fn", 1),
+    ("float8_e5m2", 1),
+    ("float8_e4m3fnuz", 1),
+    ("float8_e5m2fnuz", 1),
+    ("float8_e8m0fnu", 1),
 )
+DTYPE_NAMES = tuple(name for name, _ in _DTYPES)
+DTYPE_BYTES = tuple(size for _, size in _DTYPES)  #: per element
 
 
 def dtype_name(code: int) -> str:

@@ -199,7 +199,7 @@ class PageTime:
         self._ns = self._pages = 0
 
     def add(self, started: int, pages: int) -> None:
-        """Count a call that began at `started`, of `perf_counter_ns`, and ends now. An empty object counts as a page."""
+        """Count a call that began at `started` (`perf_counter_ns`) and ends now. An empty object counts as a page."""
         self._ns += perf_counter_ns() - started
         self._pages += max(pages, 1)
 

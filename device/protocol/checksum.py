@@ -25,7 +25,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from nanokv.device.memory.triton import load64, mixed, store64, table64
+from nanokv.device.memory.triton import checksum_bytes, load64, mixed, store64, table64
 from nanokv.device.protocol.header import descriptor
 from nanokv.device.segment.layout import (
     CHECKSUM_MASK,
@@ -70,6 +70,25 @@ def checksum(
     whole = payload_sum ^ mixed(key_hash, -1) ^ mixed(key_check, -2) ^ mixed(nbytes, -3) ^ mixed(kind & LOW32, -4)
     whole = whole ^ mixed(d0, -5) ^ mixed(d1, -6) ^ mixed(d2, -7) ^ mixed(d3, -8) ^ mixed(d4, -9) ^ mixed(d5, -10)
     return mixed(whole ^ mixed(d6, -11), 0) & CHECKSUM_MASK
+
+
+@triton.jit
+def stored_checksum(
+    key_hash: tl.int64,
+    key_check: tl.int64,
+    nbytes: tl.int64,
+    address: tl.int64,
+    kind: tl.int64,
+    d0: tl.int64,
+    d1: tl.int64,
+    d2: tl.int64,
+    d3: tl.int64,
+    d4: tl.int64,
+    d5: tl.int64,
+    d6: tl.int64,
+) -> Any:
+    """The checksum of `nbytes` at an address under a key and a descriptor: for a host that looks from outside."""
+    return checksum(key_hash, key_check, nbytes, checksum_bytes(address, nbytes, 0), kind, d0, d1, d2, d3, d4, d5, d6)
 
 
 @triton.jit

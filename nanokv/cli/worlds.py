@@ -143,8 +143,14 @@ def key(
     raise typer.Exit(0 if found else 1)
 
 
-def fsck(name: Name, as_json: Json = False) -> None:
-    """Check the invariants I1 to I10 in a world, living or dead. Changes nothing.
+def fsck(
+    name: Name,
+    as_json: Json = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Compare no checksums: the bytes of objects are not read.")
+    ] = False,
+) -> None:
+    """Check the invariants I1 to I10 in a world, living or dead, and the checksums of its objects. Changes nothing.
 
     A world at work is checked for what must hold at any moment; a world at rest, for everything.
 
@@ -154,16 +160,18 @@ def fsck(name: Name, as_json: Json = False) -> None:
     from nanokv.fsck.inspect_world import Inspected
 
     world = Inspected(name)
-    report = world.check()
+    report = world.check(quick=quick)
     if as_json:
         print_json({"name": name, "alive": world.living} | report.as_dict())
     else:
         screen = console()
-        looked = "all was checked" if report.quiescent else "at work: only what must always hold was checked"
+        state = "rest" if report.quiescent else "work"
         living = f"{sum(world.living)} of {len(world.living)} ranks alive"
-        screen.print(f"{name}: alloc={report.mode}, {living}, {report.objects} objects, {looked}")
+        screen.print(f"{name}: alloc={report.mode}, {living}, {report.objects} objects, at {state}")
         for finding in report.findings:
             screen.print(Text(str(finding), style="red" if finding.breach else "yellow"), soft_wrap=True)
+        for what in report.unseen:
+            screen.print(f"not looked at: {what}", soft_wrap=True)
         if report.clean:
             screen.print(Text("clean", style="green"))
     raise typer.Exit(_BREACH if report.breaches else _LEFTOVERS if report.leftovers else 0)

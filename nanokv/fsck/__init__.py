@@ -7,6 +7,7 @@ control        checks of identity, control words, activity words, the announce r
 slots          checks of header slots, and of the extents that headers name
 pins           checks of the pin ledger against the STATE words
 pages          checks of payload pages: each is in one place
+contents       checks of descriptors, and of checksums over the bytes of objects
 directory      checks of directory entries and keys
 find_key       where an object lies, for `nanokv key`
 """
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from nanokv.device.segment.views import SegmentView
-from nanokv.fsck import control, directory, pages, pins, slots
+from nanokv.fsck import contents, control, directory, pages, pins, slots
 from nanokv.fsck.look import Alive, Look, World, fingerprint, take_looks
 from nanokv.fsck.report import Finding, Report, find
 
@@ -40,12 +41,18 @@ SEGMENT_CHECKS: tuple[Callable[[World, Look], Iterator[Finding]], ...] = (
     pins.check_pins,
     pages.check_links,
     pages.check_pages,
+    contents.check_descriptors,
 )
 WORLD_CHECKS = (directory.check_directory, directory.check_keys)
 
 
 def check_segments(
-    views: Sequence[SegmentView], *, mode: str, quiescent: bool | None = True, alive: Alive | None = None
+    views: Sequence[SegmentView],
+    *,
+    mode: str,
+    quiescent: bool | None = True,
+    alive: Alive | None = None,
+    quick: bool = False,
 ) -> Report:
     """Check all segments of a world.
 
@@ -58,6 +65,8 @@ def check_segments(
         alive: (rank, incarnation) -> False if it has certainly ended. Without it every rank counts as alive, and
             leftovers of the dead as breaches.
 
+        quick: do not read the bytes of objects: no checksum is compared.
+
     Raises:
         ValueError: not one segment per rank.
     """
@@ -66,16 +75,31 @@ def check_segments(
         raise ValueError(f"views must be the segments of a world, one per rank, not {len(views)}")
     foreign = tuple(control.check_identity(views, mode))
     if foreign:
-        return Report(mode, bool(quiescent), len(views), 0, foreign)
+        return Report(mode, bool(quiescent), len(views), 0, foreign, ("all else: the segments are not of one world",))
     looks = take_looks(views)
     resting = quiescent if quiescent is not None else _at_rest(looks, views, alive)
     world = World(looks, mode, resting, alive)
-    found = [check(world, look) for check in SEGMENT_CHECKS for look in looks]
+    checks = SEGMENT_CHECKS if quick else (*SEGMENT_CHECKS, contents.check_checksums)
+    found = [check(world, look) for check in checks for look in looks]
     findings = tuple(chain(*found, *(check(world) for check in WORLD_CHECKS)))
     if quiescent is None and resting and findings and not _same(looks, views):
-        return check_segments(views, mode=mode, quiescent=False, alive=alive)
+        return check_segments(views, mode=mode, quiescent=False, alive=alive, quick=quick)
     objects = sum(int(np.count_nonzero(look.ready)) for look in looks)
-    return Report(mode, resting, len(views), objects, findings)
+    return Report(mode, resting, len(views), objects, findings, tuple(_unseen(world, quick)))
+
+
+def _unseen(world: World, quick: bool) -> Iterator[str]:
+    """What the checks did not look at."""
+    objects = sum(int(np.count_nonzero(look.ready)) for look in world.looks)
+    summed = sum(int(np.count_nonzero(contents.summed(look))) for look in world.looks)
+    if not world.quiescent:
+        yield "the world is at work: what must hold only at rest"
+    if not world.allocates:
+        yield "alloc='host': the free pages and the keys, which the master keeps in its own memory"
+    if quick and summed:
+        yield f"the bytes of {summed} objects with checksums"
+    if objects > summed:
+        yield f"the bytes of {objects - summed} objects without checksums"
 
 
 def _at_rest(looks: list[Look], views: list[SegmentView], alive: Alive | None) -> bool:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from nanokv.device.segment.geometry import MODES
-from nanokv.device.segment.layout import WANTED
+from nanokv.device.segment.layout import SIZE_CLASSES, WANTED
 from nanokv.device.segment.views import SegmentView
 from nanokv.fsck.look import Look, World, field
 from nanokv.fsck.report import RECOVER, REMAKE, Finding, find
@@ -71,7 +71,8 @@ def check_ring(world: World, look: Look) -> Iterator[Finding]:
     """I10, I7: a hint names a slot that exists, in an epoch that the slot has reached. Holds at any moment."""
     kind, slot, epoch = (field("RING", name, look.ring) for name in ("kind", "header", "epoch"))
     filled = look.ring != 0
-    wild = filled & ((kind == 0) | (kind > WANTED.value) | (slot >= look.geometry.hdr_count))
+    named = np.where(kind == WANTED.value, SIZE_CLASSES, look.geometry.hdr_count)
+    wild = filled & ((kind == 0) | (kind > WANTED.value) | (slot >= named))
     remedy = "the poller passes over it; if it happens again, " + REMAKE
     yield from find("I10", look.rank, "invalid hints", "ring slot", wild, remedy)
     tickets = np.flatnonzero(filled & ~wild & (kind != WANTED.value))

@@ -36,10 +36,10 @@ class Inspected:
         now = max(int(view.activity["incarnation"][rank]) for view in self.views)
         return self.living[rank] and not (now ^ incarnation) & PRODUCER_INC_MASK.value
 
-    def check(self) -> Report:
-        """fsck: of everything if the world is dead or at rest, else of what must always hold."""
+    def check(self, *, quick: bool = False) -> Report:
+        """fsck: of everything if the world is dead or at rest, else of what must always hold. `quick`: no checksums."""
         quiescent = None if any(self.living) else True
-        return check_segments(self.views, mode=self.mode, quiescent=quiescent, alive=self.alive)
+        return check_segments(self.views, mode=self.mode, quiescent=quiescent, alive=self.alive, quick=quick)
 
     def stats(self) -> dict[str, Any]:
         """The world, and a HeapSnapshot of each rank, as plain data."""

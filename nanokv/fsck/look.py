@@ -39,10 +39,12 @@ class Look:
 
     rank: int
     geometry: Geometry
+    view: SegmentView  #: the segment itself, which may change
     ctl: npt.NDArray[Any]  #: HEAP_CTL, one record
     activity: npt.NDArray[Any]
     ring: Words
     headers: npt.NDArray[Any]
+    descriptors: npt.NDArray[Any]
     directory: Words
     page_links: Words
     header_links: Words
@@ -163,12 +165,12 @@ def take_looks(views: list[SegmentView]) -> list[Look]:
     """Look at every segment of a world. `views`: one per rank, in the order of ranks."""
     rings = [view.ring.copy() for view in views]  # before the headers: a hint is never ahead of its header
     before = [view.states.copy() for view in views]
-    names = ("ctl", "activity", "headers", "directory", "page_links", "header_links", "pins")
+    names = ("ctl", "activity", "headers", "descriptors", "directory", "page_links", "header_links", "pins")
     middle = [{name: getattr(view, name).copy() for name in names} for view in views]
     no_pins = np.uint64(~PIN_BITS.value & (2**64 - 1))
     stable = [(states & no_pins) == (view.states & no_pins) for states, view in zip(before, views, strict=True)]
     return [
-        Look(rank, view.geometry, ring=rings[rank], states=before[rank], stable=stable[rank], **middle[rank])
+        Look(rank, view.geometry, view, ring=rings[rank], states=before[rank], stable=stable[rank], **middle[rank])
         for rank, view in enumerate(views)
     ]
 

@@ -36,6 +36,7 @@ class Report(NamedTuple):
     segments: int
     objects: int  #: READY objects
     findings: tuple[Finding, ...]
+    unseen: tuple[str, ...] = ()  #: what was not looked at
 
     @property
     def breaches(self) -> tuple[Finding, ...]:
@@ -62,6 +63,7 @@ class Report(NamedTuple):
             "breaches": len(self.breaches),
             "leftovers": len(self.leftovers),
             "findings": [finding._asdict() for finding in self.findings],
+            "not_looked_at": list(self.unseen),
         }
 
     def __str__(self) -> str:

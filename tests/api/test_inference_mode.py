@@ -49,7 +49,7 @@ def _two_threads() -> Iterator[None]:
 @pytest.mark.parametrize("heap", ["local", "shm"])
 @pytest.mark.parametrize("alloc", ["device", "host"])
 @pytest.mark.parametrize("made_inside", [True, False])
-def test_made_in_one_mode_and_used_in_both(heap: str, alloc: str, made_inside: bool, shm_name: str) -> None:
+def test_made_in_one_mode_and_used_in_both(heap: HeapKind, alloc: Alloc, made_inside: bool, shm_name: str) -> None:
     with torch.inference_mode(made_inside):
         cache = made(heap, alloc, shm_name)
         layers = [torch.randn(4, 2, 8, 2, 16)]

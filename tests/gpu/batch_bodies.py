@@ -14,7 +14,7 @@ from nanokv.device.machines.batch import Batch
 from nanokv.device.machines.records import Request
 from nanokv.device.memory.triton import store64
 from nanokv.device.protocol.status import Status
-from tests.gpu.bodies import PAGE, WHAT, World, key, world
+from tests.gpu.bodies import PAGE, World, flat, key, world
 
 OK, MISS, DUPLICATE, FULL, SIZE = Status.OK, Status.MISS, Status.DUPLICATE, Status.FULL, Status.SIZE
 TILE = int(TILE_BYTES.value)
@@ -38,7 +38,7 @@ def done(made: Batch, operation: Callable[[], None], requests: list[Request]) ->
 
 def put_request(n: int, data: torch.Tensor, owner: int = 1) -> Request:
     """A request to put."""
-    return Request(key(n), data.data_ptr(), data.numel(), owner, WHAT)
+    return Request(key(n), data.data_ptr(), data.numel(), owner, flat(data.numel()))
 
 
 def get_request(n: int, room: torch.Tensor) -> Request:

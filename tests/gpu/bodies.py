@@ -14,7 +14,7 @@ import triton.language as tl
 from nanokv.device import remote
 from nanokv.device.kernels.shares import TILE_BYTES
 from nanokv.device.machines.launch import LaunchMachine
-from nanokv.device.machines.records import Begun, Place
+from nanokv.device.machines.records import Begun, Descriptor, Place
 from nanokv.device.memory.triton import GOLDEN, MIX_ONE, MIX_TWO
 from nanokv.device.protocol.put import put
 from nanokv.device.protocol.status import Status
@@ -25,6 +25,7 @@ from nanokv.device.segment.layout import (
     EPOCH_SHIFT,
     FLAG_PLAN,
     HEADER_BYTES,
+    NDIM_SHIFT,
     READY,
     REMOVED,
     RING_EPOCH_SHIFT,
@@ -40,9 +41,13 @@ from nanokv.device.segment.views import SegmentView
 from nanokv.fsck import check_segments
 
 PAGE = 4096
-WHAT = (1, 7, 0, 0, 0, 0, 0, 0)
 OK, MISS, DUPLICATE, FULL = Status.OK, Status.MISS, Status.DUPLICATE, Status.FULL
 PINNED, SIZE, LOST, TORN, CORRUPT = Status.PINNED, Status.SIZE, Status.LOST, Status.TORN, Status.CORRUPT
+
+
+def flat(nbytes: int) -> Descriptor:
+    """The descriptor of a uint8 tensor of one dimension."""
+    return (1 | 1 << NDIM_SHIFT.value, nbytes, 0, 0, 0, 0, 0, 0)
 
 
 def key(n: int) -> tuple[int, int]:
@@ -80,14 +85,14 @@ class World:
         return torch.cat([torch.zeros(16 + shift, dtype=torch.uint8), made]).to(self.device)[16 + shift :]
 
     def put(self, n: int, data: torch.Tensor, owner: int = 1) -> int:
-        return self.machine.put(owner, key(n), data.data_ptr(), data.numel(), WHAT, 100 + n)
+        return self.machine.put(owner, key(n), data.data_ptr(), data.numel(), flat(data.numel()), 100 + n)
 
     def get(self, n: int, count: int) -> tuple[int, torch.Tensor]:
         dst = torch.zeros(count, dtype=torch.uint8, device=self.device)
         return self.machine.get(key(n), dst.data_ptr(), count, (0,) * 8, 200 + n), dst
 
     def begin(self, n: int, nbytes: int, flags: int = 0) -> Begun:
-        return self.machine.begin(1, key(n), nbytes, flags, WHAT, 300 + n)
+        return self.machine.begin(1, key(n), nbytes, flags, flat(nbytes), 300 + n)
 
 
 @contextmanager
@@ -115,7 +120,7 @@ def checksums(device: torch.device) -> None:
             assert w.put(n, data) == OK
             begun = w.begin(100 + n, size)
             w.segments[1][begun.place.payload : begun.place.payload + size] = data
-            w.machine.seal(key(100 + n), begun.place, WHAT)
+            w.machine.seal(key(100 + n), begun.place, flat(size))
             assert w.machine.finish(begun.place, begun.phase) == OK
             for which in (n, 100 + n):
                 found = w.machine.lookup(key(which))
@@ -141,7 +146,7 @@ def native_checksum(n: int, data: torch.Tensor) -> int:
     raw = data.cpu().numpy().tobytes()
     words = np.frombuffer(raw + bytes(-len(raw) % 8), "<u8").tolist()
     whole = sum(mixed_in_python(word, at) for at, word in enumerate(words)) % 2**64
-    for at, word in enumerate((*key(n), len(raw), *WHAT), 1):
+    for at, word in enumerate((*key(n), len(raw), *flat(len(raw))), 1):
         whole ^= mixed_in_python(word, -at)
     return mixed_in_python(whole, 0) & CHECKSUM_MASK.value
 
@@ -169,7 +174,7 @@ def puts_gets_and_removes(device: torch.device) -> None:
             assert w.get(n, size + 1)[0] == SIZE
             found = w.machine.lookup(key(n))
             assert (found.status, found.place.owner) == (OK, n % 2)
-            assert (found.place.nbytes, found.descriptor) == (size, WHAT)
+            assert (found.place.nbytes, found.descriptor) == (size, flat(size))
             assert w.machine.read(key(n), found.place, back.data_ptr(), 1) == OK
             assert torch.equal(back, data)
             assert w.machine.remove(key(n)) == OK
@@ -306,7 +311,7 @@ def the_host_allocates(device: torch.device) -> None:
     """v1's calls: the master chooses slot and pages. (fsck's rules of v2 do not hold for them.)"""
     w = World(device, 64, may_evict=False)
     at = w.geometry.offsets["heap_base"]
-    epoch = w.machine.install(key(1), Place(1, 3, 0, at, 100), 0, WHAT, 5)
+    epoch = w.machine.install(key(1), Place(1, 3, 0, at, 100), 0, flat(100), 5)
     word = w.machine.state(1, 3)
     assert (word & STATE_MASK.value, word >> EPOCH_SHIFT.value) == (WRITING.value, epoch)
     assert w.machine.commit(Place(1, 3, epoch)) == OK
@@ -318,7 +323,7 @@ def the_host_allocates(device: torch.device) -> None:
     assert w.machine.drain(1, 0, 9).hints.tolist() == [
         kind.value | 3 << RING_HEADER_SHIFT.value | epoch << RING_EPOCH_SHIFT.value for kind in (STORED, REMOVED)
     ]
-    assert w.machine.install(key(1), Place(1, 3, 0, at, 0), 0, WHAT, 5) == epoch + 1
+    assert w.machine.install(key(1), Place(1, 3, 0, at, 0), 0, flat(0), 5) == epoch + 1
 
 
 @triton.jit
@@ -331,7 +336,7 @@ def put_many_kernel(
     zero = cta * 0
     status, _ = put(
         world_table, owner, n * 0x5851F42D4C95 + 1, n * 0x14057B7EF767 - 1, source + n * nbytes, nbytes, cta,
-        zero + 1, zero + 7, zero, zero, zero, zero, zero, zero,
+        zero + 1 + (1 << NDIM_SHIFT), nbytes, zero, zero, zero, zero, zero, zero,
     )  # fmt: skip
     tl.store(tl.cast(statuses + cta * 8, tl.pointer_type(tl.int64)), status)
 

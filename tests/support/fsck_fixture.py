@@ -59,6 +59,14 @@ class World:
         data = np.full(max(nbytes, 1), key % 251, np.uint8)
         return self.machines[by].put(owner, digest(key), int(data.ctypes.data), nbytes, RAW, key)
 
+    def put_summed(self, owner: int, key: int, nbytes: int = 5000, by: int = 0) -> Place:
+        """Put an object with a checksum; returns its place."""
+        begun = self.begin(owner, key, nbytes, by)
+        assert begun.status == Status.OK
+        self.machines[by].seal(digest(key), begun.place, RAW)
+        assert self.machines[by].commit(begun.place) == Status.OK
+        return begun.place
+
     def begin(self, owner: int, key: int, nbytes: int = 5000, by: int = 0) -> Begun:
         """Begin an object as a plan, whose kernel no activity word counts."""
         begun = self.machines[by].begin(owner, digest(key), nbytes, FLAG_PLAN.value, RAW, key)

@@ -173,6 +173,7 @@ ARGUMENTS = {
     "wanted": "world",
     "has_checksum": "header",
     "checksum": "key_hash key_check nbytes any any any any any any any any any",
+    "stored_checksum": "key_hash key_check few source any any any any any any any any",
     "seal": "world seg slot key_hash key_check nbytes any any any any any any any any any",
     "is_right": "world seg slot key_hash key_check nbytes bit any",
     "is_inside": "world payload few",

@@ -15,6 +15,7 @@ from nanokv.device.segment.layout import (
     ENTRY_RANK_SHIFT,
     ENTRY_TAG_SHIFT,
     ENTRY_TENTATIVE,
+    NDIM_SHIFT,
     ONE_PIN,
     PIN_HEADER_SHIFT,
     PIN_HELD,
@@ -23,7 +24,9 @@ from nanokv.device.segment.layout import (
     READY,
     RING_EPOCH_SHIFT,
     RING_HEADER_SHIFT,
+    SIZE_CLASSES,
     STORED,
+    WANTED,
 )
 from nanokv.fsck import check_segments
 from tests.support.fsck_fixture import PAGE, RANKS, WORLD_ID, World, digest, home_of, ten_objects
@@ -112,8 +115,35 @@ def an_operation_was_counted_out_twice(world: World) -> int:
 
 @case("I10", "invalid hints", always=True)
 def a_hint_of_no_kind(world: World) -> int:
-    world.views[0].ring[60] = 3 | 1 << RING_HEADER_SHIFT.value
+    world.views[0].ring[60] = 7 | 1 << RING_HEADER_SHIFT.value
     return 0
+
+
+@case("I10", "invalid hints", always=True)
+def a_hint_of_no_size_class(world: World) -> int:
+    world.views[0].ring[60] = WANTED.value | SIZE_CLASSES << RING_HEADER_SHIFT.value
+    return 0
+
+
+@case("I4", "descriptors contradict", always=True)
+def a_descriptor_of_other_bytes(world: World) -> int:
+    rank, index = world.slot(0)
+    world.views[rank].descriptors[index] = (1 | 1 << NDIM_SHIFT.value, [4999, 0, 0, 0, 0, 0, 0])
+    return rank
+
+
+@case("I4", "descriptors contradict", always=True)
+def a_dtype_that_does_not_exist(world: World) -> int:
+    rank, index = world.slot(0)
+    world.views[rank].descriptors["format"][index] = 200
+    return rank
+
+
+@case("I4", "their checksum was made of", always=True)
+def a_byte_that_changed(world: World) -> int:
+    place = world.put_summed(owner=1, key=11)
+    world.views[1].raw[place.payload + 17] ^= 1
+    return 1
 
 
 @case("I10", "invalid hints", always=True)
