@@ -5,6 +5,8 @@
 Without a GPU it runs in Triton's interpreter. `producer_kernel.py` writes objects of many pages, with many CTAs.
 """
 
+# mypy: allow-untyped-defs, allow-incomplete-defs
+
 import os
 
 import torch
