@@ -41,13 +41,14 @@ from nanokv.device.segment.views import SegmentView
 from nanokv.fsck import check_segments
 
 PAGE = 4096
+UINT8_FLAT = tl.constexpr(1 | 1 << NDIM_SHIFT.value)  # format of uint8 of one dimension
 OK, MISS, DUPLICATE, FULL = Status.OK, Status.MISS, Status.DUPLICATE, Status.FULL
 PINNED, SIZE, LOST, TORN, CORRUPT = Status.PINNED, Status.SIZE, Status.LOST, Status.TORN, Status.CORRUPT
 
 
 def flat(nbytes: int) -> Descriptor:
     """The descriptor of a uint8 tensor of one dimension."""
-    return (1 | 1 << NDIM_SHIFT.value, nbytes, 0, 0, 0, 0, 0, 0)
+    return (UINT8_FLAT.value, nbytes, 0, 0, 0, 0, 0, 0)
 
 
 def key(n: int) -> tuple[int, int]:
@@ -336,7 +337,7 @@ def put_many_kernel(
     zero = cta * 0
     status, _ = put(
         world_table, owner, n * 0x5851F42D4C95 + 1, n * 0x14057B7EF767 - 1, source + n * nbytes, nbytes, cta,
-        zero + 1 + (1 << NDIM_SHIFT), nbytes, zero, zero, zero, zero, zero, zero,
+        zero + UINT8_FLAT, nbytes, zero, zero, zero, zero, zero, zero,
     )  # fmt: skip
     tl.store(tl.cast(statuses + cta * 8, tl.pointer_type(tl.int64)), status)
 

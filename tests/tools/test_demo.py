@@ -1,6 +1,7 @@
 """The demo, as a user runs it: real processes, a real model, both allocation modes."""
 
 import io
+import json
 import os
 import signal
 import subprocess
@@ -101,8 +102,14 @@ def test_outcome_complains(changes: dict[str, object], complaint: str) -> None:
 
 # --- whole runs ---
 def test_both_modes_equal_the_single_process() -> None:
-    code, report = run(alloc="both", prompts=3)
+    outcomes: list[Outcome] = []
+    code, report = run(alloc="both", prompts=3, report=outcomes.extend)
     assert code == 0, report
+    data = json.loads(json.dumps([outcome.as_dict() for outcome in outcomes]))  # as `nanokv demo --json` prints it
+    assert [(each["alloc"], each["equal"], each["complaints"]) for each in data] == [
+        ("device", True, []),
+        ("host", True, []),
+    ]
     assert "\x1b" not in report  # plain text: this is no terminal
     prompts = make_prompts(3, 0)
     blocks = sum(len(block_keys(prompt)) for prompt in prompts)

@@ -91,6 +91,7 @@ def test_all_modules_are_looked_at() -> None:
     assert {"nanokv.device.protocol.extent", "nanokv.device.segment.layout"} <= imports("nanokv.device.protocol.put")
 
 
+@pytest.mark.skipif(not (ROOT / "device").is_dir(), reason="in an unpacked sdist no folder has such a name")
 @pytest.mark.parametrize("bare", BARE)
 def test_the_bare_names_are_refused(bare: str) -> None:
     result = run(f"import {bare}")

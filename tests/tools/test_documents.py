@@ -1,0 +1,211 @@
+"""Every fenced block of README and docs runs: by itself, as lines of a file that runs, or as a command.
+
+A block that cannot run here is named below with its reason. A line "# ..." stands for lines that are left out.
+"""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+
+import nanokv
+from nanokv.cli import app
+from nanokv.device.segment.geometry import Geometry
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+#: files that other tests run: a block may consist of their lines
+RUNS = ("examples/*.py", "tests/gpu/*.py", "nanokv/check/model/scenarios/*.py")
+
+# why a command is not run here
+GPU = "needs GPUs"
+INSTALLS = "installs packages; .ci/wheel installs the wheel, tests/tools/test_packaging.py builds it"
+IN_CI = "takes minutes; .ci/run runs it"
+LONG = "takes minutes; its parts have tests of their own"
+NOT_RUN = {
+    "make demo": IN_CI,
+    "make test": IN_CI,
+    "make check": IN_CI,
+    "make check-long": LONG,
+    "make bench": LONG,
+    "make test-gpu PYTHON=...": GPU,
+    "pip install .": INSTALLS,
+    "pip install '.[check]'": INSTALLS,
+    "nanokv check --device cuda": GPU,
+    "python -m bench.gpu many sweep --json out.json": GPU,
+    "TRITON_INTERPRET=1 python -m bench.gpu --device cpu --toy": LONG,
+    "CUDA_VISIBLE_DEVICES=0 torchrun --standalone --nproc-per-node 4 examples/serve.py": GPU,
+}
+#: the same with less to do
+SMALLER = {
+    "nanokv check": "nanokv check litmus --seconds 0.1",
+    "python -m bench --quick": "python -m bench announce --quick --rounds 3 --heap local --alloc device",
+    "python -m bench objects --sizes 1K,8M --heap shm --alloc device --rounds 5000": (
+        "python -m bench objects --sizes 1K,8M --heap shm --alloc device --rounds 3 --ring 32M"
+    ),
+    "python -m bench freelist imports --json out.json": "python -m bench freelist --quick --json OUT/out.json",
+}
+# python blocks that no file has, by their first line
+GPU_BLOCKS = {
+    "from nanokv.device import Batch": f"{GPU}: a_batch_is_replayed_from_a_graph of tests/gpu does the same",
+    'cache = nanokv.NanoKVCache(64 << 30, heap="torch_symm", heap_options={"device": f"cuda:{local_rank}"})': GPU,
+}
+PRELUDES = {
+    "import nanokv, torch": "",
+    "kv = cache.paged_kv(layers, kv_dim=1)  # one tensor per layer: "
+    "[blocks, 2, tokens, heads, dim], of any strides": """
+import nanokv, torch
+cache, other = nanokv.local_world(2, 64 << 20)
+layers, decode = [torch.randn(4, 2, 16, 2, 8) for _ in range(8)], 1
+blocks, keys, keys_of_layer = [3, 1], ["a", "b"], ["c", "d"]
+""",
+}
+
+
+class Block(NamedTuple):
+    """One fenced block."""
+
+    where: str
+    kind: str  #: what stands behind the opening fence
+    text: str
+
+    @property
+    def first_line(self) -> str:
+        return self.text.split("\n", 1)[0]
+
+
+def blocks() -> list[Block]:
+    found = []
+    for path in DOCUMENTS:
+        text = path.read_text(encoding="utf-8")
+        for match in re.finditer(r"^```(\w*)\n(.*?)^```$", text, re.M | re.S):
+            line = text.count("\n", 0, match.start()) + 1
+            found.append(Block(f"{path.name}:{line}", match[1], match[2]))
+    return found
+
+
+BLOCKS = blocks()
+PYTHON = [block for block in BLOCKS if block.kind == "python"]
+
+
+def commands() -> list[str]:
+    """Every line of every block of commands, without its comment."""
+    lines = [line for block in BLOCKS if block.kind == "bash" for line in block.text.splitlines() if line]
+    return list(dict.fromkeys(re.split(r"\s+# ", line)[0].strip() for line in lines))
+
+
+def test_every_block_is_of_a_kind_that_is_looked_at() -> None:
+    assert len(PYTHON) > 12 and len(commands()) > 20
+    assert {block.kind for block in BLOCKS} == {"python", "bash", "text"}
+    assert all("\n" in block.text for block in BLOCKS)
+    fences = sum(path.read_text(encoding="utf-8").count("```") for path in DOCUMENTS)
+    assert fences == 2 * len(BLOCKS)
+
+
+# --- python -----------------------------------------------------------------------------------
+def shifted(lines: list[str]) -> list[str]:
+    """The text without the indentation of its first line."""
+    indent = len(lines[0]) - len(lines[0].lstrip())
+    return [line[indent:] if line[:indent].isspace() or not indent else line for line in lines]
+
+
+SOURCES = [path.read_text(encoding="utf-8").splitlines() for pattern in RUNS for path in ROOT.glob(pattern)]
+
+
+def is_part_of_a_file(text: str) -> bool:
+    """Whether each piece of a block consists of lines of one file of RUNS."""
+
+    def has(piece: list[str]) -> bool:
+        starts = (
+            source[at : at + len(piece)]
+            for source in SOURCES
+            for at, line in enumerate(source)
+            if line.strip() == piece[0].strip()
+        )
+        return any(shifted(piece) == shifted(start) for start in starts)
+
+    pieces = [piece.strip("\n").splitlines() for piece in re.split(r"^ *# \.\.\.\n", text, flags=re.M)]
+    return all(map(has, pieces))
+
+
+@pytest.mark.parametrize("block", PYTHON, ids=[block.where for block in PYTHON])
+def test_python_runs(block: Block) -> None:
+    if is_part_of_a_file(block.text):
+        return
+    code = compile(block.text, block.where, "exec")
+    if block.first_line in GPU_BLOCKS:
+        pytest.skip(GPU_BLOCKS[block.first_line])
+    scope: dict[str, object] = {}
+    exec(PRELUDES[block.first_line], scope)
+    exec(code, scope)
+    for value in scope.values():
+        if isinstance(value, nanokv.NanoKVCache):
+            value.close()
+
+
+def test_the_examples_of_the_documents_are_all_there() -> None:
+    named = {name for path in DOCUMENTS for name in re.findall(r"\bexamples/\w+\.py", path.read_text(encoding="utf-8"))}
+    assert named == {f"examples/{path.name}" for path in (ROOT / "examples").glob("*.py")}
+
+
+# --- commands ---------------------------------------------------------------------------------
+@pytest.fixture
+def world(shm_name: str) -> Iterator[str]:
+    """The name of a living world that holds KEY."""
+    with nanokv.NanoKVCache(1 << 20, name=shm_name, rank=0, world_size=1, page_bytes=4096) as cache:
+        cache.put("KEY", torch.ones(3))
+        yield shm_name
+
+
+@pytest.mark.parametrize("command", [command for command in commands() if command not in NOT_RUN])
+def test_a_command_runs(command: str, world: str, tmp_path: Path) -> None:
+    line = SMALLER.get(command, command).replace("NAME", world).replace("OUT", str(tmp_path))
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = os.environ | {"PATH": path, "PYTHONPATH": str(ROOT)}
+    words = shlex.split(line)
+    done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=500, check=False)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+
+
+def test_the_reasons_are_true() -> None:
+    assert NOT_RUN.keys() | SMALLER.keys() <= set(commands())
+    ci = (ROOT / ".ci" / "run").read_text()
+    makefile = (ROOT / "Makefile").read_text()
+    for command, reason in NOT_RUN.items():
+        if reason is IN_CI:
+            assert re.search(rf"^{command}", ci, re.M), command
+        if command.startswith("make "):
+            assert re.search(rf"^{command.split()[1]}:", makefile, re.M), command
+
+
+# --- what README claims in words --------------------------------------------------------------
+def test_sizes_are_as_readme_says() -> None:
+    geometry = Geometry.plan(1 << 30, 256 << 10, 1)
+    assert geometry.class_pages == (1, 2, 4, 8, 16, 32, 64, 128)
+    assert geometry.max_object_bytes == 32 << 20
+    assert int(geometry.extent_pages(np.array([geometry.pages_of(260 << 10)]))[0]) * geometry.page_bytes == 512 << 10
+    assert round(100 * 260 / 512) == 51
+
+
+def test_readme_names_every_command() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    for command in app.registered_commands:
+        assert command.callback is not None
+        name = command.callback.__name__
+        assert f"nanokv {name}" in text or f"`{name}`" in text, name
+
+
+def test_readme_names_every_extra() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    (said,) = re.findall(r"# extras: (.*)", text)
+    assert list(project["optional-dependencies"]) == re.findall(r"(\w+) \(", said)
