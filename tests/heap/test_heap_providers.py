@@ -371,7 +371,8 @@ def test_wishes_that_do_not_fit(
         ),
         (  # or the first to be refused has left while the other was still on its way to it
             "iris, no memory",
-            [r"iris: no symmetric heap of \d+ bytes: OutOfMemoryError: HIP out of memory|cannot make a process group"] * 2,
+            [r"iris: no symmetric heap of \d+ bytes: OutOfMemoryError: HIP out of memory|cannot make a process group"]
+            * 2,
         ),
         ("iris, other heaps", ["heap_offset is 4096 on rank 1", "heap_offset is 0 on rank 0, 4096 on rank 1"]),
         pytest.param(
