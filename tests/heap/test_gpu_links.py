@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from nanokv.doctor import peer_atomics
 from nanokv.errors import HeapUnavailable
 from nanokv.heap import gpu_driver
 from nanokv.heap.gpu_driver import FineGrained, has_native_atomics, is_fine_grained
@@ -104,6 +105,16 @@ def test_fine_grained_memory_is_asked_for_checked_and_freed(machine: Machine) ->
     with pytest.raises(HeapUnavailable, match="coarse-grained"):
         FineGrained(4096)
     assert not driver.memory
+
+
+def test_doctor_shows_whether_atomics_work(machine: Machine) -> None:
+    machine.has(Driver(atomics={(0, 1)}))
+    row = peer_atomics(GPUS[:2])
+    assert row.state == "warn" and "cuda:1 to cuda:0 has no native atomics" in row.detail
+    machine.has(Driver(atomics=BOTH_WAYS))
+    assert peer_atomics(GPUS[:2]).state == "ok"
+    machine.has(Driver(), amd=True)
+    assert "fine-grained" in peer_atomics(GPUS[:2]).detail
 
 
 def test_a_library_that_is_not_there_is_an_answer() -> None:
