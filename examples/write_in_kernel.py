@@ -35,8 +35,8 @@ def prefill_kernel(
 def prefill(cache: nanokv.NanoKVCache, key: str, values: torch.Tensor, decode_rank: int) -> None:
     """Put twice `values` (float32, at most 1,024) from inside a kernel."""
     plan = cache.open_for_write(key, values.nbytes, preferred_segment=decode_rank)
-    payload = cache.device_ptr(plan.dst_rank, plan.payload_base)
-    header = cache.device_ptr(plan.dst_rank, plan.header_off)
+    payload = cache.symmetric_ptr(plan.dst_rank, plan.payload_base)
+    header = cache.symmetric_ptr(plan.dst_rank, plan.header_off)
     where = (payload, header, plan.epoch, cache.heap_bases_tensor)
     prefill_kernel[(1,)](values, *where, len(values), cache.rank, plan.dst_rank, BLOCK=1024, num_warps=1)
     cache.commit(key)  # the object is READY already; this tells the owner's index

@@ -98,6 +98,8 @@ def _between_gpus() -> Iterator[Row]:
 
     gpus = [torch.device("cuda", i) for i in range(torch.cuda.device_count())]
     yield peer_access(gpus, torch.cuda.can_device_access_peer)
+    if len(gpus) > 1:
+        yield peer_atomics(gpus)
     if gpus:
         how = f"{OVERLAPPING}=1 is set" if os.environ.get(OVERLAPPING) == "1" else "allow_overlapping=True"
         yield Row("ranks on one gpu", "ok", f"local: always; torch_symm: {how}; iris: not known to work")
@@ -114,6 +116,22 @@ def peer_access(gpus: "list[torch.device]", can_access: "Callable[[torch.device,
         detail = f"{pair[0]} cannot access the memory of {pair[1]}: no world can have both"
         return Row("gpu peer access", "warn", detail)
     return Row("gpu peer access", "ok", f"all {len(gpus)} GPUs access each other's memory")
+
+
+def peer_atomics(gpus: "list[torch.device]") -> Row:
+    """Whether the GPUs' atomics work on each other's memory."""
+    from nanokv.errors import HeapUnavailable
+    from nanokv.heap import gpu_driver
+    from nanokv.heap.gpu_peer_access import check_pairs
+
+    if gpu_driver.is_amd():
+        detail = "in fine-grained memory: local allocates it, torch_symm and iris warn where they do not"
+        return Row("gpu peer atomics", "ok", detail)
+    try:
+        check_pairs("several GPUs", gpus)
+    except HeapUnavailable as error:
+        return Row("gpu peer atomics", "warn", str(error))
+    return Row("gpu peer atomics", "ok", f"native between all {len(gpus)} GPUs")
 
 
 def _driver() -> str:
@@ -142,10 +160,13 @@ def _shared_memory() -> Row:
 
 def _heaps() -> Iterator[Row]:
     from nanokv.heap import available
+    from nanokv.heap.probe import probe, probe_elsewhere
 
+    tries = {"shm": probe, "torch_symm": probe_elsewhere, "iris": probe_elsewhere}  # the smoke test tries local
     for name, why_not in available().items():
-        needed = name == "local"
-        yield Row(f"heap {name}", "ok" if why_not is None else "missing", why_not or "works", needed)
+        why = why_not or (tries[name](name) if name in tries else None)
+        works = "works: a world of one rank was made" if name in tries else "works"
+        yield Row(f"heap {name}", "ok" if why is None else "missing", why or works, name == "local")
 
 
 def _compiled() -> Row:

@@ -13,14 +13,17 @@ They use:
     futex               how a poller sleeps on a word of its segment, and is woken
     mapping             segments in host memory (local, shm)
     segment_in_tensor   segments in tensors (all except shm)
-    gpu_peer_access     access of GPUs to each other's memory (local)
+    gpu_peer_access     access of GPUs to each other's memory, and atomics on it
+    gpu_driver          questions to the GPU's driver that torch does not ask; fine-grained memory of AMD
     process_heap        ranks that are processes (all except local): liveness, barriers
     world_entry         how such a rank enters and leaves its world, by
     world_file          one file, with its names and records in world_file_layout and one of the `locks` per rank
     shm_tools           worlds of shm from outside: list, inspect, remove
     symmetric           segments in memory of a library (torch_symm, iris)
-    memory_source       the contract of such a library, whose ranks form a process_group
+    memory_source       the contract of such a library
+    symmetric_group     how the ranks meet for torch's symmetric memory; a process_group, for iris
     mapped_tensor       a peer's memory as a tensor
+    probe               whether a provider gives memory on this machine
 """
 
 from importlib import import_module

@@ -425,6 +425,7 @@ def test_doctor_says_what_is_here() -> None:
     for name in ("python", "cpus", "shared memory", "compiled code", "heap local", "heap shm"):
         assert rows[name].detail
     assert rows["heap local"].state == "ok"
+    assert rows["heap shm"].detail == "works: a world of one rank was made"
     assert rows["heap iris"].state == "missing" and rows["heap iris"].detail
     assert {row.state for row in rows.values()} <= {"ok", "warn", "missing"}
     assert "smoke test" not in rows
