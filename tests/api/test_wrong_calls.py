@@ -171,9 +171,9 @@ def test_wrong_options(options: dict[str, Any], why: str) -> None:
 
 def test_a_local_world_has_no_options_about_other_heaps() -> None:
     wrong: dict[str, Any] = dict.fromkeys(("heap", "heap_options", "on_stale", "attach_timeout", "name"))
-    for name in wrong:
+    for name, value in wrong.items():
         with pytest.raises(InvalidArgument, match=f"local_world has no option '{name}'"):
-            nanokv.local_world(1, 64 * PAGE, page_bytes=PAGE, **{name: wrong[name]})
+            nanokv.local_world(1, 64 * PAGE, page_bytes=PAGE, **{name: value})
 
 
 def test_wrong_arguments_are_named(cache: nanokv.NanoKVCache) -> None:
