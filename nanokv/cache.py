@@ -228,7 +228,8 @@ class NanoKVCache:
         """
         self._check_open()
         digest = self._hash(key)
-        _check_reinterpret(reinterpret, dst)
+        if reinterpret is not False:
+            _check_reinterpret(reinterpret, dst)
         found: torch.Tensor | int
         if dst is None:
             found = self._single.get(digest)
@@ -306,7 +307,8 @@ class NanoKVCache:
             raise InvalidArgument(f"{len(keys)} keys and {len(dsts)} dsts")
         digests = [self._hash(key) for key in keys]
         results: list[torch.Tensor | int]
-        _check_reinterpret(reinterpret, dsts)
+        if reinterpret is not False:
+            _check_reinterpret(reinterpret, dsts)
         if dsts is None:
             results = self._batched.get(digests)
         else:
@@ -586,5 +588,5 @@ class NanoKVCache:
 
 
 def _check_reinterpret(reinterpret: bool, dst: object) -> None:
-    if reinterpret is not False and (reinterpret is not True or dst is None):
+    if reinterpret is not True or dst is None:
         raise InvalidArgument(f"reinterpret must be False, or True with a dst, not {reinterpret!r}")
