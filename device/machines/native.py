@@ -39,7 +39,7 @@ class NativeMachine(Machine):
         return self._code[entry](self.table_address, *words)
 
     def get(self, key: tuple[int, int], dst: int, nbytes: int, what: Descriptor, now: int) -> int:
-        return self._get(self.table_address, *key, dst, nbytes, now, *what)  # type: ignore[no-any-return]
+        return self._get(self.table_address, *key, dst, nbytes, now, *what)
 
     def exchange(self, entry: str, *words: Any) -> Any:
         addresses = (word.ctypes.data if isinstance(word, np.ndarray) else word for word in words)
