@@ -5,6 +5,7 @@ Prefill workers write KV directly into the memory of decode workers, and allocat
     cache, virtual_world     the API: one rank, or all ranks of a world in this process
     types, errors, config    its data, errors and options
     dtypes                   the dtypes of stored objects, by name
+    arguments                checks of what callers pass
     keys, plans, pinned      digests of keys; objects that the caller's kernel writes; objects held in place
     leases                   objects that are not evicted before they are read
     waiting, background      waits with a deadline; asynchronous operations
@@ -15,7 +16,8 @@ Prefill workers write KV directly into the memory of decode workers, and allocat
     host_poller              the owner's host: index, events, sweeps
     heap                     the memory of segments, one module per provider
     device                   the protocol, its kernels, and the machines that run them
-    cli, doctor, fsck        the command line; a look at this machine; a check of a world's invariants
+    cli, __main__            the command line
+    doctor, fsck             a look at this machine; a check of a world's invariants
     check, demo              the checks of the protocol; prefill and decode in two processes
 
 docs/structures.md follows one object through them.
@@ -24,6 +26,11 @@ docs/structures.md follows one object through them.
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from nanokv import config as config
+    from nanokv import device as device
+    from nanokv import errors as errors
+    from nanokv import statistics as statistics
+    from nanokv import types as types
     from nanokv.cache import NanoKVCache
     from nanokv.errors import NanoKVError
     from nanokv.host_poller.events import Event, EventKind
@@ -44,6 +51,8 @@ __all__ = [
     "local_world",
 ]
 
+_MODULES = ("config", "device", "errors", "statistics", "types")  #: that `import nanokv` is enough for
+
 _HOME = {
     "Event": "nanokv.host_poller.events",
     "EventKind": "nanokv.host_poller.events",
@@ -59,8 +68,15 @@ _HOME = {
 
 def __getattr__(name: str) -> Any:
     """Import a name on its first use: torch takes seconds, and the command line does not always need it."""
-    if name not in _HOME:
-        raise AttributeError(f"module 'nanokv' has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(_HOME[name]), name)
+    if name in _HOME:
+        return getattr(import_module(_HOME[name]), name)
+    if name in _MODULES:
+        return import_module(f"nanokv.{name}")
+    raise AttributeError(f"module 'nanokv' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """The API, without what this module imports for itself."""
+    return sorted([*__all__, *_MODULES, *(name for name in globals() if name.startswith("__"))])

@@ -18,7 +18,7 @@ FOREVER = threading.TIMEOUT_MAX  #: the longest wait of Python's locks, in secon
 
 def integer(name: str, value: object, low: int, high: int | None = None) -> int:
     """An integer from `low` to `high`, of Python or numpy; no bool."""
-    found = whole_number(value)
+    found = value if type(value) is int else whole_number(value)
     if found is None or found < low or (high is not None and found > high):
         allowed = f"an integer of at least {low}" if high is None else f"{low} to {high}"
         raise InvalidArgument(f"{name} must be {allowed}, not {value!r}")

@@ -260,7 +260,8 @@ class NanoKVCache:
         """
         self._check_open()
         digest = self._hash(key)
-        _check_reinterpret(reinterpret, dst)
+        if reinterpret is not False:
+            _check_reinterpret(reinterpret, dst)
         started = self._traffic.get_starts()
         found: torch.Tensor | int
         if dst is None:
@@ -346,7 +347,8 @@ class NanoKVCache:
             raise InvalidArgument(f"{len(keys)} keys and {len(dsts)} dsts")
         digests = [self._hash(key) for key in keys]
         results: list[torch.Tensor | int]
-        _check_reinterpret(reinterpret, dsts)
+        if reinterpret is not False:
+            _check_reinterpret(reinterpret, dsts)
         if dsts is None:
             results = self._batched.get(digests)
         else:
@@ -666,5 +668,5 @@ class NanoKVCache:
 
 
 def _check_reinterpret(reinterpret: bool, dst: object) -> None:
-    if reinterpret is not False and (reinterpret is not True or dst is None):
+    if reinterpret is not True or dst is None:
         raise InvalidArgument(f"reinterpret must be False, or True with a dst, not {reinterpret!r}")

@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from nanokv.device.machines.base import Machine
 from nanokv.device.machines.native_code import compiled
-from nanokv.device.machines.records import Words
+from nanokv.device.machines.records import Descriptor, Words
 from nanokv.device.segment.geometry import Geometry
 from nanokv.device.segment.views import SegmentView
 
@@ -33,9 +33,13 @@ class NativeMachine(Machine):
         self._table = table
         self._segments = [view.raw for view in views]
         self._code: dict[str, Callable[..., Any]] = compiled()
+        self._get = self._code["get"]
 
     def call(self, entry: str, *words: int) -> Any:
         return self._code[entry](self.table_address, *words)
+
+    def get(self, key: tuple[int, int], dst: int, nbytes: int, what: Descriptor, now: int) -> int:
+        return self._get(self.table_address, *key, dst, nbytes, now, *what)
 
     def exchange(self, entry: str, *words: Any) -> Any:
         addresses = (word.ctypes.data if isinstance(word, np.ndarray) else word for word in words)

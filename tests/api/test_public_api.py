@@ -2,6 +2,10 @@
 
 import dataclasses
 import inspect
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +25,7 @@ PUBLIC = [
     "WritePlan",
     "local_world",
 ]
+MODULES = ["config", "device", "errors", "statistics", "types"]
 
 EMPTY = inspect.Parameter.empty
 
@@ -95,6 +100,26 @@ def test_the_names_of_the_package() -> None:
     with pytest.raises(AttributeError, match="'nothing'"):
         nanokv.nothing  # noqa: B018
     assert nanokv.__version__.count(".") == 2
+    assert [name for name in dir(nanokv) if not name.startswith("_")] == sorted(PUBLIC + MODULES)
+    assert {"__version__", "__doc__"} <= set(dir(nanokv))
+
+
+def run(*command: str) -> str:
+    """The output of a Python of its own."""
+    environment = os.environ | {"PYTHONPATH": str(Path(nanokv.__file__).parents[1])}
+    return subprocess.run(
+        [sys.executable, *command], env=environment, capture_output=True, text=True, check=True
+    ).stdout
+
+
+def test_the_modules_of_the_package_need_no_import_of_their_own() -> None:
+    for name in MODULES:
+        assert run("-c", f"import nanokv; print(nanokv.{name}.__name__)") == f"nanokv.{name}\n"
+    assert run("-c", "import sys, nanokv; nanokv.errors, nanokv.types; print('torch' in sys.modules)") == "False\n"
+
+
+def test_the_package_is_the_command() -> None:
+    assert "doctor" in run("-m", "nanokv", "--help")
 
 
 @pytest.mark.parametrize("name", METHODS)
