@@ -5,7 +5,8 @@ Prefill workers write KV directly into the memory of decode workers, and allocat
     cache, virtual_world     the API: one rank, or all ranks of a world in this process
     types, errors, config    its data, errors and options
     keys, plans, pinned      digests of keys; objects that the caller's kernel writes; objects held in place
-    waiting, background      waits with a deadline; asynchronous operations
+    waiting, background      waits for objects; asynchronous operations
+    ending                   the end of a cache: closed, dropped, or inherited by a fork
     statistics               counters of a segment and of a cache
     status_errors, wiring    from a status to an error; the parts of a cache, joined
     allocation, compat_v1    the allocators: the producer (v2), or a master (v1)

@@ -1,5 +1,6 @@
 """Pinned objects: their bytes in place, held until the `with` block ends, or until nothing refers to them any more."""
 
+import contextlib
 import os
 import warnings
 import weakref
@@ -56,8 +57,9 @@ class Pins:
 
     def give_back_dropped(self) -> None:
         """End the pins that were dropped. Any thread may call."""
-        while self.dropped:
-            self.give_back(self.dropped.popleft())
+        with contextlib.suppress(IndexError):  # none is left
+            while True:
+                self.give_back(self.dropped.popleft())
 
 
 class Pinned:
