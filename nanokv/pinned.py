@@ -48,7 +48,7 @@ class Pins:
             return torch.from_numpy(part), part
         owner = _Owner()
         address = self._heap.bases[place.owner] + place.payload
-        return tensor_at(address, place.nbytes, self._heap.device, owner), owner
+        return tensor_at(address, place.nbytes, self._heap.segment(place.owner).device, owner), owner
 
     def give_back(self, pin: Pin) -> None:
         """End a pin. Nothing in a child of a fork: the pin is the parent's."""
