@@ -50,6 +50,8 @@ class OwnerHere:
         self._changed = threading.Condition()
         self._seen: list[tuple[int, int]] = []
         self._stop: Callable[[], None] | None = None
+        self._woken: list[int] = []
+        self._waiting = threading.Thread()
 
     def digest(self, key: str) -> str:
         return digest(self._cache.get(key))

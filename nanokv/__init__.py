@@ -8,7 +8,8 @@ Prefill workers write KV directly into the memory of decode workers, and allocat
     arguments                checks of what callers pass
     keys, plans, pinned      digests of keys; objects that the caller's kernel writes; objects held in place
     leases                   objects that are not evicted before they are read
-    waiting, background      waits with a deadline; asynchronous operations
+    waiting, background      waits for objects; asynchronous operations
+    ending                   the end of a cache: closed, dropped, or inherited by a fork
     statistics               counters of a segment and of a cache
     status_errors, wiring    from a status to an error; the parts of a cache, joined
     allocation, compat_v1    the allocators: the producer (v2), or a master (v1)

@@ -65,7 +65,8 @@ class NanoKVCache:
 
     Raises:
         InvalidArgument: an argument is wrong.
-        HeapUnavailable: this machine does not have that kind of heap, or the name cannot be used.
+        HeapUnavailable: this machine does not have that kind of heap, or the name cannot be used; or a rank of that
+            name asks for other options.
         SegmentCorrupt: the memory under that name is not a valid world.
         PeerLost: the other ranks did not attach within `attach_timeout`.
 

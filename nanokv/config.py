@@ -22,7 +22,8 @@ Policy = Literal["last_access", "fifo"]
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Options of a cache beyond its size. All ranks of a world give the same ones, except for `write_timeout`.
+    """Options of a cache beyond its size. All ranks of a world give the same ones, except for timeouts, `namespace`,
+    `on_stale` and `heap_options`. Ranks that attach with others are refused (`heap.world_spec`).
 
     Attributes:
         alloc: "device": the producer allocates (v2). "host": the master does (v1). Variable NANOKV_ALLOC.

@@ -1,5 +1,6 @@
 """Pinned objects: their bytes in place, held until the `with` block ends, or until nothing refers to them any more."""
 
+import contextlib
 import os
 import warnings
 import weakref
@@ -47,7 +48,7 @@ class Pins:
             return torch.from_numpy(part), part
         owner = _Owner()
         address = self._heap.bases[place.owner] + place.payload
-        return tensor_at(address, place.nbytes, self._heap.device, owner), owner
+        return tensor_at(address, place.nbytes, self._heap.segment(place.owner).device, owner), owner
 
     def give_back(self, pin: Pin) -> None:
         """End a pin. Nothing in a child of a fork: the pin is the parent's."""
@@ -56,8 +57,9 @@ class Pins:
 
     def give_back_dropped(self) -> None:
         """End the pins that were dropped. Any thread may call."""
-        while self.dropped:
-            self.give_back(self.dropped.popleft())
+        with contextlib.suppress(IndexError):  # none is left
+            while True:
+                self.give_back(self.dropped.popleft())
 
 
 class Pinned:

@@ -1,7 +1,9 @@
 """Waiting for objects that other ranks write: woken by the hints that producers leave (`heap.futex`).
 
 A waiter looks, sleeps until a hint is left in any segment, and looks again. A kernel that publishes by itself rings no
-bell, so no sleep is longer than a millisecond. Of many keys only the first that is missing is looked up each time.
+bell, so a sleep is short: a millisecond at first, and later a hundredth of the time waited, so that an idle wait takes
+no core. (Segments on a GPU, where kernels publish, are looked at each millisecond: `Heap.wait_for_any_hint`.) Of many
+keys only the first that is missing is looked up each time.
 """
 
 import time
@@ -14,7 +16,7 @@ from nanokv.heap.base import Heap
 from nanokv.types import KeyDigest
 
 _SPIN = 0.00003  #: seconds of looking without a pause: for an object that is being written just now
-_LONGEST_PAUSE = 0.001  #: seconds between two looks, at most
+_PAUSE, _LONGEST_PAUSE = 0.001, 0.01  #: seconds between two looks: at first at most, and at last
 _FRUITLESS = 0.0001  #: seconds of rest after a hint about another object: a stream of them must not take a core
 
 
@@ -52,7 +54,8 @@ class Waiter:
             if waited >= _SPIN:
                 self._owed.check(missing)
                 left_over = timeout - waited if timeout is not None else _LONGEST_PAUSE
-                self._pause(missing, min(_LONGEST_PAUSE, waited / 8, left_over))
+                longest = min(max(_PAUSE, waited / 100), _LONGEST_PAUSE)
+                self._pause(missing, min(longest, waited / 8, left_over))
 
     def _drop_ready(self, missing: list[KeyDigest]) -> bool:
         """Drop the keys at the end whose objects are READY. True if none is left."""
@@ -81,7 +84,7 @@ class _Owed:
         self._next = 0.0
 
     def check(self, missing: list[KeyDigest]) -> None:
-        """Look at the missing objects, but not more often than each _LONGEST_PAUSE.
+        """Look at the missing objects, but not more often than each _PAUSE.
 
         Raises:
             PeerLost: the producer of one of them has ended.
@@ -99,4 +102,4 @@ class _Owed:
             writer = self._writers.get(key)
             if writer is not None and not self._heap.alive(*writer) and self._look(key) != Status.OK:
                 raise PeerLost(f"rank {writer[0]} of {self._heap.name!r} has ended while it wrote an object waited for")
-        self._next = time.monotonic() + max(_LONGEST_PAUSE, 10 * (time.monotonic() - now))
+        self._next = time.monotonic() + max(_PAUSE, 10 * (time.monotonic() - now))

@@ -143,7 +143,7 @@ HEAP_CTL = Record(
         ],
         Field("ann_head", "<u8", "tickets of the ring taken so far; producers add", own_line=True),
         Field("ann_tail", "<u8", "tickets consumed so far; only the owner's host writes", own_line=True),
-        Field("ann_asleep", "<u4", "1 while the owner's poller sleeps (only in host memory)"),
+        Field("ann_asleep", "<u4", "1 while the owner's poller or a waiting rank sleeps (only in host memory)"),
         Field("_pad0", "<u4", "0"),
         Field(
             "grace_phase",

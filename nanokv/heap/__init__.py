@@ -10,7 +10,7 @@ A provider has `attach(spec, rank, **options)` and `why_not()`:
 They use:
 
     base, world_spec    the contract of a heap; the world that a rank asks for
-    futex               how a poller sleeps on a word of its segment, and is woken
+    futex               how pollers and waiting ranks sleep on a word, and are woken
     mapping             segments in host memory (local, shm)
     segment_in_tensor   segments in tensors (all except shm)
     gpu_peer_access     access of GPUs to each other's memory, and atomics on it

@@ -3,6 +3,7 @@
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from time import monotonic
 
 import numpy as np
 import numpy.typing as npt
@@ -51,7 +52,7 @@ class ProcessHeap:
         self._bells = [Doorbell(part, self._world_bell) for part in self._map.parts]
         self._segments: list[torch.Tensor] = []
         self._incarnations: Sequence[int] | npt.NDArray[np.uint64] = [1] * self.world_size
-        self._held_at = [-LIVENESS_SECONDS] * self.world_size
+        self._trusted_until = [0.0] * self.world_size
         # gives the rank back, once: by `close`, when this object goes, or when the process ends
         self._leave = weakref.finalize(self, leave, file, rank, self._controls[rank]["closed"])
 
@@ -68,14 +69,14 @@ class ProcessHeap:
 
     def peer_closed(self, rank: int) -> bool:
         """As `Heap.peer_closed`; the end of a process is seen LIVENESS_SECONDS later at the most."""
-        now = time.monotonic()
-        if now - self._held_at[rank] < LIVENESS_SECONDS and not self._closed[rank][0]:
+        now = monotonic()
+        if now < self._trusted_until[rank] and not self._closed[rank][0]:
             return False
         if rank == self.rank:
             return not self._leave.alive
         if self._closed[rank][0] or not self._file.locks.held(rank):
             return True
-        self._held_at[rank] = now
+        self._trusted_until[rank] = now + LIVENESS_SECONDS
         return False
 
     def barrier(self, timeout: float) -> None:

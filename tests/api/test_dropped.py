@@ -59,8 +59,13 @@ def test_a_closed_cache_that_goes_does_not_warn(recwarn: pytest.WarningsRecorder
     assert not [each for each in recwarn if issubclass(each.category, ResourceWarning)]
 
 
-def test_a_dropped_pin_lasts_as_long_as_its_views(make_world: MakeWorld) -> None:
+@pytest.mark.parametrize("in_host_memory", [True, False], ids=["an array", "a mapped tensor, as on a GPU"])
+def test_a_dropped_pin_lasts_as_long_as_its_views(
+    make_world: MakeWorld, monkeypatch: pytest.MonkeyPatch, in_host_memory: bool
+) -> None:
     world = make_world(n=2, heap_bytes=HEAP_BYTES)
+    if not in_host_memory:
+        monkeypatch.setattr(world[0]._heap, "host_view", lambda rank: None)
     world[0].put("k", torch.arange(8), preferred_segment=1)
     view = world[0].pin("k").tensor[2:]
     gc.collect()

@@ -185,6 +185,21 @@ def test_a_barrier_names_who_is_late_and_can_be_tried_again(new_world: NewWorld,
 
 
 @pytest.mark.parametrize("provider", ALL)
+def test_a_wake_of_any_rank_ends_a_wait_for_any_hint(new_world: NewWorld, provider: str) -> None:
+    ranks = new_world(provider)
+    ranks[1].ask("wait_for_any_hint", 600.0, False)  # what was waited for has come
+    ranks[1].ask("wait_for_any_hint", 0.001, True)
+    waiter = threading.Thread(target=lambda: ranks[1].ask("wait_for_any_hint", 600.0, True), daemon=True)
+    waiter.start()
+
+    def is_woken() -> bool:
+        ranks[0].ask("wake", 0)  # again and again: one before the wait is lost
+        return not waiter.is_alive()
+
+    until(is_woken)
+
+
+@pytest.mark.parametrize("provider", ALL)
 def test_a_wake_ends_the_wait(new_world: NewWorld, provider: str) -> None:
     ranks = new_world(provider)
     ranks[1].ask("wait_for_hint", 600.0, 5)  # ann_head is 0: something has come, or the device is looked at again

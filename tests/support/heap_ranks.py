@@ -157,6 +157,9 @@ class HeapRank(RankCommands):
     def wait_for_hint(self, timeout: float, seen: int) -> None:
         self.heap.wait_for_hint(timeout, seen)
 
+    def wait_for_any_hint(self, timeout: float, still: bool) -> None:
+        self.heap.wait_for_any_hint(timeout, lambda: still)
+
     def wake(self, rank: int) -> None:
         self.heap.wake(rank)
 

@@ -78,6 +78,13 @@ def test_free_list_and_announcements(done: dict[str, Any]) -> None:
         check_summary(row["us"])
 
 
+def test_waits(done: dict[str, Any]) -> None:
+    rows = done["results"]["wait"]["rows"]
+    assert [(row["heap"], row["alloc"]) for row in rows] == [each for each in COMBINATIONS for _ in range(2)]
+    for row in rows:
+        check_summary(row["us"])
+
+
 def test_targets_are_judged(done: dict[str, Any]) -> None:
     what = [target["what"] for target in done["targets"]]
     assert "put, 1 KiB, two processes, v1/v2, p50" in what

@@ -1,0 +1,78 @@
+"""Options that all ranks of a world must give alike: each rank learns at once what differs."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+
+import nanokv
+from nanokv.errors import HeapUnavailable
+from nanokv.heap.shm import list_worlds
+from tests.conftest import shm_world
+from tests.support.rank_processes import new_folder
+
+USUAL: dict[str, Any] = {"heap_bytes": 64 * 4096, "page_bytes": 4096, "attach_timeout": 600.0}
+
+
+@pytest.fixture(autouse=True)
+def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with new_folder(monkeypatch):
+        yield
+
+
+def refused(*wishes: dict[str, Any]) -> list[str]:
+    """What the ranks are told, each of which attaches with wishes of its own."""
+
+    def attach(rank: int) -> str:
+        with pytest.raises(HeapUnavailable) as why:
+            nanokv.NanoKVCache(name="w", rank=rank, world_size=len(wishes), **USUAL | wishes[rank])
+        return str(why.value)
+
+    with ThreadPoolExecutor(len(wishes)) as pool:
+        return list(pool.map(attach, range(len(wishes))))
+
+
+@pytest.mark.parametrize(
+    ("option", "one", "other"),
+    [
+        ("heap_bytes", 64 * 4096, 128 * 4096),
+        ("page_bytes", 4096, 8192),
+        ("size_classes", [1, 2], [1, 4]),
+        ("max_objects", 100, 101),
+        ("ring_slots", 1024, 2048),
+        ("shards", 1, 2),
+        ("alloc", "device", "host"),
+        ("checksum", False, True),
+        ("evict", True, False),
+        ("water", [80, 90], [85, 95]),
+    ],
+)
+def test_an_option_of_any_world(option: str, one: object, other: object) -> None:
+    first, second = refused({option: one}, {option: other})
+    assert first == second
+    assert f"{option}={one!r}" in first and f"{option}={other!r}" in first
+    assert ("n_pages" in first, "max_objects" in first) == (False, option == "max_objects")
+    assert list_worlds() == []
+    for cache in shm_world("w", 2, USUAL["heap_bytes"], page_bytes=4096):
+        cache.close()
+
+
+@pytest.mark.parametrize(("option", "one", "other"), [("policy", "fifo", "last_access"), ("master_rank", 0, 1)])
+def test_an_option_of_v1(option: str, one: object, other: object) -> None:
+    first, second = refused({"alloc": "host", option: one}, {"alloc": "host", option: other})
+    assert first == second and f"{option}={one!r}" in first and f"{option}={other!r}" in first
+
+
+def test_options_that_may_differ() -> None:
+    def attach(rank: int) -> nanokv.NanoKVCache:
+        own: dict[str, Any] = {"namespace": f"n{rank}", "write_timeout": 1.0 + rank, "rpc_timeout": 1.0 + rank}
+        sizes: dict[str, Any] = {"heap_bytes": 64 * 4096 + rank, "max_objects": (None, 128)[rank]}
+        return nanokv.NanoKVCache(name="w", rank=rank, world_size=2, **USUAL | sizes | own)
+
+    with ThreadPoolExecutor(2) as pool:
+        one, other = pool.map(attach, range(2))
+    with one, other:
+        one.put("k", torch.ones(1))
+        assert other.exists(one.digest("k")) and not other.exists("k")
