@@ -17,7 +17,7 @@ statuses: OK, MISS, ... (`protocol.status`), and NOT_LAST.
 All of them run in CTAs of ONE warp (`one_warp`), except `segment`, the copies and those of private tables.
 """
 
-from nanokv.device.library.addresses import copy_bytes, copy_tile, segment
+from nanokv.device.library.addresses import copy_tile, segment
 from nanokv.device.library.in_place import lookup, lookup_described, pin, touch, unpin, validate, verify
 from nanokv.device.library.operations import get, put, remove
 from nanokv.device.library.parts import (
@@ -29,7 +29,7 @@ from nanokv.device.library.parts import (
     sum_put_part,
 )
 from nanokv.device.library.steps import abort, begin, describe, finish, lease, leave, seal_payload, wanted
-from nanokv.device.memory.triton import store64, table64, word
+from nanokv.device.memory.triton import copy_bytes, store64, table64, word
 from nanokv.device.protocol.cooperative import NOT_LAST
 from nanokv.device.protocol.request import (
     Q_ADDRESS,

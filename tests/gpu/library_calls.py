@@ -53,13 +53,8 @@ WRONG: dict[str, Callable[[World], tuple[int, ...]]] = {
     **dict.fromkeys(("first", "now", "until"), lambda w: (-1, -FAR)),
 }
 ANY_VALUE = ("key_hash", "key_check", "epoch", "kind", *(f"d{i}" for i in range(7)))  #: a wrong one finds nothing
-MORE: dict[tuple[str, str], Callable[[World], tuple[int, ...]]] = {
-    **dict.fromkeys(
-        [("seal_payload", "nbytes"), ("verify", "nbytes"), ("sum_put_part", "nbytes")],
-        lambda w: (w.geometry.segment_bytes, FAR),
-    ),
-    ("begin_put_part", "now"): lambda w: (),  # the first CTA shares the refusal: see `wrong_requests_are_refused`
-}
+BOUNDED = ("seal_payload", "verify", "sum_put_part")  #: functions whose `nbytes` are at most those of a segment's arena
+SHARED = ("begin_put_part", "now")  #: its refusal is shared with the other CTAs: see `wrong_requests_are_refused`
 
 
 def functions() -> dict[str, Any]:
@@ -70,11 +65,10 @@ def functions() -> dict[str, Any]:
 
 def wrong_values(w: World, name: str, argument: str) -> tuple[int, ...]:
     """What the function `name` must refuse as this argument."""
-    if argument in ANY_VALUE:
+    if argument in ANY_VALUE or (name, argument) == SHARED:
         return ()
-    if (name, argument) in MORE and not (more := MORE[name, argument](w)):
-        return more
-    return WRONG[argument](w) + MORE.get((name, argument), lambda _: ())(w)
+    too_many = (w.geometry.segment_bytes, FAR) if argument == "nbytes" and name in BOUNDED else ()
+    return WRONG[argument](w) + too_many
 
 
 @triton.jit
