@@ -11,7 +11,7 @@ The rooms, in reading order. A room imports only rooms above it; its `__init__` 
 
 Two public faces for users' kernels stand on top:
 
-    library    the device functions that a kernel may call, under names that stay
+    library    the device functions that a kernel may call, under names that stay, with checked arguments
     remote     loads, stores and atomics on other ranks' memory, with the signatures of ROCm Iris
 
 and two classes for hosts that launch: `Batch`, a table of requests in device memory, and `Request`, one of its rows.

@@ -46,6 +46,10 @@ def error_for(
             return errors.InvalidArgument(
                 f"the object of key {name} has another size, dtype or shape; {nbytes} bytes fit"
             )
+        case Status.INVALID:
+            return errors.InvalidArgument(
+                f"the request for key {name} is refused: its owner, size, flags, lease or time cannot be"
+            )
         case Status.LOST | Status.BUSY:
             return errors.WriteLost(f"the object of key {name} was given up while it was written: raise write_timeout")
         case Status.CORRUPT:

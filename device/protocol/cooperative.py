@@ -25,8 +25,17 @@ from nanokv.device.protocol.get import is_described, judged, lookup, validate
 from nanokv.device.protocol.header import describe
 from nanokv.device.protocol.lease import lease, touch
 from nanokv.device.protocol.put import abort, begin, finish
-from nanokv.device.protocol.request import Q_BYTES, Q_FLAGS, Q_KEY_CHECK, Q_KEY_HASH, Q_LEASE, Q_OWNER, what_of
-from nanokv.device.protocol.status import BUSY, OK, SIZE, TORN
+from nanokv.device.protocol.request import (
+    Q_BYTES,
+    Q_FLAGS,
+    Q_KEY_CHECK,
+    Q_KEY_HASH,
+    Q_LEASE,
+    Q_OWNER,
+    is_possible,
+    what_of,
+)
+from nanokv.device.protocol.status import BUSY, INVALID, OK, SIZE, TORN
 from nanokv.device.protocol.ticket import (
     add_part,
     await_answer,
@@ -46,11 +55,20 @@ NOT_LAST = tl.constexpr(-1)
 # --- put --------------------------------------------------------------------------------------
 @triton.jit
 def begin_request(world: tl.int64, request: tl.int64, now: tl.int64) -> Any:
-    """`begin`, and after OK `describe` and `lease`, as a request says. The descriptor, 16 registers, is read late."""
+    """`begin`, and after OK `describe` and `lease`, as a request says; INVALID for a request that is not possible.
+
+    The descriptor, 16 registers, is read late.
+    """
+    status = word(INVALID)
+    slot = word(-1)
+    epoch = word(0)
+    payload = word(0)
+    phase = word(0)
     owner = table64(request + Q_OWNER)
-    key_hash, key_check = table64(request + Q_KEY_HASH), table64(request + Q_KEY_CHECK)
-    nbytes, flags = table64(request + Q_BYTES), table64(request + Q_FLAGS)
-    status, slot, epoch, payload, phase = begin(world, owner, key_hash, key_check, nbytes, flags, now)
+    if is_possible(world, request) & (now >= 0):
+        key_hash, key_check = table64(request + Q_KEY_HASH), table64(request + Q_KEY_CHECK)
+        nbytes, flags = table64(request + Q_BYTES), table64(request + Q_FLAGS)
+        status, slot, epoch, payload, phase = begin(world, owner, key_hash, key_check, nbytes, flags, now)
     if status == OK:
         kind, d0, d1, d2, d3, d4, d5, d6 = what_of(request)
         describe(world, segment(world, owner), slot, kind, d0, d1, d2, d3, d4, d5, d6)
@@ -61,10 +79,10 @@ def begin_request(world: tl.int64, request: tl.int64, now: tl.int64) -> Any:
 
 @triton.jit
 def begin_put_part(world: tl.int64, request: tl.int64, ticket: tl.int64, now: tl.int64) -> Any:
-    """Begin an object, or learn that another CTA has. Returns (status, address of the payload).
+    """Begin an object, or learn that another CTA has. Returns (status, address of the payload); 0 unless OK.
 
-    The status is that of `put.begin`, or BUSY if the first CTA did not share it in time. After OK the caller stores its
-    part; in any case it calls `finish_put_part`.
+    The status is that of `begin_request`, or BUSY if the first CTA did not share it in time. After OK the caller stores
+    its part; in any case it calls `finish_put_part`.
     """
     status = word(BUSY)
     payload = word(0)
@@ -74,7 +92,10 @@ def begin_put_part(world: tl.int64, request: tl.int64, ticket: tl.int64, now: tl
     elif await_answer(ticket):
         status = shared(ticket, 0)
         payload = shared(ticket, 3)
-    return status, segment(world, table64(request + Q_OWNER)) + payload
+    address = word(0)
+    if status == OK:  # only then has the request an owner
+        address = segment(world, table64(request + Q_OWNER)) + payload
+    return status, address
 
 
 @triton.jit
@@ -130,7 +151,7 @@ def is_wanted(world: tl.int64, seg: tl.int64, slot: tl.int64, nbytes: tl.int64, 
 
 @triton.jit
 def begin_get_part(world: tl.int64, request: tl.int64, ticket: tl.int64) -> Any:
-    """Look an object up, or learn what another CTA found. Returns (status, address of the payload).
+    """Look an object up, or learn what another CTA found. Returns (status, address of the payload); 0 unless OK.
 
     The status is that of `get.lookup`, SIZE or TORN if the object is not as wanted, or BUSY if the first CTA did not
     share it in time. After OK the caller copies its part; in any case it calls `finish_get_part`.
@@ -153,7 +174,10 @@ def begin_get_part(world: tl.int64, request: tl.int64, ticket: tl.int64) -> Any:
         status = shared(ticket, 0)
         payload = shared(ticket, 3)
         owner = shared(ticket, 4)
-    return status, segment(world, owner) + payload
+    address = word(0)
+    if status == OK:
+        address = segment(world, owner) + payload
+    return status, address
 
 
 @triton.jit

@@ -3,7 +3,8 @@
 The table is private to the launching rank. None of its words is an argument of the kernel, so a captured graph puts
 other keys, sizes and owners once the host or a kernel has changed the table.
 
-Guarantees: none of its own. The caller answers for `owner` and the addresses, which no kernel checks.
+Guarantees: a put with an owner, size, flag or lease that cannot be is refused (`is_possible`). The caller answers for
+the addresses, which no kernel can check.
 
 Why the orderings suffice: the table changes only between launches, so plain loads (`table64`) read it.
 """
@@ -14,8 +15,9 @@ import triton
 import triton.language as tl
 
 from nanokv.device.memory.triton import table64
-from nanokv.device.segment.layout import WORD_BYTES
+from nanokv.device.segment.layout import FLAG_PLAN, WORD_BYTES
 from nanokv.device.segment.record import Field, Record
+from nanokv.device.segment.world_table import is_rank
 
 REQUEST = Record(
     "Request",
@@ -44,6 +46,14 @@ Q_PLANE = REQUEST.at("plane")
 Q_FLAGS = REQUEST.at("flags")
 Q_LEASE = REQUEST.at("lease")
 Q_WHAT = REQUEST.at("what")
+
+
+@triton.jit
+def is_possible(world: tl.int64, request: tl.int64) -> Any:
+    """True if the words of a request for a put can be right: the owner leads to a segment, and no word is negative."""
+    least = table64(request + Q_BYTES) | table64(request + Q_LEASE)  # negative if one of them is
+    flags = table64(request + Q_FLAGS)
+    return is_rank(world, table64(request + Q_OWNER)) & (least >= 0) & ((flags & ~FLAG_PLAN) == 0)
 
 
 @triton.jit

@@ -23,6 +23,7 @@ class Status(IntEnum):
     TOO_LARGE = 12  #: larger than the largest size class
     NO_PIN = 13  #: the segment's pin ledger is full
     BUSY = 14  #: a bounded loop gave up; nothing was changed
+    INVALID = 15  #: an argument, or a word of a request, cannot be right; nothing was done
 
 
 OK = tl.constexpr(Status.OK.value)
@@ -40,3 +41,4 @@ SIZE = tl.constexpr(Status.SIZE.value)
 TOO_LARGE = tl.constexpr(Status.TOO_LARGE.value)
 NO_PIN = tl.constexpr(Status.NO_PIN.value)
 BUSY = tl.constexpr(Status.BUSY.value)
+INVALID = tl.constexpr(Status.INVALID.value)

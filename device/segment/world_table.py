@@ -144,6 +144,12 @@ def class_pages(world: tl.int64, size_class: tl.int64) -> Any:
 
 
 @triton.jit
+def is_rank(world: tl.int64, rank: tl.int64) -> Any:
+    """True if the world has this rank."""
+    return (rank >= 0) & (rank < table64(world + W_WORLD_SIZE))
+
+
+@triton.jit
 def is_inside(world: tl.int64, payload: tl.int64, nbytes: tl.int64) -> Any:
     """True if `nbytes` bytes at the offset `payload` lie inside the payload arena."""
     limit = table64(world + W_HEAP_LIMIT)

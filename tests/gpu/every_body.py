@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import torch
 
-from tests.gpu import batch_bodies, bodies, cache_bodies, library_bodies, paged_bodies
+from tests.gpu import batch_bodies, bodies, cache_bodies, library_bodies, library_calls, paged_bodies
 
 Bodies = tuple[Callable[[torch.device], None], ...]
 
@@ -12,5 +12,6 @@ GROUPS: dict[str, Bodies] = {
     "objects": bodies.BODIES,
     "batches": (*batch_bodies.BODIES, *paged_bodies.BODIES),
     "caches": (*cache_bodies.BODIES, *library_bodies.BODIES),
+    "library": library_calls.BODIES,
 }
 BODIES: Bodies = tuple(body for group in GROUPS.values() for body in group)

@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 from triton.runtime.jit import JITFunction
 
-from nanokv.device import memory, protocol, segment
+from examples import rope_prefill
+from nanokv.device import library, memory, protocol, segment
 from tests.support.assembly import atomics, count, polls_in_a_loop
 from tests.support.compiling import NVIDIA, TARGETS, compiled_for, kernels
 
 pytestmark = pytest.mark.timeout(1800)  # the first test of a target pays for all of it
 
-ROOMS = (protocol, memory, segment)  #: the rooms of device functions
+ROOMS = (protocol, memory, segment, library)  #: the rooms of device functions
 
 
 @pytest.mark.exhaustive
@@ -128,7 +129,9 @@ def reached(function: Any, seen: set[Any]) -> set[Any]:
 
 
 def test_every_protocol_function_is_in_a_kernel() -> None:
+    """And every function of the library, here or in the examples."""
     seen: set[Any] = set()
+    reached(rope_prefill.rope_prefill_kernel, seen)
     for kernel in kernels().values():
         reached(kernel.constants.get("function", kernel.function), seen)
     found = [module for room in ROOMS for module in pkgutil.iter_modules(room.__path__, f"{room.__name__}.")]

@@ -18,17 +18,16 @@ import triton
 import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.runtime.jit import JITFunction
 
-from nanokv.device import remote
+from nanokv.device import library, remote
 from nanokv.device.kernels import many, payload, ring
 from nanokv.device.kernels.frame import call_kernel
+from nanokv.device.library import OK, copy_tile, get, put
 from nanokv.device.machines.entries import ENTRIES, Entry
 from nanokv.device.memory import triton as memory
 from nanokv.device.memory.triton import load64
 from nanokv.device.protocol.freelist import pop, push
-from nanokv.device.protocol.get import get
-from nanokv.device.protocol.put import put, seal_payload
-from nanokv.device.protocol.status import OK
 from nanokv.device.segment.layout import WORD_BYTES
 
 
@@ -51,6 +50,8 @@ TARGETS = {
 NVIDIA = tuple(name for name in TARGETS if name.startswith("sm_"))
 AMD = tuple(name for name in TARGETS if name.startswith("gfx"))
 LAYOUT_OF_HEADS = (32, 1, 16 * 8, 8)  #: a paged cache whose heads lie apart: 256 bytes each, 8 of them, 16 tokens
+#: functions of the library that are in other kernels, here or in the examples, or are a load
+IN_OTHERS = ("put", "get", "begin_put_part", "table64", "store64", "word", "copy_bytes", "copy_tile")
 REPORT = "report.json"
 
 
@@ -103,17 +104,12 @@ def pop_push_kernel(head: tl.int64, links: tl.int64, count: tl.int64) -> None:
 
 
 @triton.jit
-def seal_probe_kernel(world: tl.int64, payload: tl.int64, nbytes: tl.int64) -> None:
-    """Seals an object as a user's kernel of one CTA does, before it commits."""
-    seal_payload(world, 0, 1, 1, 0, 1, payload, nbytes, 0, 0, 0, 0, 0, 0, 0, 0)
-
-
-@triton.jit
 def put_get_probe_kernel(world: tl.int64, key: tl.int64, src: tl.int64, dst: tl.int64, nbytes: tl.int64) -> None:
-    """A whole put and a whole get by one CTA, as in a user's kernel."""
+    """A whole put and a whole get by one CTA, and a copy of the first tile, as in a user's kernel."""
     status, _ = put(world, 0, key, key, src, nbytes, 0, 0, 0, 0, 0, 0, 0, 0, 0)
     if status == OK:
         get(world, key, key, dst, nbytes, 0)
+        copy_tile(src, dst)
 
 
 def _called(entry: Entry) -> Kernel:
@@ -122,11 +118,15 @@ def _called(entry: Entry) -> Kernel:
 
 
 def kernels() -> dict[str, Kernel]:
-    """Every kernel of the project, and five probes, of users' kernels and of the free lists.
+    """Every kernel of the project, and four probes, of users' kernels and of the free lists.
 
-    `call_NAME` is the generic kernel with the entry NAME.
+    `call_NAME` is the generic kernel with the entry NAME, `library_NAME` with a function of the device library.
     """
     found = {f"call_{name}": _called(entry) for name, entry in ENTRIES.items()}
+    for name in library.__all__:
+        if isinstance(function := getattr(library, name), JITFunction) and name not in IN_OTHERS:
+            constants = {"function": function, "n_arguments": len(function.arg_names), "n_answers": 0}
+            found[f"library_{name}"] = Kernel(call_kernel, False, {"frame": "i64"}, constants)
     for module in (many, payload, ring):
         for name, function in vars(module).items():
             if name.endswith("_kernel") and function.__module__ == module.__name__ and name != "move_many_kernel":
@@ -143,10 +143,8 @@ def kernels() -> dict[str, Kernel]:
     words = {"word": "i64", "out": "i64", "limit": "i64"}
     found["poll_word_kernel"] = Kernel(poll_word_kernel, False, words, {})
     found["pop_push_kernel"] = Kernel(pop_push_kernel, False, {"head": "i64", "links": "i64", "count": "i64"}, {})
-    sealed = {"world": "i64", "payload": "i64", "nbytes": "i64"}
     words = dict.fromkeys(("world", "key", "src", "dst", "nbytes"), "i64")
     found["put_get_probe_kernel"] = Kernel(put_get_probe_kernel, False, words, {})
-    found["seal_probe_kernel"] = Kernel(seal_probe_kernel, True, sealed, {})
     return found
 
 

@@ -6,9 +6,10 @@ from typing import Any
 import numpy as np
 
 from nanokv.check.model.scenario import A, Scenario, expect, small, stored
-from nanokv.check.model.small_world import RAW_BYTES, SmallWorld, digest
+from nanokv.check.model.small_world import SmallWorld, digest
 from nanokv.device.protocol import cooperative
 from nanokv.device.protocol.cooperative import NOT_LAST
+from nanokv.device.protocol.request import REQUEST
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.layout import WORD
 
@@ -23,7 +24,9 @@ def _ticket(world: SmallWorld) -> int:
 
 @cache
 def _row(words: int) -> Any:
-    return np.array([0, *digest(A), words * WORD, 0, 0, *RAW_BYTES], np.int64)
+    row = np.zeros(REQUEST.size // WORD, np.int64)  # owner 0, raw bytes
+    row[:4] = [0, *digest(A), words * WORD]
+    return row
 
 
 def _request(world: SmallWorld, words: int) -> int:

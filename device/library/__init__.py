@@ -1,24 +1,26 @@
 """The device library: the functions for users' kernels, under names that stay. docs/device_library.md explains them.
 
-Nothing is defined here. Protocol functions may move from file to file; this list of names stays.
+Each function checks its arguments and the launch, then calls the protocol's of the same name. The protocol itself
+checks neither: NanoKV's own kernels and machines pass what they have made.
 
-    many CTAs, one object    begin_put_part, sum_put_part, finish_put_part; and the same for get
-    one CTA, one object      put, get, remove
-    its steps                begin, describe, lease, wanted, seal_payload, finish, abort, leave
-    a read in place          lookup, lookup_described, validate, verify, touch; pin, unpin
-    addresses                segment, copy_tile, copy_bytes
-    private tables           table64, store64, REQUEST_BYTES, TICKET_BYTES, Q_* (the fields of a request)
-    statuses                 OK, MISS, ... (`protocol.status`), and NOT_LAST
+    parts        many CTAs, one object: begin_put_part, sum_put_part, finish_put_part; and the same for get
+    operations   one CTA, one object: put, get, remove
+    steps        its steps: begin, describe, lease, wanted, seal_payload, finish, abort, leave
+    in_place     a read in place: lookup, lookup_described, validate, verify, touch; pin, unpin
+    addresses    segment, copy_tile, copy_bytes
+    arguments    the checks
+    one_warp     the check of the launch
 
-All of them run in CTAs of ONE warp (`memory.triton` says why), except `copy_tile` and `copy_bytes`.
+Besides these, private tables: table64, store64, REQUEST_BYTES, TICKET_BYTES, Q_* (the fields of a request); and the
+statuses: OK, MISS, ... (`protocol.status`), and NOT_LAST.
+
+All of them run in CTAs of ONE warp (`one_warp`), except `segment`, the copies and those of private tables.
 """
 
-from nanokv.device.kernels.shares import copy_tile
-from nanokv.device.memory.triton import copy_bytes, store64, table64, word
-from nanokv.device.protocol.activity import leave
-from nanokv.device.protocol.checksum import wanted
-from nanokv.device.protocol.cooperative import (
-    NOT_LAST,
+from nanokv.device.library.addresses import copy_tile, segment
+from nanokv.device.library.in_place import lookup, lookup_described, pin, touch, unpin, validate, verify
+from nanokv.device.library.operations import get, put, remove
+from nanokv.device.library.parts import (
     begin_get_part,
     begin_put_part,
     finish_get_part,
@@ -26,12 +28,9 @@ from nanokv.device.protocol.cooperative import (
     sum_get_part,
     sum_put_part,
 )
-from nanokv.device.protocol.get import get, lookup, lookup_described, validate, verify
-from nanokv.device.protocol.header import describe
-from nanokv.device.protocol.lease import lease, touch
-from nanokv.device.protocol.pins import pin, unpin
-from nanokv.device.protocol.put import abort, begin, finish, put, seal_payload
-from nanokv.device.protocol.remove import remove
+from nanokv.device.library.steps import abort, begin, describe, finish, lease, leave, seal_payload, wanted
+from nanokv.device.memory.triton import copy_bytes, store64, table64, word
+from nanokv.device.protocol.cooperative import NOT_LAST
 from nanokv.device.protocol.request import (
     Q_ADDRESS,
     Q_BLOCK,
@@ -49,6 +48,7 @@ from nanokv.device.protocol.status import (
     CORRUPT,
     DUPLICATE,
     FULL,
+    INVALID,
     LOST,
     MISS,
     NO_ENTRY,
@@ -63,13 +63,13 @@ from nanokv.device.protocol.status import (
 )
 from nanokv.device.protocol.ticket import TICKET, TICKET_BYTES
 from nanokv.device.segment.layout import WORD_BYTES
-from nanokv.device.segment.world_table import segment
 
 __all__ = [
     "BUSY",
     "CORRUPT",
     "DUPLICATE",
     "FULL",
+    "INVALID",
     "LOST",
     "MISS",
     "NOT_LAST",

@@ -1,0 +1,96 @@
+"""Whether a caller's arguments can be right: addresses, ranks, slots, sizes.
+
+A wrong one of these is a wild access, or a lost object. A wrong epoch or key is none: it finds nothing. No check reads
+shared memory, only the world table. What cannot be checked: that an address is the caller's, and that a slot is the one
+which `begin` or `lookup` returned.
+"""
+
+from typing import Any
+
+import triton
+import triton.language as tl
+
+from nanokv.device.memory.triton import table64, word
+from nanokv.device.segment.layout import FLAG_PLAN
+from nanokv.device.segment.world_table import (
+    W_HDR_COUNT,
+    W_HEAP_BASE,
+    W_PIN_SLOTS,
+    is_inside,
+    is_rank,
+)
+
+
+@triton.jit
+def is_table(address: tl.int64) -> Any:
+    """True if a table of words can lie at an address: it is not 0, and a multiple of 8."""
+    return (word(address) != 0) & ((word(address) & 7) == 0)
+
+
+@triton.jit
+def is_memory(address: tl.int64, nbytes: tl.int64) -> Any:
+    """True if bytes can lie at an address: it is not 0, unless there are none."""
+    return (word(nbytes) == 0) | ((word(nbytes) > 0) & (word(address) != 0))
+
+
+@triton.jit
+def is_segment(world: tl.int64, rank: tl.int64) -> Any:
+    """True if a rank has a segment."""
+    right = is_table(world)
+    if right:
+        right = is_rank(world, word(rank))
+    return right
+
+
+@triton.jit
+def is_object(world: tl.int64, owner: tl.int64, slot: tl.int64) -> Any:
+    """True if a rank has a segment with this header slot."""
+    right = is_segment(world, owner) & (word(slot) >= 0)
+    if right:
+        right = word(slot) < table64(world + W_HDR_COUNT)
+    return right
+
+
+@triton.jit
+def is_place(world: tl.int64, owner: tl.int64, slot: tl.int64, payload: tl.int64, nbytes: tl.int64) -> Any:
+    """`is_object`, and the bytes at the offset `payload` lie in the arena."""
+    right = is_object(world, owner, slot)
+    if right:
+        right = is_inside(world, word(payload), word(nbytes))
+    return right
+
+
+@triton.jit
+def is_copy(world: tl.int64, address: tl.int64, nbytes: tl.int64) -> Any:
+    """True if `address` can be that of a copy of `nbytes` of an object: a segment has room for so many."""
+    right = is_table(world) & is_memory(address, nbytes)
+    if right:
+        right = is_inside(world, table64(world + W_HEAP_BASE), word(nbytes))
+    return right
+
+
+@triton.jit
+def is_pin_line(world: tl.int64, line: tl.int64) -> Any:
+    """True if the pin ledger has this line."""
+    right = is_table(world) & (word(line) >= 0)
+    if right:
+        right = word(line) < table64(world + W_PIN_SLOTS)
+    return right
+
+
+@triton.jit
+def is_phase(phase: tl.int64) -> Any:
+    """True for the two grace phases that `begin` returns."""
+    return (word(phase) & ~1) == 0
+
+
+@triton.jit
+def is_flag(flags: tl.int64) -> Any:
+    """True for the flags that a producer may give an object."""
+    return (word(flags) & ~FLAG_PLAN) == 0
+
+
+@triton.jit
+def is_time(now: tl.int64) -> Any:
+    """True for a time in ns: a negative one would be a lease."""
+    return word(now) >= 0

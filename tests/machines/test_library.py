@@ -1,0 +1,69 @@
+"""The device library checks what it is given: arguments, interpreted; the number of warps, where it is compiled too."""
+
+from typing import Any
+
+import pytest
+import triton
+from triton.compiler import ASTSource, CompilationError
+from triton.runtime.jit import JITFunction
+
+from nanokv.device import library
+from nanokv.device.kernels.frame import call_kernel
+from tests.gpu.every_body import GROUPS
+from tests.gpu.interpreted import passed
+from tests.gpu.library_calls import ANY_VALUE, ANY_WARPS, BARE, SENTENCE, WRONG, functions, whole_message
+from tests.support.compiling import NVIDIA, TARGETS
+from tests.support.targets import every_target
+
+pytestmark = pytest.mark.timeout(1800)  # the first interpreted test pays for all of them
+
+
+@pytest.mark.parametrize("name", [body.__name__ for body in GROUPS["library"]])
+def test_interpreted(name: str) -> None:
+    assert passed("library", name)
+
+
+def test_every_argument_of_every_function_has_wrong_values() -> None:
+    """Or it may have any value. The tables name nothing else."""
+    checked = {name: function.arg_names for name, function in functions().items() if name not in BARE}
+    public = {name for name in library.__all__ if isinstance(getattr(library, name), JITFunction)}
+    assert {*checked, *BARE} == public
+    arguments = {argument for names in checked.values() for argument in names}
+    assert arguments == {*WRONG, *ANY_VALUE}
+
+
+def compile_call(name: str, target: str, **options: int) -> Any:
+    """Compile a kernel that calls one function of the library."""
+    function = functions()[name]
+    types = {"frame": "i64", "function": "constexpr", "n_arguments": "constexpr", "n_answers": "constexpr"}
+    constants = {(1,): function, (2,): len(function.arg_names), (3,): 0}
+    return triton.compile(ASTSource(call_kernel, types, constants), target=TARGETS[target], options=options)
+
+
+@pytest.fixture
+def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    """Compile without the cache."""
+    monkeypatch.setenv("TRITON_ALWAYS_COMPILE", "1")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+
+
+@pytest.mark.usefixtures("fresh")
+@every_target
+def test_kernels_of_several_warps_do_not_compile(target: str) -> None:
+    launches = [{}, {"num_warps": 2}, {"num_warps": 4}]
+    if TARGETS[target].arch in (90, 100):  # others have no clusters, which Triton itself says
+        launches.append({"num_warps": 1, "num_ctas": 2})
+    for name in functions().keys() - set(ANY_WARPS):
+        for options in launches:
+            with pytest.raises(CompilationError) as raised:
+                compile_call(name, target, **options)
+            assert SENTENCE in whole_message(raised.value), (name, options)
+
+
+@pytest.mark.usefixtures("fresh")
+@every_target
+def test_kernels_of_one_warp_compile(target: str) -> None:
+    """The others: `library_*` in test_compile."""
+    assert compile_call("validate", target, num_warps=1).metadata.num_warps == 1
+    assert compile_call("segment", target, num_warps=4).metadata.num_warps == 4
+    assert ("ptx" if target in NVIDIA else "amdgcn") in compile_call("leave", target, num_warps=1).asm
