@@ -76,7 +76,7 @@ class OwnerHere:
         return self._seen
 
     def await_each(self, keys: list[str]) -> None:
-        self._woken: list[int] = []
+        self._woken = []
         self._waiting = threading.Thread(target=self._await, args=(keys,), name="bench-wait")
         self._waiting.start()
 

@@ -24,7 +24,7 @@ from nanokv.device.protocol.status import Status
 from nanokv.device.protocol.ticket import T_ANSWER, TICKET
 from nanokv.device.segment.layout import FLAG_ACK, FLAG_CHECKSUM, H_ACCESS, HEADER_BYTES, LEASED, WORD, WORD_BYTES
 from nanokv.fsck import check_segments
-from tests.gpu.bodies import PAGE, WHAT, World, key
+from tests.gpu.bodies import PAGE, World, flat, key
 
 OK, INVALID = Status.OK, Status.INVALID
 FRAME_BYTES = tl.constexpr(FRAME_WORDS * WORD)
@@ -178,7 +178,7 @@ def every_step_is_answered(device: torch.device) -> None:
     """All functions with right arguments: an object is written by its steps, by parts and as a whole, and read."""
     calls = Calls(device)
     w, call, called = calls.world, calls.call, set()
-    table, what, src, room = w.machine.table_address, WHAT, calls.data.data_ptr(), calls.room.data_ptr()
+    table, what, src, room = w.machine.table_address, flat(SIZE), calls.data.data_ptr(), calls.room.data_ptr()
 
     def ok(name: str, *row: int) -> tuple[int, ...]:
         """Call a function that must answer OK; its other answers."""
@@ -249,7 +249,7 @@ def wrong_requests_are_refused(device: torch.device) -> None:
     """A row of a table that names no rank, or no possible size, flag, lease or time: all CTAs of its object agree."""
     calls, ctas = Calls(device), 3
     out = torch.zeros(ctas, 3, dtype=torch.int64, device=device)
-    good = Request(key(5), calls.data.data_ptr(), SIZE, 1, WHAT)
+    good = Request(key(5), calls.data.data_ptr(), SIZE, 1, flat(SIZE))
     wrong = [(good._replace(owner=owner), 1) for owner in WRONG["owner"](calls.world)]
     wrong += [(good._replace(flags=flags), 1) for flags in WRONG["flags"](calls.world)]
     wrong += [(good._replace(nbytes=-1), 1), (good._replace(lease=-1), 1), (good, -1)]
