@@ -13,6 +13,7 @@ from nanokv.device.machines.base import Machine
 from nanokv.device.segment.geometry import Geometry
 from nanokv.device.segment.views import SegmentView
 from nanokv.errors import HeapUnavailable, InvalidArgument
+from nanokv.fsck.recovery import examine
 from nanokv.heap import Heap, WorldSpec, open_heap
 from nanokv.host_poller.poller import Poller
 from nanokv.pinned import Pins
@@ -67,6 +68,7 @@ def world_spec(geometry: Geometry, options: Options, name: str = "local", master
         name=name,
         timeout=options.attach_timeout,
         on_stale=options.on_stale,
+        examine=examine,
         alike={"checksum": options.checksum} | of_v1,
     )
 

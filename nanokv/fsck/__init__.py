@@ -1,6 +1,7 @@
 """fsck: checks the invariants I1 to I10 (docs/design.md) on the segments of a world. It only reads.
 
 inspect_world  a world of this host, seen from outside, for the command line
+recovery       a look at a dead world before it is taken over
 look           copies of segments that belong together, also while producers are at work
 report         findings, each with a remedy
 control        checks of identity, control words, activity words, the announce ring

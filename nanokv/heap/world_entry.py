@@ -25,6 +25,8 @@ def enter(spec: WorldSpec, rank: int, deadline: float, kind: FileKind = SEGMENTS
             first = not file.anybody_alive()
             if _settle(file, spec):
                 _check_fits(file, spec, rank, first)
+                if first:
+                    _examine(file, spec)
                 if not file.locks.try_lock(rank):
                     pid = file.rank_record(rank)["pid"]
                     raise HeapUnavailable(f"rank {rank} of world {spec.name!r} is taken by a living process ({pid})")
@@ -59,6 +61,13 @@ def _settle(file: WorldFile, spec: WorldSpec) -> bool:
             "on_stale='recover' takes it over with what it holds, on_stale='replace' begins an empty one"
         )
     return True
+
+
+def _examine(file: WorldFile, spec: WorldSpec) -> None:
+    """Look at a dead world that is about to be taken over. Raises what `spec.examine` raises."""
+    head = file.header()
+    if spec.examine is not None and all(ctl is not None for ctl in file.controls(head)):
+        spec.examine(file.name, file.map(writable=False).parts, spec.geometry, spec.mode)
 
 
 def _check_fits(file: WorldFile, spec: WorldSpec, rank: int, first: bool) -> None:

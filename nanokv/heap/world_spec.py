@@ -1,20 +1,22 @@
 """The world that a rank asks a provider for, to join it or to make it."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
+import numpy as np
 import numpy.typing as npt
 
 from nanokv.device.segment.geometry import MODES, Geometry
 from nanokv.errors import InvalidArgument
 
 Stale = Literal["error", "recover", "replace"]
+Examine = Callable[[str, Sequence[npt.NDArray[np.uint8]], Geometry, str], None]
 
 
 @dataclass(frozen=True, slots=True)
 class WorldSpec:
-    """A world of any provider. Its ranks may differ only in `timeout` and `on_stale`.
+    """A world of any provider. Its ranks may differ only in `timeout`, `on_stale` and `examine`.
 
     Attributes:
         geometry: of every segment; its `world_size` ranks have to come.
@@ -24,6 +26,8 @@ class WorldSpec:
         timeout: seconds to wait for the other ranks.
         on_stale: for "shm", if all ranks of that name are dead: raise HeapUnavailable ("error"), take the world over
             with its objects ("recover"), or make an empty one ("replace"). An incomplete world is always replaced.
+        examine: called with the name, the segments, the geometry and the mode of a dead world before it is taken over;
+            it raises if the world must not be used. None: no look.
         alike: further options that all ranks must give alike, by name; their values are those of JSON.
 
     Raises:
@@ -37,6 +41,7 @@ class WorldSpec:
     name: str = "local"
     timeout: float = 60.0
     on_stale: Stale = "error"
+    examine: Examine | None = None
     alike: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
