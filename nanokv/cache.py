@@ -232,6 +232,8 @@ class NanoKVCache:
             DuplicateKey, OutOfMemory, InvalidArgument, PeerLost, WriteLost: nothing was stored.
         """
         preferred_segment = self._checked_segment(preferred_segment)
+        if exist_ok is not False and exist_ok is not True:
+            raise InvalidArgument(f"exist_ok must be True or False, not {exist_ok!r}")
         started = self._traffic.put_starts()
         status = self._single.put(self._hash(key), tensor, preferred_segment, lease_until(hold))
         self._traffic.put(status, tensor.nbytes, started)

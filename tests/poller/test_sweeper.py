@@ -9,7 +9,16 @@ from nanokv.device.machines.native import NativeMachine
 from nanokv.device.machines.records import Begun
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.geometry import Geometry, producer_word
-from nanokv.device.segment.layout import DEAD, PIN_HELD, STATE_MASK, STORED, WRITING
+from nanokv.device.segment.layout import (
+    DEAD,
+    PIN_HELD,
+    RING_HEADER_MASK,
+    RING_HEADER_SHIFT,
+    STATE_MASK,
+    STORED,
+    WRITING,
+    unpack,
+)
 from nanokv.device.segment.views import SegmentView
 from nanokv.heap.local import LocalHeap, LocalWorld
 from nanokv.heap.world_spec import WorldSpec
@@ -105,8 +114,8 @@ def test_a_producer_that_dies_with_a_ticket_does_not_stop_the_ring(ranks: list[R
 def test_a_corrupt_hint_is_counted(ranks: list[Rank]) -> None:
     poller = ranks[1].poller()
     view = ranks[1].views[1]
-    view.ring[0] = STORED.value | 0x3FFFFFFF << 2
-    view.ring[1] = 3
+    view.ring[0] = STORED.value | RING_HEADER_MASK.value << RING_HEADER_SHIFT.value
+    view.ring[1] = 7
     view.ctl["ann_head"] = 2
     ranks[0].put(1, 5)
     assert poller.drain(0.0) == 3
@@ -159,7 +168,7 @@ def test_what_a_dead_producer_left_is_reclaimed(ranks: list[Rank]) -> None:
     assert (counts.leaked_pages, counts.leaked_slots) == (5, 1)
     assert ranks[1].machine.slot_marks(1)[slot] == 1
     assert plan.place.payload
-    assert ranks[1].views[1].ctl["joining"] == 0
+    assert unpack("JOINING", "producer", ranks[1].views[1].ctl["joining"]) == 0
     assert len(poller.index) == 1
     stored = [ranks[1].put(1, key) for key in range(100, 163)]
     assert stored == [Status.OK] * 63, "all pages but the one of key 9 are there again"
@@ -285,7 +294,7 @@ def test_neighbours_are_joined(ranks: list[Rank]) -> None:
     assert ranks[0].put(1, 100, 64 * PAGE) == Status.FULL
     assert join_free_extents(ranks[0].machine, 1) == 64
     assert ranks[0].put(1, 100, 64 * PAGE) == Status.OK
-    assert ranks[1].views[1].ctl["joining"] == 0
+    assert unpack("JOINING", "producer", ranks[1].views[1].ctl["joining"]) == 0
     assert not ranks[1].views[1].activity["in_flight0"].any()
 
 

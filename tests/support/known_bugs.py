@@ -93,7 +93,7 @@ def _all_slots(self: Any) -> set[int]:
 
 BUGS = {
     "a torn look hid a leaked slot": Bug(
-        "swept/weak: producer@34 0.2 61.2 191.1 236.1",
+        "swept/weak: producer@30 0.2 11.1 24.2 71.1 84.2 85.2 137.1 183.1 189.1",
         host=((Audit, "start", _start_once), (Quarantine, "given_up_slots", property(_all_slots)), (audit, "LOOKS", 3)),
     ),
     "a rank that died before any sweep saw it alive was not audited": Bug(
@@ -116,7 +116,7 @@ BUGS = {
         ),
     ),
     "a disturbed look hid a leaked page": Bug(
-        "leaked/sc: 14.1 126.1 140.1 186.1", host=((Audit, "start", _start_once),)
+        "leaked/sc: 0.1 5.1 20.1 41.1 53.1 71.1 136.1 188.1 200.1 263.1", host=((Audit, "start", _start_once),)
     ),
     "a living producer was given up for the dead one that had the slot before": Bug(
         "heir/weak: 0.1 58.1 70.1",
@@ -133,10 +133,10 @@ BUGS = {
         ),
     ),
     "three looks saw a page in three passages, and gave it to a second owner": Bug(
-        "audited/sc: 8.1 101.1 141.1 184.1 215.1 257.1", host=((audit, "LOOKS", 3),)
+        "audited/sc: 10.1 103.1 147.1 190.1 225.1 267.1", host=((audit, "LOOKS", 3),)
     ),
     "a page that went from object to object by eviction seemed to be in no place": Bug(
-        "audited-evict/sc: 8.1 51.1 99.1 186.1 226.1 313.1 353.1 417.1",
+        "audited-evict/sc: 10.1 53.1 105.1 206.1 250.1 351.1 395.1 472.1",
         device=lambda: rewrite(
             evict.evict_for,
             "                        stamp(page_links(world, seg), page, class_pages(world, size_class))\n",

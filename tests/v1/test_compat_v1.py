@@ -29,7 +29,7 @@ from nanokv.heap.world_spec import WorldSpec
 from nanokv.types import KeyDigest
 from tests.support.fsck_fixture import PAGE, RAW, Pin, World, digest
 
-SHAPE = (3, 2, 5, 7, 0, 0, 0, 0)  #: a descriptor
+SHAPE = (2 << 8, 5, 7, 0, 0, 0, 0, 0)  #: a descriptor of raw bytes, with words to compare
 
 
 # --- the allocator ---
