@@ -6,6 +6,7 @@ from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Any, Generic, TypeVar
 
+from nanokv.arguments import seconds
 from nanokv.errors import CacheClosed, Cancelled, WaitTimeout
 
 T = TypeVar("T")
@@ -29,7 +30,7 @@ class Handle(Generic[T]):
             Cancelled: it was cancelled.
         """
         try:
-            return self._future.result(timeout)
+            return self._future.result(None if timeout is None else seconds("timeout", timeout))
         except FutureTimeout:
             if self._future.done():
                 raise

@@ -96,11 +96,21 @@ def _looks(name: str, watch: float, count: int | None) -> Iterator[dict[str, Any
 
 
 _HOLDS = ("ready", "pinned", "unfinished", "quarantined")
-_COUNTS = (*_HOLDS, "ring_depth", "ring_missed", "evicted", "refused", "lost", "corrupt")
+_COUNTS = (*_HOLDS, "ring_depth", "ring_missed", "evicted", "refused", "lost", "corrupt", "cas_failures")
+
+_LABELS = {"ring_depth": "ring", "ring_missed": "missed", "cas_failures": "cas fails"}  # two blocks in 80 columns
 
 
 def _stats_text(screen: Console, world: dict[str, Any]) -> Text:
-    names = ["rank", "process", "used", "of", "%", "stored", *(name.replace("_", " ") for name in _COUNTS)]
+    names = [
+        "rank",
+        "process",
+        "used",
+        "of",
+        "%",
+        "stored",
+        *(_LABELS.get(name, name.replace("_", " ")) for name in _COUNTS),
+    ]
     rows = [
         [
             str(rank["rank"]),

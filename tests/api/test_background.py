@@ -105,3 +105,11 @@ def test_blocks_of_a_paged_cache(world: World) -> None:
 
 async def _awaited(handle: Any) -> Any:
     return await handle
+
+
+@pytest.mark.parametrize("wrong", ["x", [1], True])
+def test_a_wrong_timeout_is_refused(world: World, wrong: Any) -> None:
+    handle = world[0].put_async("k", torch.ones(1))
+    with pytest.raises(InvalidArgument, match="timeout must be"):
+        handle.wait(wrong)
+    handle.wait(PATIENCE)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import nanokv
-from nanokv.errors import InvalidArgument, OutOfMemory
+from nanokv.errors import InvalidArgument, OutOfMemory, WaitTimeout
 
 PAGE = 4096
 World = list[nanokv.NanoKVCache]
@@ -162,3 +162,25 @@ def test_an_eviction_is_an_event_of_its_own(world: World) -> None:
     assert gone == [("removed", world[0].digest("k7")), ("evicted", world[0].digest("k0"))]
     world[1].evict_until_below(0.9)
     assert events[-1][0] == "evicted"
+
+
+# --- counters ---------------------------------------------------------------------------------
+def test_calls_are_timed_per_page_and_timeouts_are_counted(world: World) -> None:
+    cache = world[0]
+    assert (cache.stats()["put_us_per_page"], cache.stats()["get_us_per_page"]) == (0.0, 0.0)
+    for i in range(3):
+        cache.put(f"k{i}", pages(1), preferred_segment=1)
+        cache.get(f"k{i}")
+    assert 0 < cache.stats()["put_us_per_page"] < 1e6 and 0 < cache.stats()["get_us_per_page"] < 1e6
+    with pytest.raises(WaitTimeout):
+        cache.wait("none", timeout=0.01)
+    assert cache.stats()["timeouts"] == 1
+
+
+def test_removals_and_evictions_are_counted_apart(world: World) -> None:
+    fill(world, None)
+    world[1].remove("k0")
+    world[1].evict_until_below(0.5)
+    world[1].flush()
+    stats = world[1].stats()
+    assert (stats["removed"], stats["evicted"]) == (1, 3)

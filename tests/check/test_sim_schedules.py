@@ -1,6 +1,7 @@
 """Schedulers, replay, killing and shrinking of the simulated machine."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -267,3 +268,22 @@ def test_an_error_of_a_task_comes_out_and_the_others_end() -> None:
         simulation.run(parse("1.1 2.1 3.1"))
     assert ended == [True]
     assert simulation.current is None
+
+
+def test_lost_compare_and_swaps_are_counted() -> None:
+    """Two tasks pop: in some executions one loses the first time, in others none does."""
+    simulation = Simulation(Memory)
+    pop = simulation.function(freelist.pop)
+    head, links, lost = SHARED, SHARED + 8, SHARED + 24
+    counts = set()
+    scheduler = Exhaustive()
+    while (execution := scheduler.new_execution()) is not None:
+        simulation.reset([1, 2, 0, 0])
+        tasks = [simulation.spawn(name, partial(pop, head, links, 2, lost)) for name in ("one", "two")]
+        try:
+            simulation.run(execution)
+        except Redundant:
+            continue
+        assert sorted(task.result for task in tasks) == [0, 1]
+        counts.add(simulation.memory.newest(lost))
+    assert counts == {0, 1}

@@ -210,7 +210,7 @@ def test_stats_fit_a_terminal_of_80_columns(live: LiveWorld) -> None:
 def test_stats_in_a_pipe_are_one_line_per_rank(live: LiveWorld) -> None:
     title, names, *rows = run("stats", live.name).stdout.splitlines()
     assert title == f"{live.name}: alloc=device, pages of 4.0 KiB"
-    assert names.startswith("rank  process  used") and names.endswith("corrupt")
+    assert names.startswith("rank  process  used") and names.endswith("cas fails")
     assert [row.split()[:2] for row in rows] == [["0", "alive"], ["1", "alive"]]
 
 
