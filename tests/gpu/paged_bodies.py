@@ -11,7 +11,7 @@ from nanokv.device.machines.batch import Batch
 from nanokv.device.machines.engine_cache import Pages
 from nanokv.device.machines.records import Request
 from nanokv.device.protocol.status import Status
-from tests.gpu.bodies import World, key, world
+from tests.gpu.bodies import World, flat, key, world
 
 OK, MISS, SIZE = Status.OK, Status.MISS, Status.SIZE
 BLOCKS = 5
@@ -81,7 +81,7 @@ def of_block(planes: list[torch.Tensor], block: int) -> torch.Tensor:
 def requests(pages: Pages, blocks: list[int], first_key: int, planes: range, owner: int = 1) -> list[Request]:
     """One request for each block."""
     nbytes = pages.plane_bytes * len(planes)
-    what = (7, len(planes), nbytes, 0, 0, 0, 0, 0)
+    what = flat(nbytes)
     return [
         Request(key(first_key + n), 0, nbytes, owner, what, 0, block, planes.start) for n, block in enumerate(blocks)
     ]
