@@ -45,7 +45,10 @@ ALLOCS = ["device", "host"]
 
 @pytest.mark.parametrize("evict, shards", [(False, 1), (True, 1), (False, 4), (True, 4)])
 @pytest.mark.parametrize("keys", [3, 40])
-@pytest.mark.parametrize("machine, rounds", [(native, HAMMER_ROUNDS), (yielding, HAMMER_ROUNDS // 50)])
+@pytest.mark.parametrize(
+    "machine, rounds",
+    [(native, HAMMER_ROUNDS), pytest.param(yielding, HAMMER_ROUNDS // 50, marks=pytest.mark.exhaustive)],
+)
 def test_compiled_threads_without_pause(machine: Any, rounds: int, evict: bool, keys: int, shards: int) -> None:
     geometry = Geometry.plan(PAGES * PAGE, PAGE, RANKS, max_objects=12, ring_slots=16, shards=shards)
     plain = PlainWorld(geometry, may_evict=evict)

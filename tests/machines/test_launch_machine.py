@@ -12,6 +12,7 @@ from tests.gpu.interpreted import passed
 pytestmark = pytest.mark.timeout(1800)  # the first test of a group pays for all of it
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", [body.__name__ for body in GROUPS["objects"]])
 def test_interpreted(name: str) -> None:
     assert passed("objects", name)

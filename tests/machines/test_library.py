@@ -18,6 +18,7 @@ from tests.support.targets import every_target
 pytestmark = pytest.mark.timeout(1800)  # the first interpreted test pays for all of them
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", [body.__name__ for body in GROUPS["library"]])
 def test_interpreted(name: str) -> None:
     assert passed("library", name)

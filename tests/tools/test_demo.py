@@ -125,6 +125,7 @@ def test_both_modes_equal_the_single_process() -> None:
     assert "Every token and every KV block equals" in report
 
 
+@pytest.mark.exhaustive
 def test_one_altered_byte_is_found() -> None:
     code, report = run(alloc="device", prompts=2, corrupt=17)
     assert code == 1
@@ -133,6 +134,7 @@ def test_one_altered_byte_is_found() -> None:
     assert "blocks differ from the single process" in report
 
 
+@pytest.mark.exhaustive
 def test_a_dead_worker_fails_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     listen = Crew.listen
 
@@ -151,6 +153,7 @@ def test_a_dead_worker_fails_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("number", "alloc"), [(signal.SIGINT, "device"), (signal.SIGKILL, "host")], ids=["ctrl-c", "killed"]
 )
+@pytest.mark.exhaustive
 def test_an_interrupted_demo_leaves_nothing(number: signal.Signals, alloc: str) -> None:
     # six prompts: on a loaded machine it must not end before the signal arrives
     script = f"from nanokv.demo.run import run_demo; raise SystemExit(run_demo({alloc!r}, 6, 120))"

@@ -166,6 +166,7 @@ def world(shm_name: str) -> Iterator[str]:
         yield shm_name
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("command", [command for command in commands() if command not in NOT_RUN])
 def test_a_command_runs(command: str, world: str, tmp_path: Path) -> None:
     line = SMALLER.get(command, command).replace("NAME", world).replace("OUT", str(tmp_path))
