@@ -28,7 +28,6 @@ from nanokv.device.protocol.shards import next_filled
 from nanokv.device.segment.layout import (
     BUMP_PTR,
     FREE_HEAD,
-    FREE_HEAD_STRIDE,
     JOINER_MASK,
     LOW32,
     MARK_MASK,
@@ -52,22 +51,28 @@ def unused_from(world: tl.int64, seg: tl.int64) -> Any:
 
 
 @triton.jit
-def small_pages(world: tl.int64, seg: tl.int64, size_class: tl.int64, enough: tl.int64) -> Any:
-    """The pages in the free extents of smaller classes, counted up to `enough`."""
+def free_extents(world: tl.int64, seg: tl.int64, size_class: tl.int64, enough: tl.int64) -> Any:
+    """The pages in the free extents of smaller classes, counted up to `enough`; -1 if a larger extent is free."""
     count = table64(world + W_N_PAGES)
     rows = seg + FREE_HEAD
     found = word(0)
-    place = next_filled(world, rows, size_class, word(0), word(-1), N_CLASSES)
-    while (place >= 0) & (found < enough):
-        pages = class_pages(world, place // MAX_SHARDS)
-        node = load64(rows + place * WORD_BYTES, "relaxed") & LOW32
-        seen = word(0)
-        while (node != 0) & (node <= count) & (found < enough) & (seen < count):
-            found += pages
-            seen += 1
-            node = link_of(world, seg, node - 1) & LOW32
-        place = next_filled(world, rows, size_class, word(0), place, N_CLASSES)
-    return found
+    place = word(-1)
+    more = found == 0
+    while more:
+        # the only look at the heads: a second one would be compiled a second time
+        place = next_filled(world, rows, N_CLASSES, word(0), place, N_CLASSES)
+        level = place // MAX_SHARDS
+        more = (place >= 0) & (level < size_class)
+        if more:
+            pages = class_pages(world, level)
+            node = load64(rows + place * WORD_BYTES, "relaxed") & LOW32
+            seen = word(0)
+            while (node != 0) & (node <= count) & (found < enough) & (seen < count):
+                found += pages
+                seen += 1
+                node = link_of(world, seg, node - 1) & LOW32
+            place = select(found < enough, place, size_class * MAX_SHARDS - 1)  # the larger classes come next
+    return select(place < 0, found, word(-1))
 
 
 @triton.jit
@@ -93,13 +98,12 @@ def outlook(world: tl.int64, seg: tl.int64, size_class: tl.int64) -> Any:
     wanted = class_pages(world, size_class)
     before = joiner(seg)
     found = word(NOTHING)
-    rows = seg + FREE_HEAD + size_class * FREE_HEAD_STRIDE
-    if next_filled(world, rows, N_CLASSES - size_class, word(0), word(-1), N_CLASSES) >= 0:
+    unused = table64(world + W_N_PAGES) - unused_from(world, seg)
+    free = free_extents(world, seg, size_class, wanted - unused)
+    if free < 0:
         found = word(EXTENT)
-    else:
-        unused = table64(world + W_N_PAGES) - unused_from(world, seg)
-        if small_pages(world, seg, size_class, wanted - unused) + unused >= wanted:
-            found = select(has_run(world, seg, wanted), word(NEIGHBOURS), word(NOTHING))
+    elif free + unused >= wanted:
+        found = select(has_run(world, seg, wanted), word(NEIGHBOURS), word(NOTHING))
     if found == NOTHING:
         after = joiner(seg)
         found = select((after != before) | ((after & JOINER_MASK) != 0), word(NEIGHBOURS), word(NOTHING))

@@ -152,7 +152,7 @@ ARGUMENTS = {
     "take_header": "world seg owner key_hash now",
     "take_pages": "world seg owner size_class key_hash now",
     "unused_from": "world seg",
-    "small_pages": "world seg size_class few",
+    "free_extents": "world seg size_class few",
     "has_run": "world seg n_pages",
     "outlook": "world seg size_class",
     "outlook_of": "world owner size_class",

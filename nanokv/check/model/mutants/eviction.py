@@ -59,5 +59,5 @@ mutant(
     "outlook-of-small-extents",
     "a producer that finds no extent does not notice that a host has just pushed one",
     ("neighbours",),
-    (joinable.outlook, "N_CLASSES - size_class, word(0)", "word(0), word(0)"),
+    (joinable.free_extents, "select(place < 0, found, word(-1))", "found"),
 )
