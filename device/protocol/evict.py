@@ -31,7 +31,7 @@ from nanokv.device.protocol.header import (
     state_word,
     take_slot,
 )
-from nanokv.device.protocol.joinable import EXTENT, NEIGHBOURS, NOTHING, outlook
+from nanokv.device.protocol.joinable import NEIGHBOURS, NOTHING, outlook
 from nanokv.device.protocol.lease import is_leased
 from nanokv.device.protocol.remove import remove_slot
 from nanokv.device.protocol.retire import count_eviction, retire, take_out
@@ -58,7 +58,6 @@ from nanokv.device.segment.world_table import (
 )
 
 EVICT_SAMPLE = tl.constexpr(16)  # the oldest of a few is nearly the oldest of all
-TAKES = tl.constexpr(8)  # how often a producer tries to take an extent that others take first
 
 
 @triton.jit
@@ -155,17 +154,13 @@ def take_header(world: tl.int64, seg: tl.int64, owner: tl.int64, home: tl.int64,
 def take_pages(
     world: tl.int64, seg: tl.int64, owner: tl.int64, size_class: tl.int64, home: tl.int64, now: tl.int64
 ) -> Any:
-    """Take an extent, evicting an object if there is none and none can be joined: its first page, or -1."""
-    page = word(-1)
-    found = word(EXTENT)
-    tries = word(0)
-    while (found == EXTENT) & (tries < TAKES):
-        page = take(world, seg, size_class, home)
-        found = word(NOTHING)
-        if page < 0:
-            found = outlook(world, seg, size_class)
-        tries += 1
+    """Take an extent, evicting an object if there is none and none can be joined: its first page, or -1.
+
+    An extent that another producer has given back since is not taken: the answer is -1, and the caller may try again.
+    """
+    page = take(world, seg, size_class, home)
     if page < 0:
+        found = outlook(world, seg, size_class)
         if found == NEIGHBOURS:
             announce(world, seg, WANTED, size_class, word(0))
         elif (found == NOTHING) & may_evict(seg):

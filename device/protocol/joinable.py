@@ -84,8 +84,7 @@ def has_run(world: tl.int64, seg: tl.int64, wanted: tl.int64) -> Any:
     while (page < count) & (run < wanted):
         mark = (link_of(world, seg, page) >> MARK_SHIFT) & MARK_MASK
         free = (mark >= FREE) & (mark < HELD)
-        level = select(free, mark - FREE, select(mark >= HELD, mark - HELD, word(0)))
-        pages = class_pages(world, select(level < N_CLASSES, level, word(0)))
+        pages = class_pages(world, (mark - FREE) & (N_CLASSES - 1))
         pages = select((mark != 0) & (pages > 0), pages, word(1))  # a page in motion stands for itself
         run = select(free, run + pages, word(0))
         page += pages
