@@ -27,15 +27,21 @@ def carve_runs(geometry: Geometry, pages: Words) -> tuple[Words, Words]:
     return np.array(firsts, np.int64), np.array(kinds, np.int64)
 
 
-def join_free_extents(machine: Machine, owner: int) -> int:
-    """Join the free extents of a segment. Returns the pages of the largest one that is free afterwards.
+def join_free_extents(machine: Machine, owner: int, over: int = 0) -> int:
+    """Join the free extents of a segment. Any host that maps the segment may call it.
 
-    Any host that maps the segment may call it, also several at once: each holds the extents that it detached.
+    Args:
+        over: the mark of a host that is dead, or too slow, and is not waited for.
+
+    Returns:
+        The pages of the largest extent that is free afterwards, or -1: another host joins them, and nothing was done.
     """
     geometry = machine.geometry
     phase = machine.enter(owner)
-    mark = machine.begin_join(owner)
+    mark = machine.begin_join(owner, over)
     try:
+        if not mark:
+            return -1
         extents = [machine.detach(owner, k)[:, None] + np.arange(n) for k, n in enumerate(geometry.class_pages)]
         spans = [*map(np.ravel, extents), machine.detach_rest(owner)]
         pages = np.unique(np.concatenate(spans))  # corrupt links may name a page twice
@@ -45,5 +51,6 @@ def join_free_extents(machine: Machine, owner: int) -> int:
         machine.push_extents(owner, firsts, kinds)
         return geometry.class_pages[int(kinds.max())]
     finally:
-        machine.end_join(owner, mark)
+        if mark:
+            machine.end_join(owner, mark)
         machine.leave(owner, phase)

@@ -14,16 +14,18 @@ from nanokv.device.segment.last_access import is_leased, time_of
 from nanokv.device.segment.layout import READY
 from nanokv.host_poller.coalesce import join_free_extents
 
-_JOIN_PATIENCE = 0.005  #: seconds to wait for another host that has detached the free extents
+_JOIN_PATIENCE = 0.02  #: seconds to wait for another host that has detached the free extents
 _STUCK = np.iinfo(np.uint64).max  #: later than any time: of pages that eviction cannot free
 
 
 def make_room(machine: Machine, owner: int, nbytes: int) -> bool:
     """Make room for an object of `nbytes` in a segment. Returns True if a put is worth another try."""
     geometry = machine.geometry
-    waited = _wait_for_joiner(machine, owner)
-    largest = join_free_extents(machine, owner)
-    if waited or largest * geometry.page_bytes >= nbytes:
+    waited, slow = _wait_for_joiner(machine, owner)
+    largest = join_free_extents(machine, owner, over=slow)
+    if largest < 0:  # another host began first
+        _wait_for_joiner(machine, owner)
+    if waited or largest < 0 or largest * geometry.page_bytes >= nbytes:
         return True
     size = min(n for n in geometry.class_pages if n * geometry.page_bytes >= nbytes)
     if not machine.control(owner)[0]["may_evict"] or not _evict_run(machine, owner, size):
@@ -32,14 +34,17 @@ def make_room(machine: Machine, owner: int, nbytes: int) -> bool:
     return True
 
 
-def _wait_for_joiner(machine: Machine, owner: int) -> bool:
-    """Wait while another host joins free extents: then FULL may be an accident. False if none did."""
+def _wait_for_joiner(machine: Machine, owner: int) -> tuple[bool, int]:
+    """Wait while another host joins free extents: then FULL may be an accident.
+
+    Returns (whether one did, its mark if it was too slow).
+    """
     deadline = time.monotonic() + _JOIN_PATIENCE
     waited = False
-    while machine.is_joining(owner) and time.monotonic() < deadline:
+    while (mark := machine.joining(owner)) and time.monotonic() < deadline:
         time.sleep(0.0001)
         waited = True
-    return waited
+    return waited, mark
 
 
 def _evict_run(machine: Machine, owner: int, size: int) -> bool:

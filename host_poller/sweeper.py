@@ -169,18 +169,18 @@ class Sweeper:
 
     def join_for(self, size_class: int) -> None:
         """Join free extents for a producer that was refused one of this class, unless that has been done meanwhile."""
-        free_neighbours = self._machine.outlook(self._rank, size_class) == NEIGHBOURS.value
-        if free_neighbours and not self._machine.is_joining(self._rank):
+        if self._machine.outlook(self._rank, size_class) == NEIGHBOURS.value:
             self._join()
 
-    def _join(self) -> None:
-        join_free_extents(self._machine, self._rank)
-        self.counts.joined += 1
+    def _join(self, over: int = 0) -> bool:
+        """Join free extents; False if another host does."""
+        joined = join_free_extents(self._machine, self._rank, over) >= 0
+        self.counts.joined += joined
+        return joined
 
     def _join_if_refused(self) -> None:
         control = self._machine.control(self._rank)[0]
         refused, joiner = int(control["refused"]), int(unpack("JOINING", "producer", control["joining"]))
         abandoned = joiner and not self._heap.alive(*producer_of(joiner))  # the next host that joins clears the mark
-        if refused != self._refused or abandoned:
+        if (refused != self._refused or abandoned) and self._join(over=control["joining"] if abandoned else 0):
             self._refused = refused
-            self._join()

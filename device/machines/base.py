@@ -235,17 +235,18 @@ class Machine(ABC):
         """Give a leaked header slot back."""
         self.call("adopt_slot", owner, slot)
 
-    def begin_join(self, owner: int) -> int:
-        """Mark that this rank joins free extents; returns the mark."""
-        return self.call("begin_join", owner)
+    def begin_join(self, owner: int, over: int = 0) -> int:
+        """Mark that this rank joins free extents: the mark, or 0 if another host joins. `over`: a mark to replace."""
+        return self.call("begin_join", owner, over)
 
     def end_join(self, owner: int, mark: int) -> None:
         """Remove the mark, unless another host has replaced it."""
         self.call("end_join", owner, mark)
 
-    def is_joining(self, owner: int) -> bool:
-        """Whether a host joins free extents now, or died while it did."""
-        return bool(self.call("joiner", owner) & JOINER_MASK.value)
+    def joining(self, owner: int) -> int:
+        """The mark of the host that joins free extents now, or died while it did; 0 if there is none."""
+        mark = self.call("joiner", owner)
+        return mark if mark & JOINER_MASK.value else 0
 
     def outlook(self, owner: int, size_class: int) -> int:
         """What there is for an extent of a size class: NOTHING, NEIGHBOURS to join, or an EXTENT (`joinable`)."""

@@ -6,8 +6,8 @@ Source: the marks in the links of pages (`extent`), read from the first page on,
 
 Guarantees
 - The answer is not NOTHING if neighbouring free pages would hold the extent from the beginning of the look to its end,
-  or if a host that joins free extents is at work. Two hosts that join at once are one host to the producer: the mark
-  names the last, and a look between the steps of the other may miss its pages.
+  or if a host that joins free extents is at work. A slow host whose mark another has replaced is not seen: a look
+  between its steps may miss its pages.
 - A heap without small free extents is answered by one look at the heads of the lists. The search over the pages runs
   only if the small extents and the pages that were never used would be enough.
 

@@ -6,7 +6,9 @@ producer may find nothing. The word `joining` of HeapCtl (JOINING bits) names th
 Source: the sequence count of a seqlock, for a writer that readers do not wait for.
 
 Guarantees
-- While a host holds the detached free lists, the mark says so. The next host replaces the mark of a dead one.
+- While a host holds the detached free lists, the mark says so.
+- One host joins at a time: two at once would tear the runs of free pages between them. A host that replaces the mark of
+  another, of a dead or a slow one, names it.
 - The count changes whenever a host begins: two looks that see one word and no host had no host between them.
 
 Why the orderings suffice: a host sets the mark before it detaches the lists, and removes it, with release, after it has
@@ -20,26 +22,24 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from nanokv.device.memory.triton import add64, cas64, load64, table64, word
-from nanokv.device.protocol.freelist import SPIN_LIMIT
-from nanokv.device.segment.layout import JOINING, JOINS_SHIFT
+from nanokv.device.memory.triton import add64, cas64, load64, select, table64, word
+from nanokv.device.segment.layout import JOINER_MASK, JOINING, JOINS_SHIFT
 from nanokv.device.segment.world_table import W_PRODUCER, segment
 
 
 @triton.jit
-def begin_join(world: tl.int64, owner: tl.int64) -> Any:
-    """Mark that this rank begins to join free extents. Returns the mark, for `end_join`."""
+def begin_join(world: tl.int64, owner: tl.int64, over: tl.int64) -> Any:
+    """Mark that this rank begins to join free extents. `over`: the mark that it may replace.
+
+    Returns the mark, for `end_join`, or 0 if another host joins.
+    """
     seg = segment(world, owner)
     old = load64(seg + JOINING, "relaxed")  # relaxed: a guess, which the CAS compares
     mark = word(0)
-    tries = word(0)
-    more = tries == 0
-    while more:
+    if ((old & JOINER_MASK) == 0) | (old == over):
         mark = (((old >> JOINS_SHIFT) + 1) << JOINS_SHIFT) | table64(world + W_PRODUCER)
         got = cas64(seg + JOINING, old, mark, "acquire")  # acquire: after the looks of those who saw no mark (kept)
-        tries += 1
-        more = (got != old) & (tries < SPIN_LIMIT)
-        old = got
+        mark = select(got == old, mark, word(0))
     return mark
 
 

@@ -299,9 +299,16 @@ def free_lists_pass_through_the_host(device: torch.device) -> None:
         assert rest.tolist() == list(range(4, 64))
         w.machine.push_extents(1, rest, np.zeros_like(rest))
         assert unpack("JOINING", "producer", mark) == producer_word(0, 1)
-        assert w.machine.is_joining(1)
+        assert w.machine.joining(1) == mark
+        assert w.machine.begin_join(1) == 0
         w.machine.end_join(1, mark)
-        assert not w.machine.is_joining(1)
+        assert w.machine.joining(1) == 0
+        late = w.machine.begin_join(1)
+        taken_over = w.machine.begin_join(1, over=late)
+        w.machine.end_join(1, late)
+        assert w.machine.joining(1) == taken_over
+        w.machine.end_join(1, taken_over)
+        assert w.machine.joining(1) == 0
         w.machine.leave(1, phase)
         assert (w.machine.page_stamps(1) - stamps).tolist()[:5] == [1, 1, 1, 1, 1]
         assert w.put(9, w.bytes(4 * PAGE, 9)) == OK

@@ -1,5 +1,6 @@
 """The poller and the sweeper, stepped by hand on a local world: no thread, no sleep."""
 
+import time
 from collections.abc import Iterator
 
 import numpy as np
@@ -24,6 +25,7 @@ from nanokv.heap.local import LocalHeap, LocalWorld
 from nanokv.heap.world_spec import WorldSpec
 from nanokv.host_poller.coalesce import carve_runs, join_free_extents
 from nanokv.host_poller.grace import Grace
+from nanokv.host_poller.make_room import make_room
 from nanokv.host_poller.poller import BATCH, HOLE_PATIENCE, Poller
 
 PAGE = 4096
@@ -287,15 +289,53 @@ def test_carve_runs_covers_every_page_once() -> None:
 
 
 def test_neighbours_are_joined(ranks: list[Rank]) -> None:
-    for key in range(64):
-        assert ranks[0].put(1, key) == Status.OK
-    for key in range(64):
-        assert ranks[0].machine.remove((key, key * 7919)) == Status.OK
+    free_pieces(ranks)
     assert ranks[0].put(1, 100, 64 * PAGE) == Status.FULL
     assert join_free_extents(ranks[0].machine, 1) == 64
     assert ranks[0].put(1, 100, 64 * PAGE) == Status.OK
     assert unpack("JOINING", "producer", ranks[1].views[1].ctl["joining"]) == 0
     assert not ranks[1].views[1].activity["in_flight0"].any()
+
+
+def free_pieces(ranks: list[Rank]) -> None:
+    """64 free pages of one segment, each an extent of its own."""
+    for key in range(64):
+        assert ranks[0].put(1, key) == Status.OK
+    for key in range(64):
+        assert ranks[0].machine.remove((key, key * 7919)) == Status.OK
+
+
+def test_two_hosts_do_not_tear_the_free_pages_between_them(ranks: list[Rank]) -> None:
+    free_pieces(ranks)
+    first = ranks[1].machine.begin_join(1)
+    assert len(ranks[1].machine.detach(1, 0)) == 64
+    assert join_free_extents(ranks[0].machine, 1) == -1
+    assert not ranks[1].views[1].activity["in_flight0"].any()
+    assert ranks[0].put(1, 100) == Status.FULL  # the first host holds all of them
+    assert join_free_extents(ranks[0].machine, 1, over=first) == 0
+
+
+def test_room_is_made_although_another_host_joins(ranks: list[Rank], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The owner's host begins after the producer's host has looked, and ends while the latter waits."""
+    free_pieces(ranks)
+    producer, owner = ranks[0].machine, ranks[1].machine
+    begin, pause = producer.begin_join, time.sleep
+    started: list[tuple[int, np.ndarray]] = []
+
+    def begin_late(segment: int, over: int = 0) -> int:
+        started.append((owner.begin_join(1), owner.detach(1, 0)))
+        return begin(segment, over)
+
+    def join_meanwhile(seconds: float) -> None:
+        mark, pages = started.pop()
+        owner.push_extents(1, *carve_runs(owner.geometry, np.sort(pages)))
+        owner.end_join(1, mark)
+        pause(seconds)
+
+    monkeypatch.setattr(producer, "begin_join", begin_late)
+    monkeypatch.setattr(time, "sleep", join_meanwhile)
+    assert make_room(producer, 1, 64 * PAGE)
+    assert ranks[0].put(1, 100, 64 * PAGE) == Status.OK
 
 
 def test_given_up_slots_are_dead_not_free(ranks: list[Rank]) -> None:

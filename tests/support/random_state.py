@@ -194,7 +194,7 @@ ARGUMENTS = {
     "release": "world owner slot epoch",
     "adopt_slot": "world owner slot",
     "push_extents": "world owner pages classes two",
-    "begin_join": "world owner",
+    "begin_join": "world owner join_mark",
     "end_join": "world owner join_mark",
     "joiner": "seg",
     "joiner_of": "world owner",
@@ -555,7 +555,7 @@ def history(rng: random.Random, state: Memory) -> None:
         elif step == 9:
             state.views[owner].ctl[0]["grace_phase"] ^= 1
             if rng.random() < 0.3:
-                code["begin_join"](world, owner)
+                code["begin_join"](world, owner, 0)
 
 
 def corrupt(rng: random.Random, state: Memory) -> None:

@@ -97,10 +97,18 @@ def _join(world: SmallWorld) -> None:
     world.spawn("host", partial(_join_all, world, 1), rank=1)
 
 
-@Scenario("join-twice", "two hosts join at once", small(ranks=2), _joined, _free_pieces, mortal=("host",))
+@Scenario(
+    "join-twice", "two hosts join, the second over the first", small(ranks=2), _joined, _free_pieces, mortal=("host",)
+)
 def _join_twice(world: SmallWorld) -> None:
+    def join_over() -> None:
+        machine = world.machine(1)
+        if join_free_extents(machine, 0) < 0:
+            join_free_extents(machine, 0, over=machine.joining(0))
+        world.ended()
+
     world.spawn("one", partial(_join_all, world, 0))
-    world.spawn("host", partial(_join_all, world, 1), rank=1)
+    world.spawn("host", join_over, rank=1)
 
 
 def _never_full(world: SmallWorld) -> None:
