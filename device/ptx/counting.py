@@ -127,7 +127,7 @@ class Counter:
             self.counts.shuffles += 1
         elif i.opcode in ("bar", "barrier"):
             self.counts.barriers += 1
-        elif i.opcode in ("bra", "ret") and i.guard is not None:
+        elif i.opcode in ("bra", "ret", "exit") and i.guard is not None:
             self.control = depth
         elif is_global(i) and active is not False:
             depth = self._access(i, depth)
