@@ -13,14 +13,14 @@ from nanokv.device import ptx
 
 
 @triton.jit
-def scale_kernel(x_ptr, out_ptr, n, limit, BLOCK: tl.constexpr):
+def scale_kernel(x_ptr: tl.tensor, out_ptr: tl.tensor, n: tl.tensor, limit: tl.tensor, BLOCK: tl.constexpr) -> None:
     """out = 2 * x; elements from `limit` on are masked off."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.store(out_ptr + at, 2 * tl.load(x_ptr + at, mask=at < limit), mask=at < n)
 
 
 @triton.jit
-def reverse_kernel(x_ptr, out_ptr, BLOCK: tl.constexpr, WAIT: tl.constexpr):
+def reverse_kernel(x_ptr: tl.tensor, out_ptr: tl.tensor, BLOCK: tl.constexpr, WAIT: tl.constexpr) -> None:
     """Reverse the elements of x, by way of memory: each warp stores a part, and reads what another one stored."""
     at = tl.arange(0, BLOCK)
     tl.store(out_ptr + at, tl.load(x_ptr + at))

@@ -1,5 +1,7 @@
 """Functions of a module: parameters, results, lanes that call by themselves; and Triton's own."""
 
+from typing import Any
+
 import pytest
 import torch
 import triton
@@ -68,7 +70,7 @@ def test_calls_that_are_refused(text: str, head: str, said: str) -> None:
 
 # --- Triton ---------------------------------------------------------------------------------------
 @triton.jit(noinline=True)
-def step(place, words, n):
+def step(place: tl.tensor, words: tl.tensor, n: tl.tensor) -> Any:
     """The word at a place, and where to go on."""
     here = tl.load(words + place)
     if here < 0:
@@ -77,7 +79,7 @@ def step(place, words, n):
 
 
 @triton.jit
-def walk_kernel(words, out, n, STEPS: tl.constexpr):
+def walk_kernel(words: tl.tensor, out: tl.tensor, n: tl.tensor, STEPS: tl.constexpr) -> None:
     place = tl.program_id(0)
     total = 0
     for _ in range(STEPS):
@@ -87,12 +89,12 @@ def walk_kernel(words, out, n, STEPS: tl.constexpr):
 
 
 @triton.jit(noinline=True)
-def row_sum(words, row, WIDTH: tl.constexpr):
+def row_sum(words: tl.tensor, row: tl.tensor, WIDTH: tl.constexpr) -> Any:
     return tl.sum(tl.load(words + row * WIDTH + tl.arange(0, WIDTH)), 0)
 
 
 @triton.jit
-def sums_kernel(words, out, WIDTH: tl.constexpr):
+def sums_kernel(words: tl.tensor, out: tl.tensor, WIDTH: tl.constexpr) -> None:
     row = tl.program_id(0)
     tl.store(out + row, row_sum(words, row, WIDTH) - row_sum(words, row + 1, WIDTH))
 
@@ -124,7 +126,7 @@ def test_functions_of_triton_with_shared_memory(num_warps: int) -> None:
 
 
 @triton.jit
-def sines_kernel(x, out, N: tl.constexpr):
+def sines_kernel(x: tl.tensor, out: tl.tensor, N: tl.constexpr) -> None:
     at = tl.arange(0, N)
     tl.store(out + at, tl.sin(tl.load(x + at)))
 
@@ -141,7 +143,7 @@ def test_a_stack_of_triton_in_local_memory() -> None:
 
 
 @triton.jit
-def asserting_kernel(x, N: tl.constexpr):
+def asserting_kernel(x: tl.tensor, N: tl.constexpr) -> None:
     at = tl.arange(0, N)
     tl.device_assert(tl.load(x + at) < 60, "less than sixty")
 

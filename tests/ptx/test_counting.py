@@ -81,7 +81,7 @@ def test_a_chain_goes_through_shared_memory_and_barriers_of_a_cta() -> None:
 
 
 @triton.jit
-def follow_kernel(words, out, STEPS: tl.constexpr):
+def follow_kernel(words: tl.tensor, out: tl.tensor, STEPS: tl.constexpr) -> None:
     place = tl.load(words)
     for _ in range(STEPS):
         place = tl.load(words + place)

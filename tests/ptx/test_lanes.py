@@ -1,7 +1,7 @@
 """Lanes of a warp together: shuffles, votes, reductions, matches, matrices; and lanes that part."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ FULL = 0xFFFFFFFF
 
 
 def warp(
-    text: str, rows: list[tuple[int, ...]], outputs: tuple[Value, ...] = (D,), inputs: tuple[Value, ...] = (A, B)
+    text: str, rows: Sequence[tuple[int, ...]], outputs: tuple[Value, ...] = (D,), inputs: tuple[Value, ...] = (A, B)
 ) -> list[list[int]]:
     """The results of one warp."""
     assert len(rows) == 32

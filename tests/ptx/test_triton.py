@@ -17,13 +17,13 @@ BF16 = torch.bfloat16
 
 
 @triton.jit
-def add_kernel(x, y, out, n, BLOCK: tl.constexpr):
+def add_kernel(x: tl.tensor, y: tl.tensor, out: tl.tensor, n: tl.tensor, BLOCK: tl.constexpr) -> None:
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.store(out + at, tl.load(x + at, mask=at < n) + tl.load(y + at, mask=at < n), mask=at < n)
 
 
 @triton.jit
-def softmax_kernel(x, out, n, BLOCK: tl.constexpr):
+def softmax_kernel(x: tl.tensor, out: tl.tensor, n: tl.tensor, BLOCK: tl.constexpr) -> None:
     at = tl.arange(0, BLOCK)
     row = tl.program_id(0) * n
     values = tl.load(x + row + at, mask=at < n, other=-float("inf")).to(tl.float32)
@@ -32,7 +32,17 @@ def softmax_kernel(x, out, n, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def matmul_kernel(a, b, c, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+def matmul_kernel(
+    a: tl.tensor,
+    b: tl.tensor,
+    c: tl.tensor,
+    M: tl.tensor,
+    N: tl.tensor,
+    K: tl.tensor,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+) -> None:
     rows, columns = tl.program_id(0) * BM + tl.arange(0, BM), tl.program_id(1) * BN + tl.arange(0, BN)
     total = tl.zeros((BM, BN), tl.float32)
     for k in range(0, K, BK):
@@ -48,7 +58,7 @@ def matmul_kernel(a, b, c, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.c
 
 
 @triton.jit
-def reductions_kernel(x, out, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+def reductions_kernel(x: tl.tensor, out: tl.tensor, ROWS: tl.constexpr, COLUMNS: tl.constexpr) -> None:
     rows, columns = tl.arange(0, ROWS), tl.arange(0, COLUMNS)
     values = tl.load(x + rows[:, None] * COLUMNS + columns[None, :])
     tl.store(out + columns, tl.sum(values, 0))
@@ -59,20 +69,20 @@ def reductions_kernel(x, out, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
 
 
 @triton.jit
-def histogram_kernel(x, out, n, BLOCK: tl.constexpr):
+def histogram_kernel(x: tl.tensor, out: tl.tensor, n: tl.tensor, BLOCK: tl.constexpr) -> None:
     for start in range(tl.program_id(0) * BLOCK, n, tl.num_programs(0) * BLOCK):
         at = start + tl.arange(0, BLOCK)
         tl.atomic_add(out + tl.load(x + at, mask=at < n, other=0), 1, mask=at < n)
 
 
 @triton.jit
-def sort_kernel(x, out, BLOCK: tl.constexpr):
+def sort_kernel(x: tl.tensor, out: tl.tensor, BLOCK: tl.constexpr) -> None:
     at = tl.arange(0, BLOCK)
     tl.store(out + at, tl.sort(tl.load(x + at)))
 
 
 @triton.jit
-def counter_kernel(lock, count, limit):
+def counter_kernel(lock: tl.tensor, count: tl.tensor, limit: tl.tensor) -> None:
     while tl.atomic_cas(lock, 0, 1, sem="acquire") == 1:
         pass
     tl.store(count, tl.minimum(tl.load(count) + 1, limit))
@@ -81,7 +91,7 @@ def counter_kernel(lock, count, limit):
 
 
 @triton.jit
-def functions_kernel(x, out, BLOCK: tl.constexpr):
+def functions_kernel(x: tl.tensor, out: tl.tensor, BLOCK: tl.constexpr) -> None:
     at = tl.arange(0, BLOCK)
     v = tl.load(x + at)
     tl.store(out + at, tl.exp(v) + tl.log(tl.abs(v) + 1) + tl.sqrt(tl.abs(v)) + tl.sigmoid(v) + tl.floor(v) + tl.erf(v))
