@@ -10,6 +10,7 @@ import numpy as np
 
 from nanokv.device.ptx.errors import Unsupported
 from nanokv.device.ptx.kinds import Array
+from nanokv.device.ptx.lanes import all_together
 from nanokv.device.ptx.operands import FunctionName, Group, Immediate, Instruction, Operand, ParamVariable
 from nanokv.device.ptx.program import Program
 from nanokv.device.ptx.writer import Writer, helper, known, opcode
@@ -87,9 +88,9 @@ def special(w: "Warp", name: str, dtype: Any) -> Array:
 
 
 @helper
-def arrive(w: "Warp", i: Instruction, lanes: Array | None, number: int, threads: int) -> None:
+def arrive(w: "Warp", about: str, lanes: Array | None, number: int, threads: int) -> None:
     """bar.sync."""
-    w.about = i.about
+    w.about = about
     w.arrive(lanes, number, threads)
 
 
@@ -97,15 +98,14 @@ def arrive(w: "Warp", i: Instruction, lanes: Array | None, number: int, threads:
 def _barrier(w: Writer, i: Instruction) -> None:
     if "warp" in i.modifiers:
         known(i, "warp", "sync")
-        members = w.read(i.operands[0], "u32")
-        w.line(f"together(W, {w.keep(i)}, {members}, {w.lanes()})")
+        all_together(w, i, i.operands[0])
         w.line(f"W.launch.memory.barrier((W,), {w.lanes()})")
         return
     known(i, "sync", "aligned", "cta")
     number, threads = (_immediate(i.operands, at) for at in range(2))
     if "sync" not in i.modifiers:
         raise Unsupported(f".{'.'.join(i.modifiers)}")
-    w.tail.append(f"arrive(W, {w.keep(i)}, {w.lanes()}, {number}, {threads})")
+    w.tail.append(f"arrive(W, {i.about!r}, {w.lanes()}, {number}, {threads})")
 
 
 def _immediate(operands: tuple[Operand, ...], at: int) -> int:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _FIRST = 8  #: NumPy takes no array at address 0
 _SEQ_CST = 5
+_SHIFTS = {1: np.uint64(0), 2: np.uint64(1), 4: np.uint64(2), 8: np.uint64(3)}
 
 
 class _Everything:
@@ -105,11 +106,12 @@ class HostMemory(Memory):
 
     def atomic(self, warp: "Warp", access: Access, lane: int, address: int, operands: Sequence[int]) -> int:
         size, (what, _, kind) = access.size, access.operation.partition(".")
-        place = int(self._places(np.array([address], np.uint64), access)[0])
+        if not self._last.first <= address <= self._last.end - size:
+            self._looked_up(np.array([address], np.uint64), access)
+        real = address + self._last.real
         function = self._library.get((what, size)) if is_integer(kind) else None
-        real = place * size + _FIRST
         if function is None:
-            return self._plain(access, place, operands)
+            return self._plain(access, (real - _FIRST) // size, operands)
         if what != "cas":
             return int(function(real, operands[0], _SEQ_CST))
         expected = (ctypes.c_uint32 if size == 4 else ctypes.c_uint64)(operands[0])
@@ -126,9 +128,10 @@ class HostMemory(Memory):
     def _places(self, addresses: Array, access: Access) -> Array:
         """Indices into the view of words of a size."""
         first, end, _, real = self._last
-        if int((addresses - np.uint64(first)).max()) + access.size > end - first:
+        places = addresses.tolist()  # of so few elements Python's minimum is the faster one
+        if min(places) < first or max(places) + access.size > end:
             return self._looked_up(addresses, access)
-        return (addresses + np.uint64((real - _FIRST) % (1 << 64))) // np.uint64(access.size)
+        return (addresses + np.uint64((real - _FIRST) % (1 << 64))) >> _SHIFTS[access.size]
 
     def _looked_up(self, addresses: Array, access: Access) -> Array:
         size, made = access.size, np.zeros_like(addresses)

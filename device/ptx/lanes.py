@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 LANE = np.arange(LANES)
 ALL = np.ones(LANES, bool)
+FULL = 0xFFFFFFFF  #: all lanes, as a mask of members
 
 
 def bits_of(lanes: Array) -> int:
@@ -29,25 +30,27 @@ def lanes_of(bits: int) -> Array:
 
 
 @helper
-def together(w: "Warp", i: Instruction, members: Array, lanes: Array | None) -> None:
+def together(w: "Warp", about: str, members: Array, lanes: Array | None) -> None:
     """All lanes that the members' mask names must execute this now, and only those.
 
     Raises:
         Divergence: they do not.
     """
-    w.about = i.about
-    here = 0xFFFFFFFF if lanes is None else bits_of(lanes)
-    if lanes is None and (members == 0xFFFFFFFF).all():
+    w.about = about
+    if lanes is None and min(members.tolist()) == FULL:
         return
+    here = FULL if lanes is None else bits_of(lanes)
     for lane in np.flatnonzero(ALL if lanes is None else lanes):
         named = int(members[lane])
         if named & ~here or not named >> int(lane) & 1:
             w.diverged(f"lanes {here:#010x} are here, and lane {lane} names {named:#010x}")
 
 
-def _members(w: Writer, i: Instruction, operand: Operand) -> str:
-    members = w.read(operand, "u32")
-    w.line(f"together(W, {w.keep(i)}, {members}, {w.lanes()})")
+def all_together(w: Writer, i: Instruction, operand: Operand) -> str:
+    """Write `together`; the mask of members. Nothing is to be checked where all lanes are here, and all are named."""
+    members, lanes = w.read(operand, "u32"), w.lanes()
+    if lanes != "None" or not isinstance(operand, Immediate) or operand.value not in (-1, FULL):
+        w.line(f"together(W, {i.about!r}, {members}, {lanes})")
     return members
 
 
@@ -59,6 +62,8 @@ def _groups(members: Array, lanes: Array | None) -> Iterator[Array]:
 
 def by_group(of: Callable[[Array], Any], members: Array, lanes: Array | None, dtype: Any) -> Array:
     """For each lane what `of` makes of the lanes with which it takes part."""
+    if lanes is None and min(members.tolist()) == FULL:
+        return np.full(LANES, of(ALL), dtype)
     made = np.zeros(LANES, dtype)
     for own in _groups(members, lanes):
         made[own] = of(own)
@@ -89,7 +94,7 @@ def _shfl(w: Writer, i: Instruction) -> None:
         raise Unsupported("shfl without .sync")
     mode = i.modifiers[1]
     to, (by, clamp) = i.operands[0], i.operands[2:4]
-    _members(w, i, i.operands[4])
+    all_together(w, i, i.operands[4])
     value = w.read(i.operands[1], "u32")
     if isinstance(by, Immediate) and isinstance(clamp, Immediate):
         found = sources(mode, np.full(LANES, by.value), np.full(LANES, clamp.value))
@@ -133,7 +138,7 @@ def reduced_float(value: Array, members: Array, lanes: Array | None, how: str, n
 def _redux(w: Writer, i: Instruction) -> None:
     how, kind = i.modifiers[1], i.modifiers[-1]
     known(i, "sync", *_REDUCTIONS, "NaN", "abs", "u32", "s32", "b32", "f32")
-    members, value = _members(w, i, i.operands[2]), w.read(i.operands[1], kind)
+    members, value = all_together(w, i, i.operands[2]), w.read(i.operands[1], kind)
     if kind == "f32":
         flags = f"{'NaN' in i.modifiers}, {'abs' in i.modifiers}"
         made = f"reduced_float({value}, {members}, {w.lanes()}, {how!r}, {flags})"
@@ -160,7 +165,7 @@ def _vote(w: Writer, i: Instruction) -> None:
     known(i, "sync", "any", "all", "uni", "ballot", "pred", "b32")
     if "sync" not in i.modifiers:
         raise Unsupported("vote without .sync")
-    members = _members(w, i, i.operands[2])
+    members = all_together(w, i, i.operands[2])
     made = f"voted({w.read(i.operands[1], 'pred')}, {members}, {w.lanes()}, {i.modifiers[1]!r})"
     w.write(i.operands[0], made, "u32" if i.modifiers[1] == "ballot" else "pred")
 
@@ -181,7 +186,7 @@ def matched(value: Array, members: Array, lanes: Array | None, all_of: bool) -> 
 def _match(w: Writer, i: Instruction) -> None:
     known(i, "sync", "any", "all", "b32", "b64")
     to, kind = i.operands[0], i.modifiers[-1]
-    members = _members(w, i, i.operands[2])
+    members = all_together(w, i, i.operands[2])
     all_of = "all" in i.modifiers
     pair = w.let(f"matched({w.read(i.operands[1], kind)}, {members}, {w.lanes()}, {all_of})")
     if isinstance(to, Pair):
@@ -202,7 +207,7 @@ def _elect(w: Writer, i: Instruction) -> None:
     to = i.operands[0]
     if not isinstance(to, Pair):
         raise Unsupported("elect without a predicate")
-    members = _members(w, i, i.operands[1])
+    members = all_together(w, i, i.operands[1])
     leader = w.let(f"first_of({members}, {w.lanes()})")
     w.write(to.first, leader, "u32")
     w.write(to.second, f"{leader} == {w.keep(LANE)}", "pred")
@@ -211,7 +216,7 @@ def _elect(w: Writer, i: Instruction) -> None:
 @helper
 def active_bits(lanes: Array | None) -> Array:
     """activemask."""
-    return np.full(LANES, 0xFFFFFFFF if lanes is None else bits_of(lanes), np.uint32)
+    return np.full(LANES, FULL if lanes is None else bits_of(lanes), np.uint32)
 
 
 @opcode("activemask")

@@ -32,6 +32,7 @@ class Cta:
         self.shared = np.zeros(launch.shared_bytes // 8 + 2, np.uint64)
         self.waiting: dict[int, list[Warp]] = {}
         self.warps = [Warp(launch, self, number) for number in range(-(-launch.program.threads // LANES))]
+        launch.ready += self.warps
         for warp in self.warps:
             launch.memory.start(warp)
             if launch.style.single:
@@ -40,12 +41,14 @@ class Cta:
     def arrive(self, warp: Warp, number: int, threads: int) -> None:
         """A warp comes to a barrier of `threads` threads; 0: of all."""
         warp.waiting = number
+        self.launch.ready.remove(warp)
         self.waiting.setdefault(number, []).append(warp)
         self._release(number, threads // LANES)
 
     def ended(self, warp: Warp) -> None:
         """A warp ends: barriers of all threads do not wait for it any more, as on a GPU."""
         self.warps.remove(warp)
+        self.launch.ready.remove(warp)
         for number in list(self.waiting):
             self._release(number, 0)
 
@@ -57,6 +60,7 @@ class Cta:
             Counter.joined([warp.counter for warp in here if warp.counter is not None])
             for warp in here:
                 warp.waiting = None
+            self.launch.ready += here
 
 
 class Launch:
@@ -75,6 +79,7 @@ class Launch:
         self, machine: "Machine", ptx: str, grid: Grid, arguments: Sequence[tuple[str, Any]], shared: int, style: Style
     ) -> None:
         self.machine, self.memory, self.grid, self.style = machine, machine.memory, grid, style
+        self.ready: list[Warp] = []  #: that can go on
         self.translation = translation(ptx, style)
         self.program = self.translation.program
         self.shared_bytes = max(shared, self.program.shared_bytes)

@@ -1,13 +1,15 @@
 """Matrices: mma.sync, ldmatrix, stmatrix, with fragments as the PTX ISA lays them out."""
 
+from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from nanokv.device.ptx.errors import Unsupported
 from nanokv.device.ptx.kinds import LANES, Array
+from nanokv.device.ptx.lanes import all_together
 from nanokv.device.ptx.numbers import from_bf16, to_f16
-from nanokv.device.ptx.operands import Instruction
+from nanokv.device.ptx.operands import Immediate, Instruction
 from nanokv.device.ptx.writer import Writer, helper, known, opcode
 
 if TYPE_CHECKING:
@@ -17,24 +19,30 @@ _GROUP, _INNER = np.arange(LANES) >> 2, np.arange(LANES) & 3
 _BITS = {"f16": 16, "bf16": 16, "tf32": 32, "s8": 8, "u8": 8}
 
 
-def _elements(words: tuple[Array, ...], kind: str) -> list[Array]:
-    """The elements of a fragment, register by register, the lowest bits first."""
-    found = []
-    for word in words:
-        if kind == "tf32":
-            found.append((word & np.uint32(0xFFFFE000)).view(np.float32).astype(np.float64))
-            continue
-        bits = _BITS[kind]
-        for n in range(32 // bits):
-            part = (word >> np.uint32(bits * n)).astype(f"u{bits // 8}")
-            if kind == "f16":
-                part = part.view(np.float16)
-            elif kind == "bf16":
-                part = from_bf16(part)
-            elif kind == "s8":
-                part = part.view(np.int8)
-            found.append(part.astype(np.float64))
-    return found
+def _elements(words: tuple[Array, ...], kind: str) -> Array:
+    """The elements of a fragment: [register, lane, place in the register], the lowest bits first."""
+    raw = np.stack(words)
+    if kind == "tf32":
+        return (raw & np.uint32(0xFFFFE000)).view(np.float32).astype(np.float64)[:, :, None]
+    parts = raw.view(f"u{_BITS[kind] // 8}").reshape(len(words), LANES, -1)
+    if kind == "bf16":
+        return from_bf16(parts).astype(np.float64)
+    return parts.view({"f16": np.float16, "s8": np.int8, "u8": np.uint8}[kind]).astype(np.float64)
+
+
+@cache
+def _places(registers: int, per: int, of_a: bool) -> Array:
+    """Where in A, or in the transpose of B, each element of a fragment lies, as an index into the flat matrix."""
+    register, lane, place = np.ogrid[:registers, :LANES, :per]
+    group, inner = lane >> 2, lane & 3
+    row = group + 8 * (register & 1) if of_a else group
+    column = inner * per + place + 4 * per * (register >> 1 if of_a else register)
+    made: Array = row * (per * registers * (2 if of_a else 4)) + column
+    return made
+
+
+_ROWS = np.stack([_GROUP + 8 * (n >> 1) for n in range(4)])  #: of the registers of C and D, if they have 32 bits
+_COLUMNS = np.stack([_INNER * 2 + (n & 1) for n in range(4)])
 
 
 @helper
@@ -47,26 +55,18 @@ def multiplied(
         The registers of D, as words.
     """
     per = 32 // _BITS[kind_a]  # elements in a register
-    left, right = _elements(a, kind_a), _elements(b, kind_b)
-    k = len(left) * 2
-    rows, columns = np.zeros((16, k)), np.zeros((k, 8))
-    for n, value in enumerate(left):  # registers: rows g and g + 8, then the same of the second half of k
-        register, place = divmod(n, per)
-        rows[_GROUP + 8 * (register & 1), _INNER * per + place + 4 * per * (register >> 1)] = value
-    for n, value in enumerate(right):
-        register, place = divmod(n, per)
-        columns[_INNER * per + place + 4 * per * register, _GROUP] = value
-    total = rows @ columns
+    k = 2 * per * len(a)
+    rows, columns = np.empty(16 * k), np.empty(8 * k)
+    rows[_places(len(a), per, True)] = _elements(a, kind_a)
+    columns[_places(len(b), per, False)] = _elements(b, kind_b)
+    total = (rows.reshape(16, k) @ columns.reshape(8, k).T)[_ROWS, _COLUMNS]
     if to == "f16":
-        halves = [(word >> np.uint32(16 * n)).astype(np.uint16).view(np.float16) for word in c for n in range(2)]
-        made = [to_f16(total[_GROUP + 8 * (n >> 1), _INNER * 2 + (n & 1)] + halves[n]) for n in range(4)]
-        return [made[n].astype(np.uint32) | (made[n + 1].astype(np.uint32) << np.uint32(16)) for n in (0, 2)]
+        halves = np.stack(c).view(np.float16).reshape(2, LANES, 2).transpose(0, 2, 1).reshape(4, LANES)
+        made = to_f16(total + halves).astype(np.uint32)
+        return [made[n] | (made[n + 1] << np.uint32(16)) for n in (0, 2)]
     dtype = np.dtype("i4") if to == "s32" else np.dtype("f4")
-    out = []
-    for n, word in enumerate(c):
-        value = total[_GROUP + 8 * (n >> 1), _INNER * 2 + (n & 1)] + word.view(dtype).astype(np.float64)
-        out.append((value.astype(np.int64).astype(dtype) if to == "s32" else value.astype(dtype)).view(np.uint32))
-    return out
+    value = total + np.stack(c).view(dtype)
+    return list((value.astype(np.int64) if to == "s32" else value).astype(dtype).view(np.uint32))
 
 
 #: shape -> registers of A and of B, by bits of an element
@@ -86,7 +86,7 @@ def _mma(w: Writer, i: Instruction) -> None:
         raise Unsupported(f"mma of {kind_a} into {to}")
     if _BITS[kind_a] != _BITS.get(kind_b) or (kind_a != kind_b and not integers):
         raise Unsupported(f"mma of {kind_a} and {kind_b}")
-    w.line(f"together(W, {w.keep(i)}, {w.constant(-1, 'u32')}, {w.lanes()})")
+    all_together(w, i, Immediate(-1))
     a, b, c = (", ".join(w.read(part, "u32") for part in w.items(operand)) for operand in i.operands[1:4])
     made = w.let(f"multiplied(({a},), ({b},), ({c},), {kind_a!r}, {kind_b!r}, {to!r})")
     for n, register in enumerate(w.items(i.operands[0])):
@@ -134,7 +134,7 @@ def _matrices(w: Writer, i: Instruction) -> None:
     registers, address = w.items(i.operands[0 if loads else 1]), i.operands[1 if loads else 0]
     if f"x{len(registers)}" not in i.modifiers or not any(each.startswith("shared") for each in i.modifiers):
         raise Unsupported(f"{len(registers)} registers")
-    w.line(f"together(W, {w.keep(i)}, {w.constant(-1, 'u32')}, {w.lanes()})")
+    all_together(w, i, Immediate(-1))
     where, trans = w.address(address), "trans" in i.modifiers
     if not loads:
         values = ", ".join(w.read(each, "u32") for each in registers)

@@ -100,24 +100,21 @@ class Machine:
 
     def _run(self, launch: Launch) -> list[Warp]:
         """Let warps go on until all have ended; returns those that count."""
-        places = launch.ctas()[::-1]
-        running: list[Warp] = []
+        places, ready = launch.ctas()[::-1], launch.ready
+        running: list[Cta] = []
         done: list[Warp] = []
-        ctas, most = 0, self.resident or len(places)
-        steps = 0
+        most, steps = self.resident or len(places), 0
         while places or running:
-            while places and ctas < most:
-                running += Cta(launch, places.pop()).warps
-                ctas += 1
-            ready = running if launch.program.threads <= 32 else [warp for warp in running if warp.waiting is None]
+            while places and len(running) < most:
+                running.append(Cta(launch, places.pop()))
             if not ready:
-                raise launch.stuck(running)
+                raise launch.stuck([warp for cta in running for warp in cta.warps])
             warp = ready[int(self.dice.random() * len(ready))]
-            steps += self._burst(warp, len(running) == 1 and not places)
+            steps += self._burst(warp, len(ready) == 1 and len(running) == 1 and not places)
             if warp.done:
-                running.remove(warp)
                 warp.cta.ended(warp)
-                ctas -= not warp.cta.warps
+                if not warp.cta.warps:
+                    running.remove(warp.cta)
                 if launch.style.single:
                     done.append(warp)
             if steps > self.limit:

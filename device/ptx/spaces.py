@@ -21,7 +21,7 @@ WINDOWS = {"shared": SHARED_WINDOW, "local": LOCAL_WINDOW, "global": 0, "const":
 
 def _aligned(w: "Warp", access: Access, addresses: Array, width: int) -> None:
     w.about = access.about
-    if width > 1 and len(addresses) and int(np.bitwise_or.reduce(addresses)) & (width - 1):
+    if width > 1 and any(map((width - 1).__and__, addresses.tolist())):
         w.misaligned(addresses, width)
 
 
@@ -41,8 +41,9 @@ def _place(
     """The array of a space, as words, and the places in it."""
     memory: Array = w.cta.shared if space == "shared" else w.local
     limit = w.launch.shared_bytes if space == "shared" else w.launch.program.local_bytes
-    if int(addresses.max()) + size > limit:
-        w.faulted(f"{space} memory at {int(addresses.max())}, of {limit} bytes")
+    last = max(addresses.tolist())
+    if last + size > limit:
+        w.faulted(f"{space} memory at {last}, of {limit} bytes")
     words, places = memory.view(UNSIGNED[size]), (addresses // np.uint64(size)).astype(np.int64)
     if space == "shared":
         return words, places
@@ -138,7 +139,8 @@ def _check_race(w: "Warp", addresses: Array, values: Array) -> None:
     if len(addresses) > 1:
         where = addresses.tolist()
         different = len(set(where))
-        if different < len(where) and len(set(zip(where, values.tolist(), strict=True))) > different:
+        pairs = values.tolist() if different == 1 else zip(where, values.tolist(), strict=True)
+        if different < len(where) and len(set(pairs)) > different:
             w.found("lanes store different values to one address", w.about)
 
 

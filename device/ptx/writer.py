@@ -87,7 +87,8 @@ class Writer:
     def instruction(self, i: Instruction) -> None:
         """Write one."""
         if i.opcode not in OPCODES:
-            raise Unsupported(f"{i.about}: unknown instruction {'.'.join((i.opcode, *i.modifiers))}")
+            hint = "; compile for capability=80, or with smaller tiles" if i.opcode in ("wgmma", "tcgen05") else ""
+            raise Unsupported(f"{i.about}: unknown instruction {'.'.join((i.opcode, *i.modifiers))}{hint}")
         self.guard_of = i.guard
         try:
             OPCODES[i.opcode](self, i)

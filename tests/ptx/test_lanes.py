@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -203,6 +204,58 @@ def test_products_of_matrices(kind: str, k: int) -> None:
     for lane, got in enumerate(warp(text, rows, outputs, inputs)):
         for n, word in enumerate(got):
             assert np.uint32(word).view(np.float32) == wanted[lane // 4 + 8 * (n // 2), 2 * (lane % 4) + n % 2]
+
+
+def packed(row: np.ndarray[tuple[int, ...], np.dtype[Any]], bits: int) -> int:
+    """Elements of one register, the lowest bits first."""
+    return sum(int(word) << bits * n for n, word in enumerate(row))
+
+
+@pytest.mark.parametrize(
+    ("shape", "kind", "to"),
+    [("m16n8k8", "tf32", "f32"), ("m16n8k4", "tf32", "f32"), ("m16n8k32", "s8", "s32"), ("m16n8k16", "f16", "f16")],
+)
+def test_products_of_other_kinds(shape: str, kind: str, to: str) -> None:
+    """PTX ISA, "Matrix Fragments": a register holds 32 bits of a row of A, or of a column of B."""
+    dice, k = np.random.default_rng(3), int(shape.rpartition("k")[2])
+    bits = {"tf32": 32, "s8": 8, "f16": 16}[kind]
+    a, b = (dice.integers(-8, 8, size).astype(np.float32) for size in ((16, k), (k, 8)))
+    c = dice.integers(-99, 99, (16, 8)).astype(np.float32)
+
+    def words(
+        matrix: np.ndarray[tuple[int, ...], np.dtype[np.float32]], of: str
+    ) -> np.ndarray[tuple[int, ...], np.dtype[Any]]:
+        types = {"tf32": (np.float32, np.uint32), "s8": (np.int8, np.uint8), "f16": (np.float16, np.uint16)}
+        types |= {"f32": (np.float32, np.uint32), "s32": (np.int32, np.uint32)}
+        return matrix.astype(types[of][0]).view(types[of][1])
+
+    per = 32 // bits
+    rows: list[tuple[int, ...]] = []
+    for lane in range(32):
+        g, t = lane // 4, lane % 4
+        row = []
+        for half in range(k // (4 * per)):
+            first = t * per + 4 * per * half
+            row += [packed(words(a, kind)[g + down, first : first + per], bits) for down in (0, 8)]
+        row += [packed(words(b, kind)[first : first + per, g], bits) for first in range(t * per, k, 4 * per)]
+        for down in (0, 8):
+            out = words(c, to)[g + down, 2 * t : 2 * t + 2]
+            row += [packed(out, 16)] if to == "f16" else [int(word) for word in out]
+        rows.append(tuple(row))
+    inputs = tuple(Value(f"i{n}", "u32") for n in range(len(rows[0])))
+    count_a, count_b = 2 * k // (4 * per), k // (4 * per)
+    names = [f"%{value.name}" for value in inputs]
+    groups = [names[:count_a], names[count_a : count_a + count_b], names[count_a + count_b :]]
+    outputs = tuple(Value(f"o{n}", "u32") for n in range(len(groups[2])))
+    results = ", ".join(f"%{value.name}" for value in outputs)
+    text = f"mma.sync.aligned.{shape}.row.col.{to}.{kind}.{kind}.{to} {{{results}}}, "
+    text += ", ".join(f"{{{', '.join(group)}}}" for group in groups) + ";"
+    wanted = words(a @ b + c, to)
+    for lane, got in enumerate(warp(text, rows, outputs, inputs)):
+        out = [wanted[lane // 4 + down, 2 * (lane % 4) : 2 * (lane % 4) + 2] for down in (0, 8)]
+        assert got == (
+            [packed(each, 16) for each in out] if to == "f16" else [int(word) for each in out for word in each]
+        )
 
 
 @pytest.mark.parametrize("trans", ["", ".trans"])
