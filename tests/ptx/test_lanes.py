@@ -252,10 +252,9 @@ def test_products_of_other_kinds(shape: str, kind: str, to: str) -> None:
     text += ", ".join(f"{{{', '.join(group)}}}" for group in groups) + ";"
     wanted = words(a @ b + c, to)
     for lane, got in enumerate(warp(text, rows, outputs, inputs)):
-        out = [wanted[lane // 4 + down, 2 * (lane % 4) : 2 * (lane % 4) + 2] for down in (0, 8)]
-        assert got == (
-            [packed(each, 16) for each in out] if to == "f16" else [int(word) for each in out for word in each]
-        )
+        pairs = [wanted[lane // 4 + down, 2 * (lane % 4) : 2 * (lane % 4) + 2] for down in (0, 8)]
+        whole = [int(word) for pair in pairs for word in pair]
+        assert got == ([packed(pair, 16) for pair in pairs] if to == "f16" else whole)
 
 
 @pytest.mark.parametrize("trans", ["", ".trans"])
