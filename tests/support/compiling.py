@@ -154,9 +154,12 @@ def kernels() -> dict[str, Kernel]:
     return found
 
 
-def assembly(kernel: Kernel, target: str) -> str:
-    """The PTX or AMDGCN of a kernel; after the PTX, as a comment, the registers and stack that ptxas gave it."""
-    warps = 4 if kernel.moves_payload and target in NVIDIA else 1
+def assembly(kernel: Kernel, target: str, warps: int | None = None) -> str:
+    """The PTX or AMDGCN of a kernel; after the PTX, as a comment, the registers and stack that ptxas gave it.
+
+    `warps`: per CTA; by default one, or four of a kernel that moves payload on NVIDIA.
+    """
+    warps = warps or (4 if kernel.moves_payload and target in NVIDIA else 1)
     signature = {name: kernel.types.get(name, "constexpr") for name in kernel.function.arg_names}
     constants = {(kernel.function.arg_names.index(name),): value for name, value in kernel.constants.items()}
     source = ASTSource(fn=kernel.function, signature=signature, constexprs=constants)
