@@ -12,7 +12,7 @@ Four rules follow from how compilers behave:
 - A relaxed load is a plain load, which each warp executes for itself: two warps could read different words and diverge.
   So every kernel that calls protocol functions has one warp per CTA (or no other rank changes the words that it reads).
 - A barrier stands before each releasing and after each acquiring atomic: one warp executes a scalar atomic, and only
-  the barrier orders the stores of the other warps.
+  the barrier orders the stores of the other warps. Triton 3.9 puts these barriers itself; for older ones they are here.
 """
 
 from typing import Any
@@ -39,6 +39,7 @@ VOCABULARY = (
 COPY_LANES = tl.constexpr(1024)  # elements per step of `copy_bytes`
 COUNT_LANES = tl.constexpr(32)  # words per step of `count_up`
 SUM_LANES = tl.constexpr(512)  # words per step of `checksum_bytes`
+OWN_BARRIERS = tl.constexpr(tuple(map(int, triton.__version__.split(".")[:2])) < (3, 9))
 
 # the constants of splitmix64 (Steele 2014), as signed words
 GOLDEN = tl.constexpr(-0x61C8864680B583EB)
@@ -71,13 +72,27 @@ def table64(address: tl.int64) -> Any:
 
 
 @triton.jit
+def barrier_before(sem: tl.constexpr) -> None:
+    """The barrier before a releasing atomic, where the compiler does not put it."""
+    if OWN_BARRIERS and (sem == "release" or sem == "acq_rel"):  # noqa: PLR1714 - Triton knows no `in`
+        tl.debug_barrier()
+
+
+@triton.jit
+def barrier_after(sem: tl.constexpr) -> None:
+    """The barrier after an acquiring atomic, where the compiler does not put it."""
+    if OWN_BARRIERS and (sem == "acquire" or sem == "acq_rel"):  # noqa: PLR1714 - Triton knows no `in`
+        tl.debug_barrier()
+
+
+@triton.jit
 def load64(address: tl.int64, sem: tl.constexpr) -> Any:
     """Load a shared word. A relaxed load may be old, or of another moment than its neighbours: the caller validates."""
     if sem == "relaxed":
         value = tl.load(pointer64(address), volatile=True)
     else:
         value = tl.atomic_add(pointer64(address), 0, sem=sem, scope="sys")
-        tl.debug_barrier()
+        barrier_after(sem)
     return value
 
 
@@ -130,7 +145,7 @@ def store64(address: tl.int64, value: tl.int64, sem: tl.constexpr) -> None:
     if sem == "relaxed":
         tl.store(pointer64(address), value)
     else:
-        tl.debug_barrier()
+        barrier_before(sem)
         tl.atomic_xchg(pointer64(address), value, sem=sem, scope="sys")
 
 
@@ -153,28 +168,28 @@ def count_up(address: tl.int64, count: tl.int64, shift: tl.constexpr, mask: tl.c
 @triton.jit
 def cas64(address: tl.int64, expected: tl.int64, new: tl.int64, sem: tl.constexpr) -> Any:
     """Compare and swap; returns the previous word."""
-    tl.debug_barrier()
+    barrier_before(sem)
     # the compiler converts the operand of an exchange or an addition, but not those of a compare-and-swap
     old = tl.atomic_cas(pointer64(address), word(expected), word(new), sem=sem, scope="sys")
-    tl.debug_barrier()
+    barrier_after(sem)
     return old
 
 
 @triton.jit
 def add64(address: tl.int64, value: tl.int64, sem: tl.constexpr) -> Any:
     """Fetch and add; returns the previous word. Adding 0 with "acq_rel" reads the newest word, and orders."""
-    tl.debug_barrier()
+    barrier_before(sem)
     old = tl.atomic_add(pointer64(address), value, sem=sem, scope="sys")
-    tl.debug_barrier()
+    barrier_after(sem)
     return old
 
 
 @triton.jit
 def xchg64(address: tl.int64, value: tl.int64, sem: tl.constexpr) -> Any:
     """Exchange; returns the previous word."""
-    tl.debug_barrier()
+    barrier_before(sem)
     old = tl.atomic_xchg(pointer64(address), value, sem=sem, scope="sys")
-    tl.debug_barrier()
+    barrier_after(sem)
     return old
 
 
