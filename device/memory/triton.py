@@ -27,7 +27,7 @@ come before the barrier, and the release of one thread after it; an acquire like
 AMD's barriers do not: a wave waits there for its accesses to LDS, not for those to memory, and a release waits for the
 accesses of its own wave (LLVM's AMDGPU usage guide, "Memory Model gfx942"; LLVM pull request 161638 calls the like of
 it on gfx10 a breach of transitivity, and mends it there). So each wave waits for its loads and stores before the
-barrier that precedes a release (`barrier_before`). The releasing wave then writes the L2 cache back, which all waves of a CTA
+barrier that precedes a release (`drain`). The releasing wave then writes the L2 cache back, which all waves of a CTA
 share; an acquiring wave empties the L1 cache, which they share too.
 
 One warp. PTX promises no single value for the 32 lanes of a relaxed load either; it promises one for an atomic by one
@@ -103,11 +103,17 @@ def table64(address: tl.int64) -> Any:
 
 
 @triton.jit
+def drain() -> None:
+    """Each wave of several waits for its own loads and stores."""
+    if several_waves():
+        tl.inline_asm_elementwise("s_waitcnt vmcnt(0)", "=r", [], dtype=tl.int32, is_pure=False, pack=1)
+
+
+@triton.jit
 def barrier_before(sem: tl.constexpr) -> None:
     """The barrier before a releasing atomic, where the compiler does not put it; each wave of several drains first."""
     if sem == "release" or sem == "acq_rel":  # noqa: PLR1714 - Triton knows no `in`
-        if several_waves():
-            tl.inline_asm_elementwise("s_waitcnt vmcnt(0)", "=r", [], dtype=tl.int32, is_pure=False, pack=1)
+        drain()
         if OWN_BARRIERS:
             tl.debug_barrier()
 

@@ -109,7 +109,7 @@ def own(value: tl.int64) -> Any:
 
 
 @triton.jit
-def undone(sem: tl.constexpr) -> None:
+def undone() -> None:
     pass
 
 
