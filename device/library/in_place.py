@@ -16,6 +16,7 @@ from nanokv.device.protocol.lease import touch as protocol_touch
 from nanokv.device.protocol.pins import pin as protocol_pin
 from nanokv.device.protocol.pins import unpin as protocol_unpin
 from nanokv.device.protocol.status import INVALID, OK
+from nanokv.device.segment.world_table import open_world
 
 
 @triton.jit
@@ -29,7 +30,7 @@ def lookup(world: tl.int64, key_hash: tl.int64, key_check: tl.int64) -> Any:
     payload = word(0)
     nbytes = word(0)
     if is_table(world):
-        status, owner, slot, epoch, payload, nbytes = protocol_lookup(world, key_hash, key_check)
+        status, owner, slot, epoch, payload, nbytes = protocol_lookup(open_world(world), key_hash, key_check)
     return status, owner, slot, epoch, payload, nbytes
 
 
@@ -42,7 +43,7 @@ def lookup_described(world: tl.int64, key_hash: tl.int64, key_check: tl.int64) -
     kind, d0, d1, d2, d3, d4, d5, d6 = zero, zero, zero, zero, zero, zero, zero, zero
     if is_table(world):
         status, owner, slot, epoch, payload, nbytes, kind, d0, d1, d2, d3, d4, d5, d6 = protocol_lookup_described(
-            world, key_hash, key_check
+            open_world(world), key_hash, key_check
         )
     return status, owner, slot, epoch, payload, nbytes, kind, d0, d1, d2, d3, d4, d5, d6
 
@@ -53,7 +54,7 @@ def validate(world: tl.int64, owner: tl.int64, slot: tl.int64, epoch: tl.int64) 
     check_launch()
     status = word(INVALID)
     if is_object(world, owner, slot):
-        status = protocol_validate(world, owner, slot, epoch)
+        status = protocol_validate(open_world(world), owner, slot, epoch)
     return status
 
 
@@ -72,7 +73,7 @@ def verify(
     check_launch()
     status = word(INVALID)
     if is_object(world, owner, slot) & is_copy(world, copy, nbytes):
-        status = protocol_verify(world, owner, slot, epoch, key_hash, key_check, copy, nbytes)
+        status = protocol_verify(open_world(world), owner, slot, epoch, key_hash, key_check, copy, nbytes)
     return status
 
 
@@ -82,7 +83,7 @@ def touch(world: tl.int64, owner: tl.int64, slot: tl.int64, epoch: tl.int64, now
     check_launch()
     status = word(INVALID)
     if is_object(world, owner, slot) & is_time(now):
-        protocol_touch(world, owner, slot, epoch, now)
+        protocol_touch(open_world(world), owner, slot, epoch, now)
         status = word(OK)
     return status
 
@@ -94,7 +95,7 @@ def pin(world: tl.int64, owner: tl.int64, slot: tl.int64, epoch: tl.int64) -> An
     status = word(INVALID)
     line = word(-1)
     if is_object(world, owner, slot):
-        status, line = protocol_pin(world, owner, slot, epoch)
+        status, line = protocol_pin(open_world(world), owner, slot, epoch)
     return status, line
 
 
@@ -104,5 +105,5 @@ def unpin(world: tl.int64, owner: tl.int64, slot: tl.int64, epoch: tl.int64, lin
     check_launch()
     status = word(INVALID)
     if is_object(world, owner, slot) & is_pin_line(world, line):
-        status = protocol_unpin(world, owner, slot, epoch, line)
+        status = protocol_unpin(open_world(world), owner, slot, epoch, line)
     return status

@@ -18,6 +18,7 @@ from nanokv.device.protocol.cooperative import finish_put_part as protocol_finis
 from nanokv.device.protocol.cooperative import sum_get_part as protocol_sum_get_part
 from nanokv.device.protocol.cooperative import sum_put_part as protocol_sum_put_part
 from nanokv.device.protocol.status import INVALID, OK
+from nanokv.device.segment.world_table import open_world
 
 
 @triton.jit
@@ -27,7 +28,7 @@ def begin_put_part(world: tl.int64, request: tl.int64, ticket: tl.int64, now: tl
     status = word(INVALID)
     payload = word(0)
     if is_table(world) & is_table(request) & is_table(ticket):  # a wrong `now` too is shared with the other CTAs
-        status, payload = protocol_begin_put_part(world, request, ticket, word(now))
+        status, payload = protocol_begin_put_part(open_world(world), request, ticket, word(now))
     return status, payload
 
 
@@ -37,7 +38,7 @@ def sum_put_part(world: tl.int64, ticket: tl.int64, src: tl.int64, nbytes: tl.in
     check_launch()
     status = word(INVALID)
     if is_table(ticket) & (word(first) >= 0) & is_copy(world, src, nbytes):
-        protocol_sum_put_part(world, ticket, src, nbytes, first)
+        protocol_sum_put_part(open_world(world), ticket, src, nbytes, first)
         status = word(OK)
     return status
 
@@ -48,7 +49,7 @@ def finish_put_part(world: tl.int64, request: tl.int64, ticket: tl.int64, parts:
     check_launch()
     status = word(INVALID)
     if is_table(world) & is_table(request) & is_table(ticket) & (word(parts) >= 1):
-        status = protocol_finish_put_part(world, request, ticket, parts)
+        status = protocol_finish_put_part(open_world(world), request, ticket, parts)
     return status
 
 
@@ -59,7 +60,7 @@ def begin_get_part(world: tl.int64, request: tl.int64, ticket: tl.int64) -> Any:
     status = word(INVALID)
     payload = word(0)
     if is_table(world) & is_table(request) & is_table(ticket):
-        status, payload = protocol_begin_get_part(world, request, ticket)
+        status, payload = protocol_begin_get_part(open_world(world), request, ticket)
     return status, payload
 
 
@@ -80,5 +81,5 @@ def finish_get_part(world: tl.int64, request: tl.int64, ticket: tl.int64, parts:
     check_launch()
     status = word(INVALID)
     if is_table(world) & is_table(request) & is_table(ticket) & (word(parts) >= 1) & is_time(now):
-        status = protocol_finish_get_part(world, request, ticket, parts, now)
+        status = protocol_finish_get_part(open_world(world), request, ticket, parts, now)
     return status

@@ -17,7 +17,7 @@ from nanokv.device.protocol.put import begin as protocol_begin
 from nanokv.device.protocol.put import finish as protocol_finish
 from nanokv.device.protocol.put import seal_payload as protocol_seal_payload
 from nanokv.device.protocol.status import INVALID, OK
-from nanokv.device.segment.world_table import segment
+from nanokv.device.segment.world_table import open_world, segment
 
 
 @triton.jit
@@ -38,7 +38,9 @@ def begin(
     payload = word(0)
     phase = word(0)
     if is_segment(world, owner) & (word(nbytes) >= 0) & is_flag(flags) & is_time(now):
-        status, slot, epoch, payload, phase = protocol_begin(world, owner, key_hash, key_check, nbytes, flags, now)
+        status, slot, epoch, payload, phase = protocol_begin(
+            open_world(world), owner, key_hash, key_check, nbytes, flags, now
+        )
     return status, slot, epoch, payload, phase
 
 
@@ -60,7 +62,8 @@ def describe(
     check_launch()
     status = word(INVALID)
     if is_object(world, owner, slot):
-        protocol_describe(world, segment(world, owner), slot, kind, d0, d1, d2, d3, d4, d5, d6)
+        opened = open_world(world)
+        protocol_describe(opened, segment(opened, owner), slot, kind, d0, d1, d2, d3, d4, d5, d6)
         status = word(OK)
     return status
 
@@ -71,7 +74,7 @@ def lease(world: tl.int64, owner: tl.int64, slot: tl.int64, until: tl.int64) -> 
     check_launch()
     status = word(INVALID)
     if is_object(world, owner, slot) & is_time(until):
-        protocol_lease(world, owner, slot, until)
+        protocol_lease(open_world(world), owner, slot, until)
         status = word(OK)
     return status
 
@@ -82,7 +85,7 @@ def wanted(world: tl.int64) -> Any:
     check_launch()
     right = is_table(world)
     if right:
-        right = protocol_wanted(world)
+        right = protocol_wanted(open_world(world))
     return right
 
 
@@ -110,7 +113,22 @@ def seal_payload(
     status = word(INVALID)
     if is_place(world, owner, slot, payload, nbytes):
         protocol_seal_payload(
-            world, owner, key_hash, key_check, slot, epoch, payload, nbytes, kind, d0, d1, d2, d3, d4, d5, d6
+            open_world(world),
+            owner,
+            key_hash,
+            key_check,
+            slot,
+            epoch,
+            payload,
+            nbytes,
+            kind,
+            d0,
+            d1,
+            d2,
+            d3,
+            d4,
+            d5,
+            d6,
         )
         status = word(OK)
     return status
@@ -122,7 +140,7 @@ def finish(world: tl.int64, owner: tl.int64, slot: tl.int64, epoch: tl.int64, ph
     check_launch()
     status = word(INVALID)
     if is_object(world, owner, slot) & is_phase(phase):
-        status = protocol_finish(world, owner, slot, epoch, phase)
+        status = protocol_finish(open_world(world), owner, slot, epoch, phase)
     return status
 
 
@@ -132,7 +150,7 @@ def abort(world: tl.int64, owner: tl.int64, slot: tl.int64, epoch: tl.int64) -> 
     check_launch()
     status = word(INVALID)
     if is_object(world, owner, slot):
-        status = protocol_abort(world, owner, slot, epoch)
+        status = protocol_abort(open_world(world), owner, slot, epoch)
     return status
 
 
@@ -142,6 +160,7 @@ def leave(world: tl.int64, owner: tl.int64, phase: tl.int64) -> Any:
     check_launch()
     status = word(INVALID)
     if is_segment(world, owner) & is_phase(phase):
-        protocol_leave(world, segment(world, owner), phase)
+        opened = open_world(world)
+        protocol_leave(opened, segment(opened, owner), phase)
         status = word(OK)
     return status

@@ -124,7 +124,7 @@ def own(value: tl.int64) -> Any:
 
 
 @triton.jit
-def undone(sem: tl.constexpr) -> None:
+def undone() -> None:
     pass
 
 
