@@ -31,11 +31,12 @@ from nanokv.device.protocol.header import (
     state_word,
     take_slot,
 )
-from nanokv.device.protocol.joinable import NEIGHBOURS, NOTHING, outlook
+from nanokv.device.protocol.joinable import EXTENT, NEIGHBOURS, NOTHING, outlook
 from nanokv.device.protocol.lease import is_leased
 from nanokv.device.protocol.remove import remove_slot
 from nanokv.device.protocol.retire import count_eviction, retire, take_out
 from nanokv.device.protocol.ring import announce
+from nanokv.device.protocol.splitting import ended_splits, is_split_since
 from nanokv.device.protocol.status import PINNED
 from nanokv.device.segment.layout import (
     ACCESS_TIME,
@@ -58,6 +59,7 @@ from nanokv.device.segment.world_table import (
 )
 
 EVICT_SAMPLE = tl.constexpr(16)  # the oldest of a few is nearly the oldest of all
+LOOKS = tl.constexpr(256)  # looks for an extent that another producer is about to push, which takes microseconds
 
 
 @triton.jit
@@ -154,13 +156,20 @@ def take_header(world: tl.int64, seg: tl.int64, owner: tl.int64, home: tl.int64,
 def take_pages(
     world: tl.int64, seg: tl.int64, owner: tl.int64, size_class: tl.int64, home: tl.int64, now: tl.int64
 ) -> Any:
-    """Take an extent, evicting an object if there is none and none can be joined: its first page, or -1.
-
-    An extent that another producer has given back since is not taken: the answer is -1, and the caller may try again.
-    """
-    page = take(world, seg, size_class, home)
+    """Take an extent, evicting an object if there is none and none can be joined: its first page, or -1."""
+    page = word(-1)
+    found = word(EXTENT)
+    looks = word(0)
+    more = looks == 0
+    while more:
+        page = take(world, seg, size_class, home)
+        looks += 1
+        more = page < 0
+        if more:
+            before = ended_splits(seg)
+            found = outlook(world, seg, size_class)
+            more = ((found == EXTENT) | is_split_since(seg, before)) & (looks < LOOKS)
     if page < 0:
-        found = outlook(world, seg, size_class)
         if found == NEIGHBOURS:
             announce(world, seg, WANTED, size_class, word(0))
         elif (found == NOTHING) & may_evict(seg):

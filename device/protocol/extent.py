@@ -33,8 +33,9 @@ import triton
 import triton.language as tl
 
 from nanokv.device.memory.triton import add64, cas64, load64, select, store64, table64, word
-from nanokv.device.protocol.freelist import SPIN_LIMIT, pop, push, push_chain, stamp
-from nanokv.device.protocol.shards import extent_list, next_filled, run_length
+from nanokv.device.protocol.freelist import SPIN_LIMIT, pop, push, stamp
+from nanokv.device.protocol.shards import extent_list, next_filled
+from nanokv.device.protocol.splitting import begin_split, end_split
 from nanokv.device.segment.layout import (
     BUMP_PTR,
     COUNT_CORRUPT,
@@ -98,59 +99,42 @@ def is_held(world: tl.int64, seg: tl.int64, page: tl.int64, size_class: tl.int64
 
 
 @triton.jit
-def bump(world: tl.int64, seg: tl.int64, size_class: tl.int64, home: tl.int64) -> Any:
+def bump(world: tl.int64, seg: tl.int64, size_class: tl.int64) -> Any:
     """Take an extent of pages that were never used: its first page, or -1 if too few are left.
 
     The link of every page below `bump_ptr` says that it was used; a corrupt pointer that went back leads to one of
-    them. Where there are many lists, one step takes a run of extents and pushes the others to the list `home`: fewer
-    producers meet at this word.
+    them. One page is taken by an add, which hundreds of CTAs at once need not repeat.
     """
     base = table64(world + W_HEAP_BASE)
-    limit = table64(world + W_HEAP_LIMIT)
     pages = class_pages(world, size_class)
     size = pages * table64(world + W_PAGE_BYTES)
-    run = run_length(world, pages)
+    last = table64(world + W_HEAP_LIMIT) - size
     old = load64(seg + BUMP_PTR, "relaxed")
-    count = word(0)
-    tries = word(0)
-    fits = (old >= base) & (old <= limit - size)
-    more = fits
-    while more:
-        count = (limit - old) // size
-        count = select(count < run, count, run)
-        got = cas64(seg + BUMP_PTR, old, old + count * size, "relaxed")  # relaxed: nobody has owned these bytes
-        tries += 1
-        more = got != old
-        old = got
-        fits = (old >= base) & (old <= limit - size) & (tries < SPIN_LIMIT)
-        more = more & fits
-    lost = tries - select(fits, word(1), word(0))
-    if lost > 0:
-        add64(retries_at(world, seg), lost, "relaxed")
+    fits = (old >= base) & (old <= last)
+    if fits & (pages == 1):
+        old = add64(seg + BUMP_PTR, size, "relaxed")  # relaxed: nobody has owned these bytes
+        fits = (old >= base) & (old <= last)
+    elif fits:
+        tries = word(0)
+        more = fits
+        while more:
+            got = cas64(seg + BUMP_PTR, old, old + size, "relaxed")  # relaxed: as above
+            tries += 1
+            more = got != old
+            old = got
+            fits = (old >= base) & (old <= last) & (tries < SPIN_LIMIT)
+            more = more & fits
+        lost = tries - select(fits, word(1), word(0))
+        if lost > 0:
+            add64(retries_at(world, seg), lost, "relaxed")
     page = select(fits, (old - base) // table64(world + W_PAGE_BYTES), word(-1))
     if page >= 0:
         if link_of(world, seg, page) == 0:
-            stamp(page_links(world, seg), page, count * pages)
-            if count > 1:
-                spare(world, seg, page + pages, size_class, count - 1, home)
+            stamp(page_links(world, seg), page, pages)
         else:
             add64(seg + COUNT_CORRUPT, 1, "relaxed")
             page = word(-1)
     return page
-
-
-@triton.jit
-def spare(
-    world: tl.int64, seg: tl.int64, first: tl.int64, size_class: tl.int64, count: tl.int64, home: tl.int64
-) -> None:
-    """Push `count` neighbouring extents, whose links are stamped, to the list `home`, in one step."""
-    pages = class_pages(world, size_class)
-    page = first + 0
-    last = first + (count - 1) * pages
-    while page <= last:
-        mark(world, seg, page, FREE + size_class, page + pages + 1)
-        page += pages
-    push_chain(extent_list(world, seg, size_class, home), page_links(world, seg), first, last, retries_at(world, seg))
 
 
 @triton.jit
@@ -232,9 +216,13 @@ def take_free(world: tl.int64, seg: tl.int64, size_class: tl.int64, home: tl.int
         place = next_filled(world, rows, N_CLASSES - size_class, home, place, N_CLASSES)
         if place >= 0:
             level = size_class + place // MAX_SHARDS
+            if level > size_class:
+                begin_split(seg)
             page = pop_free(world, seg, level, home + place)
             if page >= 0:
                 carve(world, seg, page, level, size_class)
+            if level > size_class:
+                end_split(seg)
     return page
 
 
@@ -243,5 +231,5 @@ def take(world: tl.int64, seg: tl.int64, size_class: tl.int64, home: tl.int64) -
     """Take an extent: its first page, or -1 if the heap has none of the size. `home`: the list that is asked first."""
     page = take_free(world, seg, size_class, home)
     if page < 0:
-        page = bump(world, seg, size_class, home)
+        page = bump(world, seg, size_class)
     return page

@@ -29,6 +29,7 @@ from nanokv.device.segment.layout import (
     BUMP_PTR,
     FREE_HEAD,
     JOINER_MASK,
+    JOINING,
     LOW32,
     MARK_MASK,
     MARK_SHIFT,
@@ -95,7 +96,7 @@ def has_run(world: tl.int64, seg: tl.int64, wanted: tl.int64) -> Any:
 def outlook(world: tl.int64, seg: tl.int64, size_class: tl.int64) -> Any:
     """What there is for an extent of this class: NOTHING, NEIGHBOURS that a host can or does join, or an EXTENT."""
     wanted = class_pages(world, size_class)
-    before = joiner(seg)
+    before = load64(seg + JOINING, "acquire")  # acquire: what a host pushed that has ended
     found = word(NOTHING)
     unused = table64(world + W_N_PAGES) - unused_from(world, seg)
     free = free_extents(world, seg, size_class, wanted - unused)

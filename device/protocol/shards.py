@@ -23,11 +23,9 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from nanokv.device.memory.triton import look_rows, select, table64
+from nanokv.device.memory.triton import look_rows, table64
 from nanokv.device.segment.layout import FREE_HEAD, FREE_HEAD_STRIDE, HDR_FREE, LOW32, MAX_SHARDS, WORD_BYTES
 from nanokv.device.segment.world_table import W_SHARDS
-
-RUN = tl.constexpr(16)  # pages, or header slots, that one step of a bump pointer takes where there are as many lists
 
 
 @triton.jit
@@ -57,11 +55,3 @@ def next_filled(
     Lists are numbered row by row, in each row from `home` on and around. `last`: the list that was asked before.
     """
     return look_rows(rows, count, table64(world + W_SHARDS), shard_of(world, home), last, LOW32, most, MAX_SHARDS)
-
-
-@triton.jit
-def run_length(world: tl.int64, size: tl.int64) -> Any:
-    """How many nodes of `size` pages (1 for header slots) one step of a bump pointer takes, if so many are left."""
-    shards = table64(world + W_SHARDS)
-    run = select(shards < RUN, shards, RUN) // size
-    return select(run > 1, run, 1)

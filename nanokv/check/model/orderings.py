@@ -29,12 +29,14 @@ from nanokv.device.protocol import (
     remove,
     retire,
     ring,
+    splitting,
     ticket,
 )
 from nanokv.device.sim.mutants import WeakOrdering, weak_orderings
 
 PROTOCOL: tuple[ModuleType, ...] = (
     freelist,
+    splitting,
     extent,
     header,
     directory,
