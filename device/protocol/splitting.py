@@ -25,7 +25,7 @@ import triton.language as tl
 
 from nanokv.device.memory.triton import add64, cas64, load64
 from nanokv.device.segment.layout import ONE_SPLIT_ENDED, SPLITS_ENDED_SHIFT, SPLITTING, SPLITTING_MASK
-from nanokv.device.segment.world_table import segment
+from nanokv.device.segment.world_table import World, segment
 
 
 @triton.jit
@@ -54,7 +54,7 @@ def is_split_since(seg: tl.int64, before: tl.int64) -> Any:
 
 
 @triton.jit
-def forget_splits(world: tl.int64, owner: tl.int64, seen: tl.int64) -> Any:
+def forget_splits(world: World, owner: tl.int64, seen: tl.int64) -> Any:
     """Count all splits under way as ended if the word is still `seen`; 1 if so."""
     ended = ((seen >> SPLITS_ENDED_SHIFT) + 1) << SPLITS_ENDED_SHIFT
     return cas64(segment(world, owner) + SPLITTING, seen, ended, "relaxed") == seen

@@ -38,6 +38,7 @@ from nanokv.device.segment.layout import (
     unpack,
 )
 from nanokv.device.segment.views import SegmentView
+from nanokv.device.segment.world_table import open_world
 from nanokv.fsck import check_segments
 
 PAGE = 4096
@@ -60,9 +61,16 @@ class World:
     """The segments of two virtual ranks on one device, and the machine of rank 0."""
 
     def __init__(
-        self, device: torch.device, pages: int, *, may_evict: bool, slots: int | None = None, checksum: bool = False
+        self,
+        device: torch.device,
+        pages: int,
+        *,
+        may_evict: bool,
+        slots: int | None = None,
+        checksum: bool = False,
+        shards: int | None = 4,
     ) -> None:
-        self.geometry = Geometry.plan(pages * PAGE, PAGE, 2, max_objects=slots, shards=4)
+        self.geometry = Geometry.plan(pages * PAGE, PAGE, 2, max_objects=slots, shards=shards)
         self.device = device
         size = self.geometry.segment_bytes
         self.segments = [self._aligned(size) for _ in range(2)]
@@ -104,9 +112,10 @@ def world(
     may_evict: bool = False,
     slots: int | None = None,
     checksum: bool = False,
+    shards: int | None = 4,
 ) -> Iterator[World]:
     """A world that must be sound at the end."""
-    made = World(device, pages, may_evict=may_evict, slots=slots, checksum=checksum)
+    made = World(device, pages, may_evict=may_evict, slots=slots, checksum=checksum, shards=shards)
     yield made
     report = check_segments(made.views(), mode="device")
     assert report.clean, [str(finding) for finding in report.findings]
@@ -342,8 +351,9 @@ def put_many_kernel(
     cta = tl.program_id(0).to(tl.int64)
     n = cta % keys
     zero = cta * 0
+    world = open_world(world_table)
     status, _ = put(
-        world_table, owner, n * 0x5851F42D4C95 + 1, n * 0x14057B7EF767 - 1, source + n * nbytes, nbytes, cta,
+        world, owner, n * 0x5851F42D4C95 + 1, n * 0x14057B7EF767 - 1, source + n * nbytes, nbytes, cta,
         zero + UINT8_FLAT, nbytes, zero, zero, zero, zero, zero, zero,
     )  # fmt: skip
     tl.store(tl.cast(statuses + cta * 8, tl.pointer_type(tl.int64)), status)

@@ -13,7 +13,7 @@ mutant(
         extent.take,
         "        page = bump(world, seg, size_class)\n",
         "        page = bump(world, seg, size_class)\n"
-        "        if (page >= 0) & (size_class == 0) & (page + 1 < table64(world + W_N_PAGES)):\n"
+        "        if (page >= 0) & (size_class == 0) & (page + 1 < world.n_pages):\n"
         "            give(world, seg, page + 1, size_class)\n",
     ),
 )
