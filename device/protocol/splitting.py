@@ -31,25 +31,25 @@ from nanokv.device.segment.world_table import World, segment
 @triton.jit
 def begin_split(seg: tl.int64) -> None:
     """Count a split, before the extent is taken."""
-    add64(seg + SPLITTING, 1, "acquire")  # acquire: after the looks of those who saw no split
+    add64(seg + SPLITTING, 1, "acquire")  # acquire: after the looks of those who saw no split (kept)
 
 
 @triton.jit
 def end_split(seg: tl.int64) -> None:
     """Count a split out, after its pieces are pushed."""
-    add64(seg + SPLITTING, ONE_SPLIT_ENDED - 1, "release")  # release: everything is pushed
+    add64(seg + SPLITTING, ONE_SPLIT_ENDED - 1, "release")  # release: the pieces are pushed (scenario split-full)
 
 
 @triton.jit
 def ended_splits(seg: tl.int64) -> Any:
     """The first look at the SPLITTING word."""
-    return load64(seg + SPLITTING, "acquire")  # acquire: the pieces of splits that have ended
+    return load64(seg + SPLITTING, "acquire")  # acquire: the pieces of splits that ended (scenario split-full)
 
 
 @triton.jit
 def is_split_since(seg: tl.int64, before: tl.int64) -> Any:
     """The second look: True if a split is under way, or has been since the first look, which answered `before`."""
-    now = add64(seg + SPLITTING, 0, "release")  # release: after the looks at the lists
+    now = add64(seg + SPLITTING, 0, "release")  # release: after the looks at the lists (scenario split-full)
     return (now != before) | ((now & SPLITTING_MASK) != 0)
 
 

@@ -31,7 +31,7 @@ mutant(
 )
 mutant(
     "large-bump-once",
-    "a producer of many pages that loses a race for the bump pointer gives up",
+    "a producer of many pages that loses a race for the bump pointer takes the pages all the same",
     ("cold-sizes",),
     (extent.bump, "more = more & fits", "more = tries < 0"),
 )

@@ -56,7 +56,7 @@ def _not_by_accident(world: SmallWorld) -> None:
 )
 def _split_or_full(world: SmallWorld) -> None:
     """A producer that finds nothing, and sees no split, was right."""
-    take, give = world.on_segment(extent.take), world.on_segment(extent.give)
+    take = world.on_segment(extent.take)
     ended, is_split = world.function(splitting.ended_splits), world.function(splitting.is_split_since)
 
     def produce() -> str:
@@ -67,7 +67,7 @@ def _split_or_full(world: SmallWorld) -> None:
 
     world.spawn("producer", produce)
     world.spawn("one", lambda: take(0, 0))
-    world.spawn("two", lambda: give(take(1, 0), 1))
+    world.spawn("two", lambda: take(1, 0))
 
 
 def _refused_after_all_looks(world: SmallWorld) -> None:
