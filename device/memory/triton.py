@@ -12,7 +12,7 @@ Four rules follow from how compilers behave:
 - A relaxed load is a plain load, which each warp executes for itself: two warps could read different words and diverge.
   In a CTA of several warps one thread reads, and shared memory hands the word to the others (below).
 - A barrier stands before each releasing and after each acquiring atomic: one warp executes a scalar atomic, and only
-  the barrier orders the stores of the other warps.
+  the barrier orders the stores of the other warps. Triton 3.9 puts these barriers itself; for older ones they are here.
 
 Several warps. All threads of a CTA take the same branches, because each value that steers a branch is the same in all:
 an argument, a word of a private table, what an atomic returned (one thread executes it, and Triton hands its result
@@ -61,6 +61,7 @@ VOCABULARY = (
 COPY_LANES = tl.constexpr(1024)  # elements per step of `copy_bytes`
 COUNT_LANES = tl.constexpr(32)  # words per step of `count_up`
 SUM_LANES = tl.constexpr(512)  # words per step of `checksum_bytes`
+OWN_BARRIERS = tl.constexpr(tuple(map(int, triton.__version__.split(".")[:2])) < (3, 9))
 
 # the constants of splitmix64 (Steele 2014), as signed words
 GOLDEN = tl.constexpr(-0x61C8864680B583EB)
@@ -96,17 +97,32 @@ def uniform(value: tl.int64) -> Any:
 
 
 @triton.jit
-def drain(sem: tl.constexpr) -> None:
-    """Before the barrier that precedes a release: each wave of several waits for its own loads and stores."""
-    if several_waves():
-        if (sem == "release") | (sem == "acq_rel"):
-            tl.inline_asm_elementwise("s_waitcnt vmcnt(0)", "=r", [], dtype=tl.int32, is_pure=False, pack=1)
-
-
-@triton.jit
 def table64(address: tl.int64) -> Any:
     """Read a word of a private table, which nobody changes while a kernel runs."""
     return tl.load(pointer64(address))
+
+
+@triton.jit
+def drain() -> None:
+    """Each wave of several waits for its own loads and stores."""
+    if several_waves():
+        tl.inline_asm_elementwise("s_waitcnt vmcnt(0)", "=r", [], dtype=tl.int32, is_pure=False, pack=1)
+
+
+@triton.jit
+def barrier_before(sem: tl.constexpr) -> None:
+    """The barrier before a releasing atomic, where the compiler does not put it; each wave of several drains first."""
+    if sem == "release" or sem == "acq_rel":  # noqa: PLR1714 - Triton knows no `in`
+        drain()
+        if OWN_BARRIERS:
+            tl.debug_barrier()
+
+
+@triton.jit
+def barrier_after(sem: tl.constexpr) -> None:
+    """The barrier after an acquiring atomic, where the compiler does not put it."""
+    if OWN_BARRIERS and (sem == "acquire" or sem == "acq_rel"):  # noqa: PLR1714 - Triton knows no `in`
+        tl.debug_barrier()
 
 
 @triton.jit
@@ -114,7 +130,7 @@ def load64(address: tl.int64, sem: tl.constexpr) -> Any:
     """Load a shared word. A relaxed load may be old, or of another moment than its neighbours: the caller validates."""
     if sem != "relaxed":
         value = tl.atomic_add(pointer64(address), 0, sem=sem, scope="sys")
-        tl.debug_barrier()
+        barrier_after(sem)
     elif several_warps():
         value = tl.atomic_add(pointer64(address), 0, sem="relaxed", scope="sys")
     else:
@@ -171,8 +187,7 @@ def store64(address: tl.int64, value: tl.int64, sem: tl.constexpr) -> None:
     if sem == "relaxed":
         tl.store(pointer64(address), value)
     else:
-        drain(sem)
-        tl.debug_barrier()
+        barrier_before(sem)
         tl.atomic_xchg(pointer64(address), value, sem=sem, scope="sys")
 
 
@@ -195,31 +210,28 @@ def count_up(address: tl.int64, count: tl.int64, shift: tl.constexpr, mask: tl.c
 @triton.jit
 def cas64(address: tl.int64, expected: tl.int64, new: tl.int64, sem: tl.constexpr) -> Any:
     """Compare and swap; returns the previous word."""
-    drain(sem)
-    tl.debug_barrier()
+    barrier_before(sem)
     # the compiler converts the operand of an exchange or an addition, but not those of a compare-and-swap
     old = tl.atomic_cas(pointer64(address), word(expected), word(new), sem=sem, scope="sys")
-    tl.debug_barrier()
+    barrier_after(sem)
     return old
 
 
 @triton.jit
 def add64(address: tl.int64, value: tl.int64, sem: tl.constexpr) -> Any:
     """Fetch and add; returns the previous word. Adding 0 with "acq_rel" reads the newest word, and orders."""
-    drain(sem)
-    tl.debug_barrier()
+    barrier_before(sem)
     old = tl.atomic_add(pointer64(address), value, sem=sem, scope="sys")
-    tl.debug_barrier()
+    barrier_after(sem)
     return old
 
 
 @triton.jit
 def xchg64(address: tl.int64, value: tl.int64, sem: tl.constexpr) -> Any:
     """Exchange; returns the previous word."""
-    drain(sem)
-    tl.debug_barrier()
+    barrier_before(sem)
     old = tl.atomic_xchg(pointer64(address), value, sem=sem, scope="sys")
-    tl.debug_barrier()
+    barrier_after(sem)
     return old
 
 
