@@ -20,7 +20,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from nanokv.device.memory.triton import add64, load64, select, table64, word
+from nanokv.device.memory.triton import add64, load64, select, word
 from nanokv.device.protocol.extent import carve, class_of, take
 from nanokv.device.protocol.freelist import stamp
 from nanokv.device.protocol.header import (
@@ -49,21 +49,13 @@ from nanokv.device.segment.layout import (
     READY,
     WANTED,
 )
-from nanokv.device.segment.world_table import (
-    W_HDR_COUNT,
-    class_pages,
-    header_at,
-    page_links,
-    segment,
-)
+from nanokv.device.segment.world_table import World, class_pages, header_at, page_links, segment
 
 EVICT_SAMPLE = tl.constexpr(16)  # the oldest of a few is nearly the oldest of all
 
 
 @triton.jit
-def oldest(
-    world: tl.int64, seg: tl.int64, start: tl.int64, count: tl.int64, size_class: tl.int64, now: tl.int64
-) -> Any:
+def oldest(world: World, seg: tl.int64, start: tl.int64, count: tl.int64, size_class: tl.int64, now: tl.int64) -> Any:
     """The least recently used evictable object with a large enough extent, among `count` headers from `start` on.
 
     Returns (slot or -1, epoch).
@@ -72,7 +64,7 @@ def oldest(
     best_epoch = word(0)
     best_access = word(0)
     total = load64(seg + HDR_HEAD, "relaxed")
-    total = select(total > table64(world + W_HDR_COUNT), table64(world + W_HDR_COUNT), total)
+    total = select(total > world.hdr_count, world.hdr_count, total)
     i = word(0)
     while (i < count) & (i < total):
         slot = (start + i) % total
@@ -100,7 +92,7 @@ def has_lease(header: tl.int64, now: tl.int64) -> Any:
 
 
 @triton.jit
-def evict_for(world: tl.int64, seg: tl.int64, owner: tl.int64, size_class: tl.int64, now: tl.int64) -> Any:
+def evict_for(world: World, seg: tl.int64, owner: tl.int64, size_class: tl.int64, now: tl.int64) -> Any:
     """Evict one object, and keep an extent of `size_class` of its pages (-1: keep none). `now`: ends leases.
 
     Returns (first page or -1, 1 if an object went).
@@ -108,7 +100,7 @@ def evict_for(world: tl.int64, seg: tl.int64, owner: tl.int64, size_class: tl.in
     page = word(-1)
     gone = word(0)
     used = load64(seg + HDR_HEAD, "relaxed")
-    used = select(used > table64(world + W_HDR_COUNT), table64(world + W_HDR_COUNT), used)
+    used = select(used > world.hdr_count, world.hdr_count, used)
     looked = word(0)
     while (gone == 0) & (looked < used):
         hand = add64(seg + CLOCK_HAND, EVICT_SAMPLE, "relaxed") & 0x7FFFFFFF  # relaxed: it only spreads the searches
@@ -139,7 +131,7 @@ def may_evict(seg: tl.int64) -> Any:
 
 
 @triton.jit
-def take_header(world: tl.int64, seg: tl.int64, owner: tl.int64, home: tl.int64, now: tl.int64) -> Any:
+def take_header(world: World, seg: tl.int64, owner: tl.int64, home: tl.int64, now: tl.int64) -> Any:
     """Take a header slot, evicting an object if all are in use: the slot, or -1."""
     slot = take_slot(world, seg, home)
     if slot < 0:
@@ -152,7 +144,7 @@ def take_header(world: tl.int64, seg: tl.int64, owner: tl.int64, home: tl.int64,
 
 @triton.jit
 def take_pages(
-    world: tl.int64, seg: tl.int64, owner: tl.int64, size_class: tl.int64, home: tl.int64, now: tl.int64
+    world: World, seg: tl.int64, owner: tl.int64, size_class: tl.int64, home: tl.int64, now: tl.int64
 ) -> Any:
     """Take an extent, evicting an object if there is none and none can be joined: its first page, or -1.
 
@@ -169,7 +161,7 @@ def take_pages(
 
 
 @triton.jit
-def evict_slot(world: tl.int64, owner: tl.int64, slot: tl.int64, epoch: tl.int64, now: tl.int64) -> Any:
+def evict_slot(world: World, owner: tl.int64, slot: tl.int64, epoch: tl.int64, now: tl.int64) -> Any:
     """Evict the READY object in a header slot: OK, MISS if it has gone away, or PINNED if a pin or a lease holds it."""
     status = word(PINNED)
     if not has_lease(header_at(world, segment(world, owner), slot), now):

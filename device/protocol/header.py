@@ -28,7 +28,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from nanokv.device.memory.triton import add64, cas64, load64, select, store64, table64, word
+from nanokv.device.memory.triton import add64, cas64, load64, select, store64, word
 from nanokv.device.protocol.freelist import SPIN_LIMIT, pop, push, push_chain
 from nanokv.device.protocol.shards import next_filled, run_length, slot_list
 from nanokv.device.segment.layout import (
@@ -56,15 +56,7 @@ from nanokv.device.segment.layout import (
     WORD_BYTES,
     WRITING,
 )
-from nanokv.device.segment.world_table import (
-    W_HDR_COUNT,
-    W_PAGE_BYTES,
-    W_PRODUCER,
-    descriptor_at,
-    header_at,
-    header_links,
-    retries_at,
-)
+from nanokv.device.segment.world_table import World, descriptor_at, header_at, header_links, retries_at
 
 
 @triton.jit
@@ -80,7 +72,7 @@ def epoch_of(state: tl.int64) -> Any:
 
 
 @triton.jit
-def believed(world: tl.int64, seg: tl.int64, slot: tl.int64) -> Any:
+def believed(world: World, seg: tl.int64, slot: tl.int64) -> Any:
     """`slot` as taken, or -1 if it is in use or holds pages: then the list, or `hdr_head`, is corrupt."""
     if slot >= 0:
         header = header_at(world, seg, slot)
@@ -93,9 +85,9 @@ def believed(world: tl.int64, seg: tl.int64, slot: tl.int64) -> Any:
 
 
 @triton.jit
-def take_slot(world: tl.int64, seg: tl.int64, home: tl.int64) -> Any:
+def take_slot(world: World, seg: tl.int64, home: tl.int64) -> Any:
     """Take a header slot: the slot, or -1 if all are in use. `home`: the list that is asked first."""
-    count = table64(world + W_HDR_COUNT)
+    count = world.hdr_count
     links = header_links(world, seg)
     rows = slot_list(world, seg, word(0))
     retries = retries_at(world, seg)
@@ -111,9 +103,9 @@ def take_slot(world: tl.int64, seg: tl.int64, home: tl.int64) -> Any:
 
 
 @triton.jit
-def bump_slot(world: tl.int64, seg: tl.int64, home: tl.int64) -> Any:
+def bump_slot(world: World, seg: tl.int64, home: tl.int64) -> Any:
     """Take a header slot that was never used, or a run of them where there are many lists: the slot, or -1."""
-    count = table64(world + W_HDR_COUNT)
+    count = world.hdr_count
     run = run_length(world, word(1))
     old = load64(seg + HDR_HEAD, "relaxed")
     taken = word(0)
@@ -144,14 +136,14 @@ def bump_slot(world: tl.int64, seg: tl.int64, home: tl.int64) -> Any:
 
 
 @triton.jit
-def give_slot(world: tl.int64, seg: tl.int64, slot: tl.int64) -> None:
+def give_slot(world: World, seg: tl.int64, slot: tl.int64) -> None:
     """Give a header slot back. It must be DEAD and hold no pages."""
     push(slot_list(world, seg, slot), header_links(world, seg), slot, retries_at(world, seg))
 
 
 @triton.jit
 def reserve(
-    world: tl.int64, seg: tl.int64, slot: tl.int64, key_hash: tl.int64, key_check: tl.int64, flags: tl.int64
+    world: World, seg: tl.int64, slot: tl.int64, key_hash: tl.int64, key_check: tl.int64, flags: tl.int64
 ) -> Any:
     """Mark a slot that the caller has taken: producer, key, a new epoch, RESERVED. Returns the epoch."""
     header = header_at(world, seg, slot)
@@ -159,7 +151,7 @@ def reserve(
     store64(header + H_PAGES, word(0), "relaxed")
     store64(header + H_KEY_HASH, key_hash, "relaxed")
     store64(header + H_KEY_CHECK, key_check, "relaxed")
-    store64(header + H_FLAGS, word(flags) | (table64(world + W_PRODUCER) << 32), "relaxed")
+    store64(header + H_FLAGS, word(flags) | (world.producer << 32), "relaxed")
     # release: a host that sees the new epoch sees the new producer too (scenario heir)
     store64(header + H_STATE, state_word(RESERVED, epoch), "release")
     return epoch
@@ -167,7 +159,7 @@ def reserve(
 
 @triton.jit
 def describe(
-    world: tl.int64,
+    world: World,
     seg: tl.int64,
     slot: tl.int64,
     kind: tl.int64,
@@ -192,7 +184,7 @@ def describe(
 
 
 @triton.jit
-def descriptor(world: tl.int64, seg: tl.int64, slot: tl.int64) -> Any:
+def descriptor(world: World, seg: tl.int64, slot: tl.int64) -> Any:
     """Read the descriptor: (kind, seven dimensions). It counts only if the STATE word is validated afterwards."""
     desc = descriptor_at(world, seg, slot)
     d0 = load64(desc + D_DIMS, "relaxed")
@@ -207,7 +199,7 @@ def descriptor(world: tl.int64, seg: tl.int64, slot: tl.int64) -> Any:
 
 @triton.jit
 def publish(
-    world: tl.int64,
+    world: World,
     seg: tl.int64,
     slot: tl.int64,
     epoch: tl.int64,
@@ -221,7 +213,7 @@ def publish(
     store64(header + H_PAYLOAD, payload, "relaxed")
     store64(header + H_BYTES, nbytes, "relaxed")
     store64(header + H_ACCESS, now, "relaxed")
-    store64(header + H_PAGES, n_pages | (table64(world + W_PAGE_BYTES) << 32), "relaxed")
+    store64(header + H_PAGES, n_pages | (world.page_bytes << 32), "relaxed")
     reserved = state_word(RESERVED, epoch)
     # relaxed: nobody reads the extent of a WRITING object, and the sweeper frees it only after a grace period
     return cas64(header + H_STATE, reserved, state_word(WRITING, epoch), "relaxed") == reserved

@@ -38,6 +38,7 @@ from nanokv.device.segment.layout import (
     unpack,
 )
 from nanokv.device.segment.views import SegmentView
+from nanokv.device.segment.world_table import open_world
 from nanokv.fsck import check_segments
 
 PAGE = 4096
@@ -342,8 +343,9 @@ def put_many_kernel(
     cta = tl.program_id(0).to(tl.int64)
     n = cta % keys
     zero = cta * 0
+    world = open_world(world_table)
     status, _ = put(
-        world_table, owner, n * 0x5851F42D4C95 + 1, n * 0x14057B7EF767 - 1, source + n * nbytes, nbytes, cta,
+        world, owner, n * 0x5851F42D4C95 + 1, n * 0x14057B7EF767 - 1, source + n * nbytes, nbytes, cta,
         zero + UINT8_FLAT, nbytes, zero, zero, zero, zero, zero, zero,
     )  # fmt: skip
     tl.store(tl.cast(statuses + cta * 8, tl.pointer_type(tl.int64)), status)

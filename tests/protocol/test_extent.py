@@ -12,7 +12,7 @@ from nanokv.device.memory.triton import cas64, load64, select, store64, word
 from nanokv.device.protocol.extent import bump, bump_rest, class_of, give, take
 from nanokv.device.segment.geometry import Geometry
 from nanokv.device.segment.layout import SIZE_CLASSES, WORD_BYTES, unpack
-from nanokv.device.segment.world_table import class_pages
+from nanokv.device.segment.world_table import World, class_pages
 from tests.support.plain_world import PAGE, PlainWorld, address, aligned_words, in_threads, native, yielding
 
 PAGES = 16
@@ -35,7 +35,7 @@ def mark(marks: tl.int64, page: tl.int64, pages: tl.int64, old: tl.int64, new: t
 
 @triton.jit
 def churn(
-    world: tl.int64,
+    world: World,
     seg: tl.int64,
     marks: tl.int64,
     held: tl.int64,
@@ -77,7 +77,7 @@ def churn(
 
 
 @triton.jit
-def bump_all(world: tl.int64, seg: tl.int64, size_class: tl.int64, out: tl.int64, rounds: tl.int64) -> Any:
+def bump_all(world: World, seg: tl.int64, size_class: tl.int64, out: tl.int64, rounds: tl.int64) -> Any:
     """Bump until nothing is left, noting each extent. Returns the number of extents."""
     got = word(0)
     i = word(0)

@@ -73,7 +73,7 @@ mutant(
     "join-unannounced",
     "a host joins free extents without announcing it: a producer is answered FULL by accident",
     ("join-full",),
-    (joining.begin_join, "| table64(world + W_PRODUCER)", ""),
+    (joining.begin_join, "| world.producer", ""),
 )
 mutant(
     "detach-resets-tag",
@@ -139,19 +139,19 @@ mutant(
     "detach-one-list",
     "a host that joins free extents takes one list of each class",
     ("shards-join",),
-    (reclaim.detach_class, "i < table64(world + W_SHARDS)", "i < 1"),
+    (reclaim.detach_class, "i < world.shards", "i < 1"),
 )
 mutant(
     "walk-one-list",
     "the audit looks at one list of each class: pages in the others seem to be in no place",
     ("shards-audited",),
-    (reclaim.walk_class, "i < table64(world + W_SHARDS)", "i < 1"),
+    (reclaim.walk_class, "i < world.shards", "i < 1"),
 )
 mutant(
     "walk-one-slot-list",
     "the audit looks at one list of header slots",
     ("shards-audited",),
-    (reclaim.walk_slots, "i < table64(world + W_SHARDS)", "i < 1"),
+    (reclaim.walk_slots, "i < world.shards", "i < 1"),
 )
 mutant(
     "joining-by-load",
