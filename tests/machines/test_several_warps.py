@@ -10,6 +10,7 @@ import pytest
 import triton
 import triton.language as tl
 
+from nanokv.device import remote
 from nanokv.device.memory import triton as memory
 from nanokv.device.memory.triton import load64, look_line, look_rows, pointer64, word
 from tests.support.assembly import atomics, count
@@ -39,6 +40,15 @@ def looks_kernel(words: tl.int64, out: tl.int64) -> None:
                 memory.store64(out, word(1), "release")
 
 
+@triton.jit
+def commit_kernel(payload: tl.int64, header: tl.int64, bases: tl.tensor) -> None:
+    """Stores of all warps, and a commit by one."""
+    lanes = tl.arange(0, 512)
+    tl.store(pointer64(payload) + lanes, lanes)
+    remote.kv_commit_ready(header, 1, 0, 1, bases)
+
+
+COMMIT = Kernel(commit_kernel, False, {"payload": "i64", "header": "i64", "bases": "*i64"}, {})
 LOOKS = Kernel(looks_kernel, False, {"words": "i64", "out": "i64"}, {})
 
 
@@ -59,7 +69,7 @@ def faults(text: str, target: str) -> list[str]:
 def check(kernel: Kernel, target: str, warps: int) -> None:
     """One kernel, compiled for CTAs of so many warps."""
     text = assembly(kernel, target, warps)
-    assert sum(found.releases for found in atomics(text, target)) > 0 or kernel is not LOOKS
+    assert kernel not in (LOOKS, COMMIT) or any(found.releases for found in atomics(text, target))
     assert faults(text, target) == []
 
 
@@ -67,6 +77,11 @@ def check(kernel: Kernel, target: str, warps: int) -> None:
 @pytest.mark.parametrize("warps", [2, 4, 8])
 def test_looks_are_taken_once(target: str, warps: int) -> None:
     check(LOOKS, target, warps)
+
+
+@every_target
+def test_a_commit_orders_all_warps(target: str) -> None:
+    check(COMMIT, target, 4)
 
 
 @every_target
@@ -142,4 +157,6 @@ def test_an_acquire_without_a_barrier_is_seen() -> None:
 def test_a_wave_that_does_not_wait_is_seen(target: str, fresh: pytest.MonkeyPatch) -> None:
     """So it would be without `drain`: the compiler lets no wave wait at a barrier for its stores."""
     fresh.setattr(memory, "drain", undone)
+    fresh.setattr(remote, "drain", undone)
     assert len(undrained(assembly(LOOKS, target, 4))) == 1
+    assert len(undrained(assembly(COMMIT, target, 4))) == 1
