@@ -302,7 +302,7 @@ def kv_commit_ready(
     """
     word = tl.cast(tl.cast(header_ptr, tl.int64) + H_STATE, tl.pointer_type(tl.int64))
     before = tl.cast(epoch, tl.int64) << EPOCH_SHIFT
-    drain("acq_rel")
+    drain()
     tl.debug_barrier()
     seen = atomic_cas(
         word, before | WRITING, before | READY, from_rank, to_rank, heap_bases, sem="acq_rel", scope="sys"
