@@ -3,8 +3,8 @@
     from nanokv.device import ptx
     report = ptx.run(kernel, (8,), tensor, 5, num_warps=1)      # or: with ptx.machine() as machine: kernel[(8,)](...)
 
-A kernel is compiled by Triton for a GPU that is not there. Its PTX is cut into blocks, which become Python functions over
-NumPy arrays of 32 lanes. Warps go on in random order, a block at a time, so that they interleave at each access to
+A kernel is compiled by Triton for a GPU that is not there. Its PTX is cut into blocks, which become Python functions
+over NumPy arrays of 32 lanes. Warps go on in random order, a block at a time, so that they interleave at each access to
 global memory. docs/ptx.md says what is found and what is not.
 
 Files, from the bottom up:
@@ -17,7 +17,7 @@ Files, from the bottom up:
     spaces, memory_opcodes      shared, local and global memory, for blocks; the opcodes that access it
     control, blocks             branches, calls, barriers; a program cut into blocks
     counting, report            what a warp costs; what a machine says
-    warp, launch, machine       lanes and their places; CTAs; the order of warps
+    warp, launch, scheduler     lanes and their places; CTAs; `Machine`, which chooses the warp that goes on
     triton_driver               Triton's driver for the machine: `run`, `machine`
     fixtures                    for pytest
 
@@ -38,8 +38,8 @@ from nanokv.device.ptx.errors import (
 )
 from nanokv.device.ptx.host_memory import HostMemory, TensorMemory
 from nanokv.device.ptx.launch import Cta, Launch
-from nanokv.device.ptx.machine import Machine
 from nanokv.device.ptx.report import Finding, LaunchCounts, Report
+from nanokv.device.ptx.scheduler import Machine
 from nanokv.device.ptx.triton_driver import installed, machine, run
 from nanokv.device.ptx.warp import Warp
 

@@ -110,25 +110,20 @@ def modified(operation: str, old: int, operands: Sequence[int], size: int) -> in
     """
     what, _, kind = operation.partition(".")
     new, span = operands[-1], 1 << 8 * size
-    if what in ("min", "max"):
-        half = span // 2 if kind[0] == "s" else 0
-        both = [(word + half) % span - half for word in (old, new)]
-        return (min(both) if what == "min" else max(both)) % span
-    match what:
-        case "add":
-            return (old + new) % span
-        case "cas":
-            return new if old == operands[0] else old
-        case "exch":
-            return new
-        case "and":
-            return old & new
-        case "or":
-            return old | new
-        case "xor":
-            return old ^ new
-        case "inc":
-            return 0 if old >= new else old + 1
-        case "dec":
-            return new if old == 0 or old > new else old - 1
-    raise Unsupported(f"the atomic {operation}")
+    half = span // 2 if kind[0] == "s" else 0
+    least, most = sorted([old, new], key=lambda word: (word + half) % span)
+    made = {
+        "add": (old + new) % span,
+        "cas": new if old == operands[0] else old,
+        "exch": new,
+        "and": old & new,
+        "or": old | new,
+        "xor": old ^ new,
+        "min": least,
+        "max": most,
+        "inc": 0 if old >= new else old + 1,
+        "dec": new if old == 0 or old > new else old - 1,
+    }
+    if what not in made:
+        raise Unsupported(f"the atomic {operation}")
+    return made[what]

@@ -84,7 +84,9 @@ def extracted(a: Array, at: Array, count: Array) -> Array:
     """bfe: `count` bits from bit `at` on, filled with the sign of the field if the kind is signed."""
     bits, kind = 8 * a.dtype.itemsize, a.dtype.kind
     made = []
-    for value, start, length in zip(a.tolist(), (at & np.uint32(255)).tolist(), (count & np.uint32(255)).tolist(), strict=True):
+    for value, start, length in zip(
+        a.tolist(), (at & np.uint32(255)).tolist(), (count & np.uint32(255)).tolist(), strict=True
+    ):
         word = value % (1 << bits)
         found = (word >> start) & ((1 << length) - 1)
         if kind == "i" and length:
@@ -102,7 +104,12 @@ def _bfe(w: Writer, i: Instruction) -> None:
     known(i, "u32", "s32", "u64", "s64")
     value, at, count = i.operands[1:4]
     bits = 8 * size_of(kind)
-    if isinstance(at, Immediate) and isinstance(count, Immediate) and 0 < count.value and at.value + count.value <= bits:
+    if (
+        isinstance(at, Immediate)
+        and isinstance(count, Immediate)
+        and count.value > 0
+        and at.value + count.value <= bits
+    ):
         first, length = int(at.value), int(count.value)
         left, right = w.constant(bits - first - length, unsigned(kind)), w.constant(bits - length, kind)
         moved = f"({w.read(value, unsigned(kind))} << {left})"
@@ -217,10 +224,8 @@ def permuted(a: Array, b: Array, selector: Array, mode: str) -> Array:
     made = np.zeros_like(a)
     table = np.array(_PERMUTATIONS[mode], np.uint32) if mode else None
     for n in range(4):
-        if table is not None:
-            which = table[selector & np.uint32(3), n]
-        else:
-            which = (selector >> np.uint32(4 * n)) & np.uint32(15)
+        nibble = (selector >> np.uint32(4 * n)) & np.uint32(15)
+        which = nibble if table is None else table[selector & np.uint32(3), n]
         byte = (both >> ((which & np.uint32(7)).astype(np.uint64) * np.uint64(8))).astype(np.uint32) & np.uint32(255)
         sign = np.where(byte & np.uint32(128), np.uint32(255), np.uint32(0))
         made |= np.where(which & np.uint32(8), sign, byte) << np.uint32(8 * n)

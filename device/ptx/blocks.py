@@ -61,8 +61,14 @@ class Translation:
         self.names = dict(NAMES)
         self.blocks: list[Block] = []
         self.starts: dict[int, int] = {}  #: number of an instruction -> block
-        targets = {operand.at for i in program.code if i.opcode == "bra" for operand in i.operands if isinstance(operand, Label)}
-        for function in program.functions.values():
+        targets = {
+            operand.at
+            for i in program.code
+            if i.opcode == "bra"
+            for operand in i.operands
+            if isinstance(operand, Label)
+        }
+        for function in sorted(program.functions.values(), key=lambda each: each.first):
             self._cut(function.first, function.end, targets)
         entry = next(function for function in program.functions.values() if function.entry)
         self.entry = self.starts.get(entry.first, EXIT)
@@ -121,9 +127,8 @@ class Translation:
     def _leave(self, w: Writer, i: Instruction, at: int) -> str:
         """Write a branch, a call or a return: the statement that ends the block."""
         function = self.program.functions[i.function]
-        following = self._at(at + 1, at)
         if i.opcode in ("call", "results"):
-            return self._call(w, i, following)
+            return self._call(w, i, at)
         w.guard_of = None
         if i.opcode == "ret" and function.returns_to is not None:
             if i.guard is not None:
@@ -136,19 +141,23 @@ class Translation:
             target = self._at(i.operands[0].at, at)
         if i.guard is None:
             return f"return {target}"
+        following = self._at(at + 1, at)
         w.guard_of = i.guard
         taken = w.let(w.lanes())
         w.guard_of = None
         every = "count(mask)" if w.masked else "32"
         number = w.let(f"count({taken})")
-        return f"return {target} if {number} == {every} else {following} if {number} == 0 else ({taken}, {target}, {following})"
+        one = f"{target} if {number} == {every} else {following}"
+        return f"return {one} if {number} in (0, {every}) else ({taken}, {target}, {following})"
 
-    def _call(self, w: Writer, i: Instruction, following: int) -> str:
+    def _call(self, w: Writer, i: Instruction, at: int) -> str:
         name, arguments, results = callee(self.program, i)
         w.guard_of = None
         if name == "__assertfail":
             if i.opcode == "call":
-                words = ", ".join(w.read(each.places[0], "u64" if each.places[0].size == 8 else "u32") for each in arguments)
+                words = ", ".join(
+                    w.read(each.places[0], "u64" if each.places[0].size == 8 else "u32") for each in arguments
+                )
                 w.guard_of = i.guard
                 w.line(f"failed(W, {w.keep(i)}, {w.lanes()}, {words})")
                 w.guard_of = None
@@ -161,7 +170,7 @@ class Translation:
             return ""
         copy_params(w, function.params, arguments)
         assert function.returns_to is not None
-        w.write(function.returns_to, w.constant(following, "u32"), "u32")
+        w.write(function.returns_to, w.constant(self._at(at + 1, at), "u32"), "u32")
         return f"return {self.starts[function.first]}"
 
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nanokv.device.ptx.errors import Unsupported
-from nanokv.device.ptx.kinds import LANES, Array, full
+from nanokv.device.ptx.kinds import Array
 from nanokv.device.ptx.operands import FunctionName, Group, Immediate, Instruction, Operand, ParamVariable
 from nanokv.device.ptx.program import Program
-from nanokv.device.ptx.writer import EXIT, Writer, helper, known, opcode
+from nanokv.device.ptx.writer import Writer, helper, known, opcode
 
 if TYPE_CHECKING:
     from nanokv.device.ptx.warp import Warp
@@ -120,11 +120,3 @@ def _immediate(operands: tuple[Operand, ...], at: int) -> int:
 @opcode("nanosleep", "pragma", "griddepcontrol")
 def _nothing(w: Writer, i: Instruction) -> None:
     """Time passes; launches do not overlap."""
-
-
-def returning_block(block: int) -> Array:
-    """The number of a block in all lanes, as a register holds it."""
-    return full(block, np.dtype("u4"))
-
-
-__all__ = ["CONVERGENT", "ENDS", "EXIT", "LANES", "callee", "copy_params", "is_barrier", "returning_block"]

@@ -9,10 +9,10 @@ from nanokv.device.ptx.writer import Writer, helper, known, opcode
 _INTEGER_COMPARISONS = {
     "eq": "{a} == {b}",
     "ne": "{a} != {b}",
-    **{name: "{a} < {b}" for name in ("lt", "lo")},
-    **{name: "{a} <= {b}" for name in ("le", "ls")},
-    **{name: "{a} > {b}" for name in ("gt", "hi")},
-    **{name: "{a} >= {b}" for name in ("ge", "hs")},
+    **dict.fromkeys(("lt", "lo"), "{a} < {b}"),
+    **dict.fromkeys(("le", "ls"), "{a} <= {b}"),
+    **dict.fromkeys(("gt", "hi"), "{a} > {b}"),
+    **dict.fromkeys(("ge", "hs"), "{a} >= {b}"),
 }
 _FLOAT_COMPARISONS = {
     "eq": "{a} == {b}",
@@ -55,7 +55,9 @@ def _setp(w: Writer, i: Instruction) -> None:
     made = w.let(comparison(w, i, kind))
     combined = next((each for each in i.modifiers[1:-1] if each in _COMBINED), None)
     to = i.operands[0]
-    results: list[tuple[Operand, str]] = [(to.first, made), (to.second, f"~{made}")] if isinstance(to, Pair) else [(to, made)]
+    results: list[tuple[Operand, str]] = (
+        [(to.first, made), (to.second, f"~{made}")] if isinstance(to, Pair) else [(to, made)]
+    )
     other = w.let(w.read(i.operands[3], "pred")) if combined else ""
     for register, value in results:
         w.write(register, f"{value} {_COMBINED[combined]} {other}" if combined else value, "pred")

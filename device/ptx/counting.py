@@ -18,10 +18,20 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from nanokv.device.ptx.control import callee, is_barrier
+from nanokv.device.ptx.control import callee
 from nanokv.device.ptx.kinds import Array, size_of
 from nanokv.device.ptx.memory_opcodes import SEMANTICS, is_global, space_of
-from nanokv.device.ptx.operands import Address, Group, Immediate, Instruction, Negated, Operand, Pair, ParamVariable, Register
+from nanokv.device.ptx.operands import (
+    Address,
+    Group,
+    Immediate,
+    Instruction,
+    Negated,
+    Operand,
+    Pair,
+    ParamVariable,
+    Register,
+)
 
 if TYPE_CHECKING:
     from nanokv.device.ptx.blocks import Block
@@ -29,7 +39,23 @@ if TYPE_CHECKING:
     from nanokv.device.ptx.warp import Warp
 
 ORDERED = ("acquire", "release", "acq_rel", "sc")
-_NO_RESULT = ("st", "red", "bra", "bar", "barrier", "fence", "membar", "cp", "stmatrix", "ret", "exit", "trap", "call", "results", "prefetch")
+_NO_RESULT = (
+    "st",
+    "red",
+    "bra",
+    "bar",
+    "barrier",
+    "fence",
+    "membar",
+    "cp",
+    "stmatrix",
+    "ret",
+    "exit",
+    "trap",
+    "call",
+    "results",
+    "prefetch",
+)
 
 
 @dataclass
@@ -59,18 +85,20 @@ def registers_in(operand: Operand) -> list[int]:
     """The registers that an operand names."""
     match operand:
         case Register():
-            return [operand.index]
+            found = [operand.index]
         case Negated():
-            return [operand.register.index]
+            found = [operand.register.index]
         case Group():
-            return [each for item in operand.items for each in registers_in(item)]
+            found = [each for item in operand.items for each in registers_in(item)]
         case Pair():
-            return registers_in(operand.first) + registers_in(operand.second)
+            found = registers_in(operand.first) + registers_in(operand.second)
+        case Address(ParamVariable() as variable):
+            found = [place.index for place in variable.places.values()]
         case Address():
-            if isinstance(operand.base, ParamVariable):
-                return [place.index for place in operand.base.places.values()]
-            return registers_in(operand.base)
-    return []
+            found = registers_in(operand.base)
+        case _:
+            found = []
+    return found
 
 
 class Counter:
@@ -121,7 +149,7 @@ class Counter:
         return results, [index for operand in operands for index in registers_in(operand)] + guard
 
     @staticmethod
-    def _active(i: Instruction, warp: "Warp", lanes: Array | None) -> "Array | None | bool":
+    def _active(i: Instruction, warp: "Warp", lanes: Array | None) -> "Array | bool | None":
         """The lanes that execute an instruction; None: all, False: none."""
         if i.guard is None:
             return lanes
@@ -154,7 +182,7 @@ class Counter:
             self.control = depth
         return depth
 
-    def _carry(self, i: Instruction, warp: "Warp", active: "Array | None | bool", depth: int) -> int:
+    def _carry(self, i: Instruction, warp: "Warp", active: "Array | bool | None", depth: int) -> int:
         """Depth by way of shared and local memory, by address."""
         address = i.operands[0 if i.opcode in ("st", "red") else 1]
         assert isinstance(address, Address)
@@ -180,7 +208,11 @@ class Counter:
         function = self.program.functions.get(name)
         if function is None:
             return
-        pairs = zip(function.params, arguments, strict=True) if i.opcode == "call" else zip(results, function.results, strict=True)
+        pairs = (
+            zip(function.params, arguments, strict=True)
+            if i.opcode == "call"
+            else zip(results, function.results, strict=True)
+        )
         for to, of in pairs:
             for offset, place in to.places.items():
                 self.depth[place.index] = self.depth.get(of.places[offset].index, 0)
@@ -198,6 +230,3 @@ class Counter:
             for each in counters:
                 each.control = control
                 each.carried.update(carried)
-
-
-__all__ = ["Counter", "Counts", "is_barrier"]

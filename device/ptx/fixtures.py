@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from nanokv.device.ptx.machine import Machine
+from nanokv.device.ptx.scheduler import Machine
 from nanokv.device.ptx.triton_driver import machine
 
 

@@ -1,7 +1,7 @@
 """Floating-point arithmetic (PTX ISA, "Floating Point", "Half Precision" and "Mixed Precision" instructions).
 
 Add, subtract, multiply, fma, divide and square root are rounded to the nearest once, as on a GPU. The approximations
-(ex2, lg2, rcp, rsqrt, sin, cos, tanh, div.full, ...) are exact to NumPy's last bit instead: a GPU's differ by some ulps.
+(ex2, lg2, rcp, rsqrt, sin, cos, tanh, div.full, ...) are NumPy's in float64, rounded: a GPU's differ by some ulps.
 NaNs have NumPy's payloads, but for min and max, whose NaN is the canonical one.
 """
 
@@ -97,7 +97,9 @@ def _least_or_most(w: Writer, i: Instruction) -> None:
         return
     kind = float_kind(i, "NaN", "xorsign", "abs")
     parts = [operand(w, i, each, kind) for each in i.operands[1:]]
-    made = f"least_or_most(({', '.join(parts)},), {i.opcode == 'min'}, {'NaN' in i.modifiers}, {'xorsign' in i.modifiers})"
+    made = (
+        f"least_or_most(({', '.join(parts)},), {i.opcode == 'min'}, {'NaN' in i.modifiers}, {'xorsign' in i.modifiers})"
+    )
     result(w, i, made, kind)
 
 

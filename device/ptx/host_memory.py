@@ -50,7 +50,13 @@ def _library() -> dict[tuple[str, int], Callable[..., Any]]:
         return {}
     found: dict[tuple[str, int], Callable[..., Any]] = {}
     for size, word in ((4, ctypes.c_uint32), (8, ctypes.c_uint64)):
-        names = (("add", "fetch_add"), ("or", "fetch_or"), ("and", "fetch_and"), ("xor", "fetch_xor"), ("exch", "exchange"))
+        names = (
+            ("add", "fetch_add"),
+            ("or", "fetch_or"),
+            ("and", "fetch_and"),
+            ("xor", "fetch_xor"),
+            ("exch", "exchange"),
+        )
         for name, symbol in names:
             function = getattr(library, f"__atomic_{symbol}_{size}")
             function.argtypes, function.restype = (ctypes.c_void_p, word, ctypes.c_int), word
@@ -160,10 +166,7 @@ class TensorMemory(HostMemory):
 
     def __init__(self, allowed: Sequence[Any] = ()) -> None:
         super().__init__()
-        self._allowed = [
-            Range(*each, name="an allowed range") if isinstance(each, tuple) else _storage(each, "an allowed tensor")
-            for each in allowed
-        ]
+        self._allowed = [_allowed(each) for each in allowed]
         self._bound: list[Range] = []
         self._kept: list[Any] = [*allowed]
 
@@ -198,6 +201,13 @@ class TensorMemory(HostMemory):
         if address < one.first:
             return f"{one.first - address} bytes before the storage of `{one.name}`, which has {size}"
         return f"offset {address - one.first} from the start of the storage of `{one.name}`, which has {size} bytes"
+
+
+def _allowed(what: Any) -> Range:
+    if isinstance(what, tuple):
+        first, end = what
+        return Range(first, end, "an allowed range")
+    return _storage(what, "an allowed tensor")
 
 
 def _storage(tensor: Any, name: str) -> Range:

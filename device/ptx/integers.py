@@ -38,7 +38,11 @@ def sum_or_difference(w: Writer, i: Instruction) -> None:
     made = w.let(f"{a} {symbol} {b} {symbol} {carry}")
     if "cc" in i.modifiers:
         if carries:
-            flag = f"where(W.carry, {made} <= {a}, {made} < {a})" if symbol == "+" else f"({a} < {b}) | ((({a} - {b}) < {carry}))"
+            flag = (
+                f"where(W.carry, {made} <= {a}, {made} < {a})"
+                if symbol == "+"
+                else f"({a} < {b}) | ((({a} - {b}) < {carry}))"
+            )
         else:
             flag = f"{made} < {a}" if symbol == "+" else f"{a} < {b}"
         set_carry(w, flag)
@@ -120,7 +124,9 @@ def divisor(w: "Warp", i: Instruction, lanes: Array | None, b: Array) -> Array:
 def quotient(a: Array, b: Array) -> Array:
     """Signed quotients, towards zero; the least number by -1 is itself, as in hardware."""
     made = np.where(b == -1, -a, a // np.where(b == -1, 1, b))
-    return np.where((b != -1) & (a % np.where(b == -1, 1, b) != 0) & ((a < 0) != (b < 0)), made + 1, made).astype(a.dtype)
+    return np.where((b != -1) & (a % np.where(b == -1, 1, b) != 0) & ((a < 0) != (b < 0)), made + 1, made).astype(
+        a.dtype
+    )
 
 
 @helper
@@ -176,7 +182,11 @@ def _sad(w: Writer, i: Instruction) -> None:
     known(i, kind)
     a, b = w.let(w.read(i.operands[1], kind)), w.let(w.read(i.operands[2], kind))
     c, word = w.read(i.operands[3], unsigned(kind)), f"T{unsigned(kind)}"
-    w.write(i.operands[0], f"{c} + where({a} < {b}, {b}.view({word}) - {a}.view({word}), {a}.view({word}) - {b}.view({word}))", unsigned(kind))
+    w.write(
+        i.operands[0],
+        f"{c} + where({a} < {b}, {b}.view({word}) - {a}.view({word}), {a}.view({word}) - {b}.view({word}))",
+        unsigned(kind),
+    )
 
 
 @opcode("mul24", "mad24")

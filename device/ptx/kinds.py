@@ -12,7 +12,7 @@ LANES = 32
 
 Array = npt.NDArray[Any]  #: of LANES elements, if nothing else is said
 
-UNSIGNED = {1: np.dtype("u1"), 2: np.dtype("u2"), 4: np.dtype("u4"), 8: np.dtype("u8")}  #: by bytes
+UNSIGNED: dict[int, np.dtype[Any]] = {size: np.dtype(f"u{size}") for size in (1, 2, 4, 8)}  #: by bytes
 
 _BY_WIDTH = {
     f"{letter}{8 * size}": np.dtype(f"{numpy_letter}{size}")
@@ -54,6 +54,6 @@ def is_float(kind: str) -> bool:
 
 def full(value: int, dtype: np.dtype[Any]) -> Array:
     """The same word in all lanes, as bits: read-only."""
-    made = np.full(LANES, value % (1 << 8 * dtype.itemsize), UNSIGNED[dtype.itemsize]).view(dtype)
+    made: Array = np.full(LANES, value % (1 << 8 * dtype.itemsize), UNSIGNED[dtype.itemsize]).view(dtype)
     made.flags.writeable = False
     return made

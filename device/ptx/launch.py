@@ -14,7 +14,7 @@ from nanokv.device.ptx.operands import KernelParam
 from nanokv.device.ptx.warp import Warp
 
 if TYPE_CHECKING:
-    from nanokv.device.ptx.machine import Machine
+    from nanokv.device.ptx.scheduler import Machine
 
 Grid = tuple[int, int, int]
 
@@ -79,7 +79,9 @@ class Launch:
         self.program = self.translation.program
         self.shared_bytes = max(shared, self.program.shared_bytes)
         if len(arguments) > len(self.program.params):
-            raise Malformed(f"{self.program.name}: {len(arguments)} arguments for {len(self.program.params)} parameters")
+            raise Malformed(
+                f"{self.program.name}: {len(arguments)} arguments for {len(self.program.params)} parameters"
+            )
         tensors = [(name, value) for name, value in arguments if hasattr(value, "data_ptr")]
         addresses = iter(self.memory.bind(self.program, tensors))
         values = [next(addresses) if hasattr(value, "data_ptr") else value for _, value in arguments]
@@ -93,7 +95,7 @@ class Launch:
         """Where the CTAs of the grid stand."""
         return [(x, y, z) for z in range(self.grid[2]) for y in range(self.grid[1]) for x in range(self.grid[0])]
 
-    def param(self, offset: int, dtype: np.dtype[Any]) -> Array:
+    def param(self, offset: int, dtype: Any) -> Array:
         """A parameter, in all lanes."""
         found = self._params.get((offset, dtype))
         if found is None:

@@ -38,7 +38,9 @@ def _elements(words: tuple[Array, ...], kind: str) -> list[Array]:
 
 
 @helper
-def multiplied(a: tuple[Array, ...], b: tuple[Array, ...], c: tuple[Array, ...], kind_a: str, kind_b: str, to: str) -> list[Array]:
+def multiplied(
+    a: tuple[Array, ...], b: tuple[Array, ...], c: tuple[Array, ...], kind_a: str, kind_b: str, to: str
+) -> list[Array]:
     """m16n8kK, row by column. Products are exact and their sum is rounded once: a GPU's order of sums differs.
 
     Returns:

@@ -1,11 +1,16 @@
 """Instructions that access memory: ld, st, atom, red, fence, membar, cvta, cp.async (PTX ISA, "Data Movement", ...)."""
 
+from typing import TYPE_CHECKING, Any
+
 from nanokv.device.ptx.access import Access
 from nanokv.device.ptx.errors import Unsupported
-from nanokv.device.ptx.kinds import size_of, unsigned
-from nanokv.device.ptx.operands import Address, Immediate, Instruction, KernelParam, ParamVariable, Register
+from nanokv.device.ptx.kinds import Array, size_of, unsigned
+from nanokv.device.ptx.operands import Address, Immediate, Instruction, KernelParam, Operand, ParamVariable, Register
 from nanokv.device.ptx.spaces import WINDOWS
 from nanokv.device.ptx.writer import Writer, helper, opcode
+
+if TYPE_CHECKING:
+    from nanokv.device.ptx.warp import Warp
 
 SPACES = ("global", "shared", "local", "param", "const")
 SEMANTICS = ("weak", "volatile", "relaxed", "acquire", "release", "acq_rel", "sc")
@@ -54,9 +59,9 @@ def access_of(w: Writer, i: Instruction, kind: str, count: int, what: str) -> Ac
 
 
 @helper
-def param(w: object, offset: int, dtype: object) -> object:
+def param(w: "Warp", offset: int, dtype: Any) -> Array:
     """A parameter of the launch."""
-    return w.launch.param(offset, dtype)  # type: ignore[attr-defined]
+    return w.launch.param(offset, dtype)
 
 
 @opcode("ld", "ldu")
@@ -82,25 +87,25 @@ def _ld(w: Writer, i: Instruction) -> None:
         w.write(register, value if kind == unsigned(kind) else f"{value}.view(T{kind})", kind)
 
 
-def _load_param(w: Writer, address: Address, offset: int, to: object, kind: str) -> None:
+def _load_param(w: Writer, address: Address, offset: int, to: Operand, kind: str) -> None:
     if isinstance(address.base, KernelParam):
         if offset + size_of(kind) > address.base.size:
             raise Unsupported(f"{address.base.name}+{offset} is not within the parameter")
-        w.write(to, f"param(W, {address.base.offset + offset}, T{kind})", kind)  # type: ignore[arg-type]
+        w.write(to, f"param(W, {address.base.offset + offset}, T{kind})", kind)
     elif isinstance(address.base, ParamVariable):
-        w.write(to, w.read(address.base.places[offset], kind), kind)  # type: ignore[arg-type]
+        w.write(to, w.read(address.base.places[offset], kind), kind)
     else:
         raise Unsupported(f"the address {address}")
 
 
-def _load_late(w: Writer, access: Access, where: str, lanes: str, to: list[object], kind: str) -> None:
+def _load_late(w: Writer, access: Access, where: str, lanes: str, to: list[Operand], kind: str) -> None:
     """The load in the tail of the block, and a function that fills its registers when the values are there."""
     at, which = w.let(where), w.let(lanes)
     fill, registers = w.temporary(), []
     w.tail.append(f"def {fill}(v):")
     for n, register in enumerate(to):
         if isinstance(register, Register):
-            made = w._widened(register, f"v[{n}].view(T{kind})", kind)
+            made = w.widened(register, f"v[{n}].view(T{kind})", kind)
             kept = f"{made} if {which} is None else where({which}, {made}, R[{register.index}])"
             w.tail.append(f"    R[{register.index}] = {kept}")
             w.incoming.setdefault(register.index, register)
@@ -124,9 +129,7 @@ def _st(w: Writer, i: Instruction) -> None:
             place = address.base.places[address.offset + n * access.size]
             w.write(place, w.read(value, unsigned(kind)), unsigned(kind))
         return
-    words = ", ".join(w.read(value, kind if isinstance(value, Immediate) else unsigned(kind)) for value in values)
-    if any(isinstance(value, Immediate) for value in values):
-        words = ", ".join(f"{w.read(value, unsigned(kind))}" for value in values)
+    words = ", ".join(w.read(value, unsigned(kind)) for value in values)
     w.line(f"store(W, {w.keep(access)}, {space!r}, {w.address(address)}, {w.lanes()}, ({words},))")
 
 

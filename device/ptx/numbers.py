@@ -1,4 +1,4 @@
-"""Floating-point numbers of all kinds in NumPy: narrow ones, rounding, fused sums, minima. No instruction is known here.
+"""Floating-point numbers of all kinds in NumPy: narrow ones, rounding, fused sums, minima.
 
 bfloat16 and pairs in a register are computed with as float64, whose products of narrow numbers are exact, and rounded
 once: a sum that float64 cannot hold is rounded to odd (Boldo and Melquiond, 2008), so that rounding it again is right.
@@ -25,7 +25,7 @@ def from_bf16(words: Array) -> Array:
 
 
 def to_odd_f32(values: Array) -> Array:
-    """float64 to float32, rounded to odd: rounding the result once more, to fewer bits, gives what one rounding gives."""
+    """float64 to float32, rounded to odd: rounded once more, to fewer bits, it is what one rounding gives."""
     near = values.astype(np.float32)
     lower = np.where(np.abs(near.astype(np.float64)) > np.abs(values), np.nextafter(near, np.float32(0)), near)
     inexact = np.isfinite(values) & (lower.astype(np.float64) != values)
@@ -134,7 +134,7 @@ def least_or_most(values: Sequence[Array], least: bool, nan: bool, xorsign: bool
 
 @helper
 def to_integers(values: Array, dtype: Any, rounding: Callable[[Array], Array]) -> Array:
-    """Numbers to integers, within the range of the type. NaN is 0, or with a 64-bit type on either side 1 << (bits - 1)."""
+    """Numbers to integers, within the range of the type. NaN is 0, or with 64 bits on either side 1 << (bits - 1)."""
     bounds, bits = np.iinfo(dtype), 8 * dtype.itemsize
     wide = rounding(values).astype(np.float64)
     nan = np.isnan(wide)

@@ -172,9 +172,9 @@ class _Parser:
         variable = declared(text)
         if variable is not None:
             self.declare(variable)
-        elif text.startswith((".global", ".const", ".shared", ".local", ".param")):
-            raise Unsupported(f"`{text[:200]}`")
-        elif not re.match(r"\.(extern|visible|weak|func|pragma|entry|maxntid|reqntid|file|noreturn|alias)\b", text):
+        elif text.startswith((".global", ".const", ".shared", ".local", ".param")) or not re.match(
+            r"\.(extern|visible|weak|func|pragma|entry|maxntid|reqntid|file|noreturn|alias)\b", text
+        ):
             raise Unsupported(f"`{text[:200]}`")
 
     def declare(self, variable: Declared) -> None:
@@ -205,7 +205,9 @@ class _Parser:
         for name in self.dynamic:
             self.scopes[0][name] = Immediate(program.shared_bytes)
         if sum(function.entry for function in program.functions.values()) != 1:
-            raise Malformed(f"a module has one entry; here are {[f.name for f in program.functions.values() if f.entry]}")
+            raise Malformed(
+                f"a module has one entry; here are {[f.name for f in program.functions.values() if f.entry]}"
+            )
         for name in self.order():
             function = program.functions[name]
             function.first = len(program.code)

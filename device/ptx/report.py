@@ -71,7 +71,9 @@ class Report(NamedTuple):
         """The counts: a row per launch, of each count the most that one warp has."""
         names = [field.name for field in fields(Counts)]
         rows = [["operation", "warps", *(name.replace("_", " ") for name in names)]]
-        rows += [[each.operation, str(each.warps), *(str(getattr(each.most, n)) for n in names)] for each in self.counts]
+        rows += [
+            [each.operation, str(each.warps), *(str(getattr(each.most, n)) for n in names)] for each in self.counts
+        ]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         return "\n".join(
             "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in rows

@@ -27,18 +27,20 @@ def _aligned(w: "Warp", access: Access, addresses: Array, width: int) -> None:
 
 def _space(w: "Warp", addresses: Array) -> str:
     """Of generic addresses: those of one instruction are all in one space."""
-    spaces = {"global" if at < SHARED_WINDOW else "shared" if at < LOCAL_WINDOW else "local" for at in addresses.tolist()}
+    spaces = {
+        "global" if at < SHARED_WINDOW else "shared" if at < LOCAL_WINDOW else "local" for at in addresses.tolist()
+    }
     if len(spaces) > 1:
         w.faulted(f"lanes access different spaces: {sorted(spaces)}")
     return spaces.pop()
 
 
-def _place(w: "Warp", space: str, addresses: Array, size: int, lanes: Array | None) -> tuple[Array, Array | tuple[Array, Array]]:
+def _place(
+    w: "Warp", space: str, addresses: Array, size: int, lanes: Array | None
+) -> tuple[Array, Array | tuple[Array, Array]]:
     """The array of a space, as words, and the places in it."""
-    if space == "shared":
-        memory, limit = w.cta.shared, w.launch.shared_bytes
-    else:
-        memory, limit = w.local, w.launch.program.local_bytes
+    memory: Array = w.cta.shared if space == "shared" else w.local
+    limit = w.launch.shared_bytes if space == "shared" else w.launch.program.local_bytes
     if int(addresses.max()) + size > limit:
         w.faulted(f"{space} memory at {int(addresses.max())}, of {limit} bytes")
     words, places = memory.view(UNSIGNED[size]), (addresses // np.uint64(size)).astype(np.int64)
@@ -82,7 +84,12 @@ def spread(values: Array, lanes: Array) -> Array:
 
 @helper
 def load_late(
-    w: "Warp", access: Access, addresses: Array, lanes: Array | None, fill: Callable[[list[Array]], None], registers: tuple[int, ...]
+    w: "Warp",
+    access: Access,
+    addresses: Array,
+    lanes: Array | None,
+    fill: Callable[[list[Array]], None],
+    registers: tuple[int, ...],
 ) -> None:
     """A load of global memory that may be satisfied later: `fill` then writes its registers."""
     at = addresses if lanes is None else addresses[lanes]

@@ -13,8 +13,8 @@ from functools import cache
 from typing import Any
 
 from nanokv.device.ptx.errors import Malformed
-from nanokv.device.ptx.machine import Machine
 from nanokv.device.ptx.report import Report
+from nanokv.device.ptx.scheduler import Machine
 
 _DEVICE = 1 << 16  #: of the first machine's kernels: Triton keeps them per device, and a real one has a small number
 _context = threading.RLock()

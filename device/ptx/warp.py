@@ -148,7 +148,7 @@ class Warp:
         """A special register: %tid.x."""
         found = self._specials.get(name)
         if found is None:
-            found = self._made_special(name[1:].split(".")[0], _AXES.get(name[-1], 0) if "." in name else 0)
+            found = self._made_special(name[1:].split(".", maxsplit=1)[0], _AXES.get(name[-1], 0) if "." in name else 0)
             if "clock" not in name and "timer" not in name:
                 self._specials[name] = found
         return found

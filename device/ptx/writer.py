@@ -204,14 +204,15 @@ class Writer:
             raise Unsupported(f"a result in {to}")
         if (kind == "pred") != (to.kind == "pred"):
             raise Unsupported(f"{to.name} of the type {to.kind} for a result of the type {kind}")
-        made = expression if kind == "pred" else self._widened(to, expression, kind)
+        made = expression if kind == "pred" else self.widened(to, expression, kind)
         if guarded and self.guard_of is not None:
             self._incoming(to)
             made = f"where({self.guard()}, {made}, {to.local})"
         self.line(f"{to.local} = {made}")
         self.written[to.index] = to
 
-    def _widened(self, to: Register, expression: str, kind: str) -> str:
+    def widened(self, to: Register, expression: str, kind: str) -> str:
+        """The words of a register that holds an expression of a kind."""
         dtype, size = DTYPES[kind], size_of(kind)
         if to.size < size:
             raise Unsupported(f"{to.name} has {8 * to.size} bits, the result {8 * size}")

@@ -10,7 +10,7 @@ import numpy as np
 
 from nanokv.device.ptx.access import Memory
 from nanokv.device.ptx.blocks import Style
-from nanokv.device.ptx.errors import NoProgress, PtxError
+from nanokv.device.ptx.errors import NoProgress, PtxError, Unsupported
 from nanokv.device.ptx.host_memory import TensorMemory
 from nanokv.device.ptx.launch import Cta, Grid, Launch
 from nanokv.device.ptx.report import Finding, LaunchCounts, Report
@@ -136,6 +136,6 @@ class Machine:
                 if not alone and dice() * burst < 1.0:
                     return steps
         except PtxError as error:
-            if not str(error).startswith("CTA "):
+            if not isinstance(error, Unsupported) and not str(error).startswith("CTA "):
                 raise type(error)(f"{warp.where()}: {error}") from error
             raise
