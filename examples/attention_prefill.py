@@ -47,37 +47,6 @@ WARPS = 4  #: per CTA
 
 # --- the kernel -------------------------------------------------------------------------------
 @triton.jit
-def publish(
-    world: tl.int64,
-    request: tl.int64,
-    ticket: tl.int64,
-    now: tl.int64,
-    k: tl.tensor,
-    v: tl.tensor,
-    tokens: tl.int64,
-    head: tl.int64,
-    KV_HEADS: tl.constexpr,
-    DIM: tl.constexpr,
-    BLOCK: tl.constexpr,
-) -> Any:
-    """Store one head's K and V [BLOCK, DIM], of which `tokens` rows count. NOT_LAST, or the status of the whole put."""
-    part_bytes = tokens * (DIM * (k.dtype.primitive_bitwidth // 8))
-    status, payload = begin_put_part(world, request, ticket, now)
-    if status == OK:
-        k_at = payload + head * part_bytes
-        v_at = payload + (KV_HEADS + head) * part_bytes
-        row = tl.arange(0, BLOCK)[:, None]
-        lanes = row * DIM + tl.arange(0, DIM)[None, :]
-        # a row is a multiple of 16 bytes: the hint lets Triton make the stores as wide as possible
-        tl.store(tl.multiple_of(tl.cast(k_at, tl.pointer_type(k.dtype)), 16) + lanes, k, mask=row < tokens)
-        tl.store(tl.multiple_of(tl.cast(v_at, tl.pointer_type(v.dtype)), 16) + lanes, v, mask=row < tokens)
-        # for the object's checksum; does nothing in a world without checksums
-        sum_put_part(world, ticket, k_at, part_bytes, (k_at - payload) // WORD_BYTES)
-        sum_put_part(world, ticket, v_at, part_bytes, (v_at - payload) // WORD_BYTES)
-    return finish_put_part(world, request, ticket, KV_HEADS)
-
-
-@triton.jit
 def rows_of(
     of_ptr: tl.tensor,
     first: tl.int64,
@@ -91,6 +60,39 @@ def rows_of(
     token = first + tl.arange(0, BLOCK)[:, None]
     lanes = (token * HEADS + head) * DIM + tl.arange(0, DIM)[None, :]
     return tl.load(of_ptr + lanes, mask=token < end, other=0)
+
+
+@triton.jit
+def publish(
+    world: tl.int64,
+    request: tl.int64,
+    ticket: tl.int64,
+    now: tl.int64,
+    k_ptr: tl.tensor,
+    v_ptr: tl.tensor,
+    first: tl.int64,
+    tokens: tl.int64,
+    head: tl.int64,
+    KV_HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> Any:
+    """Store one head's K and V of `tokens` tokens from `first` on. NOT_LAST, or the status of the whole put."""
+    kind: tl.constexpr = k_ptr.dtype.element_ty
+    part_bytes = tokens * (DIM * (kind.primitive_bitwidth // 8))
+    status, payload = begin_put_part(world, request, ticket, now)
+    if status == OK:
+        inside = tl.arange(0, BLOCK)[:, None] < tokens
+        lanes = tl.arange(0, BLOCK)[:, None] * DIM + tl.arange(0, DIM)[None, :]
+        for plane in tl.static_range(2):
+            rows = rows_of(v_ptr if plane else k_ptr, first, first + tokens, head, KV_HEADS, DIM, BLOCK)
+            place = (plane * KV_HEADS + head) * part_bytes
+            # a row is a multiple of 16 bytes: the hint lets Triton make the stores as wide as possible
+            to_ptr = tl.multiple_of(tl.cast(payload + place, tl.pointer_type(kind)), 16)
+            tl.store(to_ptr + lanes, rows, mask=inside)
+            # for the object's checksum; does nothing in a world without checksums
+            sum_put_part(world, ticket, payload + place, part_bytes, place // WORD_BYTES)
+    return finish_put_part(world, request, ticket, KV_HEADS)
 
 
 @triton.jit
@@ -163,16 +165,13 @@ def attention_prefill_kernel(
     if n < table64(control):
         first = n * BLOCK
         tokens = table64(request + Q_BYTES) // token_bytes
-        end = first + tokens
-        k = rows_of(k_ptr, first, end, head, KV_HEADS, DIM, BLOCK)
-        v = rows_of(v_ptr, first, end, head, KV_HEADS, DIM, BLOCK)
         now = table64(control + WORD_BYTES)
         ticket = tickets + n * TICKET_BYTES
-        status = publish(world, request, ticket, now, k, v, tokens, head, KV_HEADS, DIM, BLOCK)
+        status = publish(world, request, ticket, now, k_ptr, v_ptr, first, tokens, head, KV_HEADS, DIM, BLOCK)
         if status != NOT_LAST:
             store64(statuses + n * WORD_BYTES, status, "relaxed")
         for one in range(GROUP):  # whatever has become of the object
-            of = (scale, first, end, head * GROUP + one, head)
+            of = (scale, first, first + tokens, head * GROUP + one, head)
             attention(q_ptr, k_ptr, v_ptr, out_ptr, *of, KV_HEADS * GROUP, KV_HEADS, DIM, BLOCK, WIDE)
 
 
@@ -247,8 +246,9 @@ def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
 def reference(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     """Causal attention in plain torch: [tokens, q_heads, dim], in float32."""
     group = q.shape[1] // k.shape[1]
-    heads = (x.float().transpose(0, 1) for x in (q, k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)))
-    return torch.nn.functional.scaled_dot_product_attention(*heads, is_causal=True).transpose(0, 1)
+    k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+    q, k, v = (x.float().transpose(0, 1) for x in (q, k, v))
+    return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(0, 1)
 
 
 def main() -> None:

@@ -21,7 +21,7 @@ from nanokv.device.protocol.status import Status
 from nanokv.errors import KeyNotFound, ObjectPinned
 from nanokv.fsck import check_cache
 from nanokv.virtual_world import local_world
-from tests.gpu.library_calls import WARPS
+from tests.gpu.bodies import WARPS
 
 PAGE = 4096
 Q_HEADS, KV_HEADS, DIM = 4, 2, 32

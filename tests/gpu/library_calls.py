@@ -14,7 +14,7 @@ import triton.language as tl
 from triton.runtime import KernelInterface
 
 from nanokv.device import library
-from nanokv.device.kernels.frame import FIRST_ANSWER, FRAME_WORDS, call_kernel
+from nanokv.device.kernels.frame import FIRST_ANSWER, FRAME_WORDS, answer, arguments
 from nanokv.device.library import NOT_LAST, begin_put_part, copy_tile, finish_put_part
 from nanokv.device.machines.batch import Batch
 from nanokv.device.machines.records import Request
@@ -24,14 +24,13 @@ from nanokv.device.protocol.status import Status
 from nanokv.device.protocol.ticket import T_ANSWER, TICKET
 from nanokv.device.segment.layout import FLAG_ACK, FLAG_CHECKSUM, H_ACCESS, HEADER_BYTES, LEASED, WORD, WORD_BYTES
 from nanokv.fsck import check_segments
-from tests.gpu.bodies import PAGE, World, flat, key
+from tests.gpu.bodies import PAGE, WARPS, World, flat, key
 
 OK, INVALID = Status.OK, Status.INVALID
 FRAME_BYTES = tl.constexpr(FRAME_WORDS * WORD)
 SIZE = 3 * PAGE + 5  #: bytes of an object
 FAR = 1 << 40
 SENTENCE = "do not run in clusters: launch with num_ctas=1"
-WARPS = (1, 4)  #: of a CTA, in the bodies that run with several sizes of CTAs
 
 BARE = ("table64", "store64", "word", "copy_bytes", "copy_tile")  #: functions of addresses that nobody can check
 ANY_LAUNCH = (*BARE, "segment")  #: functions that do not look at the launch
@@ -76,8 +75,14 @@ def wrong_values(w: World, name: str, argument: str) -> tuple[int, ...]:
 def call_rows_kernel(
     frames: tl.int64, function: tl.constexpr, n_arguments: tl.constexpr, n_answers: tl.constexpr
 ) -> None:
-    """CTA n calls a function with the words of the n-th frame."""
-    call_kernel(frames + tl.program_id(0).to(tl.int64) * FRAME_BYTES, function, n_arguments, n_answers)
+    """CTA n calls a function with the arguments of the n-th frame; the world is the address of its table."""
+    frame = frames + tl.program_id(0).to(tl.int64) * FRAME_BYTES
+    answers = function(*arguments(frame, n_arguments))
+    if n_answers == 1:
+        answer(frame, 0, answers)
+    else:
+        for i in tl.static_range(n_answers):
+            answer(frame, i, answers[i])
 
 
 class Calls:
@@ -96,7 +101,7 @@ class Calls:
         """Call a function once per row of arguments, by a CTA each; the answers of each."""
         frames = torch.zeros(len(rows), FRAME_WORDS, dtype=torch.int64)
         for frame, row in zip(frames, rows, strict=True):
-            frame[: len(row)] = torch.tensor(row, dtype=torch.int64)
+            frame[1 : 1 + len(row)] = torch.tensor(row, dtype=torch.int64)
         frames = frames.to(self.world.device)
         function, count = functions()[name], ANSWERS.get(name, 1)
         call_rows_kernel[(len(rows),)](

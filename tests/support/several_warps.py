@@ -145,21 +145,21 @@ def _meets_barrier(run: list[Instruction]) -> bool:
     return False
 
 
-ACCESS = r"(global|flat|buffer)_(load|store|atomic)"
+CHANGE = r"(global|flat|buffer)_(store|atomic)"
 
 
 def undrained(text: str) -> list[str]:
     """The releases of an AMDGCN text before which the waves of a CTA do not wait for their own loads and stores.
 
-    In front of `buffer_wbl2 sc0 sc1` stands `s_barrier`, in front of that `s_waitcnt vmcnt(0)`; between them no access
-    to memory, and no branch but that of the lanes that do not release.
+    In front of `buffer_wbl2 sc0 sc1` stands `s_barrier`, in front of that `s_waitcnt vmcnt(0)`; between them no store,
+    no atomic, and no branch but that of the lanes that do not release.
     """
     lines = [line for raw in text.splitlines() if (line := raw.split(";")[0].strip()) and line[0] != "."]
     wrong = []
     for at, line in enumerate(lines):
         if line == "buffer_wbl2 sc0 sc1":
             before = lines[:at][::-1]
-            end = next((n for n, each in enumerate(before) if re.match(rf"{ACCESS}|s_branch|s_cbranch_[vs]", each)), at)
+            end = next((n for n, each in enumerate(before) if re.match(rf"{CHANGE}|s_branch|s_cbranch_[vs]", each)), at)
             said = " ".join(before[:end])
             if not re.search(r"s_barrier.* s_waitcnt vmcnt\(0\)", said):
                 wrong.append(f"line {at}: {said}")
