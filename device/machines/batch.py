@@ -2,7 +2,7 @@
 
 A launch depends on no value of the host: keys, sizes, owners, addresses, the number of requests and the time of day are
 words in device memory. So a launch can be captured in a graph; before each replay the table is changed in place, by a
-captured copy or by a kernel. A launch leaves the tickets zero and overwrites the statuses.
+captured copy or by a kernel. A launch leaves the tickets ready for the next one and overwrites the statuses.
 """
 
 import time
@@ -44,7 +44,8 @@ class Batch:
     Attributes:
         requests: int64 [capacity, words of a REQUEST], on the device.
         control: int64 [2], on the device: the number of requests, and the time of day in ns.
-        tickets: int64 [capacity, words of a TICKET], on the device, zero between launches; free for users' kernels.
+        tickets: int64 [capacity, words of a TICKET], on the device; free for users' kernels. Between launches all words
+            before `answer` are zero, and `answer` holds what the last launch shared.
         statuses: int64 [capacity], on the device: the result of each request (`status.Status`).
         prefix: int64 [1], on the device: after `find`, how many of the first keys were found, without a gap.
         reported: int64 [capacity], in pinned host memory: `statuses` as they were at `report`.
@@ -72,6 +73,11 @@ class Batch:
         self._found = torch.zeros(0, FOUND_WORDS.value, dtype=torch.int64, device=device)
         self._filled = torch.cuda.Event() if self._on_gpu else None  # type: ignore[no-untyped-call]
         self._ctas = ctas or default_ctas(device)
+
+    @property
+    def ctas(self) -> int:
+        """The number of CTAs of a launch at most."""
+        return self._ctas
 
     @property
     def capacity(self) -> int:
