@@ -24,7 +24,7 @@ from nanokv.device.protocol.ticket import TICKET
 from nanokv.device.segment.layout import WORD
 
 CTAS_A_MULTIPROCESSOR = 8  #: CTAs of one warp each; more of them do not move more bytes
-INTERPRETED_CTAS = 5
+CPU_CTAS = 5  #: in Triton's interpreter, or on the PTX machine
 CONTROL_WORDS = 2
 
 
@@ -34,8 +34,9 @@ class Batch:
     Args:
         world: the address of the world table, as `device` sees it.
         capacity: the largest number of requests.
-        device: where kernels run; a CPU needs Triton's interpreter.
+        device: where kernels run; a CPU needs Triton's interpreter, or the PTX machine.
         pages: the engine's cache that is put from and got into; None: requests have addresses.
+        ctas: per launch, at most. Default: as many as the GPU runs at a time.
 
     Raises:
         ValueError: `capacity` is not positive.
@@ -51,7 +52,9 @@ class Batch:
     """
 
     @torch.inference_mode(False)
-    def __init__(self, world: int, capacity: int, device: torch.device, pages: Pages | None = None) -> None:
+    def __init__(
+        self, world: int, capacity: int, device: torch.device, pages: Pages | None = None, ctas: int | None = None
+    ) -> None:
         if capacity < 1:
             raise ValueError(f"capacity must be at least 1, not {capacity}")
         self._world = world
@@ -69,9 +72,7 @@ class Batch:
         self._tiles = 0
         self._found = torch.zeros(0, FOUND_WORDS.value, dtype=torch.int64, device=device)
         self._filled = torch.cuda.Event() if self._on_gpu else None  # type: ignore[no-untyped-call]
-        self._ctas = INTERPRETED_CTAS
-        if self._on_gpu:
-            self._ctas = torch.cuda.get_device_properties(device).multi_processor_count * CTAS_A_MULTIPROCESSOR
+        self._ctas = ctas or default_ctas(device)
 
     @property
     def ctas(self) -> int:
@@ -165,6 +166,13 @@ class Batch:
 
     def _entered(self) -> AbstractContextManager[Any]:
         return torch.cuda.device(self.statuses.device) if self._on_gpu else nullcontext()
+
+
+def default_ctas(device: torch.device) -> int:
+    """CTAs of a launch, at most."""
+    if device.type == "cpu":
+        return CPU_CTAS
+    return torch.cuda.get_device_properties(device).multi_processor_count * CTAS_A_MULTIPROCESSOR
 
 
 def _row(request: Request) -> tuple[int, ...]:
