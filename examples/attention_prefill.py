@@ -20,6 +20,7 @@ if __name__ == "__main__" and not torch.cuda.is_available():
 
 import triton
 import triton.language as tl
+from triton.runtime.interpreter import InterpretedFunction
 
 import nanokv
 from nanokv.device.library import (
@@ -174,6 +175,9 @@ def attention_prefill_kernel(
             attention(q_ptr, k_ptr, v_ptr, out_ptr, *of, KV_HEADS * GROUP, KV_HEADS, DIM, BLOCK, WIDE)
 
 
+INTERPRETED = isinstance(attention_prefill_kernel, InterpretedFunction)
+
+
 # --- the host ---------------------------------------------------------------------------------
 def block_requests(keys: Sequence[tuple[int, int]], k: torch.Tensor, owner: int) -> list[Request]:
     """One request per block of BLOCK tokens of `k` [tokens, kv_heads, dim]; the last block may be smaller."""
@@ -221,7 +225,7 @@ class AttentionPrefill:
             GROUP=q.shape[1] // kv_heads,
             DIM=dim,
             BLOCK=BLOCK,
-            WIDE=q.device.type == "cpu",
+            WIDE=INTERPRETED,
             num_warps=self._warps,
         )
         return out

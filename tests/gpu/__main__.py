@@ -3,6 +3,8 @@
 Each group of bodies is a process of its own with a time limit, and so are the litmus tests and each benchmark
 (`bench/gpu/plan.py`): a kernel that hangs or faults takes nothing else with it.
 
+With `--ptx sm_90` the bodies are compiled for that GPU, and run on the PTX machine, which needs none (`on_ptx`).
+
 With TRITON_INTERPRET=1 and `--device cpu` the bodies are interpreted, the litmus tests run natively, and benchmarks run
 only with `--bench`, so small that they just show that they work. Prints a line per check, writes the file that `--json`
 names after each, goes on after a failure, and ends with 1 if there was one. Targets are not judged here.
@@ -24,6 +26,7 @@ from bench.gpu.plan import BODIES_SECONDS, LIMITS, LITMUS_SECONDS
 from bench.gpu.runner import about, append_row, judged, rows_of, run_all
 from nanokv.check.litmus import run_litmus
 from tests.gpu.every_body import GROUPS
+from tests.gpu.on_ptx import CAPABILITIES, machine_for
 
 INSTANCES = 2_000_000  #: instances of each litmus shape on a GPU
 INSTANCES_ON_CPU = 100_000
@@ -34,13 +37,22 @@ LITMUS = "litmus"
 def main() -> int:
     """Run the chosen checks; 0 if all passed."""
     chosen = _parser().parse_args()
+    if chosen.ptx:
+        with machine_for(chosen.ptx, chosen.seed, split=chosen.split) as machine:
+            failed = _report(chosen, torch.device("cpu"), f"PTX machine, {chosen.ptx}, seed {chosen.seed}")
+            print(machine.report())
+        return failed
     if chosen.device == "cuda" and not torch.cuda.is_available():
         print("no GPU that torch can use")
         return 1
     device = torch.device(chosen.device)
     if chosen.child:
         return _child(chosen.only, device, chosen.child)
-    where = {"device": _name(device)} | about(chosen.device, is_toy=device.type == "cpu", at=chosen.commit)
+    return _report(chosen, device, torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu, interpreted")
+
+
+def _report(chosen: argparse.Namespace, device: torch.device, name: str) -> int:
+    where = {"device": name} | about(device.type, is_toy=device.type == "cpu", at=chosen.commit)
     results = []
     for result in _results(device, chosen.only, bench=chosen.bench or device.type == "cuda"):
         results.append(result)
@@ -54,6 +66,9 @@ def main() -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tests.gpu")
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--ptx", choices=CAPABILITIES, help="the GPU of which the PTX machine takes the place")
+    parser.add_argument("--seed", type=int, default=0, help="of the order in which that machine lets warps go on")
+    parser.add_argument("--split", type=float, default=0.0, help="the chance that it cuts a load of 32 lanes in two")
     names = ", ".join(GROUPS), ", ".join(LIMITS)
     parser.add_argument(
         "--only",
@@ -64,10 +79,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--json", type=Path, help="write the results there")
     parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
     return parser
-
-
-def _name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu, interpreted"
 
 
 def _results(device: torch.device, only: str | None, *, bench: bool) -> Iterator[dict[str, Any]]:

@@ -62,9 +62,16 @@ class World:
     """The segments of two virtual ranks on one device, and the machine of rank 0."""
 
     def __init__(
-        self, device: torch.device, pages: int, *, may_evict: bool, slots: int | None = None, checksum: bool = False
+        self,
+        device: torch.device,
+        pages: int,
+        *,
+        may_evict: bool,
+        slots: int | None = None,
+        checksum: bool = False,
+        shards: int | None = 4,
     ) -> None:
-        self.geometry = Geometry.plan(pages * PAGE, PAGE, 2, max_objects=slots, shards=4)
+        self.geometry = Geometry.plan(pages * PAGE, PAGE, 2, max_objects=slots, shards=shards)
         self.device = device
         size = self.geometry.segment_bytes
         self.segments = [self._aligned(size) for _ in range(2)]
@@ -106,9 +113,10 @@ def world(
     may_evict: bool = False,
     slots: int | None = None,
     checksum: bool = False,
+    shards: int | None = 4,
 ) -> Iterator[World]:
     """A world that must be sound at the end."""
-    made = World(device, pages, may_evict=may_evict, slots=slots, checksum=checksum)
+    made = World(device, pages, may_evict=may_evict, slots=slots, checksum=checksum, shards=shards)
     yield made
     report = check_segments(made.views(), mode="device")
     assert report.clean, [str(finding) for finding in report.findings]

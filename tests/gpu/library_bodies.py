@@ -365,8 +365,8 @@ class Unrest:
 
 
 def blocks_that_move_are_not_used(device: torch.device) -> None:
-    """A kernel whose block goes before it is loaded misses it, finds it again, or gives up. (Only on a CPU.)"""
-    if device.type != "cpu":
+    """A kernel whose block goes before it is loaded misses it, finds it again, or gives up. (Only interpreted.)"""
+    if not paged_decode.INTERPRETED:
         return
     with caches(device) as (here, there):
         of = Contexts(there, [BLOCK], torch.float32, device)
