@@ -8,6 +8,7 @@ The rooms, in reading order. A room imports only rooms above it; its `__init__` 
     kernels    the Triton kernels that call the protocol
     machines   run the protocol for a host: compiled for a CPU, or launched as kernels
     sim        the simulated machine: every interleaving, weak memory, kills
+    gcn        runs the machine code of AMD GPUs without a GPU
 
 Two public faces for users' kernels stand on top:
 

@@ -1,0 +1,33 @@
+"""What a kernel did wrong, and where.
+
+GcnError
+├── Unsupported     an instruction, operand or modifier that this machine does not know
+├── MemoryFault     an access to memory that is not mapped, or not aligned
+├── NotWaited       a register is used while a load that was issued may still write it: an s_waitcnt is missing
+├── Deadlock        waves of a workgroup wait at a barrier that the others never reach
+└── NoProgress      a launch executed more instructions than it may
+"""
+
+
+class GcnError(Exception):
+    """A kernel did what it must not do; the message ends with the instruction and its source line."""
+
+
+class Unsupported(GcnError):
+    """The machine does not know an instruction, operand or modifier."""
+
+
+class MemoryFault(GcnError):
+    """An access lies outside of mapped memory, or is not aligned."""
+
+
+class NotWaited(GcnError):
+    """An instruction uses a register that an outstanding load writes."""
+
+
+class Deadlock(GcnError):
+    """A barrier that not all waves of a workgroup reach."""
+
+
+class NoProgress(GcnError):
+    """More instructions than the limit of a launch."""
