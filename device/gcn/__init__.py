@@ -15,7 +15,8 @@ simulated. Needs NumPy only; `triton_driver` needs Triton.
     float_vectors  division, pairs and matrices of float32
     memory         the memory of this process
     outstanding    operations that are not complete, and s_waitcnt
-    coherence      memory as waves see it
+    coherence      memory as waves see it, without caches
+    caches         the same with caches, as weak as the memory model allows
     wave           a wave and its workgroup
     access         loads, stores and atomics on global memory
     lds            accesses to LDS

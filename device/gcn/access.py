@@ -2,7 +2,7 @@
 
 An address is a pair of vector registers, or a scalar base and an offset per lane. A buffer has a base and a size; lanes
 outside of it load zeros and store nothing, which Triton uses for masks.
-Source: AMD, "CDNA3 Instruction Set Architecture", chapters 8 (scalar), 9 (buffers) and 10 (flat and global).
+Source: AMD, "CDNA3 Instruction Set Architecture".
 """
 
 import re

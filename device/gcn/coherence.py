@@ -9,7 +9,7 @@ from nanokv.device.gcn.memory import Addresses, Dwords, HostMemory
 from nanokv.device.gcn.outstanding import Operation
 
 if TYPE_CHECKING:
-    from nanokv.device.gcn.wave import Wave, Workgroup
+    from nanokv.device.gcn.wave import Wave
 
 
 class CoherentMemory:
@@ -46,5 +46,5 @@ class CoherentMemory:
     def stir(self) -> None:
         """Time passes: caches may write back."""
 
-    def end(self, workgroup: "Workgroup") -> None:
-        """All waves of a workgroup have ended: what they stored becomes visible."""
+    def end(self) -> None:
+        """A launch is over: what was stored is visible."""

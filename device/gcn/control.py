@@ -1,6 +1,6 @@
 """Branches, waits, barriers, and what does nothing here.
 
-Source: AMD, "CDNA3 Instruction Set Architecture", sections 4.1 to 4.4 and 12.5 (SOPP).
+Source: AMD, "CDNA3 Instruction Set Architecture".
 """
 
 from collections.abc import Callable

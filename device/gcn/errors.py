@@ -25,9 +25,5 @@ class NotWaited(GcnError):
     """An instruction uses a register that an outstanding load writes."""
 
 
-class Deadlock(GcnError):
-    """A barrier that not all waves of a workgroup reach."""
-
-
 class NoProgress(GcnError):
     """More instructions than the limit of a launch."""

@@ -1,6 +1,6 @@
 """Vector instructions on float32 that are more than a function of a lane's sources: division, pairs, matrices.
 
-Source: AMD, "CDNA3 Instruction Set Architecture", chapter 7 (matrices) and sections 12.10 and 12.11 (VOP3P, VOP3).
+Source: AMD, "CDNA3 Instruction Set Architecture".
 """
 
 from collections.abc import Callable, Mapping
@@ -35,14 +35,19 @@ def scale(statement: Statement) -> Operation:
 
 
 def fused_scaled(statement: Statement) -> Operation:
-    """v_div_fmas_f32: a * b + c; times 2**32 where VCC is set."""
+    """v_div_fmas_f32: a * b + c; where VCC is set, what v_div_scale has scaled by 2**64 is scaled back.
+
+    c is the quotient so far, and says in which direction. With these factors a division as LLVM writes it is exact.
+    """
     target, *texts = statement.operands
     one, two, three = (vector_source(text, "f32") for text in texts)
     marks, write = mask_source("vcc"), vector_target(target, "f32")
 
     def fused(wave: RegisterFile) -> None:
-        value = floats.fused(one(wave), two(wave), three(wave))
-        write(wave, np.where(marks(wave), value * F32(2.0**32), value))
+        quotient = three(wave)
+        value = floats.fused(one(wave), two(wave), quotient)
+        factor = np.where(floats.exponent(quotient) > 127, F32(2.0**64), F32(2.0**-64))
+        write(wave, np.where(marks(wave), value * factor, value))
 
     return fused
 

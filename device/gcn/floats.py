@@ -1,7 +1,7 @@
 """Arithmetic of float32 that NumPy does not have.
 
 Fused multiply-add and conversions are exact in the sense of IEEE 754. The steps of a division follow AMD, "CDNA3
-Instruction Set Architecture", sections 12.8 and 12.11.
+Instruction Set Architecture".
 """
 
 from typing import Any

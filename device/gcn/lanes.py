@@ -3,7 +3,7 @@
 A DPP operand reads another lane of the same row of sixteen (or of the row before). A lane without a source (it lies
 outside of the row, or does not act) keeps its target; with bound_ctrl it takes a zero. Rows and banks of four lanes
 that the masks exclude are not written.
-Source: AMD, "CDNA3 Instruction Set Architecture", sections 6.3 (SDWA) and 6.4 (DPP); LLVM, "Syntax of AMDGPU
+Source: AMD, "CDNA3 Instruction Set Architecture"; LLVM, "Syntax of AMDGPU
 Instruction Modifiers".
 """
 

@@ -1,6 +1,6 @@
 """Accesses to LDS, the memory that the waves of a workgroup share.
 
-Source: AMD, "CDNA3 Instruction Set Architecture", chapter 11 and section 12.13.
+Source: AMD, "CDNA3 Instruction Set Architecture".
 """
 
 import re

@@ -15,8 +15,9 @@ from random import Random
 import numpy as np
 import numpy.typing as npt
 
+from nanokv.device.gcn.caches import CachedMemory
 from nanokv.device.gcn.coherence import CoherentMemory
-from nanokv.device.gcn.errors import Deadlock, GcnError, NoProgress
+from nanokv.device.gcn.errors import GcnError, NoProgress
 from nanokv.device.gcn.memory import HostMemory
 from nanokv.device.gcn.module import Kernel
 from nanokv.device.gcn.program import Program, translated
@@ -33,10 +34,10 @@ class Machine:
 
     Args:
         seed: of the schedule.
-        memory: what waves access; None: the memory of this process, without caches.
+        weak: memory operations are late, and caches keep and show what they may (`caches`); else memory is coherent.
         resident: workgroups that run at a time, at most; None: all.
         burst: turns of a wave before another one may go on, on average.
-        late: the chance that an operation accesses memory later than at its issue.
+        host: the memory; None: all that this process has mapped.
         limit: instructions of a launch.
     """
 
@@ -44,15 +45,17 @@ class Machine:
         self,
         seed: int = 0,
         *,
-        memory: CoherentMemory | None = None,
+        weak: bool = False,
         resident: int | None = None,
         burst: float = 3.0,
-        late: float = 0.0,
+        host: HostMemory | None = None,
         limit: int = 100_000_000,
     ) -> None:
         self.dice = Random(seed)
-        self.memory = memory if memory is not None else CoherentMemory(HostMemory())
-        self.resident, self.burst, self.late, self.limit = resident, burst, late, limit
+        host = host if host is not None else HostMemory()
+        self.memory = CachedMemory(host, self.dice) if weak else CoherentMemory(host)
+        self.late = 0.5 if weak else 0.0  #: the chance that an operation accesses memory after its issue
+        self.resident, self.burst, self.limit = resident, burst, limit
         self.instructions = 0
         self.launches: Counter[str] = Counter()
 
@@ -77,6 +80,7 @@ class Machine:
         x, y, z = (range(count) for count in grid)
         places = [(i, j, k) for k in reversed(z) for j in reversed(y) for i in reversed(x)]
         waves: list[Wave] = []
+        over: list[Wave] = []
         resident, executed, workgroups = self.resident or len(places), 0, 0
         with np.errstate(all="ignore"):
             while places or waves:
@@ -88,23 +92,25 @@ class Machine:
                     raise NoProgress(f"{kernel.name}: more than {self.limit} instructions")
                 for wave in [wave for wave in waves if wave.ended]:
                     waves.remove(wave)
-                    if not wave.workgroup.live:
-                        workgroups -= 1
-                        self.memory.end(wave.workgroup)
+                    over.append(wave)
+                    workgroups -= not wave.workgroup.live
+                if over:
+                    self.dice.choice(over).stir()
+            for wave in over:
+                wave.complete()
+            self.memory.end()
         self.instructions += executed
 
     def _turn(self, program: Program, waves: list[Wave]) -> int:
         """One wave goes on for a while; returns how many instructions it executed."""
-        ready = [wave for wave in waves if not wave.at_barrier]
-        if not ready:
-            raise Deadlock(f"{program.kernel.name}: {program.about(waves[0].pc - 1)}: all waves wait here or elsewhere")
+        ready = [wave for wave in waves if not wave.at_barrier]  # never empty: the last to arrive opens a barrier
         wave = ready[int(self.dice.random() * len(ready))]
         executed = 0
         while not (wave.ended or wave.at_barrier):
             executed += program.run_on(wave)
             wave.stir()
             self.memory.stir()
-            if (len(ready) > 1 and self.dice.random() * self.burst < 1.0) or executed > self.limit:
+            if self.dice.random() * self.burst < 1.0 or executed > self.limit:
                 break
         return executed
 

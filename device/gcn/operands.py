@@ -1,7 +1,7 @@
 """Operands of an instruction, made functions that read or write the registers of a wave.
 
 An operand is a register, or a constant: small integers, some floats, and 32 bits behind the instruction. A constant of
-an operand of 64 bits is extended by its sign. Source: AMD, "CDNA3 Instruction Set Architecture", section 6.2; LLVM,
+an operand of 64 bits is extended by its sign. Source: AMD, "CDNA3 Instruction Set Architecture"; LLVM,
 "Syntax of AMDGPU Instruction Operands".
 """
 

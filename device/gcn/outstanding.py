@@ -5,7 +5,7 @@ which complete in order, and loads into scalar registers, which complete in any 
 says something. Until a wait covers a load, its registers hold nothing: who reads or writes one gets `NotWaited`.
 
 A load takes its value, and a store becomes visible, at some moment between the issue and the wait that covers it.
-Operations of one wave on one address stay in order. Sources: AMD, "CDNA3 Instruction Set Architecture", section 4.4;
+Operations of one wave on one address stay in order. Sources: AMD, "CDNA3 Instruction Set Architecture";
 LLVM, "User Guide for AMDGPU Backend", memory model gfx942.
 """
 
@@ -51,8 +51,10 @@ class Operation:
 
     def follows(self, older: "Operation") -> bool:
         """Whether an older operation must access memory first."""
-        if self.span is None or older.span is None:
+        if self.span is None:
             return True
+        if older.span is None:  # only a wait holds anything back until a writeback is complete
+            return False
         return self.span[0] < older.span[1] and older.span[0] < self.span[1]
 
 

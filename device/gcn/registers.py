@@ -2,7 +2,7 @@
 
 Scalar registers are Python integers of 32 bits; vector registers are rows of 64 lanes. A number names each register, so
 that outstanding loads can be compared with what an instruction uses: scalars from 0, vectors from 256, accumulators
-from 512. Source: AMD, "CDNA3 Instruction Set Architecture", chapter 3.
+from 512. Source: AMD, "CDNA3 Instruction Set Architecture".
 """
 
 import re

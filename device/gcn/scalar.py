@@ -1,6 +1,6 @@
 """Scalar arithmetic: one value for the wave, in Python's integers; SCC is its carry or its truth.
 
-Source: AMD, "CDNA3 Instruction Set Architecture", sections 12.1 to 12.4 (SOP2, SOPK, SOP1, SOPC).
+Source: AMD, "CDNA3 Instruction Set Architecture" (SOP2, SOPK, SOP1, SOPC).
 """
 
 from collections.abc import Callable, Mapping

@@ -2,7 +2,7 @@
 
 An instruction is a function of NumPy arrays, the types of its sources and of its result. Its encoding may read a lane's
 neighbour (DPP) or a part of a register (SDWA): see `lanes`.
-Source: AMD, "CDNA3 Instruction Set Architecture", sections 12.7 to 12.11 (VOP2, VOP1, VOPC, VOP3).
+Source: AMD, "CDNA3 Instruction Set Architecture" (VOP2, VOP1, VOPC, VOP3).
 """
 
 from collections.abc import Callable, Mapping

@@ -55,7 +55,7 @@ class Wave(RegisterFile):
         """Let some of the operations that wait access memory."""
         if self._late:
             for operation in self.vm.operations[:]:
-                if not operation.done and self._dice.random() < 0.5:
+                if not operation.done and self._dice.random() < self._late / 2:
                     self.vm.advance(operation)
 
     def arrive(self) -> None:
@@ -65,9 +65,12 @@ class Wave(RegisterFile):
         self.workgroup.open_barrier()
 
     def end(self) -> None:
-        """All that was issued completes."""
-        self.vm.wait(0)
-        self.lgkm.wait(0)
+        """s_endpgm: what was issued may still access memory later."""
         self.ended = True
         self.workgroup.live -= 1
         self.workgroup.open_barrier()
+
+    def complete(self) -> None:
+        """The launch is over: all that was issued has accessed memory."""
+        self.vm.wait(0)
+        self.lgkm.wait(0)
