@@ -19,6 +19,7 @@ from triton.runtime.driver import driver
 from nanokv.device.gcn.machine import LDS_BYTES, Machine
 from nanokv.device.gcn.registers import LANES
 
+DEVICE = 1 << 17  #: Triton keeps kernels per device, and a real one has a small number
 _one_at_a_time = threading.RLock()
 _machines: list[Machine] = []  # the last one is in use: what Triton keeps must not hold a machine
 
@@ -48,7 +49,7 @@ class Driver:
         return self._target
 
     def get_current_device(self) -> int:
-        return 0
+        return DEVICE
 
     def set_current_device(self, device: int) -> None:
         """There is one."""
