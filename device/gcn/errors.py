@@ -1,15 +1,16 @@
-"""What a kernel did wrong, and where.
+"""What the machine raises: what a kernel did wrong, and where.
 
-GcnError
+GcnError            also: a text that is no kernel, or a launch that does not fit it
 ├── Unsupported     an instruction, operand or modifier that this machine does not know
 ├── MemoryFault     an access to memory that is not mapped, or not aligned
 ├── NotWaited       a register is used while a load that was issued may still write it: an s_waitcnt is missing
-├── Deadlock        waves of a workgroup wait at a barrier that the others never reach
-└── NoProgress      a launch executed more instructions than it may
+└── NoProgress      a launch executed more instructions than it may: it waits for what does not come
 """
 
+from nanokv.errors import NanoKVError
 
-class GcnError(Exception):
+
+class GcnError(NanoKVError):
     """A kernel did what it must not do; the message ends with the instruction and its source line."""
 
 

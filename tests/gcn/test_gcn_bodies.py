@@ -14,12 +14,6 @@ from tests.support.gcn_bodies import NOT_HERE
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.timeout(1800)]
 
-#: a run of pages that a CTA holds is seen by no other one: see docs/verification.md
-REFUSED = {
-    "many_ctas_allocate_at_once",
-    "batches_of_many_small_objects",
-    "a_batch_is_replayed_from_a_graph",
-}
 HERE = [
     pytest.param(group, body.__name__, id=body.__name__)
     for group, bodies in GROUPS.items()
@@ -48,8 +42,6 @@ def run(*arguments: str) -> str:
 
 @pytest.mark.parametrize(("group", "name"), HERE)
 def test_a_body_passes(group: str, name: str) -> None:
-    if name in REFUSED:
-        pytest.skip("puts are refused while there is room")
     output = run(group)
     assert re.search(rf"^ok {name} ", output, re.M), output[-6000:]
 
