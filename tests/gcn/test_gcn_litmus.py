@@ -43,7 +43,7 @@ def shown(
         with as_triton_driver(Edited(seed, edit)):
             litmus_kernel[(2 * PAIRS,)](words.data_ptr(), COUNT // PAIRS, gate.data_ptr(), shape, num_warps=1)
         seen = words.numpy().reshape(COUNT, WORDS.value, WORD)[:, 3]
-        found += int(np.sum(forbidden(seen[:, 0], seen[:, 1])))
+        found += int(np.sum(np.asarray(forbidden(seen[:, 0], seen[:, 1]))))
     return found
 
 
@@ -52,12 +52,14 @@ def test_no_forbidden_outcome(shape: int, name: str) -> None:
     assert shown(shape, ALWAYS[name]) == 0
 
 
-@pytest.mark.parametrize("lost", ["buffer_wbl2 sc0 sc1", "buffer_inv sc0 sc1"])
-def test_without_its_instructions_an_ordering_is_lost(lost: str) -> None:
-    """Of message passing: the machine code is what is tested, not the source."""
+def test_without_its_writeback_an_ordering_is_lost() -> None:
+    """Of message passing: the machine code is what is tested, not the source.
+
+    A missing `buffer_inv` does no harm here: the shapes load past the caches (test_gcn_machine.py has loads that do not).
+    """
 
     def without(text: str) -> str:
-        edited = re.sub(rf"^\s*{lost}$", "\ts_nop 0", text, flags=re.M)
+        edited = re.sub(r"^\s*buffer_wbl2 sc0 sc1$", "\ts_nop 0", text, flags=re.M)
         assert edited != text
         return edited
 

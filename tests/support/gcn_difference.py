@@ -8,6 +8,7 @@ import random
 import sys
 import warnings
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,6 @@ import torch
 
 from nanokv.device.gcn.machine import Machine
 from nanokv.device.gcn.triton_driver import as_triton_driver
-from nanokv.device.machines import launch
 from nanokv.device.machines.native import NativeMachine
 from nanokv.device.machines.records import Begun
 from nanokv.device.segment.layout import FLAG_PLAN
@@ -53,7 +53,7 @@ class Pair:
     def both(self, name: str, *args: Any) -> Any:
         """One call of both machines; they must answer alike."""
         answers = [getattr(machine, name)(*args) for machine in (self.launched, self.native)]
-        same(*answers, (name, args))
+        same(answers, (name, args))
         return answers[0]
 
     def step(self, now: int) -> str:
@@ -75,7 +75,7 @@ class Pair:
         size = found.place.nbytes if found.status == OK else 8
         rooms = [torch.zeros(size, dtype=torch.uint8) for _ in range(2)]
         machines = (self.launched, self.native)
-        same(*[m.get(k, r.data_ptr(), size, (0,) * 8, now) for m, r in zip(machines, rooms, strict=True)], "get")
+        same([m.get(k, r.data_ptr(), size, (0,) * 8, now) for m, r in zip(machines, rooms, strict=True)], "get")
         assert torch.equal(*rooms)
 
     def _lookup(self, k: Any, owner: int, now: int) -> None:
@@ -148,8 +148,9 @@ class Pair:
                 self.both("push_extents", owner, pages, np.full(len(pages), size_class, np.int64))
 
 
-def same(one: Any, two: Any, what: Any) -> None:
-    """Equal answers: numbers, arrays, or tuples of them."""
+def same(answers: Sequence[Any], what: Any) -> None:
+    """Two equal answers: numbers, arrays, or tuples of them."""
+    one, two = answers
     if isinstance(one, np.ndarray):
         assert np.array_equal(one, two), (what, one, two)
     else:
@@ -164,7 +165,6 @@ def main() -> int:
     parser.add_argument("--weak", action="store_true", help="late operations, and caches")
     chosen = parser.parse_args()
     warnings.filterwarnings("ignore", message=".*TRITON_DEFAULT_FP_FUSION.*")
-    launch.check_compiler = lambda *_, **__: None  # type: ignore[assignment]  # it refuses a CPU
     machine = Machine(chosen.seed, weak=chosen.weak)
     with as_triton_driver(machine):
         pair = Pair(random.Random(chosen.seed), chosen.seed)
