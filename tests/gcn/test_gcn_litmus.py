@@ -55,7 +55,7 @@ def test_no_forbidden_outcome(shape: int, name: str) -> None:
 def test_without_its_writeback_an_ordering_is_lost() -> None:
     """Of message passing: the machine code is what is tested, not the source.
 
-    A missing `buffer_inv` does no harm here: the shapes load past the caches. test_gcn_machine.py has loads that do not.
+    A missing `buffer_inv` does no harm here: the shapes load past the caches (in test_gcn_machine.py loads do not).
     """
 
     def without(text: str) -> str:
