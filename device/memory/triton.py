@@ -30,9 +30,11 @@ it on gfx10 a breach of transitivity, and mends it there). So each wave waits fo
 barrier that precedes a release (`drain`). The releasing wave then writes the L2 cache back, which all waves of a CTA
 share; an acquiring wave empties the L1 cache, which they share too.
 
-One warp. PTX promises no single value for the 32 lanes of a relaxed load either; it promises one for an atomic by one
-lane, handed around. We rely on the hardware, which serves the lanes of one instruction that name one word by one
-transaction. Certainty would cost two shuffles and a predicate per load, which nobody has seen to be needed.
+One warp. PTX promises no single value for the 32 lanes of a relaxed load either; it promises one for a load by one
+lane, handed round by shuffles. We rely on the hardware, which serves the lanes of one instruction that name one word by
+one transaction. Certainty would cost two shuffles, and the moves around them, in each relaxed load. Lanes that did read
+different words would take different branches, and wait for each other in different barriers or shuffles: a machine for
+PTX that parts the lanes of a load reports that (`Divergence`), and has shown no wrong bytes.
 """
 
 from typing import Any
