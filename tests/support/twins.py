@@ -1,4 +1,4 @@
-"""Random host calls on two equal worlds: kernels launch on the one, the other is native. Answers and bytes are equal."""
+"""Random host calls on two equal worlds, one with a launching machine, one native: equal answers, equal bytes."""
 
 import random
 from typing import Any, NamedTuple
@@ -45,11 +45,7 @@ class Twins:
         self._dice, self._seed, self._now = random.Random(seed), seed, 1000
         options = {"may_evict": kind.may_evict, "slots": kind.slots, "checksum": kind.checksum, "shards": kind.shards}
         self.launching, self.other = (World(torch.device("cpu"), kind.pages, **options) for _ in range(2))
-        geometry = self.other.geometry
-        bases = [segment.data_ptr() for segment in self.other.segments]
-        table = geometry.world_table(0, 1, bases, checksum=kind.checksum)
-        views = [SegmentView(segment.numpy(), geometry) for segment in self.other.segments]
-        self.native = NativeMachine(geometry, table, views, lambda rank: None)
+        self.native = native_of(self.other, checksum=kind.checksum)
         self._begun: list[Begun] = []
         self._pins: list[tuple[Place, int]] = []
         self._tails = [0, 0]
@@ -85,7 +81,9 @@ class Twins:
                 at = int((pair[0] != pair[1]).nonzero()[0])
                 offsets = self.launching.geometry.offsets.items()
                 region = max((start, name) for name, start in offsets if start <= at and name != "heap_limit")
-                raise AssertionError(f"after {what}, call {self._now - 1000}: segment {rank} differs at {at:#x}, {region}")
+                raise AssertionError(
+                    f"after {what}, call {self._now - 1000}: segment {rank} differs at {at:#x}, {region}"
+                )
 
     # --- arguments ---
     def _owner(self) -> int:
@@ -226,6 +224,14 @@ class Twins:
         phase = self.both("enter", owner)
         self.both("in_flight", owner, 0, phase)
         self.both("leave", owner, phase)
+
+
+def native_of(world: World, *, checksum: bool = False) -> NativeMachine:
+    """A native machine of rank 0 on the segments of a world on the CPU."""
+    bases = [segment.data_ptr() for segment in world.segments]
+    table = world.geometry.world_table(0, 1, bases, checksum=checksum)
+    views = [SegmentView(segment.numpy(), world.geometry) for segment in world.segments]
+    return NativeMachine(world.geometry, table, views, lambda rank: None)
 
 
 def same(one: Any, other: Any) -> bool:
