@@ -117,9 +117,10 @@ def test_matrices_of_bfloat16_multiply() -> None:
     lane = np.arange(LANES)
     values = {}
     for register in range(2):
-        for name, of in (("v2", lambda k: a[lane % 16, k]), ("v4", lambda k: b[k, lane % 16])):
-            low, high = (of(4 * (lane // 16) + 2 * register + half).view(np.uint32) >> 16 for half in range(2))
-            values[f"v{int(name[1:]) + register}"] = [int(x) | int(y) << 16 for x, y in zip(low, high, strict=True)]
+        for first, of in ((2, a), (4, b.T)):
+            column = 4 * (lane // 16) + 2 * register
+            low, high = (of[lane % 16, column + half].view(np.uint32) >> 16 for half in range(2))
+            values[f"v{first + register}"] = [int(x) | int(y) << 16 for x, y in zip(low, high, strict=True)]
     wave = executed("v_mfma_f32_16x16x16_bf16 v[8:11], v[2:3], v[4:5], 0", values)
     for n in range(4):
         assert lanes_of(wave, f"v{8 + n}") == float_bits((a @ b)[4 * (lane // 16) + n, lane % 16])

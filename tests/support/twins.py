@@ -43,7 +43,7 @@ class Twins:
 
     def __init__(self, kind: Kind, seed: int) -> None:
         self._dice, self._seed, self._now = random.Random(seed), seed, 1000
-        options = {"may_evict": kind.may_evict, "slots": kind.slots, "checksum": kind.checksum, "shards": kind.shards}
+        options: Any = {"may_evict": kind.may_evict, "slots": kind.slots, "checksum": kind.checksum, "shards": kind.shards}
         self.launching, self.other = (World(torch.device("cpu"), kind.pages, **options) for _ in range(2))
         self.native = native_of(self.other, checksum=kind.checksum)
         self._begun: list[Begun] = []
