@@ -55,16 +55,16 @@ def wrong(seed: int, warps: int = 4, kernel: Any = take_kernel, without: int | N
         kernel: `take_kernel`, or the same compiled in another way.
         without: the number of a barrier that is left out.
     """
-    world = World(torch.device("cpu"), 64, may_evict=False)
-    native = native_of(world)
-    source, out = torch.zeros(8, dtype=torch.uint8), torch.zeros(CTAS, dtype=torch.int64)
-    for n in range(KEYS):
-        assert native.put(n % 2, key(n), source.data_ptr(), 8, flat(8), n) == 0
-    allowed = [*world.segments, native._table, out]
-    machine = ptx.Machine(memory=ptx.TensorMemory(allowed), seed=seed, limit=STEPS)
+    machine = ptx.Machine(seed=seed, limit=STEPS)
     if without is not None:
-        machine = WithoutBarrier(without, memory=ptx.TensorMemory(allowed), seed=seed, limit=STEPS)
+        machine = WithoutBarrier(without, seed=seed, limit=STEPS)
     with ptx.installed(machine, 90):
+        world = World(torch.device("cpu"), 64, may_evict=False)
+        native, table = native_of(world)
+        source, out = torch.zeros(8, dtype=torch.uint8), torch.zeros(CTAS, dtype=torch.int64)
+        for n in range(KEYS):
+            assert native.put(n % 2, key(n), source.data_ptr(), 8, flat(8), n) == 0
+        machine.memory = ptx.TensorMemory([*world.segments, table, out])
         try:
             kernel[(CTAS,)](native.table_address, KEYS, out.data_ptr(), num_warps=warps)
         except ptx.PtxError as error:

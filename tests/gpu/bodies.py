@@ -1,4 +1,4 @@
-"""Tests of a launching machine, as plain functions of a device: a GPU, or the CPU by Triton's interpreter.
+"""Tests of a launching machine, as plain functions of a device: a GPU, or the CPU (interpreted, or as PTX).
 
 Two virtual ranks live on one device. Each body makes its own segments; fsck follows.
 """

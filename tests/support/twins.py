@@ -43,9 +43,8 @@ class Twins:
 
     def __init__(self, kind: Kind, seed: int) -> None:
         self._dice, self._seed, self._now = random.Random(seed), seed, 1000
-        options: Any = {"may_evict": kind.may_evict, "slots": kind.slots, "checksum": kind.checksum, "shards": kind.shards}
-        self.launching, self.other = (World(torch.device("cpu"), kind.pages, **options) for _ in range(2))
-        self.native = native_of(self.other, checksum=kind.checksum)
+        self.launching, self.other = (World(torch.device("cpu"), **kind._asdict()) for _ in range(2))
+        self.native, _ = native_of(self.other, checksum=kind.checksum)
         self._begun: list[Begun] = []
         self._pins: list[tuple[Place, int]] = []
         self._tails = [0, 0]
@@ -226,12 +225,12 @@ class Twins:
         self.both("leave", owner, phase)
 
 
-def native_of(world: World, *, checksum: bool = False) -> NativeMachine:
-    """A native machine of rank 0 on the segments of a world on the CPU."""
+def native_of(world: World, *, checksum: bool = False) -> tuple[NativeMachine, torch.Tensor]:
+    """A native machine of rank 0 on the segments of a world on the CPU, and its world table."""
     bases = [segment.data_ptr() for segment in world.segments]
     table = world.geometry.world_table(0, 1, bases, checksum=checksum)
     views = [SegmentView(segment.numpy(), world.geometry) for segment in world.segments]
-    return NativeMachine(world.geometry, table, views, lambda rank: None)
+    return NativeMachine(world.geometry, table, views, lambda rank: None), torch.from_numpy(table)
 
 
 def same(one: Any, other: Any) -> bool:
