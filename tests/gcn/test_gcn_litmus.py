@@ -93,7 +93,7 @@ def passed(seed: int, edit: Callable[[str], str]) -> bool:
 
 
 def test_a_release_is_that_of_all_waves_because_each_one_drains() -> None:
-    assert all(passed(seed, str) for seed in range(20))
+    assert all(passed(seed, str) for seed in range(8))
 
     def undrained(text: str) -> str:
         edited = re.sub(r"(#ASMSTART\n\s*)s_waitcnt vmcnt\(0\)", r"\1s_nop 0", text)
