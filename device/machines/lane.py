@@ -123,7 +123,7 @@ class Lane:
 
 
 def launches_on(device: torch.device) -> bool:
-    """Whether Triton's active driver launches on `device`: on a CPU only the PTX machine does (`nanokv.device.ptx`)."""
+    """Whether Triton's active driver launches kernels on `device`. On a CPU only the PTX machine's does."""
     try:
         return bool(driver.active.get_active_torch_device().type == device.type)
     except RuntimeError:  # there is no driver

@@ -27,9 +27,9 @@ ROW_BYTES = tl.constexpr(32)
 SIZES = (0, 1, PAGE + 1, TILE - 1, TILE, TILE + 1, 3 * TILE + 5, 8, 5 * TILE)
 
 
-def batch(w: World, capacity: int) -> Batch:
+def batch(w: World, capacity: int, ctas: int | None = None) -> Batch:
     """An empty batch for rank 0."""
-    return Batch(w.machine.table_address, capacity, w.device)
+    return Batch(w.machine.table_address, capacity, w.device, ctas=ctas)
 
 
 def done(made: Batch, operation: Callable[[], None], requests: list[Request]) -> list[Status]:
@@ -98,7 +98,7 @@ def an_exact_heap_refuses_nothing(device: torch.device, ctas: int | None = None)
     for words in (1, 2):  # pages per object; the sizes of an interpreted heap are small
         count = ctas or (24 if device.type == "cpu" else Batch(0, 1, device).ctas)
         with world(device, pages=count * words, slots=count, shards=None) as w:
-            made = batch(w, count)
+            made = batch(w, count, ctas)
             data = w.bytes(words * PAGE - 9, 1)
             puts = [put_request(n, data) for n in range(count)]
             assert done(made, made.put, puts) == [OK] * count, "cold"

@@ -12,11 +12,14 @@ import torch
 import triton
 import triton.language as tl
 from triton.runtime import KernelInterface
+from triton.runtime.driver import driver
+from triton.runtime.interpreter import InterpretedFunction
 
 from nanokv.device import library
 from nanokv.device.kernels.frame import FIRST_ANSWER, FRAME_WORDS, answer, arguments
 from nanokv.device.library import NOT_LAST, begin_put_part, copy_tile, finish_put_part
 from nanokv.device.machines.batch import Batch
+from nanokv.device.machines.lane import launches_on
 from nanokv.device.machines.records import Request
 from nanokv.device.memory.triton import store64
 from nanokv.device.protocol.request import REQUEST
@@ -30,6 +33,7 @@ OK, INVALID = Status.OK, Status.INVALID
 FRAME_BYTES = tl.constexpr(FRAME_WORDS * WORD)
 SIZE = 3 * PAGE + 5  #: bytes of an object
 FAR = 1 << 40
+FIRST_WITH_CLUSTERS = 90  #: the compute capability
 SENTENCE = "do not run in clusters: launch with num_ctas=1"
 
 BARE = ("table64", "store64", "word", "copy_bytes", "copy_tile")  #: functions of addresses that nobody can check
@@ -160,13 +164,13 @@ def wrong_calls_are_refused(device: torch.device) -> None:
 
 def launches_of_clusters_are_refused(device: torch.device) -> None:
     """Each function says how it must be launched."""
-    if device.type == "cuda" and (torch.version.hip or torch.cuda.get_device_capability(device) < (9, 0)):
-        return  # no clusters, which Triton itself says
+    if not has_clusters():
+        return
     calls = Calls(device)
     right = calls.right()
     for name, function in functions().items():
-        if name in BARE:
-            continue
+        if name in (ANY_LAUNCH if launches_on(torch.device("cpu")) else BARE):
+            continue  # the PTX machine runs no clusters at all
         with untouched(calls.world):
             try:
                 calls.rows(name, tuple(right.get(each, 1) for each in function.arg_names), num_ctas=2)
@@ -174,6 +178,14 @@ def launches_of_clusters_are_refused(device: torch.device) -> None:
                 assert name not in ANY_LAUNCH and SENTENCE in whole_message(error), (name, error)
             else:
                 assert name in ANY_LAUNCH, f"{name} was launched in a cluster"
+
+
+def has_clusters() -> bool:
+    """Whether kernels can be launched in clusters: in the interpreter, and on NVIDIA from sm_90 on."""
+    if isinstance(library.put, InterpretedFunction):
+        return True
+    target = driver.active.get_current_target()
+    return bool(target.backend == "cuda" and target.arch >= FIRST_WITH_CLUSTERS)
 
 
 def whole_message(error: BaseException | None) -> str:
