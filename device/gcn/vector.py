@@ -47,6 +47,11 @@ def low24(a: Any) -> Any:
     return (a & U32(0xFFFFFF)).astype(U64)
 
 
+def signed24(a: Any) -> Any:
+    """24 bits with a sign, as 64."""
+    return (low24(a).astype(I64) ^ 0x800000) - 0x800000
+
+
 def field_u32(a: Any, first: Any, length: Any) -> Any:
     """v_bfe_u32."""
     return a >> (first & U32(31)) & ((U32(1) << (length & U32(31))) - U32(1))
@@ -144,6 +149,8 @@ def _table() -> dict[str, Arithmetic]:
         "v_mul_hi_i32": Arithmetic(lambda a, b: high(a.astype(I64) * b.astype(I64)), ("i32", "i32"), "u32"),
         "v_mul_u32_u24": Arithmetic(lambda a, b: (low24(a) * low24(b)).astype(U32), two, "u32"),
         "v_mul_hi_u32_u24": Arithmetic(lambda a, b: high(low24(a) * low24(b)), two, "u32"),
+        "v_mul_i32_i24": Arithmetic(lambda a, b: (signed24(a) * signed24(b)).astype(U32), two, "u32"),
+        "v_mad_i32_i24": Arithmetic(lambda a, b, c: (signed24(a) * signed24(b)).astype(U32) + c, three, "u32"),
         "v_mad_u32_u24": Arithmetic(lambda a, b, c: (low24(a) * low24(b)).astype(U32) + c, three, "u32"),
         "v_cvt_f32_u32": Arithmetic(lambda a: a.astype(np.float32), ("u32",), "f32"),
         "v_cvt_f32_i32": Arithmetic(lambda a: a.astype(np.float32), ("i32",), "f32"),
