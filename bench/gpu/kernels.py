@@ -16,7 +16,7 @@ from nanokv.device.protocol.remove import remove, remove_slot
 from nanokv.device.protocol.request import Q_KEY_CHECK, Q_KEY_HASH, REQUEST_BYTES
 from nanokv.device.protocol.status import OK
 from nanokv.device.segment.layout import REMOVED, WORD_BYTES
-from nanokv.device.segment.world_table import W_PAGE_BYTES, segment
+from nanokv.device.segment.world_table import World, open_world, segment
 
 # the words that a CTA of `produce_kernel` writes: three per put (BEGIN, ...), then FAILED and so on
 BEGIN, FINISH, REMOVE = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
@@ -29,8 +29,9 @@ EXTENTS, SLOTS, LIST = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)  # the 
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def remove_many_kernel(world: tl.int64, requests: tl.int64, count: tl.int64, statuses: tl.int64) -> None:
+def remove_many_kernel(table: tl.int64, requests: tl.int64, count: tl.int64, statuses: tl.int64) -> None:
     """Remove the keys of `count` requests, one per CTA at a time."""
+    world = open_world(table)
     at = tl.program_id(0).to(tl.int64)
     while at < count:
         request = requests + at * REQUEST_BYTES
@@ -62,13 +63,14 @@ def copy_flat_kernel(dst: tl.int64, src: tl.int64, nbytes: tl.int64, tile_words:
 
 @triton.jit(do_not_specialize=["first_key"])  # type: ignore[untyped-decorator]
 def produce_kernel(
-    world: tl.int64, first_key: tl.int64, rounds: tl.int64, sizes: tl.int64, n_sizes: tl.int64, out: tl.int64
+    table: tl.int64, first_key: tl.int64, rounds: tl.int64, sizes: tl.int64, n_sizes: tl.int64, out: tl.int64
 ) -> None:
     """Put objects without writing their payload, and remove each at once: `rounds` times in each CTA.
 
     `sizes`: n_sizes words; CTA c takes the (c % n_sizes)-th. `out`: per CTA, STEPS words per round: the cycles of begin
     (slot, key, pages, header), of finish (commit, announce) and of remove; then TOTALS words.
     """
+    world = open_world(table)
     me = tl.program_id(0).to(tl.int64)
     mine = out + me * (rounds * STEPS + TOTALS) * WORD_BYTES
     nbytes = table64(sizes + (me % n_sizes) * WORD_BYTES)
@@ -112,7 +114,7 @@ def fill_list_kernel(head: tl.int64, links: tl.int64, count: tl.int64) -> None:
 
 @triton.jit  # type: ignore[untyped-decorator]
 def take_and_give_one(
-    world: tl.int64,
+    world: World,
     nbytes: tl.int64,
     head: tl.int64,
     links: tl.int64,
@@ -124,7 +126,7 @@ def take_and_give_one(
     seg = segment(world, word(0))
     node = word(-1)
     if what == EXTENTS:
-        size_class = class_of(world, (nbytes + table64(world + W_PAGE_BYTES) - 1) // table64(world + W_PAGE_BYTES))
+        size_class = class_of(world, (nbytes + world.page_bytes - 1) // world.page_bytes)
         node = take(world, seg, size_class, home)
         if node >= 0:
             give(world, seg, node, size_class)
@@ -141,7 +143,7 @@ def take_and_give_one(
 
 @triton.jit  # type: ignore[untyped-decorator]
 def take_and_give_kernel(
-    world: tl.int64,
+    table: tl.int64,
     rounds: tl.int64,
     sizes: tl.int64,
     n_sizes: tl.int64,
@@ -155,6 +157,7 @@ def take_and_give_kernel(
 
     `sizes`: as in `produce_kernel`. `out`: one word per CTA: how often there was none.
     """
+    world = open_world(table)
     me = tl.program_id(0).to(tl.int64)
     nbytes = table64(sizes + (me % n_sizes) * WORD_BYTES)
     failed = word(0)
@@ -167,12 +170,13 @@ def take_and_give_kernel(
 
 @triton.jit  # type: ignore[untyped-decorator]
 def put_stamped_kernel(
-    world: tl.int64, owner: tl.int64, request: tl.int64, src: tl.int64, nbytes: tl.int64, out: tl.int64
+    table: tl.int64, owner: tl.int64, request: tl.int64, src: tl.int64, nbytes: tl.int64, out: tl.int64
 ) -> None:
     """Put one small object by one CTA, and note the time right before its commit.
 
     `request`: two words, the key. `out`: two words, the status and the time in ns.
     """
+    world = open_world(table)
     now = word(nanoseconds())
     status, slot, epoch, payload, phase = begin(
         world, owner, table64(request), table64(request + WORD_BYTES), nbytes, word(0), now

@@ -7,7 +7,7 @@ import triton.language as tl
 
 from bench.gpu.clock import cycles, nanoseconds
 from bench.gpu.kernels import ALL_CYCLES, ALL_NS, FAILED, TOTALS
-from nanokv.device.memory.triton import mixed, store64, table64, word
+from nanokv.device.memory.triton import mixed, store64, word
 from nanokv.device.protocol.activity import enter, leave
 from nanokv.device.protocol.directory import claim
 from nanokv.device.protocol.evict import take_header, take_pages
@@ -17,14 +17,14 @@ from nanokv.device.protocol.remove import remove_slot
 from nanokv.device.protocol.ring import announce
 from nanokv.device.protocol.status import OK
 from nanokv.device.segment.layout import REMOVED, STORED, WORD_BYTES, WRITING
-from nanokv.device.segment.world_table import W_HEAP_BASE, W_PAGE_BYTES, header_at, segment
+from nanokv.device.segment.world_table import World, header_at, open_world, segment
 
 NAMES = ("enter", "take slot", "reserve", "claim key", "take pages", "publish", "commit", "announce", "leave", "remove")
 COUNT = tl.constexpr(len(NAMES))
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def put_in_steps(world: tl.int64, n: tl.int64, now: tl.int64, at: tl.int64) -> Any:
+def put_in_steps(world: World, n: tl.int64, now: tl.int64, at: tl.int64) -> Any:
     """Put an object of one page under the key `n`, remove it, and write the cycles of each step: 0, or 1 if it failed.
 
     Only the usual path: a step that fails leaves out all later ones. `tests/tools/test_bench_steps.py` compares it.
@@ -48,8 +48,8 @@ def put_in_steps(world: tl.int64, n: tl.int64, now: tl.int64, at: tl.int64) -> A
         t5 = word(cycles())
         if (status == OK) & (page >= 0):
             hold(world, seg, page, size_class, slot)
-            nbytes = table64(world + W_PAGE_BYTES)
-            publish(world, seg, slot, epoch, word(1), table64(world + W_HEAP_BASE) + page * nbytes, nbytes, now)
+            nbytes = world.page_bytes
+            publish(world, seg, slot, epoch, word(1), world.heap_base + page * nbytes, nbytes, now)
             t6 = word(cycles())
             seen = commit_state(header_at(world, seg, slot), epoch)
             t7 = word(cycles())
@@ -75,8 +75,9 @@ def put_in_steps(world: tl.int64, n: tl.int64, now: tl.int64, at: tl.int64) -> A
 
 
 @triton.jit(do_not_specialize=["first_key"])  # type: ignore[untyped-decorator]
-def put_in_steps_kernel(world: tl.int64, first_key: tl.int64, rounds: tl.int64, out: tl.int64) -> None:
+def put_in_steps_kernel(table: tl.int64, first_key: tl.int64, rounds: tl.int64, out: tl.int64) -> None:
     """Put and remove `rounds` times in each CTA. `out`: per CTA, one word per step of each round, then TOTALS."""
+    world = open_world(table)
     me = tl.program_id(0).to(tl.int64)
     mine = out + me * (rounds * COUNT + TOTALS) * WORD_BYTES
     failed = word(0)

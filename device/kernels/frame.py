@@ -18,6 +18,7 @@ import triton.language as tl
 from nanokv.device.memory.triton import store64, table64, word
 from nanokv.device.protocol.ticket import TICKET
 from nanokv.device.segment.layout import WORD, WORD_BYTES
+from nanokv.device.segment.world_table import open_world
 
 FRAME_WORDS = 64
 FIRST_TICKET_WORD = 21
@@ -29,8 +30,14 @@ assert FIRST_TICKET_WORD * WORD + TICKET.size <= FIRST_ANSWER * WORD
 
 @triton.jit
 def arg(frame: tl.int64, i: tl.int64) -> Any:
-    """The i-th word of a frame: 0 is the world table, arguments begin at 1."""
+    """The i-th word of a frame: arguments begin at 1."""
     return table64(frame + i * WORD_BYTES)
+
+
+@triton.jit
+def world_of(frame: tl.int64) -> Any:
+    """The world whose table the frame names, opened."""
+    return open_world(table64(frame))
 
 
 @triton.jit
@@ -47,17 +54,17 @@ def answered(frame: tl.int64, i: tl.int64) -> Any:
 
 @triton.jit
 def arguments(frame: tl.int64, count: tl.constexpr) -> Any:
-    """The first `count` words of a frame, as a tuple."""
+    """The first `count` arguments, as a tuple."""
     if count == 1:
-        return (arg(frame, 0),)
+        return (arg(frame, 1),)
     else:
-        return arguments(frame, count - 1) + (arg(frame, count - 1),)
+        return arguments(frame, count - 1) + (arg(frame, count),)
 
 
 @triton.jit
 def call_kernel(frame: tl.int64, function: tl.constexpr, n_arguments: tl.constexpr, n_answers: tl.constexpr) -> None:
-    """Run one protocol function with the words of a frame; one CTA. `n_arguments` counts the world table."""
-    answers = function(*arguments(frame, n_arguments))
+    """Run one protocol function with the words of a frame; one CTA. `n_arguments` counts the world."""
+    answers = function(world_of(frame), *arguments(frame, n_arguments - 1))
     if n_answers == 1:
         answer(frame, 0, answers)
     else:

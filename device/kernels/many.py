@@ -45,6 +45,7 @@ from nanokv.device.protocol.request import Q_ADDRESS, Q_BLOCK, Q_BYTES, Q_KEY_CH
 from nanokv.device.protocol.status import OK
 from nanokv.device.protocol.ticket import TICKET_BYTES, clear, is_last
 from nanokv.device.segment.layout import WORD_BYTES
+from nanokv.device.segment.world_table import World, open_world
 
 FOUND_WORDS = tl.constexpr(14)  # of an answer of lookup_many: the fields of `records.Found`, flat
 
@@ -81,7 +82,7 @@ def summed(request: tl.int64, payload: tl.int64, layout: tl.constexpr) -> Any:
 
 @triton.jit
 def move_part(
-    world: tl.int64,
+    world: World,
     request: tl.int64,
     ticket: tl.int64,
     now: tl.int64,
@@ -114,7 +115,7 @@ def move_part(
 
 @triton.jit
 def move_many_kernel(
-    world: tl.int64,
+    table: tl.int64,
     requests: tl.int64,
     tickets: tl.int64,
     statuses: tl.int64,
@@ -125,9 +126,10 @@ def move_many_kernel(
 ) -> None:
     """Put or get objects. Fills `statuses`, int64 [count].
 
-    `control`: the address of two words, the number of requests and the time of day in ns. `pages`, `layout`: see
-    `paged`; 0 and () if the requests have addresses.
+    `table`: the address of the world table. `control`: the address of two words, the number of requests and the time
+    of day in ns. `pages`, `layout`: see `paged`; 0 and () if the requests have addresses.
     """
+    world = open_world(table)
     count = table64(control)
     now = table64(control + WORD_BYTES)
     total = all_tiles(requests, count)
@@ -152,8 +154,9 @@ def move_many_kernel(
 
 
 @triton.jit
-def lookup_many_kernel(world: tl.int64, requests: tl.int64, found: tl.int64, control: tl.int64) -> None:
+def lookup_many_kernel(table: tl.int64, requests: tl.int64, found: tl.int64, control: tl.int64) -> None:
     """Look keys up. Fills `found`, int64 [count, FOUND_WORDS], with the answers of `lookup_described`."""
+    world = open_world(table)
     count = table64(control)
     at = tl.program_id(0).to(tl.int64)
     while at < count:
@@ -166,8 +169,9 @@ def lookup_many_kernel(world: tl.int64, requests: tl.int64, found: tl.int64, con
 
 
 @triton.jit
-def remove_many_kernel(world: tl.int64, requests: tl.int64, statuses: tl.int64, control: tl.int64) -> None:
+def remove_many_kernel(table: tl.int64, requests: tl.int64, statuses: tl.int64, control: tl.int64) -> None:
     """Remove the objects of keys. Fills `statuses`, int64 [count]."""
+    world = open_world(table)
     count = table64(control)
     at = tl.program_id(0).to(tl.int64)
     while at < count:
@@ -193,9 +197,10 @@ def first_missing(statuses: tl.int64, count: tl.int64) -> Any:
 
 @triton.jit
 def find_many_kernel(
-    world: tl.int64, requests: tl.int64, tickets: tl.int64, statuses: tl.int64, control: tl.int64, prefix: tl.int64
+    table: tl.int64, requests: tl.int64, tickets: tl.int64, statuses: tl.int64, control: tl.int64, prefix: tl.int64
 ) -> None:
     """Find keys. Fills `statuses`, int64 [count], as `find` answers, and the word `prefix` as `first_missing` does."""
+    world = open_world(table)
     count = table64(control)
     step = tl.num_programs(0).to(tl.int64)
     at = tl.program_id(0).to(tl.int64)

@@ -10,7 +10,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from nanokv.device.kernels.frame import FRAME_TICKET, answer, arg, arguments
+from nanokv.device.kernels.frame import FRAME_TICKET, answer, arg, arguments, world_of
 from nanokv.device.kernels.shares import TILE_BYTES, TILE_WORDS, copy_tiles, part_bytes, tiles_of
 from nanokv.device.memory.triton import checksum_bytes, word
 from nanokv.device.protocol.checksum import has_checksum, seal
@@ -52,7 +52,8 @@ def judge(frame: tl.int64, copy: tl.int64, nbytes: tl.int64) -> Any:
 
     The frame begins with (owner, slot, epoch, key_hash, key_check).
     """
-    world, owner, slot, epoch, key_hash, key_check = arguments(frame, 6)
+    world = world_of(frame)
+    owner, slot, epoch, key_hash, key_check = arguments(frame, 5)
     flagged = has_checksum(header_at(world, segment(world, owner), slot))
     if flagged:
         sum_tiles(frame, copy, nbytes)
@@ -67,7 +68,7 @@ def judge(frame: tl.int64, copy: tl.int64, nbytes: tl.int64) -> Any:
 @triton.jit
 def read_kernel(frame: tl.int64) -> None:
     """(owner, slot, epoch, key_hash, key_check, payload, nbytes, dst, now) -> status."""
-    world = arg(frame, 0)
+    world = world_of(frame)
     owner = arg(frame, 1)
     nbytes = arg(frame, 7)
     dst = arg(frame, 8)
@@ -88,18 +89,19 @@ def store_payload_kernel(frame: tl.int64) -> None:
     """(owner, payload, src, nbytes)."""
     nbytes = arg(frame, 4)
     tile, end = my_tiles(nbytes)
-    copy_tiles(segment(arg(frame, 0), arg(frame, 1)) + arg(frame, 2), arg(frame, 3), nbytes, tile, end)
+    copy_tiles(segment(world_of(frame), arg(frame, 1)) + arg(frame, 2), arg(frame, 3), nbytes, tile, end)
 
 
 @triton.jit
 def seal_kernel(frame: tl.int64) -> None:
     """(owner, key_hash, key_check, slot, epoch, payload, nbytes, descriptor[8])."""
-    world, owner, key_hash, key_check, slot, epoch, payload, nbytes = arguments(frame, 8)
+    world = world_of(frame)
+    owner, key_hash, key_check, slot, epoch, payload, nbytes = arguments(frame, 7)
     seg = segment(world, owner)
     if is_writing(world, owner, slot, epoch):
         sum_tiles(frame, seg + payload, nbytes)
     if has_all_parts(frame):
         if is_writing(world, owner, slot, epoch):
-            _, _, _, _, _, _, _, _, kind, d0, d1, d2, d3, d4, d5, d6 = arguments(frame, 16)
+            _, _, _, _, _, _, _, kind, d0, d1, d2, d3, d4, d5, d6 = arguments(frame, 15)
             total = whole_sum(frame + FRAME_TICKET)
             seal(world, seg, slot, key_hash, key_check, nbytes, total, kind, d0, d1, d2, d3, d4, d5, d6)

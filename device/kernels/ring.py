@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from nanokv.device.kernels.frame import answered, arg
+from nanokv.device.kernels.frame import answered, arg, world_of
 from nanokv.device.protocol.reclaim import snapshots
 from nanokv.device.segment.layout import HEADER_BYTES, WORD_BYTES
 
@@ -21,4 +21,4 @@ def copy_drained_kernel(frame: tl.int64) -> None:
     n = (me + 1) * count // ctas - first
     at = first * WORD_BYTES
     hints, records, good = arg(frame, 3), arg(frame, 5), arg(frame, 6)
-    snapshots(arg(frame, 0), arg(frame, 1), hints + at, n, records + first * HEADER_BYTES, good + at)
+    snapshots(world_of(frame), arg(frame, 1), hints + at, n, records + first * HEADER_BYTES, good + at)

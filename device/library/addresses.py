@@ -10,6 +10,7 @@ from nanokv.device.kernels.shares import copy_tile as copy_aligned_tile
 from nanokv.device.library.arguments import is_segment
 from nanokv.device.memory.triton import copy_bytes, word
 from nanokv.device.segment.layout import WORD_BYTES
+from nanokv.device.segment.world_table import open_world
 from nanokv.device.segment.world_table import segment as segment_of
 
 
@@ -18,7 +19,7 @@ def segment(world: tl.int64, rank: tl.int64) -> Any:
     """The address of a rank's segment; 0 if there is no such rank."""
     address = word(0)
     if is_segment(world, rank):
-        address = segment_of(world, rank)
+        address = segment_of(open_world(world), rank)
     return address
 
 

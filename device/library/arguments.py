@@ -10,15 +10,9 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from nanokv.device.memory.triton import table64, word
+from nanokv.device.memory.triton import word
 from nanokv.device.segment.layout import FLAG_PLAN
-from nanokv.device.segment.world_table import (
-    W_HDR_COUNT,
-    W_HEAP_BASE,
-    W_PIN_SLOTS,
-    is_inside,
-    is_rank,
-)
+from nanokv.device.segment.world_table import is_inside, is_rank, open_world
 
 
 @triton.jit
@@ -38,7 +32,7 @@ def is_segment(world: tl.int64, rank: tl.int64) -> Any:
     """True if a rank has a segment."""
     right = is_table(world)
     if right:
-        right = is_rank(world, word(rank))
+        right = is_rank(open_world(world), word(rank))
     return right
 
 
@@ -47,7 +41,7 @@ def is_object(world: tl.int64, owner: tl.int64, slot: tl.int64) -> Any:
     """True if a rank has a segment with this header slot."""
     right = is_segment(world, owner) & (word(slot) >= 0)
     if right:
-        right = word(slot) < table64(world + W_HDR_COUNT)
+        right = word(slot) < open_world(world).hdr_count
     return right
 
 
@@ -56,7 +50,7 @@ def is_place(world: tl.int64, owner: tl.int64, slot: tl.int64, payload: tl.int64
     """`is_object`, and the bytes at the offset `payload` lie in the arena."""
     right = is_object(world, owner, slot)
     if right:
-        right = is_inside(world, word(payload), word(nbytes))
+        right = is_inside(open_world(world), word(payload), word(nbytes))
     return right
 
 
@@ -65,7 +59,8 @@ def is_copy(world: tl.int64, address: tl.int64, nbytes: tl.int64) -> Any:
     """True if `address` can be that of a copy of `nbytes` of an object: a segment has room for so many."""
     right = is_table(world) & is_memory(address, nbytes)
     if right:
-        right = is_inside(world, table64(world + W_HEAP_BASE), word(nbytes))
+        opened = open_world(world)
+        right = is_inside(opened, opened.heap_base, word(nbytes))
     return right
 
 
@@ -74,7 +69,7 @@ def is_pin_line(world: tl.int64, line: tl.int64) -> Any:
     """True if the pin ledger has this line."""
     right = is_table(world) & (word(line) >= 0)
     if right:
-        right = word(line) < table64(world + W_PIN_SLOTS)
+        right = word(line) < open_world(world).pin_slots
     return right
 
 

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from nanokv.device.library.arguments import is_flag, is_object, is_phase, is_place, is_segment, is_table, is_time
-from nanokv.device.library.one_warp import one_warp
+from nanokv.device.library.launch import check_launch
 from nanokv.device.memory.triton import word
 from nanokv.device.protocol.activity import leave as protocol_leave
 from nanokv.device.protocol.checksum import wanted as protocol_wanted
@@ -17,7 +17,7 @@ from nanokv.device.protocol.put import begin as protocol_begin
 from nanokv.device.protocol.put import finish as protocol_finish
 from nanokv.device.protocol.put import seal_payload as protocol_seal_payload
 from nanokv.device.protocol.status import INVALID, OK
-from nanokv.device.segment.world_table import segment
+from nanokv.device.segment.world_table import open_world, segment
 
 
 @triton.jit
@@ -31,14 +31,16 @@ def begin(
     now: tl.int64,
 ) -> Any:
     """Begin an object of `nbytes` in the segment of `owner`. Returns (status, slot, epoch, payload offset, phase)."""
-    one_warp()
+    check_launch()
     status = word(INVALID)
     slot = word(-1)
     epoch = word(0)
     payload = word(0)
     phase = word(0)
     if is_segment(world, owner) & (word(nbytes) >= 0) & is_flag(flags) & is_time(now):
-        status, slot, epoch, payload, phase = protocol_begin(world, owner, key_hash, key_check, nbytes, flags, now)
+        status, slot, epoch, payload, phase = protocol_begin(
+            open_world(world), owner, key_hash, key_check, nbytes, flags, now
+        )
     return status, slot, epoch, payload, phase
 
 
@@ -57,10 +59,11 @@ def describe(
     d6: tl.int64,
 ) -> Any:
     """Write the descriptor of an object that is WRITING. Returns OK or INVALID."""
-    one_warp()
+    check_launch()
     status = word(INVALID)
     if is_object(world, owner, slot):
-        protocol_describe(world, segment(world, owner), slot, kind, d0, d1, d2, d3, d4, d5, d6)
+        opened = open_world(world)
+        protocol_describe(opened, segment(opened, owner), slot, kind, d0, d1, d2, d3, d4, d5, d6)
         status = word(OK)
     return status
 
@@ -68,10 +71,10 @@ def describe(
 @triton.jit
 def lease(world: tl.int64, owner: tl.int64, slot: tl.int64, until: tl.int64) -> Any:
     """Give an object that is WRITING a lease until the time `until`, in ns. Returns OK or INVALID."""
-    one_warp()
+    check_launch()
     status = word(INVALID)
     if is_object(world, owner, slot) & is_time(until):
-        protocol_lease(world, owner, slot, until)
+        protocol_lease(open_world(world), owner, slot, until)
         status = word(OK)
     return status
 
@@ -79,10 +82,10 @@ def lease(world: tl.int64, owner: tl.int64, slot: tl.int64, until: tl.int64) -> 
 @triton.jit
 def wanted(world: tl.int64) -> Any:
     """True if objects of this world have checksums; False if there is no world."""
-    one_warp()
+    check_launch()
     right = is_table(world)
     if right:
-        right = protocol_wanted(world)
+        right = protocol_wanted(open_world(world))
     return right
 
 
@@ -106,11 +109,26 @@ def seal_payload(
     d6: tl.int64,
 ) -> Any:
     """Give an object that is WRITING a checksum over the bytes in its pages, before `finish`. Returns OK or INVALID."""
-    one_warp()
+    check_launch()
     status = word(INVALID)
     if is_place(world, owner, slot, payload, nbytes):
         protocol_seal_payload(
-            world, owner, key_hash, key_check, slot, epoch, payload, nbytes, kind, d0, d1, d2, d3, d4, d5, d6
+            open_world(world),
+            owner,
+            key_hash,
+            key_check,
+            slot,
+            epoch,
+            payload,
+            nbytes,
+            kind,
+            d0,
+            d1,
+            d2,
+            d3,
+            d4,
+            d5,
+            d6,
         )
         status = word(OK)
     return status
@@ -119,29 +137,30 @@ def seal_payload(
 @triton.jit
 def finish(world: tl.int64, owner: tl.int64, slot: tl.int64, epoch: tl.int64, phase: tl.int64) -> Any:
     """Commit an object that `begin` began, and count the operation out. Returns the status."""
-    one_warp()
+    check_launch()
     status = word(INVALID)
     if is_object(world, owner, slot) & is_phase(phase):
-        status = protocol_finish(world, owner, slot, epoch, phase)
+        status = protocol_finish(open_world(world), owner, slot, epoch, phase)
     return status
 
 
 @triton.jit
 def abort(world: tl.int64, owner: tl.int64, slot: tl.int64, epoch: tl.int64) -> Any:
     """Give up an object that is WRITING, and free it, after the last store to its pages. Returns the status."""
-    one_warp()
+    check_launch()
     status = word(INVALID)
     if is_object(world, owner, slot):
-        status = protocol_abort(world, owner, slot, epoch)
+        status = protocol_abort(open_world(world), owner, slot, epoch)
     return status
 
 
 @triton.jit
 def leave(world: tl.int64, owner: tl.int64, phase: tl.int64) -> Any:
     """Count an operation out that ends with `abort`. Returns OK or INVALID."""
-    one_warp()
+    check_launch()
     status = word(INVALID)
     if is_segment(world, owner) & is_phase(phase):
-        protocol_leave(world, segment(world, owner), phase)
+        opened = open_world(world)
+        protocol_leave(opened, segment(opened, owner), phase)
         status = word(OK)
     return status

@@ -12,6 +12,7 @@ from typing import Any
 import numba
 from numba import int64
 
+import nanokv.device.segment.native_world  # noqa: F401 - what protocol functions read of a world
 from nanokv.device.machines.code_cache import CodeCache, function_digest
 from nanokv.device.machines.compile_progress import compile_progress
 from nanokv.device.machines.entries import ENTRIES

@@ -22,29 +22,29 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from nanokv.device.memory.triton import add64, load64, table64
+from nanokv.device.memory.triton import add64, load64
 from nanokv.device.segment.layout import GRACE_PHASE
-from nanokv.device.segment.world_table import W_RANK, activity_at, segment
+from nanokv.device.segment.world_table import World, activity_at, segment
 
 
 @triton.jit
-def enter(world: tl.int64, seg: tl.int64) -> Any:
+def enter(world: World, seg: tl.int64) -> Any:
     """Count an operation in; returns the phase, for `leave`."""
     phase = load64(seg + GRACE_PHASE, "relaxed") & 1  # relaxed: an old phase will do, the host waits for both
     # acquire: nothing of the operation comes before it (kept)
-    add64(activity_at(seg, table64(world + W_RANK), phase), 1, "acquire")
+    add64(activity_at(seg, world.rank, phase), 1, "acquire")
     return phase
 
 
 @triton.jit
-def leave(world: tl.int64, seg: tl.int64, phase: tl.int64) -> None:
+def leave(world: World, seg: tl.int64, phase: tl.int64) -> None:
     """Count an operation out."""
     # release: the host that sees it gone sees everything that it did (scenario polled)
-    add64(activity_at(seg, table64(world + W_RANK), phase), -1, "release")
+    add64(activity_at(seg, world.rank, phase), -1, "release")
 
 
 @triton.jit
-def in_flight(world: tl.int64, owner: tl.int64, rank: tl.int64, phase: tl.int64) -> Any:
+def in_flight(world: World, owner: tl.int64, rank: tl.int64, phase: tl.int64) -> Any:
     """How many operations of a rank are in flight in a segment, for the host's wait."""
     # acquire: all that the operations did that are gone (scenario polled); release: the host's looks before it (kept)
     return add64(activity_at(segment(world, owner), rank, phase), 0, "acq_rel")

@@ -13,8 +13,8 @@ in 2**32 is lost, whatever it is. The checksum is no protection against an adver
 
 Source: splitmix64's output function (Steele 2014) as the bijection.
 
-Guarantees: an object that a rank with `W_CHECKSUM` reads has a checksum, and it is right. That holds even if the header
-leads to the pages of another object, for then the key is wrong.
+Guarantees: an object that a rank with `world.checksum` reads has a checksum, and it is right. That holds even if the
+header leads to the pages of another object, for then the key is wrong.
 
 Why the orderings suffice: the producer writes flag, checksum and payload before its commit releases, and the reader
 reads them before it validates (`header`).
@@ -25,7 +25,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from nanokv.device.memory.triton import checksum_bytes, load64, mixed, store64, table64
+from nanokv.device.memory.triton import checksum_bytes, load64, mixed, store64
 from nanokv.device.protocol.header import descriptor
 from nanokv.device.segment.layout import (
     CHECKSUM_MASK,
@@ -35,13 +35,13 @@ from nanokv.device.segment.layout import (
     H_FLAGS,
     LOW32,
 )
-from nanokv.device.segment.world_table import W_CHECKSUM, descriptor_at, header_at
+from nanokv.device.segment.world_table import World, descriptor_at, header_at
 
 
 @triton.jit
-def wanted(world: tl.int64) -> Any:
+def wanted(world: World) -> Any:
     """True if this rank gives its objects checksums, and reads none without."""
-    return table64(world + W_CHECKSUM) != 0
+    return world.checksum != 0
 
 
 @triton.jit
@@ -93,7 +93,7 @@ def stored_checksum(
 
 @triton.jit
 def seal(
-    world: tl.int64,
+    world: World,
     seg: tl.int64,
     slot: tl.int64,
     key_hash: tl.int64,
@@ -120,7 +120,7 @@ def seal(
 
 @triton.jit
 def is_right(
-    world: tl.int64,
+    world: World,
     seg: tl.int64,
     slot: tl.int64,
     key_hash: tl.int64,

@@ -47,14 +47,14 @@ from nanokv.device.protocol.ticket import (
     shared,
     whole_sum,
 )
-from nanokv.device.segment.world_table import header_at, segment
+from nanokv.device.segment.world_table import World, header_at, segment
 
 NOT_LAST = tl.constexpr(-1)
 
 
 # --- put --------------------------------------------------------------------------------------
 @triton.jit
-def begin_request(world: tl.int64, request: tl.int64, now: tl.int64) -> Any:
+def begin_request(world: World, request: tl.int64, now: tl.int64) -> Any:
     """`begin`, and after OK `describe` and `lease`, as a request says; INVALID for a request that is not possible.
 
     The descriptor, 16 registers, is read late.
@@ -78,7 +78,7 @@ def begin_request(world: tl.int64, request: tl.int64, now: tl.int64) -> Any:
 
 
 @triton.jit
-def begin_put_part(world: tl.int64, request: tl.int64, ticket: tl.int64, now: tl.int64) -> Any:
+def begin_put_part(world: World, request: tl.int64, ticket: tl.int64, now: tl.int64) -> Any:
     """Begin an object, or learn that another CTA has. Returns (status, address of the payload); 0 unless OK.
 
     The status is that of `begin_request`, or BUSY if the first CTA did not share it in time. After OK the caller stores
@@ -99,7 +99,7 @@ def begin_put_part(world: tl.int64, request: tl.int64, ticket: tl.int64, now: tl
 
 
 @triton.jit
-def sum_put_part(world: tl.int64, ticket: tl.int64, src: tl.int64, nbytes: tl.int64, first: tl.int64) -> None:
+def sum_put_part(world: World, ticket: tl.int64, src: tl.int64, nbytes: tl.int64, first: tl.int64) -> None:
     """Add stored bytes to the object's checksum, if it has one. `first`: the number of their first word in the object.
 
     `nbytes` is a multiple of 8, except in the object's last part.
@@ -109,7 +109,7 @@ def sum_put_part(world: tl.int64, ticket: tl.int64, src: tl.int64, nbytes: tl.in
 
 
 @triton.jit
-def seal_parts(world: tl.int64, request: tl.int64, ticket: tl.int64) -> None:
+def seal_parts(world: World, request: tl.int64, ticket: tl.int64) -> None:
     """Give the object the checksum of its parts; for the last CTA."""
     seg = segment(world, table64(request + Q_OWNER))
     key_hash = table64(request + Q_KEY_HASH)
@@ -121,7 +121,7 @@ def seal_parts(world: tl.int64, request: tl.int64, ticket: tl.int64) -> None:
 
 
 @triton.jit
-def finish_put_part(world: tl.int64, request: tl.int64, ticket: tl.int64, parts: tl.int64) -> Any:
+def finish_put_part(world: World, request: tl.int64, ticket: tl.int64, parts: tl.int64) -> Any:
     """Arrive after the CTA's part. Returns NOT_LAST, or for the last of `parts` CTAs the status of the whole put."""
     status = word(NOT_LAST)
     if is_last(ticket, parts):
@@ -142,7 +142,7 @@ def finish_put_part(world: tl.int64, request: tl.int64, ticket: tl.int64, parts:
 
 # --- get --------------------------------------------------------------------------------------
 @triton.jit
-def is_wanted(world: tl.int64, seg: tl.int64, slot: tl.int64, nbytes: tl.int64, request: tl.int64) -> Any:
+def is_wanted(world: World, seg: tl.int64, slot: tl.int64, nbytes: tl.int64, request: tl.int64) -> Any:
     """Whether an object has the size that the request has room for, and the descriptor that it names, if any."""
     right = nbytes == table64(request + Q_BYTES)
     kind, d0, d1, d2, d3, d4, d5, d6 = what_of(request)
@@ -150,7 +150,7 @@ def is_wanted(world: tl.int64, seg: tl.int64, slot: tl.int64, nbytes: tl.int64, 
 
 
 @triton.jit
-def begin_get_part(world: tl.int64, request: tl.int64, ticket: tl.int64) -> Any:
+def begin_get_part(world: World, request: tl.int64, ticket: tl.int64) -> Any:
     """Look an object up, or learn what another CTA found. Returns (status, address of the payload); 0 unless OK.
 
     The status is that of `get.lookup`, SIZE or TORN if the object is not as wanted, or BUSY if the first CTA did not
@@ -188,7 +188,7 @@ def sum_get_part(ticket: tl.int64, copy: tl.int64, nbytes: tl.int64, first: tl.i
 
 
 @triton.jit
-def finish_get_part(world: tl.int64, request: tl.int64, ticket: tl.int64, parts: tl.int64, now: tl.int64) -> Any:
+def finish_get_part(world: World, request: tl.int64, ticket: tl.int64, parts: tl.int64, now: tl.int64) -> Any:
     """Arrive after the CTA's part. Returns NOT_LAST, or for the last of `parts` CTAs the status of the whole get."""
     status = word(NOT_LAST)
     if is_last(ticket, parts):

@@ -31,7 +31,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from nanokv.device.memory.triton import add64, cas64, load64, look_line, select, table64, word
+from nanokv.device.memory.triton import add64, cas64, load64, look_line, select, word
 from nanokv.device.protocol.header import epoch_of, is_key, phase_of
 from nanokv.device.protocol.status import CORRUPT, DUPLICATE, MISS, NO_ENTRY, NOT_READY, OK
 from nanokv.device.segment.layout import (
@@ -54,36 +54,28 @@ from nanokv.device.segment.layout import (
     READY,
     WORD_BYTES,
 )
-from nanokv.device.segment.world_table import (
-    W_DIR_BUCKETS,
-    W_HDR_COUNT,
-    W_TURN_BASE,
-    W_WORLD_SIZE,
-    bucket_at,
-    header_at,
-    segment,
-)
+from nanokv.device.segment.world_table import World, bucket_at, header_at, segment
 
 CANDIDATES = tl.constexpr(2 * ENTRIES_PER_BUCKET.value)
 
 
 @triton.jit
-def home_of(world: tl.int64, key_check: tl.int64) -> Any:
+def home_of(world: World, key_check: tl.int64) -> Any:
     """The rank whose directory holds a key."""
-    return (key_check & POSITIVE) % table64(world + W_WORLD_SIZE)
+    return (key_check & POSITIVE) % world.world_size
 
 
 @triton.jit
-def first_bucket(world: tl.int64, key_hash: tl.int64) -> Any:
+def first_bucket(world: World, key_hash: tl.int64) -> Any:
     """The first of a key's two buckets. Its turnstile is the key's."""
-    return key_hash & (table64(world + W_DIR_BUCKETS) - 1)
+    return key_hash & (world.dir_buckets - 1)
 
 
 @triton.jit
-def candidate_at(world: tl.int64, seg: tl.int64, key_hash: tl.int64, i: tl.int64) -> Any:
+def candidate_at(world: World, seg: tl.int64, key_hash: tl.int64, i: tl.int64) -> Any:
     """The address of the i-th of the sixteen entries that may hold a key."""
     one = first_bucket(world, key_hash)
-    two = one ^ (((key_hash >> 32) & (table64(world + W_DIR_BUCKETS) - 1)) | 1)
+    two = one ^ (((key_hash >> 32) & (world.dir_buckets - 1)) | 1)
     bucket = select(i < ENTRIES_PER_BUCKET, one, two)
     return bucket_at(world, seg, bucket) + (i % ENTRIES_PER_BUCKET) * WORD_BYTES
 
@@ -116,14 +108,14 @@ def has_tag(entry: tl.int64, key_check: tl.int64) -> Any:
 
 
 @triton.jit
-def in_bounds(world: tl.int64, entry: tl.int64) -> Any:
+def in_bounds(world: World, entry: tl.int64) -> Any:
     """True if an entry points at a header slot that can exist."""
-    inside = entry_owner(entry) < table64(world + W_WORLD_SIZE)
-    return inside & (entry_header(entry) < table64(world + W_HDR_COUNT))
+    inside = entry_owner(entry) < world.world_size
+    return inside & (entry_header(entry) < world.hdr_count)
 
 
 @triton.jit
-def judge(world: tl.int64, entry: tl.int64, key_hash: tl.int64, key_check: tl.int64) -> Any:
+def judge(world: World, entry: tl.int64, key_hash: tl.int64, key_check: tl.int64) -> Any:
     """Whether the header behind an entry has a key: OK (READY), NOT_READY, MISS (another key, or gone), or CORRUPT.
 
     The header may change at any time afterwards: a reader validates when it is done.
@@ -143,7 +135,7 @@ def judge(world: tl.int64, entry: tl.int64, key_hash: tl.int64, key_check: tl.in
 
 
 @triton.jit
-def look(world: tl.int64, seg: tl.int64, key_hash: tl.int64, key_check: tl.int64) -> Any:
+def look(world: World, seg: tl.int64, key_hash: tl.int64, key_check: tl.int64) -> Any:
     """Look at all sixteen entries at once. Returns two sets of places, as bits: may be of the key, and empty."""
     mask = word(ENTRY_TAG_MASK << ENTRY_TAG_SHIFT)
     tag = (key_check & ENTRY_TAG_MASK) << ENTRY_TAG_SHIFT
@@ -155,7 +147,7 @@ def look(world: tl.int64, seg: tl.int64, key_hash: tl.int64, key_check: tl.int64
 
 
 @triton.jit
-def find(world: tl.int64, key_hash: tl.int64, key_check: tl.int64) -> Any:
+def find(world: World, key_hash: tl.int64, key_check: tl.int64) -> Any:
     """Look a key up. Returns (status, entry): OK, NOT_READY, MISS or CORRUPT, and the entry of the first two."""
     seg = segment(world, home_of(world, key_check))
     status = word(MISS)
@@ -197,7 +189,7 @@ def roomiest(empty: tl.int64) -> Any:
 
 
 @triton.jit
-def survey(world: tl.int64, seg: tl.int64, key_hash: tl.int64, key_check: tl.int64) -> Any:
+def survey(world: World, seg: tl.int64, key_hash: tl.int64, key_check: tl.int64) -> Any:
     """Choose a place for a new entry of a key. Returns (status, place): OK, DUPLICATE, or NO_ENTRY and -1."""
     tagged, empty = look(world, seg, key_hash, key_check)
     at = roomiest(empty)
@@ -215,7 +207,7 @@ def survey(world: tl.int64, seg: tl.int64, key_hash: tl.int64, key_check: tl.int
 
 
 @triton.jit
-def place(world: tl.int64, seg: tl.int64, key_hash: tl.int64, key_check: tl.int64, entry: tl.int64) -> Any:
+def place(world: World, seg: tl.int64, key_hash: tl.int64, key_check: tl.int64, entry: tl.int64) -> Any:
     """Write a TENTATIVE entry. Returns (status, place): OK, DUPLICATE if an object has the key already, or NO_ENTRY."""
     status, start = survey(world, seg, key_hash, key_check)
     at = word(-1)
@@ -231,7 +223,7 @@ def place(world: tl.int64, seg: tl.int64, key_hash: tl.int64, key_check: tl.int6
 
 
 @triton.jit
-def settle(world: tl.int64, seg: tl.int64, key_hash: tl.int64, key_check: tl.int64, mine: tl.int64, i: tl.int64) -> Any:
+def settle(world: World, seg: tl.int64, key_hash: tl.int64, key_check: tl.int64, mine: tl.int64, i: tl.int64) -> Any:
     """Settle with the i-th entry; the caller's own is at the place `mine`. True if the caller's own may stay."""
     entry_at = candidate_at(world, seg, key_hash, i)
     stays = i == i
@@ -254,14 +246,14 @@ def settle(world: tl.int64, seg: tl.int64, key_hash: tl.int64, key_check: tl.int
 
 @triton.jit
 def claim(
-    world: tl.int64, owner: tl.int64, slot: tl.int64, epoch: tl.int64, key_hash: tl.int64, key_check: tl.int64
+    world: World, owner: tl.int64, slot: tl.int64, epoch: tl.int64, key_hash: tl.int64, key_check: tl.int64
 ) -> Any:
     """Insert the key of a RESERVED header: OK, DUPLICATE or NO_ENTRY. After OK the entry is FINAL."""
     seg = segment(world, home_of(world, key_check))
     tentative = entry_word(ENTRY_TENTATIVE, key_check, owner, slot, epoch)
     status, mine = place(world, seg, key_hash, key_check, tentative)
     if status == OK:
-        turn = seg + table64(world + W_TURN_BASE) + first_bucket(world, key_hash) * WORD_BYTES
+        turn = seg + world.turn_base + first_bucket(world, key_hash) * WORD_BYTES
         # acq_rel: the later of two producers sees the entry of the earlier one (scenario same-key-busy)
         add64(turn, 1, "acq_rel")
         tagged, _ = look(world, seg, key_hash, key_check)
@@ -282,7 +274,7 @@ def claim(
 
 @triton.jit
 def erase(
-    world: tl.int64, owner: tl.int64, slot: tl.int64, epoch: tl.int64, key_hash: tl.int64, key_check: tl.int64
+    world: World, owner: tl.int64, slot: tl.int64, epoch: tl.int64, key_hash: tl.int64, key_check: tl.int64
 ) -> None:
     """Remove the entry of a DEAD header, in whichever phase it is. Does nothing if there is none."""
     seg = segment(world, home_of(world, key_check))

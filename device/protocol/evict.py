@@ -7,6 +7,8 @@ Guarantees
 - Only a READY object without pins and without a lease goes, by the compare-and-swap of the STATE word (I8).
 - No object goes while free neighbours, joined, would do (`joinable`): the answer is FULL then, with a hint to the
   owner's host, which joins them.
+- A producer that finds no extent looks again if one is free by now, or if another producer splits one (`splitting`), at
+  most LOOKS times (I9).
 - The search gives up after about as many looks as there are headers (I9).
 - The evicting producer keeps the pages that it needs, without a detour over a free list, where another producer could
   take them in between.
@@ -20,7 +22,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from nanokv.device.memory.triton import add64, load64, select, table64, word
+from nanokv.device.memory.triton import add64, load64, select, word
 from nanokv.device.protocol.extent import carve, class_of, take
 from nanokv.device.protocol.freelist import stamp
 from nanokv.device.protocol.header import (
@@ -31,11 +33,12 @@ from nanokv.device.protocol.header import (
     state_word,
     take_slot,
 )
-from nanokv.device.protocol.joinable import NEIGHBOURS, NOTHING, outlook
+from nanokv.device.protocol.joinable import EXTENT, NEIGHBOURS, NOTHING, outlook
 from nanokv.device.protocol.lease import is_leased
 from nanokv.device.protocol.remove import remove_slot
 from nanokv.device.protocol.retire import count_eviction, retire, take_out
 from nanokv.device.protocol.ring import announce
+from nanokv.device.protocol.splitting import ended_splits, is_split_since
 from nanokv.device.protocol.status import PINNED
 from nanokv.device.segment.layout import (
     ACCESS_TIME,
@@ -49,21 +52,14 @@ from nanokv.device.segment.layout import (
     READY,
     WANTED,
 )
-from nanokv.device.segment.world_table import (
-    W_HDR_COUNT,
-    class_pages,
-    header_at,
-    page_links,
-    segment,
-)
+from nanokv.device.segment.world_table import World, class_pages, header_at, page_links, segment
 
 EVICT_SAMPLE = tl.constexpr(16)  # the oldest of a few is nearly the oldest of all
+LOOKS = tl.constexpr(256)  # looks for an extent that another producer is about to push, which takes microseconds
 
 
 @triton.jit
-def oldest(
-    world: tl.int64, seg: tl.int64, start: tl.int64, count: tl.int64, size_class: tl.int64, now: tl.int64
-) -> Any:
+def oldest(world: World, seg: tl.int64, start: tl.int64, count: tl.int64, size_class: tl.int64, now: tl.int64) -> Any:
     """The least recently used evictable object with a large enough extent, among `count` headers from `start` on.
 
     Returns (slot or -1, epoch).
@@ -72,7 +68,7 @@ def oldest(
     best_epoch = word(0)
     best_access = word(0)
     total = load64(seg + HDR_HEAD, "relaxed")
-    total = select(total > table64(world + W_HDR_COUNT), table64(world + W_HDR_COUNT), total)
+    total = select(total > world.hdr_count, world.hdr_count, total)
     i = word(0)
     while (i < count) & (i < total):
         slot = (start + i) % total
@@ -100,7 +96,7 @@ def has_lease(header: tl.int64, now: tl.int64) -> Any:
 
 
 @triton.jit
-def evict_for(world: tl.int64, seg: tl.int64, owner: tl.int64, size_class: tl.int64, now: tl.int64) -> Any:
+def evict_for(world: World, seg: tl.int64, owner: tl.int64, size_class: tl.int64, now: tl.int64) -> Any:
     """Evict one object, and keep an extent of `size_class` of its pages (-1: keep none). `now`: ends leases.
 
     Returns (first page or -1, 1 if an object went).
@@ -108,7 +104,7 @@ def evict_for(world: tl.int64, seg: tl.int64, owner: tl.int64, size_class: tl.in
     page = word(-1)
     gone = word(0)
     used = load64(seg + HDR_HEAD, "relaxed")
-    used = select(used > table64(world + W_HDR_COUNT), table64(world + W_HDR_COUNT), used)
+    used = select(used > world.hdr_count, world.hdr_count, used)
     looked = word(0)
     while (gone == 0) & (looked < used):
         hand = add64(seg + CLOCK_HAND, EVICT_SAMPLE, "relaxed") & 0x7FFFFFFF  # relaxed: it only spreads the searches
@@ -139,7 +135,7 @@ def may_evict(seg: tl.int64) -> Any:
 
 
 @triton.jit
-def take_header(world: tl.int64, seg: tl.int64, owner: tl.int64, home: tl.int64, now: tl.int64) -> Any:
+def take_header(world: World, seg: tl.int64, owner: tl.int64, home: tl.int64, now: tl.int64) -> Any:
     """Take a header slot, evicting an object if all are in use: the slot, or -1."""
     slot = take_slot(world, seg, home)
     if slot < 0:
@@ -152,15 +148,22 @@ def take_header(world: tl.int64, seg: tl.int64, owner: tl.int64, home: tl.int64,
 
 @triton.jit
 def take_pages(
-    world: tl.int64, seg: tl.int64, owner: tl.int64, size_class: tl.int64, home: tl.int64, now: tl.int64
+    world: World, seg: tl.int64, owner: tl.int64, size_class: tl.int64, home: tl.int64, now: tl.int64
 ) -> Any:
-    """Take an extent, evicting an object if there is none and none can be joined: its first page, or -1.
-
-    An extent that another producer has given back since is not taken: the answer is -1, and the caller may try again.
-    """
-    page = take(world, seg, size_class, home)
+    """Take an extent, evicting an object if there is none and none can be joined: its first page, or -1."""
+    page = word(-1)
+    found = word(EXTENT)
+    looks = word(0)
+    more = looks == 0
+    while more:
+        page = take(world, seg, size_class, home)
+        looks += 1
+        more = page < 0
+        if more:
+            before = ended_splits(seg)
+            found = outlook(world, seg, size_class)
+            more = ((found == EXTENT) | is_split_since(seg, before)) & (looks < LOOKS)
     if page < 0:
-        found = outlook(world, seg, size_class)
         if found == NEIGHBOURS:
             announce(world, seg, WANTED, size_class, word(0))
         elif (found == NOTHING) & may_evict(seg):
@@ -169,7 +172,7 @@ def take_pages(
 
 
 @triton.jit
-def evict_slot(world: tl.int64, owner: tl.int64, slot: tl.int64, epoch: tl.int64, now: tl.int64) -> Any:
+def evict_slot(world: World, owner: tl.int64, slot: tl.int64, epoch: tl.int64, now: tl.int64) -> Any:
     """Evict the READY object in a header slot: OK, MISS if it has gone away, or PINNED if a pin or a lease holds it."""
     status = word(PINNED)
     if not has_lease(header_at(world, segment(world, owner), slot), now):

@@ -15,12 +15,15 @@ is given back, but later, by a host (`host_poller/coalesce.py`).
 
 Guarantees
 - A page is in exactly one place: beyond `bump_ptr`, in one free extent, or with the rank that took it (I2).
-- `bump_ptr` never passes the end of the arena, even if the heap is full and every producer tries at once: a CAS moves
-  it to a checked value, never a blind add (I9).
+- No producer gets a page beyond the end of the arena, even if the heap is full and every producer tries at once. A
+  producer adds to `bump_ptr` only if it sees room, and looks at what the add returns: the word passes the end by at
+  most one page per producer. Extents of many pages are taken by a CAS to a checked value (I9).
+- A producer is refused only if, at the end of its last look, every page that was free for it had been given back while
+  it looked: no other producer takes more than it keeps, and one that splits an extent is waited for (`splitting`).
 - A corrupt list or `bump_ptr` hands out no page that is held: the link of a popped extent must say free, the link of a
   bumped page must say never used. This detects one wrong word; two that fit together can deceive it.
-- Between the CAS that takes an extent and the header that names it, the extent is in no place; the same holds for the
-  other extents of a bumped run until they are pushed. A producer that dies there leaks them until the audit
+- Between the step that takes an extent and the header that names it, the extent is in no place, and so are the pieces
+  of one that is split until they are pushed. A producer that dies there leaks them until the audit
   (`host_poller/audit.py`) finds them.
 
 Why the orderings suffice: the lists order what they hand over (`freelist`). `bump_ptr` hands over bytes that no rank
@@ -32,9 +35,10 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from nanokv.device.memory.triton import add64, cas64, load64, select, store64, table64, word
-from nanokv.device.protocol.freelist import SPIN_LIMIT, pop, push, push_chain, stamp
-from nanokv.device.protocol.shards import extent_list, next_filled, run_length
+from nanokv.device.memory.triton import add64, cas64, load64, select, store64, word
+from nanokv.device.protocol.freelist import SPIN_LIMIT, pop, push, stamp
+from nanokv.device.protocol.shards import extent_list, next_filled
+from nanokv.device.protocol.splitting import begin_split, end_split
 from nanokv.device.segment.layout import (
     BUMP_PTR,
     COUNT_CORRUPT,
@@ -46,15 +50,7 @@ from nanokv.device.segment.layout import (
     STAMP_BITS,
     WORD_BYTES,
 )
-from nanokv.device.segment.world_table import (
-    W_HEAP_BASE,
-    W_HEAP_LIMIT,
-    W_N_PAGES,
-    W_PAGE_BYTES,
-    class_pages,
-    page_links,
-    retries_at,
-)
+from nanokv.device.segment.world_table import World, class_pages, page_links, retries_at
 
 N_CLASSES = tl.constexpr(SIZE_CLASSES)
 FREE = tl.constexpr(1)  # plus the class: the mark of a free extent
@@ -62,7 +58,7 @@ HELD = tl.constexpr(1 + SIZE_CLASSES)  # plus the class: the mark of an extent t
 
 
 @triton.jit
-def class_of(world: tl.int64, n_pages: tl.int64) -> Any:
+def class_of(world: World, n_pages: tl.int64) -> Any:
     """The smallest size class that holds `n_pages` (at least 1), or -1."""
     found = word(-1)
     for k in range(0, N_CLASSES):
@@ -72,67 +68,64 @@ def class_of(world: tl.int64, n_pages: tl.int64) -> Any:
 
 
 @triton.jit
-def link_of(world: tl.int64, seg: tl.int64, page: tl.int64) -> Any:
+def link_of(world: World, seg: tl.int64, page: tl.int64) -> Any:
     """The link of a page."""
     return load64(page_links(world, seg) + page * WORD_BYTES, "relaxed")
 
 
 @triton.jit
-def mark(world: tl.int64, seg: tl.int64, page: tl.int64, value: tl.int64, said: tl.int64) -> None:
+def mark(world: World, seg: tl.int64, page: tl.int64, value: tl.int64, said: tl.int64) -> None:
     """Write the mark and the lower half of a first page's link."""
     stamped = link_of(world, seg, page) & STAMP_BITS
     store64(page_links(world, seg) + page * WORD_BYTES, stamped | (value << MARK_SHIFT) | said, "relaxed")
 
 
 @triton.jit
-def hold(world: tl.int64, seg: tl.int64, page: tl.int64, size_class: tl.int64, slot: tl.int64) -> None:
+def hold(world: World, seg: tl.int64, page: tl.int64, size_class: tl.int64, slot: tl.int64) -> None:
     """Note in the link of an extent that the caller has taken which header slot will name it."""
     mark(world, seg, page, HELD + size_class, slot + 1)
 
 
 @triton.jit
-def is_held(world: tl.int64, seg: tl.int64, page: tl.int64, size_class: tl.int64, slot: tl.int64) -> Any:
+def is_held(world: World, seg: tl.int64, page: tl.int64, size_class: tl.int64, slot: tl.int64) -> Any:
     """True if the extent was taken for this header slot."""
     link = link_of(world, seg, page)
     return (((link >> MARK_SHIFT) & MARK_MASK) == HELD + size_class) & ((link & LOW32) == slot + 1)
 
 
 @triton.jit
-def bump(world: tl.int64, seg: tl.int64, size_class: tl.int64, home: tl.int64) -> Any:
+def bump(world: World, seg: tl.int64, size_class: tl.int64) -> Any:
     """Take an extent of pages that were never used: its first page, or -1 if too few are left.
 
     The link of every page below `bump_ptr` says that it was used; a corrupt pointer that went back leads to one of
-    them. Where there are many lists, one step takes a run of extents and pushes the others to the list `home`: fewer
-    producers meet at this word.
+    them. One page is taken by an add, which hundreds of CTAs at once need not repeat.
     """
-    base = table64(world + W_HEAP_BASE)
-    limit = table64(world + W_HEAP_LIMIT)
+    base = world.heap_base
     pages = class_pages(world, size_class)
-    size = pages * table64(world + W_PAGE_BYTES)
-    run = run_length(world, pages)
+    size = pages * world.page_bytes
+    last = world.heap_limit - size
     old = load64(seg + BUMP_PTR, "relaxed")
-    count = word(0)
-    tries = word(0)
-    fits = (old >= base) & (old <= limit - size)
-    more = fits
-    while more:
-        count = (limit - old) // size
-        count = select(count < run, count, run)
-        got = cas64(seg + BUMP_PTR, old, old + count * size, "relaxed")  # relaxed: nobody has owned these bytes
-        tries += 1
-        more = got != old
-        old = got
-        fits = (old >= base) & (old <= limit - size) & (tries < SPIN_LIMIT)
-        more = more & fits
-    lost = tries - select(fits, word(1), word(0))
-    if lost > 0:
-        add64(retries_at(world, seg), lost, "relaxed")
-    page = select(fits, (old - base) // table64(world + W_PAGE_BYTES), word(-1))
+    fits = (old >= base) & (old <= last)
+    if fits & (pages == 1):
+        old = add64(seg + BUMP_PTR, size, "relaxed")  # relaxed: nobody has owned these bytes
+        fits = (old >= base) & (old <= last)
+    elif fits:
+        tries = word(0)
+        more = fits
+        while more:
+            got = cas64(seg + BUMP_PTR, old, old + size, "relaxed")  # relaxed: as above
+            tries += 1
+            more = got != old
+            old = got
+            fits = (old >= base) & (old <= last) & (tries < SPIN_LIMIT)
+            more = more & fits
+        lost = tries - select(fits, word(1), word(0))
+        if lost > 0:
+            add64(retries_at(world, seg), lost, "relaxed")
+    page = select(fits, (old - base) // world.page_bytes, word(-1))
     if page >= 0:
         if link_of(world, seg, page) == 0:
-            stamp(page_links(world, seg), page, count * pages)
-            if count > 1:
-                spare(world, seg, page + pages, size_class, count - 1, home)
+            stamp(page_links(world, seg), page, pages)
         else:
             add64(seg + COUNT_CORRUPT, 1, "relaxed")
             page = word(-1)
@@ -140,24 +133,10 @@ def bump(world: tl.int64, seg: tl.int64, size_class: tl.int64, home: tl.int64) -
 
 
 @triton.jit
-def spare(
-    world: tl.int64, seg: tl.int64, first: tl.int64, size_class: tl.int64, count: tl.int64, home: tl.int64
-) -> None:
-    """Push `count` neighbouring extents, whose links are stamped, to the list `home`, in one step."""
-    pages = class_pages(world, size_class)
-    page = first + 0
-    last = first + (count - 1) * pages
-    while page <= last:
-        mark(world, seg, page, FREE + size_class, page + pages + 1)
-        page += pages
-    push_chain(extent_list(world, seg, size_class, home), page_links(world, seg), first, last, retries_at(world, seg))
-
-
-@triton.jit
-def bump_rest(world: tl.int64, seg: tl.int64) -> Any:
+def bump_rest(world: World, seg: tl.int64) -> Any:
     """Take all pages that were never used: the first of them, or -1 if none is left."""
-    base = table64(world + W_HEAP_BASE)
-    limit = table64(world + W_HEAP_LIMIT)
+    base = world.heap_base
+    limit = world.heap_limit
     old = load64(seg + BUMP_PTR, "relaxed")
     tries = word(0)
     left = (old >= base) & (old < limit)
@@ -169,8 +148,8 @@ def bump_rest(world: tl.int64, seg: tl.int64) -> Any:
         old = got
         left = (old >= base) & (old < limit) & (tries < SPIN_LIMIT)
         more = more & left
-    count = table64(world + W_N_PAGES)
-    page = select(left, (old - base) // table64(world + W_PAGE_BYTES), count)
+    count = world.n_pages
+    page = select(left, (old - base) // world.page_bytes, count)
     fresh = page + 0
     while (fresh < count) & (link_of(world, seg, select(fresh < count, fresh, word(0))) != 0):
         fresh += 1
@@ -180,7 +159,7 @@ def bump_rest(world: tl.int64, seg: tl.int64) -> Any:
 
 
 @triton.jit
-def give(world: tl.int64, seg: tl.int64, page: tl.int64, size_class: tl.int64) -> None:
+def give(world: World, seg: tl.int64, page: tl.int64, size_class: tl.int64) -> None:
     """Give an extent back to the list that belongs to its number."""
     links = page_links(world, seg)
     pages = class_pages(world, size_class)
@@ -190,7 +169,7 @@ def give(world: tl.int64, seg: tl.int64, page: tl.int64, size_class: tl.int64) -
 
 
 @triton.jit
-def carve(world: tl.int64, seg: tl.int64, page: tl.int64, have: tl.int64, want: tl.int64) -> None:
+def carve(world: World, seg: tl.int64, page: tl.int64, have: tl.int64, want: tl.int64) -> None:
     """Split an extent of class `have`: keep its first extent of class `want`, and give the rest back, smallest last."""
     level = have + 0
     while level > want:
@@ -203,14 +182,14 @@ def carve(world: tl.int64, seg: tl.int64, page: tl.int64, have: tl.int64, want: 
 
 
 @triton.jit
-def pop_free(world: tl.int64, seg: tl.int64, size_class: tl.int64, number: tl.int64) -> Any:
+def pop_free(world: World, seg: tl.int64, size_class: tl.int64, number: tl.int64) -> Any:
     """Take a free extent out of one list of this class: its first page, or -1.
 
     An extent that does not fit into the arena, or whose link does not say that it is free, is not believed: the list is
     corrupt, and the extent is left alone.
     """
     pages = class_pages(world, size_class)
-    places = select(pages > 0, table64(world + W_N_PAGES) - pages + 1, word(0))
+    places = select(pages > 0, world.n_pages - pages + 1, word(0))
     page = pop(extent_list(world, seg, size_class, number), page_links(world, seg), places, retries_at(world, seg))
     if page >= 0:
         link = link_of(world, seg, page)
@@ -223,7 +202,7 @@ def pop_free(world: tl.int64, seg: tl.int64, size_class: tl.int64, number: tl.in
 
 
 @triton.jit
-def take_free(world: tl.int64, seg: tl.int64, size_class: tl.int64, home: tl.int64) -> Any:
+def take_free(world: World, seg: tl.int64, size_class: tl.int64, home: tl.int64) -> Any:
     """Take a free extent of this class, or split one of a larger class: its first page, or -1 if none is free."""
     page = pop_free(world, seg, size_class, home)
     rows = extent_list(world, seg, size_class, word(0))
@@ -232,16 +211,20 @@ def take_free(world: tl.int64, seg: tl.int64, size_class: tl.int64, home: tl.int
         place = next_filled(world, rows, N_CLASSES - size_class, home, place, N_CLASSES)
         if place >= 0:
             level = size_class + place // MAX_SHARDS
+            if level > size_class:
+                begin_split(seg)
             page = pop_free(world, seg, level, home + place)
             if page >= 0:
                 carve(world, seg, page, level, size_class)
+            if level > size_class:
+                end_split(seg)
     return page
 
 
 @triton.jit
-def take(world: tl.int64, seg: tl.int64, size_class: tl.int64, home: tl.int64) -> Any:
+def take(world: World, seg: tl.int64, size_class: tl.int64, home: tl.int64) -> Any:
     """Take an extent: its first page, or -1 if the heap has none of the size. `home`: the list that is asked first."""
     page = take_free(world, seg, size_class, home)
     if page < 0:
-        page = bump(world, seg, size_class, home)
+        page = bump(world, seg, size_class)
     return page

@@ -14,7 +14,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from nanokv.device.memory.triton import add64, checksum_bytes, copy_bytes, load64, select, table64, word
+from nanokv.device.memory.triton import add64, checksum_bytes, copy_bytes, load64, select, word
 from nanokv.device.protocol.checksum import has_checksum, is_right
 from nanokv.device.protocol.directory import entry_header, entry_owner, find
 from nanokv.device.protocol.extent import class_of, is_held
@@ -31,19 +31,19 @@ from nanokv.device.segment.layout import (
     LOW32,
     READY,
 )
-from nanokv.device.segment.world_table import W_HEAP_BASE, W_PAGE_BYTES, header_at, is_inside, segment
+from nanokv.device.segment.world_table import World, header_at, is_inside, segment
 
 
 @triton.jit
-def is_extent(world: tl.int64, seg: tl.int64, slot: tl.int64, payload: tl.int64, nbytes: tl.int64) -> Any:
+def is_extent(world: World, seg: tl.int64, slot: tl.int64, payload: tl.int64, nbytes: tl.int64) -> Any:
     """True if a READY header can hold `nbytes` at the offset `payload`: it has the pages, and their link names it.
 
     Three words of the header describe its bytes, and the extent's link names the slot: if one of the four is wrong, it
     does not lead to the bytes of another object.
     """
-    size = table64(world + W_PAGE_BYTES)
+    size = world.page_bytes
     inside = is_inside(world, payload, nbytes)
-    offset = select(inside, payload, table64(world + W_HEAP_BASE)) - table64(world + W_HEAP_BASE)
+    offset = select(inside, payload, world.heap_base) - world.heap_base
     page = offset // size
     n_pages = pages_of(header_at(world, seg, slot))
     right = inside & (offset == page * size) & (n_pages == (select(inside, nbytes, word(0)) + size - 1) // size)
@@ -53,7 +53,7 @@ def is_extent(world: tl.int64, seg: tl.int64, slot: tl.int64, payload: tl.int64,
 
 
 @triton.jit
-def lookup(world: tl.int64, key_hash: tl.int64, key_check: tl.int64) -> Any:
+def lookup(world: World, key_hash: tl.int64, key_check: tl.int64) -> Any:
     """Find a READY object. Returns (status, owner, header slot, epoch, payload offset, bytes).
 
     OK, MISS, NOT_READY or CORRUPT. The words after OK are true only if `validate` returns OK afterwards.
@@ -85,7 +85,7 @@ def lookup(world: tl.int64, key_hash: tl.int64, key_check: tl.int64) -> Any:
 
 
 @triton.jit
-def lookup_described(world: tl.int64, key_hash: tl.int64, key_check: tl.int64) -> Any:
+def lookup_described(world: World, key_hash: tl.int64, key_check: tl.int64) -> Any:
     """`lookup`, and the descriptor: (status, owner, header slot, epoch, payload, bytes, kind, seven dimensions)."""
     status, owner, slot, epoch, payload, nbytes = lookup(world, key_hash, key_check)
     kind, d0, d1, d2, d3, d4, d5, d6 = descriptor(world, segment(world, owner), slot)
@@ -93,7 +93,7 @@ def lookup_described(world: tl.int64, key_hash: tl.int64, key_check: tl.int64) -
 
 
 @triton.jit
-def validate(world: tl.int64, owner: tl.int64, slot: tl.int64, epoch: tl.int64) -> Any:
+def validate(world: World, owner: tl.int64, slot: tl.int64, epoch: tl.int64) -> Any:
     """After a copy: OK if the object was there all the while, else TORN."""
     header = header_at(world, segment(world, owner), slot)
     return select(still_ready(header, epoch), word(OK), word(TORN))
@@ -101,7 +101,7 @@ def validate(world: tl.int64, owner: tl.int64, slot: tl.int64, epoch: tl.int64) 
 
 @triton.jit
 def judged(
-    world: tl.int64,
+    world: World,
     owner: tl.int64,
     slot: tl.int64,
     epoch: tl.int64,
@@ -123,7 +123,7 @@ def judged(
 
 @triton.jit
 def verify(
-    world: tl.int64,
+    world: World,
     owner: tl.int64,
     slot: tl.int64,
     epoch: tl.int64,
@@ -142,7 +142,7 @@ def verify(
 
 @triton.jit
 def read(
-    world: tl.int64,
+    world: World,
     owner: tl.int64,
     slot: tl.int64,
     epoch: tl.int64,
@@ -163,7 +163,7 @@ def read(
 
 @triton.jit
 def is_described(
-    world: tl.int64,
+    world: World,
     seg: tl.int64,
     slot: tl.int64,
     kind: tl.int64,
@@ -190,7 +190,7 @@ def is_described(
 
 @triton.jit
 def get_described(
-    world: tl.int64,
+    world: World,
     key_hash: tl.int64,
     key_check: tl.int64,
     dst: tl.int64,
@@ -217,7 +217,7 @@ def get_described(
 
 
 @triton.jit
-def get(world: tl.int64, key_hash: tl.int64, key_check: tl.int64, dst: tl.int64, room: tl.int64, now: tl.int64) -> Any:
+def get(world: World, key_hash: tl.int64, key_check: tl.int64, dst: tl.int64, room: tl.int64, now: tl.int64) -> Any:
     """A whole get of an object of exactly `room` bytes to `dst`: OK, MISS, NOT_READY, TORN, SIZE or CORRUPT."""
     zero = word(0)
     return get_described(world, key_hash, key_check, dst, room, now, zero, zero, zero, zero, zero, zero, zero, zero)

@@ -14,6 +14,8 @@ Source: a seqlock per object, whose counter is the epoch; readers validate as in
 Guarantees
 - An epoch never goes back, and names one use of the slot (I7). No rank acts on a slot whose word has moved on.
 - READY implies that the payload is there (I3): `commit_state` releases, and fails if the slot was given up before.
+- A producer is answered NO_HEADER only if, when it had looked, every free slot had been given back while it looked: no
+  producer takes more slots than one. `hdr_head` passes the end by at most one per producer, as `bump_ptr` does.
 - A producer that finds its slot given up frees nothing. The header names its extent, and the owner's sweeper frees both
   after a grace period: one rule, so that nothing is freed twice.
 
@@ -28,9 +30,9 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from nanokv.device.memory.triton import add64, cas64, load64, select, store64, table64, word
-from nanokv.device.protocol.freelist import SPIN_LIMIT, pop, push, push_chain
-from nanokv.device.protocol.shards import next_filled, run_length, slot_list
+from nanokv.device.memory.triton import add64, cas64, load64, select, store64, word
+from nanokv.device.protocol.freelist import pop, push
+from nanokv.device.protocol.shards import next_filled, slot_list
 from nanokv.device.segment.layout import (
     COUNT_CORRUPT,
     D_DIMS,
@@ -56,15 +58,7 @@ from nanokv.device.segment.layout import (
     WORD_BYTES,
     WRITING,
 )
-from nanokv.device.segment.world_table import (
-    W_HDR_COUNT,
-    W_PAGE_BYTES,
-    W_PRODUCER,
-    descriptor_at,
-    header_at,
-    header_links,
-    retries_at,
-)
+from nanokv.device.segment.world_table import World, descriptor_at, header_at, header_links, retries_at
 
 
 @triton.jit
@@ -80,7 +74,7 @@ def epoch_of(state: tl.int64) -> Any:
 
 
 @triton.jit
-def believed(world: tl.int64, seg: tl.int64, slot: tl.int64) -> Any:
+def believed(world: World, seg: tl.int64, slot: tl.int64) -> Any:
     """`slot` as taken, or -1 if it is in use or holds pages: then the list, or `hdr_head`, is corrupt."""
     if slot >= 0:
         header = header_at(world, seg, slot)
@@ -93,9 +87,9 @@ def believed(world: tl.int64, seg: tl.int64, slot: tl.int64) -> Any:
 
 
 @triton.jit
-def take_slot(world: tl.int64, seg: tl.int64, home: tl.int64) -> Any:
+def take_slot(world: World, seg: tl.int64, home: tl.int64) -> Any:
     """Take a header slot: the slot, or -1 if all are in use. `home`: the list that is asked first."""
-    count = table64(world + W_HDR_COUNT)
+    count = world.hdr_count
     links = header_links(world, seg)
     rows = slot_list(world, seg, word(0))
     retries = retries_at(world, seg)
@@ -106,52 +100,29 @@ def take_slot(world: tl.int64, seg: tl.int64, home: tl.int64) -> Any:
         if place >= 0:
             slot = believed(world, seg, pop(slot_list(world, seg, home + place), links, count, retries))
     if slot < 0:
-        slot = bump_slot(world, seg, home)
+        slot = bump_slot(world, seg)
     return slot
 
 
 @triton.jit
-def bump_slot(world: tl.int64, seg: tl.int64, home: tl.int64) -> Any:
-    """Take a header slot that was never used, or a run of them where there are many lists: the slot, or -1."""
-    count = table64(world + W_HDR_COUNT)
-    run = run_length(world, word(1))
-    old = load64(seg + HDR_HEAD, "relaxed")
-    taken = word(0)
-    tries = word(0)
-    fits = (old >= 0) & (old < count)
-    more = fits
-    while more:
-        taken = select(count - old < run, count - old, run)
-        got = cas64(seg + HDR_HEAD, old, old + taken, "relaxed")  # relaxed: nobody has used these slots
-        tries += 1
-        more = got != old
-        old = got
-        fits = (old >= 0) & (old < count) & (tries < SPIN_LIMIT)
-        more = more & fits
-    lost = tries - select(fits, word(1), word(0))
-    if lost > 0:
-        add64(retries_at(world, seg), lost, "relaxed")
-    slot = believed(world, seg, select(fits, old, word(-1)))
-    if (slot >= 0) & (taken > 1):
-        links = header_links(world, seg)
-        last = slot + taken - 1
-        node = slot + 1
-        while node < last:
-            store64(links + node * WORD_BYTES, node + 2, "relaxed")
-            node += 1
-        push_chain(slot_list(world, seg, home), links, slot + 1, last, retries_at(world, seg))
-    return slot
+def bump_slot(world: World, seg: tl.int64) -> Any:
+    """Take a header slot that was never used: the slot, or -1."""
+    count = world.hdr_count
+    slot = load64(seg + HDR_HEAD, "relaxed")
+    if (slot >= 0) & (slot < count):
+        slot = add64(seg + HDR_HEAD, 1, "relaxed")  # relaxed: nobody has used this slot
+    return believed(world, seg, select((slot >= 0) & (slot < count), slot, word(-1)))
 
 
 @triton.jit
-def give_slot(world: tl.int64, seg: tl.int64, slot: tl.int64) -> None:
+def give_slot(world: World, seg: tl.int64, slot: tl.int64) -> None:
     """Give a header slot back. It must be DEAD and hold no pages."""
     push(slot_list(world, seg, slot), header_links(world, seg), slot, retries_at(world, seg))
 
 
 @triton.jit
 def reserve(
-    world: tl.int64, seg: tl.int64, slot: tl.int64, key_hash: tl.int64, key_check: tl.int64, flags: tl.int64
+    world: World, seg: tl.int64, slot: tl.int64, key_hash: tl.int64, key_check: tl.int64, flags: tl.int64
 ) -> Any:
     """Mark a slot that the caller has taken: producer, key, a new epoch, RESERVED. Returns the epoch."""
     header = header_at(world, seg, slot)
@@ -159,7 +130,7 @@ def reserve(
     store64(header + H_PAGES, word(0), "relaxed")
     store64(header + H_KEY_HASH, key_hash, "relaxed")
     store64(header + H_KEY_CHECK, key_check, "relaxed")
-    store64(header + H_FLAGS, word(flags) | (table64(world + W_PRODUCER) << 32), "relaxed")
+    store64(header + H_FLAGS, word(flags) | (world.producer << 32), "relaxed")
     # release: a host that sees the new epoch sees the new producer too (scenario heir)
     store64(header + H_STATE, state_word(RESERVED, epoch), "release")
     return epoch
@@ -167,7 +138,7 @@ def reserve(
 
 @triton.jit
 def describe(
-    world: tl.int64,
+    world: World,
     seg: tl.int64,
     slot: tl.int64,
     kind: tl.int64,
@@ -192,7 +163,7 @@ def describe(
 
 
 @triton.jit
-def descriptor(world: tl.int64, seg: tl.int64, slot: tl.int64) -> Any:
+def descriptor(world: World, seg: tl.int64, slot: tl.int64) -> Any:
     """Read the descriptor: (kind, seven dimensions). It counts only if the STATE word is validated afterwards."""
     desc = descriptor_at(world, seg, slot)
     d0 = load64(desc + D_DIMS, "relaxed")
@@ -207,7 +178,7 @@ def descriptor(world: tl.int64, seg: tl.int64, slot: tl.int64) -> Any:
 
 @triton.jit
 def publish(
-    world: tl.int64,
+    world: World,
     seg: tl.int64,
     slot: tl.int64,
     epoch: tl.int64,
@@ -221,7 +192,7 @@ def publish(
     store64(header + H_PAYLOAD, payload, "relaxed")
     store64(header + H_BYTES, nbytes, "relaxed")
     store64(header + H_ACCESS, now, "relaxed")
-    store64(header + H_PAGES, n_pages | (table64(world + W_PAGE_BYTES) << 32), "relaxed")
+    store64(header + H_PAGES, n_pages | (world.page_bytes << 32), "relaxed")
     reserved = state_word(RESERVED, epoch)
     # relaxed: nobody reads the extent of a WRITING object, and the sweeper frees it only after a grace period
     return cas64(header + H_STATE, reserved, state_word(WRITING, epoch), "relaxed") == reserved

@@ -12,17 +12,17 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from nanokv.device.memory.triton import add64, copy_bytes, store64, table64, word
+from nanokv.device.memory.triton import add64, copy_bytes, store64, word
 from nanokv.device.protocol.header import describe, kill, publish, reserve
 from nanokv.device.protocol.retire import count_eviction
 from nanokv.device.protocol.ring import announce, asleep
 from nanokv.device.segment.layout import EVICTED, H_FLAGS, H_PAGES, H_STATE, LOW32, STORED
-from nanokv.device.segment.world_table import W_PAGE_BYTES, header_at, segment
+from nanokv.device.segment.world_table import World, header_at, segment
 
 
 @triton.jit
 def install(
-    world: tl.int64,
+    world: World,
     owner: tl.int64,
     slot: tl.int64,
     key_hash: tl.int64,
@@ -49,26 +49,26 @@ def install(
     epoch = reserve(world, seg, slot, key_hash, key_check, flags & LOW32)
     if (flags >> 32) != 0:
         store64(header_at(world, seg, slot) + H_FLAGS, flags, "relaxed")
-    size = table64(world + W_PAGE_BYTES)
+    size = world.page_bytes
     publish(world, seg, slot, epoch, (nbytes + size - 1) // size, payload, nbytes, now)
     return epoch
 
 
 @triton.jit
-def state_of(world: tl.int64, owner: tl.int64, slot: tl.int64) -> Any:
+def state_of(world: World, owner: tl.int64, slot: tl.int64) -> Any:
     """The newest STATE word of a header slot, read by a read-modify-write."""
     # acq_rel: the newest word, in order with all else that the host does; only the host waits for it (kept)
     return add64(header_at(world, segment(world, owner), slot) + H_STATE, 0, "acq_rel")
 
 
 @triton.jit
-def kill_slot(world: tl.int64, owner: tl.int64, slot: tl.int64, state: tl.int64, epoch: tl.int64) -> Any:
+def kill_slot(world: World, owner: tl.int64, slot: tl.int64, state: tl.int64, epoch: tl.int64) -> Any:
     """(state, 0, epoch) -> (DEAD, 0, epoch). Returns the previous STATE word."""
     return kill(header_at(world, segment(world, owner), slot), state, epoch)
 
 
 @triton.jit
-def announce_slot(world: tl.int64, owner: tl.int64, kind: tl.int64, slot: tl.int64, epoch: tl.int64) -> Any:
+def announce_slot(world: World, owner: tl.int64, kind: tl.int64, slot: tl.int64, epoch: tl.int64) -> Any:
     """Leave a hint about a header slot. REMOVED or EVICTED also takes the pages out of the header: the master has them.
 
     Returns 1 if the owner's poller sleeps.
@@ -83,6 +83,6 @@ def announce_slot(world: tl.int64, owner: tl.int64, kind: tl.int64, slot: tl.int
 
 
 @triton.jit
-def store_payload(world: tl.int64, owner: tl.int64, payload: tl.int64, src: tl.int64, nbytes: tl.int64) -> None:
+def store_payload(world: World, owner: tl.int64, payload: tl.int64, src: tl.int64, nbytes: tl.int64) -> None:
     """Copy `nbytes` from the address `src` to the offset `payload` of a segment."""
     copy_bytes(segment(world, owner) + payload, src, nbytes)

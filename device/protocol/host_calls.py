@@ -19,44 +19,44 @@ from nanokv.device.protocol.remove import remove, remove_slot
 from nanokv.device.protocol.ring import asleep
 from nanokv.device.protocol.status import OK
 from nanokv.device.segment.layout import REMOVED
-from nanokv.device.segment.world_table import segment
+from nanokv.device.segment.world_table import World, segment
 
 
 @triton.jit
-def enter_segment(world: tl.int64, owner: tl.int64) -> Any:
+def enter_segment(world: World, owner: tl.int64) -> Any:
     """`enter`."""
     return enter(world, segment(world, owner))
 
 
 @triton.jit
-def leave_segment(world: tl.int64, owner: tl.int64, phase: tl.int64) -> None:
+def leave_segment(world: World, owner: tl.int64, phase: tl.int64) -> None:
     """`leave`."""
     leave(world, segment(world, owner), phase)
 
 
 @triton.jit
-def finish_hinted(world: tl.int64, owner: tl.int64, slot: tl.int64, epoch: tl.int64, phase: tl.int64) -> Any:
+def finish_hinted(world: World, owner: tl.int64, slot: tl.int64, epoch: tl.int64, phase: tl.int64) -> Any:
     """`finish`: (status, 1 if the owner's poller sleeps)."""
     status = finish(world, owner, slot, epoch, phase)
     return status, asleep(segment(world, owner))
 
 
 @triton.jit
-def commit_hinted(world: tl.int64, owner: tl.int64, slot: tl.int64, epoch: tl.int64) -> Any:
+def commit_hinted(world: World, owner: tl.int64, slot: tl.int64, epoch: tl.int64) -> Any:
     """`commit`: (status, 1 if the owner's poller sleeps)."""
     status = commit(world, owner, slot, epoch)
     return status, asleep(segment(world, owner))
 
 
 @triton.jit
-def abort_hinted(world: tl.int64, owner: tl.int64, slot: tl.int64, epoch: tl.int64) -> Any:
+def abort_hinted(world: World, owner: tl.int64, slot: tl.int64, epoch: tl.int64) -> Any:
     """`abort`: (status, 1 if the owner's poller sleeps)."""
     status = abort(world, owner, slot, epoch)
     return status, asleep(segment(world, owner))
 
 
 @triton.jit
-def remove_hinted(world: tl.int64, key_hash: tl.int64, key_check: tl.int64) -> Any:
+def remove_hinted(world: World, key_hash: tl.int64, key_check: tl.int64) -> Any:
     """`remove`: (status, owner, 1 if the owner's poller sleeps). Only a removal leaves a hint."""
     status, owner = remove(world, key_hash, key_check)
     sleeps = word(0)
@@ -66,14 +66,14 @@ def remove_hinted(world: tl.int64, key_hash: tl.int64, key_check: tl.int64) -> A
 
 
 @triton.jit
-def remove_slot_hinted(world: tl.int64, owner: tl.int64, slot: tl.int64, epoch: tl.int64) -> Any:
+def remove_slot_hinted(world: World, owner: tl.int64, slot: tl.int64, epoch: tl.int64) -> Any:
     """`remove_slot`: (status, 1 if the owner's poller sleeps)."""
     status = remove_slot(world, owner, slot, epoch, REMOVED)
     return status, asleep(segment(world, owner))
 
 
 @triton.jit
-def evict_slot_hinted(world: tl.int64, owner: tl.int64, slot: tl.int64, epoch: tl.int64, now: tl.int64) -> Any:
+def evict_slot_hinted(world: World, owner: tl.int64, slot: tl.int64, epoch: tl.int64, now: tl.int64) -> Any:
     """`evict_slot`: (status, 1 if the owner's poller sleeps)."""
     status = evict_slot(world, owner, slot, epoch, now)
     return status, asleep(segment(world, owner))

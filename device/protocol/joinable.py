@@ -13,7 +13,7 @@ Guarantees
 
 Why the orderings suffice: the looks are relaxed, and a host that joins may disturb them. The producer reads the word
 `joining` before and after: its count changes when a host begins. The first look acquires what a host pushed that ended
-before; the second releases the looks, so that a host that begins later does not disturb them.
+before; the second, a read-modify-write, releases the looks, so that a host that begins later does not disturb them.
 """
 
 from typing import Any
@@ -21,7 +21,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from nanokv.device.memory.triton import load64, select, table64, word
+from nanokv.device.memory.triton import load64, select, word
 from nanokv.device.protocol.extent import FREE, HELD, N_CLASSES, link_of
 from nanokv.device.protocol.joining import joiner
 from nanokv.device.protocol.shards import next_filled
@@ -29,13 +29,14 @@ from nanokv.device.segment.layout import (
     BUMP_PTR,
     FREE_HEAD,
     JOINER_MASK,
+    JOINING,
     LOW32,
     MARK_MASK,
     MARK_SHIFT,
     MAX_SHARDS,
     WORD_BYTES,
 )
-from nanokv.device.segment.world_table import W_HEAP_BASE, W_N_PAGES, W_PAGE_BYTES, class_pages, segment
+from nanokv.device.segment.world_table import World, class_pages, segment
 
 NOTHING = tl.constexpr(0)
 NEIGHBOURS = tl.constexpr(1)
@@ -43,17 +44,17 @@ EXTENT = tl.constexpr(2)
 
 
 @triton.jit
-def unused_from(world: tl.int64, seg: tl.int64) -> Any:
+def unused_from(world: World, seg: tl.int64) -> Any:
     """The first page that was never used, or the number of pages."""
-    count = table64(world + W_N_PAGES)
-    page = (load64(seg + BUMP_PTR, "relaxed") - table64(world + W_HEAP_BASE)) // table64(world + W_PAGE_BYTES)
+    count = world.n_pages
+    page = (load64(seg + BUMP_PTR, "relaxed") - world.heap_base) // world.page_bytes
     return select((page >= 0) & (page < count), page, count)
 
 
 @triton.jit
-def free_extents(world: tl.int64, seg: tl.int64, size_class: tl.int64, enough: tl.int64) -> Any:
+def free_extents(world: World, seg: tl.int64, size_class: tl.int64, enough: tl.int64) -> Any:
     """The pages in the free extents of smaller classes, counted up to `enough`; -1 if a larger extent is free."""
-    count = table64(world + W_N_PAGES)
+    count = world.n_pages
     rows = seg + FREE_HEAD
     found = word(0)
     place = word(-1)
@@ -76,7 +77,7 @@ def free_extents(world: tl.int64, seg: tl.int64, size_class: tl.int64, enough: t
 
 
 @triton.jit
-def has_run(world: tl.int64, seg: tl.int64, wanted: tl.int64) -> Any:
+def has_run(world: World, seg: tl.int64, wanted: tl.int64) -> Any:
     """True if `wanted` neighbouring pages are free or were never used."""
     count = unused_from(world, seg)
     run = word(0)
@@ -88,16 +89,16 @@ def has_run(world: tl.int64, seg: tl.int64, wanted: tl.int64) -> Any:
         pages = select((mark != 0) & (pages > 0), pages, word(1))  # a page in motion stands for itself
         run = select(free, run + pages, word(0))
         page += pages
-    return run + table64(world + W_N_PAGES) - count >= wanted
+    return run + world.n_pages - count >= wanted
 
 
 @triton.jit
-def outlook(world: tl.int64, seg: tl.int64, size_class: tl.int64) -> Any:
+def outlook(world: World, seg: tl.int64, size_class: tl.int64) -> Any:
     """What there is for an extent of this class: NOTHING, NEIGHBOURS that a host can or does join, or an EXTENT."""
     wanted = class_pages(world, size_class)
-    before = joiner(seg)
+    before = load64(seg + JOINING, "acquire")  # acquire: what hosts pushed (scenario neighbours)
     found = word(NOTHING)
-    unused = table64(world + W_N_PAGES) - unused_from(world, seg)
+    unused = world.n_pages - unused_from(world, seg)
     free = free_extents(world, seg, size_class, wanted - unused)
     if free < 0:
         found = word(EXTENT)
@@ -110,6 +111,6 @@ def outlook(world: tl.int64, seg: tl.int64, size_class: tl.int64) -> Any:
 
 
 @triton.jit
-def outlook_of(world: tl.int64, owner: tl.int64, size_class: tl.int64) -> Any:
+def outlook_of(world: World, owner: tl.int64, size_class: tl.int64) -> Any:
     """`outlook`, of the segment of `owner`."""
     return outlook(world, segment(world, owner), size_class)

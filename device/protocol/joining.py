@@ -22,13 +22,13 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from nanokv.device.memory.triton import add64, cas64, load64, select, table64, word
+from nanokv.device.memory.triton import add64, cas64, load64, select, word
 from nanokv.device.segment.layout import JOINER_MASK, JOINING, JOINS_SHIFT
-from nanokv.device.segment.world_table import W_PRODUCER, segment
+from nanokv.device.segment.world_table import World, segment
 
 
 @triton.jit
-def begin_join(world: tl.int64, owner: tl.int64, over: tl.int64) -> Any:
+def begin_join(world: World, owner: tl.int64, over: tl.int64) -> Any:
     """Mark that this rank begins to join free extents. `over`: the mark that it may replace.
 
     Returns the mark, for `end_join`, or 0 if another host joins.
@@ -37,14 +37,14 @@ def begin_join(world: tl.int64, owner: tl.int64, over: tl.int64) -> Any:
     old = load64(seg + JOINING, "relaxed")  # relaxed: a guess, which the CAS compares
     mark = word(0)
     if ((old & JOINER_MASK) == 0) | (old == over):
-        mark = (((old >> JOINS_SHIFT) + 1) << JOINS_SHIFT) | table64(world + W_PRODUCER)
+        mark = (((old >> JOINS_SHIFT) + 1) << JOINS_SHIFT) | world.producer
         got = cas64(seg + JOINING, old, mark, "acquire")  # acquire: after the looks of those who saw no mark (kept)
         mark = select(got == old, mark, word(0))
     return mark
 
 
 @triton.jit
-def end_join(world: tl.int64, owner: tl.int64, mark: tl.int64) -> None:
+def end_join(world: World, owner: tl.int64, mark: tl.int64) -> None:
     """Remove the mark, unless another host has replaced it."""
     seg = segment(world, owner)
     # release: everything is pushed (scenario join-full)
@@ -59,6 +59,6 @@ def joiner(seg: tl.int64) -> Any:
 
 
 @triton.jit
-def joiner_of(world: tl.int64, owner: tl.int64) -> Any:
+def joiner_of(world: World, owner: tl.int64) -> Any:
     """`joiner`, of the segment of `owner`."""
     return joiner(segment(world, owner))

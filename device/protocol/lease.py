@@ -24,11 +24,11 @@ import triton.language as tl
 from nanokv.device.memory.triton import cas64, load64, store64, word
 from nanokv.device.protocol.header import still_ready
 from nanokv.device.segment.layout import ACCESS_TIME, H_ACCESS, LEASED
-from nanokv.device.segment.world_table import header_at, segment
+from nanokv.device.segment.world_table import World, header_at, segment
 
 
 @triton.jit
-def lease(world: tl.int64, owner: tl.int64, slot: tl.int64, until: tl.int64) -> None:
+def lease(world: World, owner: tl.int64, slot: tl.int64, until: tl.int64) -> None:
     """Give an object that the caller is writing a lease until the time `until`, in ns. The commit releases it."""
     header = header_at(world, segment(world, owner), slot)
     store64(header + H_ACCESS, (until & ACCESS_TIME) | LEASED, "relaxed")
@@ -41,7 +41,7 @@ def is_leased(access: tl.int64, now: tl.int64) -> Any:
 
 
 @triton.jit
-def touch(world: tl.int64, owner: tl.int64, slot: tl.int64, epoch: tl.int64, now: tl.int64) -> None:
+def touch(world: World, owner: tl.int64, slot: tl.int64, epoch: tl.int64, now: tl.int64) -> None:
     """Note that an object was read. Best effort for the time; a lease ends."""
     header = header_at(world, segment(world, owner), slot)
     seen = load64(header + H_ACCESS, "relaxed")  # relaxed: if it is old, the CAS fails

@@ -25,7 +25,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from nanokv.device.memory.triton import add64, cas64, load64, select, store64, table64, word
+from nanokv.device.memory.triton import add64, cas64, load64, select, store64, word
 from nanokv.device.protocol.freelist import SPIN_LIMIT
 from nanokv.device.protocol.header import epoch_of, phase_of
 from nanokv.device.protocol.status import MISS, NO_PIN, OK
@@ -44,28 +44,28 @@ from nanokv.device.segment.layout import (
     WATCHED,
     WORD_BYTES,
 )
-from nanokv.device.segment.world_table import W_PIN_BASE, W_PIN_SLOTS, W_PRODUCER, header_at, segment
+from nanokv.device.segment.world_table import World, header_at, segment
 
 SPREAD = tl.constexpr(0x9E3779B1)  # Knuth's multiplicative hash: neighbouring slots begin their search far apart
 
 
 @triton.jit
-def ledger_at(world: tl.int64, seg: tl.int64, line: tl.int64) -> Any:
+def ledger_at(world: World, seg: tl.int64, line: tl.int64) -> Any:
     """The address of a line of the pin ledger."""
-    return seg + table64(world + W_PIN_BASE) + line * WORD_BYTES
+    return seg + world.pin_base + line * WORD_BYTES
 
 
 @triton.jit
-def ledger_word(world: tl.int64, phase: tl.int64, slot: tl.int64) -> Any:
+def ledger_word(world: World, phase: tl.int64, slot: tl.int64) -> Any:
     """(phase, slot, this rank and incarnation)."""
-    return word(phase) | (slot << PIN_HEADER_SHIFT) | (table64(world + W_PRODUCER) << PIN_PRODUCER_SHIFT)
+    return word(phase) | (slot << PIN_HEADER_SHIFT) | (world.producer << PIN_PRODUCER_SHIFT)
 
 
 @triton.jit
-def note(world: tl.int64, seg: tl.int64, slot: tl.int64) -> Any:
+def note(world: World, seg: tl.int64, slot: tl.int64) -> Any:
     """Write an INTENT into a free line of the ledger: the line, or -1 if the ledger is full."""
-    count = table64(world + W_PIN_SLOTS)
-    start = (slot + table64(world + W_PRODUCER)) * SPREAD
+    count = world.pin_slots
+    start = (slot + world.producer) * SPREAD
     line = word(-1)
     i = word(0)
     while (line < 0) & (i < count):
@@ -98,7 +98,7 @@ def add_pin(header: tl.int64, epoch: tl.int64, change: tl.int64) -> Any:
 
 
 @triton.jit
-def pin(world: tl.int64, owner: tl.int64, slot: tl.int64, epoch: tl.int64) -> Any:
+def pin(world: World, owner: tl.int64, slot: tl.int64, epoch: tl.int64) -> Any:
     """Hold a READY object in place. Returns (status, line): OK, MISS (it went away) or NO_PIN."""
     seg = segment(world, owner)
     line = note(world, seg, slot)
@@ -113,7 +113,7 @@ def pin(world: tl.int64, owner: tl.int64, slot: tl.int64, epoch: tl.int64) -> An
 
 
 @triton.jit
-def unpin(world: tl.int64, owner: tl.int64, slot: tl.int64, epoch: tl.int64, line: tl.int64) -> Any:
+def unpin(world: World, owner: tl.int64, slot: tl.int64, epoch: tl.int64, line: tl.int64) -> Any:
     """Give a pin back: OK, or MISS if this line of the ledger does not hold it."""
     seg = segment(world, owner)
     status = word(MISS)
@@ -126,12 +126,12 @@ def unpin(world: tl.int64, owner: tl.int64, slot: tl.int64, epoch: tl.int64, lin
 
 
 @triton.jit
-def count_lines(world: tl.int64, seg: tl.int64, slot: tl.int64) -> Any:
+def count_lines(world: World, seg: tl.int64, slot: tl.int64) -> Any:
     """How many lines of the ledger name a header slot: (HELD, INTENT)."""
     held = word(0)
     moving = word(0)
     line = word(0)
-    while line < table64(world + W_PIN_SLOTS):
+    while line < world.pin_slots:
         said = load64(ledger_at(world, seg, line), "relaxed")
         if ((said >> PIN_HEADER_SHIFT) & PIN_HEADER_MASK) == slot:
             held += select((said & PIN_PHASE_MASK) == PIN_HELD, word(1), word(0))
@@ -141,7 +141,7 @@ def count_lines(world: tl.int64, seg: tl.int64, slot: tl.int64) -> Any:
 
 
 @triton.jit
-def recount(world: tl.int64, owner: tl.int64, slot: tl.int64, dead: tl.int64) -> Any:
+def recount(world: World, owner: tl.int64, slot: tl.int64, dead: tl.int64) -> Any:
     """Lower the pins of an object to its HELD lines, so that `dead` INTENT lines of dead readers can be cleared.
 
     Returns 1, or 0 if living readers were just pinning or unpinning: try again later.
@@ -163,7 +163,7 @@ def recount(world: tl.int64, owner: tl.int64, slot: tl.int64, dead: tl.int64) ->
 
 
 @triton.jit
-def drop_pin(world: tl.int64, owner: tl.int64, line: tl.int64, said: tl.int64, epoch: tl.int64) -> Any:
+def drop_pin(world: World, owner: tl.int64, line: tl.int64, said: tl.int64, epoch: tl.int64) -> Any:
     """Take away the pin of a dead reader whose ledger line says HELD: 1, or 0 if the line has changed."""
     seg = segment(world, owner)
     mine = cas64(ledger_at(world, seg, line), said, (said & ~PIN_PHASE_MASK) | PIN_INTENT, "relaxed") == said
@@ -175,6 +175,6 @@ def drop_pin(world: tl.int64, owner: tl.int64, line: tl.int64, said: tl.int64, e
 
 
 @triton.jit
-def clear_intent(world: tl.int64, owner: tl.int64, line: tl.int64, said: tl.int64) -> None:
+def clear_intent(world: World, owner: tl.int64, line: tl.int64, said: tl.int64) -> None:
     """Free the ledger line of a reader that died with an INTENT; only after `recount` has settled its pin."""
     cas64(ledger_at(world, segment(world, owner), line), said, 0, "relaxed")

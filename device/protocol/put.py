@@ -19,7 +19,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from nanokv.device.memory.triton import add64, checksum_bytes, copy_bytes, load64, select, table64, word
+from nanokv.device.memory.triton import add64, checksum_bytes, copy_bytes, load64, select, word
 from nanokv.device.protocol.activity import enter, leave
 from nanokv.device.protocol.checksum import seal, wanted
 from nanokv.device.protocol.directory import claim, erase
@@ -49,11 +49,11 @@ from nanokv.device.segment.layout import (
     STORED,
     WRITING,
 )
-from nanokv.device.segment.world_table import W_HEAP_BASE, W_PAGE_BYTES, header_at, is_inside, segment
+from nanokv.device.segment.world_table import World, header_at, is_inside, segment
 
 
 @triton.jit
-def undo(world: tl.int64, seg: tl.int64, owner: tl.int64, slot: tl.int64, epoch: tl.int64) -> Any:
+def undo(world: World, seg: tl.int64, owner: tl.int64, slot: tl.int64, epoch: tl.int64) -> Any:
     """Give up a slot that is still RESERVED. False if the sweeper was faster: then the sweeper frees it."""
     mine = kill(header_at(world, seg, slot), RESERVED, epoch) == state_word(RESERVED, epoch)
     if mine:
@@ -63,7 +63,7 @@ def undo(world: tl.int64, seg: tl.int64, owner: tl.int64, slot: tl.int64, epoch:
 
 @triton.jit
 def allocate(
-    world: tl.int64,
+    world: World,
     seg: tl.int64,
     owner: tl.int64,
     slot: tl.int64,
@@ -86,7 +86,7 @@ def allocate(
             status = word(FULL)
         else:
             hold(world, seg, page, size_class, slot)
-    payload = table64(world + W_HEAP_BASE) + page * table64(world + W_PAGE_BYTES)
+    payload = world.heap_base + page * world.page_bytes
     if status == OK:
         if not publish(world, seg, slot, epoch, n_pages, payload, nbytes, now):
             add64(seg + COUNT_LOST, 1, "relaxed")
@@ -99,7 +99,7 @@ def allocate(
 
 @triton.jit
 def begin(
-    world: tl.int64,
+    world: World,
     owner: tl.int64,
     key_hash: tl.int64,
     key_check: tl.int64,
@@ -119,8 +119,8 @@ def begin(
     """
     seg = segment(world, owner)
     phase = enter(world, seg)
-    fits = is_inside(world, table64(world + W_HEAP_BASE), nbytes)
-    n_pages = (select(fits, nbytes, word(0)) + table64(world + W_PAGE_BYTES) - 1) // table64(world + W_PAGE_BYTES)
+    fits = is_inside(world, world.heap_base, nbytes)
+    n_pages = (select(fits, nbytes, word(0)) + world.page_bytes - 1) // world.page_bytes
     size_class = class_of(world, n_pages)
     status = select(fits & (size_class >= 0), word(OK), word(TOO_LARGE))
     slot = word(-1)
@@ -149,7 +149,7 @@ def begin(
 
 @triton.jit
 def begin_described(
-    world: tl.int64,
+    world: World,
     owner: tl.int64,
     key_hash: tl.int64,
     key_check: tl.int64,
@@ -173,7 +173,7 @@ def begin_described(
 
 
 @triton.jit
-def commit(world: tl.int64, owner: tl.int64, slot: tl.int64, epoch: tl.int64) -> Any:
+def commit(world: World, owner: tl.int64, slot: tl.int64, epoch: tl.int64) -> Any:
     """WRITING -> READY, and announce: OK, or LOST if the slot was given up. A slot that is READY already is OK."""
     seg = segment(world, owner)
     header = header_at(world, seg, slot)
@@ -189,7 +189,7 @@ def commit(world: tl.int64, owner: tl.int64, slot: tl.int64, epoch: tl.int64) ->
 
 
 @triton.jit
-def is_writing(world: tl.int64, owner: tl.int64, slot: tl.int64, epoch: tl.int64) -> Any:
+def is_writing(world: World, owner: tl.int64, slot: tl.int64, epoch: tl.int64) -> Any:
     """True if an object is neither committed nor given up yet."""
     header = header_at(world, segment(world, owner), slot)
     # acquire: one atomic per CTA, so that all of its warps branch alike; after an old WRITING the commit fails (kept)
@@ -198,7 +198,7 @@ def is_writing(world: tl.int64, owner: tl.int64, slot: tl.int64, epoch: tl.int64
 
 @triton.jit
 def seal_payload(
-    world: tl.int64,
+    world: World,
     owner: tl.int64,
     key_hash: tl.int64,
     key_check: tl.int64,
@@ -226,7 +226,7 @@ def seal_payload(
 
 
 @triton.jit
-def finish(world: tl.int64, owner: tl.int64, slot: tl.int64, epoch: tl.int64, phase: tl.int64) -> Any:
+def finish(world: World, owner: tl.int64, slot: tl.int64, epoch: tl.int64, phase: tl.int64) -> Any:
     """Commit an object that `begin` began, and count the operation out: OK or LOST."""
     status = commit(world, owner, slot, epoch)
     leave(world, segment(world, owner), phase)
@@ -234,7 +234,7 @@ def finish(world: tl.int64, owner: tl.int64, slot: tl.int64, epoch: tl.int64, ph
 
 
 @triton.jit
-def abort(world: tl.int64, owner: tl.int64, slot: tl.int64, epoch: tl.int64) -> Any:
+def abort(world: World, owner: tl.int64, slot: tl.int64, epoch: tl.int64) -> Any:
     """Give up an object that is WRITING, and free it: OK, or LOST if the sweeper gave it up before.
 
     Only after the last store to its pages.
@@ -252,7 +252,7 @@ def abort(world: tl.int64, owner: tl.int64, slot: tl.int64, epoch: tl.int64) -> 
 
 @triton.jit
 def put(
-    world: tl.int64,
+    world: World,
     owner: tl.int64,
     key_hash: tl.int64,
     key_check: tl.int64,

@@ -24,7 +24,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from nanokv.device.memory.triton import add64, load64, select, store64, table64, word
+from nanokv.device.memory.triton import add64, load64, select, store64, word
 from nanokv.device.protocol.directory import erase
 from nanokv.device.protocol.extent import N_CLASSES, bump_rest, give
 from nanokv.device.protocol.freelist import detach
@@ -52,23 +52,16 @@ from nanokv.device.segment.layout import (
     WORD_BYTES,
     WRITING,
 )
-from nanokv.device.segment.world_table import (
-    W_HDR_COUNT,
-    W_SHARDS,
-    header_at,
-    header_links,
-    page_links,
-    segment,
-)
+from nanokv.device.segment.world_table import World, header_at, header_links, page_links, segment
 
 
 @triton.jit
-def snapshot(world: tl.int64, seg: tl.int64, said: tl.int64, out: tl.int64) -> Any:
+def snapshot(world: World, seg: tl.int64, said: tl.int64, out: tl.int64) -> Any:
     """Copy the header that a STORED hint is about to `out`: 1 if it is whole, 0 if it is not READY in that epoch."""
     slot = (said >> RING_HEADER_SHIFT) & RING_HEADER_MASK
     epoch = (said >> RING_EPOCH_SHIFT) & RING_EPOCH_MASK
     good = word(0)
-    if ((said & RING_KIND_MASK) == STORED) & (slot < table64(world + W_HDR_COUNT)):
+    if ((said & RING_KIND_MASK) == STORED) & (slot < world.hdr_count):
         header = header_at(world, seg, slot)
         state = load64(header + H_STATE, "acquire")  # acquire: the header of this epoch (scenario swept)
         if (state & ~PIN_BITS) == state_word(READY, epoch):
@@ -82,7 +75,7 @@ def snapshot(world: tl.int64, seg: tl.int64, said: tl.int64, out: tl.int64) -> A
 
 @triton.jit
 def snapshots(
-    world: tl.int64, owner: tl.int64, hints: tl.int64, count: tl.int64, records: tl.int64, good: tl.int64
+    world: World, owner: tl.int64, hints: tl.int64, count: tl.int64, records: tl.int64, good: tl.int64
 ) -> None:
     """`snapshot` for `count` hints: a record of 64 bytes each, and a word that is 1 if the record is whole."""
     seg = segment(world, owner)
@@ -95,7 +88,7 @@ def snapshots(
 
 
 @triton.jit
-def give_up(world: tl.int64, owner: tl.int64, slot: tl.int64, epoch: tl.int64, producer: tl.int64) -> Any:
+def give_up(world: World, owner: tl.int64, slot: tl.int64, epoch: tl.int64, producer: tl.int64) -> Any:
     """Make an unfinished object of a producer DEAD: 1, or 0 if it moved on. The header keeps its pages: quarantine.
 
     The host judged the producer (PRODUCER bits) by a look that may have been torn: a former producer of the slot, long
@@ -112,7 +105,7 @@ def give_up(world: tl.int64, owner: tl.int64, slot: tl.int64, epoch: tl.int64, p
 
 
 @triton.jit
-def release(world: tl.int64, owner: tl.int64, slot: tl.int64, epoch: tl.int64) -> Any:
+def release(world: World, owner: tl.int64, slot: tl.int64, epoch: tl.int64) -> Any:
     """Free a DEAD header that no operation holds, and its pages, after a grace period: 1, or 0 if it moved on.
 
     A read-modify-write reads the state: a load may be old, while the slot is READY again with other pages.
@@ -129,7 +122,7 @@ def release(world: tl.int64, owner: tl.int64, slot: tl.int64, epoch: tl.int64) -
 
 
 @triton.jit
-def adopt_slot(world: tl.int64, owner: tl.int64, slot: tl.int64) -> None:
+def adopt_slot(world: World, owner: tl.int64, slot: tl.int64) -> None:
     """Give back a leaked header slot, which the audit found in no place, and remove the entry that may be left."""
     seg = segment(world, owner)
     header = header_at(world, seg, slot)
@@ -142,7 +135,7 @@ def adopt_slot(world: tl.int64, owner: tl.int64, slot: tl.int64) -> None:
 
 
 @triton.jit
-def push_extents(world: tl.int64, owner: tl.int64, pages: tl.int64, classes: tl.int64, count: tl.int64) -> None:
+def push_extents(world: World, owner: tl.int64, pages: tl.int64, classes: tl.int64, count: tl.int64) -> None:
     """Give `count` extents back, named by the words at `pages` (first pages) and `classes`, in private memory."""
     seg = segment(world, owner)
     i = word(0)
@@ -153,20 +146,20 @@ def push_extents(world: tl.int64, owner: tl.int64, pages: tl.int64, classes: tl.
 
 
 @triton.jit
-def detach_rest(world: tl.int64, owner: tl.int64) -> Any:
+def detach_rest(world: World, owner: tl.int64) -> Any:
     """Take all pages that were never used: the first of them, or -1. They then belong to the caller."""
     return bump_rest(world, segment(world, owner))
 
 
 @triton.jit
-def detach_class(world: tl.int64, owner: tl.int64, size_class: tl.int64, firsts: tl.int64) -> None:
+def detach_class(world: World, owner: tl.int64, size_class: tl.int64, firsts: tl.int64) -> None:
     """Take all free lists of a size class: the first page of each, or -1, as words at `firsts`.
 
     The chains then belong to the caller. `firsts`: one word per list of a kind, in private memory.
     """
     seg = segment(world, owner)
     i = word(0)
-    while i < table64(world + W_SHARDS):
+    while i < world.shards:
         store64(firsts + i * WORD_BYTES, detach(extent_list(world, seg, size_class, i)), "relaxed")
         i += 1
 
@@ -186,32 +179,32 @@ def walk(links: tl.int64, head: tl.int64, count: tl.int64, value: tl.int64, mark
 
 
 @triton.jit
-def walk_class(world: tl.int64, seg: tl.int64, size_class: tl.int64, count: tl.int64, marks: tl.int64) -> None:
+def walk_class(world: World, seg: tl.int64, size_class: tl.int64, count: tl.int64, marks: tl.int64) -> None:
     """Mark the first page of each free extent of a size class with the class plus 1."""
     i = word(0)
-    while i < table64(world + W_SHARDS):
+    while i < world.shards:
         walk(page_links(world, seg), extent_list(world, seg, size_class, i), count, size_class + 1, marks)
         i += 1
 
 
 @triton.jit
-def walk_pages(world: tl.int64, owner: tl.int64, count: tl.int64, marks: tl.int64) -> None:
+def walk_pages(world: World, owner: tl.int64, count: tl.int64, marks: tl.int64) -> None:
     """Mark the first page of each free extent with its size class plus 1."""
     for size_class in range(0, N_CLASSES):
         walk_class(world, segment(world, owner), word(size_class), count, marks)
 
 
 @triton.jit
-def walk_slots(world: tl.int64, owner: tl.int64, count: tl.int64, marks: tl.int64) -> None:
+def walk_slots(world: World, owner: tl.int64, count: tl.int64, marks: tl.int64) -> None:
     """Mark each free header slot with 1."""
     seg = segment(world, owner)
     i = word(0)
-    while i < table64(world + W_SHARDS):
+    while i < world.shards:
         walk(header_links(world, seg), slot_list(world, seg, i), count, word(1), marks)
         i += 1
 
 
 @triton.jit
-def store_control(world: tl.int64, owner: tl.int64, offset: tl.int64, value: tl.int64) -> None:
+def store_control(world: World, owner: tl.int64, offset: tl.int64, value: tl.int64) -> None:
     """Store a word of HeapCtl that only the owner's host writes."""
     store64(segment(world, owner) + offset, value, "relaxed")

@@ -20,11 +20,11 @@ from nanokv.device.protocol.header import epoch_of, is_key, kill, phase_of, stat
 from nanokv.device.protocol.retire import count_eviction, retire
 from nanokv.device.protocol.status import MISS, OK, PINNED
 from nanokv.device.segment.layout import EVICTED, H_STATE, PIN_BITS, READY, REMOVED
-from nanokv.device.segment.world_table import header_at, segment
+from nanokv.device.segment.world_table import World, header_at, segment
 
 
 @triton.jit
-def remove_slot(world: tl.int64, owner: tl.int64, slot: tl.int64, epoch: tl.int64, kind: tl.int64) -> Any:
+def remove_slot(world: World, owner: tl.int64, slot: tl.int64, epoch: tl.int64, kind: tl.int64) -> Any:
     """Make one READY object DEAD, and free it: OK, PINNED, or MISS if it has gone away (or never was READY).
 
     `kind`: REMOVED, or EVICTED, which is counted.
@@ -46,7 +46,7 @@ def remove_slot(world: tl.int64, owner: tl.int64, slot: tl.int64, epoch: tl.int6
 
 
 @triton.jit
-def remove(world: tl.int64, key_hash: tl.int64, key_check: tl.int64) -> Any:
+def remove(world: World, key_hash: tl.int64, key_check: tl.int64) -> Any:
     """Remove a READY object. Returns (status, owner): OK, MISS, NOT_READY, PINNED or CORRUPT."""
     status, entry = find(world, key_hash, key_check)
     owner = word(0)

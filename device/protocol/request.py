@@ -17,7 +17,7 @@ import triton.language as tl
 from nanokv.device.memory.triton import table64
 from nanokv.device.segment.layout import FLAG_PLAN, WORD_BYTES
 from nanokv.device.segment.record import Field, Record
-from nanokv.device.segment.world_table import is_rank
+from nanokv.device.segment.world_table import World, is_rank
 
 REQUEST = Record(
     "Request",
@@ -49,7 +49,7 @@ Q_WHAT = REQUEST.at("what")
 
 
 @triton.jit
-def is_possible(world: tl.int64, request: tl.int64) -> Any:
+def is_possible(world: World, request: tl.int64) -> Any:
     """True if the words of a request for a put can be right: the owner leads to a segment, and no word is negative."""
     least = table64(request + Q_BYTES) | table64(request + Q_LEASE)  # negative if one of them is
     flags = table64(request + Q_FLAGS)

@@ -15,7 +15,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from nanokv.device.memory.triton import add64, load64, select, store64, table64, word
+from nanokv.device.memory.triton import add64, load64, select, store64, word
 from nanokv.device.protocol.directory import erase
 from nanokv.device.protocol.extent import class_of, give, is_held
 from nanokv.device.protocol.header import (
@@ -31,19 +31,11 @@ from nanokv.device.segment.layout import (
     H_PAGES,
     H_PAYLOAD,
 )
-from nanokv.device.segment.world_table import (
-    W_HEAP_BASE,
-    W_HEAP_LIMIT,
-    W_N_PAGES,
-    W_PAGE_BYTES,
-    class_pages,
-    evicted_at,
-    header_at,
-)
+from nanokv.device.segment.world_table import World, class_pages, evicted_at, header_at
 
 
 @triton.jit
-def take_out(world: tl.int64, seg: tl.int64, slot: tl.int64) -> Any:
+def take_out(world: World, seg: tl.int64, slot: tl.int64) -> Any:
     """Take the extent out of a DEAD header: (first page or -1, size class).
 
     Pages that cannot exist, or that were not taken for this slot, are left alone: the header is corrupt.
@@ -51,16 +43,16 @@ def take_out(world: tl.int64, seg: tl.int64, slot: tl.int64) -> Any:
     header = header_at(world, seg, slot)
     n_pages = pages_of(header)
     payload = load64(header + H_PAYLOAD, "relaxed")
-    base = table64(world + W_HEAP_BASE)
-    placed = (payload >= base) & (payload <= table64(world + W_HEAP_LIMIT))
+    base = world.heap_base
+    placed = (payload >= base) & (payload <= world.heap_limit)
     offset = select(placed, payload, base) - base
-    page = offset // table64(world + W_PAGE_BYTES)
+    page = offset // world.page_bytes
     size_class = class_of(world, n_pages)
     if n_pages > 0:
         # relaxed: the pushes of `give` and `give_slot` release it
         store64(header + H_PAGES, word(0), "relaxed")
         whole = class_pages(world, select(size_class < 0, word(0), size_class))
-        beyond = (page + whole > table64(world + W_N_PAGES)) | (offset % table64(world + W_PAGE_BYTES) != 0)
+        beyond = (page + whole > world.n_pages) | (offset % world.page_bytes != 0)
         wild = (not placed) | (size_class < 0) | beyond
         if not wild:
             wild = not is_held(world, seg, page, size_class, slot)
@@ -73,7 +65,7 @@ def take_out(world: tl.int64, seg: tl.int64, slot: tl.int64) -> Any:
 
 
 @triton.jit
-def retire(world: tl.int64, seg: tl.int64, owner: tl.int64, slot: tl.int64, epoch: tl.int64, kind: tl.int64) -> None:
+def retire(world: World, seg: tl.int64, owner: tl.int64, slot: tl.int64, epoch: tl.int64, kind: tl.int64) -> None:
     """Free everything that a header holds which the caller made DEAD, and leave a hint: REMOVED or EVICTED."""
     header = header_at(world, seg, slot)
     key_hash = load64(header + H_KEY_HASH, "relaxed")
@@ -87,7 +79,7 @@ def retire(world: tl.int64, seg: tl.int64, owner: tl.int64, slot: tl.int64, epoc
 
 
 @triton.jit
-def count_eviction(world: tl.int64, seg: tl.int64) -> None:
+def count_eviction(world: World, seg: tl.int64) -> None:
     """Count an object that this rank has evicted, in the segment and in this rank's record there."""
     add64(seg + COUNT_EVICTED, 1, "relaxed")  # relaxed: statistics
     add64(evicted_at(world, seg), 1, "relaxed")

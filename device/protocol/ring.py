@@ -22,7 +22,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from nanokv.device.memory.triton import add64, cas64, load64, select, store64, table64, word, xchg64
+from nanokv.device.memory.triton import add64, cas64, load64, select, store64, word, xchg64
 from nanokv.device.segment.layout import (
     ANN_ASLEEP,
     ANN_HEAD,
@@ -32,17 +32,17 @@ from nanokv.device.segment.layout import (
     RING_HEADER_SHIFT,
     WORD_BYTES,
 )
-from nanokv.device.segment.world_table import W_ANN_BASE, W_ANN_CAPACITY, segment
+from nanokv.device.segment.world_table import World, segment
 
 
 @triton.jit
-def ring_slot(world: tl.int64, seg: tl.int64, ticket: tl.int64) -> Any:
+def ring_slot(world: World, seg: tl.int64, ticket: tl.int64) -> Any:
     """The address of the ring slot of a ticket."""
-    return seg + table64(world + W_ANN_BASE) + (ticket & (table64(world + W_ANN_CAPACITY) - 1)) * WORD_BYTES
+    return seg + world.ann_base + (ticket & (world.ann_capacity - 1)) * WORD_BYTES
 
 
 @triton.jit
-def announce(world: tl.int64, seg: tl.int64, kind: tl.int64, slot: tl.int64, epoch: tl.int64) -> None:
+def announce(world: World, seg: tl.int64, kind: tl.int64, slot: tl.int64, epoch: tl.int64) -> None:
     """Leave a hint about a header slot for the owner's host."""
     ticket = add64(seg + ANN_HEAD, 1, "relaxed")  # relaxed: a ticket hands nothing over
     said = word(kind) | (slot << RING_HEADER_SHIFT) | (epoch << RING_EPOCH_SHIFT)
@@ -59,7 +59,7 @@ def asleep(seg: tl.int64) -> Any:
 
 
 @triton.jit
-def drain(world: tl.int64, owner: tl.int64, tail: tl.int64, out: tl.int64, room: tl.int64) -> Any:
+def drain(world: World, owner: tl.int64, tail: tl.int64, out: tl.int64, room: tl.int64) -> Any:
     """Take hints from ticket `tail` on, at most `room`, into the words at `out` (private memory).
 
     Returns (taken, head, hole): how many; the ticket before which the look ended; the first ticket whose ring slot was
@@ -68,7 +68,7 @@ def drain(world: tl.int64, owner: tl.int64, tail: tl.int64, out: tl.int64, room:
     seg = segment(world, owner)
     head = load64(seg + ANN_HEAD, "relaxed")  # relaxed: later tickets are for the next call
     head = select(head < 0, word(0), head)
-    capacity = table64(world + W_ANN_CAPACITY)
+    capacity = world.ann_capacity
     oldest = select(head > capacity, head, capacity) - capacity
     ticket = select(tail < oldest, oldest, tail)
     ticket = select(ticket > head, head, ticket)  # only after `ann_head` was corrupt: begin where it is now

@@ -12,7 +12,7 @@ Guarantees
 - A producer that asks its home list, and then each list that `next_filled` returns until it returns -1, asks each list
   at most once: the search ends even if a corrupt list never yields its first node (I9).
 - The search finds a node that is in a list from its beginning to its end. It may miss a node that is pushed meanwhile
-  to a list that it has passed: an overlapping operation then explains the FULL.
+  to a list that it has passed: only what is given back while it looks.
 
 Why the orderings suffice: the look is relaxed, since `freelist.pop` asks the list itself. A producer that sees an empty
 list acquires nothing of what was done before it became empty; one that needs that asks `reclaim.joining`.
@@ -23,45 +23,35 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from nanokv.device.memory.triton import look_rows, select, table64
+from nanokv.device.memory.triton import look_rows
 from nanokv.device.segment.layout import FREE_HEAD, FREE_HEAD_STRIDE, HDR_FREE, LOW32, MAX_SHARDS, WORD_BYTES
-from nanokv.device.segment.world_table import W_SHARDS
-
-RUN = tl.constexpr(16)  # pages, or header slots, that one step of a bump pointer takes where there are as many lists
+from nanokv.device.segment.world_table import World
 
 
 @triton.jit
-def shard_of(world: tl.int64, number: tl.int64) -> Any:
+def shard_of(world: World, number: tl.int64) -> Any:
     """The list of a kind that belongs to a number (of a node, or a key's hash): 0 to `shards` - 1."""
-    return number & (table64(world + W_SHARDS) - 1)
+    return number & (world.shards - 1)
 
 
 @triton.jit
-def slot_list(world: tl.int64, seg: tl.int64, number: tl.int64) -> Any:
+def slot_list(world: World, seg: tl.int64, number: tl.int64) -> Any:
     """The address of the free list of header slots that belongs to `number`."""
     return seg + HDR_FREE + shard_of(world, number) * WORD_BYTES
 
 
 @triton.jit
-def extent_list(world: tl.int64, seg: tl.int64, size_class: tl.int64, number: tl.int64) -> Any:
+def extent_list(world: World, seg: tl.int64, size_class: tl.int64, number: tl.int64) -> Any:
     """The address of the free list of a size class that belongs to `number`."""
     return seg + FREE_HEAD + size_class * FREE_HEAD_STRIDE + shard_of(world, number) * WORD_BYTES
 
 
 @triton.jit
 def next_filled(
-    world: tl.int64, rows: tl.int64, count: tl.int64, home: tl.int64, last: tl.int64, most: tl.constexpr
+    world: World, rows: tl.int64, count: tl.int64, home: tl.int64, last: tl.int64, most: tl.constexpr
 ) -> Any:
     """The next list that is not empty, in `count` (at most `most`) rows of lists at the address `rows`, or -1.
 
     Lists are numbered row by row, in each row from `home` on and around. `last`: the list that was asked before.
     """
-    return look_rows(rows, count, table64(world + W_SHARDS), shard_of(world, home), last, LOW32, most, MAX_SHARDS)
-
-
-@triton.jit
-def run_length(world: tl.int64, size: tl.int64) -> Any:
-    """How many nodes of `size` pages (1 for header slots) one step of a bump pointer takes, if so many are left."""
-    shards = table64(world + W_SHARDS)
-    run = select(shards < RUN, shards, RUN) // size
-    return select(run > 1, run, 1)
+    return look_rows(rows, count, world.shards, shard_of(world, home), last, LOW32, most, MAX_SHARDS)

@@ -8,11 +8,12 @@ The chain. Each access to global memory has a depth: one more than the deepest a
   adds nothing: it is no round trip of its own.
 - A barrier makes all warps as deep as the deepest.
 - Not counted: a value that another warp, or this one, passes on in global memory.
+- A machine with a `price` counts what each instruction takes instead: its chain is an estimate of time.
 The compiler behind PTX may move a use up to its load, and a GPU issues nothing behind a use that waits: so a real chain
 can be longer. Registers have one depth for all lanes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
@@ -63,7 +64,7 @@ class Counts:
     """Of one warp. An instruction counts once, for however many lanes; an access only if a lane makes it.
 
     Attributes:
-        chain: the longest chain of accesses to global memory that wait for each other.
+        chain: the longest chain of accesses to global memory that wait for each other, or what it takes at a price.
     """
 
     instructions: int = 0
@@ -74,7 +75,7 @@ class Counts:
     fences: int = 0
     shuffles: int = 0
     barriers: int = 0
-    chain: int = 0
+    chain: float = 0
 
     def most(self, other: "Counts") -> "Counts":
         """The larger of each."""
@@ -101,16 +102,30 @@ def registers_in(operand: Operand) -> list[int]:
     return found
 
 
-class Counter:
-    """Counts one warp, whose blocks are single instructions."""
+Price = Callable[
+    [Instruction, int | None], float
+]  #: of an instruction, and the address that it accesses in global memory
 
-    def __init__(self, program: "Program") -> None:
-        self.program = program
+
+def one_per_access(i: Instruction, address: int | None) -> float:
+    """The price of a chain whose length is counted."""
+    return 0 if address is None else 1
+
+
+class Counter:
+    """Counts one warp, whose blocks are single instructions.
+
+    Args:
+        price: what an instruction takes once its operands are there.
+    """
+
+    def __init__(self, program: "Program", price: Price = one_per_access) -> None:
+        self.program, self.price = program, price
         self.counts = Counts()
-        self.depth: dict[int, int] = {}  #: of registers
-        self.control = 0  #: what everything waits for that follows
-        self.deepest = 0  #: of all accesses so far
-        self.carried: dict[tuple[str, int], int] = {}  #: depth of what stands in shared and local memory
+        self.depth: dict[int, float] = {}  #: of registers
+        self.control: float = 0  #: what everything waits for that follows
+        self.deepest: float = 0  #: of all accesses so far
+        self.carried: dict[tuple[str, int], float] = {}  #: depth of what stands in shared and local memory
 
     def block(self, block: "Block", warp: "Warp", lanes: Array | None) -> None:
         """An instruction is about to be executed by some lanes."""
@@ -123,14 +138,16 @@ class Counter:
         results, inputs = self._registers(i)
         active = self._active(i, warp, lanes)
         depth = max([self.control, *(self.depth.get(index, 0) for index in inputs)])
+        if is_global(i) and active is not False:
+            depth = self._access(i, warp, active, depth)
+        else:
+            depth += self.price(i, None)
         if i.opcode == "shfl":
             self.counts.shuffles += 1
         elif i.opcode in ("bar", "barrier"):
             self.counts.barriers += 1
         elif i.opcode in ("bra", "ret", "exit") and i.guard is not None:
             self.control = depth
-        elif is_global(i) and active is not False:
-            depth = self._access(i, depth)
         elif i.opcode in ("ld", "st", "atom", "red") and space_of(i) in ("shared", "local") and active is not False:
             depth = self._carry(i, warp, active, depth)
         elif i.opcode in ("ldmatrix", "stmatrix"):
@@ -158,7 +175,7 @@ class Counter:
         made = made if lanes is None else made & lanes
         return made if made.any() else False
 
-    def _access(self, i: Instruction, depth: int) -> int:
+    def _access(self, i: Instruction, warp: "Warp", active: "Array | bool | None", depth: float) -> float:
         semantics = next((each for each in i.modifiers if each in SEMANTICS), "")
         fence, ordered = i.opcode in ("fence", "membar"), semantics in ORDERED
         counts = self.counts
@@ -166,8 +183,8 @@ class Counter:
             depth = max(depth, self.deepest)
         if fence:
             counts.fences += 1
-            self.control = depth
-            return depth
+            self.control = depth + self.price(i, None)
+            return self.control
         if i.opcode in ("atom", "red"):
             counts.ordered_atomics += ordered
             counts.relaxed_atomics += not ordered
@@ -175,24 +192,28 @@ class Counter:
             counts.stores += 1
         else:
             counts.loads += 1
-        depth += 1
+        depth += self.price(i, int(self._addresses(i, warp, active)[0]))
         self.deepest = max(self.deepest, depth)
         counts.chain = max(counts.chain, depth)
         if semantics in ("acquire", "acq_rel", "sc"):
             self.control = depth
         return depth
 
-    def _carry(self, i: Instruction, warp: "Warp", active: "Array | bool | None", depth: int) -> int:
-        """Depth by way of shared and local memory, by address."""
+    @staticmethod
+    def _addresses(i: Instruction, warp: "Warp", active: "Array | bool | None") -> list[int]:
+        """What an instruction accesses, by lane."""
         address = i.operands[0 if i.opcode in ("st", "red") else 1]
         assert isinstance(address, Address)
         if isinstance(address.base, Immediate):
-            places = {int(address.base.value) + address.offset}
-        else:
-            assert isinstance(address.base, Register)
-            values = warp.registers[address.base.index]
-            values = values[active] if isinstance(active, np.ndarray) else values
-            places = {value + address.offset for value in values.tolist()}
+            return [int(address.base.value) + address.offset]
+        assert isinstance(address.base, Register)
+        values = warp.registers[address.base.index]
+        values = values[active] if isinstance(active, np.ndarray) else values
+        return [value + address.offset for value in values.tolist()]
+
+    def _carry(self, i: Instruction, warp: "Warp", active: "Array | bool | None", depth: float) -> float:
+        """Depth by way of shared and local memory, by address."""
+        places = set(self._addresses(i, warp, active))
         value = i.operands[0 if i.opcode == "ld" else -1]
         width = size_of(i.modifiers[-1]) * (len(value.items) if isinstance(value, Group) else 1)
         keys = [(space_of(i), place // 4) for start in places for place in range(start, start + width, min(width, 4))]
@@ -222,7 +243,7 @@ class Counter:
         """A barrier of the CTA: what it shares is known to all of its warps, and they go on together."""
         if len(counters) > 1:
             control = max(each.control for each in counters)
-            carried: dict[tuple[str, int], int] = {}
+            carried: dict[tuple[str, int], float] = {}
             for each in counters:
                 for key, depth in each.carried.items():
                     if key[0] != "local":

@@ -36,7 +36,7 @@ class Cta:
         for warp in self.warps:
             launch.memory.start(warp)
             if launch.style.single:
-                warp.counter = Counter(launch.program)
+                warp.counter = Counter(launch.program, launch.machine.price)
 
     def arrive(self, warp: Warp, number: int, threads: int) -> None:
         """A warp comes to a barrier of `threads` threads; 0: of all."""

@@ -10,6 +10,7 @@ import numpy as np
 
 from nanokv.device.ptx.access import Memory
 from nanokv.device.ptx.blocks import Style
+from nanokv.device.ptx.counting import Price, one_per_access
 from nanokv.device.ptx.errors import NoProgress, PtxError, Unsupported
 from nanokv.device.ptx.host_memory import TensorMemory
 from nanokv.device.ptx.launch import Cta, Grid, Launch
@@ -29,6 +30,7 @@ class Machine:
         split_lanes: the chance that a load by all lanes is cut in two, with other warps in between: shows where a
             kernel relies on one value for all lanes, which PTX does not promise.
         count: count instructions and accesses, which is several times slower.
+        price: what an instruction adds to the chains that are counted. Default: 1 for an access to global memory.
         one_lane_atomics: find atomics by more than one lane.
         system_scope: find atomics of a scope below the system.
 
@@ -48,6 +50,7 @@ class Machine:
         limit: int = 50_000_000,
         split_lanes: float = 0.0,
         count: bool = False,
+        price: Price = one_per_access,
         one_lane_atomics: bool = False,
         system_scope: bool = False,
     ) -> None:
@@ -55,6 +58,7 @@ class Machine:
         self.seed = seed
         self.memory = memory if memory is not None else TensorMemory()
         self.resident, self.burst, self.limit, self.split_lanes = resident, burst, limit, split_lanes
+        self.price = price
         self.count, self.one_lane_atomics, self.system_scope = count, one_lane_atomics, system_scope
         self.findings: Tally[tuple[str, str, str]] = Tally()
         self.launches: Tally[str] = Tally()

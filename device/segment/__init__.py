@@ -3,7 +3,8 @@
 record        how a stored struct is written down
 layout        offsets, packed words, magic and version: the only file that spells a number of bytes
 layout_table  makes docs/layout.md from `layout`
-world_table   a rank's private table of all segments: the argument `world` of device functions
+world_table   a rank's private table of all segments, and the `world` that a kernel makes of it
+native_world  that `world` on a CPU: the address of the table
 geometry      the size and offset of each region, and the first bytes of a new segment
 views         a segment in host memory, as numpy arrays
 """

@@ -3,9 +3,13 @@
 A corrupt or foreign segment must not lead a rank astray, so the protocol reads no bound, offset or base from a segment:
 it reads them here. The table ends with `heap_bases`, the base address of every rank's segment as this process sees it;
 that is the table that iris' device functions take.
+
+A kernel loads the table once, by `open_world`, and passes its words to protocol functions as one argument:
+`world.page_bytes` is in a register. Loaded at each use it would come from memory after each acquire, which empties the
+first-level cache. On a CPU a world is the address of its table, and `world.page_bytes` is a load (`native_world`).
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
@@ -53,64 +57,89 @@ WORLD = Record(
     ],
 )
 
-W_RANK = WORLD.at("rank")
-W_PRODUCER = WORLD.at("producer")
-W_WORLD_SIZE = WORLD.at("world_size")
-W_PAGE_BYTES = WORLD.at("page_bytes")
-W_N_PAGES = WORLD.at("n_pages")
-W_HDR_COUNT = WORLD.at("hdr_count")
-W_DIR_BUCKETS = WORLD.at("dir_buckets")
-W_ANN_CAPACITY = WORLD.at("ann_capacity")
-W_PIN_SLOTS = WORLD.at("pin_slots")
-W_SHARDS = WORLD.at("shards")
-W_LINKS_BASE = WORLD.at("links_base")
-W_HDR_BASE = WORLD.at("hdr_base")
-W_DESC_BASE = WORLD.at("desc_base")
-W_DIR_BASE = WORLD.at("dir_base")
-W_TURN_BASE = WORLD.at("turn_base")
-W_ANN_BASE = WORLD.at("ann_base")
-W_PIN_BASE = WORLD.at("pin_base")
-W_HEAP_BASE = WORLD.at("heap_base")
-W_HEAP_LIMIT = WORLD.at("heap_limit")
-W_CHECKSUM = WORLD.at("checksum")
-W_CLASS_PAGES = WORLD.at("class_pages")
-W_BASES = WORLD.size_constant()
+
+class World(NamedTuple):
+    """An open world table: the fields of WORLD, except those that are found by a number, and the table's address."""
+
+    rank: tl.tensor
+    producer: tl.tensor
+    world_size: tl.tensor
+    page_bytes: tl.tensor
+    n_pages: tl.tensor
+    hdr_count: tl.tensor
+    dir_buckets: tl.tensor
+    ann_capacity: tl.tensor
+    pin_slots: tl.tensor
+    shards: tl.tensor
+    links_base: tl.tensor
+    hdr_base: tl.tensor
+    desc_base: tl.tensor
+    dir_base: tl.tensor
+    turn_base: tl.tensor
+    ann_base: tl.tensor
+    pin_base: tl.tensor
+    heap_base: tl.tensor
+    heap_limit: tl.tensor
+    checksum: tl.tensor
+    table: tl.tensor
+
+
+FIELDS = tuple(field.name for field in WORLD.fields if field.repeat == 1)
+assert World._fields == (*FIELDS, "table"), f"World has other fields than WORLD: {FIELDS}"
+N_FIELDS = tl.constexpr(len(FIELDS))
+CLASS_PAGES = WORLD.at("class_pages")
+BASES = WORLD.size_constant()
 
 
 @triton.jit
-def segment(world: tl.int64, rank: tl.int64) -> Any:
+def first_words(table: tl.int64, count: tl.constexpr) -> Any:
+    """The first `count` words of a private table, as a tuple."""
+    if count == 1:
+        return (table64(table),)
+    else:
+        return first_words(table, count - 1) + (table64(table + (count - 1) * WORD_BYTES),)
+
+
+@triton.jit
+def open_world(table: tl.int64) -> Any:
+    """The world whose table lies at an address. A kernel opens it once; words that it does not use are not loaded."""
+    return World(*(first_words(table, N_FIELDS) + (table,)))
+
+
+@triton.jit
+def segment(world: World, rank: tl.int64) -> Any:
     """The address of a rank's segment. `rank` must be below `world_size`."""
-    return table64(world + W_BASES + rank * WORD_BYTES)
+    return table64(world.table + BASES + rank * WORD_BYTES)
 
 
 @triton.jit
-def header_at(world: tl.int64, seg: tl.int64, slot: tl.int64) -> Any:
+def header_at(world: World, seg: tl.int64, slot: tl.int64) -> Any:
     """The address of a header slot."""
-    return seg + table64(world + W_HDR_BASE) + slot * HEADER_BYTES
+    return seg + world.hdr_base + slot * HEADER_BYTES
 
 
 @triton.jit
-def descriptor_at(world: tl.int64, seg: tl.int64, slot: tl.int64) -> Any:
+def descriptor_at(world: World, seg: tl.int64, slot: tl.int64) -> Any:
     """The address of the descriptor of a header slot."""
-    return seg + table64(world + W_DESC_BASE) + slot * DESC_BYTES
+    return seg + world.desc_base + slot * DESC_BYTES
 
 
 @triton.jit
-def page_links(world: tl.int64, seg: tl.int64) -> Any:
+def page_links(world: World, seg: tl.int64) -> Any:
     """The address of the links of pages; the links of header slots follow them."""
-    return seg + table64(world + W_LINKS_BASE)
+    return seg + world.links_base
 
 
 @triton.jit
-def header_links(world: tl.int64, seg: tl.int64) -> Any:
+def header_links(world: World, seg: tl.int64) -> Any:
     """The address of the links of header slots."""
-    return page_links(world, seg) + table64(world + W_N_PAGES) * WORD_BYTES
+    return page_links(world, seg) + world.n_pages * WORD_BYTES
 
 
 @triton.jit
-def bucket_at(world: tl.int64, seg: tl.int64, bucket: tl.int64) -> Any:
+def bucket_at(world: World, seg: tl.int64, bucket: tl.int64) -> Any:
     """The address of a directory bucket."""
-    return seg + table64(world + W_DIR_BASE) + bucket * BUCKET_BYTES
+    return seg + world.dir_base + bucket * BUCKET_BYTES
 
 
 @triton.jit
@@ -120,38 +149,38 @@ def activity_at(seg: tl.int64, rank: tl.int64, phase: tl.int64) -> Any:
 
 
 @triton.jit
-def my_activity(world: tl.int64, seg: tl.int64) -> Any:
+def my_activity(world: World, seg: tl.int64) -> Any:
     """The address of this rank's ACTIVITY record in a segment."""
-    return seg + ACTIVITY_BASE + table64(world + W_RANK) * ACTIVITY_BYTES
+    return seg + ACTIVITY_BASE + world.rank * ACTIVITY_BYTES
 
 
 @triton.jit
-def retries_at(world: tl.int64, seg: tl.int64) -> Any:
+def retries_at(world: World, seg: tl.int64) -> Any:
     """The address of the word that counts this rank's lost compare-and-swaps in a segment."""
     return my_activity(world, seg) + A_RETRIES
 
 
 @triton.jit
-def evicted_at(world: tl.int64, seg: tl.int64) -> Any:
+def evicted_at(world: World, seg: tl.int64) -> Any:
     """The address of the word that counts the objects that this rank evicted from a segment."""
     return my_activity(world, seg) + A_EVICTED
 
 
 @triton.jit
-def class_pages(world: tl.int64, size_class: tl.int64) -> Any:
+def class_pages(world: World, size_class: tl.int64) -> Any:
     """Pages per extent of a size class; 0 if there is no such class."""
-    return table64(world + W_CLASS_PAGES + size_class * WORD_BYTES)
+    return table64(world.table + CLASS_PAGES + size_class * WORD_BYTES)
 
 
 @triton.jit
-def is_rank(world: tl.int64, rank: tl.int64) -> Any:
+def is_rank(world: World, rank: tl.int64) -> Any:
     """True if the world has this rank."""
-    return (rank >= 0) & (rank < table64(world + W_WORLD_SIZE))
+    return (rank >= 0) & (rank < world.world_size)
 
 
 @triton.jit
-def is_inside(world: tl.int64, payload: tl.int64, nbytes: tl.int64) -> Any:
+def is_inside(world: World, payload: tl.int64, nbytes: tl.int64) -> Any:
     """True if `nbytes` bytes at the offset `payload` lie inside the payload arena."""
-    limit = table64(world + W_HEAP_LIMIT)
-    placed = (payload >= table64(world + W_HEAP_BASE)) & (payload <= limit)
+    limit = world.heap_limit
+    placed = (payload >= world.heap_base) & (payload <= limit)
     return placed & (nbytes >= 0) & (nbytes <= limit - select(placed, payload, limit))

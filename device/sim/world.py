@@ -1,5 +1,6 @@
 """Segments in simulated memory, and the machine that a host has there: production host code runs on it unchanged."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,19 @@ from nanokv.device.machines.records import Words
 from nanokv.device.segment.geometry import Geometry
 from nanokv.device.segment.layout import HEAP_CTL, WORD
 from nanokv.device.segment.views import SegmentView
+from nanokv.device.segment.world_table import FIELDS, WORLD
 from nanokv.device.sim.memory import SHARED
 from nanokv.device.sim.simulation import Simulation
+
+
+class TableAddress(int):
+    """The address of a world table, whose attributes are its words: the `world` of device functions in plain Python."""
+
+    def __new__(cls, address: int, words: Sequence[int]) -> "TableAddress":
+        made = super().__new__(cls, address)
+        fields = {name: words[WORLD.offsets[name] // WORD] for name in FIELDS}
+        vars(made).update(fields, table=address)
+        return made
 
 
 class SimulatedWorld:
@@ -30,7 +42,7 @@ class SimulatedWorld:
         self.geometry = geometry
         self.bases = [SHARED + rank * geometry.segment_bytes for rank in range(geometry.world_size)]
         self.code = {name: simulation.function(entry.function) for name, entry in ENTRIES.items()}
-        self._tables: dict[tuple[int, int], Words] = {}
+        self._tables: dict[tuple[int, int], tuple[Words, TableAddress]] = {}
         self.words = [word for rank in range(geometry.world_size) for word in self._new_segment(rank, may_evict)]
 
     def _new_segment(self, rank: int, may_evict: bool) -> list[int]:
@@ -41,13 +53,13 @@ class SimulatedWorld:
         words: list[int] = raw.view(np.int64).tolist()
         return words
 
-    def table(self, rank: int, incarnation: int = 1) -> int:
+    def table(self, rank: int, incarnation: int = 1) -> TableAddress:
         """The address of a rank's private world table: the `world` of protocol functions."""
-        table = self._tables.get((rank, incarnation))
-        if table is None:
-            table = self._tables[rank, incarnation] = self.geometry.world_table(rank, incarnation, self.bases)
+        if (rank, incarnation) not in self._tables:
+            table = self.geometry.world_table(rank, incarnation, self.bases)
             self.simulation.table(table.ctypes.data, table.tolist())
-        return int(table.ctypes.data)
+            self._tables[rank, incarnation] = table, TableAddress(table.ctypes.data, table.tolist())
+        return self._tables[rank, incarnation][1]
 
     def machine(self, rank: int, incarnation: int = 1) -> "SimulatedMachine":
         """A host of a rank."""

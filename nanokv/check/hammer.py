@@ -15,7 +15,7 @@ from nanokv.device.protocol.put import put
 from nanokv.device.protocol.remove import remove
 from nanokv.device.protocol.status import OK
 from nanokv.device.segment.layout import WORD_BYTES
-from nanokv.device.segment.world_table import W_WORLD_SIZE, segment
+from nanokv.device.segment.world_table import World, segment
 
 READ_EVERY = tl.constexpr(16)  # of so many pinned objects one is read: a kill is to hit pinning, not reading
 
@@ -42,7 +42,7 @@ def differing(words: tl.int64, count: tl.int64, key: tl.int64) -> Any:
 
 
 @triton.jit
-def hammer(world: tl.int64, seed: tl.int64, rounds: tl.int64, keys: tl.int64, buffer: tl.int64, room: tl.int64) -> Any:
+def hammer(world: World, seed: tl.int64, rounds: tl.int64, keys: tl.int64, buffer: tl.int64, room: tl.int64) -> Any:
     """Random puts, reads and removals, `rounds` of them. Returns (puts, reads, removals, wrong words)."""
     puts = word(0)
     reads = word(0)
@@ -57,7 +57,7 @@ def hammer(world: tl.int64, seed: tl.int64, rounds: tl.int64, keys: tl.int64, bu
         if choice < 3:
             words = 1 + (random >> 16) % room
             fill(buffer, words, (key << 32) | (seed << 24) | i)
-            owner = random % table64(world + W_WORLD_SIZE)
+            owner = random % world.world_size
             status, _ = put(world, owner, key, key, buffer, words * WORD_BYTES, i, 0, 0, 0, 0, 0, 0, 0, 0)
             puts += select(status == OK, word(1), word(0))
         elif choice < 6:
@@ -75,7 +75,7 @@ def hammer(world: tl.int64, seed: tl.int64, rounds: tl.int64, keys: tl.int64, bu
 
 
 @triton.jit
-def pin_hammer(world: tl.int64, seed: tl.int64, rounds: tl.int64, keys: tl.int64) -> Any:
+def pin_hammer(world: World, seed: tl.int64, rounds: tl.int64, keys: tl.int64) -> Any:
     """Pin objects of `hammer` and unpin them, `rounds` times, and read some. Returns (pinned, wrong words)."""
     pinned = word(0)
     wrong = word(0)

@@ -7,10 +7,11 @@ import pytest
 import triton
 import triton.language as tl
 
+from nanokv.device.memory.triton import add64, cas64, load64, store64, xchg64
 from nanokv.device.protocol import freelist, header
-from tests.support.assembly import atomics, count, polls_in_a_loop
+from tests.support.assembly import atomics, count, polls_in_a_loop, without_barrier
 from tests.support.compiling import Kernel, assembly, kernels
-from tests.support.targets import every_target
+from tests.support.targets import every_nvidia_target, every_target
 
 
 @triton.jit
@@ -49,12 +50,59 @@ def hoisted_poll_kernel(word: tl.int64, out: tl.int64, limit: tl.int64) -> None:
     tl.store(tl.cast(out, tl.pointer_type(tl.int64)), tries)
 
 
+@triton.jit
+def ordered_kernel(address: tl.int64, out: tl.int64, what: tl.constexpr, sem: tl.constexpr) -> None:
+    """A store, one operation of the vocabulary, a load."""
+    store64(address + 8, out, "relaxed")
+    if what == "load":
+        old = load64(address, sem)
+    elif what == "store":
+        store64(address, out, sem)
+        old = out
+    elif what == "cas":
+        old = cas64(address, 0, out, sem)
+    elif what == "add":
+        old = add64(address, out, sem)
+    else:
+        old = xchg64(address, out, sem)
+    store64(out, old + load64(address + 16, "relaxed"), "relaxed")
+
+
 @pytest.fixture
 def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPatch:
     """Compile with the patches in place, without the cache."""
     monkeypatch.setenv("TRITON_ALWAYS_COMPILE", "1")
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     return monkeypatch
+
+
+ORDERED = [("load", "acquire"), ("store", "release")]
+ORDERED += [(what, sem) for what in ("cas", "add", "xchg") for sem in ("acquire", "release", "acq_rel")]
+
+
+def ordered(target: str, what: str, sem: str, many_warps: bool) -> str:
+    constants = {"what": what, "sem": sem}
+    return assembly(Kernel(ordered_kernel, many_warps, {"address": "i64", "out": "i64"}, constants), target)
+
+
+@every_nvidia_target
+@pytest.mark.parametrize("many_warps", [False, True])
+@pytest.mark.parametrize(("what", "sem"), ORDERED)
+def test_a_barrier_stands_before_each_release_and_after_each_acquire(
+    target: str, what: str, sem: str, many_warps: bool
+) -> None:
+    """Whichever version of Triton this is: either it puts them, or the vocabulary does."""
+    text = ordered(target, what, sem, many_warps)
+    assert [a for a in atomics(text, target) if a.acquires or a.releases]
+    assert without_barrier(text) == []
+
+
+def test_a_ptx_without_a_barrier_is_seen() -> None:
+    text = ordered("sm_90", "add", "acq_rel", False)
+    barriers = [at for at, line in enumerate(text.splitlines()) if "bar.sync" in line]
+    assert len(barriers) >= 2
+    for gone in barriers:
+        assert without_barrier("\n".join(line for at, line in enumerate(text.splitlines()) if at != gone))
 
 
 @every_target

@@ -13,7 +13,7 @@ from triton.runtime.jit import JITFunction
 
 from examples import rope_prefill
 from nanokv.device import library, memory, protocol, segment
-from tests.support.assembly import atomics, count, polls_in_a_loop
+from tests.support.assembly import atomics, count, polls_in_a_loop, without_barrier
 from tests.support.compiling import NVIDIA, TARGETS, compiled_for, kernels
 
 pytestmark = pytest.mark.timeout(1800)  # the first test of a target pays for all of it
@@ -98,6 +98,13 @@ def test_no_atomic_is_below_system_scope(target: str) -> None:
     found = {kernel: atomics(text, target) for kernel, text in compiled_for(target).items()}
     assert sum(map(len, found.values())) > 100
     assert {kernel: bad for kernel, all_ in found.items() if (bad := [a for a in all_ if not a.system])} == {}
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("target", NVIDIA)
+def test_a_barrier_stands_before_each_release_and_after_each_acquire(target: str) -> None:
+    texts = compiled_for(target)
+    assert {kernel: bad for kernel, text in texts.items() if (bad := without_barrier(text))} == {}
 
 
 @pytest.mark.exhaustive

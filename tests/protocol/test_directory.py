@@ -18,7 +18,7 @@ from nanokv.device.segment.layout import (
     WORD_BYTES,
     unpack,
 )
-from nanokv.device.segment.world_table import header_at
+from nanokv.device.segment.world_table import World, header_at
 from tests.support.plain_world import PAGE, PlainWorld, address, aligned_words, in_threads, native, yielding
 
 KEYS = 2000
@@ -27,7 +27,7 @@ LOCKS = 4
 
 
 @triton.jit
-def claim_all(world: tl.int64, owner: tl.int64, first: tl.int64, keys: tl.int64, count: tl.int64, out: tl.int64) -> Any:
+def claim_all(world: World, owner: tl.int64, first: tl.int64, keys: tl.int64, count: tl.int64, out: tl.int64) -> Any:
     """Claim each key (two words at `keys`) with a slot of its own, and note the answers. Returns the number of OK."""
     wins = word(0)
     i = word(0)
@@ -44,7 +44,7 @@ def claim_all(world: tl.int64, owner: tl.int64, first: tl.int64, keys: tl.int64,
 
 @triton.jit
 def hold_and_let_go(
-    world: tl.int64,
+    world: World,
     seg: tl.int64,
     owner: tl.int64,
     slot: tl.int64,

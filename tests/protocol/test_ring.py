@@ -13,6 +13,7 @@ from nanokv.device.memory.triton import load64, word
 from nanokv.device.protocol.ring import announce, drain, ring_slot
 from nanokv.device.segment.geometry import Geometry
 from nanokv.device.segment.layout import ANN_HEAD, COUNT_MISSED, STORED, WORD_BYTES, unpack
+from nanokv.device.segment.world_table import World
 from tests.support.plain_world import PAGE, PlainWorld, address, aligned_words, in_threads, native
 
 SLOTS = 16
@@ -22,7 +23,7 @@ PATIENCE = tl.constexpr(2000)  #: polls that let the consumer have its turn on a
 
 
 @triton.jit
-def announce_many(world: tl.int64, seg: tl.int64, header: tl.int64, count: tl.int64) -> Any:
+def announce_many(world: World, seg: tl.int64, header: tl.int64, count: tl.int64) -> Any:
     """Leave hints about one slot, in epochs from 0 on; wait a moment where the ring is full, but not for long."""
     epoch = word(0)
     while epoch < count:
@@ -36,7 +37,7 @@ def announce_many(world: tl.int64, seg: tl.int64, header: tl.int64, count: tl.in
 
 
 @triton.jit
-def drain_all(world: tl.int64, seg: tl.int64, out: tl.int64, total: tl.int64, tries: tl.int64) -> Any:
+def drain_all(world: World, seg: tl.int64, out: tl.int64, total: tl.int64, tries: tl.int64) -> Any:
     """Take hints until `total` are taken or counted as missed, coming back to holes. Returns how many were taken."""
     taken = word(0)
     missed = word(0)

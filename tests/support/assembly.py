@@ -62,6 +62,30 @@ def count(found: list[Atomic], operation: str, *, acquires: bool = False, releas
     return sum(a.operation == operation and a.acquires >= acquires and a.releases >= releases for a in found)
 
 
+def without_barrier(text: str) -> list[str]:
+    """The atomics of a PTX text that are not ordered for the whole CTA.
+
+    A `bar.sync` stands between a releasing one and the access before it, and between an acquiring one and the access
+    after it. A label counts as an access: this does not look at what jumps to it.
+    """
+    lines = [
+        line for line in text.splitlines() if line.strip() and not re.match(r"\s*(//|\.loc|\.file|\$L__tmp)", line)
+    ]
+
+    def bare(way: list[str]) -> bool:
+        first = (
+            line for line in way if re.search(r"\bbar\.sync|^\s*[$\w]+:|\b(atom|red|ld|st)\.(?!param|shared)", line)
+        )
+        return "bar.sync" not in next(first, "")
+
+    return [
+        lines[atomic.line].strip()
+        for atomic in ptx_atomics(lines)
+        if (atomic.releases and bare(lines[: atomic.line][::-1]))
+        or (atomic.acquires and bare(lines[atomic.line + 1 :]))
+    ]
+
+
 def polls_in_a_loop(text: str) -> bool:
     """True if some atomic access stands between a label and a later branch back to it."""
     lines = text.splitlines()

@@ -22,7 +22,7 @@ from triton.runtime.jit import JITFunction
 
 from nanokv.device import library, remote
 from nanokv.device.kernels import many, payload, ring
-from nanokv.device.kernels.frame import call_kernel
+from nanokv.device.kernels.frame import arguments, call_kernel
 from nanokv.device.library import OK, copy_tile, get, put
 from nanokv.device.machines.entries import ENTRIES, Entry
 from nanokv.device.memory import triton as memory
@@ -112,6 +112,12 @@ def put_get_probe_kernel(world: tl.int64, key: tl.int64, src: tl.int64, dst: tl.
         copy_tile(src, dst)
 
 
+@triton.jit
+def call_library_kernel(frame: tl.int64, function: tl.constexpr, n_arguments: tl.constexpr) -> None:
+    """Calls a function of the device library, whose world is the address of the table, with words of a frame."""
+    function(*arguments(frame, n_arguments))
+
+
 def _called(entry: Entry) -> Kernel:
     constants = {"function": entry.function, "n_arguments": entry.arguments, "n_answers": entry.answers}
     return Kernel(call_kernel, False, {"frame": "i64"}, constants)
@@ -120,13 +126,13 @@ def _called(entry: Entry) -> Kernel:
 def kernels() -> dict[str, Kernel]:
     """Every kernel of the project, and four probes, of users' kernels and of the free lists.
 
-    `call_NAME` is the generic kernel with the entry NAME, `library_NAME` with a function of the device library.
+    `call_NAME` is the generic kernel with the entry NAME, `library_NAME` calls a function of the device library.
     """
     found = {f"call_{name}": _called(entry) for name, entry in ENTRIES.items()}
     for name in library.__all__:
         if isinstance(function := getattr(library, name), JITFunction) and name not in IN_OTHERS:
-            constants = {"function": function, "n_arguments": len(function.arg_names), "n_answers": 0}
-            found[f"library_{name}"] = Kernel(call_kernel, False, {"frame": "i64"}, constants)
+            constants = {"function": function, "n_arguments": len(function.arg_names)}
+            found[f"library_{name}"] = Kernel(call_library_kernel, False, {"frame": "i64"}, constants)
     for module in (many, payload, ring):
         for name, function in vars(module).items():
             if name.endswith("_kernel") and function.__module__ == module.__name__ and name != "move_many_kernel":
@@ -148,9 +154,12 @@ def kernels() -> dict[str, Kernel]:
     return found
 
 
-def assembly(kernel: Kernel, target: str) -> str:
-    """The PTX or AMDGCN of a kernel; after the PTX, as a comment, the registers and stack that ptxas gave it."""
-    warps = 4 if kernel.moves_payload and target in NVIDIA else 1
+def assembly(kernel: Kernel, target: str, warps: int | None = None) -> str:
+    """The PTX or AMDGCN of a kernel; after the PTX, as a comment, the registers and stack that ptxas gave it.
+
+    `warps`: per CTA; by default one, or four of a kernel that moves payload on NVIDIA.
+    """
+    warps = warps or (4 if kernel.moves_payload and target in NVIDIA else 1)
     signature = {name: kernel.types.get(name, "constexpr") for name in kernel.function.arg_names}
     constants = {(kernel.function.arg_names.index(name),): value for name, value in kernel.constants.items()}
     source = ASTSource(fn=kernel.function, signature=signature, constexprs=constants)

@@ -25,6 +25,7 @@ from nanokv.device.machines.native_code import native_function
 from nanokv.device.memory import native as memory_native
 from nanokv.device.memory.retarget import retarget
 from nanokv.device.memory.triton import VOCABULARY
+from nanokv.device.segment.world_table import open_world
 from tests.support.random_state import ARGUMENTS, Address, Draw, Memory, corrupt, history
 
 MODULES = (
@@ -36,7 +37,10 @@ MODULES = (
 @triton.jit
 def call_kernel(frame: tl.int64, function: tl.constexpr, count: tl.constexpr) -> None:
     """Call a function with `count` words of the frame and write what it returns. Only for the interpreter."""
-    results = function(*[arg(frame, i) for i in range(1, count + 1)])
+    words = [arg(frame, i) for i in range(1, count + 1)]
+    if function.fn.__code__.co_varnames[0] == "world":
+        words[0] = open_world(words[0])
+    results = function(*words)
     if results is not None:
         for i, value in enumerate(results if isinstance(results, (tuple, tl.tuple)) else (results,)):
             answer(frame, i, value)

@@ -23,7 +23,7 @@ from nanokv.device.protocol.put import put
 from nanokv.device.protocol.remove import remove
 from nanokv.device.protocol.status import OK
 from nanokv.device.segment.layout import WORD_BYTES
-from nanokv.device.segment.world_table import W_WORLD_SIZE
+from nanokv.device.segment.world_table import World
 
 ROW_WORDS = 6
 ROW_BYTES = tl.constexpr(ROW_WORDS * WORD_BYTES.value)
@@ -45,7 +45,7 @@ PATIENCE = tl.constexpr(1 << 26)  # looks for the other callers before a caller 
 
 @triton.jit
 def do_one(
-    world: tl.int64,
+    world: World,
     operation: tl.int64,
     key: tl.int64,
     value: tl.int64,
@@ -74,7 +74,7 @@ def do_one(
 
 @triton.jit
 def record(
-    world: tl.int64,
+    world: World,
     clock: tl.int64,
     caller: tl.int64,
     seed: tl.int64,
@@ -100,7 +100,7 @@ def record(
         key = 1 + (random >> 8) % keys
         operation = (random >> 13) & 3
         value = (key << 32) | (caller << 24) | (i + 1)
-        owner = (random >> 20) % table64(world + W_WORLD_SIZE)
+        owner = (random >> 20) % world.world_size
         words = 1 + (random >> 16) % room
         row = rows + i * ROW_BYTES
         store64(row + AT_OPERATION, operation, "relaxed")

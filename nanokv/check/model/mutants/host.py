@@ -23,6 +23,14 @@ def _nothing(self: Any, *args: Any) -> None:
     return None
 
 
+# --- splits ---
+mutant(
+    "splits-remembered",
+    "the sweeper does not forget the split of a producer that died in it",
+    ("split-dies",),
+    patches=((sweeper.Sweeper, "_forget_splits", _nothing),),
+)
+
 # --- hints ---
 mutant(
     "hint-stays",
@@ -109,8 +117,8 @@ mutant(
     "uncounted",
     "operations do not count themselves: nothing waits for them",
     ("late", "abort", "polled"),
-    (activity.enter, 'add64(activity_at(seg, table64(world + W_RANK), phase), 1, "acquire")', "word(0)"),
-    (activity.leave, 'add64(activity_at(seg, table64(world + W_RANK), phase), -1, "release")', "word(0)"),
+    (activity.enter, 'add64(activity_at(seg, world.rank, phase), 1, "acquire")', "word(0)"),
+    (activity.leave, 'add64(activity_at(seg, world.rank, phase), -1, "release")', "word(0)"),
 )
 mutant(
     "no-grace",
@@ -169,7 +177,7 @@ mutant(
     "leave-wrong-phase",
     "an operation counts itself out of a phase that it did not count itself into",
     ("grace", "polled"),
-    (activity.leave, "table64(world + W_RANK), phase)", "table64(world + W_RANK), 0)"),
+    (activity.leave, "world.rank, phase)", "world.rank, 0)"),
 )
 mutant(
     "grace-one-flip",

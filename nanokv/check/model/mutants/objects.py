@@ -249,7 +249,7 @@ mutant(
     ("second-plan",),
     (
         header.reserve,
-        "word(flags) | (table64(world + W_PRODUCER) << 32)",
-        'word(flags) | (load64(header + H_FLAGS, "relaxed") & LOW32) | (table64(world + W_PRODUCER) << 32)',
+        "word(flags) | (world.producer << 32)",
+        'word(flags) | (load64(header + H_FLAGS, "relaxed") & LOW32) | (world.producer << 32)',
     ),
 )
