@@ -26,7 +26,7 @@ VOCABULARY = (
         "select",
         "table64",
         "load64",
-        "look_line",
+        "look_lines",
         "look_rows",
         "store64",
         "count_up",
@@ -97,17 +97,22 @@ def load64(address: tl.int64, sem: tl.constexpr) -> Any:
 
 
 @triton.jit
-def look_line(address: tl.int64, count: tl.constexpr, mask: tl.int64, want: tl.int64) -> Any:
-    """Look at `count` neighbouring shared words at once: relaxed loads, none of which waits for another.
+def look_lines(one: tl.int64, two: tl.int64, count: tl.constexpr, mask: tl.int64, want: tl.int64) -> Any:
+    """Look at two lines of `count` shared words at once: relaxed loads, none of which waits for another.
 
-    Returns two sets of places, as bits: the words that equal `want` under `mask` and are not 0, and the words that are
-    0. Only in CTAs of one warp. `count` is a power of two.
+    Returns two sets of places, as bits, those of the line `two` after those of `one`: the words that equal `want` under
+    `mask` and are not 0, and the words that are 0. Two lanes look at each word, one for each set. Only in CTAs of one
+    warp. `count` is a power of two, at most 8.
     """
-    lanes = tl.arange(0, count).to(tl.int64)
-    seen = tl.load(pointer64(address) + lanes, volatile=True)
-    bits = tl.full(lanes.shape, 1, tl.int64) << lanes
-    same = tl.where((seen != 0) & ((seen & mask) == want), bits, 0)
-    return tl.sum(same, 0), tl.sum(tl.where(seen == 0, bits, 0), 0)
+    both: tl.constexpr = 2 * count
+    lane = tl.arange(0, 2 * both)
+    place = lane % both
+    line = tl.where(place < count, one, two)
+    seen = tl.load(pointer64(line) + place % count, volatile=True)
+    asked = tl.where(lane < both, (seen != 0) & ((seen & mask) == want), seen == 0)
+    sets = tl.sum(asked.to(tl.int32) << lane, 0).to(tl.int64)  # of 32 bits: a warp adds them in one instruction
+    first = (word(1) << both) - 1
+    return sets & first, (sets >> both) & first
 
 
 @triton.jit
@@ -211,9 +216,12 @@ def copy_bytes(dst: tl.int64, src: tl.int64, nbytes: tl.int64, width: tl.constex
 
     `width`: elements per step; a CTA of one warp has registers for fewer.
     """
-    wide = select(((dst | src) & 7) == 0, nbytes // 8, word(0))
-    copy_elements(dst, src, wide, tl.int64, width)
-    copy_elements(dst + wide * 8, src + wide * 8, nbytes - wide * 8, tl.int8, width)
+    if ((dst | src) & 7) == 0:
+        whole = nbytes & ~7
+        copy_elements(dst, src, whole // 8, tl.int64, width)
+        copy_elements(dst + whole, src + whole, nbytes - whole, tl.int8, 8)
+    else:
+        copy_elements(dst, src, nbytes, tl.int8, width)
 
 
 @triton.jit

@@ -125,17 +125,18 @@ def finish_put_part(world: World, request: tl.int64, ticket: tl.int64, parts: tl
     """Arrive after the CTA's part. Returns NOT_LAST, or for the last of `parts` CTAs the status of the whole put."""
     status = word(NOT_LAST)
     if is_last(ticket, parts):
-        status = shared(ticket, 0)
+        spoiled = is_spoiled(ticket)
+        status, slot, epoch, phase = shared(ticket, 0), shared(ticket, 1), shared(ticket, 2), shared(ticket, 4)
         owner = table64(request + Q_OWNER)
         if status == OK:
-            if is_spoiled(ticket):
-                abort(world, owner, shared(ticket, 1), shared(ticket, 2))
-                leave(world, segment(world, owner), shared(ticket, 4))
+            if spoiled:
+                abort(world, owner, slot, epoch)
+                leave(world, segment(world, owner), phase)
                 status = word(BUSY)
             else:
                 if wanted(world):
                     seal_parts(world, request, ticket)
-                status = finish(world, owner, shared(ticket, 1), shared(ticket, 2), shared(ticket, 4))
+                status = finish(world, owner, slot, epoch, phase)
         clear(ticket)
     return status
 

@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 
 from nanokv.device.memory.triton import add64, load64, select, word
-from nanokv.device.protocol.extent import carve, class_of, take
+from nanokv.device.protocol.extent import carve, class_of, hold, take
 from nanokv.device.protocol.freelist import stamp
 from nanokv.device.protocol.header import (
     epoch_of,
@@ -132,31 +132,39 @@ def may_evict(seg: tl.int64) -> Any:
 
 @triton.jit
 def take_header(world: World, seg: tl.int64, owner: tl.int64, home: tl.int64, now: tl.int64) -> Any:
-    """Take a header slot, evicting an object if all are in use: the slot, or -1."""
-    slot = take_slot(world, seg, home)
+    """Take a header slot, evicting an object if all are in use: (slot or -1, epoch of this use)."""
+    slot, epoch = take_slot(world, seg, home)
     if slot < 0:
         if may_evict(seg):
             page, gone = evict_for(world, seg, owner, word(-1), now)
             if gone == 1:
-                slot = take_slot(world, seg, home)
-    return slot
+                slot, epoch = take_slot(world, seg, home)
+    return slot, epoch
 
 
 @triton.jit
 def take_pages(
-    world: World, seg: tl.int64, owner: tl.int64, size_class: tl.int64, home: tl.int64, now: tl.int64
+    world: World,
+    seg: tl.int64,
+    owner: tl.int64,
+    size_class: tl.int64,
+    home: tl.int64,
+    slot: tl.int64,
+    now: tl.int64,
 ) -> Any:
-    """Take an extent, evicting an object if there is none and none can be joined: its first page, or -1.
+    """Take an extent for a header slot: its first page, or -1. Evict an object if there is none and none can be joined.
 
     An extent that another producer has given back since is not taken: the answer is -1, and the caller may try again.
     """
-    page = take(world, seg, size_class, home)
+    page = take(world, seg, size_class, home, slot)
     if page < 0:
         found = outlook(world, seg, size_class)
         if found == NEIGHBOURS:
             announce(world, seg, WANTED, size_class, word(0))
         elif (found == NOTHING) & may_evict(seg):
             page, gone = evict_for(world, seg, owner, size_class, now)
+            if page >= 0:
+                hold(world, seg, page, size_class, slot)
     return page
 
 

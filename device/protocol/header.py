@@ -72,39 +72,50 @@ def epoch_of(state: tl.int64) -> Any:
 
 
 @triton.jit
+def next_epoch(state: tl.int64) -> Any:
+    """The epoch of the next use of a slot with this STATE word."""
+    return (epoch_of(state) + 1) & EPOCH_MASK
+
+
+@triton.jit
 def believed(world: World, seg: tl.int64, slot: tl.int64) -> Any:
-    """`slot` as taken, or -1 if it is in use or holds pages: then the list, or `hdr_head`, is corrupt."""
+    """(`slot` as taken, epoch of its next use). The slot is -1 if it is in use or holds pages.
+
+    Then the list, or `hdr_head`, is corrupt.
+    """
+    epoch = word(0)
     if slot >= 0:
         header = header_at(world, seg, slot)
         state = load64(header + H_STATE, "relaxed")  # relaxed: `pop` has acquired it, or nobody has used the slot
+        epoch = next_epoch(state)
         idle = (state == state_word(DEAD, epoch_of(state))) | (state == 0)
         if (not idle) | (pages_of(header) != 0):
             add64(seg + COUNT_CORRUPT, 1, "relaxed")
             slot = word(-1)
-    return slot
+    return slot, epoch
 
 
 @triton.jit
 def take_slot(world: World, seg: tl.int64, home: tl.int64) -> Any:
-    """Take a header slot: the slot, or -1 if all are in use. `home`: the list that is asked first."""
+    """Take a header slot: (slot or -1 if all are in use, epoch of this use). `home`: the list that is asked first."""
     count = world.hdr_count
     links = header_links(world, seg)
     rows = slot_list(world, seg, word(0))
     retries = retries_at(world, seg)
-    slot = believed(world, seg, pop(slot_list(world, seg, home), links, count, retries))
+    slot, epoch = believed(world, seg, pop(slot_list(world, seg, home), links, count, retries))
     place = word(0)
     while (slot < 0) & (place >= 0):
         place = next_filled(world, rows, word(1), home, place, 1)
         if place >= 0:
-            slot = believed(world, seg, pop(slot_list(world, seg, home + place), links, count, retries))
+            slot, epoch = believed(world, seg, pop(slot_list(world, seg, home + place), links, count, retries))
     if slot < 0:
-        slot = bump_slot(world, seg, home)
-    return slot
+        slot, epoch = bump_slot(world, seg, home)
+    return slot, epoch
 
 
 @triton.jit
 def bump_slot(world: World, seg: tl.int64, home: tl.int64) -> Any:
-    """Take a header slot that was never used, or a run of them where there are many lists: the slot, or -1."""
+    """Take a header slot that was never used, or a run of them where there are many lists: (slot or -1, epoch)."""
     count = world.hdr_count
     run = run_length(world, word(1))
     old = load64(seg + HDR_HEAD, "relaxed")
@@ -123,7 +134,7 @@ def bump_slot(world: World, seg: tl.int64, home: tl.int64) -> Any:
     lost = tries - select(fits, word(1), word(0))
     if lost > 0:
         add64(retries_at(world, seg), lost, "relaxed")
-    slot = believed(world, seg, select(fits, old, word(-1)))
+    slot, epoch = believed(world, seg, select(fits, old, word(-1)))
     if (slot >= 0) & (taken > 1):
         links = header_links(world, seg)
         last = slot + taken - 1
@@ -132,7 +143,7 @@ def bump_slot(world: World, seg: tl.int64, home: tl.int64) -> Any:
             store64(links + node * WORD_BYTES, node + 2, "relaxed")
             node += 1
         push_chain(slot_list(world, seg, home), links, slot + 1, last, retries_at(world, seg))
-    return slot
+    return slot, epoch
 
 
 @triton.jit
@@ -143,18 +154,22 @@ def give_slot(world: World, seg: tl.int64, slot: tl.int64) -> None:
 
 @triton.jit
 def reserve(
-    world: World, seg: tl.int64, slot: tl.int64, key_hash: tl.int64, key_check: tl.int64, flags: tl.int64
-) -> Any:
-    """Mark a slot that the caller has taken: producer, key, a new epoch, RESERVED. Returns the epoch."""
+    world: World,
+    seg: tl.int64,
+    slot: tl.int64,
+    epoch: tl.int64,
+    key_hash: tl.int64,
+    key_check: tl.int64,
+    flags: tl.int64,
+) -> None:
+    """Mark a slot that the caller has taken: producer, key, its new epoch, RESERVED."""
     header = header_at(world, seg, slot)
-    epoch = (epoch_of(load64(header + H_STATE, "relaxed")) + 1) & EPOCH_MASK
     store64(header + H_PAGES, word(0), "relaxed")
     store64(header + H_KEY_HASH, key_hash, "relaxed")
     store64(header + H_KEY_CHECK, key_check, "relaxed")
     store64(header + H_FLAGS, word(flags) | (world.producer << 32), "relaxed")
     # release: a host that sees the new epoch sees the new producer too (scenario heir)
     store64(header + H_STATE, state_word(RESERVED, epoch), "release")
-    return epoch
 
 
 @triton.jit

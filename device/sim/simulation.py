@@ -97,7 +97,7 @@ class Simulation:
             "select": lambda condition, yes, no: yes if condition else no,
             "table64": self._table64,
             "load64": self._load64,
-            "look_line": self._look_line,
+            "look_lines": self._look_lines,
             "look_rows": self._look_rows,
             "count_up": self._count_up,
             "store64": self._store64,
@@ -260,8 +260,8 @@ class Simulation:
         self._before(sem)
         return self.memory.exchange(self.point(MODIFY, address), address, value, sem)
 
-    def _look_line(self, address: int, count: int, mask: int, want: int) -> tuple[int, int]:
-        seen = [self._load64(address + _WORD * i, "relaxed") for i in range(count)]
+    def _look_lines(self, one: int, two: int, count: int, mask: int, want: int) -> tuple[int, int]:
+        seen = [self._load64(line + _WORD * i, "relaxed") for line in (one, two) for i in range(count)]
         same = sum(1 << i for i, word in enumerate(seen) if word != 0 and (word & mask) == want)
         return same, sum(1 << i for i, word in enumerate(seen) if word == 0)
 

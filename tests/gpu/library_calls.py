@@ -14,7 +14,7 @@ import triton.language as tl
 from triton.runtime import KernelInterface
 
 from nanokv.device import library
-from nanokv.device.kernels.frame import FIRST_ANSWER, FRAME_WORDS, call_kernel
+from nanokv.device.kernels.frame import FIRST_ANSWER, FRAME_WORDS
 from nanokv.device.library import NOT_LAST, begin_put_part, copy_tile, finish_put_part
 from nanokv.device.machines.batch import Batch
 from nanokv.device.machines.records import Request
@@ -25,9 +25,9 @@ from nanokv.device.protocol.ticket import T_ANSWER, TICKET
 from nanokv.device.segment.layout import FLAG_ACK, FLAG_CHECKSUM, H_ACCESS, HEADER_BYTES, LEASED, WORD, WORD_BYTES
 from nanokv.fsck import check_segments
 from tests.gpu.bodies import PAGE, World, flat, key
+from tests.support.compiling import call_library_kernel
 
 OK, INVALID = Status.OK, Status.INVALID
-FRAME_BYTES = tl.constexpr(FRAME_WORDS * WORD)
 SIZE = 3 * PAGE + 5  #: bytes of an object
 FAR = 1 << 40
 SENTENCE = "run in CTAs of one warp: launch the kernel with num_warps=1"
@@ -71,14 +71,6 @@ def wrong_values(w: World, name: str, argument: str) -> tuple[int, ...]:
     return WRONG[argument](w) + too_many
 
 
-@triton.jit
-def call_rows_kernel(
-    frames: tl.int64, function: tl.constexpr, n_arguments: tl.constexpr, n_answers: tl.constexpr
-) -> None:
-    """CTA n calls a function with the words of the n-th frame."""
-    call_kernel(frames + tl.program_id(0).to(tl.int64) * FRAME_BYTES, function, n_arguments, n_answers)
-
-
 class Calls:
     """Calls of the library on a world with checksums: object 1 is READY in segment 1."""
 
@@ -94,10 +86,10 @@ class Calls:
         """Call a function once per row of arguments, by a CTA each; the answers of each."""
         frames = torch.zeros(len(rows), FRAME_WORDS, dtype=torch.int64)
         for frame, row in zip(frames, rows, strict=True):
-            frame[: len(row)] = torch.tensor(row, dtype=torch.int64)
+            frame[1 : len(row) + 1] = torch.tensor(row, dtype=torch.int64)
         frames = frames.to(self.world.device)
         function, count = functions()[name], ANSWERS.get(name, 1)
-        call_rows_kernel[(len(rows),)](
+        call_library_kernel[(len(rows),)](
             frames.data_ptr(), function=function, n_arguments=len(rows[0]), n_answers=count, **launch
         )
         return [tuple(row) for row in frames[:, FIRST_ANSWER : FIRST_ANSWER + count].tolist()]

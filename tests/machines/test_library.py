@@ -8,11 +8,10 @@ from triton.compiler import ASTSource, CompilationError
 from triton.runtime.jit import JITFunction
 
 from nanokv.device import library
-from nanokv.device.kernels.frame import call_kernel
 from tests.gpu.every_body import GROUPS
 from tests.gpu.interpreted import passed
 from tests.gpu.library_calls import ANY_VALUE, ANY_WARPS, BARE, SENTENCE, WRONG, functions, whole_message
-from tests.support.compiling import NVIDIA, TARGETS
+from tests.support.compiling import NVIDIA, TARGETS, call_library_kernel
 from tests.support.targets import every_target
 
 pytestmark = pytest.mark.timeout(1800)  # the first interpreted test pays for all of them
@@ -36,9 +35,9 @@ def test_every_argument_of_every_function_has_wrong_values() -> None:
 def compile_call(name: str, target: str, **options: int) -> Any:
     """Compile a kernel that calls one function of the library."""
     function = functions()[name]
-    types = {"frame": "i64", "function": "constexpr", "n_arguments": "constexpr", "n_answers": "constexpr"}
+    types = {"frames": "i64", "function": "constexpr", "n_arguments": "constexpr", "n_answers": "constexpr"}
     constants = {(1,): function, (2,): len(function.arg_names), (3,): 0}
-    return triton.compile(ASTSource(call_kernel, types, constants), target=TARGETS[target], options=options)
+    return triton.compile(ASTSource(call_library_kernel, types, constants), target=TARGETS[target], options=options)
 
 
 @pytest.fixture

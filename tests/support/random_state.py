@@ -91,16 +91,18 @@ ARGUMENTS = {
     "bump_rest": "world seg",
     "give": "world seg page size_class",
     "carve": "world seg page size_class smaller_class",
-    "pop_free": "world seg any_class any",
-    "take_free": "world seg size_class key_hash",
-    "take": "world seg size_class key_hash",
+    "pop_free": "world seg any_class any slot",
+    "take_free": "world seg size_class key_hash slot",
+    "marked": "any mark_value slot",
+    "take": "world seg size_class key_hash slot",
     "state_word": "state epoch",
     "epoch_of": "state_word",
     "believed": "world seg slot",
     "take_slot": "world seg key_hash",
     "bump_slot": "world seg key_hash",
     "give_slot": "world seg slot",
-    "reserve": "world seg slot key_hash key_check flags",
+    "next_epoch": "state_word",
+    "reserve": "world seg slot epoch key_hash key_check flags",
     "describe": "world seg slot any any any any any any any any",
     "descriptor": "world seg slot",
     "publish": "world seg slot epoch n_pages payload nbytes now",
@@ -122,7 +124,11 @@ ARGUMENTS = {
     "judge": "world entry key_hash key_check",
     "find": "world key_hash key_check",
     "look": "world home key_hash key_check",
-    "roomiest": "any",
+    "ones": "places",
+    "first_place": "places",
+    "roomiest": "places",
+    "is_taken": "world home key_hash key_check places",
+    "prevails": "world home key_hash key_check candidate places",
     "survey": "world home key_hash key_check",
     "place": "world home key_hash key_check entry",
     "settle": "world home key_hash key_check candidate candidate",
@@ -150,7 +156,7 @@ ARGUMENTS = {
     "count_eviction": "world seg",
     "may_evict": "seg",
     "take_header": "world seg owner key_hash now",
-    "take_pages": "world seg owner size_class key_hash now",
+    "take_pages": "world seg owner size_class key_hash slot now",
     "unused_from": "world seg",
     "free_extents": "world seg size_class few",
     "has_run": "world seg n_pages",
@@ -391,6 +397,9 @@ class Draw:
 
     def one_pin(self) -> int:
         return int(ONE_PIN.value) * self.rng.choice((1, -1))
+
+    def places(self) -> int:
+        return self.rng.choice((0, 1 << self.rng.randrange(16), self.rng.getrandbits(16)))
 
     def now(self) -> int:
         return self.rng.randrange(1 << 40)
