@@ -37,6 +37,11 @@ def word(value: Any) -> Any:
 
 
 @numba.njit(inline="always")
+def open_world(table: Any) -> Any:
+    return table
+
+
+@numba.njit(inline="always")
 def select(condition: Any, yes: Any, no: Any) -> Any:
     return yes if condition else no
 

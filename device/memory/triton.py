@@ -35,10 +35,12 @@ VOCABULARY = (
         "xchg64",
     ),
     *("copy_bytes", "mixed", "checksum_bytes"),
+    "open_world",  # of `segment.world_table`
 )
 COPY_LANES = tl.constexpr(1024)  # elements per step of `copy_bytes`
 COUNT_LANES = tl.constexpr(32)  # words per step of `count_up`
 SUM_LANES = tl.constexpr(512)  # words per step of `checksum_bytes`
+ODD_LANES = tl.constexpr(32)  # of those that are read byte by byte
 OWN_BARRIERS = tl.constexpr(tuple(map(int, triton.__version__.split(".")[:2])) < (3, 9))
 
 # the constants of splitmix64 (Steele 2014), as signed words
@@ -244,7 +246,7 @@ def words_at(address: tl.int64, at: tl.tensor, nbytes: tl.int64) -> Any:
     return found
 
 
-@triton.jit
+@triton.jit(noinline=True)
 def checksum_bytes(address: tl.int64, nbytes: tl.int64, first: tl.int64) -> Any:
     """The sum of `mixed` over the 64-bit words of `nbytes` bytes, with the whole CTA. `first`: the first word's place.
 
@@ -261,9 +263,11 @@ def checksum_bytes(address: tl.int64, nbytes: tl.int64, first: tl.int64) -> Any:
         value = tl.load(pointer64(address) + at, mask=at < whole, cache_modifier=".cg")
         total += tl.where(at < whole, mixed(value, first + at), 0)
         start += SUM_LANES
+    few = tl.arange(0, ODD_LANES).to(tl.int64)
+    odd = tl.zeros_like(few)
     start = whole + 0
     while start * 8 < nbytes:
-        at = start + lanes
-        total += tl.where(at * 8 < nbytes, mixed(words_at(address, at, nbytes), first + at), 0)
-        start += SUM_LANES
-    return tl.sum(total, 0)
+        at = start + few
+        odd += tl.where(at * 8 < nbytes, mixed(words_at(address, at, nbytes), first + at), 0)
+        start += ODD_LANES
+    return tl.sum(total, 0) + tl.sum(odd, 0)

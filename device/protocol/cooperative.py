@@ -47,7 +47,12 @@ from nanokv.device.protocol.ticket import (
     shared,
     whole_sum,
 )
-from nanokv.device.segment.world_table import World, header_at, segment
+from nanokv.device.segment.world_table import (
+    World,
+    header_at,
+    open_world,
+    segment,
+)
 
 NOT_LAST = tl.constexpr(-1)
 
@@ -108,9 +113,10 @@ def sum_put_part(world: World, ticket: tl.int64, src: tl.int64, nbytes: tl.int64
         add_part(ticket, checksum_bytes(src, nbytes, first))
 
 
-@triton.jit
-def seal_parts(world: World, request: tl.int64, ticket: tl.int64) -> None:
+@triton.jit(noinline=True)
+def seal_parts(table: tl.int64, request: tl.int64, ticket: tl.int64) -> None:
     """Give the object the checksum of its parts; for the last CTA."""
+    world = open_world(table)
     seg = segment(world, table64(request + Q_OWNER))
     key_hash = table64(request + Q_KEY_HASH)
     key_check = table64(request + Q_KEY_CHECK)
@@ -135,7 +141,7 @@ def finish_put_part(world: World, request: tl.int64, ticket: tl.int64, parts: tl
                 status = word(BUSY)
             else:
                 if wanted(world):
-                    seal_parts(world, request, ticket)
+                    seal_parts(world.table, request, ticket)
                 status = finish(world, owner, slot, epoch, phase)
         clear(ticket)
     return status

@@ -54,7 +54,13 @@ from nanokv.device.segment.layout import (
     READY,
     WORD_BYTES,
 )
-from nanokv.device.segment.world_table import World, bucket_at, header_at, segment
+from nanokv.device.segment.world_table import (
+    World,
+    bucket_at,
+    header_at,
+    open_world,
+    segment,
+)
 
 CANDIDATES = tl.constexpr(2 * ENTRIES_PER_BUCKET.value)
 
@@ -191,9 +197,10 @@ def find(world: World, key_hash: tl.int64, key_check: tl.int64) -> Any:
     return status, found
 
 
-@triton.jit
-def is_taken(world: World, seg: tl.int64, key_hash: tl.int64, key_check: tl.int64, tagged: tl.int64) -> Any:
+@triton.jit(noinline=True)
+def is_taken(table: tl.int64, seg: tl.int64, key_hash: tl.int64, key_check: tl.int64, tagged: tl.int64) -> Any:
     """True if one of the entries at the places `tagged` is FINAL, and its header is alive and has this key."""
+    world = open_world(table)
     taken = tagged != tagged
     while tagged != 0:
         seen = load64(candidate_at(world, seg, key_hash, first_place(tagged)), "relaxed")
@@ -211,7 +218,7 @@ def survey(world: World, seg: tl.int64, key_hash: tl.int64, key_check: tl.int64)
     at = roomiest(empty)
     status = select(at >= 0, word(OK), word(NO_ENTRY))
     if tagged != 0:
-        if is_taken(world, seg, key_hash, key_check, tagged):
+        if is_taken(world.table, seg, key_hash, key_check, tagged):
             status = word(DUPLICATE)
     return status, at
 
@@ -254,11 +261,12 @@ def settle(world: World, seg: tl.int64, key_hash: tl.int64, key_check: tl.int64,
     return stays & (not look)
 
 
-@triton.jit
+@triton.jit(noinline=True)
 def prevails(
-    world: World, seg: tl.int64, key_hash: tl.int64, key_check: tl.int64, mine: tl.int64, others: tl.int64
+    table: tl.int64, seg: tl.int64, key_hash: tl.int64, key_check: tl.int64, mine: tl.int64, others: tl.int64
 ) -> Any:
     """Settle with the entries at the places `others`. True if the caller's own may stay."""
+    world = open_world(table)
     stays = mine == mine
     while (others != 0) & stays:
         stays = settle(world, seg, key_hash, key_check, mine, first_place(others))
@@ -281,7 +289,7 @@ def claim(
         tagged, _ = look(world, seg, key_hash, key_check)
         others = tagged & ~(word(1) << mine)
         if others != 0:
-            if not prevails(world, seg, key_hash, key_check, mine, others):
+            if not prevails(world.table, seg, key_hash, key_check, mine, others):
                 status = word(DUPLICATE)
         entry_at = candidate_at(world, seg, key_hash, mine)
         target = select(status == OK, entry_word(ENTRY_FINAL, key_check, owner, slot, epoch), word(0))

@@ -46,7 +46,12 @@ from nanokv.device.segment.layout import (
     STAMP_BITS,
     WORD_BYTES,
 )
-from nanokv.device.segment.world_table import World, class_pages, page_links, retries_at
+from nanokv.device.segment.world_table import (
+    World,
+    class_pages,
+    page_links,
+    retries_at,
+)
 
 N_CLASSES = tl.constexpr(SIZE_CLASSES)
 FREE = tl.constexpr(1)  # plus the class: the mark of a free extent
@@ -220,9 +225,9 @@ def pop_free(world: World, seg: tl.int64, size_class: tl.int64, number: tl.int64
 
 
 @triton.jit
-def take_free(world: World, seg: tl.int64, size_class: tl.int64, home: tl.int64, slot: tl.int64) -> Any:
-    """Take a free extent of this class, or split one of a larger class: its first page, or -1 if none is free."""
-    page = pop_free(world, seg, size_class, home, slot)
+def take_elsewhere(world: World, seg: tl.int64, size_class: tl.int64, home: tl.int64, slot: tl.int64) -> Any:
+    """`take`, after the list `home` was found empty: from another list, by splitting a larger extent, or by `bump`."""
+    page = word(-1)
     rows = extent_list(world, seg, size_class, word(0))
     place = word(0)  # the list that was asked last: this class's, at home
     while (page < 0) & (place >= 0):
@@ -233,6 +238,10 @@ def take_free(world: World, seg: tl.int64, size_class: tl.int64, home: tl.int64,
             if page >= 0:
                 carve(world, seg, page, level, size_class)
                 hold(world, seg, page, size_class, slot)
+    if page < 0:
+        page = bump(world, seg, size_class, home)
+        if page >= 0:
+            hold(world, seg, page, size_class, slot)
     return page
 
 
@@ -242,9 +251,7 @@ def take(world: World, seg: tl.int64, size_class: tl.int64, home: tl.int64, slot
 
     `home`: the list that is asked first.
     """
-    page = take_free(world, seg, size_class, home, slot)
+    page = pop_free(world, seg, size_class, home, slot)
     if page < 0:
-        page = bump(world, seg, size_class, home)
-        if page >= 0:
-            hold(world, seg, page, size_class, slot)
+        page = take_elsewhere(world, seg, size_class, home, slot)
     return page

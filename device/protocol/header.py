@@ -56,7 +56,13 @@ from nanokv.device.segment.layout import (
     WORD_BYTES,
     WRITING,
 )
-from nanokv.device.segment.world_table import World, descriptor_at, header_at, header_links, retries_at
+from nanokv.device.segment.world_table import (
+    World,
+    descriptor_at,
+    header_at,
+    header_links,
+    retries_at,
+)
 
 
 @triton.jit
@@ -96,24 +102,6 @@ def believed(world: World, seg: tl.int64, slot: tl.int64) -> Any:
 
 
 @triton.jit
-def take_slot(world: World, seg: tl.int64, home: tl.int64) -> Any:
-    """Take a header slot: (slot or -1 if all are in use, epoch of this use). `home`: the list that is asked first."""
-    count = world.hdr_count
-    links = header_links(world, seg)
-    rows = slot_list(world, seg, word(0))
-    retries = retries_at(world, seg)
-    slot, epoch = believed(world, seg, pop(slot_list(world, seg, home), links, count, retries))
-    place = word(0)
-    while (slot < 0) & (place >= 0):
-        place = next_filled(world, rows, word(1), home, place, 1)
-        if place >= 0:
-            slot, epoch = believed(world, seg, pop(slot_list(world, seg, home + place), links, count, retries))
-    if slot < 0:
-        slot, epoch = bump_slot(world, seg, home)
-    return slot, epoch
-
-
-@triton.jit
 def bump_slot(world: World, seg: tl.int64, home: tl.int64) -> Any:
     """Take a header slot that was never used, or a run of them where there are many lists: (slot or -1, epoch)."""
     count = world.hdr_count
@@ -143,6 +131,40 @@ def bump_slot(world: World, seg: tl.int64, home: tl.int64) -> Any:
             store64(links + node * WORD_BYTES, node + 2, "relaxed")
             node += 1
         push_chain(slot_list(world, seg, home), links, slot + 1, last, retries_at(world, seg))
+    return slot, epoch
+
+
+@triton.jit
+def take_slot_elsewhere(world: World, seg: tl.int64, home: tl.int64) -> Any:
+    """`take_slot`, after the list `home` was found empty: from another list, or by `bump_slot`."""
+    links = header_links(world, seg)
+    rows = slot_list(world, seg, word(0))
+    slot = word(-1)
+    epoch = word(0)
+    place = word(0)
+    while (slot < 0) & (place >= 0):
+        place = next_filled(world, rows, word(1), home, place, 1)
+        if place >= 0:
+            node = pop(slot_list(world, seg, home + place), links, world.hdr_count, retries_at(world, seg))
+            slot, epoch = believed(world, seg, node)
+    if slot < 0:
+        slot, epoch = bump_slot(world, seg, home)
+    return slot, epoch
+
+
+@triton.jit
+def take_slot_at_home(world: World, seg: tl.int64, home: tl.int64) -> Any:
+    """Take a header slot out of the list `home`: (slot or -1, epoch of this use)."""
+    node = pop(slot_list(world, seg, home), header_links(world, seg), world.hdr_count, retries_at(world, seg))
+    return believed(world, seg, node)
+
+
+@triton.jit
+def take_slot(world: World, seg: tl.int64, home: tl.int64) -> Any:
+    """Take a header slot: (slot or -1 if all are in use, epoch of this use). `home`: the list that is asked first."""
+    slot, epoch = take_slot_at_home(world, seg, home)
+    if slot < 0:
+        slot, epoch = take_slot_elsewhere(world, seg, home)
     return slot, epoch
 
 
@@ -248,7 +270,7 @@ def kill(header: tl.int64, state: tl.int64, epoch: tl.int64) -> Any:
     return cas64(header + H_STATE, state_word(state, epoch), state_word(DEAD, epoch), "acquire")
 
 
-@triton.jit
+@triton.jit(noinline=True)
 def acknowledge(header: tl.int64, epoch: tl.int64) -> None:
     """Tell the sweeper that the producer of an object that was given up writes to its pages no more."""
     seen = add64(header + H_STATE, 0, "release")  # release: or LLVM makes it a load, which may be old (kept)

@@ -96,6 +96,7 @@ class Simulation:
             "word": int,
             "select": lambda condition, yes, no: yes if condition else no,
             "table64": self._table64,
+            "open_world": lambda table: table,
             "load64": self._load64,
             "look_lines": self._look_lines,
             "look_rows": self._look_rows,

@@ -50,7 +50,7 @@ class DictMachine:
         names |= {"look_lines": self.look_lines, "look_rows": self.look_rows, "count_up": self.count_up}
         sums = {"mixed": self.mixed, "checksum_bytes": self.checksum_bytes}
         plain = {"word": int, "select": lambda condition, yes, no: yes if condition else no}
-        return names | sums | plain | {"table64": self.words.__getitem__}
+        return names | sums | plain | {"table64": self.words.__getitem__, "open_world": lambda table: table}
 
     def load64(self, address: int, sem: str) -> int:
         self._note("load", sem)
@@ -235,7 +235,9 @@ def test_functions_are_rebuilt_once_and_shared() -> None:
     bump = retarget(extent.bump, vocabulary, wrap, done)
     assert take.__globals__["bump"] is bump
     assert sorted(wrapped) == sorted(set(wrapped))
-    assert {"take", "take_free", "carve", "give", "push", "push_chain", "stamp", "pop", "bump", "spare"} <= set(wrapped)
+    assert {"take", "take_elsewhere", "carve", "give", "push", "push_chain", "stamp", "pop", "bump", "spare"} <= set(
+        wrapped
+    )
     assert set(vocabulary) == set(VOCABULARY)
 
 
