@@ -95,9 +95,9 @@ def move_part(
 ) -> Any:
     """Put or get some tiles of one object, as one of `parts` CTAs: NOT_LAST, or in the last CTA the status."""
     if is_put:
-        status, payload = begin_put_part(world, request, ticket, now)
+        status, payload = begin_put_part(world, request, ticket, parts, now)
     else:
-        status, payload = begin_get_part(world, request, ticket)
+        status, payload = begin_get_part(world, request, ticket, parts)
     if status == OK:
         move_tiles(request, payload, tile, end, pages, is_put, layout)
         mine = summed(request, payload, layout) + tile * TILE_BYTES

@@ -55,6 +55,7 @@ from nanokv.device.segment.world_table import (
 )
 
 NOT_LAST = tl.constexpr(-1)
+MANY = tl.constexpr(2)  # parts: at least so many
 
 
 # --- put --------------------------------------------------------------------------------------
@@ -83,17 +84,19 @@ def begin_request(world: World, request: tl.int64, now: tl.int64) -> Any:
 
 
 @triton.jit
-def begin_put_part(world: World, request: tl.int64, ticket: tl.int64, now: tl.int64) -> Any:
+def begin_put_part(world: World, request: tl.int64, ticket: tl.int64, parts: tl.int64, now: tl.int64) -> Any:
     """Begin an object, or learn that another CTA has. Returns (status, address of the payload); 0 unless OK.
+
+    `parts`: how many CTAs come; MANY if the caller does not know it yet.
 
     The status is that of `begin_request`, or BUSY if the first CTA did not share it in time. After OK the caller stores
     its part; in any case it calls `finish_put_part`.
     """
     status = word(BUSY)
     payload = word(0)
-    if is_first(ticket):
+    if is_first(ticket, parts):
         status, slot, epoch, payload, phase = begin_request(world, request, now)
-        share(ticket, status, slot, epoch, payload, phase, word(0))
+        share(ticket, parts, status, slot, epoch, payload, phase, word(0))
     elif await_answer(ticket):
         status = shared(ticket, 0)
         payload = shared(ticket, 3)
@@ -157,8 +160,10 @@ def is_wanted(world: World, seg: tl.int64, slot: tl.int64, nbytes: tl.int64, req
 
 
 @triton.jit
-def begin_get_part(world: World, request: tl.int64, ticket: tl.int64) -> Any:
+def begin_get_part(world: World, request: tl.int64, ticket: tl.int64, parts: tl.int64) -> Any:
     """Look an object up, or learn what another CTA found. Returns (status, address of the payload); 0 unless OK.
+
+    `parts`: as in `begin_put_part`.
 
     The status is that of `get.lookup`, SIZE or TORN if the object is not as wanted, or BUSY if the first CTA did not
     share it in time. After OK the caller copies its part; in any case it calls `finish_get_part`.
@@ -166,7 +171,7 @@ def begin_get_part(world: World, request: tl.int64, ticket: tl.int64) -> Any:
     status = word(BUSY)
     owner = word(0)
     payload = word(0)
-    if is_first(ticket):
+    if is_first(ticket, parts):
         status, owner, slot, epoch, payload, nbytes = lookup(
             world, table64(request + Q_KEY_HASH), table64(request + Q_KEY_CHECK)
         )
@@ -176,7 +181,7 @@ def begin_get_part(world: World, request: tl.int64, ticket: tl.int64) -> Any:
         flagged = word(0)
         if status == OK:
             flagged = select(has_checksum(header_at(world, segment(world, owner), slot)), word(1), word(0))
-        share(ticket, status, slot, epoch, payload, owner, flagged)
+        share(ticket, parts, status, slot, epoch, payload, owner, flagged)
     elif await_answer(ticket):
         status = shared(ticket, 0)
         payload = shared(ticket, 3)
