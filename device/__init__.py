@@ -14,6 +14,11 @@ Two public faces for users' kernels stand on top:
     library    the device functions that a kernel may call, under names that stay, with checked arguments
     remote     loads, stores and atomics on other ranks' memory, with the signatures of ROCm Iris
 
+two for authors of any kernel:
+
+    ptx        a machine that runs compiled Triton kernels without a GPU
+    gcn        the same for the machine code of AMD GPUs
+
 and two classes for hosts that launch: `Batch`, a table of requests in device memory, and `Request`, one of its rows.
 """
 

@@ -27,6 +27,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
+from nanokv.device.memory.triton import drain
 from nanokv.device.segment.layout import EPOCH_SHIFT, H_STATE, READY, WRITING
 
 
@@ -296,12 +297,12 @@ def kv_commit_ready(
         int64: 1; or 0 if the object was given up meanwhile: its bytes are lost, and nothing was changed.
 
     Call it once per object, after every CTA has stored its part: the barriers in it order the warps of this CTA, not
-    other CTAs. On AMD a wave waits only for its own stores: run the storing kernel with one wave per CTA, or commit
-    from a kernel launched after it. It stores no checksum: where objects have one (`NanoKVCache(checksum=True)`), let
+    other CTAs. It stores no checksum: where objects have one (`NanoKVCache(checksum=True)`), let
     the host commit, or call `put.seal_payload` and `put.commit` instead.
     """
     word = tl.cast(tl.cast(header_ptr, tl.int64) + H_STATE, tl.pointer_type(tl.int64))
     before = tl.cast(epoch, tl.int64) << EPOCH_SHIFT
+    drain()
     tl.debug_barrier()
     seen = atomic_cas(
         word, before | WRITING, before | READY, from_rank, to_rank, heap_bases, sem="acq_rel", scope="sys"

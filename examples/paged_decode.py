@@ -21,6 +21,7 @@ if __name__ == "__main__" and not torch.cuda.is_available():
 
 import triton
 import triton.language as tl
+from triton.runtime.interpreter import InterpretedFunction
 
 import nanokv
 from nanokv.device.library import (
@@ -217,6 +218,9 @@ def validated_decode_kernel(
     store64(statuses + (sequence * KV_HEADS + head) * WORD_BYTES, status, "relaxed")
 
 
+INTERPRETED = isinstance(validated_decode_kernel, InterpretedFunction)
+
+
 # --- the host ---------------------------------------------------------------------------------
 def pin_pages(
     cache: nanokv.NanoKVCache, pins: ExitStack, keys: Sequence[str], length: int, like: torch.Tensor
@@ -265,7 +269,7 @@ def decode_pinned(
             GROUP=q.shape[1] // kv_heads,
             DIM=q.shape[2],
             BLOCK=BLOCK,
-            WIDE=not q.is_cuda,
+            WIDE=INTERPRETED,
             num_warps=4,
         )
         if q.is_cuda:
@@ -302,7 +306,7 @@ class ValidatedDecode:
             GROUP=q.shape[1] // kv_heads,
             DIM=q.shape[2],
             BLOCK=BLOCK,
-            WIDE=not q.is_cuda,
+            WIDE=INTERPRETED,
             num_warps=1,
         )
         return out

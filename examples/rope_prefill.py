@@ -42,7 +42,8 @@ from nanokv.device.protocol.status import Status
 from nanokv.transfer.descriptors import describe
 
 BLOCK = 16  #: tokens per object
-TILE = 4  #: tokens per CTA
+TILE = 8  #: tokens per CTA
+WARPS = 4  #: per CTA
 
 
 # --- the kernel -------------------------------------------------------------------------------
@@ -102,7 +103,7 @@ def rope_prefill_kernel(
     BLOCK: tl.constexpr,
     TILE: tl.constexpr,
 ) -> None:
-    """CTA (n, part): TILE tokens of the n-th object, from token `part * TILE` on. One warp per CTA."""
+    """CTA (n, part): TILE tokens of the n-th object, from token `part * TILE` on; any number of warps."""
     row: tl.constexpr = KV_HEADS * DIM
     row_bytes: tl.constexpr = row * (k_ptr.dtype.element_ty.primitive_bitwidth // 8)
     n = tl.program_id(0).to(tl.int64)
@@ -164,10 +165,12 @@ class Prefill:
     Args:
         world: the address of the world table: `cache.world_table`.
         capacity: the most objects per launch.
+        warps: per CTA.
     """
 
-    def __init__(self, world: int, capacity: int, device: torch.device) -> None:
+    def __init__(self, world: int, capacity: int, device: torch.device, warps: int = WARPS) -> None:
         self._world = world
+        self._warps = warps
         self.batch = Batch(world, capacity, device)
 
     def launch(
@@ -197,7 +200,7 @@ class Prefill:
             DIM=k.shape[2],
             BLOCK=BLOCK,
             TILE=TILE,
-            num_warps=1,
+            num_warps=self._warps,
         )
         return rotated_q
 

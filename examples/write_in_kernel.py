@@ -11,7 +11,7 @@ import os
 
 import torch
 
-if not torch.cuda.is_available():
+if __name__ == "__main__" and not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # Triton reads it when it decorates a kernel, so it must be set here
 
 import triton

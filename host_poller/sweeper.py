@@ -7,7 +7,8 @@ Headers are the truth. One step looks at every slot ever used, and then
 - starts the audit if a rank died (`audit`);
 - releases the objects that nobody can write to any more;
 - takes away the pins of dead readers (`dead_pins`);
-- joins free extents if a producer was refused (`coalesce`).
+- joins free extents if a producer was refused (`coalesce`);
+- forgets splits of free extents that do not end: their producer is dead or stopped (`device/protocol/splitting.py`).
 
 In v1 the master does all of this except the index.
 """
@@ -76,6 +77,7 @@ class Sweeper:
         self._deaths = 0
         self._audit_due = False
         self._refused = 0
+        self._splitting = 0
         if heap.recovered and reclaims:
             self._audit.start()
 
@@ -98,6 +100,7 @@ class Sweeper:
             self._audit_step()
             self.counts.pins_dropped += drop_dead_pins(self._machine, self._rank, self._heap.alive)
             self._join_if_refused()
+            self._forget_splits()
         return changes
 
     def _headers(self) -> Records:
@@ -182,5 +185,14 @@ class Sweeper:
         control = self._machine.control(self._rank)[0]
         refused, joiner = int(control["refused"]), int(unpack("JOINING", "producer", control["joining"]))
         abandoned = joiner and not self._heap.alive(*producer_of(joiner))  # the next host that joins clears the mark
-        if (refused != self._refused or abandoned) and self._join(over=control["joining"] if abandoned else 0):
+        if (refused != self._refused or abandoned) and self._join(
+            over=int(control["joining"].view(np.int64)) if abandoned else 0
+        ):
             self._refused = refused
+
+    def _forget_splits(self) -> None:
+        """Forget the splits under way if none has begun or ended since the last sweep: they hold producers up."""
+        splitting = int(self._machine.control(self._rank)[0]["splitting"].view(np.int64))
+        if splitting == self._splitting and unpack("SPLITTING", "under_way", splitting):
+            self._machine.forget_splits(self._rank, splitting)
+        self._splitting = splitting

@@ -1,6 +1,7 @@
 """Benchmarks of the kernels on one GPU: `python -m bench.gpu [NAME...]`, and the last part of `make test-gpu`.
 
     settings      how much is measured: everything on a GPU, a little in Triton's interpreter
+    plan          the order and the time limits of a session on a borrowed GPU, and what to do with the minutes left
     runner        one child process per benchmark, with a time limit; `__main__` is its command line
     about         the GPU of a run
     targets       the targets, and whether a run reached them

@@ -9,7 +9,7 @@ from bench.gpu.clock import launch
 from bench.gpu.kernels import copy_flat_kernel, remove_many_kernel
 from bench.gpu.one_segment import OneSegment, Unsound
 from nanokv.device.kernels.shares import TILE_WORDS
-from nanokv.device.machines.batch import CTAS_A_MULTIPROCESSOR, INTERPRETED_CTAS, Batch
+from nanokv.device.machines.batch import CPU_CTAS, Batch, default_ctas
 from nanokv.device.machines.records import Request
 
 REMOVERS = 1024  #: CTAs that remove, on a GPU
@@ -106,7 +106,7 @@ class Objects:
         """Note the statuses of both batches, remove all objects, and empty the ring: not timed, and without waiting."""
         for batch in self._batches(way):
             self.note(batch)
-        ctas = REMOVERS if self.segment.device.type == "cuda" else INTERPRETED_CTAS
+        ctas = REMOVERS if self.segment.device.type == "cuda" else CPU_CTAS
         words = self.segment.world, self._batches(way)[0].requests.data_ptr(), self.count, self._said.data_ptr()
         launch(remove_many_kernel, min(ctas, self.count), *words)
         self._bad += (self._said != 0).sum()
@@ -146,11 +146,6 @@ def _mixed(n: int) -> int:
     x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 % 2**64
     x = (x ^ x >> 27) * 0x94D049BB133111EB % 2**64
     return (x ^ x >> 31) - 2**63
-
-
-def default_ctas(device: torch.device) -> int:
-    """CTAs of a launch of put_many, as `Batch` chooses them."""
-    return multiprocessors(device) * CTAS_A_MULTIPROCESSOR if device.type == "cuda" else INTERPRETED_CTAS
 
 
 def multiprocessors(device: torch.device) -> int:

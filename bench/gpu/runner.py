@@ -14,6 +14,7 @@ import time
 import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,22 +22,9 @@ import torch
 
 from bench.environment import child_environment, commit, machine, versions
 from bench.gpu.about import gpu
+from bench.gpu.plan import ALL_SECONDS, LEAST_SECONDS, LIMITS, TOY_SECONDS
 from bench.gpu.settings import GpuSettings, toy
 from bench.gpu.targets import targets
-
-#: seconds that each may take on a GPU, in this order, including the import of torch and the compilation of kernels
-LIMITS = {
-    "many": 75,
-    "single": 45,
-    "produce": 75,
-    "announce": 75,
-    "versions": 75,
-    "sweep": 75,
-    "symmetric": 45,
-}
-ALL_SECONDS = 290  #: for all of them; a benchmark that would begin later is skipped
-LEAST_SECONDS = 10  #: a benchmark begins only if so many are left
-TOY_SECONDS = 280  #: for each, interpreted
 
 
 def run_all(device: str, names: Sequence[str] | None = None, *, is_toy: bool = False) -> Iterator[dict[str, Any]]:
@@ -58,12 +46,7 @@ def run_all(device: str, names: Sequence[str] | None = None, *, is_toy: bool = F
 
 def _child(name: str, device: str, limit: float, *, is_toy: bool) -> dict[str, Any]:
     start = time.perf_counter()
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "rows.jsonl"
-        file.touch()
-        command = [sys.executable, "-P", "-m", "bench.gpu", name, "--device", device, "--child", str(file)]
-        why = _ended([*command, "--toy"] if is_toy else command, limit)
-        rows = [json.loads(line) for line in file.read_text(encoding="utf-8").split("\n")[:-1]]
+    rows, why = rows_of(["bench.gpu", name, "--device", device, *(["--toy"] if is_toy else [])], limit)
     return {
         "name": f"bench: {name}",
         "ok": not why,
@@ -71,6 +54,25 @@ def _child(name: str, device: str, limit: float, *, is_toy: bool) -> dict[str, A
         "note": why,
         "rows": rows,
     }
+
+
+def rows_of(module: Sequence[str], limit: float) -> tuple[list[dict[str, Any]], str]:
+    """Run a module with arguments and `--child FILE`: (the rows that it wrote to FILE, why it failed or "").
+
+    Args:
+        limit: seconds, after which the child is killed. The rows so far stay.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "rows.jsonl"
+        file.touch()
+        why = _ended([sys.executable, "-P", "-m", *module, "--child", str(file)], limit)
+        return [json.loads(line) for line in file.read_text(encoding="utf-8").split("\n")[:-1]], why
+
+
+def append_row(file: Path, row: dict[str, Any]) -> None:
+    """In a child: write a row, at once, so that it stays if the child is killed."""
+    with file.open("a", encoding="utf-8") as out:
+        out.write(json.dumps(row) + "\n")
 
 
 def _ended(command: list[str], limit: float) -> str:
@@ -91,13 +93,8 @@ def _ended(command: list[str], limit: float) -> str:
 def run_child(name: str, device: str, file: Path, *, is_toy: bool) -> int:
     """Run one benchmark in a child, and write one line of JSON per row. 1 if it failed."""
     settings = toy() if is_toy else GpuSettings()
-
-    def keep(row: dict[str, Any]) -> None:
-        with file.open("a", encoding="utf-8") as out:
-            out.write(json.dumps(row) + "\n")
-
     try:
-        importlib.import_module(f"bench.gpu.{name}").run(torch.device(device), settings, keep)
+        importlib.import_module(f"bench.gpu.{name}").run(torch.device(device), settings, partial(append_row, file))
     except Exception:
         traceback.print_exc()
         return 1

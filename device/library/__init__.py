@@ -9,12 +9,12 @@ checks neither: NanoKV's own kernels and machines pass what they have made.
     in_place     a read in place: lookup, lookup_described, validate, verify, touch; pin, unpin
     addresses    segment, copy_tile, copy_bytes
     arguments    the checks
-    one_warp     the check of the launch
+    launch       the check of the launch
 
 Besides these, private tables: table64, store64, REQUEST_BYTES, TICKET_BYTES, Q_* (the fields of a request); and the
 statuses: OK, MISS, ... (`protocol.status`), and NOT_LAST.
 
-All of them run in CTAs of ONE warp (`one_warp`), except `segment`, the copies and those of private tables.
+All of them run in CTAs of any number of warps (`memory.triton` says how), and not in clusters (`launch`).
 """
 
 from nanokv.device.library.addresses import copy_tile, segment

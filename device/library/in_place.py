@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from nanokv.device.library.arguments import is_copy, is_object, is_pin_line, is_table, is_time
-from nanokv.device.library.one_warp import one_warp
+from nanokv.device.library.launch import check_launch
 from nanokv.device.memory.triton import word
 from nanokv.device.protocol.get import lookup as protocol_lookup
 from nanokv.device.protocol.get import lookup_described as protocol_lookup_described
@@ -22,7 +22,7 @@ from nanokv.device.segment.world_table import open_world
 @triton.jit
 def lookup(world: tl.int64, key_hash: tl.int64, key_check: tl.int64) -> Any:
     """Find a READY object. Returns (status, owner, slot, epoch, payload offset, bytes)."""
-    one_warp()
+    check_launch()
     status = word(INVALID)
     owner = word(0)
     slot = word(0)
@@ -37,7 +37,7 @@ def lookup(world: tl.int64, key_hash: tl.int64, key_check: tl.int64) -> Any:
 @triton.jit
 def lookup_described(world: tl.int64, key_hash: tl.int64, key_check: tl.int64) -> Any:
     """`lookup`, and the descriptor. Returns (status, owner, slot, epoch, payload, bytes, kind, seven dimensions)."""
-    one_warp()
+    check_launch()
     zero = word(0)
     status, owner, slot, epoch, payload, nbytes = word(INVALID), zero, zero, zero, zero, zero
     kind, d0, d1, d2, d3, d4, d5, d6 = zero, zero, zero, zero, zero, zero, zero, zero
@@ -51,7 +51,7 @@ def lookup_described(world: tl.int64, key_hash: tl.int64, key_check: tl.int64) -
 @triton.jit
 def validate(world: tl.int64, owner: tl.int64, slot: tl.int64, epoch: tl.int64) -> Any:
     """After a copy: OK if the object was there all the while, else TORN."""
-    one_warp()
+    check_launch()
     status = word(INVALID)
     if is_object(world, owner, slot):
         status = protocol_validate(open_world(world), owner, slot, epoch)
@@ -70,7 +70,7 @@ def verify(
     nbytes: tl.int64,
 ) -> Any:
     """After a copy to the address `copy` (or in place, for a pinned object): OK, TORN or CORRUPT."""
-    one_warp()
+    check_launch()
     status = word(INVALID)
     if is_object(world, owner, slot) & is_copy(world, copy, nbytes):
         status = protocol_verify(open_world(world), owner, slot, epoch, key_hash, key_check, copy, nbytes)
@@ -80,7 +80,7 @@ def verify(
 @triton.jit
 def touch(world: tl.int64, owner: tl.int64, slot: tl.int64, epoch: tl.int64, now: tl.int64) -> Any:
     """Note that an object was read. Returns OK or INVALID."""
-    one_warp()
+    check_launch()
     status = word(INVALID)
     if is_object(world, owner, slot) & is_time(now):
         protocol_touch(open_world(world), owner, slot, epoch, now)
@@ -91,7 +91,7 @@ def touch(world: tl.int64, owner: tl.int64, slot: tl.int64, epoch: tl.int64, now
 @triton.jit
 def pin(world: tl.int64, owner: tl.int64, slot: tl.int64, epoch: tl.int64) -> Any:
     """Hold a READY object in place. Returns (status, line of the ledger)."""
-    one_warp()
+    check_launch()
     status = word(INVALID)
     line = word(-1)
     if is_object(world, owner, slot):
@@ -102,7 +102,7 @@ def pin(world: tl.int64, owner: tl.int64, slot: tl.int64, epoch: tl.int64) -> An
 @triton.jit
 def unpin(world: tl.int64, owner: tl.int64, slot: tl.int64, epoch: tl.int64, line: tl.int64) -> Any:
     """Give a pin back: OK, or MISS if this line of the ledger does not hold it."""
-    one_warp()
+    check_launch()
     status = word(INVALID)
     if is_object(world, owner, slot) & is_pin_line(world, line):
         status = protocol_unpin(open_world(world), owner, slot, epoch, line)

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from nanokv.device.library.arguments import is_memory, is_segment, is_table, is_time
-from nanokv.device.library.one_warp import one_warp
+from nanokv.device.library.launch import check_launch
 from nanokv.device.memory.triton import word
 from nanokv.device.protocol.get import get as protocol_get
 from nanokv.device.protocol.put import put as protocol_put
@@ -37,7 +37,7 @@ def put(
 
     Returns (status, 1 if the owner's poller sleeps and must be woken).
     """
-    one_warp()
+    check_launch()
     status = word(INVALID)
     sleeps = word(0)
     if is_segment(world, owner) & is_memory(src, nbytes) & is_time(now):
@@ -50,7 +50,7 @@ def put(
 @triton.jit
 def get(world: tl.int64, key_hash: tl.int64, key_check: tl.int64, dst: tl.int64, room: tl.int64, now: tl.int64) -> Any:
     """A whole get of an object of exactly `room` bytes to `dst`. Returns the status."""
-    one_warp()
+    check_launch()
     status = word(INVALID)
     if is_table(world) & is_memory(dst, room) & is_time(now):
         status = protocol_get(open_world(world), key_hash, key_check, dst, room, now)
@@ -60,7 +60,7 @@ def get(world: tl.int64, key_hash: tl.int64, key_check: tl.int64, dst: tl.int64,
 @triton.jit
 def remove(world: tl.int64, key_hash: tl.int64, key_check: tl.int64) -> Any:
     """Remove a READY object. Returns (status, owner)."""
-    one_warp()
+    check_launch()
     status = word(INVALID)
     owner = word(0)
     if is_table(world):

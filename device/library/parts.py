@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from nanokv.device.library.arguments import is_copy, is_memory, is_table, is_time
-from nanokv.device.library.one_warp import one_warp
+from nanokv.device.library.launch import check_launch
 from nanokv.device.memory.triton import word
 from nanokv.device.protocol.cooperative import MANY
 from nanokv.device.protocol.cooperative import begin_get_part as protocol_begin_get_part
@@ -25,7 +25,7 @@ from nanokv.device.segment.world_table import open_world
 @triton.jit
 def begin_put_part(world: tl.int64, request: tl.int64, ticket: tl.int64, now: tl.int64) -> Any:
     """Begin an object, or learn that another CTA has. Returns (status, address of the payload; 0 unless OK)."""
-    one_warp()
+    check_launch()
     status = word(INVALID)
     payload = word(0)
     if is_table(world) & is_table(request) & is_table(ticket):  # a wrong `now` too is shared with the other CTAs
@@ -36,7 +36,7 @@ def begin_put_part(world: tl.int64, request: tl.int64, ticket: tl.int64, now: tl
 @triton.jit
 def sum_put_part(world: tl.int64, ticket: tl.int64, src: tl.int64, nbytes: tl.int64, first: tl.int64) -> Any:
     """Add stored bytes to the object's checksum, if it has one. Returns OK or INVALID."""
-    one_warp()
+    check_launch()
     status = word(INVALID)
     if is_table(ticket) & (word(first) >= 0) & is_copy(world, src, nbytes):
         protocol_sum_put_part(open_world(world), ticket, src, nbytes, first)
@@ -47,7 +47,7 @@ def sum_put_part(world: tl.int64, ticket: tl.int64, src: tl.int64, nbytes: tl.in
 @triton.jit
 def finish_put_part(world: tl.int64, request: tl.int64, ticket: tl.int64, parts: tl.int64) -> Any:
     """Arrive after the CTA's part. Returns NOT_LAST, or for the last of `parts` CTAs the status of the whole put."""
-    one_warp()
+    check_launch()
     status = word(INVALID)
     if is_table(world) & is_table(request) & is_table(ticket) & (word(parts) >= 1):
         status = protocol_finish_put_part(open_world(world), request, ticket, parts)
@@ -57,7 +57,7 @@ def finish_put_part(world: tl.int64, request: tl.int64, ticket: tl.int64, parts:
 @triton.jit
 def begin_get_part(world: tl.int64, request: tl.int64, ticket: tl.int64) -> Any:
     """Look an object up, or learn what another CTA found. Returns (status, address of the payload; 0 unless OK)."""
-    one_warp()
+    check_launch()
     status = word(INVALID)
     payload = word(0)
     if is_table(world) & is_table(request) & is_table(ticket):
@@ -68,7 +68,7 @@ def begin_get_part(world: tl.int64, request: tl.int64, ticket: tl.int64) -> Any:
 @triton.jit
 def sum_get_part(ticket: tl.int64, copy: tl.int64, nbytes: tl.int64, first: tl.int64) -> Any:
     """Add copied bytes to the sum that is compared with the object's checksum, if any. Returns OK or INVALID."""
-    one_warp()
+    check_launch()
     status = word(INVALID)
     if is_table(ticket) & is_memory(copy, nbytes) & (word(first) >= 0):
         protocol_sum_get_part(ticket, copy, nbytes, first)
@@ -79,7 +79,7 @@ def sum_get_part(ticket: tl.int64, copy: tl.int64, nbytes: tl.int64, first: tl.i
 @triton.jit
 def finish_get_part(world: tl.int64, request: tl.int64, ticket: tl.int64, parts: tl.int64, now: tl.int64) -> Any:
     """Arrive after the CTA's part. Returns NOT_LAST, or for the last of `parts` CTAs the status of the whole get."""
-    one_warp()
+    check_launch()
     status = word(INVALID)
     if is_table(world) & is_table(request) & is_table(ticket) & (word(parts) >= 1) & is_time(now):
         status = protocol_finish_get_part(open_world(world), request, ticket, parts, now)

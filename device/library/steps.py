@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from nanokv.device.library.arguments import is_flag, is_object, is_phase, is_place, is_segment, is_table, is_time
-from nanokv.device.library.one_warp import one_warp
+from nanokv.device.library.launch import check_launch
 from nanokv.device.memory.triton import word
 from nanokv.device.protocol.activity import leave as protocol_leave
 from nanokv.device.protocol.checksum import wanted as protocol_wanted
@@ -31,7 +31,7 @@ def begin(
     now: tl.int64,
 ) -> Any:
     """Begin an object of `nbytes` in the segment of `owner`. Returns (status, slot, epoch, payload offset, phase)."""
-    one_warp()
+    check_launch()
     status = word(INVALID)
     slot = word(-1)
     epoch = word(0)
@@ -59,7 +59,7 @@ def describe(
     d6: tl.int64,
 ) -> Any:
     """Write the descriptor of an object that is WRITING. Returns OK or INVALID."""
-    one_warp()
+    check_launch()
     status = word(INVALID)
     if is_object(world, owner, slot):
         opened = open_world(world)
@@ -71,7 +71,7 @@ def describe(
 @triton.jit
 def lease(world: tl.int64, owner: tl.int64, slot: tl.int64, until: tl.int64) -> Any:
     """Give an object that is WRITING a lease until the time `until`, in ns. Returns OK or INVALID."""
-    one_warp()
+    check_launch()
     status = word(INVALID)
     if is_object(world, owner, slot) & is_time(until):
         protocol_lease(open_world(world), owner, slot, until)
@@ -82,7 +82,7 @@ def lease(world: tl.int64, owner: tl.int64, slot: tl.int64, until: tl.int64) -> 
 @triton.jit
 def wanted(world: tl.int64) -> Any:
     """True if objects of this world have checksums; False if there is no world."""
-    one_warp()
+    check_launch()
     right = is_table(world)
     if right:
         right = protocol_wanted(open_world(world))
@@ -109,7 +109,7 @@ def seal_payload(
     d6: tl.int64,
 ) -> Any:
     """Give an object that is WRITING a checksum over the bytes in its pages, before `finish`. Returns OK or INVALID."""
-    one_warp()
+    check_launch()
     status = word(INVALID)
     if is_place(world, owner, slot, payload, nbytes):
         protocol_seal_payload(
@@ -137,7 +137,7 @@ def seal_payload(
 @triton.jit
 def finish(world: tl.int64, owner: tl.int64, slot: tl.int64, epoch: tl.int64, phase: tl.int64) -> Any:
     """Commit an object that `begin` began, and count the operation out. Returns the status."""
-    one_warp()
+    check_launch()
     status = word(INVALID)
     if is_object(world, owner, slot) & is_phase(phase):
         status = protocol_finish(open_world(world), owner, slot, epoch, phase)
@@ -147,7 +147,7 @@ def finish(world: tl.int64, owner: tl.int64, slot: tl.int64, epoch: tl.int64, ph
 @triton.jit
 def abort(world: tl.int64, owner: tl.int64, slot: tl.int64, epoch: tl.int64) -> Any:
     """Give up an object that is WRITING, and free it, after the last store to its pages. Returns the status."""
-    one_warp()
+    check_launch()
     status = word(INVALID)
     if is_object(world, owner, slot):
         status = protocol_abort(open_world(world), owner, slot, epoch)
@@ -157,7 +157,7 @@ def abort(world: tl.int64, owner: tl.int64, slot: tl.int64, epoch: tl.int64) -> 
 @triton.jit
 def leave(world: tl.int64, owner: tl.int64, phase: tl.int64) -> Any:
     """Count an operation out that ends with `abort`. Returns OK or INVALID."""
-    one_warp()
+    check_launch()
     status = word(INVALID)
     if is_segment(world, owner) & is_phase(phase):
         opened = open_world(world)

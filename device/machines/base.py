@@ -248,6 +248,10 @@ class Machine(ABC):
         mark = self.call("joiner", owner)
         return mark if mark & JOINER_MASK.value else 0
 
+    def forget_splits(self, owner: int, seen: int) -> bool:
+        """Count the splits under way as ended; False if the SPLITTING word is no longer `seen` (`splitting`)."""
+        return bool(self.call("forget_splits", owner, seen))
+
     def outlook(self, owner: int, size_class: int) -> int:
         """What there is for an extent of a size class: NOTHING, NEIGHBOURS to join, or an EXTENT (`joinable`)."""
         return self.call("outlook", owner, size_class)

@@ -2,7 +2,7 @@
 
 A launch depends on no value of the host: keys, sizes, owners, addresses, the number of requests and the time of day are
 words in device memory. So a launch can be captured in a graph; before each replay the table is changed in place, by a
-captured copy or by a kernel. A launch leaves the tickets zero and overwrites the statuses.
+captured copy or by a kernel. A launch leaves the tickets ready for the next one and overwrites the statuses.
 """
 
 import time
@@ -24,7 +24,7 @@ from nanokv.device.protocol.ticket import TICKET
 from nanokv.device.segment.layout import WORD
 
 CTAS_A_MULTIPROCESSOR = 8  #: CTAs of one warp each; more of them do not move more bytes
-INTERPRETED_CTAS = 5
+CPU_CTAS = 5  #: in Triton's interpreter, or on the PTX machine
 CONTROL_WORDS = 2
 
 
@@ -34,8 +34,9 @@ class Batch:
     Args:
         world: the address of the world table, as `device` sees it.
         capacity: the largest number of requests.
-        device: where kernels run; a CPU needs Triton's interpreter.
+        device: where kernels run; a CPU needs Triton's interpreter, or the PTX machine.
         pages: the engine's cache that is put from and got into; None: requests have addresses.
+        ctas: per launch, at most. Default: as many as the GPU runs at a time.
 
     Raises:
         ValueError: `capacity` is not positive.
@@ -43,14 +44,17 @@ class Batch:
     Attributes:
         requests: int64 [capacity, words of a REQUEST], on the device.
         control: int64 [2], on the device: the number of requests, and the time of day in ns.
-        tickets: int64 [capacity, words of a TICKET], on the device, zero between launches; free for users' kernels.
+        tickets: int64 [capacity, words of a TICKET], on the device; free for users' kernels. Between launches all words
+            before `answer` are zero, and `answer` holds what the last launch shared.
         statuses: int64 [capacity], on the device: the result of each request (`status.Status`).
         prefix: int64 [1], on the device: after `find`, how many of the first keys were found, without a gap.
         reported: int64 [capacity], in pinned host memory: `statuses` as they were at `report`.
     """
 
     @torch.inference_mode(False)
-    def __init__(self, world: int, capacity: int, device: torch.device, pages: Pages | None = None) -> None:
+    def __init__(
+        self, world: int, capacity: int, device: torch.device, pages: Pages | None = None, ctas: int | None = None
+    ) -> None:
         if capacity < 1:
             raise ValueError(f"capacity must be at least 1, not {capacity}")
         self._world = world
@@ -68,9 +72,12 @@ class Batch:
         self._tiles = 0
         self._found = torch.zeros(0, FOUND_WORDS.value, dtype=torch.int64, device=device)
         self._filled = torch.cuda.Event() if self._on_gpu else None  # type: ignore[no-untyped-call]
-        self._ctas = INTERPRETED_CTAS
-        if self._on_gpu:
-            self._ctas = torch.cuda.get_device_properties(device).multi_processor_count * CTAS_A_MULTIPROCESSOR
+        self._ctas = ctas or default_ctas(device)
+
+    @property
+    def ctas(self) -> int:
+        """The number of CTAs of a launch at most."""
+        return self._ctas
 
     @property
     def capacity(self) -> int:
@@ -159,6 +166,13 @@ class Batch:
 
     def _entered(self) -> AbstractContextManager[Any]:
         return torch.cuda.device(self.statuses.device) if self._on_gpu else nullcontext()
+
+
+def default_ctas(device: torch.device) -> int:
+    """CTAs of a launch, at most."""
+    if device.type == "cpu":
+        return CPU_CTAS
+    return torch.cuda.get_device_properties(device).multi_processor_count * CTAS_A_MULTIPROCESSOR
 
 
 def _row(request: Request) -> tuple[int, ...]:

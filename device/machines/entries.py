@@ -18,6 +18,7 @@ from nanokv.device.protocol import (
     put,
     reclaim,
     ring,
+    splitting,
 )
 from nanokv.device.protocol.activity import in_flight
 
@@ -76,6 +77,7 @@ ENTRIES = {
     "adopt_slot": Entry(reclaim.adopt_slot, 0, OWNER, RARE),
     "begin_join": Entry(joining.begin_join, 1, OWNER, RARE),
     "end_join": Entry(joining.end_join, 0, OWNER, RARE),
+    "forget_splits": Entry(splitting.forget_splits, 1, OWNER, RARE),
     "outlook": Entry(joinable.outlook_of, 1, OWNER, RARE),
     "detach_rest": Entry(reclaim.detach_rest, 1, OWNER, RARE),
     "detach_class": Entry(reclaim.detach_class, 0, OWNER, RARE),

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
+from triton.runtime.driver import driver
 
 from nanokv.device.kernels.frame import FIRST_ANSWER, FRAME_WORDS, call_kernel
 from nanokv.device.machines.entries import ENTRIES
@@ -121,6 +122,14 @@ class Lane:
         return self._host[FIRST_ANSWER:].tolist()
 
 
+def launches_on(device: torch.device) -> bool:
+    """Whether Triton's active driver launches kernels on `device`. On a CPU only the PTX machine's does."""
+    try:
+        return bool(driver.active.get_active_torch_device().type == device.type)
+    except RuntimeError:  # there is no driver
+        return False
+
+
 def check_compiler(device: torch.device, hip: str | None, version: str, *, interpreted: bool) -> None:
     """Refuse a device on which the kernels cannot run, or are known to be miscompiled.
 
@@ -133,7 +142,7 @@ def check_compiler(device: torch.device, hip: str | None, version: str, *, inter
     Raises:
         RuntimeError: naming the device and the remedy.
     """
-    if device.type == "cpu" and not interpreted:
+    if device.type == "cpu" and not interpreted and not launches_on(device):
         raise RuntimeError(f"kernels cannot run on device={device}: set TRITON_INTERPRET=1 before Python starts")
     if device.type != "cpu" and interpreted:
         raise RuntimeError(f"TRITON_INTERPRET=1 is set: interpreted kernels cannot reach memory of device={device}")

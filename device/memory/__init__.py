@@ -2,6 +2,7 @@
 
     triton    the vocabulary, and the rules that follow from how compilers behave
     native    the same names for a CPU, compiled by numba
+    warps     what a device function knows of its CTA: constants
     retarget  rebuilds a device function over another vocabulary
 
 The simulated machine has a third vocabulary (`sim.simulation`).

@@ -10,15 +10,40 @@ Four rules follow from how compilers behave:
 - LLVM turns an addition of 0 that does not release into a load, which may read an old word. One that releases stays a
   read-modify-write, which reads the newest.
 - A relaxed load is a plain load, which each warp executes for itself: two warps could read different words and diverge.
-  So every kernel that calls protocol functions has one warp per CTA (or no other rank changes the words that it reads).
+  In a CTA of several warps one thread reads, and shared memory hands the word to the others (below).
 - A barrier stands before each releasing and after each acquiring atomic: one warp executes a scalar atomic, and only
   the barrier orders the stores of the other warps. Triton 3.9 puts these barriers itself; for older ones they are here.
+
+Several warps. All threads of a CTA take the same branches, because each value that steers a branch is the same in all:
+an argument, a word of a private table, what an atomic returned (one thread executes it, and Triton hands its result
+around), or a look at shared words. A look by several warps is done once:
+- `load64` adds 0, relaxed. Triton 3.6 and 3.9 make of this one relaxed load by one thread on NVIDIA, a store and a load
+  of shared memory, and one barrier between them.
+- `look_lines`, `look_rows` and `checksum_bytes` load with all warps, and return what the first warp found (`uniform`).
+- `count_up` decides nothing. Each warp loads, and only the first one stores what it loaded plus one.
+Orderings hold for the CTA as for one thread, because the barriers of a CTA synchronize its threads, and causality
+order is transitive (PTX ISA, "Memory Consistency Model", Synchronizes and Causality Order): the other warps' accesses
+come before the barrier, and the release of one thread after it; an acquire likewise.
+AMD's barriers do not: a wave waits there for its accesses to LDS, not for those to memory, and a release waits for the
+accesses of its own wave (LLVM's AMDGPU usage guide, "Memory Model gfx942"; LLVM pull request 161638 calls the like of
+it on gfx10 a breach of transitivity, and mends it there). So each wave waits for its loads and stores before the
+barrier that precedes a release (`drain`). The releasing wave then writes the L2 cache back, which all waves of a CTA
+share; an acquiring wave empties the L1 cache, which they share too.
+
+One warp. PTX promises no single value for the 32 lanes of a relaxed load either; it promises one for a load by one
+lane, handed round by shuffles. We rely on the hardware, which serves the lanes of one instruction that name one word by
+one transaction. Certainty would cost six or seven instructions per relaxed load, two of them shuffles (counted: 79 in a
+put of 2,327 instructions, 24 in a find of 405, 121 in a remove of 916). Lanes that did read different words would take
+different branches, and wait for each other in different barriers or shuffles: a machine for PTX that parts the lanes of
+a load reports that (`Divergence`), and has shown no wrong bytes.
 """
 
 from typing import Any
 
 import triton
 import triton.language as tl
+
+from nanokv.device.memory.warps import several_warps, several_waves, threads
 
 VOCABULARY = (
     *(
@@ -68,16 +93,34 @@ def pointer64(address: tl.int64) -> Any:
 
 
 @triton.jit
+def uniform(value: tl.int64) -> Any:
+    """The value that the first thread of the CTA has, for all warps."""
+    if several_warps():
+        of_first = tl.where(tl.arange(0, threads()) == 0, value, 0)
+        value = tl.sum(tl.gather(of_first, tl.zeros([1], tl.int32), 0), 0)
+    return value
+
+
+@triton.jit
 def table64(address: tl.int64) -> Any:
     """Read a word of a private table, which nobody changes while a kernel runs."""
     return tl.load(pointer64(address))
 
 
 @triton.jit
+def drain() -> None:
+    """Each wave of several waits for its own loads and stores."""
+    if several_waves():
+        tl.inline_asm_elementwise("s_waitcnt vmcnt(0)", "=r", [], dtype=tl.int32, is_pure=False, pack=1)
+
+
+@triton.jit
 def barrier_before(sem: tl.constexpr) -> None:
-    """The barrier before a releasing atomic, where the compiler does not put it."""
-    if OWN_BARRIERS and (sem == "release" or sem == "acq_rel"):  # noqa: PLR1714 - Triton knows no `in`
-        tl.debug_barrier()
+    """The barrier before a releasing atomic, where the compiler does not put it; each wave of several drains first."""
+    if sem == "release" or sem == "acq_rel":  # noqa: PLR1714 - Triton knows no `in`
+        drain()
+        if OWN_BARRIERS:
+            tl.debug_barrier()
 
 
 @triton.jit
@@ -90,11 +133,13 @@ def barrier_after(sem: tl.constexpr) -> None:
 @triton.jit
 def load64(address: tl.int64, sem: tl.constexpr) -> Any:
     """Load a shared word. A relaxed load may be old, or of another moment than its neighbours: the caller validates."""
-    if sem == "relaxed":
-        value = tl.load(pointer64(address), volatile=True)
-    else:
+    if sem != "relaxed":
         value = tl.atomic_add(pointer64(address), 0, sem=sem, scope="sys")
         barrier_after(sem)
+    elif several_warps():
+        value = tl.atomic_add(pointer64(address), 0, sem="relaxed", scope="sys")
+    else:
+        value = tl.load(pointer64(address), volatile=True)
     return value
 
 
@@ -103,8 +148,8 @@ def look_lines(one: tl.int64, two: tl.int64, count: tl.constexpr, mask: tl.int64
     """Look at two lines of `count` shared words at once: relaxed loads, none of which waits for another.
 
     Returns two sets of places, as bits, those of the line `two` after those of `one`: the words that equal `want` under
-    `mask` and are not 0, and the words that are 0. Two lanes look at each word, one for each set. Only in CTAs of one
-    warp. `count` is a power of two, at most 8.
+    `mask` and are not 0, and the words that are 0. Two lanes look at each word, one for each set. `count` is a power of
+    two, at most 8.
     """
     both: tl.constexpr = 2 * count
     lane = tl.arange(0, 2 * both)
@@ -112,7 +157,9 @@ def look_lines(one: tl.int64, two: tl.int64, count: tl.constexpr, mask: tl.int64
     line = tl.where(place < count, one, two)
     seen = tl.load(pointer64(line) + place % count, volatile=True)
     asked = tl.where(lane < both, (seen != 0) & ((seen & mask) == want), seen == 0)
-    sets = tl.sum(asked.to(tl.int32) << lane, 0).to(tl.int64)  # of 32 bits: a warp adds them in one instruction
+    sets = uniform(
+        tl.sum(asked.to(tl.int32) << lane, 0).to(tl.int64)
+    )  # of 32 bits: a warp adds them in one instruction
     first = (word(1) << both) - 1
     return sets & first, (sets >> both) & first
 
@@ -131,7 +178,7 @@ def look_rows(
     """Look at rows of shared words at once, by relaxed loads, and find the first that is not 0 under `mask`.
 
     Returns row * `wide` + column of the first such word beyond `after`, or -1; columns are counted from `start` and
-    wrap around. Only in CTAs of one warp. `width` is a power of two.
+    wrap around. `width` is a power of two.
 
     Args:
         address: of the first row; each row has `wide` words, of which the first `width` are looked at.
@@ -142,7 +189,7 @@ def look_rows(
     place = row * wide + ((column - start) & (width - 1))
     asked = (row < rows) & (column < width) & (place > after)
     seen = tl.load(pointer64(address) + (row * wide + column), mask=asked, other=0, volatile=True)
-    first = tl.min(tl.where((seen & mask) != 0, place, high * wide))
+    first = uniform(tl.min(tl.where((seen & mask) != 0, place, high * wide)))
     return select(first < high * wide, first, word(-1))
 
 
@@ -270,4 +317,4 @@ def checksum_bytes(address: tl.int64, nbytes: tl.int64, first: tl.int64) -> Any:
         at = start + few
         odd += tl.where(at * 8 < nbytes, mixed(words_at(address, at, nbytes), first + at), 0)
         start += ODD_LANES
-    return tl.sum(total, 0) + tl.sum(odd, 0)
+    return uniform(tl.sum(total, 0) + tl.sum(odd, 0))

@@ -3,6 +3,7 @@
 status       the answers of operations
 freelist     lock-free stacks of extents and of header slots
 shards       many such lists side by side, and the order in which a producer asks them
+splitting    the count of producers that split a free extent
 extent       payload pages: size classes, splitting, the bump pointer
 header       one record per object; its STATE word decides everything
 directory    from a key to a header

@@ -7,6 +7,8 @@ Guarantees
 - Only a READY object without pins and without a lease goes, by the compare-and-swap of the STATE word (I8).
 - No object goes while free neighbours, joined, would do (`joinable`): the answer is FULL then, with a hint to the
   owner's host, which joins them.
+- A producer that finds no extent looks again if one is free by now, or if another producer splits one (`splitting`), at
+  most LOOKS times (I9).
 - The search gives up after about as many looks as there are headers (I9).
 - The evicting producer keeps the pages that it needs, without a detour over a free list, where another producer could
   take them in between.
@@ -21,7 +23,7 @@ import triton
 import triton.language as tl
 
 from nanokv.device.memory.triton import add64, load64, select, word
-from nanokv.device.protocol.extent import carve, class_of, hold, pop_free, take_elsewhere
+from nanokv.device.protocol.extent import carve, class_of, hold, pop_free, take
 from nanokv.device.protocol.freelist import stamp
 from nanokv.device.protocol.header import (
     epoch_of,
@@ -33,11 +35,12 @@ from nanokv.device.protocol.header import (
     take_slot_at_home,
     take_slot_elsewhere,
 )
-from nanokv.device.protocol.joinable import NEIGHBOURS, NOTHING, outlook
+from nanokv.device.protocol.joinable import EXTENT, NEIGHBOURS, NOTHING, outlook
 from nanokv.device.protocol.lease import is_leased
 from nanokv.device.protocol.remove import remove_slot
 from nanokv.device.protocol.retire import count_eviction, retire, take_out
 from nanokv.device.protocol.ring import announce
+from nanokv.device.protocol.splitting import ended_splits, is_split_since
 from nanokv.device.protocol.status import PINNED
 from nanokv.device.segment.layout import (
     ACCESS_TIME,
@@ -61,6 +64,7 @@ from nanokv.device.segment.world_table import (
 )
 
 EVICT_SAMPLE = tl.constexpr(16)  # the oldest of a few is nearly the oldest of all
+LOOKS = tl.constexpr(256)  # looks for an extent that another producer is about to push, which takes microseconds
 
 
 @triton.jit
@@ -174,9 +178,19 @@ def find_pages(
 ) -> Any:
     """`take_pages`, after the list `home` was found empty: from another list, or by eviction."""
     world = open_world(table)
-    page = take_elsewhere(world, seg, size_class, home, slot)
+    page = word(-1)
+    found = word(EXTENT)
+    looks = word(0)
+    more = looks == 0
+    while more:
+        page = take(world, seg, size_class, home, slot)
+        looks += 1
+        more = page < 0
+        if more:
+            before = ended_splits(seg)
+            found = outlook(world, seg, size_class)
+            more = ((found == EXTENT) | is_split_since(seg, before)) & (looks < LOOKS)
     if page < 0:
-        found = outlook(world, seg, size_class)
         if found == NEIGHBOURS:
             announce(world, seg, WANTED, size_class, word(0))
         elif (found == NOTHING) & may_evict(seg):

@@ -15,12 +15,15 @@ is given back, but later, by a host (`host_poller/coalesce.py`).
 
 Guarantees
 - A page is in exactly one place: beyond `bump_ptr`, in one free extent, or with the rank that took it (I2).
-- `bump_ptr` never passes the end of the arena, even if the heap is full and every producer tries at once: a CAS moves
-  it to a checked value, never a blind add (I9).
+- No producer gets a page beyond the end of the arena, even if the heap is full and every producer tries at once. A
+  producer adds to `bump_ptr` only if it sees room, and looks at what the add returns: the word passes the end by at
+  most one page per producer. Extents of many pages are taken by a CAS to a checked value (I9).
+- A producer is refused only if, at the end of its last look, every page that was free for it had been given back while
+  it looked: no other producer takes more than it keeps, and one that splits an extent is waited for (`splitting`).
 - A corrupt list or `bump_ptr` hands out no page that is held: the link of a popped extent must say free, the link of a
   bumped page must say never used. This detects one wrong word; two that fit together can deceive it.
-- Between the CAS that takes an extent and the header that names it, the extent is in no place; the same holds for the
-  other extents of a bumped run until they are pushed. A producer that dies there leaks them until the audit
+- Between the step that takes an extent and the header that names it, the extent is in no place, and so are the pieces
+  of one that is split until they are pushed. A producer that dies there leaks them until the audit
   (`host_poller/audit.py`) finds them.
 
 Why the orderings suffice: the lists order what they hand over (`freelist`). `bump_ptr` hands over bytes that no rank
@@ -33,8 +36,9 @@ import triton
 import triton.language as tl
 
 from nanokv.device.memory.triton import add64, cas64, load64, select, store64, word
-from nanokv.device.protocol.freelist import SPIN_LIMIT, pop, push, push_chain, stamp
-from nanokv.device.protocol.shards import extent_list, next_filled, run_length
+from nanokv.device.protocol.freelist import SPIN_LIMIT, pop, push, stamp
+from nanokv.device.protocol.shards import extent_list, next_filled
+from nanokv.device.protocol.splitting import begin_split, end_split
 from nanokv.device.segment.layout import (
     BUMP_PTR,
     COUNT_CORRUPT,
@@ -101,57 +105,42 @@ def is_held(world: World, seg: tl.int64, page: tl.int64, size_class: tl.int64, s
 
 
 @triton.jit
-def bump(world: World, seg: tl.int64, size_class: tl.int64, home: tl.int64) -> Any:
+def bump(world: World, seg: tl.int64, size_class: tl.int64) -> Any:
     """Take an extent of pages that were never used: its first page, or -1 if too few are left.
 
     The link of every page below `bump_ptr` says that it was used; a corrupt pointer that went back leads to one of
-    them. Where there are many lists, one step takes a run of extents and pushes the others to the list `home`: fewer
-    producers meet at this word.
+    them. One page is taken by an add, which hundreds of CTAs at once need not repeat.
     """
     base = world.heap_base
-    limit = world.heap_limit
     pages = class_pages(world, size_class)
     size = pages * world.page_bytes
-    run = run_length(world, pages)
+    last = world.heap_limit - size
     old = load64(seg + BUMP_PTR, "relaxed")
-    count = word(0)
-    tries = word(0)
-    fits = (old >= base) & (old <= limit - size)
-    more = fits
-    while more:
-        count = (limit - old) // size
-        count = select(count < run, count, run)
-        got = cas64(seg + BUMP_PTR, old, old + count * size, "relaxed")  # relaxed: nobody has owned these bytes
-        tries += 1
-        more = got != old
-        old = got
-        fits = (old >= base) & (old <= limit - size) & (tries < SPIN_LIMIT)
-        more = more & fits
-    lost = tries - select(fits, word(1), word(0))
-    if lost > 0:
-        add64(retries_at(world, seg), lost, "relaxed")
+    fits = (old >= base) & (old <= last)
+    if fits & (pages == 1):
+        old = add64(seg + BUMP_PTR, size, "relaxed")  # relaxed: nobody has owned these bytes
+        fits = (old >= base) & (old <= last)
+    elif fits:
+        tries = word(0)
+        more = fits
+        while more:
+            got = cas64(seg + BUMP_PTR, old, old + size, "relaxed")  # relaxed: as above
+            tries += 1
+            more = got != old
+            old = got
+            fits = (old >= base) & (old <= last) & (tries < SPIN_LIMIT)
+            more = more & fits
+        lost = tries - select(fits, word(1), word(0))
+        if lost > 0:
+            add64(retries_at(world, seg), lost, "relaxed")
     page = select(fits, (old - base) // world.page_bytes, word(-1))
     if page >= 0:
         if link_of(world, seg, page) == 0:
-            stamp(page_links(world, seg), page, count * pages)
-            if count > 1:
-                spare(world, seg, page + pages, size_class, count - 1, home)
+            stamp(page_links(world, seg), page, pages)
         else:
             add64(seg + COUNT_CORRUPT, 1, "relaxed")
             page = word(-1)
     return page
-
-
-@triton.jit
-def spare(world: World, seg: tl.int64, first: tl.int64, size_class: tl.int64, count: tl.int64, home: tl.int64) -> None:
-    """Push `count` neighbouring extents, whose links are stamped, to the list `home`, in one step."""
-    pages = class_pages(world, size_class)
-    page = first + 0
-    last = first + (count - 1) * pages
-    while page <= last:
-        mark(world, seg, page, FREE + size_class, page + pages + 1)
-        page += pages
-    push_chain(extent_list(world, seg, size_class, home), page_links(world, seg), first, last, retries_at(world, seg))
 
 
 @triton.jit
@@ -234,12 +223,16 @@ def take_elsewhere(world: World, seg: tl.int64, size_class: tl.int64, home: tl.i
         place = next_filled(world, rows, N_CLASSES - size_class, home, place, N_CLASSES)
         if place >= 0:
             level = size_class + place // MAX_SHARDS
+            if level > size_class:
+                begin_split(seg)
             page = pop_free(world, seg, level, home + place, slot)
             if page >= 0:
                 carve(world, seg, page, level, size_class)
                 hold(world, seg, page, size_class, slot)
+            if level > size_class:
+                end_split(seg)
     if page < 0:
-        page = bump(world, seg, size_class, home)
+        page = bump(world, seg, size_class)
         if page >= 0:
             hold(world, seg, page, size_class, slot)
     return page

@@ -14,6 +14,8 @@ Source: a seqlock per object, whose counter is the epoch; readers validate as in
 Guarantees
 - An epoch never goes back, and names one use of the slot (I7). No rank acts on a slot whose word has moved on.
 - READY implies that the payload is there (I3): `commit_state` releases, and fails if the slot was given up before.
+- A producer is answered NO_HEADER only if, when it had looked, every free slot had been given back while it looked: no
+  producer takes more slots than one. `hdr_head` passes the end by at most one per producer, as `bump_ptr` does.
 - A producer that finds its slot given up frees nothing. The header names its extent, and the owner's sweeper frees both
   after a grace period: one rule, so that nothing is freed twice.
 
@@ -29,8 +31,8 @@ import triton
 import triton.language as tl
 
 from nanokv.device.memory.triton import add64, cas64, load64, select, store64, word
-from nanokv.device.protocol.freelist import SPIN_LIMIT, pop, push, push_chain
-from nanokv.device.protocol.shards import next_filled, run_length, slot_list
+from nanokv.device.protocol.freelist import pop, push
+from nanokv.device.protocol.shards import next_filled, slot_list
 from nanokv.device.segment.layout import (
     COUNT_CORRUPT,
     D_DIMS,
@@ -102,36 +104,13 @@ def believed(world: World, seg: tl.int64, slot: tl.int64) -> Any:
 
 
 @triton.jit
-def bump_slot(world: World, seg: tl.int64, home: tl.int64) -> Any:
-    """Take a header slot that was never used, or a run of them where there are many lists: (slot or -1, epoch)."""
+def bump_slot(world: World, seg: tl.int64) -> Any:
+    """Take a header slot that was never used: (slot or -1, epoch of this use)."""
     count = world.hdr_count
-    run = run_length(world, word(1))
-    old = load64(seg + HDR_HEAD, "relaxed")
-    taken = word(0)
-    tries = word(0)
-    fits = (old >= 0) & (old < count)
-    more = fits
-    while more:
-        taken = select(count - old < run, count - old, run)
-        got = cas64(seg + HDR_HEAD, old, old + taken, "relaxed")  # relaxed: nobody has used these slots
-        tries += 1
-        more = got != old
-        old = got
-        fits = (old >= 0) & (old < count) & (tries < SPIN_LIMIT)
-        more = more & fits
-    lost = tries - select(fits, word(1), word(0))
-    if lost > 0:
-        add64(retries_at(world, seg), lost, "relaxed")
-    slot, epoch = believed(world, seg, select(fits, old, word(-1)))
-    if (slot >= 0) & (taken > 1):
-        links = header_links(world, seg)
-        last = slot + taken - 1
-        node = slot + 1
-        while node < last:
-            store64(links + node * WORD_BYTES, node + 2, "relaxed")
-            node += 1
-        push_chain(slot_list(world, seg, home), links, slot + 1, last, retries_at(world, seg))
-    return slot, epoch
+    slot = load64(seg + HDR_HEAD, "relaxed")
+    if (slot >= 0) & (slot < count):
+        slot = add64(seg + HDR_HEAD, 1, "relaxed")  # relaxed: nobody has used this slot
+    return believed(world, seg, select((slot >= 0) & (slot < count), slot, word(-1)))
 
 
 @triton.jit
@@ -148,7 +127,7 @@ def take_slot_elsewhere(world: World, seg: tl.int64, home: tl.int64) -> Any:
             node = pop(slot_list(world, seg, home + place), links, world.hdr_count, retries_at(world, seg))
             slot, epoch = believed(world, seg, node)
     if slot < 0:
-        slot, epoch = bump_slot(world, seg, home)
+        slot, epoch = bump_slot(world, seg)
     return slot, epoch
 
 

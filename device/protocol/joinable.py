@@ -13,7 +13,7 @@ Guarantees
 
 Why the orderings suffice: the looks are relaxed, and a host that joins may disturb them. The producer reads the word
 `joining` before and after: its count changes when a host begins. The first look acquires what a host pushed that ended
-before; the second releases the looks, so that a host that begins later does not disturb them.
+before; the second, a read-modify-write, releases the looks, so that a host that begins later does not disturb them.
 """
 
 from typing import Any
@@ -29,6 +29,7 @@ from nanokv.device.segment.layout import (
     BUMP_PTR,
     FREE_HEAD,
     JOINER_MASK,
+    JOINING,
     LOW32,
     MARK_MASK,
     MARK_SHIFT,
@@ -99,7 +100,7 @@ def has_run(world: World, seg: tl.int64, wanted: tl.int64) -> Any:
 def outlook(world: World, seg: tl.int64, size_class: tl.int64) -> Any:
     """What there is for an extent of this class: NOTHING, NEIGHBOURS that a host can or does join, or an EXTENT."""
     wanted = class_pages(world, size_class)
-    before = joiner(seg)
+    before = load64(seg + JOINING, "acquire")  # acquire: what hosts pushed (scenario neighbours)
     found = word(NOTHING)
     unused = world.n_pages - unused_from(world, seg)
     free = free_extents(world, seg, size_class, wanted - unused)

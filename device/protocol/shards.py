@@ -12,7 +12,7 @@ Guarantees
 - A producer that asks its home list, and then each list that `next_filled` returns until it returns -1, asks each list
   at most once: the search ends even if a corrupt list never yields its first node (I9).
 - The search finds a node that is in a list from its beginning to its end. It may miss a node that is pushed meanwhile
-  to a list that it has passed: an overlapping operation then explains the FULL.
+  to a list that it has passed: only what is given back while it looks.
 
 Why the orderings suffice: the look is relaxed, since `freelist.pop` asks the list itself. A producer that sees an empty
 list acquires nothing of what was done before it became empty; one that needs that asks `reclaim.joining`.
@@ -23,11 +23,9 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from nanokv.device.memory.triton import look_rows, select
+from nanokv.device.memory.triton import look_rows
 from nanokv.device.segment.layout import FREE_HEAD, FREE_HEAD_STRIDE, HDR_FREE, LOW32, MAX_SHARDS, WORD_BYTES
 from nanokv.device.segment.world_table import World
-
-RUN = tl.constexpr(16)  # pages, or header slots, that one step of a bump pointer takes where there are as many lists
 
 
 @triton.jit
@@ -57,11 +55,3 @@ def next_filled(
     Lists are numbered row by row, in each row from `home` on and around. `last`: the list that was asked before.
     """
     return look_rows(rows, count, world.shards, shard_of(world, home), last, LOW32, most, MAX_SHARDS)
-
-
-@triton.jit
-def run_length(world: World, size: tl.int64) -> Any:
-    """How many nodes of `size` pages (1 for header slots) one step of a bump pointer takes, if so many are left."""
-    shards = world.shards
-    run = select(shards < RUN, shards, RUN) // size
-    return select(run > 1, run, 1)

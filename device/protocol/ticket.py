@@ -1,9 +1,9 @@
 """Tickets: many CTAs work on one object; one of them begins it, and one ends it.
 
-A ticket is a few words of the launching rank's own memory, zero before the launch. The first CTA claims it, does the
-step that is done once (begins an object, or looks one up) and shares the answer; the others wait for the answer. Each
-CTA arrives when it has done its part. The last one ends the object and clears the ticket, so that the next launch, or
-the next replay of a graph, finds it as it was.
+A ticket is a few words of the launching rank's own memory, zero before the first launch. The first CTA claims it, does
+the step that is done once (begins an object, or looks one up) and shares the answer; the others wait for the answer.
+Each CTA arrives when it has done its part. The last one ends the object and clears the ticket for the next launch, or
+the next replay of a graph: all words except the answer, which nobody reads before the next first CTA has written it.
 
 Source: the last CTA finishes, as in CUDA's sample threadFenceReduction; the first one begins, as in pthread_once.
 
@@ -36,7 +36,7 @@ TICKET = Record(
         Field("arrivals", "<i8", "CTAs that have done their part"),
         Field("spoiled", "<i8", "1: some CTA gave up its wait for the answer, and has not done its part"),
         Field("sum", "<i8", "the sum over the payload, of all parts (`memory.checksum_bytes`)"),
-        Field("answer", "<i8", "the words that the first CTA shares", repeat=6),
+        Field("answer", "<i8", "the words that the first CTA shares; they stay after the launch", repeat=6),
     ],
 )
 TICKET_BYTES = tl.constexpr(TICKET.size)
@@ -131,7 +131,7 @@ def is_spoiled(ticket: tl.int64) -> Any:
 
 @triton.jit
 def clear(ticket: tl.int64) -> None:
-    """For the last CTA: restore the ticket. The end of the launch makes it visible to the next launch."""
+    """For the last CTA: make all words before the answer zero. The end of the launch makes that visible to the next."""
     store64(ticket + T_ARRIVALS, word(0), "relaxed")
     store64(ticket + T_SPOILED, word(0), "relaxed")
     store64(ticket + T_SUM, word(0), "relaxed")

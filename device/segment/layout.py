@@ -134,8 +134,10 @@ HEAP_CTL = Record(
         Field("water_lo", "<u4", "and stops at so many %"),
         Field("closed", "<u4", "1 after the owner has closed the segment"),
         # hot words, each on a line of its own
-        Field("bump_ptr", "<u8", "offset of the first byte that was never allocated; only grows", own_line=True),
-        Field("hdr_head", "<u8", "first header slot that was never used; only grows", own_line=True),
+        Field(
+            "bump_ptr", "<u8", "offset of the first byte never allocated; only grows, also past the end", own_line=True
+        ),
+        Field("hdr_head", "<u8", "first header slot never used; only grows, also past the end", own_line=True),
         Field("hdr_free", "<u8", "free lists of header slots: LIST words", repeat=SHARDS, own_line=True),
         *[
             Field(f"free_head{k}", "<u8", f"free lists of size class {k}: LIST words", repeat=SHARDS, own_line=True)
@@ -157,6 +159,12 @@ HEAP_CTL = Record(
             "joining",
             "<u8",
             "JOINING word: the last host that detached the free lists, until it has pushed them back",
+            own_line=True,
+        ),
+        Field(
+            "splitting",
+            "<u8",
+            "SPLITTING word: producers that split a free extent, until the pieces are pushed",
             own_line=True,
         ),
         # counters of rare events share one line: no operation depends on them
@@ -217,6 +225,8 @@ BITS = (
     Bits("ACCESS", "leased", 62, 1, "1 until the object is read: it is not evicted before that time"),
     Bits("JOINING", "producer", 0, 32, "PRODUCER bits of a host; 0: none"),
     Bits("JOINING", "count", 32, 32, "how many times hosts have begun to join"),
+    Bits("SPLITTING", "under_way", 0, 32, "splits under way"),
+    Bits("SPLITTING", "ended", 32, 32, "how many splits have ended"),
     Bits("RING", "kind", 0, 3, "0 empty, 1 STORED, 2 REMOVED, 3 EVICTED, 4 WANTED"),
     Bits("RING", "header", 3, 29, "header slot; of WANTED: the size class that a producer did not get"),
     Bits("RING", "epoch", 32, 32, "the header's epoch"),
@@ -295,6 +305,10 @@ LEASED = tl.constexpr(1 << _LEASED_SHIFT.value)
 JOINER_SHIFT, JOINER_MASK = _bits("JOINING", "producer")
 JOINS_SHIFT, JOINS_MASK = _bits("JOINING", "count")
 
+_, SPLITTING_MASK = _bits("SPLITTING", "under_way")
+SPLITS_ENDED_SHIFT, _ = _bits("SPLITTING", "ended")
+ONE_SPLIT_ENDED = tl.constexpr(1 << SPLITS_ENDED_SHIFT.value)
+
 PIN_INTENT = tl.constexpr(1)
 PIN_HELD = tl.constexpr(2)
 PIN_PHASE_SHIFT, PIN_PHASE_MASK = _bits("PIN", "phase")
@@ -318,6 +332,7 @@ GRACE_PHASE = HEAP_CTL.at("grace_phase")
 CLOCK_HAND = HEAP_CTL.at("clock_hand")
 MAY_EVICT = HEAP_CTL.at("may_evict")
 JOINING = HEAP_CTL.at("joining")
+SPLITTING = HEAP_CTL.at("splitting")
 COUNT_MISSED = HEAP_CTL.at("missed")
 COUNT_EVICTED = HEAP_CTL.at("evicted")
 COUNT_REFUSED = HEAP_CTL.at("refused")

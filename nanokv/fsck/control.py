@@ -8,7 +8,10 @@ from nanokv.device.segment.geometry import MODES
 from nanokv.device.segment.layout import SIZE_CLASSES, WANTED
 from nanokv.device.segment.views import SegmentView
 from nanokv.fsck.look import Look, World, field
-from nanokv.fsck.report import RECOVER, REMAKE, Finding, find
+from nanokv.fsck.report import RECOVER, REMAKE, WAIT, Finding, find
+
+#: nodes: a producer that finds a bump pointer at its end has moved it past the end, by one (`extent.bump`)
+_MOST_PAST = 1 << 20
 
 _IDENTITY = "this is no segment of this world: check the name and the build; nothing else in it was read"
 
@@ -28,16 +31,16 @@ def check_identity(views: list[SegmentView], mode: str) -> Iterator[Finding]:
 
 
 def check_control(world: World, look: Look) -> Iterator[Finding]:
-    """I9, I5, I6: the words of HeapCtl are inside their bounds, always; nobody joins free extents at rest."""
+    """I9, I5, I6: the words of HeapCtl are inside their bounds, always; nobody joins or splits free extents at rest."""
     row, slots, page = look.ctl[0], look.geometry.hdr_count, look.geometry.page_bytes
     base, limit = look.geometry.offsets["heap_base"], look.geometry.offsets["heap_limit"]
     bump, head = int(row["bump_ptr"]), int(row["hdr_head"])
-    inside = base <= bump <= limit
+    inside = base <= bump <= limit + _MOST_PAST * page
     ahead = f"ann_tail {row['ann_tail']} is past ann_head {row['ann_head']}: the poller misses hints"
     for invariant, name, wrong, what in (
         ("I9", "bump_ptr", not inside, f"bump_ptr is {bump}, the arena is {base} to {limit}"),
         ("I9", "bump_ptr", inside and (bump - base) % page, f"bump_ptr is {bump}, not on a page of {page} bytes"),
-        ("I9", "hdr_head", head > slots, f"hdr_head is {head}, there are {slots} slots"),
+        ("I9", "hdr_head", head > slots + _MOST_PAST, f"hdr_head is {head}, there are {slots} slots"),
         ("I5", "ann_tail", row["ann_tail"] > row["ann_head"], ahead),
         ("I6", "grace_phase", row["grace_phase"] > 1, f"grace_phase is {row['grace_phase']}, not 0 or 1"),
     ):
@@ -48,6 +51,10 @@ def check_control(world: World, look: Look) -> Iterator[Finding]:
         ended = world.producer_ended(joiner)
         what = "a host is marked to join free extents at rest"
         yield Finding("I6", look.rank, what, "HeapCtl.joining", RECOVER if ended else REMAKE, not ended)
+    splits = int(field("SPLITTING", "under_way", row["splitting"]))
+    if world.quiescent and splits:
+        what = f"{splits} splits of free extents are counted under way at rest: producers that find none wait for them"
+        yield Finding("I6", look.rank, what, "HeapCtl.splitting", WAIT, not world.somebody_ended)
 
 
 def check_activity(world: World, look: Look) -> Iterator[Finding]:

@@ -14,7 +14,8 @@ from nanokv.device.sim.mutants import rewrite, weak_orderings
 
 SOME = [
     "no-tag",
-    "bump-overshoots",
+    "bump-unchecked",
+    "slots-hoarded",
     "commit-by-exchange",
     "double-free-on-lost",
     "no-turnstile",

@@ -14,6 +14,9 @@ from nanokv.device.machines.batch import Batch
 from nanokv.device.machines.records import Request
 from nanokv.device.memory.triton import store64
 from nanokv.device.protocol.status import Status
+from nanokv.device.protocol.ticket import TICKET
+from nanokv.device.segment.layout import WORD
+from nanokv.host_poller.coalesce import join_free_extents
 from tests.gpu.bodies import PAGE, World, flat, key, world
 
 OK, MISS, DUPLICATE, FULL, SIZE = Status.OK, Status.MISS, Status.DUPLICATE, Status.FULL, Status.SIZE
@@ -24,9 +27,9 @@ ROW_BYTES = tl.constexpr(40)
 SIZES = (0, 1, PAGE + 1, TILE - 1, TILE, TILE + 1, 3 * TILE + 5, 8, 5 * TILE)
 
 
-def batch(w: World, capacity: int) -> Batch:
+def batch(w: World, capacity: int, ctas: int | None = None) -> Batch:
     """An empty batch for rank 0."""
-    return Batch(w.machine.table_address, capacity, w.device)
+    return Batch(w.machine.table_address, capacity, w.device, ctas=ctas)
 
 
 def done(made: Batch, operation: Callable[[], None], requests: list[Request]) -> list[Status]:
@@ -84,6 +87,42 @@ def batches_answer_each_request(device: torch.device) -> None:
         assert done(made, made.get, [*gets, get_request(40, rooms[2])]) == [OK, SIZE, MISS, OK]
         assert torch.equal(rooms[0], data) and torch.equal(rooms[2], data[:PAGE])
         assert not torch.equal(rooms[1][:QUARTER], data)
+
+
+def an_exact_heap_refuses_nothing(device: torch.device, ctas: int | None = None) -> None:
+    """One object per CTA, into a heap with just as many pages and slots: cold, and with all pages in large extents.
+
+    Args:
+        ctas: how many CTAs put at once; default: as many as the device runs, or a few.
+    """
+    for words in (1, 2):  # pages per object; the sizes of an interpreted heap are small
+        count = ctas or (24 if device.type == "cpu" else Batch(0, 1, device).ctas)
+        with world(device, pages=count * words, slots=count, shards=None) as w:
+            made = batch(w, count, ctas)
+            data = w.bytes(words * PAGE - 9, 1)
+            puts = [put_request(n, data) for n in range(count)]
+            assert done(made, made.put, puts) == [OK] * count, "cold"
+            assert done(made, made.remove, [Request(key(n), 0, 0) for n in range(count)]) == [OK] * count
+            assert join_free_extents(w.machine, 1) == max(w.geometry.class_pages)
+            assert done(made, made.put, puts) == [OK] * count, "joined"
+            found = done(made, made.find, [Request(key(n), 0, 0) for n in range(count)])
+            assert found == [OK] * count
+
+
+def tickets_are_ready_for_the_next_launch(device: torch.device) -> None:
+    """All words of a ticket that a launch begins with are zero after every launch; the answer in it stays."""
+    first = TICKET.offsets["answer"] // WORD
+    with world(device, pages=8) as w:
+        made = batch(w, 6)
+        data = w.bytes(QUARTER, 1)
+        puts = [put_request(n % 4, data) for n in range(6)]
+        room = w.bytes(QUARTER, 2)
+        gets = [get_request(n, room) for n in range(5)]
+        assert not made.tickets.any(), "before the first launch"
+        launches = [(made.put, puts), (made.get, gets), (made.find, gets), (made.remove, gets)]
+        for operation, requests in launches:
+            assert len(set(done(made, operation, requests))) > 1, "some requests fail"
+            assert not made.tickets[:, :first].any()
 
 
 @triton.jit
@@ -209,5 +248,7 @@ BODIES: tuple[Callable[[torch.device], None], ...] = (
     batches_answer_each_request,
     prefixes_are_found,
     batches_of_many_small_objects,
+    an_exact_heap_refuses_nothing,
+    tickets_are_ready_for_the_next_launch,
     a_batch_is_replayed_from_a_graph,
 )

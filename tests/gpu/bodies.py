@@ -1,4 +1,4 @@
-"""Tests of a launching machine, as plain functions of a device: a GPU, or the CPU by Triton's interpreter.
+"""Tests of a launching machine, as plain functions of a device: a GPU, or the CPU (interpreted, or as PTX).
 
 Two virtual ranks live on one device. Each body makes its own segments; fsck follows.
 """
@@ -42,6 +42,7 @@ from nanokv.device.segment.world_table import open_world
 from nanokv.fsck import check_segments
 
 PAGE = 4096
+WARPS = (1, 4)  #: of a CTA, in the bodies that run with several sizes of CTAs
 UINT8_FLAT = tl.constexpr(1 | 1 << NDIM_SHIFT.value)  # format of uint8 of one dimension
 OK, MISS, DUPLICATE, FULL = Status.OK, Status.MISS, Status.DUPLICATE, Status.FULL
 PINNED, SIZE, LOST, TORN, CORRUPT = Status.PINNED, Status.SIZE, Status.LOST, Status.TORN, Status.CORRUPT
@@ -61,9 +62,16 @@ class World:
     """The segments of two virtual ranks on one device, and the machine of rank 0."""
 
     def __init__(
-        self, device: torch.device, pages: int, *, may_evict: bool, slots: int | None = None, checksum: bool = False
+        self,
+        device: torch.device,
+        pages: int,
+        *,
+        may_evict: bool,
+        slots: int | None = None,
+        checksum: bool = False,
+        shards: int | None = 4,
     ) -> None:
-        self.geometry = Geometry.plan(pages * PAGE, PAGE, 2, max_objects=slots, shards=4)
+        self.geometry = Geometry.plan(pages * PAGE, PAGE, 2, max_objects=slots, shards=shards)
         self.device = device
         size = self.geometry.segment_bytes
         self.segments = [self._aligned(size) for _ in range(2)]
@@ -105,9 +113,10 @@ def world(
     may_evict: bool = False,
     slots: int | None = None,
     checksum: bool = False,
+    shards: int | None = 4,
 ) -> Iterator[World]:
     """A world that must be sound at the end."""
-    made = World(device, pages, may_evict=may_evict, slots=slots, checksum=checksum)
+    made = World(device, pages, may_evict=may_evict, slots=slots, checksum=checksum, shards=shards)
     yield made
     report = check_segments(made.views(), mode="device")
     assert report.clean, [str(finding) for finding in report.findings]
@@ -354,18 +363,19 @@ def put_many_kernel(
 def many_ctas_allocate_at_once(device: torch.device) -> None:
     """Of three producers of each key one wins; no two objects share a byte; each holds its own bytes (I1, I3, I4)."""
     keys = 6 if device.type == "cpu" else 400
-    with world(device, pages=keys * 2, slots=keys * 3) as w:
-        data = w.bytes(keys * 5000, 3)
-        statuses = torch.full((3 * keys,), -1, dtype=torch.int64, device=device)
-        table = w.machine.table_address
-        put_many_kernel[(3 * keys,)](table, 1, data.data_ptr(), 5000, statuses.data_ptr(), keys, num_warps=1)
-        by_key = statuses.cpu().view(3, keys)
-        assert ((by_key == OK).sum(0) == 1).all(), by_key
-        assert ((by_key == DUPLICATE).sum(0) == 2).all(), by_key
-        for n in range(keys):
-            status, back = w.get(n, 5000)
-            assert status == OK
-            assert torch.equal(back, data[n * 5000 : (n + 1) * 5000])
+    for warps in WARPS:
+        with world(device, pages=keys * 2, slots=keys * 3) as w:
+            data = w.bytes(keys * 5000, 3)
+            statuses = torch.full((3 * keys,), -1, dtype=torch.int64, device=device)
+            table = w.machine.table_address
+            put_many_kernel[(3 * keys,)](table, 1, data.data_ptr(), 5000, statuses.data_ptr(), keys, num_warps=warps)
+            by_key = statuses.cpu().view(3, keys)
+            assert ((by_key == OK).sum(0) == 1).all(), by_key
+            assert ((by_key == DUPLICATE).sum(0) == 2).all(), by_key
+            for n in range(keys):
+                status, back = w.get(n, 5000)
+                assert status == OK
+                assert torch.equal(back, data[n * 5000 : (n + 1) * 5000])
 
 
 def slots_in_no_place_are_given_back(device: torch.device) -> None:

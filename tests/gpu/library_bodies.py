@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from examples import paged_decode
+from examples import attention_prefill, paged_decode
+from examples.attention_prefill import AttentionPrefill
 from examples.paged_decode import ValidatedDecode, decode_pinned, reference
 from examples.rope_prefill import BLOCK, Prefill, block_requests, rotated, rotation
 from nanokv.cache import NanoKVCache
@@ -20,6 +21,7 @@ from nanokv.device.protocol.status import Status
 from nanokv.errors import KeyNotFound, ObjectPinned
 from nanokv.fsck import check_cache
 from nanokv.virtual_world import local_world
+from tests.gpu.bodies import WARPS
 
 PAGE = 4096
 Q_HEADS, KV_HEADS, DIM = 4, 2, 32
@@ -82,11 +84,15 @@ def digests(cache: NanoKVCache, keys: list[str]) -> list[Any]:
 
 def prefill_kernels_publish(device: torch.device) -> None:
     """The kernel stores the values that torch computes, with checksums (which the reader verifies) and without."""
-    for checksum, dtype, tokens in ((False, torch.float32, 2 * BLOCK + 5), (True, torch.bfloat16, BLOCK + 1)):
+    for checksum, dtype, tokens, warps in (
+        (False, torch.float32, 2 * BLOCK + 5, 4),
+        (True, torch.bfloat16, BLOCK + 1, 4),
+        (True, torch.float32, BLOCK + 1, 1),
+    ):
         with caches(device, checksum=checksum) as (here, there):
             of = Projections(tokens, dtype, device)
             keys = [f"block:{block}" for block in range(-(-tokens // BLOCK))]
-            prefill = Prefill(here.world_table, 5, device)
+            prefill = Prefill(here.world_table, 5, device, warps)
             assert of.put(prefill, block_requests(digests(here, keys), of.k, there.rank)) == [OK] * len(keys)
             for block, key in enumerate(keys):
                 of.check(there.get(key), block)
@@ -107,6 +113,50 @@ def prefills_are_checked(device: torch.device) -> None:
             ((q, k, v[:2], positions, by), "v must be"),
             ((q, k, v, positions.int(), by), "positions must be torch.int64"),
             ((q[..., :24].contiguous(), k[..., :24].contiguous(), v[..., :24].contiguous(), positions, by), "dim must"),
+        ):
+            try:
+                prefill.launch(*wrong)
+            except ValueError as error:
+                assert re.search(why, str(error)), error
+                continue
+            raise AssertionError(f"{why}: was not refused")
+
+
+def attention_kernels_publish(device: torch.device) -> None:
+    """K and V are those of the prompt, with checksums and without; the result is torch's, also of a refused block."""
+    block = attention_prefill.BLOCK
+    for checksum, dtype, tokens, warps in (
+        *((False, torch.float32, 2 * block + 5, each) for each in WARPS),
+        *((True, torch.bfloat16, block + 1, each) for each in WARPS),
+    ):
+        with caches(device, checksum=checksum) as (here, there):
+            of = Projections(tokens, dtype, device)
+            q, k, v, within = of.q, of.k, of.v, of.within
+            keys = [f"block:{n}" for n in range(-(-tokens // block))]
+            prefill = AttentionPrefill(here.world_table, 4, device, warps)
+            prefill.batch.fill(attention_prefill.block_requests(digests(here, keys), k, there.rank))
+            for expected in (OK, DUPLICATE):
+                out = prefill.launch(q, k, v)
+                assert prefill.batch.answers() == [expected] * len(keys)
+                want = attention_prefill.reference(q, k, v)
+                torch.testing.assert_close(out.float(), want, rtol=within, atol=within)
+            for n, key in enumerate(keys):
+                span = slice(n * block, (n + 1) * block)
+                assert torch.equal(there.get(key), torch.stack([k[span], v[span]]).transpose(1, 2))
+
+
+def attention_prefills_are_checked(device: torch.device) -> None:
+    """Arguments that the kernel cannot take are refused before the launch."""
+    with caches(device) as (here, _):
+        prefill = AttentionPrefill(here.world_table, 1, device)
+        of = Projections(3, torch.float32, device)
+        q, k, v = of.q, of.k, of.v
+        for wrong, why in (
+            ((q.bfloat16(), k, v), "q must be torch.float32"),
+            ((q, k.transpose(0, 1).contiguous().transpose(0, 1), v), "k must be .* contiguous"),
+            ((q, k, v[:2]), "v must be"),
+            ((q[:, :3].contiguous(), k, v), "q_heads must be"),
+            ((q[..., :24].contiguous(), k[..., :24].contiguous(), v[..., :24].contiguous()), "dim must"),
         ):
             try:
                 prefill.launch(*wrong)
@@ -315,8 +365,8 @@ class Unrest:
 
 
 def blocks_that_move_are_not_used(device: torch.device) -> None:
-    """A kernel whose block goes before it is loaded misses it, finds it again, or gives up. (Only on a CPU.)"""
-    if device.type != "cpu":
+    """A kernel whose block goes before it is loaded misses it, finds it again, or gives up. (Only interpreted.)"""
+    if not paged_decode.INTERPRETED:
         return
     with caches(device) as (here, there):
         of = Contexts(there, [BLOCK], torch.float32, device)
@@ -339,6 +389,8 @@ def blocks_that_move_are_not_used(device: torch.device) -> None:
 BODIES: tuple[Callable[[torch.device], None], ...] = (
     prefill_kernels_publish,
     prefills_are_checked,
+    attention_kernels_publish,
+    attention_prefills_are_checked,
     prefill_kernels_answer_each_object,
     a_prefill_is_replayed_from_a_graph,
     decode_kernels_read_in_place,

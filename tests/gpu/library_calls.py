@@ -12,11 +12,14 @@ import torch
 import triton
 import triton.language as tl
 from triton.runtime import KernelInterface
+from triton.runtime.driver import driver
+from triton.runtime.interpreter import InterpretedFunction
 
 from nanokv.device import library
-from nanokv.device.kernels.frame import FIRST_ANSWER, FRAME_WORDS
+from nanokv.device.kernels.frame import FIRST_ANSWER, FRAME_WORDS, answer, arguments
 from nanokv.device.library import NOT_LAST, begin_put_part, copy_tile, finish_put_part
 from nanokv.device.machines.batch import Batch
+from nanokv.device.machines.lane import launches_on
 from nanokv.device.machines.records import Request
 from nanokv.device.memory.triton import store64
 from nanokv.device.protocol.request import REQUEST
@@ -24,16 +27,17 @@ from nanokv.device.protocol.status import Status
 from nanokv.device.protocol.ticket import T_ANSWER, TICKET
 from nanokv.device.segment.layout import FLAG_ACK, FLAG_CHECKSUM, H_ACCESS, HEADER_BYTES, LEASED, WORD, WORD_BYTES
 from nanokv.fsck import check_segments
-from tests.gpu.bodies import PAGE, World, flat, key
-from tests.support.compiling import call_library_kernel
+from tests.gpu.bodies import PAGE, WARPS, World, flat, key
 
 OK, INVALID = Status.OK, Status.INVALID
+FRAME_BYTES = tl.constexpr(FRAME_WORDS * WORD)
 SIZE = 3 * PAGE + 5  #: bytes of an object
 FAR = 1 << 40
-SENTENCE = "run in CTAs of one warp: launch the kernel with num_warps=1"
+FIRST_WITH_CLUSTERS = 90  #: the compute capability
+SENTENCE = "do not run in clusters: launch with num_ctas=1"
 
 BARE = ("table64", "store64", "word", "copy_bytes", "copy_tile")  #: functions of addresses that nobody can check
-ANY_WARPS = (*BARE, "segment")  #: functions that CTAs of several warps may call
+ANY_LAUNCH = (*BARE, "segment")  #: functions that do not look at the launch
 ANSWERS = {"begin": 5, "lookup": 6, "lookup_described": 14}  #: words that a function returns, if not 1
 ANSWERS |= dict.fromkeys(("put", "remove", "pin", "begin_put_part", "begin_get_part"), 2)
 REFUSAL = {"segment": 0, "wanted": 0}  #: the first answer to a wrong call, if not INVALID
@@ -71,10 +75,25 @@ def wrong_values(w: World, name: str, argument: str) -> tuple[int, ...]:
     return WRONG[argument](w) + too_many
 
 
-class Calls:
-    """Calls of the library on a world with checksums: object 1 is READY in segment 1."""
+@triton.jit
+def call_rows_kernel(
+    frames: tl.int64, function: tl.constexpr, n_arguments: tl.constexpr, n_answers: tl.constexpr
+) -> None:
+    """CTA n calls a function with the arguments of the n-th frame; the world is the address of its table."""
+    frame = frames + tl.program_id(0).to(tl.int64) * FRAME_BYTES
+    answers = function(*arguments(frame, n_arguments))
+    if n_answers == 1:
+        answer(frame, 0, answers)
+    else:
+        for i in tl.static_range(n_answers):
+            answer(frame, i, answers[i])
 
-    def __init__(self, device: torch.device) -> None:
+
+class Calls:
+    """Calls of the library on a world with checksums, by CTAs of some warps: object 1 is READY in segment 1."""
+
+    def __init__(self, device: torch.device, warps: int = 1) -> None:
+        self.warps = warps
         self.world = w = World(device, 64, may_evict=False, checksum=True)
         self.data = w.bytes(SIZE, 1)
         self.room = torch.zeros(SIZE + 16, dtype=torch.uint8, device=device)
@@ -86,17 +105,17 @@ class Calls:
         """Call a function once per row of arguments, by a CTA each; the answers of each."""
         frames = torch.zeros(len(rows), FRAME_WORDS, dtype=torch.int64)
         for frame, row in zip(frames, rows, strict=True):
-            frame[1 : len(row) + 1] = torch.tensor(row, dtype=torch.int64)
+            frame[1 : 1 + len(row)] = torch.tensor(row, dtype=torch.int64)
         frames = frames.to(self.world.device)
         function, count = functions()[name], ANSWERS.get(name, 1)
-        call_library_kernel[(len(rows),)](
-            frames.data_ptr(), function=function, n_arguments=len(rows[0]), n_answers=count, **launch
+        call_rows_kernel[(len(rows),)](
+            *(frames.data_ptr(), function, len(rows[0]), count), **({"num_warps": self.warps} | launch)
         )
         return [tuple(row) for row in frames[:, FIRST_ANSWER : FIRST_ANSWER + count].tolist()]
 
     def call(self, name: str, *row: int) -> Any:
         """Call a function by one CTA; its answer, or a tuple of them."""
-        ((*answers,),) = self.rows(name, row, num_warps=1)
+        ((*answers,),) = self.rows(name, row)
         return answers[0] if len(answers) == 1 else tuple(answers)
 
     def right(self) -> dict[str, int]:
@@ -135,7 +154,7 @@ def wrong_calls_are_refused(device: torch.device) -> None:
         ]
         assert rows, name
         with untouched(calls.world):
-            answers = calls.rows(name, *rows, num_warps=1)
+            answers = calls.rows(name, *rows)
         refused = REFUSAL.get(name, INVALID)
         assert [row for row, answer in zip(rows, answers, strict=True) if answer[0] != refused] == [], (name, names)
         assert not calls.ticket.any(), name
@@ -143,22 +162,30 @@ def wrong_calls_are_refused(device: torch.device) -> None:
         assert calls.call("segment", right["world"], n) == calls.world.segments[n].data_ptr()
 
 
-def launches_of_several_warps_are_refused(device: torch.device) -> None:
-    """Each function says how it must be launched; interpreted, this holds for the default of four warps too."""
+def launches_of_clusters_are_refused(device: torch.device) -> None:
+    """Each function says how it must be launched."""
+    if not has_clusters():
+        return
     calls = Calls(device)
     right = calls.right()
     for name, function in functions().items():
-        row = tuple(right.get(each, 1) for each in function.arg_names)
-        for launch in ({"num_warps": 4}, {"num_warps": 2}, {}):
-            if name in BARE:
-                continue
-            with untouched(calls.world):
-                try:
-                    calls.rows(name, row, **launch)
-                except Exception as error:
-                    assert name not in ANY_WARPS and SENTENCE in whole_message(error), (name, error)
-                else:
-                    assert name in ANY_WARPS, f"{name} was launched with {launch}"
+        if name in (ANY_LAUNCH if launches_on(torch.device("cpu")) else BARE):
+            continue  # the PTX machine runs no clusters at all
+        with untouched(calls.world):
+            try:
+                calls.rows(name, tuple(right.get(each, 1) for each in function.arg_names), num_ctas=2)
+            except Exception as error:
+                assert name not in ANY_LAUNCH and SENTENCE in whole_message(error), (name, error)
+            else:
+                assert name in ANY_LAUNCH, f"{name} was launched in a cluster"
+
+
+def has_clusters() -> bool:
+    """Whether kernels can be launched in clusters: in the interpreter, and on NVIDIA from sm_90 on."""
+    if isinstance(library.put, InterpretedFunction):
+        return True
+    target = driver.active.get_current_target()
+    return bool(target.backend == "cuda" and target.arch >= FIRST_WITH_CLUSTERS)
 
 
 def whole_message(error: BaseException | None) -> str:
@@ -168,7 +195,12 @@ def whole_message(error: BaseException | None) -> str:
 
 def every_step_is_answered(device: torch.device) -> None:
     """All functions with right arguments: an object is written by its steps, by parts and as a whole, and read."""
-    calls = Calls(device)
+    for warps in WARPS:
+        every_step_by(Calls(device, warps))
+
+
+def every_step_by(calls: Calls) -> None:
+    """The steps, by CTAs of so many warps."""
     w, call, called = calls.world, calls.call, set()
     table, what, src, room = w.machine.table_address, flat(SIZE), calls.data.data_ptr(), calls.room.data_ptr()
 
@@ -239,7 +271,13 @@ def put_parts_kernel(world: tl.int64, request: tl.int64, ticket: tl.int64, out: 
 
 def wrong_requests_are_refused(device: torch.device) -> None:
     """A row of a table that names no rank, or no possible size, flag, lease or time: all CTAs of its object agree."""
-    calls, ctas = Calls(device), 3
+    for warps in WARPS:
+        wrong_requests_by(Calls(device, warps))
+
+
+def wrong_requests_by(calls: Calls) -> None:
+    """The requests, by CTAs of so many warps."""
+    device, ctas = calls.world.device, 3
     out = torch.zeros(ctas, 3, dtype=torch.int64, device=device)
     good = Request(key(5), calls.data.data_ptr(), SIZE, 1, flat(SIZE))
     wrong = [(good._replace(owner=owner), 1) for owner in WRONG["owner"](calls.world)]
@@ -252,7 +290,7 @@ def wrong_requests_are_refused(device: torch.device) -> None:
             put_parts_kernel[(ctas,)](
                 *(calls.world.machine.table_address, batch.requests.data_ptr(), batch.tickets.data_ptr()),
                 *(out.data_ptr(), now),
-                num_warps=1,
+                num_warps=calls.warps,
             )
             ends = sorted(out[:, 2].tolist())
             assert out[:, :2].tolist() == [[INVALID, 0]] * ctas, (request, now, out)
@@ -287,7 +325,7 @@ def tiles_are_copied_between_any_addresses(device: torch.device) -> None:
 
 BODIES: tuple[Callable[[torch.device], None], ...] = (
     wrong_calls_are_refused,
-    launches_of_several_warps_are_refused,
+    launches_of_clusters_are_refused,
     every_step_is_answered,
     wrong_requests_are_refused,
     tiles_are_copied_between_any_addresses,

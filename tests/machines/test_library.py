@@ -1,4 +1,4 @@
-"""The device library checks what it is given: arguments, interpreted; the number of warps, where it is compiled too."""
+"""The device library checks what it is given: arguments, interpreted; the launch, where it is compiled too."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from triton.runtime.jit import JITFunction
 from nanokv.device import library
 from tests.gpu.every_body import GROUPS
 from tests.gpu.interpreted import passed
-from tests.gpu.library_calls import ANY_VALUE, ANY_WARPS, BARE, SENTENCE, WRONG, functions, whole_message
+from tests.gpu.library_calls import ANY_LAUNCH, ANY_VALUE, BARE, SENTENCE, WRONG, functions, whole_message
 from tests.support.compiling import NVIDIA, TARGETS, call_library_kernel
 from tests.support.targets import every_target
 
@@ -35,8 +35,8 @@ def test_every_argument_of_every_function_has_wrong_values() -> None:
 def compile_call(name: str, target: str, **options: int) -> Any:
     """Compile a kernel that calls one function of the library."""
     function = functions()[name]
-    types = {"frames": "i64", "function": "constexpr", "n_arguments": "constexpr", "n_answers": "constexpr"}
-    constants = {(1,): function, (2,): len(function.arg_names), (3,): 0}
+    types = {"frame": "i64", "function": "constexpr", "n_arguments": "constexpr"}
+    constants = {(1,): function, (2,): len(function.arg_names)}
     return triton.compile(ASTSource(call_library_kernel, types, constants), target=TARGETS[target], options=options)
 
 
@@ -48,22 +48,20 @@ def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
 
 
 @pytest.mark.usefixtures("fresh")
-@every_target
-def test_kernels_of_several_warps_do_not_compile(target: str) -> None:
-    launches = [{}, {"num_warps": 2}, {"num_warps": 4}]
-    if TARGETS[target].arch in (90, 100):  # others have no clusters, which Triton itself says
-        launches.append({"num_warps": 1, "num_ctas": 2})
-    for name in functions().keys() - set(ANY_WARPS):
-        for options in launches:
-            with pytest.raises(CompilationError) as raised:
-                compile_call(name, target, **options)
-            assert SENTENCE in whole_message(raised.value), (name, options)
+@pytest.mark.parametrize("target", ["sm_90", pytest.param("sm_100", marks=pytest.mark.exhaustive)])
+def test_kernels_in_clusters_do_not_compile(target: str) -> None:
+    """On the others Triton itself says that there are no clusters."""
+    for name in functions().keys() - set(ANY_LAUNCH):
+        with pytest.raises(CompilationError) as raised:
+            compile_call(name, target, num_ctas=2)
+        assert SENTENCE in whole_message(raised.value), name
 
 
 @pytest.mark.usefixtures("fresh")
 @every_target
-def test_kernels_of_one_warp_compile(target: str) -> None:
-    """The others: `library_*` in test_compile."""
-    assert compile_call("validate", target, num_warps=1).metadata.num_warps == 1
-    assert compile_call("segment", target, num_warps=4).metadata.num_warps == 4
-    assert ("ptx" if target in NVIDIA else "amdgcn") in compile_call("leave", target, num_warps=1).asm
+def test_kernels_of_any_number_of_warps_compile(target: str) -> None:
+    """The others: `library_*` in test_compile, and several_warps."""
+    for warps in (1, 2, 4, 8):
+        compiled = compile_call("leave", target, num_warps=warps)
+        assert compiled.metadata.num_warps == warps
+        assert ("ptx" if target in NVIDIA else "amdgcn") in compiled.asm

@@ -31,7 +31,7 @@ HEADER = {
 ANNOUNCE = ["key_hash", "owner_rank", "epoch", "header_off", "payload_off", "n_pages", "page_size", "bytes_total"]
 
 HOT = ["bump_ptr", "hdr_head", "hdr_free", *[f"free_head{k}" for k in range(8)], "ann_head", "ann_tail", "grace_phase"]
-HOT += ["clock_hand", "may_evict", "joining", "missed"]
+HOT += ["clock_hand", "may_evict", "joining", "splitting", "missed"]
 
 
 def test_the_header_is_the_specifications() -> None:

@@ -22,7 +22,7 @@ from triton.runtime.jit import JITFunction
 
 from nanokv.device import library, remote
 from nanokv.device.kernels import many, payload, ring
-from nanokv.device.kernels.frame import FRAME_WORDS, answer_all, arguments, call_kernel
+from nanokv.device.kernels.frame import arguments, call_kernel
 from nanokv.device.library import OK, copy_tile, get, put
 from nanokv.device.machines.entries import ENTRIES, Entry
 from nanokv.device.memory import triton as memory
@@ -53,7 +53,6 @@ LAYOUT_OF_HEADS = (32, 1, 16 * 8, 8)  #: a paged cache whose heads lie apart: 25
 #: functions of the library that are in other kernels, here or in the examples, or are a load
 IN_OTHERS = ("put", "get", "begin_put_part", "table64", "store64", "word", "copy_bytes", "copy_tile")
 REPORT = "report.json"
-FRAME_BYTES = tl.constexpr(FRAME_WORDS * WORD_BYTES.value)
 
 
 @triton.jit
@@ -114,12 +113,9 @@ def put_get_probe_kernel(world: tl.int64, key: tl.int64, src: tl.int64, dst: tl.
 
 
 @triton.jit
-def call_library_kernel(
-    frames: tl.int64, function: tl.constexpr, n_arguments: tl.constexpr, n_answers: tl.constexpr
-) -> None:
-    """CTA n calls a function of the device library with the arguments in the n-th frame; a world is an address here."""
-    frame = frames + tl.program_id(0).to(tl.int64) * FRAME_BYTES
-    answer_all(frame, function(*arguments(frame, n_arguments)), n_answers)
+def call_library_kernel(frame: tl.int64, function: tl.constexpr, n_arguments: tl.constexpr) -> None:
+    """Calls a function of the device library, whose world is the address of the table, with words of a frame."""
+    function(*arguments(frame, n_arguments))
 
 
 def _called(entry: Entry) -> Kernel:
@@ -135,8 +131,8 @@ def kernels() -> dict[str, Kernel]:
     found = {f"call_{name}": _called(entry) for name, entry in ENTRIES.items()}
     for name in library.__all__:
         if isinstance(function := getattr(library, name), JITFunction) and name not in IN_OTHERS:
-            constants = {"function": function, "n_arguments": len(function.arg_names), "n_answers": 0}
-            found[f"library_{name}"] = Kernel(call_library_kernel, False, {"frames": "i64"}, constants)
+            constants = {"function": function, "n_arguments": len(function.arg_names)}
+            found[f"library_{name}"] = Kernel(call_library_kernel, False, {"frame": "i64"}, constants)
     for module in (many, payload, ring):
         for name, function in vars(module).items():
             if name.endswith("_kernel") and function.__module__ == module.__name__ and name != "move_many_kernel":
@@ -158,9 +154,12 @@ def kernels() -> dict[str, Kernel]:
     return found
 
 
-def assembly(kernel: Kernel, target: str) -> str:
-    """The PTX or AMDGCN of a kernel; after the PTX, as a comment, the registers and stack that ptxas gave it."""
-    warps = 4 if kernel.moves_payload and target in NVIDIA else 1
+def assembly(kernel: Kernel, target: str, warps: int | None = None) -> str:
+    """The PTX or AMDGCN of a kernel; after the PTX, as a comment, the registers and stack that ptxas gave it.
+
+    `warps`: per CTA; by default one, or four of a kernel that moves payload on NVIDIA.
+    """
+    warps = warps or (4 if kernel.moves_payload and target in NVIDIA else 1)
     signature = {name: kernel.types.get(name, "constexpr") for name in kernel.function.arg_names}
     constants = {(kernel.function.arg_names.index(name),): value for name, value in kernel.constants.items()}
     source = ASTSource(fn=kernel.function, signature=signature, constexprs=constants)

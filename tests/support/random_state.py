@@ -81,13 +81,11 @@ ARGUMENTS = {
     "slot_list": "world seg any",
     "extent_list": "world seg size_class any",
     "next_filled": "world rows four key_hash list_place eight",
-    "run_length": "world four",
     "link_of": "world seg page",
     "mark": "world seg page mark_value slot",
     "hold": "world seg page size_class slot",
     "is_held": "world seg page size_class slot",
-    "bump": "world seg size_class key_hash",
-    "spare": "world seg page size_class two key_hash",
+    "bump": "world seg size_class",
     "bump_rest": "world seg",
     "give": "world seg page size_class",
     "carve": "world seg page size_class smaller_class",
@@ -101,7 +99,7 @@ ARGUMENTS = {
     "take_slot": "world seg key_hash",
     "take_slot_elsewhere": "world seg key_hash",
     "take_slot_at_home": "world seg key_hash",
-    "bump_slot": "world seg key_hash",
+    "bump_slot": "world seg",
     "give_slot": "world seg slot",
     "next_epoch": "state_word",
     "reserve": "world seg slot epoch key_hash key_check flags",
@@ -208,6 +206,11 @@ ARGUMENTS = {
     "end_join": "world owner join_mark",
     "joiner": "seg",
     "joiner_of": "world owner",
+    "begin_split": "seg",
+    "end_split": "seg",
+    "ended_splits": "seg",
+    "is_split_since": "seg splitting",
+    "forget_splits": "world owner splitting",
     "detach_rest": "world owner",
     "detach_class": "world owner size_class out",
     "walk": "links head count any marks",
@@ -395,6 +398,9 @@ class Draw:
 
     def join_mark(self) -> int:
         return self.rng.choice((signed(self.views[0].ctl["joining"][0]), self.rng.randrange(1 << 40)))
+
+    def splitting(self) -> int:
+        return self.rng.choice((signed(self.views[0].ctl["splitting"][0]), self.rng.randrange(1 << 40)))
 
     def one(self) -> int:
         return self.rng.choice((1, -1, 0))

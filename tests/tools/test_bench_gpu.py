@@ -20,13 +20,15 @@ import torch
 from bench.gpu import clock, kernels, runner, steps
 from bench.gpu.announce import host_time
 from bench.gpu.clock import Offset
+from bench.gpu.plan import ALL_SECONDS, LIMITS, PARTS
 from bench.gpu.produce import STEPS, latencies
-from bench.gpu.runner import LIMITS, judged, run_all
+from bench.gpu.runner import judged, run_all
 from bench.gpu.settings import GpuSettings, toy
 from bench.gpu.targets import targets
 from bench.gpu.timer import Timer, graph_of
 from bench.gpu.versions import meet
 from bench.timing import PERCENTILES, Summary
+from tests.gpu.every_body import GROUPS
 from tests.support.compiling import Kernel, assembly
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.timeout(1800)]
@@ -226,6 +228,28 @@ def test_a_child_that_fails_says_why() -> None:
     why = runner._ended([sys.executable, "-c", "raise SystemExit('no such thing')"], 60.0)
     assert why.startswith("ended with 1") and "no such thing" in why
     assert runner._ended([sys.executable, "-c", "print('fine')"], 60.0) == ""
+
+
+BODIES = """
+import json, torch
+from tests.gpu.__main__ import _in_child
+cpu, one = torch.device("cpu"), "free_lists_pass_through_the_host"
+print(json.dumps([_in_child("objects", one, cpu, 600), _in_child("objects", None, cpu, 2)]))
+"""
+
+
+def test_bodies_run_in_a_child_that_is_stopped_in_time() -> None:
+    ended = child("-c", BODIES)
+    assert ended.returncode == 0, ended.stderr
+    (passed,), (stopped,) = json.loads(ended.stdout.splitlines()[-1])
+    assert passed["ok"] and passed["name"] == "free_lists_pass_through_the_host"
+    assert not stopped["ok"] and stopped["name"] == GROUPS["objects"][0].__name__
+    assert "stopped after 2 s" in stopped["note"] and GROUPS["objects"][-1].__name__ in stopped["note"]
+
+
+def test_the_plan_leaves_time_in_ten_minutes() -> None:
+    assert sum(part.seconds for part in PARTS) <= 9.5 * 60
+    assert max(LIMITS.values()) < ALL_SECONDS
 
 
 def test_rows_of_a_benchmark_that_failed_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -13,13 +13,14 @@ from typing import Any
 import pytest
 from triton.runtime.jit import JITFunction
 
-from examples import paged_decode, rope_prefill
+from examples import attention_prefill, paged_decode, rope_prefill
 from nanokv.cache import NanoKVCache
 from nanokv.device import library
 from nanokv.device.protocol.request import REQUEST
 from nanokv.device.protocol.status import Status
 from tests.support.assembly import atomics, count
 from tests.support.compiling import NVIDIA, Kernel, assembly
+from tests.support.several_warps import apart, undrained, unordered
 
 ROOT = Path(__file__).parents[2]
 DOC = (ROOT / "docs" / "device_library.md").read_text(encoding="utf-8")
@@ -40,6 +41,7 @@ CONSTANTS = {
     ("name", "says"),
     [
         ("rope_prefill", ["torch.float32:layer:0:block:2: (2, 8, 2, 32) on rank 1", "the same again: DUPLICATE"]),
+        ("attention_prefill", ["torch.float32:layer:0:block:2: (2, 2, 6, 32) on rank 1", "within 0.02 of torch"]),
         ("two_processes", ["read 8 blocks of (4, 2, 8, 16, 64), each as it was put by rank 0"]),
         ("write_in_kernel", ["block:42 was written and published by a kernel, and read by rank 1"]),
         ("paged_decode", ["3 sequences in place, pinned: within 0.02 of torch", "lost a block: MISS"]),
@@ -90,14 +92,17 @@ def check_registers(text: str, target: str) -> None:
 @pytest.mark.parametrize("target", ["sm_90", "gfx942"])  # test_compile compiles what they call for all targets
 def test_the_kernels_compile(target: str) -> None:
     """Every atomic is at system scope; a prefill publishes by a release, a read is validated by one."""
-    prefill = assembly(kernel(rope_prefill.rope_prefill_kernel), target)
+    prefill = assembly(kernel(rope_prefill.rope_prefill_kernel), target, rope_prefill.WARPS)
+    attention = assembly(kernel(attention_prefill.attention_prefill_kernel), target, attention_prefill.WARPS)
     validated = assembly(kernel(paged_decode.validated_decode_kernel), target)
     pinned = assembly(kernel(paged_decode.paged_decode_kernel, moves_payload=True), target)
-    for text in (prefill, validated, pinned):
+    for text in (prefill, attention, validated, pinned):
         check_registers(text, target)
         assert [found for found in atomics(text, target) if not found.system] == []
-    assert count(atomics(prefill, target), "cas", releases=True) > 0
-    assert count(atomics(prefill, target), "add", acquires=True, releases=True) > 0  # a CTA arrives
+    for text in (prefill, attention):
+        assert count(atomics(text, target), "cas", releases=True) > 0
+        assert count(atomics(text, target), "add", acquires=True, releases=True) > 0  # a CTA arrives
+        assert (apart(text) + unordered(text) if target in NVIDIA else undrained(text)) == []
     assert count(atomics(validated, target), "add", releases=True) > 0
     assert atomics(pinned, target) == []
 

@@ -89,15 +89,16 @@ def control_word(field: str, value: Callable[[World], int]) -> Callable[[World],
 CASES |= {
     "bump_below_the_arena": Case(control_word("bump_ptr", lambda w: 0), "I9", "bump_ptr is 0", True),
     "bump_past_the_arena": Case(
-        control_word("bump_ptr", lambda w: w.geometry.offsets["heap_limit"] + PAGE), "I9", "bump_ptr", True
+        control_word("bump_ptr", lambda w: w.geometry.offsets["heap_limit"] + (PAGE << 21)), "I9", "bump_ptr", True
     ),
     "bump_off_a_page": Case(
         control_word("bump_ptr", lambda w: int(w.views[1].ctl["bump_ptr"][0]) + 8), "I9", "not on a page", True
     ),
-    "hdr_head_past_the_end": Case(control_word("hdr_head", lambda w: 49), "I9", "hdr_head is 49", True),
+    "hdr_head_past_the_end": Case(control_word("hdr_head", lambda w: 1 << 21), "I9", "hdr_head is 2097152", True),
     "ring_tail_past_its_head": Case(control_word("ann_tail", lambda w: 1 << 40), "I5", "past ann_head", True),
     "grace_phase": Case(control_word("grace_phase", lambda w: 2), "I6", "grace_phase is 2", True),
     "joining": Case(control_word("joining", lambda w: 1), "I6", "join free extents", False),
+    "splitting": Case(control_word("splitting", lambda w: 3), "I6", "3 splits of free extents", False),
 }
 
 

@@ -29,12 +29,14 @@ from nanokv.device.protocol import (
     remove,
     retire,
     ring,
+    splitting,
     ticket,
 )
 from nanokv.device.sim.mutants import WeakOrdering, weak_orderings
 
 PROTOCOL: tuple[ModuleType, ...] = (
     freelist,
+    splitting,
     extent,
     header,
     directory,
@@ -62,6 +64,7 @@ HOST = "a call of the owner's host; no operation depends on it"
 KEPT: dict[str, str] = {
     "enter#1:acquire>relaxed": BEHIND,
     "begin_join#1:acquire>relaxed": "a producer that looked before the mark was set looked before the lists were taken",
+    "begin_split#0:acquire>relaxed": "a producer that looked before a split was counted looked before the extent was taken",
     "in_flight#0:acq_rel>acquire": "earlier looks of the host stay before",
     "add_pin#1:acq_rel>release": BEHIND,
     "recount#2:release>relaxed": "the lines were counted before",
@@ -82,12 +85,8 @@ FOUND_BY: dict[str, str] = {
     "pop#2:acquire>relaxed": "list/weak: 1.1 3.1 12.1 15.1",
     "push_chain#3:release>relaxed": "list/weak: 7.1 8.1 13.1",
     "detach#1:acquire>relaxed": "list-detach/weak: 6.1 7.2 13.2 14.2 15.1 19.2 23.1 25.1 28.1 33.1",
-    "reserve#4:release>relaxed": (
-        "heir/weak: 4.1 5.1 6.1 15.1 19.1 24.1 32.1 33.1 34.1 35.1 41.1 42.1 49.1 50.1 52.1 53.1 58.1 61.1 "
-        "64.1 65.1 66.1 70.1 77.1 79.1 106.1 111.1 113.1 119.1 127.1 141.1 142.1 146.1 157.1 160.1 162.1 "
-        "163.1 169.1 170.1"
-    ),
-    "commit_state#0:release>relaxed": "replace/weak: 0.1 110.1",
+    "reserve#4:release>relaxed": "heir/weak: 0.1 29.1 61.1 84.1 104.1 129.1 150.1 155.1",
+    "commit_state#0:release>relaxed": "replace/weak: 0.1 114.1",
     "kill#0:acquire>relaxed": "host-evicts/weak: 0.1 11.1 132.1 158.2",
     "still_ready#0:release>relaxed": "reuse/weak: 10.1 11.1 21.1 30.1 32.1 47.1 49.1 52.1",
     "has_lease#0:acquire>relaxed": "leased/weak: 24.1 30.1 43.1 44.1 56.1 58.1 96.1 112.1 117.1 120.1 122.1",
@@ -96,32 +95,24 @@ FOUND_BY: dict[str, str] = {
     "claim#0:acq_rel>release": "same-key-busy/weak: 2.1 8.1 12.1 17.2 20.2 29.1 33.1 34.1 51.1 64.1 65.1",
     "announce#1:release>relaxed": "ring/weak: 25.6 26.4 27.1 28.1 29.3 32.1",
     "drain#2:acquire>relaxed": "ring/weak: 25.6 26.4 27.1 28.1 29.3 32.1",
-    "leave#0:release>relaxed": (
-        "polled/weak: 4.2 6.2 12.2 13.1 18.1 20.1 22.1 23.2 27.2 31.2 33.2 35.2 37.2 39.2 47.1 50.1 51.2 53.1 "
-        "56.2 58.2 59.1 62.1 66.2 68.1 70.2 76.2 83.2 87.2 90.1 96.1 97.1 102.2 105.2 108.2 114.2 115.1 132.2 "
-        "133.2 136.2 151.1 181.1 183.1 195.1 198.1 201.1 203.1 205.1 210.1 216.1 217.1 233.1 234.1 236.1"
-    ),
-    "in_flight#0:acq_rel>release": (
-        "polled/weak: 4.2 6.2 12.2 13.1 18.1 20.1 22.1 23.2 27.2 31.2 33.2 35.2 36.2 37.2 39.2 58.2 66.2 68.1 "
-        "70.2 76.2 83.2 84.1 85.1 87.2 90.1 91.2 96.1 97.1 102.2 105.2 107.1 108.2 114.2 115.1 116.2 117.1 "
-        "123.1 124.1 132.2 133.2 149.2 184.1 193.1 198.1"
-    ),
+    "leave#0:release>relaxed": "polled/weak: 0.2 105.2 115.1 189.1",
+    "in_flight#0:acq_rel>release": "polled/weak: 0.2 105.2 115.1 189.1",
     "add_pin#1:acq_rel>acquire": "recount/weak: 0.1 10.1 12.4 24.2",
     "recount#1:acquire>relaxed": "recount/weak: 0.1 10.1 12.4 24.2",
-    "lookup#0:acquire>relaxed": "replace/weak: 7.1 117.1",
-    "remove#0:acquire>relaxed": "remove-late/weak: 0.1 9.1 101.1 102.1",
-    "snapshot#0:acquire>relaxed": "swept/weak: 23.1 103.1 133.1 134.1 162.1 169.2 214.1 225.1",
-    "give_up#0:acquire>relaxed": (
-        "heir/weak: 4.1 5.1 6.1 15.1 19.1 24.1 32.1 33.1 34.1 35.1 41.1 42.1 49.1 50.1 52.1 53.1 58.1 61.1 "
-        "64.1 65.1 66.1 70.1 77.1 79.1 106.1 111.1 113.1 119.1 127.1 141.1 142.1 146.1 157.1 160.1 162.1 "
-        "163.1 169.1 170.1"
-    ),
+    "lookup#0:acquire>relaxed": "replace/weak: 7.1 87.1 89.1 122.1",
+    "remove#0:acquire>relaxed": "remove-late/weak: 0.1 9.1 104.1 105.1",
+    "snapshot#0:acquire>relaxed": "swept/weak: 0.1 60.1 108.1 117.1 132.2 160.1",
+    "give_up#0:acquire>relaxed": "heir/weak: 0.1 29.1 61.1 84.1 104.1 129.1 150.1 155.1",
     "end_join#0:release>relaxed": "join-full/weak: 0.1 33.1 44.1 75.1",
     "joiner#0:acq_rel>acquire": "shards-full/weak: 0.1 46.1 56.1 64.1 74.1",
     "joiner#0:acq_rel>release": "join-full/weak: 0.1 33.1 44.1 75.1",
-    "share#6:release>relaxed": "put-parts/weak: 76.1",
-    "await_answer#0:acquire>relaxed": "put-parts/weak: 76.1",
-    "await_answer#1:acquire>relaxed": "put-parts/weak: 0.1 11.2 18.1 19.1 42.1 47.1 80.1 89.1",
+    "outlook#0:acquire>relaxed": "neighbours/weak: 0.1 60.1 62.1 64.1",
+    "end_split#0:release>relaxed": "split-full/weak: 0.1 19.2 22.1 29.2 39.1 44.1 45.1",
+    "ended_splits#0:acquire>relaxed": "split-full/weak: 0.1 19.2 22.1 29.2 39.1 44.1 45.1",
+    "is_split_since#0:release>relaxed": "split-full/weak: 3.1 17.1 27.1",
+    "share#6:release>relaxed": "put-parts/weak: 77.1",
+    "await_answer#0:acquire>relaxed": "put-parts/weak: 77.1",
+    "await_answer#1:acquire>relaxed": "put-parts/weak: 0.1 6.1 9.2 20.1 80.1",
     "is_last#0:acq_rel>acquire": "put-parts/weak: 0.1 2.1 9.1 36.2 49.1 92.1",
     "is_last#0:acq_rel>release": "put-parts/weak: 0.1 2.1 9.1 36.2 49.1 92.1",
 }

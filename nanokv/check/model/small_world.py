@@ -28,8 +28,8 @@ from nanokv.host_poller.sweeper import Sweeper
 RAW_BYTES = (0,) * 8  #: the descriptor of raw bytes
 FAR = 1 << 40  #: a time that no execution reaches
 
-#: a directory and an eviction with fewer candidates, tickets with less patience: the same code, shorter executions
-SMALL = {"ENTRIES_PER_BUCKET": 2, "CANDIDATES": 4, "EVICT_SAMPLE": 2, "PATIENCE": 6}
+#: a directory and an eviction with fewer candidates, producers with less patience: the same code, shorter executions
+SMALL = {"ENTRIES_PER_BUCKET": 2, "CANDIDATES": 4, "EVICT_SAMPLE": 2, "PATIENCE": 6, "LOOKS": 4}
 
 #: steps of all tasks together in which some operation must end: lock-freedom. About four times the most ever seen
 PROGRESS_BOUND = 1000

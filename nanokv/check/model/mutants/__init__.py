@@ -7,6 +7,7 @@ is not needed. Weaker orderings: `orderings`.
 mutant       what a mutant is, and how it is declared
 run          every mutant must be noticed
 freelist     free lists, extents and slots
+refusals     producers that are refused although there is room
 objects      headers, and operations on whole objects
 eviction     leases, free neighbours that are joined instead
 keys         the directory, pins, eviction under readers
@@ -21,5 +22,5 @@ from nanokv.check.model.mutants.mutant import MUTANTS
 
 __all__ = ["MUTANTS"]
 
-for theme in ("freelist", "objects", "eviction", "keys", "host", "progress", "cooperative"):
+for theme in ("freelist", "refusals", "objects", "eviction", "keys", "host", "progress", "cooperative"):
     import_module(f"{__name__}.{theme}")  # declares its mutants

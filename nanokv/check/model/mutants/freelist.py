@@ -36,26 +36,32 @@ mutant(
     ),
 )
 mutant(
-    "bump-overshoots",
-    "a run of extents is not cut at the end of the arena",
-    ("shards",),
-    (extent.bump, "count = select(count < run, count, run)", "count = run + 0"),
+    "bump-unchecked",
+    "a page that an add has reached is believed, also beyond the end of the arena",
+    ("bump",),
+    (extent.bump, "        fits = (old >= base) & (old <= last)\n    elif", "    elif"),
 )
 mutant(
     "bump-by-store",
     "the pointer is moved by a store",
     ("bump",),
+    (extent.bump, 'old = add64(seg + BUMP_PTR, size, "relaxed")', 'store64(seg + BUMP_PTR, old + size, "relaxed")'),
+)
+mutant(
+    "large-bump-by-store",
+    "the pointer is moved by a store, for an extent of many pages",
+    ("bump",),
     (
         extent.bump,
-        'got = cas64(seg + BUMP_PTR, old, old + count * size, "relaxed")',
-        'store64(seg + BUMP_PTR, old + count * size, "relaxed")\n        got = old',
+        'got = cas64(seg + BUMP_PTR, old, old + size, "relaxed")',
+        'store64(seg + BUMP_PTR, old + size, "relaxed")\n            got = old',
     ),
 )
 mutant(
-    "slots-overshoot",
-    "a run of header slots is not cut at the end of the arena",
+    "slots-unchecked",
+    "a header slot that an add has reached is believed, also beyond the end",
     ("shards-slots",),
-    (header.bump_slot, "select(count - old < run, count - old, run)", "run + 0"),
+    (header.bump_slot, "select((slot >= 0) & (slot < count), slot, word(-1))", "slot"),
 )
 mutant(
     "carve-keeps-too-much",
@@ -116,24 +122,6 @@ mutant(
     "a producer asks its home list, and no other one",
     ("shards-join", "shards"),
     (shards.next_filled, "look_rows(rows, count, ", "look_rows(rows, count - count, "),
-)
-mutant(
-    "run-forgotten",
-    "the extents that a bump takes beside its own one are not given to a list",
-    ("shards",),
-    (extent.bump, "if count > 1:", "if count > count:"),
-)
-mutant(
-    "run-overlaps",
-    "the run that a bump gives to a list begins with its own extent",
-    ("shards",),
-    (extent.bump, "spare(world, seg, page + pages, ", "spare(world, seg, page, "),
-)
-mutant(
-    "slot-run-overlaps",
-    "the run that a bump of header slots gives to a list begins with its own slot",
-    ("shards-slots",),
-    (header.bump_slot, "links, slot + 1, last,", "links, slot, last,"),
 )
 mutant(
     "detach-one-list",

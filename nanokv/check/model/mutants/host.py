@@ -23,6 +23,14 @@ def _nothing(self: Any, *args: Any) -> None:
     return None
 
 
+# --- splits ---
+mutant(
+    "splits-remembered",
+    "the sweeper does not forget the split of a producer that died in it",
+    ("split-dies",),
+    patches=((sweeper.Sweeper, "_forget_splits", _nothing),),
+)
+
 # --- hints ---
 mutant(
     "hint-stays",

@@ -3,6 +3,7 @@
 single_steps  two device functions at one word
 freelist      one free list; header slots
 extents       pages
+refusals      FULL and NO_HEADER are no accidents
 objects       puts, reads, removals and pins of whole objects
 eviction      what eviction leaves alone: leased objects, and all while free neighbours would do
 cooperative   one object that several CTAs put or get
@@ -17,5 +18,16 @@ from nanokv.check.model.scenario import SCENARIOS
 
 __all__ = ["SCENARIOS"]
 
-for theme in ("single_steps", "freelist", "extents", "objects", "eviction", "cooperative", "hints", "dying", "host"):
+for theme in (
+    "single_steps",
+    "freelist",
+    "extents",
+    "refusals",
+    "objects",
+    "eviction",
+    "cooperative",
+    "hints",
+    "dying",
+    "host",
+):
     import_module(f"{__name__}.{theme}")  # declares its scenarios

@@ -22,7 +22,7 @@ def _bumped(world: SmallWorld) -> None:
 @Scenario("bump", "three take from the last three pages", small(pages=3), _bumped, rests=False, exhaustive=True)
 def _bump(world: SmallWorld) -> None:
     def bump(size_class: int) -> tuple[int, int]:
-        return world.on_segment(extent.bump)(size_class, 0), world.geometry.class_pages[size_class]
+        return world.on_segment(extent.bump)(size_class), world.geometry.class_pages[size_class]
 
     for name, size_class in (("one", 0), ("two", 1), ("three", 0)):
         world.spawn(name, partial(bump, size_class))

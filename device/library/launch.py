@@ -1,10 +1,11 @@
-"""The functions of the library run in CTAs of one warp, and a launch with more is refused (`memory.triton` says why).
+"""The functions of the library run in CTAs of any number of warps, but not in clusters: a launch with `num_ctas` other
+than 1 is refused. In a cluster one program of Triton has several CTAs, and a barrier joins the threads of only one.
 
 Compiled, the check runs while Triton compiles the kernel and makes no instruction: the error names the line of the
-call. Interpreted, it runs at each call. Triton's interpreter drops `num_warps` before it runs a kernel, so the check
+call. Interpreted, it runs at each call. Triton's interpreter drops `num_ctas` before it runs a kernel, so the check
 looks for it in the frame of the launch, where it still stands.
 
-This file is all of it: the functions call `one_warp`, and know nothing else of warps.
+This file is all of it: the functions call `check_launch`, and know nothing else of launches.
 """
 
 import sys
@@ -14,31 +15,22 @@ from typing import Any
 from triton.language import core
 from triton.runtime.interpreter import InterpretedFunction
 
-NUM_WARPS = 4  #: of a launch that does not say, as Triton's backends have it
 _LAUNCH = InterpretedFunction.run.__code__
 
 
-def one_warp(_semantic: Any = None) -> None:
-    """Refuse a launch with `num_warps` or `num_ctas` other than 1. Called from device functions.
+def check_launch(_semantic: Any = None) -> None:
+    """Refuse a launch with `num_ctas` other than 1. Called from device functions.
 
     Raises:
         ValueError: inside Triton's CompilationError, or the interpreter's InterpreterError.
     """
-    if _semantic is None:
-        options = _launch_options()
-        warps, ctas = options.get("num_warps", NUM_WARPS), options.get("num_ctas", 1)
-    else:
-        options = _semantic.builder.options
-        warps, ctas = options.num_warps, options.num_ctas
-    if (warps, ctas) != (1, 1):
-        raise ValueError(
-            "nanokv's device functions run in CTAs of one warp: launch the kernel with num_warps=1 and num_ctas=1, "
-            f"not {warps} and {ctas}"
-        )
+    ctas = _launch_options().get("num_ctas", 1) if _semantic is None else _semantic.builder.options.num_ctas
+    if ctas != 1:
+        raise ValueError(f"nanokv's device functions do not run in clusters: launch with num_ctas=1, not {ctas}")
 
 
 # what `core.builtin` does, except that it would refuse the interpreter's call, which brings no `_semantic`
-setattr(one_warp, core.TRITON_BUILTIN, True)
+setattr(check_launch, core.TRITON_BUILTIN, True)
 
 
 def _launch_options() -> dict[str, Any]:

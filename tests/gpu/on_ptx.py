@@ -1,0 +1,29 @@
+"""Bodies compiled for a GPU, on the PTX machine: in this process, which must not be TRITON_INTERPRET's."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from nanokv.device import ptx
+
+CAPABILITIES = {"sm_80": 80, "sm_90": 90, "sm_100": 100}
+OF_BLOCKS = ("each_remote_bit_kernel",)  #: kernels whose atomics are of many lanes on purpose
+
+
+@contextmanager
+def machine_for(target: str, seed: int, *, split: float = 0.0) -> Iterator[ptx.Machine]:
+    """Kernels are compiled for `target`, and run on the machine, on all memory of this process.
+
+    Every atomic must be by one lane, and of system scope.
+
+    Args:
+        target: "sm_80", "sm_90", "sm_100".
+        seed: of the order in which warps go on.
+        split: the chance that a load by 32 lanes is cut in two, with other warps in between.
+
+    Raises:
+        AssertionError: at the end: the machine has findings.
+    """
+    made = ptx.Machine(memory=ptx.HostMemory(), seed=seed, split_lanes=split, one_lane_atomics=True, system_scope=True)
+    with ptx.installed(made, CAPABILITIES[target]):
+        yield made
+    assert {finding.kernel for finding in made.report().findings} <= {*OF_BLOCKS}, str(made.report())

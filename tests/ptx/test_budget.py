@@ -1,0 +1,87 @@
+"""What operations cost, counted: nothing becomes more expensive unnoticed. No clock is read."""
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bench.gpu import budget, model
+from bench.gpu.budget import LIMITED, LIMITS, Cost
+from nanokv.device import ptx
+from tests.ptx.chains import CHAIN, LINKS
+
+pytestmark = pytest.mark.timeout(600)
+
+
+def test_no_operation_costs_more_than_its_limit() -> None:
+    rows = list(budget.costs())
+    assert [row.operation for row in rows] == list(LIMITS)
+    too_much = [
+        f"{row.operation}: {getattr(row, name):g} {name}, not {limit:g}"
+        for row in rows
+        for name, limit in zip(LIMITED, LIMITS[row.operation], strict=True)
+        if getattr(row, name) > limit
+    ]
+    assert not too_much, f"{too_much}\n{budget.table(rows)}"
+
+
+def test_the_table_fits_into_a_hundred_columns() -> None:
+    rows = [Cost(name, 12345.6, 100, 20, 3, 0.5, 15.25, 10, 500) for name in LIMITS]
+    lines = budget.table(rows).splitlines()
+    assert max(map(len, lines)) <= 100 and len({len(line) for line in lines}) == 1
+    assert lines[1].split()[-8:] == ["12346", "100", "20", "3", "0.5", "15.2", "10", "500"]
+
+
+# --- the model of the time --------------------------------------------------------------------
+def chain_ns(bound: int, remote: tuple[int, int] | None) -> model.Span:
+    """What the model says of CHAIN: LINKS loads, each at the address that the one before returned."""
+    words = np.zeros(LINKS + 1, np.int64)
+    words[:-1] = [words.ctypes.data + 8 * n for n in range(1, LINKS + 1)]
+    here = (words.ctypes.data, words.ctypes.data + words.nbytes)
+    prices = model.Prices(bound, here if remote else None)
+    machine = ptx.Machine(memory=ptx.HostMemory(), count=True, price=prices)
+    machine.launch(CHAIN, (1, 1, 1), [("start", words.ctypes.data)])
+    chain = machine.report().counts[-1].most.chain
+    assert isinstance(chain, model.Span)
+    return chain
+
+
+@pytest.mark.parametrize("bound", [model.LOW, model.HIGH])
+def test_a_chain_of_loads_takes_as_long_as_its_loads(bound: int) -> None:
+    cycle = 1 / model.ASSUMPTIONS["clock"].at(bound)
+    own = chain_ns(bound, None)
+    assert own.parts["load"] == pytest.approx(LINKS * model.ASSUMPTIONS["load"].at(bound) * cycle)
+    assert own == pytest.approx(sum(own.parts.values())) and own < own.parts["load"] * 1.2
+    peer = chain_ns(bound, (0, 1))
+    assert peer - own == pytest.approx(LINKS * model.ASSUMPTIONS["link"].at(bound))
+
+
+def test_spans_add_up_by_kind() -> None:
+    one = model.Span(3, Counter(load=3)) + model.Span(4, Counter(alu=4))
+    assert float(one) == 7 and one.parts == Counter(load=3, alu=4)
+    assert float(sum([one, one], model.Span(0))) == 14 and (1 + one).parts == one.parts
+    assert max([0, one, model.Span(2)]) is one
+
+
+def test_what_was_not_measured_is_said(tmp_path: Path) -> None:
+    file = tmp_path / "gpu.json"
+    file.write_text('{"results": [{"name": "bench: produce", "rows": []}]}')
+    with pytest.raises(SystemExit, match="no row"):
+        model.measured(file)
+    file.write_text(
+        '{"results": [{"name": "bench: produce", "rows": ['
+        '{"what": "put and remove", "classes": "one", "ctas": 1, "us": {"put": {"p50": 9.5}}}]}]}'
+    )
+    assert model.measured(file) == {"one": 9500.0}
+
+
+@pytest.mark.exhaustive
+def test_the_model_gives_ranges_and_says_what_they_consist_of() -> None:
+    found = {(each.operation, each.where): each for each in model.estimates()}
+    assert set(found) == {(name, where) for name in ("put", "get") for where in ("own", "peer")}
+    for each in found.values():
+        assert 1000 < each.low < each.high and each.high == pytest.approx(sum(each.parts.values()))
+        assert (each.parts["link"] > 0) == (each.where == "peer")
+    for name in ("put", "get"):
+        assert found[name, "own"].high < found[name, "peer"].low
