@@ -96,23 +96,26 @@ def _half(text: str, half: int, minus: int) -> Callable[[RegisterFile], Any]:
 
 # --- matrices ---
 def multiply_matrices(statement: Statement) -> Operation:
-    """v_mfma_f32_16x16x4_f32: D = A B + C, by all lanes, whatever EXEC says.
+    """v_mfma_f32_16x16x4_f32, v_mfma_f32_16x16x16_bf16: D = A B + C, by all lanes, whatever EXEC says.
 
-    Lane l holds A[l % 16, l // 16] and B[l // 16, l % 16], and of C and D the column l % 16 of four rows from
-    4 (l // 16) on.
-    The products are summed in float64 and rounded once; the hardware rounds more often.
+    With K numbers per lane and g = l // 16, lane l holds A[l % 16, K g + k] and B[K g + k, l % 16] for each k, and of C
+    and D the column l % 16 of four rows from 4 g on. The products are summed in float64 and rounded once; the hardware
+    rounds more often.
     """
     target, first, second, third = statement.operands
     if statement.modifiers:
         raise Unsupported(f"modifiers {statement.modifiers}")
-    into, one, two = registers(target, 4).row, registers(first, 1).row, registers(second, 1).row
+    count, read = (1, _float32) if statement.name.endswith("_f32") else (4, _bfloat16)
+    width = max(count // 2, 1)
+    into, one, two = registers(target, 4).row, registers(first, width).row, registers(second, width).row
     start = None if third == "0" else registers(third, 4).row
     column, group = LANE % 16, LANE // 16
     rows = 4 * group + np.arange(4, dtype=np.uint32)[:, None]
+    inner = count * group + np.arange(count, dtype=np.uint32)[:, None]
 
     def multiplied(wave: RegisterFile) -> None:
-        a, b, c = np.zeros((16, 4)), np.zeros((4, 16)), np.zeros((16, 16))
-        a[column, group], b[group, column] = wave.vector[one].view(F32), wave.vector[two].view(F32)
+        a, b, c = np.zeros((16, 4 * count)), np.zeros((4 * count, 16)), np.zeros((16, 16))
+        a[column, inner], b[inner, column] = read(wave, one), read(wave, two)
         if start is not None:
             c[rows, column] = wave.vector[start : start + 4].view(F32)
         wave.vector[into : into + 4] = (a @ b + c)[rows, column].astype(F32).view(np.uint32)
@@ -120,9 +123,22 @@ def multiply_matrices(statement: Statement) -> Operation:
     return multiplied
 
 
+def _float32(wave: RegisterFile, row: int) -> Any:
+    """One number per lane: [1, 64]."""
+    return wave.vector[row : row + 1].view(F32)
+
+
+def _bfloat16(wave: RegisterFile, row: int) -> Any:
+    """Four numbers per lane, the lower half of a register first: [4, 64]."""
+    halves = [
+        floats.from_bf16(wave.vector[row + n // 2] >> np.uint32(16 * (n % 2)) & np.uint32(0xFFFF)) for n in range(4)
+    ]
+    return np.stack(halves)
+
+
 BUILDERS: Mapping[str, Callable[[Statement], Operation]] = {
     "v_div_scale_f32": scale,
     "v_div_fmas_f32": fused_scaled,
     **dict.fromkeys(FUNCTIONS, pair),
-    "v_mfma_f32_16x16x4_f32": multiply_matrices,
+    **dict.fromkeys(("v_mfma_f32_16x16x4_f32", "v_mfma_f32_16x16x16_bf16"), multiply_matrices),
 }

@@ -33,17 +33,23 @@ class HostMemory:
     """Accesses by several lanes at once, and atomics by one.
 
     Args:
-        ranges: (first, end) of what kernels may access; None: all memory that is mapped and writable, as
-            /proc/self/maps says when an access lies in none that is known.
+        ranges: (first, end) of what kernels may access, besides their arguments; None: all memory that is mapped and
+            writable, as /proc/self/maps says when an access lies in none that is known.
     """
 
     def __init__(self, ranges: Sequence[tuple[int, int]] | None = None) -> None:
         self._views = {size: np.asarray(_AllMemory(size)) for size in UINT}
-        self._given = None if ranges is None else sorted(ranges)
+        self._given = None if ranges is None else list(ranges)
+        self._arguments = (0, 0)
         self._starts: list[int] = []
         self._ends: list[int] = []
         self._last = (0, 0)
         self._atomics = _libatomic()
+
+    def begin(self, arguments: tuple[int, int]) -> None:
+        """A launch begins, and its arguments lie there; what was mapped before may be gone."""
+        self._arguments, self._last = arguments, (0, 0)
+        self._starts, self._ends = [], []
 
     def check(self, addresses: Addresses, width: int) -> None:
         """All bytes are mapped, and lanes are aligned as far as the hardware wants it.
@@ -70,10 +76,10 @@ class HostMemory:
                 self._last = self._starts[places[0]], self._ends[places[0]]
                 return
             missing = outside[0]
-        raise MemoryFault(f"{width} bytes at {missing:#x} are not mapped")
+        raise MemoryFault(f"{width} bytes at {missing:#x} are not mapped, or not in the ranges that were given")
 
     def _look(self) -> None:
-        ranges = self._given if self._given is not None else _writable()
+        ranges = sorted([*self._given, self._arguments]) if self._given is not None else _writable()
         self._starts, self._ends = [first for first, _ in ranges], [end for _, end in ranges]
 
     def read(self, addresses: Addresses, width: int) -> Dwords:

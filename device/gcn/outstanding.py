@@ -68,6 +68,8 @@ class Outstanding:
 
     def issue(self, operation: Operation) -> None:
         """Count an operation; it accesses memory later."""
+        while self.operations and self.operations[0].done and not self.operations[0].targets:
+            del self.operations[0]  # a store that is done; what a wait covers are all but the newest
         self.operations.append(operation)
         self.registers.update(operation.targets)
 

@@ -14,7 +14,7 @@ from nanokv.device.gcn import floats
 from nanokv.device.gcn.errors import Unsupported
 from nanokv.device.gcn.lanes import VectorWrite, moved_source, selected_source, selected_target, writes_part
 from nanokv.device.gcn.module import Statement
-from nanokv.device.gcn.operands import mask_source, mask_target, vector_source, vector_target
+from nanokv.device.gcn.operands import VectorSource, mask_source, mask_target, vector_source, vector_target
 from nanokv.device.gcn.registers import LANES, RegisterFile, to_bits
 from nanokv.device.gcn.scalar import Operation
 
@@ -45,6 +45,11 @@ def high(wide: Any) -> Any:
 def low24(a: Any) -> Any:
     """24 bits, as 64."""
     return (a & U32(0xFFFFFF)).astype(U64)
+
+
+def signed24(a: Any) -> Any:
+    """24 bits with a sign, as 64."""
+    return (low24(a).astype(I64) ^ 0x800000) - 0x800000
 
 
 def field_u32(a: Any, first: Any, length: Any) -> Any:
@@ -144,6 +149,8 @@ def _table() -> dict[str, Arithmetic]:
         "v_mul_hi_i32": Arithmetic(lambda a, b: high(a.astype(I64) * b.astype(I64)), ("i32", "i32"), "u32"),
         "v_mul_u32_u24": Arithmetic(lambda a, b: (low24(a) * low24(b)).astype(U32), two, "u32"),
         "v_mul_hi_u32_u24": Arithmetic(lambda a, b: high(low24(a) * low24(b)), two, "u32"),
+        "v_mul_i32_i24": Arithmetic(lambda a, b: (signed24(a) * signed24(b)).astype(U32), two, "u32"),
+        "v_mad_i32_i24": Arithmetic(lambda a, b, c: (signed24(a) * signed24(b)).astype(U32) + c, three, "u32"),
         "v_mad_u32_u24": Arithmetic(lambda a, b, c: (low24(a) * low24(b)).astype(U32) + c, three, "u32"),
         "v_cvt_f32_u32": Arithmetic(lambda a: a.astype(np.float32), ("u32",), "f32"),
         "v_cvt_f32_i32": Arithmetic(lambda a: a.astype(np.float32), ("i32",), "f32"),
@@ -213,18 +220,7 @@ def _written(
     """target = function(*sources), whatever the encoding."""
     if len(texts) != len(kinds):
         raise Unsupported(f"{len(texts)} sources")
-    write: VectorWrite = vector_target(statement.operands[0], kind)
-    if statement.encoding == "dpp":
-        first, write = moved_source(statement, texts[0], kinds[0], write)
-        reads = [first, *(vector_source(text, each) for text, each in zip(texts[1:], kinds[1:], strict=True))]
-    elif statement.encoding == "sdwa":
-        reads = [selected_source(statement, n, text, kinds[n]) for n, text in enumerate(texts)]
-        if writes_part(statement):
-            write = selected_target(statement)
-    else:
-        if statement.modifiers:
-            raise Unsupported(f"modifiers {statement.modifiers}")
-        reads = [vector_source(text, each) for text, each in zip(texts, kinds, strict=True)]
+    reads, write = _decoded(statement, kinds, kind, texts)
     if len(reads) == 1:
         (only,) = reads
         return lambda wave: write(wave, function(only(wave)))
@@ -232,6 +228,22 @@ def _written(
         one, two = reads
         return lambda wave: write(wave, function(one(wave), two(wave)))
     return lambda wave: write(wave, function(*[read(wave) for read in reads]))
+
+
+def _decoded(
+    statement: Statement, kinds: tuple[str, ...], kind: str, texts: tuple[str, ...]
+) -> tuple[list[VectorSource], VectorWrite]:
+    """What reads the sources, and what writes the target."""
+    write: VectorWrite = vector_target(statement.operands[0], kind)
+    if statement.encoding == "dpp":
+        first, write = moved_source(statement, texts[0], kinds[0], write)
+        return [first, *(vector_source(text, each) for text, each in zip(texts[1:], kinds[1:], strict=True))], write
+    if statement.encoding == "sdwa":
+        reads = [selected_source(statement, n, text, kinds[n]) for n, text in enumerate(texts)]
+        return reads, selected_target(statement) if writes_part(statement) else write
+    if statement.modifiers:
+        raise Unsupported(f"modifiers {statement.modifiers}")
+    return [vector_source(text, each) for text, each in zip(texts, kinds, strict=True)], write
 
 
 # --- with carries, one bit per lane ---
@@ -277,11 +289,9 @@ def multiply_add(statement: Statement) -> Operation:
 
 def select(statement: Statement) -> Operation:
     """v_cndmask_b32: the second source where a mask has a one."""
-    target, one, two, *mask = statement.operands
-    if statement.modifiers:
-        raise Unsupported(f"modifiers {statement.modifiers}")
+    _, one, two, *mask = statement.operands
     read_mask = mask_source(mask[0] if mask else "vcc")
-    no, yes, write = vector_source(one, "u32"), vector_source(two, "u32"), vector_target(target, "u32")
+    (no, yes), write = _decoded(statement, ("u32", "u32"), "u32", (one, two))
     return lambda wave: write(wave, np.where(read_mask(wave), yes(wave), no(wave)))
 
 

@@ -32,9 +32,10 @@ share; an acquiring wave empties the L1 cache, which they share too.
 
 One warp. PTX promises no single value for the 32 lanes of a relaxed load either; it promises one for a load by one
 lane, handed round by shuffles. We rely on the hardware, which serves the lanes of one instruction that name one word by
-one transaction. Certainty would cost two shuffles, and the moves around them, in each relaxed load. Lanes that did read
-different words would take different branches, and wait for each other in different barriers or shuffles: a machine for
-PTX that parts the lanes of a load reports that (`Divergence`), and has shown no wrong bytes.
+one transaction. Certainty would cost six or seven instructions per relaxed load, two of them shuffles (counted: 79 in a
+put of 2,327 instructions, 24 in a find of 405, 121 in a remove of 916). Lanes that did read different words would take
+different branches, and wait for each other in different barriers or shuffles: a machine for PTX that parts the lanes of
+a load reports that (`Divergence`), and has shown no wrong bytes.
 """
 
 from typing import Any

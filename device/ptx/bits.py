@@ -4,21 +4,30 @@ import numpy as np
 
 from nanokv.device.ptx.errors import Unsupported
 from nanokv.device.ptx.kinds import Array, size_of, unsigned
-from nanokv.device.ptx.operands import Immediate, Instruction
+from nanokv.device.ptx.operands import Immediate, Instruction, Operand
 from nanokv.device.ptx.writer import Writer, helper, known, opcode
 
 _SYMBOLS = {"and": "&", "or": "|", "xor": "^"}
+
+
+def whole(operand: Operand) -> int | None:
+    """The number that an operand is, or None: it is a register."""
+    if not isinstance(operand, Immediate):
+        return None
+    if operand.kind != "int":
+        raise Unsupported(f"the number {operand.value}")
+    return int(operand.value)
 
 
 @opcode("and", "or", "xor")
 def _logic(w: Writer, i: Instruction) -> None:
     kind = i.modifiers[-1]
     known(i, kind)
-    a, b = (w.read(operand, _predicate(operand, kind)) for operand in i.operands[1:3])
+    a, b = (w.read(operand, _checked(kind)) for operand in i.operands[1:3])
     w.write(i.operands[0], f"{a} {_SYMBOLS[i.opcode]} {b}", kind)
 
 
-def _predicate(operand: object, kind: str) -> str:
+def _checked(kind: str) -> str:
     if kind != "pred" and kind not in ("b16", "b32", "b64"):
         raise Unsupported(f".{kind}")
     return kind
@@ -26,14 +35,14 @@ def _predicate(operand: object, kind: str) -> str:
 
 @opcode("not")
 def _not(w: Writer, i: Instruction) -> None:
-    kind = _predicate(None, i.modifiers[-1])
+    kind = _checked(i.modifiers[-1])
     known(i, kind)
     w.write(i.operands[0], f"~({w.read(i.operands[1], kind)})", kind)
 
 
 @opcode("cnot")
 def _cnot(w: Writer, i: Instruction) -> None:
-    kind = _predicate(None, i.modifiers[-1])
+    kind = _checked(i.modifiers[-1])
     known(i, kind)
     w.write(i.operands[0], f"({w.read(i.operands[1], kind)} == 0).astype(T{kind})", kind)
 
@@ -57,8 +66,8 @@ def _shift(w: Writer, i: Instruction) -> None:
     left = i.opcode == "shl"
     kind = unsigned(kind) if left or kind[0] == "b" else kind
     value = w.read(i.operands[1], kind)
-    if isinstance(by, Immediate) and 0 <= by.value < 8 * size_of(kind):
-        w.write(i.operands[0], f"{value} {'<<' if left else '>>'} {w.constant(by.value, kind)}", kind)
+    if (amount := whole(by)) is not None and 0 <= amount < 8 * size_of(kind):
+        w.write(i.operands[0], f"{value} {'<<' if left else '>>'} {w.constant(amount, kind)}", kind)
     else:
         w.write(i.operands[0], f"shifted({value}, {w.read(by, 'u32')}, {left})", kind)
 
@@ -135,10 +144,11 @@ def _bfi(w: Writer, i: Instruction) -> None:
     known(i, "b32", "b64")
     kind = unsigned(i.modifiers[-1])
     new, old, at, count = i.operands[1:5]
-    if isinstance(at, Immediate) and isinstance(count, Immediate) and at.value + count.value <= 8 * size_of(kind):
-        field = ((1 << int(count.value)) - 1) << int(at.value)
+    first, length = whole(at), whole(count)
+    if first is not None and length is not None and first + length <= 8 * size_of(kind):
+        field = ((1 << length) - 1) << first
         kept = f"{w.read(old, kind)} & {w.constant(~field, kind)}"
-        moved = f"({w.read(new, kind)} << {w.constant(at.value, kind)}) & {w.constant(field, kind)}"
+        moved = f"({w.read(new, kind)} << {w.constant(first, kind)}) & {w.constant(field, kind)}"
         w.write(i.operands[0], f"({kept}) | ({moved})", kind)
     else:
         parts = ", ".join([w.read(new, kind), w.read(old, kind), w.read(at, "u32"), w.read(count, "u32")])
@@ -199,11 +209,11 @@ def any_logic(a: Array, b: Array, c: Array, table: int) -> Array:
 @opcode("lop3")
 def _lop3(w: Writer, i: Instruction) -> None:
     known(i, "b32")
-    table = i.operands[4]
-    if not isinstance(table, Immediate):
-        raise Unsupported(f"the table {table}")
+    table = whole(i.operands[4])
+    if table is None:
+        raise Unsupported(f"the table {i.operands[4]}")
     a, b, c = (w.read(operand, "u32") for operand in i.operands[1:4])
-    w.write(i.operands[0], f"any_logic({a}, {b}, {c}, {int(table.value)})", "u32")
+    w.write(i.operands[0], f"any_logic({a}, {b}, {c}, {table})", "u32")
 
 
 #: mode -> for each selector 0..3 the four bytes, lowest first, of which 0-3 are of a and 4-7 of b

@@ -26,7 +26,12 @@ def integer_kind(i: Instruction) -> str:
 
 def sum_or_difference(w: Writer, i: Instruction) -> None:
     """add, sub, with .cc: the carry out goes into a flag; addc, subc: it comes in."""
-    kind, symbol = integer_kind(i), SYMBOLS[i.opcode[:3]]
+    symbol = SYMBOLS[i.opcode[:3]]
+    if i.modifiers in (("u16x2",), ("s16x2",)):
+        halves = (f"{w.read(each, 'u32')}.view(Tu16)" for each in i.operands[1:3])
+        w.write(i.operands[0], f"({f' {symbol} '.join(halves)}).view(Tu32)", "u32")
+        return
+    kind = integer_kind(i)
     known(i, kind, "cc")
     carries = i.opcode in ("addc", "subc")
     kind = unsigned(kind)
@@ -158,7 +163,7 @@ def least_or_most(w: Writer, i: Instruction) -> None:
     a, b = i.operands[1], i.operands[2]
     if kind in ("u16x2", "s16x2"):
         half = "u16" if kind[0] == "u" else "s16"
-        halves = ", ".join(f"({w.read(each, 'u32')}).copy().view(T{half})" for each in (a, b))
+        halves = ", ".join(f"{w.read(each, 'u32')}.view(T{half})" for each in (a, b))
         w.write(i.operands[0], f"np.{i.opcode}imum({halves}).view(Tu32)", "u32")
         return
     w.write(i.operands[0], f"np.{i.opcode}imum({w.read(a, kind)}, {w.read(b, kind)})", integer_kind(i))

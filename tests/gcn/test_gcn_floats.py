@@ -109,3 +109,20 @@ def test_matrices_multiply() -> None:
     wave = executed("v_mfma_f32_16x16x4_f32 v[4:7], v2, v3, v[8:11]", values)
     for n in range(4):
         assert lanes_of(wave, f"v{4 + n}") == float_bits((a @ b + c)[4 * (lane // 16) + n, lane % 16])
+
+
+def test_matrices_of_bfloat16_multiply() -> None:
+    dice = np.random.default_rng(6)
+    a, b = (dice.integers(-9, 9, shape).astype(np.float32) for shape in ((16, 16), (16, 16)))
+    lane = np.arange(LANES)
+    values = {}
+    for n in range(2):
+        k = 4 * (lane // 16) + 2 * n  # of the lower half; the next one is in the upper half
+        for name, low, high in (
+            (f"v{2 + n}", a[lane % 16, k], a[lane % 16, k + 1]),
+            (f"v{4 + n}", b[k, lane % 16], b[k + 1, lane % 16]),
+        ):
+            values[name] = [x >> 16 | y for x, y in zip(float_bits(low), float_bits(high), strict=True)]
+    wave = executed("v_mfma_f32_16x16x16_bf16 v[8:11], v[2:3], v[4:5], 0", values)
+    for n in range(4):
+        assert lanes_of(wave, f"v{8 + n}") == float_bits((a @ b)[4 * (lane // 16) + n, lane % 16])

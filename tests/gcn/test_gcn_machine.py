@@ -1,10 +1,13 @@
 """Launches: the grid, barriers, errors that end them, and what caches may show."""
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 
-from nanokv.device.gcn.errors import GcnError, NoProgress
+from nanokv.device.gcn.errors import GcnError, MemoryFault, NoProgress
 from nanokv.device.gcn.machine import Machine
+from nanokv.device.gcn.memory import HostMemory
 from tests.support.gcn_text import module
 
 ARGUMENTS = "s_load_dwordx4 s[4:7], s[0:1], 0x0\n\ts_load_dwordx2 s[8:9], s[0:1], 0x10\n\ts_waitcnt lgkmcnt(0)\n\t"
@@ -49,6 +52,16 @@ def test_a_barrier_that_some_waves_never_reach() -> None:
         Machine(limit=1000).run(module(spin), (1, 1, 1), [0], warps=2)
     ends = "v_readfirstlane_b32 s3, v0\n\ts_cmp_eq_u32 s3, 0\n\ts_cbranch_scc1 .Lend_here\n\ts_barrier\n.Lend_here:"
     Machine().run(module(ends), (1, 1, 1), [0], warps=2)
+
+
+def test_accesses_stay_in_the_ranges_that_are_given() -> None:
+    code = ARGUMENTS + "v_lshlrev_b32_e32 v1, 2, v0\n\tglobal_store_dword v1, v0, s[4:5]"
+    data = np.zeros(64, np.uint32)
+    first = data.ctypes.data
+    for end, fits in ((first + 256, True), (first + 252, False)):
+        machine = Machine(host=HostMemory([(first, end)]))
+        with nullcontext() if fits else pytest.raises(MemoryFault, match="not mapped"):
+            machine.run(module(code, 3), (1, 1, 1), [first, 0, 0])
 
 
 def test_a_kernel_without_end_is_an_error() -> None:

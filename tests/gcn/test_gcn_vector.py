@@ -63,6 +63,8 @@ NARROW: dict[str, Callable[[int, int, int], int]] = {
     "v_mul_hi_i32 v1, v2, v3": lambda a, b, c: s(a) * s(b) >> 32,
     "v_mul_u32_u24_e32 v1, v2, v3": lambda a, b, c: (a & 0xFFFFFF) * (b & 0xFFFFFF),
     "v_mul_hi_u32_u24_e32 v1, v2, v3": lambda a, b, c: (a & 0xFFFFFF) * (b & 0xFFFFFF) >> 32,
+    "v_mul_i32_i24_e32 v1, v2, v3": lambda a, b, c: s(a & 0xFFFFFF, 24) * s(b & 0xFFFFFF, 24),
+    "v_mad_i32_i24 v1, v2, v3, v4": lambda a, b, c: s(a & 0xFFFFFF, 24) * s(b & 0xFFFFFF, 24) + c,
     "v_mad_u32_u24 v1, v2, v3, v4": lambda a, b, c: (a & 0xFFFFFF) * (b & 0xFFFFFF) + c,
     "v_bcnt_u32_b32 v1, v2, v3": lambda a, b, c: a.bit_count() + b,
     "v_ffbh_u32_e32 v1, v2": lambda a, b, c: 32 - a.bit_length() if a else M32,
@@ -167,5 +169,8 @@ def test_comparisons_make_masks(how: str, kind: str) -> None:
 def test_a_mask_selects() -> None:
     wave = executed("v_cndmask_b32_e64 v1, v2, 5, s[4:5]", {"v2": 3, "s[4:5]": 6})
     assert lanes_of(wave, "v1") == [5 if n in (1, 2) else 3 for n in range(LANES)]
+    code = "v_cndmask_b32_sdwa v1, v2, v3, vcc dst_sel:DWORD dst_unused:UNUSED_PAD src0_sel:DWORD src1_sel:WORD_1"
+    wave = executed(code, {"v2": 3, "v3": 0x50000, "vcc": 2})
+    assert lanes_of(wave, "v1") == [3, 5] + [3] * 62
     wave = executed("v_cndmask_b32_e32 v1, 0, v2, vcc", {"v2": 3, "vcc": 1})
     assert lanes_of(wave, "v1") == [3] + [0] * 63
