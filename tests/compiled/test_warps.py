@@ -70,6 +70,8 @@ def wrong(seed: int, warps: int = 4, kernel: Any = take_kernel, without: int | N
             kernel[(CTAS,)](native.table_address, KEYS, out.data_ptr(), num_warps=warps)
         except ptx.PtxError as error:
             return f"{type(error).__name__}: {error}"
+    if machine.findings:
+        return str(machine.report())
     if int(out.sum()) != KEYS:
         return f"removed: {out.tolist()}"
     report = check_segments(world.views(), mode="device")
