@@ -38,6 +38,8 @@ NOT_RUN = {
     "make check-long": LONG,
     "make bench": LONG,
     "make test-gpu PYTHON=...": GPU,
+    "python -m tests.gpu --only pins_hold": GPU,
+    "TRITON_INTERPRET=1 python -m tests.gpu --device cpu --only pins_hold": "test_launch_machine runs it",
     "pip install .": INSTALLS,
     "pip install '.[check]'": INSTALLS,
     "nanokv check --device cuda": GPU,
