@@ -4,8 +4,9 @@ import pytest
 
 from nanokv.check.compiled.calls import TARGETS, compile_calls
 from nanokv.check.compiled.known import FOUND_BY, KEPT, find, is_noticed
-from nanokv.check.compiled.mutants import mutants
+from nanokv.check.compiled.mutants import _places, mutants
 from nanokv.check.model.explore import replay
+from nanokv.check.model.orderings import orderings
 from nanokv.check.model.small_world import SMALL
 from nanokv.device.machines.entries import ENTRIES
 
@@ -43,6 +44,11 @@ def test_a_mutant_of_ptx_is_noticed_on_other_targets(name: str, target: str) -> 
 def test_an_execution_of_the_source_leads_to_one_of_ptx() -> None:
     found = find(mutants()["push_chain#3:release>relaxed"]._replace(name="push_chain#3"), 1.0)
     assert found is not None and found.replay.startswith("list/weak/sm_90: ")
+
+
+def test_each_ordering_has_a_line_of_its_own() -> None:
+    calls = {(weaker.function.fn.__name__, weaker.call) for weaker in orderings()}
+    assert len({_places()[call] for call in calls}) == len(calls)
 
 
 def test_a_mutant_changes_only_what_it_names() -> None:

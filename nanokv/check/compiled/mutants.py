@@ -24,11 +24,11 @@ from nanokv.device.sim.mutants import WeakOrdering, ordered_calls
 
 _ACCESS = re.compile(r"\b(?:ld|atom|red)\.global\.[\w.:]*\b(acquire|release|acq_rel)\b")
 _FILE = re.compile(r'^\s*\.file\s+(\d+)\s+"([^"]+)"')
-_LOCATION = re.compile(r"^\s*\.loc\s.*inlined_at (\d+) (\d+) (\d+)")
+_LOCATION = re.compile(r"^\s*\.loc\s(?:.*inlined_at (\d+) (\d+) |.*?@\[ ([\w.]+):(\d+):)")  # Triton 3.9, and 3.6
 _BARRIER = re.compile(r"^\s*bar\.sync\s")
-_OTHER = re.compile(r"^\s*[$\w]+:(?!\S)|\b(?:ld|st|atom|red)\.(?:volatile\.)?global|\bbra\b")
+_OTHER = re.compile(r"^\s*(?!\$L__tmp)[$\w]+:(?!\S)|\b(?:ld|st|atom|red)\.(?:volatile\.)?global|\bbra\b")
 
-Place = tuple[str, int, int]  #: (file, line, column) of a call in the source, from 1
+Place = tuple[str, int]  #: (module, line) of a call in the source; no line has two that order
 
 
 class PtxMutant(NamedTuple):
@@ -105,14 +105,11 @@ def _delete_barriers(lines: list[str], number: int) -> None:
 
 
 def _delete_barrier(lines: list[str], number: int, step: int) -> None:
-    """The first barrier from a line on, if no other access comes before it."""
+    """The barriers from a line on, before any other access or branch."""
     at = number + step
-    while 0 <= at < len(lines):
+    while 0 <= at < len(lines) and not _OTHER.search(lines[at]):
         if _BARRIER.match(lines[at]):
             lines[at] = ""
-            return
-        if _OTHER.search(lines[at]):
-            return
         at += step
 
 
@@ -122,19 +119,13 @@ def _accesses(ptx: str) -> dict[Place, list[int]]:
     lines = ptx.split("\n")
     files = {match[1]: match[2] for line in lines if (match := _FILE.match(line))}
     found: dict[Place, list[int]] = {}
-    place: tuple[str, str, str] | None = None
+    place: Place | None = None
     for number, line in enumerate(lines):
         if match := _LOCATION.match(line):
-            place = match[1], match[2], match[3]
+            place = Path(match[3] or files[match[1]]).name, int(match[4] or match[2])
         elif _ACCESS.search(line) and place is not None:
-            file, row, column = place
-            found.setdefault((_file(files[file]), int(row), int(column)), []).append(number)
+            found.setdefault(place, []).append(number)
     return found
-
-
-def _file(path: str) -> str:
-    """Package and module: what another checkout compiled, and the compiler kept, names files that lie elsewhere."""
-    return "/".join(Path(path).parts[-2:])
 
 
 @cache
@@ -143,8 +134,8 @@ def _places() -> dict[tuple[str, int], Place]:
     found: dict[tuple[str, int], Place] = {}
     for function in functions():
         lines, first = inspect.getsourcelines(function.fn)
-        file = _file(inspect.getfile(function.fn))
+        module = Path(inspect.getfile(function.fn)).name
         head = next(n for n, line in enumerate(lines) if line.startswith("def "))
         for number, call in enumerate(ordered_calls(function)):
-            found[function.fn.__name__, number] = file, first + head + call.lineno - 1, call.col_offset + 1
+            found[function.fn.__name__, number] = module, first + head + call.lineno - 1
     return found
