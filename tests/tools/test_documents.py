@@ -36,6 +36,7 @@ NOT_RUN = {
     "make test": IN_CI,
     "make check": IN_CI,
     "make check-long": LONG,
+    "nanokv check --compiled": LONG,
     "make bench": LONG,
     "make test-gpu PYTHON=...": GPU,
     "python -m tests.gpu --only pins_hold": GPU,
