@@ -21,6 +21,9 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 #: files that take a minute or more: first, so that no process is left with one at the end
 LONG = (
     "test_compile.py",
+    "test_bodies.py",
+    "test_storms.py",
+    "test_compiled.py",
     "test_launch_batches.py",
     "test_launch_caches.py",
     "test_launch_machine.py",

@@ -56,6 +56,8 @@ class Cta:
         here = self.waiting[number]
         if here and len(here) >= (wanted or len(self.warps)):
             self.waiting[number] = []
+            if len(places := sorted({warp.about for warp in here})) > 1:
+                here[0].found("warps of a CTA at one barrier from different places", "; ".join(places))
             self.launch.memory.barrier(here, None)
             Counter.joined([warp.counter for warp in here if warp.counter is not None])
             for warp in here:

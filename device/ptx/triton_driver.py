@@ -37,11 +37,11 @@ class _Utils:
         }
 
     def load_binary(self, name: str, kernel: bytes, shared: int, device: int) -> tuple[Any, Any, int, int, int]:
-        """(module, function, registers, spills, threads at most): the function is the text of the PTX."""
-        return kernel, kernel.decode(), 0, 0, 1024
+        """(module, function, registers, spills, threads at most): the function is the text of the PTX.
 
-    def unload_module(self, module: Any) -> None:
-        """Nothing is loaded."""
+        There is no module: Triton would ask its driver to unload it, when the machine may be gone.
+        """
+        return None, kernel.decode(), 0, 0, 1024
 
 
 class _Launcher:

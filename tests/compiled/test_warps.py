@@ -21,7 +21,8 @@ from nanokv.fsck import check_segments
 from tests.gpu.bodies import World, flat, key
 from tests.support.twins import native_of
 
-CTAS, KEYS = 6, 6
+CTAS, KEYS = 8, 8
+BURST = 1.0  #: another warp goes on after each step
 STEPS = 100_000  #: far more than a run takes
 BARRIER = re.compile(r"^\s*bar\.sync[^;]*;", re.M)
 KEY_STEP, CHECK_STEP = tl.constexpr(0x5851F42D4C95), tl.constexpr(0x14057B7EF767)  # those of `bodies.key`
@@ -55,9 +56,9 @@ def wrong(seed: int, warps: int = 4, kernel: Any = take_kernel, without: int | N
         kernel: `take_kernel`, or the same compiled in another way.
         without: the number of a barrier that is left out.
     """
-    machine = ptx.Machine(seed=seed, limit=STEPS)
+    machine = ptx.Machine(seed=seed, limit=STEPS, burst=BURST)
     if without is not None:
-        machine = WithoutBarrier(without, seed=seed, limit=STEPS)
+        machine = WithoutBarrier(without, seed=seed, limit=STEPS, burst=BURST)
     with ptx.installed(machine, 90):
         world = World(torch.device("cpu"), 64, may_evict=False)
         native, table = native_of(world)
@@ -69,6 +70,8 @@ def wrong(seed: int, warps: int = 4, kernel: Any = take_kernel, without: int | N
             kernel[(CTAS,)](native.table_address, KEYS, out.data_ptr(), num_warps=warps)
         except ptx.PtxError as error:
             return f"{type(error).__name__}: {error}"
+    if machine.findings:
+        return str(machine.report())
     if int(out.sum()) != KEYS:
         return f"removed: {out.tolist()}"
     report = check_segments(world.views(), mode="device")

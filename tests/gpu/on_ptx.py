@@ -6,14 +6,18 @@ from contextlib import contextmanager
 from nanokv.device import ptx
 
 CAPABILITIES = {"sm_80": 80, "sm_90": 90, "sm_100": 100}
-OF_BLOCKS = ("each_remote_bit_kernel",)  #: kernels whose atomics are of many lanes on purpose
+#: kernels with other atomics than the protocol's, and why these are right
+EXPECTED = {
+    "each_remote_bit_kernel": "it tries an atomic on a block of words",
+    "prefill_kernel": "the CTAs of one GPU count themselves, before one of them commits at system scope",
+}
 
 
 @contextmanager
 def machine_for(target: str, seed: int, *, split: float = 0.0) -> Iterator[ptx.Machine]:
     """Kernels are compiled for `target`, and run on the machine, on all memory of this process.
 
-    Every atomic must be by one lane, and of system scope.
+    Every atomic must be by one lane, and of system scope, except in EXPECTED.
 
     Args:
         target: "sm_80", "sm_90", "sm_100".
@@ -26,4 +30,4 @@ def machine_for(target: str, seed: int, *, split: float = 0.0) -> Iterator[ptx.M
     made = ptx.Machine(memory=ptx.HostMemory(), seed=seed, split_lanes=split, one_lane_atomics=True, system_scope=True)
     with ptx.installed(made, CAPABILITIES[target]):
         yield made
-    assert {finding.kernel for finding in made.report().findings} <= {*OF_BLOCKS}, str(made.report())
+    assert {finding.kernel for finding in made.report().findings} <= EXPECTED.keys(), str(made.report())
