@@ -75,11 +75,6 @@ class Batch:
         self._ctas = ctas or default_ctas(device)
 
     @property
-    def ctas(self) -> int:
-        """The number of CTAs of a launch at most."""
-        return self._ctas
-
-    @property
     def capacity(self) -> int:
         """The largest number of requests."""
         return len(self.statuses)

@@ -1,8 +1,10 @@
-"""Hundreds of CTAs at once in heaps that are too small, compiled for sm_90, on the PTX machine."""
+"""Hundreds of CTAs at once in heaps that are too small, or just large enough, compiled, on the PTX machine."""
 
 import pytest
+import torch
 
 from nanokv.device.ptx import Divergence
+from tests.gpu.batch_bodies import an_exact_heap_refuses_nothing
 from tests.gpu.on_ptx import machine_for
 from tests.support.storms import Kind, storm
 
@@ -12,6 +14,14 @@ def test_a_storm() -> None:
     with machine_for("sm_90", 1):
         said = storm(Kind.drawn(1), 1, ctas=200, count=3)
     assert all(said[f"{what} OK"] for what in ("put", "get", "remove", "hold")), said
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("seed", range(2))
+def test_nobody_is_refused_in_a_heap_with_room(seed: int) -> None:
+    """So many CTAs that the heap has many free lists."""
+    with machine_for("sm_90", seed):
+        an_exact_heap_refuses_nothing(torch.device("cpu"), ctas=264)
 
 
 @pytest.mark.exhaustive

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from nanokv.device.kernels.shares import FEW, REQUESTS, TILE_BYTES, all_tiles, request_of, share_of, worker_of
-from nanokv.device.machines.batch import Batch
+from nanokv.device.machines.batch import Batch, default_ctas
 from nanokv.device.machines.records import Request
 from nanokv.device.memory.triton import store64
 from nanokv.device.protocol.status import Status
@@ -95,11 +95,11 @@ def an_exact_heap_refuses_nothing(device: torch.device, ctas: int | None = None)
     Args:
         ctas: how many CTAs put at once; default: as many as the device runs, or a few.
     """
-    for words in (1, 2):  # pages per object; the sizes of an interpreted heap are small
-        count = ctas or (24 if device.type == "cpu" else Batch(0, 1, device).ctas)
-        with world(device, pages=count * words, slots=count, shards=None) as w:
-            made = batch(w, count, ctas)
-            data = w.bytes(words * PAGE - 9, 1)
+    for pages in (1, 2):  # pages per object
+        count = ctas or (24 if device.type == "cpu" else default_ctas(device))
+        with world(device, pages=count * pages, slots=count, shards=None) as w:
+            made = batch(w, count, ctas=count)
+            data = w.bytes(pages * PAGE - 9, 1)
             puts = [put_request(n, data) for n in range(count)]
             assert done(made, made.put, puts) == [OK] * count, "cold"
             assert done(made, made.remove, [Request(key(n), 0, 0) for n in range(count)]) == [OK] * count
