@@ -17,11 +17,13 @@ LEAVES = ("nanokv.errors", "nanokv.types")
 
 # the rooms of `nanokv.device`, lowest first: a room imports only rooms before it
 ROOMS = ("memory", "segment", "protocol", "kernels", "machines", "sim")
-ON_TOP = ("", "library", "remote")  #: the public face; no room imports it
+ON_TOP = ("", "library", "remote", "ptx", "gcn")  #: the public face; no room imports it
 
 # the modules of the project that a package may import, besides itself
 ALLOWED = {
     "nanokv.device": ("nanokv.errors",),
+    "nanokv.device.ptx": ("nanokv.errors",),
+    "nanokv.device.gcn": ("nanokv.errors",),
     "nanokv.heap": ("nanokv.device", *LEAVES),
     "nanokv.host_poller": ("nanokv.device", "nanokv.heap", *LEAVES),
     "nanokv.errors": (),
