@@ -23,6 +23,7 @@ LONG = (
     "test_compile.py",
     "test_bodies.py",
     "test_storms.py",
+    "test_compiled.py",
     "test_launch_batches.py",
     "test_launch_caches.py",
     "test_launch_machine.py",

@@ -127,11 +127,11 @@ def take_and_give_one(
     node = word(-1)
     if what == EXTENTS:
         size_class = class_of(world, (nbytes + world.page_bytes - 1) // world.page_bytes)
-        node = take(world, seg, size_class, home)
+        node = take(world, seg, size_class, home, word(0))
         if node >= 0:
             give(world, seg, node, size_class)
     elif what == SLOTS:
-        node = take_slot(world, seg, home)
+        node, _ = take_slot(world, seg, home)
         if node >= 0:
             give_slot(world, seg, node)
     else:

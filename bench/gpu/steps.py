@@ -11,7 +11,7 @@ from nanokv.device.memory.triton import mixed, store64, word
 from nanokv.device.protocol.activity import enter, leave
 from nanokv.device.protocol.directory import claim
 from nanokv.device.protocol.evict import take_header, take_pages
-from nanokv.device.protocol.extent import class_of, hold
+from nanokv.device.protocol.extent import class_of
 from nanokv.device.protocol.header import commit_state, publish, reserve, state_word
 from nanokv.device.protocol.remove import remove_slot
 from nanokv.device.protocol.ring import announce
@@ -36,18 +36,17 @@ def put_in_steps(world: World, n: tl.int64, now: tl.int64, at: tl.int64) -> Any:
     t0 = word(cycles())
     phase = enter(world, seg)
     t1 = word(cycles())
-    slot = take_header(world, seg, word(0), key_hash, now)
+    slot, epoch = take_header(world, seg, word(0), key_hash, now)
     t2 = word(cycles())
     failed = word(1)
     if slot >= 0:
-        epoch = reserve(world, seg, slot, key_hash, key_check, word(0))
+        reserve(world, seg, slot, epoch, key_hash, key_check, word(0))
         t3 = word(cycles())
         status = claim(world, word(0), slot, epoch, key_hash, key_check)
         t4 = word(cycles())
-        page = take_pages(world, seg, word(0), size_class, key_hash, now)
+        page = take_pages(world, seg, word(0), size_class, key_hash, slot, now)
         t5 = word(cycles())
         if (status == OK) & (page >= 0):
-            hold(world, seg, page, size_class, slot)
             nbytes = world.page_bytes
             publish(world, seg, slot, epoch, word(1), world.heap_base + page * nbytes, nbytes, now)
             t6 = word(cycles())

@@ -47,6 +47,16 @@ def answer(frame: tl.int64, i: tl.int64, value: tl.int64) -> None:
 
 
 @triton.jit
+def answer_all(frame: tl.int64, answers: tl.tensor, count: tl.constexpr) -> None:
+    """Write what a function with `count` answers has returned: a tuple unless it is one."""
+    if count == 1:
+        answer(frame, 0, answers)
+    else:
+        for i in tl.static_range(count):
+            answer(frame, i, answers[i])
+
+
+@triton.jit
 def answered(frame: tl.int64, i: tl.int64) -> Any:
     """The i-th answer of the previous launch on this frame."""
     return table64(frame + ANSWERS + i * WORD_BYTES)
@@ -64,9 +74,4 @@ def arguments(frame: tl.int64, count: tl.constexpr) -> Any:
 @triton.jit
 def call_kernel(frame: tl.int64, function: tl.constexpr, n_arguments: tl.constexpr, n_answers: tl.constexpr) -> None:
     """Run one protocol function with the words of a frame; one CTA. `n_arguments` counts the world."""
-    answers = function(world_of(frame), *arguments(frame, n_arguments - 1))
-    if n_answers == 1:
-        answer(frame, 0, answers)
-    else:
-        for i in tl.static_range(n_answers):
-            answer(frame, i, answers[i])
+    answer_all(frame, function(world_of(frame), *arguments(frame, n_arguments - 1)), n_answers)

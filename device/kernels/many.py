@@ -21,10 +21,10 @@ from nanokv.device.kernels.shares import (
     REQUESTS,
     TILE_BYTES,
     TILE_WORDS,
-    all_tiles,
     copy_tiles,
+    first_tile,
     part_bytes,
-    request_of,
+    share_of,
     tiles_of,
     worker_of,
 )
@@ -95,9 +95,9 @@ def move_part(
 ) -> Any:
     """Put or get some tiles of one object, as one of `parts` CTAs: NOT_LAST, or in the last CTA the status."""
     if is_put:
-        status, payload = begin_put_part(world, request, ticket, now)
+        status, payload = begin_put_part(world, request, ticket, parts, now)
     else:
-        status, payload = begin_get_part(world, request, ticket)
+        status, payload = begin_get_part(world, request, ticket, parts)
     if status == OK:
         move_tiles(request, payload, tile, end, pages, is_put, layout)
         mine = summed(request, payload, layout) + tile * TILE_BYTES
@@ -132,25 +132,24 @@ def move_many_kernel(
     world = open_world(table)
     count = table64(control)
     now = table64(control + WORD_BYTES)
-    total = all_tiles(requests, count)
-    workers = tl.minimum(tl.num_programs(0).to(tl.int64), total)
     me = tl.program_id(0).to(tl.int64)
-    if me < workers:
-        tile = me * total // workers
-        end = (me + 1) * total // workers
-        at, first = request_of(requests, count, tile)
-        while tile < end:
-            request = requests + at * REQUEST_BYTES
-            ticket = tickets + at * TICKET_BYTES
-            last = first + tiles_of(table64(request + Q_BYTES))
-            upto = tl.minimum(end, last)
-            parts = worker_of(last - 1, total, workers) - worker_of(first, total, workers) + 1
-            status = move_part(world, request, ticket, now, tile - first, upto - first, parts, pages, is_put, layout)
-            if status != NOT_LAST:
-                store64(statuses + at * WORD_BYTES, status, "relaxed")
-            tile = upto
-            first = last
-            at += 1
+    ctas = tl.num_programs(0).to(tl.int64)
+    total, at, first = share_of(requests, count, me, ctas)
+    workers = tl.minimum(ctas, total)
+    tile = first_tile(me, total, ctas)
+    end = first_tile(me + 1, total, ctas)
+    while tile < end:
+        request = requests + at * REQUEST_BYTES
+        ticket = tickets + at * TICKET_BYTES
+        last = first + tiles_of(table64(request + Q_BYTES))
+        upto = tl.minimum(end, last)
+        parts = worker_of(last - 1, total, workers) - worker_of(first, total, workers) + 1
+        status = move_part(world, request, ticket, now, tile - first, upto - first, parts, pages, is_put, layout)
+        if status != NOT_LAST:
+            store64(statuses + at * WORD_BYTES, status, "relaxed")
+        tile = upto
+        first = last
+        at += 1
 
 
 @triton.jit

@@ -1,8 +1,8 @@
 """How the CTAs of one launch share objects of different sizes: each CTA computes its own part.
 
 The tiles of all objects are numbered consecutively, and each CTA takes an equal run of them: many CTAs share a large
-object, one CTA does many small ones. A CTA finds its run from the sizes in the table of requests, 128 of them per step:
-so a replayed graph follows the table, and no word is contended.
+object, one CTA does many small ones. A CTA finds its run from the sizes in the table of requests, by one load if
+there are few: so a replayed graph follows the table, and no word is contended.
 """
 
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from nanokv.device.memory.triton import copy_bytes, pointer64, word
+from nanokv.device.memory.triton import copy_bytes, pointer64, select, word
 from nanokv.device.protocol.request import Q_BYTES, REQUEST_BYTES
 from nanokv.device.segment.layout import WORD_BYTES
 
@@ -18,6 +18,8 @@ TILE_WORDS = tl.constexpr(1024)  # 8 KiB: with one warp, sixteen 16-byte loads o
 TILE_BYTES = tl.constexpr(8 * 1024)
 ONE_WARP = tl.constexpr(256)  # elements of one step of `copy_bytes`
 REQUESTS = tl.constexpr(128)  # whose sizes are read in one step
+FEW = tl.constexpr(32)  # requests that one load of a warp covers
+PLAIN_BITS = tl.constexpr(38)  # of plain sizes: 32 of them have fewer than 2**31 tiles
 
 
 @triton.jit
@@ -72,6 +74,45 @@ def request_of(requests: tl.int64, count: tl.int64, tile: tl.int64) -> Any:
         total += tl.sum(tiles, 0)
         start += REQUESTS
     return at, first
+
+
+@triton.jit
+def first_tile(me: tl.int64, total: tl.int64, ctas: tl.int64) -> Any:
+    """The first tile of the CTA `me` of `ctas`. No more CTAs work than there are tiles: the others get empty runs."""
+    workers = tl.maximum(tl.minimum(ctas, total), 1)
+    return tl.minimum(me, workers) * total // workers
+
+
+@triton.jit
+def share_of_few(requests: tl.int64, count: tl.int64, me: tl.int64, ctas: tl.int64) -> Any:
+    """`share_of` for at most FEW requests of plain sizes, whose tiles 32 bits count; for others `total` is -1."""
+    at = tl.arange(0, FEW)
+    sizes = tl.load(pointer64(requests + Q_BYTES) + at * (REQUEST_BYTES // WORD_BYTES), mask=at < count, other=0)
+    odd = tl.sum(((sizes >> PLAIN_BITS) != 0).to(tl.int32), 0)
+    tiles = tl.where(at < count, tiles_of(sizes), 0).to(tl.int32)
+    ends = tl.cumsum(tiles, 0)
+    total = tl.sum(tiles, 0).to(tl.int64)
+    before = (ends <= first_tile(me, total, ctas)) & (tiles > 0)
+    first = tl.max(tl.where(before, ends, 0), 0).to(tl.int64)
+    total = select((odd == 0) & (count <= FEW), total, word(-1))
+    return total, tl.sum(before.to(tl.int32), 0).to(tl.int64), first
+
+
+@triton.jit(noinline=True)
+def share_of_many(requests: tl.int64, count: tl.int64, me: tl.int64, ctas: tl.int64) -> Any:
+    """`share_of` for any number of requests."""
+    total = all_tiles(requests, count)
+    at, first = request_of(requests, count, first_tile(me, total, ctas))
+    return total, at, first
+
+
+@triton.jit
+def share_of(requests: tl.int64, count: tl.int64, me: tl.int64, ctas: tl.int64) -> Any:
+    """(tiles of all requests, request of the first tile of the CTA `me` of `ctas`, first tile of that request)."""
+    total, at, first = share_of_few(requests, count, me, ctas)
+    if total < 0:
+        total, at, first = share_of_many(requests, count, me, ctas)
+    return total, at, first
 
 
 @triton.jit

@@ -11,6 +11,7 @@ import triton.language as tl
 from nanokv.device.library.arguments import is_copy, is_memory, is_table, is_time
 from nanokv.device.library.launch import check_launch
 from nanokv.device.memory.triton import word
+from nanokv.device.protocol.cooperative import MANY
 from nanokv.device.protocol.cooperative import begin_get_part as protocol_begin_get_part
 from nanokv.device.protocol.cooperative import begin_put_part as protocol_begin_put_part
 from nanokv.device.protocol.cooperative import finish_get_part as protocol_finish_get_part
@@ -28,7 +29,7 @@ def begin_put_part(world: tl.int64, request: tl.int64, ticket: tl.int64, now: tl
     status = word(INVALID)
     payload = word(0)
     if is_table(world) & is_table(request) & is_table(ticket):  # a wrong `now` too is shared with the other CTAs
-        status, payload = protocol_begin_put_part(open_world(world), request, ticket, word(now))
+        status, payload = protocol_begin_put_part(open_world(world), request, ticket, word(MANY), word(now))
     return status, payload
 
 
@@ -60,7 +61,7 @@ def begin_get_part(world: tl.int64, request: tl.int64, ticket: tl.int64) -> Any:
     status = word(INVALID)
     payload = word(0)
     if is_table(world) & is_table(request) & is_table(ticket):
-        status, payload = protocol_begin_get_part(open_world(world), request, ticket)
+        status, payload = protocol_begin_get_part(open_world(world), request, ticket, word(MANY))
     return status, payload
 
 

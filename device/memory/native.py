@@ -37,6 +37,11 @@ def word(value: Any) -> Any:
 
 
 @numba.njit(inline="always")
+def open_world(table: Any) -> Any:
+    return table
+
+
+@numba.njit(inline="always")
 def select(condition: Any, yes: Any, no: Any) -> Any:
     return yes if condition else no
 
@@ -125,11 +130,12 @@ _word_at, _byte_at = _loader(64), _loader(8)
 
 
 @numba.njit(inline="always")
-def look_line(address: Any, count: Any, mask: Any, want: Any) -> Any:
+def look_lines(one: Any, two: Any, count: Any, mask: Any, want: Any) -> Any:
     same = numba.int64(0)
     empty = numba.int64(0)
-    for i in range(count):
-        seen = load64(address + i * _WORD_BYTES, "relaxed")
+    for i in range(2 * count):
+        line = one if i < count else two
+        seen = load64(line + i % count * _WORD_BYTES, "relaxed")
         if seen == 0:
             empty |= 1 << i
         elif (seen & mask) == want:

@@ -19,7 +19,7 @@ an argument, a word of a private table, what an atomic returned (one thread exec
 around), or a look at shared words. A look by several warps is done once:
 - `load64` adds 0, relaxed. Triton 3.6 and 3.9 make of this one relaxed load by one thread on NVIDIA, a store and a load
   of shared memory, and one barrier between them.
-- `look_line`, `look_rows` and `checksum_bytes` load with all warps, and return what the first warp found (`uniform`).
+- `look_lines`, `look_rows` and `checksum_bytes` load with all warps, and return what the first warp found (`uniform`).
 - `count_up` decides nothing. Each warp loads, and only the first one stores what it loaded plus one.
 Orderings hold for the CTA as for one thread, because the barriers of a CTA synchronize its threads, and causality
 order is transitive (PTX ISA, "Memory Consistency Model", Synchronizes and Causality Order): the other warps' accesses
@@ -51,7 +51,7 @@ VOCABULARY = (
         "select",
         "table64",
         "load64",
-        "look_line",
+        "look_lines",
         "look_rows",
         "store64",
         "count_up",
@@ -60,10 +60,12 @@ VOCABULARY = (
         "xchg64",
     ),
     *("copy_bytes", "mixed", "checksum_bytes"),
+    "open_world",  # of `segment.world_table`
 )
 COPY_LANES = tl.constexpr(1024)  # elements per step of `copy_bytes`
 COUNT_LANES = tl.constexpr(32)  # words per step of `count_up`
 SUM_LANES = tl.constexpr(512)  # words per step of `checksum_bytes`
+ODD_LANES = tl.constexpr(32)  # of those that are read byte by byte
 OWN_BARRIERS = tl.constexpr(tuple(map(int, triton.__version__.split(".")[:2])) < (3, 9))
 
 # the constants of splitmix64 (Steele 2014), as signed words
@@ -142,17 +144,24 @@ def load64(address: tl.int64, sem: tl.constexpr) -> Any:
 
 
 @triton.jit
-def look_line(address: tl.int64, count: tl.constexpr, mask: tl.int64, want: tl.int64) -> Any:
-    """Look at `count` neighbouring shared words at once: relaxed loads, none of which waits for another.
+def look_lines(one: tl.int64, two: tl.int64, count: tl.constexpr, mask: tl.int64, want: tl.int64) -> Any:
+    """Look at two lines of `count` shared words at once: relaxed loads, none of which waits for another.
 
-    Returns two sets of places, as bits: the words that equal `want` under `mask` and are not 0, and the words that are
-    0. `count` is a power of two.
+    Returns two sets of places, as bits, those of the line `two` after those of `one`: the words that equal `want` under
+    `mask` and are not 0, and the words that are 0. Two lanes look at each word, one for each set. `count` is a power of
+    two, at most 8.
     """
-    lanes = tl.arange(0, count).to(tl.int64)
-    seen = tl.load(pointer64(address) + lanes, volatile=True)
-    bits = tl.full(lanes.shape, 1, tl.int64) << lanes
-    same = tl.where((seen != 0) & ((seen & mask) == want), bits, 0)
-    return uniform(tl.sum(same, 0)), uniform(tl.sum(tl.where(seen == 0, bits, 0), 0))
+    both: tl.constexpr = 2 * count
+    lane = tl.arange(0, 2 * both)
+    place = lane % both
+    line = tl.where(place < count, one, two)
+    seen = tl.load(pointer64(line) + place % count, volatile=True)
+    asked = tl.where(lane < both, (seen != 0) & ((seen & mask) == want), seen == 0)
+    sets = uniform(
+        tl.sum(asked.to(tl.int32) << lane, 0).to(tl.int64)
+    )  # of 32 bits: a warp adds them in one instruction
+    first = (word(1) << both) - 1
+    return sets & first, (sets >> both) & first
 
 
 @triton.jit
@@ -256,9 +265,12 @@ def copy_bytes(dst: tl.int64, src: tl.int64, nbytes: tl.int64, width: tl.constex
 
     `width`: elements per step; a CTA of one warp has registers for fewer.
     """
-    wide = select(((dst | src) & 7) == 0, nbytes // 8, word(0))
-    copy_elements(dst, src, wide, tl.int64, width)
-    copy_elements(dst + wide * 8, src + wide * 8, nbytes - wide * 8, tl.int8, width)
+    if ((dst | src) & 7) == 0:
+        whole = nbytes & ~7
+        copy_elements(dst, src, whole // 8, tl.int64, width)
+        copy_elements(dst + whole, src + whole, nbytes - whole, tl.int8, 8)
+    else:
+        copy_elements(dst, src, nbytes, tl.int8, width)
 
 
 @triton.jit
@@ -281,7 +293,7 @@ def words_at(address: tl.int64, at: tl.tensor, nbytes: tl.int64) -> Any:
     return found
 
 
-@triton.jit
+@triton.jit(noinline=True)
 def checksum_bytes(address: tl.int64, nbytes: tl.int64, first: tl.int64) -> Any:
     """The sum of `mixed` over the 64-bit words of `nbytes` bytes, with the whole CTA. `first`: the first word's place.
 
@@ -298,9 +310,11 @@ def checksum_bytes(address: tl.int64, nbytes: tl.int64, first: tl.int64) -> Any:
         value = tl.load(pointer64(address) + at, mask=at < whole, cache_modifier=".cg")
         total += tl.where(at < whole, mixed(value, first + at), 0)
         start += SUM_LANES
+    few = tl.arange(0, ODD_LANES).to(tl.int64)
+    odd = tl.zeros_like(few)
     start = whole + 0
     while start * 8 < nbytes:
-        at = start + lanes
-        total += tl.where(at * 8 < nbytes, mixed(words_at(address, at, nbytes), first + at), 0)
-        start += SUM_LANES
-    return uniform(tl.sum(total, 0))
+        at = start + few
+        odd += tl.where(at * 8 < nbytes, mixed(words_at(address, at, nbytes), first + at), 0)
+        start += ODD_LANES
+    return uniform(tl.sum(total, 0) + tl.sum(odd, 0))

@@ -47,9 +47,15 @@ from nanokv.device.protocol.ticket import (
     shared,
     whole_sum,
 )
-from nanokv.device.segment.world_table import World, header_at, segment
+from nanokv.device.segment.world_table import (
+    World,
+    header_at,
+    open_world,
+    segment,
+)
 
 NOT_LAST = tl.constexpr(-1)
+MANY = tl.constexpr(2)  # parts: at least so many
 
 
 # --- put --------------------------------------------------------------------------------------
@@ -78,17 +84,19 @@ def begin_request(world: World, request: tl.int64, now: tl.int64) -> Any:
 
 
 @triton.jit
-def begin_put_part(world: World, request: tl.int64, ticket: tl.int64, now: tl.int64) -> Any:
+def begin_put_part(world: World, request: tl.int64, ticket: tl.int64, parts: tl.int64, now: tl.int64) -> Any:
     """Begin an object, or learn that another CTA has. Returns (status, address of the payload); 0 unless OK.
+
+    `parts`: how many CTAs come; MANY if the caller does not know it yet.
 
     The status is that of `begin_request`, or BUSY if the first CTA did not share it in time. After OK the caller stores
     its part; in any case it calls `finish_put_part`.
     """
     status = word(BUSY)
     payload = word(0)
-    if is_first(ticket):
+    if is_first(ticket, parts):
         status, slot, epoch, payload, phase = begin_request(world, request, now)
-        share(ticket, status, slot, epoch, payload, phase, word(0))
+        share(ticket, parts, status, slot, epoch, payload, phase, word(0))
     elif await_answer(ticket):
         status = shared(ticket, 0)
         payload = shared(ticket, 3)
@@ -108,9 +116,10 @@ def sum_put_part(world: World, ticket: tl.int64, src: tl.int64, nbytes: tl.int64
         add_part(ticket, checksum_bytes(src, nbytes, first))
 
 
-@triton.jit
-def seal_parts(world: World, request: tl.int64, ticket: tl.int64) -> None:
+@triton.jit(noinline=True)
+def seal_parts(table: tl.int64, request: tl.int64, ticket: tl.int64) -> None:
     """Give the object the checksum of its parts; for the last CTA."""
+    world = open_world(table)
     seg = segment(world, table64(request + Q_OWNER))
     key_hash = table64(request + Q_KEY_HASH)
     key_check = table64(request + Q_KEY_CHECK)
@@ -125,17 +134,18 @@ def finish_put_part(world: World, request: tl.int64, ticket: tl.int64, parts: tl
     """Arrive after the CTA's part. Returns NOT_LAST, or for the last of `parts` CTAs the status of the whole put."""
     status = word(NOT_LAST)
     if is_last(ticket, parts):
-        status = shared(ticket, 0)
+        spoiled = is_spoiled(ticket)
+        status, slot, epoch, phase = shared(ticket, 0), shared(ticket, 1), shared(ticket, 2), shared(ticket, 4)
         owner = table64(request + Q_OWNER)
         if status == OK:
-            if is_spoiled(ticket):
-                abort(world, owner, shared(ticket, 1), shared(ticket, 2))
-                leave(world, segment(world, owner), shared(ticket, 4))
+            if spoiled:
+                abort(world, owner, slot, epoch)
+                leave(world, segment(world, owner), phase)
                 status = word(BUSY)
             else:
                 if wanted(world):
-                    seal_parts(world, request, ticket)
-                status = finish(world, owner, shared(ticket, 1), shared(ticket, 2), shared(ticket, 4))
+                    seal_parts(world.table, request, ticket)
+                status = finish(world, owner, slot, epoch, phase)
         clear(ticket)
     return status
 
@@ -150,8 +160,10 @@ def is_wanted(world: World, seg: tl.int64, slot: tl.int64, nbytes: tl.int64, req
 
 
 @triton.jit
-def begin_get_part(world: World, request: tl.int64, ticket: tl.int64) -> Any:
+def begin_get_part(world: World, request: tl.int64, ticket: tl.int64, parts: tl.int64) -> Any:
     """Look an object up, or learn what another CTA found. Returns (status, address of the payload); 0 unless OK.
+
+    `parts`: as in `begin_put_part`.
 
     The status is that of `get.lookup`, SIZE or TORN if the object is not as wanted, or BUSY if the first CTA did not
     share it in time. After OK the caller copies its part; in any case it calls `finish_get_part`.
@@ -159,7 +171,7 @@ def begin_get_part(world: World, request: tl.int64, ticket: tl.int64) -> Any:
     status = word(BUSY)
     owner = word(0)
     payload = word(0)
-    if is_first(ticket):
+    if is_first(ticket, parts):
         status, owner, slot, epoch, payload, nbytes = lookup(
             world, table64(request + Q_KEY_HASH), table64(request + Q_KEY_CHECK)
         )
@@ -169,7 +181,7 @@ def begin_get_part(world: World, request: tl.int64, ticket: tl.int64) -> Any:
         flagged = word(0)
         if status == OK:
             flagged = select(has_checksum(header_at(world, segment(world, owner), slot)), word(1), word(0))
-        share(ticket, status, slot, epoch, payload, owner, flagged)
+        share(ticket, parts, status, slot, epoch, payload, owner, flagged)
     elif await_answer(ticket):
         status = shared(ticket, 0)
         payload = shared(ticket, 3)

@@ -31,7 +31,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from nanokv.device.memory.triton import add64, cas64, load64, look_line, select, word
+from nanokv.device.memory.triton import add64, cas64, load64, look_lines, select, word
 from nanokv.device.protocol.header import epoch_of, is_key, phase_of
 from nanokv.device.protocol.status import CORRUPT, DUPLICATE, MISS, NO_ENTRY, NOT_READY, OK
 from nanokv.device.segment.layout import (
@@ -54,7 +54,13 @@ from nanokv.device.segment.layout import (
     READY,
     WORD_BYTES,
 )
-from nanokv.device.segment.world_table import World, bucket_at, header_at, segment
+from nanokv.device.segment.world_table import (
+    World,
+    bucket_at,
+    header_at,
+    open_world,
+    segment,
+)
 
 CANDIDATES = tl.constexpr(2 * ENTRIES_PER_BUCKET.value)
 
@@ -141,9 +147,35 @@ def look(world: World, seg: tl.int64, key_hash: tl.int64, key_check: tl.int64) -
     tag = (key_check & ENTRY_TAG_MASK) << ENTRY_TAG_SHIFT
     one = candidate_at(world, seg, key_hash, word(0))
     two = candidate_at(world, seg, key_hash, word(ENTRIES_PER_BUCKET))
-    tagged, empty = look_line(one, ENTRIES_PER_BUCKET, mask, tag)
-    others, free = look_line(two, ENTRIES_PER_BUCKET, mask, tag)
-    return tagged | (others << ENTRIES_PER_BUCKET), empty | (free << ENTRIES_PER_BUCKET)
+    return look_lines(one, two, ENTRIES_PER_BUCKET, mask, tag)
+
+
+@triton.jit
+def ones(bits: tl.int64) -> Any:
+    """How many of 16 bits are set: the number of the lower eight, plus 256 times that of the upper eight."""
+    pairs = bits - ((bits >> 1) & 0x5555)
+    fours = (pairs & 0x3333) + ((pairs >> 2) & 0x3333)
+    return (fours + (fours >> 4)) & 0x0F0F
+
+
+@triton.jit
+def first_place(places: tl.int64) -> Any:
+    """The first place in a set of them; CANDIDATES if it is empty."""
+    before = ones(((places & (0 - places)) - 1) & 0xFFFF)
+    return (before & 0xFF) + (before >> 8)
+
+
+@triton.jit
+def roomiest(empty: tl.int64) -> Any:
+    """The first empty place in the emptier bucket, or -1.
+
+    Because the emptier of two buckets is taken, a directory at half load practically never runs full.
+    """
+    first = empty & ((word(1) << ENTRIES_PER_BUCKET) - 1)
+    second = empty >> ENTRIES_PER_BUCKET
+    room = ones(first | (second << 8))
+    emptier = select((room >> 8) > (room & 0xFF), second << ENTRIES_PER_BUCKET, first)
+    return select(empty != 0, first_place(emptier), word(-1))
 
 
 @triton.jit
@@ -153,39 +185,30 @@ def find(world: World, key_hash: tl.int64, key_check: tl.int64) -> Any:
     status = word(MISS)
     found = word(0)
     tagged, _ = look(world, seg, key_hash, key_check)
-    i = word(0)
     while (tagged != 0) & (status == MISS):
-        if (tagged & 1) == 1:
-            entry = load64(candidate_at(world, seg, key_hash, i), "relaxed")  # relaxed: `judge` acquires the header
-            if has_tag(entry, key_check) & ((entry & ENTRY_PHASE_MASK) == ENTRY_FINAL):
-                status = judge(world, entry, key_hash, key_check)
-                found = entry
-        tagged = tagged >> 1
-        i += 1
+        # relaxed: `judge` acquires the header
+        entry = load64(candidate_at(world, seg, key_hash, first_place(tagged)), "relaxed")
+        if has_tag(entry, key_check) & ((entry & ENTRY_PHASE_MASK) == ENTRY_FINAL):
+            status = judge(world, entry, key_hash, key_check)
+            found = entry
+        tagged = tagged & (tagged - 1)
     if status == CORRUPT:
         add64(seg + COUNT_CORRUPT, 1, "relaxed")
     return status, found
 
 
-@triton.jit
-def roomiest(empty: tl.int64) -> Any:
-    """The last empty place in the emptier bucket, or -1.
-
-    Because the emptier of two buckets is taken, a directory at half load practically never runs full.
-    """
-    best = word(0)
-    at = word(-1)
-    for bucket in range(0, 2):
-        room = word(0)
-        last = word(-1)
-        for k in range(0, ENTRIES_PER_BUCKET):
-            i = word(bucket * ENTRIES_PER_BUCKET + k)
-            free = (empty >> i) & 1
-            room += free
-            last = select(free == 1, i, last)
-        at = select(room > best, last, at)
-        best = select(room > best, room, best)
-    return at
+@triton.jit(noinline=True)
+def is_taken(table: tl.int64, seg: tl.int64, key_hash: tl.int64, key_check: tl.int64, tagged: tl.int64) -> Any:
+    """True if one of the entries at the places `tagged` is FINAL, and its header is alive and has this key."""
+    world = open_world(table)
+    taken = tagged != tagged
+    while tagged != 0:
+        seen = load64(candidate_at(world, seg, key_hash, first_place(tagged)), "relaxed")
+        if has_tag(seen, key_check) & ((seen & ENTRY_PHASE_MASK) == ENTRY_FINAL):
+            answer = judge(world, seen, key_hash, key_check)
+            taken = taken | (answer == OK) | (answer == NOT_READY)
+        tagged = tagged & (tagged - 1)
+    return taken
 
 
 @triton.jit
@@ -194,15 +217,9 @@ def survey(world: World, seg: tl.int64, key_hash: tl.int64, key_check: tl.int64)
     tagged, empty = look(world, seg, key_hash, key_check)
     at = roomiest(empty)
     status = select(at >= 0, word(OK), word(NO_ENTRY))
-    i = word(0)
-    while tagged != 0:
-        if (tagged & 1) == 1:
-            seen = load64(candidate_at(world, seg, key_hash, i), "relaxed")
-            if has_tag(seen, key_check) & ((seen & ENTRY_PHASE_MASK) == ENTRY_FINAL):
-                answer = judge(world, seen, key_hash, key_check)
-                status = select((answer == OK) | (answer == NOT_READY), word(DUPLICATE), status)
-        tagged = tagged >> 1
-        i += 1
+    if tagged != 0:
+        if is_taken(world.table, seg, key_hash, key_check, tagged):
+            status = word(DUPLICATE)
     return status, at
 
 
@@ -213,7 +230,7 @@ def place(world: World, seg: tl.int64, key_hash: tl.int64, key_check: tl.int64, 
     at = word(-1)
     i = word(0)
     while (status == OK) & (at < 0):
-        here = (start + i) % CANDIDATES
+        here = (start + i) & (CANDIDATES - 1)
         # relaxed: the turnstile orders the entry before the look
         if cas64(candidate_at(world, seg, key_hash, here), 0, entry, "relaxed") == 0:
             at = here
@@ -244,6 +261,19 @@ def settle(world: World, seg: tl.int64, key_hash: tl.int64, key_check: tl.int64,
     return stays & (not look)
 
 
+@triton.jit(noinline=True)
+def prevails(
+    table: tl.int64, seg: tl.int64, key_hash: tl.int64, key_check: tl.int64, mine: tl.int64, others: tl.int64
+) -> Any:
+    """Settle with the entries at the places `others`. True if the caller's own may stay."""
+    world = open_world(table)
+    stays = mine == mine
+    while (others != 0) & stays:
+        stays = settle(world, seg, key_hash, key_check, mine, first_place(others))
+        others = others & (others - 1)
+    return stays
+
+
 @triton.jit
 def claim(
     world: World, owner: tl.int64, slot: tl.int64, epoch: tl.int64, key_hash: tl.int64, key_check: tl.int64
@@ -257,13 +287,10 @@ def claim(
         # acq_rel: the later of two producers sees the entry of the earlier one (scenario same-key-busy)
         add64(turn, 1, "acq_rel")
         tagged, _ = look(world, seg, key_hash, key_check)
-        i = word(0)
-        while (tagged != 0) & (status == OK):
-            if ((tagged & 1) == 1) & (i != mine):
-                if not settle(world, seg, key_hash, key_check, mine, i):
-                    status = word(DUPLICATE)
-            tagged = tagged >> 1
-            i += 1
+        others = tagged & ~(word(1) << mine)
+        if others != 0:
+            if not prevails(world.table, seg, key_hash, key_check, mine, others):
+                status = word(DUPLICATE)
         entry_at = candidate_at(world, seg, key_hash, mine)
         target = select(status == OK, entry_word(ENTRY_FINAL, key_check, owner, slot, epoch), word(0))
         # relaxed: `reserve` has released the header that the entry leads to
@@ -281,12 +308,9 @@ def erase(
     final = entry_word(ENTRY_FINAL, key_check, owner, slot, epoch)
     tentative = entry_word(ENTRY_TENTATIVE, key_check, owner, slot, epoch)
     tagged, _ = look(world, seg, key_hash, key_check)
-    i = word(0)
     while tagged != 0:
-        if (tagged & 1) == 1:
-            entry_at = candidate_at(world, seg, key_hash, i)
-            seen = load64(entry_at, "relaxed")
-            if (seen == final) | (seen == tentative):
-                cas64(entry_at, seen, 0, "relaxed")
-        tagged = tagged >> 1
-        i += 1
+        entry_at = candidate_at(world, seg, key_hash, first_place(tagged))
+        seen = load64(entry_at, "relaxed")
+        if (seen == final) | (seen == tentative):
+            cas64(entry_at, seen, 0, "relaxed")
+        tagged = tagged & (tagged - 1)

@@ -23,7 +23,7 @@ import triton
 import triton.language as tl
 
 from nanokv.device.memory.triton import add64, load64, select, word
-from nanokv.device.protocol.extent import carve, class_of, take
+from nanokv.device.protocol.extent import carve, class_of, hold, pop_free, take
 from nanokv.device.protocol.freelist import stamp
 from nanokv.device.protocol.header import (
     epoch_of,
@@ -32,6 +32,8 @@ from nanokv.device.protocol.header import (
     phase_of,
     state_word,
     take_slot,
+    take_slot_at_home,
+    take_slot_elsewhere,
 )
 from nanokv.device.protocol.joinable import EXTENT, NEIGHBOURS, NOTHING, outlook
 from nanokv.device.protocol.lease import is_leased
@@ -52,7 +54,14 @@ from nanokv.device.segment.layout import (
     READY,
     WANTED,
 )
-from nanokv.device.segment.world_table import World, class_pages, header_at, page_links, segment
+from nanokv.device.segment.world_table import (
+    World,
+    class_pages,
+    header_at,
+    open_world,
+    page_links,
+    segment,
+)
 
 EVICT_SAMPLE = tl.constexpr(16)  # the oldest of a few is nearly the oldest of all
 LOOKS = tl.constexpr(256)  # looks for an extent that another producer is about to push, which takes microseconds
@@ -95,12 +104,13 @@ def has_lease(header: tl.int64, now: tl.int64) -> Any:
     return is_leased(load64(header + H_ACCESS, "relaxed"), now)
 
 
-@triton.jit
-def evict_for(world: World, seg: tl.int64, owner: tl.int64, size_class: tl.int64, now: tl.int64) -> Any:
+@triton.jit(noinline=True)
+def evict_for(table: tl.int64, seg: tl.int64, owner: tl.int64, size_class: tl.int64, now: tl.int64) -> Any:
     """Evict one object, and keep an extent of `size_class` of its pages (-1: keep none). `now`: ends leases.
 
     Returns (first page or -1, 1 if an object went).
     """
+    world = open_world(table)
     page = word(-1)
     gone = word(0)
     used = load64(seg + HDR_HEAD, "relaxed")
@@ -134,29 +144,46 @@ def may_evict(seg: tl.int64) -> Any:
     return load64(seg + MAY_EVICT, "relaxed") == 1
 
 
-@triton.jit
-def take_header(world: World, seg: tl.int64, owner: tl.int64, home: tl.int64, now: tl.int64) -> Any:
-    """Take a header slot, evicting an object if all are in use: the slot, or -1."""
-    slot = take_slot(world, seg, home)
+@triton.jit(noinline=True)
+def find_slot(table: tl.int64, seg: tl.int64, owner: tl.int64, home: tl.int64, now: tl.int64) -> Any:
+    """`take_header`, after the list `home` was found empty: from another list, or by eviction."""
+    world = open_world(table)
+    slot, epoch = take_slot_elsewhere(world, seg, home)
     if slot < 0:
         if may_evict(seg):
-            page, gone = evict_for(world, seg, owner, word(-1), now)
+            page, gone = evict_for(table, seg, owner, word(-1), now)
             if gone == 1:
-                slot = take_slot(world, seg, home)
-    return slot
+                slot, epoch = take_slot(world, seg, home)
+    return slot, epoch
 
 
 @triton.jit
-def take_pages(
-    world: World, seg: tl.int64, owner: tl.int64, size_class: tl.int64, home: tl.int64, now: tl.int64
+def take_header(world: World, seg: tl.int64, owner: tl.int64, home: tl.int64, now: tl.int64) -> Any:
+    """Take a header slot, evicting an object if all are in use: (slot or -1, epoch of this use)."""
+    slot, epoch = take_slot_at_home(world, seg, home)
+    if slot < 0:
+        slot, epoch = find_slot(world.table, seg, owner, home, now)
+    return slot, epoch
+
+
+@triton.jit(noinline=True)
+def find_pages(
+    table: tl.int64,
+    seg: tl.int64,
+    owner: tl.int64,
+    size_class: tl.int64,
+    home: tl.int64,
+    slot: tl.int64,
+    now: tl.int64,
 ) -> Any:
-    """Take an extent, evicting an object if there is none and none can be joined: its first page, or -1."""
+    """`take_pages`, after the list `home` was found empty: from another list, or by eviction."""
+    world = open_world(table)
     page = word(-1)
     found = word(EXTENT)
     looks = word(0)
     more = looks == 0
     while more:
-        page = take(world, seg, size_class, home)
+        page = take(world, seg, size_class, home, slot)
         looks += 1
         more = page < 0
         if more:
@@ -167,7 +194,29 @@ def take_pages(
         if found == NEIGHBOURS:
             announce(world, seg, WANTED, size_class, word(0))
         elif (found == NOTHING) & may_evict(seg):
-            page, gone = evict_for(world, seg, owner, size_class, now)
+            page, gone = evict_for(table, seg, owner, size_class, now)
+            if page >= 0:
+                hold(world, seg, page, size_class, slot)
+    return page
+
+
+@triton.jit
+def take_pages(
+    world: World,
+    seg: tl.int64,
+    owner: tl.int64,
+    size_class: tl.int64,
+    home: tl.int64,
+    slot: tl.int64,
+    now: tl.int64,
+) -> Any:
+    """Take an extent for a header slot: its first page, or -1. Evict an object if there is none and none can be joined.
+
+    An extent that another producer has given back since is not taken: the answer is -1, and the caller may try again.
+    """
+    page = pop_free(world, seg, size_class, home, slot)
+    if page < 0:
+        page = find_pages(world.table, seg, owner, size_class, home, slot, now)
     return page
 
 

@@ -50,7 +50,12 @@ from nanokv.device.segment.layout import (
     STAMP_BITS,
     WORD_BYTES,
 )
-from nanokv.device.segment.world_table import World, class_pages, page_links, retries_at
+from nanokv.device.segment.world_table import (
+    World,
+    class_pages,
+    page_links,
+    retries_at,
+)
 
 N_CLASSES = tl.constexpr(SIZE_CLASSES)
 FREE = tl.constexpr(1)  # plus the class: the mark of a free extent
@@ -74,10 +79,16 @@ def link_of(world: World, seg: tl.int64, page: tl.int64) -> Any:
 
 
 @triton.jit
+def marked(link: tl.int64, value: tl.int64, said: tl.int64) -> Any:
+    """A link with another mark and another lower half."""
+    return (link & STAMP_BITS) | (value << MARK_SHIFT) | said
+
+
+@triton.jit
 def mark(world: World, seg: tl.int64, page: tl.int64, value: tl.int64, said: tl.int64) -> None:
     """Write the mark and the lower half of a first page's link."""
-    stamped = link_of(world, seg, page) & STAMP_BITS
-    store64(page_links(world, seg) + page * WORD_BYTES, stamped | (value << MARK_SHIFT) | said, "relaxed")
+    link = link_of(world, seg, page)
+    store64(page_links(world, seg) + page * WORD_BYTES, marked(link, value, said), "relaxed")
 
 
 @triton.jit
@@ -182,8 +193,8 @@ def carve(world: World, seg: tl.int64, page: tl.int64, have: tl.int64, want: tl.
 
 
 @triton.jit
-def pop_free(world: World, seg: tl.int64, size_class: tl.int64, number: tl.int64) -> Any:
-    """Take a free extent out of one list of this class: its first page, or -1.
+def pop_free(world: World, seg: tl.int64, size_class: tl.int64, number: tl.int64, slot: tl.int64) -> Any:
+    """Take a free extent out of one list of this class, and `hold` it: its first page, or -1.
 
     An extent that does not fit into the arena, or whose link does not say that it is free, is not believed: the list is
     corrupt, and the extent is left alone.
@@ -194,7 +205,8 @@ def pop_free(world: World, seg: tl.int64, size_class: tl.int64, number: tl.int64
     if page >= 0:
         link = link_of(world, seg, page)
         if ((link >> MARK_SHIFT) & MARK_MASK) == FREE + size_class:
-            store64(page_links(world, seg) + page * WORD_BYTES, link & STAMP_BITS, "relaxed")
+            held = marked(link, HELD + size_class, slot + 1)
+            store64(page_links(world, seg) + page * WORD_BYTES, held, "relaxed")
         else:
             add64(seg + COUNT_CORRUPT, 1, "relaxed")
             page = word(-1)
@@ -202,9 +214,9 @@ def pop_free(world: World, seg: tl.int64, size_class: tl.int64, number: tl.int64
 
 
 @triton.jit
-def take_free(world: World, seg: tl.int64, size_class: tl.int64, home: tl.int64) -> Any:
-    """Take a free extent of this class, or split one of a larger class: its first page, or -1 if none is free."""
-    page = pop_free(world, seg, size_class, home)
+def take_elsewhere(world: World, seg: tl.int64, size_class: tl.int64, home: tl.int64, slot: tl.int64) -> Any:
+    """`take`, after the list `home` was found empty: from another list, by splitting a larger extent, or by `bump`."""
+    page = word(-1)
     rows = extent_list(world, seg, size_class, word(0))
     place = word(0)  # the list that was asked last: this class's, at home
     while (page < 0) & (place >= 0):
@@ -213,18 +225,26 @@ def take_free(world: World, seg: tl.int64, size_class: tl.int64, home: tl.int64)
             level = size_class + place // MAX_SHARDS
             if level > size_class:
                 begin_split(seg)
-            page = pop_free(world, seg, level, home + place)
+            page = pop_free(world, seg, level, home + place, slot)
             if page >= 0:
                 carve(world, seg, page, level, size_class)
+                hold(world, seg, page, size_class, slot)
             if level > size_class:
                 end_split(seg)
+    if page < 0:
+        page = bump(world, seg, size_class)
+        if page >= 0:
+            hold(world, seg, page, size_class, slot)
     return page
 
 
 @triton.jit
-def take(world: World, seg: tl.int64, size_class: tl.int64, home: tl.int64) -> Any:
-    """Take an extent: its first page, or -1 if the heap has none of the size. `home`: the list that is asked first."""
-    page = take_free(world, seg, size_class, home)
+def take(world: World, seg: tl.int64, size_class: tl.int64, home: tl.int64, slot: tl.int64) -> Any:
+    """Take an extent, and `hold` it for a header slot: its first page, or -1 if the heap has none of the size.
+
+    `home`: the list that is asked first.
+    """
+    page = pop_free(world, seg, size_class, home, slot)
     if page < 0:
-        page = bump(world, seg, size_class)
+        page = take_elsewhere(world, seg, size_class, home, slot)
     return page

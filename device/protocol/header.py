@@ -58,7 +58,13 @@ from nanokv.device.segment.layout import (
     WORD_BYTES,
     WRITING,
 )
-from nanokv.device.segment.world_table import World, descriptor_at, header_at, header_links, retries_at
+from nanokv.device.segment.world_table import (
+    World,
+    descriptor_at,
+    header_at,
+    header_links,
+    retries_at,
+)
 
 
 @triton.jit
@@ -74,44 +80,71 @@ def epoch_of(state: tl.int64) -> Any:
 
 
 @triton.jit
+def next_epoch(state: tl.int64) -> Any:
+    """The epoch of the next use of a slot with this STATE word."""
+    return (epoch_of(state) + 1) & EPOCH_MASK
+
+
+@triton.jit
 def believed(world: World, seg: tl.int64, slot: tl.int64) -> Any:
-    """`slot` as taken, or -1 if it is in use or holds pages: then the list, or `hdr_head`, is corrupt."""
+    """(`slot` as taken, epoch of its next use). The slot is -1 if it is in use or holds pages.
+
+    Then the list, or `hdr_head`, is corrupt.
+    """
+    epoch = word(0)
     if slot >= 0:
         header = header_at(world, seg, slot)
         state = load64(header + H_STATE, "relaxed")  # relaxed: `pop` has acquired it, or nobody has used the slot
+        epoch = next_epoch(state)
         idle = (state == state_word(DEAD, epoch_of(state))) | (state == 0)
         if (not idle) | (pages_of(header) != 0):
             add64(seg + COUNT_CORRUPT, 1, "relaxed")
             slot = word(-1)
-    return slot
-
-
-@triton.jit
-def take_slot(world: World, seg: tl.int64, home: tl.int64) -> Any:
-    """Take a header slot: the slot, or -1 if all are in use. `home`: the list that is asked first."""
-    count = world.hdr_count
-    links = header_links(world, seg)
-    rows = slot_list(world, seg, word(0))
-    retries = retries_at(world, seg)
-    slot = believed(world, seg, pop(slot_list(world, seg, home), links, count, retries))
-    place = word(0)
-    while (slot < 0) & (place >= 0):
-        place = next_filled(world, rows, word(1), home, place, 1)
-        if place >= 0:
-            slot = believed(world, seg, pop(slot_list(world, seg, home + place), links, count, retries))
-    if slot < 0:
-        slot = bump_slot(world, seg)
-    return slot
+    return slot, epoch
 
 
 @triton.jit
 def bump_slot(world: World, seg: tl.int64) -> Any:
-    """Take a header slot that was never used: the slot, or -1."""
+    """Take a header slot that was never used: (slot or -1, epoch of this use)."""
     count = world.hdr_count
     slot = load64(seg + HDR_HEAD, "relaxed")
     if (slot >= 0) & (slot < count):
         slot = add64(seg + HDR_HEAD, 1, "relaxed")  # relaxed: nobody has used this slot
     return believed(world, seg, select((slot >= 0) & (slot < count), slot, word(-1)))
+
+
+@triton.jit
+def take_slot_elsewhere(world: World, seg: tl.int64, home: tl.int64) -> Any:
+    """`take_slot`, after the list `home` was found empty: from another list, or by `bump_slot`."""
+    links = header_links(world, seg)
+    rows = slot_list(world, seg, word(0))
+    slot = word(-1)
+    epoch = word(0)
+    place = word(0)
+    while (slot < 0) & (place >= 0):
+        place = next_filled(world, rows, word(1), home, place, 1)
+        if place >= 0:
+            node = pop(slot_list(world, seg, home + place), links, world.hdr_count, retries_at(world, seg))
+            slot, epoch = believed(world, seg, node)
+    if slot < 0:
+        slot, epoch = bump_slot(world, seg)
+    return slot, epoch
+
+
+@triton.jit
+def take_slot_at_home(world: World, seg: tl.int64, home: tl.int64) -> Any:
+    """Take a header slot out of the list `home`: (slot or -1, epoch of this use)."""
+    node = pop(slot_list(world, seg, home), header_links(world, seg), world.hdr_count, retries_at(world, seg))
+    return believed(world, seg, node)
+
+
+@triton.jit
+def take_slot(world: World, seg: tl.int64, home: tl.int64) -> Any:
+    """Take a header slot: (slot or -1 if all are in use, epoch of this use). `home`: the list that is asked first."""
+    slot, epoch = take_slot_at_home(world, seg, home)
+    if slot < 0:
+        slot, epoch = take_slot_elsewhere(world, seg, home)
+    return slot, epoch
 
 
 @triton.jit
@@ -122,18 +155,22 @@ def give_slot(world: World, seg: tl.int64, slot: tl.int64) -> None:
 
 @triton.jit
 def reserve(
-    world: World, seg: tl.int64, slot: tl.int64, key_hash: tl.int64, key_check: tl.int64, flags: tl.int64
-) -> Any:
-    """Mark a slot that the caller has taken: producer, key, a new epoch, RESERVED. Returns the epoch."""
+    world: World,
+    seg: tl.int64,
+    slot: tl.int64,
+    epoch: tl.int64,
+    key_hash: tl.int64,
+    key_check: tl.int64,
+    flags: tl.int64,
+) -> None:
+    """Mark a slot that the caller has taken: producer, key, its new epoch, RESERVED."""
     header = header_at(world, seg, slot)
-    epoch = (epoch_of(load64(header + H_STATE, "relaxed")) + 1) & EPOCH_MASK
     store64(header + H_PAGES, word(0), "relaxed")
     store64(header + H_KEY_HASH, key_hash, "relaxed")
     store64(header + H_KEY_CHECK, key_check, "relaxed")
     store64(header + H_FLAGS, word(flags) | (world.producer << 32), "relaxed")
     # release: a host that sees the new epoch sees the new producer too (scenario heir)
     store64(header + H_STATE, state_word(RESERVED, epoch), "release")
-    return epoch
 
 
 @triton.jit
@@ -212,7 +249,7 @@ def kill(header: tl.int64, state: tl.int64, epoch: tl.int64) -> Any:
     return cas64(header + H_STATE, state_word(state, epoch), state_word(DEAD, epoch), "acquire")
 
 
-@triton.jit
+@triton.jit(noinline=True)
 def acknowledge(header: tl.int64, epoch: tl.int64) -> None:
     """Tell the sweeper that the producer of an object that was given up writes to its pages no more."""
     seen = add64(header + H_STATE, 0, "release")  # release: or LLVM makes it a load, which may be old (kept)

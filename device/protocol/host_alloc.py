@@ -12,8 +12,8 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from nanokv.device.memory.triton import add64, copy_bytes, store64, word
-from nanokv.device.protocol.header import describe, kill, publish, reserve
+from nanokv.device.memory.triton import add64, copy_bytes, load64, store64, word
+from nanokv.device.protocol.header import describe, kill, next_epoch, publish, reserve
 from nanokv.device.protocol.retire import count_eviction
 from nanokv.device.protocol.ring import announce, asleep
 from nanokv.device.segment.layout import EVICTED, H_FLAGS, H_PAGES, H_STATE, LOW32, STORED
@@ -46,9 +46,11 @@ def install(
     """
     seg = segment(world, owner)
     describe(world, seg, slot, kind, d0, d1, d2, d3, d4, d5, d6)
-    epoch = reserve(world, seg, slot, key_hash, key_check, flags & LOW32)
+    header = header_at(world, seg, slot)
+    epoch = next_epoch(load64(header + H_STATE, "relaxed"))
+    reserve(world, seg, slot, epoch, key_hash, key_check, flags & LOW32)
     if (flags >> 32) != 0:
-        store64(header_at(world, seg, slot) + H_FLAGS, flags, "relaxed")
+        store64(header + H_FLAGS, flags, "relaxed")
     size = world.page_bytes
     publish(world, seg, slot, epoch, (nbytes + size - 1) // size, payload, nbytes, now)
     return epoch

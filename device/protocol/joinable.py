@@ -36,7 +36,11 @@ from nanokv.device.segment.layout import (
     MAX_SHARDS,
     WORD_BYTES,
 )
-from nanokv.device.segment.world_table import World, class_pages, segment
+from nanokv.device.segment.world_table import (
+    World,
+    class_pages,
+    segment,
+)
 
 NOTHING = tl.constexpr(0)
 NEIGHBOURS = tl.constexpr(1)

@@ -24,7 +24,7 @@ from nanokv.device.protocol.activity import enter, leave
 from nanokv.device.protocol.checksum import seal, wanted
 from nanokv.device.protocol.directory import claim, erase
 from nanokv.device.protocol.evict import take_header, take_pages
-from nanokv.device.protocol.extent import class_of, hold
+from nanokv.device.protocol.extent import class_of
 from nanokv.device.protocol.header import (
     acknowledge,
     commit_state,
@@ -81,11 +81,9 @@ def allocate(
     status = word(OK)
     page = word(0)
     if n_pages > 0:
-        page = take_pages(world, seg, owner, size_class, home, now)
+        page = take_pages(world, seg, owner, size_class, home, slot, now)
         if page < 0:
             status = word(FULL)
-        else:
-            hold(world, seg, page, size_class, slot)
     payload = world.heap_base + page * world.page_bytes
     if status == OK:
         if not publish(world, seg, slot, epoch, n_pages, payload, nbytes, now):
@@ -118,21 +116,21 @@ def begin(
         now: the time in ns, for `last_access`, and for the leases of objects that might be evicted.
     """
     seg = segment(world, owner)
-    phase = enter(world, seg)
     fits = is_inside(world, world.heap_base, nbytes)
     n_pages = (select(fits, nbytes, word(0)) + world.page_bytes - 1) // world.page_bytes
     size_class = class_of(world, n_pages)
+    phase = enter(world, seg)
     status = select(fits & (size_class >= 0), word(OK), word(TOO_LARGE))
     slot = word(-1)
     epoch = word(0)
     payload = word(0)
     if status == OK:
-        slot = take_header(world, seg, owner, key_hash, now)
+        slot, epoch = take_header(world, seg, owner, key_hash, now)
         if slot < 0:
             status = word(NO_HEADER)
             add64(seg + COUNT_REFUSED, 1, "relaxed")
         else:
-            epoch = reserve(world, seg, slot, key_hash, key_check, flags)
+            reserve(world, seg, slot, epoch, key_hash, key_check, flags)
             status = claim(world, owner, slot, epoch, key_hash, key_check)
             if status == OK:
                 status, payload = allocate(world, seg, owner, slot, epoch, size_class, n_pages, nbytes, now, key_hash)

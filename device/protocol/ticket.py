@@ -13,6 +13,7 @@ Guarantees
 - No CTA waits for one that has not begun to run: the CTA that claims goes on by itself. So no order of CTAs is assumed,
   and the grid may be larger than the number of CTAs that the GPU runs at a time.
 - The wait is bounded. A CTA that gives up spoils the ticket, and the last one then undoes the object.
+- A CTA that does the only part is first and last without an atomic. Who may not know the number of parts yet claims.
 
 Why the orderings suffice: the first CTA publishes the answer by a release of STAGE, and the others acquire it. Arriving
 acquires and releases, so the chain of arrivals hands every part on. The claim itself orders nothing.
@@ -51,21 +52,34 @@ PATIENCE = tl.constexpr(1 << 22)  # looks at most for an answer that takes micro
 
 
 @triton.jit
-def is_first(ticket: tl.int64) -> Any:
-    """True for exactly one CTA, which must `share` an answer."""
-    return cas64(ticket + T_STAGE, 0, CLAIMED, "relaxed") == 0  # relaxed: the claim hands nothing over
+def is_first(ticket: tl.int64, parts: tl.int64) -> Any:
+    """True for exactly one of `parts` CTAs, which must `share` an answer."""
+    first = parts == 1
+    if parts > 1:
+        first = cas64(ticket + T_STAGE, 0, CLAIMED, "relaxed") == 0  # relaxed: the claim hands nothing over
+    return first
 
 
 @triton.jit
-def share(ticket: tl.int64, a: tl.int64, b: tl.int64, c: tl.int64, d: tl.int64, e: tl.int64, f: tl.int64) -> None:
-    """Publish the answer: six words."""
+def share(
+    ticket: tl.int64,
+    parts: tl.int64,
+    a: tl.int64,
+    b: tl.int64,
+    c: tl.int64,
+    d: tl.int64,
+    e: tl.int64,
+    f: tl.int64,
+) -> None:
+    """Publish the answer, six words, to the other CTAs of `parts`."""
     store64(ticket + T_ANSWER, a, "relaxed")
     store64(ticket + T_ANSWER + 1 * WORD_BYTES, b, "relaxed")
     store64(ticket + T_ANSWER + 2 * WORD_BYTES, c, "relaxed")
     store64(ticket + T_ANSWER + 3 * WORD_BYTES, d, "relaxed")
     store64(ticket + T_ANSWER + 4 * WORD_BYTES, e, "relaxed")
     store64(ticket + T_ANSWER + 5 * WORD_BYTES, f, "relaxed")
-    store64(ticket + T_STAGE, word(SHARED), "release")  # release: the answer (scenario put-parts)
+    if parts > 1:
+        store64(ticket + T_STAGE, word(SHARED), "release")  # release: the answer (scenario put-parts)
 
 
 @triton.jit
@@ -102,8 +116,11 @@ def whole_sum(ticket: tl.int64) -> Any:
 @triton.jit
 def is_last(ticket: tl.int64, parts: tl.int64) -> Any:
     """Arrive after the CTA's part. True for the last of `parts` CTAs, which sees everything that the others stored."""
-    # acq_rel: each arrival hands on the parts of those before it (scenario put-parts)
-    return add64(ticket + T_ARRIVALS, 1, "acq_rel") == parts - 1
+    last = parts == 1
+    if parts > 1:
+        # acq_rel: each arrival hands on the parts of those before it (scenario put-parts)
+        last = add64(ticket + T_ARRIVALS, 1, "acq_rel") == parts - 1
+    return last
 
 
 @triton.jit

@@ -146,7 +146,7 @@ class Counter:
             self.counts.shuffles += 1
         elif i.opcode in ("bar", "barrier"):
             self.counts.barriers += 1
-        elif i.opcode in ("bra", "ret") and i.guard is not None:
+        elif i.opcode in ("bra", "ret", "exit") and i.guard is not None:
             self.control = depth
         elif i.opcode in ("ld", "st", "atom", "red") and space_of(i) in ("shared", "local") and active is not False:
             depth = self._carry(i, warp, active, depth)

@@ -136,15 +136,20 @@ def _st(w: Writer, i: Instruction) -> None:
 @opcode("atom", "red")
 def _atom(w: Writer, i: Instruction) -> None:
     kind, space = i.modifiers[-1], space_of(i)
-    if any(each in VECTORS for each in i.modifiers) or i.modifiers[0] == "async" or size_of(kind) == 1:
+    if i.modifiers[0] == "async" or size_of(kind) == 1:
         raise Unsupported(f".{'.'.join(i.modifiers)}")
     access = access_of(w, i, kind, 1, "atomic")
     address, *operands = i.operands[1:] if i.opcode == "atom" else i.operands
-    words = ", ".join(w.read(each, unsigned(kind)) for each in operands)
-    lanes = w.lanes()
-    found = w.let(f"atomic(W, {w.keep(access)}, {space!r}, {w.address(address)}, {lanes}, ({words},))")
+    where, lanes = w.let(w.address(address)), w.lanes()
+    vectors = [w.items(each) for each in operands]
+    found = []
+    for n in range(len(vectors[0])):  # a vector is atomic for each element
+        words = ", ".join(w.read(vector[n], unsigned(kind)) for vector in vectors)
+        at = f"{where} + {w.constant(n * access.size, 'u64')}" if n else where
+        found.append(w.let(f"atomic(W, {w.keep(access)}, {space!r}, {at}, {lanes}, ({words},))"))
     if i.opcode == "atom":
-        w.write(i.operands[0], found, unsigned(kind))
+        for register, old in zip(w.items(i.operands[0]), found, strict=True):
+            w.write(register, old, unsigned(kind))
 
 
 @opcode("fence", "membar")

@@ -135,14 +135,15 @@ def _backend() -> Any:
     class PtxBackend(CUDABackend):  # type: ignore[misc]
         def __init__(self, target: Any) -> None:
             super().__init__(target)
-            self.binary_ext = "ptx"
+            self.binary_ext = "image"
 
         def add_stages(self, stages: dict[str, Any], *args: Any) -> None:
             super().add_stages(stages, *args)
             stages.pop("cubin", None)
+            stages["image"] = lambda text, metadata: text.encode()
 
         def hash(self) -> str:
-            return f"{super().hash()}-up-to-ptx"
+            return f"{super().hash()}-stops-at-ptx"
 
     return PtxBackend
 
@@ -208,7 +209,10 @@ def run(
     Raises:
         PtxError: what went wrong, and where.
     """
-    if not hasattr(kernel, "device_caches"):
+    inner = kernel
+    while not hasattr(inner, "device_caches") and hasattr(inner, "fn"):
+        inner = inner.fn  # of @triton.autotune and @triton.heuristics
+    if not hasattr(inner, "device_caches"):
         raise Malformed(f"{kernel} is no compiled kernel; is TRITON_INTERPRET set?")
     with machine(capability=capability, seed=seed, **(options or {})) as used:
         kernel[grid](*args, **meta)

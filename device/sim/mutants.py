@@ -6,8 +6,10 @@ to `Simulation(replaced=...)`, which then runs it wherever the protocol calls th
 
 import ast
 import inspect
+import linecache
 import textwrap
 from collections.abc import Iterator
+from itertools import count
 from typing import Any, NamedTuple
 
 from nanokv.device.memory import triton as memory
@@ -16,6 +18,7 @@ from nanokv.device.segment import layout
 
 #: names of the vocabulary whose last argument is an ordering
 ORDERED = ("load64", "store64", "cas64", "add64", "xchg64")
+_NUMBERS = count()
 WEAKER = {"acq_rel": ("acquire", "release"), "acquire": ("relaxed",), "release": ("relaxed",)}
 
 
@@ -62,12 +65,17 @@ def rewrite(function: Any, old: str, new: str) -> dict[Any, Any]:
 
 def weak_orderings(function: Any) -> Iterator[WeakOrdering]:
     """Every way to weaken one ordering of a device function by one step."""
-    for number, call in enumerate(_ordered_calls(_tree(function))):
+    for number, call in enumerate(ordered_calls(function)):
         ordering = call.args[-1]
         assert isinstance(ordering, ast.Constant), f"{function.fn.__name__}: an ordering is no constant"
         was = str(ordering.value)
         for weaker in WEAKER.get(was, ()):
             yield WeakOrdering(function, number, ast.unparse(call), was, weaker)
+
+
+def ordered_calls(function: Any) -> list[ast.Call]:
+    """The calls of a device function that name an ordering, in the order of the source; lines count from its `def`."""
+    return _ordered_calls(_tree(function))
 
 
 def _source(function: Any) -> str:
@@ -94,5 +102,12 @@ def _compiled(function: Any, source: str) -> Replaced:
     for module in (layout, status, memory):
         scope.update({name: value for name, value in vars(module).items() if not name.startswith("_")})
     scope.update(function.fn.__globals__)
-    exec(compile(source, f"<mutant of {function.fn.__name__}>", "exec"), scope)
+    name = f"<mutant {next(_NUMBERS)} of {function.fn.__name__}>"
+    linecache.cache[name] = (
+        len(source),
+        None,
+        source.splitlines(keepends=True),
+        name,
+    )  # where Triton's compiler finds it
+    exec(compile(source, name, "exec"), scope)
     return Replaced(scope[function.fn.__name__])

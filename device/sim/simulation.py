@@ -18,7 +18,7 @@ from nanokv.device.sim.memory import SHARED, Memory
 LOAD, STORE, MODIFY = "load", "store", "modify"
 _NEVER = 1 << 60
 _WORD = 8
-_PRIVATE = range(1 << 12, 1 << 48)  #: addresses of this process: buffers and tables that one task has for itself
+PRIVATE = range(1 << 12, 1 << 48)  #: addresses of this process: buffers and tables that one task has for itself
 
 
 class Killed(BaseException):
@@ -62,7 +62,19 @@ class Decider(Protocol):
         """The outcome in memory, one of `count` > 1; 0 is the plain one."""
 
 
-def _private(address: int) -> Any:
+class InTasks(Protocol):
+    """Makes what tasks call in place of device functions in plain Python: compiled code."""
+
+    @property
+    def name(self) -> str:
+        """Of the code, in strings that replay executions."""
+
+    def __call__(self, simulation: "Simulation", device_function: Any) -> Callable[..., Any]:
+        """A device function of a simulation, with what is `replaced` there, and its `constants`."""
+
+
+def private_word(address: int) -> Any:
+    """A word of this process, as an object with a `value`."""
     return ctypes.c_int64.from_address(address)
 
 
@@ -73,6 +85,7 @@ class Simulation:
         memory: makes the memory of an execution out of its first words.
         replaced: raw Python function -> the device function that runs in its place (`mutants`).
         constants: constants of the protocol by name, with the values they have here: smaller, for short executions.
+        in_tasks: makes what tasks call; by default they run device functions as plain Python, as is done outside.
         limit: steps of one execution at most.
         bound: steps within which some task must end an operation.
 
@@ -87,17 +100,20 @@ class Simulation:
         replaced: dict[Any, Any] | None = None,
         constants: dict[str, int] | None = None,
         *,
+        in_tasks: InTasks | None = None,
         limit: int = 50_000,
         bound: int = 20_000,
     ) -> None:
         self._make = memory
+        self.replaced, self.constants, self._in_tasks = replaced or {}, constants or {}, in_tasks
         self._done: dict[Any, Any] = {}
         self.vocabulary: dict[str, Any] = {
             "word": int,
             "select": lambda condition, yes, no: yes if condition else no,
             "table64": self._table64,
+            "open_world": lambda table: table,
             "load64": self._load64,
-            "look_line": self._look_line,
+            "look_lines": self._look_lines,
             "look_rows": self._look_rows,
             "count_up": self._count_up,
             "store64": self._store64,
@@ -105,9 +121,9 @@ class Simulation:
             "add64": self._add64,
             "xchg64": self._xchg64,
             "copy_bytes": self._copy_bytes,
-            **(constants or {}),
+            **self.constants,
         }
-        for raw, other in (replaced or {}).items():
+        for raw, other in self.replaced.items():
             self._done[raw] = retarget(other, self.vocabulary, done=self._done)
         self._limit, self._bound = limit, bound
         self._tables: dict[int, int] = {}
@@ -118,7 +134,14 @@ class Simulation:
     def function(self, device_function: Any) -> Callable[..., Any]:
         """A device function on this machine. Outside of tasks it runs alone, and reads the newest words."""
         rebuilt: Callable[..., Any] = retarget(device_function, self.vocabulary, done=self._done)
-        return rebuilt
+        if self._in_tasks is None:
+            return rebuilt
+        within = self._in_tasks(self, device_function)
+
+        def called(*words: int) -> Any:
+            return (rebuilt if self.current is None else within)(*words)
+
+        return called
 
     def table(self, address: int, words: list[int]) -> None:
         """Announce a private table, so that reading it costs little."""
@@ -128,7 +151,7 @@ class Simulation:
     def reset(self, words: list[int]) -> None:
         """Begin a new execution on memory that holds `words`."""
         self.memory = self._make(words)
-        self.memory.pick = self._pick
+        self.memory.pick = self.decide
         self.tasks: list[Task] = []
         self._runnable: list[Task] = []
         self._decider: Decider | None = None
@@ -137,6 +160,7 @@ class Simulation:
         self._since = 0
         self.longest = 0  #: most steps between two ends of operations
         self.decisions = 0
+        self.choosing_late = False  #: the decision is whether a copy is late
         self.taken: list[tuple[int, int]] = []  #: decisions that were not the plain one: (number, alternative)
 
     def spawn(self, name: str, body: Callable[[], Any]) -> Task:
@@ -194,7 +218,8 @@ class Simulation:
             self.decisions += 1
         return chosen
 
-    def _pick(self, count: int) -> int:
+    def decide(self, count: int) -> int:
+        """One of `count` outcomes in memory; 0 is the plain one."""
         if self._decider is None or count < 2:
             return 0
         chosen = self._decider.data(self, count)
@@ -202,6 +227,13 @@ class Simulation:
             self.taken.append((self.decisions, chosen))
         self.decisions += 1
         return chosen
+
+    def decide_late(self) -> bool:
+        """Whether the words of a copy are read late; not is the plain outcome."""
+        self.choosing_late = True
+        late = self.decide(2) == 1
+        self.choosing_late = False
+        return late
 
     def point(self, kind: str, address: int) -> Task:
         """A scheduling point before an access. Returns the task that makes the access."""
@@ -228,20 +260,20 @@ class Simulation:
     # the vocabulary
     def _table64(self, address: int) -> int:
         value = self._tables.get(address)
-        return value if value is not None else int(_private(address).value)
+        return value if value is not None else int(private_word(address).value)
 
     def _load64(self, address: int, sem: str) -> int:
-        if address in _PRIVATE:
+        if address in PRIVATE:
             self.finish_copies()
-            return int(_private(address).value)
+            return int(private_word(address).value)
         task = self.point(LOAD, address)
         if task is self._outside:
             return self.memory.newest(address)
         return self.memory.load(task, address, sem)
 
     def _store64(self, address: int, value: int, sem: str) -> None:
-        if address in _PRIVATE:
-            _private(address).value = value
+        if address in PRIVATE:
+            private_word(address).value = value
             return
         self._before(sem)
         self.memory.store(self.point(STORE, address), address, value, sem)
@@ -260,8 +292,8 @@ class Simulation:
         self._before(sem)
         return self.memory.exchange(self.point(MODIFY, address), address, value, sem)
 
-    def _look_line(self, address: int, count: int, mask: int, want: int) -> tuple[int, int]:
-        seen = [self._load64(address + _WORD * i, "relaxed") for i in range(count)]
+    def _look_lines(self, one: int, two: int, count: int, mask: int, want: int) -> tuple[int, int]:
+        seen = [self._load64(line + _WORD * i, "relaxed") for line in (one, two) for i in range(count)]
         same = sum(1 << i for i, word in enumerate(seen) if word != 0 and (word & mask) == want)
         return same, sum(1 << i for i, word in enumerate(seen) if word == 0)
 
@@ -290,15 +322,20 @@ class Simulation:
         if self.current is not None and self.current.late:
             self._read_late(self.current)
 
+    def forget_copies(self) -> None:
+        """The bytes that the current task has copied are not looked at any more: their memory may go."""
+        if self.current is not None:
+            self.current.late = []
+
     def _read_late(self, task: Task) -> None:
         late, task.late = task.late, []
         for dst, src in late:
             self.point(LOAD, src)
-            _private(dst).value = self.memory.load(task, src, "relaxed")
+            private_word(dst).value = self.memory.load(task, src, "relaxed")
 
     def _copy_bytes(self, dst: int, src: int, nbytes: int) -> None:
-        reads = src >= SHARED and dst in _PRIVATE and self.current is not None and self.memory.name == "weak"
-        late = self._pick(2) if reads else 0
+        reads = src >= SHARED and dst in PRIVATE and self.current is not None and self.memory.name == "weak"
+        late = reads and self.decide_late()
         for at in range(0, nbytes, _WORD):
             if late and self.current is not None:
                 self.current.late.append((dst + at, src + at))

@@ -24,7 +24,7 @@ class TableAddress(int):
     def __new__(cls, address: int, words: Sequence[int]) -> "TableAddress":
         made = super().__new__(cls, address)
         fields = {name: words[WORLD.offsets[name] // WORD] for name in FIELDS}
-        vars(made).update(fields, table=address)
+        vars(made).update(fields, table=made)
         return made
 
 

@@ -12,6 +12,7 @@ corruption/    wrong words in a segment: every operation ends, and gives no wron
 litmus         litmus tests on this machine's memory
 litmus_shapes  their device functions
 model/         the protocol under the simulated machine, and mutants of it
+compiled/      compiled code, as the GPU would run it, under the simulated memory
 random_calls   random calls on a cache
 payloads       keys and payloads: every word of a payload holds its key and version
 hammer         random work as compiled code, without a pause

@@ -8,7 +8,7 @@ from typing import Annotated, TypeVar
 
 import typer
 
-from nanokv.check.run import MACHINE, PARTS, Options, check_names, need_greenlet
+from nanokv.check.run import COMPILED, MACHINE, PARTS, Options, check_names, need_greenlet, need_triton
 from nanokv.check.supervised import run_supervised
 from nanokv.check.table import print_json_rows, print_table, show_progress
 from nanokv.errors import InvalidArgument
@@ -17,6 +17,8 @@ T = TypeVar("T", bound=str)
 
 _FAILED = 1
 STOPPED = 130  #: exit code after Ctrl-C
+PTX = "ptx:"  #: before the names of mutants of PTX
+SECONDS_OF_A_MUTANT = 10.0  #: of PTX, per scheduler in the scenario that should notice it
 SCHEDULES = 1000  #: per scenario, memory and scheduler, to notice a mutant
 
 
@@ -26,6 +28,14 @@ class HeapChoice(StrEnum):
     LOCAL = "local"
     SHM = "shm"
     BOTH = "both"
+
+
+class TargetChoice(StrEnum):
+    """GPUs of NVIDIA; none is needed."""
+
+    SM_80 = "sm_80"
+    SM_90 = "sm_90"
+    SM_100 = "sm_100"
 
 
 class AllocChoice(StrEnum):
@@ -43,10 +53,14 @@ def check(
     device: Annotated[str, typer.Option(help="Of local segments and litmus kernels: cpu, cuda, ...")] = "cpu",
     seconds: Annotated[float, typer.Option(min=0.1, help="About how long each part may take.")] = 10.0,
     seed: Annotated[int, typer.Option(help="Of all that is random.")] = 0,
+    compiled: Annotated[
+        bool, typer.Option("--compiled", help="The part `compiled`: PTX in every scenario, under weak memory.")
+    ] = False,
+    target: Annotated[TargetChoice, typer.Option(help="What compiled code is compiled for.")] = TargetChoice.SM_90,
     everything: Annotated[bool, typer.Option("--all", help="The protocol's own checks too: model, mutants.")] = False,
     replay: Annotated[str, typer.Option(help="Run the one simulated execution that a failure named.")] = "",
     mutant: Annotated[
-        str, typer.Option(help="Break the protocol in one place, and see which scenario notices; `list`.")
+        str, typer.Option(help="Break the protocol in one place, and see which scenario notices; `list`, `ptx:list`.")
     ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, one line per check.")] = False,
 ) -> None:
@@ -57,9 +71,10 @@ def check(
     if replay or mutant:
         need_greenlet()
         raise typer.Exit(_replay(replay) if replay else _mutant(mutant, seed))
-    names = parts or list(PARTS if everything else MACHINE)
+    names = parts or list(PARTS if everything else [] if compiled else MACHINE)
+    names += [COMPILED] if compiled and COMPILED not in names else []
     check_names(names)
-    options = Options(seconds, _both(heap, "local", "shm"), _both(alloc, "device", "host"), device, seed)
+    options = Options(seconds, _both(heap, "local", "shm"), _both(alloc, "device", "host"), device, seed, target.value)
     with _stopped_by_signals():
         try:
             with closing(run_supervised(names, options)) as events:
@@ -105,9 +120,28 @@ def _mutant(name: str, seed: int) -> int:
         for each in MUTANTS.values():
             typer.echo(f"{each.name}: {each.about}")
         return 0
+    if name.startswith(PTX):
+        return _ptx_mutant(name.removeprefix(PTX))
     if name not in MUTANTS:
         raise InvalidArgument(f"no mutant {name!r}; `nanokv check --mutant list` lists them")
     typer.echo(f"{name}: {MUTANTS[name].about}")
     failure = kill(name, SCHEDULES, seed)
     typer.echo(f"noticed: {failure}" if failure else "it survives")
+    return 0 if failure else _FAILED
+
+
+def _ptx_mutant(name: str) -> int:
+    need_triton()
+    from nanokv.check.compiled.known import KEPT, find
+    from nanokv.check.compiled.mutants import mutants
+
+    if name == "list":
+        for each in mutants().values():
+            typer.echo(f"{PTX}{each.name}: {KEPT.get(each.name, each.about)}")
+        return 0
+    if name not in mutants():
+        raise InvalidArgument(f"no PTX mutant {name!r}; `nanokv check --mutant {PTX}list` lists them")
+    typer.echo(f"{name}: {mutants()[name].about}")
+    failure = find(mutants()[name], SECONDS_OF_A_MUTANT)
+    typer.echo(f"noticed: {failure}" if failure else f"it survives: {KEPT.get(name, 'nobody knows why')}")
     return 0 if failure else _FAILED

@@ -1,5 +1,6 @@
 """The parts of `nanokv check`, and how much of each is tried in the given seconds."""
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
@@ -20,6 +21,7 @@ class Options(NamedTuple):
     allocs: "tuple[Alloc, ...]"  #: "device", "host"
     device: str  #: of the segments of a `local` heap, and of litmus kernels
     seed: int
+    target: str = "sm_90"  #: what compiled code is compiled for
 
 
 def _threads(options: Options) -> list[Row]:
@@ -76,11 +78,19 @@ def _mutants(options: Options) -> list[Row]:
     return [kill_mutants(schedules, options.seed), kill_orderings(schedules, options.seed)]
 
 
+def _compiled(options: Options) -> list[Row]:
+    from nanokv.check.compiled.run import run_compiled
+
+    return run_compiled(options.seconds, options.seed, options.target)
+
+
 OPERATIONS_A_SECOND = 1000  #: in each way to record a history
 KILLS_A_SECOND = 5
 CASES_A_SECOND = 8  #: of each kind of corruption
 INSTANCES_A_SECOND = 40_000  #: of each litmus shape
 SCHEDULES_A_SECOND = 20  #: of each scenario, memory and scheduler
+
+COMPILED = "compiled"  #: the part that compiles device functions for a GPU
 
 #: checks of this machine: its compiler, its memory, its processes
 MACHINE: dict[str, Callable[[Options], list[Row]]] = {
@@ -91,7 +101,11 @@ MACHINE: dict[str, Callable[[Options], list[Row]]] = {
     "litmus": _litmus,
 }
 #: checks of the protocol itself, whose results are the same everywhere
-PROTOCOL: dict[str, Callable[[Options], list[Row]]] = {"model": _model, "mutants": _mutants}
+PROTOCOL: dict[str, Callable[[Options], list[Row]]] = {
+    "model": _model,
+    "mutants": _mutants,
+    COMPILED: _compiled,
+}
 PARTS = MACHINE | PROTOCOL
 
 
@@ -106,12 +120,22 @@ def check_names(names: list[str]) -> None:
         raise InvalidArgument(f"no part {', '.join(unknown)}; there are {', '.join(PARTS)}")
     if any(name in PROTOCOL for name in names):
         need_greenlet()
+    if COMPILED in names:
+        need_triton()
 
 
 def need_greenlet() -> None:
     """Raise InvalidArgument if the simulated machine cannot run."""
     if find_spec("greenlet") is None:
         raise InvalidArgument("the simulated machine needs greenlet: pip install 'nanokv[check]'")
+
+
+def need_triton() -> None:
+    """Raise InvalidArgument if device functions cannot be compiled for a GPU. No GPU is needed."""
+    if find_spec("triton") is None:
+        raise InvalidArgument("compiled code needs Triton, which there is for Linux: pip install 'triton>=3.6'")
+    if os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"):
+        raise InvalidArgument("TRITON_INTERPRET is set: device functions are interpreted, not compiled; unset it")
 
 
 def run_parts(names: list[str], options: Options, began: Callable[[str], None] = lambda name: None) -> Iterator[Row]:

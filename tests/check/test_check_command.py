@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -114,6 +115,54 @@ def test_replay() -> None:
     assert RUN.invoke(app, ["check", "--replay", "same-key/weak: plain"]).exit_code == 0
     done = RUN.invoke(app, ["check", "--replay", "same-key: plain"])
     assert done.exit_code == 2 and "a replay string is" in done.output
+
+
+def test_replay_of_compiled_code() -> None:
+    assert RUN.invoke(app, ["check", "--replay", "list/weak/sm_90: plain"]).exit_code == 0
+    done = RUN.invoke(app, ["check", "--replay", "list/weak/sm_75: plain"])
+    assert done.exit_code == 2 and "there are sm_80, sm_90, sm_100" in done.output
+
+
+def test_a_mutant_of_ptx() -> None:
+    done = RUN.invoke(app, ["check", "--mutant", "ptx:push_chain#3:release>relaxed"])
+    assert done.exit_code == 0 and "noticed: CheckFailure" in done.output and "list/weak/sm_90" in done.output
+    assert "ptx:barriers:none: no barrier at all" in RUN.invoke(app, ["check", "--mutant", "ptx:list"]).output
+    done = RUN.invoke(app, ["check", "--mutant", "ptx:nothing"])
+    assert done.exit_code == 2 and "--mutant ptx:list" in done.output
+
+
+def test_compiled_names_the_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[list[str], str]] = []
+
+    def nothing(names: list[str], options: run.Options) -> Iterator[Began | Row]:
+        asked.append((names, options.target))
+        yield Began(names[0])
+        yield Row(names[0], "something", tried=3)
+
+    monkeypatch.setattr("nanokv.check.command.run_supervised", nothing)
+    for arguments in (
+        ["--compiled"],
+        ["compiled"],
+        ["--compiled", "compiled", "--target", "sm_80"],
+        ["kills", "--compiled"],
+    ):
+        assert RUN.invoke(app, ["check", *arguments]).exit_code == 0
+    assert asked == [
+        (["compiled"], "sm_90"),
+        (["compiled"], "sm_90"),
+        (["compiled"], "sm_80"),
+        (["kills", "compiled"], "sm_90"),
+    ]
+    assert "compiled" in run.PARTS
+
+
+def test_compiled_code_without_a_compiler_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    done = RUN.invoke(app, ["check", "--compiled"])
+    assert done.exit_code == 2 and "TRITON_INTERPRET is set" in done.output
+    monkeypatch.setattr(run, "find_spec", lambda name: None if name == "triton" else find_spec(name))
+    done = RUN.invoke(app, ["check", "--compiled"])
+    assert done.exit_code == 2 and "pip install" in done.output and "triton" in done.output
 
 
 def test_an_unknown_part_is_refused() -> None:

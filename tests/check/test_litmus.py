@@ -1,39 +1,18 @@
 """Litmus tests: natively on this machine, under the simulated memory, and compiled for every GPU."""
 
-from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from nanokv.check.compiled.litmus import SHAPES as ROLES
+from nanokv.check.compiled.litmus import all_outcomes
 from nanokv.check.litmus import SHAPES, outcomes, run_litmus
-from nanokv.check.litmus_shapes import (
-    LINE_BYTES,
-    WORDS,
-    litmus_kernel,
-    message_passing,
-    message_passing_weak,
-    store_buffering,
-    store_buffering_weak,
-    validated_read,
-    validated_read_weak,
-)
-from nanokv.device.segment.record import LINE
-from nanokv.device.sim.exhaustive import Exhaustive, Redundant
-from nanokv.device.sim.memory import SHARED, WeakMemory
-from nanokv.device.sim.simulation import Simulation
+from nanokv.check.litmus_shapes import litmus_kernel
+from nanokv.device.sim.memory import WeakMemory
 from tests.support.compiling import Kernel, assembly
 from tests.support.targets import every_target
-
-ROLES = (
-    message_passing,
-    message_passing_weak,
-    store_buffering,
-    store_buffering_weak,
-    validated_read,
-    validated_read_weak,
-)
 
 
 def test_no_forbidden_outcome_on_this_machine() -> None:
@@ -47,28 +26,12 @@ def test_both_threads_ran_every_instance() -> None:
     assert flag.any() or payload.any()
 
 
-def simulated(role: Any) -> set[tuple[int, int]]:
-    """Every outcome of one instance under the simulated memory."""
-    simulation = Simulation(WeakMemory)
-    function = simulation.function(role)
-    scheduler, found = Exhaustive(), set()
-    while (execution := scheduler.new_execution()) is not None:
-        simulation.reset([0] * (WORDS.value * LINE // 8))
-        for who in range(2):
-            simulation.spawn(f"thread{who}", partial(function, SHARED, who))
-        try:
-            simulation.run(execution)
-        except Redundant:
-            continue
-        seen = SHARED + 3 * LINE_BYTES.value
-        found.add((simulation.memory.newest(seen), simulation.memory.newest(seen + 8)))
-    return found
-
-
 @pytest.mark.parametrize("shape, name, forbidden, weak", SHAPES, ids=[shape[1] for shape in SHAPES])
 def test_the_model_forbids_what_we_forbid(shape: int, name: str, forbidden: Any, weak: int) -> None:
     def bad(role: Any) -> list[tuple[int, int]]:
-        return [pair for pair in simulated(role) if forbidden(*(np.array([word]) for word in pair)).any()]
+        return [
+            pair for pair in all_outcomes(role, WeakMemory)[0] if forbidden(*(np.array([word]) for word in pair)).any()
+        ]
 
     assert bad(ROLES[shape]) == []
     assert bad(ROLES[weak]) != []

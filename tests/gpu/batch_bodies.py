@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from nanokv.device.kernels.shares import REQUESTS, TILE_BYTES, all_tiles, request_of, worker_of
+from nanokv.device.kernels.shares import FEW, REQUESTS, TILE_BYTES, all_tiles, request_of, share_of, worker_of
 from nanokv.device.machines.batch import Batch
 from nanokv.device.machines.records import Request
 from nanokv.device.memory.triton import store64
@@ -23,7 +23,7 @@ OK, MISS, DUPLICATE, FULL, SIZE = Status.OK, Status.MISS, Status.DUPLICATE, Stat
 TILE = int(TILE_BYTES.value)
 QUARTER = 4 * PAGE  # bytes: a quarter of a segment of 16 pages
 STEP = int(REQUESTS.value)
-ROW_BYTES = tl.constexpr(32)
+ROW_BYTES = tl.constexpr(40)
 SIZES = (0, 1, PAGE + 1, TILE - 1, TILE, TILE + 1, 3 * TILE + 5, 8, 5 * TILE)
 
 
@@ -127,7 +127,10 @@ def tickets_are_ready_for_the_next_launch(device: torch.device) -> None:
 
 @triton.jit
 def find_shares_kernel(requests: tl.int64, count: tl.int64, out: tl.int64) -> None:
-    """Per tile: its request, the first tile of that request, the number of tiles, and which of seven CTAs takes it."""
+    """Per tile: its request, the first tile of that request, the number of tiles, which of seven CTAs takes it.
+
+    And 1 if as many CTAs as there are tiles find the same.
+    """
     total = all_tiles(requests, count)
     me = tl.program_id(0).to(tl.int64)
     at, first = request_of(requests, count, me)
@@ -136,22 +139,24 @@ def find_shares_kernel(requests: tl.int64, count: tl.int64, out: tl.int64) -> No
     store64(row + 8, first, "relaxed")
     store64(row + 16, total, "relaxed")
     store64(row + 24, worker_of(me, total, tl.minimum(total, 7)), "relaxed")
+    found, mine, start = share_of(requests, count, me, total)
+    store64(row + 32, ((found == total) & (mine == at) & (start == first)).to(tl.int64), "relaxed")
 
 
 def tiles_belong_to_requests(device: torch.device) -> None:
     """The request and the CTA of each tile, for tables about as long as one step reads."""
     dice = random.Random(5)
-    for count in (1, STEP, STEP + 1):
+    for count in (1, FEW.value, FEW.value + 1, STEP, STEP + 1):
         sizes = [dice.choice((0, 1, TILE, TILE + 1, 3 * TILE)) for _ in range(count)]
         tiles = [max(-(-size // TILE), 1) for size in sizes]
         made = Batch(0, count, device)
         made.fill([Request((0, 0), 0, size) for size in sizes])
-        out = torch.zeros(sum(tiles), 4, dtype=torch.int64, device=device)
+        out = torch.zeros(sum(tiles), 5, dtype=torch.int64, device=device)
         find_shares_kernel[(sum(tiles),)](made.requests.data_ptr(), count, out.data_ptr())
         ends, total, workers = np.cumsum(tiles), sum(tiles), min(sum(tiles), 7)
         whose = [c for c in range(workers) for _ in range(c * total // workers, (c + 1) * total // workers)]
         want = [[at, int(ends[at]) - tiles[at], total] for at in range(count) for _ in range(tiles[at])]
-        assert out.tolist() == [[*row, cta] for row, cta in zip(want, whose, strict=True)], count
+        assert out.tolist() == [[*row, cta, 1] for row, cta in zip(want, whose, strict=True)], count
 
 
 def prefixes_are_found(device: torch.device) -> None:

@@ -47,17 +47,17 @@ class DictMachine:
 
     def vocabulary(self) -> dict[str, Callable[..., Any]]:
         names = {name: getattr(self, name) for name in ("load64", "store64", "cas64", "add64", "xchg64", "copy_bytes")}
-        names |= {"look_line": self.look_line, "look_rows": self.look_rows, "count_up": self.count_up}
+        names |= {"look_lines": self.look_lines, "look_rows": self.look_rows, "count_up": self.count_up}
         sums = {"mixed": self.mixed, "checksum_bytes": self.checksum_bytes}
         plain = {"word": int, "select": lambda condition, yes, no: yes if condition else no}
-        return names | sums | plain | {"table64": self.words.__getitem__}
+        return names | sums | plain | {"table64": self.words.__getitem__, "open_world": lambda table: table}
 
     def load64(self, address: int, sem: str) -> int:
         self._note("load", sem)
         return self.words[address]
 
-    def look_line(self, address: int, count: int, mask: int, want: int) -> tuple[int, int]:
-        seen = [self.load64(address + WORD * i, "relaxed") for i in range(count)]
+    def look_lines(self, one: int, two: int, count: int, mask: int, want: int) -> tuple[int, int]:
+        seen = [self.load64(line + WORD * i, "relaxed") for line in (one, two) for i in range(count)]
         same = sum(1 << i for i, word in enumerate(seen) if word and word & mask == want)
         return same, sum(1 << i for i, word in enumerate(seen) if not word)
 
@@ -195,7 +195,7 @@ def test_extents_are_the_same(both: Both, seed: int) -> None:
             both.call(extent.give, *held.pop(rng.randrange(len(held))))
         else:
             size_class = rng.randint(0, LAST_CLASS)
-            page = both.call(extent.take, size_class, rng.randrange(-3, 4))
+            page = both.call(extent.take, size_class, rng.randrange(-3, 4), 0)
             refused += page < 0
             if page >= 0:
                 held.append((page, size_class))
@@ -205,10 +205,10 @@ def test_extents_are_the_same(both: Both, seed: int) -> None:
 
 def test_header_slots_are_the_same(both: Both) -> None:
     for lap in range(3):
-        slots = [both.call(header.take_slot, lap) for _ in range(GEOMETRY.hdr_count + 1)]
+        slots = [both.call(header.take_slot, lap)[0] for _ in range(GEOMETRY.hdr_count + 1)]
         assert sorted(slots) == [-1, *range(GEOMETRY.hdr_count)]
         for slot in slots[:-1]:
-            assert both.call(header.reserve, slot, lap, -lap, 1) == lap + 1
+            both.call(header.reserve, slot, lap + 1, lap, -lap, 1)
         for slot in slots[:-1]:
             both.call_header(header.kill, slot, RESERVED.value, lap + 1)
             both.call(header.give_slot, slot)
@@ -216,9 +216,9 @@ def test_header_slots_are_the_same(both: Both) -> None:
 
 
 def test_every_access_goes_through_the_vocabulary(both: Both) -> None:
-    both.call(extent.take, 2, 0)
-    looks = "twelve empty lists, the bump pointer, whether its page was used; then four links are read and stamped"
-    assert both.machine.calls == {"load": 18, "cas": 1, "store": 4}, looks
+    both.call(extent.take, 2, 0, 0)
+    looks = "twelve empty lists, the bump pointer, whether its page was used; then four links are stamped, one is held"
+    assert both.machine.calls == {"load": 19, "cas": 1, "store": 5}, looks
     assert both.machine.orders == {"acquire", "relaxed"}
 
 
@@ -235,7 +235,7 @@ def test_functions_are_rebuilt_once_and_shared() -> None:
     bump = retarget(extent.bump, vocabulary, wrap, done)
     assert take.__globals__["bump"] is bump
     assert sorted(wrapped) == sorted(set(wrapped))
-    assert {"take", "take_free", "carve", "give", "push", "push_chain", "stamp", "pop", "bump"} <= set(wrapped)
+    assert {"take", "take_elsewhere", "carve", "give", "push", "push_chain", "stamp", "pop", "bump"} <= set(wrapped)
     assert set(vocabulary) == set(VOCABULARY)
 
 

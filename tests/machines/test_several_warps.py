@@ -12,7 +12,7 @@ import triton.language as tl
 
 from nanokv.device import remote
 from nanokv.device.memory import triton as memory
-from nanokv.device.memory.triton import load64, look_line, look_rows, pointer64, word
+from nanokv.device.memory.triton import load64, look_lines, look_rows, pointer64, word
 from tests.support.assembly import atomics, count
 from tests.support.compiling import AMD, NVIDIA, Kernel, assembly, kernels
 from tests.support.several_warps import apart, ptx_instructions, undrained, unordered
@@ -31,7 +31,7 @@ def looks_kernel(words: tl.int64, out: tl.int64) -> None:
     """Each kind of look at shared words steers a branch; then all that the CTA has stored is released."""
     count = load64(words, "relaxed")
     if count > 0:
-        same, empty = look_line(words, 8, word(-1), word(5))
+        same, empty = look_lines(words, words + 64, 8, word(-1), word(5))
         if (same | empty) != 0:
             first = look_rows(words, count, word(8), word(0), word(-1), word(-1), 8, 8)
             if first >= 0:

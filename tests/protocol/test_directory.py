@@ -10,10 +10,11 @@ import triton.language as tl
 
 from nanokv.device.memory.triton import cas64, load64, store64, word
 from nanokv.device.protocol.directory import claim, erase, find
-from nanokv.device.protocol.header import kill, reserve, state_word
+from nanokv.device.protocol.header import kill, next_epoch, reserve, state_word
 from nanokv.device.protocol.status import DUPLICATE, NOT_READY, OK, Status
 from nanokv.device.segment.geometry import Geometry
 from nanokv.device.segment.layout import (
+    H_STATE,
     RESERVED,
     WORD_BYTES,
     unpack,
@@ -65,7 +66,8 @@ def hold_and_let_go(
         which = (i * 7 + slot) % 4
         key_hash = load64(keys + 2 * which * WORD_BYTES, "relaxed")
         key_check = load64(keys + (2 * which + 1) * WORD_BYTES, "relaxed")
-        epoch = reserve(world, seg, slot, key_hash, key_check, word(0))
+        epoch = next_epoch(load64(header_at(world, seg, slot) + H_STATE, "relaxed"))
+        reserve(world, seg, slot, epoch, key_hash, key_check, word(0))
         status = claim(world, owner, slot, epoch, key_hash, key_check)
         if status == OK:
             held += 1

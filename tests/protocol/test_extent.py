@@ -64,7 +64,7 @@ def churn(
             store64(at, word(0), "relaxed")
         elif i < rounds:
             size_class = (random >> 16) % classes
-            page = take(world, seg, size_class, random >> 20)
+            page = take(world, seg, size_class, random >> 20, word(0))
             if page >= 0:
                 taken += 1
                 wrong += mark(marks, page, class_pages(world, size_class), word(0), seed)
@@ -100,7 +100,7 @@ class Arena:
         self.at = self.plain.worlds[0], self.plain.bases[0]
 
     def take(self, size_class: int) -> int:
-        return int(native(take, 4)(*self.at, size_class, 0))
+        return int(native(take, 5)(*self.at, size_class, 0, 0))
 
     def give(self, page: int, size_class: int) -> None:
         native(give, 4)(*self.at, page, size_class)

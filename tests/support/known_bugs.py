@@ -93,7 +93,10 @@ def _all_slots(self: Any) -> set[int]:
 
 BUGS = {
     "a torn look hid a leaked slot": Bug(
-        "swept/weak: producer@30 0.2 11.1 24.2 71.1 84.2 85.2 137.1 183.1 189.1",
+        "swept/weak: producer@28 0.2 9.1 13.2 16.2 21.2 23.2 24.1 26.2 28.2 33.2 36.2 40.2 42.2 48.2 49.1 "
+        "54.2 59.1 67.1 68.2 72.1 74.2 78.1 86.1 93.2 98.1 100.1 104.1 106.2 111.1 115.1 117.1 120.1 123.1 "
+        "127.1 132.1 146.1 151.1 156.1 159.1 169.1 179.1 184.1 191.1 192.1 201.1 202.1 204.1 218.1 227.1 "
+        "228.1 231.1",
         host=((Audit, "start", _start_once), (Quarantine, "given_up_slots", property(_all_slots)), (audit, "LOOKS", 3)),
     ),
     "a rank that died before any sweep saw it alive was not audited": Bug(
@@ -103,7 +106,7 @@ BUGS = {
         "swept-pins/sc: reader@27", host=((sweeper, "drop_dead_pins", _clear_intents),)
     ),
     "a slot was released by an old look at its state, while it was READY again": Bug(
-        "release/weak: 56.3 60.3",
+        "release/weak: 0.1 2.1 49.1 51.1 55.3 59.3",
         device=lambda: (
             rewrite(
                 reclaim.release,
@@ -133,10 +136,10 @@ BUGS = {
         ),
     ),
     "three looks saw a page in three passages, and gave it to a second owner": Bug(
-        "audited/sc: 10.1 103.1 147.1 190.1 225.1 267.1", host=((audit, "LOOKS", 3),)
+        "audited/sc: 10.1 102.1 146.1 186.1 221.1 263.1", host=((audit, "LOOKS", 3),)
     ),
     "a page that went from object to object by eviction seemed to be in no place": Bug(
-        "audited-evict/sc: 10.1 53.1 105.1 206.1 250.1 351.1 395.1 472.1",
+        "audited-evict/sc: 10.1 52.1 104.1 204.1 248.1 348.1 392.1 468.1",
         device=lambda: rewrite(
             evict.evict_for,
             "                        stamp(page_links(world, seg), page, class_pages(world, size_class))\n",

@@ -89,16 +89,20 @@ ARGUMENTS = {
     "bump_rest": "world seg",
     "give": "world seg page size_class",
     "carve": "world seg page size_class smaller_class",
-    "pop_free": "world seg any_class any",
-    "take_free": "world seg size_class key_hash",
-    "take": "world seg size_class key_hash",
+    "pop_free": "world seg any_class any slot",
+    "take_elsewhere": "world seg size_class key_hash slot",
+    "marked": "any mark_value slot",
+    "take": "world seg size_class key_hash slot",
     "state_word": "state epoch",
     "epoch_of": "state_word",
     "believed": "world seg slot",
     "take_slot": "world seg key_hash",
+    "take_slot_elsewhere": "world seg key_hash",
+    "take_slot_at_home": "world seg key_hash",
     "bump_slot": "world seg",
     "give_slot": "world seg slot",
-    "reserve": "world seg slot key_hash key_check flags",
+    "next_epoch": "state_word",
+    "reserve": "world seg slot epoch key_hash key_check flags",
     "describe": "world seg slot any any any any any any any any",
     "descriptor": "world seg slot",
     "publish": "world seg slot epoch n_pages payload nbytes now",
@@ -120,7 +124,11 @@ ARGUMENTS = {
     "judge": "world entry key_hash key_check",
     "find": "world key_hash key_check",
     "look": "world home key_hash key_check",
-    "roomiest": "any",
+    "ones": "places",
+    "first_place": "places",
+    "roomiest": "places",
+    "is_taken": "world home key_hash key_check places",
+    "prevails": "world home key_hash key_check candidate places",
     "survey": "world home key_hash key_check",
     "place": "world home key_hash key_check entry",
     "settle": "world home key_hash key_check candidate candidate",
@@ -147,8 +155,10 @@ ARGUMENTS = {
     "evict_slot": "world owner slot epoch now",
     "count_eviction": "world seg",
     "may_evict": "seg",
+    "find_slot": "world seg owner key_hash now",
+    "find_pages": "world seg owner size_class key_hash slot now",
     "take_header": "world seg owner key_hash now",
-    "take_pages": "world seg owner size_class key_hash now",
+    "take_pages": "world seg owner size_class key_hash slot now",
     "unused_from": "world seg",
     "free_extents": "world seg size_class few",
     "has_run": "world seg n_pages",
@@ -397,6 +407,9 @@ class Draw:
 
     def one_pin(self) -> int:
         return int(ONE_PIN.value) * self.rng.choice((1, -1))
+
+    def places(self) -> int:
+        return self.rng.choice((0, 1 << self.rng.randrange(16), self.rng.getrandbits(16)))
 
     def now(self) -> int:
         return self.rng.randrange(1 << 40)

@@ -36,6 +36,7 @@ NOT_RUN = {
     "make test": IN_CI,
     "make check": IN_CI,
     "make check-long": LONG,
+    "nanokv check --compiled": LONG,
     "make bench": LONG,
     "make test-gpu PYTHON=...": GPU,
     "python -m tests.gpu --only pins_hold": GPU,
@@ -63,6 +64,8 @@ GPU_BLOCKS = {
 }
 PRELUDES = {
     "import nanokv, torch": "",
+    "import torch, triton, triton.language as tl": "",
+    "from nanokv.device import ptx": "",
     "kv = cache.paged_kv(layers, kv_dim=1)  # one tensor per layer: "
     "[blocks, 2, tokens, heads, dim], of any strides": """
 import nanokv, torch

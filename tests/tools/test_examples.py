@@ -44,6 +44,10 @@ CONSTANTS = {
         ("attention_prefill", ["torch.float32:layer:0:block:2: (2, 2, 6, 32) on rank 1", "within 0.02 of torch"]),
         ("two_processes", ["read 8 blocks of (4, 2, 8, 16, 64), each as it was put by rank 0"]),
         ("write_in_kernel", ["block:42 was written and published by a kernel, and read by rank 1"]),
+        (
+            "ptx_machine",
+            ["the storage of `x_ptr`, which has 4000 bytes", "with barriers: wrong in 0 of 20 orders of warps"],
+        ),
         ("paged_decode", ["3 sequences in place, pinned: within 0.02 of torch", "lost a block: MISS"]),
     ],
 )

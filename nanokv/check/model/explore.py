@@ -1,6 +1,7 @@
 """Takes a scenario through executions. A failure is a short string that replays it.
 
-The string: SCENARIO/MEMORY: SCHEDULE (`device/sim/schedule.py`), made as small as delta debugging can.
+The string: SCENARIO/MEMORY: SCHEDULE (`device/sim/schedule.py`), made as small as delta debugging can; of compiled code
+(`check/compiled`), SCENARIO/MEMORY/TARGET: SCHEDULE.
 """
 
 import random
@@ -18,7 +19,7 @@ from nanokv.device.sim.memory import Memory, WeakMemory
 from nanokv.device.sim.schedule import Schedule, parse
 from nanokv.device.sim.schedulers import Priorities, RandomWalk, Replay, Scheduler
 from nanokv.device.sim.shrink import shrink
-from nanokv.device.sim.simulation import Decider
+from nanokv.device.sim.simulation import Decider, InTasks
 
 MEMORIES: dict[str, type[Memory]] = {"sc": Memory, "weak": WeakMemory}
 SCHEDULERS: dict[str, type[RandomWalk]] = {"random": RandomWalk, "pct": Priorities}
@@ -61,12 +62,25 @@ class Explorer:
 
     Args:
         replaced: a mutant (`Simulation`).
+        in_tasks: makes what tasks call (`Simulation`).
     """
 
-    def __init__(self, scenario: Scenario, memory: str, replaced: dict[Any, Any] | None = None) -> None:
+    def __init__(
+        self,
+        scenario: Scenario,
+        memory: str,
+        replaced: dict[Any, Any] | None = None,
+        in_tasks: InTasks | None = None,
+    ) -> None:
         self.scenario = scenario
-        self.memory = memory
-        self.world = SmallWorld(MEMORIES[memory], scenario.geometry, may_evict=scenario.may_evict, replaced=replaced)
+        self.memory = memory if in_tasks is None else f"{memory}/{in_tasks.name}"
+        self.world = SmallWorld(
+            MEMORIES[memory],
+            scenario.geometry,
+            may_evict=scenario.may_evict,
+            replaced=replaced,
+            in_tasks=in_tasks,
+        )
         scenario.prepare(self.world)
         self.world.segments.keep()
         self._versions = {key: dict(versions) for key, versions in self.world.versions.items()}
@@ -189,17 +203,25 @@ def _mixed(*numbers: int) -> int:
 
 
 # --- replay strings ---------------------------------------------------------------------------
-def named(text: str, replaced: dict[Any, Any] | None = None) -> tuple[Explorer, Schedule]:
+def named(
+    text: str, replaced: dict[Any, Any] | None = None, in_tasks: InTasks | None = None
+) -> tuple[Explorer, Schedule]:
     """The execution that a replay string names, of the protocol or of a mutant.
 
     Raises:
         ValueError: the string is none.
+        InvalidArgument: it needs compiled code, and nothing can be compiled here for that target.
     """
     place, colon, schedule = text.partition(": ")
-    name, _, memory = place.partition("/")
+    name, _, rest = place.partition("/")
+    memory, _, target = rest.partition("/")
+    if target and in_tasks is None:
+        from nanokv.check.compiled.tasks import CompiledTasks  # which takes Triton's compiler
+
+        in_tasks = CompiledTasks(target)
     if not colon or name not in SCENARIOS or memory not in MEMORIES:
         raise ValueError(f"a replay string is SCENARIO/MEMORY: SCHEDULE, with one of {', '.join(SCENARIOS)}: {text!r}")
-    return Explorer(SCENARIOS[name], memory, replaced), parse(schedule)
+    return Explorer(SCENARIOS[name], memory, replaced, in_tasks), parse(schedule)
 
 
 def replay(text: str, replaced: dict[Any, Any] | None = None) -> str | None:

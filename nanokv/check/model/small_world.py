@@ -18,7 +18,7 @@ from nanokv.device.protocol.status import Status
 from nanokv.device.segment.geometry import Geometry
 from nanokv.device.segment.layout import WORD
 from nanokv.device.sim.memory import Memory, join
-from nanokv.device.sim.simulation import Simulation, Task
+from nanokv.device.sim.simulation import InTasks, Simulation, Task
 from nanokv.device.sim.world import SimulatedMachine, SimulatedWorld
 from nanokv.heap.base import Heap
 from nanokv.host_poller.index import HeaderIndex
@@ -91,6 +91,7 @@ class SmallWorld:
         geometry: of the segments.
         may_evict: whether producers evict.
         replaced: a mutant (`Simulation`).
+        in_tasks: makes what tasks call (`Simulation`).
     """
 
     def __init__(
@@ -100,8 +101,9 @@ class SmallWorld:
         *,
         may_evict: bool = False,
         replaced: dict[Any, Any] | None = None,
+        in_tasks: InTasks | None = None,
     ) -> None:
-        self.simulation = Simulation(memory, replaced, SMALL, bound=PROGRESS_BOUND)
+        self.simulation = Simulation(memory, replaced, SMALL, in_tasks=in_tasks, bound=PROGRESS_BOUND)
         vocabulary = self.simulation.vocabulary
         self.load, self.store, self.copy = (vocabulary[name] for name in ("load64", "store64", "copy_bytes"))
         self.geometry = geometry
@@ -215,7 +217,10 @@ class SmallWorld:
             return Status.TORN, 0
         room = np.zeros(place.nbytes // WORD, np.int64)
         status = Status(self.machine(rank).read(digest(key), place, room.ctypes.data, self.now()))
-        return status, self.check(key, room) if status == Status.OK else 0
+        if status != Status.OK:
+            self.simulation.forget_copies()
+            return status, 0
+        return status, self.check(key, room)
 
     def check(self, key: int, words: Any) -> int:
         """The version that these words hold.

@@ -25,7 +25,7 @@ mutant(
     "spoiled-put-commits",
     "an object is committed, of which one part was not stored",
     ("put-parts",),
-    (cooperative.finish_put_part, "if is_spoiled(ticket):", "if status != status:"),
+    (cooperative.finish_put_part, "if spoiled:", "if status != status:"),
 )
 mutant(
     "spoiled-get-is-ok",

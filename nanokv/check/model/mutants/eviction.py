@@ -35,7 +35,7 @@ mutant(
     "evict-at-once",
     "a producer that finds no extent evicts, whatever could be joined",
     ("neighbours",),
-    (evict.take_pages, "found = outlook(world, seg, size_class)", "found = word(NOTHING)"),
+    (evict.find_pages, "found = outlook(world, seg, size_class)", "found = word(NOTHING)"),
 )
 mutant(
     "neighbours-unsummed",

@@ -7,7 +7,7 @@ mutant(
     "no-new-epoch",
     "a slot is taken again in the same epoch",
     ("replace", "slots"),
-    (header.reserve, "+ 1) & EPOCH_MASK", "+ 0) & EPOCH_MASK"),
+    (header.next_epoch, "+ 1) & EPOCH_MASK", "+ 0) & EPOCH_MASK"),
 )
 mutant(
     "commit-by-exchange",

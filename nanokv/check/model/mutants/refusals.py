@@ -10,7 +10,7 @@ mutant(
     ("cold", "cold-sizes"),
     (extent.bump, 'old = add64(seg + BUMP_PTR, size, "relaxed")', 'old = add64(seg + BUMP_PTR, 2 * size, "relaxed")'),
     (
-        extent.take,
+        extent.take_elsewhere,
         "        page = bump(world, seg, size_class)\n",
         "        page = bump(world, seg, size_class)\n"
         "        if (page >= 0) & (size_class == 0) & (page + 1 < world.n_pages):\n"
@@ -49,11 +49,11 @@ mutant(
     "a producer counts a split when it has taken the extent",
     ("split-full", "split-puts"),
     (
-        extent.take_free,
+        extent.take_elsewhere,
         "            if level > size_class:\n"
         "                begin_split(seg)\n"
-        "            page = pop_free(world, seg, level, home + place)\n",
-        "            page = pop_free(world, seg, level, home + place)\n"
+        "            page = pop_free(world, seg, level, home + place, slot)\n",
+        "            page = pop_free(world, seg, level, home + place, slot)\n"
         "            if level > size_class:\n"
         "                begin_split(seg)\n",
     ),
@@ -63,15 +63,17 @@ mutant(
     "a producer counts a split out before it has pushed the pieces",
     ("split-full", "split-puts"),
     (
-        extent.take_free,
+        extent.take_elsewhere,
         "            if page >= 0:\n"
         "                carve(world, seg, page, level, size_class)\n"
+        "                hold(world, seg, page, size_class, slot)\n"
         "            if level > size_class:\n"
         "                end_split(seg)\n",
         "            if level > size_class:\n"
         "                end_split(seg)\n"
         "            if page >= 0:\n"
-        "                carve(world, seg, page, level, size_class)\n",
+        "                carve(world, seg, page, level, size_class)\n"
+        "                hold(world, seg, page, size_class, slot)\n",
     ),
 )
 mutant(
@@ -96,11 +98,11 @@ mutant(
     "looks-once",
     "a producer that finds nothing is refused at once, whoever splits",
     ("split-puts", "split-dies"),
-    (evict.take_pages, "& (looks < LOOKS)", "& (looks < 1)"),
+    (evict.find_pages, "& (looks < LOOKS)", "& (looks < 1)"),
 )
 mutant(
     "looks-for-ever",
     "a producer that finds nothing looks as long as a split is counted under way",
     ("split-dies",),
-    (evict.take_pages, "& (looks < LOOKS)", "& (looks > 0)"),
+    (evict.find_pages, "& (looks < LOOKS)", "& (looks > 0)"),
 )

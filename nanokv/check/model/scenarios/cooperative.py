@@ -42,7 +42,7 @@ def _put_in_parts(world: SmallWorld, ctas: int) -> None:
     request, ticket, table = _request(world, ctas * PART_WORDS), _ticket(world), world.segments.table(0)
 
     def part(number: int) -> int:
-        status, payload = begin(table, request, ticket, 7)
+        status, payload = begin(table, request, ticket, ctas, 7)
         if status == Status.OK:
             at = number * PART_WORDS * WORD
             world.copy(payload + at, source.ctypes.data + at, PART_WORDS * WORD)
@@ -60,7 +60,7 @@ def _get_in_parts(world: SmallWorld, ctas: int = 2) -> None:
     request, ticket, table = _request(world, len(room)), _ticket(world), world.segments.table(0)
 
     def part(number: int) -> int:
-        status, payload = begin(table, request, ticket)
+        status, payload = begin(table, request, ticket, ctas)
         if status == Status.OK:
             at = number * PART_WORDS * WORD
             world.copy(room.ctypes.data + at, payload + at, PART_WORDS * WORD)
@@ -110,6 +110,12 @@ def _put_whole(world: SmallWorld) -> None:
 @Scenario("put-parts", "one object put by three CTAs", WORLD, _put_whole)
 def _three_put(world: SmallWorld) -> None:
     _put_in_parts(world, 3)
+
+
+@Scenario("put-alone", "one object put by one CTA with a ticket, and read meanwhile", WORLD, _put_whole)
+def _one_puts_one_reads(world: SmallWorld) -> None:
+    _put_in_parts(world, 1)
+    world.spawn("reader", lambda: [world.get(A) for _ in range(2)])
 
 
 @Scenario("put-parts-read", "one object put by two CTAs, and read meanwhile", WORLD, _put_whole)

@@ -21,7 +21,7 @@ class _Extents:
         """Take an extent of each class, then give all back. `home`: the list that is asked first."""
         mine: list[tuple[int, int]] = []
         for size_class in classes:
-            page = self.take(size_class, home)
+            page = self.take(size_class, home, 0)
             if page >= 0:
                 pages = self._pages(page, size_class)
                 expect(max(pages) < self.world.geometry.n_pages, f"I9: pages {pages} are beyond the end")
@@ -57,7 +57,7 @@ def _shards(world: SmallWorld) -> None:
 def _free_whole(world: SmallWorld) -> None:
     extents = _Extents(world)
     largest = sum(size > 0 for size in world.geometry.class_pages) - 1
-    extents.give(extents.take(largest, 0), largest)
+    extents.give(extents.take(largest, 0, 0), largest)
 
 
 @Scenario("split", "takes that split one large extent", small(), prepare=_free_whole)
@@ -72,7 +72,7 @@ def _split(world: SmallWorld) -> None:
 def _free_pieces(world: SmallWorld, every: int = 1) -> None:
     """Take all pages, and give each back, or every second one: then all of the first list are free, none of another."""
     extents = _Extents(world)
-    pages = [extents.take(0, 0) for _ in range(world.geometry.n_pages)]
+    pages = [extents.take(0, 0, 0) for _ in range(world.geometry.n_pages)]
     for page in pages[::every]:
         extents.give(page, 0)
 
@@ -86,7 +86,7 @@ def _joined(world: SmallWorld) -> None:
     """When all pieces are free, joining makes the largest extent of them (I9)."""
     if not world.deaths():
         join_free_extents(world.machine(0), 0)
-        expect(world.on_segment(extent.take)(2, 1) == 0, "I9: free pages cannot be used")
+        expect(world.on_segment(extent.take)(2, 1, 0) == 0, "I9: free pages cannot be used")
 
 
 @Scenario("join", "a host joins free pieces while others take", small(ranks=2), _joined, _free_pieces, mortal=("host",))
@@ -128,11 +128,11 @@ def _join_or_full(world: SmallWorld) -> None:
     take, joiner = world.on_segment(extent.take, rank=1), world.on_owner(joining.joiner_of, rank=1)
 
     def produce() -> str:
-        if take(0, 1) >= 0:
+        if take(0, 1, 0) >= 0:
             return "taken"
         if joiner() & JOINER_MASK.value:
             return "a host joins"
-        return "taken" if take(0, 1) >= 0 else "full"
+        return "taken" if take(0, 1, 0) >= 0 else "full"
 
     world.spawn("producer", produce)
     world.spawn("host", partial(_join_all, world, 0))

@@ -146,12 +146,12 @@ def _slots(world: SmallWorld) -> None:
 
     def use(home: int) -> None:
         for _ in range(2):
-            slot = take(home)
+            slot, epoch = take(home)
             world.ended()
             if slot >= 0:
                 expect(slot not in held, f"I2: slot {slot} was taken twice")
                 held.add(slot)
-                epoch = reserve(slot, 1, 1, 0)
+                reserve(slot, epoch, 1, 1, 0)
                 expect(epoch > epochs.get(slot, 0), f"I7: slot {slot} got epoch {epoch} after {epochs.get(slot)}")
                 epochs[slot] = epoch
                 kill(world.address("hdr_base") + slot * HEADER_BYTES.value, 0, epoch)

@@ -124,7 +124,7 @@ def _audited_join(world: SmallWorld) -> None:
 def _lose_a_page(world: SmallWorld) -> None:
     """Rank 1 died with a page in its hands; the header of slot 0 still names the page of its last object."""
     _put_and_remove(world)
-    expect(world.on_segment(extent.take, rank=1)(0, 0) == 0, "prepare")
+    expect(world.on_segment(extent.take, rank=1)(0, 0, 0) == 0, "prepare")
 
 
 @Scenario(
@@ -142,9 +142,9 @@ def _leaked(world: SmallWorld) -> None:
 
 def _reserve_for_a_plan(world: SmallWorld) -> None:
     """A plan of rank 2, which lives, is given up before it has pages."""
-    slot = world.on_segment(header.take_slot, rank=2)(0)
-    epoch = world.on_segment(header.reserve, rank=2)(slot, *digest(A), FLAG_PLAN.value)
+    slot, epoch = world.on_segment(header.take_slot, rank=2)(0)
     expect((slot, epoch) == (0, 1), "prepare")
+    world.on_segment(header.reserve, rank=2)(slot, epoch, *digest(A), FLAG_PLAN.value)
     expect(world.machine().give_up(0, slot, epoch, producer_word(2, 1)), "prepare")
 
 

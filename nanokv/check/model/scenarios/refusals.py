@@ -39,7 +39,7 @@ _cold_scenario("cold-dies", "a producer dies at each step in a cold heap with ro
 # --- an extent that is split ------------------------------------------------------------------
 def _free_whole(world: SmallWorld) -> None:
     take, give = world.on_segment(extent.take), world.on_segment(extent.give)
-    give(take(2, 0), 2)
+    give(take(2, 0, 0), 2)
 
 
 def _not_by_accident(world: SmallWorld) -> None:
@@ -61,13 +61,13 @@ def _split_or_full(world: SmallWorld) -> None:
 
     def produce() -> str:
         before = ended(world.address())
-        if take(0, 1) >= 0:
+        if take(0, 1, 0) >= 0:
             return "taken"
         return "a split" if is_split(world.address(), before) else "full"
 
     world.spawn("producer", produce)
-    world.spawn("one", lambda: take(0, 0))
-    world.spawn("two", lambda: take(1, 0))
+    world.spawn("one", lambda: take(0, 0, 0))
+    world.spawn("two", lambda: take(1, 0, 0))
 
 
 def _refused_after_all_looks(world: SmallWorld) -> None:

@@ -66,8 +66,8 @@ def _publish_or_give_up(world: SmallWorld) -> None:
     take, reserve, publish = map(world.on_segment, (header.take_slot, header.reserve, header.publish))
 
     def produce() -> bool:
-        slot = take(0)
-        epoch = reserve(slot, A, A, 0)
+        slot, epoch = take(0)
+        reserve(slot, epoch, A, A, 0)
         return bool(publish(slot, epoch, 0, world.geometry.offsets["heap_base"], 0, 1))
 
     world.spawn("publish", produce)
@@ -164,7 +164,8 @@ def _release_late(world: SmallWorld) -> None:
 def _reserve_two(world: SmallWorld) -> None:
     take, reserve = world.on_segment(header.take_slot), world.on_segment(header.reserve)
     for slot in range(2):
-        expect(take(0) == slot and reserve(slot, A, A, 0) == 1, "prepare")
+        expect(take(0) == (slot, 1), "prepare")
+        reserve(slot, 1, A, A, 0)
 
 
 def _one_claim(world: SmallWorld) -> None:
@@ -185,7 +186,7 @@ def _claim_apart(world: SmallWorld) -> None:
 
     def crowd() -> None:
         """An entry of another key comes and goes at the place that a survey prefers."""
-        at = world.on_segment(directory.candidate_at)(A, 1)
+        at = world.on_segment(directory.candidate_at)(A, 0)
         word = world.function(directory.entry_word)(2, B, 0, 3, 1)
         if cas(at, 0, word, "acq_rel") == 0:
             cas(at, word, 0, "acq_rel")

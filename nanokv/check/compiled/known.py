@@ -1,0 +1,214 @@
+"""For each PTX mutant an execution that notices it, or the reason why none does.
+
+`python -m nanokv.check.compiled.known` finds the executions anew: those of an old protocol may notice nothing.
+"""
+
+import sys
+from collections.abc import Iterator
+from concurrent.futures import Executor
+from functools import partial
+
+from nanokv.check.compiled.follow import follow
+from nanokv.check.compiled.mutants import PtxMutant, mutants
+from nanokv.check.compiled.tasks import CompiledTasks
+from nanokv.check.model import orderings
+from nanokv.check.model.explore import SCHEDULERS, Explorer, Failure, named
+from nanokv.check.model.scenarios import SCENARIOS
+from nanokv.check.report import Row
+
+MEMORY, TARGET = "weak", "sm_90"
+
+SCHEDULES = 1000  #: per scheduler, where the known execution notices nothing
+
+STAYS = "in PTX it stays a read-modify-write, which reads the newest word; only the compiler would make a load of it"
+TOGETHER = "one lane stores what this call publishes, and all lanes together load what it makes visible"
+ANOTHER = "another barrier stands between the copy and this call"
+
+#: calls whose barriers no execution needs: only payload is copied by several lanes, and each call ends like a barrier
+WITHOUT_BARRIER: dict[str, str] = dict.fromkeys(
+    (
+        "pop#0",
+        "pop#2",
+        "push_chain#3",
+        "detach#1",
+        "begin_split#0",
+        "end_split#0",
+        "ended_splits#0",
+        "is_split_since#0",
+        "reserve#5",
+        "kill#0",
+        "acknowledge#0",
+        "acknowledge#2",
+        "judge#0",
+        "claim#0",
+        "announce#1",
+        "drain#2",
+        "enter#1",
+        "leave#0",
+        "in_flight#0",
+        "add_pin#1",
+        "recount#1",
+        "recount#2",
+        "begin_join#1",
+        "end_join#0",
+        "joiner#0",
+        "outlook#0",
+        "has_lease#0",
+        "is_writing#0",
+        "lookup#0",
+        "remove#0",
+        "snapshot#0",
+        "give_up#0",
+        "release#0",
+        "release#1",
+        "walk#0",
+        "state_of#0",
+        "share#6",
+        "await_answer#0",
+        "await_answer#1",
+        "is_last#0",
+    ),
+    TOGETHER,
+) | {"still_ready#0": ANOTHER}
+
+KEPT: dict[str, str] = (
+    orderings.KEPT
+    | {"is_split_since#0:release>relaxed": STAYS, "joiner#0:acq_rel>acquire": STAYS}
+    | {f"{call}:barrier": why for call, why in WITHOUT_BARRIER.items()}
+)
+
+FOUND_BY: dict[str, str] = {
+    "pop#0:acquire>relaxed": "list-aba/weak/sm_90: 0.2 5.1 13.1 18.2 23.1 31.1",
+    "pop#2:acquire>relaxed": "list/weak/sm_90: 1.1 3.1 12.1 15.1",
+    "push_chain#3:release>relaxed": "list/weak/sm_90: 7.1 8.1 13.1",
+    "detach#1:acquire>relaxed": "list-detach/weak/sm_90: 6.1 7.2 13.2 14.2 15.1 19.2 23.1 25.1 28.1 33.1",
+    "end_split#0:release>relaxed": "split-full/weak/sm_90: 0.1 21.2 24.1 40.1 54.1 55.1",
+    "ended_splits#0:acquire>relaxed": "split-full/weak/sm_90: 0.1 21.2 24.1 27.2 40.1 53.1 54.1",
+    "reserve#5:release>relaxed": "heir/weak/sm_90: 0.1 29.1 61.1 84.1 104.1 129.1 150.1 155.1",
+    "commit_state#0:release>relaxed": "replace/weak/sm_90: 0.1 114.1",
+    "kill#0:acquire>relaxed": "host-evicts/weak/sm_90: 0.1 11.1 132.1 158.2",
+    "still_ready#0:release>relaxed": "reuse/weak/sm_90: 10.1 11.1 21.1 30.1 32.1 47.1 49.1 52.1",
+    "judge#0:acquire>relaxed": "twins/weak/sm_90: 45.1 56.1 107.1 108.1",
+    "claim#0:acq_rel>acquire": "same-key-busy/weak/sm_90: 4.2 6.2 18.1 47.1 50.1 53.1 56.2 67.1",
+    "claim#0:acq_rel>release": "same-key-busy/weak/sm_90: 4.2 6.2 18.1 47.1 50.1 53.1 56.2 67.1",
+    "announce#1:release>relaxed": "ring/weak/sm_90: 25.6 26.4 27.1 28.1 29.3 32.1",
+    "drain#2:acquire>relaxed": "ring/weak/sm_90: 25.6 26.4 27.1 28.1 29.3 32.1",
+    "leave#0:release>relaxed": "polled/weak/sm_90: 0.2 105.2 115.1 189.1",
+    "in_flight#0:acq_rel>release": "polled/weak/sm_90: 0.2 105.2 115.1 189.1",
+    "add_pin#1:acq_rel>acquire": "recount/weak/sm_90: 0.1 10.1 12.4 24.2",
+    "recount#1:acquire>relaxed": "recount/weak/sm_90: 0.1 10.1 12.4 24.2",
+    "end_join#0:release>relaxed": "join-full/weak/sm_90: 0.1 33.1 44.1 75.1",
+    "joiner#0:acq_rel>release": "join-full/weak/sm_90: 0.1 33.1 44.1 75.1",
+    "has_lease#0:acquire>relaxed": "leased/weak/sm_90: 24.1 30.1 43.1 44.1 56.1 58.1 96.1 112.1 122.1 124.1",
+    "lookup#0:acquire>relaxed": "replace/weak/sm_90: 7.1 87.1 89.1 122.1",
+    "remove#0:acquire>relaxed": "remove-late/weak/sm_90: 0.1 9.1 104.1 105.1",
+    "snapshot#0:acquire>relaxed": "swept/weak/sm_90: 0.1 60.1 108.1 117.1 132.2 160.1",
+    "give_up#0:acquire>relaxed": "heir/weak/sm_90: 0.1 29.1 61.1 84.1 104.1 129.1 150.1 155.1",
+    "share#6:release>relaxed": "put-parts/weak/sm_90: 77.1",
+    "await_answer#0:acquire>relaxed": "put-parts/weak/sm_90: 77.1",
+    "await_answer#1:acquire>relaxed": "put-parts/weak/sm_90: 0.1 6.1 9.2 20.1 80.1",
+    "is_last#0:acq_rel>acquire": "put-parts/weak/sm_90: 0.1 2.1 9.1 36.2 49.1 92.1",
+    "is_last#0:acq_rel>release": "put-parts/weak/sm_90: 0.1 2.1 9.1 36.2 49.1 92.1",
+    "outlook#0:acquire>relaxed": "neighbours/weak/sm_90: 18.1 77.1 80.1 81.1 84.1",
+    "commit_state#0:barrier": "replace/weak/sm_90: 0.1 101.1",
+    "barriers:none": "replace/weak/sm_90: 0.1 101.1",
+    "add:unguarded": "bump/weak/sm_90: plain",
+    "cas:unguarded": "recount/weak/sm_90: 14.1 29.1 85.1 186.1 188.1 293.1",
+    "exch:unguarded": "publish/weak/sm_90: 14.1",
+    "copies:unmasked": "release/weak/sm_90: plain",
+}
+
+
+def find(mutant: PtxMutant, seconds: float, target: str = TARGET) -> Failure | None:
+    """An execution that notices a mutant: the known one, or one of its scenario, or one of any.
+
+    Args:
+        seconds: for each scheduler in the scenario that should notice it; in the others a tenth of that.
+    """
+    known = FOUND_BY.get(mutant.name)
+    if known is not None:
+        explorer, schedule = named(known, in_tasks=CompiledTasks(target, mutant.rewrite))
+        why = explorer.execute(schedule)
+        if why is not None:
+            return Failure(explorer.scenario.name, explorer.memory, schedule, why)
+    followed = _followed(mutant, target)
+    if followed is not None:
+        return followed
+    likely = [*_likely(mutant)]
+    for name in dict.fromkeys([*likely, *SCENARIOS]):
+        tasks = CompiledTasks(target, mutant.rewrite)
+        explorer = Explorer(SCENARIOS[name], MEMORY, in_tasks=tasks)
+        for scheduler in SCHEDULERS:
+            found = explorer.draw(scheduler, 2, 1)
+            if found.failure is None and tasks.changed:
+                found = explorer.draw(scheduler, 1 << 30, 3, seconds=seconds if name in likely else seconds / 10)
+            if found.failure is not None:
+                return explorer.smallest(found.failure)
+    return None
+
+
+def kill_mutants(pool: Executor, seed: int, target: str = TARGET) -> Row:
+    """Every mutant that is not in KEPT must be noticed.
+
+    Args:
+        pool: of processes.
+        seed: of the executions that are tried where the known one notices nothing: compilers differ.
+    """
+    row = Row("compiled", f"PTX broken on purpose, {target}", unit="mutants")
+    names = sorted(mutants().keys() - KEPT.keys())
+    with row.timed():
+        for name, noticed in zip(names, pool.map(partial(is_noticed, seed=seed, target=target), names), strict=True):
+            row.tried += 1
+            if not noticed:
+                row.failures.append(f"{name} survives: {mutants()[name].about}")
+        row.failures += [f"{name} is listed, but is no mutant" for name in {*KEPT, *FOUND_BY} - mutants().keys()]
+    row.note = f"all noticed except {len(KEPT)} that no execution shows, for reasons in compiled/known.py"
+    return row
+
+
+def is_noticed(name: str, seed: int, target: str = TARGET) -> bool:
+    """Whether a mutant fails: in the execution that is known for it, or in another one of that scenario."""
+    if name not in FOUND_BY:
+        return False
+    explorer, schedule = named(FOUND_BY[name], in_tasks=CompiledTasks(target, mutants()[name].rewrite))
+    return explorer.execute(schedule) is not None or any(
+        explorer.draw(scheduler, SCHEDULES, seed).failure is not None for scheduler in SCHEDULERS
+    )
+
+
+def _followed(mutant: PtxMutant, target: str) -> Failure | None:
+    """An execution that notices an ordering of the same call in the source, taken by compiled code."""
+    for weaker in orderings.orderings():
+        known = orderings.FOUND_BY.get(weaker.name)
+        if known is not None and _call(weaker.name) == _call(mutant.name):
+            source, schedule = named(known, weaker.replaced())
+            compiled = Explorer(source.scenario, MEMORY, in_tasks=CompiledTasks(target, mutant.rewrite))
+            found = follow(source, schedule, compiled)
+            if found is not None:
+                why = compiled.execute(found)
+                return compiled.smallest(Failure(source.scenario.name, compiled.memory, found, why or ""))
+    return None
+
+
+def _call(name: str) -> str:
+    """Of the name of a mutant: which call it is about."""
+    return name.partition(":")[0]
+
+
+def _likely(mutant: PtxMutant) -> Iterator[str]:
+    """The scenarios that notice the ordering in the source, or this mutant so far."""
+    for name, replay in (FOUND_BY | orderings.FOUND_BY).items():
+        if _call(name) == _call(mutant.name):
+            yield replay.partition("/")[0]
+
+
+def find_all(seconds: float, names: list[str]) -> None:
+    """Print FOUND_BY anew."""
+    for name, mutant in mutants().items():
+        if name in names or not (names or name in KEPT or name in orderings.KEPT):
+            found = find(mutant, seconds)
+            print(f'    "{name}": "{found.replay if found else None}",', flush=True)
+
+
+if __name__ == "__main__":
+    find_all(10.0, sys.argv[1:])
