@@ -185,9 +185,8 @@ class Sweeper:
         control = self._machine.control(self._rank)[0]
         refused, joiner = int(control["refused"]), int(unpack("JOINING", "producer", control["joining"]))
         abandoned = joiner and not self._heap.alive(*producer_of(joiner))  # the next host that joins clears the mark
-        if (refused != self._refused or abandoned) and self._join(
-            over=int(control["joining"].view(np.int64)) if abandoned else 0
-        ):
+        over = int(control["joining"].view(np.int64)) if abandoned else 0
+        if (refused != self._refused or abandoned) and self._join(over):
             self._refused = refused
 
     def _forget_splits(self) -> None:

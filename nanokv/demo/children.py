@@ -98,6 +98,9 @@ class Crew(AbstractContextManager["Crew"]):
         except queue.Empty:
             raise DemoFailed(f"no worker said anything for {SILENCE:.0f} s") from None
         if message["event"] == "failed":
+            for other, process in self._processes.items():
+                if (process.poll() or 0) < 0:  # a signal ended it, and this worker noticed before its parent
+                    raise DemoFailed(self._ended(other))
             raise DemoFailed(f"the {role} process failed: {message['error']}\n{self._log(role)}")
         if message["event"] == "ended":
             raise DemoFailed(self._ended(role))

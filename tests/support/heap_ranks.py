@@ -167,11 +167,19 @@ class HeapRank(RankCommands):
         self.heap.close()
 
     def fork(self, fifo: str) -> int:
-        """Fork a child that lives until `fifo` is opened, even without its parent; returns its pid."""
+        """Fork a child that lives until `fifo` is opened, even without its parent; returns its pid once it runs.
+
+        A parent that is killed before its child has run leaves the lock with the child until then.
+        """
+        here, there = os.pipe()
         child = os.fork()
         if child == 0:
+            os.write(there, b"!")
             Path(fifo).read_bytes()
             os._exit(0)
+        os.read(here, 1)
+        os.close(here)
+        os.close(there)
         return child
 
     def has_group(self) -> bool:
