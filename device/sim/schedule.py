@@ -4,6 +4,7 @@ As text: `producer@37 12.1 45.2`. The task `producer` is killed after 37 steps; 
 to the plain one, decision 45 the second. All other decisions are plain. `parse(str(schedule)) == schedule`.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -24,6 +25,19 @@ class Schedule:
     @cached_property
     def _alternatives(self) -> dict[int, int]:
         return dict(self.taken)
+
+    def moved(self, reach: int) -> Iterator["Schedule"]:
+        """This one, and those in which from some decision on all come earlier or later, by at most `reach`.
+
+        After a change of the code one of them often does what this one did.
+        """
+        yield self
+        for first in range(len(self.taken)):
+            before, later = self.taken[:first], self.taken[first:]
+            least = before[-1][0] + 1 if before else 0
+            for by in range(max(-reach, least - later[0][0]), reach + 1):
+                if by:
+                    yield Schedule((*before, *((at + by, other) for at, other in later)), self.kills)
 
     def start(self, simulation: Simulation) -> None:
         """Nothing to prepare."""

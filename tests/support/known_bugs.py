@@ -12,7 +12,7 @@ from unittest import mock
 import numpy as np
 
 from nanokv.check.model import audit_search
-from nanokv.check.model.explore import SCHEDULERS, Explorer, replay
+from nanokv.check.model.explore import SCHEDULERS, named, replay
 from nanokv.check.model.scenarios import SCENARIOS
 from nanokv.device.protocol import evict, reclaim, retire
 from nanokv.device.segment.layout import PIN_HELD, unpack
@@ -39,11 +39,16 @@ class Bug(NamedTuple):
 
     def find(self, seconds: float) -> str | None:
         """A new execution that shows the bug, or None."""
-        name, _, memory = self.replay.partition(":")[0].partition("/")
+        name = self.replay.partition("/")[0]
         with self._patched():
             if SCENARIOS[name].audited:
                 return audit_search.find(SCENARIOS[name], self.device())
-            explorer = Explorer(SCENARIOS[name], memory, self.device())
+            explorer, schedule = named(self.replay, self.device())
+            if explorer.execute(schedule) is not None:
+                return self.replay
+            near = explorer.near(schedule)
+            if near is not None:
+                return explorer.smallest(near).replay
             found = explorer.kill_everywhere(1, 4)
             for kind in SCHEDULERS:
                 if found.failure is None:
@@ -93,10 +98,8 @@ def _all_slots(self: Any) -> set[int]:
 
 BUGS = {
     "a torn look hid a leaked slot": Bug(
-        "swept/weak: producer@28 0.2 9.1 13.2 16.2 21.2 23.2 24.1 26.2 28.2 33.2 36.2 40.2 42.2 48.2 49.1 "
-        "54.2 59.1 67.1 68.2 72.1 74.2 78.1 86.1 93.2 98.1 100.1 104.1 106.2 111.1 115.1 117.1 120.1 123.1 "
-        "127.1 132.1 146.1 151.1 156.1 159.1 169.1 179.1 184.1 191.1 192.1 201.1 202.1 204.1 218.1 227.1 "
-        "228.1 231.1",
+        "swept/weak: producer@30 1.1 11.2 21.1 23.2 32.1 38.2 52.1 72.2 89.2 90.2 92.2 97.2 107.2 121.1 127.2"
+        " 131.2 157.1 164.1 168.1 172.1 204.1 214.1 219.1 238.1",
         host=((Audit, "start", _start_once), (Quarantine, "given_up_slots", property(_all_slots)), (audit, "LOOKS", 3)),
     ),
     "a rank that died before any sweep saw it alive was not audited": Bug(
@@ -119,7 +122,11 @@ BUGS = {
         ),
     ),
     "a disturbed look hid a leaked page": Bug(
-        "leaked/sc: 0.1 5.1 20.1 41.1 53.1 71.1 136.1 188.1 200.1 263.1", host=((Audit, "start", _start_once),)
+        "leaked/sc: 0.1 8.1 10.1 11.1 14.1 31.1 34.1 35.1 36.1 38.1 39.1 40.1 43.1 45.1 49.1 52.1 55.1 57.1 "
+        "60.1 64.1 69.1 71.1 72.1 74.1 75.1 76.1 80.1 89.1 99.1 109.1 110.1 119.1 121.1 122.1 123.1 124.1 "
+        "129.1 130.1 131.1 138.1 141.1 146.1 159.1 160.1 165.1 169.1 170.1 174.1 180.1 182.1 192.1 198.1 "
+        "199.1 202.1 204.1 207.1 208.1 209.1 212.1 216.1 217.1 221.1 224.1 226.1 228.1 237.1",
+        host=((Audit, "start", _start_once),),
     ),
     "a living producer was given up for the dead one that had the slot before": Bug(
         "heir/weak: 0.1 58.1 70.1",
@@ -136,10 +143,10 @@ BUGS = {
         ),
     ),
     "three looks saw a page in three passages, and gave it to a second owner": Bug(
-        "audited/sc: 10.1 102.1 146.1 186.1 221.1 263.1", host=((audit, "LOOKS", 3),)
+        "audited/sc: 10.1 103.1 147.1 187.1 222.1 264.1", host=((audit, "LOOKS", 3),)
     ),
     "a page that went from object to object by eviction seemed to be in no place": Bug(
-        "audited-evict/sc: 10.1 52.1 104.1 204.1 248.1 348.1 392.1 468.1",
+        "audited-evict/sc: 10.1 53.1 105.1 208.1 252.1 355.1 399.1 478.1",
         device=lambda: rewrite(
             evict.evict_for,
             "                        stamp(page_links(world, seg), page, class_pages(world, size_class))\n",

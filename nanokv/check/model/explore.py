@@ -25,6 +25,7 @@ MEMORIES: dict[str, type[Memory]] = {"sc": Memory, "weak": WeakMemory}
 SCHEDULERS: dict[str, type[RandomWalk]] = {"random": RandomWalk, "pct": Priorities}
 
 ALTERNATIVES = 3  #: to the plain outcome of a decision, that `deviate` tries
+REACH = 40  #: decisions by which `near` moves later ones
 PILOTS = 30  #: executions that tell how many steps a task does
 MOST_EXHAUSTIVE = 50_000  #: executions that `exhaust` tries
 
@@ -180,6 +181,10 @@ class Explorer:
         for at in range(first, self.world.simulation.decisions if times else 0):  # of the execution that just ran
             for alternative in range(1, ALTERNATIVES + 1):
                 yield from self._deviations(Schedule((*schedule.taken, (at, alternative))), times - 1)
+
+    def near(self, schedule: Schedule) -> Failure | None:
+        """The first failure of an execution like a known one (`Schedule.moved`)."""
+        return self.explore(Replay(schedule.moved(REACH))).failure
 
     def exhaust(self) -> Explored:
         """Run all schedules that differ, up to MOST_EXHAUSTIVE."""
