@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import triton
 
 from bench.gpu import budget, model
 from bench.gpu.budget import LIMITED, LIMITS, Cost
@@ -12,10 +13,15 @@ from nanokv.device import ptx
 from tests.ptx.chains import CHAIN, LINKS
 
 pytestmark = pytest.mark.timeout(600)
+ROOT = Path(__file__).parents[2]
 
 
-def test_no_operation_costs_more_than_its_limit() -> None:
-    rows = list(budget.costs())
+@pytest.fixture(scope="module")
+def rows() -> list[Cost]:
+    return list(budget.costs())
+
+
+def test_no_operation_costs_more_than_its_limit(rows: list[Cost]) -> None:
     assert [row.operation for row in rows] == list(LIMITS)
     too_much = [
         f"{row.operation}: {getattr(row, name):g} {name}, not {limit:g}"
@@ -24,6 +30,11 @@ def test_no_operation_costs_more_than_its_limit() -> None:
         if getattr(row, name) > limit
     ]
     assert not too_much, f"{too_much}\n{budget.table(rows)}"
+
+
+@pytest.mark.skipif(not triton.__version__.startswith("3.9."), reason="the document has the counts of Triton 3.9")
+def test_the_document_has_the_table_of_today(rows: list[Cost]) -> None:
+    assert budget.table(rows) in (ROOT / "docs" / "cost.md").read_text(encoding="utf-8"), budget.table(rows)
 
 
 def test_the_table_fits_into_a_hundred_columns() -> None:
