@@ -76,7 +76,7 @@ class Machine:
         kernel = program.kernel
         self.launches[kernel.name] += 1
         segment = kernarg(kernel, grid, warps, arguments)
-        self.memory.host.begin((segment.ctypes.data, segment.ctypes.data + len(segment)))
+        self.memory.host.begin(*map(np.lib.array_utils.byte_bounds, (segment, *kernel.constants.values())))
         lds = max(lds_bytes, kernel.settings.get("group_segment_fixed_size", 0))
         x, y, z = (range(count) for count in grid)
         places = [(i, j, k) for k in reversed(z) for j in reversed(y) for i in reversed(x)]
