@@ -111,6 +111,19 @@ def test_matrices_multiply() -> None:
         assert lanes_of(wave, f"v{4 + n}") == float_bits((a @ b + c)[4 * (lane // 16) + n, lane % 16])
 
 
+def test_larger_matrices_multiply() -> None:
+    """Blocks of eight rows: four of the lower half of the lanes, then four of the upper half."""
+    dice = np.random.default_rng(7)
+    a, b, c = (dice.integers(-9, 9, shape).astype(np.float32) for shape in ((32, 2), (2, 32), (32, 32)))
+    lane = np.arange(LANES)
+    places = [(8 * (n // 4) + 4 * (lane // 32) + n % 4, lane % 32) for n in range(16)]
+    values = {f"v{20 + n}": float_bits(c[place]) for n, place in enumerate(places)}
+    values |= {"v2": float_bits(a[lane % 32, lane // 32]), "v3": float_bits(b[lane // 32, lane % 32])}
+    wave = executed("v_mfma_f32_32x32x2_f32 v[4:19], v2, v3, v[20:35]", values)
+    for n, place in enumerate(places):
+        assert lanes_of(wave, f"v{4 + n}") == float_bits((a @ b + c)[place])
+
+
 def test_matrices_of_bfloat16_multiply() -> None:
     dice = np.random.default_rng(6)
     a, b = (dice.integers(-9, 9, shape).astype(np.float32) for shape in ((16, 16), (16, 16)))
