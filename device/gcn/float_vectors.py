@@ -95,8 +95,11 @@ def _half(text: str, half: int, minus: int) -> Callable[[RegisterFile], Any]:
 
 
 # --- matrices ---
+MATRICES = ("16x16x4_f32", "32x32x2_f32", "16x16x16_bf16", "32x32x8_bf16")
+
+
 def multiply_matrices(statement: Statement) -> Operation:
-    """v_mfma_f32_16x16x4_f32, 32x32x2_f32, 16x16x16_bf16: D = A B + C, by all lanes, whatever EXEC says.
+    """v_mfma_f32_16x16x4_f32, 32x32x2_f32, 16x16x16_bf16, 32x32x8_bf16: D = A B + C, by all lanes, EXEC or not.
 
     With K numbers per lane, matrices of M columns and g = l // M, lane l holds A[l % M, K g + k] and B[K g + k, l % M]
     for each k, and of C and D the column l % M: four rows from 4 g on, of each block of 256 / M rows. The products are
@@ -143,7 +146,5 @@ BUILDERS: Mapping[str, Callable[[Statement], Operation]] = {
     "v_div_scale_f32": scale,
     "v_div_fmas_f32": fused_scaled,
     **dict.fromkeys(FUNCTIONS, pair),
-    **dict.fromkeys(
-        ("v_mfma_f32_16x16x4_f32", "v_mfma_f32_32x32x2_f32", "v_mfma_f32_16x16x16_bf16"), multiply_matrices
-    ),
+    **{f"v_mfma_f32_{sizes}": multiply_matrices for sizes in MATRICES},
 }
