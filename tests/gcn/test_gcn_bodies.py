@@ -17,7 +17,8 @@ pytestmark = [pytest.mark.exhaustive, pytest.mark.timeout(1800)]
 #: what takes minutes to compile, or launches kernels that others launch too: by hand, tests/support/gcn_bodies.py
 BY_HAND = (
     *("paged_caches_of_any_layout", "batches_put_and_get", "wrong_calls_are_refused", "every_step_is_answered"),
-    *("a_full_heap_makes_room_for_many", "a_dst_of_another_form_is_refused", "in_and_out_of_inference_mode"),
+    *("wrong_requests_are_refused", "a_full_heap_makes_room_for_many", "a_dst_of_another_form_is_refused"),
+    "in_and_out_of_inference_mode",
 )
 HERE = {
     group: [each.__name__ for each in bodies if each.__name__ not in (*NOT_HERE, *BY_HAND)]

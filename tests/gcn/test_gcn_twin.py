@@ -10,8 +10,8 @@ from tests.support.twins import Kind, Twins
 pytestmark = [pytest.mark.exhaustive, pytest.mark.timeout(1800)]
 
 
+@pytest.mark.parametrize("weak", [False, True], ids=["coherent", "weak"])
 @pytest.mark.parametrize("kind", KINDS, ids=str)
-def test_the_twin_has_the_same_bytes(kind: Kind) -> None:
-    """With caches in two of the configurations."""
-    with as_triton_driver(Machine(seed=1, weak=KINDS.index(kind) < 2)):
+def test_the_twin_has_the_same_bytes(kind: Kind, weak: bool) -> None:
+    with as_triton_driver(Machine(seed=1, weak=weak)):
         Twins(kind, 1).run(100)

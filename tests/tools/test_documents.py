@@ -16,6 +16,8 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
+import triton
+import triton.language as tl
 
 import nanokv
 from nanokv.cli import app
@@ -66,6 +68,13 @@ PRELUDES = {
     "import nanokv, torch": "",
     "import torch, triton, triton.language as tl": "",
     "from nanokv.device import ptx": "",
+    "from nanokv.device.gcn.machine import Machine": """
+import torch
+import triton
+import triton.language as tl
+from tests.tools.test_documents import my_kernel
+tensor_on_the_cpu = torch.zeros(8, dtype=torch.int64)
+""",
     "kv = cache.paged_kv(layers, kv_dim=1)  # one tensor per layer: "
     "[blocks, 2, tokens, heads, dim], of any strides": """
 import nanokv, torch
@@ -74,6 +83,12 @@ layers, decode = [torch.randn(4, 2, 16, 2, 8) for _ in range(8)], 1
 blocks, keys, keys_of_layer = [3, 1], ["a", "b"], ["c", "d"]
 """,
 }
+
+
+@triton.jit
+def my_kernel(out_ptr: tl.tensor, value: tl.int64) -> None:
+    """Of a document."""
+    tl.store(out_ptr + tl.program_id(0), value)
 
 
 class Block(NamedTuple):
