@@ -22,15 +22,19 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 LONG = (
     "test_compile.py",
     "test_bodies.py",
+    "test_gcn_bodies.py",
+    "test_native_twin.py",
+    "test_gcn_twin.py",
     "test_storms.py",
+    "test_model.py",
+    "test_heap_providers.py",
     "test_compiled.py",
-    "test_launch_batches.py",
-    "test_launch_caches.py",
+    "test_conformance.py",
     "test_launch_machine.py",
     "test_linearizability.py",
+    "test_examples.py",
     "test_bench_gpu.py",
-    "test_heap_providers.py",
-    "test_model.py",
+    "test_demo.py",
 )
 
 World: TypeAlias = "list[nanokv.NanoKVCache]"  # a string: importing the cache takes torch

@@ -19,8 +19,10 @@ simulated. Needs NumPy only; `triton_driver` needs Triton.
     caches         the same with caches, as weak as the memory model allows
     wave           a wave and its workgroup
     access         loads, stores and atomics on global memory
+    private        accesses to the private memory of lanes
     lds            accesses to LDS
     control        branches, waits, barriers
+    calls          calls of functions, and returns
     program        a kernel, its instructions made functions
     machine        launches: waves take turns at random
     triton_driver  lets unmodified kernel[grid](...) calls run here

@@ -95,30 +95,36 @@ def _half(text: str, half: int, minus: int) -> Callable[[RegisterFile], Any]:
 
 
 # --- matrices ---
-def multiply_matrices(statement: Statement) -> Operation:
-    """v_mfma_f32_16x16x4_f32, v_mfma_f32_16x16x16_bf16: D = A B + C, by all lanes, whatever EXEC says.
+MATRICES = ("16x16x4_f32", "32x32x2_f32", "16x16x16_bf16", "32x32x8_bf16")
 
-    With K numbers per lane and g = l // 16, lane l holds A[l % 16, K g + k] and B[K g + k, l % 16] for each k, and of C
-    and D the column l % 16 of four rows from 4 g on. The products are summed in float64 and rounded once; the hardware
-    rounds more often.
+
+def multiply_matrices(statement: Statement) -> Operation:
+    """v_mfma_f32_16x16x4_f32, 32x32x2_f32, 16x16x16_bf16, 32x32x8_bf16: D = A B + C, by all lanes, EXEC or not.
+
+    With K numbers per lane, matrices of M columns and g = l // M, lane l holds A[l % M, K g + k] and B[K g + k, l % M]
+    for each k, and of C and D the column l % M: four rows from 4 g on, of each block of 256 / M rows. The products are
+    summed in float64 and rounded once; the hardware rounds more often.
     """
     target, first, second, third = statement.operands
     if statement.modifiers:
         raise Unsupported(f"modifiers {statement.modifiers}")
     count, read = (1, _float32) if statement.name.endswith("_f32") else (4, _bfloat16)
     width = max(count // 2, 1)
-    into, one, two = registers(target, 4).row, registers(first, width).row, registers(second, width).row
-    start = None if third == "0" else registers(third, 4).row
-    column, group = LANE % 16, LANE // 16
-    rows = 4 * group + np.arange(4, dtype=np.uint32)[:, None]
+    edge = 32 if "_32x32x" in statement.name else 16
+    groups, results = LANES // edge, edge * edge // LANES  # registers of a result
+    into, one, two = registers(target, results).row, registers(first, width).row, registers(second, width).row
+    start = None if third == "0" else registers(third, results).row
+    column, group = LANE % edge, LANE // edge
+    result = np.arange(results, dtype=np.uint32)[:, None]
+    rows = 4 * groups * (result // 4) + 4 * group + result % 4
     inner = count * group + np.arange(count, dtype=np.uint32)[:, None]
 
     def multiplied(wave: RegisterFile) -> None:
-        a, b, c = np.zeros((16, 4 * count)), np.zeros((4 * count, 16)), np.zeros((16, 16))
+        a, b, c = np.zeros((edge, groups * count)), np.zeros((groups * count, edge)), np.zeros((edge, edge))
         a[column, inner], b[inner, column] = read(wave, one), read(wave, two)
         if start is not None:
-            c[rows, column] = wave.vector[start : start + 4].view(F32)
-        wave.vector[into : into + 4] = (a @ b + c)[rows, column].astype(F32).view(np.uint32)
+            c[rows, column] = wave.vector[start : start + results].view(F32)
+        wave.vector[into : into + results] = (a @ b + c)[rows, column].astype(F32).view(np.uint32)
 
     return multiplied
 
@@ -140,5 +146,5 @@ BUILDERS: Mapping[str, Callable[[Statement], Operation]] = {
     "v_div_scale_f32": scale,
     "v_div_fmas_f32": fused_scaled,
     **dict.fromkeys(FUNCTIONS, pair),
-    **dict.fromkeys(("v_mfma_f32_16x16x4_f32", "v_mfma_f32_16x16x16_bf16"), multiply_matrices),
+    **{f"v_mfma_f32_{sizes}": multiply_matrices for sizes in MATRICES},
 }

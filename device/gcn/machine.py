@@ -11,6 +11,7 @@ import struct
 from collections import Counter
 from collections.abc import Sequence
 from random import Random
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -76,7 +77,8 @@ class Machine:
         kernel = program.kernel
         self.launches[kernel.name] += 1
         segment = kernarg(kernel, grid, warps, arguments)
-        self.memory.host.begin((segment.ctypes.data, segment.ctypes.data + len(segment)))
+        own: list[npt.NDArray[Any]] = [segment, *kernel.constants.values()]
+        self.memory.host.begin(*map(np.lib.array_utils.byte_bounds, own))
         lds = max(lds_bytes, kernel.settings.get("group_segment_fixed_size", 0))
         x, y, z = (range(count) for count in grid)
         places = [(i, j, k) for k in reversed(z) for j in reversed(y) for i in reversed(x)]

@@ -40,15 +40,15 @@ class HostMemory:
     def __init__(self, ranges: Sequence[tuple[int, int]] | None = None) -> None:
         self._views = {size: np.asarray(_AllMemory(size)) for size in UINT}
         self._given = None if ranges is None else list(ranges)
-        self._arguments = (0, 0)
+        self._own: tuple[tuple[int, int], ...] = ()
         self._starts: list[int] = []
         self._ends: list[int] = []
         self._last = (0, 0)
         self._atomics = _libatomic()
 
-    def begin(self, arguments: tuple[int, int]) -> None:
-        """A launch begins, and its arguments lie there; what was mapped before may be gone."""
-        self._arguments, self._last = arguments, (0, 0)
+    def begin(self, *own: tuple[int, int]) -> None:
+        """A launch begins, with its own ranges of addresses; what was mapped before may be gone."""
+        self._own, self._last = own, (0, 0)
         self._starts, self._ends = [], []
 
     def check(self, addresses: Addresses, width: int) -> None:
@@ -79,7 +79,7 @@ class HostMemory:
         raise MemoryFault(f"{width} bytes at {missing:#x} are not mapped, or not in the ranges that were given")
 
     def _look(self) -> None:
-        ranges = sorted([*self._given, self._arguments]) if self._given is not None else _writable()
+        ranges = sorted([*self._given, *self._own]) if self._given is not None else _writable()
         self._starts, self._ends = [first for first, _ in ranges], [end for _, end in ranges]
 
     def read(self, addresses: Addresses, width: int) -> Dwords:

@@ -7,6 +7,9 @@ Syntax: LLVM, "User Guide for AMDGPU Backend" and "Syntax of gfx940 Instructions
 import re
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from nanokv.device.gcn.errors import GcnError
 
 ENCODINGS = ("_e32", "_e64", "_dpp", "_sdwa")  #: suffixes that name an encoding, not an operation
@@ -35,11 +38,12 @@ class Kernel(NamedTuple):
     """A kernel as written: what it does, and what it expects of its launch."""
 
     name: str
-    code: tuple[Statement, ...]
-    labels: dict[str, int]  #: label -> index in `code`
+    code: tuple[Statement, ...]  #: the kernel's, then that of the functions that it calls
+    labels: dict[str, int]  #: label, or function -> index in `code`
     arguments: tuple[Argument, ...]
     settings: dict[str, int]  #: .amdhsa_NAME VALUE
     entry: int  #: where firmware that preloads arguments into SGPRs begins
+    constants: dict[str, npt.NDArray[np.uint32]]  #: name -> words that the code reads beside its arguments
 
 
 def read(text: str) -> Kernel:
@@ -58,26 +62,34 @@ def read(text: str) -> Kernel:
     if settings.get("user_sgpr_kernarg_preload_length"):
         # 256 bytes for firmware that does not preload: it loads the arguments, and branches to the kernel's body
         entry = next(labels[each.operands[0]] for each in code if each.name == "s_branch")
-    return Kernel(names[0], code, labels, _arguments(text), settings, entry)
+    return Kernel(names[0], code, labels, _arguments(text), settings, entry, _constants(text))
 
 
 def _instructions(text: str, kernel: str) -> tuple[tuple[Statement, ...], dict[str, int]]:
-    body = re.search(rf"^{re.escape(kernel)}:.*?$(.*?)^\s*\.size\s+{re.escape(kernel)},", text, re.M | re.S)
-    if body is None:
-        raise GcnError(f"the code of {kernel} does not end with a .size")
+    functions = re.findall(r"^\s*\.type\s+(\S+),@function", text, re.M)
     code: list[Statement] = []
     labels: dict[str, int] = {}
-    source = ""
-    for raw in body[1].split("\n"):
-        line, _, comment = raw.partition(";")
-        line = line.strip()
-        if line.startswith(".loc"):
-            source = comment.split("@")[0].strip()
-        elif line.endswith(":"):
-            labels[line[:-1]] = len(code)
-        elif line and not line.startswith("."):
-            code.append(statement(line, source))
+    for name in (kernel, *(each for each in functions if each != kernel)):
+        labels[name] = len(code)
+        source = ""
+        for raw in _body(text, name).split("\n"):
+            line, _, comment = raw.partition(";")
+            line = line.strip()
+            if line.startswith(".loc"):
+                source = comment.split("@")[0].strip()
+            elif line.endswith(":"):
+                labels[line[:-1]] = len(code)
+            elif line and not line.startswith("."):
+                code.append(statement(line, source))
     return tuple(code), labels
+
+
+def _body(text: str, function: str) -> str:
+    name = re.escape(function)
+    body = re.search(rf"^{name}:.*?$(.*?)^\s*\.size\s+{name},", text, re.M | re.S)
+    if body is None:
+        raise GcnError(f"the code of {function} does not end with a .size")
+    return body[1]
 
 
 def statement(line: str, source: str = "") -> Statement:
@@ -97,6 +109,12 @@ def statement(line: str, source: str = "") -> Statement:
             operands = []
         modifiers = {key: value for key, _, value in (word.partition(":") for word in words if word)}
     return Statement(line, operation, encoding.removeprefix("_"), tuple(operands), modifiers, source)
+
+
+def _constants(text: str) -> dict[str, npt.NDArray[np.uint32]]:
+    objects = re.findall(r"^\s*\.type\s+(\S+),@object", text, re.M)
+    found = re.findall(r"^([\w.$]+):[^\n]*\n((?:\s*\.long\s+\d+\s*\n)+)", text, re.M)
+    return {name: np.array(lines.split()[1::2], np.uint32) for name, lines in found if name in objects}
 
 
 def _arguments(text: str) -> tuple[Argument, ...]:

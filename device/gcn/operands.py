@@ -1,8 +1,8 @@
 """Operands of an instruction, made functions that read or write the registers of a wave.
 
 An operand is a register, or a constant: small integers, some floats, and 32 bits behind the instruction. A constant of
-an operand of 64 bits is extended by its sign. Source: AMD, "CDNA3 Instruction Set Architecture"; LLVM,
-"Syntax of AMDGPU Instruction Operands".
+an operand of 64 bits is extended by its sign; one of 32 bits of a vector operand b64 or u64 by zeros.
+Source: AMD, "CDNA3 Instruction Set Architecture"; LLVM, "Syntax of AMDGPU Instruction Operands".
 """
 
 import struct
@@ -31,8 +31,8 @@ DTYPES: dict[str, np.dtype[Any]] = {
 }
 
 
-def constant(text: str, bits: int) -> int | None:
-    """The bits of a constant; None for a register."""
+def constant(text: str, bits: int, *, by_zeros: bool = False) -> int | None:
+    """The bits of a constant; None for a register. `by_zeros`: how 32 bits are extended to 64."""
     if text in FLOATS:
         if bits != 32:
             raise Unsupported(f"the constant {text} in an operand of {bits} bits")
@@ -41,7 +41,7 @@ def constant(text: str, bits: int) -> int | None:
         value = int(text, 0)
     except ValueError:
         return None
-    if bits == 64 and text.startswith("0x") and value > MASK32 >> 1:
+    if bits == 64 and text.startswith("0x") and value > (MASK32 if by_zeros else MASK32 >> 1):
         raise Unsupported(f"the constant {text} in an operand of 64 bits: its extension depends on the instruction")
     return value & (1 << bits) - 1
 
@@ -98,7 +98,7 @@ def vector_source(text: str, kind: str) -> VectorSource:
     dtype = DTYPES[kind]
     bits = 8 * dtype.itemsize
     unsigned = np.dtype(f"<u{bits // 8}")
-    value = constant(text, bits)
+    value = constant(text, bits, by_zeros=kind in ("b64", "u64"))
     if value is not None:
         same = np.array(value, unsigned).view(dtype)[()]
         return lambda wave: same

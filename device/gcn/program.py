@@ -1,13 +1,13 @@
 """A kernel, its instructions made functions of a wave.
 
 The text is translated once; `run_on` executes a wave until others may act: after an access to memory, a wait, a
-barrier, or a branch backwards.
+barrier, a branch backwards, or a call.
 """
 
 from collections.abc import Callable
 from functools import cache
 
-from nanokv.device.gcn import access, control, float_vectors, lanes, lds, scalar, vector
+from nanokv.device.gcn import access, calls, control, float_vectors, lanes, lds, private, scalar, vector
 from nanokv.device.gcn.errors import GcnError, Unsupported
 from nanokv.device.gcn.module import Kernel, Statement, read
 from nanokv.device.gcn.operands import used
@@ -26,22 +26,25 @@ class Program:
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
         self.steps: list[Step] = []
-        for index, statement in enumerate(kernel.code):
+        for index in range(len(kernel.code)):
             try:
-                self.steps.append(self._translated(statement))
+                self.steps.append(self._translated(index))
             except (Unsupported, ValueError, KeyError) as error:
                 raise Unsupported(f"{self.about(index)}: {error}") from error
         self._used = [_registers(statement) for statement in kernel.code]
         self._yields = [self._is_yield(index) for index in range(len(kernel.code))]
 
-    def _translated(self, statement: Statement) -> Step:
+    def _translated(self, index: int) -> Step:
+        statement = calls.linked(index, self.kernel)
         name = statement.name
+        if name in calls.INSTRUCTIONS:
+            return calls.step(index, self.kernel)
         if name in control.CONDITIONS:
             return control.branch(statement, self.kernel.labels)
         for table in (scalar.BUILDERS, vector.BUILDERS, float_vectors.BUILDERS, lanes.BUILDERS):
             if name in table:
                 return table[name](statement)
-        for steps in (access.BUILDERS, lds.BUILDERS, control.BUILDERS):
+        for steps in (access.BUILDERS, private.BUILDERS, lds.BUILDERS, control.BUILDERS):
             builder = next((make for prefix, make in steps.items() if name.startswith(prefix)), None)
             if builder is not None:
                 return builder(statement)
@@ -51,7 +54,8 @@ class Program:
         statement = self.kernel.code[index]
         if statement.name in control.CONDITIONS:
             return self.kernel.labels[statement.operands[0]] <= index
-        return access.is_access(statement.name) or statement.name in ("s_waitcnt", "s_barrier", "s_endpgm")
+        others = ("s_waitcnt", "s_barrier", "s_endpgm", *calls.JUMPS)
+        return access.is_access(statement.name) or statement.name in others
 
     def about(self, index: int) -> str:
         """An instruction, and where it comes from."""
@@ -93,7 +97,7 @@ def _registers(statement: Statement) -> frozenset[int]:
     Loads of vector memory return in order, so the target of one may be the target of another that is outstanding.
     """
     name = statement.name
-    loads = name.startswith(("global_load_", "buffer_load_", "ds_read"))
+    loads = name.startswith(("global_load_", "buffer_load_", "scratch_load_", "ds_read"))
     return used(statement.operands[1:] if loads else statement.operands)
 
 

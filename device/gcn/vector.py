@@ -106,6 +106,9 @@ def _table() -> dict[str, Arithmetic]:
     two, three = ("u32", "u32"), ("u32", "u32", "u32")
     table = {
         "v_mov_b32": Arithmetic(lambda a: a, ("u32",), "u32"),
+        **dict.fromkeys(
+            ("v_accvgpr_read_b32", "v_accvgpr_write_b32", "v_accvgpr_mov_b32"), Arithmetic(lambda a: a, ("u32",), "u32")
+        ),
         "v_mov_b64": Arithmetic(lambda a: a, ("u64",), "u64"),
         "v_not_b32": Arithmetic(lambda a: ~a, ("u32",), "u32"),
         "v_bfrev_b32": Arithmetic(reversed_bits, ("u32",), "u32"),

@@ -7,7 +7,7 @@ import numpy as np
 
 from nanokv.device.gcn.coherence import CoherentMemory
 from nanokv.device.gcn.outstanding import Operation, Outstanding
-from nanokv.device.gcn.registers import LANES, RegisterFile
+from nanokv.device.gcn.registers import LANES, UNWRITTEN, RegisterFile
 
 if TYPE_CHECKING:
     from nanokv.device.gcn.program import Program
@@ -43,6 +43,8 @@ class Wave(RegisterFile):
         self.at_barrier = self.ended = False
         self.vm, self.lgkm = Outstanding("vmcnt"), Outstanding("lgkmcnt")
         self._dice, self._late = dice, late
+        words = program.kernel.settings.get("private_segment_fixed_size", 0) // 4
+        self.private = np.full((words, LANES), UNWRITTEN, np.uint32)  #: memory of each lane (`private`)
         self.vector[0] = np.arange(LANES, dtype=np.uint32) + np.uint32(number * LANES)
 
     def issue(self, operation: Operation) -> None:

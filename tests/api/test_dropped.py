@@ -156,8 +156,15 @@ print("done")
 """
 
 
-@pytest.mark.parametrize("alloc", ["device", "host"])
-@pytest.mark.parametrize("how", ["ends", "killed"])
+@pytest.mark.parametrize(
+    ("how", "alloc"),
+    [
+        ("ends", "device"),
+        ("killed", "host"),
+        pytest.param("killed", "device", marks=pytest.mark.exhaustive),
+        pytest.param("ends", "host", marks=pytest.mark.exhaustive),
+    ],
+)
 def test_a_fork_cannot_use_the_cache_and_takes_nothing_away(
     monkeypatch: pytest.MonkeyPatch, alloc: str, how: str
 ) -> None:

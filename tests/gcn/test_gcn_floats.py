@@ -4,6 +4,7 @@ import random
 from fractions import Fraction
 
 import numpy as np
+import pytest
 
 from nanokv.device.gcn.registers import LANES
 from tests.support.gcn_text import executed, float_bits, lanes_of
@@ -111,18 +112,33 @@ def test_matrices_multiply() -> None:
         assert lanes_of(wave, f"v{4 + n}") == float_bits((a @ b + c)[4 * (lane // 16) + n, lane % 16])
 
 
-def test_matrices_of_bfloat16_multiply() -> None:
-    dice = np.random.default_rng(6)
-    a, b = (dice.integers(-9, 9, shape).astype(np.float32) for shape in ((16, 16), (16, 16)))
+def test_larger_matrices_multiply() -> None:
+    """Blocks of eight rows: four of the lower half of the lanes, then four of the upper half."""
+    dice = np.random.default_rng(7)
+    a, b, c = (dice.integers(-9, 9, shape).astype(np.float32) for shape in ((32, 2), (2, 32), (32, 32)))
     lane = np.arange(LANES)
+    places = [(8 * (n // 4) + 4 * (lane // 32) + n % 4, lane % 32) for n in range(16)]
+    values = {f"v{20 + n}": float_bits(c[place]) for n, place in enumerate(places)}
+    values |= {"v2": float_bits(a[lane % 32, lane // 32]), "v3": float_bits(b[lane // 32, lane % 32])}
+    wave = executed("v_mfma_f32_32x32x2_f32 v[4:19], v2, v3, v[20:35]", values)
+    for n, place in enumerate(places):
+        assert lanes_of(wave, f"v{4 + n}") == float_bits((a @ b + c)[place])
+
+
+@pytest.mark.parametrize(("edge", "inner"), [(16, 16), (32, 8)])
+def test_matrices_of_bfloat16_multiply(edge: int, inner: int) -> None:
+    dice = np.random.default_rng(6)
+    a, b = (dice.integers(-9, 9, shape).astype(np.float32) for shape in ((edge, inner), (inner, edge)))
+    lane, results = np.arange(LANES), edge * edge // LANES
     values = {}
     for n in range(2):
-        k = 4 * (lane // 16) + 2 * n  # of the lower half; the next one is in the upper half
+        k = 4 * (lane // edge) + 2 * n  # of the lower half; the next one is in the upper half
         for name, low, high in (
-            (f"v{2 + n}", a[lane % 16, k], a[lane % 16, k + 1]),
-            (f"v{4 + n}", b[k, lane % 16], b[k + 1, lane % 16]),
+            (f"v{2 + n}", a[lane % edge, k], a[lane % edge, k + 1]),
+            (f"v{4 + n}", b[k, lane % edge], b[k + 1, lane % edge]),
         ):
             values[name] = [x >> 16 | y for x, y in zip(float_bits(low), float_bits(high), strict=True)]
-    wave = executed("v_mfma_f32_16x16x16_bf16 v[8:11], v[2:3], v[4:5], 0", values)
-    for n in range(4):
-        assert lanes_of(wave, f"v{8 + n}") == float_bits((a @ b)[4 * (lane // 16) + n, lane % 16])
+    wave = executed(f"v_mfma_f32_{edge}x{edge}x{inner}_bf16 v[8:{7 + results}], v[2:3], v[4:5], 0", values)
+    for n in range(results):
+        row = 8 * (n // 4) + 4 * (lane // edge) + n % 4
+        assert lanes_of(wave, f"v{8 + n}") == float_bits((a @ b)[row, lane % edge])

@@ -125,10 +125,13 @@ def prefills_are_checked(device: torch.device) -> None:
 def attention_kernels_publish(device: torch.device) -> None:
     """K and V are those of the prompt, with checksums and without; the result is torch's, also of a refused block."""
     block = attention_prefill.BLOCK
-    for checksum, dtype, tokens, warps in (
+    ways = [
         *((False, torch.float32, 2 * block + 5, each) for each in WARPS),
-        *((True, torch.bfloat16, block + 1, each) for each in WARPS),
-    ):
+        *((True, torch.bfloat16, block + 1, each) for each in reversed(WARPS)),
+    ]
+    if device.type == "cpu":  # where compiling takes long: each dtype, and each size of CTAs
+        ways = ways[1::2]
+    for checksum, dtype, tokens, warps in ways:
         with caches(device, checksum=checksum) as (here, there):
             of = Projections(tokens, dtype, device)
             q, k, v, within = of.q, of.k, of.v, of.within

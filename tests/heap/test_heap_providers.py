@@ -445,8 +445,15 @@ def test_a_killed_peer_is_an_error_for_puts_to_it_alone(new_world: NewWorld, pro
     assert [ranks[1].ask("get", key) for key in keys] == [[2]] * 4
 
 
-@pytest.mark.parametrize("functions", ["nanokv.device.remote", "tests.support.heap_iris_device"])
-@pytest.mark.parametrize("context", ["OldContext", "NewContext"])
+@pytest.mark.parametrize(
+    ("functions", "context"),
+    [
+        ("nanokv.device.remote", "NewContext"),
+        ("tests.support.heap_iris_device", "OldContext"),
+        pytest.param("nanokv.device.remote", "OldContext", marks=pytest.mark.exhaustive),
+        pytest.param("tests.support.heap_iris_device", "NewContext", marks=pytest.mark.exhaustive),
+    ],
+)
 def test_kernels_reach_peers_by_the_bases_of_the_iris_provider(name: str, functions: str, context: str) -> None:
     """With our own device functions of iris' signatures, and with ones that calculate as iris does."""
     environment = os.environ | {"TRITON_INTERPRET": "1"}

@@ -1,4 +1,7 @@
-"""The launching machine, in Triton's interpreter: the bodies that run on a GPU (tests/gpu), in another process."""
+"""The launching machine, in Triton's interpreter: bodies that run on a GPU (tests/gpu), in another process.
+
+Those that are slow there run only compiled: tests/compiled/test_bodies.py.
+"""
 
 import pytest
 import torch
@@ -6,16 +9,23 @@ import torch
 from nanokv.device.machines.lane import check_compiler
 from nanokv.device.machines.launch import LaunchMachine
 from nanokv.device.segment.geometry import Geometry
-from tests.gpu.every_body import GROUPS
-from tests.gpu.interpreted import passed
+from tests.gpu.every_body import BODIES
+from tests.gpu.interpreted import SLOW, interpreted, passed
 
 pytestmark = pytest.mark.timeout(1800)  # the first test of a group pays for all of it
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("name", [body.__name__ for body in GROUPS["objects"]])
-def test_interpreted(name: str) -> None:
-    assert passed("objects", name)
+@pytest.mark.parametrize(
+    ("group", "name"),
+    [pytest.param(group, name, id=name) for group in ("objects", "batches", "caches") for name in interpreted(group)],
+)
+def test_interpreted(group: str, name: str) -> None:
+    assert passed(group, name)
+
+
+def test_the_slow_bodies_are_bodies() -> None:
+    assert {*SLOW} < {body.__name__ for body in BODIES}
 
 
 def test_a_cpu_without_the_interpreter_is_refused() -> None:

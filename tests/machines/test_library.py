@@ -8,8 +8,7 @@ from triton.compiler import ASTSource, CompilationError
 from triton.runtime.jit import JITFunction
 
 from nanokv.device import library
-from tests.gpu.every_body import GROUPS
-from tests.gpu.interpreted import passed
+from tests.gpu.interpreted import interpreted, passed
 from tests.gpu.library_calls import ANY_LAUNCH, ANY_VALUE, BARE, SENTENCE, WRONG, functions, whole_message
 from tests.support.compiling import NVIDIA, TARGETS, call_library_kernel
 from tests.support.targets import every_target
@@ -18,7 +17,7 @@ pytestmark = pytest.mark.timeout(1800)  # the first interpreted test pays for al
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("name", [body.__name__ for body in GROUPS["library"]])
+@pytest.mark.parametrize("name", interpreted("library"))
 def test_interpreted(name: str) -> None:
     assert passed("library", name)
 

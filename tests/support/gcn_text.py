@@ -27,8 +27,10 @@ kernel:
 \ts_endpgm
 .Lend:
 \t.size\tkernel, .Lend-kernel
+{others}
 \t.amdhsa_kernel kernel
 \t\t.amdhsa_group_segment_fixed_size {lds}
+\t\t.amdhsa_private_segment_fixed_size {private}
 \t\t.amdhsa_user_sgpr_kernarg_segment_ptr 1
 \t\t.amdhsa_user_sgpr_count 2
 \t\t.amdhsa_system_sgpr_workgroup_id_x 1
@@ -46,7 +48,7 @@ amdhsa.kernels:
     .kernarg_segment_size: {size}
     .max_flat_workgroup_size: 1024
     .name: kernel
-    .private_segment_fixed_size: 0
+    .private_segment_fixed_size: {private}
     .sgpr_count: 96
     .symbol: kernel.kd
     .vgpr_count: 64
@@ -58,21 +60,32 @@ amdhsa.version: [1, 2]
 
 
 @cache
-def module(code: str, arguments: int = 1, lds: int = 0) -> str:
+def module(code: str, arguments: int = 1, lds: int = 0, private: int = 0, others: str = "") -> str:
     """A module whose kernel has some lines of code and arguments of 64 bits; LLVM's assembler has accepted it.
 
     s[0:1] point to the arguments, s2 is the number of the workgroup, v0 that of the lane.
+
+    Args:
+        others: functions and constants; lines of text.
     """
     listed = "\n".join(
         f"      - .offset: {8 * n}\n        .size: 8\n        .value_kind: by_value" for n in range(arguments)
     )
-    text = KERNEL.format(code=code, arguments=listed, size=8 * arguments, lds=lds)
+    text = KERNEL.format(code=code, arguments=listed, size=8 * arguments, lds=lds, private=private, others=others)
     if hasattr(compiler, "assemble_amdgcn"):  # Triton has it from 3.9 on
         assert compiler.assemble_amdgcn(text, "gfx942", "")
     return text
 
 
-def executed(code: str | Sequence[str], values: Mapping[str, Any], *, exec_: int = MASK64, lds: int = 0) -> Wave:
+def executed(
+    code: str | Sequence[str],
+    values: Mapping[str, Any],
+    *,
+    exec_: int = MASK64,
+    lds: int = 0,
+    private: int = 0,
+    others: str = "",
+) -> Wave:
     """A wave that has executed some lines.
 
     Args:
@@ -81,7 +94,7 @@ def executed(code: str | Sequence[str], values: Mapping[str, Any], *, exec_: int
         exec_: the lanes that act.
     """
     lines = code if isinstance(code, str) else "\n".join(code)
-    program = Program(read(module(lines, lds=lds)))
+    program = Program(read(module(lines, lds=lds, private=private, others=others)))
     wave = Wave(program, Workgroup((0, 0, 0), 1, lds), 0, CoherentMemory(HostMemory()), Random(0), 0.0)
     for name, value in values.items():
         write(wave, name, value)
