@@ -86,7 +86,11 @@ mutant(
     "double-free-on-lost",
     "a producer whose object was given up frees it, and the sweeper frees it too",
     ("late", "late-plan"),
-    (put.commit_in, "        acknowledge(header, epoch)\n", "        retire(world, seg, owner, slot, epoch, STORED)\n"),
+    (
+        put.commit_in,
+        "        acknowledge(header, epoch)\n",
+        "        retire(world, seg, word(0), slot, epoch, STORED)\n",
+    ),
 )
 mutant(
     "undo-whatever",
