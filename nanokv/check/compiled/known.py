@@ -83,7 +83,7 @@ FOUND_BY: dict[str, str] = {
     "commit_state#0:release>relaxed": "replace/weak/sm_90: 0.1 114.1",
     "kill#0:acquire>relaxed": "host-evicts/weak/sm_90: 0.1 11.1 132.1 158.2",
     "still_ready#0:release>relaxed": "reuse/weak/sm_90: 10.1 11.1 21.1 30.1 32.1 47.1 49.1 52.1",
-    "judge#0:acquire>relaxed": "twins/weak/sm_90: 45.1 56.1 107.1 108.1",
+    "judge#0:acquire>relaxed": "put-get/weak/sm_90: 20.1 26.1 37.1 52.1 53.1 57.1 58.1 71.1 111.1",
     "claim_at#0:acq_rel>acquire": "same-key-busy/weak/sm_90: 4.2 6.2 18.1 47.1 50.1 53.1 56.2 67.1",
     "claim_at#0:acq_rel>release": "same-key-busy/weak/sm_90: 4.2 6.2 18.1 47.1 50.1 53.1 56.2 67.1",
     "announce#1:release>relaxed": "ring/weak/sm_90: 25.6 26.4 27.1 28.1 29.3 32.1",
