@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nanokv.device.segment.geometry import Geometry
-from nanokv.device.segment.layout import OBJ_HEADER
+from nanokv.device.segment.layout import OBJ_HEADER, key_checks
 from nanokv.host_poller.events import Event, EventKind
 from nanokv.types import KeyDigest, ObjMeta
 
@@ -86,7 +86,7 @@ class HeaderIndex:
     def digests(self) -> Iterator[KeyDigest]:
         """The digests of all keys, as they were at the call."""
         _, records = self.rows()
-        hashes, checks = (records[half].view(np.int64).tolist() for half in ("key_hash", "key_check"))
+        hashes, checks = (halves.view(np.int64).tolist() for halves in (records["key_hash"], key_checks(records)))
         return map(KeyDigest, hashes, checks)
 
     def events(self, change: Change) -> list[Event]:
@@ -104,7 +104,7 @@ class HeaderIndex:
 
 def key_of(record: Any) -> KeyDigest:
     """The digest of the key in a header record."""
-    return KeyDigest(int(record["key_hash"].view(np.int64)), int(record["key_check"].view(np.int64)))
+    return KeyDigest(int(record["key_hash"].view(np.int64)), int(key_checks(record).view(np.int64)))
 
 
 def meta_of(record: Any, rank: int, header_off: int) -> ObjMeta:

@@ -14,7 +14,7 @@ import numpy as np
 
 from nanokv.device.machines.base import Machine
 from nanokv.device.segment.geometry import producer_of
-from nanokv.device.segment.layout import DEAD, FLAG_ACK, FLAG_PLAN, STATE_MASK
+from nanokv.device.segment.layout import DEAD, FLAG_ACK, FLAG_PLAN, STATE_MASK, names_producer
 from nanokv.heap.base import Heap
 from nanokv.host_poller.grace import Grace
 from nanokv.host_poller.index import Records
@@ -71,16 +71,24 @@ class Quarantine:
             del self._tickets[life]
             header = self._machine.headers(self._heap.rank, life.slot, 1)[0]
             ours = life in self._given_up
-            self._given_up.discard(life)
             # a header that holds no pages and that nobody gave up is on the free list by now: not ours to free
-            if int(header["epoch"]) == life.epoch and (ours or int(header["n_pages"]) > 0):
+            same = int(header["epoch"]) == life.epoch and (ours or int(header["n_pages"]) > 0)
+            if same and self._is_silent(header):  # the look before the grace period saw flags of another epoch
+                self._unacknowledged.add(life)
+                continue
+            self._given_up.discard(life)
+            if same:
                 released += self._machine.release(self._heap.rank, life.slot, life.epoch)
         return released
 
     def _hold(self, life: Life, header: Any) -> None:
-        flags = int(header["flags"])
-        silent = flags & FLAG_PLAN.value and not flags & FLAG_ACK.value
-        if silent and self._heap.alive(*producer_of(int(header["producer"]))):
+        if self._is_silent(header):
             self._unacknowledged.add(life)
         else:
             self._tickets[life] = self._grace.request()
+
+    def _is_silent(self, header: Any) -> bool:
+        """Whether a plan's producer lives and has not said its word."""
+        flags = int(header["flags"])
+        silent = bool(names_producer(header)) and flags & FLAG_PLAN.value and not flags & FLAG_ACK.value
+        return bool(silent and self._heap.alive(*producer_of(int(header["producer"]))))

@@ -28,6 +28,7 @@ from nanokv.device.segment.layout import (
     STATE_MASK,
     STORED,
     WRITING,
+    names_producer,
     unpack,
 )
 from nanokv.heap.base import Heap
@@ -140,9 +141,10 @@ class Sweeper:
             header = headers[slot]
             life, producer = Life(slot, int(header["epoch"])), int(header["producer"])
             since = self._unfinished.get(life, now)
-            orphan = not self._heap.alive(*producer_of(producer))
+            # another epoch's producer may be long dead: this one's is seen at a later sweep
+            orphan = bool(names_producer(header)) and not self._heap.alive(*producer_of(producer))
             stuck = orphan or now - since > self._write_timeout
-            if stuck and self._machine.give_up(self._rank, slot, life.epoch, producer):
+            if stuck and self._machine.give_up(self._rank, slot, life.epoch):
                 self.counts.given_up += 1
                 self.counts.orphaned += orphan
                 self._quarantine.give_up(life, header)

@@ -26,15 +26,15 @@ COLUMNS = ("instructions", "loads", "stores", "shuffles", "barriers", "atomics",
 #: operation -> the most that each of these may cost on sm_90
 LIMITED = ("instructions", "loads", "atomics", "ordered", "waits")
 LIMITS = {
-    "put, cold heap": (2600, 125, 17, 10, 48),
-    "put": (1920, 84, 15, 10, 38),
-    "get": (1440, 76, 5, 3, 31),
-    "find": (400, 18, 1, 1, 12),
-    "remove": (840, 58, 8, 6, 33),
-    f"put_many of {MANY}": (1330, 63, 15.4, 10.2, 545),
-    f"get_many of {MANY}": (890, 63, 5, 3, 440),
-    f"find_many of {MANY}": (275, 11, 0.1, 0.1, 120),
-    f"remove_many of {MANY}": (765, 44, 8, 6, 500),
+    "put, cold heap": (1475, 114, 11, 5, 35),
+    "put": (1010, 74, 11, 7, 29),
+    "get": (717, 71, 2, 1, 28),
+    "find": (253, 16, 0, 0, 10),
+    "remove": (542, 49, 7, 6, 30),
+    f"put_many of {MANY}": (880, 55, 11.4, 7.2, 425),
+    f"get_many of {MANY}": (614, 59, 2, 1, 395),
+    f"find_many of {MANY}": (137, 9.6, 0.1, 0.1, 119),
+    f"remove_many of {MANY}": (464, 35, 7, 6, 440),
 }
 
 

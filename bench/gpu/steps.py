@@ -9,7 +9,7 @@ from bench.gpu.clock import cycles, nanoseconds
 from bench.gpu.kernels import ALL_CYCLES, ALL_NS, FAILED, TOTALS
 from nanokv.device.memory.triton import mixed, store64, word
 from nanokv.device.protocol.activity import enter, leave
-from nanokv.device.protocol.directory import claim
+from nanokv.device.protocol.directory import claim_at, home_of, look, survey
 from nanokv.device.protocol.evict import take_header, take_pages
 from nanokv.device.protocol.extent import class_of
 from nanokv.device.protocol.header import commit_state, publish, reserve, state_word
@@ -19,7 +19,10 @@ from nanokv.device.protocol.status import OK
 from nanokv.device.segment.layout import REMOVED, STORED, WORD_BYTES, WRITING
 from nanokv.device.segment.world_table import World, header_at, open_world, segment
 
-NAMES = ("enter", "take slot", "reserve", "claim key", "take pages", "publish", "commit", "announce", "leave", "remove")
+NAMES = (
+    *("look", "enter", "choose place", "take slot", "reserve", "claim key"),
+    *("take pages", "publish", "commit", "announce", "leave", "remove"),
+)
 COUNT = tl.constexpr(len(NAMES))
 
 
@@ -33,31 +36,37 @@ def put_in_steps(world: World, n: tl.int64, now: tl.int64, at: tl.int64) -> Any:
     key_hash = mixed(n, 0)
     key_check = mixed(n, 1)
     size_class = class_of(world, word(1))
+    home = segment(world, home_of(world, key_check))
     t0 = word(cycles())
-    phase = enter(world, seg)
+    tagged, empty = look(world, home, key_hash, key_check)
     t1 = word(cycles())
-    slot, epoch = take_header(world, seg, word(0), key_hash, now)
+    phase = enter(world, seg)
     t2 = word(cycles())
+    status, start = survey(world, home, key_hash, key_check, tagged, empty)
+    t3 = word(cycles())
+    slot, epoch = take_header(world, seg, word(0), key_hash, now)
+    t4 = word(cycles())
     failed = word(1)
     if slot >= 0:
         reserve(world, seg, slot, epoch, key_hash, key_check, word(0))
-        t3 = word(cycles())
-        status = claim(world, word(0), slot, epoch, key_hash, key_check)
-        t4 = word(cycles())
-        page = take_pages(world, seg, word(0), size_class, key_hash, slot, now)
         t5 = word(cycles())
+        if status == OK:
+            status = claim_at(world, home, start, word(0), slot, epoch, key_hash, key_check)
+        t6 = word(cycles())
+        page = take_pages(world, seg, word(0), size_class, key_hash, slot, now)
+        t7 = word(cycles())
         if (status == OK) & (page >= 0):
             nbytes = world.page_bytes
             publish(world, seg, slot, epoch, word(1), world.heap_base + page * nbytes, nbytes, now)
-            t6 = word(cycles())
-            seen = commit_state(header_at(world, seg, slot), epoch)
-            t7 = word(cycles())
-            announce(world, seg, STORED, slot, epoch)
             t8 = word(cycles())
-            leave(world, seg, phase)
+            seen = commit_state(header_at(world, seg, slot), epoch)
             t9 = word(cycles())
-            removed = remove_slot(world, word(0), slot, epoch, REMOVED)
+            announce(world, seg, STORED, slot, epoch)
             t10 = word(cycles())
+            leave(world, seg, phase)
+            t11 = word(cycles())
+            removed = remove_slot(world, word(0), slot, epoch, REMOVED)
+            t12 = word(cycles())
             if (seen == state_word(WRITING, epoch)) & (removed == OK):
                 failed = word(0)
             store64(at, t1 - t0, "relaxed")
@@ -70,6 +79,8 @@ def put_in_steps(world: World, n: tl.int64, now: tl.int64, at: tl.int64) -> Any:
             store64(at + 7 * WORD_BYTES, t8 - t7, "relaxed")
             store64(at + 8 * WORD_BYTES, t9 - t8, "relaxed")
             store64(at + 9 * WORD_BYTES, t10 - t9, "relaxed")
+            store64(at + 10 * WORD_BYTES, t11 - t10, "relaxed")
+            store64(at + 11 * WORD_BYTES, t12 - t11, "relaxed")
     return failed
 
 

@@ -223,9 +223,9 @@ class Machine(ABC):
         """How many operations of a rank are in flight in a segment, in one grace phase."""
         return self.call("in_flight", owner, rank, phase)
 
-    def give_up(self, owner: int, slot: int, epoch: int, producer: int) -> bool:
-        """Make an unfinished object of a producer DEAD; False if it moved on."""
-        return bool(self.call("give_up", owner, slot, epoch, producer))
+    def give_up(self, owner: int, slot: int, epoch: int) -> bool:
+        """Make an unfinished object DEAD; False if it moved on."""
+        return bool(self.call("give_up", owner, slot, epoch))
 
     def release(self, owner: int, slot: int, epoch: int) -> bool:
         """Free a DEAD header and what it holds, after a grace period; False if it moved on."""

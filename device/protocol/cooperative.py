@@ -71,9 +71,9 @@ def begin_request(world: World, request: tl.int64, now: tl.int64) -> Any:
     payload = word(0)
     phase = word(0)
     owner = table64(request + Q_OWNER)
+    key_hash, key_check = table64(request + Q_KEY_HASH), table64(request + Q_KEY_CHECK)
+    nbytes, flags = table64(request + Q_BYTES), table64(request + Q_FLAGS)
     if is_possible(world, request) & (now >= 0):
-        key_hash, key_check = table64(request + Q_KEY_HASH), table64(request + Q_KEY_CHECK)
-        nbytes, flags = table64(request + Q_BYTES), table64(request + Q_FLAGS)
         status, slot, epoch, payload, phase = begin(world, owner, key_hash, key_check, nbytes, flags, now)
     if status == OK:
         kind, d0, d1, d2, d3, d4, d5, d6 = what_of(request)

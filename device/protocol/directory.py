@@ -23,7 +23,8 @@ Why the orderings suffice: the passages of a turnstile are totally ordered, and 
 earlier ones. So of two producers of one key at least one finds the other's entry when it looks, and plain loads suffice
 for the look at fifteen words. A producer that finds no other came first; one that finds another settles by a CAS on
 that very entry, never by an earlier read. An entry hands nothing over: a reader that follows it acquires the STATE word
-of the header, and with it the key.
+of the header, and believes the key only if it names the same epoch. So the producer that passes first may miss that the
+other one's header has its key; the later one misses nothing, and settles with the entry of the first.
 """
 
 from typing import Any
@@ -31,7 +32,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from nanokv.device.memory.triton import add64, cas64, load64, look_lines, select, word
+from nanokv.device.memory.triton import add64, cas64, load64, look_lines, select, store64, word
 from nanokv.device.protocol.header import epoch_of, is_key, phase_of
 from nanokv.device.protocol.status import CORRUPT, DUPLICATE, MISS, NO_ENTRY, NOT_READY, OK
 from nanokv.device.segment.layout import (
@@ -63,12 +64,22 @@ from nanokv.device.segment.world_table import (
 )
 
 CANDIDATES = tl.constexpr(2 * ENTRIES_PER_BUCKET.value)
+DE_BRUIJN = tl.constexpr(0x09AF)  # each four neighbouring bits of it differ
+DE_BRUIJN_PLACES = tl.constexpr(-0x328157B0496CADF0)  # the number of a bit, at four times what its product begins with
 
 
 @triton.jit
 def home_of(world: World, key_check: tl.int64) -> Any:
-    """The rank whose directory holds a key."""
-    return (key_check & POSITIVE) % world.world_size
+    """The rank whose directory holds a key: the remainder of its check by the number of ranks.
+
+    A mask where that is a power of two: a GPU divides words of 64 bits by a call of 78 instructions.
+    """
+    check = key_check & POSITIVE
+    mask = world.world_size - 1
+    home = check & mask
+    if (world.world_size & mask) != 0:
+        home = check % world.world_size
+    return home
 
 
 @triton.jit
@@ -114,6 +125,13 @@ def has_tag(entry: tl.int64, key_check: tl.int64) -> Any:
 
 
 @triton.jit
+def is_final(entry: tl.int64, key_check: tl.int64) -> Any:
+    """True if an entry is FINAL and may be of this key."""
+    tag = (key_check & ENTRY_TAG_MASK) << ENTRY_TAG_SHIFT
+    return (entry & (ENTRY_PHASE_MASK | (ENTRY_TAG_MASK << ENTRY_TAG_SHIFT))) == (tag | ENTRY_FINAL)
+
+
+@triton.jit
 def in_bounds(world: World, entry: tl.int64) -> Any:
     """True if an entry points at a header slot that can exist."""
     inside = entry_owner(entry) < world.world_size
@@ -124,20 +142,22 @@ def in_bounds(world: World, entry: tl.int64) -> Any:
 def judge(world: World, entry: tl.int64, key_hash: tl.int64, key_check: tl.int64) -> Any:
     """Whether the header behind an entry has a key: OK (READY), NOT_READY, MISS (another key, or gone), or CORRUPT.
 
-    The header may change at any time afterwards: a reader validates when it is done.
+    Returns (answer, STATE word). The header may change at any time afterwards: a reader validates when it is done.
     """
     answer = word(MISS)
+    state = word(0)
     if in_bounds(world, entry):
         header = header_at(world, segment(world, entry_owner(entry)), entry_header(entry))
-        state = load64(header + H_STATE, "acquire")  # acquire: the key that belongs to this epoch (scenario twins)
+        state = load64(header + H_STATE, "acquire")  # acquire: all that READY says (scenario put-get)
         low = (entry >> ENTRY_EPOCH_SHIFT) & ENTRY_EPOCH_MASK
-        same = ((epoch_of(state) & ENTRY_EPOCH_MASK) == low) & is_key(header, key_hash, key_check)
+        epoch = epoch_of(state)
+        same = ((epoch & ENTRY_EPOCH_MASK) == low) & is_key(header, key_hash, key_check, epoch)
         alive = same & (phase_of(state) != DEAD)
         answer = select(alive, word(NOT_READY), answer)
         answer = select(alive & (phase_of(state) == READY), word(OK), answer)
     else:
         answer = word(CORRUPT)
-    return answer
+    return answer, state
 
 
 @triton.jit
@@ -160,9 +180,12 @@ def ones(bits: tl.int64) -> Any:
 
 @triton.jit
 def first_place(places: tl.int64) -> Any:
-    """The first place in a set of them; CANDIDATES if it is empty."""
-    before = ones(((places & (0 - places)) - 1) & 0xFFFF)
-    return (before & 0xFF) + (before >> 8)
+    """The first place in a set of them that is not empty.
+
+    Source: Leiserson, Prokop and Randall (1998). Multiplied by a de Bruijn word, a bit has its number in four bits.
+    """
+    lowest = places & (0 - places)
+    return (word(DE_BRUIJN_PLACES) >> (((lowest * DE_BRUIJN) >> 10) & 0x3C)) & 0xF
 
 
 @triton.jit
@@ -179,21 +202,29 @@ def roomiest(empty: tl.int64) -> Any:
 
 
 @triton.jit
-def find(world: World, key_hash: tl.int64, key_check: tl.int64) -> Any:
-    """Look a key up. Returns (status, entry): OK, NOT_READY, MISS or CORRUPT, and the entry of the first two."""
+def find_state(world: World, key_hash: tl.int64, key_check: tl.int64) -> Any:
+    """`find`, and the STATE word of the header, by which all that READY says is acquired: (status, entry, STATE)."""
     seg = segment(world, home_of(world, key_check))
     status = word(MISS)
     found = word(0)
+    state = word(0)
     tagged, _ = look(world, seg, key_hash, key_check)
     while (tagged != 0) & (status == MISS):
         # relaxed: `judge` acquires the header
         entry = load64(candidate_at(world, seg, key_hash, first_place(tagged)), "relaxed")
-        if has_tag(entry, key_check) & ((entry & ENTRY_PHASE_MASK) == ENTRY_FINAL):
-            status = judge(world, entry, key_hash, key_check)
+        if is_final(entry, key_check):
+            status, state = judge(world, entry, key_hash, key_check)
             found = entry
         tagged = tagged & (tagged - 1)
     if status == CORRUPT:
         add64(seg + COUNT_CORRUPT, 1, "relaxed")
+    return status, found, state
+
+
+@triton.jit
+def find(world: World, key_hash: tl.int64, key_check: tl.int64) -> Any:
+    """Look a key up. Returns (status, entry): OK, NOT_READY, MISS or CORRUPT, and the entry of the first two."""
+    status, found, _ = find_state(world, key_hash, key_check)
     return status, found
 
 
@@ -204,17 +235,21 @@ def is_taken(table: tl.int64, seg: tl.int64, key_hash: tl.int64, key_check: tl.i
     taken = tagged != tagged
     while tagged != 0:
         seen = load64(candidate_at(world, seg, key_hash, first_place(tagged)), "relaxed")
-        if has_tag(seen, key_check) & ((seen & ENTRY_PHASE_MASK) == ENTRY_FINAL):
-            answer = judge(world, seen, key_hash, key_check)
+        if is_final(seen, key_check):
+            answer, _ = judge(world, seen, key_hash, key_check)
             taken = taken | (answer == OK) | (answer == NOT_READY)
         tagged = tagged & (tagged - 1)
     return taken
 
 
 @triton.jit
-def survey(world: World, seg: tl.int64, key_hash: tl.int64, key_check: tl.int64) -> Any:
-    """Choose a place for a new entry of a key. Returns (status, place): OK, DUPLICATE, or NO_ENTRY and -1."""
-    tagged, empty = look(world, seg, key_hash, key_check)
+def survey(
+    world: World, seg: tl.int64, key_hash: tl.int64, key_check: tl.int64, tagged: tl.int64, empty: tl.int64
+) -> Any:
+    """Choose a place for a new entry of a key, after a `look`, which may be old: no place is taken by it.
+
+    Returns (status, place): OK, DUPLICATE, or NO_ENTRY and -1.
+    """
     at = roomiest(empty)
     status = select(at >= 0, word(OK), word(NO_ENTRY))
     if tagged != 0:
@@ -224,9 +259,11 @@ def survey(world: World, seg: tl.int64, key_hash: tl.int64, key_check: tl.int64)
 
 
 @triton.jit
-def place(world: World, seg: tl.int64, key_hash: tl.int64, key_check: tl.int64, entry: tl.int64) -> Any:
-    """Write a TENTATIVE entry. Returns (status, place): OK, DUPLICATE if an object has the key already, or NO_ENTRY."""
-    status, start = survey(world, seg, key_hash, key_check)
+def place(
+    world: World, seg: tl.int64, key_hash: tl.int64, key_check: tl.int64, start: tl.int64, entry: tl.int64
+) -> Any:
+    """Write a TENTATIVE entry, at the place `start` if it is empty still. Returns (status, place): OK or NO_ENTRY."""
+    status = word(OK)
     at = word(-1)
     i = word(0)
     while (status == OK) & (at < 0):
@@ -248,7 +285,7 @@ def settle(world: World, seg: tl.int64, key_hash: tl.int64, key_check: tl.int64,
     look = has_tag(seen, key_check)
     tries = word(0)
     while look & (tries < CANDIDATES):
-        answer = judge(world, seen, key_hash, key_check)
+        answer, _ = judge(world, seen, key_hash, key_check)
         live = (answer == OK) | (answer == NOT_READY)
         final = (seen & ENTRY_PHASE_MASK) == ENTRY_FINAL
         look = live & (not final) & (mine < i)
@@ -280,8 +317,27 @@ def claim(
 ) -> Any:
     """Insert the key of a RESERVED header: OK, DUPLICATE or NO_ENTRY. After OK the entry is FINAL."""
     seg = segment(world, home_of(world, key_check))
+    tagged, empty = look(world, seg, key_hash, key_check)
+    status, start = survey(world, seg, key_hash, key_check, tagged, empty)
+    if status == OK:
+        status = claim_at(world, seg, start, owner, slot, epoch, key_hash, key_check)
+    return status
+
+
+@triton.jit
+def claim_at(
+    world: World,
+    seg: tl.int64,
+    start: tl.int64,
+    owner: tl.int64,
+    slot: tl.int64,
+    epoch: tl.int64,
+    key_hash: tl.int64,
+    key_check: tl.int64,
+) -> Any:
+    """`claim`, after a `survey` of the segment `seg` chose the place `start`."""
     tentative = entry_word(ENTRY_TENTATIVE, key_check, owner, slot, epoch)
-    status, mine = place(world, seg, key_hash, key_check, tentative)
+    status, mine = place(world, seg, key_hash, key_check, start, tentative)
     if status == OK:
         turn = seg + world.turn_base + first_bucket(world, key_hash) * WORD_BYTES
         # acq_rel: the later of two producers sees the entry of the earlier one (scenario same-key-busy)
@@ -293,7 +349,7 @@ def claim(
                 status = word(DUPLICATE)
         entry_at = candidate_at(world, seg, key_hash, mine)
         target = select(status == OK, entry_word(ENTRY_FINAL, key_check, owner, slot, epoch), word(0))
-        # relaxed: `reserve` has released the header that the entry leads to
+        # relaxed: a reader acts on READY only, and a later producer has acquired the turnstile
         if cas64(entry_at, tentative, target, "relaxed") != tentative:
             status = word(DUPLICATE)
     return status
@@ -303,7 +359,10 @@ def claim(
 def erase(
     world: World, owner: tl.int64, slot: tl.int64, epoch: tl.int64, key_hash: tl.int64, key_check: tl.int64
 ) -> None:
-    """Remove the entry of a DEAD header, in whichever phase it is. Does nothing if there is none."""
+    """Remove the entry of a DEAD header, in whichever phase it is. Does nothing if there is none.
+
+    Other producers of the key may remove one that is TENTATIVE, and then its place may have another entry.
+    """
     seg = segment(world, home_of(world, key_check))
     final = entry_word(ENTRY_FINAL, key_check, owner, slot, epoch)
     tentative = entry_word(ENTRY_TENTATIVE, key_check, owner, slot, epoch)
@@ -311,6 +370,8 @@ def erase(
     while tagged != 0:
         entry_at = candidate_at(world, seg, key_hash, first_place(tagged))
         seen = load64(entry_at, "relaxed")
-        if (seen == final) | (seen == tentative):
+        if seen == final:
+            store64(entry_at, word(0), "relaxed")  # nobody else removes it
+        elif seen == tentative:
             cas64(entry_at, seen, 0, "relaxed")
         tagged = tagged & (tagged - 1)

@@ -36,7 +36,7 @@ import triton
 import triton.language as tl
 
 from nanokv.device.memory.triton import add64, cas64, load64, select, store64, word
-from nanokv.device.protocol.freelist import SPIN_LIMIT, pop, push, stamp
+from nanokv.device.protocol.freelist import SPIN_LIMIT, pop_linked, push_marked, stamp, stamped
 from nanokv.device.protocol.shards import extent_list, next_filled
 from nanokv.device.protocol.splitting import begin_split, end_split
 from nanokv.device.segment.layout import (
@@ -174,9 +174,13 @@ def give(world: World, seg: tl.int64, page: tl.int64, size_class: tl.int64) -> N
     """Give an extent back to the list that belongs to its number."""
     links = page_links(world, seg)
     pages = class_pages(world, size_class)
-    stamp(links, page, pages)
-    mark(world, seg, page, FREE + size_class, word(0))
-    push(extent_list(world, seg, size_class, page // pages), links, page, retries_at(world, seg))
+    link = link_of(world, seg, page)
+    stamp(links, page + 1, pages - 1)
+    free = marked(stamped(link), FREE + size_class, word(0))
+    number = page
+    if pages > 1:
+        number = page // pages
+    push_marked(extent_list(world, seg, size_class, number), links, page, page, free, retries_at(world, seg))
 
 
 @triton.jit
@@ -201,9 +205,9 @@ def pop_free(world: World, seg: tl.int64, size_class: tl.int64, number: tl.int64
     """
     pages = class_pages(world, size_class)
     places = select(pages > 0, world.n_pages - pages + 1, word(0))
-    page = pop(extent_list(world, seg, size_class, number), page_links(world, seg), places, retries_at(world, seg))
+    head = extent_list(world, seg, size_class, number)
+    page, link = pop_linked(head, page_links(world, seg), places, retries_at(world, seg))
     if page >= 0:
-        link = link_of(world, seg, page)
         if ((link >> MARK_SHIFT) & MARK_MASK) == FREE + size_class:
             held = marked(link, HELD + size_class, slot + 1)
             store64(page_links(world, seg) + page * WORD_BYTES, held, "relaxed")

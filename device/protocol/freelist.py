@@ -29,20 +29,22 @@ SPIN_LIMIT = tl.constexpr(1 << 20)  # bounds loops that are lock-free but not wa
 
 
 @triton.jit
-def pop(head: tl.int64, links: tl.int64, count: tl.int64, retries: tl.int64) -> Any:
-    """Take the first node: its number, or -1 if there is none. `count`: how many nodes exist; no other is believed.
+def pop_linked(head: tl.int64, links: tl.int64, count: tl.int64, retries: tl.int64) -> Any:
+    """Take the first node: (its number, or -1 if there is none; its link while it was in the list).
 
-    `retries`: the address of a word that counts compare-and-swaps which lost to another rank or thread.
+    `count`: how many nodes exist; no other is believed. `retries`: the address of a word that counts compare-and-swaps
+    which lost to another rank or thread.
     """
     old = load64(head, "acquire")  # acquire: the link is at least as new as this head (scenario list-aba)
     node = old & LOW32
+    link = word(0)
     tries = word(0)
     more = (node != 0) & (node <= count)
     node = select(more, node, word(0))
     while more:
-        after = load64(links + (node - 1) * WORD_BYTES, "relaxed") & LOW32  # relaxed: if it is old, the CAS fails
+        link = load64(links + (node - 1) * WORD_BYTES, "relaxed")  # relaxed: if it is old, the CAS fails
         # acquire: the writes of the rank that pushed the node (scenario list)
-        got = cas64(head, old, (((old >> TAG_SHIFT) + 1) << TAG_SHIFT) | after, "acquire")
+        got = cas64(head, old, (((old >> TAG_SHIFT) + 1) << TAG_SHIFT) | (link & LOW32), "acquire")
         more = got != old
         if more:
             old = got
@@ -52,14 +54,30 @@ def pop(head: tl.int64, links: tl.int64, count: tl.int64, retries: tl.int64) -> 
             node = select(more, node, word(0))
     if tries > 0:
         add64(retries, tries, "relaxed")  # relaxed: a statistic
-    return node - 1
+    return node - 1, link
+
+
+@triton.jit
+def pop(head: tl.int64, links: tl.int64, count: tl.int64, retries: tl.int64) -> Any:
+    """Take the first node: its number, or -1 if there is none. Arguments as of `pop_linked`."""
+    node, _ = pop_linked(head, links, count, retries)
+    return node
 
 
 @triton.jit
 def push_chain(head: tl.int64, links: tl.int64, first: tl.int64, last: tl.int64, retries: tl.int64) -> None:
     """Push the nodes `first` to `last`, which the caller has linked to each other, in front of the list."""
+    mark = load64(links + last * WORD_BYTES, "relaxed")
+    push_marked(head, links, first, last, mark, retries)
+
+
+@triton.jit
+def push_marked(
+    head: tl.int64, links: tl.int64, first: tl.int64, last: tl.int64, mark: tl.int64, retries: tl.int64
+) -> None:
+    """`push_chain`; the last node's link gets the upper half of `mark`."""
     link = links + last * WORD_BYTES
-    mark = (load64(link, "relaxed") >> TAG_SHIFT) << TAG_SHIFT
+    mark = (mark >> TAG_SHIFT) << TAG_SHIFT
     old = load64(head, "relaxed")  # relaxed: a guess, which the CAS compares
     tries = word(0)
     more = tries == 0
@@ -78,6 +96,12 @@ def push_chain(head: tl.int64, links: tl.int64, first: tl.int64, last: tl.int64,
 def push(head: tl.int64, links: tl.int64, node: tl.int64, retries: tl.int64) -> None:
     """Push one node in front of the list."""
     push_chain(head, links, node, node, retries)
+
+
+@triton.jit
+def stamped(link: tl.int64) -> Any:
+    """A link, with its stamp one higher."""
+    return (link & ~(STAMP_MASK << STAMP_SHIFT)) | ((((link >> STAMP_SHIFT) + 1) & STAMP_MASK) << STAMP_SHIFT)
 
 
 @triton.jit

@@ -16,9 +16,9 @@ import triton.language as tl
 
 from nanokv.device.memory.triton import add64, checksum_bytes, copy_bytes, load64, select, word
 from nanokv.device.protocol.checksum import has_checksum, is_right
-from nanokv.device.protocol.directory import entry_header, entry_owner, find
+from nanokv.device.protocol.directory import entry_header, entry_owner, find_state
 from nanokv.device.protocol.extent import class_of, is_held
-from nanokv.device.protocol.header import descriptor, epoch_of, is_key, pages_of, phase_of, still_ready
+from nanokv.device.protocol.header import descriptor, epoch_of, pages_of, still_ready
 from nanokv.device.protocol.lease import touch
 from nanokv.device.protocol.status import CORRUPT, MISS, OK, SIZE, TORN
 from nanokv.device.segment.layout import (
@@ -27,9 +27,7 @@ from nanokv.device.segment.layout import (
     DTYPE_SHIFT,
     H_BYTES,
     H_PAYLOAD,
-    H_STATE,
     LOW32,
-    READY,
 )
 from nanokv.device.segment.world_table import World, header_at, is_inside, segment
 
@@ -58,7 +56,7 @@ def lookup(world: World, key_hash: tl.int64, key_check: tl.int64) -> Any:
 
     OK, MISS, NOT_READY or CORRUPT. The words after OK are true only if `validate` returns OK afterwards.
     """
-    status, entry = find(world, key_hash, key_check)
+    status, entry, state = find_state(world, key_hash, key_check)
     owner = word(0)
     slot = word(0)
     epoch = word(0)
@@ -69,16 +67,11 @@ def lookup(world: World, key_hash: tl.int64, key_check: tl.int64) -> Any:
         slot = entry_header(entry)
         seg = segment(world, owner)
         header = header_at(world, seg, slot)
-        # acquire: key, offset and size of this epoch (scenario replace)
-        state = load64(header + H_STATE, "acquire")
         epoch = epoch_of(state)
         payload = load64(header + H_PAYLOAD, "relaxed")
         nbytes = load64(header + H_BYTES, "relaxed")
-        same = is_key(header, key_hash, key_check) & (phase_of(state) == READY)
-        if not same:
-            status = word(MISS)
         # a header that is still READY in this epoch but names impossible bytes is corrupt, not in motion
-        elif not is_extent(world, seg, slot, payload, nbytes):
+        if not is_extent(world, seg, slot, payload, nbytes):
             status = select(still_ready(header, epoch), word(CORRUPT), word(MISS))
             add64(seg + COUNT_CORRUPT, 1, "relaxed")
     return status, owner, slot, epoch, payload, nbytes

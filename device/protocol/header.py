@@ -19,10 +19,12 @@ Guarantees
 - A producer that finds its slot given up frees nothing. The header names its extent, and the owner's sweeper frees both
   after a grace period: one rule, so that nothing is freed twice.
 
-Why the orderings suffice: `reserve` releases the key and the producer, and the read-modify-writes that follow carry
-them on. `commit_state` releases everything that the producer wrote, and `kill` acquires it. A reader acquires the STATE
-word first, and validates with a read-modify-write that releases: it reads the newest word, after the loads of the copy.
-A plain acquire load could be satisfied before those loads, and torn bytes would pass.
+Why the orderings suffice: `reserve` releases nothing. A rank that sees the new epoch may still see key, flags and
+producer of an older one. So these words name their epoch: a key of another epoch is no key, and the host looks again
+at flags of another epoch. The turnstile releases them to later producers of the key (`directory`), and the end of the
+operation releases them to the host. `commit_state` releases everything that the producer wrote, and `kill` acquires it.
+A reader acquires the STATE word first, and validates with a read-modify-write that releases: it reads the newest word,
+after the loads of the copy. A plain acquire load could be satisfied before those loads, and torn bytes would pass.
 """
 
 from typing import Any
@@ -41,6 +43,8 @@ from nanokv.device.segment.layout import (
     EPOCH_MASK,
     EPOCH_SHIFT,
     FLAG_ACK,
+    FLAGS_EPOCH_MASK,
+    FLAGS_EPOCH_SHIFT,
     H_ACCESS,
     H_BYTES,
     H_FLAGS,
@@ -83,6 +87,18 @@ def epoch_of(state: tl.int64) -> Any:
 def next_epoch(state: tl.int64) -> Any:
     """The epoch of the next use of a slot with this STATE word."""
     return (epoch_of(state) + 1) & EPOCH_MASK
+
+
+@triton.jit
+def check_word(key_check: tl.int64, epoch: tl.int64) -> Any:
+    """The high half of a key as a header of this epoch stores it; of the stored word, the high half."""
+    return key_check ^ (epoch << EPOCH_SHIFT)
+
+
+@triton.jit
+def flags_epoch(epoch: tl.int64) -> Any:
+    """The FLAGS bits of an epoch."""
+    return (epoch & FLAGS_EPOCH_MASK) << FLAGS_EPOCH_SHIFT
 
 
 @triton.jit
@@ -165,12 +181,10 @@ def reserve(
 ) -> None:
     """Mark a slot that the caller has taken: producer, key, its new epoch, RESERVED."""
     header = header_at(world, seg, slot)
-    store64(header + H_PAGES, word(0), "relaxed")
     store64(header + H_KEY_HASH, key_hash, "relaxed")
-    store64(header + H_KEY_CHECK, key_check, "relaxed")
-    store64(header + H_FLAGS, word(flags) | (world.producer << 32), "relaxed")
-    # release: a host that sees the new epoch sees the new producer too (scenario heir)
-    store64(header + H_STATE, state_word(RESERVED, epoch), "release")
+    store64(header + H_KEY_CHECK, check_word(key_check, epoch), "relaxed")
+    store64(header + H_FLAGS, word(flags) | flags_epoch(epoch) | (world.producer << 32), "relaxed")
+    store64(header + H_STATE, state_word(RESERVED, epoch), "relaxed")  # relaxed: the words above name their epoch
 
 
 @triton.jit
@@ -272,10 +286,17 @@ def pages_of(header: tl.int64) -> Any:
 
 
 @triton.jit
-def is_key(header: tl.int64, key_hash: tl.int64, key_check: tl.int64) -> Any:
-    """True if the header carries this key. It counts only if the STATE word is validated afterwards."""
+def is_key(header: tl.int64, key_hash: tl.int64, key_check: tl.int64, epoch: tl.int64) -> Any:
+    """True if the header carries this key in this epoch. False if the key is not visible yet: see `reserve`."""
     same = load64(header + H_KEY_HASH, "relaxed") == key_hash
-    return same & (load64(header + H_KEY_CHECK, "relaxed") == key_check)
+    return same & (load64(header + H_KEY_CHECK, "relaxed") == check_word(key_check, epoch))
+
+
+@triton.jit
+def key_of(header: tl.int64, epoch: tl.int64) -> Any:
+    """The key of a header that the caller owns, or waited for, in this epoch: (key_hash, key_check)."""
+    check = load64(header + H_KEY_CHECK, "relaxed")
+    return load64(header + H_KEY_HASH, "relaxed"), check_word(check, epoch)
 
 
 @triton.jit

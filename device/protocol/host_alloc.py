@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from nanokv.device.memory.triton import add64, copy_bytes, load64, store64, word
-from nanokv.device.protocol.header import describe, kill, next_epoch, publish, reserve
+from nanokv.device.protocol.header import describe, flags_epoch, kill, next_epoch, publish, reserve
 from nanokv.device.protocol.retire import count_eviction
 from nanokv.device.protocol.ring import announce, asleep
 from nanokv.device.segment.layout import EVICTED, H_FLAGS, H_PAGES, H_STATE, LOW32, STORED
@@ -50,7 +50,7 @@ def install(
     epoch = next_epoch(load64(header + H_STATE, "relaxed"))
     reserve(world, seg, slot, epoch, key_hash, key_check, flags & LOW32)
     if (flags >> 32) != 0:
-        store64(header + H_FLAGS, flags, "relaxed")
+        store64(header + H_FLAGS, flags | flags_epoch(epoch), "relaxed")
     size = world.page_bytes
     publish(world, seg, slot, epoch, (nbytes + size - 1) // size, payload, nbytes, now)
     return epoch

@@ -7,7 +7,7 @@ Source: RCU's publication (McKenney 2006): allocate, write, then make it visible
 
 Guarantees
 - A duplicate is refused before a byte is allocated or copied, and no object becomes READY that cannot be found: the
-  producer claims the key first.
+  producer claims the key first. It looks at the directory before all else, so that no other access waits for that look.
 - A `begin` that fails gives back everything that it took, last taken first. FULL is an answer (I9).
 - An object becomes READY when all its bytes are stored, or never (I3); a producer that was too slow is told LOST.
 
@@ -22,7 +22,7 @@ import triton.language as tl
 from nanokv.device.memory.triton import add64, checksum_bytes, copy_bytes, load64, select, word
 from nanokv.device.protocol.activity import enter, leave
 from nanokv.device.protocol.checksum import seal, wanted
-from nanokv.device.protocol.directory import claim, erase
+from nanokv.device.protocol.directory import claim_at, erase, home_of, look, survey
 from nanokv.device.protocol.evict import take_header, take_pages
 from nanokv.device.protocol.extent import class_of
 from nanokv.device.protocol.header import (
@@ -119,8 +119,13 @@ def begin(
     fits = is_inside(world, world.heap_base, nbytes)
     n_pages = (select(fits, nbytes, word(0)) + world.page_bytes - 1) // world.page_bytes
     size_class = class_of(world, n_pages)
+    home = segment(world, home_of(world, key_check))
+    tagged, empty = look(world, home, key_hash, key_check)  # early: nothing waits for it yet
     phase = enter(world, seg)
     status = select(fits & (size_class >= 0), word(OK), word(TOO_LARGE))
+    start = word(0)
+    if status == OK:
+        status, start = survey(world, home, key_hash, key_check, tagged, empty)
     slot = word(-1)
     epoch = word(0)
     payload = word(0)
@@ -131,7 +136,7 @@ def begin(
             add64(seg + COUNT_REFUSED, 1, "relaxed")
         else:
             reserve(world, seg, slot, epoch, key_hash, key_check, flags)
-            status = claim(world, owner, slot, epoch, key_hash, key_check)
+            status = claim_at(world, home, start, owner, slot, epoch, key_hash, key_check)
             if status == OK:
                 status, payload = allocate(world, seg, owner, slot, epoch, size_class, n_pages, nbytes, now, key_hash)
                 if status == FULL:
@@ -171,9 +176,8 @@ def begin_described(
 
 
 @triton.jit
-def commit(world: World, owner: tl.int64, slot: tl.int64, epoch: tl.int64) -> Any:
-    """WRITING -> READY, and announce: OK, or LOST if the slot was given up. A slot that is READY already is OK."""
-    seg = segment(world, owner)
+def commit_in(world: World, seg: tl.int64, slot: tl.int64, epoch: tl.int64) -> Any:
+    """`commit` in the segment at the address `seg`."""
     header = header_at(world, seg, slot)
     seen = commit_state(header, epoch)
     status = word(LOST)
@@ -184,6 +188,12 @@ def commit(world: World, owner: tl.int64, slot: tl.int64, epoch: tl.int64) -> An
         acknowledge(header, epoch)
         add64(seg + COUNT_LOST, 1, "relaxed")
     return status
+
+
+@triton.jit
+def commit(world: World, owner: tl.int64, slot: tl.int64, epoch: tl.int64) -> Any:
+    """WRITING -> READY, and announce: OK, or LOST if the slot was given up. A slot that is READY already is OK."""
+    return commit_in(world, segment(world, owner), slot, epoch)
 
 
 @triton.jit
@@ -226,8 +236,9 @@ def seal_payload(
 @triton.jit
 def finish(world: World, owner: tl.int64, slot: tl.int64, epoch: tl.int64, phase: tl.int64) -> Any:
     """Commit an object that `begin` began, and count the operation out: OK or LOST."""
-    status = commit(world, owner, slot, epoch)
-    leave(world, segment(world, owner), phase)
+    seg = segment(world, owner)
+    status = commit_in(world, seg, slot, epoch)
+    leave(world, seg, phase)
     return status
 
 

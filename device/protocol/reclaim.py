@@ -12,7 +12,7 @@ Source: quiescent-state-based reclamation, as in RCU (McKenney 2006); see `activ
 Guarantees
 - No page is freed while its producer could still write to it.
 - A slot that has moved on is left alone: `give_up` and `release` compare state and epoch. No living producer is given
-  up for a dead one that had the slot before.
+  up for a dead one that had the slot before: the word that names the producer names its epoch too.
 
 Why the orderings suffice: `give_up` and `release` run before and after a grace period, which orders them against every
 operation that could still touch the header; the read-modify-write in `release` sees whether the slot was taken again
@@ -28,14 +28,12 @@ from nanokv.device.memory.triton import add64, load64, select, store64, word
 from nanokv.device.protocol.directory import erase
 from nanokv.device.protocol.extent import N_CLASSES, bump_rest, give
 from nanokv.device.protocol.freelist import detach
-from nanokv.device.protocol.header import epoch_of, give_slot, kill, state_word, still_ready
+from nanokv.device.protocol.header import epoch_of, give_slot, key_of, kill, state_word, still_ready
 from nanokv.device.protocol.retire import retire
 from nanokv.device.protocol.shards import extent_list, slot_list
 from nanokv.device.segment.layout import (
     DEAD,
     H_FLAGS,
-    H_KEY_CHECK,
-    H_KEY_HASH,
     H_STATE,
     HEADER_BYTES,
     LOW32,
@@ -88,19 +86,12 @@ def snapshots(
 
 
 @triton.jit
-def give_up(world: World, owner: tl.int64, slot: tl.int64, epoch: tl.int64, producer: tl.int64) -> Any:
-    """Make an unfinished object of a producer DEAD: 1, or 0 if it moved on. The header keeps its pages: quarantine.
-
-    The host judged the producer (PRODUCER bits) by a look that may have been torn: a former producer of the slot, long
-    dead, beside the epoch of the new one. So this compares the producer again, after it has acquired the state.
-    """
+def give_up(world: World, owner: tl.int64, slot: tl.int64, epoch: tl.int64) -> Any:
+    """Make an unfinished object DEAD: 1, or 0 if it moved on. The header keeps its pages: quarantine."""
     header = header_at(world, segment(world, owner), slot)
-    state = load64(header + H_STATE, "acquire")  # acquire: the producer of this epoch (scenario heir)
-    done = (epoch_of(state) == epoch) & (((load64(header + H_FLAGS, "relaxed") >> 32) & LOW32) == producer)
-    if done:
-        done = kill(header, WRITING, epoch) == state_word(WRITING, epoch)
-        if not done:
-            done = kill(header, RESERVED, epoch) == state_word(RESERVED, epoch)
+    done = kill(header, WRITING, epoch) == state_word(WRITING, epoch)
+    if not done:
+        done = kill(header, RESERVED, epoch) == state_word(RESERVED, epoch)
     return select(done, word(1), word(0))
 
 
@@ -127,8 +118,7 @@ def adopt_slot(world: World, owner: tl.int64, slot: tl.int64) -> None:
     seg = segment(world, owner)
     header = header_at(world, seg, slot)
     epoch = epoch_of(load64(header + H_STATE, "relaxed"))
-    key_hash = load64(header + H_KEY_HASH, "relaxed")
-    key_check = load64(header + H_KEY_CHECK, "relaxed")
+    key_hash, key_check = key_of(header, epoch)
     erase(world, owner, slot, epoch, key_hash, key_check)
     store64(header + H_STATE, state_word(DEAD, epoch), "relaxed")
     give_slot(world, seg, slot)

@@ -13,13 +13,13 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from nanokv.device.memory.triton import load64, word
+from nanokv.device.memory.triton import word
 from nanokv.device.protocol.activity import enter, leave
-from nanokv.device.protocol.directory import entry_header, entry_owner, find
-from nanokv.device.protocol.header import epoch_of, is_key, kill, phase_of, state_word
+from nanokv.device.protocol.directory import entry_header, entry_owner, find_state
+from nanokv.device.protocol.header import epoch_of, kill, state_word
 from nanokv.device.protocol.retire import count_eviction, retire
 from nanokv.device.protocol.status import MISS, OK, PINNED
-from nanokv.device.segment.layout import EVICTED, H_STATE, PIN_BITS, READY, REMOVED
+from nanokv.device.segment.layout import EVICTED, PIN_BITS, READY, REMOVED
 from nanokv.device.segment.world_table import World, header_at, segment
 
 
@@ -48,15 +48,9 @@ def remove_slot(world: World, owner: tl.int64, slot: tl.int64, epoch: tl.int64, 
 @triton.jit
 def remove(world: World, key_hash: tl.int64, key_check: tl.int64) -> Any:
     """Remove a READY object. Returns (status, owner): OK, MISS, NOT_READY, PINNED or CORRUPT."""
-    status, entry = find(world, key_hash, key_check)
+    status, entry, state = find_state(world, key_hash, key_check)
     owner = word(0)
     if status == OK:
         owner = entry_owner(entry)
-        slot = entry_header(entry)
-        # acquire: the key that belongs to this epoch (scenario remove-late)
-        state = load64(header_at(world, segment(world, owner), slot) + H_STATE, "acquire")
-        mine = is_key(header_at(world, segment(world, owner), slot), key_hash, key_check)
-        status = word(MISS)
-        if mine & (phase_of(state) == READY):
-            status = remove_slot(world, owner, slot, epoch_of(state), REMOVED)
+        status = remove_slot(world, owner, entry_header(entry), epoch_of(state), REMOVED)
     return status, owner

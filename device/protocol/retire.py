@@ -20,14 +20,13 @@ from nanokv.device.protocol.directory import erase
 from nanokv.device.protocol.extent import class_of, give, is_held
 from nanokv.device.protocol.header import (
     give_slot,
+    key_of,
     pages_of,
 )
 from nanokv.device.protocol.ring import announce
 from nanokv.device.segment.layout import (
     COUNT_CORRUPT,
     COUNT_EVICTED,
-    H_KEY_CHECK,
-    H_KEY_HASH,
     H_PAGES,
     H_PAYLOAD,
 )
@@ -52,7 +51,7 @@ def take_out(world: World, seg: tl.int64, slot: tl.int64) -> Any:
         # relaxed: the pushes of `give` and `give_slot` release it
         store64(header + H_PAGES, word(0), "relaxed")
         whole = class_pages(world, select(size_class < 0, word(0), size_class))
-        beyond = (page + whole > world.n_pages) | (offset % world.page_bytes != 0)
+        beyond = (page + whole > world.n_pages) | (offset != page * world.page_bytes)
         wild = (not placed) | (size_class < 0) | beyond
         if not wild:
             wild = not is_held(world, seg, page, size_class, slot)
@@ -68,8 +67,7 @@ def take_out(world: World, seg: tl.int64, slot: tl.int64) -> Any:
 def retire(world: World, seg: tl.int64, owner: tl.int64, slot: tl.int64, epoch: tl.int64, kind: tl.int64) -> None:
     """Free everything that a header holds which the caller made DEAD, and leave a hint: REMOVED or EVICTED."""
     header = header_at(world, seg, slot)
-    key_hash = load64(header + H_KEY_HASH, "relaxed")
-    key_check = load64(header + H_KEY_CHECK, "relaxed")
+    key_hash, key_check = key_of(header, epoch)
     erase(world, owner, slot, epoch, key_hash, key_check)
     page, size_class = take_out(world, seg, slot)
     if page >= 0:

@@ -18,7 +18,7 @@ import triton.language as tl
 from nanokv.device.segment.record import LINE, Field, Record
 
 MAGIC = 0x314B_564F_4E41_4E00  # "\0NANOKV1"
-VERSION = 1
+VERSION = 2
 WORD = 8
 SIZE_CLASSES = 8
 SHARDS = 64
@@ -48,9 +48,9 @@ OBJ_HEADER = Record(
         Field("state", "<u4", "low half of the STATE word: life-cycle state, pins, watched"),
         Field("epoch", "<u4", "high half of the STATE word: how many times the slot was taken; never goes back"),
         Field("last_access", "<u8", "time of the last read or write, best effort, or a lease: ACCESS bits"),
-        Field("flags", "<u4", "FLAG_*"),
+        Field("flags", "<u4", "FLAG_*, and the epoch to which flags and producer belong: FLAGS bits"),
         Field("producer", "<u4", "the rank that took the slot, and its incarnation: PRODUCER bits"),
-        Field("key_check", "<u8", "high half of the key's digest"),
+        Field("key_check", "<u8", "high half of the key's digest, XOR (epoch << 32): it names its epoch"),
     ],
 )
 
@@ -206,6 +206,8 @@ BITS = (
     Bits("STATE", "pins", 8, 23, "readers that hold the object in place"),
     Bits("STATE", "watched", 31, 1, "set by the host while it recounts the pins; every change of the pins clears it"),
     Bits("STATE", "epoch", 32, 32, "the slot's epoch"),
+    Bits("FLAGS", "flags", 0, 8, "FLAG_*"),
+    Bits("FLAGS", "epoch", 8, 24, "low bits of the epoch in which the producer wrote this word"),
     Bits("FORMAT", "dtype", 0, 8, "dtype code; 0: raw bytes"),
     Bits("FORMAT", "ndim", 8, 8, "number of dimensions"),
     Bits("FORMAT", "checksum", 32, 32, "of key, descriptor and payload; only with FLAG_CHECKSUM"),
@@ -247,6 +249,16 @@ def unpack(word: str, name: str, values: Any) -> Any:
     return (values >> bits.shift) & ((1 << bits.width) - 1)
 
 
+def key_checks(headers: Any) -> Any:
+    """The high half of the key's digest (u64) of a header record, or of each in an array."""
+    return headers["key_check"] ^ (headers["epoch"].astype(np.uint64) << np.uint64(EPOCH_SHIFT.value))
+
+
+def names_producer(headers: Any) -> Any:
+    """Whether flags and producer of a header record are of its epoch, or of each in an array. Else look again later."""
+    return unpack("FLAGS", "epoch", headers["flags"]) == headers["epoch"] & FLAGS_EPOCH_MASK.value
+
+
 WORD_BYTES = tl.constexpr(WORD)
 LOW32 = tl.constexpr(0xFFFFFFFF)
 POSITIVE = tl.constexpr(0x7FFFFFFFFFFFFFFF)  # all bits of a word except its sign
@@ -268,6 +280,7 @@ PIN_BITS = tl.constexpr(PIN_COUNT.value | WATCHED.value)  # the bits that reader
 FLAG_PLAN = tl.constexpr(1)  # no activity word counts the kernel that writes it: in quarantine until acknowledged
 FLAG_ACK = tl.constexpr(2)  # the plan's producer has acknowledged: it will write no more
 FLAG_CHECKSUM = tl.constexpr(4)  # the descriptor holds a checksum
+FLAGS_EPOCH_SHIFT, FLAGS_EPOCH_MASK = _bits("FLAGS", "epoch")
 
 DTYPE_SHIFT, DTYPE_MASK = _bits("FORMAT", "dtype")
 NDIM_SHIFT, NDIM_MASK = _bits("FORMAT", "ndim")

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from nanokv.device.segment.layout import FLAG_CHECKSUM, MAX_DIMS, PIN_BITS
+from nanokv.device.segment.layout import FLAG_CHECKSUM, MAX_DIMS, PIN_BITS, key_checks
 from nanokv.dtypes import DTYPE_BYTES
 from nanokv.fsck.look import Look, Mask, World, field
 from nanokv.fsck.report import Finding, find
@@ -60,7 +60,7 @@ def _is_right(look: Look, slot: int) -> bool:
     if nbytes > int(header["n_pages"]) * look.geometry.page_bytes:
         return True  # `slots.check_headers` reports it
     at = int(look.view.raw.ctypes.data) + int(header["payload_base"])
-    words = [int(word.view(np.int64)) for word in (header["key_hash"], header["key_check"])]
+    words = [int(word.view(np.int64)) for word in (header["key_hash"], key_checks(header))]
     form, dims = row["format"].view(np.int64), row["dims"].view(np.int64)
     value = int(_checksum()(*words, nbytes, at, int(form), *dims.tolist()))
     return bool(value == int(field("FORMAT", "checksum", row["format"])))

@@ -15,6 +15,7 @@ from nanokv.device.segment.layout import (
     ENTRY_TENTATIVE,
     RESERVED,
     WRITING,
+    key_checks,
 )
 from nanokv.fsck.look import Look, Mask, Numbers, World, field
 from nanokv.fsck.report import REMAKE, WAIT, Finding, find
@@ -42,7 +43,7 @@ class _Entries(NamedTuple):
 
 
 def _headers(world: World) -> _Headers:
-    rows = [(at.phase, at.epoch, at.headers["key_hash"], at.headers["key_check"], at.ready) for at in world.looks]
+    rows = [(at.phase, at.epoch, at.headers["key_hash"], key_checks(at.headers), at.ready) for at in world.looks]
     return _Headers(*map(np.stack, zip(*rows, strict=True)))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from nanokv.device.segment.geometry import producer_of
-from nanokv.device.segment.layout import DEAD, unpack
+from nanokv.device.segment.layout import DEAD, key_checks, unpack
 from nanokv.device.segment.views import SegmentView
 from nanokv.dtypes import dtype_name
 from nanokv.fsck.inspect_world import Inspected
@@ -57,7 +57,7 @@ def find_key(world: Inspected, key: str, namespace: str = "") -> list[FoundObjec
     found = []
     for rank, view in enumerate(world.views):
         headers = view.headers
-        same = (headers["key_hash"] == digest[0]) & (headers["key_check"] == digest[1]) & (headers["epoch"] > 0)
+        same = (headers["key_hash"] == digest[0]) & (key_checks(headers) == digest[1]) & (headers["epoch"] > 0)
         for slot in np.flatnonzero(same).tolist():
             each = _object(view, rank, slot)
             if each.state != STATES[DEAD.value] or each.pages:

@@ -124,7 +124,7 @@ def test_replay_of_compiled_code() -> None:
 
 
 def test_a_mutant_of_ptx() -> None:
-    done = RUN.invoke(app, ["check", "--mutant", "ptx:push_chain#3:release>relaxed"])
+    done = RUN.invoke(app, ["check", "--mutant", "ptx:push_marked#2:release>relaxed"])
     assert done.exit_code == 0 and "noticed: CheckFailure" in done.output and "list/weak/sm_90" in done.output
     assert "ptx:barriers:none: no barrier at all" in RUN.invoke(app, ["check", "--mutant", "ptx:list"]).output
     done = RUN.invoke(app, ["check", "--mutant", "ptx:nothing"])

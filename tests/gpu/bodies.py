@@ -281,7 +281,7 @@ def unfinished_objects_are_reclaimed(device: torch.device) -> None:
         assert w.machine.in_flight(1, 0, begun.phase) == 0
         again = w.begin(1, 3 * PAGE, FLAG_PLAN.value)
         assert (again.status, again.place.payload) == (OK, begun.place.payload)
-        assert w.machine.give_up(1, again.place.slot, again.place.epoch, producer_word(0, 1))
+        assert w.machine.give_up(1, again.place.slot, again.place.epoch)
         assert w.machine.finish(again.place, again.phase) == LOST
         assert w.machine.page_marks(1).sum() == 0
         assert w.machine.release(1, again.place.slot, again.place.epoch)

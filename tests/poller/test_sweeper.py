@@ -9,9 +9,10 @@ import pytest
 from nanokv.device.machines.native import NativeMachine
 from nanokv.device.machines.records import Begun
 from nanokv.device.protocol.status import Status
-from nanokv.device.segment.geometry import Geometry, producer_word
+from nanokv.device.segment.geometry import Geometry
 from nanokv.device.segment.layout import (
     DEAD,
+    FLAGS_EPOCH_SHIFT,
     PIN_HELD,
     RING_HEADER_MASK,
     RING_HEADER_SHIFT,
@@ -152,6 +153,21 @@ def test_a_plan_waits_for_its_producers_word(ranks: list[Rank]) -> None:
     assert ranks[0].machine.commit(begun.place) == Status.LOST
     settle(poller, 30.0)
     assert poller.sweeper.counts.released == 1
+
+
+def test_a_producer_is_not_taken_for_the_dead_one_of_another_epoch(ranks: list[Rank]) -> None:
+    """The sweeper sees the new epoch beside flags and producer of the last one. A put that stays so takes too long."""
+    poller = ranks[1].poller(write_timeout=5.0)
+    begun = ranks[0].begin(1, 7)
+    ranks[0].heap.close()
+    header = ranks[1].views[1].headers[begun.place.slot : begun.place.slot + 1]
+    header["flags"] ^= np.uint32(1 << FLAGS_EPOCH_SHIFT.value)
+    poller.sweep(0.0)
+    poller.sweep(4.0)
+    assert poller.sweeper.counts.given_up == 0
+    settle(poller, 6.0)
+    counts = poller.sweeper.counts
+    assert (counts.given_up, counts.orphaned, counts.released) == (1, 0, 1)
 
 
 def test_what_a_dead_producer_left_is_reclaimed(ranks: list[Rank]) -> None:
@@ -341,8 +357,8 @@ def test_room_is_made_although_another_host_joins(ranks: list[Rank], monkeypatch
 def test_given_up_slots_are_dead_not_free(ranks: list[Rank]) -> None:
     begun = ranks[0].begin(1, 7)
     assert ranks[1].machine.state(1, begun.place.slot) & STATE_MASK.value == WRITING.value
-    assert ranks[1].machine.give_up(1, begun.place.slot, begun.place.epoch, producer_word(0, 1))
-    assert not ranks[1].machine.give_up(1, begun.place.slot, begun.place.epoch, producer_word(0, 1))
+    assert ranks[1].machine.give_up(1, begun.place.slot, begun.place.epoch)
+    assert not ranks[1].machine.give_up(1, begun.place.slot, begun.place.epoch)
     assert ranks[1].machine.state(1, begun.place.slot) & STATE_MASK.value == DEAD.value
     assert ranks[0].machine.abort(begun.place) == Status.LOST
     assert ranks[1].machine.slot_marks(1)[begun.place.slot] == 0

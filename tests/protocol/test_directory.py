@@ -14,6 +14,7 @@ from nanokv.device.protocol.header import kill, next_epoch, reserve, state_word
 from nanokv.device.protocol.status import DUPLICATE, NOT_READY, OK, Status
 from nanokv.device.segment.geometry import Geometry
 from nanokv.device.segment.layout import (
+    EPOCH_SHIFT,
     H_STATE,
     RESERVED,
     WORD_BYTES,
@@ -98,7 +99,8 @@ class Directory:
 
     def mark(self, owner: int, slot: int, key: tuple[int, int]) -> None:
         header = self.plain.views[owner].headers[slot : slot + 1]
-        header["key_hash"].view(np.int64)[0], header["key_check"].view(np.int64)[0] = key
+        header["key_hash"].view(np.int64)[0] = key[0]
+        header["key_check"].view(np.int64)[0] = key[1] ^ 1 << EPOCH_SHIFT.value
 
     def claim(self, slot: int, key: tuple[int, int], owner: int = 0, epoch: int = 1) -> int:
         self.mark(owner, slot, key)
@@ -189,7 +191,7 @@ def test_one_of_many_claims_wins(machine: Any, threads: int, rounds: int) -> Non
         keys = keys_of(number, KEYS)
         headers = directory.plain.views[0].headers
         headers["key_hash"] = np.tile(keys[:, 0].view(np.uint64), threads)[: len(headers)]
-        headers["key_check"] = np.tile(keys[:, 1].view(np.uint64), threads)[: len(headers)]
+        headers["key_check"] = np.tile((keys[:, 1] ^ 1 << EPOCH_SHIFT.value).view(np.uint64), threads)[: len(headers)]
         answers = [aligned_words(KEYS) for _ in range(threads)]
         calls = [
             partial(machine(claim_all, 6), directory.world, 0, thread * KEYS, address(keys), KEYS, address(out))

@@ -7,7 +7,18 @@ import pytest
 
 from nanokv.device.segment import layout
 from nanokv.device.segment.geometry import Geometry
-from nanokv.device.segment.layout import BITS, HEAP_CTL, OBJ_HEADER, RECORDS, layout_hash, unpack
+from nanokv.device.segment.layout import (
+    BITS,
+    FLAGS_EPOCH_MASK,
+    FLAGS_EPOCH_SHIFT,
+    HEAP_CTL,
+    OBJ_HEADER,
+    RECORDS,
+    key_checks,
+    layout_hash,
+    names_producer,
+    unpack,
+)
 from nanokv.device.segment.layout_table import table
 from nanokv.device.segment.record import LINE, Field, Record
 
@@ -152,3 +163,14 @@ def test_the_hash_is_in_the_control_block() -> None:
 def test_the_page_in_docs_is_made_from_the_tables() -> None:
     page = (Path(__file__).parents[2] / "docs" / "layout.md").read_text()
     assert page == table(), "run: python -m nanokv.device.segment.layout_table > docs/layout.md"
+
+
+def test_words_of_a_header_name_their_epoch() -> None:
+    headers = np.zeros(3, OBJ_HEADER.dtype)
+    headers["epoch"] = [1, FLAGS_EPOCH_MASK.value + 2, 1 << 31]
+    headers["key_check"] = np.uint64(7) ^ headers["epoch"].astype(np.uint64) << np.uint64(32)
+    headers["flags"] = 5 | np.uint32(1) << FLAGS_EPOCH_SHIFT.value
+    assert key_checks(headers).tolist() == [7, 7, 7]
+    assert [int(key_checks(header)) for header in headers] == [7, 7, 7]
+    assert names_producer(headers).tolist() == [bool(names_producer(header)) for header in headers]
+    assert names_producer(headers).tolist() == [True, True, False]

@@ -130,9 +130,7 @@ BUGS = {
     ),
     "a living producer was given up for the dead one that had the slot before": Bug(
         "heir/weak: 0.1 58.1 70.1",
-        device=lambda: rewrite(
-            reclaim.give_up, ' & (((load64(header + H_FLAGS, "relaxed") >> 32) & LOW32) == producer)', ""
-        ),
+        host=((sweeper, "names_producer", lambda header: True),),
     ),
     "a late plan's bytes landed in the next object of its page": Bug(
         "acknowledge/weak: 0.1 64.1 76.1",

@@ -30,6 +30,7 @@ from nanokv.device.segment.layout import (
     SHARDS,
     STORED,
     WRITING,
+    key_checks,
 )
 from nanokv.device.segment.views import SegmentView
 
@@ -72,8 +73,11 @@ class Memory:
 # the arguments of each function, by the methods of Draw
 ARGUMENTS = {
     "pop": "head links count retries",
+    "pop_linked": "head links count retries",
     "push_chain": "head links node node retries",
     "push": "head links node retries",
+    "push_marked": "head links node node any retries",
+    "stamped": "any",
     "stamp": "links node few",
     "detach": "head",
     "class_of": "world n_pages",
@@ -111,7 +115,10 @@ ARGUMENTS = {
     "acknowledge": "header epoch",
     "still_ready": "header epoch",
     "pages_of": "header",
-    "is_key": "header key_hash key_check",
+    "is_key": "header key_hash key_check epoch",
+    "key_of": "header epoch",
+    "check_word": "key_check epoch",
+    "flags_epoch": "epoch",
     "phase_of": "state_word",
     "home_of": "world key_check",
     "first_bucket": "world key_hash",
@@ -120,8 +127,10 @@ ARGUMENTS = {
     "entry_owner": "entry",
     "entry_header": "entry",
     "has_tag": "entry key_check",
+    "is_final": "entry key_check",
     "in_bounds": "world entry",
     "judge": "world entry key_hash key_check",
+    "find_state": "world key_hash key_check",
     "find": "world key_hash key_check",
     "look": "world home key_hash key_check",
     "ones": "places",
@@ -129,8 +138,9 @@ ARGUMENTS = {
     "roomiest": "places",
     "is_taken": "world home key_hash key_check places",
     "prevails": "world home key_hash key_check candidate places",
-    "survey": "world home key_hash key_check",
-    "place": "world home key_hash key_check entry",
+    "survey": "world home key_hash key_check places places",
+    "place": "world home key_hash key_check candidate entry",
+    "claim_at": "world home candidate owner slot epoch key_hash key_check",
     "settle": "world home key_hash key_check candidate candidate",
     "claim": "world owner slot epoch key_hash key_check",
     "erase": "world owner slot epoch key_hash key_check",
@@ -168,6 +178,7 @@ ARGUMENTS = {
     "allocate": "world seg owner slot epoch size_class n_pages nbytes now key_hash",
     "begin": "world owner key_hash key_check nbytes flags now",
     "begin_described": "world owner key_hash key_check nbytes flags now any any any any any any any any",
+    "commit_in": "world seg slot epoch",
     "commit": "world owner slot epoch",
     "finish": "world owner slot epoch bit",
     "abort": "world owner slot epoch",
@@ -198,7 +209,7 @@ ARGUMENTS = {
     "remove": "world key_hash key_check",
     "snapshot": "world seg hint out",
     "snapshots": "world owner hints few out good",
-    "give_up": "world owner slot epoch producer",
+    "give_up": "world owner slot epoch",
     "release": "world owner slot epoch",
     "adopt_slot": "world owner slot",
     "push_extents": "world owner pages classes two",
@@ -240,7 +251,7 @@ ARGUMENTS = {
 
 # the state in which a function mostly finds the header that it is called with
 WANTED = {
-    RESERVED.value: ("publish", "undo", "allocate", "claim"),
+    RESERVED.value: ("publish", "undo", "allocate", "claim", "claim_at"),
     WRITING.value: (
         "is_writing",
         "seal_payload",
@@ -304,11 +315,11 @@ class Draw:
         self.row = self.view.headers[self.drawn_slot]
         self.drawn_class = rng.randrange(4)
         self.list = rng.choice(("pages", "slots"))
-        own = (int(self.row["key_hash"]), int(self.row["key_check"]))
+        own = (int(self.row["key_hash"]), int(key_checks(self.row)))
         key = own if rng.random() < 0.7 else rng.choice(KEYS)
         self.key = [signed(half) for half in key]
         self._aim_at_a_state(name)
-        if name in ("settle", "place", "claim", "judge"):
+        if name in ("settle", "place", "claim", "claim_at", "judge"):
             self._plant_entries()
 
     def _aim_at_a_held_line(self) -> None:
@@ -540,9 +551,8 @@ def begin_one(rng: random.Random, state: Memory, owner: int, key: tuple[int, int
     if status == 0 and rng.random() < 0.3:
         code["lease"](world, owner, slot, rng.randrange(1 << 40))
     if status == 0 and rng.random() < 0.5:
-        producer = int(state.views[owner].headers[slot]["producer"])
-        end, *more = rng.choice(((code["abort"],), (code["give_up"], producer), (code["commit"],)))
-        end(world, owner, slot, epoch, *more)
+        end = rng.choice((code["abort"], code["give_up"], code["commit"]))
+        end(world, owner, slot, epoch)
 
 
 def history(rng: random.Random, state: Memory) -> None:

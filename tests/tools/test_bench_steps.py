@@ -18,8 +18,8 @@ FAILURES = (
     "status != OK",
     "(status != OK) & (status != LOST)",
 )
-PURE = {"class_of", "state_word"}  #: functions of the protocol that touch no shared word
-WHOLE = {"allocate", "commit"}  #: functions of `put` whose own steps are compared
+PURE = {"class_of", "home_of", "state_word"}  #: functions of the protocol that touch no shared word
+WHOLE = {"allocate", "commit_in"}  #: functions of `put` whose own steps are compared
 
 
 def test_steps_of_the_benchmark_are_those_of_a_put() -> None:
@@ -28,7 +28,7 @@ def test_steps_of_the_benchmark_are_those_of_a_put() -> None:
 
 def test_another_order_is_noticed() -> None:
     source = inspect.getsource(put)
-    claim = "            status = claim(world, owner, slot, epoch, key_hash, key_check)\n"
+    claim = "            status = claim_at(world, home, start, owner, slot, epoch, key_hash, key_check)\n"
     reserve = "            reserve(world, seg, slot, epoch, key_hash, key_check, flags)\n"
     assert reserve + claim in source
     assert steps_of_the_benchmark() != steps_of_a_put(source.replace(reserve + claim, claim + reserve))

@@ -9,7 +9,6 @@ import pytest
 
 from nanokv.device.machines.records import Begun, Place
 from nanokv.device.protocol.status import Status
-from nanokv.device.segment.geometry import producer_word
 from nanokv.device.segment.layout import (
     ENTRY_PHASE_MASK,
     READY,
@@ -161,7 +160,7 @@ def test_unfinished_objects_of_the_dead_are_leftovers(world: World) -> None:
 
 def test_quarantine_is_no_finding_while_its_owner_lives(world: World) -> None:
     begun = world.begin(0, 100, by=1)
-    assert world.machines[0].give_up(0, begun.place.slot, begun.place.epoch, producer_word(1, 1))
+    assert world.machines[0].give_up(0, begun.place.slot, begun.place.epoch)
     assert world.check().clean
     world.dead = {0}
     assert leftovers(world) == {"I6"}
@@ -169,7 +168,7 @@ def test_quarantine_is_no_finding_while_its_owner_lives(world: World) -> None:
 
 def test_an_empty_object_that_was_given_up_waits_for_its_owner(world: World) -> None:
     begun = world.begin(0, 100, nbytes=0, by=1)
-    assert world.machines[0].give_up(0, begun.place.slot, begun.place.epoch, producer_word(1, 1))
+    assert world.machines[0].give_up(0, begun.place.slot, begun.place.epoch)
     assert world.check().clean
     world.dead = {0}
     assert leftovers(world) == {"I6"}

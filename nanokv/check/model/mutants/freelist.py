@@ -10,27 +10,27 @@ mutant(
     "no-tag",
     "the head of a list has no tag: a node that came back is taken for the same list (ABA)",
     ("list-aba", "list-detach"),
-    (freelist.pop, _LIST, _SAME_TAG),
-    (freelist.push_chain, _LIST, _SAME_TAG),
+    (freelist.pop_linked, _LIST, _SAME_TAG),
+    (freelist.push_marked, _LIST, _SAME_TAG),
 )
 mutant(
     "pop-by-exchange",
     "the head is exchanged, whatever it is by now",
     ("list",),
-    (freelist.pop, "cas64(head, old, ", "xchg64(head, "),
+    (freelist.pop_linked, "cas64(head, old, ", "xchg64(head, "),
 )
 mutant(
     "push-by-exchange",
     "the head is exchanged, whatever it is by now: nodes are lost",
     ("list",),
-    (freelist.push_chain, "cas64(head, old, ", "xchg64(head, "),
+    (freelist.push_marked, "cas64(head, old, ", "xchg64(head, "),
 )
 mutant(
     "link-once",
     "the link is written only before the first try: a second try links to an old list",
     ("list", "list-aba"),
     (
-        freelist.push_chain,
+        freelist.push_marked,
         '        store64(link, mark | (old & LOW32), "relaxed")\n',
         '        if tries == 0:\n            store64(link, mark | (old & LOW32), "relaxed")\n',
     ),
@@ -93,10 +93,21 @@ mutant(
     ("exhaust", "split", "release"),
     (
         extent.give,
-        "    stamp(links, page, pages)\n"
-        "    mark(world, seg, page, FREE + size_class, word(0))\n"
-        "    push(extent_list(world, seg, size_class, page // pages), links, page, retries_at(world, seg))\n",
-        "    push(extent_list(world, seg, size_class, page // pages), links, page, retries_at(world, seg))\n"
+        "    link = link_of(world, seg, page)\n"
+        "    stamp(links, page + 1, pages - 1)\n"
+        "    free = marked(stamped(link), FREE + size_class, word(0))\n"
+        "    number = page\n"
+        "    if pages > 1:\n"
+        "        number = page // pages\n"
+        "    push_marked(extent_list(world, seg, size_class, number), links, page, page, free, "
+        "retries_at(world, seg))\n",
+        "    link = link_of(world, seg, page)\n"
+        "    free = marked(link, FREE + size_class, word(0))\n"
+        "    number = page\n"
+        "    if pages > 1:\n"
+        "        number = page // pages\n"
+        "    push_marked(extent_list(world, seg, size_class, number), links, page, page, free, "
+        "retries_at(world, seg))\n"
         "    stamp(links, page, pages)\n"
         "    mark(world, seg, page, FREE + size_class, word(0))\n",
     ),

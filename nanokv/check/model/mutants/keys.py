@@ -2,6 +2,7 @@
 
 from nanokv.check.model.mutants.mutant import mutant
 from nanokv.device.protocol import directory, evict, get, pins, remove
+from nanokv.device.segment.layout import H_STATE
 from nanokv.host_poller import dead_pins
 
 # --- keys ---
@@ -9,19 +10,19 @@ mutant(
     "no-turnstile",
     "two producers of one key can both look past each other",
     ("same-key-busy", "claim"),
-    (directory.claim, '        add64(turn, 1, "acq_rel")\n', ""),
+    (directory.claim_at, '        add64(turn, 1, "acq_rel")\n', ""),
 )
 mutant(
     "turnstile-by-load",
     "the turnstile is passed by a load",
     ("same-key-busy",),
-    (directory.claim, 'add64(turn, 1, "acq_rel")', 'load64(turn, "acquire")'),
+    (directory.claim_at, 'add64(turn, 1, "acq_rel")', 'load64(turn, "acquire")'),
 )
 mutant(
     "one-phase",
     "an entry is FINAL at once",
     ("same-key-busy", "claim", "same-key-3"),
-    (directory.claim, "entry_word(ENTRY_TENTATIVE, ", "entry_word(ENTRY_FINAL, "),
+    (directory.claim_at, "entry_word(ENTRY_TENTATIVE, ", "entry_word(ENTRY_FINAL, "),
 )
 mutant(
     "never-look",
@@ -46,7 +47,7 @@ mutant(
     "a producer does not notice that its entry was removed",
     ("same-key-busy", "claim"),
     (
-        directory.claim,
+        directory.claim_at,
         "!= tentative:\n            status = word(DUPLICATE)",
         "!= tentative:\n            status = status + 0",
     ),
@@ -55,32 +56,35 @@ mutant(
     "erase-final-alone",
     "an entry that its dead producer left TENTATIVE stays for ever",
     ("swept", "late", "abort", "put-dies"),
-    (directory.erase, "(seen == final) | (seen == tentative)", "seen == final"),
+    (directory.erase, '            cas64(entry_at, seen, 0, "relaxed")\n', "            word(0)\n"),
 )
 mutant(
     "any-key",
     "a reader does not compare the key in the header",
     ("twins",),
-    (directory.judge, " & is_key(header, key_hash, key_check)", ""),
-    (get.lookup, "is_key(header, key_hash, key_check) & ", ""),
+    (directory.judge, " & is_key(header, key_hash, key_check, epoch)", ""),
 )
 mutant(
-    "lookup-any-key",
-    "a reader compares the key where it finds the entry, and not where it takes the object's place",
+    "lookup-any-epoch",
+    "a reader compares the key in one epoch, and takes the object's place from another one",
     ("slot-reused",),
-    (get.lookup, "is_key(header, key_hash, key_check) & ", ""),
+    (get.lookup, "epoch = epoch_of(state)", f'epoch = epoch_of(load64(header + {H_STATE.value}, "acquire"))'),
 )
 mutant(
-    "remove-any-key",
-    "a removal does not compare the key in the header",
+    "remove-any-epoch",
+    "a removal compares the key in one epoch, and removes the object of another one",
     ("remove-late",),
-    (remove.remove, "if mine & (phase_of(state) == READY):", "if phase_of(state) == READY:"),
+    (
+        remove.remove,
+        "epoch_of(state)",
+        f'epoch_of(load64(header_at(world, segment(world, owner), entry_header(entry)) + {H_STATE.value}, "acquire"))',
+    ),
 )
 mutant(
     "find-tentative",
     "a reader takes a TENTATIVE entry for one that is sure",
     ("read-own",),
-    (directory.find, " & ((entry & ENTRY_PHASE_MASK) == ENTRY_FINAL)", ""),
+    (directory.find_state, "is_final(entry, key_check)", "has_tag(entry, key_check)"),
     deviations=2,
 )
 mutant(
@@ -88,7 +92,7 @@ mutant(
     "a producer makes its entry FINAL by a store, also if another one has removed it",
     ("claim", "same-key-busy"),
     (
-        directory.claim,
+        directory.claim_at,
         '        if cas64(entry_at, tentative, target, "relaxed") != tentative:\n',
         '        store64(entry_at, target, "release")\n        if target != target:\n',
     ),
@@ -97,7 +101,7 @@ mutant(
     "withdraw-leaves-entry",
     "a producer that withdraws leaves its TENTATIVE entry",
     ("same-key", "claim"),
-    (directory.claim, "epoch), word(0))", "epoch), tentative)"),
+    (directory.claim_at, "epoch), word(0))", "epoch), tentative)"),
 )
 mutant(
     "place-by-store",

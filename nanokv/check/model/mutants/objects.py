@@ -1,7 +1,8 @@
 """Mutants of headers, and of operations on whole objects."""
 
 from nanokv.check.model.mutants.mutant import mutant
-from nanokv.device.protocol import evict, get, header, put, reclaim, remove, retire
+from nanokv.device.protocol import evict, header, put, reclaim, remove, retire
+from nanokv.host_poller import quarantine, sweeper
 
 mutant(
     "no-new-epoch",
@@ -85,7 +86,11 @@ mutant(
     "double-free-on-lost",
     "a producer whose object was given up frees it, and the sweeper frees it too",
     ("late", "late-plan"),
-    (put.commit, "        acknowledge(header, epoch)\n", "        retire(world, seg, owner, slot, epoch, STORED)\n"),
+    (
+        put.commit_in,
+        "        acknowledge(header, epoch)\n",
+        "        retire(world, seg, word(0), slot, epoch, STORED)\n",
+    ),
 )
 mutant(
     "undo-whatever",
@@ -117,9 +122,21 @@ mutant(
 )
 mutant(
     "give-up-any-producer",
-    "the sweeper believes a torn look about whose slot it is",
+    "the sweeper believes a look at the producer of another epoch",
     ("heir",),
-    (reclaim.give_up, ' & (((load64(header + H_FLAGS, "relaxed") >> 32) & LOW32) == producer)', ""),
+    (sweeper.Sweeper._give_up_stuck, "bool(names_producer(header)) and ", ""),
+)
+mutant(
+    "key-of-any-epoch",
+    "a producer takes the key of a slot's last object for that of the object which is being put there",
+    ("twins-put",),
+    (header.check_word, "key_check ^ (epoch << EPOCH_SHIFT)", "key_check"),
+)
+mutant(
+    "flags-of-any-epoch",
+    "the sweeper does not look again at the flags of an object that it gave up",
+    ("second-plan-early",),
+    (quarantine.Quarantine.release, "if same and self._is_silent(header):", "if False:"),
 )
 mutant(
     "ready-before-last-store",
@@ -147,9 +164,9 @@ mutant(
     ("polled", "heir"),
     (
         header.reserve,
-        '    store64(header + H_PAGES, word(0), "relaxed")\n',
-        '    store64(header + H_STATE, state_word(RESERVED, epoch), "release")\n'
-        '    store64(header + H_PAGES, word(0), "relaxed")\n',
+        '    store64(header + H_KEY_HASH, key_hash, "relaxed")\n',
+        '    store64(header + H_STATE, state_word(RESERVED, epoch), "relaxed")\n'
+        '    store64(header + H_KEY_HASH, key_hash, "relaxed")\n',
     ),
 )
 mutant(
@@ -163,22 +180,6 @@ mutant(
     "a producer that came too late does not say that it has ended",
     ("late-plan", "acknowledge"),
     (header.acknowledge, "if seen == state_word(DEAD, epoch):", "if seen != seen:"),
-)
-mutant(
-    "lookup-state-last",
-    "a reader takes size and place from before the state that it believes",
-    ("replace",),
-    (
-        get.lookup,
-        '        state = load64(header + H_STATE, "acquire")\n'
-        "        epoch = epoch_of(state)\n"
-        '        payload = load64(header + H_PAYLOAD, "relaxed")\n'
-        '        nbytes = load64(header + H_BYTES, "relaxed")\n',
-        '        payload = load64(header + H_PAYLOAD, "relaxed")\n'
-        '        nbytes = load64(header + H_BYTES, "relaxed")\n'
-        '        state = load64(header + H_STATE, "acquire")\n'
-        "        epoch = epoch_of(state)\n",
-    ),
 )
 mutant(
     "remover-that-lost-frees",
@@ -249,7 +250,7 @@ mutant(
     ("second-plan",),
     (
         header.reserve,
-        "word(flags) | (world.producer << 32)",
-        'word(flags) | (load64(header + H_FLAGS, "relaxed") & LOW32) | (world.producer << 32)',
+        "word(flags) | ",
+        'word(flags) | (load64(header + H_FLAGS, "relaxed") & 0xFF) | ',
     ),
 )

@@ -8,7 +8,7 @@ mutant(
     "the turnstile is a lock: a producer that dies or sleeps in it stops every other producer of the bucket",
     ("same-key", "put-dies"),
     (
-        directory.claim,
+        directory.claim_at,
         '        add64(turn, 1, "acq_rel")\n',
         '        while cas64(turn, 0, 1, "acquire") != 0:\n            status = status + 0\n',
     ),

@@ -6,8 +6,7 @@ from nanokv.check.model.scenario import A, B, C, Scenario, expect, small, stored
 from nanokv.check.model.small_world import RAW_BYTES, SmallWorld, digest
 from nanokv.device.machines.records import Place
 from nanokv.device.protocol.status import Status
-from nanokv.device.segment.geometry import producer_word
-from nanokv.device.segment.layout import FLAG_PLAN, WORD
+from nanokv.device.segment.layout import FLAG_ACK, FLAG_PLAN, FLAGS_EPOCH_SHIFT, WORD
 from nanokv.host_poller.quarantine import Life
 
 
@@ -201,7 +200,7 @@ def _give_up_a_plan(world: SmallWorld, epoch: int = 1) -> None:
     begun = machine.begin(0, digest(A), 2 * WORD, FLAG_PLAN.value, RAW_BYTES, world.now())
     machine.leave(0, begun.phase)
     expect(begun.status == Status.OK and begun.place[1:3] == (0, epoch), "prepare")
-    expect(world.machine().give_up(0, 0, epoch, producer_word(1, 1)), "prepare")
+    expect(world.machine().give_up(0, 0, epoch), "prepare")
 
 
 def _give_up_two_plans(world: SmallWorld) -> None:
@@ -219,7 +218,9 @@ def _nobody_scribbles(world: SmallWorld) -> None:
         expect(world.get(C) == (Status.OK, 2), "the late plan wrote into the pages of another object")
 
 
-def _acknowledge(world: SmallWorld, epoch: int) -> None:
+def _acknowledge(world: SmallWorld, epoch: int, *, early: bool = False) -> None:
+    """`early`: the look that gave the plan up saw the flags of the first one."""
+
     def write() -> Status:
         source = world.payload(A, 1, 2)
         world.copy(world.address("heap_base"), source.ctypes.data, source.nbytes)
@@ -232,7 +233,10 @@ def _acknowledge(world: SmallWorld, epoch: int) -> None:
         return world.put(C, 2)
 
     sweeper = world.sweeper(0)
-    sweeper._quarantine.give_up(Life(0, epoch), world.machine().headers(0, 0, 1)[0])
+    header = world.machine().headers(0, 0, 1)[0]
+    if early:
+        header["flags"] = FLAG_PLAN.value | FLAG_ACK.value | 1 << FLAGS_EPOCH_SHIFT.value
+    sweeper._quarantine.give_up(Life(0, epoch), header)
     sweeps = world.steps_of(sweeper, 5)
     world.spawn("late", write, rank=1)
     world.spawn("host", reuse)
@@ -256,3 +260,12 @@ Scenario(
     mortal=("late",),
     hosted=True,
 )(partial(_acknowledge, epoch=2))
+Scenario(
+    "second-plan-early",
+    "the same, and the look that gave it up saw the flags of the first one",
+    small(pages=1, objects=2, ranks=2),
+    _nobody_scribbles,
+    _give_up_two_plans,
+    mortal=("late",),
+    hosted=True,
+)(partial(_acknowledge, epoch=2, early=True))

@@ -7,7 +7,6 @@ from nanokv.check.model.scenario import A, C, Scenario, expect, small
 from nanokv.check.model.small_world import SmallWorld, digest
 from nanokv.device.protocol import activity, extent, header
 from nanokv.device.protocol.status import Status
-from nanokv.device.segment.geometry import producer_word
 from nanokv.device.segment.layout import FLAG_PLAN, WORD
 from nanokv.host_poller.audit import AUDITS, LOOKS, Audit
 from nanokv.host_poller.coalesce import join_free_extents
@@ -145,7 +144,7 @@ def _reserve_for_a_plan(world: SmallWorld) -> None:
     slot, epoch = world.on_segment(header.take_slot, rank=2)(0)
     expect((slot, epoch) == (0, 1), "prepare")
     world.on_segment(header.reserve, rank=2)(slot, epoch, *digest(A), FLAG_PLAN.value)
-    expect(world.machine().give_up(0, slot, epoch, producer_word(2, 1)), "prepare")
+    expect(world.machine().give_up(0, slot, epoch), "prepare")
 
 
 @Scenario(

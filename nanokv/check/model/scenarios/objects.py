@@ -67,6 +67,28 @@ def _twins(world: SmallWorld) -> None:
     world.spawn("reader", lambda: (world.find(A), world.find(TWIN), world.find(A)))
 
 
+def _stored_and_removed(world: SmallWorld) -> None:
+    stored(A)(world)
+    expect(world.remove(A) == Status.OK, "prepare")
+
+
+def _both_are_put(world: SmallWorld) -> None:
+    puts = world.results["one"], world.results["twin"]
+    expect(puts == (Status.OK, Status.OK), f"the only puts of two keys are answered {puts}")
+
+
+@Scenario(
+    "twins-put",
+    "puts of a key and of its twin, one of them into the slot that the key had before",
+    small(2, 2),
+    _both_are_put,
+    _stored_and_removed,
+)
+def _put_twins(world: SmallWorld) -> None:
+    world.spawn("one", lambda: world.put(A, 2))
+    world.spawn("twin", lambda: world.put(TWIN, 5))
+
+
 # --- a slot that has another key by now -------------------------------------------------------
 def _b_stays(world: SmallWorld) -> None:
     put, found = world.results["writer"][1], world.get(B)

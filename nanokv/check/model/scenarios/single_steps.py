@@ -7,7 +7,6 @@ from nanokv.check.model.small_world import RAW_BYTES, SmallWorld, digest
 from nanokv.device.machines.records import Place
 from nanokv.device.protocol import directory, extent, header, host_alloc, pins, put, reclaim, remove
 from nanokv.device.protocol.status import Status
-from nanokv.device.segment.geometry import producer_word
 from nanokv.device.segment.layout import DEAD, REMOVED, WORD, unpack
 
 
@@ -44,7 +43,7 @@ def _one_of_both(world: SmallWorld) -> None:
 @Scenario("commit", "a commit against being given up", small(), _one_of_both, _begin_a, exhaustive=True)
 def _commit_or_give_up(world: SmallWorld) -> None:
     world.spawn("commit", partial(world.on_owner(put.commit), 0, 1))
-    world.spawn("give up", partial(world.on_owner(reclaim.give_up), 0, 1, producer_word(0, 1)))
+    world.spawn("give up", partial(world.on_owner(reclaim.give_up), 0, 1))
     world.sweeper()
 
 
@@ -71,7 +70,7 @@ def _publish_or_give_up(world: SmallWorld) -> None:
         return bool(publish(slot, epoch, 0, world.geometry.offsets["heap_base"], 0, 1))
 
     world.spawn("publish", produce)
-    world.spawn("give up", partial(world.on_owner(reclaim.give_up), 0, 1, producer_word(0, 1)))
+    world.spawn("give up", partial(world.on_owner(reclaim.give_up), 0, 1))
 
 
 # --- a READY object ---------------------------------------------------------------------------
