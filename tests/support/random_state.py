@@ -72,6 +72,7 @@ class Memory:
 # the arguments of each function, by the methods of Draw
 ARGUMENTS = {
     "pop": "head links count retries",
+    "pop_run": "head links count few retries",
     "push_chain": "head links node node retries",
     "push": "head links node retries",
     "stamp": "links node few",
@@ -89,6 +90,8 @@ ARGUMENTS = {
     "bump_rest": "world seg",
     "give": "world seg page size_class",
     "carve": "world seg page size_class smaller_class",
+    "places_of": "world size_class",
+    "hold_free": "world seg page size_class slot",
     "pop_free": "world seg any_class any slot",
     "take_elsewhere": "world seg size_class key_hash slot",
     "marked": "any mark_value slot",
@@ -136,6 +139,7 @@ ARGUMENTS = {
     "erase": "world owner slot epoch key_hash key_check",
     "ring_slot": "world seg ticket",
     "announce": "world seg kind slot epoch",
+    "announce_run": "world seg hints eight few two",
     "asleep": "seg",
     "drain": "world owner ticket out few",
     "enter": "world seg",
@@ -165,6 +169,7 @@ ARGUMENTS = {
     "outlook": "world seg size_class",
     "outlook_of": "world owner size_class",
     "undo": "world seg owner slot epoch",
+    "extent_for": "world nbytes",
     "allocate": "world seg owner slot epoch size_class n_pages nbytes now key_hash",
     "begin": "world owner key_hash key_check nbytes flags now",
     "begin_described": "world owner key_hash key_check nbytes flags now any any any any any any any any",

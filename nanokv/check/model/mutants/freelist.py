@@ -10,14 +10,14 @@ mutant(
     "no-tag",
     "the head of a list has no tag: a node that came back is taken for the same list (ABA)",
     ("list-aba", "list-detach"),
-    (freelist.pop, _LIST, _SAME_TAG),
+    (freelist.pop_run, _LIST, _SAME_TAG),
     (freelist.push_chain, _LIST, _SAME_TAG),
 )
 mutant(
     "pop-by-exchange",
     "the head is exchanged, whatever it is by now",
     ("list",),
-    (freelist.pop, "cas64(head, old, ", "xchg64(head, "),
+    (freelist.pop_run, "cas64(head, old, ", "xchg64(head, "),
 )
 mutant(
     "push-by-exchange",
