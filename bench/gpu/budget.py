@@ -21,6 +21,7 @@ PAGE_BYTES = 4096
 PAGES = 4096
 NBYTES = 100  #: of an object: the protocol counts here, not the copy
 MANY, CTAS = 256, 16  #: objects of one launch of many, and its CTAs
+FREE_NODES = 4 * MANY  #: slots, and pages, in the free lists: runs find what they need at home
 COLUMNS = ("instructions", "loads", "stores", "shuffles", "barriers", "atomics", "ordered", "waits")
 
 #: operation -> the most that each of these may cost on sm_90
@@ -92,10 +93,12 @@ class Counted:
 
     def fill_lists(self) -> None:
         """Put and remove many objects: the lists have free slots and extents then, as in a heap that is in use."""
-        self.many.fill(self.new_keys(MANY))
+        batches = [self.new_keys(MANY) for _ in range(FREE_NODES // MANY)]
         with ptx.machine(memory=ptx.HostMemory()):  # which does not count, and is faster
-            self.many.put()
-            self.many.remove()
+            for do in (self.many.put, self.many.remove):
+                for requests in batches:
+                    self.many.fill(requests)
+                    do()
 
     def cost(self, operation: str, batch: Batch, requests: list[Request], do: Callable[[], None]) -> Cost:
         """Do it once, and say what it cost."""

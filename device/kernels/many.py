@@ -3,7 +3,7 @@
 The source or destination is contiguous bytes, or pages of an engine's KV cache (`paged`, chosen by `layout`). CTAs
 share the objects by tiles (`shares`). Each object has a ticket (`device/protocol/cooperative.py`): the first CTA to
 arrive allocates, all stream tiles, the last one commits. Only the CTAs of one object contend for its words, and no
-order of CTAs is assumed.
+order of CTAs is assumed. Equal objects that one CTA puts alone are a run (`device/protocol/runs.py`).
 
 Every kernel of NanoKV runs with ONE warp per CTA, and more CTAs instead. With several warps, each one would do a
 relaxed load for itself, so that they could diverge (`memory.triton`). And on AMD a wave waits before a release only for
@@ -24,11 +24,12 @@ from nanokv.device.kernels.shares import (
     copy_tiles,
     first_tile,
     part_bytes,
+    run_of,
     share_of,
     tiles_of,
     worker_of,
 )
-from nanokv.device.memory.triton import pointer64, store64, table64, word
+from nanokv.device.memory.triton import pointer64, select, store64, table64, word
 from nanokv.device.protocol.cooperative import (
     NOT_LAST,
     begin_get_part,
@@ -41,11 +42,21 @@ from nanokv.device.protocol.cooperative import (
 from nanokv.device.protocol.directory import find
 from nanokv.device.protocol.get import lookup_described
 from nanokv.device.protocol.remove import remove
-from nanokv.device.protocol.request import Q_ADDRESS, Q_BLOCK, Q_BYTES, Q_KEY_CHECK, Q_KEY_HASH, Q_PLANE, REQUEST_BYTES
+from nanokv.device.protocol.request import (
+    Q_ADDRESS,
+    Q_BLOCK,
+    Q_BYTES,
+    Q_KEY_CHECK,
+    Q_KEY_HASH,
+    Q_OWNER,
+    Q_PLANE,
+    REQUEST_BYTES,
+)
+from nanokv.device.protocol.runs import begin_member, begin_run, commit_member, finish_run, seal_member
 from nanokv.device.protocol.status import OK
 from nanokv.device.protocol.ticket import TICKET_BYTES, clear, is_last
 from nanokv.device.segment.layout import WORD_BYTES
-from nanokv.device.segment.world_table import World, open_world
+from nanokv.device.segment.world_table import World, open_world, segment
 
 FOUND_WORDS = tl.constexpr(14)  # of an answer of lookup_many: the fields of `records.Found`, flat
 
@@ -114,6 +125,46 @@ def move_part(
 
 
 @triton.jit
+def put_run(
+    world: World,
+    requests: tl.int64,
+    tickets: tl.int64,
+    statuses: tl.int64,
+    count: tl.int64,
+    tiles: tl.int64,
+    now: tl.int64,
+    pages: tl.int64,
+    layout: tl.constexpr,
+) -> Any:
+    """Put the first of `count` objects that are alike, of `tiles` tiles each, as the only CTA. Returns how many."""
+    common, members, claimed, phase, n_pages, size_class = begin_run(world, requests, tickets, count, now)
+    owner = select(common == OK, table64(requests + Q_OWNER), word(0))
+    seg = segment(world, owner)
+    hand = word(-1)
+    left = word(0)
+    stored = word(0)
+    i = word(0)
+    while i < members:
+        status = common
+        if common == OK:
+            request = requests + i * REQUEST_BYTES
+            ticket = tickets + i * TICKET_BYTES
+            status, payload, hand, left, claimed = begin_member(
+                world, seg, owner, request, ticket, n_pages, size_class, now, hand, left, claimed
+            )
+            if status == OK:
+                move_tiles(request, seg + payload, word(0), tiles, pages, True, layout)
+                seal_member(world, request, ticket, summed(request, seg + payload, layout))
+                status = commit_member(world, seg, owner, request, ticket)
+            stored += select(status == OK, word(1), word(0))
+        store64(statuses + i * WORD_BYTES, status, "relaxed")
+        i += 1
+    if common == OK:
+        finish_run(world, seg, tickets, members, stored, phase)
+    return members
+
+
+@triton.jit
 def move_many_kernel(
     table: tl.int64,
     requests: tl.int64,
@@ -141,15 +192,29 @@ def move_many_kernel(
     while tile < end:
         request = requests + at * REQUEST_BYTES
         ticket = tickets + at * TICKET_BYTES
-        last = first + tiles_of(table64(request + Q_BYTES))
-        upto = tl.minimum(end, last)
-        parts = worker_of(last - 1, total, workers) - worker_of(first, total, workers) + 1
-        status = move_part(world, request, ticket, now, tile - first, upto - first, parts, pages, is_put, layout)
-        if status != NOT_LAST:
-            store64(statuses + at * WORD_BYTES, status, "relaxed")
-        tile = upto
-        first = last
-        at += 1
+        tiles = tiles_of(table64(request + Q_BYTES))
+        last = first + tiles
+        run = word(1)
+        if is_put:
+            if (first == tile) & (last < end):
+                run = run_of(request, count - at, tiles, end - tile)
+        if is_put and run > 1:
+            out = statuses + at * WORD_BYTES
+            members = put_run(world, request, ticket, out, run, tiles, now, pages, layout)
+            first = tile + members * tiles
+            tile = first
+            at += members
+        else:
+            upto = tl.minimum(end, last)
+            parts = word(1)
+            if (first < tile) | (last > end):
+                parts = worker_of(last - 1, total, workers) - worker_of(first, total, workers) + 1
+            status = move_part(world, request, ticket, now, tile - first, upto - first, parts, pages, is_put, layout)
+            if status != NOT_LAST:
+                store64(statuses + at * WORD_BYTES, status, "relaxed")
+            tile = upto
+            first = last
+            at += 1
 
 
 @triton.jit
@@ -169,15 +234,20 @@ def lookup_many_kernel(table: tl.int64, requests: tl.int64, found: tl.int64, con
 
 @triton.jit
 def remove_many_kernel(table: tl.int64, requests: tl.int64, statuses: tl.int64, control: tl.int64) -> None:
-    """Remove the objects of keys. Fills `statuses`, int64 [count]."""
+    """Remove the objects of keys. Fills `statuses`, int64 [count].
+
+    A CTA removes neighbours: their slots and pages often go back to the list that a run took them from (`runs`).
+    """
     world = open_world(table)
     count = table64(control)
-    at = tl.program_id(0).to(tl.int64)
-    while at < count:
+    each = tl.cdiv(count.to(tl.int32), tl.num_programs(0)).to(tl.int64)  # 32 bits: a division of 64 is a long call
+    at = tl.program_id(0).to(tl.int64) * each
+    end = tl.minimum(at + each, count)
+    while at < end:
         request = requests + at * REQUEST_BYTES
         status, _ = remove(world, table64(request + Q_KEY_HASH), table64(request + Q_KEY_CHECK))
         store64(statuses + at * WORD_BYTES, status, "relaxed")
-        at += tl.num_programs(0).to(tl.int64)
+        at += 1
 
 
 @triton.jit

@@ -10,8 +10,9 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from nanokv.device.memory.triton import copy_bytes, pointer64, select, word
-from nanokv.device.protocol.request import Q_BYTES, REQUEST_BYTES
+from nanokv.device.memory.triton import copy_bytes, pointer64, select, table64, word
+from nanokv.device.protocol.request import Q_BYTES, Q_FLAGS, Q_LEASE, Q_OWNER, REQUEST_BYTES
+from nanokv.device.protocol.runs import RUN
 from nanokv.device.segment.layout import WORD_BYTES
 
 TILE_WORDS = tl.constexpr(1024)  # 8 KiB: with one warp, sixteen 16-byte loads of each thread are in flight
@@ -19,6 +20,7 @@ TILE_BYTES = tl.constexpr(8 * 1024)
 ONE_WARP = tl.constexpr(256)  # elements of one step of `copy_bytes`
 REQUESTS = tl.constexpr(128)  # whose sizes are read in one step
 FEW = tl.constexpr(32)  # requests that one load of a warp covers
+RUN_TILES = tl.constexpr(64)  # of the objects of one run (`protocol/runs.py`), unless it is one object
 PLAIN_BITS = tl.constexpr(38)  # of plain sizes: 32 of them have fewer than 2**31 tiles
 
 
@@ -119,6 +121,28 @@ def share_of(requests: tl.int64, count: tl.int64, me: tl.int64, ctas: tl.int64) 
 def worker_of(tile: tl.int64, total: tl.int64, workers: tl.int64) -> Any:
     """The CTA that takes a tile, where CTA c takes the tiles from c * total // workers on."""
     return ((tile + 1) * workers - 1) // total
+
+
+@triton.jit
+def agree(requests: tl.int64, most: tl.int64, field: tl.constexpr) -> Any:
+    """Which of the first `most` requests have the same word at the offset `field` as the first one: int1 [RUN]."""
+    lane = tl.arange(0, RUN).to(tl.int64)
+    words = pointer64(requests + field) + lane * (REQUEST_BYTES // WORD_BYTES)
+    return (lane < most) & (tl.load(words, mask=lane < most, other=0) == table64(requests + field))
+
+
+@triton.jit
+def alike(requests: tl.int64, most: tl.int64) -> Any:
+    """How many requests of a table agree with the first one in owner, size, flags and lease; at most `most` and RUN."""
+    same = agree(requests, most, Q_OWNER) & agree(requests, most, Q_BYTES)
+    same = same & agree(requests, most, Q_FLAGS) & agree(requests, most, Q_LEASE)
+    return tl.min(tl.where(same, RUN, tl.arange(0, RUN)), 0).to(tl.int64)
+
+
+@triton.jit
+def run_of(requests: tl.int64, count: tl.int64, tiles: tl.int64, room: tl.int64) -> Any:
+    """How many of the first of `count` requests a CTA puts as one run, into `room` tiles; the first has `tiles`."""
+    return alike(requests, tl.minimum(tl.minimum(room, RUN_TILES) // tiles, count))
 
 
 @triton.jit

@@ -197,23 +197,37 @@ def carve(world: World, seg: tl.int64, page: tl.int64, have: tl.int64, want: tl.
 
 
 @triton.jit
+def places_of(world: World, size_class: tl.int64) -> Any:
+    """How many pages may be the first of an extent of this class; 0 if there is no such class."""
+    pages = class_pages(world, size_class)
+    return select(pages > 0, world.n_pages - pages + 1, word(0))
+
+
+@triton.jit
+def hold_free(world: World, seg: tl.int64, page: tl.int64, link: tl.int64, size_class: tl.int64, slot: tl.int64) -> Any:
+    """`hold` an extent that came out of a list of this class with this link: its first page, or -1 if it was not free.
+
+    Then the list is corrupt, and the extent is left alone.
+    """
+    if ((link >> MARK_SHIFT) & MARK_MASK) == FREE + size_class:
+        held = marked(link, HELD + size_class, slot + 1)
+        store64(page_links(world, seg) + page * WORD_BYTES, held, "relaxed")
+    else:
+        add64(seg + COUNT_CORRUPT, 1, "relaxed")
+        page = word(-1)
+    return page
+
+
+@triton.jit
 def pop_free(world: World, seg: tl.int64, size_class: tl.int64, number: tl.int64, slot: tl.int64) -> Any:
     """Take a free extent out of one list of this class, and `hold` it: its first page, or -1.
 
-    An extent that does not fit into the arena, or whose link does not say that it is free, is not believed: the list is
-    corrupt, and the extent is left alone.
+    An extent that does not fit into the arena is not believed, nor one that is not free (`hold_free`).
     """
-    pages = class_pages(world, size_class)
-    places = select(pages > 0, world.n_pages - pages + 1, word(0))
     head = extent_list(world, seg, size_class, number)
-    page, link = pop_linked(head, page_links(world, seg), places, retries_at(world, seg))
+    page, link = pop_linked(head, page_links(world, seg), places_of(world, size_class), retries_at(world, seg))
     if page >= 0:
-        if ((link >> MARK_SHIFT) & MARK_MASK) == FREE + size_class:
-            held = marked(link, HELD + size_class, slot + 1)
-            store64(page_links(world, seg) + page * WORD_BYTES, held, "relaxed")
-        else:
-            add64(seg + COUNT_CORRUPT, 1, "relaxed")
-            page = word(-1)
+        page = hold_free(world, seg, page, link, size_class, slot)
     return page
 
 

@@ -4,16 +4,16 @@ Source: Treiber's stack (1986) with a tag against ABA. `head` is a LIST word (fi
 an array beside the nodes, never inside them: payload bytes that a producer writes too late cannot corrupt a list.
 
 Guarantees
-- `pop` returns a node once for each time that it was pushed.
+- `pop` and `pop_run` return a node once for each time that it was pushed.
 - A producer that stops anywhere stops no other one: a CAS fails only because another one succeeded.
 - A corrupt head or link makes the list look empty; no word outside the links is ever touched through it.
 
 Why the orderings suffice
-- `push` releases the caller's writes to the node; `pop` and `detach` acquire, and only at the head. Earlier pushes
-  released the nodes deeper in the list: each change of the head is a read-modify-write, which carries those releases
-  on. `pop` acquires already when it reads the head; otherwise the link that it reads next could be older than the head.
+- `push` releases the caller's writes to the node; `pop_nodes` and `detach` acquire, and only at the head. Earlier
+  pushes released the nodes deeper in the list: each change of the head is a read-modify-write, which carries those
+  releases on. `pop_nodes` acquires already when it reads the head; otherwise the links that it reads next could be older.
 - The link of a node that another producer pops meanwhile may be old, or rewritten already. The tag has changed then, so
-  the CAS fails and the value is discarded: a relaxed load is enough.
+  the CAS fails and all that was read is discarded: relaxed loads are enough.
 - The tag has 32 bits: a pop is fooled only if it sleeps through exactly 2**32 changes.
 """
 
@@ -29,37 +29,62 @@ SPIN_LIMIT = tl.constexpr(1 << 20)  # bounds loops that are lock-free but not wa
 
 
 @triton.jit
-def pop_linked(head: tl.int64, links: tl.int64, count: tl.int64, retries: tl.int64) -> Any:
-    """Take the first node: (its number, or -1 if there is none; its link while it was in the list).
+def pop_nodes(
+    head: tl.int64, links: tl.int64, count: tl.int64, most: tl.int64, retries: tl.int64, several: tl.constexpr
+) -> Any:
+    """Take the first nodes: (number of the first one or -1, how many, link of the first one while it was in the list).
 
     `count`: how many nodes exist; no other is believed. `retries`: the address of a word that counts compare-and-swaps
-    which lost to another rank or thread.
+    which lost to another rank or thread. Only if `several`, more than one is taken: at most `most`, and after each
+    compare-and-swap that lost half as many. The link of each names the next.
     """
-    old = load64(head, "acquire")  # acquire: the link is at least as new as this head (scenario list-aba)
+    old = load64(head, "acquire")  # acquire: the links are at least as new as this head (scenario list-aba)
     node = old & LOW32
     link = word(0)
     tries = word(0)
+    taken = word(0)
     more = (node != 0) & (node <= count)
     node = select(more, node, word(0))
     while more:
         link = load64(links + (node - 1) * WORD_BYTES, "relaxed")  # relaxed: if it is old, the CAS fails
-        # acquire: the writes of the rank that pushed the node (scenario list)
-        got = cas64(head, old, (((old >> TAG_SHIFT) + 1) << TAG_SHIFT) | (link & LOW32), "acquire")
+        after = link & LOW32
+        taken = word(1)
+        if several:
+            while (taken < most) & (after != 0) & (after <= count):
+                after = load64(links + (after - 1) * WORD_BYTES, "relaxed") & LOW32
+                taken += 1
+        # acquire: the writes of the ranks that pushed the nodes (scenario list)
+        got = cas64(head, old, (((old >> TAG_SHIFT) + 1) << TAG_SHIFT) | after, "acquire")
         more = got != old
         if more:
             old = got
             tries += 1
+            most = (most + 1) >> 1
             node = old & LOW32
             more = (node != 0) & (node <= count) & (tries < SPIN_LIMIT)
             node = select(more, node, word(0))
     if tries > 0:
         add64(retries, tries, "relaxed")  # relaxed: a statistic
-    return node - 1, link
+    return node - 1, select(node != 0, taken, word(0)), link
+
+
+@triton.jit
+def pop_run(head: tl.int64, links: tl.int64, count: tl.int64, most: tl.int64, retries: tl.int64) -> Any:
+    """Take the first nodes, at most `most`: (number of the first one or -1, how many). See `pop_nodes`."""
+    node, taken, _ = pop_nodes(head, links, count, most, retries, True)
+    return node, taken
+
+
+@triton.jit
+def pop_linked(head: tl.int64, links: tl.int64, count: tl.int64, retries: tl.int64) -> Any:
+    """Take the first node: (its number, or -1; its link while it was in the list). See `pop_nodes`."""
+    node, _, link = pop_nodes(head, links, count, word(1), retries, False)
+    return node, link
 
 
 @triton.jit
 def pop(head: tl.int64, links: tl.int64, count: tl.int64, retries: tl.int64) -> Any:
-    """Take the first node: its number, or -1 if there is none. Arguments as of `pop_linked`."""
+    """Take the first node: its number, or -1 if there is none. See `pop_nodes`."""
     node, _ = pop_linked(head, links, count, retries)
     return node
 

@@ -15,7 +15,8 @@ Guarantees
 - An epoch never goes back, and names one use of the slot (I7). No rank acts on a slot whose word has moved on.
 - READY implies that the payload is there (I3): `commit_state` releases, and fails if the slot was given up before.
 - A producer is answered NO_HEADER only if, when it had looked, every free slot had been given back while it looked: no
-  producer takes more slots than one. `hdr_head` passes the end by at most one per producer, as `bump_ptr` does.
+  producer takes more slots than it puts objects. `hdr_head` passes the end by at most one per producer, as `bump_ptr`
+  does.
 - A producer that finds its slot given up frees nothing. The header names its extent, and the owner's sweeper frees both
   after a grace period: one rule, so that nothing is freed twice.
 

@@ -62,6 +62,14 @@ def undo(world: World, seg: tl.int64, owner: tl.int64, slot: tl.int64, epoch: tl
 
 
 @triton.jit
+def extent_for(world: World, nbytes: tl.int64) -> Any:
+    """What an object of `nbytes` needs: (pages, size class of the extent), the class -1 if none is large enough."""
+    fits = is_inside(world, world.heap_base, nbytes)
+    n_pages = (select(fits, nbytes, word(0)) + world.page_bytes - 1) // world.page_bytes
+    return n_pages, select(fits, class_of(world, n_pages), word(-1))
+
+
+@triton.jit
 def allocate(
     world: World,
     seg: tl.int64,
@@ -116,13 +124,11 @@ def begin(
         now: the time in ns, for `last_access`, and for the leases of objects that might be evicted.
     """
     seg = segment(world, owner)
-    fits = is_inside(world, world.heap_base, nbytes)
-    n_pages = (select(fits, nbytes, word(0)) + world.page_bytes - 1) // world.page_bytes
-    size_class = class_of(world, n_pages)
+    n_pages, size_class = extent_for(world, nbytes)
     home = segment(world, home_of(world, key_check))
     tagged, empty = look(world, home, key_hash, key_check)  # early: nothing waits for it yet
     phase = enter(world, seg)
-    status = select(fits & (size_class >= 0), word(OK), word(TOO_LARGE))
+    status = select(size_class >= 0, word(OK), word(TOO_LARGE))
     start = word(0)
     if status == OK:
         status, start = survey(world, home, key_hash, key_check, tagged, empty)

@@ -30,6 +30,7 @@ from nanokv.device.segment.layout import (
     LOW32,
     RING_EPOCH_SHIFT,
     RING_HEADER_SHIFT,
+    RING_KIND_MASK,
     WORD_BYTES,
 )
 from nanokv.device.segment.world_table import World, segment
@@ -50,6 +51,30 @@ def announce(world: World, seg: tl.int64, kind: tl.int64, slot: tl.int64, epoch:
     got = cas64(ring_slot(world, seg, ticket), 0, said, "release")
     if got != 0:
         add64(seg + COUNT_MISSED, 1, "relaxed")
+
+
+@triton.jit
+def announce_run(
+    world: World, seg: tl.int64, hints: tl.int64, stride: tl.int64, count: tl.int64, given: tl.int64
+) -> None:
+    """Leave the hints that stand in `count` private words, `stride` bytes apart; words whose kind is 0 are none.
+
+    `given`: how many hints there are, at least one. Their tickets are taken by one addition, and each is used: a ticket
+    without a hint would be a hole.
+    """
+    ticket = add64(seg + ANN_HEAD, given, "relaxed")  # relaxed: a ticket hands nothing over
+    missed = word(0)
+    i = word(0)
+    while i < count:
+        said = load64(hints + i * stride, "relaxed")
+        if (said & RING_KIND_MASK) != 0:
+            # release: the header that the hint is about (scenario ring-run)
+            got = cas64(ring_slot(world, seg, ticket), 0, said, "release")
+            missed += select(got != 0, word(1), word(0))
+            ticket += 1
+        i += 1
+    if missed > 0:
+        add64(seg + COUNT_MISSED, missed, "relaxed")
 
 
 @triton.jit

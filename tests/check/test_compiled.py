@@ -207,7 +207,7 @@ def test_an_execution_is_the_same_every_time() -> None:
 
 # --- mutants of the source --------------------------------------------------------------------
 def test_a_mutant_of_the_source_is_noticed_compiled_and_its_string_replays_it() -> None:
-    broken = rewrite(freelist.pop_linked, "cas64(head, old, ", "xchg64(head, ")
+    broken = rewrite(freelist.pop_nodes, "cas64(head, old, ", "xchg64(head, ")
     found = Explorer(SCENARIOS["list"], "weak", broken, CompiledTasks(SM_90)).draw("random", 300, 1)
     assert found.failure is not None and found.failure.replay.startswith("list/weak/sm_90: ")
     assert replay(found.failure.replay, broken) is not None

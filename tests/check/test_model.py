@@ -117,7 +117,7 @@ def test_no_audit_gives_away_what_is_on_its_way(name: str) -> None:
 
 def test_deviations_find_what_needs_one() -> None:
     """One task after the other, a list whose head is exchanged holds; one switch breaks it."""
-    explorer = Explorer(SCENARIOS["list"], "sc", rewrite(freelist.pop_linked, "cas64(head, old, ", "xchg64(head, "))
+    explorer = Explorer(SCENARIOS["list"], "sc", rewrite(freelist.pop_nodes, "cas64(head, old, ", "xchg64(head, "))
     assert explorer.deviate(0).failure is None
     found = explorer.deviate(1)
     assert found.failure is not None and len(found.failure.schedule.taken) == 1

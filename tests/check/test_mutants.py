@@ -65,9 +65,9 @@ def test_a_text_that_is_not_there_once_is_refused() -> None:
 
 
 def test_weaker_orderings_say_where_they_are() -> None:
-    names = [weaker.name for weaker in weak_orderings(freelist.pop_linked)]
-    assert names == ["pop_linked#0:acquire>relaxed", "pop_linked#2:acquire>relaxed"]
-    before = inspect.getsource(freelist.pop_linked.fn)
-    for weaker in weak_orderings(freelist.pop_linked):
-        assert weaker.replaced().keys() == {freelist.pop_linked.fn}
-    assert inspect.getsource(freelist.pop_linked.fn) == before
+    names = [weaker.name for weaker in weak_orderings(freelist.pop_nodes)]
+    assert names == ["pop_nodes#0:acquire>relaxed", "pop_nodes#3:acquire>relaxed"]
+    before = inspect.getsource(freelist.pop_nodes.fn)
+    for weaker in weak_orderings(freelist.pop_nodes):
+        assert weaker.replaced().keys() == {freelist.pop_nodes.fn}
+    assert inspect.getsource(freelist.pop_nodes.fn) == before

@@ -7,7 +7,12 @@ from tests.gpu.every_body import BODIES
 from tests.gpu.on_ptx import CAPABILITIES, machine_for
 
 BY_NAME = {body.__name__: body for body in BODIES}
-QUICK = ("many_ctas_allocate_at_once", "batches_answer_each_request")  #: others compile other kernels, which takes time
+QUICK = (  #: others compile other kernels, which takes time
+    "many_ctas_allocate_at_once",
+    "batches_answer_each_request",
+    "runs_answer_each_request",
+    "runs_into_a_small_heap",
+)
 BY_HAND = ("wrong_calls_are_refused",)  #: compiles every function of the library again; test_library interprets it
 #: what runs on other GPUs than sm_90 too: each kernel of many objects, and users' kernels
 ON_OTHERS = (

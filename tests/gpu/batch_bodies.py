@@ -184,6 +184,42 @@ def batches_of_many_small_objects(device: torch.device) -> None:
         assert all(torch.equal(room, each) for room, each in zip(rooms, data, strict=True))
 
 
+def runs_answer_each_request(device: torch.device) -> None:
+    """Objects that are alike, of one CTA: with keys that come twice, and other sizes and owners between them."""
+    for checksum in (False, True):
+        with world(device, pages=128, slots=64, checksum=checksum) as w:
+            made = batch(w, 48, ctas=2)
+            data = [w.bytes(5 * PAGE if n % 11 == 0 else PAGE + 9, n, shift=8 * (n % 2)) for n in range(40)]
+            puts = [put_request(n, each, int(n > 30)) for n, each in enumerate(data)]
+            puts[20:20] = [puts[19], puts[3]]
+            answers = done(made, made.put, puts)
+            of_key: dict[tuple[int, int], list[Status]] = {each.key: [] for each in puts}
+            for each, answer in zip(puts, answers, strict=True):
+                of_key[each.key].append(answer)
+            assert all(sorted(said) == [OK, *[DUPLICATE] * (len(said) - 1)] for said in of_key.values()), answers
+            rooms = [torch.zeros_like(each) for each in data]
+            assert done(made, made.get, [get_request(n, room) for n, room in enumerate(rooms)]) == [OK] * len(data)
+            assert all(torch.equal(room, each) for room, each in zip(rooms, data, strict=True))
+            wrong = [put_request(n, data[1], 7) for n in range(50, 53)]
+            large = [put_request(n, w.bytes(200 * PAGE, 1)) for n in range(53, 56)]
+            assert done(made, made.put, wrong + large) == [Status.INVALID] * 3 + [Status.TOO_LARGE] * 3
+
+
+def runs_into_a_small_heap(device: torch.device) -> None:
+    """One CTA with more objects than there is room for: those that fit are there, or with eviction the last ones."""
+    for pages, slots, refusal in ((4, 16, FULL), (16, 4, Status.NO_HEADER)):
+        for may_evict in (False, True):
+            with world(device, pages=pages, slots=slots, shards=1, may_evict=may_evict) as w:
+                made = batch(w, 12, ctas=1)
+                data = w.bytes(PAGE, 1)
+                for turn in (0, 100):  # into a heap that was never used, and out of lists
+                    puts = [put_request(n + turn, data) for n in range(12)]
+                    answers = done(made, made.put, puts)
+                    assert answers == [OK] * 12 if may_evict else answers == [OK] * 4 + [refusal] * 8, answers
+                    there = done(made, made.remove, [Request(each.key, 0, 0) for each in puts])
+                    assert there.count(OK) == 4 and (there[-1] == OK) == may_evict, there
+
+
 def captured(made: Batch, operation: Callable[[], None]) -> Callable[[], None]:
     """A function that replays a launch and the report of its statuses from a graph; on a CPU it repeats them."""
 
@@ -248,6 +284,8 @@ BODIES: tuple[Callable[[torch.device], None], ...] = (
     batches_answer_each_request,
     prefixes_are_found,
     batches_of_many_small_objects,
+    runs_answer_each_request,
+    runs_into_a_small_heap,
     an_exact_heap_refuses_nothing,
     tickets_are_ready_for_the_next_launch,
     a_batch_is_replayed_from_a_graph,

@@ -27,8 +27,8 @@ ANOTHER = "another barrier stands between the copy and this call"
 #: calls whose barriers no execution needs: only payload is copied by several lanes, and each call ends like a barrier
 WITHOUT_BARRIER: dict[str, str] = dict.fromkeys(
     (
-        "pop_linked#0",
-        "pop_linked#2",
+        "pop_nodes#0",
+        "pop_nodes#3",
         "push_marked#2",
         "detach#1",
         "begin_split#0",
@@ -41,6 +41,7 @@ WITHOUT_BARRIER: dict[str, str] = dict.fromkeys(
         "judge#0",
         "claim_at#0",
         "announce#1",
+        "announce_run#2",
         "drain#2",
         "enter#1",
         "leave#0",
@@ -74,8 +75,8 @@ KEPT: dict[str, str] = (
 )
 
 FOUND_BY: dict[str, str] = {
-    "pop_linked#0:acquire>relaxed": "list-aba/weak/sm_90: 0.2 5.1 13.1 18.2 23.1 31.1",
-    "pop_linked#2:acquire>relaxed": "list/weak/sm_90: 1.1 3.1 12.1 15.1",
+    "pop_nodes#0:acquire>relaxed": "list-aba/weak/sm_90: 0.2 5.1 13.1 18.2 23.1 31.1",
+    "pop_nodes#3:acquire>relaxed": "list/weak/sm_90: 1.1 3.1 12.1 15.1",
     "push_marked#2:release>relaxed": "list/weak/sm_90: 7.1 8.1 13.1",
     "detach#1:acquire>relaxed": "list-detach/weak/sm_90: 6.1 7.2 13.2 14.2 15.1 19.2 23.1 25.1 28.1 33.1",
     "end_split#0:release>relaxed": "split-full/weak/sm_90: 0.1 21.2 24.1 40.1 54.1 55.1",
@@ -87,6 +88,7 @@ FOUND_BY: dict[str, str] = {
     "claim_at#0:acq_rel>acquire": "same-key-busy/weak/sm_90: 4.2 6.2 18.1 47.1 50.1 53.1 56.2 67.1",
     "claim_at#0:acq_rel>release": "same-key-busy/weak/sm_90: 4.2 6.2 18.1 47.1 50.1 53.1 56.2 67.1",
     "announce#1:release>relaxed": "ring/weak/sm_90: 25.6 26.4 27.1 28.1 29.3 32.1",
+    "announce_run#2:release>relaxed": "ring-run/weak/sm_90: 25.1",
     "drain#2:acquire>relaxed": "ring/weak/sm_90: 25.6 26.4 27.1 28.1 29.3 32.1",
     "leave#0:release>relaxed": "polled/weak/sm_90: 0.2 105.2 115.1 189.1",
     "in_flight#0:acq_rel>release": "polled/weak/sm_90: 0.2 105.2 115.1 189.1",

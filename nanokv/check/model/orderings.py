@@ -29,6 +29,7 @@ from nanokv.device.protocol import (
     remove,
     retire,
     ring,
+    runs,
     splitting,
     ticket,
 )
@@ -55,6 +56,7 @@ PROTOCOL: tuple[ModuleType, ...] = (
     host_alloc,
     ticket,
     cooperative,
+    runs,
 )
 BEHIND = "later accesses stay behind it: the simulated memory does not reorder them"
 RMW = "LLVM makes a load of an addition of 0 that does not release; page marks hide the error that follows"
@@ -81,8 +83,8 @@ KEPT: dict[str, str] = {
 
 #: for each other ordering an execution that notices it; `python -m nanokv.check.model.orderings` finds them anew
 FOUND_BY: dict[str, str] = {
-    "pop_linked#0:acquire>relaxed": "list-aba/weak: 0.2 5.1 13.1 18.2 23.1 31.1",
-    "pop_linked#2:acquire>relaxed": "list/weak: 1.1 3.1 12.1 15.1",
+    "pop_nodes#0:acquire>relaxed": "list-aba/weak: 0.2 5.1 13.1 18.2 23.1 31.1",
+    "pop_nodes#3:acquire>relaxed": "list/weak: 1.1 3.1 12.1 15.1",
     "push_marked#2:release>relaxed": "list/weak: 7.1 8.1 13.1",
     "detach#1:acquire>relaxed": "list-detach/weak: 6.1 7.2 13.2 14.2 15.1 19.2 23.1 25.1 28.1 33.1",
     "commit_state#0:release>relaxed": "replace/weak: 0.1 101.1",
@@ -93,6 +95,7 @@ FOUND_BY: dict[str, str] = {
     "claim_at#0:acq_rel>acquire": "same-key-busy/weak: 0.1 13.1 21.2 25.2 28.2 31.2 56.1 61.1 62.1 76.1",
     "claim_at#0:acq_rel>release": "same-key-busy/weak: 0.1 13.1 21.2 25.2 28.2 31.2 56.1 61.1 62.1 76.1",
     "announce#1:release>relaxed": "ring/weak: 25.6 26.4 27.1 28.1 29.3 32.1",
+    "announce_run#2:release>relaxed": "ring-run/weak: 25.1",
     "drain#2:acquire>relaxed": "ring/weak: 25.6 26.4 27.1 28.1 29.3 32.1",
     "leave#0:release>relaxed": "polled/weak: 35.2 36.1 60.2 84.1 85.2 93.1 98.1 116.2 144.2 145.1 182.1 192.3 193.1 196.1",
     "in_flight#0:acq_rel>release": "polled/weak: 35.2 36.1 60.2 84.1 85.2 93.1 98.1 116.2 144.2 145.1 182.1 192.3 193.1 196.1",

@@ -14,6 +14,7 @@ keys         the directory, pins, eviction under readers
 host         the ring, the index, grace periods, the sweeper, the audit
 progress     operations that wait for others
 cooperative  tickets, objects in parts
+runs         objects that one CTA puts one after another
 """
 
 from importlib import import_module
@@ -22,5 +23,5 @@ from nanokv.check.model.mutants.mutant import MUTANTS
 
 __all__ = ["MUTANTS"]
 
-for theme in ("freelist", "refusals", "objects", "eviction", "keys", "host", "progress", "cooperative"):
+for theme in ("freelist", "refusals", "objects", "eviction", "keys", "host", "progress", "cooperative", "runs"):
     import_module(f"{__name__}.{theme}")  # declares its mutants

@@ -10,14 +10,14 @@ mutant(
     "no-tag",
     "the head of a list has no tag: a node that came back is taken for the same list (ABA)",
     ("list-aba", "list-detach"),
-    (freelist.pop_linked, _LIST, _SAME_TAG),
+    (freelist.pop_nodes, _LIST, _SAME_TAG),
     (freelist.push_marked, _LIST, _SAME_TAG),
 )
 mutant(
     "pop-by-exchange",
     "the head is exchanged, whatever it is by now",
     ("list",),
-    (freelist.pop_linked, "cas64(head, old, ", "xchg64(head, "),
+    (freelist.pop_nodes, "cas64(head, old, ", "xchg64(head, "),
 )
 mutant(
     "push-by-exchange",

@@ -7,6 +7,7 @@ refusals      FULL and NO_HEADER are no accidents
 objects       puts, reads, removals and pins of whole objects
 eviction      what eviction leaves alone: leased objects, and all while free neighbours would do
 cooperative   one object that several CTAs put or get
+runs          objects that one CTA puts one after another
 hints         the announce ring, the index, limits
 dying         tasks that are killed, or given up
 host          grace periods, audits, events
@@ -26,6 +27,7 @@ for theme in (
     "objects",
     "eviction",
     "cooperative",
+    "runs",
     "hints",
     "dying",
     "host",

@@ -19,6 +19,7 @@ class _List:
         self.head, self.links = world.address() + FREE_HEAD.value, world.address("links_base")
         self._retries = world.address("activity_base") + ACTIVITY.offsets["retries"]
         self._pop, self._push = world.function(freelist.pop), world.function(freelist.push)
+        self._pop_run = world.function(freelist.pop_run)
         self._held: set[int] = set()
         self._last: dict[int, int] = {}
 
@@ -41,12 +42,25 @@ class _List:
     def take(self) -> int:
         node = self.pop()
         if node >= 0:
-            expect(node not in self._held, f"I2: node {node} was popped twice")
-            self._held.add(node)
-            found = self.world.load(self._page(node), "relaxed")
-            expect(found == self._last.get(node, 0), f"the task that popped node {node} does not see its last owner")
+            self._hold(node)
         self.world.ended()
         return node
+
+    def take_run(self, most: int) -> list[int]:
+        node, count = map(int, self._pop_run(self.head, self.links, NODES, most, self._retries))
+        taken = []
+        for _ in range(count):
+            self._hold(node)
+            taken.append(node)
+            node = (self.world.load(self.link(node), "relaxed") & LOW32.value) - 1
+        self.world.ended()
+        return taken
+
+    def _hold(self, node: int) -> None:
+        expect(node not in self._held, f"I2: node {node} was popped twice")
+        self._held.add(node)
+        found = self.world.load(self._page(node), "relaxed")
+        expect(found == self._last.get(node, 0), f"the task that popped node {node} does not see its last owner")
 
     def give(self, node: int, task: int) -> None:
         self.world.store(self._page(node), task, "relaxed")
@@ -61,6 +75,11 @@ class _List:
         for node in nodes:
             if node >= 0:
                 self.give(node, task)
+
+    def swap_run(self, task: int, most: int) -> None:
+        """Pop a run of nodes, then push them."""
+        for node in self.take_run(most):
+            self.give(node, task)
 
     def take_and_put_back(self) -> None:
         """Take the whole list and put it back, as a host does."""
@@ -111,6 +130,14 @@ def _aba(world: SmallWorld) -> None:
     world.spawn("one", partial(nodes.swap, 1))
     world.spawn("two", partial(nodes.swap, 2, count=2))
     world.spawn("three", partial(nodes.swap, 3))
+
+
+@Scenario("list-run", "runs of two nodes against pops of one", small(), _whole_list, _push_nodes, rests=False)
+def _runs(world: SmallWorld) -> None:
+    nodes = _List(world)
+    world.spawn("one", partial(nodes.swap_run, 1, 2))
+    world.spawn("two", partial(nodes.swap, 2, count=2))
+    world.spawn("three", partial(nodes.swap_run, 3, 2))
 
 
 @Scenario("list-detach", "a host takes the whole list and puts it back", small(), _whole_list, _push_nodes, rests=False)

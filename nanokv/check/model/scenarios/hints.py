@@ -6,7 +6,16 @@ from nanokv.check.model.scenario import PAGE, A, B, C, Scenario, expect, small, 
 from nanokv.check.model.small_world import SmallWorld
 from nanokv.device.protocol import ring
 from nanokv.device.protocol.status import Status
-from nanokv.device.segment.layout import COUNT_MISSED, READY, STORED, WORD, unpack
+from nanokv.device.segment.layout import (
+    ANN_HEAD,
+    COUNT_MISSED,
+    READY,
+    RING_EPOCH_SHIFT,
+    RING_HEADER_SHIFT,
+    STORED,
+    WORD,
+    unpack,
+)
 
 
 # --- the ring alone ---------------------------------------------------------------------------
@@ -27,6 +36,18 @@ def _announce(world: SmallWorld, slot: int, *, stores: bool) -> None:
             world.store(_subject(world, slot), epoch, "relaxed")
         world.on_segment(ring.announce)(STORED.value, slot, epoch)
         world.ended()
+
+
+def _announce_run(world: SmallWorld) -> None:
+    """Announce slots 0 and 1 by one run, of which a third member has no hint. The subjects first."""
+    hints = world.address("heap_base", rank=1)
+    said = [STORED.value | slot << RING_HEADER_SHIFT.value | 1 << RING_EPOCH_SHIFT.value for slot in (0, 1)]
+    for at, word in enumerate((said[0], Status.DUPLICATE << RING_HEADER_SHIFT.value, said[1])):
+        world.store(hints + at * WORD, word, "relaxed")
+    for slot in (0, 1):
+        world.store(_subject(world, slot), 1, "relaxed")
+    world.on_segment(ring.announce_run)(hints, WORD, 3, 2)
+    world.ended()
 
 
 def _consume(world: SmallWorld, rounds: int, *, loads: bool) -> None:
@@ -82,6 +103,23 @@ def _two_announce(world: SmallWorld) -> None:
     for slot in range(2):
         world.spawn(f"producer{slot}", partial(_announce, world, slot, stores=False))
     world.spawn("host", partial(_consume, world, 3, loads=False))
+
+
+def _run_counted(world: SmallWorld) -> None:
+    _taken_once(world)
+    _all_counted(world)
+    tickets = world.simulation.memory.newest(world.address() + ANN_HEAD.value)
+    expect(tickets == 4, f"{tickets} tickets for 4 hints")
+
+
+@Scenario(
+    "ring-run", "a run of hints beside two single ones; one drains", small(ring=2, ranks=2), _run_counted, rests=False
+)
+def _run_announces(world: SmallWorld) -> None:
+    world.results["taken"] = []
+    world.spawn("run", partial(_announce_run, world))
+    world.spawn("producer", partial(_announce, world, 2, stores=True))
+    world.spawn("host", partial(_consume, world, 4, loads=True))
 
 
 # --- the poller and its index -----------------------------------------------------------------
