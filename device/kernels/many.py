@@ -58,6 +58,7 @@ from nanokv.device.protocol.ticket import TICKET_BYTES, clear, is_last
 from nanokv.device.segment.layout import WORD_BYTES
 from nanokv.device.segment.world_table import World, open_world, segment
 
+REGISTERS = 255  #: of a thread on NVIDIA: left alone, the compiler takes 168 for put_many, and spills 400 bytes
 FOUND_WORDS = tl.constexpr(14)  # of an answer of lookup_many: the fields of `records.Found`, flat
 
 
@@ -124,9 +125,9 @@ def move_part(
     return status
 
 
-@triton.jit
+@triton.jit(noinline=True)
 def put_run(
-    world: World,
+    table: tl.int64,
     requests: tl.int64,
     tickets: tl.int64,
     statuses: tl.int64,
@@ -137,6 +138,7 @@ def put_run(
     layout: tl.constexpr,
 ) -> Any:
     """Put the first of `count` objects that are alike, of `tiles` tiles each, as the only CTA. Returns how many."""
+    world = open_world(table)
     common, members, claimed, phase, n_pages, size_class = begin_run(world, requests, tickets, count, now)
     owner = select(common == OK, table64(requests + Q_OWNER), word(0))
     seg = segment(world, owner)
@@ -180,7 +182,8 @@ def move_many_kernel(
     `table`: the address of the world table. `control`: the address of two words, the number of requests and the time
     of day in ns. `pages`, `layout`: see `paged`; 0 and () if the requests have addresses.
     """
-    world = open_world(table)
+    if not is_put:
+        world = open_world(table)
     count = table64(control)
     now = table64(control + WORD_BYTES)
     me = tl.program_id(0).to(tl.int64)
@@ -200,7 +203,7 @@ def move_many_kernel(
                 run = run_of(request, count - at, tiles, end - tile)
         if is_put and run > 1:
             out = statuses + at * WORD_BYTES
-            members = put_run(world, request, ticket, out, run, tiles, now, pages, layout)
+            members = put_run(table, request, ticket, out, run, tiles, now, pages, layout)
             first = tile + members * tiles
             tile = first
             at += members
@@ -209,6 +212,8 @@ def move_many_kernel(
             parts = word(1)
             if (first < tile) | (last > end):
                 parts = worker_of(last - 1, total, workers) - worker_of(first, total, workers) + 1
+            if is_put:
+                world = open_world(table)
             status = move_part(world, request, ticket, now, tile - first, upto - first, parts, pages, is_put, layout)
             if status != NOT_LAST:
                 store64(statuses + at * WORD_BYTES, status, "relaxed")

@@ -11,7 +11,8 @@ Guarantees
 Why the orderings suffice
 - `push` releases the caller's writes to the node; `pop_nodes` and `detach` acquire, and only at the head. Earlier
   pushes released the nodes deeper in the list: each change of the head is a read-modify-write, which carries those
-  releases on. `pop_nodes` acquires already when it reads the head; otherwise the links that it reads next could be older.
+  releases on. `pop_nodes` acquires already when it reads the head; otherwise the links that it reads next could be
+  older.
 - The link of a node that another producer pops meanwhile may be old, or rewritten already. The tag has changed then, so
   the CAS fails and all that was read is discarded: relaxed loads are enough.
 - The tag has 32 bits: a pop is fooled only if it sleeps through exactly 2**32 changes.
