@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from nanokv.device.kernels import many
-from nanokv.device.kernels.many import FOUND_WORDS
+from nanokv.device.kernels.many import FOUND_WORDS, REGISTERS
 from nanokv.device.kernels.shares import TILE_BYTES
 from nanokv.device.machines.engine_cache import Pages
 from nanokv.device.machines.lane import INTERPRETER
@@ -73,6 +73,8 @@ class Batch:
         self._found = torch.zeros(0, FOUND_WORDS.value, dtype=torch.int64, device=device)
         self._filled = torch.cuda.Event() if self._on_gpu else None  # type: ignore[no-untyped-call]
         self._ctas = ctas or default_ctas(device)
+        on_nvidia = self._on_gpu and torch.version.hip is None
+        self._options = {"maxnreg": REGISTERS} if on_nvidia else {}
 
     @property
     def capacity(self) -> int:
@@ -157,7 +159,7 @@ class Batch:
         with self._entered(), nullcontext() if self._on_gpu else INTERPRETER:
             captured = self._on_gpu and torch.cuda.is_current_stream_capturing()
             ctas = self._ctas if captured else min(self._ctas, max(self._tiles, 1))
-            kernel[(ctas,)](self._world, *words, num_warps=1)
+            kernel[(ctas,)](self._world, *words, num_warps=1, **self._options)
 
     def _entered(self) -> AbstractContextManager[Any]:
         return torch.cuda.device(self.statuses.device) if self._on_gpu else nullcontext()

@@ -125,7 +125,7 @@ class _Parser:
         if variable is not None:
             self.declare(variable)
         elif text.startswith((".global", ".const", ".shared", ".local", ".param")) or not re.match(
-            r"\.(extern|visible|weak|func|pragma|entry|maxntid|reqntid|file|noreturn|alias)\b", text
+            r"\.(extern|visible|weak|func|pragma|entry|maxntid|reqntid|maxnreg|file|noreturn|alias)\b", text
         ):
             raise Unsupported(f"`{text[:200]}`")
 

@@ -32,12 +32,13 @@ from nanokv.device.segment.layout import WORD_BYTES
 
 
 class Kernel(NamedTuple):
-    """A kernel, its constants, and the type of each other argument."""
+    """A kernel, its constants, the type of each other argument, and the registers of a thread on NVIDIA."""
 
     function: Any
     moves_payload: bool
     types: Mapping[str, str]
     constants: Mapping[str, Any]
+    registers: int | None = None
 
 
 TARGETS = {
@@ -141,7 +142,8 @@ def kernels() -> dict[str, Kernel]:
         for verb in ("put", "get"):
             constants = {"is_put": verb == "put", "layout": layout}
             words = {argument: "i64" for argument in many.move_many_kernel.arg_names if argument not in constants}
-            found[f"{verb}_many_kernel{name}"] = Kernel(many.move_many_kernel, False, words, constants)
+            moved = Kernel(many.move_many_kernel, False, words, constants, many.REGISTERS)
+            found[f"{verb}_many_kernel{name}"] = moved
     pointers = {"word_ptr": "*i64", "heap_bases": "*i64", "out_ptr": "*i64"}
     found["remote_probe_kernel"] = Kernel(
         remote_probe_kernel, True, pointers | {"from_rank": "i32", "to_rank": "i32"}, {}
@@ -163,7 +165,8 @@ def assembly(kernel: Kernel, target: str, warps: int | None = None) -> str:
     signature = {name: kernel.types.get(name, "constexpr") for name in kernel.function.arg_names}
     constants = {(kernel.function.arg_names.index(name),): value for name, value in kernel.constants.items()}
     source = ASTSource(fn=kernel.function, signature=signature, constexprs=constants)
-    compiled = triton.compile(source, target=TARGETS[target], options={"num_warps": warps})
+    options = {"num_warps": warps} | ({"maxnreg": kernel.registers} if kernel.registers and target in NVIDIA else {})
+    compiled = triton.compile(source, target=TARGETS[target], options=options)
     if target in AMD:
         return str(compiled.asm["amdgcn"])  # its metadata gives registers and stack
     return f"{compiled.asm['ptx']}\n// {_resources(compiled.asm['cubin'])}\n"
