@@ -26,15 +26,15 @@ COLUMNS = ("instructions", "loads", "stores", "shuffles", "barriers", "atomics",
 #: operation -> the most that each of these may cost on sm_90
 LIMITED = ("instructions", "loads", "atomics", "ordered", "waits")
 LIMITS = {
-    "put, cold heap": (2600, 125, 17, 10, 48),
-    "put": (1920, 84, 15, 10, 38),
-    "get": (1440, 76, 5, 3, 31),
-    "find": (400, 18, 1, 1, 12),
-    "remove": (840, 58, 8, 6, 33),
-    f"put_many of {MANY}": (1330, 63, 15.4, 10.2, 545),
-    f"get_many of {MANY}": (890, 63, 5, 3, 440),
-    f"find_many of {MANY}": (275, 11, 0.1, 0.1, 120),
-    f"remove_many of {MANY}": (765, 44, 8, 6, 500),
+    "put, cold heap": (1490, 116, 12, 6, 38),
+    "put": (1030, 78, 12, 8, 33),
+    "get": (755, 74, 2, 1, 29),
+    "find": (259, 17, 0, 0, 10),
+    "remove": (620, 56, 8, 6, 34),
+    f"put_many of {MANY}": (905, 59, 12.4, 8.2, 475),
+    f"get_many of {MANY}": (652, 62, 2, 1, 412),
+    f"find_many of {MANY}": (145, 9.6, 0.1, 0.1, 119),
+    f"remove_many of {MANY}": (545, 42, 8, 6, 505),
 }
 
 
