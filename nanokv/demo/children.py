@@ -16,6 +16,7 @@ from nanokv.demo.job import ROLES, Job, send
 
 SILENCE = 120.0  #: seconds without any message after which the demo has failed; compiling takes some of them
 GOODBYE = 10.0  #: seconds for workers to leave by themselves
+NOTICE = 1.0  #: seconds: the kernel closes the sockets of a killed worker some time before its parent sees its end
 
 Message = dict[str, Any]
 
@@ -98,13 +99,23 @@ class Crew(AbstractContextManager["Crew"]):
         except queue.Empty:
             raise DemoFailed(f"no worker said anything for {SILENCE:.0f} s") from None
         if message["event"] == "failed":
-            for other, process in self._processes.items():
-                if (process.poll() or 0) < 0:  # a signal ended it, and this worker noticed before its parent
-                    raise DemoFailed(self._ended(other))
+            if killed := self._killed():  # this worker noticed before their parent
+                raise DemoFailed(self._ended(killed))
             raise DemoFailed(f"the {role} process failed: {message['error']}\n{self._log(role)}")
         if message["event"] == "ended":
             raise DemoFailed(self._ended(role))
         return role, message
+
+    def _killed(self) -> str | None:
+        """The role of a worker that a signal has ended; None if there is none within NOTICE."""
+        deadline = time.monotonic() + NOTICE
+        while True:
+            for role, process in self._processes.items():
+                if (process.poll() or 0) < 0:
+                    return role
+            if time.monotonic() > deadline:
+                return None
+            time.sleep(0.01)
 
     def _ended(self, role: str) -> str:
         try:

@@ -21,7 +21,7 @@ from nanokv.demo.report import Outcome
 
 pytest.importorskip("transformers", reason="the demo needs the extra nanokv[demo]")
 
-from nanokv.demo.children import Crew
+from nanokv.demo.children import Crew, DemoFailed
 from nanokv.demo.job import ROLES
 from nanokv.demo.run import run_demo
 
@@ -148,6 +148,20 @@ def test_a_dead_worker_fails_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     code, report = run(alloc="host", prompts=2)
     assert code == 1
     assert "the prefill process ended unexpectedly (exit status -9)" in report
+
+
+def test_a_worker_that_notices_a_death_before_the_parent_is_not_blamed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Crew, "_start", lambda crew, role, seed: None)
+    monkeypatch.setattr("nanokv.demo.children.NOTICE", 60.0)
+    with Crew(0) as crew:
+        crew._logs["prefill"] = tempfile.TemporaryFile()  # noqa: SIM115 - `stop` closes it
+        killed = crew._processes["prefill"] = subprocess.Popen(["sleep", "600"], text=True)
+        crew._inbox.put(("decode", {"event": "failed", "error": "connection closed by peer"}))
+        death = threading.Timer(0.1, killed.kill)
+        death.start()
+        with pytest.raises(DemoFailed, match=r"the prefill process ended unexpectedly \(exit status -9\)"):
+            crew.listen()
+        death.join()
 
 
 @pytest.mark.parametrize(
