@@ -234,8 +234,8 @@ def test_a_master_killed_in_the_middle_of_requests(start: Start, here: Callable[
 
 
 def test_a_stopped_master_is_lost_and_comes_back(start: Start, here: Callable[..., HostRank]) -> None:
-    master = start(MASTER, 2, rpc_timeout=0.5)
-    client = here(1, 2, rpc_timeout=0.5)
+    master = start(MASTER, 2, rpc_timeout=1.0)  # far more than an answer takes on a loaded machine
+    client = here(1, 2, rpc_timeout=1.0)
     master.arrive()
     assert client.put(1, 1, 0) == Status.OK
     os.kill(master.pid, signal.SIGSTOP)
