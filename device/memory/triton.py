@@ -266,7 +266,7 @@ def copy_bytes(dst: tl.int64, src: tl.int64, nbytes: tl.int64, width: tl.constex
     `width`: elements per step; a CTA of one warp has registers for fewer.
     """
     if ((dst | src) & 7) == 0:
-        whole = nbytes & ~7
+        whole = select((dst & 7) == 0, nbytes & ~7, word(0))  # no constant: Triton 3.6 fails at a loop that never runs
         copy_elements(dst, src, whole // 8, tl.int64, width)
         copy_elements(dst + whole, src + whole, nbytes - whole, tl.int8, 8)
     else:

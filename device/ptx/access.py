@@ -5,6 +5,7 @@ can stand in for them. Each access is told apart by its instruction (`Access`) a
 Shared memory of a CTA and local memory of a lane are not seen here: they belong to the machine.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -40,7 +41,7 @@ class Access:
     about: str
 
 
-class Late:
+class Late(ABC):
     """What a load may return in place of values: they are read later.
 
     The machine calls `values` before the first use of the register, and before the register is written again. The
@@ -48,13 +49,35 @@ class Late:
     acquire's effect, before an access of the same lanes to the same address, and at barriers.
     """
 
+    @abstractmethod
     def values(self) -> Array:
         """The values, one per lane that the load was made for. Called once."""
-        raise NotImplementedError
 
 
-class Memory:
-    """What a memory does; these defaults do nothing.
+class Told:
+    """What a memory is told of a launch besides its accesses; by default it does nothing with it.
+
+    `lanes`: see `Memory`.
+    """
+
+    def start(self, warp: "Warp") -> None:
+        """A warp begins."""
+
+    def finish(self, warp: "Warp") -> None:
+        """A warp has ended."""
+
+    def fence(self, warp: "Warp", access: Access, lanes: Array | None) -> None:
+        """A fence of some lanes."""
+
+    def barrier(self, warps: "Sequence[Warp]", lanes: Array | None) -> None:
+        """A barrier is complete: of the warps of a CTA, or (bar.warp.sync) of lanes of one warp.
+
+        What a lane has seen before it is seen by all of them after it.
+        """
+
+
+class Memory(Told, ABC):
+    """What a memory does.
 
     Attributes:
         late: loads may return a `Late`.
@@ -74,32 +97,17 @@ class Memory:
         """
         return [int(tensor.data_ptr()) for _, tensor in arguments]
 
-    def start(self, warp: "Warp") -> None:
-        """A warp begins."""
-
-    def finish(self, warp: "Warp") -> None:
-        """A warp has ended."""
-
+    @abstractmethod
     def load(self, warp: "Warp", access: Access, lanes: Array | None, addresses: Array) -> "Array | Late":
         """One element for each lane."""
-        raise NotImplementedError
 
+    @abstractmethod
     def store(self, warp: "Warp", access: Access, lanes: Array | None, addresses: Array, values: Array) -> None:
         """Store one element for each lane; of lanes with the same address any may be last."""
-        raise NotImplementedError
 
+    @abstractmethod
     def atomic(self, warp: "Warp", access: Access, lane: int, address: int, operands: Sequence[int]) -> int:
         """A read-modify-write of one lane; returns what was there. `operands`: cas has (expected, new)."""
-        raise NotImplementedError
-
-    def fence(self, warp: "Warp", access: Access, lanes: Array | None) -> None:
-        """A fence of some lanes."""
-
-    def barrier(self, warps: "Sequence[Warp]", lanes: Array | None) -> None:
-        """A barrier is complete: of the warps of a CTA, or (bar.warp.sync) of lanes of one warp.
-
-        What a lane has seen before it is seen by all of them after it.
-        """
 
 
 def modified(operation: str, old: int, operands: Sequence[int], size: int) -> int:

@@ -1,5 +1,7 @@
 """Kernels of Triton, compiled for GPUs that are not there, on the PTX machine: the same results as torch's."""
 
+from typing import Any
+
 import pytest
 import torch
 import triton
@@ -55,3 +57,11 @@ def test_an_access_outside_of_the_tensors_is_an_error() -> None:
     x, out = torch.zeros(1000), torch.zeros(1000)
     with pytest.raises(ptx.MemoryFault):
         ptx.run(add_kernel, (8,), x, x, out, 2048, width=256, num_warps=1)
+
+
+def test_a_memory_that_lacks_a_method_is_refused_before_a_launch() -> None:
+    class Loads(ptx.Memory):
+        def load(self, warp: Any, access: Any, lanes: Any, addresses: Any) -> Any: ...
+
+    with pytest.raises(TypeError, match=r"abstract methods '?atomic'?, '?store"):
+        Loads()  # type: ignore[abstract]

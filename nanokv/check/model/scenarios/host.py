@@ -3,7 +3,7 @@
 from functools import partial
 from typing import Any
 
-from nanokv.check.model.scenario import A, C, Scenario, expect, small
+from nanokv.check.model.scenario import A, B, C, Scenario, expect, small
 from nanokv.check.model.small_world import SmallWorld, digest
 from nanokv.device.protocol import activity, extent, header
 from nanokv.device.protocol.status import Status
@@ -100,7 +100,15 @@ def _audited_evict(world: SmallWorld) -> None:
     world.spawn("one", lambda: [world.put(key, 1) for key in (A, C, A, C)])
 
 
-Scenario("shards-audited", "an audit while objects come and go in many lists", small(4, 3, shards=2))(_audited)
+def _fill_lists(world: SmallWorld) -> None:
+    """Free pages and slots stand in every list."""
+    expect([world.put(key, 1) for key in (A, B, C)] == [Status.OK] * 3, "prepare")
+    expect([world.remove(key) for key in (A, B, C)] == [Status.OK] * 3, "prepare")
+
+
+Scenario(
+    "shards-audited", "an audit while objects come and go in many lists", small(4, 3, shards=2), prepare=_fill_lists
+)(_audited)
 
 
 @Scenario(
