@@ -285,4 +285,4 @@ def find_many_kernel(
         at += step
     if is_last(tickets, step):
         store64(prefix, first_missing(statuses, count), "relaxed")
-        clear(tickets)
+        clear(tickets, step)

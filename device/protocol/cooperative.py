@@ -24,7 +24,7 @@ from nanokv.device.protocol.checksum import has_checksum, seal, wanted
 from nanokv.device.protocol.get import is_described, judged, lookup, validate
 from nanokv.device.protocol.header import describe
 from nanokv.device.protocol.lease import lease, touch
-from nanokv.device.protocol.put import abort, begin, finish
+from nanokv.device.protocol.put import abort, begin, finish_in
 from nanokv.device.protocol.request import (
     Q_BYTES,
     Q_FLAGS,
@@ -63,29 +63,33 @@ MANY = tl.constexpr(2)  # parts: at least so many
 def begin_request(world: World, request: tl.int64, now: tl.int64) -> Any:
     """`begin`, and after OK `describe` and `lease`, as a request says; INVALID for a request that is not possible.
 
-    The descriptor, 16 registers, is read late.
+    Returns what `begin` returns, and the address of its segment. The descriptor, 16 registers, is read late; the
+    lease early: no branch waits for it.
     """
     status = word(INVALID)
     slot = word(-1)
     epoch = word(0)
     payload = word(0)
     phase = word(0)
+    seg = word(0)
     owner = table64(request + Q_OWNER)
+    until = table64(request + Q_LEASE)
     key_hash, key_check = table64(request + Q_KEY_HASH), table64(request + Q_KEY_CHECK)
     nbytes, flags = table64(request + Q_BYTES), table64(request + Q_FLAGS)
     if is_possible(world, request) & (now >= 0):
+        seg = segment(world, owner)
         status, slot, epoch, payload, phase = begin(world, owner, key_hash, key_check, nbytes, flags, now)
     if status == OK:
         kind, d0, d1, d2, d3, d4, d5, d6 = what_of(request)
-        describe(world, segment(world, owner), slot, kind, d0, d1, d2, d3, d4, d5, d6)
-        if table64(request + Q_LEASE) != 0:
-            lease(world, owner, slot, table64(request + Q_LEASE))
-    return status, slot, epoch, payload, phase
+        describe(world, seg, slot, kind, d0, d1, d2, d3, d4, d5, d6)
+        if until != 0:
+            lease(world, owner, slot, until)
+    return status, slot, epoch, payload, phase, seg
 
 
 @triton.jit
 def begin_put_part(world: World, request: tl.int64, ticket: tl.int64, parts: tl.int64, now: tl.int64) -> Any:
-    """Begin an object, or learn that another CTA has. Returns (status, address of the payload); 0 unless OK.
+    """Begin an object, or learn that another CTA has. Returns (status, address of the payload if OK).
 
     `parts`: how many CTAs come; MANY if the caller does not know it yet.
 
@@ -94,16 +98,15 @@ def begin_put_part(world: World, request: tl.int64, ticket: tl.int64, parts: tl.
     """
     status = word(BUSY)
     payload = word(0)
+    seg = word(0)
     if is_first(ticket, parts):
-        status, slot, epoch, payload, phase = begin_request(world, request, now)
-        share(ticket, parts, status, slot, epoch, payload, phase, word(0))
+        status, slot, epoch, payload, phase, seg = begin_request(world, request, now)
+        share(ticket, parts, status, slot, epoch, payload, phase, seg)
     elif await_answer(ticket):
         status = shared(ticket, 0)
         payload = shared(ticket, 3)
-    address = word(0)
-    if status == OK:  # only then has the request an owner
-        address = segment(world, table64(request + Q_OWNER)) + payload
-    return status, address
+        seg = shared(ticket, 5)
+    return status, seg + payload
 
 
 @triton.jit
@@ -136,17 +139,17 @@ def finish_put_part(world: World, request: tl.int64, ticket: tl.int64, parts: tl
     if is_last(ticket, parts):
         spoiled = is_spoiled(ticket)
         status, slot, epoch, phase = shared(ticket, 0), shared(ticket, 1), shared(ticket, 2), shared(ticket, 4)
-        owner = table64(request + Q_OWNER)
+        seg = shared(ticket, 5)
         if status == OK:
             if spoiled:
-                abort(world, owner, slot, epoch)
-                leave(world, segment(world, owner), phase)
+                abort(world, table64(request + Q_OWNER), slot, epoch)
+                leave(world, seg, phase)
                 status = word(BUSY)
             else:
                 if wanted(world):
                     seal_parts(world.table, request, ticket)
-                status = finish(world, owner, slot, epoch, phase)
-        clear(ticket)
+                status = finish_in(world, seg, slot, epoch, phase)
+        clear(ticket, parts)
     return status
 
 
@@ -218,5 +221,5 @@ def finish_get_part(world: World, request: tl.int64, ticket: tl.int64, parts: tl
                 status = word(BUSY)
             elif status == OK:
                 touch(world, owner, slot, epoch, now)
-        clear(ticket)
+        clear(ticket, parts)
     return status

@@ -240,12 +240,17 @@ def seal_payload(
 
 
 @triton.jit
-def finish(world: World, owner: tl.int64, slot: tl.int64, epoch: tl.int64, phase: tl.int64) -> Any:
-    """Commit an object that `begin` began, and count the operation out: OK or LOST."""
-    seg = segment(world, owner)
+def finish_in(world: World, seg: tl.int64, slot: tl.int64, epoch: tl.int64, phase: tl.int64) -> Any:
+    """`finish` in the segment at the address `seg`."""
     status = commit_in(world, seg, slot, epoch)
     leave(world, seg, phase)
     return status
+
+
+@triton.jit
+def finish(world: World, owner: tl.int64, slot: tl.int64, epoch: tl.int64, phase: tl.int64) -> Any:
+    """Commit an object that `begin` began, and count the operation out: OK or LOST."""
+    return finish_in(world, segment(world, owner), slot, epoch, phase)
 
 
 @triton.jit

@@ -18,7 +18,8 @@ from nanokv.device.sim.memory import SHARED, Memory
 LOAD, STORE, MODIFY = "load", "store", "modify"
 _NEVER = 1 << 60
 _WORD = 8
-PRIVATE = range(1 << 12, 1 << 48)  #: addresses of this process: buffers and tables that one task has for itself
+#: addresses of this process: buffers and tables that one task has for itself. Below lie offsets in a segment at 0
+PRIVATE = range(1 << 20, 1 << 48)
 
 
 class Killed(BaseException):

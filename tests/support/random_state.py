@@ -17,6 +17,7 @@ from nanokv.device.segment.layout import (
     ENTRY_TAG_SHIFT,
     EVICTED,
     HEAP_CTL,
+    MARK_SHIFT,
     ONE_PIN,
     PIN_HEADER_MASK,
     PIN_HEADER_SHIFT,
@@ -96,7 +97,7 @@ ARGUMENTS = {
     "give": "world seg page size_class",
     "carve": "world seg page size_class smaller_class",
     "places_of": "world size_class",
-    "hold_free": "world seg page size_class slot",
+    "hold_free": "world seg page free_link size_class slot",
     "pop_free": "world seg any_class any slot",
     "take_elsewhere": "world seg size_class key_hash slot",
     "marked": "any mark_value slot",
@@ -187,6 +188,7 @@ ARGUMENTS = {
     "commit_in": "world seg slot epoch",
     "commit": "world owner slot epoch",
     "finish": "world owner slot epoch bit",
+    "finish_in": "world seg slot epoch bit",
     "abort": "world owner slot epoch",
     "put": "world owner key_hash key_check source nbytes now any any any any any any any any",
     "lookup": "world key_hash key_check",
@@ -265,6 +267,7 @@ WANTED = {
         "commit",
         "commit_hinted",
         "finish",
+        "finish_in",
         "finish_hinted",
         "abort",
         "abort_hinted",
@@ -400,6 +403,10 @@ class Draw:
 
     def mark_value(self) -> int:
         return self.rng.randrange(32)
+
+    def free_link(self) -> int:
+        """A link with the mark of a free extent of a class that exists, or of a held one."""
+        return self.rng.randrange(8) << MARK_SHIFT.value | self.rng.randrange(GEOMETRY.n_pages)
 
     def bit(self) -> int:
         return self.rng.randrange(2)

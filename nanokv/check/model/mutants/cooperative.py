@@ -19,7 +19,7 @@ mutant(
     "ticket-stays",
     "a ticket is left as it is after the launch",
     ("put-parts",),
-    (ticket.clear, '    store64(ticket + T_STAGE, word(0), "relaxed")\n', ""),
+    (ticket.clear, '        store64(ticket + T_STAGE, word(0), "relaxed")\n', ""),
 )
 mutant(
     "spoiled-put-commits",
