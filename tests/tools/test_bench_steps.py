@@ -18,8 +18,8 @@ FAILURES = (
     "status != OK",
     "(status != OK) & (status != LOST)",
 )
-PURE = {"class_of", "home_of", "state_word"}  #: functions of the protocol that touch no shared word
-WHOLE = {"allocate", "commit_in"}  #: functions of `put` whose own steps are compared
+PURE = {"class_of", "extent_for", "home_of", "state_word"}  #: functions of the protocol that touch no shared word
+WHOLE = {"allocate", "finish_in", "commit_in"}  #: functions of `put` whose own steps are compared
 
 
 def test_steps_of_the_benchmark_are_those_of_a_put() -> None:

@@ -165,7 +165,7 @@ mutant(
         "        copy_bytes(seg + payload, src, nbytes)\n",
         "        leave(world, seg, phase)\n        copy_bytes(seg + payload, src, nbytes)\n",
     ),
-    (put.finish, "    leave(world, seg, phase)\n", ""),
+    (put.finish_in, "    leave(world, seg, phase)\n", ""),
 )
 mutant(
     "leave-missing",
