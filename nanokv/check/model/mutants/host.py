@@ -15,8 +15,8 @@ def _hold_without_grace(self: Any, life: quarantine.Life, header: Any) -> None:
     self._tickets[life] = 0
 
 
-def _hold_without_word(self: Any, life: quarantine.Life, header: Any) -> None:
-    self._tickets[life] = self._grace.request()
+def _never_silent(self: Any, header: Any) -> bool:
+    return False
 
 
 def _nothing(self: Any, *args: Any) -> None:
@@ -136,7 +136,7 @@ mutant(
     "no-word",
     "the pages of a plan do not wait for its producer's word",
     ("acknowledge", "late-plan"),
-    patches=((quarantine.Quarantine, "_hold", _hold_without_word),),
+    patches=((quarantine.Quarantine, "_is_silent", _never_silent),),
 )
 mutant(
     "one-look",

@@ -13,6 +13,7 @@ from nanokv.check.model.scenarios import SCENARIOS
 from nanokv.check.report import CheckFailure, Row
 from nanokv.device.sim.schedule import Schedule
 
+LONGER = 10  #: times as many executions of a mutant's own scenarios, before all others are tried
 NOTICED = ("CheckFailure", "MemoryFault", "NoProgress")  #: anything else is an error of the mutant itself
 
 
@@ -39,12 +40,14 @@ def kill_mutants(schedules: int, seed: int) -> Row:
 def kill(name: str, schedules: int, seed: int) -> Failure | None:
     """The first failure of a mutant, in the scenarios that should notice it and then in all others."""
     mutant = MUTANTS[name]
+    rounds = [(schedules, mutant.scenarios), (LONGER * schedules, mutant.scenarios), (schedules, SCENARIOS)]
     with mutant.patched():
-        for scenario in dict.fromkeys([*mutant.scenarios, *SCENARIOS]):
-            for memory in MEMORIES:
-                failure = _noticed(mutant, scenario, memory, schedules, seed)
-                if failure is not None:
-                    return failure
+        for more, (count, scenarios) in enumerate(rounds):
+            for scenario in scenarios:
+                for memory in MEMORIES:
+                    failure = _noticed(mutant, scenario, memory, count, seed + more)
+                    if failure is not None:
+                        return failure
     return None
 
 
