@@ -27,13 +27,13 @@ COLUMNS = ("instructions", "loads", "stores", "shuffles", "barriers", "atomics",
 #: operation -> the most that each of these may cost on sm_90
 LIMITED = ("instructions", "loads", "atomics", "ordered", "waits")
 LIMITS = {
-    "put, cold heap": (1470, 109, 11, 5, 33),
-    "put": (1000, 69, 11, 7, 26),
-    "get": (715, 71, 2, 1, 28),
+    "put, cold heap": (1430, 100, 11, 5, 31),
+    "put": (970, 60, 11, 7, 25),
+    "get": (675, 61, 2, 1, 24),
     "find": (250, 16, 0, 0, 10),
     "remove": (550, 49, 7, 6, 30),
-    f"put_many of {MANY}": (740, 40, 6.8, 3.6, 395),
-    f"get_many of {MANY}": (614, 59, 2, 1, 395),
+    f"put_many of {MANY}": (740, 38, 6.8, 3.6, 395),
+    f"get_many of {MANY}": (570, 49, 2, 1, 345),
     f"find_many of {MANY}": (137, 9.6, 0.1, 0.1, 119),
     f"remove_many of {MANY}": (464, 35, 7.1, 6.1, 445),
 }

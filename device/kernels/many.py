@@ -65,6 +65,8 @@ FOUND_WORDS = tl.constexpr(14)  # of an answer of lookup_many: the fields of `re
 @triton.jit
 def move_tiles(
     request: tl.int64,
+    theirs: tl.int64,
+    nbytes: tl.int64,
     payload: tl.int64,
     tile: tl.int64,
     end: tl.int64,
@@ -72,24 +74,24 @@ def move_tiles(
     is_put: tl.constexpr,
     layout: tl.constexpr,
 ) -> None:
-    """Copy the tiles from `tile` to before `end` of one object, from (put) or to the request's address or block."""
-    nbytes = table64(request + Q_BYTES)
+    """Copy the tiles from `tile` to before `end` of one object, from (put) or to the request's address or block.
+
+    `theirs`: the address, which a request with a block does not have.
+    """
     if len(layout) > 0:
         block = table64(request + Q_BLOCK)
         plane = table64(request + Q_PLANE)
         copy_paged_tiles(payload, nbytes, tile, end, pages, block, plane, is_put, layout)
+    elif is_put:
+        copy_tiles(payload, theirs, nbytes, tile, end)
     else:
-        theirs = table64(request + Q_ADDRESS)
-        if is_put:
-            copy_tiles(payload, theirs, nbytes, tile, end)
-        else:
-            copy_tiles(theirs, payload, nbytes, tile, end)
+        copy_tiles(theirs, payload, nbytes, tile, end)
 
 
 @triton.jit
-def summed(request: tl.int64, payload: tl.int64, layout: tl.constexpr) -> Any:
+def summed(theirs: tl.int64, payload: tl.int64, layout: tl.constexpr) -> Any:
     """The address of the bytes to sum: the producer's or the reader's own; with a paged cache, the object's."""
-    return payload if len(layout) > 0 else table64(request + Q_ADDRESS)
+    return payload if len(layout) > 0 else theirs
 
 
 @triton.jit
@@ -106,22 +108,22 @@ def move_part(
     layout: tl.constexpr,
 ) -> Any:
     """Put or get some tiles of one object, as one of `parts` CTAs: NOT_LAST, or in the last CTA the status."""
+    theirs, nbytes = table64(request + Q_ADDRESS), table64(request + Q_BYTES)  # early: no copy waits for them
     if is_put:
-        status, payload = begin_put_part(world, request, ticket, parts, now)
+        status, payload, slot, epoch, phase, seg = begin_put_part(world, request, ticket, parts, now)
     else:
-        status, payload = begin_get_part(world, request, ticket, parts)
+        status, payload, slot, epoch, owner, flagged = begin_get_part(world, request, ticket, parts)
     if status == OK:
-        move_tiles(request, payload, tile, end, pages, is_put, layout)
-        mine = summed(request, payload, layout) + tile * TILE_BYTES
-        nbytes = part_bytes(table64(request + Q_BYTES), tile, end)
+        move_tiles(request, theirs, nbytes, payload, tile, end, pages, is_put, layout)
+        mine = summed(theirs, payload, layout) + tile * TILE_BYTES
         if is_put:
-            sum_put_part(world, ticket, mine, nbytes, tile * TILE_WORDS)
+            sum_put_part(world, ticket, mine, part_bytes(nbytes, tile, end), tile * TILE_WORDS)
         else:
-            sum_get_part(ticket, mine, nbytes, tile * TILE_WORDS)
+            sum_get_part(ticket, flagged, mine, part_bytes(nbytes, tile, end), tile * TILE_WORDS)
     if is_put:
-        status = finish_put_part(world, request, ticket, parts)
+        status = finish_put_part(world, request, ticket, parts, status, slot, epoch, phase, seg)
     else:
-        status = finish_get_part(world, request, ticket, parts, now)
+        status = finish_get_part(world, request, ticket, parts, now, status, slot, epoch, owner, flagged)
     return status
 
 
@@ -145,6 +147,7 @@ def put_run(
     hand = word(-1)
     left = word(0)
     stored = word(0)
+    nbytes = table64(requests + Q_BYTES)
     i = word(0)
     while i < members:
         status = common
@@ -155,8 +158,9 @@ def put_run(
                 world, seg, owner, request, ticket, n_pages, size_class, now, hand, left, claimed
             )
             if status == OK:
-                move_tiles(request, seg + payload, word(0), tiles, pages, True, layout)
-                seal_member(world, request, ticket, summed(request, seg + payload, layout))
+                theirs = table64(request + Q_ADDRESS)
+                move_tiles(request, theirs, nbytes, seg + payload, word(0), tiles, pages, True, layout)
+                seal_member(world, request, ticket, summed(theirs, seg + payload, layout))
                 status = commit_member(world, seg, owner, request, ticket)
             stored += select(status == OK, word(1), word(0))
         store64(statuses + i * WORD_BYTES, status, "relaxed")

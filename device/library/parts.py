@@ -10,8 +10,8 @@ import triton.language as tl
 
 from nanokv.device.library.arguments import is_copy, is_memory, is_table, is_time
 from nanokv.device.library.launch import check_launch
-from nanokv.device.memory.triton import word
-from nanokv.device.protocol.cooperative import MANY
+from nanokv.device.memory.triton import select, word
+from nanokv.device.protocol.cooperative import MANY, get_answer, put_answer
 from nanokv.device.protocol.cooperative import begin_get_part as protocol_begin_get_part
 from nanokv.device.protocol.cooperative import begin_put_part as protocol_begin_put_part
 from nanokv.device.protocol.cooperative import finish_get_part as protocol_finish_get_part
@@ -19,7 +19,15 @@ from nanokv.device.protocol.cooperative import finish_put_part as protocol_finis
 from nanokv.device.protocol.cooperative import sum_get_part as protocol_sum_get_part
 from nanokv.device.protocol.cooperative import sum_put_part as protocol_sum_put_part
 from nanokv.device.protocol.status import INVALID, OK
+from nanokv.device.protocol.ticket import clear
 from nanokv.device.segment.world_table import open_world
+
+
+@triton.jit
+def clear_alone(ticket: tl.int64, parts: tl.int64) -> None:
+    """Clear the ticket of a CTA that came alone: `begin_*_part` did not know that, and claimed it."""
+    if parts == 1:
+        clear(ticket, word(MANY))
 
 
 @triton.jit
@@ -29,8 +37,8 @@ def begin_put_part(world: tl.int64, request: tl.int64, ticket: tl.int64, now: tl
     status = word(INVALID)
     payload = word(0)
     if is_table(world) & is_table(request) & is_table(ticket):  # a wrong `now` too is shared with the other CTAs
-        status, payload = protocol_begin_put_part(open_world(world), request, ticket, word(MANY), word(now))
-    return status, payload
+        status, payload, _, _, _, _ = protocol_begin_put_part(open_world(world), request, ticket, word(MANY), word(now))
+    return status, select(status == OK, payload, word(0))
 
 
 @triton.jit
@@ -50,7 +58,9 @@ def finish_put_part(world: tl.int64, request: tl.int64, ticket: tl.int64, parts:
     check_launch()
     status = word(INVALID)
     if is_table(world) & is_table(request) & is_table(ticket) & (word(parts) >= 1):
-        status = protocol_finish_put_part(open_world(world), request, ticket, parts)
+        began, slot, epoch, phase, seg = put_answer(ticket)
+        status = protocol_finish_put_part(open_world(world), request, ticket, parts, began, slot, epoch, phase, seg)
+        clear_alone(ticket, parts)
     return status
 
 
@@ -61,7 +71,7 @@ def begin_get_part(world: tl.int64, request: tl.int64, ticket: tl.int64) -> Any:
     status = word(INVALID)
     payload = word(0)
     if is_table(world) & is_table(request) & is_table(ticket):
-        status, payload = protocol_begin_get_part(open_world(world), request, ticket, word(MANY))
+        status, payload, _, _, _, _ = protocol_begin_get_part(open_world(world), request, ticket, word(MANY))
     return status, payload
 
 
@@ -71,7 +81,8 @@ def sum_get_part(ticket: tl.int64, copy: tl.int64, nbytes: tl.int64, first: tl.i
     check_launch()
     status = word(INVALID)
     if is_table(ticket) & is_memory(copy, nbytes) & (word(first) >= 0):
-        protocol_sum_get_part(ticket, copy, nbytes, first)
+        _, _, _, _, flagged = get_answer(ticket)
+        protocol_sum_get_part(ticket, flagged, copy, nbytes, first)
         status = word(OK)
     return status
 
@@ -82,5 +93,9 @@ def finish_get_part(world: tl.int64, request: tl.int64, ticket: tl.int64, parts:
     check_launch()
     status = word(INVALID)
     if is_table(world) & is_table(request) & is_table(ticket) & (word(parts) >= 1) & is_time(now):
-        status = protocol_finish_get_part(open_world(world), request, ticket, parts, now)
+        found, slot, epoch, owner, flagged = get_answer(ticket)
+        status = protocol_finish_get_part(
+            open_world(world), request, ticket, parts, now, found, slot, epoch, owner, flagged
+        )
+        clear_alone(ticket, parts)
     return status

@@ -71,14 +71,14 @@ def share(
     e: tl.int64,
     f: tl.int64,
 ) -> None:
-    """Publish the answer, six words, to the other CTAs of `parts`."""
-    store64(ticket + T_ANSWER, a, "relaxed")
-    store64(ticket + T_ANSWER + 1 * WORD_BYTES, b, "relaxed")
-    store64(ticket + T_ANSWER + 2 * WORD_BYTES, c, "relaxed")
-    store64(ticket + T_ANSWER + 3 * WORD_BYTES, d, "relaxed")
-    store64(ticket + T_ANSWER + 4 * WORD_BYTES, e, "relaxed")
-    store64(ticket + T_ANSWER + 5 * WORD_BYTES, f, "relaxed")
+    """Publish the answer, six words, to the other CTAs of `parts`, if there are any."""
     if parts > 1:
+        store64(ticket + T_ANSWER, a, "relaxed")
+        store64(ticket + T_ANSWER + 1 * WORD_BYTES, b, "relaxed")
+        store64(ticket + T_ANSWER + 2 * WORD_BYTES, c, "relaxed")
+        store64(ticket + T_ANSWER + 3 * WORD_BYTES, d, "relaxed")
+        store64(ticket + T_ANSWER + 4 * WORD_BYTES, e, "relaxed")
+        store64(ticket + T_ANSWER + 5 * WORD_BYTES, f, "relaxed")
         store64(ticket + T_STAGE, word(SHARED), "release")  # release: the answer (scenario put-parts)
 
 
@@ -97,7 +97,7 @@ def await_answer(ticket: tl.int64) -> Any:
 
 @triton.jit
 def shared(ticket: tl.int64, i: tl.int64) -> Any:
-    """The i-th word of the answer, after `share` or `await_answer`."""
+    """The i-th word of the answer, after `await_answer`, or in the last CTA."""
     return load64(ticket + T_ANSWER + i * WORD_BYTES, "relaxed")
 
 
@@ -124,9 +124,12 @@ def is_last(ticket: tl.int64, parts: tl.int64) -> Any:
 
 
 @triton.jit
-def is_spoiled(ticket: tl.int64) -> Any:
-    """For the last CTA: whether some part was not done."""
-    return load64(ticket + T_SPOILED, "relaxed") != 0
+def is_spoiled(ticket: tl.int64, parts: tl.int64) -> Any:
+    """For the last of `parts` CTAs: whether some part was not done."""
+    spoiled = parts > 1
+    if spoiled:
+        spoiled = load64(ticket + T_SPOILED, "relaxed") != 0
+    return spoiled
 
 
 @triton.jit

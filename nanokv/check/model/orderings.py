@@ -109,9 +109,9 @@ FOUND_BY: dict[str, str] = {
     "end_split#0:release>relaxed": "split-full/weak: 0.1 22.1 27.1 31.1",
     "ended_splits#0:acquire>relaxed": "split-full/weak: 0.1 22.1 27.1 31.1",
     "is_split_since#0:release>relaxed": "split-full/weak: 3.1 17.1 27.1",
-    "share#6:release>relaxed": "put-parts/weak: 70.1",
-    "await_answer#0:acquire>relaxed": "put-parts/weak: 70.1",
-    "await_answer#1:acquire>relaxed": "put-parts/weak: 2.1 20.1 21.1 44.1 49.1 82.1",
+    "share#6:release>relaxed": "put-parts/weak: 76.1",
+    "await_answer#0:acquire>relaxed": "put-parts/weak: 76.1",
+    "await_answer#1:acquire>relaxed": "put-parts/weak: 18.1 19.1 42.1 47.1 80.1",
     "is_last#0:acq_rel>acquire": "put-parts/weak: 35.1 75.1",
     "is_last#0:acq_rel>release": "put-parts/weak: 35.1 75.1",
 }

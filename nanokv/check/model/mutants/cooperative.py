@@ -25,13 +25,13 @@ mutant(
     "spoiled-put-commits",
     "an object is committed, of which one part was not stored",
     ("put-parts",),
-    (cooperative.finish_put_part, "if spoiled:", "if status != status:"),
+    (cooperative.finish_put_part, "if is_spoiled(ticket, parts):", "if status != status:"),
 )
 mutant(
     "spoiled-get-is-ok",
     "a read is answered OK, of which one part was not copied",
     ("get-parts",),
-    (cooperative.finish_get_part, "if is_spoiled(ticket):", "if status != status:"),
+    (cooperative.finish_get_part, "if is_spoiled(ticket, parts):", "if status != status:"),
 )
 mutant(
     "size-unchecked",

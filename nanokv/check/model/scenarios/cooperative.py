@@ -42,11 +42,11 @@ def _put_in_parts(world: SmallWorld, ctas: int) -> None:
     request, ticket, table = _request(world, ctas * PART_WORDS), _ticket(world), world.segments.table(0)
 
     def part(number: int) -> int:
-        status, payload = begin(table, request, ticket, ctas, 7)
+        status, payload, *begun = begin(table, request, ticket, ctas, 7)
         if status == Status.OK:
             at = number * PART_WORDS * WORD
             world.copy(payload + at, source.ctypes.data + at, PART_WORDS * WORD)
-        answer: int = finish(table, request, ticket, ctas)
+        answer: int = finish(table, request, ticket, ctas, status, *begun)
         world.ended()
         return answer
 
@@ -60,11 +60,11 @@ def _get_in_parts(world: SmallWorld, ctas: int = 2) -> None:
     request, ticket, table = _request(world, len(room)), _ticket(world), world.segments.table(0)
 
     def part(number: int) -> int:
-        status, payload = begin(table, request, ticket, ctas)
+        status, payload, *found = begin(table, request, ticket, ctas)
         if status == Status.OK:
             at = number * PART_WORDS * WORD
             world.copy(room.ctypes.data + at, payload + at, PART_WORDS * WORD)
-        answer: int = finish(table, request, ticket, ctas, 7)
+        answer: int = finish(table, request, ticket, ctas, 7, status, *found)
         if answer == Status.OK:
             world.results["version"] = world.check(A, room)
         world.ended()
