@@ -9,7 +9,7 @@ import triton.language as tl
 
 from nanokv.device.memory.triton import add64, cas64, load64, store64, xchg64
 from nanokv.device.protocol import freelist, header
-from tests.support.assembly import atomics, count, polls_in_a_loop, without_barrier
+from tests.support.assembly import atomics, count, polls_in_a_loop, spills_inside, without_barrier
 from tests.support.compiling import Kernel, assembly, kernels
 from tests.support.targets import every_nvidia_target, every_target
 
@@ -131,3 +131,24 @@ def test_a_validation_by_an_acquire_load_is_seen(target: str, fresh: pytest.Monk
 def test_a_poll_by_plain_loads_is_seen(target: str, fresh: pytest.MonkeyPatch) -> None:
     words = {"word": "i64", "out": "i64", "limit": "i64"}
     assert not polls_in_a_loop(assembly(Kernel(hoisted_poll_kernel, False, words, {}), target))
+
+
+# --- scratch memory ---------------------------------------------------------------------------
+SAVES = """; -- Begin function copy
+copy:
+\tscratch_store_dword off, v40, s32
+.LBB0_1:
+\tglobal_load_dwordx4 v[0:3], v[4:5], off
+\ts_cbranch_scc1 .LBB0_1
+.LBB0_2:
+\tscratch_load_dword v40, off, s32
+\ts_setpc_b64 s[30:31]
+; -- End function
+"""
+
+
+def test_a_spill_in_the_middle_of_a_function_is_noticed() -> None:
+    assert spills_inside(SAVES) == []
+    tile = "\tglobal_load_dwordx4 v[0:3], v[4:5], off\n"
+    assert spills_inside(SAVES.replace(tile, tile + "\tscratch_store_dword off, v0, s32\n")) == ["copy: a store"]
+    assert spills_inside(SAVES.replace(tile, "\tscratch_load_dword v4, off, s32\n" + tile)) == ["copy: a load"]

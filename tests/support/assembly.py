@@ -86,6 +86,21 @@ def without_barrier(text: str) -> list[str]:
     ]
 
 
+def spills_inside(text: str) -> list[str]:
+    """Accesses to scratch memory in AMDGCN text that do not stand at the ends of a function.
+
+    At its ends a function saves the registers of its caller, and gives them back: once per call.
+    """
+    wrong = []
+    for function in re.split(r"; -- Begin function ", text)[1:]:
+        blocks = re.split(r"^\.LBB\w+:", function.split("; -- End function")[0], flags=re.M)
+        name = function.split(None, 1)[0]
+        last = max((n for n, block in enumerate(blocks) if "s_setpc_b64" in block or "s_endpgm" in block), default=0)
+        wrong += [f"{name}: a store" for block in blocks[1:] if "scratch_store" in block]
+        wrong += [f"{name}: a load" for n, block in enumerate(blocks) if n != last and "scratch_load" in block]
+    return wrong
+
+
 def polls_in_a_loop(text: str) -> bool:
     """True if some atomic access stands between a label and a later branch back to it."""
     lines = text.splitlines()
