@@ -29,7 +29,7 @@ from nanokv.device.segment.layout import FLAG_ACK, FLAG_CHECKSUM, H_ACCESS, HEAD
 from nanokv.fsck import check_segments
 from tests.gpu.bodies import PAGE, WARPS, World, flat, key
 
-OK, INVALID = Status.OK, Status.INVALID
+OK, INVALID, DUPLICATE = Status.OK, Status.INVALID, Status.DUPLICATE
 FRAME_BYTES = tl.constexpr(FRAME_WORDS * WORD)
 SIZE = 3 * PAGE + 5  #: bytes of an object
 FAR = 1 << 40
@@ -284,14 +284,15 @@ def wrong_requests_by(calls: Calls) -> None:
     wrong += [(good._replace(flags=flags), 1) for flags in WRONG["flags"](calls.world)]
     wrong += [(good._replace(nbytes=-1), 1), (good._replace(lease=-1), 1), (good, -1)]
     batch = Batch(calls.world.machine.table_address, 2, device)
+
+    def put_in_parts(now: int) -> None:
+        tables = calls.world.machine.table_address, batch.requests.data_ptr(), batch.tickets.data_ptr()
+        put_parts_kernel[(ctas,)](*tables, out.data_ptr(), now, num_warps=calls.warps)
+
     for request, now in wrong:
         batch.fill([request], now)
         with untouched(calls.world):
-            put_parts_kernel[(ctas,)](
-                *(calls.world.machine.table_address, batch.requests.data_ptr(), batch.tickets.data_ptr()),
-                *(out.data_ptr(), now),
-                num_warps=calls.warps,
-            )
+            put_in_parts(now)
             ends = sorted(out[:, 2].tolist())
             assert out[:, :2].tolist() == [[INVALID, 0]] * ctas, (request, now, out)
             assert ends == [NOT_LAST.value] * (ctas - 1) + [INVALID], (request, now, ends)
@@ -302,6 +303,9 @@ def wrong_requests_by(calls: Calls) -> None:
     batch.put()
     assert batch.answers() == [INVALID, OK]
     assert torch.equal(calls.world.get(5, SIZE)[1], calls.data)
+    batch.fill([good], 1)  # a possible request that is refused: there is no address either
+    put_in_parts(1)
+    assert out[:, :2].tolist() == [[DUPLICATE, 0]] * ctas
 
 
 @triton.jit
