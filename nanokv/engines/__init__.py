@@ -1,0 +1,6 @@
+"""NanoKV inside inference engines: a folder or a file per engine, which imports that engine. Nothing else here does.
+
+| module | engine |
+|---|---|
+| `vllm/` | vLLM's KV connector (docs/vllm.md) |
+"""
