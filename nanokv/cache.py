@@ -397,7 +397,7 @@ class NanoKVCache:
         self._check_open()
         from nanokv.transfer.paged import Hooks, PagedKV  # brings the kernels
 
-        hooks = Hooks(self.digest, self._checked_segment, self._judge_put, self._judge_get, self._worker)
+        hooks = Hooks(self.digest, self._checked_segment, self._judge_put, self._judge_get, self._worker, self._machine)
         return PagedKV(self._single, self._allocation, hooks, layers, kv_dim)
 
     # --- asynchronous ---

@@ -13,6 +13,7 @@ import torch
 from nanokv.allocation.base import Allocation
 from nanokv.arguments import integer, listed, whole_number
 from nanokv.background import Handle, Worker
+from nanokv.device.machines.base import Machine
 from nanokv.device.machines.engine_cache import Pages, check_alike
 from nanokv.device.machines.records import Descriptor, Request
 from nanokv.device.protocol.status import Status
@@ -20,6 +21,7 @@ from nanokv.errors import InvalidArgument, NanoKVError
 from nanokv.leases import lease_until
 from nanokv.transfer.descriptors import descriptor_of
 from nanokv.transfer.growing_batch import GrowingBatch
+from nanokv.transfer.layerwise import LayerwisePut, Target
 from nanokv.transfer.single import SingleTransfer
 from nanokv.types import Key, KeyDigest
 
@@ -32,6 +34,7 @@ class Hooks(NamedTuple):
     judge_put: Callable[[int, Key, int, int | None], NanoKVError | None]  #: counts a status, and makes it an error
     judge_get: Callable[[int, Key, int], NanoKVError | None]
     worker: Worker  #: for asynchronous operations
+    machine: Machine
 
 
 class PagedKV:
@@ -155,6 +158,37 @@ class PagedKV:
         """`get` in the background, in the order of the calls; the blocks are undefined until the handle is done."""
         self._hooks.checked_segment(None)
         return self._hooks.worker.submit(lambda: self.get(keys, blocks, layers=layers))
+
+    def begin_put(
+        self,
+        keys: Sequence[Key],
+        blocks: Sequence[int],
+        *,
+        layers: range | None = None,
+        preferred_segment: int | None = None,
+        hold: float | None = None,
+    ) -> LayerwisePut:
+        """Begin to store a block under each key, layer by layer: as `put`, but the blocks are not read before
+        `LayerwisePut.write`, and not readable before its `commit`. Torch copies, also on a GPU.
+
+        Raises:
+            InvalidArgument: as `put`; or a key is named twice.
+        """
+        preferred_segment = self._hooks.checked_segment(preferred_segment)
+        keys, blocks, chosen = self._checked(keys, blocks, layers)
+        named = [(key, self._hooks.digest(key)) for key in keys]
+        if len({digest for _, digest in named}) < len(named):
+            raise InvalidArgument("a key is named twice")
+        planes = self._chosen(chosen)
+        nbytes, each = self._bytes(chosen), self._per_layer
+        return LayerwisePut(
+            (self._single, self._allocation, self._hooks.machine),
+            named,
+            blocks,
+            [planes[i : i + each] for i in range(0, len(planes), each)],
+            Target(preferred_segment, lease_until(hold), nbytes, self._descriptor(chosen)),
+            lambda status, key: self._hooks.judge_put(status, key, nbytes, preferred_segment),
+        )
 
     # --- by torch ---
     def _put_one(self, key: KeyDigest, block: int, layers: range, preferred: int | None, until: int) -> int:

@@ -1,0 +1,208 @@
+"""An engine in a process of its own, `python -m bench.vllm.child`: one command per line of stdin, one answer per line.
+
+The first line holds the arguments of `vllm.LLM`. A command is `{"do": name, ...}`, an answer `{"ok": ...}` or
+`{"error": ...}`. Everything that libraries print goes to stderr.
+"""
+
+import json
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+
+TIMED = (  # what vLLM calls in a step, on both sides
+    "get_num_new_matched_tokens",
+    "update_state_after_alloc",
+    "build_connector_meta",
+    "update_connector_output",
+    "bind_connector_metadata",
+    "start_load_kv",
+    "wait_for_layer_load",
+    "save_kv_layer",
+    "wait_for_save",
+    "get_finished",
+    "get_block_ids_with_load_errors",
+    "get_kv_connector_stats",
+)
+
+
+class Child:
+    """The engine, and what its parent may ask of it."""
+
+    def __init__(self, arguments: dict[str, Any]) -> None:
+        from vllm import LLM
+        from vllm.config import KVTransferConfig
+
+        if "kv_transfer_config" in arguments:
+            arguments["kv_transfer_config"] = KVTransferConfig(**arguments["kv_transfer_config"])
+        self._engine = LLM(**arguments).llm_engine
+        self._requests = 0
+        self._connector_seconds = 0.0
+        self._steps: list[tuple[float, float]] = []
+
+    # --- commands ---
+    def generate(
+        self,
+        prompts: list[list[int]],
+        tokens: int,
+        abort_after: int = 0,
+        parameters: dict[str, Any] | None = None,
+        salt: str | None = None,
+    ) -> dict[str, Any]:
+        """Greedy tokens after each prompt, all requests together. `abort_after`: steps after which every second
+        request is aborted."""
+        names = [self._add(prompt, tokens, parameters, salt) for prompt in prompts]
+        started, results, first, steps = time.perf_counter(), dict.fromkeys(names), dict.fromkeys(names), 0
+        while self._engine.has_unfinished_requests():
+            if abort_after and steps == abort_after:
+                self._engine.abort_request([name for name in names[::2] if results[name] is None])
+            for output in self._step():
+                if output.outputs and output.outputs[0].token_ids and first[output.request_id] is None:
+                    first[output.request_id] = time.perf_counter() - started
+                if output.finished:
+                    results[output.request_id] = output
+            steps += 1
+        ends = [results[name] for name in names]
+        return {
+            "tokens": [list(end.outputs[0].token_ids) if end else None for end in ends],
+            "reasons": [end.outputs[0].finish_reason if end else None for end in ends],
+            "cached": [end.num_cached_tokens if end else None for end in ends],
+            "first": [first[name] for name in names],
+            "seconds": time.perf_counter() - started,
+            "steps": steps,
+        }
+
+    def _add(self, prompt: list[int], tokens: int, parameters: dict[str, Any] | None, salt: str | None) -> str:
+        from vllm import SamplingParams
+
+        self._requests += 1
+        name = f"request-{self._requests}"
+        extra = {"kv_transfer_params": parameters} if parameters else None
+        sampling = SamplingParams(temperature=0, max_tokens=tokens, detokenize=False, ignore_eos=True, extra_args=extra)
+        given: Any = {"prompt_token_ids": prompt} | ({"cache_salt": salt} if salt else {})
+        self._engine.add_request(name, given, sampling)
+        return name
+
+    def _step(self) -> list[Any]:
+        before, started = self._connector_seconds, time.perf_counter()
+        outputs = self._engine.step()
+        self._steps.append((time.perf_counter() - started, self._connector_seconds - before))
+        return outputs
+
+    def forget(self) -> bool:
+        """Empty the engine's own prefix cache."""
+        return bool(self._engine.reset_prefix_cache())
+
+    def stats(self) -> dict[str, Any]:
+        """The world's statistics, as this rank sees them."""
+        cache = self._worker().cache
+        cache.flush()
+        return {name: value for name, value in cache.stats().items() if isinstance(value, int | float | str)}
+
+    def alter(self) -> int:
+        """Double all values that are stored in this rank's segment; returns the number of blocks."""
+        import torch
+
+        cache, count = self._worker().cache, 0
+        cache.flush()
+        for digest in list(cache.segment_keys()):
+            with cache.pin(digest) as block:
+                torch.mul(block, 2, out=block)
+            count += 1
+        return count
+
+    def drop(self, after_lookup: bool) -> int:
+        """Remove all stored blocks; or only between the next look-up that finds some, and its load."""
+        if not after_lookup:
+            return int(self._worker().cache.clear())
+        side, cache = self._scheduler_side(), self._worker().cache
+        ask = side._lookup
+
+        def lookup(hashes: Any) -> int:
+            found = int(ask(hashes))
+            if found:
+                cache.clear()
+                side._lookup = ask
+            return found
+
+        side._lookup = lookup
+        return 0
+
+    def time_connector(self) -> None:
+        """From now on measure how long the engine is inside of the connector."""
+        from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+        for connector in (get_kv_transfer_group(), self._scheduler_connector()):
+            for name in TIMED:
+                setattr(connector, name, self._timed(getattr(connector, name)))
+
+    def _timed(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*args: Any, **keywords: Any) -> Any:
+            started = time.perf_counter()
+            try:
+                return function(*args, **keywords)
+            finally:
+                self._connector_seconds += time.perf_counter() - started
+
+        return timed
+
+    def steps(self) -> list[tuple[float, float]]:
+        """Of each step since the last call: its seconds, and those inside of the connector."""
+        steps, self._steps = self._steps, []
+        return steps
+
+    # --- parts of the engine ---
+    def _worker(self) -> Any:
+        from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+        return _nanokv(get_kv_transfer_group())._worker
+
+    def _scheduler_connector(self) -> Any:
+        return self._engine.engine_core.engine_core.scheduler.get_kv_connector()
+
+    def _scheduler_side(self) -> Any:
+        return _nanokv(self._scheduler_connector())._scheduler
+
+    def close(self) -> None:
+        """Leave the world, as vLLM does when it ends."""
+        from vllm.distributed.kv_transfer import ensure_kv_transfer_shutdown
+
+        ensure_kv_transfer_shutdown()
+
+
+def _nanokv(connector: Any) -> Any:
+    """The NanoKV connector, also inside of a MultiConnector."""
+    children = getattr(connector, "sub_connectors", [connector])
+    return next(child for child in children if type(child).__name__ == "NanoKVConnector")
+
+
+def main() -> None:
+    """Answer until stdin ends."""
+    out = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    child: Child | None = None
+    for line in sys.stdin:
+        command = json.loads(line)
+        try:
+            if child is None:
+                child, answer = Child(command), None
+            else:
+                answer = getattr(child, command.pop("do"))(**command)
+            print(json.dumps({"ok": answer}), file=out, flush=True)
+        except Exception as error:
+            traceback.print_exc()
+            print(json.dumps({"error": f"{type(error).__name__}: {error}"}), file=out, flush=True)
+            if child is None:
+                return
+    if child is not None:
+        child.close()
+
+
+if __name__ == "__main__":
+    main()

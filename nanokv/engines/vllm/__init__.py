@@ -1,0 +1,32 @@
+"""vLLM's KV connector: `NanoKVConnector`, loaded out of tree by `kv_connector_module_path="nanokv.engines.vllm"`.
+
+| file | what is in it |
+|---|---|
+| `connector.py` | the class that vLLM makes, once in its scheduler and once in each worker |
+| `settings.py` | the flags in `kv_connector_extra_config` |
+| `identity.py` | what the engine's configuration says about the KV: model, dtype, layout, rank |
+| `scheduler.py` | the scheduler's side: which blocks are loaded, and which are stored |
+| `worker.py` | a worker's side: attaches to the world, loads and stores |
+| `saving.py`, `loading.py` | the two halves of that |
+| `lookup.py` | how the scheduler asks the workers which blocks are there |
+| `metadata.py` | what the scheduler tells the workers in each step |
+| `stats.py` | what vLLM logs |
+| `flags.py` | command lines to copy: `nanokv vllm-flags` |
+
+Tested with vLLM 0.32. The interface is vLLM's `KVConnectorBase_V1`.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from nanokv.engines.vllm.connector import NanoKVConnector
+
+__all__ = ["NanoKVConnector"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "NanoKVConnector":  # imported late: the flags need no vLLM
+        from nanokv.engines.vllm.connector import NanoKVConnector
+
+        return NanoKVConnector
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,100 @@
+"""A worker's stores: blocks of the engine's cache into objects, a layer as soon as the forward pass has computed it.
+
+A background thread copies, while the next layer is computed. The step ends when all its blocks are READY, so the engine
+may reuse its blocks afterwards.
+"""
+
+from collections.abc import Callable, Sequence
+
+from vllm.logger import init_logger
+
+from nanokv.background import Handle, Worker
+from nanokv.engines.vllm.metadata import BlockSave
+from nanokv.engines.vllm.stats import Counts
+from nanokv.errors import DuplicateKey, NanoKVError
+from nanokv.transfer.layerwise import LayerwisePut
+from nanokv.transfer.paged import PagedKV
+
+logger = init_logger(f"vllm.{__name__}")  # vLLM shows what is under its own name
+
+
+class Saving:
+    """The stores of one worker.
+
+    Args:
+        segment: from the target that a step names to the rank in whose segment this worker's part goes.
+        hold: seconds for which blocks are leased; None: not leased.
+    """
+
+    def __init__(
+        self, paged: PagedKV, segment: Callable[[int], int], hold: float | None, counts: Counts, name: str
+    ) -> None:
+        self._paged, self._segment, self._hold, self._counts = paged, segment, hold, counts
+        self._worker = Worker(name)
+        self._saves: Sequence[BlockSave] = ()
+        self._puts: list[LayerwisePut] | None = None
+        self._pending: list[Handle[None]] = []
+        self._warned = False
+
+    def bind(self, saves: Sequence[BlockSave]) -> None:
+        """The blocks of the step that begins."""
+        self._saves, self._puts = saves, None
+
+    def layer_done(self, layer: int) -> None:
+        """The forward pass has computed this layer: copy it."""
+        if not self._saves:
+            return
+        if self._puts is None:
+            self._puts = [put for save in self._saves if (put := self._begin(save)) is not None]
+        for put in self._puts:
+            self._pending.append(self._worker.submit(lambda put=put: put.write(range(layer, layer + 1))))
+
+    def _begin(self, save: BlockSave) -> LayerwisePut | None:
+        try:
+            return self._paged.begin_put(
+                save.hashes, save.blocks, preferred_segment=self._segment(save.target), hold=self._hold
+            )
+        except NanoKVError as error:
+            self._refused(len(save.blocks), error)
+            return None
+
+    def finish(self) -> None:
+        """Make the blocks of this step READY."""
+        if not self._saves:
+            return
+        if self._puts is None:  # no layer has called: the whole step ran as one graph
+            self._puts = [put for save in self._saves if (put := self._begin(save)) is not None]
+        pending, self._pending = self._pending, []
+        puts, self._saves, self._puts = self._puts, (), None
+        for handle in pending:
+            try:
+                handle.wait()
+            except Exception as error:
+                self._refused(0, error)
+        for put in puts:
+            self._commit(put)
+
+    def _commit(self, put: LayerwisePut) -> None:
+        try:
+            errors = put.commit()
+        except Exception as error:
+            put.abort()
+            self._refused(put.opened, error)
+            return
+        for error in errors:
+            if error is None:
+                self._counts.stored += 1
+            elif isinstance(error, DuplicateKey):
+                self._counts.known += 1
+            else:
+                self._refused(1, error)
+
+    def _refused(self, blocks: int, error: Exception) -> None:
+        self._counts.refused += blocks
+        report = logger.debug if self._warned else logger.warning
+        report("NanoKV: blocks were not stored: %s", error)
+        self._warned = True
+
+    def close(self) -> None:
+        """End the background thread."""
+        self._worker.close()

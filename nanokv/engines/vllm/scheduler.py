@@ -1,0 +1,132 @@
+"""The scheduler's side: which blocks of a request are loaded, and which are stored. It touches no KV.
+
+A request's blocks are known by the engine's own chained hashes, so a prefix that requests share has the same keys.
+Blocks are numbered from the beginning of the request; all positions are whole blocks.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from nanokv.engines.vllm.metadata import BlockLoad, BlockSave, Step
+
+if TYPE_CHECKING:
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.outputs import KVConnectorOutput
+    from vllm.v1.request import Request
+
+TARGET_PARAMETER = "nanokv.target"  #: in a request's kv_transfer_params: the rank that reads what it stores
+
+
+@dataclass(slots=True)
+class Tracked:
+    """A request that has blocks."""
+
+    request: "Request"
+    saved: int = 0  #: blocks that were given to the workers to be stored
+    asked_from: int = 0  #: the first block of the last question
+    loading: set[int] = field(default_factory=set)  #: blocks of the cache that are being filled
+    lost: bool = False  #: a load has failed: what is missing is computed, not asked for again
+
+
+class SchedulerSide:
+    """Decides for one scheduler.
+
+    Args:
+        block_size: tokens per block.
+        lookup: how many of the first blocks, given by their hashes, can be loaded.
+        loads, stores: what this engine does.
+        waits: True if a request waits for its load outside of steps.
+        target: the rank in whose segment blocks are stored, unless a request names another one.
+        save_generated: whether blocks that hold generated tokens are stored.
+    """
+
+    def __init__(
+        self,
+        block_size: int,
+        lookup: Callable[[Sequence[bytes]], int],
+        *,
+        loads: bool,
+        stores: bool,
+        waits: bool,
+        target: int,
+        save_generated: bool,
+    ) -> None:
+        self._block_size = block_size
+        self._lookup = lookup
+        self._loads, self._stores, self._waits = loads, stores, waits
+        self._target = target
+        self._save_generated = save_generated
+        self._requests: dict[str, Tracked] = {}
+        self._step = Step()
+
+    def matched_tokens(self, request: "Request", computed: int) -> tuple[int, bool]:
+        """How many tokens after the first `computed` ones can be loaded, and whether the request waits for them.
+
+        The last token of a request is always computed: it gives the first logits.
+        """
+        tracked = self._tracked(request)
+        first = tracked.asked_from = computed // self._block_size
+        usable = min((request.num_tokens - 1) // self._block_size, len(request.block_hashes))
+        if not self._loads or tracked.lost or usable <= first:
+            return 0, False
+        found = self._lookup(request.block_hashes[first:usable])
+        return found * self._block_size, self._waits and found > 0
+
+    def allocated(self, request: "Request", blocks: "KVCacheBlocks", external: int) -> None:
+        """The request has blocks; `external` of its tokens are to be loaded into those after the computed ones."""
+        tracked = self._tracked(request)
+        if external <= 0:
+            return
+        first, last = tracked.asked_from, tracked.asked_from + external // self._block_size
+        places = blocks.get_block_ids()[0][first:last]
+        self._step.loads.append(BlockLoad(request.request_id, list(request.block_hashes[first:last]), list(places)))
+        tracked.loading = set(places)
+
+    def _tracked(self, request: "Request") -> Tracked:
+        tracked = self._requests.get(request.request_id)
+        if tracked is None or tracked.request is not request:
+            tracked = self._requests[request.request_id] = Tracked(request)
+        return tracked
+
+    def build(self, output: "SchedulerOutput") -> Step:
+        """The work of this step."""
+        if self._stores:
+            for name, tokens in output.num_scheduled_tokens.items():
+                drafts = len(output.scheduled_spec_decode_tokens.get(name, ()))
+                self._save(name, tokens - drafts, output)
+        for name in output.finished_req_ids:
+            self._requests.pop(name, None)
+        step, self._step = self._step, Step()
+        return step
+
+    def _save(self, name: str, tokens: int, output: "SchedulerOutput") -> None:
+        tracked, state = self._requests.get(name), output.kv_connector_block_state
+        if tracked is None or state is None:
+            return
+        request = tracked.request
+        known = request.num_tokens if self._save_generated else request.num_prompt_tokens
+        full = min(request.num_computed_tokens + tokens, known) // self._block_size
+        full = min(full, len(request.block_hashes))
+        if full <= tracked.saved:
+            return
+        places = state.get_block_ids(name)
+        if places is None:
+            return
+        new = slice(tracked.saved, full)
+        self._step.saves.append(BlockSave(list(request.block_hashes[new]), list(places[0][new]), self._reader(request)))
+        tracked.saved = full
+
+    def _reader(self, request: "Request") -> int:
+        asked = (request.kv_transfer_params or {}).get(TARGET_PARAMETER, self._target)
+        return asked if isinstance(asked, int) and asked >= 0 else self._target
+
+    def answered(self, output: "KVConnectorOutput") -> None:
+        """What the workers report: a request whose load has failed computes what is missing."""
+        failed = set(output.invalid_block_ids or ()) if output.invalid_block_ids else set()
+        for tracked in self._requests.values() if failed else ():
+            tracked.lost = tracked.lost or bool(tracked.loading & failed)
+        for name in output.finished_recving or ():
+            if name in self._requests:
+                self._requests[name].loading = set()

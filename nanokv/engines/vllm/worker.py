@@ -1,0 +1,118 @@
+"""A worker's side: it attaches to the world when vLLM has made its cache, and loads and stores blocks of it."""
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from vllm.distributed.parallel_state import get_pp_group, get_tp_group
+from vllm.logger import init_logger
+
+from nanokv.cache import NanoKVCache
+from nanokv.engines.vllm.identity import key_namespace
+from nanokv.engines.vllm.loading import Loading
+from nanokv.engines.vllm.lookup import LookupServer, place_of
+from nanokv.engines.vllm.metadata import Step
+from nanokv.engines.vllm.saving import Saving
+from nanokv.engines.vllm.settings import Settings
+from nanokv.engines.vllm.stats import Counts
+from nanokv.heap import HeapKind
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+logger = init_logger(f"vllm.{__name__}")  # vLLM shows what is under its own name
+
+_PAGE_ALIGNMENT = 64
+
+
+class WorkerSide:
+    """One worker of an engine: one rank of the world.
+
+    Args:
+        kv_caches: per layer, in the order of the model, [blocks, ...]: what lies in one block is moved as it is.
+
+    Raises:
+        InvalidArgument, HeapUnavailable, PeerLost: as `NanoKVCache`.
+    """
+
+    def __init__(self, config: "VllmConfig", settings: Settings, kv_caches: dict[str, torch.Tensor]) -> None:
+        transfer = config.kv_transfer_config
+        assert transfer is not None
+        layers = _distinct(kv_caches)
+        self._layer_numbers = {name: number for number, name in enumerate(layers)}
+        tensors = list(layers.values())
+        part, workers = _part(config)
+        world_size, _ = settings.ranks(workers)
+        self._settings, self._part, self._world_size = settings, part, world_size
+        kind, options = _heap(settings, tensors[0].device, world_size)
+        self.cache = NanoKVCache(
+            heap_bytes=settings.size,
+            page_bytes=settings.page_bytes or _page_bytes(tensors),
+            name=settings.name or f"vllm-{transfer.engine_id}",
+            rank=settings.rank + part,
+            world_size=world_size,
+            alloc=settings.alloc,
+            heap=kind,
+            heap_options=options,
+            namespace=key_namespace(config, settings, tensors, part % workers),
+            checksum=settings.checksum,
+            attach_timeout=settings.attach_timeout,
+            on_stale=settings.on_stale,
+        )
+        paged = self.cache.paged_kv([_as_plane(tensor) for tensor in tensors], kv_dim=None)
+        hold = settings.hold if transfer.kv_role == "kv_producer" and settings.hold else None
+        self.counts = Counts()
+        self.loading = Loading(paged, self.counts)
+        self.saving = Saving(paged, self._segment, hold, self.counts, f"nanokv-save-{self.cache.rank}")
+        self._server = LookupServer(place_of(transfer.engine_id, settings.name, part), self.cache.prefix_length)
+        logger.info("NanoKV: %r, %d layers of %s", self.cache, len(tensors), list(tensors[0].shape))
+
+    def _segment(self, target: int) -> int:
+        return min(target + self._part, self._world_size - 1)
+
+    def start(self, step: Step) -> None:
+        """Begin the loads of a step."""
+        self.loading.start(step.loads)
+
+    def layer_done(self, name: str) -> None:
+        """The forward pass has computed a layer."""
+        number = self._layer_numbers.get(name)
+        if number is not None:
+            self.saving.layer_done(number)
+
+    def close(self) -> None:
+        """Leave the world."""
+        self._server.close()
+        self.saving.close()
+        self.cache.close()
+
+
+def _heap(settings: Settings, device: torch.device, world_size: int) -> tuple[HeapKind, dict[str, Any]]:
+    """The provider whose segments lie where the engine's cache lies, and its options."""
+    if device.type == "cpu":
+        return settings.heap or "shm", {}
+    kind = settings.heap or ("torch_symm" if world_size > 1 else "local")
+    return kind, {} if kind == "iris" else {"device": str(device)}
+
+
+def _distinct(kv_caches: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The layers that have a cache of their own; those that share another layer's are left out."""
+    seen: set[int] = set()
+    return {name: kv for name, kv in kv_caches.items() if not (kv.data_ptr() in seen or seen.add(kv.data_ptr()))}
+
+
+def _as_plane(tensor: torch.Tensor) -> torch.Tensor:
+    """A layer's cache as [blocks, rows, columns, bytes...]: four dimensions, as `PagedKV` takes them."""
+    while tensor.dim() < 4:
+        tensor = tensor.unsqueeze(1)
+    return tensor.flatten(3) if tensor.dim() > 4 else tensor
+
+
+def _page_bytes(tensors: list[torch.Tensor]) -> int:
+    nbytes = sum(tensor[0].numel() * tensor.element_size() for tensor in tensors)
+    return -(-nbytes // _PAGE_ALIGNMENT) * _PAGE_ALIGNMENT
+
+
+def _part(config: "VllmConfig") -> tuple[int, int]:
+    """Which part of the KV this worker has, and how many parts there are: pipeline stages of tensor-parallel ranks."""
+    tensor, pipeline = get_tp_group(), get_pp_group()
+    return pipeline.rank_in_group * tensor.world_size + tensor.rank_in_group, tensor.world_size * pipeline.world_size
