@@ -43,6 +43,15 @@ class Child:
             arguments["kv_transfer_config"] = KVTransferConfig(**arguments["kv_transfer_config"])
         self._engine = LLM(**arguments).llm_engine
         self._requests = 0
+        self._preemptions = 0
+        scheduler = self._engine.engine_core.engine_core.scheduler
+        preempt = scheduler._preempt_request
+
+        def preempt_counted(*args: Any, **keywords: Any) -> Any:
+            self._preemptions += 1
+            return preempt(*args, **keywords)
+
+        scheduler._preempt_request = preempt_counted
         self._connector_seconds = 0.0
         self._steps: list[tuple[float, float]] = []
 
@@ -99,35 +108,29 @@ class Child:
         """Empty the engine's own prefix cache."""
         return bool(self._engine.reset_prefix_cache())
 
-    def stats(self) -> dict[str, Any]:
-        """The world's statistics, as this rank sees them."""
-        cache = self._worker().cache
-        cache.flush()
-        return {name: value for name, value in cache.stats().items() if isinstance(value, int | float | str)}
+    def preemptions(self) -> int:
+        """How many times the engine has preempted a request."""
+        return self._preemptions
+
+    def stats(self) -> list[dict[str, Any]]:
+        """Of each worker the statistics of its cache."""
+        return self._each_worker(worker_stats)
 
     def alter(self) -> int:
-        """Double all values that are stored in this rank's segment; returns the number of blocks."""
-        import torch
-
-        cache, count = self._worker().cache, 0
-        cache.flush()
-        for digest in list(cache.segment_keys()):
-            with cache.pin(digest) as block:
-                torch.mul(block, 2, out=block)
-            count += 1
-        return count
+        """Double all values that are stored in the segments of this engine; returns the number of objects."""
+        return sum(self._each_worker(alter_stored))
 
     def drop(self, after_lookup: bool) -> int:
         """Remove all stored blocks; or only between the next look-up that finds some, and its load."""
         if not after_lookup:
-            return int(self._worker().cache.clear())
-        side, cache = self._scheduler_side(), self._worker().cache
+            return sum(self._each_worker(drop_stored))
+        side = _nanokv(self._scheduler_connector())._scheduler
         ask = side._lookup
 
         def lookup(hashes: Any) -> int:
             found = int(ask(hashes))
             if found:
-                cache.clear()
+                self._each_worker(drop_stored)
                 side._lookup = ask
             return found
 
@@ -158,22 +161,55 @@ class Child:
         return steps
 
     # --- parts of the engine ---
-    def _worker(self) -> Any:
-        from vllm.distributed.kv_transfer import get_kv_transfer_group
-
-        return _nanokv(get_kv_transfer_group())._worker
+    def _each_worker(self, function: Callable[[Any], Any]) -> list[Any]:
+        """Run a function of this module in each worker's process."""
+        return list(self._engine.engine_core.engine_core.model_executor.collective_rpc(function))
 
     def _scheduler_connector(self) -> Any:
         return self._engine.engine_core.engine_core.scheduler.get_kv_connector()
 
-    def _scheduler_side(self) -> Any:
-        return _nanokv(self._scheduler_connector())._scheduler
-
     def close(self) -> None:
         """Leave the world, as vLLM does when it ends."""
-        from vllm.distributed.kv_transfer import ensure_kv_transfer_shutdown
+        self._each_worker(leave)
 
-        ensure_kv_transfer_shutdown()
+
+# --- in a worker's process: each takes vLLM's worker ---
+def worker_stats(worker: Any) -> dict[str, Any]:
+    """The plain values of `NanoKVCache.stats`."""
+    cache = _cache()
+    cache.flush()
+    return {name: value for name, value in cache.stats().items() if isinstance(value, int | float | str)}
+
+
+def alter_stored(worker: Any) -> int:
+    """Double the values in this rank's segment."""
+    import torch
+
+    cache, count = _cache(), 0
+    cache.flush()
+    for digest in list(cache.segment_keys()):
+        with cache.pin(digest) as block:
+            torch.mul(block, 2, out=block)
+        count += 1
+    return count
+
+
+def drop_stored(worker: Any) -> int:
+    """Remove what is in this rank's segment."""
+    return int(_cache().clear())
+
+
+def leave(worker: Any) -> None:
+    """End the connector."""
+    from vllm.distributed.kv_transfer import ensure_kv_transfer_shutdown
+
+    ensure_kv_transfer_shutdown()
+
+
+def _cache() -> Any:
+    from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+    return _nanokv(get_kv_transfer_group())._worker.cache
 
 
 def _nanokv(connector: Any) -> Any:

@@ -1,17 +1,18 @@
 """A vLLM engine as its parent sees it: a process that is started, asked, and ended or killed."""
 
+import contextlib
 import json
 import os
 import select
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
 START_SECONDS = 300.0  #: imports and the model; other engines of the world may have to come first
 ANSWER_SECONDS = 300.0
+END_SECONDS = 60.0
 
 
 class EngineFailed(RuntimeError):
@@ -33,20 +34,20 @@ class Engine:
     """One engine. It starts in the background: `wait` for it, or ask it.
 
     Args:
-        model: the folder of the model.
+        folder: of the model.
         transfer: its `kv_transfer_config`; None: without a connector.
         arguments: further ones of `vllm.LLM`.
     """
 
     def __init__(
         self,
-        model: Path,
+        folder: Path,
         transfer: dict[str, Any] | None = None,
         environment: dict[str, str] | None = None,
         **arguments: Any,
     ) -> None:
         given: dict[str, Any] = {
-            "model": str(model),
+            "model": str(folder),
             "skip_tokenizer_init": True,
             "enforce_eager": True,
             "dtype": "float32",
@@ -55,7 +56,8 @@ class Engine:
             "kv_cache_memory_bytes": 64 << 20,
         }
         given |= arguments | ({"kv_transfer_config": transfer} if transfer else {})
-        self._log = tempfile.TemporaryFile("w+", prefix="nanokv-engine-")
+        self._files = contextlib.ExitStack()
+        self._log = self._files.enter_context(tempfile.TemporaryFile("w+", prefix="nanokv-engine-"))
         self._process = subprocess.Popen(
             [sys.executable, "-m", "bench.vllm.child"],
             stdin=subprocess.PIPE,
@@ -126,21 +128,26 @@ class Engine:
     def kill(self) -> None:
         """SIGKILL, as if it had crashed."""
         self._process.kill()
-        self._process.wait(30)
+        self._end()
 
     def close(self) -> None:
         """End it; it leaves its world. Idempotent."""
         if self._process.poll() is None:
             assert self._process.stdin is not None
             self._process.stdin.close()
-            deadline = time.monotonic() + 30
-            while self._process.poll() is None and time.monotonic() < deadline:
-                time.sleep(0.05)
-            if self._process.poll() is None:
-                self.kill()
-        assert self._process.stdout is not None
-        self._process.stdout.close()
-        self._log.close()
+            try:
+                self._process.wait(END_SECONDS)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+        self._end()
+
+    def _end(self) -> None:
+        self._process.wait(END_SECONDS)
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            with contextlib.suppress(BrokenPipeError):
+                pipe.close()
+        self._files.close()
 
     def __enter__(self) -> "Engine":
         return self

@@ -1,0 +1,117 @@
+"""Engines for the tests of this folder. They run with vLLM only: `make test-vllm`."""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm", reason="needs vLLM: make test-vllm")
+
+from bench.vllm.model import make_model
+from bench.vllm.process import Engine, connector
+from bench.vllm.prompts import make_prompts
+
+Start = Callable[..., Engine]
+BLOCK = 32  #: tokens per block in all engines here
+PROMPTS = make_prompts(56, seed=1)
+TOKENS = 8  #: that are generated after each prompt
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="session")
+def alone(model: Path) -> Iterator[Engine]:
+    """An engine without a connector."""
+    with Engine(model) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="session")
+def expected(alone: Engine) -> list[list[int]]:
+    """The tokens after each of PROMPTS, by one engine alone."""
+    tokens: list[list[int]] = alone.ask("generate", prompts=PROMPTS, tokens=TOKENS)["tokens"]
+    return tokens
+
+
+_worlds = iter(range(1_000_000))
+
+
+class Pair:
+    """A prefill engine and a decode engine. `start_prefill` and `start_decode` start one anew."""
+
+    def __init__(
+        self, model: Path, flags: dict[str, Any], arguments: dict[str, Any], of_decode: dict[str, Any]
+    ) -> None:
+        self._model, self._arguments = model, arguments
+        self._of_decode = {"model": str(model)} | arguments | of_decode
+        self._flags = {"name": f"test-vllm-{os.getpid()}-{next(_worlds)}", "world_size": 2, "size": "64MiB"} | flags
+        self.prefill, self.decode = self.start_prefill(), self.start_decode()
+
+    def start_prefill(self) -> Engine:
+        self.prefill = Engine(self._model, connector("kv_producer", rank=0, target=1, **self._flags), **self._arguments)
+        return self.prefill
+
+    def start_decode(self) -> Engine:
+        self.decode = Engine(self._model, connector("kv_consumer", rank=1, **self._flags), **self._of_decode)
+        return self.decode
+
+    def hand_over(self, prompts: list[list[int]]) -> None:
+        """Prefill all prompts."""
+        self.prefill.ask("generate", prompts=prompts, tokens=1)
+
+    def generate(self, prompts: list[list[int]]) -> dict[str, Any]:
+        """Decode after all prompts; the decode engine's own prefix cache is empty before."""
+        assert self.decode.ask("forget")
+        found: dict[str, Any] = self.decode.ask("generate", prompts=prompts, tokens=TOKENS)
+        return found
+
+    def close(self) -> None:
+        self.prefill.close()
+        self.decode.close()
+
+
+@pytest.fixture
+def start_pair(model: Path) -> Iterator[Callable[..., Pair]]:
+    """start_pair(flags, of_decode, **arguments of vLLM) -> a pair, closed after the test. `of_decode`: arguments of the
+    decode engine only."""
+    with ExitStack() as stack:
+
+        def start(
+            flags: dict[str, Any] | None = None, of_decode: dict[str, Any] | None = None, **arguments: Any
+        ) -> Pair:
+            pair = Pair(model, flags or {}, arguments, of_decode or {})
+            stack.callback(pair.close)
+            pair.prefill.wait()
+            pair.decode.wait()
+            return pair
+
+        yield start
+
+
+@pytest.fixture
+def start(model: Path) -> Iterator[Start]:
+    """start(role, arguments of vLLM, **flags) -> one engine with a world of its own; closed after the test."""
+    with ExitStack() as stack:
+
+        def one(role: str, arguments: dict[str, Any] | None = None, **flags: Any) -> Engine:
+            engine = Engine(model, connector(role, **({"size": "64MiB"} | flags)), **(arguments or {}))
+            stack.callback(engine.close)
+            return engine
+
+        yield one
+
+
+def whole_blocks(prompts: list[list[int]]) -> list[int]:
+    """Of each prompt the tokens that can be loaded: whole blocks, but never the last token."""
+    return [(len(prompt) - 1) // BLOCK * BLOCK for prompt in prompts]
+
+
+def total(engine: Engine, name: str) -> int:
+    """A count of `NanoKVCache.stats`, over all workers of an engine."""
+    return sum(stats[name] for stats in engine.ask("stats"))
