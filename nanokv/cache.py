@@ -30,7 +30,7 @@ from nanokv.errors import (
 from nanokv.heap.base import Heap
 from nanokv.host_poller.events import Listener
 from nanokv.keys import Hasher
-from nanokv.leases import lease_until
+from nanokv.leases import NO_LEASE, lease_until
 from nanokv.pinned import Pin, Pinned
 from nanokv.plans import Plans
 from nanokv.statistics import Stats, Traffic, held_pages, snapshot
@@ -422,6 +422,29 @@ class NanoKVCache:
         """`get` in the background, in the order of the calls."""
         self._check_open()
         return self._worker.submit(lambda: self.get(key, dst=dst, reinterpret=reinterpret))
+
+    def hold(self, keys: Sequence[Key], seconds: float) -> list[bool]:
+        """Lease objects that exist, as `put(..., hold=seconds)` does; per key False if there is none (yet).
+
+        Best effort: an eviction that has begun already may still take the object.
+
+        Raises:
+            InvalidArgument: `seconds` is not a positive number.
+        """
+        self._check_open()
+        until = lease_until(seconds)
+        if until == NO_LEASE:
+            raise InvalidArgument("seconds must be a positive number, not None")
+        return [self._renew(digest, until) for digest in self._digests(keys)]
+
+    def _renew(self, digest: KeyDigest, until: int) -> bool:
+        for _ in range(TRIES):
+            found = self._allocation.locate(digest)
+            if found.status != Status.OK:
+                return False
+            if self._machine.renew(found.place, until):
+                return True
+        return False
 
     # --- plans: the caller's kernel writes ---
     def open_for_write(

@@ -100,7 +100,7 @@ class Child:
 
     def _step(self) -> list[Any]:
         before, started = self._connector_seconds, time.perf_counter()
-        outputs = self._engine.step()
+        outputs: list[Any] = self._engine.step()
         self._steps.append((time.perf_counter() - started, self._connector_seconds - before))
         return outputs
 

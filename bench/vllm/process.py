@@ -57,7 +57,8 @@ class Engine:
         }
         given |= arguments | ({"kv_transfer_config": transfer} if transfer else {})
         self._files = contextlib.ExitStack()
-        self._log = self._files.enter_context(tempfile.TemporaryFile("w+", prefix="nanokv-engine-"))
+        log = tempfile.TemporaryFile("w+", prefix="nanokv-engine-")  # noqa: SIM115 - closed with `_files`
+        self._log = self._files.enter_context(log)
         self._process = subprocess.Popen(
             [sys.executable, "-m", "bench.vllm.child"],
             stdin=subprocess.PIPE,

@@ -138,6 +138,10 @@ class Machine(ABC):
         """Give an object that is WRITING a lease until the time `until`, in ns."""
         self.call("lease", place.owner, place.slot, until)
 
+    def renew(self, place: Place, until: int) -> bool:
+        """Lease a READY object until the time `until`, in ns. False if it is gone, or is being read at this moment."""
+        return bool(self.call("renew", place.owner, place.slot, place.epoch, until))
+
     def remove(self, key: tuple[int, int]) -> int:
         """Remove the object of a key: OK, MISS, NOT_READY, PINNED or CORRUPT."""
         status, owner, sleeps = self.call("remove", *key)

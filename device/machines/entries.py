@@ -54,6 +54,7 @@ ENTRIES = {
     "validate": Entry(get.validate, 1),
     "touch": Entry(lease.touch, 0),
     "lease": Entry(lease.lease, 0, rare=RARE),
+    "renew": Entry(lease.renew, 1, rare=RARE),
     "find": Entry(directory.find, 2),
     "remove": Entry(host_calls.remove_hinted, 3),
     "remove_slot": Entry(host_calls.remove_slot_hinted, 2),

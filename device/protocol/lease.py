@@ -8,7 +8,9 @@ Source: the leases of Gray and Cheriton (1989), for one reader instead of many.
 Guarantees
 - A lease ends when its object is read, or when its time is over. Until then no producer and no host evicts the object;
   a removal by key is not an eviction.
-- A reader that is late, and whose object is gone, does not end the lease of the next object in the slot.
+- A reader that is late, and whose object is gone, does not end the lease of the next object in the slot; and a renewal
+  that is late does not lease it.
+- A renewal of a READY object may come too late for an eviction that has begun.
 
 Why the orderings suffice: the commit releases the lease. A reader changes the word by compare-and-swap, and a new
 object of the slot changes it too. A reader that finds a lease validates the epoch afterwards: only a lease that was
@@ -51,3 +53,16 @@ def touch(world: World, owner: tl.int64, slot: tl.int64, epoch: tl.int64, now: t
             mine = word(0)
     if mine == 1:
         cas64(header + H_ACCESS, seen, now, "relaxed")  # relaxed: the word hands nothing over
+
+
+@triton.jit
+def renew(world: World, owner: tl.int64, slot: tl.int64, epoch: tl.int64, until: tl.int64) -> Any:
+    """Lease a READY object anew, until the time `until`, in ns: 1; 0 if it is gone, or is being read at this moment."""
+    header = header_at(world, segment(world, owner), slot)
+    seen = load64(header + H_ACCESS, "relaxed")  # relaxed: if it is old, the CAS fails
+    renewed = word(0)
+    if still_ready(header, epoch):
+        # relaxed: the word hands nothing over
+        if cas64(header + H_ACCESS, seen, (until & ACCESS_TIME) | LEASED, "relaxed") == seen:
+            renewed = word(1)
+    return renewed

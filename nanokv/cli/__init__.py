@@ -2,6 +2,7 @@
 
     worlds     the worlds of this host: ls, stats, key, fsck, rm
     machine    this machine: doctor, warmup, demo
+    engines    inference engines: vllm-flags
     output     tables for terminals and pipes, JSON, sizes
 
 `check` is in `nanokv.check.command`.
@@ -14,6 +15,7 @@ from typer.core import TyperGroup
 
 from nanokv import __version__
 from nanokv.check.command import check
+from nanokv.cli.engines import vllm_flags
 from nanokv.cli.machine import demo, doctor, warmup
 from nanokv.cli.worlds import fsck, key, ls, rm, stats
 from nanokv.errors import NanoKVError
@@ -58,7 +60,7 @@ def _root(
     pass
 
 
-for _command in (demo, doctor, warmup, check, ls, stats, key, fsck, rm):
+for _command in (demo, doctor, warmup, check, ls, stats, key, fsck, rm, vllm_flags):
     app.command()(_command)
 
 

@@ -37,11 +37,7 @@ class Target:
 
 
 class LayerwisePut:
-    """Objects that are being written. Made by `PagedKV.begin_put`; used by one thread at a time.
-
-    Attributes:
-        opened: how many objects are being written: those whose keys were not refused.
-    """
+    """Objects that are being written. Made by `PagedKV.begin_put`; used by one thread at a time."""
 
     def __init__(
         self,
@@ -64,7 +60,13 @@ class LayerwisePut:
 
     @property
     def opened(self) -> int:
+        """How many objects are being written: those whose keys were not refused."""
         return len(self._open)
+
+    @property
+    def keys(self) -> list[Key]:
+        """The keys of all blocks, refused or not."""
+        return [key for key, _ in self._keys]
 
     def _begin(self, digest: KeyDigest) -> Begun:
         target = self._target

@@ -59,6 +59,22 @@ def test_a_read_into_a_tensor_and_a_pin_end_a_lease(world: World) -> None:
     assert world[1].exists_many(keys) == [key not in ("k1", "k2") for key in keys]
 
 
+def test_objects_that_exist_are_leased(world: World) -> None:
+    keys = fill(world, None)
+    world[0].get("k3")
+    assert world[0].hold(["k3", "absent", "k4"], 3600.0) == [True, False, True]
+    for i in range(8):
+        world[0].put(f"more{i}", pages(1), preferred_segment=1)
+    assert world[1].exists_many(keys) == [key in ("k3", "k4") for key in keys]
+    world[1].get("k3")  # its first read since then
+    for i in range(8):
+        world[0].put(f"again{i}", pages(1), preferred_segment=1)
+    assert world[1].exists_many(keys) == [key == "k4" for key in keys]
+    for wrong in (None, 0, -1.0, True, "1"):
+        with pytest.raises(InvalidArgument):
+            world[0].hold(["k4"], wrong)  # type: ignore[arg-type]
+
+
 def test_a_lease_ends_with_its_time(world: World) -> None:
     keys = fill(world, 0.05)
     time.sleep(0.1)

@@ -49,6 +49,7 @@ METHODS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "put_many": ({"keys": EMPTY, "tensors": EMPTY}, {"preferred_segment": None, "hold": None}),
     "get_many": ({"keys": EMPTY}, {"dsts": None, "reinterpret": False}),
     "exists_many": ({"keys": EMPTY}, {}),
+    "hold": ({"keys": EMPTY, "seconds": EMPTY}, {}),
     "paged_kv": ({"layers": EMPTY}, {"kv_dim": EMPTY}),
     "prefix_length": ({"keys": EMPTY}, {}),
     "remove_many": ({"keys": EMPTY}, {}),

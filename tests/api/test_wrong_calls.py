@@ -69,6 +69,7 @@ GOOD: dict[str, Any] = {
     "preferred_segment": 0,
     "exist_ok": False,
     "hold": 1.0,
+    "seconds": 1.0,
     "default": None,
     "bytes_total": 8,
     "timeout": 0.0,

@@ -197,6 +197,7 @@ ARGUMENTS = {
     "touch": "world owner slot epoch now",
     "lease": "world owner slot now",
     "is_leased": "now now",
+    "renew": "world owner slot epoch now",
     "wanted": "world",
     "has_checksum": "header",
     "checksum": "key_hash key_check nbytes any any any any any any any any any",

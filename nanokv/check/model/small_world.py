@@ -195,6 +195,14 @@ class SmallWorld:
         self.ended()
         return Status(answer)
 
+    def renew(self, key: int) -> bool:
+        """Lease an object that exists."""
+        machine = self.machine()
+        found = machine.lookup(digest(key))
+        renewed = found.status == Status.OK and machine.renew(found.place, FAR)
+        self.ended()
+        return renewed
+
     def find(self, key: int, rank: int = 0) -> Status:
         """Look a key up."""
         answer = self.machine(rank).find(digest(key))

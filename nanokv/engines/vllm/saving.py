@@ -5,10 +5,12 @@ may reuse its blocks afterwards.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from vllm.logger import init_logger
 
 from nanokv.background import Handle, Worker
+from nanokv.cache import NanoKVCache
 from nanokv.engines.vllm.metadata import BlockSave
 from nanokv.engines.vllm.stats import Counts
 from nanokv.errors import DuplicateKey, NanoKVError
@@ -27,10 +29,15 @@ class Saving:
     """
 
     def __init__(
-        self, paged: PagedKV, segment: Callable[[int], int], hold: float | None, counts: Counts, name: str
+        self,
+        cache: NanoKVCache,
+        paged: PagedKV,
+        segment: Callable[[int], int],
+        hold: float | None,
+        counts: Counts,
     ) -> None:
-        self._paged, self._segment, self._hold, self._counts = paged, segment, hold, counts
-        self._worker = Worker(name)
+        self._cache, self._paged, self._segment, self._hold, self._counts = cache, paged, segment, hold, counts
+        self._worker = Worker(f"nanokv-save-{cache.rank}")
         self._saves: Sequence[BlockSave] = ()
         self._puts: list[LayerwisePut] | None = None
         self._pending: list[Handle[None]] = []
@@ -46,8 +53,7 @@ class Saving:
             return
         if self._puts is None:
             self._puts = [put for save in self._saves if (put := self._begin(save)) is not None]
-        for put in self._puts:
-            self._pending.append(self._worker.submit(lambda put=put: put.write(range(layer, layer + 1))))
+        self._pending.append(self._worker.submit(partial(_write, self._puts, layer)))
 
     def _begin(self, save: BlockSave) -> LayerwisePut | None:
         try:
@@ -81,13 +87,14 @@ class Saving:
             put.abort()
             self._refused(put.opened, error)
             return
-        for error in errors:
-            if error is None:
-                self._counts.stored += 1
-            elif isinstance(error, DuplicateKey):
-                self._counts.known += 1
-            else:
-                self._refused(1, error)
+        known = [key for key, error in zip(put.keys, errors, strict=True) if isinstance(error, DuplicateKey)]
+        if known and self._hold is not None:
+            self._cache.hold(known, self._hold)  # another request stored it: its lease may have ended
+        self._counts.known += len(known)
+        self._counts.stored += errors.count(None)
+        for refusal in errors:
+            if refusal is not None and not isinstance(refusal, DuplicateKey):
+                self._refused(1, refusal)
 
     def _refused(self, blocks: int, error: Exception) -> None:
         self._counts.refused += blocks
@@ -98,3 +105,8 @@ class Saving:
     def close(self) -> None:
         """End the background thread."""
         self._worker.close()
+
+
+def _write(puts: Sequence[LayerwisePut], layer: int) -> None:
+    for put in puts:
+        put.write(range(layer, layer + 1))

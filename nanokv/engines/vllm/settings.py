@@ -2,8 +2,8 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any, Literal, get_args
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, Literal, get_args
 
 from nanokv.arguments import integer, seconds
 from nanokv.config import Alloc
@@ -12,35 +12,38 @@ from nanokv.heap import KINDS, HeapKind
 from nanokv.heap.world_spec import Stale
 
 PREFIX = "nanokv."
+PRODUCER_HOLD = 60.0  #: seconds
 Load = Literal["async", "layer"]
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _SIZE = re.compile(r"(\d+)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE)
 
 
-def _flag(default: Any, doc: str) -> Any:
-    return field(default=default, metadata={"doc": doc})
-
-
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """One field per flag; `nanokv.` and its name is the flag. The texts are shown by `nanokv vllm-flags`."""
+    """One field per flag, which is `nanokv.` and its name. `nanokv vllm-flags` shows the texts."""
 
-    name: str = _flag("", "the world's name on this host; engines that share KV give the same. Default: of this engine")
-    alloc: Alloc = _flag("device", "device: the producer allocates (v2); host: rank 0 does (v1)")
-    heap: HeapKind | None = _flag(None, "where segments lie: local, shm, torch_symm or iris. Default: shm")
-    size: int = _flag(1 << 30, "bytes of each rank's segment, as 4GiB")
-    page_bytes: int = _flag(0, "bytes of a page; all engines give the same. Default: the KV of one block of a rank")
-    world_size: int = _flag(0, "ranks of all engines together. Default: those of this engine")
-    rank: int = _flag(0, "this engine's first rank; its workers take the ranks from there on")
-    target: int = _flag(-1, "the first rank of the engine that reads what this one stores. Default: this engine")
-    namespace: str = _flag("", "engines of different namespaces share nothing: a tenant, an experiment")
-    model: str = _flag("", "the name of the model in keys. Default: as vLLM was given it")
-    hold: float = _flag(60.0, "seconds for which a kv_producer's blocks are kept for their first reader; 0: not kept")
-    load: Load = _flag("async", "async: a request waits outside of steps; layer: each layer waits for its own KV")
-    save_generated: bool = _flag(True, "whether blocks of generated tokens are stored too")
-    checksum: bool = _flag(False, "store a checksum with each block, and verify it at each load")
-    attach_timeout: float = _flag(600.0, "seconds to wait for the other engines at start")
-    on_stale: Stale = _flag("replace", "replace or recover a world whose engines have all died; error: refuse to start")
+    name: Annotated[str, "of the world on this host: engines that share KV give the same. Default: of this engine"] = ""
+    alloc: Annotated[Alloc, "device: the producer allocates (v2); host: rank 0 does (v1)"] = "device"
+    heap: Annotated[HeapKind | None, "where segments lie. Default: shm; on GPUs torch_symm, or local for one rank"] = (
+        None
+    )
+    size: Annotated[int, "bytes of each rank's segment, as 4GiB"] = 1 << 30
+    page_bytes: Annotated[int, "of a page, the same for all engines. Default: the KV of one block of a rank"] = 0
+    world_size: Annotated[int, "ranks of all engines together. Default: those of this engine"] = 0
+    rank: Annotated[int, "this engine's first rank; its workers take the ranks from there on"] = 0
+    target: Annotated[int, "the first rank of the engine that reads what this one stores. Default: this one"] = -1
+    namespace: Annotated[str, "engines of different namespaces share nothing: a tenant, an experiment"] = ""
+    model: Annotated[str, "the name of the model in keys. Default: as vLLM was given it"] = ""
+    hold: Annotated[
+        float | None, "seconds that a block waits for its first reader. Default: 60 for a kv_producer, else 0"
+    ] = None
+    load: Annotated[Load, "async: a request waits outside of steps; layer: each layer waits for its own KV"] = "async"
+    save_generated: Annotated[bool, "whether blocks of generated tokens are stored too"] = True
+    checksum: Annotated[bool, "store a checksum with each block, and verify it at each load"] = False
+    attach_timeout: Annotated[float, "seconds to wait for the other engines at start"] = 600.0
+    on_stale: Annotated[Stale, "what to do with a world whose engines have all died: replace, recover, error"] = (
+        "replace"
+    )
 
     def __post_init__(self) -> None:
         for name, allowed in (
@@ -61,9 +64,15 @@ class Settings:
         for name, low in (("size", 1), ("page_bytes", 0), ("world_size", 0), ("rank", 0), ("target", -1)):
             object.__setattr__(self, name, integer(PREFIX + name, getattr(self, name), low))
         for name in ("hold", "attach_timeout"):
-            object.__setattr__(self, name, seconds(PREFIX + name, getattr(self, name)))
-        if self.hold < 0 or not self.attach_timeout > 0:
-            raise InvalidArgument(f"{PREFIX}hold must not be negative, and {PREFIX}attach_timeout positive")
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, seconds(PREFIX + name, getattr(self, name)))
+        if (self.hold is not None and self.hold < 0) or not self.attach_timeout > 0:
+            raise InvalidArgument(f"{PREFIX}hold must not be negative, and {PREFIX}attach_timeout must be positive")
+
+    def lease(self, role: str | None) -> float | None:
+        """Seconds for which an engine of this role leases what it stores; None for no lease."""
+        hold = self.hold if self.hold is not None else PRODUCER_HOLD if role == "kv_producer" else 0.0
+        return hold or None
 
     def ranks(self, workers: int) -> tuple[int, int]:
         """The number of ranks of the world, and the first rank that reads what an engine of so many workers stores.

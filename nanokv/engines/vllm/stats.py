@@ -28,8 +28,10 @@ class Counts:
 class NanoKVStats(KVConnectorStats):
     """Sums of counts, over steps and workers."""
 
+    data: dict[str, int]
+
     def reset(self) -> None:
-        self.data = {}
+        self.data.clear()
 
     def aggregate(self, other: KVConnectorStats) -> KVConnectorStats:
         names = self.data.keys() | other.data.keys()

@@ -59,10 +59,10 @@ class WorkerSide:
             on_stale=settings.on_stale,
         )
         paged = self.cache.paged_kv([_as_plane(tensor) for tensor in tensors], kv_dim=None)
-        hold = settings.hold if transfer.kv_role == "kv_producer" and settings.hold else None
+        hold = settings.lease(transfer.kv_role)
         self.counts = Counts()
         self.loading = Loading(paged, self.counts)
-        self.saving = Saving(paged, self._segment, hold, self.counts, f"nanokv-save-{self.cache.rank}")
+        self.saving = Saving(self.cache, paged, self._segment, hold, self.counts)
         self._server = LookupServer(place_of(transfer.engine_id, settings.name, part), self.cache.prefix_length)
         logger.info("NanoKV: %r, %d layers of %s", self.cache, len(tensors), list(tensors[0].shape))
 
@@ -96,8 +96,10 @@ def _heap(settings: Settings, device: torch.device, world_size: int) -> tuple[He
 
 def _distinct(kv_caches: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The layers that have a cache of their own; those that share another layer's are left out."""
-    seen: set[int] = set()
-    return {name: kv for name, kv in kv_caches.items() if not (kv.data_ptr() in seen or seen.add(kv.data_ptr()))}
+    first: dict[int, str] = {}
+    for name, tensor in kv_caches.items():
+        first.setdefault(tensor.data_ptr(), name)
+    return {name: kv_caches[name] for name in first.values()}
 
 
 def _as_plane(tensor: torch.Tensor) -> torch.Tensor:

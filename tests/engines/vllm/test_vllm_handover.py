@@ -119,7 +119,9 @@ def test_another_model_shares_nothing(
     start_pair: StartPair, tmp_path: Path, model: Path, expected: list[list[int]], other: str
 ) -> None:
     """The same architecture and the same prompts, with other weights or another dtype, under one name of a world."""
-    of_decode = {"model": str(make_model(tmp_path / "other", seed=7))} if other == "weights" else {"dtype": "bfloat16"}
+    of_decode: dict[str, Any] = (
+        {"model": str(make_model(tmp_path / "other", seed=7))} if other == "weights" else {"dtype": "bfloat16"}
+    )
     pair = start_pair({"page_bytes": "32KiB"}, of_decode=of_decode)
     pair.hand_over(FEW)
     found = pair.generate(FEW)

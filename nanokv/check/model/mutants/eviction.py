@@ -29,6 +29,12 @@ mutant(
     ("leased-late",),
     (lease.touch, "if not still_ready(header, epoch):", "if epoch < 0:"),
 )
+mutant(
+    "renew-unvalidated",
+    "a late renewal leases the next object in the slot",
+    ("renewed-late",),
+    (lease.renew, "if still_ready(header, epoch):", "if epoch >= 0:"),
+)
 
 # --- free neighbours ---
 mutant(

@@ -69,6 +69,27 @@ _leased_scenario(
 _leased_scenario("leased-late", "a late read of the object that had the slot of a leased one", _put_a, read=True)
 
 
+def _not_leased(world: SmallWorld) -> None:
+    expect(world.put(B, 2) == Status.OK, "an object that nobody leased cannot be evicted")
+
+
+@Scenario(
+    "renewed-late",
+    "a late renewal of the lease of the object that had the slot of another one",
+    small(pages=1, objects=2),
+    _not_leased,
+    _put_a,
+    may_evict=True,
+)
+def _renew_or_replace(world: SmallWorld) -> None:
+    def replace() -> None:
+        if world.remove(A) == Status.OK:
+            world.put(C, 1)
+
+    world.spawn("renewer", lambda: world.renew(A))
+    world.spawn("writer", replace)
+
+
 # --- free neighbours --------------------------------------------------------------------------
 def _free_neighbours(world: SmallWorld) -> None:
     """A has two pages; the other two are free, one extent each."""
