@@ -1,0 +1,49 @@
+"""Commands about inference engines: vllm-flags."""
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+from nanokv.cli.output import Json, console, long_cells, print_json
+from nanokv.errors import InvalidArgument
+
+
+def vllm_flags(
+    model: Annotated[str, typer.Argument(help="The model that vLLM serves: a name or a folder.")] = "MODEL",
+    tensor_parallel: Annotated[int, typer.Option(min=1, help="Workers of each engine.")] = 1,
+    together: Annotated[bool, typer.Option(help="One engine that prefills and decodes, instead of two.")] = False,
+    given: Annotated[
+        list[str] | None, typer.Option("--set", metavar="FLAG=VALUE", help="A flag, as size=4GiB.")
+    ] = None,
+    table: Annotated[bool, typer.Option("--list", help="Show all flags instead, with their defaults.")] = False,
+    as_json: Json = False,
+) -> None:
+    """The command lines with which vLLM uses NanoKV: for a prefill engine and a decode engine, or for one engine."""
+    from nanokv.engines.vllm.flags import command_lines, flag_texts
+
+    if table:
+        rows = flag_texts()
+        if as_json:
+            print_json([dict(zip(("flag", "default", "what"), row, strict=True)) for row in rows])
+        else:
+            screen = console()
+            screen.print(long_cells(screen, ("flag", "default", "what"), rows, {}))
+        return
+    flags = dict(_flag(each) for each in given or ())
+    engines = command_lines(model, tensor_parallel=tensor_parallel, together=together, flags=flags)
+    if as_json:
+        print_json([{"what": engine.what, "command": engine.command} for engine in engines])
+    else:
+        typer.echo("\n\n".join(f"# {engine.what}\n{engine.command}" for engine in engines))
+
+
+def _flag(text: str) -> tuple[str, Any]:
+    """The name and the value of `name=value`; a value that is JSON is read as such."""
+    name, found, value = text.partition("=")
+    if not found:
+        raise InvalidArgument(f"--set takes FLAG=VALUE, not {text!r}")
+    try:
+        return name.removeprefix("nanokv."), json.loads(value)
+    except json.JSONDecodeError:
+        return name.removeprefix("nanokv."), value

@@ -1,0 +1,77 @@
+"""Command lines to copy: a prefill engine and a decode engine, or one engine that keeps its own KV. Imports no vLLM."""
+
+import json
+import shlex
+from dataclasses import dataclass, fields
+from typing import Any, get_type_hints
+
+from nanokv.engines.vllm.settings import PREFIX, Settings, parse
+from nanokv.errors import InvalidArgument
+
+PREFILL_PORT, DECODE_PORT, PROXY_PORT = 8100, 8200, 8000
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """An engine to start: what it does, and its command line."""
+
+    what: str
+    command: str
+
+
+def transfer_config(role: str, flags: dict[str, Any]) -> dict[str, Any]:
+    """The value of vLLM's `--kv-transfer-config`. `flags`: without their prefix; those with default values are left
+    out."""
+    defaults = {flag.name: flag.default for flag in fields(Settings)}
+    extra = {PREFIX + name: value for name, value in flags.items() if value != defaults[name]}
+    return {
+        "kv_connector": "NanoKVConnector",
+        "kv_connector_module_path": "nanokv.engines.vllm",
+        "kv_role": role,
+        "kv_load_failure_policy": "recompute",
+        "kv_connector_extra_config": extra,
+    }
+
+
+def command_lines(model: str, *, tensor_parallel: int, together: bool, flags: dict[str, Any]) -> list[Engine]:
+    """The engines to start.
+
+    Args:
+        tensor_parallel: workers of each engine.
+        together: one engine that prefills and decodes, instead of one for each.
+        flags: of all engines.
+
+    Raises:
+        InvalidArgument: a flag is wrong, or is one that this function chooses.
+    """
+    chosen = {"rank", "world_size", "target"} & flags.keys()
+    if chosen:
+        raise InvalidArgument(f"{PREFIX}{min(chosen)} follows from the engines, and is not to be given")
+    parse({PREFIX + name: value for name, value in flags.items()})
+    if together:
+        return [Engine("one engine", _serve(model, PROXY_PORT, tensor_parallel, transfer_config("kv_both", flags)))]
+    world = {"name": "vllm", "world_size": 2 * tensor_parallel} | flags
+    prefill = transfer_config("kv_producer", world | {"rank": 0, "target": tensor_parallel})
+    decode = transfer_config("kv_consumer", world | {"rank": tensor_parallel})
+    proxy = f"python examples/vllm_pd.py --port {PROXY_PORT} --prefill {PREFILL_PORT} --decode {DECODE_PORT}"
+    return [
+        Engine("prefill", _serve(model, PREFILL_PORT, tensor_parallel, prefill)),
+        Engine("decode", _serve(model, DECODE_PORT, tensor_parallel, decode)),
+        Engine("a proxy that sends each request to both", proxy),
+    ]
+
+
+def _serve(model: str, port: int, tensor_parallel: int, config: dict[str, Any]) -> str:
+    parallel = f" --tensor-parallel-size {tensor_parallel}" if tensor_parallel > 1 else ""
+    transfer = shlex.quote(json.dumps(config))
+    return f"vllm serve {shlex.quote(model)} --port {port}{parallel} --kv-transfer-config {transfer}"
+
+
+def flag_texts() -> list[tuple[str, str, str]]:
+    """Per flag its name, its default and what it means."""
+    hints = get_type_hints(Settings, include_extras=True)
+    return [(PREFIX + flag.name, _shown(flag.default), hints[flag.name].__metadata__[0]) for flag in fields(Settings)]
+
+
+def _shown(default: object) -> str:
+    return json.dumps(default)
