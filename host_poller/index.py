@@ -110,7 +110,7 @@ def key_of(record: Any) -> KeyDigest:
 def meta_of(record: Any, rank: int, header_off: int) -> ObjMeta:
     """A header record as the API's ObjMeta."""
     return ObjMeta(
-        key_hash=int(record["key_hash"].view(np.int64)),
+        **key_of(record)._asdict(),
         owner_rank=rank,
         header_off=header_off,
         payload_off=int(record["payload_base"]),

@@ -6,6 +6,7 @@ Prefill workers write KV directly into the memory of decode workers, and allocat
     types, errors, config    its data, errors and options
     dtypes                   the dtypes of stored objects, by name
     arguments                checks of what callers pass
+    identity, kv_layout      what keys mean: model, tokenizer, tenant, layout
     keys, plans, pinned      digests of keys; objects that the caller's kernel writes; objects held in place
     leases                   objects that are not evicted before they are read
     waiting, background      waits for objects; asynchronous operations
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     from nanokv.cache import NanoKVCache
     from nanokv.errors import NanoKVError
     from nanokv.host_poller.events import Event, EventKind
+    from nanokv.identity import Identity
+    from nanokv.kv_layout import KVLayout
     from nanokv.types import Key, KeyDigest, ObjMeta, WritePlan
     from nanokv.virtual_world import local_world
 
@@ -43,6 +46,8 @@ __version__ = "0.1.0"
 __all__ = [
     "Event",
     "EventKind",
+    "Identity",
+    "KVLayout",
     "Key",
     "KeyDigest",
     "NanoKVCache",
@@ -57,6 +62,8 @@ _MODULES = ("config", "device", "errors", "statistics", "types")  #: that `impor
 _HOME = {
     "Event": "nanokv.host_poller.events",
     "EventKind": "nanokv.host_poller.events",
+    "Identity": "nanokv.identity",
+    "KVLayout": "nanokv.kv_layout",
     "Key": "nanokv.types",
     "KeyDigest": "nanokv.types",
     "NanoKVCache": "nanokv.cache",

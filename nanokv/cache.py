@@ -106,7 +106,7 @@ class NanoKVCache:
     def _setup(self, wired: Wired, options: Options) -> None:
         self._heap, self._machine, self._allocation, self._poller, self._pins = wired
         self._geometry = wired.machine.geometry
-        self._hash = Hasher(options.namespace)
+        self._hash = Hasher(options.namespace, options.identity)
         self._single = SingleTransfer(self._heap, self._machine, self._allocation, checksum=options.checksum)
         self._batched = BatchedTransfer(self._single, self._allocation)
         self._traffic = Traffic(self._geometry)
@@ -204,7 +204,11 @@ class NanoKVCache:
         return integer("rank", rank, 0, self.world_size - 1), integer("offset", offset, 0, last)
 
     def digest(self, key: Key) -> KeyDigest:
-        """The digest of a key in this cache's namespace; accepted wherever a key is."""
+        """The digest of a key in this cache's identity and namespace; accepted wherever a key is.
+
+        Raises:
+            ReuseViolation: `key` is a digest of another identity or namespace. So answers every call that takes a key.
+        """
         return self._hash(key)
 
     # --- objects ---
@@ -539,7 +543,7 @@ class NanoKVCache:
 
     def _meta(self, key: Key, place: Place) -> ObjMeta:
         return ObjMeta(
-            key_hash=self._hash(key).key_hash,
+            **self._hash(key)._asdict(),
             owner_rank=place.owner,
             header_off=self._geometry.header_offset(place.slot),
             payload_off=place.payload,

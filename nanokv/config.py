@@ -15,6 +15,7 @@ from nanokv.device.segment.geometry import MODES
 from nanokv.errors import InvalidArgument
 from nanokv.heap import KINDS, HeapKind
 from nanokv.heap.world_spec import Stale
+from nanokv.identity import Identity
 
 Alloc = Literal["device", "host"]
 Policy = Literal["last_access", "fifo"]
@@ -23,11 +24,13 @@ Policy = Literal["last_access", "fifo"]
 @dataclass(frozen=True, slots=True)
 class Options:
     """Options of a cache beyond its size. All ranks of a world give the same ones, except for timeouts, `namespace`,
-    `on_stale` and `heap_options`. Ranks that attach with others are refused (`heap.world_spec`).
+    `identity`, `on_stale` and `heap_options`. Ranks that attach with others are refused (`heap.world_spec`).
 
     Attributes:
         alloc: "device": the producer allocates (v2). "host": the master does (v1). Variable NANOKV_ALLOC.
-        namespace: the same key in another namespace is another key (a model, a layout, a tenant).
+        namespace: the same key in another namespace is another key.
+        identity: the same key of another model, revision, tokenizer, adapter, tenant or layout is another key, and
+            digests of another identity are refused: ReuseViolation (docs/identity.md).
         evict: whether a full heap evicts its least recently used objects. False: a put raises OutOfMemory.
         water: (low, high) percent of used pages, between which v1's master keeps each heap if `evict`.
         policy: v1's eviction order, "last_access" or "fifo".
@@ -49,6 +52,7 @@ class Options:
 
     alloc: Alloc = "device"
     namespace: str = ""
+    identity: Identity | None = None
     evict: bool = True
     water: tuple[int, int] = (85, 95)
     policy: Policy = "last_access"
@@ -79,6 +83,8 @@ class Options:
                 raise InvalidArgument(f"{name} must be True or False, not {getattr(self, name)!r}")
         if not isinstance(self.namespace, str) or "\0" in self.namespace:
             raise InvalidArgument(f"namespace must be a str without NUL, not {self.namespace!r}")
+        if not isinstance(self.identity, Identity | None):
+            raise InvalidArgument(f"identity must be an Identity or None, not {self.identity!r}")
         if not isinstance(self.heap_options, Mapping):
             raise InvalidArgument(f"heap_options must be a dict of the provider's options, not {self.heap_options!r}")
         for name in ("write_timeout", "rpc_timeout", "attach_timeout"):
@@ -112,6 +118,7 @@ class LocalOptions(TypedDict, total=False):
 
     alloc: Alloc
     namespace: str
+    identity: Identity | None
     evict: bool
     water: tuple[int, int]
     policy: Policy

@@ -2,6 +2,7 @@
 
 NanoKVError
 ├── InvalidArgument (ValueError)   the call itself is wrong; nothing was done
+├── ReuseViolation                 a digest is of another identity than the cache; nothing was done
 ├── KeyNotFound (KeyError)         no object has this key
 ├── DuplicateKey                   the key exists, or a producer is writing its object
 ├── NotReady                       the object exists, its bytes are not complete yet
@@ -23,6 +24,10 @@ class NanoKVError(Exception):
 
 class InvalidArgument(NanoKVError, ValueError):
     """The call itself is wrong. Raised before anything is changed."""
+
+
+class ReuseViolation(NanoKVError):
+    """A digest names another identity or namespace than the cache has: its object would be of no use, or a secret."""
 
 
 class KeyNotFound(NanoKVError, KeyError):

@@ -18,6 +18,7 @@ def plan_of(key: KeyDigest, place: Place, geometry: Geometry) -> WritePlan:
     """The plan of an object for the kernel that writes it."""
     return WritePlan(
         key_hash=key.key_hash,
+        key_check=key.key_check,
         dst_rank=place.owner,
         header_off=geometry.header_offset(place.slot),
         payload_base=place.payload,

@@ -5,10 +5,10 @@ from typing import NamedTuple
 
 
 class KeyDigest(NamedTuple):
-    """The two halves of a key's XXH3-128, as signed 64-bit integers. Accepted wherever a key is."""
+    """A key within an identity (`nanokv.keys`), as two signed 64-bit integers. Accepted wherever a key is."""
 
     key_hash: int
-    key_check: int
+    key_check: int  #: its upper 32 bits are the tag of the identity
 
 
 Key = str | bytes | KeyDigest
@@ -26,6 +26,12 @@ class ObjMeta:
     page_bytes: int
     n_pages: int
     epoch: int
+    key_check: int
+
+    @property
+    def digest(self) -> KeyDigest:
+        """The digest of the object's key."""
+        return KeyDigest(self.key_hash, self.key_check)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,3 +46,9 @@ class WritePlan:
     n_pages: int
     bytes_total: int
     epoch: int
+    key_check: int
+
+    @property
+    def digest(self) -> KeyDigest:
+        """The digest of the object's key."""
+        return KeyDigest(self.key_hash, self.key_check)

@@ -40,7 +40,7 @@ OBJ_HEADER = Record(
     "ObjHeader",
     64,
     [
-        Field("key_hash", "<u8", "low half of XXH3-128 of the key and its namespace"),
+        Field("key_hash", "<u8", "low half of the key's digest, XXH3-128 of identity, namespace and key"),
         Field("n_pages", "<u4", "pages that hold the payload; 0 if the slot holds none"),
         Field("page_size", "<u4", "bytes per page"),
         Field("payload_base", "<u8", "offset of the first page in the owner's segment"),
@@ -50,7 +50,11 @@ OBJ_HEADER = Record(
         Field("last_access", "<u8", "time of the last read or write, best effort, or a lease: ACCESS bits"),
         Field("flags", "<u4", "FLAG_*, and the epoch to which flags and producer belong: FLAGS bits"),
         Field("producer", "<u4", "the rank that took the slot, and its incarnation: PRODUCER bits"),
-        Field("key_check", "<u8", "high half of the key's digest, XOR (epoch << 32): it names its epoch"),
+        Field(
+            "key_check",
+            "<u8",
+            "high half of the key's digest, whose upper 32 bits name the identity, XOR (epoch << 32)",
+        ),
     ],
 )
 

@@ -131,20 +131,25 @@ def key(
     name: Name,
     key: Annotated[str, typer.Argument(help="The key, as given to put.")],
     namespace: Annotated[str, typer.Option(help="The namespace of the caches.")] = "",
+    identity: Annotated[
+        str, typer.Option(help='The identity of the caches, as JSON: {"model": ..., "layout": {...}}.')
+    ] = "",
     as_json: Json = False,
 ) -> None:
-    """Show where an object lies: rank, state, pins, epoch, size, dtype, shape, and when it was last used.
+    """Show where an object lies: identity, rank, state, pins, epoch, size, dtype, shape, and when it was last used.
 
     Exit code: 0; 1 if no segment holds this key; 2 it could not look.
     """
     from nanokv.fsck.find_key import find_key
     from nanokv.fsck.inspect_world import Inspected
+    from nanokv.identity import identity_from_json
 
-    found = find_key(Inspected(name), key, namespace)
+    whose = identity_from_json(identity) if identity else None
+    found = find_key(Inspected(name), key, namespace, whose)
     if as_json:
         print_json([each.as_dict() for each in found])
     elif not found:
-        within = f" in namespace {namespace!r}" if namespace else ""
+        within = (f" in namespace {namespace!r}" if namespace else "") + (f" of {whose}" if whose else "")
         typer.echo(f"{name} holds no object {key!r}{within}")
     else:
         for each in found:

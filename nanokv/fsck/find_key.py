@@ -12,7 +12,9 @@ from nanokv.device.segment.layout import DEAD, key_checks, unpack
 from nanokv.device.segment.views import SegmentView
 from nanokv.dtypes import dtype_name
 from nanokv.fsck.inspect_world import Inspected
-from nanokv.keys import Hasher
+from nanokv.host_poller.index import key_of
+from nanokv.identity import Identity
+from nanokv.keys import Hasher, shown_tag, tag_of
 
 STATES = ("RESERVED", "WRITING", "READY", "DEAD")
 
@@ -22,6 +24,7 @@ class FoundObject:
     """A header slot that has a key."""
 
     rank: int  #: whose segment holds the object
+    identity: str  #: the tag of its identity (`nanokv.identity`), hexadecimal; zeros: none
     slot: int
     state: str
     pins: int
@@ -40,6 +43,7 @@ class FoundObject:
 
     def lines(self, size: Callable[[int], str]) -> Iterator[tuple[str, str]]:
         """Labels and texts for people. `size`: bytes as text."""
+        yield "identity", shown_tag(int(self.identity, 16))
         yield "where", f"rank {self.rank}, slot {self.slot}, payload at {self.payload_off:#x}"
         yield "state", f"{self.state}, pins: {self.pins}, epoch: {self.epoch}, written by rank {self.producer}"
         yield "size", f"{size(self.bytes)} ({self.bytes} bytes), pages: {self.pages}"
@@ -47,13 +51,13 @@ class FoundObject:
         yield "last used", f"{self.idle_seconds:.1f} s ago"
 
 
-def find_key(world: Inspected, key: str, namespace: str = "") -> list[FoundObject]:
+def find_key(world: Inspected, key: str, namespace: str = "", identity: Identity | None = None) -> list[FoundObject]:
     """All header slots that have this key and are not free, by rank. While a key is replaced there may be two.
 
     Raises:
         InvalidArgument: the namespace cannot be one.
     """
-    digest = np.array(Hasher(namespace)(key), np.int64).view(np.uint64)
+    digest = np.array(Hasher(namespace, identity)(key), np.int64).view(np.uint64)
     found = []
     for rank, view in enumerate(world.views):
         headers = view.headers
@@ -72,6 +76,7 @@ def _object(view: SegmentView, rank: int, slot: int) -> FoundObject:
     state = unpack("STATE", "state", word)
     return FoundObject(
         rank=rank,
+        identity=f"{tag_of(key_of(header)):08x}",
         slot=slot,
         state=STATES[state] if state < len(STATES) else str(state),
         pins=unpack("STATE", "pins", word),

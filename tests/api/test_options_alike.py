@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import nanokv
-from nanokv.errors import HeapUnavailable
+from nanokv.errors import HeapUnavailable, ReuseViolation
 from nanokv.heap.shm import list_worlds
 from tests.conftest import shm_world
 from tests.support.rank_processes import new_folder
@@ -67,7 +67,11 @@ def test_an_option_of_v1(option: str, one: object, other: object) -> None:
 
 def test_options_that_may_differ() -> None:
     def attach(rank: int) -> nanokv.NanoKVCache:
-        own: dict[str, Any] = {"namespace": f"n{rank}", "write_timeout": 1.0 + rank, "rpc_timeout": 1.0 + rank}
+        own: dict[str, Any] = {
+            "identity": nanokv.Identity(f"m{rank}"),
+            "write_timeout": 1.0 + rank,
+            "rpc_timeout": 1.0 + rank,
+        }
         sizes: dict[str, Any] = {"heap_bytes": 64 * 4096 + rank, "max_objects": (None, 128)[rank]}
         return nanokv.NanoKVCache(name="w", rank=rank, world_size=2, **USUAL | sizes | own)
 
@@ -75,4 +79,6 @@ def test_options_that_may_differ() -> None:
         one, other = pool.map(attach, range(2))
     with one, other:
         one.put("k", torch.ones(1))
-        assert other.exists(one.digest("k")) and not other.exists("k")
+        assert one.exists("k") and not other.exists("k")
+        with pytest.raises(ReuseViolation):
+            other.exists(one.digest("k"))

@@ -17,6 +17,8 @@ from nanokv.cache import _NO_DEFAULT
 PUBLIC = [
     "Event",
     "EventKind",
+    "Identity",
+    "KVLayout",
     "Key",
     "KeyDigest",
     "NanoKVCache",
@@ -69,11 +71,32 @@ METHODS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 PROPERTIES = ["rank", "world_size", "alloc", "device", "heap_bases_tensor", "world_table", "closed"]
 SPECIAL = ["__enter__", "__exit__", "__contains__", "__bool__", "__repr__", "__reduce__"]
 
-META = ["key_hash", "owner_rank", "header_off", "payload_off", "bytes_total", "page_bytes", "n_pages", "epoch"]
-PLAN = ["key_hash", "dst_rank", "header_off", "payload_base", "page_bytes", "n_pages", "bytes_total", "epoch"]
+META = [
+    "key_hash",
+    "owner_rank",
+    "header_off",
+    "payload_off",
+    "bytes_total",
+    "page_bytes",
+    "n_pages",
+    "epoch",
+    "key_check",
+]
+PLAN = [
+    "key_hash",
+    "dst_rank",
+    "header_off",
+    "payload_base",
+    "page_bytes",
+    "n_pages",
+    "bytes_total",
+    "epoch",
+    "key_check",
+]
 
 ERRORS = {
     "InvalidArgument": ValueError,
+    "ReuseViolation": errors.NanoKVError,
     "KeyNotFound": KeyError,
     "DuplicateKey": errors.NanoKVError,
     "NotReady": errors.NanoKVError,

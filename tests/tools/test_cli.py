@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from nanokv.fsck.inspect_world import Inspected
 from nanokv.heap.shm import ShmHeap, list_worlds
 from nanokv.heap.world_file import path_of
 from nanokv.heap.world_spec import WorldSpec
+from nanokv.keys import tag_of
 
 PAGE = 4096
 RAW = (0,) * 8
@@ -357,6 +359,23 @@ def test_key_shows_where_an_object_lies(cached: nanokv.NanoKVCache, shm_name: st
     assert 0 <= found["idle_seconds"] < 600
     text = run("key", shm_name, "k", "--namespace", "llama").stdout
     assert "READY, pins: 0" in text and "bfloat16 [3, 700]" in text and "4.1 KiB (4200 bytes), pages: 2" in text
+
+
+def test_key_finds_objects_of_an_identity(shm_name: str) -> None:
+    whose = nanokv.Identity("m", layout=nanokv.KVLayout(layers=1, kv_heads=1, head_size=1, block_size=1, dtype="bool"))
+    given = json.dumps(asdict(whose))
+    with nanokv.NanoKVCache(1 << 20, name=shm_name, rank=0, world_size=1, page_bytes=PAGE, identity=whose) as cache:
+        cache.put("k", torch.zeros(3))
+        (found,) = run_json("key", shm_name, "k", "--identity", given)
+        assert found["identity"] == f"{tag_of(cache.digest('k')):08x}" != "00000000"
+        assert f"identity {found['identity']}" in run("key", shm_name, "k", "--identity", given).stdout
+        for other in ([], ["--identity", '{"model": "m"}'], ["--namespace", "m", "--identity", given]):
+            done = run("key", shm_name, "k", *other)
+            assert done.exit_code == 1 and "holds no object 'k'" in done.stdout
+        for wrong in ("m", "[]", '{"model": 3}', '{"modell": "m"}', '{"model": "m", "layout": {"layers": 1}}'):
+            done = run("key", shm_name, "k", "--identity", wrong)
+            assert done.exit_code == 2
+            assert "is no identity" in done.stderr or "must be a str" in done.stderr
 
 
 def test_key_says_that_there_is_none(cached: nanokv.NanoKVCache, shm_name: str) -> None:

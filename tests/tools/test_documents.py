@@ -66,6 +66,7 @@ PRELUDES = {
     "import nanokv, torch": "",
     "import torch, triton, triton.language as tl": "",
     "import torch": "",
+    "import nanokv": "",
     "from nanokv.device import ptx": "",
     "kv = cache.paged_kv(layers, kv_dim=1)  # one tensor per layer: "
     "[blocks, 2, tokens, heads, dim], of any strides": """
