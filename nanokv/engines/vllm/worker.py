@@ -7,7 +7,7 @@ from vllm.distributed.parallel_state import get_pp_group, get_tp_group
 from vllm.logger import init_logger
 
 from nanokv.cache import NanoKVCache
-from nanokv.engines.vllm.identity import key_namespace
+from nanokv.engines.vllm.identity import identity_of
 from nanokv.engines.vllm.loading import Loading
 from nanokv.engines.vllm.lookup import LookupServer, place_of
 from nanokv.engines.vllm.metadata import Step
@@ -28,7 +28,7 @@ class WorkerSide:
     """One worker of an engine: one rank of the world.
 
     Args:
-        kv_caches: per layer, in the order of the model, [blocks, ...]: what lies in one block is moved as it is.
+        kv_caches: per layer, in the order of the model, [blocks, heads, tokens, elements of K and V], of any strides.
 
     Raises:
         InvalidArgument, HeapUnavailable, PeerLost: as `NanoKVCache`.
@@ -53,12 +53,12 @@ class WorkerSide:
             alloc=settings.alloc,
             heap=kind,
             heap_options=options,
-            namespace=key_namespace(config, settings, tensors, part % workers),
+            identity=identity_of(config, settings, layers, get_tp_group().rank_in_group),
             checksum=settings.checksum,
             attach_timeout=settings.attach_timeout,
             on_stale=settings.on_stale,
         )
-        paged = self.cache.paged_kv([_as_plane(tensor) for tensor in tensors], kv_dim=None)
+        paged = self.cache.paged_kv(tensors, kv_dim=None)
         hold = settings.lease(transfer.kv_role)
         self.counts = Counts()
         self.loading = Loading(paged, self.counts)
@@ -100,13 +100,6 @@ def _distinct(kv_caches: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     for name, tensor in kv_caches.items():
         first.setdefault(tensor.data_ptr(), name)
     return {name: kv_caches[name] for name in first.values()}
-
-
-def _as_plane(tensor: torch.Tensor) -> torch.Tensor:
-    """A layer's cache as [blocks, rows, columns, bytes...]: four dimensions, as `PagedKV` takes them."""
-    while tensor.dim() < 4:
-        tensor = tensor.unsqueeze(1)
-    return tensor.flatten(3) if tensor.dim() > 4 else tensor
 
 
 def _page_bytes(tensors: list[torch.Tensor]) -> int:
