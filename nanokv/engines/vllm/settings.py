@@ -24,9 +24,9 @@ class Settings:
 
     name: Annotated[str, "of the world on this host: engines that share KV give the same. Default: of this engine"] = ""
     alloc: Annotated[Alloc, "device: the producer allocates (v2); host: rank 0 does (v1)"] = "device"
-    heap: Annotated[HeapKind | None, "where segments lie. Default: shm; on GPUs torch_symm, or local for one rank"] = (
-        None
-    )
+    heap: Annotated[
+        HeapKind | None, "where segments lie. Default: local for one rank, else shm, or torch_symm on GPUs"
+    ] = None
     size: Annotated[int, "bytes of each rank's segment, as 4GiB"] = 1 << 30
     page_bytes: Annotated[int, "of a page, the same for all engines. Default: the KV of one block of a rank"] = 0
     world_size: Annotated[int, "ranks of all engines together. Default: those of this engine"] = 0

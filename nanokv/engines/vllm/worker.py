@@ -88,9 +88,10 @@ class WorkerSide:
 
 def _heap(settings: Settings, device: torch.device, world_size: int) -> tuple[HeapKind, dict[str, Any]]:
     """The provider whose segments lie where the engine's cache lies, and its options."""
+    private = world_size == 1 and not settings.name  # leaves no file behind, however the engine ends
     if device.type == "cpu":
-        return settings.heap or "shm", {}
-    kind = settings.heap or ("torch_symm" if world_size > 1 else "local")
+        return settings.heap or ("local" if private else "shm"), {}
+    kind = settings.heap or ("local" if world_size == 1 else "torch_symm")
     return kind, {} if kind == "iris" else {"device": str(device)}
 
 

