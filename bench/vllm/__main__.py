@@ -26,7 +26,7 @@ ROUNDS = 12
 BATCH = 16
 TOKENS = 64
 MIB = 1 << 20
-ARGUMENTS = {"max_model_len": 2048, "kv_cache_memory_bytes": 512 * MIB}
+ARGUMENTS: dict[str, Any] = {"max_model_len": 2048, "kv_cache_memory_bytes": 512 * MIB}
 
 
 def first_token(alone: Engine, prefill: Engine, decode: Engine) -> dict[str, Any]:

@@ -108,6 +108,10 @@ class Child:
         """Empty the engine's own prefix cache."""
         return bool(self._engine.reset_prefix_cache())
 
+    def reset_connector(self) -> bool:
+        """Empty the engine's own prefix cache, and what is stored in NanoKV."""
+        return bool(self._engine.reset_prefix_cache(reset_connector=True))
+
     def preemptions(self) -> int:
         """How many times the engine has preempted a request."""
         return self._preemptions

@@ -8,15 +8,16 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorMetadata,
     KVConnectorRole,
 )
-from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStats
+from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
 from vllm.logger import init_logger
+from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from nanokv.engines.vllm.lookup import Lookup, place_of
 from nanokv.engines.vllm.metadata import Step
 from nanokv.engines.vllm.refusals import check_supported
 from nanokv.engines.vllm.scheduler import SchedulerSide
 from nanokv.engines.vllm.settings import Settings, parse
-from nanokv.engines.vllm.stats import NanoKVStats
+from nanokv.engines.vllm.stats import NanoKVPromMetrics, NanoKVStats
 from nanokv.engines.vllm.worker import WorkerSide
 
 if TYPE_CHECKING:
@@ -43,6 +44,10 @@ class NanoKVConnector(KVConnectorBase_V1):
         super().__init__(vllm_config, role, kv_cache_config)
         self._settings: Settings = parse(self._kv_transfer_config.kv_connector_extra_config)
         check_supported(vllm_config, kv_cache_config)
+        several = (
+            self._settings.ranks(vllm_config.parallel_config.world_size)[0] > vllm_config.parallel_config.world_size
+        )
+        self._cache_hit_source = CacheHitSource.P2P if several else CacheHitSource.HOST
         self._scheduler = self._scheduler_side() if role == KVConnectorRole.SCHEDULER else None
         self._worker: WorkerSide | None = None
 
@@ -80,6 +85,10 @@ class NanoKVConnector(KVConnectorBase_V1):
     def update_connector_output(self, connector_output: "KVConnectorOutput") -> None:
         self._deciding().answered(connector_output)
 
+    def reset_cache(self) -> bool | None:
+        self._deciding().clear()
+        return True
+
     def _deciding(self) -> SchedulerSide:
         assert self._scheduler is not None
         return self._scheduler
@@ -110,7 +119,7 @@ class NanoKVConnector(KVConnectorBase_V1):
 
     def wait_for_save(self) -> None:
         if self._worker is not None:
-            self._worker.saving.finish()
+            self._worker.finish()
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
         if self._worker is None:
@@ -127,6 +136,10 @@ class NanoKVConnector(KVConnectorBase_V1):
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> KVConnectorStats | None:
         return NanoKVStats(data=data or {})
+
+    @classmethod
+    def build_prom_metrics(cls, *args: Any, **keywords: Any) -> KVConnectorPromMetrics | None:
+        return NanoKVPromMetrics(*args, **keywords)
 
     def shutdown(self) -> None:
         if self._worker is not None:

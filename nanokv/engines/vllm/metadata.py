@@ -29,3 +29,4 @@ class Step(KVConnectorMetadata):
 
     loads: list[BlockLoad] = field(default_factory=list)
     saves: list[BlockSave] = field(default_factory=list)
+    clear: bool = False  #: remove what is stored in the segments of this engine first

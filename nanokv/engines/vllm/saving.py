@@ -1,7 +1,7 @@
 """A worker's stores: blocks of the engine's cache into objects, a layer as soon as the forward pass has computed it.
 
-A background thread copies, while the next layer is computed. The step ends when all its blocks are READY, so the engine
-may reuse its blocks afterwards.
+On a CPU a background thread copies, while the next layer is computed. On a GPU the copies follow the layer's kernels on
+their stream. The step ends when all its blocks are READY, so the engine may reuse its blocks afterwards.
 """
 
 from collections.abc import Callable, Sequence
@@ -53,7 +53,10 @@ class Saving:
             return
         if self._puts is None:
             self._puts = [put for save in self._saves if (put := self._begin(save)) is not None]
-        self._pending.append(self._worker.submit(partial(_write, self._puts, layer)))
+        if self._cache.device.type == "cpu":
+            self._pending.append(self._worker.submit(partial(_write, self._puts, layer)))
+        else:
+            _write(self._puts, layer)
 
     def _begin(self, save: BlockSave) -> LayerwisePut | None:
         try:

@@ -122,9 +122,13 @@ class SchedulerSide:
         asked = (request.kv_transfer_params or {}).get(TARGET_PARAMETER, self._target)
         return asked if isinstance(asked, int) and asked >= 0 else self._target
 
+    def clear(self) -> None:
+        """Remove, in the next step, all that is stored in this engine's segments."""
+        self._step.clear = True
+
     def answered(self, output: "KVConnectorOutput") -> None:
         """What the workers report: a request whose load has failed computes what is missing."""
-        failed = set(output.invalid_block_ids or ()) if output.invalid_block_ids else set()
+        failed = set(output.invalid_block_ids or ())
         for tracked in self._requests.values() if failed else ():
             tracked.lost = tracked.lost or bool(tracked.loading & failed)
         for name in output.finished_recving or ():

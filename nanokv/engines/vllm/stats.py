@@ -1,8 +1,21 @@
-"""What a worker counts, and what vLLM logs of it: blocks loaded, lost, stored, known already and refused."""
+"""What a worker counts: blocks loaded, lost, stored, known already and refused.
+
+vLLM logs them, and shows them to Prometheus as `vllm:nanokv_blocks_loaded_total` and so on.
+"""
 
 from dataclasses import asdict, dataclass, fields
+from typing import Any
 
-from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStats
+from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
+from vllm.v1.metrics.utils import create_metric_per_engine
+
+MEANINGS = {
+    "loaded": "Blocks loaded from NanoKV.",
+    "lost": "Blocks that were gone or damaged when they were to be loaded, and were computed.",
+    "stored": "Blocks stored in NanoKV.",
+    "known": "Blocks that were stored already.",
+    "refused": "Blocks that could not be stored: no room, or their reader is gone.",
+}
 
 
 @dataclass(slots=True)
@@ -43,3 +56,22 @@ class NanoKVStats(KVConnectorStats):
 
     def is_empty(self) -> bool:
         return not any(self.data.values())
+
+
+class NanoKVPromMetrics(KVConnectorPromMetrics):
+    """One counter per count and engine."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._counters = {name: self._counter(name, meaning) for name, meaning in MEANINGS.items()}
+
+    def _counter(self, name: str, meaning: str) -> dict[int, Any]:
+        counter = self._counter_cls(
+            name=f"vllm:nanokv_blocks_{name}", documentation=meaning, labelnames=self._labelnames
+        )
+        per_engine: dict[int, Any] = create_metric_per_engine(counter, self.per_engine_labelvalues)
+        return per_engine
+
+    def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
+        for name, counters in self._counters.items():
+            counters[engine_idx].inc(transfer_stats_data.get(name, 0))

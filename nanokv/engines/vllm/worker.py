@@ -40,8 +40,8 @@ class WorkerSide:
         layers = _distinct(kv_caches)
         self._layer_numbers = {name: number for number, name in enumerate(layers)}
         tensors = list(layers.values())
-        part, workers = _part(config)
-        world_size, _ = settings.ranks(workers)
+        part = _part()
+        world_size, _ = settings.ranks(config.parallel_config.world_size)
         self._settings, self._part, self._world_size = settings, part, world_size
         kind, options = _heap(settings, tensors[0].device, world_size)
         self.cache = NanoKVCache(
@@ -71,7 +71,15 @@ class WorkerSide:
 
     def start(self, step: Step) -> None:
         """Begin the loads of a step."""
+        if step.clear:
+            self.cache.clear()
         self.loading.start(step.loads)
+
+    def finish(self) -> None:
+        """The end of a step: what it stores is READY, and what it needed is loaded."""
+        if self._settings.load == "layer":
+            self.loading.wait()
+        self.saving.finish()
 
     def layer_done(self, name: str) -> None:
         """The forward pass has computed a layer."""
@@ -108,7 +116,7 @@ def _page_bytes(tensors: list[torch.Tensor]) -> int:
     return -(-nbytes // _PAGE_ALIGNMENT) * _PAGE_ALIGNMENT
 
 
-def _part(config: "VllmConfig") -> tuple[int, int]:
-    """Which part of the KV this worker has, and how many parts there are: pipeline stages of tensor-parallel ranks."""
+def _part() -> int:
+    """Which part of the KV this worker has: pipeline stages of tensor-parallel ranks."""
     tensor, pipeline = get_tp_group(), get_pp_group()
-    return pipeline.rank_in_group * tensor.world_size + tensor.rank_in_group, tensor.world_size * pipeline.world_size
+    return int(pipeline.rank_in_group * tensor.world_size + tensor.rank_in_group)

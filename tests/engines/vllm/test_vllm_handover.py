@@ -205,3 +205,15 @@ def test_tensor_parallel_workers(model: Path) -> None:
         assert engine.ask("forget")
         altered = engine.ask("generate", prompts=FEW, tokens=TOKENS)["tokens"]
         assert all(mine != theirs for mine, theirs in zip(altered, computed, strict=True))
+
+
+def test_a_reset_forgets_what_is_stored(start: Start, expected: list[list[int]]) -> None:
+    engine = start("kv_both")
+    for cached in ([0] * len(FEW), whole_blocks(FEW)):
+        found = [engine.ask("generate", prompts=[prompt], tokens=TOKENS) for prompt in FEW[:1]]
+        assert found[0]["cached"] == cached[:1]
+        assert found[0]["tokens"] == expected[:1]
+        assert engine.ask("forget")
+    assert engine.ask("reset_connector")
+    assert engine.ask("generate", prompts=FEW[1:2], tokens=1)["cached"] == [0]  # the step that clears
+    assert engine.ask("generate", prompts=FEW[:1], tokens=TOKENS)["cached"] == [0]

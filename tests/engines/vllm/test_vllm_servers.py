@@ -1,0 +1,136 @@
+"""Two vLLM servers and the proxy of examples/vllm_pd.py, over HTTP, as `nanokv vllm-flags` prints them."""
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import IO, Any
+
+import pytest
+
+pytest.importorskip("vllm", reason="needs vLLM: make test-vllm")
+
+from bench.vllm.process import Engine
+from nanokv.engines.vllm.flags import command_lines
+from nanokv.errors import HeapUnavailable
+from nanokv.heap.shm_tools import remove_world
+from tests.engines.vllm.conftest import PROMPTS, TOKENS, whole_blocks
+
+ROOT = Path(__file__).parents[3]
+START_SECONDS = 300.0
+HERE = (
+    *(
+        "--skip-tokenizer-init",
+        "--enforce-eager",
+        "--dtype",
+        "float32",
+        "--max-model-len",
+        "1024",
+        "--block-size",
+        "32",
+    ),
+    *("--kv-cache-memory-bytes", str(64 << 20), "--host", "127.0.0.1"),  # vLLM itself would listen to all hosts
+)
+
+
+def forget(name: str) -> None:
+    """Remove a world whose ranks were killed: vLLM does that to its workers when it ends."""
+    with suppress(HeapUnavailable):
+        remove_world(name, force=True)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def fetch(port: int, path: str, body: dict[str, Any] | None = None) -> bytes:
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", data, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        found: bytes = answer.read()
+        return found
+
+
+def metric(port: int, name: str) -> float:
+    """A counter of a server."""
+    (value,) = re.findall(rf"^{name}{{.*}} (.*)$", fetch(port, "/metrics").decode(), re.M)
+    return float(value)
+
+
+@pytest.fixture(scope="module")
+def ports(model: Path) -> Iterator[tuple[int, int, int]]:
+    """Of prefill, decode and proxy."""
+    name = f"test-vllm-servers-{os.getpid()}"
+    prefill, decode, proxy = (free_port() for _ in range(3))
+    with ExitStack() as stack:
+        stack.callback(forget, name)
+        log = stack.enter_context(tempfile.TemporaryFile())
+        engines = command_lines(str(model), tensor_parallel=1, together=False, flags={"name": name, "size": "64MiB"})
+        for engine, port in zip(engines, (prefill, decode), strict=False):
+            config = re.search(r"--kv-transfer-config '(.*)'", engine.command)
+            assert config is not None
+            server = ("-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--port", str(port), *HERE)
+            start(stack, log, *server, "--kv-transfer-config", config[1])
+        given = ("--port", str(proxy), "--prefill", str(prefill), "--decode", str(decode))
+        start(stack, log, str(ROOT / "examples" / "vllm_pd.py"), *given)
+        deadline = time.monotonic() + START_SECONDS
+        for port in (prefill, decode):
+            while not healthy(port):
+                if time.monotonic() > deadline:
+                    log.seek(0)
+                    pytest.fail(f"no server on port {port}:\n{log.read()[-4000:].decode(errors='replace')}")
+                time.sleep(0.5)
+        yield prefill, decode, proxy
+
+
+def start(stack: ExitStack, log: IO[bytes], *command: str) -> None:
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen([sys.executable, *command], stdout=log, stderr=log, env=environment, cwd=ROOT)
+    stack.callback(process.wait, 60)
+    stack.callback(process.terminate)
+
+
+def healthy(port: int) -> bool:
+    try:
+        fetch(port, "/health")
+    except OSError:
+        return False
+    return True
+
+
+def test_the_proxy_hands_prompts_over(
+    ports: tuple[int, int, int], model: Path, alone: Engine, expected: list[list[int]]
+) -> None:
+    prefill, decode, proxy = ports
+    prompts = PROMPTS[:6]
+    want = {"model": str(model), "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
+    for prompt, tokens in zip(prompts, expected, strict=False):
+        answer = json.loads(fetch(proxy, "/v1/completions", want | {"prompt": prompt}))
+        assert answer["choices"][0]["token_ids"] == tokens
+    # the second prompt of a pair shares a prefix, which decode has by then in its own cache
+    assert metric(decode, "vllm:external_prefix_cache_hits_total") > whole_blocks(prompts)[0]
+    assert metric(decode, "vllm:nanokv_blocks_loaded_total") > 0
+    assert metric(prefill, "vllm:nanokv_blocks_stored_total") >= metric(decode, "vllm:nanokv_blocks_loaded_total")
+
+    streamed = fetch(proxy, "/v1/completions", want | {"prompt": PROMPTS[7], "stream": True}).decode()
+    parts = [json.loads(line[6:]) for line in streamed.splitlines() if line.startswith("data: {")]
+    assert [token for part in parts for token in part["choices"][0]["token_ids"]] == expected[7]
+    assert json.loads(fetch(proxy, "/v1/models"))["data"][0]["id"] == str(model)
+
+
+def test_a_request_that_is_wrong_gets_the_servers_answer(ports: tuple[int, int, int], model: Path) -> None:
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        fetch(ports[2], "/v1/completions", {"model": "no such model", "prompt": [1, 2, 3]})
+    assert refused.value.code == 404
+    with pytest.raises(urllib.error.HTTPError) as nonsense:
+        fetch(ports[2], "/v1/completions", {"model": str(model), "prompt": [1], "max_tokens": "many"})
+    assert nonsense.value.code == 400
