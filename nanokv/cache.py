@@ -35,6 +35,7 @@ from nanokv.pinned import Pin, Pinned
 from nanokv.plans import Plans
 from nanokv.statistics import Stats, Traffic, held_pages, snapshot
 from nanokv.status_errors import error_for
+from nanokv.stored_layouts import StoredLayout, stored_in
 from nanokv.transfer.batched import BatchedTransfer
 from nanokv.transfer.descriptors import RAW
 from nanokv.transfer.single import TRIES, SingleTransfer
@@ -401,7 +402,8 @@ class NanoKVCache:
         self._check_open()
         from nanokv.transfer.paged import Hooks, PagedKV  # brings the kernels
 
-        hooks = Hooks(self.digest, self._checked_segment, self._judge_put, self._judge_get, self._worker)
+        whose = self.options.namespace, self.options.identity
+        hooks = Hooks(self.digest, self._checked_segment, self._judge_put, self._judge_get, self._worker, whose)
         return PagedKV(self._single, self._allocation, hooks, layers, kv_dim)
 
     # --- asynchronous ---
@@ -574,6 +576,18 @@ class NanoKVCache:
         self._check_open()
         with self._traffic.counting_timeouts():
             self._poller.flush(seconds("timeout", timeout))
+
+    # --- layouts ---
+    def layouts(self, rank: int | None = None) -> list[StoredLayout]:
+        """The layouts of the identities that have put objects into the segment of a rank, or (None) into any.
+
+        Raises:
+            InvalidArgument: there is no such rank.
+        """
+        self._check_open()
+        asked = range(self.world_size) if rank is None else [integer("rank", rank, 0, self.world_size - 1)]
+        mine = self.options.identity, self.options.namespace
+        return [row for each in asked for row in stored_in(each, self._machine.layouts(each), *mine)]
 
     # --- the index of this rank's segment ---
     def segment_keys(self) -> Iterator[KeyDigest]:

@@ -7,6 +7,7 @@ from nanokv.arguments import integer
 from nanokv.dtypes import DTYPE_BYTES, DTYPE_NAMES
 from nanokv.errors import InvalidArgument
 
+MOST_FORM_BYTES = 32  #: of the name of an opaque form: it is stored
 _NEEDED, _OPTIONAL = frozenset("LND"), frozenset("2H")
 
 
@@ -54,6 +55,8 @@ class KVLayout:
         _check_order(self.order)
         if not isinstance(self.form, str):
             raise InvalidArgument(f"form must be a str, not {self.form!r}")
+        if len(self.form.encode("utf-8", "surrogatepass")) > MOST_FORM_BYTES or "\0" in self.form:
+            raise InvalidArgument(f"form must have at most {MOST_FORM_BYTES} bytes and no NUL, not {self.form!r}")
         if self.kv_heads % self.tp_size and self.tp_size % self.kv_heads:
             raise InvalidArgument(f"{self.kv_heads} KV heads cannot be divided among {self.tp_size} ranks")
         if "H" not in self.order and len(self.heads) > 1:

@@ -193,10 +193,10 @@ def check_that_all_is_read(reader: NanoKVCache, keys: list[Any]) -> None:
 Whose = tuple[str, Identity | None]  #: namespace and identity
 
 
-def world_of(*whose: Whose, alloc: str = "device") -> list[NanoKVCache]:
+def world_of(*whose: Whose, heap_bytes: int = HEAP, **given: Any) -> list[NanoKVCache]:
     """A local world, one rank per namespace and identity."""
-    options = [make_options({"alloc": alloc, "namespace": name, "identity": identity}) for name, identity in whose]
-    world = LocalWorld(world_spec(plan_geometry(HEAP, PAGE, len(whose), options[0]), options[0]))
+    options = [make_options({"namespace": name, "identity": identity} | given) for name, identity in whose]
+    world = LocalWorld(world_spec(plan_geometry(heap_bytes, PAGE, len(whose), options[0]), options[0]))
     return [NanoKVCache._from_heap(world.heap(rank), 0, each) for rank, each in enumerate(options)]
 
 

@@ -59,6 +59,7 @@ METHODS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "wait": ({"keys": EMPTY}, {"timeout": EMPTY}),
     "flush": ({}, {"timeout": 10.0}),
     "digest": ({"key": EMPTY}, {}),
+    "layouts": ({"rank": None}, {}),
     "segment_keys": ({}, {}),
     "segment_count": ({}, {}),
     "alive": ({"rank": EMPTY}, {}),
