@@ -79,9 +79,9 @@ def paged(cache: NanoKVCache) -> PagedKV:
     return cache.paged_kv([torch.zeros(2, 12, 1, 1, dtype=torch.uint8)], kv_dim=None)
 
 
-def paged_get(cache: NanoKVCache, key: Any) -> Any:
+def paged_get(cache: NanoKVCache, key: Any, **how: Any) -> Any:
     layers = [torch.zeros(2, 12, 1, 1, dtype=torch.uint8)]
-    (error,) = cache.paged_kv(layers, kv_dim=None).get([key], [0])
+    (error,) = cache.paged_kv(layers, kv_dim=None).get([key], [0], **how)
     if error is not None:
         assert not layers[0].any(), "bytes came with an error"
         raise error
@@ -92,6 +92,15 @@ def into(cache: NanoKVCache, key: Any) -> Any:
     dst = torch.zeros_like(SECRET)
     try:
         return cache.get(key, dst=dst)
+    except NanoKVError:
+        assert not dst.any(), "bytes came with an error"
+        raise
+
+
+def part_into(cache: NanoKVCache, key: Any) -> Any:
+    dst = torch.zeros_like(SECRET)
+    try:
+        return cache.get_part(key, 0, 12, dst=dst)
     except NanoKVError:
         assert not dst.any(), "bytes came with an error"
         raise
@@ -139,6 +148,9 @@ READS: dict[str, Call] = {
     "get_many": many,
     "get_many into": many_into,
     "get_async": lambda cache, key: cache.get_async(key).wait(),
+    "get_part": lambda cache, key: cache.get_part(key, 0, 12),
+    "get_part into": part_into,
+    "paged slices": lambda cache, key: paged_get(cache, key, held=range(1)),
     "pin": pinned,
     "get_location": located,
     "paged": paged_get,
