@@ -65,6 +65,12 @@ class KVLayout:
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
 
+    def __str__(self) -> str:
+        stage = f", layers from {self.first_layer} on" if self.first_layer else ""
+        form = f", form {self.form!r}" if self.form else ""
+        ranks = f"rank {self.tp_rank} of {self.tp_size}"
+        return f"{self.order} {list(self.shape)} {self.dtype}, {ranks} of {self.kv_heads} KV heads{stage}{form}"
+
     @property
     def heads(self) -> range:
         """The model's KV heads that this rank holds."""

@@ -84,7 +84,7 @@ def test_an_object_that_is_replaced_meanwhile_is_read_again(
 ) -> None:
     world = make_world(n=2)
     world[0].put("k", DATA, preferred_segment=1)
-    seen = []
+    seen: list[int] = []
 
     def replacing(tensor: torch.Tensor) -> torch.Tensor:
         if not seen:
