@@ -134,10 +134,10 @@ def _layouts(world: dict[str, Any]) -> Iterator[str]:
     found: dict[tuple[str, str], list[str]] = {}
     for rank in world["ranks"]:
         for row in rank["layouts"]:
-            layout = KVLayout(**{name: value for name, value in row.items() if name != "identity"})
-            found.setdefault((row["identity"], str(layout)), []).append(str(rank["rank"]))
-    for (identity, layout), ranks in found.items():
-        yield f"identity {identity} in segment {', '.join(ranks)}: {layout}"
+            shown = str(KVLayout(**{name: value for name, value in row.items() if name != "identity"}))
+            found.setdefault((row["identity"], shown), []).append(str(rank["rank"]))
+    for (identity, shown), ranks in found.items():
+        yield f"identity {identity} in segment {', '.join(ranks)}: {shown}"
 
 
 def key(
