@@ -7,6 +7,7 @@ statistics work as in v2. COMMIT tells the master afterwards; without it the mas
 
 import contextlib
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,7 @@ from nanokv.device.machines.base import Machine
 from nanokv.device.machines.records import Begun, Descriptor, Found, Place
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.layout import OBJ_DESC, READY, WRITING
-from nanokv.errors import PeerLost
+from nanokv.errors import NanoKVError, PeerLost
 from nanokv.heap.base import Heap
 from nanokv.heap.local import LocalHeap
 from nanokv.heap.world_file import directory
@@ -49,6 +50,7 @@ class HostAllocation:
         may_evict, water, policy, write_timeout: of the `Master`; without effect on the other ranks.
         rpc_timeout: seconds after which the master counts as lost; at least 1 when there is no connection yet.
         checksum: whether objects get checksums.
+        note_owner: called with the rank that gets an object, before that is written; what it raises refuses the object.
 
     Raises:
         SegmentCorrupt: on the master's rank: the headers in the segments contradict each other.
@@ -68,8 +70,10 @@ class HostAllocation:
         write_timeout: float = 30.0,
         rpc_timeout: float = 5.0,
         checksum: bool = False,
+        note_owner: Callable[[int], None] | None = None,
     ) -> None:
         self._checksum = checksum
+        self._note_owner = note_owner
         self._heap = heap
         self._machine = machine
         self._evicted = 0
@@ -142,7 +146,14 @@ class HostAllocation:
         wish = Place(NOBODY if preferred is None else preferred, 0, 0, nbytes=nbytes)
         reply = self._ask(Op.OPEN_FOR_WRITE, key, place=wish, plan=int(plan), descriptor=tuple(what))
         self._evicted += reply.gone
-        return Begun(reply.status, reply.place, -1)
+        begun = Begun(reply.status, reply.place, -1)
+        if self._note_owner is not None and begun.status == Status.OK:
+            try:
+                self._note_owner(begun.place.owner)
+            except NanoKVError:
+                self.abort(key, begun)
+                raise
+        return begun
 
     def finish(self, key: KeyDigest, begun: Begun) -> int:
         status = self._machine.commit(begun.place)

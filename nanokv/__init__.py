@@ -7,6 +7,7 @@ Prefill workers write KV directly into the memory of decode workers, and allocat
     dtypes                   the dtypes of stored objects, by name
     arguments                checks of what callers pass
     identity, kv_layout      what keys mean: model, tokenizer, tenant, layout
+    stored_layouts           the table of layouts of a segment
     keys, plans, pinned      digests of keys; objects that the caller's kernel writes; objects held in place
     leases                   objects that are not evicted before they are read
     waiting, background      waits for objects; asynchronous operations

@@ -35,8 +35,9 @@ from nanokv.pinned import Pin, Pinned
 from nanokv.plans import Plans
 from nanokv.statistics import Stats, Traffic, held_pages, snapshot
 from nanokv.status_errors import error_for
+from nanokv.stored_layouts import StoredLayout, stored_in
 from nanokv.transfer.batched import BatchedTransfer
-from nanokv.transfer.descriptors import RAW
+from nanokv.transfer.descriptors import RAW, describe
 from nanokv.transfer.single import TRIES, SingleTransfer
 from nanokv.types import Key, KeyDigest, ObjMeta, WritePlan
 from nanokv.waiting import Waiter
@@ -282,6 +283,34 @@ class NanoKVCache:
             return default
         raise self._error(found, key)
 
+    def get_part(self, key: Key, offset: int, nbytes: int, *, dst: torch.Tensor | None = None) -> torch.Tensor:
+        """Read `nbytes` bytes of an object from the byte `offset` on: a new uint8 tensor, or into `dst`.
+
+        It ends the lease of the object, as any read does. `pin` reads parts without looking the key up each time.
+
+        Args:
+            dst: contiguous, on the heap's device, of `nbytes` bytes, of any dtype and shape. It is returned.
+
+        Raises:
+            KeyNotFound, NotReady, SegmentCorrupt, PeerLost: the contents of `dst` are undefined.
+            InvalidArgument: the object ends before, or `dst` is not as above; nothing was copied.
+        """
+        self._check_open()
+        digest = self._hash(key)
+        offset, nbytes = integer("offset", offset, 0, sys.maxsize), integer("nbytes", nbytes, 0, sys.maxsize)
+        started = self._traffic.get_starts()
+        if dst is None:
+            if nbytes > self._geometry.n_pages * self._geometry.page_bytes:
+                raise InvalidArgument(f"no object has {nbytes} bytes")
+            dst = torch.empty(nbytes, dtype=torch.uint8, device=self.device)
+        elif describe(dst)[0] != nbytes:
+            raise InvalidArgument(f"dst has {dst.nbytes} bytes, {nbytes} are asked for")
+        found = self._single.get_part(digest, offset, dst) or dst
+        self._count_get(found, started)
+        if isinstance(found, torch.Tensor):
+            return found
+        raise self._error(found, key)
+
     def _count_get(self, found: torch.Tensor | int, started: int = 0) -> None:
         if isinstance(found, int):
             self._traffic.get(found, 0)
@@ -401,7 +430,10 @@ class NanoKVCache:
         self._check_open()
         from nanokv.transfer.paged import Hooks, PagedKV  # brings the kernels
 
-        hooks = Hooks(self.digest, self._checked_segment, self._judge_put, self._judge_get, self._worker, self._machine)
+        whose = self.options.namespace, self.options.identity
+        hooks = Hooks(
+            self.digest, self._checked_segment, self._judge_put, self._judge_get, self._worker, self._machine, whose
+        )
         return PagedKV(self._single, self._allocation, hooks, layers, kv_dim)
 
     # --- asynchronous ---
@@ -597,6 +629,18 @@ class NanoKVCache:
         self._check_open()
         with self._traffic.counting_timeouts():
             self._poller.flush(seconds("timeout", timeout))
+
+    # --- layouts ---
+    def layouts(self, rank: int | None = None) -> list[StoredLayout]:
+        """The layouts of the identities that have put objects into the segment of a rank, or (None) into any.
+
+        Raises:
+            InvalidArgument: there is no such rank.
+        """
+        self._check_open()
+        asked = range(self.world_size) if rank is None else [integer("rank", rank, 0, self.world_size - 1)]
+        mine = self.options.identity, self.options.namespace
+        return [row for each in asked for row in stored_in(each, self._machine.layouts(each), *mine)]
 
     # --- the index of this rank's segment ---
     def segment_keys(self) -> Iterator[KeyDigest]:

@@ -86,6 +86,12 @@ class IdentityDigest(NamedTuple):
     whole: bytes  #: 16 bytes, XXH3-128
     tag: int  #: 32 bits; 0 without identity and namespace, and only then
 
+    @property
+    def halves(self) -> tuple[int, int]:
+        """The digest as two unsigned words, the upper one first; its upper 32 bits are the tag."""
+        upper, lower = int.from_bytes(self.whole[:8], "big"), int.from_bytes(self.whole[8:], "big")
+        return self.tag << TAG_BITS | upper & (1 << TAG_BITS) - 1, lower
+
 
 def digest_of(identity: Identity | None, namespace: str = "") -> IdentityDigest:
     """The digest of an identity within a namespace.

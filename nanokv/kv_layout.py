@@ -7,6 +7,7 @@ from nanokv.arguments import integer
 from nanokv.dtypes import DTYPE_BYTES, DTYPE_NAMES
 from nanokv.errors import InvalidArgument
 
+MOST_FORM_BYTES = 32  #: of the name of an opaque form: it is stored
 _NEEDED, _OPTIONAL = frozenset("LND"), frozenset("2H")
 
 
@@ -54,6 +55,8 @@ class KVLayout:
         _check_order(self.order)
         if not isinstance(self.form, str):
             raise InvalidArgument(f"form must be a str, not {self.form!r}")
+        if len(self.form.encode("utf-8", "surrogatepass")) > MOST_FORM_BYTES or "\0" in self.form:
+            raise InvalidArgument(f"form must have at most {MOST_FORM_BYTES} bytes and no NUL, not {self.form!r}")
         if self.kv_heads % self.tp_size and self.tp_size % self.kv_heads:
             raise InvalidArgument(f"{self.kv_heads} KV heads cannot be divided among {self.tp_size} ranks")
         if "H" not in self.order and len(self.heads) > 1:
@@ -61,6 +64,12 @@ class KVLayout:
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
+
+    def __str__(self) -> str:
+        stage = f", layers from {self.first_layer} on" if self.first_layer else ""
+        form = f", form {self.form!r}" if self.form else ""
+        ranks = f"rank {self.tp_rank} of {self.tp_size}"
+        return f"{self.order} {list(self.shape)} {self.dtype}, {ranks} of {self.kv_heads} KV heads{stage}{form}"
 
     @property
     def heads(self) -> range:

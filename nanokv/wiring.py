@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import torch
 
+from nanokv import stored_layouts
 from nanokv.allocation.base import Allocation
 from nanokv.allocation.producer import ProducerAllocation
 from nanokv.allocation.routing import Routing
@@ -96,7 +97,8 @@ def wire(heap: Heap, master_rank: int, options: Options) -> Wired:
     try:
         machine = _machine(heap, checksum=options.checksum)
         routing = Routing(heap.world_size, heap.rank, heap.peer_closed)
-        allocation: Allocation = ProducerAllocation(machine, heap.rank, routing)
+        note_owner = stored_layouts.writer(machine, options.identity, options.namespace)
+        allocation: Allocation = ProducerAllocation(machine, heap.rank, routing, note_owner)
         if options.alloc == "host":
             from nanokv.compat_v1.host_allocation import (
                 HostAllocation,  # brings torch.distributed, which v2 does not need
@@ -112,6 +114,7 @@ def wire(heap: Heap, master_rank: int, options: Options) -> Wired:
                 write_timeout=options.write_timeout,
                 rpc_timeout=options.rpc_timeout,
                 checksum=options.checksum,
+                note_owner=note_owner,
             )
         pins = Pins(machine, heap)
         poller = Poller(

@@ -4,6 +4,7 @@
     shares   how the CTAs of one launch share objects of different sizes
     many     many objects in one launch: put, get, look up, find, remove
     paged    blocks of an engine's paged cache: the addresses of their bytes
+    slices   boxes of objects to blocks of an engine's cache of another layout
     payload  one object by many CTAs: read, verify, seal, store
     ring     copies the headers that drained hints are about
 

@@ -13,6 +13,7 @@
     free_chains   follows the links of free lists that a host has detached
     batch         a table of requests in device memory, and the one launch that does all of them
     engine_cache  an engine's paged KV cache, as the kernels see it
+    slices        boxes of objects, and where in such a cache they go
 
 The simulated machine is in `sim.world`.
 """

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from nanokv.device.machines.free_chains import free_chains
 from nanokv.device.machines.records import Begun, Descriptor, Drained, Found, Place, Words
 from nanokv.device.segment.geometry import Geometry
-from nanokv.device.segment.layout import ACTIVITY, HEAP_CTL, JOINER_MASK, OBJ_HEADER, WORD, unpack
+from nanokv.device.segment.layout import ACTIVITY, HEAP_CTL, JOINER_MASK, LAYOUT, OBJ_HEADER, RANK_LAYOUTS, WORD, unpack
 
 if TYPE_CHECKING:
     from nanokv.device.machines.batch import Batch
@@ -165,6 +165,16 @@ class Machine(ABC):
     def unpin(self, place: Place, line: int) -> int:
         """Give a pin back: OK, or MISS if the ledger line does not hold it."""
         return self.call("unpin", place.owner, place.slot, place.epoch, line)
+
+    # --- the table of layouts ---
+    def write_layout(self, owner: int, row: npt.NDArray[Any]) -> int:
+        """Write a row (LAYOUT [1]) into a segment's table, unless it is there: OK, FULL, or DUPLICATE if its tag is."""
+        return self.exchange("write_layout", owner, row.view(np.int64))
+
+    def layouts(self, owner: int) -> npt.NDArray[Any]:
+        """The table of layouts: LAYOUT [rows]. A row may be half written."""
+        at, rows = self.geometry.offsets["layouts_base"], self.geometry.world_size * RANK_LAYOUTS
+        return self.look(owner, at, LAYOUT.dtype, rows)
 
     # --- v1: the master's host allocates ---
     def install(self, key: tuple[int, int], place: Place, flags: int, descriptor: Descriptor, now: int) -> int:

@@ -16,9 +16,11 @@ import torch
 from nanokv.device.kernels import many
 from nanokv.device.kernels.many import FOUND_WORDS, REGISTERS
 from nanokv.device.kernels.shares import TILE_BYTES
+from nanokv.device.kernels.slices import get_slices_kernel
 from nanokv.device.machines.engine_cache import Pages
 from nanokv.device.machines.lane import INTERPRETER
 from nanokv.device.machines.records import Found, Place, Request
+from nanokv.device.machines.slices import Slices
 from nanokv.device.protocol.request import REQUEST
 from nanokv.device.protocol.ticket import TICKET
 from nanokv.device.segment.layout import WORD
@@ -111,6 +113,12 @@ class Batch:
     def get(self) -> None:
         """Get all: one launch on the current stream."""
         self._move(is_put=False)
+
+    def get_slices(self, slices: Slices) -> None:
+        """Get a box of each request's object: one launch on the current stream. `slices` has one box per request."""
+        self._tiles = slices.tiles * self._count()
+        words = (self.tickets, self.statuses, self.control, slices.table)
+        self._launch(get_slices_kernel, *words, slices.layout)
 
     def find(self) -> None:
         """Find all keys, and the length of the prefix that is found: one launch on the current stream."""

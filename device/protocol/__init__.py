@@ -22,6 +22,7 @@ remove       a whole removal
 reclaim      steps of the owner's host: quarantine, audit, taking the free extents
 host_alloc   v1: steps of the master and its producers on headers
 host_calls   the functions above as a host calls them
+layouts      the table of layouts: which identities have put objects into a segment
 request      the objects that a launch puts or gets, as a table in device memory
 ticket       many CTAs work on one object: which of them begins it, and which ends it
 cooperative  one object, put or read in parts by many CTAs

@@ -2,7 +2,7 @@
 
 A segment is one rank's part of the symmetric heap. Its regions, in order:
 
-    HeapCtl | activity | links | headers | descriptors | directory | turnstiles | ring | pins | payload
+    HeapCtl | activity | links | headers | descriptors | directory | turnstiles | ring | pins | layouts | payload
 
 Every word has 64 bits, little-endian and aligned; two fields of 32 bits share a word. A word that many producers change
 has a line of 128 bytes to itself, so that one hot word does not slow another down.
@@ -18,7 +18,7 @@ import triton.language as tl
 from nanokv.device.segment.record import LINE, Field, Record
 
 MAGIC = 0x314B_564F_4E41_4E00  # "\0NANOKV1"
-VERSION = 2
+VERSION = 3
 WORD = 8
 SIZE_CLASSES = 8
 SHARDS = 64
@@ -83,6 +83,29 @@ ANNOUNCE = Record(
     ],
 )
 
+FORM_WORDS = 4
+LAYOUT = Record(
+    "Layout",
+    LINE,
+    [
+        Field("identity", "<u8", "upper half of an identity's digest, whose upper 32 bits are its tag; 0: no row"),
+        Field("identity_low", "<u8", "lower half of that digest"),
+        Field("base", "<u8", "upper half of the digest of the same identity without its layout"),
+        Field("base_low", "<u8", "lower half of that digest"),
+        Field("layers", "<u4", "layers in an object"),
+        Field("first_layer", "<u4", "the number in the model of the first one"),
+        Field("kv_heads", "<u4", "KV heads of the whole model"),
+        Field("head_size", "<u4", "elements of a head of a token"),
+        Field("block_size", "<u4", "tokens in an object"),
+        Field("dtype", "<u4", "dtype code, as in FORMAT"),
+        Field("tp_rank", "<u4", "the rank of tensor parallelism that stores these objects"),
+        Field("tp_size", "<u4", "how many of them there are"),
+        Field("order", "<u8", "the dimensions of an object, as `KVLayout.order`: ASCII, then zeros"),
+        Field("form", "<u8", "`KVLayout.form`: UTF-8, then zeros", repeat=FORM_WORDS),
+        Field("check", "<u8", "XXH3-64 of the words before, written last: a row without it is not finished"),
+    ],
+)
+
 
 class Region(NamedTuple):
     """An array of records between HeapCtl and the payload."""
@@ -97,6 +120,7 @@ class Region(NamedTuple):
 
 U64 = np.dtype("<u8")
 BUCKET_ENTRIES = 8
+RANK_LAYOUTS = 16  #: rows of the table of layouts per rank of the world
 
 # in the order in which they lie. The first begins behind HeapCtl, so its offset is not stored.
 REGIONS = (
@@ -108,6 +132,7 @@ REGIONS = (
     Region("turnstiles", "turn_base", U64, ("dir_buckets",), "the directory's turnstiles, one word per bucket"),
     Region("ring", "ann_base", U64, ("ann_capacity",), "the announce ring"),
     Region("pins", "pin_base", U64, ("pin_slots",), "the pin ledger"),
+    Region("layouts", "layouts_base", LAYOUT.dtype, ("world_size",), "the table of layouts", RANK_LAYOUTS),
 )
 
 HEAP_CTL = Record(
@@ -180,7 +205,7 @@ HEAP_CTL = Record(
     ],
 )
 
-RECORDS = (HEAP_CTL, ACTIVITY, OBJ_HEADER, OBJ_DESC, ANNOUNCE)
+RECORDS = (HEAP_CTL, ACTIVITY, OBJ_HEADER, OBJ_DESC, ANNOUNCE, LAYOUT)
 
 
 def layout_hash() -> int:
@@ -375,3 +400,7 @@ H_KEY_CHECK = OBJ_HEADER.at("key_check")
 DESC_BYTES = tl.constexpr(OBJ_DESC.size)
 D_FORMAT = OBJ_DESC.at("format")
 D_DIMS = OBJ_DESC.at("dims")
+
+LAYOUT_BYTES = LAYOUT.size_constant()
+LAYOUTS_A_RANK = tl.constexpr(RANK_LAYOUTS)
+LAYOUT_TAG_SHIFT = tl.constexpr(32)  # of the word `identity`

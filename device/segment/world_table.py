@@ -80,6 +80,7 @@ class World(NamedTuple):
     turn_base: tl.tensor
     ann_base: tl.tensor
     pin_base: tl.tensor
+    layouts_base: tl.tensor
     heap_base: tl.tensor
     heap_limit: tl.tensor
     checksum: tl.tensor

@@ -19,7 +19,11 @@ class Allocation(Protocol):
     alloc: str  #: "device" or "host"
 
     def owner_of(self, key: KeyDigest, preferred: int | None) -> int:
-        """The rank whose segment gets a new object: see `Routing.owner_of`."""
+        """The rank whose segment gets a new object: see `Routing.owner_of`.
+
+        Raises:
+            OutOfMemory, ReuseViolation: as `stored_layouts.writer`.
+        """
         ...
 
     def put(self, key: KeyDigest, src: int, nbytes: int, preferred: int | None, descriptor: Descriptor) -> int:

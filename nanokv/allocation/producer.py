@@ -1,6 +1,7 @@
 """v2: the producer allocates in the owner's segment itself, through the machine. No server, no message."""
 
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from nanokv.allocation.routing import Routing
@@ -26,14 +27,25 @@ class ProducerAllocation:
     Args:
         machine: of this rank.
         routing: of this world.
+        note_owner: called with the rank that gets an object, before that is put; what it raises refuses the object.
     """
 
     alloc = "device"
 
-    def __init__(self, machine: Machine, rank: int, routing: Routing) -> None:
+    def __init__(
+        self, machine: Machine, rank: int, routing: Routing, note_owner: Callable[[int], None] | None = None
+    ) -> None:
         self._machine = machine
         self._rank = rank
-        self.owner_of = routing.owner_of
+        self._route = routing.owner_of
+        self._note_owner = note_owner
+        self.owner_of = routing.owner_of if note_owner is None else self._noted_owner_of
+
+    def _noted_owner_of(self, key: KeyDigest, preferred: int | None) -> int:
+        assert self._note_owner is not None
+        owner = self._route(key, preferred)
+        self._note_owner(owner)
+        return owner
 
     def put(self, key: KeyDigest, src: int, nbytes: int, preferred: int | None, descriptor: Descriptor) -> int:
         owner = self.owner_of(key, preferred)

@@ -124,7 +124,20 @@ def _stats_text(screen: Console, world: dict[str, Any]) -> Text:
         for rank in world["ranks"]
     ]
     title = f"{world['name']}: alloc={world['alloc']}, pages of {size(world['page_bytes'])}"
-    return Text("\n").join([Text(title), *columns(screen, names, rows)])
+    return Text("\n").join([Text(title), *columns(screen, names, rows), *map(Text, _layouts(world))])
+
+
+def _layouts(world: dict[str, Any]) -> Iterator[str]:
+    """A line for each layout, with the ranks in whose segments it is."""
+    from nanokv.kv_layout import KVLayout
+
+    found: dict[tuple[str, str], list[str]] = {}
+    for rank in world["ranks"]:
+        for row in rank["layouts"]:
+            shown = str(KVLayout(**{name: value for name, value in row.items() if name != "identity"}))
+            found.setdefault((row["identity"], shown), []).append(str(rank["rank"]))
+    for (identity, shown), ranks in found.items():
+        yield f"identity {identity} in segment {', '.join(ranks)}: {shown}"
 
 
 def key(

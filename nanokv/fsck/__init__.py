@@ -8,6 +8,7 @@ control        checks of identity, control words, activity words, the announce r
 slots          checks of header slots, and of the extents that headers name
 pins           checks of the pin ledger against the STATE words
 pages          checks of payload pages: each is in one place
+layouts        checks of the table of layouts
 contents       checks of descriptors, and of checksums over the bytes of objects
 directory      checks of directory entries and keys
 find_key       where an object lies, for `nanokv key`
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from nanokv.device.segment.views import SegmentView
-from nanokv.fsck import contents, control, directory, pages, pins, slots
+from nanokv.fsck import contents, control, directory, layouts, pages, pins, slots
 from nanokv.fsck.look import Alive, Look, World, fingerprint, take_looks
 from nanokv.fsck.report import Finding, Report, find
 
@@ -42,6 +43,7 @@ SEGMENT_CHECKS: tuple[Callable[[World, Look], Iterator[Finding]], ...] = (
     pins.check_pins,
     pages.check_links,
     pages.check_pages,
+    layouts.check_layouts,
     contents.check_descriptors,
 )
 WORLD_CHECKS = (directory.check_directory, directory.check_keys)

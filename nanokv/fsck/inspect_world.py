@@ -1,5 +1,6 @@
 """A world of this host, living or dead, seen from outside: for `stats` and `fsck` of the command line."""
 
+from dataclasses import asdict
 from typing import Any
 
 from nanokv.device.segment.layout import PRODUCER_INC_MASK
@@ -8,6 +9,7 @@ from nanokv.errors import HeapUnavailable
 from nanokv.fsck import Report, check_segments
 from nanokv.heap.shm_tools import inspect
 from nanokv.statistics import HeapSnapshot
+from nanokv.stored_layouts import StoredLayout, stored_in
 
 
 class Inspected:
@@ -42,12 +44,13 @@ class Inspected:
         return check_segments(self.views, mode=self.mode, quiescent=quiescent, alive=self.alive, quick=quick)
 
     def stats(self) -> dict[str, Any]:
-        """The world, and a HeapSnapshot of each rank, as plain data."""
+        """The world, and a HeapSnapshot and the layouts of each rank, as plain data."""
         ranks = [
             {"rank": rank, "alive": living, "incarnation": int(view.activity["incarnation"][rank])}
             | HeapSnapshot.of(
                 self.geometry, view.ctl.copy()[0], view.headers.copy(), view.activity, self.mode
             ).as_dict()
+            | {"layouts": [_shown(row) for row in stored_in(rank, view.layouts.copy(), None, "")]}
             for rank, (living, view) in enumerate(zip(self.living, self.views, strict=True))
         ]
         return {
@@ -57,3 +60,7 @@ class Inspected:
             "page_bytes": self.geometry.page_bytes,
             "ranks": ranks,
         }
+
+
+def _shown(row: StoredLayout) -> dict[str, Any]:
+    return {"identity": f"{row.tag:08x}"} | asdict(row.layout)

@@ -49,6 +49,7 @@ class Look:
     page_links: Words
     header_links: Words
     pins: Words
+    layouts: npt.NDArray[Any]  #: LAYOUT records
     states: Words
     stable: Mask  #: the STATE word was the same before and after all else
 
@@ -165,7 +166,7 @@ def take_looks(views: list[SegmentView]) -> list[Look]:
     """Look at every segment of a world. `views`: one per rank, in the order of ranks."""
     rings = [view.ring.copy() for view in views]  # before the headers: a hint is never ahead of its header
     before = [view.states.copy() for view in views]
-    names = ("ctl", "activity", "headers", "descriptors", "directory", "page_links", "header_links", "pins")
+    names = ("ctl", "activity", "headers", "descriptors", "directory", "page_links", "header_links", "pins", "layouts")
     middle = [{name: getattr(view, name).copy() for name in names} for view in views]
     no_pins = np.uint64(~PIN_BITS.value & (2**64 - 1))
     stable = [(states & no_pins) == (view.states & no_pins) for states, view in zip(before, views, strict=True)]

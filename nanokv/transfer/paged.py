@@ -3,9 +3,14 @@
 An object holds one block of some layers: [layers, 2, tokens, heads, dim], without gaps, whatever the strides of the
 engine's tensors. So an engine with another layout can get the blocks that one engine put. An object of another shape or
 dtype is refused, not reinterpreted; the raw bytes of `open_for_write` have any.
+
+A reader can also take slices: some layers of objects that hold more, or its part of the objects of a writer with
+another layout (`reshard`).
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -18,10 +23,14 @@ from nanokv.device.machines.engine_cache import Pages, check_alike
 from nanokv.device.machines.records import Descriptor, Request
 from nanokv.device.protocol.status import Status
 from nanokv.errors import InvalidArgument, NanoKVError
+from nanokv.identity import Identity
+from nanokv.keys import Hasher
+from nanokv.kv_layout import KVLayout
 from nanokv.leases import lease_until
 from nanokv.transfer.descriptors import descriptor_of
 from nanokv.transfer.growing_batch import GrowingBatch
 from nanokv.transfer.layerwise import LayerwisePut, Target
+from nanokv.transfer.reshard import SliceReader, layout_of, misfit, plan
 from nanokv.transfer.single import SingleTransfer
 from nanokv.types import Key, KeyDigest
 
@@ -35,6 +44,7 @@ class Hooks(NamedTuple):
     judge_get: Callable[[int, Key, int], NanoKVError | None]
     worker: Worker  #: for asynchronous operations
     machine: Machine
+    whose: tuple[str, Identity | None] = ("", None)  #: namespace and identity of the cache
 
 
 class PagedKV:
@@ -65,6 +75,7 @@ class PagedKV:
         self._layer_shape = tuple(shape)
         pages = _pages(self._planes)
         self._batch = GrowingBatch(allocation, pages) if pages is not None else None
+        self._slices = SliceReader(single, allocation, self._planes, self._per_layer)
 
     def put(
         self,
@@ -84,8 +95,10 @@ class PagedKV:
             preferred_segment, hold: as for `NanoKVCache.put`.
 
         Raises:
-            InvalidArgument: invalid blocks or layers, or not as many keys as blocks.
+            InvalidArgument: invalid blocks or layers, or not as many keys as blocks; or the tensors contradict the
+                layout in the cache's identity.
         """
+        self._check_layout()
         preferred_segment = self._hooks.checked_segment(preferred_segment)
         keys, blocks, chosen = self._checked(keys, blocks, layers)
         until = lease_until(hold)
@@ -109,20 +122,37 @@ class PagedKV:
         ]
 
     def get(
-        self, keys: Sequence[Key], blocks: Sequence[int], *, layers: range | None = None
+        self,
+        keys: Sequence[Key],
+        blocks: Sequence[int],
+        *,
+        layers: range | None = None,
+        held: range | None = None,
+        source: KVLayout | None = None,
     ) -> list[NanoKVError | None]:
         """Read the object of each key into a block; returns per key an error or None.
 
         The contents of a block whose object could not be read are undefined, unless there was no such object. The
-        arguments are those of `put`; all blocks are different.
+        first read ends the lease of an object, also one of a part: pin what is to be read in parts.
+
+        Args:
+            keys, blocks, layers: as for `put`; all blocks are different.
+            held: the layers that each object holds, a range with step 1 in which `layers` lies. Default: `layers`.
+            source: the layout of the objects, if it is not this cache's: of a writer whose identity differs only in the
+                layout (`NanoKVCache.layouts`). Its `tp_rank` does not matter; the objects of all of its ranks that hold
+                heads of this one are read. Keys (no digests) and blocks both name the same run of tokens, in order: if
+                the writer's blocks are smaller, several keys fill a block; if they are larger, a key fills several.
 
         Raises:
-            InvalidArgument: invalid blocks or layers, or not as many keys as blocks.
+            InvalidArgument: invalid blocks or layers, or not as many keys as blocks; or the objects cannot be read into
+                these tensors: the message names the difference.
         """
         self._hooks.checked_segment(None)
+        if held is not None or source is not None:
+            return self._get_slices(keys, blocks, layers, held, source)
+        self._check_layout()
         keys, blocks, chosen = self._checked(keys, blocks, layers)
-        if len(set(blocks)) < len(blocks):
-            raise InvalidArgument(f"a block is named twice: {list(blocks)}")
+        _check_different(blocks)
         descriptor, nbytes = self._descriptor(chosen), self._bytes(chosen)
         digests = [self._hooks.digest(key) for key in keys]
         statuses: list[int] = [Status.BUSY] * len(keys)
@@ -153,11 +183,69 @@ class PagedKV:
         )
 
     def get_async(
-        self, keys: Sequence[Key], blocks: Sequence[int], *, layers: range | None = None
+        self,
+        keys: Sequence[Key],
+        blocks: Sequence[int],
+        *,
+        layers: range | None = None,
+        held: range | None = None,
+        source: KVLayout | None = None,
     ) -> Handle[list[NanoKVError | None]]:
         """`get` in the background, in the order of the calls; the blocks are undefined until the handle is done."""
         self._hooks.checked_segment(None)
-        return self._hooks.worker.submit(lambda: self.get(keys, blocks, layers=layers))
+        return self._hooks.worker.submit(lambda: self.get(keys, blocks, layers=layers, held=held, source=source))
+
+    # --- slices ---
+    def _get_slices(
+        self,
+        keys: Sequence[Key],
+        blocks: Sequence[int],
+        layers: range | None,
+        held: range | None,
+        source: KVLayout | None,
+    ) -> list[NanoKVError | None]:
+        keys, blocks = listed("keys", keys), self._checked_blocks(blocks)
+        _check_different(blocks)
+        chosen, mine = self._checked_range("layers", layers), self._own_layout
+        if source is None:
+            whole = self._checked_range("held", held)
+            wanted = plan(mine, replace(mine, first_layer=whole.start, layers=len(whole)), chosen, len(keys), blocks)
+            digests = [[self._hooks.digest(key) for key in keys]]
+        else:
+            if held is not None or not isinstance(source, KVLayout):
+                raise InvalidArgument(f"source must be a KVLayout, and held None, not {source!r} and {held!r}")
+            namespace, identity = self._hooks.whose
+            if identity is None or identity.layout is None:
+                raise InvalidArgument(
+                    "source needs a cache whose identity has a layout: it says which heads are wanted"
+                )
+            why = misfit(mine, identity.layout, of_objects=False)
+            if why:
+                raise InvalidArgument(why)
+            wanted = plan(identity.layout, source, chosen, len(keys), blocks)
+            hashers = [Hasher(namespace, identity.with_layout(each)) for each in wanted.sources]
+            digests = [[hasher(key) for key in keys] for hasher in hashers]
+        moved, whole_bytes = len(blocks) * self._bytes(chosen) // max(len(keys), 1), wanted.sources[0].nbytes
+        return [
+            self._hooks.judge_get(status, key, whole_bytes if status else moved)
+            for key, status in zip(keys, self._slices.get(wanted, digests), strict=True)
+        ]
+
+    @cached_property
+    def _own_layout(self) -> KVLayout:
+        """The layout of the objects that `put` stores, of all layers."""
+        return layout_of(self._planes[0], len(self._layers), self._layer_shape, self._per_layer)
+
+    @cached_property
+    def _misfit(self) -> str | None:
+        """Why the objects of these tensors are not as the layout in the cache's identity says; None if they are."""
+        _, identity = self._hooks.whose
+        layout = None if identity is None else identity.layout
+        return None if layout is None or layout.form else misfit(self._own_layout, layout, of_objects=True)
+
+    def _check_layout(self) -> None:
+        if self._misfit:
+            raise InvalidArgument(self._misfit)
 
     def begin_put(
         self,
@@ -174,6 +262,7 @@ class PagedKV:
         Raises:
             InvalidArgument: as `put`; or a key is named twice.
         """
+        self._check_layout()
         preferred_segment = self._hooks.checked_segment(preferred_segment)
         keys, blocks, chosen = self._checked(keys, blocks, layers)
         named = [(key, self._hooks.digest(key)) for key in keys]
@@ -222,6 +311,16 @@ class PagedKV:
     def _checked(
         self, keys: Sequence[Key], blocks: Sequence[int], layers: range | None
     ) -> tuple[list[Key], list[int], range]:
+        chosen = self._checked_range("layers", layers)
+        keys, blocks = listed("keys", keys), self._checked_blocks(blocks)
+        if len(keys) != len(blocks):
+            raise InvalidArgument(f"{len(keys)} keys and {len(blocks)} blocks")
+        return keys, blocks, chosen
+
+    def _checked_blocks(self, blocks: Sequence[int]) -> list[int]:
+        return [integer("block", block, 0, self._blocks - 1) for block in listed("blocks", blocks)]
+
+    def _checked_range(self, name: str, layers: range | None) -> range:
         chosen = self._layers if layers is None else layers
         if (
             not isinstance(chosen, range)
@@ -229,12 +328,13 @@ class PagedKV:
             or chosen.step != 1
             or not 0 <= chosen.start < chosen.stop <= len(self._layers)
         ):
-            raise InvalidArgument(f"layers must be a part of range({len(self._layers)}), not {layers!r}")
-        keys = listed("keys", keys)
-        blocks = [integer("block", block, 0, self._blocks - 1) for block in listed("blocks", blocks)]
-        if len(keys) != len(blocks):
-            raise InvalidArgument(f"{len(keys)} keys and {len(blocks)} blocks")
-        return keys, blocks, chosen
+            raise InvalidArgument(f"{name} must be a part of range({len(self._layers)}), not {layers!r}")
+        return chosen
+
+
+def _check_different(blocks: list[int]) -> None:
+    if len(set(blocks)) < len(blocks):
+        raise InvalidArgument(f"a block is named twice: {blocks}")
 
 
 def _checked_layers(layers: Sequence[torch.Tensor], kv_dim: int | None) -> tuple[list[torch.Tensor], int | None]:

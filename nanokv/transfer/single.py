@@ -15,6 +15,7 @@ from nanokv.device.machines.base import Machine
 from nanokv.device.machines.records import Descriptor, Found, Place
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.layout import CHECKSUM_SHIFT
+from nanokv.errors import InvalidArgument
 from nanokv.heap.base import Heap
 from nanokv.leases import NO_LEASE
 from nanokv.transfer.descriptors import (
@@ -130,6 +131,33 @@ class SingleTransfer:
             if status != Status.TORN:
                 return status
             torn = True
+        return Status.MISS
+
+    def get_part(self, key: KeyDigest, offset: int, dst: torch.Tensor) -> int:
+        """Fill `dst` with the bytes of an object from `offset` on: OK, MISS, NOT_READY or CORRUPT.
+
+        A checksum is of the whole object: where there is one, all of its bytes are read.
+
+        Raises:
+            InvalidArgument: `dst` cannot be filled, or the object ends before.
+        """
+        check_place(dst, self.device)
+        end = offset + dst.nbytes
+        for _ in range(TRIES):
+            found = self._allocation.locate(key)
+            if found.status != Status.OK:
+                return found.status
+            payload = self.payload(found.place)
+            if end <= len(payload):
+                with torch.inference_mode():  # as in `_read`
+                    flat_bytes(dst).copy_(payload[offset:end])
+                status = self._verify(key, found.place, payload)
+            else:
+                status = self._machine.validate(found.place)
+                if status == Status.OK:
+                    raise InvalidArgument(f"bytes {offset} to {end} are asked for, the object has {len(payload)}")
+            if status != Status.TORN:
+                return status
         return Status.MISS
 
     def get_taken(

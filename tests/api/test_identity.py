@@ -79,9 +79,9 @@ def paged(cache: NanoKVCache) -> PagedKV:
     return cache.paged_kv([torch.zeros(2, 12, 1, 1, dtype=torch.uint8)], kv_dim=None)
 
 
-def paged_get(cache: NanoKVCache, key: Any) -> Any:
+def paged_get(cache: NanoKVCache, key: Any, **how: Any) -> Any:
     layers = [torch.zeros(2, 12, 1, 1, dtype=torch.uint8)]
-    (error,) = cache.paged_kv(layers, kv_dim=None).get([key], [0])
+    (error,) = cache.paged_kv(layers, kv_dim=None).get([key], [0], **how)
     if error is not None:
         assert not layers[0].any(), "bytes came with an error"
         raise error
@@ -92,6 +92,15 @@ def into(cache: NanoKVCache, key: Any) -> Any:
     dst = torch.zeros_like(SECRET)
     try:
         return cache.get(key, dst=dst)
+    except NanoKVError:
+        assert not dst.any(), "bytes came with an error"
+        raise
+
+
+def part_into(cache: NanoKVCache, key: Any) -> Any:
+    dst = torch.zeros_like(SECRET)
+    try:
+        return cache.get_part(key, 0, 12, dst=dst)
     except NanoKVError:
         assert not dst.any(), "bytes came with an error"
         raise
@@ -139,6 +148,9 @@ READS: dict[str, Call] = {
     "get_many": many,
     "get_many into": many_into,
     "get_async": lambda cache, key: cache.get_async(key).wait(),
+    "get_part": lambda cache, key: cache.get_part(key, 0, 12),
+    "get_part into": part_into,
+    "paged slices": lambda cache, key: paged_get(cache, key, held=range(1)),
     "pin": pinned,
     "get_location": located,
     "paged": paged_get,
@@ -193,10 +205,10 @@ def check_that_all_is_read(reader: NanoKVCache, keys: list[Any]) -> None:
 Whose = tuple[str, Identity | None]  #: namespace and identity
 
 
-def world_of(*whose: Whose, alloc: str = "device") -> list[NanoKVCache]:
+def world_of(*whose: Whose, heap_bytes: int = HEAP, **given: Any) -> list[NanoKVCache]:
     """A local world, one rank per namespace and identity."""
-    options = [make_options({"alloc": alloc, "namespace": name, "identity": identity}) for name, identity in whose]
-    world = LocalWorld(world_spec(plan_geometry(HEAP, PAGE, len(whose), options[0]), options[0]))
+    options = [make_options({"namespace": name, "identity": identity} | given) for name, identity in whose]
+    world = LocalWorld(world_spec(plan_geometry(heap_bytes, PAGE, len(whose), options[0]), options[0]))
     return [NanoKVCache._from_heap(world.heap(rank), 0, each) for rank, each in enumerate(options)]
 
 

@@ -35,6 +35,7 @@ EMPTY = inspect.Parameter.empty
 METHODS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "put": ({"key": EMPTY, "tensor": EMPTY}, {"preferred_segment": None, "exist_ok": False, "hold": None}),
     "get": ({"key": EMPTY, "default": _NO_DEFAULT}, {"dst": None, "reinterpret": False}),
+    "get_part": ({"key": EMPTY, "offset": EMPTY, "nbytes": EMPTY}, {"dst": None}),
     "remove": ({"key": EMPTY}, {}),
     "open_for_write": ({"key": EMPTY, "bytes_total": EMPTY}, {"preferred_segment": None, "hold": None}),
     "commit": ({"key": EMPTY}, {}),
@@ -60,6 +61,7 @@ METHODS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "wait": ({"keys": EMPTY}, {"timeout": EMPTY}),
     "flush": ({}, {"timeout": 10.0}),
     "digest": ({"key": EMPTY}, {}),
+    "layouts": ({"rank": None}, {}),
     "segment_keys": ({}, {}),
     "segment_count": ({}, {}),
     "alive": ({"rank": EMPTY}, {}),

@@ -72,6 +72,7 @@ GOOD: dict[str, Any] = {
     "seconds": 1.0,
     "default": None,
     "bytes_total": 8,
+    "nbytes": 12,
     "timeout": 0.0,
     "usage_ratio": 1.0,
     "rank": 0,

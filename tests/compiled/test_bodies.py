@@ -18,6 +18,7 @@ BY_HAND = ("wrong_calls_are_refused",)  #: compiles every function of the librar
 ON_OTHERS = (
     *("many_ctas_allocate_at_once", "batches_answer_each_request", "tickets_are_ready_for_the_next_launch"),
     *("pins_hold", "kernels_commit_plans", "a_paged_cache_layer_by_layer", "another_shape_is_not_read"),
+    "slices_of_any_layout",
     *("attention_kernels_publish", "prefill_kernels_answer_each_object", "decode_kernels_say_what_is_missing"),
 )
 OTHERS = [target for target in CAPABILITIES if target != "sm_90"]

@@ -3,8 +3,9 @@
 On a CPU the segments lie in host memory, but the heap gives no host view of them, so that interpreted kernels run.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +19,8 @@ from nanokv.errors import DuplicateKey, InvalidArgument, KeyNotFound, NanoKVErro
 from nanokv.fsck import check_cache
 from nanokv.heap.local import LocalHeap, LocalWorld
 from nanokv.host_poller.events import Event, EventKind
+from nanokv.identity import Identity
+from nanokv.kv_layout import KVLayout
 from nanokv.wiring import world_spec
 
 PAGE = 4096
@@ -33,12 +36,15 @@ class DeviceHeap(LocalHeap):
 
 
 @contextmanager
-def caches(device: torch.device, pages: int, **options: object) -> Iterator[list[NanoKVCache]]:
+def caches(
+    device: torch.device, pages: int, identities: Sequence[Identity | None] = (None, None), **options: object
+) -> Iterator[list[NanoKVCache]]:
     """A world of two caches; fsck follows."""
     chosen = make_options({"evict": False, "write_timeout": 600.0} | options)
     geometry = Geometry.plan(pages * PAGE, PAGE, 2, ring_slots=chosen.ring_slots, shards=4)
     world = LocalWorld(world_spec(geometry, chosen), device=device)
-    made = [NanoKVCache._from_heap(DeviceHeap(world, rank), 0, chosen) for rank in range(2)]
+    of_ranks = [replace(chosen, identity=identity) for identity in identities]
+    made = [NanoKVCache._from_heap(DeviceHeap(world, rank), 0, mine) for rank, mine in enumerate(of_ranks)]
     assert [type(cache._machine) for cache in made] == [LaunchMachine] * 2
     try:
         yield made
@@ -115,6 +121,30 @@ def blocks_by_one_launch(device: torch.device) -> None:
         assert target.get(["one"], [3], layers=range(2, 3)) == [None]
         assert torch.equal(mine[2][:, 3], layers[1][1]) and not mine[1][:, 3].any()
         assert kinds(source.put(["x", "x"], [1, 2])) == [type(None), DuplicateKey]
+
+
+def slices_by_one_launch(device: torch.device) -> None:
+    """The objects of a writer of another layout, whose row kernels have written; and some layers of whole objects."""
+    theirs = KVLayout(layers=2, kv_heads=4, head_size=16, block_size=8, dtype="float32", order="2NLHD")
+    mine = replace(theirs, order="L2NHD", block_size=4, tp_size=2, tp_rank=1)
+    with caches(device, 64, [Identity("m", layout=theirs), Identity("m", layout=mine)]) as (here, there):
+        dice = torch.Generator().manual_seed(2)
+        objects = [torch.randn(theirs.shape, generator=dice).to(device) for _ in range(2)]  # [2, tokens, layers, heads]
+        assert here.put_many(["a", "b"], objects, preferred_segment=1) == [None] * 2
+        assert [(row.layout, row.is_mine) for row in there.layouts()] == [(theirs, True)]
+        layers = [torch.zeros(5, 2, 2, 4, 16, device=device).transpose(2, 3) for _ in range(2)]  # heads before tokens
+        paged = there.paged_kv(layers, kv_dim=1)
+        assert paged._slices._batch.launches
+        assert paged.get(["b", "a"], [4, 0, 2, 1], source=theirs) == [None] * 2
+        for block, (number, first) in zip([4, 0, 2, 1], ((1, 0), (1, 4), (0, 0), (0, 4)), strict=True):
+            for layer in range(2):
+                assert torch.equal(layers[layer][block], objects[number][:, first : first + 4, layer, 2:])
+        assert not layers[0][3].any() and not layers[1][3].any()
+        assert kinds(paged.get(["a", "none"], [3, 4, 0, 1], source=theirs)) == [type(None), KeyNotFound]
+        assert paged.put(["own"], [2]) == [None]
+        assert paged.get(["own"], [3], layers=range(1, 2), held=range(2)) == [None]
+        assert torch.equal(layers[1][3], layers[1][2]) and torch.equal(layers[0][3], objects[0][:, :4, 0, 2:])
+        assert len(there.layouts()) == 2
 
 
 def pollers_follow_kernels(device: torch.device) -> None:
@@ -208,6 +238,7 @@ BODIES: tuple[Callable[[torch.device], None], ...] = (
     a_dst_of_another_form_is_refused,
     a_full_heap_makes_room_for_many,
     blocks_by_one_launch,
+    slices_by_one_launch,
     pollers_follow_kernels,
     v1_over_kernels,
     in_and_out_of_inference_mode,

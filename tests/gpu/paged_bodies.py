@@ -1,6 +1,7 @@
 """Tests of batches over an engine's paged KV cache, as plain functions of a device; see `bodies`."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -10,7 +11,11 @@ from nanokv.device.kernels.shares import TILE_BYTES
 from nanokv.device.machines.batch import Batch
 from nanokv.device.machines.engine_cache import Pages
 from nanokv.device.machines.records import Request
+from nanokv.device.machines.slices import Box, ObjectStrides, Slices
 from nanokv.device.protocol.status import Status
+from nanokv.device.protocol.ticket import TICKET
+from nanokv.kv_layout import KVLayout
+from nanokv.transfer.reshard import object_strides, plan
 from tests.gpu.bodies import World, flat, key, world
 
 OK, MISS, SIZE = Status.OK, Status.MISS, Status.SIZE
@@ -157,6 +162,75 @@ def another_shape_is_not_read(device: torch.device) -> None:
         assert one == w.machine.lookup(key(0))
 
 
+def slices_of_any_layout(device: torch.device) -> None:
+    """Objects of other orders, degrees of tensor parallelism and block sizes, each scattered by one launch."""
+    whole = torch.arange(2 * 2 * 64 * 4 * 16, dtype=torch.int32).view(2, 2, 64, 4, 16)
+    base = KVLayout(layers=2, kv_heads=4, head_size=16, block_size=64, dtype="int32")
+    for turn, (order, theirs, own, each, to_block) in enumerate(
+        (("L2NHD", 2, 1, 32, 64), ("2NLHD", 1, 4, 64, 32), ("NH2LD", 4, 2, 16, 16))
+    ):
+        with world(device, pages=256, checksum=bool(turn % 2)) as w:
+            source = replace(base, order=order, tp_size=theirs, block_size=each)
+            mine = replace(base, tp_size=own, tp_rank=own - 1, block_size=to_block)
+            shape = Shape(2, to_block, len(mine.heads), 16, torch.int32)
+            keys, blocks = 64 // each, list(range(64 // to_block, 0, -1))
+            planes = LAYOUTS[turn](shape, device)
+            made = plan(mine, source, range(2), keys, blocks)
+            for number, held in enumerate(made.sources):
+                for block in range(keys):
+                    tokens = slice(block * each, (block + 1) * each)
+                    part = whole[:, :, tokens, held.heads.start : held.heads.stop]
+                    data = part.permute(["L2NHD".index(letter) for letter in order]).contiguous().view(-1)
+                    assert w.put(10 * number + block, data.view(torch.uint8).to(device)) == OK
+            boxes = [piece.box for piece in made.pieces]
+            asked = [Request(key(10 * piece.source + piece.key), 0, source.nbytes) for piece in made.pieces]
+            missing = asked[0]._replace(key=key(99))
+            small = asked[0]._replace(nbytes=source.nbytes - 4)
+            other = asked[0]._replace(what=flat(source.nbytes - 4))
+            batch = Batch(w.machine.table_address, 16, w.device)
+            for wrong, status in ((missing, MISS), (small, SIZE), (other, SIZE)):
+                batch.fill([wrong])
+                batch.get_slices(Slices(planes, 2, object_strides(source), boxes[:1]))
+                assert batch.answers() == [status] and not any(plane.any() for plane in planes)
+            batch.fill(asked)
+            batch.get_slices(Slices(planes, 2, object_strides(source), boxes))
+            assert batch.answers() == [OK] * len(asked)
+            assert not batch.tickets[:, : TICKET.offsets["answer"] // 8].any()
+            for number, block in enumerate(blocks):
+                tokens = slice(number * to_block, (number + 1) * to_block)
+                want = whole[:, :, tokens, mine.heads.start : mine.heads.stop].reshape(4, *shape[1:4])
+                assert torch.equal(of_block(planes, block), want.to(device))
+            assert not any(plane[0].any() for plane in planes)
+            if turn % 2:
+                found = w.machine.lookup(asked[0].key)
+                w.segments[found.place.owner][found.place.payload + source.nbytes - 1] ^= 1
+                batch.fill(asked)
+                batch.get_slices(Slices(planes, 2, object_strides(source), boxes))
+                wrong_ones = [piece.key == made.pieces[0].key for piece in made.pieces]
+                assert [status == Status.CORRUPT for status in batch.answers()] == wrong_ones
+                w.segments[found.place.owner][found.place.payload + source.nbytes - 1] ^= 1
+
+
+def slices_are_checked(device: torch.device) -> None:
+    """Planes and objects that the kernels cannot copy are refused."""
+    planes = block_first(SMALL, device)
+    strides, box = ObjectStrides(1024, 512, 64, 64), Box(0, 0, 0, 0, 0, 0, 0, 1, 1, 1)
+    assert Slices(planes, 2, strides, [box]).tiles == 1
+    odd = [plane[..., :9] for plane in planes]
+    for given, of, why in (
+        (odd, strides, "multiples of 16"),
+        (planes, strides._replace(token=72), "multiples of 16"),
+        ([plane[..., ::2] for plane in planes], strides, "stride 1"),
+        ([planes[0], planes[1].float()], strides, "one dtype"),
+    ):
+        try:
+            Slices(given, 2, of, [box])
+        except ValueError as error:
+            assert why in str(error), str(error)
+        else:
+            raise AssertionError(why)
+
+
 def planes_are_checked(device: torch.device) -> None:
     """Planes that the kernels cannot copy are refused."""
     planes = block_first(SMALL, device)
@@ -184,5 +258,7 @@ BODIES: tuple[Callable[[torch.device], None], ...] = (
     paged_caches_of_any_layout,
     a_paged_cache_layer_by_layer,
     another_shape_is_not_read,
+    slices_of_any_layout,
+    slices_are_checked,
     planes_are_checked,
 )

@@ -33,6 +33,7 @@ MOST_STACK = 96  #: bytes per thread on NVIDIA, for control steps and calls; a t
 STREAMING = (
     *("put_many_kernel", "get_many_kernel"),
     *("put_many_kernel_of_heads", "get_many_kernel_of_heads"),
+    "get_slices_kernel",
 )
 
 
@@ -67,6 +68,8 @@ REQUIRED = [
     ("call_validate", "add", False, True, 1),
     ("get_many_kernel", "add", True, True, 1),  # the arrival of a CTA
     ("get_many_kernel", "add", False, True, 1),  # and validating
+    ("get_slices_kernel", "add", True, True, 1),
+    ("get_slices_kernel", "add", False, True, 1),
     ("call_remove", "cas", True, False, 1),
     ("call_pin", "cas", True, True, 1),
     ("pop_push_kernel", "cas", True, False, 1),

@@ -10,12 +10,22 @@ from hypothesis import strategies as st
 
 from nanokv.config import Options
 from nanokv.device.segment.geometry import MIN_PAGE_BYTES, PAYLOAD_ALIGN, Geometry, default_classes, producer_word
-from nanokv.device.segment.layout import HEAP_CTL, MAX_HEADERS, MAX_RANKS, OBJ_DESC, OBJ_HEADER, SIZE_CLASSES, unpack
+from nanokv.device.segment.layout import (
+    HEAP_CTL,
+    LAYOUT,
+    MAX_HEADERS,
+    MAX_RANKS,
+    OBJ_DESC,
+    OBJ_HEADER,
+    RANK_LAYOUTS,
+    SIZE_CLASSES,
+    unpack,
+)
 from nanokv.device.segment.record import LINE
 from nanokv.device.segment.world_table import WORLD
 from nanokv.wiring import plan_geometry
 
-REGIONS = ("activity", "links", "hdr", "desc", "dir", "turn", "ann", "pin", "heap")
+REGIONS = ("activity", "links", "hdr", "desc", "dir", "turn", "ann", "pin", "layouts", "heap")
 
 
 @st.composite
@@ -58,6 +68,7 @@ def test_regions_are_ordered_aligned_and_disjoint(wish: dict[str, Any]) -> None:
         "turn": 8 * geometry.dir_buckets,
         "ann": 8 * geometry.ann_capacity,
         "pin": 8 * geometry.pin_slots,
+        "layouts": LAYOUT.size * RANK_LAYOUTS * geometry.world_size,
         "heap": geometry.n_pages * geometry.page_bytes,
     }
     assert at["activity_base"] >= HEAP_CTL.size

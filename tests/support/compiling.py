@@ -21,7 +21,7 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
 from nanokv.device import library, remote
-from nanokv.device.kernels import many, payload, ring
+from nanokv.device.kernels import many, payload, ring, slices
 from nanokv.device.kernels.frame import arguments, call_kernel
 from nanokv.device.library import OK, copy_tile, get, put
 from nanokv.device.machines.entries import ENTRIES, Entry
@@ -138,6 +138,9 @@ def kernels() -> dict[str, Kernel]:
         for name, function in vars(module).items():
             if name.endswith("_kernel") and function.__module__ == module.__name__ and name != "move_many_kernel":
                 found[name] = Kernel(function, False, dict.fromkeys(function.arg_names, "i64"), {})
+    words = dict.fromkeys(slices.get_slices_kernel.arg_names, "i64")
+    words.pop("layout")
+    found["get_slices_kernel"] = Kernel(slices.get_slices_kernel, False, words, {"layout": (32, 1)}, many.REGISTERS)
     for name, layout in (("", ()), ("_of_heads", LAYOUT_OF_HEADS)):
         for verb in ("put", "get"):
             constants = {"is_put": verb == "put", "layout": layout}

@@ -196,6 +196,7 @@ ARGUMENTS = {
     "validate": "world owner slot epoch",
     "touch": "world owner slot epoch now",
     "lease": "world owner slot now",
+    "write_layout": "world owner source",
     "is_leased": "now now",
     "renew": "world owner slot epoch now",
     "wanted": "world",

@@ -280,6 +280,20 @@ def test_stats_of_a_living_world(live: LiveWorld) -> None:
     assert any("24.0 KiB" in line and "14.6 KiB" in line and "alive" in line for line in lines)
 
 
+def test_stats_show_layouts(shm_name: str) -> None:
+    layout = nanokv.KVLayout(layers=2, kv_heads=4, head_size=8, block_size=16, dtype="bfloat16", tp_rank=1, tp_size=2)
+    whose = nanokv.Identity("m", layout=layout)
+    with nanokv.NanoKVCache(1 << 20, name=shm_name, rank=0, world_size=1, page_bytes=PAGE, identity=whose) as cache:
+        assert run_json("stats", shm_name)["ranks"][0]["layouts"] == []
+        cache.put("k", torch.zeros(3))
+        tag = f"{tag_of(cache.digest('k')):08x}"
+        (row,) = run_json("stats", shm_name)["ranks"][0]["layouts"]
+        assert row == {"identity": tag} | asdict(layout)
+        last = run("stats", shm_name).stdout.splitlines()[-1]
+        shown = "L2NHD [2, 2, 16, 2, 8] bfloat16, rank 1 of 2 of 4 KV heads"
+        assert last == f"identity {tag} in segment 0: {shown}"
+
+
 def test_stats_can_watch(live: LiveWorld) -> None:
     done = run("stats", live.name, "--watch", "0.01", "--count", "3", "--json")
     assert [json.loads(line)["name"] for line in done.stdout.splitlines()] == [live.name] * 3

@@ -121,6 +121,7 @@ def _regions(view: SegmentView) -> dict[str, Words]:
         "turnstiles": raw[at["turn_base"] :][: view.geometry.dir_buckets * WORD].view(np.uint64),
         "ring": view.ring,
         "pins": view.pins,
+        "layouts": view.layouts.view(np.uint64),
     }
 
 
