@@ -108,8 +108,8 @@ class NanoKVConnector(KVConnectorBase_V1):
             self._worker.start(step)
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        if self._worker is not None and self._settings.load == "layer":
-            self._worker.loading.wait()
+        if self._worker is not None:
+            self._worker.wait_for_layer(layer_name)
 
     def save_kv_layer(
         self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: "AttentionMetadata", **kwargs: Any

@@ -4,6 +4,8 @@ A block that is no longer there, or is damaged, is reported, and vLLM computes i
 `kv_load_failure_policy="recompute"`). Nothing that was not verified is ever reported as loaded.
 """
 
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 
 from vllm.logger import init_logger
@@ -20,52 +22,85 @@ logger = init_logger(f"vllm.{__name__}")  # vLLM shows what is under its own nam
 @dataclass(slots=True)
 class _Load:
     work: BlockLoad
-    handle: Handle[list[NanoKVError | None]]
+    parts: list[tuple[range, Handle[list[NanoKVError | None]]]]  #: layers, and their errors per block
+
+    def done(self) -> bool:
+        return all(handle.done() for _, handle in self.parts)
 
 
 class Loading:
-    """The loads of one worker."""
+    """The loads of one worker.
 
-    def __init__(self, paged: PagedKV, counts: Counts) -> None:
+    Args:
+        layers: of the model that this worker has.
+        by_layer: whether a forward pass begins before its last layers are loaded.
+    """
+
+    def __init__(self, paged: PagedKV, layers: int, counts: Counts, *, by_layer: bool) -> None:
         self._paged = paged
+        self._all = range(layers)
+        self._parts = list(growing_parts(layers)) if by_layer else [self._all]
         self._counts = counts
         self._under_way: list[_Load] = []
         self._failed: set[int] = set()
 
     def start(self, loads: list[BlockLoad]) -> None:
-        """Begin to load, in order."""
-        for work in loads:
-            self._under_way.append(_Load(work, self._paged.get_async(work.hashes, work.blocks)))
+        """Begin to load, the first layers of all requests first."""
+        begun = [_Load(work, []) for work in loads]
+        for part in self._parts:
+            for load in begun:
+                load.parts.append((part, self._get(load.work, part)))
+        self._under_way += begun
 
-    def wait(self) -> None:
-        """Until all that was begun has ended."""
+    def _get(self, work: BlockLoad, part: range) -> Handle[list[NanoKVError | None]]:
+        held = None if part == self._all else self._all
+        return self._paged.get_async(work.hashes, work.blocks, layers=part, held=held)
+
+    def wait(self, layer: int) -> None:
+        """Until this layer of all that was begun is loaded, or is not there."""
         for load in self._under_way:
-            load.handle.wait()
+            for part, handle in load.parts:
+                if layer in part:
+                    with suppress(Exception):  # `finished` reports it
+                        handle.wait()
 
     def finished(self) -> set[str]:
         """The requests whose loads have ended since the last call, well or not."""
-        ended = [load for load in self._under_way if load.handle.done()]
-        self._under_way = [load for load in self._under_way if not load.handle.done()]
+        ended = [load for load in self._under_way if load.done()]
+        self._under_way = [load for load in self._under_way if load not in ended]
         for load in ended:
             self._judge(load)
         return {load.work.request for load in ended}
 
     def _judge(self, load: _Load) -> None:
-        work = load.work
-        try:
-            errors = load.handle.result()
-        except Exception as error:
-            logger.warning("NanoKV: the blocks of %s could not be loaded: %s", work.request, error)
-            errors = [NanoKVError(str(error))] * len(work.blocks)
-        lost = [block for block, error in zip(work.blocks, errors, strict=True) if error is not None]
-        self._failed.update(lost)
-        self._counts.loaded += len(work.blocks) - len(lost)
-        self._counts.lost += len(lost)
-        if lost:
-            first = next(error for error in errors if error is not None)
-            logger.info("NanoKV: %d of %d blocks of %s are gone: %s", len(lost), len(errors), work.request, first)
+        work, errors = load.work, self._errors(load)
+        self._failed.update(work.blocks[i] for i in errors)
+        self._counts.loaded += len(work.blocks) - len(errors)
+        self._counts.lost += len(errors)
+        if errors:
+            count, first = f"{len(errors)} of {len(work.blocks)}", errors[min(errors)]
+            logger.info("NanoKV: %s blocks of %s are gone, and are computed: %s", count, work.request, first)
+
+    def _errors(self, load: _Load) -> dict[int, Exception]:
+        """Per place of a block in the load that has failed, why."""
+        found: dict[int, Exception] = {}
+        for _, handle in load.parts:
+            try:
+                answers = handle.result()
+            except Exception as error:
+                return dict.fromkeys(range(len(load.work.blocks)), error)
+            found |= {i: error for i, error in enumerate(answers) if error is not None}
+        return found
 
     def take_failed(self) -> set[int]:
         """The blocks of the cache that could not be filled, since the last call."""
         failed, self._failed = self._failed, set()
         return failed
+
+
+def growing_parts(layers: int) -> Iterator[range]:
+    """The layers in parts of 1, 2, 4, ...: the first one is soon there, and the number of parts stays small."""
+    first, count = 0, 1
+    while first < layers:
+        yield range(first, min(first + count, layers))
+        first, count = first + count, 2 * count

@@ -61,7 +61,7 @@ class WorkerSide:
         paged = self.cache.paged_kv(tensors, kv_dim=None)
         hold = settings.lease(transfer.kv_role)
         self.counts = Counts()
-        self.loading = Loading(paged, self.counts)
+        self.loading = Loading(paged, len(tensors), self.counts, by_layer=settings.load == "layer")
         self.saving = Saving(self.cache, paged, self._segment, hold, self.counts)
         self._server = LookupServer(place_of(transfer.engine_id, settings.name, part), self.cache.prefix_length)
         logger.info("NanoKV: %r, %d layers of %s", self.cache, len(tensors), list(tensors[0].shape))
@@ -78,8 +78,14 @@ class WorkerSide:
     def finish(self) -> None:
         """The end of a step: what it stores is READY, and what it needed is loaded."""
         if self._settings.load == "layer":
-            self.loading.wait()
+            self.loading.wait(len(self._layer_numbers) - 1)
         self.saving.finish()
+
+    def wait_for_layer(self, name: str) -> None:
+        """The forward pass comes to a layer: its KV is loaded when this returns, if requests wait inside of steps."""
+        number = self._layer_numbers.get(name)
+        if number is not None and self._settings.load == "layer":
+            self.loading.wait(number)
 
     def layer_done(self, name: str) -> None:
         """The forward pass has computed a layer."""
