@@ -44,7 +44,7 @@ bench: $(STAMP)
 
 test-vllm: $(VLLM_STAMP) # real engines, on CPUs
 	$(VLLM_VENV)/bin/python -m nanokv.check.preload
-	$(VLLM_VENV)/bin/python -m pytest tests/engines/vllm --durations=20 --durations-min=5
+	$(VLLM_VENV)/bin/python -m pytest -W default tests/engines/vllm --durations=20 --durations-min=5
 
 bench-vllm: $(VLLM_STAMP)
 	$(VLLM_VENV)/bin/python -m bench.vllm

@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -111,3 +112,9 @@ def test_command_line() -> None:
         refused = run(app, ["vllm-flags", "--set", wrong])
         assert refused.exit_code == 2
         assert says in refused.output
+
+
+def test_the_guide_has_all_flags() -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "vllm.md").read_text(encoding="utf-8")
+    rows = [f"| `{flag}` | `{default}` | {what} |" for flag, default, what in flag_texts()]
+    assert "\n".join(rows) in guide

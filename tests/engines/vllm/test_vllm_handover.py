@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("vllm", reason="needs vLLM: make test-vllm")
 
-from bench.vllm.model import make_model
+from bench.vllm.model import make_model, make_model_with_windows
 from bench.vllm.process import Engine, connector
 from tests.engines.vllm.conftest import PROMPTS, TOKENS, Pair, Start, total, whole_blocks
 
@@ -217,3 +217,19 @@ def test_a_reset_forgets_what_is_stored(start: Start, expected: list[list[int]])
     assert engine.ask("reset_connector")
     assert engine.ask("generate", prompts=FEW[1:2], tokens=1)["cached"] == [0]  # the step that clears
     assert engine.ask("generate", prompts=FEW[:1], tokens=TOKENS)["cached"] == [0]
+
+
+def test_a_model_with_sliding_windows(tmp_path: Path) -> None:
+    """vLLM keeps all of its KV as one kind, because the connector moves one kind of blocks."""
+    folder = make_model_with_windows(tmp_path / "model")
+    with Engine(folder) as engine:
+        alone = engine.ask("generate", prompts=FEW, tokens=TOKENS)["tokens"]
+    with Engine(folder, connector("kv_both", size="64MiB")) as engine:
+        for cached in (None, whole_blocks(FEW)):
+            found = engine.ask("generate", prompts=FEW, tokens=TOKENS)
+            assert found["tokens"] == alone
+            assert cached is None or found["cached"] == cached
+            assert engine.ask("forget")
+        assert engine.ask("alter") > 0
+        altered = engine.ask("generate", prompts=FEW, tokens=TOKENS)["tokens"]
+        assert all(mine != theirs for mine, theirs in zip(altered, alone, strict=True))
