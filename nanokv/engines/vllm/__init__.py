@@ -4,7 +4,8 @@
 |---|---|
 | `connector.py` | the class that vLLM makes, once in its scheduler and once in each worker |
 | `settings.py` | the flags in `kv_connector_extra_config` |
-| `identity.py` | what the engine's configuration says about the KV: model, dtype, layout, rank |
+| `layers.py` | the engine's cache as `PagedKV` takes it, and the layout of the objects |
+| `identity.py` | what the engine's configuration says about the KV: model, tokenizer, tenant, layout |
 | `scheduler.py` | the scheduler's side: which blocks are loaded, and which are stored |
 | `worker.py` | a worker's side: attaches to the world, loads and stores |
 | `saving.py`, `loading.py` | the two halves of that |

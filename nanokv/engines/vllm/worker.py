@@ -8,6 +8,7 @@ from vllm.logger import init_logger
 
 from nanokv.cache import NanoKVCache
 from nanokv.engines.vllm.identity import identity_of
+from nanokv.engines.vllm.layers import layers_of
 from nanokv.engines.vllm.loading import Loading
 from nanokv.engines.vllm.lookup import LookupServer, place_of
 from nanokv.engines.vllm.metadata import Step
@@ -28,7 +29,7 @@ class WorkerSide:
     """One worker of an engine: one rank of the world.
 
     Args:
-        kv_caches: per layer, in the order of the model, [blocks, heads, tokens, elements of K and V], of any strides.
+        kv_caches: per layer, in the order of the model, as vLLM registers them (`layers.py`).
 
     Raises:
         InvalidArgument, HeapUnavailable, PeerLost: as `NanoKVCache`.
@@ -37,34 +38,33 @@ class WorkerSide:
     def __init__(self, config: "VllmConfig", settings: Settings, kv_caches: dict[str, torch.Tensor]) -> None:
         transfer = config.kv_transfer_config
         assert transfer is not None
-        layers = _distinct(kv_caches)
-        self._layer_numbers = {name: number for number, name in enumerate(layers)}
-        tensors = list(layers.values())
+        layers = layers_of(config, kv_caches, get_tp_group().rank_in_group)
+        self._layer_numbers = {name: number for number, name in enumerate(layers.names)}
         part = _part()
         world_size, _ = settings.ranks(config.parallel_config.world_size)
         self._settings, self._part, self._world_size = settings, part, world_size
-        kind, options = _heap(settings, tensors[0].device, world_size)
+        kind, options = _heap(settings, layers.planes[0].device, world_size)
         self.cache = NanoKVCache(
             heap_bytes=settings.size,
-            page_bytes=settings.page_bytes or _page_bytes(tensors),
+            page_bytes=settings.page_bytes or -(-layers.nbytes // _PAGE_ALIGNMENT) * _PAGE_ALIGNMENT,
             name=settings.name or f"vllm-{transfer.engine_id}",
             rank=settings.rank + part,
             world_size=world_size,
             alloc=settings.alloc,
             heap=kind,
             heap_options=options,
-            identity=identity_of(config, settings, layers, get_tp_group().rank_in_group),
+            identity=identity_of(config, settings, layers.layout),
             checksum=settings.checksum,
             attach_timeout=settings.attach_timeout,
             on_stale=settings.on_stale,
         )
-        paged = self.cache.paged_kv(tensors, kv_dim=None)
+        paged = self.cache.paged_kv(layers.planes, kv_dim=layers.kv_dim)
         hold = settings.lease(transfer.kv_role)
         self.counts = Counts()
-        self.loading = Loading(paged, len(tensors), self.counts, by_layer=settings.load == "layer")
+        self.loading = Loading(paged, len(layers.names), self.counts, by_layer=settings.load == "layer")
         self.saving = Saving(self.cache, paged, self._segment, hold, self.counts)
         self._server = LookupServer(place_of(transfer.engine_id, settings.name, part), self.cache.prefix_length)
-        logger.info("NanoKV: %r, %d layers of %s", self.cache, len(tensors), list(tensors[0].shape))
+        logger.info("NanoKV: %r, one object of %d bytes per block: %s", self.cache, layers.nbytes, layers.layout)
 
     def _segment(self, target: int) -> int:
         return min(target + self._part, self._world_size - 1)
@@ -107,19 +107,6 @@ def _heap(settings: Settings, device: torch.device, world_size: int) -> tuple[He
         return settings.heap or ("local" if private else "shm"), {}
     kind = settings.heap or ("local" if world_size == 1 else "torch_symm")
     return kind, {} if kind == "iris" else {"device": str(device)}
-
-
-def _distinct(kv_caches: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The layers that have a cache of their own; those that share another layer's are left out."""
-    first: dict[int, str] = {}
-    for name, tensor in kv_caches.items():
-        first.setdefault(tensor.data_ptr(), name)
-    return {name: kv_caches[name] for name in first.values()}
-
-
-def _page_bytes(tensors: list[torch.Tensor]) -> int:
-    nbytes = sum(tensor[0].numel() * tensor.element_size() for tensor in tensors)
-    return -(-nbytes // _PAGE_ALIGNMENT) * _PAGE_ALIGNMENT
 
 
 def _part() -> int:

@@ -1,0 +1,28 @@
+"""The engine's cache as objects: on GPUs K and V apart, as vLLM's own kernels see them."""
+
+import pytest
+
+pytest.importorskip("vllm", reason="needs vLLM: make test-vllm")
+
+import torch
+
+from nanokv.engines.vllm.layers import _distinct, _halves
+
+BLOCKS, HEADS, TOKENS, SIZE = 3, 2, 4, 8
+
+
+@pytest.mark.parametrize("tokens_first", [False, True])
+def test_halves_are_what_the_kernels_of_vllm_see(tokens_first: bool) -> None:
+    shape = (BLOCKS, TOKENS, HEADS, 2 * SIZE) if tokens_first else (BLOCKS, HEADS, TOKENS, 2 * SIZE)
+    cache = torch.arange(BLOCKS * TOKENS * HEADS * 2 * SIZE, dtype=torch.float32).view(shape)
+    cache = cache.transpose(1, 2) if tokens_first else cache
+    halves = _halves(cache, SIZE)
+    keys, values = cache.transpose(1, 2).split(SIZE, dim=-1)  # as its FlashAttention backend does
+    assert torch.equal(halves[:, 0], keys)
+    assert torch.equal(halves[:, 1], values)
+    assert halves.untyped_storage().data_ptr() == cache.untyped_storage().data_ptr()
+
+
+def test_layers_that_share_a_cache_are_moved_once() -> None:
+    one, two = torch.zeros(2, 2), torch.zeros(2, 2)
+    assert [*_distinct({"0": one, "1": two, "2": one})] == ["0", "1"]
