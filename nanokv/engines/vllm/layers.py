@@ -2,7 +2,7 @@
 
 vLLM gives every layer as [blocks, heads, tokens, packed], of any strides, where `packed` holds K and V of a token. On a
 GPU these are K, then V, and an object is [layers, K and V, tokens, heads, head_size], which engines of other layouts
-can read. On a CPU the kernels arrange a block in a way of their own (K is transposed), and latents are not K and V: then
+can read. On a CPU the kernels arrange a block in a way of their own (K is transposed), and latents are no K and V: then
 what lies in a block is moved as it is.
 """
 
