@@ -13,6 +13,8 @@
     free_chains   follows the links of free lists that a host has detached
     batch         a table of requests in device memory, and the one launch that does all of them
     engine_cache  an engine's paged KV cache, as the kernels see it
+    full_blocks   the blocks of that cache which a step fills, and their objects
+    reshape_and_cache  vLLM's functions of this name, which also publish full blocks
 
 The simulated machine is in `sim.world`.
 """
