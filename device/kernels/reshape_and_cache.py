@@ -151,6 +151,34 @@ def copied_slot(requests: tl.int64, item: tl.int64, BLOCK: tl.constexpr) -> Any:
 
 
 @triton.jit
+def position_of(
+    item: tl.int64,
+    tokens: tl.int64,
+    slots_ptr: tl.tensor,
+    slots: tl.int64,
+    requests: tl.int64,
+    tickets: tl.int64,
+    control: tl.int64,
+    object_of: tl.int64,
+    publishes: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> Any:
+    """What an item of a launch is about: (number of a request or -1, slot or -1 if there is nothing to do).
+
+    The first items are the tokens of the launch, the others the positions of all requests.
+    """
+    n, slot = word(-1), word(-1)
+    if item < tokens:
+        slot = slot_of_token(slots_ptr, item, slots)
+        if publishes:
+            if slot >= 0:
+                n = request_of_token(requests, tickets, control, object_of, slot, BLOCK)
+    elif publishes:
+        n, slot = copied_slot(requests, item - tokens, BLOCK)
+    return n, slot
+
+
+@triton.jit
 def continue_put_part(ticket: tl.int64) -> Any:
     """What `begin_put_part` returned in an earlier launch; ABANDONED if there was none, or the object was abandoned."""
     status = word(ABANDONED)
@@ -163,6 +191,22 @@ def continue_put_part(ticket: tl.int64) -> Any:
         status, slot, epoch, phase, seg = put_answer(ticket)
         payload = seg + shared(ticket, 3)
     return status, payload, slot, epoch, phase, seg
+
+
+@triton.jit
+def join_put(
+    world: World, n: tl.int64, request: tl.int64, ticket: tl.int64, control: tl.int64, is_first: tl.constexpr
+) -> Any:
+    """`begin_put_part` in the first launch of a step, else `continue_put_part`; ABANDONED if `n` is no request."""
+    began, slot = word(ABANDONED), word(-1)
+    payload, epoch, phase, seg = word(0), word(0), word(0), word(0)
+    if n >= 0:
+        if is_first:
+            now = table64(control + WORD_BYTES)
+            began, payload, slot, epoch, phase, seg = begin_put_part(world, request, ticket, word(MANY), now)
+        else:
+            began, payload, slot, epoch, phase, seg = continue_put_part(ticket)
+    return began, payload, slot, epoch, phase, seg
 
 
 @triton.jit
@@ -282,15 +326,7 @@ def reshape_and_cache_kernel(
     item = tl.program_id(0).to(tl.int64)
     while item < items:
         fresh = item < tokens
-        n = word(-1)
-        slot = word(-1)
-        if fresh:
-            slot = slot_of_token(slots_ptr, item, slots)
-            if publishes:
-                if slot >= 0:
-                    n = request_of_token(requests, tickets, control, object_of, slot, BLOCK)
-        elif publishes:
-            n, slot = copied_slot(requests, item - tokens, BLOCK)
+        n, slot = position_of(item, tokens, slots_ptr, slots, requests, tickets, control, object_of, publishes, BLOCK)
         if slot >= 0:
             began = word(ABANDONED)
             payload = word(0)
@@ -298,15 +334,7 @@ def reshape_and_cache_kernel(
                 world = open_world(table)
                 request = requests + n * REQUEST_BYTES
                 ticket = tickets + n * TICKET_BYTES
-                o_slot, epoch, phase, seg = word(-1), word(0), word(0), word(0)
-                if n >= 0:
-                    if is_first:
-                        now = table64(control + WORD_BYTES)
-                        began, payload, o_slot, epoch, phase, seg = begin_put_part(
-                            world, request, ticket, word(MANY), now
-                        )
-                    else:
-                        began, payload, o_slot, epoch, phase, seg = continue_put_part(ticket)
+                began, payload, o_slot, epoch, phase, seg = join_put(world, n, request, ticket, control, is_first)
             block, position = slot // BLOCK, slot % BLOCK
             row = plane * BLOCK + position  # of the object
             k_object = payload + row * ROW_BYTES

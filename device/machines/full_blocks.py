@@ -103,5 +103,3 @@ class FullBlocks:
         """CTAs of a launch besides one per token, for the positions that are copied out of the cache."""
         most = self.batch.capacity * self.block_size if captured else self._copies
         return min(most, self._ctas)
-
-

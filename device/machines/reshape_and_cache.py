@@ -1,8 +1,8 @@
 """vLLM's `reshape_and_cache_flash` and `reshape_and_cache`, which also publish the blocks that become full.
 
 Signatures and behaviour of the first eight arguments are those of vLLM 0.32 (`vllm/_custom_ops.py`; its Triton kernel
-is in `vllm/v1/attention/ops/triton_reshape_and_cache_flash.py`). Where vLLM's Triton kernel stores fp8_e5m2 as e4m3, this
-stores e5m2, as vLLM's CUDA kernel does. A slot beyond the cache is ignored, as a negative one is.
+is in `vllm/v1/attention/ops/triton_reshape_and_cache_flash.py`), with three differences: fp8_e5m2 is e5m2, where vLLM's
+Triton kernel stores e4m3; K and V may have different strides; a slot beyond the cache is ignored, as a negative one is.
 """
 
 from contextlib import nullcontext
@@ -17,7 +17,8 @@ from nanokv.device.machines.full_blocks import FullBlocks
 from nanokv.device.machines.lane import INTERPRETER
 from nanokv.errors import InvalidArgument
 
-UNSCALED = ("auto", "float16", "bfloat16", "float32", "half", "float")  #: values of `kv_cache_dtype` that quantize nothing
+#: each `kv_cache_dtype` that quantizes nothing
+UNSCALED = ("auto", "float16", "bfloat16", "float32", "half", "float")
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz)
 FIRST_WITH_E4M3 = (8, 9)  #: compute capability
@@ -83,8 +84,9 @@ def reshape_and_cache_flash(
                 f"{name} must be [blocks, block_size, {heads}, {size}] with stride 1 in the end, "
                 f"not {list(cache.shape)} with strides {cache.stride()}"
             )
-    k_strides, v_strides = ((*cache.stride()[:3], 0) for cache in (key_cache, value_cache))
-    into = PagedLayer(key_cache, value_cache, key_cache.shape[1], k_strides, v_strides, size, size)
+    k, v = key_cache.stride(), value_cache.stride()
+    strides = (k[0], k[1], k[2], 0), (v[0], v[1], v[2], 0)
+    into = PagedLayer(key_cache, value_cache, key_cache.shape[1], *strides, size, size)
     _launch(key, value, into, slot_mapping, kv_cache_dtype, (k_scale, v_scale), publish)
 
 
@@ -138,7 +140,9 @@ def stored_dtype(kv_cache_dtype: str, cache: torch.Tensor) -> torch.dtype:
         dtype = torch.float8_e5m2 if kv_cache_dtype == "fp8_e5m2" else _e4m3_of(cache.device)
         right = cache.dtype in (dtype, torch.uint8)
     else:
-        raise InvalidArgument(f"kv_cache_dtype must be fp8, fp8_e4m3, fp8_e5m2 or one of {UNSCALED}: {kv_cache_dtype!r}")
+        raise InvalidArgument(
+            f"kv_cache_dtype must be fp8, fp8_e4m3, fp8_e5m2 or one of {UNSCALED}: {kv_cache_dtype!r}"
+        )
     if not right:
         raise InvalidArgument(f"a cache of {cache.dtype} cannot hold kv_cache_dtype={kv_cache_dtype!r}")
     return dtype
@@ -206,7 +210,8 @@ def _launch(
         raise InvalidArgument(f"all tensors must be on one device, not {into.k.device} and others")
     tokens, blocks = len(slot_mapping), into.k.shape[0]
     on_gpu = key.is_cuda
-    tables, extra = (0, 0, 0, 0, 0, 0, 0), 0
+    tables: tuple[int, ...] = (0,) * 7
+    extra = 0
     if publish is not None:
         tables = _tables(publish, into, heads * size * dtype.itemsize)
         extra = publish.full.extra_ctas(captured=on_gpu and torch.cuda.is_current_stream_capturing())

@@ -44,9 +44,9 @@ class CacheWriter:
     no block may leave out the first and the last. All launches go to the current stream, which must be the same for
     all calls; the writes may be captured in a graph, `start` and `results` not.
 
-    A step that ends half-way is abandoned by the next `start`, `write` of layer 0, `results` or `close`: its objects are
-    given up, and a reader never sees them. Until then, or until this process ends, the owner of the segment frees
-    nothing that others gave up; so call `close` where a step may be the last one.
+    A step that ends half-way is abandoned by the next `start`, `write` of layer 0, `results` or `close`: its objects
+    are given up, and no reader ever sees them. Until then, or until this process ends, the owner of the segment frees
+    nothing that others gave up. So call `close` where a step may be the last one.
     """
 
     def __init__(
@@ -164,7 +164,9 @@ def _checked_layers(layers: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> list
         raise InvalidArgument("layers must be a key_cache and a value_cache for each layer")
     k, v = pairs[0]
     if (k.dim(), v.dim()) not in ((4, 4), (OLDER, 4)) or not k.numel():
-        raise InvalidArgument(f"caches must have the shapes of reshape_and_cache, not {list(k.shape)} and {list(v.shape)}")
+        raise InvalidArgument(
+            f"caches must have the shapes of reshape_and_cache, not {list(k.shape)} and {list(v.shape)}"
+        )
     return pairs
 
 

@@ -147,7 +147,9 @@ def _writers_of_tokens() -> dict[str, Kernel]:
         types = {argument: "i64" for argument in function.arg_names if argument not in constants}
         types |= {"key_ptr": "*bf16", "value_ptr": "*bf16", "k_cache_ptr": f"*{kind}", "v_cache_ptr": f"*{kind}"}
         types |= {"slots_ptr": "*i64", "k_scale_ptr": "*fp32", "v_scale_ptr": "*fp32"}
-        aligned = tuple(each for each in types if each.endswith(("_ptr", "_stride", "_block", "_slot", "_head", "_outer")))
+        aligned = tuple(
+            each for each in types if each.endswith(("_ptr", "_stride", "_block", "_slot", "_head", "_outer"))
+        )
         found[f"reshape_and_cache_{name}"] = Kernel(function, False, types, constants, registers, aligned)
     words = dict.fromkeys(reshape_and_cache.abandon_blocks_kernel.arg_names, "i64")
     found["abandon_blocks_kernel"] = Kernel(reshape_and_cache.abandon_blocks_kernel, False, words, {})
