@@ -7,13 +7,15 @@ padding. Elements are converted as vLLM does: divided by a scale and rounded to 
 A step has one launch per layer, and an object holds all layers of one block: [layers, 2, BLOCK, heads, dim], in the
 cache's dtype, without gaps, whatever the layout. So the put of an object goes on over the launches of a step:
 
-    first launch    the first CTA that comes to the object begins it; all store their part
+    first launch    one CTA per object does nothing but begin it, so that many are begun at once; all others store
+                    their part, and wait for it, or begin it if they come first
     each other one  each CTA finds the answer in the ticket, and stores its part of this layer
     last launch     each CTA arrives; the last one publishes
 
 The first launch may be the last one too. A part is one position of a block. The positions at the end of a block whose
 tokens this launch brings are `fresh`: the CTA of such a token stores it into the cache and into the object. The other
-positions were filled by earlier launches: another CTA copies each of them out of the cache. So BLOCK parts arrive.
+positions were filled by earlier launches: another CTA copies each of them out of the cache. So BLOCK parts arrive, and
+in a first launch that is the last one also the CTA that only begins: else it might begin an object that is finished.
 
 The table of requests names the blocks; `object_of` leads from a block to its request. It is never cleared: an entry
 counts only if the request that it names is about that block (the sparse set of Briggs and Torczon, 1993). A request is
@@ -141,13 +143,13 @@ def request_of_token(
 
 @triton.jit
 def copied_slot(requests: tl.int64, item: tl.int64, BLOCK: tl.constexpr) -> Any:
-    """(number of a request, slot that is copied for it, or -1 if the launch brings its token): the `item`-th of all."""
+    """The `item`-th position of all requests: (number of the request, slot to copy), or (-1, -1) if it is fresh."""
     n = item // BLOCK
     request = requests + n * REQUEST_BYTES
     block = table64(request + Q_BLOCK)
     position = item % BLOCK
     copied = (block >= 0) & (position < BLOCK - table64(request + Q_FRESH))
-    return n, select(copied, block * BLOCK + position, word(-1))
+    return select(copied, n, word(-1)), select(copied, block * BLOCK + position, word(-1))
 
 
 @triton.jit
@@ -160,15 +162,20 @@ def position_of(
     tickets: tl.int64,
     control: tl.int64,
     object_of: tl.int64,
+    begins: tl.int64,
     publishes: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> Any:
-    """What an item of a launch is about: (number of a request or -1, slot or -1 if there is nothing to do).
+    """What an item of a launch is about: (number of a request or -1, slot or -1 if nothing is moved).
 
-    The first items are the tokens of the launch, the others the positions of all requests.
+    In this order: `begins` items from -begins on, each of which only begins an object; the tokens of the launch; and
+    the positions of all requests.
     """
     n, slot = word(-1), word(-1)
-    if item < tokens:
+    if publishes and item < 0:
+        n = item + begins
+        n = select(table64(requests + n * REQUEST_BYTES + Q_BLOCK) >= 0, n, word(-1))
+    elif item < tokens:
         slot = slot_of_token(slots_ptr, item, slots)
         if publishes:
             if slot >= 0:
@@ -220,12 +227,12 @@ def finish_position(
     epoch: tl.int64,
     phase: tl.int64,
     seg: tl.int64,
-    BLOCK: tl.constexpr,
+    PARTS: tl.constexpr,
 ) -> None:
-    """Arrive with one position of a block; the last CTA publishes, and notes the status at `out`."""
-    status = finish_put_part(world, request, ticket, word(BLOCK), began, slot, epoch, phase, seg)
+    """Arrive with one of PARTS parts; the last CTA publishes, and notes the status at `out`."""
+    status = finish_put_part(world, request, ticket, word(PARTS), began, slot, epoch, phase, seg)
     if status != NOT_LAST:
-        if BLOCK == 1:
+        if PARTS == 1:
             clear(ticket, word(MANY))  # `begin_put_part` did not know that the CTA is alone, and claimed it
         store64(request + Q_BLOCK, word(USED_UP), "relaxed")  # relaxed: for later launches
         store64(out, status, "relaxed")
@@ -260,7 +267,7 @@ def move_position(
     CHUNK: tl.constexpr = layout[L_CHUNK]
     ROW: tl.constexpr = layout[L_HEADS] * SIZE
     kind: tl.constexpr = k_place.dtype.element_ty
-    for start in tl.static_range(0, ROW, CHUNK):
+    for start in tl.range(0, ROW, CHUNK, num_stages=1):
         at = start + tl.arange(0, CHUNK)
         mask = (at < ROW) | (ROW % CHUNK == 0)
         k_at = k_place + in_cache(at, k_head, k_outer, SIZE, layout[L_K_INNER])
@@ -320,21 +327,27 @@ def reshape_and_cache_kernel(
     BLOCK: tl.constexpr = layout[L_BLOCK]
     ROW: tl.constexpr = layout[L_HEADS] * layout[L_HEAD_SIZE]
     ROW_BYTES: tl.constexpr = ROW * (k_cache_ptr.dtype.element_ty.primitive_bitwidth // 8)
+    PARTS: tl.constexpr = BLOCK + 1 if is_first and is_last else BLOCK  # who only begins arrives in the same launch
     items = tokens
+    begins = word(0)
     if publishes:
-        items += table64(control) * BLOCK
-    item = tl.program_id(0).to(tl.int64)
+        count = table64(control)
+        items += count * BLOCK
+        if is_first:
+            begins = count
+    item = tl.program_id(0).to(tl.int64) - begins
     while item < items:
-        fresh = item < tokens
-        n, slot = position_of(item, tokens, slots_ptr, slots, requests, tickets, control, object_of, publishes, BLOCK)
+        n, slot = position_of(
+            item, tokens, slots_ptr, slots, requests, tickets, control, object_of, begins, publishes, BLOCK
+        )
+        began = word(ABANDONED)
+        payload = word(0)
+        if publishes:
+            world = open_world(table)
+            request = requests + n * REQUEST_BYTES
+            ticket = tickets + n * TICKET_BYTES
+            began, payload, o_slot, epoch, phase, seg = join_put(world, n, request, ticket, control, is_first)
         if slot >= 0:
-            began = word(ABANDONED)
-            payload = word(0)
-            if publishes:
-                world = open_world(table)
-                request = requests + n * REQUEST_BYTES
-                ticket = tickets + n * TICKET_BYTES
-                began, payload, o_slot, epoch, phase, seg = join_put(world, n, request, ticket, control, is_first)
             block, position = slot // BLOCK, slot % BLOCK
             row = plane * BLOCK + position  # of the object
             k_object = payload + row * ROW_BYTES
@@ -352,7 +365,7 @@ def reshape_and_cache_kernel(
                 v_outer,
                 k_object,
                 v_object,
-                fresh,
+                item < tokens,
                 began == OK,
                 publishes,
                 layout,
@@ -361,10 +374,10 @@ def reshape_and_cache_kernel(
                 if began == OK:
                     sum_put_part(world, ticket, k_object, word(ROW_BYTES), row * (ROW_BYTES // WORD_BYTES))
                     sum_put_part(world, ticket, v_object, word(ROW_BYTES), (row + BLOCK) * (ROW_BYTES // WORD_BYTES))
-                if is_last:
-                    if began != ABANDONED:
-                        out = statuses + n * WORD_BYTES
-                        finish_position(world, request, ticket, out, began, o_slot, epoch, phase, seg, BLOCK)
+        if publishes and is_last:
+            if began != ABANDONED:
+                out = statuses + n * WORD_BYTES
+                finish_position(world, request, ticket, out, began, o_slot, epoch, phase, seg, PARTS)
         item += tl.num_programs(0).to(tl.int64)
 
 

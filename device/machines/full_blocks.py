@@ -60,7 +60,7 @@ class FullBlocks:
         self.object_of = torch.zeros(blocks, dtype=torch.int64, device=device)
         self._numbers = torch.arange(capacity, dtype=torch.int64, device=device)
         self._ctas = default_ctas(device)
-        self._copies = 0
+        self._extra = 0
 
     def fill(self, blocks: Sequence[FullBlock], now: int | None = None) -> None:
         """Name the objects of the next step; objects of the one before that are not finished are abandoned.
@@ -89,7 +89,7 @@ class FullBlocks:
             for each in blocks
         ]
         self.batch.fill(requests, now)
-        self._copies = sum(self.block_size - each.fresh for each in blocks)
+        self._extra = sum(1 + self.block_size - each.fresh for each in blocks)
         count = len(blocks)
         with torch.inference_mode(False):
             self.batch.statuses.fill_(UNFINISHED)
@@ -100,6 +100,6 @@ class FullBlocks:
         self.batch.launch(abandon_blocks_kernel, self.batch.tickets, self.batch.statuses, self.batch.control)
 
     def extra_ctas(self, *, captured: bool) -> int:
-        """CTAs of a launch besides one per token, for the positions that are copied out of the cache."""
-        most = self.batch.capacity * self.block_size if captured else self._copies
+        """CTAs of a launch besides one per token: to begin objects, and to copy positions out of the cache."""
+        most = self.batch.capacity * (self.block_size + 1) if captured else self._extra
         return min(most, self._ctas)
