@@ -52,7 +52,7 @@ from nanokv.device.protocol.cooperative import (
     sum_put_part,
 )
 from nanokv.device.protocol.request import Q_ADDRESS, Q_BLOCK, REQUEST_BYTES
-from nanokv.device.protocol.status import BUSY, LOST, OK
+from nanokv.device.protocol.status import BUSY, OK
 from nanokv.device.protocol.ticket import SHARED, T_SPOILED, T_STAGE, TICKET_BYTES, clear, shared
 from nanokv.device.segment.layout import WORD_BYTES
 from nanokv.device.segment.world_table import World, open_world
@@ -61,6 +61,7 @@ REGISTERS = 255  #: of a thread on NVIDIA: see `many.REGISTERS`
 CHUNK_BYTES = 4096  #: of K, and as many of V: with one warp, eight 16-byte loads of each thread are in flight
 Q_FRESH = Q_ADDRESS  # how many tokens of a block the launch brings: a block has no address
 USED_UP = tl.constexpr(-1)  # the block of a request that is done with
+UNFINISHED = tl.constexpr(-1)  # in place of a status: no launch has published or refused the object
 ABANDONED = tl.constexpr(-2)  # in place of a status: the launch has no object to store into
 
 # the tuple `layout` of the kernel
@@ -385,9 +386,9 @@ def reshape_and_cache_kernel(
 def abandon_blocks_kernel(
     table: tl.int64, requests: tl.int64, tickets: tl.int64, statuses: tl.int64, control: tl.int64
 ) -> None:
-    """Give up the objects of a table that no launch has finished: LOST. Clears the tickets, and uses the table up.
+    """Give up the objects of a table that no launch has finished. Clears the tickets, and uses the table up.
 
-    After the last launch that may store a part.
+    The status of such an object is why it was refused, or UNFINISHED. After the last launch that may store a part.
     """
     count = table64(control)
     n = tl.program_id(0).to(tl.int64)
@@ -395,10 +396,10 @@ def abandon_blocks_kernel(
         request = requests + n * REQUEST_BYTES
         ticket = tickets + n * TICKET_BYTES
         if table64(request + Q_BLOCK) >= 0:
-            status = word(LOST)
+            status = word(UNFINISHED)
             if table64(ticket + T_STAGE) == SHARED:
                 status = abort_parts(table, request, ticket)
-                status = select(status == BUSY, word(LOST), status)
+                status = select(status == BUSY, word(UNFINISHED), status)
             store64(request + Q_BLOCK, word(USED_UP), "relaxed")  # relaxed, all four: for later launches
             store64(statuses + n * WORD_BYTES, status, "relaxed")
         clear(ticket, word(MANY))

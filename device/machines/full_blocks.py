@@ -9,14 +9,13 @@ from typing import NamedTuple
 
 import torch
 
-from nanokv.device.kernels.reshape_and_cache import abandon_blocks_kernel
+from nanokv.device.kernels.reshape_and_cache import UNFINISHED, abandon_blocks_kernel
 from nanokv.device.machines.batch import Batch, default_ctas
 from nanokv.device.machines.records import Descriptor, Request
 from nanokv.device.protocol.request import REQUEST
 from nanokv.device.segment.layout import WORD
 from nanokv.errors import InvalidArgument
 
-UNFINISHED = -1  #: in place of a status: no launch has published, refused or abandoned the object
 _BLOCK = REQUEST.offsets["block"] // WORD
 
 
@@ -92,11 +91,11 @@ class FullBlocks:
         self._extra = sum(1 + self.block_size - each.fresh for each in blocks)
         count = len(blocks)
         with torch.inference_mode(False):
-            self.batch.statuses.fill_(UNFINISHED)
+            self.batch.statuses.fill_(UNFINISHED.value)
             self.object_of.scatter_(0, self.batch.requests[:count, _BLOCK], self._numbers[:count])
 
     def abandon(self) -> None:
-        """Give up the objects that no launch has finished; they have the status LOST. One launch, no waiting."""
+        """Give up the objects that no launch has finished; their status is UNFINISHED. One launch, no waiting."""
         self.batch.launch(abandon_blocks_kernel, self.batch.tickets, self.batch.statuses, self.batch.control)
 
     def extra_ctas(self, *, captured: bool) -> int:

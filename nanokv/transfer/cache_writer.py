@@ -12,6 +12,7 @@ import torch
 
 from nanokv.allocation.base import Allocation
 from nanokv.arguments import integer, listed
+from nanokv.device.kernels.reshape_and_cache import UNFINISHED
 from nanokv.device.machines.full_blocks import FullBlock, FullBlocks
 from nanokv.device.machines.reshape_and_cache import (
     UNSCALED,
@@ -20,8 +21,10 @@ from nanokv.device.machines.reshape_and_cache import (
     reshape_and_cache_flash,
     stored_dtype,
 )
-from nanokv.errors import InvalidArgument, NanoKVError
+from nanokv.device.protocol.status import Status
+from nanokv.errors import InvalidArgument, NanoKVError, WriteLost
 from nanokv.leases import lease_until
+from nanokv.status_errors import shown
 from nanokv.transfer.descriptors import descriptor_of
 from nanokv.transfer.paged import Hooks
 from nanokv.types import Key
@@ -147,10 +150,15 @@ class CacheWriter:
         self._full.abandon()
         self._next = 0
         step, self._step = self._step, []
-        return [
-            self._hooks.judge_put(status, key, self._nbytes, preferred)
-            for status, (key, preferred) in zip(self._full.batch.answers(), step, strict=True)
-        ]
+        answers = zip(self._full.batch.answers(), step, strict=True)
+        return [self._judged(status, key, preferred) for status, (key, preferred) in answers]
+
+    def _judged(self, status: int, key: Key, preferred: int | None) -> NanoKVError | None:
+        if status in (UNFINISHED.value, Status.BUSY):
+            self._hooks.judge_put(Status.LOST, key, self._nbytes, preferred)
+            why = "a layer was not written, or the step brought other tokens of the block than `fresh` says"
+            return WriteLost(f"the object of key {shown(key)} was given up: {why}")
+        return self._hooks.judge_put(status, key, self._nbytes, preferred)
 
     def close(self) -> None:
         """Abandon a step that has not ended. The engine's cache stays as it is."""
