@@ -134,12 +134,11 @@ def _writers_of_tokens() -> dict[str, Kernel]:
     function, registers = reshape_and_cache.reshape_and_cache_kernel, reshape_and_cache.REGISTERS
     kinds = {
         "only_writes": ((False, False, False), "bf16", LAYOUT_OF_TOKENS),
-        "first_of_layers": ((True, True, False), "bf16", LAYOUT_OF_TOKENS),
         "between_layers": ((True, False, False), "bf16", LAYOUT_OF_TOKENS),
         "last_of_layers": ((True, False, True), "bf16", LAYOUT_OF_TOKENS),
         "one_layer": ((True, True, True), "bf16", LAYOUT_OF_TOKENS),
         "one_older_layer": ((True, True, True), "bf16", (8, 128, 16, 8, 1, -1, 512)),
-        "one_fp8_layer": ((True, True, True), "fp8e5", (8, 128, 16, 128, 128, 1, 1024)),
+        "last_of_fp8_layers": ((True, False, True), "fp8e5", (8, 128, 16, 128, 128, 1, 1024)),
     }
     found = {}
     for name, (flags, kind, layout) in kinds.items():

@@ -19,6 +19,7 @@ from tests.gpu.on_ptx import machine_for
 from tests.gpu.reshape_and_cache_bodies import (
     BF16,
     E4M3,
+    E5M2,
     PADDING,
     Pair,
     Shape,
@@ -86,6 +87,28 @@ def test_the_cache_is_that_of_vllms_cpu_operation(isa: str, shape: Shape, dtype:
         assert torch.equal(torch.stack(ours), wanted)
         assert torch.equal(there.get("full")[0], wanted[:, 0])
         made.close()
+
+
+@pytest.mark.skipif(not torch.cpu._is_avx512_supported(), reason="vLLM quantizes on CPUs with AVX-512 only")
+@pytest.mark.parametrize(("name", "dtype"), [("fp8", E4M3), ("fp8_e5m2", E5M2)])
+def test_quantized_tokens_are_those_of_vllms_cpu_operation(name: str, dtype: torch.dtype) -> None:
+    """Equal where fp8 holds the number; else vLLM's operation rounds toward zero, and ours to the nearest."""
+    shape = Shape(2, 32, 2, 32)
+    scales = (torch.tensor([2.0]), torch.tensor([4.0]))
+    for exact in (True, False):
+        (k, v), _ = vllm_cpu_cache(shape, torch.uint8)
+        ours = hnd(shape, torch.uint8, CPU)
+        of = Tokens([*range(60), PADDING, 63], shape, CPU, dtype=BF16)
+        of.k, of.v = (x.abs().clamp(1, 400).copysign(x) for x in (of.k, of.v))  # vLLM's flushes subnormal numbers
+        if exact:
+            of.k, of.v = (x.to(dtype).to(BF16) for x in (of.k, of.v))
+        by = [scale.item() for scale in scales]
+        vllm_ops.cpu_attn_reshape_and_cache(of.k, of.v, k, v, of.slots, "vec", *by, name)
+        reshape_and_cache_flash(of.k, of.v, *ours, of.slots, name, *scales)
+        theirs = as_older_and_hnd((k, v))
+        wanted = torch.stack([theirs[0][..., 0].permute(0, 3, 1, 2), theirs[1]]).int()
+        above = torch.stack(ours).int() - wanted
+        assert above.unique().tolist() == ([0] if exact else [0, 1])
 
 
 @pytest.mark.parametrize("layout", [nhd, hnd, older])
