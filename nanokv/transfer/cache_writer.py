@@ -99,14 +99,15 @@ class CacheWriter:
         """
         preferred_segment = self._hooks.checked_segment(preferred_segment)
         until = lease_until(hold)
-        rows = []
+        step, rows = [], []
         for key, block, fresh in listed("blocks", blocks):
             digest = self._hooks.digest(key)
             owner = self._allocation.owner_of(digest, preferred_segment)
-            rows.append(FullBlock(digest, block, fresh, owner, self._nbytes, self._what, until))
+            place = integer("block", block, 0), integer("fresh", fresh, 0)
+            rows.append(FullBlock(digest, *place, owner, self._nbytes, self._what, until))
+            step.append((key, preferred_segment))
         self._full.fill(rows)
-        self._step = [(each.key, preferred_segment) for each in blocks]
-        self._next = 0
+        self._step, self._next = step, 0
 
     def write(
         self,
