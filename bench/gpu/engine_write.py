@@ -71,8 +71,7 @@ def write_as_vllm(
     kernel: Any,
     key: torch.Tensor,
     value: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
+    caches: tuple[torch.Tensor, torch.Tensor],
     slots: torch.Tensor,
     scales: tuple[torch.Tensor, torch.Tensor],
     *,
@@ -80,6 +79,7 @@ def write_as_vllm(
 ) -> None:
     """Launch vLLM's kernel as `triton_reshape_and_cache_flash` does on a GPU with sm_90 or newer."""
     _, heads, size = key.shape
+    k, v = caches
     is_older = k.dim() == 5
     tile = min(2048, triton.next_power_of_2(heads * size))
     kernel[len(slots), triton.cdiv(heads * size, tile)](
@@ -121,7 +121,7 @@ def costs(capability: int = 90) -> Iterator[Cost]:
 
         theirs = vllm_kernel()
         if theirs is not None:
-            yield cost("vLLM's kernel", lambda: write_as_vllm(theirs, key, value, k, v, slots, (one, one)))
+            yield cost("vLLM's kernel", lambda: write_as_vllm(theirs, key, value, (k, v), slots, (one, one)))
         yield cost("without publishing", ours(None))
         segment = OneSegment(torch.device("cpu"), PAGES * PAGE_BYTES, PAGE_BYTES, slots=PAGES)
         full = FullBlocks(segment.world, BLOCKS, BLOCKS, BLOCK, segment.device)
