@@ -44,7 +44,8 @@ from nanokv.waiting import Waiter
 from nanokv.wiring import Wired, attach, plan_geometry, wire
 
 if TYPE_CHECKING:
-    from nanokv.transfer.paged import PagedKV
+    from nanokv.transfer.cache_writer import CacheWriter
+    from nanokv.transfer.paged import Hooks, PagedKV
 
 _MISSING = (Status.MISS, Status.NOT_READY)
 _MIB = 1 << 20
@@ -428,13 +429,43 @@ class NanoKVCache:
             InvalidArgument: the tensors, or `kv_dim`, are not as above.
         """
         self._check_open()
-        from nanokv.transfer.paged import Hooks, PagedKV  # brings the kernels
+        from nanokv.transfer.paged import PagedKV  # brings the kernels
+
+        return PagedKV(self._single, self._allocation, self._hooks(), layers, kv_dim)
+
+    def cache_writer(
+        self,
+        layers: Sequence[tuple[torch.Tensor, torch.Tensor]],
+        *,
+        kv_cache_dtype: str = "auto",
+        capacity: int = 1024,
+    ) -> CacheWriter:
+        """An engine's step that writes tokens into its paged cache, and publishes full blocks: see `CacheWriter`.
+
+        Needs a GPU, or Triton's interpreter.
+
+        Args:
+            layers: key_cache and value_cache of each layer, on the heap's device, in one of vLLM's two layouts: see
+                `nanokv.device.machines.reshape_and_cache`.
+            kv_cache_dtype: "auto", "fp8" (e4m3) or "fp8_e5m2".
+            capacity: the most blocks that a step fills.
+
+        Raises:
+            InvalidArgument: the tensors or `kv_cache_dtype` are not as above, or this cache has `alloc="host"`.
+        """
+        self._check_open()
+        if self.alloc != "device":
+            raise InvalidArgument('a kernel that publishes needs alloc="device"')
+        from nanokv.transfer.cache_writer import CacheWriter  # brings the kernels
+
+        return CacheWriter(self.world_table, self._allocation, self._hooks(), layers, kv_cache_dtype, capacity)
+
+    def _hooks(self) -> Hooks:
+        from nanokv.transfer.paged import Hooks
 
         whose = self.options.namespace, self.options.identity
-        hooks = Hooks(
-            self.digest, self._checked_segment, self._judge_put, self._judge_get, self._worker, self._machine, whose
-        )
-        return PagedKV(self._single, self._allocation, hooks, layers, kv_dim)
+        judges = self._judge_put, self._judge_get
+        return Hooks(self.digest, self._checked_segment, *judges, self._worker, self._machine, whose)
 
     # --- asynchronous ---
     def put_async(

@@ -14,6 +14,8 @@
     batch         a table of requests in device memory, and the one launch that does all of them
     engine_cache  an engine's paged KV cache, as the kernels see it
     slices        boxes of objects, and where in such a cache they go
+    full_blocks   the blocks of that cache which a step fills, and their objects
+    reshape_and_cache  vLLM's functions of this name, which also publish full blocks
 
 The simulated machine is in `sim.world`.
 """

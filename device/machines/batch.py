@@ -118,22 +118,22 @@ class Batch:
         """Get a box of each request's object: one launch on the current stream. `slices` has one box per request."""
         self._tiles = slices.tiles * self._count()
         words = (self.tickets, self.statuses, self.control, slices.table)
-        self._launch(get_slices_kernel, *words, slices.layout)
+        self.launch(get_slices_kernel, *words, slices.layout)
 
     def find(self) -> None:
         """Find all keys, and the length of the prefix that is found: one launch on the current stream."""
-        self._launch(many.find_many_kernel, self.tickets, self.statuses, self.control, self.prefix)
+        self.launch(many.find_many_kernel, self.tickets, self.statuses, self.control, self.prefix)
 
     def remove(self) -> None:
         """Remove the objects of all keys: one launch on the current stream."""
-        self._launch(many.remove_many_kernel, self.statuses, self.control)
+        self.launch(many.remove_many_kernel, self.statuses, self.control)
 
     def lookup(self) -> list[Found]:
         """Where the objects of all keys lie: one launch. Waits for the current stream."""
         if not len(self._found):
             with torch.inference_mode(False):
                 self._found = self._found.new_zeros(self.capacity, FOUND_WORDS.value)
-        self._launch(many.lookup_many_kernel, self._found, self.control)
+        self.launch(many.lookup_many_kernel, self._found, self.control)
         with self._entered():
             rows = self._found[: self._count()].cpu().tolist()
         return [Found(row[0], Place(*row[1:6]), tuple(row[6:])) for row in rows]
@@ -155,10 +155,10 @@ class Batch:
 
     def _move(self, *, is_put: bool) -> None:
         pages, layout = (0, ()) if self._pages is None else (self._pages.table.data_ptr(), self._pages.layout)
-        self._launch(many.move_many_kernel, self.tickets, self.statuses, self.control, pages, is_put, layout)
+        self.launch(many.move_many_kernel, self.tickets, self.statuses, self.control, pages, is_put, layout)
 
-    def _launch(self, kernel: Any, *args: Any) -> None:
-        """Launch a kernel of `many`: its first arguments are the world and the requests.
+    def launch(self, kernel: Any, *args: Any) -> None:
+        """Launch a kernel whose first arguments are the world and the requests, as those of `many` are.
 
         The result does not depend on the number of CTAs. A captured launch may be replayed with other requests, so it
         gets all CTAs.

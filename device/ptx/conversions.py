@@ -2,7 +2,7 @@
 
 from nanokv.device.ptx.errors import Unsupported
 from nanokv.device.ptx.kinds import DTYPES, Array, is_float, size_of
-from nanokv.device.ptx.numbers import HALVES
+from nanokv.device.ptx.numbers import FP8, HALVES
 from nanokv.device.ptx.operands import Instruction, Operand, Pair
 from nanokv.device.ptx.writer import Writer, helper, known, opcode
 
@@ -90,6 +90,9 @@ def clamped(values: Array, kind: str) -> Array:
 @opcode("cvt")
 def _cvt(w: Writer, i: Instruction) -> None:
     to, of = i.modifiers[-2:]
+    if to in FP8:
+        _pack_fp8(w, i)
+        return
     known(i, to, of, "sat", "ftz", "rn", "rz", *_ROUNDINGS)
     how = next((each for each in i.modifiers[:-2] if each.startswith("r")), "")
     if to in ("f16x2", "bf16x2") and of == "f32" and len(i.operands) == 3:
@@ -130,6 +133,14 @@ def _to_float(value: str, to: str, of: str, how: str, *, sat: bool) -> str:
     if how == "rz":
         raise Unsupported(f"cvt.rz.{to}.{of}")
     return f"to_f16({value}).view(Tf16)" if to == "f16" and is_float(of) else f"{value}.astype(T{to})"
+
+
+def _pack_fp8(w: Writer, i: Instruction) -> None:
+    """Two float32 as a pair of fp8 numbers; the first operand is the upper half."""
+    to = i.modifiers[-2]
+    known(i, "rn", "satfinite", to, "f32")
+    high, low = (f"to_fp8({w.read(each, 'f32')}, {to!r})" for each in i.operands[1:3])
+    w.write(i.operands[0], f"({high} << {w.constant(8, 'u16')}) | {low}", "u16")
 
 
 def _pack(w: Writer, i: Instruction, how: str) -> None:

@@ -46,6 +46,23 @@ def to_f16(values: Array) -> Array:
     return np.where(np.isnan(values), np.uint16(_CANONICAL[2]), values.astype(np.float16).view(np.uint16))
 
 
+FP8 = {"e4m3x2": (3, -6, 448.0), "e5m2x2": (2, -14, 57344.0)}  #: bits of a mantissa, least exponent, largest number
+
+
+@helper
+def to_fp8(values: Array, kind: str) -> Array:
+    """float32 to the bits of e4m3 or e5m2: to the nearest, ties to even, or the largest number (.satfinite)."""
+    mantissa, least, largest = FP8[kind]
+    size = np.minimum(np.abs(values.astype(np.float64)), 2 * largest)
+    exponent = np.maximum(np.frexp(size)[1] - 1, least)
+    rounded = np.minimum(np.rint(np.ldexp(size, mantissa - exponent)) * np.ldexp(1.0, exponent - mantissa), largest)
+    exponent = np.maximum(np.frexp(rounded)[1] - 1, least)  # rounding may have raised it
+    bits = ((exponent - least) << mantissa) + np.ldexp(rounded, mantissa - exponent)
+    bits = np.where(rounded > 0, bits, 0) + 0x80 * np.signbit(values)  # 0 has no exponent
+    bits = np.where(np.isnan(values), 0x7F, bits)
+    return bits.astype(np.uint16)
+
+
 @helper
 def toward_zero(values: Array, dtype: Any) -> Array:
     """Rounded towards zero."""

@@ -4,6 +4,8 @@ descriptors    dtype and shape as words, and tensors that are refused
 single         one tensor
 batched        many tensors: one launch on a GPU, else one by one
 paged          blocks of an engine's paged KV cache
+layerwise      blocks that are stored layer by layer
 reshard        slices of objects of another layout
+cache_writer   an engine's step that writes tokens into its paged cache, and publishes full blocks
 growing_batch  the requests of a call as one launch, for `batched` and `paged`
 """

@@ -54,6 +54,7 @@ METHODS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "exists_many": ({"keys": EMPTY}, {}),
     "hold": ({"keys": EMPTY, "seconds": EMPTY}, {}),
     "paged_kv": ({"layers": EMPTY}, {"kv_dim": EMPTY}),
+    "cache_writer": ({"layers": EMPTY}, {"kv_cache_dtype": "auto", "capacity": 1024}),
     "prefix_length": ({"keys": EMPTY}, {}),
     "remove_many": ({"keys": EMPTY}, {}),
     "put_async": ({"key": EMPTY, "tensor": EMPTY}, {"preferred_segment": None, "exist_ok": False, "hold": None}),

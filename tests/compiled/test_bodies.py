@@ -12,6 +12,8 @@ QUICK = (  #: others compile other kernels, which takes time
     "batches_answer_each_request",
     "runs_answer_each_request",
     "runs_into_a_small_heap",
+    "tokens_are_quantized",
+    "a_block_goes_over_all_layers",
 )
 BY_HAND = ("wrong_calls_are_refused",)  #: compiles every function of the library again; test_library interprets it
 #: what runs on other GPUs than sm_90 too: each kernel of many objects, and users' kernels
@@ -20,12 +22,14 @@ ON_OTHERS = (
     *("pins_hold", "kernels_commit_plans", "a_paged_cache_layer_by_layer", "another_shape_is_not_read"),
     "slices_of_any_layout",
     *("attention_kernels_publish", "prefill_kernels_answer_each_object", "decode_kernels_say_what_is_missing"),
+    *("tokens_are_written_into_any_layout", "full_blocks_are_published_in_the_launch", "a_block_goes_over_all_layers"),
 )
 OTHERS = [target for target in CAPABILITIES if target != "sm_90"]
 #: those where CTAs compete, so that the order of warps matters
 COMPETING = (
     *("many_ctas_allocate_at_once", "batches_put_and_get", "batches_answer_each_request"),
     *("batches_of_many_small_objects", "an_exact_heap_refuses_nothing"),
+    *("full_blocks_are_published_in_the_launch", "the_cache_is_written_whatever_becomes_of_an_object"),
 )
 SEEDS = range(1, 4)  #: of other orders
 

@@ -14,7 +14,8 @@ from triton.runtime.jit import JITFunction
 from examples import rope_prefill
 from nanokv.device import library, memory, protocol, segment
 from tests.support.assembly import atomics, count, polls_in_a_loop, spills_inside, without_barrier
-from tests.support.compiling import NVIDIA, TARGETS, compiled_for, kernels
+from tests.support.compiling import NVIDIA, TARGETS, assembly, compiled_for, kernels
+from tests.support.targets import every_target
 
 pytestmark = pytest.mark.timeout(1800)  # the first test of a target pays for all of it
 
@@ -54,6 +55,26 @@ def test_kernels_that_stream_payload_keep_it_in_registers(target: str) -> None:
                 assert re.search(rf"(global|flat|buffer)_{what}_dwordx4", texts[name]), (name, what)
 
 
+def writers() -> list[str]:
+    """The kernels that write an engine's paged cache."""
+    return [name for name in kernels() if name.startswith("reshape_and_cache_")]
+
+
+@every_target
+def test_writers_of_an_engines_cache_spill_nothing_and_move_sixteen_bytes(target: str) -> None:
+    assert len(writers()) == 6
+    for name in writers():
+        text = assembly(kernels()[name], target)
+        if target in NVIDIA:
+            (stack,) = re.findall(r"^// .*\bSTACK:(\d+) ", text, re.M)
+            assert int(stack) <= (MOST_STACK if "older" in name else 0), (name, stack)
+            wide = [rf"{what}\.global\.v4\.b32" for what in ("ld", "st")]
+        else:
+            assert spills_inside(text) == [] and not re.search(r"vgpr_spill_count: +[1-9]", text), name
+            wide = [rf"(global|flat|buffer)_{what}_dwordx4" for what in ("load", "store")]
+        assert all(re.search(each, text) for each in wide), name
+
+
 # atomics that the kernels must have: (kernel, operation, acquires, releases, at least how many)
 REQUIRED = [
     ("call_commit", "cas", False, True, 3),  # the state, FLAG_ACK, the hint
@@ -63,6 +84,9 @@ REQUIRED = [
     ("put_many_kernel", "add", True, True, 2),  # the turnstile, and the arrival of a CTA
     ("put_many_kernel", "add", False, True, 2),  # and leaving
     ("put_many_kernel", "swap", False, True, 1),  # the answer that the first CTA shares
+    ("reshape_and_cache_one_layer", "swap", False, True, 1),  # the answer of who begins
+    ("reshape_and_cache_last_of_layers", "add", True, True, 1),  # the arrival of a CTA
+    ("reshape_and_cache_last_of_layers", "cas", False, True, 1),  # the state
     ("call_begin", "add", True, True, 1),
     ("call_begin", "cas", True, False, 3),
     ("call_validate", "add", False, True, 1),

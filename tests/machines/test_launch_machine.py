@@ -18,7 +18,11 @@ pytestmark = pytest.mark.timeout(1800)  # the first test of a group pays for all
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("group", "name"),
-    [pytest.param(group, name, id=name) for group in ("objects", "batches", "caches") for name in interpreted(group)],
+    [
+        pytest.param(group, name, id=name)
+        for group in ("objects", "batches", "caches", "writers")
+        for name in interpreted(group)
+    ],
 )
 def test_interpreted(group: str, name: str) -> None:
     assert passed(group, name)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import triton
 
-from bench.gpu import budget, model
+from bench.gpu import budget, engine_write, model
 from bench.gpu.budget import LIMITED, LIMITS, Cost
 from nanokv.device import ptx
 from tests.ptx.chains import CHAIN, LINKS
@@ -35,6 +35,19 @@ def test_no_operation_costs_more_than_its_limit(rows: list[Cost]) -> None:
 @pytest.mark.skipif(not triton.__version__.startswith("3.9."), reason="the document has the counts of Triton 3.9")
 def test_the_document_has_the_table_of_today(rows: list[Cost]) -> None:
     assert budget.table(rows) in (ROOT / "docs" / "cost.md").read_text(encoding="utf-8"), budget.table(rows)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.skipif(not triton.__version__.startswith("3.9."), reason="the document has the counts of Triton 3.9")
+def test_the_document_has_what_a_write_of_an_engine_costs_today() -> None:
+    """But for the launches that begin objects: how often their CTAs look for an answer depends on addresses."""
+    counted = [
+        row for row in engine_write.costs() if row.launch in ("without publishing", "layer between", "last layer")
+    ]
+    assert len(counted) == 3
+    document = (ROOT / "docs" / "gpu.md").read_text(encoding="utf-8")
+    written = {tuple(line.rsplit(maxsplit=6)) for line in document.splitlines()}
+    assert {tuple(line.rsplit(maxsplit=6)) for line in engine_write.table(counted).splitlines()} <= written
 
 
 def test_the_table_fits_into_a_hundred_columns() -> None:

@@ -8,6 +8,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+import torch
 
 from tests.support.ptx_modules import FORMATS, Value, is_nan, module, nearest, run_module, signed, value_of
 
@@ -206,6 +207,26 @@ def test_two_numbers_become_a_pair(to: str) -> None:
     for (upper, lower), (found,) in zip(rows, got, strict=True):
         assert same(found >> 16, nearest(value_of(upper, "f32"), to), to)
         assert same(found & 0xFFFF, nearest(value_of(lower, "f32"), to), to)
+
+
+@pytest.mark.parametrize(("to", "dtype"), [("e4m3", torch.float8_e4m3fn), ("e5m2", torch.float8_e5m2)])
+def test_two_numbers_become_a_pair_of_bytes(to: str, dtype: torch.dtype) -> None:
+    values = torch.arange(0x80, dtype=torch.uint8).view(dtype).double()
+    finite = values[values.isfinite()].tolist()  # by their bits: ascending
+    middles = [(low + high) / 2 for low, high in itertools.pairwise(finite)]
+    of = [*finite, *middles, *(each * (1 + 2**-20) for each in middles), finite[-1] * 1.1, 1e30, 1e-30]
+    rows = [*words("f32", 60), *(nearest(Fraction(sign * each), "f32") or 0 for each in of for sign in (1, -1))]
+    inputs, outputs = [Value("a", "f32"), Value("b", "f32")], [Value("d", "u16")]
+    pairs = list(zip(rows, rows[::-1], strict=True))
+    got = run_module(module(f"cvt.rn.satfinite.{to}x2.f32 %d, %a, %b;", inputs, outputs), inputs, outputs, pairs)
+    for pair, (found,) in zip(pairs, got, strict=True):
+        for word, byte in zip(pair, (found >> 8, found & 0xFF), strict=True):
+            value = float(value_of(word, "f32"))
+            if math.isnan(value):
+                assert byte == 0x7F
+            else:
+                near = min(range(len(finite)), key=lambda code: (abs(finite[code] - min(abs(value), 1e9)), code & 1))
+                assert byte == near | (word >> 31) << 7, (value, hex(byte))
 
 
 ROUNDINGS: dict[str, Callable[[Fraction], int]] = {"rzi": math.trunc, "rni": round, "rmi": math.floor, "rpi": math.ceil}

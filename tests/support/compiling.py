@@ -21,7 +21,7 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
 from nanokv.device import library, remote
-from nanokv.device.kernels import many, payload, ring, slices
+from nanokv.device.kernels import many, payload, reshape_and_cache, ring, slices
 from nanokv.device.kernels.frame import arguments, call_kernel
 from nanokv.device.library import OK, copy_tile, get, put
 from nanokv.device.machines.entries import ENTRIES, Entry
@@ -32,13 +32,17 @@ from nanokv.device.segment.layout import WORD_BYTES
 
 
 class Kernel(NamedTuple):
-    """A kernel, its constants, the type of each other argument, and the registers of a thread on NVIDIA."""
+    """A kernel, its constants, the type of each other argument, and the registers of a thread on NVIDIA.
+
+    `aligned`: arguments that are multiples of 16, as Triton finds them at a launch.
+    """
 
     function: Any
     moves_payload: bool
     types: Mapping[str, str]
     constants: Mapping[str, Any]
     registers: int | None = None
+    aligned: tuple[str, ...] = ()
 
 
 TARGETS = {
@@ -53,6 +57,7 @@ AMD = tuple(name for name in TARGETS if name.startswith("gfx"))
 LAYOUT_OF_HEADS = (32, 1, 16 * 8, 8)  #: a paged cache whose heads lie apart: 256 bytes each, 8 of them, 16 tokens
 #: functions of the library that are in other kernels, here or in the examples, or are a load
 IN_OTHERS = ("put", "get", "begin_put_part", "table64", "store64", "word", "copy_bytes", "copy_tile")
+LAYOUT_OF_TOKENS = (8, 128, 16, 128, 128, -1, 1024)  #: a paged cache of 16 tokens per block, 8 heads of 128 elements
 REPORT = "report.json"
 
 
@@ -124,6 +129,32 @@ def _called(entry: Entry) -> Kernel:
     return Kernel(call_kernel, False, {"frame": "i64"}, constants)
 
 
+def _writers_of_tokens() -> dict[str, Kernel]:
+    """`reshape_and_cache_kernel` for vLLM's layouts: each kind of launch of bfloat16, and one each that quantizes."""
+    function, registers = reshape_and_cache.reshape_and_cache_kernel, reshape_and_cache.REGISTERS
+    kinds = {
+        "only_writes": ((False, False, False), "bf16", LAYOUT_OF_TOKENS),
+        "between_layers": ((True, False, False), "bf16", LAYOUT_OF_TOKENS),
+        "last_of_layers": ((True, False, True), "bf16", LAYOUT_OF_TOKENS),
+        "one_layer": ((True, True, True), "bf16", LAYOUT_OF_TOKENS),
+        "one_older_layer": ((True, True, True), "bf16", (8, 128, 16, 8, 1, -1, 512)),
+        "last_of_fp8_layers": ((True, False, True), "fp8e5", (8, 128, 16, 128, 128, 1, 1024)),
+    }
+    found = {}
+    for name, (flags, kind, layout) in kinds.items():
+        constants = dict(zip(("publishes", "is_first", "is_last"), flags, strict=True)) | {"layout": layout}
+        types = {argument: "i64" for argument in function.arg_names if argument not in constants}
+        types |= {"key_ptr": "*bf16", "value_ptr": "*bf16", "k_cache_ptr": f"*{kind}", "v_cache_ptr": f"*{kind}"}
+        types |= {"slots_ptr": "*i64", "k_scale_ptr": "*fp32", "v_scale_ptr": "*fp32"}
+        aligned = tuple(
+            each for each in types if each.endswith(("_ptr", "_stride", "_block", "_slot", "_head", "_outer"))
+        )
+        found[f"reshape_and_cache_{name}"] = Kernel(function, False, types, constants, registers, aligned)
+    words = dict.fromkeys(reshape_and_cache.abandon_blocks_kernel.arg_names, "i64")
+    found["abandon_blocks_kernel"] = Kernel(reshape_and_cache.abandon_blocks_kernel, False, words, {})
+    return found
+
+
 def kernels() -> dict[str, Kernel]:
     """Every kernel of the project, and four probes, of users' kernels and of the free lists.
 
@@ -147,6 +178,7 @@ def kernels() -> dict[str, Kernel]:
             words = {argument: "i64" for argument in many.move_many_kernel.arg_names if argument not in constants}
             moved = Kernel(many.move_many_kernel, False, words, constants, many.REGISTERS)
             found[f"{verb}_many_kernel{name}"] = moved
+    found |= _writers_of_tokens()
     pointers = {"word_ptr": "*i64", "heap_bases": "*i64", "out_ptr": "*i64"}
     found["remote_probe_kernel"] = Kernel(
         remote_probe_kernel, True, pointers | {"from_rank": "i32", "to_rank": "i32"}, {}
@@ -167,7 +199,8 @@ def assembly(kernel: Kernel, target: str, warps: int | None = None) -> str:
     warps = warps or (4 if kernel.moves_payload and target in NVIDIA else 1)
     signature = {name: kernel.types.get(name, "constexpr") for name in kernel.function.arg_names}
     constants = {(kernel.function.arg_names.index(name),): value for name, value in kernel.constants.items()}
-    source = ASTSource(fn=kernel.function, signature=signature, constexprs=constants)
+    aligned = {(kernel.function.arg_names.index(name),): [["tt.divisibility", 16]] for name in kernel.aligned}
+    source = ASTSource(fn=kernel.function, signature=signature, constexprs=constants, attrs=aligned)
     options = {"num_warps": warps} | ({"maxnreg": kernel.registers} if kernel.registers and target in NVIDIA else {})
     compiled = triton.compile(source, target=TARGETS[target], options=options)
     if target in AMD:

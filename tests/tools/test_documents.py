@@ -60,6 +60,9 @@ SMALLER = {
 # python blocks that no file has, by their first line
 GPU_BLOCKS = {
     "from nanokv.device import Batch": f"{GPU}: a_batch_is_replayed_from_a_graph of tests/gpu does the same",
+    "from nanokv.transfer.cache_writer import FilledBlock": (
+        f"{GPU}: a_block_goes_over_all_layers of tests/gpu does the same"
+    ),
     'cache = nanokv.NanoKVCache(64 << 30, heap="torch_symm", heap_options={"device": f"cuda:{local_rank}"})': GPU,
 }
 PRELUDES = {
