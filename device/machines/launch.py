@@ -48,8 +48,7 @@ class LaunchMachine(Machine):
 
     @torch.inference_mode(False)
     def __init__(self, geometry: Geometry, table: Words, segments: list[torch.Tensor], device: torch.device) -> None:
-        interpreted = isinstance(call_kernel, InterpretedFunction)
-        check_compiler(device, torch.version.hip, triton.__version__, interpreted=interpreted)
+        check_kernels_run(device)
         self._device = device
         self._segments = segments
         self._table = torch.from_numpy(table.copy()).to(device)
@@ -118,3 +117,9 @@ class LaunchMachine(Machine):
             self._single.fill([request], now)
             operation(self._single)
             return self._single.answers()[0]
+
+
+def check_kernels_run(device: torch.device) -> None:
+    """Refuse a device on which this process cannot run the kernels: as `check_compiler`."""
+    interpreted = isinstance(call_kernel, InterpretedFunction)
+    check_compiler(device, torch.version.hip, triton.__version__, interpreted=interpreted)

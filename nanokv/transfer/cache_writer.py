@@ -14,6 +14,7 @@ from nanokv.allocation.base import Allocation
 from nanokv.arguments import integer, listed
 from nanokv.device.kernels.reshape_and_cache import UNFINISHED
 from nanokv.device.machines.full_blocks import FullBlock, FullBlocks
+from nanokv.device.machines.launch import check_kernels_run
 from nanokv.device.machines.reshape_and_cache import (
     UNSCALED,
     Publish,
@@ -64,6 +65,10 @@ class CacheWriter:
         self._allocation = allocation
         self._hooks = hooks
         self._layers = _checked_layers(layers)
+        try:
+            check_kernels_run(self._layers[0][0].device)
+        except RuntimeError as error:
+            raise InvalidArgument(str(error)) from None
         self._kv_cache_dtype = kv_cache_dtype
         k_cache = self._layers[0][0]
         for k, v in self._layers:
@@ -168,9 +173,10 @@ class CacheWriter:
 
 
 def _checked_layers(layers: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    pairs = [(k, v) for k, v in listed("layers", layers)]
-    if not pairs or not all(isinstance(each, torch.Tensor) for pair in pairs for each in pair):
+    given = [tuple(pair) if isinstance(pair, Sequence) else () for pair in listed("layers", layers)]
+    if not given or not all(len(pair) == 2 and all(isinstance(t, torch.Tensor) for t in pair) for pair in given):
         raise InvalidArgument("layers must be a key_cache and a value_cache for each layer")
+    pairs = [(k, v) for k, v in given]
     k, v = pairs[0]
     if (k.dim(), v.dim()) not in ((4, 4), (OLDER, 4)) or not k.numel():
         raise InvalidArgument(

@@ -70,6 +70,8 @@ GOOD: dict[str, Any] = {
     "exist_ok": False,
     "hold": 1.0,
     "seconds": 1.0,
+    "kv_cache_dtype": "auto",
+    "capacity": 8,
     "default": None,
     "bytes_total": 8,
     "nbytes": 12,

@@ -26,7 +26,8 @@ class WriterRank(RankCommands):
 
     def attach(self) -> None:
         self.cache = attached(self.name, self.rank)
-        self.writer = self.cache.cache_writer([nhd(SMALL, BF16, CPU) for _ in range(LAYERS)], capacity=4)
+        with machine_for("sm_90", 1):
+            self.writer = self.cache.cache_writer([nhd(SMALL, BF16, CPU) for _ in range(LAYERS)], capacity=4)
 
     def write(self, key: str, layers: int) -> list[str]:
         """The first `layers` of a step that fills a block; after all of them, its results."""
