@@ -39,6 +39,7 @@ class FilledBlock(NamedTuple):
     key: Key
     block: int
     fresh: int  #: how many of its tokens, the last ones, the step brings; the others are in the cache already
+    segment: int | None = None  #: the rank in whose segment it is stored. Default: `preferred_segment` of the step
 
 
 class CacheWriter:
@@ -105,12 +106,14 @@ class CacheWriter:
         preferred_segment = self._hooks.checked_segment(preferred_segment)
         until = lease_until(hold)
         step, rows = [], []
-        for key, block, fresh in listed("blocks", blocks):
+        for key, block, fresh, *segment in listed("blocks", blocks):
             digest = self._hooks.digest(key)
-            owner = self._allocation.owner_of(digest, preferred_segment)
+            preferred = self._hooks.checked_segment(next(iter(segment), None))
+            preferred = preferred_segment if preferred is None else preferred
+            owner = self._allocation.owner_of(digest, preferred)
             place = integer("block", block, 0), integer("fresh", fresh, 0)
             rows.append(FullBlock(digest, *place, owner, self._nbytes, self._what, until))
-            step.append((key, preferred_segment))
+            step.append((key, preferred))
         self._full.fill(rows)
         self._step, self._next = step, 0
 
@@ -144,6 +147,11 @@ class CacheWriter:
         publish = Publish(self._full, layer, len(self._layers))
         write(key, value, *self._layers[layer], slot_mapping, self._kv_cache_dtype, *scales, publish=publish)
         self._next = (layer + 1) % len(self._layers)
+
+    @property
+    def started(self) -> list[Key]:
+        """The keys of the step that was started last, until its `results`."""
+        return [key for key, _ in self._step]
 
     def results(self) -> list[NanoKVError | None]:
         """End the step: per block of `start` None if its object was published, or why not. Waits for the stream.

@@ -20,6 +20,7 @@ class BlockSave:
 
     hashes: list[bytes]
     blocks: list[int]
+    fresh: list[int]  #: how many of a block's tokens, the last ones, this step computes
     target: int  #: the first rank of the engine that reads them
 
 

@@ -16,6 +16,7 @@ from nanokv.engines.vllm.stats import Counts
 from nanokv.errors import DuplicateKey, NanoKVError
 from nanokv.transfer.layerwise import LayerwisePut
 from nanokv.transfer.paged import PagedKV
+from nanokv.types import Key
 
 logger = init_logger(f"vllm.{__name__}")  # vLLM shows what is under its own name
 
@@ -36,7 +37,8 @@ class Saving:
         hold: float | None,
         counts: Counts,
     ) -> None:
-        self._cache, self._paged, self._segment, self._hold, self._counts = cache, paged, segment, hold, counts
+        self.cache, self.segment, self.hold = cache, segment, hold
+        self._paged, self._counts = paged, counts
         self._worker = Worker(f"nanokv-save-{cache.rank}")
         self._saves: Sequence[BlockSave] = ()
         self._puts: list[LayerwisePut] | None = None
@@ -53,7 +55,7 @@ class Saving:
             return
         if self._puts is None:
             self._puts = [put for save in self._saves if (put := self._begin(save)) is not None]
-        if self._cache.device.type == "cpu":
+        if self.cache.device.type == "cpu":
             self._pending.append(self._worker.submit(partial(_write, self._puts, layer)))
         else:
             _write(self._puts, layer)
@@ -61,10 +63,10 @@ class Saving:
     def _begin(self, save: BlockSave) -> LayerwisePut | None:
         try:
             return self._paged.begin_put(
-                save.hashes, save.blocks, preferred_segment=self._segment(save.target), hold=self._hold
+                save.hashes, save.blocks, preferred_segment=self.segment(save.target), hold=self.hold
             )
         except NanoKVError as error:
-            self._refused(len(save.blocks), error)
+            self.refused(len(save.blocks), error)
             return None
 
     def finish(self) -> None:
@@ -79,7 +81,7 @@ class Saving:
             try:
                 handle.wait()
             except Exception as error:
-                self._refused(0, error)
+                self.refused(0, error)
         for put in puts:
             self._commit(put)
 
@@ -88,18 +90,23 @@ class Saving:
             errors = put.commit()
         except Exception as error:
             put.abort()
-            self._refused(put.opened, error)
+            self.refused(put.opened, error)
             return
-        known = [key for key, error in zip(put.keys, errors, strict=True) if isinstance(error, DuplicateKey)]
-        if known and self._hold is not None:
-            self._cache.hold(known, self._hold)  # another request stored it: its lease may have ended
+        self.count(put.keys, errors)
+
+    def count(self, keys: Sequence[Key], errors: Sequence[NanoKVError | None]) -> None:
+        """Count what was stored. A block that another request has stored is leased anew: its lease may have ended."""
+        known = [key for key, error in zip(keys, errors, strict=True) if isinstance(error, DuplicateKey)]
+        if known and self.hold is not None:
+            self.cache.hold(known, self.hold)
         self._counts.known += len(known)
         self._counts.stored += errors.count(None)
         for refusal in errors:
             if refusal is not None and not isinstance(refusal, DuplicateKey):
-                self._refused(1, refusal)
+                self.refused(1, refusal)
 
-    def _refused(self, blocks: int, error: Exception) -> None:
+    def refused(self, blocks: int, error: Exception) -> None:
+        """Count blocks that were not stored, and tell the first reason."""
         self._counts.refused += blocks
         report = logger.debug if self._warned else logger.warning
         report("NanoKV: blocks were not stored: %s", error)

@@ -114,8 +114,15 @@ class SchedulerSide:
         places = state.get_block_ids(name)
         if places is None:
             return
-        new = slice(tracked.saved, full)
-        self._step.saves.append(BlockSave(list(request.block_hashes[new]), list(places[0][new]), self._reader(request)))
+        new, size, before = range(tracked.saved, full), self._block_size, request.num_computed_tokens
+        self._step.saves.append(
+            BlockSave(
+                [request.block_hashes[i] for i in new],
+                [places[0][i] for i in new],
+                [min(max((i + 1) * size - before, 0), size) for i in new],
+                self._reader(request),
+            )
+        )
         tracked.saved = full
 
     def _reader(self, request: "Request") -> int:

@@ -14,6 +14,7 @@ from nanokv.heap.world_spec import Stale
 PREFIX = "nanokv."
 PRODUCER_HOLD = 60.0  #: seconds
 Load = Literal["async", "layer"]
+Write = Literal["engine", "kernel"]
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _SIZE = re.compile(r"(\d+)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE)
 
@@ -38,6 +39,7 @@ class Settings:
         float | None, "seconds that a block waits for its first reader. Default: 60 for a kv_producer, else 0"
     ] = None
     load: Annotated[Load, "async: a request waits outside of steps; layer: each layer waits for its own KV"] = "async"
+    write: Annotated[Write, "who writes the engine's cache: engine; or, on a GPU, NanoKV's kernel"] = "engine"
     save_generated: Annotated[bool, "whether blocks of generated tokens are stored too"] = True
     checksum: Annotated[bool, "store a checksum with each block, and verify it at each load"] = False
     attach_timeout: Annotated[float, "seconds to wait for the other engines at start"] = 600.0
@@ -50,6 +52,7 @@ class Settings:
             ("alloc", get_args(Alloc)),
             ("heap", (None, *KINDS)),
             ("load", get_args(Load)),
+            ("write", get_args(Write)),
             ("on_stale", get_args(Stale)),
         ):
             if getattr(self, name) not in allowed:

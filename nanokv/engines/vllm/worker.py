@@ -7,14 +7,16 @@ from vllm.distributed.parallel_state import get_pp_group, get_tp_group
 from vllm.logger import init_logger
 
 from nanokv.cache import NanoKVCache
+from nanokv.engines.vllm.engine_write import EngineWrite
 from nanokv.engines.vllm.identity import identity_of
-from nanokv.engines.vllm.layers import layers_of
+from nanokv.engines.vllm.layers import Layers, layers_of
 from nanokv.engines.vllm.loading import Loading
 from nanokv.engines.vllm.lookup import LookupServer, place_of
 from nanokv.engines.vllm.metadata import Step
 from nanokv.engines.vllm.saving import Saving
 from nanokv.engines.vllm.settings import Settings
 from nanokv.engines.vllm.stats import Counts
+from nanokv.errors import InvalidArgument
 from nanokv.heap import HeapKind
 
 if TYPE_CHECKING:
@@ -62,7 +64,8 @@ class WorkerSide:
         hold = settings.lease(transfer.kv_role)
         self.counts = Counts()
         self.loading = Loading(paged, len(layers.names), self.counts, by_layer=settings.load == "layer")
-        self.saving = Saving(self.cache, paged, self._segment, hold, self.counts)
+        saving = Saving(self.cache, paged, self._segment, hold, self.counts)
+        self.saving = saving if settings.write == "engine" else _by_kernel(config, saving, layers)
         self._server = LookupServer(place_of(transfer.engine_id, settings.name, part), self.cache.prefix_length)
         logger.info("NanoKV: %r, one object of %d bytes per block: %s", self.cache, layers.nbytes, layers.layout)
 
@@ -107,6 +110,12 @@ def _heap(settings: Settings, device: torch.device, world_size: int) -> tuple[He
         return settings.heap or ("local" if private else "shm"), {}
     kind = settings.heap or ("local" if world_size == 1 else "torch_symm")
     return kind, {} if kind == "iris" else {"device": str(device)}
+
+
+def _by_kernel(config: "VllmConfig", saving: Saving, layers: Layers) -> EngineWrite:
+    if layers.kv_dim is None:
+        raise InvalidArgument("nanokv.write=kernel needs a cache on a GPU that holds K and V")
+    return EngineWrite(config, saving, layers.planes)
 
 
 def _part() -> int:
