@@ -1,0 +1,175 @@
+"""The KV of some prompts: a DynamicCache that knows the tokens it holds, so that its blocks have keys."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers import DynamicCache
+
+from nanokv.engines.transformers.expected import unexpected_mask, unexpected_positions
+from nanokv.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from nanokv.engines.transformers.blocks import Target
+    from nanokv.engines.transformers.prefix_cache import PrefixCache
+
+
+class PromptKV(DynamicCache):  # type: ignore[misc]
+    """The `past_key_values` of one batch of prompts, made and filled by `PrefixCache.load`.
+
+    It may be used for several calls of `generate`, of which each continues the text, and in loops that call the model.
+    Beams, repeated and selected rows, and `crop` move its tokens with their KV.
+
+    Attributes:
+        tokens_reused: prompt tokens whose KV was read, in all rows.
+    """
+
+    def __init__(
+        self, prefixes: PrefixCache, layers: list[Any], prompt: torch.Tensor, pads: list[int], target: Target
+    ) -> None:
+        super().__init__()
+        self.layers, self.layer_class_to_replicate = layers, None
+        self._prefixes = prefixes
+        self._prompt = prompt  #: [rows, tokens] as given, on the model's device
+        self._pads = pads  #: of each row
+        self._target = target
+        self._tokens = prompt[:, :0]  #: [rows, tokens] whose KV is held
+        self._unexpected: torch.Tensor | bool = False  #: a call had another mask or other positions: on the device
+        self._settled: set[bytes] = set()  #: keys of blocks that were read or put
+        self._rows_are_beams = False
+        self.tokens_reused = 0
+
+    @property
+    def tokens(self) -> torch.Tensor:
+        """The token ids whose KV is held, [rows, tokens], leading pads included; on the model's device."""
+        return self._tokens
+
+    @property
+    def tokens_held(self) -> int:
+        """How many tokens of each row are held, leading pads included."""
+        return int(self._tokens.shape[1])
+
+    @property
+    def prompt_length(self) -> int:
+        """Tokens of each row's prompt, leading pads included."""
+        return int(self._prompt.shape[1])
+
+    def fill(self, planes: torch.Tensor, read: list[list[bytes]]) -> None:
+        """Take the KV of the first prompt tokens: [layers, 2, rows, heads, tokens, head_dim]; `read`: keys per row."""
+        held = planes.shape[4]
+        for layer, (keys, values) in zip(self.layers, planes, strict=True):
+            layer.update(keys, values)
+        self._tokens = self._prompt[:, :held]
+        self._settled.update(*read)
+        self.tokens_reused = sum(max(held - pad, 0) for pad in self._pads)
+
+    def store(self) -> int:
+        """Put every whole block that is not stored yet; returns how many were stored.
+
+        What could not be stored is counted in the `stats` of the PrefixCache, and not tried again.
+
+        Raises:
+            InvalidArgument: this holds other KV than that of its tokens: nothing was stored.
+        """
+        self._check()
+        return self._prefixes.store_new(self, self._settled, self._pads, self._target)
+
+    # --- calls of the model ---
+    def begin(self, model: Any, ids: torch.Tensor, mask: Any, positions: Any) -> None:
+        """Before the model computes the KV of `ids`.
+
+        Raises:
+            InvalidArgument: the KV would not be that of these tokens, at their positions, after those held.
+        """
+        if model is not self._prefixes.model:
+            raise InvalidArgument("this PromptKV was made for another model")
+        self._match_rows(len(ids))
+        self._check_lengths()
+        past, new = self.tokens_held, ids.shape[1]
+        if self._rows_are_beams and new > 1:
+            raise InvalidArgument("after beam search the rows are its last beams: load a PromptKV for the longer text")
+        self._unexpected = (
+            self._unexpected
+            | unexpected_mask(mask, self._pads, past + new)
+            | unexpected_positions(positions, self._pads, past, new)
+        )
+        rest = self._prompt[:, past : past + new]
+        if rest.shape[1]:  # a prompt: look at once, before anything is generated from it
+            if not torch.equal(ids[:, : rest.shape[1]], rest):
+                raise InvalidArgument(f"the tokens from number {past} on are not those of the prompt that was loaded")
+            self._check_expected()
+
+    def end(self, ids: torch.Tensor) -> None:
+        """After the model has computed the KV of `ids`: record them, and store blocks that are full now."""
+        before, self._tokens = self._tokens, torch.cat((self._tokens, ids), dim=1)
+        self._check_lengths()
+        if self._prefixes.eager and self._blocks(self.tokens_held) > self._blocks(before.shape[1]):
+            self.store()
+
+    def _blocks(self, held: int) -> int:
+        return sum(max(held - pad, 0) // self._prefixes.block_tokens for pad in self._pads)
+
+    def _match_rows(self, rows: int) -> None:
+        """`generate` repeats each prompt for beams and for several answers: repeat what is held in the same way."""
+        held = len(self._pads)
+        if rows != held:
+            if rows % held or self.tokens_held > self.prompt_length:
+                raise InvalidArgument(f"{rows} rows for a PromptKV of {held}")
+            self.batch_repeat_interleave(rows // held)
+
+    def _check(self) -> None:
+        self._check_expected()
+        self._check_lengths()
+
+    def _check_expected(self) -> None:
+        if bool(self._unexpected):
+            raise InvalidArgument(
+                "the model was called with an attention mask or positions that the prompt does not have: give `load` "
+                "and `generate` the same attention_mask, and no position_ids"
+            )
+
+    def _check_lengths(self) -> None:
+        """A call that failed, or one that was not seen, leaves KV whose tokens are not known."""
+        lengths = {layer.get_seq_length() for layer in self.layers}
+        if lengths != {self.tokens_held}:
+            raise InvalidArgument(
+                f"the layers hold {sorted(lengths)} tokens, and {self.tokens_held} were seen: a call of the model "
+                "failed, or a part of the model, or another one, was called"
+            )
+
+    # --- changes of the rows, and of the length ---
+    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
+        """Take rows anew, as beam search does between two tokens."""
+        super().reorder_cache(beam_idx)
+        self._rows_are_beams = True
+        self._take_rows(beam_idx)
+
+    def batch_select_indices(self, indices: torch.Tensor) -> None:
+        """Keep only some rows."""
+        super().batch_select_indices(indices)
+        self._take_rows(indices)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Repeat each row."""
+        super().batch_repeat_interleave(repeats)
+        self._take_rows(torch.arange(len(self._pads)).repeat_interleave(repeats))
+
+    def _take_rows(self, indices: torch.Tensor) -> None:
+        indices = indices.to(self._tokens.device)
+        self._tokens, self._prompt = self._tokens[indices], self._prompt[indices]
+        if any(self._pads) or len(self._tokens) != len(self._pads):
+            self._pads = [self._pads[row] for row in torch.arange(len(self._pads))[indices.cpu()].tolist()]
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Take back the last tokens; as `DynamicCache.crop`."""
+        super().crop(tokens_to_remove)
+        self._tokens = self._tokens[:, : self.get_seq_length()]
+        self._prompt = self._prompt[:, : self.tokens_held]
+
+    def reset(self) -> None:
+        """Forget everything: it then holds no token, of no prompt."""
+        super().reset()
+        self._tokens = self._tokens[:, :0]
+        self._prompt = self._prompt[:, :0]
+        self._rows_are_beams = False
