@@ -16,7 +16,7 @@ from nanokv.errors import InvalidArgument
 from nanokv.transfer.descriptors import flat_bytes
 
 #: of a configuration: they may differ where the KV does not; the layout names the dtype
-_UNRELATED = ("_name_or_path", "transformers_version", "dtype")
+_UNRELATED = ("_name_or_path", "transformers_version", "dtype", "architectures", "use_cache", "id2label", "label2id")
 
 
 def model_root(model: Any, layout: str, *, model_id: str | None, adapter: str, tenant: str) -> bytes:

@@ -35,7 +35,7 @@ class PromptKV(DynamicCache):  # type: ignore[misc]
         self._pads = pads  #: of each row
         self._target = target
         self._tokens = prompt[:, :0]  #: [rows, tokens] whose KV is held
-        self._unexpected: torch.Tensor | bool = False  #: a call had another mask or other positions: on the device
+        self._unexpected: torch.Tensor | bool = False  #: a call had another mask or other positions
         self._settled: set[bytes] = set()  #: keys of blocks that were read or put
         self._rows_are_beams = False
         self.tokens_reused = 0
@@ -72,7 +72,8 @@ class PromptKV(DynamicCache):  # type: ignore[misc]
         Raises:
             InvalidArgument: this holds other KV than that of its tokens: nothing was stored.
         """
-        self._check()
+        _refuse(self._unexpected)
+        self._check_lengths()
         return self._prefixes.store_new(self, self._settled, self._pads, self._target)
 
     # --- calls of the model ---
@@ -89,16 +90,14 @@ class PromptKV(DynamicCache):  # type: ignore[misc]
         past, new = self.tokens_held, ids.shape[1]
         if self._rows_are_beams and new > 1:
             raise InvalidArgument("after beam search the rows are its last beams: load a PromptKV for the longer text")
-        self._unexpected = (
-            self._unexpected
-            | unexpected_mask(mask, self._pads, past + new)
-            | unexpected_positions(positions, self._pads, past, new)
+        unexpected = unexpected_mask(mask, self._pads, past + new) | unexpected_positions(
+            positions, self._pads, past, new
         )
-        rest = self._prompt[:, past : past + new]
-        if rest.shape[1]:  # a prompt: look at once, before anything is generated from it
-            if not torch.equal(ids[:, : rest.shape[1]], rest):
-                raise InvalidArgument(f"the tokens from number {past} on are not those of the prompt that was loaded")
-            self._check_expected()
+        if new > 1 or past < self.prompt_length:  # a prompt: look at once, before anything is generated from it
+            self._check_prompt(ids)
+            _refuse(unexpected)
+        else:
+            self._unexpected = self._unexpected | unexpected
 
     def end(self, ids: torch.Tensor) -> None:
         """After the model has computed the KV of `ids`: record them, and store blocks that are full now."""
@@ -118,16 +117,17 @@ class PromptKV(DynamicCache):  # type: ignore[misc]
                 raise InvalidArgument(f"{rows} rows for a PromptKV of {held}")
             self.batch_repeat_interleave(rows // held)
 
-    def _check(self) -> None:
-        self._check_expected()
-        self._check_lengths()
-
-    def _check_expected(self) -> None:
-        if bool(self._unexpected):
+    def _check_prompt(self, ids: torch.Tensor) -> None:
+        past = self.tokens_held
+        rest = self._prompt[:, past : past + ids.shape[1]]
+        if torch.equal(ids[:, : rest.shape[1]], rest):
+            return
+        if past and torch.equal(ids[:, :past], self._tokens):
             raise InvalidArgument(
-                "the model was called with an attention mask or positions that the prompt does not have: give `load` "
-                "and `generate` the same attention_mask, and no position_ids"
+                f"the model was called with the {past} tokens that are held, once more: assisted decoding does so with "
+                "a PromptKV that is filled; `reset` it before"
             )
+        raise InvalidArgument(f"the tokens from number {past} on are not those of the prompt that was loaded")
 
     def _check_lengths(self) -> None:
         """A call that failed, or one that was not seen, leaves KV whose tokens are not known."""
@@ -173,3 +173,11 @@ class PromptKV(DynamicCache):  # type: ignore[misc]
         self._tokens = self._tokens[:, :0]
         self._prompt = self._prompt[:, :0]
         self._rows_are_beams = False
+
+
+def _refuse(unexpected: torch.Tensor | bool) -> None:
+    if bool(unexpected):
+        raise InvalidArgument(
+            "the model was called with an attention mask or positions that the prompt does not have: give `load` "
+            "and `generate` the same attention_mask, and no position_ids"
+        )
