@@ -109,15 +109,11 @@ class BlockStore:
 
     @torch.no_grad()
     def gather(self, layers: Sequence[Any], row: int, first: int, count: int) -> torch.Tensor:
-        """A copy of `count` blocks of a row, from its column `first` on: [count, *BlockShape.dims]."""
-        tokens = self._shape.tokens
-        keys = layers[0].keys
-        blocks = torch.empty(count, *self._shape.dims, dtype=keys.dtype, device=keys.device)
-        for number, layer in enumerate(layers):
-            for half, plane in enumerate((layer.keys, layer.values)):
-                part = plane[row].narrow(1, first, count * tokens)
-                blocks[:, number, half] = part.unflatten(1, (count, tokens)).transpose(0, 1)
-        return blocks
+        """A copy of `count` blocks of a row, from its column `first` on: [count, *BlockShape.dims], not contiguous."""
+        stop = first + count * self._shape.tokens
+        planes = [plane[row, :, first:stop] for layer in layers for plane in (layer.keys, layer.values)]
+        number, halves, heads, tokens, dim = self._shape.dims
+        return torch.stack(planes).view(number, halves, heads, count, tokens, dim).movedim(3, 0)
 
     def _put_group(
         self, keys: Sequence[bytes], blocks: Sequence[torch.Tensor], target: Target

@@ -22,10 +22,10 @@ class KeyChain:
         self._tokens = struct.Struct(f"<{block_tokens}q")
         self.block_tokens = block_tokens
 
-    def keys(self, tokens: Sequence[int]) -> list[bytes]:
-        """The key of each whole block, 32 bytes each."""
+    def keys(self, tokens: Sequence[int], parent: bytes | None = None) -> list[bytes]:
+        """The key of each whole block, 32 bytes each. `parent`: the key of the block before; None: there is none."""
         found: list[bytes] = []
-        parent = self._root
+        parent = self._root if parent is None else parent
         for end in range(self.block_tokens, len(tokens) + 1, self.block_tokens):
             parent = hashlib.sha256(parent + self._tokens.pack(*tokens[end - self.block_tokens : end])).digest()
             found.append(parent)

@@ -13,7 +13,7 @@ from nanokv.engines.transformers.blocks import BlockStore, ReuseStats, Target
 from nanokv.engines.transformers.keys import KeyChain
 from nanokv.engines.transformers.layers import block_shape, check_model, new_layers
 from nanokv.engines.transformers.model_root import model_root
-from nanokv.engines.transformers.prompt_kv import PromptKV
+from nanokv.engines.transformers.prompt_kv import PromptKV, RowKeys
 from nanokv.engines.transformers.watch import watch
 from nanokv.errors import InvalidArgument
 from nanokv.leases import lease_until
@@ -113,7 +113,8 @@ class PrefixCache:
         if preferred_segment is not None:
             preferred_segment = integer("preferred_segment", preferred_segment, 0, self._cache.world_size - 1)
         lease_until(hold)
-        kv = PromptKV(self, new_layers(self.model.config), prompt, pads, Target(preferred_segment, hold))
+        rows = [RowKeys(pad) for pad in pads]
+        kv = PromptKV(self, new_layers(self.model.config), prompt, rows, Target(preferred_segment, hold))
         self._fill(kv, prompt, pads)
         self.stats.prompts += len(pads)
         self.stats.tokens_asked += prompt.numel() - sum(pads)
@@ -139,21 +140,25 @@ class PrefixCache:
         if any(most > pad for pad in pads):
             kv.fill(planes.narrow(4, 0, most), rows)
 
-    def store_new(self, kv: PromptKV, settled: set[bytes], pads: Sequence[int], target: Target) -> int:
-        """Put the blocks of a PromptKV whose keys are not in `settled`, and add them to it; returns how many."""
+    def store_new(self, kv: PromptKV, rows: Sequence[RowKeys], target: Target) -> int:
+        """Put the blocks of a PromptKV that are new, and note their keys in `rows`; returns how many were stored."""
         stored = 0
-        for row, (tokens, pad) in enumerate(zip(kv.tokens.tolist(), pads, strict=True)):
-            keys = self.keys(tokens[pad : self._end(tokens, kv.prompt_length)])
-            known = next((number for number, key in enumerate(keys) if key not in settled), len(keys))
-            first = pad + known * self.block_tokens
-            stored += self._blocks.put(keys[known:], kv.layers, row, first, target)
-            settled.update(keys)
+        for number, row in enumerate(rows):
+            start = row.pads + len(row.keys) * self.block_tokens
+            tokens = kv.tokens[number, start:].tolist()
+            end = self._end(tokens, kv.prompt_length - start)
+            new = self._chain.keys(tokens[:end], row.keys[-1] if row.keys else None)
+            row.keys += new
+            if fresh := [key for key in new if key not in kv.settled]:  # the last ones: keys are chained
+                first = row.pads + (len(row.keys) - len(fresh)) * self.block_tokens
+                stored += self._blocks.put(fresh, kv.layers, number, first, target)
+                kv.settled.update(fresh)
         return stored
 
     def _end(self, tokens: Sequence[int], least: int) -> int:
         """Without the pads that `generate` appends to a row that has ended before the others."""
         end = len(tokens)
-        while end > least and tokens[end - 1] in self._fillers:
+        while end > max(least, 0) and tokens[end - 1] in self._fillers:
             end -= 1
         return end
 

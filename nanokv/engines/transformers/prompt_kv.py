@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,6 +16,14 @@ if TYPE_CHECKING:
     from nanokv.engines.transformers.prefix_cache import PrefixCache
 
 
+@dataclass(slots=True)
+class RowKeys:
+    """A row's leading pads, and the keys of its first blocks, as far as they were computed."""
+
+    pads: int
+    keys: list[bytes] = field(default_factory=list)
+
+
 class PromptKV(DynamicCache):  # type: ignore[misc]
     """The `past_key_values` of one batch of prompts, made and filled by `PrefixCache.load`.
 
@@ -23,21 +32,22 @@ class PromptKV(DynamicCache):  # type: ignore[misc]
 
     Attributes:
         tokens_reused: prompt tokens whose KV was read, in all rows.
+        settled: keys of blocks that were read or put.
     """
 
     def __init__(
-        self, prefixes: PrefixCache, layers: list[Any], prompt: torch.Tensor, pads: list[int], target: Target
+        self, prefixes: PrefixCache, layers: list[Any], prompt: torch.Tensor, rows: list[RowKeys], target: Target
     ) -> None:
         super().__init__()
         self.layers, self.layer_class_to_replicate = layers, None
         self._prefixes = prefixes
         self._prompt = prompt  #: [rows, tokens] as given, on the model's device
-        self._pads = pads  #: of each row
+        self._rows = rows
         self._target = target
         self._tokens = prompt[:, :0]  #: [rows, tokens] whose KV is held
         self._unexpected: torch.Tensor | bool = False  #: a call had another mask or other positions
-        self._settled: set[bytes] = set()  #: keys of blocks that were read or put
         self._rows_are_beams = False
+        self.settled: set[bytes] = set()
         self.tokens_reused = 0
 
     @property
@@ -56,13 +66,13 @@ class PromptKV(DynamicCache):  # type: ignore[misc]
         return int(self._prompt.shape[1])
 
     def fill(self, planes: torch.Tensor, read: list[list[bytes]]) -> None:
-        """Take the KV of the first prompt tokens: [layers, 2, rows, heads, tokens, head_dim]; `read`: keys per row."""
+        """Take the KV of the first prompt tokens, [layers, 2, rows, heads, tokens, head_dim]; `read`: keys of a row."""
         held = planes.shape[4]
         for layer, (keys, values) in zip(self.layers, planes, strict=True):
             layer.update(keys, values)
         self._tokens = self._prompt[:, :held]
-        self._settled.update(*read)
-        self.tokens_reused = sum(max(held - pad, 0) for pad in self._pads)
+        self.settled.update(*read)
+        self.tokens_reused = sum(max(held - row.pads, 0) for row in self._rows)
 
     def store(self) -> int:
         """Put every whole block that is not stored yet; returns how many were stored.
@@ -74,7 +84,7 @@ class PromptKV(DynamicCache):  # type: ignore[misc]
         """
         _refuse(self._unexpected)
         self._check_lengths()
-        return self._prefixes.store_new(self, self._settled, self._pads, self._target)
+        return self._prefixes.store_new(self, self._rows, self._target)
 
     # --- calls of the model ---
     def begin(self, model: Any, ids: torch.Tensor, mask: Any, positions: Any) -> None:
@@ -90,9 +100,8 @@ class PromptKV(DynamicCache):  # type: ignore[misc]
         past, new = self.tokens_held, ids.shape[1]
         if self._rows_are_beams and new > 1:
             raise InvalidArgument("after beam search the rows are its last beams: load a PromptKV for the longer text")
-        unexpected = unexpected_mask(mask, self._pads, past + new) | unexpected_positions(
-            positions, self._pads, past, new
-        )
+        pads = [row.pads for row in self._rows]
+        unexpected = unexpected_mask(mask, pads, past + new) | unexpected_positions(positions, pads, past, new)
         if new > 1 or past < self.prompt_length:  # a prompt: look at once, before anything is generated from it
             self._check_prompt(ids)
             _refuse(unexpected)
@@ -107,11 +116,11 @@ class PromptKV(DynamicCache):  # type: ignore[misc]
             self.store()
 
     def _blocks(self, held: int) -> int:
-        return sum(max(held - pad, 0) // self._prefixes.block_tokens for pad in self._pads)
+        return sum(max(held - row.pads, 0) // self._prefixes.block_tokens for row in self._rows)
 
     def _match_rows(self, rows: int) -> None:
         """`generate` repeats each prompt for beams and for several answers: repeat what is held in the same way."""
-        held = len(self._pads)
+        held = len(self._rows)
         if rows != held:
             if rows % held or self.tokens_held > self.prompt_length:
                 raise InvalidArgument(f"{rows} rows for a PromptKV of {held}")
@@ -153,25 +162,30 @@ class PromptKV(DynamicCache):  # type: ignore[misc]
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Repeat each row."""
         super().batch_repeat_interleave(repeats)
-        self._take_rows(torch.arange(len(self._pads)).repeat_interleave(repeats))
+        self._take_rows(torch.arange(len(self._rows)).repeat_interleave(repeats))
 
     def _take_rows(self, indices: torch.Tensor) -> None:
         indices = indices.to(self._tokens.device)
         self._tokens, self._prompt = self._tokens[indices], self._prompt[indices]
-        if any(self._pads) or len(self._tokens) != len(self._pads):
-            self._pads = [self._pads[row] for row in torch.arange(len(self._pads))[indices.cpu()].tolist()]
+        if len(self._tokens) != len(self._rows) or any(row.pads for row in self._rows):
+            pads = torch.tensor([row.pads for row in self._rows])[indices.cpu()].tolist()
+        else:
+            pads = [0] * len(self._rows)
+        self._rows = [RowKeys(pad) for pad in pads]
 
     def crop(self, tokens_to_remove: int) -> None:
         """Take back the last tokens; as `DynamicCache.crop`."""
         super().crop(tokens_to_remove)
         self._tokens = self._tokens[:, : self.get_seq_length()]
         self._prompt = self._prompt[:, : self.tokens_held]
+        self._rows = [RowKeys(row.pads) for row in self._rows]
 
     def reset(self) -> None:
         """Forget everything: it then holds no token, of no prompt."""
         super().reset()
         self._tokens = self._tokens[:, :0]
         self._prompt = self._prompt[:, :0]
+        self._rows = [RowKeys(row.pads) for row in self._rows]
         self._rows_are_beams = False
 
 
