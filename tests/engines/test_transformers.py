@@ -24,6 +24,7 @@ import transformers
 
 from nanokv.engines.transformers import PrefixCache, PromptKV
 from nanokv.engines.transformers.keys import KeyChain
+from nanokv.engines.transformers.model_root import weights_digest
 from tests.support.tiny_models import CONFIGS, HEAP, PAGE, VOCABULARY, WINDOW, GeneratingRank, prompt, tiny
 
 BLOCK = 16
@@ -534,6 +535,14 @@ def test_a_model_that_was_saved_and_loaded_shares(world: World, tmp_path: Path) 
     assert PrefixCache(loaded, world[1]).load(ids).tokens_reused == 48
 
 
+def test_weights_that_cannot_be_read_need_a_name() -> None:
+    for weight in (torch.ones(2, device="meta"), torch.ones(2).to_sparse(), "a format of its own"):
+        with pytest.raises(InvalidArgument, match=r"^w cannot be read .*model_id=\.\.\.$"):
+            weights_digest({"v": torch.ones(1), "w": weight})
+    assert weights_digest({"v": torch.ones(2, 1)}) != weights_digest({"v": torch.ones(1, 2)})
+    assert len({weights_digest({"v": torch.tensor(1, dtype=dtype)}) for dtype in (torch.bool, torch.bfloat16)}) == 2
+
+
 def test_the_name_of_a_model_stands_for_its_weights(world: World) -> None:
     model, ids = tiny("llama"), prompt(50)
     ask(PrefixCache(model, world[0], model_id="tiny@1"), ids)
@@ -756,6 +765,25 @@ def test_calls_by_hand(world: World) -> None:
             for _ in range(BLOCK):
                 model(ids[:, :1], past_key_values=kv, position_ids=torch.tensor([[7]]))
     assert prefixes.stats.blocks_stored == stored == 3
+
+
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.inference_mode])
+def test_with_gradients_and_in_inference_mode(mode: Callable[[], Any], world: World) -> None:
+    model, ids = tiny("llama"), prompt(50)
+    longer = answer(model, ids, count=1)
+    for cache, reused in zip(world, (0, 48), strict=True):
+        with mode():
+            kv = PrefixCache(model, cache).load(ids)
+            model(ids[:, kv.tokens_held :], past_key_values=kv)
+        assert kv.tokens_reused == reused
+        assert torch.equal(answer(model, longer, kv), answer(model, longer))
+
+
+def test_without_a_cache_of_its_own_generate_is_refused(world: World) -> None:
+    """`use_cache=False` computes the whole text at every step, which would be added to what is held."""
+    model, ids = tiny("llama"), prompt(50)
+    with pytest.raises(InvalidArgument, match="attention mask or positions"):
+        answer(model, ids, PrefixCache(model, world[0]).load(ids), use_cache=False)
 
 
 def test_the_window_that_keeps_shows_what_transformers_shows() -> None:

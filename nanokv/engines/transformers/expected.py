@@ -26,7 +26,7 @@ def unexpected_mask(mask: Any, pads: list[int], columns: int) -> torch.Tensor | 
 
 
 def unexpected_positions(positions: Any, pads: list[int], past: int, new: int) -> torch.Tensor | bool:
-    """Whether a token has another position than its number in its row, pads not counted.
+    """Whether a token has another position than its number in its row, pads not counted. A pad may have any.
 
     Args:
         positions: None, for those after the `past` tokens held; or [rows or 1, new].
@@ -35,8 +35,8 @@ def unexpected_positions(positions: Any, pads: list[int], past: int, new: int) -
         return any(pads)
     if not isinstance(positions, torch.Tensor) or positions.shape not in ((len(pads), new), (1, new)):
         return True
-    expected = torch.arange(past, past + new, device=positions.device)
-    if any(pads):
-        first = torch.tensor(pads, device=positions.device)[:, None]
-        expected = (expected - first).clamp_(min=0)
-    return (positions != expected).any()
+    columns = torch.arange(past, past + new, device=positions.device)
+    if not any(pads):
+        return (positions != columns).any()
+    first = torch.tensor(pads, device=positions.device)[:, None]
+    return ((positions != columns - first) & (columns >= first)).any()

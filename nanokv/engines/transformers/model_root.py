@@ -9,7 +9,6 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-import torch
 import xxhash
 
 from nanokv.errors import InvalidArgument
@@ -41,18 +40,19 @@ def model_root(model: Any, layout: str, *, model_id: str | None, adapter: str, t
     return _digest((weights, _config_text(model.config), layout, adapter, tenant))
 
 
-def weights_digest(weights: dict[str, torch.Tensor]) -> str:
+def weights_digest(weights: dict[str, Any]) -> str:
     """A digest of the names, dtypes, shapes and values of all tensors.
 
     Raises:
-        InvalidArgument: a tensor has no values: it was offloaded.
+        InvalidArgument: a tensor's bytes cannot be read: it was offloaded, or is of a kind of its own.
     """
     digest = xxhash.xxh3_128()
     for name, tensor in sorted(weights.items()):
-        if tensor.is_meta:
-            raise InvalidArgument(f"the values of {name} are not in memory: name the weights, model_id=...")
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        digest.update(flat_bytes(tensor.detach().contiguous()).cpu().numpy().data)
+        try:
+            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+            digest.update(flat_bytes(tensor.detach().contiguous()).cpu().numpy().data)
+        except (AttributeError, RuntimeError, TypeError) as error:
+            raise InvalidArgument(f"{name} cannot be read ({error}): name the weights, model_id=...") from None
     return digest.hexdigest()
 
 

@@ -131,7 +131,8 @@ class PrefixCache:
             return
         layers, _, heads, _, dim = self.shape.dims
         width = max(pad + size * count for pad, count in zip(pads, counts, strict=True))
-        planes = torch.zeros(layers, 2, len(pads), heads, width, dim, dtype=self.shape.dtype, device=self.model.device)
+        make = torch.zeros if any(pads) else torch.empty  # the KV of pads is hidden, and must be finite
+        planes = make(layers, 2, len(pads), heads, width, dim, dtype=self.shape.dtype, device=self.model.device)
         for row, (pad, count) in enumerate(zip(pads, counts, strict=True)):
             got = self._blocks.read(rows[row][:count], planes[:, :, row].narrow(3, pad, size * count))
             rows[row] = rows[row][:got]
