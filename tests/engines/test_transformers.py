@@ -23,6 +23,7 @@ pytest.importorskip("transformers", reason="needs the extra nanokv[transformers]
 import transformers
 
 from nanokv.engines.transformers import PrefixCache, PromptKV
+from nanokv.engines.transformers.expected import unexpected_mask, unexpected_positions
 from nanokv.engines.transformers.keys import KeyChain
 from nanokv.engines.transformers.model_root import weights_digest
 from tests.support.tiny_models import CONFIGS, HEAP, PAGE, VOCABULARY, WINDOW, GeneratingRank, prompt, tiny
@@ -666,11 +667,15 @@ def masked(ids: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda model, ids: {"attention_mask": masked(ids)}, "another mask|attention mask or positions"),
+        (lambda model, ids: {"attention_mask": masked(ids)}, "attention mask or positions"),
+        (
+            lambda model, ids: {"attention_mask": masked(ids), "position_ids": torch.arange(50)[None]},
+            "attention mask or positions",
+        ),
         (lambda model, ids: {"position_ids": torch.arange(1, 51)[None]}, "attention mask or positions"),
         (lambda model, ids: {"token_type_ids": torch.zeros_like(ids)}, "depend on token_type_ids"),
         (lambda model, ids: {"inputs": prompt(50, seed=3)}, "from number 0 on are not those"),
-        (lambda model, ids: {"inputs": ids.repeat(2, 1)[:, :20]}, "are not those|rows"),
+        (lambda model, ids: {"inputs": torch.cat((ids, prompt(50, seed=4)))}, "from number 0 on are not those"),
     ],
 )
 @pytest.mark.parametrize("kind", ["gpt2"])  # it takes all of these
@@ -681,12 +686,11 @@ def test_calls_that_do_not_suit_the_prompt(
     model, ids = tiny(kind), prompt(50)
     prefixes = PrefixCache(model, world[0])
     options = {"inputs": ids} | change(model, ids)
-    given = options.pop("inputs")
-    if given.shape[0] == 2:
-        given = torch.cat((ids, prompt(50, seed=4)))
+    given, kv = options.pop("inputs"), prefixes.load(ids)
     with pytest.raises(InvalidArgument, match=message):
-        answer(model, given, prefixes.load(ids), **options)
+        answer(model, given, kv, **options)
     assert prefixes.stats.blocks_stored == 0
+    assert torch.equal(answer(model, ids, kv), answer(model, ids))  # the PromptKV is as it was
 
 
 def test_embeddings_are_refused(world: World) -> None:
@@ -784,6 +788,51 @@ def test_without_a_cache_of_its_own_generate_is_refused(world: World) -> None:
     model, ids = tiny("llama"), prompt(50)
     with pytest.raises(InvalidArgument, match="attention mask or positions"):
         answer(model, ids, PrefixCache(model, world[0]).load(ids), use_cache=False)
+
+
+LEFT = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]])
+
+
+@pytest.mark.parametrize(
+    ("mask", "pads", "unexpected"),
+    [
+        (None, [0, 0], False),
+        (None, [2, 0], True),
+        (torch.ones(2, 5), [0, 0], False),
+        (torch.ones(2, 5, dtype=torch.bool), [0, 0], False),
+        (LEFT, [2, 0], False),
+        (LEFT, [0, 0], True),
+        (LEFT, [0, 2], True),
+        (torch.ones(2, 5), [2, 0], True),
+        (LEFT[:, 1:], [2, 0], True),
+        (torch.ones(2, 1, 5, 5), [0, 0], True),
+        ({"full_attention": None}, [0, 0], True),
+    ],
+)
+def test_unexpected_masks(mask: Any, pads: list[int], unexpected: bool) -> None:
+    assert bool(unexpected_mask(mask, pads, 5)) == unexpected
+
+
+@pytest.mark.parametrize(
+    ("positions", "pads", "unexpected"),
+    [
+        (None, [0, 0], False),
+        (None, [2, 0], True),
+        ([[3, 4]], [0, 0], False),
+        ([[3, 4], [3, 4]], [0, 0], False),
+        ([[4, 5]], [0, 0], True),
+        ([[1, 2], [3, 4]], [2, 0], False),
+        ([[3, 4], [3, 4]], [2, 0], True),
+        ([[3, 4]], [2, 0], True),
+        ([[9, 0], [3, 4]], [4, 0], False),
+        ([[0, 1], [3, 4]], [4, 0], True),
+        ([[3, 4, 5]], [0, 0], True),
+        ([[[3, 4]], [[3, 4]]], [0, 0], True),
+    ],
+)
+def test_unexpected_positions(positions: Any, pads: list[int], unexpected: bool) -> None:
+    given = None if positions is None else torch.tensor(positions)
+    assert bool(unexpected_positions(given, pads, 3, 2)) == unexpected
 
 
 def test_the_window_that_keeps_shows_what_transformers_shows() -> None:

@@ -95,18 +95,20 @@ class PromptKV(DynamicCache):  # type: ignore[misc]
         """
         if model is not self._prefixes.model:
             raise InvalidArgument("this PromptKV was made for another model")
-        self._match_rows(len(ids))
         self._check_lengths()
+        repeats = self._repeats(len(ids))
         past, new = self.tokens_held, ids.shape[1]
         if self._rows_are_beams and new > 1:
             raise InvalidArgument("after beam search the rows are its last beams: load a PromptKV for the longer text")
-        pads = [row.pads for row in self._rows]
+        pads = [row.pads for row in self._rows for _ in range(repeats)]
         unexpected = unexpected_mask(mask, pads, past + new) | unexpected_positions(positions, pads, past, new)
         if new > 1 or past < self.prompt_length:  # a prompt: look at once, before anything is generated from it
-            self._check_prompt(ids)
+            self._check_prompt(ids, repeats)
             _refuse(unexpected)
         else:
             self._unexpected = self._unexpected | unexpected
+        if repeats > 1:
+            self.batch_repeat_interleave(repeats)
 
     def end(self, ids: torch.Tensor) -> None:
         """After the model has computed the KV of `ids`: record them, and store blocks that are full now."""
@@ -118,20 +120,19 @@ class PromptKV(DynamicCache):  # type: ignore[misc]
     def _blocks(self, held: int) -> int:
         return sum(max(held - row.pads, 0) // self._prefixes.block_tokens for row in self._rows)
 
-    def _match_rows(self, rows: int) -> None:
-        """`generate` repeats each prompt for beams and for several answers: repeat what is held in the same way."""
+    def _repeats(self, rows: int) -> int:
+        """How often `generate` has repeated each prompt, for beams and for several answers."""
         held = len(self._rows)
-        if rows != held:
-            if rows % held or self.tokens_held > self.prompt_length:
-                raise InvalidArgument(f"{rows} rows for a PromptKV of {held}")
-            self.batch_repeat_interleave(rows // held)
+        if rows != held and (rows % held or self.tokens_held > self.prompt_length):
+            raise InvalidArgument(f"{rows} rows for a PromptKV of {held}")
+        return rows // held
 
-    def _check_prompt(self, ids: torch.Tensor) -> None:
+    def _check_prompt(self, ids: torch.Tensor, repeats: int) -> None:
         past = self.tokens_held
-        rest = self._prompt[:, past : past + ids.shape[1]]
+        rest = self._prompt[:, past : past + ids.shape[1]].repeat_interleave(repeats, 0)
         if torch.equal(ids[:, : rest.shape[1]], rest):
             return
-        if past and torch.equal(ids[:, :past], self._tokens):
+        if past and torch.equal(ids[:, :past], self._tokens.repeat_interleave(repeats, 0)):
             raise InvalidArgument(
                 f"the model was called with the {past} tokens that are held, once more: assisted decoding does so with "
                 "a PromptKV that is filled; `reset` it before"
@@ -175,18 +176,23 @@ class PromptKV(DynamicCache):  # type: ignore[misc]
 
     def crop(self, tokens_to_remove: int) -> None:
         """Take back the last tokens; as `DynamicCache.crop`."""
+        before = self.tokens_held
         super().crop(tokens_to_remove)
         self._tokens = self._tokens[:, : self.get_seq_length()]
-        self._prompt = self._prompt[:, : self.tokens_held]
-        self._rows = [RowKeys(row.pads) for row in self._rows]
+        if self.tokens_held < before:
+            self._forget_prompt()
 
     def reset(self) -> None:
         """Forget everything: it then holds no token, of no prompt."""
         super().reset()
         self._tokens = self._tokens[:, :0]
-        self._prompt = self._prompt[:, :0]
+        self._forget_prompt()
+        self._unexpected = self._rows_are_beams = False
+
+    def _forget_prompt(self) -> None:
+        """Of the prompt, and of the keys, what comes after the tokens that are held: another text may follow."""
+        self._prompt = self._prompt[:, : self.tokens_held]
         self._rows = [RowKeys(row.pads) for row in self._rows]
-        self._rows_are_beams = False
 
 
 def _refuse(unexpected: torch.Tensor | bool) -> None:
