@@ -422,6 +422,7 @@ def test_beams(kind: str, options: dict[str, Any], world: World) -> None:
         kv = prefixes.load(ids)
         assert kv.tokens_reused == reused
         assert torch.equal(answer(model, ids, kv, **options), expected)
+        assert reused or prefixes.stats.blocks_known == 0  # what beams share is put once
         for row in kv.tokens:  # each beam's blocks are those of its own tokens
             (got,) = cache.get_many(prefixes.keys(row.tolist())[-1:])
             plain = computed(model, row[None])
