@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import nanokv
-from nanokv.errors import CacheClosed, InvalidArgument, SegmentCorrupt
+from nanokv.errors import CacheClosed, InvalidArgument, PeerLost, SegmentCorrupt
 from tests.conftest import MakeWorld
 from tests.support.rank_processes import Start, new_folder, starter
 
@@ -318,6 +318,21 @@ def test_a_preferred_rank_that_has_ended_does_not_disturb(world: World) -> None:
     assert prefixes.stats.blocks_refused == 3
 
 
+def test_a_master_that_has_ended_does_not_disturb() -> None:
+    """In v1 nothing can be found or put then."""
+    model, ids = tiny("llama"), prompt(40)
+    master, other = nanokv.local_world(2, HEAP, page_bytes=PAGE, alloc="host", rpc_timeout=1.0)
+    prefixes = PrefixCache(model, other)
+    ask(prefixes, ids, 1)
+    master.close()
+    with other:
+        with pytest.raises(PeerLost):
+            other.prefix_length(prefixes.keys(ids[0].tolist()))
+        out, kv = ask(prefixes, ids)
+    assert torch.equal(out, answer(model, ids)) and kv.tokens_reused == 0
+    assert (prefixes.stats.reads_failed, prefixes.stats.blocks_refused) == (1, 3)
+
+
 def test_a_cache_that_was_closed(world: World) -> None:
     model, ids = tiny("llama"), prompt(40)
     prefixes = PrefixCache(model, world[0])
@@ -484,6 +499,9 @@ def test_rows_that_are_selected_and_a_cache_that_is_cropped_copied_and_reset(wor
         answer(model, ids, kv)  # all is held: `generate` would compute it once more
     kv.crop(-1)
     assert torch.equal(answer(model, ids, kv), answer(model, ids))
+    kv.crop(20 - kv.tokens_held)
+    changed = torch.cat((ids[:, :20], ids[:, :30]), 1)  # another text after the first 20 tokens
+    assert torch.equal(answer(model, changed, kv), answer(model, changed))
     kv.reset()
     assert kv.tokens_held == 0 and kv.store() == 0
 
