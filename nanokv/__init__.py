@@ -19,6 +19,7 @@ Prefill workers write KV directly into the memory of decode workers, and allocat
     host_poller              the owner's host: index, events, sweeps
     heap                     the memory of segments, one module per provider
     device                   the protocol, its kernels, and the machines that run them
+    engines                  inside inference engines: transformers
     cli, __main__            the command line
     doctor, fsck             a look at this machine; a check of a world's invariants
     check, demo              the checks of the protocol; prefill and decode in two processes

@@ -7,8 +7,8 @@ worker     a worker process: does jobs in its role
 prefill    rank 0's part: computes blocks and puts them into the segment of rank 1
 decode     rank 1's part: waits for blocks, reads them, generates tokens
 reference  the part of a single process without NanoKV, to compare with
-model      a small Llama, and its KV as blocks
-prompts    the prompts, and the keys of their blocks
+model      a small Llama, its prefixes in a cache, and blocks of its KV
+prompts    the prompts, and how many blocks they fill
 progress   bars or lines while the demo runs
 report     the comparison with the reference, and the table
 """

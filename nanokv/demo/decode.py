@@ -8,9 +8,10 @@ import torch
 
 from nanokv.cache import NanoKVCache
 from nanokv.demo.job import DECODE_RANK, PATIENCE, Job
-from nanokv.demo.model import Model, digest, load_blocks
-from nanokv.demo.prefill import Tell, read_blocks
-from nanokv.demo.prompts import BLOCK_TOKENS, block_keys, make_prompts
+from nanokv.demo.model import Model, digest
+from nanokv.demo.prefill import Tell
+from nanokv.demo.prompts import make_prompts
+from nanokv.engines.transformers import PromptKV
 
 
 @dataclass
@@ -29,16 +30,17 @@ class Decoded:
 def decode(job: Job, model: Model, cache: NanoKVCache, tell: Tell) -> Decoded:
     """Generate after every prompt from the blocks in the cache, then once more with one stored block altered."""
     report = Decoded()
+    prefixes = model.prefixes(cache)
     prompts = make_prompts(job.prompts, job.seed)
     for number, prompt in enumerate(prompts):
-        keys = block_keys(prompt)
+        keys = prefixes.keys(prompt)
         started = time.perf_counter()
         cache.wait(keys, timeout=PATIENCE)
         report.wait_seconds += time.perf_counter() - started
-        blocks = read_blocks(cache, keys, report.get_seconds)
-        report.digests.append([digest(block) for block in blocks])
-        report.tail_tokens += len(prompt) - known_tokens(prompt)
-        tokens = generate(model, prompt, blocks, job.tokens, lambda n=number: tell("token", prompt=n))
+        report.digests.append([_digest(cache, key, report) for key in keys])
+        kv = prefixes.load(torch.tensor([prompt]))
+        report.tail_tokens += len(prompt) - kv.tokens_reused
+        tokens = generate(model, prompt, kv, job.tokens, lambda n=number: tell("token", prompt=n))
         report.tokens.append(tokens)
     cache.flush()
     report.stats = dict(cache.stats())
@@ -46,17 +48,16 @@ def decode(job: Job, model: Model, cache: NanoKVCache, tell: Tell) -> Decoded:
     return report
 
 
-def known_tokens(prompt: list[int]) -> int:
-    """Prompt tokens whose KV comes from the cache: whole blocks, but never the last token, which gives the logits."""
-    return min(len(prompt) // BLOCK_TOKENS * BLOCK_TOKENS, len(prompt) - 1)
+def _digest(cache: NanoKVCache, key: bytes, report: Decoded) -> str:
+    started = time.perf_counter()
+    block = cache.get(key)
+    report.get_seconds.append(time.perf_counter() - started)
+    return digest(block)
 
 
-def generate(model: Model, prompt: list[int], blocks: torch.Tensor, count: int, on_token: Any) -> list[int]:
-    """`count` greedy tokens after a prompt whose whole blocks are given; calls `on_token` after each."""
-    kv = model.new_cache()
-    known = known_tokens(prompt)
-    load_blocks(kv, blocks, known)
-    fed = prompt[known:]
+def generate(model: Model, prompt: list[int], kv: PromptKV, count: int, on_token: Any) -> list[int]:
+    """`count` greedy tokens after a prompt of which a prefix is held; calls `on_token` after each."""
+    fed = prompt[kv.tokens_held :]
     tokens: list[int] = []
     while len(tokens) < count:
         tokens.append(model.forward(fed, kv))
@@ -67,9 +68,10 @@ def generate(model: Model, prompt: list[int], blocks: torch.Tensor, count: int, 
 
 def _control(job: Job, model: Model, cache: NanoKVCache, prompt: list[int]) -> list[int]:
     """Replace one stored block by twice its values and generate again: other tokens show that the bytes are used."""
-    keys = block_keys(prompt)
+    prefixes = model.prefixes(cache)
+    keys = prefixes.keys(prompt)
     middle = keys[len(keys) // 2]
     altered = cache.get(middle) * 2
     cache.remove(middle)
     cache.put(middle, altered, preferred_segment=DECODE_RANK)
-    return generate(model, prompt, read_blocks(cache, keys, []), job.tokens, lambda: None)
+    return generate(model, prompt, prefixes.load(torch.tensor([prompt])), job.tokens, lambda: None)

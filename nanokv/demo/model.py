@@ -9,7 +9,9 @@ import torch
 import xxhash
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
+from nanokv.cache import NanoKVCache
 from nanokv.demo.prompts import BLOCK_TOKENS, VOCABULARY
+from nanokv.engines.transformers import PrefixCache
 
 LAYERS = 4
 KV_HEADS = 4
@@ -44,6 +46,10 @@ class Model:
         """An empty DynamicCache."""
         return DynamicCache(config=self._config)
 
+    def prefixes(self, cache: NanoKVCache) -> PrefixCache:
+        """This model's prefixes in a cache, which stores blocks when it is told to."""
+        return PrefixCache(self._llama, cache, block_tokens=BLOCK_TOKENS, eager=False)
+
     @torch.no_grad()
     def forward(self, tokens: list[int], cache: Any) -> int:
         """Run the tokens that follow those in `cache`, extend it, and return the most likely next token."""
@@ -65,16 +71,6 @@ def last_block(cache: Any) -> torch.Tensor:
     """The KV of the last BLOCK_TOKENS tokens in a DynamicCache: a new tensor of BLOCK_SHAPE."""
     layers = [torch.stack((layer.keys[0], layer.values[0])) for layer in cache.layers]
     return torch.stack([layer[:, :, -BLOCK_TOKENS:] for layer in layers])
-
-
-def load_blocks(cache: Any, blocks: torch.Tensor, tokens: int) -> None:
-    """Fill an empty DynamicCache with the first `tokens` tokens of blocks [n, *BLOCK_SHAPE]."""
-    if not tokens:
-        return
-    # [n, layers, 2, heads, 16, dim] -> [layers, 2, heads, n * 16, dim]
-    joined = blocks.permute(1, 2, 3, 0, 4, 5).flatten(3, 4)[:, :, :, :tokens]
-    for layer, (keys, values) in enumerate(joined):
-        cache.update(keys[None].contiguous(), values[None].contiguous(), layer)
 
 
 def digest(block: torch.Tensor) -> str:

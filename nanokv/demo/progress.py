@@ -5,7 +5,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from nanokv.demo.prompts import block_keys
+from nanokv.demo.prompts import whole_blocks
 
 COUNTS = "{put:>3} put  {reused:>3} reused  {tokens:>3} tokens"
 
@@ -16,7 +16,7 @@ class PromptProgress:
     def __init__(self, console: Console, title: str, prompts: list[list[int]], tokens: int) -> None:
         self._console = console
         self._title = title
-        self._totals = [len(block_keys(prompt)) + tokens for prompt in prompts]
+        self._totals = [whole_blocks(prompt) + tokens for prompt in prompts]
         self._counts = [{"put": 0, "reused": 0, "tokens": 0} for _ in prompts]
         self._bars: Progress | None = None
         self._tasks: list[TaskID] = []

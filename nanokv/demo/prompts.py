@@ -1,8 +1,6 @@
-"""The demo's prompts, and the keys of their blocks."""
+"""The demo's prompts, and how many blocks they fill."""
 
-import hashlib
 import random
-import struct
 
 BLOCK_TOKENS = 16
 VOCABULARY = 2048
@@ -27,15 +25,6 @@ def make_prompts(count: int, seed: int) -> list[list[int]]:
     return prompts[:count]
 
 
-def block_keys(prompt: list[int]) -> list[str]:
-    """The keys of a prompt's whole blocks: each is a hash over its parent's key and its own tokens.
-
-    So a key identifies all tokens up to the end of its block, and a shared prefix has the same keys in any prompt.
-    """
-    keys: list[str] = []
-    parent = b""
-    for start in range(0, len(prompt) - BLOCK_TOKENS + 1, BLOCK_TOKENS):
-        block = prompt[start : start + BLOCK_TOKENS]
-        parent = hashlib.sha256(parent + struct.pack(f"<{BLOCK_TOKENS}I", *block)).digest()
-        keys.append(parent.hex())
-    return keys
+def whole_blocks(prompt: list[int]) -> int:
+    """How many blocks a prompt fills: those that are stored."""
+    return len(prompt) // BLOCK_TOKENS

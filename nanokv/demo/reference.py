@@ -3,7 +3,7 @@
 from nanokv.demo.job import Job
 from nanokv.demo.model import Model, digest, last_block
 from nanokv.demo.prefill import Tell
-from nanokv.demo.prompts import BLOCK_TOKENS, block_keys, make_prompts
+from nanokv.demo.prompts import BLOCK_TOKENS, make_prompts, whole_blocks
 
 
 def reference(job: Job, model: Model, tell: Tell) -> None:
@@ -15,7 +15,7 @@ def reference(job: Job, model: Model, tell: Tell) -> None:
 def _digests(model: Model, prompt: list[int]) -> list[str]:
     kv = model.new_cache()
     digests: list[str] = []
-    for i in range(len(block_keys(prompt))):
+    for i in range(whole_blocks(prompt)):
         model.forward(prompt[i * BLOCK_TOKENS : (i + 1) * BLOCK_TOKENS], kv)
         digests.append(digest(last_block(kv)))
     return digests

@@ -93,9 +93,9 @@ def _work(role: str, job: Job, model: "Model", parent: Parent) -> None:
 def _join(job: Job, rank: int) -> "NanoKVCache":
     from nanokv.cache import NanoKVCache
     from nanokv.demo.model import BLOCK_BYTES
-    from nanokv.demo.prompts import block_keys, make_prompts
+    from nanokv.demo.prompts import make_prompts, whole_blocks
 
-    blocks = sum(len(block_keys(prompt)) for prompt in make_prompts(job.prompts, job.seed))
+    blocks = sum(whole_blocks(prompt) for prompt in make_prompts(job.prompts, job.seed))
     return NanoKVCache(
         heap_bytes=2 * blocks * BLOCK_BYTES,
         page_bytes=BLOCK_BYTES,

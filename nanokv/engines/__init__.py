@@ -3,4 +3,5 @@
 | module | engine |
 |---|---|
 | `vllm/` | vLLM's KV connector (docs/vllm.md) |
+| `transformers/` | prefixes that `generate()` shares between processes (docs/transformers.md) |
 """

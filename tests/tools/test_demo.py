@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from nanokv.demo.prompts import BLOCK_TOKENS, SHARED_TOKENS, block_keys, make_prompts
+from nanokv.demo.prompts import BLOCK_TOKENS, SHARED_TOKENS, make_prompts, whole_blocks
 from nanokv.demo.report import Outcome
 
 pytest.importorskip("transformers", reason="the demo needs the extra nanokv[demo]")
@@ -66,15 +66,10 @@ def row(report: str, title: str) -> list[str]:
 
 
 # --- the pieces ---
-def test_keys_chain_over_the_whole_prefix() -> None:
-    first, second = (block_keys(prompt) for prompt in make_prompts(2, 0))
-    shared = SHARED_TOKENS // BLOCK_TOKENS
-    assert first[:shared] == second[:shared]
-    assert not set(first[shared:]) & set(second[shared:])
-    prompt = make_prompts(1, 0)[0]
-    changed = block_keys([prompt[0] ^ 1, *prompt[1:]])
-    assert not set(changed) & set(first)
-    assert len(set(first)) == len(prompt) // BLOCK_TOKENS
+def test_the_first_two_prompts_share_whole_blocks_and_no_more() -> None:
+    first, second = make_prompts(2, 0)
+    assert first[:SHARED_TOKENS] == second[:SHARED_TOKENS] and SHARED_TOKENS % BLOCK_TOKENS == 0
+    assert first[SHARED_TOKENS:][:BLOCK_TOKENS] != second[SHARED_TOKENS:][:BLOCK_TOKENS]
 
 
 def test_prompts_end_in_and_at_blocks() -> None:
@@ -112,7 +107,7 @@ def test_both_modes_equal_the_single_process() -> None:
     ]
     assert "\x1b" not in report  # plain text: this is no terminal
     prompts = make_prompts(3, 0)
-    blocks = sum(len(block_keys(prompt)) for prompt in prompts)
+    blocks = sum(whole_blocks(prompt) for prompt in prompts)
     reused = SHARED_TOKENS // BLOCK_TOKENS
     assert row(report, "blocks put") == [str(blocks - reused)] * 2
     assert row(report, "blocks reused") == [str(reused)] * 2
@@ -129,7 +124,7 @@ def test_both_modes_equal_the_single_process() -> None:
 def test_one_altered_byte_is_found() -> None:
     code, report = run(alloc="device", prompts=2, corrupt=17)
     assert code == 1
-    blocks = sum(len(block_keys(prompt)) for prompt in make_prompts(2, 0))
+    blocks = sum(whole_blocks(prompt) for prompt in make_prompts(2, 0))
     assert row(report, "KV blocks equal")[0] != f"{blocks} of {blocks}"
     assert "blocks differ from the single process" in report
 

@@ -43,6 +43,7 @@ NOT_RUN = {
     "TRITON_INTERPRET=1 python -m tests.gpu --device cpu --only pins_hold": "test_launch_machine runs it",
     "pip install .": INSTALLS,
     "pip install '.[check]'": INSTALLS,
+    "pip install '.[transformers]'": INSTALLS,
     "nanokv check --device cuda": GPU,
     "python -m bench.gpu many sweep --json out.json": GPU,
     "TRITON_INTERPRET=1 python -m bench.gpu --device cpu --toy": LONG,
@@ -55,6 +56,7 @@ SMALLER = {
     "python -m bench objects --sizes 1K,8M --heap shm --alloc device --rounds 5000": (
         "python -m bench objects --sizes 1K,8M --heap shm --alloc device --rounds 3 --ring 32M"
     ),
+    "python -m bench.generate": "python -m bench.generate --prompt 40 --tokens 2 --rounds 1 --layers 1 --hidden 64",
     "python -m bench freelist imports --json out.json": "python -m bench freelist --quick --json OUT/out.json",
 }
 # python blocks that no file has, by their first line
@@ -82,6 +84,16 @@ blocks, keys, keys_of_layer = [3, 1], ["a", "b"], ["c", "d"]
 from tests.api.test_reshard import ME, SOURCE, WHOLE, engine, model, put_all, world_of, writers
 *prefill, cache = world_of(*writers(SOURCE), ("", ME.with_layout(WHOLE)))
 keys, (layers, _), blocks = put_all(prefill, model()), engine(WHOLE, 4), [0, 1, 2, 3]
+""",
+    'inputs = tokenizer(texts, return_tensors="pt", padding=True, padding_side="left")': """
+import nanokv, torch
+from examples.generate import load_model
+from nanokv.engines.transformers import PrefixCache
+model, cache = load_model(), nanokv.local_world(1, 1 << 20)[0]
+prefixes, texts = PrefixCache(model, cache), []
+def tokenizer(texts, **options):
+    ids = torch.randint(256, (2, 40))
+    return {"input_ids": ids, "attention_mask": (torch.arange(40) >= torch.tensor([[0], [7]])).long()}
 """,
 }
 

@@ -48,6 +48,10 @@ CONSTANTS = {
             ["torch.float32:layer:0:block:2: (2, 2, 6, 32) on rank 1", "within 0.02 of torch"],
             marks=pytest.mark.exhaustive,
         ),
+        (
+            "generate",
+            ["rank 0: 0 of 203 prompt tokens were read", "rank 1: 192 of 204 prompt tokens were read"],
+        ),
         ("two_processes", ["read 8 blocks of (4, 2, 8, 16, 64), each as it was put by rank 0"]),
         ("write_in_kernel", ["block:42 was written and published by a kernel, and read by rank 1"]),
         (

@@ -1,0 +1,203 @@
+"""The KV of some prompts: a DynamicCache that knows the tokens it holds, so that its blocks have keys."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers import DynamicCache
+
+from nanokv.engines.transformers.expected import unexpected_mask, unexpected_positions
+from nanokv.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from nanokv.engines.transformers.blocks import Target
+    from nanokv.engines.transformers.prefix_cache import PrefixCache
+
+
+@dataclass(slots=True)
+class RowKeys:
+    """A row's leading pads, and the keys of its first blocks, as far as they were computed."""
+
+    pads: int
+    keys: list[bytes] = field(default_factory=list)
+
+
+class PromptKV(DynamicCache):  # type: ignore[misc]
+    """The `past_key_values` of one batch of prompts, made and filled by `PrefixCache.load`.
+
+    It may be used for several calls of `generate`, of which each continues the text, and in loops that call the model.
+    Beams, repeated and selected rows, and `crop` move its tokens with their KV.
+
+    Attributes:
+        tokens_reused: prompt tokens whose KV was read, in all rows.
+        settled: keys of blocks that were read or put.
+    """
+
+    def __init__(
+        self, prefixes: PrefixCache, layers: list[Any], prompt: torch.Tensor, rows: list[RowKeys], target: Target
+    ) -> None:
+        super().__init__()
+        self.layers, self.layer_class_to_replicate = layers, None
+        self._prefixes = prefixes
+        self._prompt = prompt  #: [rows, tokens] as given, on the model's device
+        self._rows = rows
+        self._target = target
+        self._tokens = prompt[:, :0]  #: [rows, tokens] whose KV is held
+        self._unexpected: torch.Tensor | bool = False  #: a call had another mask or other positions
+        self._rows_are_beams = False
+        self.settled: set[bytes] = set()
+        self.tokens_reused = 0
+
+    @property
+    def tokens(self) -> torch.Tensor:
+        """The token ids whose KV is held, [rows, tokens], leading pads included; on the model's device."""
+        return self._tokens
+
+    @property
+    def tokens_held(self) -> int:
+        """How many tokens of each row are held, leading pads included."""
+        return int(self._tokens.shape[1])
+
+    @property
+    def prompt_length(self) -> int:
+        """Tokens of each row's prompt, leading pads included."""
+        return int(self._prompt.shape[1])
+
+    def fill(self, planes: torch.Tensor, read: list[list[bytes]]) -> None:
+        """Take the KV of the first prompt tokens, [layers, 2, rows, heads, tokens, head_dim]; `read`: keys of a row."""
+        held = planes.shape[4]
+        for layer, (keys, values) in zip(self.layers, planes, strict=True):
+            layer.update(keys, values)
+        self._tokens = self._prompt[:, :held]
+        self.settled.update(*read)
+        self.tokens_reused = sum(max(held - row.pads, 0) for row in self._rows)
+
+    def store(self) -> int:
+        """Put every whole block that is not stored yet; returns how many were stored.
+
+        What could not be stored is counted in the `stats` of the PrefixCache, and not tried again.
+
+        Raises:
+            InvalidArgument: this holds other KV than that of its tokens: nothing was stored.
+        """
+        _refuse(self._unexpected)
+        self._check_lengths()
+        return self._prefixes.store_new(self, self._rows, self._target)
+
+    # --- calls of the model ---
+    def begin(self, model: Any, ids: torch.Tensor, mask: Any, positions: Any) -> None:
+        """Before the model computes the KV of `ids`.
+
+        Raises:
+            InvalidArgument: the KV would not be that of these tokens, at their positions, after those held.
+        """
+        if model is not self._prefixes.model:
+            raise InvalidArgument("this PromptKV was made for another model")
+        self._check_lengths()
+        repeats = self._repeats(len(ids))
+        past, new = self.tokens_held, ids.shape[1]
+        if self._rows_are_beams and new > 1:
+            raise InvalidArgument("after beam search the rows are its last beams: load a PromptKV for the longer text")
+        pads = [row.pads for row in self._rows for _ in range(repeats)]
+        unexpected = unexpected_mask(mask, pads, past + new) | unexpected_positions(positions, pads, past, new)
+        if new > 1 or past < self.prompt_length:  # a prompt: look at once, before anything is generated from it
+            self._check_prompt(ids, repeats)
+            _refuse(unexpected)
+        else:
+            self._unexpected = self._unexpected | unexpected
+        if repeats > 1:
+            self.batch_repeat_interleave(repeats)
+
+    def end(self, ids: torch.Tensor) -> None:
+        """After the model has computed the KV of `ids`: record them, and store blocks that are full now."""
+        before, self._tokens = self._tokens, torch.cat((self._tokens, ids), dim=1)
+        self._check_lengths()
+        if self._prefixes.eager and self._blocks(self.tokens_held) > self._blocks(before.shape[1]):
+            self.store()
+
+    def _blocks(self, held: int) -> int:
+        return sum(max(held - row.pads, 0) // self._prefixes.block_tokens for row in self._rows)
+
+    def _repeats(self, rows: int) -> int:
+        """How often `generate` has repeated each prompt, for beams and for several answers."""
+        held = len(self._rows)
+        if rows != held and (rows % held or self.tokens_held > self.prompt_length):
+            raise InvalidArgument(f"{rows} rows for a PromptKV of {held}")
+        return rows // held
+
+    def _check_prompt(self, ids: torch.Tensor, repeats: int) -> None:
+        past = self.tokens_held
+        rest = self._prompt[:, past : past + ids.shape[1]].repeat_interleave(repeats, 0)
+        if torch.equal(ids[:, : rest.shape[1]], rest):
+            return
+        if past and torch.equal(ids[:, :past], self._tokens.repeat_interleave(repeats, 0)):
+            raise InvalidArgument(
+                f"the model was called with the {past} tokens that are held, once more: assisted decoding does so with "
+                "a PromptKV that is filled; `reset` it before"
+            )
+        raise InvalidArgument(f"the tokens from number {past} on are not those of the prompt that was loaded")
+
+    def _check_lengths(self) -> None:
+        """A call that failed, or one that was not seen, leaves KV whose tokens are not known."""
+        lengths = {layer.get_seq_length() for layer in self.layers}
+        if lengths != {self.tokens_held}:
+            raise InvalidArgument(
+                f"the layers hold {sorted(lengths)} tokens, and {self.tokens_held} were seen: a call of the model "
+                "failed, or a part of the model, or another one, was called"
+            )
+
+    # --- changes of the rows, and of the length ---
+    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
+        """Take rows anew, as beam search does between two tokens."""
+        super().reorder_cache(beam_idx)
+        self._rows_are_beams = True
+        self._take_rows(beam_idx)
+
+    def batch_select_indices(self, indices: torch.Tensor) -> None:
+        """Keep only some rows."""
+        super().batch_select_indices(indices)
+        self._take_rows(indices)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Repeat each row."""
+        super().batch_repeat_interleave(repeats)
+        self._take_rows(torch.arange(len(self._rows)).repeat_interleave(repeats))
+
+    def _take_rows(self, indices: torch.Tensor) -> None:
+        indices = indices.to(self._tokens.device)
+        self._tokens, self._prompt = self._tokens[indices], self._prompt[indices]
+        if len(self._tokens) != len(self._rows) or any(row.pads for row in self._rows):
+            pads = torch.tensor([row.pads for row in self._rows])[indices.cpu()].tolist()
+        else:
+            pads = [0] * len(self._rows)
+        self._rows = [RowKeys(pad) for pad in pads]
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Take back the last tokens; as `DynamicCache.crop`."""
+        before = self.tokens_held
+        super().crop(tokens_to_remove)
+        self._tokens = self._tokens[:, : self.get_seq_length()]
+        if self.tokens_held < before:
+            self._forget_prompt()
+
+    def reset(self) -> None:
+        """Forget everything: it then holds no token, of no prompt."""
+        super().reset()
+        self._tokens = self._tokens[:, :0]
+        self._forget_prompt()
+        self._unexpected = self._rows_are_beams = False
+
+    def _forget_prompt(self) -> None:
+        """Of the prompt, and of the keys, what comes after the tokens that are held: another text may follow."""
+        self._prompt = self._prompt[:, : self.tokens_held]
+        self._rows = [RowKeys(row.pads) for row in self._rows]
+
+
+def _refuse(unexpected: torch.Tensor | bool) -> None:
+    if bool(unexpected):
+        raise InvalidArgument(
+            "the model was called with an attention mask or positions that the prompt does not have: give `load` "
+            "and `generate` the same attention_mask, and no position_ids"
+        )
