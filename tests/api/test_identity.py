@@ -36,7 +36,8 @@ from tests.support.rank_processes import new_folder
 
 PAGE = 256
 HEAP = 64 * PAGE
-LAYOUT = KVLayout(layers=2, kv_heads=4, head_size=8, block_size=16, dtype="bfloat16", tp_size=2)
+#: opaque, so that `paged_kv` does not compare it with the tensors of these tests
+LAYOUT = KVLayout(layers=2, kv_heads=4, head_size=8, block_size=16, dtype="bfloat16", tp_size=2, form="raw")
 MINE = Identity("llama", "r1", "tok", "lora", "alice", LAYOUT)
 SECRET = (torch.arange(12, dtype=torch.uint8) + 100).view(1, 12, 1, 1)  # a block of one layer, as `paged_kv` has it
 
@@ -268,7 +269,7 @@ IDENTITIES = st.builds(
         tp_rank=st.integers(0, 1),
         tp_size=st.sampled_from([2, 4]),
         first_layer=st.integers(0, 12),
-        form=SHORT,
+        form=st.text(st.sampled_from("ab\n1 "), min_size=1, max_size=3),
     ),
 )
 WHOSE = st.tuples(SHORT.map(lambda text: text.replace("\0", "")), st.none() | IDENTITIES)
@@ -430,7 +431,7 @@ def test_the_heads_of_a_rank(kv_heads: int, tp_size: int, held: list[list[int]])
 def test_the_digest_of_an_identity_is_stored_data() -> None:
     """Pinned: objects of another process, or of an older one, are found by it."""
     whole, tag = digest_of(MINE, "n")
-    assert (whole.hex(), f"{tag:08x}") == ("910280b16dfbd2fdc9310d3a15a16f2d", "910280b1")
+    assert (whole.hex(), f"{tag:08x}") == ("015f68fc744d66d931a8fb2d6720c71e", "015f68fc")
     assert digest_of(None).tag == 0
 
 

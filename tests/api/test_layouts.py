@@ -15,17 +15,20 @@ import pytest
 import torch
 
 from nanokv import Identity, KVLayout, NanoKVCache
-from nanokv.device.segment.layout import LAYOUT, RANK_LAYOUTS
+from nanokv.device.segment.layout import LAYOUT as ROW
+from nanokv.device.segment.layout import RANK_LAYOUTS
 from nanokv.errors import InvalidArgument, OutOfMemory, ReuseViolation
 from nanokv.fsck import _view, check_cache, check_segments
 from nanokv.fsck.inspect_world import Inspected
 from nanokv.identity import digest_of
 from nanokv.stored_layouts import check_of, layout_in, row_of
-from tests.api.test_identity import LAYOUT as PLAIN
-from tests.api.test_identity import MINE, Whose, join, world_of
+from tests.api.test_identity import LAYOUT, Whose, join, world_of
+from tests.api.test_identity import MINE as OPAQUE
 from tests.support.rank_processes import new_folder
 
 ONE = torch.ones(3)
+PLAIN = replace(LAYOUT, form="")
+MINE = OPAQUE.with_layout(PLAIN)
 PUTS: dict[str, Callable[[NanoKVCache, int], Any]] = {
     "put": lambda cache, rank: cache.put("k", ONE, preferred_segment=rank),
     "put a large one": lambda cache, rank: cache.put("k", torch.ones(3, 2).T, preferred_segment=rank),
@@ -53,7 +56,7 @@ def test_the_first_put_into_a_segment_writes_the_row(name: str, alloc: str) -> N
         PUTS[name](one, 1)
         assert [(row.rank, row.tag, row.layout) for row in other.layouts()] == [(1, digest_of(MINE).tag, PLAIN)]
         at = one._geometry.offsets["layouts_base"]
-        table = one._heap.segment(1)[at : at + len(one._machine.layouts(1)) * LAYOUT.size]
+        table = one._heap.segment(1)[at : at + len(one._machine.layouts(1)) * ROW.size]
         before = table.clone()
         one.put("another", ONE, preferred_segment=1)
         assert torch.equal(table, before)
@@ -84,10 +87,10 @@ def test_a_row_holds_a_whole_layout(layout: KVLayout) -> None:
     (row,) = row_of(MINE.with_layout(layout), "n")
     assert layout_in(row) == layout
     assert (int(row["identity"]), int(row["identity_low"])) == digest_of(MINE.with_layout(layout), "n").halves
-    for at in range(LAYOUT.offsets["check"] + 8):
+    for at in range(ROW.offsets["check"] + 8):
         raw = bytearray(row.tobytes())
         raw[at] ^= 1
-        assert layout_in(np.frombuffer(bytes(raw), LAYOUT.dtype)[0]) is None, at
+        assert layout_in(np.frombuffer(bytes(raw), ROW.dtype)[0]) is None, at
 
 
 def test_hosts_of_one_identity_race_for_one_row() -> None:
@@ -136,9 +139,9 @@ def test_identities_of_one_tag_do_not_meet() -> None:
 DYING = """
 import os, signal, sys
 import numpy as np
-from nanokv.device.segment.layout import LAYOUT
 from nanokv.stored_layouts import row_of
-from tests.api.test_identity import MINE, join
+from tests.api.test_identity import join
+from tests.api.test_layouts import MINE
 world = join("dead", ("", MINE))
 row = row_of(MINE)
 words = row.view(np.int64)

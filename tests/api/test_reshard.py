@@ -375,6 +375,28 @@ def test_the_public_names_are_enough() -> None:
             cache.close()
 
 
+def test_slices_stay_within_the_identity() -> None:
+    """Another model, adapter, tenant or namespace gets nothing of the writer's objects, whatever source it names."""
+    others = [replace(ME, model="x"), replace(ME, adapter="x"), replace(ME, tenant="x")]
+    whose = [*[("", other.with_layout(WHOLE)) for other in others], ("n", ME.with_layout(WHOLE))]
+    source = replace(WHOLE, tp_size=2)
+    one, two, *readers = world_of(*writers(source), *whose, ("", ME.with_layout(WHOLE)))
+    try:
+        keys = put_all([one, two], model())
+        for reader in readers[:-1]:
+            assert not any(row.is_mine for row in reader.layouts())
+            errors, layers = read(reader, source, keys)
+            assert [type(error) for error in errors] == [KeyNotFound] * len(keys)
+            assert all((layer == -1).all() for layer in layers)
+            for digest in (one.digest(keys[0]), two.digest(keys[0])):
+                with pytest.raises(ReuseViolation):
+                    reader.paged_kv(layers, kv_dim=1).get([digest], [0], source=source)
+        assert read(readers[-1], source, keys)[0] == [None] * len(keys), "the control"
+    finally:
+        for cache in (one, two, *readers):
+            cache.close()
+
+
 # --- processes --------------------------------------------------------------------------------
 WRITER = """
 import sys

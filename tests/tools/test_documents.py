@@ -82,8 +82,8 @@ blocks, keys, keys_of_layer = [3, 1], ["a", "b"], ["c", "d"]
 """,
     "source = next(row.layout for row in cache.layouts() if row.is_mine)  # what the prefill ranks have stored": """
 from tests.api.test_reshard import ME, SOURCE, WHOLE, engine, model, put_all, world_of, writers
-*prefill, cache = world_of(*writers(SOURCE), ("", ME.with_layout(WHOLE)))
-keys, (layers, _), blocks = put_all(prefill, model()), engine(WHOLE, 4), [0, 1, 2, 3]
+one, two, cache = world_of(*writers(SOURCE), ("", ME.with_layout(WHOLE)))
+keys, (layers, _), blocks = put_all([one, two], model()), engine(WHOLE, 4), [0, 1, 2, 3]
 """,
     'inputs = tokenizer(texts, return_tensors="pt", padding=True, padding_side="left")': """
 import nanokv, torch

@@ -34,7 +34,7 @@ class BlockShape:
         return prod(self.dims) * self.dtype.itemsize
 
 
-class KeptSlidingLayer(DynamicSlidingWindowLayer):  # type: ignore[misc]
+class KeptSlidingLayer(DynamicSlidingWindowLayer):
     """A layer with a sliding window that keeps every token, so that whole blocks can be stored.
 
     The model sees what `DynamicSlidingWindowLayer` shows it: the window, and the new tokens.

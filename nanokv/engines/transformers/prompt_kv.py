@@ -24,7 +24,7 @@ class RowKeys:
     keys: list[bytes] = field(default_factory=list)
 
 
-class PromptKV(DynamicCache):  # type: ignore[misc]
+class PromptKV(DynamicCache):
     """The `past_key_values` of one batch of prompts, made and filled by `PrefixCache.load`.
 
     It may be used for several calls of `generate`, of which each continues the text, and in loops that call the model.

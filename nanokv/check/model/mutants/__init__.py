@@ -12,6 +12,7 @@ objects      headers, and operations on whole objects
 eviction     leases, free neighbours that are joined instead
 keys         the directory, pins, eviction under readers
 host         the ring, the index, grace periods, the sweeper, the audit
+layouts      the table of layouts
 progress     operations that wait for others
 cooperative  tickets, objects in parts
 runs         objects that one CTA puts one after another
@@ -23,5 +24,16 @@ from nanokv.check.model.mutants.mutant import MUTANTS
 
 __all__ = ["MUTANTS"]
 
-for theme in ("freelist", "refusals", "objects", "eviction", "keys", "host", "progress", "cooperative", "runs"):
+for theme in (
+    "freelist",
+    "refusals",
+    "objects",
+    "eviction",
+    "keys",
+    "host",
+    "layouts",
+    "progress",
+    "cooperative",
+    "runs",
+):
     import_module(f"{__name__}.{theme}")  # declares its mutants

@@ -10,6 +10,7 @@ cooperative   one object that several CTAs put or get
 runs          objects that one CTA puts one after another
 hints         the announce ring, the index, limits
 dying         tasks that are killed, or given up
+layouts       rows of the table of layouts
 host          grace periods, audits, events
 """
 
@@ -30,6 +31,7 @@ for theme in (
     "runs",
     "hints",
     "dying",
+    "layouts",
     "host",
 ):
     import_module(f"{__name__}.{theme}")  # declares its scenarios
