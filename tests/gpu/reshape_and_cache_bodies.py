@@ -13,7 +13,7 @@ from triton.runtime.interpreter import InterpretedFunction
 
 from nanokv.cache import NanoKVCache
 from nanokv.device.kernels.reshape_and_cache import reshape_and_cache_kernel
-from nanokv.device.machines.reshape_and_cache import reshape_and_cache, reshape_and_cache_flash
+from nanokv.device.machines.reshape_and_cache import Publish, reshape_and_cache, reshape_and_cache_flash
 from nanokv.device.protocol.ticket import TICKET
 from nanokv.device.segment.layout import WORD
 from nanokv.errors import DuplicateKey, InvalidArgument, KeyNotFound, NotReady, OutOfMemory, WriteLost
@@ -325,6 +325,19 @@ def launches_publish_once(device: torch.device) -> None:
         made.close()
 
 
+def a_step_without_its_first_layer_publishes_nothing(device: torch.device) -> None:
+    """A later launch does not begin an object in the middle."""
+    with caches(device) as (here, there):
+        made, pairs = writer(here, 2, device)
+        of, one = Tokens(full_slots(2), SMALL, device), torch.ones(1, device=device)
+        made.start([FilledBlock("a", 2, 4)], preferred_segment=there.rank)
+        publish = Publish(made._full, 1, 2)
+        reshape_and_cache_flash(of.k, of.v, *pairs[1], of.slots, "auto", one, one, publish=publish)
+        assert torch.equal(whole(pairs, 2)[1, 0], of.k)
+        (answer,) = made.results()
+        assert isinstance(answer, WriteLost) and not there.exists("a")
+
+
 def _captured(made: CacheWriter, of: Tokens, device: torch.device) -> Callable[[], None]:
     """A function that replays the writes of both layers from a graph; on a CPU it repeats them."""
 
@@ -415,6 +428,7 @@ BODIES: tuple[Callable[[torch.device], None], ...] = (
     the_cache_is_written_whatever_becomes_of_an_object,
     a_step_that_ends_half_way_leaves_nothing,
     launches_publish_once,
+    a_step_without_its_first_layer_publishes_nothing,
     a_wrong_count_of_fresh_tokens_publishes_nothing,
     writers_are_checked,
 )
