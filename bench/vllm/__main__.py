@@ -61,12 +61,22 @@ def per_step(both: Engine) -> dict[str, Any]:
     quiet = both.ask("steps")[2:]  # after the prompts were stored, and before a block of generated tokens is full
     both.ask("generate", prompts=make_prompts(BATCH, seed=8), tokens=TOKENS)
     busy = both.ask("steps")
-    return {"nothing is moved": _step(quiet), "blocks are stored": _step(busy)}
+    return {"nothing is moved": _step(quiet), "all steps of a batch": _step(busy)}
 
 
 def _step(steps: list[tuple[float, float]]) -> dict[str, float]:
-    whole, inside = (statistics.median(values) * 1e3 for values in zip(*steps, strict=True))
-    return {"steps": len(steps), "step ms": whole, "connector ms": inside, "percent": 100 * inside / whole}
+    """Medians over steps, and the mean and the worst of the time inside of the connector."""
+    whole, inside = ([seconds * 1e3 for seconds in column] for column in zip(*steps, strict=True))
+    step, connector_ms = statistics.median(whole), statistics.median(inside)
+    return {
+        "steps": len(steps),
+        "step ms": step,
+        "connector ms": connector_ms,
+        "percent": 100 * connector_ms / step,
+        "connector ms, mean": statistics.mean(inside),
+        "connector ms, worst": max(inside),
+        "percent of all steps": 100 * sum(inside) / sum(whole),
+    }
 
 
 def measure(folder: Path) -> dict[str, Any]:
