@@ -228,7 +228,7 @@ def test_readme_names_every_command() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     for command in app.registered_commands:
         assert command.callback is not None
-        name = command.callback.__name__
+        name = command.callback.__name__.replace("_", "-")
         assert f"nanokv {name}" in text or f"`{name}`" in text, name
 
 
