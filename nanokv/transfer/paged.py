@@ -137,8 +137,9 @@ class PagedKV:
 
         Args:
             keys, blocks, layers: as for `put`; all blocks are different.
-            held: the layers that each object holds, a range with step 1 in which `layers` lies. Default: `layers`.
-            source: the layout of the objects, if it is not this cache's: of a writer whose identity differs only in the
+            held: the layers of these tensors that each object holds, a range with step 1 in which `layers` lies; the
+                default of `layers`. Without it an object holds exactly `layers`, or what `source` says.
+            source: the layout of the writer, if it is not this cache's: of a writer whose identity differs only in the
                 layout (`NanoKVCache.layouts`). Its `tp_rank` does not matter; the objects of all of its ranks that hold
                 heads of this one are read. Keys (no digests) and blocks both name the same run of tokens, in order: if
                 the writer's blocks are smaller, several keys fill a block; if they are larger, a key fills several.
@@ -206,14 +207,14 @@ class PagedKV:
     ) -> list[NanoKVError | None]:
         keys, blocks = listed("keys", keys), self._checked_blocks(blocks)
         _check_different(blocks)
-        chosen, mine = self._checked_range("layers", layers), self._own_layout
+        whole, mine = self._checked_range("held", held), self._own_layout
+        chosen = whole if layers is None else self._checked_range("layers", layers)
         if source is None:
-            whole = self._checked_range("held", held)
             wanted = plan(mine, replace(mine, first_layer=whole.start, layers=len(whole)), chosen, len(keys), blocks)
             digests = [[self._hooks.digest(key) for key in keys]]
         else:
-            if held is not None or not isinstance(source, KVLayout):
-                raise InvalidArgument(f"source must be a KVLayout, and held None, not {source!r} and {held!r}")
+            if not isinstance(source, KVLayout):
+                raise InvalidArgument(f"source must be a KVLayout, not {source!r}")
             namespace, identity = self._hooks.whose
             if identity is None or identity.layout is None:
                 raise InvalidArgument(
@@ -222,8 +223,11 @@ class PagedKV:
             why = misfit(mine, identity.layout, of_objects=False)
             if why:
                 raise InvalidArgument(why)
-            wanted = plan(identity.layout, source, chosen, len(keys), blocks)
-            hashers = [Hasher(namespace, identity.with_layout(each)) for each in wanted.sources]
+            first = identity.layout.first_layer + whole.start
+            objects = source if held is None else replace(source, first_layer=first, layers=len(whole))
+            wanted = plan(identity.layout, objects, chosen, len(keys), blocks)
+            writers = [replace(source, tp_rank=each.tp_rank) for each in wanted.sources]
+            hashers = [Hasher(namespace, identity.with_layout(writer)) for writer in writers]
             digests = [[hasher(key) for key in keys] for hasher in hashers]
         moved, whole_bytes = len(blocks) * self._bytes(chosen) // max(len(keys), 1), wanted.sources[0].nbytes
         return [

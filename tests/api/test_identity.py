@@ -285,7 +285,9 @@ def test_no_leak_between_any_two(writer: Whose, reader: Whose, alloc: str) -> No
 @given(one=WHOSE, other=WHOSE, key=SHORT, other_key=SHORT)
 def test_equal_digests_mean_equal_identities_and_keys(one: Whose, other: Whose, key: str, other_key: str) -> None:
     first, second = Hasher(*one), Hasher(*other)
-    assert (first(key) == second(other_key)) == ((one, key) == (other, other_key))
+    same = (one, key) == (other, other_key)
+    assert (first(key) == second(other_key)) == same
+    assert (first(key).key_hash == second(other_key).key_hash) == same, "equal but for the tag"
     assert (first.tag == second.tag) == (one == other)
     assert tag_of(first(key)) == first.tag and (first.tag == 0) == (one == ("", None))
 

@@ -201,6 +201,39 @@ def test_some_layers_of_objects_that_hold_more(alloc: str) -> None:
             paged.get([other.digest("b0")], [0], layers=range(1), held=range(2))
 
 
+@pytest.mark.parametrize("alloc", ["device", "host"])
+def test_layers_of_a_writer_that_publishes_each_by_itself(alloc: str) -> None:
+    """Two ranks put each layer under a key of its own; one rank, a stage of a pipeline, reads them layer by layer."""
+    source, mine = replace(WHOLE, tp_size=2), replace(WHOLE, first_layer=1, layers=2, block_size=8)
+    one, two, reader = world_of(*writers(source), ("", ME.with_layout(mine)), alloc=alloc)
+    whole = model()
+    try:
+        for cache in (one, two):
+            layout = cache.options.identity.layout if cache.options.identity else None
+            assert layout is not None
+            layers, kv_dim = engine(layout, 4)
+            for block in range(4):
+                for number, layer in enumerate(layers):
+                    layer[block] = of_layout(whole, layout, block)[number]
+            for number in range(LAYERS):
+                keys = [f"layer {number} of b{block}" for block in range(4)]
+                paged = cache.paged_kv(layers, kv_dim=kv_dim)
+                assert paged.put(keys, range(4), layers=range(number, number + 1)) == [None] * 4
+        back, kv_dim = engine(mine, 3)
+        paged = reader.paged_kv(back, kv_dim=kv_dim)
+        for number in range(2):
+            assert (back[number] == -1).all()
+            keys = [f"layer {number + 1} of b{block}" for block in range(4)]
+            assert paged.get(keys, [2, 0], source=source, held=range(number, number + 1)) == [None] * 4
+        for number, block in enumerate((2, 0)):
+            assert torch.equal(in_block(back, kv_dim, block), wanted_in(whole, mine, number))
+        errors = paged.get(keys, [2, 0], source=source, held=range(2))
+        assert all(isinstance(error, InvalidArgument) for error in errors)  # they hold one layer
+    finally:
+        for cache in (one, two, reader):
+            cache.close()
+
+
 # --- what is refused --------------------------------------------------------------------------
 def test_what_cannot_be_resharded_names_the_difference() -> None:
     (reader,) = world_of(("", ME.with_layout(WHOLE)))
@@ -222,8 +255,10 @@ def test_what_cannot_be_resharded_names_the_difference() -> None:
                 paged.get(["a"], [0], source=replace(WHOLE, **change))
         with pytest.raises(InvalidArgument, match="named twice"):
             paged.get(["a", "b"], [1, 1], source=WHOLE)
-        with pytest.raises(InvalidArgument, match="source must be a KVLayout, and held None"):
-            paged.get(["a"], [0], source=WHOLE, held=range(1))
+        with pytest.raises(InvalidArgument, match="source must be a KVLayout, not 'L2NHD'"):
+            paged.get(["a"], [0], source="L2NHD")  # type: ignore[arg-type]
+        with pytest.raises(InvalidArgument, match=r"layers range\(1, 3\) of the model are asked for, the objects hold"):
+            paged.get(["a"], [0], source=WHOLE, held=range(1), layers=range(1, 3))
         with pytest.raises(ReuseViolation):
             paged.get([reader.digest("a")], [0], source=replace(WHOLE, tp_size=2))
         assert paged.get([], [], source=WHOLE) == []

@@ -120,7 +120,7 @@ def test_each_argument_of_each_method(cache: nanokv.NanoKVCache, name: str) -> N
 def test_each_argument_about_blocks(cache: nanokv.NanoKVCache, name: str) -> None:
     paged = cache.paged_kv(GOOD["layers"], kv_dim=1)
     good = {"keys": ["k"], "blocks": [1], "layers": None} | (
-        {"preferred_segment": 0, "hold": 1.0} if name == "put" else {}
+        {"preferred_segment": 0, "hold": 1.0} if name == "put" else {"held": None, "source": None}
     )
     for wrong, value in product(good, VALUES):
         given = good | {wrong: value}
