@@ -428,7 +428,7 @@ class NanoKVCache:
         from nanokv.transfer.paged import Hooks
 
         hooks = Hooks(self.digest, self._checked_segment, self._judge_put, self._judge_get, self._worker)
-        return CacheWriter(self.world_table, self._allocation, hooks, layers, kv_cache_dtype, capacity)
+        return CacheWriter(self.world_table, self._allocation, hooks, layers, kv_cache_dtype, capacity, self.device)
 
     # --- asynchronous ---
     def put_async(

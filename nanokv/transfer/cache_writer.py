@@ -60,6 +60,7 @@ class CacheWriter:
         layers: Sequence[tuple[torch.Tensor, torch.Tensor]],
         kv_cache_dtype: str,
         capacity: int,
+        device: torch.device,
     ) -> None:
         self._allocation = allocation
         self._hooks = hooks
@@ -70,6 +71,8 @@ class CacheWriter:
             stored_dtype(kv_cache_dtype, k)
             if (k.shape, v.shape, k.dtype, k.device) != (*_shapes(self._layers), k_cache.dtype, k_cache.device):
                 raise InvalidArgument("the caches of all layers must be of one shape and dtype, on one device")
+        if k_cache.device != device:
+            raise InvalidArgument(f"layers must be on {device}, as the heap is, not on {k_cache.device}")
         self._older = k_cache.dim() == OLDER
         blocks, *sizes = k_cache.shape
         heads, dim = self._layers[0][1].shape[1:3] if self._older else sizes[1:]
@@ -100,7 +103,10 @@ class CacheWriter:
         preferred_segment = self._hooks.checked_segment(preferred_segment)
         until = lease_until(hold)
         step, rows = [], []
-        for key, block, fresh in listed("blocks", blocks):
+        for each in listed("blocks", blocks):
+            if not isinstance(each, FilledBlock):
+                raise InvalidArgument(f"blocks must be FilledBlock, not {type(each).__name__}")
+            key, block, fresh = each
             digest = self._hooks.digest(key)
             owner = self._allocation.owner_of(digest, preferred_segment)
             place = integer("block", block, 0), integer("fresh", fresh, 0)
@@ -168,8 +174,13 @@ class CacheWriter:
 
 
 def _checked_layers(layers: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    pairs = [(k, v) for k, v in listed("layers", layers)]
-    if not pairs or not all(isinstance(each, torch.Tensor) for pair in pairs for each in pair):
+    pairs = []
+    for pair in listed("layers", layers):
+        is_pair = isinstance(pair, tuple | list) and len(pair) == 2
+        if not is_pair or not all(isinstance(each, torch.Tensor) for each in pair):
+            raise InvalidArgument(f"a layer must be a pair, key_cache and value_cache, not {type(pair).__name__}")
+        pairs.append((pair[0], pair[1]))
+    if not pairs:
         raise InvalidArgument("layers must be a key_cache and a value_cache for each layer")
     k, v = pairs[0]
     if (k.dim(), v.dim()) not in ((4, 4), (OLDER, 4)) or not k.numel():

@@ -402,6 +402,7 @@ def writers_are_checked(device: torch.device) -> None:
             ([FilledBlock(str(n), n, 4) for n in range(5)], "room for 4"),
         ):
             _refused(InvalidArgument, partial(made.start, blocks, preferred_segment=there.rank), why)
+        _refused(InvalidArgument, lambda: made.start([("a", 1, 4)]), "must be FilledBlock")  # type: ignore[list-item]
         _refused(InvalidArgument, lambda: made.write(1, of.k, of.v, of.slots), "not the next one")
         _refused(InvalidArgument, lambda: here.cache_writer([]), "layers must be")
         quantized = nhd(SMALL, E4M3, device)
