@@ -5,6 +5,7 @@ the objects straight into the segment of the decode rank, and the launch of the 
 are those of `PagedKV.put`, so `PagedKV.get` reads them.
 """
 
+import contextlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -22,7 +23,7 @@ from nanokv.device.machines.reshape_and_cache import (
     stored_dtype,
 )
 from nanokv.device.protocol.status import Status
-from nanokv.errors import InvalidArgument, NanoKVError, WriteLost
+from nanokv.errors import CacheClosed, InvalidArgument, NanoKVError, WriteLost
 from nanokv.leases import lease_until
 from nanokv.status_errors import shown
 from nanokv.transfer.descriptors import descriptor_of
@@ -133,6 +134,7 @@ class CacheWriter:
         Raises:
             InvalidArgument: another layer, or tensors that do not fit together; nothing was launched.
         """
+        self._hooks.checked_segment(None)
         layer = integer("layer", layer, 0, len(self._layers) - 1)
         if layer not in (0, self._next):
             raise InvalidArgument(f"layer {layer} is not the next one: {self._next}")
@@ -152,6 +154,7 @@ class CacheWriter:
         An error says that this block has no object; its tokens are in the engine's cache in any case. Where there was
         no room, `PagedKV.put` may find some, because it has the owner join free pages.
         """
+        self._hooks.checked_segment(None)
         if not self._step:
             return []
         self._full.abandon()
@@ -168,9 +171,11 @@ class CacheWriter:
         return self._hooks.judge_put(status, key, self._nbytes, preferred)
 
     def close(self) -> None:
-        """Abandon a step that has not ended. The engine's cache stays as it is."""
-        self._full.abandon()
+        """Abandon a step that has not ended. The engine's cache stays as it is. After the cache: nothing."""
         self._step, self._next = [], 0
+        with contextlib.suppress(CacheClosed):
+            self._hooks.checked_segment(None)
+            self._full.abandon()
 
 
 def _checked_layers(layers: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> list[tuple[torch.Tensor, torch.Tensor]]:
