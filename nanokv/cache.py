@@ -458,7 +458,8 @@ class NanoKVCache:
             raise InvalidArgument('a kernel that publishes needs alloc="device"')
         from nanokv.transfer.cache_writer import CacheWriter  # brings the kernels
 
-        return CacheWriter(self.world_table, self._allocation, self._hooks(), layers, kv_cache_dtype, capacity)
+        hooks = self._hooks()
+        return CacheWriter(self.world_table, self._allocation, hooks, layers, kv_cache_dtype, capacity, self.device)
 
     def _hooks(self) -> Hooks:
         from nanokv.transfer.paged import Hooks

@@ -76,7 +76,7 @@ def reshape_and_cache_flash(
     Raises:
         InvalidArgument: tensors that do not fit together, or a dtype that the device does not have.
     """
-    heads, size = _checked(key, value, slot_mapping)
+    heads, size = _checked(key, value, slot_mapping, key_cache, value_cache)
     shape = (*key_cache.shape[:2], heads, size)
     for name, cache in (("key_cache", key_cache), ("value_cache", value_cache)):
         if cache.dim() != 4 or cache.shape != shape or (size > 1 and cache.stride(3) != 1):
@@ -111,10 +111,14 @@ def reshape_and_cache(
     Raises:
         InvalidArgument: as `reshape_and_cache_flash`.
     """
-    heads, size = _checked(key, value, slot_mapping)
+    heads, size = _checked(key, value, slot_mapping, key_cache, value_cache)
+    if key_cache.dim() != 5 or 0 in key_cache.shape:
+        raise InvalidArgument(
+            f"key_cache must be [blocks, heads, head_size / x, block_size, x], not {list(key_cache.shape)}"
+        )
     inner = key_cache.shape[-1]
     blocks, block_size = key_cache.shape[0], key_cache.shape[-2]
-    k_shape, v_shape = (blocks, heads, size // max(inner, 1), block_size, inner), (blocks, heads, size, block_size)
+    k_shape, v_shape = (blocks, heads, size // inner, block_size, inner), (blocks, heads, size, block_size)
     if key_cache.shape != k_shape or value_cache.shape != v_shape or size % inner or key_cache.stride(4) != 1:
         raise InvalidArgument(
             f"key_cache must be [blocks, {heads}, {size} / x, block_size, x] and value_cache "
@@ -133,6 +137,8 @@ def stored_dtype(kv_cache_dtype: str, cache: torch.Tensor) -> torch.dtype:
     Raises:
         InvalidArgument: an unknown `kv_cache_dtype`, one that the cache does not hold, or one that its device lacks.
     """
+    if not isinstance(kv_cache_dtype, str):
+        raise InvalidArgument(f"kv_cache_dtype must be a string, not {kv_cache_dtype!r}")
     if kv_cache_dtype in UNSCALED:
         dtype = cache.dtype
         right = dtype in FLOATS
@@ -157,8 +163,12 @@ def _e4m3_of(device: torch.device) -> torch.dtype:
     return torch.float8_e4m3fn
 
 
-def _checked(key: torch.Tensor, value: torch.Tensor, slot_mapping: torch.Tensor) -> tuple[int, int]:
-    """The heads of a token, and their size."""
+def _checked(*tensors: torch.Tensor) -> tuple[int, int]:
+    """The heads of a token, and their size. `tensors`: key, value, slot_mapping; others need only be tensors."""
+    for each in tensors:
+        if not isinstance(each, torch.Tensor):
+            raise InvalidArgument(f"a torch.Tensor is needed, not {type(each).__name__}")
+    key, value, slot_mapping = tensors[:3]
     for name, given in (("key", key), ("value", value)):
         if given.dim() != 3 or given.shape != key.shape or given.dtype != key.dtype or not _is_dense(given):
             raise InvalidArgument(
@@ -183,6 +193,8 @@ def _is_dense(tokens: torch.Tensor) -> bool:
 def _scale_step(scales: tuple[torch.Tensor, torch.Tensor], heads: int) -> int:
     """The step from the scale of a head to the next one."""
     for scale in scales:
+        if not isinstance(scale, torch.Tensor):
+            raise InvalidArgument(f"a scale must be a torch.Tensor, not {type(scale).__name__}")
         if scale.dtype != torch.float32 or scale.numel() not in (1, heads) or not scale.is_contiguous():
             raise InvalidArgument(f"scales must be float32, one or {heads}, not {scale.dtype}{list(scale.shape)}")
     if scales[0].numel() != scales[1].numel():

@@ -5,6 +5,7 @@ the objects straight into the segment of the decode rank, and the launch of the 
 are those of `PagedKV.put`, so `PagedKV.get` reads them.
 """
 
+import contextlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -23,7 +24,7 @@ from nanokv.device.machines.reshape_and_cache import (
     stored_dtype,
 )
 from nanokv.device.protocol.status import Status
-from nanokv.errors import InvalidArgument, NanoKVError, WriteLost
+from nanokv.errors import CacheClosed, InvalidArgument, NanoKVError, WriteLost
 from nanokv.leases import lease_until
 from nanokv.status_errors import shown
 from nanokv.transfer.descriptors import descriptor_of
@@ -62,6 +63,7 @@ class CacheWriter:
         layers: Sequence[tuple[torch.Tensor, torch.Tensor]],
         kv_cache_dtype: str,
         capacity: int,
+        device: torch.device,
     ) -> None:
         self._allocation = allocation
         self._hooks = hooks
@@ -76,6 +78,8 @@ class CacheWriter:
             stored_dtype(kv_cache_dtype, k)
             if (k.shape, v.shape, k.dtype, k.device) != (*_shapes(self._layers), k_cache.dtype, k_cache.device):
                 raise InvalidArgument("the caches of all layers must be of one shape and dtype, on one device")
+        if k_cache.device != device:
+            raise InvalidArgument(f"layers must be on {device}, as the heap is, not on {k_cache.device}")
         self._older = k_cache.dim() == OLDER
         blocks, *sizes = k_cache.shape
         heads, dim = self._layers[0][1].shape[1:3] if self._older else sizes[1:]
@@ -106,9 +110,12 @@ class CacheWriter:
         preferred_segment = self._hooks.checked_segment(preferred_segment)
         until = lease_until(hold)
         step, rows = [], []
-        for key, block, fresh, *segment in listed("blocks", blocks):
+        for each in listed("blocks", blocks):
+            if not isinstance(each, FilledBlock):
+                raise InvalidArgument(f"blocks must be FilledBlock, not {type(each).__name__}")
+            key, block, fresh, segment = each
             digest = self._hooks.digest(key)
-            preferred = self._hooks.checked_segment(next(iter(segment), None))
+            preferred = self._hooks.checked_segment(segment)
             preferred = preferred_segment if preferred is None else preferred
             owner = self._allocation.owner_of(digest, preferred)
             place = integer("block", block, 0), integer("fresh", fresh, 0)
@@ -135,6 +142,7 @@ class CacheWriter:
         Raises:
             InvalidArgument: another layer, or tensors that do not fit together; nothing was launched.
         """
+        self._hooks.checked_segment(None)
         layer = integer("layer", layer, 0, len(self._layers) - 1)
         if layer not in (0, self._next):
             raise InvalidArgument(f"layer {layer} is not the next one: {self._next}")
@@ -159,6 +167,7 @@ class CacheWriter:
         An error says that this block has no object; its tokens are in the engine's cache in any case. Where there was
         no room, `PagedKV.put` may find some, because it has the owner join free pages.
         """
+        self._hooks.checked_segment(None)
         if not self._step:
             return []
         self._full.abandon()
@@ -175,16 +184,22 @@ class CacheWriter:
         return self._hooks.judge_put(status, key, self._nbytes, preferred)
 
     def close(self) -> None:
-        """Abandon a step that has not ended. The engine's cache stays as it is."""
-        self._full.abandon()
+        """Abandon a step that has not ended. The engine's cache stays as it is. After the cache: nothing."""
         self._step, self._next = [], 0
+        with contextlib.suppress(CacheClosed):
+            self._hooks.checked_segment(None)
+            self._full.abandon()
 
 
 def _checked_layers(layers: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    given = [tuple(pair) if isinstance(pair, Sequence) else () for pair in listed("layers", layers)]
-    if not given or not all(len(pair) == 2 and all(isinstance(t, torch.Tensor) for t in pair) for pair in given):
+    pairs = []
+    for pair in listed("layers", layers):
+        is_pair = isinstance(pair, tuple | list) and len(pair) == 2
+        if not is_pair or not all(isinstance(each, torch.Tensor) for each in pair):
+            raise InvalidArgument(f"a layer must be a pair, key_cache and value_cache, not {type(pair).__name__}")
+        pairs.append((pair[0], pair[1]))
+    if not pairs:
         raise InvalidArgument("layers must be a key_cache and a value_cache for each layer")
-    pairs = [(k, v) for k, v in given]
     k, v = pairs[0]
     if (k.dim(), v.dim()) not in ((4, 4), (OLDER, 4)) or not k.numel():
         raise InvalidArgument(

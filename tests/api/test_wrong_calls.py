@@ -194,6 +194,8 @@ def test_wrong_arguments_are_named(cache: nanokv.NanoKVCache) -> None:
         (lambda: cache.flush(timeout=math.nan), "timeout must be a number, not nan"),
         (lambda: cache.paged_kv([1], kv_dim=1), "layers must be tensors, not int"),  # type: ignore[list-item]
         (lambda: cache.paged_kv(GOOD["layers"], kv_dim="1"), "kv_dim must be"),  # type: ignore[arg-type]
+        (lambda: cache.cache_writer(GOOD["layers"]), "a layer must be a pair"),
+        (lambda: cache.cache_writer([(TENSOR, TENSOR)]), "caches must have the shapes"),
         (lambda: cache.subscribe(3), "listener must be a function"),  # type: ignore[arg-type]
         (lambda: cache.evict_until_below("0.5"), "usage_ratio must be a number"),  # type: ignore[arg-type]
         (lambda: cache.remote_ptr("0", 0), "rank must be 0 to 0, not '0'"),  # type: ignore[arg-type]

@@ -16,8 +16,9 @@ from nanokv.device.kernels.reshape_and_cache import reshape_and_cache_kernel
 from nanokv.device.machines.reshape_and_cache import Publish, reshape_and_cache, reshape_and_cache_flash
 from nanokv.device.protocol.ticket import TICKET
 from nanokv.device.segment.layout import WORD
-from nanokv.errors import DuplicateKey, InvalidArgument, KeyNotFound, NotReady, OutOfMemory, WriteLost
+from nanokv.errors import CacheClosed, DuplicateKey, InvalidArgument, KeyNotFound, NotReady, OutOfMemory, WriteLost
 from nanokv.transfer.cache_writer import CacheWriter, FilledBlock
+from nanokv.virtual_world import local_world
 from tests.gpu.library_bodies import caches
 
 E4M3, E5M2, BF16 = torch.float8_e4m3fn, torch.float8_e5m2, torch.bfloat16
@@ -402,12 +403,26 @@ def writers_are_checked(device: torch.device) -> None:
             ([FilledBlock(str(n), n, 4) for n in range(5)], "room for 4"),
         ):
             _refused(InvalidArgument, partial(made.start, blocks, preferred_segment=there.rank), why)
+        _refused(InvalidArgument, lambda: made.start([("a", 1, 4)]), "must be FilledBlock")  # type: ignore[list-item]
         _refused(InvalidArgument, lambda: made.write(1, of.k, of.v, of.slots), "not the next one")
         _refused(InvalidArgument, lambda: here.cache_writer([]), "layers must be")
         quantized = nhd(SMALL, E4M3, device)
         _refused(InvalidArgument, lambda: here.cache_writer([quantized]), "cannot hold")
         needs = here.cache_writer([quantized], kv_cache_dtype="fp8")
         _refused(InvalidArgument, lambda: needs.write(0, of.k, of.v, of.slots), "needs k_scale")
+
+
+def a_writer_of_a_closed_cache_launches_nothing(device: torch.device) -> None:
+    """Its tables lead to memory that is gone."""
+    here, there = local_world(2, 16 * 4096, page_bytes=4096, device=device, alloc="device")
+    made, pairs = writer(here, 1, device)
+    of = Tokens([0], SMALL, device)
+    here.close()
+    for call in (partial(made.write, 0, of.k, of.v, of.slots), partial(made.start, []), made.results):
+        _refused(CacheClosed, call)
+    made.close()
+    assert not plain(pairs[0]).any()
+    there.close()
 
 
 def _refused(error: type[Exception], call: Callable[[], Any], why: str = "") -> None:
@@ -431,4 +446,5 @@ BODIES: tuple[Callable[[torch.device], None], ...] = (
     a_step_without_its_first_layer_publishes_nothing,
     a_wrong_count_of_fresh_tokens_publishes_nothing,
     writers_are_checked,
+    a_writer_of_a_closed_cache_launches_nothing,
 )
