@@ -12,6 +12,9 @@ from nanokv.errors import InvalidArgument
 def vllm_flags(
     model: Annotated[str, typer.Argument(help="The model that vLLM serves: a name or a folder.")] = "MODEL",
     tensor_parallel: Annotated[int, typer.Option(min=1, help="Workers of each engine.")] = 1,
+    decode_tensor_parallel: Annotated[
+        int | None, typer.Option(min=1, help="Workers of the decode engine, if not as many.")
+    ] = None,
     together: Annotated[bool, typer.Option(help="One engine that prefills and decodes, instead of two.")] = False,
     given: Annotated[
         list[str] | None, typer.Option("--set", metavar="FLAG=VALUE", help="A flag, as size=4GiB.")
@@ -31,7 +34,13 @@ def vllm_flags(
             screen.print(long_cells(screen, ("flag", "default", "what"), rows, {}))
         return
     flags = dict(_flag(each) for each in given or ())
-    engines = command_lines(model, tensor_parallel=tensor_parallel, together=together, flags=flags)
+    engines = command_lines(
+        model,
+        tensor_parallel=tensor_parallel,
+        decode_tensor_parallel=decode_tensor_parallel,
+        together=together,
+        flags=flags,
+    )
     if as_json:
         print_json([{"what": engine.what, "command": engine.command} for engine in engines])
     else:

@@ -30,7 +30,7 @@ from nanokv.leases import lease_until
 from nanokv.transfer.descriptors import descriptor_of
 from nanokv.transfer.growing_batch import GrowingBatch
 from nanokv.transfer.layerwise import LayerwisePut, Target
-from nanokv.transfer.reshard import SliceReader, layout_of, misfit, plan
+from nanokv.transfer.reshard import SliceReader, check_readable, layout_of, misfit, plan, sources_of
 from nanokv.transfer.single import SingleTransfer
 from nanokv.types import Key, KeyDigest
 
@@ -196,6 +196,27 @@ class PagedKV:
         self._hooks.checked_segment(None)
         return self._hooks.worker.submit(lambda: self.get(keys, blocks, layers=layers, held=held, source=source))
 
+    def prefix_length(self, keys: Sequence[Key], *, source: KVLayout | None = None) -> int:
+        """How many of the first keys have all their objects now: the longest prefix that `get` could read.
+
+        Args:
+            source: as for `get`, of the same block size.
+
+        Raises:
+            InvalidArgument: objects of that layout cannot be read into these tensors.
+        """
+        self._hooks.checked_segment(None)
+        keys = listed("keys", keys)
+        hashers: Sequence[Callable[[Key], KeyDigest]] = [self._hooks.digest]
+        if source is not None:
+            wants = self._wanted_by(source)
+            check_readable(wants, source)
+            hashers = self._hashers(sources_of(wants, source)[0])
+        for count, key in enumerate(keys):
+            if any(self._allocation.exists(hasher(key)) != Status.OK for hasher in hashers):
+                return count
+        return len(keys)
+
     # --- slices ---
     def _get_slices(
         self,
@@ -213,27 +234,35 @@ class PagedKV:
             wanted = plan(mine, replace(mine, first_layer=whole.start, layers=len(whole)), chosen, len(keys), blocks)
             digests = [[self._hooks.digest(key) for key in keys]]
         else:
-            if not isinstance(source, KVLayout):
-                raise InvalidArgument(f"source must be a KVLayout, not {source!r}")
-            namespace, identity = self._hooks.whose
-            if identity is None or identity.layout is None:
-                raise InvalidArgument(
-                    "source needs a cache whose identity has a layout: it says which heads are wanted"
-                )
-            why = misfit(mine, identity.layout, of_objects=False)
-            if why:
-                raise InvalidArgument(why)
-            first = identity.layout.first_layer + whole.start
+            wants = self._wanted_by(source)
+            first = wants.first_layer + whole.start
             objects = source if held is None else replace(source, first_layer=first, layers=len(whole))
-            wanted = plan(identity.layout, objects, chosen, len(keys), blocks)
-            writers = [replace(source, tp_rank=each.tp_rank) for each in wanted.sources]
-            hashers = [Hasher(namespace, identity.with_layout(writer)) for writer in writers]
-            digests = [[hasher(key) for key in keys] for hasher in hashers]
+            wanted = plan(wants, objects, chosen, len(keys), blocks)
+            ranks = [replace(source, tp_rank=each.tp_rank) for each in wanted.sources]
+            digests = [[hasher(key) for key in keys] for hasher in self._hashers(ranks)]
         moved, whole_bytes = len(blocks) * self._bytes(chosen) // max(len(keys), 1), wanted.sources[0].nbytes
         return [
             self._hooks.judge_get(status, key, whole_bytes if status else moved)
             for key, status in zip(keys, self._slices.get(wanted, digests), strict=True)
         ]
+
+    def _wanted_by(self, source: object) -> KVLayout:
+        """The layout of this cache's identity, for a reader of another one. It says which heads are wanted."""
+        if not isinstance(source, KVLayout):
+            raise InvalidArgument(f"source must be a KVLayout, not {source!r}")
+        _, identity = self._hooks.whose
+        if identity is None or identity.layout is None:
+            raise InvalidArgument("source needs a cache whose identity has a layout: it says which heads are wanted")
+        why = misfit(self._own_layout, identity.layout, of_objects=False)
+        if why:
+            raise InvalidArgument(why)
+        return identity.layout
+
+    def _hashers(self, layouts: Sequence[KVLayout]) -> list[Hasher]:
+        """Per layout of a writer the digests of its keys."""
+        namespace, identity = self._hooks.whose
+        assert identity is not None
+        return [Hasher(namespace, identity.with_layout(layout)) for layout in layouts]
 
     @cached_property
     def _own_layout(self) -> KVLayout:

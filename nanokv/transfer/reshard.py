@@ -59,6 +59,13 @@ def refused(mine: KVLayout, source: KVLayout) -> str | None:
     return None
 
 
+def check_readable(mine: KVLayout, source: KVLayout) -> None:
+    """Refuse objects that cannot be converted: InvalidArgument, naming the difference."""
+    why = refused(mine, source)
+    if why:
+        raise InvalidArgument(f"objects of this layout cannot be read: {why}")
+
+
 def layout_of(plane: torch.Tensor, layers: int, shape: Sequence[int], halves: int) -> KVLayout:
     """The layout of the objects of an engine's planes, each [blocks, tokens, heads, dim], without gaps.
 
@@ -94,9 +101,7 @@ def plan(mine: KVLayout, source: KVLayout, layers: range, keys: int, blocks: Seq
     Raises:
         InvalidArgument: the layouts cannot be converted, or keys and blocks are not equally many tokens.
     """
-    why = refused(mine, source)
-    if why:
-        raise InvalidArgument(f"objects of this layout cannot be read: {why}")
+    check_readable(mine, source)
     first = mine.first_layer + layers.start - source.first_layer  # of the object
     if first < 0 or first + len(layers) > source.layers:
         asked = range(mine.first_layer + layers.start, mine.first_layer + layers.stop)
@@ -106,7 +111,7 @@ def plan(mine: KVLayout, source: KVLayout, layers: range, keys: int, blocks: Seq
         raise InvalidArgument(
             f"{keys} keys of {source.block_size} tokens and {len(blocks)} blocks of {mine.block_size} do not agree"
         )
-    sources, shares = _sources(mine, source)
+    sources, shares = sources_of(mine, source)
     step = min(source.block_size, mine.block_size)
     pieces = []
     for token in range(0, keys * source.block_size, step):
@@ -121,7 +126,7 @@ def plan(mine: KVLayout, source: KVLayout, layers: range, keys: int, blocks: Seq
     return Plan(sources, pieces)
 
 
-def _sources(mine: KVLayout, source: KVLayout) -> tuple[list[KVLayout], list[range]]:
+def sources_of(mine: KVLayout, source: KVLayout) -> tuple[list[KVLayout], list[range]]:
     """The writer's ranks that hold a reader's heads, one for each head, and the heads to take from each."""
     sources, shares = [], []
     head = mine.heads.start

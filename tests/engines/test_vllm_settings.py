@@ -88,6 +88,9 @@ def test_printed_engines_make_one_world(workers: int) -> None:
     assert first.ranks(workers) == second.ranks(workers) == (2 * workers, workers)
     assert (first.rank, second.rank, first.size) == (0, workers, 4 << 30)
     assert first.name == second.name
+    mixed = command_lines("m", tensor_parallel=workers, decode_tensor_parallel=2, together=False, flags=flags)
+    first, second = (parse(config["kv_connector_extra_config"]) for config in _configs(mixed))
+    assert first.ranks(workers) == second.ranks(2) == (workers + 2, workers)
     (alone,) = _configs(command_lines("m", tensor_parallel=workers, together=True, flags={}))
     assert alone["kv_role"] == "kv_both"
     assert alone["kv_connector_extra_config"] == {}

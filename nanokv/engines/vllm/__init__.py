@@ -9,6 +9,7 @@
 | `scheduler.py` | the scheduler's side: which blocks are loaded, and which are stored |
 | `worker.py` | a worker's side: attaches to the world, loads and stores |
 | `saving.py`, `loading.py` | the two halves of that |
+| `reading.py` | which blocks a worker can read, also of other tensor-parallel degrees |
 | `engine_write.py` | stores by the kernel that writes the engine's cache, on a GPU |
 | `lookup.py` | how the scheduler asks the workers which blocks are there |
 | `metadata.py` | what the scheduler tells the workers in each step |

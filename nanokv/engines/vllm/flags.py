@@ -33,11 +33,19 @@ def transfer_config(role: str, flags: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def command_lines(model: str, *, tensor_parallel: int, together: bool, flags: dict[str, Any]) -> list[Engine]:
+def command_lines(
+    model: str,
+    *,
+    tensor_parallel: int,
+    together: bool,
+    flags: dict[str, Any],
+    decode_tensor_parallel: int | None = None,
+) -> list[Engine]:
     """The engines to start.
 
     Args:
         tensor_parallel: workers of each engine.
+        decode_tensor_parallel: those of the decode engine, if they are not as many.
         together: one engine that prefills and decodes, instead of one for each.
         flags: of all engines.
 
@@ -50,13 +58,14 @@ def command_lines(model: str, *, tensor_parallel: int, together: bool, flags: di
     parse({PREFIX + name: value for name, value in flags.items()})
     if together:
         return [Engine("one engine", _serve(model, PROXY_PORT, tensor_parallel, transfer_config("kv_both", flags)))]
-    world = {"name": "vllm", "world_size": 2 * tensor_parallel} | flags
+    decoders = decode_tensor_parallel or tensor_parallel
+    world = {"name": "vllm", "world_size": tensor_parallel + decoders} | flags
     prefill = transfer_config("kv_producer", world | {"rank": 0, "target": tensor_parallel})
     decode = transfer_config("kv_consumer", world | {"rank": tensor_parallel})
     proxy = f"python examples/vllm_pd.py --port {PROXY_PORT} --prefill {PREFILL_PORT} --decode {DECODE_PORT}"
     return [
         Engine("prefill", _serve(model, PREFILL_PORT, tensor_parallel, prefill)),
-        Engine("decode", _serve(model, DECODE_PORT, tensor_parallel, decode)),
+        Engine("decode", _serve(model, DECODE_PORT, decoders, decode)),
         Engine("a proxy that sends each request to both", proxy),
     ]
 

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 import xxhash
+from vllm.platforms import current_platform
 
 from nanokv.identity import Identity
 from nanokv.kv_layout import KVLayout
@@ -20,8 +21,9 @@ def identity_of(config: "VllmConfig", settings: "Settings", layout: KVLayout) ->
     """
     model, cache = config.model_config, config.cache_config
     described = xxhash.xxh3_128_hexdigest(model.hf_config.to_json_string(use_diff=False).encode())
+    kind = f"{current_platform.device_type} {cache.cache_dtype} blocks of {cache.block_size}"
     return Identity(
-        model=f"{settings.model or model.model} config={described} quantization={model.quantization}",
+        model=f"{settings.model or model.model} config={described} quantization={model.quantization} kv={kind}",
         revision=model.revision or "",
         tokenizer=f"{model.tokenizer} revision={model.tokenizer_revision} hash={cache.prefix_caching_hash_algo}",
         tenant=settings.namespace,

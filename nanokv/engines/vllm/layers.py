@@ -2,8 +2,8 @@
 
 vLLM gives every layer as [blocks, heads, tokens, packed], of any strides, where `packed` holds K and V of a token. On a
 GPU these are K, then V, and an object is [layers, K and V, tokens, heads, head_size], which engines of other layouts
-can read. On a CPU the kernels arrange a block in a way of their own (K is transposed), and latents are no K and V: then
-what lies in a block is moved as it is.
+can read. On a CPU the kernels arrange the tokens of a head in their own way (K is transposed), and latents are no K
+and V: then each head of a block is moved as it is, as if it were one token, and only heads can be told apart.
 """
 
 from typing import TYPE_CHECKING, NamedTuple
@@ -50,13 +50,18 @@ def layers_of(config: "VllmConfig", kv_caches: dict[str, torch.Tensor], rank: in
         raise InvalidArgument(f"a layer's cache must have four dimensions, not {[list(t.shape) for t in tensors]}")
     head_size, packed = config.model_config.get_head_size(), first.shape[3]
     apart = first.device.type != "cpu" and packed == 2 * head_size and not config.model_config.use_mla
-    planes = [_halves(tensor, head_size) for tensor in tensors] if apart else tensors
-    return Layers(list(own), planes, 1 if apart else None, _layout(config, own, rank, apart=apart))
+    planes = [_halves(tensor, head_size) if apart else _heads(tensor) for tensor in tensors]
+    return Layers(list(own), planes, 1 if apart else None, _layout(config, planes[0], own, rank, apart=apart))
 
 
 def _halves(tensor: torch.Tensor, head_size: int) -> torch.Tensor:
     """[blocks, K and V, tokens, heads, head_size], sharing memory."""
     return tensor.view(*tensor.shape[:3], 2, head_size).permute(0, 3, 2, 1, 4)
+
+
+def _heads(tensor: torch.Tensor) -> torch.Tensor:
+    """[blocks, 1, heads, all tokens of a head], sharing memory."""
+    return tensor.view(*tensor.shape[:2], 1, -1).transpose(1, 2)
 
 
 def _distinct(kv_caches: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -67,22 +72,21 @@ def _distinct(kv_caches: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name: kv_caches[name] for name in first.values()}
 
 
-def _layout(config: "VllmConfig", layers: dict[str, torch.Tensor], rank: int, *, apart: bool) -> KVLayout:
-    first = next(iter(layers.values()))
-    _, heads, tokens, packed = first.shape
+def _layout(
+    config: "VllmConfig", plane: torch.Tensor, layers: dict[str, torch.Tensor], rank: int, *, apart: bool
+) -> KVLayout:
+    *_, tokens, heads, size = plane.shape
     parallel = config.parallel_config.tensor_parallel_size
     all_heads = config.model_config.get_total_num_kv_heads()
     divided = max(all_heads // parallel, 1) == heads  # latents are not: each rank holds all of them
-    kind = config.cache_config.cache_dtype
     return KVLayout(
         layers=len(layers),
         kv_heads=all_heads if divided else heads,
-        head_size=packed // 2 if apart else packed,
+        head_size=size,
         block_size=tokens,
-        dtype=str(first.dtype).removeprefix("torch."),
-        order="L2NHD" if apart else "LHND",
-        tp_rank=rank,
-        tp_size=parallel,
+        dtype=str(plane.dtype).removeprefix("torch."),
+        order="L2NHD" if apart else "LNHD",
+        tp_rank=rank if divided else 0,
+        tp_size=parallel if divided else 1,
         first_layer=min(extract_layer_index(name) for name in layers),
-        form=("" if kind == "auto" else kind) if apart else f"vllm {first.device.type} {kind}",
     )

@@ -12,8 +12,10 @@ from vllm.logger import init_logger
 
 from nanokv.background import Handle
 from nanokv.engines.vllm.metadata import BlockLoad
+from nanokv.engines.vllm.reading import Reading
 from nanokv.engines.vllm.stats import Counts
 from nanokv.errors import NanoKVError
+from nanokv.kv_layout import KVLayout
 from nanokv.transfer.paged import PagedKV
 
 logger = init_logger(f"vllm.{__name__}")  # vLLM shows what is under its own name
@@ -36,8 +38,9 @@ class Loading:
         by_layer: whether a forward pass begins before its last layers are loaded.
     """
 
-    def __init__(self, paged: PagedKV, layers: int, counts: Counts, *, by_layer: bool) -> None:
+    def __init__(self, paged: PagedKV, reading: Reading, layers: int, counts: Counts, *, by_layer: bool) -> None:
         self._paged = paged
+        self._reading = reading
         self._all = range(layers)
         self._parts = list(growing_parts(layers)) if by_layer else [self._all]
         self._counts = counts
@@ -46,15 +49,15 @@ class Loading:
 
     def start(self, loads: list[BlockLoad]) -> None:
         """Begin to load, the first layers of all requests first."""
-        begun = [_Load(work, []) for work in loads]
+        begun = [(_Load(work, []), self._reading.source(work.hashes)) for work in loads]
         for part in self._parts:
-            for load in begun:
-                load.parts.append((part, self._get(load.work, part)))
-        self._under_way += begun
+            for load, source in begun:
+                load.parts.append((part, self._get(load.work, part, source)))
+        self._under_way += [load for load, _ in begun]
 
-    def _get(self, work: BlockLoad, part: range) -> Handle[list[NanoKVError | None]]:
-        held = None if part == self._all else self._all
-        return self._paged.get_async(work.hashes, work.blocks, layers=part, held=held)
+    def _get(self, work: BlockLoad, part: range, source: KVLayout | None) -> Handle[list[NanoKVError | None]]:
+        held = None if part == self._all or source is not None else self._all
+        return self._paged.get_async(work.hashes, work.blocks, layers=part, held=held, source=source)
 
     def wait(self, layer: int) -> None:
         """Until this layer of all that was begun is loaded, or is not there."""

@@ -29,7 +29,9 @@ class Settings:
         HeapKind | None, "where segments lie. Default: local for one rank, else shm, or torch_symm on GPUs"
     ] = None
     size: Annotated[int, "bytes of each rank's segment, as 4GiB"] = 1 << 30
-    page_bytes: Annotated[int, "of a page, the same for all engines. Default: the KV of one block of a rank"] = 0
+    page_bytes: Annotated[
+        int, "of a page, the same for all engines. Default: so that a block fills its pages, at any TP"
+    ] = 0
     world_size: Annotated[int, "ranks of all engines together. Default: those of this engine"] = 0
     rank: Annotated[int, "this engine's first rank; its workers take the ranks from there on"] = 0
     target: Annotated[int, "the first rank of the engine that reads what this one stores. Default: this one"] = -1

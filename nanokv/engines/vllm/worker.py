@@ -13,6 +13,7 @@ from nanokv.engines.vllm.layers import Layers, layers_of
 from nanokv.engines.vllm.loading import Loading
 from nanokv.engines.vllm.lookup import LookupServer, place_of
 from nanokv.engines.vllm.metadata import Step
+from nanokv.engines.vllm.reading import Reading
 from nanokv.engines.vllm.saving import Saving
 from nanokv.engines.vllm.settings import Settings
 from nanokv.engines.vllm.stats import Counts
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 logger = init_logger(f"vllm.{__name__}")  # vLLM shows what is under its own name
 
 _PAGE_ALIGNMENT = 64
+MOST_PAGES = 64  #: of an object; the largest extent of a world has 128
 
 
 class WorkerSide:
@@ -48,7 +50,7 @@ class WorkerSide:
         kind, options = _heap(settings, layers.planes[0].device, world_size)
         self.cache = NanoKVCache(
             heap_bytes=settings.size,
-            page_bytes=settings.page_bytes or -(-layers.nbytes // _PAGE_ALIGNMENT) * _PAGE_ALIGNMENT,
+            page_bytes=settings.page_bytes or page_bytes(layers.nbytes, len(layers.layout.heads)),
             name=settings.name or f"vllm-{transfer.engine_id}",
             rank=settings.rank + part,
             world_size=world_size,
@@ -63,10 +65,11 @@ class WorkerSide:
         paged = self.cache.paged_kv(layers.planes, kv_dim=layers.kv_dim)
         hold = settings.lease(transfer.kv_role)
         self.counts = Counts()
-        self.loading = Loading(paged, len(layers.names), self.counts, by_layer=settings.load == "layer")
+        reading = Reading(self.cache, paged, layers.layout)
+        self.loading = Loading(paged, reading, len(layers.names), self.counts, by_layer=settings.load == "layer")
         saving = Saving(self.cache, paged, self._segment, hold, self.counts)
         self.saving = saving if settings.write == "engine" else _by_kernel(config, saving, layers)
-        self._server = LookupServer(place_of(transfer.engine_id, settings.name, part), self.cache.prefix_length)
+        self._server = LookupServer(place_of(transfer.engine_id, settings.name, part), reading.prefix_length)
         logger.info("NanoKV: %r, one object of %d bytes per block: %s", self.cache, layers.nbytes, layers.layout)
 
     def _segment(self, target: int) -> int:
@@ -110,6 +113,16 @@ def _heap(settings: Settings, device: torch.device, world_size: int) -> tuple[He
         return settings.heap or ("local" if private else "shm"), {}
     kind = settings.heap or ("local" if world_size == 1 else "torch_symm")
     return kind, {} if kind == "iris" else {"device": str(device)}
+
+
+def page_bytes(nbytes: int, heads: int) -> int:
+    """The default: objects take a power of two of pages, without a rest, at every tensor-parallel degree.
+
+    Args:
+        nbytes, heads: of an object of this worker.
+    """
+    each = nbytes // min(heads & -heads, MOST_PAGES)
+    return -(-each // _PAGE_ALIGNMENT) * _PAGE_ALIGNMENT
 
 
 def _by_kernel(config: "VllmConfig", saving: Saving, layers: Layers) -> EngineWrite:

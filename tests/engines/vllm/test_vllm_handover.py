@@ -1,5 +1,6 @@
 """Real vLLM engines, prefill in one process and decode in another: every token as by one engine alone."""
 
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -204,6 +205,31 @@ def test_tensor_parallel_workers(model: Path) -> None:
         assert engine.ask("alter") > 0
         assert engine.ask("forget")
         altered = engine.ask("generate", prompts=FEW, tokens=TOKENS)["tokens"]
+        assert all(mine != theirs for mine, theirs in zip(altered, computed, strict=True))
+
+
+@pytest.mark.parametrize(("writers", "readers"), [(2, 1), (1, 2)])
+def test_engines_of_other_tensor_parallel_degrees(model: Path, writers: int, readers: int) -> None:
+    """The reader takes its heads from the objects of all writers that have them."""
+    name, ranks = f"test-vllm-tp-{os.getpid()}-{writers}", writers + readers
+    flags = {"name": name, "world_size": ranks, "size": "64MiB"}
+    parallel: list[dict[str, Any]] = [
+        {"tensor_parallel_size": count} if count > 1 else {} for count in (writers, readers)
+    ]
+    binds = [{"VLLM_CPU_OMP_THREADS_BIND": "0|1"} if count > 1 else {} for count in (writers, readers)]
+    producer = connector("kv_producer", rank=0, target=writers, **flags)
+    consumer = connector("kv_consumer", rank=writers, **flags)
+    with (
+        Engine(model, producer, binds[0], **parallel[0]) as prefill,
+        Engine(model, consumer, binds[1], **parallel[1]) as decode,
+    ):
+        computed = prefill.ask("generate", prompts=FEW, tokens=TOKENS)["tokens"]
+        found = decode.ask("generate", prompts=FEW, tokens=TOKENS)
+        assert (found["tokens"], found["cached"]) == (computed, whole_blocks(FEW))
+        assert total(decode, "gets") == readers * sum(whole_blocks(FEW)) // 32
+        assert decode.ask("alter") + prefill.ask("alter") > 0
+        assert decode.ask("forget")
+        altered = decode.ask("generate", prompts=FEW, tokens=TOKENS)["tokens"]
         assert all(mine != theirs for mine, theirs in zip(altered, computed, strict=True))
 
 

@@ -6,7 +6,8 @@ pytest.importorskip("vllm", reason="needs vLLM: make test-vllm")
 
 import torch
 
-from nanokv.engines.vllm.layers import _distinct, _halves
+from nanokv.engines.vllm.layers import _distinct, _halves, _heads
+from nanokv.engines.vllm.worker import page_bytes
 
 BLOCKS, HEADS, TOKENS, SIZE = 3, 2, 4, 8
 
@@ -21,6 +22,24 @@ def test_halves_are_what_the_kernels_of_vllm_see(tokens_first: bool) -> None:
     assert torch.equal(halves[:, 0], keys)
     assert torch.equal(halves[:, 1], values)
     assert halves.untyped_storage().data_ptr() == cache.untyped_storage().data_ptr()
+
+
+def test_heads_are_moved_whole() -> None:
+    cache = torch.randn(BLOCKS, HEADS, TOKENS, 2 * SIZE)
+    heads = _heads(cache)
+    assert heads.shape == (BLOCKS, 1, HEADS, TOKENS * 2 * SIZE)
+    assert torch.equal(heads[2, 0, 1], cache[2, 1].flatten())
+    assert heads.untyped_storage().data_ptr() == cache.untyped_storage().data_ptr()
+    with pytest.raises(RuntimeError):  # never a copy
+        _heads(cache.transpose(2, 3))
+
+
+@pytest.mark.parametrize(("heads", "pages"), [(1, 1), (2, 2), (8, 8), (40, 8), (128, 64)])
+def test_objects_fill_their_pages_at_every_degree(heads: int, pages: int) -> None:
+    whole = 24576 * heads
+    assert page_bytes(whole, heads) * pages == whole
+    if heads % 2 == 0 and heads <= 64:
+        assert page_bytes(whole // 2, heads // 2) == page_bytes(whole, heads)
 
 
 def test_layers_that_share_a_cache_are_moved_once() -> None:
