@@ -336,6 +336,30 @@ def test_each_key_answers_for_all_of_its_sources(alloc: str, checksum: bool) -> 
             cache.close()
 
 
+@pytest.mark.parametrize("alloc", ["device", "host"])
+def test_the_prefix_that_a_reader_of_another_layout_has(alloc: str) -> None:
+    source, mine = replace(WHOLE, tp_size=4), replace(WHOLE, tp_size=2)
+    *writing, reader = world_of(*writers(source), ("", ME.with_layout(mine)), alloc=alloc)
+    layers, kv_dim = engine(mine, 4)
+    try:
+        paged = reader.paged_kv(layers, kv_dim=kv_dim)
+        keys = put_all(writing, model())
+        assert paged.prefix_length(keys, source=source) == len(keys)
+        assert paged.prefix_length(keys) == 0  # of its own layout there is nothing
+        assert paged.put(keys[:2], [0, 1]) == [None, None]
+        assert paged.prefix_length(keys) == 2
+        writing[2].remove(keys[0])  # of the other half of the heads
+        assert paged.prefix_length(keys, source=source) == len(keys)
+        writing[1].remove(keys[2])
+        assert paged.prefix_length(keys, source=source) == 2
+        assert paged.prefix_length([], source=source) == 0
+        with pytest.raises(InvalidArgument, match="head_size"):
+            paged.prefix_length(keys, source=replace(source, head_size=source.head_size * 2))
+    finally:
+        for cache in (*writing, reader):
+            cache.close()
+
+
 def test_an_object_that_is_replaced_while_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first copy of each object is torn: it is read again, and the new bytes come whole."""
     source, mine = replace(WHOLE, tp_size=2), WHOLE
