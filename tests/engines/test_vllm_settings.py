@@ -61,11 +61,15 @@ def test_who_leases() -> None:
 
 
 def test_ranks() -> None:
-    assert Settings().ranks(2) == (2, 0)
-    assert Settings(name="pd", world_size=4, rank=0, target=2).ranks(2) == (4, 2)
-    assert Settings(name="pd", world_size=4, rank=2).ranks(2) == (4, 2)
+    assert Settings().ranks(2) == (2, 0, 0)
+    assert Settings(name="pd", world_size=4, rank=0, target=2).ranks(2) == (4, 0, 2)
+    assert Settings(name="pd", world_size=4, rank=2).ranks(2) == (4, 2, 2)
+    # data-parallel engines of one server have the same flags
+    assert Settings(name="dp", world_size=6).ranks(2, replica=2) == (6, 4, 4)
+    assert Settings(name="dp", world_size=6, rank=2, target=0).ranks(2, replica=1) == (6, 4, 0)
+    assert Settings().ranks(2, replica=2) == (2, 0, 0)
     for wrong, says in (
-        (Settings(name="pd", world_size=3, rank=2), "2 workers from nanokv.rank=2"),
+        (Settings(name="pd", world_size=3, rank=2), "2 workers from rank 2 on"),
         (Settings(name="pd", world_size=4, target=4), "nanokv.target=4 is no rank"),
         (Settings(world_size=4), "same nanokv.name"),
         (Settings(rank=2), "same nanokv.name"),
@@ -85,12 +89,14 @@ def test_printed_engines_make_one_world(workers: int) -> None:
     prefill, decode = _configs(command_lines("m", tensor_parallel=workers, together=False, flags=flags))
     assert (prefill["kv_role"], decode["kv_role"]) == ("kv_producer", "kv_consumer")
     first, second = (parse(config["kv_connector_extra_config"]) for config in (prefill, decode))
-    assert first.ranks(workers) == second.ranks(workers) == (2 * workers, workers)
+    assert first.ranks(workers) == (2 * workers, 0, workers)
+    assert second.ranks(workers) == (2 * workers, workers, workers)
     assert (first.rank, second.rank, first.size) == (0, workers, 4 << 30)
     assert first.name == second.name
     mixed = command_lines("m", tensor_parallel=workers, decode_tensor_parallel=2, together=False, flags=flags)
     first, second = (parse(config["kv_connector_extra_config"]) for config in _configs(mixed))
-    assert first.ranks(workers) == second.ranks(2) == (workers + 2, workers)
+    assert first.ranks(workers) == (workers + 2, 0, workers)
+    assert second.ranks(2) == (workers + 2, workers, workers)
     (alone,) = _configs(command_lines("m", tensor_parallel=workers, together=True, flags={}))
     assert alone["kv_role"] == "kv_both"
     assert alone["kv_connector_extra_config"] == {}

@@ -44,9 +44,8 @@ class NanoKVConnector(KVConnectorBase_V1):
         super().__init__(vllm_config, role, kv_cache_config)
         self._settings: Settings = parse(self._kv_transfer_config.kv_connector_extra_config)
         check_supported(vllm_config, kv_cache_config)
-        several = (
-            self._settings.ranks(vllm_config.parallel_config.world_size)[0] > vllm_config.parallel_config.world_size
-        )
+        self._ranks = ranks_of(vllm_config, self._settings)
+        several = self._ranks.world_size > vllm_config.parallel_config.world_size
         self._cache_hit_source = CacheHitSource.P2P if several else CacheHitSource.HOST
         self._scheduler = self._scheduler_side() if role == KVConnectorRole.SCHEDULER else None
         self._worker: WorkerSide | None = None
@@ -69,7 +68,7 @@ class NanoKVConnector(KVConnectorBase_V1):
             loads=transfer.is_kv_consumer,
             stores=transfer.is_kv_producer,
             waits=settings.load == "async",
-            target=settings.ranks(workers)[1],
+            target=self._ranks.target,
             save_generated=settings.save_generated,
         )
 

@@ -45,7 +45,9 @@ class LookupServer:
     def __init__(self, place: str, prefix: Prefix) -> None:
         self._place, self._prefix = place, prefix
         self._closed = False
-        Path(place).unlink(missing_ok=True)  # of a worker that was killed
+        for left in Path(place).parent.iterdir():  # by workers that were killed
+            if _is_deserted(left):
+                left.unlink(missing_ok=True)
         self._listener = Listener(place, "AF_UNIX")
         _here[place] = prefix
         threading.Thread(target=self._accept, name="nanokv-lookup", daemon=True).start()
@@ -72,6 +74,17 @@ class LookupServer:
         with contextlib.suppress(OSError):
             Client(self._place, "AF_UNIX").close()  # wakes the thread that accepts
         self._listener.close()
+
+
+def _is_deserted(place: Path) -> bool:
+    """True for a socket that nobody listens to."""
+    try:
+        Client(str(place), "AF_UNIX").close()
+    except ConnectionRefusedError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 class Lookup:

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, NamedTuple, get_args
 
 from nanokv.arguments import integer, seconds
 from nanokv.config import Alloc
@@ -79,23 +79,36 @@ class Settings:
         hold = self.hold if self.hold is not None else PRODUCER_HOLD if role == "kv_producer" else 0.0
         return hold or None
 
-    def ranks(self, workers: int) -> tuple[int, int]:
-        """The number of ranks of the world, and the first rank that reads what an engine of so many workers stores.
+    def ranks(self, workers: int, replica: int = 0) -> "Ranks":
+        """The ranks of an engine of so many workers.
+
+        Args:
+            replica: the number of the engine among those of a data-parallel server, which have the same flags. In a
+                world with a name each takes the next ranks; without a name each has a world of its own.
 
         Raises:
             InvalidArgument: the ranks of this engine, or the target, are not in the world.
         """
-        world_size = self.world_size or self.rank + workers
-        if self.rank + workers > world_size:
+        first = self.rank + (replica * workers if self.name else 0)
+        world_size = self.world_size or first + workers
+        if first + workers > world_size:
             raise InvalidArgument(
-                f"{workers} workers from {PREFIX}rank={self.rank} on are more than {PREFIX}world_size={world_size}"
+                f"{workers} workers from rank {first} on are more than {PREFIX}world_size={world_size} has"
             )
-        target = self.rank if self.target < 0 else self.target
+        target = first if self.target < 0 else self.target
         if target >= world_size:
             raise InvalidArgument(f"{PREFIX}target={target} is no rank: {PREFIX}world_size is {world_size}")
         if world_size > workers and not self.name:
             raise InvalidArgument(f"engines that share a world need the same {PREFIX}name")
-        return world_size, target
+        return Ranks(world_size, first, target)
+
+
+class Ranks(NamedTuple):
+    """Where an engine is in its world."""
+
+    world_size: int
+    first: int  #: rank of its workers
+    target: int  #: the first rank of the engine that reads what it stores
 
 
 def parse(extra: Mapping[str, Any]) -> Settings:

@@ -15,7 +15,7 @@ from nanokv.engines.vllm.lookup import LookupServer, place_of
 from nanokv.engines.vllm.metadata import Step
 from nanokv.engines.vllm.reading import Reading
 from nanokv.engines.vllm.saving import Saving
-from nanokv.engines.vllm.settings import Settings
+from nanokv.engines.vllm.settings import Ranks, Settings
 from nanokv.engines.vllm.stats import Counts
 from nanokv.errors import InvalidArgument
 from nanokv.heap import HeapKind
@@ -45,15 +45,15 @@ class WorkerSide:
         layers = layers_of(config, kv_caches, get_tp_group().rank_in_group)
         self._layer_numbers = {name: number for number, name in enumerate(layers.names)}
         part = _part()
-        world_size, _ = settings.ranks(config.parallel_config.world_size)
-        self._settings, self._part, self._world_size = settings, part, world_size
-        kind, options = _heap(settings, layers.planes[0].device, world_size)
+        ranks = ranks_of(config, settings)
+        self._settings, self._part, self._world_size = settings, part, ranks.world_size
+        kind, options = _heap(settings, layers.planes[0].device, ranks.world_size)
         self.cache = NanoKVCache(
             heap_bytes=settings.size,
             page_bytes=settings.page_bytes or page_bytes(layers.nbytes, len(layers.layout.heads)),
             name=settings.name or f"vllm-{transfer.engine_id}",
-            rank=settings.rank + part,
-            world_size=world_size,
+            rank=ranks.first + part,
+            world_size=ranks.world_size,
             alloc=settings.alloc,
             heap=kind,
             heap_options=options,
@@ -104,6 +104,11 @@ class WorkerSide:
         self._server.close()
         self.saving.close()
         self.cache.close()
+
+
+def ranks_of(config: "VllmConfig", settings: Settings) -> Ranks:
+    """The ranks of this engine."""
+    return settings.ranks(config.parallel_config.world_size, config.parallel_config.data_parallel_index)
 
 
 def _heap(settings: Settings, device: torch.device, world_size: int) -> tuple[HeapKind, dict[str, Any]]:

@@ -73,7 +73,7 @@ def test_wrong_flags(model: Path) -> None:
         ({"nope": 1}, "no flag 'nanokv.nope'"),
         ({"size": "much"}, "a size such as 4GiB"),
         ({"world_size": 2}, "the same nanokv.name"),
-        ({"name": "pd", "world_size": 2, "rank": 2}, "more than nanokv.world_size=2"),
+        ({"name": "pd", "world_size": 2, "rank": 2}, "more than nanokv.world_size=2 has"),
     ):
         with pytest.raises(InvalidArgument, match=says):
             make(config_of(model, connector("kv_both", **flags)), groups(1))
