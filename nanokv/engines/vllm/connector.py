@@ -18,7 +18,7 @@ from nanokv.engines.vllm.refusals import check_supported
 from nanokv.engines.vllm.scheduler import SchedulerSide
 from nanokv.engines.vllm.settings import Settings, parse
 from nanokv.engines.vllm.stats import NanoKVPromMetrics, NanoKVStats
-from nanokv.engines.vllm.worker import WorkerSide
+from nanokv.engines.vllm.worker import WorkerSide, ranks_of
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
