@@ -70,7 +70,7 @@ class LookupServer:
         if self._closed:
             return
         self._closed = True
-        del _here[self._place]
+        _here.pop(self._place, None)
         with contextlib.suppress(OSError):
             Client(self._place, "AF_UNIX").close()  # wakes the thread that accepts
         self._listener.close()
