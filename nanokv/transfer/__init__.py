@@ -5,6 +5,7 @@ single         one tensor
 batched        many tensors: one launch on a GPU, else one by one
 paged          blocks of an engine's paged KV cache
 layerwise      blocks that are stored layer by layer
+layouts        the layout of such objects, and which others can be read
 reshard        slices of objects of another layout
 cache_writer   an engine's step that writes tokens into its paged cache, and publishes full blocks
 growing_batch  the requests of a call as one launch, for `batched` and `paged`

@@ -9,8 +9,6 @@ another layout (`reshard`).
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -24,13 +22,13 @@ from nanokv.device.machines.records import Descriptor, Request
 from nanokv.device.protocol.status import Status
 from nanokv.errors import InvalidArgument, NanoKVError
 from nanokv.identity import Identity
-from nanokv.keys import Hasher
 from nanokv.kv_layout import KVLayout
 from nanokv.leases import lease_until
 from nanokv.transfer.descriptors import descriptor_of
 from nanokv.transfer.growing_batch import GrowingBatch
 from nanokv.transfer.layerwise import LayerwisePut, Target
-from nanokv.transfer.reshard import SliceReader, check_readable, layout_of, misfit, plan, sources_of
+from nanokv.transfer.layouts import Layouts
+from nanokv.transfer.reshard import SliceReader, layout_of
 from nanokv.transfer.single import SingleTransfer
 from nanokv.types import Key, KeyDigest
 
@@ -76,6 +74,8 @@ class PagedKV:
         pages = _pages(self._planes)
         self._batch = GrowingBatch(allocation, pages) if pages is not None else None
         self._slices = SliceReader(single, allocation, self._planes, self._per_layer)
+        own = layout_of(first, len(layers), self._layer_shape, self._per_layer)
+        self._layouts = Layouts(own, hooks.digest, hooks.whose)
 
     def put(
         self,
@@ -98,7 +98,7 @@ class PagedKV:
             InvalidArgument: invalid blocks or layers, or not as many keys as blocks; or the tensors contradict the
                 layout in the cache's identity.
         """
-        self._check_layout()
+        self._layouts.check()
         preferred_segment = self._hooks.checked_segment(preferred_segment)
         keys, blocks, chosen = self._checked(keys, blocks, layers)
         until = lease_until(hold)
@@ -151,7 +151,7 @@ class PagedKV:
         self._hooks.checked_segment(None)
         if held is not None or source is not None:
             return self._get_slices(keys, blocks, layers, held, source)
-        self._check_layout()
+        self._layouts.check()
         keys, blocks, chosen = self._checked(keys, blocks, layers)
         _check_different(blocks)
         descriptor, nbytes = self._descriptor(chosen), self._bytes(chosen)
@@ -207,13 +207,9 @@ class PagedKV:
         """
         self._hooks.checked_segment(None)
         keys = listed("keys", keys)
-        hashers: Sequence[Callable[[Key], KeyDigest]] = [self._hooks.digest]
-        if source is not None:
-            wants = self._wanted_by(source)
-            check_readable(wants, source)
-            hashers = self._hashers(sources_of(wants, source)[0])
+        digests = self._layouts.of_prefix(source)
         for count, key in enumerate(keys):
-            if any(self._allocation.exists(hasher(key)) != Status.OK for hasher in hashers):
+            if any(self._allocation.exists(digest(key)) != Status.OK for digest in digests):
                 return count
         return len(keys)
 
@@ -228,57 +224,18 @@ class PagedKV:
     ) -> list[NanoKVError | None]:
         keys, blocks = listed("keys", keys), self._checked_blocks(blocks)
         _check_different(blocks)
-        whole, mine = self._checked_range("held", held), self._own_layout
+        whole = self._checked_range("held", held)
         chosen = whole if layers is None else self._checked_range("layers", layers)
         if source is None:
-            wanted = plan(mine, replace(mine, first_layer=whole.start, layers=len(whole)), chosen, len(keys), blocks)
-            digests = [[self._hooks.digest(key) for key in keys]]
+            wanted, digests = self._layouts.of_own(keys, blocks, whole, chosen)
         else:
-            wants = self._wanted_by(source)
-            first = wants.first_layer + whole.start
-            objects = source if held is None else replace(source, first_layer=first, layers=len(whole))
-            wanted = plan(wants, objects, chosen, len(keys), blocks)
-            ranks = [replace(source, tp_rank=each.tp_rank) for each in wanted.sources]
-            digests = [[hasher(key) for key in keys] for hasher in self._hashers(ranks)]
+            parts = None if held is None else whole
+            wanted, digests = self._layouts.of_other(source, keys, blocks, parts, chosen)
         moved, whole_bytes = len(blocks) * self._bytes(chosen) // max(len(keys), 1), wanted.sources[0].nbytes
         return [
             self._hooks.judge_get(status, key, whole_bytes if status else moved)
             for key, status in zip(keys, self._slices.get(wanted, digests), strict=True)
         ]
-
-    def _wanted_by(self, source: object) -> KVLayout:
-        """The layout of this cache's identity, for a reader of another one. It says which heads are wanted."""
-        if not isinstance(source, KVLayout):
-            raise InvalidArgument(f"source must be a KVLayout, not {source!r}")
-        _, identity = self._hooks.whose
-        if identity is None or identity.layout is None:
-            raise InvalidArgument("source needs a cache whose identity has a layout: it says which heads are wanted")
-        why = misfit(self._own_layout, identity.layout, of_objects=False)
-        if why:
-            raise InvalidArgument(why)
-        return identity.layout
-
-    def _hashers(self, layouts: Sequence[KVLayout]) -> list[Hasher]:
-        """Per layout of a writer the digests of its keys."""
-        namespace, identity = self._hooks.whose
-        assert identity is not None
-        return [Hasher(namespace, identity.with_layout(layout)) for layout in layouts]
-
-    @cached_property
-    def _own_layout(self) -> KVLayout:
-        """The layout of the objects that `put` stores, of all layers."""
-        return layout_of(self._planes[0], len(self._layers), self._layer_shape, self._per_layer)
-
-    @cached_property
-    def _misfit(self) -> str | None:
-        """Why the objects of these tensors are not as the layout in the cache's identity says; None if they are."""
-        _, identity = self._hooks.whose
-        layout = None if identity is None else identity.layout
-        return None if layout is None or layout.form else misfit(self._own_layout, layout, of_objects=True)
-
-    def _check_layout(self) -> None:
-        if self._misfit:
-            raise InvalidArgument(self._misfit)
 
     def begin_put(
         self,
@@ -295,7 +252,7 @@ class PagedKV:
         Raises:
             InvalidArgument: as `put`; or a key is named twice.
         """
-        self._check_layout()
+        self._layouts.check()
         preferred_segment = self._hooks.checked_segment(preferred_segment)
         keys, blocks, chosen = self._checked(keys, blocks, layers)
         named = [(key, self._hooks.digest(key)) for key in keys]
