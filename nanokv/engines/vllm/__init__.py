@@ -7,6 +7,7 @@
 | `layers.py` | the engine's cache as `PagedKV` takes it, and the layout of the objects |
 | `identity.py` | what the engine's configuration says about the KV: model, tokenizer, tenant, layout |
 | `scheduler.py` | the scheduler's side: which blocks are loaded, and which are stored |
+| `tails.py` | the last, partly filled block of a prompt |
 | `worker.py` | a worker's side: attaches to the world, loads and stores |
 | `saving.py`, `loading.py` | the two halves of that |
 | `reading.py` | which blocks a worker can read, also of other tensor-parallel degrees |

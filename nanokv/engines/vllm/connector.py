@@ -18,6 +18,7 @@ from nanokv.engines.vllm.refusals import check_supported
 from nanokv.engines.vllm.scheduler import SchedulerSide
 from nanokv.engines.vllm.settings import Settings, parse
 from nanokv.engines.vllm.stats import NanoKVPromMetrics, NanoKVStats
+from nanokv.engines.vllm.tails import Tails
 from nanokv.engines.vllm.worker import WorkerSide, ranks_of
 
 if TYPE_CHECKING:
@@ -60,16 +61,18 @@ class NanoKVConnector(KVConnectorBase_V1):
 
     # --- the scheduler ---
     def _scheduler_side(self) -> SchedulerSide:
-        transfer, settings = self._kv_transfer_config, self._settings
+        transfer, settings, cache = self._kv_transfer_config, self._settings, self._vllm_config.cache_config
         workers = self._vllm_config.parallel_config.world_size
         return SchedulerSide(
-            self._vllm_config.cache_config.block_size,
+            cache.block_size,
+            Tails(cache.block_size, cache.prefix_caching_hash_algo),
             Lookup([place_of(transfer.engine_id, settings.name, part) for part in range(workers)]),
             loads=transfer.is_kv_consumer,
             stores=transfer.is_kv_producer,
             waits=settings.load == "async",
             target=self._ranks.target,
             save_generated=settings.save_generated,
+            save_tails=transfer.kv_role == "kv_producer" if settings.save_tails is None else settings.save_tails,
         )
 
     def get_num_new_matched_tokens(self, request: "Request", num_computed_tokens: int) -> tuple[int | None, bool]:

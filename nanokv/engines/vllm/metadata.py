@@ -16,11 +16,11 @@ class BlockLoad:
 
 @dataclass(frozen=True, slots=True)
 class BlockSave:
-    """Blocks that are full after this step: the engine's hash of each, and the block of the cache where it is."""
+    """Blocks that are complete after this step: the hash of each, and the block of the cache where it is."""
 
     hashes: list[bytes]
     blocks: list[int]
-    fresh: list[int]  #: how many of a block's tokens, the last ones, this step computes
+    fresh: list[int]  #: of a full block: how many of its tokens, the last ones, this step computes; else 0
     target: int  #: the first rank of the engine that reads them
 
 

@@ -1,7 +1,7 @@
 """The scheduler's side: which blocks of a request are loaded, and which are stored. It touches no KV.
 
 A request's blocks are known by the engine's own chained hashes, so a prefix that requests share has the same keys.
-Blocks are numbered from the beginning of the request; all positions are whole blocks.
+Blocks are numbered from the beginning of the request. The last one of a prompt may be partly filled (`tails.py`).
 """
 
 from collections.abc import Callable, Sequence
@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from nanokv.engines.vllm.metadata import BlockLoad, BlockSave, Step
+from nanokv.engines.vllm.tails import Tails
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
@@ -24,8 +25,11 @@ class Tracked:
     """A request that has blocks."""
 
     request: "Request"
-    saved: int = 0  #: blocks that were given to the workers to be stored
+    tail: bytes | None  #: the hash of the prompt's last block, if its tokens do not fill it
+    saved: int = 0  #: full blocks that were given to the workers to be stored
+    tail_saved: bool = False
     asked_from: int = 0  #: the first block of the last question
+    asked: list[bytes] = field(default_factory=list)  #: the hashes of the last question
     loading: set[int] = field(default_factory=set)  #: blocks of the cache that are being filled
     lost: bool = False  #: a load has failed: what is missing is computed, not asked for again
 
@@ -35,16 +39,19 @@ class SchedulerSide:
 
     Args:
         block_size: tokens per block.
+        tails: the hashes of partly filled blocks.
         lookup: how many of the first blocks, given by their hashes, can be loaded.
         loads, stores: what this engine does.
         waits: True if a request waits for its load outside of steps.
         target: the rank in whose segment blocks are stored, unless a request names another one.
         save_generated: whether blocks that hold generated tokens are stored.
+        save_tails: whether partly filled blocks of prompts are stored.
     """
 
     def __init__(
         self,
         block_size: int,
+        tails: Tails,
         lookup: Callable[[Sequence[bytes]], int],
         *,
         loads: bool,
@@ -52,12 +59,14 @@ class SchedulerSide:
         waits: bool,
         target: int,
         save_generated: bool,
+        save_tails: bool,
     ) -> None:
         self._block_size = block_size
+        self._tails = tails
         self._lookup = lookup
         self._loads, self._stores, self._waits = loads, stores, waits
         self._target = target
-        self._save_generated = save_generated
+        self._save_generated, self._save_tails = save_generated, save_tails
         self._requests: dict[str, Tracked] = {}
         self._step = Step()
 
@@ -68,26 +77,35 @@ class SchedulerSide:
         """
         tracked = self._tracked(request)
         first = tracked.asked_from = computed // self._block_size
-        usable = min((request.num_tokens - 1) // self._block_size, len(request.block_hashes))
-        if not self._loads or tracked.lost or usable <= first:
+        tracked.asked = self._askable(tracked, first)
+        if not self._loads or tracked.lost or not tracked.asked:
             return 0, False
-        found = self._lookup(request.block_hashes[first:usable])
-        return found * self._block_size, self._waits and found > 0
+        found = first + self._lookup(tracked.asked)
+        tokens = min(found * self._block_size, request.num_tokens - 1) - computed
+        return max(tokens, 0), self._waits and tokens > 0
+
+    def _askable(self, tracked: Tracked, first: int) -> list[bytes]:
+        """The hashes of a request's blocks from `first` on, the prompt's tail included."""
+        request = tracked.request
+        full = min(request.num_tokens // self._block_size, len(request.block_hashes))
+        hashes = list(request.block_hashes[first:full])
+        at_tail = request.num_tokens == request.num_prompt_tokens and first <= full
+        return [*hashes, tracked.tail] if tracked.tail is not None and at_tail else hashes
 
     def allocated(self, request: "Request", blocks: "KVCacheBlocks", external: int) -> None:
         """The request has blocks; `external` of its tokens are to be loaded into those after the computed ones."""
         tracked = self._tracked(request)
         if external <= 0:
             return
-        first, last = tracked.asked_from, tracked.asked_from + external // self._block_size
-        places = blocks.get_block_ids()[0][first:last]
-        self._step.loads.append(BlockLoad(request.request_id, list(request.block_hashes[first:last]), list(places)))
+        first, count = tracked.asked_from, -(-external // self._block_size)
+        places = blocks.get_block_ids()[0][first : first + count]
+        self._step.loads.append(BlockLoad(request.request_id, tracked.asked[:count], list(places)))
         tracked.loading = set(places)
 
     def _tracked(self, request: "Request") -> Tracked:
         tracked = self._requests.get(request.request_id)
         if tracked is None or tracked.request is not request:
-            tracked = self._requests[request.request_id] = Tracked(request)
+            tracked = self._requests[request.request_id] = Tracked(request, self._tails.hash(request))
         return tracked
 
     def build(self, output: "SchedulerOutput") -> Step:
@@ -105,25 +123,27 @@ class SchedulerSide:
         tracked, state = self._requests.get(name), output.kv_connector_block_state
         if tracked is None or state is None:
             return
-        request = tracked.request
+        request, size = tracked.request, self._block_size
+        before, after = request.num_computed_tokens, request.num_computed_tokens + tokens
         known = request.num_tokens if self._save_generated else request.num_prompt_tokens
-        full = min(request.num_computed_tokens + tokens, known) // self._block_size
-        full = min(full, len(request.block_hashes))
-        if full <= tracked.saved:
-            return
-        places = state.get_block_ids(name)
+        full = min(min(after, known) // size, len(request.block_hashes))
+        new = range(tracked.saved, full)
+        hashes = [request.block_hashes[i] for i in new]
+        fresh = [min(max((i + 1) * size - before, 0), size) for i in new]
+        numbers = [*new]
+        if self._tail_is_due(tracked, after):
+            assert tracked.tail is not None
+            hashes, fresh, numbers = [*hashes, tracked.tail], [*fresh, 0], [*numbers, request.num_prompt_tokens // size]
+        places = state.get_block_ids(name) if numbers else None
         if places is None:
             return
-        new, size, before = range(tracked.saved, full), self._block_size, request.num_computed_tokens
-        self._step.saves.append(
-            BlockSave(
-                [request.block_hashes[i] for i in new],
-                [places[0][i] for i in new],
-                [min(max((i + 1) * size - before, 0), size) for i in new],
-                self._reader(request),
-            )
-        )
-        tracked.saved = full
+        blocks = [places[0][i] for i in numbers]
+        self._step.saves.append(BlockSave(hashes, blocks, fresh, self._reader(request)))
+        tracked.saved, tracked.tail_saved = max(tracked.saved, full), tracked.tail_saved or len(numbers) > len(new)
+
+    def _tail_is_due(self, tracked: Tracked, computed: int) -> bool:
+        wanted = self._save_tails and tracked.tail is not None and not tracked.tail_saved
+        return wanted and computed >= tracked.request.num_prompt_tokens
 
     def _reader(self, request: "Request") -> int:
         asked = (request.kv_transfer_params or {}).get(TARGET_PARAMETER, self._target)

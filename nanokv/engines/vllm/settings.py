@@ -43,6 +43,9 @@ class Settings:
     load: Annotated[Load, "async: a request waits outside of steps; layer: each layer waits for its own KV"] = "async"
     write: Annotated[Write, "who writes the engine's cache: engine; or, on a GPU, NanoKV's kernel"] = "engine"
     save_generated: Annotated[bool, "whether blocks of generated tokens are stored too"] = True
+    save_tails: Annotated[
+        bool | None, "whether the last block of a prompt is stored if it is not full. Default: by a kv_producer"
+    ] = None
     checksum: Annotated[bool, "store a checksum with each block, and verify it at each load"] = False
     attach_timeout: Annotated[float, "seconds to wait for the other engines at start"] = 600.0
     on_stale: Annotated[Stale, "what to do with a world whose engines have all died: replace, recover, error"] = (
@@ -63,8 +66,8 @@ class Settings:
         for name in ("name", "namespace", "model"):
             if not isinstance(getattr(self, name), str):
                 raise InvalidArgument(f"{PREFIX}{name} must be a string, not {getattr(self, name)!r}")
-        for name in ("save_generated", "checksum"):
-            if not isinstance(getattr(self, name), bool):
+        for name, allowed_type in (("save_generated", bool), ("save_tails", bool | None), ("checksum", bool)):
+            if not isinstance(getattr(self, name), allowed_type):
                 raise InvalidArgument(f"{PREFIX}{name} must be true or false, not {getattr(self, name)!r}")
         for name, low in (("size", 1), ("page_bytes", 0), ("world_size", 0), ("rank", 0), ("target", -1)):
             object.__setattr__(self, name, integer(PREFIX + name, getattr(self, name), low))

@@ -105,9 +105,19 @@ def start(model: Path) -> Iterator[Start]:
         yield one
 
 
+def but_one(prompts: list[list[int]]) -> list[int]:
+    """Of each prompt the tokens that can be handed over: all but the last one, which gives the first logits."""
+    return [len(prompt) - 1 for prompt in prompts]
+
+
+def blocks_of(prompts: list[list[int]]) -> int:
+    """The blocks that hold these tokens of all prompts."""
+    return sum(-(-(len(prompt) - 1) // BLOCK) for prompt in prompts)
+
+
 def whole_blocks(prompts: list[list[int]]) -> list[int]:
-    """Of each prompt the tokens that can be loaded: whole blocks, but never the last token."""
-    return [(len(prompt) - 1) // BLOCK * BLOCK for prompt in prompts]
+    """Of each prompt the tokens that an engine finds that keeps whole blocks: these, but never the last token."""
+    return [min(len(prompt) // BLOCK * BLOCK, len(prompt) - 1) for prompt in prompts]
 
 
 def total(engine: Engine, name: str) -> int:

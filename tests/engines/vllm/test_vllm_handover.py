@@ -12,7 +12,7 @@ pytest.importorskip("vllm", reason="needs vLLM: make test-vllm")
 
 from bench.vllm.model import make_model, make_model_with_windows
 from bench.vllm.process import Engine, connector
-from tests.engines.vllm.conftest import PROMPTS, TOKENS, Pair, Start, total, whole_blocks
+from tests.engines.vllm.conftest import PROMPTS, TOKENS, Pair, Start, blocks_of, but_one, total, whole_blocks
 
 StartPair = Callable[..., Pair]
 FEW = PROMPTS[:12]
@@ -23,8 +23,8 @@ def test_every_token_is_as_by_one_engine_alone(start_pair: StartPair, expected: 
     pair.hand_over(PROMPTS)
     found = pair.generate(PROMPTS)
     assert found["tokens"] == expected
-    assert found["cached"] == whole_blocks(PROMPTS)
-    assert total(pair.decode, "gets") == sum(whole_blocks(PROMPTS)) // 32  # every block came from the world
+    assert found["cached"] == but_one(PROMPTS)
+    assert total(pair.decode, "gets") == blocks_of(PROMPTS)  # every block came from the world
     # the control: what is loaded is what was stored
     assert pair.decode.ask("alter") > 0
     altered = pair.generate(FEW)["tokens"]
@@ -48,7 +48,7 @@ def test_tokens_in_other_settings(
     pair.hand_over(PROMPTS)
     found = pair.generate(PROMPTS)
     assert found["tokens"] == expected
-    assert found["cached"] == whole_blocks(PROMPTS)
+    assert found["cached"] == but_one(PROMPTS)
     assert pair.decode.ask("alter") > 0
     altered = pair.generate(FEW)["tokens"]
     differs = [mine != theirs for mine, theirs in zip(altered, expected, strict=False)]
@@ -62,7 +62,7 @@ def test_a_small_segment_evicts_and_tokens_stay_right(start_pair: StartPair, exp
     found = pair.generate(PROMPTS)
     assert found["tokens"] == expected
     assert total(pair.prefill, "evictions") > 0
-    assert 0 < sum(found["cached"]) < sum(whole_blocks(PROMPTS))
+    assert 0 < sum(found["cached"]) < sum(but_one(PROMPTS))
 
 
 def test_what_is_held_waits_for_its_reader(start_pair: StartPair, expected: list[list[int]]) -> None:
@@ -71,7 +71,7 @@ def test_what_is_held_waits_for_its_reader(start_pair: StartPair, expected: list
     pair.hand_over(PROMPTS)  # more than fits: the first ones stay until they are read
     found = pair.generate(FEW)
     assert found["tokens"] == expected[: len(FEW)]
-    assert found["cached"] == whole_blocks(FEW)
+    assert found["cached"] == but_one(FEW)
     assert total(pair.prefill, "evictions") == 0
 
 
@@ -99,7 +99,7 @@ def test_a_prefill_engine_is_killed_midway(start_pair: StartPair, expected: list
     pair.start_prefill().wait()
     pair.hand_over(PROMPTS)
     again = pair.generate(PROMPTS)
-    assert (again["tokens"], again["cached"]) == (expected, whole_blocks(PROMPTS))
+    assert (again["tokens"], again["cached"]) == (expected, but_one(PROMPTS))
 
 
 def test_a_decode_engine_is_killed_and_started_again(start_pair: StartPair, expected: list[list[int]]) -> None:
@@ -112,7 +112,7 @@ def test_a_decode_engine_is_killed_and_started_again(start_pair: StartPair, expe
     pair.hand_over(PROMPTS)
     found = pair.generate(PROMPTS)
     assert found["tokens"] == expected
-    assert found["cached"] == whole_blocks(PROMPTS)
+    assert found["cached"] == but_one(PROMPTS)
 
 
 @pytest.mark.parametrize("other", ["weights", "dtype"])
@@ -136,7 +136,7 @@ def test_another_model_shares_nothing(
 def test_requests_with_other_salts_share_nothing(start_pair: StartPair, expected: list[list[int]]) -> None:
     pair = start_pair()
     pair.prefill.ask("generate", prompts=FEW, tokens=1, salt="tenant a")
-    for salt, cached in (("tenant b", [0] * len(FEW)), (None, [0] * len(FEW)), ("tenant a", whole_blocks(FEW))):
+    for salt, cached in (("tenant b", [0] * len(FEW)), (None, [0] * len(FEW)), ("tenant a", but_one(FEW))):
         assert pair.decode.ask("forget")
         found = pair.decode.ask("generate", prompts=FEW, tokens=TOKENS, salt=salt)
         assert found["tokens"] == expected[: len(FEW)]
@@ -225,8 +225,8 @@ def test_engines_of_other_tensor_parallel_degrees(model: Path, writers: int, rea
     ):
         computed = prefill.ask("generate", prompts=FEW, tokens=TOKENS)["tokens"]
         found = decode.ask("generate", prompts=FEW, tokens=TOKENS)
-        assert (found["tokens"], found["cached"]) == (computed, whole_blocks(FEW))
-        assert total(decode, "gets") == readers * sum(whole_blocks(FEW)) // 32
+        assert (found["tokens"], found["cached"]) == (computed, but_one(FEW))
+        assert total(decode, "gets") == readers * blocks_of(FEW)
         assert decode.ask("alter") + prefill.ask("alter") > 0
         assert decode.ask("forget")
         altered = decode.ask("generate", prompts=FEW, tokens=TOKENS)["tokens"]
