@@ -60,9 +60,13 @@ def renew(world: World, owner: tl.int64, slot: tl.int64, epoch: tl.int64, until:
     """Lease a READY object anew, until the time `until`, in ns: 1; 0 if it is gone, or is being read at this moment."""
     header = header_at(world, segment(world, owner), slot)
     seen = load64(header + H_ACCESS, "relaxed")  # relaxed: if it is old, the CAS fails
+    leased = (until & ACCESS_TIME) | LEASED
     renewed = word(0)
     if still_ready(header, epoch):
         # relaxed: the word hands nothing over
-        if cas64(header + H_ACCESS, seen, (until & ACCESS_TIME) | LEASED, "relaxed") == seen:
+        if cas64(header + H_ACCESS, seen, leased, "relaxed") == seen:
             renewed = word(1)
+            if not still_ready(header, epoch):  # the slot has another object, put at the same time
+                cas64(header + H_ACCESS, leased, seen, "relaxed")
+                renewed = word(0)
     return renewed

@@ -66,7 +66,7 @@ def test_a_small_segment_evicts_and_tokens_stay_right(start_pair: StartPair, exp
 
 
 def test_what_is_held_waits_for_its_reader(start_pair: StartPair, expected: list[list[int]]) -> None:
-    pair = start_pair({"size": "2MiB", "hold": 600})
+    pair = start_pair({"size": "3MiB", "hold": 600})
     pair.hand_over(FEW)
     pair.hand_over(PROMPTS)  # more than fits: the first ones stay until they are read
     found = pair.generate(FEW)

@@ -33,7 +33,14 @@ mutant(
     "renew-unvalidated",
     "a late renewal leases the next object in the slot",
     ("renewed-late",),
-    (lease.renew, "if still_ready(header, epoch):", "if epoch >= 0:"),
+    (lease.renew, "    if still_ready(header, epoch):\n        # relaxed", "    if epoch >= 0:\n        # relaxed"),
+    (lease.renew, "if not still_ready(header, epoch):", "if epoch < 0:"),
+)
+mutant(
+    "renew-unrepaired",
+    "a late renewal leases the next object in the slot, which was put at the same time",
+    ("renewed-late",),
+    (lease.renew, "if not still_ready(header, epoch):", "if epoch < 0:"),
 )
 
 # --- free neighbours ---
