@@ -20,6 +20,8 @@ from nanokv.transfer.paged import PagedKV
 
 logger = init_logger(f"vllm.{__name__}")  # vLLM shows what is under its own name
 
+REST_SECONDS = 0.005
+
 
 @dataclass(slots=True)
 class _Load:
@@ -66,6 +68,12 @@ class Loading:
                 if layer in part:
                     with suppress(Exception):  # `finished` reports it
                         handle.wait()
+
+    def rest(self) -> None:
+        """Wait for the oldest load, a moment at most: a step without work would only take the interpreter from it."""
+        for _, handle in self._under_way[0].parts if self._under_way else ():
+            with suppress(Exception):  # `finished` reports it
+                handle.result(REST_SECONDS)
 
     def finished(self) -> set[str]:
         """The requests whose loads have ended since the last call, well or not."""

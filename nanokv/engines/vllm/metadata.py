@@ -31,3 +31,4 @@ class Step(KVConnectorMetadata):
     loads: list[BlockLoad] = field(default_factory=list)
     saves: list[BlockSave] = field(default_factory=list)
     clear: bool = False  #: remove what is stored in the segments of this engine first
+    idle: bool = False  #: no tokens are computed in this step: it may wait for loads

@@ -117,6 +117,7 @@ class SchedulerSide:
         for name in output.finished_req_ids:
             self._requests.pop(name, None)
         step, self._step = self._step, Step()
+        step.idle = output.total_num_scheduled_tokens == 0
         return step
 
     def _save(self, name: str, tokens: int, output: "SchedulerOutput") -> None:

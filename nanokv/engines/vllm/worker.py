@@ -80,6 +80,8 @@ class WorkerSide:
         if step.clear:
             self.cache.clear()
         self.loading.start(step.loads)
+        if step.idle:
+            self.loading.rest()
 
     def finish(self) -> None:
         """The end of a step: what it stores is READY, and what it needed is loaded."""
