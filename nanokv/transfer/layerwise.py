@@ -37,7 +37,10 @@ class Target:
 
 
 class LayerwisePut:
-    """Objects that are being written. Made by `PagedKV.begin_put`; used by one thread at a time."""
+    """Objects that are being written. Made by `PagedKV.begin_put`; used by one thread at a time.
+
+    End it by `commit` or `abort`: until then, or until the process ends, the pages stay reserved.
+    """
 
     def __init__(
         self,
@@ -48,14 +51,22 @@ class LayerwisePut:
         target: Target,
         judge: Callable[[int, Key], NanoKVError | None],
     ) -> None:
-        """Args: planes: per layer its planes, each [blocks, ...], in the order in which an object holds them."""
+        """`planes`: per layer its planes, each [blocks, ...], in the order in which an object holds them."""
         self._single, self._allocation, self._machine = transfer
         self._keys, self._blocks, self._planes, self._target = keys, blocks, planes, target
         self._judge = judge
         self._left = set(range(len(planes)))
         self._over = False
-        self._begun = [self._begin(digest) for _, digest in keys]
-        self._open = [i for i, begun in enumerate(self._begun) if begun.status == Status.OK]
+        self._begun: list[Begun] = []
+        self._open: list[int] = []
+        try:
+            for i, (_, digest) in enumerate(keys):
+                self._begun.append(self._begin(digest))
+                if self._begun[i].status == Status.OK:
+                    self._open.append(i)
+        except BaseException:
+            self.abort()  # nobody else knows of those that were begun
+            raise
         self._parts = [self._parts_of(self._begun[i]) for i in self._open]
 
     @property
@@ -108,10 +119,14 @@ class LayerwisePut:
         if self._over:
             raise InvalidArgument("these blocks were committed or aborted already")
         self._over = True
-        return [
-            self._judge(self._finish(digest, begun), key)
-            for (key, digest), begun in zip(self._keys, self._begun, strict=True)
-        ]
+        return [self._outcome(key, digest, begun) for (key, digest), begun in zip(self._keys, self._begun, strict=True)]
+
+    def _outcome(self, key: Key, digest: KeyDigest, begun: Begun) -> NanoKVError | None:
+        """Make one object READY. What it raises is its own error: the others are committed all the same."""
+        try:
+            return self._judge(self._finish(digest, begun), key)
+        except NanoKVError as error:
+            return error
 
     def _finish(self, digest: KeyDigest, begun: Begun) -> int:
         if begun.status != Status.OK:

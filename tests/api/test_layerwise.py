@@ -1,9 +1,11 @@
 """Blocks that are stored layer by layer: `PagedKV.begin_put`."""
 
+from typing import Any
+
 import pytest
 import torch
 
-from nanokv.errors import DuplicateKey, InvalidArgument, KeyNotFound, NotReady, OutOfMemory
+from nanokv.errors import DuplicateKey, InvalidArgument, KeyNotFound, NotReady, OutOfMemory, PeerLost
 from tests.api.test_paged import LAYERS, LAYOUTS, Make, block_of, filled, heads_first
 from tests.conftest import MakeWorld, World
 
@@ -98,3 +100,38 @@ def test_a_full_segment_refuses_and_a_lease_holds(make_world: MakeWorld) -> None
     world[1].get("a")
     assert paged.begin_put(["c"], [2], preferred_segment=1).commit() == [None]
     assert world[1].exists_many(["a", "b", "c"]) == [False, True, True]
+
+
+def test_nothing_is_left_of_a_begin_that_raises(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    layers, kv_dim = filled(heads_first, 7)
+    paged = world[0].paged_kv(layers, kv_dim=kv_dim)
+    begin, calls = world[0]._allocation.begin, []
+
+    def lost(*args: Any, **options: Any) -> Any:
+        calls.append(args)
+        if len(calls) == 3:
+            raise PeerLost("the third one")
+        return begin(*args, **options)
+
+    monkeypatch.setattr(world[0]._allocation, "begin", lost)
+    with pytest.raises(PeerLost, match="third"):
+        paged.begin_put(["a", "b", "c"], [0, 1, 2], preferred_segment=1)
+    monkeypatch.undo()
+    assert paged.put(["a", "b", "c"], [0, 1, 2], preferred_segment=1) == [None] * 3  # no key is taken
+
+
+def test_a_commit_that_raises_does_not_disturb_the_others(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    layers, kv_dim = filled(heads_first, 8)
+    put = world[0].paged_kv(layers, kv_dim=kv_dim).begin_put(["a", "b", "c"], [0, 1, 2], preferred_segment=1)
+    finish, lost = world[0]._allocation.finish, world[0].digest("b")
+
+    def failing(key: Any, begun: Any) -> int:
+        if key == lost:
+            raise PeerLost("gone")
+        return finish(key, begun)
+
+    monkeypatch.setattr(world[0]._allocation, "finish", failing)
+    first, error, last = put.commit()
+    assert first is last is None
+    assert isinstance(error, PeerLost)
+    assert world[1].exists_many(["a", "c"]) == [True, True]

@@ -9,7 +9,6 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorRole,
 )
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
-from vllm.logger import init_logger
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from nanokv.engines.vllm.lookup import Lookup, place_of
@@ -30,8 +29,6 @@ if TYPE_CHECKING:
     from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
-
-logger = init_logger(f"vllm.{__name__}")  # vLLM shows what is under its own name
 
 
 class NanoKVConnector(KVConnectorBase_V1):

@@ -13,7 +13,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from vllm.logger import init_logger
 
 from nanokv.engines.vllm.metadata import BlockSave
 from nanokv.engines.vllm.saving import Saving
@@ -22,8 +21,6 @@ from nanokv.transfer.cache_writer import FilledBlock
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
-
-logger = init_logger(f"vllm.{__name__}")  # vLLM shows what is under its own name
 
 #: the modules of vLLM's attention backends, and what they call this step
 STEPS = (
