@@ -2,7 +2,8 @@
 
 The cache is vLLM's, of either layout: `reshape_and_cache_flash` (NHD or HND, by strides) or `reshape_and_cache` (heads
 before tokens, K split by x). `slot_mapping` names each token's slot, block * BLOCK + position; a negative slot is
-padding. Elements are converted as vLLM does: divided by a scale and rounded to fp8, or cast to the cache's dtype.
+padding. `engine_tokens` moves the elements, and converts them as vLLM does: divided by a scale and rounded to fp8, or
+cast to the cache's dtype.
 
 A step has one launch per layer, and an object holds all layers of one block: [layers, 2, BLOCK, heads, dim], in the
 cache's dtype, without gaps, whatever the layout. So the put of an object goes on over the launches of a step:
@@ -41,6 +42,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
+from nanokv.device.kernels.engine_tokens import L_BLOCK, L_HEAD_SIZE, L_HEADS, move_position
 from nanokv.device.memory.triton import select, store64, table64, word
 from nanokv.device.protocol.cooperative import (
     MANY,
@@ -58,63 +60,10 @@ from nanokv.device.segment.layout import WORD_BYTES
 from nanokv.device.segment.world_table import World, open_world
 
 REGISTERS = 255  #: of a thread on NVIDIA: see `many.REGISTERS`
-CHUNK_BYTES = 4096  #: of K, and as many of V: with one warp, eight 16-byte loads of each thread are in flight
 Q_FRESH = Q_ADDRESS  # how many tokens of a block the launch brings: a block has no address
 USED_UP = tl.constexpr(-1)  # the block of a request that is done with
 UNFINISHED = tl.constexpr(-1)  # in place of a status: no launch has published or refused the object
 ABANDONED = tl.constexpr(-2)  # in place of a status: the launch has no object to store into
-
-# the tuple `layout` of the kernel
-L_HEADS = tl.constexpr(0)
-L_HEAD_SIZE = tl.constexpr(1)
-L_BLOCK = tl.constexpr(2)  # positions of a block
-L_K_INNER = tl.constexpr(3)  # elements of a head of K that lie side by side: the head's size, or x
-L_V_INNER = tl.constexpr(4)  # the same of V: the head's size, or 1
-L_SCALE = tl.constexpr(5)  # words from the scale of a head to the next one: 0 or 1; -1 if nothing is quantized
-L_CHUNK = tl.constexpr(6)  # elements of a token that are moved at once: a power of two
-
-
-# --- elements ---------------------------------------------------------------------------------
-@triton.jit
-def in_cache(
-    at: tl.tensor, head_stride: tl.int64, outer_stride: tl.int64, size: tl.constexpr, inner: tl.constexpr
-) -> Any:
-    """The offsets of the elements `at` of a token, [heads, size] flat, from the token's place in the cache."""
-    dim = at % size
-    if inner < size:  # else Triton would not see that the elements of a head lie side by side
-        dim = (dim // inner) * outer_stride + dim % inner
-    return (at // size) * head_stride + dim
-
-
-@triton.jit
-def in_object(row: tl.int64, at: tl.tensor, pointer: tl.constexpr, width: tl.constexpr) -> Any:
-    """Pointers to the elements `at`, `width` of them, of a row of an object, whose address is a multiple of 16."""
-    return tl.max_contiguous(tl.multiple_of(tl.cast(row, pointer) + at, 16), width)
-
-
-@triton.jit
-def converted(
-    values: tl.tensor, scale_ptr: tl.tensor, at: tl.tensor, mask: tl.tensor, to: tl.constexpr, layout: tl.constexpr
-) -> Any:
-    """The elements `at` of a token, as the cache holds them. What does not fit into fp8 saturates, as in vLLM."""
-    if layout[L_SCALE] < 0 or values.dtype.is_fp8():
-        result = values.to(to)
-    else:
-        if layout[L_SCALE] == 0:
-            scale = tl.load(scale_ptr)
-        else:
-            scale = tl.load(scale_ptr + at // layout[L_HEAD_SIZE], mask=mask, other=1.0)
-        largest: tl.constexpr = largest_of(to)
-        scaled = values.to(tl.float32) / scale
-        scaled = tl.clamp(scaled, -largest, largest, propagate_nan=tl.PropagateNan.ALL)
-        result = scaled.to(to)
-    return result
-
-
-@triton.constexpr_function
-def largest_of(kind: Any) -> float:
-    """The largest finite number of an fp8 type."""
-    return {"fp8e4nv": 448.0, "fp8e5": 57344.0, "fp8e4b8": 240.0}[str(kind)]
 
 
 # --- the part of an object --------------------------------------------------------------------
@@ -240,53 +189,6 @@ def finish_position(
 
 
 # --- the kernels ------------------------------------------------------------------------------
-@triton.jit
-def move_position(
-    key_ptr: tl.tensor,
-    value_ptr: tl.tensor,
-    k_place: tl.tensor,
-    v_place: tl.tensor,
-    k_scale_ptr: tl.tensor,
-    v_scale_ptr: tl.tensor,
-    k_head: tl.int64,
-    k_outer: tl.int64,
-    v_head: tl.int64,
-    v_outer: tl.int64,
-    k_object: tl.int64,
-    v_object: tl.int64,
-    fresh: tl.int1,
-    stores: tl.int1,
-    publishes: tl.constexpr,
-    layout: tl.constexpr,
-) -> None:
-    """Write a fresh token into the cache, or read an old one from it; and, if `stores`, into the object.
-
-    `key_ptr`, `value_ptr`: of the token; `k_place`, `v_place`: of its place in the cache; `k_object`, `v_object`: the
-    addresses of its rows in the object.
-    """
-    SIZE: tl.constexpr = layout[L_HEAD_SIZE]
-    CHUNK: tl.constexpr = layout[L_CHUNK]
-    ROW: tl.constexpr = layout[L_HEADS] * SIZE
-    kind: tl.constexpr = k_place.dtype.element_ty
-    for start in tl.range(0, ROW, CHUNK, num_stages=1):
-        at = start + tl.arange(0, CHUNK)
-        mask = (at < ROW) | (ROW % CHUNK == 0)
-        k_at = k_place + in_cache(at, k_head, k_outer, SIZE, layout[L_K_INNER])
-        v_at = v_place + in_cache(at, v_head, v_outer, SIZE, layout[L_V_INNER])
-        if fresh:
-            k = converted(tl.load(key_ptr + at, mask=mask), k_scale_ptr, at, mask, kind, layout)
-            v = converted(tl.load(value_ptr + at, mask=mask), v_scale_ptr, at, mask, kind, layout)
-            tl.store(k_at, k, mask=mask)
-            tl.store(v_at, v, mask=mask)
-        else:
-            k = tl.load(k_at, mask=mask)
-            v = tl.load(v_at, mask=mask)
-        if publishes:
-            if stores:
-                tl.store(in_object(k_object, at, k_place.dtype, CHUNK), k, mask=mask)
-                tl.store(in_object(v_object, at, k_place.dtype, CHUNK), v, mask=mask)
-
-
 @triton.jit(do_not_specialize=["tokens", "slots", "plane"])
 def reshape_and_cache_kernel(
     key_ptr: tl.tensor,

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import torch
 import triton
 
-from nanokv.device.kernels.reshape_and_cache import CHUNK_BYTES, REGISTERS, reshape_and_cache_kernel
+from nanokv.device.kernels.engine_tokens import CHUNK_BYTES
+from nanokv.device.kernels.reshape_and_cache import REGISTERS, reshape_and_cache_kernel
 from nanokv.device.machines.engine_cache import ALIGNMENT
 from nanokv.device.machines.full_blocks import FullBlocks
 from nanokv.device.machines.lane import INTERPRETER

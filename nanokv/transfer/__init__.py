@@ -4,6 +4,7 @@ descriptors    dtype and shape as words, and tensors that are refused
 single         one tensor
 batched        many tensors: one launch on a GPU, else one by one
 paged          blocks of an engine's paged KV cache
+engine_layers  the tensors of such a cache, and what an object of some of its layers looks like
 layerwise      blocks that are stored layer by layer
 layouts        the layout of such objects, and which others can be read
 reshard        slices of objects of another layout

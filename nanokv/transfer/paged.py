@@ -1,34 +1,34 @@
 """An engine's paged KV cache, whose blocks are put into objects and got from them without a staging buffer.
 
-An object holds one block of some layers: [layers, 2, tokens, heads, dim], without gaps, whatever the strides of the
-engine's tensors. So an engine with another layout can get the blocks that one engine put. An object of another shape or
-dtype is refused, not reinterpreted; the raw bytes of `open_for_write` have any.
+An object holds one block of some layers, without gaps (`engine_layers`). So an engine with another layout can get the
+blocks that one engine put. An object of another shape or dtype is refused, not reinterpreted; the raw bytes of
+`open_for_write` have any.
 
 A reader can also take slices: some layers of objects that hold more, or its part of the objects of a writer with
 another layout (`reshard`).
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
 
 from nanokv.allocation.base import Allocation
-from nanokv.arguments import integer, listed, whole_number
+from nanokv.arguments import listed
 from nanokv.background import Handle, Worker
 from nanokv.device.machines.base import Machine
-from nanokv.device.machines.engine_cache import Pages, check_alike
-from nanokv.device.machines.records import Descriptor, Request
+from nanokv.device.machines.records import Request
 from nanokv.device.protocol.status import Status
 from nanokv.errors import InvalidArgument, NanoKVError
 from nanokv.identity import Identity
 from nanokv.kv_layout import KVLayout
 from nanokv.leases import lease_until
-from nanokv.transfer.descriptors import descriptor_of
+from nanokv.transfer.engine_layers import EngineLayers
 from nanokv.transfer.growing_batch import GrowingBatch
 from nanokv.transfer.layerwise import LayerwisePut, Target
 from nanokv.transfer.layouts import Layouts
-from nanokv.transfer.reshard import SliceReader, layout_of
+from nanokv.transfer.reshard import SliceReader
 from nanokv.transfer.single import SingleTransfer
 from nanokv.types import Key, KeyDigest
 
@@ -63,19 +63,11 @@ class PagedKV:
         self._single = single
         self._allocation = allocation
         self._hooks = hooks
-        layers, kv_dim = _checked_layers(layers, kv_dim)
-        self._planes = _planes(layers, kv_dim, single.device)
-        self._per_layer = len(self._planes) // len(layers)
-        self._layers = range(len(layers))
-        first = self._planes[0]
-        self._blocks, self._plane_bytes = len(first), first[0].numel() * first.element_size()
-        shape = list(layers[0].shape[1:]) if kv_dim is None else [2, *first.shape[1:]]
-        self._layer_shape = tuple(shape)
-        pages = _pages(self._planes)
+        self._engine = EngineLayers(layers, kv_dim, single.device)
+        pages = self._engine.pages()
         self._batch = GrowingBatch(allocation, pages) if pages is not None else None
-        self._slices = SliceReader(single, allocation, self._planes, self._per_layer)
-        own = layout_of(first, len(layers), self._layer_shape, self._per_layer)
-        self._layouts = Layouts(own, hooks.digest, hooks.whose)
+        self._slices = SliceReader(single, allocation, self._engine.planes, self._engine.per_layer)
+        self._layouts = Layouts(self._engine.layout(), hooks.digest, hooks.whose)
 
     def put(
         self,
@@ -102,12 +94,12 @@ class PagedKV:
         preferred_segment = self._hooks.checked_segment(preferred_segment)
         keys, blocks, chosen = self._checked(keys, blocks, layers)
         until = lease_until(hold)
-        descriptor, nbytes = self._descriptor(chosen), self._bytes(chosen)
+        descriptor, nbytes = self._engine.descriptor(chosen), self._engine.nbytes(chosen)
         digests = [self._hooks.digest(key) for key in keys]
         owners = [self._allocation.owner_of(digest, preferred_segment) for digest in digests]
         statuses: list[int] = [Status.BUSY] * len(keys)
         if self._batch is not None and self._batch.launches and len(set(digests)) == len(digests):
-            plane = chosen.start * self._per_layer
+            plane = self._engine.first_plane(chosen)
             rows = zip(digests, owners, blocks, strict=True)
             statuses = self._batch.run(
                 lambda batch: batch.put(),
@@ -152,13 +144,12 @@ class PagedKV:
         if held is not None or source is not None:
             return self._get_slices(keys, blocks, layers, held, source)
         self._layouts.check()
-        keys, blocks, chosen = self._checked(keys, blocks, layers)
-        _check_different(blocks)
-        descriptor, nbytes = self._descriptor(chosen), self._bytes(chosen)
+        keys, blocks, chosen = self._checked(keys, blocks, layers, different=True)
+        descriptor, nbytes = self._engine.descriptor(chosen), self._engine.nbytes(chosen)
         digests = [self._hooks.digest(key) for key in keys]
         statuses: list[int] = [Status.BUSY] * len(keys)
         if self._batch is not None and self._batch.launches:
-            plane = chosen.start * self._per_layer
+            plane = self._engine.first_plane(chosen)
             rows = zip(digests, blocks, strict=True)
             statuses = self._batch.run(
                 lambda batch: batch.get(), [Request(d, 0, nbytes, 0, descriptor, 0, b, plane) for d, b in rows]
@@ -213,30 +204,6 @@ class PagedKV:
                 return count
         return len(keys)
 
-    # --- slices ---
-    def _get_slices(
-        self,
-        keys: Sequence[Key],
-        blocks: Sequence[int],
-        layers: range | None,
-        held: range | None,
-        source: KVLayout | None,
-    ) -> list[NanoKVError | None]:
-        keys, blocks = listed("keys", keys), self._checked_blocks(blocks)
-        _check_different(blocks)
-        whole = self._checked_range("held", held)
-        chosen = whole if layers is None else self._checked_range("layers", layers)
-        if source is None:
-            wanted, digests = self._layouts.of_own(keys, blocks, whole, chosen)
-        else:
-            parts = None if held is None else whole
-            wanted, digests = self._layouts.of_other(source, keys, blocks, parts, chosen)
-        moved, whole_bytes = len(blocks) * self._bytes(chosen) // max(len(keys), 1), wanted.sources[0].nbytes
-        return [
-            self._hooks.judge_get(status, key, whole_bytes if status else moved)
-            for key, status in zip(keys, self._slices.get(wanted, digests), strict=True)
-        ]
-
     def begin_put(
         self,
         keys: Sequence[Key],
@@ -258,105 +225,55 @@ class PagedKV:
         named = [(key, self._hooks.digest(key)) for key in keys]
         if len({digest for _, digest in named}) < len(named):
             raise InvalidArgument("a key is named twice")
-        planes = self._chosen(chosen)
-        nbytes, each = self._bytes(chosen), self._per_layer
+        planes, each = self._engine.chosen(chosen), self._engine.per_layer
+        nbytes = self._engine.nbytes(chosen)
         return LayerwisePut(
             (self._single, self._allocation, self._hooks.machine),
             named,
             blocks,
             [planes[i : i + each] for i in range(0, len(planes), each)],
-            Target(preferred_segment, lease_until(hold), nbytes, self._descriptor(chosen)),
+            Target(preferred_segment, lease_until(hold), nbytes, self._engine.descriptor(chosen)),
             lambda status, key: self._hooks.judge_put(status, key, nbytes, preferred_segment),
         )
 
+    # --- slices ---
+    def _get_slices(
+        self,
+        keys: Sequence[Key],
+        blocks: Sequence[int],
+        layers: range | None,
+        held: range | None,
+        source: KVLayout | None,
+    ) -> list[NanoKVError | None]:
+        keys, blocks = listed("keys", keys), self._engine.checked_blocks(blocks, different=True)
+        whole = self._engine.checked_range("held", held)
+        chosen = whole if layers is None else self._engine.checked_range("layers", layers)
+        if source is None:
+            wanted, digests = self._layouts.of_own(keys, blocks, whole, chosen)
+        else:
+            parts = None if held is None else whole
+            wanted, digests = self._layouts.of_other(source, keys, blocks, parts, chosen)
+        moved, whole_bytes = len(blocks) * self._engine.nbytes(chosen) // max(len(keys), 1), wanted.sources[0].nbytes
+        return [
+            self._hooks.judge_get(status, key, whole_bytes if status else moved)
+            for key, status in zip(keys, self._slices.get(wanted, digests), strict=True)
+        ]
+
     # --- by torch ---
     def _put_one(self, key: KeyDigest, block: int, layers: range, preferred: int | None, until: int) -> int:
-        def fill(payload: torch.Tensor) -> None:
-            for part, plane in zip(self._parts(payload), self._chosen(layers), strict=True):
-                part.copy_(plane[block])
-
-        return self._single.put_filled(key, self._bytes(layers), preferred, self._descriptor(layers), fill, until)
+        fill = partial(self._engine.copy_out, layers, block)
+        nbytes, what = self._engine.nbytes(layers), self._engine.descriptor(layers)
+        return self._single.put_filled(key, nbytes, preferred, what, fill, until)
 
     def _get_one(self, key: KeyDigest, block: int, layers: range) -> int:
-        def take(payload: torch.Tensor) -> None:
-            for part, plane in zip(self._parts(payload), self._chosen(layers), strict=True):
-                plane[block].copy_(part)
-
-        return self._single.get_taken(key, self._bytes(layers), self._descriptor(layers), take)
-
-    def _parts(self, payload: torch.Tensor) -> torch.Tensor:
-        first = self._planes[0]
-        return payload.view(first.dtype).view(-1, *first.shape[1:])
-
-    # --- the chosen layers ---
-    def _chosen(self, layers: range) -> list[torch.Tensor]:
-        return self._planes[layers.start * self._per_layer : layers.stop * self._per_layer]
-
-    def _descriptor(self, layers: range) -> Descriptor:
-        return descriptor_of(self._planes[0].dtype, torch.Size((len(layers), *self._layer_shape)))[1]
-
-    def _bytes(self, layers: range) -> int:
-        return len(layers) * self._per_layer * self._plane_bytes
+        take = partial(self._engine.copy_in, layers, block)
+        return self._single.get_taken(key, self._engine.nbytes(layers), self._engine.descriptor(layers), take)
 
     def _checked(
-        self, keys: Sequence[Key], blocks: Sequence[int], layers: range | None
+        self, keys: Sequence[Key], blocks: Sequence[int], layers: range | None, *, different: bool = False
     ) -> tuple[list[Key], list[int], range]:
-        chosen = self._checked_range("layers", layers)
-        keys, blocks = listed("keys", keys), self._checked_blocks(blocks)
+        chosen = self._engine.checked_range("layers", layers)
+        keys, blocks = listed("keys", keys), self._engine.checked_blocks(blocks, different=different)
         if len(keys) != len(blocks):
             raise InvalidArgument(f"{len(keys)} keys and {len(blocks)} blocks")
         return keys, blocks, chosen
-
-    def _checked_blocks(self, blocks: Sequence[int]) -> list[int]:
-        return [integer("block", block, 0, self._blocks - 1) for block in listed("blocks", blocks)]
-
-    def _checked_range(self, name: str, layers: range | None) -> range:
-        chosen = self._layers if layers is None else layers
-        if (
-            not isinstance(chosen, range)
-            or not chosen
-            or chosen.step != 1
-            or not 0 <= chosen.start < chosen.stop <= len(self._layers)
-        ):
-            raise InvalidArgument(f"{name} must be a part of range({len(self._layers)}), not {layers!r}")
-        return chosen
-
-
-def _check_different(blocks: list[int]) -> None:
-    if len(set(blocks)) < len(blocks):
-        raise InvalidArgument(f"a block is named twice: {blocks}")
-
-
-def _checked_layers(layers: Sequence[torch.Tensor], kv_dim: int | None) -> tuple[list[torch.Tensor], int | None]:
-    layers = listed("layers", layers)
-    for layer in layers:
-        if not isinstance(layer, torch.Tensor):
-            raise InvalidArgument(f"layers must be tensors, not {type(layer).__name__}")
-    if kv_dim is not None and whole_number(kv_dim) not in (0, 1):
-        raise InvalidArgument(f"kv_dim must be 0, 1 or None, not {kv_dim!r}")
-    return layers, whole_number(kv_dim)
-
-
-def _planes(layers: Sequence[torch.Tensor], kv_dim: int | None, device: torch.device) -> list[torch.Tensor]:
-    """K and V of each layer: [blocks, tokens, heads, dim], sharing memory with the engine's tensors."""
-    planes: list[torch.Tensor] = []
-    for layer in layers:
-        if kv_dim is not None and (layer.dim() < 2 or layer.shape[kv_dim] != 2):
-            raise InvalidArgument(f"dimension {kv_dim} of a layer must be 2, K and V, in {list(layer.shape)}")
-        parts = [layer] if kv_dim is None else [layer.select(kv_dim, half) for half in range(2)]
-        planes += [part.unsqueeze(-2) if part.dim() == 3 else part for part in parts]  # one head
-    if any(plane.device != device for plane in planes):
-        raise InvalidArgument(f"layers must be on {device}, as the heap is, not on {planes[0].device}")
-    try:
-        check_alike(planes)
-    except ValueError as error:
-        raise InvalidArgument(str(error)) from None
-    return planes
-
-
-def _pages(planes: list[torch.Tensor]) -> Pages | None:
-    """The planes for kernels; None if they are not made of multiples of 16 bytes."""
-    try:
-        return Pages(planes)
-    except ValueError:
-        return None

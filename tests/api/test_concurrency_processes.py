@@ -149,7 +149,9 @@ def bring_back(world: Processes, victim: int, seed: int) -> None:
     assert [child.ask("check") for child in world.children.values()] == ["", "", ""]
 
 
-@pytest.mark.parametrize("work, evict", [(CALLS, False), (HAMMER, False), (HAMMER, True)])
+@pytest.mark.parametrize(
+    "work, evict", [(CALLS, False), (HAMMER, True), pytest.param(HAMMER, False, marks=pytest.mark.exhaustive)]
+)
 def test_survivors_of_sigkill_go_on(processes: MakeProcesses, work: str, evict: bool) -> None:
     world = processes(evict=evict, pins=False)
     world.put_anchors()

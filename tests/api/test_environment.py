@@ -22,7 +22,7 @@ with nanokv.NanoKVCache(1 << 20, page_bytes=4096) as cache:
 """
 
 
-@pytest.mark.parametrize("alloc", ["device", "host"])
+@pytest.mark.parametrize("alloc", ["device", pytest.param("host", marks=pytest.mark.exhaustive)])
 def test_ranks_of_a_torchrun_job_meet(alloc: str, shm_name: str) -> None:
     job = {"WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": shm_name, "MASTER_PORT": "29500", "NANOKV_ALLOC": alloc}
     environment = os.environ | job | {"PYTHONPATH": str(Path(__file__).parents[2])}

@@ -312,11 +312,12 @@ def test_the_last_text_and_a_key_that_concatenate_alike_differ() -> None:
 DYING = """
 import os, signal, sys
 from tests.api.test_identity import MINE, SECRET, join
-world = join(sys.argv[1], ("", MINE), alloc=sys.argv[2])
-world[0].put("put", SECRET, preferred_segment=1)
-plan = world[1].open_for_write(b"plan", 12, preferred_segment=1)
-world[1]._heap.segment(1)[plan.payload_base : plan.payload_base + 12].copy_(SECRET.view(-1))
-world[1].commit(b"plan")
+worlds = [join(name, ("", MINE), alloc=sys.argv[1]) for name in sys.argv[2:]]
+for world in worlds:
+    world[0].put("put", SECRET, preferred_segment=1)
+    plan = world[1].open_for_write(b"plan", 12, preferred_segment=1)
+    world[1]._heap.segment(1)[plan.payload_base : plan.payload_base + 12].copy_(SECRET.view(-1))
+    world[1].commit(b"plan")
 os.kill(os.getpid(), signal.SIGKILL)
 """
 KEYS: list[Key] = ["put", b"plan"]
@@ -333,18 +334,25 @@ def join(name: str, whose: Whose, **options: Any) -> list[NanoKVCache]:
         return list(pool.map(attach, range(2)))
 
 
-@pytest.fixture(params=["device", "host"])
-def dead(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The allocator of the world "dead", whose ranks were of MINE, and were killed; its file may be copied."""
-    with new_folder(monkeypatch):
+TRIED = AXES[::3]
+
+
+@pytest.fixture(scope="module", params=["device", "host"])
+def dead(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The allocator of worlds "dead-AXIS", whose ranks were of MINE, and were killed; their files may be copied."""
+    with pytest.MonkeyPatch.context() as monkeypatch, new_folder(monkeypatch):
         done = subprocess.run(
-            [sys.executable, "-c", DYING, "dead", request.param],
+            [sys.executable, "-c", DYING, request.param, *(dead_name(axis) for axis, *_ in TRIED)],
             env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
             timeout=300,
             check=False,
         )
         assert done.returncode == -signal.SIGKILL
         yield request.param
+
+
+def dead_name(axis: str) -> str:
+    return f"dead-{axis.replace(' ', '-')}"
 
 
 def digests_in_file(name: str) -> list[KeyDigest]:
@@ -355,16 +363,17 @@ def digests_in_file(name: str) -> list[KeyDigest]:
     return [key_of(header) for header in ready]
 
 
-@pytest.mark.parametrize(("axis", "namespace", "identity"), AXES[::3], ids=[axis for axis, *_ in AXES[::3]])
+@pytest.mark.parametrize(("axis", "namespace", "identity"), TRIED, ids=[axis for axis, *_ in TRIED])
 def test_no_leak_after_a_restart_or_from_a_file(
     dead: str, axis: str, namespace: str, identity: Identity | None
 ) -> None:
-    handles = digests_in_file("dead")
+    name, copy, control = (f"{dead_name(axis)}{end}" for end in ("", "-copy", "-control"))
+    handles = digests_in_file(name)
     assert sorted(handles) == sorted(map(Hasher("", MINE), KEYS))
-    shutil.copy(path_of("dead"), path_of("copy"))
-    shutil.copy(path_of("dead"), path_of("control"))
-    for name in ("dead", "copy"):
-        world = join(name, (namespace, identity), alloc=dead, on_stale="recover")
+    shutil.copy(path_of(name), path_of(copy))
+    shutil.copy(path_of(name), path_of(control))
+    for taken in (name, copy):
+        world = join(taken, (namespace, identity), alloc=dead, on_stale="recover")
         try:
             for cache in world:
                 cache.flush()
@@ -373,7 +382,7 @@ def test_no_leak_after_a_restart_or_from_a_file(
         finally:
             for cache in world:
                 cache.close()
-    world = join("control", ("", MINE), alloc=dead, on_stale="recover")
+    world = join(control, ("", MINE), alloc=dead, on_stale="recover")
     try:
         for cache in world:
             check_that_all_is_read(cache, [*KEYS, *handles])

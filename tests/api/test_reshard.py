@@ -472,7 +472,7 @@ sys.stdin.read()
 SOURCE = replace(WHOLE, tp_size=2, order="2NLHD", block_size=8)
 
 
-@pytest.mark.parametrize("alloc", ["device", "host"])
+@pytest.mark.parametrize("alloc", ["device", pytest.param("host", marks=pytest.mark.exhaustive)])
 def test_writers_in_other_processes_also_killed_ones(monkeypatch: pytest.MonkeyPatch, alloc: Alloc) -> None:
     """A prefill of two ranks, a decode of one. What the dead have stored is read as before, from the living world."""
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}

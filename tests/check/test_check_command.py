@@ -87,7 +87,7 @@ def folder() -> Iterator[Path]:
         yield Path(path)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.exhaustive)])
 def test_an_interrupted_check_leaves_nothing(folder: Path, number: int) -> None:
     (folder / "shm").mkdir()
     (folder / "tmp").mkdir()

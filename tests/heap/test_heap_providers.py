@@ -27,16 +27,17 @@ on_gpu = [
 ]
 on_gpus = [*on_gpu, pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")]
 
+OF_2025 = pytest.param("iris of 2025", marks=pytest.mark.exhaustive)
 STAND_INS = [
     "torch_symm",
-    "torch_symm, behind an offset",
-    "torch_symm, one GPU",
-    "iris of 2025",
+    pytest.param("torch_symm, behind an offset", marks=pytest.mark.exhaustive),
+    pytest.param("torch_symm, one GPU", marks=pytest.mark.exhaustive),
+    OF_2025,
     "iris of 2026",
-    "iris of 2026, with a map",
+    pytest.param("iris of 2026, with a map", marks=pytest.mark.exhaustive),
 ]
 # those that differ in how they come and go; where memory lies makes no difference to that
-LIBRARIES = ["torch_symm", "iris of 2025", "iris of 2026"]
+LIBRARIES = ["torch_symm", OF_2025, "iris of 2026"]
 COMERS = ["shm", *LIBRARIES, pytest.param("torch_symm on the GPU", marks=on_gpu)]
 OF_PROCESSES = ["shm", *STAND_INS, pytest.param("torch_symm on the GPU", marks=on_gpu)]
 ALL = [

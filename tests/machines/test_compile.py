@@ -60,6 +60,7 @@ def writers() -> list[str]:
     return [name for name in kernels() if name.startswith("reshape_and_cache_")]
 
 
+@pytest.mark.exhaustive
 @every_target
 def test_writers_of_an_engines_cache_spill_nothing_and_move_sixteen_bytes(target: str) -> None:
     assert len(writers()) == 6

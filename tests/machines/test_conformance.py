@@ -10,7 +10,8 @@ import pytest
 pytestmark = pytest.mark.timeout(1800)  # the first test of a group pays for all of it
 
 GROUPS = [
-    ("freelist,extent,header", 12),
+    ("freelist,extent,header", 3),
+    pytest.param("freelist,extent,header", 12, marks=pytest.mark.exhaustive),
     pytest.param("directory,ring,activity,pins", 10, marks=pytest.mark.exhaustive),
     pytest.param("joining,joinable,lease,evict", 10, marks=pytest.mark.exhaustive),
     pytest.param("checksum,retire,put,get,remove,reclaim,host_alloc,host_calls", 6, marks=pytest.mark.exhaustive),

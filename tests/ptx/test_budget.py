@@ -21,6 +21,7 @@ def rows() -> list[Cost]:
     return list(budget.costs())
 
 
+@pytest.mark.exhaustive
 def test_no_operation_costs_more_than_its_limit(rows: list[Cost]) -> None:
     assert [row.operation for row in rows] == list(LIMITS)
     too_much = [
@@ -32,6 +33,7 @@ def test_no_operation_costs_more_than_its_limit(rows: list[Cost]) -> None:
     assert not too_much, f"{too_much}\n{budget.table(rows)}"
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(not triton.__version__.startswith("3.9."), reason="the document has the counts of Triton 3.9")
 def test_the_document_has_the_table_of_today(rows: list[Cost]) -> None:
     assert budget.table(rows) in (ROOT / "docs" / "cost.md").read_text(encoding="utf-8"), budget.table(rows)

@@ -128,7 +128,17 @@ def test_help_imports_nothing_heavy() -> None:
     assert all(command in done.stdout for command in ("demo", "doctor", "ls", "stats", "fsck", "rm"))
 
 
-@pytest.mark.parametrize("command", [["ls"], ["stats", "NAME"], ["key", "NAME", "k"], ["fsck", "NAME"], ["rm", "NAME"]])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["ls"],
+        ["rm", "NAME"],
+        *(
+            pytest.param(command, marks=pytest.mark.exhaustive)
+            for command in (["stats", "NAME"], ["key", "NAME", "k"], ["fsck", "NAME"])
+        ),
+    ],
+)
 def test_commands_about_worlds_import_no_torch(command: list[str], dead: str) -> None:
     arguments = [dead if word == "NAME" else word for word in command]
     code = (

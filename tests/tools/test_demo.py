@@ -96,6 +96,7 @@ def test_outcome_complains(changes: dict[str, object], complaint: str) -> None:
 
 
 # --- whole runs ---
+@pytest.mark.exhaustive
 def test_both_modes_equal_the_single_process() -> None:
     outcomes: list[Outcome] = []
     code, report = run(alloc="both", prompts=3, report=outcomes.extend)

@@ -42,15 +42,20 @@ CONSTANTS = {
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("rope_prefill", ["torch.float32:layer:0:block:2: (2, 8, 2, 32) on rank 1", "the same again: DUPLICATE"]),
+        pytest.param(
+            "rope_prefill",
+            ["torch.float32:layer:0:block:2: (2, 8, 2, 32) on rank 1", "the same again: DUPLICATE"],
+            marks=pytest.mark.exhaustive,
+        ),
         pytest.param(
             "attention_prefill",
             ["torch.float32:layer:0:block:2: (2, 2, 6, 32) on rank 1", "within 0.02 of torch"],
             marks=pytest.mark.exhaustive,
         ),
-        (
+        pytest.param(
             "generate",
             ["rank 0: 0 of 203 prompt tokens were read", "rank 1: 192 of 204 prompt tokens were read"],
+            marks=pytest.mark.exhaustive,
         ),
         ("two_processes", ["read 8 blocks of (4, 2, 8, 16, 64), each as it was put by rank 0"]),
         ("write_in_kernel", ["block:42 was written and published by a kernel, and read by rank 1"]),

@@ -354,7 +354,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("closed", [0, 1, 2])
+@pytest.mark.parametrize("closed", [0, *(pytest.param(n, marks=pytest.mark.exhaustive) for n in (1, 2))])
 def test_a_script_ends_without_noise(name: str, folder: Path, closed: int) -> None:
     """Whether it closes its cache or not: no output on stderr, no abort, no hang, no thread left that wakes in gloo."""
     script = folder / "script.py"

@@ -1,0 +1,125 @@
+"""The layers of an engine's paged KV cache, as planes of blocks, and what an object that holds some of them looks like.
+
+An object holds one block of some layers: [layers, 2, tokens, heads, dim], without gaps, whatever the strides of the
+engine's tensors.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from nanokv.arguments import integer, listed, whole_number
+from nanokv.device.machines.engine_cache import Pages, check_alike
+from nanokv.device.machines.records import Descriptor
+from nanokv.errors import InvalidArgument
+from nanokv.kv_layout import KVLayout
+from nanokv.transfer.descriptors import descriptor_of
+from nanokv.transfer.reshard import layout_of
+
+
+class EngineLayers:
+    """The tensors of an engine, one per layer.
+
+    Attributes:
+        planes: K and V of each layer, each [blocks, tokens, heads, dim], sharing memory with the engine's tensors.
+        per_layer: planes of a layer: 2, or 1 if its tensor is not split into K and V.
+    """
+
+    def __init__(self, layers: Sequence[torch.Tensor], kv_dim: int | None, device: torch.device) -> None:
+        """As for `NanoKVCache.paged_kv`.
+
+        Raises:
+            InvalidArgument: not tensors of `device` that are alike, or no dimension `kv_dim` of K and V.
+        """
+        layers, kv_dim = _checked_layers(layers, kv_dim)
+        self.planes = _planes(layers, kv_dim, device)
+        self.per_layer = len(self.planes) // len(layers)
+        self._all = range(len(layers))
+        first = self.planes[0]
+        self._blocks, self._plane_bytes = len(first), first[0].numel() * first.element_size()
+        shape = list(layers[0].shape[1:]) if kv_dim is None else [2, *first.shape[1:]]
+        self._layer_shape = tuple(shape)
+
+    def pages(self) -> Pages | None:
+        """The planes for kernels; None if they are not made of multiples of 16 bytes."""
+        try:
+            return Pages(self.planes)
+        except ValueError:
+            return None
+
+    def layout(self) -> KVLayout:
+        """Of objects that hold all layers."""
+        return layout_of(self.planes[0], len(self._all), self._layer_shape, self.per_layer)
+
+    # --- the chosen layers ---
+    def first_plane(self, layers: range) -> int:
+        return layers.start * self.per_layer
+
+    def chosen(self, layers: range) -> list[torch.Tensor]:
+        return self.planes[layers.start * self.per_layer : layers.stop * self.per_layer]
+
+    def descriptor(self, layers: range) -> Descriptor:
+        return descriptor_of(self.planes[0].dtype, torch.Size((len(layers), *self._layer_shape)))[1]
+
+    def nbytes(self, layers: range) -> int:
+        """Of an object."""
+        return len(layers) * self.per_layer * self._plane_bytes
+
+    # --- copies by torch ---
+    def copy_out(self, layers: range, block: int, payload: torch.Tensor) -> None:
+        """The block of these layers, into the bytes of an object."""
+        for part, plane in zip(self._parts(payload), self.chosen(layers), strict=True):
+            part.copy_(plane[block])
+
+    def copy_in(self, layers: range, block: int, payload: torch.Tensor) -> None:
+        """The bytes of an object, into the block of these layers."""
+        for part, plane in zip(self._parts(payload), self.chosen(layers), strict=True):
+            plane[block].copy_(part)
+
+    def _parts(self, payload: torch.Tensor) -> torch.Tensor:
+        first = self.planes[0]
+        return payload.view(first.dtype).view(-1, *first.shape[1:])
+
+    # --- checks ---
+    def checked_blocks(self, blocks: Sequence[int], *, different: bool) -> list[int]:
+        numbers = [integer("block", block, 0, self._blocks - 1) for block in listed("blocks", blocks)]
+        if different and len(set(numbers)) < len(numbers):
+            raise InvalidArgument(f"a block is named twice: {numbers}")
+        return numbers
+
+    def checked_range(self, name: str, layers: range | None) -> range:
+        chosen = self._all if layers is None else layers
+        if (
+            not isinstance(chosen, range)
+            or not chosen
+            or chosen.step != 1
+            or not 0 <= chosen.start < chosen.stop <= len(self._all)
+        ):
+            raise InvalidArgument(f"{name} must be a part of range({len(self._all)}), not {layers!r}")
+        return chosen
+
+
+def _checked_layers(layers: Sequence[torch.Tensor], kv_dim: int | None) -> tuple[list[torch.Tensor], int | None]:
+    layers = listed("layers", layers)
+    for layer in layers:
+        if not isinstance(layer, torch.Tensor):
+            raise InvalidArgument(f"layers must be tensors, not {type(layer).__name__}")
+    if kv_dim is not None and whole_number(kv_dim) not in (0, 1):
+        raise InvalidArgument(f"kv_dim must be 0, 1 or None, not {kv_dim!r}")
+    return layers, whole_number(kv_dim)
+
+
+def _planes(layers: Sequence[torch.Tensor], kv_dim: int | None, device: torch.device) -> list[torch.Tensor]:
+    planes: list[torch.Tensor] = []
+    for layer in layers:
+        if kv_dim is not None and (layer.dim() < 2 or layer.shape[kv_dim] != 2):
+            raise InvalidArgument(f"dimension {kv_dim} of a layer must be 2, K and V, in {list(layer.shape)}")
+        parts = [layer] if kv_dim is None else [layer.select(kv_dim, half) for half in range(2)]
+        planes += [part.unsqueeze(-2) if part.dim() == 3 else part for part in parts]  # one head
+    if any(plane.device != device for plane in planes):
+        raise InvalidArgument(f"layers must be on {device}, as the heap is, not on {planes[0].device}")
+    try:
+        check_alike(planes)
+    except ValueError as error:
+        raise InvalidArgument(str(error)) from None
+    return planes
