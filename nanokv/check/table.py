@@ -36,7 +36,7 @@ def show_progress(events: Iterable[Began | Row], names: list[str], seconds: floa
 
 def _doing(part: str, names: list[str], seconds: float) -> str:
     at = names.index(part) + 1
-    return f"{part}, part {at} of {len(names)}; this and the rest take about {seconds * (len(names) - at + 1):.0f} s"
+    return f"{part}, part {at} of {len(names)}; this and the rest take {seconds * (len(names) - at + 1):.0f} s or more"
 
 
 def print_json_rows(rows: Iterable[Row]) -> bool:
