@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from transformers import DynamicCache
@@ -13,7 +14,6 @@ from nanokv.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from nanokv.engines.transformers.blocks import Target
-    from nanokv.engines.transformers.prefix_cache import PrefixCache
 
 
 @dataclass(slots=True)
@@ -22,6 +22,17 @@ class RowKeys:
 
     pads: int
     keys: list[bytes] = field(default_factory=list)
+
+
+class Prefixes(Protocol):
+    """Of the `PrefixCache` that makes a PromptKV: for which model, and how its blocks are stored."""
+
+    model: Any
+    eager: bool
+    block_tokens: int
+
+    def store_new(self, kv: PromptKV, rows: Sequence[RowKeys], target: Target) -> int:
+        """Put the blocks that are new, and note their keys in `rows`; returns how many were stored."""
 
 
 class PromptKV(DynamicCache):
@@ -36,7 +47,7 @@ class PromptKV(DynamicCache):
     """
 
     def __init__(
-        self, prefixes: PrefixCache, layers: list[Any], prompt: torch.Tensor, rows: list[RowKeys], target: Target
+        self, prefixes: Prefixes, layers: list[Any], prompt: torch.Tensor, rows: list[RowKeys], target: Target
     ) -> None:
         super().__init__()
         self.layers, self.layer_class_to_replicate = layers, None
