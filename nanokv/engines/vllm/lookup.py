@@ -102,6 +102,7 @@ class Lookup:
         try:
             return self._ask(list(hashes))
         except (EOFError, OSError) as error:
+            self.close()  # the next question is asked anew: answers to this one must not be taken for answers to it
             if not self._warned:
                 logger.warning("NanoKV: nothing is loaded, because a worker does not answer: %s", error)
             self._warned = True

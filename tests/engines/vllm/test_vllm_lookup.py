@@ -65,6 +65,21 @@ def test_nothing_is_there_if_a_worker_does_not_answer(
     assert asked(HASHES) == 0
 
 
+def test_answers_belong_to_their_questions_after_a_worker_went_away(
+    workers: list[LookupServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lookup, "_here", {})
+    asked = asking()
+    assert asked(HASHES) == 3
+    workers[1].close()
+    asked(HASHES)  # may have been on its way when the worker went
+    assert [asked(HASHES[:4]), asked(HASHES)] == [0, 0]
+    workers[1] = LookupServer(place_of("engine", "world", 1), first(3))
+    lookup._here.clear()
+    assert [asked(HASHES[:1]), asked(HASHES), asked(HASHES[:2])] == [1, 3, 2]
+    asked.close()
+
+
 def test_the_sockets_of_killed_workers_are_removed(folder: Path, workers: list[LookupServer]) -> None:
     left = Path(place_of("killed", "world", 0))
     with socket.socket(socket.AF_UNIX) as killed:
