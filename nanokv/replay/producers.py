@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +18,8 @@ import numpy.typing as npt
 import torch
 
 from nanokv.cache import NanoKVCache
-from nanokv.errors import OutOfMemory, PeerLost, SegmentCorrupt
+from nanokv.errors import HeapUnavailable, OutOfMemory, PeerLost, SegmentCorrupt
+from nanokv.heap.shm_tools import remove_world
 from nanokv.replay.trace import Trace
 
 OWNER = 0  #: the rank that all blocks are put to
@@ -70,9 +71,19 @@ def replay(trace: Trace, capacity: int, producers: int, progress: Callable[[int]
         PeerLost: a producer ended.
     """
     world = World(f"replay-{secrets.token_hex(4)}", capacity, producers)
+    try:
+        return _replay(trace, world, progress)
+    except BrokenProcessPool:
+        raise PeerLost("a process that replays the trace has ended") from None
+    finally:
+        with suppress(HeapUnavailable):  # producers that were killed have left its memory behind
+            remove_world(world.name, force=True)
+
+
+def _replay(trace: Trace, world: World, progress: Callable[[int], None]) -> Outcome:
     taken = _PROCESSES.Value("q", 0)
-    with ProcessPoolExecutor(producers, _PROCESSES, _begin, (taken,)) as pool:
-        parts = [pool.submit(_produce, trace, world, 1 + number) for number in range(producers)]
+    with ProcessPoolExecutor(world.producers, _PROCESSES, _begin, (taken,)) as pool:
+        parts = [pool.submit(_produce, trace, world, 1 + number) for number in range(world.producers)]
         try:
             with closing(world.attach(OWNER)) as cache:
                 while wait(parts, _LOOK_SECONDS).not_done and not any(map(_failed, parts)):
@@ -80,8 +91,6 @@ def replay(trace: Trace, capacity: int, producers: int, progress: Callable[[int]
                 found = [part.result() for part in parts]
                 progress(len(trace.ends))
                 return _together(found, cache.stats()["evicted"])
-        except BrokenProcessPool:
-            raise PeerLost("a process that replays the trace has ended") from None
         finally:
             taken.value = len(trace.ends)  # ends the others soon if one has failed
 
