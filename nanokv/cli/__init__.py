@@ -3,6 +3,7 @@
     worlds     the worlds of this host: ls, stats, key, fsck, rm
     machine    this machine: doctor, warmup, demo
     engines    inference engines: vllm-flags
+    traces     traces of requests: replay
     output     tables for terminals and pipes, JSON, sizes
 
 `check` is in `nanokv.check.command`.
@@ -17,6 +18,7 @@ from nanokv import __version__
 from nanokv.check.command import check
 from nanokv.cli.engines import vllm_flags
 from nanokv.cli.machine import demo, doctor, warmup
+from nanokv.cli.traces import replay
 from nanokv.cli.worlds import fsck, key, ls, rm, stats
 from nanokv.errors import NanoKVError
 
@@ -60,7 +62,7 @@ def _root(
     pass
 
 
-for _command in (demo, doctor, warmup, check, ls, stats, key, fsck, rm, vllm_flags):
+for _command in (demo, doctor, warmup, check, ls, stats, key, fsck, rm, replay, vllm_flags):
     app.command()(_command)
 
 

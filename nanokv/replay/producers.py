@@ -1,0 +1,173 @@
+"""A trace through the real cache: producers in processes of their own, all in the segment of the rank that reads.
+
+Each producer takes the next request that nobody has taken. It gets the request's blocks one after the other, and puts
+those that are not there. All bytes that are read are compared with those that were put.
+"""
+
+import multiprocessing
+import secrets
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import closing
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from nanokv.cache import NanoKVCache
+from nanokv.errors import OutOfMemory, PeerLost, SegmentCorrupt
+from nanokv.replay.trace import Trace
+
+OWNER = 0  #: the rank that all blocks are put to
+PAGE_BYTES = 64  #: of a block: its first word names it
+_LOOK_SECONDS = 0.1  #: how often progress is told
+_PROCESSES = multiprocessing.get_context("spawn")
+
+Nanoseconds = npt.NDArray[np.int64]
+
+
+class World(NamedTuple):
+    """What all ranks of a replay give alike."""
+
+    name: str
+    capacity: int
+    producers: int
+
+    def attach(self, rank: int) -> NanoKVCache:
+        """Take a rank of it in this process."""
+        return NanoKVCache(
+            self.capacity * PAGE_BYTES,
+            page_bytes=PAGE_BYTES,
+            name=self.name,
+            rank=rank,
+            world_size=1 + self.producers,
+            heap="shm",
+        )
+
+
+class Outcome(NamedTuple):
+    """What became of a trace, in one producer or in all."""
+
+    hits: int  #: blocks that were there, and all before them in their requests
+    refused: int  #: puts for which there was no room
+    put_ns: Nanoseconds
+    get_ns: Nanoseconds  #: of blocks that were there
+    evicted: int  #: in the owner's segment, counted by the owner
+
+
+def replay(trace: Trace, capacity: int, producers: int, progress: Callable[[int], None]) -> Outcome:
+    """Replay a trace through a cache that has room for `capacity` blocks.
+
+    Args:
+        progress: told, now and then, how many requests are taken.
+
+    Raises:
+        HeapUnavailable: this machine has no heap "shm".
+        SegmentCorrupt: a block had other bytes than were put.
+        PeerLost: a producer ended.
+    """
+    world = World(f"replay-{secrets.token_hex(4)}", capacity, producers)
+    taken = _PROCESSES.Value("q", 0)
+    with ProcessPoolExecutor(producers, _PROCESSES, _begin, (taken,)) as pool:
+        parts = [pool.submit(_produce, trace, world, 1 + number) for number in range(producers)]
+        try:
+            with closing(world.attach(OWNER)) as cache:
+                while wait(parts, _LOOK_SECONDS).not_done and not any(map(_failed, parts)):
+                    progress(min(taken.value, len(trace.ends)))
+                found = [part.result() for part in parts]
+                progress(len(trace.ends))
+                return _together(found, cache.stats()["evicted"])
+        except BrokenProcessPool:
+            raise PeerLost("a process that replays the trace has ended") from None
+        finally:
+            taken.value = len(trace.ends)  # ends the others soon if one has failed
+
+
+def _failed(part: "Future[Outcome]") -> bool:
+    return part.done() and part.exception() is not None
+
+
+def _together(parts: list[Outcome], evicted: int) -> Outcome:
+    return Outcome(
+        sum(part.hits for part in parts),
+        sum(part.refused for part in parts),
+        np.concatenate([part.put_ns for part in parts]),
+        np.concatenate([part.get_ns for part in parts]),
+        evicted,
+    )
+
+
+_taken: Any = None  #: in a producer's process: how many requests are taken
+
+
+def _begin(taken: Any) -> None:
+    global _taken
+    _taken = taken
+    torch.set_num_threads(1)
+
+
+def _take() -> int:
+    with _taken.get_lock():
+        _taken.value += 1
+        return int(_taken.value) - 1
+
+
+def _produce(trace: Trace, world: World, rank: int) -> Outcome:
+    with closing(world.attach(rank)) as cache:
+        producer = _Producer(cache, len(trace.blocks))
+        starts = np.concatenate([[0], trace.ends[:-1]])
+        while (number := _take()) < len(trace.ends):
+            producer.request(trace.blocks[starts[number] : trace.ends[number]].tolist())
+        return producer.outcome()
+
+
+class _Producer:
+    """One rank, and its clock."""
+
+    def __init__(self, cache: NanoKVCache, most: int) -> None:
+        self._cache = cache
+        self._source, self._target = (torch.zeros(PAGE_BYTES // 8, dtype=torch.int64) for _ in range(2))
+        self._name, self._found = self._source.numpy(), self._target.numpy()
+        self._put_ns, self._get_ns = np.empty(most, np.int64), np.empty(most, np.int64)
+        self._puts = self._gets = self._hits = self._refused = 0
+
+    def request(self, blocks: list[int]) -> None:
+        """Use all blocks of a request."""
+        whole = True
+        for block in blocks:
+            found = self._get(block)
+            whole = whole and found
+            self._hits += whole
+            if not found:
+                self._put(block)
+
+    def _get(self, block: int) -> bool:
+        key = b"%d" % block
+        start = time.perf_counter_ns()
+        found = self._cache.get(key, None, dst=self._target) is not None
+        end = time.perf_counter_ns()
+        if found:
+            self._get_ns[self._gets] = end - start
+            self._gets += 1
+            if self._found[0] != block:
+                raise SegmentCorrupt(f"block {block} has the bytes of block {self._found[0]}")
+        return found
+
+    def _put(self, block: int) -> None:
+        key = b"%d" % block
+        self._name[0] = block
+        start = time.perf_counter_ns()
+        try:
+            self._cache.put(key, self._source, preferred_segment=OWNER, exist_ok=True)
+        except OutOfMemory:
+            self._refused += 1
+            return
+        self._put_ns[self._puts] = time.perf_counter_ns() - start
+        self._puts += 1
+
+    def outcome(self) -> Outcome:
+        """What this rank has done."""
+        return Outcome(self._hits, self._refused, self._put_ns[: self._puts], self._get_ns[: self._gets], 0)
