@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +18,9 @@ import numpy.typing as npt
 import torch
 
 from nanokv.cache import NanoKVCache
-from nanokv.errors import OutOfMemory, PeerLost, SegmentCorrupt
+from nanokv.config import Policy
+from nanokv.errors import HeapUnavailable, OutOfMemory, PeerLost, SegmentCorrupt
+from nanokv.heap.shm_tools import remove_world
 from nanokv.replay.trace import Trace
 
 OWNER = 0  #: the rank that all blocks are put to
@@ -35,6 +37,7 @@ class World(NamedTuple):
     name: str
     capacity: int
     producers: int
+    policy: Policy | None
 
     def attach(self, rank: int) -> NanoKVCache:
         """Take a rank of it in this process."""
@@ -45,6 +48,7 @@ class World(NamedTuple):
             rank=rank,
             world_size=1 + self.producers,
             heap="shm",
+            policy=self.policy,
         )
 
 
@@ -58,21 +62,34 @@ class Outcome(NamedTuple):
     evicted: int  #: in the owner's segment, counted by the owner
 
 
-def replay(trace: Trace, capacity: int, producers: int, progress: Callable[[int], None]) -> Outcome:
+def replay(
+    trace: Trace, capacity: int, producers: int, progress: Callable[[int], None], policy: Policy | None = None
+) -> Outcome:
     """Replay a trace through a cache that has room for `capacity` blocks.
 
     Args:
         progress: told, now and then, how many requests are taken.
+        policy: of the cache; None: its default.
 
     Raises:
         HeapUnavailable: this machine has no heap "shm".
         SegmentCorrupt: a block had other bytes than were put.
         PeerLost: a producer ended.
     """
-    world = World(f"replay-{secrets.token_hex(4)}", capacity, producers)
+    world = World(f"replay-{secrets.token_hex(4)}", capacity, producers, policy)
+    try:
+        return _replay(trace, world, progress)
+    except BrokenProcessPool:
+        raise PeerLost("a process that replays the trace has ended") from None
+    finally:
+        with suppress(HeapUnavailable):  # producers that were killed have left its memory behind
+            remove_world(world.name, force=True)
+
+
+def _replay(trace: Trace, world: World, progress: Callable[[int], None]) -> Outcome:
     taken = _PROCESSES.Value("q", 0)
-    with ProcessPoolExecutor(producers, _PROCESSES, _begin, (taken,)) as pool:
-        parts = [pool.submit(_produce, trace, world, 1 + number) for number in range(producers)]
+    with ProcessPoolExecutor(world.producers, _PROCESSES, _begin, (taken,)) as pool:
+        parts = [pool.submit(_produce, trace, world, 1 + number) for number in range(world.producers)]
         try:
             with closing(world.attach(OWNER)) as cache:
                 while wait(parts, _LOOK_SECONDS).not_done and not any(map(_failed, parts)):
@@ -80,8 +97,6 @@ def replay(trace: Trace, capacity: int, producers: int, progress: Callable[[int]
                 found = [part.result() for part in parts]
                 progress(len(trace.ends))
                 return _together(found, cache.stats()["evicted"])
-        except BrokenProcessPool:
-            raise PeerLost("a process that replays the trace has ended") from None
         finally:
             taken.value = len(trace.ends)  # ends the others soon if one has failed
 
