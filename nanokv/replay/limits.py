@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 from nanokv.replay.trace import Trace
 
+Numbers = npt.NDArray[np.int64]
 _NEVER = np.iinfo(np.int64).max
 
 
@@ -24,45 +25,46 @@ def lru_rates(trace: Trace) -> npt.NDArray[np.float64]:
 
 
 @numba.njit  # type: ignore[untyped-decorator]
-def _needed(
-    blocks: npt.NDArray[np.int64], ends: npt.NDArray[np.int64], different: int
-) -> npt.NDArray[np.int64]:  # pragma: no cover
+def _needed(blocks: Numbers, ends: Numbers, different: int) -> Numbers:
     """Per use of a block the smallest capacity at which it is a hit; 0: none."""
-    count = len(blocks)
-    tree = np.zeros(count + 1, np.int64)  # 1 where a block was used last
+    tree = np.zeros(len(blocks) + 1, np.int64)  # 1 where a block was used last
     last = np.full(different, -1, np.int64)
-    needed = np.zeros(count, np.int64)
-    present = 0
-    start = 0
+    needed = np.zeros(len(blocks), np.int64)
+    present = start = 0
     for end in ends:
         most = 0
-        for i in range(start, end):
-            place = last[blocks[i]]
-            if place < 0:
+        for i in range(start, end):  # before any block of the request is used
+            if last[blocks[i]] < 0:
                 break
-            before = 0
-            at = place
-            while at > 0:
-                before += tree[at]
-                at -= at & -at
-            most = max(most, present - before)
+            most = max(most, present - _count_before(tree, last[blocks[i]]))
             needed[i] = most
         for i in range(start, end):
-            place = last[blocks[i]]
-            if place < 0:
+            if last[blocks[i]] < 0:
                 present += 1
             else:
-                at = place + 1
-                while at <= count:
-                    tree[at] -= 1
-                    at += at & -at
+                _add(tree, last[blocks[i]], -1)
             last[blocks[i]] = i
-            at = i + 1
-            while at <= count:
-                tree[at] += 1
-                at += at & -at
+            _add(tree, i, 1)
         start = end
     return needed
+
+
+@numba.njit  # type: ignore[untyped-decorator]
+def _add(tree: Numbers, place: int, amount: int) -> None:
+    at = place + 1
+    while at < len(tree):
+        tree[at] += amount
+        at += at & -at
+
+
+@numba.njit  # type: ignore[untyped-decorator]
+def _count_before(tree: Numbers, place: int) -> int:
+    """The sum of the first `place` numbers."""
+    found = 0
+    while place > 0:
+        found += tree[place]
+        place -= place & -place
+    return found
 
 
 def best_rate(trace: Trace, capacity: int) -> float:
