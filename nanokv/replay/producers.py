@@ -45,6 +45,7 @@ class World(NamedTuple):
             name=self.name,
             rank=rank,
             world_size=1 + self.producers,
+            alloc="device",  # also where NANOKV_ALLOC names v1: its water marks would be measured
             heap="shm",
         )
 
