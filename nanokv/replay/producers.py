@@ -6,12 +6,14 @@ those that are not there. All bytes that are read are compared with those that w
 
 import multiprocessing
 import secrets
+import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing, suppress
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +22,7 @@ import torch
 from nanokv.cache import NanoKVCache
 from nanokv.errors import HeapUnavailable, OutOfMemory, PeerLost, SegmentCorrupt
 from nanokv.heap.shm_tools import remove_world
+from nanokv.replay.tickets import Tickets
 from nanokv.replay.trace import Trace
 
 OWNER = 0  #: the rank that all blocks are put to
@@ -73,7 +76,8 @@ def replay(trace: Trace, capacity: int, producers: int, progress: Callable[[int]
     """
     world = World(f"replay-{secrets.token_hex(4)}", capacity, producers)
     try:
-        return _replay(trace, world, progress)
+        with tempfile.TemporaryDirectory() as folder:
+            return _replay(trace, world, Tickets(len(trace.ends), Path(folder, "lock")), progress)
     except BrokenProcessPool:
         raise PeerLost("a process that replays the trace has ended") from None
     finally:
@@ -81,19 +85,18 @@ def replay(trace: Trace, capacity: int, producers: int, progress: Callable[[int]
             remove_world(world.name, force=True)
 
 
-def _replay(trace: Trace, world: World, progress: Callable[[int], None]) -> Outcome:
-    taken = _PROCESSES.Value("q", 0)
-    with ProcessPoolExecutor(world.producers, _PROCESSES, _begin, (taken,)) as pool:
+def _replay(trace: Trace, world: World, tickets: Tickets, progress: Callable[[int], None]) -> Outcome:
+    with ProcessPoolExecutor(world.producers, _PROCESSES, _begin, (tickets,)) as pool:
         parts = [pool.submit(_produce, trace, world, 1 + number) for number in range(world.producers)]
         try:
             with closing(world.attach(OWNER)) as cache:
                 while wait(parts, _LOOK_SECONDS).not_done and not any(map(_failed, parts)):
-                    progress(min(taken.value, len(trace.ends)))
+                    progress(tickets.taken)
                 found = [part.result() for part in parts]
                 progress(len(trace.ends))
                 return _together(found, cache.stats()["evicted"])
         finally:
-            taken.value = len(trace.ends)  # ends the others soon if one has failed
+            tickets.end()  # the others end soon if one has failed
 
 
 def _failed(part: "Future[Outcome]") -> bool:
@@ -110,26 +113,20 @@ def _together(parts: list[Outcome], evicted: int) -> Outcome:
     )
 
 
-_taken: Any = None  #: in a producer's process: how many requests are taken
+_tickets: Tickets  #: in a producer's process
 
 
-def _begin(taken: Any) -> None:
-    global _taken
-    _taken = taken
+def _begin(tickets: Tickets) -> None:
+    global _tickets
+    _tickets = tickets
     torch.set_num_threads(1)
-
-
-def _take() -> int:
-    with _taken.get_lock():
-        _taken.value += 1
-        return int(_taken.value) - 1
 
 
 def _produce(trace: Trace, world: World, rank: int) -> Outcome:
     with closing(world.attach(rank)) as cache:
         producer = _Producer(cache, len(trace.blocks))
         starts = np.concatenate([[0], trace.ends[:-1]])
-        while (number := _take()) < len(trace.ends):
+        for number in _tickets.take():
             producer.request(trace.blocks[starts[number] : trace.ends[number]].tolist())
         return producer.outcome()
 

@@ -2,7 +2,9 @@
 
 import json
 import multiprocessing
+import os
 import re
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +20,7 @@ from nanokv.replay.chart import draw
 from nanokv.replay.limits import lru_rates
 from nanokv.replay.producers import PAGE_BYTES, _Producer, replay
 from nanokv.replay.run import Row, Times
+from nanokv.replay.tickets import Tickets
 from nanokv.replay.trace import Trace, make_trace, read_trace
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -83,6 +86,31 @@ def test_a_producer_that_is_killed(trace: Trace) -> None:
     with pytest.raises(PeerLost, match="has ended"):
         replay(long, 1000, 2, kill_one)
     assert not [name for name in set(list_worlds()) - set(before) if name.startswith("replay-")]
+
+
+def hold_the_lock_and_be_killed(tickets: Tickets) -> None:
+    numbers = tickets.take()
+    assert next(numbers) == 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Tickets, "taken", property(lambda tickets: os.kill(os.getpid(), signal.SIGKILL)))
+        next(numbers)
+
+
+def test_a_process_killed_while_it_takes_a_number_stops_nobody(tmp_path: Path) -> None:
+    tickets = Tickets(4, tmp_path / "lock")
+    process = multiprocessing.get_context("spawn").Process(target=hold_the_lock_and_be_killed, args=(tickets,))
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    assert (tickets.taken, list(tickets.take()), tickets.taken) == (1, [1, 2, 3], 4)
+
+
+def test_no_number_is_taken_after_the_end(tmp_path: Path) -> None:
+    tickets = Tickets(4, tmp_path / "lock")
+    numbers = tickets.take()
+    assert next(numbers) == 0
+    tickets.end()
+    assert list(numbers) == []
 
 
 # --- the file ---------------------------------------------------------------------------------
