@@ -17,6 +17,7 @@ from nanokv.compat_v1.table import Entry, Table
 from nanokv.device.machines.base import Machine
 from nanokv.device.machines.records import Place
 from nanokv.device.segment.geometry import Geometry, producer_of
+from nanokv.device.segment.last_access import time_of
 from nanokv.device.segment.layout import DEAD, FLAG_ACK, READY, RESERVED, STATE_MASK, WRITING
 from nanokv.errors import SegmentCorrupt
 from nanokv.host_poller.dead_pins import Alive
@@ -88,7 +89,7 @@ def _entries(machine: Machine, owner: int, descriptors: npt.NDArray[Any], now: f
     headers = machine.headers(owner, 0, machine.geometry.hdr_count)
     state = headers["state"] & STATE_MASK.value
     slots = np.flatnonzero((headers["epoch"] > 0) & ((state != DEAD.value) | (headers["n_pages"] > 0)))
-    for slot in slots[headers["last_access"][slots].argsort(kind="stable")].tolist():
+    for slot in slots[time_of(headers["last_access"][slots]).argsort(kind="stable")].tolist():
         yield _entry(machine.geometry, owner, slot, headers[slot], descriptors[slot], now), int(state[slot])
 
 

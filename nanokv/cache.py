@@ -705,7 +705,7 @@ class NanoKVCache:
         return removed
 
     def evict_until_below(self, usage_ratio: float) -> None:
-        """Evict from this rank's segment, least recently used first, until at most this part of its pages is in use.
+        """Evict from this rank's segment, by its policy, until at most this part of its pages is in use.
 
         Raises:
             InvalidArgument: `usage_ratio` is not from 0 to 1.

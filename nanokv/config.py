@@ -18,7 +18,8 @@ from nanokv.heap.world_spec import Stale
 from nanokv.identity import Identity
 
 Alloc = Literal["device", "host"]
-Policy = Literal["last_access", "fifo"]
+Policy = Literal["lifetimes", "clock", "fifo", "last_access"]
+_POLICIES: dict[Alloc, tuple[Policy, ...]] = {"device": ("lifetimes", "clock", "fifo"), "host": ("last_access", "fifo")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +32,10 @@ class Options:
         namespace: the same key in another namespace is another key.
         identity: the same key of another model, revision, tokenizer, adapter, tenant or layout is another key, and
             digests of another identity are refused: ReuseViolation (docs/identity.md).
-        evict: whether a full heap evicts its least recently used objects. False: a put raises OutOfMemory.
+        evict: whether a full heap evicts objects (docs/eviction.md). False: a put raises OutOfMemory.
         water: (low, high) percent of used pages, between which v1's master keeps each heap if `evict`.
-        policy: v1's eviction order, "last_access" or "fifo".
+        policy: by which a full heap evicts (docs/eviction.md): "lifetimes" (the default), "clock" or "fifo"; in v1
+            "last_access" (its default) or "fifo".
         size_classes: pages of an extent of each class, ascending, each a multiple of the one before; at most eight.
         max_objects: header slots per segment. Default: one per page, and 64 more.
         ring_slots: slots of the announce ring.
@@ -55,7 +57,7 @@ class Options:
     identity: Identity | None = None
     evict: bool = True
     water: tuple[int, int] = (85, 95)
-    policy: Policy = "last_access"
+    policy: Policy | None = None
     size_classes: tuple[int, ...] | None = None
     max_objects: int | None = None
     ring_slots: int | None = None
@@ -71,13 +73,14 @@ class Options:
     def __post_init__(self) -> None:
         for name, allowed in (
             ("alloc", MODES),
-            ("policy", get_args(Policy)),
+            ("policy", (None, *get_args(Policy))),
             ("on_stale", get_args(Stale)),
             ("heap", (None, *KINDS)),
         ):
             given = getattr(self, name)
             if not isinstance(given, str | None) or given not in allowed:
                 raise InvalidArgument(f"{name} must be one of {allowed}, not {given!r}")
+        self._set("policy", _checked_policy(self.policy, self.alloc))
         for name in ("evict", "checksum"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidArgument(f"{name} must be True or False, not {getattr(self, name)!r}")
@@ -103,6 +106,13 @@ class Options:
         object.__setattr__(self, name, value)
 
 
+def _checked_policy(policy: Policy | None, alloc: Alloc) -> Policy:
+    allowed = _POLICIES[alloc]
+    if policy is not None and policy not in allowed:
+        raise InvalidArgument(f"with alloc={alloc!r}, policy must be one of {allowed}, not {policy!r}")
+    return policy or allowed[0]
+
+
 def _checked_water(water: object) -> tuple[int, int]:
     if isinstance(water, Sequence) and len(water) == 2:
         low, high = map(whole_number, water)
@@ -121,7 +131,7 @@ class LocalOptions(TypedDict, total=False):
     identity: Identity | None
     evict: bool
     water: tuple[int, int]
-    policy: Policy
+    policy: Policy | None
     size_classes: Sequence[int] | None
     max_objects: int | None
     ring_slots: int | None

@@ -11,7 +11,7 @@ from nanokv.allocation.routing import Routing
 from nanokv.arguments import integer
 from nanokv.config import Options, job_name
 from nanokv.device.machines.base import Machine
-from nanokv.device.segment.geometry import Geometry
+from nanokv.device.segment.geometry import POLICIES, Geometry
 from nanokv.device.segment.views import SegmentView
 from nanokv.errors import HeapUnavailable, InvalidArgument
 from nanokv.fsck.recovery import examine
@@ -60,17 +60,18 @@ def _on_gpu(options: Options) -> bool:
 
 def world_spec(geometry: Geometry, options: Options, name: str = "local", master_rank: int = 0) -> WorldSpec:
     """The world that the options ask for."""
-    of_v1 = {"policy": options.policy, "master_rank": master_rank} if options.alloc == "host" else {}
+    of_v1 = {"master_rank": master_rank} if options.alloc == "host" else {}
     return WorldSpec(
         geometry,
         mode=options.alloc,
         may_evict=options.evict,
+        policy=str(options.policy) if options.alloc == "device" else POLICIES[0],
         water=options.water,
         name=name,
         timeout=options.attach_timeout,
         on_stale=options.on_stale,
         examine=examine,
-        alike={"checksum": options.checksum} | of_v1,
+        alike={"checksum": options.checksum, "policy": options.policy} | of_v1,
     )
 
 
@@ -110,7 +111,7 @@ def wire(heap: Heap, master_rank: int, options: Options) -> Wired:
                 master_rank,
                 may_evict=options.evict,
                 water=options.water,
-                policy=options.policy,
+                policy="fifo" if options.policy == "fifo" else "last_access",
                 write_timeout=options.write_timeout,
                 rpc_timeout=options.rpc_timeout,
                 checksum=options.checksum,

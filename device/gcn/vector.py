@@ -153,6 +153,7 @@ def _table() -> dict[str, Arithmetic]:
         "v_mul_u32_u24": Arithmetic(lambda a, b: (low24(a) * low24(b)).astype(U32), two, "u32"),
         "v_mul_hi_u32_u24": Arithmetic(lambda a, b: high(low24(a) * low24(b)), two, "u32"),
         "v_mul_i32_i24": Arithmetic(lambda a, b: (signed24(a) * signed24(b)).astype(U32), two, "u32"),
+        "v_mul_hi_i32_i24": Arithmetic(lambda a, b: high(signed24(a) * signed24(b)), two, "u32"),
         "v_mad_i32_i24": Arithmetic(lambda a, b, c: (signed24(a) * signed24(b)).astype(U32) + c, three, "u32"),
         "v_mad_u32_u24": Arithmetic(lambda a, b, c: (low24(a) * low24(b)).astype(U32) + c, three, "u32"),
         "v_cvt_f32_u32": Arithmetic(lambda a: a.astype(np.float32), ("u32",), "f32"),

@@ -157,6 +157,15 @@ class Machine(ABC):
         """Evict the READY object in a header slot: OK, MISS, or PINNED if a pin or a lease holds it."""
         return self._hinting("evict_slot", owner, slot, epoch, now)
 
+    def evict_one(self, owner: int, now: int) -> int:
+        """Evict one object, which the segment's policy chooses: the pages of its extent, or -1 if none could go."""
+        gone, size_class, sleeps = self.call("evict_one", owner, now)
+        if sleeps:
+            self._wake(owner)
+        if not gone:
+            return -1
+        return self.geometry.class_pages[size_class] if size_class >= 0 else 0
+
     def pin(self, place: Place) -> tuple[int, int]:
         """Hold a READY object in place: (OK, MISS or NO_PIN; line of the pin ledger)."""
         status, line = self.call("pin", place.owner, place.slot, place.epoch)

@@ -61,6 +61,7 @@ ENTRIES = {
     "remove": Entry(host_calls.remove_hinted, 3),
     "remove_slot": Entry(host_calls.remove_slot_hinted, 2),
     "evict_slot": Entry(host_calls.evict_slot_hinted, 2, rare=RARE),
+    "evict_one": Entry(host_calls.evict_one_hinted, 3, rare=RARE),
     "joiner": Entry(joining.joiner_of, 1, rare=RARE),
     "pin": Entry(pins.pin, 2),
     "unpin": Entry(pins.unpin, 1),

@@ -14,6 +14,9 @@ checksum     over key, descriptor and payload
 retire       frees what a DEAD header holds
 joining      the mark of a host that joins free extents
 joinable     whether free extents, joined, would hold an object: then nothing is evicted
+ghosts       keys that were evicted lately
+lifetimes    the default eviction policy: which object goes
+policy       the eviction policies
 lease        the time of the last use, and leases: objects that stay until they are read
 evict        makes room when a producer finds a segment full
 put          a whole put, in order

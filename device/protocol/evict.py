@@ -1,15 +1,12 @@
-"""Eviction by a producer that finds a segment full: the oldest of a few objects goes.
-
-Source: Redis' approximated LRU. A hand goes around the headers; of the next EVICT_SAMPLE objects the producer takes the
-least recently used. The search never changes `last_access`, so it stays true for the host's own eviction.
+"""Eviction by a producer that finds a segment full: one object goes, which the policy chooses (`policy`).
 
 Guarantees
 - Only a READY object without pins and without a lease goes, by the compare-and-swap of the STATE word (I8).
 - No object goes while free neighbours, joined, would do (`joinable`): the answer is FULL then, with a hint to the
   owner's host, which joins them.
 - A producer that finds no extent looks again if one is free by now, or if another producer splits one (`splitting`), at
-  most LOOKS times (I9).
-- The search gives up after about as many looks as there are headers (I9).
+  most EXTENT_LOOKS times (I9).
+- A search gives up after about as many looks as there are headers, or MOST_LOOKS; there are at most TRIES (I9).
 - The evicting producer keeps the pages that it needs, without a detour over a free list, where another producer could
   take them in between.
 
@@ -22,11 +19,13 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from nanokv.device.memory.triton import add64, load64, select, word
+from nanokv.device.memory.triton import load64, select, word
+from nanokv.device.protocol.activity import enter, leave
 from nanokv.device.protocol.extent import carve, class_of, hold, pop_free, take
 from nanokv.device.protocol.freelist import stamp
 from nanokv.device.protocol.header import (
     epoch_of,
+    key_of,
     kill,
     pages_of,
     phase_of,
@@ -37,20 +36,29 @@ from nanokv.device.protocol.header import (
 )
 from nanokv.device.protocol.joinable import EXTENT, NEIGHBOURS, NOTHING, outlook
 from nanokv.device.protocol.lease import is_leased
+from nanokv.device.protocol.lifetimes import (
+    LOOKS,
+    factors,
+    lifetime,
+    next_place,
+    ripeness,
+    slots_in_use,
+)
+from nanokv.device.protocol.policy import goes, note_eviction, spare
 from nanokv.device.protocol.remove import remove_slot
 from nanokv.device.protocol.retire import count_eviction, retire, take_out
 from nanokv.device.protocol.ring import announce
 from nanokv.device.protocol.splitting import ended_splits, is_split_since
 from nanokv.device.protocol.status import PINNED
 from nanokv.device.segment.layout import (
-    ACCESS_TIME,
     CLOCK_HAND,
     EVICTED,
     H_ACCESS,
     H_STATE,
-    HDR_HEAD,
+    LIFETIMES,
     MAY_EVICT,
     PIN_BITS,
+    POSITIVE,
     READY,
     WANTED,
 )
@@ -63,38 +71,52 @@ from nanokv.device.segment.world_table import (
     segment,
 )
 
-EVICT_SAMPLE = tl.constexpr(16)  # the oldest of a few is nearly the oldest of all
-LOOKS = tl.constexpr(256)  # looks for an extent that another producer is about to push, which takes microseconds
+MOST_LOOKS = tl.constexpr(4096)  # headers that a search looks at while it finds nothing that may go
+TRIES = tl.constexpr(16)  # searches, if others take what was found
+EXTENT_LOOKS = tl.constexpr(256)  # looks for an extent that another producer is about to push, which takes microseconds
 
 
 @triton.jit
-def oldest(world: World, seg: tl.int64, start: tl.int64, count: tl.int64, size_class: tl.int64, now: tl.int64) -> Any:
-    """The least recently used evictable object with a large enough extent, among `count` headers from `start` on.
+def search(world: World, seg: tl.int64, policy: tl.int64, size_class: tl.int64, now: tl.int64) -> Any:
+    """Look for an object that may go, with an extent that is large enough, at which the policy stops.
 
-    Returns (slot or -1, epoch).
+    Returns (slot or -1, epoch, ACCESS word, ripeness, 1 if the policy stopped). If it passes all of LOOKS, the ripest.
     """
+    total = slots_in_use(world, seg)
+    life = lifetime(seg)
+    first_round = load64(seg + CLOCK_HAND, "relaxed") < total
+    once, often = factors(seg, first_round)
     best = word(-1)
     best_epoch = word(0)
     best_access = word(0)
-    total = load64(seg + HDR_HEAD, "relaxed")
-    total = select(total > world.hdr_count, world.hdr_count, total)
-    i = word(0)
-    while (i < count) & (i < total):
-        slot = (start + i) % total
+    best_ripe = word(-1)
+    ripe = word(0)
+    most = LOOKS + select(total > MOST_LOOKS, word(MOST_LOOKS), total)
+    looked = word(0)
+    more = total > 0
+    while more:
+        slot = (next_place(seg, looked, total) & POSITIVE) % total
         header = header_at(world, seg, slot)
         state = load64(header + H_STATE, "relaxed")  # relaxed, as all of the search: `kill` decides
         access = load64(header + H_ACCESS, "relaxed")
         n_pages = pages_of(header)
         fits = (phase_of(state) == READY) & ((state & PIN_BITS) == 0) & (not is_leased(access, now))
-        access = access & ACCESS_TIME
         if fits & (size_class >= 0):
             fits = (n_pages > 0) & (class_of(world, n_pages) >= size_class)
-        better = fits & ((best < 0) | (access < best_access))
+        age = ripeness(access, now, once, often)
+        better = fits & (age > best_ripe)
+        if fits & goes(policy, access, age, life, first_round):
+            ripe = word(1)
+            better = fits
+        elif fits:
+            spare(policy, header, access)
         best = select(better, slot, best)
         best_epoch = select(better, epoch_of(state), best_epoch)
         best_access = select(better, access, best_access)
-        i += 1
-    return best, best_epoch
+        best_ripe = select(better, age, best_ripe)
+        looked += 1
+        more = (ripe == 0) & ((looked < LOOKS) | (best < 0)) & (looked < most)
+    return best, best_epoch, best_access, best_ripe, ripe
 
 
 @triton.jit
@@ -108,17 +130,20 @@ def has_lease(header: tl.int64, now: tl.int64) -> Any:
 def evict_for(table: tl.int64, seg: tl.int64, owner: tl.int64, size_class: tl.int64, now: tl.int64) -> Any:
     """Evict one object, and keep an extent of `size_class` of its pages (-1: keep none). `now`: ends leases.
 
-    Returns (first page or -1, 1 if an object went).
+    Returns (first page or -1, 1 if an object went, its size class or -1).
     """
     world = open_world(table)
+    policy = load64(seg + MAY_EVICT, "relaxed")
+    policy = select(policy == 0, word(LIFETIMES), policy)  # the owner may evict where producers must not
     page = word(-1)
     gone = word(0)
-    used = load64(seg + HDR_HEAD, "relaxed")
-    used = select(used > world.hdr_count, world.hdr_count, used)
-    looked = word(0)
-    while (gone == 0) & (looked < used):
-        hand = add64(seg + CLOCK_HAND, EVICT_SAMPLE, "relaxed") & 0x7FFFFFFF  # relaxed: it only spreads the searches
-        victim, epoch = oldest(world, seg, hand, EVICT_SAMPLE, size_class, now)
+    freed = word(-1)
+    tries = word(0)
+    more = tries == 0
+    while more:
+        victim, epoch, access, age, ripe = search(world, seg, policy, size_class, now)
+        tries += 1
+        more = (victim >= 0) & (tries < TRIES)
         if victim >= 0:
             header = header_at(world, seg, victim)
             seen = word(0)
@@ -126,6 +151,12 @@ def evict_for(table: tl.int64, seg: tl.int64, owner: tl.int64, size_class: tl.in
                 seen = kill(header, READY, epoch)
             if seen == state_word(READY, epoch):
                 gone = word(1)
+                more = gone == 0
+                key_hash, _ = key_of(header, epoch)
+                note_eviction(policy, world, seg, key_hash, access, age, ripe)
+                n_pages = pages_of(header)
+                if n_pages > 0:
+                    freed = class_of(world, n_pages)
                 if size_class >= 0:
                     page, have = take_out(world, seg, victim)
                     if page >= 0:
@@ -134,14 +165,13 @@ def evict_for(table: tl.int64, seg: tl.int64, owner: tl.int64, size_class: tl.in
                         stamp(page_links(world, seg), page, class_pages(world, size_class))
                 retire(world, seg, owner, victim, epoch, EVICTED)
                 count_eviction(world, seg)
-        looked += EVICT_SAMPLE
-    return page, gone
+    return page, gone, freed
 
 
 @triton.jit
 def may_evict(seg: tl.int64) -> Any:
     """True if a producer that finds this segment full may evict."""
-    return load64(seg + MAY_EVICT, "relaxed") == 1
+    return load64(seg + MAY_EVICT, "relaxed") != 0
 
 
 @triton.jit(noinline=True)
@@ -151,7 +181,7 @@ def find_slot(table: tl.int64, seg: tl.int64, owner: tl.int64, home: tl.int64, n
     slot, epoch = take_slot_elsewhere(world, seg, home)
     if slot < 0:
         if may_evict(seg):
-            page, gone = evict_for(table, seg, owner, word(-1), now)
+            _, gone, _ = evict_for(table, seg, owner, word(-1), now)
             if gone == 1:
                 slot, epoch = take_slot(world, seg, home)
     return slot, epoch
@@ -189,12 +219,12 @@ def find_pages(
         if more:
             before = ended_splits(seg)
             found = outlook(world, seg, size_class)
-            more = ((found == EXTENT) | is_split_since(seg, before)) & (looks < LOOKS)
+            more = ((found == EXTENT) | is_split_since(seg, before)) & (looks < EXTENT_LOOKS)
     if page < 0:
         if found == NEIGHBOURS:
             announce(world, seg, WANTED, size_class, word(0))
         elif (found == NOTHING) & may_evict(seg):
-            page, gone = evict_for(table, seg, owner, size_class, now)
+            page, _, _ = evict_for(table, seg, owner, size_class, now)
             if page >= 0:
                 hold(world, seg, page, size_class, slot)
     return page
@@ -227,3 +257,13 @@ def evict_slot(world: World, owner: tl.int64, slot: tl.int64, epoch: tl.int64, n
     if not has_lease(header_at(world, segment(world, owner), slot), now):
         status = remove_slot(world, owner, slot, epoch, EVICTED)
     return status
+
+
+@triton.jit
+def evict_one(world: World, owner: tl.int64, now: tl.int64) -> Any:
+    """Evict one object, for nobody in particular: (1 if one went, its size class or -1)."""
+    seg = segment(world, owner)
+    phase = enter(world, seg)
+    _, gone, freed = evict_for(world.table, seg, owner, word(-1), now)
+    leave(world, seg, phase)
+    return gone, freed

@@ -237,13 +237,13 @@ def publish(
     n_pages: tl.int64,
     payload: tl.int64,
     nbytes: tl.int64,
-    now: tl.int64,
+    access: tl.int64,
 ) -> Any:
     """Name the extent and the size in the header, then RESERVED -> WRITING. False if the slot was given up before."""
     header = header_at(world, seg, slot)
     store64(header + H_PAYLOAD, payload, "relaxed")
     store64(header + H_BYTES, nbytes, "relaxed")
-    store64(header + H_ACCESS, now, "relaxed")
+    store64(header + H_ACCESS, access, "relaxed")
     store64(header + H_PAGES, n_pages | (world.page_bytes << 32), "relaxed")
     reserved = state_word(RESERVED, epoch)
     # relaxed: nobody reads the extent of a WRITING object, and the sweeper frees it only after a grace period

@@ -16,7 +16,7 @@ from nanokv.device.memory.triton import add64, copy_bytes, load64, store64, word
 from nanokv.device.protocol.header import describe, flags_epoch, kill, next_epoch, publish, reserve
 from nanokv.device.protocol.retire import count_eviction
 from nanokv.device.protocol.ring import announce, asleep
-from nanokv.device.segment.layout import EVICTED, H_FLAGS, H_PAGES, H_STATE, LOW32, STORED
+from nanokv.device.segment.layout import ACCESS_TIME, EVICTED, H_FLAGS, H_PAGES, H_STATE, LOW32, STORED
 from nanokv.device.segment.world_table import World, header_at, segment
 
 
@@ -52,7 +52,7 @@ def install(
     if (flags >> 32) != 0:
         store64(header + H_FLAGS, flags | flags_epoch(epoch), "relaxed")
     size = world.page_bytes
-    publish(world, seg, slot, epoch, (nbytes + size - 1) // size, payload, nbytes, now)
+    publish(world, seg, slot, epoch, (nbytes + size - 1) // size, payload, nbytes, now & ACCESS_TIME)
     return epoch
 
 

@@ -13,7 +13,7 @@ import triton.language as tl
 
 from nanokv.device.memory.triton import word
 from nanokv.device.protocol.activity import enter, leave
-from nanokv.device.protocol.evict import evict_slot
+from nanokv.device.protocol.evict import evict_one, evict_slot
 from nanokv.device.protocol.put import abort, commit, finish
 from nanokv.device.protocol.remove import remove, remove_slot
 from nanokv.device.protocol.ring import asleep
@@ -77,3 +77,10 @@ def evict_slot_hinted(world: World, owner: tl.int64, slot: tl.int64, epoch: tl.i
     """`evict_slot`: (status, 1 if the owner's poller sleeps)."""
     status = evict_slot(world, owner, slot, epoch, now)
     return status, asleep(segment(world, owner))
+
+
+@triton.jit
+def evict_one_hinted(world: World, owner: tl.int64, now: tl.int64) -> Any:
+    """`evict_one`: (1 if an object went, its size class or -1, 1 if the owner's poller sleeps)."""
+    gone, freed = evict_one(world, owner, now)
+    return gone, freed, asleep(segment(world, owner))

@@ -1,6 +1,7 @@
 """The time of an object's last use, and leases: an object under a lease is not evicted before it is read.
 
-The word `last_access` of a header (ACCESS bits) holds the time of the last read or write. A producer may put a lease
+The word `last_access` of a header (ACCESS bits) holds the time of the last read or write, and how often the object was
+used again, for the eviction policy (`lifetimes`). A producer may put a lease
 there instead, while the object is WRITING: the time until which the object waits for its first reader.
 
 Source: the leases of Gray and Cheriton (1989), for one reader instead of many.
@@ -25,6 +26,7 @@ import triton.language as tl
 
 from nanokv.device.memory.triton import cas64, load64, store64, word
 from nanokv.device.protocol.header import still_ready
+from nanokv.device.protocol.lifetimes import lifetime, used_again
 from nanokv.device.segment.layout import ACCESS_TIME, H_ACCESS, LEASED
 from nanokv.device.segment.world_table import World, header_at, segment
 
@@ -39,20 +41,22 @@ def lease(world: World, owner: tl.int64, slot: tl.int64, until: tl.int64) -> Non
 @triton.jit
 def is_leased(access: tl.int64, now: tl.int64) -> Any:
     """True if an ACCESS word is a lease that goes on at the time `now`."""
-    return ((access & LEASED) != 0) & ((access & ACCESS_TIME) > now)
+    return ((access & LEASED) == LEASED) & ((access & ACCESS_TIME) > now)
 
 
 @triton.jit
 def touch(world: World, owner: tl.int64, slot: tl.int64, epoch: tl.int64, now: tl.int64) -> None:
     """Note that an object was read. Best effort for the time; a lease ends."""
-    header = header_at(world, segment(world, owner), slot)
+    seg = segment(world, owner)
+    header = header_at(world, seg, slot)
     seen = load64(header + H_ACCESS, "relaxed")  # relaxed: if it is old, the CAS fails
+    used = used_again(seen, now, lifetime(seg))
     mine = word(1)
-    if (seen & LEASED) != 0:
+    if (seen & LEASED) == LEASED:
         if not still_ready(header, epoch):
             mine = word(0)
     if mine == 1:
-        cas64(header + H_ACCESS, seen, now, "relaxed")  # relaxed: the word hands nothing over
+        cas64(header + H_ACCESS, seen, used, "relaxed")  # relaxed: the word hands nothing over
 
 
 @triton.jit

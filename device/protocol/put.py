@@ -35,6 +35,7 @@ from nanokv.device.protocol.header import (
     reserve,
     state_word,
 )
+from nanokv.device.protocol.lifetimes import lifetime, new_access
 from nanokv.device.protocol.retire import retire
 from nanokv.device.protocol.ring import announce, asleep
 from nanokv.device.protocol.status import FULL, LOST, NO_HEADER, OK, TOO_LARGE
@@ -80,21 +81,23 @@ def allocate(
     n_pages: tl.int64,
     nbytes: tl.int64,
     now: tl.int64,
-    home: tl.int64,
+    key_hash: tl.int64,
+    life: tl.int64,
 ) -> Any:
-    """Take pages for a RESERVED header whose key is claimed, and publish WRITING.
+    """Take pages for a RESERVED header whose key is claimed, and publish WRITING. `life`: `lifetime`.
 
     Returns (status, payload offset): OK, FULL, or LOST if the sweeper gave the slot up.
     """
     status = word(OK)
     page = word(0)
     if n_pages > 0:
-        page = take_pages(world, seg, owner, size_class, home, slot, now)
+        page = take_pages(world, seg, owner, size_class, key_hash, slot, now)
         if page < 0:
             status = word(FULL)
     payload = world.heap_base + page * world.page_bytes
     if status == OK:
-        if not publish(world, seg, slot, epoch, n_pages, payload, nbytes, now):
+        access = new_access(world, seg, key_hash, now, life)
+        if not publish(world, seg, slot, epoch, n_pages, payload, nbytes, access):
             add64(seg + COUNT_LOST, 1, "relaxed")
             acknowledge(header_at(world, seg, slot), epoch)
             status = word(LOST)
@@ -127,6 +130,7 @@ def begin(
     n_pages, size_class = extent_for(world, nbytes)
     home = segment(world, home_of(world, key_check))
     tagged, empty = look(world, home, key_hash, key_check)  # early: nothing waits for it yet
+    life = lifetime(seg)  # early too
     phase = enter(world, seg)
     status = select(size_class >= 0, word(OK), word(TOO_LARGE))
     start = word(0)
@@ -144,7 +148,9 @@ def begin(
             reserve(world, seg, slot, epoch, key_hash, key_check, flags)
             status = claim_at(world, home, start, owner, slot, epoch, key_hash, key_check)
             if status == OK:
-                status, payload = allocate(world, seg, owner, slot, epoch, size_class, n_pages, nbytes, now, key_hash)
+                status, payload = allocate(
+                    world, seg, owner, slot, epoch, size_class, n_pages, nbytes, now, key_hash, life
+                )
                 if status == FULL:
                     # the entry goes first: the key must not lead to the next object of the slot
                     erase(world, owner, slot, epoch, key_hash, key_check)

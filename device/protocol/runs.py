@@ -42,6 +42,7 @@ from nanokv.device.protocol.extent import hold_free, link_of, places_of
 from nanokv.device.protocol.freelist import pop_run
 from nanokv.device.protocol.header import acknowledge, believed, commit_state, describe, publish, reserve, state_word
 from nanokv.device.protocol.lease import lease
+from nanokv.device.protocol.lifetimes import lifetime, new_access
 from nanokv.device.protocol.put import extent_for, undo
 from nanokv.device.protocol.request import (
     Q_BYTES,
@@ -264,6 +265,7 @@ def begin_member(
     `commit_member`; after any other status there is nothing to do.
     """
     said = load64(ticket + T_ANSWER, "relaxed")
+    life = lifetime(seg)
     status = said >> RING_HEADER_SHIFT
     payload = word(0)
     if (said & RING_KIND_MASK) == STORED:
@@ -277,7 +279,8 @@ def begin_member(
         status = word(FULL)
         if page >= 0:
             nbytes = table64(request + Q_BYTES)
-            published = publish(world, seg, slot, epoch, n_pages, payload, nbytes, now)
+            access = new_access(world, seg, table64(request + Q_KEY_HASH), now, life)
+            published = publish(world, seg, slot, epoch, n_pages, payload, nbytes, access)
             status = select(published, word(OK), word(LOST))
         if status == OK:
             kind, d0, d1, d2, d3, d4, d5, d6 = what_of(request)

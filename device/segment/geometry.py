@@ -15,6 +15,7 @@ import numpy.typing as npt
 from nanokv.device.segment.layout import (
     ENTRIES_PER_BUCKET,
     HEAP_CTL,
+    LIFETIMES,
     MAGIC,
     MAX_HEADERS,
     MAX_RANKS,
@@ -37,6 +38,7 @@ PAYLOAD_ALIGN = 4096
 MIN_PAGE_BYTES = 64
 PAGES_A_SHARD = 16  # at least so many pages per list: a small heap has fewer lists
 MODES = ("device", "host")
+POLICIES = ("lifetimes", "clock", "fifo")  # by which a segment evicts: LIFETIMES and the numbers after it
 
 
 def _power_of_two(at_least: int) -> int:
@@ -184,7 +186,14 @@ class Geometry:
         return sizes[np.minimum(np.searchsorted(sizes, n_pages), len(sizes) - 1)]
 
     def control_block(
-        self, rank: int, world_id: int, mode: str, *, may_evict: bool, water: tuple[int, int]
+        self,
+        rank: int,
+        world_id: int,
+        mode: str,
+        *,
+        may_evict: bool,
+        water: tuple[int, int],
+        policy: str = POLICIES[0],
     ) -> npt.NDArray[Any]:
         """The HeapCtl of a new segment: HEAP_CTL.dtype [1]. The rest of a new segment is zeros.
 
@@ -192,6 +201,7 @@ class Geometry:
             rank: the owner. world_id: random, one per world. mode: "device" or "host".
             may_evict: whether a producer that finds the heap full may evict.
             water: (low, high) percent of used pages between which the owner's sweeper keeps the heap.
+            policy: by which it evicts, of POLICIES.
         """
         ctl = np.zeros(1, HEAP_CTL.dtype)
         row = ctl[0]
@@ -201,7 +211,7 @@ class Geometry:
         row["mode"], row["world_id"], row["rank"] = MODES.index(mode), world_id, rank
         row["water_lo"], row["water_hi"] = water
         row["bump_ptr"] = self.offsets["heap_base"]
-        row["may_evict"] = int(may_evict)
+        row["may_evict"] = evicts_by(may_evict, policy)
         return ctl
 
     def _stored(self) -> dict[str, Any]:
@@ -260,6 +270,11 @@ class Geometry:
         head[0]["rank"], head[0]["producer"] = rank, producer_word(rank, incarnation)
         head[0]["checksum"] = checksum
         return np.concatenate([head.view(np.int64), np.array(bases, np.int64)])
+
+
+def evicts_by(may_evict: bool, policy: str) -> int:
+    """The word `may_evict` of HeapCtl."""
+    return POLICIES.index(policy) + LIFETIMES.value if may_evict else 0
 
 
 def producer_word(rank: int, incarnation: int) -> int:

@@ -17,6 +17,6 @@ def time_of(words: npt.NDArray[Any]) -> npt.NDArray[np.uint64]:
 
 def is_leased(words: npt.NDArray[Any], now: int) -> npt.NDArray[np.bool_]:
     """Whether each object is under a lease at the time `now`, in ns."""
-    leased = (words.astype(np.uint64) & np.uint64(LEASED.value)) != 0
+    leased = (words.astype(np.uint64) & np.uint64(LEASED.value)) == LEASED.value
     result: npt.NDArray[np.bool_] = leased & (time_of(words) > np.uint64(now))
     return result

@@ -2,7 +2,8 @@
 
 A segment is one rank's part of the symmetric heap. Its regions, in order:
 
-    HeapCtl | activity | links | headers | descriptors | directory | turnstiles | ring | pins | layouts | payload
+    HeapCtl | activity | links | headers | descriptors | directory | turnstiles | ring | pins | layouts | ghosts |
+    payload
 
 Every word has 64 bits, little-endian and aligned; two fields of 32 bits share a word. A word that many producers change
 has a line of 128 bytes to itself, so that one hot word does not slow another down.
@@ -18,7 +19,7 @@ import triton.language as tl
 from nanokv.device.segment.record import LINE, Field, Record
 
 MAGIC = 0x314B_564F_4E41_4E00  # "\0NANOKV1"
-VERSION = 3
+VERSION = 4
 WORD = 8
 SIZE_CLASSES = 8
 SHARDS = 64
@@ -121,6 +122,7 @@ class Region(NamedTuple):
 U64 = np.dtype("<u8")
 BUCKET_ENTRIES = 8
 RANK_LAYOUTS = 16  #: rows of the table of layouts per rank of the world
+SLOT_GHOSTS = 4  #: GHOST words per header slot
 
 # in the order in which they lie. The first begins behind HeapCtl, so its offset is not stored.
 REGIONS = (
@@ -133,6 +135,7 @@ REGIONS = (
     Region("ring", "ann_base", U64, ("ann_capacity",), "the announce ring"),
     Region("pins", "pin_base", U64, ("pin_slots",), "the pin ledger"),
     Region("layouts", "layouts_base", LAYOUT.dtype, ("world_size",), "the table of layouts", RANK_LAYOUTS),
+    Region("ghosts", "ghosts_base", U64, ("hdr_count",), "the ghosts of evicted objects", SLOT_GHOSTS),
 )
 
 HEAP_CTL = Record(
@@ -182,8 +185,25 @@ HEAP_CTL = Record(
             "0 or 1: the activity word in which a new operation counts itself; only the owner's host writes",
             own_line=True,
         ),
-        Field("clock_hand", "<u8", "header slot, modulo their number, where an eviction begins", own_line=True),
-        Field("may_evict", "<u8", "1 if a producer that finds the heap full may evict", own_line=True),
+        Field(
+            "clock_hand",
+            "<u8",
+            "header slots that evictions have looked at: modulo their number, the next",
+            own_line=True,
+        ),
+        # the eviction policy's state: written by evictions, best effort
+        Field(
+            "life",
+            "<u8",
+            "ns after which an object that was put once goes, about; 0 before the first eviction",
+            own_line=True,
+        ),
+        Field("gain", "<u8", "log2, times 2^32, of how much longer an object lives that was used again"),
+        Field("gone_new", "<u8", "evictions of objects that were put once"),
+        Field("gone_used", "<u8", "evictions of objects that were used again"),
+        Field(
+            "may_evict", "<u8", "0: a full heap refuses; else by which policy it evicts: LIFETIMES, ...", own_line=True
+        ),
         Field(
             "joining",
             "<u8",
@@ -252,8 +272,11 @@ BITS = (
     Bits("ENTRY", "rank", 14, 10, "the rank whose segment holds the header"),
     Bits("ENTRY", "header", 24, 26, "header slot in that segment"),
     Bits("ENTRY", "epoch", 50, 14, "low bits of the header's epoch"),
-    Bits("ACCESS", "time", 0, 62, "ns; of a lease: when it ends"),
-    Bits("ACCESS", "leased", 62, 1, "1 until the object is read: it is not evicted before that time"),
+    Bits("ACCESS", "time", 0, 61, "ns; of a lease: when it ends"),
+    Bits("ACCESS", "use", 61, 2, "0: put once; 1, 2: used again, once or more often; 3: leased until it is read"),
+    Bits("GHOST", "stamp", 0, 31, "evictions of its kind before its own"),
+    Bits("GHOST", "used", 31, 1, "1 if the object had been used again"),
+    Bits("GHOST", "tag", 32, 32, "high bits of the low half of the key's digest; 0 in an empty word"),
     Bits("JOINING", "producer", 0, 32, "PRODUCER bits of a host; 0: none"),
     Bits("JOINING", "count", 32, 32, "how many times hosts have begun to join"),
     Bits("SPLITTING", "under_way", 0, 32, "splits under way"),
@@ -332,6 +355,11 @@ ENTRY_EPOCH_SHIFT, ENTRY_EPOCH_MASK = _bits("ENTRY", "epoch")
 ENTRIES_PER_BUCKET = tl.constexpr(BUCKET_ENTRIES)
 BUCKET_BYTES = tl.constexpr(BUCKET_ENTRIES * WORD)
 
+# eviction policies: stored values, never renumber them
+LIFETIMES = tl.constexpr(1)
+CLOCK = tl.constexpr(2)
+FIFO = tl.constexpr(3)
+
 STORED = tl.constexpr(1)
 REMOVED = tl.constexpr(2)
 EVICTED = tl.constexpr(3)
@@ -341,8 +369,14 @@ RING_HEADER_SHIFT, RING_HEADER_MASK = _bits("RING", "header")
 RING_EPOCH_SHIFT, RING_EPOCH_MASK = _bits("RING", "epoch")
 
 ACCESS_TIME_SHIFT, ACCESS_TIME = _bits("ACCESS", "time")
-_LEASED_SHIFT, _ = _bits("ACCESS", "leased")
-LEASED = tl.constexpr(1 << _LEASED_SHIFT.value)
+USE_SHIFT, USE_MASK = _bits("ACCESS", "use")
+MOST_USES = tl.constexpr(USE_MASK.value - 1)
+LEASED = tl.constexpr(USE_MASK.value << USE_SHIFT.value)
+
+GHOST_STAMP_SHIFT, GHOST_STAMP_MASK = _bits("GHOST", "stamp")
+GHOST_USED_SHIFT, GHOST_USED_MASK = _bits("GHOST", "used")
+GHOST_TAG_SHIFT, GHOST_TAG_MASK = _bits("GHOST", "tag")
+GHOSTS_A_SLOT = tl.constexpr(SLOT_GHOSTS)
 
 JOINER_SHIFT, JOINER_MASK = _bits("JOINING", "producer")
 JOINS_SHIFT, JOINS_MASK = _bits("JOINING", "count")
@@ -372,6 +406,10 @@ ANN_TAIL = HEAP_CTL.at("ann_tail")
 ANN_ASLEEP = HEAP_CTL.at("ann_asleep")
 GRACE_PHASE = HEAP_CTL.at("grace_phase")
 CLOCK_HAND = HEAP_CTL.at("clock_hand")
+LIFE = HEAP_CTL.at("life")
+GAIN = HEAP_CTL.at("gain")
+GONE_NEW = HEAP_CTL.at("gone_new")
+GONE_USED = HEAP_CTL.at("gone_used")
 MAY_EVICT = HEAP_CTL.at("may_evict")
 JOINING = HEAP_CTL.at("joining")
 SPLITTING = HEAP_CTL.at("splitting")

@@ -27,7 +27,18 @@ class SegmentView:
         self.geometry = geometry
         at = geometry.offsets
         self.ctl = raw[: HEAP_CTL.size].view(HEAP_CTL.dtype)
-        self.activity, links, self.headers, self.descriptors, self.directory, _, self.ring, self.pins, self.layouts = (
+        (
+            self.activity,
+            links,
+            self.headers,
+            self.descriptors,
+            self.directory,
+            _,
+            self.ring,
+            self.pins,
+            self.layouts,
+            self.ghosts,
+        ) = (
             raw[at[region.base] :][: region.dtype.itemsize * geometry.records_in(region)].view(region.dtype)
             for region in REGIONS
         )

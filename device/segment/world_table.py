@@ -81,6 +81,7 @@ class World(NamedTuple):
     ann_base: tl.tensor
     pin_base: tl.tensor
     layouts_base: tl.tensor
+    ghosts_base: tl.tensor
     heap_base: tl.tensor
     heap_limit: tl.tensor
     checksum: tl.tensor

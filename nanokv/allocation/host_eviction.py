@@ -1,4 +1,4 @@
-"""Eviction by the host down to a share of its segment, least recently used objects first."""
+"""Eviction by the host down to a share of its segment."""
 
 import time
 
@@ -15,20 +15,29 @@ from nanokv.statistics import held_pages
 def evict_until_below(machine: Machine, allocation: Allocation, rank: int, usage_ratio: float) -> int:
     """Evict until at most `usage_ratio` (0 to 1) of the pages is in use. Returns the number of objects evicted.
 
-    Objects that are pinned, leased or unfinished stay.
+    Objects that are pinned, leased or unfinished stay. v2 evicts by the policy of the segment, as producers do; v1 the
+    least recently used objects.
     """
     headers = machine.headers(rank, 0, machine.geometry.hdr_count)
+    pages = held_pages(machine.geometry, allocation.alloc, headers["n_pages"])
+    surplus = int(pages.sum()) - usage_ratio * machine.geometry.n_pages
+    if allocation.alloc == "device":
+        return _evict_by_policy(machine, rank, surplus)
     ready = np.flatnonzero((headers["state"] & STATE_MASK.value) == READY.value)
     ready = ready[~is_leased(headers["last_access"][ready], time.time_ns())]
-    order = ready[time_of(headers["last_access"][ready]).argsort(kind="stable")]
-    pages = held_pages(machine.geometry, allocation.alloc, headers["n_pages"])
-    aim = usage_ratio * machine.geometry.n_pages
-    used = int(pages.sum())
     gone = 0
-    for slot in order.tolist():
-        if used <= aim:
+    for slot in ready[time_of(headers["last_access"][ready]).argsort(kind="stable")].tolist():
+        if surplus <= 0:
             break
         if allocation.evict_slot(rank, slot, int(headers["epoch"][slot])) == Status.OK:
-            used -= int(pages[slot])
+            surplus -= int(pages[slot])
             gone += 1
+    return gone
+
+
+def _evict_by_policy(machine: Machine, rank: int, surplus: float) -> int:
+    gone = 0
+    while surplus > 0 and (freed := machine.evict_one(rank, time.time_ns())) >= 0:
+        surplus -= freed
+        gone += 1
     return gone

@@ -1,5 +1,6 @@
 """Commands about traces of requests: replay."""
 
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,12 +19,21 @@ _SHARES = (0.01, 0.03, 0.1, 0.3)  #: of the different blocks: the default capaci
 _HEADINGS = ("capacity", "hit rate", "LRU", "best of five", "possible", "evicted", "put p50/p99 us", "get p50/p99 us")
 
 
+class EvictionPolicy(StrEnum):
+    """The policies of v2."""
+
+    LIFETIMES = "lifetimes"
+    CLOCK = "clock"
+    FIFO = "fifo"
+
+
 def replay(
     trace: Annotated[Path, typer.Argument(help='JSON lines, each with "hash_ids": the prefix blocks of a request.')],
     capacity_blocks: Annotated[
         str, typer.Option(metavar="N[,N...]", help="Blocks of the cache. Default: 1, 3, 10 and 30 % of the trace's.")
     ] = "",
     producers: Annotated[int, typer.Option(min=1, max=64, help="Processes that get and put.")] = 2,
+    policy: Annotated[EvictionPolicy, typer.Option(help="By which the cache evicts.")] = EvictionPolicy.LIFETIMES,
     as_json: Json = False,
 ) -> None:
     """Replay a trace of prefix blocks through a real cache of processes; show which share of its blocks was hit.
@@ -38,7 +48,7 @@ def replay(
     if not as_json:
         count, blocks, different = len(requests.ends), len(requests.blocks), requests.different
         typer.echo(f"{requests.name}: {count:,} requests, {blocks:,} blocks, {different:,} different ones")
-    rows = [_run(requests, capacity, producers, say=not as_json) for capacity in capacities]
+    rows = [_run(requests, capacity, producers, policy, say=not as_json) for capacity in capacities]
     if as_json:
         print_json(
             {
@@ -47,6 +57,7 @@ def replay(
                 "blocks": len(requests.blocks),
                 "different": requests.different,
                 "producers": producers,
+                "policy": policy.value,
                 "rows": [row.as_dict() for row in rows],
             }
         )
@@ -63,7 +74,7 @@ def _capacities(given: str, trace: "Trace") -> list[int]:
     return sorted({int(part) for part in parts})
 
 
-def _run(trace: "Trace", capacity: int, producers: int, *, say: bool) -> "Row":
+def _run(trace: "Trace", capacity: int, producers: int, policy: EvictionPolicy, *, say: bool) -> "Row":
     from nanokv.replay.run import run
 
     about = TextColumn(f"capacity {capacity:,}")
@@ -72,7 +83,7 @@ def _run(trace: "Trace", capacity: int, producers: int, *, say: bool) -> "Row":
     bar.disable = not bar.console.is_terminal
     with bar:
         task = bar.add_task("", total=len(trace.ends))
-        row = run(trace, capacity, producers, lambda count: bar.update(task, completed=count))
+        row = run(trace, capacity, producers, lambda count: bar.update(task, completed=count), policy.value)
     if say:
         typer.echo(f"\ncapacity {capacity:,} blocks\nhit rate {row.rate:.4f}")
         if row.refused:

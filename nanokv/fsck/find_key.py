@@ -87,5 +87,5 @@ def _object(view: SegmentView, rank: int, slot: int) -> FoundObject:
         dtype=dtype_name(dtype) if dtype else None,
         shape=descriptor["dims"][:ndim].tolist() if dtype else None,
         producer=int(producer),
-        idle_seconds=max(time.time_ns() - int(header["last_access"]), 0) / 1e9,
+        idle_seconds=max(time.time_ns() - unpack("ACCESS", "time", int(header["last_access"])), 0) / 1e9,
     )

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from nanokv.device.segment.geometry import evicts_by
 from nanokv.device.segment.layout import HEAP_CTL
 from nanokv.device.segment.views import SegmentView
 from nanokv.errors import SegmentCorrupt
@@ -79,7 +80,7 @@ class ShmHeap(ProcessHeap):
         self._join_activity()
         if self.recovered:
             mine.ctl["water_lo"], mine.ctl["water_hi"] = spec.water
-            mine.ctl["may_evict"] = int(spec.may_evict)
+            mine.ctl["may_evict"] = evicts_by(spec.may_evict, spec.policy)
             mine.ctl["ann_asleep"] = 0
             mine.ctl["epoch"] += 1
             mine.ctl["closed"] = 0

@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
-from nanokv.device.segment.geometry import MODES, Geometry
+from nanokv.device.segment.geometry import MODES, POLICIES, Geometry
 from nanokv.errors import InvalidArgument
 
 Stale = Literal["error", "recover", "replace"]
@@ -21,7 +21,7 @@ class WorldSpec:
     Attributes:
         geometry: of every segment; its `world_size` ranks have to come.
         mode: the allocating side, "device" (v2) or "host" (v1).
-        may_evict, water: of this rank's segment, see `Geometry.control_block`.
+        may_evict, water, policy: of this rank's segment, see `Geometry.control_block`.
         name: processes of this host meet by it.
         timeout: seconds to wait for the other ranks.
         on_stale: for "shm", if all ranks of that name are dead: raise HeapUnavailable ("error"), take the world over
@@ -42,6 +42,7 @@ class WorldSpec:
     timeout: float = 60.0
     on_stale: Stale = "error"
     examine: Examine | None = None
+    policy: str = POLICIES[0]
     alike: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -73,7 +74,9 @@ class WorldSpec:
 
     def control_block(self, rank: int, world_id: int) -> npt.NDArray[Any]:
         """The HeapCtl of a new segment, an array of one: see `Geometry.control_block`."""
-        return self.geometry.control_block(rank, world_id, self.mode, may_evict=self.may_evict, water=self.water)
+        return self.geometry.control_block(
+            rank, world_id, self.mode, may_evict=self.may_evict, water=self.water, policy=self.policy
+        )
 
 
 _SIZES = ("world_size", "heap_bytes", "page_bytes")

@@ -20,6 +20,7 @@ import numpy.typing as npt
 import torch
 
 from nanokv.cache import NanoKVCache
+from nanokv.config import Policy
 from nanokv.errors import HeapUnavailable, OutOfMemory, PeerLost, SegmentCorrupt
 from nanokv.heap.shm_tools import remove_world
 from nanokv.replay.tickets import Tickets
@@ -39,6 +40,7 @@ class World(NamedTuple):
     name: str
     capacity: int
     producers: int
+    policy: Policy | None
 
     def attach(self, rank: int) -> NanoKVCache:
         """Take a rank of it in this process."""
@@ -50,6 +52,7 @@ class World(NamedTuple):
             world_size=1 + self.producers,
             alloc="device",  # also where NANOKV_ALLOC names v1: its water marks would be measured
             heap="shm",
+            policy=self.policy,
         )
 
 
@@ -63,18 +66,21 @@ class Outcome(NamedTuple):
     evicted: int  #: in the owner's segment, counted by the owner
 
 
-def replay(trace: Trace, capacity: int, producers: int, progress: Callable[[int], None]) -> Outcome:
+def replay(
+    trace: Trace, capacity: int, producers: int, progress: Callable[[int], None], policy: Policy | None = None
+) -> Outcome:
     """Replay a trace through a cache that has room for `capacity` blocks.
 
     Args:
         progress: told, now and then, how many requests are taken.
+        policy: of the cache; None: its default.
 
     Raises:
         HeapUnavailable: this machine has no heap "shm".
         SegmentCorrupt: a block had other bytes than were put.
         PeerLost: a producer ended.
     """
-    world = World(f"replay-{secrets.token_hex(4)}", capacity, producers)
+    world = World(f"replay-{secrets.token_hex(4)}", capacity, producers, policy)
     try:
         with tempfile.TemporaryDirectory() as folder:
             return _replay(trace, world, Tickets(len(trace.ends), Path(folder, "lock")), progress)

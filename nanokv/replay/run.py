@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from nanokv.config import Policy
 from nanokv.replay.limits import best_rate
 from nanokv.replay.policies import POLICIES, hit_rate
 from nanokv.replay.producers import Nanoseconds, Outcome, replay
@@ -40,10 +41,12 @@ class Row(NamedTuple):
         return self._asdict() | {"put_us": self.put_us._asdict(), "get_us": self.get_us._asdict()}
 
 
-def run(trace: Trace, capacity: int, producers: int, progress: Callable[[int], None]) -> Row:
+def run(
+    trace: Trace, capacity: int, producers: int, progress: Callable[[int], None], policy: Policy | None = None
+) -> Row:
     """Replay a trace. Arguments and errors are those of `producers.replay`."""
     room = min(capacity, trace.different + producers)  # a larger cache is never full
-    found: Outcome = replay(trace, room, producers, progress)
+    found: Outcome = replay(trace, room, producers, progress, policy)
     return Row(
         capacity,
         found.hits / len(trace.blocks),

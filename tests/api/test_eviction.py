@@ -67,7 +67,7 @@ def test_objects_that_exist_are_leased(world: World) -> None:
         world[0].put(f"more{i}", pages(1), preferred_segment=1)
     assert world[1].exists_many(keys) == [key in ("k3", "k4") for key in keys]
     world[1].get("k3")  # its first read since then
-    for i in range(8):
+    for i in range(40):
         world[0].put(f"again{i}", pages(1), preferred_segment=1)
     assert world[1].exists_many(keys) == [key == "k4" for key in keys]
     for wrong in (None, 0, -1.0, True, "1"):

@@ -104,9 +104,10 @@ def test_a_lease_ends_with_the_first_part(make_world: MakeWorld) -> None:
     (cache,) = world
     cache.put("held", torch.zeros(32 * 4096, dtype=torch.uint8), hold=600)
     cache.put("other", torch.zeros(32 * 4096, dtype=torch.uint8))
-    cache.put("third", torch.zeros(32 * 4096, dtype=torch.uint8))
+    for i in range(20):
+        cache.put(f"more{i}", torch.zeros(32 * 4096, dtype=torch.uint8))
     assert "held" in cache and "other" not in cache
     cache.get_part("held", 0, 1)
-    cache.get("third")
-    cache.put("fourth", torch.zeros(32 * 4096, dtype=torch.uint8))
+    for i in range(20):
+        cache.put(f"again{i}", torch.zeros(32 * 4096, dtype=torch.uint8))
     assert "held" not in cache

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import nanokv
-from nanokv.errors import HeapUnavailable, ReuseViolation
+from nanokv.errors import HeapUnavailable, InvalidArgument, ReuseViolation
 from nanokv.heap.shm import list_worlds
 from tests.conftest import shm_world
 from tests.support.rank_processes import new_folder
@@ -63,6 +63,24 @@ def test_an_option_of_any_world(option: str, one: object, other: object) -> None
 def test_an_option_of_v1(option: str, one: object, other: object) -> None:
     first, second = refused({"alloc": "host", option: one}, {"alloc": "host", option: other})
     assert first == second and f"{option}={one!r}" in first and f"{option}={other!r}" in first
+
+
+def test_the_policy_of_v2() -> None:
+    first, second = refused({"policy": "fifo"}, {"policy": "clock"})
+    assert first == second and "policy='fifo'" in first and "policy='clock'" in first
+
+
+@pytest.mark.parametrize(("alloc", "policy"), [("device", "last_access"), ("host", "lifetimes"), ("host", "clock")])
+def test_a_policy_of_the_other_side(alloc: Any, policy: Any) -> None:
+    with pytest.raises(InvalidArgument, match=f"with alloc='{alloc}', policy must be one of .*, not '{policy}'"):
+        nanokv.local_world(1, 1 << 16, alloc=alloc, policy=policy)
+
+
+def test_each_side_has_a_default_policy() -> None:
+    for alloc, policy in (("device", "lifetimes"), ("host", "last_access")):
+        (cache,) = nanokv.local_world(1, 1 << 16, page_bytes=4096, alloc=alloc)  # type: ignore[arg-type]
+        with cache:
+            assert cache.options.policy == policy
 
 
 def test_options_that_may_differ() -> None:

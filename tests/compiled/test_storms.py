@@ -11,8 +11,8 @@ from tests.support.storms import Kind, storm
 
 def test_a_storm() -> None:
     """Two hundred CTAs, of which each operation has successes."""
-    with machine_for("sm_90", 1):
-        said = storm(Kind.drawn(1), 1, ctas=200, count=3)
+    with machine_for("sm_90", 6):
+        said = storm(Kind.drawn(6), 6, ctas=200, count=3)
     assert all(said[f"{what} OK"] for what in ("put", "get", "remove", "hold")), said
 
 

@@ -64,6 +64,7 @@ NARROW: dict[str, Callable[[int, int, int], int]] = {
     "v_mul_u32_u24_e32 v1, v2, v3": lambda a, b, c: (a & 0xFFFFFF) * (b & 0xFFFFFF),
     "v_mul_hi_u32_u24_e32 v1, v2, v3": lambda a, b, c: (a & 0xFFFFFF) * (b & 0xFFFFFF) >> 32,
     "v_mul_i32_i24_e32 v1, v2, v3": lambda a, b, c: s(a & 0xFFFFFF, 24) * s(b & 0xFFFFFF, 24),
+    "v_mul_hi_i32_i24_e32 v1, v2, v3": lambda a, b, c: s(a & 0xFFFFFF, 24) * s(b & 0xFFFFFF, 24) >> 32,
     "v_mad_i32_i24 v1, v2, v3, v4": lambda a, b, c: s(a & 0xFFFFFF, 24) * s(b & 0xFFFFFF, 24) + c,
     "v_mad_u32_u24 v1, v2, v3, v4": lambda a, b, c: (a & 0xFFFFFF) * (b & 0xFFFFFF) + c,
     "v_bcnt_u32_b32 v1, v2, v3": lambda a, b, c: a.bit_count() + b,

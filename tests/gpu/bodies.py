@@ -19,6 +19,7 @@ from nanokv.device.memory.triton import GOLDEN, MIX_ONE, MIX_TWO
 from nanokv.device.protocol.put import put
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.geometry import Geometry, producer_word
+from nanokv.device.segment.last_access import time_of
 from nanokv.device.segment.layout import (
     CHECKSUM_MASK,
     CHECKSUM_SHIFT,
@@ -335,7 +336,7 @@ def the_host_allocates(device: torch.device) -> None:
     assert w.machine.commit(Place(1, 3, epoch)) == OK
     assert w.machine.validate(Place(1, 3, epoch)) == OK
     w.machine.touch(Place(1, 3, epoch), 77)
-    assert w.machine.headers(1, 3, 1)["last_access"].tolist() == [77]
+    assert time_of(w.machine.headers(1, 3, 1)["last_access"]).tolist() == [77]
     assert w.machine.kill(1, 3, READY.value, epoch) == READY.value | epoch << EPOCH_SHIFT.value
     w.machine.announce(1, REMOVED.value, 3, epoch)
     assert w.machine.drain(1, 0, 9).hints.tolist() == [

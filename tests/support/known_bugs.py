@@ -105,13 +105,13 @@ BUGS = {
         host=((Audit, "start", _start_once), (Quarantine, "given_up_slots", property(_all_slots)), (audit, "LOOKS", 3)),
     ),
     "a rank that died before any sweep saw it alive was not audited": Bug(
-        "swept/sc: producer@9 0.1", host=((Sweeper, "_audit_after_deaths", _watch_those_seen_alive),)
+        "swept/sc: producer@10 0.2 10.2", host=((Sweeper, "_audit_after_deaths", _watch_those_seen_alive),)
     ),
     "the pin of a reader that died between two steps stayed for ever": Bug(
         "swept-pins/sc: reader@24", host=((sweeper, "drop_dead_pins", _clear_intents),)
     ),
     "a slot was released by an old look at its state, while it was READY again": Bug(
-        "release/weak: 0.1 2.1 47.1 49.1 53.3 57.3",
+        "release/weak: 1.1 3.1 48.1 50.1 54.3 58.3",
         device=lambda: (
             rewrite(
                 reclaim.release,
@@ -124,10 +124,10 @@ BUGS = {
         ),
     ),
     "a disturbed look hid a leaked page": Bug(
-        "leaked/sc: 13.1 21.1 23.1 24.1 27.1 44.1 47.1 48.1 49.1 51.1 52.1 53.1 56.1 58.1 62.1 65.1 68.1 70.1"
-        " 73.1 77.1 82.1 84.1 85.1 87.1 88.1 89.1 93.1 102.1 112.1 122.1 123.1 132.1 134.1 135.1 136.1 137.1 "
-        "142.1 143.1 144.1 151.1 154.1 159.1 172.1 173.1 178.1 182.1 183.1 187.1 193.1 195.1 205.1 211.1 "
-        "212.1 215.1 217.1 220.1 221.1 222.1 225.1 229.1 230.1 234.1",
+        "leaked/sc: 13.1 22.1 24.1 25.1 28.1 45.1 48.1 49.1 50.1 52.1 53.1 54.1 57.1 59.1 63.1 66.1 69.1 "
+        "71.1 74.1 78.1 83.1 85.1 86.1 88.1 89.1 90.1 94.1 103.1 113.1 123.1 124.1 133.1 135.1 136.1 137.1 "
+        "138.1 143.1 144.1 145.1 152.1 155.1 160.1 173.1 174.1 179.1 183.1 184.1 188.1 194.1 196.1 206.1 "
+        "212.1 213.1 216.1 218.1 221.1 222.1 223.1 226.1 230.1 231.1 235.1",
         host=((Audit, "start", _start_once),),
     ),
     "a living producer was given up for the dead one that had the slot before": Bug(
@@ -143,10 +143,10 @@ BUGS = {
         ),
     ),
     "three looks saw a page in three passages, and gave it to a second owner": Bug(
-        "audited/sc: 10.1 95.1 139.1 177.1 212.1 251.1", host=((audit, "LOOKS", 3),)
+        "audited/sc: 10.1 96.1 140.1 179.1 214.1 253.1", host=((audit, "LOOKS", 3),)
     ),
     "a page that went from object to object by eviction seemed to be in no place": Bug(
-        "audited-evict/sc: 10.1 52.1 104.1 206.1 250.1 352.1 396.1 474.1",
+        "audited-evict/sc: 10.1 53.1 105.1 229.1 273.1 394.1 438.1 537.1",
         device=lambda: rewrite(
             evict.evict_for,
             "                        stamp(page_links(world, seg), page, class_pages(world, size_class))\n",

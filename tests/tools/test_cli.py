@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
@@ -383,6 +384,16 @@ def test_key_shows_where_an_object_lies(cached: nanokv.NanoKVCache, shm_name: st
     assert 0 <= found["idle_seconds"] < 600
     text = run("key", shm_name, "k", "--namespace", "llama").stdout
     assert "READY, pins: 0" in text and "bfloat16 [3, 700]" in text and "4.1 KiB (4200 bytes), pages: 2" in text
+
+
+def test_how_long_an_object_is_idle_does_not_depend_on_how_often_it_was_used(
+    cached: nanokv.NanoKVCache, shm_name: str
+) -> None:
+    for _ in range(3):
+        cached.get("k")
+        time.sleep(0.1)
+        (found,) = run_json("key", shm_name, "k", "--namespace", "llama")
+        assert 0.1 <= found["idle_seconds"] < 600
 
 
 def test_key_finds_objects_of_an_identity(shm_name: str) -> None:

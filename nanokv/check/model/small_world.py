@@ -29,7 +29,17 @@ RAW_BYTES = (0,) * 8  #: the descriptor of raw bytes
 FAR = 1 << 40  #: a time that no execution reaches
 
 #: a directory and an eviction with fewer candidates, producers with less patience: the same code, shorter executions
-SMALL = {"ENTRIES_PER_BUCKET": 2, "CANDIDATES": 4, "EVICT_SAMPLE": 2, "PATIENCE": 6, "LOOKS": 4}
+SMALL = {
+    "ENTRIES_PER_BUCKET": 2,
+    "CANDIDATES": 4,
+    "PATIENCE": 6,
+    "EXTENT_LOOKS": 4,
+    "LOOKS": 3,
+    "SINGLE": 2,
+    "PER_STEP": 1,
+    "TRIES": 3,
+    "PLACES": 2,
+}
 
 #: steps of all tasks together in which some operation must end: lock-freedom. About four times the most ever seen
 PROGRESS_BOUND = 1000

@@ -8,7 +8,7 @@ mutant(
     "evict-leased",
     "a producer evicts an object that waits for its first reader",
     ("leased-read", "leased"),
-    (evict.oldest, " & (not is_leased(access, now))", ""),
+    (evict.search, " & (not is_leased(access, now))", ""),
     (evict.evict_for, "if not has_lease(header, now):", "if now > 0:"),
 )
 mutant(
@@ -21,7 +21,7 @@ mutant(
     "touch-by-store",
     "a reader stores the time of its read over the lease of the next object in the slot",
     ("leased-late",),
-    (lease.touch, 'cas64(header + H_ACCESS, seen, now, "relaxed")', 'store64(header + H_ACCESS, now, "relaxed")'),
+    (lease.touch, 'cas64(header + H_ACCESS, seen, used, "relaxed")', 'store64(header + H_ACCESS, used, "relaxed")'),
 )
 mutant(
     "touch-unvalidated",

@@ -165,7 +165,7 @@ mutant(
         "if seen == state_word(READY, epoch):",
         "if phase_of(seen) == READY:",
     ),
-    (evict.oldest, " & ((state & PIN_BITS) == 0)", ""),
+    (evict.search, " & ((state & PIN_BITS) == 0)", ""),
 )
 mutant(
     "held-before-pin",

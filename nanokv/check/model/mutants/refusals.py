@@ -98,11 +98,11 @@ mutant(
     "looks-once",
     "a producer that finds nothing is refused at once, whoever splits",
     ("split-puts", "split-dies"),
-    (evict.find_pages, "& (looks < LOOKS)", "& (looks < 1)"),
+    (evict.find_pages, "& (looks < EXTENT_LOOKS)", "& (looks < 1)"),
 )
 mutant(
     "looks-for-ever",
     "a producer that finds nothing looks as long as a split is counted under way",
     ("split-dies",),
-    (evict.find_pages, "& (looks < LOOKS)", "& (looks > 0)"),
+    (evict.find_pages, "& (looks < EXTENT_LOOKS)", "& (looks > 0)"),
 )
