@@ -13,6 +13,7 @@ from nanokv.device.protocol.directory import claim_at, home_of, look, survey
 from nanokv.device.protocol.evict import take_header, take_pages
 from nanokv.device.protocol.extent import class_of
 from nanokv.device.protocol.header import commit_state, publish, reserve, state_word
+from nanokv.device.protocol.lifetimes import lifetime, new_access
 from nanokv.device.protocol.remove import remove_slot
 from nanokv.device.protocol.ring import announce
 from nanokv.device.protocol.status import OK
@@ -20,7 +21,7 @@ from nanokv.device.segment.layout import REMOVED, STORED, WORD_BYTES, WRITING
 from nanokv.device.segment.world_table import World, header_at, open_world, segment
 
 NAMES = (
-    *("look", "enter", "choose place", "take slot", "reserve", "claim key"),
+    *("look", "enter", "choose place", "look for ghost", "take slot", "reserve", "claim key"),
     *("take pages", "publish", "commit", "announce", "leave", "remove"),
 )
 COUNT = tl.constexpr(len(NAMES))
@@ -39,48 +40,42 @@ def put_in_steps(world: World, n: tl.int64, now: tl.int64, at: tl.int64) -> Any:
     home = segment(world, home_of(world, key_check))
     t0 = word(cycles())
     tagged, empty = look(world, home, key_hash, key_check)
+    life = lifetime(seg)
     t1 = word(cycles())
     phase = enter(world, seg)
     t2 = word(cycles())
     status, start = survey(world, home, key_hash, key_check, tagged, empty)
     t3 = word(cycles())
-    slot, epoch = take_header(world, seg, word(0), key_hash, now)
+    access = new_access(world, seg, key_hash, now, life)
     t4 = word(cycles())
+    slot, epoch = take_header(world, seg, word(0), key_hash, now)
+    t5 = word(cycles())
     failed = word(1)
     if slot >= 0:
         reserve(world, seg, slot, epoch, key_hash, key_check, word(0))
-        t5 = word(cycles())
+        t6 = word(cycles())
         if status == OK:
             status = claim_at(world, home, start, word(0), slot, epoch, key_hash, key_check)
-        t6 = word(cycles())
-        page = take_pages(world, seg, word(0), size_class, key_hash, slot, now)
         t7 = word(cycles())
+        page = take_pages(world, seg, word(0), size_class, key_hash, slot, now)
+        t8 = word(cycles())
         if (status == OK) & (page >= 0):
             nbytes = world.page_bytes
-            publish(world, seg, slot, epoch, word(1), world.heap_base + page * nbytes, nbytes, now)
-            t8 = word(cycles())
-            seen = commit_state(header_at(world, seg, slot), epoch)
+            publish(world, seg, slot, epoch, word(1), world.heap_base + page * nbytes, nbytes, access)
             t9 = word(cycles())
-            announce(world, seg, STORED, slot, epoch)
+            seen = commit_state(header_at(world, seg, slot), epoch)
             t10 = word(cycles())
-            leave(world, seg, phase)
+            announce(world, seg, STORED, slot, epoch)
             t11 = word(cycles())
-            removed = remove_slot(world, word(0), slot, epoch, REMOVED)
+            leave(world, seg, phase)
             t12 = word(cycles())
+            removed = remove_slot(world, word(0), slot, epoch, REMOVED)
+            t13 = word(cycles())
             if (seen == state_word(WRITING, epoch)) & (removed == OK):
                 failed = word(0)
-            store64(at, t1 - t0, "relaxed")
-            store64(at + 1 * WORD_BYTES, t2 - t1, "relaxed")
-            store64(at + 2 * WORD_BYTES, t3 - t2, "relaxed")
-            store64(at + 3 * WORD_BYTES, t4 - t3, "relaxed")
-            store64(at + 4 * WORD_BYTES, t5 - t4, "relaxed")
-            store64(at + 5 * WORD_BYTES, t6 - t5, "relaxed")
-            store64(at + 6 * WORD_BYTES, t7 - t6, "relaxed")
-            store64(at + 7 * WORD_BYTES, t8 - t7, "relaxed")
-            store64(at + 8 * WORD_BYTES, t9 - t8, "relaxed")
-            store64(at + 9 * WORD_BYTES, t10 - t9, "relaxed")
-            store64(at + 10 * WORD_BYTES, t11 - t10, "relaxed")
-            store64(at + 11 * WORD_BYTES, t12 - t11, "relaxed")
+            clocks = (t0, t1, t2, t3, t4, t5, t6, t7, t8, t9, t10, t11, t12, t13)
+            for i in tl.static_range(COUNT):
+                store64(at + i * WORD_BYTES, clocks[i + 1] - clocks[i], "relaxed")
     return failed
 
 

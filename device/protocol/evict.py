@@ -127,8 +127,12 @@ def has_lease(header: tl.int64, now: tl.int64) -> Any:
 
 
 @triton.jit(noinline=True)
-def evict_for(table: tl.int64, seg: tl.int64, owner: tl.int64, size_class: tl.int64, now: tl.int64) -> Any:
-    """Evict one object, and keep an extent of `size_class` of its pages (-1: keep none). `now`: ends leases.
+def evict_for(
+    table: tl.int64, seg: tl.int64, owner: tl.int64, size_class: tl.int64, slot: tl.int64, now: tl.int64
+) -> Any:
+    """Evict one object, and keep an extent of `size_class` of its pages for a header slot. `now`: ends leases.
+
+    `size_class` -1: keep none. Nothing of the caller's but the answer need outlive the call: registers are scarce here.
 
     Returns (first page or -1, 1 if an object went, its size class or -1).
     """
@@ -163,6 +167,7 @@ def evict_for(table: tl.int64, seg: tl.int64, owner: tl.int64, size_class: tl.in
                         carve(world, seg, page, have, size_class)
                         # the kept pages go from header to header: the audit must see that too
                         stamp(page_links(world, seg), page, class_pages(world, size_class))
+                        hold(world, seg, page, size_class, slot)
                 retire(world, seg, owner, victim, epoch, EVICTED)
                 count_eviction(world, seg)
     return page, gone, freed
@@ -175,15 +180,30 @@ def may_evict(seg: tl.int64) -> Any:
 
 
 @triton.jit(noinline=True)
-def find_slot(table: tl.int64, seg: tl.int64, owner: tl.int64, home: tl.int64, now: tl.int64) -> Any:
-    """`take_header`, after the list `home` was found empty: from another list, or by eviction."""
-    world = open_world(table)
-    slot, epoch = take_slot_elsewhere(world, seg, home)
+def evict_for_slot(table: tl.int64, seg: tl.int64, owner: tl.int64, home: tl.int64, now: tl.int64) -> Any:
+    """Evict one object, and take a header slot: (slot or -1, epoch of this use)."""
+    slot = word(-1)
+    epoch = word(0)
+    _, gone, _ = evict_for(table, seg, owner, word(-1), word(-1), now)
+    if gone == 1:
+        slot, epoch = take_slot(open_world(table), seg, home)
+    return slot, epoch
+
+
+@triton.jit(noinline=True)
+def find_slot(table: tl.int64, seg: tl.int64, home: tl.int64) -> Any:
+    """`take_slot_elsewhere`, called."""
+    slot, epoch = take_slot_elsewhere(open_world(table), seg, home)
+    return slot, epoch
+
+
+@triton.jit
+def take_header_elsewhere(world: World, seg: tl.int64, owner: tl.int64, home: tl.int64, now: tl.int64) -> Any:
+    """`take_header`, after the list `home` was found empty."""
+    slot, epoch = find_slot(world.table, seg, home)
     if slot < 0:
         if may_evict(seg):
-            _, gone, _ = evict_for(table, seg, owner, word(-1), now)
-            if gone == 1:
-                slot, epoch = take_slot(world, seg, home)
+            slot, epoch = evict_for_slot(world.table, seg, owner, home, now)
     return slot, epoch
 
 
@@ -192,7 +212,7 @@ def take_header(world: World, seg: tl.int64, owner: tl.int64, home: tl.int64, no
     """Take a header slot, evicting an object if all are in use: (slot or -1, epoch of this use)."""
     slot, epoch = take_slot_at_home(world, seg, home)
     if slot < 0:
-        slot, epoch = find_slot(world.table, seg, owner, home, now)
+        slot, epoch = take_header_elsewhere(world, seg, owner, home, now)
     return slot, epoch
 
 
@@ -224,9 +244,7 @@ def find_pages(
         if found == NEIGHBOURS:
             announce(world, seg, WANTED, size_class, word(0))
         elif (found == NOTHING) & may_evict(seg):
-            page, _, _ = evict_for(table, seg, owner, size_class, now)
-            if page >= 0:
-                hold(world, seg, page, size_class, slot)
+            page, _, _ = evict_for(table, seg, owner, size_class, slot, now)
     return page
 
 
@@ -264,6 +282,6 @@ def evict_one(world: World, owner: tl.int64, now: tl.int64) -> Any:
     """Evict one object, for nobody in particular: (1 if one went, its size class or -1)."""
     seg = segment(world, owner)
     phase = enter(world, seg)
-    _, gone, freed = evict_for(world.table, seg, owner, word(-1), now)
+    _, gone, freed = evict_for(world.table, seg, owner, word(-1), word(-1), now)
     leave(world, seg, phase)
     return gone, freed

@@ -82,9 +82,9 @@ def allocate(
     nbytes: tl.int64,
     now: tl.int64,
     key_hash: tl.int64,
-    life: tl.int64,
+    access: tl.int64,
 ) -> Any:
-    """Take pages for a RESERVED header whose key is claimed, and publish WRITING. `life`: `lifetime`.
+    """Take pages for a RESERVED header whose key is claimed, and publish WRITING. `access`: the ACCESS word.
 
     Returns (status, payload offset): OK, FULL, or LOST if the sweeper gave the slot up.
     """
@@ -96,7 +96,6 @@ def allocate(
             status = word(FULL)
     payload = world.heap_base + page * world.page_bytes
     if status == OK:
-        access = new_access(world, seg, key_hash, now, life)
         if not publish(world, seg, slot, epoch, n_pages, payload, nbytes, access):
             add64(seg + COUNT_LOST, 1, "relaxed")
             acknowledge(header_at(world, seg, slot), epoch)
@@ -140,6 +139,7 @@ def begin(
     epoch = word(0)
     payload = word(0)
     if status == OK:
+        access = new_access(world, seg, key_hash, now, life)
         slot, epoch = take_header(world, seg, owner, key_hash, now)
         if slot < 0:
             status = word(NO_HEADER)
@@ -149,7 +149,7 @@ def begin(
             status = claim_at(world, home, start, owner, slot, epoch, key_hash, key_check)
             if status == OK:
                 status, payload = allocate(
-                    world, seg, owner, slot, epoch, size_class, n_pages, nbytes, now, key_hash, life
+                    world, seg, owner, slot, epoch, size_class, n_pages, nbytes, now, key_hash, access
                 )
                 if status == FULL:
                     # the entry goes first: the key must not lead to the next object of the slot

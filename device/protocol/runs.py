@@ -37,7 +37,7 @@ from nanokv.device.memory.triton import add64, checksum_bytes, load64, select, s
 from nanokv.device.protocol.activity import enter, leave
 from nanokv.device.protocol.checksum import seal, wanted
 from nanokv.device.protocol.directory import claim, erase
-from nanokv.device.protocol.evict import find_pages, find_slot
+from nanokv.device.protocol.evict import find_pages, take_header_elsewhere
 from nanokv.device.protocol.extent import hold_free, link_of, places_of
 from nanokv.device.protocol.freelist import pop_run
 from nanokv.device.protocol.header import acknowledge, believed, commit_state, describe, publish, reserve, state_word
@@ -159,7 +159,7 @@ def claim_keys(
         key_hash, key_check = table64(request + Q_KEY_HASH), table64(request + Q_KEY_CHECK)
         slot, epoch, hand, left = next_slot(world, seg, key_hash, hand, left, count - i)
         if slot < 0:
-            slot, epoch = find_slot(world.table, seg, owner, key_hash, now)
+            slot, epoch = take_header_elsewhere(world, seg, owner, key_hash, now)
         more = slot >= 0
         if more:
             reserve(world, seg, slot, epoch, key_hash, key_check, flags)

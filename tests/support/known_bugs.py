@@ -146,7 +146,7 @@ BUGS = {
         "audited/sc: 10.1 96.1 140.1 179.1 214.1 253.1", host=((audit, "LOOKS", 3),)
     ),
     "a page that went from object to object by eviction seemed to be in no place": Bug(
-        "audited-evict/sc: 10.1 53.1 105.1 229.1 273.1 394.1 438.1 537.1",
+        "audited-evict/sc: 10.1 53.1 105.1 229.1 273.1 393.1 437.1 534.1",
         device=lambda: rewrite(
             evict.evict_for,
             "                        stamp(page_links(world, seg), page, class_pages(world, size_class))\n",

@@ -36,11 +36,12 @@ class Lifetimes:
 
     def put(self, key: int, now: int) -> None:
         """Put an object that is not there."""
+        use = self._welcome(key) if self.life else 0
         slot = self.free.pop() if self.free else self.head
         self.head = max(self.head, slot + 1)
         if len(self.there) == self.pages:
             self._evict(now)
-        self.there[slot] = Slot(key, now, self._welcome(key) if self.life else 0)
+        self.there[slot] = Slot(key, now, use)
 
     def get(self, key: int, now: int) -> None:
         """Read an object that is there."""

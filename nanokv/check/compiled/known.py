@@ -96,7 +96,7 @@ FOUND_BY: dict[str, str] = {
     "recount#1:acquire>relaxed": "recount/weak/sm_90: 0.1 10.1 12.4 24.2",
     "end_join#0:release>relaxed": "join-full/weak/sm_90: 0.1 29.1 40.1 71.1",
     "joiner#0:acq_rel>release": "join-full/weak/sm_90: 0.1 29.1 40.1 71.1",
-    "has_lease#0:acquire>relaxed": "leased/weak/sm_90: 12.1 18.1 31.1 32.1 44.1 46.1 84.1 100.1 110.1 112.1",
+    "has_lease#0:acquire>relaxed": "leased/weak/sm_90: 0.1 53.1 138.3 139.2 142.1 143.1",
     "snapshot#0:acquire>relaxed": "swept/weak/sm_90: 0.2 2.2 61.1 113.1 141.1 170.1 176.1",
     "share#6:release>relaxed": "put-parts/weak/sm_90: 76.1",
     "await_answer#0:acquire>relaxed": "put-parts/weak/sm_90: 76.1",
