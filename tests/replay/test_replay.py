@@ -4,6 +4,7 @@ import json
 import multiprocessing
 import os
 import re
+import secrets
 import signal
 from pathlib import Path
 
@@ -75,17 +76,21 @@ def test_bytes_that_are_not_those_of_the_block_are_noticed() -> None:
             producer.request([1, 2, 3])
 
 
-def test_a_producer_that_is_killed(trace: Trace) -> None:
-    before = list_worlds()
+def test_a_producer_that_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = f"killed-{os.getpid()}"  # other tests may replay at the same time
+    monkeypatch.setattr(secrets, "token_hex", lambda nbytes: mine)
     long = make_trace("long", requests(20_000, 1))
+    seen: set[str] = set()
 
     def kill_one(taken: int) -> None:
+        seen.update(list_worlds())
         if taken:
             multiprocessing.active_children()[0].kill()
 
     with pytest.raises(PeerLost, match="has ended"):
         replay(long, 1000, 2, kill_one)
-    assert not [name for name in set(list_worlds()) - set(before) if name.startswith("replay-")]
+    assert f"replay-{mine}" in seen
+    assert f"replay-{mine}" not in list_worlds()
 
 
 def hold_the_lock_and_be_killed(tickets: Tickets) -> None:
