@@ -10,13 +10,13 @@ from bench.gpu.kernels import ALL_CYCLES, ALL_NS, FAILED, TOTALS
 from nanokv.device.memory.triton import mixed, store64, word
 from nanokv.device.protocol.activity import enter, leave
 from nanokv.device.protocol.directory import claim_at, home_of, look, survey
-from nanokv.device.protocol.evict import take_header, take_pages
 from nanokv.device.protocol.extent import class_of
 from nanokv.device.protocol.header import commit_state, publish, reserve, state_word
 from nanokv.device.protocol.lifetimes import lifetime, new_access
 from nanokv.device.protocol.remove import remove_slot
 from nanokv.device.protocol.ring import announce
 from nanokv.device.protocol.status import OK
+from nanokv.device.protocol.take_or_evict import take_header, take_pages
 from nanokv.device.segment.layout import REMOVED, STORED, WORD_BYTES, WRITING
 from nanokv.device.segment.world_table import World, header_at, open_world, segment
 

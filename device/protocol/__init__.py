@@ -18,7 +18,10 @@ ghosts       keys that were evicted lately
 lifetimes    the default eviction policy: which object goes
 policy       the eviction policies
 lease        the time of the last use, and leases: objects that stay until they are read
-evict        makes room when a producer finds a segment full
+search       looks for an object that may go
+evict        one object goes
+evict_neighbours  several go, for an extent that is larger than each
+take_or_evict  a slot and an extent for a put, by eviction if the segment is full
 put          a whole put, in order
 get          a whole get, in order
 remove       a whole removal

@@ -4,7 +4,7 @@
     CLOCK       the first that was not used since the hand came by; the hand takes the use away from the others
     FIFO        the first: they stand in the order of their puts, nearly
 
-The search (`evict.search`) is the same for all, and so is who may go at all. To add a policy: a number in
+The search (`search`) is the same for all, and so is who may go at all. To add a policy: a number in
 `segment.layout`, a name in `geometry.POLICIES`, and a branch in `goes`; in `spare` if it changes what stays, and in
 `note_eviction` if it learns.
 

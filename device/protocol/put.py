@@ -23,7 +23,6 @@ from nanokv.device.memory.triton import add64, checksum_bytes, copy_bytes, load6
 from nanokv.device.protocol.activity import enter, leave
 from nanokv.device.protocol.checksum import seal, wanted
 from nanokv.device.protocol.directory import claim_at, erase, home_of, look, survey
-from nanokv.device.protocol.evict import take_header, take_pages
 from nanokv.device.protocol.extent import class_of
 from nanokv.device.protocol.header import (
     acknowledge,
@@ -39,6 +38,7 @@ from nanokv.device.protocol.lifetimes import lifetime, new_access
 from nanokv.device.protocol.retire import retire
 from nanokv.device.protocol.ring import announce, asleep
 from nanokv.device.protocol.status import FULL, LOST, NO_HEADER, OK, TOO_LARGE
+from nanokv.device.protocol.take_or_evict import take_header, take_pages
 from nanokv.device.segment.layout import (
     COUNT_LOST,
     COUNT_REFUSED,

@@ -37,7 +37,6 @@ from nanokv.device.memory.triton import add64, checksum_bytes, load64, select, s
 from nanokv.device.protocol.activity import enter, leave
 from nanokv.device.protocol.checksum import seal, wanted
 from nanokv.device.protocol.directory import claim, erase
-from nanokv.device.protocol.evict import find_pages, take_header_elsewhere
 from nanokv.device.protocol.extent import hold_free, link_of, places_of
 from nanokv.device.protocol.freelist import pop_run
 from nanokv.device.protocol.header import acknowledge, believed, commit_state, describe, publish, reserve, state_word
@@ -58,6 +57,7 @@ from nanokv.device.protocol.request import (
 from nanokv.device.protocol.ring import announce_run
 from nanokv.device.protocol.shards import extent_list, slot_list
 from nanokv.device.protocol.status import FULL, INVALID, LOST, NO_HEADER, OK, TOO_LARGE
+from nanokv.device.protocol.take_or_evict import take_header_elsewhere, take_pages_elsewhere
 from nanokv.device.protocol.ticket import T_ANSWER, TICKET_BYTES
 from nanokv.device.segment.layout import (
     COUNT_LOST,
@@ -222,7 +222,7 @@ def next_page(
 ) -> Any:
     """Take an extent for a header slot from the caller's hand, as `next_slot` does: (first page or -1, hand, left).
 
-    From an empty list `home` it goes on as a single put does (`evict.find_pages`).
+    From an empty list `home` it goes on as a single put does (`take_pages_elsewhere`).
     """
     if left == 0:
         hand, left = pop_run(
@@ -240,7 +240,7 @@ def next_page(
         sound = (page >= 0) & (hand >= 0) & (hand < world.n_pages)
         left = select(sound, left - 1, word(0))
     if page < 0:
-        page = find_pages(world.table, seg, owner, size_class, home, slot, now)
+        page = take_pages_elsewhere(world, seg, owner, size_class, home, slot, now)
     return page, hand, left
 
 

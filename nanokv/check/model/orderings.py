@@ -30,6 +30,7 @@ from nanokv.device.protocol import (
     retire,
     ring,
     runs,
+    search,
     splitting,
     ticket,
 )
@@ -48,6 +49,7 @@ PROTOCOL: tuple[ModuleType, ...] = (
     joining,
     joinable,
     lease,
+    search,
     evict,
     put,
     get,

@@ -37,6 +37,7 @@ SMALL = {
     "LOOKS": 3,
     "SINGLE": 2,
     "PER_STEP": 1,
+    "RUNS": 2,
     "TRIES": 3,
     "PLACES": 2,
 }

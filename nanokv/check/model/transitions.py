@@ -95,7 +95,7 @@ class _Segment:
             if other == slot or self._newest(self.header(other) + H_STATE.value) == RESERVED.value:
                 continue
             first, last = self._pages(other)
-            if first < end and start < last:
+            if max(first, start) < min(last, end):  # of a dead object that gave its pages away, none are left
                 raise CheckFailure(f"I1: slot {slot} publishes bytes {start:#x} to {end:#x}, which slot {other} holds")
 
 

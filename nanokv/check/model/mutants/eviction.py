@@ -1,14 +1,14 @@
-"""Mutants of what eviction must leave alone: leased objects, and all objects while free neighbours would do."""
+"""Mutants of eviction: leased objects stay, as do all while free neighbours would do, and neighbours go together."""
 
 from nanokv.check.model.mutants.mutant import mutant
-from nanokv.device.protocol import evict, joinable, lease
+from nanokv.device.protocol import evict, evict_neighbours, joinable, lease, search, take_or_evict
 
 # --- leases ---
 mutant(
     "evict-leased",
     "a producer evicts an object that waits for its first reader",
     ("leased-read", "leased"),
-    (evict.search, " & (not is_leased(access, now))", ""),
+    (search.search, " & (not is_leased(access, now))", ""),
     (evict.evict_for, "if not has_lease(header, now):", "if now > 0:"),
 )
 mutant(
@@ -48,7 +48,7 @@ mutant(
     "evict-at-once",
     "a producer that finds no extent evicts, whatever could be joined",
     ("neighbours",),
-    (evict.find_pages, "found = outlook(world, seg, size_class)", "found = word(NOTHING)"),
+    (take_or_evict.find_pages, "found = outlook(world, seg, size_class)", "found = word(NOTHING)"),
 )
 mutant(
     "neighbours-unsummed",
@@ -73,4 +73,36 @@ mutant(
     "a producer that finds no extent does not notice that a host has just pushed one",
     ("neighbours",),
     (joinable.free_extents, "select(place < 0, found, word(-1))", "found"),
+)
+
+# --- neighbours that go together ---
+mutant(
+    "run-unlooked",
+    "neighbours of an object that must stay are evicted",
+    ("neighbours-stay",),
+    (evict_neighbours.run_ripeness, "more = may_go(world, seg, slot, page, pages, now) >= 0", "more = slot >= 0"),
+)
+mutant(
+    "run-without-kill",
+    "a producer takes the pages of a run although another one has evicted or removed an object of it",
+    ("neighbours-change", "neighbours-shared"),
+    (evict_neighbours.evict_at, "if seen == state_word(READY, epoch):", "if seen != word(0):"),
+)
+mutant(
+    "run-not-given-back",
+    "the pages of a run that is given up are leaked",
+    ("neighbours-change", "neighbours-shared"),
+    (evict_neighbours.take_run, "    give_pages(world, seg, kept, end)\n", ""),
+)
+mutant(
+    "run-kept-when-torn",
+    "a producer keeps a run although one of its objects had to stay",
+    ("neighbours-change", "neighbours-shared"),
+    (evict_neighbours.take_run, "whole = end >= first + wanted", "whole = end > first"),
+)
+mutant(
+    "run-unheld",
+    "the pages of a run belong to no header slot",
+    ("neighbours-go",),
+    (evict_neighbours.take_run, "        hold(world, seg, first, size_class, slot)\n", ""),
 )

@@ -1,7 +1,7 @@
 """Mutants of the directory, of pins and of eviction under readers."""
 
 from nanokv.check.model.mutants.mutant import mutant
-from nanokv.device.protocol import directory, evict, get, pins, remove
+from nanokv.device.protocol import directory, evict, get, pins, remove, search
 from nanokv.device.segment.layout import H_STATE
 from nanokv.host_poller import dead_pins
 
@@ -165,7 +165,7 @@ mutant(
         "if seen == state_word(READY, epoch):",
         "if phase_of(seen) == READY:",
     ),
-    (evict.search, " & ((state & PIN_BITS) == 0)", ""),
+    (search.search, " & ((state & PIN_BITS) == 0)", ""),
 )
 mutant(
     "held-before-pin",

@@ -1,7 +1,7 @@
 """Mutants in which a producer is refused although there is room: another one has more in its hands than it keeps."""
 
 from nanokv.check.model.mutants.mutant import mutant
-from nanokv.device.protocol import evict, extent, header, splitting
+from nanokv.device.protocol import extent, header, splitting, take_or_evict
 
 # --- pages and slots that were never used ---
 mutant(
@@ -98,11 +98,11 @@ mutant(
     "looks-once",
     "a producer that finds nothing is refused at once, whoever splits",
     ("split-puts", "split-dies"),
-    (evict.find_pages, "& (looks < EXTENT_LOOKS)", "& (looks < 1)"),
+    (take_or_evict.find_pages, "& (looks < EXTENT_LOOKS)", "& (looks < 1)"),
 )
 mutant(
     "looks-for-ever",
     "a producer that finds nothing looks as long as a split is counted under way",
     ("split-dies",),
-    (evict.find_pages, "& (looks < EXTENT_LOOKS)", "& (looks > 0)"),
+    (take_or_evict.find_pages, "& (looks < EXTENT_LOOKS)", "& (looks > 0)"),
 )

@@ -1,13 +1,14 @@
-"""Scenarios of what eviction must leave alone: leased objects, and all objects while free neighbours would do."""
+"""Scenarios of eviction: leased objects stay, as do all while free neighbours would do, and neighbours go together."""
 
 from functools import partial
 
-from nanokv.check.model.scenario import A, Act, B, C, Scenario, expect, small
+from nanokv.check.model.scenario import A, Act, B, C, Scenario, expect, small, stored
 from nanokv.check.model.small_world import SmallWorld
 from nanokv.device.protocol.status import Status
 from nanokv.host_poller.coalesce import join_free_extents
 
 LARGE = 16  #: words: two pages
+D = 7  #: another key
 
 
 # --- leases -----------------------------------------------------------------------------------
@@ -142,3 +143,69 @@ def _fill(world: SmallWorld) -> None:
 def _evict(world: SmallWorld) -> None:
     world.spawn("producer", lambda: world.put(B, 2, LARGE))
     world.spawn("reader", lambda: world.get(C))
+
+
+# --- neighbours that go together --------------------------------------------------------------
+def _large_came(world: SmallWorld) -> None:
+    expect(world.results["producer"] == Status.OK, f"no object had to stay, and a put was answered {world.results}")
+    expect(world.get(C) == (Status.OK, 2), "a put was answered OK, and its object is not there")
+
+
+@Scenario(
+    "neighbours-go",
+    "two objects are evicted for one that is larger, while another reads one of them",
+    small(pages=2),
+    _large_came,
+    stored(A, B),
+    may_evict=True,
+)
+def _evict_two(world: SmallWorld) -> None:
+    world.spawn("producer", lambda: world.put(C, 2, LARGE))
+    world.spawn("reader", lambda: world.get(B))
+
+
+@Scenario(
+    "neighbours-change",
+    "two objects are evicted for one that is larger, while one of them is replaced",
+    small(pages=2),
+    prepare=stored(A, B),
+    may_evict=True,
+)
+def _evict_or_replace(world: SmallWorld) -> None:
+    world.spawn("producer", lambda: world.put(C, 2, LARGE))
+    world.spawn("writer", lambda: (world.remove(B), world.put(B, 2)))
+
+
+@Scenario(
+    "neighbours-shared",
+    "two producers evict the same two objects, one of them for a larger one",
+    small(pages=2),
+    prepare=stored(A, B),
+    may_evict=True,
+)
+def _evict_the_same(world: SmallWorld) -> None:
+    world.spawn("producer", lambda: world.put(C, 2, LARGE))
+    world.spawn("other", lambda: world.put(D, 2))
+
+
+def _a_and_leased_b(world: SmallWorld) -> None:
+    stored(A)(world)
+    expect(world.put_leased(B, 1) == Status.OK, "prepare")
+
+
+def _both_are_there(world: SmallWorld) -> None:
+    expect(world.results["producer"] == Status.FULL, f"a leased object is in the way: {world.results}")
+    expect((world.find(A), world.find(B)) == (Status.OK, Status.OK), "an object went for a run that could not be had")
+
+
+@Scenario(
+    "neighbours-stay",
+    "no object is evicted for a larger one beside an object that must stay",
+    small(pages=2),
+    _both_are_there,
+    _a_and_leased_b,
+    may_evict=True,
+)
+def _evict_none(world: SmallWorld) -> None:
+    world.spawn("producer", lambda: world.put(C, 2, LARGE))
+    world.spawn("reader", lambda: world.get(A))
