@@ -65,6 +65,7 @@ class Stats(TypedDict):
     sweeper_leaked_slots: int
     sweeper_pins_dropped: int
     sweeper_joined: int
+    sweeper_joined_ahead: int
 
 
 @dataclass(frozen=True)
