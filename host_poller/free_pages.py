@@ -33,8 +33,7 @@ class FreePages(NamedTuple):
         firsts, sizes = firsts[inside], sizes[inside]
         bumped = (bump_ptr - geometry.offsets["heap_base"]) // geometry.page_bytes
         unused = count - bumped if 0 <= bumped <= count else 0
-        starts = np.bincount(firsts, minlength=count + 1) - np.bincount(firsts + sizes, minlength=count + 1)
-        free = np.cumsum(starts[:-1]) > 0
+        free = covered(count, firsts, sizes)
         free[count - unused :] = True
         return FreePages(np.array([*filter(None, geometry.class_pages)], np.int64), sizes, run_lengths(free), unused)
 
@@ -56,6 +55,13 @@ class FreePages(NamedTuple):
     def joined_to(self, size: int) -> int:
         """The same, once all free neighbours are joined. Each class divides the larger ones, so no run loses more."""
         return int((self.runs // size * size).sum())
+
+
+def covered(count: int, firsts: Words, sizes: Words) -> npt.NDArray[np.bool_]:
+    """Which of `count` pages are in runs that begin at `firsts` and have `sizes` pages; all lie inside."""
+    begun, ended = (np.bincount(at, minlength=count + 1) for at in (firsts, firsts + sizes))
+    inside: npt.NDArray[np.bool_] = np.cumsum(begun[:count] - ended[:count]) > 0
+    return inside
 
 
 def run_lengths(chosen: npt.NDArray[np.bool_]) -> Words:
