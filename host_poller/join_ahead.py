@@ -32,10 +32,12 @@ class JoinAhead:
     def pays(self, headers: Records) -> bool:
         """Whether joining is worth it now. `headers`: a copy of every slot ever used."""
         geometry = self._machine.geometry
-        held = geometry.extent_pages(headers["n_pages"])
         ready = headers["state"] & STATE_MASK.value == READY.value
-        size = max(int(held[ready].max(initial=0)), self._wanted_lately())
-        if size <= geometry.class_pages[0] or geometry.n_pages - int(held.sum()) < size:
+        largest = headers["n_pages"][ready].max(initial=0)
+        size = max(int(geometry.extent_pages(largest)), self._wanted_lately())
+        if size <= geometry.class_pages[0]:
+            return False
+        if geometry.n_pages - int(geometry.extent_pages(headers["n_pages"]).sum()) < size:
             return False
         bump_ptr = int(self._machine.control(self._rank)[0]["bump_ptr"])
         free = FreePages.of(geometry, self._machine.page_links(self._rank), bump_ptr)
