@@ -48,6 +48,19 @@ def joined(poller: Poller) -> tuple[int, int]:
     return poller.sweeper.counts.joined, poller.sweeper.counts.joined_ahead
 
 
+def note_looks(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A list that grows with each look at the links of pages."""
+    asked: list[int] = []
+    look = rank.machine.page_links
+
+    def noted(owner: int) -> np.ndarray:
+        asked.append(owner)
+        return look(owner)
+
+    monkeypatch.setattr(rank.machine, "page_links", noted)
+    return asked
+
+
 def test_small_extents_are_joined_before_large_puts_come(rank: Rank) -> None:
     """Small objects filled half the heap and went; a large one lives. Without joining 7 more fit, with it 15."""
     poller = rank.poller()
@@ -98,24 +111,18 @@ def test_a_full_heap_is_not_looked_at(rank: Rank, monkeypatch: pytest.MonkeyPatc
     put(rank, range(1000, 1015), LARGE)
     put(rank, range(LARGE), 1)
     remove(rank, range(LARGE - 1))
-    asked: list[int] = []
-    look = rank.machine.page_links
-
-    def noted(owner: int) -> np.ndarray:
-        asked.append(owner)
-        return look(owner)
-
-    monkeypatch.setattr(rank.machine, "page_links", noted)
+    asked = note_looks(rank, monkeypatch)
     assert joined(poller) == (0, 0) and not asked
     remove(rank, range(LARGE - 1, LARGE))
     assert joined(poller) == (1, 1) and asked, "the last page made the difference"
 
 
-def test_small_objects_alone_need_no_joining(rank: Rank) -> None:
+def test_small_objects_alone_need_no_joining(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
     poller = rank.poller()
     put(rank, range(PAGES), 1)
     remove(rank, range(1, PAGES))
-    assert joined(poller) == (0, 0)
+    asked = note_looks(rank, monkeypatch)
+    assert joined(poller) == (0, 0) and not asked
 
 
 def test_a_size_that_was_wanted_in_vain_counts_for_a_while(rank: Rank) -> None:
