@@ -10,6 +10,8 @@ grace       tells when every operation has ended that was under way
 audit       finds pages and slots that are in no place
 dead_pins   takes away the pins of dead readers
 coalesce    joins neighbouring free extents
+join_ahead  decides whether to join them before a producer is refused
+free_pages  which pages are free, for estimates and statistics
 make_room   what any host does after FULL: joins free extents, evicts a run
 """
 

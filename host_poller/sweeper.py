@@ -7,7 +7,7 @@ Headers are the truth. One step looks at every slot ever used, and then
 - starts the audit if a rank died (`audit`);
 - releases the objects that nobody can write to any more;
 - takes away the pins of dead readers (`dead_pins`);
-- joins free extents if a producer was refused (`coalesce`);
+- joins free extents if a producer was refused (`coalesce`), or before one is (`join_ahead`);
 - forgets splits of free extents that do not end: their producer is dead or stopped (`device/protocol/splitting.py`).
 
 In v1 the master does all of this except the index.
@@ -37,6 +37,7 @@ from nanokv.host_poller.coalesce import join_free_extents
 from nanokv.host_poller.dead_pins import drop_dead_pins
 from nanokv.host_poller.grace import Grace
 from nanokv.host_poller.index import Change, HeaderIndex, Records, Slots
+from nanokv.host_poller.join_ahead import JoinAhead
 from nanokv.host_poller.make_room import make_room
 from nanokv.host_poller.quarantine import Life, Quarantine
 
@@ -53,7 +54,8 @@ class SweepCounts:
     leaked_pages: int = 0
     leaked_slots: int = 0
     pins_dropped: int = 0
-    joined: int = 0
+    joined: int = 0  #: times that free extents were joined
+    joined_ahead: int = 0  #: of these: before a producer was refused
 
 
 class Sweeper:
@@ -75,6 +77,7 @@ class Sweeper:
         self._grace = Grace(machine, heap)
         self._quarantine = Quarantine(machine, heap, self._grace)
         self._audit = Audit(machine, heap.rank, self._grace)
+        self._join_ahead = JoinAhead(machine, heap.rank)
         self._unfinished: dict[Life, float] = {}  # since when each was seen
         self._deaths = 0
         self._audit_due = False
@@ -102,6 +105,8 @@ class Sweeper:
             self._audit_step()
             self.counts.pins_dropped += drop_dead_pins(self._machine, self._rank, self._heap.alive)
             self._join_if_refused()
+            if self._join_ahead.pays(headers):
+                self.counts.joined_ahead += self._join()
             self._forget_splits()
         return changes
 
@@ -175,6 +180,7 @@ class Sweeper:
 
     def room_for(self, size_class: int) -> None:
         """Make room for a producer that was refused an extent of this class, unless that has been done meanwhile."""
+        self._join_ahead.note_wanted(size_class)
         geometry = self._machine.geometry
         outlook = self._machine.outlook(self._rank, size_class)
         if outlook == NEIGHBOURS.value:

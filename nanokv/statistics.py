@@ -14,6 +14,7 @@ from nanokv.device.protocol.status import Status
 from nanokv.device.segment.geometry import Geometry
 from nanokv.device.segment.layout import DEAD, PINS_SHIFT, READY, RESERVED, STATE_MASK, WRITING
 from nanokv.errors import WaitTimeout
+from nanokv.host_poller.free_pages import FreePages, covered, run_lengths
 
 
 class Stats(TypedDict):
@@ -26,6 +27,11 @@ class Stats(TypedDict):
     heap_used: int
     usage: float  #: used by total
     used_pages: int
+    free_pages: int
+    quarantined_pages: int
+    largest_free_extent: int
+    internal_fragmentation: float
+    external_fragmentation: float
     ready: int
     unfinished: int
     quarantined: int
@@ -65,15 +71,26 @@ class Stats(TypedDict):
     sweeper_leaked_slots: int
     sweeper_pins_dropped: int
     sweeper_joined: int
+    sweeper_joined_ahead: int
 
 
 @dataclass(frozen=True)
 class HeapSnapshot:
-    """A segment at one moment, according to its headers and control words."""
+    """A segment at one moment, according to its headers, control words and links of pages.
+
+    Producers are at work meanwhile: a page on its way from one place to another counts as neither used nor free.
+    In v2 no extent is larger than one of the largest size class. So `external_fragmentation` compares with one of these
+    if more than that is free: 0.0 means that joining would make no larger object fit.
+    """
 
     heap_total: int  #: payload bytes
     heap_used: int  #: bytes of the extents that headers hold
-    used_pages: int
+    used_pages: int  #: of the same, in pages; those in quarantine too
+    free_pages: int  #: in free extents, or never used; v1: those that no header holds
+    quarantined_pages: int
+    largest_free_extent: int  #: bytes of the largest extent (v1: run of pages) that a put finds without any joining
+    internal_fragmentation: float  #: the share of READY objects' extents that their bytes do not fill; 0.0 without any
+    external_fragmentation: float  #: the share of all free pages that the largest free extent lacks; 0.0 without any
     ready: int  #: READY objects
     unfinished: int  #: RESERVED or WRITING
     quarantined: int  #: DEAD, but still holding pages
@@ -93,27 +110,22 @@ class HeapSnapshot:
 
     @staticmethod
     def of(
-        geometry: Geometry, control: Any, headers: npt.NDArray[Any], activity: npt.NDArray[Any], alloc: str
+        geometry: Geometry,
+        control: Any,
+        headers: npt.NDArray[Any],
+        activity: npt.NDArray[Any],
+        links: npt.NDArray[Any],
+        alloc: str,
     ) -> "HeapSnapshot":
-        """From the HeapCtl, OBJ_HEADER and ACTIVITY records of a segment. `alloc`: "device" or "host"."""
-        state = headers["state"] & STATE_MASK.value
-        ready = state == READY.value
-        unfinished = (state == WRITING.value) | ((state == RESERVED.value) & (headers["epoch"] > 0))
-        quarantined = (state == DEAD.value) & (headers["n_pages"] > 0)
-        pages = int(held_pages(geometry, alloc, headers["n_pages"]).sum())
+        """From a segment's HeapCtl, OBJ_HEADER and ACTIVITY records and page links. `alloc`: "device" or "host"."""
         return HeapSnapshot(
             heap_total=geometry.n_pages * geometry.page_bytes,
-            heap_used=pages * geometry.page_bytes,
-            used_pages=pages,
-            ready=int(np.count_nonzero(ready)),
-            unfinished=int(np.count_nonzero(unfinished)),
-            quarantined=int(np.count_nonzero(quarantined)),
-            pinned=int(np.count_nonzero(ready & (headers["state"] >> PINS_SHIFT.value > 0))),
-            bytes_stored=int(headers["bytes_total"][ready].sum()),
             ring_depth=int(control["ann_head"]) - int(control["ann_tail"]),
             ring_missed=int(control["missed"]),
             cas_failures=int(activity["retries"].sum()),
             **{name: int(control[name]) for name in ("evicted", "refused", "lost", "corrupt")},
+            **_held_part(geometry, headers, alloc),
+            **_free_part(geometry, control, headers, links, alloc),
         )
 
 
@@ -122,11 +134,63 @@ def held_pages(geometry: Geometry, alloc: str, n_pages: npt.NDArray[Any]) -> npt
     return geometry.extent_pages(n_pages) if alloc == "device" else n_pages.astype(np.int64)
 
 
+def _held_part(geometry: Geometry, headers: npt.NDArray[Any], alloc: str) -> dict[str, Any]:
+    """The fields of a HeapSnapshot about objects and the pages that they hold."""
+    state = headers["state"] & STATE_MASK.value
+    ready = state == READY.value
+    unfinished = (state == WRITING.value) | ((state == RESERVED.value) & (headers["epoch"] > 0))
+    quarantined = (state == DEAD.value) & (headers["n_pages"] > 0)
+    held = held_pages(geometry, alloc, headers["n_pages"])
+    stored = int(headers["bytes_total"][ready].sum())
+    return {
+        "heap_used": int(held.sum()) * geometry.page_bytes,
+        "used_pages": int(held.sum()),
+        "quarantined_pages": int(held[quarantined].sum()),
+        "internal_fragmentation": _lacking(stored, int(held[ready].sum()) * geometry.page_bytes),
+        "ready": int(np.count_nonzero(ready)),
+        "unfinished": int(np.count_nonzero(unfinished)),
+        "quarantined": int(np.count_nonzero(quarantined)),
+        "pinned": int(np.count_nonzero(ready & (headers["state"] >> PINS_SHIFT.value > 0))),
+        "bytes_stored": stored,
+    }
+
+
+def _free_part(
+    geometry: Geometry, control: Any, headers: npt.NDArray[Any], links: npt.NDArray[Any], alloc: str
+) -> dict[str, Any]:
+    """The fields of a HeapSnapshot about free pages."""
+    if alloc == "device":
+        extents = FreePages.of(geometry, links, int(control["bump_ptr"]))
+        free, largest, most = extents.total, extents.largest, max(geometry.class_pages)
+    else:
+        runs = _runs_between(geometry, headers)
+        free, largest, most = int(runs.sum()), int(runs.max(initial=0)), geometry.n_pages
+    return {
+        "free_pages": free,
+        "largest_free_extent": largest * geometry.page_bytes,
+        "external_fragmentation": _lacking(largest, min(free, most)),
+    }
+
+
+def _runs_between(geometry: Geometry, headers: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    """The pages of each run that no header holds: in v1 the segment says nothing else of free pages."""
+    sizes = headers["n_pages"].astype(np.int64)
+    firsts = (headers["payload_base"].astype(np.int64) - geometry.offsets["heap_base"]) // geometry.page_bytes
+    holding = (sizes > 0) & (firsts >= 0) & (firsts + sizes <= geometry.n_pages)
+    return run_lengths(~covered(geometry.n_pages, firsts[holding], sizes[holding]))
+
+
+def _lacking(part: int, whole: int) -> float:
+    """The share of `whole` that `part` is not; 0.0 if `whole` is nothing."""
+    return 1 - part / whole if whole else 0.0
+
+
 def snapshot(machine: Machine, rank: int, alloc: str) -> HeapSnapshot:
     """Look at a rank's segment now. `alloc`: "device" or "host"."""
     geometry, control = machine.geometry, machine.control(rank)[0]
     used = min(int(control["hdr_head"]), geometry.hdr_count) if alloc == "device" else geometry.hdr_count
-    return HeapSnapshot.of(geometry, control, machine.headers(rank, 0, used), machine.activity(rank), alloc)
+    headers, activity = machine.headers(rank, 0, used), machine.activity(rank)
+    return HeapSnapshot.of(geometry, control, headers, activity, machine.page_links(rank), alloc)
 
 
 TIMED = 16  #: one of so many calls is timed, and not the first: reading the clock takes 2 % of a small put

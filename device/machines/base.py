@@ -283,7 +283,7 @@ class Machine(ABC):
         """Take all free extents of a size class out of their lists: their first pages, int64."""
         firsts = np.zeros(self.geometry.shards, np.int64)
         self.exchange("detach_class", owner, size_class, firsts)
-        return free_chains(self.geometry, self._page_links(owner), firsts, size_class)
+        return free_chains(self.geometry, self.page_links(owner), firsts, size_class)
 
     def detach_rest(self, owner: int) -> Words:
         """Take all pages that were never used: their numbers, int64."""
@@ -307,9 +307,13 @@ class Machine(ABC):
         self.exchange("walk_slots", owner, len(marks), marks)
         return marks
 
+    def page_links(self, owner: int) -> npt.NDArray[Any]:
+        """The link of each page, LINK bits: uint64 [n_pages]."""
+        return self.look(owner, self.geometry.offsets["links_base"], np.dtype(np.uint64), self.geometry.n_pages)
+
     def page_stamps(self, owner: int) -> Words:
         """Per page how often it was handed over: int64 [n_pages]."""
-        stamps: Words = unpack("LINK", "stamp", self._page_links(owner)).astype(np.int64)
+        stamps: Words = unpack("LINK", "stamp", self.page_links(owner)).astype(np.int64)
         return stamps
 
     def pin_ledger(self, owner: int) -> Words:
@@ -338,6 +342,3 @@ class Machine(ABC):
         if sleeps:
             self._wake(owner)
         return status
-
-    def _page_links(self, owner: int) -> npt.NDArray[Any]:
-        return self.look(owner, self.geometry.offsets["links_base"], np.dtype(np.uint64), self.geometry.n_pages)

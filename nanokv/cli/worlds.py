@@ -70,7 +70,10 @@ def stats(
     count: Annotated[int, typer.Option(min=1, show_default=False, help="With --watch: stop after so many looks.")] = 2
     ** 31,
 ) -> None:
-    """Show what each rank's segment holds: pages, objects, ring, and counters of rare events."""
+    """Show what each rank's segment holds: pages, objects, ring, and counters of rare events.
+
+    "largest" is the largest free extent; "internal %" and "external %" are fragmentation, inside objects and between.
+    """
     looks = _looks(name, watch, count)
     screen = console()
     with suppress(KeyboardInterrupt):
@@ -98,7 +101,7 @@ def _looks(name: str, watch: float, count: int | None) -> Iterator[dict[str, Any
 _HOLDS = ("ready", "pinned", "unfinished", "quarantined")
 _COUNTS = (*_HOLDS, "ring_depth", "ring_missed", "evicted", "refused", "lost", "corrupt", "cas_failures")
 
-_LABELS = {"ring_depth": "ring", "ring_missed": "missed", "cas_failures": "cas fails"}  # two blocks in 80 columns
+_LABELS = {"ring_depth": "ring", "ring_missed": "missed", "cas_failures": "cas fails"}  # few blocks in 80 columns
 
 
 def _stats_text(screen: Console, world: dict[str, Any]) -> Text:
@@ -109,6 +112,10 @@ def _stats_text(screen: Console, world: dict[str, Any]) -> Text:
         "of",
         "%",
         "stored",
+        "free",
+        "largest",
+        "internal %",
+        "external %",
         *(_LABELS.get(name, name.replace("_", " ")) for name in _COUNTS),
     ]
     rows = [
@@ -119,6 +126,10 @@ def _stats_text(screen: Console, world: dict[str, Any]) -> Text:
             size(rank["heap_total"]),
             f"{100 * rank['usage']:.0f}",
             size(rank["bytes_stored"]),
+            size(rank["free_pages"] * world["page_bytes"]),
+            size(rank["largest_free_extent"]),
+            f"{100 * rank['internal_fragmentation']:.0f}",
+            f"{100 * rank['external_fragmentation']:.0f}",
             *(str(rank[name]) for name in _COUNTS),
         ]
         for rank in world["ranks"]

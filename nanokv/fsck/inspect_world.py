@@ -47,9 +47,7 @@ class Inspected:
         """The world, and a HeapSnapshot and the layouts of each rank, as plain data."""
         ranks = [
             {"rank": rank, "alive": living, "incarnation": int(view.activity["incarnation"][rank])}
-            | HeapSnapshot.of(
-                self.geometry, view.ctl.copy()[0], view.headers.copy(), view.activity, self.mode
-            ).as_dict()
+            | self._holds(view).as_dict()
             | {"layouts": [_shown(row) for row in stored_in(rank, view.layouts.copy(), None, "")]}
             for rank, (living, view) in enumerate(zip(self.living, self.views, strict=True))
         ]
@@ -60,6 +58,10 @@ class Inspected:
             "page_bytes": self.geometry.page_bytes,
             "ranks": ranks,
         }
+
+    def _holds(self, view: SegmentView) -> HeapSnapshot:
+        control, headers, links = view.ctl.copy()[0], view.headers.copy(), view.page_links.copy()
+        return HeapSnapshot.of(self.geometry, control, headers, view.activity, links, self.mode)
 
 
 def _shown(row: StoredLayout) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import torch
 
 import nanokv
 from nanokv.errors import InvalidArgument, OutOfMemory, WaitTimeout
+from tests.support.rank_processes import until
 
 PAGE = 4096
 World = list[nanokv.NanoKVCache]
@@ -142,6 +143,22 @@ def test_nothing_is_evicted_from_a_half_empty_heap(make_world: MakeWorld) -> Non
         world[0].put(key, pages(8, i), preferred_segment=1)
     assert all(world[1].exists_many(large))
     assert world[1].stats()["evicted"] == 0
+
+
+@pytest.mark.parametrize("heap", ["local", "shm"])
+def test_large_puts_after_small_ones_are_not_refused_once(new_world: MakeWorld, heap: str) -> None:
+    """The owner's poller joins what the small objects left, while a large one lives; nobody asks it to."""
+    world = new_world(heap=heap, alloc="device", heap_bytes=512 * PAGE, page_bytes=PAGE)
+    small = [f"small{i}" for i in range(256)]
+    for key in small:
+        world[0].put(key, pages(1), preferred_segment=1)
+    world[0].put("large", pages(8), preferred_segment=1)
+    assert all(world[0].remove_many(small))
+    until(lambda: world[1].stats()["sweeper_joined_ahead"] == 1)
+    for i in range(63):
+        world[0].put(f"large{i}", pages(8), preferred_segment=1)
+    stats = world[1].stats()
+    assert (stats["ready"], stats["refused"], stats["evicted"], stats["sweeper_joined"]) == (64, 0, 0, 1)
 
 
 def test_pages_that_lie_apart_are_no_reason_to_refuse(make_world: MakeWorld) -> None:

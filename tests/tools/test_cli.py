@@ -217,7 +217,7 @@ def test_stats_fit_a_terminal_of_80_columns(live: LiveWorld) -> None:
     lines = worlds._stats_text(wide, look).plain.splitlines()
     assert max(map(len, lines)) <= 80
     words = " ".join(lines).split()
-    assert {"quarantined", "evicted", "corrupt"} <= set(words) and words.count("rank") == 2
+    assert {"quarantined", "evicted", "corrupt"} <= set(words) and words.count("rank") == 3
 
 
 def test_stats_in_a_pipe_are_one_line_per_rank(live: LiveWorld) -> None:
@@ -286,9 +286,14 @@ def test_stats_of_a_living_world(live: LiveWorld) -> None:
     assert [rank["ready"] for rank in report["ranks"]] == [0, 3]
     assert report["ranks"][1]["heap_used"] == 6 * PAGE
     assert report["ranks"][1]["bytes_stored"] == 15000
+    assert (report["ranks"][1]["free_pages"], report["ranks"][1]["quarantined_pages"]) == (26, 0)
+    assert report["ranks"][1]["largest_free_extent"] == 16 * PAGE
+    assert report["ranks"][1]["internal_fragmentation"] == 1 - 15000 / (6 * PAGE)
+    assert report["ranks"][1]["external_fragmentation"] == 1 - 16 / 26
     assert [rank["alive"] for rank in report["ranks"]] == [True, True]
     lines = run("stats", live.name).stdout.splitlines()
     assert any("24.0 KiB" in line and "14.6 KiB" in line and "alive" in line for line in lines)
+    assert any("104.0 KiB" in line and "64.0 KiB" in line and line.split()[-13:-11] == ["39", "38"] for line in lines)
 
 
 def test_stats_show_layouts(shm_name: str) -> None:
