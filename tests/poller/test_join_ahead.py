@@ -130,7 +130,7 @@ def test_a_size_that_was_wanted_in_vain_counts_for_a_while(rank: Rank) -> None:
     poller = rank.poller()
     put(rank, range(PAGES), 1)
     for _ in range(2):
-        poller.sweeper.join_for(3)
+        poller.sweeper.room_for(3)
     assert joined(poller) == (0, 0), "no page is free"
     for _ in range(LATELY - 2):
         joined(poller)
