@@ -129,7 +129,7 @@ class Poller:
         good = known & drained.good
         self._tell(self.index.stored(slots[good], drained.records[good]))
         if self._reclaims and wanted.any():
-            self.sweeper.room_for(int(slots[wanted].max()))
+            self.sweeper.join_for(int(slots[wanted].max()))
 
     def _tell(self, change: Change) -> None:
         if self.listeners and (len(change.gone) or len(change.came)):

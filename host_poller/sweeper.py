@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from nanokv.device.machines.base import Machine
-from nanokv.device.protocol.joinable import NEIGHBOURS, NOTHING
+from nanokv.device.protocol.joinable import NEIGHBOURS
 from nanokv.device.segment.geometry import producer_of
 from nanokv.device.segment.layout import (
     READY,
@@ -38,7 +38,6 @@ from nanokv.host_poller.dead_pins import drop_dead_pins
 from nanokv.host_poller.grace import Grace
 from nanokv.host_poller.index import Change, HeaderIndex, Records, Slots
 from nanokv.host_poller.join_ahead import JoinAhead
-from nanokv.host_poller.make_room import make_room
 from nanokv.host_poller.quarantine import Life, Quarantine
 
 
@@ -178,15 +177,14 @@ class Sweeper:
         self.counts.leaked_pages += pages
         self.counts.leaked_slots += slots
 
-    def room_for(self, size_class: int) -> None:
-        """Make room for a producer that was refused an extent of this class, unless that has been done meanwhile."""
+    def join_for(self, size_class: int) -> None:
+        """Join free extents for a producer that was refused one of this class, unless that has been done meanwhile.
+
+        Nothing is evicted: the producer may have its room by now, and then its own object would go.
+        """
         self._join_ahead.note_wanted(size_class)
-        geometry = self._machine.geometry
-        outlook = self._machine.outlook(self._rank, size_class)
-        if outlook == NEIGHBOURS.value:
+        if self._machine.outlook(self._rank, size_class) == NEIGHBOURS.value:
             self._join()
-        elif outlook == NOTHING.value:
-            make_room(self._machine, self._rank, geometry.class_pages[size_class] * geometry.page_bytes)
 
     def _join(self, over: int = 0) -> bool:
         """Join free extents; False if another host does."""

@@ -127,11 +127,10 @@ def test_small_objects_alone_need_no_joining(rank: Rank, monkeypatch: pytest.Mon
 
 def test_a_size_that_was_wanted_in_vain_counts_for_a_while(rank: Rank) -> None:
     """No large object lives: a producer was refused one, and its hint says so."""
-    rank.views[0].ctl["may_evict"] = 0
     poller = rank.poller()
     put(rank, range(PAGES), 1)
     for _ in range(2):
-        poller.sweeper.room_for(3)
+        poller.sweeper.join_for(3)
     assert joined(poller) == (0, 0), "no page is free"
     for _ in range(LATELY - 2):
         joined(poller)
