@@ -12,6 +12,7 @@ dead_pins   takes away the pins of dead readers
 coalesce    joins neighbouring free extents
 join_ahead  decides whether to join them before a producer is refused
 free_pages  which pages are free, for estimates and statistics
+water_marks evicts before producers must, if asked to
 make_room   what any host does after FULL: joins free extents, evicts a run
 """
 

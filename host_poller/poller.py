@@ -74,6 +74,7 @@ class Poller:
         self.corrupt_hints = 0
         self.removed = 0
         self.drained = 0
+        self.evicted = 0
         self.failures = 0
         self._tail = int(machine.control(self._rank)[0]["ann_tail"]) & POSITIVE.value  # it may be corrupt
         self._head = self._tail
@@ -93,6 +94,8 @@ class Poller:
         taken = self.drain(now)
         if self._sweep_due(now):
             self.sweep(now)
+        if self._reclaims:
+            self.evicted += self.sweeper.water.evict()
         return taken
 
     def drain(self, now: float) -> int:
@@ -195,6 +198,7 @@ class Poller:
             "hints": self.drained,
             "corrupt_hints": self.corrupt_hints,
             "removed": self.removed,
+            "evicted_ahead": self.evicted,
             "poller_failures": self.failures,
         } | sweeps
 

@@ -7,6 +7,7 @@ Headers are the truth. One step looks at every slot ever used, and then
 - starts the audit if a rank died (`audit`);
 - releases the objects that nobody can write to any more;
 - takes away the pins of dead readers (`dead_pins`);
+- finds out whether too many pages are in use (`water_marks`);
 - joins free extents if a producer was refused (`coalesce`), or before one is (`join_ahead`);
 - forgets splits of free extents that do not end: their producer is dead or stopped (`device/protocol/splitting.py`).
 
@@ -39,6 +40,7 @@ from nanokv.host_poller.grace import Grace
 from nanokv.host_poller.index import Change, HeaderIndex, Records, Slots
 from nanokv.host_poller.join_ahead import JoinAhead
 from nanokv.host_poller.quarantine import Life, Quarantine
+from nanokv.host_poller.water_marks import WaterMarks
 
 
 @dataclass
@@ -73,6 +75,7 @@ class Sweeper:
         self._rank = heap.rank
         self._write_timeout = write_timeout
         self._reclaims = reclaims
+        self.water = WaterMarks(machine, heap.rank)
         self._grace = Grace(machine, heap)
         self._quarantine = Quarantine(machine, heap, self._grace)
         self._audit = Audit(machine, heap.rank, self._grace)
@@ -104,6 +107,7 @@ class Sweeper:
             self._audit_step()
             self.counts.pins_dropped += drop_dead_pins(self._machine, self._rank, self._heap.alive)
             self._join_if_refused()
+            self.water.look(headers)
             if self._join_ahead.pays(headers):
                 self.counts.joined_ahead += self._join()
             self._forget_splits()

@@ -19,6 +19,7 @@ from nanokv.identity import Identity
 
 Alloc = Literal["device", "host"]
 Policy = Literal["lifetimes", "clock", "fifo", "last_access"]
+_WATER: dict[Alloc, tuple[int, int]] = {"device": (100, 100), "host": (85, 95)}
 _POLICIES: dict[Alloc, tuple[Policy, ...]] = {"device": ("lifetimes", "clock", "fifo"), "host": ("last_access", "fifo")}
 
 
@@ -33,7 +34,9 @@ class Options:
         identity: the same key of another model, revision, tokenizer, adapter, tenant or layout is another key, and
             digests of another identity are refused: ReuseViolation (docs/identity.md).
         evict: whether a full heap evicts objects (docs/eviction.md). False: a put raises OutOfMemory.
-        water: (low, high) percent of used pages, between which v1's master keeps each heap if `evict`.
+        water: (low, high) percent of used pages: if more than high are in use and `evict`, the owner's poller evicts
+            until low are, before producers must; v1's master does so when it allocates. Default: (100, 100), that is
+            not at all; in v1 (85, 95).
         policy: by which a full heap evicts (docs/eviction.md): "lifetimes" (the default), "clock" or "fifo"; in v1
             "last_access" (its default) or "fifo".
         size_classes: pages of an extent of each class, ascending, each a multiple of the one before; at most eight.
@@ -56,7 +59,7 @@ class Options:
     namespace: str = ""
     identity: Identity | None = None
     evict: bool = True
-    water: tuple[int, int] = (85, 95)
+    water: tuple[int, int] | None = None
     policy: Policy | None = None
     size_classes: tuple[int, ...] | None = None
     max_objects: int | None = None
@@ -102,6 +105,11 @@ class Options:
             self._set("size_classes", tuple(integer("a size class", pages, 1) for pages in classes))
         self._set("water", _checked_water(self.water))
 
+    @property
+    def water_marks(self) -> tuple[int, int]:
+        """`water`, or its default."""
+        return self.water or _WATER[self.alloc]
+
     def _set(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
 
@@ -113,7 +121,9 @@ def _checked_policy(policy: Policy | None, alloc: Alloc) -> Policy:
     return policy or allowed[0]
 
 
-def _checked_water(water: object) -> tuple[int, int]:
+def _checked_water(water: object) -> tuple[int, int] | None:
+    if water is None:
+        return None
     if isinstance(water, Sequence) and len(water) == 2:
         low, high = map(whole_number, water)
         if low is not None and high is not None and 0 < low <= high <= 100:
@@ -130,7 +140,7 @@ class LocalOptions(TypedDict, total=False):
     namespace: str
     identity: Identity | None
     evict: bool
-    water: tuple[int, int]
+    water: tuple[int, int] | None
     policy: Policy | None
     size_classes: Sequence[int] | None
     max_objects: int | None

@@ -56,6 +56,7 @@ class Stats(TypedDict):
     misses: int
     bytes_rx: int  #: bytes that it got
     # the poller
+    evicted_ahead: int  #: objects that it evicted to stay between the water marks; `evictions` counts them too
     indexed: int  #: objects in its index
     hints: int  #: hints that it took from the ring
     corrupt_hints: int

@@ -9,6 +9,7 @@ from nanokv.device.machines.base import Machine
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.last_access import is_leased, time_of
 from nanokv.device.segment.layout import READY, STATE_MASK
+from nanokv.host_poller.water_marks import evict_pages
 from nanokv.statistics import held_pages
 
 
@@ -22,7 +23,7 @@ def evict_until_below(machine: Machine, allocation: Allocation, rank: int, usage
     pages = held_pages(machine.geometry, allocation.alloc, headers["n_pages"])
     surplus = int(pages.sum()) - usage_ratio * machine.geometry.n_pages
     if allocation.alloc == "device":
-        return _evict_by_policy(machine, rank, surplus)
+        return evict_pages(machine, rank, surplus, machine.geometry.hdr_count)[0]
     ready = np.flatnonzero((headers["state"] & STATE_MASK.value) == READY.value)
     ready = ready[~is_leased(headers["last_access"][ready], time.time_ns())]
     gone = 0
@@ -32,12 +33,4 @@ def evict_until_below(machine: Machine, allocation: Allocation, rank: int, usage
         if allocation.evict_slot(rank, slot, int(headers["epoch"][slot])) == Status.OK:
             surplus -= int(pages[slot])
             gone += 1
-    return gone
-
-
-def _evict_by_policy(machine: Machine, rank: int, surplus: float) -> int:
-    gone = 0
-    while surplus > 0 and (freed := machine.evict_one(rank, time.time_ns())) >= 0:
-        surplus -= freed
-        gone += 1
     return gone

@@ -1,0 +1,49 @@
+"""Keeps a segment between its water marks, so that producers find room without evicting (v2; off by default).
+
+When more than `water_hi` percent of the pages are in use, the owner's poller evicts by the segment's policy, as
+producers do, until `water_lo` percent are. It evicts a few objects a round, so that no hint waits for long.
+"""
+
+import time
+
+from nanokv.device.machines.base import Machine
+from nanokv.host_poller.index import Records
+
+EVICTIONS_A_ROUND = 256
+
+
+def evict_pages(machine: Machine, rank: int, surplus: float, most: int) -> tuple[int, float]:
+    """Evict by the policy until `surplus` pages are free, or `most` objects are gone, or none may go.
+
+    Returns:
+        How many objects went, and what is left of the surplus; 0 if none may go.
+    """
+    gone = 0
+    while surplus > 0 and gone < most:
+        freed = machine.evict_one(rank, time.time_ns())
+        if freed < 0:
+            return gone, 0
+        surplus -= freed
+        gone += 1
+    return gone, surplus
+
+
+class WaterMarks:
+    """The water marks of one rank's segment. Only the owner's poller thread uses it."""
+
+    def __init__(self, machine: Machine, rank: int) -> None:
+        self._machine = machine
+        self._rank = rank
+        self._surplus = 0.0
+
+    def look(self, headers: Records) -> None:
+        """Find out how many pages are too many. `headers`: a copy of every slot ever used."""
+        geometry, control = self._machine.geometry, self._machine.control(self._rank)[0]
+        low, high = (int(control[name]) * geometry.n_pages / 100 for name in ("water_lo", "water_hi"))
+        used = int(geometry.extent_pages(headers["n_pages"]).sum())
+        self._surplus = used - low if control["may_evict"] and used > high else 0
+
+    def evict(self) -> int:
+        """Evict some of what is too much. Returns the number of objects."""
+        gone, self._surplus = evict_pages(self._machine, self._rank, self._surplus, EVICTIONS_A_ROUND)
+        return gone
