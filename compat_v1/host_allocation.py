@@ -142,7 +142,7 @@ class HostAllocation:
     def begin(self, key: KeyDigest, nbytes: int, preferred: int | None, what: Descriptor, *, plan: bool) -> Begun:
         geometry = self._machine.geometry
         if nbytes > geometry.n_pages * geometry.page_bytes:
-            return Begun(Status.FULL, NOWHERE, -1)
+            return Begun(Status.TOO_LARGE, NOWHERE, -1)
         wish = Place(NOBODY if preferred is None else preferred, 0, 0, nbytes=nbytes)
         reply = self._ask(Op.OPEN_FOR_WRITE, key, place=wish, plan=int(plan), descriptor=tuple(what))
         self._evicted += reply.gone

@@ -106,7 +106,7 @@ class Master:
         plan: bool,
         producer: tuple[int, int],
     ) -> Begun:
-        """Claim a key and allocate: OK, DUPLICATE, FULL or NO_HEADER.
+        """Claim a key and allocate: OK, DUPLICATE, FULL, NO_HEADER or TOO_LARGE.
 
         Args:
             preferred: the owner; None: see `Routing.owner_of`.
@@ -239,7 +239,7 @@ class Master:
         """A header slot and the first of `n_pages` pages, or why there are none. Evicts if the master may."""
         space = self._table.spaces[owner]
         if n_pages > space.pages.count:
-            return Status.FULL
+            return Status.TOO_LARGE
         if not self._may_evict:
             got = space.take(n_pages)
         else:

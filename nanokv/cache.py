@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, Unpack, cast, overload
 
@@ -33,6 +34,7 @@ from nanokv.keys import Hasher
 from nanokv.leases import NO_LEASE, lease_until
 from nanokv.pinned import Pin, Pinned
 from nanokv.plans import Plans
+from nanokv.room import NO_ROOM, until_room
 from nanokv.statistics import Stats, Traffic, held_pages, snapshot
 from nanokv.status_errors import error_for
 from nanokv.stored_layouts import StoredLayout, stored_in
@@ -222,6 +224,7 @@ class NanoKVCache:
         preferred_segment: int | None = None,
         exist_ok: bool = False,
         hold: float | None = None,
+        timeout: float = 0.0,
     ) -> None:
         """Store a tensor. It can be read at once.
 
@@ -233,6 +236,7 @@ class NanoKVCache:
                 stored.
             hold: a lease in seconds: until its first read, or until so much time is over, the object is not evicted.
                 Where nothing else can go, other puts are answered OutOfMemory.
+            timeout: seconds to wait for room in a segment in which nothing may go. 0: OutOfMemory is raised at once.
 
         Raises:
             DuplicateKey, OutOfMemory, InvalidArgument, PeerLost, WriteLost: nothing was stored.
@@ -240,8 +244,13 @@ class NanoKVCache:
         preferred_segment = self._checked_segment(preferred_segment)
         if exist_ok is not False and exist_ok is not True:
             raise InvalidArgument(f"exist_ok must be True or False, not {exist_ok!r}")
-        started = self._traffic.put_starts()
-        status = self._single.put(self._hash(key), tensor, preferred_segment, lease_until(hold))
+        timeout = seconds("timeout", timeout)
+        digest, started = self._hash(key), self._traffic.put_starts()
+        status = self._single.put(digest, tensor, preferred_segment, lease_until(hold))
+        if status in NO_ROOM and timeout:
+            status = until_room(
+                self._heap, timeout, lambda: self._single.put(digest, tensor, preferred_segment, lease_until(hold))
+            )
         self._traffic.put(status, tensor.nbytes, started)
         if status and not (exist_ok and status == Status.DUPLICATE):
             raise self._error(status, key, tensor.nbytes, preferred_segment)
@@ -344,8 +353,13 @@ class NanoKVCache:
         *,
         preferred_segment: int | None = None,
         hold: float | None = None,
+        timeout: float = 0.0,
     ) -> list[NanoKVError | None]:
         """Put each tensor; returns per key an error or None. Raises only if the call as a whole is wrong.
+
+        Args:
+            preferred_segment, hold: as for `put`.
+            timeout: seconds to wait for room, for all together.
 
         Raises:
             InvalidArgument, PeerLost: as for `put`; or there are not as many keys as tensors.
@@ -354,7 +368,12 @@ class NanoKVCache:
         if len(keys) != len(tensors):
             raise InvalidArgument(f"{len(keys)} keys and {len(tensors)} tensors")
         preferred_segment = self._checked_segment(preferred_segment)
-        outcomes = self._batched.put([self._hash(key) for key in keys], tensors, preferred_segment, lease_until(hold))
+        deadline = time.monotonic() + seconds("timeout", timeout)
+        digests = self._digests(keys)
+        outcomes = self._batched.put(digests, tensors, preferred_segment, lease_until(hold))
+        for i in (i for i, outcome in enumerate(outcomes) if outcome in NO_ROOM):
+            again = partial(self._single.put, digests[i], tensors[i], preferred_segment, lease_until(hold))
+            outcomes[i] = until_room(self._heap, deadline - time.monotonic(), again)
         return [
             outcome
             if isinstance(outcome, NanoKVError)
@@ -477,12 +496,15 @@ class NanoKVCache:
         preferred_segment: int | None = None,
         exist_ok: bool = False,
         hold: float | None = None,
+        timeout: float = 0.0,
     ) -> Handle[None]:
-        """`put` in the background, in the order of the calls; the tensor must not change before the handle is done."""
+        """`put` in the background, in the order of the calls; the tensor must not change before the handle is done.
+
+        `timeout`: as for `put`, from its beginning on; those after it wait too.
+        """
         self._check_open()
-        return self._worker.submit(
-            lambda: self.put(key, tensor, preferred_segment=preferred_segment, exist_ok=exist_ok, hold=hold)
-        )
+        more: dict[str, Any] = {"exist_ok": exist_ok, "hold": hold, "timeout": timeout}
+        return self._worker.submit(lambda: self.put(key, tensor, preferred_segment=preferred_segment, **more))
 
     def get_async(
         self, key: Key, *, dst: torch.Tensor | None = None, reinterpret: bool = False
@@ -516,20 +538,31 @@ class NanoKVCache:
 
     # --- plans: the caller's kernel writes ---
     def open_for_write(
-        self, key: Key, bytes_total: int, *, preferred_segment: int | None = None, hold: float | None = None
+        self,
+        key: Key,
+        bytes_total: int,
+        *,
+        preferred_segment: int | None = None,
+        hold: float | None = None,
+        timeout: float = 0.0,
     ) -> WritePlan:
         """Claim a key and allocate; the caller's kernel writes the bytes. The kernel or `commit` makes it READY.
 
         The object reads back as flat uint8. If it is not READY after `write_timeout`, it is given up; its pages stay
         reserved until this rank calls `commit` or `abort` (which then raise WriteLost), or its process ends. `hold`: as
-        for `put`, from this call on.
+        for `put`, from this call on. `timeout`: as for `put`.
 
         Raises:
             DuplicateKey, OutOfMemory, InvalidArgument, PeerLost: nothing was allocated.
         """
         preferred_segment = self._checked_segment(preferred_segment)
         bytes_total = integer("bytes_total", bytes_total, 0, sys.maxsize)
-        plan = self._plans.begin(self._hash(key), bytes_total, preferred_segment, lease_until(hold))
+        digest = self._hash(key)
+        plan = until_room(
+            self._heap,
+            seconds("timeout", timeout),
+            lambda: self._plans.begin(digest, bytes_total, preferred_segment, lease_until(hold)),
+        )
         if isinstance(plan, WritePlan):
             return plan
         raise self._error(plan, key, bytes_total, preferred_segment)

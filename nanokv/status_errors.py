@@ -37,6 +37,9 @@ def error_for(
             return errors.OutOfMemory(f"the directory has no entry left for key {name}: raise max_objects")
         case Status.NO_PIN:
             return errors.OutOfMemory(f"all {geometry.pin_slots} lines of the pin ledger are in use")
+        case Status.TOO_LARGE if geometry.pages_of(nbytes) > geometry.n_pages:
+            whole = geometry.n_pages * geometry.page_bytes
+            return errors.InvalidArgument(f"{nbytes} bytes are more than a segment has, {whole}: raise heap_bytes")
         case Status.TOO_LARGE:
             return errors.InvalidArgument(
                 f"{nbytes} bytes are more than the largest object, {geometry.max_object_bytes} bytes: "

@@ -357,7 +357,7 @@ def test_full_is_an_answer(site: Site) -> None:
     for key in (2, 3):
         site.master.remove(key_of(key))
     assert site.put(9, 16 * PAGE) == Status.OK, "neighbours are joined"
-    assert site.open(10, 65 * PAGE, owner=1).status == Status.FULL
+    assert site.open(10, 65 * PAGE, owner=1).status == Status.TOO_LARGE
     assert site.put(11, 64 * PAGE, owner=1) == Status.OK
 
 
