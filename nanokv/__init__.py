@@ -15,6 +15,7 @@ Prefill workers write KV directly into the memory of decode workers, and allocat
     statistics               counters of a segment and of a cache
     status_errors, wiring    from a status to an error; the parts of a cache, joined
     allocation, compat_v1    the allocators: the producer (v2), or a master (v1)
+    saved                    files of saved objects
     transfer                 copies between tensors and objects
     host_poller              the owner's host: index, events, sweeps
     heap                     the memory of segments, one module per provider

@@ -6,10 +6,12 @@ whether the producer allocates (`alloc="device"`, v2) or the master does (`alloc
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, Unpack, cast, overload
 
@@ -35,15 +37,19 @@ from nanokv.leases import NO_LEASE, lease_until
 from nanokv.pinned import Pin, Pinned
 from nanokv.plans import Plans
 from nanokv.room import NO_ROOM, until_room
+from nanokv.saved.load import Target, load
+from nanokv.saved.own_segment import OwnSegment
+from nanokv.saved.reading import open_saved
+from nanokv.saved.save import Progress, no_progress, save
 from nanokv.statistics import Stats, Traffic, held_pages, snapshot
 from nanokv.status_errors import error_for
 from nanokv.stored_layouts import StoredLayout, stored_in
 from nanokv.transfer.batched import BatchedTransfer
 from nanokv.transfer.descriptors import RAW, describe
 from nanokv.transfer.single import TRIES, SingleTransfer
-from nanokv.types import Key, KeyDigest, ObjMeta, WritePlan
+from nanokv.types import Key, KeyDigest, Loaded, ObjMeta, Saved, WritePlan
 from nanokv.waiting import Waiter
-from nanokv.wiring import Wired, attach, plan_geometry, wire
+from nanokv.wiring import Wired, attach, plan_geometry, wire, world_spec
 
 if TYPE_CHECKING:
     from nanokv.transfer.cache_writer import CacheWriter
@@ -99,15 +105,15 @@ class NanoKVCache:
             raise InvalidArgument(f"name must be a non-empty str, not {name!r}")
         geometry = plan_geometry(heap_bytes, page_bytes, world_size, chosen)
         heap = attach(given_name() if name is None else name, geometry, rank, chosen, master_rank)
-        self._setup(wire(heap, master_rank, chosen), chosen)
+        self._setup(wire(heap, master_rank, chosen), chosen, master_rank)
 
     @classmethod
     def _from_heap(cls, heap: Heap, master_rank: int, options: Options) -> NanoKVCache:
         cache = cls.__new__(cls)
-        cache._setup(wire(heap, master_rank, options), options)
+        cache._setup(wire(heap, master_rank, options), options, master_rank)
         return cache
 
-    def _setup(self, wired: Wired, options: Options) -> None:
+    def _setup(self, wired: Wired, options: Options, master_rank: int) -> None:
         self._heap, self._machine, self._allocation, self._poller, self._pins = wired
         self._geometry = wired.machine.geometry
         self._hash = Hasher(options.namespace, options.identity)
@@ -116,6 +122,7 @@ class NanoKVCache:
         self._traffic = Traffic(self._geometry)
         self._plans = Plans(self._allocation, self._machine)
         self._worker = Worker(f"nanokv-async-{self._heap.rank}")
+        self._master_rank = master_rank
         self._open = True
         self._forked_from: int | None = None
         self._parts = Parts(self._worker, self._plans, self._poller, self._pins, self._allocation, self._heap)
@@ -749,6 +756,47 @@ class NanoKVCache:
         evict_until_below(self._machine, self._allocation, self.rank, usage_ratio)
         self.flush()
 
+    # --- files ---
+    def save(self, path: str | os.PathLike[str]) -> Saved:
+        """Save the objects in this rank's segment to a file (docs/save_load.md), while the world is at work.
+
+        The file is whole, or what had the name is as it was. Objects that go away meanwhile are left out.
+
+        Raises:
+            InvalidArgument: `path` is no path, or something else than a file has it.
+            FileUnusable: the file cannot be written: no space, no permission.
+        """
+        self._check_open()
+        return self._save(_path(path))
+
+    def _save(self, path: Path, progress: Progress = no_progress) -> Saved:
+        options = world_spec(self._geometry, self.options, master_rank=self._master_rank).options()
+        return save(path, [OwnSegment(self._heap, self._machine, self.rank)], self._geometry, options, progress)
+
+    def load(self, path: str | os.PathLike[str], *, preferred_segment: int | None = None) -> Loaded:
+        """Put the objects of a file that `save` has made, in any world, under the keys and identities they had.
+
+        Nothing is evicted for them: objects without room are counted, those that were used last come first. All of the
+        file but its payloads is checked before, and each payload before its object can be read.
+
+        Args:
+            preferred_segment: the rank in whose segment they are stored. Default: that of the rank that had them, or
+                where there is none (any more) another one that the key chooses.
+
+        Raises:
+            InvalidArgument, FileUnusable, PeerLost: the file or the segment cannot be used. Nothing was put.
+            SegmentCorrupt: it is no file of saved objects of this version, or it was cut or changed: nothing was put;
+                or objects in it are damaged: the others were put, and the message says how many.
+            OutOfMemory, ReuseViolation: a segment cannot take the layout of an identity. Nothing was put.
+            WriteLost: objects are given up while they are loaded: raise `write_timeout`.
+        """
+        preferred_segment = self._checked_segment(preferred_segment)
+        return self._load(_path(path), preferred_segment)
+
+    def _load(self, path: Path, preferred: int | None = None, progress: Progress = no_progress) -> Loaded:
+        with open_saved(path) as file:
+            return load(file, Target(self._heap, self._machine, self._allocation, self._single), preferred, progress)
+
     def stats(self) -> Stats:
         """Counters of this rank: heap use, objects, ring, traffic, errors. Bytes and counts; ratios from 0 to 1."""
         self._check_open()
@@ -804,6 +852,18 @@ class NanoKVCache:
     def _error(self, status: int, key: Key, nbytes: int = 0, preferred: int | None = None) -> NanoKVError:
         owner = "its owner" if preferred is None else f"rank {preferred}"
         return error_for(status, key, self._geometry, nbytes=nbytes, owner=owner)
+
+
+def _path(given: object) -> Path:
+    if not isinstance(given, str | os.PathLike) or not given:
+        raise InvalidArgument(f"path must be the path of a file, not {given!r}")
+    try:
+        found = os.fspath(given)
+        if isinstance(found, str) and "\0" not in found:
+            return Path(found)
+    except TypeError:
+        pass
+    raise InvalidArgument(f"path must be the path of a file, not {given!r}")
 
 
 def _check_reinterpret(reinterpret: bool, dst: object) -> None:

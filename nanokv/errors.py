@@ -11,8 +11,9 @@ NanoKVError
 ├── OutOfMemory (MemoryError)      no room: pages, header slots, directory entries or pins
 ├── Cancelled                      an asynchronous operation was cancelled before it began
 ├── WriteLost                      the object was reclaimed while it was being written
-├── SegmentCorrupt                 a segment, or a word in one, has an impossible value
+├── SegmentCorrupt                 a segment, a word in one, or a file of saved objects has an impossible value
 ├── CacheClosed                    the cache was closed before the call
+├── FileUnusable (OSError)         a file of saved objects cannot be written or read
 ├── HeapUnavailable                this kind of heap does not work here, or a name cannot be used
 └── PeerLost (ConnectionError)     a rank that is needed is dead, closed, or does not answer
 """
@@ -66,11 +67,18 @@ class WriteLost(NanoKVError):
 
 
 class SegmentCorrupt(NanoKVError):
-    """A segment, or a word in one, has an impossible value: magic, version, geometry, an offset out of bounds."""
+    """A segment, or a word in one, has an impossible value: magic, version, geometry, an offset out of bounds.
+
+    Also: a file is no file of saved objects, or it was cut or changed.
+    """
 
 
 class CacheClosed(NanoKVError):
     """The cache was closed before the call. Nothing was done."""
+
+
+class FileUnusable(NanoKVError, OSError):
+    """A file of saved objects cannot be written or read: no space, no permission, no such file."""
 
 
 class HeapUnavailable(NanoKVError):

@@ -164,7 +164,7 @@ def _free_part(
         extents = FreePages.of(geometry, links, int(control["bump_ptr"]))
         free, largest, most = extents.total, extents.largest, max(geometry.class_pages)
     else:
-        runs = _runs_between(geometry, headers)
+        runs = runs_between(geometry, headers)
         free, largest, most = int(runs.sum()), int(runs.max(initial=0)), geometry.n_pages
     return {
         "free_pages": free,
@@ -173,7 +173,7 @@ def _free_part(
     }
 
 
-def _runs_between(geometry: Geometry, headers: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+def runs_between(geometry: Geometry, headers: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
     """The pages of each run that no header holds: in v1 the segment says nothing else of free pages."""
     sizes = headers["n_pages"].astype(np.int64)
     firsts = (headers["payload_base"].astype(np.int64) - geometry.offsets["heap_base"]) // geometry.page_bytes

@@ -92,17 +92,22 @@ def writer(machine: Machine, identity: Identity | None, namespace: str) -> Calla
     def write(rank: int) -> None:
         if rank in there:
             return
-        status = machine.write_layout(rank, row)
-        if status == Status.FULL:
-            raise OutOfMemory(
-                f"the table of layouts in the segment of rank {rank} is full: no other identity can put objects there "
-                "before its world is made anew"
-            )
-        if status != Status.OK:
-            raise ReuseViolation(f"another identity has the same {shown_tag(tag_in(row[0]))} in segment {rank}")
+        write_row(machine, rank, row)
         there.add(rank)
 
     return write
+
+
+def write_row(machine: Machine, rank: int, row: Rows) -> None:
+    """Write a row (LAYOUT [1]) into a segment's table, unless it is there. Raises as the function of `writer`."""
+    status = machine.write_layout(rank, row)
+    if status == Status.FULL:
+        raise OutOfMemory(
+            f"the table of layouts in the segment of rank {rank} is full: no other identity can put objects there "
+            "before its world is made anew"
+        )
+    if status != Status.OK:
+        raise ReuseViolation(f"another identity has the same {shown_tag(tag_in(row[0]))} in segment {rank}")
 
 
 def _words(text: bytes, count: int) -> npt.NDArray[np.uint64]:

@@ -1,4 +1,4 @@
-"""The plain data of the API: keys, locations of objects, and plans for kernels that write them."""
+"""The plain data of the API: keys, locations of objects, plans for kernels that write them, counts of files."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -52,3 +52,22 @@ class WritePlan:
     def digest(self) -> KeyDigest:
         """The digest of the object's key."""
         return KeyDigest(self.key_hash, self.key_check)
+
+
+class Saved(NamedTuple):
+    """What `NanoKVCache.save` has done."""
+
+    objects: int  #: in the file
+    bytes: int  #: of these objects
+    left_out: int  #: objects that went away while they were read
+    damaged: int  #: objects whose checksum or descriptor was wrong: they are not in the file
+
+
+class Loaded(NamedTuple):
+    """What `NanoKVCache.load` has done. The first, and the last three, add up to the objects of the file."""
+
+    objects: int  #: that were put
+    bytes: int  #: of these
+    duplicates: int  #: objects whose keys have one already, or one that is being written
+    no_room: int  #: objects for which something else had to be evicted
+    too_large: int  #: objects that are larger than any object of this world

@@ -6,6 +6,7 @@ from math import prod
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from nanokv.device.segment.layout import FLAG_CHECKSUM, MAX_DIMS, PIN_BITS, key_checks
 from nanokv.dtypes import DTYPE_BYTES
@@ -19,20 +20,24 @@ _REMEDY = "a read answers SegmentCorrupt: remove the key, and put it again; if i
 def check_descriptors(world: World, look: Look) -> Iterator[Finding]:
     """I4: dtype and shape of a READY object make its number of bytes. Holds at any moment."""
     slots = np.flatnonzero(look.ready)
-    wrong = [slot for slot in slots.tolist() if not _is_possible(look, slot)]
+    wrong = [
+        slot
+        for slot in slots.tolist()
+        if not is_possible(look.descriptors[slot], int(look.headers["bytes_total"][slot]))
+    ]
     what = "descriptors contradict the bytes of their objects"
     yield from find("I4", look.rank, what, "slot", np.array(wrong, np.int64), _REMEDY)
 
 
-def _is_possible(look: Look, slot: int) -> bool:
-    row = look.descriptors[slot]
+def is_possible(row: Any, nbytes: int) -> bool:
+    """Whether the dtype and shape in a record's `format` and `dims` (OBJ_DESC, SavedObject) make `nbytes`."""
     code, ndim = (int(field("FORMAT", name, row["format"])) for name in ("dtype", "ndim"))
     if code == _RAW:
         return True
     if code > len(DTYPE_BYTES) or ndim > MAX_DIMS:
         return False
     shape = [int(extent) for extent in row["dims"][:ndim]]
-    return prod(shape) * DTYPE_BYTES[code - 1] == int(look.headers["bytes_total"][slot])
+    return prod(shape) * DTYPE_BYTES[code - 1] == nbytes
 
 
 def check_checksums(world: World, look: Look) -> Iterator[Finding]:
@@ -55,14 +60,18 @@ def summed(look: Look) -> Mask:
 
 
 def _is_right(look: Look, slot: int) -> bool:
-    header, row = look.headers[slot], look.descriptors[slot]
-    nbytes = int(header["bytes_total"])
-    if nbytes > int(header["n_pages"]) * look.geometry.page_bytes:
+    header = look.headers[slot]
+    if int(header["bytes_total"]) > int(header["n_pages"]) * look.geometry.page_bytes:
         return True  # `slots.check_headers` reports it
-    at = int(look.view.raw.ctypes.data) + int(header["payload_base"])
+    return has_right_checksum(look.view.raw, header, look.descriptors[slot])
+
+
+def has_right_checksum(raw: npt.NDArray[np.uint8], header: Any, row: Any) -> bool:
+    """Whether the bytes of an object in a segment make the checksum in its descriptor. They lie inside the segment."""
+    at = int(raw.ctypes.data) + int(header["payload_base"])
     words = [int(word.view(np.int64)) for word in (header["key_hash"], key_checks(header))]
     form, dims = row["format"].view(np.int64), row["dims"].view(np.int64)
-    value = int(_checksum()(*words, nbytes, at, int(form), *dims.tolist()))
+    value = int(_checksum()(*words, int(header["bytes_total"]), at, int(form), *dims.tolist()))
     return bool(value == int(field("FORMAT", "checksum", row["format"])))
 
 

@@ -68,6 +68,8 @@ METHODS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "alive": ({"rank": EMPTY}, {}),
     "subscribe": ({"listener": EMPTY}, {}),
     "clear": ({}, {}),
+    "save": ({"path": EMPTY}, {}),
+    "load": ({"path": EMPTY}, {"preferred_segment": None}),
     "close": ({}, {}),
 }
 
@@ -110,6 +112,7 @@ ERRORS = {
     "WriteLost": errors.NanoKVError,
     "SegmentCorrupt": errors.NanoKVError,
     "CacheClosed": errors.NanoKVError,
+    "FileUnusable": OSError,
     "HeapUnavailable": errors.NanoKVError,
     "PeerLost": ConnectionError,
 }
