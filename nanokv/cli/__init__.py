@@ -1,6 +1,7 @@
 """The command line, `nanokv`. Each command imports what it needs when it runs: torch and numba take seconds.
 
     worlds     the worlds of this host: ls, stats, key, fsck, rm
+    saved      files of saved objects: save, load
     machine    this machine: doctor, warmup, demo
     engines    inference engines: vllm-flags
     traces     traces of requests: replay
@@ -18,6 +19,7 @@ from nanokv import __version__
 from nanokv.check.command import check
 from nanokv.cli.engines import vllm_flags
 from nanokv.cli.machine import demo, doctor, warmup
+from nanokv.cli.saved import load, save
 from nanokv.cli.traces import replay
 from nanokv.cli.worlds import fsck, key, ls, rm, stats
 from nanokv.errors import NanoKVError
@@ -62,7 +64,7 @@ def _root(
     pass
 
 
-for _command in (demo, doctor, warmup, check, ls, stats, key, fsck, rm, replay, vllm_flags):
+for _command in (demo, doctor, warmup, check, ls, stats, key, fsck, rm, save, load, replay, vllm_flags):
     app.command()(_command)
 
 

@@ -27,6 +27,7 @@ class Inspected:
             raise HeapUnavailable(f"world {name!r} is not complete: ranks {absent} have never attached")
         self.name = info.name
         self.mode = info.mode
+        self.options = info.options  #: as its ranks stated them
         self.geometry = info.geometry
         self.living = info.alive  #: whether each rank's process lives
         self.views = [SegmentView(raw, info.geometry) for raw in info.segments]

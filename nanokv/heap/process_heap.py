@@ -55,6 +55,7 @@ class ProcessHeap:
         self._trusted_until = [0.0] * self.world_size
         # gives the rank back, once: by `close`, when this object goes, or when the process ends
         self._leave = weakref.finalize(self, leave, file, rank, self._controls[rank]["closed"])
+        self.leaves_its_world = False  #: `close` lets the world stay, as the death of this process would
 
     def segment(self, rank: int) -> torch.Tensor:
         self._check_open()
@@ -109,7 +110,9 @@ class ProcessHeap:
         self._bells[rank].ring()
 
     def close(self) -> None:
-        """Leave the world. The file goes with the last rank. Idempotent."""
+        """Leave the world. The file goes with the last rank, unless it is to stay. Idempotent."""
+        if self.leaves_its_world and self._leave.detach() is not None:
+            self._file.locks.close()
         self._leave()
 
     def _check_open(self) -> None:

@@ -2,7 +2,7 @@
 
 import os
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ class ShmWorldInfo:
 
     Attributes:
         segments: each rank's segment, uint8 [geometry.segment_bytes].
+        options: as the ranks stated them last (`WorldSpec.options`); empty if they cannot be read.
         geometry, mode: as stored in an initialised segment.
         alive: per rank, whether its process lives.
         initialised: per rank, whether it has ever attached.
@@ -33,6 +34,7 @@ class ShmWorldInfo:
     world_id: int
     world_size: int
     mode: str
+    options: dict[str, Any]
     geometry: Geometry
     segments: list[npt.NDArray[np.uint8]]
     alive: list[bool]
@@ -62,11 +64,19 @@ def inspect(name: str, *, writable: bool = False) -> ShmWorldInfo:
             world_id=int(head["world_id"]),
             world_size=len(controls),
             mode=mode,
+            options=_options(file, head),
             geometry=geometry,
             segments=file.map(writable=writable).parts,
             alive=[file.locks.held(rank) for rank in range(len(controls))],
             initialised=[ctl is not None for ctl in controls],
         )
+
+
+def _options(file: WorldFile, head: Any) -> dict[str, Any]:
+    """Those of the ranks; none that are damaged: fsck can still look at the segments."""
+    with suppress(SegmentCorrupt):
+        return file.options(head)
+    return {}
 
 
 def _stored_in(name: str, controls: list[Any], segment_bytes: int) -> tuple[Geometry, str]:
