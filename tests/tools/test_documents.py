@@ -186,10 +186,11 @@ def test_the_examples_of_the_documents_are_all_there() -> None:
 
 # --- commands ---------------------------------------------------------------------------------
 @pytest.fixture
-def world(shm_name: str) -> Iterator[str]:
-    """The name of a living world that holds KEY."""
+def world(shm_name: str, tmp_path: Path) -> Iterator[str]:
+    """The name of a living world that holds KEY. It was saved to FILE."""
     with nanokv.NanoKVCache(1 << 20, name=shm_name, rank=0, world_size=1, page_bytes=4096) as cache:
         cache.put("KEY", torch.ones(3))
+        cache.save(tmp_path / "FILE")
         yield shm_name
 
 
@@ -198,7 +199,8 @@ def world(shm_name: str) -> Iterator[str]:
 def test_a_command_runs(command: str, world: str, tmp_path: Path) -> None:
     trace = tmp_path / "trace"
     trace.write_text('{"hash_ids": [1, 2]}\n{"hash_ids": [1, 3]}\n')
-    places = {"NAME": world, "OUT": str(tmp_path), "TRACE": str(trace)}
+    places = {"NAME": world, "NEW": f"{world}-new", "OUT": str(tmp_path), "TRACE": str(trace)}
+    places["FILE"] = str(tmp_path / "FILE")
     line = SMALLER.get(command, command)
     for word, place in places.items():
         line = line.replace(word, place)
