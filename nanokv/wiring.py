@@ -16,6 +16,7 @@ from nanokv.device.segment.views import SegmentView
 from nanokv.errors import HeapUnavailable, InvalidArgument
 from nanokv.fsck.recovery import examine
 from nanokv.heap import Heap, WorldSpec, open_heap
+from nanokv.heap.process_heap import ProcessHeap
 from nanokv.host_poller.poller import Poller
 from nanokv.pinned import Pins
 
@@ -90,7 +91,8 @@ def attach(name: str | None, geometry: Geometry, rank: int, options: Options, ma
 
 
 def wire(heap: Heap, master_rank: int, options: Options) -> Wired:
-    """Machine, allocation and poller on a heap. The poller runs. On failure the heap is closed.
+    """Machine, allocation and poller on a heap. The poller runs. On failure the heap is closed; a world that was taken
+    over stays.
 
     Raises:
         HeapUnavailable: the protocol cannot be compiled for the device of this heap, or the code cannot be stored.
@@ -127,6 +129,8 @@ def wire(heap: Heap, master_rank: int, options: Options) -> Wired:
         )
         poller.start()
     except BaseException:
+        if isinstance(heap, ProcessHeap) and heap.recovered:
+            heap.leaves_its_world = True  # it holds data
         heap.close()
         raise
     return Wired(heap, machine, allocation, poller, pins)

@@ -16,9 +16,11 @@ import torch
 import nanokv
 from nanokv.config import Alloc
 from nanokv.device.segment.layout import PIN_BITS
+from nanokv.errors import InvalidArgument
 from nanokv.fsck.inspect_world import Inspected
 from nanokv.heap.shm import list_worlds
 from nanokv.heap.world_file import path_of
+from nanokv.host_poller.poller import Poller
 from nanokv.saved import mapped_segment
 from nanokv.saved.load import _Loader
 from nanokv.saved.mapped_segment import MappedSegment
@@ -287,6 +289,21 @@ def test_an_error_removes_a_new_world_and_no_other(is_new: bool, live: World, sh
         there = [number for number in range(COUNT) if f"k{number}" in world[0]]
         assert len(there) == COUNT - 1 and all(same(world[0].get(f"k{each}"), content(each)) for each in there)
         close_and_check(world)
+
+
+def test_a_dead_world_survives_a_rank_that_cannot_take_it_over(
+    shm_name: str, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leave_dead(shm_name, "device")
+    assert run("save", shm_name, str(file)).exit_code == 0
+
+    def fail(poller: Poller) -> None:
+        raise InvalidArgument("stop")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Poller, "start", fail)
+        assert run("load", str(file), shm_name).exit_code == 2
+    check(attach(shm_name, on_stale="recover"))
 
 
 def test_an_interrupt_removes_a_new_world(
