@@ -20,7 +20,7 @@ from nanokv.device.segment.layout import MAX_DIMS
 from nanokv.device.segment.record import LINE, Field, Record
 
 SAVED_MAGIC = 0x31_45_56_41_53_56_4B_4E  #: "NKVSAVE1" in the file
-SAVED_VERSION = 1
+SAVED_VERSION = 1  #: another one for each change here, of LAYOUT, or of how keys become digests
 ALIGN = 4096
 CHUNK_BYTES = 8 << 20  #: the most of a payload that is in this process' memory at once
 

@@ -133,7 +133,6 @@ class _Writer:
         tail = b"".join((rows, *found, text))
         header["file_bytes"] = self._end + len(tail)
         header["check"] = check_of(header.tobytes(), tail)
-        assert len(tail) == len(rows) + len(found) * LAYOUT.size + len(text)
         self._file.seek(self._end)
         self._file.write(tail)
         self._file.truncate()  # what is left of an object that went away

@@ -115,6 +115,17 @@ def test_a_reader_of_the_table_finds_the_objects(whole: bytes) -> None:
     assert (options["page_bytes"], options["world_size"], options["alloc"]) == (PAGE, 1, "device")
 
 
+def test_the_objects_that_were_used_last_come_last(path: Path) -> None:
+    with cache_of() as cache:
+        for key in "abc":
+            cache.put(key, torch.ones(3))
+        cache.get("a")
+        cache.save(path)
+        with open_saved(path) as file:
+            hashes = [cache.digest(key).key_hash for key in "bca"]
+            assert file.rows["key_hash"].view(np.int64).tolist() == hashes
+
+
 def test_an_empty_segment_is_a_file_too(path: Path, target: NanoKVCache) -> None:
     with cache_of() as cache:
         assert cache.save(path) == (0, 0, 0, 0)
@@ -182,9 +193,18 @@ def setter(field: str, at: int, value: int) -> Callable[[Any, Any, Any], None]:
     return change
 
 
+def backwards(header: Any, rows: Any, layouts: Any) -> None:
+    """A payload whose end lies before its beginning: its size and its place add up to less, in 64 bits."""
+    rows["format"][3:5], rows["dims"][3:5] = 0, 0
+    rows["bytes_total"][3] = 2**64 - ALIGN
+    rows["offset"][4] = rows["offset"][3] - ALIGN
+    rows["bytes_total"][4] = rows["offset"][5] - rows["offset"][4]
+
+
 @pytest.mark.parametrize(
     "change",
     [
+        backwards,
         setter("offset", 3, 0),
         setter("offset", 3, 2**64 - 4096),
         setter("offset", 7, 2**40),

@@ -6,6 +6,7 @@ On a CPU the segments lie in host memory, but the heap gives no host view of the
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import numpy.typing as npt
@@ -233,6 +234,21 @@ def a_dst_of_another_form_is_refused(device: torch.device) -> None:
                 assert torch.equal(dst.view(torch.uint8).reshape(-1), tensor.view(torch.uint8).reshape(-1))
 
 
+def a_segment_is_saved_and_loaded(device: torch.device) -> None:
+    """Through a file, from the memory of the device and back to it."""
+    with TemporaryDirectory() as folder, caches(device, 64) as (here, there):
+        tensors = {f"k{n}": torch.full((n * 700,), n, dtype=torch.int16, device=device) for n in range(4)}
+        for key, tensor in tensors.items():
+            here.put(key, tensor, preferred_segment=0)
+        saved = here.save(f"{folder}/file")
+        assert (saved.objects, saved.bytes, saved.left_out, saved.damaged) == (4, 8400, 0, 0)
+        assert there.load(f"{folder}/file").duplicates == 4
+        here.clear()
+        assert there.load(f"{folder}/file", preferred_segment=1).objects == 4
+        for key, tensor in tensors.items():
+            assert torch.equal(here.get(key), tensor) and here.get_location(key).owner_rank == 1
+
+
 BODIES: tuple[Callable[[torch.device], None], ...] = (
     many_keys_by_one_launch,
     a_dst_of_another_form_is_refused,
@@ -242,4 +258,5 @@ BODIES: tuple[Callable[[torch.device], None], ...] = (
     pollers_follow_kernels,
     v1_over_kernels,
     in_and_out_of_inference_mode,
+    a_segment_is_saved_and_loaded,
 )
