@@ -50,10 +50,11 @@ class HeaderIndex:
         with self._lock:
             return int(self._records["bytes_total"][self._present].sum())
 
-    def epochs(self) -> npt.NDArray[np.int64]:
-        """The epoch of each slot's row; -1 where there is none."""
+    def epochs(self, first: int = 0, count: int | None = None) -> npt.NDArray[np.int64]:
+        """The epoch of each slot's row, of `count` slots from `first` on (None: of all); -1 where there is no row."""
+        these = slice(first, None if count is None else first + count)
         with self._lock:
-            return np.where(self._present, self._records["epoch"].astype(np.int64), -1)
+            return np.where(self._present[these], self._records["epoch"][these].astype(np.int64), -1)
 
     def stored(self, slots: Slots, records: Records) -> Change:
         """Take in headers that were READY. A row of another epoch leaves; a row of the same epoch stays as it is."""

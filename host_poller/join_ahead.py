@@ -6,10 +6,11 @@ that are free for objects of that size, and finds room for one more. So nothing 
 once extents were joined, producers have to split half of them before they are joined again.
 """
 
+import numpy as np
+
 from nanokv.device.machines.base import Machine
-from nanokv.device.segment.layout import READY, STATE_MASK
 from nanokv.host_poller.free_pages import FreePages
-from nanokv.host_poller.index import Records
+from nanokv.host_poller.header_pass import Totals
 
 LATELY = 16  #: sweeps in which a size counts after a producer wanted it in vain
 _GAIN = 2  #: joining must find so many times the pages that are there
@@ -29,15 +30,13 @@ class JoinAhead:
         self._wanted = max(self._wanted, self._machine.geometry.class_pages[size_class])
         self._sweeps_left = LATELY
 
-    def pays(self, headers: Records) -> bool:
-        """Whether joining is worth it now. `headers`: a copy of every slot ever used."""
+    def pays(self, totals: Totals) -> bool:
+        """Whether joining is worth it now. `totals`: of a pass over the headers that has just ended."""
         geometry = self._machine.geometry
-        ready = headers["state"] & STATE_MASK.value == READY.value
-        largest = headers["n_pages"][ready].max(initial=0)
-        size = max(int(geometry.extent_pages(largest)), self._wanted_lately())
+        size = max(int(geometry.extent_pages(np.array(totals.largest))), self._wanted_lately())
         if size <= geometry.class_pages[0]:
             return False
-        if geometry.n_pages - int(geometry.extent_pages(headers["n_pages"]).sum()) < size:
+        if geometry.n_pages - totals.held_pages < size:
             return False
         bump_ptr = int(self._machine.control(self._rank)[0]["bump_ptr"])
         free = FreePages.of(geometry, self._machine.page_links(self._rank), bump_ptr)

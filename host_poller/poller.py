@@ -4,9 +4,13 @@
 for a fraction of a millisecond between two rounds, so that it takes a stream of puts in batches and no producer has to
 wake it. Otherwise it sleeps on the ring's head, and the first announcement wakes it; it sweeps a few times a second, or
 less often when nothing can have changed.
+
+A round looks at one slice of the headers, so that the ring does not wait for a pass over all of them. The more slots
+were ever used, the less often a pass begins (`SLOT_REST`), so that passes take no more of a core.
 """
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -33,6 +37,7 @@ SWEEP_SECONDS = 0.25
 _GONE = {REMOVED.value: EventKind.REMOVED, EVICTED.value: EventKind.EVICTED}
 
 QUIET_SWEEP_SECONDS = 2.0  #: while HeapCtl does not change
+SLOT_REST = 2.5e-6  #: seconds per slot from one pass to the next, at least: about 100 times what the pass takes
 
 
 class Pace(NamedTuple):
@@ -80,7 +85,7 @@ class Poller:
         self._head = self._tail
         self._stuck: tuple[int, float, int] | None = None  # hole, since when, head then
         self._fingerprint = b""
-        self._swept = -1e9
+        self._swept = self._pass_began = -math.inf
         self._stop = threading.Event()
         self._sweep_now = threading.Event()
         self._round = threading.Condition()
@@ -90,10 +95,13 @@ class Poller:
 
     # one round
     def step(self, now: float) -> int:
-        """Take hints from the ring once, and sweep if a sweep is due. Returns how many hints were taken."""
+        """Take hints from the ring once, and sweep what is due. Returns how many hints were taken."""
         taken = self.drain(now)
-        if self._sweep_due(now):
+        if self._sweep_now.is_set():
+            self._sweep_now.clear()
             self.sweep(now)
+        else:
+            self._sweep_some(now)
         if self._reclaims:
             self.evicted += self.sweeper.water.evict()
         return taken
@@ -140,15 +148,27 @@ class Poller:
 
     # the sweep
     def sweep(self, now: float) -> None:
-        """Sweep now, whether or not a sweep is due."""
-        self._swept = now
+        """Look at all headers now, and tend, whether or not that is due."""
+        self._swept = self._pass_began = now
         for change in self.sweeper.step(now):
             self._tell(change)
 
+    def _sweep_some(self, now: float) -> None:
+        """Look at a slice if a pass is under way or due. Tend if a sweep is due, or the pass has ended."""
+        due = self._sweep_due(now)
+        if due and now - self._pass_began >= SLOT_REST * self.sweeper.pass_slots:
+            self._pass_began = now
+            self.sweeper.begin_pass()
+        looks = self.sweeper.passing
+        if looks:
+            for change in self.sweeper.look(now):
+                self._tell(change)
+        if due:
+            self._swept = now
+        if due or (looks and not self.sweeper.passing):
+            self.sweeper.tend()
+
     def _sweep_due(self, now: float) -> bool:
-        if self._sweep_now.is_set():
-            self._sweep_now.clear()
-            return True
         since = now - self._swept
         if since < SWEEP_SECONDS:
             return False
@@ -223,7 +243,7 @@ class Poller:
                 self._rounds += 1
                 self._round.notify_all()
             idle = 0 if taken else idle + 1
-            if idle < self._pace.idle_rounds or self._sweep_now.is_set():
+            if idle < self._pace.idle_rounds or self.sweeper.passing or self._sweep_now.is_set():
                 self._stop.wait(self._pace.pause)
             else:
                 pending = self.sweeper.pending or self._stuck is not None

@@ -8,23 +8,15 @@ Nothing is freed because time has passed. A life of a slot waits for two things,
 Invariants: a life waits for one of the two, never for both. A life that the sweeper gave up waits until it is released.
 """
 
-from typing import Any, NamedTuple
-
-import numpy as np
+from collections.abc import Mapping
+from typing import Any
 
 from nanokv.device.machines.base import Machine
 from nanokv.device.segment.geometry import producer_of
-from nanokv.device.segment.layout import DEAD, FLAG_ACK, FLAG_PLAN, STATE_MASK, names_producer
+from nanokv.device.segment.layout import FLAG_ACK, FLAG_PLAN, names_producer
 from nanokv.heap.base import Heap
 from nanokv.host_poller.grace import Grace
-from nanokv.host_poller.index import Records
-
-
-class Life(NamedTuple):
-    """One use of a header slot."""
-
-    slot: int
-    epoch: int
+from nanokv.host_poller.header_pass import Life
 
 
 class Quarantine:
@@ -51,25 +43,23 @@ class Quarantine:
         self._given_up.add(life)
         self._hold(life, header)
 
-    def look(self, headers: Records) -> None:
-        """Take in the DEAD headers that hold pages, and ask again for the word of each plan's producer.
+    def look(self, holding: Mapping[Life, Any]) -> None:
+        """Take in DEAD headers that hold pages, and ask again for the word of each plan's producer.
 
         Args:
-            headers: a copy of the slots ever used, from slot 0.
+            holding: their records; of all slots ever used.
         """
-        holding = (headers["state"] & STATE_MASK.value == DEAD.value) & (headers["n_pages"] > 0)
-        found = {Life(slot, int(headers["epoch"][slot])) for slot in np.flatnonzero(holding).tolist()}
         waiting = self._unacknowledged & self._given_up
         self._unacknowledged = set()
-        for life in sorted((found | waiting) - self._tickets.keys()):
-            self._hold(life, headers[life.slot])
+        for life in sorted((holding.keys() | waiting) - self._tickets.keys()):
+            self._hold(life, holding[life] if life in holding else self._header(life.slot))
 
     def release(self) -> int:
         """Free what nobody can write to any more. Returns how many objects."""
         released = 0
         for life in [life for life, ticket in self._tickets.items() if ticket <= self._grace.completed]:
             del self._tickets[life]
-            header = self._machine.headers(self._heap.rank, life.slot, 1)[0]
+            header = self._header(life.slot)
             ours = life in self._given_up
             # a header that holds no pages and that nobody gave up is on the free list by now: not ours to free
             same = int(header["epoch"]) == life.epoch and (ours or int(header["n_pages"]) > 0)
@@ -80,6 +70,9 @@ class Quarantine:
             if same:
                 released += self._machine.release(self._heap.rank, life.slot, life.epoch)
         return released
+
+    def _header(self, slot: int) -> Any:
+        return self._machine.headers(self._heap.rank, slot, 1)[0]
 
     def _hold(self, life: Life, header: Any) -> None:
         if self._is_silent(header):

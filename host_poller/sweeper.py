@@ -1,9 +1,11 @@
 """The sweep over the headers: it finds what the ring missed, and takes back what the dead left.
 
-Headers are the truth. One step looks at every slot ever used, and then
+Headers are the truth. A pass looks at every slot ever used, slice by slice (`header_pass`), and
 - reconciles the index with the headers that are READY;
 - gives up objects that are unfinished for longer than `write_timeout`, or whose producer is dead: they become DEAD, so
-  that a late commit is answered LOST, and go into quarantine (`quarantine`);
+  that a late commit is answered LOST, and go into quarantine (`quarantine`).
+
+Between passes and after them the sweeper does the rest, whose cost does not grow with the number of objects. It
 - starts the audit if a rank died (`audit`);
 - releases the objects that nobody can write to any more;
 - takes away the pins of dead readers (`dead_pins`);
@@ -21,25 +23,16 @@ import numpy as np
 from nanokv.device.machines.base import Machine
 from nanokv.device.protocol.joinable import NEIGHBOURS
 from nanokv.device.segment.geometry import producer_of
-from nanokv.device.segment.layout import (
-    READY,
-    RESERVED,
-    RING_EPOCH_SHIFT,
-    RING_HEADER_SHIFT,
-    STATE_MASK,
-    STORED,
-    WRITING,
-    names_producer,
-    unpack,
-)
+from nanokv.device.segment.layout import RING_EPOCH_SHIFT, RING_HEADER_SHIFT, STORED, names_producer, unpack
 from nanokv.heap.base import Heap
 from nanokv.host_poller.audit import Audit
 from nanokv.host_poller.coalesce import join_free_extents
 from nanokv.host_poller.dead_pins import drop_dead_pins
 from nanokv.host_poller.grace import Grace
+from nanokv.host_poller.header_pass import SLICE, HeaderPass, Life, Slice, Totals
 from nanokv.host_poller.index import Change, HeaderIndex, Records, Slots
 from nanokv.host_poller.join_ahead import JoinAhead
-from nanokv.host_poller.quarantine import Life, Quarantine
+from nanokv.host_poller.quarantine import Quarantine
 from nanokv.host_poller.water_marks import WaterMarks
 
 
@@ -60,7 +53,7 @@ class SweepCounts:
 
 
 class Sweeper:
-    """The sweeper of one rank's segment. `step` looks once and never waits.
+    """The sweeper of one rank's segment. Nothing here waits. `step` is a whole pass, then `tend`.
 
     Args:
         write_timeout: seconds after which an unfinished object is given up.
@@ -80,6 +73,9 @@ class Sweeper:
         self._quarantine = Quarantine(machine, heap, self._grace)
         self._audit = Audit(machine, heap.rank, self._grace)
         self._join_ahead = JoinAhead(machine, heap.rank)
+        self.pass_slots = 0  #: that the last pass looks at
+        self._pass: HeaderPass | None = None
+        self._totals: Totals | None = None  # of a pass that has ended, until `tend` takes them
         self._unfinished: dict[Life, float] = {}  # since when each was seen
         self._deaths = 0
         self._audit_due = False
@@ -94,44 +90,78 @@ class Sweeper:
         return bool(self._unfinished or self._quarantine or self._audit.running)
 
     def step(self, now: float) -> list[Change]:
-        """Look at every header once. `now`: seconds on any clock that does not go back."""
-        self.counts.sweeps += 1
-        headers = self._headers()
-        changes = self._reconcile(headers)
-        if self._reclaims:
-            self._give_up_stuck(headers, now)
-            self._audit_after_deaths()
-            self._quarantine.look(headers)
-            self._grace.poll()
-            self.counts.released += self._quarantine.release()
-            self._audit_step()
-            self.counts.pins_dropped += drop_dead_pins(self._machine, self._rank, self._heap.alive)
-            self._join_if_refused()
-            self.water.look(headers)
-            if self._join_ahead.pays(headers):
-                self.counts.joined_ahead += self._join()
-            self._forget_splits()
+        """Look at every header once, from now on, and tend. `now`: seconds on any clock that does not go back."""
+        self.begin_pass()
+        changes = []
+        while self.passing:
+            changes += self.look(now)
+        self.tend()
         return changes
 
-    def _headers(self) -> Records:
-        """A copy of every slot ever used. v1's master hands out slots without `hdr_head`."""
+    # the headers
+    @property
+    def passing(self) -> bool:
+        """Whether a pass is under way."""
+        return self._pass is not None
+
+    def begin_pass(self) -> None:
+        """Begin a pass. One that is under way is given up: what it has seen may be older than the caller allows."""
+        self._pass = HeaderPass(self._machine.geometry, self._used_slots())
+        self.pass_slots = self._pass.slots
+
+    def look(self, now: float) -> list[Change]:
+        """Look at the next slice of the pass under way. `now`: as for `step`."""
+        this = self._pass
+        assert this is not None, "no pass was begun"
+        part = Slice.of(this.at, self._machine.headers(self._rank, this.at, min(SLICE, this.slots - this.at)))
+        changes = self._reconcile(part)
+        if self._reclaims:
+            self._give_up_stuck(part, this.unfinished, now)
+        this.add(part)
+        if this.ended:
+            self._pass, self._totals, self._unfinished = None, this.totals(), this.unfinished
+            self.counts.sweeps += 1
+        return changes
+
+    def tend(self) -> None:
+        """Do what does not grow with the number of objects; and what waits for the end of a pass, if one has ended."""
+        if not self._reclaims:
+            return
+        totals, self._totals = self._totals, None
+        self._audit_after_deaths()
+        if totals:
+            self._quarantine.look(totals.holding)
+        self._grace.poll()
+        self.counts.released += self._quarantine.release()
+        self._audit_step()
+        self.counts.pins_dropped += drop_dead_pins(self._machine, self._rank, self._heap.alive)
+        self._join_if_refused()
+        if totals:
+            self.water.look(totals.held_pages)
+            if self._join_ahead.pays(totals):
+                self.counts.joined_ahead += self._join()
+        self._forget_splits()
+
+    def _used_slots(self) -> int:
+        """How many slots were ever used. v1's master hands out slots without `hdr_head`."""
         count = self._machine.geometry.hdr_count
         if self._reclaims:
             count = min(int(self._machine.control(self._rank)[0]["hdr_head"]), count)
-        return self._machine.headers(self._rank, 0, count)
+        return count
 
     # the index
-    def _reconcile(self, headers: Records) -> list[Change]:
-        epochs = headers["epoch"].astype(np.int64)
-        indexed = self.index.epochs()[: len(headers)]
-        ready = headers["state"] & STATE_MASK.value == READY.value
-        gone = np.flatnonzero((indexed >= 0) & ~(ready & (epochs == indexed)))
-        missed = np.flatnonzero(ready & (epochs != indexed))
+    def _reconcile(self, part: Slice) -> list[Change]:
+        indexed = self.index.epochs(part.first, len(part.headers))
+        same = np.where(part.ready, part.epochs, -1) == indexed
+        if same.all():
+            return []
+        gone = np.flatnonzero((indexed >= 0) & ~same)
+        missed = np.flatnonzero(part.ready & ~same)
         changes = []
         if len(gone):
-            changes.append(self.index.removed(gone, indexed[gone]))
+            changes.append(self.index.removed(part.first + gone, indexed[gone]))
         if len(missed):
-            changes.append(self.index.stored(*self._whole(missed, epochs[missed])))
+            changes.append(self.index.stored(*self._whole(part.first + missed, part.epochs[missed])))
             self.counts.found += len(changes[-1].came)
         return changes
 
@@ -142,24 +172,20 @@ class Sweeper:
         return slots[good], records[good]
 
     # unfinished objects
-    def _give_up_stuck(self, headers: Records, now: float) -> None:
-        state = headers["state"] & STATE_MASK.value
-        unfinished = (state == WRITING.value) | ((state == RESERVED.value) & (headers["epoch"] > 0))
-        seen: dict[Life, float] = {}
-        for slot in np.flatnonzero(unfinished).tolist():
-            header = headers[slot]
-            life, producer = Life(slot, int(header["epoch"])), int(header["producer"])
+    def _give_up_stuck(self, part: Slice, seen: dict[Life, float], now: float) -> None:
+        """Give up what is stuck; add the rest that is unfinished to `seen`."""
+        for at in part.unfinished.tolist():
+            header, life = part.headers[at], part.life(at)
             since = self._unfinished.get(life, now)
             # another epoch's producer may be long dead: this one's is seen at a later sweep
-            orphan = bool(names_producer(header)) and not self._heap.alive(*producer_of(producer))
+            orphan = bool(names_producer(header)) and not self._heap.alive(*producer_of(int(header["producer"])))
             stuck = orphan or now - since > self._write_timeout
-            if stuck and self._machine.give_up(self._rank, slot, life.epoch):
+            if stuck and self._machine.give_up(self._rank, life.slot, life.epoch):
                 self.counts.given_up += 1
                 self.counts.orphaned += orphan
                 self._quarantine.give_up(life, header)
             else:
                 seen[life] = since
-        self._unfinished = seen
 
     # the dead
     def somebody_died(self) -> bool:

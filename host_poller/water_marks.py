@@ -7,7 +7,6 @@ producers do, until `water_lo` percent are. It evicts a few objects a round, so 
 import time
 
 from nanokv.device.machines.base import Machine
-from nanokv.host_poller.index import Records
 
 EVICTIONS_A_ROUND = 256
 
@@ -36,11 +35,10 @@ class WaterMarks:
         self._rank = rank
         self._surplus = 0.0
 
-    def look(self, headers: Records) -> None:
-        """Find out how many pages are too many. `headers`: a copy of every slot ever used."""
+    def look(self, used: int) -> None:
+        """Find out how many pages are too many. `used`: pages of all extents that headers hold."""
         geometry, control = self._machine.geometry, self._machine.control(self._rank)[0]
         low, high = (int(control[name]) * geometry.n_pages / 100 for name in ("water_lo", "water_hi"))
-        used = int(geometry.extent_pages(headers["n_pages"]).sum())
         self._surplus = used - low if control["may_evict"] and used > high else 0
 
     def evict(self) -> int:

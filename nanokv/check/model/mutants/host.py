@@ -5,13 +5,14 @@ from typing import Any
 from nanokv.check.model.mutants.mutant import mutant
 from nanokv.device.protocol import activity, evict, put, reclaim, ring
 from nanokv.host_poller import audit, coalesce, grace, index, poller, quarantine, sweeper
+from nanokv.host_poller.header_pass import Life
 
 
 def _no_wait(self: Any) -> bool:
     return True
 
 
-def _hold_without_grace(self: Any, life: quarantine.Life, header: Any) -> None:
+def _hold_without_grace(self: Any, life: Life, header: Any) -> None:
     self._tickets[life] = 0
 
 

@@ -7,7 +7,7 @@ from nanokv.check.model.small_world import RAW_BYTES, SmallWorld, digest
 from nanokv.device.machines.records import Place
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.layout import FLAG_ACK, FLAG_PLAN, FLAGS_EPOCH_SHIFT, WORD
-from nanokv.host_poller.quarantine import Life
+from nanokv.host_poller.header_pass import Life
 
 
 def _b_is_there(world: SmallWorld) -> None:

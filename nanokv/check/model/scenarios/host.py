@@ -12,7 +12,7 @@ from nanokv.host_poller.audit import AUDITS, LOOKS, Audit
 from nanokv.host_poller.coalesce import join_free_extents
 from nanokv.host_poller.events import EventKind
 from nanokv.host_poller.grace import Grace
-from nanokv.host_poller.quarantine import Life
+from nanokv.host_poller.header_pass import Life
 
 STEPS = 2 * AUDITS * LOOKS  #: of an audit, enough to end it
 
