@@ -673,9 +673,6 @@ class NanoKVCache:
         Args:
             timeout: seconds; None: no limit.
 
-        Args:
-            timeout: seconds; None: no limit.
-
         Raises:
             WaitTimeout: after `timeout` seconds; the message gives the number of missing objects.
             PeerLost: the rank that was writing one of them has ended; or v1's master has.

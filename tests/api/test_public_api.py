@@ -33,11 +33,14 @@ EMPTY = inspect.Parameter.empty
 
 # the methods of the specification: positional parameters, keyword-only parameters, each with its default
 METHODS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "put": ({"key": EMPTY, "tensor": EMPTY}, {"preferred_segment": None, "exist_ok": False, "hold": None}),
+    "put": (
+        {"key": EMPTY, "tensor": EMPTY},
+        {"preferred_segment": None, "exist_ok": False, "hold": None, "timeout": 0.0},
+    ),
     "get": ({"key": EMPTY, "default": _NO_DEFAULT}, {"dst": None, "reinterpret": False}),
     "get_part": ({"key": EMPTY, "offset": EMPTY, "nbytes": EMPTY}, {"dst": None}),
     "remove": ({"key": EMPTY}, {}),
-    "open_for_write": ({"key": EMPTY, "bytes_total": EMPTY}, {"preferred_segment": None, "hold": None}),
+    "open_for_write": ({"key": EMPTY, "bytes_total": EMPTY}, {"preferred_segment": None, "hold": None, "timeout": 0.0}),
     "commit": ({"key": EMPTY}, {}),
     "get_location": ({"key": EMPTY}, {"timeout": 0.0}),
     "stats": ({}, {}),
@@ -49,7 +52,7 @@ METHODS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "exists": ({"key": EMPTY}, {}),
     "abort": ({"key": EMPTY}, {}),
     "pin": ({"key": EMPTY}, {"timeout": 0.0}),
-    "put_many": ({"keys": EMPTY, "tensors": EMPTY}, {"preferred_segment": None, "hold": None}),
+    "put_many": ({"keys": EMPTY, "tensors": EMPTY}, {"preferred_segment": None, "hold": None, "timeout": 0.0}),
     "get_many": ({"keys": EMPTY}, {"dsts": None, "reinterpret": False}),
     "exists_many": ({"keys": EMPTY}, {}),
     "hold": ({"keys": EMPTY, "seconds": EMPTY}, {}),
@@ -57,7 +60,10 @@ METHODS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "cache_writer": ({"layers": EMPTY}, {"kv_cache_dtype": "auto", "capacity": 1024}),
     "prefix_length": ({"keys": EMPTY}, {}),
     "remove_many": ({"keys": EMPTY}, {}),
-    "put_async": ({"key": EMPTY, "tensor": EMPTY}, {"preferred_segment": None, "exist_ok": False, "hold": None}),
+    "put_async": (
+        {"key": EMPTY, "tensor": EMPTY},
+        {"preferred_segment": None, "exist_ok": False, "hold": None, "timeout": 0.0},
+    ),
     "get_async": ({"key": EMPTY}, {"dst": None, "reinterpret": False}),
     "wait": ({"keys": EMPTY}, {"timeout": EMPTY}),
     "flush": ({}, {"timeout": 10.0}),
