@@ -1,6 +1,9 @@
 """Mutants: every one still applies, and some are killed here; `nanokv check mutants` kills all."""
 
+import builtins
+import dis
 import inspect
+from typing import Any
 
 import pytest
 
@@ -33,7 +36,15 @@ def test_there_are_enough_and_each_can_be_made() -> None:
         changed = {function.fn for function, _, _ in each.changes if hasattr(function, "fn")}
         assert set(each.replaced()) == changed
         with each.patched():
-            pass
+            assert not {name for made in each.replaced().values() for name in unknown_names(made)}, each.name
+            assert not {name for function, _, _ in each.changes for name in unknown_names(function)}, each.name
+
+
+def unknown_names(function: Any) -> set[str]:
+    """The global names that a function uses and nobody has defined."""
+    function = getattr(function, "fn", function)
+    code, known = function.__code__, function.__globals__.keys() | vars(builtins).keys()
+    return {each.argval for each in dis.get_instructions(code) if each.opname == "LOAD_GLOBAL"} - known
 
 
 def test_a_name_is_declared_once() -> None:

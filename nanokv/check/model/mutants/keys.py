@@ -163,7 +163,7 @@ mutant(
     (
         evict.evict_for,
         "if seen == state_word(READY, epoch):",
-        "if phase_of(seen) == READY:",
+        "if (seen & 3) == READY:",
     ),
     (search.search, " & ((state & PIN_BITS) == 0)", ""),
 )
