@@ -688,7 +688,7 @@ def test_virtual_ranks_share_the_master(local: list[Rank]) -> None:
     )
     assert local[1].allocation.evict(0, 0) == 1
     assert local[0].allocation.remove(key_of(1)) == Status.MISS
-    assert local[0].allocation.begin(key_of(1), 2**70, 0, SHAPE, plan=False).status == Status.FULL
+    assert local[0].allocation.begin(key_of(1), 2**70, 0, SHAPE, plan=False).status == Status.TOO_LARGE
 
 
 def test_a_master_that_has_closed_is_lost(local: list[Rank]) -> None:

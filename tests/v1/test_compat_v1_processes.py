@@ -74,7 +74,7 @@ def test_two_processes_put_get_and_remove(start: Start, here: Callable[..., Host
     assert (client.ask("get", 1), client.ask("get", 2)) == ((Status.OK, b"\1"), (Status.OK, b"\2"))
     assert (master.get(1), master.get(2)) == ((Status.OK, b"\1"), (Status.OK, b"\2"))
     assert client.ask("put", 2, 5, 0) == master.put(1, 5, 1) == Status.DUPLICATE
-    assert client.ask("put", 3, (PAGES + 1) * PAGE, 0) == Status.FULL
+    assert client.ask("put", 3, (PAGES + 1) * PAGE, 0) == Status.TOO_LARGE
     assert client.ask("put", 3, PAGES * PAGE, 0) == Status.FULL
     assert client.ask("remove", 2) == Status.OK
     assert client.ask("remove", 2) == client.ask("exists", 2) == master.exists(2) == Status.MISS
