@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from nanokv.device.segment.geometry import Geometry
-from nanokv.device.segment.layout import DEAD, READY, RESERVED, STATE_MASK, WRITING
-from nanokv.host_poller.index import Records, Slots
+from nanokv.device.segment.layout import DEAD, OBJ_HEADER, PIN_BITS, READY, RESERVED, STATE_MASK, WORD, WRITING
+from nanokv.host_poller.index import NO_ROW, Records, Slots
 
 SLICE = 16 * 1024  #: slots
 
@@ -24,36 +24,41 @@ class Life(NamedTuple):
 
 
 class Slice(NamedTuple):
-    """A copy of some headers, and what it shows. Arrays have one item per header, except for those of slots."""
+    """A copy of some headers, and those of them that are not as the index has them. Slots count within the slice."""
 
     first: int  #: the slot of the first header
     headers: Records
-    epochs: npt.NDArray[np.int64]
-    n_pages: npt.NDArray[np.int64]
-    ready: npt.NDArray[np.bool_]
-    unfinished: Slots  #: within the slice
-    holding: Slots  #: DEAD, and with pages; within the slice
+    indexed: npt.NDArray[np.int64]  #: of each header, as `HeaderIndex.lives`
+    gone: Slots  #: of rows whose object is READY no more
+    missed: Slots  #: READY, without a row
+    unfinished: Slots
+    holding: Slots  #: DEAD, and with pages
 
     @staticmethod
-    def of(first: int, headers: Records) -> "Slice":
+    def of(first: int, headers: Records, indexed: npt.NDArray[np.int64]) -> "Slice":
         """From OBJ_HEADER records."""
-        state = headers["state"] & STATE_MASK.value
-        epochs, n_pages = headers["epoch"].astype(np.int64), headers["n_pages"].astype(np.int64)
-        unfinished = (state == WRITING.value) | ((state == RESERVED.value) & (epochs > 0))
-        holding = (state == DEAD.value) & (n_pages > 0)
-        slots = (np.flatnonzero(each) for each in (unfinished, holding))
-        return Slice(first, headers, epochs, n_pages, state == READY.value, *slots)
+        words = headers.view(np.int64)[OBJ_HEADER.offsets["state"] // WORD :: OBJ_HEADER.size // WORD]
+        odd = np.flatnonzero(words & ~PIN_BITS.value != indexed)  # few: all else looks at these only
+        some = headers[odd]
+        state = some["state"] & STATE_MASK.value
+        chosen = (
+            indexed[odd] != NO_ROW,
+            state == READY.value,
+            (state == WRITING.value) | ((state == RESERVED.value) & (some["epoch"] > 0)),
+            (state == DEAD.value) & (some["n_pages"] > 0),
+        )
+        return Slice(first, headers, indexed, *(odd[these] for these in chosen))
 
     def life(self, at: int) -> Life:
         """The use of the slot at a place in the slice."""
-        return Life(self.first + at, int(self.epochs[at]))
+        return Life(self.first + at, int(self.headers["epoch"][at]))
 
 
 class Totals(NamedTuple):
     """What a whole pass has found."""
 
     held_pages: int  #: pages of all extents that headers hold
-    largest: int  #: pages of the largest READY object
+    largest: int  #: pages of the largest object that holds any
     holding: dict[Life, Any]  #: DEAD headers that hold pages
     unfinished: dict[Life, float]  #: since when each was seen, in seconds
 
@@ -72,7 +77,7 @@ class HeaderPass:
         self._holding: dict[Life, Any] = {}
         self._most = max(geometry.class_pages)
         self._sizes = geometry.extent_pages(np.arange(self._most + 1))
-        self._held = self._largest = 0
+        self._counts = np.zeros(self._most + 1, np.int64)  # of headers with so many pages
 
     @property
     def ended(self) -> bool:
@@ -82,11 +87,10 @@ class HeaderPass:
     def add(self, part: Slice) -> None:
         """Count in the next slice."""
         self.at += len(part.headers)
-        counts = np.bincount(np.minimum(part.n_pages, self._most), minlength=self._most + 1)
-        self._held += int(counts @ self._sizes)
-        self._largest = max(self._largest, int(np.where(part.ready, part.n_pages, 0).max(initial=0)))
+        self._counts += np.bincount(np.minimum(part.headers["n_pages"], self._most), minlength=self._most + 1)
         self._holding |= {part.life(at): part.headers[at] for at in part.holding.tolist()}
 
     def totals(self) -> Totals:
         """What was found, once the pass has ended."""
-        return Totals(self._held, self._largest, self._holding, self.unfinished)
+        largest = int(np.flatnonzero(self._counts).max(initial=0))
+        return Totals(int(self._counts @ self._sizes), largest, self._holding, self.unfinished)

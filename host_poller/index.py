@@ -13,12 +13,19 @@ import numpy as np
 import numpy.typing as npt
 
 from nanokv.device.segment.geometry import Geometry
-from nanokv.device.segment.layout import OBJ_HEADER, key_checks
+from nanokv.device.segment.layout import EPOCH_MASK, EPOCH_SHIFT, OBJ_HEADER, READY, key_checks
 from nanokv.host_poller.events import Event, EventKind
 from nanokv.types import KeyDigest, ObjMeta
 
 Records = npt.NDArray[Any]  #: OBJ_HEADER records
 Slots = npt.NDArray[np.int64]
+NO_ROW = -1
+
+
+def life_words(epochs: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    """The STATE words of objects that are READY in these epochs, without the bits that readers change."""
+    words: npt.NDArray[np.int64] = epochs.astype(np.int64) << EPOCH_SHIFT.value | READY.value
+    return words
 
 
 class Change(NamedTuple):
@@ -38,50 +45,54 @@ class HeaderIndex:
         self._geometry = geometry
         self._rank = rank
         self._lock = threading.Lock()
-        self._present = np.zeros(geometry.hdr_count, np.bool_)
+        self._lives = np.full(geometry.hdr_count, NO_ROW)  # the STATE word of each row, as `life_words`, or NO_ROW
         self._records = np.zeros(geometry.hdr_count, OBJ_HEADER.dtype)
 
     def __len__(self) -> int:
-        return int(np.count_nonzero(self._present))
+        return int(np.count_nonzero(self._lives != NO_ROW))
 
     @property
     def bytes_stored(self) -> int:
         """Payload bytes of all indexed objects."""
         with self._lock:
-            return int(self._records["bytes_total"][self._present].sum())
+            return int(self._records["bytes_total"][self._lives != NO_ROW].sum())
 
-    def epochs(self, first: int = 0, count: int | None = None) -> npt.NDArray[np.int64]:
-        """The epoch of each slot's row, of `count` slots from `first` on (None: of all); -1 where there is no row."""
-        these = slice(first, None if count is None else first + count)
-        with self._lock:
-            return np.where(self._present[these], self._records["epoch"][these].astype(np.int64), -1)
+    def epochs(self) -> npt.NDArray[np.int64]:
+        """The epoch of each slot's row; -1 where there is none."""
+        lives = self._lives.copy()
+        return np.where(lives == NO_ROW, -1, lives >> EPOCH_SHIFT.value & EPOCH_MASK.value)
+
+    def lives(self, first: int, count: int) -> npt.NDArray[np.int64]:
+        """Of `count` slots from `first` on, the row's STATE word as `life_words` has it, or NO_ROW."""
+        return self._lives[first : first + count].copy()
 
     def stored(self, slots: Slots, records: Records) -> Change:
         """Take in headers that were READY. A row of another epoch leaves; a row of the same epoch stays as it is."""
         slots, last = np.unique(slots[::-1], return_index=True)
         records = records[::-1][last]
         with self._lock:
-            new = ~(self._present[slots] & (self._records["epoch"][slots] == records["epoch"]))
-            slots, records = slots[new], records[new]
-            old = slots[self._present[slots]]
+            lives = life_words(records["epoch"])
+            new = self._lives[slots] != lives
+            slots, records, lives = slots[new], records[new], lives[new]
+            old = slots[self._lives[slots] != NO_ROW]
             old_records = self._records[old]
             self._records[slots] = records
-            self._present[slots] = True
+            self._lives[slots] = lives
         return Change(old, old_records, slots, records)
 
     def removed(self, slots: Slots, epochs: npt.NDArray[np.int64], how: EventKind = EventKind.REMOVED) -> Change:
         """Remove the rows of these slots that have the epoch given; rows of other epochs stay."""
         with self._lock:
-            hit = self._present[slots] & (self._records["epoch"][slots] == epochs)
+            hit = self._lives[slots] == life_words(epochs)
             gone = np.unique(slots[hit])
             gone_records = self._records[gone]
-            self._present[gone] = False
+            self._lives[gone] = NO_ROW
         return Change(gone, gone_records, gone[:0], gone_records[:0], how)
 
     def rows(self) -> tuple[Slots, Records]:
         """A copy of all rows: slots and header records."""
         with self._lock:
-            slots = np.flatnonzero(self._present)
+            slots = np.flatnonzero(self._lives != NO_ROW)
             return slots, self._records[slots]
 
     def digests(self) -> Iterator[KeyDigest]:

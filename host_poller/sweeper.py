@@ -23,7 +23,14 @@ import numpy as np
 from nanokv.device.machines.base import Machine
 from nanokv.device.protocol.joinable import NEIGHBOURS
 from nanokv.device.segment.geometry import producer_of
-from nanokv.device.segment.layout import RING_EPOCH_SHIFT, RING_HEADER_SHIFT, STORED, names_producer, unpack
+from nanokv.device.segment.layout import (
+    EPOCH_SHIFT,
+    RING_EPOCH_SHIFT,
+    RING_HEADER_SHIFT,
+    STORED,
+    names_producer,
+    unpack,
+)
 from nanokv.heap.base import Heap
 from nanokv.host_poller.audit import Audit
 from nanokv.host_poller.coalesce import join_free_extents
@@ -113,7 +120,8 @@ class Sweeper:
         """Look at the next slice of the pass under way. `now`: as for `step`."""
         this = self._pass
         assert this is not None, "no pass was begun"
-        part = Slice.of(this.at, self._machine.headers(self._rank, this.at, min(SLICE, this.slots - this.at)))
+        headers = self._machine.headers(self._rank, this.at, min(SLICE, this.slots - this.at))
+        part = Slice.of(this.at, headers, self.index.lives(this.at, len(headers)))
         changes = self._reconcile(part)
         if self._reclaims:
             self._give_up_stuck(part, this.unfinished, now)
@@ -151,17 +159,13 @@ class Sweeper:
 
     # the index
     def _reconcile(self, part: Slice) -> list[Change]:
-        indexed = self.index.epochs(part.first, len(part.headers))
-        same = np.where(part.ready, part.epochs, -1) == indexed
-        if same.all():
-            return []
-        gone = np.flatnonzero((indexed >= 0) & ~same)
-        missed = np.flatnonzero(part.ready & ~same)
         changes = []
-        if len(gone):
-            changes.append(self.index.removed(part.first + gone, indexed[gone]))
-        if len(missed):
-            changes.append(self.index.stored(*self._whole(part.first + missed, part.epochs[missed])))
+        if len(part.gone):
+            epochs = part.indexed[part.gone] >> EPOCH_SHIFT.value
+            changes.append(self.index.removed(part.first + part.gone, epochs))
+        if len(part.missed):
+            epochs = part.headers["epoch"][part.missed].astype(np.int64)
+            changes.append(self.index.stored(*self._whole(part.first + part.missed, epochs)))
             self.counts.found += len(changes[-1].came)
         return changes
 

@@ -46,4 +46,5 @@ class NativeMachine(Machine):
         return self._code[entry](self.table_address, *addresses)
 
     def look(self, owner: int, offset: int, dtype: np.dtype[Any], count: int) -> npt.NDArray[Any]:
-        return self._segments[owner][offset : offset + count * dtype.itemsize].view(dtype).copy()
+        raw = self._segments[owner][offset : offset + count * dtype.itemsize]
+        return raw.copy().view(dtype)  # bytes at once; a copy of records goes field by field

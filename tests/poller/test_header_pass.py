@@ -9,12 +9,13 @@ from hypothesis import strategies as st
 
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.geometry import Geometry
-from nanokv.device.segment.layout import DEAD, OBJ_HEADER, PINS_SHIFT, READY, RESERVED, STATE_MASK, WRITING
+from nanokv.device.segment.layout import DEAD, EPOCH_SHIFT, OBJ_HEADER, PINS_SHIFT, READY, RESERVED, STATE_MASK, WRITING
 from nanokv.heap.local import LocalWorld
 from nanokv.heap.world_spec import WorldSpec
 from nanokv.host_poller import poller as poller_module
 from nanokv.host_poller import sweeper as sweeper_module
 from nanokv.host_poller.header_pass import HeaderPass, Life, Slice
+from nanokv.host_poller.index import NO_ROW
 from nanokv.host_poller.poller import QUIET_SWEEP_SECONDS, SWEEP_SECONDS, Poller
 from tests.poller.test_sweeper import PAGE, Rank
 
@@ -138,8 +139,9 @@ HEADERS = st.lists(
         st.sampled_from(
             [0, RESERVED.value, WRITING.value, READY.value, DEAD.value, READY.value | 3 << PINS_SHIFT.value, 7]
         ),
-        st.integers(0, 3),
+        st.integers(0, 3) | st.just(2**32 - 1),
         st.integers(0, 8) | st.just(2**32 - 1),
+        st.integers(0, 3),
     ),
     max_size=30,
 )
@@ -147,23 +149,32 @@ HEADERS = st.lists(
 
 @settings(deadline=None)
 @given(HEADERS, st.integers(1, 40))
-def test_slices_find_what_a_plain_loop_finds(rows: list[tuple[int, int, int]], part: int) -> None:
+def test_slices_find_what_a_plain_loop_finds(rows: list[tuple[int, int, int, int]], part: int) -> None:
     headers = np.zeros(len(rows), OBJ_HEADER.dtype)
     for header, row in zip(headers, rows, strict=True):
-        header["state"], header["epoch"], header["n_pages"] = row
+        header["state"], header["epoch"], header["n_pages"] = row[:3]
     this = HeaderPass(GEOMETRY, len(rows))
-    unfinished = []
+    indexed = np.array([(row[3] << EPOCH_SHIFT.value | READY.value) if row[3] else NO_ROW for row in rows], np.int64)
+    unfinished, gone, missed = [], [], []
     while not this.ended:
-        piece = Slice.of(this.at, headers[this.at : this.at + part])
+        some = headers[this.at : this.at + part]
+        piece = Slice.of(this.at, some, indexed[this.at : this.at + part])
+        gone += [piece.first + at for at in piece.gone.tolist()]
+        missed += [piece.first + at for at in piece.missed.tolist()]
         unfinished += [piece.life(at) for at in piece.unfinished.tolist()]
         this.add(piece)
     totals = this.totals()
     kinds = [(row[0] & STATE_MASK.value, Life(slot, row[1]), row[2]) for slot, row in enumerate(rows)]
     extents = [next((size for size in (0, 1, 2, 4, 8) if size >= pages), 8) for _, _, pages in kinds]
     assert totals.held_pages == sum(extents)
-    assert totals.largest == max((pages for state, _, pages in kinds if state == READY.value), default=0)
+    assert totals.largest == min(max((pages for _, _, pages in kinds), default=0), 8)
     assert set(totals.holding) == {life for state, life, pages in kinds if state == DEAD.value and pages}
     assert all(totals.holding[life]["n_pages"] == rows[life.slot][2] for life in totals.holding)
     assert unfinished == [
         life for state, life, _ in kinds if state == WRITING.value or (state == RESERVED.value and life.epoch)
+    ]
+    ready = [life.epoch if state == READY.value else None for state, life, _ in kinds]
+    assert gone == [slot for slot, row in enumerate(rows) if row[3] and ready[slot] != row[3]]
+    assert missed == [
+        slot for slot, row in enumerate(rows) if ready[slot] is not None and ready[slot] != (row[3] or None)
     ]

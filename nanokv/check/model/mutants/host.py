@@ -84,15 +84,15 @@ mutant(
     ("events",),
     (
         index.HeaderIndex.stored,
-        'new = ~(self._present[slots] & (self._records["epoch"][slots] == records["epoch"]))',
-        "new = self._present[slots] | True",
+        "new = self._lives[slots] != lives",
+        "new = lives == lives",
     ),
 )
 mutant(
     "index-removed-ignores-epochs",
     "an old hint of a removal takes a newer object out of the index",
     ("events",),
-    (index.HeaderIndex.removed, ' & (self._records["epoch"][slots] == epochs)', ""),
+    (index.HeaderIndex.removed, "self._lives[slots] == life_words(epochs)", "self._lives[slots] != NO_ROW"),
 )
 mutant(
     "poller-trusts-hints",
