@@ -5,6 +5,7 @@ index       which objects lie in this rank's segment, as arrays
 events      what listeners are told
 members     which ranks live, and the events when one comes or goes
 sweeper     looks at every header: the ring is only a hint, the headers are the truth
+header_pass one look at every header, slice by slice
 quarantine  holds DEAD objects until nobody can write to their pages
 grace       tells when every operation has ended that was under way
 audit       finds pages and slots that are in no place

@@ -86,6 +86,7 @@ class Poller:
         self._stuck: tuple[int, float, int] | None = None  # hole, since when, head then
         self._fingerprint = b""
         self._swept = self._pass_began = -math.inf
+        self._pass_due = False  # and waits for its time
         self._stop = threading.Event()
         self._sweep_now = threading.Event()
         self._round = threading.Condition()
@@ -156,8 +157,9 @@ class Poller:
     def _sweep_some(self, now: float) -> None:
         """Look at a slice if a pass is under way or due. Tend if a sweep is due, or the pass has ended."""
         due = self._sweep_due(now)
-        if due and now - self._pass_began >= SLOT_REST * self.sweeper.pass_slots:
-            self._pass_began = now
+        self._pass_due |= due
+        if self._pass_due and now - self._pass_began >= SLOT_REST * self.sweeper.pass_slots:
+            self._pass_began, self._pass_due = now, False
             self.sweeper.begin_pass()
         looks = self.sweeper.passing
         if looks:

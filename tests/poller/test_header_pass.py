@@ -128,6 +128,11 @@ def test_a_pass_over_many_slots_comes_less_often_and_the_rest_does_not_wait(
         poller.step(now)
         assert poller.sweeper.counts.pins_dropped == 1
         assert poller.sweeper.counts.sweeps == sweeps
+    ranks[1].put(1, 1000)
+    poller.step(OBJECTS - 1.0)
+    assert not poller.sweeper.passing, "it is due, and waits"
+    assert rounds_of_a_pass(poller, float(OBJECTS)) > 1
+    assert poller.sweeper.counts.sweeps == sweeps + 1
     for _ in range(2 * OBJECTS):
         now += SWEEP_SECONDS
         poller.step(now)
