@@ -84,6 +84,14 @@ def _compiled(options: Options) -> list[Row]:
     return run_compiled(options.seconds, options.seed, options.target)
 
 
+def _soak(options: Options) -> list[Row]:
+    from nanokv.check.soak.run import run_soak
+
+    if "shm" not in options.heaps or "device" not in options.allocs or not sys.platform.startswith("linux"):
+        return []
+    return run_soak(options.seconds, options.seed)
+
+
 OPERATIONS_A_SECOND = 1000  #: in each way to record a history
 KILLS_A_SECOND = 5
 CASES_A_SECOND = 8  #: of each kind of corruption
@@ -106,7 +114,9 @@ PROTOCOL: dict[str, Callable[[Options], list[Row]]] = {
     "mutants": _mutants,
     COMPILED: _compiled,
 }
-PARTS = MACHINE | PROTOCOL
+#: checks that are worth their time only if it is long: run if they are named, and not by `--all`
+LONG: dict[str, Callable[[Options], list[Row]]] = {"soak": _soak}
+PARTS = MACHINE | PROTOCOL | LONG
 
 
 def check_names(names: list[str]) -> None:
