@@ -30,7 +30,7 @@ class Sample(NamedTuple):
 
 #: how much the last third may be above the first one: share of the first, and in absolute terms
 BOUNDS = {
-    "rss": (0.02, 4 * MIB),
+    "rss": (0.0, 4 * MIB),
     "objects": (0.01, 1000),
     "fds": (0.0, 2),
     "threads": (0.0, 1),
@@ -86,7 +86,14 @@ class Trend(NamedTuple):
     @property
     def note(self) -> str:
         """For people."""
-        return f"{self.who} {self.first.rss / MIB:.1f} to {self.last.rss / MIB:.1f} MiB"
+        first, last = self.first, self.last
+        if first.files:
+            return f"{self.who} {first.files} to {last.files} files, {_mib(first.file_bytes, last.file_bytes)}"
+        return f"{self.who} {_mib(first.rss, last.rss)}, {first.fds} to {last.fds} fds, {last.threads} threads"
+
+
+def _mib(first: int, last: int) -> str:
+    return f"{first / MIB:.1f} to {last / MIB:.1f} MiB"
 
 
 def _middle(samples: list[Sample]) -> Sample:

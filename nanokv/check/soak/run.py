@@ -22,11 +22,12 @@ from nanokv.check.report import CheckFailure, Row, tell
 from nanokv.check.soak.memory import LEAST, Sample, Trend
 from nanokv.check.soak.probes import NO_PROBES, ProbeReport
 from nanokv.check.soak.work import Done, SoakWorker
-from nanokv.check.soak.world import FOLDER, LONG_LIVED, SoakWorld, Worker, pause
+from nanokv.check.soak.world import LONG_LIVED, SoakWorld, Worker, pause
 from nanokv.errors import NanoKVError
 
 BUSY_SECONDS = 3.0  #: of a round, at most
 ROUNDS = 12  #: that a short soak is cut into, about
+LEAST_ROUNDS = 4  #: even if they take longer: fewer say nothing of memory
 PROBES = 40  #: of each rank, in each round
 KILLED = (0, 1, 1, 2)  #: how many ranks are killed in a round: one of these
 PATIENCE = 30.0  #: seconds until what the dead left must be back
@@ -64,7 +65,7 @@ class Soak:
             world = SoakWorld(self.seed, self.worker)
             start = time.monotonic()
             try:
-                while not self.failed and (not self.rounds or time.monotonic() - start < self.seconds):
+                while not self.failed and (self.rounds < LEAST_ROUNDS or time.monotonic() - start < self.seconds):
                     self._round(world)
                     self._tell(time.monotonic() - start)
                 if not self.failed:
@@ -156,8 +157,8 @@ class Soak:
             self.memory.note = f"fewer than {LEAST} samples after the warm-up"
             return
         self.memory.failures += [f"{grown} ({self._again()})" for trend in trends for grown in trend.growth()]
-        notes = [trend.note for trend in trends if trend.who != FOLDER]
-        self.memory.note = f"medians of the first and the last third: {', '.join(notes)}"
+        notes = "; ".join(trend.note for trend in trends)
+        self.memory.note = f"medians of the first and the last third: {notes}"
 
     def _write_notes(self) -> None:
         self.calls.note = f"seed {self.seed}; {self.rounds} rounds, {self.killed} kills, {self.evicted:,} evictions"

@@ -99,7 +99,7 @@ class SoakWorker(RankCommands):
     def settle(self) -> int:
         """Give back what is pinned, and let the poller come round. Returns how many of its rounds have failed ever."""
         while self.pins:
-            self.unpin()
+            self.step(self.unpin)
         self.cache.flush(timeout=PATIENCE)
         return self.cache.stats()["poller_failures"]
 
