@@ -9,9 +9,11 @@ VLLM_VENV ?= .venv-vllm
 VLLM_STAMP := $(VLLM_VENV)/.installed
 VLLM_PIP := $(VLLM_VENV)/bin/python -m pip --disable-pip-version-check
 CHECK_SECONDS ?= 40
+SOAK_SECONDS ?= 600
+SEED ?= 0
 PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder --durations=20 --durations-min=5
 
-.PHONY: demo test test-all test-vllm bench-vllm compiled lint types check check-long bench test-gpu clean
+.PHONY: demo test test-all test-vllm bench-vllm compiled lint types check check-long soak bench test-gpu clean
 
 demo: $(STAMP)
 	$(BIN)/nanokv demo
@@ -38,6 +40,9 @@ check: $(STAMP)
 
 check-long: $(STAMP)
 	$(BIN)/nanokv check --all --seconds 1800
+
+soak: $(STAMP) # ten minutes; another seed: make soak SEED=7
+	$(BIN)/nanokv check soak --seconds $(SOAK_SECONDS) --seed $(SEED)
 
 bench: $(STAMP)
 	$(BIN)/python -m bench

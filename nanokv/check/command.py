@@ -8,7 +8,7 @@ from typing import Annotated, TypeVar
 
 import typer
 
-from nanokv.check.run import COMPILED, MACHINE, PARTS, Options, check_names, need_greenlet, need_triton
+from nanokv.check.run import COMPILED, MACHINE, PROTOCOL, Options, check_names, need_greenlet, need_triton
 from nanokv.check.supervised import run_supervised
 from nanokv.check.table import print_json_rows, print_table, show_progress
 from nanokv.errors import InvalidArgument
@@ -47,7 +47,7 @@ class AllocChoice(StrEnum):
 
 
 def check(
-    parts: Annotated[list[str] | None, typer.Argument(help="Which; default: those of this machine.")] = None,
+    parts: Annotated[list[str] | None, typer.Argument(help="Which; default: this machine's, without soak.")] = None,
     heap: Annotated[HeapChoice, typer.Option(help="Where the memory comes from.")] = HeapChoice.BOTH,
     alloc: Annotated[AllocChoice, typer.Option(help="Who allocates.")] = AllocChoice.BOTH,
     device: Annotated[str, typer.Option(help="Of local segments and litmus kernels: cpu, cuda, ...")] = "cpu",
@@ -71,7 +71,7 @@ def check(
     if replay or mutant:
         need_greenlet()
         raise typer.Exit(_replay(replay) if replay else _mutant(mutant, seed))
-    names = parts or list(PARTS if everything else [] if compiled else MACHINE)
+    names = parts or list(MACHINE | PROTOCOL if everything else [] if compiled else MACHINE)
     names += [COMPILED] if compiled and COMPILED not in names else []
     check_names(names)
     options = Options(seconds, _both(heap, "local", "shm"), _both(alloc, "device", "host"), device, seed, target.value)

@@ -2,7 +2,8 @@
 
 import nanokv.check.corruption.run
 import nanokv.check.histories.recordings
-import nanokv.check.kills.roles  # noqa: F401
+import nanokv.check.kills.roles
+import nanokv.check.soak.work  # noqa: F401
 from nanokv.check.rank_process import warm
 
 warm()

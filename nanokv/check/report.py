@@ -1,9 +1,27 @@
 """The table of `nanokv check` and `make check`: what was tried, how often, and whether it held."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from time import perf_counter
+
+_teller: ContextVar[Callable[[str], None]] = ContextVar("teller", default=lambda text: None)
+
+
+def tell(text: str) -> None:
+    """Say how far a long check has come, to whoever listens."""
+    _teller.get()(text)
+
+
+@contextmanager
+def telling(teller: Callable[[str], None]) -> Iterator[None]:
+    """Listen to `tell` during a block."""
+    before = _teller.set(teller)
+    try:
+        yield
+    finally:
+        _teller.reset(before)
 
 
 class CheckFailure(Exception):

@@ -1,5 +1,6 @@
 """The parts of `nanokv check`, and how much of each is tried in the given seconds."""
 
+import faulthandler
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -84,10 +85,24 @@ def _compiled(options: Options) -> list[Row]:
     return run_compiled(options.seconds, options.seed, options.target)
 
 
+def _soak(options: Options) -> list[Row]:
+    from nanokv.check.soak.run import run_soak
+
+    if "shm" not in options.heaps or "device" not in options.allocs or not sys.platform.startswith("linux"):
+        return []
+    # every wait for a rank is bounded; this is for a hang that nobody has thought of
+    faulthandler.dump_traceback_later(options.seconds + SOAK_GRACE, exit=True)
+    try:
+        return run_soak(options.seconds, options.seed)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
 OPERATIONS_A_SECOND = 1000  #: in each way to record a history
 KILLS_A_SECOND = 5
 CASES_A_SECOND = 8  #: of each kind of corruption
 INSTANCES_A_SECOND = 40_000  #: of each litmus shape
+SOAK_GRACE = 300.0  #: seconds after its time in which a soak must end
 SCHEDULES_A_SECOND = 20  #: of each scenario, memory and scheduler
 
 COMPILED = "compiled"  #: the part that compiles device functions for a GPU
@@ -106,7 +121,9 @@ PROTOCOL: dict[str, Callable[[Options], list[Row]]] = {
     "mutants": _mutants,
     COMPILED: _compiled,
 }
-PARTS = MACHINE | PROTOCOL
+#: checks that are worth their time only if it is long: run if they are named, and not by `--all`
+LONG: dict[str, Callable[[Options], list[Row]]] = {"soak": _soak}
+PARTS = MACHINE | PROTOCOL | LONG
 
 
 def check_names(names: list[str]) -> None:

@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
-from nanokv.check.report import Row
+from nanokv.check.report import Row, telling
 from nanokv.check.run import Options, run_parts
 from nanokv.errors import NanoKVError
 
@@ -31,11 +31,20 @@ class Began(NamedTuple):
     part: str
 
 
+class Doing(NamedTuple):
+    """How far the part that runs has come."""
+
+    doing: str
+
+
+Event = Began | Doing | Row
+
+
 class CheckEnded(NanoKVError):
     """The process that ran the checks ended before it was done."""
 
 
-def run_supervised(names: list[str], options: Options) -> Generator[Began | Row, None, None]:
+def run_supervised(names: list[str], options: Options) -> Generator[Event, None, None]:
     """Run parts in a child. If the caller stops early, or is interrupted, no process and no world is left.
 
     Raises:
@@ -79,9 +88,12 @@ def _kill_group(child: subprocess.Popen[bytes]) -> None:
     child.wait(_REAP_SECONDS)
 
 
-def _event(line: str) -> Began | Row:
+def _event(line: str) -> Event:
     content: dict[str, Any] = json.loads(line)
-    return Began(**content) if content.keys() == {"part"} else Row(**content)
+    for kind in (Began, Doing):
+        if content.keys() == set(kind._fields):
+            return kind(**content)
+    return Row(**content)
 
 
 def _plain(number: Any) -> Any:
@@ -93,12 +105,13 @@ def _serve(to: int, names: list[str], options: Options) -> int:
     """The child: run the parts, and write what happens."""
     with os.fdopen(to, "w", encoding="utf-8", buffering=1) as pipe:
 
-        def tell(content: dict[str, Any]) -> None:
+        def write(content: dict[str, Any]) -> None:
             pipe.write(json.dumps(content, default=_plain) + "\n")
 
         try:
-            for row in run_parts(names, options, lambda part: tell({"part": part})):
-                tell(asdict(row))
+            with telling(lambda text: write({"doing": text})):
+                for row in run_parts(names, options, lambda part: write({"part": part})):
+                    write(asdict(row))
         except NanoKVError as error:
             print(f"nanokv: {error}", file=sys.stderr)
             return _BAD

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable, Iterator
+from time import monotonic
 from typing import Any
 
 import typer
@@ -11,25 +12,39 @@ from rich.table import Table
 from rich.text import Text
 
 from nanokv.check.report import Row
-from nanokv.check.supervised import Began
+from nanokv.check.supervised import Began, Doing, Event
+
+PLAIN_SECONDS = 30.0  #: between two lines about one part, where there is no terminal
 
 
-def show_progress(events: Iterable[Began | Row], names: list[str], seconds: float) -> Iterator[Row]:
+def show_progress(events: Iterable[Event], names: list[str], seconds: float) -> Iterator[Row]:
     """Show the part that runs, and let the rows through. `seconds`: about how long each part takes."""
     console = Console(stderr=True, markup=False, highlight=False)
-    if not console.is_terminal:
-        for event in events:
-            if isinstance(event, Row):
-                yield event
-            else:
-                console.print(_doing(event.part, names, seconds))
+    if console.is_terminal:
+        yield from _show_bar(console, events, names, seconds)
         return
+    said = 0.0
+    for event in events:
+        if isinstance(event, Row):
+            yield event
+        elif isinstance(event, Began):
+            console.print(_doing(event.part, names, seconds))
+            said = monotonic()
+        elif monotonic() - said >= PLAIN_SECONDS:
+            console.print(event.doing)
+            said = monotonic()
+
+
+def _show_bar(console: Console, events: Iterable[Event], names: list[str], seconds: float) -> Iterator[Row]:
+    """The same on a terminal, in one line that changes."""
     shown = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*shown, console=console, transient=True) as bar:
         task = bar.add_task("starting")
         for event in events:
             if isinstance(event, Row):
                 yield event
+            elif isinstance(event, Doing):
+                bar.update(task, description=event.doing)
             else:
                 bar.reset(task, description=_doing(event.part, names, seconds))
 

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from nanokv.check import run
 from nanokv.check.report import CheckFailure, Row
-from nanokv.check.supervised import Began
+from nanokv.check.supervised import Began, Doing, Event
 from nanokv.check.table import print_table
 from nanokv.cli import app
 
@@ -163,6 +163,23 @@ def test_compiled_code_without_a_compiler_says_what_is_missing(monkeypatch: pyte
     monkeypatch.setattr(run, "find_spec", lambda name: None if name == "triton" else find_spec(name))
     done = RUN.invoke(app, ["check", "--compiled"])
     assert done.exit_code == 2 and "pip install" in done.output and "triton" in done.output
+
+
+def test_a_soak_must_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[str]] = []
+
+    def nothing(names: list[str], options: run.Options) -> Iterator[Event]:
+        asked.append(names)
+        yield Began(names[0])
+        yield Doing("30 of 600 s")
+        yield Row(names[0], "something", tried=3)
+
+    monkeypatch.setattr("nanokv.check.command.run_supervised", nothing)
+    monkeypatch.setattr("nanokv.check.table.PLAIN_SECONDS", 0.0)
+    for arguments in ([], ["--all"], ["soak", "--seconds", "600"]):
+        done = RUN.invoke(app, ["check", *arguments])
+        assert done.exit_code == 0 and "30 of 600 s" in done.stderr
+    assert "soak" in run.PARTS and ["soak" in names for names in asked] == [False, False, True]
 
 
 def test_an_unknown_part_is_refused() -> None:

@@ -36,6 +36,7 @@ NOT_RUN = {
     "make test": IN_CI,
     "make check": IN_CI,
     "make check-long": LONG,
+    "make soak": LONG,
     "nanokv check --compiled": LONG,
     "make bench": LONG,
     "make test-gpu PYTHON=...": GPU,
