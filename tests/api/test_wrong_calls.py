@@ -82,6 +82,7 @@ GOOD: dict[str, Any] = {
     "listener": len,
     "layers": [torch.zeros(4, 2, 8, 2, 16)],
     "kv_dim": 1,
+    "path": "saved",
 }
 CONSTRUCTOR = {"master_rank": 0, "page_bytes": PAGE, "name": None, "rank": 0, "world_size": 1}
 DEFAULTS = {name: getattr(Options(), name) for name in Options.__dataclass_fields__}
@@ -100,7 +101,10 @@ def cache(new_world: MakeWorld) -> Iterator[nanokv.NanoKVCache]:
 
 
 @pytest.mark.parametrize("name", sorted({*METHODS} - {"close", "put_async", "get_async", "abort", "commit"}))
-def test_each_argument_of_each_method(cache: nanokv.NanoKVCache, name: str) -> None:
+def test_each_argument_of_each_method(
+    cache: nanokv.NanoKVCache, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # some values are good names of files
     positional, keyword = METHODS[name]
     names = [*positional, *keyword]
     for wrong, value in product(names, VALUES):

@@ -139,7 +139,8 @@ def test_what_the_dead_held_comes_back(world: KillWorld) -> None:
 def test_sweeper_that_does_nothing_is_seen(
     world: KillWorld, impatient: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Sweeper, "step", lambda sweeper, now: [])
+    monkeypatch.setattr(Sweeper, "begin_pass", lambda sweeper: None)
+    monkeypatch.setattr(Sweeper, "tend", lambda sweeper: None)
     impatient()
     kill_a_burdened_rank(world)
     with pytest.raises(CheckFailure, match=r"1 objects are unfinished.*1 pins of readers that have ended"):
