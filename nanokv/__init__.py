@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from nanokv.host_poller.events import Event, EventKind
     from nanokv.identity import Identity
     from nanokv.kv_layout import KVLayout
+    from nanokv.terms import Hold
     from nanokv.types import Key, KeyDigest, ObjMeta, WritePlan
     from nanokv.virtual_world import local_world
 
@@ -49,6 +50,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Event",
     "EventKind",
+    "Hold",
     "Identity",
     "KVLayout",
     "Key",
@@ -65,6 +67,7 @@ _MODULES = ("config", "device", "errors", "statistics", "types")  #: that `impor
 _HOME = {
     "Event": "nanokv.host_poller.events",
     "EventKind": "nanokv.host_poller.events",
+    "Hold": "nanokv.terms",
     "Identity": "nanokv.identity",
     "KVLayout": "nanokv.kv_layout",
     "Key": "nanokv.types",

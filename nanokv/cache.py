@@ -33,7 +33,7 @@ from nanokv.errors import (
 from nanokv.heap.base import Heap
 from nanokv.host_poller.events import Listener
 from nanokv.keys import Hasher
-from nanokv.leases import NO_LEASE, lease_until
+from nanokv.terms import Change, Hold, change_to, terms_of
 from nanokv.pinned import Pin, Pinned
 from nanokv.plans import Plans
 from nanokv.room import NO_ROOM, until_room
@@ -230,7 +230,7 @@ class NanoKVCache:
         *,
         preferred_segment: int | None = None,
         exist_ok: bool = False,
-        hold: float | None = None,
+        hold: float | Hold | None = None,
         timeout: float = 0.0,
     ) -> None:
         """Store a tensor. It can be read at once.
@@ -242,7 +242,7 @@ class NanoKVCache:
             exist_ok: a key that exists, or is being written, is no error. The value that it has stays: nothing is
                 stored.
             hold: a lease in seconds: until its first read, or until so much time is over, the object is not evicted.
-                Where nothing else can go, other puts are answered OutOfMemory.
+                Where nothing else can go, other puts are answered OutOfMemory. Or a `Hold`, with a priority.
             timeout: seconds to wait for room in a segment in which nothing may go. 0: OutOfMemory is raised at once.
 
         Raises:
@@ -253,10 +253,10 @@ class NanoKVCache:
             raise InvalidArgument(f"exist_ok must be True or False, not {exist_ok!r}")
         timeout = seconds("timeout", timeout)
         digest, started = self._hash(key), self._traffic.put_starts()
-        status = self._single.put(digest, tensor, preferred_segment, lease_until(hold))
+        status = self._single.put(digest, tensor, preferred_segment, terms_of(hold))
         if status in NO_ROOM and timeout:
             status = until_room(
-                self._heap, timeout, lambda: self._single.put(digest, tensor, preferred_segment, lease_until(hold))
+                self._heap, timeout, lambda: self._single.put(digest, tensor, preferred_segment, terms_of(hold))
             )
         self._traffic.put(status, tensor.nbytes, started)
         if status and not (exist_ok and status == Status.DUPLICATE):
@@ -359,7 +359,7 @@ class NanoKVCache:
         tensors: Sequence[torch.Tensor],
         *,
         preferred_segment: int | None = None,
-        hold: float | None = None,
+        hold: float | Hold | None = None,
         timeout: float = 0.0,
     ) -> list[NanoKVError | None]:
         """Put each tensor; returns per key an error or None. Raises only if the call as a whole is wrong.
@@ -377,9 +377,9 @@ class NanoKVCache:
         preferred_segment = self._checked_segment(preferred_segment)
         deadline = time.monotonic() + seconds("timeout", timeout)
         digests = self._digests(keys)
-        outcomes = self._batched.put(digests, tensors, preferred_segment, lease_until(hold))
+        outcomes = self._batched.put(digests, tensors, preferred_segment, terms_of(hold))
         for i in (i for i, outcome in enumerate(outcomes) if outcome in NO_ROOM):
-            again = partial(self._single.put, digests[i], tensors[i], preferred_segment, lease_until(hold))
+            again = partial(self._single.put, digests[i], tensors[i], preferred_segment, terms_of(hold))
             outcomes[i] = until_room(self._heap, deadline - time.monotonic(), again)
         return [
             outcome
@@ -502,7 +502,7 @@ class NanoKVCache:
         *,
         preferred_segment: int | None = None,
         exist_ok: bool = False,
-        hold: float | None = None,
+        hold: float | Hold | None = None,
         timeout: float = 0.0,
     ) -> Handle[None]:
         """`put` in the background, in the order of the calls; the tensor must not change before the handle is done.
@@ -520,26 +520,25 @@ class NanoKVCache:
         self._check_open()
         return self._worker.submit(lambda: self.get(key, dst=dst, reinterpret=reinterpret))
 
-    def hold(self, keys: Sequence[Key], seconds: float) -> list[bool]:
-        """Lease objects that exist, as `put(..., hold=seconds)` does; per key False if there is none (yet).
+    def hold(self, keys: Sequence[Key], hold: float | Hold) -> list[bool]:
+        """Give objects that exist other terms, as `put(..., hold=hold)` does; per key False if there is none (yet).
 
-        Best effort: an eviction that has begun already may still take the object.
+        Seconds lease an object, and leave its priority alone. A Hold gives it that priority, and leaves its lease alone
+        if it has no seconds. Best effort: an eviction that has begun already may still take the object.
 
         Raises:
-            InvalidArgument: `seconds` is not a positive number.
+            InvalidArgument: `hold` is neither a positive number of seconds nor a Hold.
         """
         self._check_open()
-        until = lease_until(seconds)
-        if until == NO_LEASE:
-            raise InvalidArgument("seconds must be a positive number, not None")
-        return [self._renew(digest, until) for digest in self._digests(keys)]
+        change = change_to(hold)
+        return [self._renew(digest, change) for digest in self._digests(keys)]
 
-    def _renew(self, digest: KeyDigest, until: int) -> bool:
+    def _renew(self, digest: KeyDigest, change: Change) -> bool:
         for _ in range(TRIES):
             found = self._allocation.locate(digest)
             if found.status != Status.OK:
                 return False
-            if self._machine.renew(found.place, until):
+            if self._machine.renew(found.place, *change):
                 return True
         return False
 
@@ -550,7 +549,7 @@ class NanoKVCache:
         bytes_total: int,
         *,
         preferred_segment: int | None = None,
-        hold: float | None = None,
+        hold: float | Hold | None = None,
         timeout: float = 0.0,
     ) -> WritePlan:
         """Claim a key and allocate; the caller's kernel writes the bytes. The kernel or `commit` makes it READY.
@@ -568,7 +567,7 @@ class NanoKVCache:
         plan = until_room(
             self._heap,
             seconds("timeout", timeout),
-            lambda: self._plans.begin(digest, bytes_total, preferred_segment, lease_until(hold)),
+            lambda: self._plans.begin(digest, bytes_total, preferred_segment, terms_of(hold)),
         )
         if isinstance(plan, WritePlan):
             return plan

@@ -8,7 +8,7 @@ from nanokv.device.machines.records import Begun, Place
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.geometry import Geometry
 from nanokv.errors import KeyNotFound
-from nanokv.leases import NO_LEASE
+from nanokv.terms import NO_TERMS
 from nanokv.status_errors import shown
 from nanokv.transfer.descriptors import RAW
 from nanokv.types import Key, KeyDigest, WritePlan
@@ -38,13 +38,13 @@ class Plans:
         self._lock = threading.Lock()
         self._open: dict[KeyDigest, Begun] = {}
 
-    def begin(self, key: KeyDigest, nbytes: int, preferred: int | None, until: int = NO_LEASE) -> WritePlan | int:
+    def begin(self, key: KeyDigest, nbytes: int, preferred: int | None, terms: int = NO_TERMS) -> WritePlan | int:
         """Claim and allocate: the plan, or the status of the refusal. `until`: the lease of the object, in ns."""
         begun = self._allocation.begin(key, nbytes, preferred, RAW, plan=True)
         if begun.status != Status.OK:
             return begun.status
-        if until != NO_LEASE:
-            self._machine.lease(begun.place, until)
+        if terms != NO_TERMS:
+            self._machine.lease(begun.place, terms)
         with self._lock:
             self._open[key] = begun
         return plan_of(key, begun.place, self._machine.geometry)

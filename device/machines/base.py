@@ -134,13 +134,13 @@ class Machine(ABC):
         """Note that an object was read, for eviction; its lease ends."""
         self.call("touch", place.owner, place.slot, place.epoch, now)
 
-    def lease(self, place: Place, until: int) -> None:
-        """Give an object that is WRITING a lease until the time `until`, in ns."""
-        self.call("lease", place.owner, place.slot, until)
+    def lease(self, place: Place, terms: int) -> None:
+        """Give an object that is WRITING its terms: TERMS bits."""
+        self.call("lease", place.owner, place.slot, terms)
 
-    def renew(self, place: Place, until: int) -> bool:
-        """Lease a READY object until the time `until`, in ns. False if it is gone, or is being read at this moment."""
-        return bool(self.call("renew", place.owner, place.slot, place.epoch, until))
+    def renew(self, place: Place, without: int, terms: int) -> bool:
+        """Change bits of a READY object's ACCESS word. False if it is gone, or is being read at this moment."""
+        return bool(self.call("renew", place.owner, place.slot, place.epoch, without, terms))
 
     def remove(self, key: tuple[int, int]) -> int:
         """Remove the object of a key: OK, MISS, NOT_READY, PINNED or CORRUPT."""

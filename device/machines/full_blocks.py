@@ -28,7 +28,7 @@ class FullBlock(NamedTuple):
     owner: int  #: the rank whose segment gets the object
     nbytes: int  #: of the object
     what: Descriptor  #: of the object
-    lease: int = 0  #: the time in ns until which the object is leased; 0: no lease
+    lease: int = 0  #: TERMS bits: the end of its lease in ns, or 0, and its priority
 
 
 class FullBlocks:

@@ -56,7 +56,7 @@ class Request(NamedTuple):
     flags: int = 0
     block: int = 0  #: the block of the batch's pages, instead of an address
     plane: int = 0  #: the first plane of the object
-    lease: int = 0  #: put: the time in ns until which the object is leased; 0: no lease
+    lease: int = 0  #: put: TERMS bits: the end of its lease in ns, or 0, and its priority
 
 
 class Drained(NamedTuple):

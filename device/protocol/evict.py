@@ -23,7 +23,7 @@ from nanokv.device.protocol.header import key_of, kill, pages_of, state_word
 from nanokv.device.protocol.policy import note_eviction
 from nanokv.device.protocol.remove import remove_slot
 from nanokv.device.protocol.retire import count_eviction, retire, take_out
-from nanokv.device.protocol.search import has_lease, policy_of, search
+from nanokv.device.protocol.search import must_stay, policy_of, search
 from nanokv.device.protocol.status import PINNED
 from nanokv.device.segment.layout import EVICTED, READY
 from nanokv.device.segment.world_table import World, class_pages, header_at, open_world, page_links, segment
@@ -55,7 +55,7 @@ def evict_for(
         if victim >= 0:
             header = header_at(world, seg, victim)
             seen = word(0)
-            if not has_lease(header, now):
+            if not must_stay(header, now):
                 seen = kill(header, READY, epoch)
             if seen == state_word(READY, epoch):
                 gone = word(1)
@@ -81,7 +81,7 @@ def evict_for(
 def evict_slot(world: World, owner: tl.int64, slot: tl.int64, epoch: tl.int64, now: tl.int64) -> Any:
     """Evict the READY object in a header slot: OK, MISS if it has gone away, or PINNED if a pin or a lease holds it."""
     status = word(PINNED)
-    if not has_lease(header_at(world, segment(world, owner), slot), now):
+    if not must_stay(header_at(world, segment(world, owner), slot), now):
         status = remove_slot(world, owner, slot, epoch, EVICTED)
     return status
 

@@ -22,11 +22,11 @@ from nanokv.device.memory.triton import load64, select, word
 from nanokv.device.protocol.extent import HELD, N_CLASSES, class_of, give, hold, link_of, mark
 from nanokv.device.protocol.freelist import stamp
 from nanokv.device.protocol.header import epoch_of, kill, pages_of, phase_of, state_word
-from nanokv.device.protocol.lease import is_leased
+from nanokv.device.protocol.lease import stays
 from nanokv.device.protocol.lifetimes import LONGEST_AGE, LOOKS, factors, next_place, ripeness, slots_in_use
 from nanokv.device.protocol.retire import count_eviction, retire, take_out
 from nanokv.device.protocol.ring import announce
-from nanokv.device.protocol.search import has_lease
+from nanokv.device.protocol.search import must_stay
 from nanokv.device.segment.layout import (
     CLOCK_HAND,
     EVICTED,
@@ -72,7 +72,7 @@ def may_go(world: World, seg: tl.int64, slot: tl.int64, page: tl.int64, pages: t
     header = header_at(world, seg, slot)
     state = load64(header + H_STATE, "relaxed")  # relaxed, as all of the look: `kill` decides
     ready = (phase_of(state) == READY) & ((state & PIN_BITS) == 0)
-    ready = ready & (not is_leased(load64(header + H_ACCESS, "relaxed"), now))
+    ready = ready & (not stays(load64(header + H_ACCESS, "relaxed"), now))
     size_class = class_of(world, pages_of(header))
     whole = class_pages(world, select(size_class < 0, word(0), size_class)) == pages
     here = whole & (first_page(world, seg, slot) == page)
@@ -111,7 +111,7 @@ def evict_at(world: World, seg: tl.int64, owner: tl.int64, page: tl.int64, now: 
     if epoch >= 0:
         header = header_at(world, seg, slot)
         seen = word(0)
-        if not has_lease(header, now):
+        if not must_stay(header, now):
             seen = kill(header, READY, epoch)
         if seen == state_word(READY, epoch):
             found, size_class = take_out(world, seg, slot)

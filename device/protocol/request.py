@@ -31,7 +31,7 @@ REQUEST = Record(
         Field("block", "<i8", "for a paged cache, instead of the address: the number of the block"),
         Field("plane", "<i8", "for a paged cache: the first plane of the object"),
         Field("flags", "<i8", "put: FLAG_* of the header"),
-        Field("lease", "<i8", "put: the time in ns until which the object is leased; 0: no lease"),
+        Field("lease", "<i8", "put: TERMS bits: the time in ns until which the object is leased, or 0, and its priority"),
         Field("what", "<i8", "the descriptor: format and seven dimensions; get: format 0 if any will do", repeat=8),
     ],
 )

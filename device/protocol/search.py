@@ -1,10 +1,10 @@
-"""The search for an object that may go: READY, without pins and without a lease. A policy chooses.
+"""The search for an object that may go: READY, without pins, and not held by its terms (`lease`). A policy chooses.
 
 Guarantees
 - A search gives up after about as many looks as there are headers, or MOST_LOOKS (I9).
 
 Why the orderings suffice: the words that the search reads may be old; the compare-and-swap of the STATE word decides
-(`evict`). The commit released the lease of an object, so `has_lease` looks at the lease after it has acquired READY.
+(`evict`). The commit released the terms of an object, so `must_stay` looks at them after it has acquired READY.
 """
 
 from typing import Any
@@ -15,7 +15,7 @@ import triton.language as tl
 from nanokv.device.memory.triton import load64, select, word
 from nanokv.device.protocol.extent import class_of
 from nanokv.device.protocol.header import epoch_of, pages_of, phase_of
-from nanokv.device.protocol.lease import is_leased
+from nanokv.device.protocol.lease import stays
 from nanokv.device.protocol.lifetimes import LOOKS, factors, lifetime, next_place, ripeness, slots_in_use
 from nanokv.device.protocol.policy import goes, spare
 from nanokv.device.segment.layout import CLOCK_HAND, H_ACCESS, H_STATE, LIFETIMES, MAY_EVICT, PIN_BITS, POSITIVE, READY
@@ -61,7 +61,7 @@ def search(world: World, seg: tl.int64, policy: tl.int64, size_class: tl.int64, 
         state = load64(header + H_STATE, "relaxed")  # relaxed, as all of the search: `kill` decides
         access = load64(header + H_ACCESS, "relaxed")
         n_pages = pages_of(header)
-        fits = (phase_of(state) == READY) & ((state & PIN_BITS) == 0) & (not is_leased(access, now))
+        fits = (phase_of(state) == READY) & ((state & PIN_BITS) == 0) & (not stays(access, now))
         if fits & (size_class >= 0):
             fits = (n_pages > 0) & (class_of(world, n_pages) >= size_class)
         age = ripeness(access, now, once, often)
@@ -81,7 +81,7 @@ def search(world: World, seg: tl.int64, policy: tl.int64, size_class: tl.int64, 
 
 
 @triton.jit
-def has_lease(header: tl.int64, now: tl.int64) -> Any:
-    """True if the object of a header, which was READY, is under a lease at the time `now`."""
-    load64(header + H_STATE, "acquire")  # acquire: the lease of the object that is READY (scenario leased)
-    return is_leased(load64(header + H_ACCESS, "relaxed"), now)
+def must_stay(header: tl.int64, now: tl.int64) -> Any:
+    """True if the terms of a header's object, which was READY, keep it from being evicted at the time `now`."""
+    load64(header + H_STATE, "acquire")  # acquire: the terms of the object that is READY (scenario leased)
+    return stays(load64(header + H_ACCESS, "relaxed"), now)

@@ -19,7 +19,7 @@ import triton.language as tl
 from nanokv.device.segment.record import LINE, Field, Record
 
 MAGIC = 0x314B_564F_4E41_4E00  # "\0NANOKV1"
-VERSION = 4
+VERSION = 5
 WORD = 8
 SIZE_CLASSES = 8
 SHARDS = 64
@@ -272,8 +272,11 @@ BITS = (
     Bits("ENTRY", "rank", 14, 10, "the rank whose segment holds the header"),
     Bits("ENTRY", "header", 24, 26, "header slot in that segment"),
     Bits("ENTRY", "epoch", 50, 14, "low bits of the header's epoch"),
-    Bits("ACCESS", "time", 0, 61, "ns; of a lease: when it ends"),
+    Bits("ACCESS", "priority", 0, 2, "0: normal; LOW or HIGH: goes earlier or later than others; KEPT: never evicted"),
+    Bits("ACCESS", "time", 2, 59, "in 4 ns; of a lease: when it ends"),
     Bits("ACCESS", "use", 61, 2, "0: put once; 1, 2: used again, once or more often; 3: leased until it is read"),
+    Bits("TERMS", "until", 0, 61, "ns; the end of a lease; 0: no lease"),
+    Bits("TERMS", "priority", 61, 2, "as ACCESS"),
     Bits("GHOST", "stamp", 0, 31, "evictions of its kind before its own"),
     Bits("GHOST", "used", 31, 1, "1 if the object had been used again"),
     Bits("GHOST", "tag", 32, 32, "high bits of the low half of the key's digest; 0 in an empty word"),
@@ -368,7 +371,14 @@ RING_KIND_SHIFT, RING_KIND_MASK = _bits("RING", "kind")
 RING_HEADER_SHIFT, RING_HEADER_MASK = _bits("RING", "header")
 RING_EPOCH_SHIFT, RING_EPOCH_MASK = _bits("RING", "epoch")
 
-ACCESS_TIME_SHIFT, ACCESS_TIME = _bits("ACCESS", "time")
+_TIME_SHIFT, _TIME_MASK = _bits("ACCESS", "time")
+ACCESS_TIME = tl.constexpr(_TIME_MASK.value << _TIME_SHIFT.value)  # so much of a time in ns is stored
+_, PRIORITY = _bits("ACCESS", "priority")  # the lowest bits of the word: a mask
+LOW = tl.constexpr(1)
+HIGH = tl.constexpr(2)
+KEPT = tl.constexpr(3)
+PRIORITY_STEP = tl.constexpr(3)  # log2 of how much longer objects of HIGH priority live, and less long those of LOW
+TERMS_PRIORITY_SHIFT, _ = _bits("TERMS", "priority")
 USE_SHIFT, USE_MASK = _bits("ACCESS", "use")
 MOST_USES = tl.constexpr(USE_MASK.value - 1)
 LEASED = tl.constexpr(USE_MASK.value << USE_SHIFT.value)

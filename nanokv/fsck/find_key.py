@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from nanokv.device.segment.geometry import producer_of
+from nanokv.device.segment.last_access import time_of
 from nanokv.device.segment.layout import DEAD, key_checks, unpack
 from nanokv.device.segment.views import SegmentView
 from nanokv.dtypes import dtype_name
@@ -87,5 +88,5 @@ def _object(view: SegmentView, rank: int, slot: int) -> FoundObject:
         dtype=dtype_name(dtype) if dtype else None,
         shape=descriptor["dims"][:ndim].tolist() if dtype else None,
         producer=int(producer),
-        idle_seconds=max(time.time_ns() - unpack("ACCESS", "time", int(header["last_access"])), 0) / 1e9,
+        idle_seconds=max(time.time_ns() - int(time_of(header["last_access"])), 0) / 1e9,
     )

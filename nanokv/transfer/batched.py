@@ -13,7 +13,7 @@ from nanokv.allocation.base import Allocation
 from nanokv.device.machines.records import Request
 from nanokv.device.protocol.status import Status
 from nanokv.errors import NanoKVError
-from nanokv.leases import NO_LEASE
+from nanokv.terms import NO_TERMS
 from nanokv.transfer.descriptors import RAW, check_place, describe, empty_like_described, is_plain
 from nanokv.transfer.growing_batch import GrowingBatch
 from nanokv.transfer.single import SingleTransfer
@@ -32,19 +32,19 @@ class BatchedTransfer:
         self._batch = GrowingBatch(allocation)
 
     def put(
-        self, keys: Sequence[KeyDigest], tensors: Sequence[torch.Tensor], preferred: int | None, until: int = NO_LEASE
+        self, keys: Sequence[KeyDigest], tensors: Sequence[torch.Tensor], preferred: int | None, terms: int = NO_TERMS
     ) -> list[Outcome]:
         """`SingleTransfer.put` for each key. Of equal keys the first one is put."""
         done: dict[int, Outcome] = {}
         if self._batch.launches:
-            asked = self._put_requests(keys, tensors, preferred, until)
+            asked = self._put_requests(keys, tensors, preferred, terms)
             for some in _chunks(list(asked)):
                 done.update(
                     zip(some, self._batch.run(lambda batch: batch.put(), [asked[i] for i in some]), strict=True)
                 )
         for i, (key, tensor) in enumerate(zip(keys, tensors, strict=True)):
             if done.get(i, Status.FULL) in (Status.FULL, Status.BUSY):
-                done[i] = self._put_one(key, tensor, preferred, until)
+                done[i] = self._put_one(key, tensor, preferred, terms)
         return [done[i] for i in range(len(keys))]
 
     def get(self, keys: Sequence[KeyDigest]) -> list[torch.Tensor | int]:
@@ -99,7 +99,7 @@ class BatchedTransfer:
 
     # --- one launch ---
     def _put_requests(
-        self, keys: Sequence[KeyDigest], tensors: Sequence[torch.Tensor], preferred: int | None, until: int
+        self, keys: Sequence[KeyDigest], tensors: Sequence[torch.Tensor], preferred: int | None, terms: int
     ) -> dict[int, Request]:
         """The requests for a launch, by index: the first of equal keys, so that it wins; none that torch must copy."""
         firsts = {key: i for i, key in reversed(list(enumerate(keys)))}
@@ -109,7 +109,7 @@ class BatchedTransfer:
                 nbytes, descriptor = describe(tensors[i])
                 if tensors[i].device == self._single.device and is_plain(tensors[i]):
                     owner = self._allocation.owner_of(keys[i], preferred)
-                    asked[i] = Request(keys[i], tensors[i].data_ptr(), nbytes, owner, descriptor, lease=until)
+                    asked[i] = Request(keys[i], tensors[i].data_ptr(), nbytes, owner, descriptor, lease=terms)
         return asked
 
     def _get_request(self, key: KeyDigest, dst: torch.Tensor, reinterpret: bool) -> Request:
@@ -136,9 +136,9 @@ class BatchedTransfer:
                 done[i] = tensor if status == Status.OK else status
         return done
 
-    def _put_one(self, key: KeyDigest, tensor: torch.Tensor, preferred: int | None, until: int) -> Outcome:
+    def _put_one(self, key: KeyDigest, tensor: torch.Tensor, preferred: int | None, terms: int) -> Outcome:
         try:
-            return self._single.put(key, tensor, preferred, until)
+            return self._single.put(key, tensor, preferred, terms)
         except NanoKVError as error:
             return error
 

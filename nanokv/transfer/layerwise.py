@@ -15,7 +15,7 @@ from nanokv.device.machines.base import Machine
 from nanokv.device.machines.records import Begun, Descriptor
 from nanokv.device.protocol.status import Status
 from nanokv.errors import InvalidArgument, NanoKVError
-from nanokv.leases import NO_LEASE
+from nanokv.terms import NO_TERMS
 from nanokv.transfer.single import SingleTransfer
 from nanokv.types import Key, KeyDigest
 
@@ -26,12 +26,12 @@ class Target:
 
     Attributes:
         preferred: the rank in whose segment; None: the key's home rank.
-        until: the time in ns until which they are leased.
+        terms: TERMS bits.
         nbytes, descriptor: of each object.
     """
 
     preferred: int | None
-    until: int
+    terms: int
     nbytes: int
     descriptor: Descriptor
 
@@ -82,8 +82,8 @@ class LayerwisePut:
     def _begin(self, digest: KeyDigest) -> Begun:
         target = self._target
         begun = self._allocation.begin(digest, target.nbytes, target.preferred, target.descriptor, plan=True)
-        if begun.status == Status.OK and target.until != NO_LEASE:
-            self._machine.lease(begun.place, target.until)
+        if begun.status == Status.OK and target.terms != NO_TERMS:
+            self._machine.lease(begun.place, target.terms)
         return begun
 
     def _parts_of(self, begun: Begun) -> torch.Tensor:

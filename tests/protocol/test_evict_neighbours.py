@@ -11,6 +11,7 @@ from nanokv.device.machines.native import NativeMachine
 from nanokv.device.machines.records import Place
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.geometry import Geometry
+from nanokv.device.segment.last_access import lease_until
 from nanokv.device.segment.layout import READY, STATE_MASK, WANTED, unpack
 from nanokv.fsck import check_segments
 from tests.support.plain_world import PlainWorld
@@ -129,7 +130,7 @@ def pin(segment: Segment, number: int) -> None:
 
 
 def lease(segment: Segment, number: int) -> None:
-    assert segment.machine.renew(segment.place(number), segment.now + 10**9)
+    assert segment.machine.renew(segment.place(number), *lease_until(segment.now + 10**9))
 
 
 @pytest.mark.parametrize("keep", [pin, lease])

@@ -92,7 +92,7 @@ FOUND_BY: dict[str, str] = {
     "commit_state#0:release>relaxed": "replace/weak: 0.1 101.1",
     "kill#0:acquire>relaxed": "host-evicts/weak: 0.1 11.1 132.1 162.1",
     "still_ready#0:release>relaxed": "reuse/weak: 0.1 2.1 3.1 4.1 12.1 40.1 47.1 114.1 117.1 121.1 130.1",
-    "has_lease#0:acquire>relaxed": "leased/weak: 14.1 19.1 34.1 43.1 48.1 58.1 77.1 79.1 101.1 103.1 109.1 111.1 115.1 117.1",
+    "must_stay#0:acquire>relaxed": "leased/weak: 14.1 19.1 34.1 43.1 48.1 58.1 77.1 79.1 101.1 103.1 109.1 111.1 115.1 117.1",
     "judge#0:acquire>relaxed": "put-get/weak: 20.1 26.1 37.1 52.1 53.1 57.1 58.1 71.1 111.1",
     "claim_at#0:acq_rel>acquire": "same-key-busy/weak: 0.1 13.1 21.2 25.2 28.2 31.2 56.1 61.1 62.1 76.1",
     "claim_at#0:acq_rel>release": "same-key-busy/weak: 0.1 13.1 21.2 25.2 28.2 31.2 56.1 61.1 62.1 76.1",

@@ -16,6 +16,7 @@ from nanokv.device.machines.base import Machine
 from nanokv.device.machines.records import Place
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.geometry import Geometry
+from nanokv.device.segment.last_access import lease_until
 from nanokv.device.segment.layout import WORD
 from nanokv.device.sim.memory import Memory, join
 from nanokv.device.sim.simulation import InTasks, Simulation, Task
@@ -196,11 +197,15 @@ class SmallWorld:
 
     def put_leased(self, key: int, version: int, words: int = 2) -> Status:
         """Put an object under a lease that does not end by time."""
+        return self.put_with(FAR, key, version, words)
+
+    def put_with(self, terms: int, key: int, version: int, words: int = 2) -> Status:
+        """Put an object with TERMS bits."""
         source, machine = self.payload(key, version, words), self.machine()
         begun = machine.begin(0, digest(key), words * WORD, 0, RAW_BYTES, self.now())
         answer = begun.status
         if answer == Status.OK:
-            machine.lease(begun.place, FAR)
+            machine.lease(begun.place, terms)
             self.copy(self.address() + begun.place.payload, source.ctypes.data, source.nbytes)
             answer = machine.finish(begun.place, begun.phase)
         self.ended()
@@ -210,7 +215,7 @@ class SmallWorld:
         """Lease an object that exists."""
         machine = self.machine()
         found = machine.lookup(digest(key))
-        renewed = found.status == Status.OK and machine.renew(found.place, FAR)
+        renewed = found.status == Status.OK and machine.renew(found.place, *lease_until(FAR))
         self.ended()
         return renewed
 

@@ -1,21 +1,21 @@
 """Mutants of eviction: leased objects stay, as do all while free neighbours would do, and neighbours go together."""
 
 from nanokv.check.model.mutants.mutant import mutant
-from nanokv.device.protocol import evict, evict_neighbours, joinable, lease, search, take_or_evict
+from nanokv.device.protocol import evict, evict_neighbours, joinable, lease, lifetimes, search, take_or_evict
 
 # --- leases ---
 mutant(
     "evict-leased",
     "a producer evicts an object that waits for its first reader",
     ("leased-read", "leased"),
-    (search.search, " & (not is_leased(access, now))", ""),
-    (evict.evict_for, "if not has_lease(header, now):", "if now > 0:"),
+    (search.search, " & (not stays(access, now))", ""),
+    (evict.evict_for, "if not must_stay(header, now):", "if now > 0:"),
 )
 mutant(
     "lease-of-old-look",
     "a producer believes an old look at the lease of the object that it evicts",
     ("leased",),
-    (evict.evict_for, "if not has_lease(header, now):", "if now > 0:"),
+    (evict.evict_for, "if not must_stay(header, now):", "if now > 0:"),
 )
 mutant(
     "touch-by-store",
@@ -41,6 +41,19 @@ mutant(
     "a late renewal leases the next object in the slot, which was put at the same time",
     ("renewed-late",),
     (lease.renew, "if not still_ready(header, epoch):", "if epoch < 0:"),
+)
+
+mutant(
+    "evict-kept",
+    "an eviction looks at leases only",
+    ("kept",),
+    (lease.stays, " | ((access & PRIORITY) == KEPT)", ""),
+)
+mutant(
+    "use-forgets-priority",
+    "a read gives an object normal priority",
+    ("kept",),
+    (lifetimes.used_again, " | (access & PRIORITY)", ""),
 )
 
 # --- free neighbours ---

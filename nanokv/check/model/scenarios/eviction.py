@@ -5,6 +5,7 @@ from functools import partial
 from nanokv.check.model.scenario import A, Act, B, C, Scenario, expect, small, stored
 from nanokv.check.model.small_world import SmallWorld
 from nanokv.device.protocol.status import Status
+from nanokv.device.segment.layout import KEPT, TERMS_PRIORITY_SHIFT
 from nanokv.host_poller.coalesce import join_free_extents
 
 LARGE = 16  #: words: two pages
@@ -89,6 +90,27 @@ def _renew_or_replace(world: SmallWorld) -> None:
 
     world.spawn("renewer", lambda: world.renew(A))
     world.spawn("writer", replace)
+
+
+def _put_kept(world: SmallWorld) -> None:
+    expect(world.put_with(KEPT.value << TERMS_PRIORITY_SHIFT.value, A, 1) == Status.OK, "prepare")
+
+
+def _a_is_kept(world: SmallWorld) -> None:
+    expect(world.put(B, 2) == Status.FULL and world.find(A) == Status.OK, "a kept object was evicted")
+
+
+@Scenario(
+    "kept",
+    "evictions against a kept object that is read",
+    small(pages=1, objects=2),
+    _a_is_kept,
+    _put_kept,
+    may_evict=True,
+)
+def _read_or_evict(world: SmallWorld) -> None:
+    world.spawn("reader", lambda: world.get(A))
+    world.spawn("evicter", lambda: world.put(B, 2))
 
 
 # --- free neighbours --------------------------------------------------------------------------
