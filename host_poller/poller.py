@@ -27,6 +27,7 @@ from nanokv.heap.base import Heap
 from nanokv.host_poller.events import EventKind, Listeners
 from nanokv.host_poller.index import Change, HeaderIndex
 from nanokv.host_poller.members import Members
+from nanokv.host_poller.removal import Removal
 from nanokv.host_poller.sweeper import Sweeper
 
 _log = logging.getLogger("nanokv.poller")
@@ -55,7 +56,7 @@ class Poller:
     """Keeps one rank's index. `start` starts its thread, `stop` ends it.
 
     Args:
-        write_timeout, reclaims: of the `Sweeper`.
+        write_timeout, reclaims, removal: of the `Sweeper`.
         each_round: called by the thread in each of its rounds.
     """
 
@@ -66,6 +67,7 @@ class Poller:
         *,
         write_timeout: float,
         reclaims: bool,
+        removal: Removal | None = None,
         each_round: Callable[[], None] = lambda: None,
     ) -> None:
         self._each_round = each_round
@@ -75,7 +77,7 @@ class Poller:
         self._reclaims = reclaims
         self.index = HeaderIndex(machine.geometry, self._rank)
         self.listeners = Listeners()
-        self.sweeper = Sweeper(machine, heap, self.index, write_timeout, reclaims)
+        self.sweeper = Sweeper(machine, heap, self.index, write_timeout, reclaims, removal)
         self.corrupt_hints = 0
         self.removed = 0
         self.drained = 0
@@ -105,6 +107,7 @@ class Poller:
             self._sweep_some(now)
         if self._reclaims:
             self.evicted += self.sweeper.water.evict()
+        self.evicted += self.sweeper.quotas.evict()
         return taken
 
     def drain(self, now: float) -> int:
@@ -174,7 +177,7 @@ class Poller:
         since = now - self._swept
         if since < SWEEP_SECONDS:
             return False
-        if since >= QUIET_SWEEP_SECONDS or self.sweeper.pending:
+        if since >= QUIET_SWEEP_SECONDS or self.sweeper.pending or self.sweeper.labels.is_due(time.time_ns()):
             return True
         control = self._machine.control(self._rank)[0]
         names = ("bump_ptr", "hdr_head", "hdr_free", "ann_head", "missed", "refused")

@@ -20,8 +20,9 @@ import torch
 from nanokv.allocation.host_eviction import evict_until_below
 from nanokv.arguments import FOREVER, integer, listed, number, seconds
 from nanokv.background import Handle, Worker
+from nanokv.changed_terms import change_terms
 from nanokv.config import CacheOptions, Options, given_name, make_options, rank_from_env, world_size_from_env
-from nanokv.device.machines.records import Found, Place
+from nanokv.device.machines.records import Found, Place, Terms
 from nanokv.device.protocol.status import Status
 from nanokv.ending import Parts, end_when_dropped, forked
 from nanokv.errors import (
@@ -30,10 +31,10 @@ from nanokv.errors import (
     NanoKVError,
     PeerLost,
 )
+from nanokv.groups import drop_group
 from nanokv.heap.base import Heap
 from nanokv.host_poller.events import Listener
 from nanokv.keys import Hasher
-from nanokv.terms import Change, Hold, change_to, terms_of
 from nanokv.pinned import Pin, Pinned
 from nanokv.plans import Plans
 from nanokv.room import NO_ROOM, until_room
@@ -44,6 +45,7 @@ from nanokv.saved.save import Progress, no_progress, save
 from nanokv.statistics import Stats, Traffic, held_pages, snapshot
 from nanokv.status_errors import error_for
 from nanokv.stored_layouts import StoredLayout, stored_in
+from nanokv.terms import Hold, change_to, terms_of
 from nanokv.transfer.batched import BatchedTransfer
 from nanokv.transfer.descriptors import RAW, describe
 from nanokv.transfer.single import TRIES, SingleTransfer
@@ -253,10 +255,10 @@ class NanoKVCache:
             raise InvalidArgument(f"exist_ok must be True or False, not {exist_ok!r}")
         timeout = seconds("timeout", timeout)
         digest, started = self._hash(key), self._traffic.put_starts()
-        status = self._single.put(digest, tensor, preferred_segment, terms_of(hold))
+        status = self._single.put(digest, tensor, preferred_segment, self._terms(hold))
         if status in NO_ROOM and timeout:
             status = until_room(
-                self._heap, timeout, lambda: self._single.put(digest, tensor, preferred_segment, terms_of(hold))
+                self._heap, timeout, lambda: self._single.put(digest, tensor, preferred_segment, self._terms(hold))
             )
         self._traffic.put(status, tensor.nbytes, started)
         if status and not (exist_ok and status == Status.DUPLICATE):
@@ -377,9 +379,9 @@ class NanoKVCache:
         preferred_segment = self._checked_segment(preferred_segment)
         deadline = time.monotonic() + seconds("timeout", timeout)
         digests = self._digests(keys)
-        outcomes = self._batched.put(digests, tensors, preferred_segment, terms_of(hold))
+        outcomes = self._batched.put(digests, tensors, preferred_segment, self._terms(hold))
         for i in (i for i, outcome in enumerate(outcomes) if outcome in NO_ROOM):
-            again = partial(self._single.put, digests[i], tensors[i], preferred_segment, terms_of(hold))
+            again = partial(self._single.put, digests[i], tensors[i], preferred_segment, self._terms(hold))
             outcomes[i] = until_room(self._heap, deadline - time.monotonic(), again)
         return [
             outcome
@@ -492,7 +494,7 @@ class NanoKVCache:
 
         whose = self.options.namespace, self.options.identity
         judges = self._judge_put, self._judge_get
-        return Hooks(self.digest, self._checked_segment, *judges, self._worker, self._machine, whose)
+        return Hooks(self.digest, self._terms, self._checked_segment, *judges, self._worker, self._machine, whose)
 
     # --- asynchronous ---
     def put_async(
@@ -530,17 +532,24 @@ class NanoKVCache:
             InvalidArgument: `hold` is neither a positive number of seconds nor a Hold.
         """
         self._check_open()
-        change = change_to(hold)
-        return [self._renew(digest, change) for digest in self._digests(keys)]
+        change = change_to(hold, self._hash.group)
+        return [change_terms(self._machine, self._allocation, digest, change) for digest in self._digests(keys)]
 
-    def _renew(self, digest: KeyDigest, change: Change) -> bool:
-        for _ in range(TRIES):
-            found = self._allocation.locate(digest)
-            if found.status != Status.OK:
-                return False
-            if self._machine.renew(found.place, *change):
-                return True
-        return False
+    def _terms(self, hold: float | Hold | None) -> Terms:
+        return terms_of(hold, self._hash.group)
+
+    def drop_group(self, group: str) -> int:
+        """Remove the objects that were put with `Hold(group=group)` in this identity and namespace, from all segments.
+
+        Pinned objects stay, and those that are not READY yet. Returns the number of objects removed.
+
+        Raises:
+            InvalidArgument: `group` is no name of a group.
+        """
+        self._check_open()
+        if not (isinstance(group, str) and group):
+            raise InvalidArgument(f"group must be a non-empty str, not {group!r}")
+        return drop_group(self._machine, self._allocation, self._hash.group(group))
 
     # --- plans: the caller's kernel writes ---
     def open_for_write(
@@ -567,7 +576,7 @@ class NanoKVCache:
         plan = until_room(
             self._heap,
             seconds("timeout", timeout),
-            lambda: self._plans.begin(digest, bytes_total, preferred_segment, terms_of(hold)),
+            lambda: self._plans.begin(digest, bytes_total, preferred_segment, self._terms(hold)),
         )
         if isinstance(plan, WritePlan):
             return plan

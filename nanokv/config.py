@@ -37,6 +37,8 @@ class Options:
         water: (low, high) percent of used pages: if more than high are in use and `evict`, the owner's poller evicts
             until low are, before producers must; v1's master does so when it allocates. Default: (100, 100), that is
             not at all; in v1 (85, 95).
+        quota_bytes: how much the objects of this identity and namespace may hold of each segment, in bytes. No put is
+            refused: the owner's poller evicts those that were not used for longest, soon after (docs/eviction.md).
         policy: by which a full heap evicts (docs/eviction.md): "lifetimes" (the default), "clock" or "fifo"; in v1
             "last_access" (its default) or "fifo".
         size_classes: pages of an extent of each class, ascending, each a multiple of the one before; at most eight.
@@ -61,6 +63,7 @@ class Options:
     evict: bool = True
     water: tuple[int, int] | None = None
     policy: Policy | None = None
+    quota_bytes: int | None = None
     size_classes: tuple[int, ...] | None = None
     max_objects: int | None = None
     ring_slots: int | None = None
@@ -104,6 +107,16 @@ class Options:
             classes = listed("size_classes", self.size_classes)
             self._set("size_classes", tuple(integer("a size class", pages, 1) for pages in classes))
         self._set("water", _checked_water(self.water))
+        self._check_quota()
+
+    def _check_quota(self) -> None:
+        if self.quota_bytes is None:
+            return
+        self._set("quota_bytes", integer("quota_bytes", self.quota_bytes, 1))
+        if not self.evict:
+            raise InvalidArgument("quota_bytes needs evict=True: what is too much is evicted")
+        if self.identity is None and not self.namespace:
+            raise InvalidArgument("quota_bytes needs an identity or a namespace, whose objects it limits")
 
     @property
     def water_marks(self) -> tuple[int, int]:
@@ -142,6 +155,7 @@ class LocalOptions(TypedDict, total=False):
     evict: bool
     water: tuple[int, int] | None
     policy: Policy | None
+    quota_bytes: int | None
     size_classes: Sequence[int] | None
     max_objects: int | None
     ring_slots: int | None

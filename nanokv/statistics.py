@@ -73,6 +73,7 @@ class Stats(TypedDict):
     sweeper_pins_dropped: int
     sweeper_joined: int
     sweeper_joined_ahead: int
+    sweeper_expired: int
 
 
 @dataclass(frozen=True)

@@ -1,29 +1,35 @@
-"""The terms of an object, as one word for the device (`device/protocol/lease.py`): who may evict it, and when."""
+"""The terms of an object as a caller states them: who may evict it, and when it goes by itself."""
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from nanokv.arguments import number
+from nanokv.device.machines.records import NO_TERMS, Terms
 from nanokv.device.segment.last_access import NS, lease_until
 from nanokv.device.segment.layout import ACCESS_TIME, HIGH, KEPT, LOW, PRIORITY, TERMS_PRIORITY_SHIFT, unpack
 from nanokv.errors import InvalidArgument
 
-NO_TERMS = 0
-
 Priority = Literal["low", "normal", "high", "kept"]
 PRIORITIES: dict[Priority, int] = {"low": LOW.value, "normal": 0, "high": HIGH.value, "kept": KEPT.value}
+
+GroupOf = Callable[[str], int]  #: the word of a group's name: `Hasher.group`
 
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """How an object is held against eviction, for `hold=` of a put and for `NanoKVCache.hold`.
+    """How an object is held, for `hold=` of a put and for `NanoKVCache.hold`.
 
     Attributes:
         seconds: a lease: until its first read, or until so much time is over, the object is not evicted.
         priority: an object of "high" priority lives eight times as long without use as a "normal" one, and one of "low"
             priority an eighth as long. The policies "clock" and "fifo" pass objects of high priority as long as they
             find others. A "kept" object is never evicted; a removal by key still removes it.
+        ttl: seconds after which the owner removes the object, used or not, a quarter of a second late at most, and 2.5
+            us per header slot in use. It is a limit of its own: neither a lease nor a priority puts it off, a pin does.
+        group: a name: `NanoKVCache.drop_group` removes all objects of a group at once. Groups of two identities or
+            namespaces have nothing in common.
 
     Raises:
         InvalidArgument: one of them is something else.
@@ -31,55 +37,79 @@ class Hold:
 
     seconds: float | None = None
     priority: Priority = "normal"
+    ttl: float | None = None
+    group: str | None = None
 
     def __post_init__(self) -> None:
-        if self.seconds is not None:
-            _positive(self.seconds)
+        for name in ("seconds", "ttl"):
+            if getattr(self, name) is not None:
+                _positive(getattr(self, name), f"{name} of a Hold must be a positive number or None")
         if self.priority not in PRIORITIES:
             raise InvalidArgument(f"priority must be one of {', '.join(PRIORITIES)}, not {self.priority!r}")
+        if self.group is not None and not (isinstance(self.group, str) and self.group):
+            raise InvalidArgument(f"group must be a non-empty str or None, not {self.group!r}")
 
 
 class Change(NamedTuple):
-    """A change of the ACCESS word of an object."""
+    """A change of the terms of an object that exists."""
 
-    without: int  #: the bits that go
-    terms: int  #: the bits that come
+    without: int  #: the bits of its ACCESS word that go
+    access: int  #: the bits that come
+    group: int | None  #: None: stays as it is
+    until: int | None
 
 
-def terms_of(hold: float | Hold | None) -> int:
-    """The terms of a new object, as `lease` takes them: TERMS bits.
+def check_hold(hold: float | Hold | None) -> None:
+    """Raise InvalidArgument if `hold` is neither a positive number of seconds, nor a Hold, nor None."""
+    if hold is not None and not isinstance(hold, Hold):
+        _positive(hold, "hold must be positive seconds, a Hold, or None")
+
+
+def terms_of(hold: float | Hold | None, group_of: GroupOf) -> Terms:
+    """The terms of a new object.
 
     Raises:
-        InvalidArgument: `hold` is neither a positive number of seconds, nor a Hold, nor None.
+        InvalidArgument: as `check_hold`.
     """
     if hold is None:
         return NO_TERMS
-    if isinstance(hold, Hold):
-        lease = NO_TERMS if hold.seconds is None else terms_of(hold.seconds)
-        return lease | PRIORITIES[hold.priority] << TERMS_PRIORITY_SHIFT.value
-    now = time.time_ns()
-    return now + int(min(_positive(hold) * NS, ACCESS_TIME.value - now))
+    check_hold(hold)
+    if not isinstance(hold, Hold):
+        return Terms(_ns_after(hold))
+    access = 0 if hold.seconds is None else _ns_after(hold.seconds)
+    return Terms(
+        access | PRIORITIES[hold.priority] << TERMS_PRIORITY_SHIFT.value,
+        0 if hold.group is None else group_of(hold.group),
+        0 if hold.ttl is None else _ns_after(hold.ttl),
+    )
 
 
-def change_to(hold: float | Hold) -> Change:
-    """The change that gives an object new terms. Seconds only lease it; a Hold without seconds leaves a lease alone.
+def change_to(hold: float | Hold, group_of: GroupOf) -> Change:
+    """The change that gives an object other terms: seconds lease it; a Hold changes the priority, and what it states.
 
     Raises:
-        InvalidArgument: as `terms_of`; or `hold` is None.
+        InvalidArgument: as `check_hold`; or `hold` is None.
     """
     if hold is None:
         raise InvalidArgument("hold must be a positive number of seconds or a Hold, not None")
-    terms = terms_of(hold)
-    without, bits = (PRIORITY.value, unpack("TERMS", "priority", terms)) if isinstance(hold, Hold) else (0, 0)
-    gone, come = lease_until(terms) if terms & ACCESS_TIME.value else (0, 0)
-    return Change(without | gone, bits | come)
+    terms = terms_of(hold, group_of)
+    without, access = lease_until(terms.access) if terms.access & ACCESS_TIME.value else (0, 0)
+    if isinstance(hold, Hold):
+        without, access = without | PRIORITY.value, access | int(unpack("TERMS", "priority", terms.access))
+    return Change(without, access, terms.group or None, terms.until or None)
 
 
-def _positive(hold: object) -> float:
+def _ns_after(seconds: float) -> int:
+    """The time so many seconds from now, in ns; at most the longest that an ACCESS word can state."""
+    now = time.time_ns()
+    longest: int = ACCESS_TIME.value
+    return now + int(min(seconds * NS, longest - now)) & longest
+
+
+def _positive(given: object, rule: str) -> None:
     try:
-        found = number("hold", hold)
+        if number("it", given) > 0:
+            return
     except InvalidArgument:
-        found = 0.0
-    if not found > 0:
-        raise InvalidArgument(f"hold must be positive seconds, a Hold, or None, not {hold!r}")
-    return found
+        pass
+    raise InvalidArgument(f"{rule}, not {given!r}")

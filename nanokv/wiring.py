@@ -1,10 +1,11 @@
 """How a cache is put together: heap, machine, allocation and poller of one rank."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 
-from nanokv import stored_layouts
+from nanokv import quotas, stored_layouts
 from nanokv.allocation.base import Allocation
 from nanokv.allocation.producer import ProducerAllocation
 from nanokv.allocation.routing import Routing
@@ -18,6 +19,7 @@ from nanokv.fsck.recovery import examine
 from nanokv.heap import Heap, WorldSpec, open_heap
 from nanokv.heap.process_heap import ProcessHeap
 from nanokv.host_poller.poller import Poller
+from nanokv.identity import digest_of
 from nanokv.pinned import Pins
 
 
@@ -100,7 +102,7 @@ def wire(heap: Heap, master_rank: int, options: Options) -> Wired:
     try:
         machine = _machine(heap, checksum=options.checksum)
         routing = Routing(heap.world_size, heap.rank, heap.peer_closed)
-        note_owner = stored_layouts.writer(machine, options.identity, options.namespace)
+        note_owner = _noting_owners(machine, options)
         allocation: Allocation = ProducerAllocation(machine, heap.rank, routing, note_owner)
         if options.alloc == "host":
             from nanokv.compat_v1.host_allocation import (
@@ -125,6 +127,7 @@ def wire(heap: Heap, master_rank: int, options: Options) -> Wired:
             heap,
             write_timeout=options.write_timeout,
             reclaims=options.alloc == "device",
+            removal=allocation,
             each_round=pins.give_back_dropped,
         )
         poller.start()
@@ -134,6 +137,24 @@ def wire(heap: Heap, master_rank: int, options: Options) -> Wired:
         heap.close()
         raise
     return Wired(heap, machine, allocation, poller, pins)
+
+
+def _noting_owners(machine: Machine, options: Options) -> Callable[[int], None] | None:
+    """A function that is called with each rank that gets an object; None if nothing is to be noted there.
+
+    It raises OutOfMemory and ReuseViolation, as `stored_layouts.writer` and `quotas.writer`.
+    """
+    layout = stored_layouts.writer(machine, options.identity, options.namespace)
+    if options.quota_bytes is None:
+        return layout
+    quota = quotas.writer(machine, digest_of(options.identity, options.namespace).tag, options.quota_bytes)
+
+    def note(rank: int) -> None:
+        if layout is not None:
+            layout(rank)
+        quota(rank)
+
+    return note
 
 
 def _machine(heap: Heap, *, checksum: bool) -> Machine:

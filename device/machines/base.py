@@ -16,9 +16,21 @@ import numpy as np
 import numpy.typing as npt
 
 from nanokv.device.machines.free_chains import free_chains
-from nanokv.device.machines.records import Begun, Descriptor, Drained, Found, Place, Words
+from nanokv.device.machines.records import Begun, Descriptor, Drained, Found, Place, Terms, Words
 from nanokv.device.segment.geometry import Geometry
-from nanokv.device.segment.layout import ACTIVITY, HEAP_CTL, JOINER_MASK, LAYOUT, OBJ_HEADER, RANK_LAYOUTS, WORD, unpack
+from nanokv.device.segment.layout import (
+    ACTIVITY,
+    HEAP_CTL,
+    JOINER_MASK,
+    LABEL,
+    LAYOUT,
+    OBJ_HEADER,
+    QUOTA_TAG_SHIFT,
+    RANK_LAYOUTS,
+    RANK_QUOTAS,
+    WORD,
+    unpack,
+)
 
 if TYPE_CHECKING:
     from nanokv.device.machines.batch import Batch
@@ -134,9 +146,16 @@ class Machine(ABC):
         """Note that an object was read, for eviction; its lease ends."""
         self.call("touch", place.owner, place.slot, place.epoch, now)
 
-    def lease(self, place: Place, terms: int) -> None:
-        """Give an object that is WRITING its terms: TERMS bits."""
-        self.call("lease", place.owner, place.slot, terms)
+    def set_terms(self, place: Place, terms: Terms) -> None:
+        """Give an object that is WRITING its terms."""
+        if terms.access:
+            self.call("lease", place.owner, place.slot, terms.access)
+        if terms.group or terms.until:
+            self.label(place, terms.group, terms.until)
+
+    def label(self, place: Place, group: int, until: int) -> None:
+        """Give a label to an object that is WRITING, or that the caller has pinned."""
+        self.call("label", place.owner, place.slot, group, until)
 
     def renew(self, place: Place, without: int, terms: int) -> bool:
         """Change bits of a READY object's ACCESS word. False if it is gone, or is being read at this moment."""
@@ -174,6 +193,21 @@ class Machine(ABC):
     def unpin(self, place: Place, line: int) -> int:
         """Give a pin back: OK, or MISS if the ledger line does not hold it."""
         return self.call("unpin", place.owner, place.slot, place.epoch, line)
+
+    # --- labels and quotas ---
+    def labels(self, owner: int, start: int, count: int) -> npt.NDArray[Any]:
+        """The labels of `count` slots from `start` on: LABEL [count]. One counts only with FLAG_LABEL in its header."""
+        return self.look(owner, self.geometry.offsets["labels_base"] + start * LABEL.size, LABEL.dtype, count)
+
+    def set_quota(self, owner: int, tag: int, pages: int) -> int:
+        """How many pages the objects of an identity may hold in a segment: OK, or FULL if no row is left."""
+        word = np.array(tag << QUOTA_TAG_SHIFT.value | pages, np.uint64)
+        return self.call("set_quota", owner, int(word.view(np.int64)))
+
+    def quotas(self, owner: int) -> npt.NDArray[np.uint64]:
+        """The quotas of a segment, QUOTA bits: uint64 [rows]; 0: no quota."""
+        rows = self.geometry.world_size * RANK_QUOTAS
+        return self.look(owner, self.geometry.offsets["quotas_base"], np.dtype(np.uint64), rows)
 
     # --- the table of layouts ---
     def write_layout(self, owner: int, row: npt.NDArray[Any]) -> int:

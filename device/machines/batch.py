@@ -183,5 +183,5 @@ def default_ctas(device: torch.device) -> int:
 def _row(request: Request) -> tuple[int, ...]:
     """The words of a REQUEST, in its order."""
     key_hash, key_check = request.key
-    place = (request.nbytes, request.address, request.block, request.plane, request.flags, request.lease)
-    return request.owner, key_hash, key_check, *place, *request.what
+    place = (request.nbytes, request.address, request.block, request.plane, request.flags)
+    return request.owner, key_hash, key_check, *place, *request.terms, *request.what

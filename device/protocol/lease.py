@@ -4,7 +4,7 @@ The word `last_access` of a header (ACCESS bits) holds the time of the last read
 used again, for the eviction policy (`lifetimes`). While the object is WRITING, its producer may give it terms there:
 
     a lease     instead of the time: until then the object waits for its first reader
-    a priority  LOW or HIGH: it lives less long, or longer, than others (`lifetimes.ripeness`); KEPT: it is never evicted
+    a priority  LOW or HIGH: it lives less long, or longer, than others (`lifetimes.ripeness`). KEPT: nobody evicts it.
 
 Source: the leases of Gray and Cheriton (1989), for one reader instead of many.
 
@@ -12,8 +12,8 @@ Guarantees
 - A lease ends when its object is read, or when its time is over. Until then no producer and no host evicts the object;
   a removal by key is not an eviction.
 - No producer and no host evicts a KEPT object. A use leaves the priority alone.
-- A reader that is late, and whose object is gone, does not end the lease of the next object in the slot; and a change of
-  terms that is late does not change those of the next object.
+- A reader that is late, and whose object is gone, does not end the lease of the next object in the slot. A change of
+  terms that is late does not change those of the next object either.
 - A change of the terms of a READY object may come too late for an eviction that has begun.
 
 Why the orderings suffice: the commit releases the lease. A reader changes the word by compare-and-swap, and a new
@@ -76,9 +76,7 @@ def touch(world: World, owner: tl.int64, slot: tl.int64, epoch: tl.int64, now: t
 
 
 @triton.jit
-def renew(
-    world: World, owner: tl.int64, slot: tl.int64, epoch: tl.int64, without: tl.int64, terms: tl.int64
-) -> Any:
+def renew(world: World, owner: tl.int64, slot: tl.int64, epoch: tl.int64, without: tl.int64, terms: tl.int64) -> Any:
     """Change the terms of a READY object: 1; 0 if it is gone, or is being read at this moment.
 
     Args:

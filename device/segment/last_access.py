@@ -20,6 +20,11 @@ def lease_until(until: int) -> tuple[int, int]:
     return ACCESS_TIME.value | LEASED.value, until & ACCESS_TIME.value | LEASED.value
 
 
+def is_leased(word: int, now: int) -> bool:
+    """Whether an object is under a lease at the time `now`, in ns."""
+    return word & LEASED.value == LEASED.value and word & ACCESS_TIME.value > now
+
+
 def stays(words: npt.NDArray[Any], now: int) -> npt.NDArray[np.bool_]:
     """Whether each object is kept, or under a lease at the time `now`, in ns."""
     words = words.astype(np.uint64)

@@ -3,7 +3,7 @@
 A segment is one rank's part of the symmetric heap. Its regions, in order:
 
     HeapCtl | activity | links | headers | descriptors | directory | turnstiles | ring | pins | layouts | ghosts |
-    payload
+    labels | quotas | payload
 
 Every word has 64 bits, little-endian and aligned; two fields of 32 bits share a word. A word that many producers change
 has a line of 128 bytes to itself, so that one hot word does not slow another down.
@@ -108,6 +108,16 @@ LAYOUT = Record(
 )
 
 
+LABEL = Record(
+    "Label",
+    16,
+    [
+        Field("group", "<u8", "a hash of the object's group, within its identity; 0: none"),
+        Field("until", "<u8", "ns: when the owner removes the object; 0: never"),
+    ],
+)
+
+
 class Region(NamedTuple):
     """An array of records between HeapCtl and the payload."""
 
@@ -123,6 +133,7 @@ U64 = np.dtype("<u8")
 BUCKET_ENTRIES = 8
 RANK_LAYOUTS = 16  #: rows of the table of layouts per rank of the world
 SLOT_GHOSTS = 4  #: GHOST words per header slot
+RANK_QUOTAS = 16  #: QUOTA words per rank of the world
 
 # in the order in which they lie. The first begins behind HeapCtl, so its offset is not stored.
 REGIONS = (
@@ -136,6 +147,8 @@ REGIONS = (
     Region("pins", "pin_base", U64, ("pin_slots",), "the pin ledger"),
     Region("layouts", "layouts_base", LAYOUT.dtype, ("world_size",), "the table of layouts", RANK_LAYOUTS),
     Region("ghosts", "ghosts_base", U64, ("hdr_count",), "the ghosts of evicted objects", SLOT_GHOSTS),
+    Region("labels", "labels_base", LABEL.dtype, ("hdr_count",), "the labels of objects"),
+    Region("quotas", "quotas_base", U64, ("world_size",), "the quotas of identities", RANK_QUOTAS),
 )
 
 HEAP_CTL = Record(
@@ -201,6 +214,7 @@ HEAP_CTL = Record(
         Field("gain", "<u8", "log2, times 2^32, of how much longer an object lives that was used again"),
         Field("gone_new", "<u8", "evictions of objects that were put once"),
         Field("gone_used", "<u8", "evictions of objects that were used again"),
+        Field("quotas", "<u8", "how many times hosts have set a quota"),
         Field(
             "may_evict", "<u8", "0: a full heap refuses; else by which policy it evicts: LIFETIMES, ...", own_line=True
         ),
@@ -225,7 +239,7 @@ HEAP_CTL = Record(
     ],
 )
 
-RECORDS = (HEAP_CTL, ACTIVITY, OBJ_HEADER, OBJ_DESC, ANNOUNCE, LAYOUT)
+RECORDS = (HEAP_CTL, ACTIVITY, OBJ_HEADER, OBJ_DESC, ANNOUNCE, LAYOUT, LABEL)
 
 
 def layout_hash() -> int:
@@ -280,6 +294,8 @@ BITS = (
     Bits("GHOST", "stamp", 0, 31, "evictions of its kind before its own"),
     Bits("GHOST", "used", 31, 1, "1 if the object had been used again"),
     Bits("GHOST", "tag", 32, 32, "high bits of the low half of the key's digest; 0 in an empty word"),
+    Bits("QUOTA", "pages", 0, 32, "pages that the objects of an identity may hold in this segment"),
+    Bits("QUOTA", "tag", 32, 32, "of the identity; 0 in an empty word"),
     Bits("JOINING", "producer", 0, 32, "PRODUCER bits of a host; 0: none"),
     Bits("JOINING", "count", 32, 32, "how many times hosts have begun to join"),
     Bits("SPLITTING", "under_way", 0, 32, "splits under way"),
@@ -335,6 +351,7 @@ PIN_BITS = tl.constexpr(PIN_COUNT.value | WATCHED.value)  # the bits that reader
 FLAG_PLAN = tl.constexpr(1)  # no activity word counts the kernel that writes it: in quarantine until acknowledged
 FLAG_ACK = tl.constexpr(2)  # the plan's producer has acknowledged: it will write no more
 FLAG_CHECKSUM = tl.constexpr(4)  # the descriptor holds a checksum
+FLAG_LABEL = tl.constexpr(8)  # the label of the slot is that of this object
 FLAGS_EPOCH_SHIFT, FLAGS_EPOCH_MASK = _bits("FLAGS", "epoch")
 
 DTYPE_SHIFT, DTYPE_MASK = _bits("FORMAT", "dtype")
@@ -420,6 +437,7 @@ LIFE = HEAP_CTL.at("life")
 GAIN = HEAP_CTL.at("gain")
 GONE_NEW = HEAP_CTL.at("gone_new")
 GONE_USED = HEAP_CTL.at("gone_used")
+QUOTAS_SET = HEAP_CTL.at("quotas")
 MAY_EVICT = HEAP_CTL.at("may_evict")
 JOINING = HEAP_CTL.at("joining")
 SPLITTING = HEAP_CTL.at("splitting")
@@ -448,6 +466,13 @@ H_KEY_CHECK = OBJ_HEADER.at("key_check")
 DESC_BYTES = tl.constexpr(OBJ_DESC.size)
 D_FORMAT = OBJ_DESC.at("format")
 D_DIMS = OBJ_DESC.at("dims")
+
+LABEL_BYTES = tl.constexpr(LABEL.size)
+L_GROUP = LABEL.at("group")
+L_UNTIL = LABEL.at("until")
+
+QUOTA_TAG_SHIFT, QUOTA_TAG_MASK = _bits("QUOTA", "tag")
+QUOTAS_A_RANK = tl.constexpr(RANK_QUOTAS)
 
 LAYOUT_BYTES = LAYOUT.size_constant()
 LAYOUTS_A_RANK = tl.constexpr(RANK_LAYOUTS)

@@ -26,6 +26,7 @@ from nanokv.device.segment.layout import (
     DESC_BYTES,
     HEADER_BYTES,
     IN_FLIGHT,
+    LABEL_BYTES,
     REGIONS,
     SIZE_CLASSES,
     WORD_BYTES,
@@ -82,6 +83,8 @@ class World(NamedTuple):
     pin_base: tl.tensor
     layouts_base: tl.tensor
     ghosts_base: tl.tensor
+    labels_base: tl.tensor
+    quotas_base: tl.tensor
     heap_base: tl.tensor
     heap_limit: tl.tensor
     checksum: tl.tensor
@@ -126,6 +129,12 @@ def header_at(world: World, seg: tl.int64, slot: tl.int64) -> Any:
 def descriptor_at(world: World, seg: tl.int64, slot: tl.int64) -> Any:
     """The address of the descriptor of a header slot."""
     return seg + world.desc_base + slot * DESC_BYTES
+
+
+@triton.jit
+def label_at(world: World, seg: tl.int64, slot: tl.int64) -> Any:
+    """The address of the label of a header slot."""
+    return seg + world.labels_base + slot * LABEL_BYTES
 
 
 @triton.jit

@@ -16,8 +16,8 @@ from nanokv.statistics import held_pages
 def evict_until_below(machine: Machine, allocation: Allocation, rank: int, usage_ratio: float) -> int:
     """Evict until at most `usage_ratio` (0 to 1) of the pages is in use. Returns the number of objects evicted.
 
-    Objects that are pinned, kept, leased or unfinished stay. v2 evicts by the policy of the segment, as producers do; v1
-    those that were not used for longest, as their priorities count it.
+    Objects that are pinned, kept, leased or unfinished stay. v2 evicts by the policy of the segment, as producers do;
+    v1 evicts those that were not used for longest, as their priorities count it.
     """
     headers = machine.headers(rank, 0, machine.geometry.hdr_count)
     pages = held_pages(machine.geometry, allocation.alloc, headers["n_pages"])

@@ -15,7 +15,7 @@ import xxhash
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.geometry import Geometry
 from nanokv.device.segment.last_access import time_of
-from nanokv.device.segment.layout import LAYOUT, LOW32, WORD
+from nanokv.device.segment.layout import FLAG_LABEL, LAYOUT, LOW32, WORD, unpack
 from nanokv.fsck.contents import is_possible
 from nanokv.host_poller.index import key_of
 from nanokv.saved.layout import CHUNK_BYTES, HEADER, OBJECT, SAVED_MAGIC, SAVED_VERSION, padded
@@ -100,6 +100,10 @@ class _Writer:
         row["bytes_total"], row["offset"] = header["bytes_total"], self._end
         row["last_used"] = time_of(header["last_access"])
         row["rank"] = source.rank
+        row["priority"] = unpack("ACCESS", "priority", header["last_access"])
+        if header["flags"] & FLAG_LABEL.value:
+            label = source.label(slot)
+            row["group"], row["until"] = label["group"], label["until"]
         return row
 
     def _is_inside(self, header: Any) -> bool:

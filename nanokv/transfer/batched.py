@@ -10,10 +10,9 @@ from typing import Any, TypeAlias
 import torch
 
 from nanokv.allocation.base import Allocation
-from nanokv.device.machines.records import Request
+from nanokv.device.machines.records import NO_TERMS, Request, Terms
 from nanokv.device.protocol.status import Status
 from nanokv.errors import NanoKVError
-from nanokv.terms import NO_TERMS
 from nanokv.transfer.descriptors import RAW, check_place, describe, empty_like_described, is_plain
 from nanokv.transfer.growing_batch import GrowingBatch
 from nanokv.transfer.single import SingleTransfer
@@ -32,7 +31,7 @@ class BatchedTransfer:
         self._batch = GrowingBatch(allocation)
 
     def put(
-        self, keys: Sequence[KeyDigest], tensors: Sequence[torch.Tensor], preferred: int | None, terms: int = NO_TERMS
+        self, keys: Sequence[KeyDigest], tensors: Sequence[torch.Tensor], preferred: int | None, terms: Terms = NO_TERMS
     ) -> list[Outcome]:
         """`SingleTransfer.put` for each key. Of equal keys the first one is put."""
         done: dict[int, Outcome] = {}
@@ -99,7 +98,7 @@ class BatchedTransfer:
 
     # --- one launch ---
     def _put_requests(
-        self, keys: Sequence[KeyDigest], tensors: Sequence[torch.Tensor], preferred: int | None, terms: int
+        self, keys: Sequence[KeyDigest], tensors: Sequence[torch.Tensor], preferred: int | None, terms: Terms
     ) -> dict[int, Request]:
         """The requests for a launch, by index: the first of equal keys, so that it wins; none that torch must copy."""
         firsts = {key: i for i, key in reversed(list(enumerate(keys)))}
@@ -109,7 +108,7 @@ class BatchedTransfer:
                 nbytes, descriptor = describe(tensors[i])
                 if tensors[i].device == self._single.device and is_plain(tensors[i]):
                     owner = self._allocation.owner_of(keys[i], preferred)
-                    asked[i] = Request(keys[i], tensors[i].data_ptr(), nbytes, owner, descriptor, lease=terms)
+                    asked[i] = Request(keys[i], tensors[i].data_ptr(), nbytes, owner, descriptor, terms=terms)
         return asked
 
     def _get_request(self, key: KeyDigest, dst: torch.Tensor, reinterpret: bool) -> Request:
@@ -136,7 +135,7 @@ class BatchedTransfer:
                 done[i] = tensor if status == Status.OK else status
         return done
 
-    def _put_one(self, key: KeyDigest, tensor: torch.Tensor, preferred: int | None, terms: int) -> Outcome:
+    def _put_one(self, key: KeyDigest, tensor: torch.Tensor, preferred: int | None, terms: Terms) -> Outcome:
         try:
             return self._single.put(key, tensor, preferred, terms)
         except NanoKVError as error:

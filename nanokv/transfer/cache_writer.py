@@ -25,8 +25,8 @@ from nanokv.device.machines.reshape_and_cache import (
 )
 from nanokv.device.protocol.status import Status
 from nanokv.errors import CacheClosed, InvalidArgument, NanoKVError, WriteLost
-from nanokv.terms import Hold, terms_of
 from nanokv.status_errors import shown
+from nanokv.terms import Hold
 from nanokv.transfer.descriptors import descriptor_of
 from nanokv.transfer.paged import Hooks
 from nanokv.types import Key
@@ -108,7 +108,7 @@ class CacheWriter:
             PeerLost: the preferred rank has ended.
         """
         preferred_segment = self._hooks.checked_segment(preferred_segment)
-        terms = terms_of(hold)
+        terms = self._hooks.terms(hold)
         step, rows = [], []
         for each in listed("blocks", blocks):
             if not isinstance(each, FilledBlock):

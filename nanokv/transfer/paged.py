@@ -18,12 +18,12 @@ from nanokv.allocation.base import Allocation
 from nanokv.arguments import listed
 from nanokv.background import Handle, Worker
 from nanokv.device.machines.base import Machine
-from nanokv.device.machines.records import Request
+from nanokv.device.machines.records import Request, Terms
 from nanokv.device.protocol.status import Status
 from nanokv.errors import InvalidArgument, NanoKVError
 from nanokv.identity import Identity
 from nanokv.kv_layout import KVLayout
-from nanokv.terms import Hold, terms_of
+from nanokv.terms import Hold
 from nanokv.transfer.engine_layers import EngineLayers
 from nanokv.transfer.growing_batch import GrowingBatch
 from nanokv.transfer.layerwise import LayerwisePut, Target
@@ -37,6 +37,7 @@ class Hooks(NamedTuple):
     """The checks and counters of a cache, around each call."""
 
     digest: Callable[[Key], KeyDigest]
+    terms: Callable[[float | Hold | None], Terms]  #: of new objects, as `hold` states them
     checked_segment: Callable[[int | None], int | None]  #: the preferred segment, if the cache is open and it is valid
     judge_put: Callable[[int, Key, int, int | None], NanoKVError | None]  #: counts a status, and makes it an error
     judge_get: Callable[[int, Key, int], NanoKVError | None]
@@ -93,7 +94,7 @@ class PagedKV:
         self._layouts.check()
         preferred_segment = self._hooks.checked_segment(preferred_segment)
         keys, blocks, chosen = self._checked(keys, blocks, layers)
-        terms = terms_of(hold)
+        terms = self._hooks.terms(hold)
         descriptor, nbytes = self._engine.descriptor(chosen), self._engine.nbytes(chosen)
         digests = [self._hooks.digest(key) for key in keys]
         owners = [self._allocation.owner_of(digest, preferred_segment) for digest in digests]
@@ -232,7 +233,7 @@ class PagedKV:
             named,
             blocks,
             [planes[i : i + each] for i in range(0, len(planes), each)],
-            Target(preferred_segment, terms_of(hold), nbytes, self._engine.descriptor(chosen)),
+            Target(preferred_segment, self._hooks.terms(hold), nbytes, self._engine.descriptor(chosen)),
             lambda status, key: self._hooks.judge_put(status, key, nbytes, preferred_segment),
         )
 
@@ -260,7 +261,7 @@ class PagedKV:
         ]
 
     # --- by torch ---
-    def _put_one(self, key: KeyDigest, block: int, layers: range, preferred: int | None, terms: int) -> int:
+    def _put_one(self, key: KeyDigest, block: int, layers: range, preferred: int | None, terms: Terms) -> int:
         fill = partial(self._engine.copy_out, layers, block)
         nbytes, what = self._engine.nbytes(layers), self._engine.descriptor(layers)
         return self._single.put_filled(key, nbytes, preferred, what, fill, terms)

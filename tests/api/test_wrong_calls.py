@@ -69,7 +69,7 @@ GOOD: dict[str, Any] = {
     "preferred_segment": 0,
     "exist_ok": False,
     "hold": 1.0,
-    "seconds": 1.0,
+    "group": "g",
     "kv_cache_dtype": "auto",
     "capacity": 8,
     "default": None,

@@ -20,7 +20,7 @@ from nanokv.device.kernels.frame import FIRST_ANSWER, FRAME_WORDS, answer, argum
 from nanokv.device.library import NOT_LAST, begin_put_part, copy_tile, finish_put_part
 from nanokv.device.machines.batch import Batch
 from nanokv.device.machines.lane import launches_on
-from nanokv.device.machines.records import Request
+from nanokv.device.machines.records import Request, Terms
 from nanokv.device.memory.triton import store64
 from nanokv.device.protocol.request import REQUEST
 from nanokv.device.protocol.status import Status
@@ -282,7 +282,7 @@ def wrong_requests_by(calls: Calls) -> None:
     good = Request(key(5), calls.data.data_ptr(), SIZE, 1, flat(SIZE))
     wrong = [(good._replace(owner=owner), 1) for owner in WRONG["owner"](calls.world)]
     wrong += [(good._replace(flags=flags), 1) for flags in WRONG["flags"](calls.world)]
-    wrong += [(good._replace(nbytes=-1), 1), (good._replace(lease=-1), 1), (good, -1)]
+    wrong += [(good._replace(nbytes=-1), 1), (good._replace(terms=Terms(-1)), 1), (good, -1)]
     batch = Batch(calls.world.machine.table_address, 2, device)
 
     def put_in_parts(now: int) -> None:

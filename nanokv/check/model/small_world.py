@@ -13,7 +13,7 @@ import numpy as np
 from nanokv.check.model.transitions import watch_states
 from nanokv.check.report import CheckFailure
 from nanokv.device.machines.base import Machine
-from nanokv.device.machines.records import Place
+from nanokv.device.machines.records import Place, Terms
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.geometry import Geometry
 from nanokv.device.segment.last_access import lease_until
@@ -197,15 +197,15 @@ class SmallWorld:
 
     def put_leased(self, key: int, version: int, words: int = 2) -> Status:
         """Put an object under a lease that does not end by time."""
-        return self.put_with(FAR, key, version, words)
+        return self.put_with(Terms(FAR), key, version, words)
 
-    def put_with(self, terms: int, key: int, version: int, words: int = 2) -> Status:
-        """Put an object with TERMS bits."""
+    def put_with(self, terms: Terms, key: int, version: int, words: int = 2) -> Status:
+        """Put an object with terms."""
         source, machine = self.payload(key, version, words), self.machine()
         begun = machine.begin(0, digest(key), words * WORD, 0, RAW_BYTES, self.now())
         answer = begun.status
         if answer == Status.OK:
-            machine.lease(begun.place, terms)
+            machine.set_terms(begun.place, terms)
             self.copy(self.address() + begun.place.payload, source.ctypes.data, source.nbytes)
             answer = machine.finish(begun.place, begun.phase)
         self.ended()

@@ -11,6 +11,7 @@ runs          objects that one CTA puts one after another
 hints         the announce ring, the index, limits
 dying         tasks that are killed, or given up
 layouts       rows of the table of layouts
+terms         labels: objects whose time is over; quotas
 host          grace periods, audits, events
 """
 
@@ -32,6 +33,7 @@ for theme in (
     "hints",
     "dying",
     "layouts",
+    "terms",
     "host",
 ):
     import_module(f"{__name__}.{theme}")  # declares its scenarios

@@ -4,6 +4,7 @@ from functools import partial
 
 from nanokv.check.model.scenario import A, Act, B, C, Scenario, expect, small, stored
 from nanokv.check.model.small_world import SmallWorld
+from nanokv.device.machines.records import Terms
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.layout import KEPT, TERMS_PRIORITY_SHIFT
 from nanokv.host_poller.coalesce import join_free_extents
@@ -93,7 +94,7 @@ def _renew_or_replace(world: SmallWorld) -> None:
 
 
 def _put_kept(world: SmallWorld) -> None:
-    expect(world.put_with(KEPT.value << TERMS_PRIORITY_SHIFT.value, A, 1) == Status.OK, "prepare")
+    expect(world.put_with(Terms(KEPT.value << TERMS_PRIORITY_SHIFT.value), A, 1) == Status.OK, "prepare")
 
 
 def _a_is_kept(world: SmallWorld) -> None:
