@@ -34,6 +34,7 @@ from nanokv.errors import (
 from nanokv.groups import drop_group
 from nanokv.heap.base import Heap
 from nanokv.host_poller.events import Listener
+from nanokv.host_poller.make_room import make_room
 from nanokv.keys import Hasher
 from nanokv.pinned import Pin, Pinned
 from nanokv.plans import Plans
@@ -748,6 +749,25 @@ class NanoKVCache:
         removed = sum(self._allocation.remove_slot(self.rank, *pair) == Status.OK for pair in pairs)
         self.flush()
         return removed
+
+    def make_room(self, rank: int, nbytes: int) -> bool:
+        """Make room for an object of `nbytes` in the segment of a rank, as a refused put from the host does by itself.
+
+        For kernels of yours, whose puts are answered FULL where a host could still join free extents, or evict around
+        them. Returns True if a put is worth another try: others may take the room before it comes.
+
+        Raises:
+            InvalidArgument: no such rank; no object can be that large; or the master allocates (`alloc="host"`), and
+                makes room by itself.
+            PeerLost: the rank has ended.
+        """
+        rank, nbytes = integer("rank", rank, 0, self.world_size - 1), integer("nbytes", nbytes, 0, sys.maxsize)
+        self._checked_segment(rank)
+        if self.alloc != "device":
+            raise InvalidArgument("with alloc='host' the master makes room by itself")
+        if nbytes > self._geometry.max_object_bytes:
+            raise InvalidArgument(f"an object has at most {self._geometry.max_object_bytes} bytes, not {nbytes}")
+        return make_room(self._machine, rank, nbytes)
 
     def evict_until_below(self, usage_ratio: float) -> None:
         """Evict from this rank's segment, by its policy, until at most this part of its pages is in use.

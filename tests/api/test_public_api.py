@@ -17,6 +17,7 @@ from nanokv.cache import _NO_DEFAULT
 PUBLIC = [
     "Event",
     "EventKind",
+    "Hold",
     "Identity",
     "KVLayout",
     "Key",
@@ -56,6 +57,7 @@ METHODS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "get_many": ({"keys": EMPTY}, {"dsts": None, "reinterpret": False}),
     "exists_many": ({"keys": EMPTY}, {}),
     "hold": ({"keys": EMPTY, "hold": EMPTY}, {}),
+    "make_room": ({"rank": EMPTY, "nbytes": EMPTY}, {}),
     "drop_group": ({"group": EMPTY}, {}),
     "paged_kv": ({"layers": EMPTY}, {"kv_dim": EMPTY}),
     "cache_writer": ({"layers": EMPTY}, {"kv_cache_dtype": "auto", "capacity": 1024}),

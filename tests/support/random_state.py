@@ -230,6 +230,8 @@ ARGUMENTS = {
     "touch": "world owner slot epoch now",
     "lease": "world owner slot any",
     "write_layout": "world owner source",
+    "label": "world owner slot any any",
+    "set_quota": "world owner any",
     "is_leased": "now now",
     "renew": "world owner slot epoch any any",
     "stays": "any now",
