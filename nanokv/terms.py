@@ -26,8 +26,8 @@ class Hold:
         priority: an object of "high" priority lives eight times as long without use as a "normal" one, and one of "low"
             priority an eighth as long. The policies "clock" and "fifo" pass objects of high priority as long as they
             find others. A "kept" object is never evicted; a removal by key still removes it.
-        ttl: seconds after which the owner removes the object, used or not, a quarter of a second late at most, and 2.5
-            us per header slot in use. It is a limit of its own: neither a lease nor a priority puts it off, a pin does.
+        ttl: seconds after which the owner removes the object, used or not: half a second late at most, and 2.5 us more
+            per header slot in use. Neither a lease nor a priority puts it off, a pin does.
         group: a name: `NanoKVCache.drop_group` removes all objects of a group at once. Groups of two identities or
             namespaces have nothing in common.
 
