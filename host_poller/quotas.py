@@ -14,10 +14,9 @@ import numpy.typing as npt
 from nanokv.device.machines.base import Machine
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.last_access import idle, stays
-from nanokv.device.segment.layout import READY, STATE_MASK, key_checks, unpack
+from nanokv.device.segment.layout import LAYOUT_TAG_SHIFT, READY, STATE_MASK, key_checks, unpack
 from nanokv.host_poller.header_pass import Life, Slice
 from nanokv.host_poller.removal import Removal
-from nanokv.identity import TAG_BITS
 
 MOST = 64  #: objects evicted a round
 
@@ -62,7 +61,7 @@ class Quotas:
         """Take in a slice of the headers."""
         if not self._limits:
             return
-        tags = key_checks(part.headers) >> np.uint64(TAG_BITS)
+        tags = key_checks(part.headers) >> np.uint64(LAYOUT_TAG_SHIFT.value)
         ready = (part.headers["state"] & STATE_MASK.value) == READY.value
         for tag, held in self._held.items():
             these = np.flatnonzero(ready & (tags == tag))

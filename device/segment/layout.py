@@ -476,4 +476,4 @@ QUOTAS_A_RANK = tl.constexpr(RANK_QUOTAS)
 
 LAYOUT_BYTES = LAYOUT.size_constant()
 LAYOUTS_A_RANK = tl.constexpr(RANK_LAYOUTS)
-LAYOUT_TAG_SHIFT = tl.constexpr(32)  # of the word `identity`
+LAYOUT_TAG_SHIFT = tl.constexpr(32)  # of the word `identity`, and of a `key_check`

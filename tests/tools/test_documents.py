@@ -73,6 +73,10 @@ PRELUDES = {
     "import torch, triton, triton.language as tl": "",
     "import torch": "",
     "import nanokv": "",
+    "from nanokv import Hold": """
+import nanokv, torch
+(cache,), kv = nanokv.local_world(1, 1 << 24), torch.ones(3)
+""",
     "from nanokv.device import ptx": "",
     "kv = cache.paged_kv(layers, kv_dim=1)  # one tensor per layer: "
     "[blocks, 2, tokens, heads, dim], of any strides": """
