@@ -383,10 +383,9 @@ def has_no_copy(world: World, seg: tl.int64, key_hash: tl.int64, key_check: tl.i
     gone = i == i
     if is_copy(entry) & has_tag(entry, key_check):
         answer, state = judge(world, entry, key_hash, key_check)
+        gone = answer != OK
         if answer == NOT_READY:
             gone = stop_copy(world, entry, state)
-        else:
-            gone = answer != OK
     return gone
 
 

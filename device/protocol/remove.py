@@ -5,13 +5,13 @@ Source: Harris' linked lists (2001): first mark the object, then unlink it.
 Guarantees
 - Of several removers exactly one makes an object, or a copy of it, DEAD, and frees it: entry, pages, slot, hint
   (`retire`). If it dies on the way, the owner's sweeper goes on from the header. A pinned object stays (I8).
-- After OK no copy of the object (`replicate`) is READY, or becomes so: the remover reads the turnstile, ends what it sees,
-  and passes the turnstile, until nobody else has passed in between, at most ROUNDS times. Then, and if a new object of
-  the key keeps coming, the answer is NOT_READY: some copies are gone, and a remover that tries again goes on.
-- A new object of the key, put when the old one was dead, stays: only the first thing that goes may be a primary. A copy of
-  the new object may go, as by an eviction.
-- PINNED: nothing was done, if the pin was there when the remover came. A pin that comes meanwhile keeps that copy, and so
-  the object; others may be gone.
+- After OK no copy of the object (`replicate`) is READY, or becomes so: the remover reads the turnstile, ends what it
+  sees, and passes the turnstile, until nobody else has passed in between, at most ROUNDS times. Then the answer is
+  NOT_READY: some copies are gone, and a remover that tries again goes on.
+- A new object of the key, put when the old one was dead, stays: only the first thing that goes may be a primary. A copy
+  of the new object may go, as by an eviction.
+- PINNED: nothing was done, if the pin was there when the remover came. A pin that comes meanwhile keeps that copy, and
+  so the object; others may be gone.
 - Two removers that meet may both answer OK if the object has copies: each has ended one.
 
 Why the orderings suffice: see `header` (kill), `retire` and `replicate`.
@@ -70,9 +70,9 @@ def remove_slot(world: World, owner: tl.int64, slot: tl.int64, epoch: tl.int64, 
 
 @triton.jit(noinline=True)
 def first_to_go(table: tl.int64, key_hash: tl.int64, key_check: tl.int64) -> Any:
-    """What a removal ends first: the primary, or else a copy. Returns (status, entry, STATE word, 1 if there are copies).
+    """What a removal ends first: the primary, or else a copy.
 
-    OK, MISS, NOT_READY, CORRUPT, or PINNED if any copy is.
+    Returns (status, entry, STATE word, 1 if there are copies): OK, MISS, NOT_READY, CORRUPT, or PINNED if any copy is.
     """
     world = open_world(table)
     home = segment(world, home_of(world, key_check))
@@ -152,8 +152,8 @@ def remove(world: World, key_hash: tl.int64, key_check: tl.int64) -> Any:
     while more:
         if seen != 0:
             status = end_copies(world.table, key_hash, key_check)
-        # acq_rel: replicators that pass later see what died, and the entries of those before are seen (copy-remove)
-        before = add64(turn, 1, "acq_rel")
+        # acquire: the entries of all that have passed (kept). Later ones validate by themselves
+        before = add64(turn, 1, "acquire")
         rounds += 1
         more = (status == OK) & (before != passed) & (rounds < ROUNDS)
         if (status == OK) & (before != passed) & (rounds == ROUNDS):

@@ -2,11 +2,11 @@
 
 All copies have the object's key. The object that a producer put, the primary, has a FINAL entry in the directory. Each
 copy has a header and pages in another segment, and an entry REPLICA in the same two buckets. A replicator
-1. takes a header and pages as `put` does, and publishes WRITING;
+1. looks the object up, takes a header and pages as `put` does, and publishes WRITING;
 2. places its entry and passes the turnstile of the key;
 3. looks at the other entries. It withdraws where another producer claims the key (TENTATIVE), or where the target has
    the object. Of two that make a copy in one segment, the one whose entry stands first gives the other one up;
-4. looks the object up, copies it, and validates as a reader does; a fan-out put has the producer's source instead;
+4. copies the object, and validates as a reader does; a put with copies has the producer's source instead;
 5. commits WRITING -> READY, and leaves a hint.
 
 Source: the claim of a key (`directory`), and a reader's seqlock (`get`).
@@ -19,14 +19,15 @@ Guarantees
   segment. An eviction takes one copy only.
 
 Why this is right. The passages of a turnstile are in one order, and each acquires the releases of the earlier ones.
-- A new object of the key, put after the source went away. A producer that passes after the replicator sees the copy: READY,
-  and withdraws; or WRITING, and gives it up, so the commit fails. A producer that passes before is seen by the replicator
-  while it is TENTATIVE. Once it is FINAL the source was DEAD before the replicator's look, and its validation, a
-  read-modify-write of the source's STATE word after the look, fails.
-- A removal. It reads the turnstile, ends everything that it sees, and passes the turnstile, until nobody else has passed
-  in between. A copy that passed before that is seen and ended, also one that is WRITING. A copy that passes later
-  was made of an object that was READY after the last passage: there is none.
-- A fan-out put commits the primary, which validates it, after the copies have passed; then it commits the copies.
+- A new object of the key, put after the source went away. A producer that passes after the replicator sees the copy:
+  READY, and withdraws; or WRITING, and gives it up, so the commit fails. A producer that passes before is seen by the
+  replicator while it is TENTATIVE. Once it is FINAL the source was DEAD before the replicator's look, and the
+  validation, a read-modify-write of the source's STATE word after the look, fails. So it does not matter when the
+  source was found.
+- A removal. It reads the turnstile, ends everything that it sees, and passes the turnstile, until nobody else has
+  passed in between. A copy that passed before that is seen and ended, also one that is WRITING. A copy that passes
+  later was made of an object that was READY after the last passage: there is none.
+- A put with copies commits the primary, which validates it, after the copies have passed; then it commits the copies.
 
 Why the orderings suffice: the turnstile orders the entries and looks; an entry hands nothing over. The STATE word
 orders the rest, as for a put and for a read (`header`).
@@ -61,7 +62,7 @@ from nanokv.device.protocol.header import acknowledge, describe, descriptor, res
 from nanokv.device.protocol.lifetimes import lifetime, new_access
 from nanokv.device.protocol.put import abort, allocate, begin_described, extent_for, finish, undo
 from nanokv.device.protocol.ring import asleep
-from nanokv.device.protocol.status import DUPLICATE, FULL, INVALID, MISS, NO_ENTRY, NO_HEADER, NOT_READY, OK, TORN
+from nanokv.device.protocol.status import DUPLICATE, FULL, INVALID, NO_ENTRY, NO_HEADER, NOT_READY, OK
 from nanokv.device.protocol.take_or_evict import take_header
 from nanokv.device.segment.layout import (
     CHECKSUM_MASK,
@@ -73,7 +74,7 @@ from nanokv.device.segment.layout import (
     WORD_BYTES,
 )
 from nanokv.device.segment.record import Field, Record
-from nanokv.device.segment.world_table import World, header_at, is_rank, open_world, segment
+from nanokv.device.segment.world_table import World, header_at, is_rank, segment
 
 COPY = Record(
     "Copy",
@@ -192,9 +193,7 @@ def allocate_copy(
         add64(seg + COUNT_REFUSED, 1, "relaxed")
     else:
         reserve(world, seg, slot, epoch, key_hash, key_check, 0)
-        status, payload = allocate(
-            world, seg, target, slot, epoch, size_class, n_pages, nbytes, now, key_hash, access
-        )
+        status, payload = allocate(world, seg, target, slot, epoch, size_class, n_pages, nbytes, now, key_hash, access)
         if status == FULL:
             if not undo(world, seg, target, slot, epoch):
                 acknowledge(header_at(world, seg, slot), epoch)
@@ -205,7 +204,7 @@ def allocate_copy(
 def begin_copy(
     world: World, target: tl.int64, key_hash: tl.int64, key_check: tl.int64, nbytes: tl.int64, now: tl.int64
 ) -> Any:
-    """Begin a copy of `nbytes` in the segment of `target`: a header that is WRITING and has an entry, and pages to fill.
+    """Begin a copy of `nbytes` in the segment of `target`: a header that is WRITING with an entry, and pages to fill.
 
     Returns (status, slot, epoch, payload offset, phase): OK, DUPLICATE, NOT_READY, FULL, NO_HEADER, NO_ENTRY, LOST, or
     INVALID for an object without bytes or of too many, or a rank that is none. After OK the caller stores the payload
@@ -232,9 +231,7 @@ def begin_copy(
 
 
 @triton.jit
-def end_copy(
-    world: World, target: tl.int64, slot: tl.int64, epoch: tl.int64, phase: tl.int64, copied: tl.int64
-) -> Any:
+def end_copy(world: World, target: tl.int64, slot: tl.int64, epoch: tl.int64, phase: tl.int64, copied: tl.int64) -> Any:
     """Commit a copy whose bytes are there if `copied` is OK, else give it up: LOST if it was, else `copied`."""
     status = copied + 0
     if copied == OK:
@@ -251,7 +248,7 @@ def begin_replica(world: World, target: tl.int64, key_hash: tl.int64, key_check:
     """Look an object up, and begin a copy of it in the segment of `target`.
 
     Returns (status, slot, epoch, payload, phase) of the copy, and (owner, slot, epoch, payload, bytes) of the object to
-    copy: what `begin_copy` and `get.lookup` answer, or TORN if the object is another one by now.
+    copy: what `begin_copy` and `get.lookup` answer.
     """
     slot = word(-1)
     epoch = word(0)
@@ -264,15 +261,7 @@ def begin_replica(world: World, target: tl.int64, key_hash: tl.int64, key_check:
         if is_held_by(world, home, key_hash, key_check, tagged, target):
             status = word(DUPLICATE)
     if status == OK:
-        wanted_bytes = nbytes
-        status, slot, epoch, payload, phase = begin_copy(world, target, key_hash, key_check, wanted_bytes, now)
-        if status == OK:
-            # the object that counts is the one found after the turnstile
-            status, owner, of_slot, of_epoch, of_payload, nbytes = lookup(world, key_hash, key_check)
-            if (status == OK) & (nbytes != wanted_bytes):
-                status = word(TORN)
-            if status != OK:
-                status = end_copy(world, target, slot, epoch, phase, status)
+        status, slot, epoch, payload, phase = begin_copy(world, target, key_hash, key_check, nbytes, now)
     return status, slot, epoch, payload, phase, owner, of_slot, of_epoch, of_payload, nbytes
 
 
@@ -324,12 +313,6 @@ def replicate(world: World, target: tl.int64, key_hash: tl.int64, key_check: tl.
 
 
 # --- copies that are put with their object ----------------------------------------------------
-@triton.jit
-def copy_word(copies: tl.int64, i: tl.int64, field: tl.constexpr) -> Any:
-    """A word of the i-th COPY."""
-    return load64(copies + i * COPY_BYTES + field, "relaxed")
-
-
 @triton.jit
 def begin_copies(
     world: World,
@@ -385,9 +368,10 @@ def seal_copies(
     """Give the copies that were begun a checksum."""
     i = word(0)
     while i < count:
-        if copy_word(copies, i, C_STATUS) == OK:
-            seg = segment(world, copy_word(copies, i, C_RANK))
-            slot = copy_word(copies, i, C_SLOT)
+        at = copies + i * COPY_BYTES
+        if load64(at + C_STATUS, "relaxed") == OK:
+            seg = segment(world, load64(at + C_RANK, "relaxed"))
+            slot = load64(at + C_SLOT, "relaxed")
             seal(world, seg, slot, key_hash, key_check, nbytes, payload_sum, kind, d0, d1, d2, d3, d4, d5, d6)
         i += 1
 
@@ -441,14 +425,13 @@ def put_copied(
         if wanted(world):
             total = checksum_bytes(src, nbytes, 0)
             seal(world, seg, slot, key_hash, key_check, nbytes, total, kind, d0, d1, d2, d3, d4, d5, d6)
-            seal_copies(
-                world, key_hash, key_check, nbytes, total, kind, d0, d1, d2, d3, d4, d5, d6, copies, count
-            )
+            seal_copies(world, key_hash, key_check, nbytes, total, kind, d0, d1, d2, d3, d4, d5, d6, copies, count)
         copy_bytes(seg + payload, src, nbytes)
         i = word(0)
         while i < count:
-            if copy_word(copies, i, C_STATUS) == OK:
-                to = segment(world, copy_word(copies, i, C_RANK)) + copy_word(copies, i, C_PAYLOAD)
+            at = copies + i * COPY_BYTES
+            if load64(at + C_STATUS, "relaxed") == OK:
+                to = segment(world, load64(at + C_RANK, "relaxed")) + load64(at + C_PAYLOAD, "relaxed")
                 copy_bytes(to, src, nbytes)
             i += 1
         status = finish(world, owner, slot, epoch, phase)

@@ -147,7 +147,7 @@ def _given_up_early(world: World, headers: _Headers, rank: int, slots: Numbers) 
 
 
 def check_keys(world: World) -> Iterator[Finding]:
-    """I4: of the READY objects of a key at most one is no copy (`replicate`), and copies are alike. Holds at any moment."""
+    """I4: of the READY objects of a key at most one is no copy, and all are alike. Holds at any moment."""
     headers = _headers(world)
     ranks, slots = np.nonzero(headers.ready)
     keys = np.stack([headers.key_hash[ranks, slots], headers.key_check[ranks, slots]], axis=1)

@@ -1,7 +1,7 @@
 """Mutants of copies: replicators, removers of copied objects, producers and readers that meet them."""
 
 from nanokv.check.model.mutants.mutant import mutant
-from nanokv.device.protocol import directory, put, remove, replicate
+from nanokv.device.protocol import directory, remove, replicate
 
 PASSAGE = '        add64(turn_at(world, home, key_hash), 1, "acq_rel")\n'
 
@@ -21,7 +21,7 @@ mutant(
 mutant(
     "copy-beside-claim",
     "a replicator goes on while a producer claims the key",
-    ("copy-evict", "copy-replace"),
+    ("copy-claim",),
     (replicate.settle_copy, "if live & (not is_sure(seen, key_check)):", "if live & (not has_tag(seen, key_check)):"),
 )
 mutant(
@@ -45,25 +45,13 @@ mutant(
 mutant(
     "copy-unvalidated",
     "a replicator does not look whether the object was there while it was copied",
-    ("copy-evict", "copy-replace", "copy-remove"),
+    ("copy-reuse",),
+    (replicate.end_replica, "status = validate(world, owner, of_slot, of_epoch)", "status = word(OK)"),
     (
         replicate.replicate,
         "copied = verify(world, owner, of_slot, of_epoch, key_hash, key_check, to, nbytes)",
         "copied = word(OK)",
     ),
-    (replicate.end_replica, "status = validate(world, owner, of_slot, of_epoch)", "status = word(OK)"),
-)
-mutant(
-    "copy-old-source",
-    "a replicator copies the object that it found before it passed the turnstile",
-    ("copy-evict", "copy-replace", "copy-evict-reuse"),
-    (
-        replicate.begin_replica,
-        "            status, owner, of_slot, of_epoch, of_payload, nbytes = lookup(world, key_hash, key_check)\n",
-        "",
-    ),
-    (replicate.replicate, "copied = verify(world, owner, of_slot, of_epoch, key_hash, key_check, to, nbytes)", "copied = word(OK)"),
-    (replicate.end_replica, "status = validate(world, owner, of_slot, of_epoch)", "status = word(OK)"),
 )
 mutant(
     "copy-final",
@@ -97,8 +85,10 @@ mutant(
     ("put-copied", "put-copied-remove"),
     (
         replicate.put_copied,
-        "        status = finish(world, owner, slot, epoch, phase)\n        end_copies_put(world, copies, count, status)\n",
-        "        end_copies_put(world, copies, count, status)\n        status = finish(world, owner, slot, epoch, phase)\n",
+        "        status = finish(world, owner, slot, epoch, phase)\n"
+        "        end_copies_put(world, copies, count, status)\n",
+        "        end_copies_put(world, copies, count, status)\n"
+        "        status = finish(world, owner, slot, epoch, phase)\n",
     ),
 )
 
@@ -113,13 +103,13 @@ mutant(
     "remove-no-turnstile",
     "a remover looks for copies without passing the turnstile",
     ("copy-remove", "copies-remove"),
-    (remove.remove, 'before = add64(turn, 1, "acq_rel")', "before = passed + 0"),
+    (remove.remove, 'before = add64(turn, 1, "acquire")', "before = passed + 0"),
 )
 mutant(
     "remove-passes-by-load",
     "a remover passes the turnstile by a load",
     ("copy-remove", "copies-remove"),
-    (remove.remove, 'before = add64(turn, 1, "acq_rel")', 'before = load64(turn, "acquire")'),
+    (remove.remove, 'before = add64(turn, 1, "acquire")', 'before = load64(turn, "acquire")'),
 )
 mutant(
     "remove-no-second-look",
@@ -154,7 +144,7 @@ mutant(
 mutant(
     "remove-gives-up",
     "a remover whose object goes away does not ask for copies",
-    ("copy-remove-busy", "copies-remove"),
+    ("copies-lose",),
     (remove.remove, "more = (status == MISS) & (rounds < ROUNDS)", "more = status != status"),
 )
 
@@ -186,12 +176,21 @@ mutant(
     "read-writing-copy",
     "a reader takes a copy that is WRITING for one that is READY",
     ("copy-get", "copy-lose"),
-    (directory.nearest, "answer, seen = judge(world, entry, key_hash, key_check)", "answer, seen = judge(world, entry, key_hash, key_check)\n            answer = select(answer == NOT_READY, word(OK), answer)"),
+    (
+        directory.nearest,
+        "answer, seen = judge(world, entry, key_hash, key_check)",
+        "answer, seen = judge(world, entry, key_hash, key_check)\n"
+        "            answer = select(answer == NOT_READY, word(OK), answer)",
+    ),
 )
 mutant(
     "read-first",
     "a reader takes the first entry of a key, READY or not",
-    ("copy-get",),
-    (directory.nearest, "            if better & (answer != MISS):", "            if (status == MISS) & (answer != MISS):"),
+    ("copy-get-first",),
+    (
+        directory.nearest,
+        "            if better & (answer != MISS):",
+        "            if (status == MISS) & (answer != MISS):",
+    ),
     (directory.find_state, "if (status == MISS) | ((tagged & (tagged - 1)) != 0):", "if status == MISS:"),
 )

@@ -4,7 +4,9 @@ from functools import partial
 
 from nanokv.check.model.scenario import A, B, Scenario, expect, small, stored
 from nanokv.check.model.small_world import SmallWorld
+from nanokv.device.protocol import directory, header
 from nanokv.device.protocol.status import Status
+from nanokv.device.segment.layout import WRITING
 
 #: what a replicator may be answered where others are at work; FULL would be wrong in all of these scenarios
 ANSWERS = {Status.OK, Status.DUPLICATE, Status.MISS, Status.NOT_READY, Status.TORN, Status.LOST}
@@ -35,6 +37,10 @@ def _all_alike(world: SmallWorld) -> list[int]:
     for name, answer in world.results.items():
         if name.startswith("copy"):
             expect(answer in ANSWERS, f"{name} is answered {answer!r}")
+    unfinished = [
+        rank for rank, view in enumerate(world.segments.views()) if (view.headers["state"] == WRITING.value).any()
+    ]
+    expect(bool(world.deaths()) or not unfinished, f"a copy that nobody makes is WRITING in segments {unfinished}")
     return [version for _, version in there]
 
 
@@ -64,12 +70,20 @@ def _copy_chain(world: SmallWorld) -> None:
     world.spawn("evicter", partial(_end_one, world, 1))
 
 
+@Scenario("copies-lose", "a removal of a copied object that loses its primary", small(ranks=2), _all_gone, _copied(1))
+def _lose_primary(world: SmallWorld) -> None:
+    world.spawn("remover", lambda: world.remove(A))
+    world.spawn("evicter", partial(_end_one, world, 0))
+
+
 def _one_copy_left(world: SmallWorld) -> None:
     _copied(1)(world)
     _end_one(world, 0)
 
 
-@Scenario("copies-remove", "a removal of an object that has lost its primary", small(ranks=3), _all_gone, _one_copy_left)
+@Scenario(
+    "copies-remove", "a removal of an object that has lost its primary", small(ranks=3), _all_gone, _one_copy_left
+)
 def _remove_copies(world: SmallWorld) -> None:
     world.spawn("remover", lambda: world.remove(A))
     world.spawn("copy", lambda: world.replicate(A, 2, rank=2))
@@ -128,7 +142,7 @@ def _pin_copy(world: SmallWorld) -> None:
 # --- copies against evictions and puts --------------------------------------------------------
 def _alike(world: SmallWorld) -> None:
     left = _all_alike(world)
-    answer = world.results["writer"][1]
+    answer = world.results["writer"]
     expect(answer in (Status.OK, Status.DUPLICATE), f"a put is answered {answer!r}")
     if answer == Status.OK:
         expect(set(left) <= {2}, f"a new object was put, and version {left} is there")
@@ -136,23 +150,67 @@ def _alike(world: SmallWorld) -> None:
         expect(bool(left), "an object that was copied is gone, though only its primary was evicted")
 
 
-@Scenario("copy-evict", "an object is evicted and put anew, while it is being copied", small(ranks=2), _alike, stored(A))
+@Scenario(
+    "copy-evict", "an object is evicted and put anew, while it is being copied", small(ranks=2), _alike, stored(A)
+)
 def _copy_and_evict(world: SmallWorld) -> None:
     world.spawn("copy", lambda: world.replicate(A, 1, rank=1))
-    world.spawn("writer", lambda: (_end_one(world, 0), world.put(A, 2)))
+
+    def write() -> Status:
+        _end_one(world, 0)
+        return world.put(A, 2)
+
+    world.spawn("writer", write)
+
+
+def _alike_at_rest(world: SmallWorld) -> None:
+    _all_alike(world)
 
 
 @Scenario(
-    "copy-evict-reuse",
+    "copy-reuse",
     "the page of an object gets another one, while it is being copied",
     small(pages=1, objects=2, ranks=2),
-    lambda world: _all_alike(world) and None,
+    _alike_at_rest,
     stored(A),
     may_evict=True,
 )
 def _copy_and_reuse(world: SmallWorld) -> None:
     world.spawn("copy", lambda: world.replicate(A, 1, rank=1))
-    world.spawn("writer", lambda: (world.put(B, 2), world.put(A, 3)))
+    world.spawn("writer", lambda: world.put(B, 2))
+
+
+# --- a producer that has not looked yet -------------------------------------------------------
+def _stored_and_reserved(world: SmallWorld) -> None:
+    stored(A)(world)
+    expect(world.on_segment(header.take_slot)(0) == (1, 1), "prepare")
+    world.on_segment(header.reserve)(1, 1, A, A, 0)
+
+
+def _copied_or_claimed(world: SmallWorld) -> None:
+    left, claimed = _all_alike(world), world.results["claim"]
+    expect(claimed == Status.DUPLICATE or not left, "a key is claimed, and a copy of the old object is READY")
+
+
+@Scenario(
+    "copy-claim",
+    "a claim of the key of an object that is copied, and goes",
+    small(ranks=2),
+    _copied_or_claimed,
+    _stored_and_reserved,
+    rests=False,
+)
+def _copy_and_claim(world: SmallWorld) -> None:
+    def claim() -> int:
+        answer: int = world.function(directory.claim_at)(
+            world.segments.table(0), world.address(rank=1), 3, 0, 1, 1, A, A
+        )
+        world.ended()
+        return answer
+
+    world.spawn("claim", claim)
+    world.spawn("copy", lambda: world.replicate(A, 1, rank=1))
+    world.spawn("evicter", partial(_end_one, world, 0))
 
 
 # --- several that copy ------------------------------------------------------------------------
@@ -174,7 +232,9 @@ def _two_copies(world: SmallWorld) -> None:
 def _always_there(world: SmallWorld) -> None:
     _all_alike(world)
     for found in world.results["reader"]:
-        expect(found in ((Status.OK, 1), (Status.TORN, 0)), f"an object that is there all the while is answered {found}")
+        expect(
+            found in ((Status.OK, 1), (Status.TORN, 0)), f"an object that is there all the while is answered {found}"
+        )
     expect(world.get(A, rank=1) == (Status.OK, 1), "an object of which a copy was made is gone")
 
 
@@ -184,13 +244,35 @@ def _copy_and_get(world: SmallWorld) -> None:
     world.spawn("reader", lambda: [world.get(A, rank=1) for _ in range(2)])
 
 
+def _stored_late(world: SmallWorld) -> None:
+    stored(B, A)(world)
+    expect(world.remove(B) == Status.OK, "prepare")
+
+
+@Scenario(
+    "copy-get-first",
+    "reads of an object whose copy has the first entry",
+    small(ranks=2),
+    _always_there,
+    _stored_late,
+)
+def _copy_and_get_first(world: SmallWorld) -> None:
+    _copy_and_get(world)
+
+
 def _later_reads_follow(world: SmallWorld) -> None:
     _all_alike(world)
     if world.results["mover"] == Status.OK:
         expect(world.get(A) == (Status.OK, 1), "an object of which a copy was made is gone with its primary")
 
 
-@Scenario("copy-lose", "an object is copied, and loses its primary, under a reader", small(ranks=2), _later_reads_follow, stored(A))
+@Scenario(
+    "copy-lose",
+    "an object is copied, and loses its primary, under a reader",
+    small(ranks=2),
+    _later_reads_follow,
+    stored(A),
+)
 def _copy_and_lose(world: SmallWorld) -> None:
     def move() -> Status:
         answer = world.replicate(A, 1, rank=1)
@@ -228,10 +310,6 @@ def _put_copied_and_remove(world: SmallWorld) -> None:
 
 
 # --- killed at every step ---------------------------------------------------------------------
-def _alike_at_rest(world: SmallWorld) -> None:
-    _all_alike(world)
-
-
 @Scenario(
     "copy-dies",
     "a replicator dies at each step; another removes and puts the object",
