@@ -143,7 +143,8 @@ def _given_up_early(world: World, headers: _Headers, rank: int, slots: Numbers) 
     """Copies that were WRITING and had no entry yet when their producer ended."""
     producers = world.looks[rank].headers["producer"]
     ended = [world.producer_ended(int(producers[slot])) for slot in slots.tolist()]
-    return ~headers.ready[rank, slots] & np.array(ended, np.bool_)
+    found: Mask = ~headers.ready[rank, slots] & np.array(ended, np.bool_)
+    return found
 
 
 def check_keys(world: World) -> Iterator[Finding]:

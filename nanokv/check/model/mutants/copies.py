@@ -2,6 +2,7 @@
 
 from nanokv.check.model.mutants.mutant import mutant
 from nanokv.device.protocol import directory, remove, replicate
+from nanokv.device.segment.layout import ENTRY_FINAL
 
 PASSAGE = '        add64(turn_at(world, home, key_hash), 1, "acq_rel")\n'
 
@@ -57,7 +58,7 @@ mutant(
     "copy-final",
     "a replicator makes its entry FINAL",
     ("copy-remove", "copy-copy"),
-    (replicate.enter_copy, "entry_word(ENTRY_REPLICA, ", f"entry_word({directory.ENTRY_FINAL.value}, "),
+    (replicate.enter_copy, "entry_word(ENTRY_REPLICA, ", f"entry_word({ENTRY_FINAL.value}, "),
 )
 mutant(
     "copy-leaves-entry",
