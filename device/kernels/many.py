@@ -254,7 +254,7 @@ def remove_many_kernel(table: tl.int64, requests: tl.int64, statuses: tl.int64, 
     end = tl.minimum(at + each, count)
     while at < end:
         request = requests + at * REQUEST_BYTES
-        status, _, _ = remove(world, table64(request + Q_KEY_HASH), table64(request + Q_KEY_CHECK))
+        status, _ = remove(world, table64(request + Q_KEY_HASH), table64(request + Q_KEY_CHECK))
         store64(statuses + at * WORD_BYTES, status, "relaxed")
         at += 1
 

@@ -64,5 +64,5 @@ def remove(world: tl.int64, key_hash: tl.int64, key_check: tl.int64) -> Any:
     status = word(INVALID)
     owner = word(0)
     if is_table(world):
-        status, owner, _ = protocol_remove(open_world(world), key_hash, key_check)
+        status, owner = protocol_remove(open_world(world), key_hash, key_check)
     return status, owner

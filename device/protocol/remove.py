@@ -123,7 +123,7 @@ def end_copies(table: tl.int64, key_hash: tl.int64, key_check: tl.int64) -> Any:
 
 
 @triton.jit
-def remove(world: World, key_hash: tl.int64, key_check: tl.int64) -> Any:
+def remove_whole(world: World, key_hash: tl.int64, key_check: tl.int64) -> Any:
     """Remove a READY object and all its copies. Returns (status, owner of what went first, 1 if there were copies).
 
     OK, MISS, NOT_READY, PINNED or CORRUPT.
@@ -161,3 +161,10 @@ def remove(world: World, key_hash: tl.int64, key_check: tl.int64) -> Any:
         passed = before + 1
         seen = word(1)
     return status, owner, copies
+
+
+@triton.jit
+def remove(world: World, key_hash: tl.int64, key_check: tl.int64) -> Any:
+    """Remove a READY object and all its copies. Returns (status, owner): OK, MISS, NOT_READY, PINNED or CORRUPT."""
+    status, owner, _ = remove_whole(world, key_hash, key_check)
+    return status, owner
