@@ -29,6 +29,7 @@ class Heap(Protocol):
     recovered: bool  #: True if this rank came back to a segment that an earlier incarnation left
     device: "torch.device"  #: of this rank's segment
     bases: list[int]  #: the address of every rank's segment in this process
+    elastic: bool  #: ranks come and go while the world runs
 
     def segment(self, rank: int) -> "torch.Tensor":
         """A rank's segment: uint8, one dimension, `geometry.segment_bytes`. Never an inference tensor.
@@ -59,7 +60,7 @@ class Heap(Protocol):
         ...
 
     def barrier(self, timeout: float) -> None:
-        """Wait until every rank has come here. Called by one thread per rank.
+        """Wait until every rank has come here; in an elastic world, every rank that is there. By one thread per rank.
 
         Raises:
             PeerLost: a rank that has not come has ended, or `timeout` seconds have passed; it names the ranks. The
@@ -86,4 +87,19 @@ class Heap(Protocol):
 
     def close(self) -> None:
         """Leave the world: mark the segment closed and let go of it. Idempotent."""
+        ...
+
+
+class ElasticHeap(Heap, Protocol):
+    """A heap whose ranks come and go (`elastic`)."""
+
+    def mark_leaving(self, leaving: bool) -> None:
+        """Let every rank see this one as closed, though it lives; or take that back."""
+        ...
+
+    def make_absent(self) -> None:
+        """Note that no page of this rank's segment is in any place, and give its memory back to the system.
+
+        The caller has taken all pages (`coalesce.join_free_extents`). `close` follows.
+        """
         ...
