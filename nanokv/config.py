@@ -91,8 +91,7 @@ class Options:
         for name in ("evict", "checksum", "elastic"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidArgument(f"{name} must be True or False, not {getattr(self, name)!r}")
-        if self.elastic:
-            _check_elastic(self.alloc, self.heap)
+        _check_elastic(self.elastic, self.alloc, self.heap)
         if not isinstance(self.namespace, str) or "\0" in self.namespace:
             raise InvalidArgument(f"namespace must be a str without NUL, not {self.namespace!r}")
         if not isinstance(self.identity, Identity | None):
@@ -120,7 +119,9 @@ class Options:
         object.__setattr__(self, name, value)
 
 
-def _check_elastic(alloc: Alloc, heap: HeapKind | None) -> None:
+def _check_elastic(elastic: bool, alloc: Alloc, heap: HeapKind | None) -> None:
+    if not elastic:
+        return
     if alloc != "device":
         raise InvalidArgument("elastic=True needs alloc='device': in v1 no object is found without the master")
     if heap not in (None, *_ELASTIC):
