@@ -37,7 +37,7 @@ from nanokv.host_poller.events import Listener
 from nanokv.keys import Hasher
 from nanokv.leases import NO_LEASE, lease_until
 from nanokv.membership.empty import Emptying, Fate
-from nanokv.membership.leave import leave_world
+from nanokv.membership.leave import adopt_segment, leave_world
 from nanokv.pinned import Pin, Pinned
 from nanokv.plans import Plans
 from nanokv.room import NO_ROOM, until_room
@@ -828,22 +828,49 @@ class NanoKVCache:
             WaitTimeout: objects were pinned or being written all the time. The rank stays, and can be used on, without
                 the objects that were moved or dropped so far, and without its open plans.
         """
-        self._check_open()
-        if not self._heap.elastic:
-            raise InvalidArgument("leave needs a world made with elastic=True; `close` ends a rank of any other")
-        if keys not in get_args(Fate):
-            raise InvalidArgument(f"keys must be one of {get_args(Fate)}, not {keys!r}")
+        heap, emptying = self._emptying(self.rank, keys)
         timeout = seconds("timeout", timeout)
         assert isinstance(self._allocation, ProducerAllocation)
         with self._leave_lock:
             self._check_open()
             self._plans.abort_all()
             self._pins.give_back_dropped()
-            emptying = Emptying(self._heap, self._machine, self._allocation, self._single, self.rank, keys)
             go_around = self._allocation.routing.leave_out_this_rank
-            left = leave_world(cast(ElasticHeap, self._heap), self._machine, self._poller, emptying, go_around, timeout)
+            left = leave_world(heap, self._machine, self._poller, emptying, go_around, timeout)
             self.close()
         return left
+
+    def adopt(self, rank: int, keys: Fate = "move", *, timeout: float = 60.0) -> Left:
+        """Let a rank leave that has crashed, or closed without leaving (docs/elastic.md). Any rank may do that.
+
+        Meanwhile the rank cannot come back. Afterwards it can, with an empty segment.
+
+        Args:
+            keys, timeout: as for `leave`.
+
+        Raises:
+            InvalidArgument: as `leave`; or there is no such rank.
+            HeapUnavailable: the rank is there, or absent already, or is being adopted.
+            WaitTimeout: objects were pinned or being written all the time. The rank is as it was, without the objects
+                that were moved or dropped so far.
+        """
+        self._check_open()
+        rank = integer("rank", rank, 0, self.world_size - 1)
+        heap, emptying = self._emptying(rank, keys)
+        timeout = seconds("timeout", timeout)
+        with self._leave_lock:
+            self._check_open()
+            return adopt_segment(heap, self._machine, emptying, rank, timeout)
+
+    def _emptying(self, rank: int, keys: Fate) -> tuple[ElasticHeap, Emptying]:
+        """What takes the objects out of a segment."""
+        self._check_open()
+        if not self._heap.elastic:
+            raise InvalidArgument("leave needs a world made with elastic=True; `close` ends a rank of any other")
+        if keys not in get_args(Fate):
+            raise InvalidArgument(f"keys must be one of {get_args(Fate)}, not {keys!r}")
+        emptying = Emptying(self._heap, self._machine, self._allocation, self._single, rank, keys)
+        return cast(ElasticHeap, self._heap), emptying
 
     # --- closing ---
     @property

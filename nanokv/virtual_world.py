@@ -37,10 +37,10 @@ def local_world(
             raise InvalidArgument(f"local_world has no option {name!r}")
     chosen = make_options(options)
     n = integer("n", n, 1)
-    there = _there(ranks, n, chosen.elastic)
     devices = [device] if isinstance(device, str | torch.device) else listed("device", device)
     geometry = plan_geometry(heap_bytes, page_bytes, n, replace(chosen, heap_options={"device": devices}))
     master_rank = integer("master_rank", master_rank, 0, n - 1)
+    there = _there(ranks, n, chosen.elastic)  # the geometry has checked `n`
     world = LocalWorld(world_spec(geometry, chosen), device=devices, ranks=there)
     return [NanoKVCache._from_heap(world.heap(rank), master_rank, chosen) for rank in there]
 

@@ -97,9 +97,22 @@ class ElasticHeap(Heap, Protocol):
         """Let every rank see this one as closed, though it lives; or take that back."""
         ...
 
-    def make_absent(self) -> None:
-        """Note that no page of this rank's segment is in any place, and give its memory back to the system.
+    def make_absent(self, rank: int) -> None:
+        """Note that no page of a rank's segment is in any place, and give its memory back to the system.
 
-        The caller has taken all pages (`coalesce.join_free_extents`). `close` follows.
+        The caller has taken all pages (`coalesce.join_free_extents`). It is that rank, which closes next, or has
+        adopted the segment.
         """
+        ...
+
+    def begin_adoption(self, rank: int) -> None:
+        """Act for a rank that has ended, so that it does not come back meanwhile, until `end_adoption`.
+
+        Raises:
+            HeapUnavailable: the rank is there, or is absent already, or another rank acts for it.
+        """
+        ...
+
+    def end_adoption(self, rank: int) -> None:
+        """Let the rank come back."""
         ...

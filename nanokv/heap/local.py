@@ -61,6 +61,7 @@ class LocalWorld:
         self.incarnations = [int(here) for here in there]
         self.changed = threading.Condition()  #: guards `closed` and `arrived`
         self.leaving: set[int] = set()  #: ranks that peers see as closed
+        self.adopted: set[int] = set()  #: ranks for which another one acts
         self.arrived = [0] * world_size
         self.bell = WorldBell(np.zeros(1, np.uint32))
         self.raw: list[npt.NDArray[np.uint8] | None] = []
@@ -101,7 +102,9 @@ class LocalWorld:
             if not self.tensors:
                 raise HeapUnavailable("all ranks of the world have closed: it has ended")
             if int(control_of(self.tensors[rank])[0]["closed"]) != ABSENT:
-                raise HeapUnavailable(f"rank {rank} has closed without leaving: it cannot come back")
+                raise HeapUnavailable(
+                    f"rank {rank} has closed without leaving: it cannot come back before its segment is adopted"
+                )
             self.incarnations[rank] += 1
             self.arrived[rank] = max(n for n, closed in zip(self.arrived, self.closed, strict=True) if not closed)
             at = ACTIVITY_BASE.value + rank * ACTIVITY.size + ACTIVITY.offsets["incarnation"]
@@ -252,9 +255,22 @@ class LocalHeap:
         self.check_open()
         (self.world.leaving.add if leaving else self.world.leaving.discard)(self.rank)
 
-    def make_absent(self) -> None:
+    def make_absent(self, rank: int) -> None:
         self.check_open()
-        self.world.make_absent(self.rank)
+        self.world.make_absent(rank)
+
+    def begin_adoption(self, rank: int) -> None:
+        self.check_open()
+        world = self.world
+        with world.changed:
+            if int(control_of(world.tensors[rank])[0]["closed"]) == ABSENT:
+                raise HeapUnavailable(f"rank {rank} is absent: there is nothing to adopt")
+            if not world.closed[rank] or rank in world.adopted:
+                raise HeapUnavailable(f"rank {rank} is there, or is being adopted")
+            world.adopted.add(rank)
+
+    def end_adoption(self, rank: int) -> None:
+        self.world.adopted.discard(rank)
 
     def close(self) -> None:
         """Leave the world. Idempotent."""

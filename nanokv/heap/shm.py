@@ -20,7 +20,7 @@ import torch
 from nanokv.device.segment.geometry import evicts_by
 from nanokv.device.segment.layout import ABSENT, CLOSED, HEAP_CTL
 from nanokv.device.segment.views import SegmentView
-from nanokv.errors import SegmentCorrupt
+from nanokv.errors import HeapUnavailable, SegmentCorrupt
 from nanokv.heap.locks import LockFile
 from nanokv.heap.mapping import PREFAULT_SECONDS, give_back, prefault
 from nanokv.heap.process_heap import ProcessHeap
@@ -161,13 +161,30 @@ class ShmHeap(ProcessHeap):
         self._check_open()
         self._views[self.rank].ctl["closed"] = CLOSED if leaving else 0
 
-    def make_absent(self) -> None:
+    def make_absent(self, rank: int) -> None:
         self._check_open()
-        mine, at = self._views[self.rank], self.geometry.offsets
-        mine.page_links[:] = 0  # never used; dying here is as dying with the pages in hand
-        mine.ctl["closed"] = ABSENT
-        first = int(self._map.header["segments_base"][0]) + self.rank * self.geometry.segment_bytes
+        view, at = self._views[rank], self.geometry.offsets
+        view.page_links[:] = 0  # never used; dying here is as dying with the pages in hand
+        view.ctl["closed"] = ABSENT
+        first = int(self._map.header["segments_base"][0]) + rank * self.geometry.segment_bytes
         give_back(self._map.area, first + at["heap_base"], self.geometry.segment_bytes - at["heap_base"])
+
+    def begin_adoption(self, rank: int) -> None:
+        self._check_open()
+        self._file.lock_world(time.monotonic() + self._spec.timeout)
+        try:
+            if self._is_absent(rank):
+                raise HeapUnavailable(f"rank {rank} of world {self.name!r} is absent: there is nothing to adopt")
+            if rank == self.rank or not self._file.locks.try_lock(rank):
+                raise HeapUnavailable(f"rank {rank} of world {self.name!r} is there, or is being adopted")
+            self._views[rank].ctl["closed"] = CLOSED  # its lock is held, but it does not live
+            for view in self._views:  # none of its operations is in flight
+                view.activity[rank]["in_flight0"] = view.activity[rank]["in_flight1"] = 0
+        finally:
+            self._file.unlock_world()
+
+    def end_adoption(self, rank: int) -> None:
+        self._file.locks.unlock(rank)
 
     def host_view(self, rank: int) -> npt.NDArray[np.uint8]:
         self._check_open()

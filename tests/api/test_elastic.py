@@ -311,8 +311,31 @@ def test_a_rank_that_only_closes_keeps_its_objects_there(world: Elastic) -> None
     if world.heap == "local":
         with pytest.raises(HeapUnavailable, match="rank 2 has closed without leaving"):
             world.join(2)
+        assert zero.adopt(2) == (10, 0, 10 * PAGE)
+        assert world.join(2).stats()["free_pages"] == PAGES
     else:
         assert readable(world.join(2), keys) == keys
+
+
+def test_adopt(world: Elastic) -> None:
+    zero, two = world.caches
+    keys = fill(zero, "k", 10, 2)
+    pinned = zero.pin("k3")
+    for rank, why in ((1, "rank 1.* is absent"), (2, "rank 2.* is there"), (0, "rank 0.* is there")):
+        with pytest.raises(HeapUnavailable, match=why):
+            zero.adopt(rank)
+    for wrong in (RANKS, -1, "2", None):
+        with pytest.raises(InvalidArgument, match="rank must be 0 to 3"):
+            zero.adopt(wrong)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgument, match="keys must be one of"):
+        zero.adopt(2, "all")  # type: ignore[arg-type]
+    two.close()
+    with pytest.raises(WaitTimeout, match="stays: 1 objects are pinned"):
+        zero.adopt(2, timeout=0.1)
+    assert readable(zero, keys) == keys
+    pinned.release()
+    assert zero.adopt(2, "move") == (1, 0, PAGE)
+    assert readable(zero, keys) == keys and {zero.get_location(key).owner_rank for key in keys} == {0}
 
 
 # --- wrong calls ---

@@ -75,6 +75,7 @@ METHODS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "alive": ({"rank": EMPTY}, {}),
     "members": ({}, {}),
     "leave": ({"keys": "move"}, {"timeout": 60.0}),
+    "adopt": ({"rank": EMPTY, "keys": "move"}, {"timeout": 60.0}),
     "subscribe": ({"listener": EMPTY}, {}),
     "clear": ({}, {}),
     "save": ({"path": EMPTY}, {}),

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from nanokv.check.rank_process import CheckFailure, RankProcess
+from nanokv.check.rank_process import CheckFailure, RankProcess, wait_until
 from nanokv.errors import HeapUnavailable, PeerLost
 from nanokv.fsck.inspect_world import Inspected
 from nanokv.heap.shm_tools import inspect, list_worlds
@@ -48,6 +48,11 @@ def is_clean(name: str) -> bool:
     report = Inspected(name).check()
     assert not report.breaches, str(report)
     return report.clean
+
+
+def clean(name: str) -> None:
+    """Wait until fsck finds nothing."""
+    wait_until("that fsck finds nothing", lambda: is_clean(name), lambda: str(Inspected(name).check()))
 
 
 # --- joining ---
@@ -93,7 +98,7 @@ def test_a_rank_joins_and_leaves_while_others_put_and_get(ranks: Start, name: st
     for rank in others:
         _, wrong = rank.stop()
         assert wrong == 0
-    until(lambda: is_clean(name))
+    clean(name)
 
 
 def go_on(*ranks: RankProcess) -> None:
@@ -196,10 +201,10 @@ def test_a_rank_that_dies_leaves_a_sound_world(ranks: Start, name: str, step: st
     again = ranks(1)
     again.arrive()
     assert again.ask("unreadable", [*there, *keys_of("one"), *keys_of("two")]) == []
-    until(lambda: is_clean(name))
+    clean(name)
     again.ask("remove", [*keys_of("one"), *keys_of("two"), *there])
     until(lambda: again.ask("free_pages") == PAGES)
-    until(lambda: is_clean(name))
+    clean(name)
 
 
 def test_the_name_of_a_world_whose_first_rank_died_before_it_was_there(ranks: Start, name: str) -> None:
@@ -232,7 +237,7 @@ def test_a_dead_elastic_world_is_not_replaced(ranks: Start, name: str) -> None:
         assert again.ask("unreadable", keys_of("one")) == []
         again.ask("remove", [*keys_of("one"), *keys_of("two")])
         again.ask("close")
-        until(lambda: is_clean(name))
+        clean(name)
     assert list_worlds() == []
 
 
@@ -242,3 +247,66 @@ def test_an_elastic_world_of_that_name_may_be_replaced(ranks: Start, name: str) 
     one.kill()
     with join(name, 0, on_stale="replace") as cache:
         assert not cache.exists(keys_of("one")[0])
+
+
+# --- adoption ---
+@pytest.mark.parametrize("step", ["crash", "leave, marked", "leave, pages in hand", "leave, links cleared"])
+@pytest.mark.parametrize("keys", ["move", "drop"])
+def test_a_rank_adopts_what_a_dead_one_left(ranks: Start, folder: Path, name: str, step: str, keys: str) -> None:
+    (one,) = arrived(ranks, 0)
+    before = held(folder, name)
+    dying = ranks(1, dies_at=None if step == "crash" else step)
+    dying.arrive()
+    dying.ask("put", keys_of("dying"), 1)
+    one.ask("put", keys_of("one"))
+    if step == "crash":
+        dying.ask("plan", "plan", 1)
+        dying.kill()
+    else:
+        dying.send("leave", "drop")
+        with pytest.raises(CheckFailure, match="rank 1 ended"):
+            dying.answer()
+    until(lambda: not inspect(name).alive[1])  # the kernel gives its lock back a moment after its end
+    there = sorted({*keys_of("dying")} - {*one.ask("unreadable", keys_of("dying"))})
+    left = one.ask("adopt", 1, keys)
+    assert left.moved + left.dropped >= len(there)
+    assert one.ask("unreadable", there) == ([] if keys == "move" else there)
+    assert held(folder, name) == before
+    with pytest.raises(HeapUnavailable, match=r"rank 1 of .* is absent: there is nothing to adopt"):
+        one.ask("adopt", 1)
+    clean(name)
+    again = ranks(1)
+    assert again.arrive() == 2
+    assert again.ask("free_pages") == PAGES
+    again.ask("put", keys_of("again"), 1)
+    assert one.ask("unreadable", keys_of("again")) == []
+    clean(name)
+
+
+def test_no_rank_adopts_one_that_lives(ranks: Start, name: str) -> None:
+    one, two = arrived(ranks, 0, 1)
+    for rank in (0, 1):
+        with pytest.raises(HeapUnavailable, match=f"rank {rank} of .* is there, or is being adopted"):
+            one.ask("adopt", rank)
+    two.ask("put", keys_of("two"), 1)
+    assert one.ask("members") == [0, 1] and one.ask("unreadable", keys_of("two")) == []
+
+
+def test_an_adopting_rank_dies(ranks: Start, name: str) -> None:
+    (one,) = arrived(ranks, 0)
+    two, three = ranks(1), ranks(2, dies_at="leave, some have moved")
+    two.arrive()
+    three.arrive()
+    two.ask("put", keys_of("two"), 1)
+    two.kill()
+    three.send("adopt", 1)
+    with pytest.raises(CheckFailure, match="rank 2 ended"):
+        three.answer()
+    until(lambda: inspect(name).alive == [True, False, False, False])
+    assert len(one.ask("unreadable", keys_of("two"))) <= 1
+    assert not Inspected(name).check().breaches
+    for rank in (1, 2):
+        one.ask("adopt", rank)
+    assert len(one.ask("unreadable", keys_of("two"))) <= 1
+    assert one.ask("members") == [0]
+    clean(name)

@@ -40,8 +40,8 @@ def die(*_: object, **__: object) -> NoReturn:
     raise AssertionError("the process lives")
 
 
-def _die_with_unused_links(heap: ShmHeap) -> None:
-    heap._views[heap.rank].page_links[:] = 0
+def _die_with_unused_links(heap: ShmHeap, rank: int) -> None:
+    heap._views[rank].page_links[:] = 0
     die()
 
 
@@ -97,6 +97,9 @@ class ElasticRank(RankCommands):
         for key in keys:
             self.cache.put(key, value(key), preferred_segment=segment)
 
+    def plan(self, key: str, segment: int) -> None:
+        self.cache.open_for_write(key, 3 * PAGE, preferred_segment=segment)
+
     def unreadable(self, keys: list[str]) -> list[str]:
         """The keys without an object, or with other bytes."""
         return [key for key in keys if not torch.equal(self.cache.get(key, torch.empty(0)), value(key))]
@@ -129,6 +132,9 @@ class ElasticRank(RankCommands):
 
     def leave(self, keys: Any = "move", timeout: float = 60.0) -> Left:
         return self.cache.leave(keys, timeout=timeout)
+
+    def adopt(self, rank: int, keys: Any = "move", timeout: float = 60.0) -> Left:
+        return self.cache.adopt(rank, keys, timeout=timeout)
 
     def free_pages(self) -> int:
         return self.cache.stats()["free_pages"]
