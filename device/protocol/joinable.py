@@ -22,7 +22,7 @@ import triton
 import triton.language as tl
 
 from nanokv.device.memory.triton import load64, select, word
-from nanokv.device.protocol.extent import FREE, HELD, N_CLASSES, link_of
+from nanokv.device.protocol.extent import FREE, HELD, ROWS, link_of, pages_marked
 from nanokv.device.protocol.joining import joiner
 from nanokv.device.protocol.shards import next_filled
 from nanokv.device.segment.layout import (
@@ -65,7 +65,7 @@ def free_extents(world: World, seg: tl.int64, size_class: tl.int64, enough: tl.i
     more = found == 0
     while more:
         # the only look at the heads: a second one would be compiled a second time
-        place = next_filled(world, rows, N_CLASSES, word(0), place, N_CLASSES)
+        place = next_filled(world, rows, world.n_classes, word(0), place, ROWS)
         level = place // MAX_SHARDS
         more = (place >= 0) & (level < size_class)
         if more:
@@ -89,8 +89,8 @@ def has_run(world: World, seg: tl.int64, wanted: tl.int64) -> Any:
     while (page < count) & (run < wanted):
         mark = (link_of(world, seg, page) >> MARK_SHIFT) & MARK_MASK
         free = (mark >= FREE) & (mark < HELD)
-        pages = class_pages(world, (mark - FREE) & (N_CLASSES - 1))
-        pages = select((mark != 0) & (pages > 0), pages, word(1))  # a page in motion stands for itself
+        pages = pages_marked(world, mark)
+        pages = select(pages > 0, pages, word(1))  # a page in motion stands for itself
         run = select(free, run + pages, word(0))
         page += pages
     return run + world.n_pages - count >= wanted

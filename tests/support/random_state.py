@@ -17,6 +17,7 @@ from nanokv.device.segment.layout import (
     ENTRY_TAG_SHIFT,
     EVICTED,
     HEAP_CTL,
+    MARK_MASK,
     MARK_SHIFT,
     ONE_PIN,
     PIN_HEADER_MASK,
@@ -84,6 +85,9 @@ ARGUMENTS = {
     "stamp": "links node few",
     "detach": "head",
     "class_of": "world n_pages",
+    "class_within": "world n_pages",
+    "pages_marked": "world mark_value",
+    "sizes_of": "world maybe_class",
     "shard_of": "world any",
     "slot_list": "world seg any",
     "extent_list": "world seg size_class any",
@@ -437,7 +441,7 @@ class Draw:
         return self.rng.randrange(8)
 
     def mark_value(self) -> int:
-        return self.rng.randrange(32)
+        return self.rng.randrange(MARK_MASK.value + 1)
 
     def free_link(self) -> int:
         """A link with the mark of a free extent of a class that exists, or of a held one."""
