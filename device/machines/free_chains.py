@@ -27,7 +27,8 @@ def free_chains(geometry: Geometry, links: npt.NDArray[Any], firsts: Mapping[int
     for size_class, heads in firsts.items():
         size = geometry.class_pages[size_class]
         last = geometry.n_pages - size if size else -1
-        for page in heads.tolist():
+        for first in heads.tolist():
+            page = first
             while 0 <= page <= last and page not in pages:
                 if unpack("LINK", "mark", words[page]) != FREE.value + size_class:
                     break

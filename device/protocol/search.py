@@ -60,7 +60,8 @@ def sizes_of(world: World, size_class: tl.int64) -> Any:
 def search(world: World, seg: tl.int64, policy: tl.int64, size_class: tl.int64, now: tl.int64) -> Any:
     """Look for an object that may go, with an extent that is large enough, at which the policy stops.
 
-    Returns (slot or -1, epoch, ACCESS word, ripeness, 1 if the policy stopped). If it passes all of LOOKS, the ripest.
+    Returns (slot or -1, epoch, ACCESS word, ripeness, 1 if the policy stopped, 1 if it would have stopped at an object
+    that is too small). If it passes all of LOOKS, the ripest.
     """
     total = slots_in_use(world, seg)
     least, largest = sizes_of(world, size_class)
@@ -72,6 +73,7 @@ def search(world: World, seg: tl.int64, policy: tl.int64, size_class: tl.int64, 
     best_access = word(0)
     best_ripe = word(-1)
     ripe = word(0)
+    crowd = word(0)
     most = LOOKS + select(total > MOST_LOOKS, word(MOST_LOOKS), total)
     looked = word(0)
     more = total > 0
@@ -82,21 +84,24 @@ def search(world: World, seg: tl.int64, policy: tl.int64, size_class: tl.int64, 
         access = load64(header + H_ACCESS, "relaxed")
         n_pages = pages_of(header)
         fits = (phase_of(state) == READY) & ((state & PIN_BITS) == 0) & (not is_leased(access, now))
+        small = fits & (n_pages > 0) & (n_pages < least)
         fits = fits & (n_pages >= least) & (n_pages <= largest)
         age = ripeness(access, now, once, often)
         better = fits & (age > best_ripe)
-        if fits & goes(policy, access, age, life, first_round):
+        stops = goes(policy, access, age, life, first_round)
+        if fits & stops:
             ripe = word(1)
             better = fits
         elif fits:
             spare(policy, header, access)
+        crowd = select(small & stops, word(1), crowd)
         best = select(better, slot, best)
         best_epoch = select(better, epoch_of(state), best_epoch)
         best_access = select(better, access, best_access)
         best_ripe = select(better, age, best_ripe)
         looked += 1
-        more = (ripe == 0) & ((looked < LOOKS) | (best < 0)) & (looked < most)
-    return best, best_epoch, best_access, best_ripe, ripe
+        more = (ripe == 0) & ((looked < LOOKS) | ((best < 0) & (crowd == 0))) & (looked < most)
+    return best, best_epoch, best_access, best_ripe, ripe, crowd
 
 
 @triton.jit

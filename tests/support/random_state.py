@@ -189,7 +189,7 @@ ARGUMENTS = {
     "goes": "few any few few bit",
     "spare": "few header any",
     "note_eviction": "few world seg key_hash any few bit",
-    "evict_for": "world seg owner maybe_class slot now",
+    "evict_for": "world seg owner maybe_class slot now bit",
     "has_lease": "header now",
     "evict_slot": "world owner slot epoch now",
     "evict_one": "world owner now",

@@ -106,3 +106,9 @@ mutant(
     ("neighbours-go",),
     (evict_neighbours.take_run, "        hold(world, seg, first, size_class, slot)\n", ""),
 )
+mutant(
+    "young-goes",
+    "a producer evicts any object that is large enough, however young, and never those that are too small",
+    ("young-stays",),
+    (evict.evict_for, "select((fair != 0) & (ripe == 0) & (crowd != 0), word(-1), victim)", "victim + 0"),
+)
