@@ -10,6 +10,7 @@ lies in one.
 import argparse
 import random
 import statistics
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -26,7 +27,7 @@ TABLES: dict[str, tuple[int, ...] | None] = {"powers of two": POWERS, "default":
 TURN = 1000  #: puts in one turn
 PAGE = 4096  #: bytes per page of the heaps: the time of copies does not hide that of the protocol
 COPY_PAGES = (1 << 16, 1 << 18)  #: bytes
-COPY_SIZES = (1, 3, 5, 7, 12)  #: pages
+COPY_SIZES = (3, 5, 7, 12)  #: pages
 ARENA_BYTES = 1 << 30
 REPEATS = 101
 MOST_SHOWN = 3
@@ -38,7 +39,7 @@ class Space(NamedTuple):
     stored: float
     internal: float
     external: float
-    largest: int  #: pages
+    largest: float  #: pages
 
 
 class Heap:
@@ -97,7 +98,7 @@ def churn(pages: int, turns: int, sizes: tuple[float, ...]) -> None:
         mean = Space(*(statistics.fmean(values) for values in zip(*heap.looks, strict=True)))
         print(
             f"  {name:14} evicting:  internal fragmentation {mean.internal:.1%}, stored {mean.stored:.1%}, "
-            f"largest free extent {max(look.largest for look in heap.looks)} pages at most; "
+            f"largest free extent {max(look.largest for look in heap.looks):.0f} pages at most; "
             f"evictions per put {(now['evicted'] - then['evicted']) / (turns * TURN):.3f}, "
             f"refused at first {now['refused'] - then['refused']}, "
             f"joins {now['sweeper_joined'] - then['sweeper_joined']}; "
@@ -133,7 +134,8 @@ def scattered(page_bytes: int, pieces: list[int], arena: torch.Tensor) -> tuple[
     """
     pages, dice, times = sum(pieces), random.Random(7), {name: Samples() for name in ("m1", "mk", "t1", "tk")}
     target = torch.empty(pages * page_bytes, dtype=torch.uint8)
-    targets = list(target.split([n * page_bytes for n in pieces]))
+    ends = list(accumulate(n * page_bytes for n in pieces))
+    targets = [target[begin:end] for begin, end in pairwise([0, *ends])]
     for _ in range(REPEATS):
         for way, name in ((move_all, "m"), (copy_all, "t")):
             for cut, to in (("1", [target]), ("k", targets)):
