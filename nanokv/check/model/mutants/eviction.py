@@ -55,6 +55,7 @@ mutant(
     "free neighbours are looked at one by one",
     ("neighbours",),
     (joinable.has_run, "select(free, run + pages, word(0))", "select(free, pages, word(0))"),
+    (joinable.free_from, "run += pages", "run = pages"),
 )
 mutant(
     "outlook-without-host",
@@ -72,7 +73,7 @@ mutant(
     "outlook-of-small-extents",
     "a producer that finds no extent does not notice that a host has just pushed one",
     ("neighbours",),
-    (joinable.free_extents, "select(place < 0, found, word(-1))", "found"),
+    (joinable.listed_run, "select(place < 0, longest, word(-1))", "longest"),
 )
 
 # --- neighbours that go together ---
