@@ -10,10 +10,15 @@ import numpy as np
 from nanokv.device.machines.base import Machine
 from nanokv.device.machines.records import Words
 from nanokv.device.segment.geometry import Geometry
+from nanokv.host_poller.free_pages import pages_in
 
 
 def carve_runs(geometry: Geometry, pages: Words) -> tuple[Words, Words]:
-    """Cut sorted page numbers, at least one, into the largest extents that fit: (first pages, classes)."""
+    """Cut sorted page numbers, at least one, into the largest extents that fit: (first pages, classes).
+
+    The smallest lie last in each run, as in `extent.give_pages`. So the first extent of a run is the largest that the
+    run can hold. Pages of a run that is no multiple of the smallest class, which only corrupt links make, are left out.
+    """
     classes = [(k, n) for k, n in enumerate(geometry.class_pages) if n][::-1]
     firsts: list[int] = []
     kinds: list[int] = []
@@ -42,9 +47,10 @@ def join_free_extents(machine: Machine, owner: int, over: int = 0) -> int:
     try:
         if not mark:
             return -1
-        extents = [machine.detach(owner, k)[:, None] + np.arange(n) for k, n in enumerate(geometry.class_pages)]
-        spans = [*map(np.ravel, extents), machine.detach_rest(owner)]
-        pages = np.unique(np.concatenate(spans))  # corrupt links may name a page twice
+        firsts, kinds = machine.detach_all(owner)
+        sizes = np.array(geometry.class_pages, np.int64)[kinds]
+        # corrupt links may name a page twice
+        pages = np.unique(np.concatenate([pages_in(firsts, sizes), machine.detach_rest(owner)]))
         if not len(pages):
             return 0
         firsts, kinds = carve_runs(geometry, pages)

@@ -9,10 +9,10 @@ import time
 import numpy as np
 
 from nanokv.device.machines.base import Machine
-from nanokv.device.machines.records import Words
 from nanokv.device.segment.last_access import idle, stays
 from nanokv.device.segment.layout import READY
 from nanokv.host_poller.coalesce import join_free_extents
+from nanokv.host_poller.free_pages import pages_in
 
 _JOIN_PATIENCE = 0.02  #: seconds to wait for another host that has detached the free extents
 _FREE, _STUCK = np.iinfo(np.int64).min, np.iinfo(np.int64).max  #: costs of free pages, and of those that stay
@@ -65,9 +65,9 @@ def _evict_run(machine: Machine, owner: int, size: int) -> bool:
     free = np.flatnonzero(marks)
     sizes = np.array(geometry.class_pages, np.int64)[marks[free] - 1]
     inside = free + sizes <= geometry.n_pages  # not so where links are corrupt
-    newest[_spans(free[inside], sizes[inside])] = _FREE
+    newest[pages_in(free[inside], sizes[inside])] = _FREE
     ages = idle(headers["last_access"][victims], now)
-    newest[_spans(first[victims], held[victims])] = -ages.repeat(held[victims])
+    newest[pages_in(first[victims], held[victims])] = -ages.repeat(held[victims])
     runs = np.lib.stride_tricks.sliding_window_view(newest, size).max(axis=1)
     start = int(runs.argmin())
     if runs[start] == _STUCK:
@@ -75,9 +75,3 @@ def _evict_run(machine: Machine, owner: int, size: int) -> bool:
     for slot in victims[(first[victims] < start + size) & (first[victims] + held[victims] > start)].tolist():
         machine.evict_slot(owner, slot, int(headers["epoch"][slot]), now)
     return True
-
-
-def _spans(first: Words, sizes: Words) -> Words:
-    """The pages of extents, one extent after the other."""
-    before = np.cumsum(sizes) - sizes
-    return np.arange(sizes.sum()) + (first - before).repeat(sizes)

@@ -41,7 +41,8 @@ class Options:
             refused: the owner's poller evicts those that were not used for longest, soon after (docs/eviction.md).
         policy: by which a full heap evicts (docs/eviction.md): "lifetimes" (the default), "clock" or "fifo"; in v1
             "last_access" (its default) or "fifo".
-        size_classes: pages of an extent of each class, ascending, each a multiple of the one before; at most eight.
+        size_classes: pages of an extent of each class, ascending, at most 24; the smallest divides all others. An
+            object takes an extent of the smallest class that holds it.
         max_objects: header slots per segment. Default: one per page, and 64 more.
         ring_slots: slots of the announce ring.
         shards: free lists of each kind, a power of two up to 64. More lists let more producers allocate at once.

@@ -9,7 +9,7 @@ The host changes shared words in no other way.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -315,9 +315,17 @@ class Machine(ABC):
 
     def detach(self, owner: int, size_class: int) -> Words:
         """Take all free extents of a size class out of their lists: their first pages, int64."""
-        firsts = np.zeros(self.geometry.shards, np.int64)
-        self.exchange("detach_class", owner, size_class, firsts)
-        return free_chains(self.geometry, self.page_links(owner), firsts, size_class)
+        return self._detached(owner, [size_class])[0]
+
+    def detach_all(self, owner: int) -> tuple[Words, Words]:
+        """Take all free extents out of their lists: (first pages, classes), int64 each."""
+        return self._detached(owner, range(self.geometry.n_classes))
+
+    def _detached(self, owner: int, classes: Iterable[int]) -> tuple[Words, Words]:
+        firsts = {k: np.zeros(self.geometry.shards, np.int64) for k in classes}
+        for k, words in firsts.items():
+            self.exchange("detach_class", owner, k, words)
+        return free_chains(self.geometry, self.page_links(owner), firsts)
 
     def detach_rest(self, owner: int) -> Words:
         """Take all pages that were never used: their numbers, int64."""

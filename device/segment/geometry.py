@@ -37,6 +37,8 @@ from nanokv.device.segment.world_table import WORLD
 PAYLOAD_ALIGN = 4096
 MIN_PAGE_BYTES = 64
 PAGES_A_SHARD = 16  # at least so many pages per list: a small heap has fewer lists
+#: pages per extent: above 8 pages four sizes per doubling, so that rounding up costs a fifth of an extent at most
+DEFAULT_CLASSES = (1, 2, 3, 4, 5, 6, 7, 8, *(step * n for step in (2, 4, 8, 16) for n in (5, 6, 7, 8)))
 MODES = ("device", "host")
 POLICIES = ("lifetimes", "clock", "fifo")  # by which a segment evicts: LIFETIMES and the numbers after it
 
@@ -50,8 +52,8 @@ def _align(offset: int, to: int = LINE) -> int:
 
 
 def default_classes(n_pages: int) -> tuple[int, ...]:
-    """Extents of 1, 2, 4, ... 128 pages, none larger than the arena."""
-    return tuple(1 << k for k in range(SIZE_CLASSES) if 1 << k <= n_pages)
+    """DEFAULT_CLASSES, as far as the arena is not smaller."""
+    return tuple(pages for pages in DEFAULT_CLASSES if pages <= n_pages)
 
 
 def _many_shards(n_pages: int) -> int:
@@ -87,11 +89,12 @@ class Geometry:
         """Choose a geometry.
 
         Args:
-            heap_bytes: payload bytes per segment, rounded down to whole pages; the control regions come on top.
+            heap_bytes: payload bytes per segment, rounded down to whole extents of the smallest class; the control
+                regions come on top.
             page_bytes: bytes per page, a multiple of 64.
             world_size: ranks in the world.
-            size_classes: pages per extent of each class, ascending, each a multiple of the one before; at most eight.
-                Default: 1, 2, 4, ... 128.
+            size_classes: pages per extent of each class, ascending, at most 24; the smallest divides all others.
+                Default: 1 to 8, 10, 12, 14, 16, 20, ... 32, 40, ... 64, 80, ... 128, as far as the heap has the pages.
             max_objects: header slots per segment. Default: one per page, and 64 for objects without bytes.
             ring_slots: slots of the announce ring, rounded up to a power of two. Default: two per object, or 1024.
             pin_slots: pins held at once in a segment, rounded up to a power of two. Default: one per object, or 64.
@@ -129,7 +132,7 @@ class Geometry:
         return Geometry(
             world_size=world_size,
             page_bytes=page_bytes,
-            n_pages=n_pages,
+            n_pages=n_pages // classes[0] * classes[0],
             hdr_count=count,
             dir_buckets=max(2, _power_of_two(-(-2 * count // ENTRIES_PER_BUCKET.value))),
             ann_capacity=_power_of_two(ring_slots if ring_slots is not None else max(1024, 2 * count)),
@@ -154,6 +157,11 @@ class Geometry:
     def records_in(self, region: Region) -> int:
         """How many records a region has."""
         return region.each * sum(getattr(self, count) for count in region.counts)
+
+    @property
+    def n_classes(self) -> int:
+        """How many size classes there are."""
+        return sum(pages > 0 for pages in self.class_pages)
 
     @property
     def segment_bytes(self) -> int:
@@ -290,7 +298,9 @@ def producer_of(bits: int) -> tuple[int, int]:
 def _check_classes(classes: tuple[int, ...], n_pages: int) -> None:
     if not 1 <= len(classes) <= SIZE_CLASSES:
         raise ValueError(f"size_classes must be 1 to {SIZE_CLASSES} numbers of pages, not {classes}")
-    if min(classes) < 1 or any(large <= small or large % small for small, large in pairwise(classes)):
-        raise ValueError(f"size_classes must ascend, each a multiple of the one before: {classes}")
+    if classes[0] < 1 or any(large <= small for small, large in pairwise(classes)):
+        raise ValueError(f"size_classes must ascend from at least 1: {classes}")
+    if any(pages % classes[0] for pages in classes):
+        raise ValueError(f"the smallest of size_classes must divide all others: {classes}")
     if classes[-1] > n_pages:
         raise ValueError(f"the largest size class has {classes[-1]} pages, the heap has {n_pages}")

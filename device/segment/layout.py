@@ -21,7 +21,7 @@ from nanokv.device.segment.record import LINE, Field, Record
 MAGIC = 0x314B_564F_4E41_4E00  # "\0NANOKV1"
 VERSION = 5
 WORD = 8
-SIZE_CLASSES = 8
+SIZE_CLASSES = 24  # at most
 SHARDS = 64
 MAX_DIMS = 7
 
@@ -279,8 +279,8 @@ BITS = (
     Bits("LIST", "node", 0, 32, "first node + 1; 0: empty"),
     Bits("LIST", "tag", 32, 32, "changes of the list so far, against ABA"),
     Bits("LINK", "next", 0, 32, "next node + 1; 0: last"),
-    Bits("LINK", "stamp", 32, 27, "how often this node changed hands: by it the audit sees which nodes moved"),
-    Bits("LINK", "mark", 59, 5, "of a first page: class + 1 while free, class + 9 while a header holds it; else 0"),
+    Bits("LINK", "stamp", 32, 26, "how often this node changed hands: by it the audit sees which nodes moved"),
+    Bits("LINK", "mark", 58, 6, "of a first page: class + 1 while free, class + 25 while a header holds it; else 0"),
     Bits("ENTRY", "phase", 0, 2, "0 empty, 1 TENTATIVE, 2 FINAL"),
     Bits("ENTRY", "tag", 2, 12, "low bits of the high half of the key's digest"),
     Bits("ENTRY", "rank", 14, 10, "the rank whose segment holds the header"),

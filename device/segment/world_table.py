@@ -47,6 +47,7 @@ WORLD = Record(
         Field("ann_capacity", "<i8", "ring slots per segment, a power of two"),
         Field("pin_slots", "<i8", "slots of the pin ledger per segment, a power of two"),
         Field("shards", "<i8", "free lists of each kind per segment, a power of two"),
+        Field("n_classes", "<i8", "size classes that there are"),
         *[Field(region.base, "<i8", f"offset of {region.doc}") for region in REGIONS[1:]],
         Field("heap_base", "<i8", "offset of the payload arena"),
         Field("heap_limit", "<i8", "offset of the end of the payload arena"),
@@ -74,6 +75,7 @@ class World(NamedTuple):
     ann_capacity: tl.tensor
     pin_slots: tl.tensor
     shards: tl.tensor
+    n_classes: tl.tensor
     links_base: tl.tensor
     hdr_base: tl.tensor
     desc_base: tl.tensor

@@ -152,6 +152,27 @@ def test_old_neighbours_go_before_used_ones(full: Segment) -> None:
     assert {*range(1, 17)} - full.there == {15, 16}
 
 
+def test_a_large_object_that_is_young_stays_while_small_ones_have_lived_long_enough(full: Segment) -> None:
+    """Else each large object would go for the next one, while the small ones stay for ever."""
+    assert full.put(17, 1) == Status.OK  # from now on the segment knows how long objects live
+    assert full.put(100, 8) == Status.OK
+    small = full.there - {100}
+    assert len(small) == 8
+    assert full.put(101, 4) == Status.OK
+    assert {100, 101} <= full.there and len(full.there & small) == 4
+    full.check()
+
+
+def test_a_large_object_goes_where_its_neighbours_may_not(full: Segment) -> None:
+    assert full.put(17, 1) == Status.OK
+    assert full.put(100, 8) == Status.OK
+    for number in full.there - {100}:
+        pin(full, number)
+    assert full.put(101, 4) == Status.OK
+    assert 100 not in full.there and 101 in full.there
+    full.check()
+
+
 def test_objects_without_pages_and_a_large_one() -> None:
     segment = Segment(8)
     assert segment.put(1, 0) == Status.OK

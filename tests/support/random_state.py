@@ -17,6 +17,7 @@ from nanokv.device.segment.layout import (
     ENTRY_TAG_SHIFT,
     EVICTED,
     HEAP_CTL,
+    MARK_MASK,
     MARK_SHIFT,
     ONE_PIN,
     PIN_HEADER_MASK,
@@ -84,6 +85,9 @@ ARGUMENTS = {
     "stamp": "links node few",
     "detach": "head",
     "class_of": "world n_pages",
+    "class_within": "world n_pages",
+    "pages_marked": "world mark_value",
+    "sizes_of": "world maybe_class",
     "shard_of": "world any",
     "slot_list": "world seg any",
     "extent_list": "world seg size_class any",
@@ -185,7 +189,7 @@ ARGUMENTS = {
     "goes": "few any few few bit",
     "spare": "few header any",
     "note_eviction": "few world seg key_hash any few bit",
-    "evict_for": "world seg owner maybe_class slot now",
+    "evict_for": "world seg owner maybe_class slot now bit",
     "must_stay": "header now",
     "evict_slot": "world owner slot epoch now",
     "evict_one": "world owner now",
@@ -209,8 +213,9 @@ ARGUMENTS = {
     "take_header": "world seg owner key_hash now",
     "take_pages": "world seg owner size_class key_hash slot now",
     "unused_from": "world seg",
-    "free_extents": "world seg size_class few",
-    "has_run": "world seg n_pages",
+    "free_from": "world seg page page n_pages",
+    "listed_run": "world seg size_class page n_pages",
+    "has_run": "world seg page n_pages",
     "outlook": "world seg size_class",
     "outlook_of": "world owner size_class",
     "undo": "world seg owner slot epoch",
@@ -440,7 +445,7 @@ class Draw:
         return self.rng.randrange(8)
 
     def mark_value(self) -> int:
-        return self.rng.randrange(32)
+        return self.rng.randrange(MARK_MASK.value + 1)
 
     def free_link(self) -> int:
         """A link with the mark of a free extent of a class that exists, or of a held one."""

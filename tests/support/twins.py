@@ -9,7 +9,7 @@ import torch
 from nanokv.device.machines.native import NativeMachine
 from nanokv.device.machines.records import Begun, Place
 from nanokv.device.protocol.status import Status
-from nanokv.device.segment.layout import FLAG_PLAN
+from nanokv.device.segment.layout import FLAG_PLAN, SIZE_CLASSES
 from nanokv.device.segment.views import SegmentView
 from nanokv.fsck import check_segments
 from tests.gpu.bodies import PAGE, World, flat, key
@@ -208,7 +208,7 @@ class Twins:
         """All free extents through the host, and back."""
         owner = self._owner()
         mark = self.both("begin_join", owner)
-        taken = [self.both("detach", owner, size_class) for size_class in range(8)]
+        taken = [self.both("detach", owner, size_class) for size_class in range(SIZE_CLASSES)]
         for size_class, pages in enumerate(taken):
             self.both("push_extents", owner, pages, np.full(len(pages), size_class, np.int64))
         self.both("end_join", owner, mark)

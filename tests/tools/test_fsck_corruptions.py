@@ -270,7 +270,7 @@ def a_free_extent_leaves_the_arena(world: World) -> int:
 
 @case("I2", "no such size class")
 def a_list_of_a_class_that_does_not_exist(world: World) -> int:
-    world.views[0].ctl["free_head7"][0, 0] = 1
+    world.views[0].ctl["free_head23"][0, 0] = 1
     return 0
 
 

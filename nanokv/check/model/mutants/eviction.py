@@ -68,6 +68,7 @@ mutant(
     "free neighbours are looked at one by one",
     ("neighbours",),
     (joinable.has_run, "select(free, run + pages, word(0))", "select(free, pages, word(0))"),
+    (joinable.free_from, "run += pages", "run = pages"),
 )
 mutant(
     "outlook-without-host",
@@ -85,7 +86,7 @@ mutant(
     "outlook-of-small-extents",
     "a producer that finds no extent does not notice that a host has just pushed one",
     ("neighbours",),
-    (joinable.free_extents, "select(place < 0, found, word(-1))", "found"),
+    (joinable.listed_run, "select(place < 0, longest, word(-1))", "longest"),
 )
 
 # --- neighbours that go together ---
@@ -118,4 +119,10 @@ mutant(
     "the pages of a run belong to no header slot",
     ("neighbours-go",),
     (evict_neighbours.take_run, "        hold(world, seg, first, size_class, slot)\n", ""),
+)
+mutant(
+    "young-goes",
+    "a producer evicts any object that is large enough, however young, and never those that are too small",
+    ("young-stays",),
+    (evict.evict_for, "select((fair != 0) & (ripe == 0) & (crowd != 0), word(-1), victim)", "victim + 0"),
 )

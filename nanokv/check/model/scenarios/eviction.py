@@ -5,8 +5,9 @@ from functools import partial
 from nanokv.check.model.scenario import A, Act, B, C, Scenario, expect, small, stored
 from nanokv.check.model.small_world import SmallWorld
 from nanokv.device.machines.records import Terms
+from nanokv.device.protocol.reclaim import store_control
 from nanokv.device.protocol.status import Status
-from nanokv.device.segment.layout import KEPT, TERMS_PRIORITY_SHIFT
+from nanokv.device.segment.layout import HEAP_CTL, KEPT, TERMS_PRIORITY_SHIFT
 from nanokv.host_poller.coalesce import join_free_extents
 
 LARGE = 16  #: words: two pages
@@ -209,6 +210,31 @@ def _evict_or_replace(world: SmallWorld) -> None:
 def _evict_the_same(world: SmallWorld) -> None:
     world.spawn("producer", lambda: world.put(C, 2, LARGE))
     world.spawn("other", lambda: world.put(D, 2))
+
+
+def _small_and_large(world: SmallWorld) -> None:
+    """Two small objects that have lived long enough, and a large one that has just come."""
+    stored(A, B)(world)
+    expect(world.put(C, 1, LARGE) == Status.OK, "prepare")
+    world.on_owner(store_control)(HEAP_CTL.offsets["life"], 4)  # objects go that are older than two ticks
+
+
+def _large_stays(world: SmallWorld) -> None:
+    expect(world.results["producer"] == Status.OK, f"small objects may go, and a put was answered {world.results}")
+    expect(world.find(C) == Status.OK, "a large object went that had just come, and small ones had lived long enough")
+
+
+@Scenario(
+    "young-stays",
+    "small objects that have lived long enough go for a large one, and not the large one that has just come",
+    small(),
+    _large_stays,
+    _small_and_large,
+    may_evict=True,
+)
+def _evict_small(world: SmallWorld) -> None:
+    world.spawn("producer", lambda: world.put(D, 2, LARGE))
+    world.spawn("reader", lambda: world.get(C))
 
 
 def _a_and_leased_b(world: SmallWorld) -> None:
