@@ -90,6 +90,7 @@ class Poller:
         self._swept = self._pass_began = -math.inf
         self._pass_due = False  # and waits for its time
         self._stop = threading.Event()
+        self._between_rounds = threading.Lock()
         self._sweep_now = threading.Event()
         self._round = threading.Condition()
         self._rounds = 0
@@ -199,6 +200,14 @@ class Poller:
         if thread is not None and thread is not threading.current_thread():
             thread.join(timeout)
 
+    def at_rest(self, do: Callable[[], bool]) -> bool:
+        """Call `do` between two rounds. If it returns True no further round comes: `stop` joins the thread."""
+        with self._between_rounds:
+            ends = do()
+            if ends:
+                self._stop.set()
+            return ends
+
     def flush(self, timeout: float) -> None:
         """Wait until the index has every object that was committed in this segment before the call.
 
@@ -232,7 +241,10 @@ class Poller:
         members, met = Members(self._machine, self._heap), time.monotonic()
         while not self._stop.is_set():
             try:
-                taken = self.step(time.monotonic())
+                with self._between_rounds:
+                    if self._stop.is_set():
+                        return
+                    taken = self.step(time.monotonic())
                 self._each_round()
                 if time.monotonic() - met >= SWEEP_SECONDS:
                     met = time.monotonic()

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, Unpack, cast, get_args, overload
 
 import torch
 
 from nanokv.allocation.host_eviction import evict_until_below
+from nanokv.allocation.producer import ProducerAllocation
 from nanokv.arguments import FOREVER, integer, listed, number, seconds
 from nanokv.background import Handle, Worker
 from nanokv.changed_terms import change_terms
@@ -32,10 +34,12 @@ from nanokv.errors import (
     PeerLost,
 )
 from nanokv.groups import drop_group
-from nanokv.heap.base import Heap
+from nanokv.heap.base import ElasticHeap, Heap
 from nanokv.host_poller.events import Listener
 from nanokv.host_poller.make_room import make_room
 from nanokv.keys import Hasher
+from nanokv.membership.empty import Emptying, Fate
+from nanokv.membership.leave import adopt_segment, leave_world
 from nanokv.pinned import Pin, Pinned
 from nanokv.plans import Plans
 from nanokv.room import NO_ROOM, until_room
@@ -50,7 +54,7 @@ from nanokv.terms import Hold, change_to, terms_of
 from nanokv.transfer.batched import BatchedTransfer
 from nanokv.transfer.descriptors import RAW, describe
 from nanokv.transfer.single import TRIES, SingleTransfer
-from nanokv.types import Key, KeyDigest, Loaded, ObjMeta, Saved, WritePlan
+from nanokv.types import Key, KeyDigest, Left, Loaded, ObjMeta, Saved, WritePlan
 from nanokv.waiting import Waiter
 from nanokv.wiring import Wired, attach, plan_geometry, wire, world_spec
 
@@ -127,6 +131,7 @@ class NanoKVCache:
         self._worker = Worker(f"nanokv-async-{self._heap.rank}")
         self._master_rank = master_rank
         self._open = True
+        self._leave_lock = threading.Lock()
         self._forked_from: int | None = None
         self._parts = Parts(self._worker, self._plans, self._poller, self._pins, self._allocation, self._heap)
         self._end = end_when_dropped(self, self._parts)
@@ -829,6 +834,72 @@ class NanoKVCache:
         mine = {"rank": self.rank, "alloc": self.alloc, "evictions": self._allocation.evicted()}
         return cast(Stats, now.as_dict() | self._traffic.as_dict() | self._poller.as_dict() | mine)
 
+    # --- elastic membership ---
+    def members(self) -> list[int]:
+        """The ranks that live, ascending."""
+        self._check_open()
+        return [rank for rank in range(self.world_size) if not self._heap.peer_closed(rank)]
+
+    def leave(self, keys: Fate = "move", *, timeout: float = 60.0) -> Left:
+        """Leave an elastic world for good, and close (docs/elastic.md). The rank may join again, with an empty segment.
+
+        Operations that are under way in this rank's segment are waited for, and so are pins; its open plans are
+        aborted. The memory of the segment goes back to the system.
+
+        Args:
+            keys: "move": its objects go to the segments of the other ranks, those that were used last first, and
+                nothing is evicted for them. What finds no room, or no other rank, is dropped. "drop": all are.
+            timeout: seconds.
+
+        Raises:
+            InvalidArgument: the world is not elastic, or `keys` is something else.
+            WaitTimeout: objects were pinned or being written all the time. The rank stays, and can be used on, without
+                the objects that were moved or dropped so far, and without its open plans.
+        """
+        heap, emptying = self._emptying(self.rank, keys)
+        timeout = seconds("timeout", timeout)
+        assert isinstance(self._allocation, ProducerAllocation)
+        with self._leave_lock:
+            self._check_open()
+            self._plans.abort_all()
+            self._pins.give_back_dropped()
+            go_around = self._allocation.routing.leave_out_this_rank
+            left = leave_world(heap, self._machine, self._poller, emptying, go_around, timeout)
+            self.close()
+        return left
+
+    def adopt(self, rank: int, keys: Fate = "move", *, timeout: float = 60.0) -> Left:
+        """Let a rank leave that has crashed, or closed without leaving (docs/elastic.md). Any rank may do that.
+
+        Meanwhile the rank cannot come back. Afterwards it can, with an empty segment.
+
+        Args:
+            keys, timeout: as for `leave`.
+
+        Raises:
+            InvalidArgument: as `leave`; or there is no such rank.
+            HeapUnavailable: the rank is there, or absent already, or is being adopted.
+            WaitTimeout: objects were pinned or being written all the time. The rank is as it was, without the objects
+                that were moved or dropped so far.
+        """
+        self._check_open()
+        rank = integer("rank", rank, 0, self.world_size - 1)
+        heap, emptying = self._emptying(rank, keys)
+        timeout = seconds("timeout", timeout)
+        with self._leave_lock:
+            self._check_open()
+            return adopt_segment(heap, self._machine, emptying, rank, timeout)
+
+    def _emptying(self, rank: int, keys: Fate) -> tuple[ElasticHeap, Emptying]:
+        """What takes the objects out of a segment."""
+        self._check_open()
+        if not self._heap.elastic:
+            raise InvalidArgument("leave needs a world made with elastic=True; `close` ends a rank of any other")
+        if keys not in get_args(Fate):
+            raise InvalidArgument(f"keys must be one of {get_args(Fate)}, not {keys!r}")
+        emptying = Emptying(self._heap, self._machine, self._allocation, self._single, rank, keys)
+        return cast(ElasticHeap, self._heap), emptying
+
     # --- closing ---
     @property
     def closed(self) -> bool:
@@ -870,7 +941,7 @@ class NanoKVCache:
         if preferred is None:
             return None
         preferred = integer("preferred_segment", preferred, 0, self._heap.world_size - 1)
-        if preferred != self._heap.rank and self._heap.peer_closed(preferred):
+        if self._heap.peer_closed(preferred):
             raise PeerLost(f"rank {preferred} of {self._heap.name!r} has ended")
         return preferred
 

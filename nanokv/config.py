@@ -20,6 +20,7 @@ from nanokv.identity import Identity
 Alloc = Literal["device", "host"]
 Policy = Literal["lifetimes", "clock", "fifo", "last_access"]
 _WATER: dict[Alloc, tuple[int, int]] = {"device": (100, 100), "host": (85, 95)}
+_ELASTIC: tuple[HeapKind, ...] = ("shm", "local")
 _POLICIES: dict[Alloc, tuple[Policy, ...]] = {"device": ("lifetimes", "clock", "fifo"), "host": ("last_access", "fifo")}
 
 
@@ -53,6 +54,8 @@ class Options:
         on_stale: what heap "shm" does if all ranks of a world of that name are dead: see `WorldSpec`.
         checksum: store a checksum of each object's bytes, and refuse to read objects without one: SegmentCorrupt.
             Kernels compute it by `cooperative.sum_put_part`. Variable NANOKV_CHECKSUM: 0 or 1.
+        elastic: ranks come and go while the world runs (docs/elastic.md); `world_size` is the most that there can be.
+            Only with alloc="device", in heaps "shm" and "local".
         heap: the provider that makes the segments (docs/providers.md). Default: "local" for one rank without a name,
             else "shm". Variable NANOKV_HEAP.
         heap_options: further options of that provider, such as `device`.
@@ -74,6 +77,7 @@ class Options:
     attach_timeout: float = 60.0
     on_stale: Stale = "error"
     checksum: bool = False
+    elastic: bool = False
     heap: HeapKind | None = None
     heap_options: Mapping[str, Any] = field(default_factory=dict)
 
@@ -88,9 +92,10 @@ class Options:
             if not isinstance(given, str | None) or given not in allowed:
                 raise InvalidArgument(f"{name} must be one of {allowed}, not {given!r}")
         self._set("policy", _checked_policy(self.policy, self.alloc))
-        for name in ("evict", "checksum"):
+        for name in ("evict", "checksum", "elastic"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidArgument(f"{name} must be True or False, not {getattr(self, name)!r}")
+        _check_elastic(self.elastic, self.alloc, self.heap)
         if not isinstance(self.namespace, str) or "\0" in self.namespace:
             raise InvalidArgument(f"namespace must be a str without NUL, not {self.namespace!r}")
         if not isinstance(self.identity, Identity | None):
@@ -126,6 +131,18 @@ class Options:
 
     def _set(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
+
+
+def _check_elastic(elastic: bool, alloc: Alloc, heap: HeapKind | None) -> None:
+    if not elastic:
+        return
+    if alloc != "device":
+        raise InvalidArgument("elastic=True needs alloc='device': in v1 no object is found without the master")
+    if heap not in (None, *_ELASTIC):
+        raise InvalidArgument(
+            f"elastic=True needs one of the heaps {_ELASTIC}: the library of heap={heap!r} makes all segments at once, "
+            "when all ranks are there"
+        )
 
 
 def _checked_policy(policy: Policy | None, alloc: Alloc) -> Policy:
@@ -164,6 +181,7 @@ class LocalOptions(TypedDict, total=False):
     write_timeout: float
     rpc_timeout: float
     checksum: bool
+    elastic: bool
 
 
 class CacheOptions(LocalOptions, total=False):

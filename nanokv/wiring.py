@@ -74,6 +74,7 @@ def world_spec(geometry: Geometry, options: Options, name: str = "local", master
         timeout=options.attach_timeout,
         on_stale=options.on_stale,
         examine=examine,
+        elastic=options.elastic,
         alike={"checksum": options.checksum, "policy": options.policy} | of_v1,
     )
 
@@ -132,7 +133,7 @@ def wire(heap: Heap, master_rank: int, options: Options) -> Wired:
         )
         poller.start()
     except BaseException:
-        if isinstance(heap, ProcessHeap) and heap.recovered:
+        if isinstance(heap, ProcessHeap) and (heap.recovered or (heap.elastic and heap.found_world)):
             heap.leaves_its_world = True  # it holds data
         heap.close()
         raise

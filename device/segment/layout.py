@@ -177,7 +177,11 @@ HEAP_CTL = Record(
         Field("epoch", "<u4", "how many times an owner has attached to this segment"),
         Field("water_hi", "<u4", "the owner's sweeper begins to evict when so many % of the pages are used"),
         Field("water_lo", "<u4", "and stops at so many %"),
-        Field("closed", "<u4", "1 after the owner has closed the segment"),
+        Field(
+            "closed",
+            "<u4",
+            "0: the owner is there; 1: it has closed the segment, or leaves; 2: absent, no rank owns its pages",
+        ),
         # hot words, each on a line of its own
         Field(
             "bump_ptr", "<u8", "offset of the first byte never allocated; only grows, also past the end", own_line=True
@@ -331,6 +335,8 @@ def names_producer(headers: Any) -> Any:
 
 
 WORD_BYTES = tl.constexpr(WORD)
+CLOSED = 1  #: of HeapCtl.closed: no producer on a host chooses this segment; its pages are in their places
+ABSENT = 2  #: the same of an elastic world; no page is in any place: none is used, and none can be taken
 LOW32 = tl.constexpr(0xFFFFFFFF)
 POSITIVE = tl.constexpr(0x7FFFFFFFFFFFFFFF)  # all bits of a word except its sign
 

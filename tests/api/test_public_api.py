@@ -26,6 +26,7 @@ PUBLIC = [
     "NanoKVError",
     "ObjMeta",
     "WritePlan",
+    "join_local_world",
     "local_world",
 ]
 MODULES = ["config", "device", "errors", "statistics", "types"]
@@ -75,6 +76,9 @@ METHODS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "segment_keys": ({}, {}),
     "segment_count": ({}, {}),
     "alive": ({"rank": EMPTY}, {}),
+    "members": ({}, {}),
+    "leave": ({"keys": "move"}, {"timeout": 60.0}),
+    "adopt": ({"rank": EMPTY, "keys": "move"}, {"timeout": 60.0}),
     "subscribe": ({"listener": EMPTY}, {}),
     "clear": ({}, {}),
     "save": ({"path": EMPTY}, {}),

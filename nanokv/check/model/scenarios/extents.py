@@ -1,4 +1,4 @@
-"""Scenarios of extents: exhaustion, splitting, joining by a host."""
+"""Scenarios of extents: exhaustion, splitting, joining by a host, and a host that takes all of them."""
 
 from functools import partial
 
@@ -6,7 +6,7 @@ from nanokv.check.model.scenario import PAGE, A, B, Scenario, expect, small
 from nanokv.check.model.small_world import SmallWorld
 from nanokv.device.protocol import extent, joining
 from nanokv.device.protocol.status import Status
-from nanokv.device.segment.layout import JOINER_MASK, SIZE_CLASSES, WORD
+from nanokv.device.segment.layout import ABSENT, HEAP_CTL, JOINER_MASK, SIZE_CLASSES, WORD
 from nanokv.host_poller.coalesce import join_free_extents
 
 
@@ -228,3 +228,46 @@ def _join_odd(world: SmallWorld) -> None:
 def _join_fresh(world: SmallWorld) -> None:
     world.spawn("one", lambda: (world.put(A, 1), world.put(B, 2)))
     world.spawn("host", partial(_join_all, world, 1), rank=1)
+
+
+# --- a rank that leaves -----------------------------------------------------------------------
+def _nothing_to_take(world: SmallWorld) -> None:
+    if world.results["host"]:
+        expect(world.on_segment(extent.take)(0, 0, 0) < 0, "I2: a page of a segment without pages was taken")
+
+
+def _make_absent(world: SmallWorld) -> None:
+    """As `heap/shm.py` does it."""
+    for page in range(world.geometry.n_pages):
+        world.store(world.address("links_base") + page * WORD, 0, "relaxed")
+    at, inside = divmod(HEAP_CTL.offsets["closed"], WORD)
+    address = world.address() + at * WORD
+    world.store(address, world.load(address, "relaxed") | ABSENT << 8 * inside, "relaxed")
+
+
+@Scenario(
+    "leave",
+    "a host takes all pages, if none is in use, while others take and give",
+    small(pages=2, ranks=2),
+    _nothing_to_take,
+    _free_pieces,
+)
+def _leave(world: SmallWorld) -> None:
+    extents = _Extents(world)
+
+    def take_all() -> bool:
+        taken = False
+
+        def note() -> None:
+            nonlocal taken
+            expect(not extents.held, f"I1: pages {extents.held} are in use, and their memory goes")
+            _make_absent(world)
+            taken = True
+
+        join_free_extents(world.machine(1), 0, if_all=note)
+        world.ended()
+        return taken
+
+    world.spawn("one", partial(extents.use, 0))
+    world.spawn("large", partial(extents.use, 1))
+    world.spawn("host", take_all)
