@@ -42,6 +42,7 @@ from nanokv.membership.empty import Emptying, Fate
 from nanokv.membership.leave import adopt_segment, leave_world
 from nanokv.pinned import Pin, Pinned
 from nanokv.plans import Plans
+from nanokv.replicas import NO_COPIES, Replicas
 from nanokv.room import NO_ROOM, until_room
 from nanokv.saved.load import Target, load
 from nanokv.saved.own_segment import OwnSegment
@@ -51,7 +52,7 @@ from nanokv.statistics import Stats, Traffic, held_pages, snapshot
 from nanokv.status_errors import error_for
 from nanokv.stored_layouts import StoredLayout, stored_in
 from nanokv.terms import Hold, change_to, terms_of
-from nanokv.transfer.batched import BatchedTransfer
+from nanokv.transfer.batched import BatchedTransfer, Outcome, status_of
 from nanokv.transfer.descriptors import RAW, describe
 from nanokv.transfer.single import TRIES, SingleTransfer
 from nanokv.types import Key, KeyDigest, Left, Loaded, ObjMeta, Saved, WritePlan
@@ -130,6 +131,16 @@ class NanoKVCache:
         self._plans = Plans(self._allocation, self._machine)
         self._worker = Worker(f"nanokv-async-{self._heap.rank}")
         self._master_rank = master_rank
+        self._replicas = Replicas(
+            self._heap,
+            self._machine,
+            self._allocation,
+            self._single,
+            self._worker,
+            costs=options.costs,
+            promote=options.promote,
+        )
+        self._promotion = self._replicas.promotion
         self._open = True
         self._leave_lock = threading.Lock()
         self._forked_from: int | None = None
@@ -240,6 +251,7 @@ class NanoKVCache:
         exist_ok: bool = False,
         hold: float | Hold | None = None,
         timeout: float = 0.0,
+        replicas: int = NO_COPIES,
     ) -> None:
         """Store a tensor. It can be read at once.
 
@@ -252,6 +264,8 @@ class NanoKVCache:
             hold: a lease in seconds: until its first read, or until so much time is over, the object is not evicted.
                 Where nothing else can go, other puts are answered OutOfMemory. Or a `Hold`, with a priority.
             timeout: seconds to wait for room in a segment in which nothing may go. 0: OutOfMemory is raised at once.
+            replicas: copies in the segments of the next living ranks after the owner, at most seven. A copy that finds
+                no room there is left out (`stats()["replicas_refused"]`). `hold` leases the object, not its copies.
 
         Raises:
             DuplicateKey, OutOfMemory, InvalidArgument, PeerLost, WriteLost: nothing was stored.
@@ -260,15 +274,22 @@ class NanoKVCache:
         if exist_ok is not False and exist_ok is not True:
             raise InvalidArgument(f"exist_ok must be True or False, not {exist_ok!r}")
         timeout = seconds("timeout", timeout)
+        copies = self._replicas.checked(replicas) if replicas is not NO_COPIES else 0
         digest, started = self._hash(key), self._traffic.put_starts()
-        status = self._single.put(digest, tensor, preferred_segment, self._terms(hold))
+        status = self._put_once(digest, tensor, preferred_segment, hold, copies)
         if status in NO_ROOM and timeout:
-            status = until_room(
-                self._heap, timeout, lambda: self._single.put(digest, tensor, preferred_segment, self._terms(hold))
-            )
+            again = partial(self._put_once, digest, tensor, preferred_segment, hold, copies)
+            status = until_room(self._heap, timeout, again)
         self._traffic.put(status, tensor.nbytes, started)
         if status and not (exist_ok and status == Status.DUPLICATE):
             raise self._error(status, key, tensor.nbytes, preferred_segment)
+
+    def _put_once(
+        self, digest: KeyDigest, tensor: torch.Tensor, preferred: int | None, hold: float | Hold | None, copies: int
+    ) -> int:
+        if copies:
+            return self._replicas.put(digest, tensor, preferred, self._terms(hold), copies)
+        return self._single.put(digest, tensor, preferred, self._terms(hold))
 
     @overload
     def get(self, key: Key, *, dst: torch.Tensor | None = None, reinterpret: bool = False) -> torch.Tensor: ...
@@ -303,6 +324,8 @@ class NanoKVCache:
             found = self._single.get_into(digest, dst, reinterpret=reinterpret) or dst
         self._count_get(found, started)
         if isinstance(found, torch.Tensor):
+            if self._promotion is not None:
+                self._promotion.note(digest)
             return found
         if default is not _NO_DEFAULT and found in _MISSING:
             return default
@@ -369,11 +392,12 @@ class NanoKVCache:
         preferred_segment: int | None = None,
         hold: float | Hold | None = None,
         timeout: float = 0.0,
+        replicas: int = NO_COPIES,
     ) -> list[NanoKVError | None]:
         """Put each tensor; returns per key an error or None. Raises only if the call as a whole is wrong.
 
         Args:
-            preferred_segment, hold: as for `put`.
+            preferred_segment, hold, replicas: as for `put`.
             timeout: seconds to wait for room, for all together.
 
         Raises:
@@ -385,9 +409,15 @@ class NanoKVCache:
         preferred_segment = self._checked_segment(preferred_segment)
         deadline = time.monotonic() + seconds("timeout", timeout)
         digests = self._digests(keys)
-        outcomes = self._batched.put(digests, tensors, preferred_segment, self._terms(hold))
+        copies = self._replicas.checked(replicas) if replicas is not NO_COPIES else 0
+        outcomes: list[Outcome]
+        if copies:
+            pairs = zip(digests, tensors, strict=True)
+            outcomes = [status_of(partial(self._put_once, *pair, preferred_segment, hold, copies)) for pair in pairs]
+        else:
+            outcomes = self._batched.put(digests, tensors, preferred_segment, self._terms(hold))
         for i in (i for i, outcome in enumerate(outcomes) if outcome in NO_ROOM):
-            again = partial(self._single.put, digests[i], tensors[i], preferred_segment, self._terms(hold))
+            again = partial(self._put_once, digests[i], tensors[i], preferred_segment, hold, copies)
             outcomes[i] = until_room(self._heap, deadline - time.monotonic(), again)
         return [
             outcome
@@ -425,8 +455,10 @@ class NanoKVCache:
         else:
             statuses = self._batched.get_into(digests, dsts, reinterpret=reinterpret)
             results = [status or dst for status, dst in zip(statuses, dsts, strict=True)]
-        for key, found in zip(keys, results, strict=True):
+        for key, digest, found in zip(keys, digests, results, strict=True):
             self._count_get(found)
+            if self._promotion is not None and not isinstance(found, int):
+                self._promotion.note(digest)
             if isinstance(found, int) and found not in _MISSING:
                 raise self._error(found, key)
         return [None if isinstance(found, int) else found for found in results]
@@ -556,6 +588,33 @@ class NanoKVCache:
         if not (isinstance(group, str) and group):
             raise InvalidArgument(f"group must be a non-empty str, not {group!r}")
         return drop_group(self._machine, self._allocation, self._hash.group(group))
+
+    # --- copies in other segments ---
+    def replicate(self, key: Key, rank: int | None = None) -> bool:
+        """Copy an object into the segment of a rank, by default this one.
+
+        True if this call made the copy, False if that segment had the object.
+
+        Raises:
+            KeyNotFound, NotReady, OutOfMemory, SegmentCorrupt, WriteLost, PeerLost: there is no copy.
+            InvalidArgument: there is no such rank, the object has no bytes, or this cache has `alloc="host"`.
+        """
+        self._check_open()
+        status = self._replicas.copy(self._hash(key), rank)
+        if status == Status.INVALID:
+            raise InvalidArgument(f"the object of key {key!r} has no bytes, and so no copies")
+        if status not in (Status.OK, Status.DUPLICATE):
+            raise self._error(status, key)
+        return status == Status.OK
+
+    def copies(self, key: Key) -> list[int]:
+        """The ranks whose segments have the object of a key, the nearest first; without one, none.
+
+        Raises:
+            InvalidArgument: this cache has `alloc="host"`.
+        """
+        self._check_open()
+        return self._replicas.ranks(self._hash(key))
 
     # --- plans: the caller's kernel writes ---
     def open_for_write(
@@ -832,7 +891,9 @@ class NanoKVCache:
         self._check_open()
         now = snapshot(self._machine, self.rank, self.alloc)
         mine = {"rank": self.rank, "alloc": self.alloc, "evictions": self._allocation.evicted()}
-        return cast(Stats, now.as_dict() | self._traffic.as_dict() | self._poller.as_dict() | mine)
+        return cast(
+            Stats, now.as_dict() | self._traffic.as_dict() | self._replicas.as_dict() | self._poller.as_dict() | mine
+        )
 
     # --- elastic membership ---
     def members(self) -> list[int]:

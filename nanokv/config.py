@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypedDict, get_args
 
-from nanokv.arguments import integer, listed, seconds, whole_number
+from nanokv.arguments import integer, listed, number, seconds, whole_number
 from nanokv.device.segment.geometry import MODES
 from nanokv.errors import InvalidArgument
 from nanokv.heap import KINDS, HeapKind
@@ -27,7 +27,8 @@ _POLICIES: dict[Alloc, tuple[Policy, ...]] = {"device": ("lifetimes", "clock", "
 @dataclass(frozen=True, slots=True)
 class Options:
     """Options of a cache beyond its size. All ranks of a world give the same ones, except for timeouts, `namespace`,
-    `identity`, `on_stale` and `heap_options`. Ranks that attach with others are refused (`heap.world_spec`).
+    `identity`, `promote`, `costs`, `on_stale` and `heap_options`. Ranks that attach with others are refused
+    (`heap.world_spec`).
 
     Attributes:
         alloc: "device": the producer allocates (v2). "host": the master does (v1). Variable NANOKV_ALLOC.
@@ -56,6 +57,10 @@ class Options:
             Kernels compute it by `cooperative.sum_put_part`. Variable NANOKV_CHECKSUM: 0 or 1.
         elastic: ranks come and go while the world runs (docs/elastic.md); `world_size` is the most that there can be.
             Only with alloc="device", in heaps "shm" and "local".
+        promote: after so many reads by this rank of an object that lies on another rank, this rank makes a copy in its
+            own segment, in the background (docs/replicas.md). 0: never.
+        costs: what a read from each rank costs this one, one number >= 0 per rank: a get takes the nearest copy. This
+            rank itself comes first. Default: all the same.
         heap: the provider that makes the segments (docs/providers.md). Default: "local" for one rank without a name,
             else "shm". Variable NANOKV_HEAP.
         heap_options: further options of that provider, such as `device`.
@@ -78,6 +83,8 @@ class Options:
     on_stale: Stale = "error"
     checksum: bool = False
     elastic: bool = False
+    promote: int = 0
+    costs: tuple[float, ...] | None = None
     heap: HeapKind | None = None
     heap_options: Mapping[str, Any] = field(default_factory=dict)
 
@@ -114,6 +121,8 @@ class Options:
             self._set("size_classes", tuple(integer("a size class", pages, 1) for pages in classes))
         self._set("water", _checked_water(self.water))
         self._check_quota()
+        self._set("promote", _checked_promote(self.promote, self.alloc))
+        self._set("costs", _checked_costs(self.costs))
 
     def _check_quota(self) -> None:
         if self.quota_bytes is None:
@@ -152,6 +161,22 @@ def _checked_policy(policy: Policy | None, alloc: Alloc) -> Policy:
     return policy or allowed[0]
 
 
+def _checked_promote(promote: object, alloc: Alloc) -> int:
+    found = integer("promote", promote, 0)
+    if found and alloc != "device":
+        raise InvalidArgument('promote needs alloc="device": v1 has no copies')
+    return found
+
+
+def _checked_costs(costs: Sequence[float] | None) -> tuple[float, ...] | None:
+    if costs is None:
+        return None
+    found = tuple(number("a cost", cost) for cost in listed("costs", costs))
+    if not all(0 <= cost < float("inf") for cost in found):
+        raise InvalidArgument(f"costs must be finite numbers >= 0, not {costs!r}")
+    return found
+
+
 def _checked_water(water: object) -> tuple[int, int] | None:
     if water is None:
         return None
@@ -182,6 +207,8 @@ class LocalOptions(TypedDict, total=False):
     rpc_timeout: float
     checksum: bool
     elastic: bool
+    promote: int
+    costs: Sequence[float] | None
 
 
 class CacheOptions(LocalOptions, total=False):

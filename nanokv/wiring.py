@@ -34,7 +34,9 @@ class Wired(NamedTuple):
 
 
 def plan_geometry(heap_bytes: int, page_bytes: int, world_size: int, options: Options) -> Geometry:
-    """The geometry of a world. Raises InvalidArgument, naming the size that is wrong."""
+    """The geometry of a world. Raises InvalidArgument, naming the size that is wrong, or if `costs` are too few."""
+    if options.costs is not None and len(options.costs) != world_size:
+        raise InvalidArgument(f"costs must have one number per rank, {world_size}, not {len(options.costs)}")
     try:
         return Geometry.plan(
             integer("heap_bytes", heap_bytes, 1),
@@ -101,7 +103,7 @@ def wire(heap: Heap, master_rank: int, options: Options) -> Wired:
         HeapUnavailable: the protocol cannot be compiled for the device of this heap, or the code cannot be stored.
     """
     try:
-        machine = _machine(heap, checksum=options.checksum)
+        machine = _machine(heap, options)
         routing = Routing(heap.world_size, heap.rank, heap.peer_closed)
         note_owner = _noting_owners(machine, options)
         allocation: Allocation = ProducerAllocation(machine, heap.rank, routing, note_owner)
@@ -158,9 +160,11 @@ def _noting_owners(machine: Machine, options: Options) -> Callable[[int], None] 
     return note
 
 
-def _machine(heap: Heap, *, checksum: bool) -> Machine:
+def _machine(heap: Heap, options: Options) -> Machine:
     """The machine that runs the protocol where the segments lie."""
-    table = heap.geometry.world_table(heap.rank, heap.incarnation, heap.bases, checksum=checksum)
+    table = heap.geometry.world_table(
+        heap.rank, heap.incarnation, heap.bases, checksum=options.checksum, costs=options.costs
+    )
     views = [heap.host_view(rank) for rank in range(heap.world_size)]
     try:
         if all(view is not None for view in views):

@@ -9,7 +9,7 @@ The host changes shared words in no other way.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +17,9 @@ import numpy.typing as npt
 
 from nanokv.device.machines.free_chains import free_chains
 from nanokv.device.machines.records import Begun, Descriptor, Drained, Found, Place, Terms, Words
+from nanokv.device.protocol.directory import CANDIDATES
+from nanokv.device.protocol.replicate import COPY
+from nanokv.device.protocol.status import Status
 from nanokv.device.segment.geometry import Geometry
 from nanokv.device.segment.layout import (
     ACTIVITY,
@@ -162,9 +165,12 @@ class Machine(ABC):
         return bool(self.call("renew", place.owner, place.slot, place.epoch, without, terms))
 
     def remove(self, key: tuple[int, int]) -> int:
-        """Remove the object of a key: OK, MISS, NOT_READY, PINNED or CORRUPT."""
-        status, owner, sleeps = self.call("remove", *key)
-        if sleeps:
+        """Remove the object of a key, and all its copies: OK, MISS, NOT_READY, PINNED or CORRUPT."""
+        status, owner, sleeps, copies = self.call("remove", *key)
+        if copies:
+            for rank in range(self.geometry.world_size):
+                self._wake(rank)
+        elif sleeps:
             self._wake(owner)
         return status
 
@@ -208,6 +214,49 @@ class Machine(ABC):
         """The quotas of a segment, QUOTA bits: uint64 [rows]; 0: no quota."""
         rows = self.geometry.world_size * RANK_QUOTAS
         return self.look(owner, self.geometry.offsets["quotas_base"], np.dtype(np.uint64), rows)
+
+    # --- copies of objects in other segments (`protocol.replicate`) ---
+    def replicate(self, target: int, key: tuple[int, int], now: int) -> int:
+        """Copy the object of a key into the segment of `target`: OK, DUPLICATE if that has it, or why there is none.
+
+        MISS, NOT_READY, FULL, NO_HEADER, NO_ENTRY, TORN, CORRUPT, LOST; INVALID for an object without bytes.
+        """
+        status, sleeps = self.call("replicate", target, *key, now)
+        if sleeps:
+            self._wake(target)
+        return status
+
+    def put_copied(
+        self,
+        owner: int,
+        key: tuple[int, int],
+        src: int,
+        nbytes: int,
+        descriptor: Descriptor,
+        now: int,
+        targets: Sequence[int],
+    ) -> tuple[int, list[int]]:
+        """`put`, and a copy in the segment of each of `targets`: (status, ranks that have a copy).
+
+        Another number of copies than asked for is no error.
+        """
+        copies = np.zeros((len(targets), COPY.size // WORD), np.int64)
+        table = copies.view(COPY.dtype)[:, 0]
+        table["rank"], table["status"] = targets, Status.MISS
+        status, sleeps = self.exchange("put_copied", owner, *key, src, nbytes, now, *descriptor, copies, len(targets))
+        if sleeps:
+            self._wake(owner)
+        made = [row for row in table if row["status"] == Status.OK]
+        for row in made:
+            if row["sleeps"]:
+                self._wake(int(row["rank"]))
+        return status, [int(row["rank"]) for row in made]
+
+    def find_copies(self, key: tuple[int, int]) -> list[int]:
+        """The ranks whose segments have a READY object of the key, in no order."""
+        entries = np.zeros(CANDIDATES.value, np.int64)
+        count = self.exchange("find_copies", *key, entries)
+        return [int(rank) for rank in unpack("ENTRY", "rank", entries[:count])]
 
     # --- the table of layouts ---
     def write_layout(self, owner: int, row: npt.NDArray[Any]) -> int:

@@ -4,6 +4,7 @@ All segments of a world have the same geometry. `Geometry.plan` chooses it once 
 it, so that a process with other wishes is refused instead of reading garbage.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from itertools import pairwise
@@ -258,16 +259,23 @@ class Geometry:
         return found
 
     def world_table(
-        self, rank: int, incarnation: int, bases: list[int], *, checksum: bool = False
+        self,
+        rank: int,
+        incarnation: int,
+        bases: list[int],
+        *,
+        checksum: bool = False,
+        costs: Sequence[float] | None = None,
     ) -> npt.NDArray[np.int64]:
-        """The private table that device functions take as `world` (`world_table`): this geometry, then `bases`.
+        """The private table that device functions take as `world` (`world_table`): this geometry, `bases`, read costs.
 
-        int64 [words of WORLD + world_size].
+        int64 [words of WORLD + 2 * world_size].
 
         Args:
             rank: this rank. incarnation: how many times it has attached.
             bases: the address of every rank's segment as this process sees it.
             checksum: whether this rank gives its objects checksums, and reads none without.
+            costs: what a read from each rank costs (`nearest_first`).
         """
         head = np.zeros(1, WORLD.dtype)
         for name in WORLD.offsets:
@@ -277,7 +285,17 @@ class Geometry:
                 head[0][name] = getattr(self, name)
         head[0]["rank"], head[0]["producer"] = rank, producer_word(rank, incarnation)
         head[0]["checksum"] = checksum
-        return np.concatenate([head.view(np.int64), np.array(bases, np.int64)])
+        order = nearest_first(rank, self.world_size, costs)
+        return np.concatenate([head.view(np.int64), np.array(bases, np.int64), np.argsort(order)])
+
+
+def nearest_first(rank: int, world_size: int, costs: Sequence[float] | None = None) -> list[int]:
+    """All ranks in the order in which `rank` prefers to read from them: itself, then by cost.
+
+    Of ranks that cost the same the next after `rank` goes first, around: so the readers of a copied object spread.
+    """
+    paid = [0.0] * world_size if costs is None else costs
+    return sorted(range(world_size), key=lambda other: (other != rank, paid[other], (other - rank) % world_size))
 
 
 def evicts_by(may_evict: bool, policy: str) -> int:

@@ -285,7 +285,7 @@ BITS = (
     Bits("LINK", "next", 0, 32, "next node + 1; 0: last"),
     Bits("LINK", "stamp", 32, 26, "how often this node changed hands: by it the audit sees which nodes moved"),
     Bits("LINK", "mark", 58, 6, "of a first page: class + 1 while free, class + 25 while a header holds it; else 0"),
-    Bits("ENTRY", "phase", 0, 2, "0 empty, 1 TENTATIVE, 2 FINAL"),
+    Bits("ENTRY", "phase", 0, 2, "0 empty, 1 TENTATIVE, 2 FINAL, 3 REPLICA: a further copy"),
     Bits("ENTRY", "tag", 2, 12, "low bits of the high half of the key's digest"),
     Bits("ENTRY", "rank", 14, 10, "the rank whose segment holds the header"),
     Bits("ENTRY", "header", 24, 26, "header slot in that segment"),
@@ -372,7 +372,8 @@ MARK_SHIFT, MARK_MASK = _bits("LINK", "mark")
 STAMP_BITS = tl.constexpr(STAMP_MASK.value << STAMP_SHIFT.value)
 
 ENTRY_TENTATIVE = tl.constexpr(1)
-ENTRY_FINAL = tl.constexpr(2)
+ENTRY_FINAL = tl.constexpr(2)  # the bit that REPLICA has too: a reader follows both
+ENTRY_REPLICA = tl.constexpr(3)
 ENTRY_PHASE_SHIFT, ENTRY_PHASE_MASK = _bits("ENTRY", "phase")
 ENTRY_TAG_SHIFT, ENTRY_TAG_MASK = _bits("ENTRY", "tag")
 ENTRY_RANK_SHIFT, ENTRY_RANK_MASK = _bits("ENTRY", "rank")

@@ -1,8 +1,8 @@
 """The world table: where a rank finds all segments and their geometry. Private words, never shared memory.
 
 A corrupt or foreign segment must not lead a rank astray, so the protocol reads no bound, offset or base from a segment:
-it reads them here. The table ends with `heap_bases`, the base address of every rank's segment as this process sees it;
-that is the table that iris' device functions take.
+it reads them here. Behind the words of WORLD lie `heap_bases`, the base address of every rank's segment as this process
+sees it; that is the table that iris' device functions take. Behind those lies what a read from each rank costs.
 
 A kernel loads the table once, by `open_world`, and passes its words to protocol functions as one argument:
 `world.page_bytes` is in a register. Loaded at each use it would come from memory after each acquire, which empties the
@@ -119,6 +119,12 @@ def open_world(table: tl.int64) -> Any:
 def segment(world: World, rank: tl.int64) -> Any:
     """The address of a rank's segment. `rank` must be below `world_size`."""
     return table64(world.table + BASES + rank * WORD_BYTES)
+
+
+@triton.jit
+def read_cost(world: World, rank: tl.int64) -> Any:
+    """What a read from a rank's segment costs this rank: its place in the order of the ranks, this one's 0."""
+    return table64(world.table + BASES + (world.world_size + rank) * WORD_BYTES)
 
 
 @triton.jit

@@ -10,7 +10,7 @@ from nanokv.device.machines.base import Machine
 from nanokv.device.machines.records import Begun, Descriptor, Found
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.layout import FLAG_PLAN, unpack
-from nanokv.errors import PeerLost
+from nanokv.errors import NanoKVError, PeerLost
 from nanokv.host_poller.make_room import make_room
 from nanokv.types import KeyDigest
 
@@ -40,6 +40,7 @@ class ProducerAllocation:
         self._rank = rank
         self.routing = routing
         self._route = routing.owner_of
+        self._others = routing.others
         self._note_owner = note_owner
         self.owner_of = routing.owner_of if note_owner is None else self._noted_owner_of
 
@@ -60,6 +61,50 @@ class ProducerAllocation:
             status = self._machine.put(owner, key, src, nbytes, descriptor, time.time_ns())
             tries += 1
         return status
+
+    def put_copied(
+        self, key: KeyDigest, src: int, nbytes: int, preferred: int | None, descriptor: Descriptor, count: int
+    ) -> tuple[int, list[int]]:
+        """`put`, and a copy in each of the next `count` segments that live: (status, the ranks that have a copy)."""
+        owner = self.owner_of(key, preferred)
+        targets = [rank for rank in self._others(owner, count) if self._may_have(rank)]
+
+        def put() -> tuple[int, list[int]]:
+            return self._machine.put_copied(owner, key, src, nbytes, descriptor, time.time_ns(), targets)
+
+        status, made = put()
+        tries = 0
+        while status == _FULL and tries < _ROOM_TRIES and make_room(self._machine, owner, nbytes):
+            status, made = put()
+            tries += 1
+        return status, made
+
+    def replicate(self, key: KeyDigest, target: int) -> int:
+        """Copy an object into the segment of `target`: see `Machine.replicate`.
+
+        Raises:
+            OutOfMemory, ReuseViolation: as `owner_of`.
+        """
+        if self._note_owner is not None:
+            self._note_owner(target)
+        status = self._machine.replicate(target, key, time.time_ns())
+        tries = 0
+        while status == _FULL and tries < _ROOM_TRIES:
+            found = self._machine.lookup(key)
+            if found.status != Status.OK or not make_room(self._machine, target, found.place.nbytes):
+                break
+            status = self._machine.replicate(target, key, time.time_ns())
+            tries += 1
+        return status
+
+    def _may_have(self, rank: int) -> bool:
+        """Whether a segment can take objects of this identity: a copy that it cannot have is left out."""
+        try:
+            if self._note_owner is not None:
+                self._note_owner(rank)
+        except NanoKVError:
+            return False
+        return True
 
     def get(self, key: KeyDigest, dst: int, nbytes: int, what: Descriptor) -> int:
         return self._machine.get(key, dst, nbytes, what, time.time_ns())

@@ -1,6 +1,7 @@
 """Which segment a new object goes to, in v2 and in v1 alike."""
 
 from collections.abc import Callable
+from itertools import islice
 
 from nanokv.device.segment.layout import POSITIVE
 from nanokv.types import KeyDigest
@@ -25,6 +26,12 @@ class Routing:
     def leave_out_this_rank(self, out: bool) -> None:
         """Let new objects go around this rank too, as long as another one lives; or take that back."""
         self._here = None if out else self._rank
+
+    def others(self, owner: int, count: int) -> list[int]:
+        """At most `count` ranks that live, from the one after `owner` on, around: they get an object's copies."""
+        order = ((owner + i) % self._world_size for i in range(1, self._world_size))
+        living = (rank for rank in order if rank == self._rank or not self.has_gone(rank))
+        return list(islice(living, count))
 
     def owner_of(self, key: KeyDigest, preferred: int | None) -> int:
         """The preferred rank; without one the key's home rank, or in its place the next rank that lives.

@@ -4,7 +4,7 @@ A key that a launch could not settle takes a call of its own, which makes room, 
 """
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -136,10 +136,15 @@ class BatchedTransfer:
         return done
 
     def _put_one(self, key: KeyDigest, tensor: torch.Tensor, preferred: int | None, terms: Terms) -> Outcome:
-        try:
-            return self._single.put(key, tensor, preferred, terms)
-        except NanoKVError as error:
-            return error
+        return status_of(lambda: self._single.put(key, tensor, preferred, terms))
+
+
+def status_of(put: Callable[[], int]) -> Outcome:
+    """What a call answers, or the error that it raises."""
+    try:
+        return put()
+    except NanoKVError as error:
+        return error
 
 
 def _chunks(places: Sequence[Any]) -> Iterator[Sequence[Any]]:

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from nanokv.device.machines.native_code import compiled
+from nanokv.device.protocol.replicate import COPY
 from nanokv.device.segment.geometry import Geometry, producer_word
 from nanokv.device.segment.layout import (
     DEAD,
@@ -136,7 +137,12 @@ ARGUMENTS = {
     "entry_owner": "entry",
     "entry_header": "entry",
     "has_tag": "entry key_check",
-    "is_final": "entry key_check",
+    "is_sure": "entry key_check",
+    "is_copy": "entry",
+    "turn_at": "world home key_hash",
+    "nearest": "world key_hash key_check",
+    "stop_copy": "world entry state_word",
+    "has_no_copy": "world home key_hash key_check candidate",
     "in_bounds": "world entry",
     "judge": "world entry key_hash key_check",
     "find_state": "world key_hash key_check",
@@ -258,6 +264,22 @@ ARGUMENTS = {
     "get_described": "world key_hash key_check out stored_bytes now any any any any any any any any",
     "remove_slot": "world owner slot epoch removal",
     "remove": "world key_hash key_check",
+    "first_to_go": "world key_hash key_check",
+    "end_copies": "world key_hash key_check",
+    "is_held_by": "world home key_hash key_check places owner",
+    "settle_copy": "world home key_hash key_check candidate candidate owner",
+    "enter_copy": "world owner slot epoch key_hash key_check",
+    "allocate_copy": "world owner key_hash key_check size_class n_pages nbytes now",
+    "begin_copy": "world owner key_hash key_check nbytes now",
+    "end_copy": "world owner slot epoch bit bit",
+    "begin_replica": "world owner key_hash key_check now",
+    "end_replica": "world owner slot epoch bit owner slot epoch bit",
+    "replicate": "world owner key_hash key_check now",
+    "begin_copies": "world key_hash key_check nbytes now any any any any any any any any copies two",
+    "seal_copies": "world key_hash key_check nbytes any any any any any any any any any copies two",
+    "end_copies_put": "world copies two bit",
+    "put_copied": "world owner key_hash key_check source nbytes now any any any any any any any any copies two",
+    "find_copies": "world key_hash key_check out",
     "snapshot": "world seg hint out",
     "snapshots": "world owner hints few out good",
     "give_up": "world owner slot epoch",
@@ -341,6 +363,24 @@ WANTED = {
     ),
     DEAD.value: ("acknowledge", "release"),
 }
+# functions that need entries of the key
+PLANTED = (
+    "settle",
+    "place",
+    "claim",
+    "claim_at",
+    "judge",
+    "nearest",
+    "find_state",
+    "has_no_copy",
+    "settle_copy",
+    "enter_copy",
+    "is_held_by",
+    "find_copies",
+    "first_to_go",
+    "end_copies",
+    "remove",
+)
 # functions that need a ledger line that is held
 LEDGER = ("unpin", "drop_pin", "clear_intent", "recount", "count_lines")
 
@@ -371,7 +411,7 @@ class Draw:
         key = own if rng.random() < 0.7 else rng.choice(KEYS)
         self.key = [signed(half) for half in key]
         self._aim_at_a_state(name)
-        if name in ("settle", "place", "claim", "claim_at", "judge"):
+        if name in PLANTED:
             self._plant_entries()
 
     def _aim_at_a_held_line(self) -> None:
@@ -387,13 +427,13 @@ class Draw:
                 self.row["state"] = state
 
     def _plant_entries(self) -> None:
-        """Entries of the drawn header, TENTATIVE or FINAL, in a few of the places that its key may use."""
+        """Entries of the drawn header, TENTATIVE, FINAL or REPLICA, in a few of the places that its key may use."""
         tag = (self.key[1] & ENTRY_TAG_MASK.value) << ENTRY_TAG_SHIFT.value
         low = (int(self.row["epoch"]) & ENTRY_EPOCH_MASK.value) << ENTRY_EPOCH_SHIFT.value
         place = self.drawn_owner << ENTRY_RANK_SHIFT.value | self.drawn_slot << ENTRY_HEADER_SHIFT.value
         directory = self.views[self.key[1] & (2**63 - 1) & 1].directory
         for _ in range(self.rng.choice((1, 6, 40))):
-            directory[self.rng.randrange(len(directory))] = tag | low | place | self.rng.randrange(1, 3)
+            directory[self.rng.randrange(len(directory))] = tag | low | place | self.rng.randrange(1, 4)
 
     def world(self) -> Address:
         return Address(3, 0)
@@ -595,6 +635,16 @@ class Draw:
     def classes(self) -> Address:
         self.private[208:210] = self.drawn_class
         return Address(2, 208 * 8)
+
+    def copies(self) -> Address:
+        """Two records of COPY, of which the first mostly names the drawn header."""
+        rows = self.private[224:238].view(COPY.dtype)
+        for row, slot in zip(rows, (self.drawn_slot, self.rng.randrange(GEOMETRY.hdr_count)), strict=True):
+            row["rank"], row["status"], row["slot"] = self.rng.randrange(2), self.rng.randrange(2), slot
+            row["epoch"], row["phase"] = int(self.row["epoch"]), self.rng.randrange(2)
+            row["payload"] = GEOMETRY.offsets["heap_base"]
+        rows[0]["rank"] = self.drawn_owner
+        return Address(2, 224 * 8)
 
     def source(self) -> Address:
         return Address(2, 256 * 8 + self.rng.choice((0, 0, 1, 8)))

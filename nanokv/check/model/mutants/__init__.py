@@ -14,6 +14,7 @@ keys         the directory, pins, eviction under readers
 host         the ring, the index, grace periods, the sweeper, the audit
 layouts      the table of layouts
 terms        labels and quotas
+copies       further copies of an object
 progress     operations that wait for others
 cooperative  tickets, objects in parts
 runs         objects that one CTA puts one after another
@@ -34,6 +35,7 @@ for theme in (
     "host",
     "layouts",
     "terms",
+    "copies",
     "progress",
     "cooperative",
     "runs",

@@ -6,6 +6,7 @@ extents       pages
 refusals      FULL and NO_HEADER are no accidents
 objects       puts, reads, removals and pins of whole objects
 eviction      what eviction leaves alone: leased objects, and all while free neighbours would do
+copies        further copies of an object, in other segments
 cooperative   one object that several CTAs put or get
 runs          objects that one CTA puts one after another
 hints         the announce ring, the index, limits
@@ -28,6 +29,7 @@ for theme in (
     "refusals",
     "objects",
     "eviction",
+    "copies",
     "cooperative",
     "runs",
     "hints",
