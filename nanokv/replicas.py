@@ -85,7 +85,7 @@ class Replicas:
         """Put a tensor with `count` copies, all in one call of the machine if it has no terms. Answers as
         `SingleTransfer.put`.
 
-        `terms`: of the object. Its copies have its priority, its group and its time to live; a lease is of the object.
+        `terms`: of the object, and of its copies. A read ends the lease of the copy that it reads.
         """
         if terms is not NO_TERMS:
             return self._put_then_copy(key, tensor, preferred, terms, count)

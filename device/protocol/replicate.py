@@ -67,6 +67,7 @@ from nanokv.device.protocol.ring import asleep
 from nanokv.device.protocol.status import DUPLICATE, FULL, INVALID, NO_ENTRY, NO_HEADER, NOT_READY, OK
 from nanokv.device.protocol.take_or_evict import take_header
 from nanokv.device.segment.layout import (
+    ACCESS_TIME,
     CHECKSUM_MASK,
     CHECKSUM_SHIFT,
     COUNT_REFUSED,
@@ -77,6 +78,7 @@ from nanokv.device.segment.layout import (
     H_FLAGS,
     L_GROUP,
     L_UNTIL,
+    LEASED,
     PRIORITY,
     TERMS_PRIORITY_SHIFT,
     WORD_BYTES,
@@ -275,13 +277,15 @@ def begin_replica(world: World, target: tl.int64, key_hash: tl.int64, key_check:
 
 @triton.jit(noinline=True)
 def inherit_terms(table: tl.int64, owner: tl.int64, of_slot: tl.int64, target: tl.int64, slot: tl.int64) -> None:
-    """Give a copy the priority and the label of its object. They count if the object is validated afterwards."""
+    """Give a copy the lease, the priority and the label of its object. They count if that is validated afterwards."""
     world = open_world(table)
     seg = segment(world, owner)
     of = header_at(world, seg, of_slot)
-    priority = load64(of + H_ACCESS, "relaxed") & PRIORITY
-    if priority != 0:
-        lease(world, target, slot, priority << TERMS_PRIORITY_SHIFT)
+    access = load64(of + H_ACCESS, "relaxed")
+    until = select((access & LEASED) == LEASED, access & ACCESS_TIME, word(0))
+    terms = until | ((access & PRIORITY) << TERMS_PRIORITY_SHIFT)
+    if terms != 0:
+        lease(world, target, slot, terms)
     if (load64(of + H_FLAGS, "relaxed") & FLAG_LABEL) != 0:
         at = label_at(world, seg, of_slot)
         label(world, target, slot, load64(at + L_GROUP, "relaxed"), load64(at + L_UNTIL, "relaxed"))

@@ -23,6 +23,7 @@ from nanokv.transfer.single import SingleTransfer
 from nanokv.types import KeyDigest, Left
 
 Fate = Literal["move", "drop"]
+_NO_HOME = (Status.CORRUPT, Status.FULL, Status.NO_HEADER, Status.NO_ENTRY, Status.TOO_LARGE)  #: it is dropped
 
 
 class Emptying:
@@ -75,11 +76,8 @@ class Emptying:
                 moved, dropped, nbytes = self.done
                 self.done = Left(moved + 1, dropped, nbytes + place.nbytes)
                 return
-            if status in (Status.PINNED, Status.MISS):
-                return
-            if status != Status.CORRUPT:  # it had to go before it could be put again
-                self.done = self.done._replace(dropped=self.done.dropped + 1)
-                return
+            if status not in _NO_HOME:
+                return  # it has gone, or the next step tries again
         if self._allocation.remove_slot(self._owner, slot, place.epoch) == Status.OK:
             self.done = self.done._replace(dropped=self.done.dropped + 1)
 

@@ -1,8 +1,7 @@
-"""Moves one object into another segment.
+"""Moves one object into another segment: by a copy there, before the one here goes. So no reader ever misses it.
 
-This version removes the object and puts it again, under the same digest and descriptor. Between the two steps readers
-miss it, and if this process dies there, the object is lost. A replica that is made before the first copy goes has
-neither fault.
+An object without bytes has no copies (`device/protocol/replicate.py`): it is removed, and put again. Between the two
+steps readers miss it, and if this process dies there, the object is lost.
 """
 
 from typing import Any
@@ -10,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from nanokv.device.machines.base import Machine
-from nanokv.device.machines.records import Descriptor, Place, Terms
+from nanokv.device.machines.records import Descriptor, Place
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.last_access import is_leased
-from nanokv.device.segment.layout import ACCESS_TIME, FLAG_LABEL, LOW32, TERMS_PRIORITY_SHIFT, unpack
+from nanokv.device.segment.layout import ACCESS_TIME, LOW32
 from nanokv.host_poller.index import key_of
 from nanokv.transfer.single import SingleTransfer
 from nanokv.types import KeyDigest
@@ -33,34 +32,30 @@ def move_object(
         header: its OBJ_HEADER record, whole. descriptor: its OBJ_DESC record. now: ns.
 
     Returns:
-        OK; PINNED: nothing was done; MISS: it went away by itself; CORRUPT: its checksum is wrong, and nothing was
-        done; DUPLICATE, FULL, NO_HEADER, NO_ENTRY or LOST: it is gone.
+        OK; PINNED: it stays, beside a copy; MISS: it went away by itself; NOT_READY, TORN, LOST: the copy met another
+        call of its key; CORRUPT: its checksum is wrong; FULL, NO_HEADER, NO_ENTRY: there is no room. After all but OK
+        and MISS the object is where it was.
     """
-    key = KeyDigest(*key_of(header))
-    copy = single.payload(place).clone()
-    status = machine.verify(key, place, copy.data_ptr())
-    if status != Status.OK:
-        return Status.MISS if status == Status.TORN else status
-    access = int(header["last_access"])
-    leased, used = is_leased(access, now), access & ACCESS_TIME.value
-    terms = _terms(machine, place, header, used if leased else 0)
+    key, access = KeyDigest(*key_of(header)), int(header["last_access"])
+    used = now if is_leased(access, now) else access & ACCESS_TIME.value
+    if not place.nbytes:
+        return _put_again(machine, single, place, key, descriptor, to, used)
+    status = machine.replicate(to, key, used)
+    if status not in (Status.OK, Status.DUPLICATE):
+        return status
+    return machine.remove_slot(place.owner, place.slot, place.epoch)
+
+
+def _put_again(
+    machine: Machine, single: SingleTransfer, place: Place, key: KeyDigest, descriptor: Any, to: int, used: int
+) -> int:
+    """Remove an object without bytes, and put it again."""
     status = machine.remove_slot(place.owner, place.slot, place.epoch)
     if status != Status.OK:
         return status
     words: Descriptor = int(descriptor["format"]) & LOW32.value, *descriptor["dims"].view(np.int64).tolist()
-    begun = machine.begin(to, key, place.nbytes, 0, words, now if leased else used)
+    begun = machine.begin(to, key, 0, 0, words, used)
     if begun.status != Status.OK:
-        return begun.status
-    machine.set_terms(begun.place, terms)
-    single.payload(begun.place).copy_(copy)
+        return Status.MISS
     single.seal(key, begun.place, words)
     return machine.finish(begun.place, begun.phase)
-
-
-def _terms(machine: Machine, place: Place, header: Any, until: int) -> Terms:
-    """The terms of an object. `until`: the end of its lease, or 0."""
-    access = until | int(unpack("ACCESS", "priority", int(header["last_access"]))) << TERMS_PRIORITY_SHIFT.value
-    if not int(header["flags"]) & FLAG_LABEL.value:
-        return Terms(access)
-    label = machine.labels(place.owner, place.slot, 1)[0]
-    return Terms(access, int(label["group"].view(np.int64)), int(label["until"]))
