@@ -28,7 +28,8 @@ class Owner(CacheRank):
     def put_until_told(self) -> None:
         while not self.told():
             key = f"more{self.progress.value}"
-            self.cache.put(key, value(self.progress.value), preferred_segment=self.cache.rank, replicas=2)
+            tensor = value(self.progress.value)
+            self.cache.put(key, tensor, preferred_segment=self.cache.rank, replicas=2, exist_ok=True)  # after a death
             self.progress.value += 1
 
     def copy_until_told(self) -> None:
