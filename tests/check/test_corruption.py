@@ -102,7 +102,7 @@ class Arena:
     """One segment of 16 pages, and its functions natively."""
 
     def __init__(self) -> None:
-        self.plain = PlainWorld(Geometry.plan(PAGES * PAGE, PAGE, 1, max_objects=6))
+        self.plain = PlainWorld(Geometry.plan(PAGES * PAGE, PAGE, 1, size_classes=(1, 2, 4, 8, 16), max_objects=6))
         self.geometry, self.view = self.plain.geometry, self.plain.views[0]
         self.at = self.plain.worlds[0], self.plain.bases[0]
 

@@ -213,26 +213,28 @@ def _evict_the_same(world: SmallWorld) -> None:
 
 
 def _small_and_large(world: SmallWorld) -> None:
-    """Two small objects that have lived long enough, and a large one that has just come."""
-    stored(A, B)(world)
+    """Two small objects that have lived long enough, and a large one that has just been read."""
     expect(world.put(C, 1, LARGE) == Status.OK, "prepare")
+    stored(A, B)(world)
+    expect(world.get(C) == (Status.OK, 1), "prepare")
     world.on_owner(store_control)(HEAP_CTL.offsets["life"], 4)  # objects go that are older than two ticks
 
 
 def _large_stays(world: SmallWorld) -> None:
     expect(world.results["producer"] == Status.OK, f"small objects may go, and a put was answered {world.results}")
-    expect(world.find(C) == Status.OK, "a large object went that had just come, and small ones had lived long enough")
+    expect(world.find(C) == Status.OK, "a large object went that was just read, and small ones had lived long enough")
 
 
 @Scenario(
     "young-stays",
-    "small objects that have lived long enough go for a large one, and not the large one that has just come",
+    "small objects that have lived long enough go for a large one, and not the large one that was just read",
     small(),
     _large_stays,
     _small_and_large,
     may_evict=True,
 )
 def _evict_small(world: SmallWorld) -> None:
+    world.time = 4  # four operations came before
     world.spawn("producer", lambda: world.put(D, 2, LARGE))
     world.spawn("reader", lambda: world.get(C))
 
