@@ -373,7 +373,7 @@ def test_wrong_worlds(shm_name: str) -> None:
         nanokv.local_world(RANKS, PAGES * PAGE, alloc="host", **sizes)
     for heap in ("iris", "torch_symm"):
         with pytest.raises(InvalidArgument, match=f"elastic=True needs one of the heaps .*heap='{heap}'"):
-            Cache(PAGES * PAGE, name=shm_name, rank=0, world_size=2, heap=heap, **sizes)  # type: ignore[arg-type]
+            Cache(PAGES * PAGE, name=shm_name, rank=0, world_size=2, heap=heap, **sizes)
     with pytest.raises(InvalidArgument, match="member must be a NanoKVCache, not 3"):
         nanokv.join_local_world(3, 1)  # type: ignore[arg-type]
     (cache,) = nanokv.local_world(RANKS, PAGES * PAGE, ranks=[3], **sizes)

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from nanokv.check.rank_process import CheckFailure, RankProcess, wait_until
+from nanokv.check.rank_process import RankProcess, wait_until
+from nanokv.check.report import CheckFailure
 from nanokv.errors import HeapUnavailable, PeerLost
 from nanokv.fsck.inspect_world import Inspected
 from nanokv.heap.shm_tools import inspect, list_worlds

@@ -15,6 +15,7 @@ from nanokv.check.rank_process import RankCommands
 from nanokv.errors import NanoKVError
 from nanokv.heap.shm import ShmHeap
 from nanokv.membership import empty
+from nanokv.membership.move import move_object
 from nanokv.types import Left
 
 PAGE = 4096
@@ -70,7 +71,7 @@ DEATHS: dict[str, tuple[object, str, Callable[..., object]]] = {
     "join, half open": (ShmHeap, "_join_barrier", _die_half_open),
     "join, open": (ShmHeap, "_prefault", die),
     "leave, marked": (empty.Emptying, "step", die),
-    "leave, some have moved": (empty, "move_object", _die_after(5, empty.move_object)),
+    "leave, some have moved": (empty, "move_object", _die_after(5, move_object)),
     "leave, pages in hand": (ShmHeap, "make_absent", die),
     "leave, links cleared": (ShmHeap, "make_absent", _die_with_unused_links),
 }
