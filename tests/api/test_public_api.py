@@ -37,7 +37,7 @@ EMPTY = inspect.Parameter.empty
 METHODS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "put": (
         {"key": EMPTY, "tensor": EMPTY},
-        {"preferred_segment": None, "exist_ok": False, "hold": None, "timeout": 0.0},
+        {"preferred_segment": None, "exist_ok": False, "hold": None, "timeout": 0.0, "replicas": 0},
     ),
     "get": ({"key": EMPTY, "default": _NO_DEFAULT}, {"dst": None, "reinterpret": False}),
     "get_part": ({"key": EMPTY, "offset": EMPTY, "nbytes": EMPTY}, {"dst": None}),
@@ -54,7 +54,12 @@ METHODS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "exists": ({"key": EMPTY}, {}),
     "abort": ({"key": EMPTY}, {}),
     "pin": ({"key": EMPTY}, {"timeout": 0.0}),
-    "put_many": ({"keys": EMPTY, "tensors": EMPTY}, {"preferred_segment": None, "hold": None, "timeout": 0.0}),
+    "put_many": (
+        {"keys": EMPTY, "tensors": EMPTY},
+        {"preferred_segment": None, "hold": None, "timeout": 0.0, "replicas": 0},
+    ),
+    "replicate": ({"key": EMPTY, "rank": None}, {}),
+    "copies": ({"key": EMPTY}, {}),
     "get_many": ({"keys": EMPTY}, {"dsts": None, "reinterpret": False}),
     "exists_many": ({"keys": EMPTY}, {}),
     "hold": ({"keys": EMPTY, "hold": EMPTY}, {}),

@@ -27,9 +27,8 @@ class Owner(CacheRank):
 
     def put_until_told(self) -> None:
         while not self.told():
-            key = f"more{self.progress.value}"
-            tensor = value(self.progress.value)
-            self.cache.put(key, tensor, preferred_segment=self.cache.rank, replicas=2, exist_ok=True)  # after a death
+            key = f"more{self.who}-{self.progress.value}"
+            self.cache.put(key, value(self.progress.value), preferred_segment=self.cache.rank, replicas=2)
             self.progress.value += 1
 
     def copy_until_told(self) -> None:
@@ -93,7 +92,7 @@ def test_no_object_with_a_copy_goes_with_its_owner(world: World, lost: bool) -> 
 
 def test_an_owner_is_killed_while_it_puts_copies(world: World) -> None:
     cache, ranks = world
-    for _ in range(2):
+    for incarnation in (1, 2):
         ranks[1].send("put_until_told")
         before = ranks[1].steps
         wait_until("some puts", lambda before=before: ranks[1].steps > before + 40)  # type: ignore[misc]
@@ -101,7 +100,7 @@ def test_an_owner_is_killed_while_it_puts_copies(world: World) -> None:
         done = ranks[1].steps
         wait_until("the death is seen", lambda: not cache.alive(1))
         for i in range(max(done - 30, 0), done):
-            assert torch.equal(cache.get(f"more{i}"), value(i))
+            assert torch.equal(cache.get(f"more{1 + 8 * incarnation}-{i}"), value(i))
         ranks[1] = RankProcess(Owner, 1, ranks_options())
         ranks[1].arrive()
     rest(cache)

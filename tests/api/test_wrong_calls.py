@@ -76,6 +76,7 @@ GOOD: dict[str, Any] = {
     "bytes_total": 8,
     "nbytes": 12,
     "timeout": 0.0,
+    "replicas": 0,
     "usage_ratio": 1.0,
     "rank": 0,
     "offset": 0,

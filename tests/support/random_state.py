@@ -264,6 +264,7 @@ ARGUMENTS = {
     "get_described": "world key_hash key_check out stored_bytes now any any any any any any any any",
     "remove_slot": "world owner slot epoch removal",
     "remove": "world key_hash key_check",
+    "remove_whole": "world key_hash key_check",
     "first_to_go": "world key_hash key_check",
     "end_copies": "world key_hash key_check",
     "is_held_by": "world home key_hash key_check places owner",
@@ -380,6 +381,7 @@ PLANTED = (
     "first_to_go",
     "end_copies",
     "remove",
+    "remove_whole",
 )
 # functions that need a ledger line that is held
 LEDGER = ("unpin", "drop_pin", "clear_intent", "recount", "count_lines")

@@ -85,7 +85,7 @@ KEPT: dict[str, str] = {
     "release#1:acquire>relaxed": ACK,
     "is_writing#0:acquire>relaxed": "a checksum is written, or the commit that follows fails",
     "walk#0:acquire>relaxed": HOST,
-    "remove#1:acquire>relaxed": "the removal of an object acquires the entries of all that have validated it",
+    "remove_whole#1:acquire>relaxed": "the removal of an object acquires the entries of all that have validated it",
     "state_of#0:acq_rel>acquire": HOST,
     "state_of#0:acq_rel>release": HOST,
 }
@@ -105,7 +105,7 @@ FOUND_BY: dict[str, str] = {
     "claim_at#0:acq_rel>release": "same-key-busy/weak: 0.1 13.1 21.2 25.2 28.2 31.2 56.1 61.1 62.1 76.1",
     "enter_copy#0:acq_rel>acquire": "copy-remove/weak: 94.1",
     "enter_copy#0:acq_rel>release": "copy-copy/weak: 49.1 145.2 146.1 147.1",
-    "remove#0:acquire>relaxed": "copy-remove/weak: 94.1",
+    "remove_whole#0:acquire>relaxed": "copy-remove/weak: 94.1",
     "announce#1:release>relaxed": "ring/weak: 25.6 26.4 27.1 28.1 29.3 32.1",
     "announce_run#2:release>relaxed": "ring-run/weak: 25.1",
     "drain#2:acquire>relaxed": "ring/weak: 25.6 26.4 27.1 28.1 29.3 32.1",

@@ -98,25 +98,25 @@ mutant(
     "remove-one",
     "a removal ends the primary only",
     ("copies-pin", "copy-remove", "copies-remove-put"),
-    (remove.remove, "more = (status == OK) & (world.world_size > 1)", "more = status != status"),
+    (remove.remove_whole, "more = (status == OK) & (world.world_size > 1)", "more = status != status"),
 )
 mutant(
     "remove-no-turnstile",
     "a remover looks for copies without passing the turnstile",
     ("copy-remove", "copies-remove"),
-    (remove.remove, 'before = add64(turn, 1, "acquire")', "before = passed + 0"),
+    (remove.remove_whole, 'before = add64(turn, 1, "acquire")', "before = passed + 0"),
 )
 mutant(
     "remove-passes-by-load",
     "a remover passes the turnstile by a load",
     ("copy-remove", "copies-remove"),
-    (remove.remove, 'before = add64(turn, 1, "acquire")', 'before = load64(turn, "acquire")'),
+    (remove.remove_whole, 'before = add64(turn, 1, "acquire")', 'before = load64(turn, "acquire")'),
 )
 mutant(
     "remove-no-second-look",
     "a remover does not look again after others have passed",
     ("copy-remove", "copies-remove"),
-    (remove.remove, "(before != passed) & (rounds < ROUNDS)", "(before != before) & (rounds < ROUNDS)"),
+    (remove.remove_whole, "(before != passed) & (rounds < ROUNDS)", "(before != before) & (rounds < ROUNDS)"),
 )
 mutant(
     "remove-ready-only",
@@ -146,7 +146,7 @@ mutant(
     "remove-gives-up",
     "a remover whose object goes away does not ask for copies",
     ("copies-lose",),
-    (remove.remove, "more = (status == MISS) & (rounds < ROUNDS)", "more = status != status"),
+    (remove.remove_whole, "more = (status == MISS) & (rounds < ROUNDS)", "more = status != status"),
 )
 
 # --- producers and readers ---

@@ -79,7 +79,7 @@ mutant(
     "a removal compares the key in one epoch, and removes the object of another one",
     ("remove-late",),
     (
-        remove.remove,
+        remove.remove_whole,
         "epoch_of(state)",
         f'epoch_of(load64(header_at(world, segment(world, owner), entry_header(entry)) + {H_STATE.value}, "acquire"))',
     ),
