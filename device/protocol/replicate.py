@@ -169,7 +169,7 @@ def enter_copy(
         entry = entry_word(ENTRY_REPLICA, key_check, target, slot, epoch)
         status, mine = place(world, home, key_hash, key_check, start, entry)
     if status == OK:
-        # acq_rel: producers and removers see the entry, or this sees what they did (scenario copy-remove)
+        # acq_rel: others that look see this entry, or this sees what they did (scenario copy-copy)
         add64(turn_at(world, home, key_hash), 1, "acq_rel")
         tagged, _ = look(world, home, key_hash, key_check)
         others = tagged & ~(word(1) << mine)

@@ -9,7 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nanokv.config import Options
-from nanokv.device.segment.geometry import MIN_PAGE_BYTES, PAYLOAD_ALIGN, Geometry, default_classes, producer_word
+from nanokv.device.segment.geometry import (
+    MIN_PAGE_BYTES,
+    PAYLOAD_ALIGN,
+    Geometry,
+    default_classes,
+    nearest_first,
+    producer_word,
+)
 from nanokv.device.segment.layout import (
     HEAP_CTL,
     LAYOUT,
@@ -115,7 +122,11 @@ def test_the_world_table(wish: dict[str, Any], data: st.DataObject) -> None:
     bases = [4096 * i for i in range(geometry.world_size)]
     table = geometry.world_table(rank, 3, bases)
     row = table[: WORLD.size // 8].view(WORLD.dtype)[0]
-    assert table[WORLD.size // 8 :].tolist() == bases
+    behind = table[WORLD.size // 8 :].tolist()
+    assert behind[: geometry.world_size] == bases
+    assert behind[geometry.world_size :] == [
+        (other - rank) % geometry.world_size for other in range(geometry.world_size)
+    ]
     assert (row["rank"], row["producer"]) == (rank, producer_word(rank, 3))
     for name in WORLD.offsets:
         wanted = geometry.offsets.get(name, getattr(geometry, name, None))
@@ -217,3 +228,12 @@ def test_a_heap_on_a_gpu_has_many_free_lists(options: dict[str, Any], shards: in
 def test_a_small_heap_has_fewer_free_lists() -> None:
     found = [Geometry.plan(pages * 64, 64, 1, shards=None).shards for pages in (1, 16, 32, 100, 1023, 1024, 1 << 20)]
     assert found == [1, 1, 2, 8, 64, 64, 64]
+
+
+def test_the_nearest_rank_comes_first() -> None:
+    assert nearest_first(1, 4) == [1, 2, 3, 0]
+    assert nearest_first(1, 4, [0, 9, 5, 5]) == [1, 0, 2, 3]
+    assert nearest_first(3, 4, [2, 1, 2, 0]) == [3, 1, 0, 2]
+    geometry = Geometry.plan(64 * 64, 64, 4)
+    table = geometry.world_table(1, 1, [0] * 4, costs=[0, 9, 5, 5])
+    assert table[-4:].tolist() == [1, 0, 2, 3]

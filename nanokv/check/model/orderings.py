@@ -103,7 +103,7 @@ FOUND_BY: dict[str, str] = {
     "judge#0:acquire>relaxed": "put-get/weak: 20.1 26.1 37.1 52.1 53.1 57.1 58.1 71.1 111.1",
     "claim_at#0:acq_rel>acquire": "same-key-busy/weak: 0.1 13.1 21.2 25.2 28.2 31.2 56.1 61.1 62.1 76.1",
     "claim_at#0:acq_rel>release": "same-key-busy/weak: 0.1 13.1 21.2 25.2 28.2 31.2 56.1 61.1 62.1 76.1",
-    "enter_copy#0:acq_rel>acquire": "copy-remove/weak: 94.1",
+    "enter_copy#0:acq_rel>acquire": "copy-copy/weak: 49.1 145.2 146.1 147.1",
     "enter_copy#0:acq_rel>release": "copy-copy/weak: 49.1 145.2 146.1 147.1",
     "remove_whole#0:acquire>relaxed": "copy-remove/weak: 94.1",
     "announce#1:release>relaxed": "ring/weak: 25.6 26.4 27.1 28.1 29.3 32.1",
