@@ -7,6 +7,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
@@ -16,12 +17,12 @@ RANKS, CALLS = 4, 2000
 SIZES = (4096, 65536, 1 << 20)
 
 
-def median_us(calls: int, call: Callable[[int], object]) -> float:
-    """The median time of `call(0)`, `call(1)`, ..., in microseconds."""
+def median_us(calls: int, call: Callable[[str], object]) -> float:
+    """The median time of `call("0")`, `call("1")`, ..., in microseconds."""
     times = []
-    for i in range(calls):
+    for key in map(str, range(calls)):
         began = time.perf_counter_ns()
-        call(i)
+        call(key)
         times.append(time.perf_counter_ns() - began)
     return statistics.median(times) / 1e3
 
@@ -33,11 +34,12 @@ def row(nbytes: int, calls: int) -> str:
     cache, value = caches[0], torch.zeros(nbytes, dtype=torch.uint8)
     cells = []
     for copies in range(RANKS):
-        put = median_us(most, lambda i, copies=copies: cache.put(f"{i}", value, preferred_segment=0, replicas=copies))
+        with_copies = partial(cache.put, tensor=value, preferred_segment=0, replicas=copies)
+        put = median_us(most, with_copies)
         cells.append(f"{put:.1f}")
         if copies == 0:
-            later = median_us(most, lambda i: cache.replicate(f"{i}", 1))
-        removal = median_us(most, lambda i: cache.remove(f"{i}"))
+            later = median_us(most, partial(cache.replicate, rank=1))
+        removal = median_us(most, cache.remove)
         cells.append(f"{removal:.1f}")
     for each in caches:
         each.close()
