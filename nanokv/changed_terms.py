@@ -1,4 +1,4 @@
-"""New terms for an object that exists (`hold` of a cache)."""
+"""New terms for an object that exists, and for its copies (`hold` of a cache)."""
 
 from nanokv.allocation.base import Allocation
 from nanokv.device.machines.base import Machine
@@ -12,18 +12,21 @@ from nanokv.types import KeyDigest
 
 
 def change_terms(machine: Machine, allocation: Allocation, key: KeyDigest, change: Change) -> bool:
-    """Change the terms of a READY object; False if there is none.
+    """Change the terms of a READY object and of its copies; False if there is none.
 
     Raises:
         OutOfMemory: the label is to change, for which the object is pinned, and the pin ledger is full.
     """
+    changed: set[tuple[int, int, int]] = set()
     for _ in range(TRIES):
         found = allocation.locate(key)
         if found.status != Status.OK:
-            return False
-        if _change(machine, found.place, change):
-            return True
-    return False
+            break
+        lives = {place[:3]: place for place in (found.place, *machine.find_copies(key))}
+        changed |= {life for life in lives.keys() - changed if _change(machine, lives[life], change)}
+        if lives.keys() <= changed:
+            break
+    return bool(changed)
 
 
 def _change(machine: Machine, place: Place, change: Change) -> bool:

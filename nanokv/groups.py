@@ -5,13 +5,14 @@ import numpy as np
 from nanokv.allocation.base import Allocation
 from nanokv.device.machines.base import Machine
 from nanokv.device.protocol.status import Status
+from nanokv.host_poller.index import key_of
 from nanokv.host_poller.labels import labelled
 
 _SLICE = 16 * 1024  #: header slots that are copied at once
 
 
 def drop_group(machine: Machine, allocation: Allocation, group: int) -> int:
-    """Remove the READY objects of a group from all segments, except pinned ones: their number.
+    """Remove the READY objects of a group, and their copies, from all segments, except pinned ones: their number.
 
     `group`: LABEL.group, as `Hasher.group` has it.
     """
@@ -27,6 +28,9 @@ def _drop_in(machine: Machine, allocation: Allocation, owner: int, group: int) -
             continue
         labels = machine.labels(owner, first, len(headers))  # after the headers, see `device/protocol/label.py`
         for at in places[labels["group"][places].view(np.int64) == group].tolist():
-            status = allocation.remove_slot(owner, first + at, int(headers["epoch"][at]))
-            removed += status == Status.OK
+            if allocation.remove_slot(owner, first + at, int(headers["epoch"][at])) == Status.OK:
+                removed += 1
+                key = key_of(headers[at])
+                if machine.find_copies(key):
+                    allocation.remove(key)  # also those that are being made, maybe in a segment already seen
     return removed

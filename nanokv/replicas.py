@@ -141,7 +141,7 @@ class Replicas:
     def ranks(self, key: KeyDigest) -> list[int]:
         """The ranks whose segments have an object of the key, the nearest first."""
         self.needed()
-        have = set(self._machine.find_copies(key))
+        have = {place.owner for place in self._machine.find_copies(key)}
         return [rank for rank in self._order if rank in have]
 
     def as_dict(self) -> dict[str, Any]:

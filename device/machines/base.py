@@ -23,6 +23,7 @@ from nanokv.device.protocol.status import Status
 from nanokv.device.segment.geometry import Geometry
 from nanokv.device.segment.layout import (
     ACTIVITY,
+    ENTRY_EPOCH_MASK,
     HEAP_CTL,
     JOINER_MASK,
     LABEL,
@@ -252,11 +253,15 @@ class Machine(ABC):
                 self._wake(int(row["rank"]))
         return status, [int(row["rank"]) for row in made]
 
-    def find_copies(self, key: tuple[int, int]) -> list[int]:
-        """The ranks whose segments have a READY object of the key, in no order."""
+    def find_copies(self, key: tuple[int, int]) -> list[Place]:
+        """Where the READY objects of a key lie (without payload), in no order."""
         entries = np.zeros(CANDIDATES.value, np.int64)
-        count = self.exchange("find_copies", *key, entries)
-        return [int(rank) for rank in unpack("ENTRY", "rank", entries[:count])]
+        found = entries[: self.exchange("find_copies", *key, entries)]
+        owners, slots = unpack("ENTRY", "rank", found).tolist(), unpack("ENTRY", "header", found).tolist()
+        epochs = [int(self.headers(*place, 1)["epoch"][0]) for place in zip(owners, slots, strict=True)]
+        lasting = unpack("ENTRY", "epoch", found) == np.array(epochs, np.int64) & ENTRY_EPOCH_MASK.value
+        places = zip(owners, slots, epochs, lasting, strict=True)
+        return [Place(owner, slot, epoch) for owner, slot, epoch, lasts in places if lasts]
 
     # --- the table of layouts ---
     def write_layout(self, owner: int, row: npt.NDArray[Any]) -> int:

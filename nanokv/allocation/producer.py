@@ -66,16 +66,23 @@ class ProducerAllocation:
         self, key: KeyDigest, src: int, nbytes: int, preferred: int | None, descriptor: Descriptor, count: int
     ) -> tuple[int, list[int]]:
         """`put`, and a copy in each of the next `count` segments that live: (status, the ranks that have a copy)."""
+        made: list[int] = []
+
+        def put(owner: int) -> int:
+            nonlocal made
+            targets = [rank for rank in self._others(owner, count) if self._may_have(rank)]
+            now = time.time_ns()
+            status, made = self._machine.put_copied(owner, key, src, nbytes, descriptor, now, targets)
+            return status
+
         owner = self.owner_of(key, preferred)
-        targets = [rank for rank in self._others(owner, count) if self._may_have(rank)]
-
-        def put() -> tuple[int, list[int]]:
-            return self._machine.put_copied(owner, key, src, nbytes, descriptor, time.time_ns(), targets)
-
-        status, made = put()
+        status = put(owner)
+        while status == _FULL and (other := self._instead_of(owner, key, preferred)) is not None:
+            owner = other
+            status = put(owner)
         tries = 0
         while status == _FULL and tries < _ROOM_TRIES and make_room(self._machine, owner, nbytes):
-            status, made = put()
+            status = put(owner)
             tries += 1
         return status, made
 

@@ -86,6 +86,27 @@ def test_a_leased_object_has_copies(world: list[nanokv.NanoKVCache]) -> None:
     assert world[0].copies("k") == [0, 1]
 
 
+def test_terms_change_for_all_copies(world: list[nanokv.NanoKVCache]) -> None:
+    world[0].put("k", VALUE, preferred_segment=0, replicas=2)
+    assert world[1].hold(["k", "no key"], nanokv.Hold(ttl=0.1)) == [True, False]
+    deadline = time.monotonic() + 20
+    while world[0].copies("k") and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert world[0].copies("k") == []
+
+
+def test_a_group_is_dropped_with_its_copies(world: list[nanokv.NanoKVCache]) -> None:
+    world[0].put_many(["a", "b", "c"], [VALUE] * 3, hold=nanokv.Hold(group="one"), replicas=3)
+    world[0].put("d", VALUE, replicas=1)
+    assert world[2].replicate("d", 0) in (True, False)
+    assert world[3].hold(["a", "d"], nanokv.Hold(group="two")) == [True, True]
+    assert world[1].drop_group("one") == 2
+    assert [world[0].exists(key) for key in "abcd"] == [True, False, False, True]
+    assert world[1].drop_group("two") == 2
+    assert sum(used(world)) == 0
+
+
+
 @pytest.mark.parametrize("count", [-1, RANKS, MOST_COPIES + 1, 1.5, "1", None, True])
 def test_wrong_numbers_of_copies(world: list[nanokv.NanoKVCache], count: Any) -> None:
     with pytest.raises(InvalidArgument, match="replicas"):
