@@ -265,8 +265,8 @@ class NanoKVCache:
                 Where nothing else can go, other puts are answered OutOfMemory. Or a `Hold`, with a priority.
             timeout: seconds to wait for room in a segment in which nothing may go. 0: OutOfMemory is raised at once.
             replicas: copies in the segments of the next living ranks after the owner, at most seven. A copy that finds
-                no room there is left out (`stats()["replicas_refused"]`). `hold` is for all of them; a read ends the lease
-                of the copy that it reads.
+                no room there is left out (`stats()["replicas_refused"]`). `hold` is for all of them; a read ends the
+                lease of the copy that it reads.
 
         Raises:
             DuplicateKey, OutOfMemory, InvalidArgument, PeerLost, WriteLost: nothing was stored.

@@ -19,7 +19,7 @@ from nanokv.device.protocol.status import Status
 from nanokv.device.segment.geometry import nearest_first
 from nanokv.errors import CacheClosed, InvalidArgument, NanoKVError, PeerLost
 from nanokv.heap.base import Heap
-from nanokv.transfer.descriptors import describe
+from nanokv.transfer.descriptors import describe, is_plain
 from nanokv.transfer.single import TRIES, SingleTransfer
 from nanokv.types import KeyDigest
 
@@ -90,7 +90,9 @@ class Replicas:
         if terms is not NO_TERMS:
             return self._put_then_copy(key, tensor, preferred, terms, count)
         nbytes, descriptor = describe(tensor)
-        source = tensor.detach().to(self._heap.device).contiguous()
+        source = tensor
+        if not is_plain(tensor) or tensor.device != self._heap.device:
+            source = tensor.detach().to(self._heap.device).resolve_conj().resolve_neg().contiguous()
         status, made = self.needed().put_copied(key, source.data_ptr(), nbytes, preferred, descriptor, count)
         if status == Status.OK:
             self.made += len(made)

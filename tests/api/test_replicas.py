@@ -86,6 +86,12 @@ def test_a_leased_object_has_copies(world: list[nanokv.NanoKVCache]) -> None:
     assert world[0].copies("k") == [0, 1]
 
 
+@pytest.mark.parametrize("tensor", [VALUE.t(), torch.randn(9, dtype=torch.cfloat).conj(), torch.zeros(3, 5)[1:, ::2]])
+def test_any_tensor_has_copies(world: list[nanokv.NanoKVCache], tensor: torch.Tensor) -> None:
+    world[0].put("k", tensor, preferred_segment=0, replicas=1)
+    assert torch.equal(world[0].get("k"), tensor) and torch.equal(world[1].get("k"), tensor)
+
+
 def test_terms_change_for_all_copies(world: list[nanokv.NanoKVCache]) -> None:
     world[0].put("k", VALUE, preferred_segment=0, replicas=2)
     assert world[1].hold(["k", "no key"], nanokv.Hold(ttl=0.1)) == [True, False]
@@ -104,7 +110,6 @@ def test_a_group_is_dropped_with_its_copies(world: list[nanokv.NanoKVCache]) -> 
     assert [world[0].exists(key) for key in "abcd"] == [True, False, False, True]
     assert world[1].drop_group("two") == 2
     assert sum(used(world)) == 0
-
 
 
 @pytest.mark.parametrize("count", [-1, RANKS, MOST_COPIES + 1, 1.5, "1", None, True])
