@@ -54,7 +54,7 @@ WRONG: dict[str, Callable[[World], tuple[int, ...]]] = {
     **dict.fromkeys(("request", "ticket"), lambda w: (0, 4, w.machine.table_address + 4)),
     "parts": lambda w: (0, -1, -FAR),
     **dict.fromkeys(("src", "dst", "copy"), lambda w: (0,)),
-    **dict.fromkeys(("first", "now", "until"), lambda w: (-1, -FAR)),
+    **dict.fromkeys(("first", "now", "terms"), lambda w: (-1, -FAR)),
 }
 ANY_VALUE = ("key_hash", "key_check", "epoch", "kind", *(f"d{i}" for i in range(7)))  #: a wrong one finds nothing
 BOUNDED = ("seal_payload", "verify", "sum_put_part")  #: functions whose `nbytes` are at most those of a segment's arena
@@ -125,7 +125,7 @@ class Calls:
         values |= {"nbytes": SIZE, "room": SIZE, "payload": place.payload, "src": self.data.data_ptr()}
         values |= dict.fromkeys(("dst", "copy"), self.room.data_ptr()) | {"parts": 1}
         values |= {"request": self.request.data_ptr(), "ticket": self.ticket.data_ptr()}
-        values |= dict.fromkeys(("line", "phase", "flags", "first", "now", "until"), 0)
+        values |= dict.fromkeys(("line", "phase", "flags", "first", "now", "terms"), 0)
         values |= dict.fromkeys(ANY_VALUE, 1) | {"epoch": place.epoch}
         return values | dict(zip(("key_hash", "key_check"), key(1), strict=True))
 

@@ -319,13 +319,13 @@ def test_stats_of_a_living_world(live: LiveWorld) -> None:
     assert report["ranks"][1]["heap_used"] == 6 * PAGE
     assert report["ranks"][1]["bytes_stored"] == 15000
     assert (report["ranks"][1]["free_pages"], report["ranks"][1]["quarantined_pages"]) == (26, 0)
-    assert report["ranks"][1]["largest_free_extent"] == 16 * PAGE
+    assert report["ranks"][1]["largest_free_extent"] == 24 * PAGE
     assert report["ranks"][1]["internal_fragmentation"] == 1 - 15000 / (6 * PAGE)
-    assert report["ranks"][1]["external_fragmentation"] == 1 - 16 / 26
+    assert report["ranks"][1]["external_fragmentation"] == 1 - 24 / 26
     assert [rank["alive"] for rank in report["ranks"]] == [True, True]
     lines = run("stats", live.name).stdout.splitlines()
     assert any("24.0 KiB" in line and "14.6 KiB" in line and "alive" in line for line in lines)
-    assert any("104.0 KiB" in line and "64.0 KiB" in line and line.split()[-13:-11] == ["39", "38"] for line in lines)
+    assert any("104.0 KiB" in line and "96.0 KiB" in line and line.split()[-13:-11] == ["39", "8"] for line in lines)
 
 
 def test_stats_show_layouts(shm_name: str) -> None:
