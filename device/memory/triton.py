@@ -115,7 +115,7 @@ def count_below(address: tl.int64, count: tl.int64, value: tl.int64) -> Any:
     lane = tl.arange(0, TABLE_LANES)
     here = tl.load(pointer64(address) + lane, mask=lane < count, other=0)
     below = (lane < count) & (here < value)
-    return tl.sum(below.to(tl.int32), 0).to(tl.int64)  # of 32 bits: a warp adds them in one instruction
+    return uniform(tl.sum(below.to(tl.int32), 0).to(tl.int64))  # of 32 bits: a warp adds them in one instruction
 
 
 @triton.jit
