@@ -12,7 +12,7 @@ import pytest
 
 import nanokv
 from nanokv import errors
-from nanokv.cache import _NO_DEFAULT
+from nanokv.api.objects import _NO_DEFAULT
 
 PUBLIC = [
     "Event",
@@ -71,7 +71,7 @@ METHODS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "remove_many": ({"keys": EMPTY}, {}),
     "put_async": (
         {"key": EMPTY, "tensor": EMPTY},
-        {"preferred_segment": None, "exist_ok": False, "hold": None, "timeout": 0.0},
+        {"preferred_segment": None, "exist_ok": False, "hold": None, "timeout": 0.0, "replicas": 0},
     ),
     "get_async": ({"key": EMPTY}, {"dst": None, "reinterpret": False}),
     "wait": ({"keys": EMPTY}, {"timeout": EMPTY}),
@@ -188,11 +188,11 @@ def test_the_constructor() -> None:
 
 
 def test_nothing_else_is_public() -> None:
-    public = {name for name in vars(nanokv.NanoKVCache) if not name.startswith("_")}
+    public = {name for name in dir(nanokv.NanoKVCache) if not name.startswith("_")}
     assert public == {*METHODS, *PROPERTIES}
     for name in PROPERTIES:
-        assert isinstance(vars(nanokv.NanoKVCache)[name], property)
-    assert set(SPECIAL) <= set(vars(nanokv.NanoKVCache))
+        assert isinstance(inspect.getattr_static(nanokv.NanoKVCache, name), property)
+    assert set(SPECIAL) <= set(dir(nanokv.NanoKVCache))
 
 
 def test_every_public_method_says_what_it_does() -> None:

@@ -86,6 +86,11 @@ def test_a_leased_object_has_copies(world: list[nanokv.NanoKVCache]) -> None:
     assert world[0].copies("k") == [0, 1]
 
 
+def test_a_put_in_the_background_with_copies(world: list[nanokv.NanoKVCache]) -> None:
+    world[0].put_async("k", VALUE, preferred_segment=3, replicas=1).wait()
+    assert set(world[2].copies("k")) == {3, 0}
+
+
 @pytest.mark.parametrize("tensor", [VALUE.t(), torch.randn(9, dtype=torch.cfloat).conj(), torch.zeros(3, 5)[1:, ::2]])
 def test_any_tensor_has_copies(world: list[nanokv.NanoKVCache], tensor: torch.Tensor) -> None:
     world[0].put("k", tensor, preferred_segment=0, replicas=1)
