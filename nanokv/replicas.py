@@ -2,7 +2,8 @@
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from threading import Lock
 from typing import Any
 
@@ -19,6 +20,7 @@ from nanokv.device.protocol.status import Status
 from nanokv.device.segment.geometry import nearest_first
 from nanokv.errors import CacheClosed, InvalidArgument, NanoKVError, PeerLost
 from nanokv.heap.base import Heap
+from nanokv.transfer.batched import BatchedTransfer, Outcome, status_of
 from nanokv.transfer.descriptors import describe, is_plain
 from nanokv.transfer.single import TRIES, SingleTransfer
 from nanokv.types import KeyDigest
@@ -44,6 +46,7 @@ class Replicas:
         machine: Machine,
         allocation: Allocation,
         single: SingleTransfer,
+        batched: BatchedTransfer,
         worker: Worker,
         *,
         costs: tuple[float, ...] | None,
@@ -53,6 +56,7 @@ class Replicas:
         self._machine = machine
         self._allocation = allocation if isinstance(allocation, ProducerAllocation) else None
         self._single = single
+        self._batched = batched
         self._order = nearest_first(heap.rank, heap.world_size, costs)
         self.promotion = Promotion(self.try_copy, worker, promote) if promote else None
         self.made = self.refused = 0
@@ -98,6 +102,34 @@ class Replicas:
             self.made += len(made)
             self.refused += count - len(made)
         return status
+
+    def put_many(
+        self,
+        keys: Sequence[KeyDigest],
+        tensors: Sequence[torch.Tensor],
+        preferred: int | None,
+        terms: Terms,
+        count: int,
+    ) -> list[Outcome]:
+        """`put` for each key: one launch for the objects and one for their copies, where the machine launches."""
+        allocation, pairs = self.needed(), zip(keys, tensors, strict=True)
+        if not self._batched.launches:
+            return [status_of(partial(self.put, *pair, preferred, terms, count)) for pair in pairs]
+        outcomes = self._batched.put(keys, tensors, preferred, terms)
+        stored = [key for key, outcome in zip(keys, outcomes, strict=True) if outcome == Status.OK]
+        asked = [
+            (key, rank)
+            for key in stored
+            for rank in allocation.routing.others(allocation.routing.owner_of(key, preferred), count)
+            if allocation.may_have(rank)
+        ]
+        self.refused += len(stored) * count - len(asked)
+        for (key, rank), status in zip(asked, self._batched.replicate(asked), strict=True):
+            if status in (Status.OK, Status.DUPLICATE):
+                self.made += status == Status.OK
+            else:
+                status_of(partial(self.copy, key, rank))  # which makes room, waits its turn, and counts
+        return outcomes
 
     def _put_then_copy(
         self, key: KeyDigest, tensor: torch.Tensor, preferred: int | None, terms: Terms, count: int

@@ -70,7 +70,7 @@ class ProducerAllocation:
 
         def put(owner: int) -> int:
             nonlocal made
-            targets = [rank for rank in self._others(owner, count) if self._may_have(rank)]
+            targets = [rank for rank in self._others(owner, count) if self.may_have(rank)]
             now = time.time_ns()
             status, made = self._machine.put_copied(owner, key, src, nbytes, descriptor, now, targets)
             return status
@@ -104,7 +104,7 @@ class ProducerAllocation:
             tries += 1
         return status
 
-    def _may_have(self, rank: int) -> bool:
+    def may_have(self, rank: int) -> bool:
         """Whether a segment can take objects of this identity: a copy that it cannot have is left out."""
         try:
             if self._note_owner is not None:

@@ -47,6 +47,7 @@ class CacheBase:
             self._machine,
             self._allocation,
             self._single,
+            self._batched,
             self._worker,
             costs=options.costs,
             promote=options.promote,

@@ -15,7 +15,7 @@ from nanokv.errors import InvalidArgument, NanoKVError
 from nanokv.replicas import NO_COPIES
 from nanokv.room import NO_ROOM, until_room
 from nanokv.terms import Hold
-from nanokv.transfer.batched import Outcome, status_of
+from nanokv.transfer.batched import Outcome
 from nanokv.types import Key
 
 
@@ -50,8 +50,7 @@ class Many(Objects):
         copies = self._replicas.checked(replicas) if replicas is not NO_COPIES else 0
         outcomes: list[Outcome]
         if copies:
-            pairs = zip(digests, tensors, strict=True)
-            outcomes = [status_of(partial(self._put_once, *pair, preferred_segment, hold, copies)) for pair in pairs]
+            outcomes = self._replicas.put_many(digests, tensors, preferred_segment, self._terms(hold), copies)
         else:
             outcomes = self._batched.put(digests, tensors, preferred_segment, self._terms(hold))
         for i in (i for i, outcome in enumerate(outcomes) if outcome in NO_ROOM):

@@ -89,6 +89,16 @@ class BatchedTransfer:
             statuses += self._batch.run(lambda batch: batch.remove(), [Request(key, 0, 0) for key in some])
         return statuses
 
+    @property
+    def launches(self) -> bool:
+        """Whether many keys take one launch; else each takes a call of its own."""
+        return self._batch.launches
+
+    def replicate(self, copies: Sequence[tuple[KeyDigest, int]]) -> list[int]:
+        """`Machine.replicate` for each key and rank, by launches."""
+        asked = [Request(key, 0, 0, rank) for key, rank in copies]
+        return [status for some in _chunks(asked) for status in self._batch.run(lambda batch: batch.replicate(), some)]
+
     def prefix(self, keys: Sequence[KeyDigest]) -> int:
         """How many of the first keys can be read, without a gap."""
         if not self._batch.launches:
