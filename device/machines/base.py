@@ -18,7 +18,7 @@ import numpy.typing as npt
 from nanokv.device.machines.free_chains import free_chains
 from nanokv.device.machines.records import Begun, Descriptor, Drained, Found, Place, Terms, Words
 from nanokv.device.protocol.directory import CANDIDATES
-from nanokv.device.protocol.replicate import COPY
+from nanokv.device.protocol.put_copied import COPY
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.geometry import Geometry
 from nanokv.device.segment.layout import (

@@ -1,7 +1,7 @@
 """Mutants of copies: replicators, removers of copied objects, producers and readers that meet them."""
 
 from nanokv.check.model.mutants.mutant import mutant
-from nanokv.device.protocol import directory, remove, replicate
+from nanokv.device.protocol import directory, put_copied, remove, replicate
 from nanokv.device.segment.layout import ENTRY_FINAL
 
 PASSAGE = '        add64(turn_at(world, home, key_hash), 1, "acq_rel")\n'
@@ -85,7 +85,7 @@ mutant(
     "a put commits its copies before it commits the primary",
     ("put-copied", "put-copied-remove"),
     (
-        replicate.put_copied,
+        put_copied.put_copied,
         "        status = finish(world, owner, slot, epoch, phase)\n"
         "        end_copies_put(world, copies, count, status)\n",
         "        end_copies_put(world, copies, count, status)\n"
