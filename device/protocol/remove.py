@@ -142,8 +142,8 @@ def remove_whole(world: World, key_hash: tl.int64, key_check: tl.int64) -> Any:
             status, entry, state, copies = first_to_go(world.table, key_hash, key_check)
         rounds += 1
         more = status == OK
+        owner = entry_owner(entry)
         if more:
-            owner = entry_owner(entry)
             status = remove_slot(world, owner, entry_header(entry), epoch_of(state), REMOVED)
             more = (status == MISS) & (rounds < ROUNDS)  # it has just gone, but a copy may be there
     more = (status == OK) & (world.world_size > 1)

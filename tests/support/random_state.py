@@ -12,7 +12,9 @@ from nanokv.device.segment.layout import (
     DEAD,
     ENTRY_EPOCH_MASK,
     ENTRY_EPOCH_SHIFT,
+    ENTRY_HEADER_MASK,
     ENTRY_HEADER_SHIFT,
+    ENTRY_RANK_MASK,
     ENTRY_RANK_SHIFT,
     ENTRY_TAG_MASK,
     ENTRY_TAG_SHIFT,
@@ -141,7 +143,7 @@ ARGUMENTS = {
     "is_copy": "entry",
     "turn_at": "world home key_hash",
     "nearest": "world key_hash key_check",
-    "stop_copy": "world entry state_word",
+    "stop_copy": "world judged_entry state_word",
     "has_no_copy": "world home key_hash key_check candidate",
     "in_bounds": "world entry",
     "judge": "world entry key_hash key_check",
@@ -274,6 +276,7 @@ ARGUMENTS = {
     "begin_copy": "world owner key_hash key_check nbytes now",
     "end_copy": "world owner slot epoch bit bit",
     "begin_replica": "world owner key_hash key_check now",
+    "inherit_terms": "world owner slot owner slot",
     "end_replica": "world owner slot epoch bit owner slot epoch bit",
     "replicate": "world owner key_hash key_check now",
     "begin_copies": "world key_hash key_check nbytes now any any any any any any any any copies two",
@@ -595,6 +598,15 @@ class Draw:
         words = [*self.views[0].directory, *self.views[1].directory]
         used = [w for w in words if w] or [0]
         return signed(self.rng.choice(used)) if self.rng.random() < 0.7 else self.any()
+
+    def judged_entry(self) -> int:
+        """An entry that `judge` has looked at: it leads to a header."""
+        word, rank, slot = self.entry(), self.rng.randrange(2), self.rng.randrange(GEOMETRY.hdr_count)
+        if (word >> ENTRY_RANK_SHIFT.value) & ENTRY_RANK_MASK.value >= 2:
+            word = word & ~(ENTRY_RANK_MASK.value << ENTRY_RANK_SHIFT.value) | rank << ENTRY_RANK_SHIFT.value
+        if (word >> ENTRY_HEADER_SHIFT.value) & ENTRY_HEADER_MASK.value >= GEOMETRY.hdr_count:
+            word = word & ~(ENTRY_HEADER_MASK.value << ENTRY_HEADER_SHIFT.value) | slot << ENTRY_HEADER_SHIFT.value
+        return word
 
     def ticket(self) -> int:
         return max(signed(self.view.ctl[0]["ann_head"]) - self.rng.randrange(12), 0)
