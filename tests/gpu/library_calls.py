@@ -238,7 +238,7 @@ def every_step_by(calls: Calls) -> None:
     ok("abort", table, 1, slot, epoch)
     ok("leave", table, 1, phase)
 
-    calls.request.copy_(torch.tensor([1, *key(4), SIZE, 0, 0, 0, 0, 0, *what]))
+    calls.request.copy_(torch.tensor([1, *key(4), SIZE, *[0] * 7, *what]))
     of_all = table, calls.request.data_ptr(), calls.ticket.data_ptr()
     (address,) = ok("begin_put_part", *of_all, 13)
     offset = address - call("segment", table, 1)
