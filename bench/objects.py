@@ -42,7 +42,7 @@ class Plan:
             raise ValueError(f"a size is at most {MAX_BYTES} bytes, not {size}")
         pages = -(-size // PAGE_BYTES)
         self.size = size
-        self.stride = PAGE_BYTES << (pages - 1).bit_length()  # an extent is a power of two of pages
+        self.stride = PAGE_BYTES << (pages - 1).bit_length()  # an extent at least; lanes consist of whole ones
         self.slots = max(MIN_SLOTS, ring_bytes // self.stride)
         self.lane_bytes = min(MAX_BYTES, self.stride << (self.slots - 1).bit_length())
         self.lanes = -(-self.slots * self.stride // self.lane_bytes)

@@ -1,4 +1,5 @@
-"""Eviction from one segment: READY objects without pins go, in the order of the policy.
+"""Eviction from one segment: READY objects without pins go, in the order of the policy: "last_access" counts the time
+since the last use as the object's priority says; "fifo" takes those of high priority last.
 
 When a new object would raise use above `high` percent of the pages, the master evicts until it fits below `low`, so
 that evictions come in batches. Pages in quarantine count as used; unfinished, pinned and leased objects stay.
@@ -11,8 +12,8 @@ from typing import Literal
 from nanokv.compat_v1.headers import State, kill, release, settle
 from nanokv.compat_v1.table import Entry, Table
 from nanokv.device.machines.base import Machine
-from nanokv.device.segment.last_access import is_leased, time_of
-from nanokv.device.segment.layout import EVICTED, READY
+from nanokv.device.segment.last_access import idle, stays
+from nanokv.device.segment.layout import EVICTED, HIGH, READY, unpack
 
 Policy = Literal["fifo", "last_access"]
 
@@ -20,24 +21,28 @@ Policy = Literal["fifo", "last_access"]
 def evict(machine: Machine, table: Table, owner: int, policy: Policy) -> Iterator[Entry]:
     """Evict objects of a segment one after the other, and yield each when it is gone. Looks when first iterated."""
     for entry in _in_order(machine, table, owner, policy):
-        if settle(machine, table, entry) != READY.value or _is_leased(machine, entry):
+        if settle(machine, table, entry) != READY.value or _stays(machine, entry):
             continue
         if kill(machine, entry, READY.value) == State(READY.value, 0, entry.place.epoch):
             release(machine, table, entry, EVICTED.value)
             yield entry
 
 
-def _is_leased(machine: Machine, entry: Entry) -> bool:
-    """Look at the lease of one object that is READY."""
+def _stays(machine: Machine, entry: Entry) -> bool:
+    """Look at the terms of one object that is READY."""
     header = machine.headers(entry.place.owner, entry.place.slot, 1)
-    return bool(is_leased(header["last_access"], time.time_ns())[0])
+    return bool(stays(header["last_access"], time.time_ns())[0])
 
 
 def _in_order(machine: Machine, table: Table, owner: int, policy: Policy) -> list[Entry]:
     entries = list(table.shelves[owner].values())
+    words = machine.headers(owner, 0, machine.geometry.hdr_count)["last_access"]
     if policy == "last_access":
-        used = time_of(machine.headers(owner, 0, machine.geometry.hdr_count)["last_access"])
-        entries.sort(key=lambda entry: int(used[entry.place.slot]))
+        ages = idle(words, time.time_ns())
+        entries.sort(key=lambda entry: -int(ages[entry.place.slot]))
+    else:
+        high = unpack("ACCESS", "priority", words) == HIGH.value
+        entries.sort(key=lambda entry: bool(high[entry.place.slot]))  # a stable sort: else by opening
     return entries
 
 

@@ -11,6 +11,12 @@ so does one out of pages never used (`extent.give`, `bump`, `evict.evict_for`). 
 most: the rest of the passage in which the node got that stamp, one out of a list into a header, and one out of the
 header up to the next stamp. Three looks may see a node in all of them, a fourth cannot.
 
+A stamp has 26 bits: an audit is deceived only by a page that changes hands 67,108,864 times, or a multiple of that,
+between its first look and its last, and is in no place in all four. An audit takes three grace periods, so about two
+seconds if no process is stopped. To change hands takes a put or a removal, so a microsecond at least: two million times
+in two seconds. If a process is stopped for a minute in the middle of an operation, the grace periods wait for it; then
+all that the others do in that minute would have to go through this one page, exactly so often.
+
 A look runs beside the producers, and can be wrong the other way round: a header that is being filled may name the pages
 of its last object, and a walk may follow a node into another list. Then a page seems to be in a place that is in none.
 So a death is followed by several audits, a grace period apart: the first look of each acquires everything that ended

@@ -4,6 +4,7 @@ Producers take and give back extents meanwhile. So this is what was free a momen
 nobody takes a page because of it.
 """
 
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -49,12 +50,36 @@ class FreePages(NamedTuple):
         return int(self.sizes.max(initial=of_unused))
 
     def in_extents_of(self, size: int) -> int:
-        """Pages in free extents of `size` pages, a size class, and larger ones."""
-        return int(self.sizes[self.sizes >= size].sum()) + self.unused // size * size
+        """Pages of all extents of `size` pages, a size class, that free extents hold, each by itself."""
+        return int((self.sizes // size * size).sum()) + self.unused // size * size
 
     def joined_to(self, size: int) -> int:
-        """The same, once all free neighbours are joined. Each class divides the larger ones, so no run loses more."""
-        return int((self.runs // size * size).sum())
+        """The same, once all free neighbours are joined and cut into the largest extents that fit."""
+        left, found = self.runs, 0
+        for pages in self.class_pages[::-1].tolist():
+            found += int((left // pages).sum()) * (pages // size * size)
+            left = left % pages
+        return found
+
+
+@lru_cache(maxsize=1024)
+def most_lost(class_pages: tuple[int, ...], size: int, pages: int) -> int:
+    """By how much `in_extents_of(pages)` falls at most when an extent of `size` is taken.
+
+    The rest of an extent that is split is cut into the largest classes that fit, which may hold fewer of `pages`.
+    """
+    classes = np.array([*filter(None, class_pages)], np.int64)
+    lost = -(-size // pages) * pages  # of pages that were never used
+    for extent in classes[classes >= size].tolist():
+        rest = FreePages(classes, classes[:0], np.array([extent - size], np.int64), 0)
+        lost = max(lost, extent // pages * pages - rest.joined_to(pages))
+    return lost
+
+
+def pages_in(firsts: Words, sizes: Words) -> Words:
+    """The pages of extents, one extent after the other: int64."""
+    before = np.cumsum(sizes) - sizes
+    return np.arange(sizes.sum()) + (firsts - before).repeat(sizes)
 
 
 def covered(count: int, firsts: Words, sizes: Words) -> npt.NDArray[np.bool_]:

@@ -13,13 +13,24 @@ import numpy as np
 import numpy.typing as npt
 
 from nanokv.device.segment.geometry import Geometry
-from nanokv.device.segment.layout import EPOCH_MASK, EPOCH_SHIFT, OBJ_HEADER, READY, key_checks
+from nanokv.device.segment.layout import EPOCH_MASK, EPOCH_SHIFT, OBJ_HEADER, READY, WORD, key_checks
 from nanokv.host_poller.events import Event, EventKind
 from nanokv.types import KeyDigest, ObjMeta
 
 Records = npt.NDArray[Any]  #: OBJ_HEADER records
 Slots = npt.NDArray[np.int64]
 NO_ROW = -1
+_WORDS = OBJ_HEADER.size // WORD
+
+
+def as_words(records: Records) -> npt.NDArray[np.int64]:
+    """Records as rows of words, in the same memory: numpy copies words at once, but records field by field."""
+    return records.view(np.int64).reshape(-1, _WORDS)
+
+
+def as_records(words: npt.NDArray[np.int64]) -> Records:
+    """The other way round, in the same memory."""
+    return words.view(OBJ_HEADER.dtype).reshape(-1)
 
 
 def life_words(epochs: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
@@ -47,6 +58,7 @@ class HeaderIndex:
         self._lock = threading.Lock()
         self._lives = np.full(geometry.hdr_count, NO_ROW)  # the STATE word of each row, as `life_words`, or NO_ROW
         self._records = np.zeros(geometry.hdr_count, OBJ_HEADER.dtype)
+        self._words = as_words(self._records)
 
     def __len__(self) -> int:
         return int(np.count_nonzero(self._lives != NO_ROW))
@@ -69,23 +81,23 @@ class HeaderIndex:
     def stored(self, slots: Slots, records: Records) -> Change:
         """Take in headers that were READY. A row of another epoch leaves; a row of the same epoch stays as it is."""
         slots, last = np.unique(slots[::-1], return_index=True)
-        records = records[::-1][last]
+        last = len(records) - 1 - last
+        lives = life_words(records["epoch"][last])
         with self._lock:
-            lives = life_words(records["epoch"])
             new = self._lives[slots] != lives
-            slots, records, lives = slots[new], records[new], lives[new]
+            slots, lives, words = slots[new], lives[new], as_words(records)[last[new]]
             old = slots[self._lives[slots] != NO_ROW]
-            old_records = self._records[old]
-            self._records[slots] = records
+            old_records = as_records(self._words[old])
+            self._words[slots] = words
             self._lives[slots] = lives
-        return Change(old, old_records, slots, records)
+        return Change(old, old_records, slots, as_records(words))
 
     def removed(self, slots: Slots, epochs: npt.NDArray[np.int64], how: EventKind = EventKind.REMOVED) -> Change:
         """Remove the rows of these slots that have the epoch given; rows of other epochs stay."""
         with self._lock:
             hit = self._lives[slots] == life_words(epochs)
             gone = np.unique(slots[hit])
-            gone_records = self._records[gone]
+            gone_records = as_records(self._words[gone])
             self._lives[gone] = NO_ROW
         return Change(gone, gone_records, gone[:0], gone_records[:0], how)
 
@@ -93,7 +105,7 @@ class HeaderIndex:
         """A copy of all rows: slots and header records."""
         with self._lock:
             slots = np.flatnonzero(self._lives != NO_ROW)
-            return slots, self._records[slots]
+            return slots, as_records(self._words[slots])
 
     def digests(self) -> Iterator[KeyDigest]:
         """The digests of all keys, as they were at the call."""

@@ -9,13 +9,13 @@ import time
 import numpy as np
 
 from nanokv.device.machines.base import Machine
-from nanokv.device.machines.records import Words
-from nanokv.device.segment.last_access import is_leased, time_of
+from nanokv.device.segment.last_access import idle, stays
 from nanokv.device.segment.layout import READY
 from nanokv.host_poller.coalesce import join_free_extents
+from nanokv.host_poller.free_pages import pages_in
 
 _JOIN_PATIENCE = 0.02  #: seconds to wait for another host that has detached the free extents
-_STUCK = np.iinfo(np.uint64).max  #: later than any time: of pages that eviction cannot free
+_FREE, _STUCK = np.iinfo(np.int64).min, np.iinfo(np.int64).max  #: costs of free pages, and of those that stay
 
 
 def make_room(machine: Machine, owner: int, nbytes: int) -> bool:
@@ -59,14 +59,15 @@ def _evict_run(machine: Machine, owner: int, size: int) -> bool:
     first = (headers["payload_base"].astype(np.int64) - geometry.offsets["heap_base"]) // geometry.page_bytes
     ready = (headers["state"] == READY.value) & (held > 0) & (first >= 0) & (first + held <= geometry.n_pages)
     now = time.time_ns()
-    victims = np.flatnonzero(ready & ~is_leased(headers["last_access"], now))
-    newest = np.full(geometry.n_pages, _STUCK, np.uint64)
+    victims = np.flatnonzero(ready & ~stays(headers["last_access"], now))
+    newest = np.full(geometry.n_pages, _STUCK, np.int64)
     marks = machine.page_marks(owner)
     free = np.flatnonzero(marks)
     sizes = np.array(geometry.class_pages, np.int64)[marks[free] - 1]
     inside = free + sizes <= geometry.n_pages  # not so where links are corrupt
-    newest[_spans(free[inside], sizes[inside])] = 0
-    newest[_spans(first[victims], held[victims])] = time_of(headers["last_access"][victims]).repeat(held[victims])
+    newest[pages_in(free[inside], sizes[inside])] = _FREE
+    ages = idle(headers["last_access"][victims], now)
+    newest[pages_in(first[victims], held[victims])] = -ages.repeat(held[victims])
     runs = np.lib.stride_tricks.sliding_window_view(newest, size).max(axis=1)
     start = int(runs.argmin())
     if runs[start] == _STUCK:
@@ -74,9 +75,3 @@ def _evict_run(machine: Machine, owner: int, size: int) -> bool:
     for slot in victims[(first[victims] < start + size) & (first[victims] + held[victims] > start)].tolist():
         machine.evict_slot(owner, slot, int(headers["epoch"][slot]), now)
     return True
-
-
-def _spans(first: Words, sizes: Words) -> Words:
-    """The pages of extents, one extent after the other."""
-    before = np.cumsum(sizes) - sizes
-    return np.arange(sizes.sum()) + (first - before).repeat(sizes)

@@ -27,6 +27,7 @@ from nanokv.heap.base import Heap
 from nanokv.host_poller.events import EventKind, Listeners
 from nanokv.host_poller.index import Change, HeaderIndex
 from nanokv.host_poller.members import Members
+from nanokv.host_poller.removal import Removal
 from nanokv.host_poller.sweeper import Sweeper
 
 _log = logging.getLogger("nanokv.poller")
@@ -55,7 +56,7 @@ class Poller:
     """Keeps one rank's index. `start` starts its thread, `stop` ends it.
 
     Args:
-        write_timeout, reclaims: of the `Sweeper`.
+        write_timeout, reclaims, removal: of the `Sweeper`.
         each_round: called by the thread in each of its rounds.
     """
 
@@ -66,6 +67,7 @@ class Poller:
         *,
         write_timeout: float,
         reclaims: bool,
+        removal: Removal | None = None,
         each_round: Callable[[], None] = lambda: None,
     ) -> None:
         self._each_round = each_round
@@ -75,7 +77,7 @@ class Poller:
         self._reclaims = reclaims
         self.index = HeaderIndex(machine.geometry, self._rank)
         self.listeners = Listeners()
-        self.sweeper = Sweeper(machine, heap, self.index, write_timeout, reclaims)
+        self.sweeper = Sweeper(machine, heap, self.index, write_timeout, reclaims, removal)
         self.corrupt_hints = 0
         self.removed = 0
         self.drained = 0
@@ -88,6 +90,7 @@ class Poller:
         self._swept = self._pass_began = -math.inf
         self._pass_due = False  # and waits for its time
         self._stop = threading.Event()
+        self._between_rounds = threading.Lock()
         self._sweep_now = threading.Event()
         self._round = threading.Condition()
         self._rounds = 0
@@ -105,6 +108,7 @@ class Poller:
             self._sweep_some(now)
         if self._reclaims:
             self.evicted += self.sweeper.water.evict()
+        self.evicted += self.sweeper.quotas.evict()
         return taken
 
     def drain(self, now: float) -> int:
@@ -174,7 +178,7 @@ class Poller:
         since = now - self._swept
         if since < SWEEP_SECONDS:
             return False
-        if since >= QUIET_SWEEP_SECONDS or self.sweeper.pending:
+        if since >= QUIET_SWEEP_SECONDS or self.sweeper.pending or self.sweeper.labels.is_due(time.time_ns()):
             return True
         control = self._machine.control(self._rank)[0]
         names = ("bump_ptr", "hdr_head", "hdr_free", "ann_head", "missed", "refused")
@@ -195,6 +199,14 @@ class Poller:
         thread, self._thread = self._thread, None
         if thread is not None and thread is not threading.current_thread():
             thread.join(timeout)
+
+    def at_rest(self, do: Callable[[], bool]) -> bool:
+        """Call `do` between two rounds. If it returns True no further round comes: `stop` joins the thread."""
+        with self._between_rounds:
+            ends = do()
+            if ends:
+                self._stop.set()
+            return ends
 
     def flush(self, timeout: float) -> None:
         """Wait until the index has every object that was committed in this segment before the call.
@@ -229,7 +241,10 @@ class Poller:
         members, met = Members(self._machine, self._heap), time.monotonic()
         while not self._stop.is_set():
             try:
-                taken = self.step(time.monotonic())
+                with self._between_rounds:
+                    if self._stop.is_set():
+                        return
+                    taken = self.step(time.monotonic())
                 self._each_round()
                 if time.monotonic() - met >= SWEEP_SECONDS:
                     met = time.monotonic()

@@ -2,6 +2,7 @@
 
 Headers are the truth. A pass looks at every slot ever used, slice by slice (`header_pass`), and
 - reconciles the index with the headers that are READY;
+- removes objects whose time is over, and counts what identities with a quota hold (`labels`, `quotas`);
 - gives up objects that are unfinished for longer than `write_timeout`, or whose producer is dead: they become DEAD, so
   that a late commit is answered LOST, and go into quarantine (`quarantine`).
 
@@ -13,9 +14,10 @@ Between passes and after them the sweeper does the rest, whose cost does not gro
 - joins free extents if a producer was refused (`coalesce`), or before one is (`join_ahead`);
 - forgets splits of free extents that do not end: their producer is dead or stopped (`device/protocol/splitting.py`).
 
-In v1 the master does all of this except the index.
+In v1 the master does all of this except the index, labels and quotas.
 """
 
+import time
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,7 +41,10 @@ from nanokv.host_poller.grace import Grace
 from nanokv.host_poller.header_pass import SLICE, HeaderPass, Life, Slice, Totals
 from nanokv.host_poller.index import Change, HeaderIndex, Records, Slots
 from nanokv.host_poller.join_ahead import JoinAhead
+from nanokv.host_poller.labels import Labels
 from nanokv.host_poller.quarantine import Quarantine
+from nanokv.host_poller.quotas import Quotas
+from nanokv.host_poller.removal import ByMachine, Removal
 from nanokv.host_poller.water_marks import WaterMarks
 
 
@@ -57,6 +62,7 @@ class SweepCounts:
     pins_dropped: int = 0
     joined: int = 0  #: times that free extents were joined
     joined_ahead: int = 0  #: of these: before a producer was refused
+    expired: int = 0  #: objects removed because their time was over
 
 
 class Sweeper:
@@ -65,9 +71,18 @@ class Sweeper:
     Args:
         write_timeout: seconds after which an unfinished object is given up.
         reclaims: False in v1, where the master does it.
+        removal: of objects whose time is over, or whose identity holds too much.
     """
 
-    def __init__(self, machine: Machine, heap: Heap, index: HeaderIndex, write_timeout: float, reclaims: bool) -> None:
+    def __init__(
+        self,
+        machine: Machine,
+        heap: Heap,
+        index: HeaderIndex,
+        write_timeout: float,
+        reclaims: bool,
+        removal: Removal | None = None,
+    ) -> None:
         self.index = index
         self.counts = SweepCounts()
         self._machine = machine
@@ -76,6 +91,9 @@ class Sweeper:
         self._write_timeout = write_timeout
         self._reclaims = reclaims
         self.water = WaterMarks(machine, heap.rank)
+        removal = removal or ByMachine(machine)
+        self.labels = Labels(machine, heap.rank, removal)
+        self.quotas = Quotas(machine, heap.rank, removal, by_extents=reclaims)
         self._grace = Grace(machine, heap)
         self._quarantine = Quarantine(machine, heap, self._grace)
         self._audit = Audit(machine, heap.rank, self._grace)
@@ -115,6 +133,8 @@ class Sweeper:
         """Begin a pass. One that is under way is given up: what it has seen may be older than the caller allows."""
         self._pass = HeaderPass(self._machine.geometry, self._used_slots())
         self.pass_slots = self._pass.slots
+        self.labels.begin_pass()
+        self.quotas.begin_pass()
 
     def look(self, now: float) -> list[Change]:
         """Look at the next slice of the pass under way. `now`: as for `step`."""
@@ -125,9 +145,13 @@ class Sweeper:
         changes = self._reconcile(part)
         if self._reclaims:
             self._give_up_stuck(part, this.unfinished, now)
+        self.counts.expired += self.labels.look(part, time.time_ns())
+        self.quotas.look(part)
         this.add(part)
         if this.ended:
             self._pass, self._totals, self._unfinished = None, this.totals(), this.unfinished
+            self.labels.end_pass()
+            self.quotas.end_pass()
             self.counts.sweeps += 1
         return changes
 

@@ -16,6 +16,7 @@ Prefill workers write KV directly into the memory of decode workers, and allocat
     status_errors, wiring    from a status to an error; the parts of a cache, joined
     allocation, compat_v1    the allocators: the producer (v2), or a master (v1)
     saved                    files of saved objects
+    membership               a rank leaves a running world
     transfer                 copies between tensors and objects
     host_poller              the owner's host: index, events, sweeps
     heap                     the memory of segments, one module per provider
@@ -41,14 +42,16 @@ if TYPE_CHECKING:
     from nanokv.host_poller.events import Event, EventKind
     from nanokv.identity import Identity
     from nanokv.kv_layout import KVLayout
+    from nanokv.terms import Hold
     from nanokv.types import Key, KeyDigest, ObjMeta, WritePlan
-    from nanokv.virtual_world import local_world
+    from nanokv.virtual_world import join_local_world, local_world
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Event",
     "EventKind",
+    "Hold",
     "Identity",
     "KVLayout",
     "Key",
@@ -57,6 +60,7 @@ __all__ = [
     "NanoKVError",
     "ObjMeta",
     "WritePlan",
+    "join_local_world",
     "local_world",
 ]
 
@@ -65,6 +69,7 @@ _MODULES = ("config", "device", "errors", "statistics", "types")  #: that `impor
 _HOME = {
     "Event": "nanokv.host_poller.events",
     "EventKind": "nanokv.host_poller.events",
+    "Hold": "nanokv.terms",
     "Identity": "nanokv.identity",
     "KVLayout": "nanokv.kv_layout",
     "Key": "nanokv.types",
@@ -73,6 +78,7 @@ _HOME = {
     "NanoKVError": "nanokv.errors",
     "ObjMeta": "nanokv.types",
     "WritePlan": "nanokv.types",
+    "join_local_world": "nanokv.virtual_world",
     "local_world": "nanokv.virtual_world",
 }
 

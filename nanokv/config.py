@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypedDict, get_args
 
-from nanokv.arguments import integer, listed, seconds, whole_number
+from nanokv.arguments import integer, listed, number, seconds, whole_number
 from nanokv.device.segment.geometry import MODES
 from nanokv.errors import InvalidArgument
 from nanokv.heap import KINDS, HeapKind
@@ -20,13 +20,15 @@ from nanokv.identity import Identity
 Alloc = Literal["device", "host"]
 Policy = Literal["lifetimes", "clock", "fifo", "last_access"]
 _WATER: dict[Alloc, tuple[int, int]] = {"device": (100, 100), "host": (85, 95)}
+_ELASTIC: tuple[HeapKind, ...] = ("shm", "local")
 _POLICIES: dict[Alloc, tuple[Policy, ...]] = {"device": ("lifetimes", "clock", "fifo"), "host": ("last_access", "fifo")}
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
     """Options of a cache beyond its size. All ranks of a world give the same ones, except for timeouts, `namespace`,
-    `identity`, `on_stale` and `heap_options`. Ranks that attach with others are refused (`heap.world_spec`).
+    `identity`, `promote`, `costs`, `on_stale` and `heap_options`. Ranks that attach with others are refused
+    (`heap.world_spec`).
 
     Attributes:
         alloc: "device": the producer allocates (v2). "host": the master does (v1). Variable NANOKV_ALLOC.
@@ -37,9 +39,12 @@ class Options:
         water: (low, high) percent of used pages: if more than high are in use and `evict`, the owner's poller evicts
             until low are, before producers must; v1's master does so when it allocates. Default: (100, 100), that is
             not at all; in v1 (85, 95).
+        quota_bytes: how much the objects of this identity and namespace may hold of each segment, in bytes. No put is
+            refused: the owner's poller evicts those that were not used for longest, soon after (docs/eviction.md).
         policy: by which a full heap evicts (docs/eviction.md): "lifetimes" (the default), "clock" or "fifo"; in v1
             "last_access" (its default) or "fifo".
-        size_classes: pages of an extent of each class, ascending, each a multiple of the one before; at most eight.
+        size_classes: pages of an extent of each class, ascending, at most 24; the smallest divides all others. An
+            object takes an extent of the smallest class that holds it.
         max_objects: header slots per segment. Default: one per page, and 64 more.
         ring_slots: slots of the announce ring.
         shards: free lists of each kind, a power of two up to 64. More lists let more producers allocate at once.
@@ -50,6 +55,12 @@ class Options:
         on_stale: what heap "shm" does if all ranks of a world of that name are dead: see `WorldSpec`.
         checksum: store a checksum of each object's bytes, and refuse to read objects without one: SegmentCorrupt.
             Kernels compute it by `cooperative.sum_put_part`. Variable NANOKV_CHECKSUM: 0 or 1.
+        elastic: ranks come and go while the world runs (docs/elastic.md); `world_size` is the most that there can be.
+            Only with alloc="device", in heaps "shm" and "local".
+        promote: after so many reads by this rank of an object that lies on another rank, this rank makes a copy in its
+            own segment, in the background (docs/replicas.md). 0: never.
+        costs: what a read from each rank costs this one, one number >= 0 per rank: a get takes the nearest copy. This
+            rank itself comes first. Default: all the same.
         heap: the provider that makes the segments (docs/providers.md). Default: "local" for one rank without a name,
             else "shm". Variable NANOKV_HEAP.
         heap_options: further options of that provider, such as `device`.
@@ -61,6 +72,7 @@ class Options:
     evict: bool = True
     water: tuple[int, int] | None = None
     policy: Policy | None = None
+    quota_bytes: int | None = None
     size_classes: tuple[int, ...] | None = None
     max_objects: int | None = None
     ring_slots: int | None = None
@@ -70,6 +82,9 @@ class Options:
     attach_timeout: float = 60.0
     on_stale: Stale = "error"
     checksum: bool = False
+    elastic: bool = False
+    promote: int = 0
+    costs: tuple[float, ...] | None = None
     heap: HeapKind | None = None
     heap_options: Mapping[str, Any] = field(default_factory=dict)
 
@@ -84,9 +99,10 @@ class Options:
             if not isinstance(given, str | None) or given not in allowed:
                 raise InvalidArgument(f"{name} must be one of {allowed}, not {given!r}")
         self._set("policy", _checked_policy(self.policy, self.alloc))
-        for name in ("evict", "checksum"):
+        for name in ("evict", "checksum", "elastic"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidArgument(f"{name} must be True or False, not {getattr(self, name)!r}")
+        _check_elastic(self.elastic, self.alloc, self.heap)
         if not isinstance(self.namespace, str) or "\0" in self.namespace:
             raise InvalidArgument(f"namespace must be a str without NUL, not {self.namespace!r}")
         if not isinstance(self.identity, Identity | None):
@@ -104,6 +120,18 @@ class Options:
             classes = listed("size_classes", self.size_classes)
             self._set("size_classes", tuple(integer("a size class", pages, 1) for pages in classes))
         self._set("water", _checked_water(self.water))
+        self._check_quota()
+        self._set("promote", _checked_promote(self.promote, self.alloc))
+        self._set("costs", _checked_costs(self.costs))
+
+    def _check_quota(self) -> None:
+        if self.quota_bytes is None:
+            return
+        self._set("quota_bytes", integer("quota_bytes", self.quota_bytes, 1))
+        if not self.evict:
+            raise InvalidArgument("quota_bytes needs evict=True: what is too much is evicted")
+        if self.identity is None and not self.namespace:
+            raise InvalidArgument("quota_bytes needs an identity or a namespace, whose objects it limits")
 
     @property
     def water_marks(self) -> tuple[int, int]:
@@ -114,11 +142,39 @@ class Options:
         object.__setattr__(self, name, value)
 
 
+def _check_elastic(elastic: bool, alloc: Alloc, heap: HeapKind | None) -> None:
+    if not elastic:
+        return
+    if alloc != "device":
+        raise InvalidArgument("elastic=True needs alloc='device': in v1 no object is found without the master")
+    if heap not in (None, *_ELASTIC):
+        raise InvalidArgument(
+            f"elastic=True needs one of the heaps {_ELASTIC}: the library of heap={heap!r} makes all segments at once, "
+            "when all ranks are there"
+        )
+
+
 def _checked_policy(policy: Policy | None, alloc: Alloc) -> Policy:
     allowed = _POLICIES[alloc]
     if policy is not None and policy not in allowed:
         raise InvalidArgument(f"with alloc={alloc!r}, policy must be one of {allowed}, not {policy!r}")
     return policy or allowed[0]
+
+
+def _checked_promote(promote: object, alloc: Alloc) -> int:
+    found = integer("promote", promote, 0)
+    if found and alloc != "device":
+        raise InvalidArgument('promote needs alloc="device": v1 has no copies')
+    return found
+
+
+def _checked_costs(costs: Sequence[float] | None) -> tuple[float, ...] | None:
+    if costs is None:
+        return None
+    found = tuple(number("a cost", cost) for cost in listed("costs", costs))
+    if not all(0 <= cost < float("inf") for cost in found):
+        raise InvalidArgument(f"costs must be finite numbers >= 0, not {costs!r}")
+    return found
 
 
 def _checked_water(water: object) -> tuple[int, int] | None:
@@ -142,6 +198,7 @@ class LocalOptions(TypedDict, total=False):
     evict: bool
     water: tuple[int, int] | None
     policy: Policy | None
+    quota_bytes: int | None
     size_classes: Sequence[int] | None
     max_objects: int | None
     ring_slots: int | None
@@ -149,6 +206,9 @@ class LocalOptions(TypedDict, total=False):
     write_timeout: float
     rpc_timeout: float
     checksum: bool
+    elastic: bool
+    promote: int
+    costs: Sequence[float] | None
 
 
 class CacheOptions(LocalOptions, total=False):

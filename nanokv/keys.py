@@ -55,6 +55,12 @@ class Hasher:
         check, low = _HALVES.unpack(xxhash.xxh3_128_digest(self._prefix + raw))
         return KeyDigest(low, check | self._upper)
 
+    def group(self, name: str) -> int:
+        """The word of a group of this identity and namespace, LABEL.group: a signed word, never 0."""
+        raw = self._prefix + b"\0group" + name.encode("utf-8", "surrogatepass")
+        found = xxhash.xxh3_64_intdigest(raw) or 1
+        return found - 2 * _WORD if found >= _WORD else found
+
     def _violated(self, digest: KeyDigest) -> ReuseViolation:
         theirs, mine = shown_tag(tag_of(digest)), shown_tag(self.tag)
         return ReuseViolation(f"the digest {tuple(digest)} is of {theirs}, this cache of {mine}: {self._whose}")

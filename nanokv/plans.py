@@ -4,11 +4,10 @@ import threading
 
 from nanokv.allocation.base import Allocation
 from nanokv.device.machines.base import Machine
-from nanokv.device.machines.records import Begun, Place
+from nanokv.device.machines.records import NO_TERMS, Begun, Place, Terms
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.geometry import Geometry
 from nanokv.errors import KeyNotFound
-from nanokv.leases import NO_LEASE
 from nanokv.status_errors import shown
 from nanokv.transfer.descriptors import RAW
 from nanokv.types import Key, KeyDigest, WritePlan
@@ -38,13 +37,12 @@ class Plans:
         self._lock = threading.Lock()
         self._open: dict[KeyDigest, Begun] = {}
 
-    def begin(self, key: KeyDigest, nbytes: int, preferred: int | None, until: int = NO_LEASE) -> WritePlan | int:
-        """Claim and allocate: the plan, or the status of the refusal. `until`: the lease of the object, in ns."""
+    def begin(self, key: KeyDigest, nbytes: int, preferred: int | None, terms: Terms = NO_TERMS) -> WritePlan | int:
+        """Claim and allocate: the plan, or the status of the refusal. `terms`: of the object."""
         begun = self._allocation.begin(key, nbytes, preferred, RAW, plan=True)
         if begun.status != Status.OK:
             return begun.status
-        if until != NO_LEASE:
-            self._machine.lease(begun.place, until)
+        self._machine.set_terms(begun.place, terms)
         with self._lock:
             self._open[key] = begun
         return plan_of(key, begun.place, self._machine.geometry)

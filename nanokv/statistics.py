@@ -55,6 +55,10 @@ class Stats(TypedDict):
     gets: int
     misses: int
     bytes_rx: int  #: bytes that it got
+    # copies of objects (docs/replicas.md)
+    replicas: int  #: that this cache made, promotions too
+    replicas_refused: int  #: that it could not make
+    promotions: int  #: copies that it made because of its reads
     # the poller
     evicted_ahead: int  #: objects that it evicted to stay between the water marks; `evictions` counts them too
     indexed: int  #: objects in its index
@@ -73,6 +77,7 @@ class Stats(TypedDict):
     sweeper_pins_dropped: int
     sweeper_joined: int
     sweeper_joined_ahead: int
+    sweeper_expired: int
 
 
 @dataclass(frozen=True)

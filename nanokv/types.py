@@ -63,6 +63,14 @@ class Saved(NamedTuple):
     damaged: int  #: objects whose checksum or descriptor was wrong: they are not in the file
 
 
+class Left(NamedTuple):
+    """What a rank did with the objects in its segment when it left (`NanoKVCache.leave`)."""
+
+    moved: int  #: objects that are now in the segments of other ranks
+    dropped: int  #: objects that are gone
+    bytes: int  #: of the objects that were moved
+
+
 class Loaded(NamedTuple):
     """What `NanoKVCache.load` has done. The first, and the last three, add up to the objects of the file."""
 

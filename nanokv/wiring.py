@@ -1,10 +1,11 @@
 """How a cache is put together: heap, machine, allocation and poller of one rank."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 
-from nanokv import stored_layouts
+from nanokv import quotas, stored_layouts
 from nanokv.allocation.base import Allocation
 from nanokv.allocation.producer import ProducerAllocation
 from nanokv.allocation.routing import Routing
@@ -18,6 +19,7 @@ from nanokv.fsck.recovery import examine
 from nanokv.heap import Heap, WorldSpec, open_heap
 from nanokv.heap.process_heap import ProcessHeap
 from nanokv.host_poller.poller import Poller
+from nanokv.identity import digest_of
 from nanokv.pinned import Pins
 
 
@@ -32,7 +34,9 @@ class Wired(NamedTuple):
 
 
 def plan_geometry(heap_bytes: int, page_bytes: int, world_size: int, options: Options) -> Geometry:
-    """The geometry of a world. Raises InvalidArgument, naming the size that is wrong."""
+    """The geometry of a world. Raises InvalidArgument, naming the size that is wrong, or if `costs` are too few."""
+    if options.costs is not None and len(options.costs) != world_size:
+        raise InvalidArgument(f"costs must have one number per rank, {world_size}, not {len(options.costs)}")
     try:
         return Geometry.plan(
             integer("heap_bytes", heap_bytes, 1),
@@ -72,6 +76,7 @@ def world_spec(geometry: Geometry, options: Options, name: str = "local", master
         timeout=options.attach_timeout,
         on_stale=options.on_stale,
         examine=examine,
+        elastic=options.elastic,
         alike={"checksum": options.checksum, "policy": options.policy} | of_v1,
     )
 
@@ -98,9 +103,9 @@ def wire(heap: Heap, master_rank: int, options: Options) -> Wired:
         HeapUnavailable: the protocol cannot be compiled for the device of this heap, or the code cannot be stored.
     """
     try:
-        machine = _machine(heap, checksum=options.checksum)
+        machine = _machine(heap, options)
         routing = Routing(heap.world_size, heap.rank, heap.peer_closed)
-        note_owner = stored_layouts.writer(machine, options.identity, options.namespace)
+        note_owner = _noting_owners(machine, options)
         allocation: Allocation = ProducerAllocation(machine, heap.rank, routing, note_owner)
         if options.alloc == "host":
             from nanokv.compat_v1.host_allocation import (
@@ -125,20 +130,41 @@ def wire(heap: Heap, master_rank: int, options: Options) -> Wired:
             heap,
             write_timeout=options.write_timeout,
             reclaims=options.alloc == "device",
+            removal=allocation,
             each_round=pins.give_back_dropped,
         )
         poller.start()
     except BaseException:
-        if isinstance(heap, ProcessHeap) and heap.recovered:
+        if isinstance(heap, ProcessHeap) and (heap.recovered or (heap.elastic and heap.found_world)):
             heap.leaves_its_world = True  # it holds data
         heap.close()
         raise
     return Wired(heap, machine, allocation, poller, pins)
 
 
-def _machine(heap: Heap, *, checksum: bool) -> Machine:
+def _noting_owners(machine: Machine, options: Options) -> Callable[[int], None] | None:
+    """A function that is called with each rank that gets an object; None if nothing is to be noted there.
+
+    It raises OutOfMemory and ReuseViolation, as `stored_layouts.writer` and `quotas.writer`.
+    """
+    layout = stored_layouts.writer(machine, options.identity, options.namespace)
+    if options.quota_bytes is None:
+        return layout
+    quota = quotas.writer(machine, digest_of(options.identity, options.namespace).tag, options.quota_bytes)
+
+    def note(rank: int) -> None:
+        if layout is not None:
+            layout(rank)
+        quota(rank)
+
+    return note
+
+
+def _machine(heap: Heap, options: Options) -> Machine:
     """The machine that runs the protocol where the segments lie."""
-    table = heap.geometry.world_table(heap.rank, heap.incarnation, heap.bases, checksum=checksum)
+    table = heap.geometry.world_table(
+        heap.rank, heap.incarnation, heap.bases, checksum=options.checksum, costs=options.costs
+    )
     views = [heap.host_view(rank) for rank in range(heap.world_size)]
     try:
         if all(view is not None for view in views):

@@ -27,15 +27,15 @@ COLUMNS = ("instructions", "loads", "stores", "shuffles", "barriers", "atomics",
 #: operation -> the most that each of these may cost on sm_90
 LIMITED = ("instructions", "loads", "atomics", "ordered", "waits")
 LIMITS = {
-    "put, cold heap": (1430, 100, 11, 5, 31),
-    "put": (972, 61, 11, 7, 25),
-    "get": (690, 61, 2, 1, 24),
-    "find": (250, 16, 0, 0, 10),
-    "remove": (550, 49, 7, 6, 30),
-    f"put_many of {MANY}": (740, 39.2, 6.8, 3.6, 395),
-    f"get_many of {MANY}": (588, 50, 2, 1, 345),
+    "put, cold heap": (1920, 131, 11, 5, 34),
+    "put": (955, 59, 11, 7, 26),
+    "get": (680, 55, 2, 1, 24),
+    "find": (253, 16, 0, 0, 10),
+    "remove": (645, 50, 7, 6, 33),
+    f"put_many of {MANY}": (765, 42, 6.8, 3.6, 425),
+    f"get_many of {MANY}": (580, 43, 2, 1, 345),
     f"find_many of {MANY}": (137, 9.6, 0.1, 0.1, 119),
-    f"remove_many of {MANY}": (464, 35, 7.1, 6.1, 445),
+    f"remove_many of {MANY}": (565, 35, 7.1, 6.1, 510),
 }
 
 

@@ -18,7 +18,7 @@ from bench.gpu.one_segment import OneSegment, Unsound
 from bench.gpu.settings import GpuSettings
 from bench.gpu.timer import Timer
 from bench.timing import Summary, summarise
-from nanokv.device.segment.layout import SIZE_CLASSES, WORD
+from nanokv.device.segment.layout import WORD
 from nanokv.device.segment.record import LINE
 
 Launch = tuple[Callable[[], None], torch.Tensor]
@@ -27,7 +27,8 @@ STEPS = ("begin", "finish", "remove")
 BARE = {"extent": kernels.EXTENTS.value, "header slot": kernels.SLOTS.value, "list": kernels.LIST.value}
 HINTS_A_PAIR = 2  #: one for the put, one for the removal
 SLOTS_A_CTA = 2
-PAGES_A_CTA = 64  #: twice as many as CTAs hold on average that take every size class in turn
+MANY_SIZES = tuple(1 << k for k in range(8))  #: pages of objects of many sizes
+PAGES_A_CTA = 64  #: twice as many as CTAs hold on average that take all of these in turn
 LIST_NODES = 4096
 
 
@@ -42,11 +43,11 @@ class Producers:
         page = settings.produce_page_bytes
         ring = HINTS_A_PAIR * max(self.rounds(ctas) * ctas for ctas in settings.ctas)
         self.segment = OneSegment(
-            device, PAGES_A_CTA * max(most, SIZE_CLASSES) * page, page, slots=SLOTS_A_CTA * most + 64, ring=ring
+            device, PAGES_A_CTA * max(most, len(MANY_SIZES)) * page, page, slots=SLOTS_A_CTA * most + 64, ring=ring
         )
         self.sizes = {
             "one": torch.tensor([page], device=device),
-            "many": torch.tensor([page << k for k in range(SIZE_CLASSES)], device=device),
+            "many": torch.tensor([page * pages for pages in MANY_SIZES], device=device),
         }
         self._next_key = 0
         self._list = torch.zeros(LINE // WORD + LIST_NODES, dtype=torch.int64, device=device)

@@ -69,12 +69,12 @@ def describe(
 
 
 @triton.jit
-def lease(world: tl.int64, owner: tl.int64, slot: tl.int64, until: tl.int64) -> Any:
-    """Give an object that is WRITING a lease until the time `until`, in ns. Returns OK or INVALID."""
+def lease(world: tl.int64, owner: tl.int64, slot: tl.int64, terms: tl.int64) -> Any:
+    """Give an object that is WRITING its terms: a lease until a time in ns, or 0; plus a priority. OK or INVALID."""
     check_launch()
     status = word(INVALID)
-    if is_object(world, owner, slot) & is_time(until):
-        protocol_lease(open_world(world), owner, slot, until)
+    if is_object(world, owner, slot) & is_time(terms):
+        protocol_lease(open_world(world), owner, slot, terms)
         status = word(OK)
     return status
 

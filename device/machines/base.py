@@ -9,20 +9,39 @@ The host changes shared words in no other way.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from nanokv.device.machines.free_chains import free_chains
-from nanokv.device.machines.records import Begun, Descriptor, Drained, Found, Place, Words
+from nanokv.device.machines.records import Begun, Descriptor, Drained, Found, Place, Terms, Words
+from nanokv.device.protocol.directory import CANDIDATES
+from nanokv.device.protocol.put_copied import COPY
+from nanokv.device.protocol.status import Status
 from nanokv.device.segment.geometry import Geometry
-from nanokv.device.segment.layout import ACTIVITY, HEAP_CTL, JOINER_MASK, LAYOUT, OBJ_HEADER, RANK_LAYOUTS, WORD, unpack
+from nanokv.device.segment.layout import (
+    ACTIVITY,
+    ENTRY_EPOCH_MASK,
+    HEAP_CTL,
+    JOINER_MASK,
+    LABEL,
+    LAYOUT,
+    OBJ_HEADER,
+    QUOTA_TAG_SHIFT,
+    RANK_LAYOUTS,
+    RANK_QUOTAS,
+    WORD,
+    unpack,
+)
 
 if TYPE_CHECKING:
     from nanokv.device.machines.batch import Batch
     from nanokv.device.machines.engine_cache import Pages
+
+_COPY_RANK, _COPY_STATUS, _COPY_SLEEPS = (COPY.offsets[name] // WORD for name in ("rank", "status", "sleeps"))
+_OK, _MISS = int(Status.OK), int(Status.MISS)
 
 
 class Machine(ABC):
@@ -134,18 +153,28 @@ class Machine(ABC):
         """Note that an object was read, for eviction; its lease ends."""
         self.call("touch", place.owner, place.slot, place.epoch, now)
 
-    def lease(self, place: Place, until: int) -> None:
-        """Give an object that is WRITING a lease until the time `until`, in ns."""
-        self.call("lease", place.owner, place.slot, until)
+    def set_terms(self, place: Place, terms: Terms) -> None:
+        """Give an object that is WRITING its terms."""
+        if terms.access:
+            self.call("lease", place.owner, place.slot, terms.access)
+        if terms.group or terms.until:
+            self.label(place, terms.group, terms.until)
 
-    def renew(self, place: Place, until: int) -> bool:
-        """Lease a READY object until the time `until`, in ns. False if it is gone, or is being read at this moment."""
-        return bool(self.call("renew", place.owner, place.slot, place.epoch, until))
+    def label(self, place: Place, group: int, until: int) -> None:
+        """Give a label to an object that is WRITING, or that the caller has pinned."""
+        self.call("label", place.owner, place.slot, group, until)
+
+    def renew(self, place: Place, without: int, terms: int) -> bool:
+        """Change bits of a READY object's ACCESS word. False if it is gone, or is being read at this moment."""
+        return bool(self.call("renew", place.owner, place.slot, place.epoch, without, terms))
 
     def remove(self, key: tuple[int, int]) -> int:
-        """Remove the object of a key: OK, MISS, NOT_READY, PINNED or CORRUPT."""
-        status, owner, sleeps = self.call("remove", *key)
-        if sleeps:
+        """Remove the object of a key, and all its copies: OK, MISS, NOT_READY, PINNED or CORRUPT."""
+        status, owner, sleeps, copies = self.call("remove", *key)
+        if copies:
+            for rank in range(self.geometry.world_size):
+                self._wake(rank)
+        elif sleeps:
             self._wake(owner)
         return status
 
@@ -174,6 +203,70 @@ class Machine(ABC):
     def unpin(self, place: Place, line: int) -> int:
         """Give a pin back: OK, or MISS if the ledger line does not hold it."""
         return self.call("unpin", place.owner, place.slot, place.epoch, line)
+
+    # --- labels and quotas ---
+    def labels(self, owner: int, start: int, count: int) -> npt.NDArray[Any]:
+        """The labels of `count` slots from `start` on: LABEL [count]. One counts only with FLAG_LABEL in its header."""
+        return self.look(owner, self.geometry.offsets["labels_base"] + start * LABEL.size, LABEL.dtype, count)
+
+    def set_quota(self, owner: int, tag: int, pages: int) -> int:
+        """How many pages the objects of an identity may hold in a segment: OK, or FULL if no row is left."""
+        word = np.array(tag << QUOTA_TAG_SHIFT.value | pages, np.uint64)
+        return self.call("set_quota", owner, int(word.view(np.int64)))
+
+    def quotas(self, owner: int) -> npt.NDArray[np.uint64]:
+        """The quotas of a segment, QUOTA bits: uint64 [rows]; 0: no quota."""
+        rows = self.geometry.world_size * RANK_QUOTAS
+        return self.look(owner, self.geometry.offsets["quotas_base"], np.dtype(np.uint64), rows)
+
+    # --- copies of objects in other segments (`protocol.replicate`) ---
+    def replicate(self, target: int, key: tuple[int, int], now: int) -> int:
+        """Copy the object of a key into the segment of `target`: OK, DUPLICATE if that has it, or why there is none.
+
+        MISS, NOT_READY, FULL, NO_HEADER, NO_ENTRY, TORN, CORRUPT, LOST; INVALID for an object without bytes.
+        """
+        status, sleeps = self.call("replicate", target, *key, now)
+        if sleeps:
+            self._wake(target)
+        return status
+
+    def put_copied(
+        self,
+        owner: int,
+        key: tuple[int, int],
+        src: int,
+        nbytes: int,
+        descriptor: Descriptor,
+        now: int,
+        targets: Sequence[int],
+    ) -> tuple[int, list[int]]:
+        """`put`, and a copy in the segment of each of `targets`: (status, ranks that have a copy).
+
+        Another number of copies than asked for is no error.
+        """
+        copies = np.zeros((len(targets), COPY.size // WORD), np.int64)
+        copies[:, _COPY_RANK] = targets
+        copies[:, _COPY_STATUS] = _MISS
+        status, sleeps = self.exchange("put_copied", owner, *key, src, nbytes, now, *descriptor, copies, len(targets))
+        if sleeps:
+            self._wake(owner)
+        made = [
+            row for row in copies.tolist() if row[_COPY_STATUS] == _OK
+        ]  # as records it would take three times as long
+        for row in made:
+            if row[_COPY_SLEEPS]:
+                self._wake(row[_COPY_RANK])
+        return status, [row[_COPY_RANK] for row in made]
+
+    def find_copies(self, key: tuple[int, int]) -> list[Place]:
+        """Where the READY objects of a key lie (without payload), in no order."""
+        entries = np.zeros(CANDIDATES.value, np.int64)
+        found = entries[: self.exchange("find_copies", *key, entries)]
+        owners, slots = unpack("ENTRY", "rank", found).tolist(), unpack("ENTRY", "header", found).tolist()
+        epochs = [int(self.headers(*place, 1)["epoch"][0]) for place in zip(owners, slots, strict=True)]
+        lasting = unpack("ENTRY", "epoch", found) == np.array(epochs, np.int64) & ENTRY_EPOCH_MASK.value
+        places = zip(owners, slots, epochs, lasting, strict=True)
+        return [Place(owner, slot, epoch) for owner, slot, epoch, lasts in places if lasts]
 
     # --- the table of layouts ---
     def write_layout(self, owner: int, row: npt.NDArray[Any]) -> int:
@@ -281,9 +374,17 @@ class Machine(ABC):
 
     def detach(self, owner: int, size_class: int) -> Words:
         """Take all free extents of a size class out of their lists: their first pages, int64."""
-        firsts = np.zeros(self.geometry.shards, np.int64)
-        self.exchange("detach_class", owner, size_class, firsts)
-        return free_chains(self.geometry, self.page_links(owner), firsts, size_class)
+        return self._detached(owner, [size_class])[0]
+
+    def detach_all(self, owner: int) -> tuple[Words, Words]:
+        """Take all free extents out of their lists: (first pages, classes), int64 each."""
+        return self._detached(owner, range(self.geometry.n_classes))
+
+    def _detached(self, owner: int, classes: Iterable[int]) -> tuple[Words, Words]:
+        firsts = {k: np.zeros(self.geometry.shards, np.int64) for k in classes}
+        for k, words in firsts.items():
+            self.exchange("detach_class", owner, k, words)
+        return free_chains(self.geometry, self.page_links(owner), firsts)
 
     def detach_rest(self, owner: int) -> Words:
         """Take all pages that were never used: their numbers, int64."""

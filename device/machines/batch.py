@@ -1,4 +1,4 @@
-"""A batch: a table of requests in device memory, and one launch that puts, gets, finds or removes all of them.
+"""A batch: a table of requests in device memory, and one launch that puts, gets, finds, copies or removes all of them.
 
 A launch depends on no value of the host: keys, sizes, owners, addresses, the number of requests and the time of day are
 words in device memory. So a launch can be captured in a graph; before each replay the table is changed in place, by a
@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from nanokv.device.kernels import many
+from nanokv.device.kernels.copies import replicate_many_kernel
 from nanokv.device.kernels.many import FOUND_WORDS, REGISTERS
 from nanokv.device.kernels.shares import TILE_BYTES
 from nanokv.device.kernels.slices import get_slices_kernel
@@ -128,6 +129,10 @@ class Batch:
         """Remove the objects of all keys: one launch on the current stream."""
         self.launch(many.remove_many_kernel, self.statuses, self.control)
 
+    def replicate(self) -> None:
+        """Copy the objects of all keys into the segments of the requests' owners: one launch on the current stream."""
+        self.launch(replicate_many_kernel, self.statuses, self.control)
+
     def lookup(self) -> list[Found]:
         """Where the objects of all keys lie: one launch. Waits for the current stream."""
         if not len(self._found):
@@ -183,5 +188,5 @@ def default_ctas(device: torch.device) -> int:
 def _row(request: Request) -> tuple[int, ...]:
     """The words of a REQUEST, in its order."""
     key_hash, key_check = request.key
-    place = (request.nbytes, request.address, request.block, request.plane, request.flags, request.lease)
-    return request.owner, key_hash, key_check, *place, *request.what
+    place = (request.nbytes, request.address, request.block, request.plane, request.flags)
+    return request.owner, key_hash, key_check, *place, *request.terms, *request.what

@@ -11,7 +11,7 @@ import torch
 
 from nanokv.device.kernels.reshape_and_cache import UNFINISHED, abandon_blocks_kernel
 from nanokv.device.machines.batch import Batch, default_ctas
-from nanokv.device.machines.records import Descriptor, Request
+from nanokv.device.machines.records import NO_TERMS, Descriptor, Request, Terms
 from nanokv.device.protocol.request import REQUEST
 from nanokv.device.segment.layout import WORD
 from nanokv.errors import InvalidArgument
@@ -28,7 +28,7 @@ class FullBlock(NamedTuple):
     owner: int  #: the rank whose segment gets the object
     nbytes: int  #: of the object
     what: Descriptor  #: of the object
-    lease: int = 0  #: the time in ns until which the object is leased; 0: no lease
+    terms: Terms = NO_TERMS
 
 
 class FullBlocks:
@@ -84,7 +84,7 @@ class FullBlocks:
                 raise InvalidArgument(f"block {each.block} with {each.fresh} fresh tokens is none of {where}")
         self.abandon()
         requests = [
-            Request(each.key, each.fresh, each.nbytes, each.owner, each.what, block=each.block, lease=each.lease)
+            Request(each.key, each.fresh, each.nbytes, each.owner, each.what, block=each.block, terms=each.terms)
             for each in blocks
         ]
         self.batch.fill(requests, now)

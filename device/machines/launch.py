@@ -25,6 +25,7 @@ from nanokv.device.machines.entries import ENTRIES
 from nanokv.device.machines.lane import Lane, Launch, calling, check_compiler
 from nanokv.device.machines.launch_ring import RingReader
 from nanokv.device.machines.records import Descriptor, Drained, Place, Request, Words
+from nanokv.device.protocol.status import Status
 from nanokv.device.segment.geometry import Geometry
 
 MAX_CTAS = 1056  #: eight per multiprocessor of the largest GPUs in use; more would only queue
@@ -88,6 +89,15 @@ class LaunchMachine(Machine):
     def read(self, key: tuple[int, int], place: Place, dst: int, now: int) -> int:
         owner, slot, epoch, offset, nbytes = place
         return self._by_tiles(payload.read_kernel, nbytes, owner, slot, epoch, *key, offset, nbytes, dst, now)
+
+    def replicate(self, target: int, key: tuple[int, int], now: int) -> int:
+        status, slot, epoch, to, phase, *source = self.call("begin_replica", target, *key, now)
+        if status == Status.OK:
+            place = Place._make(source)
+            copied = self.read(key, place, self._segments[target].data_ptr() + to, now)
+            ending = target, slot, epoch, phase, place.owner, place.slot, place.epoch, copied
+            status, _ = self.call("end_replica", *ending)
+        return status
 
     def verify(self, key: tuple[int, int], place: Place, copy: int) -> int:
         owner, slot, epoch, _, nbytes = place

@@ -45,6 +45,17 @@ class Found(NamedTuple):
         return self.place.nbytes == nbytes and (same or raw or what[0] == 0)
 
 
+class Terms(NamedTuple):
+    """Who may evict an object, and when it goes by itself. All 0: by its last use alone, and never."""
+
+    access: int = 0  #: TERMS bits: the end of its lease in ns, or 0, and its priority
+    group: int = 0  #: LABEL.group
+    until: int = 0  #: LABEL.until
+
+
+NO_TERMS = Terms()
+
+
 class Request(NamedTuple):
     """One object to put or get."""
 
@@ -56,7 +67,7 @@ class Request(NamedTuple):
     flags: int = 0
     block: int = 0  #: the block of the batch's pages, instead of an address
     plane: int = 0  #: the first plane of the object
-    lease: int = 0  #: put: the time in ns until which the object is leased; 0: no lease
+    terms: Terms = NO_TERMS  #: put
 
 
 class Drained(NamedTuple):

@@ -54,6 +54,14 @@ def table64(typing: Any, address: Any) -> tuple[Any, Callable[..., Any]]:
     return types.int64(types.int64), emit
 
 
+@numba.njit(inline="always")
+def count_below(address: Any, count: Any, value: Any) -> Any:
+    found = numba.int64(0)
+    while found < count and table64(address + found * _WORD_BYTES) < value:
+        found += 1
+    return found
+
+
 @intrinsic(prefer_literal=True)
 def load64(typing: Any, address: Any, sem: Any) -> tuple[Any, Callable[..., Any]]:
     order = _ORDER[sem.literal_value]

@@ -50,6 +50,7 @@ VOCABULARY = (
         "word",
         "select",
         "table64",
+        "count_below",
         "load64",
         "look_lines",
         "look_rows",
@@ -63,6 +64,7 @@ VOCABULARY = (
     "open_world",  # of `segment.world_table`
 )
 COPY_LANES = tl.constexpr(1024)  # elements per step of `copy_bytes`
+TABLE_LANES = tl.constexpr(32)  # words that `count_below` looks at
 COUNT_LANES = tl.constexpr(32)  # words per step of `count_up`
 SUM_LANES = tl.constexpr(512)  # words per step of `checksum_bytes`
 ODD_LANES = tl.constexpr(32)  # of those that are read byte by byte
@@ -105,6 +107,15 @@ def uniform(value: tl.int64) -> Any:
 def table64(address: tl.int64) -> Any:
     """Read a word of a private table, which nobody changes while a kernel runs."""
     return tl.load(pointer64(address))
+
+
+@triton.jit
+def count_below(address: tl.int64, count: tl.int64, value: tl.int64) -> Any:
+    """How many of the first `count` words (at most TABLE_LANES) of a private table, which ascend, are below `value`."""
+    lane = tl.arange(0, TABLE_LANES)
+    here = tl.load(pointer64(address) + lane, mask=lane < count, other=0)
+    below = (lane < count) & (here < value)
+    return uniform(tl.sum(below.to(tl.int32), 0).to(tl.int64))  # of 32 bits: a warp adds them in one instruction
 
 
 @triton.jit
@@ -175,22 +186,28 @@ def look_rows(
     high: tl.constexpr,
     wide: tl.constexpr,
 ) -> Any:
-    """Look at rows of shared words at once, by relaxed loads, and find the first that is not 0 under `mask`.
+    """Look at rows of shared words, `high` rows at once, by relaxed loads: find the first that is not 0 under `mask`.
 
     Returns row * `wide` + column of the first such word beyond `after`, or -1; columns are counted from `start` and
     wrap around. `width` is a power of two.
 
     Args:
         address: of the first row; each row has `wide` words, of which the first `width` are looked at.
-        rows: how many rows are looked at, at most `high`.
+        rows: how many rows are looked at.
     """
-    row = tl.arange(0, high).to(tl.int64)[:, None]
     column = tl.arange(0, wide).to(tl.int64)[None, :]
-    place = row * wide + ((column - start) & (width - 1))
-    asked = (row < rows) & (column < width) & (place > after)
-    seen = tl.load(pointer64(address) + (row * wide + column), mask=asked, other=0, volatile=True)
-    first = uniform(tl.min(tl.where((seen & mask) != 0, place, high * wide)))
-    return select(first < high * wide, first, word(-1))
+    turned = (column - start) & (width - 1)
+    first = word(-1)
+    begin = (after + 1) // (high * wide) * high
+    while (first < 0) & (begin < rows):
+        row = begin + tl.arange(0, high).to(tl.int64)[:, None]
+        place = row * wide + turned
+        asked = (row < rows) & (column < width) & (place > after)
+        seen = tl.load(pointer64(address) + (row * wide + column), mask=asked, other=0, volatile=True)
+        found = uniform(tl.min(tl.where((seen & mask) != 0, place, rows * wide)))
+        first = select(found < rows * wide, found, word(-1))
+        begin += high
+    return first
 
 
 @triton.jit

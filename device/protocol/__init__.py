@@ -18,6 +18,8 @@ ghosts       keys that were evicted lately
 lifetimes    the default eviction policy: which object goes
 policy       the eviction policies
 lease        the time of the last use, and leases: objects that stay until they are read
+label        a group and a time to live, beside the header
+quotas       how many pages the objects of an identity may hold
 search       looks for an object that may go
 evict        one object goes
 evict_neighbours  several go, for an extent that is larger than each
@@ -25,6 +27,8 @@ take_or_evict  a slot and an extent for a put, by eviction if the segment is ful
 put          a whole put, in order
 get          a whole get, in order
 remove       a whole removal
+replicate    copies of an object in other segments
+put_copied   a put with copies
 reclaim      steps of the owner's host: quarantine, audit, taking the free extents
 host_alloc   v1: steps of the master and its producers on headers
 host_calls   the functions above as a host calls them

@@ -25,6 +25,7 @@ from nanokv.device.protocol.activity import leave
 from nanokv.device.protocol.checksum import has_checksum, seal, wanted
 from nanokv.device.protocol.get import is_described, judged, lookup, validate
 from nanokv.device.protocol.header import describe
+from nanokv.device.protocol.label import has_label, label_request
 from nanokv.device.protocol.lease import lease, touch
 from nanokv.device.protocol.put import abort, begin, finish_in
 from nanokv.device.protocol.request import (
@@ -63,7 +64,7 @@ MANY = tl.constexpr(2)  # parts: at least so many
 # --- put --------------------------------------------------------------------------------------
 @triton.jit
 def begin_request(world: World, request: tl.int64, now: tl.int64) -> Any:
-    """`begin`, and after OK `describe` and `lease`, as a request says; INVALID for a request that is not possible.
+    """`begin`, and after OK `describe`, `lease` and `label`, as a request says; INVALID if it is not possible.
 
     Returns what `begin` returns, and the address of its segment. The descriptor, 16 registers, is read late; the
     lease early: no branch waits for it.
@@ -75,7 +76,7 @@ def begin_request(world: World, request: tl.int64, now: tl.int64) -> Any:
     phase = word(0)
     seg = word(0)
     owner = table64(request + Q_OWNER)
-    until = table64(request + Q_LEASE)
+    terms = table64(request + Q_LEASE)
     key_hash, key_check = table64(request + Q_KEY_HASH), table64(request + Q_KEY_CHECK)
     nbytes, flags = table64(request + Q_BYTES), table64(request + Q_FLAGS)
     if is_possible(world, request) & (now >= 0):
@@ -84,8 +85,10 @@ def begin_request(world: World, request: tl.int64, now: tl.int64) -> Any:
     if status == OK:
         kind, d0, d1, d2, d3, d4, d5, d6 = what_of(request)
         describe(world, seg, slot, kind, d0, d1, d2, d3, d4, d5, d6)
-        if until != 0:
-            lease(world, owner, slot, until)
+        if terms != 0:
+            lease(world, owner, slot, terms)
+        if has_label(request):
+            label_request(world.table, request, slot)
     return status, slot, epoch, payload, phase, seg
 
 

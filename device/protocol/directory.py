@@ -10,11 +10,15 @@ Inserting has two phases, because two producers of one key may both find no entr
    entry stands first in the order of the entries removes the other; the producer of the second withdraws.
 4. TENTATIVE -> FINAL by CAS. It fails if another producer has removed the entry: then that producer's entry stays.
 
+A further copy of an object has an entry of its own, REPLICA (`replicate`). A producer withdraws where a copy is READY,
+as at a FINAL entry. A copy that is being made does not refuse it: the producer gives that copy up.
+
 Source: two choices of a bucket, Azar et al. (1994); the turnstile, Dekker's pattern with one read-modify-write in the
 place of its fence.
 
 Guarantees
 - At most one entry of a key is FINAL with a live header. Only the rank that made a header DEAD removes its FINAL entry.
+- A reader takes the READY object that costs it least (`world_table.read_cost`), if one is READY in all of its looks.
 - An insert that withdraws has seen another insert of the same key, at the same time or before. It answers DUPLICATE
   even if that other insert fails afterwards.
 - A TENTATIVE entry whose producer died is removed when its header is reclaimed.
@@ -33,7 +37,7 @@ import triton
 import triton.language as tl
 
 from nanokv.device.memory.triton import add64, cas64, load64, look_lines, select, store64, word
-from nanokv.device.protocol.header import epoch_of, is_key, phase_of
+from nanokv.device.protocol.header import epoch_of, is_key, kill, phase_of, state_word
 from nanokv.device.protocol.status import CORRUPT, DUPLICATE, MISS, NO_ENTRY, NOT_READY, OK
 from nanokv.device.segment.layout import (
     COUNT_CORRUPT,
@@ -47,19 +51,23 @@ from nanokv.device.segment.layout import (
     ENTRY_PHASE_MASK,
     ENTRY_RANK_MASK,
     ENTRY_RANK_SHIFT,
+    ENTRY_REPLICA,
     ENTRY_TAG_MASK,
     ENTRY_TAG_SHIFT,
     ENTRY_TENTATIVE,
     H_STATE,
+    PIN_BITS,
     POSITIVE,
     READY,
     WORD_BYTES,
+    WRITING,
 )
 from nanokv.device.segment.world_table import (
     World,
     bucket_at,
     header_at,
     open_world,
+    read_cost,
     segment,
 )
 
@@ -125,10 +133,22 @@ def has_tag(entry: tl.int64, key_check: tl.int64) -> Any:
 
 
 @triton.jit
-def is_final(entry: tl.int64, key_check: tl.int64) -> Any:
-    """True if an entry is FINAL and may be of this key."""
+def is_sure(entry: tl.int64, key_check: tl.int64) -> Any:
+    """True if an entry is FINAL or REPLICA, which has the bit of FINAL too, and may be of this key."""
     tag = (key_check & ENTRY_TAG_MASK) << ENTRY_TAG_SHIFT
-    return (entry & (ENTRY_PHASE_MASK | (ENTRY_TAG_MASK << ENTRY_TAG_SHIFT))) == (tag | ENTRY_FINAL)
+    return (entry & (ENTRY_FINAL | (ENTRY_TAG_MASK << ENTRY_TAG_SHIFT))) == (tag | ENTRY_FINAL)
+
+
+@triton.jit
+def is_copy(entry: tl.int64) -> Any:
+    """True if an entry is REPLICA."""
+    return (entry & ENTRY_PHASE_MASK) == ENTRY_REPLICA
+
+
+@triton.jit
+def turn_at(world: World, seg: tl.int64, key_hash: tl.int64) -> Any:
+    """The address of a key's turnstile in the segment of its home."""
+    return seg + world.turn_base + first_bucket(world, key_hash) * WORD_BYTES
 
 
 @triton.jit
@@ -201,6 +221,31 @@ def roomiest(empty: tl.int64) -> Any:
     return select(empty != 0, first_place(emptier), word(-1))
 
 
+@triton.jit(noinline=True)
+def nearest(table: tl.int64, key_hash: tl.int64, key_check: tl.int64) -> Any:
+    """`find_state` among several entries: the READY object that costs least; else NOT_READY, CORRUPT or MISS."""
+    world = open_world(table)
+    seg = segment(world, home_of(world, key_check))
+    status = word(MISS)
+    found = word(0)
+    state = word(0)
+    least = word(0)
+    tagged, _ = look(world, seg, key_hash, key_check)
+    while tagged != 0:
+        entry = load64(candidate_at(world, seg, key_hash, first_place(tagged)), "relaxed")
+        if is_sure(entry, key_check):
+            answer, seen = judge(world, entry, key_hash, key_check)
+            cost = word(0)
+            better = (status == MISS) | ((answer == NOT_READY) & (status == CORRUPT))
+            if answer == OK:
+                cost = read_cost(world, entry_owner(entry))
+                better = (status != OK) | (cost < least)
+            if better & (answer != MISS):
+                status, found, state, least = answer, entry, seen, cost
+        tagged = tagged & (tagged - 1)
+    return status, found, state
+
+
 @triton.jit
 def find_state(world: World, key_hash: tl.int64, key_check: tl.int64) -> Any:
     """`find`, and the STATE word of the header, by which all that READY says is acquired: (status, entry, STATE)."""
@@ -209,13 +254,15 @@ def find_state(world: World, key_hash: tl.int64, key_check: tl.int64) -> Any:
     found = word(0)
     state = word(0)
     tagged, _ = look(world, seg, key_hash, key_check)
-    while (tagged != 0) & (status == MISS):
+    if tagged != 0:
         # relaxed: `judge` acquires the header
         entry = load64(candidate_at(world, seg, key_hash, first_place(tagged)), "relaxed")
-        if is_final(entry, key_check):
+        if is_sure(entry, key_check):
             status, state = judge(world, entry, key_hash, key_check)
             found = entry
-        tagged = tagged & (tagged - 1)
+        # an object that went away meanwhile may have left a copy that the look did not see yet
+        if (status == MISS) | ((tagged & (tagged - 1)) != 0):
+            status, found, state = nearest(world.table, key_hash, key_check)
     if status == CORRUPT:
         add64(seg + COUNT_CORRUPT, 1, "relaxed")
     return status, found, state
@@ -230,14 +277,17 @@ def find(world: World, key_hash: tl.int64, key_check: tl.int64) -> Any:
 
 @triton.jit(noinline=True)
 def is_taken(table: tl.int64, seg: tl.int64, key_hash: tl.int64, key_check: tl.int64, tagged: tl.int64) -> Any:
-    """True if one of the entries at the places `tagged` is FINAL, and its header is alive and has this key."""
+    """True if one of the entries at the places `tagged` leads to an object of this key, or to one that is being put.
+
+    A copy that is being made is neither.
+    """
     world = open_world(table)
     taken = tagged != tagged
     while tagged != 0:
         seen = load64(candidate_at(world, seg, key_hash, first_place(tagged)), "relaxed")
-        if is_final(seen, key_check):
+        if is_sure(seen, key_check):
             answer, _ = judge(world, seen, key_hash, key_check)
-            taken = taken | (answer == OK) | (answer == NOT_READY)
+            taken = taken | (answer == OK) | ((answer == NOT_READY) & (not is_copy(seen)))
         tagged = tagged & (tagged - 1)
     return taken
 
@@ -286,8 +336,8 @@ def settle(world: World, seg: tl.int64, key_hash: tl.int64, key_check: tl.int64,
     tries = word(0)
     while look & (tries < CANDIDATES):
         answer, _ = judge(world, seen, key_hash, key_check)
-        live = (answer == OK) | (answer == NOT_READY)
-        final = (seen & ENTRY_PHASE_MASK) == ENTRY_FINAL
+        live = (answer == OK) | ((answer == NOT_READY) & (not is_copy(seen)))
+        final = is_sure(seen, key_check)
         look = live & (not final) & (mine < i)
         stays = (not live) | look
         if look:
@@ -305,10 +355,38 @@ def prevails(
     """Settle with the entries at the places `others`. True if the caller's own may stay."""
     world = open_world(table)
     stays = mine == mine
+    left = others
+    while (left != 0) & stays:
+        stays = settle(world, seg, key_hash, key_check, mine, first_place(left))
+        left = left & (left - 1)
     while (others != 0) & stays:
-        stays = settle(world, seg, key_hash, key_check, mine, first_place(others))
+        stays = has_no_copy(world, seg, key_hash, key_check, first_place(others))
         others = others & (others - 1)
     return stays
+
+
+@triton.jit
+def stop_copy(world: World, entry: tl.int64, state: tl.int64) -> Any:
+    """Give up a copy that was seen WRITING: False if it is READY by now. Its producer's commit fails: LOST.
+
+    The owner's sweeper frees the pages after a grace period: the producer may still store into them (`quarantine`).
+    """
+    header = header_at(world, segment(world, entry_owner(entry)), entry_header(entry))
+    epoch = epoch_of(state)
+    return (kill(header, WRITING, epoch) & ~PIN_BITS) != state_word(READY, epoch)
+
+
+@triton.jit
+def has_no_copy(world: World, seg: tl.int64, key_hash: tl.int64, key_check: tl.int64, i: tl.int64) -> Any:
+    """For a producer: give up the copy that the i-th entry leads to. False if it is READY."""
+    entry = load64(candidate_at(world, seg, key_hash, i), "relaxed")
+    gone = i == i
+    if is_copy(entry) & has_tag(entry, key_check):
+        answer, state = judge(world, entry, key_hash, key_check)
+        gone = answer != OK
+        if answer == NOT_READY:
+            gone = stop_copy(world, entry, state)
+    return gone
 
 
 @triton.jit
@@ -339,9 +417,8 @@ def claim_at(
     tentative = entry_word(ENTRY_TENTATIVE, key_check, owner, slot, epoch)
     status, mine = place(world, seg, key_hash, key_check, start, tentative)
     if status == OK:
-        turn = seg + world.turn_base + first_bucket(world, key_hash) * WORD_BYTES
         # acq_rel: the later of two producers sees the entry of the earlier one (scenario same-key-busy)
-        add64(turn, 1, "acq_rel")
+        add64(turn_at(world, seg, key_hash), 1, "acq_rel")
         tagged, _ = look(world, seg, key_hash, key_check)
         others = tagged & ~(word(1) << mine)
         if others != 0:
@@ -366,12 +443,13 @@ def erase(
     seg = segment(world, home_of(world, key_check))
     final = entry_word(ENTRY_FINAL, key_check, owner, slot, epoch)
     tentative = entry_word(ENTRY_TENTATIVE, key_check, owner, slot, epoch)
+    replica = entry_word(ENTRY_REPLICA, key_check, owner, slot, epoch)
     tagged, _ = look(world, seg, key_hash, key_check)
     while tagged != 0:
         entry_at = candidate_at(world, seg, key_hash, first_place(tagged))
         seen = load64(entry_at, "relaxed")
         if seen == final:
             store64(entry_at, word(0), "relaxed")  # nobody else removes it
-        elif seen == tentative:
+        elif (seen == tentative) | (seen == replica):
             cas64(entry_at, seen, 0, "relaxed")
         tagged = tagged & (tagged - 1)

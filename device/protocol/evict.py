@@ -15,7 +15,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from nanokv.device.memory.triton import word
+from nanokv.device.memory.triton import select, word
 from nanokv.device.protocol.activity import enter, leave
 from nanokv.device.protocol.extent import carve, class_of, hold
 from nanokv.device.protocol.freelist import stamp
@@ -23,7 +23,7 @@ from nanokv.device.protocol.header import key_of, kill, pages_of, state_word
 from nanokv.device.protocol.policy import note_eviction
 from nanokv.device.protocol.remove import remove_slot
 from nanokv.device.protocol.retire import count_eviction, retire, take_out
-from nanokv.device.protocol.search import has_lease, policy_of, search
+from nanokv.device.protocol.search import must_stay, policy_of, search
 from nanokv.device.protocol.status import PINNED
 from nanokv.device.segment.layout import EVICTED, READY
 from nanokv.device.segment.world_table import World, class_pages, header_at, open_world, page_links, segment
@@ -33,7 +33,13 @@ TRIES = tl.constexpr(16)  # searches, if others take what was found
 
 @triton.jit(noinline=True)
 def evict_for(
-    table: tl.int64, seg: tl.int64, owner: tl.int64, size_class: tl.int64, slot: tl.int64, now: tl.int64
+    table: tl.int64,
+    seg: tl.int64,
+    owner: tl.int64,
+    size_class: tl.int64,
+    slot: tl.int64,
+    now: tl.int64,
+    fair: tl.int64,
 ) -> Any:
     """Evict one object, and keep an extent of `size_class` of its pages for a header slot. `now`: ends leases.
 
@@ -49,13 +55,14 @@ def evict_for(
     tries = word(0)
     more = tries == 0
     while more:
-        victim, epoch, access, age, ripe = search(world, seg, policy, size_class, now)
+        victim, epoch, access, age, ripe, crowd = search(world, seg, policy, size_class, now)
+        victim = select((fair != 0) & (ripe == 0) & (crowd != 0), word(-1), victim)
         tries += 1
         more = (victim >= 0) & (tries < TRIES)
         if victim >= 0:
             header = header_at(world, seg, victim)
             seen = word(0)
-            if not has_lease(header, now):
+            if not must_stay(header, now):
                 seen = kill(header, READY, epoch)
             if seen == state_word(READY, epoch):
                 gone = word(1)
@@ -81,7 +88,7 @@ def evict_for(
 def evict_slot(world: World, owner: tl.int64, slot: tl.int64, epoch: tl.int64, now: tl.int64) -> Any:
     """Evict the READY object in a header slot: OK, MISS if it has gone away, or PINNED if a pin or a lease holds it."""
     status = word(PINNED)
-    if not has_lease(header_at(world, segment(world, owner), slot), now):
+    if not must_stay(header_at(world, segment(world, owner), slot), now):
         status = remove_slot(world, owner, slot, epoch, EVICTED)
     return status
 
@@ -91,6 +98,6 @@ def evict_one(world: World, owner: tl.int64, now: tl.int64) -> Any:
     """Evict one object, for nobody in particular: (1 if one went, its size class or -1)."""
     seg = segment(world, owner)
     phase = enter(world, seg)
-    _, gone, freed = evict_for(world.table, seg, owner, word(-1), word(-1), now)
+    _, gone, freed = evict_for(world.table, seg, owner, word(-1), word(-1), now, word(0))
     leave(world, seg, phase)
     return gone, freed

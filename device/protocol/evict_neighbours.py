@@ -19,14 +19,23 @@ import triton
 import triton.language as tl
 
 from nanokv.device.memory.triton import load64, select, word
-from nanokv.device.protocol.extent import HELD, N_CLASSES, class_of, give, hold, link_of, mark
+from nanokv.device.protocol.extent import (
+    HELD,
+    class_of,
+    give,
+    give_pages,
+    hold,
+    link_of,
+    mark,
+    pages_marked,
+)
 from nanokv.device.protocol.freelist import stamp
 from nanokv.device.protocol.header import epoch_of, kill, pages_of, phase_of, state_word
-from nanokv.device.protocol.lease import is_leased
+from nanokv.device.protocol.lease import stays
 from nanokv.device.protocol.lifetimes import LONGEST_AGE, LOOKS, factors, next_place, ripeness, slots_in_use
 from nanokv.device.protocol.retire import count_eviction, retire, take_out
 from nanokv.device.protocol.ring import announce
-from nanokv.device.protocol.search import has_lease
+from nanokv.device.protocol.search import must_stay
 from nanokv.device.segment.layout import (
     CLOCK_HAND,
     EVICTED,
@@ -61,9 +70,9 @@ def object_at(world: World, seg: tl.int64, page: tl.int64) -> Any:
     link = link_of(world, seg, page)
     kind = (link >> MARK_SHIFT) & MARK_MASK
     slot = (link & LOW32) - 1
-    held = (kind >= HELD) & (kind < HELD + N_CLASSES) & (slot >= 0) & (slot < world.hdr_count)
-    pages = class_pages(world, (kind - HELD) & (N_CLASSES - 1))
-    return select(held & (pages > 0), slot, word(-1)), pages
+    pages = pages_marked(world, kind)
+    held = (kind >= HELD) & (pages > 0) & (slot >= 0) & (slot < world.hdr_count)
+    return select(held, slot, word(-1)), pages
 
 
 @triton.jit
@@ -72,7 +81,7 @@ def may_go(world: World, seg: tl.int64, slot: tl.int64, page: tl.int64, pages: t
     header = header_at(world, seg, slot)
     state = load64(header + H_STATE, "relaxed")  # relaxed, as all of the look: `kill` decides
     ready = (phase_of(state) == READY) & ((state & PIN_BITS) == 0)
-    ready = ready & (not is_leased(load64(header + H_ACCESS, "relaxed"), now))
+    ready = ready & (not stays(load64(header + H_ACCESS, "relaxed"), now))
     size_class = class_of(world, pages_of(header))
     whole = class_pages(world, select(size_class < 0, word(0), size_class)) == pages
     here = whole & (first_page(world, seg, slot) == page)
@@ -111,7 +120,7 @@ def evict_at(world: World, seg: tl.int64, owner: tl.int64, page: tl.int64, now: 
     if epoch >= 0:
         header = header_at(world, seg, slot)
         seen = word(0)
-        if not has_lease(header, now):
+        if not must_stay(header, now):
             seen = kill(header, READY, epoch)
         if seen == state_word(READY, epoch):
             found, size_class = take_out(world, seg, slot)
@@ -123,20 +132,6 @@ def evict_at(world: World, seg: tl.int64, owner: tl.int64, page: tl.int64, now: 
             retire(world, seg, owner, slot, epoch, EVICTED)
             count_eviction(world, seg)
     return got
-
-
-@triton.jit
-def give_pages(world: World, seg: tl.int64, first: tl.int64, end: tl.int64) -> None:
-    """Give the pages from `first` to before `end` back, in the largest extents that fit."""
-    level = word(N_CLASSES - 1)
-    page = first + 0
-    while level >= 0:
-        pages = class_pages(world, level)
-        fits = (pages > 0) & (page + pages <= end)
-        if fits:
-            give(world, seg, page, level)
-        page = select(fits, page + pages, page)
-        level = select(fits, level, level - 1)
 
 
 @triton.jit

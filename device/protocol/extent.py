@@ -1,17 +1,19 @@
-"""Payload pages: extents of eight size classes, split when a smaller one is needed, bumped when none is free.
+"""Payload pages: extents of a few sizes, split when a smaller one is needed, bumped when none is free.
 
-An extent is a run of pages, named by its first page. Each size class is a multiple of the one below it, so that the
-remainder of a split consists of whole extents again.
+An extent is a run of pages, named by its first page; it may begin at any page. The smallest size class divides all
+others, so that every run of pages consists of whole extents: it is cut into the largest that fit, greedily
+(`give_pages`). With the default classes that are three at most.
 
 The link of each page (LINK bits) says what the page is, independently of the lists and the headers:
 
     word 0                                  never used
-    (slot + 1, stamp, class + 9)            first page of an extent that a header slot holds
+    (slot + 1, stamp, class + 25)           first page of an extent that a header slot holds
     (next + 1, stamp, class + 1)            first page of a free extent
     (any, stamp, 0)                         any other page
 
-Source: the buddy system (Knowlton 1965), with size classes of any ratio. Free neighbours are not joined when an extent
-is given back, but later, by a host (`host_poller/coalesce.py`).
+Source: segregated free lists with four sizes per doubling, as jemalloc's (Evans 2006), and splitting as in the buddy
+system (Knowlton 1965), but without alignment. Free neighbours are not joined when an extent is given back, but later,
+by a host (`host_poller/coalesce.py`).
 
 Guarantees
 - A page is in exactly one place: beyond `bump_ptr`, in one free extent, or with the rank that took it (I2).
@@ -35,7 +37,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from nanokv.device.memory.triton import add64, cas64, load64, select, store64, word
+from nanokv.device.memory.triton import add64, cas64, count_below, load64, select, store64, word
 from nanokv.device.protocol.freelist import SPIN_LIMIT, pop_linked, push_marked, stamp, stamped
 from nanokv.device.protocol.shards import extent_list, next_filled
 from nanokv.device.protocol.splitting import begin_split, end_split
@@ -51,6 +53,7 @@ from nanokv.device.segment.layout import (
     WORD_BYTES,
 )
 from nanokv.device.segment.world_table import (
+    CLASS_PAGES,
     World,
     class_pages,
     page_links,
@@ -58,6 +61,7 @@ from nanokv.device.segment.world_table import (
 )
 
 N_CLASSES = tl.constexpr(SIZE_CLASSES)
+ROWS = tl.constexpr(8)  # size classes whose lists a producer looks at at once: the words are in registers
 FREE = tl.constexpr(1)  # plus the class: the mark of a free extent
 HELD = tl.constexpr(1 + SIZE_CLASSES)  # plus the class: the mark of an extent that a header slot holds
 
@@ -65,11 +69,22 @@ HELD = tl.constexpr(1 + SIZE_CLASSES)  # plus the class: the mark of an extent t
 @triton.jit
 def class_of(world: World, n_pages: tl.int64) -> Any:
     """The smallest size class that holds `n_pages` (at least 1), or -1."""
-    found = word(-1)
-    for k in range(0, N_CLASSES):
-        pages = class_pages(world, k)
-        found = select((found < 0) & (pages >= n_pages), word(k), found)
-    return found
+    smaller = count_below(world.table + CLASS_PAGES, world.n_classes, n_pages)
+    return select(smaller < world.n_classes, smaller, word(-1))
+
+
+@triton.jit
+def class_within(world: World, n_pages: tl.int64) -> Any:
+    """The largest size class whose extents fit into `n_pages`, or -1."""
+    return count_below(world.table + CLASS_PAGES, world.n_classes, n_pages + 1) - 1
+
+
+@triton.jit
+def pages_marked(world: World, value: tl.int64) -> Any:
+    """Pages of the extent whose first page has this mark; 0 if it marks no first page, or is corrupt."""
+    size_class = value - select(value >= HELD, word(HELD), word(FREE))
+    exists = (size_class >= 0) & (size_class < world.n_classes)
+    return select(exists, class_pages(world, select(exists, size_class, word(0))), word(0))
 
 
 @triton.jit
@@ -184,16 +199,26 @@ def give(world: World, seg: tl.int64, page: tl.int64, size_class: tl.int64) -> N
 
 
 @triton.jit
+def give_pages(world: World, seg: tl.int64, first: tl.int64, end: tl.int64) -> None:
+    """Give the pages from `first` to before `end` back, in the largest extents that fit: the smallest lie last.
+
+    Their number is a multiple of the smallest class. When such a run is split again and again, from its beginning, what
+    is too small stays together at its end, where a host can join it.
+    """
+    page = first + 0
+    while page < end:
+        size_class = class_within(world, end - page)
+        if size_class >= 0:
+            give(world, seg, page, size_class)
+            page += class_pages(world, size_class)
+        else:
+            page = end + 0
+
+
+@triton.jit
 def carve(world: World, seg: tl.int64, page: tl.int64, have: tl.int64, want: tl.int64) -> None:
-    """Split an extent of class `have`: keep its first extent of class `want`, and give the rest back, smallest last."""
-    level = have + 0
-    while level > want:
-        pieces = class_pages(world, level) // class_pages(world, level - 1)
-        piece = word(1)
-        while piece < pieces:
-            give(world, seg, page + piece * class_pages(world, level - 1), level - 1)
-            piece += 1
-        level -= 1
+    """Split an extent of class `have`: keep its first extent of class `want`, and give the rest back."""
+    give_pages(world, seg, page + class_pages(world, want), page + class_pages(world, have))
 
 
 @triton.jit
@@ -238,7 +263,7 @@ def take_elsewhere(world: World, seg: tl.int64, size_class: tl.int64, home: tl.i
     rows = extent_list(world, seg, size_class, word(0))
     place = word(0)  # the list that was asked last: this class's, at home
     while (page < 0) & (place >= 0):
-        place = next_filled(world, rows, N_CLASSES - size_class, home, place, N_CLASSES)
+        place = next_filled(world, rows, world.n_classes - size_class, home, place, ROWS)
         if place >= 0:
             level = size_class + place // MAX_SHARDS
             if level > size_class:

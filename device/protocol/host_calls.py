@@ -15,7 +15,7 @@ from nanokv.device.memory.triton import word
 from nanokv.device.protocol.activity import enter, leave
 from nanokv.device.protocol.evict import evict_one, evict_slot
 from nanokv.device.protocol.put import abort, commit, finish
-from nanokv.device.protocol.remove import remove, remove_slot
+from nanokv.device.protocol.remove import remove_slot, remove_whole
 from nanokv.device.protocol.ring import asleep
 from nanokv.device.protocol.status import OK
 from nanokv.device.segment.layout import REMOVED
@@ -57,12 +57,12 @@ def abort_hinted(world: World, owner: tl.int64, slot: tl.int64, epoch: tl.int64)
 
 @triton.jit
 def remove_hinted(world: World, key_hash: tl.int64, key_check: tl.int64) -> Any:
-    """`remove`: (status, owner, 1 if the owner's poller sleeps). Only a removal leaves a hint."""
-    status, owner = remove(world, key_hash, key_check)
+    """`remove`: (status, owner, 1 if the owner's poller sleeps, 1 if copies may have gone too, in other segments)."""
+    status, owner, copies = remove_whole(world, key_hash, key_check)
     sleeps = word(0)
     if status == OK:
         sleeps = asleep(segment(world, owner))
-    return status, owner, sleeps
+    return status, owner, sleeps, copies
 
 
 @triton.jit

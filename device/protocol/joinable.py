@@ -2,14 +2,16 @@
 
 A producer asks this before it evicts: nothing live goes while free neighbours would do.
 
-Source: the marks in the links of pages (`extent`), read from the first page on, as a buddy allocator's map is.
+Source: the marks in the links of pages (`extent`), read as a buddy allocator's map is.
 
 Guarantees
 - The answer is not NOTHING if neighbouring free pages would hold the extent from the beginning of the look to its end,
   or if a host that joins free extents is at work. A slow host whose mark another has replaced is not seen: a look
-  between its steps may miss its pages.
-- A heap without small free extents is answered by one look at the heads of the lists. The search over the pages runs
-  only if the small extents and the pages that were never used would be enough.
+  between its steps may miss its pages. Producers that take or give back extents meanwhile may lead the look out of the
+  list that it follows: then it may miss what lies behind.
+- A heap without small free extents is answered by one look at the heads of the lists. If there are few, the producer
+  follows the lists, and looks at the neighbours behind each free extent: a full heap has few. If there are more than
+  one per sixteen pages, it looks at all pages, one after the other.
 
 Why the orderings suffice: the looks are relaxed, and a host that joins may disturb them. The producer reads the word
 `joining` before and after: its count changes when a host begins. The first look acquires what a host pushed that ended
@@ -22,7 +24,7 @@ import triton
 import triton.language as tl
 
 from nanokv.device.memory.triton import load64, select, word
-from nanokv.device.protocol.extent import FREE, HELD, N_CLASSES, link_of
+from nanokv.device.protocol.extent import FREE, HELD, ROWS, link_of, pages_marked
 from nanokv.device.protocol.joining import joiner
 from nanokv.device.protocol.shards import next_filled
 from nanokv.device.segment.layout import (
@@ -45,6 +47,7 @@ from nanokv.device.segment.world_table import (
 NOTHING = tl.constexpr(0)
 NEIGHBOURS = tl.constexpr(1)
 EXTENT = tl.constexpr(2)
+FEW = tl.constexpr(4)  # up to one free extent per 16 pages is looked at by itself, which takes a jump each
 
 
 @triton.jit
@@ -56,44 +59,62 @@ def unused_from(world: World, seg: tl.int64) -> Any:
 
 
 @triton.jit
-def free_extents(world: World, seg: tl.int64, size_class: tl.int64, enough: tl.int64) -> Any:
-    """The pages in the free extents of smaller classes, counted up to `enough`; -1 if a larger extent is free."""
-    count = world.n_pages
-    rows = seg + FREE_HEAD
-    found = word(0)
-    place = word(-1)
-    more = found == 0
+def free_from(world: World, seg: tl.int64, first: tl.int64, unused: tl.int64, wanted: tl.int64) -> Any:
+    """The pages of the free neighbours from a page on, counted up to `wanted`. From `unused` on all pages are free."""
+    run = word(0)
+    page = first + 0
+    more = page < unused
     while more:
-        # the only look at the heads: a second one would be compiled a second time
-        place = next_filled(world, rows, N_CLASSES, word(0), place, N_CLASSES)
-        level = place // MAX_SHARDS
-        more = (place >= 0) & (level < size_class)
-        if more:
-            pages = class_pages(world, level)
-            node = load64(rows + place * WORD_BYTES, "relaxed") & LOW32
-            seen = word(0)
-            while (node != 0) & (node <= count) & (found < enough) & (seen < count):
-                found += pages
-                seen += 1
-                node = link_of(world, seg, node - 1) & LOW32
-            place = select(found < enough, place, size_class * MAX_SHARDS - 1)  # the larger classes come next
-    return select(place < 0, found, word(-1))
+        value = (link_of(world, seg, page) >> MARK_SHIFT) & MARK_MASK
+        pages = select(value < HELD, pages_marked(world, value), word(0))
+        run += pages
+        page += pages
+        more = (pages > 0) & (page < unused) & (run < wanted)
+    return run + select(page == unused, world.n_pages - unused, word(0))
 
 
 @triton.jit
-def has_run(world: World, seg: tl.int64, wanted: tl.int64) -> Any:
-    """True if `wanted` neighbouring pages are free or were never used."""
-    count = unused_from(world, seg)
+def listed_run(world: World, seg: tl.int64, size_class: tl.int64, unused: tl.int64, wanted: tl.int64) -> Any:
+    """The longest run of free neighbours that begins with a free extent of a smaller class: (pages, extents looked at).
+
+    Counted up to `wanted`, and up to `few` extents. Pages -1: a larger extent is free.
+    """
+    few = (world.n_pages >> FEW) + 1
+    rows = seg + FREE_HEAD
+    longest = word(0)
+    looked = word(0)
+    place = word(-1)
+    more = looked == 0
+    while more:
+        # the only look at the heads: a second one would be compiled a second time
+        place = next_filled(world, rows, world.n_classes, word(0), place, ROWS)
+        level = place // MAX_SHARDS
+        more = (place >= 0) & (level < size_class)
+        if more:
+            node = load64(rows + place * WORD_BYTES, "relaxed") & LOW32
+            while (node != 0) & (node <= world.n_pages) & (longest < wanted) & (looked < few):
+                run = free_from(world, seg, node - 1, unused, wanted)
+                longest = select(run > longest, run, longest)
+                looked += 1
+                node = link_of(world, seg, node - 1) & LOW32
+            # the larger classes come next
+            place = select((longest < wanted) & (looked < few), place, size_class * MAX_SHARDS - 1)
+    return select(place < 0, longest, word(-1)), looked
+
+
+@triton.jit
+def has_run(world: World, seg: tl.int64, unused: tl.int64, wanted: tl.int64) -> Any:
+    """True if `wanted` neighbouring pages are free; it looks at all pages below `unused`."""
     run = word(0)
     page = word(0)
-    while (page < count) & (run < wanted):
+    while (page < unused) & (run < wanted):
         mark = (link_of(world, seg, page) >> MARK_SHIFT) & MARK_MASK
         free = (mark >= FREE) & (mark < HELD)
-        pages = class_pages(world, (mark - FREE) & (N_CLASSES - 1))
-        pages = select((mark != 0) & (pages > 0), pages, word(1))  # a page in motion stands for itself
+        pages = pages_marked(world, mark)
+        pages = select(pages > 0, pages, word(1))  # a page in motion stands for itself
         run = select(free, run + pages, word(0))
         page += pages
-    return run + world.n_pages - count >= wanted
+    return run + world.n_pages - unused >= wanted
 
 
 @triton.jit
@@ -102,12 +123,14 @@ def outlook(world: World, seg: tl.int64, size_class: tl.int64) -> Any:
     wanted = class_pages(world, size_class)
     before = load64(seg + JOINING, "acquire")  # acquire: what hosts pushed (scenario neighbours)
     found = word(NOTHING)
-    unused = world.n_pages - unused_from(world, seg)
-    free = free_extents(world, seg, size_class, wanted - unused)
-    if free < 0:
+    unused = unused_from(world, seg)
+    run, looked = listed_run(world, seg, size_class, unused, wanted)
+    if run < 0:
         found = word(EXTENT)
-    elif free + unused >= wanted:
-        found = select(has_run(world, seg, wanted), word(NEIGHBOURS), word(NOTHING))
+    elif (run >= wanted) | (world.n_pages - unused >= wanted):
+        found = word(NEIGHBOURS)
+    elif looked > world.n_pages >> FEW:
+        found = select(has_run(world, seg, unused, wanted), word(NEIGHBOURS), word(NOTHING))
     if found == NOTHING:
         after = joiner(seg)
         found = select((after != before) | ((after & JOINER_MASK) != 0), word(NEIGHBOURS), word(NOTHING))

@@ -29,8 +29,12 @@ from nanokv.device.segment.layout import (
     GONE_NEW,
     GONE_USED,
     HDR_HEAD,
+    HIGH,
     LIFE,
+    LOW,
     MOST_USES,
+    PRIORITY,
+    PRIORITY_STEP,
     USE_MASK,
     USE_SHIFT,
 )
@@ -78,7 +82,7 @@ def used_again(access: tl.int64, now: tl.int64, life: tl.int64) -> Any:
     leased = ((access >> USE_SHIFT) & USE_MASK) > MOST_USES
     use = use_of(access)
     later = (now - (access & ACCESS_TIME) >= (life >> SAME_USE)) & (use < MOST_USES) & (not leased)
-    return (now & ACCESS_TIME) | (select(later, use + 1, use) << USE_SHIFT)
+    return (now & ACCESS_TIME) | (access & PRIORITY) | (select(later, use + 1, use) << USE_SHIFT)
 
 
 @triton.jit
@@ -101,6 +105,8 @@ def ripeness(access: tl.int64, now: tl.int64, once: tl.int64, often: tl.int64) -
     """The time since an object's last use, in ns, divided by how much longer objects of its kind live."""
     age = now - (access & ACCESS_TIME)
     age = select(age < 0, word(0), select(age > LONGEST_AGE, word(LONGEST_AGE), age))
+    priority = access & PRIORITY
+    age = select(priority == HIGH, age >> PRIORITY_STEP, select(priority == LOW, age << PRIORITY_STEP, age))
     use = use_of(access)
     return select(use == 0, age, (age << FACTOR_BITS) // select(use == 1, once, often))
 

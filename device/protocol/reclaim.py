@@ -26,7 +26,7 @@ import triton.language as tl
 
 from nanokv.device.memory.triton import add64, load64, select, store64, word
 from nanokv.device.protocol.directory import erase
-from nanokv.device.protocol.extent import N_CLASSES, bump_rest, give
+from nanokv.device.protocol.extent import bump_rest, give
 from nanokv.device.protocol.freelist import detach
 from nanokv.device.protocol.header import epoch_of, give_slot, key_of, kill, state_word, still_ready
 from nanokv.device.protocol.retire import retire
@@ -180,8 +180,10 @@ def walk_class(world: World, seg: tl.int64, size_class: tl.int64, count: tl.int6
 @triton.jit
 def walk_pages(world: World, owner: tl.int64, count: tl.int64, marks: tl.int64) -> None:
     """Mark the first page of each free extent with its size class plus 1."""
-    for size_class in range(0, N_CLASSES):
-        walk_class(world, segment(world, owner), word(size_class), count, marks)
+    size_class = word(0)
+    while size_class < world.n_classes:
+        walk_class(world, segment(world, owner), size_class, count, marks)
+        size_class += 1
 
 
 @triton.jit

@@ -3,8 +3,8 @@
 The table is private to the launching rank. None of its words is an argument of the kernel, so a captured graph puts
 other keys, sizes and owners once the host or a kernel has changed the table.
 
-Guarantees: a put with an owner, size, flag or lease that cannot be is refused (`is_possible`). The caller answers for
-the addresses, which no kernel can check.
+Guarantees: a put with an owner, size, flag, lease or time that cannot be is refused (`is_possible`). The caller
+answers for the addresses, which no kernel can check.
 
 Why the orderings suffice: the table changes only between launches, so plain loads (`table64`) read it.
 """
@@ -31,7 +31,9 @@ REQUEST = Record(
         Field("block", "<i8", "for a paged cache, instead of the address: the number of the block"),
         Field("plane", "<i8", "for a paged cache: the first plane of the object"),
         Field("flags", "<i8", "put: FLAG_* of the header"),
-        Field("lease", "<i8", "put: the time in ns until which the object is leased; 0: no lease"),
+        Field("lease", "<i8", "put: TERMS bits: the time in ns at which its lease ends, or 0, and its priority"),
+        Field("group", "<i8", "put: LABEL.group, or 0"),
+        Field("until", "<i8", "put: LABEL.until, or 0"),
         Field("what", "<i8", "the descriptor: format and seven dimensions; get: format 0 if any will do", repeat=8),
     ],
 )
@@ -45,13 +47,16 @@ Q_BLOCK = REQUEST.at("block")
 Q_PLANE = REQUEST.at("plane")
 Q_FLAGS = REQUEST.at("flags")
 Q_LEASE = REQUEST.at("lease")
+Q_GROUP = REQUEST.at("group")
+Q_UNTIL = REQUEST.at("until")
 Q_WHAT = REQUEST.at("what")
 
 
 @triton.jit
 def is_possible(world: World, request: tl.int64) -> Any:
     """True if the words of a request for a put can be right: the owner leads to a segment, and no word is negative."""
-    least = table64(request + Q_BYTES) | table64(request + Q_LEASE)  # negative if one of them is
+    # negative if one of them is
+    least = table64(request + Q_BYTES) | table64(request + Q_LEASE) | table64(request + Q_UNTIL)
     flags = table64(request + Q_FLAGS)
     return is_rank(world, table64(request + Q_OWNER)) & (least >= 0) & ((flags & ~FLAG_PLAN) == 0)
 

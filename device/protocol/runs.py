@@ -40,6 +40,7 @@ from nanokv.device.protocol.directory import claim, erase
 from nanokv.device.protocol.extent import hold_free, link_of, places_of
 from nanokv.device.protocol.freelist import pop_run
 from nanokv.device.protocol.header import acknowledge, believed, commit_state, describe, publish, reserve, state_word
+from nanokv.device.protocol.label import has_label, label_request
 from nanokv.device.protocol.lease import lease
 from nanokv.device.protocol.lifetimes import lifetime, new_access
 from nanokv.device.protocol.put import extent_for, undo
@@ -287,6 +288,8 @@ def begin_member(
             describe(world, seg, slot, kind, d0, d1, d2, d3, d4, d5, d6)
             if table64(request + Q_LEASE) != 0:
                 lease(world, owner, slot, table64(request + Q_LEASE))
+            if has_label(request):
+                label_request(world.table, request, slot)
         else:
             drop_member(world.table, seg, owner, request, ticket, slot, epoch, status)
     return status, payload, hand, left, claimed

@@ -50,8 +50,9 @@ def extent_list(world: World, seg: tl.int64, size_class: tl.int64, number: tl.in
 def next_filled(
     world: World, rows: tl.int64, count: tl.int64, home: tl.int64, last: tl.int64, most: tl.constexpr
 ) -> Any:
-    """The next list that is not empty, in `count` (at most `most`) rows of lists at the address `rows`, or -1.
+    """The next list that is not empty, in `count` rows of lists at the address `rows`, or -1.
 
     Lists are numbered row by row, in each row from `home` on and around. `last`: the list that was asked before.
+    `most`: rows that are looked at at once.
     """
     return look_rows(rows, count, world.shards, shard_of(world, home), last, LOW32, most, MAX_SHARDS)

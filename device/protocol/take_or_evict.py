@@ -37,7 +37,7 @@ def evict_for_slot(table: tl.int64, seg: tl.int64, owner: tl.int64, home: tl.int
     """Evict one object, and take a header slot: (slot or -1, epoch of this use)."""
     slot = word(-1)
     epoch = word(0)
-    _, gone, _ = evict_for(table, seg, owner, word(-1), word(-1), now)
+    _, gone, _ = evict_for(table, seg, owner, word(-1), word(-1), now, word(0))
     if gone == 1:
         slot, epoch = take_slot(open_world(table), seg, home)
     return slot, epoch
@@ -97,7 +97,7 @@ def find_pages(
         if found == NEIGHBOURS:
             announce(world, seg, WANTED, size_class, word(0))
         elif (found == NOTHING) & may_evict(seg):
-            page, _, _ = evict_for(table, seg, owner, size_class, slot, now)
+            page, _, _ = evict_for(table, seg, owner, size_class, slot, now, word(1))
             page = select((page < 0) & (size_class > 0), word(TOO_SMALL), page)
     return page
 
@@ -116,6 +116,8 @@ def take_pages_elsewhere(
     page = find_pages(world.table, seg, owner, size_class, home, slot, now)
     if page == TOO_SMALL:
         page = evict_neighbours(world.table, seg, owner, size_class, slot, now)
+        if page < 0:
+            page, _, _ = evict_for(world.table, seg, owner, size_class, slot, now, word(0))
     return page
 
 

@@ -4,6 +4,7 @@ All segments of a world have the same geometry. `Geometry.plan` chooses it once 
 it, so that a process with other wishes is refused instead of reading garbage.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from itertools import pairwise
@@ -37,6 +38,8 @@ from nanokv.device.segment.world_table import WORLD
 PAYLOAD_ALIGN = 4096
 MIN_PAGE_BYTES = 64
 PAGES_A_SHARD = 16  # at least so many pages per list: a small heap has fewer lists
+#: pages per extent: above 8 pages four sizes per doubling, so that rounding up costs a fifth of an extent at most
+DEFAULT_CLASSES = (1, 2, 3, 4, 5, 6, 7, 8, *(step * n for step in (2, 4, 8, 16) for n in (5, 6, 7, 8)))
 MODES = ("device", "host")
 POLICIES = ("lifetimes", "clock", "fifo")  # by which a segment evicts: LIFETIMES and the numbers after it
 
@@ -50,8 +53,8 @@ def _align(offset: int, to: int = LINE) -> int:
 
 
 def default_classes(n_pages: int) -> tuple[int, ...]:
-    """Extents of 1, 2, 4, ... 128 pages, none larger than the arena."""
-    return tuple(1 << k for k in range(SIZE_CLASSES) if 1 << k <= n_pages)
+    """DEFAULT_CLASSES, as far as the arena is not smaller."""
+    return tuple(pages for pages in DEFAULT_CLASSES if pages <= n_pages)
 
 
 def _many_shards(n_pages: int) -> int:
@@ -87,11 +90,12 @@ class Geometry:
         """Choose a geometry.
 
         Args:
-            heap_bytes: payload bytes per segment, rounded down to whole pages; the control regions come on top.
+            heap_bytes: payload bytes per segment, rounded down to whole extents of the smallest class; the control
+                regions come on top.
             page_bytes: bytes per page, a multiple of 64.
             world_size: ranks in the world.
-            size_classes: pages per extent of each class, ascending, each a multiple of the one before; at most eight.
-                Default: 1, 2, 4, ... 128.
+            size_classes: pages per extent of each class, ascending, at most 24; the smallest divides all others.
+                Default: 1 to 8, 10, 12, 14, 16, 20, ... 32, 40, ... 64, 80, ... 128, as far as the heap has the pages.
             max_objects: header slots per segment. Default: one per page, and 64 for objects without bytes.
             ring_slots: slots of the announce ring, rounded up to a power of two. Default: two per object, or 1024.
             pin_slots: pins held at once in a segment, rounded up to a power of two. Default: one per object, or 64.
@@ -129,7 +133,7 @@ class Geometry:
         return Geometry(
             world_size=world_size,
             page_bytes=page_bytes,
-            n_pages=n_pages,
+            n_pages=n_pages // classes[0] * classes[0],
             hdr_count=count,
             dir_buckets=max(2, _power_of_two(-(-2 * count // ENTRIES_PER_BUCKET.value))),
             ann_capacity=_power_of_two(ring_slots if ring_slots is not None else max(1024, 2 * count)),
@@ -154,6 +158,11 @@ class Geometry:
     def records_in(self, region: Region) -> int:
         """How many records a region has."""
         return region.each * sum(getattr(self, count) for count in region.counts)
+
+    @property
+    def n_classes(self) -> int:
+        """How many size classes there are."""
+        return sum(pages > 0 for pages in self.class_pages)
 
     @property
     def segment_bytes(self) -> int:
@@ -250,16 +259,23 @@ class Geometry:
         return found
 
     def world_table(
-        self, rank: int, incarnation: int, bases: list[int], *, checksum: bool = False
+        self,
+        rank: int,
+        incarnation: int,
+        bases: list[int],
+        *,
+        checksum: bool = False,
+        costs: Sequence[float] | None = None,
     ) -> npt.NDArray[np.int64]:
-        """The private table that device functions take as `world` (`world_table`): this geometry, then `bases`.
+        """The private table that device functions take as `world` (`world_table`): this geometry, `bases`, read costs.
 
-        int64 [words of WORLD + world_size].
+        int64 [words of WORLD + 2 * world_size].
 
         Args:
             rank: this rank. incarnation: how many times it has attached.
             bases: the address of every rank's segment as this process sees it.
             checksum: whether this rank gives its objects checksums, and reads none without.
+            costs: what a read from each rank costs (`nearest_first`).
         """
         head = np.zeros(1, WORLD.dtype)
         for name in WORLD.offsets:
@@ -269,7 +285,17 @@ class Geometry:
                 head[0][name] = getattr(self, name)
         head[0]["rank"], head[0]["producer"] = rank, producer_word(rank, incarnation)
         head[0]["checksum"] = checksum
-        return np.concatenate([head.view(np.int64), np.array(bases, np.int64)])
+        order = nearest_first(rank, self.world_size, costs)
+        return np.concatenate([head.view(np.int64), np.array(bases, np.int64), np.argsort(order)])
+
+
+def nearest_first(rank: int, world_size: int, costs: Sequence[float] | None = None) -> list[int]:
+    """All ranks in the order in which `rank` prefers to read from them: itself, then by cost.
+
+    Of ranks that cost the same the next after `rank` goes first, around: so the readers of a copied object spread.
+    """
+    paid = [0.0] * world_size if costs is None else costs
+    return sorted(range(world_size), key=lambda other: (other != rank, paid[other], (other - rank) % world_size))
 
 
 def evicts_by(may_evict: bool, policy: str) -> int:
@@ -290,7 +316,9 @@ def producer_of(bits: int) -> tuple[int, int]:
 def _check_classes(classes: tuple[int, ...], n_pages: int) -> None:
     if not 1 <= len(classes) <= SIZE_CLASSES:
         raise ValueError(f"size_classes must be 1 to {SIZE_CLASSES} numbers of pages, not {classes}")
-    if min(classes) < 1 or any(large <= small or large % small for small, large in pairwise(classes)):
-        raise ValueError(f"size_classes must ascend, each a multiple of the one before: {classes}")
+    if classes[0] < 1 or any(large <= small for small, large in pairwise(classes)):
+        raise ValueError(f"size_classes must ascend from at least 1: {classes}")
+    if any(pages % classes[0] for pages in classes):
+        raise ValueError(f"the smallest of size_classes must divide all others: {classes}")
     if classes[-1] > n_pages:
         raise ValueError(f"the largest size class has {classes[-1]} pages, the heap has {n_pages}")

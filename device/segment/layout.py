@@ -3,7 +3,7 @@
 A segment is one rank's part of the symmetric heap. Its regions, in order:
 
     HeapCtl | activity | links | headers | descriptors | directory | turnstiles | ring | pins | layouts | ghosts |
-    payload
+    labels | quotas | payload
 
 Every word has 64 bits, little-endian and aligned; two fields of 32 bits share a word. A word that many producers change
 has a line of 128 bytes to itself, so that one hot word does not slow another down.
@@ -19,9 +19,9 @@ import triton.language as tl
 from nanokv.device.segment.record import LINE, Field, Record
 
 MAGIC = 0x314B_564F_4E41_4E00  # "\0NANOKV1"
-VERSION = 4
+VERSION = 5
 WORD = 8
-SIZE_CLASSES = 8
+SIZE_CLASSES = 24  # at most
 SHARDS = 64
 MAX_DIMS = 7
 
@@ -108,6 +108,16 @@ LAYOUT = Record(
 )
 
 
+LABEL = Record(
+    "Label",
+    16,
+    [
+        Field("group", "<u8", "a hash of the object's group, within its identity; 0: none"),
+        Field("until", "<u8", "ns: when the owner removes the object; 0: never"),
+    ],
+)
+
+
 class Region(NamedTuple):
     """An array of records between HeapCtl and the payload."""
 
@@ -123,6 +133,7 @@ U64 = np.dtype("<u8")
 BUCKET_ENTRIES = 8
 RANK_LAYOUTS = 16  #: rows of the table of layouts per rank of the world
 SLOT_GHOSTS = 4  #: GHOST words per header slot
+RANK_QUOTAS = 16  #: QUOTA words per rank of the world
 
 # in the order in which they lie. The first begins behind HeapCtl, so its offset is not stored.
 REGIONS = (
@@ -136,6 +147,8 @@ REGIONS = (
     Region("pins", "pin_base", U64, ("pin_slots",), "the pin ledger"),
     Region("layouts", "layouts_base", LAYOUT.dtype, ("world_size",), "the table of layouts", RANK_LAYOUTS),
     Region("ghosts", "ghosts_base", U64, ("hdr_count",), "the ghosts of evicted objects", SLOT_GHOSTS),
+    Region("labels", "labels_base", LABEL.dtype, ("hdr_count",), "the labels of objects"),
+    Region("quotas", "quotas_base", U64, ("world_size",), "the quotas of identities", RANK_QUOTAS),
 )
 
 HEAP_CTL = Record(
@@ -164,7 +177,11 @@ HEAP_CTL = Record(
         Field("epoch", "<u4", "how many times an owner has attached to this segment"),
         Field("water_hi", "<u4", "the owner's sweeper begins to evict when so many % of the pages are used"),
         Field("water_lo", "<u4", "and stops at so many %"),
-        Field("closed", "<u4", "1 after the owner has closed the segment"),
+        Field(
+            "closed",
+            "<u4",
+            "0: the owner is there; 1: it has closed the segment, or leaves; 2: absent, no rank owns its pages",
+        ),
         # hot words, each on a line of its own
         Field(
             "bump_ptr", "<u8", "offset of the first byte never allocated; only grows, also past the end", own_line=True
@@ -201,6 +218,7 @@ HEAP_CTL = Record(
         Field("gain", "<u8", "log2, times 2^32, of how much longer an object lives that was used again"),
         Field("gone_new", "<u8", "evictions of objects that were put once"),
         Field("gone_used", "<u8", "evictions of objects that were used again"),
+        Field("quotas", "<u8", "how many times hosts have set a quota"),
         Field(
             "may_evict", "<u8", "0: a full heap refuses; else by which policy it evicts: LIFETIMES, ...", own_line=True
         ),
@@ -225,7 +243,7 @@ HEAP_CTL = Record(
     ],
 )
 
-RECORDS = (HEAP_CTL, ACTIVITY, OBJ_HEADER, OBJ_DESC, ANNOUNCE, LAYOUT)
+RECORDS = (HEAP_CTL, ACTIVITY, OBJ_HEADER, OBJ_DESC, ANNOUNCE, LAYOUT, LABEL)
 
 
 def layout_hash() -> int:
@@ -265,18 +283,23 @@ BITS = (
     Bits("LIST", "node", 0, 32, "first node + 1; 0: empty"),
     Bits("LIST", "tag", 32, 32, "changes of the list so far, against ABA"),
     Bits("LINK", "next", 0, 32, "next node + 1; 0: last"),
-    Bits("LINK", "stamp", 32, 27, "how often this node changed hands: by it the audit sees which nodes moved"),
-    Bits("LINK", "mark", 59, 5, "of a first page: class + 1 while free, class + 9 while a header holds it; else 0"),
-    Bits("ENTRY", "phase", 0, 2, "0 empty, 1 TENTATIVE, 2 FINAL"),
+    Bits("LINK", "stamp", 32, 26, "how often this node changed hands: by it the audit sees which nodes moved"),
+    Bits("LINK", "mark", 58, 6, "of a first page: class + 1 while free, class + 25 while a header holds it; else 0"),
+    Bits("ENTRY", "phase", 0, 2, "0 empty, 1 TENTATIVE, 2 FINAL, 3 REPLICA: a further copy"),
     Bits("ENTRY", "tag", 2, 12, "low bits of the high half of the key's digest"),
     Bits("ENTRY", "rank", 14, 10, "the rank whose segment holds the header"),
     Bits("ENTRY", "header", 24, 26, "header slot in that segment"),
     Bits("ENTRY", "epoch", 50, 14, "low bits of the header's epoch"),
-    Bits("ACCESS", "time", 0, 61, "ns; of a lease: when it ends"),
+    Bits("ACCESS", "priority", 0, 2, "0: normal; LOW or HIGH: goes earlier or later than others; KEPT: never evicted"),
+    Bits("ACCESS", "time", 2, 59, "in 4 ns; of a lease: when it ends"),
     Bits("ACCESS", "use", 61, 2, "0: put once; 1, 2: used again, once or more often; 3: leased until it is read"),
+    Bits("TERMS", "until", 0, 61, "ns; the end of a lease; 0: no lease"),
+    Bits("TERMS", "priority", 61, 2, "as ACCESS"),
     Bits("GHOST", "stamp", 0, 31, "evictions of its kind before its own"),
     Bits("GHOST", "used", 31, 1, "1 if the object had been used again"),
     Bits("GHOST", "tag", 32, 32, "high bits of the low half of the key's digest; 0 in an empty word"),
+    Bits("QUOTA", "pages", 0, 32, "pages that the objects of an identity may hold in this segment"),
+    Bits("QUOTA", "tag", 32, 32, "of the identity; 0 in an empty word"),
     Bits("JOINING", "producer", 0, 32, "PRODUCER bits of a host; 0: none"),
     Bits("JOINING", "count", 32, 32, "how many times hosts have begun to join"),
     Bits("SPLITTING", "under_way", 0, 32, "splits under way"),
@@ -312,6 +335,8 @@ def names_producer(headers: Any) -> Any:
 
 
 WORD_BYTES = tl.constexpr(WORD)
+CLOSED = 1  #: of HeapCtl.closed: no producer on a host chooses this segment; its pages are in their places
+ABSENT = 2  #: the same of an elastic world; no page is in any place: none is used, and none can be taken
 LOW32 = tl.constexpr(0xFFFFFFFF)
 POSITIVE = tl.constexpr(0x7FFFFFFFFFFFFFFF)  # all bits of a word except its sign
 
@@ -332,6 +357,7 @@ PIN_BITS = tl.constexpr(PIN_COUNT.value | WATCHED.value)  # the bits that reader
 FLAG_PLAN = tl.constexpr(1)  # no activity word counts the kernel that writes it: in quarantine until acknowledged
 FLAG_ACK = tl.constexpr(2)  # the plan's producer has acknowledged: it will write no more
 FLAG_CHECKSUM = tl.constexpr(4)  # the descriptor holds a checksum
+FLAG_LABEL = tl.constexpr(8)  # the label of the slot is that of this object
 FLAGS_EPOCH_SHIFT, FLAGS_EPOCH_MASK = _bits("FLAGS", "epoch")
 
 DTYPE_SHIFT, DTYPE_MASK = _bits("FORMAT", "dtype")
@@ -346,7 +372,8 @@ MARK_SHIFT, MARK_MASK = _bits("LINK", "mark")
 STAMP_BITS = tl.constexpr(STAMP_MASK.value << STAMP_SHIFT.value)
 
 ENTRY_TENTATIVE = tl.constexpr(1)
-ENTRY_FINAL = tl.constexpr(2)
+ENTRY_FINAL = tl.constexpr(2)  # the bit that REPLICA has too: a reader follows both
+ENTRY_REPLICA = tl.constexpr(3)
 ENTRY_PHASE_SHIFT, ENTRY_PHASE_MASK = _bits("ENTRY", "phase")
 ENTRY_TAG_SHIFT, ENTRY_TAG_MASK = _bits("ENTRY", "tag")
 ENTRY_RANK_SHIFT, ENTRY_RANK_MASK = _bits("ENTRY", "rank")
@@ -368,7 +395,14 @@ RING_KIND_SHIFT, RING_KIND_MASK = _bits("RING", "kind")
 RING_HEADER_SHIFT, RING_HEADER_MASK = _bits("RING", "header")
 RING_EPOCH_SHIFT, RING_EPOCH_MASK = _bits("RING", "epoch")
 
-ACCESS_TIME_SHIFT, ACCESS_TIME = _bits("ACCESS", "time")
+_TIME_SHIFT, _TIME_MASK = _bits("ACCESS", "time")
+ACCESS_TIME = tl.constexpr(_TIME_MASK.value << _TIME_SHIFT.value)  # so much of a time in ns is stored
+_, PRIORITY = _bits("ACCESS", "priority")  # the lowest bits of the word: a mask
+LOW = tl.constexpr(1)
+HIGH = tl.constexpr(2)
+KEPT = tl.constexpr(3)
+PRIORITY_STEP = tl.constexpr(3)  # log2 of how much longer objects of HIGH priority live, and less long those of LOW
+TERMS_PRIORITY_SHIFT, _ = _bits("TERMS", "priority")
 USE_SHIFT, USE_MASK = _bits("ACCESS", "use")
 MOST_USES = tl.constexpr(USE_MASK.value - 1)
 LEASED = tl.constexpr(USE_MASK.value << USE_SHIFT.value)
@@ -410,6 +444,7 @@ LIFE = HEAP_CTL.at("life")
 GAIN = HEAP_CTL.at("gain")
 GONE_NEW = HEAP_CTL.at("gone_new")
 GONE_USED = HEAP_CTL.at("gone_used")
+QUOTAS_SET = HEAP_CTL.at("quotas")
 MAY_EVICT = HEAP_CTL.at("may_evict")
 JOINING = HEAP_CTL.at("joining")
 SPLITTING = HEAP_CTL.at("splitting")
@@ -439,6 +474,13 @@ DESC_BYTES = tl.constexpr(OBJ_DESC.size)
 D_FORMAT = OBJ_DESC.at("format")
 D_DIMS = OBJ_DESC.at("dims")
 
+LABEL_BYTES = tl.constexpr(LABEL.size)
+L_GROUP = LABEL.at("group")
+L_UNTIL = LABEL.at("until")
+
+QUOTA_TAG_SHIFT, QUOTA_TAG_MASK = _bits("QUOTA", "tag")
+QUOTAS_A_RANK = tl.constexpr(RANK_QUOTAS)
+
 LAYOUT_BYTES = LAYOUT.size_constant()
 LAYOUTS_A_RANK = tl.constexpr(RANK_LAYOUTS)
-LAYOUT_TAG_SHIFT = tl.constexpr(32)  # of the word `identity`
+LAYOUT_TAG_SHIFT = tl.constexpr(32)  # of the word `identity`, and of a `key_check`

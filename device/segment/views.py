@@ -38,6 +38,8 @@ class SegmentView:
             self.pins,
             self.layouts,
             self.ghosts,
+            self.labels,
+            self.quotas,
         ) = (
             raw[at[region.base] :][: region.dtype.itemsize * geometry.records_in(region)].view(region.dtype)
             for region in REGIONS

@@ -1,8 +1,8 @@
 """The world table: where a rank finds all segments and their geometry. Private words, never shared memory.
 
 A corrupt or foreign segment must not lead a rank astray, so the protocol reads no bound, offset or base from a segment:
-it reads them here. The table ends with `heap_bases`, the base address of every rank's segment as this process sees it;
-that is the table that iris' device functions take.
+it reads them here. Behind the words of WORLD lie `heap_bases`, the base address of every rank's segment as this process
+sees it; that is the table that iris' device functions take. Behind those lies what a read from each rank costs.
 
 A kernel loads the table once, by `open_world`, and passes its words to protocol functions as one argument:
 `world.page_bytes` is in a register. Loaded at each use it would come from memory after each acquire, which empties the
@@ -26,6 +26,7 @@ from nanokv.device.segment.layout import (
     DESC_BYTES,
     HEADER_BYTES,
     IN_FLIGHT,
+    LABEL_BYTES,
     REGIONS,
     SIZE_CLASSES,
     WORD_BYTES,
@@ -46,6 +47,7 @@ WORLD = Record(
         Field("ann_capacity", "<i8", "ring slots per segment, a power of two"),
         Field("pin_slots", "<i8", "slots of the pin ledger per segment, a power of two"),
         Field("shards", "<i8", "free lists of each kind per segment, a power of two"),
+        Field("n_classes", "<i8", "size classes that there are"),
         *[Field(region.base, "<i8", f"offset of {region.doc}") for region in REGIONS[1:]],
         Field("heap_base", "<i8", "offset of the payload arena"),
         Field("heap_limit", "<i8", "offset of the end of the payload arena"),
@@ -73,6 +75,7 @@ class World(NamedTuple):
     ann_capacity: tl.tensor
     pin_slots: tl.tensor
     shards: tl.tensor
+    n_classes: tl.tensor
     links_base: tl.tensor
     hdr_base: tl.tensor
     desc_base: tl.tensor
@@ -82,6 +85,8 @@ class World(NamedTuple):
     pin_base: tl.tensor
     layouts_base: tl.tensor
     ghosts_base: tl.tensor
+    labels_base: tl.tensor
+    quotas_base: tl.tensor
     heap_base: tl.tensor
     heap_limit: tl.tensor
     checksum: tl.tensor
@@ -117,6 +122,12 @@ def segment(world: World, rank: tl.int64) -> Any:
 
 
 @triton.jit
+def read_cost(world: World, rank: tl.int64) -> Any:
+    """What a read from a rank's segment costs this rank: its place in the order of the ranks, this one's 0."""
+    return table64(world.table + BASES + (world.world_size + rank) * WORD_BYTES)
+
+
+@triton.jit
 def header_at(world: World, seg: tl.int64, slot: tl.int64) -> Any:
     """The address of a header slot."""
     return seg + world.hdr_base + slot * HEADER_BYTES
@@ -126,6 +137,12 @@ def header_at(world: World, seg: tl.int64, slot: tl.int64) -> Any:
 def descriptor_at(world: World, seg: tl.int64, slot: tl.int64) -> Any:
     """The address of the descriptor of a header slot."""
     return seg + world.desc_base + slot * DESC_BYTES
+
+
+@triton.jit
+def label_at(world: World, seg: tl.int64, slot: tl.int64) -> Any:
+    """The address of the label of a header slot."""
+    return seg + world.labels_base + slot * LABEL_BYTES
 
 
 @triton.jit

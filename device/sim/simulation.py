@@ -112,6 +112,7 @@ class Simulation:
             "word": int,
             "select": lambda condition, yes, no: yes if condition else no,
             "table64": self._table64,
+            "count_below": self._count_below,
             "open_world": lambda table: table,
             "load64": self._load64,
             "look_lines": self._look_lines,
@@ -262,6 +263,9 @@ class Simulation:
     def _table64(self, address: int) -> int:
         value = self._tables.get(address)
         return value if value is not None else int(private_word(address).value)
+
+    def _count_below(self, address: int, count: int, value: int) -> int:
+        return sum(self._table64(address + _WORD * i) < value for i in range(count))
 
     def _load64(self, address: int, sem: str) -> int:
         if address in PRIVATE:

@@ -10,6 +10,7 @@ from nanokv.device.machines.base import Machine
 from nanokv.device.machines.records import Begun, Descriptor, Found
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.layout import FLAG_PLAN, unpack
+from nanokv.errors import NanoKVError, PeerLost
 from nanokv.host_poller.make_room import make_room
 from nanokv.types import KeyDigest
 
@@ -37,7 +38,9 @@ class ProducerAllocation:
     ) -> None:
         self._machine = machine
         self._rank = rank
+        self.routing = routing
         self._route = routing.owner_of
+        self._others = routing.others
         self._note_owner = note_owner
         self.owner_of = routing.owner_of if note_owner is None else self._noted_owner_of
 
@@ -50,11 +53,65 @@ class ProducerAllocation:
     def put(self, key: KeyDigest, src: int, nbytes: int, preferred: int | None, descriptor: Descriptor) -> int:
         owner = self.owner_of(key, preferred)
         status = self._machine.put(owner, key, src, nbytes, descriptor, time.time_ns())
+        while status == _FULL and (other := self._instead_of(owner, key, preferred)) is not None:
+            owner = other
+            status = self._machine.put(owner, key, src, nbytes, descriptor, time.time_ns())
         tries = 0
         while status == _FULL and tries < _ROOM_TRIES and make_room(self._machine, owner, nbytes):
             status = self._machine.put(owner, key, src, nbytes, descriptor, time.time_ns())
             tries += 1
         return status
+
+    def put_copied(
+        self, key: KeyDigest, src: int, nbytes: int, preferred: int | None, descriptor: Descriptor, count: int
+    ) -> tuple[int, list[int]]:
+        """`put`, and a copy in each of the next `count` segments that live: (status, the ranks that have a copy)."""
+        made: list[int] = []
+
+        def put(owner: int) -> int:
+            nonlocal made
+            targets = [rank for rank in self._others(owner, count) if self.may_have(rank)]
+            now = time.time_ns()
+            status, made = self._machine.put_copied(owner, key, src, nbytes, descriptor, now, targets)
+            return status
+
+        owner = self.owner_of(key, preferred)
+        status = put(owner)
+        while status == _FULL and (other := self._instead_of(owner, key, preferred)) is not None:
+            owner = other
+            status = put(owner)
+        tries = 0
+        while status == _FULL and tries < _ROOM_TRIES and make_room(self._machine, owner, nbytes):
+            status = put(owner)
+            tries += 1
+        return status, made
+
+    def replicate(self, key: KeyDigest, target: int) -> int:
+        """Copy an object into the segment of `target`: see `Machine.replicate`.
+
+        Raises:
+            OutOfMemory, ReuseViolation: as `owner_of`.
+        """
+        if self._note_owner is not None:
+            self._note_owner(target)
+        status = self._machine.replicate(target, key, time.time_ns())
+        tries = 0
+        while status == _FULL and tries < _ROOM_TRIES:
+            found = self._machine.lookup(key)
+            if found.status != Status.OK or not make_room(self._machine, target, found.place.nbytes):
+                break
+            status = self._machine.replicate(target, key, time.time_ns())
+            tries += 1
+        return status
+
+    def may_have(self, rank: int) -> bool:
+        """Whether a segment can take objects of this identity: a copy that it cannot have is left out."""
+        try:
+            if self._note_owner is not None:
+                self._note_owner(rank)
+        except NanoKVError:
+            return False
+        return True
 
     def get(self, key: KeyDigest, dst: int, nbytes: int, what: Descriptor) -> int:
         return self._machine.get(key, dst, nbytes, what, time.time_ns())
@@ -63,6 +120,9 @@ class ProducerAllocation:
         owner = self.owner_of(key, preferred)
         flags = FLAG_PLAN.value if plan else 0
         begun = self._machine.begin(owner, key, nbytes, flags, descriptor, time.time_ns())
+        while begun.status == Status.FULL and (other := self._instead_of(owner, key, preferred)) is not None:
+            owner = other
+            begun = self._machine.begin(owner, key, nbytes, flags, descriptor, time.time_ns())
         tries = 0
         while begun.status == Status.FULL and tries < _ROOM_TRIES and make_room(self._machine, owner, nbytes):
             begun = self._machine.begin(owner, key, nbytes, flags, descriptor, time.time_ns())
@@ -71,6 +131,19 @@ class ProducerAllocation:
             self._machine.leave(owner, begun.phase)  # no activity word counts the kernel that writes a plan
             begun = begun._replace(phase=-1)
         return begun
+
+    def _instead_of(self, owner: int, key: KeyDigest, preferred: int | None) -> int | None:
+        """The segment to try after one without room, if the rank of that one has gone since it was chosen, or None.
+
+        Raises:
+            PeerLost: it was the preferred one.
+        """
+        if not self.routing.has_gone(owner):
+            return None
+        if preferred is not None:
+            raise PeerLost(f"rank {owner} has left the world, or ended")
+        other = self.owner_of(key, None)
+        return other if other != owner else None
 
     def finish(self, key: KeyDigest, begun: Begun) -> int:
         if begun.phase < 0:

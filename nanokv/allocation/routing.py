@@ -1,6 +1,7 @@
 """Which segment a new object goes to, in v2 and in v1 alike."""
 
 from collections.abc import Callable
+from itertools import islice
 
 from nanokv.device.segment.layout import POSITIVE
 from nanokv.types import KeyDigest
@@ -19,7 +20,18 @@ class Routing:
     def __init__(self, world_size: int, rank: int, has_gone: Callable[[int], bool]) -> None:
         self._world_size = world_size
         self._rank = rank
-        self._has_gone = has_gone
+        self._here: int | None = rank
+        self.has_gone = has_gone
+
+    def leave_out_this_rank(self, out: bool) -> None:
+        """Let new objects go around this rank too, as long as another one lives; or take that back."""
+        self._here = None if out else self._rank
+
+    def others(self, owner: int, count: int) -> list[int]:
+        """At most `count` ranks that live, from the one after `owner` on, around: they get an object's copies."""
+        order = ((owner + i) % self._world_size for i in range(1, self._world_size))
+        living = (rank for rank in order if rank == self._rank or not self.has_gone(rank))
+        return list(islice(living, count))
 
     def owner_of(self, key: KeyDigest, preferred: int | None) -> int:
         """The preferred rank; without one the key's home rank, or in its place the next rank that lives.
@@ -30,8 +42,8 @@ class Routing:
         if preferred is not None:
             return preferred
         home = (key.key_check & _POSITIVE) % self._world_size  # as `Geometry.home_rank`, whose call costs more
-        if home == self._rank or not self._has_gone(home):
+        if home == self._here or not self.has_gone(home):
             return home
         start = (key.key_check & _POSITIVE) // self._world_size
         order = ((start + i) % self._world_size for i in range(self._world_size))
-        return next((rank for rank in order if rank == self._rank or not self._has_gone(rank)), self._rank)
+        return next((rank for rank in order if rank == self._here or not self.has_gone(rank)), self._rank)

@@ -41,7 +41,8 @@ def ls(as_json: Json = False) -> None:
         return
     rows = []
     for w in worlds:
-        known = [f"{w['living']} of {w['world_size']}", w["alloc"], size(w["bytes"])] if w["world_size"] else [""] * 3
+        ranks = f"{w['living']} of {w['world_size']}" + (f", {w['absent']} absent" if w["absent"] else "")
+        known = [ranks, w["alloc"], size(w["bytes"])] if w["world_size"] else [""] * 3
         rows.append([w["name"], *known, w["state"]])
     screen = console()
     for line in columns(screen, ("name", "ranks alive", "alloc", "memory", "state"), rows) if rows else ["no worlds"]:
@@ -54,11 +55,14 @@ def _summary(name: str) -> dict[str, Any]:
     try:
         info = inspect(name)
     except NanoKVError as error:
-        return {"name": name, "state": f"unusable: {error}", "world_size": 0, "living": 0, "alloc": None, "bytes": 0}
-    ranks, living = info.world_size, sum(info.alive)
-    state = "dead" if not living else "alive" if living == ranks else "partly dead"
-    total = ranks * info.geometry.segment_bytes
-    return {"name": name, "state": state, "world_size": ranks, "living": living, "alloc": info.mode, "bytes": total}
+        nothing = {"world_size": 0, "living": 0, "absent": 0, "alloc": None, "bytes": 0}
+        return {"name": name, "state": f"unusable: {error}"} | nothing
+    living, absent = sum(info.alive), sum(info.absent)
+    there = info.world_size - absent
+    state = "dead" if not living else "alive" if living == there else "partly dead"
+    total = there * info.geometry.segment_bytes + absent * info.geometry.offsets["heap_base"]
+    known = {"world_size": info.world_size, "living": living, "absent": absent, "alloc": info.mode, "bytes": total}
+    return {"name": name, "state": state} | known
 
 
 def stats(
@@ -121,7 +125,7 @@ def _stats_text(screen: Console, world: dict[str, Any]) -> Text:
     rows = [
         [
             str(rank["rank"]),
-            "alive" if rank["alive"] else "dead",
+            "alive" if rank["alive"] else "absent" if rank["absent"] else "dead",
             size(rank["heap_used"]),
             size(rank["heap_total"]),
             f"{100 * rank['usage']:.0f}",
@@ -201,11 +205,12 @@ def fsck(
     world = Inspected(name)
     report = world.check(quick=quick)
     if as_json:
-        print_json({"name": name, "alive": world.living} | report.as_dict())
+        print_json({"name": name, "alive": world.living, "absent": world.absent} | report.as_dict())
     else:
         screen = console()
         state = "rest" if report.quiescent else "work"
         living = f"{sum(world.living)} of {len(world.living)} ranks alive"
+        living += f" ({sum(world.absent)} absent)" if any(world.absent) else ""
         screen.print(f"{name}: alloc={report.mode}, {living}, {report.objects} objects, at {state}")
         for finding in report.findings:
             screen.print(Text(str(finding), style="red" if finding.breach else "yellow"), soft_wrap=True)

@@ -11,6 +11,7 @@ from nanokv.device.segment.layout import (
     ENTRIES_PER_BUCKET,
     ENTRY_EPOCH_MASK,
     ENTRY_FINAL,
+    ENTRY_REPLICA,
     ENTRY_TAG_MASK,
     ENTRY_TENTATIVE,
     RESERVED,
@@ -53,7 +54,7 @@ def _entries(look: Look) -> tuple[_Entries, Numbers]:
     words = look.directory[place]
     entries = _Entries(place, *(field("ENTRY", name, words) for name in ("phase", "tag", "rank", "header", "epoch")))
     valid = (entries.rank < look.geometry.world_size) & (entries.slot < look.geometry.hdr_count)
-    valid &= (entries.phase == ENTRY_FINAL.value) | (entries.phase == ENTRY_TENTATIVE.value)
+    valid &= np.isin(entries.phase, (ENTRY_FINAL.value, ENTRY_TENTATIVE.value, ENTRY_REPLICA.value))
     return _Entries(*(column[valid] for column in entries)), place[~valid]
 
 
@@ -83,10 +84,10 @@ def check_directory(world: World) -> Iterator[Finding]:
         yield from find("I10", look.rank, what, "entry", wild)
         at = entries.rank, entries.slot
         same = (headers.epoch[at] & ENTRY_EPOCH_MASK.value) == entries.epoch
-        final = entries.phase == ENTRY_FINAL.value
-        judged = headers.ready[at] & same & final
+        sure = entries.phase != ENTRY_TENTATIVE.value
+        judged = headers.ready[at] & same & sure
         if world.quiescent:
-            judged = _alive(headers, entries) & same & final
+            judged = _alive(headers, entries) & same & sure
             yield from _check_idle(world, look, entries, headers, same)
         here = _belongs(look, entries, headers)
         what = "directory entries stand where their key is not looked for, or with another key's tag"
@@ -131,18 +132,58 @@ def _is_free(world: World, entries: _Entries) -> Mask:
 def _check_finds(world: World, headers: _Headers, finds: Numbers) -> Iterator[Finding]:
     wanted = headers.ready | ((headers.phase == WRITING.value) & world.quiescent)
     for rank, (want, times) in enumerate(zip(wanted, finds, strict=True)):
+        lost = np.flatnonzero(want & (times == 0))
+        lost = lost[~_given_up_early(world, headers, rank, lost)]
         what = "objects are READY or WRITING, and no directory entry finds them"
-        yield from find("I5", rank, what, "slot", want & (times == 0))
+        yield from find("I5", rank, what, "slot", lost)
         yield from find("I4", rank, "objects have several directory entries", "slot", times > 1)
 
 
+def _given_up_early(world: World, headers: _Headers, rank: int, slots: Numbers) -> Mask:
+    """Copies that were WRITING and had no entry yet when their producer ended."""
+    producers = world.looks[rank].headers["producer"]
+    ended = [world.producer_ended(int(producers[slot])) for slot in slots.tolist()]
+    found: Mask = ~headers.ready[rank, slots] & np.array(ended, np.bool_)
+    return found
+
+
 def check_keys(world: World) -> Iterator[Finding]:
-    """I4: no key has two READY objects in the world. Holds at any moment, in both modes."""
+    """I4: of the READY objects of a key at most one is no copy, and all are alike. Holds at any moment."""
     headers = _headers(world)
     ranks, slots = np.nonzero(headers.ready)
     keys = np.stack([headers.key_hash[ranks, slots], headers.key_check[ranks, slots]], axis=1)
     _, which, times = np.unique(keys, axis=0, return_inverse=True, return_counts=True)
-    repeated = times[which.ravel()] > 1
-    for rank in np.unique(ranks[repeated]).tolist():
-        what = "objects whose key has more than one READY object in the world"
+    which = which.ravel()
+    several = np.flatnonzero(times[which] > 1)
+    ranks, slots, which = ranks[several], slots[several], which[several]
+    primary = ~_copies(world, headers)[ranks, slots]
+    repeated = primary & (np.bincount(which[primary], minlength=len(times))[which] > 1)
+    unlike = _unlike(world, ranks, slots, which)
+    for rank in np.unique(ranks).tolist():
+        what = "objects whose key has more than one READY object in the world, of which they are no copies"
         yield from find("I4", rank, what, "slot", slots[repeated & (ranks == rank)])
+        what = "copies that differ from another object of their key in size, dtype, shape or checksum"
+        yield from find("I4", rank, what, "slot", slots[unlike & ~repeated & (ranks == rank)])
+
+
+def _copies(world: World, headers: _Headers) -> Mask:
+    """READY objects that a REPLICA entry finds; none in host mode, which has no copies."""
+    found = np.zeros(headers.phase.shape, np.bool_)
+    for look in world.looks if world.allocates else []:
+        entries, _ = _entries(look)
+        at = entries.rank, entries.slot
+        same = (headers.epoch[at] & ENTRY_EPOCH_MASK.value) == entries.epoch
+        chosen = (entries.phase == ENTRY_REPLICA.value) & headers.ready[at] & same & _belongs(look, entries, headers)
+        found[entries.rank[chosen], entries.slot[chosen]] = True
+    return found
+
+
+def _unlike(world: World, ranks: Numbers, slots: Numbers, which: Numbers) -> Mask:
+    """Objects that differ from the first one of their key."""
+    first: dict[int, tuple[int, bytes]] = {}
+    differs = []
+    for rank, slot, key in zip(ranks.tolist(), slots.tolist(), which.tolist(), strict=True):
+        look = world.looks[rank]
+        form = int(look.headers["bytes_total"][slot]), look.descriptors[slot].tobytes()
+        differs.append(first.setdefault(key, form) != form)
+    return np.array(differs, np.bool_)

@@ -8,14 +8,17 @@ from typing import Any
 import numpy as np
 
 from nanokv.device.segment.geometry import producer_of
-from nanokv.device.segment.layout import DEAD, key_checks, unpack
+from nanokv.device.segment.last_access import is_leased, time_of
+from nanokv.device.segment.layout import DEAD, FLAG_LABEL, key_checks, unpack
 from nanokv.device.segment.views import SegmentView
 from nanokv.dtypes import dtype_name
 from nanokv.fsck.inspect_world import Inspected
 from nanokv.host_poller.index import key_of
 from nanokv.identity import Identity
 from nanokv.keys import Hasher, shown_tag, tag_of
+from nanokv.terms import PRIORITIES
 
+_PRIORITY_NAMES = {value: name for name, value in PRIORITIES.items()}
 STATES = ("RESERVED", "WRITING", "READY", "DEAD")
 
 
@@ -36,6 +39,9 @@ class FoundObject:
     shape: list[int] | None
     producer: int  #: the rank that wrote it
     idle_seconds: float  #: since the last put, get or touch
+    priority: str  #: "low", "normal", "high" or "kept"
+    leased: bool  #: until its first read, or its time is over
+    seconds_left: float | None  #: until its owner removes it; None: it has no time to live
 
     def as_dict(self) -> dict[str, Any]:
         """As plain data."""
@@ -49,6 +55,9 @@ class FoundObject:
         yield "size", f"{size(self.bytes)} ({self.bytes} bytes), pages: {self.pages}"
         yield "content", "raw bytes" if self.dtype is None else f"{self.dtype} {self.shape}"
         yield "last used", f"{self.idle_seconds:.1f} s ago"
+        lease = ", leased until it is read" if self.leased else ""
+        life = "" if self.seconds_left is None else f", removed in {self.seconds_left:.1f} s"
+        yield "held", f"priority {self.priority}{lease}{life}"
 
 
 def find_key(world: Inspected, key: str, namespace: str = "", identity: Identity | None = None) -> list[FoundObject]:
@@ -74,6 +83,8 @@ def _object(view: SegmentView, rank: int, slot: int) -> FoundObject:
     producer, _ = producer_of(header["producer"])
     dtype, ndim = (int(unpack("FORMAT", name, int(descriptor["format"]))) for name in ("dtype", "ndim"))
     state = unpack("STATE", "state", word)
+    now = time.time_ns()
+    until = int(view.labels[slot]["until"]) if int(header["flags"]) & FLAG_LABEL.value else 0
     return FoundObject(
         rank=rank,
         identity=f"{tag_of(key_of(header)):08x}",
@@ -87,5 +98,8 @@ def _object(view: SegmentView, rank: int, slot: int) -> FoundObject:
         dtype=dtype_name(dtype) if dtype else None,
         shape=descriptor["dims"][:ndim].tolist() if dtype else None,
         producer=int(producer),
-        idle_seconds=max(time.time_ns() - unpack("ACCESS", "time", int(header["last_access"])), 0) / 1e9,
+        idle_seconds=max(now - int(time_of(header["last_access"])), 0) / 1e9,
+        priority=_PRIORITY_NAMES[unpack("ACCESS", "priority", int(header["last_access"]))],
+        leased=is_leased(int(header["last_access"]), now),
+        seconds_left=(until - now) / 1e9 if until else None,
     )

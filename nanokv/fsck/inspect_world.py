@@ -22,14 +22,15 @@ class Inspected:
 
     def __init__(self, name: str) -> None:
         info = inspect(name)
-        absent = [rank for rank, there in enumerate(info.initialised) if not there]
-        if absent:
-            raise HeapUnavailable(f"world {name!r} is not complete: ranks {absent} have never attached")
+        missing = [rank for rank, there in enumerate(info.initialised) if not there]
+        if missing:
+            raise HeapUnavailable(f"world {name!r} is not complete: ranks {missing} have never attached")
         self.name = info.name
         self.mode = info.mode
         self.options = info.options  #: as its ranks stated them
         self.geometry = info.geometry
         self.living = info.alive  #: whether each rank's process lives
+        self.absent = info.absent  #: whether each rank has not come yet, or has left for good
         self.views = [SegmentView(raw, info.geometry) for raw in info.segments]
 
     def alive(self, rank: int, incarnation: int) -> bool:
@@ -47,7 +48,12 @@ class Inspected:
     def stats(self) -> dict[str, Any]:
         """The world, and a HeapSnapshot and the layouts of each rank, as plain data."""
         ranks = [
-            {"rank": rank, "alive": living, "incarnation": int(view.activity["incarnation"][rank])}
+            {
+                "rank": rank,
+                "alive": living,
+                "absent": self.absent[rank],
+                "incarnation": int(view.activity["incarnation"][rank]),
+            }
             | self._holds(view).as_dict()
             | {"layouts": [_shown(row) for row in stored_in(rank, view.layouts.copy(), None, "")]}
             for rank, (living, view) in enumerate(zip(self.living, self.views, strict=True))

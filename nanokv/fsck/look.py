@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nanokv.device.segment.geometry import Geometry, producer_of
-from nanokv.device.segment.layout import DEAD, PIN_BITS, READY, RESERVED, SIZE_CLASSES, WRITING, unpack
+from nanokv.device.segment.layout import ABSENT, DEAD, PIN_BITS, READY, RESERVED, SIZE_CLASSES, WRITING, unpack
 from nanokv.device.segment.views import SegmentView
 
 Numbers = npt.NDArray[np.int64]
@@ -110,7 +110,9 @@ class Look:
 
     @cached_property
     def bumped(self) -> int:
-        """Pages below `bump_ptr`, cut to the arena."""
+        """Pages below `bump_ptr`, cut to the arena; none of an absent segment, whose pages nobody can take."""
+        if self.ctl["closed"][0] == ABSENT:
+            return 0
         used = (int(self.ctl["bump_ptr"][0]) - self.geometry.offsets["heap_base"]) // self.geometry.page_bytes
         return min(max(used, 0), self.geometry.n_pages)
 

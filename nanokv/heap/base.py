@@ -29,6 +29,7 @@ class Heap(Protocol):
     recovered: bool  #: True if this rank came back to a segment that an earlier incarnation left
     device: "torch.device"  #: of this rank's segment
     bases: list[int]  #: the address of every rank's segment in this process
+    elastic: bool  #: ranks come and go while the world runs
 
     def segment(self, rank: int) -> "torch.Tensor":
         """A rank's segment: uint8, one dimension, `geometry.segment_bytes`. Never an inference tensor.
@@ -59,7 +60,7 @@ class Heap(Protocol):
         ...
 
     def barrier(self, timeout: float) -> None:
-        """Wait until every rank has come here. Called by one thread per rank.
+        """Wait until every rank has come here; in an elastic world, every rank that is there. By one thread per rank.
 
         Raises:
             PeerLost: a rank that has not come has ended, or `timeout` seconds have passed; it names the ranks. The
@@ -86,4 +87,32 @@ class Heap(Protocol):
 
     def close(self) -> None:
         """Leave the world: mark the segment closed and let go of it. Idempotent."""
+        ...
+
+
+class ElasticHeap(Heap, Protocol):
+    """A heap whose ranks come and go (`elastic`)."""
+
+    def mark_leaving(self, leaving: bool) -> None:
+        """Let every rank see this one as closed, though it lives; or take that back."""
+        ...
+
+    def make_absent(self, rank: int) -> None:
+        """Note that no page of a rank's segment is in any place, and give its memory back to the system.
+
+        The caller has taken all pages (`coalesce.join_free_extents`). It is that rank, which closes next, or has
+        adopted the segment.
+        """
+        ...
+
+    def begin_adoption(self, rank: int) -> None:
+        """Act for a rank that has ended, so that it does not come back meanwhile, until `end_adoption`.
+
+        Raises:
+            HeapUnavailable: the rank is there, or is absent already, or another rank acts for it.
+        """
+        ...
+
+    def end_adoption(self, rank: int) -> None:
+        """Let the rank come back."""
         ...

@@ -1,26 +1,27 @@
 """The heap of several virtual ranks in one process: threads on a CPU, or kernels on one GPU or several.
 
-All ranks die with the process, so a rank is alive until it closes, and never comes back.
+All ranks die with the process, so a rank is alive until it closes, and never comes back; but in an elastic world ranks
+join and leave. Then the memory of all segments is there from the start, and the system gives it as it is used.
 """
 
 import secrets
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from nanokv.device.segment.layout import PRODUCER_INC_MASK
+from nanokv.device.segment.layout import ABSENT, ACTIVITY, ACTIVITY_BASE, HEAP_CTL, PRODUCER_INC_MASK, WORD
 from nanokv.errors import HeapUnavailable, InvalidArgument, PeerLost
 from nanokv.heap.futex import DEVICE_POLL, Doorbell, WorldBell
 from nanokv.heap.gpu_driver import FineGrained, is_amd
 from nanokv.heap.gpu_peer_access import check_pairs, enable_access
 from nanokv.heap.mapped_tensor import tensor_at
-from nanokv.heap.mapping import anonymous
-from nanokv.heap.segment_in_tensor import finish_work, initialise, mark_closed, on_device
+from nanokv.heap.mapping import anonymous, area_of, give_back
+from nanokv.heap.segment_in_tensor import control_of, finish_work, initialise, mark_closed, on_device, store
 from nanokv.heap.world_spec import WorldSpec
 
 Device = str | torch.device
@@ -31,6 +32,7 @@ class LocalWorld:
 
     Args:
         spec: has `world_size` ranks, all made here. Its name, timeout and `on_stale` have no effect.
+        ranks: those that are there from the start, if the world is elastic. None: all.
         device: "cpu", or a CUDA (ROCm) device; or several of them, which the ranks take in turn.
 
     Attributes:
@@ -43,13 +45,23 @@ class LocalWorld:
     """
 
     @torch.inference_mode(False)
-    def __init__(self, spec: WorldSpec, *, device: Device | Sequence[Device] = "cpu") -> None:
+    def __init__(
+        self,
+        spec: WorldSpec,
+        *,
+        device: Device | Sequence[Device] = "cpu",
+        ranks: Collection[int] | None = None,
+    ) -> None:
         self.spec = spec
         world_size = spec.geometry.world_size
+        there = [ranks is None or rank in ranks for rank in range(world_size)]
         self.devices = _devices_of_ranks(device, world_size)
         self.shared: dict[str, Any] = {}
-        self.closed = [False] * world_size
+        self.closed = [not here for here in there]
+        self.incarnations = [int(here) for here in there]
         self.changed = threading.Condition()  #: guards `closed` and `arrived`
+        self.leaving: set[int] = set()  #: ranks that peers see as closed
+        self.adopted: set[int] = set()  #: ranks for which another one acts
         self.arrived = [0] * world_size
         self.bell = WorldBell(np.zeros(1, np.uint32))
         self.raw: list[npt.NDArray[np.uint8] | None] = []
@@ -57,7 +69,8 @@ class LocalWorld:
         world_id = secrets.randbits(63) | 1
         for rank in range(world_size):
             self._allocate(f"segment {rank}", self.devices[rank])
-            initialise(self.tensors[rank], spec.control_block(rank, world_id), world_size)
+            block = (spec.control_block if there[rank] else spec.absent_block)(rank, world_id)
+            initialise(self.tensors[rank], block, self.incarnations)
         enable_access(self.devices)
         self._heaps = [LocalHeap(self, rank) for rank in range(world_size)]
 
@@ -71,6 +84,51 @@ class LocalWorld:
         self.spec.check_rank(rank)
         self._heaps[rank].check_open()
         return self._heaps[rank]
+
+    @torch.inference_mode(False)
+    def join(self, rank: int) -> "LocalHeap":
+        """The heap of a rank that was not there, or has left; for the first time, or again.
+
+        Raises:
+            InvalidArgument: no such rank, or no elastic world.
+            HeapUnavailable: the rank is there; or it has closed without leaving; or the world has ended.
+        """
+        self.spec.check_rank(rank)
+        if not self.spec.elastic:
+            raise InvalidArgument("only an elastic world can be joined: local_world(..., elastic=True)")
+        with self.changed:
+            if not self.closed[rank]:
+                raise HeapUnavailable(f"rank {rank} is there already")
+            if not self.tensors:
+                raise HeapUnavailable("all ranks of the world have closed: it has ended")
+            if int(control_of(self.tensors[rank])[0]["closed"]) != ABSENT:
+                raise HeapUnavailable(
+                    f"rank {rank} has closed without leaving: it cannot come back before its segment is adopted"
+                )
+            self.incarnations[rank] += 1
+            self.arrived[rank] = max(n for n, closed in zip(self.arrived, self.closed, strict=True) if not closed)
+            at = ACTIVITY_BASE.value + rank * ACTIVITY.size + ACTIVITY.offsets["incarnation"]
+            for tensor in self.tensors:
+                store(tensor, at, ACTIVITY.dtype["incarnation"], self.incarnations[rank])
+            epoch = int(control_of(self.tensors[rank])[0]["epoch"]) + 1
+            first = self.spec.geometry.offsets["heap_base"]
+            for name, value in (("epoch", epoch), ("bump_ptr", first), ("closed", 0)):
+                store(self.tensors[rank], HEAP_CTL.offsets[name], HEAP_CTL.dtype[name], value)
+            finish_work(self.devices[rank])
+            self._heaps[rank] = LocalHeap(self, rank)
+            self.closed[rank] = False
+            self.changed.notify_all()
+        return self._heaps[rank]
+
+    @torch.inference_mode(False)
+    def make_absent(self, rank: int) -> None:
+        """See `ElasticHeap.make_absent`. Memory of a GPU stays: it belongs to one tensor."""
+        at, tensor, raw = self.spec.geometry.offsets, self.tensors[rank], self.raw[rank]
+        tensor[at["links_base"] :][: self.spec.geometry.n_pages * WORD].zero_()
+        store(tensor, HEAP_CTL.offsets["closed"], HEAP_CTL.dtype["closed"], ABSENT)
+        finish_work(self.devices[rank])
+        if raw is not None:
+            give_back(area_of(raw), at["heap_base"], self.spec.geometry.segment_bytes - at["heap_base"])
 
     def _allocate(self, what: str, device: torch.device) -> None:
         nbytes = self.spec.geometry.segment_bytes
@@ -102,17 +160,20 @@ class LocalWorld:
         """The bells of all segments; none where segments are not in host memory, or gone."""
         return [heap.bell for heap in self._heaps if heap.bell is not None]
 
-    def leave(self, rank: int) -> None:
+    def leave(self, heap: "LocalHeap") -> None:
         """Close a rank. After the last one the segments go, as soon as nothing views them."""
+        rank = heap.rank
         with self.changed:
-            if self.closed[rank]:
+            if heap.closed:
                 return
-            self.closed[rank] = True
-            mark_closed(self.tensors[rank])
+            heap.closed = self.closed[rank] = True
+            self.leaving.discard(rank)
+            if int(control_of(self.tensors[rank])[0]["closed"]) != ABSENT:
+                mark_closed(self.tensors[rank])
             if all(self.closed):
                 self.raw, self.tensors = [], []
-                for heap in self._heaps:
-                    heap.bell = None
+                for each in self._heaps:
+                    each.bell = None
                 self.shared.clear()
             self.changed.notify_all()
 
@@ -122,7 +183,6 @@ class LocalHeap:
 
     kind = "local"
     name = "local"
-    incarnation = 1
     recovered = False
 
     def __init__(self, world: LocalWorld, rank: int) -> None:
@@ -130,6 +190,9 @@ class LocalHeap:
         self.rank = rank
         self.geometry = world.spec.geometry
         self.world_size = self.geometry.world_size
+        self.elastic = world.spec.elastic
+        self.incarnation = world.incarnations[rank]
+        self.closed = False
         self.device = world.devices[rank]
         self.bases = [tensor.data_ptr() for tensor in world.tensors]
         raw = world.raw[rank]
@@ -145,12 +208,12 @@ class LocalHeap:
         return self.world.raw[rank]
 
     def alive(self, rank: int, incarnation: int) -> bool:
-        if not 0 <= rank < self.world_size or incarnation & PRODUCER_INC_MASK.value != self.incarnation:
+        if not 0 <= rank < self.world_size or (incarnation ^ self.world.incarnations[rank]) & PRODUCER_INC_MASK.value:
             return False
         return not self.world.closed[rank]
 
     def peer_closed(self, rank: int) -> bool:
-        return self.world.closed[rank]
+        return self.world.closed[rank] or rank in self.world.leaving
 
     def barrier(self, timeout: float) -> None:
         self.check_open()
@@ -162,6 +225,10 @@ class LocalHeap:
             world.changed.notify_all()
             while late := [r for r, count in enumerate(world.arrived) if count < aim]:
                 gone = [r for r in late if world.closed[r]]
+                if self.elastic:  # a barrier of those that are there
+                    late, gone = [r for r in late if r not in gone], []
+                    if not late:
+                        return
                 remaining = deadline - time.monotonic()
                 if gone or remaining <= 0:
                     world.arrived[self.rank] -= 1
@@ -184,13 +251,34 @@ class LocalHeap:
     def wake(self, rank: int) -> None:
         self.world.wake(rank)
 
+    def mark_leaving(self, leaving: bool) -> None:
+        self.check_open()
+        (self.world.leaving.add if leaving else self.world.leaving.discard)(self.rank)
+
+    def make_absent(self, rank: int) -> None:
+        self.check_open()
+        self.world.make_absent(rank)
+
+    def begin_adoption(self, rank: int) -> None:
+        self.check_open()
+        world = self.world
+        with world.changed:
+            if int(control_of(world.tensors[rank])[0]["closed"]) == ABSENT:
+                raise HeapUnavailable(f"rank {rank} is absent: there is nothing to adopt")
+            if not world.closed[rank] or rank in world.adopted:
+                raise HeapUnavailable(f"rank {rank} is there, or is being adopted")
+            world.adopted.add(rank)
+
+    def end_adoption(self, rank: int) -> None:
+        self.world.adopted.discard(rank)
+
     def close(self) -> None:
         """Leave the world. Idempotent."""
-        self.world.leave(self.rank)
+        self.world.leave(self)
 
     def check_open(self) -> None:
         """Raise HeapUnavailable once closed."""
-        if self.world.closed[self.rank]:
+        if self.closed or self.world.closed[self.rank]:
             raise HeapUnavailable(f"rank {self.rank} has left its world")
 
 

@@ -12,6 +12,8 @@ import numpy.typing as npt
 
 from nanokv.errors import HeapUnavailable
 
+_DONTNEED = 4  # MADV_DONTNEED: of private memory, the pages go
+_REMOVE = 9  # MADV_REMOVE: of a shared file, its blocks go; the kernel refuses it for other memory
 _HUGEPAGE = 14  # MADV_HUGEPAGE
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, Linux 5.14; the mmap module does not name it
 _CHUNK = 16 << 20  #: bytes faulted in between two readings of the clock
@@ -35,6 +37,13 @@ def anonymous(nbytes: int, what: str) -> npt.NDArray[np.uint8]:
     return np.frombuffer(area, np.uint8)
 
 
+def area_of(raw: npt.NDArray[np.uint8]) -> mmap.mmap:
+    """The mapping that `anonymous` memory lies in."""
+    base = raw.base.obj if isinstance(raw.base, memoryview) else raw.base
+    assert isinstance(base, mmap.mmap)
+    return base
+
+
 def advise(area: mmap.mmap, advice: int, start: int, nbytes: int) -> bool:
     """Advise the kernel about part of a mapping. False if the kernel refuses this advice for this memory."""
     begin = start - start % mmap.PAGESIZE
@@ -43,6 +52,16 @@ def advise(area: mmap.mmap, advice: int, start: int, nbytes: int) -> bool:
     except OSError:
         return False
     return True
+
+
+def give_back(area: mmap.mmap, start: int, nbytes: int) -> bool:
+    """Give the whole pages of a span back to the system; they are zeros when they are used again.
+
+    Of a shared mapping the blocks of its file go. False if the kernel refuses: then nothing has changed.
+    """
+    begin = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
+    size = (start + nbytes) // mmap.PAGESIZE * mmap.PAGESIZE - begin
+    return size <= 0 or advise(area, _REMOVE, begin, size) or advise(area, _DONTNEED, begin, size)
 
 
 def prefault(area: mmap.mmap, spans: list[tuple[int, int]], seconds: float = PREFAULT_SECONDS) -> int:

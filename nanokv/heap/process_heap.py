@@ -42,6 +42,7 @@ class ProcessHeap:
         self.rank = rank
         self.geometry = spec.geometry
         self.world_size = spec.geometry.world_size
+        self.elastic = spec.elastic
         self._spec = spec
         self._file = file
         self._map = file.map()
@@ -56,6 +57,7 @@ class ProcessHeap:
         # gives the rank back, once: by `close`, when this object goes, or when the process ends
         self._leave = weakref.finalize(self, leave, file, rank, self._controls[rank]["closed"])
         self.leaves_its_world = False  #: `close` lets the world stay, as the death of this process would
+        self.found_world = False  #: there may be objects in it that others have left
 
     def segment(self, rank: int) -> torch.Tensor:
         self._check_open()
@@ -74,7 +76,7 @@ class ProcessHeap:
         if now < self._trusted_until[rank] and not self._closed[rank][0]:
             return False
         if rank == self.rank:
-            return not self._leave.alive
+            return bool(self._closed[rank][0]) or not self._leave.alive
         if self._closed[rank][0] or not self._file.locks.held(rank):
             return True
         self._trusted_until[rank] = now + LIVENESS_SECONDS
@@ -89,7 +91,10 @@ class ProcessHeap:
 
         def missing() -> list[int]:
             late: list[int] = np.flatnonzero(counts < aim).tolist()
-            gone[:] = [r for r in late if self.peer_closed(r) and int(counts[r]) < aim]
+            ended = [r for r in late if self.peer_closed(r) and int(counts[r]) < aim]
+            if self.elastic:  # a barrier of those that are there
+                return [r for r in late if r not in ended]
+            gone[:] = ended
             return [] if gone else late
 
         late = _wait_for_none(missing, time.monotonic() + timeout)

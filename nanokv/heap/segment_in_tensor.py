@@ -1,6 +1,7 @@
 """The first bytes of a segment that lies in a tensor, and the GPU that the tensor may be on."""
 
 import contextlib
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -8,26 +9,31 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from nanokv.device.segment.layout import ACTIVITY, HEAP_CTL
+from nanokv.device.segment.layout import ACTIVITY, CLOSED, HEAP_CTL
 
 
-def initialise(segment: torch.Tensor, ctl: npt.NDArray[Any], world_size: int) -> None:
-    """Write the control block and the activity table into a segment of zeros: each rank has attached once.
+def initialise(segment: torch.Tensor, ctl: npt.NDArray[Any], incarnations: Sequence[int]) -> None:
+    """Write the control block and the activity table into a segment of zeros.
 
     Args:
         ctl: HeapCtl, an array of one (`Geometry.control_block`).
+        incarnations: how many times each rank has attached: once, or never.
     """
     ctl["epoch"] = 1
-    activity = np.zeros(world_size, ACTIVITY.dtype)
-    activity["incarnation"] = 1
+    activity = np.zeros(len(incarnations), ACTIVITY.dtype)
+    activity["incarnation"] = incarnations
     first = np.concatenate([ctl.view(np.uint8), activity.view(np.uint8)])
     segment[: first.size].copy_(torch.from_numpy(first))
 
 
 def mark_closed(segment: torch.Tensor) -> None:
     """Set the `closed` word of a segment."""
-    at, dtype = HEAP_CTL.offsets["closed"], HEAP_CTL.dtype["closed"]
-    segment[at : at + dtype.itemsize].view(torch.int32).fill_(1)
+    store(segment, HEAP_CTL.offsets["closed"], HEAP_CTL.dtype["closed"], CLOSED)
+
+
+def store(segment: torch.Tensor, at: int, dtype: np.dtype[Any], value: int) -> None:
+    """Write one number at an offset of a segment, by the host."""
+    segment[at : at + dtype.itemsize].copy_(torch.from_numpy(np.array([value], dtype).view(np.uint8)))
 
 
 def control_of(segment: torch.Tensor) -> npt.NDArray[Any]:

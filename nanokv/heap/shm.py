@@ -3,6 +3,10 @@
 A rank's life: it takes the lock of its byte (`locks`), makes or takes over its segment, waits for the others, and gives
 the lock back when it leaves; the kernel gives back the lock of a dead process. The last rank that leaves removes the
 file (`world_file`). A rank that crashed may come back: its segment is as it left it, and its incarnation is one more.
+
+In an elastic world a rank waits for nobody. The segment of a rank that has not come, or has left for good, is ABSENT:
+its control region works, because each directory has a part of all keys; its payload has no blocks in the file, and no
+producer gets a page of it. A rank that comes reserves the blocks, and opens the segment.
 """
 
 import os
@@ -14,11 +18,11 @@ import numpy.typing as npt
 import torch
 
 from nanokv.device.segment.geometry import evicts_by
-from nanokv.device.segment.layout import HEAP_CTL
+from nanokv.device.segment.layout import ABSENT, CLOSED, HEAP_CTL
 from nanokv.device.segment.views import SegmentView
-from nanokv.errors import SegmentCorrupt
+from nanokv.errors import HeapUnavailable, SegmentCorrupt
 from nanokv.heap.locks import LockFile
-from nanokv.heap.mapping import PREFAULT_SECONDS, prefault
+from nanokv.heap.mapping import PREFAULT_SECONDS, give_back, prefault
 from nanokv.heap.process_heap import ProcessHeap
 from nanokv.heap.shm_tools import ShmWorldInfo, inspect, list_worlds, remove_world
 from nanokv.heap.world_entry import enter, leave
@@ -45,7 +49,7 @@ class ShmHeap(ProcessHeap):
 
     @classmethod
     def attach(cls, spec: WorldSpec, rank: int) -> "ShmHeap":
-        """Join the world `spec.name`, or make it, and wait until every rank is there.
+        """Join the world `spec.name`, or make it, and wait until every rank is there (if it is not elastic).
 
         Raises:
             InvalidArgument: the name or the rank.
@@ -56,14 +60,16 @@ class ShmHeap(ProcessHeap):
         spec.check_rank(rank)
         deadline = time.monotonic() + spec.timeout
         file = enter(spec, rank, deadline)
-        fresh = file.control(file.header(), rank) is None
+        fresh = file.control(file.header(), rank) is None or (spec.elastic and file.holds_nothing(file.header()))
         try:
             heap = cls(spec, rank, file)
+            heap.found_world = not fresh
             before = heap._map.ranks["met"].tolist()
             heap._take_segment()
             file.unlock_world()
             heap._prefault(deadline)
-            heap._meet(before, deadline)
+            if not spec.elastic:
+                heap._meet(before, deadline)
         except BaseException:
             if fresh:
                 leave(file, rank, None)
@@ -76,13 +82,19 @@ class ShmHeap(ProcessHeap):
     def _take_segment(self) -> None:
         """Initialise this rank's segment, or take over what its last incarnation left."""
         spec, mine = self._spec, self._views[self.rank]
-        self.recovered = bool(mine.ctl["magic"][0])
+        absent = self._is_absent(self.rank)
+        self.recovered = bool(mine.ctl["magic"][0]) and not absent
+        if absent:
+            self._file.reserve_payload(self.geometry, self.rank)
         self._join_activity()
-        if self.recovered:
+        if self.recovered or absent:
             mine.ctl["water_lo"], mine.ctl["water_hi"] = spec.water
             mine.ctl["may_evict"] = evicts_by(spec.may_evict, spec.policy)
             mine.ctl["ann_asleep"] = 0
             mine.ctl["epoch"] += 1
+            if absent:
+                mine.ctl["closed"] = CLOSED  # if this process dies in between, the next one's audit finds the pages
+                mine.ctl["bump_ptr"] = self.geometry.offsets["heap_base"]
             mine.ctl["closed"] = 0
         else:
             ctl = spec.control_block(self.rank, int(self._map.header["world_id"][0]))
@@ -110,7 +122,9 @@ class ShmHeap(ProcessHeap):
         """Lower this rank's barrier count to the smallest of the living: a new incarnation has come to no barrier."""
         counts = self._map.ranks["barrier"]
         living = [r for r in range(self.world_size) if r != self.rank and self._file.locks.held(r)]
-        if living:
+        if living and self.elastic:
+            counts[self.rank] = max(int(counts[r]) for r in living)  # it has no part in a barrier that has begun
+        elif living:
             counts[self.rank] = min(int(counts[r]) for r in (self.rank, *living))
         else:
             counts[:] = 0
@@ -122,7 +136,8 @@ class ShmHeap(ProcessHeap):
         order = [self.rank, *(r for r in range(self.world_size) if r != self.rank)]
         starts = [first + r * self.geometry.segment_bytes for r in order]
         control = [(start, at["heap_base"]) for start in starts]
-        payload = [(start + at["heap_base"], at["heap_limit"] - at["heap_base"]) for start in starts]
+        there = [start for rank, start in zip(order, starts, strict=True) if not self._is_absent(rank)]
+        payload = [(start + at["heap_base"], at["heap_limit"] - at["heap_base"]) for start in there]
         prefault(self._map.area, control + payload, min(PREFAULT_SECONDS, deadline - time.monotonic()))
 
     def _meet(self, before: list[int], deadline: float) -> None:
@@ -137,6 +152,39 @@ class ShmHeap(ProcessHeap):
         self._file.lock_world(time.monotonic() + self._spec.timeout)
         met[self.rank] += 1
         self._file.unlock_world()
+
+    # --- leaving for good ---
+    def _is_absent(self, rank: int) -> bool:
+        return int(self._views[rank].ctl["closed"][0]) == ABSENT
+
+    def mark_leaving(self, leaving: bool) -> None:
+        self._check_open()
+        self._views[self.rank].ctl["closed"] = CLOSED if leaving else 0
+
+    def make_absent(self, rank: int) -> None:
+        self._check_open()
+        view, at = self._views[rank], self.geometry.offsets
+        view.page_links[:] = 0  # never used; dying here is as dying with the pages in hand
+        view.ctl["closed"] = ABSENT
+        first = int(self._map.header["segments_base"][0]) + rank * self.geometry.segment_bytes
+        give_back(self._map.area, first + at["heap_base"], self.geometry.segment_bytes - at["heap_base"])
+
+    def begin_adoption(self, rank: int) -> None:
+        self._check_open()
+        self._file.lock_world(time.monotonic() + self._spec.timeout)
+        try:
+            if self._is_absent(rank):
+                raise HeapUnavailable(f"rank {rank} of world {self.name!r} is absent: there is nothing to adopt")
+            if rank == self.rank or not self._file.locks.try_lock(rank):
+                raise HeapUnavailable(f"rank {rank} of world {self.name!r} is there, or is being adopted")
+            self._views[rank].ctl["closed"] = CLOSED  # its lock is held, but it does not live
+            for view in self._views:  # none of its operations is in flight
+                view.activity[rank]["in_flight0"] = view.activity[rank]["in_flight1"] = 0
+        finally:
+            self._file.unlock_world()
+
+    def end_adoption(self, rank: int) -> None:
+        self._file.locks.unlock(rank)
 
     def host_view(self, rank: int) -> npt.NDArray[np.uint8]:
         self._check_open()

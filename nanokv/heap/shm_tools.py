@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nanokv.device.segment.geometry import MODES, Geometry
+from nanokv.device.segment.layout import ABSENT
 from nanokv.errors import HeapUnavailable, SegmentCorrupt
 from nanokv.heap.world_file import PREFIX, WorldFile, directory
 
@@ -26,6 +27,7 @@ class ShmWorldInfo:
         options: as the ranks stated them last (`WorldSpec.options`); empty if they cannot be read.
         geometry, mode: as stored in an initialised segment.
         alive: per rank, whether its process lives.
+        absent: per rank of an elastic world, whether it has not come yet, or has left for good.
         initialised: per rank, whether it has ever attached.
     """
 
@@ -39,6 +41,7 @@ class ShmWorldInfo:
     segments: list[npt.NDArray[np.uint8]]
     alive: list[bool]
     initialised: list[bool]
+    absent: list[bool]
 
 
 def inspect(name: str, *, writable: bool = False) -> ShmWorldInfo:
@@ -69,6 +72,7 @@ def inspect(name: str, *, writable: bool = False) -> ShmWorldInfo:
             segments=file.map(writable=writable).parts,
             alive=[file.locks.held(rank) for rank in range(len(controls))],
             initialised=[ctl is not None for ctl in controls],
+            absent=[ctl is not None and int(ctl[0]["closed"]) == ABSENT for ctl in controls],
         )
 
 

@@ -135,7 +135,7 @@ class SymmetricHeap(ProcessHeap):
         mine = self._segments[self.rank]
         with on_device(self.device):
             mine.zero_()
-            initialise(mine, ctl, self.world_size)
+            initialise(mine, ctl, [1] * self.world_size)
             finish_work(self.device)
         all_here()
         self._check_alike()

@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 from nanokv.device.segment.geometry import MODES, Geometry
+from nanokv.device.segment.layout import CLOSED
 from nanokv.errors import HeapUnavailable, NanoKVError, SegmentCorrupt
 from nanokv.heap.world_file import WorldFile
 from nanokv.heap.world_file_layout import SEGMENTS, FileKind
@@ -49,10 +50,9 @@ def _settle(file: WorldFile, spec: WorldSpec) -> bool:
             raise
         head = None
     if head is None and os.fstat(file.locks.fd).st_size == 0:
-        file.create(spec.geometry, spec.options())
+        file.create(spec)
         return True
-    # in an incomplete world, in which a rank never attached, no rank can have stored anything
-    if head is None or replace or any(ctl is None for ctl in file.controls(head)):
+    if head is None or replace or file.holds_nothing(head):
         file.remove()
         return False
     if spec.on_stale == "error":
@@ -134,8 +134,8 @@ def leave(file: WorldFile, rank: int, closed: Any) -> None:
         return
     with contextlib.suppress(NanoKVError):  # then the file may stay; the next rank that comes finds it stale
         file.lock_world(time.monotonic() + _LEAVE_SECONDS)
-    if closed is not None:
-        closed[0] = 1
+    if closed is not None and not closed[0]:  # an ABSENT segment stays one
+        closed[0] = CLOSED
     file.locks.unlock(rank)
     if file.world_locked and not file.anybody_alive():
         file.remove()

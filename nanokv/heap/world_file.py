@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nanokv.device.segment.geometry import Geometry
-from nanokv.device.segment.layout import HEAP_CTL, MAX_RANKS, WORD
+from nanokv.device.segment.layout import ABSENT, HEAP_CTL, MAX_RANKS, WORD
 from nanokv.errors import HeapUnavailable, PeerLost, SegmentCorrupt
 from nanokv.heap.locks import LockFile
 from nanokv.heap.world_file_layout import (
@@ -40,6 +40,7 @@ from nanokv.heap.world_file_layout import (
     path_of,
     segments_base,
 )
+from nanokv.heap.world_spec import WorldSpec
 
 __all__ = ["HEADER", "PREFIX", "RANK", "WorldFile", "directory", "path_of"]
 
@@ -185,17 +186,18 @@ class WorldFile:
         raw = text.encode(errors="replace")[:TEXT_BYTES].ljust(TEXT_BYTES, b"\0")
         os.pwrite(self.locks.fd, raw, HEADER.offsets[field])
 
-    def create(self, geometry: Geometry, options: dict[str, Any]) -> None:
-        """Reserve the memory of a whole world and write its header. Under the world lock, on an unfinished file.
+    def create(self, spec: WorldSpec) -> None:
+        """Reserve the memory of a world and write its header. Under the world lock, on an unfinished file.
 
-        Args:
-            options: see `WorldSpec.options`.
+        Of an elastic world only the control regions are reserved, and every segment is ABSENT: their directories are in
+        use from now on, and each rank that comes reserves its payload (`reserve_payload`).
 
         Raises:
             HeapUnavailable: there is not enough memory. Nothing is left behind.
         """
+        geometry = spec.geometry
         try:
-            self._reserve(geometry)
+            self._reserve(geometry, sparse=spec.elastic)
             head = np.zeros(1, HEADER.dtype)
             row = head[0]
             row["version"], row["world_size"] = WORLD_VERSION, geometry.world_size
@@ -203,26 +205,52 @@ class WorldFile:
             row["segments_base"] = segments_base(geometry.world_size)
             row["segment_bytes"] = self.kind.rank_bytes(geometry)
             os.pwrite(self.locks.fd, head.tobytes(), 0)
-            self.state_options(options)
+            self.state_options(spec.options())
+            for rank in range(geometry.world_size if spec.elastic else 0):
+                ctl = spec.absent_block(rank, int(row["world_id"]))
+                os.pwrite(self.locks.fd, ctl.tobytes(), self._segment_at(geometry, rank))
             os.pwrite(self.locks.fd, WORLD_MAGIC.to_bytes(WORD, "little"), HEADER.offsets["magic"])
         except BaseException:
             self.remove()
             raise
 
-    def _reserve(self, geometry: Geometry) -> None:
-        """Allocate all blocks of the file: a page that is missing later would be a SIGBUS."""
+    def reserve_payload(self, geometry: Geometry, rank: int) -> None:
+        """Allocate the blocks of a rank's payload in an elastic world. Raises HeapUnavailable if there is no memory."""
+        at = geometry.offsets
+        start = self._segment_at(geometry, rank) + at["heap_base"]
+        what = f"segment {rank} of world {self.name!r}"
+        self._allocate([(start, geometry.segment_bytes - at["heap_base"])], what)
+
+    def _segment_at(self, geometry: Geometry, rank: int) -> int:
+        return segments_base(geometry.world_size) + rank * self.kind.rank_bytes(geometry)
+
+    def _reserve(self, geometry: Geometry, *, sparse: bool) -> None:
+        """Give the file its size, and allocate its blocks; of a sparse one those of the control regions."""
         os.ftruncate(self.locks.fd, 0)  # drops what a creator that died has written
-        needed = segments_base(geometry.world_size) + geometry.world_size * self.kind.rank_bytes(geometry)
+        ranks, size = range(geometry.world_size), self._segment_at(geometry, geometry.world_size)
+        spans = [(0, size)]
+        if sparse:
+            control = geometry.offsets["heap_base"]
+            spans = [(0, segments_base(len(ranks))), *((self._segment_at(geometry, r), control) for r in ranks)]
+        self._allocate(spans, f"world {self.name!r} of {len(ranks)} segments")
+        try:
+            os.ftruncate(self.locks.fd, size)
+        except OSError as error:
+            raise HeapUnavailable(f"{self.path} cannot have {size} bytes: {error}") from None
+
+    def _allocate(self, spans: list[tuple[int, int]], what: str) -> None:
+        """Allocate blocks of the file, by (offset, bytes): a page that is missing later would be a SIGBUS."""
+        needed = sum(nbytes for _, nbytes in spans)
         about = os.fstatvfs(self.locks.fd)
         free = about.f_bavail * about.f_frsize
         try:
             if needed > free:
                 raise OSError("not enough space")
-            os.posix_fallocate(self.locks.fd, 0, needed)
+            for start, nbytes in spans:
+                os.posix_fallocate(self.locks.fd, start, nbytes)
         except (OSError, OverflowError) as error:
             raise HeapUnavailable(
-                f"world {self.name!r} of {geometry.world_size} segments needs {needed} bytes, "
-                f"{free} are free in {self.path.parent}: {error}"
+                f"{what} needs {needed} bytes, {free} are free in {self.path.parent}: {error}"
             ) from None
 
     def control(self, head: Any, rank: int) -> Any | None:
@@ -235,6 +263,11 @@ class WorldFile:
     def controls(self, head: Any) -> list[Any | None]:
         """`control` of every rank."""
         return [self.control(head, rank) for rank in range(int(head["world_size"]))]
+
+    def holds_nothing(self, head: Any) -> bool:
+        """True if no rank can have stored anything: one never attached, or, in an elastic world, none is there."""
+        controls = [ctl for ctl in self.controls(head) if ctl is not None]
+        return len(controls) < int(head["world_size"]) or all(int(ctl[0]["closed"]) == ABSENT for ctl in controls)
 
     # --- mapping ---
     def map(self, *, writable: bool = True) -> WorldMap:

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nanokv.device.segment.geometry import MODES, POLICIES, Geometry
+from nanokv.device.segment.layout import ABSENT
 from nanokv.errors import InvalidArgument
 
 Stale = Literal["error", "recover", "replace"]
@@ -19,7 +20,7 @@ class WorldSpec:
     """A world of any provider. Its ranks may differ only in `timeout`, `on_stale` and `examine`.
 
     Attributes:
-        geometry: of every segment; its `world_size` ranks have to come.
+        geometry: of every segment; its `world_size` ranks have to come, or may (`elastic`).
         mode: the allocating side, "device" (v2) or "host" (v1).
         may_evict, water, policy: of this rank's segment, see `Geometry.control_block`.
         name: processes of this host meet by it.
@@ -29,6 +30,7 @@ class WorldSpec:
         examine: called with the name, the segments, the geometry and the mode of a dead world before it is taken over;
             it raises if the world must not be used. None: no look.
         alike: further options that all ranks must give alike, by name; their values are those of JSON.
+        elastic: ranks come and go while the world runs; nobody waits for those that are not there.
 
     Raises:
         InvalidArgument: a mode or an `on_stale` that does not exist.
@@ -44,6 +46,7 @@ class WorldSpec:
     examine: Examine | None = None
     policy: str = POLICIES[0]
     alike: Mapping[str, Any] = field(default_factory=dict)
+    elastic: bool = False
 
     def __post_init__(self) -> None:
         for name, value, allowed in (("mode", self.mode, MODES), ("on_stale", self.on_stale, get_args(Stale))):
@@ -69,6 +72,7 @@ class WorldSpec:
             "alloc": self.mode,
             "evict": self.may_evict,
             "water": list(self.water),
+            "elastic": self.elastic,
             **self.alike,
         }
 
@@ -78,10 +82,16 @@ class WorldSpec:
             rank, world_id, self.mode, may_evict=self.may_evict, water=self.water, policy=self.policy
         )
 
+    def absent_block(self, rank: int, world_id: int) -> npt.NDArray[Any]:
+        """The HeapCtl of a segment whose rank has not come yet: its directory works, and it has no page to give."""
+        ctl = self.control_block(rank, world_id)
+        ctl["closed"], ctl["bump_ptr"] = ABSENT, self.geometry.offsets["heap_limit"]
+        return ctl
+
 
 _SIZES = ("world_size", "heap_bytes", "page_bytes")
 _FROM_SIZES = ("size_classes", "max_objects", "ring_slots", "shards")  # their defaults follow from the sizes
-STORED = (*_SIZES, *_FROM_SIZES, "alloc")  #: options that cannot change while a world keeps its objects
+STORED = (*_SIZES, *_FROM_SIZES, "alloc", "elastic")  #: options that cannot change while a world keeps its objects
 
 
 def differing(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> list[str]:

@@ -5,7 +5,7 @@ with that rank's process. A tool has no such name. So it becomes all ranks of a 
 as a crash would: the memory stays, and the ranks that come take it over (`on_stale="recover"`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
@@ -37,6 +37,7 @@ def load_into(path: Path, name: str, progress: Progress = no_progress) -> tuple[
     with open_saved(path) as file:  # before anything is made
         stated = file.options
     is_new = name not in list_worlds()
+    ranks: list[int] | None = None
     if not is_new:
         info = inspect(name)
         if any(info.alive):
@@ -44,8 +45,9 @@ def load_into(path: Path, name: str, progress: Progress = no_progress) -> tuple[
                 f"a rank of world {name!r} is alive, and only ranks can put: let one call cache.load({str(path)!r})"
             )
         stated = info.options
+        ranks = [rank for rank, absent in enumerate(info.absent) if not absent]
     with ExitStack() as ends:
-        caches = _attach_all(name, stated, ends, keep=not is_new)
+        caches = _attach_all(name, stated, ranks, ends, keep=not is_new)
         loaded = caches[0]._load(path, progress=progress)
         for cache in caches:
             cache.flush()
@@ -59,8 +61,10 @@ def _keep(cache: NanoKVCache, keep: bool) -> None:
     cache._heap.leaves_its_world = keep
 
 
-def _attach_all(name: str, stated: Mapping[str, Any], ends: ExitStack, *, keep: bool) -> list[NanoKVCache]:
-    """Every rank of a world, in this process."""
+def _attach_all(
+    name: str, stated: Mapping[str, Any], ranks: Sequence[int] | None, ends: ExitStack, *, keep: bool
+) -> list[NanoKVCache]:
+    """Every rank of a world, in this process; of an elastic one only `ranks`, if any."""
     try:
         world_size = integer("world_size", stated.get("world_size"), 1, MAX_RANKS)
         asked: dict[str, Any] = {**stated, "name": name, "on_stale": "recover", "heap": "shm"}
@@ -76,4 +80,4 @@ def _attach_all(name: str, stated: Mapping[str, Any], ends: ExitStack, *, keep: 
         return cache
 
     with ThreadPoolExecutor(world_size) as pool:
-        return list(pool.map(attach, range(world_size)))
+        return list(pool.map(attach, ranks or range(world_size)))

@@ -20,7 +20,7 @@ from nanokv.device.segment.layout import MAX_DIMS
 from nanokv.device.segment.record import LINE, Field, Record
 
 SAVED_MAGIC = 0x31_45_56_41_53_56_4B_4E  #: "NKVSAVE1" in the file
-SAVED_VERSION = 1  #: another one for each change here, of LAYOUT, or of how keys become digests
+SAVED_VERSION = 2  #: another one for each change here, of LAYOUT, or of how keys become digests
 ALIGN = 4096
 CHUNK_BYTES = 8 << 20  #: the most of a payload that is in this process' memory at once
 
@@ -41,7 +41,7 @@ HEADER = Record(
 
 OBJECT = Record(
     "SavedObject",
-    LINE,
+    2 * LINE,
     [
         Field("key_hash", "<u8", "low half of the key's digest"),
         Field("key_check", "<u8", "high half of it; its upper 32 bits name the identity"),
@@ -52,7 +52,9 @@ OBJECT = Record(
         Field("checksum", "<u8", "XXH3-64 of the payload and of the zeros behind it"),
         Field("last_used", "<u8", "ns: time of the last use in the segment; of a lease, its end"),
         Field("rank", "<u4", "the rank whose segment held it"),
-        Field("_pad0", "<u4", "0"),
+        Field("priority", "<u4", "as in ACCESS"),
+        Field("group", "<u8", "as in LABEL"),
+        Field("until", "<u8", "as in LABEL"),
     ],
 )
 

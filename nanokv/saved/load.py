@@ -6,6 +6,7 @@ so that eviction finds the oldest first again.
 """
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +16,9 @@ from nanokv import stored_layouts
 from nanokv.allocation.base import Allocation
 from nanokv.allocation.routing import Routing
 from nanokv.device.machines.base import Machine
+from nanokv.device.machines.records import Terms
 from nanokv.device.protocol.status import Status
+from nanokv.device.segment.layout import ACCESS_TIME, PRIORITY, TERMS_PRIORITY_SHIFT
 from nanokv.errors import SegmentCorrupt
 from nanokv.heap.base import Heap
 from nanokv.keys import tag_of
@@ -139,7 +142,8 @@ class _Loader:
             return Status.FULL
         descriptor = int(row["format"]), *row["dims"].view(np.int64).tolist()
         try:
-            return self._single.put_filled(key, nbytes, owner, descriptor, lambda payload: self._fill(row, payload))
+            fill = partial(self._fill, row)
+            return self._single.put_filled(key, nbytes, owner, descriptor, fill, _terms_of(row))
         except Damaged:
             return Status.CORRUPT
 
@@ -147,3 +151,8 @@ class _Loader:
         """Raises Damaged, so that the object is given up before anybody reads it."""
         for start, part in self._file.parts(row):
             payload[start : start + len(part)].copy_(torch.from_numpy(part))
+
+
+def _terms_of(row: Any) -> Terms:
+    priority, until = int(row["priority"]) & PRIORITY.value, int(row["until"]) & ACCESS_TIME.value
+    return Terms(priority << TERMS_PRIORITY_SHIFT.value, int(row["group"].view(np.int64)), until)

@@ -35,6 +35,9 @@ class MappedSegment:
     def descriptor(self, slot: int) -> Any:
         return self._view.descriptors[slot].copy()
 
+    def label(self, slot: int) -> Any:
+        return self._view.labels[slot].copy()
+
     def read(self, offset: int, to: npt.NDArray[np.uint8]) -> None:
         to[:] = self._view.raw[offset : offset + len(to)]
 

@@ -41,6 +41,9 @@ class OwnSegment:
         at = self._machine.geometry.offsets["desc_base"] + slot * OBJ_DESC.size
         return self._machine.look(self.rank, at, OBJ_DESC.dtype, 1)[0]
 
+    def label(self, slot: int) -> Any:
+        return self._machine.labels(self.rank, slot, 1)[0]
+
     def read(self, offset: int, to: npt.NDArray[np.uint8]) -> None:
         with torch.inference_mode():
             torch.from_numpy(to).copy_(self._segment[offset : offset + len(to)])

@@ -13,7 +13,7 @@ from nanokv.device.machines.base import Machine
 from nanokv.device.machines.records import Words
 from nanokv.device.segment.layout import DEAD, STATE_MASK
 from nanokv.host_poller.coalesce import join_free_extents
-from nanokv.host_poller.free_pages import FreePages
+from nanokv.host_poller.free_pages import FreePages, most_lost
 from nanokv.statistics import held_pages, runs_between
 
 REFRESH = 256  #: objects after which it looks again: a look copies the headers and the links of all pages
@@ -67,8 +67,14 @@ class Room:
         if not pages:
             return True
         # what was taken since the look may have come out of the extents, or runs, that would hold this one
-        lost = sum(-(-size // pages) * pages * count for size, count in self._taken.items())
+        lost = sum(self._lost(size, pages) * count for size, count in self._taken.items())
         return self._in_extents_of(pages) - lost >= pages
+
+    def _lost(self, size: int, pages: int) -> int:
+        """How many pages of extents of `pages` are lost at most where an extent of `size` is taken."""
+        if self._free is None:
+            return -(-size // pages) * pages
+        return most_lost(self._geometry.class_pages, size, pages)
 
     def _in_extents_of(self, pages: int) -> int:
         if self._free is not None:

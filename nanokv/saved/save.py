@@ -15,14 +15,14 @@ import xxhash
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.geometry import Geometry
 from nanokv.device.segment.last_access import time_of
-from nanokv.device.segment.layout import LAYOUT, LOW32, WORD
+from nanokv.device.segment.layout import FLAG_LABEL, LAYOUT, LOW32, WORD, unpack
 from nanokv.fsck.contents import is_possible
 from nanokv.host_poller.index import key_of
 from nanokv.saved.layout import CHUNK_BYTES, HEADER, OBJECT, SAVED_MAGIC, SAVED_VERSION, padded
 from nanokv.saved.new_file import replacing
 from nanokv.saved.source import Source
 from nanokv.stored_layouts import layout_in
-from nanokv.types import Saved
+from nanokv.types import KeyDigest, Saved
 
 Progress = Callable[[int, int], None]  #: bytes that are done, of so many
 Rows = npt.NDArray[Any]  #: OBJECT records
@@ -40,6 +40,8 @@ def save(
     progress: Progress = no_progress,
 ) -> Saved:
     """Save what is READY in segments of one world now; least recently used objects come first, segment by segment.
+
+    Of several copies of an object one is saved.
 
     Args:
         options: `WorldSpec.options` of the world.
@@ -68,11 +70,15 @@ class _Writer:
         self._seen = 0
         self._end = HEADER.size  # of the payloads so far
         self._rows: list[Rows] = []
+        self._keys: set[KeyDigest] = set()  # of the rows
         self._buffer = np.empty(CHUNK_BYTES, np.uint8)
         self.counts = Saved(0, 0, 0, 0)
 
     def add(self, source: Source, slot: int, header: Any) -> None:
-        """Append an object, or count it as one that went away or is damaged."""
+        """Append an object, or count it as one that went away or is damaged; nothing, if a copy of it is there."""
+        if key_of(header) in self._keys:
+            self._pass_over(int(header["bytes_total"]))
+            return
         row = self._row(source, slot, header)
         verdict = Status.CORRUPT
         if self._is_inside(header):
@@ -83,12 +89,16 @@ class _Writer:
         nbytes, counts = int(header["bytes_total"]), self.counts
         if verdict == Status.OK:
             self._rows.append(row)
+            self._keys.add(key_of(header))
             self._end += padded(nbytes)
             self.counts = counts._replace(objects=counts.objects + 1, bytes=counts.bytes + nbytes)
         elif verdict == Status.CORRUPT:
             self.counts = counts._replace(damaged=counts.damaged + 1)
         else:
             self.counts = counts._replace(left_out=counts.left_out + 1)
+        self._pass_over(nbytes)
+
+    def _pass_over(self, nbytes: int) -> None:
         self._seen += nbytes
         self._done(self._seen)
 
@@ -100,6 +110,10 @@ class _Writer:
         row["bytes_total"], row["offset"] = header["bytes_total"], self._end
         row["last_used"] = time_of(header["last_access"])
         row["rank"] = source.rank
+        row["priority"] = unpack("ACCESS", "priority", header["last_access"])
+        if header["flags"] & FLAG_LABEL.value:
+            label = source.label(slot)
+            row["group"], row["until"] = label["group"], label["until"]
         return row
 
     def _is_inside(self, header: Any) -> bool:

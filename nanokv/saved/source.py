@@ -30,6 +30,10 @@ class Source(Protocol):
         """The OBJ_DESC record of a slot, copied."""
         ...
 
+    def label(self, slot: int) -> Any:
+        """The LABEL record of a slot, copied."""
+        ...
+
     def read(self, offset: int, to: npt.NDArray[np.uint8]) -> None:
         """Copy bytes of the segment from an offset on, which lies inside of it."""
         ...

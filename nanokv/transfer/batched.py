@@ -4,16 +4,15 @@ A key that a launch could not settle takes a call of its own, which makes room, 
 """
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import torch
 
 from nanokv.allocation.base import Allocation
-from nanokv.device.machines.records import Request
+from nanokv.device.machines.records import NO_TERMS, Request, Terms
 from nanokv.device.protocol.status import Status
 from nanokv.errors import NanoKVError
-from nanokv.leases import NO_LEASE
 from nanokv.transfer.descriptors import RAW, check_place, describe, empty_like_described, is_plain
 from nanokv.transfer.growing_batch import GrowingBatch
 from nanokv.transfer.single import SingleTransfer
@@ -32,19 +31,19 @@ class BatchedTransfer:
         self._batch = GrowingBatch(allocation)
 
     def put(
-        self, keys: Sequence[KeyDigest], tensors: Sequence[torch.Tensor], preferred: int | None, until: int = NO_LEASE
+        self, keys: Sequence[KeyDigest], tensors: Sequence[torch.Tensor], preferred: int | None, terms: Terms = NO_TERMS
     ) -> list[Outcome]:
         """`SingleTransfer.put` for each key. Of equal keys the first one is put."""
         done: dict[int, Outcome] = {}
         if self._batch.launches:
-            asked = self._put_requests(keys, tensors, preferred, until)
+            asked = self._put_requests(keys, tensors, preferred, terms)
             for some in _chunks(list(asked)):
                 done.update(
                     zip(some, self._batch.run(lambda batch: batch.put(), [asked[i] for i in some]), strict=True)
                 )
         for i, (key, tensor) in enumerate(zip(keys, tensors, strict=True)):
             if done.get(i, Status.FULL) in (Status.FULL, Status.BUSY):
-                done[i] = self._put_one(key, tensor, preferred, until)
+                done[i] = self._put_one(key, tensor, preferred, terms)
         return [done[i] for i in range(len(keys))]
 
     def get(self, keys: Sequence[KeyDigest]) -> list[torch.Tensor | int]:
@@ -90,6 +89,16 @@ class BatchedTransfer:
             statuses += self._batch.run(lambda batch: batch.remove(), [Request(key, 0, 0) for key in some])
         return statuses
 
+    @property
+    def launches(self) -> bool:
+        """Whether many keys take one launch; else each takes a call of its own."""
+        return self._batch.launches
+
+    def replicate(self, copies: Sequence[tuple[KeyDigest, int]]) -> list[int]:
+        """`Machine.replicate` for each key and rank, by launches."""
+        asked = [Request(key, 0, 0, rank) for key, rank in copies]
+        return [status for some in _chunks(asked) for status in self._batch.run(lambda batch: batch.replicate(), some)]
+
     def prefix(self, keys: Sequence[KeyDigest]) -> int:
         """How many of the first keys can be read, without a gap."""
         if not self._batch.launches:
@@ -99,7 +108,7 @@ class BatchedTransfer:
 
     # --- one launch ---
     def _put_requests(
-        self, keys: Sequence[KeyDigest], tensors: Sequence[torch.Tensor], preferred: int | None, until: int
+        self, keys: Sequence[KeyDigest], tensors: Sequence[torch.Tensor], preferred: int | None, terms: Terms
     ) -> dict[int, Request]:
         """The requests for a launch, by index: the first of equal keys, so that it wins; none that torch must copy."""
         firsts = {key: i for i, key in reversed(list(enumerate(keys)))}
@@ -109,7 +118,7 @@ class BatchedTransfer:
                 nbytes, descriptor = describe(tensors[i])
                 if tensors[i].device == self._single.device and is_plain(tensors[i]):
                     owner = self._allocation.owner_of(keys[i], preferred)
-                    asked[i] = Request(keys[i], tensors[i].data_ptr(), nbytes, owner, descriptor, lease=until)
+                    asked[i] = Request(keys[i], tensors[i].data_ptr(), nbytes, owner, descriptor, terms=terms)
         return asked
 
     def _get_request(self, key: KeyDigest, dst: torch.Tensor, reinterpret: bool) -> Request:
@@ -136,11 +145,16 @@ class BatchedTransfer:
                 done[i] = tensor if status == Status.OK else status
         return done
 
-    def _put_one(self, key: KeyDigest, tensor: torch.Tensor, preferred: int | None, until: int) -> Outcome:
-        try:
-            return self._single.put(key, tensor, preferred, until)
-        except NanoKVError as error:
-            return error
+    def _put_one(self, key: KeyDigest, tensor: torch.Tensor, preferred: int | None, terms: Terms) -> Outcome:
+        return status_of(lambda: self._single.put(key, tensor, preferred, terms))
+
+
+def status_of(put: Callable[[], int]) -> Outcome:
+    """What a call answers, or the error that it raises."""
+    try:
+        return put()
+    except NanoKVError as error:
+        return error
 
 
 def _chunks(places: Sequence[Any]) -> Iterator[Sequence[Any]]:

@@ -25,8 +25,8 @@ from nanokv.device.machines.reshape_and_cache import (
 )
 from nanokv.device.protocol.status import Status
 from nanokv.errors import CacheClosed, InvalidArgument, NanoKVError, WriteLost
-from nanokv.leases import lease_until
 from nanokv.status_errors import shown
+from nanokv.terms import Hold
 from nanokv.transfer.descriptors import descriptor_of
 from nanokv.transfer.paged import Hooks
 from nanokv.types import Key
@@ -93,7 +93,7 @@ class CacheWriter:
         self._next = 0
 
     def start(
-        self, blocks: Sequence[FilledBlock], *, preferred_segment: int | None = None, hold: float | None = None
+        self, blocks: Sequence[FilledBlock], *, preferred_segment: int | None = None, hold: float | Hold | None = None
     ) -> None:
         """Name the blocks that the next step fills; a step before it that has not ended is abandoned.
 
@@ -108,7 +108,7 @@ class CacheWriter:
             PeerLost: the preferred rank has ended.
         """
         preferred_segment = self._hooks.checked_segment(preferred_segment)
-        until = lease_until(hold)
+        terms = self._hooks.terms(hold)
         step, rows = [], []
         for each in listed("blocks", blocks):
             if not isinstance(each, FilledBlock):
@@ -119,7 +119,7 @@ class CacheWriter:
             preferred = preferred_segment if preferred is None else preferred
             owner = self._allocation.owner_of(digest, preferred)
             place = integer("block", block, 0), integer("fresh", fresh, 0)
-            rows.append(FullBlock(digest, *place, owner, self._nbytes, self._what, until))
+            rows.append(FullBlock(digest, *place, owner, self._nbytes, self._what, terms))
             step.append((key, preferred))
         self._full.fill(rows)
         self._step, self._next = step, 0

@@ -12,10 +12,9 @@ import torch
 
 from nanokv.allocation.base import Allocation
 from nanokv.device.machines.base import Machine
-from nanokv.device.machines.records import Begun, Descriptor
+from nanokv.device.machines.records import Begun, Descriptor, Terms
 from nanokv.device.protocol.status import Status
 from nanokv.errors import InvalidArgument, NanoKVError
-from nanokv.leases import NO_LEASE
 from nanokv.transfer.single import SingleTransfer
 from nanokv.types import Key, KeyDigest
 
@@ -26,12 +25,12 @@ class Target:
 
     Attributes:
         preferred: the rank in whose segment; None: the key's home rank.
-        until: the time in ns until which they are leased.
+        terms: of each object.
         nbytes, descriptor: of each object.
     """
 
     preferred: int | None
-    until: int
+    terms: Terms
     nbytes: int
     descriptor: Descriptor
 
@@ -82,8 +81,8 @@ class LayerwisePut:
     def _begin(self, digest: KeyDigest) -> Begun:
         target = self._target
         begun = self._allocation.begin(digest, target.nbytes, target.preferred, target.descriptor, plan=True)
-        if begun.status == Status.OK and target.until != NO_LEASE:
-            self._machine.lease(begun.place, target.until)
+        if begun.status == Status.OK:
+            self._machine.set_terms(begun.place, target.terms)
         return begun
 
     def _parts_of(self, begun: Begun) -> torch.Tensor:

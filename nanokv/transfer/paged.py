@@ -18,12 +18,12 @@ from nanokv.allocation.base import Allocation
 from nanokv.arguments import listed
 from nanokv.background import Handle, Worker
 from nanokv.device.machines.base import Machine
-from nanokv.device.machines.records import Request
+from nanokv.device.machines.records import Request, Terms
 from nanokv.device.protocol.status import Status
 from nanokv.errors import InvalidArgument, NanoKVError
 from nanokv.identity import Identity
 from nanokv.kv_layout import KVLayout
-from nanokv.leases import lease_until
+from nanokv.terms import Hold
 from nanokv.transfer.engine_layers import EngineLayers
 from nanokv.transfer.growing_batch import GrowingBatch
 from nanokv.transfer.layerwise import LayerwisePut, Target
@@ -37,6 +37,7 @@ class Hooks(NamedTuple):
     """The checks and counters of a cache, around each call."""
 
     digest: Callable[[Key], KeyDigest]
+    terms: Callable[[float | Hold | None], Terms]  #: of new objects, as `hold` states them
     checked_segment: Callable[[int | None], int | None]  #: the preferred segment, if the cache is open and it is valid
     judge_put: Callable[[int, Key, int, int | None], NanoKVError | None]  #: counts a status, and makes it an error
     judge_get: Callable[[int, Key, int], NanoKVError | None]
@@ -76,7 +77,7 @@ class PagedKV:
         *,
         layers: range | None = None,
         preferred_segment: int | None = None,
-        hold: float | None = None,
+        hold: float | Hold | None = None,
     ) -> list[NanoKVError | None]:
         """Store a block under each key; returns per key an error or None.
 
@@ -93,7 +94,7 @@ class PagedKV:
         self._layouts.check()
         preferred_segment = self._hooks.checked_segment(preferred_segment)
         keys, blocks, chosen = self._checked(keys, blocks, layers)
-        until = lease_until(hold)
+        terms = self._hooks.terms(hold)
         descriptor, nbytes = self._engine.descriptor(chosen), self._engine.nbytes(chosen)
         digests = [self._hooks.digest(key) for key in keys]
         owners = [self._allocation.owner_of(digest, preferred_segment) for digest in digests]
@@ -103,11 +104,11 @@ class PagedKV:
             rows = zip(digests, owners, blocks, strict=True)
             statuses = self._batch.run(
                 lambda batch: batch.put(),
-                [Request(d, 0, nbytes, o, descriptor, 0, b, plane, until) for d, o, b in rows],
+                [Request(d, 0, nbytes, o, descriptor, 0, b, plane, terms) for d, o, b in rows],
             )
         for i, (digest, block) in enumerate(zip(digests, blocks, strict=True)):
             if statuses[i] in (Status.BUSY, Status.FULL):
-                statuses[i] = self._put_one(digest, block, chosen, preferred_segment, until)
+                statuses[i] = self._put_one(digest, block, chosen, preferred_segment, terms)
         return [
             self._hooks.judge_put(status, key, nbytes, preferred_segment)
             for key, status in zip(keys, statuses, strict=True)
@@ -166,7 +167,7 @@ class PagedKV:
         *,
         layers: range | None = None,
         preferred_segment: int | None = None,
-        hold: float | None = None,
+        hold: float | Hold | None = None,
     ) -> Handle[list[NanoKVError | None]]:
         """`put` in the background, in the order of the calls; the blocks must not change before the handle is done."""
         self._hooks.checked_segment(preferred_segment)
@@ -211,7 +212,7 @@ class PagedKV:
         *,
         layers: range | None = None,
         preferred_segment: int | None = None,
-        hold: float | None = None,
+        hold: float | Hold | None = None,
     ) -> LayerwisePut:
         """Begin to store a block under each key, layer by layer: as `put`, but the blocks are not read before
         `LayerwisePut.write`, and not readable before its `commit`. Torch copies, also on a GPU.
@@ -232,7 +233,7 @@ class PagedKV:
             named,
             blocks,
             [planes[i : i + each] for i in range(0, len(planes), each)],
-            Target(preferred_segment, lease_until(hold), nbytes, self._engine.descriptor(chosen)),
+            Target(preferred_segment, self._hooks.terms(hold), nbytes, self._engine.descriptor(chosen)),
             lambda status, key: self._hooks.judge_put(status, key, nbytes, preferred_segment),
         )
 
@@ -260,10 +261,10 @@ class PagedKV:
         ]
 
     # --- by torch ---
-    def _put_one(self, key: KeyDigest, block: int, layers: range, preferred: int | None, until: int) -> int:
+    def _put_one(self, key: KeyDigest, block: int, layers: range, preferred: int | None, terms: Terms) -> int:
         fill = partial(self._engine.copy_out, layers, block)
         nbytes, what = self._engine.nbytes(layers), self._engine.descriptor(layers)
-        return self._single.put_filled(key, nbytes, preferred, what, fill, until)
+        return self._single.put_filled(key, nbytes, preferred, what, fill, terms)
 
     def _get_one(self, key: KeyDigest, block: int, layers: range) -> int:
         take = partial(self._engine.copy_in, layers, block)

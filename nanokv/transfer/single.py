@@ -12,12 +12,11 @@ import torch
 
 from nanokv.allocation.base import Allocation
 from nanokv.device.machines.base import Machine
-from nanokv.device.machines.records import Descriptor, Found, Place
+from nanokv.device.machines.records import NO_TERMS, Descriptor, Found, Place, Terms
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.layout import CHECKSUM_SHIFT
 from nanokv.errors import InvalidArgument
 from nanokv.heap.base import Heap
-from nanokv.leases import NO_LEASE
 from nanokv.transfer.descriptors import (
     RAW,
     check_place,
@@ -42,16 +41,16 @@ class SingleTransfer:
         self._checksum = checksum
         self._segments = [heap.segment(rank) for rank in range(heap.world_size)]
 
-    def put(self, key: KeyDigest, tensor: torch.Tensor, preferred: int | None, until: int = NO_LEASE) -> int:
+    def put(self, key: KeyDigest, tensor: torch.Tensor, preferred: int | None, terms: Terms = NO_TERMS) -> int:
         """Store a tensor: OK, DUPLICATE, FULL, NO_HEADER, NO_ENTRY, TOO_LARGE or LOST.
 
-        `until`: the time in ns until which the object is leased.
+        `terms`: who may evict it, and when it goes by itself.
         """
         nbytes, descriptor = describe(tensor)
         plain = is_plain(tensor) and tensor.device == self.device
-        if plain and until == NO_LEASE and self._is_at_once(nbytes):
+        if plain and terms is NO_TERMS and self._is_at_once(nbytes):
             return self._allocation.put(key, tensor.data_ptr(), nbytes, preferred, descriptor)
-        return self.put_filled(key, nbytes, preferred, descriptor, lambda payload: _fill(payload, tensor, plain), until)
+        return self.put_filled(key, nbytes, preferred, descriptor, lambda payload: _fill(payload, tensor, plain), terms)
 
     def put_filled(
         self,
@@ -60,15 +59,14 @@ class SingleTransfer:
         preferred: int | None,
         descriptor: Descriptor,
         fill: Callable[[torch.Tensor], None],
-        until: int = NO_LEASE,
+        terms: Terms = NO_TERMS,
     ) -> int:
         """Begin an object, let `fill` write its bytes (uint8, one dimension), and finish it. Answers as `put`."""
         begun = self._allocation.begin(key, nbytes, preferred, descriptor, plan=False)
         if begun.status != Status.OK:
             return begun.status
         try:
-            if until != NO_LEASE:
-                self._machine.lease(begun.place, until)
+            self._machine.set_terms(begun.place, terms)
             with torch.no_grad():
                 fill(self.payload(begun.place))
         except BaseException:

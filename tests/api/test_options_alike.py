@@ -45,6 +45,7 @@ def refused(*wishes: dict[str, Any]) -> list[str]:
         ("shards", 1, 2),
         ("alloc", "device", "host"),
         ("checksum", False, True),
+        ("elastic", False, True),
         ("evict", True, False),
         ("water", [80, 90], [85, 95]),
     ],

@@ -22,6 +22,7 @@ from nanokv.pinned import Pinned
 
 PAGE = 256
 PAGES = 16
+CLASSES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16)  #: pages of an extent in v2
 KEYS = st.sampled_from([f"k{i}" for i in range(8)])
 SIZES = st.one_of(st.integers(0, 3 * PAGE), st.integers(0, PAGES * PAGE), st.sampled_from([PAGE, 2 * PAGE, 16 * PAGE]))
 RANKS = st.integers(0, 2)  #: taken modulo the ranks of the world
@@ -80,7 +81,7 @@ class Api(RuleBasedStateMachine):
     def extent(self, nbytes: int) -> int:
         """The pages that an object takes."""
         pages = -(-nbytes // PAGE)
-        return pages if self.alloc == "host" or not pages else 1 << (pages - 1).bit_length()
+        return pages if self.alloc == "host" or not pages else min(size for size in CLASSES if size >= pages)
 
     def room(self, owner: int, things: Iterable[Thing]) -> int:
         """The longest run of pages that none of these objects holds."""

@@ -12,11 +12,12 @@ import pytest
 
 import nanokv
 from nanokv import errors
-from nanokv.cache import _NO_DEFAULT
+from nanokv.api.objects import _NO_DEFAULT
 
 PUBLIC = [
     "Event",
     "EventKind",
+    "Hold",
     "Identity",
     "KVLayout",
     "Key",
@@ -25,6 +26,7 @@ PUBLIC = [
     "NanoKVError",
     "ObjMeta",
     "WritePlan",
+    "join_local_world",
     "local_world",
 ]
 MODULES = ["config", "device", "errors", "statistics", "types"]
@@ -35,7 +37,7 @@ EMPTY = inspect.Parameter.empty
 METHODS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "put": (
         {"key": EMPTY, "tensor": EMPTY},
-        {"preferred_segment": None, "exist_ok": False, "hold": None, "timeout": 0.0},
+        {"preferred_segment": None, "exist_ok": False, "hold": None, "timeout": 0.0, "replicas": 0},
     ),
     "get": ({"key": EMPTY, "default": _NO_DEFAULT}, {"dst": None, "reinterpret": False}),
     "get_part": ({"key": EMPTY, "offset": EMPTY, "nbytes": EMPTY}, {"dst": None}),
@@ -52,17 +54,24 @@ METHODS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "exists": ({"key": EMPTY}, {}),
     "abort": ({"key": EMPTY}, {}),
     "pin": ({"key": EMPTY}, {"timeout": 0.0}),
-    "put_many": ({"keys": EMPTY, "tensors": EMPTY}, {"preferred_segment": None, "hold": None, "timeout": 0.0}),
+    "put_many": (
+        {"keys": EMPTY, "tensors": EMPTY},
+        {"preferred_segment": None, "hold": None, "timeout": 0.0, "replicas": 0},
+    ),
+    "replicate": ({"key": EMPTY, "rank": None}, {}),
+    "copies": ({"key": EMPTY}, {}),
     "get_many": ({"keys": EMPTY}, {"dsts": None, "reinterpret": False}),
     "exists_many": ({"keys": EMPTY}, {}),
-    "hold": ({"keys": EMPTY, "seconds": EMPTY}, {}),
+    "hold": ({"keys": EMPTY, "hold": EMPTY}, {}),
+    "make_room": ({"rank": EMPTY, "nbytes": EMPTY}, {}),
+    "drop_group": ({"group": EMPTY}, {}),
     "paged_kv": ({"layers": EMPTY}, {"kv_dim": EMPTY}),
     "cache_writer": ({"layers": EMPTY}, {"kv_cache_dtype": "auto", "capacity": 1024}),
     "prefix_length": ({"keys": EMPTY}, {}),
     "remove_many": ({"keys": EMPTY}, {}),
     "put_async": (
         {"key": EMPTY, "tensor": EMPTY},
-        {"preferred_segment": None, "exist_ok": False, "hold": None, "timeout": 0.0},
+        {"preferred_segment": None, "exist_ok": False, "hold": None, "timeout": 0.0, "replicas": 0},
     ),
     "get_async": ({"key": EMPTY}, {"dst": None, "reinterpret": False}),
     "wait": ({"keys": EMPTY}, {"timeout": EMPTY}),
@@ -72,6 +81,9 @@ METHODS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "segment_keys": ({}, {}),
     "segment_count": ({}, {}),
     "alive": ({"rank": EMPTY}, {}),
+    "members": ({}, {}),
+    "leave": ({"keys": "move"}, {"timeout": 60.0}),
+    "adopt": ({"rank": EMPTY, "keys": "move"}, {"timeout": 60.0}),
     "subscribe": ({"listener": EMPTY}, {}),
     "clear": ({}, {}),
     "save": ({"path": EMPTY}, {}),
@@ -176,11 +188,11 @@ def test_the_constructor() -> None:
 
 
 def test_nothing_else_is_public() -> None:
-    public = {name for name in vars(nanokv.NanoKVCache) if not name.startswith("_")}
+    public = {name for name in dir(nanokv.NanoKVCache) if not name.startswith("_")}
     assert public == {*METHODS, *PROPERTIES}
     for name in PROPERTIES:
-        assert isinstance(vars(nanokv.NanoKVCache)[name], property)
-    assert set(SPECIAL) <= set(vars(nanokv.NanoKVCache))
+        assert isinstance(inspect.getattr_static(nanokv.NanoKVCache, name), property)
+    assert set(SPECIAL) <= set(dir(nanokv.NanoKVCache))
 
 
 def test_every_public_method_says_what_it_does() -> None:

@@ -1,6 +1,7 @@
 """Waiting for room: puts into a segment in which nothing may go."""
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -8,8 +9,10 @@ import pytest
 import torch
 
 import nanokv
-from nanokv.errors import DuplicateKey, InvalidArgument, OutOfMemory
+from nanokv.device.protocol.status import Status
+from nanokv.errors import DuplicateKey, InvalidArgument, OutOfMemory, PeerLost
 from nanokv.fsck import check_cache
+from nanokv.transfer.descriptors import describe
 
 PAGE = 4096
 World = list[nanokv.NanoKVCache]
@@ -127,3 +130,46 @@ def test_wrong_timeouts(full: World, store: Put, timeout: object) -> None:
     with pytest.raises(InvalidArgument, match="timeout must be a number"):
         store(full[0], "more", timeout)  # type: ignore[arg-type]
     assert not full[1].exists("more")
+
+
+# --- the host makes room for kernels ----------------------------------------------------------
+def plan_by_device(cache: nanokv.NanoKVCache, key: str, nbytes: int) -> int:
+    """What a kernel gets that puts `nbytes` into segment 1: the status."""
+    tensor = torch.full((nbytes,), 9, dtype=torch.uint8)
+    return cache._machine.put(1, cache.digest(key), tensor.data_ptr(), nbytes, describe(tensor)[1], time.time_ns())
+
+
+def test_a_host_makes_room_for_a_kernel(new_world: MakeWorld) -> None:
+    """Free pages lie between objects: a kernel can join them with nothing, a host evicts around them."""
+    world = new_world(heap="local", alloc="device", n=2, heap_bytes=8 * PAGE, page_bytes=PAGE, size_classes=(1, 2, 4))
+    for number in range(8):
+        world[0].put(f"k{number}", page(number), preferred_segment=1)
+    for number in (1, 3, 5, 7):
+        world[0].remove(f"k{number}")
+    assert plan_by_device(world[0], "large", 4 * PAGE) == Status.FULL
+    assert world[0].make_room(1, 4 * PAGE)
+    assert plan_by_device(world[0], "large", 4 * PAGE) == Status.OK
+    assert sum(f"k{number}" in world[0] for number in range(0, 8, 2)) == 2
+
+
+def test_no_room_can_be_made(new_world: MakeWorld) -> None:
+    world = new_world(heap="local", alloc="device", n=2, heap_bytes=8 * PAGE, page_bytes=PAGE, size_classes=(1, 2, 4))
+    for number in range(8):
+        world[0].put(f"k{number}", page(number), preferred_segment=1, hold=3600.0)
+    assert not world[0].make_room(1, PAGE)
+    assert all(f"k{number}" in world[0] for number in range(8))
+
+
+def test_room_that_cannot_be_asked_for(make_world: MakeWorld) -> None:
+    world = make_world(n=2, heap_bytes=8 * PAGE, page_bytes=PAGE, size_classes=(1, 2, 4))
+    for rank, nbytes in ((2, PAGE), (-1, PAGE), (0, -1), (0, 5 * PAGE)):
+        with pytest.raises(InvalidArgument):
+            world[0].make_room(rank, nbytes)
+    if world[0].alloc == "host":
+        with pytest.raises(InvalidArgument, match="master"):
+            world[0].make_room(1, PAGE)
+    else:
+        assert world[0].make_room(1, PAGE)
+        world[1].close()
+        with pytest.raises(PeerLost):
+            world[0].make_room(1, PAGE)

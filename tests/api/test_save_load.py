@@ -233,8 +233,7 @@ def test_nothing_is_evicted_and_those_used_last_come_first(alloc: Alloc, pages: 
     slots = [two.get_location(f"k{number}").header_off for number in order[-done.objects :]]
     assert alloc == "host" or slots == sorted(slots), "the oldest was put first: the hand finds it first"
     free = int(32 * (0.95 if alloc == "host" else 1)) - 4  # v1's master evicts above its high mark
-    held = pages + (alloc == "device" and pages == 3)
-    assert done.objects == min(free // held, 26)
+    assert done.objects == min(free // pages, 26)
 
 
 def test_free_neighbours_are_joined_for_a_large_object(file: Path) -> None:

@@ -72,8 +72,8 @@ def path(tmp_path: Path) -> Path:
 # --- the bytes --------------------------------------------------------------------------------
 def test_the_format_is_as_written_down(whole: bytes) -> None:
     """Files outlive builds: a change here needs another SAVED_VERSION."""
-    assert SAVED_VERSION == 1 and whole[:8] == b"NKVSAVE1"
-    assert (HEADER.size, OBJECT.size, LAYOUT.size, ALIGN) == (4096, 128, 128, 4096)
+    assert SAVED_VERSION == 2 and whole[:8] == b"NKVSAVE1"
+    assert (HEADER.size, OBJECT.size, LAYOUT.size, ALIGN) == (4096, 256, 128, 4096)
     assert list(HEADER.offsets.items()) == [
         ("magic", 0),
         ("version", 8),
@@ -94,7 +94,9 @@ def test_the_format_is_as_written_down(whole: bytes) -> None:
         ("checksum", 96),
         ("last_used", 104),
         ("rank", 112),
-        ("_pad0", 116),
+        ("priority", 116),
+        ("group", 120),
+        ("until", 128),
     ]
 
 
@@ -166,8 +168,8 @@ def test_another_file_is_none_of_ours(data: bytes, path: Path, target: NanoKVCac
 
 def test_another_version_is_named(whole: bytes, path: Path, target: NanoKVCache) -> None:
     other = bytearray(whole)
-    other[8] = 2
-    assert "of version 2, this build reads 1" in refused(target, path, bytes(other))[0]
+    other[8] = 1
+    assert "of version 1, this build reads 2" in refused(target, path, bytes(other))[0]
 
 
 def rewritten(whole: bytes, change: Callable[[Any, Any, Any], None]) -> bytes:

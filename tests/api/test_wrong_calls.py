@@ -69,13 +69,14 @@ GOOD: dict[str, Any] = {
     "preferred_segment": 0,
     "exist_ok": False,
     "hold": 1.0,
-    "seconds": 1.0,
+    "group": "g",
     "kv_cache_dtype": "auto",
     "capacity": 8,
     "default": None,
     "bytes_total": 8,
     "nbytes": 12,
     "timeout": 0.0,
+    "replicas": 0,
     "usage_ratio": 1.0,
     "rank": 0,
     "offset": 0,
@@ -143,7 +144,7 @@ def test_each_argument_of_the_constructor(wrong: str, shm_name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", ["n", "heap_bytes", "master_rank", "page_bytes", "device", *LocalOptions.__annotations__]
+    "wrong", ["n", "heap_bytes", "master_rank", "page_bytes", "device", "ranks", *LocalOptions.__annotations__]
 )
 def test_each_argument_of_local_world(wrong: str) -> None:
     good = {"n": 2, "heap_bytes": 64 * PAGE, "page_bytes": PAGE}
@@ -166,6 +167,8 @@ WRONG_OPTIONS: tuple[tuple[dict[str, Any], str], ...] = (
     ({"heap_options": {"bogus": 1}}, "heap_options of heap='local': .*bogus"),
     ({"evict": "no"}, "evict must be True or False, not 'no'"),
     ({"checksum": 1}, "checksum must be True or False, not 1"),
+    ({"elastic": 1}, "elastic must be True or False, not 1"),
+    ({"elastic": True, "alloc": "host"}, "elastic=True needs alloc='device'"),
     ({"namespace": 3}, "namespace must be a str"),
     ({"max_objects": "many"}, "max_objects must be an integer of at least 1, not 'many'"),
     ({"write_timeout": "5"}, "write_timeout must be a number, not '5'"),

@@ -18,7 +18,7 @@ from nanokv.device.protocol.extent import bump, bump_rest, give, take
 from nanokv.device.protocol.header import give_slot, kill, reserve, take_slot
 from nanokv.device.protocol.ring import drain
 from nanokv.device.segment.geometry import Geometry
-from nanokv.device.segment.layout import RESERVED, unpack
+from nanokv.device.segment.layout import MARK_SHIFT, RESERVED, unpack
 from nanokv.device.segment.views import SegmentView
 from nanokv.errors import NanoKVError, OutOfMemory, SegmentCorrupt
 from nanokv.host_poller.coalesce import join_free_extents
@@ -102,7 +102,7 @@ class Arena:
     """One segment of 16 pages, and its functions natively."""
 
     def __init__(self) -> None:
-        self.plain = PlainWorld(Geometry.plan(PAGES * PAGE, PAGE, 1, max_objects=6))
+        self.plain = PlainWorld(Geometry.plan(PAGES * PAGE, PAGE, 1, size_classes=(1, 2, 4, 8, 16), max_objects=6))
         self.geometry, self.view = self.plain.geometry, self.plain.views[0]
         self.at = self.plain.worlds[0], self.plain.bases[0]
 
@@ -175,19 +175,19 @@ def test_a_bump_pointer_at_the_end_of_all_words(arena: Arena, word: int) -> None
 
 def test_a_chain_of_links_ends_where_it_cannot_be_right() -> None:
     geometry = Geometry.plan(8 * PAGE, PAGE, 1)
-    free = 1 << 59
+    free = 1 << MARK_SHIFT.value
 
     def chain(*links: int, size_class: int = 0) -> list[int]:
         words = np.array(links + (0,) * (8 - len(links)), np.uint64)
-        return free_chains(geometry, words, np.array([0]), size_class).tolist()
+        return free_chains(geometry, words, {size_class: np.array([0])})[0].tolist()
 
     assert chain(free | 3, 0, free) == [0, 2]
     assert chain(free | 9) == [0], "out of the arena"
     assert chain(free | 2, free | 1) == [0, 1], "a cycle"
     assert chain(free | 2, 5) == [0], "a page that is not free"
     assert chain(free | 8, *[free] * 7, size_class=3) == [], "of another class"
-    assert chain(4 << 59, size_class=3) == [0]
-    assert chain(6 << 59, size_class=5) == [], "there is no such class"
+    assert chain(4 << MARK_SHIFT.value, size_class=3) == [0]
+    assert chain(12 << MARK_SHIFT.value, size_class=11) == [], "there is no such class"
 
 
 # --- header slots -----------------------------------------------------------------------------

@@ -249,6 +249,32 @@ def a_segment_is_saved_and_loaded(device: torch.device) -> None:
             assert torch.equal(here.get(key), tensor) and here.get_location(key).owner_rank == 1
 
 
+def copies_by_one_launch(device: torch.device) -> None:
+    """put and put_many with copies, `replicate`; what is read, outlives an eviction, and goes with a removal."""
+    for checksum in (False, True):
+        with caches(device, 64, checksum=checksum) as (here, there):
+            tensors = [torch.arange(size, dtype=torch.uint8, device=device) for size in (5, 3 * PAGE + 1, 9)]
+            here.put("one", tensors[1], preferred_segment=0, replicas=1)
+            assert here.put_many(["a", "b", "c"], tensors, preferred_segment=1, replicas=1) == [None] * 3
+            assert kinds(there.put_many(["b", "d", "d"], tensors, preferred_segment=0, replicas=1)) == [
+                DuplicateKey,
+                type(None),
+                DuplicateKey,
+            ]
+            assert here.put_many(["e"], [torch.zeros(0, device=device)], replicas=1) == [None]
+            there.put("f", tensors[2], preferred_segment=0)
+            assert there.replicate("f") and not there.replicate("f")
+            for key in ("one", "a", "b", "c", "d", "f"):
+                assert (here.copies(key), there.copies(key)) == ([0, 1], [1, 0]), key
+            here.flush(timeout=60)
+            here.clear()
+            for key, want in (("one", tensors[1]), ("a", tensors[0]), ("b", tensors[1]), ("f", tensors[2])):
+                assert here.copies(key) == [1] and torch.equal(here.get(key), want)
+            assert here.remove_many(["one", "a", "b", "c", "d", "f"]) == [True] * 6
+            assert there.copies("one") == there.copies("b") == []
+            assert here.stats()["replicas"] == 4
+
+
 BODIES: tuple[Callable[[torch.device], None], ...] = (
     many_keys_by_one_launch,
     a_dst_of_another_form_is_refused,
@@ -257,6 +283,7 @@ BODIES: tuple[Callable[[torch.device], None], ...] = (
     slices_by_one_launch,
     pollers_follow_kernels,
     v1_over_kernels,
+    copies_by_one_launch,
     in_and_out_of_inference_mode,
     a_segment_is_saved_and_loaded,
 )

@@ -20,7 +20,7 @@ from nanokv.device.kernels.frame import FIRST_ANSWER, FRAME_WORDS, answer, argum
 from nanokv.device.library import NOT_LAST, begin_put_part, copy_tile, finish_put_part
 from nanokv.device.machines.batch import Batch
 from nanokv.device.machines.lane import launches_on
-from nanokv.device.machines.records import Request
+from nanokv.device.machines.records import Request, Terms
 from nanokv.device.memory.triton import store64
 from nanokv.device.protocol.request import REQUEST
 from nanokv.device.protocol.status import Status
@@ -54,7 +54,7 @@ WRONG: dict[str, Callable[[World], tuple[int, ...]]] = {
     **dict.fromkeys(("request", "ticket"), lambda w: (0, 4, w.machine.table_address + 4)),
     "parts": lambda w: (0, -1, -FAR),
     **dict.fromkeys(("src", "dst", "copy"), lambda w: (0,)),
-    **dict.fromkeys(("first", "now", "until"), lambda w: (-1, -FAR)),
+    **dict.fromkeys(("first", "now", "terms"), lambda w: (-1, -FAR)),
 }
 ANY_VALUE = ("key_hash", "key_check", "epoch", "kind", *(f"d{i}" for i in range(7)))  #: a wrong one finds nothing
 BOUNDED = ("seal_payload", "verify", "sum_put_part")  #: functions whose `nbytes` are at most those of a segment's arena
@@ -125,7 +125,7 @@ class Calls:
         values |= {"nbytes": SIZE, "room": SIZE, "payload": place.payload, "src": self.data.data_ptr()}
         values |= dict.fromkeys(("dst", "copy"), self.room.data_ptr()) | {"parts": 1}
         values |= {"request": self.request.data_ptr(), "ticket": self.ticket.data_ptr()}
-        values |= dict.fromkeys(("line", "phase", "flags", "first", "now", "until"), 0)
+        values |= dict.fromkeys(("line", "phase", "flags", "first", "now", "terms"), 0)
         values |= dict.fromkeys(ANY_VALUE, 1) | {"epoch": place.epoch}
         return values | dict(zip(("key_hash", "key_check"), key(1), strict=True))
 
@@ -238,7 +238,7 @@ def every_step_by(calls: Calls) -> None:
     ok("abort", table, 1, slot, epoch)
     ok("leave", table, 1, phase)
 
-    calls.request.copy_(torch.tensor([1, *key(4), SIZE, 0, 0, 0, 0, 0, *what]))
+    calls.request.copy_(torch.tensor([1, *key(4), SIZE, *[0] * 7, *what]))
     of_all = table, calls.request.data_ptr(), calls.ticket.data_ptr()
     (address,) = ok("begin_put_part", *of_all, 13)
     offset = address - call("segment", table, 1)
@@ -282,7 +282,7 @@ def wrong_requests_by(calls: Calls) -> None:
     good = Request(key(5), calls.data.data_ptr(), SIZE, 1, flat(SIZE))
     wrong = [(good._replace(owner=owner), 1) for owner in WRONG["owner"](calls.world)]
     wrong += [(good._replace(flags=flags), 1) for flags in WRONG["flags"](calls.world)]
-    wrong += [(good._replace(nbytes=-1), 1), (good._replace(lease=-1), 1), (good, -1)]
+    wrong += [(good._replace(nbytes=-1), 1), (good._replace(terms=Terms(-1)), 1), (good, -1)]
     batch = Batch(calls.world.machine.table_address, 2, device)
 
     def put_in_parts(now: int) -> None:

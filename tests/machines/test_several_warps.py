@@ -135,7 +135,7 @@ def test_a_load_by_each_warp_is_seen(fresh: pytest.MonkeyPatch) -> None:
 
 def test_a_look_by_each_warp_is_seen(fresh: pytest.MonkeyPatch) -> None:
     fresh.setattr(memory, "uniform", own)
-    assert len(apart(assembly(LOOKS, "sm_90", 4))) == 2  # of the line, and of the rows
+    assert len(apart(assembly(LOOKS, "sm_90", 4))) == 3  # of the line, of the rows, and of their loop
 
 
 def test_a_release_without_a_barrier_is_seen() -> None:

@@ -11,6 +11,7 @@ from nanokv.device.machines.native import NativeMachine
 from nanokv.device.machines.records import Place
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.geometry import Geometry
+from nanokv.device.segment.last_access import lease_until
 from nanokv.device.segment.layout import READY, STATE_MASK, WANTED, unpack
 from nanokv.fsck import check_segments
 from tests.support.plain_world import PlainWorld
@@ -129,7 +130,7 @@ def pin(segment: Segment, number: int) -> None:
 
 
 def lease(segment: Segment, number: int) -> None:
-    assert segment.machine.renew(segment.place(number), segment.now + 10**9)
+    assert segment.machine.renew(segment.place(number), *lease_until(segment.now + 10**9))
 
 
 @pytest.mark.parametrize("keep", [pin, lease])
@@ -149,6 +150,27 @@ def test_old_neighbours_go_before_used_ones(full: Segment) -> None:
         assert full.get(number, 1)
     assert full.put(100, 2) == Status.OK
     assert {*range(1, 17)} - full.there == {15, 16}
+
+
+def test_a_large_object_that_is_young_stays_while_small_ones_have_lived_long_enough(full: Segment) -> None:
+    """Else each large object would go for the next one, while the small ones stay for ever."""
+    assert full.put(17, 1) == Status.OK  # from now on the segment knows how long objects live
+    assert full.put(100, 8) == Status.OK
+    small = full.there - {100}
+    assert len(small) == 8
+    assert full.put(101, 4) == Status.OK
+    assert {100, 101} <= full.there and len(full.there & small) == 4
+    full.check()
+
+
+def test_a_large_object_goes_where_its_neighbours_may_not(full: Segment) -> None:
+    assert full.put(17, 1) == Status.OK
+    assert full.put(100, 8) == Status.OK
+    for number in full.there - {100}:
+        pin(full, number)
+    assert full.put(101, 4) == Status.OK
+    assert 100 not in full.there and 101 in full.there
+    full.check()
 
 
 def test_objects_without_pages_and_a_large_one() -> None:

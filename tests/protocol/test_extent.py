@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from nanokv.device.memory.triton import cas64, load64, select, store64, word
-from nanokv.device.protocol.extent import bump, bump_rest, class_of, give, take
+from nanokv.device.protocol.extent import bump, bump_rest, class_of, class_within, give, is_held, pages_marked, take
 from nanokv.device.segment.geometry import Geometry
 from nanokv.device.segment.layout import SIZE_CLASSES, WORD_BYTES, unpack
 from nanokv.device.segment.world_table import World, class_pages
@@ -17,6 +17,7 @@ from tests.support.plain_world import PAGE, PlainWorld, address, aligned_words, 
 
 PAGES = 16
 CLASSES = 5  #: 1, 2, 4, 8 and 16 pages
+POWERS = (1, 2, 4, 8, 16)
 HELD = 6
 ROUNDS = 20_000
 
@@ -91,10 +92,10 @@ def bump_all(world: World, seg: tl.int64, size_class: tl.int64, out: tl.int64, r
 
 
 class Arena:
-    """One segment of 16 pages."""
+    """One segment of 16 pages, in extents of 1, 2, 4, 8 and 16 pages."""
 
-    def __init__(self, pages: int = PAGES, **wishes: Any) -> None:
-        self.plain = PlainWorld(Geometry.plan(pages * PAGE, PAGE, 1, **wishes))
+    def __init__(self, pages: int = PAGES, size_classes: tuple[int, ...] | None = POWERS, **wishes: Any) -> None:
+        self.plain = PlainWorld(Geometry.plan(pages * PAGE, PAGE, 1, size_classes=size_classes, **wishes))
         self.geometry = self.plain.geometry
         self.view = self.plain.views[0]
         self.at = self.plain.worlds[0], self.plain.bases[0]
@@ -156,22 +157,70 @@ def test_class_of(pages: int, size_class: int) -> None:
     assert native(class_of, 2)(Arena().at[0], pages) == size_class
 
 
+@pytest.mark.parametrize("classes", [(1,), (2, 6), (1, 2, 5, 16), POWERS, None])
+def test_the_class_of_every_number_of_pages(classes: tuple[int, ...] | None) -> None:
+    arena = Arena(130, classes)
+    sizes = [size for size in arena.geometry.class_pages if size]
+    for pages in range(140):
+        fitting = [k for k, size in enumerate(sizes) if size >= pages]
+        within = [k for k, size in enumerate(sizes) if size <= pages]
+        assert native(class_of, 2)(arena.at[0], pages) == min(fitting, default=-1)
+        assert native(class_within, 2)(arena.at[0], pages) == max(within, default=-1)
+
+
+def test_the_pages_of_every_mark() -> None:
+    """Free and held of each class that there is; every other mark is nothing, or corrupt."""
+    for classes in (POWERS, None):
+        arena = Arena(130, classes)
+        sizes = [size for size in arena.geometry.class_pages if size]
+        pages = {k + 1: size for k, size in enumerate(sizes)} | {k + 25: size for k, size in enumerate(sizes)}
+        assert [native(pages_marked, 2)(arena.at[0], mark) for mark in range(64)] == [
+            pages.get(m, 0) for m in range(64)
+        ]
+
+
 def test_a_larger_extent_is_split() -> None:
     arena = Arena()
     arena.give(arena.take(4), 4)
     assert arena.take(0) == 0
-    assert arena.free() == [(1, 1), (2, 2), (4, 4), (8, 8)]
-    assert arena.take(1) == 2, "what fits is taken first"
-    assert arena.take(1) == 4
-    assert arena.free() == [(1, 1), (6, 2), (8, 8)]
+    assert arena.free() == [(1, 8), (9, 4), (13, 2), (15, 1)]
+    assert arena.take(1) == 13, "what fits is taken first"
+    assert arena.take(1) == 9
+    assert arena.free() == [(1, 8), (11, 2), (15, 1)]
 
 
 def test_classes_that_are_not_powers_of_two_are_split() -> None:
     arena = Arena(36, size_classes=(1, 3, 12, 36))
     arena.give(arena.take(3), 3)
     assert arena.take(0) == 0
-    assert [size for _, size in arena.free()] == [1, 1, 3, 3, 3, 12, 12]
+    assert [size for _, size in arena.free()] == [12, 12, 3, 3, 3, 1, 1]
     assert sorted(arena.places()) == list(range(1, 36))
+
+
+def test_what_is_too_small_after_many_splits_lies_together() -> None:
+    """Three of three pages out of eleven leave two, at the end, although no extent was cut where three ends."""
+    arena = Arena(11, size_classes=(1, 2, 3, 8, 11))
+    arena.give(arena.take(4), 4)
+    assert [arena.take(2) for _ in range(3)] == [0, 3, 6]
+    assert arena.free() == [(9, 2)]
+    arena = Arena(12, size_classes=(1, 2, 3, 4, 5, 8, 12))
+    arena.give(arena.take(6), 6)
+    assert [arena.take(2) for _ in range(4)] == [0, 3, 6, -1]
+    assert arena.free() == [(9, 2), (11, 1)], "three neighbours: a host can join them"
+
+
+@pytest.mark.parametrize("have", range(SIZE_CLASSES))
+def test_every_split_of_the_default_classes(have: int) -> None:
+    """The rest is whole, consists of three extents at most, and the largest comes first."""
+    for want in range(have):
+        arena = Arena(128, None)
+        sizes = arena.geometry.class_pages
+        arena.give(arena.take(have), have)
+        assert arena.take(want) == 0
+        free = arena.free()
+        assert sorted(arena.places()) == list(range(sizes[want], 128)) and len(free) <= 3
+        assert [size for _, size in free] == sorted((size for _, size in free), reverse=True)
+        assert free[0][1] == max(size for size in sizes if size <= sizes[have] - sizes[want])
 
 
 def test_a_split_comes_before_fresh_pages() -> None:
@@ -238,9 +287,12 @@ def test_mpmc(machine: Any, threads: int, rounds: int, shards: int) -> None:
     assert arena.places() == list(range(PAGES)), "each page is back, once"
 
 
-def test_eight_classes() -> None:
-    arena = Arena(256)
-    assert arena.geometry.class_pages == tuple(1 << k for k in range(SIZE_CLASSES))
-    assert [arena.take(7), arena.take(7), arena.take(7)] == [0, 128, -1]
-    arena.give(0, 7)
-    assert [arena.take(0), arena.take(6)] == [0, 64]
+def test_all_classes() -> None:
+    """The marks of the largest class use all bits, also the sign."""
+    arena = Arena(256, None)
+    assert arena.geometry.n_classes == SIZE_CLASSES
+    assert [arena.take(23), arena.take(23), arena.take(23)] == [0, 128, -1]
+    arena.give(0, 23)
+    assert [arena.take(0), arena.take(22), arena.take(10)] == [0, 1, 113]
+    assert arena.free() == [(127, 1)]
+    assert native(is_held, 5)(*arena.at, 1, 22, 0) and not native(is_held, 5)(*arena.at, 1, 21, 0)

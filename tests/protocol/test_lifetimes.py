@@ -17,6 +17,7 @@ from tests.support.plain_world import PlainWorld
 
 PAGE = 64
 RAW = (0,) * 8
+TICK = 4  #: ns: times are stored without their two lowest bits
 LOW, HIGH = 0x9E37_79B9_7F4A_7C15, 0xBF58_476D_1CE4_E5B9  # odd: distinct numbers have distinct products
 
 
@@ -60,7 +61,7 @@ def compare(policy: str, uses: Iterator[tuple[int, int]], pages: int, slots: int
     """Use objects at times, in both: the same must be there after each step."""
     segment, model, now = Segment(pages, slots, policy), Lifetimes(pages, slots, policy), 1000
     for number, later in uses:
-        now += later
+        now += later * TICK
         if segment.use(number, now):
             model.put(low_half(number), now)
         else:

@@ -9,7 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nanokv.config import Options
-from nanokv.device.segment.geometry import MIN_PAGE_BYTES, PAYLOAD_ALIGN, Geometry, default_classes, producer_word
+from nanokv.device.segment.geometry import (
+    MIN_PAGE_BYTES,
+    PAYLOAD_ALIGN,
+    Geometry,
+    default_classes,
+    nearest_first,
+    producer_word,
+)
 from nanokv.device.segment.layout import (
     HEAP_CTL,
     LAYOUT,
@@ -31,10 +38,9 @@ REGIONS = ("activity", "links", "hdr", "desc", "dir", "turn", "ann", "pin", "lay
 @st.composite
 def classes(draw: st.DrawFn) -> tuple[int, ...]:
     """Valid size classes."""
-    sizes = [draw(st.integers(1, 4))]
-    for factor in draw(st.lists(st.integers(2, 3), max_size=SIZE_CLASSES - 1)):
-        sizes.append(sizes[-1] * factor)
-    return tuple(sizes)
+    least = draw(st.integers(1, 4))
+    factors = draw(st.sets(st.integers(2, 300), max_size=SIZE_CLASSES - 1))
+    return (least, *(least * factor for factor in sorted(factors)))
 
 
 @st.composite
@@ -82,7 +88,8 @@ def test_regions_are_ordered_aligned_and_disjoint(wish: dict[str, Any]) -> None:
 @given(wishes())
 def test_sizes_are_those_that_were_wished_for(wish: dict[str, Any]) -> None:
     geometry = Geometry.plan(**wish)
-    assert geometry.n_pages == wish["heap_bytes"] // wish["page_bytes"]
+    pages, least = wish["heap_bytes"] // wish["page_bytes"], (wish["size_classes"] or (1,))[0]
+    assert geometry.n_pages == pages // least * least
     assert geometry.hdr_count == wish["max_objects"] or wish["max_objects"] is None
     for size, wished in ((geometry.ann_capacity, "ring_slots"), (geometry.pin_slots, "pin_slots")):
         assert size & (size - 1) == 0
@@ -115,7 +122,11 @@ def test_the_world_table(wish: dict[str, Any], data: st.DataObject) -> None:
     bases = [4096 * i for i in range(geometry.world_size)]
     table = geometry.world_table(rank, 3, bases)
     row = table[: WORLD.size // 8].view(WORLD.dtype)[0]
-    assert table[WORLD.size // 8 :].tolist() == bases
+    behind = table[WORLD.size // 8 :].tolist()
+    assert behind[: geometry.world_size] == bases
+    assert behind[geometry.world_size :] == [
+        (other - rank) % geometry.world_size for other in range(geometry.world_size)
+    ]
     assert (row["rank"], row["producer"]) == (rank, producer_word(rank, 3))
     for name in WORLD.offsets:
         wanted = geometry.offsets.get(name, getattr(geometry, name, None))
@@ -148,13 +159,13 @@ GOOD: dict[str, Any] = {"heap_bytes": 1 << 20, "page_bytes": 4096, "world_size":
         ({"max_objects": 0}, "max_objects must be 1 to .* not 0"),
         ({"max_objects": MAX_HEADERS + 1}, "max_objects"),
         ({"heap_bytes": 64 * MAX_HEADERS, "page_bytes": 64}, "larger pages make fewer objects"),
-        ({"size_classes": ()}, "size_classes must be 1 to 8"),
-        ({"size_classes": tuple(1 << k for k in range(9))}, "size_classes must be 1 to 8"),
+        ({"size_classes": ()}, "size_classes must be 1 to 24"),
+        ({"size_classes": tuple(range(1, 26))}, "size_classes must be 1 to 24"),
         ({"size_classes": (0, 1)}, "size_classes must ascend"),
         ({"size_classes": (2, 2)}, "size_classes must ascend"),
         ({"size_classes": (1, 1)}, "size_classes must ascend"),
         ({"size_classes": (4, 2)}, "size_classes must ascend"),
-        ({"size_classes": (2, 3)}, "each a multiple"),
+        ({"size_classes": (2, 3)}, "the smallest of size_classes must divide all others"),
         ({"size_classes": (1, 512)}, "largest size class has 512 pages, the heap has 256"),
         ({"ring_slots": 0}, "ring_slots"),
         ({"shards": 0}, "shards"),
@@ -174,6 +185,21 @@ def test_a_block_whose_size_classes_cannot_be_is_refused(sizes: tuple[int, ...])
     block["class_pages"] = sizes + (0,) * (SIZE_CLASSES - len(sizes))
     with pytest.raises(ValueError, match=r"size.class"):
         Geometry.stored_in(block)
+
+
+def test_default_classes_are_a_fifth_apart() -> None:
+    """No size of up to 128 pages is rounded up by more than a fifth of its extent, nor by more than a page up to 16."""
+    geometry = Geometry.plan(1 << 20, 4096, 1)
+    wanted = np.arange(1, 129)
+    held = geometry.extent_pages(wanted)
+    assert geometry.n_classes == SIZE_CLASSES and geometry.class_pages[-1] == 128
+    assert (held >= wanted).all() and ((held - wanted) * 5 < held).all() and (held - wanted)[:16].max() == 1
+    assert default_classes(30) == (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28)
+
+
+def test_no_page_is_left_that_no_extent_can_have() -> None:
+    """With classes of 3 and 6 pages a heap of 20 pages has 18."""
+    assert Geometry.plan(20 * 4096, 4096, 1, size_classes=(3, 6)).n_pages == 18
 
 
 def test_a_foreign_block_is_refused() -> None:
@@ -202,3 +228,12 @@ def test_a_heap_on_a_gpu_has_many_free_lists(options: dict[str, Any], shards: in
 def test_a_small_heap_has_fewer_free_lists() -> None:
     found = [Geometry.plan(pages * 64, 64, 1, shards=None).shards for pages in (1, 16, 32, 100, 1023, 1024, 1 << 20)]
     assert found == [1, 1, 2, 8, 64, 64, 64]
+
+
+def test_the_nearest_rank_comes_first() -> None:
+    assert nearest_first(1, 4) == [1, 2, 3, 0]
+    assert nearest_first(1, 4, [0, 9, 5, 5]) == [1, 0, 2, 3]
+    assert nearest_first(3, 4, [2, 1, 2, 0]) == [3, 1, 0, 2]
+    geometry = Geometry.plan(64 * 64, 64, 4)
+    table = geometry.world_table(1, 1, [0] * 4, costs=[0, 9, 5, 5])
+    assert table[-4:].tolist() == [1, 0, 2, 3]

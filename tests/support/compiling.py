@@ -21,7 +21,7 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
 from nanokv.device import library, remote
-from nanokv.device.kernels import many, payload, reshape_and_cache, ring, slices
+from nanokv.device.kernels import copies, many, payload, reshape_and_cache, ring, slices
 from nanokv.device.kernels.frame import arguments, call_kernel
 from nanokv.device.library import OK, copy_tile, get, put
 from nanokv.device.machines.entries import ENTRIES, Entry
@@ -165,7 +165,7 @@ def kernels() -> dict[str, Kernel]:
         if isinstance(function := getattr(library, name), JITFunction) and name not in IN_OTHERS:
             constants = {"function": function, "n_arguments": len(function.arg_names)}
             found[f"library_{name}"] = Kernel(call_library_kernel, False, {"frame": "i64"}, constants)
-    for module in (many, payload, ring):
+    for module in (copies, many, payload, ring):
         for name, function in vars(module).items():
             if name.endswith("_kernel") and function.__module__ == module.__name__ and name != "move_many_kernel":
                 found[name] = Kernel(function, False, dict.fromkeys(function.arg_names, "i64"), {})

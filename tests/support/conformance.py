@@ -30,7 +30,20 @@ from tests.support.random_state import ARGUMENTS, Address, Draw, Memory, corrupt
 
 MODULES = (
     *("freelist", "extent", "header", "directory", "ring", "activity"),
-    *("checksum", "pins", "retire", "evict", "put", "get", "remove", "reclaim", "host_alloc", "host_calls"),
+    *(
+        "checksum",
+        "pins",
+        "retire",
+        "evict",
+        "put",
+        "get",
+        "remove",
+        "replicate",
+        "put_copied",
+        "reclaim",
+        "host_alloc",
+        "host_calls",
+    ),
 )
 
 

@@ -6,17 +6,21 @@ from typing import NamedTuple
 import numpy as np
 
 from nanokv.device.machines.native_code import compiled
+from nanokv.device.protocol.put_copied import COPY
 from nanokv.device.segment.geometry import Geometry, producer_word
 from nanokv.device.segment.layout import (
     DEAD,
     ENTRY_EPOCH_MASK,
     ENTRY_EPOCH_SHIFT,
+    ENTRY_HEADER_MASK,
     ENTRY_HEADER_SHIFT,
+    ENTRY_RANK_MASK,
     ENTRY_RANK_SHIFT,
     ENTRY_TAG_MASK,
     ENTRY_TAG_SHIFT,
     EVICTED,
     HEAP_CTL,
+    MARK_MASK,
     MARK_SHIFT,
     ONE_PIN,
     PIN_HEADER_MASK,
@@ -84,6 +88,9 @@ ARGUMENTS = {
     "stamp": "links node few",
     "detach": "head",
     "class_of": "world n_pages",
+    "class_within": "world n_pages",
+    "pages_marked": "world mark_value",
+    "sizes_of": "world maybe_class",
     "shard_of": "world any",
     "slot_list": "world seg any",
     "extent_list": "world seg size_class any",
@@ -132,7 +139,12 @@ ARGUMENTS = {
     "entry_owner": "entry",
     "entry_header": "entry",
     "has_tag": "entry key_check",
-    "is_final": "entry key_check",
+    "is_sure": "entry key_check",
+    "is_copy": "entry",
+    "turn_at": "world home key_hash",
+    "nearest": "world key_hash key_check",
+    "stop_copy": "world judged_entry state_word",
+    "has_no_copy": "world home key_hash key_check candidate",
     "in_bounds": "world entry",
     "judge": "world entry key_hash key_check",
     "find_state": "world key_hash key_check",
@@ -185,8 +197,8 @@ ARGUMENTS = {
     "goes": "few any few few bit",
     "spare": "few header any",
     "note_eviction": "few world seg key_hash any few bit",
-    "evict_for": "world seg owner maybe_class slot now",
-    "has_lease": "header now",
+    "evict_for": "world seg owner maybe_class slot now bit",
+    "must_stay": "header now",
     "evict_slot": "world owner slot epoch now",
     "evict_one": "world owner now",
     "evict_one_hinted": "world owner now",
@@ -209,8 +221,9 @@ ARGUMENTS = {
     "take_header": "world seg owner key_hash now",
     "take_pages": "world seg owner size_class key_hash slot now",
     "unused_from": "world seg",
-    "free_extents": "world seg size_class few",
-    "has_run": "world seg n_pages",
+    "free_from": "world seg page page n_pages",
+    "listed_run": "world seg size_class page n_pages",
+    "has_run": "world seg page n_pages",
     "outlook": "world seg size_class",
     "outlook_of": "world owner size_class",
     "undo": "world seg owner slot epoch",
@@ -228,10 +241,13 @@ ARGUMENTS = {
     "lookup_described": "world key_hash key_check",
     "validate": "world owner slot epoch",
     "touch": "world owner slot epoch now",
-    "lease": "world owner slot now",
+    "lease": "world owner slot any",
     "write_layout": "world owner source",
+    "label": "world owner slot any any",
+    "set_quota": "world owner any",
     "is_leased": "now now",
-    "renew": "world owner slot epoch now",
+    "renew": "world owner slot epoch any any",
+    "stays": "any now",
     "wanted": "world",
     "has_checksum": "header",
     "checksum": "key_hash key_check nbytes any any any any any any any any any",
@@ -250,6 +266,24 @@ ARGUMENTS = {
     "get_described": "world key_hash key_check out stored_bytes now any any any any any any any any",
     "remove_slot": "world owner slot epoch removal",
     "remove": "world key_hash key_check",
+    "remove_whole": "world key_hash key_check",
+    "first_to_go": "world key_hash key_check",
+    "end_copies": "world key_hash key_check",
+    "is_held_by": "world home key_hash key_check places owner",
+    "settle_copy": "world home key_hash key_check candidate candidate owner",
+    "enter_copy": "world owner slot epoch key_hash key_check",
+    "allocate_copy": "world owner key_hash key_check size_class n_pages nbytes now",
+    "begin_copy": "world owner key_hash key_check nbytes now",
+    "end_copy": "world owner slot epoch bit bit",
+    "begin_replica": "world owner key_hash key_check now",
+    "inherit_terms": "world owner slot owner slot",
+    "end_replica": "world owner slot epoch bit owner slot epoch bit",
+    "replicate": "world owner key_hash key_check now",
+    "begin_copies": "world key_hash key_check nbytes now any any any any any any any any copies two",
+    "seal_copies": "world key_hash key_check nbytes any any any any any any any any any copies two",
+    "end_copies_put": "world copies two bit",
+    "put_copied": "world owner key_hash key_check source nbytes now any any any any any any any any copies two",
+    "find_copies": "world key_hash key_check out",
     "snapshot": "world seg hint out",
     "snapshots": "world owner hints few out good",
     "give_up": "world owner slot epoch",
@@ -333,6 +367,25 @@ WANTED = {
     ),
     DEAD.value: ("acknowledge", "release"),
 }
+# functions that need entries of the key
+PLANTED = (
+    "settle",
+    "place",
+    "claim",
+    "claim_at",
+    "judge",
+    "nearest",
+    "find_state",
+    "has_no_copy",
+    "settle_copy",
+    "enter_copy",
+    "is_held_by",
+    "find_copies",
+    "first_to_go",
+    "end_copies",
+    "remove",
+    "remove_whole",
+)
 # functions that need a ledger line that is held
 LEDGER = ("unpin", "drop_pin", "clear_intent", "recount", "count_lines")
 
@@ -363,7 +416,7 @@ class Draw:
         key = own if rng.random() < 0.7 else rng.choice(KEYS)
         self.key = [signed(half) for half in key]
         self._aim_at_a_state(name)
-        if name in ("settle", "place", "claim", "claim_at", "judge"):
+        if name in PLANTED:
             self._plant_entries()
 
     def _aim_at_a_held_line(self) -> None:
@@ -379,13 +432,13 @@ class Draw:
                 self.row["state"] = state
 
     def _plant_entries(self) -> None:
-        """Entries of the drawn header, TENTATIVE or FINAL, in a few of the places that its key may use."""
+        """Entries of the drawn header, TENTATIVE, FINAL or REPLICA, in a few of the places that its key may use."""
         tag = (self.key[1] & ENTRY_TAG_MASK.value) << ENTRY_TAG_SHIFT.value
         low = (int(self.row["epoch"]) & ENTRY_EPOCH_MASK.value) << ENTRY_EPOCH_SHIFT.value
         place = self.drawn_owner << ENTRY_RANK_SHIFT.value | self.drawn_slot << ENTRY_HEADER_SHIFT.value
         directory = self.views[self.key[1] & (2**63 - 1) & 1].directory
         for _ in range(self.rng.choice((1, 6, 40))):
-            directory[self.rng.randrange(len(directory))] = tag | low | place | self.rng.randrange(1, 3)
+            directory[self.rng.randrange(len(directory))] = tag | low | place | self.rng.randrange(1, 4)
 
     def world(self) -> Address:
         return Address(3, 0)
@@ -437,7 +490,7 @@ class Draw:
         return self.rng.randrange(8)
 
     def mark_value(self) -> int:
-        return self.rng.randrange(32)
+        return self.rng.randrange(MARK_MASK.value + 1)
 
     def free_link(self) -> int:
         """A link with the mark of a free extent of a class that exists, or of a held one."""
@@ -546,6 +599,15 @@ class Draw:
         used = [w for w in words if w] or [0]
         return signed(self.rng.choice(used)) if self.rng.random() < 0.7 else self.any()
 
+    def judged_entry(self) -> int:
+        """An entry that `judge` has looked at: it leads to a header."""
+        word, rank, slot = self.entry(), self.rng.randrange(2), self.rng.randrange(GEOMETRY.hdr_count)
+        if (word >> ENTRY_RANK_SHIFT.value) & ENTRY_RANK_MASK.value >= 2:
+            word = word & ~(ENTRY_RANK_MASK.value << ENTRY_RANK_SHIFT.value) | rank << ENTRY_RANK_SHIFT.value
+        if (word >> ENTRY_HEADER_SHIFT.value) & ENTRY_HEADER_MASK.value >= GEOMETRY.hdr_count:
+            word = word & ~(ENTRY_HEADER_MASK.value << ENTRY_HEADER_SHIFT.value) | slot << ENTRY_HEADER_SHIFT.value
+        return word
+
     def ticket(self) -> int:
         return max(signed(self.view.ctl[0]["ann_head"]) - self.rng.randrange(12), 0)
 
@@ -587,6 +649,16 @@ class Draw:
     def classes(self) -> Address:
         self.private[208:210] = self.drawn_class
         return Address(2, 208 * 8)
+
+    def copies(self) -> Address:
+        """Two records of COPY, of which the first mostly names the drawn header."""
+        rows = self.private[224:238].view(COPY.dtype)
+        for row, slot in zip(rows, (self.drawn_slot, self.rng.randrange(GEOMETRY.hdr_count)), strict=True):
+            row["rank"], row["status"], row["slot"] = self.rng.randrange(2), self.rng.randrange(2), slot
+            row["epoch"], row["phase"] = int(self.row["epoch"]), self.rng.randrange(2)
+            row["payload"] = GEOMETRY.offsets["heap_base"]
+        rows[0]["rank"] = self.drawn_owner
+        return Address(2, 224 * 8)
 
     def source(self) -> Address:
         return Address(2, 256 * 8 + self.rng.choice((0, 0, 1, 8)))

@@ -13,7 +13,7 @@ from nanokv.check.rank_process import PROCESSES, RankCommands, RankProcess, wait
 
 __all__ = ["Start", "new_folder", "starter", "until"]
 
-COMMANDS = ("concurrency_workers", "heap_ranks", "v1_ranks")
+COMMANDS = ("concurrency_workers", "elastic_ranks", "heap_ranks", "v1_ranks")
 
 sys.path.append(str(Path(__file__).parents[2]))  # passed on to other processes, which import commands from here
 PROCESSES.set_forkserver_preload(["nanokv.check.preload", *(f"tests.support.{module}" for module in COMMANDS)])

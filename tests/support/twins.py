@@ -7,9 +7,9 @@ import numpy as np
 import torch
 
 from nanokv.device.machines.native import NativeMachine
-from nanokv.device.machines.records import Begun, Place
+from nanokv.device.machines.records import Begun, Place, Terms
 from nanokv.device.protocol.status import Status
-from nanokv.device.segment.layout import FLAG_PLAN
+from nanokv.device.segment.layout import FLAG_PLAN, SIZE_CLASSES
 from nanokv.device.segment.views import SegmentView
 from nanokv.fsck import check_segments
 from tests.gpu.bodies import PAGE, World, flat, key
@@ -155,7 +155,7 @@ class Twins:
                 world.segments[owner][begun.place.payload : begun.place.payload + size] = data
             self.both("seal", k, begun.place, what)
             if self._dice.random() < 0.3:
-                self.both("lease", begun.place, self._now + 20)
+                self.both("set_terms", begun.place, Terms(self._now + 20, self._dice.randrange(2), self._now + 90))
             self._begun.append(begun)
 
     def end(self) -> None:
@@ -208,7 +208,7 @@ class Twins:
         """All free extents through the host, and back."""
         owner = self._owner()
         mark = self.both("begin_join", owner)
-        taken = [self.both("detach", owner, size_class) for size_class in range(8)]
+        taken = [self.both("detach", owner, size_class) for size_class in range(SIZE_CLASSES)]
         for size_class, pages in enumerate(taken):
             self.both("push_extents", owner, pages, np.full(len(pages), size_class, np.int64))
         self.both("end_join", owner, mark)

@@ -32,6 +32,7 @@ from nanokv.device.segment.views import SegmentView
 from nanokv.fsck.find_key import _object
 from nanokv.fsck.inspect_world import Inspected
 from nanokv.heap.shm import ShmHeap, list_worlds
+from nanokv.heap.shm_tools import inspect
 from nanokv.heap.world_file import path_of
 from nanokv.heap.world_spec import WorldSpec
 from nanokv.keys import tag_of
@@ -268,11 +269,42 @@ def test_ls_shows_a_living_world(live: LiveWorld) -> None:
         "state": "alive",
         "world_size": 2,
         "living": 2,
+        "absent": 0,
         "alloc": "device",
         "bytes": 2 * GEOMETRY.segment_bytes,
     }
     (line,) = [line for line in run("ls").stdout.splitlines() if live.name in line]
     assert "alive" in line and "2 of 2" in line
+
+
+def test_an_elastic_world_with_ranks_that_are_not_there(shm_name: str) -> None:
+    options: dict[str, Any] = {"page_bytes": PAGE, "world_size": 4, "elastic": True, "name": shm_name}
+    with (
+        nanokv.NanoKVCache(32 * PAGE, rank=1, **options) as one,
+        nanokv.NanoKVCache(32 * PAGE, rank=2, **options) as two,
+    ):
+        one.put("k", torch.ones(PAGE, dtype=torch.uint8))
+        two.leave()
+        (row,) = [row for row in run_json("ls") if row["name"] == shm_name]
+        assert (row["state"], row["world_size"], row["living"], row["absent"]) == ("alive", 4, 1, 3)
+        geometry = one._geometry
+        assert row["bytes"] == geometry.segment_bytes + 3 * geometry.offsets["heap_base"]
+        (line,) = [line for line in run("ls").stdout.splitlines() if shm_name in line]
+        assert "alive" in line and "1 of 4, 3 absent" in line
+        ranks = run_json("stats", shm_name)["ranks"]
+        assert [rank["absent"] for rank in ranks] == [True, False, True, True]
+        assert [rank["incarnation"] for rank in ranks] == [0, 1, 1, 0]
+        assert [rank["free_pages"] for rank in ranks] == [0, 31, 0, 0]
+        _, _, *rows = run("stats", shm_name).stdout.splitlines()
+        assert [row.split()[1] for row in rows[:4]] == ["absent", "alive", "absent", "absent"]
+        done = run("fsck", shm_name)
+        assert done.exit_code == 0 and "1 of 4 ranks alive (3 absent), 1 objects" in done.stdout
+        assert run_json("fsck", shm_name)["absent"] == [True, False, True, True]
+        found = inspect(shm_name, writable=True)
+        absent, there = (SegmentView(found.segments[rank], found.geometry).headers for rank in (0, 1))
+        absent[:1] = there[:1]  # an object in a segment whose pages are nobody's
+        assert "I1" in [each.invariant for each in Inspected(shm_name).check().breaches]
+        absent[:1] = 0
 
 
 def test_stats_of_a_living_world(live: LiveWorld) -> None:
@@ -287,13 +319,13 @@ def test_stats_of_a_living_world(live: LiveWorld) -> None:
     assert report["ranks"][1]["heap_used"] == 6 * PAGE
     assert report["ranks"][1]["bytes_stored"] == 15000
     assert (report["ranks"][1]["free_pages"], report["ranks"][1]["quarantined_pages"]) == (26, 0)
-    assert report["ranks"][1]["largest_free_extent"] == 16 * PAGE
+    assert report["ranks"][1]["largest_free_extent"] == 24 * PAGE
     assert report["ranks"][1]["internal_fragmentation"] == 1 - 15000 / (6 * PAGE)
-    assert report["ranks"][1]["external_fragmentation"] == 1 - 16 / 26
+    assert report["ranks"][1]["external_fragmentation"] == 1 - 24 / 26
     assert [rank["alive"] for rank in report["ranks"]] == [True, True]
     lines = run("stats", live.name).stdout.splitlines()
     assert any("24.0 KiB" in line and "14.6 KiB" in line and "alive" in line for line in lines)
-    assert any("104.0 KiB" in line and "64.0 KiB" in line and line.split()[-13:-11] == ["39", "38"] for line in lines)
+    assert any("104.0 KiB" in line and "96.0 KiB" in line and line.split()[-13:-11] == ["39", "8"] for line in lines)
 
 
 def test_stats_show_layouts(shm_name: str) -> None:

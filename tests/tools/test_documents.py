@@ -73,6 +73,10 @@ PRELUDES = {
     "import torch, triton, triton.language as tl": "",
     "import torch": "",
     "import nanokv": "",
+    "from nanokv import Hold": """
+import nanokv, torch
+(cache,), kv = nanokv.local_world(1, 1 << 24), torch.ones(3)
+""",
     "from nanokv.device import ptx": "",
     "kv = cache.paged_kv(layers, kv_dim=1)  # one tensor per layer: "
     "[blocks, 2, tokens, heads, dim], of any strides": """
@@ -226,7 +230,32 @@ def test_the_reasons_are_true() -> None:
 # --- what README claims in words --------------------------------------------------------------
 def test_sizes_are_as_readme_says() -> None:
     geometry = Geometry.plan(1 << 30, 256 << 10, 1)
-    assert geometry.class_pages == (1, 2, 4, 8, 16, 32, 64, 128)
+    assert geometry.class_pages == (
+        1,
+        2,
+        3,
+        4,
+        5,
+        6,
+        7,
+        8,
+        10,
+        12,
+        14,
+        16,
+        20,
+        24,
+        28,
+        32,
+        40,
+        48,
+        56,
+        64,
+        80,
+        96,
+        112,
+        128,
+    )
     assert geometry.max_object_bytes == 32 << 20
     assert int(geometry.extent_pages(np.array([geometry.pages_of(260 << 10)]))[0]) * geometry.page_bytes == 512 << 10
     assert round(100 * 260 / 512) == 51

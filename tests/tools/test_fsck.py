@@ -280,10 +280,10 @@ def test_host_mode_finds_a_key_with_two_objects(hosted: World) -> None:
 
 # --- the report -------------------------------------------------------------------------------
 def test_a_report_names_places_in_runs_and_stays_short(world: World) -> None:
-    world.views[0].directory[:] = 3
+    world.views[0].directory[:] = 4
     (finding,) = [f for f in world.check().breaches if f.rank == 0 and f.invariant == "I10"]
     assert finding.where == f"entries 0-{len(world.views[0].directory) - 1}"
     world.views[0].directory[:] = 0
-    world.views[0].directory[::2] = 3
+    world.views[0].directory[::2] = 4
     (finding,) = [f for f in world.check().breaches if f.rank == 0 and f.invariant == "I10"]
     assert finding.where.startswith("entries 0, 2, 4") and finding.where.endswith("more")

@@ -6,13 +6,16 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
+from nanokv.device.protocol.status import Status
 from nanokv.device.segment.layout import (
     DEAD,
     ENTRIES_PER_BUCKET,
     ENTRY_EPOCH_SHIFT,
+    ENTRY_FINAL,
     ENTRY_HEADER_SHIFT,
     ENTRY_PHASE_MASK,
     ENTRY_RANK_SHIFT,
+    ENTRY_REPLICA,
     ENTRY_TAG_SHIFT,
     ENTRY_TENTATIVE,
     NDIM_SHIFT,
@@ -270,7 +273,7 @@ def a_free_extent_leaves_the_arena(world: World) -> int:
 
 @case("I2", "no such size class")
 def a_list_of_a_class_that_does_not_exist(world: World) -> int:
-    world.views[0].ctl["free_head7"][0, 0] = 1
+    world.views[0].ctl["free_head23"][0, 0] = 1
     return 0
 
 
@@ -332,7 +335,7 @@ def an_entry_of_no_slot(world: World) -> int:
 
 @case("I10", "invalid directory entries", always=True)
 def an_entry_of_no_phase(world: World) -> int:
-    world.views[0].directory[0] = 3
+    world.views[0].directory[0] = 1 << ENTRY_TAG_SHIFT.value
     return 0
 
 
@@ -405,6 +408,30 @@ def an_entry_that_stays_tentative(world: World) -> int:
         ENTRY_TENTATIVE.value
     )
     return home_of(0)
+
+
+def copied(world: World) -> None:
+    """The object 0 has a copy in the other segment."""
+    owner, _ = world.slot(0)
+    assert world.machines[owner].replicate(1 - owner, digest(0), 1) == Status.OK
+    assert world.check().clean and world.check(False).clean
+
+
+@case("I4", "copies that differ", always=True)
+def a_copy_of_another_size(world: World) -> int:
+    copied(world)
+    at = np.flatnonzero(world.views[1].headers["key_hash"] == world.header(0)["key_hash"])[0]
+    world.views[1].descriptors[at]["dims"][0] += 1
+    return 1
+
+
+@case("I4", "more than one READY object", always=True)
+def a_copy_that_calls_itself_primary(world: World) -> int:
+    copied(world)
+    words = world.views[home_of(0)].directory
+    (at,) = np.flatnonzero((words & np.uint64(ENTRY_PHASE_MASK.value)) == ENTRY_REPLICA.value)
+    words[at] ^= np.uint64(ENTRY_REPLICA.value ^ ENTRY_FINAL.value)
+    return 0
 
 
 @case("I4", "more than one READY object", always=True)

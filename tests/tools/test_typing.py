@@ -81,8 +81,9 @@ def test_mypy_of_a_user(kind: str, tmp_path: Path) -> None:
 
 def test_the_options_are_those_of_the_dataclass() -> None:
     taken, declared = typing.get_type_hints(CacheOptions), typing.get_type_hints(Options)
-    assert taken.pop("size_classes") == Sequence[int] | None  # kept as a tuple
-    assert declared.pop("size_classes") == tuple[int, ...] | None
+    assert (taken.pop("size_classes"), taken.pop("costs")) == (Sequence[int] | None, Sequence[float] | None)
+    assert declared.pop("size_classes") == tuple[int, ...] | None  # kept as tuples
+    assert declared.pop("costs") == tuple[float, ...] | None
     assert taken == declared
     assert {*LocalOptions.__annotations__} < {*Options.__annotations__}
     assert not CacheOptions.__required_keys__

@@ -34,7 +34,8 @@ def _check(world: SmallWorld, dead: set[int]) -> None:
     tables = [world.geometry.world_table(rank, 1, bases) for rank in range(world.geometry.world_size)]
     machines = [NativeMachine(world.geometry, table, views, lambda rank: None) for table in tables]
     if dead or world.hosts:
-        _sweep(world, machines, sorted({0, *world.hosts}))
+        used = {rank for rank, view in enumerate(views) if int(view.ctl[0]["hdr_head"])}
+        _sweep(world, machines, sorted({0, *world.hosts, *used}))
     report = check_segments(views, mode="device", quiescent=True, alive=lambda rank, incarnation: rank not in dead)
     findings = [str(finding) for finding in report.findings if not _waits(str(finding), dead)]
     if findings:

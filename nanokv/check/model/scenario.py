@@ -24,10 +24,26 @@ Act = Callable[[SmallWorld], Any]
 
 
 def small(
-    pages: int = 4, objects: int = 4, *, ranks: int = 1, ring: int = 8, pins: int = 4, shards: int = 1
+    pages: int = 4,
+    objects: int = 4,
+    *,
+    ranks: int = 1,
+    ring: int = 8,
+    pins: int = 4,
+    shards: int = 1,
+    classes: tuple[int, ...] = (),
 ) -> Geometry:
-    """A geometry of a few pages and slots."""
-    return Geometry.plan(pages * PAGE, PAGE, ranks, max_objects=objects, ring_slots=ring, pin_slots=pins, shards=shards)
+    """A geometry of a few pages and slots. `classes`: pages of extents, by default 1, 2, 4, ... as far as they fit."""
+    return Geometry.plan(
+        pages * PAGE,
+        PAGE,
+        ranks,
+        size_classes=classes or tuple(1 << k for k in range(pages.bit_length())),
+        max_objects=objects,
+        ring_slots=ring,
+        pin_slots=pins,
+        shards=shards,
+    )
 
 
 def expect(condition: bool, failure: str) -> None:

@@ -13,10 +13,11 @@ import numpy as np
 from nanokv.check.model.transitions import watch_states
 from nanokv.check.report import CheckFailure
 from nanokv.device.machines.base import Machine
-from nanokv.device.machines.records import Place
+from nanokv.device.machines.records import Place, Terms
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.geometry import Geometry
-from nanokv.device.segment.layout import WORD
+from nanokv.device.segment.last_access import lease_until
+from nanokv.device.segment.layout import READY, WORD
 from nanokv.device.sim.memory import Memory, join
 from nanokv.device.sim.simulation import InTasks, Simulation, Task
 from nanokv.device.sim.world import SimulatedMachine, SimulatedWorld
@@ -40,6 +41,7 @@ SMALL = {
     "RUNS": 2,
     "TRIES": 3,
     "PLACES": 2,
+    "ROUNDS": 8,
 }
 
 #: steps of all tasks together in which some operation must end: lock-freedom. About four times the most ever seen
@@ -196,11 +198,15 @@ class SmallWorld:
 
     def put_leased(self, key: int, version: int, words: int = 2) -> Status:
         """Put an object under a lease that does not end by time."""
+        return self.put_with(Terms(FAR), key, version, words)
+
+    def put_with(self, terms: Terms, key: int, version: int, words: int = 2) -> Status:
+        """Put an object with terms."""
         source, machine = self.payload(key, version, words), self.machine()
         begun = machine.begin(0, digest(key), words * WORD, 0, RAW_BYTES, self.now())
         answer = begun.status
         if answer == Status.OK:
-            machine.lease(begun.place, FAR)
+            machine.set_terms(begun.place, terms)
             self.copy(self.address() + begun.place.payload, source.ctypes.data, source.nbytes)
             answer = machine.finish(begun.place, begun.phase)
         self.ended()
@@ -210,7 +216,7 @@ class SmallWorld:
         """Lease an object that exists."""
         machine = self.machine()
         found = machine.lookup(digest(key))
-        renewed = found.status == Status.OK and machine.renew(found.place, FAR)
+        renewed = found.status == Status.OK and machine.renew(found.place, *lease_until(FAR))
         self.ended()
         return renewed
 
@@ -261,6 +267,31 @@ class SmallWorld:
         answer = self.machine(rank).remove(digest(key))
         self.ended()
         return Status(answer)
+
+    def replicate(self, key: int, target: int, rank: int = 0) -> Status:
+        """Copy an object into the segment of `target`."""
+        answer = self.machine(rank).replicate(target, digest(key), self.now())
+        self.ended()
+        return Status(answer)
+
+    def put_copied(self, key: int, version: int, targets: tuple[int, ...], words: int = 2, *, rank: int = 0) -> Status:
+        """Put an object into the segment of rank 0, with copies."""
+        source = self.payload(key, version, words)
+        at, size = source.ctypes.data, words * WORD
+        answer, _ = self.machine(rank).put_copied(0, digest(key), at, size, RAW_BYTES, self.now(), targets)
+        self.ended()
+        return Status(answer)
+
+    def versions_there(self, key: int) -> list[tuple[int, int]]:
+        """At rest: (rank, version) of each READY object of a key."""
+        found = []
+        for rank, view in enumerate(self.segments.views()):
+            for slot in np.flatnonzero(view.headers["state"] & 0xFF == READY.value).tolist():
+                header = view.headers[slot]
+                if int(header["key_hash"]) == key:
+                    words = view.raw[int(header["payload_base"]) :][: int(header["bytes_total"])].view(np.int64)
+                    found.append((rank, self.check(key, words)))
+        return found
 
     def hold(self, key: int, rank: int = 0, looks: int = 2) -> Status:
         """Pin an object, look at its bytes in place, unpin it."""

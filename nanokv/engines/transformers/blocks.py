@@ -12,6 +12,7 @@ import torch
 from nanokv.cache import NanoKVCache
 from nanokv.engines.transformers.layers import BlockShape
 from nanokv.errors import CacheClosed, DuplicateKey, NanoKVError
+from nanokv.terms import Hold
 
 STAGING_BYTES = 64 << 20  #: blocks are copied in groups of at most so many bytes, but of one block at least
 
@@ -22,7 +23,7 @@ class Target(NamedTuple):
     """Where the blocks of a prompt go."""
 
     preferred_segment: int | None
-    hold: float | None
+    hold: float | Hold | None
 
 
 @dataclass(slots=True)

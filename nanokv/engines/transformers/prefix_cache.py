@@ -16,7 +16,7 @@ from nanokv.engines.transformers.model_root import model_root
 from nanokv.engines.transformers.prompt_kv import PromptKV, RowKeys
 from nanokv.engines.transformers.watch import watch
 from nanokv.errors import InvalidArgument
-from nanokv.leases import lease_until
+from nanokv.terms import Hold, check_hold
 
 _INTEGERS = (torch.int64, torch.int32)
 
@@ -92,7 +92,7 @@ class PrefixCache:
         attention_mask: torch.Tensor | None = None,
         *,
         preferred_segment: int | None = None,
-        hold: float | None = None,
+        hold: float | Hold | None = None,
     ) -> PromptKV:
         """The `past_key_values` for prompts, filled with their longest stored prefix of whole blocks.
 
@@ -112,7 +112,7 @@ class PrefixCache:
         prompt, pads = self._checked_prompt(input_ids, attention_mask)
         if preferred_segment is not None:
             preferred_segment = integer("preferred_segment", preferred_segment, 0, self._cache.world_size - 1)
-        lease_until(hold)
+        check_hold(hold)
         rows = [RowKeys(pad) for pad in pads]
         kv = PromptKV(self, new_layers(self.model.config), prompt, rows, Target(preferred_segment, hold))
         self._fill(kv, prompt, pads)

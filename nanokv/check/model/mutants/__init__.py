@@ -13,6 +13,8 @@ eviction     leases, free neighbours that are joined instead
 keys         the directory, pins, eviction under readers
 host         the ring, the index, grace periods, the sweeper, the audit
 layouts      the table of layouts
+terms        labels and quotas
+copies       further copies of an object
 progress     operations that wait for others
 cooperative  tickets, objects in parts
 runs         objects that one CTA puts one after another
@@ -32,6 +34,8 @@ for theme in (
     "keys",
     "host",
     "layouts",
+    "terms",
+    "copies",
     "progress",
     "cooperative",
     "runs",

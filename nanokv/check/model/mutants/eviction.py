@@ -1,21 +1,21 @@
 """Mutants of eviction: leased objects stay, as do all while free neighbours would do, and neighbours go together."""
 
 from nanokv.check.model.mutants.mutant import mutant
-from nanokv.device.protocol import evict, evict_neighbours, joinable, lease, search, take_or_evict
+from nanokv.device.protocol import evict, evict_neighbours, joinable, lease, lifetimes, search, take_or_evict
 
 # --- leases ---
 mutant(
     "evict-leased",
     "a producer evicts an object that waits for its first reader",
     ("leased-read", "leased"),
-    (search.search, " & (not is_leased(access, now))", ""),
-    (evict.evict_for, "if not has_lease(header, now):", "if now > 0:"),
+    (search.search, " & (not stays(access, now))", ""),
+    (evict.evict_for, "if not must_stay(header, now):", "if now > 0:"),
 )
 mutant(
     "lease-of-old-look",
     "a producer believes an old look at the lease of the object that it evicts",
     ("leased",),
-    (evict.evict_for, "if not has_lease(header, now):", "if now > 0:"),
+    (evict.evict_for, "if not must_stay(header, now):", "if now > 0:"),
 )
 mutant(
     "touch-by-store",
@@ -43,6 +43,19 @@ mutant(
     (lease.renew, "if not still_ready(header, epoch):", "if epoch < 0:"),
 )
 
+mutant(
+    "evict-kept",
+    "an eviction looks at leases only",
+    ("kept",),
+    (lease.stays, " | ((access & PRIORITY) == KEPT)", ""),
+)
+mutant(
+    "use-forgets-priority",
+    "a read gives an object normal priority",
+    ("kept",),
+    (lifetimes.used_again, " | (access & PRIORITY)", ""),
+)
+
 # --- free neighbours ---
 mutant(
     "evict-at-once",
@@ -55,6 +68,7 @@ mutant(
     "free neighbours are looked at one by one",
     ("neighbours",),
     (joinable.has_run, "select(free, run + pages, word(0))", "select(free, pages, word(0))"),
+    (joinable.free_from, "run += pages", "run = pages"),
 )
 mutant(
     "outlook-without-host",
@@ -72,7 +86,7 @@ mutant(
     "outlook-of-small-extents",
     "a producer that finds no extent does not notice that a host has just pushed one",
     ("neighbours",),
-    (joinable.free_extents, "select(place < 0, found, word(-1))", "found"),
+    (joinable.listed_run, "select(place < 0, longest, word(-1))", "longest"),
 )
 
 # --- neighbours that go together ---
@@ -105,4 +119,10 @@ mutant(
     "the pages of a run belong to no header slot",
     ("neighbours-go",),
     (evict_neighbours.take_run, "        hold(world, seg, first, size_class, slot)\n", ""),
+)
+mutant(
+    "young-goes",
+    "a producer evicts any object that is large enough, however young, and never those that are too small",
+    ("young-stays",),
+    (evict.evict_for, "select((fair != 0) & (ripe == 0) & (crowd != 0), word(-1), victim)", "victim + 0"),
 )

@@ -2,6 +2,7 @@
 
 from nanokv.check.model.mutants.mutant import mutant
 from nanokv.device.protocol import evict, extent, freelist, header, joining, reclaim, shards
+from nanokv.host_poller import coalesce
 
 _LIST = "(((old >> TAG_SHIFT) + 1) << TAG_SHIFT)"
 _SAME_TAG = "((old >> TAG_SHIFT) << TAG_SHIFT)"
@@ -67,13 +68,67 @@ mutant(
     "carve-keeps-too-much",
     "a split gives back the piece that it keeps",
     ("split",),
-    (extent.carve, "piece = word(1)", "piece = word(0)"),
+    (extent.carve, "page + class_pages(world, want), page", "page, page"),
 )
 mutant(
     "carve-forgets",
-    "a split gives back all pieces except the last",
-    ("split",),
-    (extent.carve, "piece < pieces", "piece < pieces - 1"),
+    "a split forgets the last page of the extent",
+    ("split", "split-odd"),
+    (extent.carve, "page + class_pages(world, have))", "page + class_pages(world, have) - 1)"),
+)
+mutant(
+    "rest-in-one-piece",
+    "a split whose rest is several extents gives back the first of them",
+    ("split-odd",),
+    (extent.give_pages, "            page += class_pages(world, size_class)\n", "            page = end + 0\n"),
+)
+mutant(
+    "rest-given-twice",
+    "a split pushes a piece of its rest twice",
+    ("split-odd", "split"),
+    (
+        extent.give_pages,
+        "            give(world, seg, page, size_class)\n",
+        "            give(world, seg, page, size_class)\n            give(world, seg, page, size_class)\n",
+    ),
+)
+mutant(
+    "rest-of-a-smaller-class",
+    "a split pushes a piece of its rest as one of the class below: pages are lost",
+    ("split-odd",),
+    (
+        extent.give_pages,
+        "            give(world, seg, page, size_class)\n",
+        "            give(world, seg, page, select(size_class > 0, size_class - 1, size_class))\n",
+    ),
+)
+mutant(
+    "rest-of-a-larger-class",
+    "a split rounds its rest up to the next class: pages of the neighbour are given away",
+    ("split-odd",),
+    (
+        extent.give_pages,
+        "        size_class = class_within(world, end - page)\n",
+        "        size_class = class_of(world, end - page)\n",
+    ),
+)
+mutant(
+    "marks-of-five-bits",
+    "the mark of a held extent is read as if it had five bits: large classes seem to be held by nobody",
+    ("marks",),
+    (extent.is_held, "& MARK_MASK", "& 31"),
+)
+mutant(
+    "marks-cut",
+    "a mark is written with five bits: a held extent of a large class looks like a free one",
+    ("marks",),
+    (extent.marked, "(value << MARK_SHIFT)", "((value & 31) << MARK_SHIFT)"),
+)
+mutant(
+    "runs-aligned",
+    "a host cuts a run only where an extent would be aligned to its size",
+    ("join-odd",),
+    (coalesce.carve_runs, "count = left // size\n", "count = left // size if at % size == 0 else 0\n"),
 )
 mutant(
     "join-unannounced",

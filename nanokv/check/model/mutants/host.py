@@ -281,3 +281,15 @@ mutant(
     (coalesce.join_free_extents, "phase = machine.enter(owner)", "phase = 0"),
     (coalesce.join_free_extents, "        machine.leave(owner, phase)\n", ""),
 )
+mutant(
+    "leave-with-pages-in-use",
+    "a rank that leaves gives memory back while an operation has some of it",
+    ("leave",),
+    (coalesce.join_free_extents, "if_all is not None and len(pages) == geometry.n_pages", "if_all is not None"),
+)
+mutant(
+    "leave-and-give-back",
+    "a rank that leaves has taken all pages, and gives them to the next producer",
+    ("leave",),
+    (coalesce.join_free_extents, "            if_all()\n            return 0\n", "            if_all()\n"),
+)

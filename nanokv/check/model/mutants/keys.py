@@ -10,13 +10,17 @@ mutant(
     "no-turnstile",
     "two producers of one key can both look past each other",
     ("same-key-busy", "claim"),
-    (directory.claim_at, '        add64(turn, 1, "acq_rel")\n', ""),
+    (directory.claim_at, '        add64(turn_at(world, seg, key_hash), 1, "acq_rel")\n', ""),
 )
 mutant(
     "turnstile-by-load",
     "the turnstile is passed by a load",
     ("same-key-busy",),
-    (directory.claim_at, 'add64(turn, 1, "acq_rel")', 'load64(turn, "acquire")'),
+    (
+        directory.claim_at,
+        'add64(turn_at(world, seg, key_hash), 1, "acq_rel")',
+        'load64(turn_at(world, seg, key_hash), "acquire")',
+    ),
 )
 mutant(
     "one-phase",
@@ -75,7 +79,7 @@ mutant(
     "a removal compares the key in one epoch, and removes the object of another one",
     ("remove-late",),
     (
-        remove.remove,
+        remove.remove_whole,
         "epoch_of(state)",
         f'epoch_of(load64(header_at(world, segment(world, owner), entry_header(entry)) + {H_STATE.value}, "acquire"))',
     ),
@@ -84,7 +88,8 @@ mutant(
     "find-tentative",
     "a reader takes a TENTATIVE entry for one that is sure",
     ("read-own",),
-    (directory.find_state, "is_final(entry, key_check)", "has_tag(entry, key_check)"),
+    (directory.find_state, "is_sure(entry, key_check)", "has_tag(entry, key_check)"),
+    (directory.nearest, "is_sure(entry, key_check)", "has_tag(entry, key_check)"),
     deviations=2,
 )
 mutant(

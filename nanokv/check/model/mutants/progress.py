@@ -9,8 +9,9 @@ mutant(
     ("same-key", "put-dies"),
     (
         directory.claim_at,
-        '        add64(turn, 1, "acq_rel")\n',
-        '        while cas64(turn, 0, 1, "acquire") != 0:\n            status = status + 0\n',
+        '        add64(turn_at(world, seg, key_hash), 1, "acq_rel")\n',
+        '        turn = turn_at(world, seg, key_hash)\n        while cas64(turn, 0, 1, "acquire") != 0:\n'
+        "            status = status + 0\n",
     ),
 )
 mutant(

@@ -6,11 +6,13 @@ extents       pages
 refusals      FULL and NO_HEADER are no accidents
 objects       puts, reads, removals and pins of whole objects
 eviction      what eviction leaves alone: leased objects, and all while free neighbours would do
+copies        further copies of an object, in other segments
 cooperative   one object that several CTAs put or get
 runs          objects that one CTA puts one after another
 hints         the announce ring, the index, limits
 dying         tasks that are killed, or given up
 layouts       rows of the table of layouts
+terms         labels: objects whose time is over; quotas
 host          grace periods, audits, events
 """
 
@@ -27,11 +29,13 @@ for theme in (
     "refusals",
     "objects",
     "eviction",
+    "copies",
     "cooperative",
     "runs",
     "hints",
     "dying",
     "layouts",
+    "terms",
     "host",
 ):
     import_module(f"{__name__}.{theme}")  # declares its scenarios

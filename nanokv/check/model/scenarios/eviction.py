@@ -4,7 +4,10 @@ from functools import partial
 
 from nanokv.check.model.scenario import A, Act, B, C, Scenario, expect, small, stored
 from nanokv.check.model.small_world import SmallWorld
+from nanokv.device.machines.records import Terms
+from nanokv.device.protocol.reclaim import store_control
 from nanokv.device.protocol.status import Status
+from nanokv.device.segment.layout import HEAP_CTL, KEPT, TERMS_PRIORITY_SHIFT
 from nanokv.host_poller.coalesce import join_free_extents
 
 LARGE = 16  #: words: two pages
@@ -89,6 +92,27 @@ def _renew_or_replace(world: SmallWorld) -> None:
 
     world.spawn("renewer", lambda: world.renew(A))
     world.spawn("writer", replace)
+
+
+def _put_kept(world: SmallWorld) -> None:
+    expect(world.put_with(Terms(KEPT.value << TERMS_PRIORITY_SHIFT.value), A, 1) == Status.OK, "prepare")
+
+
+def _a_is_kept(world: SmallWorld) -> None:
+    expect(world.put(B, 2) == Status.FULL and world.find(A) == Status.OK, "a kept object was evicted")
+
+
+@Scenario(
+    "kept",
+    "evictions against a kept object that is read",
+    small(pages=1, objects=2),
+    _a_is_kept,
+    _put_kept,
+    may_evict=True,
+)
+def _read_or_evict(world: SmallWorld) -> None:
+    world.spawn("reader", lambda: world.get(A))
+    world.spawn("evicter", lambda: world.put(B, 2))
 
 
 # --- free neighbours --------------------------------------------------------------------------
@@ -186,6 +210,33 @@ def _evict_or_replace(world: SmallWorld) -> None:
 def _evict_the_same(world: SmallWorld) -> None:
     world.spawn("producer", lambda: world.put(C, 2, LARGE))
     world.spawn("other", lambda: world.put(D, 2))
+
+
+def _small_and_large(world: SmallWorld) -> None:
+    """Two small objects that have lived long enough, and a large one that has just been read."""
+    expect(world.put(C, 1, LARGE) == Status.OK, "prepare")
+    stored(A, B)(world)
+    expect(world.get(C) == (Status.OK, 1), "prepare")
+    world.on_owner(store_control)(HEAP_CTL.offsets["life"], 4)  # objects go that are older than two ticks
+
+
+def _large_stays(world: SmallWorld) -> None:
+    expect(world.results["producer"] == Status.OK, f"small objects may go, and a put was answered {world.results}")
+    expect(world.find(C) == Status.OK, "a large object went that was just read, and small ones had lived long enough")
+
+
+@Scenario(
+    "young-stays",
+    "small objects that have lived long enough go for a large one, and not the large one that was just read",
+    small(),
+    _large_stays,
+    _small_and_large,
+    may_evict=True,
+)
+def _evict_small(world: SmallWorld) -> None:
+    world.time = 4  # four operations came before
+    world.spawn("producer", lambda: world.put(D, 2, LARGE))
+    world.spawn("reader", lambda: world.get(C))
 
 
 def _a_and_leased_b(world: SmallWorld) -> None:

@@ -1,11 +1,12 @@
-"""Scenarios of extents: exhaustion, splitting, joining by a host."""
+"""Scenarios of extents: exhaustion, splitting, joining by a host, and a host that takes all of them."""
 
 from functools import partial
 
-from nanokv.check.model.scenario import A, B, Scenario, expect, small
+from nanokv.check.model.scenario import PAGE, A, B, Scenario, expect, small
 from nanokv.check.model.small_world import SmallWorld
 from nanokv.device.protocol import extent, joining
-from nanokv.device.segment.layout import JOINER_MASK
+from nanokv.device.protocol.status import Status
+from nanokv.device.segment.layout import ABSENT, HEAP_CTL, JOINER_MASK, SIZE_CLASSES, WORD
 from nanokv.host_poller.coalesce import join_free_extents
 
 
@@ -66,6 +67,42 @@ def _split(world: SmallWorld) -> None:
     world.spawn("one", partial(extents.use, 0))
     world.spawn("two", partial(extents.use, 1))
     world.spawn("three", partial(extents.use, 0))
+
+
+# --- extents of any size, at any page ---------------------------------------------------------
+ODD = (1, 2, 4, 7)  #: pages: a split of seven leaves two extents; a run of seven consists of extents in many ways
+
+
+@Scenario(
+    "split-odd",
+    "takes that split an extent whose rest is several extents",
+    small(pages=7, classes=ODD),
+    prepare=_free_whole,
+)
+def _split_odd(world: SmallWorld) -> None:
+    extents = _Extents(world)
+    world.spawn("one", partial(extents.use, 0))
+    world.spawn("two", partial(extents.use, 1))
+
+
+ALL_CLASSES = tuple(range(1, SIZE_CLASSES + 1))
+
+
+@Scenario(
+    "marks",
+    "the largest of all size classes: put, read and removed while another one takes a page of it",
+    small(pages=SIZE_CLASSES, classes=ALL_CLASSES, objects=2),
+)
+def _largest_class(world: SmallWorld) -> None:
+    words = SIZE_CLASSES * PAGE // WORD
+
+    def come_and_go() -> None:
+        if world.put(A, 1, words) == Status.OK:
+            expect(world.get(A) == (Status.OK, 1), "I4: an object of the largest class cannot be read")
+            expect(world.remove(A) == Status.OK, "an object of the largest class cannot be removed")
+
+    world.spawn("large", come_and_go)
+    world.spawn("small", lambda: (world.put(B, 1), world.remove(B)))
 
 
 # --- a host that joins free extents -----------------------------------------------------------
@@ -156,8 +193,81 @@ Scenario(
 )(_join_or_full)
 
 
+# --- runs that begin at any page --------------------------------------------------------------
+def _free_odd_run(world: SmallWorld) -> None:
+    """Page 0 is held; beside it lie free extents of 2, 1 and 4 pages: a run of seven that begins at page 1."""
+    extents = _Extents(world)
+    pages = [(extents.take(size_class, 0, 0), size_class) for size_class in (0, 1, 0, 2)]
+    expect([page for page, _ in pages] == [0, 1, 3, 4], "prepare")
+    for page, size_class in pages[1:]:
+        extents.give(page, size_class)
+
+
+def _seven_found(world: SmallWorld) -> None:
+    """When all pieces are free, the run of seven holds an extent of seven, wherever it begins (I9)."""
+    join_free_extents(world.machine(0), 0)
+    expect(world.on_segment(extent.take)(3, 1, 0) == 1, "I9: seven free neighbours do not hold an extent of seven")
+
+
+@Scenario(
+    "join-odd",
+    "a host joins a run that begins at an odd page while another takes a piece of it",
+    small(pages=8, ranks=2, classes=ODD),
+    _seven_found,
+    _free_odd_run,
+    rests=False,
+)
+def _join_odd(world: SmallWorld) -> None:
+    extents = _Extents(world)
+    world.spawn("one", partial(extents.use, 1))
+    world.spawn("host", partial(_join_all, world, 1), rank=1)
+
+
 # --- pages that were never used ---------------------------------------------------------------
 @Scenario("join-fresh", "a host takes the pages that were never used while others take them", small(ranks=2))
 def _join_fresh(world: SmallWorld) -> None:
     world.spawn("one", lambda: (world.put(A, 1), world.put(B, 2)))
     world.spawn("host", partial(_join_all, world, 1), rank=1)
+
+
+# --- a rank that leaves -----------------------------------------------------------------------
+def _nothing_to_take(world: SmallWorld) -> None:
+    if world.results["host"]:
+        expect(world.on_segment(extent.take)(0, 0, 0) < 0, "I2: a page of a segment without pages was taken")
+
+
+def _make_absent(world: SmallWorld) -> None:
+    """As `heap/shm.py` does it."""
+    for page in range(world.geometry.n_pages):
+        world.store(world.address("links_base") + page * WORD, 0, "relaxed")
+    at, inside = divmod(HEAP_CTL.offsets["closed"], WORD)
+    address = world.address() + at * WORD
+    world.store(address, world.load(address, "relaxed") | ABSENT << 8 * inside, "relaxed")
+
+
+@Scenario(
+    "leave",
+    "a host takes all pages, if none is in use, while others take and give",
+    small(pages=2, ranks=2),
+    _nothing_to_take,
+    _free_pieces,
+)
+def _leave(world: SmallWorld) -> None:
+    extents = _Extents(world)
+
+    def take_all() -> bool:
+        taken = False
+
+        def note() -> None:
+            nonlocal taken
+            expect(not extents.held, f"I1: pages {extents.held} are in use, and their memory goes")
+            _make_absent(world)
+            taken = True
+
+        join_free_extents(world.machine(1), 0, if_all=note)
+        world.ended()
+        return taken
+
+    world.spawn("one", partial(extents.use, 0))
+    world.spawn("large", partial(extents.use, 1))
+    world.spawn("host", take_all)

@@ -1,0 +1,175 @@
+"""A put with copies: the object, and copies of it in other segments, in one call.
+
+The producer claims the key with the primary, as any put. While that is WRITING it begins each copy as a replicator
+(`replicate`). It stores the bytes everywhere, commits the primary, and then the copies.
+
+Guarantees
+- Those of `put` and of `replicate`. The status is the primary's: a copy without room is left out.
+- No copy is READY before its primary. If the primary's commit is LOST, the copies are given up.
+
+Why the orderings suffice: `replicate` says why each copy passes the turnstile while its primary is WRITING; what stores
+and commits is `put`'s. The table of copies is private to the producer.
+"""
+
+from typing import Any
+
+import triton
+import triton.language as tl
+
+from nanokv.device.memory.triton import checksum_bytes, copy_bytes, load64, store64, word
+from nanokv.device.protocol.checksum import seal, wanted
+from nanokv.device.protocol.header import describe
+from nanokv.device.protocol.put import begin_described, finish
+from nanokv.device.protocol.replicate import begin_copy, end_copy
+from nanokv.device.protocol.ring import asleep
+from nanokv.device.protocol.status import OK
+from nanokv.device.segment.record import Field, Record
+from nanokv.device.segment.world_table import World, segment
+
+COPY = Record(
+    "Copy",
+    8,
+    [
+        Field("rank", "<i8", "the rank whose segment gets the copy"),
+        Field("status", "<i8", "the answer: OK, or why there is no copy"),
+        Field("sleeps", "<i8", "1 if that rank's poller sleeps and must be woken"),
+        Field("slot", "<i8", "header slot"),
+        Field("epoch", "<i8", "of the header"),
+        Field("payload", "<i8", "offset of the first page"),
+        Field("phase", "<i8", "the grace phase to leave"),
+    ],
+)
+COPY_BYTES = tl.constexpr(COPY.size)
+C_RANK = COPY.at("rank")
+C_STATUS = COPY.at("status")
+C_SLEEPS = COPY.at("sleeps")
+C_SLOT = COPY.at("slot")
+C_EPOCH = COPY.at("epoch")
+C_PAYLOAD = COPY.at("payload")
+C_PHASE = COPY.at("phase")
+
+
+@triton.jit
+def begin_copies(
+    world: World,
+    key_hash: tl.int64,
+    key_check: tl.int64,
+    nbytes: tl.int64,
+    now: tl.int64,
+    kind: tl.int64,
+    d0: tl.int64,
+    d1: tl.int64,
+    d2: tl.int64,
+    d3: tl.int64,
+    d4: tl.int64,
+    d5: tl.int64,
+    d6: tl.int64,
+    copies: tl.int64,
+    count: tl.int64,
+) -> None:
+    """Begin and describe the copies that the table at the address `copies` names, while their primary is WRITING."""
+    i = word(0)
+    while i < count:
+        at = copies + i * COPY_BYTES
+        target = load64(at + C_RANK, "relaxed")
+        status, slot, epoch, payload, phase = begin_copy(world, target, key_hash, key_check, nbytes, now)
+        if status == OK:
+            describe(world, segment(world, target), slot, kind, d0, d1, d2, d3, d4, d5, d6)
+        store64(at + C_STATUS, status, "relaxed")
+        store64(at + C_SLOT, slot, "relaxed")
+        store64(at + C_EPOCH, epoch, "relaxed")
+        store64(at + C_PAYLOAD, payload, "relaxed")
+        store64(at + C_PHASE, phase, "relaxed")
+        i += 1
+
+
+@triton.jit
+def seal_copies(
+    world: World,
+    key_hash: tl.int64,
+    key_check: tl.int64,
+    nbytes: tl.int64,
+    payload_sum: tl.int64,
+    kind: tl.int64,
+    d0: tl.int64,
+    d1: tl.int64,
+    d2: tl.int64,
+    d3: tl.int64,
+    d4: tl.int64,
+    d5: tl.int64,
+    d6: tl.int64,
+    copies: tl.int64,
+    count: tl.int64,
+) -> None:
+    """Give the copies that were begun a checksum."""
+    i = word(0)
+    while i < count:
+        at = copies + i * COPY_BYTES
+        if load64(at + C_STATUS, "relaxed") == OK:
+            seg = segment(world, load64(at + C_RANK, "relaxed"))
+            slot = load64(at + C_SLOT, "relaxed")
+            seal(world, seg, slot, key_hash, key_check, nbytes, payload_sum, kind, d0, d1, d2, d3, d4, d5, d6)
+        i += 1
+
+
+@triton.jit
+def end_copies_put(world: World, copies: tl.int64, count: tl.int64, put: tl.int64) -> None:
+    """End the copies that were begun: committed if their primary's put is OK, else given up."""
+    i = word(0)
+    while i < count:
+        at = copies + i * COPY_BYTES
+        if load64(at + C_STATUS, "relaxed") == OK:
+            target = load64(at + C_RANK, "relaxed")
+            slot, epoch = load64(at + C_SLOT, "relaxed"), load64(at + C_EPOCH, "relaxed")
+            status = end_copy(world, target, slot, epoch, load64(at + C_PHASE, "relaxed"), put)
+            store64(at + C_STATUS, status, "relaxed")
+            store64(at + C_SLEEPS, asleep(segment(world, target)), "relaxed")
+        i += 1
+
+
+@triton.jit
+def put_copied(
+    world: World,
+    owner: tl.int64,
+    key_hash: tl.int64,
+    key_check: tl.int64,
+    src: tl.int64,
+    nbytes: tl.int64,
+    now: tl.int64,
+    kind: tl.int64,
+    d0: tl.int64,
+    d1: tl.int64,
+    d2: tl.int64,
+    d3: tl.int64,
+    d4: tl.int64,
+    d5: tl.int64,
+    d6: tl.int64,
+    copies: tl.int64,
+    count: tl.int64,
+) -> Any:
+    """`put`, and `count` copies in the segments that a private table of COPY at the address `copies` names.
+
+    Returns (status, 1 if the owner's poller sleeps) as `put`. The table's words `status` and `sleeps` say what became
+    of each copy; they are not touched if the put is refused. A copy that finds no room is left out.
+    """
+    status, slot, epoch, payload, phase = begin_described(
+        world, owner, key_hash, key_check, nbytes, 0, now, kind, d0, d1, d2, d3, d4, d5, d6
+    )
+    seg = segment(world, owner)
+    if status == OK:
+        begin_copies(world, key_hash, key_check, nbytes, now, kind, d0, d1, d2, d3, d4, d5, d6, copies, count)
+        if wanted(world):
+            total = checksum_bytes(src, nbytes, 0)
+            seal(world, seg, slot, key_hash, key_check, nbytes, total, kind, d0, d1, d2, d3, d4, d5, d6)
+            seal_copies(world, key_hash, key_check, nbytes, total, kind, d0, d1, d2, d3, d4, d5, d6, copies, count)
+        copy_bytes(seg + payload, src, nbytes)
+        i = word(0)
+        while i < count:
+            at = copies + i * COPY_BYTES
+            if load64(at + C_STATUS, "relaxed") == OK:
+                to = segment(world, load64(at + C_RANK, "relaxed")) + load64(at + C_PAYLOAD, "relaxed")
+                copy_bytes(to, src, nbytes)
+            i += 1
+        status = finish(world, owner, slot, epoch, phase)
+        end_copies_put(world, copies, count, status)
+    return status, asleep(seg)

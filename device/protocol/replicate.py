@@ -1,0 +1,334 @@
+"""Replicate: further copies of an object in the segments of other ranks.
+
+All copies have the object's key. The object that a producer put, the primary, has a FINAL entry in the directory. Each
+copy has a header and pages in another segment, and an entry REPLICA in the same two buckets. A replicator
+1. looks the object up, takes a header and pages as `put` does, and publishes WRITING;
+2. places its entry and passes the turnstile of the key;
+3. looks at the other entries. It withdraws where another producer claims the key (TENTATIVE), or where the target has
+   the object. Of two that make a copy in one segment, the one whose entry stands first gives the other one up;
+4. copies the object, and validates as a reader does; a put with copies has the producer's source instead;
+5. commits WRITING -> READY, and leaves a hint.
+
+Source: the claim of a key (`directory`), and a reader's seqlock (`get`).
+
+Guarantees
+- READY objects of one key have the same bytes, and at most one of them is a primary.
+- After a removal that answered OK no copy of that object is READY, or becomes so (`remove`).
+- An object can be read as long as one of its copies is READY. A put of its key is answered DUPLICATE until then.
+- A replicator that stops at any step stops nobody: its copy is given up by a producer, a remover, or the sweeper of the
+  segment. An eviction takes one copy only.
+
+Why this is right. The passages of a turnstile are in one order, and each acquires the releases of the earlier ones.
+- A new object of the key, put after the source went away. A producer that passes after the replicator sees the copy:
+  READY, and withdraws; or WRITING, and gives it up, so the commit fails. A producer that passes before is seen by the
+  replicator while it is TENTATIVE. Once it is FINAL the source was DEAD before the replicator's look, and the
+  validation, a read-modify-write of the source's STATE word after the look, fails. So it does not matter when the
+  source was found.
+- A removal. It reads the turnstile, ends everything that it sees, and passes the turnstile, until nobody else has
+  passed in between. A copy that passed before that is seen and ended, also one that is WRITING. A copy that passes
+  later was made of an object that was READY after the last passage: there is none.
+- A put with copies commits the primary, which validates it, after the copies have passed; then it commits the copies.
+
+Why the orderings suffice: the turnstile orders the entries and looks; an entry hands nothing over. The STATE word
+orders the rest, as for a put and for a read (`header`).
+"""
+
+from typing import Any
+
+import triton
+import triton.language as tl
+
+from nanokv.device.memory.triton import add64, copy_bytes, load64, select, store64, word
+from nanokv.device.protocol.activity import enter, leave
+from nanokv.device.protocol.directory import (
+    candidate_at,
+    entry_owner,
+    entry_word,
+    first_place,
+    has_tag,
+    home_of,
+    is_copy,
+    is_sure,
+    judge,
+    look,
+    place,
+    roomiest,
+    stop_copy,
+    turn_at,
+)
+from nanokv.device.protocol.get import lookup, validate, verify
+from nanokv.device.protocol.header import acknowledge, describe, descriptor, reserve
+from nanokv.device.protocol.label import label
+from nanokv.device.protocol.lease import lease
+from nanokv.device.protocol.lifetimes import lifetime, new_access
+from nanokv.device.protocol.put import abort, allocate, extent_for, finish, undo
+from nanokv.device.protocol.ring import asleep
+from nanokv.device.protocol.status import DUPLICATE, FULL, INVALID, NO_ENTRY, NO_HEADER, NOT_READY, OK
+from nanokv.device.protocol.take_or_evict import take_header
+from nanokv.device.segment.layout import (
+    ACCESS_TIME,
+    CHECKSUM_MASK,
+    CHECKSUM_SHIFT,
+    COUNT_REFUSED,
+    ENTRY_REPLICA,
+    FLAG_CHECKSUM,
+    FLAG_LABEL,
+    H_ACCESS,
+    H_FLAGS,
+    L_GROUP,
+    L_UNTIL,
+    LEASED,
+    PRIORITY,
+    TERMS_PRIORITY_SHIFT,
+    WORD_BYTES,
+)
+from nanokv.device.segment.world_table import World, header_at, is_rank, label_at, open_world, segment
+
+MOST_COPIES = 7  #: of one object beside its primary; sixteen entries may hold its key
+
+
+# --- one copy ---------------------------------------------------------------------------------
+@triton.jit
+def is_held_by(
+    world: World, home: tl.int64, key_hash: tl.int64, key_check: tl.int64, tagged: tl.int64, target: tl.int64
+) -> Any:
+    """True if one of the entries at the places `tagged` leads to a READY object of the key in the segment `target`."""
+    held = tagged != tagged
+    while tagged != 0:
+        seen = load64(candidate_at(world, home, key_hash, first_place(tagged)), "relaxed")
+        if is_sure(seen, key_check) & (entry_owner(seen) == target):
+            answer, _ = judge(world, seen, key_hash, key_check)
+            held = held | (answer == OK)
+        tagged = tagged & (tagged - 1)
+    return held
+
+
+@triton.jit
+def settle_copy(
+    world: World,
+    home: tl.int64,
+    key_hash: tl.int64,
+    key_check: tl.int64,
+    mine: tl.int64,
+    i: tl.int64,
+    target: tl.int64,
+) -> Any:
+    """Settle a new copy in `target`, whose entry is at the place `mine`, with the i-th entry.
+
+    OK, NOT_READY where a producer claims the key, or DUPLICATE where the target has the object.
+    """
+    status = word(OK)
+    seen = load64(candidate_at(world, home, key_hash, i), "relaxed")
+    if has_tag(seen, key_check):
+        answer, state = judge(world, seen, key_hash, key_check)
+        live = (answer == OK) | (answer == NOT_READY)
+        if live & (not is_sure(seen, key_check)):
+            status = word(NOT_READY)
+        elif live & (entry_owner(seen) == target):
+            stays = is_copy(seen) & (answer == NOT_READY) & (mine < i)
+            if stays:
+                stays = stop_copy(world, seen, state)
+            status = select(stays, word(OK), word(DUPLICATE))
+    return status
+
+
+@triton.jit
+def enter_copy(
+    world: World, target: tl.int64, slot: tl.int64, epoch: tl.int64, key_hash: tl.int64, key_check: tl.int64
+) -> Any:
+    """Give a copy that is WRITING its entry: OK, NO_ENTRY, or what `settle_copy` says of the others."""
+    home = segment(world, home_of(world, key_check))
+    _, empty = look(world, home, key_hash, key_check)
+    start = roomiest(empty)
+    status = select(start >= 0, word(OK), word(NO_ENTRY))
+    mine = word(-1)
+    if status == OK:
+        entry = entry_word(ENTRY_REPLICA, key_check, target, slot, epoch)
+        status, mine = place(world, home, key_hash, key_check, start, entry)
+    if status == OK:
+        # acq_rel: others that look see this entry, or this sees what they did (scenario copy-copy)
+        add64(turn_at(world, home, key_hash), 1, "acq_rel")
+        tagged, _ = look(world, home, key_hash, key_check)
+        others = tagged & ~(word(1) << mine)
+        while (others != 0) & (status == OK):
+            status = settle_copy(world, home, key_hash, key_check, mine, first_place(others), target)
+            others = others & (others - 1)
+    return status
+
+
+@triton.jit
+def allocate_copy(
+    world: World,
+    target: tl.int64,
+    key_hash: tl.int64,
+    key_check: tl.int64,
+    size_class: tl.int64,
+    n_pages: tl.int64,
+    nbytes: tl.int64,
+    now: tl.int64,
+) -> Any:
+    """Take a header slot and pages for a copy, and publish WRITING, before it has an entry.
+
+    Returns (status, slot, epoch, payload offset): OK, NO_HEADER, FULL or LOST.
+    """
+    seg = segment(world, target)
+    access = new_access(world, seg, key_hash, now, lifetime(seg))
+    slot, epoch = take_header(world, seg, target, key_hash, now)
+    status = word(NO_HEADER)
+    payload = word(0)
+    if slot < 0:
+        add64(seg + COUNT_REFUSED, 1, "relaxed")
+    else:
+        reserve(world, seg, slot, epoch, key_hash, key_check, 0)
+        status, payload = allocate(world, seg, target, slot, epoch, size_class, n_pages, nbytes, now, key_hash, access)
+        if status == FULL:
+            if not undo(world, seg, target, slot, epoch):
+                acknowledge(header_at(world, seg, slot), epoch)
+    return status, slot, epoch, payload
+
+
+@triton.jit
+def begin_copy(
+    world: World, target: tl.int64, key_hash: tl.int64, key_check: tl.int64, nbytes: tl.int64, now: tl.int64
+) -> Any:
+    """Begin a copy of `nbytes` in the segment of `target`: a header that is WRITING with an entry, and pages to fill.
+
+    Returns (status, slot, epoch, payload offset, phase): OK, DUPLICATE, NOT_READY, FULL, NO_HEADER, NO_ENTRY, LOST, or
+    INVALID for an object without bytes or of too many, or a rank that is none. After OK the caller stores the payload
+    and calls `end_copy`; after any other status there is nothing to do.
+    """
+    status = word(INVALID)
+    slot = word(-1)
+    epoch = word(0)
+    payload = word(0)
+    phase = word(0)
+    n_pages, size_class = extent_for(world, nbytes)
+    if is_rank(world, target) & (size_class >= 0) & (n_pages > 0):
+        phase = enter(world, segment(world, target))
+        status, slot, epoch, payload = allocate_copy(
+            world, target, key_hash, key_check, size_class, n_pages, nbytes, now
+        )
+        if status == OK:
+            status = enter_copy(world, target, slot, epoch, key_hash, key_check)
+            if status != OK:
+                abort(world, target, slot, epoch)
+        if status != OK:
+            leave(world, segment(world, target), phase)
+    return status, slot, epoch, payload, phase
+
+
+@triton.jit
+def end_copy(world: World, target: tl.int64, slot: tl.int64, epoch: tl.int64, phase: tl.int64, copied: tl.int64) -> Any:
+    """Commit a copy whose bytes are there if `copied` is OK, else give it up: LOST if it was, else `copied`."""
+    status = copied + 0
+    if copied == OK:
+        status = finish(world, target, slot, epoch, phase)
+    else:
+        abort(world, target, slot, epoch)
+        leave(world, segment(world, target), phase)
+    return status
+
+
+# --- a copy of an object that is there --------------------------------------------------------
+@triton.jit
+def begin_replica(world: World, target: tl.int64, key_hash: tl.int64, key_check: tl.int64, now: tl.int64) -> Any:
+    """Look an object up, and begin a copy of it in the segment of `target`.
+
+    Returns (status, slot, epoch, payload, phase) of the copy, and (owner, slot, epoch, payload, bytes) of the object to
+    copy: what `begin_copy` and `get.lookup` answer.
+    """
+    slot = word(-1)
+    epoch = word(0)
+    payload = word(0)
+    phase = word(0)
+    home = segment(world, home_of(world, key_check))
+    status, owner, of_slot, of_epoch, of_payload, nbytes = lookup(world, key_hash, key_check)
+    if status == OK:
+        tagged, _ = look(world, home, key_hash, key_check)
+        if is_held_by(world, home, key_hash, key_check, tagged, target):
+            status = word(DUPLICATE)
+    if status == OK:
+        status, slot, epoch, payload, phase = begin_copy(world, target, key_hash, key_check, nbytes, now)
+    return status, slot, epoch, payload, phase, owner, of_slot, of_epoch, of_payload, nbytes
+
+
+@triton.jit(noinline=True)
+def inherit_terms(table: tl.int64, owner: tl.int64, of_slot: tl.int64, target: tl.int64, slot: tl.int64) -> None:
+    """Give a copy the lease, the priority and the label of its object. They count if that is validated afterwards."""
+    world = open_world(table)
+    seg = segment(world, owner)
+    of = header_at(world, seg, of_slot)
+    access = load64(of + H_ACCESS, "relaxed")
+    until = select((access & LEASED) == LEASED, access & ACCESS_TIME, word(0))
+    terms = until | ((access & PRIORITY) << TERMS_PRIORITY_SHIFT)
+    if terms != 0:
+        lease(world, target, slot, terms)
+    if (load64(of + H_FLAGS, "relaxed") & FLAG_LABEL) != 0:
+        at = label_at(world, seg, of_slot)
+        label(world, target, slot, load64(at + L_GROUP, "relaxed"), load64(at + L_UNTIL, "relaxed"))
+
+
+@triton.jit
+def end_replica(
+    world: World,
+    target: tl.int64,
+    slot: tl.int64,
+    epoch: tl.int64,
+    phase: tl.int64,
+    owner: tl.int64,
+    of_slot: tl.int64,
+    of_epoch: tl.int64,
+    copied: tl.int64,
+) -> Any:
+    """End a copy that `begin_replica` began and whose bytes were copied and verified with the status `copied`.
+
+    Returns (status, 1 if the target's poller sleeps): OK, TORN, CORRUPT or LOST.
+    """
+    seg = segment(world, target)
+    status = copied + 0
+    if status == OK:
+        kind, d0, d1, d2, d3, d4, d5, d6 = descriptor(world, segment(world, owner), of_slot)
+        describe(world, seg, slot, kind, d0, d1, d2, d3, d4, d5, d6)
+        inherit_terms(world.table, owner, of_slot, target, slot)
+        if ((kind >> CHECKSUM_SHIFT) & CHECKSUM_MASK) != 0:
+            flags = header_at(world, seg, slot) + H_FLAGS
+            store64(flags, load64(flags, "relaxed") | FLAG_CHECKSUM, "relaxed")
+        status = validate(world, owner, of_slot, of_epoch)
+    status = end_copy(world, target, slot, epoch, phase, status)
+    return status, asleep(seg)
+
+
+@triton.jit
+def replicate(world: World, target: tl.int64, key_hash: tl.int64, key_check: tl.int64, now: tl.int64) -> Any:
+    """Copy the object of a key into the segment of `target`: (status, 1 if the target's poller sleeps).
+
+    OK, DUPLICATE if the target has it, MISS, NOT_READY, FULL, NO_HEADER, NO_ENTRY, TORN, CORRUPT, LOST or INVALID.
+    """
+    sleeps = word(0)
+    status, slot, epoch, payload, phase, owner, of_slot, of_epoch, of_payload, nbytes = begin_replica(
+        world, target, key_hash, key_check, now
+    )
+    if status == OK:
+        to = segment(world, target) + payload
+        copy_bytes(to, segment(world, owner) + of_payload, nbytes)
+        copied = verify(world, owner, of_slot, of_epoch, key_hash, key_check, to, nbytes)
+        status, sleeps = end_replica(world, target, slot, epoch, phase, owner, of_slot, of_epoch, copied)
+    return status, sleeps
+
+
+# --- where the copies are ---------------------------------------------------------------------
+@triton.jit
+def find_copies(world: World, key_hash: tl.int64, key_check: tl.int64, out: tl.int64) -> Any:
+    """How many READY objects a key has; their entries are written as words at the address `out`, at most sixteen."""
+    home = segment(world, home_of(world, key_check))
+    tagged, _ = look(world, home, key_hash, key_check)
+    count = word(0)
+    while tagged != 0:
+        entry = load64(candidate_at(world, home, key_hash, first_place(tagged)), "relaxed")
+        if is_sure(entry, key_check):
+            answer, _ = judge(world, entry, key_hash, key_check)
+            if answer == OK:
+                store64(out + count * WORD_BYTES, entry, "relaxed")
+                count += 1
+        tagged = tagged & (tagged - 1)
+    return count

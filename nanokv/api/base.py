@@ -1,0 +1,213 @@
+"""The parts of a cache: who it is, what its calls check first, and how it ends."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from types import TracebackType
+from typing import NoReturn, Self
+
+import torch
+
+from nanokv.arguments import integer, listed
+from nanokv.background import Worker
+from nanokv.config import Options
+from nanokv.device.machines.records import Terms
+from nanokv.ending import Parts, end_when_dropped, forked
+from nanokv.errors import CacheClosed, InvalidArgument, NanoKVError, PeerLost
+from nanokv.keys import Hasher
+from nanokv.plans import Plans
+from nanokv.replicas import Replicas
+from nanokv.statistics import Traffic, held_pages
+from nanokv.status_errors import error_for
+from nanokv.terms import Hold, terms_of
+from nanokv.transfer.batched import BatchedTransfer
+from nanokv.transfer.single import SingleTransfer
+from nanokv.types import Key, KeyDigest
+from nanokv.wiring import Wired
+
+_MIB = 1 << 20
+
+
+class CacheBase:
+    """One rank's parts. `NanoKVCache` and the files of this folder add the calls."""
+
+    def _setup(self, wired: Wired, options: Options, master_rank: int) -> None:
+        self._heap, self._machine, self._allocation, self._poller, self._pins = wired
+        self._geometry = wired.machine.geometry
+        self._hash = Hasher(options.namespace, options.identity)
+        self._single = SingleTransfer(self._heap, self._machine, self._allocation, checksum=options.checksum)
+        self._batched = BatchedTransfer(self._single, self._allocation)
+        self._traffic = Traffic(self._geometry)
+        self._plans = Plans(self._allocation, self._machine)
+        self._worker = Worker(f"nanokv-async-{self._heap.rank}")
+        self._master_rank = master_rank
+        self._replicas = Replicas(
+            self._heap,
+            self._machine,
+            self._allocation,
+            self._single,
+            self._batched,
+            self._worker,
+            costs=options.costs,
+            promote=options.promote,
+        )
+        self._promotion = self._replicas.promotion
+        self._open = True
+        self._leave_lock = threading.Lock()
+        self._forked_from: int | None = None
+        self._parts = Parts(self._worker, self._plans, self._poller, self._pins, self._allocation, self._heap)
+        self._end = end_when_dropped(self, self._parts)
+        self.options = options
+
+    # --- identity and addresses ---
+    def __repr__(self) -> str:
+        place = f"NanoKVCache {self._heap.name!r}, rank {self.rank} of {self.world_size}, alloc={self.alloc!r}"
+        if not self._open:
+            return f"<{place}, closed>"
+        pages = held_pages(self._geometry, self.alloc, self._poller.index.rows()[1]["n_pages"]).sum()
+        used, total = (pages * self._geometry.page_bytes / _MIB for pages in (pages, self._geometry.n_pages))
+        return f"<{place}, {len(self._poller.index)} objects, {used:.1f} of {total:.1f} MiB used>"
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __reduce__(self) -> NoReturn:
+        raise InvalidArgument(
+            "a cache cannot be copied or sent to another process: let that process attach as a rank of its own, "
+            "NanoKVCache(heap_bytes, name=..., rank=..., world_size=...)"
+        )
+
+    @property
+    def rank(self) -> int:
+        """This rank."""
+        return self._heap.rank
+
+    @property
+    def world_size(self) -> int:
+        """Ranks in the world."""
+        return self._heap.world_size
+
+    @property
+    def alloc(self) -> str:
+        """ "device" (v2) or "host" (v1)."""
+        return self._allocation.alloc
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the segments, and of the tensors that `get` returns."""
+        return self._heap.device
+
+    @property
+    def heap_bases_tensor(self) -> torch.Tensor:
+        """int64 [world_size]: every rank's segment base in this process, as Iris' device functions take it."""
+        self._check_open()
+        with torch.inference_mode(False):
+            return torch.tensor(self._heap.bases, dtype=torch.int64, device=self._heap.device)
+
+    @property
+    def world_table(self) -> int:
+        """The address of this rank's private world table: the `world` of the device functions (`nanokv.device`)."""
+        self._check_open()
+        return self._machine.table_address
+
+    def symmetric_ptr(self, rank: int, offset: int) -> int:
+        """The pointer to pass to iris-style device functions for `offset` in the segment of `rank`.
+
+        Those functions translate a pointer of the calling rank: remote = bases[rank] + (pointer - bases[self.rank]). So
+        this is the address of the offset in this rank's *own* segment; `rank` is only checked. For plain loads and
+        stores take `remote_ptr`.
+
+        Raises:
+            InvalidArgument: no such rank, or the offset is outside of the segment.
+        """
+        _, offset = self._checked_place(rank, offset)
+        return self._heap.bases[self._heap.rank] + offset
+
+    def device_ptr(self, rank: int, offset: int) -> int:
+        """`symmetric_ptr` under its first name: an address in this rank's *own* segment, which iris translates.
+
+        It is not the address in the segment of `rank`: that is `remote_ptr`.
+        """
+        return self.symmetric_ptr(rank, offset)
+
+    def remote_ptr(self, rank: int, offset: int) -> int:
+        """The address of `offset` in the segment of `rank`, as this process sees it, for plain loads and stores.
+
+        Raises:
+            InvalidArgument: no such rank, or the offset is outside of the segment.
+        """
+        rank, offset = self._checked_place(rank, offset)
+        return self._heap.bases[rank] + offset
+
+    def _checked_place(self, rank: int, offset: int) -> tuple[int, int]:
+        self._check_open()
+        last = self._geometry.segment_bytes - 1
+        return integer("rank", rank, 0, self.world_size - 1), integer("offset", offset, 0, last)
+
+    def digest(self, key: Key) -> KeyDigest:
+        """The digest of a key in this cache's identity and namespace; accepted wherever a key is.
+
+        Raises:
+            ReuseViolation: `key` is a digest of another identity or namespace. So answers every call that takes a key.
+        """
+        return self._hash(key)
+
+    # --- closing ---
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return not self._open
+
+    def close(self) -> None:
+        """Leave the world. Open plans are aborted; the objects in this rank's segment go with it. Idempotent."""
+        if not self._open:
+            return
+        self._end.detach()
+        self._worker.close()
+        self._open = False
+        self._parts.close()
+
+    def _disown(self, process: int) -> None:
+        """In a child of a fork: this cache is that of its parent, `process`, and cannot be used here."""
+        if self._open:
+            self._open, self._forked_from = False, process
+
+    def __enter__(self) -> Self:
+        self._check_open()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # --- what calls share ---
+    def _check_open(self) -> None:
+        if not self._open:
+            if self._forked_from is not None:
+                raise forked(self._forked_from)
+            raise CacheClosed(f"rank {self.rank} of {self._heap.name!r} was closed")
+
+    def _checked_segment(self, preferred: int | None) -> int | None:
+        self._check_open()
+        if preferred is None:
+            return None
+        preferred = integer("preferred_segment", preferred, 0, self._heap.world_size - 1)
+        if self._heap.peer_closed(preferred):
+            raise PeerLost(f"rank {preferred} of {self._heap.name!r} has ended")
+        return preferred
+
+    def _digests(self, keys: Iterable[Key]) -> list[KeyDigest]:
+        return [self._hash(key) for key in listed("keys", keys)]
+
+    def _terms(self, hold: float | Hold | None) -> Terms:
+        return terms_of(hold, self._hash.group)
+
+    def _look(self, digest: KeyDigest) -> int:
+        self._check_open()
+        return self._allocation.exists(digest)
+
+    def _error(self, status: int, key: Key, nbytes: int = 0, preferred: int | None = None) -> NanoKVError:
+        owner = "its owner" if preferred is None else f"rank {preferred}"
+        return error_for(status, key, self._geometry, nbytes=nbytes, owner=owner)

@@ -1,0 +1,48 @@
+"""Mutants of labels and quotas."""
+
+from nanokv.check.model.mutants.mutant import mutant
+from nanokv.device.protocol import label, quotas
+from nanokv.host_poller import labels
+
+mutant(
+    "label-unflagged",
+    "a label is written, and nothing says that it is there",
+    ("expired",),
+    (label.label, '    store64(header + H_FLAGS, flags | FLAG_LABEL, "relaxed")\n', ""),
+)
+mutant(
+    "label-of-another",
+    "the sweeper believes the label of a slot, whichever object wrote it",
+    ("expired-replaced",),
+    (labels.labelled, "np.flatnonzero(words & FLAG_LABEL.value)", "np.flatnonzero(words | FLAG_LABEL.value)"),
+)
+mutant(
+    "label-of-any-epoch",
+    "the sweeper removes the object that is in the slot now, not the one whose label it read",
+    ("expired-replaced",),
+    (
+        labels.Labels.look,
+        "*part.life(at)",
+        'at, int(self._machine.headers(self._rank, at, 1)["epoch"][0])',
+    ),
+)
+mutant(
+    "quota-over-another",
+    "a host that finds a row taken does not look on",
+    ("quotas",),
+    (
+        quotas.set_quota,
+        'if cas64(at, seen, quota, "relaxed") == seen:',
+        'if cas64(at, seen, quota, "relaxed") != quota:',
+    ),
+)
+mutant(
+    "quota-in-any-row",
+    "a host that finds a row taken takes the next one, also for the same identity",
+    ("quotas",),
+    (
+        quotas.set_quota,
+        "            # else the row",
+        "            else:\n                at += WORD_BYTES\n            # else the row",
+    ),
+)

@@ -1,0 +1,69 @@
+"""Scenarios of labels, by which the sweeper removes objects whose time is over, and of quotas."""
+
+from functools import partial
+
+from nanokv.check.model.scenario import A, B, Scenario, expect, small
+from nanokv.check.model.small_world import SmallWorld
+from nanokv.device.machines.records import Terms
+from nanokv.device.protocol.status import Status
+from nanokv.device.segment.layout import unpack
+
+_OVER = Terms(until=1)  #: a time that is over long since
+
+
+def _put_over(world: SmallWorld) -> None:
+    expect(world.put_with(_OVER, A, 1) == Status.OK, "prepare")
+
+
+def _a_went(world: SmallWorld) -> None:
+    expect(world.find(A) == Status.MISS, "an object whose time is over is there after a pass of the sweeper")
+
+
+@Scenario(
+    "expired",
+    "the sweeper removes an object whose time is over, while another rank reads it",
+    small(ranks=2),
+    _a_went,
+    _put_over,
+)
+def _expire(world: SmallWorld) -> None:
+    world.spawn("host", world.steps_of(world.sweeper(), 1))
+    world.spawn("reader", lambda: world.get(A), rank=1)
+
+
+def _b_stayed(world: SmallWorld) -> None:
+    put = world.results["writer"]
+    expect(put == Status.OK and world.find(B) == Status.OK, "an object went at the time of the one before it")
+
+
+@Scenario(
+    "expired-replaced",
+    "the sweeper removes an object whose time is over, while another one takes its slot",
+    small(ranks=2, objects=1),
+    _b_stayed,
+    _put_over,
+)
+def _replace(world: SmallWorld) -> None:
+    def replace() -> Status:
+        world.remove(A)
+        answer = world.put(B, 2)
+        while answer == Status.NO_HEADER:  # the sweeper was faster, and still gives the slot back
+            answer = world.put(B, 2)
+        return answer
+
+    world.spawn("host", world.steps_of(world.sweeper(), 1))
+    world.spawn("writer", replace, rank=1)
+
+
+def _one_row_each(world: SmallWorld) -> None:
+    expect(set(world.results.values()) == {Status.OK}, f"refused: {world.results}")
+    rows = world.machine().quotas(0)
+    tags, pages = unpack("QUOTA", "tag", rows[rows != 0]).tolist(), unpack("QUOTA", "pages", rows[rows != 0]).tolist()
+    found = dict(zip(tags, pages, strict=True))
+    expect(sorted(tags) == [1, 2] and found[1] in (3, 4) and found[2] == 5, f"the quotas are {tags}, {pages}")
+
+
+@Scenario("quotas", "three hosts set the quotas of two identities", small(ranks=2), _one_row_each)
+def _quotas(world: SmallWorld) -> None:
+    for name, rank, quota in (("one", 0, (1, 3)), ("same", 1, (1, 4)), ("other", 1, (2, 5))):
+        world.spawn(name, partial(world.machine(rank).set_quota, 0, *quota), rank=rank)
