@@ -1,6 +1,6 @@
 """`python -m bench.replicas`: what a put with copies costs, a copy made later, and a removal.
 
-Ranks of one process, in shared memory, native machine; the median of all calls, in microseconds.
+Ranks of one process, native machine, without their pollers; the median of all calls, in microseconds.
 """
 
 import argparse
@@ -31,6 +31,8 @@ def row(nbytes: int, calls: int) -> str:
     """A line of the table, for objects of `nbytes`."""
     most = max(min(calls, (256 << 20) // nbytes), 8)
     caches = nanokv.local_world(RANKS, (most + 16) * nbytes, page_bytes=nbytes, max_objects=2 * most + 64)
+    for each in caches:
+        each._poller.stop()  # in a world of processes it takes no time of the producer's interpreter
     cache, value = caches[0], torch.zeros(nbytes, dtype=torch.uint8)
     cells = []
     for copies in (RANKS - 1, *range(RANKS)):  # the first round is thrown away: it touches the memory
