@@ -1,4 +1,4 @@
-"""Mutants: every one still applies, and some are killed here; `nanokv check mutants` kills all."""
+"""Mutants: every one still applies, and some are searched for here; `nanokv check mutants` kills all."""
 
 import builtins
 import dis
@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from nanokv.check.model.explore import Explorer
-from nanokv.check.model.mutants import MUTANTS
+from nanokv.check.model.explore import Explorer, replay
+from nanokv.check.model.mutants import MUTANTS, run
+from nanokv.check.model.mutants.found_by import FOUND_BY
 from nanokv.check.model.mutants.mutant import mutant
-from nanokv.check.model.mutants.run import NOTICED, kill
+from nanokv.check.model.mutants.run import NOTICED, kill, search
 from nanokv.check.model.scenarios import SCENARIOS
 from nanokv.device.protocol import freelist
 from nanokv.device.sim.mutants import rewrite, weak_orderings
@@ -54,7 +55,7 @@ def test_a_name_is_declared_once() -> None:
 
 @pytest.mark.parametrize("name", SOME)
 def test_a_mutant_is_noticed_and_its_string_replays_it(name: str) -> None:
-    failure = kill(name, 600, 1)
+    failure = search(name, 600, 1)
     assert failure is not None and failure.why.startswith(NOTICED)
     with MUTANTS[name].patched():
         broken = Explorer(SCENARIOS[failure.scenario], failure.memory, MUTANTS[name].replaced())
@@ -64,9 +65,22 @@ def test_a_mutant_is_noticed_and_its_string_replays_it(name: str) -> None:
 
 @pytest.mark.parametrize("name", WAITING)
 def test_waiting_for_somebody_else_is_no_progress(name: str) -> None:
-    failure = kill(name, 100, 1)
+    failure = search(name, 100, 1)
     assert failure is not None and failure.why.startswith("NoProgress")
     assert Explorer(SCENARIOS[failure.scenario], failure.memory).execute(failure.schedule) is None
+
+
+def test_every_mutant_has_an_execution_in_which_the_protocol_itself_holds() -> None:
+    assert FOUND_BY.keys() == MUTANTS.keys()
+    assert {text: why for text in FOUND_BY.values() if (why := replay(text)) is not None} == {}
+
+
+def test_a_mutant_is_searched_for_where_its_execution_shows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(FOUND_BY, "no-tag", "bump/sc: plain")
+    failure = kill("no-tag", 600, 1)
+    assert failure is not None and failure.scenario == "list-aba"
+    monkeypatch.setattr(run, "PATIENCE", 0.0)
+    assert kill("no-tag", 600, 1) is None
 
 
 def test_a_text_that_is_not_there_once_is_refused() -> None:

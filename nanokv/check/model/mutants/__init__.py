@@ -6,6 +6,7 @@ is not needed. Weaker orderings: `orderings`.
 
 mutant       what a mutant is, and how it is declared
 run          every mutant must be noticed
+found_by     for each mutant an execution that notices it
 freelist     free lists, extents and slots
 refusals     producers that are refused although there is room
 objects      headers, and operations on whole objects

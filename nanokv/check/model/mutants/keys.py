@@ -85,14 +85,6 @@ mutant(
     ),
 )
 mutant(
-    "find-tentative",
-    "a reader takes a TENTATIVE entry for one that is sure",
-    ("read-own",),
-    (directory.find_state, "is_sure(entry, key_check)", "has_tag(entry, key_check)"),
-    (directory.nearest, "is_sure(entry, key_check)", "has_tag(entry, key_check)"),
-    deviations=2,
-)
-mutant(
     "final-by-store",
     "a producer makes its entry FINAL by a store, also if another one has removed it",
     ("claim", "same-key-busy"),

@@ -1,5 +1,11 @@
-"""Runs mutants against the scenarios: every one must be noticed."""
+"""Runs mutants against the scenarios: every one must be noticed.
 
+The execution that is known for it (`found_by.py`) comes first; where that notices nothing, a search.
+`python -m nanokv.check.model.mutants.run` prints the known executions anew: those that still notice their mutant, and
+new ones for the others.
+"""
+
+import time
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
@@ -8,12 +14,14 @@ from os import cpu_count
 from nanokv.check.model import audit_search
 from nanokv.check.model.explore import MEMORIES, SCHEDULERS, Explorer, Failure, named
 from nanokv.check.model.mutants import MUTANTS
+from nanokv.check.model.mutants.found_by import FOUND_BY
 from nanokv.check.model.mutants.mutant import Mutant
 from nanokv.check.model.scenarios import SCENARIOS
 from nanokv.check.report import CheckFailure, Row
 from nanokv.device.sim.schedule import Schedule
 
 LONGER = 10  #: times as many executions of a mutant's own scenarios, before all others are tried
+PATIENCE = 300.0  #: seconds after which no further scenario is tried
 NOTICED = ("CheckFailure", "MemoryFault", "NoProgress")  #: anything else is an error of the mutant itself
 
 
@@ -21,12 +29,12 @@ def kill_mutants(schedules: int, seed: int) -> Row:
     """Every mutant must be noticed.
 
     Args:
-        schedules: executions per scenario, memory and scheduler, as long as none fails.
+        schedules: executions per scenario, memory and scheduler, where the known execution notices nothing.
         seed: of all that is random.
     """
     row = Row("mutants", "broken on purpose", unit="mutants")
-    with row.timed(), ProcessPoolExecutor(cpu_count(), mp_context=get_context("spawn")) as pool:
-        kills = pool.map(partial(kill, schedules=schedules, seed=seed), MUTANTS)
+    with row.timed(), _processes() as pool:
+        kills = pool.map(partial(kill, schedules=schedules, seed=seed), MUTANTS, chunksize=8)
         for mutant, failure in zip(MUTANTS.values(), kills, strict=True):
             row.tried += 1
             if failure is None:
@@ -38,13 +46,24 @@ def kill_mutants(schedules: int, seed: int) -> Row:
 
 
 def kill(name: str, schedules: int, seed: int) -> Failure | None:
-    """The first failure of a mutant, in the scenarios that should notice it and then in all others."""
+    """A failure of a mutant: that of the known execution, or one that `search` finds."""
     mutant = MUTANTS[name]
+    with mutant.patched():
+        known = _replayed(FOUND_BY[name], mutant) if name in FOUND_BY else None
+    return known or search(name, schedules, seed)
+
+
+def search(name: str, schedules: int, seed: int) -> Failure | None:
+    """The first failure of a mutant, in the scenarios that should notice it and then in all others, for PATIENCE."""
+    mutant = MUTANTS[name]
+    end = time.monotonic() + PATIENCE
     rounds = [(schedules, mutant.scenarios), (LONGER * schedules, mutant.scenarios), (schedules, SCENARIOS)]
     with mutant.patched():
         for more, (count, scenarios) in enumerate(rounds):
             for scenario in scenarios:
                 for memory in MEMORIES:
+                    if time.monotonic() > end:
+                        return None
                     failure = _noticed(mutant, scenario, memory, count, seed + more)
                     if failure is not None:
                         return failure
@@ -72,6 +91,26 @@ def _noticed(mutant: Mutant, scenario: str, memory: str, schedules: int, seed: i
 
 
 def _replayed(text: str, mutant: Mutant) -> Failure | None:
-    explorer, schedule = named(text, mutant.replaced())
+    try:
+        explorer, schedule = named(text, mutant.replaced())
+    except CheckFailure as failure:  # already while the scenario is prepared
+        scenario, memory = text.partition(":")[0].split("/")
+        return Failure(scenario, memory, Schedule(()), f"CheckFailure: {failure}")
     why = explorer.execute(schedule)
     return Failure(explorer.scenario.name, explorer.memory, schedule, why) if why is not None else None
+
+
+def _processes() -> ProcessPoolExecutor:
+    return ProcessPoolExecutor(cpu_count(), mp_context=get_context("spawn"))
+
+
+def print_all(schedules: int, seed: int) -> None:
+    """Print FOUND_BY anew."""
+    with _processes() as pool:
+        kills = pool.map(partial(kill, schedules=schedules, seed=seed), MUTANTS)
+        for name, failure in zip(MUTANTS, kills, strict=True):
+            print(f'    "{name}": "{failure.replay}",' if failure else f"    # {name} survives", flush=True)
+
+
+if __name__ == "__main__":
+    print_all(1000, 0)
