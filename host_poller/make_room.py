@@ -60,6 +60,8 @@ def _evict_run(machine: Machine, owner: int, size: int) -> bool:
     ready = (headers["state"] == READY.value) & (held > 0) & (first >= 0) & (first + held <= geometry.n_pages)
     now = time.time_ns()
     victims = np.flatnonzero(ready & ~stays(headers["last_access"], now))
+    if not victims.size:  # free pages alone were too small after the join
+        return False
     newest = np.full(geometry.n_pages, _STUCK, np.int64)
     marks = machine.page_marks(owner)
     free = np.flatnonzero(marks)
