@@ -9,7 +9,8 @@ from bench.gpu.clock import cycles, nanoseconds
 from bench.gpu.kernels import ALL_CYCLES, ALL_NS, FAILED, TOTALS
 from nanokv.device.memory.triton import mixed, store64, word
 from nanokv.device.protocol.activity import enter, leave
-from nanokv.device.protocol.directory import claim_at, home_of, look, survey
+from nanokv.device.protocol.claim import claim_at, survey
+from nanokv.device.protocol.directory import home_of, look
 from nanokv.device.protocol.extent import class_of
 from nanokv.device.protocol.header import commit_state, publish, reserve, state_word
 from nanokv.device.protocol.lifetimes import lifetime, new_access

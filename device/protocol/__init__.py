@@ -7,6 +7,7 @@ splitting    the count of producers that split a free extent
 extent       payload pages: size classes, splitting, the bump pointer
 header       one record per object; its STATE word decides everything
 directory    from a key to a header
+claim        a producer inserts its key into the directory
 ring         hints for the owner's host: an object became READY, or went away
 activity     the operations in flight, so that the host can wait for a grace period
 pins         readers that hold an object in place

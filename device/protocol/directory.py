@@ -3,32 +3,17 @@
 Sixteen entries may hold a key: two buckets of eight, chosen by its digest. There is no probe chain, so there are no
 tombstones: an empty entry is empty. An entry only points; the header decides what a reader sees.
 
-Inserting has two phases, because two producers of one key may both find no entry, and take different ones:
-1. Write the entry TENTATIVE.
-2. Pass the bucket's turnstile: one read-modify-write on one word.
-3. Look at the other fifteen entries. At a FINAL entry of the key, withdraw. Of two TENTATIVE ones the producer whose
-   entry stands first in the order of the entries removes the other; the producer of the second withdraws.
-4. TENTATIVE -> FINAL by CAS. It fails if another producer has removed the entry: then that producer's entry stays.
+An entry is TENTATIVE while its producer settles with others of the same key, then FINAL (`claim`). A further copy of an
+object has an entry of its own, REPLICA (`replicate`).
 
-A further copy of an object has an entry of its own, REPLICA (`replicate`). A producer withdraws where a copy is READY,
-as at a FINAL entry. A copy that is being made does not refuse it: the producer gives that copy up.
-
-Source: two choices of a bucket, Azar et al. (1994); the turnstile, Dekker's pattern with one read-modify-write in the
-place of its fence.
+Source: two choices of a bucket, Azar et al. (1994).
 
 Guarantees
-- At most one entry of a key is FINAL with a live header. Only the rank that made a header DEAD removes its FINAL entry.
 - A reader takes the READY object that costs it least (`world_table.read_cost`), if one is READY in all of its looks.
-- An insert that withdraws has seen another insert of the same key, at the same time or before. It answers DUPLICATE
-  even if that other insert fails afterwards.
-- A TENTATIVE entry whose producer died is removed when its header is reclaimed.
+- A reader that finds an object has its key: the header names key and epoch, and an entry only the low bits of both.
 
-Why the orderings suffice: the passages of a turnstile are totally ordered, and each acquires the releases of the
-earlier ones. So of two producers of one key at least one finds the other's entry when it looks, and plain loads suffice
-for the look at fifteen words. A producer that finds no other came first; one that finds another settles by a CAS on
-that very entry, never by an earlier read. An entry hands nothing over: a reader that follows it acquires the STATE word
-of the header, and believes the key only if it names the same epoch. So the producer that passes first may miss that the
-other one's header has its key; the later one misses nothing, and settles with the entry of the first.
+Why the orderings suffice: an entry hands nothing over. A reader that follows it acquires the STATE word of the header,
+and believes the key only if it names the same epoch. So the look at the entries is relaxed.
 """
 
 from typing import Any
@@ -36,9 +21,9 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from nanokv.device.memory.triton import add64, cas64, load64, look_lines, select, store64, word
-from nanokv.device.protocol.header import epoch_of, is_key, kill, phase_of, state_word
-from nanokv.device.protocol.status import CORRUPT, DUPLICATE, MISS, NO_ENTRY, NOT_READY, OK
+from nanokv.device.memory.triton import add64, load64, look_lines, select, word
+from nanokv.device.protocol.header import epoch_of, is_key, phase_of
+from nanokv.device.protocol.status import CORRUPT, MISS, NOT_READY, OK
 from nanokv.device.segment.layout import (
     COUNT_CORRUPT,
     DEAD,
@@ -54,13 +39,10 @@ from nanokv.device.segment.layout import (
     ENTRY_REPLICA,
     ENTRY_TAG_MASK,
     ENTRY_TAG_SHIFT,
-    ENTRY_TENTATIVE,
     H_STATE,
-    PIN_BITS,
     POSITIVE,
     READY,
     WORD_BYTES,
-    WRITING,
 )
 from nanokv.device.segment.world_table import (
     World,
@@ -208,19 +190,6 @@ def first_place(places: tl.int64) -> Any:
     return (word(DE_BRUIJN_PLACES) >> (((lowest * DE_BRUIJN) >> 10) & 0x3C)) & 0xF
 
 
-@triton.jit
-def roomiest(empty: tl.int64) -> Any:
-    """The first empty place in the emptier bucket, or -1.
-
-    Because the emptier of two buckets is taken, a directory at half load practically never runs full.
-    """
-    first = empty & ((word(1) << ENTRIES_PER_BUCKET) - 1)
-    second = empty >> ENTRIES_PER_BUCKET
-    room = ones(first | (second << 8))
-    emptier = select((room >> 8) > (room & 0xFF), second << ENTRIES_PER_BUCKET, first)
-    return select(empty != 0, first_place(emptier), word(-1))
-
-
 @triton.jit(noinline=True)
 def nearest(table: tl.int64, key_hash: tl.int64, key_check: tl.int64) -> Any:
     """`find_state` among several entries: the READY object that costs least; else NOT_READY, CORRUPT or MISS."""
@@ -273,183 +242,3 @@ def find(world: World, key_hash: tl.int64, key_check: tl.int64) -> Any:
     """Look a key up. Returns (status, entry): OK, NOT_READY, MISS or CORRUPT, and the entry of the first two."""
     status, found, _ = find_state(world, key_hash, key_check)
     return status, found
-
-
-@triton.jit(noinline=True)
-def is_taken(table: tl.int64, seg: tl.int64, key_hash: tl.int64, key_check: tl.int64, tagged: tl.int64) -> Any:
-    """True if one of the entries at the places `tagged` leads to an object of this key, or to one that is being put.
-
-    A copy that is being made is neither.
-    """
-    world = open_world(table)
-    taken = tagged != tagged
-    while tagged != 0:
-        seen = load64(candidate_at(world, seg, key_hash, first_place(tagged)), "relaxed")
-        if is_sure(seen, key_check):
-            answer, _ = judge(world, seen, key_hash, key_check)
-            taken = taken | (answer == OK) | ((answer == NOT_READY) & (not is_copy(seen)))
-        tagged = tagged & (tagged - 1)
-    return taken
-
-
-@triton.jit
-def survey(
-    world: World, seg: tl.int64, key_hash: tl.int64, key_check: tl.int64, tagged: tl.int64, empty: tl.int64
-) -> Any:
-    """Choose a place for a new entry of a key, after a `look`, which may be old: no place is taken by it.
-
-    Returns (status, place): OK, DUPLICATE, or NO_ENTRY and -1.
-    """
-    at = roomiest(empty)
-    status = select(at >= 0, word(OK), word(NO_ENTRY))
-    if tagged != 0:
-        if is_taken(world.table, seg, key_hash, key_check, tagged):
-            status = word(DUPLICATE)
-    return status, at
-
-
-@triton.jit
-def place(
-    world: World, seg: tl.int64, key_hash: tl.int64, key_check: tl.int64, start: tl.int64, entry: tl.int64
-) -> Any:
-    """Write a TENTATIVE entry, at the place `start` if it is empty still. Returns (status, place): OK or NO_ENTRY."""
-    status = word(OK)
-    at = word(-1)
-    i = word(0)
-    while (status == OK) & (at < 0):
-        here = (start + i) & (CANDIDATES - 1)
-        # relaxed: the turnstile orders the entry before the look
-        if cas64(candidate_at(world, seg, key_hash, here), 0, entry, "relaxed") == 0:
-            at = here
-        i += 1
-        status = select((at < 0) & (i == CANDIDATES), word(NO_ENTRY), status)
-    return status, at
-
-
-@triton.jit
-def settle(world: World, seg: tl.int64, key_hash: tl.int64, key_check: tl.int64, mine: tl.int64, i: tl.int64) -> Any:
-    """Settle with the i-th entry; the caller's own is at the place `mine`. True if the caller's own may stay."""
-    entry_at = candidate_at(world, seg, key_hash, i)
-    stays = i == i
-    seen = load64(entry_at, "relaxed")
-    look = has_tag(seen, key_check)
-    tries = word(0)
-    while look & (tries < CANDIDATES):
-        answer, _ = judge(world, seen, key_hash, key_check)
-        live = (answer == OK) | ((answer == NOT_READY) & (not is_copy(seen)))
-        final = is_sure(seen, key_check)
-        look = live & (not final) & (mine < i)
-        stays = (not live) | look
-        if look:
-            got = cas64(entry_at, seen, 0, "relaxed")  # relaxed: the word itself decides
-            look = (got != seen) & has_tag(got, key_check)
-            seen = got
-        tries += 1
-    return stays & (not look)
-
-
-@triton.jit(noinline=True)
-def prevails(
-    table: tl.int64, seg: tl.int64, key_hash: tl.int64, key_check: tl.int64, mine: tl.int64, others: tl.int64
-) -> Any:
-    """Settle with the entries at the places `others`. True if the caller's own may stay."""
-    world = open_world(table)
-    stays = mine == mine
-    left = others
-    while (left != 0) & stays:
-        stays = settle(world, seg, key_hash, key_check, mine, first_place(left))
-        left = left & (left - 1)
-    while (others != 0) & stays:
-        stays = has_no_copy(world, seg, key_hash, key_check, first_place(others))
-        others = others & (others - 1)
-    return stays
-
-
-@triton.jit
-def stop_copy(world: World, entry: tl.int64, state: tl.int64) -> Any:
-    """Give up a copy that was seen WRITING: False if it is READY by now. Its producer's commit fails: LOST.
-
-    The owner's sweeper frees the pages after a grace period: the producer may still store into them (`quarantine`).
-    """
-    header = header_at(world, segment(world, entry_owner(entry)), entry_header(entry))
-    epoch = epoch_of(state)
-    return (kill(header, WRITING, epoch) & ~PIN_BITS) != state_word(READY, epoch)
-
-
-@triton.jit
-def has_no_copy(world: World, seg: tl.int64, key_hash: tl.int64, key_check: tl.int64, i: tl.int64) -> Any:
-    """For a producer: give up the copy that the i-th entry leads to. False if it is READY."""
-    entry = load64(candidate_at(world, seg, key_hash, i), "relaxed")
-    gone = i == i
-    if is_copy(entry) & has_tag(entry, key_check):
-        answer, state = judge(world, entry, key_hash, key_check)
-        gone = answer != OK
-        if answer == NOT_READY:
-            gone = stop_copy(world, entry, state)
-    return gone
-
-
-@triton.jit
-def claim(
-    world: World, owner: tl.int64, slot: tl.int64, epoch: tl.int64, key_hash: tl.int64, key_check: tl.int64
-) -> Any:
-    """Insert the key of a RESERVED header: OK, DUPLICATE or NO_ENTRY. After OK the entry is FINAL."""
-    seg = segment(world, home_of(world, key_check))
-    tagged, empty = look(world, seg, key_hash, key_check)
-    status, start = survey(world, seg, key_hash, key_check, tagged, empty)
-    if status == OK:
-        status = claim_at(world, seg, start, owner, slot, epoch, key_hash, key_check)
-    return status
-
-
-@triton.jit
-def claim_at(
-    world: World,
-    seg: tl.int64,
-    start: tl.int64,
-    owner: tl.int64,
-    slot: tl.int64,
-    epoch: tl.int64,
-    key_hash: tl.int64,
-    key_check: tl.int64,
-) -> Any:
-    """`claim`, after a `survey` of the segment `seg` chose the place `start`."""
-    tentative = entry_word(ENTRY_TENTATIVE, key_check, owner, slot, epoch)
-    status, mine = place(world, seg, key_hash, key_check, start, tentative)
-    if status == OK:
-        # acq_rel: the later of two producers sees the entry of the earlier one (scenario same-key-busy)
-        add64(turn_at(world, seg, key_hash), 1, "acq_rel")
-        tagged, _ = look(world, seg, key_hash, key_check)
-        others = tagged & ~(word(1) << mine)
-        if others != 0:
-            if not prevails(world.table, seg, key_hash, key_check, mine, others):
-                status = word(DUPLICATE)
-        entry_at = candidate_at(world, seg, key_hash, mine)
-        target = select(status == OK, entry_word(ENTRY_FINAL, key_check, owner, slot, epoch), word(0))
-        # relaxed: a reader acts on READY only, and a later producer has acquired the turnstile
-        if cas64(entry_at, tentative, target, "relaxed") != tentative:
-            status = word(DUPLICATE)
-    return status
-
-
-@triton.jit
-def erase(
-    world: World, owner: tl.int64, slot: tl.int64, epoch: tl.int64, key_hash: tl.int64, key_check: tl.int64
-) -> None:
-    """Remove the entry of a DEAD header, in whichever phase it is. Does nothing if there is none.
-
-    Other producers of the key may remove one that is TENTATIVE, and then its place may have another entry.
-    """
-    seg = segment(world, home_of(world, key_check))
-    final = entry_word(ENTRY_FINAL, key_check, owner, slot, epoch)
-    tentative = entry_word(ENTRY_TENTATIVE, key_check, owner, slot, epoch)
-    replica = entry_word(ENTRY_REPLICA, key_check, owner, slot, epoch)
-    tagged, _ = look(world, seg, key_hash, key_check)
-    while tagged != 0:
-        entry_at = candidate_at(world, seg, key_hash, first_place(tagged))
-        seen = load64(entry_at, "relaxed")
-        if seen == final:
-            store64(entry_at, word(0), "relaxed")  # nobody else removes it
-        elif (seen == tentative) | (seen == replica):
-            cas64(entry_at, seen, 0, "relaxed")
-        tagged = tagged & (tagged - 1)

@@ -22,7 +22,8 @@ import triton.language as tl
 from nanokv.device.memory.triton import add64, checksum_bytes, copy_bytes, load64, select, word
 from nanokv.device.protocol.activity import enter, leave
 from nanokv.device.protocol.checksum import seal, wanted
-from nanokv.device.protocol.directory import claim_at, erase, home_of, look, survey
+from nanokv.device.protocol.claim import claim_at, erase, survey
+from nanokv.device.protocol.directory import home_of, look
 from nanokv.device.protocol.extent import class_of
 from nanokv.device.protocol.header import (
     acknowledge,

@@ -25,7 +25,7 @@ import triton
 import triton.language as tl
 
 from nanokv.device.memory.triton import add64, load64, select, store64, word
-from nanokv.device.protocol.directory import erase
+from nanokv.device.protocol.claim import erase
 from nanokv.device.protocol.extent import bump_rest, give
 from nanokv.device.protocol.freelist import detach
 from nanokv.device.protocol.header import epoch_of, give_slot, key_of, kill, state_word, still_ready

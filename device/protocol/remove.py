@@ -24,6 +24,7 @@ import triton.language as tl
 
 from nanokv.device.memory.triton import add64, load64, select, word
 from nanokv.device.protocol.activity import enter, leave
+from nanokv.device.protocol.claim import stop_copy
 from nanokv.device.protocol.directory import (
     candidate_at,
     entry_header,
@@ -34,7 +35,6 @@ from nanokv.device.protocol.directory import (
     is_sure,
     judge,
     look,
-    stop_copy,
     turn_at,
 )
 from nanokv.device.protocol.header import epoch_of, kill, state_word

@@ -40,6 +40,7 @@ import triton.language as tl
 
 from nanokv.device.memory.triton import add64, copy_bytes, load64, select, store64, word
 from nanokv.device.protocol.activity import enter, leave
+from nanokv.device.protocol.claim import place, roomiest, stop_copy
 from nanokv.device.protocol.directory import (
     candidate_at,
     entry_owner,
@@ -51,9 +52,6 @@ from nanokv.device.protocol.directory import (
     is_sure,
     judge,
     look,
-    place,
-    roomiest,
-    stop_copy,
     turn_at,
 )
 from nanokv.device.protocol.get import lookup, validate, verify

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from nanokv.device.memory.triton import add64, load64, select, store64, word
-from nanokv.device.protocol.directory import erase
+from nanokv.device.protocol.claim import erase
 from nanokv.device.protocol.extent import class_of, give, is_held
 from nanokv.device.protocol.header import (
     give_slot,

@@ -36,7 +36,7 @@ import triton.language as tl
 from nanokv.device.memory.triton import add64, checksum_bytes, load64, select, store64, table64, word
 from nanokv.device.protocol.activity import enter, leave
 from nanokv.device.protocol.checksum import seal, wanted
-from nanokv.device.protocol.directory import claim, erase
+from nanokv.device.protocol.claim import claim, erase
 from nanokv.device.protocol.extent import hold_free, link_of, places_of
 from nanokv.device.protocol.freelist import pop_run
 from nanokv.device.protocol.header import acknowledge, believed, commit_state, describe, publish, reserve, state_word

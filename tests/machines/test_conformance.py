@@ -12,7 +12,7 @@ pytestmark = pytest.mark.timeout(1800)  # the first test of a group pays for all
 GROUPS = [
     ("freelist,extent,header", 3),
     pytest.param("freelist,extent,header", 12, marks=pytest.mark.exhaustive),
-    pytest.param("directory,ring,activity,pins", 10, marks=pytest.mark.exhaustive),
+    pytest.param("directory,claim,ring,activity,pins", 10, marks=pytest.mark.exhaustive),
     pytest.param("joining,joinable,lease,quotas,evict", 10, marks=pytest.mark.exhaustive),
     pytest.param("replicate,put_copied", 6, marks=pytest.mark.exhaustive),
     pytest.param("checksum,retire,put,get,remove,reclaim,host_alloc,host_calls", 6, marks=pytest.mark.exhaustive),

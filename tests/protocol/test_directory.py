@@ -9,7 +9,8 @@ import triton
 import triton.language as tl
 
 from nanokv.device.memory.triton import cas64, load64, store64, word
-from nanokv.device.protocol.directory import claim, erase, find
+from nanokv.device.protocol.claim import claim, erase
+from nanokv.device.protocol.directory import find
 from nanokv.device.protocol.header import kill, next_epoch, reserve, state_word
 from nanokv.device.protocol.status import DUPLICATE, NOT_READY, OK, Status
 from nanokv.device.segment.geometry import Geometry

@@ -29,7 +29,7 @@ from nanokv.device.segment.world_table import open_world
 from tests.support.random_state import ARGUMENTS, Address, Draw, Memory, corrupt, history
 
 MODULES = (
-    *("freelist", "extent", "header", "directory", "ring", "activity"),
+    *("freelist", "extent", "header", "directory", "claim", "ring", "activity"),
     *(
         "checksum",
         "pins",

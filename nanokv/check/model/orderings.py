@@ -12,6 +12,7 @@ from nanokv.check.model.scenarios import SCENARIOS
 from nanokv.check.report import Row
 from nanokv.device.protocol import (
     activity,
+    claim,
     cooperative,
     directory,
     evict,
@@ -46,6 +47,7 @@ PROTOCOL: tuple[ModuleType, ...] = (
     extent,
     header,
     directory,
+    claim,
     ring,
     activity,
     pins,

@@ -1,7 +1,7 @@
 """Mutants of copies: replicators, removers of copied objects, producers and readers that meet them."""
 
 from nanokv.check.model.mutants.mutant import mutant
-from nanokv.device.protocol import directory, put_copied, remove, replicate
+from nanokv.device.protocol import claim, directory, put_copied, remove, replicate
 from nanokv.device.segment.layout import ENTRY_FINAL
 
 PASSAGE = '        add64(turn_at(world, home, key_hash), 1, "acq_rel")\n'
@@ -64,7 +64,7 @@ mutant(
     "copy-leaves-entry",
     "the entry of a copy that goes away stays",
     ("copy-remove", "copies-remove", "copy-copy"),
-    (directory.erase, "elif (seen == tentative) | (seen == replica):", "elif seen == tentative:"),
+    (claim.erase, "elif (seen == tentative) | (seen == replica):", "elif seen == tentative:"),
 )
 mutant(
     "copy-not-given-up",
@@ -154,21 +154,21 @@ mutant(
     "put-beside-copy",
     "a producer does not withdraw where a copy is READY",
     ("copy-evict", "copy-replace"),
-    (directory.has_no_copy, "gone = answer != OK", "gone = i == i"),
-    (directory.settle, "live = (answer == OK) | ((answer", "live = ((answer == OK) & (not is_copy(seen))) | ((answer"),
+    (claim.has_no_copy, "gone = answer != OK", "gone = i == i"),
+    (claim.settle, "live = (answer == OK) | ((answer", "live = ((answer == OK) & (not is_copy(seen))) | ((answer"),
 )
 mutant(
     "put-leaves-copy",
     "a producer does not give up a copy that is being made of an object that is gone",
     ("copy-evict", "copy-replace"),
-    (directory.has_no_copy, "gone = stop_copy(world, entry, state)", "gone = i == i"),
+    (claim.has_no_copy, "gone = stop_copy(world, entry, state)", "gone = i == i"),
 )
 mutant(
     "put-withdraws-early",
     "a producer is refused by a copy that is being made, though the object was removed",
     ("copy-replace",),
     (
-        directory.is_taken,
+        claim.is_taken,
         "((answer == NOT_READY) & (not is_copy(seen)))",
         "(answer == NOT_READY)",
     ),

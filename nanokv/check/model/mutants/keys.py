@@ -1,7 +1,7 @@
 """Mutants of the directory, of pins and of eviction under readers."""
 
 from nanokv.check.model.mutants.mutant import mutant
-from nanokv.device.protocol import directory, evict, get, pins, remove, search
+from nanokv.device.protocol import claim, directory, evict, get, pins, remove, search
 from nanokv.device.segment.layout import H_STATE
 from nanokv.host_poller import dead_pins
 
@@ -10,14 +10,14 @@ mutant(
     "no-turnstile",
     "two producers of one key can both look past each other",
     ("same-key-busy", "claim"),
-    (directory.claim_at, '        add64(turn_at(world, seg, key_hash), 1, "acq_rel")\n', ""),
+    (claim.claim_at, '        add64(turn_at(world, seg, key_hash), 1, "acq_rel")\n', ""),
 )
 mutant(
     "turnstile-by-load",
     "the turnstile is passed by a load",
     ("same-key-busy",),
     (
-        directory.claim_at,
+        claim.claim_at,
         'add64(turn_at(world, seg, key_hash), 1, "acq_rel")',
         'load64(turn_at(world, seg, key_hash), "acquire")',
     ),
@@ -26,32 +26,32 @@ mutant(
     "one-phase",
     "an entry is FINAL at once",
     ("same-key-busy", "claim", "same-key-3"),
-    (directory.claim_at, "entry_word(ENTRY_TENTATIVE, ", "entry_word(ENTRY_FINAL, "),
+    (claim.claim_at, "entry_word(ENTRY_TENTATIVE, ", "entry_word(ENTRY_FINAL, "),
 )
 mutant(
     "never-look",
     "a producer does not look whether another one claims its key",
     ("same-key-busy", "claim"),
-    (directory.settle, "look = has_tag(seen, key_check)\n    tries", "look = i != i\n    tries"),
+    (claim.settle, "look = has_tag(seen, key_check)\n    tries", "look = i != i\n    tries"),
 )
 mutant(
     "remove-final",
     "a producer removes a FINAL entry of its key",
     ("same-key-busy", "claim", "same-key-3"),
-    (directory.settle, "live & (not final) & (mine < i)", "live & (mine < i)"),
+    (claim.settle, "live & (not final) & (mine < i)", "live & (mine < i)"),
 )
 mutant(
     "all-withdraw",
     "two that meet both withdraw: neither stores the object",
     ("same-key-busy", "claim"),
-    (directory.settle, "live & (not final) & (mine < i)", "live & (mine != mine)"),
+    (claim.settle, "live & (not final) & (mine < i)", "live & (mine != mine)"),
 )
 mutant(
     "lost-claim",
     "a producer does not notice that its entry was removed",
     ("same-key-busy", "claim"),
     (
-        directory.claim_at,
+        claim.claim_at,
         "!= tentative:\n            status = word(DUPLICATE)",
         "!= tentative:\n            status = status + 0",
     ),
@@ -60,7 +60,7 @@ mutant(
     "erase-final-alone",
     "an entry that its dead producer left TENTATIVE stays for ever",
     ("swept", "late", "abort", "put-dies"),
-    (directory.erase, '            cas64(entry_at, seen, 0, "relaxed")\n', "            word(0)\n"),
+    (claim.erase, '            cas64(entry_at, seen, 0, "relaxed")\n', "            word(0)\n"),
 )
 mutant(
     "any-key",
@@ -89,7 +89,7 @@ mutant(
     "a producer makes its entry FINAL by a store, also if another one has removed it",
     ("claim", "same-key-busy"),
     (
-        directory.claim_at,
+        claim.claim_at,
         '        if cas64(entry_at, tentative, target, "relaxed") != tentative:\n',
         '        store64(entry_at, target, "release")\n        if target != target:\n',
     ),
@@ -98,14 +98,14 @@ mutant(
     "withdraw-leaves-entry",
     "a producer that withdraws leaves its TENTATIVE entry",
     ("same-key", "claim"),
-    (directory.claim_at, "epoch), word(0))", "epoch), tentative)"),
+    (claim.claim_at, "epoch), word(0))", "epoch), tentative)"),
 )
 mutant(
     "place-by-store",
     "an entry is stored over another one that came first",
     ("claim", "same-key-busy"),
     (
-        directory.place,
+        claim.place,
         '        if cas64(candidate_at(world, seg, key_hash, here), 0, entry, "relaxed") == 0:\n',
         '        store64(candidate_at(world, seg, key_hash, here), entry, "release")\n        if i == i:\n',
     ),

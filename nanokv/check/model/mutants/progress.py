@@ -1,14 +1,14 @@
 """Mutants that wait for another task: each must be noticed because no operation ends any more (I6)."""
 
 from nanokv.check.model.mutants.mutant import mutant
-from nanokv.device.protocol import directory, remove, ring
+from nanokv.device.protocol import claim, remove, ring
 
 mutant(
     "turnstile-locks",
     "the turnstile is a lock: a producer that dies or sleeps in it stops every other producer of the bucket",
     ("same-key", "put-dies"),
     (
-        directory.claim_at,
+        claim.claim_at,
         '        add64(turn_at(world, seg, key_hash), 1, "acq_rel")\n',
         '        turn = turn_at(world, seg, key_hash)\n        while cas64(turn, 0, 1, "acquire") != 0:\n'
         "            status = status + 0\n",

@@ -4,7 +4,8 @@ from functools import partial
 
 from nanokv.check.model.scenario import A, B, Scenario, expect, small, stored
 from nanokv.check.model.small_world import SmallWorld
-from nanokv.device.protocol import directory, header
+from nanokv.device.protocol import header
+from nanokv.device.protocol.claim import claim_at
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.layout import WRITING
 
@@ -202,9 +203,7 @@ def _copied_or_claimed(world: SmallWorld) -> None:
 )
 def _copy_and_claim(world: SmallWorld) -> None:
     def claim() -> int:
-        answer: int = world.function(directory.claim_at)(
-            world.segments.table(0), world.address(rank=1), 3, 0, 1, 1, A, A
-        )
+        answer: int = world.function(claim_at)(world.segments.table(0), world.address(rank=1), 3, 0, 1, 1, A, A)
         world.ended()
         return answer
 

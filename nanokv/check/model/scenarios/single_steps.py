@@ -5,7 +5,7 @@ from functools import partial
 from nanokv.check.model.scenario import A, B, Scenario, expect, small, stored
 from nanokv.check.model.small_world import RAW_BYTES, SmallWorld, digest
 from nanokv.device.machines.records import Place
-from nanokv.device.protocol import directory, extent, header, host_alloc, pins, put, reclaim, remove
+from nanokv.device.protocol import claim, directory, extent, header, host_alloc, pins, put, reclaim, remove
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.layout import DEAD, REMOVED, WORD, unpack
 
@@ -191,5 +191,5 @@ def _claim_apart(world: SmallWorld) -> None:
             cas(at, word, 0, "acq_rel")
 
     for slot in range(2):
-        world.spawn(f"claim{slot}", partial(world.on_owner(directory.claim), slot, 1, A, A))
+        world.spawn(f"claim{slot}", partial(world.on_owner(claim.claim), slot, 1, A, A))
     world.spawn("crowd", crowd)
