@@ -199,6 +199,7 @@ def test_wrong_arguments_are_named(cache: nanokv.NanoKVCache) -> None:
         (lambda: cache.exists_many("abc"), "keys must be a sequence, not 'abc'"),
         (lambda: cache.remove_many("abc"), "keys must be a sequence"),
         (lambda: cache.flush(timeout=math.nan), "timeout must be a number, not nan"),
+        (lambda: cache.put("k", TENSOR, timeout=math.nan), "timeout must be a number, not nan"),
         (lambda: cache.paged_kv([1], kv_dim=1), "layers must be tensors, not int"),  # type: ignore[list-item]
         (lambda: cache.paged_kv(GOOD["layers"], kv_dim="1"), "kv_dim must be"),  # type: ignore[arg-type]
         (lambda: cache.cache_writer(GOOD["layers"]), "a layer must be a pair"),
@@ -212,6 +213,14 @@ def test_wrong_arguments_are_named(cache: nanokv.NanoKVCache) -> None:
     for call, why in calls:
         with pytest.raises(InvalidArgument, match=why):
             call()
+
+
+@pytest.mark.parametrize(
+    "words", [(1 << 63, 0), (0, 1 << 63), (-(1 << 63) - 1, 0), (True, 0), (0.0, 0), ("0", 0), (None, 0)]
+)
+def test_a_digest_is_of_two_signed_words(cache: nanokv.NanoKVCache, words: tuple[Any, Any]) -> None:
+    with pytest.raises(InvalidArgument, match="two signed 64-bit integers"):
+        cache.exists(nanokv.KeyDigest(*words))
 
 
 def test_integers_of_numpy_are_integers(new_world: MakeWorld) -> None:
