@@ -13,6 +13,7 @@ from nanokv.heap.base import Heap
 
 T = TypeVar("T")
 
+NO_WAIT = 0.0  #: the default of a put, known by its identity: other values are checked
 NO_ROOM = (Status.FULL, Status.NO_HEADER, Status.NO_ENTRY)
 _LONGEST_SLEEP = 0.01  #: seconds
 _REST = (

@@ -33,10 +33,17 @@ class NativeMachine(Machine):
         self._table = table
         self._segments = [view.raw for view in views]
         self._code: dict[str, Callable[..., Any]] = compiled()
-        self._get = self._code["get"]
+        self._put, self._get = self._code["put"], self._code["get"]
 
     def call(self, entry: str, *words: int) -> Any:
         return self._code[entry](self.table_address, *words)
+
+    def put(self, owner: int, key: tuple[int, int], src: int, nbytes: int, descriptor: Descriptor, now: int) -> int:
+        status: int
+        status, sleeps = self._put(self.table_address, owner, *key, src, nbytes, now, *descriptor)
+        if sleeps:
+            self._wake(owner)
+        return status
 
     def get(self, key: tuple[int, int], dst: int, nbytes: int, what: Descriptor, now: int) -> int:
         return self._get(self.table_address, *key, dst, nbytes, now, *what)

@@ -11,10 +11,11 @@ import torch
 from nanokv.api.base import CacheBase
 from nanokv.arguments import integer, seconds
 from nanokv.background import Handle
+from nanokv.device.machines.records import NO_TERMS
 from nanokv.device.protocol.status import Status
 from nanokv.errors import InvalidArgument
 from nanokv.replicas import NO_COPIES
-from nanokv.room import NO_ROOM, until_room
+from nanokv.room import NO_ROOM, NO_WAIT, until_room
 from nanokv.terms import Hold
 from nanokv.transfer.descriptors import describe
 from nanokv.types import Key, KeyDigest
@@ -35,7 +36,7 @@ class Objects(CacheBase):
         preferred_segment: int | None = None,
         exist_ok: bool = False,
         hold: float | Hold | None = None,
-        timeout: float = 0.0,
+        timeout: float = NO_WAIT,
         replicas: int = NO_COPIES,
     ) -> None:
         """Store a tensor. It can be read at once.
@@ -59,7 +60,8 @@ class Objects(CacheBase):
         preferred_segment = self._checked_segment(preferred_segment)
         if exist_ok is not False and exist_ok is not True:
             raise InvalidArgument(f"exist_ok must be True or False, not {exist_ok!r}")
-        timeout = seconds("timeout", timeout)
+        if timeout is not NO_WAIT:
+            timeout = seconds("timeout", timeout)
         copies = self._replicas.checked(replicas) if replicas is not NO_COPIES else 0
         digest, started = self._hash(key), self._traffic.put_starts()
         status = self._put_once(digest, tensor, preferred_segment, hold, copies)
@@ -73,9 +75,10 @@ class Objects(CacheBase):
     def _put_once(
         self, digest: KeyDigest, tensor: torch.Tensor, preferred: int | None, hold: float | Hold | None, copies: int
     ) -> int:
+        terms = NO_TERMS if hold is None else self._terms(hold)
         if copies:
-            return self._replicas.put(digest, tensor, preferred, self._terms(hold), copies)
-        return self._single.put(digest, tensor, preferred, self._terms(hold))
+            return self._replicas.put(digest, tensor, preferred, terms, copies)
+        return self._single.put(digest, tensor, preferred, terms)
 
     @overload
     def get(self, key: Key, *, dst: torch.Tensor | None = None, reinterpret: bool = False) -> torch.Tensor: ...
@@ -178,7 +181,7 @@ class Objects(CacheBase):
         preferred_segment: int | None = None,
         exist_ok: bool = False,
         hold: float | Hold | None = None,
-        timeout: float = 0.0,
+        timeout: float = NO_WAIT,
         replicas: int = NO_COPIES,
     ) -> Handle[None]:
         """`put` in the background, in the order of the calls; the tensor must not change before the handle is done.
