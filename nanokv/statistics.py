@@ -199,6 +199,7 @@ def snapshot(machine: Machine, rank: int, alloc: str) -> HeapSnapshot:
     return HeapSnapshot.of(geometry, control, headers, activity, machine.page_links(rank), alloc)
 
 
+_MISSES = (int(Status.MISS), int(Status.NOT_READY))
 TIMED = 16  #: one of so many calls is timed, and not the first: reading the clock takes 2 % of a small put
 
 
@@ -239,7 +240,7 @@ class Traffic:
     def get(self, status: int, nbytes: int, started: int = 0) -> None:
         """Count a get. `started`: of `get_starts`."""
         if status:
-            self.misses += status in (Status.MISS, Status.NOT_READY)
+            self.misses += status in _MISSES
         else:
             self.gets += 1
             self.bytes_rx += nbytes

@@ -33,7 +33,7 @@ class NativeMachine(Machine):
         self._table = table
         self._segments = [view.raw for view in views]
         self._code: dict[str, Callable[..., Any]] = compiled()
-        self._put, self._get = self._code["put"], self._code["get"]
+        self._put, self._get, self._find = self._code["put"], self._code["get"], self._code["find"]
 
     def call(self, entry: str, *words: int) -> Any:
         return self._code[entry](self.table_address, *words)
@@ -47,6 +47,10 @@ class NativeMachine(Machine):
 
     def get(self, key: tuple[int, int], dst: int, nbytes: int, what: Descriptor, now: int) -> int:
         return self._get(self.table_address, *key, dst, nbytes, now, *what)
+
+    def find(self, key: tuple[int, int]) -> int:
+        status: int = self._find(self.table_address, *key)[0]
+        return status
 
     def exchange(self, entry: str, *words: Any) -> Any:
         addresses = (word.ctypes.data if isinstance(word, np.ndarray) else word for word in words)

@@ -193,7 +193,8 @@ class CacheBase:
         self._check_open()
         if preferred is None:
             return None
-        preferred = integer("preferred_segment", preferred, 0, self._heap.world_size - 1)
+        if type(preferred) is not int or not 0 <= preferred < self._heap.world_size:
+            preferred = integer("preferred_segment", preferred, 0, self._heap.world_size - 1)
         if self._heap.peer_closed(preferred):
             raise PeerLost(f"rank {preferred} of {self._heap.name!r} has ended")
         return preferred

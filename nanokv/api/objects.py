@@ -22,6 +22,7 @@ from nanokv.types import Key, KeyDigest
 
 MISSING = (Status.MISS, Status.NOT_READY)
 _NO_DEFAULT: Any = object()
+_OK = int(Status.OK)  # the enumeration takes 0.1 us each time
 D = TypeVar("D")
 
 
@@ -111,11 +112,12 @@ class Objects(CacheBase):
             found = self._single.get(digest)
         else:
             found = self._single.get_into(digest, dst, reinterpret=reinterpret) or dst
-        self._count_get(found, started)
-        if isinstance(found, torch.Tensor):
+        if not isinstance(found, int):
+            self._traffic.get(_OK, found.nbytes, started)
             if self._promotion is not None:
                 self._promotion.note(digest)
             return found
+        self._traffic.get(found, 0)
         if default is not _NO_DEFAULT and found in MISSING:
             return default
         raise self._error(found, key)
@@ -152,7 +154,7 @@ class Objects(CacheBase):
         if isinstance(found, int):
             self._traffic.get(found, 0)
         else:
-            self._traffic.get(Status.OK, found.nbytes, started)
+            self._traffic.get(_OK, found.nbytes, started)
 
     def remove(self, key: Key) -> None:
         """Remove an object.
@@ -168,7 +170,7 @@ class Objects(CacheBase):
 
     def exists(self, key: Key) -> bool:
         """True if the object can be read now. For eviction this is not a use of it."""
-        return self._look(self._hash(key)) == Status.OK
+        return self._look(self._hash(key)) == _OK
 
     __contains__ = exists
 

@@ -3,6 +3,7 @@
 from math import prod
 
 import torch
+from torch import Tensor
 
 from nanokv.device.machines.records import Descriptor, Found
 from nanokv.device.segment.layout import DTYPE_MASK, MAX_DIMS, NDIM_MASK, NDIM_SHIFT
@@ -16,6 +17,7 @@ _MOST_ELEMENTS = 2**48  #: of a stored shape, zeros counted as ones: torch compu
 _DTYPE_MASK, _NDIM_SHIFT, _NDIM_MASK = DTYPE_MASK.value, NDIM_SHIFT.value, NDIM_MASK.value
 
 RAW: Descriptor = (0, 0, 0, 0, 0, 0, 0, 0)
+_STRIDED = torch.strided
 _described: dict[tuple[torch.dtype, torch.Size], tuple[int, Descriptor]] = {}
 
 
@@ -25,11 +27,10 @@ def describe(tensor: torch.Tensor) -> tuple[int, Descriptor]:
     Raises:
         InvalidArgument: it is not a dense tensor of a known dtype with at most seven dimensions.
     """
-    if not isinstance(tensor, torch.Tensor):
+    if not isinstance(tensor, Tensor):
         raise InvalidArgument(f"a torch.Tensor is needed, not {type(tensor).__name__}")
-    dtype, shape = tensor.dtype, tensor.shape
-    known = _described.get((dtype, shape)) or _describe(dtype, shape)
-    if tensor.layout is not torch.strided or tensor.is_meta:
+    known = _described.get((tensor.dtype, tensor.shape)) or _describe(tensor.dtype, tensor.shape)
+    if tensor.layout is not _STRIDED or tensor.is_meta:
         raise InvalidArgument(f"a dense tensor with data is needed, not layout {tensor.layout} on {tensor.device}")
     return known
 
@@ -98,5 +99,5 @@ def check_place(dst: torch.Tensor, device: torch.device) -> None:
     """Refuse a destination that is not contiguous memory on the heap's device: InvalidArgument."""
     if dst.device != device:
         raise InvalidArgument(f"dst is on {dst.device}, the heap on {device}")
-    if not is_plain(dst):
+    if not dst.is_contiguous() or dst.is_conj() or dst.is_neg():
         raise InvalidArgument(f"dst must be contiguous, not of strides {dst.stride()} for shape {tuple(dst.shape)}")
