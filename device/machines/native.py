@@ -1,6 +1,6 @@
 """The CPU machine: each host call is one call of compiled code, which releases the GIL."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,20 @@ from nanokv.device.segment.geometry import Geometry
 from nanokv.device.segment.views import SegmentView
 
 
-class NativeMachine(Machine):
+class CodeMachine(Machine):
+    """Each host call is a call of a function of `_code`, which takes the world table first."""
+
+    _code: Mapping[str, Callable[..., Any]]
+
+    def call(self, entry: str, *words: int) -> Any:
+        return self._code[entry](self.table_address, *words)
+
+    def exchange(self, entry: str, *words: Any) -> Any:
+        addresses = (word.ctypes.data if isinstance(word, np.ndarray) else word for word in words)
+        return self._code[entry](self.table_address, *addresses)
+
+
+class NativeMachine(CodeMachine):
     """Runs the protocol on segments in host memory.
 
     Args:
@@ -32,12 +45,10 @@ class NativeMachine(Machine):
         super().__init__(geometry, int(table.ctypes.data), wake)
         self._table = table
         self._segments = [view.raw for view in views]
-        self._code: dict[str, Callable[..., Any]] = compiled()
+        self._code = compiled()
         self._put, self._get, self._find = self._code["put"], self._code["get"], self._code["find"]
 
-    def call(self, entry: str, *words: int) -> Any:
-        return self._code[entry](self.table_address, *words)
-
+    # what every caller waits for goes to the code at once
     def put(self, owner: int, key: tuple[int, int], src: int, nbytes: int, descriptor: Descriptor, now: int) -> int:
         status: int
         status, sleeps = self._put(self.table_address, owner, *key, src, nbytes, now, *descriptor)
@@ -51,10 +62,6 @@ class NativeMachine(Machine):
     def find(self, key: tuple[int, int]) -> int:
         status: int = self._find(self.table_address, *key)[0]
         return status
-
-    def exchange(self, entry: str, *words: Any) -> Any:
-        addresses = (word.ctypes.data if isinstance(word, np.ndarray) else word for word in words)
-        return self._code[entry](self.table_address, *addresses)
 
     def look(self, owner: int, offset: int, dtype: np.dtype[Any], count: int) -> npt.NDArray[Any]:
         raw = self._segments[owner][offset : offset + count * dtype.itemsize]

@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from nanokv.device.machines.base import Machine
 from nanokv.device.machines.entries import ENTRIES
-from nanokv.device.machines.native import NativeMachine
+from nanokv.device.machines.native import CodeMachine
 from nanokv.device.machines.records import Words
 from nanokv.device.segment.geometry import Geometry
 from nanokv.device.segment.layout import HEAP_CTL, WORD
@@ -80,7 +80,7 @@ class SimulatedWorld:
         return [SegmentView(raw[base - SHARED : base - SHARED + size], self.geometry) for base in self.bases]
 
 
-class SimulatedMachine(NativeMachine):
+class SimulatedMachine(CodeMachine):
     """The CPU machine over simulated segments: each word that it looks at is a relaxed load."""
 
     def __init__(self, world: SimulatedWorld, rank: int, incarnation: int) -> None:
