@@ -99,5 +99,5 @@ def check_place(dst: torch.Tensor, device: torch.device) -> None:
     """Refuse a destination that is not contiguous memory on the heap's device: InvalidArgument."""
     if dst.device != device:
         raise InvalidArgument(f"dst is on {dst.device}, the heap on {device}")
-    if not dst.is_contiguous() or dst.is_conj() or dst.is_neg():
+    if not is_plain(dst):
         raise InvalidArgument(f"dst must be contiguous, not of strides {dst.stride()} for shape {tuple(dst.shape)}")

@@ -50,7 +50,7 @@ class SingleTransfer:
         """
         nbytes, descriptor = describe(tensor)
         plain = is_plain(tensor) and tensor.device == self.device
-        if plain and terms is NO_TERMS and (nbytes <= self._at_once or self._is_at_once(nbytes)):
+        if plain and terms is NO_TERMS and self._is_at_once(nbytes):
             return self._allocation.put(key, tensor.data_ptr(), nbytes, preferred, descriptor)
         return self.put_filled(key, nbytes, preferred, descriptor, lambda payload: _fill(payload, tensor, plain), terms)
 
@@ -112,14 +112,6 @@ class SingleTransfer:
         if reinterpret:
             what = RAW
         check_place(dst, self.device)
-        if have <= self._at_once or self._is_at_once(have):
-            status = self._allocation.get(key, dst.data_ptr(), have, what)
-            if status not in (_SIZE, _TORN):
-                return status
-        return self._get_described_into(key, dst, have, what)
-
-    def _get_described_into(self, key: KeyDigest, dst: torch.Tensor, have: int, what: Descriptor) -> int:
-        """`get_into`, where the machine does not copy that many bytes, or did not find an object that suits."""
         torn = False
         for _ in range(TRIES):
             status = self._allocation.get(key, dst.data_ptr(), have, what) if self._is_at_once(have) else _SIZE
@@ -136,7 +128,7 @@ class SingleTransfer:
                         return Status.CORRUPT
                     raise unsuited(dst, found)
                 status = self._read(key, found.place, dst)
-            if status != Status.TORN:
+            if status != _TORN:
                 return status
             torn = True
         return Status.MISS

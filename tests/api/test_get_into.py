@@ -1,12 +1,14 @@
 """`get` into a tensor of the caller: of the object's dtype and shape, unless its bytes are to be reinterpreted."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 
 from nanokv.device.machines.records import Place
-from nanokv.errors import InvalidArgument
+from nanokv.device.protocol.status import Status
+from nanokv.errors import InvalidArgument, KeyNotFound
 from tests.conftest import MakeWorld, World
 
 SIZES = (8, 1 << 18)  #: elements of a row: copied by the machine, or by torch
@@ -122,3 +124,21 @@ def test_raw_bytes_go_into_blocks(world: World) -> None:
     world[0].commit("k")
     assert world[1].paged_kv(layers, kv_dim=1).get(["k"], [1]) == [None]
     assert all(torch.equal(layer[1], part) for layer, part in zip(layers, block, strict=True))
+
+
+def test_an_object_of_another_shape_that_comes_while_a_read_is_torn_is_no_error_of_the_caller(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = world[0]
+    cache.put("k", torch.zeros(4))
+    get = cache._allocation.get
+
+    def torn_once(*words: Any) -> int:
+        monkeypatch.setattr(cache._allocation, "get", get)
+        cache.remove("k")
+        cache.put("k", torch.zeros(8))
+        return Status.TORN
+
+    monkeypatch.setattr(cache._allocation, "get", torn_once)
+    with pytest.raises(KeyNotFound):
+        cache.get("k", dst=torch.zeros(4))
