@@ -11,8 +11,6 @@ VLLM_PIP := $(VLLM_VENV)/bin/python -m pip --disable-pip-version-check
 CHECK_SECONDS ?= 40
 SOAK_SECONDS ?= 600
 SEED ?= 0
-# of the exhaustive tests only a part: make test-all PART=2/4
-PART ?= 0/1
 PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder --durations=20 --durations-min=5
 
 .PHONY: demo test test-all test-vllm bench-vllm compiled lint types check check-long soak bench test-gpu clean
@@ -24,7 +22,7 @@ test: compiled
 	$(PYTEST) -m "not exhaustive"
 
 test-all: compiled
-	$(PYTEST) --part $(PART)
+	$(PYTEST)
 
 # once, before tests with limits start, and not by several of their processes at a time
 compiled: $(STAMP)

@@ -13,7 +13,6 @@ import nanokv
 from nanokv.config import Alloc
 from nanokv.fsck import check_cache
 from nanokv.heap.shm import list_worlds, remove_world
-from tests.support.parts import ALL, is_in, part_named
 
 hypothesis.settings.register_profile("ci", deadline=None, max_examples=60, derandomize=True, database=None)
 hypothesis.settings.register_profile("long", deadline=None, max_examples=5000)
@@ -54,17 +53,9 @@ _VARIABLES = (
 )
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--part 2/4`: of the exhaustive tests only those of part 2 of the parts 0 to 3, and all other tests."""
-    parser.addoption("--part", type=part_named, default=ALL, help="of the exhaustive tests only these: 0/4, ... 3/4")
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Long files first, the others as they come; and of the exhaustive tests one part."""
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long files first; the others as they come."""
     items.sort(key=lambda item: LONG.index(item.path.name) if item.path.name in LONG else len(LONG))
-    kept = [item for item in items if is_in(config.getoption("--part"), item)]
-    config.hook.pytest_deselected(items=list(set(items) - set(kept)))
-    items[:] = kept
 
 
 @pytest.fixture(autouse=True)
