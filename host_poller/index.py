@@ -5,7 +5,6 @@ An object enters the index once per life of its slot: the row carries the header
 already is left alone.
 """
 
-import threading
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -13,13 +12,24 @@ import numpy as np
 import numpy.typing as npt
 
 from nanokv.device.segment.geometry import Geometry
-from nanokv.device.segment.layout import EPOCH_MASK, EPOCH_SHIFT, OBJ_HEADER, READY, WORD, key_checks
+from nanokv.device.segment.host_records import NO_ROW as NO_ROW_WORD
+from nanokv.device.segment.layout import (
+    EPOCH_MASK,
+    EPOCH_SHIFT,
+    EVICTED,
+    OBJ_HEADER,
+    READY,
+    STORED,
+    WORD,
+    key_checks,
+)
 from nanokv.host_poller.events import Event, EventKind
+from nanokv.host_poller.turn import Turn
 from nanokv.types import KeyDigest, ObjMeta
 
 Records = npt.NDArray[Any]  #: OBJ_HEADER records
 Slots = npt.NDArray[np.int64]
-NO_ROW = -1
+NO_ROW: int = NO_ROW_WORD.value
 _WORDS = OBJ_HEADER.size // WORD
 
 
@@ -49,13 +59,30 @@ class Change(NamedTuple):
     how: EventKind = EventKind.REMOVED  #: the rows went
 
 
+def changes_of(noted: npt.NDArray[Any]) -> Iterator[Change]:
+    """CHANGE records, in their order, as few changes of many rows."""
+    kinds = noted["kind"]
+    for some in np.split(noted, np.flatnonzero(np.diff(kinds)) + 1) if len(noted) else ():
+        slots, headers = some["slot"].copy(), as_records(np.ascontiguousarray(some["header"]))
+        none = slots[:0], headers[:0]
+        kind = int(some["kind"][0])
+        if kind == STORED.value:
+            yield Change(*none, slots, headers)
+        else:
+            yield Change(slots, headers, *none, EventKind.EVICTED if kind == EVICTED.value else EventKind.REMOVED)
+
+
 class HeaderIndex:
-    """The rows of one rank. Written only by the poller's thread; read by any thread."""
+    """The rows of one rank. Written only by the poller's thread; read by any thread.
+
+    Attributes:
+        turn: whose holder may read and write the rows.
+    """
 
     def __init__(self, geometry: Geometry, rank: int) -> None:
         self._geometry = geometry
         self._rank = rank
-        self._lock = threading.Lock()
+        self.turn = Turn()
         self._lives = np.full(geometry.hdr_count, NO_ROW)  # the STATE word of each row, as `life_words`, or NO_ROW
         self._records = np.zeros(geometry.hdr_count, OBJ_HEADER.dtype)
         self._words = as_words(self._records)
@@ -66,8 +93,13 @@ class HeaderIndex:
     @property
     def bytes_stored(self) -> int:
         """Payload bytes of all indexed objects."""
-        with self._lock:
+        with self.turn:
             return int(self._records["bytes_total"][self._lives != NO_ROW].sum())
+
+    @property
+    def arrays(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """The index itself, for native code: per slot `lives`, and the words of its header."""
+        return self._lives, self._words
 
     def epochs(self) -> npt.NDArray[np.int64]:
         """The epoch of each slot's row; -1 where there is none."""
@@ -83,7 +115,7 @@ class HeaderIndex:
         slots, last = np.unique(slots[::-1], return_index=True)
         last = len(records) - 1 - last
         lives = life_words(records["epoch"][last])
-        with self._lock:
+        with self.turn:
             new = self._lives[slots] != lives
             slots, lives, words = slots[new], lives[new], as_words(records)[last[new]]
             old = slots[self._lives[slots] != NO_ROW]
@@ -94,7 +126,7 @@ class HeaderIndex:
 
     def removed(self, slots: Slots, epochs: npt.NDArray[np.int64], how: EventKind = EventKind.REMOVED) -> Change:
         """Remove the rows of these slots that have the epoch given; rows of other epochs stay."""
-        with self._lock:
+        with self.turn:
             hit = self._lives[slots] == life_words(epochs)
             gone = np.unique(slots[hit])
             gone_records = as_records(self._words[gone])
@@ -103,7 +135,7 @@ class HeaderIndex:
 
     def rows(self) -> tuple[Slots, Records]:
         """A copy of all rows: slots and header records."""
-        with self._lock:
+        with self.turn:
             slots = np.flatnonzero(self._lives != NO_ROW)
             return slots, as_records(self._words[slots])
 

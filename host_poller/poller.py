@@ -20,23 +20,19 @@ from typing import NamedTuple
 import numpy as np
 
 from nanokv.device.machines.base import Machine
-from nanokv.device.machines.records import Drained
-from nanokv.device.segment.layout import EVICTED, POSITIVE, REMOVED, STORED, WANTED, unpack
 from nanokv.errors import WaitTimeout
 from nanokv.heap.base import Heap
-from nanokv.host_poller.events import EventKind, Listeners
+from nanokv.host_poller.events import Listeners
 from nanokv.host_poller.index import Change, HeaderIndex
+from nanokv.host_poller.intake import Intake
 from nanokv.host_poller.members import Members
 from nanokv.host_poller.removal import Removal
 from nanokv.host_poller.sweeper import Sweeper
 
 _log = logging.getLogger("nanokv.poller")
 
-BATCH = 4096  #: hints taken from the ring at once
-HOLE_PATIENCE = 0.1  #: seconds to come back to a ring slot whose producer took the ticket and has not filled it
 SWEEP_SECONDS = 0.25
-_GONE = {REMOVED.value: EventKind.REMOVED, EVICTED.value: EventKind.EVICTED}
-
+HOUSEKEEPING = 0.05  #: seconds of native rounds, at most, before the thread looks at all else
 QUIET_SWEEP_SECONDS = 2.0  #: while HeapCtl does not change
 SLOT_REST = 2.5e-6  #: seconds per slot from one pass to the next, at least: about 100 times what the pass takes
 
@@ -78,14 +74,9 @@ class Poller:
         self.index = HeaderIndex(machine.geometry, self._rank)
         self.listeners = Listeners()
         self.sweeper = Sweeper(machine, heap, self.index, write_timeout, reclaims, removal)
-        self.corrupt_hints = 0
-        self.removed = 0
-        self.drained = 0
+        self.intake = Intake(machine, self._rank, self.index, listens=lambda: bool(self.listeners), tell=self._tell)
         self.evicted = 0
         self.failures = 0
-        self._tail = int(machine.control(self._rank)[0]["ann_tail"]) & POSITIVE.value  # it may be corrupt
-        self._head = self._tail
-        self._stuck: tuple[int, float, int] | None = None  # hole, since when, head then
         self._fingerprint = b""
         self._swept = self._pass_began = -math.inf
         self._pass_due = False  # and waits for its time
@@ -101,6 +92,17 @@ class Poller:
     def step(self, now: float) -> int:
         """Take hints from the ring once, and sweep what is due. Returns how many hints were taken."""
         taken = self.drain(now)
+        self.tend(now)
+        return taken
+
+    def drain(self, now: float) -> int:
+        """Take at most BATCH hints from the ring. Returns how many."""
+        taken = self.intake.take(now)
+        self._join_if_wanted()
+        return taken
+
+    def tend(self, now: float) -> None:
+        """Sweep what is due, and evict what is too much."""
         if self._sweep_now.is_set():
             self._sweep_now.clear()
             self.sweep(now)
@@ -109,43 +111,11 @@ class Poller:
         if self._reclaims:
             self.evicted += self.sweeper.water.evict()
         self.evicted += self.sweeper.quotas.evict()
-        return taken
 
-    def drain(self, now: float) -> int:
-        """Take at most BATCH hints from the ring. Returns how many."""
-        drained = self._machine.drain(self._rank, self._tail, BATCH)
-        self._head = drained.head
-        if len(drained.hints):
-            self._ingest(drained)
-        if drained.head != self._tail:
-            self._advance(drained.head, drained.hole, now)
-            self._machine.set_control(self._rank, "ann_tail", self._tail)
-        return len(drained.hints)
-
-    def _advance(self, head: int, hole: int, now: float) -> None:
-        """Move the tail on to `head`, or for a while only to the first empty slot: its producer may yet fill it."""
-        if hole == head:
-            self._tail, self._stuck = head, None
-        elif self._stuck is None or self._stuck[0] < self._tail:
-            self._tail, self._stuck = hole, (hole, now, head)
-        elif now - self._stuck[1] > HOLE_PATIENCE:
-            self._tail, self._stuck = self._stuck[2], None
-
-    def _ingest(self, drained: Drained) -> None:
-        hints = drained.hints
-        self.drained += len(hints)
-        kinds, slots, epochs = (unpack("RING", name, hints) for name in ("kind", "header", "epoch"))
-        wanted = (kinds == WANTED.value) & (slots < len(self._machine.geometry.class_pages))
-        known = (slots < self._machine.geometry.hdr_count) & (kinds >= STORED.value) & (kinds <= EVICTED.value)
-        self.corrupt_hints += int(np.count_nonzero(~known & ~wanted))
-        for kind, how in _GONE.items():  # before a slot's next object comes: else that tells that the last one is gone
-            these = known & (kinds == kind)
-            self._tell(self.index.removed(slots[these], epochs[these], how))
-        self.removed += int(np.count_nonzero(known & (kinds == REMOVED.value)))
-        good = known & drained.good
-        self._tell(self.index.stored(slots[good], drained.records[good]))
-        if self._reclaims and wanted.any():
-            self.sweeper.join_for(int(slots[wanted].max()))
+    def _join_if_wanted(self) -> None:
+        size_class, self.intake.wanted = self.intake.wanted, -1
+        if self._reclaims and size_class >= 0:
+            self.sweeper.join_for(size_class)
 
     def _tell(self, change: Change) -> None:
         if self.listeners and (len(change.gone) or len(change.came)):
@@ -198,11 +168,12 @@ class Poller:
         self._heap.wake(self._rank)
         thread, self._thread = self._thread, None
         if thread is not None and thread is not threading.current_thread():
-            thread.join(timeout)
+            with self.index.turn.asking():
+                thread.join(timeout)
 
     def at_rest(self, do: Callable[[], bool]) -> bool:
         """Call `do` between two rounds. If it returns True no further round comes: `stop` joins the thread."""
-        with self._between_rounds:
+        with self.index.turn.asking(), self._between_rounds:
             ends = do()
             if ends:
                 self._stop.set()
@@ -215,7 +186,7 @@ class Poller:
             WaitTimeout: after `timeout` seconds.
         """
         deadline = time.monotonic() + timeout
-        with self._round:
+        with self.index.turn.asking(), self._round:
             aim = self._rounds + 2  # the round under way may have looked already
             while self._rounds < aim:
                 self._sweep_now.set()
@@ -229,22 +200,19 @@ class Poller:
         sweeps = {f"sweeper_{name}": value for name, value in asdict(self.sweeper.counts).items()}
         return {
             "indexed": len(self.index),
-            "hints": self.drained,
-            "corrupt_hints": self.corrupt_hints,
-            "removed": self.removed,
+            "hints": self.intake.drained,
+            "corrupt_hints": self.intake.corrupt,
+            "removed": self.intake.removed,
             "evicted_ahead": self.evicted,
             "poller_failures": self.failures,
         } | sweeps
 
     def _run(self) -> None:
-        idle = 0
         members, met = Members(self._machine, self._heap), time.monotonic()
+        idle = 0  # rounds without hints
         while not self._stop.is_set():
             try:
-                with self._between_rounds:
-                    if self._stop.is_set():
-                        return
-                    taken = self.step(time.monotonic())
+                taken = self._round_of_thread()
                 self._each_round()
                 if time.monotonic() - met >= SWEEP_SECONDS:
                     met = time.monotonic()
@@ -254,15 +222,36 @@ class Poller:
                     return
                 self.failures += 1
                 _log.exception("a round of the poller of rank %d failed", self._rank)
-                taken = 0
+                taken = True
                 self._stop.wait(SWEEP_SECONDS)
             with self._round:
                 self._rounds += 1
                 self._round.notify_all()
             idle = 0 if taken else idle + 1
-            if idle < self._pace.idle_rounds or self.sweeper.passing or self._sweep_now.is_set():
+            idle = self._rest(idle)
+
+    def _round_of_thread(self) -> bool:
+        """One round, or native rounds until something else is due. False if there were no hints (lately)."""
+        with self._between_rounds:
+            if self._stop.is_set():
+                return False
+            if not self.intake.is_native:
+                return self.step(time.monotonic()) > 0
+            self.tend(time.monotonic())
+            hints = self.intake.stay(self._pace.pause if self._hurries() else HOUSEKEEPING)
+            self._join_if_wanted()
+            return hints
+
+    def _hurries(self) -> bool:
+        """Whether there is more to do than to take hints."""
+        return self.sweeper.passing or self.sweeper.evicting or self._sweep_now.is_set()
+
+    def _rest(self, idle: int) -> int:
+        """Pause before the next round, or sleep until the next hint if `idle` rounds had none. Returns `idle` anew."""
+        if self._hurries() or idle < (1 if self.intake.is_native else self._pace.idle_rounds):
+            if not self.intake.is_native or self.index.turn.asked[0]:  # let them have their turn
                 self._stop.wait(self._pace.pause)
-            else:
-                pending = self.sweeper.pending or self._stuck is not None
-                self._heap.wait_for_hint(0.02 if pending else SWEEP_SECONDS, self._head)
-                idle = self._pace.idle_rounds - 2  # a wait that ends at once must not become a loop without a pause
+            return idle
+        pending = self.sweeper.pending or self.intake.waits
+        self._heap.wait_for_hint(0.02 if pending else SWEEP_SECONDS, self.intake.head)
+        return self._pace.idle_rounds - 2  # a wait that ends at once must not become a loop without a pause

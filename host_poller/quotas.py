@@ -85,6 +85,11 @@ class Quotas:
                 self._choose(_Held(*map(np.concatenate, zip(*held, strict=True))), self._limits[tag], now)
         self._held = {}
 
+    @property
+    def exceeded(self) -> bool:
+        """Whether something that the last pass has chosen is still there."""
+        return bool(self._to_go)
+
     def evict(self) -> int:
         """Evict a few of what the last pass has chosen. Returns their number."""
         some, self._to_go = self._to_go[:MOST], self._to_go[MOST:]

@@ -114,6 +114,11 @@ class Sweeper:
         """True while something waits: an unfinished object, quarantine, an audit."""
         return bool(self._unfinished or self._quarantine or self._audit.running)
 
+    @property
+    def evicting(self) -> bool:
+        """Whether objects wait to be evicted: too many pages are in use, or an identity holds too much."""
+        return self.water.exceeded or self.quotas.exceeded
+
     def step(self, now: float) -> list[Change]:
         """Look at every header once, from now on, and tend. `now`: seconds on any clock that does not go back."""
         self.begin_pass()

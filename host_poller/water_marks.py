@@ -41,6 +41,11 @@ class WaterMarks:
         low, high = (int(control[name]) * geometry.n_pages / 100 for name in ("water_lo", "water_hi"))
         self._surplus = used - low if control["may_evict"] and used > high else 0
 
+    @property
+    def exceeded(self) -> bool:
+        """Whether pages are still too many, as far as the last look shows."""
+        return self._surplus > 0
+
     def evict(self) -> int:
         """Evict some of what is too much. Returns the number of objects."""
         gone, self._surplus = evict_pages(self._machine, self._rank, self._surplus, EVICTIONS_A_ROUND)

@@ -39,6 +39,7 @@ from nanokv.device.segment.layout import (
 if TYPE_CHECKING:
     from nanokv.device.machines.batch import Batch
     from nanokv.device.machines.engine_cache import Pages
+    from nanokv.device.machines.ring_rounds import RingRounds
 
 _COPY_RANK, _COPY_STATUS, _COPY_SLEEPS = (COPY.offsets[name] // WORD for name in ("rank", "status", "sleeps"))
 _OK, _MISS = int(Status.OK), int(Status.MISS)
@@ -310,6 +311,12 @@ class Machine(ABC):
         out = np.empty(room, np.int64)
         taken, head, hole = self.exchange("drain", owner, tail, out, room)
         return Drained(out[:taken], head, hole, *self.snapshots(owner, out[:taken]))
+
+    def ring_rounds(
+        self, owner: int, lives: Words, rows: Words, asked: Words, hole_patience: float
+    ) -> "RingRounds | None":
+        """The native rounds of an owner's poller, or None if this machine has none: see `RingRounds`."""
+        return None
 
     def snapshots(self, owner: int, hints: Words) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
         """Per hint the header that a STORED one is about (OBJ_HEADER [n]), and whether that is whole (bool [n])."""

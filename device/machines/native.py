@@ -9,6 +9,7 @@ import numpy.typing as npt
 from nanokv.device.machines.base import Machine
 from nanokv.device.machines.native_code import compiled
 from nanokv.device.machines.records import Descriptor, Words
+from nanokv.device.machines.ring_rounds import RingRounds, supported
 from nanokv.device.segment.geometry import Geometry
 from nanokv.device.segment.views import SegmentView
 
@@ -62,6 +63,13 @@ class NativeMachine(CodeMachine):
     def find(self, key: tuple[int, int]) -> int:
         status: int = self._find(self.table_address, *key)[0]
         return status
+
+    def ring_rounds(
+        self, owner: int, lives: Words, rows: Words, asked: Words, hole_patience: float
+    ) -> RingRounds | None:
+        if not supported():
+            return None
+        return RingRounds(self.table_address, owner, lives, rows, asked, hole_patience)
 
     def look(self, owner: int, offset: int, dtype: np.dtype[Any], count: int) -> npt.NDArray[Any]:
         raw = self._segments[owner][offset : offset + count * dtype.itemsize]

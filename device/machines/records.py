@@ -78,3 +78,29 @@ class Drained(NamedTuple):
     hole: int  #: the first ticket whose slot was empty, or `head`
     records: npt.NDArray[Any]  #: per hint the header that a STORED one is about (OBJ_HEADER)
     good: npt.NDArray[np.bool_]  #: per hint whether that is whole; False if the hint is not about a READY header
+
+
+NO_HOLE = -1
+
+
+class Position(NamedTuple):
+    """Where the consumer of a ring is."""
+
+    tail: int  #: tickets consumed
+    head: int  #: the ticket before which the last look ended
+    hole: int = NO_HOLE  #: the ticket that the tail waits for
+    hole_since: int = 0  #: ns
+    hole_head: int = 0  #: the head then
+
+    def advanced(self, head: int, hole: int, now: int, patience: int) -> "Position":
+        """After a look up to `head`: move on to there, or for a while only to the first empty slot, `hole`.
+
+        Its producer may yet fill it. `now` and `patience`: ns.
+        """
+        if hole == head:
+            return Position(head, head)
+        if self.hole == NO_HOLE or self.hole < self.tail:
+            return Position(hole, head, hole, now, head)
+        if now - self.hole_since > patience:
+            return Position(self.hole_head, head)
+        return self._replace(head=head)

@@ -26,8 +26,9 @@ from nanokv.heap.local import LocalHeap, LocalWorld
 from nanokv.heap.world_spec import WorldSpec
 from nanokv.host_poller.coalesce import carve_runs, join_free_extents
 from nanokv.host_poller.grace import Grace
+from nanokv.host_poller.intake import BATCH, HOLE_PATIENCE
 from nanokv.host_poller.make_room import make_room
-from nanokv.host_poller.poller import BATCH, HOLE_PATIENCE, Poller
+from nanokv.host_poller.poller import Poller
 
 PAGE = 4096
 RAW = (0,) * 8
@@ -122,7 +123,7 @@ def test_a_corrupt_hint_is_counted(ranks: list[Rank]) -> None:
     view.ctl["ann_head"] = 2
     ranks[0].put(1, 5)
     assert poller.drain(0.0) == 3
-    assert poller.corrupt_hints == 2
+    assert poller.intake.corrupt == 2
     assert len(poller.index) == 1
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from nanokv.check.model.mutants.mutant import mutant
 from nanokv.device.protocol import activity, evict, put, reclaim, ring
-from nanokv.host_poller import audit, coalesce, grace, index, poller, quarantine, sweeper
+from nanokv.host_poller import audit, coalesce, grace, index, intake, quarantine, sweeper
 from nanokv.host_poller.header_pass import Life
 
 
@@ -99,11 +99,11 @@ mutant(
     "the poller takes headers in as they are, because a hint named them",
     ("events", "polled"),
     (
-        poller.Poller._ingest,
-        "good = known & drained.good\n    self._tell(self.index.stored(slots[good], drained.records[good]))",
+        intake.Intake._ingest,
+        "good = known & drained.good\n    self._tell_of(self._index.stored(slots[good], drained.records[good]))",
         "every = self._machine.headers(self._rank, 0, self._machine.geometry.hdr_count)\n"
         "    good = known & (kinds == STORED.value)\n"
-        "    self._tell(self.index.stored(slots[good], every[slots[good]]))",
+        "    self._tell_of(self._index.stored(slots[good], every[slots[good]]))",
     ),
 )
 mutant(

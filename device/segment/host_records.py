@@ -1,0 +1,80 @@
+"""Records in the private memory of an owner's host: what its poller and the code that it calls tell each other."""
+
+import triton.language as tl
+
+from nanokv.device.segment.layout import OBJ_HEADER, WORD
+from nanokv.device.segment.record import Field, Record
+
+CHANGE = Record(
+    "Change",
+    WORD,
+    [
+        Field("kind", "<i8", "STORED, REMOVED or EVICTED"),
+        Field("slot", "<i8", "header slot"),
+        Field("header", "<i8", "the header as the index had it, or has it now", repeat=OBJ_HEADER.size // WORD),
+    ],
+)
+
+ROUNDS = Record(
+    "Rounds",
+    WORD,
+    [
+        # set by the host before a call
+        Field("lives", "<i8", "address of the index: per slot the STATE word of its row, without pins, or NO_ROW"),
+        Field("rows", "<i8", "address of the index: per slot a header"),
+        Field("hints", "<i8", "address of room for hints"),
+        Field("changes", "<i8", "address of room for two CHANGEs per hint; 0: nobody wants them"),
+        Field("room", "<i8", "hints that there is room for"),
+        Field("asked", "<i8", "address of a word, which any thread writes; not 0: the call ends soon"),
+        Field("end", "<i8", "ns: when the call ends at the latest"),
+        Field("patience", "<i8", "ns without a hint after which the call ends"),
+        Field("least_pause", "<i8", "ns between two rounds, after one with hints"),
+        Field("most_pause", "<i8", "ns between two rounds: each without hints doubles the pause, up to this"),
+        Field("hole_patience", "<i8", "ns to come back to a ring slot whose producer has not filled it"),
+        # kept from call to call
+        Field("tail", "<i8", "tickets consumed"),
+        Field("head", "<i8", "the ticket before which the last look ended"),
+        Field("hole", "<i8", "the ticket that the tail waits for, or -1"),
+        Field("hole_since", "<i8", "ns: since when"),
+        Field("hole_head", "<i8", "the head then"),
+        # answers of a call
+        Field("taken", "<i8", "hints"),
+        Field("removed", "<i8", "of these: removals"),
+        Field("corrupt", "<i8", "of these: of no known kind, or about a slot that does not exist"),
+        Field("wanted", "<i8", "1 + the largest size class that a producer did not get; 0: none"),
+        Field("changed", "<i8", "CHANGEs in `changes`"),
+        Field("header", "<i8", "room for a header", repeat=OBJ_HEADER.size // WORD),
+        Field("clock", "<i8", "room for the system's seconds and nanoseconds", repeat=2),
+    ],
+)
+
+CHANGE_KIND = CHANGE.at("kind")
+CHANGE_SLOT = CHANGE.at("slot")
+CHANGE_HEADER = CHANGE.at("header")
+CHANGE_BYTES = CHANGE.size_constant()
+
+NO_ROW = tl.constexpr(-1)  #: no STATE word of a READY header has it
+
+R_LIVES = ROUNDS.at("lives")
+R_ROWS = ROUNDS.at("rows")
+R_HINTS = ROUNDS.at("hints")
+R_CHANGES = ROUNDS.at("changes")
+R_ROOM = ROUNDS.at("room")
+R_ASKED = ROUNDS.at("asked")
+R_END = ROUNDS.at("end")
+R_PATIENCE = ROUNDS.at("patience")
+R_LEAST_PAUSE = ROUNDS.at("least_pause")
+R_MOST_PAUSE = ROUNDS.at("most_pause")
+R_HOLE_PATIENCE = ROUNDS.at("hole_patience")
+R_TAIL = ROUNDS.at("tail")
+R_HEAD = ROUNDS.at("head")
+R_HOLE = ROUNDS.at("hole")
+R_HOLE_SINCE = ROUNDS.at("hole_since")
+R_HOLE_HEAD = ROUNDS.at("hole_head")
+R_TAKEN = ROUNDS.at("taken")
+R_REMOVED = ROUNDS.at("removed")
+R_CORRUPT = ROUNDS.at("corrupt")
+R_WANTED = ROUNDS.at("wanted")
+R_CHANGED = ROUNDS.at("changed")
+R_HEADER = ROUNDS.at("header")
+R_CLOCK = ROUNDS.at("clock")
