@@ -10,9 +10,11 @@ from typing import Any
 
 from rich.console import Console
 
-from bench import announce, environment, freelist, imports, objects, report, targets, timing, wait
-from bench.settings import Settings, parse_size, quick
-from bench.worlds import Worlds
+from nanokv.bench import report, targets
+from nanokv.bench.questions import announce, freelist, imports, objects, wait
+from nanokv.bench.suite import environment, timing
+from nanokv.bench.suite.settings import Settings, parse_size, quick
+from nanokv.bench.suite.worlds import Worlds
 from nanokv.heap import shm
 
 NAMES = ("objects", "freelist", "imports", "announce", "wait")

@@ -4,10 +4,10 @@ from typing import Any
 
 from rich.table import Table
 
-from bench.objects import COPY_OF, OPERATIONS
-from bench.settings import show_size
-from bench.targets import Results, Target
-from bench.timing import Summary
+from nanokv.bench.questions.objects import COPY_OF, OPERATIONS
+from nanokv.bench.suite.settings import show_size
+from nanokv.bench.suite.timing import Summary
+from nanokv.bench.targets import Results, Target
 
 VERSIONS = {"device": "v2", "host": "v1"}
 HEAPS = {

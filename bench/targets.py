@@ -2,7 +2,7 @@
 
 from typing import Any, NamedTuple
 
-from bench.settings import KIB, MIB
+from nanokv.bench.suite.settings import KIB, MIB
 
 Results = dict[str, Any]  #: name of a benchmark -> what its `run` returned
 

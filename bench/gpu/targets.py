@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from bench.settings import show_size
-from bench.targets import Target
+from nanokv.bench.suite.settings import show_size
+from nanokv.bench.targets import Target
 
 Rows = dict[str, list[dict[str, Any]]]  #: name of a benchmark -> its rows
 

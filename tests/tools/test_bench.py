@@ -7,16 +7,16 @@ from typing import Any
 import pytest
 import torch
 
-from bench import imports
-from bench.__main__ import main
-from bench.freelist import NODES, FreeList, time_threads
-from bench.objects import COPY_OF, OPERATIONS, Mismatch, Plan, check_bytes
-from bench.owner import OwnerHere, digest
-from bench.peer import Peer, PeerFailed
-from bench.settings import parse_size, show_size
-from bench.targets import Target, targets
-from bench.timing import PERCENTILES, Samples, Summary, summarise
 from nanokv import local_world
+from nanokv.bench.__main__ import main
+from nanokv.bench.questions import imports
+from nanokv.bench.questions.freelist import NODES, FreeList, time_threads
+from nanokv.bench.questions.objects import COPY_OF, OPERATIONS, Mismatch, Plan, check_bytes
+from nanokv.bench.suite.other_process import Peer, PeerFailed
+from nanokv.bench.suite.owner import OwnerHere, digest
+from nanokv.bench.suite.settings import parse_size, show_size
+from nanokv.bench.suite.timing import PERCENTILES, Samples, Summary, summarise
+from nanokv.bench.targets import Target, targets
 from nanokv.heap import shm
 
 SIZES = (64, 1024, 2 << 20)

@@ -11,7 +11,7 @@ import numpy as np
 import triton
 import triton.language as tl
 
-from bench.settings import Settings
+from nanokv.bench.suite.settings import Settings
 from nanokv.device.machines.native_code import native_function
 from nanokv.device.memory.triton import word
 from nanokv.device.protocol.freelist import pop, push

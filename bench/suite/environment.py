@@ -13,7 +13,7 @@ from typing import Any
 import nanokv
 
 _PACKAGES = ("torch", "numpy", "numba", "llvmlite", "triton", "xxhash")
-_CHECKOUT = Path(__file__).parent.parent
+_ROOT = Path(__file__).parents[3]  # of the checkout, or where packages are installed
 
 
 def machine() -> dict[str, Any]:
@@ -41,7 +41,7 @@ def versions() -> dict[str, str | None]:
 
 def commit() -> str | None:
     """The git commit of this checkout, with "-dirty" if files differ from it; None without git."""
-    command = ["git", "-C", str(_CHECKOUT), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    command = ["git", "-C", str(_ROOT), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
     except (OSError, subprocess.SubprocessError):
@@ -51,7 +51,7 @@ def commit() -> str | None:
 
 def child_environment() -> dict[str, str]:
     """For child processes, run with -P: they import the same modules as this one, from any working directory."""
-    return os.environ | {"PYTHONPATH": os.pathsep.join(path for path in (str(_CHECKOUT), *sys.path) if path)}
+    return os.environ | {"PYTHONPATH": os.pathsep.join(path for path in (str(_ROOT), *sys.path) if path)}
 
 
 @contextmanager

@@ -11,9 +11,9 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from bench.timing import Samples, Summary
-from bench.worlds import OWNER, Worlds
 from nanokv import NanoKVCache
+from nanokv.bench.suite.timing import Samples, Summary
+from nanokv.bench.suite.worlds import OWNER, Worlds
 
 PAGE = 256  #: bytes of a page, and of an object
 FEW = 1000

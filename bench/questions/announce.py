@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from bench.settings import Settings
-from bench.timing import summarise
-from bench.worlds import OWNER, MeasuredWorld, Worlds
+from nanokv.bench.suite.settings import Settings
+from nanokv.bench.suite.timing import summarise
+from nanokv.bench.suite.worlds import OWNER, MeasuredWorld, Worlds
 
 HEAP_BYTES = 16 << 20
 PAGE_BYTES = 4096

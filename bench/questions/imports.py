@@ -7,8 +7,8 @@ from collections.abc import Callable
 from time import perf_counter
 from typing import Any
 
-from bench.environment import child_environment
-from bench.settings import Settings
+from nanokv.bench.suite.environment import child_environment
+from nanokv.bench.suite.settings import Settings
 
 FIRST_PUT = """\
 import torch, nanokv

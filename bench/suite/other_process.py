@@ -1,6 +1,6 @@
 """Rank 1 as a process of its own; the measured process and it exchange lines of JSON.
 
-`python -m bench.peer` serves until its input ends.
+`python -m nanokv.bench.suite.other_process` serves until its input ends.
 """
 
 import json
@@ -11,9 +11,9 @@ import threading
 from types import TracebackType
 from typing import Any
 
-from bench.environment import child_environment
-from bench.owner import PATIENCE, OwnerHere
 from nanokv import NanoKVCache
+from nanokv.bench.suite.environment import child_environment
+from nanokv.bench.suite.owner import PATIENCE, OwnerHere
 
 STARTUP = 120.0  #: seconds for the first answer: imports torch, and compiles if no process has done it yet
 
@@ -28,13 +28,13 @@ class Peer:
     def __init__(self) -> None:
         self._answers: queue.Queue[dict[str, Any] | None] = queue.Queue()
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "bench.peer"],
+            [sys.executable, "-P", "-m", "nanokv.bench.suite.other_process"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
             env=child_environment(),
         )
-        self._listener = threading.Thread(target=self._listen, name="bench-peer", daemon=True)
+        self._listener = threading.Thread(target=self._listen, name="nanokv.bench.suite.other_process", daemon=True)
         self._listener.start()
 
     def _listen(self) -> None:

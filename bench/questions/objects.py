@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
-from bench.environment import torch_threads
-from bench.owner import Owner, digest
-from bench.settings import Settings
-from bench.timing import Samples
-from bench.worlds import OWNER, PAGE_BYTES, Worlds
 from nanokv import NanoKVCache
+from nanokv.bench.suite.environment import torch_threads
+from nanokv.bench.suite.owner import Owner, digest
+from nanokv.bench.suite.settings import Settings
+from nanokv.bench.suite.timing import Samples
+from nanokv.bench.suite.worlds import OWNER, PAGE_BYTES, Worlds
 
 MAX_BYTES = 128 * PAGE_BYTES  #: the largest object of a heap with default size classes
 COPY_OF = {"put": "copy_in", "get": "copy_out", "get_new": "clone"}  #: operation -> the copy beside it

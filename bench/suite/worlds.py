@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
-from bench.owner import Owner, OwnerHere
-from bench.peer import STARTUP, Peer
 from nanokv import NanoKVCache, local_world
+from nanokv.bench.suite.other_process import STARTUP, Peer
+from nanokv.bench.suite.owner import Owner, OwnerHere
 
 OWNER = 1  #: the rank whose segment gets the objects, and v1's master: in shm each allocation of v1 sends it a message
 PAGE_BYTES = 256 << 10

@@ -18,8 +18,8 @@ import numpy.typing as npt
 import torch
 
 import nanokv
-from bench.environment import torch_threads
-from bench.timing import Samples
+from nanokv.bench.suite.environment import torch_threads
+from nanokv.bench.suite.timing import Samples
 
 SIZES = (0.5, 1, 3, 5, 7, 12)  #: pages
 POWERS = (1, 2, 4, 8, 16, 32, 64, 128)
