@@ -23,9 +23,9 @@ from nanokv.bench.suite.timing import Samples
 from nanokv.heap import shm
 
 ROOT = Path(__file__).parents[2]
-SIZES = (64, 1024, 2 << 20)
+SIZES = (1024, 2 << 20)
 ROUNDS = 6
-SMALL = f"--quick --rounds {ROUNDS} --sizes 64,1K,2M --ring 2M --pages 256 --objects 1500".split()
+SMALL = f"--quick --rounds {ROUNDS} --sizes 1K,2M --ring 2M --pages 256 --objects 1500".split()
 SLOW = {"imports": "starts ten processes; its programs are tested below"}
 HEAPS, SYSTEMS = ("local", "shm"), ("NanoKV v2", "NanoKV v1")
 
