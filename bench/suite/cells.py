@@ -32,7 +32,7 @@ def number(value: float) -> str:
         return f"{value:,.0f}"
     if abs(value) >= 0.995:
         return f"{value:.1f}"
-    return f"{value:.2f}" if abs(value) >= 0.0995 or not value else f"{value:.2g}"
+    return f"{value:.2f}" if abs(value) >= 0.0995 or not value else f"{value:#.2g}"
 
 
 def ratio(value: float) -> str:
@@ -41,8 +41,8 @@ def ratio(value: float) -> str:
 
 
 def spread(middle: str, low: str, high: str) -> str:
-    """4.1 (4.0-4.6)."""
-    return f"{middle} ({low}-{high})"
+    """4.1 (4.0-4.6), or -1.0 (-2.0 to 0.50)."""
+    return f"{middle} ({low}{' to ' if low[0] == '-' else '-'}{high})"
 
 
 def cell(figure: Figure, name: str) -> str:

@@ -22,9 +22,10 @@ from nanokv.bench.suite.distribution import width
 from nanokv.bench.suite.figure import Bucket, Figure
 from nanokv.bench.suite.settings import show_size
 
-SIZE = "size"
+SIZES = ("size", "page size")  #: axes that are swept, logarithmically
 CURVES = ("load", "producers", "owners", "threads", "pairs", "ranks")  #: axes that are drawn from left to right
 TAILS = ("p50", "p99", "p99.9")  #: of a latency, as lines of a curve
+LINEAR = ("%", "x", "bytes")  #: units of what is drawn on a linear axis
 INK = "#123456"  #: stands for the colour of text, which the page knows
 COLOURS = ("#3b82f6", "#f97316", "#10b981", "#a855f7", "#ef4444", "#ca8a04", "#0891b2", "#db2777")
 PANEL = (3.3, 2.5)  #: inches
@@ -67,11 +68,11 @@ def plots(figures: Sequence[Figure]) -> Iterator[Plot]:
     """All plots of one question's figures."""
     for group in alike(figures):
         axes = varying(group)
-        if SIZE in axes and all(isinstance(one.case[SIZE], int) for one in group):
-            yield from _plots("by size", group, SIZE, _draw_sweep)
-        for axis in CURVES:
-            if axis in axes and all(isinstance(one.case[axis], int) for one in group):
-                yield from _plots(f"by {axis}", group, axis, _draw_curve(axis), 0 if group[0].buckets else 1)
+        for axis in axes:
+            if axis in (*SIZES, *CURVES) and all(isinstance(one.case[axis], int) for one in group):
+                told = 0 if axis in CURVES and group[0].buckets else 1
+                draw = _draw_sweep(axis) if axis in SIZES else _draw_curve(axis)
+                yield from _plots(f"by {axis}", group, axis, draw, told)
         if any(one.buckets for one in group):
             yield from _plots("distribution", group, None, _draw_distribution)
 
@@ -85,12 +86,13 @@ def _plots(kind: str, figures: list[Figure], along: str | None, draw: Draw, told
         titles = [_values(panel[0], others[-1:]) for panel in panels]
         lines = [[Line(_values(one[0], lines_by), one) for one in split(panel, lines_by)] for panel in panels]
         title = ", ".join(filter(None, (kind, _values(part[0], others[:-1]))))
-        yield Plot(title, _svg(draw, titles, lines))
+        if along is None or any(len(line.figures) > 1 for panel in lines for line in panel):
+            yield Plot(title, _svg(draw, titles, lines))
 
 
 def _values(figure: Figure, axes: Sequence[str]) -> str:
     shown = [(axis, show_axis(axis, figure.case[axis])) for axis in axes]
-    return ", ".join(f"{value} {axis}" if value[0].isdigit() and axis != SIZE else value for axis, value in shown)
+    return ", ".join(f"{value} {axis}" if value[0].isdigit() and axis != SIZES[0] else value for axis, value in shown)
 
 
 def _svg(draw: Draw, titles: Sequence[str], panels: Sequence[Sequence[Line]]) -> str:
@@ -160,18 +162,23 @@ def percentile_curve(buckets: Sequence[Bucket]) -> list[tuple[float, float]]:
     return found
 
 
-def _draw_sweep(axes: Axes, lines: Sequence[Line]) -> None:
-    """The headline by size, with its spread, both axes logarithmic."""
-    for label, figures in lines:
-        _line(axes, [int(one.case[SIZE]) for one in figures], figures, figures[0].headline, label)
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    sizes = sorted({int(one.case[SIZE]) for line in lines for one in line.figures})
-    axes.xaxis.set_major_locator(FixedLocator(sizes))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: show_size(round(x)).replace("iB", "")))
-    axes.tick_params(axis="x", labelrotation=45)
-    _value_axis(axes, lines)
+def _draw_sweep(axis: str) -> Draw:
+    def draw(axes: Axes, lines: Sequence[Line]) -> None:
+        """The headline by size, with its spread; both axes are logarithmic, but for shares."""
+        for label, figures in lines:
+            _line(axes, [int(one.case[axis]) for one in figures], figures, figures[0].headline, label)
+        sizes = sorted({int(one.case[axis]) for line in lines for one in line.figures})
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_locator(FixedLocator(sizes))
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: show_size(round(x)).replace("iB", "")))
+        axes.tick_params(axis="x", labelrotation=45)
+        axes.set_xlabel(axis)
+        if lines[0].figures[0].unit not in LINEAR and not _has_zero(lines):
+            axes.set_yscale("log")
+        _value_axis(axes, lines)
+
+    return draw
 
 
 def _draw_curve(axis: str) -> Draw:
@@ -201,9 +208,9 @@ def _line(axes: Axes, places: Sequence[int], figures: Sequence[Figure], name: st
 
 
 def _has_zero(lines: Sequence[Line]) -> bool:
-    return any(
-        min(one.spread()[0], *(low for low, _ in one.buckets[:1])) <= 0 for line in lines for one in line.figures
-    )
+    """Whether something cannot stand on a logarithmic axis."""
+    figures = [one for line in lines for one in line.figures]
+    return any(one.spread()[0] <= 0 or (one.buckets and one.buckets[0][0] <= 0) for one in figures)
 
 
 def _value_axis(axes: Axes, lines: Sequence[Line]) -> None:

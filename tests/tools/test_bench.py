@@ -26,7 +26,8 @@ ROOT = Path(__file__).parents[2]
 SIZES = (1024, 2 << 20)
 ROUNDS = 6
 SMALL = f"--quick --rounds {ROUNDS} --sizes 1K,2M --ring 2M --pages 256 --objects 1500".split()
-SLOW = {"imports": "starts ten processes; its programs are tested below"}
+#: start processes of their own, or compute for long, and have tests of their own
+SLOW = {"imports", "memory", "overlap", "pages", "peers", "scaling"}
 HEAPS, SYSTEMS = ("local", "shm"), ("NanoKV v2", "NanoKV v1")
 
 

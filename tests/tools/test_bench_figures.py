@@ -103,7 +103,7 @@ def test_repetitions_take_turns() -> None:
 # --- text -------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(0, "0.00"), (0.004, "0.004"), (0.41, "0.41"), (4.14, "4.1"), (99.94, "99.9"), (99.96, "100"), (4100.4, "4,100")],
+    [(0, "0.00"), (0.004, "0.0040"), (0.41, "0.41"), (4.14, "4.1"), (99.94, "99.9"), (99.96, "100"), (4100.4, "4,100")],
 )
 def test_numbers(value: float, text: str) -> None:
     assert number(value) == text
@@ -113,6 +113,7 @@ def test_cells() -> None:
     figure = quantity("q", {"a": 1}, "us", "lower", [4.1, 4.0, 4.62])
     assert cell(figure, "value") == "4.1 (4.0-4.6)" and cell(figure, "p99") == ""
     assert cell(quantity("q", {"a": 1}, "us", "lower", [4.1]), "value") == "4.1"
+    assert cell(quantity("q", {"a": 1}, "%", "higher", [-2.0, 1.0]), "value") == "-0.50 (-2.0 to 1.0)"
     assert ratio(1.049) == "1.05" and ratio(12.34) == "12.3"
     assert ratios(figure, quantity("q", {}, "us", "lower", [2.0, 0.0, 2.0])) == [4.1 / 2, 4.62 / 2]
     assert (
@@ -184,6 +185,11 @@ def test_plots_are_chosen_by_axes() -> None:
     (by_load, _) = plots(loads)
     assert all(f">{name}<" in by_load.svg for name in ("p50", "p99", "p99.9"))
     assert titles([quantity("q", {"what": "a"}, "s", "lower", [1.0])]) == []
+    pages = [quantity("q", {"page size": 4096 << n}, "%", "lower", [n]) for n in range(3)]
+    assert titles(pages) == ["by page size"]
+    assert titles([quantity("q", {"size": 4096 << n}, "us", "lower", [n]) for n in range(3)]) == ["by size"]
+    apart = [quantity("q", {"model": name, "size": n}, "%", "lower", [1.0]) for n, name in ((64, "a"), (128, "b"))]
+    assert titles(apart) == []
 
 
 def test_plots_can_be_put_into_a_page() -> None:
