@@ -194,8 +194,6 @@ def _draw_curve(axis: str) -> Draw:
         axes.set_xlabel(f"{axis}, %" if axis == "load" else axis)
         if "p50" in lines[0].figures[0].names:
             axes.set_yscale("symlog" if _has_zero(lines) else "log")
-        else:
-            axes.set_ylim(bottom=0)
         _value_axis(axes, lines)
 
     return draw
@@ -216,6 +214,8 @@ def _has_zero(lines: Sequence[Line]) -> bool:
 def _value_axis(axes: Axes, lines: Sequence[Line]) -> None:
     unit = lines[0].figures[0].unit
     axes.set_ylabel(UNITS.get(unit, unit))
+    if axes.get_yscale() != "log" and all(one.spread()[0] >= 0 for line in lines for one in line.figures):
+        axes.set_ylim(bottom=0)
     if axes.get_yscale() == "log":
         axes.yaxis.set_major_locator(LogLocator(subs=(1.0,) if _decades(axes) > 2 else (1.0, 2.0, 5.0)))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: number(y)))
