@@ -1,0 +1,89 @@
+"""Each question runs with tiny counts and yields the figures that it promises. Nothing here looks at a duration."""
+
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from nanokv.bench.questions import alloc
+from nanokv.bench.suite.figure import Case, Figure
+from nanokv.bench.suite.parallel import Counted, run_together
+from nanokv.bench.suite.question import Question, Run
+from nanokv.bench.suite.settings import Settings, quick
+from nanokv.bench.suite.worlds import Worlds
+from nanokv.heap import shm
+
+TINY = replace(quick(Settings()), rounds=6, repeats=2, pairs=2000, idle_puts=2)
+
+
+@pytest.fixture(scope="module")
+def worlds() -> Iterator[Worlds]:
+    why = shm.why_not()
+    if why:
+        pytest.skip(f"no worlds of processes here: {why}")
+    with Worlds() as made:
+        yield made
+
+
+def ask(question: Question, worlds: Worlds, settings: Settings = TINY) -> list[Figure]:
+    """The figures of a question, each of them well-formed."""
+    figures = list(question.measure(Run(settings, worlds, lambda _: None)))
+    cases = [tuple(sorted(figure.case.items())) for figure in figures]
+    assert len(set(cases)) == len(cases)
+    for figure in figures:
+        assert figure.question == question.name and question.asks.endswith("?") and question.how.endswith(".")
+        assert figure.repetitions and all(set(one) == set(figure.repetitions[0]) for one in figure.repetitions)
+        assert all(value >= 0 for one in figure.repetitions for value in one.values())
+    return figures
+
+
+def cases(figures: list[Figure]) -> list[Case]:
+    return [figure.case for figure in figures]
+
+
+# --- alloc --------------------------------------------------------------------------------------
+def test_alloc(worlds: Worlds) -> None:
+    figures = ask(alloc.QUESTION, worlds)
+    assert cases(figures) == [{"what": what, "threads": n} for what in ("free list", "extent") for n in (1, 2)]
+    assert {(figure.unit, figure.better) for figure in figures} == {("M/s", "higher")}
+
+
+@pytest.mark.parametrize("what", alloc.KINDS)
+def test_what_was_lost_is_noticed(what: str) -> None:
+    shared = alloc.KINDS[what]()
+    assert sorted(shared.free()) == list(range(alloc.NODES))
+    rate, share = alloc.time_pairs(shared, 2, 500)
+    assert rate > 0 and 0 < share
+    if isinstance(shared, alloc.FreeList):
+        shared._head[0] = 0
+    else:
+        assert isinstance(shared, alloc.Extents)
+        at = alloc.HEAP_CTL.offsets["free_head0"]
+        shared._control[at : at + 8] = 0
+    assert shared.free() == []
+    with pytest.raises(alloc.Lost, match=r"0 of 1024|nothing was found \[10\]"):
+        alloc.time_pairs(shared, 1, 10)
+
+
+def test_runs_of_threads_that_took_turns_do_not_count() -> None:
+    counted = Counted(2, [(1.0, 0.5), (2.0, 0.95)])
+    assert not counted.over and counted.values == [2.0] and counted.note.startswith("1 of 2 runs")
+    counted.runs.append((3.0, 0.99))
+    assert counted.over and counted.values == [2.0, 3.0]
+    busy = Counted(1, [(1.0, 0.5)] * 20)
+    assert busy.over and busy.values == [1.0] * 20 and busy.note.startswith("not sound")
+    assert Counted(1, [(1.0, 1.0)]).note == ""
+
+
+def test_threads_begin_together_and_failures_are_told() -> None:
+    met = threading.Barrier(2)
+    together = run_together(2, lambda _: met.wait(30.0))
+    assert together.slowest_ns > 0
+
+    def fail(me: int) -> None:
+        if me == 1:
+            raise KeyError("me")
+
+    with pytest.raises(KeyError):
+        run_together(2, fail)
