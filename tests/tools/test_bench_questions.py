@@ -54,7 +54,7 @@ def test_what_was_lost_is_noticed(what: str) -> None:
     shared = alloc.KINDS[what]()
     assert sorted(shared.free()) == list(range(alloc.NODES))
     rate, share = alloc.time_pairs(shared, 2, 500)
-    assert rate > 0 and 0 < share
+    assert rate > 0 and share > 0
     if isinstance(shared, alloc.FreeList):
         shared._head[0] = 0
     else:
