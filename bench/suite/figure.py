@@ -4,6 +4,7 @@ Tables, JSON, the report and `bench compare` know nothing but figures.
 """
 
 import statistics
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -11,6 +12,7 @@ Case = dict[str, str | int]  #: what was measured, by axis: {"operation": "put",
 Bucket = tuple[int, int]  #: (its lower bound in nanoseconds, how many samples lie in it)
 
 HEADLINE = "value"  #: the name under which a quantity without a distribution stands in a repetition
+Better = Literal["lower", "higher", "neither"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +25,8 @@ class Figure:
         unit: of all values: "us", "s", "GB/s", "M/s", "bytes", "%", "x".
         better: the direction in which a change is an improvement; "neither" for what only describes.
         repetitions: per repetition the values by name. A latency has "n", "p50", "p90", "p99", "p99.9", "p99.99" and
-            "max", each a sample and never between two; other quantities have "value".
+            "max", each a sample and never between two (without those that fewer than ten samples lie above:
+            `distribution`); other quantities have "value".
         buckets: the samples of all repetitions together, in buckets 1/64 of their lower bound wide at the most.
         note: what a reader of the row must know: the guarantees of a peer, or why there are few samples.
     """
@@ -31,15 +34,16 @@ class Figure:
     question: str
     case: Case
     unit: str
-    better: Literal["lower", "higher", "neither"]
+    better: Better
     repetitions: list[dict[str, float]]
     buckets: list[Bucket] = field(default_factory=list)
     note: str = ""
 
     @property
     def names(self) -> list[str]:
-        """The names of its values, in order."""
-        return [name for name in self.repetitions[0] if name != "n"]
+        """The names of the values that every repetition has, in order."""
+        first, *others = self.repetitions
+        return [name for name in first if name != "n" and all(name in one for one in others)]
 
     @property
     def headline(self) -> str:
@@ -57,3 +61,8 @@ class Figure:
 
     def _all(self, name: str | None) -> list[float]:
         return [one[name or self.headline] for one in self.repetitions]
+
+
+def quantity(question: str, case: Case, unit: str, better: Better, values: Iterable[float], note: str = "") -> Figure:
+    """The figure of a quantity without a distribution: one of `values` for each repetition."""
+    return Figure(question, case, unit, better, [{HEADLINE: float(value)} for value in values], note=note)

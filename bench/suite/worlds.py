@@ -11,6 +11,7 @@ from nanokv.bench.suite.owner import Owner, OwnerHere
 
 OWNER = 1  #: the rank whose segment gets the objects, and v1's master: in shm each allocation of v1 sends it a message
 PAGE_BYTES = 256 << 10
+SYSTEMS = {"device": "NanoKV v2", "host": "NanoKV v1"}  #: what a case calls the system, by allocator
 _OPTIONS: dict[str, Any] = {
     "page_bytes": PAGE_BYTES,
     "master_rank": OWNER,

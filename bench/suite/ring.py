@@ -1,29 +1,25 @@
-"""put, get, exists and remove, beside a plain `copy_` of the same bytes.
+"""A heap that is in use: a ring of objects in the owner's segment, and its twin for plain copies of the same bytes.
 
-The heap holds a ring of objects. Each round removes the oldest, puts a new one and reads one from the middle, so that
-the bytes are as cold as in a cache that is in use. The plain copies walk a twin of that ring: as many places, as far
-apart, in the same segment. An operation and its copy take turns at being first, since the second finds their common
-tensor in the processor's cache.
+Each round removes the oldest object, puts a new one and reads one from the middle, so that the bytes are as cold as in
+a cache that is in use. The plain copies walk a twin of that ring: as many places, as far apart, in the same segment. An
+operation and its copy take turns at being first, since the second finds their common tensor in the processor's cache.
 """
 
 import ctypes
 from collections.abc import Callable
-from typing import Any
+from time import perf_counter_ns
 
 import torch
 
 from nanokv import NanoKVCache
-from nanokv.bench.suite.environment import torch_threads
 from nanokv.bench.suite.owner import Owner, digest
-from nanokv.bench.suite.settings import Settings
 from nanokv.bench.suite.timing import Samples
-from nanokv.bench.suite.worlds import OWNER, PAGE_BYTES, Worlds
+from nanokv.bench.suite.worlds import OWNER, PAGE_BYTES
 
 MAX_BYTES = 128 * PAGE_BYTES  #: the largest object of a heap with default size classes
-COPY_OF = {"put": "copy_in", "get": "copy_out", "get_new": "clone"}  #: operation -> the copy beside it
-OPERATIONS = ("put", "get", "get_new", "exists", "remove")
+OPERATIONS = ("put", "get", "get new", "exists", "remove")  #: "get" into a tensor of the caller, or into a new one
+COPIED = ("put", "get", "get new")  #: have a copy beside them: copy_ in, copy_ out, clone
 MIN_SLOTS = 4
-Call = tuple[str, Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 
 
 class Mismatch(Exception):
@@ -54,15 +50,20 @@ class Plan:
 
 
 class Ring:
-    """The objects, their twins, and the timed operations on them."""
+    """The objects, their twins, and the timed operations on them: at most `rounds` of each.
 
-    def __init__(self, cache: NanoKVCache, plan: Plan) -> None:
+    Every call is timed where it is written out, as a program would call it, with nothing else between the two looks at
+    the clock.
+    """
+
+    def __init__(self, cache: NanoKVCache, plan: Plan, rounds: int) -> None:
         self._cache = cache
         self._plan = plan
         self._source = torch.randint(0, 256, (plan.size,), dtype=torch.uint8)
         self._target = torch.empty_like(self._source)
         self._twins = self._open_lanes()
-        self.samples = {name: Samples() for name in (*OPERATIONS, *COPY_OF.values())}
+        self.operations = {name: Samples(rounds) for name in OPERATIONS}
+        self.copies = {name: Samples(rounds) for name in COPIED}
 
     def _open_lanes(self) -> list[torch.Tensor]:
         """Memory of the owner's segment for the plain copies: objects that are opened for write and never committed."""
@@ -87,35 +88,88 @@ class Ring:
             self._cache.put(_key(i), self._source, preferred_segment=OWNER)
             self._twins[i].copy_(self._source)
 
-    def rounds(self, first: int, count: int) -> None:
+    def run(self, warm_up: int, rounds: int) -> None:
+        """Fill the ring, run `warm_up` rounds that do not count, then those that do, and check the bytes.
+
+        Raises:
+            Mismatch: the bytes at the end are not what was put.
+        """
+        self.fill()
+        first = self._plan.slots
+        self._rounds(first, warm_up)
+        for samples in (*self.operations.values(), *self.copies.values()):
+            samples.clear()
+        self._rounds(first + warm_up, rounds)
+        self.check_last(first + warm_up + rounds - 1)
+
+    def _rounds(self, first: int, count: int) -> None:
         """Run `count` rounds from number `first` on; round i puts object i, while the ring is full."""
-        cache, slots, source, target = self._cache, self._plan.slots, self._source, self._target
-        time = {name: samples.time for name, samples in self.samples.items()}
+        slots = self._plan.slots
         for i in range(first, first + count):
             middle, recent = i - slots // 2, i - slots // 4
-            self._time_pair(
-                i,
-                ("put", cache.put, (_key(i), source), {"preferred_segment": OWNER}),
-                ("copy_in", self._twins[i % slots].copy_, (source,), {}),
-                before=("remove", cache.remove, (_key(i - slots),), {}),
-            )
-            time["exists"](cache.exists, _key(i - 3 * slots // 4))
-            self._time_pair(
-                i,
-                ("get", cache.get, (_key(middle),), {"dst": target}),
-                ("copy_out", target.copy_, (self._twins[middle % slots],), {}),
-            )
-            self._time_pair(
-                i,
-                ("get_new", cache.get, (_key(recent),), {}),
-                ("clone", self._twins[recent % slots].clone, (), {}),
-            )
+            self._both(i, self._replace, self._copy_in, i)
+            self._exists(_key(i - 3 * slots // 4))
+            self._both(i, self._get, self._copy_out, middle)
+            self._both(i, self._get_new, self._clone, recent)
 
-    def _time_pair(self, i: int, operation: Call, copy: Call, before: Call | None = None) -> None:
-        """Time an operation and its copy, which take turns at being first; `before` makes room for the operation."""
-        calls = [one for one in (before, operation) if one is not None]
-        for name, function, args, keywords in [*calls, copy] if i % 2 else [copy, *calls]:
-            self.samples[name].time(function, *args, **keywords)
+    def _both(self, i: int, operation: Callable[[int], None], copy: Callable[[int], None], number: int) -> None:
+        """An operation and its copy, which take turns at being first."""
+        for one in (operation, copy) if i % 2 else (copy, operation):
+            one(number)
+
+    def _replace(self, number: int) -> None:
+        old, new, remove, put = _key(number - self._plan.slots), _key(number), self._cache.remove, self._cache.put
+        source = self._source
+        start = perf_counter_ns()
+        remove(old)
+        end = perf_counter_ns()
+        self.operations["remove"].add(end - start)
+        start = perf_counter_ns()
+        put(new, source, preferred_segment=OWNER)
+        end = perf_counter_ns()
+        self.operations["put"].add(end - start)
+
+    def _exists(self, key: str) -> None:
+        exists = self._cache.exists
+        start = perf_counter_ns()
+        exists(key)
+        end = perf_counter_ns()
+        self.operations["exists"].add(end - start)
+
+    def _get(self, number: int) -> None:
+        get, key, target = self._cache.get, _key(number), self._target
+        start = perf_counter_ns()
+        get(key, dst=target)
+        end = perf_counter_ns()
+        self.operations["get"].add(end - start)
+
+    def _get_new(self, number: int) -> None:
+        get, key = self._cache.get, _key(number)
+        start = perf_counter_ns()
+        get(key)
+        end = perf_counter_ns()
+        self.operations["get new"].add(end - start)
+
+    def _copy_in(self, number: int) -> None:
+        copy, source = self._twins[number % self._plan.slots].copy_, self._source
+        start = perf_counter_ns()
+        copy(source)
+        end = perf_counter_ns()
+        self.copies["put"].add(end - start)
+
+    def _copy_out(self, number: int) -> None:
+        copy, twin = self._target.copy_, self._twins[number % self._plan.slots]
+        start = perf_counter_ns()
+        copy(twin)
+        end = perf_counter_ns()
+        self.copies["get"].add(end - start)
+
+    def _clone(self, number: int) -> None:
+        clone = self._twins[number % self._plan.slots].clone
+        start = perf_counter_ns()
+        clone()
+        end = perf_counter_ns()
+        self.copies["get new"].add(end - start)
 
     def check_last(self, last: int) -> None:
         """Compare the bytes that the last round left in the heap, in the twin ring, and in the destination of gets.
@@ -123,10 +177,11 @@ class Ring:
         Raises:
             Mismatch: some bytes differ; the message names which.
         """
+        self._target.zero_()
         found = {
             "the last object": self._cache.get(_key(last)),
             "the last plain copy": self._twins[last % self._plan.slots],
-            "what get wrote into its destination": self._target,
+            "what get wrote into its destination": self._cache.get(_key(last), dst=self._target),
         }
         for what, tensor in found.items():
             if not torch.equal(tensor, self._source):
@@ -156,42 +211,3 @@ def check_bytes(cache: NanoKVCache, owner: Owner, size: int) -> None:
         if got != wanted:
             raise Mismatch(f"{how} gave other bytes than were put, at {size} bytes")
     cache.remove(key)
-
-
-def measure(worlds: Worlds, heap: str, alloc: str, size: int, settings: Settings) -> dict[str, Any]:
-    """One row of the results: every operation at one size, in a world of its own."""
-    plan = Plan(size, settings.ring_bytes)
-    with worlds.open(heap, alloc, plan.heap_bytes) as (cache, owner):
-        check_bytes(cache, owner, size)
-        ring = Ring(cache, plan)
-        ring.fill()
-        warm = min(settings.rounds // 10 + 1, 100)
-        ring.rounds(plan.slots, warm)
-        for samples in ring.samples.values():
-            samples.clear()
-        ring.rounds(plan.slots + warm, settings.rounds)
-        ring.check_last(plan.slots + warm + settings.rounds - 1)
-        ring.close_lanes()
-    us = {name: samples.summary() for name, samples in ring.samples.items()}
-    return {
-        "heap": heap,
-        "alloc": alloc,
-        "size": size,
-        "ring_slots": plan.slots,
-        "ring_stride_bytes": plan.stride,
-        "bytes_verified": True,
-        "us": us,
-        "ratio_p50": {f"{name}/{copy}": us[name]["p50"] / us[copy]["p50"] for name, copy in COPY_OF.items()},
-    }
-
-
-def run(settings: Settings, worlds: Worlds, say: Callable[[str], None]) -> dict[str, Any]:
-    """Measure every size, heap and allocator."""
-    rows = []
-    with torch_threads(settings.threads):
-        for heap in settings.heaps:
-            for size in settings.sizes:
-                for alloc in settings.allocs:  # one right after the other, because they are compared
-                    say(f"objects: {heap}, alloc={alloc}, {size} bytes")
-                    rows.append(measure(worlds, heap, alloc, size, settings))
-    return {"torch_threads": settings.threads, "ring_bytes": settings.ring_bytes, "rows": rows}
