@@ -7,13 +7,14 @@ all hints and pauses; the first calls of the next burst find it there.
 import time
 from collections.abc import Iterator
 from functools import partial
+from time import perf_counter_ns
 
 import torch
 
 from nanokv import NanoKVCache
 from nanokv.bench.suite.checked import check_object, check_same, random_bytes
 from nanokv.bench.suite.distribution import latency
-from nanokv.bench.suite.figure import Figure
+from nanokv.bench.suite.figure import Case, Figure
 from nanokv.bench.suite.question import Question, Run
 from nanokv.bench.suite.settings import KIB
 from nanokv.bench.suite.timing import Samples
@@ -55,14 +56,20 @@ def _burst(
 ) -> None:
     keys: list[KeyDigest] = [cache.digest(f"burst {number}, call {call}") for call in range(CALLS)]
     time.sleep(PAUSE)
-    put = samples["put"].time
+    put, add = cache.put, samples["put"].add
     for key in keys:
-        put(cache.put, key, source, preferred_segment=OWNER)
+        start = perf_counter_ns()
+        put(key, source, preferred_segment=OWNER)
+        end = perf_counter_ns()
+        add(end - start)
     target.zero_()
     time.sleep(PAUSE)
-    get = samples["get"].time
+    get, add = cache.get, samples["get"].add
     for key in keys:
-        get(cache.get, key, dst=target)
+        start = perf_counter_ns()
+        get(key, dst=target)
+        end = perf_counter_ns()
+        add(end - start)
     cache.remove_many(keys)
 
 
@@ -78,7 +85,7 @@ def measure(run: Run) -> Iterator[Figure]:
     found = in_turns({heap: partial(once, heap) for heap in heaps}, run.settings.repeats, say=run.say)
     for heap, repetitions in found.items():
         for operation in OPERATIONS:
-            case = {"operation": operation, "size": SIZE, "poller": POLLERS[heap]}
+            case: Case = {"operation": operation, "size": SIZE, "poller": POLLERS[heap]}
             yield latency("burst", case, [one[operation] for one in repetitions])
 
 

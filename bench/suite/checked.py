@@ -4,10 +4,7 @@ import torch
 
 from nanokv import NanoKVCache
 from nanokv.bench.suite.owner import Owner, digest
-
-
-class Mismatch(Exception):
-    """A read returned other bytes than were put."""
+from nanokv.bench.suite.ring import Mismatch
 
 
 def random_bytes(size: int, seed: int = 0) -> torch.Tensor:

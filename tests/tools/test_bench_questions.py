@@ -6,12 +6,17 @@ from dataclasses import replace
 
 import pytest
 
-from nanokv.bench.questions import alloc
+from nanokv import local_world
+from nanokv.bench.questions import alloc, burst, plan, throughput
+from nanokv.bench.suite.checked import check_object, random_bytes
 from nanokv.bench.suite.figure import Case, Figure
+from nanokv.bench.suite.owner import OwnerHere
 from nanokv.bench.suite.parallel import Counted, run_together
 from nanokv.bench.suite.question import Question, Run
+from nanokv.bench.suite.ring import Mismatch
 from nanokv.bench.suite.settings import Settings, quick
 from nanokv.bench.suite.worlds import Worlds
+from nanokv.device.segment.layout import HEAP_CTL
 from nanokv.heap import shm
 
 TINY = replace(quick(Settings()), rounds=6, repeats=2, pairs=2000, idle_puts=2)
@@ -42,6 +47,22 @@ def cases(figures: list[Figure]) -> list[Case]:
     return [figure.case for figure in figures]
 
 
+def check_latency(figure: Figure, count: int) -> None:
+    """A latency of `count` samples in each repetition, and as many in its buckets."""
+    assert (figure.unit, figure.better, figure.headline) == ("us", "lower", "p50")
+    assert len(figure.repetitions) == TINY.repeats and {one["n"] for one in figure.repetitions} == {count}
+    assert sum(many for _, many in figure.buckets) == count * TINY.repeats
+
+
+def test_bytes_that_differ_are_noticed() -> None:
+    here, there = local_world(2, 1 << 20, page_bytes=4096)
+    with here, there:
+        here.put("k", random_bytes(64), preferred_segment=1)
+        check_object(here, OwnerHere(there), "k", random_bytes(64))
+        with pytest.raises(Mismatch, match="get of 'k' into a tensor"):
+            check_object(here, OwnerHere(there), "k", random_bytes(64, seed=1))
+
+
 # --- alloc --------------------------------------------------------------------------------------
 def test_alloc(worlds: Worlds) -> None:
     figures = ask(alloc.QUESTION, worlds)
@@ -59,7 +80,7 @@ def test_what_was_lost_is_noticed(what: str) -> None:
         shared._head[0] = 0
     else:
         assert isinstance(shared, alloc.Extents)
-        at = alloc.HEAP_CTL.offsets["free_head0"]
+        at = HEAP_CTL.offsets["free_head0"]
         shared._control[at : at + 8] = 0
     assert shared.free() == []
     with pytest.raises(alloc.Lost, match=r"0 of 1024|nothing was found \[10\]"):
@@ -87,3 +108,45 @@ def test_threads_begin_together_and_failures_are_told() -> None:
 
     with pytest.raises(KeyError):
         run_together(2, fail)
+
+
+# --- burst --------------------------------------------------------------------------------------
+def test_burst(worlds: Worlds) -> None:
+    figures = ask(burst.QUESTION, worlds)
+    assert cases(figures) == [
+        {"operation": operation, "size": 1024, "poller": poller}
+        for poller in ("same process", "other process")
+        for operation in ("put", "get")
+    ]
+    for figure in figures:
+        check_latency(figure, burst.CALLS)
+    assert len(ask(burst.QUESTION, worlds, replace(TINY, heaps=("local",)))) == 2
+
+
+# --- plan ---------------------------------------------------------------------------------------
+def test_plan(worlds: Worlds) -> None:
+    figures = ask(plan.QUESTION, worlds)
+    assert cases(figures) == [{"alloc": alloc, "what": "t_plan"} for alloc in ("device", "host")]
+    for figure in figures:
+        check_latency(figure, TINY.rounds)
+    assert plan.QUESTION.why_not(replace(TINY, heaps=("local",))) == "it needs --heap shm"
+
+
+# --- throughput ---------------------------------------------------------------------------------
+def test_throughput(worlds: Worlds) -> None:
+    size = 64 << 10
+    settings = replace(TINY, sizes=(1024, size), ring_bytes=1 << 20)
+    figures = ask(throughput.QUESTION, worlds, settings)
+    assert cases(figures) == [
+        {"operation": operation, "size": size, "threads": threads, "system": system, "what": what}
+        for threads in (1, 2)
+        for operation in ("put", "get")
+        for system in ("NanoKV v2", "copy_")
+        for what in ("throughput", "time per MB")
+    ]
+    for rate, time in zip(figures[::2], figures[1::2], strict=True):
+        assert (rate.unit, rate.better, time.unit, time.better) == ("GB/s", "higher", "us", "lower")
+        assert rate.median() > 0 and len(rate.repetitions) == settings.repeats
+        products = [a["value"] * b["value"] for a, b in zip(rate.repetitions, time.repetitions, strict=True)]
+        assert products == pytest.approx([1e3] * settings.repeats)
+    assert throughput.QUESTION.why_not(replace(TINY, sizes=(1024,))) == "none of --sizes is 64 KiB or more"
