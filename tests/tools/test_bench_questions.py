@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from nanokv import local_world
-from nanokv.bench.questions import alloc, burst, plan, throughput
+from nanokv.bench.questions import alloc, burst, many, plan, throughput
 from nanokv.bench.suite.checked import check_object, random_bytes
 from nanokv.bench.suite.figure import Case, Figure
 from nanokv.bench.suite.owner import OwnerHere
@@ -39,7 +39,8 @@ def ask(question: Question, worlds: Worlds, settings: Settings = TINY) -> list[F
     for figure in figures:
         assert figure.question == question.name and question.asks.endswith("?") and question.how.endswith(".")
         assert figure.repetitions and all(set(one) == set(figure.repetitions[0]) for one in figure.repetitions)
-        assert all(value >= 0 for one in figure.repetitions for value in one.values())
+        signed = figure.case.get("what") == many.ABOVE  # a difference
+        assert signed or all(value >= 0 for one in figure.repetitions for value in one.values())
     return figures
 
 
@@ -150,3 +151,28 @@ def test_throughput(worlds: Worlds) -> None:
         products = [a["value"] * b["value"] for a, b in zip(rate.repetitions, time.repetitions, strict=True)]
         assert products == pytest.approx([1e3] * settings.repeats)
     assert throughput.QUESTION.why_not(replace(TINY, sizes=(1024,))) == "none of --sizes is 64 KiB or more"
+
+
+# --- many ---------------------------------------------------------------------------------------
+def test_many(worlds: Worlds) -> None:
+    figures = ask(many.QUESTION, worlds, replace(TINY, rounds=200, ring_bytes=1 << 20))
+    wanted: list[Case] = []
+    for keys in ("str", "digest"):
+        for operation, objects in (("put_many", 256), ("get_many", 256), ("exists_many", 1000), ("remove_many", 256)):
+            what = (many.EACH, many.ABOVE, many.COPY) if operation in ("put_many", "get_many") else (many.EACH,)
+            case: Case = {"operation": operation, "keys": keys, "objects": objects, "size": 4096}
+            wanted += [case | {"what": each} for each in what]
+    assert cases(figures) == wanted
+    by = {tuple(figure.case.values()): figure for figure in figures}
+    for case in wanted:
+        if case["what"] == many.ABOVE:
+            call, above, copy = (by[(*list(case.values())[:-1], what)] for what in (many.EACH, many.ABOVE, many.COPY))
+            for i in range(TINY.repeats):
+                assert above.repetitions[i]["value"] == call.repetitions[i]["p50"] - copy.repetitions[i]["p50"]
+                assert call.repetitions[i]["n"] == copy.repetitions[i]["n"] == 2
+
+
+def test_a_call_about_many_that_fails_for_one_is_noticed() -> None:
+    (cache,) = local_world(1, 16 << 20, page_bytes=4096)
+    with cache, pytest.raises(Mismatch, match="answered"):
+        many.check_answers(cache.exists_many(["nothing"]), True)
