@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from nanokv import local_world
-from nanokv.bench.questions import alloc, burst, many, plan, throughput
+from nanokv.bench.questions import alloc, burst, many, plan, scaling, throughput
 from nanokv.bench.suite.checked import check_object, random_bytes
+from nanokv.bench.suite.crew import Crew
 from nanokv.bench.suite.figure import Case, Figure
 from nanokv.bench.suite.owner import OwnerHere
 from nanokv.bench.suite.parallel import Counted, run_together
@@ -176,3 +177,36 @@ def test_a_call_about_many_that_fails_for_one_is_noticed() -> None:
     (cache,) = local_world(1, 16 << 20, page_bytes=4096)
     with cache, pytest.raises(Mismatch, match="answered"):
         many.check_answers(cache.exists_many(["nothing"]), True)
+
+
+# --- scaling ------------------------------------------------------------------------------------
+def test_scaling(worlds: Worlds) -> None:
+    figures = ask(scaling.QUESTION, worlds, replace(TINY, topologies=((1, 1), (2, 1)), ring_bytes=1 << 20))
+    wanted: list[Case] = []
+    for size in scaling.SIZES:
+        for producers in (1, 2):
+            case: Case = {"producers": producers, "owners": 1, "size": size}
+            wanted += [case | {"what": "all puts"}]
+            wanted += [case | {"what": f"put of producer {producer}"} for producer in range(producers)]
+    assert cases(figures) == wanted
+    for figure in figures:
+        processes = int(figure.case["producers"]) + 1
+        assert figure.note == scaling.crowded(processes)
+        if figure.case["what"] != "all puts":
+            check_latency(figure, TINY.rounds)
+        else:
+            assert figure.unit == "M/s" and figure.median() > 0
+
+
+def test_small_machines_measure_small_shapes_and_say_that_they_are_crowded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)))
+    assert scaling.shapes(TINY) == (*scaling.SMALL, (4, 1), (2, 4), (4, 4))
+    assert scaling.crowded(8) == "" and "9 processes on 8 cores" in scaling.crowded(9)
+
+
+def test_an_owner_that_reads_other_bytes_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Crew() as crew, crew.world(2, 1 << 20, page_bytes=4096) as peers:
+        assert scaling.run_lap(peers, 0, 1024, 3, 1).wall_ns > 0
+        monkeypatch.setattr(scaling, "random_bytes", lambda size, seed: random_bytes(size, seed + 1))
+        with pytest.raises(Mismatch, match="producer 0"):
+            scaling.run_lap(peers, 1, 1024, 3, 1)
