@@ -57,7 +57,7 @@ class Worlds:
 
     @contextmanager
     def _processes(self, wishes: dict[str, Any]) -> Iterator[MeasuredWorld]:
-        peer = self._running_peer()
+        peer = self.peer()
         shared = wishes | {"name": f"bench-{secrets.token_hex(6)}", "world_size": 2, "attach_timeout": STARTUP}
         peer.tell("open", rank=OWNER, **shared)
         with NanoKVCache(rank=1 - OWNER, **shared) as cache:
@@ -65,7 +65,8 @@ class Worlds:
             yield MeasuredWorld(cache, peer)
         peer.ask("close")
 
-    def _running_peer(self) -> Peer:
+    def peer(self) -> Peer:
+        """The other process; it is started if it does not run yet."""
         if self._peer is None:
             self._peer = self._stack.enter_context(Peer())
             self._peer.answer(STARTUP)

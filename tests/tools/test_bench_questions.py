@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from nanokv import local_world
-from nanokv.bench.questions import alloc, burst, many, plan, scaling, throughput
+from nanokv.bench.questions import alloc, burst, ingest, many, memory, plan, scaling, throughput
 from nanokv.bench.suite.checked import check_object, random_bytes
 from nanokv.bench.suite.crew import Crew
 from nanokv.bench.suite.figure import Case, Figure
@@ -17,8 +17,10 @@ from nanokv.bench.suite.question import Question, Run
 from nanokv.bench.suite.ring import Mismatch
 from nanokv.bench.suite.settings import Settings, quick
 from nanokv.bench.suite.worlds import Worlds
-from nanokv.device.segment.layout import HEAP_CTL
+from nanokv.config import Options
+from nanokv.device.segment.layout import HEAP_CTL, REGIONS
 from nanokv.heap import shm
+from nanokv.wiring import plan_geometry
 
 TINY = replace(quick(Settings()), rounds=6, repeats=2, pairs=2000, idle_puts=2)
 
@@ -210,3 +212,47 @@ def test_an_owner_that_reads_other_bytes_is_noticed(monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr(scaling, "random_bytes", lambda size, seed: random_bytes(size, seed + 1))
         with pytest.raises(Mismatch, match="producer 0"):
             scaling.run_lap(peers, 1, 1024, 3, 1)
+
+
+# --- ingest -------------------------------------------------------------------------------------
+def test_ingest(worlds: Worlds) -> None:
+    figures = ask(ingest.QUESTION, worlds, replace(TINY, objects=500))
+    rates, lag = figures[:-1], figures[-1]
+    assert cases(rates) == [
+        {"what": f"announcements of objects that were {what}", "objects": 500} for what in ("stored", "removed")
+    ]
+    assert all(rate.unit == "M/s" and rate.better == "higher" and rate.median() > 0 for rate in rates)
+    assert lag.case == {"what": "lag of the index, poller busy", "objects": ingest.STREAM}
+    assert lag.unit == "us" and sum(many for _, many in lag.buckets) == sum(one["n"] for one in lag.repetitions) > 0
+    assert len(ask(ingest.QUESTION, worlds, replace(TINY, objects=50, heaps=("local",)))) == 2
+
+
+def test_the_age_of_the_oldest_put_that_is_not_in_the_index() -> None:
+    returned = [100, 200, 300]
+    looks = [(50, 0), (150, 0), (250, 1), (290, 2), (300, 2), (300, 3), (400, 2)]
+    assert ingest.ages(returned, looks).tolist() == [50, 50, 0, 0]
+
+
+def test_announcements_that_were_missed_are_noticed() -> None:
+    (cache,) = local_world(1, 1 << 20, page_bytes=4096)
+    with cache, pytest.raises(RuntimeError, match=r"0 objects after 0 hints, not 3"):
+        ingest._expect(cache, 3, 3)
+
+
+# --- memory -------------------------------------------------------------------------------------
+def test_memory(worlds: Worlds) -> None:
+    figures = ask(memory.QUESTION, worlds, replace(TINY, objects=500, repeats=1))
+    wanted: list[Case] = [{"what": "control regions, of the segment", "GiB": gib} for gib in (1, 16, 64)]
+    wanted += [{"what": "index, bytes per object", "objects": count} for count in (100, 500)]
+    assert cases(figures) == wanted
+    for figure in figures[:3]:
+        assert (figure.unit, figure.better) == ("%", "lower") and 0 < figure.median() < 1
+    for figure in figures[3:]:
+        assert (figure.unit, figure.better) == ("bytes", "lower") and figure.median() >= 72  # a record and a word
+
+
+def test_the_regions_are_all_that_is_not_payload() -> None:
+    geometry = plan_geometry(1 << 24, 4096, 2, Options())
+    named = sum(memory.region_bytes(geometry).values()) + HEAP_CTL.size
+    assert 0 <= geometry.offsets["heap_base"] - named < 4096 + 64 * len(REGIONS)
+    assert memory.private_bytes(None) > 1 << 20
