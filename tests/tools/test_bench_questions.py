@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from nanokv import local_world
-from nanokv.bench.questions import alloc, burst, ingest, many, memory, plan, scaling, throughput
+from nanokv.bench.questions import alloc, burst, ingest, many, memory, pages, plan, scaling, steps, throughput
 from nanokv.bench.suite.checked import check_object, random_bytes
 from nanokv.bench.suite.crew import Crew
 from nanokv.bench.suite.figure import Case, Figure
@@ -256,3 +256,59 @@ def test_the_regions_are_all_that_is_not_payload() -> None:
     named = sum(memory.region_bytes(geometry).values()) + HEAP_CTL.size
     assert 0 <= geometry.offsets["heap_base"] - named < 4096 + 64 * len(REGIONS)
     assert memory.private_bytes(None) > 1 << 20
+
+
+# --- pages --------------------------------------------------------------------------------------
+def test_pages(worlds: Worlds, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pages, "PAGES", (64 << 10, 1 << 20))
+    monkeypatch.setattr(pages, "SIZES", (512 << 10, 1 << 20))
+    figures = ask(pages.QUESTION, worlds, replace(TINY, ring_bytes=4 << 20))
+    computed, called = figures[:-8], figures[-8:]
+    assert [figure.case for figure in called] == [
+        {"page": page, "what": operation, "size": size}
+        for page in pages.PAGES
+        for size in pages.SIZES
+        for operation in ("put", "get")
+    ]
+    for figure in called:
+        check_latency(figure, TINY.rounds)
+    assert {figure.unit for figure in computed} == {"%"} and len(computed) == 2 * (1 + 3 * len(pages.MODELS))
+    small, large = (
+        [figure.median() for figure in computed if figure.case["page"] == page and "model" in figure.case]
+        for page in pages.PAGES
+    )
+    assert all(a <= b < 100 for a, b in zip(small, large, strict=True)) and small != large
+
+
+def test_blocks_of_models_and_what_rounding_loses() -> None:
+    assert pages.part_bytes(pages.MODELS["Llama-3-8B"], "all layers") == 2 << 20
+    assert pages.part_bytes(pages.MODELS["Llama-3-70B"], "all layers, a rank of 4") == 80 * 2 * 2 * 128 * 2 * 16
+    assert pages.part_bytes(pages.MODELS["Qwen2.5-7B"], "one layer") == 32 << 10
+    geometry = plan_geometry(1 << 30, 256 << 10, 2, Options())
+    assert pages.lost(geometry, 896 << 10) == 12.5 and pages.lost(geometry, 2 << 20) == 0
+    assert pages.lost(geometry, 9 * 256 << 10) == pytest.approx(10)  # no class of 9 pages: 10
+
+
+# --- steps --------------------------------------------------------------------------------------
+def test_steps(worlds: Worlds) -> None:
+    figures = ask(steps.QUESTION, worlds)
+    layers = (steps.STR, steps.DIGEST, steps.TENSOR, steps.BYTES, steps.CODE, steps.ALONE, steps.COPY)
+    assert cases(figures)[:14] == [
+        {"operation": operation, "step": step, "size": 1024} for operation in ("put", "get") for step in layers
+    ]
+    assert {figure.case["operation"] for figure in figures[14:]} == {"both"} and len(figures) == 20
+    assert all(figure.unit == "us" and figure.better == "lower" and figure.median() > 0 for figure in figures)
+
+
+def test_a_loop_of_compiled_calls_that_fail_is_noticed() -> None:
+    here, there = local_world(2, steps.HEAP_BYTES, page_bytes=steps.PAGE_BYTES)
+    with here, there:
+        alone = steps.Steps(here)
+        with pytest.raises(RuntimeError, match="200 of 200 compiled calls failed"):
+            alone.get_loops()[steps.ALONE]()  # nothing was put
+        alone.put_loops()[steps.ALONE]()
+        with pytest.raises(RuntimeError, match="200 of 200"):
+            alone.put_loops()[steps.ALONE]()  # all are there
+        alone.forget()
+        with pytest.raises(RuntimeError, match="not stored all"):
+            alone.forget()
