@@ -2,12 +2,13 @@
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
 
 from nanokv import local_world
-from nanokv.bench.questions import alloc, burst, ingest, many, memory, pages, plan, scaling, steps, throughput
+from nanokv.bench.questions import alloc, burst, ingest, many, memory, overlap, pages, plan, scaling, steps, throughput
 from nanokv.bench.suite.checked import check_object, random_bytes
 from nanokv.bench.suite.crew import Crew
 from nanokv.bench.suite.figure import Case, Figure
@@ -16,7 +17,7 @@ from nanokv.bench.suite.parallel import Counted, run_together
 from nanokv.bench.suite.question import Question, Run
 from nanokv.bench.suite.ring import Mismatch
 from nanokv.bench.suite.settings import Settings, quick
-from nanokv.bench.suite.worlds import Worlds
+from nanokv.bench.suite.worlds import MeasuredWorld, Worlds
 from nanokv.config import Options
 from nanokv.device.segment.layout import HEAP_CTL, REGIONS
 from nanokv.heap import shm
@@ -42,7 +43,7 @@ def ask(question: Question, worlds: Worlds, settings: Settings = TINY) -> list[F
     for figure in figures:
         assert figure.question == question.name and question.asks.endswith("?") and question.how.endswith(".")
         assert figure.repetitions and all(set(one) == set(figure.repetitions[0]) for one in figure.repetitions)
-        signed = figure.case.get("what") == many.ABOVE  # a difference
+        signed = figure.case.get("what") in (many.ABOVE, overlap.HIDDEN)  # differences
         assert signed or all(value >= 0 for one in figure.repetitions for value in one.values())
     return figures
 
@@ -312,3 +313,46 @@ def test_a_loop_of_compiled_calls_that_fail_is_noticed() -> None:
         alone.forget()
         with pytest.raises(RuntimeError, match="not stored all"):
             alone.forget()
+
+
+# --- overlap ------------------------------------------------------------------------------------
+@pytest.fixture
+def small_prefill(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(overlap, "LAYERS", 2)
+    monkeypatch.setattr(overlap, "BLOCKS", 4)
+
+
+@pytest.mark.usefixtures("small_prefill")
+def test_overlap(worlds: Worlds) -> None:
+    figures = ask(overlap.QUESTION, worlds, replace(TINY, rounds=100))
+    wanted: list[Case] = [
+        {"what": "time of a pass", "how": how} for how in (overlap.COMPUTE, overlap.IO, *overlap.TOGETHER)
+    ]
+    assert cases(figures) == wanted + [{"what": overlap.HIDDEN, "how": how} for how in overlap.TOGETHER]
+    assert [figure.unit for figure in figures] == ["us"] * 6 + ["%"] * 4
+    assert all(figure.median() > 0 for figure in figures[:6])
+
+
+def test_the_share_of_io_that_was_hidden() -> None:
+    turn = {overlap.COMPUTE: 100, overlap.IO: 40, overlap.BESIDE: 110, overlap.SAME: 140, overlap.ASYNC: 160}
+    slow = {way: 3 * ns for way, ns in turn.items()}
+    assert overlap.hidden([turn, turn, slow], overlap.BESIDE) == 75
+    assert overlap.hidden([turn], overlap.SAME) == 0 and overlap.hidden([slow], overlap.ASYNC) == -50
+
+
+@pytest.mark.usefixtures("small_prefill")
+def test_a_layer_that_was_stored_before_it_was_computed_is_noticed() -> None:
+    here, there = local_world(2, 64 << 20, page_bytes=64 << 10)
+    with here, there, ThreadPoolExecutor(1) as beside:
+        prefill = overlap.Prefill.make()
+        stores = overlap.Stores(MeasuredWorld(here, OwnerHere(there)), prefill, beside)
+        keys = [f"block {block}" for block in stores.blocks]
+        stores.ways[overlap.BESIDE](keys)
+        stores.verify(overlap.BESIDE, keys)
+        stores.forget(overlap.BESIDE, keys)
+        for plane in prefill.kv:
+            plane.zero_()
+        stores.ways[overlap.IO](keys)
+        stores.ways[overlap.COMPUTE](keys)
+        with pytest.raises(Mismatch, match="thread beside it: layer 0"):
+            stores.verify(overlap.BESIDE, keys)
