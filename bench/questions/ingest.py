@@ -162,11 +162,13 @@ def measure(run: Run) -> Iterator[Figure]:
 
     found = in_turns({"rate": partial(rates, objects)}, settings.repeats, warm_up=1, say=run.say)["rate"]
     for what in (STORED, REMOVED):
-        case: Case = {"what": f"announcements of objects that were {what}", "objects": objects}
+        case: Case = {"what": "announcements", "of objects": what, "count": objects}
         yield quantity("ingest", case, "M/s", "higher", [one[what] for one in found])
     if why_no_lag(settings) is None:
         repetitions = in_turns({"lag": lag}, settings.repeats, say=run.say)["lag"]
-        yield latency("ingest", {"what": "lag of the index, poller busy", "objects": STREAM}, repetitions)
+        yield latency(
+            "ingest", {"what": "lag of the index, poller busy", "of objects": STORED, "count": STREAM}, repetitions
+        )
 
 
 def why_no_lag(settings: Settings) -> str | None:

@@ -62,12 +62,12 @@ QUESTION = Question(
     asks="How long does each call take, beside a plain copy of the same bytes?",
     measure=measure,
     how=(
-        "Closed loop: the next call begins when the last one has returned. Rank 0 puts into the segment of rank 1 and "
-        "reads from there; heap local is one process, shm two. The heap holds a ring of objects: each round removes "
-        "the oldest, puts a new one, and reads one from the middle into a tensor of the caller (get) and into a new one "
-        "(get new). Plain copies (copy_; clone for get new) walk a twin of the ring in the same segment, and take turns "
-        "with the calls at being first. A repetition is a world of its own, whose first lap does not count; v2 and v1 "
-        "take turns. Bytes are compared before and after the rounds, untimed."
+        "Closed loop: the next call begins when the last one has returned. Rank 0 puts into the segment of rank 1 "
+        "and reads from there; heap local is one process, shm two. The heap holds a ring of objects: each round "
+        "removes the oldest, puts a new one, and reads one from the middle into a tensor of the caller (get) and "
+        "into a new one (get new). Plain copies (copy_; clone for get new) walk a twin of the ring in the same "
+        "segment, and take turns with the calls at being first. A repetition is a world of its own, whose first "
+        "lap does not count; v2 and v1 take turns. Bytes are compared before and after the rounds, untimed."
     ),
     beside=("system", COPY),
 )

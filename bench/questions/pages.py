@@ -117,7 +117,7 @@ def measure(run: Run) -> Iterator[Figure]:
     """What is computed first; then the calls, where the page sizes take turns."""
     for page_bytes in PAGES:
         geometry = plan_geometry(SEGMENT_BYTES, page_bytes, 1 + OWNER, Options())
-        case: Case = {"page": page_bytes}
+        case: Case = {"page size": page_bytes}
         share = 100 * geometry.offsets["heap_base"] / geometry.segment_bytes
         yield quantity("pages", case | {"what": "control regions, of the segment"}, "%", "lower", [share])
         for name, model in MODELS.items():
@@ -132,7 +132,7 @@ def measure(run: Run) -> Iterator[Figure]:
     for page_bytes, repetitions in in_turns(ways, run.settings.repeats, say=run.say).items():
         for size in SIZES:
             for operation in ("put", "get"):
-                of: Case = {"page": page_bytes, "what": operation, "size": size}
+                of: Case = {"page size": page_bytes, "what": operation, "size": size}
                 yield latency("pages", of, [one[size][operation] for one in repetitions])
 
 

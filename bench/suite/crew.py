@@ -3,9 +3,11 @@
 import secrets
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from types import TracebackType
 from typing import Any
 
 from nanokv.bench.suite.other_process import STARTUP, Peer
+from nanokv.heap.shm import list_worlds, remove_world
 
 
 class Crew:
@@ -14,12 +16,16 @@ class Crew:
     def __init__(self) -> None:
         self._stack = ExitStack()
         self._peers: list[Peer] = []
+        self._names: list[str] = []
+        self._stack.callback(self._remove_worlds)
 
     def __enter__(self) -> "Crew":
         return self
 
-    def __exit__(self, *error: object) -> None:
-        self._stack.close()
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.__exit__(kind, error, trace)
 
     @contextmanager
     def world(self, ranks: int, heap_bytes: int, **options: Any) -> Iterator[list[Peer]]:
@@ -31,6 +37,7 @@ class Crew:
         wishes = {"heap_bytes": heap_bytes, "world_size": ranks, "evict": False, "attach_timeout": STARTUP} | options
         members = self._members(ranks)
         name = f"bench-{secrets.token_hex(6)}"
+        self._names.append(name)
         for rank, peer in enumerate(members):
             peer.tell("open", name=name, rank=rank, **wishes)
         for peer in members:
@@ -40,6 +47,11 @@ class Crew:
             peer.tell("close")
         for peer in members:
             peer.answer()
+
+    def _remove_worlds(self) -> None:
+        """Remove the memory of worlds that an error has left behind."""
+        for name in set(self._names) & set(list_worlds()):
+            remove_world(name, force=True)
 
     def _members(self, count: int) -> list[Peer]:
         new = [self._stack.enter_context(Peer()) for _ in range(len(self._peers), count)]

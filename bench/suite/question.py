@@ -41,5 +41,5 @@ class Question:
     asks: str
     measure: Callable[[Run], Iterable[Figure]]
     how: str
-    beside: tuple[str, str] | None = None
+    beside: tuple[str, str | int] | None = None
     why_not: Callable[[Settings], str | None] = lambda _: None

@@ -13,10 +13,10 @@ import torch
 
 from nanokv import NanoKVCache
 from nanokv.bench.suite.owner import Owner, digest
+from nanokv.bench.suite.settings import MAX_SIZE
 from nanokv.bench.suite.timing import Samples
 from nanokv.bench.suite.worlds import OWNER, PAGE_BYTES
 
-MAX_BYTES = 128 * PAGE_BYTES  #: the largest object of a heap with default size classes
 OPERATIONS = ("put", "get", "get new", "exists", "remove")  #: "get" into a tensor of the caller, or into a new one
 COPIED = ("put", "get", "get new")  #: have a copy beside them: copy_ in, copy_ out, clone
 MIN_SLOTS = 4
@@ -34,13 +34,13 @@ class Plan:
     """
 
     def __init__(self, size: int, ring_bytes: int) -> None:
-        if size > MAX_BYTES:
-            raise ValueError(f"a size is at most {MAX_BYTES} bytes, not {size}")
+        if size > MAX_SIZE:
+            raise ValueError(f"a size is at most {MAX_SIZE} bytes, not {size}")
         pages = -(-size // PAGE_BYTES)
         self.size = size
         self.stride = PAGE_BYTES << (pages - 1).bit_length()  # an extent at least; lanes consist of whole ones
         self.slots = max(MIN_SLOTS, ring_bytes // self.stride)
-        self.lane_bytes = min(MAX_BYTES, self.stride << (self.slots - 1).bit_length())
+        self.lane_bytes = min(MAX_SIZE, self.stride << (self.slots - 1).bit_length())
         self.lanes = -(-self.slots * self.stride // self.lane_bytes)
 
     @property

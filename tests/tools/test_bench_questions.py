@@ -220,10 +220,10 @@ def test_ingest(worlds: Worlds) -> None:
     figures = ask(ingest.QUESTION, worlds, replace(TINY, objects=500))
     rates, lag = figures[:-1], figures[-1]
     assert cases(rates) == [
-        {"what": f"announcements of objects that were {what}", "objects": 500} for what in ("stored", "removed")
+        {"what": "announcements", "of objects": what, "count": 500} for what in ("stored", "removed")
     ]
     assert all(rate.unit == "M/s" and rate.better == "higher" and rate.median() > 0 for rate in rates)
-    assert lag.case == {"what": "lag of the index, poller busy", "objects": ingest.STREAM}
+    assert lag.case == {"what": "lag of the index, poller busy", "of objects": "stored", "count": ingest.STREAM}
     assert lag.unit == "us" and sum(many for _, many in lag.buckets) == sum(one["n"] for one in lag.repetitions) > 0
     assert len(ask(ingest.QUESTION, worlds, replace(TINY, objects=50, heaps=("local",)))) == 2
 
@@ -266,7 +266,7 @@ def test_pages(worlds: Worlds, monkeypatch: pytest.MonkeyPatch) -> None:
     figures = ask(pages.QUESTION, worlds, replace(TINY, ring_bytes=4 << 20))
     computed, called = figures[:-8], figures[-8:]
     assert [figure.case for figure in called] == [
-        {"page": page, "what": operation, "size": size}
+        {"page size": page, "what": operation, "size": size}
         for page in pages.PAGES
         for size in pages.SIZES
         for operation in ("put", "get")
@@ -275,7 +275,7 @@ def test_pages(worlds: Worlds, monkeypatch: pytest.MonkeyPatch) -> None:
         check_latency(figure, TINY.rounds)
     assert {figure.unit for figure in computed} == {"%"} and len(computed) == 2 * (1 + 3 * len(pages.MODELS))
     small, large = (
-        [figure.median() for figure in computed if figure.case["page"] == page and "model" in figure.case]
+        [figure.median() for figure in computed if figure.case["page size"] == page and "model" in figure.case]
         for page in pages.PAGES
     )
     assert all(a <= b < 100 for a, b in zip(small, large, strict=True)) and small != large
