@@ -96,4 +96,5 @@ QUESTION = Question(
     f"Bursts of {CALLS} puts and of as many gets of {SIZE} bytes, {PAUSE * 1e3:g} ms apart; each call is timed by "
     "itself, its key is a digest. In the same process the poller takes the interpreter's lock from the calls now and "
     "then. Removals and the pauses are not timed.",
+    beside=("poller", "other process"),
 )

@@ -103,7 +103,7 @@ def measure(run: Run) -> Iterator[Figure]:
     for nbytes in SEGMENTS:
         share, note = control_share(nbytes)
         case: Case = {"what": "control regions, of the segment", "GiB": nbytes // GIB}
-        yield quantity("memory", case, "%", "lower", [share], note)
+        yield quantity("memory", case, "%", "lower", [share], f"{nbytes // GIB} GiB: {note}")
     if why_no_index(settings) is None:
         counts = (max(settings.objects // FEWER, 1), settings.objects)
         ways = {count: partial(index_bytes, count) for count in counts}

@@ -224,5 +224,6 @@ QUESTION = Question(
     "are stored into the segment of another process. Compute alone, I/O alone and each way of doing both take "
     "turns, pass by pass. Hidden: what compute and I/O take one after the other, less what both take together, as a "
     "share of the I/O, turn by turn. What is hidden in a thread beside it needs a processor of its own.",
+    beside=("how", COMPUTE),
     why_not=why_not,
 )

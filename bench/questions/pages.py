@@ -20,7 +20,7 @@ from nanokv.bench.suite.question import Question, Run
 from nanokv.bench.suite.settings import KIB, MIB, Settings
 from nanokv.bench.suite.timing import Samples
 from nanokv.bench.suite.turns import in_turns
-from nanokv.bench.suite.worlds import OWNER, MeasuredWorld
+from nanokv.bench.suite.worlds import OWNER, PAGE_BYTES, MeasuredWorld
 from nanokv.config import Options
 from nanokv.device.segment.geometry import Geometry
 from nanokv.heap import shm
@@ -115,25 +115,31 @@ def repetition(run: Run, page_bytes: int) -> dict[int, dict[str, Samples]]:
 
 def measure(run: Run) -> Iterator[Figure]:
     """What is computed first; then the calls, where the page sizes take turns."""
-    for page_bytes in PAGES:
-        geometry = plan_geometry(SEGMENT_BYTES, page_bytes, 1 + OWNER, Options())
-        case: Case = {"page size": page_bytes}
-        share = 100 * geometry.offsets["heap_base"] / geometry.segment_bytes
-        yield quantity("pages", case | {"what": "control regions, of the segment"}, "%", "lower", [share])
-        for name, model in MODELS.items():
-            for part in PARTS:
-                size = part_bytes(model, part)
-                what: Case = {"what": "lost to rounding", "model": name, "object": part, "size": size}
-                note = f"{model.layers} layers, {model.kv_heads} KV heads of {model.head_dim}, 2 bytes"
-                yield quantity("pages", case | what, "%", "lower", [lost(geometry, size)], note)
+    yield from _computed()
     if why_no_calls(run.settings) is not None:
         return
     ways = {page_bytes: partial(repetition, run, page_bytes) for page_bytes in PAGES}
-    for page_bytes, repetitions in in_turns(ways, run.settings.repeats, say=run.say).items():
+    found = in_turns(ways, run.settings.repeats, say=run.say)
+    for operation in ("put", "get"):
         for size in SIZES:
-            for operation in ("put", "get"):
-                of: Case = {"page size": page_bytes, "what": operation, "size": size}
-                yield latency("pages", of, [one[size][operation] for one in repetitions])
+            for page_bytes, repetitions in found.items():
+                case: Case = {"what": operation, "size": size, "page size": page_bytes}
+                yield latency("pages", case, [one[size][operation] for one in repetitions])
+
+
+def _computed() -> Iterator[Figure]:
+    geometries = {page_bytes: plan_geometry(SEGMENT_BYTES, page_bytes, 1 + OWNER, Options()) for page_bytes in PAGES}
+    for page_bytes, geometry in geometries.items():
+        case: Case = {"what": "control regions, of the segment", "page size": page_bytes}
+        yield quantity("pages", case, "%", "lower", [100 * geometry.offsets["heap_base"] / geometry.segment_bytes])
+    for name, model in MODELS.items():
+        note = f"{name}: {model.layers} layers, {model.kv_heads} KV heads of {model.head_dim}, 2 bytes"
+        for part in PARTS:
+            size = part_bytes(model, part)
+            for page_bytes, geometry in geometries.items():
+                what: Case = {"what": "lost to rounding", "model": name, "object": part, "size": size}
+                share = lost(geometry, size)
+                yield quantity("pages", what | {"page size": page_bytes}, "%", "lower", [share], note)
 
 
 def why_no_calls(settings: Settings) -> str | None:
@@ -149,4 +155,5 @@ QUESTION = Question(
     f"64 KiB to 1 MiB; page sizes take turns. Computed, so with one value: what KV blocks of {TOKENS} tokens of known "
     "models leave unused of their extents (the numbers of layers, KV heads and dimensions are those of their "
     f"config.json, 2 bytes each), and the control regions of a segment of {SEGMENT_BYTES >> 30} GiB.",
+    beside=("page size", PAGE_BYTES),
 )

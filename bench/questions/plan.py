@@ -83,5 +83,6 @@ QUESTION = Question(
     measure,
     f"`open_for_write` of {SIZE // MIB} MiB in the segment of another process, which is v1's master; each call is "
     "timed by itself. The abort of the plan, which frees the pages again, is not timed. No byte of it is written.",
+    beside=("alloc", "device"),
     why_not=why_not,
 )

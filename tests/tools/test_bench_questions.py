@@ -1,62 +1,29 @@
-"""Each question runs with tiny counts and yields the figures that it promises. Nothing here looks at a duration."""
+"""Questions about calls: each runs with tiny counts and yields what it promises. No test looks at a duration."""
 
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
 
 from nanokv import local_world
-from nanokv.bench.questions import alloc, burst, ingest, many, memory, overlap, pages, plan, scaling, steps, throughput
+from nanokv.bench.questions import alloc, burst, many, pages, plan, steps, throughput
 from nanokv.bench.suite.checked import check_object, random_bytes
-from nanokv.bench.suite.crew import Crew
-from nanokv.bench.suite.figure import Case, Figure
+from nanokv.bench.suite.figure import Case
 from nanokv.bench.suite.owner import OwnerHere
 from nanokv.bench.suite.parallel import Counted, run_together
-from nanokv.bench.suite.question import Question, Run
 from nanokv.bench.suite.ring import Mismatch
-from nanokv.bench.suite.settings import Settings, quick
-from nanokv.bench.suite.worlds import MeasuredWorld, Worlds
+from nanokv.bench.suite.worlds import Worlds
 from nanokv.config import Options
-from nanokv.device.segment.layout import HEAP_CTL, REGIONS
-from nanokv.heap import shm
+from nanokv.device.segment.layout import HEAP_CTL
 from nanokv.wiring import plan_geometry
-
-TINY = replace(quick(Settings()), rounds=6, repeats=2, pairs=2000, idle_puts=2)
+from tests.support.bench_questions import TINY, ask, cases, check_latency, opened_worlds
 
 
 @pytest.fixture(scope="module")
 def worlds() -> Iterator[Worlds]:
-    why = shm.why_not()
-    if why:
-        pytest.skip(f"no worlds of processes here: {why}")
-    with Worlds() as made:
+    with opened_worlds() as made:
         yield made
-
-
-def ask(question: Question, worlds: Worlds, settings: Settings = TINY) -> list[Figure]:
-    """The figures of a question, each of them well-formed."""
-    figures = list(question.measure(Run(settings, worlds, lambda _: None)))
-    cases = [tuple(sorted(figure.case.items())) for figure in figures]
-    assert len(set(cases)) == len(cases)
-    for figure in figures:
-        assert figure.question == question.name and question.asks.endswith("?") and question.how.endswith(".")
-        assert figure.repetitions and all(set(one) == set(figure.repetitions[0]) for one in figure.repetitions)
-        signed = figure.case.get("what") in (many.ABOVE, overlap.HIDDEN)  # differences
-        assert signed or all(value >= 0 for one in figure.repetitions for value in one.values())
-    return figures
-
-
-def cases(figures: list[Figure]) -> list[Case]:
-    return [figure.case for figure in figures]
-
-
-def check_latency(figure: Figure, count: int) -> None:
-    """A latency of `count` samples in each repetition, and as many in its buckets."""
-    assert (figure.unit, figure.better, figure.headline) == ("us", "lower", "p50")
-    assert len(figure.repetitions) == TINY.repeats and {one["n"] for one in figure.repetitions} == {count}
-    assert sum(many for _, many in figure.buckets) == count * TINY.repeats
 
 
 def test_bytes_that_differ_are_noticed() -> None:
@@ -159,7 +126,7 @@ def test_throughput(worlds: Worlds) -> None:
 
 # --- many ---------------------------------------------------------------------------------------
 def test_many(worlds: Worlds) -> None:
-    figures = ask(many.QUESTION, worlds, replace(TINY, rounds=200, ring_bytes=1 << 20))
+    figures = ask(many.QUESTION, worlds, replace(TINY, rounds=200, ring_bytes=1 << 20), many.ABOVE)
     wanted: list[Case] = []
     for keys in ("str", "digest"):
         for operation, objects in (("put_many", 256), ("get_many", 256), ("exists_many", 1000), ("remove_many", 256)):
@@ -182,83 +149,6 @@ def test_a_call_about_many_that_fails_for_one_is_noticed() -> None:
         many.check_answers(cache.exists_many(["nothing"]), True)
 
 
-# --- scaling ------------------------------------------------------------------------------------
-def test_scaling(worlds: Worlds) -> None:
-    figures = ask(scaling.QUESTION, worlds, replace(TINY, topologies=((1, 1), (2, 1)), ring_bytes=1 << 20))
-    wanted: list[Case] = []
-    for size in scaling.SIZES:
-        for producers in (1, 2):
-            case: Case = {"producers": producers, "owners": 1, "size": size}
-            wanted += [case | {"what": "all puts"}]
-            wanted += [case | {"what": f"put of producer {producer}"} for producer in range(producers)]
-    assert cases(figures) == wanted
-    for figure in figures:
-        processes = int(figure.case["producers"]) + 1
-        assert figure.note == scaling.crowded(processes)
-        if figure.case["what"] != "all puts":
-            check_latency(figure, TINY.rounds)
-        else:
-            assert figure.unit == "M/s" and figure.median() > 0
-
-
-def test_small_machines_measure_small_shapes_and_say_that_they_are_crowded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)))
-    assert scaling.shapes(TINY) == (*scaling.SMALL, (4, 1), (2, 4), (4, 4))
-    assert scaling.crowded(8) == "" and "9 processes on 8 cores" in scaling.crowded(9)
-
-
-def test_an_owner_that_reads_other_bytes_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    with Crew() as crew, crew.world(2, 1 << 20, page_bytes=4096) as peers:
-        assert scaling.run_lap(peers, 0, 1024, 3, 1).wall_ns > 0
-        monkeypatch.setattr(scaling, "random_bytes", lambda size, seed: random_bytes(size, seed + 1))
-        with pytest.raises(Mismatch, match="producer 0"):
-            scaling.run_lap(peers, 1, 1024, 3, 1)
-
-
-# --- ingest -------------------------------------------------------------------------------------
-def test_ingest(worlds: Worlds) -> None:
-    figures = ask(ingest.QUESTION, worlds, replace(TINY, objects=500))
-    rates, lag = figures[:-1], figures[-1]
-    assert cases(rates) == [
-        {"what": "announcements", "of objects": what, "count": 500} for what in ("stored", "removed")
-    ]
-    assert all(rate.unit == "M/s" and rate.better == "higher" and rate.median() > 0 for rate in rates)
-    assert lag.case == {"what": "lag of the index, poller busy", "of objects": "stored", "count": ingest.STREAM}
-    assert lag.unit == "us" and sum(many for _, many in lag.buckets) == sum(one["n"] for one in lag.repetitions) > 0
-    assert len(ask(ingest.QUESTION, worlds, replace(TINY, objects=50, heaps=("local",)))) == 2
-
-
-def test_the_age_of_the_oldest_put_that_is_not_in_the_index() -> None:
-    returned = [100, 200, 300]
-    looks = [(50, 0), (150, 0), (250, 1), (290, 2), (300, 2), (300, 3), (400, 2)]
-    assert ingest.ages(returned, looks).tolist() == [50, 50, 0, 0]
-
-
-def test_announcements_that_were_missed_are_noticed() -> None:
-    (cache,) = local_world(1, 1 << 20, page_bytes=4096)
-    with cache, pytest.raises(RuntimeError, match=r"0 objects after 0 hints, not 3"):
-        ingest._expect(cache, 3, 3)
-
-
-# --- memory -------------------------------------------------------------------------------------
-def test_memory(worlds: Worlds) -> None:
-    figures = ask(memory.QUESTION, worlds, replace(TINY, objects=500, repeats=1))
-    wanted: list[Case] = [{"what": "control regions, of the segment", "GiB": gib} for gib in (1, 16, 64)]
-    wanted += [{"what": "index, bytes per object", "objects": count} for count in (100, 500)]
-    assert cases(figures) == wanted
-    for figure in figures[:3]:
-        assert (figure.unit, figure.better) == ("%", "lower") and 0 < figure.median() < 1
-    for figure in figures[3:]:
-        assert (figure.unit, figure.better) == ("bytes", "lower") and figure.median() >= 72  # a record and a word
-
-
-def test_the_regions_are_all_that_is_not_payload() -> None:
-    geometry = plan_geometry(1 << 24, 4096, 2, Options())
-    named = sum(memory.region_bytes(geometry).values()) + HEAP_CTL.size
-    assert 0 <= geometry.offsets["heap_base"] - named < 4096 + 64 * len(REGIONS)
-    assert memory.private_bytes(None) > 1 << 20
-
-
 # --- pages --------------------------------------------------------------------------------------
 def test_pages(worlds: Worlds, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pages, "PAGES", (64 << 10, 1 << 20))
@@ -266,10 +156,10 @@ def test_pages(worlds: Worlds, monkeypatch: pytest.MonkeyPatch) -> None:
     figures = ask(pages.QUESTION, worlds, replace(TINY, ring_bytes=4 << 20))
     computed, called = figures[:-8], figures[-8:]
     assert [figure.case for figure in called] == [
-        {"page size": page, "what": operation, "size": size}
-        for page in pages.PAGES
-        for size in pages.SIZES
+        {"what": operation, "size": size, "page size": page}
         for operation in ("put", "get")
+        for size in pages.SIZES
+        for page in pages.PAGES
     ]
     for figure in called:
         check_latency(figure, TINY.rounds)
@@ -313,46 +203,3 @@ def test_a_loop_of_compiled_calls_that_fail_is_noticed() -> None:
         alone.forget()
         with pytest.raises(RuntimeError, match="not stored all"):
             alone.forget()
-
-
-# --- overlap ------------------------------------------------------------------------------------
-@pytest.fixture
-def small_prefill(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(overlap, "LAYERS", 2)
-    monkeypatch.setattr(overlap, "BLOCKS", 4)
-
-
-@pytest.mark.usefixtures("small_prefill")
-def test_overlap(worlds: Worlds) -> None:
-    figures = ask(overlap.QUESTION, worlds, replace(TINY, rounds=100))
-    wanted: list[Case] = [
-        {"what": "time of a pass", "how": how} for how in (overlap.COMPUTE, overlap.IO, *overlap.TOGETHER)
-    ]
-    assert cases(figures) == wanted + [{"what": overlap.HIDDEN, "how": how} for how in overlap.TOGETHER]
-    assert [figure.unit for figure in figures] == ["us"] * 6 + ["%"] * 4
-    assert all(figure.median() > 0 for figure in figures[:6])
-
-
-def test_the_share_of_io_that_was_hidden() -> None:
-    turn = {overlap.COMPUTE: 100, overlap.IO: 40, overlap.BESIDE: 110, overlap.SAME: 140, overlap.ASYNC: 160}
-    slow = {way: 3 * ns for way, ns in turn.items()}
-    assert overlap.hidden([turn, turn, slow], overlap.BESIDE) == 75
-    assert overlap.hidden([turn], overlap.SAME) == 0 and overlap.hidden([slow], overlap.ASYNC) == -50
-
-
-@pytest.mark.usefixtures("small_prefill")
-def test_a_layer_that_was_stored_before_it_was_computed_is_noticed() -> None:
-    here, there = local_world(2, 64 << 20, page_bytes=64 << 10)
-    with here, there, ThreadPoolExecutor(1) as beside:
-        prefill = overlap.Prefill.make()
-        stores = overlap.Stores(MeasuredWorld(here, OwnerHere(there)), prefill, beside)
-        keys = [f"block {block}" for block in stores.blocks]
-        stores.ways[overlap.BESIDE](keys)
-        stores.verify(overlap.BESIDE, keys)
-        stores.forget(overlap.BESIDE, keys)
-        for plane in prefill.kv:
-            plane.zero_()
-        stores.ways[overlap.IO](keys)
-        stores.ways[overlap.COMPUTE](keys)
-        with pytest.raises(Mismatch, match="thread beside it: layer 0"):
-            stores.verify(overlap.BESIDE, keys)
