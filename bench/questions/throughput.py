@@ -18,12 +18,13 @@ from nanokv.bench.suite.question import Question, Run
 from nanokv.bench.suite.ring import Plan
 from nanokv.bench.suite.settings import KIB, Settings, show_size
 from nanokv.bench.suite.turns import in_turns
-from nanokv.bench.suite.twin import twin_places
+from nanokv.bench.suite.twin import places
 from nanokv.bench.suite.worlds import OWNER, MeasuredWorld
 from nanokv.heap import shm
 
 LEAST = 64 * KIB  #: bytes; the copy of a smaller object is not what its call takes
 THREADS = (1, 2)
+LAPS = 4  #: of each kind in a repetition, at most: on a busy machine two threads of torch take seconds for each
 SYSTEM, COPY = "NanoKV v2", "copy_"
 OPERATIONS = ("put", "get")
 ORDERS = [
@@ -41,12 +42,12 @@ def laps(world: MeasuredWorld, plan: Plan, count: int) -> Nanoseconds:
     cache, keys = world.cache, [f"object {i}" for i in range(plan.slots)]
     source, target = random_bytes(plan.size), torch.zeros(plan.size, dtype=torch.uint8)
     spent: Nanoseconds = {}
-    with twin_places(cache, plan) as places:
+    with places(cache, OWNER, plan.slots, plan.size) as twin:
         kinds: dict[tuple[str, str], Callable[[], None]] = {
             ("put", SYSTEM): lambda: _each(partial(cache.put, tensor=source, preferred_segment=OWNER), keys),
-            ("put", COPY): lambda: _each(lambda place: place.copy_(source), places),
+            ("put", COPY): lambda: _each(lambda place: place.copy_(source), twin),
             ("get", SYSTEM): lambda: _each(partial(cache.get, dst=target), keys),
-            ("get", COPY): lambda: _each(target.copy_, places),
+            ("get", COPY): lambda: _each(target.copy_, twin),
         }
         for lap in range(-1, count):
             if lap >= 0:
@@ -55,7 +56,7 @@ def laps(world: MeasuredWorld, plan: Plan, count: int) -> Nanoseconds:
                 start = perf_counter_ns()
                 kinds[kind]()
                 spent[kind] = (spent.get(kind, 0) if lap > 0 else 0) + perf_counter_ns() - start
-        check_same("the last copy", places[-1], source)
+        check_same("the last copy", twin[-1], source)
         check_same("what was read last", target, source)
         check_object(cache, world.owner, keys[-1], source)
     return spent
@@ -72,7 +73,7 @@ def measure(run: Run) -> Iterator[Figure]:
 
     def once(size: int, threads: int) -> Nanoseconds:
         plan = Plan(size, settings.ring_bytes)
-        with torch_threads(threads), run.worlds.open("shm", "device", plan.heap_bytes) as world:
+        with torch_threads(threads), run.worlds.open("shm", "device", _heap_bytes(plan)) as world:
             return laps(world, plan, _laps(settings, plan))
 
     for size in sizes(settings):
@@ -88,9 +89,14 @@ def measure(run: Run) -> Iterator[Figure]:
                 yield quantity("throughput", case | {"what": "time per MB"}, "us", "lower", times)
 
 
+def _heap_bytes(plan: Plan) -> int:
+    """Room for the ring and its twin."""
+    return 2 * (plan.slots + 1) * plan.stride
+
+
 def _laps(settings: Settings, plan: Plan) -> int:
     """An even number, so that each order comes as often."""
-    return 2 * -(-settings.rounds_of(plan.size) // (2 * plan.slots))
+    return min(2 * -(-settings.rounds_of(plan.size) // (2 * plan.slots)), LAPS)
 
 
 def sizes(settings: Settings) -> list[int]:
