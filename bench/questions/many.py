@@ -10,11 +10,12 @@ from functools import partial
 from time import perf_counter_ns
 from typing import Any
 
+import numpy as np
 import torch
 
 from nanokv import NanoKVCache
 from nanokv.bench.suite.checked import check_object, check_same, random_bytes
-from nanokv.bench.suite.distribution import percentiles
+from nanokv.bench.suite.distribution import Durations, latency
 from nanokv.bench.suite.environment import torch_threads
 from nanokv.bench.suite.figure import Case, Figure, quantity
 from nanokv.bench.suite.question import Question, Run
@@ -145,19 +146,20 @@ def measure(run: Run) -> Iterator[Figure]:
 def _figures(keys: str, repetitions: list[Sets]) -> Iterator[Figure]:
     for name, objects in COUNTS.items():
         case: Case = {"operation": name, "keys": keys, "objects": objects, "size": SIZE}
-        mine = [per_object(sets.calls[name], objects) for sets in repetitions]
-        yield Figure("many", case | {"what": EACH}, "us", "lower", mine)
+        mine = latency("many", case | {"what": EACH}, [per_object(sets.calls[name], objects) for sets in repetitions])
+        yield mine
         if name in COPIED:
-            copies = [per_object(sets.copies[name], objects) for sets in repetitions]
-            above = [call["p50"] - copy["p50"] for call, copy in zip(mine, copies, strict=True)]
+            ns = [per_object(sets.copies[name], objects) for sets in repetitions]
+            copies = latency("many", case | {"what": COPY}, ns)
+            pairs = zip(mine.repetitions, copies.repetitions, strict=True)
+            above = [call["p50"] - copy["p50"] for call, copy in pairs]
             yield quantity("many", case | {"what": ABOVE}, "us", "lower", above)
-            yield Figure("many", case | {"what": COPY}, "us", "neither", copies)
+            yield copies
 
 
-def per_object(samples: Samples, objects: int) -> dict[str, float]:
-    """The percentiles of whole calls, divided by the number of their objects."""
-    found = percentiles(samples.ns)
-    return {name: value if name == "n" else value / objects for name, value in found.items()}
+def per_object(samples: Samples, objects: int) -> Durations:
+    """The durations of whole calls, divided by the number of their objects, in whole nanoseconds."""
+    return np.rint(samples.ns / objects).astype(np.int64)
 
 
 def why_not(settings: Settings) -> str | None:
