@@ -137,7 +137,7 @@ def _computed() -> Iterator[Figure]:
         for part in PARTS:
             size = part_bytes(model, part)
             for page_bytes, geometry in geometries.items():
-                what: Case = {"what": "lost to rounding", "model": name, "object": part, "size": size}
+                what: Case = {"what": "lost to rounding", "model": name, "object": part, "object size": size}
                 share = lost(geometry, size)
                 yield quantity("pages", what | {"page size": page_bytes}, "%", "lower", [share], note)
 

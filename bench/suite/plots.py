@@ -165,7 +165,7 @@ def _draw_sweep(axes: Axes, lines: Sequence[Line]) -> None:
     for label, figures in lines:
         _line(axes, [int(one.case[SIZE]) for one in figures], figures, figures[0].headline, label)
     axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
+    axes.set_yscale("symlog" if _has_zero(lines) else "log")
     sizes = sorted({int(one.case[SIZE]) for line in lines for one in line.figures})
     axes.xaxis.set_major_locator(FixedLocator(sizes))
     axes.xaxis.set_minor_locator(NullLocator())
@@ -202,7 +202,7 @@ def _line(axes: Axes, places: Sequence[int], figures: Sequence[Figure], name: st
 
 def _has_zero(lines: Sequence[Line]) -> bool:
     return any(
-        min(one.spread()[0], *(low for low, _ in one.buckets[:1])) <= 0 for line in lines for one in line.figures
+        min([one.spread()[0], *(low for low, _ in one.buckets[:1])]) <= 0 for line in lines for one in line.figures
     )
 
 

@@ -9,9 +9,10 @@ import pytest
 from nanokv import local_world
 from nanokv.bench.questions import alloc, burst, many, pages, plan, steps, throughput
 from nanokv.bench.suite.checked import check_object, random_bytes
-from nanokv.bench.suite.figure import Case
+from nanokv.bench.suite.figure import Case, quantity
 from nanokv.bench.suite.owner import OwnerHere
 from nanokv.bench.suite.parallel import Counted, run_together
+from nanokv.bench.suite.plots import plots
 from nanokv.bench.suite.ring import Mismatch
 from nanokv.bench.suite.worlds import Worlds
 from nanokv.config import Options
@@ -203,3 +204,8 @@ def test_a_loop_of_compiled_calls_that_fail_is_noticed() -> None:
         alone.forget()
         with pytest.raises(RuntimeError, match="not stored all"):
             alone.forget()
+
+
+def test_a_share_that_is_nothing_can_be_drawn() -> None:
+    nothing = [quantity("pages", {"size": size}, "%", "lower", [0.0]) for size in (1024, 2048)]
+    assert [plot.title for plot in plots(nothing)] == ["by size"]
