@@ -10,4 +10,8 @@ turns          repetitions: A B A B
 worlds         the worlds that are measured
 owner          the rank whose segment gets the objects
 other_process  the same, in a process of its own
+crew           several processes at once, each a rank
+twin           memory of the owner's segment for plain copies
+checked        bytes that were moved are compared
+parallel       threads that really run at the same time
 """

@@ -12,15 +12,14 @@ if TYPE_CHECKING:  # a question imports torch, and names are all that --help nee
 #: as they are asked and reported; a question that is not named here comes after these
 ORDER = (
     *("latency", "load", "burst", "throughput", "many", "scaling", "overlap", "pages", "peers"),
-    *("alloc", "plan", "announce", "ingest", "wait", "imports", "memory"),
+    *("steps", "alloc", "plan", "announce", "ingest", "wait", "imports", "memory"),
     *("full", "crowd", "replicas", "space", "pieces", "sweep"),
 )
-OTHERS = {"freelist"}  #: modules that are no questions yet
 
 
 def names() -> list[str]:
     """The names of all questions, in order."""
-    found = {module.name for module in iter_modules(questions.__path__)} - OTHERS
+    found = {module.name for module in iter_modules(questions.__path__)}
     return [name for name in ORDER if name in found] + sorted(found - set(ORDER))
 
 

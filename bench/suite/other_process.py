@@ -3,6 +3,7 @@
 `python -m nanokv.bench.suite.other_process` serves until its input ends.
 """
 
+import importlib
 import json
 import queue
 import subprocess
@@ -74,6 +75,10 @@ class Peer:
         self.tell(do, **what)
         return self.answer()
 
+    def call(self, function: str, **what: Any) -> Any:
+        """Call a function of the bench there, "module:function", with that process' cache and these arguments."""
+        return self.ask("call", function=function, **what)
+
     def digest(self, key: str) -> str:
         return str(self.ask("digest", key=key))
 
@@ -127,6 +132,10 @@ class Server:
         if do == "close":
             self.close()
             return None
+        if do == "call":
+            module, _, name = what.pop("function").partition(":")
+            assert module.startswith("nanokv.bench."), module
+            return getattr(importlib.import_module(module), name)(self._cache, **what)
         assert do in ("digest", "listen", "stored", "await_each", "woken"), do
         return getattr(self._owner, do)(**what)
 

@@ -26,6 +26,7 @@ class Settings:
         objects: in the largest segment, where the number of objects is what counts.
         pages: of the segments that are filled until they are full.
         pairs: pops and pushes per thread in one run of the free list.
+        topologies: numbers of producers and owners that work at once; empty: small ones, and those with a core each.
         idle_puts: puts that find the poller asleep; each costs a pause of 30 ms.
     """
 
@@ -39,6 +40,7 @@ class Settings:
     objects: int = 1_000_000
     pages: int = 8192
     pairs: int = 200_000
+    topologies: tuple[tuple[int, int], ...] = ()
     idle_puts: int = 100
 
     def rounds_of(self, size: int, alloc: str = "device") -> int:

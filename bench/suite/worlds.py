@@ -62,8 +62,8 @@ class Worlds:
 
     @contextmanager
     def _processes(self, wishes: dict[str, Any]) -> Iterator[MeasuredWorld]:
-        name = f"bench-{secrets.token_hex(6)}"
-        peer = self._running_peer(name)
+        peer, name = self.peer(), f"bench-{secrets.token_hex(6)}"
+        self._names.append(name)
         shared = wishes | {"name": name, "world_size": 2, "attach_timeout": STARTUP}
         peer.tell("open", rank=OWNER, **shared)
         with NanoKVCache(rank=1 - OWNER, **shared) as cache:
@@ -71,12 +71,12 @@ class Worlds:
             yield MeasuredWorld(cache, peer)
         peer.ask("close")
 
-    def _running_peer(self, world: str) -> Peer:
+    def peer(self) -> Peer:
+        """The other process; it is started if it does not run yet."""
         if self._peer is None:
             self._stack.callback(self._remove_worlds)
             self._peer = self._stack.enter_context(Peer())
             self._peer.answer(STARTUP)
-        self._names.append(world)
         return self._peer
 
     def _remove_worlds(self) -> None:

@@ -12,7 +12,6 @@ import torch
 from nanokv import local_world
 from nanokv.bench.__main__ import main
 from nanokv.bench.questions import full, imports, load, pieces
-from nanokv.bench.questions.freelist import NODES, FreeList, time_threads
 from nanokv.bench.suite import catalogue
 from nanokv.bench.suite.other_process import Peer, PeerFailed
 from nanokv.bench.suite.owner import OwnerHere, digest
@@ -26,8 +25,11 @@ ROOT = Path(__file__).parents[2]
 SIZES = (1024, 2 << 20)
 ROUNDS = 6
 SMALL = f"--quick --rounds {ROUNDS} --sizes 1K,2M --ring 2M --pages 256 --objects 1500".split()
-#: start processes of their own, or compute for long, and have tests of their own
-SLOW = {"imports", "memory", "overlap", "pages", "peers", "scaling"}
+SLOW = {"imports": "starts ten processes; its programs are tested below"} | dict.fromkeys(
+    ("burst", "throughput", "many", "pages", "steps", "plan", "alloc"), "test_bench_questions.py runs it"
+)
+SLOW |= dict.fromkeys(("scaling", "overlap", "ingest", "memory"), "test_bench_owners.py runs it")
+SLOW |= {"peers": "starts some processes for each system; test_bench_peers.py runs it"}
 HEAPS, SYSTEMS = ("local", "shm"), ("NanoKV v2", "NanoKV v1")
 
 
@@ -133,7 +135,7 @@ def test_the_html_is_one_file(files: Path) -> None:
 
 
 def test_every_question_is_in_the_catalogue() -> None:
-    there = {path.stem for path in (ROOT / "bench" / "questions").glob("*.py")} - {"__init__", *catalogue.OTHERS}
+    there = {path.stem for path in (ROOT / "bench" / "questions").glob("*.py")} - {"__init__"}
     assert set(catalogue.names()) == there
     for name in catalogue.names():
         question = catalogue.question(name)
@@ -188,17 +190,6 @@ def test_arrivals_are_those_of_the_rate() -> None:
     assert times == sorted(times) == load.arrivals(20_000, 1e6)
     assert times[-1] == pytest.approx(20e6, rel=0.05)
     assert load.arrivals(100, 1e3)[-1] == pytest.approx(1000 * load.arrivals(100, 1e6)[-1], rel=1e-3)
-
-
-def test_a_free_list_that_lost_its_nodes_is_noticed() -> None:
-    shared = FreeList()
-    assert sorted(shared.nodes()) == list(range(NODES))
-    assert shared.turn(10) == 0
-    shared._head[0] = 0
-    assert shared.nodes() == []
-    assert shared.turn(10) == 10
-    ns, share = time_threads(2, 1000)
-    assert ns > 0 and share > 0
 
 
 def test_the_first_put_of_a_fresh_process() -> None:
