@@ -1,62 +1,71 @@
-"""`python -m bench.crowd`: put and get in a segment with a million objects, beside one with a thousand.
+"""put and get in a segment with a million objects, beside one with a thousand."""
 
-Two processes: one puts and gets, the segment, its poller and its sweeper are the other's. The thousand are measured
-before and after the million; ratios are to the mean of the two.
-"""
-
-import argparse
 import random
+from collections.abc import Iterator
+from functools import partial
 
 import torch
-from rich.console import Console
-from rich.table import Table
 
-from nanokv import NanoKVCache
-from nanokv.bench.suite.timing import Samples, Summary
-from nanokv.bench.suite.worlds import OWNER, Worlds
+from nanokv.bench.suite.distribution import latency
+from nanokv.bench.suite.figure import Case, Figure
+from nanokv.bench.suite.question import Question, Run
+from nanokv.bench.suite.ring import Mismatch
+from nanokv.bench.suite.settings import Settings
+from nanokv.bench.suite.timing import Samples
+from nanokv.bench.suite.turns import in_turns
+from nanokv.bench.suite.worlds import OWNER
 
 PAGE = 256  #: bytes of a page, and of an object
 FEW = 1000
 SPARE = 4096  #: pages for the puts that are timed
 
 
-def measure(cache: NanoKVCache, objects: int, calls: int) -> dict[str, Summary]:
-    """Percentiles of gets of keys at random and of puts of new ones, which are removed at once, untimed."""
-    value, into = torch.zeros(PAGE, dtype=torch.uint8), torch.empty(PAGE, dtype=torch.uint8)
-    keys = [cache.digest(f"{number}") for number in range(objects)]
-    for key in keys:
-        cache.put(key, value, preferred_segment=OWNER)
-    draw, gets, puts = random.Random(1), Samples(), Samples()
-    for number in range(calls):
-        gets.time(cache.get, keys[draw.randrange(objects)], dst=into)
-        new = cache.digest(f"new {number}")
-        puts.time(cache.put, new, value, preferred_segment=OWNER)
-        cache.remove(new)
-    return {"put": puts.summary(), "get": gets.summary()}
+def repetition(run: Run, objects: int) -> dict[str, Samples]:
+    """Gets of keys at random, and puts of new ones, which are removed at once, untimed; in a world of its own."""
+    rounds = run.settings.rounds
+    with run.worlds.open("shm", "device", (objects + SPARE) * PAGE, page_bytes=PAGE) as (cache, _):
+        value, into = torch.randint(0, 256, (PAGE,), dtype=torch.uint8), torch.zeros(PAGE, dtype=torch.uint8)
+        keys = [cache.digest(f"{number}") for number in range(objects)]
+        for key in keys:
+            cache.put(key, value, preferred_segment=OWNER)
+        draw, gets, puts = random.Random(1), Samples(rounds), Samples(rounds)
+        for number in range(rounds):
+            gets.time(cache.get, keys[draw.randrange(objects)], dst=into)
+            new = cache.digest(f"new {number}")
+            puts.time(cache.put, new, value, preferred_segment=OWNER)
+            cache.remove(new)
+        if not torch.equal(into, value):
+            raise Mismatch(f"a get among {objects} objects gave other bytes than were put")
+    return {"put": puts, "get": gets}
 
 
-def main() -> None:
-    """Print a table."""
-    parser = argparse.ArgumentParser(prog="python -m bench.crowd", description="What a million objects cost a call.")
-    parser.add_argument("--objects", type=int, default=1_000_000, help="in the large segment (default 1000000)")
-    parser.add_argument("--calls", type=int, default=100_000, help="of each kind, in each segment (default 100000)")
-    given = parser.parse_args()
-    if given.objects <= FEW or given.calls < 1:
-        parser.error(f"--objects must be above {FEW}, --calls at least 1")
-    found: list[tuple[int, dict[str, Summary]]] = []
-    with Worlds() as worlds:
-        for objects in (FEW, given.objects, FEW):
-            with worlds.open("shm", "device", (objects + SPARE) * PAGE, page_bytes=PAGE) as world:
-                found.append((objects, measure(world.cache, objects, given.calls)))
-    table = Table("call", "objects", "p50 us", "p99 us", "p99, times that of few")
-    for name in ("put", "get"):
-        base = (found[0][1][name]["p99"] + found[2][1][name]["p99"]) / 2
-        for objects, us in found:
-            one = us[name]
-            table.add_row(name, f"{objects:,}", f"{one['p50']:.1f}", f"{one['p99']:.1f}", f"{one['p99'] / base:.2f}")
-    console = Console()
-    (console if console.is_terminal else Console(width=100)).print(table)
+def measure(run: Run) -> Iterator[Figure]:
+    """A thousand objects and a million take turns."""
+    counts = (FEW, run.settings.objects)
+    ways = {f"{count:,} objects": partial(repetition, run, count) for count in counts}
+    found = dict(zip(counts, in_turns(ways, run.settings.repeats, say=run.say).values(), strict=True))
+    for operation in ("put", "get"):
+        for count, repetitions in found.items():
+            case: Case = {"operation": operation, "objects": count}
+            yield latency("crowd", case, [one[operation] for one in repetitions])
 
 
-if __name__ == "__main__":
-    main()
+def why_not(settings: Settings) -> str | None:
+    """Why these settings have no answer."""
+    if "shm" not in settings.heaps:
+        return "it needs two processes: heap shm"
+    return None if settings.objects > FEW else f"--objects must be above {FEW}"
+
+
+QUESTION = Question(
+    name="crowd",
+    asks="What do a million objects in a segment cost a put and a get?",
+    measure=measure,
+    how=(
+        "One process puts and gets objects of 256 bytes at random in the segment of another, whose poller and "
+        "sweeper run. A put is removed at once, untimed. A segment with a thousand objects and one with a million "
+        "take turns; each repetition is a world of its own."
+    ),
+    beside=("objects", FEW),
+    why_not=why_not,
+)

@@ -1,89 +1,123 @@
-"""`python -m bench.full`: a put into a full segment, which evicts, beside a put into one with room; and a refusal.
+"""A put into a full segment, which evicts, beside a put into one with room; and a refusal."""
 
-Two processes: one puts, the segment and its poller are the other's. Rounds of both kinds of puts take turns, in one
-world. The refusals are those of a segment in which nothing may go: every object is kept.
-"""
-
-import argparse
+from collections.abc import Iterator
+from functools import partial
 from itertools import count
 
 import torch
-from rich.console import Console
-from rich.table import Table
 
 from nanokv import Hold, NanoKVCache
-from nanokv.bench.suite.timing import Samples, Summary
-from nanokv.bench.suite.worlds import OWNER, Worlds
+from nanokv.bench.suite.distribution import latency
+from nanokv.bench.suite.figure import Figure
+from nanokv.bench.suite.question import Question, Run
+from nanokv.bench.suite.settings import KIB, Settings
+from nanokv.bench.suite.timing import Samples
+from nanokv.bench.suite.turns import in_turns
+from nanokv.bench.suite.worlds import OWNER
 from nanokv.errors import OutOfMemory
 
-ROUNDS = 20
-PAGES = 8192
+SIZE = 64 * KIB  #: bytes of an object, and of a page
+TURNS = 4  #: of puts with room and puts that evict, in one repetition
+PUTS = 4000  #: of each kind in one repetition, at most
 REFUSALS = 200
-UNITS = {"K": 1 << 10, "M": 1 << 20}
+KINDS = ("with room", "full: evicts", "full of kept objects: refused")
 
 
-def measure(cache: NanoKVCache, size: int, puts: int) -> dict[str, Summary]:
-    """Percentiles of puts with room, of puts that evict, and of refusals."""
-    tensor, numbers = torch.zeros(size, dtype=torch.uint8), count()
-    room, full, refused = Samples(), Samples(), Samples()
+class Segment:
+    """The segment of another process, of `pages` objects, that is put into."""
 
-    def put(samples: Samples) -> None:
-        samples.time(cache.put, f"k{next(numbers)}", tensor, preferred_segment=OWNER)
+    def __init__(self, cache: NanoKVCache, pages: int) -> None:
+        self._cache = cache
+        self._pages = pages
+        self._tensor = torch.zeros(SIZE, dtype=torch.uint8)
+        self._numbers = count()
 
-    def fill() -> None:
-        for _ in range(PAGES):
-            cache.put(f"k{next(numbers)}", tensor, preferred_segment=OWNER)
+    def put(self, samples: Samples | None = None) -> None:
+        """Put a new object, timed if there are samples."""
+        key = f"k{next(self._numbers)}"
+        if samples is None:
+            self._cache.put(key, self._tensor, preferred_segment=OWNER)
+        else:
+            samples.time(self._cache.put, key, self._tensor, preferred_segment=OWNER)
 
-    for _ in range(ROUNDS):
-        fill()
-        for _ in range(puts // ROUNDS):
-            put(full)
-        first = next(numbers)
-        cache.remove_many([f"k{number}" for number in range(max(first - 2 * PAGES, 0), first)])
-        for _ in range(puts // ROUNDS):
-            put(room)
-    cache.remove_many([f"k{number}" for number in range(next(numbers))])
-    try:
-        while True:
-            cache.put(f"kept {next(numbers)}", tensor, preferred_segment=OWNER, hold=Hold(priority="kept"))
-    except OutOfMemory:
-        pass
-    for _ in range(REFUSALS):
-        refused.time(_refused, cache, tensor, f"k{next(numbers)}")
-    kinds = {"with room": room, "full: evicts": full, "full of kept objects: refused": refused}
-    return {name: samples.summary() for name, samples in kinds.items()}
+    def fill(self) -> None:
+        """Put until every page was written."""
+        for _ in range(self._pages):
+            self.put()
 
+    def clear(self) -> None:
+        """Remove all that may still be there."""
+        end = next(self._numbers)
+        self._cache.remove_many([f"k{number}" for number in range(max(end - 2 * self._pages, 0), end)])
 
-def _refused(cache: NanoKVCache, tensor: torch.Tensor, key: str) -> None:
-    try:
-        cache.put(key, tensor, preferred_segment=OWNER)
-    except OutOfMemory:
-        return
-    raise RuntimeError("a put into a segment of kept objects was not refused")
+    def keep(self) -> None:
+        """Fill with objects that may not be evicted."""
+        try:
+            for number in range(2 * self._pages):
+                self._cache.put(f"kept {number}", self._tensor, preferred_segment=OWNER, hold=Hold(priority="kept"))
+        except OutOfMemory:
+            return
+        raise RuntimeError("the segment took more kept objects than it has pages for")
 
+    def refuse(self) -> None:
+        """A put that must be refused.
 
-def _bytes(text: str) -> int:
-    return int(text.rstrip("KM")) * UNITS.get(text[-1:], 1)
-
-
-def main() -> None:
-    """Print a table."""
-    parser = argparse.ArgumentParser(prog="python -m bench.full", description="What a full segment costs a put.")
-    parser.add_argument("--size", type=_bytes, default=64 << 10, help="bytes of an object, with K or M (default 64K)")
-    parser.add_argument("--puts", type=int, default=20_000, help="puts of each kind (default 20000)")
-    given = parser.parse_args()
-    if given.size < 1 or given.puts < ROUNDS:
-        parser.error(f"--size must be at least 1, --puts at least {ROUNDS}")
-    page = -(-given.size // 64) * 64
-    with Worlds() as worlds, worlds.open("shm", "device", PAGES * page, page_bytes=page, evict=True) as world:
-        found = measure(world.cache, given.size, given.puts)
-    table = Table("put of " + f"{given.size:,} bytes", "p50 us", "p99 us", "max us", "p99, times that with room")
-    base = found["with room"]["p99"]
-    for name, us in found.items():
-        table.add_row(name, *(f"{us[each]:.1f}" for each in ("p50", "p99", "max")), f"{us['p99'] / base:.2f}")
-    console = Console()
-    (console if console.is_terminal else Console(width=100)).print(table)
+        Raises:
+            RuntimeError: it was not.
+        """
+        try:
+            self.put()
+        except OutOfMemory:
+            return
+        raise RuntimeError("a put into a segment of kept objects was not refused")
 
 
-if __name__ == "__main__":
-    main()
+def repetition(run: Run, pages: int) -> dict[str, Samples]:
+    """Samples by kind, from a world of its own."""
+    each = max(min(run.settings.rounds_of(SIZE), PUTS) // TURNS, 1)
+    samples = dict(zip(KINDS, (Samples(TURNS * each), Samples(TURNS * each), Samples(REFUSALS)), strict=True))
+    room, full, refused = samples.values()
+    with run.worlds.open("shm", "device", pages * SIZE, page_bytes=SIZE, evict=True) as world:
+        segment = Segment(world.cache, pages)
+        for _ in range(TURNS):
+            segment.fill()
+            for _ in range(each):
+                segment.put(full)
+            segment.clear()
+            for _ in range(each):
+                segment.put(room)
+        if not world.cache.stats()["evictions"]:
+            raise RuntimeError("no put has evicted")
+        segment.clear()
+        segment.keep()
+        for _ in range(REFUSALS):
+            refused.time(segment.refuse)
+    return samples
+
+
+def measure(run: Run) -> Iterator[Figure]:
+    """All kinds, in one world after the other."""
+    pages = run.settings.pages
+    (found,) = in_turns({f"{pages} pages": partial(repetition, run, pages)}, run.settings.repeats, say=run.say).values()
+    for kind in KINDS:
+        yield latency("full", {"size": SIZE, "segment": kind}, [one[kind] for one in found])
+
+
+def why_not(settings: Settings) -> str | None:
+    """Why these settings have no answer."""
+    return None if "shm" in settings.heaps else "it needs two processes: heap shm"
+
+
+QUESTION = Question(
+    name="full",
+    asks="What does a full segment cost a put?",
+    measure=measure,
+    how=(
+        "One process puts objects of 64 KiB into the segment of another, whose poller runs. Turns of puts into the "
+        "full segment, where each evicts, and of puts with room. The refusals are those of a segment in which "
+        "nothing may go: every object is kept; there, the time includes the raising and catching of OutOfMemory. "
+        "Each repetition is a world of its own."
+    ),
+    beside=("segment", KINDS[0]),
+    why_not=why_not,
+)

@@ -1,21 +1,20 @@
-"""`python -m bench.sweep`: what the owner's sweep over all headers costs, and an index made from headers alone.
+"""What the owner's sweep over all headers costs, and an index made from headers alone."""
 
-Processor time of the sweeping thread, with no other thread at work; the median of seven passes, and of three indexes.
-"""
-
-import argparse
-import statistics
 import time
+from collections.abc import Iterator
 
 import torch
 
 import nanokv
+from nanokv.bench.suite.figure import Figure, quantity
+from nanokv.bench.suite.question import Question, Run
+from nanokv.bench.suite.turns import in_turns
 from nanokv.host_poller.index import HeaderIndex
 from nanokv.host_poller.poller import SLOT_REST
 from nanokv.host_poller.sweeper import Sweeper
 
 PAGE = 4096
-PASSES, INDEXES = 7, 3
+LEAST_REST = 0.25  #: seconds between the beginnings of two passes, at the least
 
 
 def filled(objects: int) -> nanokv.NanoKVCache:
@@ -37,7 +36,11 @@ def pass_seconds(sweeper: Sweeper) -> float:
 
 
 def index_seconds(cache: nanokv.NanoKVCache) -> float:
-    """Seconds until a new index has all objects, from the headers alone."""
+    """Seconds until a new index has all objects, from the headers alone.
+
+    Raises:
+        RuntimeError: the new index lacks objects.
+    """
     index = HeaderIndex(cache._machine.geometry, cache.rank)
     began = time.perf_counter()
     Sweeper(cache._machine, cache._heap, index, 1e9, True).step(0.0)
@@ -47,20 +50,28 @@ def index_seconds(cache: nanokv.NanoKVCache) -> float:
     return took
 
 
-def main() -> None:
-    """Print both."""
-    parser = argparse.ArgumentParser(prog="python -m bench.sweep", description="What a sweep costs.")
-    parser.add_argument("--objects", type=int, default=1_000_000)
-    objects = parser.parse_args().objects
-    if objects < 1:
-        parser.error("--objects must be at least 1")
+def measure(run: Run) -> Iterator[Figure]:
+    """Passes and indexes in turns."""
+    objects = run.settings.objects
+    run.say(f"{objects:,} objects are put")
     with filled(objects) as cache:
-        one = statistics.median(pass_seconds(cache._poller.sweeper) for _ in range(PASSES))
-        index = statistics.median(index_seconds(cache) for _ in range(INDEXES))
-    share = one / max(objects * SLOT_REST, 0.25)
-    print(f"a pass over {objects:,} objects: {one * 1e3:.1f} ms of a core, {share:.2%} of it at most")
-    print(f"an index from their headers: {index:.3f} s, {objects / index / 1e6:.2f} million objects a second")
+        ways = {"a pass": lambda: pass_seconds(cache._poller.sweeper), "an index": lambda: index_seconds(cache)}
+        passes, indexes = in_turns(ways, run.settings.repeats, warm_up=1, say=run.say).values()
+    rest = max(objects * SLOT_REST, LEAST_REST)
+    case = {"objects": objects}
+    yield quantity("sweep", case | {"what": "a pass over the headers"}, "ms", "lower", [1e3 * one for one in passes])
+    share = [100 * one / rest for one in passes]
+    yield quantity("sweep", case | {"what": "a core's time for passes, at most"}, "%", "lower", share)
+    rates = [objects / one / 1e6 for one in indexes]
+    yield quantity("sweep", case | {"what": "objects into a new index"}, "M/s", "higher", rates)
 
 
-if __name__ == "__main__":
-    main()
+QUESTION = Question(
+    name="sweep",
+    asks="What does the owner's sweep over all headers cost, and how soon has a new index all objects?",
+    measure=measure,
+    how=(
+        "Processor time of one pass of the sweeping thread over all headers, with no other thread at work; a new "
+        "index is made from the headers alone, and must have every object."
+    ),
+)

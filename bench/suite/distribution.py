@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from nanokv.bench.suite.figure import Bucket, Case, Figure
+from nanokv.bench.suite.figure import AnyCase, Bucket, Figure
 from nanokv.bench.suite.timing import Samples
 
 Durations = npt.NDArray[np.int64]  #: nanoseconds
@@ -53,7 +53,7 @@ def width(lower: int) -> int:
     return 1 << max(lower.bit_length() - _BITS, 0)
 
 
-def latency(question: str, case: Case, repetitions: Sequence[Samples | Durations], note: str = "") -> Figure:
+def latency(question: str, case: AnyCase, repetitions: Sequence[Samples | Durations], note: str = "") -> Figure:
     """The figure of a latency: one of `repetitions` for each time that it was measured.
 
     Raises:
@@ -63,4 +63,4 @@ def latency(question: str, case: Case, repetitions: Sequence[Samples | Durations
         raise ValueError(f"{question}, {case}: there are no repetitions")
     all_ns = [one.ns if isinstance(one, Samples) else np.asarray(one, np.int64) for one in repetitions]
     values = [percentiles(ns) for ns in all_ns]
-    return Figure(question, case, "us", "lower", values, merged(map(buckets, all_ns)), note)
+    return Figure(question, dict(case), "us", "lower", values, merged(map(buckets, all_ns)), note)

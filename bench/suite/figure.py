@@ -4,11 +4,12 @@ Tables, JSON, the report and `bench compare` know nothing but figures.
 """
 
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
 Case = dict[str, str | int]  #: what was measured, by axis: {"operation": "put", "size": 1024, "system": "NanoKV v2"}
+AnyCase = Mapping[str, str | int]  #: what becomes a Case
 Bucket = tuple[int, int]  #: (its lower bound in nanoseconds, how many samples lie in it)
 
 HEADLINE = "value"  #: the name under which a quantity without a distribution stands in a repetition
@@ -63,6 +64,8 @@ class Figure:
         return [one[name or self.headline] for one in self.repetitions]
 
 
-def quantity(question: str, case: Case, unit: str, better: Better, values: Iterable[float], note: str = "") -> Figure:
+def quantity(
+    question: str, case: AnyCase, unit: str, better: Better, values: Iterable[float], note: str = ""
+) -> Figure:
     """The figure of a quantity without a distribution: one of `values` for each repetition."""
-    return Figure(question, case, unit, better, [{HEADLINE: float(value)} for value in values], note=note)
+    return Figure(question, dict(case), unit, better, [{HEADLINE: float(value)} for value in values], note=note)

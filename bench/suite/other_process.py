@@ -15,6 +15,7 @@ from nanokv import NanoKVCache
 from nanokv.bench.suite.environment import child_environment
 from nanokv.bench.suite.owner import PATIENCE, OwnerHere
 
+IMPATIENCE = 2.0  #: seconds for the other process to end, after an error here: it may be waiting for this one
 STARTUP = 120.0  #: seconds for the first answer: imports torch, and compiles if no process has done it yet
 
 
@@ -33,6 +34,7 @@ class Peer:
             stdout=subprocess.PIPE,
             text=True,
             env=child_environment(),
+            process_group=0,  # Ctrl-C is for this process, which ends the other one
         )
         self._listener = threading.Thread(target=self._listen, name="nanokv.bench.suite.other_process", daemon=True)
         self._listener.start()
@@ -87,12 +89,12 @@ class Peer:
     def woken(self, count: int) -> list[int]:
         return [int(when) for when in self.ask("woken", count=count)]
 
-    def stop(self) -> None:
-        """End the process by the end of its input; kill it if that is not enough."""
+    def stop(self, patience: float = PATIENCE) -> None:
+        """End the process by the end of its input; kill it if that is not enough after `patience` seconds."""
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.close()
         try:
-            self._process.wait(PATIENCE)
+            self._process.wait(patience)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
@@ -105,7 +107,7 @@ class Peer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.stop()
+        self.stop(PATIENCE if kind is None else IMPATIENCE)
 
 
 class Server:

@@ -32,6 +32,8 @@ class Question:
         asks: the question, as one sentence for people.
         measure: yields figures as they are found, so that those that exist are kept if the user stops the run.
         how: what is timed and what is not, in some sentences for the report.
+        beside: an axis and one of its values: tables show each figure as a multiple of the one with that value, in the
+            same repetitions. None: nothing is compared.
         why_not: why this machine cannot answer it, or None. The suite leaves the question out, and says so.
     """
 
@@ -39,4 +41,5 @@ class Question:
     asks: str
     measure: Callable[[Run], Iterable[Figure]]
     how: str
+    beside: tuple[str, str | int] | None = None
     why_not: Callable[[Settings], str | None] = lambda _: None

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 KIB = 1 << 10
 MIB = 1 << 20
 SIZES = (64, KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB, 8 * MIB)
+MAX_SIZE = 32 * MIB  #: the largest object of a heap with default size classes
 ROUND_BYTES = 4 << 30  #: bytes that the rounds of one repetition put at most
 V1_ROUNDS = 2000
 _UNITS = {"K": KIB, "M": MIB}

@@ -3,14 +3,17 @@
 import secrets
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from types import TracebackType
 from typing import Any, NamedTuple
 
 from nanokv import NanoKVCache, local_world
 from nanokv.bench.suite.other_process import STARTUP, Peer
 from nanokv.bench.suite.owner import Owner, OwnerHere
+from nanokv.heap.shm import list_worlds, remove_world
 
 OWNER = 1  #: the rank whose segment gets the objects, and v1's master: in shm each allocation of v1 sends it a message
 PAGE_BYTES = 256 << 10
+SYSTEMS = {"device": "NanoKV v2", "host": "NanoKV v1"}  #: what a case calls the system, by allocator
 _OPTIONS: dict[str, Any] = {
     "page_bytes": PAGE_BYTES,
     "master_rank": OWNER,
@@ -32,12 +35,15 @@ class Worlds:
     def __init__(self) -> None:
         self._stack = ExitStack()
         self._peer: Peer | None = None
+        self._names: list[str] = []  #: of all worlds of processes
 
     def __enter__(self) -> "Worlds":
         return self
 
-    def __exit__(self, *error: object) -> None:
-        self._stack.close()
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.__exit__(kind, error, trace)
 
     @contextmanager
     def open(self, heap: str, alloc: str, heap_bytes: int, **options: Any) -> Iterator[MeasuredWorld]:
@@ -56,16 +62,24 @@ class Worlds:
 
     @contextmanager
     def _processes(self, wishes: dict[str, Any]) -> Iterator[MeasuredWorld]:
-        peer = self._running_peer()
-        shared = wishes | {"name": f"bench-{secrets.token_hex(6)}", "world_size": 2, "attach_timeout": STARTUP}
+        name = f"bench-{secrets.token_hex(6)}"
+        peer = self._running_peer(name)
+        shared = wishes | {"name": name, "world_size": 2, "attach_timeout": STARTUP}
         peer.tell("open", rank=OWNER, **shared)
         with NanoKVCache(rank=1 - OWNER, **shared) as cache:
             peer.answer()
             yield MeasuredWorld(cache, peer)
         peer.ask("close")
 
-    def _running_peer(self) -> Peer:
+    def _running_peer(self, world: str) -> Peer:
         if self._peer is None:
+            self._stack.callback(self._remove_worlds)
             self._peer = self._stack.enter_context(Peer())
             self._peer.answer(STARTUP)
+        self._names.append(world)
         return self._peer
+
+    def _remove_worlds(self) -> None:
+        """Remove the memory of worlds that an error has left behind: both processes have ended, or left."""
+        for name in set(self._names) & set(list_worlds()):
+            remove_world(name, force=True)
