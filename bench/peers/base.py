@@ -16,7 +16,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 
-from nanokv.bench.questions.objects import Plan
+from nanokv.bench.suite.ring import Plan
 
 
 class SystemFailed(Exception):
@@ -46,7 +46,7 @@ class Ring(NamedTuple):
 
     @classmethod
     def of(cls, size: int, ring_bytes: int) -> Self:
-        """As many as `objects` measures with. Raises ValueError: such an object does not fit into a heap of NanoKV."""
+        """As many as `latency` measures with. Raises ValueError: such an object does not fit into a heap of NanoKV."""
         return cls(size, Plan(size, ring_bytes).slots)
 
     @property
@@ -127,8 +127,16 @@ class System(ABC):
         return Path(self.stack.enter_context(tempfile.TemporaryDirectory(prefix="nanokv-peer-")))
 
     def buffer(self) -> torch.Tensor:
-        """Memory of one object, from which `put` or into which `get_into` may copy: registered where it has to be."""
+        """Memory of one object that its client may use: registered where it has to be."""
         return torch.zeros(self.ring.size, dtype=torch.uint8)
+
+    def source(self) -> torch.Tensor:
+        """The one tensor that is given to `put`."""
+        return self.buffer()
+
+    def target(self) -> torch.Tensor:
+        """The one tensor that is given to `get_into`."""
+        return self.buffer()
 
     def key(self, i: int) -> Any:
         """What object number i is called. Systems without keys have places: `i % self.ring.slots`."""

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 import torch
 
 from nanokv.bench.peers.base import Guarantees, System
-from nanokv.bench.questions.objects import Plan
+from nanokv.bench.suite.ring import Plan
 from nanokv.bench.suite.worlds import OWNER, Worlds
 
 
 class NanoKV(System):
-    """The world that `objects` measures with `--heap shm --alloc device`."""
+    """The world that `latency` measures with `--heap shm --alloc device`."""
 
     name = "NanoKV"
     module = "nanokv"

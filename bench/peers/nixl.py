@@ -20,7 +20,7 @@ from nanokv.bench.peers.server import Ours, write_note
 ENVIRONMENT = {"UCX_NET_DEVICES": "lo", "NIXL_LOG_LEVEL": "ERROR", "UCX_LOG_LEVEL": "error"}
 _PROGRESS = 0.01  #: seconds between the other process's looks for a first contact
 _HERE = "NIXL_INIT_AGENT"
-_WRITE, _READ = "WRITE", "READ"
+_WHOLE = [0]  #: of the places of a tensor, which has one
 
 
 def agent(name: str) -> Any:
@@ -49,43 +49,39 @@ class NixlNewHandle(System):
         os.environ.update(ENVIRONMENT)
         other = Ours(__name__, self.folder(), self.stack, [self.ring.nbytes], ENVIRONMENT)
         self._agent = agent("client")
-        self._locals: dict[int, Any] = {}
         note = other.note()
         name = self._agent.add_remote_agent(base64.b64decode(note["agent"]))
         first, size = note["address"], self.ring.size
         places = [(first + i * size, size, 0) for i in range(self.ring.slots)]
         self._remote = self._agent.prep_xfer_dlist(name, places, "DRAM")
 
-    def buffer(self) -> torch.Tensor:
-        tensor = super().buffer()
-        self._agent.register_memory([(tensor.data_ptr(), self.ring.size, 0, "")], "DRAM")
-        place = [(tensor.data_ptr(), self.ring.size, 0)]
-        self._locals[tensor.data_ptr()] = self._agent.prep_xfer_dlist(_HERE, place, "DRAM")
+    def source(self) -> torch.Tensor:
+        tensor, self._from = self._registered()
         return tensor
+
+    def target(self) -> torch.Tensor:
+        tensor, self._into = self._registered()
+        return tensor
+
+    def _registered(self) -> tuple[torch.Tensor, Any]:
+        """A tensor, and what transfers call it."""
+        tensor = self.buffer()
+        place = (tensor.data_ptr(), self.ring.size, 0)
+        self._agent.register_memory([(*place, "")], "DRAM")
+        return tensor, self._agent.prep_xfer_dlist(_HERE, [place], "DRAM")
 
     def key(self, i: int) -> int:
         return i % self.ring.slots
 
-    def _handle(self, operation: str, place: int, tensor: torch.Tensor) -> Any:
-        return self._agent.make_prepped_xfer(operation, self._locals[tensor.data_ptr()], [0], self._remote, [place])
-
-    def _await(self, handle: Any) -> None:
-        state = self._agent.transfer(handle)
-        while state == "PROC":
-            state = self._agent.check_xfer_state(handle)
-        if state != "DONE":
-            raise SystemFailed(f"the transfer ended with {state}")
-
-    def _transfer(self, operation: str, place: int, tensor: torch.Tensor) -> None:
-        handle = self._handle(operation, place, tensor)
-        self._await(handle)
+    def put(self, key: int, tensor: torch.Tensor) -> None:
+        handle = self._agent.make_prepped_xfer("WRITE", self._from, _WHOLE, self._remote, [key])
+        _transfer(self._agent, handle)
         self._agent.release_xfer_handle(handle)
 
-    def put(self, key: int, tensor: torch.Tensor) -> None:
-        self._transfer(_WRITE, key, tensor)
-
     def get_into(self, key: int, tensor: torch.Tensor) -> None:
-        self._transfer(_READ, key, tensor)
+        handle = self._agent.make_prepped_xfer("READ", self._into, _WHOLE, self._remote, [key])
+        _transfer(self._agent, handle)
+        self._agent.release_xfer_handle(handle)
 
 
 class NixlReusedHandle(NixlNewHandle):
@@ -93,20 +89,34 @@ class NixlReusedHandle(NixlNewHandle):
 
     name = "NIXL, reused handle"
 
-    def buffer(self) -> torch.Tensor:
-        tensor = super().buffer()
-        for operation in (_WRITE, _READ):
-            self._handles[operation, tensor.data_ptr()] = [
-                self._handle(operation, place, tensor) for place in range(self.ring.slots)
-            ]
+    def source(self) -> torch.Tensor:
+        tensor = super().source()
+        self._writes = self._handles("WRITE", self._from)
         return tensor
 
-    def start(self) -> None:
-        super().start()
-        self._handles: dict[tuple[str, int], list[Any]] = {}
+    def target(self) -> torch.Tensor:
+        tensor = super().target()
+        self._reads = self._handles("READ", self._into)
+        return tensor
 
-    def _transfer(self, operation: str, place: int, tensor: torch.Tensor) -> None:
-        self._await(self._handles[operation, tensor.data_ptr()][place])
+    def _handles(self, operation: str, here: Any) -> list[Any]:
+        make, remote = self._agent.make_prepped_xfer, self._remote
+        return [make(operation, here, _WHOLE, remote, [place]) for place in range(self.ring.slots)]
+
+    def put(self, key: int, tensor: torch.Tensor) -> None:
+        _transfer(self._agent, self._writes[key])
+
+    def get_into(self, key: int, tensor: torch.Tensor) -> None:
+        _transfer(self._agent, self._reads[key])
+
+
+def _transfer(client: Any, handle: Any) -> None:
+    """Start a transfer, and poll until it is done."""
+    state = client.transfer(handle)
+    while state == "PROC":
+        state = client.check_xfer_state(handle)
+    if state != "DONE":
+        raise SystemFailed(f"the transfer ended with {state}")
 
 
 def main(note: str, nbytes: str) -> None:
