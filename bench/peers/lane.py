@@ -39,7 +39,8 @@ class Lane:
         self.name = wishes.system
         self.error: str | None = None
         self._files = contextlib.ExitStack()  # they go even if the process had to be killed
-        self._log = self._files.enter_context(tempfile.TemporaryFile())
+        log = tempfile.TemporaryFile(prefix="nanokv-peers-")  # noqa: SIM115 - closed with `_files`
+        self._log = self._files.enter_context(log)
         before = isolation.prefix() or () if wishes.isolated else ()
         self._process = subprocess.Popen(
             [*before, sys.executable, "-P", "-m", "nanokv.bench.peers.child", wishes.to_json()],

@@ -15,7 +15,7 @@ from nanokv.bench.peers.lane import Lane
 from nanokv.bench.peers.systems import SYSTEMS
 from nanokv.bench.peers.turns import Found
 from nanokv.bench.suite.distribution import latency
-from nanokv.bench.suite.figure import Figure
+from nanokv.bench.suite.figure import Case, Figure
 from nanokv.bench.suite.question import Question, Run
 from nanokv.bench.suite.settings import KIB, Settings, show_size
 from nanokv.bench.suite.turns import in_turns
@@ -92,7 +92,7 @@ def _figures(found: dict[str, list[Found]], size: int) -> Iterator[Figure]:
     for operation in operations:
         for system, turns in found.items():
             if operation in turns[0]:
-                case = {"size": size, "operation": operation, "system": system}
+                case: Case = {"size": size, "operation": operation, "system": system}
                 yield latency("peers", case, _repetitions(turns, operation), note(system))
 
 
