@@ -13,12 +13,17 @@ Beside = tuple[str, str | int] | None
 
 
 class Grid(NamedTuple):
-    """A table: its title, the names of its axes and of its values, and rows of text, in groups."""
+    """A table: its title, the names of its axes, those of its other columns, and rows of text, in groups."""
 
     title: str
     axes: list[str]
-    values: list[str]
+    columns: list[str]
     groups: list[list[list[str]]]
+
+    @property
+    def row_count(self) -> int:
+        """The rows of all groups."""
+        return sum(map(len, self.groups))
 
 
 def number(value: float) -> str:
@@ -36,15 +41,16 @@ def ratio(value: float) -> str:
 
 
 def spread(middle: str, low: str, high: str) -> str:
-    """4.1 (4.0-4.6), or 4.1 if there is nothing to say about the spread."""
-    return middle if low == middle == high else f"{middle} ({low}-{high})"
+    """4.1 (4.0-4.6)."""
+    return f"{middle} ({low}-{high})"
 
 
 def cell(figure: Figure, name: str) -> str:
     """A value with its spread; empty if the figure does not have it."""
     if name not in figure.names:
         return ""
-    return spread(*map(number, (figure.median(name), *figure.spread(name))))
+    low, high = figure.spread(name)
+    return number(low) if low == high else spread(*map(number, (figure.median(name), low, high)))
 
 
 def ratios(figure: Figure, base: Figure) -> list[float]:

@@ -74,7 +74,7 @@ def _table(made: Grid) -> Table:
     table = _empty()
     for axis in made.axes:
         table.add_column(Text(axis), no_wrap=True)
-    for name in made.values:
+    for name in made.columns:
         table.add_column(Text(name), no_wrap=True, justify="left" if name == "unit" else "right")
     for group in made.groups:
         for row in group:
