@@ -89,7 +89,7 @@ $(VLLM_STAMP): pyproject.toml constraints-vllm.txt
 $(PEERS_STAMP): pyproject.toml constraints-peers.txt
 	$(PYTHON) -m venv $(PEERS_VENV)
 	$(PEERS_PIP) install -q -c constraints-peers.txt torch
-	$(PEERS_PIP) install -q -c constraints-peers.txt -e . $(PEERS) $(LMCACHE_NEEDS)
+	$(PEERS_PIP) install -q -c constraints-peers.txt -e '.[bench]' $(PEERS) $(LMCACHE_NEEDS)
 	$(PEERS_PIP) install -q -c constraints-peers.txt --no-deps lmcache nixl nixl-cu12
 	touch $@
 
