@@ -116,10 +116,19 @@ class Lane:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
+        self._await_others()
         for pipe in (self._process.stdin, self._process.stdout):
             assert pipe is not None
             with contextlib.suppress(BrokenPipeError):
                 pipe.close()
+
+    def _await_others(self) -> None:
+        """Until its process group is empty, whose id stays taken as long."""
+        end = time.monotonic() + END_SECONDS
+        with contextlib.suppress(ProcessLookupError):
+            while time.monotonic() < end:
+                os.killpg(self._process.pid, 0)
+                time.sleep(_LOOK_SECONDS)
 
     def close(self) -> None:
         """Let it end, which is also its last chance to say what is wrong. Its exit code says nothing. Idempotent."""
