@@ -23,9 +23,9 @@ from nanokv.bench.suite.turns import in_turns
 LEAST_SIZE = KIB  #: smaller objects are left out: the slowest systems take the same time for them
 TURNS = 10  #: of each system in a repetition
 WARM_ROUNDS = 20  #: at the beginning of a turn: the processes have slept, and their memory is in no cache
-MOST_ROUNDS = 10_000  #: in a repetition: enough for p99.9
-LEAST_ROUNDS = 1000  #: in a repetition, for large objects: enough for p99
-TURN_SECONDS = 6.0  #: a system that is slower has fewer samples
+SMALL_SIZE = 256 * KIB
+SMALL_ROUNDS, LARGE_ROUNDS = 10_000, 1000  #: in a repetition, at most: enough for p99.9, and for p99
+TURN_SECONDS = 10.0  #: a system that is slower has fewer samples
 
 
 class PeersFailed(Exception):
@@ -83,8 +83,8 @@ def _started(run: Run, names: Sequence[str], size: int, stack: ExitStack, *, con
 
 def _rounds(settings: Settings, size: int) -> int:
     """Of one turn."""
-    wanted = max(min(settings.rounds_of(size), MOST_ROUNDS), min(settings.rounds, LEAST_ROUNDS))
-    return -(-wanted // TURNS)
+    most = SMALL_ROUNDS if size <= SMALL_SIZE else LARGE_ROUNDS
+    return -(-min(settings.rounds, most) // TURNS)
 
 
 def _figures(found: dict[str, list[Found]], size: int) -> Iterator[Figure]:
