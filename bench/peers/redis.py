@@ -23,7 +23,7 @@ class Redis(System):
         keys="yes",
         allocation="by the server",
         process="the memory is the server's, which receives and answers each time",
-        copies="into and out of a socket, and more in the client: a command is packed, GET returns bytes that are copied",
+        copies="into and out of a socket, and in the client: SET packs them, GET returns bytes that are copied",
         checksum="none",
         promise="every client of the server can get the object; nothing is on disk",
     )
