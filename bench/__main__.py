@@ -1,30 +1,39 @@
 """`python -m bench [NAME...]`: ask questions, print tables, write JSON and a report; `compare` judges a change."""
 
 import sys
+from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import replace
 
 from nanokv.bench.suite.arguments import parse
 from nanokv.bench.suite.settings import Settings
 
-OK, FAILED, BAD, STOPPED = 0, 1, 2, 130  #: exit codes
+BAD, STOPPED = 2, 130  #: exit codes
 
 
 def main(arguments: Sequence[str] | None = None, prog: str = "python -m bench") -> int:
     """Run, print, write.
 
     Returns:
-        0; 1 if a question failed; 130 if the user ended the run, whose figures so far are written.
+        0; 1 if a question failed; 2 if the run cannot be; 130 if the user ended it, and its figures so far are written.
 
     Raises:
         SystemExit: with code 2 if the arguments are wrong.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     if list(arguments[:1]) == ["compare"]:
-        from nanokv.bench.suite import compare
+        from nanokv.bench.suite.compare import main as compare
 
-        return compare.main(arguments[1:], f"{prog} compare")
+        return compare(arguments[1:], f"{prog} compare")
     given, settings = parse(arguments, prog)
+    try:
+        return _run(given, settings, prog)
+    except KeyboardInterrupt:
+        print("stopped before anything was measured", file=sys.stderr)
+        return STOPPED
+
+
+def _run(given: Namespace, settings: Settings, prog: str) -> int:
     from nanokv.bench.suite import command
 
     if given.list:

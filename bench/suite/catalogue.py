@@ -2,9 +2,12 @@
 
 from importlib import import_module
 from pkgutil import iter_modules
+from typing import TYPE_CHECKING
 
 from nanokv.bench import questions
-from nanokv.bench.suite.question import Question
+
+if TYPE_CHECKING:  # a question imports torch, and names are all that --help needs
+    from nanokv.bench.suite.question import Question
 
 #: as they are asked and reported; a question that is not named here comes after these
 ORDER = (
@@ -21,7 +24,7 @@ def names() -> list[str]:
     return [name for name in ORDER if name in found] + sorted(found - set(ORDER))
 
 
-def question(name: str) -> Question:
+def question(name: str) -> "Question":
     """The question with this name.
 
     Raises:
@@ -29,6 +32,5 @@ def question(name: str) -> Question:
     """
     if name not in names():
         raise KeyError(name)
-    found = import_module(f"{questions.__name__}.{name}").QUESTION
-    assert isinstance(found, Question) and found.name == name, name
+    found: Question = import_module(f"{questions.__name__}.{name}").QUESTION
     return found

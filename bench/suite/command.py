@@ -140,6 +140,7 @@ def _ending(runner: Runner, stopped: bool) -> int:
     if stopped:
         count = sum(figure.question in by_state["stopped"] for figure in runner.figures)
         missing = f"; not begun: {', '.join(by_state['not begun'])}" if by_state["not begun"] else ""
-        print(f"stopped: {by_state['stopped'][0]} has {count} figures, and may lack some{missing}", file=sys.stderr)
+        last = "".join(f"; {name} has {count} figures, and may lack some" for name in by_state["stopped"])
+        print(f"stopped{last}{missing}", file=sys.stderr)
         return STOPPED
     return FAILED if by_state["failed"] else OK

@@ -119,7 +119,7 @@ def _inlined(svg: str) -> str:
     """Without what a page has already, in the page's colour of text; ids that nothing refers to would clash."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.S)
-    svg = re.sub(r' id="\w+_\d+"', "", svg)
+    svg = re.sub(r' id="[\w.]+_\d+"', "", svg)
     svg = re.sub(r"(\d+\.\d\d)\d+", r"\1", svg)
     return svg.replace(INK, "currentColor")
 
@@ -153,7 +153,7 @@ def percentile_curve(buckets: Sequence[Bucket]) -> list[tuple[float, float]]:
     found: list[tuple[float, float]] = []
     for lower, samples in buckets:
         below += samples
-        rarity = total / max(total - below + samples / 2, 1)
+        rarity = total if below == total else total / (total - below + samples / 2)
         took = (lower + (width(lower) - 1) / 2) / 1e3
         if not found or rarity > CLOSE * found[-1][0] or took > CLOSE * found[-1][1] or below == total:
             found.append((rarity, took))

@@ -109,6 +109,11 @@ def read(path: Path) -> Record:
 
 def _record(found: dict[str, Any]) -> Record:
     about = {name: found[name] for name in ("machine", "versions", "commit", "settings", "timing_us", "began")}
+    for name in ("machine", "versions", "settings", "timing_us"):
+        if not isinstance(about[name], dict):
+            raise ValueError(f"{name} is {about[name]!r}")
+    if not all(isinstance(about["machine"].get(name), int | float) for name in ("load_average", "usable_cores")):
+        raise ValueError("machine has no load_average or no usable_cores")
     figures = [_figure(number, row) for number, row in enumerate(found["figures"])]
     check_cases(figures)
     return Record(about, [_outcome(row) for row in found["questions"]], figures)

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from nanokv.bench.suite import catalogue
 from nanokv.bench.suite.figure import Figure
-from nanokv.bench.suite.question import Question, Run
+from nanokv.bench.suite.question import Run
 from nanokv.bench.suite.record import Outcome, State, check_cases
 from nanokv.bench.suite.settings import Settings
 from nanokv.bench.suite.worlds import Worlds
@@ -24,6 +24,10 @@ class Display(Protocol):
 
     def end(self, outcome: Outcome, figures: list[Figure]) -> None:
         """What became of it, and all its figures."""
+
+
+class _QuestionFailed(Exception):
+    """A question raised; its error was recorded."""
 
 
 class Runner:
@@ -44,33 +48,54 @@ class Runner:
 
     def run(self, names: Sequence[str]) -> bool:
         """Ask all questions. Returns whether the user has ended the run before the last one was done."""
-        stopped = False
-        for name in names:
-            question = catalogue.question(name)
-            if stopped:
-                self.outcomes.append(_outcome(question, "not begun"))
-                continue
-            before, began = len(self.figures), monotonic()
-            self._display.begin(name, question.asks)
-            state, why = self._ask(question)
-            self.outcomes.append(_outcome(question, state, why, monotonic() - began))
-            self._display.end(self.outcomes[-1], self.figures[before:])
-            stopped = state == "stopped"
+        left, stopped = list(names), False
+        try:
+            while left:
+                self._ask_until_one_fails(left)
+        except KeyboardInterrupt:
+            stopped = True
+        self.outcomes += [Outcome(name, "", "", None, "not begun") for name in left]
         return stopped
 
-    def _ask(self, question: Question) -> tuple[State, str]:
+    def _ask_until_one_fails(self, left: list[str]) -> None:
+        """Ask the questions that are left, in the same worlds.
+
+        After a failure the other process may be in the middle of something: it is ended with its worlds.
+        """
         try:
-            why = question.why_not(self._settings)
-            if why is not None:
-                return "left out", why
             with Worlds() as worlds:
-                self._take(question.measure(Run(self._settings, worlds, self._display.say)), question.name)
+                while left:
+                    self._ask(left.pop(0), worlds)
+        except _QuestionFailed:
+            return
+
+    def _ask(self, name: str, worlds: Worlds) -> None:
+        """Ask one question, and show and record what became of it.
+
+        Raises:
+            _QuestionFailed, KeyboardInterrupt: it has no more figures.
+        """
+        before, began = len(self.figures), monotonic()
+        state: State = "failed"
+        question, why = None, ""
+        try:
+            question = catalogue.question(name)
+            self._display.begin(name, question.asks)
+            why = question.why_not(self._settings) or ""
+            if not why:
+                self._take(question.measure(Run(self._settings, worlds, self._display.say)), name)
+            state = "left out" if why else "done"
         except KeyboardInterrupt:
-            return "stopped", ""
+            state = "stopped"
+            raise
         except Exception as error:
-            self.errors[question.name] = traceback.format_exc()
-            return "failed", f"{type(error).__name__}: {error}"
-        return "done", ""
+            why = f"{type(error).__name__}: {error}"
+            self.errors[name] = traceback.format_exc()
+            raise _QuestionFailed from error
+        finally:
+            about = (question.asks, question.how, question.beside) if question else ("", "", None)
+            self.outcomes.append(Outcome(name, *about, state, why, monotonic() - began))
+            self._display.end(self.outcomes[-1], self.figures[before:])
 
     def _take(self, found: Iterable[Figure], name: str) -> None:
         """Keep each figure as it comes.
@@ -85,7 +110,3 @@ class Runner:
                 )
             check_cases([*self.figures, figure])
             self.figures.append(figure)
-
-
-def _outcome(question: Question, state: State, why: str = "", seconds: float = 0.0) -> Outcome:
-    return Outcome(question.name, question.asks, question.how, question.beside, state, why, seconds)
