@@ -26,7 +26,10 @@ ROOT = Path(__file__).parents[2]
 SIZES = (1024, 2 << 20)
 ROUNDS = 6
 SMALL = f"--quick --rounds {ROUNDS} --sizes 1K,2M --ring 2M --pages 256 --objects 1500".split()
-SLOW = {"imports": "starts ten processes; its programs are tested below"}
+SLOW = {
+    "imports": "starts ten processes; its programs are tested below",
+    "peers": "starts some processes for each system; tests/tools/test_bench_peers.py",
+}
 HEAPS, SYSTEMS = ("local", "shm"), ("NanoKV v2", "NanoKV v1")
 
 
