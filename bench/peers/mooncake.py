@@ -50,35 +50,26 @@ class _Mooncake(System):
 
     def start(self) -> None:
         os.environ.update(ENVIRONMENT)
-        found = find_spec("mooncake")
-        assert found is not None and found.origin is not None
-        programs = Path(found.origin).parent
-        folder = self.folder()
-        master: list[str | Path] = [
-            programs / "mooncake_master",
-            f"-rpc_address={_HOST}",
-            f"-rpc_port={_MASTER}",
-            f"-metrics_host={_HOST}",
-            f"-metrics_port={_METRICS}",
-            "-enable_http_metadata_server=false",
-        ]
-        Server(master, folder / "master", self.stack, ENVIRONMENT).until(lambda: _listens(_MASTER))
         room = (2 * self.ring.nbytes >> 20) + 64  # it evicts before its segment is full
-        holder: list[str | Path] = [
-            programs / "mooncake_client",
-            f"-host={_HOST}",
-            f"-port={_CLIENT}",
-            f"-master_server_address={_HOST}:{_MASTER}",
-            "-metadata_server=P2PHANDSHAKE",
-            f"-global_segment_size={room}MB",
-            "-protocol=tcp",
-        ]
-        Server(holder, folder / "holder", self.stack, ENVIRONMENT).until(lambda: _listens(_CLIENT))
+        master = [f"-rpc_address={_HOST}", f"-rpc_port={_MASTER}"]
+        master += [f"-metrics_host={_HOST}", f"-metrics_port={_METRICS}", "-enable_http_metadata_server=false"]
+        holder = [f"-host={_HOST}", f"-port={_CLIENT}", f"-master_server_address={_HOST}:{_MASTER}"]
+        holder += ["-metadata_server=P2PHANDSHAKE", f"-global_segment_size={room}MB", "-protocol=tcp"]
+        folder = self.folder()
+        self._serve(folder, "mooncake_master", master, _MASTER)
+        self._serve(folder, "mooncake_client", holder, _CLIENT)
         from mooncake.store import MooncakeDistributedStore
 
         self._store: Any = MooncakeDistributedStore()
         self._checked("setup", self._connect())
         self.stack.callback(self._store.close)
+
+    def _serve(self, folder: Path, program: str, options: list[str], port: int) -> None:
+        """Start a program of the package, and wait until it listens."""
+        package = find_spec("mooncake")
+        assert package is not None and package.origin is not None
+        command: list[str | Path] = [Path(package.origin).parent / program, *options]
+        Server(command, folder / program, self.stack, ENVIRONMENT).until(lambda: _listens(port))
 
     @abstractmethod
     def _connect(self) -> int: ...

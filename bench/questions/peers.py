@@ -19,6 +19,7 @@ from nanokv.bench.suite.figure import Case, Figure
 from nanokv.bench.suite.question import Question, Run
 from nanokv.bench.suite.settings import KIB, Settings, show_size
 from nanokv.bench.suite.turns import in_turns
+from nanokv.heap import shm
 
 LEAST_SIZE = KIB  #: smaller objects are left out: the slowest systems take the same time for them
 TURNS = 10  #: of each system in a repetition
@@ -110,8 +111,10 @@ def note(name: str) -> str:
 
 
 def why_not(settings: Settings) -> str | None:
-    """None, unless all sizes are too small."""
-    return None if max(settings.sizes) >= LEAST_SIZE else f"peers are measured from {show_size(LEAST_SIZE)} up"
+    """Why nothing can be measured: no shared memory, or only smaller sizes; or None."""
+    if max(settings.sizes) < LEAST_SIZE:
+        return f"peers are measured from {show_size(LEAST_SIZE)} up"
+    return shm.why_not()
 
 
 QUESTION = Question(
