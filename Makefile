@@ -52,8 +52,9 @@ check-long: $(STAMP)
 soak: $(STAMP) # ten minutes; another seed: make soak SEED=7
 	$(BIN)/nanokv check soak --seconds $(SOAK_SECONDS) --seed $(SEED)
 
-bench: $(STAMP)
-	$(BIN)/python -m bench
+bench: $(STAMP) # the figures and the report stay in build/
+	mkdir -p build
+	$(BIN)/python -m bench --json build/bench.json --html build/bench.html
 
 test-vllm: $(VLLM_STAMP) # real engines, on CPUs
 	$(VLLM_VENV)/bin/python -m nanokv.check.preload
