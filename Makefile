@@ -8,12 +8,20 @@ STAMP := $(VENV)/.installed
 VLLM_VENV ?= .venv-vllm
 VLLM_STAMP := $(VLLM_VENV)/.installed
 VLLM_PIP := $(VLLM_VENV)/bin/python -m pip --disable-pip-version-check
+# what is compared with NanoKV, and the packages that LMCache imports: it is installed without those that it names, which
+# bring gigabytes for GPUs
+PEERS_VENV ?= .venv-peers
+PEERS_STAMP := $(PEERS_VENV)/.installed
+PEERS_PIP := $(PEERS_VENV)/bin/python -m pip --disable-pip-version-check
+PEERS := mooncake-transfer-engine-non-cuda 'redis[hiredis]'
+LMCACHE_NEEDS := aiofile cachetools cryptography msgspec prometheus_client psutil py-cpuinfo pyyaml pyzmq sortedcontainers transformers
+ARGS ?=
 CHECK_SECONDS ?= 40
 SOAK_SECONDS ?= 600
 SEED ?= 0
 PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder --durations=20 --durations-min=5
 
-.PHONY: demo test test-all test-vllm bench-vllm compiled lint types check check-long soak bench test-gpu clean
+.PHONY: demo test test-all test-vllm bench-vllm bench-peers compiled lint types check check-long soak bench test-gpu clean
 
 demo: $(STAMP)
 	$(BIN)/nanokv demo
@@ -44,8 +52,9 @@ check-long: $(STAMP)
 soak: $(STAMP) # ten minutes; another seed: make soak SEED=7
 	$(BIN)/nanokv check soak --seconds $(SOAK_SECONDS) --seed $(SEED)
 
-bench: $(STAMP)
-	$(BIN)/python -m bench
+bench: $(STAMP) # the figures and the report stay in build/
+	mkdir -p build
+	$(BIN)/python -m bench --json build/bench.json --html build/bench.html
 
 test-vllm: $(VLLM_STAMP) # real engines, on CPUs
 	$(VLLM_VENV)/bin/python -m nanokv.check.preload
@@ -53,6 +62,9 @@ test-vllm: $(VLLM_STAMP) # real engines, on CPUs
 
 bench-vllm: $(VLLM_STAMP)
 	$(VLLM_VENV)/bin/python -m bench.vllm
+
+bench-peers: $(PEERS_STAMP) # options of the benchmark: make bench-peers ARGS='--json peers.json'
+	$(PEERS_VENV)/bin/python -m bench peers $(ARGS)
 
 test-gpu: # PYTHON is the one that has the GPU build of torch: make test-gpu PYTHON=...
 	$(PYTHON) -m tests.gpu --json bench/results/gpu.json
@@ -74,5 +86,13 @@ $(VLLM_STAMP): pyproject.toml constraints-vllm.txt
 	$(VLLM_PIP) install -q -c constraints-vllm.txt -e . hypothesis pytest pytest-timeout
 	touch $@
 
+# torch first, as above; then without dependencies what would bring another torch, or packages for GPUs
+$(PEERS_STAMP): pyproject.toml constraints-peers.txt
+	$(PYTHON) -m venv $(PEERS_VENV)
+	$(PEERS_PIP) install -q -c constraints-peers.txt torch
+	$(PEERS_PIP) install -q -c constraints-peers.txt -e '.[bench]' $(PEERS) $(LMCACHE_NEEDS)
+	$(PEERS_PIP) install -q -c constraints-peers.txt --no-deps lmcache nixl nixl-cu12
+	touch $@
+
 clean:
-	rm -rf $(VENV) $(VLLM_VENV) build dist *.egg-info
+	rm -rf $(VENV) $(VLLM_VENV) $(PEERS_VENV) build dist *.egg-info

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from setuptools import setup
 
-LINKS = ("device", "host_poller", "compat_v1")  # folders of the repository that are packages of nanokv
+LINKS = ("bench", "compat_v1", "device", "host_poller")  # folders of the repository that are packages of nanokv
 
 broken = [f"nanokv/{name}" for name in LINKS if not (Path(__file__).parent / "nanokv" / name).is_dir()]
 if broken:

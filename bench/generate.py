@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 import nanokv
-from bench import environment
+from nanokv.bench.suite import environment
 
 HEAP_BYTES = 256 << 20
 VOCABULARY = 4096

@@ -6,8 +6,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.gpu.plan import LIMITS
-from bench.gpu.runner import about, judged, run_all, run_child
+from nanokv.bench.gpu.plan import LIMITS
+from nanokv.bench.gpu.runner import about, judged, run_all, run_child
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -10,16 +10,16 @@ from typing import Any
 
 import torch
 
-from bench.gpu.clock import Offset, compare_clocks, launch
-from bench.gpu.kernels import put_stamped_kernel
-from bench.gpu.many import Keep
-from bench.gpu.one_segment import Unsound
-from bench.gpu.settings import GpuSettings
-from bench.gpu.timer import synchronize
-from bench.gpu.versions import OWNER, world_table
-from bench.owner import OwnerHere
-from bench.timing import summarise
 from nanokv import NanoKVCache, local_world
+from nanokv.bench.gpu.clock import Offset, compare_clocks, launch
+from nanokv.bench.gpu.kernels import put_stamped_kernel
+from nanokv.bench.gpu.many import Keep
+from nanokv.bench.gpu.one_segment import Unsound
+from nanokv.bench.gpu.settings import GpuSettings
+from nanokv.bench.gpu.timer import synchronize
+from nanokv.bench.gpu.versions import OWNER, world_table
+from nanokv.bench.suite.owner import OwnerHere
+from nanokv.bench.suite.timing import summarise
 
 HEAP_BYTES = 16 << 20
 PAGE_BYTES = 4096

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from bench.gpu.one_segment import OneSegment, Unsound
+from nanokv.bench.gpu.one_segment import OneSegment, Unsound
 from nanokv.device import ptx
 from nanokv.device.machines.batch import Batch
 from nanokv.device.machines.records import Request

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 import triton
 
-from bench.gpu.one_segment import OneSegment
+from nanokv.bench.gpu.one_segment import OneSegment
 from nanokv.device import ptx
 from nanokv.device.machines.full_blocks import FullBlock, FullBlocks
 from nanokv.device.machines.reshape_and_cache import Publish, reshape_and_cache_flash

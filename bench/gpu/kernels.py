@@ -5,7 +5,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from bench.gpu.clock import cycles, nanoseconds
+from nanokv.bench.gpu.clock import cycles, nanoseconds
 from nanokv.device.kernels.shares import copy_tile
 from nanokv.device.memory.triton import copy_bytes, mixed, pointer64, select, store64, table64, word
 from nanokv.device.protocol.extent import class_of, give, take

@@ -5,11 +5,11 @@ from typing import Any
 
 import torch
 
-from bench.gpu import paged
-from bench.gpu.objects import Objects, Way
-from bench.gpu.one_segment import OneSegment
-from bench.gpu.settings import GpuSettings
-from bench.gpu.timer import Timer, graph_of
+from nanokv.bench.gpu import paged
+from nanokv.bench.gpu.objects import Objects, Way
+from nanokv.bench.gpu.one_segment import OneSegment
+from nanokv.bench.gpu.settings import GpuSettings
+from nanokv.bench.gpu.timer import Timer, graph_of
 
 Keep = Callable[[dict[str, Any]], None]
 

@@ -18,9 +18,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bench.gpu.budget import Counted
-from bench.gpu.settings import GpuSettings
-from bench.settings import show_size
+from nanokv.bench.gpu.budget import Counted
+from nanokv.bench.gpu.settings import GpuSettings
+from nanokv.bench.suite.settings import show_size
 from nanokv.device import ptx
 from nanokv.device.ptx.operands import Instruction
 

@@ -5,9 +5,9 @@ from typing import NamedTuple
 
 import torch
 
-from bench.gpu.clock import launch
-from bench.gpu.kernels import copy_flat_kernel, remove_many_kernel
-from bench.gpu.one_segment import OneSegment, Unsound
+from nanokv.bench.gpu.clock import launch
+from nanokv.bench.gpu.kernels import copy_flat_kernel, remove_many_kernel
+from nanokv.bench.gpu.one_segment import OneSegment, Unsound
 from nanokv.device.kernels.shares import TILE_WORDS
 from nanokv.device.machines.batch import CPU_CTAS, Batch, default_ctas
 from nanokv.device.machines.records import Request

@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from bench.gpu.timer import synchronize
+from nanokv.bench.gpu.timer import synchronize
 from nanokv.device.machines.launch import LaunchMachine
 from nanokv.device.segment.geometry import PAYLOAD_ALIGN, Geometry
 from nanokv.device.segment.layout import WORD

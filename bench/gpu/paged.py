@@ -8,9 +8,9 @@ import math
 
 import torch
 
-from bench.gpu.objects import Objects, Way
-from bench.gpu.one_segment import Unsound
-from bench.settings import KIB
+from nanokv.bench.gpu.objects import Objects, Way
+from nanokv.bench.gpu.one_segment import Unsound
+from nanokv.bench.suite.settings import KIB
 from nanokv.device.machines.batch import Batch
 from nanokv.device.machines.engine_cache import Pages
 

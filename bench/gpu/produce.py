@@ -11,13 +11,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from bench.gpu import kernels, steps
-from bench.gpu.clock import launch, resolution
-from bench.gpu.many import Keep
-from bench.gpu.one_segment import OneSegment, Unsound
-from bench.gpu.settings import GpuSettings
-from bench.gpu.timer import Timer
-from bench.timing import Summary, summarise
+from nanokv.bench.gpu import kernels, steps
+from nanokv.bench.gpu.clock import launch, resolution
+from nanokv.bench.gpu.many import Keep
+from nanokv.bench.gpu.one_segment import OneSegment, Unsound
+from nanokv.bench.gpu.settings import GpuSettings
+from nanokv.bench.gpu.timer import Timer
+from nanokv.bench.suite.timing import Summary, summarise
 from nanokv.device.segment.layout import WORD
 from nanokv.device.segment.record import LINE
 

@@ -20,11 +20,11 @@ from typing import Any
 
 import torch
 
-from bench.environment import child_environment, commit, machine, versions
-from bench.gpu.about import gpu
-from bench.gpu.plan import ALL_SECONDS, LEAST_SECONDS, LIMITS, TOY_SECONDS
-from bench.gpu.settings import GpuSettings, toy
-from bench.gpu.targets import targets
+from nanokv.bench.gpu.about import gpu
+from nanokv.bench.gpu.plan import ALL_SECONDS, LEAST_SECONDS, LIMITS, TOY_SECONDS
+from nanokv.bench.gpu.settings import GpuSettings, toy
+from nanokv.bench.gpu.targets import targets
+from nanokv.bench.suite.environment import child_environment, commit, machine, versions
 
 
 def run_all(device: str, names: Sequence[str] | None = None, *, is_toy: bool = False) -> Iterator[dict[str, Any]]:
@@ -46,7 +46,7 @@ def run_all(device: str, names: Sequence[str] | None = None, *, is_toy: bool = F
 
 def _child(name: str, device: str, limit: float, *, is_toy: bool) -> dict[str, Any]:
     start = time.perf_counter()
-    rows, why = rows_of(["bench.gpu", name, "--device", device, *(["--toy"] if is_toy else [])], limit)
+    rows, why = rows_of(["nanokv.bench.gpu", name, "--device", device, *(["--toy"] if is_toy else [])], limit)
     return {
         "name": f"bench: {name}",
         "ok": not why,
@@ -94,7 +94,9 @@ def run_child(name: str, device: str, file: Path, *, is_toy: bool) -> int:
     """Run one benchmark in a child, and write one line of JSON per row. 1 if it failed."""
     settings = toy() if is_toy else GpuSettings()
     try:
-        importlib.import_module(f"bench.gpu.{name}").run(torch.device(device), settings, partial(append_row, file))
+        importlib.import_module(f"nanokv.bench.gpu.{name}").run(
+            torch.device(device), settings, partial(append_row, file)
+        )
     except Exception:
         traceback.print_exc()
         return 1

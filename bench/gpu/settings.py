@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from bench.settings import KIB, MIB
+from nanokv.bench.suite.settings import KIB, MIB
 
 
 @dataclass(frozen=True, slots=True)

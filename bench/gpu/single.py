@@ -4,11 +4,11 @@ from typing import Any
 
 import torch
 
-from bench.gpu.many import Keep
-from bench.gpu.objects import Objects
-from bench.gpu.one_segment import OneSegment
-from bench.gpu.settings import GpuSettings
-from bench.gpu.timer import Timer, event_overhead, graph_of
+from nanokv.bench.gpu.many import Keep
+from nanokv.bench.gpu.objects import Objects
+from nanokv.bench.gpu.one_segment import OneSegment
+from nanokv.bench.gpu.settings import GpuSettings
+from nanokv.bench.gpu.timer import Timer, event_overhead, graph_of
 from nanokv.device.machines.batch import Batch
 
 

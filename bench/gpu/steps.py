@@ -5,8 +5,8 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from bench.gpu.clock import cycles, nanoseconds
-from bench.gpu.kernels import ALL_CYCLES, ALL_NS, FAILED, TOTALS
+from nanokv.bench.gpu.clock import cycles, nanoseconds
+from nanokv.bench.gpu.kernels import ALL_CYCLES, ALL_NS, FAILED, TOTALS
 from nanokv.device.memory.triton import mixed, store64, word
 from nanokv.device.protocol.activity import enter, leave
 from nanokv.device.protocol.claim import claim_at, survey

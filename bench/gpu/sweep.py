@@ -4,11 +4,11 @@ from typing import Any
 
 import torch
 
-from bench.gpu.many import Keep
-from bench.gpu.objects import Objects, multiprocessors
-from bench.gpu.one_segment import OneSegment
-from bench.gpu.settings import GpuSettings
-from bench.gpu.timer import Timer, Work, graph_of
+from nanokv.bench.gpu.many import Keep
+from nanokv.bench.gpu.objects import Objects, multiprocessors
+from nanokv.bench.gpu.one_segment import OneSegment
+from nanokv.bench.gpu.settings import GpuSettings
+from nanokv.bench.gpu.timer import Timer, Work, graph_of
 
 
 def _graphs(objects: Objects, settings: GpuSettings) -> dict[str, Work]:

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from bench.gpu.many import Keep
-from bench.gpu.one_segment import Unsound
-from bench.gpu.settings import GpuSettings
-from bench.gpu.timer import Timer
+from nanokv.bench.gpu.many import Keep
+from nanokv.bench.gpu.one_segment import Unsound
+from nanokv.bench.gpu.settings import GpuSettings
+from nanokv.bench.gpu.timer import Timer
 
 
 def run(device: torch.device, settings: GpuSettings, keep: Keep) -> None:

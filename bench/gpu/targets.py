@@ -1,9 +1,8 @@
 """The targets on a GPU, and whether a run reached them; each is within one run on one machine."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
-from bench.settings import show_size
-from bench.targets import Target
+from nanokv.bench.suite.settings import show_size
 
 Rows = dict[str, list[dict[str, Any]]]  #: name of a benchmark -> its rows
 
@@ -12,6 +11,21 @@ SINGLE_US = 6.0
 PUT_US, TAIL = 5.0, 3.0
 PAIRS = 20e6
 ANNOUNCE_US = 100.0
+
+
+class Target(NamedTuple):
+    """One target. `at_least`: more is better."""
+
+    what: str
+    limit: float
+    measured: float
+    unit: str
+    at_least: bool = False
+
+    @property
+    def reached(self) -> bool:
+        """Whether the figure reaches the limit."""
+        return self.measured >= self.limit if self.at_least else self.measured <= self.limit
 
 
 def targets(rows: Rows) -> list[Target]:

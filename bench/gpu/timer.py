@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from bench.timing import Summary, summarise
+from nanokv.bench.suite.timing import Summary, summarise
 
 HEAD_START = 200_000  #: cycles, about 100 µs, that the GPU waits first, so that it never waits for the host later
 Work = Callable[[], object]

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from bench.gpu.many import Keep
-from bench.gpu.one_segment import Unsound
-from bench.gpu.settings import GpuSettings
-from bench.gpu.timer import Timer
 from nanokv import NanoKVCache, local_world
+from nanokv.bench.gpu.many import Keep
+from nanokv.bench.gpu.one_segment import Unsound
+from nanokv.bench.gpu.settings import GpuSettings
+from nanokv.bench.gpu.timer import Timer
 from nanokv.device.machines.batch import Batch
 from nanokv.device.machines.records import Request
 

@@ -16,10 +16,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from bench.environment import commit, machine, versions
-from bench.vllm.model import make_model
-from bench.vllm.process import Engine, connector
-from bench.vllm.prompts import make_prompts
+from nanokv.bench.suite.environment import commit, machine, versions
+from nanokv.bench.vllm.model import make_model
+from nanokv.bench.vllm.process import Engine, connector
+from nanokv.bench.vllm.prompts import make_prompts
 
 PROMPT_TOKENS = 960
 ROUNDS = 12

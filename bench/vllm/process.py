@@ -60,7 +60,7 @@ class Engine:
         log = tempfile.TemporaryFile("w+", prefix="nanokv-engine-")  # noqa: SIM115 - closed with `_files`
         self._log = self._files.enter_context(log)
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "bench.vllm.child"],
+            [sys.executable, "-m", "nanokv.bench.vllm.child"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,

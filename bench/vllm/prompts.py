@@ -2,7 +2,7 @@
 
 import random
 
-from bench.vllm.model import VOCABULARY
+from nanokv.bench.vllm.model import VOCABULARY
 
 
 def make_prompts(count: int, seed: int, *, shortest: int = 40, longest: int = 400, shared: int = 96) -> list[list[int]]:

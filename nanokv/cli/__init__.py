@@ -1,11 +1,12 @@
 """The command line, `nanokv`. Each command imports what it needs when it runs: torch and numba take seconds.
 
-    worlds     the worlds of this host: ls, stats, key, fsck, rm
-    saved      files of saved objects: save, load
-    machine    this machine: doctor, warmup, demo
-    engines    inference engines: vllm-flags
-    traces     traces of requests: replay
-    output     tables for terminals and pipes, JSON, sizes
+    worlds      the worlds of this host: ls, stats, key, fsck, rm
+    saved       files of saved objects: save, load
+    machine     this machine: doctor, warmup, demo
+    engines     inference engines: vllm-flags
+    traces      traces of requests: replay
+    benchmarks  the benchmark suite: bench
+    output      tables for terminals and pipes, JSON, sizes
 
 `check` is in `nanokv.check.command`.
 """
@@ -17,6 +18,7 @@ from typer.core import TyperGroup
 
 from nanokv import __version__
 from nanokv.check.command import check
+from nanokv.cli.benchmarks import bench
 from nanokv.cli.engines import vllm_flags
 from nanokv.cli.machine import demo, doctor, warmup
 from nanokv.cli.saved import load, save
@@ -66,6 +68,8 @@ def _root(
 
 for _command in (demo, doctor, warmup, check, ls, stats, key, fsck, rm, save, load, replay, vllm_flags):
     app.command()(_command)
+# the suite reads its arguments itself, also -h
+app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})(bench)
 
 
 def main() -> None:

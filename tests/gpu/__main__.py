@@ -22,8 +22,8 @@ from typing import Any
 
 import torch
 
-from bench.gpu.plan import BODIES_SECONDS, LIMITS, LITMUS_SECONDS
-from bench.gpu.runner import about, append_row, judged, rows_of, run_all
+from nanokv.bench.gpu.plan import BODIES_SECONDS, LIMITS, LITMUS_SECONDS
+from nanokv.bench.gpu.runner import about, append_row, judged, rows_of, run_all
 from nanokv.check.litmus import run_litmus
 from tests.gpu.every_body import GROUPS
 from tests.gpu.on_ptx import CAPABILITIES, machine_for

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import triton
 
-from bench.gpu import budget, engine_write, model
-from bench.gpu.budget import LIMITED, LIMITS, Cost
+from nanokv.bench.gpu import budget, engine_write, model
+from nanokv.bench.gpu.budget import LIMITED, LIMITS, Cost
 from nanokv.device import ptx
 from tests.ptx.chains import CHAIN, LINKS
 

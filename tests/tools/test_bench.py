@@ -1,44 +1,36 @@
-"""The benchmarks run, check the bytes they move, and write their results. Nothing here looks at a duration."""
+"""The suite runs, checks the bytes it moves, and writes its results. Nothing here looks at a duration."""
 
 import json
+import re
 import subprocess
-from typing import Any
+from pathlib import Path
+from time import perf_counter_ns
 
 import pytest
 import torch
 
-from bench import imports
-from bench.__main__ import main
-from bench.freelist import NODES, FreeList, time_threads
-from bench.objects import COPY_OF, OPERATIONS, Mismatch, Plan, check_bytes
-from bench.owner import OwnerHere, digest
-from bench.peer import Peer, PeerFailed
-from bench.settings import parse_size, show_size
-from bench.targets import Target, targets
-from bench.timing import PERCENTILES, Samples, Summary, summarise
 from nanokv import local_world
+from nanokv.bench.__main__ import main
+from nanokv.bench.questions import full, imports, load, pieces
+from nanokv.bench.suite import catalogue
+from nanokv.bench.suite.other_process import Peer, PeerFailed
+from nanokv.bench.suite.owner import OwnerHere, digest
+from nanokv.bench.suite.record import Record, read
+from nanokv.bench.suite.ring import COPIED, OPERATIONS, Mismatch, Plan, Ring, check_bytes
+from nanokv.bench.suite.settings import Settings, parse_size, show_size
+from nanokv.bench.suite.timing import Samples
 from nanokv.heap import shm
 
-SIZES = (64, 1024, 2 << 20)
+ROOT = Path(__file__).parents[2]
+SIZES = (1024, 2 << 20)
 ROUNDS = 6
-COMBINATIONS = [(heap, alloc) for heap in ("local", "shm") for alloc in ("device", "host")]
-
-
-def check_summary(us: Summary, count: int | None = None) -> None:
-    values = [us[name] for name in PERCENTILES]
-    assert us["n"] == (count or us["n"]) > 0
-    assert values[0] >= 0 and values == sorted(values)
-
-
-@pytest.fixture(scope="module")
-def done(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The JSON of one run of the fast benchmarks. `imports` starts ten processes, and has a test of its own."""
-    file = tmp_path_factory.mktemp("bench") / "bench.json"
-    sizes = ",".join(map(str, SIZES))
-    arguments = ["--quick", "--rounds", str(ROUNDS), "--sizes", sizes, "--ring", "2M", "--json", str(file)]
-    assert main(["objects", "freelist", "announce", "wait", *arguments]) == 0
-    loaded: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    return loaded
+SMALL = f"--quick --rounds {ROUNDS} --sizes 1K,2M --ring 2M --pages 256 --objects 1500".split()
+SLOW = {"imports": "starts ten processes; its programs are tested below"} | dict.fromkeys(
+    ("burst", "throughput", "many", "pages", "steps", "plan", "alloc"), "test_bench_questions.py runs it"
+)
+SLOW |= dict.fromkeys(("scaling", "overlap", "ingest", "memory"), "test_bench_owners.py runs it")
+SLOW |= {"peers": "starts some processes for each system; test_bench_peers.py runs it"}
+HEAPS, SYSTEMS = ("local", "shm"), ("NanoKV v2", "NanoKV v1")
 
 
 @pytest.fixture(autouse=True)
@@ -48,55 +40,112 @@ def _needs_shm() -> None:
         pytest.skip(f"no worlds of processes here: {why}")
 
 
-def test_the_json_says_where_and_what(done: dict[str, Any]) -> None:
-    assert done["machine"]["usable_cores"] >= 1 and done["machine"]["cpu"]
-    assert {"nanokv", "python", "torch", "numba"} <= set(done["versions"])
-    assert "commit" in done
-    assert done["settings"]["rounds"] == ROUNDS
-    check_summary(done["timer_overhead_us"])
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with bench.json and bench.html of one run of all fast questions."""
+    folder = tmp_path_factory.mktemp("bench")
+    names = [name for name in catalogue.names() if name not in SLOW]
+    output = ["--json", str(folder / "bench.json"), "--html", str(folder / "bench.html")]
+    assert main([*names, *SMALL, *output]) == 0
+    return folder
 
 
-def test_every_operation_of_every_world_and_size(done: dict[str, Any]) -> None:
-    rows = done["results"]["objects"]["rows"]
-    wanted = [(heap, alloc, size) for heap in ("local", "shm") for size in SIZES for alloc in ("device", "host")]
-    assert [(row["heap"], row["alloc"], row["size"]) for row in rows] == wanted
-    for row in rows:
-        assert row["bytes_verified"] is True
-        assert set(row["us"]) == {*OPERATIONS, *COPY_OF.values()}
-        for us in row["us"].values():
-            check_summary(us, ROUNDS)
-        for operation, copy in COPY_OF.items():
-            assert row["ratio_p50"][f"{operation}/{copy}"] == row["us"][operation]["p50"] / row["us"][copy]["p50"]
+@pytest.fixture(scope="module")
+def record(files: Path) -> Record:
+    """What the run has written."""
+    return read(files / "bench.json")
 
 
-def test_free_list_and_announcements(done: dict[str, Any]) -> None:
-    assert [row["threads"] for row in done["results"]["freelist"]["rows"]] == [1, 2]
-    rows = done["results"]["announce"]["rows"]
-    wanted = [(heap, alloc, poller) for heap, alloc in COMBINATIONS for poller in ("asleep", "busy")]
-    assert [(row["heap"], row["alloc"], row["poller"]) for row in rows] == wanted
-    for row in rows:
-        check_summary(row["us"])
+def cases(record: Record, name: str) -> list[tuple[str | int, ...]]:
+    return [tuple(figure.case.values()) for figure in record.of(name)]
 
 
-def test_waits(done: dict[str, Any]) -> None:
-    rows = done["results"]["wait"]["rows"]
-    assert [(row["heap"], row["alloc"]) for row in rows] == [each for each in COMBINATIONS for _ in range(2)]
-    for row in rows:
-        check_summary(row["us"])
+# --- one run of everything --------------------------------------------------------------------
+def test_every_question_is_answered(record: Record) -> None:
+    assert [outcome.name for outcome in record.outcomes] == [name for name in catalogue.names() if name not in SLOW]
+    for outcome in record.outcomes:
+        assert outcome.state in ("done", "left out"), outcome
+        assert outcome.asks and outcome.how
+        assert bool(record.of(outcome.name)) == (outcome.state == "done")
 
 
-def test_targets_are_judged(done: dict[str, Any]) -> None:
-    what = [target["what"] for target in done["targets"]]
-    assert "put, 1 KiB, two processes, v1/v2, p50" in what
-    assert "free list, pop + push, two threads" in what
-    assert all(target["reached"] in (True, False, None) for target in done["targets"])
-    assert Target("t", 10.0, 10.0, "µs").reached and not Target("t", 10.0, 10.1, "µs").reached
-    assert Target("t", 10.0, 10.0, "x", at_least=True).reached
-    assert not Target("t", 10.0, 9.9, "x", at_least=True).reached
-    assert Target("t", 10.0, 1.0, "µs", sound=False).reached is None
-    assert targets({}) == []
+def test_every_figure_has_repetitions(record: Record) -> None:
+    for figure in record.figures:
+        assert len(figure.repetitions) >= 1 and figure.unit and figure.case
+        if figure.headline == "p50":
+            total = sum(count for _, count in figure.buckets)
+            assert total == sum(one["n"] for one in figure.repetitions) > 0
+            for one in figure.repetitions:
+                values = [value for name, value in one.items() if name != "n"]
+                assert values == sorted(values) and values[0] >= 0
+    for name in ("latency", "load", "announce", "wait", "full", "crowd", "replicas", "pieces", "sweep"):
+        assert {len(figure.repetitions) for figure in record.of(name)} == {2}, name
 
 
+def test_the_json_says_where_and_what(record: Record) -> None:
+    about = record.about
+    assert about["machine"]["usable_cores"] >= 1 and about["machine"]["cpu"]
+    assert {"nanokv", "python", "torch", "numba"} <= set(about["versions"])
+    assert about["settings"]["rounds"] == ROUNDS and about["settings"]["repeats"] == 2
+    assert all(cost["n"] > 0 and cost["p50"] > 0 for cost in about["timing_us"].values())
+
+
+def test_latency_has_every_world_size_and_operation(record: Record) -> None:
+    systems = {name: (*SYSTEMS, *(["copy_"] if name in COPIED else [])) for name in OPERATIONS}
+    assert cases(record, "latency") == [
+        (heap, size, operation, system)
+        for heap in HEAPS
+        for size in SIZES
+        for operation in OPERATIONS
+        for system in systems[operation]
+    ]
+    assert {one["n"] for figure in record.of("latency") for one in figure.repetitions} == {ROUNDS}
+
+
+def test_load_has_every_rate(record: Record) -> None:
+    rates = [figure for figure in record.of("load") if "what" in figure.case]
+    assert [figure.case["operation"] for figure in rates] == ["put", "get"]
+    assert all(figure.median() > 0 for figure in rates)
+    wanted = [(operation, load.SIZE, rate) for operation in ("put", "get") for rate in load.LOADS]
+    assert [case for case in cases(record, "load") if case[-1] != "capacity"] == wanted
+
+
+def test_announcements_and_waits(record: Record) -> None:
+    for name, axis in (("announce", ("asleep", "busy")), ("wait", ("the waiting rank's", "the producer's"))):
+        wanted = {(heap, middle, system) for heap in HEAPS for middle in axis for system in SYSTEMS}
+        assert set(cases(record, name)) == wanted and len(cases(record, name)) == len(wanted)
+
+
+def test_capacity_questions(record: Record) -> None:
+    assert cases(record, "full") == [(full.SIZE, kind) for kind in full.KINDS]
+    assert cases(record, "crowd") == [(name, count) for name in ("put", "get") for count in (1000, 1500)]
+    shares = {figure.unit: figure.median() for figure in record.of("space") if figure.case.get("objects") == "1 page"}
+    assert 0 <= shares["%"] <= 100
+    assert all(figure.case["objects"] == 1500 for figure in record.of("sweep"))
+
+
+def test_the_html_is_one_file(files: Path) -> None:
+    text = (files / "bench.html").read_text(encoding="utf-8")
+    assert "<script" not in text and "<link" not in text and "@import" not in text
+    assert not re.findall(r"(?:src|href)=\"(?!#)", text)
+    assert not re.findall(r"url\((?!#)", text)
+    for name in ("latency", "load", "replicas"):
+        section = text.split(f'<section id="{name}">')[1].split("</section>")[0]
+        assert "<svg" in section and "<table" in section, name
+
+
+def test_every_question_is_in_the_catalogue() -> None:
+    there = {path.stem for path in (ROOT / "bench" / "questions").glob("*.py")} - {"__init__"}
+    assert set(catalogue.names()) == there
+    for name in catalogue.names():
+        question = catalogue.question(name)
+        assert question.name == name and question.asks.endswith("?") and len(question.how) > 40
+        assert isinstance(question.why_not(Settings()), str | None)
+    with pytest.raises(KeyError):
+        catalogue.question("compare")
+
+
+# --- bytes, and what is measured --------------------------------------------------------------
 def test_other_bytes_are_noticed() -> None:
     class Liar(OwnerHere):
         def digest(self, key: str) -> str:
@@ -109,21 +158,51 @@ def test_other_bytes_are_noticed() -> None:
             check_bytes(here, Liar(there), 64)
 
 
-def test_a_free_list_that_lost_its_nodes_is_noticed() -> None:
-    shared = FreeList()
-    assert sorted(shared.nodes()) == list(range(NODES))
-    assert shared.turn(10) == 0
-    shared._head[0] = 0
-    assert shared.nodes() == []
-    assert shared.turn(10) == 10
-    ns, share = time_threads(2, 1000)
-    assert ns > 0 and share > 0
+def test_a_ring_notices_other_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = Plan(64, 1 << 20)
+    here, there = local_world(2, plan.heap_bytes, evict=False)
+    with here, there:
+        ring = Ring(here, plan, 8)
+        ring.run(2, 8)
+        assert {len(samples) for samples in (*ring.operations.values(), *ring.copies.values())} == {8}
+        get = here.get
+        monkeypatch.setattr(here, "get", lambda key, **how: get(key, **how).zero_())
+        with pytest.raises(Mismatch, match="the last object"):
+            ring.check_last(plan.slots + 9)
+
+
+def test_a_request_that_waits_counts_the_wait() -> None:
+    """The first of two requests that are due at once takes long: the second one has waited for it."""
+    samples, pause = Samples(2), 5_000_000
+
+    def call(key: str) -> None:
+        if key == "first":
+            end = perf_counter_ns() + pause
+            while perf_counter_ns() < end:
+                pass
+
+    took = load.serve(call, ["first", "second"], [0, 0], samples)
+    assert samples.ns[1] >= samples.ns[0] >= pause and took >= pause
+
+
+def test_arrivals_are_those_of_the_rate() -> None:
+    times = load.arrivals(20_000, 1e6)
+    assert times == sorted(times) == load.arrivals(20_000, 1e6)
+    assert times[-1] == pytest.approx(20e6, rel=0.05)
+    assert load.arrivals(100, 1e3)[-1] == pytest.approx(1000 * load.arrivals(100, 1e6)[-1], rel=1e-3)
 
 
 def test_the_first_put_of_a_fresh_process() -> None:
-    assert imports.seconds(imports.PROGRAMS["first put"]) > 0
+    seconds, printed = imports.run_program(imports.PROGRAMS["first put"])
+    steps = json.loads(printed)
+    assert len(steps) == len(imports.INSIDE) and 0 < max(steps) < seconds
     with pytest.raises(subprocess.CalledProcessError):
-        imports.seconds("raise SystemExit(1)")
+        imports.run_program("raise SystemExit(1)")
+
+
+def test_pieces() -> None:
+    assert pieces.pieces_of(7) == (4, 2, 1) and pieces.pieces_of(12) == (8, 4)
+    assert pieces.shown((4, 2, 1)) == "4 + 2 + 1" and pieces.shown((1,) * 5) == "5 x 1"
 
 
 def test_the_other_process_answers_with_its_errors() -> None:
@@ -139,17 +218,6 @@ def test_the_other_process_answers_with_its_errors() -> None:
         peer.answer(timeout=30.0)
 
 
-def test_percentiles_are_samples() -> None:
-    us = summarise(range(1000, 1_001_000, 1000))
-    assert us == {"n": 1000.0, "p50": 500.0, "p99": 990.0, "p99_9": 999.0, "max": 1000.0}
-    samples = Samples()
-    seen: list[int] = []
-    samples.time(seen.append, 7)
-    samples.clear()
-    samples.time(seen.append, 8)
-    assert seen == [7, 8] and samples.summary()["n"] == 1
-
-
 @pytest.mark.parametrize(
     ("text", "nbytes", "shown"), [("64", 64, "64 B"), ("1K", 1024, "1 KiB"), ("8M", 8 << 20, "8 MiB")]
 )
@@ -157,16 +225,10 @@ def test_sizes_of_the_command_line(text: str, nbytes: int, shown: str) -> None:
     assert parse_size(text) == nbytes and show_size(nbytes) == shown
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [["nothing"], ["--sizes", "0"], ["--sizes", "1G"], ["--sizes", "33M"], ["--rounds", "0"], ["--ring", "x"]],
-    ids=" ".join,
-)
-def test_wrong_arguments_are_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(arguments)
-    assert ended.value.code == 2
-    assert "error:" in capsys.readouterr().err
+def test_rounds_are_bounded_by_bytes_and_for_v1() -> None:
+    settings = Settings()
+    assert settings.rounds_of(64) == settings.rounds_of(1024) == 100_000
+    assert settings.rounds_of(8 << 20) == 512 and settings.rounds_of(64, "host") == 2000
 
 
 @pytest.mark.parametrize("size", [1, 256 << 10, (256 << 10) + 1, 5 << 20, 32 << 20])

@@ -17,17 +17,17 @@ import numpy as np
 import pytest
 import torch
 
-from bench.gpu import clock, kernels, runner, steps
-from bench.gpu.announce import host_time
-from bench.gpu.clock import Offset
-from bench.gpu.plan import ALL_SECONDS, LIMITS, PARTS
-from bench.gpu.produce import STEPS, latencies
-from bench.gpu.runner import judged, run_all
-from bench.gpu.settings import GpuSettings, toy
-from bench.gpu.targets import targets
-from bench.gpu.timer import Timer, graph_of
-from bench.gpu.versions import meet
-from bench.timing import PERCENTILES, Summary
+from nanokv.bench.gpu import clock, kernels, runner, steps
+from nanokv.bench.gpu.announce import host_time
+from nanokv.bench.gpu.clock import Offset
+from nanokv.bench.gpu.plan import ALL_SECONDS, LIMITS, PARTS
+from nanokv.bench.gpu.produce import STEPS, latencies
+from nanokv.bench.gpu.runner import judged, run_all
+from nanokv.bench.gpu.settings import GpuSettings, toy
+from nanokv.bench.gpu.targets import targets
+from nanokv.bench.gpu.timer import Timer, graph_of
+from nanokv.bench.gpu.versions import meet
+from nanokv.bench.suite.timing import PERCENTILES, Summary
 from tests.gpu.every_body import GROUPS
 from tests.support.compiling import Kernel, assembly
 
@@ -175,9 +175,9 @@ def test_they_are_the_last_part_of_the_gpu_tests(tmp_path: Path) -> None:
 # --- errors are noticed -----------------------------------------------------------------------
 WRONG = """
 import torch
-from bench.gpu import paged
-from bench.gpu.objects import Objects
-from bench.gpu.one_segment import OneSegment, Unsound
+from nanokv.bench.gpu import paged
+from nanokv.bench.gpu.objects import Objects
+from nanokv.bench.gpu.one_segment import OneSegment, Unsound
 segment = OneSegment(torch.device("cpu"), 128 * 4096, 4096, slots=16)
 def noticed(what):
     try:
@@ -253,7 +253,7 @@ def test_the_plan_leaves_time_in_ten_minutes() -> None:
 
 
 def test_rows_of_a_benchmark_that_failed_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from bench.gpu import symmetric
+    from nanokv.bench.gpu import symmetric
 
     def broken(device: torch.device, settings: GpuSettings, keep: Any) -> None:
         keep({"size": 1})

@@ -5,7 +5,7 @@ import inspect
 from collections.abc import Iterator
 from types import ModuleType
 
-from bench.gpu import steps
+from nanokv.bench.gpu import steps
 from nanokv.device.protocol import put
 
 #: conditions of a put that are true only when something has failed

@@ -39,6 +39,10 @@ NOT_RUN = {
     "make soak": LONG,
     "nanokv check --compiled": LONG,
     "make bench": LONG,
+    "make bench-peers": LONG,
+    "make bench-peers ARGS='--json peers.json --html peers.html'": LONG,
+    "make bench-peers ARGS='--quick --sizes 1K,1M'": LONG,
+    "apt-get install redis-server libibverbs1 libnuma1 libcurl4": "installs packages; each peer can be left out",
     "make test-gpu PYTHON=...": GPU,
     "python -m tests.gpu --only pins_hold": GPU,
     "TRITON_INTERPRET=1 python -m tests.gpu --device cpu --only pins_hold": "test_launch_machine runs it",
@@ -48,17 +52,22 @@ NOT_RUN = {
     "nanokv check --device cuda": GPU,
     "python -m bench.gpu many sweep --json out.json": GPU,
     "TRITON_INTERPRET=1 python -m bench.gpu --device cpu --toy": LONG,
+    "python -m bench compare before.json after.json": "test_bench_compare runs it",
     "CUDA_VISIBLE_DEVICES=0 torchrun --standalone --nproc-per-node 4 examples/serve.py": GPU,
 }
 #: the same with less to do
 SMALLER = {
     "nanokv check": "nanokv check litmus --seconds 0.1",
-    "python -m bench --quick": "python -m bench announce --quick --rounds 3 --heap local --alloc device",
-    "python -m bench objects --sizes 1K,8M --heap shm --alloc device --rounds 5000": (
-        "python -m bench objects --sizes 1K,8M --heap shm --alloc device --rounds 3 --ring 32M"
+    "python -m bench --quick": "python -m bench announce pieces --quick --rounds 3 --heap local --alloc device",
+    "python -m bench latency --sizes 1K,8M --heap shm --alloc device --rounds 5000": (
+        "python -m bench latency --sizes 1K,8M --heap shm --alloc device --rounds 3 --repeats 1 --ring 32M"
     ),
+    "python -m bench load full --json out.json --html out.html": (
+        "python -m bench load full --quick --rounds 4 --pages 64 --json OUT/out.json --html OUT/out.html"
+    ),
+    "python -m bench space": "python -m bench space --quick",
+    "nanokv bench": "nanokv bench pieces --quick",
     "python -m bench.generate": "python -m bench.generate --prompt 40 --tokens 2 --rounds 1 --layers 1 --hidden 64",
-    "python -m bench freelist imports --json out.json": "python -m bench freelist --quick --json OUT/out.json",
 }
 # python blocks that no file has, by their first line
 GPU_BLOCKS = {

@@ -132,7 +132,7 @@ def test_arrows_go_one_way(package: str) -> None:
 def test_engines_are_on_top() -> None:
     for name in (name for name in modules() if not inside(name, "nanokv.engines")):
         if any(inside(other, "nanokv.engines") for other in imports(name)):
-            assert any(inside(name, user) for user in ("nanokv.cli", "nanokv.demo")), name
+            assert any(inside(name, user) for user in ("nanokv.bench", "nanokv.cli", "nanokv.demo")), name
 
 
 def test_every_part_of_device_is_a_room_or_on_top() -> None:

@@ -11,7 +11,7 @@ pytest.importorskip("vllm", reason="needs vLLM: make test-vllm")
 
 from vllm import _custom_ops as vllm_ops
 
-from bench.gpu.engine_write import vllm_kernel, write_as_vllm
+from nanokv.bench.gpu.engine_write import vllm_kernel, write_as_vllm
 from nanokv.device.machines.reshape_and_cache import reshape_and_cache, reshape_and_cache_flash
 from nanokv.transfer.cache_writer import FilledBlock
 from tests.gpu.library_bodies import caches

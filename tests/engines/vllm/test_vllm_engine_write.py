@@ -12,7 +12,7 @@ import torch
 from vllm.v1.attention.backends import triton_attn
 
 import nanokv
-from bench.vllm.process import connector
+from nanokv.bench.vllm.process import connector
 from nanokv.engines.vllm.engine_write import EngineWrite
 from nanokv.engines.vllm.layers import _halves
 from nanokv.engines.vllm.metadata import BlockSave

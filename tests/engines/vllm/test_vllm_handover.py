@@ -10,8 +10,8 @@ import pytest
 
 pytest.importorskip("vllm", reason="needs vLLM: make test-vllm")
 
-from bench.vllm.model import make_model, make_model_with_windows
-from bench.vllm.process import Engine, connector
+from nanokv.bench.vllm.model import make_model, make_model_with_windows
+from nanokv.bench.vllm.process import Engine, connector
 from tests.engines.vllm.conftest import PROMPTS, TOKENS, Pair, Start, blocks_of, but_one, total, whole_blocks
 
 StartPair = Callable[..., Pair]

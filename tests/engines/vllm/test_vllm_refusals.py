@@ -15,7 +15,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 from vllm.engine.arg_utils import EngineArgs
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 
-from bench.vllm.process import connector
+from nanokv.bench.vllm.process import connector
 from nanokv.engines.vllm import NanoKVConnector
 from nanokv.errors import InvalidArgument
 

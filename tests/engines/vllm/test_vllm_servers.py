@@ -18,7 +18,7 @@ import pytest
 
 pytest.importorskip("vllm", reason="needs vLLM: make test-vllm")
 
-from bench.vllm.process import Engine
+from nanokv.bench.vllm.process import Engine
 from nanokv.engines.vllm.flags import command_lines
 from nanokv.errors import HeapUnavailable
 from nanokv.heap.shm_tools import remove_world

@@ -1,0 +1,187 @@
+"""How fast the owner's poller makes index entries of announcements, and how far its index is behind when it is busy.
+
+The rate: the thread of a poller is stopped, so that hints pile up in the ring; then its `step` is called until the ring
+is empty. The lag: one process puts as fast as it can, the other one's poller takes the hints, and now and then a
+thread beside it asks how many objects the index has. The oldest put that has returned and is not among them has waited
+since then. (A listener would be told later, after an event was made of each object.)
+"""
+
+import threading
+import time
+from collections.abc import Iterator
+from functools import partial
+from time import perf_counter_ns
+
+import numpy as np
+import torch
+
+from nanokv import NanoKVCache, local_world
+from nanokv.bench.suite.distribution import Durations, latency
+from nanokv.bench.suite.figure import Case, Figure, quantity
+from nanokv.bench.suite.other_process import Peer
+from nanokv.bench.suite.question import Question, Run
+from nanokv.bench.suite.settings import Settings
+from nanokv.bench.suite.turns import in_turns
+from nanokv.bench.suite.worlds import OWNER
+from nanokv.heap import shm
+from nanokv.types import KeyDigest
+
+SIZE = 64  #: bytes of an object, and of a page
+RING = 100_000  #: objects whose announcements wait in the ring, at most
+STREAM = 4000  #: puts of one stream, while the index is looked at
+LOOK_SECONDS = 0.0003  #: between two looks at the index
+PATIENCE = 30.0  #: seconds for a stream to end
+STORED, REMOVED = "stored", "removed"
+HERE = "nanokv.bench.questions.ingest"
+Look = tuple[int, int]  #: when, in ns, and how many objects the index had
+
+
+# --- the rate -----------------------------------------------------------------------------------
+def rates(objects: int) -> dict[str, float]:
+    """Millions a second, of announcements of new objects and of removed ones.
+
+    Raises:
+        RuntimeError: the index has not the objects that were put, or an announcement was missed.
+    """
+    (cache,) = local_world(1, (objects + 64) * SIZE, page_bytes=SIZE, evict=False)
+    with cache:
+        cache.flush()
+        cache._poller.stop()
+        keys, value = [cache.digest(str(i)) for i in range(objects)], torch.zeros(SIZE, dtype=torch.uint8)
+        _drain(cache)
+        for key in keys:
+            cache.put(key, value)
+        stored = _drain(cache)
+        _expect(cache, objects, objects)
+        cache.remove_many(keys)
+        removed = _drain(cache)
+        _expect(cache, 0, 2 * objects)
+    return {STORED: objects / stored * 1e3, REMOVED: objects / removed * 1e3}
+
+
+def _drain(cache: NanoKVCache) -> int:
+    """Step until the ring is empty; the nanoseconds that it took."""
+    step = cache._poller.step
+    start = perf_counter_ns()
+    while step(time.monotonic()):
+        pass
+    return perf_counter_ns() - start
+
+
+def _expect(cache: NanoKVCache, indexed: int, hints: int) -> None:
+    stats = cache.stats()
+    if (cache.segment_count(), stats["hints"]) != (indexed, hints):
+        raise RuntimeError(f"the index has {cache.segment_count()} objects after {stats['hints']} hints, not {indexed}")
+
+
+# --- the lag ------------------------------------------------------------------------------------
+class Watch:
+    """Looks at the size of a cache's index from a thread, until it has `count` objects more."""
+
+    def __init__(self, cache: NanoKVCache, count: int) -> None:
+        cache.flush()
+        self._cache, self._count, self._before = cache, count, cache.segment_count()
+        self.looks: list[Look] = []
+        self._thread = threading.Thread(target=self._run, name="bench-watch")
+        self._thread.start()
+
+    def _run(self) -> None:
+        deadline = time.monotonic() + PATIENCE
+        found = 0
+        while found < self._count and time.monotonic() < deadline:
+            found = self._cache.segment_count() - self._before
+            self.looks.append((perf_counter_ns(), found))
+            time.sleep(LOOK_SECONDS)
+
+    def end(self) -> list[Look]:
+        """The looks. Raises TimeoutError if the objects did not come."""
+        self._thread.join()
+        if self.looks[-1][1] < self._count:
+            raise TimeoutError(f"the index had {self.looks[-1][1]} of {self._count} objects after {PATIENCE:.0f} s")
+        return self.looks
+
+
+_watches: list[Watch] = []  #: of the owner's process
+
+
+def watch(cache: NanoKVCache, count: int) -> None:
+    """Begin to look at the index of `cache`. Runs in the owner."""
+    _watches.append(Watch(cache, count))
+
+
+def watched(cache: NanoKVCache) -> list[Look]:
+    """The looks since `watch`."""
+    return _watches.pop().end()
+
+
+def ages(returned: list[int], looks: list[Look]) -> Durations:
+    """Per look how long the oldest put that had returned, and was not in the index, had waited; 0 if there was none.
+
+    Only of looks between the first return and the last one. `returned`: when each put returned, in ns, ascending.
+    """
+    found = [
+        max(when - returned[count], 0)
+        for when, count in looks
+        if returned[0] <= when <= returned[-1] and count < len(returned)
+    ]
+    return np.array(found, np.int64)
+
+
+def lags(cache: NanoKVCache, peer: Peer, count: int) -> Durations:
+    """The ages in `count` streams of puts, after one that does not count."""
+    value, found = torch.zeros(SIZE, dtype=torch.uint8), []
+    for stream in range(-1, count):
+        keys = [cache.digest(f"stream {stream}, {i}") for i in range(STREAM)]
+        peer.call(f"{HERE}:watch", count=STREAM)
+        returned = _put_all(cache, keys, value)
+        looks = [(when, many) for when, many in peer.call(f"{HERE}:watched")]
+        cache.remove_many(keys)
+        if stream >= 0:
+            found.append(ages(returned, looks))
+    return np.concatenate(found)
+
+
+def _put_all(cache: NanoKVCache, keys: list[KeyDigest], value: torch.Tensor) -> list[int]:
+    put, returned = cache.put, [0] * len(keys)
+    for i, key in enumerate(keys):
+        put(key, value, preferred_segment=OWNER)
+        returned[i] = perf_counter_ns()
+    return returned
+
+
+# --- the question -------------------------------------------------------------------------------
+def measure(run: Run) -> Iterator[Figure]:
+    """The rates, and the lag where two processes can meet; in turns."""
+    settings = run.settings
+    objects = min(settings.objects, RING)
+
+    def lag() -> Durations:
+        with run.worlds.open("shm", "device", 8 * STREAM * SIZE, page_bytes=SIZE) as world:
+            assert isinstance(world.owner, Peer)
+            return lags(world.cache, world.owner, -(-settings.rounds // STREAM))
+
+    found = in_turns({"rate": partial(rates, objects)}, settings.repeats, warm_up=1, say=run.say)["rate"]
+    for what in (STORED, REMOVED):
+        case: Case = {"what": "announcements", "of objects": what, "count": objects}
+        yield quantity("ingest", case, "M/s", "higher", [one[what] for one in found])
+    if why_no_lag(settings) is None:
+        repetitions = in_turns({"lag": lag}, settings.repeats, say=run.say)["lag"]
+        yield latency(
+            "ingest", {"what": "lag of the index, poller busy", "of objects": STORED, "count": STREAM}, repetitions
+        )
+
+
+def why_no_lag(settings: Settings) -> str | None:
+    """Why the lag cannot be measured, or None."""
+    return shm.why_not() if "shm" in settings.heaps else "it needs --heap shm"
+
+
+QUESTION = Question(
+    "ingest",
+    "How many announcements does a poller turn into index entries in a second, and how old are those that wait?",
+    measure,
+    f"The rate: up to {RING} announcements wait in the ring of a poller whose thread is stopped; then `step` is called "
+    "until it finds none, and that is timed. The lag: while a process puts one object after the other into another "
+    "one's segment, the index there is looked at about every 0.3 ms; a sample is how long the oldest put that has "
+    "returned and is not in the index has waited then, 0 if there is none.",
+)

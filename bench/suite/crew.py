@@ -1,0 +1,68 @@
+"""Several other processes at once, each a rank of one world. This process only tells them what to do."""
+
+import secrets
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from types import TracebackType
+from typing import Any
+
+from nanokv.bench.suite.other_process import STARTUP, Peer
+from nanokv.heap.shm import list_worlds, remove_world
+
+
+class Crew:
+    """Processes that are started when a world first needs them, and serve all worlds. A `with` block ends them."""
+
+    def __init__(self) -> None:
+        self._stack = ExitStack()
+        self._peers: list[Peer] = []
+        self._names: list[str] = []
+        self._stack.callback(self._remove_worlds)
+
+    def __enter__(self) -> "Crew":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.__exit__(kind, error, trace)
+
+    @contextmanager
+    def world(self, ranks: int, heap_bytes: int, **options: Any) -> Iterator[list[Peer]]:
+        """A world of so many processes, in the order of their ranks.
+
+        Raises:
+            PeerFailed: a process could not be started, or the world could not be made.
+        """
+        wishes = {"heap_bytes": heap_bytes, "world_size": ranks, "evict": False, "attach_timeout": STARTUP} | options
+        members = self._members(ranks)
+        name = f"bench-{secrets.token_hex(6)}"
+        self._names.append(name)
+        for rank, peer in enumerate(members):
+            peer.tell("open", name=name, rank=rank, **wishes)
+        for peer in members:
+            peer.answer(STARTUP)
+        yield members
+        for peer in members:
+            peer.tell("close")
+        for peer in members:
+            peer.answer()
+
+    def _remove_worlds(self) -> None:
+        """Remove the memory of worlds that an error has left behind."""
+        for name in set(self._names) & set(list_worlds()):
+            remove_world(name, force=True)
+
+    def _members(self, count: int) -> list[Peer]:
+        new = [self._stack.enter_context(Peer()) for _ in range(len(self._peers), count)]
+        for peer in new:
+            peer.answer(STARTUP)
+        self._peers += new
+        return self._peers[:count]
+
+
+def together(peers: list[Peer], function: str, each: list[dict[str, Any]]) -> list[Any]:
+    """Call a function in all processes at once (`Peer.call`), with arguments of each; their answers."""
+    for peer, what in zip(peers, each, strict=True):
+        peer.tell("call", function=function, **what)
+    return [peer.answer() for peer in peers]
