@@ -1,0 +1,55 @@
+"""The plots of docs/scale.md: p99 against load, a file per question, a panel per number of ranks."""
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from nanokv.bench.simulate.questions import Answer, Question
+
+GRAY = "#7d7d7d"  #: of text and axes: as far from white as from a dark page
+COLOURS = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7")  #: Okabe and Ito: for all kinds of eyes
+STYLE: dict[str, Any] = {
+    "svg.hashsalt": "nanokv",  # the same file from the same figures
+    "svg.fonttype": "path",
+    "text.color": GRAY,
+    "axes.edgecolor": GRAY,
+    "axes.labelcolor": GRAY,
+    "xtick.color": GRAY,
+    "ytick.color": GRAY,
+    "font.size": 9,
+}
+MOST_SHOWN = 3.0  #: times the limit: a curve that rises further is cut off
+
+
+def draw(folder: Path, question: Question, found: Mapping[int, Sequence[Answer]], limit: float) -> Path:
+    """Draw one question into `folder`: the file. It is the same for the same answers.
+
+    Raises:
+        ImportError: matplotlib is not installed (extra `bench`).
+    """
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    folder.mkdir(parents=True, exist_ok=True)
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(3.2 * len(found) + 0.6, 3.4), layout="constrained")
+        panels = figure.subplots(1, len(found), sharey=True, squeeze=False)[0]
+        for panel, (ranks, answers) in zip(panels, found.items(), strict=True):
+            for colour, each in zip(COLOURS, answers, strict=False):
+                panel.plot(*_points(each, limit), ".-", color=colour, linewidth=1.2, markersize=4, label=each.row.label)
+            panel.set(xscale="log", yscale="log", title=f"{ranks:,} ranks", xlabel="operations a second, all ranks")
+            panel.grid(color=GRAY, alpha=0.25, linewidth=0.5)
+        panels[0].set_ylabel("p99, µs")
+        labels = panels[0].get_legend_handles_labels() if len(panels) == 1 else panels[-1].get_legend_handles_labels()
+        figure.legend(*labels, loc="outside lower center", ncols=3, frameon=False)
+        file = folder / f"scale-{question.name}.svg"
+        figure.savefig(file, transparent=True, metadata={"Date": None, "Creator": None})
+    return file
+
+
+def _points(each: Answer, limit: float) -> tuple[list[float], list[float]]:
+    highest = MOST_SHOWN * limit * each.idle.p50
+    low = each.saturates / 300
+    shown = [one for one in each.curve if math.isfinite(one.p99) and one.p99 <= highest and one.load >= low]
+    return [one.load for one in shown], [one.p99 for one in shown]
