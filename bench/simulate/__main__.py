@@ -4,7 +4,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,6 @@ from rich.console import Console
 
 from nanokv.bench.simulate import plots, tables
 from nanokv.bench.simulate.assumptions import Assumptions, changed
-from nanokv.bench.simulate.cases import Case
 from nanokv.bench.simulate.questions import QUESTIONS, Answer, Effort, Question, Row, answer
 
 NAMES = [each.name for each in QUESTIONS]
@@ -26,7 +25,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("names", nargs="*", metavar="QUESTION", help=f"of {', '.join(NAMES)}; default: all")
     parser.add_argument("--ranks", default="8,64,1024", help="of the worlds (default: 8,64,1024)")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="change an assumption")
-    parser.add_argument("--case", action="append", default=[], metavar="NAME=VALUE", help="change all cases: nbytes=4096")
+    parser.add_argument(
+        "--case", action="append", default=[], metavar="NAME=VALUE", help="change all cases: nbytes=4096"
+    )
     parser.add_argument("--operations", type=int, default=Effort().operations, help="of a run, at least")
     parser.add_argument("--seed", type=int, default=Effort().seed, help="where chance begins")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all runs there")
@@ -47,13 +48,14 @@ def _checked(given: argparse.Namespace) -> tuple[Assumptions, list[int], list[Qu
         raise ValueError("--ranks must be positive, --operations at least 100, --seed not negative")
     asked = [each for each in QUESTIONS if each.name in given.names or not given.names]
     for question in asked:
-        for row in _rows(question, ranks[0], given.case):
-            row.case.check()
+        for count in ranks:
+            for row in _rows(question, count, given.case):
+                row.case.check()
     return changed(Assumptions(), given.set), ranks, asked, Effort(given.operations, given.seed)
 
 
 def _rows(question: Question, ranks: int, changes: Sequence[str]) -> list[Row]:
-    return [row._replace(case=changed(row.case, changes)) for row in question.rows(ranks)]
+    return [replace(row, case=changed(row.case, changes)) for row in question.rows(ranks)]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -72,13 +74,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console.print(tables.assumptions(assumed))
     done: list[dict[str, Any]] = []
     for question in asked:
+        console.print(f"\n{question.name}: {question.asks}", style="bold", highlight=False)
         found: dict[int, list[Answer]] = {}
         for count in ranks:
             rows = _rows(question, count, given.case)
             with progress.status(question.name) as status:
-                found[count] = list(answer(rows, assumed, effort, lambda text: status.update(text)))  # noqa: B023
-            console.print(tables.answers(question, count, found[count]))
-            done.append(tables.as_json(question, count, found[count]))
+                found[count] = list(answer(rows, assumed, effort, status.update))
+            console.print(tables.answers(count, found[count]))
+            done.append({"question": question.name, "ranks": count, "rows": tables.plain(found[count])})
         if given.plots:
             console.print(f"drawn: {plots.draw(given.plots, question, found, assumed.limit)}", highlight=False)
     if given.json:

@@ -19,24 +19,34 @@ class Assumptions:
     """The constants of the model. The sources stand beside the values."""
 
     node: int = _assumed(8, "ranks", 1, "ranks that reach each other by NVLink: one HGX board")
-    ctas: int = _assumed(132, "at once", 1, "operations in flight per rank, one per multiprocessor of an H100; others queue")
+    ctas: int = _assumed(
+        132, "at once", 1, "operations in flight per rank, one per multiprocessor of an H100; others queue"
+    )
     put_work_us: float = _assumed(8.75, "µs", 0, f"a put into the own segment, 5.7 to 11.8: {_MODEL}")
     get_work_us: float = _assumed(5.95, "µs", 0, f"a get from the own segment, 3.9 to 8.0: {_MODEL}")
     nvlink_us: float = _assumed(0.75, "µs", 0, f"an access there and back, on top, 0.5 to 1.0: {_MODEL}")
-    nic_us: float = _assumed(4.0, "µs", 0, "RDMA there and back, on top; 1 to 5 in public surveys (fridayswithfaraday.com)")
+    nic_us: float = _assumed(
+        4.0, "µs", 0, "RDMA there and back, on top; 1 to 5 in public surveys (fridayswithfaraday.com)"
+    )
     nvlink_gbps: float = _assumed(450, "GB/s", 1e-3, "line rate of a GPU's NVLink, one direction (H100 data sheet)")
     nic_gbps: float = _assumed(50, "GB/s", 1e-3, "line rate of a 400 Gb/s NIC, one per rank")
     own_gbps: float = _assumed(1100, "GB/s", 1e-3, f"a copy within a GPU: {_MODEL}")
     word_ns: float = _assumed(10, "ns", 0, f"between two atomics on one word, over NVLink; {_ASSUMED}")
-    nic_word_ns: float = _assumed(400, "ns", 0, "the same by RDMA; 2 to 3 M/s on older NICs (Kalia et al., USENIX ATC 2016)")
+    nic_word_ns: float = _assumed(
+        400, "ns", 0, "the same by RDMA; 2 to 3 M/s on older NICs (Kalia et al., USENIX ATC 2016)"
+    )
     nic_message_ns: float = _assumed(10, "ns", 0, f"between two messages that a rank's NIC serves; {_ASSUMED}")
     lists: int = _assumed(64, "lists", 1, "free lists of each kind per owner: SHARDS in device/segment/layout.py")
-    master_us: float = _assumed(100, "µs", 0, "what a request costs v1's master: python -m bench.simulate.master")
-    message_us: float = _assumed(50, "µs", 0, f"to the master and back, by TCP, without the master's own time; {_ASSUMED}")
+    master_us: float = _assumed(
+        300, "µs", 0, "processor time of v1's master per request: python -m bench.simulate.master"
+    )
+    message_us: float = _assumed(
+        50, "µs", 0, f"to the master and back, by TCP, without the master's own time; {_ASSUMED}"
+    )
     keys: int = _assumed(100_000, "keys", 1, "that are read, by Zipf's law")
     zipf: float = _assumed(0.99, "", 0, "exponent of Zipf's law: YCSB (Cooper et al. 2010)")
     copied_keys: int = _assumed(64, "keys", 0, "the hottest ones, which have copies where the case says so")
-    limit: float = _assumed(10, "times", 1, "saturated: p99 is so many times the p50 of the idle world")
+    limit: float = _assumed(10, "times", 1, "p99 may be so many times the p50 of the idle world")
 
 
 def all_fields() -> "tuple[Field[Any], ...]":
@@ -58,10 +68,10 @@ def changed(kind: Any, settings: Sequence[str]) -> Any:
             raise ValueError(f"{setting!r} is not NAME=VALUE with a NAME of {', '.join(known)}")
         changes[name] = _value(known[name], getattr(kind, name), text)
     made = replace(kind, **changes)
-    for name in changes:
+    for name, value in changes.items():
         least = known[name].metadata.get("least", -math.inf)
-        if not isinstance(changes[name], str) and not least <= changes[name] < math.inf:
-            raise ValueError(f"{name} must be at least {least:g} and finite, not {changes[name]}")
+        if not isinstance(value, str) and not least <= value < math.inf:
+            raise ValueError(f"{name} must be at least {least:g} and finite, not {value}")
     return made
 
 

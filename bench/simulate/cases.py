@@ -1,5 +1,7 @@
 """A world with a load, and one run of it."""
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -7,9 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from nanokv.bench.simulate.assumptions import Assumptions
-from nanokv.bench.simulate.queues import Collapsed, Operation, Queues
+from nanokv.bench.simulate.queues import Collapsed, Gate, Operation, Queues
 from nanokv.bench.simulate.steps import Steps
 
+DOUBT = 3.0  #: standard deviations of a number of arrivals
 WARM_UP = 0.2  #: of the operations, which are simulated and do not count
 Array = npt.NDArray[np.int64]
 
@@ -44,17 +47,22 @@ class Case:
         if self.ranks < 1 or self.nbytes < 0 or self.magazine < 1:
             raise ValueError(f"a case needs ranks and a magazine of at least 1 and no negative nbytes: {self}")
         if not (0 <= self.owners <= self.ranks and 0 <= self.copies <= self.ranks):
-            raise ValueError(f"owners and copies must be 0 to {self.ranks}, the ranks, not {self.owners}, {self.copies}")
+            raise ValueError(
+                f"owners and copies must be 0 to {self.ranks}, the ranks, not {self.owners}, {self.copies}"
+            )
 
 
-class Outcome(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Outcome:
     """What one run found.
 
     Attributes:
         load: operations a second, of all ranks.
         p50, p99, p999: us from arrival to end; each is one operation's, infinite if they kept each other from ending.
         lost: compare-and-swaps that were repeated, per operation.
-        busiest: the kind of station that had most to do, and `use`: its share of the time.
+        busiest: the kind of station that had most to do, or "CTAs" if they had.
+        use: what arrived for it, as a share of the time that it had.
+        overload: True if more arrived for it than it could serve, beyond the doubt that chance leaves.
     """
 
     load: float
@@ -64,6 +72,7 @@ class Outcome(NamedTuple):
     lost: float
     busiest: str
     use: float
+    overload: bool
 
 
 class Drawn(NamedTuple):
@@ -90,7 +99,9 @@ def drawn(case: Case, given: Assumptions, count: int, seed: int) -> Drawn:
         key = np.searchsorted(np.cumsum(shares), rng.random(count) * shares.sum()).clip(0, given.keys - 1)
         places = rng.integers(case.ranks, size=(2, given.keys))
         owner, home = places[0][key], places[1][key]
-        nearest = [_nearest(case, given, *each) for each in zip(here.tolist(), owner.tolist(), key.tolist())]
+        nearest = [
+            _nearest(case, given, *each) for each in zip(here.tolist(), owner.tolist(), key.tolist(), strict=True)
+        ]
         owner = np.array(nearest, np.int64)
     return Drawn(gaps, here, owner, home, shard, key)
 
@@ -107,8 +118,8 @@ def _nearest(case: Case, given: Assumptions, here: int, owner: int, key: int) ->
     return min(places, key=lambda at: (at != here, at // given.node != here // given.node, (at - here) % case.ranks))
 
 
-def run(case: Case, given: Assumptions, load: float, count: int, seed: int) -> Outcome:
-    """Simulate `count` operations at `load` a second.
+def run(case: Case, given: Assumptions, load: float, count: int, seed: int, hopeless: float | None = None) -> Outcome:
+    """Simulate `count` operations at `load` a second. A run whose p99 will pass `hopeless` us ends early.
 
     Raises:
         ValueError: `case` cannot be, or `load` or `count` is not positive.
@@ -119,6 +130,23 @@ def run(case: Case, given: Assumptions, load: float, count: int, seed: int) -> O
     chance, queues = drawn(case, given, count, seed), Queues()
     steps = Steps(given, case.magazine, bool(case.chained))
     arrivals = np.cumsum(chance.gaps) * (1e6 / load)
+    gate = Gate(chance.here.tolist(), given.ctas)
+    try:
+        ends = np.array(queues.run(arrivals.tolist(), _beginning(case, steps, chance), gate, hopeless))
+    except Collapsed:
+        return Outcome(load, np.inf, np.inf, np.inf, steps.lost / count, "no end", np.inf, True)
+    took = np.sort((ends - arrivals)[int(WARM_UP * count) :])
+    p50, p99, p999 = (float(took[min(int(share * len(took)), len(took) - 1)]) for share in (0.5, 0.99, 0.999))
+    span = float(arrivals[-1])
+    uses = {each: us / span for each, us in queues.busy.items()}
+    uses["CTAs", 0, 0] = queues.in_flight / span / case.ranks / given.ctas
+    busiest = max(uses, key=lambda each: uses[each])
+    overload = any(use > 1 + DOUBT / math.sqrt(queues.visits.get(each, count)) for each, use in uses.items())
+    return Outcome(load, p50, p99, p999, steps.lost / count, busiest[0], uses[busiest], overload)
+
+
+def _beginning(case: Case, steps: Steps, chance: Drawn) -> Callable[[int], Operation]:
+    """What makes the steps of the i-th operation."""
     rows = list(zip(*(column.tolist() for column in chance[1:]), strict=True))
 
     def begin(i: int) -> Operation:
@@ -131,11 +159,4 @@ def run(case: Case, given: Assumptions, load: float, count: int, seed: int) -> O
             return steps.put(here, owner, home, shard, case.nbytes)
         return steps.get(here, owner, home, key, case.nbytes)
 
-    try:
-        ends = np.array(queues.run(arrivals.tolist(), begin, chance.here.tolist(), given.ctas))
-    except Collapsed:
-        return Outcome(load, np.inf, np.inf, np.inf, steps.lost / count, "free lists", 1.0)
-    took = np.sort((ends - arrivals)[int(WARM_UP * count) :])
-    p50, p99, p999 = (float(took[min(int(share * len(took)), len(took) - 1)]) for share in (0.5, 0.99, 0.999))
-    station = max(queues.busy, key=lambda each: queues.busy[each], default=("none", 0, 0))
-    return Outcome(load, p50, p99, p999, steps.lost / count, station[0], queues.busy[station] / float(ends.max()))
+    return begin

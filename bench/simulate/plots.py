@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from nanokv.bench.simulate.questions import Answer, Question
+from nanokv.bench.simulate.questions import HOPELESS, Answer, Question
 
 GRAY = "#7d7d7d"  #: of text and axes: as far from white as from a dark page
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7")  #: Okabe and Ito: for all kinds of eyes
-STYLE: dict[str, Any] = {
+STYLE: Any = {
     "svg.hashsalt": "nanokv",  # the same file from the same figures
     "svg.fonttype": "path",
     "text.color": GRAY,
@@ -19,7 +19,6 @@ STYLE: dict[str, Any] = {
     "ytick.color": GRAY,
     "font.size": 9,
 }
-MOST_SHOWN = 3.0  #: times the limit: a curve that rises further is cut off
 
 
 def draw(folder: Path, question: Question, found: Mapping[int, Sequence[Answer]], limit: float) -> Path:
@@ -49,7 +48,7 @@ def draw(folder: Path, question: Question, found: Mapping[int, Sequence[Answer]]
 
 
 def _points(each: Answer, limit: float) -> tuple[list[float], list[float]]:
-    highest = MOST_SHOWN * limit * each.idle.p50
+    highest = HOPELESS * limit * each.idle.p50
     low = each.saturates / 300
     shown = [one for one in each.curve if math.isfinite(one.p99) and one.p99 <= highest and one.load >= low]
     return [one.load for one in shown], [one.p99 for one in shown]

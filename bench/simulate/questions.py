@@ -12,12 +12,15 @@ BLOCK, SMALL = 2 << 20, 4096  #: bytes of an object: a block of KV, and one whos
 FAST_MASTER = ("master_us=10", "message_us=10")
 IDLE = 10.0  #: operations a second in an idle world
 SHARES = (0.5, 0.9)  #: of the load at which the first row saturates
-BISECTIONS = 7
+BISECTIONS = 6
+HOPELESS = 3.0  #: times the limit: no run needs to find out how much higher p99 rises
+LASTS = 20.0  #: times as long as an operation takes when nothing else happens: at least so long is a run
 MOST = 12  #: times as many operations as asked for, at most, where many are in flight at once
 Say = Callable[[str], None]
 
 
-class Row(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Row:
     """One world of a question; its settings change assumptions."""
 
     label: str
@@ -41,14 +44,15 @@ class Effort:
     seed: int = 1
 
 
-class Answer(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Answer:
     """Of one row.
 
     Attributes:
         idle: the world with next to nothing to do.
-        saturates: the load, in operations a second of all ranks, above which p99 passes the limit.
-        at_least: True if it passed it at no load that could be simulated: `saturates` is the highest of those.
-        last: the run at that load; its busiest station is what limits.
+        saturates: the highest load, in operations a second of all ranks, with which the world keeps up.
+        at_least: True if it kept up with every load that could be simulated.
+        last: the run at that load.
         curve: all runs, by load.
         common: runs at SHARES of the load at which the question's first row saturates.
     """
@@ -75,7 +79,7 @@ def _hot_owner(ranks: int) -> list[Row]:
     return [
         Row("one owner, 2 MiB", Case(ranks=ranks, nbytes=BLOCK, owners=1)),
         Row("one owner, 4 KiB", Case(ranks=ranks, nbytes=SMALL, owners=1)),
-        Row("all own alike, 2 MiB", Case(ranks=ranks, nbytes=BLOCK)),
+        Row("all alike, 2 MiB", Case(ranks=ranks, nbytes=BLOCK)),
     ]
 
 
@@ -91,9 +95,9 @@ def _replicas(ranks: int) -> list[Row]:
     case, few = Case(do="get", ranks=ranks, nbytes=BLOCK), min(8, max(ranks // 4, 1))
     rows = [Row("one copy", case)]
     if 1 < few < ranks:
-        rows.append(Row(f"{few} copies, side by side", replace(case, copies=few)))
+        rows.append(Row(f"{few} copies, next to it", replace(case, copies=few)))
         rows.append(Row(f"{few} copies, spread", replace(case, copies=few, spread=1)))
-    return [*rows, Row("a copy in each segment", replace(case, copies=0))]
+    return [*rows, Row("a copy everywhere", replace(case, copies=0))]
 
 
 def _sharding(ranks: int) -> list[Row]:
@@ -119,39 +123,55 @@ def answer(rows: Sequence[Row], given: Assumptions, effort: Effort, say: Say = l
     """
     common: list[float] = []
     for row in rows:
+        row.case.check()
         say(f"{row.case.ranks} ranks: {row.label}")
-        assumed: Assumptions = changed(given, row.settings)
-        found = _saturation(row, assumed, effort)
+        search = Search(row, changed(given, row.settings), effort)
+        found = search.answer()
         common = common or [share * found.saturates for share in SHARES]
-        yield found._replace(common=[run(row.case, assumed, load, effort.operations, effort.seed) for load in common])
+        yield replace(found, common=[search.run(load, endless=True) for load in common])
 
 
-def _saturation(row: Row, given: Assumptions, effort: Effort) -> Answer:
-    idle = run(row.case, given, IDLE, effort.operations, effort.seed)
-    curve, limit = [idle], given.limit * idle.p50
+class Search:
+    """Finds the load at which a row's world saturates."""
 
-    def holds(load: float) -> bool | None:
-        """Whether p99 keeps the limit; None: there would be too many operations in flight to simulate."""
-        count = math.ceil(10 * load * idle.p50 / 1e6)  # so that the run lasts ten times as long as an operation
-        if count > MOST * effort.operations:
-            return None
-        curve.append(run(row.case, given, load, max(count, effort.operations), effort.seed))
-        return curve[-1].p99 <= limit
+    def __init__(self, row: Row, given: Assumptions, effort: Effort) -> None:
+        self._row, self._given, self._effort = row, given, effort
+        self._idle = run(row.case, given, IDLE, effort.operations, effort.seed)
+        self._limit = given.limit * self._idle.p50
+        self._curve = [self._idle]
 
-    high = IDLE / idle.use * 2  # its busiest station would be busy twice as long as there is time
-    low, top = high / 100, holds(high)
-    while top and (low := high):
-        high *= 4
-        top = holds(high)
-    while not holds(low) and low > IDLE:
-        low, high = max(low / 10, IDLE), low
-    for _ in range(BISECTIONS):
-        middle = math.sqrt(low * high)
-        if holds(middle):
-            low = middle
-        else:
-            high = middle
-    curve.sort()
-    last = next(each for each in curve if each.load == low)
-    at_least = all(each.p99 <= limit for each in curve)
-    return Answer(row, idle, low, at_least, last, curve, [])
+    def _count(self, load: float) -> int:
+        """How many operations to simulate: the run lasts LASTS times as long as one of them."""
+        return max(self._effort.operations, math.ceil(LASTS * load * self._idle.p50 / 1e6))
+
+    def run(self, load: float, *, endless: bool = False) -> Outcome:
+        """One run. `endless`: also if it is hopeless."""
+        count = min(self._count(load), MOST * self._effort.operations)
+        hopeless = None if endless else HOPELESS * self._limit
+        return run(self._row.case, self._given, load, count, self._effort.seed, hopeless)
+
+    def _holds(self, load: float) -> bool:
+        """Whether the world keeps up. A load that has too many operations in flight to simulate does not count."""
+        if self._count(load) > MOST * self._effort.operations:
+            return False
+        self._curve.append(self.run(load))
+        return self._keeps_up(self._curve[-1])
+
+    def _keeps_up(self, outcome: Outcome) -> bool:
+        return outcome.p99 <= self._limit and not outcome.overload
+
+    def answer(self) -> Answer:
+        """Search by halves, on a logarithmic scale; `common` is empty."""
+        high = IDLE / self._idle.use * 1.25  # its busiest station would have more to do than there is time
+        low = high / 20
+        while self._holds(high):
+            low, high = high, 4 * high
+        while low > IDLE and not self._holds(low):
+            low, high = max(low / 8, IDLE), low
+        for _ in range(BISECTIONS):
+            middle = math.sqrt(low * high)
+            low, high = (middle, high) if self._holds(middle) else (low, middle)
+        self._curve.sort(key=lambda each: each.load)
+        last = next((each for each in self._curve if each.load == low), self._idle)
+        at_least = all(self._keeps_up(each) for each in self._curve)
+        return Answer(self._row, self._idle, low, at_least, last, self._curve, [])

@@ -14,87 +14,107 @@ Step = tuple[float, Station | None, float, float]  #: (way there, station or Non
 Operation = Generator[Step, None, None]
 
 MOST_STEPS = 200  #: of an operation, on average: with more, operations mostly repeat what others have undone
+LATE = 0.01  #: the share of operations that may be late
 
 
 class Collapsed(Exception):
-    """The operations keep each other from ending."""
+    """The operations keep each other from ending, or too many of them are late."""
+
+
+class Gate:
+    """Lets so many operations of a rank begin; the others wait at home, in their order. No limit: `at_once` is None."""
+
+    def __init__(self, rank_of: Sequence[int], at_once: int | None) -> None:
+        self._rank_of, self._at_once = rank_of, at_once
+        self._inside: defaultdict[int, int] = defaultdict(int)
+        self._waiting: defaultdict[int, deque[int]] = defaultdict(deque)
+
+    def enter(self, i: int) -> bool:
+        """Whether an operation may begin now; if not, `leave` returns it later."""
+        if self._at_once is None:
+            return True
+        rank = self._rank_of[i]
+        if self._inside[rank] >= self._at_once:
+            self._waiting[rank].append(i)
+            return False
+        self._inside[rank] += 1
+        return True
+
+    def leave(self, i: int) -> int | None:
+        """An operation has ended: the one that begins in its place."""
+        if self._at_once is None:
+            return None
+        rank = self._rank_of[i]
+        if self._waiting[rank]:
+            return self._waiting[rank].popleft()
+        self._inside[rank] -= 1
+        return None
 
 
 class Queues:
     """The stations, and the operations on their way between them.
 
     Attributes:
-        busy: station -> us that it has served.
-        served: steps so far.
+        busy: station -> us that it has served; visits: how many steps.
+        in_flight: us that operations took from their beginning, all together.
     """
 
     def __init__(self) -> None:
         self._free: defaultdict[Station, float] = defaultdict(float)
         self.busy: defaultdict[Station, float] = defaultdict(float)
-        self.served = 0
+        self.visits: defaultdict[Station, int] = defaultdict(int)
+        self.in_flight = 0.0
 
     def run(
-        self,
-        arrivals: Sequence[float],
-        begin: Callable[[int], Operation],
-        rank_of: Sequence[int] | None = None,
-        at_once: int | None = None,
+        self, arrivals: Sequence[float], begin: Callable[[int], Operation], gate: Gate, late: float | None = None
     ) -> list[float]:
         """Run operations until all have ended: the time at which each did.
 
         Args:
             arrivals: when each operation arrives, in us, ascending.
             begin: makes the steps of the i-th operation when it begins.
-            rank_of: the rank of each operation, of which at most `at_once` are in flight; later ones wait at home.
+            late: us; None: no operation is late.
 
         Raises:
-            Collapsed: they took more than MOST_STEPS steps each.
+            Collapsed: they took more than MOST_STEPS steps each, or more than a share LATE of them longer than `late`.
         """
         ends = [0.0] * len(arrivals)
-        running: defaultdict[int, int] = defaultdict(int)
-        waiting: defaultdict[int, deque[int]] = defaultdict(deque)
-        steps: dict[int, Operation] = {}
-        now_at: dict[int, Step] = {}
+        doing: list[Operation | None] = [None] * len(arrivals)
+        steps: list[Step | None] = [None] * len(arrivals)
         events = [(when, i, i) for i, when in enumerate(arrivals)]  # (time, tie-break, operation): sorted, so a heap
-        number, most = len(events), MOST_STEPS * len(events)
+        patience, number, most = LATE * len(arrivals), len(arrivals), MOST_STEPS * len(arrivals)
         while events:
             now, _, i = heapq.heappop(events)
-            if i in now_at:
-                now = self._serve(now, now_at.pop(i))
-            elif i in steps:  # the end
-                ends[i] = now
-                del steps[i]
-                if at_once is None or rank_of is None:
+            step, operation = steps[i], doing[i]
+            if operation is not None and step is not None:
+                now = self._serve(now, step)
+            elif operation is not None:
+                ends[i], doing[i] = now, None
+                self.in_flight += now
+                patience -= late is not None and now - arrivals[i] > late
+                following = gate.leave(i)
+                if following is None:
                     continue
-                running[rank_of[i]] -= 1
-                if not waiting[rank_of[i]]:
-                    continue
-                i = waiting[rank_of[i]].popleft()
-                running[rank_of[i]] += 1
-                steps[i] = begin(i)
-            elif at_once is not None and rank_of is not None and running[rank_of[i]] >= at_once:
-                waiting[rank_of[i]].append(i)
+                i = following
+            elif not gate.enter(i):
                 continue
-            else:
-                if rank_of is not None:
-                    running[rank_of[i]] += 1
-                steps[i] = begin(i)
-            step = next(steps[i], None)
-            if step is not None:
-                now_at[i] = step
-                now += step[0]
+            if operation is None or step is None:
+                self.in_flight -= now
+                operation = doing[i] = begin(i)
+            step = steps[i] = next(operation, None)
             number += 1
-            if number > most:
-                raise Collapsed(f"more than {MOST_STEPS} steps an operation")
-            heapq.heappush(events, (now, number, i))
+            if number > most or patience < 0:
+                raise Collapsed
+            heapq.heappush(events, (now + step[0] if step else now, number, i))
         return ends
 
     def _serve(self, now: float, step: Step) -> float:
         """Serve a step that arrives now: when it is back."""
         _, station, service, back = step
-        self.served += 1
         if station is not None:
-            now = max(now, self._free[station]) + service
+            free = self._free[station]
+            now = (free if free > now else now) + service
             self._free[station] = now
             self.busy[station] += service
+            self.visits[station] += 1
         return now + back

@@ -2,18 +2,18 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import fields, is_dataclass
 from typing import Any
 
+from rich import box
 from rich.table import Table
 
 from nanokv.bench.simulate.assumptions import Assumptions, all_fields
-from nanokv.bench.simulate.cases import Outcome
-from nanokv.bench.simulate.questions import SHARES, Answer, Question
+from nanokv.bench.simulate.questions import SHARES, Answer
 
 HEAD = (
-    "A model, not a measurement. Loads are operations a second of all ranks together. A world is saturated at the load "
-    "above which p99 is more than {limit:g} times the p50 of the idle world. Bandwidths are line rates."
+    "A model, not a measurement. Loads are operations a second of all ranks together. A world keeps up with a load if "
+    "p99 is at most {limit:g} times the p50 when idle, and nothing gets more to do than it has time for."
 )
 
 
@@ -39,58 +39,34 @@ def assumptions(given: Assumptions) -> Table:
     return table
 
 
-def answers(question: Question, ranks: int, found: Sequence[Answer]) -> Table:
-    """What was found for one number of ranks. µs."""
-    table = Table(title=f"{question.name}, {ranks:,} ranks. {question.asks}", title_justify="left")
-    table.add_column("", min_width=16)
-    table.add_column("idle p50", justify="right")
-    table.add_column("saturates at", justify="right")
-    table.add_column("busiest then")
-    for share, outcome in zip(SHARES, found[0].common, strict=True):
-        table.add_column(f"p99 at {number(outcome.load)}/s ({share:.0%})", justify="right")
+def answers(ranks: int, found: Sequence[Answer]) -> Table:
+    """What was found for one number of ranks."""
+    at = ", ".join(f"{share:.0%} is {number(one.load)}/s" for share, one in zip(SHARES, found[0].common, strict=True))
+    title = f"{ranks:,} ranks; µs; {at}"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
+    table.add_column("", min_width=20)
+    table.add_column("idle\np50", justify="right")
+    table.add_column("satu-\nrates at", justify="right", no_wrap=True)
+    table.add_column("busiest\nthen", no_wrap=True)
+    table.add_column("lost\nswaps", justify="right")
+    for share in SHARES:
+        table.add_column(f"p99 at\n{share:.0%}", justify="right", no_wrap=True)
     for each in found:
-        sign = "over " if each.at_least else ""
         table.add_row(
             each.row.label,
             number(each.idle.p50),
-            f"{sign}{number(each.saturates)}/s",
-            limits(each.last),
+            f"{'over ' if each.at_least else ''}{number(each.saturates)}/s",
+            f"{each.last.busiest} {each.last.use:.0%}",
+            f"{each.last.lost:.1f}" if each.last.lost >= 0.05 else "",
             *(number(outcome.p99) for outcome in each.common),
         )
     return table
 
 
-def limits(last: Outcome) -> str:
-    """The busiest station of a run; where swaps were lost, how many per operation."""
-    lost = f", {last.lost:.1f} lost swaps" if last.lost >= 0.1 else ""
-    return f"{last.busiest} {last.use:.0%}{lost}"
-
-
-def as_json(question: Question, ranks: int, found: Sequence[Answer]) -> dict[str, Any]:
-    """The same, and every run, for JSON; no end: null."""
-    return {
-        "question": question.name,
-        "asks": question.asks,
-        "ranks": ranks,
-        "rows": [
-            {
-                "label": each.row.label,
-                "case": asdict(each.row.case),
-                "settings": list(each.row.settings),
-                "idle": _outcome(each.idle),
-                "saturates": each.saturates,
-                "at_least": each.at_least,
-                "last": _outcome(each.last),
-                "curve": [_outcome(one) for one in each.curve],
-                "common": [_outcome(one) for one in each.common],
-            }
-            for each in found
-        ],
-    }
-
-
-def _outcome(one: Outcome) -> dict[str, Any]:
-    return {
-        name: value if isinstance(value, str) or math.isfinite(value) else None
-        for name, value in one._asdict().items()
-    }
+def plain(value: Any) -> Any:
+    """An answer and what is in it, for JSON; what has no end becomes None."""
+    if is_dataclass(value):
+        return {each.name: plain(getattr(value, each.name)) for each in fields(value)}
+    if isinstance(value, list | tuple):
+        return [plain(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
