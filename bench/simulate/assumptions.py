@@ -6,7 +6,6 @@ from dataclasses import Field, dataclass, field, fields, replace
 from typing import Any
 
 _MODEL = "python -m bench.gpu.model"
-_COUNTED = "counted on the PTX machine, tests/tools/test_simulate_steps.py"
 _ASSUMED = "assumed: no published figure for this hardware"
 
 
@@ -28,14 +27,14 @@ class Assumptions:
     nic_us: float = _assumed(
         4.0, "µs", 0, "RDMA there and back, on top; 1 to 5 in public surveys (fridayswithfaraday.com)"
     )
-    nvlink_gbps: float = _assumed(450, "GB/s", 1e-3, "line rate of a GPU's NVLink, one direction (H100 data sheet)")
-    nic_gbps: float = _assumed(50, "GB/s", 1e-3, "line rate of a 400 Gb/s NIC, one per rank")
-    own_gbps: float = _assumed(1100, "GB/s", 1e-3, f"a copy within a GPU: {_MODEL}")
-    word_ns: float = _assumed(10, "ns", 0, f"between two atomics on one word, over NVLink; {_ASSUMED}")
+    nvlink_gbps: float = _assumed(450.0, "GB/s", 1e-3, "line rate of a GPU's NVLink, one direction (H100 data sheet)")
+    nic_gbps: float = _assumed(50.0, "GB/s", 1e-3, "line rate of a 400 Gb/s NIC, one per rank")
+    own_gbps: float = _assumed(1100.0, "GB/s", 1e-3, f"a copy within a GPU: {_MODEL}")
+    word_ns: float = _assumed(10.0, "ns", 0, f"between two atomics on one word, over NVLink; {_ASSUMED}")
     nic_word_ns: float = _assumed(
         400, "ns", 0, "the same by RDMA; 2 to 3 M/s on older NICs (Kalia et al., USENIX ATC 2016)"
     )
-    nic_message_ns: float = _assumed(10, "ns", 0, f"between two messages that a rank's NIC serves; {_ASSUMED}")
+    nic_message_ns: float = _assumed(10.0, "ns", 0, f"between two messages that a rank's NIC serves; {_ASSUMED}")
     lists: int = _assumed(64, "lists", 1, "free lists of each kind per owner: SHARDS in device/segment/layout.py")
     master_us: float = _assumed(
         300, "µs", 0, "processor time of v1's master per request: python -m bench.simulate.master"
@@ -46,7 +45,7 @@ class Assumptions:
     keys: int = _assumed(100_000, "keys", 1, "that are read, by Zipf's law")
     zipf: float = _assumed(0.99, "", 0, "exponent of Zipf's law: YCSB (Cooper et al. 2010)")
     copied_keys: int = _assumed(64, "keys", 0, "the hottest ones, which have copies where the case says so")
-    limit: float = _assumed(10, "times", 1, "p99 may be so many times the p50 of the idle world")
+    limit: float = _assumed(10.0, "times", 1, "p99 may be so many times the p50 of the idle world")
 
 
 def all_fields() -> "tuple[Field[Any], ...]":
@@ -66,7 +65,7 @@ def changed(kind: Any, settings: Sequence[str]) -> Any:
         name, equals, text = setting.partition("=")
         if name not in known or not equals:
             raise ValueError(f"{setting!r} is not NAME=VALUE with a NAME of {', '.join(known)}")
-        changes[name] = _value(known[name], getattr(kind, name), text)
+        changes[name] = _value(known[name], text)
     made = replace(kind, **changes)
     for name, value in changes.items():
         least = known[name].metadata.get("least", -math.inf)
@@ -75,8 +74,9 @@ def changed(kind: Any, settings: Sequence[str]) -> Any:
     return made
 
 
-def _value(which: "Field[Any]", now: Any, text: str) -> Any:
+def _value(which: "Field[Any]", text: str) -> Any:
+    kind = which.type if which.type in (int, float) else str
     try:
-        return type(now)(text)
+        return kind(text)
     except ValueError:
-        raise ValueError(f"{which.name} must be of type {type(now).__name__}, not {text!r}") from None
+        raise ValueError(f"{which.name} must be of type {kind.__name__}, not {text!r}") from None

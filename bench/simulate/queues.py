@@ -93,6 +93,8 @@ class Queues:
                 self.in_flight += now
                 patience -= late is not None and now - arrivals[i] > late
                 following = gate.leave(i)
+                if patience < 0:
+                    raise Collapsed
                 if following is None:
                     continue
                 i = following
@@ -103,7 +105,7 @@ class Queues:
                 operation = doing[i] = begin(i)
             step = steps[i] = next(operation, None)
             number += 1
-            if number > most or patience < 0:
+            if number > most:
                 raise Collapsed
             heapq.heappush(events, (now + step[0] if step else now, number, i))
         return ends

@@ -56,7 +56,7 @@ def answers(ranks: int, found: Sequence[Answer]) -> Table:
             each.row.label,
             number(each.idle.p50),
             f"{'over ' if each.at_least else ''}{number(each.saturates)}/s",
-            f"{each.last.busiest} {each.last.use:.0%}",
+            f"{each.last.busiest} {min(each.last.use, 1):.0%}",
             f"{each.last.lost:.1f}" if each.last.lost >= 0.05 else "",
             *(number(outcome.p99) for outcome in each.common),
         )
