@@ -14,6 +14,7 @@ IDLE = 10.0  #: operations a second in an idle world
 SHARES = (0.5, 0.9)  #: of the load at which the first row saturates
 HIGHEST = 1e12  #: where the search ends in a world without costs
 BISECTIONS = 6
+DRAWN = (0.05, 0.2, 0.4, 0.6, 0.8)  #: of the load at which a row saturates: further points of its curve
 HOPELESS = 3.0  #: times the limit: no run needs to find out how much higher p99 rises
 LASTS = 20.0  #: times as long as an operation takes when nothing else happens: at least so long is a run
 MOST = 12  #: times as many operations as asked for, at most, where many are in flight at once
@@ -171,6 +172,7 @@ class Search:
         for _ in range(BISECTIONS):
             middle = math.sqrt(low * high)
             low, high = (middle, high) if self._holds(middle) else (low, middle)
+        self._curve += [self.run(share * low) for share in DRAWN]
         self._curve.sort(key=lambda each: each.load)
         last = next((each for each in self._curve if each.load == low), self._idle)
         at_least = all(self._keeps_up(each) for each in self._curve)
