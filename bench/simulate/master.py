@@ -1,9 +1,9 @@
 """What a request costs v1's master, measured on this machine: `python -m bench.simulate.master`.
 
 One process is the master, another one puts, gets and removes small objects in its own segment. What counts is processor
-time of the master's process, all of its threads together, per request, so other processes on the machine disturb it
-little. The master has one lock and one interpreter: this is close to the least time between two of its answers. Threads
-of the message library may work at the same time, so it can be shorter.
+time of the master's process, all of its threads together, per request; a busy machine makes it longer, so run it on a
+quiet one. The master has one lock and one interpreter: this is close to the least time between two of its answers.
+Threads of the message library may work at the same time, so it can be shorter.
 """
 
 import argparse

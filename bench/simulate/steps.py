@@ -58,7 +58,7 @@ class Steps:
 
     def __init__(self, given: Assumptions, magazine: int = 1, chained: bool = False) -> None:
         self.given, self._magazine, self._chained = given, magazine, chained
-        self._left: defaultdict[Station, int] = defaultdict(int)
+        self._left: dict[Station, int] = {}
         self._version: defaultdict[Station, int] = defaultdict(int)
         self.lost = 0
 
@@ -130,6 +130,8 @@ class Steps:
     def _take(self, to: Path, kind: str, shard: int) -> Operation:
         """Take a node from a free list, or from the producer's magazine."""
         mine: Station = (kind, to.here, to.there)
+        if mine not in self._left:  # a run begins in the midst of things: magazines are filled to any level
+            self._left[mine] = to.here * 40503 % self._magazine
         if self._left[mine] > 0:
             self._left[mine] -= 1
             return
