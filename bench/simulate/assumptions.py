@@ -32,7 +32,7 @@ class Assumptions:
     own_gbps: float = _assumed(1100.0, "GB/s", 1e-3, f"a copy within a GPU: {_MODEL}")
     word_ns: float = _assumed(10.0, "ns", 0, f"between two atomics on one word, over NVLink; {_ASSUMED}")
     nic_word_ns: float = _assumed(
-        400, "ns", 0, "the same by RDMA; 2 to 3 M/s on older NICs (Kalia et al., USENIX ATC 2016)"
+        400, "ns", 0, "the same by RDMA; assumed; older NICs had 2 to 3 M/s (Kalia et al. 2016), not verified"
     )
     nic_message_ns: float = _assumed(10.0, "ns", 0, f"between two messages that a rank's NIC serves; {_ASSUMED}")
     lists: int = _assumed(64, "lists", 1, "free lists of each kind per owner: SHARDS in device/segment/layout.py")

@@ -281,3 +281,10 @@ def test_a_setting_of_the_command_changes_the_answer(tmp_path: Path) -> None:
 def test_a_case_is_checked_where_it_is_used() -> None:
     with pytest.raises(ValueError, match="magazine of at least 1"):
         saturation(replace(Case(), magazine=0))
+
+
+def test_the_document_has_the_assumptions_of_today() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "scale.md").read_text(encoding="utf-8")
+    for each in all_fields():
+        value = f"{getattr(GIVEN, each.name):g} {each.metadata['unit']}".strip()
+        assert f"| `{each.name}` | {value} | {each.metadata['source']} |" in text, each.name
