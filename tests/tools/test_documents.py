@@ -68,6 +68,11 @@ SMALLER = {
     "python -m bench space": "python -m bench space --quick",
     "nanokv bench": "nanokv bench pieces --quick",
     "python -m bench.generate": "python -m bench.generate --prompt 40 --tokens 2 --rounds 1 --layers 1 --hidden 64",
+    "python -m bench.simulate": "python -m bench.simulate sharding --ranks 8 --operations 100",
+    "python -m bench.simulate --plots docs/plots --json out.json": (
+        "python -m bench.simulate sharding --ranks 8 --operations 100 --plots OUT --json OUT/out.json"
+    ),
+    "python -m bench.simulate.master": "python -m bench.simulate.master --rounds 20",
 }
 # python blocks that no file has, by their first line
 GPU_BLOCKS = {
