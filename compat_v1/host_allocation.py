@@ -25,7 +25,7 @@ from nanokv.compat_v1.master import Master
 from nanokv.compat_v1.messages import NOBODY, Op, Reply, Request
 from nanokv.compat_v1.server import Server, meeting_place, remove_meeting_places
 from nanokv.device.machines.base import Machine
-from nanokv.device.machines.records import Begun, Descriptor, Found, Place
+from nanokv.device.machines.records import Begun, Descriptor, Found, Place, What
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.layout import OBJ_DESC, READY, WRITING
 from nanokv.errors import NanoKVError, PeerLost
@@ -118,24 +118,24 @@ class HostAllocation:
         return self._dispatch.ask(Request(op, rank=self._heap.rank, incarnation=self._heap.incarnation, **fields))
 
     # --- the Allocation ---
-    def put(self, key: KeyDigest, src: int, nbytes: int, preferred: int | None, what: Descriptor) -> int:
-        begun = self.begin(key, nbytes, preferred, what, plan=False)
+    def put(self, key: KeyDigest, src: int, what: What, preferred: int | None) -> int:
+        begun = self.begin(key, what.nbytes, preferred, what.descriptor, plan=False)
         if begun.status != Status.OK:
             return begun.status
         try:
             self._machine.store_payload(begun.place, src)
             if self._checksum:
-                self._machine.seal(key, begun.place, what)
+                self._machine.seal(key, begun.place, what.descriptor)
         except BaseException:
             self.abort(key, begun)
             raise
         return self.finish(key, begun)
 
-    def get(self, key: KeyDigest, dst: int, nbytes: int, what: Descriptor) -> int:
+    def get(self, key: KeyDigest, dst: int, what: What) -> int:
         found = self.locate(key)
         if found.status != Status.OK:
             return found.status
-        if not found.suits(nbytes, what):
+        if not found.suits(what.nbytes, what.descriptor):
             return self._machine.validate(found.place) or Status.SIZE
         return self._machine.read(key, found.place, dst, time.time_ns())
 

@@ -5,6 +5,7 @@ The rooms, in reading order. A room imports only rooms above it; its `__init__` 
     memory     operations on shared words: the vocabulary, for GPUs and CPUs
     segment    the bytes of a segment, and how a rank finds them
     protocol   the operations of a rank on a segment, in Triton: put, get, remove, evict, reclaim, ...
+    native     functions that only a host in native code runs
     kernels    the Triton kernels that call the protocol
     machines   run the protocol for a host: compiled for a CPU, or launched as kernels
     sim        the simulated machine: every interleaving, weak memory, kills

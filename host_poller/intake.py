@@ -9,7 +9,8 @@ from collections.abc import Callable
 import numpy as np
 
 from nanokv.device.machines.base import Machine
-from nanokv.device.machines.records import NO_HOLE, Drained, Position
+from nanokv.device.machines.records import Drained, Position
+from nanokv.device.segment.host_records import NO_HOLE
 from nanokv.device.segment.layout import EVICTED, POSITIVE, REMOVED, STORED, WANTED, unpack
 from nanokv.host_poller.events import EventKind
 from nanokv.host_poller.index import Change, HeaderIndex, changes_of
@@ -57,7 +58,7 @@ class Intake:
     @property
     def waits(self) -> bool:
         """Whether a ticket was taken, and its ring slot is still empty."""
-        return self._at.hole != NO_HOLE
+        return bool(self._at.hole != NO_HOLE.value)
 
     @property
     def is_native(self) -> bool:

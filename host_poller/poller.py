@@ -22,7 +22,7 @@ import numpy as np
 from nanokv.device.machines.base import Machine
 from nanokv.errors import WaitTimeout
 from nanokv.heap.base import Heap
-from nanokv.host_poller.events import Listeners
+from nanokv.host_poller.events import Listener, Listeners
 from nanokv.host_poller.index import Change, HeaderIndex
 from nanokv.host_poller.intake import Intake
 from nanokv.host_poller.members import Members
@@ -156,6 +156,12 @@ class Poller:
         changed, self._fingerprint = words != self._fingerprint, words
         return changed or self.sweeper.somebody_died()
 
+    def subscribe(self, listener: Listener) -> Callable[[], None]:
+        """Tell a listener of all that happens from now on; returns the function that ends that."""
+        drop = self.listeners.add(listener)
+        with self.index.turn:  # native rounds that began without a listener end
+            return drop
+
     # the thread
     def start(self) -> None:
         """Start the thread. It is a daemon: a process that forgets to close does not hang."""
@@ -237,9 +243,9 @@ class Poller:
                 return False
             if not self.intake.is_native:
                 return self.step(time.monotonic()) > 0
-            self.tend(time.monotonic())
             hints = self.intake.stay(self._pace.pause if self._hurries() else HOUSEKEEPING)
             self._join_if_wanted()
+            self.tend(time.monotonic())  # right after the ring: a sweep that sees an eviction first calls it a removal
             return hints
 
     def _hurries(self) -> bool:

@@ -172,20 +172,18 @@ def _heaps() -> Iterator[Row]:
 def _compiled() -> Row:
     """Which functions load from the cache: tried, not concluded from the names of files."""
     from nanokv.device.machines.code_cache import cache_directory
-    from nanokv.device.machines.entries import ENTRIES
     from nanokv.device.machines.native_code import Code
+    from nanokv.device.machines.native_entries import NATIVE_ENTRIES
 
     try:
         where = cache_directory()
         code = Code()
-        count = sum(code.load(name) for name in ENTRIES)
+        count = sum(code.load(name) for name in NATIVE_ENTRIES)
     except NanoKVError as error:
         return Row("compiled code", "warn", str(error))
-    if count < len(ENTRIES):
-        detail = (
-            f"{count} of {len(ENTRIES)} functions load from {where}; `nanokv warmup` compiles the rest (10 to 20 s)"
-        )
-        return Row("compiled code", "warn", detail)
+    if count < len(NATIVE_ENTRIES):
+        found = f"{count} of {len(NATIVE_ENTRIES)} functions load from {where}"
+        return Row("compiled code", "warn", f"{found}; `nanokv warmup` compiles the rest (10 to 20 s)")
     return Row("compiled code", "ok", f"{count} functions load from {where}")
 
 

@@ -5,16 +5,17 @@ The tag of the identity (`nanokv.identity`) stands in the upper half of `key_che
 free lists of a key come of words whose lower bits are a hash, so the objects of one identity spread as any others.
 """
 
+import contextlib
 import struct
 
 import xxhash
 
-from nanokv.arguments import whole_number
 from nanokv.errors import InvalidArgument, ReuseViolation
 from nanokv.identity import TAG_BITS, Identity, digest_of
-from nanokv.types import Key, KeyDigest
+from nanokv.types import Key, KeyDigest, known_digest
 
 _HALVES = struct.Struct(f">{TAG_BITS // 8}xIq")  # XXH3's canonical form, high half first, without the bits of the tag
+_halves, _xxh3_128 = _HALVES.unpack, xxhash.xxh3_128_digest
 _WORD = 1 << 63
 _TAGS = 1 << TAG_BITS
 
@@ -43,21 +44,18 @@ class Hasher:
             InvalidArgument: the key is of another type.
             ReuseViolation: it is a digest of another identity or namespace.
         """
-        if type(key) is KeyDigest:  # the usual one of an engine, at a fifth of the time
-            low, check = key
-            if type(low) is int and type(check) is int and -_WORD <= low < _WORD and check >> TAG_BITS == self._signed:
+        if type(key) is KeyDigest:  # the usual one of an engine
+            if key[1] >> TAG_BITS == self._signed:
                 return key
+            raise self._violated(key)
         if isinstance(key, str):
             raw = key.encode("utf-8", "surrogatepass")
         elif isinstance(key, bytes):
             raw = key
         else:
-            digest = _checked(key)
-            if digest.key_check >> TAG_BITS == self._signed:
-                return digest
-            raise self._violated(digest)
-        check, low = _HALVES.unpack(xxhash.xxh3_128_digest(self._prefix + raw))
-        return KeyDigest(low, check | self._upper)
+            return self(_checked(key))
+        check, low = _halves(_xxh3_128(self._prefix + raw))
+        return known_digest(low, check | self._upper)
 
     def group(self, name: str) -> int:
         """The word of a group of this identity and namespace, LABEL.group: a signed word, never 0."""
@@ -82,7 +80,6 @@ def shown_tag(tag: int) -> str:
 
 def _checked(key: object) -> KeyDigest:
     if isinstance(key, tuple) and len(key) == 2:
-        low, check = map(whole_number, key)
-        if low is not None and check is not None and min(low, check) >= -_WORD and max(low, check) < _WORD:
-            return KeyDigest(low, check)
+        with contextlib.suppress(InvalidArgument):
+            return KeyDigest(*key)
     raise InvalidArgument(f"a key is a str, bytes or a KeyDigest of two signed 64-bit integers, not {key!r}")

@@ -1,14 +1,58 @@
 """The plain data of the API: keys, locations of objects, plans for kernels that write them, counts of files."""
 
+import operator
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple, Self
+
+from nanokv.errors import InvalidArgument
 
 
-class KeyDigest(NamedTuple):
-    """A key within an identity (`nanokv.keys`), as two signed 64-bit integers. Accepted wherever a key is."""
-
+class _Halves(NamedTuple):
     key_hash: int
-    key_check: int  #: its upper 32 bits are the tag of the identity
+    key_check: int
+
+
+class KeyDigest(_Halves):
+    """A key within an identity (`nanokv.keys`), as two signed 64-bit integers. Accepted wherever a key is.
+
+    Whatever has this type has such integers, so that no call has to look.
+
+    Args:
+        key_hash: the lower half.
+        key_check: the upper half. Its upper 32 bits are the tag of the identity.
+
+    Raises:
+        InvalidArgument: one of them is no integer of Python or numpy, or has more bits.
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, key_hash: int, key_check: int) -> Self:
+        low, check = signed_word(key_hash), signed_word(key_check)
+        if low is None or check is None:
+            raise InvalidArgument(f"a KeyDigest has two signed 64-bit integers, not {key_hash!r} and {key_check!r}")
+        return tuple.__new__(cls, (low, check))
+
+    @classmethod
+    def _make(cls, iterable: Iterable[Any]) -> Self:  # type: ignore[override]  # `_replace` calls it
+        return cls(*iterable)
+
+
+def known_digest(key_hash: int, key_check: int) -> KeyDigest:
+    """A KeyDigest of two ints that are known to have at most 64 bits, in half the time."""
+    return tuple.__new__(KeyDigest, (key_hash, key_check))
+
+
+def signed_word(value: object) -> int | None:
+    """An int of Python or numpy with at most 64 bits, as an int; None for anything else, and for a bool."""
+    if isinstance(value, bool):
+        return None
+    try:
+        found = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        return None
+    return found if -(1 << 63) <= found < 1 << 63 else None
 
 
 Key = str | bytes | KeyDigest

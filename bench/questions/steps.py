@@ -31,7 +31,7 @@ from nanokv.device.protocol.status import OK
 from nanokv.device.segment.layout import WORD_BYTES
 from nanokv.device.segment.world_table import World
 from nanokv.heap import shm
-from nanokv.transfer.descriptors import describe
+from nanokv.transfer.descriptors import described
 
 SIZE = KIB
 CALLS = 200  #: of a loop: so short that most loops are not interrupted, of which the median is taken
@@ -115,7 +115,7 @@ class Steps:
         self.names = [f"step {i}" for i in range(CALLS)]
         self.digests = [cache.digest(name) for name in self.names]
         self._words = np.array(self.digests, np.int64)
-        self._what = describe(self.source)[1]
+        self._what = described(self.source)
         self._aside = torch.zeros(CALLS, PAGE_BYTES, dtype=torch.uint8)
         self._put, self._get = native_function(put_each, 9), native_function(get_each, 8)
         self._copy = native_function(copy_each, 5)
@@ -129,8 +129,8 @@ class Steps:
             STR: partial(_loop, put, self.names),
             DIGEST: partial(_loop, put, self.digests),
             TENSOR: partial(_loop, lambda key: single.put(key, source, OWNER), self.digests),
-            BYTES: partial(_loop, lambda key: allocation.put(key, address, SIZE, OWNER, what), self.digests),
-            CODE: partial(_loop, lambda key: machine.put(OWNER, key, address, SIZE, what, 0), self.digests),
+            BYTES: partial(_loop, lambda key: allocation.put(key, address, what, OWNER), self.digests),
+            CODE: partial(_loop, lambda key: machine.put_now(OWNER, key, address, what), self.digests),
             ALONE: self._compiled_put,
             COPY: self._compiled_copy,
         }
@@ -144,8 +144,8 @@ class Steps:
             STR: partial(_loop, get, self.names),
             DIGEST: partial(_loop, get, self.digests),
             TENSOR: partial(_loop, lambda key: single.get_into(key, target), self.digests),
-            BYTES: partial(_loop, lambda key: allocation.get(key, address, SIZE, what), self.digests),
-            CODE: partial(_loop, lambda key: machine.get(key, address, SIZE, what, 0), self.digests),
+            BYTES: partial(_loop, lambda key: allocation.get(key, address, what), self.digests),
+            CODE: partial(_loop, lambda key: machine.get_now(key, address, what), self.digests),
             ALONE: self._compiled_get,
             COPY: self._compiled_copy,
         }
@@ -156,7 +156,7 @@ class Steps:
             "hash of a str key": partial(_loop, self._cache.digest, self.names),
             "check of a digest": partial(_loop, self._cache.digest, self.digests),
             "check of the segment": partial(_loop, self._cache._checked_segment, [OWNER] * CALLS),
-            "dtype and shape of the tensor": partial(_loop, describe, [self.source] * CALLS),
+            "dtype and shape of the tensor": partial(_loop, described, [self.source] * CALLS),
             "look at the clock": partial(_loop, lambda _: time.time_ns(), self.names),
             "turn of the loop": partial(_loop, _nothing, self.names),
         }
@@ -169,13 +169,13 @@ class Steps:
     def _compiled_put(self) -> int:
         table, keys = self._machine.table_address, self._words.ctypes.data
         start = perf_counter_ns()
-        bad = self._put(table, OWNER, keys, CALLS, self.source.data_ptr(), SIZE, 0, self._what[0], self._what[1])
+        bad = self._put(table, OWNER, keys, CALLS, self.source.data_ptr(), SIZE, 0, *self._what.descriptor[:2])
         return _checked(start, bad)
 
     def _compiled_get(self) -> int:
         table, keys = self._machine.table_address, self._words.ctypes.data
         start = perf_counter_ns()
-        bad = self._get(table, keys, CALLS, self.target.data_ptr(), SIZE, 0, self._what[0], self._what[1])
+        bad = self._get(table, keys, CALLS, self.target.data_ptr(), SIZE, 0, *self._what.descriptor[:2])
         return _checked(start, bad)
 
     def _compiled_copy(self) -> int:

@@ -7,7 +7,8 @@
     code_cache    on disk, and shows its
     compile_progress
     native        the CPU machine
-    ring_rounds   its poller's rounds, without the interpreter's lock
+    native_entries  what it compiles: the table above, and `native`
+    ring_rounds   the rounds of its poller
     lane          one frame of words, its stream, and the launches in between
     launch        the machine that launches kernels: on a GPU, or in Triton's interpreter
     launch_ring   drains a ring whose segment lies in a GPU's memory

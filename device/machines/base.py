@@ -8,6 +8,7 @@ those that it runs with more than one CTA.
 The host changes shared words in no other way.
 """
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nanokv.device.machines.free_chains import free_chains
-from nanokv.device.machines.records import Begun, Descriptor, Drained, Found, Place, Terms, Words
+from nanokv.device.machines.records import Begun, Descriptor, Drained, Found, Place, Terms, What, Words
 from nanokv.device.protocol.directory import CANDIDATES
 from nanokv.device.protocol.put_copied import COPY
 from nanokv.device.protocol.status import Status
@@ -120,6 +121,10 @@ class Machine(ABC):
             self._wake(owner)
         return status
 
+    def put_now(self, owner: int, key: tuple[int, int], src: int, what: What) -> int:
+        """`put` at this time."""
+        return self.put(owner, key, src, what.nbytes, what.descriptor, time.time_ns())
+
     def lookup(self, key: tuple[int, int]) -> Found:
         """Where the object of a key lies: OK, MISS, NOT_READY or CORRUPT."""
         answer = self.call("lookup", *key)
@@ -145,6 +150,10 @@ class Machine(ABC):
         in `what`: zeros ask for none, and raw bytes have any.
         """
         return self.call("get", *key, dst, nbytes, now, *what)
+
+    def get_now(self, key: tuple[int, int], dst: int, what: What) -> int:
+        """`get` at this time."""
+        return self.get(key, dst, what.nbytes, what.descriptor, time.time_ns())
 
     def validate(self, place: Place) -> int:
         """OK if an object is still READY in the same epoch, else TORN."""

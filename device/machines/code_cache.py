@@ -26,7 +26,7 @@ from numba.core.registry import cpu_target
 from nanokv.errors import HeapUnavailable, InvalidArgument
 
 DEVICE = Path(__file__).parents[1]
-COMPILED_ROOMS = ("memory", "segment", "protocol")  #: nothing else of `device/` is compiled for a CPU
+COMPILED_ROOMS = ("memory", "segment", "protocol", "native")  #: nothing else of `device/` is compiled for a CPU
 VARIABLE = "NANOKV_CACHE_DIR"
 _log = logging.getLogger("nanokv.code_cache")
 

@@ -8,10 +8,13 @@ import numpy.typing as npt
 
 from nanokv.device.machines.base import Machine
 from nanokv.device.machines.native_code import compiled
-from nanokv.device.machines.records import Descriptor, Words
-from nanokv.device.machines.ring_rounds import RingRounds, supported
+from nanokv.device.machines.records import What, Words
+from nanokv.device.machines.ring_rounds import RingRounds
+from nanokv.device.native.calls import SLEEPS
 from nanokv.device.segment.geometry import Geometry
 from nanokv.device.segment.views import SegmentView
+
+_SLEEPS: int = SLEEPS.value
 
 
 class CodeMachine(Machine):
@@ -47,28 +50,25 @@ class NativeMachine(CodeMachine):
         self._table = table
         self._segments = [view.raw for view in views]
         self._code = compiled()
-        self._put, self._get, self._find = self._code["put"], self._code["get"], self._code["find"]
+        self._find = self._code["find"]
+        self._put_now, self._get_now = self._code["put_now"], self._code["get_now"]
 
     # what every caller waits for goes to the code at once
-    def put(self, owner: int, key: tuple[int, int], src: int, nbytes: int, descriptor: Descriptor, now: int) -> int:
-        status: int
-        status, sleeps = self._put(self.table_address, owner, *key, src, nbytes, now, *descriptor)
-        if sleeps:
+    def put_now(self, owner: int, key: tuple[int, int], src: int, what: What) -> int:
+        status: int = self._put_now(self.table_address, owner, key[0], key[1], src, what.address)
+        if status >= _SLEEPS:
+            status -= _SLEEPS
             self._wake(owner)
         return status
 
-    def get(self, key: tuple[int, int], dst: int, nbytes: int, what: Descriptor, now: int) -> int:
-        return self._get(self.table_address, *key, dst, nbytes, now, *what)
+    def get_now(self, key: tuple[int, int], dst: int, what: What) -> int:
+        return self._get_now(self.table_address, key[0], key[1], dst, what.address)
 
     def find(self, key: tuple[int, int]) -> int:
-        status: int = self._find(self.table_address, *key)[0]
+        status: int = self._find(self.table_address, key[0], key[1])[0]
         return status
 
-    def ring_rounds(
-        self, owner: int, lives: Words, rows: Words, asked: Words, hole_patience: float
-    ) -> RingRounds | None:
-        if not supported():
-            return None
+    def ring_rounds(self, owner: int, lives: Words, rows: Words, asked: Words, hole_patience: float) -> RingRounds:
         return RingRounds(self.table_address, owner, lives, rows, asked, hole_patience)
 
     def look(self, owner: int, offset: int, dtype: np.dtype[Any], count: int) -> npt.NDArray[Any]:

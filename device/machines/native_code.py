@@ -15,7 +15,7 @@ from numba import int64
 import nanokv.device.segment.native_world  # noqa: F401 - what protocol functions read of a world
 from nanokv.device.machines.code_cache import CodeCache, function_digest
 from nanokv.device.machines.compile_progress import compile_progress
-from nanokv.device.machines.entries import ENTRIES
+from nanokv.device.machines.native_entries import NATIVE_ENTRIES
 from nanokv.device.memory import native as memory_native
 from nanokv.device.memory.retarget import retarget
 from nanokv.device.memory.triton import VOCABULARY
@@ -81,7 +81,7 @@ def native_function(
 
 
 class Code(dict[str, Callable[..., Any]]):
-    """Each of `entries.ENTRIES` as a Python callable; loaded or compiled when it is asked for."""
+    """Each of `NATIVE_ENTRIES` as a Python callable; loaded or compiled when it is asked for."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ class Code(dict[str, Callable[..., Any]]):
         with _compiling:
             missing = [name for name in names if not self.load(name)]
             if missing:
-                with compile_progress([ENTRIES[name].function for name in missing]):
+                with compile_progress([NATIVE_ENTRIES[name].function for name in missing]):
                     self.update({name: self._source(name).compile() for name in missing})
 
     def __missing__(self, name: str) -> Callable[..., Any]:
@@ -111,7 +111,7 @@ class Code(dict[str, Callable[..., Any]]):
 
     def _source(self, name: str) -> _Source:
         if name not in self._sources:
-            entry = ENTRIES[name]
+            entry = NATIVE_ENTRIES[name]
             self._sources[name] = _Source(entry.function, entry.arguments, CPU_VOCABULARY, self._done)
         return self._sources[name]
 
@@ -128,5 +128,5 @@ def compiled(*, rare: bool = False) -> Code:
     Args:
         rare: those too that most ranks never call (v1's, repairs after a death): else they come when they are called.
     """
-    code().require([name for name, entry in ENTRIES.items() if rare or not entry.rare])
+    code().require([name for name, entry in NATIVE_ENTRIES.items() if rare or not entry.rare])
     return code()

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from nanokv.device.segment.host_records import NO_HOLE
 from nanokv.device.segment.layout import DTYPE_MASK, DTYPE_SHIFT, LOW32
 
 Descriptor = tuple[int, ...]  #: eight words: dtype code and number of dimensions, then seven dimensions
@@ -45,6 +46,21 @@ class Found(NamedTuple):
         return self.place.nbytes == nbytes and (same or raw or what[0] == 0)
 
 
+class What(NamedTuple):
+    """Size, dtype and shape of a tensor."""
+
+    nbytes: int
+    descriptor: Descriptor
+    address: int  #: of the same as a WHAT record, in `words`
+    words: Words
+
+    @staticmethod
+    def of(nbytes: int, descriptor: Descriptor) -> "What":
+        """With a record of its own."""
+        words = np.array((nbytes, *descriptor), np.int64)
+        return What(nbytes, descriptor, int(words.ctypes.data), words)
+
+
 class Terms(NamedTuple):
     """Who may evict an object, and when it goes by itself. All 0: by its last use alone, and never."""
 
@@ -80,15 +96,12 @@ class Drained(NamedTuple):
     good: npt.NDArray[np.bool_]  #: per hint whether that is whole; False if the hint is not about a READY header
 
 
-NO_HOLE = -1
-
-
 class Position(NamedTuple):
     """Where the consumer of a ring is."""
 
     tail: int  #: tickets consumed
     head: int  #: the ticket before which the last look ended
-    hole: int = NO_HOLE  #: the ticket that the tail waits for
+    hole: int = NO_HOLE.value  #: the ticket that the tail waits for
     hole_since: int = 0  #: ns
     hole_head: int = 0  #: the head then
 
@@ -99,7 +112,7 @@ class Position(NamedTuple):
         """
         if hole == head:
             return Position(head, head)
-        if self.hole == NO_HOLE or self.hole < self.tail:
+        if self.hole == NO_HOLE.value or self.hole < self.tail:
             return Position(hole, head, hole, now, head)
         if now - self.hole_since > patience:
             return Position(self.hole_head, head)

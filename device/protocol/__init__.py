@@ -31,7 +31,6 @@ remove       a whole removal
 replicate    copies of an object in other segments
 put_copied   a put with copies
 reclaim      steps of the owner's host: quarantine, audit, taking the free extents
-ingest       hints become rows of the owner's index
 host_alloc   v1: steps of the master and its producers on headers
 host_calls   the functions above as a host calls them
 layouts      the table of layouts: which identities have put objects into a segment

@@ -1,8 +1,8 @@
-"""Records in the private memory of an owner's host: what its poller and the code that it calls tell each other."""
+"""Records in the private memory of an owner's host: what Python and native code tell each other."""
 
 import triton.language as tl
 
-from nanokv.device.segment.layout import OBJ_HEADER, WORD
+from nanokv.device.segment.layout import MAX_DIMS, OBJ_HEADER, WORD
 from nanokv.device.segment.record import Field, Record
 
 CHANGE = Record(
@@ -44,8 +44,23 @@ ROUNDS = Record(
         Field("wanted", "<i8", "1 + the largest size class that a producer did not get; 0: none"),
         Field("changed", "<i8", "CHANGEs in `changes`"),
         Field("header", "<i8", "room for a header", repeat=OBJ_HEADER.size // WORD),
-        Field("clock", "<i8", "room for the system's seconds and nanoseconds", repeat=2),
     ],
+)
+
+WHAT = Record(
+    "What",
+    WORD,
+    [
+        Field("nbytes", "<i8", "bytes of a tensor"),
+        Field("format", "<i8", "its dtype and number of dimensions: FORMAT bits; 0 with a get: any"),
+        Field("dims", "<i8", "its shape", repeat=MAX_DIMS),
+    ],
+)
+
+WHAT_BYTES = WHAT.at("nbytes")
+WHAT_FORMAT = WHAT.at("format")
+WHAT_D0, WHAT_D1, WHAT_D2, WHAT_D3, WHAT_D4, WHAT_D5, WHAT_D6 = (
+    tl.constexpr(WHAT.offsets["dims"] + i * WORD) for i in range(MAX_DIMS)
 )
 
 CHANGE_KIND = CHANGE.at("kind")
@@ -53,6 +68,7 @@ CHANGE_SLOT = CHANGE.at("slot")
 CHANGE_HEADER = CHANGE.at("header")
 CHANGE_BYTES = CHANGE.size_constant()
 
+NO_HOLE = tl.constexpr(-1)  #: no ticket
 NO_ROW = tl.constexpr(-1)  #: no STATE word of a READY header has it
 
 R_LIVES = ROUNDS.at("lives")
@@ -77,4 +93,3 @@ R_CORRUPT = ROUNDS.at("corrupt")
 R_WANTED = ROUNDS.at("wanted")
 R_CHANGED = ROUNDS.at("changed")
 R_HEADER = ROUNDS.at("header")
-R_CLOCK = ROUNDS.at("clock")

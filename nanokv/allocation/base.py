@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Protocol
 
-from nanokv.device.machines.records import Begun, Descriptor, Found, Place
+from nanokv.device.machines.records import Begun, Descriptor, Found, Place, What
 from nanokv.types import KeyDigest
 
 if TYPE_CHECKING:
@@ -26,11 +26,11 @@ class Allocation(Protocol):
         """
         ...
 
-    def put(self, key: KeyDigest, src: int, nbytes: int, preferred: int | None, descriptor: Descriptor) -> int:
-        """Store `nbytes` contiguous bytes at the address `src`: begin, copy, seal and finish. Answers as `begin`."""
+    def put(self, key: KeyDigest, src: int, what: What, preferred: int | None) -> int:
+        """Store the contiguous bytes at the address `src`: begin, copy, seal and finish. Answers as `begin`."""
         ...
 
-    def get(self, key: KeyDigest, dst: int, nbytes: int, what: Descriptor) -> int:
+    def get(self, key: KeyDigest, dst: int, what: What) -> int:
         """Read an object that `Found.suits` to the address `dst`: OK, MISS, NOT_READY, TORN, CORRUPT or SIZE."""
         ...
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from nanokv.allocation.routing import Routing
 from nanokv.allocation.writers import writer_in
 from nanokv.device.machines.base import Machine
-from nanokv.device.machines.records import Begun, Descriptor, Found
+from nanokv.device.machines.records import Begun, Descriptor, Found, What
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.layout import FLAG_PLAN, unpack
 from nanokv.errors import NanoKVError, PeerLost
@@ -37,6 +37,7 @@ class ProducerAllocation:
         self, machine: Machine, rank: int, routing: Routing, note_owner: Callable[[int], None] | None = None
     ) -> None:
         self._machine = machine
+        self._put_now, self._get_now = machine.put_now, machine.get_now
         self._rank = rank
         self.routing = routing
         self._route = routing.owner_of
@@ -50,15 +51,17 @@ class ProducerAllocation:
         self._note_owner(owner)
         return owner
 
-    def put(self, key: KeyDigest, src: int, nbytes: int, preferred: int | None, descriptor: Descriptor) -> int:
-        owner = self.owner_of(key, preferred)
-        status = self._machine.put(owner, key, src, nbytes, descriptor, time.time_ns())
+    def put(self, key: KeyDigest, src: int, what: What, preferred: int | None) -> int:
+        owner = self.owner_of(key, preferred) if preferred is None or self._note_owner is not None else preferred
+        status = self._put_now(owner, key, src, what)
+        if status != _FULL:
+            return status
         while status == _FULL and (other := self._instead_of(owner, key, preferred)) is not None:
             owner = other
-            status = self._machine.put(owner, key, src, nbytes, descriptor, time.time_ns())
+            status = self._put_now(owner, key, src, what)
         tries = 0
-        while status == _FULL and tries < _ROOM_TRIES and make_room(self._machine, owner, nbytes):
-            status = self._machine.put(owner, key, src, nbytes, descriptor, time.time_ns())
+        while status == _FULL and tries < _ROOM_TRIES and make_room(self._machine, owner, what.nbytes):
+            status = self._put_now(owner, key, src, what)
             tries += 1
         return status
 
@@ -113,8 +116,8 @@ class ProducerAllocation:
             return False
         return True
 
-    def get(self, key: KeyDigest, dst: int, nbytes: int, what: Descriptor) -> int:
-        return self._machine.get(key, dst, nbytes, what, time.time_ns())
+    def get(self, key: KeyDigest, dst: int, what: What) -> int:
+        return self._get_now(key, dst, what)
 
     def begin(self, key: KeyDigest, nbytes: int, preferred: int | None, descriptor: Descriptor, *, plan: bool) -> Begun:
         owner = self.owner_of(key, preferred)

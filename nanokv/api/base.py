@@ -36,6 +36,9 @@ class CacheBase:
         self._heap, self._machine, self._allocation, self._poller, self._pins = wired
         self._geometry = wired.machine.geometry
         self._hash = Hasher(options.namespace, options.identity)
+        self._ranks = self._heap.world_size
+        self._peer_closed = self._heap.peer_closed
+        self._exists = self._allocation.exists
         self._single = SingleTransfer(self._heap, self._machine, self._allocation, checksum=options.checksum)
         self._batched = BatchedTransfer(self._single, self._allocation)
         self._traffic = Traffic(self._geometry)
@@ -190,12 +193,13 @@ class CacheBase:
             raise CacheClosed(f"rank {self.rank} of {self._heap.name!r} was closed")
 
     def _checked_segment(self, preferred: int | None) -> int | None:
-        self._check_open()
+        if not self._open:
+            self._check_open()
         if preferred is None:
             return None
-        if type(preferred) is not int or not 0 <= preferred < self._heap.world_size:
-            preferred = integer("preferred_segment", preferred, 0, self._heap.world_size - 1)
-        if self._heap.peer_closed(preferred):
+        if type(preferred) is not int or not 0 <= preferred < self._ranks:
+            preferred = integer("preferred_segment", preferred, 0, self._ranks - 1)
+        if self._peer_closed(preferred):
             raise PeerLost(f"rank {preferred} of {self._heap.name!r} has ended")
         return preferred
 

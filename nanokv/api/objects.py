@@ -16,6 +16,7 @@ from nanokv.device.protocol.status import Status
 from nanokv.errors import InvalidArgument
 from nanokv.replicas import NO_COPIES
 from nanokv.room import NO_ROOM, NO_WAIT, until_room
+from nanokv.statistics import TIMED
 from nanokv.terms import Hold
 from nanokv.transfer.descriptors import describe
 from nanokv.types import Key, KeyDigest
@@ -63,13 +64,21 @@ class Objects(CacheBase):
             raise InvalidArgument(f"exist_ok must be True or False, not {exist_ok!r}")
         if timeout is not NO_WAIT:
             timeout = seconds("timeout", timeout)
-        copies = self._replicas.checked(replicas) if replicas is not NO_COPIES else 0
-        digest, started = self._hash(key), self._traffic.put_starts()
-        status = self._put_once(digest, tensor, preferred_segment, hold, copies)
-        if status in NO_ROOM and timeout:
-            again = partial(self._put_once, digest, tensor, preferred_segment, hold, copies)
-            status = until_room(self._heap, timeout, again)
-        self._traffic.put(status, tensor.nbytes, started)
+        traffic = self._traffic
+        started = traffic.put_starts() if traffic.puts % TIMED == 1 else 0
+        if hold is None and replicas is NO_COPIES and timeout is NO_WAIT:
+            status = self._single.put(self._hash(key), tensor, preferred_segment)
+            if not status and not started:
+                traffic.puts += 1
+                traffic.bytes_tx += tensor.nbytes
+                return
+        else:
+            copies = self._replicas.checked(replicas) if replicas is not NO_COPIES else 0
+            put = partial(self._put_once, self._hash(key), tensor, preferred_segment, hold, copies)
+            status = put()
+            if status in NO_ROOM and timeout:
+                status = until_room(self._heap, timeout, put)
+        traffic.put(status, tensor.nbytes, started)
         if status and not (exist_ok and status == Status.DUPLICATE):
             raise self._error(status, key, tensor.nbytes, preferred_segment)
 
@@ -102,22 +111,28 @@ class Objects(CacheBase):
             KeyNotFound, NotReady, SegmentCorrupt, PeerLost: the contents of `dst` are undefined.
             InvalidArgument: `dst` does not suit the object; nothing was copied.
         """
-        self._check_open()
+        if not self._open:
+            self._check_open()
         digest = self._hash(key)
         if reinterpret is not False:
             check_reinterpret(reinterpret, dst)
-        started = self._traffic.get_starts()
+        traffic = self._traffic
+        started = traffic.get_starts() if traffic.gets % TIMED == 1 else 0
         found: torch.Tensor | int
         if dst is None:
             found = self._single.get(digest)
         else:
             found = self._single.get_into(digest, dst, reinterpret=reinterpret) or dst
         if not isinstance(found, int):
-            self._traffic.get(_OK, found.nbytes, started)
+            if started:
+                traffic.get(_OK, found.nbytes, started)
+            else:
+                traffic.gets += 1
+                traffic.bytes_rx += found.nbytes
             if self._promotion is not None:
                 self._promotion.note(digest)
             return found
-        self._traffic.get(found, 0)
+        traffic.get(found, 0)
         if default is not _NO_DEFAULT and found in MISSING:
             return default
         raise self._error(found, key)
@@ -170,7 +185,9 @@ class Objects(CacheBase):
 
     def exists(self, key: Key) -> bool:
         """True if the object can be read now. For eviction this is not a use of it."""
-        return self._look(self._hash(key)) == _OK
+        if not self._open:
+            self._check_open()
+        return self._exists(self._hash(key)) == _OK
 
     __contains__ = exists
 

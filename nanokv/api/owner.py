@@ -45,7 +45,7 @@ class Owner(World):
         self._check_open()
         if not callable(listener):
             raise InvalidArgument(f"listener must be a function of a sequence of events, not {listener!r}")
-        return self._poller.listeners.add(listener)
+        return self._poller.subscribe(listener)
 
     def layouts(self, rank: int | None = None) -> list[StoredLayout]:
         """The layouts of the identities that have put objects into the segment of a rank, or (None) into any.

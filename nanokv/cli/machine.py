@@ -63,15 +63,16 @@ def warmup(as_json: Json = False) -> None:
     Useful when an image is built: with NANOKV_CACHE_DIR the compiled code is kept in a folder of the image.
     """
     from nanokv.device.machines.code_cache import cache_directory
-    from nanokv.device.machines.entries import ENTRIES
     from nanokv.device.machines.native_code import code, compiled
+    from nanokv.device.machines.native_entries import NATIVE_ENTRIES
 
     folder, start = cache_directory(), time.monotonic()
-    loaded = sum(code().load(name) for name in ENTRIES)
+    loaded = sum(code().load(name) for name in NATIVE_ENTRIES)
     compiled(rare=True)
     seconds = time.monotonic() - start
     if as_json:
-        count = len(ENTRIES)
+        count = len(NATIVE_ENTRIES)
         print_json({"folder": str(folder), "functions": count, "compiled": count - loaded, "seconds": seconds})
     else:
-        typer.echo(f"{len(ENTRIES) - loaded} functions compiled, {loaded} were there, in {seconds:.1f} s: {folder}")
+        made = len(NATIVE_ENTRIES) - loaded
+        typer.echo(f"{made} functions compiled, {loaded} were there, in {seconds:.1f} s: {folder}")

@@ -5,7 +5,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from nanokv.device.machines.records import Descriptor, Found
+from nanokv.device.machines.records import Descriptor, Found, What
 from nanokv.device.segment.layout import DTYPE_MASK, MAX_DIMS, NDIM_MASK, NDIM_SHIFT
 from nanokv.dtypes import DTYPE_NAMES
 from nanokv.errors import InvalidArgument
@@ -18,11 +18,15 @@ _DTYPE_MASK, _NDIM_SHIFT, _NDIM_MASK = DTYPE_MASK.value, NDIM_SHIFT.value, NDIM_
 
 RAW: Descriptor = (0, 0, 0, 0, 0, 0, 0, 0)
 _STRIDED = torch.strided
-_described: dict[tuple[torch.dtype, torch.Size], tuple[int, Descriptor]] = {}
+_described: dict[tuple[torch.dtype, torch.Size], What] = {}
+_last: list[tuple[torch.dtype, torch.Size, What]] = [(torch.uint8, torch.Size((0,)), What.of(0, RAW))]
+_MAY_BE_LAZY = frozenset(
+    getattr(torch, name) for name in ("float16", "float32", "float64", "complex32", "complex64", "complex128")
+)  # parts of complex tensors, which may be lazily conjugated or negated; asking costs 0.1 us each
 
 
-def describe(tensor: torch.Tensor) -> tuple[int, Descriptor]:
-    """The number of bytes of a tensor's values, and the descriptor of its dtype and shape.
+def described(tensor: torch.Tensor) -> What:
+    """The number of bytes of a tensor's values, its dtype and its shape.
 
     Raises:
         InvalidArgument: it is not a dense tensor of a known dtype with at most seven dimensions.
@@ -35,12 +39,35 @@ def describe(tensor: torch.Tensor) -> tuple[int, Descriptor]:
     return known
 
 
+def described_in_place(tensor: torch.Tensor) -> What | None:
+    """`described` of a tensor whose values are its bytes in host memory, in order; None for any other tensor.
+
+    Each put and get asks that, and each property of a tensor costs 0.05 to 0.1 us: so it asks for few.
+    """
+    if type(tensor) is not Tensor or not tensor.is_cpu or tensor.layout is not _STRIDED:
+        return None
+    dtype = tensor.dtype
+    if not tensor.is_contiguous() or (dtype in _MAY_BE_LAZY and (tensor.is_conj() or tensor.is_neg())):
+        return None
+    shape = tensor.shape
+    last_dtype, last_shape, what = _last[0]
+    if dtype is not last_dtype or shape != last_shape:  # mostly all tensors of a cache have one shape
+        what = _described.get((dtype, shape)) or _describe(dtype, shape)
+        _last[0] = dtype, shape, what
+    return what
+
+
+def describe(tensor: torch.Tensor) -> tuple[int, Descriptor]:
+    """The number of bytes of a tensor's values, and the descriptor of its dtype and shape. Raises as `described`."""
+    return described(tensor)[:2]
+
+
 def descriptor_of(dtype: torch.dtype, shape: torch.Size) -> tuple[int, Descriptor]:
     """The number of bytes of a tensor of a dtype and shape, and its descriptor. Raises as `describe`."""
-    return _described.get((dtype, shape)) or _describe(dtype, shape)
+    return (_described.get((dtype, shape)) or _describe(dtype, shape))[:2]
 
 
-def _describe(dtype: torch.dtype, shape: torch.Size) -> tuple[int, Descriptor]:
+def _describe(dtype: torch.dtype, shape: torch.Size) -> What:
     code = _CODES.get(dtype)
     if code is None:
         raise InvalidArgument(f"dtype {dtype} is not supported; view it as one that is, such as torch.uint8")
@@ -50,7 +77,7 @@ def _describe(dtype: torch.dtype, shape: torch.Size) -> tuple[int, Descriptor]:
     descriptor: Descriptor = (code | len(shape) << _NDIM_SHIFT, d0, d1, d2, d3, d4, d5, d6)
     if len(_described) >= _REMEMBERED:
         _described.clear()
-    known = _described[dtype, shape] = (dtype.itemsize * prod(shape), descriptor)
+    known = _described[dtype, shape] = What.of(dtype.itemsize * prod(shape), descriptor)
     return known
 
 
@@ -79,7 +106,9 @@ def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 def is_plain(tensor: torch.Tensor) -> bool:
     """True if the tensor's values are its bytes in order: contiguous, and not lazily conjugated or negated."""
-    return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
+    if tensor.dtype in _MAY_BE_LAZY and (tensor.is_conj() or tensor.is_neg()):
+        return False
+    return tensor.is_contiguous()
 
 
 def unsuited(dst: torch.Tensor, found: Found) -> InvalidArgument:

@@ -12,7 +12,7 @@ import torch
 
 from nanokv.allocation.base import Allocation
 from nanokv.device.machines.base import Machine
-from nanokv.device.machines.records import NO_TERMS, Descriptor, Found, Place, Terms
+from nanokv.device.machines.records import NO_TERMS, Descriptor, Found, Place, Terms, What
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.layout import CHECKSUM_SHIFT
 from nanokv.errors import InvalidArgument
@@ -20,7 +20,8 @@ from nanokv.heap.base import Heap
 from nanokv.transfer.descriptors import (
     RAW,
     check_place,
-    describe,
+    described,
+    described_in_place,
     empty_like_described,
     flat_bytes,
     is_plain,
@@ -29,6 +30,7 @@ from nanokv.transfer.descriptors import (
 from nanokv.types import KeyDigest
 
 _SIZE, _TORN = int(Status.SIZE), int(Status.TORN)  # the enumeration takes 0.1 us each time
+_AGAIN = (_SIZE, _TORN)
 TRIES = 16  #: how often a reader starts over because the object was replaced while it read
 
 
@@ -38,7 +40,9 @@ class SingleTransfer:
     def __init__(self, heap: Heap, machine: Machine, allocation: Allocation, *, checksum: bool = False) -> None:
         self._machine = machine
         self._allocation = allocation
+        self._put_bytes, self._get_bytes = allocation.put, allocation.get
         self.device = heap.device
+        self._on_cpu = heap.device.type == "cpu"
         self._checksum = checksum
         self._at_once = machine.at_once
         self._segments = [heap.segment(rank) for rank in range(heap.world_size)]
@@ -48,10 +52,17 @@ class SingleTransfer:
 
         `terms`: who may evict it, and when it goes by itself.
         """
-        nbytes, descriptor = describe(tensor)
+        what = described_in_place(tensor) if self._on_cpu else None
+        if what is not None and terms is NO_TERMS and (what[0] <= self._at_once or self._is_at_once(what[0])):
+            return self._put_bytes(key, tensor.data_ptr(), what, preferred)
+        return self._put_in_steps(key, tensor, preferred, terms)
+
+    def _put_in_steps(self, key: KeyDigest, tensor: torch.Tensor, preferred: int | None, terms: Terms) -> int:
+        what = described(tensor)
+        nbytes, descriptor = what.nbytes, what.descriptor
         plain = is_plain(tensor) and tensor.device == self.device
         if plain and terms is NO_TERMS and self._is_at_once(nbytes):
-            return self._allocation.put(key, tensor.data_ptr(), nbytes, preferred, descriptor)
+            return self._put_bytes(key, tensor.data_ptr(), what, preferred)
         return self.put_filled(key, nbytes, preferred, descriptor, lambda payload: _fill(payload, tensor, plain), terms)
 
     def put_filled(
@@ -108,13 +119,26 @@ class SingleTransfer:
 
     def get_into(self, key: KeyDigest, dst: torch.Tensor, *, reinterpret: bool = False) -> int:
         """Fill `dst`: OK, MISS, NOT_READY or CORRUPT. Raises InvalidArgument before anything is copied."""
-        have, what = describe(dst)
+        known = described_in_place(dst) if self._on_cpu else None
+        if known is None:
+            known = described(dst)
+            check_place(dst, self.device)
         if reinterpret:
-            what = RAW
-        check_place(dst, self.device)
-        torn = False
+            known = What.of(known.nbytes, RAW)
+        if known[0] <= self._at_once or self._is_at_once(known[0]):
+            status = self._get_bytes(key, dst.data_ptr(), known)
+            if status not in _AGAIN:
+                return status
+            torn = status == _TORN
+        else:
+            torn = False
+        return self._get_in_steps(key, dst, known, torn)
+
+    def _get_in_steps(self, key: KeyDigest, dst: torch.Tensor, known: What, torn: bool) -> int:
+        have, what = known.nbytes, known.descriptor
+        at_once = self._is_at_once(have)
         for _ in range(TRIES):
-            status = self._allocation.get(key, dst.data_ptr(), have, what) if self._is_at_once(have) else _SIZE
+            status = self._get_bytes(key, dst.data_ptr(), known) if at_once else _SIZE
             if status == _SIZE:
                 found = self._allocation.locate(key)
                 if found.status != Status.OK:

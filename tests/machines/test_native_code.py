@@ -15,8 +15,8 @@ import pytest
 from nanokv.device.machines import native_code
 from nanokv.device.machines.code_cache import COMPILED_ROOMS, DEVICE, cache_directory, source_digest
 from nanokv.device.machines.compile_progress import compile_progress
-from nanokv.device.machines.entries import ENTRIES
 from nanokv.device.machines.native_code import Code, compiled, native_function
+from nanokv.device.machines.native_entries import NATIVE_ENTRIES
 from nanokv.errors import HeapUnavailable, InvalidArgument
 
 ROOT = Path(__file__).parents[2]
@@ -66,18 +66,18 @@ def test_a_change_of_the_compilers_options_is_seen(copied: Path) -> None:
 
 
 def test_every_compiled_function_comes_from_a_room_of_the_digest() -> None:
-    for entry in ENTRIES.values():
+    for entry in NATIVE_ENTRIES.values():
         parts = Path(entry.function.fn.__code__.co_filename).resolve().relative_to(DEVICE.resolve()).parts
         assert parts[0] in COMPILED_ROOMS
-    assert compiled(rare=True).keys() == ENTRIES.keys()
+    assert compiled(rare=True).keys() == NATIVE_ENTRIES.keys()
 
 
 # --- the files --------------------------------------------------------------------------------
 LOADS_ALL = """
 import nanokv
-from nanokv.device.machines.entries import ENTRIES
+from nanokv.device.machines.native_entries import NATIVE_ENTRIES
 from nanokv.device.machines.native_code import code
-print(nanokv.__file__, [name for name in ENTRIES if not code().load(name)])
+print(nanokv.__file__, [name for name in NATIVE_ENTRIES if not code().load(name)])
 """
 
 SMALL = """
@@ -242,14 +242,14 @@ def test_code_that_cannot_be_kept_runs_and_warns(
 def test_rare_entries_come_when_they_are_called(compilations: list[str]) -> None:
     compiled(rare=True)
     code = Code()
-    code.require([name for name, entry in ENTRIES.items() if not entry.rare])
-    assert "put" in code and not {"install", "recount"} & code.keys()
+    code.require([name for name, entry in NATIVE_ENTRIES.items() if not entry.rare])
+    assert "put_now" in code and not {"install", "recount"} & code.keys()
     assert callable(code["recount"]) and "recount" in code
     assert compilations == []
 
 
 def test_a_line_is_logged_where_there_is_no_terminal(caplog: pytest.LogCaptureFixture) -> None:
-    functions = [entry.function for entry in ENTRIES.values()]
+    functions = [entry.function for entry in NATIVE_ENTRIES.values()]
     with compile_progress(functions):
         pass
     (record,) = caplog.records
@@ -258,9 +258,9 @@ def test_a_line_is_logged_where_there_is_no_terminal(caplog: pytest.LogCaptureFi
 
 
 def test_nothing_is_said_when_it_is_quick_or_silenced(caplog: pytest.LogCaptureFixture) -> None:
-    with compile_progress([ENTRIES["recount"].function]):
+    with compile_progress([NATIVE_ENTRIES["recount"].function]):
         pass
-    with caplog.at_level(logging.ERROR, "nanokv"), compile_progress([ENTRIES["begin"].function]):
+    with caplog.at_level(logging.ERROR, "nanokv"), compile_progress([NATIVE_ENTRIES["begin"].function]):
         pass
     assert caplog.records == []
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import nanokv
 from nanokv.device.machines import ring_rounds
 from nanokv.device.machines.native import NativeMachine
-from nanokv.device.machines.ring_rounds import RingRounds, supported
+from nanokv.device.machines.ring_rounds import RingRounds
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.geometry import Geometry
 from nanokv.device.segment.layout import OBJ_HEADER, WANTED
@@ -144,7 +144,6 @@ def test_rounds_end_when_somebody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
         assert not staying.is_alive()
 
 
-@pytest.mark.skipif(not supported(), reason="this system has no native rounds")
 def test_a_poller_takes_its_hints_in_native_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     runs = []
     plain = RingRounds.run

@@ -1,0 +1,7 @@
+"""Functions that only a host in native code runs: the protocol beside the system's clocks.
+
+clock    the clocks and the sleep of the C library
+calls    put and get in few words, for a Python caller
+ingest   from hints to rows of the index
+rounds   the loop of a poller's rounds
+"""

@@ -1,0 +1,74 @@
+"""put and get as a Python caller needs them: few words per call, for each word takes as long as an atomic.
+
+The descriptor is a table whose address the caller passes, the time is taken inside, and the answer is one word.
+"""
+
+from typing import Any
+
+import triton
+import triton.language as tl
+
+from nanokv.device.memory.triton import load64
+from nanokv.device.native.clock import wall_ns
+from nanokv.device.protocol.get import get_described
+from nanokv.device.protocol.put import put
+from nanokv.device.segment.host_records import (
+    WHAT_BYTES,
+    WHAT_D0,
+    WHAT_D1,
+    WHAT_D2,
+    WHAT_D3,
+    WHAT_D4,
+    WHAT_D5,
+    WHAT_D6,
+    WHAT_FORMAT,
+)
+from nanokv.device.segment.world_table import World
+
+SLEEPS = tl.constexpr(1 << 32)  #: added to the status if the owner's poller sleeps and must be woken
+
+
+@triton.jit
+def put_now(
+    world: World, owner: tl.int64, key_hash: tl.int64, key_check: tl.int64, src: tl.int64, what: tl.int64
+) -> Any:
+    """`put` of the bytes at `src`, of the size, dtype and shape at `what` (a WHAT record): the status, and SLEEPS."""
+    status, sleeps = put(
+        world,
+        owner,
+        key_hash,
+        key_check,
+        src,
+        load64(what + WHAT_BYTES, "relaxed"),
+        wall_ns(),
+        load64(what + WHAT_FORMAT, "relaxed"),
+        load64(what + WHAT_D0, "relaxed"),
+        load64(what + WHAT_D1, "relaxed"),
+        load64(what + WHAT_D2, "relaxed"),
+        load64(what + WHAT_D3, "relaxed"),
+        load64(what + WHAT_D4, "relaxed"),
+        load64(what + WHAT_D5, "relaxed"),
+        load64(what + WHAT_D6, "relaxed"),
+    )
+    return status + sleeps * SLEEPS
+
+
+@triton.jit
+def get_now(world: World, key_hash: tl.int64, key_check: tl.int64, dst: tl.int64, what: tl.int64) -> Any:
+    """`get_described` to `dst`, of the size, dtype and shape at `what` (a WHAT record)."""
+    return get_described(
+        world,
+        key_hash,
+        key_check,
+        dst,
+        load64(what + WHAT_BYTES, "relaxed"),
+        wall_ns(),
+        load64(what + WHAT_FORMAT, "relaxed"),
+        load64(what + WHAT_D0, "relaxed"),
+        load64(what + WHAT_D1, "relaxed"),
+        load64(what + WHAT_D2, "relaxed"),
+        load64(what + WHAT_D3, "relaxed"),
+        load64(what + WHAT_D4, "relaxed"),
+        load64(what + WHAT_D5, "relaxed"),
+        load64(what + WHAT_D6, "relaxed"),
+    )
