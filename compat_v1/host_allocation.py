@@ -7,7 +7,7 @@ statistics work as in v2. COMMIT tells the master afterwards; without it the mas
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -179,6 +179,9 @@ class HostAllocation:
 
     def exists(self, key: KeyDigest) -> int:
         return self._ask(Op.EXISTS, key).status
+
+    def exist_each(self, keys: Sequence[KeyDigest]) -> list[int]:
+        return [self.exists(key) for key in keys]
 
     def writer_of(self, key: KeyDigest) -> tuple[int, int] | None:
         found = self.locate(key)

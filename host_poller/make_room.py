@@ -14,7 +14,7 @@ from nanokv.device.segment.layout import READY
 from nanokv.host_poller.coalesce import join_free_extents
 from nanokv.host_poller.free_pages import pages_in
 
-_JOIN_PATIENCE = 0.02  #: seconds to wait for another host that has detached the free extents
+_JOIN_PATIENCE = 0.1  #: seconds to wait for another host that has detached the free extents, and may have lost its core
 _FREE, _STUCK = np.iinfo(np.int64).min, np.iinfo(np.int64).max  #: costs of free pages, and of those that stay
 
 

@@ -7,6 +7,7 @@ free lists of a key come of words whose lower bits are a hash, so the objects of
 
 import contextlib
 import struct
+from collections.abc import Sequence
 
 import xxhash
 
@@ -56,6 +57,11 @@ class Hasher:
             return self(_checked(key))
         check, low = _halves(_xxh3_128(self._prefix + raw))
         return known_digest(low, check | self._upper)
+
+    def each(self, keys: Sequence[Key]) -> list[KeyDigest]:
+        """The digest of each key; raises as for one."""
+        mine = self._signed
+        return [key if type(key) is KeyDigest and key[1] >> TAG_BITS == mine else self(key) for key in keys]
 
     def group(self, name: str) -> int:
         """The word of a group of this identity and namespace, LABEL.group: a signed word, never 0."""

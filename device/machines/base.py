@@ -134,6 +134,10 @@ class Machine(ABC):
         """Whether a key has an object: OK, MISS or NOT_READY."""
         return self.call("find", *key)[0]
 
+    def find_each(self, keys: Sequence[tuple[int, int]]) -> list[int]:
+        """`find` for each key."""
+        return [self.find(key) for key in keys]
+
     def read(self, key: tuple[int, int], place: Place, dst: int, now: int) -> int:
         """Copy an object that was looked up to the address `dst`, and verify: OK, TORN or CORRUPT."""
         owner, slot, epoch, payload, nbytes = place

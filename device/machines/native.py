@@ -1,6 +1,7 @@
 """The CPU machine: each host call is one call of compiled code, which releases the GIL."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -67,6 +68,12 @@ class NativeMachine(CodeMachine):
     def find(self, key: tuple[int, int]) -> int:
         status: int = self._find(self.table_address, key[0], key[1])[0]
         return status
+
+    def find_each(self, keys: Sequence[tuple[int, int]]) -> list[int]:
+        words = np.fromiter(chain.from_iterable(keys), np.int64, 2 * len(keys))
+        found = np.empty(len(keys), np.int64)
+        self._code["find_each"](self.table_address, words.ctypes.data, len(keys), found.ctypes.data)
+        return found.tolist()
 
     def ring_rounds(self, owner: int, lives: Words, rows: Words, asked: Words, hole_patience: float) -> RingRounds:
         return RingRounds(self.table_address, owner, lives, rows, asked, hole_patience)

@@ -3,5 +3,6 @@
 clock    the clocks and the sleep of the C library
 calls    put and get in few words, for a Python caller
 ingest   from hints to rows of the index
+many     calls about many keys
 rounds   the loop of a poller's rounds
 """

@@ -48,6 +48,14 @@ def _power_of_two(at_least: int) -> int:
     return 1 << max(at_least - 1, 0).bit_length()
 
 
+def _about(wish: int) -> int:
+    """The power of two that is at least 15/16 of a wish.
+
+    A default of `n_pages` + 64 objects would else double the directory, the ring and the pin ledger.
+    """
+    return _power_of_two(-(-wish * 15 // 16))
+
+
 def _align(offset: int, to: int = LINE) -> int:
     return -(-offset // to) * to
 
@@ -97,8 +105,8 @@ class Geometry:
             size_classes: pages per extent of each class, ascending, at most 24; the smallest divides all others.
                 Default: 1 to 8, 10, 12, 14, 16, 20, ... 32, 40, ... 64, 80, ... 128, as far as the heap has the pages.
             max_objects: header slots per segment. Default: one per page, and 64 for objects without bytes.
-            ring_slots: slots of the announce ring, rounded up to a power of two. Default: two per object, or 1024.
-            pin_slots: pins held at once in a segment, rounded up to a power of two. Default: one per object, or 64.
+            ring_slots: slots of the announce ring, rounded up to a power of two. Default: about two an object, or 1024.
+            pin_slots: pins held at once in a segment, rounded up to a power of two. Default: about one an object, or 64.
             shards: free lists of header slots, and of each size class; a power of two, at most 64. None: enough for
                 hundreds of CTAs, fewer in a small heap.
 
@@ -135,9 +143,9 @@ class Geometry:
             page_bytes=page_bytes,
             n_pages=n_pages // classes[0] * classes[0],
             hdr_count=count,
-            dir_buckets=max(2, _power_of_two(-(-2 * count // ENTRIES_PER_BUCKET.value))),
-            ann_capacity=_power_of_two(ring_slots if ring_slots is not None else max(1024, 2 * count)),
-            pin_slots=_power_of_two(pin_slots if pin_slots is not None else max(64, count)),
+            dir_buckets=max(2, _about(-(-2 * count // ENTRIES_PER_BUCKET.value))),
+            ann_capacity=_power_of_two(ring_slots) if ring_slots is not None else _about(max(1024, 2 * count)),
+            pin_slots=_power_of_two(pin_slots) if pin_slots is not None else _about(max(64, count)),
             class_pages=classes + (0,) * (SIZE_CLASSES - len(classes)),
             shards=shards,
         )

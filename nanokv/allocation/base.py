@@ -1,5 +1,6 @@
 """The contract of an allocator, which `producer` (v2) and `compat_v1.host_allocation` (v1) fulfil."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from nanokv.device.machines.records import Begun, Descriptor, Found, Place, What
@@ -55,6 +56,10 @@ class Allocation(Protocol):
 
     def exists(self, key: KeyDigest) -> int:
         """OK, NOT_READY or MISS. Does not touch `last_access`."""
+        ...
+
+    def exist_each(self, keys: Sequence[KeyDigest]) -> list[int]:
+        """`exists` for each key."""
         ...
 
     def writer_of(self, key: KeyDigest) -> tuple[int, int] | None:

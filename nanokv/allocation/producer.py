@@ -1,7 +1,7 @@
 """v2: the producer allocates in the owner's segment itself, through the machine. No server, no message."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from nanokv.allocation.routing import Routing
@@ -165,6 +165,9 @@ class ProducerAllocation:
 
     def exists(self, key: KeyDigest) -> int:
         return self._machine.find(key)
+
+    def exist_each(self, keys: Sequence[KeyDigest]) -> list[int]:
+        return self._machine.find_each(keys)
 
     def writer_of(self, key: KeyDigest) -> tuple[int, int] | None:
         status, entry = self._machine.call("find", *key)

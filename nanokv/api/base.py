@@ -204,7 +204,7 @@ class CacheBase:
         return preferred
 
     def _digests(self, keys: Iterable[Key]) -> list[KeyDigest]:
-        return [self._hash(key) for key in listed("keys", keys)]
+        return self._hash.each(listed("keys", keys))
 
     def _terms(self, hold: float | Hold | None) -> Terms:
         return terms_of(hold, self._hash.group)

@@ -18,6 +18,8 @@ from nanokv.terms import Hold
 from nanokv.transfer.batched import Outcome
 from nanokv.types import Key
 
+_OK = int(Status.OK)
+
 
 class Many(Objects):
     """Calls about many keys."""
@@ -95,7 +97,7 @@ class Many(Objects):
     def exists_many(self, keys: Sequence[Key]) -> list[bool]:
         """Per key, whether its object can be read now."""
         self._check_open()
-        return [status == Status.OK for status in self._batched.find(self._digests(keys))]
+        return [status == _OK for status in self._batched.find(self._digests(keys))]
 
     def prefix_length(self, keys: Sequence[Key]) -> int:
         """How many of the first keys have objects that can be read now: the longest cached prefix of a chain."""

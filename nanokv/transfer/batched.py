@@ -19,6 +19,8 @@ from nanokv.transfer.single import SingleTransfer
 from nanokv.types import KeyDigest
 
 MOST = 4096  #: requests of a launch
+FIRST_LOOK = 8  #: keys that are looked up at once for a prefix, where each is a call: twice as many each time
+_OK = int(Status.OK)
 Outcome: TypeAlias = int | NanoKVError  #: a status, or the error that the call for this key raised
 
 
@@ -73,7 +75,7 @@ class BatchedTransfer:
     def find(self, keys: Sequence[KeyDigest]) -> list[int]:
         """`Allocation.exists` for each key."""
         if not self._batch.launches:
-            return [self._allocation.exists(key) for key in keys]
+            return self._allocation.exist_each(keys)
         return [
             s
             for some in _chunks(keys)
@@ -101,10 +103,14 @@ class BatchedTransfer:
 
     def prefix(self, keys: Sequence[KeyDigest]) -> int:
         """How many of the first keys can be read, without a gap."""
-        if not self._batch.launches:
-            return next((i for i, key in enumerate(keys) if self._allocation.exists(key) != Status.OK), len(keys))
-        statuses = self.find(keys)
-        return next((i for i, status in enumerate(statuses) if status != Status.OK), len(keys))
+        start, look = 0, MOST if self._batch.launches else FIRST_LOOK
+        while start < len(keys):
+            statuses = self.find(keys[start : start + look])
+            gap = next((i for i, status in enumerate(statuses) if status != _OK), None)
+            if gap is not None:
+                return start + gap
+            start, look = start + look, min(2 * look, MOST)
+        return len(keys)
 
     # --- one launch ---
     def _put_requests(
