@@ -105,8 +105,8 @@ class Geometry:
             size_classes: pages per extent of each class, ascending, at most 24; the smallest divides all others.
                 Default: 1 to 8, 10, 12, 14, 16, 20, ... 32, 40, ... 64, 80, ... 128, as far as the heap has the pages.
             max_objects: header slots per segment. Default: one per page, and 64 for objects without bytes.
-            ring_slots: slots of the announce ring, rounded up to a power of two. Default: about two an object, or 1024.
-            pin_slots: pins held at once in a segment, rounded up to a power of two. Default: about one an object, or 64.
+            ring_slots: slots of the announce ring, rounded up to a power of two. Default: about two an object, 1024.
+            pin_slots: pins held at once in a segment, rounded up to a power of two. Default: about one an object, 64.
             shards: free lists of header slots, and of each size class; a power of two, at most 64. None: enough for
                 hundreds of CTAs, fewer in a small heap.
 
