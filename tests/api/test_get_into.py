@@ -131,14 +131,14 @@ def test_an_object_of_another_shape_that_comes_while_a_read_is_torn_is_no_error_
 ) -> None:
     cache = world[0]
     cache.put("k", torch.zeros(4))
-    get = cache._allocation.get
+    get = cache._single._get_bytes
 
     def torn_once(*words: Any) -> int:
-        monkeypatch.setattr(cache._allocation, "get", get)
+        monkeypatch.setattr(cache._single, "_get_bytes", get)
         cache.remove("k")
         cache.put("k", torch.zeros(8))
         return Status.TORN
 
-    monkeypatch.setattr(cache._allocation, "get", torn_once)
+    monkeypatch.setattr(cache._single, "_get_bytes", torn_once)
     with pytest.raises(KeyNotFound):
         cache.get("k", dst=torch.zeros(4))

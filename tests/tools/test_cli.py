@@ -23,9 +23,9 @@ from nanokv import doctor
 from nanokv.cli import app, worlds
 from nanokv.cli.output import blocks, columns, size
 from nanokv.device.machines.code_cache import cache_directory, source_digest
-from nanokv.device.machines.entries import ENTRIES
 from nanokv.device.machines.native import NativeMachine
 from nanokv.device.machines.native_code import compiled
+from nanokv.device.machines.native_entries import NATIVE_ENTRIES
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.geometry import Geometry
 from nanokv.device.segment.views import SegmentView
@@ -179,7 +179,7 @@ def test_a_folder_of_worlds_that_is_not_there_is_an_error(monkeypatch: pytest.Mo
 def test_warmup_says_what_it_did() -> None:
     compiled(rare=True)
     report = run_json("warmup")
-    assert (report["functions"], report["compiled"]) == (len(ENTRIES), 0)
+    assert (report["functions"], report["compiled"]) == (len(NATIVE_ENTRIES), 0)
     assert Path(report["folder"]).is_dir()
     assert run("warmup").stdout.startswith("0 functions compiled")
 
@@ -560,7 +560,7 @@ def test_doctor_is_not_fooled_by_the_names_of_files(tmp_path: Path, monkeypatch:
     for path in (tmp_path / "nanokv" / source_digest()).glob("nanokv.device.protocol.put.*.nbc"):
         path.write_bytes(b"")
     row = {row.name: row for row in doctor.examine(smoke=False)}["compiled code"]
-    assert row.state == "warn" and not row.detail.startswith((f"{len(ENTRIES)} ", "0 "))
+    assert row.state == "warn" and not row.detail.startswith((f"{len(NATIVE_ENTRIES)} ", "0 "))
 
 
 def test_doctor_puts_and_gets() -> None:

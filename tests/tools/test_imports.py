@@ -27,7 +27,7 @@ ALLOWED = {
     "nanokv.heap": ("nanokv.device", *LEAVES),
     "nanokv.host_poller": ("nanokv.device", "nanokv.heap", *LEAVES),
     "nanokv.errors": (),
-    "nanokv.types": (),
+    "nanokv.types": ("nanokv.errors",),
 }
 
 
