@@ -65,6 +65,8 @@ SMALLER = {
     "python -m bench load full --json out.json --html out.html": (
         "python -m bench load full --quick --rounds 4 --pages 64 --json OUT/out.json --html OUT/out.html"
     ),
+    "python -m bench steps": "python -m bench steps --quick",
+    "python -m bench burst": "python -m bench burst --quick",
     "python -m bench space": "python -m bench space --quick",
     "nanokv bench": "nanokv bench pieces --quick",
     "python -m bench.generate": "python -m bench.generate --prompt 40 --tokens 2 --rounds 1 --layers 1 --hidden 64",
