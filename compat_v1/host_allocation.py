@@ -7,7 +7,7 @@ statistics work as in v2. COMMIT tells the master afterwards; without it the mas
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,9 +25,10 @@ from nanokv.compat_v1.master import Master
 from nanokv.compat_v1.messages import NOBODY, Op, Reply, Request
 from nanokv.compat_v1.server import Server, meeting_place, remove_meeting_places
 from nanokv.device.machines.base import Machine
-from nanokv.device.machines.records import Begun, Descriptor, Found, Place, What
+from nanokv.device.machines.records import Begun, Descriptor, Found, Place, What, Words
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.layout import OBJ_DESC, READY, WRITING
+from nanokv.digests import Digests
 from nanokv.errors import NanoKVError, PeerLost
 from nanokv.heap.base import Heap
 from nanokv.heap.local import LocalHeap
@@ -180,8 +181,18 @@ class HostAllocation:
     def exists(self, key: KeyDigest) -> int:
         return self._ask(Op.EXISTS, key).status
 
-    def exist_each(self, keys: Sequence[KeyDigest]) -> list[int]:
-        return [self.exists(key) for key in keys]
+    # each key is a message to the master
+    def exist_each(self, keys: Digests) -> Words:
+        return np.fromiter(map(self.exists, keys), np.int64, len(keys))
+
+    def put_each(self, keys: Digests, sources: Words, what: What, preferred: int | None) -> None:
+        return None
+
+    def get_each(self, keys: Digests, targets: Words, what: What) -> None:
+        return None
+
+    def remove_each(self, keys: Digests) -> Words:
+        return np.fromiter(map(self.remove, keys), np.int64, len(keys))
 
     def writer_of(self, key: KeyDigest) -> tuple[int, int] | None:
         found = self.locate(key)

@@ -8,7 +8,8 @@ Prefill workers write KV directly into the memory of decode workers, and allocat
     arguments                checks of what callers pass
     identity, kv_layout      what keys mean: model, tokenizer, tenant, layout
     stored_layouts           the table of layouts of a segment
-    keys, plans, pinned      digests of keys; objects that the caller's kernel writes; objects held in place
+    keys, digests            the digest of a key; the digests of many keys
+    plans, pinned            objects that the caller's kernel writes; objects held in place
     leases                   objects that are not evicted before they are read
     waiting, background      waits for objects; asynchronous operations
     ending                   the end of a cache: closed, dropped, or inherited by a fork
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from nanokv import statistics as statistics
     from nanokv import types as types
     from nanokv.cache import NanoKVCache
+    from nanokv.digests import Digests
     from nanokv.errors import NanoKVError
     from nanokv.host_poller.events import Event, EventKind
     from nanokv.identity import Identity
@@ -49,6 +51,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Digests",
     "Event",
     "EventKind",
     "Hold",
@@ -67,6 +70,7 @@ __all__ = [
 _MODULES = ("config", "device", "errors", "statistics", "types")  #: that `import nanokv` is enough for
 
 _HOME = {
+    "Digests": "nanokv.digests",
     "Event": "nanokv.host_poller.events",
     "EventKind": "nanokv.host_poller.events",
     "Hold": "nanokv.terms",

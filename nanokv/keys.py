@@ -8,9 +8,14 @@ free lists of a key come of words whose lower bits are a hash, so the objects of
 import contextlib
 import struct
 from collections.abc import Sequence
+from itertools import chain
+from typing import cast
 
+import numpy as np
+import numpy.typing as npt
 import xxhash
 
+from nanokv.digests import Digests
 from nanokv.errors import InvalidArgument, ReuseViolation
 from nanokv.identity import TAG_BITS, Identity, digest_of
 from nanokv.types import Key, KeyDigest, known_digest
@@ -58,10 +63,34 @@ class Hasher:
         check, low = _halves(_xxh3_128(self._prefix + raw))
         return known_digest(low, check | self._upper)
 
-    def each(self, keys: Sequence[Key]) -> list[KeyDigest]:
-        """The digest of each key; raises as for one."""
-        mine = self._signed
-        return [key if type(key) is KeyDigest and key[1] >> TAG_BITS == mine else self(key) for key in keys]
+    def each(self, keys: Sequence[Key]) -> Digests:
+        """The digest of each key; raises as for one. Keys of one kind take 0.1 to 0.3 us each."""
+        if type(keys) is Digests:
+            return self._mine(keys)
+        kinds = set(map(type, keys))
+        if kinds == {str}:
+            return self._each_raw([cast(str, key).encode("utf-8", "surrogatepass") for key in keys])
+        if kinds == {bytes}:
+            return self._each_raw(cast(Sequence[bytes], keys))
+        digests = cast(Sequence[KeyDigest], keys) if kinds == {KeyDigest} else [self(key) for key in keys]
+        words = np.fromiter(chain.from_iterable(digests), np.int64, 2 * len(digests))
+        return self._mine(Digests.own(words.reshape(-1, 2)))
+
+    def _each_raw(self, raws: Sequence[bytes]) -> Digests:
+        """As `__call__`, which has the format, for many at once."""
+        prefix = self._prefix
+        halves = np.frombuffer(b"".join([_xxh3_128(prefix + raw) for raw in raws]), ">i8").reshape(-1, 2)
+        words = np.empty((len(raws), 2), np.int64)
+        words[:, 0] = halves[:, 1]
+        words[:, 1] = halves[:, 0] & _TAGS - 1 | self._upper
+        return Digests.own(words)
+
+    def _mine(self, digests: Digests) -> Digests:
+        """Raises ReuseViolation for the first one of another identity or namespace."""
+        tags: npt.NDArray[np.int64] = digests.words[:, 1] >> TAG_BITS
+        if (tags == self._signed).all():
+            return digests
+        raise self._violated(digests[int(np.argmax(tags != self._signed))])
 
     def group(self, name: str) -> int:
         """The word of a group of this identity and namespace, LABEL.group: a signed word, never 0."""

@@ -2,7 +2,7 @@
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from threading import Lock
 from typing import Any
@@ -18,9 +18,10 @@ from nanokv.device.machines.records import NO_TERMS, Terms
 from nanokv.device.protocol.replicate import MOST_COPIES
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.geometry import nearest_first
+from nanokv.digests import Digests
 from nanokv.errors import CacheClosed, InvalidArgument, NanoKVError, PeerLost
 from nanokv.heap.base import Heap
-from nanokv.transfer.batched import BatchedTransfer, Outcome, status_of
+from nanokv.transfer.batched import BatchedTransfer, Outcome, Tensors, status_of
 from nanokv.transfer.descriptors import describe, is_plain
 from nanokv.transfer.single import TRIES, SingleTransfer
 from nanokv.types import KeyDigest
@@ -105,8 +106,8 @@ class Replicas:
 
     def put_many(
         self,
-        keys: Sequence[KeyDigest],
-        tensors: Sequence[torch.Tensor],
+        keys: Digests,
+        tensors: Tensors,
         preferred: int | None,
         terms: Terms,
         count: int,

@@ -232,6 +232,16 @@ class Traffic:
             if started:
                 self._put_time.add(started, self._geometry.pages_of(nbytes))
 
+    def put_all(self, objects: int, nbytes: int) -> None:
+        """Count puts without an error."""
+        self.puts += objects
+        self.bytes_tx += nbytes
+
+    def get_all(self, objects: int, nbytes: int) -> None:
+        """Count gets that found an object."""
+        self.gets += objects
+        self.bytes_rx += nbytes
+
     def planned(self, nbytes: int) -> None:
         """Count an object that a kernel wrote."""
         self.puts += 1

@@ -5,7 +5,7 @@ copy beside put_many is one `copy_` of all bytes of a set into a segment; beside
 than a copy of each object: what lies above it is all that many objects cost.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from time import perf_counter_ns
 from typing import Any
@@ -34,7 +34,8 @@ ASKED = 1000  #: keys of exists_many
 LEAST_SETS = 8
 WARM = 10
 ROUNDS_A_LAP = 100  #: of `Settings.rounds`
-KEYS = ("str", "digest")
+STR, DIGEST, ROWS = "str", "digest", "Digests, rows"
+KEYS = (STR, DIGEST, ROWS)
 COUNTS = {"put_many": OBJECTS, "get_many": OBJECTS, "exists_many": ASKED, "remove_many": OBJECTS}
 COPIED = ("put_many", "get_many")
 EACH, ABOVE, COPY = "per object", "per object, above the copy", "copy, per object"
@@ -44,27 +45,29 @@ class Sets:
     """The ring of sets in the owner's segment, the memory of the copies beside it, and the timed calls."""
 
     def __init__(self, cache: NanoKVCache, keys: str, places: list[torch.Tensor], laps: int) -> None:
-        self._cache, self._as_digests, self._places, self._sets = cache, keys == "digest", places, len(places)
+        self._cache, self._kind, self._places, self._sets = cache, keys, places, len(places)
         self.source = random_bytes(SET_BYTES)
         self.target = torch.zeros_like(self.source)
-        self._sources, self._targets = (list(each.view(OBJECTS, SIZE)) for each in (self.source, self.target))
+        self._sources, self._targets = (_tensors(each, keys) for each in (self.source, self.target))
         self.calls = {name: Samples(max(laps, WARM)) for name in COUNTS}
         self.copies = {name: Samples(max(laps, WARM)) for name in COPIED}
 
-    def keys(self, number: int) -> list[Key]:
-        """Of a set."""
-        names = [name_of(number, i) for i in range(OBJECTS)]
-        return [self._cache.digest(name) for name in names] if self._as_digests else [*names]
+    def keys(self, numbers: Iterable[int]) -> Sequence[Key]:
+        """Of sets."""
+        names = [name_of(number, i) for number in numbers for i in range(OBJECTS)]
+        if self._kind == ROWS:
+            return self._cache.digests(names)
+        return [self._cache.digest(name) for name in names] if self._kind == DIGEST else names
 
     def put(self, number: int) -> None:
         """Put a set, as a lap does, untimed."""
-        check_answers(self._cache.put_many(self.keys(number), self._sources, preferred_segment=OWNER), None)
+        check_answers(self._cache.put_many(self.keys([number]), self._sources, preferred_segment=OWNER), None)
 
     def lap(self, number: int) -> None:
         """Remove the oldest set, put one, read one and ask for keys, each beside its copy. Raises Mismatch."""
         cache, place = self._cache, self._places[number % self._sets]
-        old, new, middle = (self.keys(n) for n in (number - self._sets, number, number - self._sets // 2))
-        some = [key for n in range(number - 3, number + 1) for key in self.keys(n)][:ASKED]
+        old, new, middle = (self.keys([n]) for n in (number - self._sets, number, number - self._sets // 2))
+        some = self.keys(range(number - 3, number + 1))[:ASKED]
         check_answers(_timed(self.calls["remove_many"], partial(cache.remove_many, old)), True)
         put = partial(cache.put_many, new, self._sources, preferred_segment=OWNER)
         get = partial(cache.get_many, middle, dsts=self._targets)
@@ -79,6 +82,10 @@ class Sets:
                 _timed(self.copies[name], copy)
             if name == "put_many":
                 check_answers(answer, None)
+            elif self._kind == ROWS:
+                check_answers(answer, True)
+            elif any(found is None for found in answer):
+                raise Mismatch("get_many missed an object of the ring")
         check_answers(_timed(self.calls["exists_many"], partial(cache.exists_many, some)), True)
 
     def clear(self) -> None:
@@ -91,6 +98,12 @@ def check_answers(answers: list[Any], wanted: Any) -> None:
     """Raises Mismatch unless each answer is the wanted one."""
     if any(answer is not wanted for answer in answers):
         raise Mismatch(f"a call about many keys answered {answers}, not {wanted} for each")
+
+
+def _tensors(values: torch.Tensor, keys: str) -> list[torch.Tensor] | torch.Tensor:
+    """The objects of a set: one tensor of the rows, or a list."""
+    rows = values.view(OBJECTS, SIZE)
+    return rows if keys == ROWS else list(rows)
 
 
 def name_of(number: int, i: int) -> str:
@@ -120,14 +133,14 @@ def laps(world: MeasuredWorld, keys: str, count_sets: int, count: int) -> Sets:
             sets.lap(count_sets + WARM + number)
     last = count_sets + WARM + count - 1
     sets.target.zero_()
-    world.cache.get_many(sets.keys(last), dsts=list(sets.target.view(OBJECTS, SIZE)))
+    world.cache.get_many(sets.keys([last]), dsts=sets.target.view(OBJECTS, SIZE))
     check_same("what get_many read", sets.target, sets.source)
     check_object(world.cache, world.owner, name_of(last, OBJECTS - 1), sets.source[-SIZE:])
     return sets
 
 
 def measure(run: Run) -> Iterator[Figure]:
-    """Keys as strings and as digests, in turns; a repetition is a world of its own."""
+    """The kinds of keys in turns; a repetition is a world of its own."""
     count_sets = max(LEAST_SETS, run.settings.ring_bytes // SET_BYTES)
     count = -(-run.settings.rounds // ROUNDS_A_LAP)
     heap_bytes = (count_sets + 2) * SET_BYTES
@@ -174,6 +187,7 @@ QUESTION = Question(
     f"put_many, get_many and remove_many of {OBJECTS} objects of {SIZE} bytes, exists_many of {ASKED} keys that exist; "
     "each call is timed as a whole and divided by its objects. The copy beside it is one `copy_` of all its bytes into "
     "or out of a segment of the world; `above the copy` is the difference of the two medians. Keys are made before; a "
-    "str is hashed in the call, as in a program, a digest was hashed before.",
+    "str is hashed in the call, as in a program, a digest was hashed before. `Digests, rows`: the keys are one "
+    "Digests, and the tensors the rows of one.",
     why_not=why_not,
 )

@@ -134,9 +134,24 @@ class Machine(ABC):
         """Whether a key has an object: OK, MISS or NOT_READY."""
         return self.call("find", *key)[0]
 
-    def find_each(self, keys: Sequence[tuple[int, int]]) -> list[int]:
+    # many keys, int64 [n, 2], in one call where the machine has such: a status each, int64 [n]
+    def find_each(self, keys: Words) -> Words:
         """`find` for each key."""
-        return [self.find(key) for key in keys]
+        return _statuses(self.find(key) for key in _pairs(keys))
+
+    def put_each(self, owners: Words, keys: Words, sources: Words, what: What) -> Words:
+        """`put_now` for each owner (int64 [n]), key and address (int64 [n])."""
+        triples = zip(owners.tolist(), _pairs(keys), sources.tolist(), strict=True)
+        return _statuses(self.put_now(owner, key, source, what) for owner, key, source in triples)
+
+    def get_each(self, keys: Words, targets: Words, what: What) -> Words:
+        """`get_now` for each key and address (int64 [n])."""
+        pairs = zip(_pairs(keys), targets.tolist(), strict=True)
+        return _statuses(self.get_now(key, target, what) for key, target in pairs)
+
+    def remove_each(self, keys: Words) -> Words:
+        """`remove` for each key."""
+        return _statuses(self.remove(key) for key in _pairs(keys))
 
     def read(self, key: tuple[int, int], place: Place, dst: int, now: int) -> int:
         """Copy an object that was looked up to the address `dst`, and verify: OK, TORN or CORRUPT."""
@@ -185,12 +200,16 @@ class Machine(ABC):
     def remove(self, key: tuple[int, int]) -> int:
         """Remove the object of a key, and all its copies: OK, MISS, NOT_READY, PINNED or CORRUPT."""
         status, owner, sleeps, copies = self.call("remove", *key)
+        self._wake_removed(owner, sleeps, copies)
+        return status
+
+    def _wake_removed(self, owner: int, sleeps: int, copies: int) -> None:
+        """After `host_calls.remove_hinted`: wake the pollers of the segments in which something was removed."""
         if copies:
             for rank in range(self.geometry.world_size):
                 self._wake(rank)
         elif sleeps:
             self._wake(owner)
-        return status
 
     def remove_slot(self, owner: int, slot: int, epoch: int) -> int:
         """Remove the READY object in a header slot: OK, MISS or PINNED."""
@@ -463,3 +482,12 @@ class Machine(ABC):
         if sleeps:
             self._wake(owner)
         return status
+
+
+def _pairs(keys: Words) -> Iterable[tuple[int, int]]:
+    """The keys, int64 [n, 2], one by one."""
+    return map(tuple, keys.tolist())
+
+
+def _statuses(statuses: Iterable[int]) -> Words:
+    return np.fromiter(statuses, np.int64)

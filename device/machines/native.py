@@ -1,7 +1,6 @@
 """The CPU machine: each host call is one call of compiled code, which releases the GIL."""
 
-from collections.abc import Callable, Mapping, Sequence
-from itertools import chain
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ from nanokv.device.machines.records import What, Words
 from nanokv.device.machines.ring_rounds import RingRounds
 from nanokv.device.native.calls import SLEEPS
 from nanokv.device.segment.geometry import Geometry
+from nanokv.device.segment.layout import WORD
 from nanokv.device.segment.views import SegmentView
 
 _SLEEPS: int = SLEEPS.value
@@ -69,11 +69,39 @@ class NativeMachine(CodeMachine):
         status: int = self._find(self.table_address, key[0], key[1])[0]
         return status
 
-    def find_each(self, keys: Sequence[tuple[int, int]]) -> list[int]:
-        words = np.fromiter(chain.from_iterable(keys), np.int64, 2 * len(keys))
+    def find_each(self, keys: Words) -> Words:
         found = np.empty(len(keys), np.int64)
-        self._code["find_each"](self.table_address, words.ctypes.data, len(keys), found.ctypes.data)
-        return found.tolist()
+        self._code["find_each"](self.table_address, keys.ctypes.data, len(keys), found.ctypes.data)
+        return found
+
+    def put_each(self, owners: Words, keys: Words, sources: Words, what: What) -> Words:
+        statuses, done = np.empty(len(keys), np.int64), 0
+        put, table, out = self._code["put_each"], self.table_address, statuses.ctypes.data
+        of, key, source = owners.ctypes.data, keys.ctypes.data, sources.ctypes.data
+        while done < len(keys):
+            skip = done * WORD
+            words = (of + skip, key + 2 * skip, source + skip, len(keys) - done, what.address, out + skip)
+            done += put(table, *words)
+            if statuses[done - 1] >= _SLEEPS:
+                statuses[done - 1] -= _SLEEPS
+                self._wake(int(owners[done - 1]))
+        return statuses
+
+    def get_each(self, keys: Words, targets: Words, what: What) -> Words:
+        statuses = np.empty(len(keys), np.int64)
+        words = (keys.ctypes.data, targets.ctypes.data, len(keys), what.address, statuses.ctypes.data)
+        self._code["get_each"](self.table_address, *words)
+        return statuses
+
+    def remove_each(self, keys: Words) -> Words:
+        statuses, done = np.empty(len(keys), np.int64), 0
+        while done < len(keys):
+            skip = done * WORD
+            words = (keys.ctypes.data + 2 * skip, len(keys) - done, statuses.ctypes.data + skip)
+            count, owner, sleeps, copies = self._code["remove_each"](self.table_address, *words)
+            self._wake_removed(owner, sleeps, copies)
+            done += count
+        return statuses
 
     def ring_rounds(self, owner: int, lives: Words, rows: Words, asked: Words, hole_patience: float) -> RingRounds:
         return RingRounds(self.table_address, owner, lives, rows, asked, hole_patience)

@@ -2,12 +2,15 @@
 
 from nanokv.device.machines.entries import ENTRIES, Entry
 from nanokv.device.native.calls import get_now, put_now
-from nanokv.device.native.many import find_each
+from nanokv.device.native.many import find_each, get_each, put_each, remove_each
 from nanokv.device.native.rounds import rounds
 
 NATIVE_ENTRIES = ENTRIES | {
     "put_now": Entry(put_now, 1),
     "get_now": Entry(get_now, 1),
     "find_each": Entry(find_each, 1),
+    "put_each": Entry(put_each, 1),
+    "get_each": Entry(get_each, 1),
+    "remove_each": Entry(remove_each, 4),
     "rounds": Entry(rounds, 1, by_owner=True),
 }

@@ -1,4 +1,4 @@
-"""Calls about many keys, of which each would be a call from Python otherwise."""
+"""Calls about many keys, of which each would be a call from Python otherwise: a status each, as words at `out`."""
 
 from typing import Any
 
@@ -6,18 +6,82 @@ import triton
 import triton.language as tl
 
 from nanokv.device.memory.triton import load64, store64, word
-from nanokv.device.protocol.directory import find
-from nanokv.device.segment.layout import WORD_BYTES
-from nanokv.device.segment.world_table import World
+from nanokv.device.native.calls import SLEEPS, get_now, put_now
+from nanokv.device.native.prefetch import prefetch
+from nanokv.device.protocol.directory import candidate_at, find, home_of, turn_at
+from nanokv.device.protocol.host_calls import remove_hinted
+from nanokv.device.segment.layout import ENTRIES_PER_BUCKET, WORD_BYTES
+from nanokv.device.segment.world_table import World, segment
+
+KEY_BYTES = tl.constexpr(2 * WORD_BYTES.value)
+AHEAD = tl.constexpr(4)  #: objects: their keys are seen so early
+
+
+@triton.jit
+def foresee(world: World, key: tl.int64, claims: tl.constexpr) -> None:
+    """Prefetch the buckets of a key, and its turnstile where it `claims` an entry: 5 % of a put of 4 KiB."""
+    low, home = load64(key, "relaxed"), segment(world, home_of(world, load64(key + WORD_BYTES, "relaxed")))
+    prefetch(candidate_at(world, home, low, word(0)))
+    prefetch(candidate_at(world, home, low, word(ENTRIES_PER_BUCKET)))
+    if claims:
+        prefetch(turn_at(world, home, low))
 
 
 @triton.jit
 def find_each(world: World, keys: tl.int64, count: tl.int64, out: tl.int64) -> Any:
-    """`find` for `count` keys, two words each: a status each, as words at `out`."""
+    """`find` for `count` keys, two words each."""
     i = word(0)
     while i < count:
-        key = keys + 2 * i * WORD_BYTES
+        key = keys + i * KEY_BYTES
         status, _ = find(world, load64(key, "relaxed"), load64(key + WORD_BYTES, "relaxed"))
         store64(out + i * WORD_BYTES, status, "relaxed")
         i += 1
     return i
+
+
+@triton.jit
+def put_each(
+    world: World, owners: tl.int64, keys: tl.int64, sources: tl.int64, count: tl.int64, what: tl.int64, out: tl.int64
+) -> Any:
+    """`put_now` of objects of one size, dtype and shape, until one finds the owner's poller asleep: how many."""
+    i = word(0)
+    status = word(0)
+    while (i < count) & (status < SLEEPS):
+        key = keys + i * KEY_BYTES
+        if i + AHEAD < count:
+            foresee(world, key + AHEAD * KEY_BYTES, True)
+        owner, source = load64(owners + i * WORD_BYTES, "relaxed"), load64(sources + i * WORD_BYTES, "relaxed")
+        status = put_now(world, owner, load64(key, "relaxed"), load64(key + WORD_BYTES, "relaxed"), source, what)
+        store64(out + i * WORD_BYTES, status, "relaxed")
+        i += 1
+    return i
+
+
+@triton.jit
+def get_each(world: World, keys: tl.int64, targets: tl.int64, count: tl.int64, what: tl.int64, out: tl.int64) -> Any:
+    """`get_now` to `count` addresses, of objects of one size, dtype and shape."""
+    i = word(0)
+    while i < count:
+        key, target = keys + i * KEY_BYTES, load64(targets + i * WORD_BYTES, "relaxed")
+        if i + AHEAD < count:
+            foresee(world, key + AHEAD * KEY_BYTES, False)
+        status = get_now(world, load64(key, "relaxed"), load64(key + WORD_BYTES, "relaxed"), target, what)
+        store64(out + i * WORD_BYTES, status, "relaxed")
+        i += 1
+    return i
+
+
+@triton.jit
+def remove_each(world: World, keys: tl.int64, count: tl.int64, out: tl.int64) -> Any:
+    """`remove` for `count` keys, until one finds a poller to be woken: (how many, `remove_hinted` of the last one)."""
+    i = word(0)
+    owner = word(0)
+    sleeps = word(0)
+    copies = word(0)
+    while (i < count) & ((sleeps | copies) == 0):
+        key = keys + i * KEY_BYTES
+        low, check = load64(key, "relaxed"), load64(key + WORD_BYTES, "relaxed")
+        status, owner, sleeps, copies = remove_hinted(world, low, check)
+        store64(out + i * WORD_BYTES, status, "relaxed")
+        i += 1
+    return i, owner, sleeps, copies

@@ -1,9 +1,9 @@
 """The contract of an allocator, which `producer` (v2) and `compat_v1.host_allocation` (v1) fulfil."""
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from nanokv.device.machines.records import Begun, Descriptor, Found, Place, What
+from nanokv.device.machines.records import Begun, Descriptor, Found, Place, What, Words
+from nanokv.digests import Digests
 from nanokv.types import KeyDigest
 
 if TYPE_CHECKING:
@@ -58,8 +58,21 @@ class Allocation(Protocol):
         """OK, NOT_READY or MISS. Does not touch `last_access`."""
         ...
 
-    def exist_each(self, keys: Sequence[KeyDigest]) -> list[int]:
+    # many keys in one call: a status each, int64 [n]; None: each key takes a call of its own
+    def exist_each(self, keys: Digests) -> Words:
         """`exists` for each key."""
+        ...
+
+    def put_each(self, keys: Digests, sources: Words, what: What, preferred: int | None) -> Words | None:
+        """`put` for each key and address (int64 [n]), without making room: FULL where there is none yet."""
+        ...
+
+    def get_each(self, keys: Digests, targets: Words, what: What) -> Words | None:
+        """`get` for each key and address (int64 [n])."""
+        ...
+
+    def remove_each(self, keys: Digests) -> Words:
+        """`remove` for each key."""
         ...
 
     def writer_of(self, key: KeyDigest) -> tuple[int, int] | None:

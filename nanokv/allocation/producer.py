@@ -1,15 +1,18 @@
 """v2: the producer allocates in the owner's segment itself, through the machine. No server, no message."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from nanokv.allocation.routing import Routing
 from nanokv.allocation.writers import writer_in
 from nanokv.device.machines.base import Machine
-from nanokv.device.machines.records import Begun, Descriptor, Found, What
+from nanokv.device.machines.records import Begun, Descriptor, Found, What, Words
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.layout import FLAG_PLAN, unpack
+from nanokv.digests import Digests
 from nanokv.errors import NanoKVError, PeerLost
 from nanokv.host_poller.make_room import make_room
 from nanokv.types import KeyDigest
@@ -166,8 +169,29 @@ class ProducerAllocation:
     def exists(self, key: KeyDigest) -> int:
         return self._machine.find(key)
 
-    def exist_each(self, keys: Sequence[KeyDigest]) -> list[int]:
-        return self._machine.find_each(keys)
+    def exist_each(self, keys: Digests) -> Words:
+        return self._machine.find_each(keys.words)
+
+    def put_each(self, keys: Digests, sources: Words, what: What, preferred: int | None) -> Words | None:
+        owners = self._owners_of(keys, preferred)
+        return None if owners is None else self._machine.put_each(owners, keys.words, sources, what)
+
+    def _owners_of(self, keys: Digests, preferred: int | None) -> Words | None:
+        """`owner_of` each key, int64 [n]; None if one cannot have its object: the call for that key raises why."""
+        try:
+            if preferred is None:
+                return np.fromiter((self.owner_of(key, None) for key in keys), np.int64, len(keys))
+            if self._note_owner is not None:
+                self._note_owner(preferred)
+            return np.full(len(keys), preferred)
+        except NanoKVError:
+            return None
+
+    def get_each(self, keys: Digests, targets: Words, what: What) -> Words | None:
+        return self._machine.get_each(keys.words, targets, what)
+
+    def remove_each(self, keys: Digests) -> Words:
+        return self._machine.remove_each(keys.words)
 
     def writer_of(self, key: KeyDigest) -> tuple[int, int] | None:
         status, entry = self._machine.call("find", *key)

@@ -13,6 +13,7 @@ from nanokv.arguments import integer, listed
 from nanokv.background import Worker
 from nanokv.config import Options
 from nanokv.device.machines.records import Terms
+from nanokv.digests import Digests
 from nanokv.ending import Parts, end_when_dropped, forked
 from nanokv.errors import CacheClosed, InvalidArgument, NanoKVError, PeerLost
 from nanokv.keys import Hasher
@@ -156,6 +157,14 @@ class CacheBase:
         """
         return self._hash(key)
 
+    def digests(self, keys: Iterable[Key]) -> Digests:
+        """The digests of many keys as one sequence. A call about many keys takes it as it is: nothing is hashed again.
+
+        Raises:
+            ReuseViolation, InvalidArgument: as `digest`, for the first such key.
+        """
+        return self._digests(keys)
+
     # --- closing ---
     @property
     def closed(self) -> bool:
@@ -203,8 +212,8 @@ class CacheBase:
             raise PeerLost(f"rank {preferred} of {self._heap.name!r} has ended")
         return preferred
 
-    def _digests(self, keys: Iterable[Key]) -> list[KeyDigest]:
-        return self._hash.each(listed("keys", keys))
+    def _digests(self, keys: Iterable[Key]) -> Digests:
+        return self._hash.each(keys if type(keys) is Digests else listed("keys", keys))
 
     def _terms(self, hold: float | Hold | None) -> Terms:
         return terms_of(hold, self._hash.group)

@@ -39,7 +39,7 @@ class World(CacheBase):
             PeerLost: the rank that was writing one of them has ended; or v1's master has.
         """
         self._check_open()
-        digests = self._digests([keys] if isinstance(keys, str | bytes | KeyDigest) else keys)
+        digests = [self._hash(keys)] if isinstance(keys, str | bytes | KeyDigest) else list(self._digests(keys))
         self._wait_for(digests, FOREVER if timeout is None else seconds("timeout", timeout))
 
     def _wait_for(self, digests: list[KeyDigest], timeout: float | None) -> None:

@@ -1,26 +1,36 @@
-"""Many keys in one call: one launch where the machine launches kernels and the producer allocates, else one by one.
+"""Many keys in one call: one launch where the machine launches kernels, else one call of its code for tensors alike.
 
-A key that a launch could not settle takes a call of its own, which makes room, waits its turn or raises the error.
+Both only where the producer allocates; v1's master takes a message per key. A key that they could not settle takes a
+call of its own, which makes room, waits its turn or raises the error.
 """
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+import numpy as np
 import torch
 
 from nanokv.allocation.base import Allocation
-from nanokv.device.machines.records import NO_TERMS, Request, Terms
+from nanokv.device.machines.records import NO_TERMS, Request, Terms, What, Words
 from nanokv.device.protocol.status import Status
+from nanokv.digests import Digests
 from nanokv.errors import NanoKVError
-from nanokv.transfer.descriptors import RAW, check_place, describe, empty_like_described, is_plain
+from nanokv.transfer.descriptors import RAW, check_place, describe, described_alike, empty_like_described, is_plain
 from nanokv.transfer.growing_batch import GrowingBatch
 from nanokv.transfer.single import SingleTransfer
 from nanokv.types import KeyDigest
 
-MOST = 4096  #: requests of a launch
-FIRST_LOOK = 8  #: keys that are looked up at once for a prefix, where each is a call: twice as many each time
-_OK = int(Status.OK)
+if TYPE_CHECKING:
+    from nanokv.device.machines.batch import Batch
+
+MOST = 4096  #: keys of a launch, or of a call of native code, which no signal interrupts
+FIRST_LOOK = 8  #: keys that are looked up at once for a prefix without a launch: twice as many each time
+_OK, _FULL = int(Status.OK), int(Status.FULL)
+_AGAIN = int(Status.TORN)
+_ALONE = (_FULL, int(Status.BUSY))  #: a put that needs a call of its own
+_FINAL = tuple(map(int, (Status.OK, Status.MISS, Status.NOT_READY, Status.CORRUPT)))  #: a get that needs none
+Tensors: TypeAlias = Sequence[torch.Tensor] | torch.Tensor  #: a tensor stands for its rows
 Outcome: TypeAlias = int | NanoKVError  #: a status, or the error that the call for this key raised
 
 
@@ -32,64 +42,62 @@ class BatchedTransfer:
         self._allocation = allocation
         self._batch = GrowingBatch(allocation)
 
-    def put(
-        self, keys: Sequence[KeyDigest], tensors: Sequence[torch.Tensor], preferred: int | None, terms: Terms = NO_TERMS
-    ) -> list[Outcome]:
+    def put(self, keys: Digests, tensors: Tensors, preferred: int | None, terms: Terms = NO_TERMS) -> list[Outcome]:
         """`SingleTransfer.put` for each key. Of equal keys the first one is put."""
-        done: dict[int, Outcome] = {}
-        if self._batch.launches:
-            asked = self._put_requests(keys, tensors, preferred, terms)
-            for some in _chunks(list(asked)):
-                done.update(
-                    zip(some, self._batch.run(lambda batch: batch.put(), [asked[i] for i in some]), strict=True)
-                )
-        for i, (key, tensor) in enumerate(zip(keys, tensors, strict=True)):
-            if done.get(i, Status.FULL) in (Status.FULL, Status.BUSY):
-                done[i] = self._put_one(key, tensor, preferred, terms)
-        return [done[i] for i in range(len(keys))]
+        outcomes: list[Outcome] | None = None
+        if not self._batch.launches and terms is NO_TERMS:
+            outcomes = self._put_alike(keys, tensors, preferred)
+        if outcomes is None:
+            outcomes = [_FULL] * len(keys)
+            if self._batch.launches:
+                asked = self._put_requests(keys, tensors, preferred, terms)
+                for some in _chunks(list(asked)):
+                    found = self._batch.run(lambda batch: batch.put(), [asked[i] for i in some])
+                    for i, status in zip(some, found, strict=True):
+                        outcomes[i] = status
+        if any(outcomes):
+            for i in (i for i, outcome in enumerate(outcomes) if outcome in _ALONE):
+                outcomes[i] = self._put_one(keys[i], tensors[i], preferred, terms)
+        return outcomes
 
-    def get(self, keys: Sequence[KeyDigest]) -> list[torch.Tensor | int]:
+    def get(self, keys: Digests) -> list[torch.Tensor | int]:
         """`SingleTransfer.get` for each key."""
         done: dict[int, torch.Tensor | int] = {}
         if self._batch.launches:
-            for some in _chunks(range(len(keys))):
-                done.update(self._get_new(some, [keys[i] for i in some]))
+            for some in _slices(len(keys)):
+                done.update(self._get_new(range(len(keys))[some], list(keys[some])))
         return [done[i] if i in done else self._single.get(key) for i, key in enumerate(keys)]
 
-    def get_into(
-        self, keys: Sequence[KeyDigest], dsts: Sequence[torch.Tensor], *, reinterpret: bool = False
-    ) -> list[int]:
+    def get_into(self, keys: Digests, dsts: Tensors, *, reinterpret: bool = False) -> list[int]:
         """`SingleTransfer.get_into` for each key."""
-        done: dict[int, int] = {}
-        if self._batch.launches:
-            asked = [self._get_request(*pair, reinterpret) for pair in zip(keys, dsts, strict=True)]
-            for some in _chunks(range(len(keys))):
-                requests = [asked[i] for i in some]
-                done.update(zip(some, self._batch.run(lambda batch: batch.get(), requests), strict=True))
-        final = (Status.OK, Status.MISS, Status.NOT_READY, Status.CORRUPT)
-        return [
-            done[i] if done.get(i) in final else self._single.get_into(key, dst, reinterpret=reinterpret)
-            for i, (key, dst) in enumerate(zip(keys, dsts, strict=True))
-        ]
+        statuses = None if self._batch.launches else self._get_alike(keys, dsts, reinterpret)
+        if statuses is None:
+            statuses = [_AGAIN] * len(keys)
+            if self._batch.launches:
+                asked = [self._get_request(*pair, reinterpret) for pair in zip(keys, dsts, strict=True)]
+                statuses = [s for some in _chunks(asked) for s in self._batch.run(lambda batch: batch.get(), some)]
+        if any(statuses):
+            for i in (i for i, status in enumerate(statuses) if status not in _FINAL):
+                statuses[i] = self._single.get_into(keys[i], dsts[i], reinterpret=reinterpret)
+        return statuses
 
-    def find(self, keys: Sequence[KeyDigest]) -> list[int]:
-        """`Allocation.exists` for each key."""
+    def find(self, keys: Digests) -> Words:
+        """`Allocation.exists` for each key: int64 [n]."""
         if not self._batch.launches:
             return self._allocation.exist_each(keys)
-        return [
-            s
-            for some in _chunks(keys)
-            for s in self._batch.run(lambda batch: batch.find(), [Request(key, 0, 0) for key in some])
-        ]
+        return self._launched(keys, lambda batch: batch.find())
 
-    def remove(self, keys: Sequence[KeyDigest]) -> list[int]:
-        """`Allocation.remove` for each key."""
+    def remove(self, keys: Digests) -> Words:
+        """`Allocation.remove` for each key: int64 [n]."""
         if not self._batch.launches:
-            return [self._allocation.remove(key) for key in keys]
-        statuses = []
+            return self._allocation.remove_each(keys)
+        return self._launched(keys, lambda batch: batch.remove())
+
+    def _launched(self, keys: Digests, operation: Callable[["Batch"], None]) -> Words:
+        statuses: list[int] = []
         for some in _chunks(keys):
-            statuses += self._batch.run(lambda batch: batch.remove(), [Request(key, 0, 0) for key in some])
-        return statuses
+            statuses += self._batch.run(operation, [Request(key, 0, 0) for key in some])
+        return np.array(statuses, np.int64)
 
     @property
     def launches(self) -> bool:
@@ -101,30 +109,61 @@ class BatchedTransfer:
         asked = [Request(key, 0, 0, rank) for key, rank in copies]
         return [status for some in _chunks(asked) for status in self._batch.run(lambda batch: batch.replicate(), some)]
 
-    def prefix(self, keys: Sequence[KeyDigest]) -> int:
+    def prefix(self, keys: Digests) -> int:
         """How many of the first keys can be read, without a gap."""
         start, look = 0, MOST if self._batch.launches else FIRST_LOOK
         while start < len(keys):
-            statuses = self.find(keys[start : start + look])
-            gap = next((i for i, status in enumerate(statuses) if status != _OK), None)
-            if gap is not None:
-                return start + gap
+            missing = self.find(keys[start : start + look]) != _OK
+            if missing.any():
+                return start + int(missing.argmax())
             start, look = start + look, min(2 * look, MOST)
         return len(keys)
 
+    # --- one call of native code ---
+    def _put_alike(self, keys: Digests, tensors: Tensors, preferred: int | None) -> list[Outcome] | None:
+        """None: the tensors are not alike, or v1 allocates, or an owner cannot have such objects."""
+        alike = self._alike(tensors)
+        if alike is None:
+            return None
+        what, sources = alike
+        outcomes: list[Outcome] = []
+        for some in _slices(len(keys)):
+            statuses = self._allocation.put_each(keys[some], sources[some], what, preferred)
+            outcomes += [_FULL] * len(sources[some]) if statuses is None else statuses.tolist()
+        return outcomes
+
+    def _get_alike(self, keys: Digests, dsts: Tensors, reinterpret: bool) -> list[int] | None:
+        """None: the tensors are not alike, or v1 finds objects."""
+        alike = self._alike(dsts)
+        if alike is None:
+            return None
+        what, targets = alike
+        wanted = What.of(what.nbytes, RAW) if reinterpret else what
+        found: list[int] = []
+        for some in _slices(len(keys)):
+            statuses = self._allocation.get_each(keys[some], targets[some], wanted)
+            if statuses is None:
+                return None
+            found += statuses.tolist()
+        return found
+
+    def _alike(self, tensors: Tensors) -> tuple[What, Words] | None:
+        """`described_alike`; None too for tensors that torch copies faster, with more threads."""
+        alike = described_alike(tensors) if self._single.device.type == "cpu" else None
+        return alike if alike is not None and self._single.is_at_once(alike[0].nbytes) else None
+
     # --- one launch ---
-    def _put_requests(
-        self, keys: Sequence[KeyDigest], tensors: Sequence[torch.Tensor], preferred: int | None, terms: Terms
-    ) -> dict[int, Request]:
+    def _put_requests(self, keys: Digests, tensors: Tensors, preferred: int | None, terms: Terms) -> dict[int, Request]:
         """The requests for a launch, by index: the first of equal keys, so that it wins; none that torch must copy."""
-        firsts = {key: i for i, key in reversed(list(enumerate(keys)))}
+        digests = list(keys)
+        firsts = {key: i for i, key in reversed(list(enumerate(digests)))}
         asked = {}
         for i in sorted(firsts.values()):
             with contextlib.suppress(NanoKVError):  # the call for this key alone raises it again
                 nbytes, descriptor = describe(tensors[i])
                 if tensors[i].device == self._single.device and is_plain(tensors[i]):
-                    owner = self._allocation.owner_of(keys[i], preferred)
-                    asked[i] = Request(keys[i], tensors[i].data_ptr(), nbytes, owner, descriptor, terms=terms)
+                    owner = self._allocation.owner_of(digests[i], preferred)
+                    asked[i] = Request(digests[i], tensors[i].data_ptr(), nbytes, owner, descriptor, terms=terms)
         return asked
 
     def _get_request(self, key: KeyDigest, dst: torch.Tensor, reinterpret: bool) -> Request:
@@ -161,6 +200,11 @@ def status_of(put: Callable[[], int]) -> Outcome:
         return put()
     except NanoKVError as error:
         return error
+
+
+def _slices(count: int) -> Iterator[slice]:
+    """Of at most MOST items each."""
+    return (slice(start, start + MOST) for start in range(0, count, MOST))
 
 
 def _chunks(places: Sequence[Any]) -> Iterator[Sequence[Any]]:

@@ -1,7 +1,10 @@
 """From a tensor to its number of bytes and its descriptor, and back; and the tensors that are refused."""
 
+from collections.abc import Sequence
 from math import prod
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -55,6 +58,36 @@ def described_in_place(tensor: torch.Tensor) -> What | None:
         what = _described.get((dtype, shape)) or _describe(dtype, shape)
         _last[0] = dtype, shape, what
     return what
+
+
+def described_alike(tensors: Sequence[Tensor] | Tensor) -> tuple[What, npt.NDArray[np.int64]] | None:
+    """What tensors in host memory have in common, and the address of each: int64 [n]. None if they have not.
+
+    They are all of one dtype and shape, their values are their bytes in order, and there is one at least. A tensor
+    stands for its rows: what one call then says of all of them each of a list is asked for, which takes 0.4 us.
+    """
+    if not len(tensors):
+        return None
+    what = described_in_place(tensors[0])
+    if what is None:
+        return None
+    if type(tensors) is Tensor:
+        stride = tensors.stride(0) * tensors.element_size()
+        return what, tensors.data_ptr() + stride * np.arange(len(tensors))
+    first = tensors[0]
+    dtype, shape, lazy = first.dtype, first.shape, first.dtype in _MAY_BE_LAZY
+    for tensor in tensors:  # as `described_in_place`
+        if (
+            type(tensor) is not Tensor
+            or not tensor.is_cpu
+            or tensor.layout is not _STRIDED
+            or tensor.dtype is not dtype
+            or tensor.shape != shape
+            or not tensor.is_contiguous()
+            or (lazy and (tensor.is_conj() or tensor.is_neg()))
+        ):
+            return None
+    return what, np.fromiter(map(Tensor.data_ptr, tensors), np.int64, len(tensors))
 
 
 def describe(tensor: torch.Tensor) -> tuple[int, Descriptor]:

@@ -53,7 +53,7 @@ class SingleTransfer:
         `terms`: who may evict it, and when it goes by itself.
         """
         what = described_in_place(tensor) if self._on_cpu else None
-        if what is not None and terms is NO_TERMS and (what[0] <= self._at_once or self._is_at_once(what[0])):
+        if what is not None and terms is NO_TERMS and (what[0] <= self._at_once or self.is_at_once(what[0])):
             return self._put_bytes(key, tensor.data_ptr(), what, preferred)
         return self._put_in_steps(key, tensor, preferred, terms)
 
@@ -61,7 +61,7 @@ class SingleTransfer:
         what = described(tensor)
         nbytes, descriptor = what.nbytes, what.descriptor
         plain = is_plain(tensor) and tensor.device == self.device
-        if plain and terms is NO_TERMS and self._is_at_once(nbytes):
+        if plain and terms is NO_TERMS and self.is_at_once(nbytes):
             return self._put_bytes(key, tensor.data_ptr(), what, preferred)
         return self.put_filled(key, nbytes, preferred, descriptor, lambda payload: _fill(payload, tensor, plain), terms)
 
@@ -93,7 +93,7 @@ class SingleTransfer:
         if self._checksum:
             self._machine.seal(key, place, descriptor)
 
-    def _is_at_once(self, nbytes: int) -> bool:
+    def is_at_once(self, nbytes: int) -> bool:
         """Whether the machine copies that many bytes at least as fast as torch."""
         return nbytes <= self._at_once or torch.get_num_threads() == 1
 
@@ -125,7 +125,7 @@ class SingleTransfer:
             check_place(dst, self.device)
         if reinterpret:
             known = What.of(known.nbytes, RAW)
-        if known[0] <= self._at_once or self._is_at_once(known[0]):
+        if known[0] <= self._at_once or self.is_at_once(known[0]):
             status = self._get_bytes(key, dst.data_ptr(), known)
             if status not in _AGAIN:
                 return status
@@ -136,7 +136,7 @@ class SingleTransfer:
 
     def _get_in_steps(self, key: KeyDigest, dst: torch.Tensor, known: What, torn: bool) -> int:
         have, what = known.nbytes, known.descriptor
-        at_once = self._is_at_once(have)
+        at_once = self.is_at_once(have)
         for _ in range(TRIES):
             status = self._get_bytes(key, dst.data_ptr(), known) if at_once else _SIZE
             if status == _SIZE:
@@ -207,7 +207,7 @@ class SingleTransfer:
         return Status.MISS
 
     def _read(self, key: KeyDigest, place: Place, dst: torch.Tensor) -> int:
-        if self._is_at_once(place.nbytes):
+        if self.is_at_once(place.nbytes):
             return self._machine.read(key, place, dst.data_ptr(), time.time_ns())
         with torch.inference_mode():  # `dst` may be an inference tensor, and this a thread of the cache
             flat_bytes(dst).copy_(self.payload(place))

@@ -15,6 +15,7 @@ from nanokv import errors
 from nanokv.api.objects import _NO_DEFAULT
 
 PUBLIC = [
+    "Digests",
     "Event",
     "EventKind",
     "Hold",
@@ -77,6 +78,7 @@ METHODS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "wait": ({"keys": EMPTY}, {"timeout": EMPTY}),
     "flush": ({}, {"timeout": 10.0}),
     "digest": ({"key": EMPTY}, {}),
+    "digests": ({"keys": EMPTY}, {}),
     "layouts": ({"rank": None}, {}),
     "segment_keys": ({}, {}),
     "segment_count": ({}, {}),

@@ -129,7 +129,7 @@ def test_throughput(worlds: Worlds) -> None:
 def test_many(worlds: Worlds) -> None:
     figures = ask(many.QUESTION, worlds, replace(TINY, rounds=200, ring_bytes=1 << 20), many.ABOVE)
     wanted: list[Case] = []
-    for keys in ("str", "digest"):
+    for keys in ("str", "digest", "Digests, rows"):
         for operation, objects in (("put_many", 256), ("get_many", 256), ("exists_many", 1000), ("remove_many", 256)):
             what = (many.EACH, many.ABOVE, many.COPY) if operation in ("put_many", "get_many") else (many.EACH,)
             case: Case = {"operation": operation, "keys": keys, "objects": objects, "size": 4096}
