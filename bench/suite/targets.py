@@ -113,7 +113,7 @@ def _copies(figures: Sequence[Figure]) -> Iterator[Target]:
         ours = Figures("many", case)
         yield _value(figures, f"{operation}, 256 rows of 4 KiB, {what}", "≤", 0.5, "us", ours)
     ours = Figures("many", rows | {"operation": "exists_many", "objects": 1000})
-    yield _value(figures, "exists_many, 1,000 keys, per key", "≤", 0.06, "us", ours)
+    yield _value(figures, "exists_many, 1,000 Digests, per key", "≤", 0.06, "us", ours)
 
 
 def _host(figures: Sequence[Figure]) -> Iterator[Target]:

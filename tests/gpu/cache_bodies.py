@@ -89,6 +89,12 @@ def many_keys_by_one_launch(device: torch.device) -> None:
             raise AssertionError(wrong)
         assert there.exists_many(["k0", "none", "t"]) == [True, False, True]
         assert there.prefix_length([*keys, "none", "new"]) == 6
+        rows, names = torch.arange(24, device=device).view(4, 6), here.digests(f"row {n}" for n in range(4))
+        filled = torch.zeros(4, 2, 6, dtype=torch.int64, device=device)[:, 1]
+        assert here.put_many(names[:3], rows[:3], preferred_segment=1) == [None] * 3
+        assert there.get_many(names, dsts=filled) == here.exists_many(names) == [True, True, True, False]
+        assert torch.equal(filled[:3], rows[:3]) and there.prefix_length(names) == 3
+        assert here.remove_many(names) == [True, True, True, False]
         assert there.put_many([], []) == there.get_many([]) == there.exists_many([]) == []
 
 
