@@ -17,8 +17,10 @@ from nanokv.device.machines.code_cache import CodeCache, function_digest
 from nanokv.device.machines.compile_progress import compile_progress
 from nanokv.device.machines.native_entries import NATIVE_ENTRIES
 from nanokv.device.memory import native as memory_native
+from nanokv.device.memory.native_copy import copy_out
 from nanokv.device.memory.retarget import retarget
 from nanokv.device.memory.triton import VOCABULARY
+from nanokv.device.protocol.get import read
 
 CPU_VOCABULARY = {name: getattr(memory_native, name) for name in VOCABULARY}
 
@@ -37,7 +39,7 @@ class _Source:
     def __init__(
         self, function: Any, arguments: int, vocabulary: Mapping[str, Any], done: dict[Any, Any], variant: str = ""
     ) -> None:
-        inner = retarget(function, vocabulary, lambda f: numba.njit(f, **_INNER), done)
+        inner = retargeted(function, vocabulary, done)
         self._plain, self._signature = inner.py_func, (int64,) * arguments
         self._cache = CodeCache(self._plain, function_digest(function), variant)
 
@@ -52,6 +54,16 @@ class _Source:
         (result,) = dispatcher.overloads.values()
         self._cache.keep(self._signature, result)
         return _callable(result)
+
+
+def retargeted(function: Any, vocabulary: Mapping[str, Any], done: dict[Any, Any]) -> Any:
+    """`function` for this CPU. Only `read` copies out of a segment; what others copy goes into one."""
+
+    def wrap(plain: Callable[..., Any]) -> Any:
+        return numba.njit(plain, **_INNER)
+
+    retarget(read, {**vocabulary, "copy_bytes": copy_out}, wrap, done)
+    return retarget(function, vocabulary, wrap, done)
 
 
 def _callable(result: Any) -> Callable[..., Any]:

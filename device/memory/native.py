@@ -14,9 +14,10 @@ from typing import Any
 import numba
 import numpy as np
 from llvmlite import ir
-from numba.core import cgutils, types
+from numba.core import types
 from numba.extending import intrinsic
 
+from nanokv.device.memory.native_copy import copy_in
 from nanokv.device.memory.triton import GOLDEN, MIX_ONE, MIX_TWO
 
 _ORDER = {"relaxed": "monotonic", "acquire": "acquire", "release": "release", "acq_rel": "acq_rel"}
@@ -109,17 +110,7 @@ def _rmw(operation: str) -> Callable[..., Any]:
 
 add64 = _rmw("add")
 xchg64 = _rmw("xchg")
-
-
-@intrinsic
-def copy_bytes(typing: Any, dst: Any, src: Any, nbytes: Any) -> tuple[Any, Callable[..., Any]]:
-    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        byte = ir.IntType(8).as_pointer()
-        to, of = builder.inttoptr(args[0], byte), builder.inttoptr(args[1], byte)
-        cgutils.raw_memcpy(builder, to, of, args[2], 1)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64, types.int64), emit
+copy_bytes = copy_in  #: of all but readers, who have `copy_out`
 
 
 def _loader(bits: int) -> Callable[..., Any]:

@@ -62,6 +62,9 @@ SMALLER = {
     "python -m bench latency --sizes 1K,8M --heap shm --alloc device --rounds 5000": (
         "python -m bench latency --sizes 1K,8M --heap shm --alloc device --rounds 3 --repeats 1 --ring 32M"
     ),
+    "python -m bench latency --heap shm --alloc device --sizes 32K,64K,256K,1M,8M": (
+        "python -m bench latency --heap shm --alloc device --sizes 32K,8M --rounds 3 --repeats 1 --ring 32M"
+    ),
     "python -m bench load full --json out.json --html out.html": (
         "python -m bench load full --quick --rounds 4 --pages 64 --json OUT/out.json --html OUT/out.html"
     ),
