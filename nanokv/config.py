@@ -48,7 +48,7 @@ class Options:
         max_objects: header slots per segment. Default: one per page, and 64 more.
         ring_slots: slots of the announce ring.
         shards: free lists of each kind, a power of two up to 64. More lists let more producers allocate at once.
-            Default: 1 in host memory, 64 on a GPU (fewer in a small heap).
+            Default: 4 in host memory, 64 on a GPU (fewer in a small heap). In host memory up to 8 share no cache line.
         write_timeout: seconds after which an unfinished object is given up.
         rpc_timeout: seconds without an answer after which v1 takes the master for lost.
         attach_timeout: seconds to wait for the other ranks.

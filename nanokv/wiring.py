@@ -45,7 +45,8 @@ def plan_geometry(heap_bytes: int, page_bytes: int, world_size: int, options: Op
             size_classes=options.size_classes,
             max_objects=options.max_objects,
             ring_slots=options.ring_slots,
-            shards=(None if _on_gpu(options) else 1) if options.shards is None else options.shards,
+            shards=options.shards,
+            many=_on_gpu(options),
         )
     except ValueError as error:
         raise InvalidArgument(str(error)) from None

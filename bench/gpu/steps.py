@@ -16,6 +16,7 @@ from nanokv.device.protocol.header import commit_state, publish, reserve, state_
 from nanokv.device.protocol.lifetimes import lifetime, new_access
 from nanokv.device.protocol.remove import remove_slot
 from nanokv.device.protocol.ring import announce
+from nanokv.device.protocol.shards import home_for
 from nanokv.device.protocol.status import OK
 from nanokv.device.protocol.take_or_evict import take_header, take_pages
 from nanokv.device.segment.layout import REMOVED, STORED, WORD_BYTES, WRITING
@@ -49,7 +50,7 @@ def put_in_steps(world: World, n: tl.int64, now: tl.int64, at: tl.int64) -> Any:
     t3 = word(cycles())
     access = new_access(world, seg, key_hash, now, life)
     t4 = word(cycles())
-    slot, epoch = take_header(world, seg, word(0), key_hash, now)
+    slot, epoch = take_header(world, seg, word(0), home_for(world, key_hash), now)
     t5 = word(cycles())
     failed = word(1)
     if slot >= 0:
@@ -58,7 +59,7 @@ def put_in_steps(world: World, n: tl.int64, now: tl.int64, at: tl.int64) -> Any:
         if status == OK:
             status = claim_at(world, home, start, word(0), slot, epoch, key_hash, key_check)
         t7 = word(cycles())
-        page = take_pages(world, seg, word(0), size_class, key_hash, slot, now)
+        page = take_pages(world, seg, word(0), size_class, home_for(world, key_hash), slot, now)
         t8 = word(cycles())
         if (status == OK) & (page >= 0):
             nbytes = world.page_bytes

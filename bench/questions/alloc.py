@@ -1,10 +1,12 @@
 """Allocation in compiled code, by one thread and by two that share a segment: the free list, and a whole extent.
 
-`free list`: a pop and a push of `protocol.freelist`, on a list of its own. `extent`: `protocol.extent.take` and `give`,
-which put and remove call: the list of its size class, the marks in the page's link, and everything that they check.
+`free list`: a pop and a push of `protocol.freelist`, on one list, whose head the threads share. `extent`:
+`protocol.extent.take` and `give`, which put and remove call: the lists of its size class, the marks in the page's link,
+and everything that they check. A segment with one list, and a segment per thread, show what sharing costs.
 """
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,6 +22,7 @@ from nanokv.device.memory.triton import word
 from nanokv.device.protocol.extent import give, take
 from nanokv.device.protocol.freelist import pop, push
 from nanokv.device.protocol.reclaim import walk_pages
+from nanokv.device.protocol.shards import home_for
 from nanokv.device.segment.layout import HEAP_CTL, LOW32, WORD_BYTES
 from nanokv.device.segment.record import LINE
 from nanokv.device.segment.world_table import World, segment
@@ -61,13 +64,13 @@ def pop_and_push(head: tl.int64, links: tl.int64, count: tl.int64, pairs: tl.int
 def take_and_give(world: World, owner: tl.int64, slot: tl.int64, pairs: tl.int64) -> Any:
     """Take an extent of one page for a header slot and give it back, `pairs` times. Returns how often there was none.
 
-    The list that is asked first changes from pair to pair, as it does with the keys of puts.
+    The list that is asked first is chosen as puts choose it; their keys change from pair to pair.
     """
     seg = segment(world, owner)
     done = word(0)
     empty = word(0)
     while done < pairs:
-        home = ((done + slot) * 0x9E3779B1) >> 20
+        home = home_for(world, ((done + slot) * 0x9E3779B1) >> 20)
         page = take(world, seg, word(0), home, slot)
         if page >= 0:
             give(world, seg, page, word(0))
@@ -136,10 +139,14 @@ class FreeList:
 
 
 class Extents:
-    """The control regions of a segment of NODES pages, as a cache of this host plans them, without its payload."""
+    """The control regions of a segment of NODES pages, as a cache of this host plans them, without its payload.
 
-    def __init__(self) -> None:
-        geometry = plan_geometry(NODES * PAGE_BYTES, PAGE_BYTES, 1, Options())
+    Args:
+        shards: free lists of a size class, if not the default.
+    """
+
+    def __init__(self, shards: int | None = None) -> None:
+        geometry = plan_geometry(NODES * PAGE_BYTES, PAGE_BYTES, 1, Options(shards=shards))
         control = geometry.offsets["heap_base"]
         self._memory = np.zeros(control + LINE, np.uint8)
         skip = -self._memory.ctypes.data % LINE
@@ -165,7 +172,28 @@ class Extents:
         return np.flatnonzero(marks == 1).tolist()
 
 
-KINDS: dict[str, Callable[[], Shared]] = {"free list": FreeList, "extent": Extents}
+class ExtentsApart:
+    """Each thread has a segment of its own: what two threads reach that share nothing."""
+
+    def __init__(self) -> None:
+        self._own = [Extents() for _ in range(max(THREADS))]
+
+    def turn(self, me: int, pairs: int) -> int:
+        """See `Shared`."""
+        return self._own[me].turn(me, pairs)
+
+    def free(self) -> list[int]:
+        """See `Shared`. Of the first segment; empty if another one has lost something."""
+        first, *others = (each.free() for each in self._own)
+        return first if all(sorted(other) == sorted(first) for other in others) else []
+
+
+KINDS: dict[str, Callable[[], Shared]] = {
+    "free list": FreeList,
+    "extent": Extents,
+    "extent, one list": partial(Extents, shards=1),
+    "extent, a segment per thread": ExtentsApart,
+}
 
 
 def time_pairs(shared: Shared, threads: int, pairs: int) -> tuple[float, float]:
@@ -207,8 +235,9 @@ QUESTION = Question(
     "alloc",
     "How many allocations and releases does a segment take in a second, from one thread and from two?",
     measure,
-    "Compiled code, without Python: a pop and a push of a free list; an extent taken and given back by the functions "
-    "that put and remove call. Each thread is bound to a processor of its own; runs in which one had less than 90 % of "
-    "it do not count, since threads that take turns do not meet. The rate is that of all threads together, by the "
-    "clock of the slowest. After each run everything must be free again, once.",
+    "Compiled code, without Python: a pop and a push of one free list; an extent taken and given back by the functions "
+    "that put and remove call, in one segment for all threads, also with one free list, and in a segment per thread. "
+    "Each thread is bound to a processor of its own; runs in which one had less than 90 % of it do not count, since "
+    "threads that take turns do not meet. The rate is that of all threads together, by the clock of the slowest. After "
+    "each run everything must be free again, once.",
 )

@@ -39,7 +39,7 @@ class Settings:
     threads: int = 1
     objects: int = 1_000_000
     pages: int = 8192
-    pairs: int = 200_000
+    pairs: int = 50_000
     topologies: tuple[tuple[int, int], ...] = ()
     idle_puts: int = 100
 

@@ -456,9 +456,11 @@ class Machine(ABC):
         stamps: Words = unpack("LINK", "stamp", self.page_links(owner)).astype(np.int64)
         return stamps
 
-    def pin_ledger(self, owner: int) -> Words:
-        """The words of the pin ledger: int64 [pin_slots]."""
-        return self.look(owner, self.geometry.offsets["pin_base"], np.dtype(np.int64), self.geometry.pin_slots)
+    def pin_ledger(self, owner: int, first: int = 0, count: int | None = None) -> Words:
+        """At most `count` words of the pin ledger from the line `first` on, by default all: int64."""
+        left = self.geometry.pin_slots - first
+        at = self.geometry.offsets["pin_base"] + first * WORD
+        return self.look(owner, at, np.dtype(np.int64), left if count is None else min(count, left))
 
     def drop_pin(self, owner: int, line: int, word: int, epoch: int) -> bool:
         """Remove the pin of a dead reader; False if its ledger line is no longer `word`."""

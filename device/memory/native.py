@@ -8,6 +8,7 @@ from shared memory before they add to it, and arithmetic that must wrap is in th
 `checksum_bytes`).
 """
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -143,20 +144,36 @@ def look_lines(one: Any, two: Any, count: Any, mask: Any, want: Any) -> Any:
 
 
 @numba.njit(inline="always")
-def look_rows(address: Any, rows: Any, width: Any, start: Any, after: Any, mask: Any, high: Any, wide: Any) -> Any:
+def look_rows(address: Any, rows: Any, columns: Any, start: Any, after: Any, mask: Any, high: Any, wide: Any) -> Any:
     found = numba.int64(-1)
     row = numba.int64(0)
     while found < 0 and row < rows:
         turned = numba.int64(0)
-        while found < 0 and turned < width:
-            column = (start + turned) & (width - 1)
+        more = True
+        while more:
+            column = (start + turned) & columns
             if row * wide + turned > after:
                 seen = load64(address + (row * wide + column) * _WORD_BYTES, "relaxed")
                 if seen & mask:
                     found = row * wide + turned
-            turned += 1
+            turned = (turned - columns) & columns  # the next number that has only bits of `columns`
+            more = found < 0 and turned != 0
         row += 1
     return found
+
+
+if sys.platform == "linux":
+    _processor = types.ExternalFunction("sched_getcpu", types.int32())
+
+    @numba.njit(inline="always")
+    def near(number: Any, step: Any) -> Any:
+        return _processor() * step if step > 1 else number
+
+else:
+
+    @numba.njit(inline="always")
+    def near(number: Any, step: Any) -> Any:
+        return number
 
 
 @numba.njit(inline="always")

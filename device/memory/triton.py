@@ -54,6 +54,7 @@ VOCABULARY = (
         "load64",
         "look_lines",
         "look_rows",
+        "near",
         "store64",
         "count_up",
         "cas64",
@@ -179,7 +180,7 @@ def look_lines(one: tl.int64, two: tl.int64, count: tl.constexpr, mask: tl.int64
 def look_rows(
     address: tl.int64,
     rows: tl.int64,
-    width: tl.int64,
+    columns: tl.int64,
     start: tl.int64,
     after: tl.int64,
     mask: tl.int64,
@@ -189,25 +190,35 @@ def look_rows(
     """Look at rows of shared words, `high` rows at once, by relaxed loads: find the first that is not 0 under `mask`.
 
     Returns row * `wide` + column of the first such word beyond `after`, or -1; columns are counted from `start` and
-    wrap around. `width` is a power of two.
+    wrap around.
 
     Args:
-        address: of the first row; each row has `wide` words, of which the first `width` are looked at.
+        address: of the first row; each row has `wide` words.
         rows: how many rows are looked at.
+        columns: a mask: in a row those columns are looked at whose number has no other bits. Its bits are neighbours.
     """
     column = tl.arange(0, wide).to(tl.int64)[None, :]
-    turned = (column - start) & (width - 1)
+    turned = (column - start) & columns
     first = word(-1)
     begin = (after + 1) // (high * wide) * high
     while (first < 0) & (begin < rows):
         row = begin + tl.arange(0, high).to(tl.int64)[:, None]
         place = row * wide + turned
-        asked = (row < rows) & (column < width) & (place > after)
+        asked = (row < rows) & ((column & columns) == column) & (place > after)
         seen = tl.load(pointer64(address) + (row * wide + column), mask=asked, other=0, volatile=True)
         found = uniform(tl.min(tl.where((seen & mask) != 0, place, rows * wide)))
         first = select(found < rows * wide, found, word(-1))
         begin += high
     return first
+
+
+@triton.jit
+def near(number: tl.int64, step: tl.int64) -> Any:
+    """A number by which threads that run at the same time part: `step` times the processor on a CPU, if `step` > 1.
+
+    Else, and on a GPU, it is `number`, which should differ from CTA to CTA.
+    """
+    return number
 
 
 @triton.jit

@@ -38,6 +38,7 @@ from nanokv.device.protocol.header import (
 from nanokv.device.protocol.lifetimes import lifetime, new_access
 from nanokv.device.protocol.retire import retire
 from nanokv.device.protocol.ring import announce, asleep
+from nanokv.device.protocol.shards import home_for
 from nanokv.device.protocol.status import FULL, LOST, NO_HEADER, OK, TOO_LARGE
 from nanokv.device.protocol.take_or_evict import take_header, take_pages
 from nanokv.device.segment.layout import (
@@ -92,7 +93,7 @@ def allocate(
     status = word(OK)
     page = word(0)
     if n_pages > 0:
-        page = take_pages(world, seg, owner, size_class, key_hash, slot, now)
+        page = take_pages(world, seg, owner, size_class, home_for(world, key_hash), slot, now)
         if page < 0:
             status = word(FULL)
     payload = world.heap_base + page * world.page_bytes
@@ -141,7 +142,7 @@ def begin(
     payload = word(0)
     if status == OK:
         access = new_access(world, seg, key_hash, now, life)
-        slot, epoch = take_header(world, seg, owner, key_hash, now)
+        slot, epoch = take_header(world, seg, owner, home_for(world, key_hash), now)
         if slot < 0:
             status = word(NO_HEADER)
             add64(seg + COUNT_REFUSED, 1, "relaxed")

@@ -30,7 +30,7 @@ from nanokv.device.protocol.extent import bump_rest, give
 from nanokv.device.protocol.freelist import detach
 from nanokv.device.protocol.header import epoch_of, give_slot, key_of, kill, state_word, still_ready
 from nanokv.device.protocol.retire import retire
-from nanokv.device.protocol.shards import extent_list, slot_list
+from nanokv.device.protocol.shards import extent_list, shard_at, slot_list
 from nanokv.device.segment.layout import (
     DEAD,
     H_FLAGS,
@@ -150,7 +150,8 @@ def detach_class(world: World, owner: tl.int64, size_class: tl.int64, firsts: tl
     seg = segment(world, owner)
     i = word(0)
     while i < world.shards:
-        store64(firsts + i * WORD_BYTES, detach(extent_list(world, seg, size_class, i)), "relaxed")
+        head = extent_list(world, seg, size_class, shard_at(world, i))
+        store64(firsts + i * WORD_BYTES, detach(head), "relaxed")
         i += 1
 
 
@@ -173,7 +174,8 @@ def walk_class(world: World, seg: tl.int64, size_class: tl.int64, count: tl.int6
     """Mark the first page of each free extent of a size class with the class plus 1."""
     i = word(0)
     while i < world.shards:
-        walk(page_links(world, seg), extent_list(world, seg, size_class, i), count, size_class + 1, marks)
+        head = extent_list(world, seg, size_class, shard_at(world, i))
+        walk(page_links(world, seg), head, count, size_class + 1, marks)
         i += 1
 
 
@@ -192,7 +194,7 @@ def walk_slots(world: World, owner: tl.int64, count: tl.int64, marks: tl.int64) 
     seg = segment(world, owner)
     i = word(0)
     while i < world.shards:
-        walk(header_links(world, seg), slot_list(world, seg, i), count, word(1), marks)
+        walk(header_links(world, seg), slot_list(world, seg, shard_at(world, i)), count, word(1), marks)
         i += 1
 
 

@@ -61,6 +61,7 @@ from nanokv.device.protocol.lease import lease
 from nanokv.device.protocol.lifetimes import lifetime, new_access
 from nanokv.device.protocol.put import abort, allocate, extent_for, finish, undo
 from nanokv.device.protocol.ring import asleep
+from nanokv.device.protocol.shards import home_for
 from nanokv.device.protocol.status import DUPLICATE, FULL, INVALID, NO_ENTRY, NO_HEADER, NOT_READY, OK
 from nanokv.device.protocol.take_or_evict import take_header
 from nanokv.device.segment.layout import (
@@ -171,7 +172,7 @@ def allocate_copy(
     """
     seg = segment(world, target)
     access = new_access(world, seg, key_hash, now, lifetime(seg))
-    slot, epoch = take_header(world, seg, target, key_hash, now)
+    slot, epoch = take_header(world, seg, target, home_for(world, key_hash), now)
     status = word(NO_HEADER)
     payload = word(0)
     if slot < 0:

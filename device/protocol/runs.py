@@ -56,7 +56,7 @@ from nanokv.device.protocol.request import (
     what_of,
 )
 from nanokv.device.protocol.ring import announce_run
-from nanokv.device.protocol.shards import extent_list, slot_list
+from nanokv.device.protocol.shards import extent_list, home_for, slot_list
 from nanokv.device.protocol.status import FULL, INVALID, LOST, NO_HEADER, OK, TOO_LARGE
 from nanokv.device.protocol.take_or_evict import take_header_elsewhere, take_pages_elsewhere
 from nanokv.device.protocol.ticket import T_ANSWER, TICKET_BYTES
@@ -158,9 +158,10 @@ def claim_keys(
     while more:
         request = requests + i * REQUEST_BYTES
         key_hash, key_check = table64(request + Q_KEY_HASH), table64(request + Q_KEY_CHECK)
-        slot, epoch, hand, left = next_slot(world, seg, key_hash, hand, left, count - i)
+        home = home_for(world, key_hash)
+        slot, epoch, hand, left = next_slot(world, seg, home, hand, left, count - i)
         if slot < 0:
-            slot, epoch = take_header_elsewhere(world, seg, owner, key_hash, now)
+            slot, epoch = take_header_elsewhere(world, seg, owner, home, now)
         more = slot >= 0
         if more:
             reserve(world, seg, slot, epoch, key_hash, key_check, flags)
@@ -273,7 +274,7 @@ def begin_member(
         slot, epoch = slot_in(said), epoch_in(said)
         page = word(0)
         if n_pages > 0:
-            home = table64(request + Q_KEY_HASH)
+            home = home_for(world, table64(request + Q_KEY_HASH))
             page, hand, left = next_page(world, seg, owner, size_class, home, slot, now, hand, left, claimed)
         claimed -= 1
         payload = world.heap_base + page * world.page_bytes

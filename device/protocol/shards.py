@@ -1,12 +1,17 @@
 """The free lists of a segment: where they stand, and in which order a producer asks them.
 
-Each kind (header slots, and extents of each size class) has `shards` lists, side by side: one word lets only one
-compare-and-swap through at a time, so producers that allocate at once should mostly meet at different words. The key
-determines the list that a producer asks first, its `home`; the number of a node determines the list that it goes back
-to. Both spread evenly, and correctness depends on neither: a node may be in any list of its kind.
+Each kind (header slots, and extents of each size class) has `shards` lists in a row of words: one word lets only one
+compare-and-swap through at a time, so producers that allocate at once should mostly meet at different words. The list
+that a producer asks first is its `home` (`home_for`); the number of a node determines the list that it goes back to.
+Both spread evenly, and correctness depends on neither: a node may be in any list of its kind.
 
-Source: free lists per CPU, asked in turn once the own one is empty (Linux, kernel/bpf/percpu_freelist.c); here the hash
-of the key stands for the CPU.
+Many lists, for the CTAs of a GPU, stand side by side, and the key determines the home. Few lists, for the processors of
+a host, lie apart in their row, each on a pair of cache lines of its own, and the processor determines the home. The
+bits of a number that tell its list (`shard_mask`) are then such that neighbours, whose links share a pair of lines,
+belong to one list. So two processors share no line while each finds what it needs at home.
+
+Source: free lists per CPU, asked in turn once the own one is empty (Linux, kernel/bpf/percpu_freelist.c); on a GPU the
+hash of the key stands for the CPU.
 
 Guarantees
 - A producer that asks its home list, and then each list that `next_filled` returns until it returns -1, asks each list
@@ -23,15 +28,27 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from nanokv.device.memory.triton import look_rows
+from nanokv.device.memory.triton import look_rows, near, word
 from nanokv.device.segment.layout import FREE_HEAD, FREE_HEAD_STRIDE, HDR_FREE, LOW32, MAX_SHARDS, WORD_BYTES
 from nanokv.device.segment.world_table import World
 
 
 @triton.jit
 def shard_of(world: World, number: tl.int64) -> Any:
-    """The list of a kind that belongs to a number (of a node, or a key's hash): 0 to `shards` - 1."""
-    return number & (world.shards - 1)
+    """The list of a kind that belongs to a number (of a node, or a home): its word in the row of lists."""
+    return number & world.shard_mask
+
+
+@triton.jit
+def shard_at(world: World, i: tl.int64) -> Any:
+    """The word of the list `i`, 0 to `shards` - 1, in the row of lists."""
+    return i * (world.shard_mask & -world.shard_mask)
+
+
+@triton.jit
+def home_for(world: World, key_hash: tl.int64) -> Any:
+    """The list that a producer asks first, when it puts this key: a number for `slot_list` and `extent_list`."""
+    return near(key_hash, shard_at(world, word(1)))
 
 
 @triton.jit
@@ -55,4 +72,5 @@ def next_filled(
     Lists are numbered row by row, in each row from `home` on and around. `last`: the list that was asked before.
     `most`: rows that are looked at at once.
     """
-    return look_rows(rows, count, world.shards, shard_of(world, home), last, LOW32, most, MAX_SHARDS)
+    start = shard_of(world, home)
+    return look_rows(rows, count, world.shard_mask, start, last, LOW32, most, MAX_SHARDS)

@@ -37,7 +37,9 @@ from nanokv.device.segment.world_table import WORLD
 
 PAYLOAD_ALIGN = 4096
 MIN_PAGE_BYTES = 64
+HOST_SHARDS = 4  # of a segment in host memory: threads on as many processors need not meet
 PAGES_A_SHARD = 16  # at least so many pages per list: a small heap has fewer lists
+PAGES_APART = 256  # at least so many pages, if few lists are to lie apart: each of them gets several runs of pages
 #: pages per extent: above 8 pages four sizes per doubling, so that rounding up costs a fifth of an extent at most
 DEFAULT_CLASSES = (1, 2, 3, 4, 5, 6, 7, 8, *(step * n for step in (2, 4, 8, 16) for n in (5, 6, 7, 8)))
 MODES = ("device", "host")
@@ -65,8 +67,11 @@ def default_classes(n_pages: int) -> tuple[int, ...]:
     return tuple(pages for pages in DEFAULT_CLASSES if pages <= n_pages)
 
 
-def _many_shards(n_pages: int) -> int:
-    return _power_of_two(min(SHARDS, max(n_pages // PAGES_A_SHARD, 1)))
+def default_shards(n_pages: int, *, many: bool) -> int:
+    """Free lists of each kind: for hundreds of CTAs if `many`, else for some threads; a small heap has fewer."""
+    if many:
+        return _power_of_two(min(SHARDS, max(n_pages // PAGES_A_SHARD, 1)))
+    return HOST_SHARDS if n_pages >= PAGES_APART else 1
 
 
 @dataclass(frozen=True)
@@ -94,6 +99,7 @@ class Geometry:
         ring_slots: int | None = None,
         pin_slots: int | None = None,
         shards: int | None = 1,
+        many: bool = True,
     ) -> "Geometry":
         """Choose a geometry.
 
@@ -107,8 +113,9 @@ class Geometry:
             max_objects: header slots per segment. Default: one per page, and 64 for objects without bytes.
             ring_slots: slots of the announce ring, rounded up to a power of two. Default: about two an object, 1024.
             pin_slots: pins held at once in a segment, rounded up to a power of two. Default: about one an object, 64.
-            shards: free lists of header slots, and of each size class; a power of two, at most 64. None: enough for
-                hundreds of CTAs, fewer in a small heap.
+            shards: free lists of header slots, and of each size class; a power of two, at most 64. None:
+                `default_shards`.
+            many: whether hundreds of producers allocate at once.
 
         Raises:
             ValueError: an argument is out of range; the message names it and its value.
@@ -133,7 +140,7 @@ class Geometry:
         for name, wish in (("ring_slots", ring_slots), ("pin_slots", pin_slots)):
             if wish is not None and wish < 1:
                 raise ValueError(f"{name} must be at least 1, not {wish}")
-        shards = _many_shards(n_pages) if shards is None else shards
+        shards = default_shards(n_pages, many=many) if shards is None else shards
         if shards not in (1 << k for k in range(SHARDS.bit_length())):
             raise ValueError(f"shards must be a power of two, 1 to {SHARDS}, not {shards!r}")
         classes = tuple(size_classes) if size_classes is not None else default_classes(n_pages)
@@ -181,6 +188,24 @@ class Geometry:
     def max_object_bytes(self) -> int:
         """Bytes of the largest object: one extent of the largest class."""
         return max(self.class_pages) * self.page_bytes
+
+    @property
+    def shard_step(self) -> int:
+        """Words from one free list of a kind to the next, a power of two; so many neighbours belong to one list.
+
+        Few lists lie apart, in the row that many would fill, and so do the links of their nodes: two processors that
+        use different lists then share no cache line. With four lists both are 128 bytes.
+        """
+        return SHARDS // self.shards if self.n_pages >= PAGES_APART else 1
+
+    @property
+    def shard_mask(self) -> int:
+        """The bits of a node's number that tell its free list: the list's word in the row of its kind."""
+        return (self.shards - 1) * self.shard_step
+
+    def is_shard(self, place: int) -> bool:
+        """Whether a word in a row of free lists is one of the lists in use."""
+        return place & ~self.shard_mask == 0
 
     def header_offset(self, slot: int) -> int:
         """The offset of a header slot from its segment's base."""

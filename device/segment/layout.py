@@ -19,7 +19,7 @@ import triton.language as tl
 from nanokv.device.segment.record import LINE, Field, Record
 
 MAGIC = 0x314B_564F_4E41_4E00  # "\0NANOKV1"
-VERSION = 5
+VERSION = 6
 WORD = 8
 SIZE_CLASSES = 24  # at most
 SHARDS = 64

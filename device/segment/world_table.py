@@ -47,6 +47,7 @@ WORLD = Record(
         Field("ann_capacity", "<i8", "ring slots per segment, a power of two"),
         Field("pin_slots", "<i8", "slots of the pin ledger per segment, a power of two"),
         Field("shards", "<i8", "free lists of each kind per segment, a power of two"),
+        Field("shard_mask", "<i8", "the bits of a number that tell its list, as a word in a row of lists"),
         Field("n_classes", "<i8", "size classes that there are"),
         *[Field(region.base, "<i8", f"offset of {region.doc}") for region in REGIONS[1:]],
         Field("heap_base", "<i8", "offset of the payload arena"),
@@ -75,6 +76,7 @@ class World(NamedTuple):
     ann_capacity: tl.tensor
     pin_slots: tl.tensor
     shards: tl.tensor
+    shard_mask: tl.tensor
     n_classes: tl.tensor
     links_base: tl.tensor
     hdr_base: tl.tensor

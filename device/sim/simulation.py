@@ -117,6 +117,7 @@ class Simulation:
             "load64": self._load64,
             "look_lines": self._look_lines,
             "look_rows": self._look_rows,
+            "near": lambda number, step: number,
             "count_up": self._count_up,
             "store64": self._store64,
             "cas64": self._cas64,
@@ -303,10 +304,11 @@ class Simulation:
         return same, sum(1 << i for i, word in enumerate(seen) if word == 0)
 
     def _look_rows(
-        self, address: int, rows: int, width: int, start: int, after: int, mask: int, high: int, wide: int
+        self, address: int, rows: int, columns: int, start: int, after: int, mask: int, high: int, wide: int
     ) -> int:
-        for place in (row * wide + turned for row in range(rows) for turned in range(width)):
-            column = (start + place) & (width - 1)
+        turns = [turned for turned in range(columns + 1) if turned & columns == turned]
+        for place in (row * wide + turned for row in range(rows) for turned in turns):
+            column = (start + place) & columns
             at = address + _WORD * (place - place % wide + column)
             if place > after and self._load64(at, "relaxed") & mask:
                 return place

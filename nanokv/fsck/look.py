@@ -99,7 +99,8 @@ class Look:
         """The broken free lists of header slots, and why they are."""
         found = [(shard, why) for shard, (_, why) in enumerate(self.slot_lists) if why]
         lists = self.geometry.shards
-        return found + [(i, f"there are {lists} lists") for i, (n, _) in enumerate(self.slot_lists) if n and i >= lists]
+        none = [i for i, (slots, _) in enumerate(self.slot_lists) if slots and not self.geometry.is_shard(i)]
+        return found + [(i, f"there are {lists} lists, and this is none") for i in none]
 
     @cached_property
     def free_slots(self) -> Mask:

@@ -75,8 +75,8 @@ def _add_free(look: Look, places: _Places) -> Generator[Finding, None, bool]:
             cut = first + size > look.geometry.n_pages
             if not size and len(first):
                 why = "there is no such size class"
-            elif shard >= look.geometry.shards and len(first):
-                why = f"there are {look.geometry.shards} lists of each class"
+            elif not look.geometry.is_shard(shard) and len(first):
+                why = f"there are {look.geometry.shards} lists of each class, and this is none"
             elif cut.any():
                 why = f"the extent of page {first[cut][0]} ends outside of the arena"
             if why:

@@ -48,7 +48,7 @@ class DictMachine:
     def vocabulary(self) -> dict[str, Callable[..., Any]]:
         names = {name: getattr(self, name) for name in ("load64", "store64", "cas64", "add64", "xchg64", "copy_bytes")}
         names |= {"look_lines": self.look_lines, "look_rows": self.look_rows, "count_up": self.count_up}
-        names |= {"count_below": self.count_below}
+        names |= {"count_below": self.count_below, "near": lambda number, step: number}
         sums = {"mixed": self.mixed, "checksum_bytes": self.checksum_bytes}
         plain = {"word": int, "select": lambda condition, yes, no: yes if condition else no}
         return names | sums | plain | {"table64": self.words.__getitem__, "open_world": lambda table: table}
@@ -66,13 +66,13 @@ class DictMachine:
         return same, sum(1 << i for i, word in enumerate(seen) if not word)
 
     def look_rows(
-        self, address: int, rows: int, width: int, start: int, after: int, mask: int, high: int, wide: int
+        self, address: int, rows: int, columns: int, start: int, after: int, mask: int, high: int, wide: int
     ) -> int:
-        assert width <= wide
+        assert columns < wide
         for place in range(after + 1, rows * wide):
             row, turned = divmod(place, wide)
-            at = address + WORD * (row * wide + (start + turned) % width)
-            if turned < width and self.load64(at, "relaxed") & mask:
+            at = address + WORD * (row * wide + ((start + turned) & columns))
+            if turned & columns == turned and self.load64(at, "relaxed") & mask:
                 return place
         return -1
 

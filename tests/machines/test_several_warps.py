@@ -33,7 +33,7 @@ def looks_kernel(words: tl.int64, out: tl.int64) -> None:
     if count > 0:
         same, empty = look_lines(words, words + 64, 8, word(-1), word(5))
         if (same | empty) != 0:
-            first = look_rows(words, count, word(8), word(0), word(-1), word(-1), 8, 8)
+            first = look_rows(words, count, word(7), word(0), word(-1), word(-1), 8, 8)
             if first >= 0:
                 lanes = tl.arange(0, 512).to(tl.int64)
                 tl.store(pointer64(out) + FIRST_WORD + lanes, lanes + first)

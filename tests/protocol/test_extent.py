@@ -1,5 +1,6 @@
 """Extents, natively compiled: no page has two owners, freed pages are allocated again, larger extents are split."""
 
+import os
 from functools import partial
 from typing import Any
 
@@ -10,6 +11,7 @@ import triton.language as tl
 
 from nanokv.device.memory.triton import cas64, load64, select, store64, word
 from nanokv.device.protocol.extent import bump, bump_rest, class_of, class_within, give, is_held, pages_marked, take
+from nanokv.device.protocol.shards import home_for
 from nanokv.device.segment.geometry import Geometry
 from nanokv.device.segment.layout import SIZE_CLASSES, WORD_BYTES, unpack
 from nanokv.device.segment.world_table import World, class_pages
@@ -285,6 +287,36 @@ def test_mpmc(machine: Any, threads: int, rounds: int, shards: int) -> None:
     assert sum(refused for _, refused, _ in results) > 0, "the arena ran full"
     assert not marks.any()
     assert arena.places() == list(range(PAGES)), "each page is back, once"
+
+
+def test_lists_that_lie_apart_are_all_asked() -> None:
+    """A producer takes first what is in its own list, then what is in each other one; a host finds all of it too."""
+    pages = 256
+    arena = Arena(pages, (1,), shards=4)
+    assert [arena.take(0) for _ in range(pages)] == [*range(pages)]
+    for page in range(pages):
+        arena.give(page, 0)
+    assert np.flatnonzero(arena.view.ctl["free_head0"][0] & 0xFFFFFFFF).tolist() == [0, 16, 32, 48]
+    assert arena.places() == list(range(pages))
+    taken = [int(native(take, 5)(*arena.at, 0, 32, 0)) for _ in range(pages + 1)]
+    assert sorted(taken) == [-1, *range(pages)]
+    assert taken[-1] == -1
+    assert {page & 48 for page in taken[: pages // 4]} == {32}, "its own list first"
+
+
+def home_on(processor: int, world: int, key_hash: int) -> int:
+    """`home_for`, called on a processor."""
+    os.sched_setaffinity(0, {processor})  # only of this thread
+    return int(native(home_for, 2)(world, key_hash))
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system binds no thread to a processor")
+def test_a_processor_has_a_list_of_its_own() -> None:
+    apart, beside = Arena(256, (1,), shards=4), Arena(255, (1,), shards=4)
+    processors = sorted(os.sched_getaffinity(0))
+    homes = in_threads(*(partial(home_on, each, apart.at[0], 5) for each in processors))
+    assert homes == [16 * each for each in processors]
+    assert in_threads(partial(home_on, processors[0], beside.at[0], 5)) == [5], "lists on one line: by the key"
 
 
 def test_all_classes() -> None:

@@ -25,7 +25,9 @@ from nanokv.device.segment.layout import (
     OBJ_DESC,
     OBJ_HEADER,
     RANK_LAYOUTS,
+    SHARDS,
     SIZE_CLASSES,
+    WORD,
     unpack,
 )
 from nanokv.device.segment.record import LINE
@@ -211,13 +213,13 @@ def test_a_foreign_block_is_refused() -> None:
 @pytest.mark.parametrize(
     "options, shards",
     [
-        ({}, 1),
+        ({}, 4),
         ({"shards": 8}, 8),
-        ({"heap_options": {"device": "cpu"}}, 1),
+        ({"heap_options": {"device": "cpu"}}, 4),
         ({"heap_options": {"device": "cuda:0"}}, 64),
         ({"heap_options": {"device": ("cuda:0", "cuda:1")}}, 64),
         ({"heap_options": {"device": ["cuda:0"]}, "shards": 2}, 2),
-        ({"heap_options": {"device": None}}, 1),
+        ({"heap_options": {"device": None}}, 4),
         ({"heap": "torch_symm"}, 64),
         ({"heap": "iris"}, 64),
     ],
@@ -229,6 +231,19 @@ def test_a_heap_on_a_gpu_has_many_free_lists(options: dict[str, Any], shards: in
 def test_a_small_heap_has_fewer_free_lists() -> None:
     found = [Geometry.plan(pages * 64, 64, 1, shards=None).shards for pages in (1, 16, 32, 100, 1023, 1024, 1 << 20)]
     assert found == [1, 1, 2, 8, 64, 64, 64]
+    found = [plan_geometry(pages * 64, 64, 1, Options()).shards for pages in (1, 255, 256, 1 << 20)]
+    assert found == [1, 1, 4, 4]
+
+
+def test_few_lists_lie_apart() -> None:
+    """On pairs of cache lines of their own, and so do the links of their nodes; in a small heap they stand in a row."""
+    few = Geometry.plan(256 * 64, 64, 1, shards=4)
+    assert few.shard_step * WORD == LINE
+    assert [place for place in range(SHARDS) if few.is_shard(place)] == [0, 16, 32, 48]
+    many, small = Geometry.plan(1024 * 64, 64, 1, shards=64), Geometry.plan(255 * 64, 64, 1, shards=4)
+    assert [place for place in range(SHARDS) if many.is_shard(place)] == [*range(64)]
+    assert [place for place in range(SHARDS) if small.is_shard(place)] == [0, 1, 2, 3]
+    assert [place for place in range(SHARDS) if Geometry.plan(1024 * 64, 64, 1).is_shard(place)] == [0]
 
 
 def test_the_nearest_rank_comes_first() -> None:
