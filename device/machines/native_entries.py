@@ -4,10 +4,12 @@ from nanokv.device.machines.entries import ENTRIES, Entry
 from nanokv.device.native.calls import get_now, put_now
 from nanokv.device.native.many import find_each
 from nanokv.device.native.rounds import rounds
+from nanokv.device.native.waits import await_ready
 
 NATIVE_ENTRIES = ENTRIES | {
     "put_now": Entry(put_now, 1),
     "get_now": Entry(get_now, 1),
     "find_each": Entry(find_each, 1),
     "rounds": Entry(rounds, 1, by_owner=True),
+    "await_ready": Entry(await_ready, 1),
 }
