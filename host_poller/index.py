@@ -6,6 +6,7 @@ already is left alone.
 """
 
 from collections.abc import Iterator
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,12 +26,13 @@ from nanokv.device.segment.layout import (
 )
 from nanokv.host_poller.events import Event, EventKind
 from nanokv.host_poller.turn import Turn
-from nanokv.types import KeyDigest, ObjMeta
+from nanokv.types import KeyDigest, ObjMeta, known_digest
 
 Records = npt.NDArray[Any]  #: OBJ_HEADER records
 Slots = npt.NDArray[np.int64]
 NO_ROW: int = NO_ROW_WORD.value
 _WORDS = OBJ_HEADER.size // WORD
+_OF_META = ("payload_base", "bytes_total", "page_size", "n_pages", "epoch")  # fields of a header, as ObjMeta has them
 
 
 def as_words(records: Records) -> npt.NDArray[np.int64]:
@@ -61,11 +63,12 @@ class Change(NamedTuple):
 
 def changes_of(noted: npt.NDArray[Any]) -> Iterator[Change]:
     """CHANGE records, in their order, as few changes of many rows."""
-    kinds = noted["kind"]
-    for some in np.split(noted, np.flatnonzero(np.diff(kinds)) + 1) if len(noted) else ():
+    first = 0
+    for kind, same in groupby(noted["kind"].tolist()):
+        some = noted[first : first + len(list(same))]
+        first += len(some)
         slots, headers = some["slot"].copy(), as_records(np.ascontiguousarray(some["header"]))
         none = slots[:0], headers[:0]
-        kind = int(some["kind"][0])
         if kind == STORED.value:
             yield Change(*none, slots, headers)
         else:
@@ -151,27 +154,15 @@ class HeaderIndex:
         return gone + self._events(EventKind.STORED, change.came, change.came_records)
 
     def _events(self, kind: EventKind, slots: Slots, records: Records) -> list[Event]:
-        base = self._geometry.offsets["hdr_base"]
-        return [
-            Event(kind, key_of(record), meta_of(record, self._rank, base + slot * OBJ_HEADER.size), self._rank)
-            for slot, record in zip(slots.tolist(), records, strict=True)
-        ]
+        if not len(slots):
+            return []
+        rank = self._rank
+        headers = (self._geometry.offsets["hdr_base"] + slots * OBJ_HEADER.size).tolist()
+        hashes, checks = records["key_hash"].view(np.int64).tolist(), key_checks(records).view(np.int64).tolist()
+        columns = (hashes, [rank] * len(slots), headers, *(records[name].tolist() for name in _OF_META), checks)
+        return [Event(kind, known_digest(meta.key_hash, meta.key_check), meta, rank) for meta in map(ObjMeta, *columns)]
 
 
 def key_of(record: Any) -> KeyDigest:
     """The digest of the key in a header record."""
     return KeyDigest(int(record["key_hash"].view(np.int64)), int(key_checks(record).view(np.int64)))
-
-
-def meta_of(record: Any, rank: int, header_off: int) -> ObjMeta:
-    """A header record as the API's ObjMeta."""
-    return ObjMeta(
-        **key_of(record)._asdict(),
-        owner_rank=rank,
-        header_off=header_off,
-        payload_off=int(record["payload_base"]),
-        bytes_total=int(record["bytes_total"]),
-        page_bytes=int(record["page_size"]),
-        n_pages=int(record["n_pages"]),
-        epoch=int(record["epoch"]),
-    )

@@ -1,6 +1,7 @@
 """Waiting for objects that other ranks write: woken by the hints that producers leave (`heap.futex`).
 
-A waiter looks, sleeps until a hint is left in any segment, and looks again. A kernel that publishes by itself rings no
+A waiter looks, sleeps until a hint is left in any segment, and looks again: in one native call where segments lie in
+host memory (`device/native/waits.py`), else by `Heap.wait_for_any_hint`. A kernel that publishes by itself rings no
 bell, so a sleep is short: a millisecond at first, and later a hundredth of the time waited, so that an idle wait takes
 no core. (Segments on a GPU, where kernels publish, are looked at each millisecond: `Heap.wait_for_any_hint`.) Of many
 keys only the first that is missing is looked up each time.
@@ -15,9 +16,11 @@ from nanokv.errors import PeerLost, WaitTimeout
 from nanokv.heap.base import Heap
 from nanokv.types import KeyDigest
 
-_SPIN = 0.00003  #: seconds of looking without a pause: for an object that is being written just now
+_SPIN = 0.00003  #: seconds of looking without a sleep: for an object that is being written just now
 _PAUSE, _LONGEST_PAUSE = 0.001, 0.01  #: seconds between two looks: at first at most, and at last
 _FRUITLESS = 0.0001  #: seconds of rest after a hint about another object: a stream of them must not take a core
+
+Watch = Callable[[KeyDigest, float, float], int]
 
 
 class Waiter:
@@ -25,11 +28,15 @@ class Waiter:
 
     Args:
         look: the status of a key's object: OK, NOT_READY or MISS.
+        watch: `Machine.waits_on` the heap's bell; None: there is none.
     """
 
-    def __init__(self, heap: Heap, allocation: Allocation, look: Callable[[KeyDigest], int]) -> None:
+    def __init__(
+        self, heap: Heap, allocation: Allocation, look: Callable[[KeyDigest], int], watch: Watch | None = None
+    ) -> None:
         self._heap = heap
         self._look = look
+        self._watch = watch
         self._owed = _Owed(heap, allocation, look)
 
     def wait(self, keys: list[KeyDigest], timeout: float | None) -> None:
@@ -56,6 +63,8 @@ class Waiter:
                 left_over = timeout - waited if timeout is not None else _LONGEST_PAUSE
                 longest = min(max(_PAUSE, waited / 100), _LONGEST_PAUSE)
                 self._pause(missing, min(longest, waited / 8, left_over))
+            elif self._watch is not None:
+                self._watch(missing[-1], _SPIN - waited, _SPIN - waited)
 
     def _drop_ready(self, missing: list[KeyDigest]) -> bool:
         """Drop the keys at the end whose objects are READY. True if none is left."""
@@ -64,6 +73,9 @@ class Waiter:
         return not missing
 
     def _pause(self, missing: list[KeyDigest], seconds: float) -> None:
+        if self._watch is not None:
+            self._watch(missing[-1], 0.0, seconds)
+            return
         count = len(missing)
         began = time.monotonic()
         self._heap.wait_for_any_hint(seconds, lambda: not self._drop_ready(missing))

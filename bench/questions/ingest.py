@@ -1,7 +1,9 @@
 """How fast the owner's poller makes index entries of announcements, and how far its index is behind when it is busy.
 
-The rate: the thread of a poller is stopped, so that hints pile up in the ring; then its `step` is called until the ring
-is empty. The lag: one process puts as fast as it can, the other one's poller takes the hints, and now and then a
+The rate: the thread of a poller is stopped, so that hints pile up in the ring; then the rounds of its intake are made
+until the ring is empty: native ones, as where segments lie in host memory, or those with numpy, as for a segment on a
+GPU. The sweep is left out: it would find these objects before their hints are taken, since the thread was stopped for
+so long. The lag: one process puts as fast as it can, the other one's poller takes the hints, and now and then a
 thread beside it asks how many objects the index has. The oldest put that has returned and is not among them has waited
 since then. (A listener would be told later, after an event was made of each object.)
 """
@@ -23,6 +25,7 @@ from nanokv.bench.suite.question import Question, Run
 from nanokv.bench.suite.settings import Settings
 from nanokv.bench.suite.turns import in_turns
 from nanokv.bench.suite.worlds import OWNER
+from nanokv.device.segment.layout import OBJ_HEADER
 from nanokv.heap import shm
 from nanokv.types import KeyDigest
 
@@ -32,46 +35,57 @@ STREAM = 4000  #: puts of one stream, while the index is looked at
 LOOK_SECONDS = 0.0003  #: between two looks at the index
 PATIENCE = 30.0  #: seconds for a stream to end
 STORED, REMOVED = "stored", "removed"
+NATIVE, NUMPY = "native", "numpy"  #: rounds
 HERE = "nanokv.bench.questions.ingest"
 Look = tuple[int, int]  #: when, in ns, and how many objects the index had
 
 
 # --- the rate -----------------------------------------------------------------------------------
-def rates(objects: int) -> dict[str, float]:
+def rates(rounds: str, objects: int) -> dict[str, float]:
     """Millions a second, of announcements of new objects and of removed ones.
 
     Raises:
-        RuntimeError: the index has not the objects that were put, or an announcement was missed.
+        RuntimeError: the index has not the rows of the objects that were put, or an announcement was missed.
     """
     (cache,) = local_world(1, (objects + 64) * SIZE, page_bytes=SIZE, evict=False)
     with cache:
         cache.flush()
         cache._poller.stop()
         keys, value = [cache.digest(str(i)) for i in range(objects)], torch.zeros(SIZE, dtype=torch.uint8)
-        _drain(cache)
+        _drain(cache, rounds)
         for key in keys:
             cache.put(key, value)
-        stored = _drain(cache)
-        _expect(cache, objects, objects)
+        stored = _drain(cache, rounds)
+        _expect(cache, keys, objects)
         cache.remove_many(keys)
-        removed = _drain(cache)
-        _expect(cache, 0, 2 * objects)
+        removed = _drain(cache, rounds)
+        _expect(cache, [], 2 * objects)
     return {STORED: objects / stored * 1e3, REMOVED: objects / removed * 1e3}
 
 
-def _drain(cache: NanoKVCache) -> int:
-    """Step until the ring is empty; the nanoseconds that it took."""
-    step = cache._poller.step
+def _drain(cache: NanoKVCache, rounds: str) -> int:
+    """Make rounds until one finds no hint; the nanoseconds that it took."""
+    intake, before, native = cache._poller.intake, -1, rounds == NATIVE
     start = perf_counter_ns()
-    while step(time.monotonic()):
-        pass
+    while intake.drained != before:
+        before = intake.drained
+        if native:
+            intake.stay(0.0)  # one round, of some thousand hints
+        else:
+            intake.take(time.monotonic())
     return perf_counter_ns() - start
 
 
-def _expect(cache: NanoKVCache, indexed: int, hints: int) -> None:
-    stats = cache.stats()
-    if (cache.segment_count(), stats["hints"]) != (indexed, hints):
-        raise RuntimeError(f"the index has {cache.segment_count()} objects after {stats['hints']} hints, not {indexed}")
+def _expect(cache: NanoKVCache, keys: list[KeyDigest], hints: int) -> None:
+    """Refuse an index that has not exactly the rows of these keys' headers."""
+    index, found = cache._poller.index, cache.stats()["hints"]
+    slots, rows = index.rows()
+    offset = cache._machine.geometry.offsets["hdr_base"]
+    headers = cache._machine.look(cache.rank, offset, OBJ_HEADER.dtype, cache._machine.geometry.hdr_count)
+    if (len(rows), found) != (len(keys), hints) or set(index.digests()) != set(keys):
+        raise RuntimeError(f"the index has {len(rows)} objects after {found} hints, not {len(keys)}")
+    if (rows != headers[slots]).any():
+        raise RuntimeError(f"rows of the index are not the headers of slots {slots[rows != headers[slots]].tolist()}")
 
 
 # --- the lag ------------------------------------------------------------------------------------
@@ -160,10 +174,11 @@ def measure(run: Run) -> Iterator[Figure]:
             assert isinstance(world.owner, Peer)
             return lags(world.cache, world.owner, -(-settings.rounds // STREAM))
 
-    found = in_turns({"rate": partial(rates, objects)}, settings.repeats, warm_up=1, say=run.say)["rate"]
-    for what in (STORED, REMOVED):
-        case: Case = {"what": "announcements", "of objects": what, "count": objects}
-        yield quantity("ingest", case, "M/s", "higher", [one[what] for one in found])
+    ways = {rounds: partial(rates, rounds, objects) for rounds in (NATIVE, NUMPY)}
+    for rounds, found in in_turns(ways, settings.repeats, warm_up=1, say=run.say).items():
+        for what in (STORED, REMOVED):
+            case: Case = {"what": "announcements", "rounds": rounds, "of objects": what, "count": objects}
+            yield quantity("ingest", case, "M/s", "higher", [one[what] for one in found])
     if why_no_lag(settings) is None:
         repetitions = in_turns({"lag": lag}, settings.repeats, say=run.say)["lag"]
         yield latency(
@@ -180,8 +195,10 @@ QUESTION = Question(
     "ingest",
     "How many announcements does a poller turn into index entries in a second, and how old are those that wait?",
     measure,
-    f"The rate: up to {RING} announcements wait in the ring of a poller whose thread is stopped; then `step` is called "
-    "until it finds none, and that is timed. The lag: while a process puts one object after the other into another "
-    "one's segment, the index there is looked at about every 0.3 ms; a sample is how long the oldest put that has "
-    "returned and is not in the index has waited then, 0 if there is none.",
+    f"The rate: up to {RING} announcements wait in the ring of a poller whose thread is stopped; then the rounds of "
+    "its intake are made until one finds none, and that is timed: native ones, which a poller makes where segments lie "
+    "in host memory, and those of numpy, for segments on GPUs. The sweep is not in it (`sweep`). The lag: while a "
+    "process puts one object after the other into another one's segment, the index there is looked at about every "
+    "0.3 ms; a sample is how long the oldest put that has returned and is not in the index has waited then, 0 if there "
+    "is none.",
 )

@@ -124,7 +124,7 @@ def _host(figures: Sequence[Figure]) -> Iterator[Target]:
     for name in ("p50", "p99"):
         new, old = (Figures("plan", {"alloc": alloc, "what": "t_plan"}) for alloc in ("device", "host"))
         yield _ratio(figures, f"t_plan, v1 / v2, {name}", "≥", 50.0, old, new, name)
-    ours = Figures("ingest", {"what": "announcements"})
+    ours = Figures("ingest", {"what": "announcements", "rounds": "native"})
     yield _value(figures, "ingestion of announcements", "≥", 2.0, "M/s", ours)
     ours = Figures("announce", {"heap": "shm", "poller": "busy", "system": V2})
     yield _value(figures, "announce to index, two processes, busy, p50", "≤", 50.0, "us", ours, "p50")

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nanokv.device.machines.free_chains import free_chains
-from nanokv.device.machines.records import Begun, Descriptor, Drained, Found, Place, Terms, What, Words
+from nanokv.device.machines.records import Begun, Bell, Descriptor, Drained, Found, Place, Terms, What, Words
 from nanokv.device.protocol.directory import CANDIDATES
 from nanokv.device.protocol.put_copied import COPY
 from nanokv.device.protocol.status import Status
@@ -348,6 +348,13 @@ class Machine(ABC):
         self, owner: int, lives: Words, rows: Words, asked: Words, hole_patience: float
     ) -> "RingRounds | None":
         """The native rounds of an owner's poller, or None if this machine has none: see `RingRounds`."""
+        return None
+
+    def waits_on(self, bell: Bell) -> Callable[[tuple[int, int], float, float], int] | None:
+        """A function that waits until an object is READY, or None if this machine has none.
+
+        It takes the key, seconds of looking without a pause, and seconds in all, less than one. It returns the status.
+        """
         return None
 
     def snapshots(self, owner: int, hints: Words) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:

@@ -8,9 +8,10 @@ import numpy.typing as npt
 
 from nanokv.device.machines.base import Machine
 from nanokv.device.machines.native_code import compiled
-from nanokv.device.machines.records import What, Words
+from nanokv.device.machines.records import Bell, What, Words
 from nanokv.device.machines.ring_rounds import RingRounds
 from nanokv.device.native.calls import SLEEPS
+from nanokv.device.native.clock import SECOND
 from nanokv.device.segment.geometry import Geometry
 from nanokv.device.segment.layout import WORD
 from nanokv.device.segment.views import SegmentView
@@ -105,6 +106,15 @@ class NativeMachine(CodeMachine):
 
     def ring_rounds(self, owner: int, lives: Words, rows: Words, asked: Words, hole_patience: float) -> RingRounds:
         return RingRounds(self.table_address, owner, lives, rows, asked, hole_patience)
+
+    def waits_on(self, bell: Bell) -> Callable[[tuple[int, int], float, float], int]:
+        code, table = self._code["await_ready"], self.table_address
+
+        def wait(key: tuple[int, int], spin: float, seconds: float) -> int:
+            status: int = code(table, *key, *bell, int(spin * SECOND), int(seconds * SECOND))
+            return status
+
+        return wait
 
     def look(self, owner: int, offset: int, dtype: np.dtype[Any], count: int) -> npt.NDArray[Any]:
         raw = self._segments[owner][offset : offset + count * dtype.itemsize]

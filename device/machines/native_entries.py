@@ -4,6 +4,7 @@ from nanokv.device.machines.entries import ENTRIES, Entry
 from nanokv.device.native.calls import get_now, put_now
 from nanokv.device.native.many import find_each, get_each, put_each, remove_each
 from nanokv.device.native.rounds import rounds
+from nanokv.device.native.waits import await_ready
 
 NATIVE_ENTRIES = ENTRIES | {
     "put_now": Entry(put_now, 1),
@@ -13,4 +14,5 @@ NATIVE_ENTRIES = ENTRIES | {
     "get_each": Entry(get_each, 1),
     "remove_each": Entry(remove_each, 4),
     "rounds": Entry(rounds, 1, by_owner=True),
+    "await_ready": Entry(await_ready, 1),
 }

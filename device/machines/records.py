@@ -96,6 +96,13 @@ class Drained(NamedTuple):
     good: npt.NDArray[np.bool_]  #: per hint whether that is whole; False if the hint is not about a READY header
 
 
+class Bell(NamedTuple):
+    """What native code sleeps on until a hint is left in any segment."""
+
+    address: int  #: of a word of 32 bits: 1 while somebody waits; who leaves a hint clears it, and wakes who waits
+    futex: int  #: the number of the system call
+
+
 class Position(NamedTuple):
     """Where the consumer of a ring is."""
 

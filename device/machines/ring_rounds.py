@@ -7,6 +7,7 @@ poller takes little of a core when they are not.
 """
 
 import time
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -16,15 +17,26 @@ import numpy.typing as npt
 from nanokv.device.machines.native_code import compiled
 from nanokv.device.machines.records import Position, Words
 from nanokv.device.native.clock import SECOND
-from nanokv.device.segment.host_records import (
-    CHANGE,
-    ROUNDS,
-)
+from nanokv.device.segment.host_records import CHANGE, ROUNDS
+from nanokv.device.segment.layout import WORD
 
 MOST_HINTS = 4096  #: taken from the ring in one round
 LEAST_PAUSE = 20_000  #: ns
 MOST_PAUSE = 500_000  #: ns
 PATIENCE = 10_000_000  #: ns
+
+_END, _CHANGES = (ROUNDS.offsets[name] // WORD for name in ("end", "changes"))
+
+
+def _words_of(names: Sequence[str]) -> slice:
+    """The words of fields that lie side by side."""
+    first = ROUNDS.offsets[names[0]] // WORD
+    assert [ROUNDS.offsets[name] // WORD - first for name in names] == list(range(len(names))), names
+    return slice(first, first + len(names))
+
+
+_POSITION = _words_of(Position._fields)
+_ANSWERS = _words_of(("taken", "removed", "corrupt", "wanted", "changed"))
 
 
 class Rounds(NamedTuple):
@@ -54,14 +66,15 @@ class RingRounds:
         self._hints = np.empty(MOST_HINTS, np.int64)
         self._changes = np.empty(2 * MOST_HINTS, CHANGE.dtype)
         self._kept = lives, rows, asked  # the code has their addresses
-        self._fields = np.zeros(1, ROUNDS.dtype)
-        self._box = self._fields[0]
+        self._changes_at = int(self._changes.ctypes.data)
+        fields = np.zeros(1, ROUNDS.dtype)
+        self._words = fields.view(np.int64)  # numpy sets words in a quarter of the time of fields
         for name, array in (("lives", lives), ("rows", rows), ("asked", asked), ("hints", self._hints)):
-            self._box[name] = array.ctypes.data
-        self._box["room"] = MOST_HINTS
-        self._box["patience"], self._box["hole_patience"] = PATIENCE, int(hole_patience * SECOND)
-        self._box["least_pause"], self._box["most_pause"] = LEAST_PAUSE, MOST_PAUSE
-        self._code = partial(compiled()["rounds"], table, owner, self._fields.ctypes.data)
+            fields[name] = array.ctypes.data
+        fields["room"] = MOST_HINTS
+        fields["patience"], fields["hole_patience"] = PATIENCE, int(hole_patience * SECOND)
+        fields["least_pause"], fields["most_pause"] = LEAST_PAUSE, MOST_PAUSE
+        self._code = partial(compiled()["rounds"], table, owner, self._words.ctypes.data)
 
     def run(self, position: Position, seconds: float, *, listens: bool) -> Rounds:
         """Take hints until the host has something to do, at most for `seconds`.
@@ -69,14 +82,12 @@ class RingRounds:
         Args:
             listens: the call ends after a round that has changed the index, and says how.
         """
-        box = self._box
-        for name, value in position._asdict().items():
-            box[name] = value
-        for name in ("taken", "removed", "corrupt", "wanted", "changed"):
-            box[name] = 0
-        box["end"] = time.monotonic_ns() + int(seconds * SECOND)
-        box["changes"] = self._changes.ctypes.data if listens else 0
+        words = self._words
+        words[_POSITION] = position
+        words[_ANSWERS] = 0
+        words[_END] = time.monotonic_ns() + int(seconds * SECOND)
+        words[_CHANGES] = self._changes_at if listens else 0
         idle = self._code()
-        where = Position(*(int(box[name]) for name in Position._fields))
-        taken, removed, corrupt, wanted = (int(box[name]) for name in ("taken", "removed", "corrupt", "wanted"))
-        return Rounds(where, taken, removed, corrupt, wanted - 1, bool(idle), self._changes[: int(box["changed"])])
+        where = Position(*words[_POSITION].tolist())
+        taken, removed, corrupt, wanted, changed = words[_ANSWERS].tolist()
+        return Rounds(where, taken, removed, corrupt, wanted - 1, bool(idle), self._changes[:changed])

@@ -1,9 +1,11 @@
 """Functions that only a host in native code runs: the protocol beside the system's clocks.
 
 clock     the clocks and the sleep of the C library
+futex     sleeping on a word
 calls     put and get in few words, for a Python caller
 ingest    from hints to rows of the index
 many      calls about many keys
 prefetch  asking the processor for a cache line before it is needed
 rounds    the loop of a poller's rounds
+waits     waiting for an object
 """

@@ -21,6 +21,7 @@ from nanokv.device.segment.host_records import (
     R_LEAST_PAUSE,
     R_MOST_PAUSE,
     R_PATIENCE,
+    R_ROOM,
     R_TAIL,
     R_TAKEN,
     R_WANTED,
@@ -74,7 +75,8 @@ def rounds(world: World, owner: tl.int64, box: tl.int64) -> Any:
     idle = word(0)
     ends = word(0)
     while ends == 0:
-        if one_round(world, owner, box, now) > 0:
+        taken = one_round(world, owner, box, now)
+        if taken > 0:
             quiet_since = now
             pause = load64(box + R_LEAST_PAUSE, "relaxed")
         idle = select(now - quiet_since >= load64(box + R_PATIENCE, "relaxed"), word(1), word(0))
@@ -83,9 +85,10 @@ def rounds(world: World, owner: tl.int64, box: tl.int64) -> Any:
         asked = load64(load64(box + R_ASKED, "relaxed"), "relaxed") != 0
         ends = select((idle != 0) | late | heard | asked, word(1), word(0))
         if ends == 0:
-            nap(pause)
-            if now != quiet_since:
-                most = load64(box + R_MOST_PAUSE, "relaxed")
-                pause = select(pause * 2 > most, most, pause * 2)
+            if taken < load64(box + R_ROOM, "relaxed"):  # else there are more
+                nap(pause)
+                if now != quiet_since:
+                    most = load64(box + R_MOST_PAUSE, "relaxed")
+                    pause = select(pause * 2 > most, most, pause * 2)
             now = monotonic_ns()
     return idle

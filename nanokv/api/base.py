@@ -58,6 +58,8 @@ class CacheBase:
         )
         self._promotion = self._replicas.promotion
         self._open = True
+        bell = self._heap.world_bell() if self.alloc == "device" else None  # v1 asks its master
+        self._watch = None if bell is None else self._machine.waits_on(bell)
         self._leave_lock = threading.Lock()
         self._forked_from: int | None = None
         self._parts = Parts(self._worker, self._plans, self._poller, self._pins, self._allocation, self._heap)

@@ -44,7 +44,7 @@ class World(CacheBase):
 
     def _wait_for(self, digests: list[KeyDigest], timeout: float | None) -> None:
         with self._traffic.counting_timeouts():
-            Waiter(self._heap, self._allocation, self._look).wait(digests, timeout)
+            Waiter(self._heap, self._allocation, self._look, self._watch).wait(digests, timeout)
 
     def flush(self, *, timeout: float = 10.0) -> None:
         """Wait until this rank's index (keys, stats, events) includes every commit in its segment before this call.

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from nanokv.device.machines.records import Bell
 from nanokv.device.segment.geometry import Geometry
 
 if TYPE_CHECKING:
@@ -78,6 +79,13 @@ class Heap(Protocol):
 
         Args:
             still: called once a `wake` would end the sleep; if it is False, the call returns at once.
+        """
+        ...
+
+    def world_bell(self) -> Bell | None:
+        """What native code sleeps on instead of `wait_for_any_hint`, or None where it cannot.
+
+        If it can, the memory that `bases` and the bell name stays mapped while this object and its views live.
         """
         ...
 

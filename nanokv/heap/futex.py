@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from nanokv.device.machines.records import Bell
 from nanokv.device.segment.layout import HEAP_CTL
 
 _NUMBERS = {"x86_64": 202, "aarch64": 98}  # Linux' numbers of the system call
@@ -53,6 +54,11 @@ def _system_call() -> Callable[..., int] | None:
 
 
 _futex = _system_call()
+
+
+def system_call_number() -> int | None:
+    """The number of the system call, for native code; None where this system cannot sleep on a word."""
+    return None if _futex is None else _NUMBERS[platform.machine()]
 
 
 def supported() -> bool:
@@ -101,6 +107,12 @@ class WorldBell:
             pass
         if still() and timeout > 0:
             _sleep_while_set(self._word, timeout)
+
+    @property
+    def for_native_code(self) -> Bell | None:
+        """The same for `Machine.waits_on`; None where this system cannot sleep on a word."""
+        number = system_call_number()
+        return None if number is None else Bell(self._address, number)
 
     def ring(self) -> None:
         """Wake all ranks that wait."""

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from nanokv.device.machines.records import Bell
 from nanokv.device.segment.layout import ABSENT, ACTIVITY, ACTIVITY_BASE, HEAP_CTL, PRODUCER_INC_MASK, WORD
 from nanokv.errors import HeapUnavailable, InvalidArgument, PeerLost
 from nanokv.heap.futex import DEVICE_POLL, Doorbell, WorldBell
@@ -247,6 +248,9 @@ class LocalHeap:
     def wait_for_any_hint(self, timeout: float, still: Callable[[], bool]) -> None:
         bells = self.world.bells()
         self.world.bell.wait(bells, timeout if bells else min(timeout, DEVICE_POLL), still)
+
+    def world_bell(self) -> Bell | None:
+        return self.world.bell.for_native_code if self.world.bells() else None
 
     def wake(self, rank: int) -> None:
         self.world.wake(rank)

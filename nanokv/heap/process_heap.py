@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from nanokv.device.machines.records import Bell
 from nanokv.device.segment.layout import HEAP_CTL, PRODUCER_INC_MASK
 from nanokv.errors import HeapUnavailable, PeerLost
 from nanokv.heap.futex import DEVICE_POLL, Doorbell, WorldBell
@@ -110,6 +111,9 @@ class ProcessHeap:
         if self.device.type != "cpu":  # no kernel rings
             timeout = min(timeout, DEVICE_POLL)
         self._world_bell.wait(self._bells, timeout, still)
+
+    def world_bell(self) -> Bell | None:
+        return self._world_bell.for_native_code
 
     def wake(self, rank: int) -> None:
         self._bells[rank].ring()

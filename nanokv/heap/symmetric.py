@@ -202,6 +202,9 @@ class SymmetricHeap(ProcessHeap):
             timeout = min(timeout, DEVICE_POLL)
         super().wait_for_hint(timeout, seen)
 
+    def world_bell(self) -> None:  # `close` gives back the memory that a waiting thread may look at
+        return None
+
     def close(self) -> None:
         """Leave the world, and let go of the memory; the others keep it mapped until they close. Idempotent."""
         if not self._leave.alive:

@@ -11,7 +11,7 @@ import torch
 
 from nanokv import local_world
 from nanokv.bench.__main__ import main
-from nanokv.bench.questions import full, imports, load, pieces
+from nanokv.bench.questions import full, imports, load, pieces, wait
 from nanokv.bench.suite import catalogue
 from nanokv.bench.suite.other_process import Peer, PeerFailed
 from nanokv.bench.suite.owner import OwnerHere, digest
@@ -19,7 +19,7 @@ from nanokv.bench.suite.record import Record, read
 from nanokv.bench.suite.ring import COPIED, OPERATIONS, Mismatch, Plan, Ring, check_bytes
 from nanokv.bench.suite.settings import Settings, parse_size, show_size
 from nanokv.bench.suite.timing import Samples
-from nanokv.heap import shm
+from nanokv.heap import futex, shm
 
 ROOT = Path(__file__).parents[2]
 SIZES = (1024, 2 << 20)
@@ -113,6 +113,7 @@ def test_load_has_every_rate(record: Record) -> None:
 def test_announcements_and_waits(record: Record) -> None:
     for name, axis in (("announce", ("asleep", "busy")), ("wait", ("the waiting rank's", "the producer's"))):
         wanted = {(heap, middle, system) for heap in HEAPS for middle in axis for system in SYSTEMS}
+        wanted |= {("shm", "none", wait.BARE)} if name == "wait" and futex.supported() else set()
         assert set(cases(record, name)) == wanted and len(cases(record, name)) == len(wanted)
 
 
