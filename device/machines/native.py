@@ -11,8 +11,8 @@ from nanokv.device.machines.base import Machine
 from nanokv.device.machines.native_code import compiled
 from nanokv.device.machines.records import What, Words
 from nanokv.device.machines.ring_rounds import RingRounds
-from nanokv.device.native.calls import SLEEPS
 from nanokv.device.segment.geometry import Geometry
+from nanokv.device.segment.host_records import SLEEPS
 from nanokv.device.segment.views import SegmentView
 
 _SLEEPS: int = SLEEPS.value

@@ -13,6 +13,7 @@ from nanokv.device.native.clock import wall_ns
 from nanokv.device.protocol.get import get_described
 from nanokv.device.protocol.put import put
 from nanokv.device.segment.host_records import (
+    SLEEPS,
     WHAT_BYTES,
     WHAT_D0,
     WHAT_D1,
@@ -24,8 +25,6 @@ from nanokv.device.segment.host_records import (
     WHAT_FORMAT,
 )
 from nanokv.device.segment.world_table import World
-
-SLEEPS = tl.constexpr(1 << 32)  #: added to the status if the owner's poller sleeps and must be woken
 
 
 @triton.jit
