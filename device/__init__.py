@@ -10,6 +10,8 @@ The rooms, in reading order. A room imports only rooms above it; its `__init__` 
     machines   run the protocol for a host: compiled for a CPU, or launched as kernels
     sim        the simulated machine: every interleaving, weak memory, kills
 
+Before all rooms, `sources` takes a digest of what is compiled for a CPU.
+
 Two public faces for users' kernels stand on top:
 
     library    the device functions that a kernel may call, under names that stay, with checked arguments
@@ -27,6 +29,8 @@ from typing import TYPE_CHECKING, Any
 
 if __name__ != "nanokv.device":
     raise ImportError("import nanokv.device: the bare name `device` would be a second copy of it")
+
+import nanokv.device.sources  # noqa: F401 - before all others: see there
 
 if TYPE_CHECKING:
     from nanokv.device.machines.batch import Batch

@@ -12,6 +12,8 @@ from nanokv.status_errors import shown
 from nanokv.transfer.descriptors import RAW
 from nanokv.types import Key, KeyDigest, WritePlan
 
+_OK = int(Status.OK)
+
 
 def plan_of(key: KeyDigest, place: Place, geometry: Geometry) -> WritePlan:
     """The plan of an object for the kernel that writes it."""
@@ -40,9 +42,10 @@ class Plans:
     def begin(self, key: KeyDigest, nbytes: int, preferred: int | None, terms: Terms = NO_TERMS) -> WritePlan | int:
         """Claim and allocate: the plan, or the status of the refusal. `terms`: of the object."""
         begun = self._allocation.begin(key, nbytes, preferred, RAW, plan=True)
-        if begun.status != Status.OK:
+        if begun.status != _OK:
             return begun.status
-        self._machine.set_terms(begun.place, terms)
+        if terms is not NO_TERMS:
+            self._machine.set_terms(begun.place, terms)
         with self._lock:
             self._open[key] = begun
         return plan_of(key, begun.place, self._machine.geometry)

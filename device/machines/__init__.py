@@ -3,8 +3,11 @@
     base          the contract of a machine, and all host calls
     records       the arguments and answers of host calls: places, requests, hints
     entries       the table of protocol functions that a host calls
-    native_code   compiles protocol functions for a CPU, keeps the code in the
-    code_cache    on disk, and shows its
+    native_code   protocol functions for a CPU: from the
+    code_cache    on disk, loaded by
+    native_library, or compiled by the
+    native_compiler, which adds the
+    python_calls  and shows its
     compile_progress
     native        the CPU machine
     native_entries  what it compiles: the table above, and `native`

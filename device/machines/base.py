@@ -25,6 +25,7 @@ from nanokv.device.segment.geometry import Geometry
 from nanokv.device.segment.layout import (
     ACTIVITY,
     ENTRY_EPOCH_MASK,
+    FLAG_PLAN,
     HEAP_CTL,
     JOINER_MASK,
     LABEL,
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from nanokv.device.machines.ring_rounds import RingRounds
 
 _COPY_RANK, _COPY_STATUS, _COPY_SLEEPS = (COPY.offsets[name] // WORD for name in ("rank", "status", "sleeps"))
+_PLAN: int = FLAG_PLAN.value
 _OK, _MISS = int(Status.OK), int(Status.MISS)
 
 
@@ -88,6 +90,13 @@ class Machine(ABC):
         """Claim the key, allocate and publish WRITING: OK, DUPLICATE, FULL, NO_HEADER, NO_ENTRY, TOO_LARGE or LOST."""
         status, slot, epoch, payload, phase = self.call("begin", owner, *key, nbytes, flags, now, *descriptor)
         return Begun(status, Place(owner, slot, epoch, payload, nbytes), phase)
+
+    def plan_now(self, owner: int, key: tuple[int, int], nbytes: int, descriptor: Descriptor) -> Begun:
+        """`begin` at this time, and `leave`: no activity word counts the kernel that will write the bytes."""
+        begun = self.begin(owner, key, nbytes, _PLAN, descriptor, time.time_ns())
+        if begun.status == _OK:
+            self.leave(owner, begun.phase)
+        return begun._replace(phase=-1)
 
     def seal(self, key: tuple[int, int], place: Place, descriptor: Descriptor) -> None:
         """Give an object that is WRITING the checksum of the bytes in its pages, before it is committed."""

@@ -1,45 +1,48 @@
 """Compiled code on disk: a folder per digest of the sources, shared by all installs and processes of a user.
 
-numba keys its own cache by the path and the file of the outermost function. Here the folder's name is a digest of every
-file that is compiled, of the compilers and of the CPU; and each file states the digest of the functions that were
-compiled as they were loaded, so that sources that change under a running process lend their digest to nothing. A second
-clone of the same version therefore compiles nothing, and stale code is never loaded. Files are written beside their
-place and renamed (by numba), so processes may write at the same time: they write the same.
+The folder's name is a digest of every file that is compiled, of the compilers and of the CPU. So a second clone of the
+same version compiles nothing, and stale code is never loaded: the digest was taken before this process imported any of
+these files (`nanokv.device.sources`). A file states what it was compiled from, for functions that others brought, and a
+checksum of itself. Files are written beside their place and renamed, so processes may write at the same time: they
+write the same.
 """
 
+import contextlib
 import hashlib
 import logging
 import os
 import platform
+import secrets
+import sys
 import tempfile
 from functools import cache
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import llvmlite
-import numba
+import llvmlite.binding as llvm
 import numpy as np
 import triton.language as tl
-from numba.core.caching import CompileResultCacheImpl, FunctionCache
-from numba.core.registry import cpu_target
 
+from nanokv.device import sources
+from nanokv.device.machines.native_library import ObjectCode
 from nanokv.errors import HeapUnavailable, InvalidArgument
 
-DEVICE = Path(__file__).parents[1]
-COMPILED_ROOMS = ("memory", "segment", "protocol", "native")  #: nothing else of `device/` is compiled for a CPU
 VARIABLE = "NANOKV_CACHE_DIR"
+_CHECKSUM_BYTES = _STAMP_BYTES = 16
+_NUMBAS = ("NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES", "NUMBA_ENABLE_AVX")  #: variables that choose another CPU
 _log = logging.getLogger("nanokv.code_cache")
 
 
-def source_digest(device: Path = DEVICE) -> str:
-    """A digest of everything that the code depends on: the files of COMPILED_ROOMS, the compilers and the CPU."""
-    digest = hashlib.blake2b(digest_size=10)
-    for room in COMPILED_ROOMS:
-        for path in sorted((device / room).rglob("*.py")):
-            digest.update(path.relative_to(device).as_posix().encode() + path.read_bytes())
-    digest.update((device / "machines" / "native_code.py").read_bytes())  # the options of the compiler
-    versions = (numba.__version__, llvmlite.__version__, np.__version__, platform.python_version())
-    digest.update(repr((versions, cpu_target.target_context.codegen().magic_tuple())).encode())
+def code_digest(files: bytes = sources.AT_IMPORT) -> str:
+    """A digest of all that the code depends on: the files (`sources.files_digest`), the compilers, the CPU."""
+    digest = hashlib.blake2b(files, digest_size=10)
+    python = platform.python_version() + sys.abiflags
+    versions = (metadata.version("numba"), llvmlite.__version__, np.__version__, python)
+    chosen = [os.environ.get(name) for name in _NUMBAS]
+    host = () if all(chosen[:2]) else (llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten())
+    digest.update(repr((versions, llvm.get_process_triple(), chosen, host)).encode())
     return digest.hexdigest()
 
 
@@ -65,7 +68,7 @@ def function_digest(function: Any) -> bytes:
 
 @cache
 def _digest() -> str:
-    return source_digest()
+    return code_digest()
 
 
 def _roots() -> list[Path]:
@@ -107,64 +110,74 @@ def cache_directory() -> Path:
     raise InvalidArgument(text) if os.environ.get(VARIABLE) else HeapUnavailable(text)
 
 
-class _Place:
-    """numba's locator of one function's files."""
-
-    def __init__(self, folder: Path, stamp: bytes, function: Any) -> None:
-        self._folder, self._stamp = folder, stamp
-        self._py_file = function.__code__.co_filename
-
-    def get_cache_path(self) -> str:
-        return str(self._folder)
-
-    def get_source_stamp(self) -> bytes:
-        return self._stamp
-
-    def ensure_cache_path(self) -> None:
-        self._folder.mkdir(exist_ok=True)
-
-
-def _implementation(folder: Path, stamp: bytes) -> type[CompileResultCacheImpl]:
-    class Implementation(CompileResultCacheImpl):  # type: ignore[misc]
-        def __init__(self, function: Any) -> None:
-            self._lineno = function.__code__.co_firstlineno
-            self._locator = _Place(folder, stamp, function)
-            name = f"{function.__module__}.{function.__qualname__}".replace("<", "").replace(">", "")
-            self._filename_base = name
-
-    return Implementation
-
-
-class CodeCache(FunctionCache):  # type: ignore[misc]
-    """The file of one compiled function.
+class CodeFile:
+    """The file of functions that were compiled together.
 
     Args:
-        function: the plain Python function that numba compiles.
-        stamp: `function_digest` of the device function that it was made from.
+        name: of the file.
+        stamp: `function_digest` of the functions; empty for those of COMPILED_ROOMS, which the folder's name tells.
         variant: code of the same functions over another vocabulary has a folder of its own.
     """
 
-    def __init__(self, function: Any, stamp: bytes, variant: str = "") -> None:
+    def __init__(self, name: str, stamp: bytes = b"", variant: str = "") -> None:
         self.folder = cache_directory() / variant
-        self._impl_class = _implementation(self.folder, stamp)
-        super().__init__(function)
+        self._path = self.folder / f"{name}.code"
+        self._stamp = stamp.ljust(_STAMP_BYTES, b"\0")
+        self._of_rooms = not stamp
 
-    def load(self, signature: Any) -> Any | None:
-        """The compiled function, or None if it has to be compiled."""
-        try:
-            return self.load_overload(signature, cpu_target.target_context)
-        except Exception as error:  # unpickling a damaged file may raise anything
-            _log.warning("compiled code in %s is damaged, and compiled again: %r", self.folder, error)
+    def load(self) -> ObjectCode | None:
+        """The code, or None if it has to be compiled."""
+        if self._of_rooms and not _loads():
             return None
-
-    def keep(self, signature: Any, result: Any) -> None:
-        """Write the compiled function. If that fails, the code works in this process only, with a warning."""
         try:
-            self.save_overload(signature, result)
+            raw = self._path.read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            _log.warning("compiled code in %s cannot be read, and is compiled again: %r", self._path, error)
+            return None
+        checksum, body = raw[:_CHECKSUM_BYTES], raw[_CHECKSUM_BYTES:]
+        if checksum != _checksum(body):
+            _log.warning("compiled code in %s is damaged, and compiled again", self._path)
+            return None
+        code = ObjectCode.unpacked(body[_STAMP_BYTES:])
+        return code if body[:_STAMP_BYTES] == self._stamp and code.can_load() else None
+
+    def keep(self, code: ObjectCode) -> None:
+        """Write the code. If that fails, it works in this process only, with a warning."""
+        if not sources.unchanged():
+            _warn_once("the sources have changed since this process began: what it compiles is not kept")
+            return
+        body = self._stamp + code.packed()
+        try:
+            self.folder.mkdir(exist_ok=True)
+            _replace(self._path, _checksum(body) + body)
         except OSError as error:
             _warn_once(
                 f"compiled code cannot be kept in {self.folder} ({error}): each process compiles; set {VARIABLE}"
             )
+
+
+@cache
+def _loads() -> bool:
+    """Whether the folder's code is of the files that this process has imported."""
+    return sources.unchanged()
+
+
+def _checksum(body: bytes) -> bytes:
+    return hashlib.blake2b(body, digest_size=_CHECKSUM_BYTES).digest()
+
+
+def _replace(path: Path, raw: bytes) -> None:
+    """Write a file at once. All who may read the folder may read it: images are built by one user for others."""
+    beside = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
+    try:
+        beside.write_bytes(raw)
+        beside.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            beside.unlink()
+        raise
 
 
 @cache

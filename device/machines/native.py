@@ -8,11 +8,10 @@ import numpy.typing as npt
 
 from nanokv.device.machines.base import Machine
 from nanokv.device.machines.native_code import compiled
-from nanokv.device.machines.records import Bell, What, Words
+from nanokv.device.machines.records import Begun, Bell, Descriptor, Place, What, Words
 from nanokv.device.machines.ring_rounds import RingRounds
-from nanokv.device.native.calls import SLEEPS
-from nanokv.device.native.clock import SECOND
 from nanokv.device.segment.geometry import Geometry
+from nanokv.device.segment.host_records import SECOND, SLEEPS
 from nanokv.device.segment.layout import WORD
 from nanokv.device.segment.views import SegmentView
 
@@ -53,6 +52,7 @@ class NativeMachine(CodeMachine):
         self._segments = [view.raw for view in views]
         self._code = compiled()
         self._find = self._code["find"]
+        self._plan_now = self._code["plan_now"]
         self._put_now, self._get_now = self._code["put_now"], self._code["get_now"]
 
     # what every caller waits for goes to the code at once
@@ -65,6 +65,12 @@ class NativeMachine(CodeMachine):
 
     def get_now(self, key: tuple[int, int], dst: int, what: What) -> int:
         return self._get_now(self.table_address, key[0], key[1], dst, what.address)
+
+    def plan_now(self, owner: int, key: tuple[int, int], nbytes: int, descriptor: Descriptor) -> Begun:
+        if any(descriptor):
+            return super().plan_now(owner, key, nbytes, descriptor)
+        status, slot, epoch, payload = self._plan_now(self.table_address, owner, key[0], key[1], nbytes)
+        return Begun(status, Place(owner, slot, epoch, payload, nbytes), -1)
 
     def find(self, key: tuple[int, int]) -> int:
         status: int = self._find(self.table_address, key[0], key[1])[0]

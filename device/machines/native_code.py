@@ -1,76 +1,27 @@
-"""Protocol functions compiled natively by numba: a call from Python takes about a microsecond.
+"""Protocol functions as native code: a call from Python takes a fraction of a microsecond.
 
-The first process that needs them compiles them (10 to 20 s), says so, and leaves the code in the `code_cache`. What
-every rank calls is compiled when its machine is made; the rest (`Entry.rare`) when it is first called.
+The first process that needs them compiles them (10 to 20 s), says so, and leaves the code in the `code_cache`; others
+load it in some milliseconds, without numba. What every rank calls is one file, loaded or compiled when its machine is
+made; the rest (`Entry.rare`) has a file for each, when it is first called.
 """
+
+from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numba
-from numba import int64
+from nanokv.device.machines.code_cache import CodeFile, function_digest
+from nanokv.device.machines.native_library import ObjectCode
 
-import nanokv.device.segment.native_world  # noqa: F401 - what protocol functions read of a world
-from nanokv.device.machines.code_cache import CodeCache, function_digest
-from nanokv.device.machines.compile_progress import compile_progress
-from nanokv.device.machines.native_entries import NATIVE_ENTRIES
-from nanokv.device.memory import native as memory_native
-from nanokv.device.memory.native_copy import copy_out
-from nanokv.device.memory.retarget import retarget
-from nanokv.device.memory.triton import VOCABULARY
-from nanokv.device.protocol.get import read
+if TYPE_CHECKING:
+    from nanokv.device.machines.entries import Entry
 
-CPU_VOCABULARY = {name: getattr(memory_native, name) for name in VOCABULARY}
-
-# Protocol functions hold only words: nothing counts references, and only the outermost is called from Python. Without
-# these options compiling takes twice as long (33 and 17 s).
-_INNER = {"nogil": True, "no_cpython_wrapper": True, "no_cfunc_wrapper": True, "_nrt": False, "no_rewrites": True}
-_OUTER = {"nogil": True, "no_cfunc_wrapper": True, "_nrt": False, "no_rewrites": True}
-
+_COMMON = "common"  # the file of what every rank calls
 _compiling = threading.RLock()  # two threads need not compile the same function
-_alive: list[Any] = []  # numba frees code whose compile result is gone
 
-
-class _Source:
-    """One device function of int64 arguments: loaded from the cache, or compiled."""
-
-    def __init__(
-        self, function: Any, arguments: int, vocabulary: Mapping[str, Any], done: dict[Any, Any], variant: str = ""
-    ) -> None:
-        inner = retargeted(function, vocabulary, done)
-        self._plain, self._signature = inner.py_func, (int64,) * arguments
-        self._cache = CodeCache(self._plain, function_digest(function), variant)
-
-    def load(self) -> Callable[..., Any] | None:
-        """The function if the cache has it."""
-        result = self._cache.load(self._signature)
-        return None if result is None else _callable(result)
-
-    def compile(self) -> Callable[..., Any]:
-        """Compile and keep it."""
-        dispatcher = numba.njit(self._signature, **_OUTER)(self._plain)
-        (result,) = dispatcher.overloads.values()
-        self._cache.keep(self._signature, result)
-        return _callable(result)
-
-
-def retargeted(function: Any, vocabulary: Mapping[str, Any], done: dict[Any, Any]) -> Any:
-    """`function` for this CPU. Only `read` copies out of a segment; what others copy goes into one."""
-
-    def wrap(plain: Callable[..., Any]) -> Any:
-        return numba.njit(plain, **_INNER)
-
-    retarget(read, {**vocabulary, "copy_bytes": copy_out}, wrap, done)
-    return retarget(function, vocabulary, wrap, done)
-
-
-def _callable(result: Any) -> Callable[..., Any]:
-    """The compiled code itself, past numba's choice among signatures: there is only one, and choosing costs 0.3 µs."""
-    _alive.append(result)
-    called: Callable[..., Any] = result.entry_point
-    return called
+NativeFunction = Callable[..., Any]
 
 
 def native_function(
@@ -78,9 +29,9 @@ def native_function(
     arguments: int,
     done: dict[Any, Any] | None = None,
     *,
-    vocabulary: Mapping[str, Any] = CPU_VOCABULARY,
+    vocabulary: Mapping[str, Any] | None = None,
     variant: str = "",
-) -> Callable[..., Any]:
+) -> NativeFunction:
     """One device function of int64 arguments, compiled for this CPU and kept on disk.
 
     Args:
@@ -88,44 +39,87 @@ def native_function(
         vocabulary: another one than the CPU's needs a `variant` of its own, the name of its folder in the cache.
     """
     with _compiling:
-        source = _Source(function, arguments, vocabulary, {} if done is None else done, variant)
-        return source.load() or source.compile()
+        raw = function.fn
+        name = f"{raw.__module__}.{raw.__qualname__}".replace("<", "").replace(">", "")
+        file = CodeFile(name, function_digest(function), variant)
+        code = file.load()
+        if code is None:
+            from nanokv.device.machines.native_compiler import CPU_VOCABULARY, compile_functions
+
+            functions = {raw.__name__: (function, arguments)}
+            code = compile_functions(functions, {} if done is None else done, vocabulary or CPU_VOCABULARY)
+            file.keep(code)
+        return code.load()[raw.__name__]
 
 
-class Code(dict[str, Callable[..., Any]]):
+class Code(dict[str, NativeFunction]):
     """Each of `NATIVE_ENTRIES` as a Python callable; loaded or compiled when it is asked for."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._done: dict[Any, Any] = {}
-        self._sources: dict[str, _Source] = {}
+        self._files: set[str] = set()  # of the cache, that are loaded
+        self._done: dict[Any, Any] = {}  # see `retarget`
 
     def load(self, name: str) -> bool:
         """Load an entry from the cache. False: it is not there."""
         with _compiling:
-            if name not in self:
-                code = self._source(name).load()
-                if code is not None:
-                    self[name] = code
-            return name in self
+            return name in self or (self._load(_COMMON) and name in self) or self._load(name)
 
-    def require(self, names: list[str]) -> None:
-        """Load entries; compile those that the cache does not have, and say so if that takes long."""
+    def require_common(self) -> None:
+        """Load what every rank calls, or compile it, and say so if that takes long."""
         with _compiling:
-            missing = [name for name in names if not self.load(name)]
-            if missing:
-                with compile_progress([NATIVE_ENTRIES[name].function for name in missing]):
-                    self.update({name: self._source(name).compile() for name in missing})
+            if not self._load(_COMMON):
+                self._compile({_COMMON: _common_names()})
 
-    def __missing__(self, name: str) -> Callable[..., Any]:
-        self.require([name])
+    def require_all(self) -> None:
+        """Load all entries, or compile them, and say so if that takes long."""
+        with _compiling:
+            missing = {} if self._load(_COMMON) else {_COMMON: _common_names()}
+            missing |= {name: [name] for name, entry in _entries().items() if entry.rare and not self.load(name)}
+            self._compile(missing)
+
+    def __missing__(self, name: str) -> NativeFunction:
+        with _compiling:
+            if not self.load(name):
+                self._compile({name: [name]} if _entries()[name].rare else {_COMMON: _common_names()})
         return self[name]
 
-    def _source(self, name: str) -> _Source:
-        if name not in self._sources:
-            entry = NATIVE_ENTRIES[name]
-            self._sources[name] = _Source(entry.function, entry.arguments, CPU_VOCABULARY, self._done)
-        return self._sources[name]
+    def _load(self, file: str) -> bool:
+        """Load a file of the cache, unless this process has; False: it is not there."""
+        if file not in self._files:
+            code = CodeFile(file).load()
+            if code is None:
+                return False
+            self._add(file, code)
+        return True
+
+    def _compile(self, files: dict[str, list[str]]) -> None:
+        """Compile entries into files of the cache. `files`: the names of each file's entries."""
+        from nanokv.device.machines.compile_progress import compile_progress
+        from nanokv.device.machines.native_compiler import compile_functions
+
+        entries = _entries()
+        with compile_progress([entries[name].function for names in files.values() for name in names]):
+            for file, names in files.items():
+                functions = {name: (entries[name].function, entries[name].arguments) for name in names}
+                code = compile_functions(functions, self._done)
+                CodeFile(file).keep(code)
+                self._add(file, code)
+
+    def _add(self, file: str, code: ObjectCode) -> None:
+        self.update(code.load())
+        self._files.add(file)
+
+
+def _entries() -> dict[str, Entry]:
+    """The table, which brings numba: only code that is compiled needs it."""
+    from nanokv.device.machines.native_entries import NATIVE_ENTRIES
+
+    return NATIVE_ENTRIES
+
+
+def _common_names() -> list[str]:
+    return [name for name, entry in _entries().items() if not entry.rare]
 
 
 @cache
@@ -140,5 +134,8 @@ def compiled(*, rare: bool = False) -> Code:
     Args:
         rare: those too that most ranks never call (v1's, repairs after a death): else they come when they are called.
     """
-    code().require([name for name, entry in NATIVE_ENTRIES.items() if rare or not entry.rare])
+    if rare:
+        code().require_all()
+    else:
+        code().require_common()
     return code()

@@ -16,8 +16,7 @@ import numpy.typing as npt
 
 from nanokv.device.machines.native_code import compiled
 from nanokv.device.machines.records import Position, Words
-from nanokv.device.native.clock import SECOND
-from nanokv.device.segment.host_records import CHANGE, ROUNDS
+from nanokv.device.segment.host_records import CHANGE, ROUNDS, SECOND
 from nanokv.device.segment.layout import WORD
 
 MOST_HINTS = 4096  #: taken from the ring in one round

@@ -1,4 +1,4 @@
-"""put and get as a Python caller needs them: few words per call, for each word takes as long as an atomic.
+"""put, get and plans as a Python caller needs them: few words per call, for each word takes as long as an atomic.
 
 The descriptor is a table whose address the caller passes, the time is taken inside, and the answer is one word.
 """
@@ -10,9 +10,12 @@ import triton.language as tl
 
 from nanokv.device.memory.triton import load64
 from nanokv.device.native.clock import wall_ns
+from nanokv.device.protocol.activity import leave
 from nanokv.device.protocol.get import get_described
-from nanokv.device.protocol.put import put
+from nanokv.device.protocol.put import begin_described, put
+from nanokv.device.protocol.status import OK
 from nanokv.device.segment.host_records import (
+    SLEEPS,
     WHAT_BYTES,
     WHAT_D0,
     WHAT_D1,
@@ -23,9 +26,8 @@ from nanokv.device.segment.host_records import (
     WHAT_D6,
     WHAT_FORMAT,
 )
-from nanokv.device.segment.world_table import World
-
-SLEEPS = tl.constexpr(1 << 32)  #: added to the status if the owner's poller sleeps and must be woken
+from nanokv.device.segment.layout import FLAG_PLAN
+from nanokv.device.segment.world_table import World, segment
 
 
 @triton.jit
@@ -72,3 +74,17 @@ def get_now(world: World, key_hash: tl.int64, key_check: tl.int64, dst: tl.int64
         load64(what + WHAT_D5, "relaxed"),
         load64(what + WHAT_D6, "relaxed"),
     )
+
+
+@triton.jit
+def plan_now(world: World, owner: tl.int64, key_hash: tl.int64, key_check: tl.int64, nbytes: tl.int64) -> Any:
+    """`begin_described` of raw bytes that a kernel will write, and `leave`: no activity word counts that kernel.
+
+    Returns (status, header slot, epoch, payload offset).
+    """
+    status, slot, epoch, payload, phase = begin_described(
+        world, owner, key_hash, key_check, nbytes, FLAG_PLAN, wall_ns(), 0, 0, 0, 0, 0, 0, 0, 0
+    )
+    if status == OK:
+        leave(world, segment(world, owner), phase)
+    return status, slot, epoch, payload

@@ -10,7 +10,8 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-SECOND = 1_000_000_000  #: ns
+from nanokv.device.segment.host_records import SECOND
+
 _REALTIME, _MONOTONIC = 0, 1  # Linux' numbers of the clocks of `time.time_ns` and `time.monotonic_ns`
 
 

@@ -6,10 +6,11 @@ import triton
 import triton.language as tl
 
 from nanokv.device.memory.triton import load64, store64, word
-from nanokv.device.native.calls import SLEEPS, get_now, put_now
+from nanokv.device.native.calls import get_now, put_now
 from nanokv.device.native.prefetch import prefetch
 from nanokv.device.protocol.directory import candidate_at, find, home_of, turn_at
 from nanokv.device.protocol.host_calls import remove_hinted
+from nanokv.device.segment.host_records import SLEEPS
 from nanokv.device.segment.layout import ENTRIES_PER_BUCKET, WORD_BYTES
 from nanokv.device.segment.world_table import World, segment
 

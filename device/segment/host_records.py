@@ -68,6 +68,8 @@ CHANGE_SLOT = CHANGE.at("slot")
 CHANGE_HEADER = CHANGE.at("header")
 CHANGE_BYTES = CHANGE.size_constant()
 
+SECOND = 1_000_000_000  #: ns
+SLEEPS = tl.constexpr(1 << 32)  #: added to a status if the owner's poller sleeps and must be woken
 NO_HOLE = tl.constexpr(-1)  #: no ticket
 NO_ROW = tl.constexpr(-1)  #: no STATE word of a READY header has it
 

@@ -11,7 +11,7 @@ from nanokv.allocation.writers import writer_in
 from nanokv.device.machines.base import Machine
 from nanokv.device.machines.records import Begun, Descriptor, Found, What, Words
 from nanokv.device.protocol.status import Status
-from nanokv.device.segment.layout import FLAG_PLAN, unpack
+from nanokv.device.segment.layout import unpack
 from nanokv.digests import Digests
 from nanokv.errors import NanoKVError, PeerLost
 from nanokv.host_poller.make_room import make_room
@@ -123,19 +123,22 @@ class ProducerAllocation:
         return self._get_now(key, dst, what)
 
     def begin(self, key: KeyDigest, nbytes: int, preferred: int | None, descriptor: Descriptor, *, plan: bool) -> Begun:
+        def begin(owner: int) -> Begun:
+            if plan:
+                return self._machine.plan_now(owner, key, nbytes, descriptor)
+            return self._machine.begin(owner, key, nbytes, 0, descriptor, time.time_ns())
+
         owner = self.owner_of(key, preferred)
-        flags = FLAG_PLAN.value if plan else 0
-        begun = self._machine.begin(owner, key, nbytes, flags, descriptor, time.time_ns())
-        while begun.status == Status.FULL and (other := self._instead_of(owner, key, preferred)) is not None:
+        begun = begin(owner)
+        if begun.status != _FULL:
+            return begun
+        while begun.status == _FULL and (other := self._instead_of(owner, key, preferred)) is not None:
             owner = other
-            begun = self._machine.begin(owner, key, nbytes, flags, descriptor, time.time_ns())
+            begun = begin(owner)
         tries = 0
-        while begun.status == Status.FULL and tries < _ROOM_TRIES and make_room(self._machine, owner, nbytes):
-            begun = self._machine.begin(owner, key, nbytes, flags, descriptor, time.time_ns())
+        while begun.status == _FULL and tries < _ROOM_TRIES and make_room(self._machine, owner, nbytes):
+            begun = begin(owner)
             tries += 1
-        if plan and begun.status == Status.OK:
-            self._machine.leave(owner, begun.phase)  # no activity word counts the kernel that writes a plan
-            begun = begun._replace(phase=-1)
         return begun
 
     def _instead_of(self, owner: int, key: KeyDigest, preferred: int | None) -> int | None:

@@ -10,9 +10,10 @@ import torch
 
 from nanokv.api.many import Many
 from nanokv.arguments import integer, seconds
+from nanokv.device.machines.records import NO_TERMS
 from nanokv.errors import InvalidArgument
 from nanokv.host_poller.make_room import make_room
-from nanokv.room import until_room
+from nanokv.room import NO_ROOM, NO_WAIT, until_room
 from nanokv.terms import Hold
 from nanokv.transfer.descriptors import RAW
 from nanokv.types import Key, WritePlan
@@ -33,7 +34,7 @@ class Kernels(Many):
         *,
         preferred_segment: int | None = None,
         hold: float | Hold | None = None,
-        timeout: float = 0.0,
+        timeout: float = NO_WAIT,
     ) -> WritePlan:
         """Claim a key and allocate; the caller's kernel writes the bytes. The kernel or `commit` makes it READY.
 
@@ -46,12 +47,17 @@ class Kernels(Many):
         """
         preferred_segment = self._checked_segment(preferred_segment)
         bytes_total = integer("bytes_total", bytes_total, 0, sys.maxsize)
+        if timeout is not NO_WAIT:
+            timeout = seconds("timeout", timeout)
         digest = self._hash(key)
-        plan = until_room(
-            self._heap,
-            seconds("timeout", timeout),
-            lambda: self._plans.begin(digest, bytes_total, preferred_segment, self._terms(hold)),
-        )
+        terms = NO_TERMS if hold is None else self._terms(hold)
+        plan = self._plans.begin(digest, bytes_total, preferred_segment, terms)
+        if timeout and plan in NO_ROOM:
+            plan = until_room(
+                self._heap,
+                timeout,
+                lambda: self._plans.begin(digest, bytes_total, preferred_segment, self._terms(hold)),
+            )
         if isinstance(plan, WritePlan):
             return plan
         raise self._error(plan, key, bytes_total, preferred_segment)

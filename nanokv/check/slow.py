@@ -15,7 +15,8 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from nanokv.device.machines.native_code import CPU_VOCABULARY, native_function
+from nanokv.device.machines.native_code import native_function
+from nanokv.device.machines.native_compiler import CPU_VOCABULARY
 
 # mypy: disallow-untyped-decorators=false
 

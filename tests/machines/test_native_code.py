@@ -12,11 +12,14 @@ from typing import Any
 
 import pytest
 
-from nanokv.device.machines import native_code
-from nanokv.device.machines.code_cache import COMPILED_ROOMS, DEVICE, cache_directory, source_digest
+from nanokv.device import sources
+from nanokv.device.machines import code_cache, native_compiler
+from nanokv.device.machines.code_cache import CodeFile, cache_directory
 from nanokv.device.machines.compile_progress import compile_progress
 from nanokv.device.machines.native_code import Code, compiled, native_function
 from nanokv.device.machines.native_entries import NATIVE_ENTRIES
+from nanokv.device.machines.native_library import ObjectCode
+from nanokv.device.sources import COMPILED_ROOMS, DEVICE, files_digest
 from nanokv.errors import HeapUnavailable, InvalidArgument
 
 ROOT = Path(__file__).parents[2]
@@ -29,40 +32,41 @@ def copied(tmp_path: Path) -> Path:
 
 
 def test_a_copy_has_the_same_digest(copied: Path) -> None:
-    assert source_digest(copied) == source_digest()
+    assert files_digest(copied) == files_digest()
 
 
 @pytest.mark.parametrize("room", COMPILED_ROOMS)
 def test_a_change_of_what_is_compiled_is_seen(copied: Path, room: str) -> None:
-    before = source_digest(copied)
+    before = files_digest(copied)
     path = next(path for path in sorted((copied / room).glob("*.py")) if path.name != "__init__.py")
     path.write_text(path.read_text() + "\n")
-    assert source_digest(copied) != before
+    assert files_digest(copied) != before
 
 
 def test_a_change_below_a_subfolder_is_seen(copied: Path) -> None:
-    before = source_digest(copied)
+    before = files_digest(copied)
     (copied / "protocol" / "deeper").mkdir()
     (copied / "protocol" / "deeper" / "more.py").write_text("")
-    added = source_digest(copied)
+    added = files_digest(copied)
     (copied / "protocol" / "deeper" / "more.py").rename(copied / "protocol" / "deeper" / "other.py")
-    assert len({before, added, source_digest(copied)}) == 3
+    assert len({before, added, files_digest(copied)}) == 3
 
 
 @pytest.mark.parametrize(
     "path", ["__init__.py", "library/steps.py", "kernels/many.py", "machines/native.py", "sim/memory.py"]
 )
 def test_a_change_of_what_is_not_compiled_is_not(copied: Path, path: str) -> None:
-    before = source_digest(copied)
+    before = files_digest(copied)
     (copied / path).write_text((copied / path).read_text() + "\n")
-    assert source_digest(copied) == before
+    assert files_digest(copied) == before
 
 
-def test_a_change_of_the_compilers_options_is_seen(copied: Path) -> None:
-    before = source_digest(copied)
-    path = copied / "machines" / "native_code.py"
+@pytest.mark.parametrize("name", ["native_compiler.py", "python_calls.py"])
+def test_a_change_of_the_compilers_options_is_seen(copied: Path, name: str) -> None:
+    before = files_digest(copied)
+    path = copied / "machines" / name
     path.write_text(path.read_text() + "\n")
-    assert source_digest(copied) != before
+    assert files_digest(copied) != before
 
 
 def test_every_compiled_function_comes_from_a_room_of_the_digest() -> None:
@@ -76,6 +80,8 @@ def test_every_compiled_function_comes_from_a_room_of_the_digest() -> None:
 LOADS_ALL = """
 import nanokv
 from nanokv.device.machines.native_entries import NATIVE_ENTRIES
+from nanokv.device.machines.native_library import ObjectCode
+from nanokv.device.sources import COMPILED_ROOMS, DEVICE, files_digest
 from nanokv.device.machines.native_code import code
 print(nanokv.__file__, [name for name in NATIVE_ENTRIES if not code().load(name)])
 """
@@ -117,13 +123,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def compilations(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the functions that are compiled, not loaded."""
     seen: list[str] = []
-    compile_it = native_code._Source.compile
+    compile_them = native_compiler.compile_functions
 
-    def compile_and_note(self: Any) -> Any:
-        seen.append(self._plain.__name__)
-        return compile_it(self)
+    def compile_and_note(functions: Any, *rest: Any) -> Any:
+        seen.extend(functions)
+        return compile_them(functions, *rest)
 
-    monkeypatch.setattr(native_code._Source, "compile", compile_and_note)
+    monkeypatch.setattr(native_compiler, "compile_functions", compile_and_note)
     return seen
 
 
@@ -174,15 +180,63 @@ def test_a_file_that_changes_after_it_was_loaded_lends_its_digest_to_nothing(tmp
     new = small(tmp_path, factor=3)  # the file has changed, and `old` is not compiled yet
     assert native_function(old, 1)(5) == 11
     assert native_function(new, 1)(5) == 16
-    assert list(folder.glob("nanokv/*/*.nbi"))
+    assert list(folder.glob("nanokv/*/*.code"))
 
 
-def test_a_damaged_file_is_compiled_again(tmp_path: Path, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("change", ["cut", "flip", "empty"])
+def test_a_damaged_file_is_compiled_again(
+    tmp_path: Path, folder: Path, caplog: pytest.LogCaptureFixture, change: str
+) -> None:
     native_function(small(tmp_path), 1)
-    (path,) = folder.glob("nanokv/*/*.nbc")
-    path.write_bytes(path.read_bytes()[:100])
+    (path,) = folder.glob("nanokv/*/*.code")
+    whole = path.read_bytes()
+    middle = len(whole) // 2
+    flipped = whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :]
+    path.write_bytes({"cut": whole[:100], "flip": flipped, "empty": b""}[change])
     assert native_function(small(tmp_path), 1)(5) == 11
-    assert "damaged" in caplog.text and len(path.read_bytes()) > 100
+    assert "damaged" in caplog.text
+    assert CodeFile(path.stem, path.read_bytes()[16:32]).load() is not None
+
+
+@pytest.mark.usefixtures("folder")
+def test_code_that_uses_a_symbol_that_this_process_lacks_is_not_loaded(tmp_path: Path) -> None:
+    native_function(small(tmp_path), 1)
+    file = CodeFile("small_functions.small", code_cache.function_digest(small(tmp_path)))
+    code = file.load()
+    assert code is not None
+    file.keep(ObjectCode(code.names, [*code.needs, "no_such_symbol"], code.code))
+    assert file.load() is None
+
+
+def test_sources_that_change_under_a_process_neither_lend_nor_take_code(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    native_function(small(tmp_path), 1)
+    code = CodeFile("small_functions.small", code_cache.function_digest(small(tmp_path))).load()
+    assert code is not None
+    CodeFile("of_rooms").keep(code)
+    code_cache._loads.cache_clear()
+    assert CodeFile("of_rooms").load() == code
+    monkeypatch.setattr(sources, "DEVICE", shutil.copytree(DEVICE, tmp_path / "device"))
+    monkeypatch.setattr(sources, "files_digest", lambda: files_digest(sources.DEVICE))
+    (sources.DEVICE / "protocol" / "put.py").write_text("")
+    code_cache._loads.cache_clear()
+    assert CodeFile("of_rooms").load() is None
+    CodeFile("another").keep(code)
+    assert not list(folder.glob("nanokv/*/another*")) and "sources have changed" in caplog.text
+    code_cache._loads.cache_clear()
+
+
+# --- calls from Python -------------------------------------------------------------------------
+@pytest.mark.usefixtures("folder")
+def test_a_call_takes_words_and_nothing_else(tmp_path: Path) -> None:
+    function = native_function(small(tmp_path), 1)
+    assert [function(x) for x in (-(2**62), True)] == [-(2**63) + 1, 3]
+    for wrong in ((), (1, 2), ("1",), (1.5,), (None,)):
+        with pytest.raises(TypeError):
+            function(*wrong)
+    with pytest.raises(OverflowError):
+        function(2**63)
 
 
 def test_processes_may_write_at_the_same_time(tmp_path: Path, folder: Path) -> None:
@@ -190,7 +244,7 @@ def test_processes_may_write_at_the_same_time(tmp_path: Path, folder: Path) -> N
     path = str(tmp_path / "small_functions.py")
     processes = [start_python(COMPILES_SMALL, path) for _ in range(3)]
     assert [process.communicate(timeout=500)[0].strip() for process in processes] == ["11"] * 3
-    assert sorted(p.suffix for p in folder.glob("nanokv/*/*")) == [".nbc", ".nbi"]
+    assert [p.suffix for p in folder.glob("nanokv/*/*")] == [".code"]
 
 
 def test_a_named_folder_that_cannot_be_made_is_an_error_that_names_the_variable(
@@ -232,7 +286,7 @@ def test_code_that_cannot_be_kept_runs_and_warns(
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("os.replace", full)
+    monkeypatch.setattr(Path, "replace", full)
     assert native_function(function, 1)(5) == 11
     assert "No space left on device" in caplog.text and "NANOKV_CACHE_DIR" in caplog.text
     assert list(folder.glob("nanokv/*/*")) == []
@@ -242,7 +296,7 @@ def test_code_that_cannot_be_kept_runs_and_warns(
 def test_rare_entries_come_when_they_are_called(compilations: list[str]) -> None:
     compiled(rare=True)
     code = Code()
-    code.require([name for name, entry in NATIVE_ENTRIES.items() if not entry.rare])
+    code.require_common()
     assert "put_now" in code and not {"install", "recount"} & code.keys()
     assert callable(code["recount"]) and "recount" in code
     assert compilations == []

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nanokv.device.machines.native_code import CPU_VOCABULARY, retargeted
+from nanokv.device.machines.native_compiler import CPU_VOCABULARY, retargeted
 from nanokv.device.memory.native import copy_bytes, store64
 from nanokv.device.memory.native_copy import LARGE_BYTES, copy_in, copy_out
 from nanokv.device.protocol.get import read

@@ -22,7 +22,7 @@ import nanokv
 from nanokv import doctor
 from nanokv.cli import app, worlds
 from nanokv.cli.output import blocks, columns, size
-from nanokv.device.machines.code_cache import cache_directory, source_digest
+from nanokv.device.machines.code_cache import cache_directory, code_digest
 from nanokv.device.machines.native import NativeMachine
 from nanokv.device.machines.native_code import compiled
 from nanokv.device.machines.native_entries import NATIVE_ENTRIES
@@ -554,10 +554,10 @@ def test_doctor_warns_that_nothing_is_compiled(tmp_path: Path, monkeypatch: pyte
 
 def test_doctor_is_not_fooled_by_the_names_of_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compiled(rare=True)
-    shutil.copytree(cache_directory(), tmp_path / "nanokv" / source_digest())
+    shutil.copytree(cache_directory(), tmp_path / "nanokv" / code_digest())
     monkeypatch.setenv("NANOKV_CACHE_DIR", str(tmp_path))
     assert {row.name: row for row in doctor.examine(smoke=False)}["compiled code"].state == "ok"
-    for path in (tmp_path / "nanokv" / source_digest()).glob("nanokv.device.protocol.put.*.nbc"):
+    for path in (tmp_path / "nanokv" / code_digest()).glob("put_copied.code"):
         path.write_bytes(b"")
     row = {row.name: row for row in doctor.examine(smoke=False)}["compiled code"]
     assert row.state == "warn" and not row.detail.startswith((f"{len(NATIVE_ENTRIES)} ", "0 "))

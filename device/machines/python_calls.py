@@ -1,0 +1,62 @@
+"""Python's calls of native functions, as LLVM code: words in, words out, and no interpreter's lock in between.
+
+numba makes such calls too, but only a process that has imported numba can load them. These need nothing but Python.
+"""
+
+from typing import Any
+
+from llvmlite import ir
+from numba.core import cgutils, types
+from numba.core.types.containers import BaseTuple
+
+_OBJECT = ir.IntType(8).as_pointer()  # PyObject*
+_FAST_CALL = ir.FunctionType(_OBJECT, [_OBJECT, _OBJECT.as_pointer(), ir.IntType(64)])  # PyCFunctionFast
+
+
+def add_python_call(context: Any, module: Any, symbol: str, compiled: Any) -> None:
+    """Add the function `symbol`, of METH_FASTCALL, to a module: it calls a compiled function of int64 arguments.
+
+    Args:
+        context: numba's target context.
+        module: of LLVM, that is linked with the code of `compiled`.
+        compiled: numba's result of a compilation: the function answers with a word, a bool, several, or nothing.
+    """
+    kinds = compiled.signature.args
+    function = ir.Function(module, _FAST_CALL, symbol)
+    builder = ir.IRBuilder(function.append_basic_block())
+    python = context.get_python_api(builder)
+    _, arguments, count = function.args
+    with builder.if_then(builder.icmp_signed("!=", count, count.type(len(kinds))), likely=False):
+        python.err_set_string("PyExc_TypeError", f"{symbol} takes {len(kinds)} integers")
+        builder.ret(_OBJECT(None))
+    words = [python.long_as_longlong(builder.load(cgutils.gep(builder, arguments, i))) for i in range(len(kinds))]
+    with cgutils.if_unlikely(builder, cgutils.is_not_null(builder, python.err_occurred())):
+        builder.ret(_OBJECT(None))
+    native = context.declare_function(module, compiled.fndesc)
+    lock = python.save_thread()
+    result = compiled.signature.return_type
+    status, value = context.call_conv.call_function(builder, native, result, kinds, words)
+    python.restore_thread(lock)
+    with cgutils.if_unlikely(builder, status.is_error):
+        python.err_set_string("PyExc_ArithmeticError", f"{symbol} has failed")
+        builder.ret(_OBJECT(None))
+    builder.ret(_answer(builder, python, result, value))
+
+
+def _answer(builder: Any, python: Any, kind: Any, value: Any) -> Any:
+    if kind == types.none:
+        return python.make_none()
+    if not isinstance(kind, BaseTuple):
+        return _word(python, kind, value)
+    answer = python.tuple_new(len(kind))
+    for i, each in enumerate(kind):
+        python.tuple_setitem(answer, i, _word(python, each, builder.extract_value(value, i)))
+    return answer
+
+
+def _word(python: Any, kind: Any, value: Any) -> Any:
+    if kind == types.boolean:
+        return python.bool_from_bool(value)
+    if kind == types.int64:
+        return python.long_from_longlong(value)
+    raise TypeError(f"a native function answers with words, not with {kind}")
