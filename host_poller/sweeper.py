@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from nanokv.device.machines.base import Machine
-from nanokv.device.protocol.joinable import NEIGHBOURS
+from nanokv.device.protocol.status import NEIGHBOURS
 from nanokv.device.segment.geometry import producer_of
 from nanokv.device.segment.layout import (
     EPOCH_SHIFT,

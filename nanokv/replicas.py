@@ -15,9 +15,9 @@ from nanokv.arguments import integer
 from nanokv.background import Worker
 from nanokv.device.machines.base import Machine
 from nanokv.device.machines.records import NO_TERMS, Terms
-from nanokv.device.protocol.replicate import MOST_COPIES
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.geometry import nearest_first
+from nanokv.device.segment.layout import MOST_COPIES
 from nanokv.digests import Digests
 from nanokv.errors import CacheClosed, InvalidArgument, NanoKVError, PeerLost
 from nanokv.heap.base import Heap

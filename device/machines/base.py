@@ -18,12 +18,12 @@ import numpy.typing as npt
 
 from nanokv.device.machines.free_chains import free_chains
 from nanokv.device.machines.records import Begun, Bell, Descriptor, Drained, Found, Place, Terms, What, Words
-from nanokv.device.protocol.directory import CANDIDATES
-from nanokv.device.protocol.put_copied import COPY
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.geometry import Geometry
+from nanokv.device.segment.host_records import COPY
 from nanokv.device.segment.layout import (
     ACTIVITY,
+    CANDIDATES,
     ENTRY_EPOCH_MASK,
     FLAG_PLAN,
     HEAP_CTL,

@@ -7,9 +7,8 @@ import numpy as np
 import numpy.typing as npt
 
 from nanokv.device.machines.records import Words
-from nanokv.device.protocol.extent import FREE
 from nanokv.device.segment.geometry import Geometry
-from nanokv.device.segment.layout import unpack
+from nanokv.device.segment.layout import FREE, unpack
 
 
 def free_chains(geometry: Geometry, links: npt.NDArray[Any], firsts: Mapping[int, Words]) -> tuple[Words, Words]:

@@ -32,7 +32,6 @@ import triton.language as tl
 
 from nanokv.device.memory.triton import add64, cas64, load64, select, store64, word
 from nanokv.device.protocol.directory import (
-    CANDIDATES,
     candidate_at,
     entry_header,
     entry_owner,
@@ -50,6 +49,7 @@ from nanokv.device.protocol.directory import (
 from nanokv.device.protocol.header import epoch_of, kill, state_word
 from nanokv.device.protocol.status import DUPLICATE, NO_ENTRY, NOT_READY, OK
 from nanokv.device.segment.layout import (
+    CANDIDATES,
     ENTRIES_PER_BUCKET,
     ENTRY_FINAL,
     ENTRY_REPLICA,

@@ -53,7 +53,6 @@ from nanokv.device.segment.world_table import (
     segment,
 )
 
-CANDIDATES = tl.constexpr(2 * ENTRIES_PER_BUCKET.value)
 DE_BRUIJN = tl.constexpr(0x09AF)  # each four neighbouring bits of it differ
 DE_BRUIJN_PLACES = tl.constexpr(-0x328157B0496CADF0)  # the number of a bit, at four times what its product begins with
 

@@ -20,7 +20,6 @@ import triton.language as tl
 
 from nanokv.device.memory.triton import load64, select, word
 from nanokv.device.protocol.extent import (
-    HELD,
     class_of,
     give,
     give_pages,
@@ -42,6 +41,7 @@ from nanokv.device.segment.layout import (
     H_ACCESS,
     H_PAYLOAD,
     H_STATE,
+    HELD,
     LOW32,
     MARK_MASK,
     MARK_SHIFT,

@@ -44,6 +44,8 @@ from nanokv.device.protocol.splitting import begin_split, end_split
 from nanokv.device.segment.layout import (
     BUMP_PTR,
     COUNT_CORRUPT,
+    FREE,
+    HELD,
     LOW32,
     MARK_MASK,
     MARK_SHIFT,
@@ -62,8 +64,6 @@ from nanokv.device.segment.world_table import (
 
 N_CLASSES = tl.constexpr(SIZE_CLASSES)
 ROWS = tl.constexpr(8)  # size classes whose lists a producer looks at at once: the words are in registers
-FREE = tl.constexpr(1)  # plus the class: the mark of a free extent
-HELD = tl.constexpr(1 + SIZE_CLASSES)  # plus the class: the mark of an extent that a header slot holds
 
 
 @triton.jit

@@ -24,12 +24,15 @@ import triton
 import triton.language as tl
 
 from nanokv.device.memory.triton import load64, select, word
-from nanokv.device.protocol.extent import FREE, HELD, ROWS, link_of, pages_marked
+from nanokv.device.protocol.extent import ROWS, link_of, pages_marked
 from nanokv.device.protocol.joining import joiner
 from nanokv.device.protocol.shards import next_filled
+from nanokv.device.protocol.status import EXTENT, NEIGHBOURS, NOTHING
 from nanokv.device.segment.layout import (
     BUMP_PTR,
+    FREE,
     FREE_HEAD,
+    HELD,
     JOINER_MASK,
     JOINING,
     LOW32,
@@ -44,9 +47,6 @@ from nanokv.device.segment.world_table import (
     segment,
 )
 
-NOTHING = tl.constexpr(0)
-NEIGHBOURS = tl.constexpr(1)
-EXTENT = tl.constexpr(2)
 FEW = tl.constexpr(4)  # up to one free extent per 16 pages is looked at by itself, which takes a jump each
 
 

@@ -23,30 +23,17 @@ from nanokv.device.protocol.put import begin_described, finish
 from nanokv.device.protocol.replicate import begin_copy, end_copy
 from nanokv.device.protocol.ring import asleep
 from nanokv.device.protocol.status import OK
-from nanokv.device.segment.record import Field, Record
-from nanokv.device.segment.world_table import World, segment
-
-COPY = Record(
-    "Copy",
-    8,
-    [
-        Field("rank", "<i8", "the rank whose segment gets the copy"),
-        Field("status", "<i8", "the answer: OK, or why there is no copy"),
-        Field("sleeps", "<i8", "1 if that rank's poller sleeps and must be woken"),
-        Field("slot", "<i8", "header slot"),
-        Field("epoch", "<i8", "of the header"),
-        Field("payload", "<i8", "offset of the first page"),
-        Field("phase", "<i8", "the grace phase to leave"),
-    ],
+from nanokv.device.segment.host_records import (
+    C_EPOCH,
+    C_PAYLOAD,
+    C_PHASE,
+    C_RANK,
+    C_SLEEPS,
+    C_SLOT,
+    C_STATUS,
+    COPY_BYTES,
 )
-COPY_BYTES = tl.constexpr(COPY.size)
-C_RANK = COPY.at("rank")
-C_STATUS = COPY.at("status")
-C_SLEEPS = COPY.at("sleeps")
-C_SLOT = COPY.at("slot")
-C_EPOCH = COPY.at("epoch")
-C_PAYLOAD = COPY.at("payload")
-C_PHASE = COPY.at("phase")
+from nanokv.device.segment.world_table import World, segment
 
 
 @triton.jit

@@ -83,8 +83,6 @@ from nanokv.device.segment.layout import (
 )
 from nanokv.device.segment.world_table import World, header_at, is_rank, label_at, open_world, segment
 
-MOST_COPIES = 7  #: of one object beside its primary; sixteen entries may hold its key
-
 
 # --- one copy ---------------------------------------------------------------------------------
 @triton.jit

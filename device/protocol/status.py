@@ -42,3 +42,8 @@ TOO_LARGE = tl.constexpr(Status.TOO_LARGE.value)
 NO_PIN = tl.constexpr(Status.NO_PIN.value)
 BUSY = tl.constexpr(Status.BUSY.value)
 INVALID = tl.constexpr(Status.INVALID.value)
+
+# what a segment has for an extent of a size class (`joinable.outlook`)
+NOTHING = tl.constexpr(0)
+NEIGHBOURS = tl.constexpr(1)  # that can be joined, or are being joined
+EXTENT = tl.constexpr(2)

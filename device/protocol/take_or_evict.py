@@ -21,10 +21,11 @@ from nanokv.device.protocol.evict import evict_for
 from nanokv.device.protocol.evict_neighbours import evict_neighbours
 from nanokv.device.protocol.extent import pop_free, take
 from nanokv.device.protocol.header import take_slot, take_slot_at_home, take_slot_elsewhere
-from nanokv.device.protocol.joinable import EXTENT, NEIGHBOURS, NOTHING, outlook
+from nanokv.device.protocol.joinable import outlook
 from nanokv.device.protocol.ring import announce
 from nanokv.device.protocol.search import may_evict
 from nanokv.device.protocol.splitting import ended_splits, is_split_since
+from nanokv.device.protocol.status import EXTENT, NEIGHBOURS, NOTHING
 from nanokv.device.segment.layout import WANTED
 from nanokv.device.segment.world_table import World, open_world
 

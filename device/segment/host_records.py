@@ -63,6 +63,29 @@ WHAT_D0, WHAT_D1, WHAT_D2, WHAT_D3, WHAT_D4, WHAT_D5, WHAT_D6 = (
     tl.constexpr(WHAT.offsets["dims"] + i * WORD) for i in range(MAX_DIMS)
 )
 
+COPY = Record(
+    "Copy",
+    WORD,
+    [
+        Field("rank", "<i8", "the rank whose segment gets the copy"),
+        Field("status", "<i8", "the answer: OK, or why there is no copy"),
+        Field("sleeps", "<i8", "1 if that rank's poller sleeps and must be woken"),
+        Field("slot", "<i8", "header slot"),
+        Field("epoch", "<i8", "of the header"),
+        Field("payload", "<i8", "offset of the first page"),
+        Field("phase", "<i8", "the grace phase to leave"),
+    ],
+)
+
+COPY_BYTES = COPY.size_constant()
+C_RANK = COPY.at("rank")
+C_STATUS = COPY.at("status")
+C_SLEEPS = COPY.at("sleeps")
+C_SLOT = COPY.at("slot")
+C_EPOCH = COPY.at("epoch")
+C_PAYLOAD = COPY.at("payload")
+C_PHASE = COPY.at("phase")
+
 CHANGE_KIND = CHANGE.at("kind")
 CHANGE_SLOT = CHANGE.at("slot")
 CHANGE_HEADER = CHANGE.at("header")

@@ -369,6 +369,8 @@ PRODUCER_INC_SHIFT, PRODUCER_INC_MASK = _bits("PRODUCER", "incarnation")
 TAG_SHIFT, TAG_MASK = _bits("LIST", "tag")
 STAMP_SHIFT, STAMP_MASK = _bits("LINK", "stamp")
 MARK_SHIFT, MARK_MASK = _bits("LINK", "mark")
+FREE = tl.constexpr(1)  # plus the class: the mark of a free extent
+HELD = tl.constexpr(1 + SIZE_CLASSES)  # plus the class: the mark of an extent that a header slot holds
 STAMP_BITS = tl.constexpr(STAMP_MASK.value << STAMP_SHIFT.value)
 
 ENTRY_TENTATIVE = tl.constexpr(1)
@@ -380,6 +382,8 @@ ENTRY_RANK_SHIFT, ENTRY_RANK_MASK = _bits("ENTRY", "rank")
 ENTRY_HEADER_SHIFT, ENTRY_HEADER_MASK = _bits("ENTRY", "header")
 ENTRY_EPOCH_SHIFT, ENTRY_EPOCH_MASK = _bits("ENTRY", "epoch")
 ENTRIES_PER_BUCKET = tl.constexpr(BUCKET_ENTRIES)
+CANDIDATES = tl.constexpr(2 * BUCKET_ENTRIES)  # entries that may hold a key
+MOST_COPIES = 7  #: of one object beside its primary; as many more entries of its key are left to others
 BUCKET_BYTES = tl.constexpr(BUCKET_ENTRIES * WORD)
 
 # eviction policies: stored values, never renumber them

@@ -4,8 +4,7 @@ from collections.abc import Generator, Iterator
 
 import numpy as np
 
-from nanokv.device.protocol.extent import HELD
-from nanokv.device.segment.layout import SIZE_CLASSES, unpack
+from nanokv.device.segment.layout import HELD, SIZE_CLASSES, unpack
 from nanokv.fsck.look import Look, Numbers, World, walk
 from nanokv.fsck.report import RECOVER, REMAKE, SHOWN, Finding, find, runs_of
 

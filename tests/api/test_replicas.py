@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import nanokv
-from nanokv.device.protocol.replicate import MOST_COPIES
+from nanokv.device.segment.layout import MOST_COPIES
 from nanokv.errors import DuplicateKey, InvalidArgument, KeyNotFound, ObjectPinned, OutOfMemory, PeerLost
 from nanokv.fsck import check_cache
 

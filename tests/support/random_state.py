@@ -6,8 +6,8 @@ from typing import NamedTuple
 import numpy as np
 
 from nanokv.device.machines.native_code import compiled
-from nanokv.device.protocol.put_copied import COPY
 from nanokv.device.segment.geometry import Geometry, producer_word
+from nanokv.device.segment.host_records import COPY
 from nanokv.device.segment.layout import (
     DEAD,
     ENTRY_EPOCH_MASK,
