@@ -22,9 +22,9 @@ import triton.language as tl
 
 from nanokv.device.kernels.frame import FIRST_ANSWER, FRAME_WORDS, answer, arg
 from nanokv.device.machines.native_code import native_function
+from nanokv.device.machines.native_compiler import CPU_VOCABULARY
 from nanokv.device.memory import native as memory_native
 from nanokv.device.memory.retarget import retarget
-from nanokv.device.memory.triton import VOCABULARY
 from nanokv.device.segment.world_table import open_world
 from tests.support.random_state import ARGUMENTS, Address, Draw, Memory, corrupt, history
 
@@ -97,8 +97,7 @@ class Runner:
     def _native(self, function: Any, arity: int) -> Callable[..., Any]:
         if self._planted is None:
             return native_function(function, arity, self._done)
-        vocabulary = {name: getattr(memory_native, name) for name in VOCABULARY} | self._planted
-        return retarget(function, vocabulary, lambda f: numba.njit(f, nogil=True), self._done)
+        return retarget(function, CPU_VOCABULARY | self._planted, lambda f: numba.njit(f, nogil=True), self._done)
 
     def round(self, name: str, function: Any, seed: int) -> str | None:
         """One comparison; None, or the difference."""

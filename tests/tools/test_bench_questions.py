@@ -16,7 +16,7 @@ from nanokv.bench.suite.plots import plots
 from nanokv.bench.suite.ring import Mismatch
 from nanokv.bench.suite.worlds import Worlds
 from nanokv.config import Options
-from nanokv.device.segment.layout import HEAP_CTL
+from nanokv.device.segment.layout import FREE_HEAD_STRIDE, HEAP_CTL
 from nanokv.wiring import plan_geometry
 from tests.support.bench_questions import TINY, ask, cases, check_latency, opened_worlds
 
@@ -39,7 +39,7 @@ def test_bytes_that_differ_are_noticed() -> None:
 # --- alloc --------------------------------------------------------------------------------------
 def test_alloc(worlds: Worlds) -> None:
     figures = ask(alloc.QUESTION, worlds)
-    assert cases(figures) == [{"what": what, "threads": n} for what in ("free list", "extent") for n in (1, 2)]
+    assert cases(figures) == [{"what": what, "threads": n} for what in alloc.KINDS for n in (1, 2)]
     assert {(figure.unit, figure.better) for figure in figures} == {("M/s", "higher")}
 
 
@@ -52,9 +52,10 @@ def test_what_was_lost_is_noticed(what: str) -> None:
     if isinstance(shared, alloc.FreeList):
         shared._head[0] = 0
     else:
-        assert isinstance(shared, alloc.Extents)
+        first = shared._own[0] if isinstance(shared, alloc.ExtentsApart) else shared
+        assert isinstance(first, alloc.Extents)
         at = HEAP_CTL.offsets["free_head0"]
-        shared._control[at : at + 8] = 0
+        first._control[at : at + FREE_HEAD_STRIDE.value] = 0
     assert shared.free() == []
     with pytest.raises(alloc.Lost, match=r"0 of 1024|nothing was found \[10\]"):
         alloc.time_pairs(shared, 1, 10)
