@@ -16,6 +16,7 @@ from nanokv.errors import PeerLost, WaitTimeout
 from nanokv.heap.base import Heap
 from nanokv.types import KeyDigest
 
+_OK = int(Status.OK)
 _SPIN = 0.00003  #: seconds of looking without a sleep: for an object that is being written just now
 _PAUSE, _LONGEST_PAUSE = 0.001, 0.01  #: seconds between two looks: at first at most, and at last
 _FRUITLESS = 0.0001  #: seconds of rest after a hint about another object: a stream of them must not take a core
@@ -62,9 +63,16 @@ class Waiter:
                 self._owed.check(missing)
                 left_over = timeout - waited if timeout is not None else _LONGEST_PAUSE
                 longest = min(max(_PAUSE, waited / 100), _LONGEST_PAUSE)
-                self._pause(missing, min(longest, waited / 8, left_over))
-            elif self._watch is not None:
-                self._watch(missing[-1], _SPIN - waited, _SPIN - waited)
+                spin, seconds = 0.0, min(longest, waited / 8, left_over)
+            else:
+                spin = seconds = _SPIN - waited
+            if self._watch is None:
+                if not spin:
+                    self._pause(missing, seconds)
+            elif self._watch(missing[-1], spin, seconds) == _OK:
+                missing.pop()
+                if not missing:  # at once: after a sleep each line of Python takes ten times as long
+                    return
 
     def _drop_ready(self, missing: list[KeyDigest]) -> bool:
         """Drop the keys at the end whose objects are READY. True if none is left."""
@@ -73,9 +81,6 @@ class Waiter:
         return not missing
 
     def _pause(self, missing: list[KeyDigest], seconds: float) -> None:
-        if self._watch is not None:
-            self._watch(missing[-1], 0.0, seconds)
-            return
         count = len(missing)
         began = time.monotonic()
         self._heap.wait_for_any_hint(seconds, lambda: not self._drop_ready(missing))

@@ -8,7 +8,7 @@ from typing import cast, get_args
 from nanokv.allocation.producer import ProducerAllocation
 from nanokv.api.base import CacheBase
 from nanokv.arguments import FOREVER, integer, seconds
-from nanokv.errors import InvalidArgument
+from nanokv.errors import InvalidArgument, WaitTimeout
 from nanokv.heap.base import ElasticHeap
 from nanokv.membership.empty import Emptying, Fate
 from nanokv.membership.leave import adopt_segment, leave_world
@@ -43,8 +43,12 @@ class World(CacheBase):
         self._wait_for(digests, FOREVER if timeout is None else seconds("timeout", timeout))
 
     def _wait_for(self, digests: list[KeyDigest], timeout: float | None) -> None:
-        with self._traffic.counting_timeouts():
-            Waiter(self._heap, self._allocation, self._look, self._watch).wait(digests, timeout)
+        waiter = Waiter(self._heap, self._allocation, self._look, self._watch)
+        try:  # not `counting_timeouts`: ending a context takes microseconds after a sleep
+            waiter.wait(digests, timeout)
+        except WaitTimeout:
+            self._traffic.timeouts += 1
+            raise
 
     def flush(self, *, timeout: float = 10.0) -> None:
         """Wait until this rank's index (keys, stats, events) includes every commit in its segment before this call.
