@@ -23,26 +23,28 @@ class Digests(Sequence[KeyDigest]):
 
     Attributes:
         words: the same, contiguous and read-only.
+        tag: the tag of the identity that all of them are known to name, as a signed word; None: nobody has looked.
     """
 
-    __slots__ = ("words",)
+    __slots__ = ("tag", "words")
     words: npt.NDArray[np.int64]
+    tag: int | None
 
     def __init__(self, words: npt.NDArray[np.int64]) -> None:
         if not isinstance(words, np.ndarray) or words.dtype != np.int64 or words.ndim != 2 or words.shape[1] != 2:
             raise InvalidArgument(f"digests are a numpy array, int64 [n, 2], not {_shown(words)}")
-        self._take(np.array(words, order="C"))
+        self._take(np.array(words, order="C"), None)
 
     @classmethod
-    def own(cls, words: npt.NDArray[np.int64]) -> "Digests":
+    def own(cls, words: npt.NDArray[np.int64], tag: int | None = None) -> "Digests":
         """Of an array, int64 [n, 2], contiguous, that nothing else will change."""
         made = cls.__new__(cls)
-        made._take(words)
+        made._take(words, tag)
         return made
 
-    def _take(self, words: npt.NDArray[np.int64]) -> None:
+    def _take(self, words: npt.NDArray[np.int64], tag: int | None) -> None:
         words.setflags(write=False)
-        self.words = words
+        self.words, self.tag = words, tag
 
     def __len__(self) -> int:
         return len(self.words)
@@ -54,7 +56,7 @@ class Digests(Sequence[KeyDigest]):
     def __getitem__(self, place: int | slice) -> "KeyDigest | Digests":
         found = self.words[place]
         if isinstance(place, slice):
-            return Digests.own(np.ascontiguousarray(found))
+            return Digests.own(np.ascontiguousarray(found), self.tag)
         return known_digest(*found.tolist())
 
     def __iter__(self) -> Iterator[KeyDigest]:

@@ -83,12 +83,15 @@ class Hasher:
         words = np.empty((len(raws), 2), np.int64)
         words[:, 0] = halves[:, 1]
         words[:, 1] = halves[:, 0] & _TAGS - 1 | self._upper
-        return Digests.own(words)
+        return Digests.own(words, self._signed)
 
     def _mine(self, digests: Digests) -> Digests:
         """Raises ReuseViolation for the first one of another identity or namespace."""
+        if digests.tag == self._signed:
+            return digests
         tags: npt.NDArray[np.int64] = digests.words[:, 1] >> TAG_BITS
         if (tags == self._signed).all():
+            digests.tag = self._signed
             return digests
         raise self._violated(digests[int(np.argmax(tags != self._signed))])
 

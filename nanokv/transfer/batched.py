@@ -127,9 +127,9 @@ class BatchedTransfer:
             return None
         what, sources = alike
         outcomes: list[Outcome] = []
-        for some in _slices(len(keys)):
-            statuses = self._allocation.put_each(keys[some], sources[some], what, preferred)
-            outcomes += [_FULL] * len(sources[some]) if statuses is None else statuses.tolist()
+        for some, places in _parts(keys, sources):
+            statuses = self._allocation.put_each(some, places, what, preferred)
+            outcomes += [_FULL] * len(some) if statuses is None else statuses.tolist()
         return outcomes
 
     def _get_alike(self, keys: Digests, dsts: Tensors, reinterpret: bool) -> list[int] | None:
@@ -140,8 +140,8 @@ class BatchedTransfer:
         what, targets = alike
         wanted = What.of(what.nbytes, RAW) if reinterpret else what
         found: list[int] = []
-        for some in _slices(len(keys)):
-            statuses = self._allocation.get_each(keys[some], targets[some], wanted)
+        for some, places in _parts(keys, targets):
+            statuses = self._allocation.get_each(some, places, wanted)
             if statuses is None:
                 return None
             found += statuses.tolist()
@@ -200,6 +200,13 @@ def status_of(put: Callable[[], int]) -> Outcome:
         return put()
     except NanoKVError as error:
         return error
+
+
+def _parts(keys: Digests, places: Words) -> Iterator[tuple[Digests, Words]]:
+    """At most MOST of each; as they are, if they are no more."""
+    if len(keys) <= MOST:
+        return iter([(keys, places)])
+    return ((keys[some], places[some]) for some in _slices(len(keys)))
 
 
 def _slices(count: int) -> Iterator[slice]:

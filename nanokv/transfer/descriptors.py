@@ -68,12 +68,11 @@ def described_alike(tensors: Sequence[Tensor] | Tensor) -> tuple[What, npt.NDArr
     """
     if not len(tensors):
         return None
+    if type(tensors) is Tensor:
+        return _described_rows(tensors)
     what = described_in_place(tensors[0])
     if what is None:
         return None
-    if type(tensors) is Tensor:
-        stride = tensors.stride(0) * tensors.element_size()
-        return what, tensors.data_ptr() + stride * np.arange(len(tensors))
     first = tensors[0]
     dtype, shape, lazy = first.dtype, first.shape, first.dtype in _MAY_BE_LAZY
     for tensor in tensors:  # as `described_in_place`
@@ -88,6 +87,27 @@ def described_alike(tensors: Sequence[Tensor] | Tensor) -> tuple[What, npt.NDArr
         ):
             return None
     return what, np.fromiter(map(Tensor.data_ptr, tensors), np.int64, len(tensors))
+
+
+def _described_rows(tensor: Tensor) -> tuple[What, npt.NDArray[np.int64]] | None:
+    """`described_alike` of a tensor's rows, without making a tensor of the first one, which takes longest."""
+    dtype, shape, strides = tensor.dtype, tensor.shape, tensor.stride()
+    if not tensor.is_cpu or tensor.layout is not _STRIDED or not _is_contiguous(shape[1:], strides[1:]):
+        return None
+    if dtype in _MAY_BE_LAZY and (tensor.is_conj() or tensor.is_neg()):
+        return None
+    what = _described.get((dtype, shape[1:])) or _describe(dtype, shape[1:])
+    return what, tensor.data_ptr() + strides[0] * dtype.itemsize * np.arange(shape[0])
+
+
+def _is_contiguous(shape: torch.Size, strides: tuple[int, ...]) -> bool:
+    """As torch's is_contiguous: the stride of a dimension of one item means nothing."""
+    expected = 1
+    for items, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if items != 1 and stride != expected:
+            return 0 in shape
+        expected *= items
+    return True
 
 
 def describe(tensor: torch.Tensor) -> tuple[int, Descriptor]:
