@@ -1,7 +1,9 @@
 """Options that all ranks of a world must give alike: each rank learns at once what differs."""
 
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ import torch
 import nanokv
 from nanokv.errors import HeapUnavailable, InvalidArgument, ReuseViolation
 from nanokv.heap.shm import list_worlds
+from nanokv.heap.shm_tools import inspect
 from tests.conftest import shm_world
 from tests.support.rank_processes import new_folder
 
@@ -22,10 +25,24 @@ def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
+def until_rank_0_waits() -> None:
+    for _ in range(6000):
+        with suppress(HeapUnavailable):
+            if inspect("w").alive[0]:
+                return
+        time.sleep(0.01)
+    raise TimeoutError("rank 0 has not come")
+
+
 def refused(*wishes: dict[str, Any]) -> list[str]:
-    """What the ranks are told, each of which attaches with wishes of its own."""
+    """What the ranks are told, each of which attaches with wishes of its own.
+
+    A rank that wishes for an elastic world waits for nobody, so it comes once rank 0 is there.
+    """
 
     def attach(rank: int) -> str:
+        if wishes[rank].get("elastic"):
+            until_rank_0_waits()
         with pytest.raises(HeapUnavailable) as why:
             nanokv.NanoKVCache(name="w", rank=rank, world_size=len(wishes), **USUAL | wishes[rank])
         return str(why.value)

@@ -279,7 +279,7 @@ def test_an_error_removes_a_new_world_and_no_other(is_new: bool, live: World, sh
     file.write_bytes(bytes(data))
     other = shm_name + "-other"
     if not is_new:
-        code = "import os, sys; from tests.tools.test_cli_saved import attach; attach(sys.argv[1]); os._exit(0)"
+        code = "import os, sys; from tests.tools.test_cli_saved import attach; world = attach(sys.argv[1]); os._exit(0)"
         assert run_python(code, other).returncode == 0
     done = run("load", str(file), other)
     assert done.exit_code == 2 and f"1 of {COUNT} objects are damaged" in done.stderr
