@@ -56,7 +56,8 @@ def check(world: World, numbers: range = range(COUNT)) -> None:
 DIES = """
 import os, signal, sys
 from tests.tools.test_cli_saved import attach, fill
-fill(attach(sys.argv[1], sys.argv[2], checksum=sys.argv[3] == "sums"))
+world = attach(sys.argv[1], sys.argv[2], checksum=sys.argv[3] == "sums")
+fill(world)
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
