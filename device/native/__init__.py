@@ -1,5 +1,6 @@
 """Functions that only a host in native code runs: the protocol beside the system's clocks.
 
+ahead     what a call will need soon, prefetched
 clock     the clocks and the sleep of the C library
 futex     sleeping on a word
 calls     put and get in few words, for a Python caller

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from nanokv.device.memory.triton import load64
+from nanokv.device.native.ahead import foresee_key, foresee_put
 from nanokv.device.native.clock import wall_ns
 from nanokv.device.protocol.activity import leave
 from nanokv.device.protocol.get import get_described
@@ -35,13 +36,16 @@ def put_now(
     world: World, owner: tl.int64, key_hash: tl.int64, key_check: tl.int64, src: tl.int64, what: tl.int64
 ) -> Any:
     """`put` of the bytes at `src`, of the size, dtype and shape at `what` (a WHAT record): the status, and SLEEPS."""
+    nbytes = load64(what + WHAT_BYTES, "relaxed")
+    foresee_key(world, key_hash, key_check, True)
+    foresee_put(world, owner, key_hash, nbytes)
     status, sleeps = put(
         world,
         owner,
         key_hash,
         key_check,
         src,
-        load64(what + WHAT_BYTES, "relaxed"),
+        nbytes,
         wall_ns(),
         load64(what + WHAT_FORMAT, "relaxed"),
         load64(what + WHAT_D0, "relaxed"),
