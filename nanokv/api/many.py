@@ -53,7 +53,7 @@ class Many(Objects):
             raise InvalidArgument(f"{len(keys)} keys and {len(tensors)} tensors")
         preferred_segment = self._checked_segment(preferred_segment)
         deadline = time.monotonic() + seconds("timeout", timeout)
-        digests = self._hash.each(keys)
+        digests = self._hasher.each(keys)
         copies = self._replicas.checked(replicas) if replicas is not NO_COPIES else 0
         outcomes: list[Outcome]
         if copies:
@@ -100,7 +100,7 @@ class Many(Objects):
         if reinterpret is not False:
             check_reinterpret(reinterpret, dsts)
         keys = _listed_keys(keys)
-        digests = self._hash.each(keys)
+        digests = self._hasher.each(keys)
         if dsts is None:
             found = self._batched.get(digests)
             self._settle(keys, digests, [each if isinstance(each, int) else _OK for each in found], found)
