@@ -44,9 +44,9 @@ def native_function(
         file = CodeFile(name, function_digest(function), variant)
         code = file.load()
         if code is None:
-            from nanokv.device.machines.native_compiler import CPU_VOCABULARY, compile_functions
+            from nanokv.device.machines.native_compiler import CPU_VOCABULARY, Callee, compile_functions
 
-            functions = {raw.__name__: (function, arguments)}
+            functions = {raw.__name__: Callee(function, arguments)}
             code = compile_functions(functions, {} if done is None else done, vocabulary or CPU_VOCABULARY)
             file.keep(code)
         return code.load()[raw.__name__]
@@ -96,12 +96,15 @@ class Code(dict[str, NativeFunction]):
     def _compile(self, files: dict[str, list[str]]) -> None:
         """Compile entries into files of the cache. `files`: the names of each file's entries."""
         from nanokv.device.machines.compile_progress import compile_progress
-        from nanokv.device.machines.native_compiler import compile_functions
+        from nanokv.device.machines.native_compiler import Callee, compile_functions
 
         entries = _entries()
         with compile_progress([entries[name].function for names in files.values() for name in names]):
             for file, names in files.items():
-                functions = {name: (entries[name].function, entries[name].arguments) for name in names}
+                wanted = {name: entries[name] for name in names}
+                functions = {
+                    name: Callee(entry.function, entry.arguments, entry.takes_object) for name, entry in wanted.items()
+                }
                 code = compile_functions(functions, self._done)
                 CodeFile(file).keep(code)
                 self._add(file, code)

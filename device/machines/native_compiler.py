@@ -4,7 +4,7 @@ Functions that several of them call are in it once, and nothing of numba: `nativ
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import llvmlite.binding as llvm
 import numba
@@ -13,7 +13,7 @@ from numba.core.compiler_lock import global_compiler_lock
 from numba.core.registry import cpu_target
 
 import nanokv.device.segment.native_world  # noqa: F401 - what protocol functions read of a world
-from nanokv.device.machines.native_library import ObjectCode
+from nanokv.device.machines.native_library import ObjectCode, set_up
 from nanokv.device.machines.python_calls import add_python_call
 from nanokv.device.memory import native as memory_native
 from nanokv.device.memory.native_copy import copy_out
@@ -27,21 +27,31 @@ CPU_VOCABULARY: dict[str, Any] = {name: getattr(memory_native, name) for name in
 # these options compiling takes twice as long (33 and 17 s).
 _OPTIONS = {"nogil": True, "no_cpython_wrapper": True, "no_cfunc_wrapper": True, "_nrt": False, "no_rewrites": True}
 
-Functions = Mapping[str, tuple[Any, int]]  #: by name: a device function, and its number of arguments, all int64
+
+class Callee(NamedTuple):
+    """A device function that Python calls."""
+
+    function: Any
+    arguments: int  #: their number: all int64
+    takes_object: bool = False  #: see `add_python_call`
+
+
+Functions = Mapping[str, Callee]  #: by name
 
 
 def compile_functions(
     functions: Functions, done: dict[Any, Any], vocabulary: Mapping[str, Any] = CPU_VOCABULARY
 ) -> ObjectCode:
     """The machine code of device functions, and of all that they call. `done`: see `retarget`."""
-    results = {name: _compiled(function, count, vocabulary, done) for name, (function, count) in functions.items()}
+    results = {name: _compiled(each, vocabulary, done) for name, each in functions.items()}
+    set_up()  # the code is linked here too
     context = cpu_target.target_context
     library = context.codegen().create_library("nanokv")
     library.enable_object_caching()
     module = library.create_ir_module("nanokv")
     for name, result in results.items():
         library.add_linking_library(result.library)
-        add_python_call(context, module, name, result)
+        add_python_call(context, module, name, result, takes_object=functions[name].takes_object)
     with global_compiler_lock:
         library.add_ir_module(module)
         library.finalize()
@@ -50,8 +60,8 @@ def compile_functions(
     return ObjectCode(list(results), _undefined(library.get_llvm_str()), code)
 
 
-def _compiled(function: Any, arguments: int, vocabulary: Mapping[str, Any], done: dict[Any, Any]) -> Any:
-    dispatcher, signature = retargeted(function, vocabulary, done), (int64,) * arguments
+def _compiled(callee: Callee, vocabulary: Mapping[str, Any], done: dict[Any, Any]) -> Any:
+    dispatcher, signature = retargeted(callee.function, vocabulary, done), (int64,) * callee.arguments
     dispatcher.compile(signature)
     return dispatcher.overloads[signature]
 

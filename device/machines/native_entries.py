@@ -4,6 +4,7 @@ from nanokv.device.machines.entries import ENTRIES, Entry
 from nanokv.device.native.calls import get_now, plan_now, put_now
 from nanokv.device.native.many import find_each, get_each, put_each, remove_each
 from nanokv.device.native.rounds import rounds
+from nanokv.device.native.tensors import look
 from nanokv.device.native.waits import await_ready
 
 NATIVE_ENTRIES = ENTRIES | {
@@ -14,6 +15,7 @@ NATIVE_ENTRIES = ENTRIES | {
     "put_each": Entry(put_each, 1),
     "get_each": Entry(get_each, 1),
     "remove_each": Entry(remove_each, 4),
+    "look": Entry(look, 1, takes_object=True),
     "rounds": Entry(rounds, 1, by_owner=True),
     "await_ready": Entry(await_ready, 1),
 }

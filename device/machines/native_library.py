@@ -9,6 +9,9 @@ from typing import Any, NamedTuple
 
 import llvmlite.binding as llvm
 
+#: Symbols of the exceptions that compiled code raises. numba lets its names of them (PyExc_TypeError) stand for the
+#: objects; in any other process they are C's variables, which hold pointers to the objects.
+EXCEPTIONS = {f"nanokv_{kind.__name__}": kind for kind in (TypeError, ArithmeticError)}
 _METH_FASTCALL = 0x80
 _loading = threading.Lock()
 _alive: list[Any] = []  # code lasts as long as the process: nobody knows who still has one of its functions
@@ -34,12 +37,12 @@ class ObjectCode(NamedTuple):
 
     def can_load(self) -> bool:
         """Whether this process has all symbols that it uses: LLVM ends the process for one that is missing."""
-        _set_up()
+        set_up()
         return all(llvm.address_of_symbol(name) is not None for name in self.needs)
 
     def load(self) -> dict[str, Callable[..., Any]]:
         """Its functions. Each takes and gives words, and releases the interpreter's lock."""
-        _set_up()
+        set_up()
         with _loading:
             engine = _engine()
             engine.add_object_file(llvm.ObjectFileRef.from_data(self.code))
@@ -49,7 +52,10 @@ class ObjectCode(NamedTuple):
 
 
 @cache
-def _set_up() -> None:
+def set_up() -> None:
+    """Make LLVM ready, and the symbols known that code may use."""
+    for name, kind in EXCEPTIONS.items():
+        llvm.add_symbol(name, id(kind))
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     _engine()  # the first one makes the symbols of the process known

@@ -9,17 +9,21 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.core.types.containers import BaseTuple
 
+from nanokv.device.machines.native_library import EXCEPTIONS
+
 _OBJECT = ir.IntType(8).as_pointer()  # PyObject*
 _FAST_CALL = ir.FunctionType(_OBJECT, [_OBJECT, _OBJECT.as_pointer(), ir.IntType(64)])  # PyCFunctionFast
 
 
-def add_python_call(context: Any, module: Any, symbol: str, compiled: Any) -> None:
+def add_python_call(context: Any, module: Any, symbol: str, compiled: Any, *, takes_object: bool = False) -> None:
     """Add the function `symbol`, of METH_FASTCALL, to a module: it calls a compiled function of int64 arguments.
 
     Args:
         context: numba's target context.
         module: of LLVM, that is linked with the code of `compiled`.
         compiled: numba's result of a compilation: the function answers with a word, a bool, several, or nothing.
+        takes_object: the first argument is any object, of which the function gets the address. It keeps the
+            interpreter's lock, and says by its answer whether it failed: an error of Python that it left is dropped.
     """
     kinds = compiled.signature.args
     function = ir.Function(module, _FAST_CALL, symbol)
@@ -27,20 +31,31 @@ def add_python_call(context: Any, module: Any, symbol: str, compiled: Any) -> No
     python = context.get_python_api(builder)
     _, arguments, count = function.args
     with builder.if_then(builder.icmp_signed("!=", count, count.type(len(kinds))), likely=False):
-        python.err_set_string("PyExc_TypeError", f"{symbol} takes {len(kinds)} integers")
+        python.err_set_string(_exception(module, TypeError), f"{symbol} takes {len(kinds)} arguments")
         builder.ret(_OBJECT(None))
-    words = [python.long_as_longlong(builder.load(cgutils.gep(builder, arguments, i))) for i in range(len(kinds))]
+    objects = [builder.load(cgutils.gep(builder, arguments, i)) for i in range(len(kinds))]
+    words = [builder.ptrtoint(each, ir.IntType(64)) for each in objects[:takes_object]]
+    words += [python.long_as_longlong(each) for each in objects[takes_object:]]
     with cgutils.if_unlikely(builder, cgutils.is_not_null(builder, python.err_occurred())):
         builder.ret(_OBJECT(None))
     native = context.declare_function(module, compiled.fndesc)
-    lock = python.save_thread()
+    lock = None if takes_object else python.save_thread()
     result = compiled.signature.return_type
     status, value = context.call_conv.call_function(builder, native, result, kinds, words)
-    python.restore_thread(lock)
+    if takes_object:
+        python.err_clear()
+    else:
+        python.restore_thread(lock)
     with cgutils.if_unlikely(builder, status.is_error):
-        python.err_set_string("PyExc_ArithmeticError", f"{symbol} has failed")
+        python.err_set_string(_exception(module, ArithmeticError), f"{symbol} has failed")
         builder.ret(_OBJECT(None))
     builder.ret(_answer(builder, python, result, value))
+
+
+def _exception(module: Any, kind: type[Exception]) -> Any:
+    name = f"nanokv_{kind.__name__}"
+    assert name in EXCEPTIONS
+    return module.globals.get(name) or cgutils.add_global_variable(module, _OBJECT.pointee, name)
 
 
 def _answer(builder: Any, python: Any, kind: Any, value: Any) -> Any:

@@ -8,5 +8,6 @@ ingest    from hints to rows of the index
 many      calls about many keys
 prefetch  asking the processor for a cache line before it is needed
 rounds    the loop of a poller's rounds
+tensors   what a tensor of torch is
 waits     waiting for an object
 """

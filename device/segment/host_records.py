@@ -63,6 +63,35 @@ WHAT_D0, WHAT_D1, WHAT_D2, WHAT_D3, WHAT_D4, WHAT_D5, WHAT_D6 = (
     tl.constexpr(WHAT.offsets["dims"] + i * WORD) for i in range(MAX_DIMS)
 )
 
+TENSOR = Record(
+    "Tensor",
+    WORD,
+    [
+        # a DLTensor, which torch fills
+        Field("data", "<i8", "address of the tensor's storage"),
+        Field("device", "<i8", "its kind, and its number"),
+        Field("kind", "<i8", "the number of dimensions in the lower half, and the dtype in the upper half"),
+        Field("dims", "<i8", "address of its shape"),
+        Field("strides", "<i8", "address of its strides, in elements"),
+        Field("offset", "<i8", "bytes from the storage to the tensor's first element"),
+        # what it is compared with
+        Field("like_device", "<i8", "a device"),
+        Field("like_kind", "<i8", "a kind"),
+        Field("like_dims", "<i8", "a shape", repeat=MAX_DIMS),
+    ],
+)
+
+NOT_ALIKE = tl.constexpr(-1)  #: no address of a tensor's bytes
+T_DATA = TENSOR.at("data")
+T_DEVICE = TENSOR.at("device")
+T_KIND = TENSOR.at("kind")
+T_DIMS = TENSOR.at("dims")
+T_STRIDES = TENSOR.at("strides")
+T_OFFSET = TENSOR.at("offset")
+T_LIKE_DEVICE = TENSOR.at("like_device")
+T_LIKE_KIND = TENSOR.at("like_kind")
+T_LIKE_DIMS = TENSOR.at("like_dims")
+
 COPY = Record(
     "Copy",
     WORD,

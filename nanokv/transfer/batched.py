@@ -16,8 +16,9 @@ from nanokv.device.machines.records import NO_TERMS, Request, Terms, What, Words
 from nanokv.device.protocol.status import Status
 from nanokv.digests import Digests
 from nanokv.errors import NanoKVError
-from nanokv.transfer.descriptors import RAW, check_place, describe, described_alike, empty_like_described, is_plain
+from nanokv.transfer.descriptors import RAW, check_place, describe, empty_like_described, is_plain
 from nanokv.transfer.growing_batch import GrowingBatch
+from nanokv.transfer.host_tensors import all_in_host_memory
 from nanokv.transfer.single import SingleTransfer
 from nanokv.types import KeyDigest
 
@@ -148,8 +149,8 @@ class BatchedTransfer:
         return found
 
     def _alike(self, tensors: Tensors) -> tuple[What, Words] | None:
-        """`described_alike`; None too for tensors that torch copies faster, with more threads."""
-        alike = described_alike(tensors) if self._single.device.type == "cpu" else None
+        """`all_in_host_memory`; None too for tensors that torch copies faster, with more threads."""
+        alike = all_in_host_memory(tensors) if self._single.device.type == "cpu" else None
         return alike if alike is not None and self._single.is_at_once(alike[0].nbytes) else None
 
     # --- one launch ---

@@ -21,12 +21,12 @@ from nanokv.transfer.descriptors import (
     RAW,
     check_place,
     described,
-    described_in_place,
     empty_like_described,
     flat_bytes,
     is_plain,
     unsuited,
 )
+from nanokv.transfer.host_tensors import in_host_memory
 from nanokv.types import KeyDigest
 
 _SIZE, _TORN = int(Status.SIZE), int(Status.TORN)  # the enumeration takes 0.1 us each time
@@ -52,9 +52,11 @@ class SingleTransfer:
 
         `terms`: who may evict it, and when it goes by itself.
         """
-        what = described_in_place(tensor) if self._on_cpu else None
-        if what is not None and terms is NO_TERMS and (what[0] <= self._at_once or self.is_at_once(what[0])):
-            return self._put_bytes(key, tensor.data_ptr(), what, preferred)
+        found = in_host_memory(tensor) if self._on_cpu else None
+        if found is not None and terms is NO_TERMS:
+            what, address = found
+            if what[0] <= self._at_once or self.is_at_once(what[0]):
+                return self._put_bytes(key, address, what, preferred)
         return self._put_in_steps(key, tensor, preferred, terms)
 
     def _put_in_steps(self, key: KeyDigest, tensor: torch.Tensor, preferred: int | None, terms: Terms) -> int:
@@ -119,14 +121,17 @@ class SingleTransfer:
 
     def get_into(self, key: KeyDigest, dst: torch.Tensor, *, reinterpret: bool = False) -> int:
         """Fill `dst`: OK, MISS, NOT_READY or CORRUPT. Raises InvalidArgument before anything is copied."""
-        known = described_in_place(dst) if self._on_cpu else None
-        if known is None:
+        found = in_host_memory(dst) if self._on_cpu else None
+        if found is None:
             known = described(dst)
             check_place(dst, self.device)
+            address = dst.data_ptr()
+        else:
+            known, address = found
         if reinterpret:
             known = What.of(known.nbytes, RAW)
         if known[0] <= self._at_once or self.is_at_once(known[0]):
-            status = self._get_bytes(key, dst.data_ptr(), known)
+            status = self._get_bytes(key, address, known)
             if status not in _AGAIN:
                 return status
             torn = status == _TORN

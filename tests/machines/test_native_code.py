@@ -100,6 +100,10 @@ def helper(x):
 @triton.jit
 def small(x):
     return helper(word(x))
+
+@triton.jit
+def fails(x):
+    return word(1) // x
 """
 
 COMPILES_SMALL = """
@@ -110,6 +114,20 @@ module = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(module)
 print(native_function(module.small, 1)(5))
 """
+
+
+CALLS_WRONGLY = (
+    COMPILES_SMALL
+    + """
+assert "numba" not in sys.modules
+small, fails = native_function(module.small, 1), native_function(module.fails, 1)
+for function, wrong in ((small, ()), (small, (1, 2)), (small, ("1",)), (small, (2**63,)), (fails, (0,))):
+    try:
+        function(*wrong)
+    except Exception as error:
+        print(type(error).__name__)
+"""
+)
 
 
 @pytest.fixture
@@ -134,14 +152,19 @@ def compilations(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def small(tmp_path: Path, factor: int = 2, step: int = 1) -> Any:
-    """A device function in a file of its own, always the same file and lines."""
+    """The device function `small` of `small_functions`."""
+    return small_functions(tmp_path, factor, step).small
+
+
+def small_functions(tmp_path: Path, factor: int = 2, step: int = 1) -> Any:
+    """Device functions in a file of their own, always the same file and lines."""
     path = tmp_path / "small_functions.py"
     path.write_text(SMALL.format(factor=factor, step=step))
     spec = importlib.util.spec_from_file_location("small_functions", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return module.small
+    return module
 
 
 def start_python(code: str, *arguments: str, root: Path = ROOT) -> subprocess.Popen[str]:
@@ -237,6 +260,22 @@ def test_a_call_takes_words_and_nothing_else(tmp_path: Path) -> None:
             function(*wrong)
     with pytest.raises(OverflowError):
         function(2**63)
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_process_without_the_compiler_raises_the_same_errors(tmp_path: Path) -> None:
+    functions = small_functions(tmp_path)
+    for function in (functions.small, functions.fails):
+        native_function(function, 1)
+    process = start_python(CALLS_WRONGLY, str(tmp_path / "small_functions.py"))
+    assert process.communicate(timeout=500)[0].splitlines() == [
+        "11",
+        "TypeError",
+        "TypeError",
+        "TypeError",
+        "OverflowError",
+        "ArithmeticError",
+    ]
 
 
 def test_processes_may_write_at_the_same_time(tmp_path: Path, folder: Path) -> None:
