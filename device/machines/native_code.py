@@ -1,6 +1,6 @@
 """Protocol functions as native code: a call from Python takes a fraction of a microsecond.
 
-The first process that needs them compiles them (10 to 20 s), says so, and leaves the code in the `code_cache`; others
+The first process that needs them compiles them (20 to 30 s), says so, and leaves the code in the `code_cache`; others
 load it in some milliseconds, without numba. What every rank calls is one file, loaded or compiled when its machine is
 made; the rest (`Entry.rare`) has a file for each, when it is first called.
 """
