@@ -183,7 +183,7 @@ def _compiled() -> Row:
         return Row("compiled code", "warn", str(error))
     if count < len(NATIVE_ENTRIES):
         found = f"{count} of {len(NATIVE_ENTRIES)} functions load from {where}"
-        return Row("compiled code", "warn", f"{found}; `nanokv warmup` compiles the rest (10 to 20 s)")
+        return Row("compiled code", "warn", f"{found}; `nanokv warmup` compiles the rest (20 to 30 s)")
     return Row("compiled code", "ok", f"{count} functions load from {where}")
 
 
