@@ -1,7 +1,7 @@
 """The owner's host: it turns hints into an index, and takes back what the dead left.
 
 poller      the thread: drains the ring, sweeps, sleeps
-timer_slack lets its short pauses end on time
+scheduling  lets its short pauses end on time, and interrupt nobody
 intake      from hints to rows of the index, and to events
 turn        the lock of the index, which native rounds hold for long
 index       which objects lie in this rank's segment, as arrays

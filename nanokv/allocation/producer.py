@@ -40,7 +40,8 @@ class ProducerAllocation:
         self, machine: Machine, rank: int, routing: Routing, note_owner: Callable[[int], None] | None = None
     ) -> None:
         self._machine = machine
-        self._put_now, self._get_now = machine.put_now, machine.get_now
+        self._put_now = machine.put_now
+        self.get: Callable[[KeyDigest, int, What], int] = machine.get_now  # a method would only call it
         self._rank = rank
         self.routing = routing
         self._route = routing.owner_of
@@ -118,9 +119,6 @@ class ProducerAllocation:
         except NanoKVError:
             return False
         return True
-
-    def get(self, key: KeyDigest, dst: int, what: What) -> int:
-        return self._get_now(key, dst, what)
 
     def begin(self, key: KeyDigest, nbytes: int, preferred: int | None, descriptor: Descriptor, *, plan: bool) -> Begun:
         def begin(owner: int) -> Begun:

@@ -1,6 +1,7 @@
-"""The poller's pauses end on time, where the system can do that."""
+"""The poller's pauses end on time, and it interrupts nobody, where the system can do that."""
 
 import ctypes
+import os
 import sys
 import threading
 
@@ -8,7 +9,7 @@ import pytest
 import torch
 
 import nanokv
-from nanokv.host_poller.timer_slack import end_sleeps_on_time
+from nanokv.host_poller.scheduling import end_sleeps_on_time, interrupt_nobody
 
 _GET_TIMERSLACK = 30  # prctl's number
 needs_linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux has a timer slack")
@@ -49,3 +50,25 @@ def test_it_is_of_one_thread() -> None:
     thread.start()
     thread.join()
     assert answers == [(True, 1)] and slack() > 1
+
+
+@needs_linux
+def test_a_poller_has_a_policy_of_its_own() -> None:
+    found: list[int] = []
+    (cache,) = nanokv.local_world(1, 1 << 20, page_bytes=4096)
+    with cache:
+        cache.subscribe(lambda events: found.append(os.sched_getscheduler(0)))
+        cache.put("k", torch.zeros(4))
+        cache.flush()
+    assert found == [os.SCHED_BATCH] and os.sched_getscheduler(0) == os.SCHED_OTHER
+
+
+@pytest.mark.parametrize("error", [PermissionError, AttributeError])
+def test_a_system_that_refuses_the_policy_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    def refuse(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(os, "sched_setscheduler", refuse)
+    assert not interrupt_nobody()
