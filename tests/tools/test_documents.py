@@ -65,11 +65,18 @@ SMALLER = {
     "python -m bench latency --heap shm --alloc device --sizes 32K,64K,256K,1M,8M": (
         "python -m bench latency --heap shm --alloc device --sizes 32K,8M --rounds 3 --repeats 1 --ring 32M"
     ),
+    "python -m bench latency --heap shm --alloc device --sizes 1K --repeats 3": (
+        "python -m bench latency --heap shm --alloc device --sizes 1K --rounds 3 --repeats 1"
+    ),
+    "python -m bench steps --heap shm": "python -m bench steps --heap shm --quick",
+    "python -m bench peers --sizes 1K --repeats 2": "python -m bench peers --sizes 1K --quick",
+    "python -m bench wait announce burst": "python -m bench wait announce burst --quick",
     "python -m bench load full --json out.json --html out.html": (
         "python -m bench load full --quick --rounds 4 --pages 64 --json OUT/out.json --html OUT/out.html"
     ),
     "python -m bench steps": "python -m bench steps --quick",
     "python -m bench burst": "python -m bench burst --quick",
+    **{f"python -m bench {name}": f"python -m bench {name} --quick" for name in ("plan", "imports", "memory")},
     "python -m bench space": "python -m bench space --quick",
     "nanokv bench": "nanokv bench pieces --quick",
     "python -m bench.generate": "python -m bench.generate --prompt 40 --tokens 2 --rounds 1 --layers 1 --hidden 64",
