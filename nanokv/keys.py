@@ -35,13 +35,15 @@ class Hasher:
         identity: None: keys mean something within the namespace only.
 
     Attributes:
-        tag: of identity and namespace; 0 without both.
+        tag: of identity and namespace; 0 without both. `signed_tag`: as a signed word of 32 bits has it.
+        prefix: 16 bytes that are hashed before each key.
+        upper: the tag as the upper half of a `key_check`.
     """
 
     def __init__(self, namespace: str = "", identity: Identity | None = None) -> None:
-        self._prefix, self.tag = digest_of(identity, namespace)
-        self._signed = self.tag - (_TAGS if self.tag >= _TAGS // 2 else 0)  # as the upper half of a signed word
-        self._upper = self._signed << TAG_BITS
+        self.prefix, self.tag = digest_of(identity, namespace)
+        self.signed_tag = self.tag - (_TAGS if self.tag >= _TAGS // 2 else 0)  # as the upper half of a signed word
+        self.upper = self.signed_tag << TAG_BITS
         self._whose = f"namespace {namespace!r} and {identity}"
 
     def __call__(self, key: Key) -> KeyDigest:
@@ -52,7 +54,7 @@ class Hasher:
             ReuseViolation: it is a digest of another identity or namespace.
         """
         if type(key) is KeyDigest:  # the usual one of an engine
-            if key[1] >> TAG_BITS == self._signed:
+            if key[1] >> TAG_BITS == self.signed_tag:
                 return key
             raise self._violated(key)
         if type(key) is str or isinstance(key, str):
@@ -61,8 +63,8 @@ class Hasher:
             raw = key
         else:
             return self(_checked(key))
-        check, low = _halves(_xxh3_128(self._prefix + raw))
-        return _new(KeyDigest, (low, check | self._upper))  # `known_digest`, without its call
+        check, low = _halves(_xxh3_128(self.prefix + raw))
+        return _new(KeyDigest, (low, check | self.upper))  # `known_digest`, without its call
 
     def each(self, keys: Sequence[Key]) -> Digests:
         """The digest of each key; raises as for one. Keys of one kind take 0.1 to 0.3 us each."""
@@ -79,26 +81,26 @@ class Hasher:
 
     def _each_raw(self, raws: Sequence[bytes]) -> Digests:
         """As `__call__`, which has the format, for many at once."""
-        prefix = self._prefix
+        prefix = self.prefix
         halves = np.frombuffer(b"".join([_xxh3_128(prefix + raw) for raw in raws]), ">i8").reshape(-1, 2)
         words = np.empty((len(raws), 2), np.int64)
         words[:, 0] = halves[:, 1]
-        words[:, 1] = halves[:, 0] & _TAGS - 1 | self._upper
-        return Digests.own(words, self._signed)
+        words[:, 1] = halves[:, 0] & _TAGS - 1 | self.upper
+        return Digests.own(words, self.signed_tag)
 
     def _mine(self, digests: Digests) -> Digests:
         """Raises ReuseViolation for the first one of another identity or namespace."""
-        if digests.tag == self._signed:
+        if digests.tag == self.signed_tag:
             return digests
         tags: npt.NDArray[np.int64] = digests.words[:, 1] >> TAG_BITS
-        if (tags == self._signed).all():
-            digests.tag = self._signed
+        if (tags == self.signed_tag).all():
+            digests.tag = self.signed_tag
             return digests
-        raise self._violated(digests[int(np.argmax(tags != self._signed))])
+        raise self._violated(digests[int(np.argmax(tags != self.signed_tag))])
 
     def group(self, name: str) -> int:
         """The word of a group of this identity and namespace, LABEL.group: a signed word, never 0."""
-        raw = self._prefix + b"\0group" + name.encode("utf-8", "surrogatepass")
+        raw = self.prefix + b"\0group" + name.encode("utf-8", "surrogatepass")
         found = xxhash.xxh3_64_intdigest(raw) or 1
         return found - 2 * _WORD if found >= _WORD else found
 

@@ -35,7 +35,7 @@ class Entry(NamedTuple):
     answers: int  #: number of words that it returns
     by_owner: bool = False  #: True: a call of the owner's host, which does not wait for kernels about objects
     rare: bool = False  #: True: most ranks never call it, so a CPU compiles it when it is first called
-    takes_object: bool = False  #: True: an object of Python comes first, in place of the world; see `add_python_call`
+    objects: int = 0  #: so many objects of Python come first, before the world; see `add_python_call`
 
     @property
     def arguments(self) -> int:

@@ -53,6 +53,7 @@ class NativeMachine(CodeMachine):
         self._code = compiled()
         self._find = self._code["find"]
         self._plan_now = self._code["plan_now"]
+        self._put_object, self._get_object = self._code["put_object"], self._code["get_object"]
         self._put_now, self._get_now = self._code["put_now"], self._code["get_now"]
 
     # what every caller waits for goes to the code at once
@@ -65,6 +66,18 @@ class NativeMachine(CodeMachine):
 
     def get_now(self, key: tuple[int, int], dst: int, what: What) -> int:
         return self._get_now(self.table_address, key[0], key[1], dst, what.address)
+
+    def put_object(self, key: object, tensor: object, owner: int, hashing: int, seen: int) -> int:
+        """Put a tensor by `native.objects`: a Status, or UNUSUAL. `hashing`, `seen`: addresses of its records."""
+        status: int = self._put_object(key, tensor, self.table_address, owner, hashing, seen)
+        if status >= _SLEEPS:
+            status -= _SLEEPS
+            self._wake(owner)
+        return status
+
+    def get_object(self, key: object, tensor: object, hashing: int, seen: int) -> int:
+        """Get into a tensor by `native.objects`: a Status, or UNUSUAL."""
+        return self._get_object(key, tensor, self.table_address, hashing, seen)
 
     def plan_now(self, owner: int, key: tuple[int, int], nbytes: int, descriptor: Descriptor) -> Begun:
         if any(descriptor):

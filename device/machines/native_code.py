@@ -103,7 +103,7 @@ class Code(dict[str, NativeFunction]):
             for file, names in files.items():
                 wanted = {name: entries[name] for name in names}
                 functions = {
-                    name: Callee(entry.function, entry.arguments, entry.takes_object) for name, entry in wanted.items()
+                    name: Callee(entry.function, entry.arguments, entry.objects) for name, entry in wanted.items()
                 }
                 code = compile_functions(functions, self._done)
                 CodeFile(file).keep(code)

@@ -33,7 +33,7 @@ class Callee(NamedTuple):
 
     function: Any
     arguments: int  #: their number: all int64
-    takes_object: bool = False  #: see `add_python_call`
+    objects: int = 0  #: see `add_python_call`
 
 
 Functions = Mapping[str, Callee]  #: by name
@@ -51,7 +51,7 @@ def compile_functions(
     module = library.create_ir_module("nanokv")
     for name, result in results.items():
         library.add_linking_library(result.library)
-        add_python_call(context, module, name, result, takes_object=functions[name].takes_object)
+        add_python_call(context, module, name, result, objects=functions[name].objects)
     with global_compiler_lock:
         library.add_ir_module(module)
         library.finalize()

@@ -3,6 +3,7 @@
 from nanokv.device.machines.entries import ENTRIES, Entry
 from nanokv.device.native.calls import get_now, plan_now, put_now
 from nanokv.device.native.many import find_each, get_each, put_each, remove_each
+from nanokv.device.native.objects import get_object, put_object
 from nanokv.device.native.rounds import rounds
 from nanokv.device.native.tensors import look
 from nanokv.device.native.waits import await_ready
@@ -15,7 +16,9 @@ NATIVE_ENTRIES = ENTRIES | {
     "put_each": Entry(put_each, 1),
     "get_each": Entry(get_each, 1),
     "remove_each": Entry(remove_each, 4),
-    "look": Entry(look, 1, takes_object=True),
+    "look": Entry(look, 1, objects=1),
+    "put_object": Entry(put_object, 1, objects=2),
+    "get_object": Entry(get_object, 1, objects=2),
     "rounds": Entry(rounds, 1, by_owner=True),
     "await_ready": Entry(await_ready, 1),
 }

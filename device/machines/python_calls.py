@@ -1,5 +1,7 @@
 """Python's calls of native functions, as LLVM code: words in, words out, and no interpreter's lock in between.
 
+A function of objects gets their addresses, and has the lock until it releases it (`nanokv.device.native.objects`).
+
 numba makes such calls too, but only a process that has imported numba can load them. These need nothing but Python.
 """
 
@@ -15,14 +17,14 @@ _OBJECT = ir.IntType(8).as_pointer()  # PyObject*
 _FAST_CALL = ir.FunctionType(_OBJECT, [_OBJECT, _OBJECT.as_pointer(), ir.IntType(64)])  # PyCFunctionFast
 
 
-def add_python_call(context: Any, module: Any, symbol: str, compiled: Any, *, takes_object: bool = False) -> None:
+def add_python_call(context: Any, module: Any, symbol: str, compiled: Any, *, objects: int = 0) -> None:
     """Add the function `symbol`, of METH_FASTCALL, to a module: it calls a compiled function of int64 arguments.
 
     Args:
         context: numba's target context.
         module: of LLVM, that is linked with the code of `compiled`.
         compiled: numba's result of a compilation: the function answers with a word, a bool, several, or nothing.
-        takes_object: the first argument is any object, of which the function gets the address. It keeps the
+        objects: so many arguments come first that are any objects, of which the function gets the addresses. It has the
             interpreter's lock, and says by its answer whether it failed: an error of Python that it left is dropped.
     """
     kinds = compiled.signature.args
@@ -33,16 +35,16 @@ def add_python_call(context: Any, module: Any, symbol: str, compiled: Any, *, ta
     with builder.if_then(builder.icmp_signed("!=", count, count.type(len(kinds))), likely=False):
         python.err_set_string(_exception(module, TypeError), f"{symbol} takes {len(kinds)} arguments")
         builder.ret(_OBJECT(None))
-    objects = [builder.load(cgutils.gep(builder, arguments, i)) for i in range(len(kinds))]
-    words = [builder.ptrtoint(each, ir.IntType(64)) for each in objects[:takes_object]]
-    words += [python.long_as_longlong(each) for each in objects[takes_object:]]
+    given = [builder.load(cgutils.gep(builder, arguments, i)) for i in range(len(kinds))]
+    words = [builder.ptrtoint(each, ir.IntType(64)) for each in given[:objects]]
+    words += [python.long_as_longlong(each) for each in given[objects:]]
     with cgutils.if_unlikely(builder, cgutils.is_not_null(builder, python.err_occurred())):
         builder.ret(_OBJECT(None))
     native = context.declare_function(module, compiled.fndesc)
-    lock = None if takes_object else python.save_thread()
+    lock = None if objects else python.save_thread()
     result = compiled.signature.return_type
     status, value = context.call_conv.call_function(builder, native, result, kinds, words)
-    if takes_object:
+    if objects:
         python.err_clear()
     else:
         python.restore_thread(lock)

@@ -6,7 +6,9 @@ futex     sleeping on a word
 calls     put and get in few words, for a Python caller
 ingest    from hints to rows of the index
 many      calls about many keys
+objects   put and get of a key and a tensor, as Python has them
 prefetch  asking the processor for a cache line before it is needed
+python_objects  C functions of Python
 rounds    the loop of a poller's rounds
 tensors   what a tensor of torch is
 waits     waiting for an object

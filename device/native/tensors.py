@@ -19,6 +19,7 @@ from nanokv.device.segment.host_records import (
     T_DATA,
     T_DEVICE,
     T_DIMS,
+    T_FUNCTION,
     T_KIND,
     T_LIKE_DEVICE,
     T_LIKE_DIMS,
@@ -44,13 +45,13 @@ def fill(typing: Any, function: Any, tensor: Any, out: Any) -> tuple[Any, Callab
 
 
 @triton.jit
-def look(tensor: tl.int64, record: tl.int64, function: tl.int64) -> Any:
+def look(tensor: tl.int64, record: tl.int64) -> Any:
     """Compare a tensor with what a TENSOR record asks for. Returns the address of its bytes, or NOT_ALIKE.
 
     NOT_ALIKE: device, dtype or shape are others, it is not contiguous, or torch cannot say. The interpreter's lock is
     held: no two threads use a record at once.
     """
-    if fill(function, tensor, record) != 0:
+    if fill(load64(record + T_FUNCTION, "relaxed"), tensor, record) != 0:
         return word(NOT_ALIKE)
     kind = load64(record + T_KIND, "relaxed")
     differs = (load64(record + T_DEVICE, "relaxed") != load64(record + T_LIKE_DEVICE, "relaxed")) | (

@@ -74,7 +74,10 @@ TENSOR = Record(
         Field("dims", "<i8", "address of its shape"),
         Field("strides", "<i8", "address of its strides, in elements"),
         Field("offset", "<i8", "bytes from the storage to the tensor's first element"),
-        # what it is compared with
+        # what it is compared with, and by what
+        Field("type", "<i8", "address of the type of tensors"),
+        Field("function", "<i8", "address of torch's function that fills the DLTensor"),
+        Field("what", "<i8", "address of the WHAT record of such tensors"),
         Field("like_device", "<i8", "a device"),
         Field("like_kind", "<i8", "a kind"),
         Field("like_dims", "<i8", "a shape", repeat=MAX_DIMS),
@@ -82,6 +85,10 @@ TENSOR = Record(
 )
 
 NOT_ALIKE = tl.constexpr(-1)  #: no address of a tensor's bytes
+UNUSUAL = tl.constexpr(-1)  #: no status: native code leaves a call to Python, and has done nothing
+T_TYPE = TENSOR.at("type")
+T_FUNCTION = TENSOR.at("function")
+T_WHAT = TENSOR.at("what")
 T_DATA = TENSOR.at("data")
 T_DEVICE = TENSOR.at("device")
 T_KIND = TENSOR.at("kind")
@@ -91,6 +98,35 @@ T_OFFSET = TENSOR.at("offset")
 T_LIKE_DEVICE = TENSOR.at("like_device")
 T_LIKE_KIND = TENSOR.at("like_kind")
 T_LIKE_DIMS = TENSOR.at("like_dims")
+
+PREFIX_WORDS = 2
+PREFIX_BYTES = tl.constexpr(PREFIX_WORDS * WORD)
+HASHING = Record(
+    "Hashing",
+    WORD,
+    [
+        Field(
+            "prefix",
+            "<i8",
+            "of all keys: the digest of the identity and the namespace",
+            repeat=PREFIX_BYTES.value // WORD,
+        ),
+        Field("upper", "<i8", "the tag of both, as the upper half of `key_check`"),
+        Field("tag", "<i8", "the tag, signed"),
+        Field("str_type", "<i8", "address of the type str"),
+        Field("digest_type", "<i8", "address of the type KeyDigest"),
+        Field("function", "<i8", "address of the function object that hashes bytes to 16 bytes"),
+        Field("size", "<i8", "room for the size of a text"),
+    ],
+)
+
+H_PREFIX = HASHING.at("prefix")
+H_UPPER = HASHING.at("upper")
+H_TAG = HASHING.at("tag")
+H_STR_TYPE = HASHING.at("str_type")
+H_DIGEST_TYPE = HASHING.at("digest_type")
+H_FUNCTION = HASHING.at("function")
+H_SIZE = HASHING.at("size")
 
 COPY = Record(
     "Copy",

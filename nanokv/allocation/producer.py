@@ -46,17 +46,17 @@ class ProducerAllocation:
         self.routing = routing
         self._route = routing.owner_of
         self._others = routing.others
-        self._note_owner = note_owner
+        self.note_owner = note_owner
         self.owner_of = routing.owner_of if note_owner is None else self._noted_owner_of
 
     def _noted_owner_of(self, key: KeyDigest, preferred: int | None) -> int:
-        assert self._note_owner is not None
+        assert self.note_owner is not None
         owner = self._route(key, preferred)
-        self._note_owner(owner)
+        self.note_owner(owner)
         return owner
 
     def put(self, key: KeyDigest, src: int, what: What, preferred: int | None) -> int:
-        owner = self.owner_of(key, preferred) if preferred is None or self._note_owner is not None else preferred
+        owner = self.owner_of(key, preferred) if preferred is None or self.note_owner is not None else preferred
         status = self._put_now(owner, key, src, what)
         if status != _FULL:
             return status
@@ -99,8 +99,8 @@ class ProducerAllocation:
         Raises:
             OutOfMemory, ReuseViolation: as `owner_of`.
         """
-        if self._note_owner is not None:
-            self._note_owner(target)
+        if self.note_owner is not None:
+            self.note_owner(target)
         status = self._machine.replicate(target, key, time.time_ns())
         tries = 0
         while status == _FULL and tries < _ROOM_TRIES:
@@ -114,8 +114,8 @@ class ProducerAllocation:
     def may_have(self, rank: int) -> bool:
         """Whether a segment can take objects of this identity: a copy that it cannot have is left out."""
         try:
-            if self._note_owner is not None:
-                self._note_owner(rank)
+            if self.note_owner is not None:
+                self.note_owner(rank)
         except NanoKVError:
             return False
         return True
@@ -182,8 +182,8 @@ class ProducerAllocation:
         try:
             if preferred is None:
                 return np.fromiter((self.owner_of(key, None) for key in keys), np.int64, len(keys))
-            if self._note_owner is not None:
-                self._note_owner(preferred)
+            if self.note_owner is not None:
+                self.note_owner(preferred)
             return np.full(len(keys), preferred)
         except NanoKVError:
             return None

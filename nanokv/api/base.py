@@ -23,6 +23,7 @@ from nanokv.statistics import Traffic, held_pages
 from nanokv.status_errors import error_for
 from nanokv.terms import Hold, terms_of
 from nanokv.transfer.batched import BatchedTransfer
+from nanokv.transfer.direct import direct_of
 from nanokv.transfer.single import SingleTransfer
 from nanokv.types import Key, KeyDigest
 from nanokv.wiring import Wired
@@ -42,6 +43,7 @@ class CacheBase:
         self._peer_closed = self._heap.peer_closed
         self._exists = self._allocation.exists
         self._single = SingleTransfer(self._heap, self._machine, self._allocation, checksum=options.checksum)
+        self._direct = direct_of(self._machine, self._allocation, self._hasher)
         self._batched = BatchedTransfer(self._single, self._allocation)
         self._traffic = Traffic(self._geometry)
         self._plans = Plans(self._allocation, self._machine)

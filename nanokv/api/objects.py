@@ -19,6 +19,7 @@ from nanokv.room import NO_ROOM, NO_WAIT, until_room
 from nanokv.statistics import TIMED
 from nanokv.terms import Hold
 from nanokv.transfer.descriptors import describe
+from nanokv.transfer.direct import LEFT_TO_CALLER
 from nanokv.types import Key, KeyDigest
 
 MISSING = (Status.MISS, Status.NOT_READY)
@@ -67,7 +68,13 @@ class Objects(CacheBase):
         traffic = self._traffic
         started = traffic.put_starts() if traffic.puts % TIMED == 1 else 0
         if hold is None and replicas is NO_COPIES and timeout is NO_WAIT:
-            status = self._single.put(self._hash(key), tensor, preferred_segment)
+            direct = self._direct
+            if direct is None or preferred_segment is None:
+                status = LEFT_TO_CALLER
+            else:
+                status = direct.put(key, tensor, preferred_segment)
+            if status == LEFT_TO_CALLER:
+                status = self._single.put(self._hash(key), tensor, preferred_segment)
             if not status and not started:
                 traffic.puts += 1
                 traffic.bytes_tx += tensor.nbytes
@@ -113,16 +120,19 @@ class Objects(CacheBase):
         """
         if not self._open:
             self._check_open()
-        digest = self._hash(key)
         if reinterpret is not False:
             check_reinterpret(reinterpret, dst)
         traffic = self._traffic
         started = traffic.get_starts() if traffic.gets % TIMED == 1 else 0
         found: torch.Tensor | int
         if dst is None:
-            found = self._single.get(digest)
+            found = self._single.get(self._hash(key))
         else:
-            found = self._single.get_into(digest, dst, reinterpret=reinterpret) or dst
+            direct = self._direct
+            status = LEFT_TO_CALLER if direct is None or reinterpret else direct.get(key, dst)
+            if status == LEFT_TO_CALLER:
+                status = self._single.get_into(self._hash(key), dst, reinterpret=reinterpret)
+            found = status or dst
         if not isinstance(found, int):
             if started:
                 traffic.get(_OK, found.nbytes, started)
@@ -130,7 +140,7 @@ class Objects(CacheBase):
                 traffic.gets += 1
                 traffic.bytes_rx += found.nbytes
             if self._promotion is not None:
-                self._promotion.note(digest)
+                self._promotion.note(self._hash(key))
             return found
         traffic.get(found, 0)
         if default is not _NO_DEFAULT and found in MISSING:

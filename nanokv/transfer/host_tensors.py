@@ -30,25 +30,24 @@ class _Kind(NamedTuple):
     what: What
     lazy: bool  #: they may be lazily negated, which DLPack does not tell
     is_complex: bool  #: and lazily conjugated; torch lets no others be
-    look: Callable[[Tensor, int, int], int]
+    look: Callable[[Tensor, int], int]
     record: int  #: the address of `words`
-    function: int
     words: Words  #: a TENSOR record
 
 
-def _never(tensor: Tensor, record: int, function: int) -> int:
+def _never(tensor: Tensor, record: int) -> int:
     return _NOT_ALIKE
 
 
-_no_words = np.zeros(0, np.int64)
-_last = [_Kind(what_of(torch.uint8, torch.Size((0,))), False, False, _never, 0, 0, _no_words)]
+_no_words = np.zeros(TENSOR.size // WORD, np.int64)  # no tensor has its type
+last_kind = [_Kind(what_of(torch.uint8, torch.Size((0,))), False, False, _never, _no_words.ctypes.data, _no_words)]
 _kinds: dict[tuple[torch.dtype, torch.Size], _Kind] = {}
 
 
 def in_host_memory(tensor: Tensor) -> tuple[What, int] | None:
     """Size, dtype and shape of a tensor, and the address of its bytes; None if they are not its values, in order."""
-    what, lazy, is_complex, look, record, function, _ = _last[0]
-    if type(tensor) is Tensor and (address := look(tensor, record, function)) != _NOT_ALIKE:
+    what, lazy, is_complex, look, record, _ = last_kind[0]
+    if type(tensor) is Tensor and (address := look(tensor, record)) != _NOT_ALIKE:
         if lazy and (tensor.is_neg() or (is_complex and tensor.is_conj())):
             return None
         return what, address
@@ -61,7 +60,7 @@ def _of_another_kind(tensor: Tensor) -> tuple[What, int] | None:
     kind = _kinds.get((tensor.dtype, tensor.shape)) or _learned(tensor)
     if kind is None:
         return what_of(tensor.dtype, tensor.shape), tensor.data_ptr()
-    _last[0] = kind
+    last_kind[0] = kind
     return kind.what, tensor.data_ptr()
 
 
@@ -71,10 +70,10 @@ def _learned(tensor: Tensor) -> _Kind | None:
     if look is None or function is None:  # this process has no native code, or torch no such function
         return None
     dtype, shape, words = tensor.dtype, tensor.shape, np.zeros(TENSOR.size // WORD, np.int64)
-    kind = _Kind(
-        what_of(dtype, shape), dtype in MAY_BE_LAZY, dtype.is_complex, look, words.ctypes.data, function, words
-    )
-    look(tensor, kind.record, function)
+    what = what_of(dtype, shape)
+    kind = _Kind(what, dtype in MAY_BE_LAZY, dtype.is_complex, look, words.ctypes.data, words)
+    words[_WORDS["type"]], words[_WORDS["function"]], words[_WORDS["what"]] = id(Tensor), function, what.address
+    look(tensor, kind.record)
     words[_WORDS["like_device"]], words[_WORDS["like_kind"]] = words[_WORDS["device"]], words[_WORDS["kind"]]
     words[_WORDS["like_dims"] :][: len(shape)] = shape
     if len(_kinds) >= REMEMBERED:

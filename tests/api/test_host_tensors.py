@@ -124,7 +124,7 @@ def test_a_tensor_that_changes_is_looked_at_again() -> None:
 
 def test_without_the_function_of_torch_it_says_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_tensors, "describing_function", lambda: None)
-    monkeypatch.setattr(host_tensors, "_last", [host_tensors._last[0]._replace(look=host_tensors._never)])
+    monkeypatch.setattr(host_tensors, "last_kind", [host_tensors.last_kind[0]._replace(look=host_tensors._never)])
     test_each_dtype_and_shape_is_told_from_each_other()
     test_what_has_no_bytes_in_order_has_no_place()
     assert not host_tensors._kinds
@@ -132,11 +132,11 @@ def test_without_the_function_of_torch_it_says_the_same(monkeypatch: pytest.Monk
 
 def test_a_look_leaves_no_error_behind() -> None:
     check(torch.eye(3))
-    kind = host_tensors._last[0]
+    kind = host_tensors.last_kind[0]
     for other in (torch.eye(3).to_sparse(), torch.eye(3).to_sparse_csr()):
-        assert kind.look(other, kind.record, kind.function) == -1
+        assert kind.look(other, kind.record) == -1
         assert max(1, 2) == 2  # a call into C with an error set would raise SystemError
-    for wrong in ((), (torch.eye(3),), (torch.eye(3), "record", kind.function)):
+    for wrong in ((), (torch.eye(3),), (torch.eye(3), "record")):
         with pytest.raises(TypeError):
             kind.look(*wrong)
 

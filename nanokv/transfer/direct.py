@@ -1,0 +1,69 @@
+"""put and get of one tensor in host memory by one native call, which hashes the key and looks at the tensor too.
+
+It does the usual: a str or a KeyDigest of this cache, a plain tensor of the kind of the last one, an object that is put
+or found at once. All else it leaves to the caller, and has then done nothing that a second try would not do.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+import xxhash
+from torch import Tensor
+
+from nanokv.allocation.base import Allocation
+from nanokv.allocation.producer import ProducerAllocation
+from nanokv.device.machines.base import Machine
+from nanokv.device.machines.native import NativeMachine
+from nanokv.device.protocol.status import Status
+from nanokv.device.segment.host_records import HASHING, PREFIX_WORDS, UNUSUAL
+from nanokv.keys import Hasher
+from nanokv.transfer.host_tensors import last_kind
+from nanokv.types import Key, KeyDigest
+
+LEFT_TO_CALLER: int = UNUSUAL.value
+_FULL, _AGAIN = int(Status.FULL), (int(Status.SIZE), int(Status.TORN))
+
+
+def direct_of(machine: Machine, allocation: Allocation, hasher: Hasher) -> "Direct | None":
+    """The calls of a cache; None if its machine or its allocator has none."""
+    if not isinstance(machine, NativeMachine) or not isinstance(allocation, ProducerAllocation):
+        return None
+    return Direct(machine, hasher, allocation.note_owner)
+
+
+class Direct:
+    """The calls of one cache. Each answers with a Status, or with LEFT_TO_CALLER."""
+
+    def __init__(self, machine: NativeMachine, hasher: Hasher, note_owner: Callable[[int], None] | None) -> None:
+        self._note_owner = note_owner
+        self._put, self._get = machine.put_object, machine.get_object
+        self._most = machine.at_once
+        self._record = np.zeros((), HASHING.dtype)
+        self._record["prefix"] = np.frombuffer(hasher.prefix, np.int64, PREFIX_WORDS)
+        self._record["upper"], self._record["tag"] = hasher.upper, hasher.signed_tag
+        self._record["str_type"], self._record["digest_type"] = id(str), id(KeyDigest)
+        self._record["function"] = id(xxhash.xxh3_128_digest)  # lasts as long as its module
+        self._hashing = int(self._record.ctypes.data)
+
+    def put(self, key: Key, tensor: torch.Tensor, owner: int) -> int:
+        """Store a tensor in the segment of `owner`. Raises what `note_owner` raises."""
+        what, lazy, is_complex, _, record, _ = last_kind[0]
+        if what[0] > self._most or (lazy and _may_be_lazy(tensor, is_complex)):
+            return LEFT_TO_CALLER
+        if self._note_owner is not None:
+            self._note_owner(owner)
+        status = self._put(key, tensor, owner, self._hashing, record)
+        return status if status != _FULL else LEFT_TO_CALLER  # who makes room
+
+    def get(self, key: Key, dst: torch.Tensor) -> int:
+        """Fill `dst`."""
+        what, lazy, is_complex, _, record, _ = last_kind[0]
+        if what[0] > self._most or (lazy and _may_be_lazy(dst, is_complex)):
+            return LEFT_TO_CALLER
+        status = self._get(key, dst, self._hashing, record)
+        return status if status not in _AGAIN else LEFT_TO_CALLER  # who tries again, or tells what does not suit
+
+
+def _may_be_lazy(tensor: Tensor, is_complex: bool) -> bool:
+    return type(tensor) is not Tensor or tensor.is_neg() or (is_complex and tensor.is_conj())
