@@ -1,7 +1,10 @@
 """Copies between tensors and objects.
 
 descriptors    dtype and shape as words, and tensors that are refused
+host_tensors   tensors whose values are their bytes in host memory: what they are, and where
+dlpack         torch's C function that describes a tensor
 single         one tensor
+direct         one tensor in host memory, by one native call from the key to the answer
 batched        many tensors: one launch on a GPU, else one by one
 paged          blocks of an engine's paged KV cache
 engine_layers  the tensors of such a cache, and what an object of some of its layers looks like
