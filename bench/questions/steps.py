@@ -32,6 +32,8 @@ from nanokv.device.segment.layout import WORD_BYTES
 from nanokv.device.segment.world_table import World
 from nanokv.heap import shm
 from nanokv.transfer.descriptors import described
+from nanokv.transfer.direct import Direct
+from nanokv.transfer.host_tensors import in_host_memory
 
 SIZE = KIB
 CALLS = 200  #: of a loop: so short that most loops are not interrupted, of which the median is taken
@@ -39,9 +41,9 @@ PAGE_BYTES = 4096
 HEAP_BYTES = 2 * CALLS * PAGE_BYTES
 KEY_BYTES = tl.constexpr(2 * WORD_BYTES.value)
 STR, DIGEST = "whole call, key a str", "whole call, key a digest"
-TENSOR = "without checks of arguments and counters"
-BYTES = "without the tensor's description"
-CODE = "call of the compiled code"
+USUAL = "the same in Python, step by step"
+OBJECTS = "one native call of key and tensor"
+CODE = "call of the compiled code, of words"
 ALONE = "compiled code alone"
 COPY = "copy of the bytes alone"
 Loop = Callable[[], int]  #: runs CALLS calls and returns the nanoseconds
@@ -123,13 +125,13 @@ class Steps:
     def put_loops(self) -> dict[str, Loop]:
         """The steps of a put, from the whole call to the copy. Those that put find no object of their keys."""
         cache, machine, source = self._cache, self._machine, self.source
-        single, allocation, what, address = cache._single, cache._allocation, self._what, source.data_ptr()
+        single, what, address, seen = cache._single, self._what, source.data_ptr(), self._direct()
         put = partial(cache.put, tensor=source, preferred_segment=OWNER)
         return {
             STR: partial(_loop, put, self.names),
             DIGEST: partial(_loop, put, self.digests),
-            TENSOR: partial(_loop, lambda key: single.put(key, source, OWNER), self.digests),
-            BYTES: partial(_loop, lambda key: allocation.put(key, address, what, OWNER), self.digests),
+            USUAL: partial(_loop, lambda key: single.put(key, source, OWNER), self.digests),
+            OBJECTS: partial(_loop, lambda key: seen.put(key, source, OWNER), self.digests),
             CODE: partial(_loop, lambda key: machine.put_now(OWNER, key, address, what), self.digests),
             ALONE: self._compiled_put,
             COPY: self._compiled_copy,
@@ -138,13 +140,13 @@ class Steps:
     def get_loops(self) -> dict[str, Loop]:
         """The steps of a get, from the whole call to the copy. All objects are there."""
         cache, machine, target = self._cache, self._machine, self.target
-        single, allocation, what, address = cache._single, cache._allocation, self._what, target.data_ptr()
+        single, what, address, seen = cache._single, self._what, target.data_ptr(), self._direct()
         get = partial(cache.get, dst=target)
         return {
             STR: partial(_loop, get, self.names),
             DIGEST: partial(_loop, get, self.digests),
-            TENSOR: partial(_loop, lambda key: single.get_into(key, target), self.digests),
-            BYTES: partial(_loop, lambda key: allocation.get(key, address, what), self.digests),
+            USUAL: partial(_loop, lambda key: single.get_into(key, target), self.digests),
+            OBJECTS: partial(_loop, lambda key: seen.get(key, target), self.digests),
             CODE: partial(_loop, lambda key: machine.get_now(key, address, what), self.digests),
             ALONE: self._compiled_get,
             COPY: self._compiled_copy,
@@ -156,10 +158,15 @@ class Steps:
             "hash of a str key": partial(_loop, self._cache.digest, self.names),
             "check of a digest": partial(_loop, self._cache.digest, self.digests),
             "check of the segment": partial(_loop, self._cache._checked_segment, [OWNER] * CALLS),
-            "dtype and shape of the tensor": partial(_loop, described, [self.source] * CALLS),
+            "what the tensor is, and where": partial(_loop, in_host_memory, [self.source] * CALLS),
             "look at the clock": partial(_loop, lambda _: time.time_ns(), self.names),
             "turn of the loop": partial(_loop, _nothing, self.names),
         }
+
+    def _direct(self) -> Direct:
+        direct = self._cache._direct
+        assert direct is not None  # of shared memory and v2
+        return direct
 
     def forget(self) -> None:
         """Remove what a loop has put. Raises RuntimeError if it is not there."""

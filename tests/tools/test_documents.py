@@ -68,7 +68,6 @@ SMALLER = {
     "python -m bench latency --heap shm --alloc device --sizes 1K --repeats 3": (
         "python -m bench latency --heap shm --alloc device --sizes 1K --rounds 3 --repeats 1"
     ),
-    "python -m bench steps --heap shm": "python -m bench steps --heap shm --quick",
     "python -m bench peers --sizes 1K --repeats 2": "python -m bench peers --sizes 1K --quick",
     "python -m bench wait announce burst": "python -m bench wait announce burst --quick",
     "python -m bench load full --json out.json --html out.html": (
