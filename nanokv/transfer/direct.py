@@ -18,6 +18,7 @@ from nanokv.device.machines.native import NativeMachine
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.host_records import HASHING, PREFIX_WORDS, UNUSUAL
 from nanokv.keys import Hasher
+from nanokv.transfer.dlpack import describing_function
 from nanokv.transfer.host_tensors import last_kind
 from nanokv.types import Key, KeyDigest
 
@@ -26,8 +27,10 @@ _FULL, _AGAIN = int(Status.FULL), (int(Status.SIZE), int(Status.TORN))
 
 
 def direct_of(machine: Machine, allocation: Allocation, hasher: Hasher) -> "Direct | None":
-    """The calls of a cache; None if its machine or its allocator has none."""
+    """The calls of a cache; None if its machine or its allocator has none, or torch cannot tell what a tensor is."""
     if not isinstance(machine, NativeMachine) or not isinstance(allocation, ProducerAllocation):
+        return None
+    if describing_function() is None:
         return None
     return Direct(machine, hasher, allocation.note_owner)
 
@@ -43,7 +46,8 @@ class Direct:
         self._record["prefix"] = np.frombuffer(hasher.prefix, np.int64, PREFIX_WORDS)
         self._record["upper"], self._record["tag"] = hasher.upper, hasher.signed_tag
         self._record["str_type"], self._record["digest_type"] = id(str), id(KeyDigest)
-        self._record["function"] = id(xxhash.xxh3_128_digest)  # lasts as long as its module
+        self._function = xxhash.xxh3_128_digest  # held: its address is in the record
+        self._record["function"] = id(self._function)
         self._hashing = int(self._record.ctypes.data)
 
     def put(self, key: Key, tensor: torch.Tensor, owner: int) -> int:

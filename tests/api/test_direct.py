@@ -15,13 +15,17 @@ import nanokv
 from nanokv import KeyDigest, NanoKVCache
 from nanokv.errors import DuplicateKey, InvalidArgument, KeyNotFound, OutOfMemory, ReuseViolation
 from nanokv.transfer.direct import LEFT_TO_CALLER
+from nanokv.transfer.dlpack import describing_function
 from nanokv.transfer.host_tensors import in_host_memory
 
 PAGE = 4096
 MODEL = nanokv.Identity("model", revision="1", tokenizer="t")
 WAYS: list[dict[str, Any]] = [{}, {"namespace": "a tenant"}, {"identity": MODEL}]
 IDS = ["plain", "namespace", "identity"]
-pytestmark = pytest.mark.usefixtures("described")
+pytestmark = [
+    pytest.mark.usefixtures("described"),
+    pytest.mark.skipif(describing_function() is None, reason="torch has no C function that describes a tensor"),
+]
 
 
 @pytest.fixture
