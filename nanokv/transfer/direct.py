@@ -23,7 +23,7 @@ from nanokv.transfer.host_tensors import last_kind
 from nanokv.types import Key, KeyDigest
 
 LEFT_TO_CALLER: int = UNUSUAL.value
-_FULL, _AGAIN = int(Status.FULL), (int(Status.SIZE), int(Status.TORN))
+_FULL, _SIZE = int(Status.FULL), int(Status.SIZE)
 
 
 def direct_of(machine: Machine, allocation: Allocation, hasher: Hasher) -> "Direct | None":
@@ -61,12 +61,12 @@ class Direct:
         return status if status != _FULL else LEFT_TO_CALLER  # who makes room
 
     def get(self, key: Key, dst: torch.Tensor) -> int:
-        """Fill `dst`."""
+        """Fill `dst`. TORN: the caller tries again."""
         what, lazy, is_complex, _, record, _ = last_kind[0]
         if what[0] > self._most or (lazy and _may_be_lazy(dst, is_complex)):
             return LEFT_TO_CALLER
         status = self._get(key, dst, self._hashing, record)
-        return status if status not in _AGAIN else LEFT_TO_CALLER  # who tries again, or tells what does not suit
+        return status if status != _SIZE else LEFT_TO_CALLER  # who tells what does not suit
 
 
 def _may_be_lazy(tensor: Tensor, is_complex: bool) -> bool:

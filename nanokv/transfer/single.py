@@ -119,8 +119,11 @@ class SingleTransfer:
                 return tensor if status == Status.OK else status
         return Status.MISS
 
-    def get_into(self, key: KeyDigest, dst: torch.Tensor, *, reinterpret: bool = False) -> int:
-        """Fill `dst`: OK, MISS, NOT_READY or CORRUPT. Raises InvalidArgument before anything is copied."""
+    def get_into(self, key: KeyDigest, dst: torch.Tensor, *, reinterpret: bool = False, torn: bool = False) -> int:
+        """Fill `dst`: OK, MISS, NOT_READY or CORRUPT. Raises InvalidArgument before anything is copied.
+
+        `torn`: the object was replaced while the caller has read it. Then another one that does not suit is a MISS.
+        """
         found = in_host_memory(dst) if self._on_cpu else None
         if found is None:
             known = described(dst)
@@ -134,9 +137,7 @@ class SingleTransfer:
             status = self._get_bytes(key, address, known)
             if status not in _AGAIN:
                 return status
-            torn = status == _TORN
-        else:
-            torn = False
+            torn = torn or status == _TORN
         return self._get_in_steps(key, dst, known, torn)
 
     def _get_in_steps(self, key: KeyDigest, dst: torch.Tensor, known: What, torn: bool) -> int:

@@ -166,19 +166,31 @@ def test_the_numbers_against_every_object_and_every_list(make_world: MakeWorld) 
                 del held[str(step)]
         if step % 20 < 19:
             continue
-        used = sum(min(pages for pages in CLASSES if pages * PAGE >= nbytes) for nbytes in held.values())
-        marks = cache._machine.page_marks(0)  # of a walk through the lists; `stats` looks at the links of the pages
-        unused = (cache._geometry.offsets["heap_limit"] - int(cache._machine.control(0)[0]["bump_ptr"])) // PAGE
-        free = [CLASSES[mark - 1] for mark in marks[marks > 0]]
-        assert used + sum(free) + unused == 200
-        largest = max([*free, *(pages for pages in CLASSES if pages <= unused)], default=0)
-        found: Any = cache.stats()
-        assert (found["used_pages"], found["free_pages"]) == (used, 200 - used)
-        assert found["largest_free_extent"] == largest * PAGE
-        internal = 1 - sum(held.values()) / (used * PAGE) if used else 0.0
-        external = 1 - largest / min(200 - used, 128) if used < 200 else 0.0
-        assert found["internal_fragmentation"] == pytest.approx(internal, abs=1e-12)
-        assert found["external_fragmentation"] == pytest.approx(external, abs=1e-12)
+        for tries_left in range(200, -1, -1):  # the owner's host may just hold an extent that it joins to others
+            try:
+                check_numbers(cache, held)
+                break
+            except AssertionError:
+                if not tries_left:
+                    raise
+                time.sleep(0.01)
+
+
+def check_numbers(cache: NanoKVCache, held: dict[str, int]) -> None:
+    """`stats` of a heap of 200 pages says what the sizes of its objects and a walk through its lists say."""
+    used = sum(min(pages for pages in CLASSES if pages * PAGE >= nbytes) for nbytes in held.values())
+    marks = cache._machine.page_marks(0)  # of a walk through the lists; `stats` looks at the links of the pages
+    unused = (cache._geometry.offsets["heap_limit"] - int(cache._machine.control(0)[0]["bump_ptr"])) // PAGE
+    free = [CLASSES[mark - 1] for mark in marks[marks > 0]]
+    assert used + sum(free) + unused == 200
+    largest = max([*free, *(pages for pages in CLASSES if pages <= unused)], default=0)
+    found: Any = cache.stats()
+    assert (found["used_pages"], found["free_pages"]) == (used, 200 - used)
+    assert found["largest_free_extent"] == largest * PAGE
+    internal = 1 - sum(held.values()) / (used * PAGE) if used else 0.0
+    external = 1 - largest / min(200 - used, 128) if used < 200 else 0.0
+    assert found["internal_fragmentation"] == pytest.approx(internal, abs=1e-12)
+    assert found["external_fragmentation"] == pytest.approx(external, abs=1e-12)
 
 
 def test_odd_sizes_fill_a_heap(make_world: MakeWorld) -> None:
