@@ -4,6 +4,7 @@ v2 rounds an object up to an extent of 1 to 8, 10, 12, 14, 16, 20, 24, 28, 32, 4
 the order of puts. v1 takes as many pages as the object has, from the smallest run of free pages that is long enough.
 """
 
+import time
 from typing import Any, NamedTuple
 
 import numpy as np
