@@ -1,5 +1,6 @@
 """`python -m bench [NAME...]`: ask questions, print tables, write JSON and a report; `compare` judges a change."""
 
+import signal
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
@@ -15,7 +16,8 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m bench") 
     """Run, print, write.
 
     Returns:
-        0; 1 if a question failed; 2 if the run cannot be; 130 if the user ended it, and its figures so far are written.
+        0; 1 if a question failed; 2 if the run cannot be; 130 if Ctrl-C or SIGTERM ended it, and its figures so far
+        are written.
 
     Raises:
         SystemExit: with code 2 if the arguments are wrong.
@@ -26,11 +28,14 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m bench") 
 
         return compare(arguments[1:], f"{prog} compare")
     given, settings = parse(arguments, prog)
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends a run as Ctrl-C does
     try:
         return _run(given, settings, prog)
     except KeyboardInterrupt:
         print("stopped before anything was measured", file=sys.stderr)
         return STOPPED
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _run(given: Namespace, settings: Settings, prog: str) -> int:

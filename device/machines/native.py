@@ -54,6 +54,7 @@ class NativeMachine(CodeMachine):
         self._find = self._code["find"]
         self._plan_now = self._code["plan_now"]
         self._put_object, self._get_object = self._code["put_object"], self._code["get_object"]
+        self._find_object: Callable[..., int] = self._code["find_object"]
         self._put_now, self._get_now = self._code["put_now"], self._code["get_now"]
 
     # what every caller waits for goes to the code at once
@@ -78,6 +79,10 @@ class NativeMachine(CodeMachine):
     def get_object(self, key: object, tensor: object, hashing: int, seen: int) -> int:
         """Get into a tensor by `native.objects`: a Status, or UNUSUAL."""
         return self._get_object(key, tensor, self.table_address, hashing, seen)
+
+    def find_object(self, key: object, hashing: int) -> int:
+        """Look for a key: a Status, or UNUSUAL."""
+        return self._find_object(key, self.table_address, hashing)
 
     def plan_now(self, owner: int, key: tuple[int, int], nbytes: int, descriptor: Descriptor) -> Begun:
         if any(descriptor):

@@ -1,4 +1,4 @@
-"""put and get of a key and a tensor as Python has them, in one call: hashing, looking at the tensor, and the protocol.
+"""Calls about a key and a tensor as Python has them, each one call: hashing, looking at the tensor, and the protocol.
 
 Where anything is unusual (a key that is neither str nor KeyDigest, a tensor of another kind than the last) the answer
 is UNUSUAL, and nothing was done: Python's own way does the call, or says what is wrong.
@@ -27,6 +27,7 @@ from nanokv.device.native.python_objects import (
     utf8,
 )
 from nanokv.device.native.tensors import look
+from nanokv.device.protocol.directory import find
 from nanokv.device.segment.host_records import (
     H_DIGEST_TYPE,
     H_FUNCTION,
@@ -127,5 +128,17 @@ def get_object(key: tl.int64, tensor: tl.int64, world: World, hashing: tl.int64,
     what = load64(seen + T_WHAT, "relaxed")
     lock = release_lock()
     status = get_now(world, low, check, dst, what)
+    take_lock(lock)
+    return status
+
+
+@triton.jit
+def find_object(key: tl.int64, world: World, hashing: tl.int64) -> Any:
+    """`find` of a key: a Status, or UNUSUAL."""
+    known, low, check = digest_of(key, hashing)
+    if not known:
+        return word(UNUSUAL)
+    lock = release_lock()
+    status, _ = find(world, low, check)
     take_lock(lock)
     return status

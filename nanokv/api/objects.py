@@ -199,7 +199,8 @@ class Objects(CacheBase):
         """True if the object can be read now. For eviction this is not a use of it."""
         if not self._open:
             self._check_open()
-        return self._exists(self._hash(key)) == _OK
+        status = LEFT_TO_CALLER if self._direct is None else self._direct.exists(key)
+        return (status if status != LEFT_TO_CALLER else self._exists(self._hash(key))) == _OK
 
     __contains__ = exists
 

@@ -1,4 +1,4 @@
-"""put and get of one tensor in host memory by one native call, which hashes the key and looks at the tensor too.
+"""Calls about one key, and one tensor in host memory, as one native call, which hashes the key and looks at the tensor.
 
 It does the usual: a str or a KeyDigest of this cache, a plain tensor of the kind of the last one, an object that is put
 or found at once. All else it leaves to the caller, and has then done nothing that a second try would not do.
@@ -40,7 +40,7 @@ class Direct:
 
     def __init__(self, machine: NativeMachine, hasher: Hasher, note_owner: Callable[[int], None] | None) -> None:
         self._note_owner = note_owner
-        self._put, self._get = machine.put_object, machine.get_object
+        self._put, self._get, self._find = machine.put_object, machine.get_object, machine.find_object
         self._most = machine.at_once
         self._record = np.zeros((), HASHING.dtype)
         self._record["prefix"] = np.frombuffer(hasher.prefix, np.int64, PREFIX_WORDS)
@@ -67,6 +67,10 @@ class Direct:
             return LEFT_TO_CALLER
         status = self._get(key, dst, self._hashing, record)
         return status if status != _SIZE else LEFT_TO_CALLER  # who tells what does not suit
+
+    def exists(self, key: Key) -> int:
+        """OK if the object can be read now."""
+        return self._find(key, self._hashing)
 
 
 def _may_be_lazy(tensor: Tensor, is_complex: bool) -> bool:

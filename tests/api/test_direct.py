@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import nanokv
 from nanokv import KeyDigest, NanoKVCache
+from nanokv.device.protocol.status import Status
 from nanokv.errors import DuplicateKey, InvalidArgument, KeyNotFound, OutOfMemory, ReuseViolation
 from nanokv.transfer.direct import LEFT_TO_CALLER
 from nanokv.transfer.dlpack import describing_function
@@ -75,10 +76,12 @@ def test_both_ways_hash_alike(world: tuple[NanoKVCache, NanoKVCache], key: str) 
     other.put(key, values(9), preferred_segment=1)
     assert torch.equal(one.get(key, dst=there), values(9))
     if not surrogates:
-        assert direct(one).get(key, there) == 0
+        assert direct(one).get(key, there) == direct(one).exists(key) == 0
     digest = one.digest(key)
+    assert direct(one).exists(digest) == 0 and key in one and key in other
     assert direct(one).get(digest, there) == 0
     one.remove(digest)
+    assert direct(one).exists(digest) == Status.MISS and key not in one
 
 
 @pytest.fixture(scope="module", params=WAYS, ids=IDS)
@@ -115,6 +118,8 @@ def test_wrong_calls_are_told_by_the_usual_way(pair: tuple[NanoKVCache, NanoKVCa
                 cache.put(key, values(), preferred_segment=1)  # type: ignore[arg-type]
             with pytest.raises(InvalidArgument):
                 cache.get(key, dst=values())  # type: ignore[call-overload]
+            with pytest.raises(InvalidArgument):
+                cache.exists(key)  # type: ignore[arg-type]
         unsuited: list[Any] = ["dst", 3, torch.zeros(8), torch.zeros(9, dtype=torch.int64)]
         for dst in (*unsuited, torch.zeros(16, dtype=torch.int64)[::2]):
             for last in (torch.zeros(8), values()):
@@ -132,6 +137,8 @@ def test_wrong_calls_are_told_by_the_usual_way(pair: tuple[NanoKVCache, NanoKVCa
         one.put(stranger, values(), preferred_segment=1)
     with pytest.raises(ReuseViolation):
         one.get(stranger, dst=values())
+    with pytest.raises(ReuseViolation):
+        one.exists(stranger)
 
 
 def test_what_is_left_to_the_caller_has_not_begun() -> None:

@@ -128,7 +128,8 @@ def test_a_question_that_raises_does_not_lose_the_others(
     assert "failed: Mismatch: other bytes" in printed.out and "failed: sweep" in printed.err
 
 
-def test_ctrl_c_keeps_what_was_found(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_run_that_is_ended_keeps_what_was_found(tmp_path: Path, number: int) -> None:
     file = tmp_path / "a.json"
     many = ["--quick", "--rounds", "100000", "--sizes", "64,1K", "--ring", "2M", "--repeats", "3"]
     running = bench("pieces", "latency", "sweep", *many, "--heap", "local", "--json", str(file), start_new_session=True)
@@ -136,7 +137,10 @@ def test_ctrl_c_keeps_what_was_found(tmp_path: Path) -> None:
     for line in running.stderr:
         if "] latency" in line:
             break
-    os.killpg(running.pid, signal.SIGINT)
+    if number == signal.SIGINT:  # Ctrl-C goes to the whole group
+        os.killpg(running.pid, number)
+    else:
+        running.send_signal(number)
     out, err = running.communicate(timeout=100)
     assert running.returncode == 130, err
     assert "stopped" in err and "not begun: sweep" in err and "Traceback" not in err
