@@ -76,9 +76,11 @@ class Greedy(SoakWorker):
 
 
 class Hasty(SoakWorker):
-    """After FULL its puts at quiet moments evict at once, and join afterwards."""
+    """After FULL its puts at quiet moments evict at once, where no page is free, and join afterwards."""
 
     def probe(self, count: int) -> ProbeReport:
+        rooms._FREE = 1  # a run with a free page costs more than any without one
+
         def make_room(machine: Machine, owner: int, nbytes: int) -> bool:
             extent = machine.geometry.extent_pages(np.array(machine.geometry.pages_of(nbytes)))
             gone = rooms._evict_run(machine, owner, int(extent))
