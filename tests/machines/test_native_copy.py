@@ -113,8 +113,9 @@ def test_words_stored_before_and_after_a_copy_stay_there() -> None:
 
     (body,) = those_with(publish, RELEASED)
     (claimed,), (released,) = places(body, CLAIMED), places(body, RELEASED)
-    assert all(claimed < call < released for call in places(body, CALL))  # of memcpy, and of what streams
-    assert len(places(body, CALL)) == 2
+    calls = places(body, CALL)  # of memcpy, and of what streams: how many the compiler makes of them depends on the CPU
+    assert calls
+    assert all(claimed < call < released for call in calls)
     assert not places(body, STREAMED)
 
 
