@@ -1,9 +1,10 @@
 """Copies of payloads on a CPU. Small ones are LLVM's memcpy; x86-64 has its own for large ones, other CPUs have memcpy.
 
-Both large copies walk eight pages at the same time, a line of each: the processor's prefetchers stop at the end of each
-page of 4 KiB, and eight streams in flight hide that. What differs is where the bytes go.
+Both large copies walk several pages at the same time, a line of each: the processor's prefetchers stop at the end of
+each page of 4 KiB, and streams side by side hide that. What differs is where the bytes go.
 
-- `copy_out` stores as usual: the destination is the reader's own tensor, which it reads next.
+- `copy_out` stores as usual: the destination is the reader's own tensor, which it reads next. AMD's processors read as
+  fast by memcpy, and faster what is in a cache, so they have memcpy.
 - `copy_in` streams, past the caches: the destination is memory of a segment that nobody has touched for long. A usual
   store would first fetch the line that it overwrites, and put out of the cache what is of use there. A reader that
   comes at once finds the bytes in memory instead of the writer's cache, and loses less than the writer has gained.
@@ -25,6 +26,7 @@ docs/performance.md has what both gain, and the commands that measure it.
 from collections.abc import Callable
 from typing import Any
 
+import llvmlite.binding as llvm
 import numba
 from llvmlite import ir
 from numba.core import cgutils, types
@@ -32,7 +34,10 @@ from numba.extending import intrinsic
 
 _LINE = 64  #: bytes of a cache line, and of a vector: one store of AVX-512, two of AVX2, four of SSE2
 _PAGE = 4096
-_PAGES = 8
+#: AMD's Zen: lines at the same place of their pages share a set of the first cache, which has eight ways, room for four
+#: lines and their copies. Intel's has twelve, and with twice the pages hides more.
+_ZEN = llvm.get_host_cpu_name().startswith("znver")
+_PAGES = 4 if _ZEN else 8
 _BLOCK = _PAGES * _PAGE
 #: From here on the large copies are used; below, memcpy is as fast, and its bytes stay in a cache that is large enough.
 LARGE_BYTES = 32 * 1024
@@ -92,7 +97,7 @@ def _mover(lines: int, *, streams: bool) -> Callable[..., Any]:
     return move
 
 
-_move_eight, _stream_eight, _stream_line = (
+_move_pages, _stream_pages, _stream_line = (
     _mover(_PAGES, streams=False),
     _mover(_PAGES, streams=True),
     _mover(1, streams=True),
@@ -100,24 +105,24 @@ _move_eight, _stream_eight, _stream_line = (
 
 
 @numba.njit(nogil=True)
-def _copy_large(dst: Any, src: Any, nbytes: Any) -> None:
+def copy_large(dst: Any, src: Any, nbytes: Any) -> None:
     at = -dst & (_LINE - 1)
     memcpy(dst, src, at)
     while at + _BLOCK <= nbytes:
         for line in range(at, at + _PAGE, _LINE):
-            _move_eight(dst + line, src + line)
+            _move_pages(dst + line, src + line)
         at += _BLOCK
     memcpy(dst + at, src + at, nbytes - at)
 
 
 @numba.njit(nogil=True)
-def _stream_large(dst: Any, src: Any, nbytes: Any) -> None:
+def stream_large(dst: Any, src: Any, nbytes: Any) -> None:
     store_fence()
     at = -dst & (_LINE - 1)
     memcpy(dst, src, at)
     while at + _BLOCK <= nbytes:
         for line in range(at, at + _PAGE, _LINE):
-            _stream_eight(dst + line, src + line)
+            _stream_pages(dst + line, src + line)
         at += _BLOCK
     while at + _LINE <= nbytes:
         _stream_line(dst + at, src + at)
@@ -129,8 +134,8 @@ def _stream_large(dst: Any, src: Any, nbytes: Any) -> None:
 @numba.njit(inline="always")
 def copy_out(dst: Any, src: Any, nbytes: Any) -> None:
     """Copy bytes that may be in no cache to where they are read next."""
-    if is_x86_64() and nbytes >= LARGE_BYTES:
-        _copy_large(dst, src, nbytes)
+    if is_x86_64() and not _ZEN and nbytes >= LARGE_BYTES:
+        copy_large(dst, src, nbytes)
     else:
         memcpy(dst, src, nbytes)
 
@@ -139,6 +144,6 @@ def copy_out(dst: Any, src: Any, nbytes: Any) -> None:
 def copy_in(dst: Any, src: Any, nbytes: Any) -> None:
     """Copy bytes into memory that is in no cache, and need not be; ordered like one ordinary store."""
     if is_x86_64() and nbytes >= LARGE_BYTES:
-        _stream_large(dst, src, nbytes)
+        stream_large(dst, src, nbytes)
     else:
         memcpy(dst, src, nbytes)
