@@ -106,6 +106,7 @@ _move_pages, _stream_pages, _stream_line = (
 
 @numba.njit(nogil=True)
 def copy_large(dst: Any, src: Any, nbytes: Any) -> None:
+    """At least a line: the first bytes, up to a whole line of the destination, are copied without asking."""
     at = -dst & (_LINE - 1)
     memcpy(dst, src, at)
     while at + _BLOCK <= nbytes:
@@ -117,6 +118,7 @@ def copy_large(dst: Any, src: Any, nbytes: Any) -> None:
 
 @numba.njit(nogil=True)
 def stream_large(dst: Any, src: Any, nbytes: Any) -> None:
+    """At least a line: the first bytes, up to a whole line of the destination, are copied without asking."""
     store_fence()
     at = -dst & (_LINE - 1)
     memcpy(dst, src, at)

@@ -67,7 +67,7 @@ def test_sizes_around_the_limits(way: str, nbytes: int) -> None:
 
 
 @given(
-    way=st.sampled_from(sorted(COPIES | LARGE)),
+    way=st.sampled_from(sorted(COPIES)),
     to=st.integers(0, 127),
     of=st.integers(0, 127),
     nbytes=st.integers(0, ROOM),
