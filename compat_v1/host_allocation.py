@@ -7,6 +7,7 @@ statistics work as in v2. COMMIT tells the master afterwards; without it the mas
 
 import contextlib
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -99,7 +100,8 @@ class HostAllocation:
     def _make_dispatch(self, master_rank: int, rpc_timeout: float) -> Dispatch:
         heap, machine = self._heap, self._machine
         if heap.rank == master_rank:
-            return LocalDispatch(lambda: self.master, master_rank)
+            me = weakref.ref(self)  # no cycle: the memory that this object holds goes with the last reference to it
+            return LocalDispatch(lambda: None if (here := me()) is None else here.master, master_rank)
         if isinstance(heap, LocalHeap):
             shared = heap.world.shared
             return LocalDispatch(lambda: shared.get(_SHARED), master_rank)

@@ -4,15 +4,13 @@
 the interpreter's lock, where the machine has that (`device/machines/ring_rounds.py`).
 """
 
-from collections.abc import Callable
-
 import numpy as np
 
 from nanokv.device.machines.base import Machine
 from nanokv.device.machines.records import Drained, Position
 from nanokv.device.segment.host_records import NO_HOLE
 from nanokv.device.segment.layout import EVICTED, POSITIVE, REMOVED, STORED, WANTED, unpack
-from nanokv.host_poller.events import EventKind
+from nanokv.host_poller.events import EventKind, Listeners
 from nanokv.host_poller.index import Change, HeaderIndex, changes_of
 
 BATCH = 4096  #: hints taken from the ring at once
@@ -24,24 +22,14 @@ class Intake:
     """The consumer of one rank's ring. Only the owner's poller thread uses it.
 
     Args:
-        tell: called with each change of the index, while `listens` answers True.
-        listens: whether anybody wants to hear of changes.
+        listeners: hear of each change of the index.
     """
 
-    def __init__(
-        self,
-        machine: Machine,
-        rank: int,
-        index: HeaderIndex,
-        *,
-        listens: Callable[[], bool] = lambda: False,
-        tell: Callable[[Change], None] = lambda _: None,
-    ) -> None:
+    def __init__(self, machine: Machine, rank: int, index: HeaderIndex, listeners: Listeners) -> None:
         self._machine = machine
         self._rank = rank
         self._index = index
-        self._listens = listens
-        self._tell = tell
+        self._listeners = listeners
         tail = int(machine.control(rank)[0]["ann_tail"]) & POSITIVE.value  # it may be corrupt
         self._at = Position(tail, tail)
         self._rounds = machine.ring_rounds(rank, *index.arrays, index.turn.asked, HOLE_PATIENCE)
@@ -83,14 +71,14 @@ class Intake:
         """
         assert self._rounds is not None
         with self._index.turn.for_long():
-            done = self._rounds.run(self._at, seconds, listens=self._listens())
+            done = self._rounds.run(self._at, seconds, listens=bool(self._listeners))
         self._at = done.position
         self.drained += done.taken
         self.removed += done.removed
         self.corrupt += done.corrupt
         self.wanted = max(self.wanted, done.wanted)
         for change in changes_of(done.changes):
-            self._tell(change)
+            self.tell(change)
         return not done.idle
 
     def _ingest(self, drained: Drained) -> None:
@@ -102,13 +90,14 @@ class Intake:
         self.corrupt += int(np.count_nonzero(~known & ~wanted))
         for kind, how in GONE.items():  # before a slot's next object comes: else that tells that the last one is gone
             these = known & (kinds == kind)
-            self._tell_of(self._index.removed(slots[these], epochs[these], how))
+            self.tell(self._index.removed(slots[these], epochs[these], how))
         self.removed += int(np.count_nonzero(known & (kinds == REMOVED.value)))
         good = known & drained.good
-        self._tell_of(self._index.stored(slots[good], drained.records[good]))
+        self.tell(self._index.stored(slots[good], drained.records[good]))
         if wanted.any():
             self.wanted = max(self.wanted, int(slots[wanted].max()))
 
-    def _tell_of(self, change: Change) -> None:
-        if self._listens() and (len(change.gone) or len(change.came)):
-            self._tell(change)
+    def tell(self, change: Change) -> None:
+        """Tell the listeners of a change, if there are any."""
+        if self._listeners and (len(change.gone) or len(change.came)):
+            self._listeners.tell(self._index.events(change))

@@ -23,7 +23,7 @@ from nanokv.device.machines.base import Machine
 from nanokv.errors import WaitTimeout
 from nanokv.heap.base import Heap
 from nanokv.host_poller.events import Listener, Listeners
-from nanokv.host_poller.index import Change, HeaderIndex
+from nanokv.host_poller.index import HeaderIndex
 from nanokv.host_poller.intake import Intake
 from nanokv.host_poller.members import Members
 from nanokv.host_poller.removal import Removal
@@ -75,7 +75,7 @@ class Poller:
         self.index = HeaderIndex(machine.geometry, self._rank)
         self.listeners = Listeners()
         self.sweeper = Sweeper(machine, heap, self.index, write_timeout, reclaims, removal)
-        self.intake = Intake(machine, self._rank, self.index, listens=lambda: bool(self.listeners), tell=self._tell)
+        self.intake = Intake(machine, self._rank, self.index, self.listeners)
         self.evicted = 0
         self.failures = 0
         self._fingerprint = b""
@@ -118,16 +118,12 @@ class Poller:
         if self._reclaims and size_class >= 0:
             self.sweeper.join_for(size_class)
 
-    def _tell(self, change: Change) -> None:
-        if self.listeners and (len(change.gone) or len(change.came)):
-            self.listeners.tell(self.index.events(change))
-
     # the sweep
     def sweep(self, now: float) -> None:
         """Look at all headers now, and tend, whether or not that is due."""
         self._swept = self._pass_began = now
         for change in self.sweeper.step(now):
-            self._tell(change)
+            self.intake.tell(change)
 
     def _sweep_some(self, now: float) -> None:
         """Look at a slice if a pass is under way or due. Tend if a sweep is due, or the pass has ended."""
@@ -139,7 +135,7 @@ class Poller:
         looks = self.sweeper.passing
         if looks:
             for change in self.sweeper.look(now):
-                self._tell(change)
+                self.intake.tell(change)
         if due:
             self._swept = now
         if due or (looks and not self.sweeper.passing):

@@ -9,11 +9,11 @@ import os
 import threading
 import warnings
 import weakref
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, NoReturn, Protocol
 
 from nanokv.allocation.base import Allocation
 from nanokv.background import Worker
-from nanokv.errors import NanoKVError
+from nanokv.errors import CacheClosed, NanoKVError
 from nanokv.heap.base import Heap
 from nanokv.host_poller.poller import Poller
 from nanokv.pinned import Pins
@@ -38,6 +38,22 @@ class Parts(NamedTuple):
         self.pins.give_back_dropped()
         self.allocation.close()
         self.heap.close()
+
+
+class Gone:
+    """In the place of a part of a closed cache: every use raises CacheClosed.
+
+    Calls that were under way in other threads have the part itself, which lives until they end.
+    """
+
+    def __init__(self, message: str) -> None:
+        self._message = message
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise CacheClosed(self._message)
+
+    def __call__(self, *args: object) -> NoReturn:
+        raise CacheClosed(self._message)
 
 
 class Ended(Protocol):

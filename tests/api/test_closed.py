@@ -1,5 +1,9 @@
 """What a cache says of itself: closed or not, how full, and how many objects of which segments."""
 
+import gc
+import threading
+import time
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -7,7 +11,7 @@ import pytest
 import torch
 
 import nanokv
-from nanokv.errors import CacheClosed
+from nanokv.errors import CacheClosed, PeerLost
 from tests.api.test_public_api import METHODS, PROPERTIES
 from tests.api.test_wrong_calls import GOOD
 from tests.conftest import MakeWorld, World
@@ -56,6 +60,67 @@ def test_a_plan_of_a_closed_cache(world: World) -> None:
     for call in (world[0].commit, world[0].abort):
         with pytest.raises(CacheClosed):
             call("k")
+
+
+def test_the_memory_goes_with_the_last_rank(make_world: MakeWorld) -> None:
+    """At once, without the garbage collector, although the closed caches and what they returned are still there."""
+    world = make_world()
+    memory = [weakref.ref(world[rank]._heap.host_view(rank)) for rank in range(2)]
+    world[0].put("k", torch.ones(3), preferred_segment=1)
+    got = world[0].get("k")
+    plan = world[0].open_for_write("plan", 8)
+    gc.disable()
+    try:
+        world[0].close()
+        world[1].close()
+        assert [each() for each in memory] == [None, None]
+    finally:
+        gc.enable()
+    assert torch.equal(got, torch.ones(3)) and plan.payload_base >= 0
+
+
+def test_a_pinned_object_outlives_the_world(make_world: MakeWorld) -> None:
+    world = make_world()
+    world[0].put("k", torch.arange(1000), preferred_segment=1)
+    pinned = world[0].pin("k")
+    view = pinned.tensor
+    for cache in world:
+        cache.close()
+    assert torch.equal(view, torch.arange(1000))
+    pinned.release()
+
+
+def test_a_call_that_meets_the_close(make_world: MakeWorld) -> None:
+    """Threads put and get while the world ends: each call works, or says that its cache is closed, or its peer."""
+    world = make_world()
+    started, wrong = threading.Barrier(3), []
+
+    def call(number: int) -> None:
+        tensor = torch.full((100,), number)
+        started.wait()
+        try:
+            for i in range(100_000):
+                world[0].put(f"{number}.{i}", tensor, preferred_segment=1)
+                if not torch.equal(world[0].get(f"{number}.{i}"), tensor):
+                    wrong.append(f"other bytes at {i}")
+                world[0].remove(f"{number}.{i}")
+        except (CacheClosed, PeerLost):
+            return
+        except Exception as error:
+            wrong.append(repr(error))
+        else:
+            wrong.append("it was never closed")
+
+    threads = [threading.Thread(target=call, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    started.wait()
+    time.sleep(0.05)
+    for cache in world:
+        cache.close()
+    for thread in threads:
+        thread.join(60)
+    assert wrong == []
 
 
 def test_a_cache_is_true_and_counts_its_own_segment(world: World) -> None:

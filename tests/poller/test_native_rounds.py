@@ -22,7 +22,7 @@ from nanokv.device.segment.layout import OBJ_HEADER, WANTED
 from nanokv.device.segment.views import SegmentView
 from nanokv.heap.local import LocalWorld
 from nanokv.heap.world_spec import WorldSpec
-from nanokv.host_poller.events import Event
+from nanokv.host_poller.events import Event, Listeners
 from nanokv.host_poller.index import HeaderIndex
 from nanokv.host_poller.intake import HOLE_PATIENCE, Intake
 
@@ -39,13 +39,9 @@ class Segment:
         self.machine, self.view = machine, view
         self.index = HeaderIndex(machine.geometry, 0)
         self.events: list[Event] = []
-        self.intake = Intake(
-            machine,
-            0,
-            self.index,
-            listens=lambda: True,
-            tell=lambda change: self.events.extend(self.index.events(change)),
-        )
+        listeners = Listeners()
+        self.silence = listeners.add(self.events.extend)
+        self.intake = Intake(machine, 0, self.index, listeners)
 
     def do(self, call: str, key: int) -> object:
         data = np.full(100, key, np.uint8)
@@ -126,7 +122,7 @@ def test_rounds_end_when_somebody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ring_rounds, "PATIENCE", 10**15)  # ns: they do not end because no hint comes
     with segment() as here:
         ended = threading.Event()
-        here.intake._listens = lambda: False
+        here.silence()
 
         def stay() -> None:
             while not ended.is_set():
