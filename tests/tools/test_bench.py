@@ -193,12 +193,15 @@ def test_arrivals_are_those_of_the_rate() -> None:
     assert load.arrivals(100, 1e3)[-1] == pytest.approx(1000 * load.arrivals(100, 1e6)[-1], rel=1e-3)
 
 
-def test_the_first_put_of_a_fresh_process() -> None:
-    seconds, printed = imports.run_program(imports.PROGRAMS["first put"])
+def test_the_first_put_of_a_fresh_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    env = imports.environment(str(tmp_path))
+    seconds, printed = imports.run_program(imports.PROGRAMS["first put"], env)
+    assert list(tmp_path.rglob("cache.*.pyc"))
     steps = json.loads(printed)
     assert len(steps) == len(imports.INSIDE) and 0 < max(steps) < seconds
     with pytest.raises(subprocess.CalledProcessError):
-        imports.run_program("raise SystemExit(1)")
+        imports.run_program("raise SystemExit(1)", env)
 
 
 def test_pieces() -> None:
