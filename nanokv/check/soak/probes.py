@@ -13,20 +13,21 @@ that the slow one holds. Only the sweeper of the owner can be that slow host her
 if its put took at least so long, and that sweeper has joined free extents since the probes began (`SoakWorld.probe`).
 """
 
+from collections.abc import Callable
 from contextlib import suppress
+from random import Random
 from time import perf_counter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
+import torch
 
+from nanokv.cache import NanoKVCache
 from nanokv.check.soak.objects import HALF_PAGES, bytes_of, make_object, name
 from nanokv.device.segment.layout import READY
 from nanokv.errors import KeyNotFound, OutOfMemory
 from nanokv.host_poller.free_pages import FreePages
 from nanokv.host_poller.index import key_of
-
-if TYPE_CHECKING:
-    from nanokv.check.soak.work import SoakWorker
 
 HOLE_PAGES = (2, 32)  #: pages whose objects are removed at once, at least and at most: free neighbours, in pieces
 HOLES_SHARE = 0.2  #: of the probes begin with such a removal
@@ -65,10 +66,23 @@ class ProbeReport(NamedTuple):
 NO_PROBES = ProbeReport(0, 0, 0, 0, [])
 
 
+class Worker(Protocol):
+    """A rank of the soak, as its probes see it."""
+
+    cache: NanoKVCache
+    random: Random
+
+    def key(self) -> int: ...
+    def new_version(self, size: int | None) -> int: ...
+    def step(self, call: Callable[[], None]) -> None: ...
+    def write(self, key: int, version: int, owner: int | None) -> None: ...
+    def compare(self, key: int, found: torch.Tensor, version: int | None) -> None: ...
+
+
 class Probes:
     """The probes of one rank, one after the other."""
 
-    def __init__(self, worker: "SoakWorker") -> None:
+    def __init__(self, worker: Worker) -> None:
         self.worker = worker
         self.cache = worker.cache
         self.geometry = worker.cache._geometry
