@@ -45,6 +45,14 @@ def caches(device: torch.device, pages: int = 64, **options: Any) -> Iterator[li
             cache.close()
 
 
+def not_full(put: Callable[[], list[int]]) -> list[int]:
+    """The answer of a put where there is room: it may be FULL while the owner's host joins (docs/design.md)."""
+    for _ in range(100):
+        if (answer := put()) != [FULL]:
+            break
+    return answer
+
+
 class Projections:
     """Q, K and V of some tokens, and torch's results for them."""
 
@@ -189,7 +197,7 @@ def prefill_kernels_answer_each_object(device: torch.device) -> None:
         of.check(here.get("one"), both.index(OK))
 
         there.remove(keys[stored])
-        assert of.put(prefill, [requests[refused]]) == [OK]
+        assert not_full(lambda: of.put(prefill, [requests[refused]])) == [OK]
         of.check(there.get(keys[refused]), refused)
 
 
