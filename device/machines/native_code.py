@@ -12,11 +12,10 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from nanokv.device.machines.code_cache import CodeFile, function_digest
-from nanokv.device.machines.native_library import ObjectCode
-
 if TYPE_CHECKING:
+    from nanokv.device.machines.code_cache import CodeFile
     from nanokv.device.machines.entries import Entry
+    from nanokv.device.machines.native_library import ObjectCode
 
 _COMMON = "common"  # the file of what every rank calls
 _compiling = threading.RLock()  # two threads need not compile the same function
@@ -38,6 +37,8 @@ def native_function(
         done: see `retarget`: several calls that share it share the functions that they call.
         vocabulary: another one than the CPU's needs a `variant` of its own, the name of its folder in the cache.
     """
+    from nanokv.device.machines.code_cache import CodeFile, function_digest
+
     with _compiling:
         raw = function.fn
         name = f"{raw.__module__}.{raw.__qualname__}".replace("<", "").replace(">", "")
@@ -87,7 +88,7 @@ class Code(dict[str, NativeFunction]):
     def _load(self, file: str) -> bool:
         """Load a file of the cache, unless this process has; False: it is not there."""
         if file not in self._files:
-            code = CodeFile(file).load()
+            code = _file(file).load()
             if code is None:
                 return False
             self._add(file, code)
@@ -106,12 +107,19 @@ class Code(dict[str, NativeFunction]):
                     name: Callee(entry.function, entry.arguments, entry.objects) for name, entry in wanted.items()
                 }
                 code = compile_functions(functions, self._done)
-                CodeFile(file).keep(code)
+                _file(file).keep(code)
                 self._add(file, code)
 
     def _add(self, file: str, code: ObjectCode) -> None:
         self.update(code.load())
         self._files.add(file)
+
+
+def _file(name: str) -> CodeFile:
+    """A file of the cache. A world needs it; `import nanokv.cache` is spared the 20 ms that LLVM's import takes."""
+    from nanokv.device.machines.code_cache import CodeFile
+
+    return CodeFile(name)
 
 
 def _entries() -> dict[str, Entry]:
