@@ -13,7 +13,7 @@ from nanokv.device.segment.geometry import Geometry
 from nanokv.device.segment.layout import DEAD, OBJ_HEADER, PIN_BITS, READY, RESERVED, STATE_MASK, WORD, WRITING
 from nanokv.host_poller.index import NO_ROW, Records, Slots
 
-SLICE = 16 * 1024  #: slots
+SLICE = 8 * 1024  #: slots, 512 KiB: what one slice takes stays with the process
 
 
 class Life(NamedTuple):
