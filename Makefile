@@ -16,12 +16,13 @@ PEERS_PIP := $(PEERS_VENV)/bin/python -m pip --disable-pip-version-check
 PEERS := mooncake-transfer-engine-non-cuda 'redis[hiredis]'
 LMCACHE_NEEDS := aiofile cachetools cryptography msgspec prometheus_client psutil py-cpuinfo pyyaml pyzmq sortedcontainers transformers
 ARGS ?=
+REPORTED := latency burst peers many alloc plan announce wait ingest memory imports throughput steps
 CHECK_SECONDS ?= 40
 SOAK_SECONDS ?= 600
 SEED ?= 0
 PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder --durations=20 --durations-min=5
 
-.PHONY: demo test test-all test-vllm bench-vllm bench-peers compiled lint types check check-long soak bench test-gpu clean
+.PHONY: demo test test-all test-vllm bench-vllm bench-peers bench-report compiled lint types check check-long soak bench test-gpu clean
 
 demo: $(STAMP)
 	$(BIN)/nanokv demo
@@ -65,6 +66,10 @@ bench-vllm: $(VLLM_STAMP)
 
 bench-peers: $(PEERS_STAMP) # options of the benchmark: make bench-peers ARGS='--json peers.json'
 	$(PEERS_VENV)/bin/python -m bench peers $(ARGS)
+
+bench-report: $(PEERS_STAMP) # the figures of the README and of docs/peers.md: half an hour, on a machine that does nothing else
+	$(PEERS_VENV)/bin/python -m bench $(REPORTED) --sizes 1K,64K,256K,1M,8M --repeats 3 --rounds 12000 \
+		--json bench/results/cpu.json --html bench/results/cpu.html
 
 test-gpu: # PYTHON is the one that has the GPU build of torch: make test-gpu PYTHON=...
 	$(PYTHON) -m tests.gpu --json bench/results/gpu.json
