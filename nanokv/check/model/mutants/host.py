@@ -100,10 +100,10 @@ mutant(
     ("events", "polled"),
     (
         intake.Intake._ingest,
-        "good = known & drained.good\n    self._tell_of(self._index.stored(slots[good], drained.records[good]))",
+        "good = known & drained.good\n    self.tell(self._index.stored(slots[good], drained.records[good]))",
         "every = self._machine.headers(self._rank, 0, self._machine.geometry.hdr_count)\n"
         "    good = known & (kinds == STORED.value)\n"
-        "    self._tell_of(self._index.stored(slots[good], every[slots[good]]))",
+        "    self.tell(self._index.stored(slots[good], every[slots[good]]))",
     ),
 )
 mutant(
