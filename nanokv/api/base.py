@@ -200,7 +200,7 @@ class CacheBase:
     def close(self) -> None:
         """Leave the world. Open plans are aborted; the objects in this rank's segment go with it. Idempotent.
 
-        The memory goes back to the system with the last rank of the world, pinned object, or tensor in place.
+        The memory goes back to the system with the last rank in this process, pinned object, or `paged_kv`.
         """
         if not self._open:
             return
