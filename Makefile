@@ -15,6 +15,8 @@ PEERS_STAMP := $(PEERS_VENV)/.installed
 PEERS_PIP := $(PEERS_VENV)/bin/python -m pip --disable-pip-version-check
 PEERS := mooncake-transfer-engine-non-cuda 'redis[hiredis]'
 LMCACHE_NEEDS := aiofile cachetools cryptography msgspec prometheus_client psutil py-cpuinfo pyyaml pyzmq sortedcontainers transformers
+# what moves bytes between hosts; their wheels name packages for GPUs
+LINKS := nixl-cu12 mooncake-transfer-engine-non-cuda
 ARGS ?=
 REPORTED := latency burst peers many alloc plan announce wait ingest memory imports throughput steps
 CHECK_SECONDS ?= 40
@@ -79,6 +81,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) install -q -c constraints.txt torch
 	$(PIP) install -q -c constraints.txt -e '.[dev,demo]'
+	$(PIP) install -q -c constraints.txt --no-deps $(LINKS)
 	touch $@
 
 # torch first: the build for CPUs, where there is one. vLLM's packages for images and sounds need the other build, and

@@ -10,7 +10,8 @@ import hashlib
 from pathlib import Path
 
 DEVICE = Path(__file__).parent
-COMPILED_ROOMS = ("memory", "segment", "protocol", "native")  #: nothing else of `device/` is compiled for a CPU
+#: nothing else of `device/` is compiled for a CPU
+COMPILED_ROOMS = ("memory", "segment", "protocol", "native", "fabric")
 _COMPILERS = ("native_compiler.py", "python_calls.py")  # of `machines/`: their options, and the calls from Python
 
 

@@ -22,6 +22,7 @@ Prefill workers write KV directly into the memory of decode workers, and allocat
     host_poller              the owner's host: index, events, sweeps
     heap                     the memory of segments, one module per provider
     device                   the protocol, its kernels, and the machines that run them
+    cluster                  worlds of several hosts as one cache
     engines                  inside inference engines: transformers
     cli, __main__            the command line
     doctor, fsck             a look at this machine; a check of a world's invariants
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from nanokv import statistics as statistics
     from nanokv import types as types
     from nanokv.cache import NanoKVCache
+    from nanokv.cluster.cluster import NanoKVCluster
     from nanokv.digests import Digests
     from nanokv.errors import NanoKVError
     from nanokv.host_poller.events import Event, EventKind
@@ -60,6 +62,7 @@ __all__ = [
     "Key",
     "KeyDigest",
     "NanoKVCache",
+    "NanoKVCluster",
     "NanoKVError",
     "ObjMeta",
     "WritePlan",
@@ -79,6 +82,7 @@ _HOME = {
     "Key": "nanokv.types",
     "KeyDigest": "nanokv.types",
     "NanoKVCache": "nanokv.cache",
+    "NanoKVCluster": "nanokv.cluster.cluster",
     "NanoKVError": "nanokv.errors",
     "ObjMeta": "nanokv.types",
     "WritePlan": "nanokv.types",

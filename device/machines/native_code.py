@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from nanokv.device.machines.native_library import ObjectCode
 
 _COMMON = "common"  # the file of what every rank calls
+_FABRIC = "fabric"  # the file of what a reader on another host calls
 _compiling = threading.RLock()  # two threads need not compile the same function
 
 NativeFunction = Callable[..., Any]
@@ -54,35 +55,42 @@ def native_function(
 
 
 class Code(dict[str, NativeFunction]):
-    """Each of `NATIVE_ENTRIES` as a Python callable; loaded or compiled when it is asked for."""
+    """Each function of a table of `native_entries` as a Python callable; loaded or compiled when it is asked for.
 
-    def __init__(self) -> None:
+    Args:
+        common: the file of those that are not rare.
+        entries: the table, `NATIVE_ENTRIES` by default. It brings numba: only code that is compiled needs it.
+    """
+
+    def __init__(self, common: str = _COMMON, entries: Callable[[], Mapping[str, Entry]] | None = None) -> None:
         super().__init__()
+        self._common = common
+        self._entries = entries or _entries
         self._files: set[str] = set()  # of the cache, that are loaded
         self._done: dict[Any, Any] = {}  # see `retarget`
 
     def load(self, name: str) -> bool:
         """Load an entry from the cache. False: it is not there."""
         with _compiling:
-            return name in self or (self._load(_COMMON) and name in self) or self._load(name)
+            return name in self or (self._load(self._common) and name in self) or self._load(name)
 
     def require_common(self) -> None:
         """Load what every rank calls, or compile it, and say so if that takes long."""
         with _compiling:
-            if not self._load(_COMMON):
-                self._compile({_COMMON: _common_names()})
+            if not self._load(self._common):
+                self._compile({self._common: self._common_names()})
 
     def require_all(self) -> None:
         """Load all entries, or compile them, and say so if that takes long."""
         with _compiling:
-            missing = {} if self._load(_COMMON) else {_COMMON: _common_names()}
-            missing |= {name: [name] for name, entry in _entries().items() if entry.rare and not self.load(name)}
+            missing = {} if self._load(self._common) else {self._common: self._common_names()}
+            missing |= {name: [name] for name, entry in self._entries().items() if entry.rare and not self.load(name)}
             self._compile(missing)
 
     def __missing__(self, name: str) -> NativeFunction:
         with _compiling:
             if not self.load(name):
-                self._compile({name: [name]} if _entries()[name].rare else {_COMMON: _common_names()})
+                self._compile({name: [name]} if self._entries()[name].rare else {self._common: self._common_names()})
         return self[name]
 
     def _load(self, file: str) -> bool:
@@ -99,7 +107,7 @@ class Code(dict[str, NativeFunction]):
         from nanokv.device.machines.compile_progress import compile_progress
         from nanokv.device.machines.native_compiler import Callee, compile_functions
 
-        entries = _entries()
+        entries = self._entries()
         with compile_progress([entries[name].function for names in files.values() for name in names]):
             for file, names in files.items():
                 wanted = {name: entries[name] for name in names}
@@ -109,6 +117,9 @@ class Code(dict[str, NativeFunction]):
                 code = compile_functions(functions, self._done)
                 _file(file).keep(code)
                 self._add(file, code)
+
+    def _common_names(self) -> list[str]:
+        return [name for name, entry in self._entries().items() if not entry.rare]
 
     def _add(self, file: str, code: ObjectCode) -> None:
         self.update(code.load())
@@ -123,20 +134,27 @@ def _file(name: str) -> CodeFile:
 
 
 def _entries() -> dict[str, Entry]:
-    """The table, which brings numba: only code that is compiled needs it."""
     from nanokv.device.machines.native_entries import NATIVE_ENTRIES
 
     return NATIVE_ENTRIES
 
 
-def _common_names() -> list[str]:
-    return [name for name, entry in _entries().items() if not entry.rare]
+def _fabric_entries() -> dict[str, Entry]:
+    from nanokv.device.machines.native_entries import FABRIC_ENTRIES
+
+    return FABRIC_ENTRIES
 
 
 @cache
 def code() -> Code:
     """The code of this process."""
     return Code()
+
+
+@cache
+def fabric_code() -> Code:
+    """The code of a process that reads segments of other hosts."""
+    return Code(_FABRIC, _fabric_entries)
 
 
 def compiled(*, rare: bool = False) -> Code:

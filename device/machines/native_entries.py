@@ -1,5 +1,7 @@
 """The functions that a CPU compiles: those of `entries`, and those that only a host in native code can run."""
 
+from nanokv.device.fabric import homes, nixl, pulls
+from nanokv.device.fabric import rounds as fabric
 from nanokv.device.machines.entries import ENTRIES, Entry
 from nanokv.device.native.calls import get_now, plan_now, put_now
 from nanokv.device.native.many import find_each, get_each, put_each, remove_each
@@ -22,4 +24,32 @@ NATIVE_ENTRIES = ENTRIES | {
     "find_object": Entry(find_object, 1, objects=1),
     "rounds": Entry(rounds, 1, by_owner=True),
     "await_ready": Entry(await_ready, 1),
+}
+
+#: what only a process calls that reads segments of other hosts
+FABRIC_ENTRIES = {
+    # a round at a time, for any link
+    "ask_buckets": Entry(fabric.ask_buckets, 1),
+    "ask_headers": Entry(fabric.ask_headers, 2),
+    "take_headers": Entry(fabric.take_headers, 0),
+    "place_each": Entry(fabric.place_each, 1),
+    "ask_bytes": Entry(fabric.ask_bytes, 2),
+    "take_descriptors": Entry(fabric.take_descriptors, 0),
+    "ask_again": Entry(fabric.ask_again, 1),
+    "take_again": Entry(fabric.take_again, 1),
+    "copy_each": Entry(fabric.copy_each, 0),
+    # an owner's puts from other hosts
+    "begin_each": Entry(pulls.begin_each, 1),
+    "rows_of_pulls": Entry(pulls.rows_of_pulls, 1),
+    "end_each": Entry(pulls.end_each, 1),
+    "home_node": Entry(homes.home_node, 1),
+    "home_nodes": Entry(homes.home_nodes, 0),
+    # all rounds, over NIXL
+    "nixl_locate": Entry(nixl.locate, 1),
+    "nixl_fetch": Entry(nixl.fetch, 2),
+    "nixl_begin": Entry(nixl.begin, 1),
+    "nixl_read_rows": Entry(nixl.read_rows, 1),
+    "nixl_look_at": Entry(nixl.look_at, 1),
+    "nixl_lock": Entry(nixl.lock, 0),
+    "nixl_unlock": Entry(nixl.unlock, 0),
 }

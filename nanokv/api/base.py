@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import NoReturn, Self
 
@@ -85,6 +85,7 @@ class CacheBase:
         bell = self._heap.world_bell() if self.alloc == "device" else None  # v1 asks its master
         self._watch = None if bell is None else self._machine.waits_on(bell)
         self._leave_lock = threading.Lock()
+        self._leaving: list[Callable[[], None]] = []
         self._forked_from: int | None = None
         self._parts = Parts(self._worker, self._plans, self._poller, self._pins, self._allocation, self._heap)
         self._end = end_when_dropped(self, self._parts)
@@ -204,6 +205,8 @@ class CacheBase:
         """
         if not self._open:
             return
+        for leave in list(self._leaving):
+            leave()
         self._end.detach()
         self._worker.close()
         self._open = False
@@ -211,6 +214,15 @@ class CacheBase:
         gone = Gone(f"rank {self._rank} of {self._name!r} was closed")
         for part in _OF_THE_WORLD:
             setattr(self, part, gone)
+
+    def before_close(self, leave: Callable[[], None]) -> Callable[[], None]:
+        """Call `leave` when this cache is closed, before its memory goes: for what shares the memory with others.
+
+        The function returned takes that back.
+        """
+        self._check_open()
+        self._leaving.append(leave)
+        return lambda: self._leaving.remove(leave) if leave in self._leaving else None
 
     def _disown(self, process: int) -> None:
         """In a child of a fork: this cache is that of its parent, `process`, and cannot be used here."""

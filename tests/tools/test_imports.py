@@ -16,7 +16,7 @@ CACHE_SIDE = ("nanokv.cache", "nanokv.virtual_world", "nanokv.cli", "nanokv.demo
 LEAVES = ("nanokv.errors", "nanokv.types")
 
 # the rooms of `nanokv.device`, lowest first: a room imports only rooms before it
-ROOMS = ("sources", "memory", "segment", "protocol", "native", "kernels", "machines", "sim")
+ROOMS = ("sources", "memory", "segment", "protocol", "native", "fabric", "kernels", "machines", "sim")
 ON_TOP = ("", "library", "remote", "ptx", "gcn")  #: the public face; no room imports it
 
 # the modules of the project that a package may import, besides itself

@@ -1,0 +1,200 @@
+"""The rounds of a get over NIXL, each call without Python in between.
+
+NIXL's C interface (src/bindings/rust/wrapper.h of ai-dynamo/nixl, 1.5.1) takes 3 us for a read of one line from another
+process of the host; its Python interface takes 5.
+
+Without a progress thread UCX lets one thread at a time into an agent, and NIXL's own modes of synchronisation do not
+see to that (1.5.1: SIGSEGV in `uct_tcp_iface_progress`). So each call takes the agent's lock, a word, for as long as it
+takes: while a thread waits for a slow peer others come in between.
+
+A caller passes the NIXL record of its own thread. A transfer that does not end in time stays in the record: its memory
+must be kept until `look_at` says so.
+"""
+
+from typing import Any
+
+import triton
+import triton.language as tl
+
+from nanokv.device.fabric.c_calls import call1, call2, call3, call4, call7, give_way
+from nanokv.device.fabric.lines import field
+from nanokv.device.fabric.records import (
+    BROKEN,
+    ENDED,
+    LATE,
+    N_ADD,
+    N_AGENT,
+    N_CLEAR,
+    N_CREATE,
+    N_DESTROY,
+    N_HERE,
+    N_HERE_DEVICE,
+    N_LOCK,
+    N_OPTIONS,
+    N_PEER,
+    N_POST,
+    N_RELEASE,
+    N_REQUEST,
+    N_STATUS,
+    N_THERE,
+    N_THERE_DEVICE,
+    N_TIMEOUT,
+    N_TRANSFERS,
+    ROW_BYTES,
+    ROW_HERE,
+    ROW_NBYTES,
+    ROW_THERE,
+    W_ROWS,
+)
+from nanokv.device.fabric.rounds import (
+    ask_again,
+    ask_buckets,
+    ask_bytes,
+    ask_headers,
+    take_again,
+    take_descriptors,
+    take_headers,
+)
+from nanokv.device.memory.triton import cas64, store64, word
+from nanokv.device.native.clock import monotonic_ns
+from nanokv.device.native.futex import relax
+from nanokv.device.segment.world_table import World
+
+READ = tl.constexpr(0)  # nixl_capi_xfer_op_t
+SUCCESS = tl.constexpr(0)  # nixl_capi_status_t
+IN_PROGRESS = tl.constexpr(1)
+LOOKS_A_TURN = tl.constexpr(32)  #: at a transfer, before other threads of this processor get a turn
+
+
+@triton.jit
+def lock(at: tl.int64) -> None:
+    """Take a lock, a word."""
+    tries = word(0)
+    while cas64(at, 0, 1, "acquire") != 0:  # acquire: what the last holder did in NIXL
+        relax()
+        tries += 1
+        if tries % LOOKS_A_TURN == 0:
+            give_way()
+
+
+@triton.jit
+def unlock(at: tl.int64) -> None:
+    """Give it back."""
+    store64(at, word(0), "release")
+
+
+@triton.jit
+def begin(nixl: tl.int64, rows: tl.int64, count: tl.int64) -> Any:
+    """Begin to read `count` ROWs: NIXL's status. The request is in the record, or 0."""
+    here, there, add = field(nixl, N_HERE), field(nixl, N_THERE), field(nixl, N_ADD)
+    store64(nixl + N_REQUEST, word(0), "relaxed")
+    call1(field(nixl, N_CLEAR), here)
+    call1(field(nixl, N_CLEAR), there)
+    i = word(0)
+    while i < count:
+        row = rows + i * ROW_BYTES
+        nbytes = field(row, ROW_NBYTES)
+        call4(add, here, field(row, ROW_HERE), nbytes, field(nixl, N_HERE_DEVICE))
+        call4(add, there, field(row, ROW_THERE), nbytes, field(nixl, N_THERE_DEVICE))
+        i += 1
+    agent, options, request = field(nixl, N_AGENT), field(nixl, N_OPTIONS), nixl + N_REQUEST
+    lock(field(nixl, N_LOCK))
+    status = call7(field(nixl, N_CREATE), agent, word(READ), here, there, field(nixl, N_PEER), request, options)
+    if status == SUCCESS:
+        store64(nixl + N_TRANSFERS, field(nixl, N_TRANSFERS) + 1, "relaxed")
+        status = call3(field(nixl, N_POST), agent, field(nixl, N_REQUEST), word(0))
+    unlock(field(nixl, N_LOCK))
+    return status
+
+
+@triton.jit
+def let_go(nixl: tl.int64) -> None:
+    """Free a request that has ended."""
+    request = field(nixl, N_REQUEST)
+    if request != 0:
+        lock(field(nixl, N_LOCK))
+        call2(field(nixl, N_RELEASE), field(nixl, N_AGENT), request)
+        call1(field(nixl, N_DESTROY), request)
+        unlock(field(nixl, N_LOCK))
+        store64(nixl + N_REQUEST, word(0), "relaxed")
+
+
+@triton.jit
+def read_rows(nixl: tl.int64, rows: tl.int64, count: tl.int64) -> Any:
+    """Read ROWs: ENDED, BROKEN or LATE."""
+    answer = word(ENDED)
+    if count > 0:
+        status = begin(nixl, rows, count)
+        if status == IN_PROGRESS:
+            status = finish(nixl)
+        if status == IN_PROGRESS:
+            answer = word(LATE)
+        else:
+            let_go(nixl)
+            if status != SUCCESS:
+                answer = word(BROKEN)
+    return answer
+
+
+@triton.jit
+def finish(nixl: tl.int64) -> Any:
+    """Wait for the request of the record, for as long as it may take: NIXL's status."""
+    agent, request, look = field(nixl, N_AGENT), field(nixl, N_REQUEST), field(nixl, N_STATUS)
+    end = monotonic_ns() + field(nixl, N_TIMEOUT)
+    status = word(IN_PROGRESS)
+    looks = word(0)
+    while status == IN_PROGRESS:
+        lock(field(nixl, N_LOCK))
+        status = call2(look, agent, request)
+        unlock(field(nixl, N_LOCK))
+        relax()
+        looks += 1
+        if looks % LOOKS_A_TURN == 0:
+            give_way()
+            if monotonic_ns() > end:
+                return status
+    return status
+
+
+@triton.jit
+def look_at(nixl: tl.int64, request: tl.int64, time: tl.int64) -> Any:
+    """NIXL's status of a request, as soon as it has ended, at the latest after `time` ns. It is let go of then.
+
+    The caller has the agent's lock. Over TCP each look moves some bytes, so several in a row pay.
+    """
+    agent, look = field(nixl, N_AGENT), field(nixl, N_STATUS)
+    end = monotonic_ns() + time
+    status = call2(look, agent, request)
+    while (status == IN_PROGRESS) and (monotonic_ns() < end):
+        status = call2(look, agent, request)
+    if status != IN_PROGRESS:
+        call2(field(nixl, N_RELEASE), agent, request)
+        call1(field(nixl, N_DESTROY), request)
+    return status
+
+
+@triton.jit
+def locate(world: World, nixl: tl.int64, work: tl.int64, count: tl.int64, candidates: tl.int64) -> Any:
+    """The first two rounds: where the object of each FETCH lies. ENDED, BROKEN or LATE."""
+    rows = field(work, W_ROWS)
+    answer = read_rows(nixl, rows, ask_buckets(world, work, count))
+    if answer == ENDED:
+        asked, found = ask_headers(world, work, count, candidates)
+        answer = read_rows(nixl, rows, asked)
+        if answer == ENDED:
+            take_headers(world, work, candidates, found)
+    return answer
+
+
+@triton.jit
+def fetch(world: World, nixl: tl.int64, work: tl.int64, count: tl.int64) -> Any:
+    """The last two rounds, for each FETCH that is OK: (ENDED, BROKEN or LATE; how many are OK)."""
+    rows, good = field(work, W_ROWS), word(0)
+    asked, _ = ask_bytes(world, work, count)
+    answer = read_rows(nixl, rows, asked)
+    if answer == ENDED:
+        take_descriptors(work, count)
+        answer = read_rows(nixl, rows, ask_again(world, work, count))
+        if answer == ENDED:
+            good = take_again(world, work, count)
+    return answer, good

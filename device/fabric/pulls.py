@@ -1,0 +1,169 @@
+"""A put from another host, on the owner's side: the owner claims, reads the producer's memory, and commits.
+
+Guarantees
+- No byte moves for a key that is taken, or that finds no room.
+- The object is a plan (FLAG_PLAN): no grace period waits for the transfer, and its pages do not come back before
+  `end_each`, which is called only when the transfer can write no more. So late bytes reach no other object (I1).
+- What the owner's process had begun when it died comes back as any dead producer's objects (I6).
+
+Why the orderings suffice: the transfer is complete before `end_each` commits, which releases.
+"""
+
+from typing import Any
+
+import triton
+import triton.language as tl
+
+from nanokv.device.fabric.lines import field, look_word, peek, poke, sort
+from nanokv.device.fabric.records import (
+    ASKER_MASK,
+    P_EPOCH,
+    P_KEY_CHECK,
+    P_KEY_HASH,
+    P_NBYTES,
+    P_PAYLOAD,
+    P_RANK,
+    P_SLOT,
+    P_SOURCE,
+    P_STATUS,
+    P_WHAT,
+    PULL_BYTES,
+    ROW_BYTES,
+    ROW_HERE,
+    ROW_NBYTES,
+    ROW_THERE,
+)
+from nanokv.device.memory.triton import select, store64, word
+from nanokv.device.native.clock import wall_ns
+from nanokv.device.protocol.activity import enter, leave
+from nanokv.device.protocol.put import abort, begin_described, commit, seal_payload
+from nanokv.device.protocol.ring import asleep
+from nanokv.device.protocol.status import LOST, OK
+from nanokv.device.segment.layout import D_DIMS, D_FORMAT, FLAG_PLAN
+from nanokv.device.segment.world_table import World, segment
+
+
+@triton.jit
+def begin_each(world: World, pulls: tl.int64, count: tl.int64) -> Any:
+    """Claim and allocate for `count` PULLs: how many are OK."""
+    good = word(0)
+    i = word(0)
+    while i < count:
+        pull = pulls + i * PULL_BYTES
+        owner, dims = field(pull, P_RANK), pull + P_WHAT + D_DIMS
+        status, slot, epoch, payload, phase = begin_described(
+            world,
+            owner,
+            field(pull, P_KEY_HASH),
+            field(pull, P_KEY_CHECK),
+            field(pull, P_NBYTES),
+            FLAG_PLAN,
+            wall_ns(),
+            field(pull, P_WHAT + D_FORMAT),
+            peek(dims, word(0)),
+            peek(dims, word(1)),
+            peek(dims, word(2)),
+            peek(dims, word(3)),
+            peek(dims, word(4)),
+            peek(dims, word(5)),
+            peek(dims, word(6)),
+        )
+        if status == OK:
+            leave(world, segment(world, owner), phase)
+            good += 1
+        store64(pull + P_STATUS, status, "relaxed")
+        store64(pull + P_SLOT, slot, "relaxed")
+        store64(pull + P_EPOCH, epoch, "relaxed")
+        store64(pull + P_PAYLOAD, payload, "relaxed")
+        i += 1
+    return good
+
+
+@triton.jit
+def rows_of_pulls(world: World, pulls: tl.int64, count: tl.int64, looks: tl.int64, rows: tl.int64) -> Any:
+    """The rows that bring the bytes of all PULLs that are OK: how many. Neighbours on both sides are one row.
+
+    Args:
+        looks: address of room for a word per PULL. rows: of room for a ROW per PULL.
+    """
+    found = word(0)
+    i = word(0)
+    while i < count:
+        pull = pulls + i * PULL_BYTES
+        if (field(pull, P_STATUS) == OK) & (field(pull, P_NBYTES) > 0):
+            seg = segment(world, field(pull, P_RANK))
+            poke(looks, found, look_word(seg + field(pull, P_PAYLOAD), i))
+            found += 1
+        i += 1
+    sort(looks, found)
+    row = word(-1)
+    end_here = word(0)
+    end_there = word(0)
+    k = word(0)
+    while k < found:
+        pull = pulls + (peek(looks, k) & ASKER_MASK) * PULL_BYTES
+        here, there = segment(world, field(pull, P_RANK)) + field(pull, P_PAYLOAD), field(pull, P_SOURCE)
+        nbytes = field(pull, P_NBYTES)
+        if (k > 0) & (here == end_here) & (there == end_there):
+            at = rows + row * ROW_BYTES + ROW_NBYTES
+            store64(at, field(at, word(0)) + nbytes, "relaxed")
+        else:
+            row += 1
+            at = rows + row * ROW_BYTES
+            store64(at + ROW_HERE, here, "relaxed")
+            store64(at + ROW_THERE, there, "relaxed")
+            store64(at + ROW_NBYTES, nbytes, "relaxed")
+        end_here, end_there = here + nbytes, there + nbytes
+        k += 1
+    return row + 1
+
+
+@triton.jit
+def seal_pull(world: World, pull: tl.int64) -> None:
+    """Give the object of a PULL, whose bytes are there, a checksum."""
+    dims = pull + P_WHAT + D_DIMS
+    seal_payload(
+        world,
+        field(pull, P_RANK),
+        field(pull, P_KEY_HASH),
+        field(pull, P_KEY_CHECK),
+        field(pull, P_SLOT),
+        field(pull, P_EPOCH),
+        field(pull, P_PAYLOAD),
+        field(pull, P_NBYTES),
+        field(pull, P_WHAT + D_FORMAT),
+        peek(dims, word(0)),
+        peek(dims, word(1)),
+        peek(dims, word(2)),
+        peek(dims, word(3)),
+        peek(dims, word(4)),
+        peek(dims, word(5)),
+        peek(dims, word(6)),
+    )
+
+
+@triton.jit
+def end_each(world: World, pulls: tl.int64, count: tl.int64, well: tl.int64) -> Any:
+    """Commit all PULLs that are OK, if `well`, else give them up. Returns the ranks (as bits) whose pollers sleep.
+
+    A rank above 62 is woken with rank 62 (`ranks` is for a host that wakes them).
+    """
+    ranks = word(0)
+    i = word(0)
+    while i < count:
+        pull = pulls + i * PULL_BYTES
+        if field(pull, P_STATUS) == OK:
+            owner, slot, epoch = field(pull, P_RANK), field(pull, P_SLOT), field(pull, P_EPOCH)
+            if well != 0:
+                if world.checksum != 0:
+                    seal_pull(world, pull)
+                store64(pull + P_STATUS, commit(world, owner, slot, epoch), "relaxed")
+            else:
+                phase = enter(world, segment(world, owner))
+                abort(world, owner, slot, epoch)
+                leave(world, segment(world, owner), phase)
+                store64(pull + P_STATUS, word(LOST), "relaxed")
+            if asleep(segment(world, owner)) != 0:
+                ranks = ranks | (word(1) << select(owner < 62, owner, word(62)))
+        i += 1
+    return ranks

@@ -1,0 +1,33 @@
+"""Many hosts as one cache: `NanoKVCluster` (docs/cluster.md). Bytes go over a link, membership over a registry.
+
+cluster     the public class; its calls are in `objects` and `many`, what they share in `base`
+options     its options
+parts       how a member is put together
+membership  who is there: etcd, or a folder
+card        what a member tells the others of itself
+nodes       the nodes as this process knows them, and the way to each
+homes       which node a key belongs to
+links       moving bytes: NIXL, Mooncake's transfer engine
+staging     registered memory, and what late transfers may write to; `workspace`: that of one get
+reading     gets from other nodes; `rounds`: over a link; `remote_world`: what they need to know of a node
+putting     puts to other nodes; `pulling`: the owner's side; `pull_message`: what they tell each other
+serving     what a member does when another one asks
+messages    questions and events, over ZeroMQ; `kinds`
+counts      what was done
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from nanokv.cluster.cluster import NanoKVCluster
+
+__all__ = ["NanoKVCluster"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import the class on its first use: the rounds and the pulls alone need neither torch nor ZeroMQ (`check`)."""
+    from importlib import import_module
+
+    if name in __all__:
+        return getattr(import_module("nanokv.cluster.cluster"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,109 @@
+"""What a member tells the others about itself: where its segments lie for the link, and where it listens.
+
+A card is sealed with the cluster's secret: whoever can write to the registry, but does not know the secret, cannot lead
+a reader astray.
+"""
+
+import base64
+import hashlib
+import hmac
+import json
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from nanokv.device.segment.geometry import Geometry
+from nanokv.device.segment.layout import layout_hash
+from nanokv.errors import NanoKVError
+
+_SEAL_BYTES = 32
+_PURPOSE = b"nanokv card\0"
+
+
+class CardRefused(NanoKVError):
+    """A card is not of this cluster, or of another version, or damaged."""
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """One member: a process of a node's world.
+
+    Attributes:
+        node: the name of the node, the same for all processes of one world.
+        rank: of this process in that world.
+        incarnation: another number each time that a process joins.
+        geometry: of every segment.
+        bases: the address of each rank's segment, as the link takes it.
+        controls: the first line of each rank's control block.
+        checksum: whether the world gives its objects checksums.
+        link: the name of the link.
+        metadata: the link's own card.
+        messages: where this member takes messages.
+        events: where it publishes events.
+    """
+
+    node: str
+    rank: int
+    incarnation: int
+    geometry: Geometry
+    bases: tuple[int, ...]
+    controls: tuple[bytes, ...]
+    checksum: bool
+    link: str
+    metadata: bytes
+    messages: str
+    events: str
+
+    @property
+    def member(self) -> str:
+        """The member's name in the registry."""
+        return member_name(self.node, self.rank)
+
+    def sealed(self, secret: bytes) -> bytes:
+        """As bytes, for the registry."""
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        values |= {
+            "layout": layout_hash(),
+            "geometry": asdict(self.geometry),
+            "controls": [_text(line) for line in self.controls],
+            "metadata": _text(self.metadata),
+        }
+        raw = json.dumps(values).encode()
+        return _seal(secret, raw) + raw
+
+    @staticmethod
+    def opened(sealed: bytes, secret: bytes) -> "Card":
+        """The card in bytes of the registry.
+
+        Raises:
+            CardRefused: another cluster's secret, or another layout of segments.
+        """
+        seal, raw = sealed[:_SEAL_BYTES], sealed[_SEAL_BYTES:]
+        if not hmac.compare_digest(seal, _seal(secret, raw)):
+            raise CardRefused("the card is sealed with another secret, or damaged")
+        try:
+            values: dict[str, Any] = json.loads(raw)
+            if values.pop("layout") != layout_hash():
+                raise CardRefused(
+                    f"node {values.get('node')!r} has segments of another layout: another version of NanoKV"
+                )
+            geometry = values.pop("geometry")
+            values["geometry"] = Geometry(**geometry | {"class_pages": tuple(geometry["class_pages"])})
+            values["controls"] = tuple(base64.b64decode(line) for line in values["controls"])
+            values["metadata"] = base64.b64decode(values["metadata"])
+            values["bases"] = tuple(values["bases"])
+            return Card(**values)
+        except (KeyError, TypeError, ValueError) as error:
+            raise CardRefused(f"the card cannot be read: {error!r}") from None
+
+
+def member_name(node: str, rank: int) -> str:
+    """The name of a member in the registry."""
+    return f"{node}.{rank}"
+
+
+def _text(raw: bytes) -> str:
+    return base64.b64encode(raw).decode()
+
+
+def _seal(secret: bytes, raw: bytes) -> bytes:
+    return hmac.digest(secret, _PURPOSE + raw, hashlib.sha256)

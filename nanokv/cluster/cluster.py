@@ -1,0 +1,50 @@
+"""NanoKVCluster: the public API across hosts, one object per process of a node. Its calls are in the files beside."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from nanokv.cache import NanoKVCache
+from nanokv.cluster.many import Many
+from nanokv.cluster.options import make_cluster_options
+from nanokv.errors import InvalidArgument
+
+
+class NanoKVCluster(Many):
+    """A world, and those of other hosts, as one cache.
+
+    Each object lies in one segment of one node: by default of the key's home, which all members compute from the same
+    list of nodes. A node reads the objects of others by one-sided transfers, without their processes; what it puts to
+    them they pull.
+
+    Args:
+        world: this node's world: an open cache with `alloc="device"`. It stays usable by itself. Closing it, or this,
+            leaves the cluster.
+        cluster: the registry of the cluster: "etcd://host:port/name", or "file:///folder", a folder that all nodes see.
+        options: fields of `nanokv.cluster.options.ClusterOptions`.
+
+    Raises:
+        InvalidArgument: an argument is wrong.
+        ClusterUnavailable: the registry does not answer, or another living process is this member.
+        LinkUnavailable: the link does not work on this machine.
+
+    It may be used from any thread. A key's object may be on two nodes: if it was put with different preferred segments,
+    or before and after nodes came or went. Objects are immutable, so that is the same object for whoever names them by
+    their contents.
+    """
+
+    def __init__(self, world: NanoKVCache, cluster: str, **options: Any) -> None:
+        if not isinstance(world, NanoKVCache):
+            raise InvalidArgument(f"world must be a NanoKVCache, not {type(world).__name__}")
+        world._check_open()
+        if world.alloc != "device":
+            raise InvalidArgument("a cluster needs a world with alloc='device': v1's objects are found by its master")
+        self._setup(world, cluster, make_cluster_options(world._name, options))
+
+    def stats(self) -> dict[str, Any]:
+        """Counters of this rank (`NanoKVCache.stats`), and of what it did with other nodes."""
+        self._check_open()
+        mine = cast("dict[str, Any]", self.world.stats())
+        more = {"node": self.node, "nodes": self.nodes, "registry_away": self.registry_away}
+        late = {"late_reads": self._parts.staging.late, "late_pulls": self._parts.puller.late}
+        return mine | more | self._counts.as_dict() | late

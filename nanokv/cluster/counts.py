@@ -1,0 +1,31 @@
+"""What a member has done with other nodes, counted. Best effort between threads, as `statistics.Traffic`."""
+
+from dataclasses import asdict, dataclass
+
+
+@dataclass(slots=True)
+class Counts:
+    """Numbers since the member joined."""
+
+    remote_gets: int = 0  #: objects asked of other nodes
+    remote_hits: int = 0  #: of these: read
+    remote_bytes_rx: int = 0  #: bytes of them
+    remote_puts: int = 0  #: objects put to other nodes
+    remote_bytes_tx: int = 0  #: bytes of them
+    peer_lost: int = 0  #: calls that raised PeerLost
+
+    def got(self, nbytes: int | None) -> None:
+        """Count a get, with the bytes that it read; None: it found nothing."""
+        self.remote_gets += 1
+        if nbytes is not None:
+            self.remote_hits += 1
+            self.remote_bytes_rx += nbytes
+
+    def put(self, count: int, nbytes: int) -> None:
+        """Count objects that were put."""
+        self.remote_puts += count
+        self.remote_bytes_tx += nbytes
+
+    def as_dict(self) -> dict[str, int]:
+        """By name."""
+        return asdict(self)

@@ -1,0 +1,13 @@
+"""The kinds of messages between members."""
+
+from enum import IntEnum
+
+
+class Kind(IntEnum):
+    """Of a message. Stored in messages: never renumber them."""
+
+    PULL = 1  #: `pull_message`
+    REMOVE = 2  #: digests, 16 bytes each; the answer is a status each, 8 bytes
+    USED = 3  #: rank, slot and epoch of objects that were read, 8 bytes each; no answer
+    STATS = 4  #: the answer is JSON
+    FSCK = 5  #: the answer is JSON

@@ -1,0 +1,266 @@
+"""The link over NIXL, with its backend UCX: RDMA, TCP, or the shared memory of one host, as UCX chooses.
+
+A process has two agents. The one that serves has a progress thread, because UCX needs it to answer reads over TCP; the
+thread sleeps until something comes. The one that reads has none: the caller makes progress while it waits, and two
+threads that do so make reads of 1 MiB over TCP take three times as long.
+"""
+
+import contextlib
+import ctypes
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from nanokv.cluster.links.base import (
+    LinkLost,
+    LinkUnavailable,
+    State,
+    Words,
+    checked_rows,
+    opened_card,
+    sealed_card,
+)
+from nanokv.cluster.links.nixl_library import TRANSFER_FUNCTIONS, Agent, NixlError, function_address
+from nanokv.device.fabric.records import NIXL
+from nanokv.device.machines.native_code import fabric_code
+
+PROGRESS_DELAY_US = 10_000  #: the serving agent's thread wakes so often if nothing comes: 0.5 % of a core
+_IN_PROGRESS, _SUCCESS, _CLOSED = 1, 0, -1000
+_NS = 1_000_000_000
+_LOOK_NS = 20_000  #: of progress, each time that a transfer is asked for its state
+_FAREWELL, _NAP = 5.0, 0.001  #: seconds that `close` waits for calls under way, and between two looks at them
+_NO_REQUEST = 0
+
+
+class Lane:
+    """What one thread needs at a time to read: a NIXL record, and its lists of descriptors."""
+
+    def __init__(self, agent: Agent, functions: dict[str, int], lock: int) -> None:
+        self.record = np.zeros(1, NIXL.dtype)
+        self.address = int(self.record.ctypes.data)
+        row = self.record[0]
+        for field, function in functions.items():
+            row[field] = function
+        row["agent"], row["options"] = agent.handle.value, agent.options.value
+        row["here"], row["there"] = agent.descriptors(None).value, agent.descriptors(None).value
+        row["lock"] = lock
+
+    def aim(self, peer: "Peer", timeout: float) -> int:
+        """Let it read from a peer, each transfer in `timeout` seconds. Returns the address of the record."""
+        row = self.record[0]
+        row["peer"], row["timeout"] = peer.address, int(timeout * _NS)
+        return self.address
+
+    def take_request(self) -> int:
+        """The transfer that has not ended, which is no longer the lane's then; or 0."""
+        request = int(self.record[0]["request"])
+        self.record[0]["request"] = _NO_REQUEST
+        return request
+
+
+class Peer:
+    """Another process."""
+
+    def __init__(self, name: bytes) -> None:
+        self.name = name
+        self._text = ctypes.create_string_buffer(name)
+        self.address = ctypes.addressof(self._text)
+
+
+class NixlTransfer:
+    """A read under way."""
+
+    def __init__(self, link: "NixlLink", request: int, state: State) -> None:
+        self._link, self._request, self._state = link, request, state
+        self._lock = threading.Lock()
+
+    def state(self) -> State:
+        """See `Transfer`."""
+        with self._lock:
+            if self._state == State.MOVING:
+                code = self._link.look_at(self._request)
+                if code != _IN_PROGRESS:
+                    self._state = State.DONE if code == _SUCCESS else State.FAILED
+            return self._state
+
+    def release(self) -> None:
+        """See `Transfer`."""
+        if self.state() == State.MOVING:
+            self._link.keep(self)
+
+
+class NixlLink:
+    """The `Link` over NIXL.
+
+    Args:
+        member: a name that no other process of the cluster has, and had.
+        devices: the network devices that UCX uses, as UCX_NET_DEVICES, such as "lo" or "mlx5_0:1". Default: loopback.
+            "all": all of them, and UCX then listens on the addresses of all.
+
+    Raises:
+        LinkUnavailable: NIXL is not installed, or UCX does not work here.
+    """
+
+    name = "nixl"
+
+    def __init__(self, member: str, *, devices: str = "lo") -> None:
+        parameters = {} if devices == "all" else {"engine_config": f"NET_DEVICES={devices}"}
+        self._lock = threading.Lock()
+        self._serving = Agent(f"{member}.serves", PROGRESS_DELAY_US, parameters)
+        self._reading = Agent(f"{member}.reads", None, parameters)
+        self._functions = {field: function_address(name) for field, name in TRANSFER_FUNCTIONS.items()}
+        self._memory: dict[int, tuple[Any, Any]] = {}
+        self._peers: dict[int, Peer] = {}
+        self._count = 0
+        self._lanes: list[Lane] = []
+        self._busy = 0
+        self._moving: list[NixlTransfer] = []
+        self._closed = False
+        self._code = fabric_code()
+        self._code.require_common()
+        self._lock_word = np.zeros(1, np.int64)
+        self._lock_address = int(self._lock_word.ctypes.data)
+        self._looker = Lane(self._reading, self._functions, self._lock_address)
+
+    # --- memory ---
+    def card(self) -> bytes:
+        """See `Link`."""
+        self._check_open()
+        return sealed_card(self._serving.metadata())
+
+    def register(self, address: int, nbytes: int, device: int | None = None, *, shared: bool = True) -> None:
+        """See `Link`."""
+        try:
+            serving = self._serving.register(address, nbytes, device) if shared else None
+            with self._reading_alone():
+                self._memory[address] = serving, self._reading.register(address, nbytes, device)
+        except NixlError as error:
+            where = "host memory" if device is None else f"memory of GPU {device}"
+            raise LinkUnavailable(f"NIXL cannot register {nbytes} bytes of {where}: {error}") from None
+
+    def deregister(self, address: int) -> None:
+        """See `Link`."""
+        if self._closed:
+            return
+        serving, reading = self._memory.pop(address, (None, None))
+        if reading is not None:
+            with self._reading_alone():
+                self._reading.deregister(reading)
+        if serving is not None:
+            self._serving.deregister(serving)
+
+    # --- peers ---
+    def connect(self, card: bytes) -> int:
+        """See `Link`."""
+        raw = opened_card(card)
+        with self._lock, self._reading_alone():
+            self._check_open()
+            name = self._reading.add_peer(raw)
+            for number, peer in self._peers.items():
+                if peer.name == name:
+                    return number
+            self._count += 1
+            self._peers[self._count] = Peer(name)
+            return self._count
+
+    def disconnect(self, peer: int) -> None:
+        """See `Link`."""
+        with self._lock:
+            known = self._peers.pop(peer, None)
+            if known is not None and not self._closed:
+                with self._reading_alone():
+                    self._reading.remove_peer(known.name)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise LinkLost("this link is closed")
+
+    def peer(self, number: int) -> Peer:
+        """A peer by its number.
+
+        Raises:
+            LinkLost: there is none of this number (any more).
+        """
+        known = self._peers.get(number)
+        if known is None:
+            raise LinkLost(f"peer {number} is not connected")
+        return known
+
+    # --- transfers ---
+    @contextlib.contextmanager
+    def lane(self) -> Iterator[Lane]:
+        """A lane for this thread. While it has one, the agent is not destroyed.
+
+        Raises:
+            LinkLost: this link is closed.
+        """
+        with self._lock:
+            self._check_open()
+            self._busy += 1
+            lane = self._lanes.pop() if self._lanes else None
+        try:
+            if lane is None:
+                with self._reading_alone():
+                    lane = Lane(self._reading, self._functions, self._lock_address)
+            yield lane
+        finally:
+            with self._lock:
+                if lane is not None:
+                    self._lanes.append(lane)
+                self._busy -= 1
+
+    def read(self, peer: int, here: Words, there: Words, nbytes: Words) -> NixlTransfer:
+        """See `Link`."""
+        rows = checked_rows(here, there, nbytes)
+        aimed = self.peer(peer)
+        with self.lane() as lane:
+            code = self._code["nixl_begin"](lane.aim(aimed, 0.0), rows.ctypes.data, len(rows))
+            request = lane.take_request()
+        if code != _IN_PROGRESS and request:
+            self.look_at(request)
+        if code not in (_SUCCESS, _IN_PROGRESS):
+            raise LinkLost(f"a transfer from {aimed.name.decode()} cannot begin: NIXL answered {code}")
+        return NixlTransfer(self, request, State.DONE if code == _SUCCESS else State.MOVING)
+
+    def look_at(self, request: int) -> int:
+        """NIXL's status of a transfer; one that has ended is let go of. After `close` all have."""
+        with self._reading_alone():
+            if self._closed:
+                return _CLOSED
+            return int(self._code["nixl_look_at"](self._looker.address, request, _LOOK_NS))
+
+    def has_ended(self, request: int) -> bool:
+        """Whether a transfer has ended; then it must not be asked about again."""
+        return self.look_at(request) != _IN_PROGRESS
+
+    @contextlib.contextmanager
+    def _reading_alone(self) -> Iterator[None]:
+        """No other thread is in the reading agent meanwhile."""
+        self._code["nixl_lock"](self._lock_address)
+        try:
+            yield
+        finally:
+            self._code["nixl_unlock"](self._lock_address)
+
+    def keep(self, transfer: NixlTransfer) -> None:
+        """Keep a transfer that nobody waits for until it has ended."""
+        with self._lock:
+            self._moving = [each for each in self._moving if each.state() == State.MOVING]
+            self._moving.append(transfer)
+
+    def close(self) -> None:
+        """See `Link`."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        end = time.monotonic() + _FAREWELL
+        while self._busy and time.monotonic() < end:
+            time.sleep(_NAP)
+        self._serving.close()
+        with self._reading_alone():
+            if not self._busy:  # else a thread waits for its transfer: the agent stays, for as long as the process
+                self._reading.close()

@@ -1,0 +1,292 @@
+"""Many objects in one call, across nodes: one pass of rounds, or one question, for each node that has some."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, overload
+
+import numpy as np
+import torch
+
+from nanokv.api.objects import check_reinterpret
+from nanokv.arguments import listed, seconds
+from nanokv.cluster.base import Segment
+from nanokv.cluster.nodes import Node
+from nanokv.cluster.objects import Objects
+from nanokv.cluster.reading import Got
+from nanokv.device.machines.records import What, Words
+from nanokv.device.protocol.status import Status
+from nanokv.digests import Digests
+from nanokv.errors import InvalidArgument, NanoKVError, PeerLost
+from nanokv.room import NO_ROOM
+from nanokv.terms import Hold
+from nanokv.transfer.batched import Tensors
+from nanokv.transfer.descriptors import RAW
+from nanokv.transfer.host_tensors import all_in_host_memory
+from nanokv.types import Key
+
+_OK, _MISS, _NOT_READY, _SIZE = (int(Status[name]) for name in ("OK", "MISS", "NOT_READY", "SIZE"))
+_FIRST_LOOK, _MOST = 64, 4096  #: keys that are looked up at once for a prefix: twice as many each time
+_ROOM_REST = 0.01  #: seconds
+
+
+class Many(Objects):
+    """Calls about many keys."""
+
+    def put_many(
+        self,
+        keys: Sequence[Key],
+        tensors: Sequence[torch.Tensor] | torch.Tensor,
+        *,
+        preferred_segment: Segment | None = None,
+        hold: float | Hold | None = None,
+        timeout: float = 0.0,
+    ) -> list[NanoKVError | None]:
+        """Put each tensor: see `NanoKVCache.put_many`. Each node gets its objects in one question.
+
+        Returns per key an error or None; PeerLost for all of a node that did not answer: some may have been stored.
+        """
+        self._check_open()
+        digests = self._digests(keys)
+        if not isinstance(tensors, torch.Tensor):
+            tensors = listed("tensors", tensors)
+        if len(digests) != len(tensors):
+            raise InvalidArgument(f"{len(digests)} keys and {len(tensors)} tensors")
+        deadline = time.monotonic() + seconds("timeout", timeout)
+        outcomes: list[NanoKVError | None] = [None] * len(digests)
+        for node, rank, which in self._by_target(digests, preferred_segment):
+            some, parts = _chosen(digests, which), _rows(tensors, which)
+            if node is None:
+                left = max(deadline - time.monotonic(), 0.0)
+                found = self.world.put_many(some, parts, preferred_segment=rank, hold=hold, timeout=left)
+            else:
+                found = self._put_many_to(node, rank, some, parts, hold, deadline)
+            for i, outcome in zip(which.tolist(), found, strict=True):
+                outcomes[i] = outcome
+        return outcomes
+
+    def _put_many_to(
+        self, node: Node, rank: int | None, keys: Digests, tensors: Tensors, hold: Any, deadline: float
+    ) -> list[NanoKVError | None]:
+        statuses = np.full(len(keys), int(Status.FULL), np.int64)
+        todo = np.arange(len(keys))
+        try:
+            while len(todo):
+                parts = _rows(tensors, todo)
+                found = self._putting.put_each(node, keys.words[todo], parts, rank, self._terms(hold))
+                statuses[todo] = found["status"]
+                todo = np.flatnonzero(np.isin(statuses, [int(each) for each in NO_ROOM]))
+                if not len(todo) or time.monotonic() >= deadline:
+                    break
+                time.sleep(_ROOM_REST)
+        except PeerLost as error:
+            self._counts.peer_lost += 1
+            return [error] * len(keys)
+        good = np.flatnonzero(statuses == _OK)
+        self._counts.put(len(good), sum(tensors[i].nbytes for i in good.tolist()))
+        return [
+            self._error(status, keys[i], node, tensors[i].nbytes) if status else None
+            for i, status in enumerate(statuses.tolist())
+        ]
+
+    @overload
+    def get_many(
+        self, keys: Sequence[Key], *, dsts: Sequence[torch.Tensor] | None = None, reinterpret: bool = False
+    ) -> list[torch.Tensor | None]: ...
+    @overload
+    def get_many(self, keys: Sequence[Key], *, dsts: torch.Tensor, reinterpret: bool = False) -> list[bool]: ...
+    def get_many(
+        self,
+        keys: Sequence[Key],
+        *,
+        dsts: Sequence[torch.Tensor] | torch.Tensor | None = None,
+        reinterpret: bool = False,
+    ) -> list[torch.Tensor | None] | list[bool]:
+        """Get each object: see `NanoKVCache.get_many`. What this node does not have takes four rounds per node.
+
+        Raises:
+            InvalidArgument, SegmentCorrupt: as `NanoKVCache.get_many`.
+            PeerLost: a node that may have one of them cannot be reached, and no other one has it.
+        """
+        self._check_open()
+        digests = self._digests(keys)
+        if reinterpret is not False:
+            check_reinterpret(reinterpret, dsts)
+        here = self._find_here(digests)
+        answers: list[Any] = [None] * len(digests)
+        mine = np.flatnonzero(here == _OK)
+        if len(mine):
+            given = {} if dsts is None else {"dsts": _rows(dsts, mine), "reinterpret": reinterpret}
+            for i, answer in zip(mine.tolist(), self.world.get_many(_chosen(digests, mine), **given), strict=True):
+                answers[i] = answer
+        todo = np.flatnonzero([answer is None or answer is False for answer in answers])
+        if len(todo):
+            self._get_others(keys, digests, todo, dsts, reinterpret, answers)
+        if isinstance(dsts, torch.Tensor):
+            return [answer is not None and answer is not False for answer in answers]
+        return answers
+
+    def _find_here(self, digests: Digests) -> Words:
+        return self.world._batched.find(digests)
+
+    def _get_others(
+        self, keys: Sequence[Key], digests: Digests, todo: Words, dsts: Any, reinterpret: bool, answers: list[Any]
+    ) -> None:
+        """Read what this node does not have into `answers`."""
+        statuses = np.full(len(digests), _MISS, np.int64)
+        rows = None if dsts is None else self._into_rows(dsts, reinterpret)
+
+        def read(node: Node, which: Words) -> Words:
+            words = digests.words[which]
+            if rows is not None:
+                what, targets = rows
+                found = self._reading.get_into_each(node, words, targets[which], what)
+                for i in which[found == _OK].tolist():
+                    answers[i] = True if isinstance(dsts, torch.Tensor) else dsts[i]
+                return found
+
+            def take(i: int, got: Got) -> None:
+                dst = None if dsts is None else dsts[int(which[i])]
+                answers[int(which[i])] = self._as_tensor(got, digests[int(which[i])], dst, reinterpret)
+
+            return self._reading.get_each(node, words, take)
+
+        self._ask_each(digests, todo, statuses, read)
+        for i in todo[~np.isin(statuses[todo], (_OK, _MISS, _NOT_READY))].tolist():
+            if statuses[i] == _SIZE and dsts is not None:  # the call for this key alone says how it differs
+                self.get(digests[i], dst=dsts[i], reinterpret=reinterpret)
+            raise self._error(int(statuses[i]), keys[i], None)
+
+    def _into_rows(self, dsts: Any, reinterpret: bool) -> tuple[What, Words] | None:
+        """Size, dtype and shape of the destinations, and their addresses; None: they are not alike."""
+        alike = all_in_host_memory(dsts) if self.device.type == "cpu" else None
+        if alike is None:
+            return None
+        what, targets = alike
+        return (What.of(what.nbytes, RAW) if reinterpret else what), targets
+
+    def _ask_each(self, digests: Digests, todo: Words, statuses: Words, ask: Any) -> None:
+        """Ask the nodes that may have objects, for those whose status is not OK yet.
+
+        Raises:
+            PeerLost: one that may have an object cannot be reached, and no other one has it.
+        """
+        lost: PeerLost | None = None
+        unsure = np.zeros(len(digests), bool)
+        asked: set[tuple[str, int]] = set()
+        for homes in self._nodes.homes:
+            todo = todo[statuses[todo] != _OK]
+            if not len(todo):
+                break
+            places = homes.of_each(np.ascontiguousarray(digests.words[todo]))
+            for place in np.unique(places).tolist():
+                node = self._nodes.find(homes.nodes[place])
+                which = todo[places == place]
+                if node is None:
+                    continue
+                which = np.array([i for i in which.tolist() if (node.name, i) not in asked], np.int64)
+                if not len(which):
+                    continue
+                asked.update((node.name, i) for i in which.tolist())
+                try:
+                    statuses[which] = ask(node, which)
+                    self._count_got(statuses[which])
+                except PeerLost as error:
+                    lost = lost or error
+                    unsure[which] = True
+        if lost is not None and (unsure & (statuses != _OK)).any():
+            self._counts.peer_lost += 1
+            raise lost
+
+    def _count_got(self, statuses: Words) -> None:
+        self._counts.remote_gets += len(statuses)
+        self._counts.remote_hits += int((statuses == _OK).sum())
+
+    def exists_many(self, keys: Sequence[Key]) -> list[bool]:
+        """Per key, whether its object can be read now, from this node or its home.
+
+        Raises:
+            PeerLost: as `exists`.
+        """
+        self._check_open()
+        found: list[bool] = (self._find(self._digests(keys)) == _OK).tolist()
+        return found
+
+    def prefix_length(self, keys: Sequence[Key]) -> int:
+        """How many of the first keys have objects that can be read now: the longest cached prefix of a chain.
+
+        Raises:
+            PeerLost: as `exists`.
+        """
+        self._check_open()
+        digests = self._digests(keys)
+        start, look = 0, _FIRST_LOOK
+        while start < len(digests):
+            missing = self._find(digests[start : start + look]) != _OK
+            if missing.any():
+                return start + int(missing.argmax())
+            start, look = start + look, min(2 * look, _MOST)
+        return len(digests)
+
+    def _find(self, digests: Digests) -> Words:
+        statuses = np.array(self._find_here(digests))
+        todo = np.flatnonzero(statuses != _OK)
+        if len(todo):
+            self._ask_each(
+                digests, todo, statuses, lambda node, which: self._reading.find_each(node, digests.words[which])
+            )
+        return statuses
+
+    def remove_many(self, keys: Sequence[Key]) -> list[bool]:
+        """Remove each object; per key False if there was none, or if it is being written or pinned.
+
+        Raises:
+            PeerLost: a node that may have one of them cannot be reached.
+        """
+        self._check_open()
+        digests = self._digests(keys)
+        removed = np.array(self.world._batched.remove(digests)) == _OK
+        statuses = np.full(len(digests), _MISS, np.int64)
+
+        def remove(node: Node, which: Words) -> Words:
+            return self._remove_each(node, digests.words[which])
+
+        self._ask_each(digests, np.arange(len(digests)), statuses, remove)
+        answers: list[bool] = (removed | (statuses == _OK)).tolist()
+        return answers
+
+    # --- which node ---
+    def _digests(self, keys: Sequence[Key]) -> Digests:
+        return self.world._digests(keys)
+
+    def _by_target(
+        self, digests: Digests, preferred: Segment | None
+    ) -> Iterator[tuple[Node | None, int | None, Words]]:
+        """The nodes that get new objects, the rank there, and the numbers of their keys."""
+        if not len(digests):
+            return
+        if preferred is not None:
+            yield *self._target(digests[0], preferred), np.arange(len(digests))
+            return
+        homes = self._nodes.homes[0]
+        places = homes.of_each(digests.words)
+        for place in np.unique(places).tolist():
+            yield self._nodes.find(homes.nodes[place]), None, np.flatnonzero(places == place)
+
+
+def _chosen(digests: Digests, which: Words) -> Digests:
+    if len(which) == len(digests):
+        return digests
+    return Digests.own(np.ascontiguousarray(digests.words[which]), digests.tag)
+
+
+def _rows(tensors: Any, which: Words) -> Any:
+    """Some of several tensors: of one tensor its rows, as one tensor if they follow each other."""
+    if len(which) == len(tensors):
+        return tensors
+    if isinstance(tensors, torch.Tensor):
+        first, last = int(which[0]), int(which[-1])
+        if last - first + 1 == len(which):
+            return tensors[first : last + 1]
+    return [tensors[i] for i in which.tolist()]

@@ -1,0 +1,227 @@
+"""The membership of a process in a cluster: what callers use, and the thread that does the duties of a registry."""
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+from nanokv.cluster.membership.base import ClusterUnavailable, Listener, Registry, checked_card, member_id
+from nanokv.cluster.membership.listeners import Listeners
+from nanokv.cluster.membership.pulse import Pulse
+from nanokv.cluster.membership.view import View
+from nanokv.errors import InvalidArgument
+
+logger = logging.getLogger("nanokv.cluster")
+T = TypeVar("T")
+
+_FAREWELL = 1.0  #: seconds for the last words to a registry
+_THREAD_END = 3.0  #: seconds for a thread to end; it is left alone after them
+RegistryOf = Callable[[View, Pulse], Registry]
+
+
+class Membership:
+    """Made by `open_membership`. Methods may be called from any thread; none of them after a fork in the child.
+
+    A process may only look (`members`, `listen`), or also `join`. While the registry is away, members stay as they are;
+    once it is back this process joins again by itself if it has to, and members that do not come back within `ttl` are
+    dropped. If this process was stopped for longer than `ttl`, others saw it go, and it joins again when it continues.
+
+    Args:
+        what: names the registry in messages.
+        registry: makes it.
+        ttl: seconds after which a process that died is dropped by the others; the same in all processes.
+        timeout: seconds to try for until a registry that does not answer is an error.
+
+    Raises:
+        ClusterUnavailable: the registry does not answer, or refuses this process.
+    """
+
+    def __init__(self, what: str, registry: RegistryOf, ttl: float, timeout: float) -> None:
+        self._ttl = ttl
+        self._timeout = timeout
+        self._pid = os.getpid()
+        self._stop = threading.Event()
+        self._calls = threading.RLock()  # join, update and leave: one at a time
+        self._member: str | None = None
+        self._refused: set[str] = set()  # duties that the registry refused; logged once
+        self._listeners = Listeners()
+        self._pulse = Pulse(what, ttl)
+        self._view = View(self._pulse, self._listeners.publish)
+        self._registry = registry(self._view, self._pulse)
+        self._keeper = threading.Thread(target=self._keep, name="nanokv-members-keep", daemon=True)
+        try:
+            self._insist(self._registry.open)
+        except BaseException:
+            self._registry.stop()
+            raise
+        self._registry.start()
+        self._listeners.start()
+        self._keeper.start()
+
+    def join(self, member: str, card: bytes) -> None:
+        """Publish this process' card, until `leave` or `close`. It is among the `members` when this returns.
+
+        If a process that died held the id, this waits until its lease has ended.
+
+        Args:
+            member: the id of this process in the cluster, 1 to 64 characters of A-Z a-z 0-9 . _ -
+            card: what the others get to know of it; at most 1 MiB.
+
+        Raises:
+            InvalidArgument: the id or the card cannot be used, or this process has joined already.
+            ClusterUnavailable: a living process holds the id, or the registry does not answer.
+        """
+        member, card = member_id(member), checked_card(card)
+        self._check()
+        with self._calls:
+            if self._member is not None:
+                raise InvalidArgument(f"this process has joined already, as {self._member!r}")
+            try:
+                self._insist(lambda: self._registry.claim(member, card, self._pause))
+            except BaseException:
+                self._withdraw()
+                raise
+            self._member = member
+
+    def update(self, card: bytes) -> None:
+        """Replace the card of this process. If the registry is away, the others see it once it is back.
+
+        Raises:
+            InvalidArgument: the card cannot be used, or this process has not joined.
+            ClusterUnavailable: this membership is closed.
+        """
+        card = checked_card(card)
+        self._check()
+        with self._calls:
+            if self._member is None:
+                raise InvalidArgument("this process has not joined: it has no card to update")
+            try:
+                self._registry.update(card)
+            except OSError as error:
+                logger.warning("the new card will be published later: %s", error)
+
+    def leave(self) -> None:
+        """Be no member any more. Others see that at once, or after `ttl` if the registry is away now. Idempotent.
+
+        Raises:
+            ClusterUnavailable: this membership is closed.
+        """
+        self._check()
+        with self._calls:
+            self._withdraw()
+
+    def members(self) -> Mapping[str, bytes]:
+        """Members and their cards as last known, with this process if it has joined; a mapping that does not change.
+
+        A process that died stays for about `ttl`, so it may also be among those that a new process sees at first.
+        """
+        return self._view.members()
+
+    def listen(self, listener: Listener) -> Callable[[], None]:
+        """Have a function called with all members: soon, and after each change, on one thread of this membership.
+
+        Changes that come while it runs are told together. What it raises is logged, and it stays.
+
+        Returns:
+            a function that ends it; a call that has begun goes on to its end.
+
+        Raises:
+            ClusterUnavailable: this membership is closed.
+        """
+        self._check()
+        return self._listeners.add(listener)
+
+    def away_for(self) -> float:
+        """Seconds since the registry was last heard of; 0.0 while it answers."""
+        return self._pulse.away_for()
+
+    def secret(self) -> bytes:
+        """32 random bytes, the same for all processes of the cluster; made by the first one that asks.
+
+        Raises:
+            ClusterUnavailable: the registry does not answer, or has something else in its place.
+        """
+        self._check()
+        return self._insist(self._registry.secret)
+
+    def close(self) -> None:
+        """Leave, and end all threads, within a few seconds whatever the registry does. Idempotent.
+
+        In a child of a fork it does nothing: the membership is the parent's.
+        """
+        if os.getpid() != self._pid:
+            return
+        self._stop.set()
+        self._registry.hurry(_FAREWELL)
+        if self._keeper is not threading.current_thread():
+            self._keeper.join(_THREAD_END)
+        self._listeners.close(_THREAD_END)
+
+    def __enter__(self) -> "Membership":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _check(self) -> None:
+        if os.getpid() != self._pid:
+            raise ClusterUnavailable("this membership is of the parent process: open one in the child")
+        if self._stop.is_set():
+            raise ClusterUnavailable("this membership is closed")
+
+    def _pause(self) -> None:
+        """Between two tries."""
+        if self._stop.wait(min(self._ttl / 12, 0.25)):
+            raise ClusterUnavailable("this membership was closed")
+
+    def _insist(self, work: Callable[[], T]) -> T:
+        """Try until it succeeds, or the registry has not answered for `timeout`."""
+        deadline = time.monotonic() + self._timeout
+        while True:
+            try:
+                return work()
+            except ClusterUnavailable:
+                raise
+            except OSError as error:
+                if time.monotonic() >= deadline:
+                    message = f"{self._registry.what} did not answer within {self._timeout:g} s: {error}"
+                    raise ClusterUnavailable(message) from error
+            self._pause()
+
+    def _withdraw(self) -> None:
+        self._member = None
+        try:
+            self._registry.withdraw()
+        except OSError as error:
+            logger.info("left without telling the registry, where the lease will end by itself: %s", error)
+
+    def _keep(self) -> None:
+        """The keeper's thread. The last thing that it does is to leave: a hung registry then hangs only this thread."""
+        pause = 0.0
+        while not self._stop.wait(pause):
+            well = [self._duty(part, work) for part, work in self._registry.duties.items()]
+            self._view.settle()
+            pause = self._registry.period if all(well) else min(self._registry.period, self._ttl / 6)
+        self._withdraw()
+        self._registry.stop()
+
+    def _duty(self, part: str, work: Callable[[], None]) -> bool:
+        """Do one duty; False if it is to be tried again soon."""
+        try:
+            work()
+        except ClusterUnavailable as error:
+            if part not in self._refused:
+                logger.error("%s", error)
+            self._refused.add(part)
+            return True
+        except OSError as error:
+            self._pulse.lost(part, error)
+            return False
+        except Exception as error:  # the thread must live on: without it this process would be dropped
+            logger.exception("unexpected, in the %s of the membership", part)
+            self._pulse.lost(part, error)
+            return False
+        self._refused.discard(part)
+        return True

@@ -1,0 +1,207 @@
+"""Asks questions of other members, and tells them things, from any thread.
+
+The calling thread itself sends and receives, by a socket of its own for each address: a question waits for no other
+thread here, and what a thread sends to an address arrives in that order. A socket is closed when its thread ends, and
+when an answer did not come: what still waited in it would only do work that nobody wants any more.
+"""
+
+import itertools
+import os
+import threading
+import time
+from enum import StrEnum
+
+from nanokv.arguments import integer, seconds
+from nanokv.cluster.messages import sockets
+from nanokv.cluster.messages.connection import Connection
+from nanokv.cluster.messages.counts import Counts, Dropped
+from nanokv.cluster.messages.loop import Wake
+from nanokv.cluster.messages.sealed import ANY, Form, Message, Reason, Rejected, Seal, Sender, check_id
+from nanokv.errors import CacheClosed
+
+
+class Unanswered(TimeoutError):
+    """No answer came in time. Whether the question was received is not known."""
+
+
+class Refused(Exception):
+    """The other member answered with an error; this is its text."""
+
+
+class Asker:
+    """One member's end for asking. One for each incarnation of a member: numbers of messages are counted here.
+
+    Args:
+        me, incarnation, secret: as of `Server`.
+
+    Raises:
+        InvalidArgument: an argument is wrong.
+    """
+
+    def __init__(self, me: str, incarnation: int, secret: bytes) -> None:
+        self._seal = Seal(secret, Sender(me, incarnation))
+        self._process = os.getpid()
+        self._numbers: dict[str, itertools.count[int]] = {}  # a server takes those of its own
+        self._counts = Counts()
+        self._wake = Wake()
+        self._closed = False
+        self._all: set[Connection] = set()
+        self._mine = _Mine(self._all)
+
+    @property
+    def counts(self) -> dict[StrEnum, int]:
+        """Answers that were refused, and messages that were not sent, by `Reason` or `Dropped`."""
+        return self._counts.snapshot()
+
+    def ask(self, address: str, to: str, kind: int, body: bytes, timeout: float, *, to_incarnation: int = ANY) -> bytes:
+        """Ask a member; returns its answer.
+
+        Args:
+            address: of its server. If nobody is there, the question waits until somebody is.
+            to: the member's id.
+            kind: 0 to 65535.
+            body: at most 1 MiB.
+            timeout: seconds.
+            to_incarnation: the run of the member that is meant. Others do not take the question, neither now nor when
+                somebody who listened sends it again after the member was started anew.
+
+        Raises:
+            Unanswered: no answer came within `timeout`.
+            Refused: the answer is an error.
+            InvalidArgument: an argument is wrong; nothing was sent.
+            CacheClosed: this asker is closed, or was while it waited.
+            NanoKVError: it belongs to the parent of this process.
+        """
+        timeout = seconds("timeout", timeout)
+        deadline = time.monotonic() + timeout
+        number, sealed = self._sealed(Form.QUESTION, to, kind, body, to_incarnation)
+        connection = self._take(address)
+        answer = None
+        try:
+            answer = self._exchange(connection, sealed, to, number, deadline)
+        finally:
+            self._give_back(connection, of_use=answer is not None)
+        if answer is None:
+            self._check_open()
+            raise Unanswered(f"{to} at {address} did not answer within {timeout} s")
+        if answer.form is Form.ERROR:
+            raise Refused(answer.body.decode(errors="replace"))
+        return answer.body
+
+    def tell(self, address: str, to: str, kind: int, body: bytes, *, to_incarnation: int = ANY) -> None:
+        """Send a message that gets no answer. Never blocks; may be lost, and is dropped if too many wait already.
+
+        Args:
+            address, to, kind, body, to_incarnation: as of `ask`.
+
+        Raises:
+            InvalidArgument, CacheClosed, NanoKVError: as of `ask`.
+        """
+        _, sealed = self._sealed(Form.TOLD, to, kind, body, to_incarnation)
+        connection = self._take(address)
+        try:
+            if not connection.send(sealed):
+                self._counts.add(Dropped.FULL)
+        finally:
+            self._give_back(connection, of_use=True)
+
+    def forget(self, address: str) -> None:
+        """Close all sockets to an address where nobody is any more: they would try to connect for ever."""
+        for connection in list(self._all):
+            if connection.address == address:
+                connection.end()
+                self._all.discard(connection)
+
+    def close(self) -> None:
+        """Close all sockets; calls that wait raise CacheClosed. From any thread; idempotent."""
+        self._closed = True
+        self._wake.ring()
+        for connection in list(self._all):
+            connection.end()
+            self._all.discard(connection)
+
+    def _check_open(self) -> None:
+        sockets.check_process("asker", self._process)
+        if self._closed:
+            raise CacheClosed("this asker is closed")
+
+    def _sealed(self, form: Form, to: str, kind: int, body: bytes, to_incarnation: int) -> tuple[int, bytes]:
+        self._check_open()
+        numbers = self._numbers.get(to)
+        if numbers is None:
+            check_id("to", to)
+            numbers = self._numbers.setdefault(to, itertools.count(1))
+        number = next(numbers)
+        addressee = Sender(to, integer("to_incarnation", to_incarnation, 0, (1 << 64) - 1))
+        return number, self._seal.seal(form, kind, number, addressee, body)
+
+    def _take(self, address: str) -> Connection:
+        """A connection of this thread, taken."""
+        free = self._mine.connections.free.get(address, [])
+        while True:
+            if free:  # none: it is the first, or a finalizer tells while its thread asks
+                connection = free.pop()
+            else:
+                connection = Connection(address, self._wake)
+                self._all.add(connection)
+                if self._closed:
+                    connection.end()
+            if connection.take():
+                return connection
+            self._check_open()
+
+    def _give_back(self, connection: Connection, *, of_use: bool) -> None:
+        if of_use:
+            self._mine.connections.free.setdefault(connection.address, []).append(connection)
+        else:
+            connection.ended = True
+            self._all.discard(connection)
+        connection.give_back()
+
+    def _exchange(self, connection: Connection, data: bytes, to: str, number: int, deadline: float) -> Message | None:
+        """Send a question and wait for its answer. None: there was none in time, or this was closed."""
+        sent = connection.send(data)
+        while not self._closed:
+            if not sent:
+                connection.wait_to_send(deadline)
+                sent = connection.send(data)
+            elif (parts := connection.receive(deadline)) is not None:
+                try:
+                    return self._answer(parts, to, number)
+                except Rejected as rejected:
+                    self._counts.add(rejected.reason)
+            if time.monotonic() >= deadline:
+                break
+        return None
+
+    def _answer(self, parts: list[bytes], to: str, number: int) -> Message:
+        """The answer to the question `number` to a member, if these parts are that."""
+        if len(parts) != 1:
+            raise Rejected(Reason.MALFORMED)
+        message = self._seal.open(parts[0])
+        if message.form not in (Form.ANSWER, Form.ERROR) or message.to != self._seal.me:
+            raise Rejected(Reason.UNEXPECTED)
+        if message.sender.id != to or message.number != number:
+            raise Rejected(Reason.UNEXPECTED)
+        return message
+
+
+class _OfThread:
+    """The connections of a thread that it does not use just now. They end with it."""
+
+    def __init__(self, everybodys: set[Connection]) -> None:
+        self.free: dict[str, list[Connection]] = {}
+        self._everybodys = everybodys
+
+    def __del__(self) -> None:
+        for connections in self.free.values():
+            for connection in connections:
+                connection.end()
+                self._everybodys.discard(connection)
+
+
+class _Mine(threading.local):
+    """What each thread sees of its own."""
+
+    def __init__(self, everybodys: set[Connection]) -> None:
+        self.connections = _OfThread(everybodys)

@@ -1,0 +1,211 @@
+"""Events from one member to all who follow it. They may be lost, and then followers are told that they were.
+
+A publisher numbers its events, and beats once a second with the number of the last one: so a follower that missed
+events knows it with the next event, or a second later. A follower that is too slow misses events; it holds up neither
+the publisher nor the other followers.
+"""
+
+import logging
+import os
+import threading
+from collections import deque
+from collections.abc import Callable
+from enum import StrEnum
+
+import zmq
+
+from nanokv.arguments import integer
+from nanokv.cluster.messages import sockets
+from nanokv.cluster.messages.counts import Counts
+from nanokv.cluster.messages.loop import Loop, Wake
+from nanokv.cluster.messages.sealed import EVERYBODY, Form, Reason, Rejected, Seal, Sender, check_id
+from nanokv.cluster.messages.sequence import Sequence
+from nanokv.errors import CacheClosed
+
+_log = logging.getLogger("nanokv.cluster.messages")
+
+BEAT = 1.0  #: seconds between two beats of a publisher
+QUEUE = 1000  #: events that wait for one follower, at the publisher and again at the follower
+BATCH = 64  #: messages between two looks at whom to follow
+
+
+class Publisher:
+    """One member's end for its events. Close it; one that was dropped goes on beating.
+
+    Args:
+        me, incarnation, secret, bind, port, local: as of `Server`.
+        queue: events that wait for one follower; more are dropped, for that one.
+
+    Raises:
+        InvalidArgument: an argument is wrong.
+        OSError: the address is in use, or not of this host.
+    """
+
+    def __init__(
+        self,
+        me: str,
+        incarnation: int,
+        secret: bytes,
+        bind: str = "127.0.0.1",
+        port: int = 0,
+        *,
+        local: bool = False,
+        queue: int = QUEUE,
+    ) -> None:
+        self._seal = Seal(secret, Sender(me, incarnation))
+        self._process = os.getpid()
+        self._lock = threading.RLock()  # a finalizer may publish while its thread does
+        self._number = 0
+        self._socket, self.address, self.local_address = sockets.listener(
+            zmq.PUB, bind, port, local, SNDHWM=integer("queue", queue, 1, 1 << 20)
+        )
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._beats, name=f"nanokv-publisher-{me}", daemon=True)
+        self._thread.start()
+
+    def publish(self, body: bytes) -> None:
+        """Send an event of at most 1 MiB to all who follow. From any thread; never blocks.
+
+        Raises:
+            InvalidArgument: the body is too long, or not bytes.
+            CacheClosed: this publisher is closed.
+            NanoKVError: it belongs to the parent of this process.
+        """
+        sockets.check_process("publisher", self._process)
+        with self._lock:
+            if self._stop.is_set():
+                raise CacheClosed("this publisher is closed")
+            sealed = self._seal.seal(Form.EVENT, 0, self._number + 1, EVERYBODY, body)
+            self._number += 1
+            self._socket.send(sealed, zmq.NOBLOCK)
+
+    def close(self) -> None:
+        """Stop. From any thread; idempotent."""
+        if os.getpid() != self._process:
+            sockets.close(self._socket, self._process)
+            return
+        with self._lock:
+            self._stop.set()
+            self._socket.close(sockets.LAST_WORDS)
+        self._thread.join()
+
+    def _beats(self) -> None:
+        while not self._stop.wait(BEAT):
+            with self._lock:
+                if not self._stop.is_set():
+                    self._socket.send(self._seal.seal(Form.BEAT, 0, self._number, EVERYBODY, b""), zmq.NOBLOCK)
+
+
+class Subscriber:
+    """Follows publishers, in one thread. Close it; one that was dropped goes on.
+
+    Args:
+        secret: the cluster's, at least 16 bytes.
+        listener: gets the sender and the body of each event, in the order of their numbers. What it raises is logged.
+        lost: gets the sender when it is heard for the first time or in a new incarnation, and when events of it were
+            missed: before the listener gets what came after them. What it raises is logged.
+        queue: events that wait for the listener, of each publisher.
+
+    Raises:
+        InvalidArgument: an argument is wrong.
+    """
+
+    def __init__(
+        self,
+        secret: bytes,
+        listener: Callable[[Sender, bytes], object],
+        lost: Callable[[Sender], object],
+        *,
+        queue: int = QUEUE,
+    ) -> None:
+        self._seal = Seal(secret, EVERYBODY)
+        self._listener, self._lost = listener, lost
+        self._counts = Counts()
+        self._changes: deque[tuple[str, str | None]] = deque()  # address, and whom to follow there from now on
+        self._followed: dict[str, str] = {}  # address -> id
+        self._sequences: dict[str, Sequence] = {}  # id -> what was heard
+        self._socket = sockets.new_socket(zmq.SUB, RCVHWM=integer("queue", queue, 1, 1 << 20))
+        self._socket.set(zmq.SUBSCRIBE, b"")
+        self._wake = Wake()
+        self._poller = zmq.Poller()
+        self._poller.register(self._socket, zmq.POLLIN)
+        self._poller.register(self._wake.fd, zmq.POLLIN)
+        self._loop = Loop("nanokv-subscriber", self._wake, self._turn, self._socket.close)
+
+    @property
+    def counts(self) -> dict[StrEnum, int]:
+        """Messages that were refused, by `Reason`."""
+        return self._counts.snapshot()
+
+    def follow(self, address: str, sender: str) -> None:
+        """Listen to a member's publisher, from soon on. From any thread.
+
+        Raises:
+            InvalidArgument: `address` is none, or `sender` is not a member's id.
+        """
+        sockets.check_address(address)
+        check_id("sender", sender)
+        self._change(address, sender)
+
+    def unfollow(self, address: str) -> None:
+        """Do not listen there any more, from soon on. From any thread. Nothing if that is so already."""
+        self._change(address, None)
+
+    def close(self) -> None:
+        """Stop after the call of the listener that is running. From any thread; idempotent."""
+        self._loop.stop()
+
+    def _change(self, address: str, sender: str | None) -> None:
+        self._changes.append((address, sender))
+        self._wake.ring()
+
+    def _turn(self) -> None:
+        if (self._wake.fd, zmq.POLLIN) in self._poller.poll():
+            self._wake.reset()
+        while self._changes:
+            self._follow(*self._changes.popleft())
+        for _ in range(BATCH):
+            try:
+                parts = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            try:
+                self._hear(parts)
+            except Rejected as rejected:
+                self._counts.add(rejected.reason)
+
+    def _follow(self, address: str, sender: str | None) -> None:
+        before = self._followed.pop(address, None)
+        try:
+            if sender is None:
+                if before is not None:
+                    self._socket.disconnect(address)
+            else:
+                if before is None:
+                    self._socket.connect(address)
+                self._followed[address] = sender
+                self._sequences.setdefault(sender, Sequence())
+        except zmq.ZMQError:
+            _log.exception("cannot follow %s at %s", sender, address)
+        for each in self._sequences.keys() - self._followed.values():
+            del self._sequences[each]
+
+    def _hear(self, parts: list[bytes]) -> None:
+        if len(parts) != 1:
+            raise Rejected(Reason.MALFORMED)
+        message = self._seal.open(parts[0])
+        sender = message.sender
+        sequence = self._sequences.get(sender.id)
+        if message.form not in (Form.EVENT, Form.BEAT) or sequence is None:
+            raise Rejected(Reason.UNEXPECTED)
+        if sequence.hear(message):
+            self._call(self._lost, sender)
+        if message.form is Form.EVENT:
+            self._call(self._listener, sender, message.body)
+
+    @staticmethod
+    def _call(function: Callable[..., object], *arguments: object) -> None:
+        try:
+            function(*arguments)
+        except Exception:
+            _log.exception("a listener to events failed")

@@ -1,0 +1,25 @@
+"""What a handler of a server is, and what it may answer."""
+
+from collections.abc import Callable
+from typing import Protocol, TypeAlias
+
+from nanokv.cluster.messages.sealed import Sender
+
+
+class Pending(Protocol):
+    """An answer that comes later. Only the server's thread calls these; what they raise is as if the handler had."""
+
+    def poll(self) -> bytes | None:
+        """The answer once it is there, else None. Called every 50 us at first and every ms later; must not block."""
+        ...
+
+    def abandon(self) -> None:
+        """The server closes, and nobody will poll any more."""
+        ...
+
+
+#: bytes: the answer. None: nothing to say; who asked gets an empty answer.
+Reply: TypeAlias = bytes | Pending | None
+
+#: Takes a message's sender and body. What it raises is logged, and its first line is what who asked gets.
+Handler: TypeAlias = Callable[[Sender, bytes], Reply]

@@ -1,0 +1,183 @@
+"""The nodes of a cluster as this process knows them: from the cards of the registry, and from what the link says."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from nanokv.cluster.card import Card, CardRefused
+from nanokv.cluster.homes import Homes
+from nanokv.cluster.links.base import Link, LinkLost
+from nanokv.cluster.remote_world import RemoteWorld
+from nanokv.errors import InvalidArgument, PeerLost
+
+_log = logging.getLogger("nanokv.cluster")
+
+KEPT_CHANGES = 4  #: so many former sets of nodes are remembered: their homes are asked for keys that are missed
+AVOIDED = 0.5  #: seconds for which a node is not asked again that was lost: callers are told at once
+
+
+class Node:
+    """One node: its members, and the way to one of them.
+
+    Any member of a node has all segments of its world mapped, so a reader needs one. It takes the lowest rank, and the
+    next one if that is lost.
+    """
+
+    def __init__(self, name: str, link: Link) -> None:
+        self.name = name
+        self._link = link
+        self._lock = threading.Lock()
+        self._cards: dict[int, Card] = {}
+        self._reached: tuple[Card, RemoteWorld] | None = None
+        self._lost: dict[int, tuple[float, str]] = {}  # by incarnation: until when it is avoided, and why
+
+    @property
+    def cards(self) -> list[Card]:
+        """Of its members, the lowest rank first."""
+        return [card for _, card in sorted(self._cards.items())]
+
+    @property
+    def ranks(self) -> int:
+        """How many ranks its world has."""
+        return self.cards[0].geometry.world_size
+
+    def update(self, cards: Mapping[int, Card]) -> None:
+        """Take the cards of all members, by rank."""
+        with self._lock:
+            gone = self._reached is not None and self._reached[0] not in cards.values()
+            self._cards = dict(cards)
+            if gone:
+                self._let_go()
+
+    def world(self) -> RemoteWorld:
+        """Its world, over the link.
+
+        Raises:
+            PeerLost: no member can be reached, or each was lost just now.
+        """
+        reached = self._reached
+        if reached is not None:
+            return reached[1]
+        with self._lock:
+            if self._reached is None:
+                self._reached = self._reach()
+            return self._reached[1]
+
+    def _reach(self) -> tuple[Card, RemoteWorld]:
+        why = "it has left"
+        for card in self.cards:
+            until, reason = self._lost.get(card.incarnation, (0.0, ""))
+            if time.monotonic() < until:
+                why = reason
+                continue
+            try:
+                peer = self._link.connect(card.metadata)
+            except LinkLost as error:
+                why = str(error)
+                self._lost[card.incarnation] = time.monotonic() + AVOIDED, why
+                continue
+            return card, RemoteWorld(self.name, peer, card.geometry, card.bases, card.controls, checksum=card.checksum)
+        raise PeerLost(f"node {self.name} cannot be reached: {why}")
+
+    def lost(self, world: RemoteWorld, why: str) -> None:
+        """A transfer from `world` has failed, or did not end in time: reach another member, or this one later."""
+        with self._lock:
+            if self._reached is not None and self._reached[1] is world:
+                self._lost[self._reached[0].incarnation] = time.monotonic() + AVOIDED, why
+                self._let_go()
+
+    def _let_go(self) -> None:
+        assert self._reached is not None
+        _, world = self._reached
+        self._reached = None
+        self._link.disconnect(world.peer)
+
+    def close(self) -> None:
+        """Let go of the node, which has left."""
+        with self._lock:
+            self._cards = {}
+            if self._reached is not None:
+                self._let_go()
+
+
+class Nodes:
+    """All nodes, this one too.
+
+    Args:
+        here: the name of this node.
+        link: the link to the others.
+        secret: of the cluster.
+        name: of the link, which must be that of the others.
+    """
+
+    def __init__(self, here: str, link: Link, secret: bytes) -> None:
+        self.here = here
+        self._link, self._secret = link, secret
+        self._lock = threading.Lock()
+        self._nodes: dict[str, Node] = {}
+        self.homes: tuple[Homes, ...] = (Homes([here]),)
+        self._refused: set[tuple[str, str]] = set()
+        self.changed: Callable[[], None] = lambda: None
+
+    def update(self, members: Mapping[str, bytes]) -> None:
+        """Take the members of the registry, with their sealed cards."""
+        with self._lock:
+            found: dict[str, dict[int, Card]] = {}
+            for member, sealed in members.items():
+                card = self._opened(member, sealed)
+                if card is not None and card.node != self.here:
+                    found.setdefault(card.node, {})[card.rank] = card
+            gone = [self._nodes[name] for name in self._nodes.keys() - found.keys()]
+            nodes = {name: self._nodes.get(name) or Node(name, self._link) for name in found}
+            for name, cards in found.items():
+                nodes[name].update(cards)
+            self._nodes = nodes
+            names = (*sorted([*nodes, self.here]),)
+            if names != self.homes[0].nodes:
+                self.homes = (Homes(names), *self.homes[:KEPT_CHANGES])
+        for node in gone:
+            node.close()
+        self.changed()
+
+    def _opened(self, member: str, sealed: bytes) -> Card | None:
+        try:
+            card = Card.opened(sealed, self._secret)
+            if card.member != member:
+                raise CardRefused(f"the card is that of {card.member}")
+            if card.link != self._link.name:
+                raise CardRefused(f"its link is {card.link}, this member's {self._link.name}")
+            return card
+        except CardRefused as error:
+            if (member, str(error)) not in self._refused:
+                self._refused.add((member, str(error)))
+                _log.warning("member %s is left out: %s", member, error)
+            return None
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Of all nodes, this one too, ascending."""
+        return self.homes[0].nodes
+
+    def others(self) -> list[Node]:
+        """All nodes but this one."""
+        return list(self._nodes.values())
+
+    def find(self, name: str) -> Node | None:
+        """A node other than this one; None if there is none of the name (any more)."""
+        return self._nodes.get(name)
+
+    def __getitem__(self, name: str) -> Node:
+        found = self._nodes.get(name)
+        if found is None:
+            if name == self.here:
+                raise InvalidArgument(f"node {name} is this one")
+            raise PeerLost(f"the cluster has no node {name!r}; it has {', '.join(self.names)}")
+        return found
+
+    def close(self) -> None:
+        """Let go of all nodes."""
+        with self._lock:
+            nodes, self._nodes = self._nodes, {}
+        for node in nodes.values():
+            node.close()

@@ -1,0 +1,229 @@
+"""One object: put, get, remove, across nodes. An object of this node takes the same path as without a cluster."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, TypeVar, overload
+
+import numpy as np
+import torch
+
+from nanokv.api.objects import check_reinterpret
+from nanokv.arguments import seconds
+from nanokv.cluster.base import ClusterBase, Segment
+from nanokv.cluster.kinds import Kind
+from nanokv.cluster.messages.asker import Refused, Unanswered
+from nanokv.cluster.nodes import Node
+from nanokv.cluster.reading import Got
+from nanokv.device.machines.records import Found, Place, What, Words
+from nanokv.device.protocol.status import Status
+from nanokv.errors import InvalidArgument, PeerLost
+from nanokv.replicas import NO_COPIES
+from nanokv.room import NO_ROOM, NO_WAIT
+from nanokv.terms import Hold
+from nanokv.transfer.descriptors import RAW, check_place, described, empty_like_described, flat_bytes, unsuited
+from nanokv.types import Key, KeyDigest
+
+_ABSENT: Any = object()
+_OK, _MISS, _DUPLICATE = int(Status.OK), int(Status.MISS), int(Status.DUPLICATE)
+_NOT_READY, _PINNED = int(Status.NOT_READY), int(Status.PINNED)
+_ROOM_REST = 0.01  #: seconds between two tries of a put that found no room on another node
+D = TypeVar("D")
+
+
+class Objects(ClusterBase):
+    """Calls about one key."""
+
+    def put(
+        self,
+        key: Key,
+        tensor: torch.Tensor,
+        *,
+        preferred_segment: Segment | None = None,
+        exist_ok: bool = False,
+        hold: float | Hold | None = None,
+        timeout: float = NO_WAIT,
+        replicas: int = NO_COPIES,
+    ) -> None:
+        """Store a tensor: see `NanoKVCache.put`. It can be read at once, from every node.
+
+        Args:
+            preferred_segment: (node, rank), (node, None), or a rank of this node. Default: the key's home (`home`).
+            replicas: only for objects that this node gets.
+
+        Raises:
+            DuplicateKey, OutOfMemory, InvalidArgument, WriteLost: nothing was stored.
+            PeerLost: the node cannot be reached, or did not answer: then the object may have been stored.
+        """
+        self._check_open()
+        digest = self._hash(key)
+        node, rank = self._target(digest, preferred_segment)
+        if node is None:
+            self.world.put(
+                digest,
+                tensor,
+                preferred_segment=rank,
+                exist_ok=exist_ok,
+                hold=hold,
+                timeout=timeout,
+                replicas=replicas,
+            )
+            return
+        if replicas:
+            raise InvalidArgument(f"replicas are for objects that this node gets, not node {node.name}")
+        described(tensor)
+        deadline = time.monotonic() + seconds("timeout", timeout)
+        status = self._put_to(node, rank, digest, tensor, hold)
+        while status in NO_ROOM and time.monotonic() < deadline:
+            time.sleep(_ROOM_REST)
+            status = self._put_to(node, rank, digest, tensor, hold)
+        if status and not (exist_ok and status == _DUPLICATE):
+            raise self._error(status, key, node, tensor.nbytes)
+
+    def _put_to(
+        self, node: Node, rank: int | None, digest: KeyDigest, tensor: torch.Tensor, hold: float | Hold | None
+    ) -> int:
+        if tensor.nbytes > node.cards[0].geometry.max_object_bytes:
+            return int(Status.TOO_LARGE)
+        keys = np.array([digest], np.int64)
+        status = int(self._putting.put_each(node, keys, [tensor], rank, self._terms(hold))["status"][0])
+        if not status:
+            self._counts.put(1, tensor.nbytes)
+        return status
+
+    @overload
+    def get(self, key: Key, *, dst: torch.Tensor | None = None, reinterpret: bool = False) -> torch.Tensor: ...
+    @overload
+    def get(
+        self, key: Key, default: D, *, dst: torch.Tensor | None = None, reinterpret: bool = False
+    ) -> torch.Tensor | D: ...
+    def get(
+        self, key: Key, default: Any = _ABSENT, *, dst: torch.Tensor | None = None, reinterpret: bool = False
+    ) -> Any:
+        """Read an object: see `NanoKVCache.get`. It is looked for on this node, then at its home.
+
+        Raises:
+            KeyNotFound, NotReady, SegmentCorrupt: the contents of `dst` are undefined.
+            PeerLost: a node that may have the object cannot be reached, and no other one has it.
+            InvalidArgument: `dst` does not suit the object; nothing was copied.
+        """
+        if not self._open:
+            self._check_open()
+        digest = self._hash(key)
+        found = self.world.get(digest, _ABSENT, dst=dst, reinterpret=reinterpret)
+        if found is not _ABSENT:
+            return found
+        if reinterpret is not False:
+            check_reinterpret(reinterpret, dst)
+        got, node = self._get_elsewhere(digest)
+        if isinstance(got, Got):
+            return self._as_tensor(got, key, dst, reinterpret)
+        if default is not _ABSENT and got in (_MISS, _NOT_READY):
+            return default
+        raise self._error(got, key, node)
+
+    def _get_elsewhere(self, digest: KeyDigest) -> tuple[Got | int, Node | None]:
+        """The object of a key on another node; or why there is none, and whose answer that is.
+
+        Raises:
+            PeerLost: a node that may have it cannot be reached, and no other one has it.
+        """
+        status, answered, lost = _MISS, None, None
+        for node in self._others(digest):
+            try:
+                got = self._reading.get(node, digest)
+            except PeerLost as error:
+                lost = lost or error
+                continue
+            if isinstance(got, Got):
+                self._counts.got(got.nbytes)
+                return got, node
+            if status == _MISS:
+                status, answered = got, node
+        self._counts.got(None)
+        if lost is not None:
+            self._counts.peer_lost += 1
+            raise lost
+        return status, answered
+
+    def _as_tensor(self, got: Got, key: Key, dst: torch.Tensor | None, reinterpret: bool) -> torch.Tensor:
+        """The object that was read, as a tensor of its own memory, or in `dst`."""
+        memory = torch.from_numpy(got.data)
+        if dst is None:
+            like = empty_like_described(got.descriptor, got.nbytes, torch.device("meta"))
+            if like is None:
+                raise self._error(Status.CORRUPT, key, None)
+            if not got.nbytes:
+                return like.new_empty(like.shape, device=self.device)
+            return memory.view(like.dtype).view(like.shape).to(self.device)
+        what: What = described(dst)
+        check_place(dst, self.device)
+        found = Found(_OK, Place(0, 0, 0, 0, got.nbytes), got.descriptor)
+        if not found.suits(what.nbytes, RAW if reinterpret else what.descriptor):
+            raise unsuited(dst, found)
+        with torch.inference_mode():
+            flat_bytes(dst).copy_(memory)
+        return dst
+
+    def exists(self, key: Key) -> bool:
+        """True if the object can be read now, from this node or its home.
+
+        Raises:
+            PeerLost: a node that may have it cannot be reached, and no other one has it.
+        """
+        self._check_open()
+        digest = self._hash(key)
+        if self.world.exists(digest):
+            return True
+        keys, lost = np.array([digest], np.int64), None
+        for node in self._others(digest):
+            try:
+                if self._reading.find_each(node, keys)[0] == _OK:
+                    return True
+            except PeerLost as error:
+                lost = lost or error
+        if lost is not None:
+            raise lost
+        return False
+
+    __contains__ = exists
+
+    def remove(self, key: Key) -> None:
+        """Remove an object, from this node and from its home.
+
+        Raises:
+            KeyNotFound, NotReady, ObjectPinned: nothing was removed.
+            PeerLost: a node that may have it cannot be reached; it may have removed the object.
+        """
+        self._check_open()
+        digest = self._hash(key)
+        status = self.world._allocation.remove(digest)
+        keys, lost = np.array([digest], np.int64), None
+        for node in self._others(digest):
+            try:
+                status = _better(status, int(self._remove_each(node, keys)[0]))
+            except PeerLost as error:
+                lost = lost or error
+        if lost is not None:
+            raise lost
+        if status:
+            raise self._error(status, key, None)
+
+    def _remove_each(self, node: Node, keys: Words) -> Words:
+        """Have a node remove objects: a status each."""
+        cards = node.cards
+        if not cards:
+            raise PeerLost(f"node {node.name} has left")
+        to, timeout = cards[0], self.options.timeout
+        try:
+            body = self._parts.asker.ask(
+                to.messages, to.member, Kind.REMOVE, keys.tobytes(), timeout, to_incarnation=to.incarnation
+            )
+        except (Unanswered, Refused) as error:
+            raise PeerLost(f"node {node.name} did not remove the objects: {error}") from None
+        return np.frombuffer(body, np.int64)
+
+
+def _better(one: int, two: int) -> int:
+    """The answer about an object that two nodes may have: OK, or why it is still there, before MISS."""
+    return one if two == _MISS or one == _OK else two

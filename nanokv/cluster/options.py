@@ -1,0 +1,79 @@
+"""The options of a member of a cluster, declared once."""
+
+import os
+import re
+import socket
+from dataclasses import dataclass, fields
+from typing import Any
+
+from nanokv.arguments import seconds
+from nanokv.cluster.links import KINDS
+from nanokv.errors import InvalidArgument
+
+SECRET_VARIABLE = "NANOKV_CLUSTER_SECRET"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,47}")
+_LEAST_SECRET = 16  #: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterOptions:
+    """Options of `NanoKVCluster`.
+
+    Attributes:
+        node: the name of this node, the same for all processes of its world: 1 to 48 letters, digits, `_` and `-`.
+            Default: the name of the host, and that of the world if it has one.
+        secret: at least 16 bytes that all members know; the variable NANOKV_CLUSTER_SECRET, as text. Default: one that
+            lies in the registry, so whoever may read the registry is trusted.
+        link: what moves bytes: "nixl", or "mooncake".
+        devices: the network devices that the link uses, as UCX_NET_DEVICES: "lo", "eth0", "mlx5_0:1", or "all".
+        bind: the interface or address at which this member takes messages. "0.0.0.0" is all, and only if given.
+        timeout: seconds that a node has for each round of a get, and for a put, beside the time for its bytes.
+        ttl: seconds after which the others see that this process has died, or cannot reach the registry.
+        join_timeout: seconds to try to reach the registry.
+    """
+
+    node: str = ""
+    secret: bytes = b""
+    link: str = "nixl"
+    devices: str = "lo"
+    bind: str = "127.0.0.1"
+    timeout: float = 1.0
+    ttl: float = 3.0
+    join_timeout: float = 10.0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.node, str) or not _NAME.fullmatch(self.node):
+            raise InvalidArgument(f"node must be 1 to 48 letters, digits, `_` and `-`, not {self.node!r}")
+        if not isinstance(self.secret, bytes) or 0 < len(self.secret) < _LEAST_SECRET:
+            raise InvalidArgument(f"secret must be at least {_LEAST_SECRET} bytes")
+        if self.link not in KINDS:
+            raise InvalidArgument(f"link must be one of {', '.join(KINDS)}, not {self.link!r}")
+        for name in ("devices", "bind"):
+            if not isinstance(getattr(self, name), str) or not getattr(self, name):
+                raise InvalidArgument(f"{name} must be a non-empty str, not {getattr(self, name)!r}")
+        for name in ("timeout", "ttl", "join_timeout"):
+            object.__setattr__(self, name, seconds(name, getattr(self, name)))
+            if not getattr(self, name) > 0:
+                raise InvalidArgument(f"{name} must be positive seconds, not {getattr(self, name)!r}")
+
+
+def make_cluster_options(world_name: str, given: dict[str, Any]) -> ClusterOptions:
+    """Options from keyword arguments and the environment.
+
+    Raises:
+        InvalidArgument: an option that does not exist, or a value that is not allowed.
+    """
+    known = [option.name for option in fields(ClusterOptions)]
+    for name in given:
+        if name not in known:
+            raise InvalidArgument(f"there is no option {name!r} of a cluster; the options are {', '.join(known)}")
+    found: dict[str, Any] = {"node": _default_node(world_name)}
+    if os.environ.get(SECRET_VARIABLE):
+        found["secret"] = os.environ[SECRET_VARIABLE].encode()
+    return ClusterOptions(**(found | given))
+
+
+def _default_node(world_name: str) -> str:
+    host = socket.gethostname().split(".")[0]
+    name = host if world_name in ("", "local") else f"{host}-{world_name}"
+    return re.sub(r"[^A-Za-z0-9_-]", "-", name)[-48:].lstrip("-_") or "node"

@@ -1,0 +1,105 @@
+"""How a member of a cluster is put together: its link, its messages, and what serves the others."""
+
+import secrets
+import time
+from typing import Any, NamedTuple
+
+from nanokv.cache import NanoKVCache
+from nanokv.cluster.card import Card, member_name
+from nanokv.cluster.links import open_link
+from nanokv.cluster.links.base import Link
+from nanokv.cluster.membership import Membership, open_membership
+from nanokv.cluster.messages.asker import Asker
+from nanokv.cluster.messages.server import Server
+from nanokv.cluster.nodes import Nodes
+from nanokv.cluster.options import ClusterOptions
+from nanokv.cluster.pulling import Puller
+from nanokv.cluster.putting import Putting, Registered
+from nanokv.cluster.reading import Reading
+from nanokv.cluster.rounds import rounds_over
+from nanokv.cluster.serving import Serving
+from nanokv.cluster.staging import Staging
+from nanokv.device.fabric.records import LOOK_LINE
+
+
+class Parts(NamedTuple):
+    """The parts of a member."""
+
+    membership: Membership
+    link: Link
+    nodes: Nodes
+    server: Server
+    asker: Asker
+    staging: Staging
+    offers: Staging
+    reading: Reading
+    putting: Putting
+    puller: Puller
+    registered: Registered
+    segments: list[Any]  #: keeps the memory mapped as long as other nodes may read it
+
+    def close(self) -> None:
+        """Leave the cluster; then let nobody read, and only then give memory back."""
+        self.membership.close()
+        self.server.close()
+        self.asker.close()
+        self.nodes.close()
+        self.link.close()
+        self.staging.close()
+        self.offers.close()
+
+
+def assemble(world: NanoKVCache, cluster: str, options: ClusterOptions) -> Parts:
+    """The parts of a member that has joined.
+
+    Raises:
+        ClusterUnavailable: the registry does not answer, or another living process is this member.
+        LinkUnavailable: the link does not work here.
+    """
+    heap = world._heap
+    member = member_name(options.node, heap.rank)
+    incarnation = time.time_ns()
+    membership = open_membership(cluster, ttl=options.ttl, timeout=options.join_timeout)
+    opened: list[Any] = [membership]
+    try:
+        secret = options.secret or membership.secret()
+        link = open_link(options.link, f"{member}.{secrets.token_hex(4)}", devices=options.devices)
+        opened.append(link)
+        segments = [heap.segment(rank) for rank in range(heap.world_size)]
+        for segment in segments:
+            device = segment.device.index if segment.device.type != "cpu" else None
+            link.register(segment.data_ptr(), segment.nbytes, device)
+        staging, offers = Staging(link), Staging(link, shared=True)
+        registered = Registered(link)
+        asker = Asker(member, incarnation, secret)
+        opened.append(asker)
+        nodes = Nodes(options.node, link, secret)
+        reading = Reading(rounds_over(link), staging, options.timeout)
+        putting = Putting(link, asker, offers, registered, options.timeout)
+        puller = Puller(world._machine, world._allocation, link, staging, heap.wake)
+        serving = Serving(world, puller)
+        server = Server(member, incarnation, secret, serving.handlers(), bind=options.bind)
+        opened.append(server)
+        card = Card(
+            options.node,
+            heap.rank,
+            incarnation,
+            heap.geometry,
+            tuple(heap.bases),
+            tuple(segment[:LOOK_LINE].cpu().numpy().tobytes() for segment in segments),
+            world.options.checksum,
+            link.name,
+            link.card(),
+            server.address,
+            "",
+        )
+        membership.join(member, card.sealed(secret))
+        nodes.update(membership.members())
+        membership.listen(nodes.update)
+    except BaseException:
+        for part in reversed(opened):
+            part.close()
+        raise
+    return Parts(
+        membership, link, nodes, server, asker, staging, offers, reading, putting, puller, registered, segments
+    )

@@ -1,0 +1,223 @@
+"""The owner's side of puts from other nodes: it claims the keys, reads the producer's memory, commits, and answers.
+
+A producer that is silent delays its own objects only. One that dies before its bytes are here leaves nothing: what was
+begun for it is given up when the transfer has ended. What ends too late for the producer is given up too: the producer
+clears its ticket before it lets its caller change the bytes, and the owner reads the ticket after the bytes.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from nanokv.allocation.base import Allocation
+from nanokv.cluster.links.base import Link, LinkLost, State, Transfer
+from nanokv.cluster.messages.sealed import Sender
+from nanokv.cluster.pull_message import BadMessage, Question, Records, answer_of
+from nanokv.cluster.relative_terms import absolute
+from nanokv.cluster.rounds import wait_for
+from nanokv.cluster.staging import Staging
+from nanokv.device.fabric.records import LOOK_LINE, ROW
+from nanokv.device.machines.base import Machine
+from nanokv.device.machines.native_code import fabric_code
+from nanokv.device.machines.records import Place, Terms
+from nanokv.device.protocol.status import Status
+from nanokv.device.segment.geometry import Geometry
+from nanokv.errors import NanoKVError, PeerLost
+from nanokv.types import KeyDigest
+
+_OK, _FULL, _LOST, _INVALID = (int(Status[name]) for name in ("OK", "FULL", "LOST", "INVALID"))
+_TICKET_SECONDS = 1.0
+_HOME = -1  #: of PULL.rank
+
+
+class Pull:
+    """One question under way: a `Pending` of the server of messages."""
+
+    def __init__(self, puller: "Puller", question: Question, peer: int) -> None:
+        self._puller, self._question, self._peer = puller, question, peer
+        self._ends = time.monotonic() + question.timeout
+        self._transfer: Transfer | None = puller.begin(question.pulls, peer)
+        self._late = False
+
+    def poll(self) -> bytes | None:
+        """The answer, once there is one."""
+        if self._transfer is None:
+            return self._puller.end(self._question.pulls, well=True)
+        state = self._transfer.state()
+        if state == State.MOVING:
+            if time.monotonic() < self._ends:
+                return None
+            self.abandon()
+            raise PeerLost("the bytes did not come in time")
+        self._transfer.release()
+        well = state == State.DONE and self._puller.is_awaited(self._question, self._peer)
+        return self._puller.end(self._question.pulls, well=well)
+
+    def abandon(self) -> None:
+        """Give up: what was begun is freed when the transfer can write no more."""
+        if self._transfer is not None and not self._late:
+            self._late = True
+            self._puller.keep(self._question.pulls, self._transfer)
+
+
+class Puller:
+    """Pulls into the segments of one world, whose process this is.
+
+    Args:
+        bases: the address of each rank's segment in this process.
+        note: called with the ranks that get objects, as `ProducerAllocation.note_owner`.
+    """
+
+    def __init__(
+        self,
+        machine: Machine,
+        allocation: Allocation,
+        link: Link,
+        staging: Staging,
+        wake: Callable[[int], None],
+    ) -> None:
+        self._machine, self._allocation, self._link, self._staging = machine, allocation, link, staging
+        self._geometry: Geometry = machine.geometry
+        self._wake = wake
+        self._code = fabric_code()
+        self._lock = threading.Lock()
+        self._peers: dict[str, tuple[int, int, bytes]] = {}  # by member: incarnation, number of the peer, card
+        self._late: list[tuple[Records, Transfer]] = []
+
+    def handle(self, sender: Sender, body: bytes) -> Pull:
+        """Begin what a producer asks for.
+
+        Raises:
+            BadMessage: the question contradicts itself, or asks for what cannot be. Nothing was begun.
+            LinkLost: its memory cannot be reached. Nothing was begun.
+        """
+        self.look_at_late()
+        question = Question.unpacked(body)
+        pulls = question.pulls
+        sizes, ranks = pulls["nbytes"], pulls["rank"]
+        if (sizes < 0).any() or (sizes > self._geometry.max_object_bytes).any():
+            raise BadMessage(f"an object has 0 to {self._geometry.max_object_bytes} bytes")
+        if (ranks < _HOME).any() or (ranks >= self._geometry.world_size).any():
+            raise BadMessage(f"this node has the ranks 0 to {self._geometry.world_size - 1}")
+        return Pull(self, question, self._peer_of(sender, question.card))
+
+    def _peer_of(self, sender: Sender, card: bytes) -> int:
+        with self._lock:
+            incarnation, peer, known = self._peers.get(sender.id, (0, 0, b""))
+            if sender.incarnation != incarnation and incarnation:
+                self._link.disconnect(peer)
+                known = b""
+            if not card and not known:
+                raise BadMessage("the producer has not sent the card of its link")
+            if card and card != known:
+                peer = self._link.connect(card)
+                self._peers[sender.id] = sender.incarnation, peer, card
+            return peer
+
+    def forget(self, member: str) -> None:
+        """Let go of a producer that has left the cluster."""
+        with self._lock:
+            known = self._peers.pop(member, None)
+        if known is not None:
+            self._link.disconnect(known[1])
+
+    # --- the steps of a pull ---
+    def begin(self, pulls: Records, peer: int) -> Transfer | None:
+        """Claim, allocate, and begin the transfer; None: there is nothing to move."""
+        self._choose_ranks(pulls)
+        table = self._machine.table_address
+        self._code["begin_each"](table, pulls.ctypes.data, len(pulls))
+        for i in np.flatnonzero(pulls["status"] == _FULL).tolist():
+            self._begin_again(pulls[i : i + 1])
+        self._set_terms(pulls)
+        looks, rows = np.empty(len(pulls), np.int64), np.empty((len(pulls), len(ROW.fields)), np.int64)
+        count = self._code["rows_of_pulls"](table, pulls.ctypes.data, len(pulls), looks.ctypes.data, rows.ctypes.data)
+        if not count:
+            return None
+        here, there, nbytes = (np.ascontiguousarray(rows[:count, k]) for k in range(3))
+        try:
+            return self._link.read(peer, here, there, nbytes)
+        except LinkLost:
+            self.end(pulls, well=False)
+            raise
+
+    def _choose_ranks(self, pulls: Records) -> None:
+        for i in np.flatnonzero(pulls["rank"] == _HOME).tolist():
+            key = KeyDigest(int(pulls["key_hash"][i]), int(pulls["key_check"][i]))
+            pulls["rank"][i] = self._allocation.owner_of(key, None)
+
+    def _begin_again(self, pull: Records) -> None:
+        """Make room, as a put from the host does."""
+        row = pull[0]
+        key = KeyDigest(int(row["key_hash"]), int(row["key_check"]))
+        try:
+            begun = self._allocation.begin(
+                key, int(row["nbytes"]), int(row["rank"]), tuple(row["what"].tolist()), plan=True
+            )
+        except NanoKVError:
+            return
+        place = begun.place
+        pull["status"], pull["slot"], pull["epoch"], pull["payload"] = (
+            begun.status,
+            place.slot,
+            place.epoch,
+            place.payload,
+        )
+
+    def _set_terms(self, pulls: Records) -> None:
+        """Give the objects their terms, whose times count from now."""
+        has_terms = (pulls["access"] | pulls["group"] | pulls["until"]) != 0
+        now = time.time_ns()
+        for i in np.flatnonzero(has_terms & (pulls["status"] == _OK)).tolist():
+            row = pulls[i]
+            place = Place(int(row["rank"]), int(row["slot"]), int(row["epoch"]))
+            self._machine.set_terms(place, absolute(Terms(*(int(row[name]) for name in Terms._fields)), now))
+
+    def is_awaited(self, question: Question, peer: int) -> bool:
+        """Whether the producer still waits, so that its bytes have not changed since it asked."""
+        room = self._staging.room(LOOK_LINE)
+        line = room.view(LOOK_LINE).view(np.uint64)
+        line[0] = 0
+        one = np.ones(1, np.int64)
+        try:
+            transfer = self._link.read(peer, one * room.address, one * question.ticket, one * LOOK_LINE)
+        except LinkLost:
+            return False
+        if not wait_for(transfer, _TICKET_SECONDS):
+            self._staging.keep(lambda: transfer.state() != State.MOVING, room)
+            return False
+        done = transfer.state() == State.DONE
+        transfer.release()
+        return done and int(line[0]) == question.number
+
+    def end(self, pulls: Records, *, well: bool) -> bytes:
+        """Commit what was begun, or give it up: the answer."""
+        ranks = self._code["end_each"](self._machine.table_address, pulls.ctypes.data, len(pulls), int(well))
+        for rank in range(self._geometry.world_size):
+            if ranks >> min(rank, 62) & 1:
+                self._wake(rank)
+        return answer_of(pulls)
+
+    def keep(self, pulls: Records, transfer: Transfer) -> None:
+        """Keep what was begun until its transfer can write no more."""
+        with self._lock:
+            self._late.append((pulls, transfer))
+
+    def look_at_late(self) -> None:
+        """Give up what was kept, where the transfer has ended."""
+        with self._lock:
+            late, self._late = self._late, []
+        for pulls, transfer in late:
+            if transfer.state() == State.MOVING:
+                self.keep(pulls, transfer)
+            else:
+                transfer.release()
+                self.end(pulls, well=False)
+
+    @property
+    def late(self) -> int:
+        """How many pulls were given up whose transfers have not ended."""
+        self.look_at_late()
+        return len(self._late)

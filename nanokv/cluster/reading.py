@@ -1,0 +1,190 @@
+"""Gets across hosts: where an object lies, its bytes in registered memory of this process, and what they are."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from nanokv.cluster.links.base import LinkLost
+from nanokv.cluster.nodes import Node
+from nanokv.cluster.remote_world import RemoteWorld
+from nanokv.cluster.rounds import Rounds, TransferLate
+from nanokv.cluster.staging import Staging
+from nanokv.cluster.workspace import MOST_KEYS, SMALL, Workspace
+from nanokv.device.fabric.records import FETCH
+from nanokv.device.fabric.rounds import GONE
+from nanokv.device.machines.native_code import fabric_code
+from nanokv.device.machines.records import Descriptor, What, Words
+from nanokv.device.protocol.status import Status
+from nanokv.device.segment.layout import MAX_DIMS, OBJ_HEADER, WORD
+from nanokv.errors import PeerLost
+from nanokv.types import KeyDigest
+
+TRIES = 16  #: how often a read begins anew because the object was replaced meanwhile
+_OK, _MISS, _TORN = int(Status.OK), int(Status.MISS), int(Status.TORN)
+_AGAIN = (_TORN, int(Status.BUSY))
+_GONE = int(GONE.value)
+_STATUS, _DST, _WHAT = (FETCH.offsets[name] // WORD for name in ("status", "dst", "what"))
+_NBYTES = (FETCH.offsets["header"] + OBJ_HEADER.offsets["bytes_total"]) // WORD
+_HEADER_BYTES = OBJ_HEADER.offsets["bytes_total"] // WORD
+T = TypeVar("T")
+
+
+class Got(NamedTuple):
+    """An object that was read."""
+
+    nbytes: int
+    descriptor: Descriptor
+    data: npt.NDArray[np.uint8]  #: its bytes, in memory that is nobody else's
+
+
+class _Gone(LinkLost):
+    """Another segment lies where the card says."""
+
+
+class Reading:
+    """The gets of one process from other nodes.
+
+    All methods raise PeerLost if the node cannot be reached, or does not answer within `timeout` seconds per round. A
+    read that was given up may go on: its memory is kept, and no other read uses it (`staging`).
+    """
+
+    def __init__(self, rounds: Rounds, staging: Staging, timeout: float) -> None:
+        self._rounds, self._staging, self._timeout = rounds, staging, timeout
+        self._code = fabric_code()
+
+    # --- one ---
+    def get(self, node: Node, key: KeyDigest) -> Got | int:
+        """An object: its bytes; or MISS, NOT_READY or CORRUPT."""
+
+        def once(world: RemoteWorld, workspace: Workspace) -> Got | int:
+            return self._get_once(world, workspace, key)
+
+        for _ in range(TRIES):
+            found = self._pass(node, once)
+            if found not in _AGAIN:
+                return found
+        return _MISS
+
+    def _get_once(self, world: RemoteWorld, workspace: Workspace, key: KeyDigest) -> Got | int:
+        words = workspace.words
+        words[0], words[1] = key
+        self._rounds.locate(world, workspace, 1, self._timeout)
+        status: int = words[_STATUS]
+        if status != _OK:
+            return status
+        nbytes: int = words[_NBYTES]
+        room = None if nbytes <= SMALL else self._staging.room(nbytes)
+        words[_DST] = 0
+        workspace.into(room)
+        self._rounds.fetch(world, workspace, 1, self._timeout)
+        status = words[_STATUS]
+        if status != _OK:
+            return _checked(status)
+        data = workspace.small_bytes[:nbytes].copy() if room is None else room.view(nbytes)
+        return Got(nbytes, tuple(words[_WHAT : _WHAT + 1 + MAX_DIMS]), data)
+
+    # --- many ---
+    def find_each(self, node: Node, keys: Words) -> Words:
+        """A status for each key (int64 [n, 2]): OK, MISS, NOT_READY or CORRUPT."""
+        return self._each(node, keys, self._find_some)
+
+    def get_each(self, node: Node, keys: Words, take: Callable[[int, Got], None]) -> Words:
+        """A status for each key. `take` gets the number of each that is OK, and its object."""
+
+        def some(world: RemoteWorld, workspace: Workspace, which: Words) -> Words:
+            statuses = self._fetch_some(world, workspace, keys[which])
+            fetches, room = workspace.fetches, workspace.room
+            for k in np.flatnonzero(statuses == _OK).tolist():
+                nbytes, start = int(fetches["header"][k, _HEADER_BYTES]), int(fetches["dst"][k])
+                data = room.view(start + nbytes)[start:] if nbytes else np.empty(0, np.uint8)
+                take(int(which[k]), Got(nbytes, tuple(fetches["what"][k].tolist()), data))
+            return statuses
+
+        return self._each(node, keys, some, whole=False)
+
+    def get_into_each(self, node: Node, keys: Words, targets: Words, what: What) -> Words:
+        """A status for each key: the bytes of objects of one size, dtype and shape go to addresses in host memory.
+
+        SIZE: the object is of others. A `what` of format 0 has any dtype and shape.
+        """
+
+        def some(world: RemoteWorld, workspace: Workspace, which: Words) -> Words:
+            statuses = self._fetch_some(world, workspace, keys[which])
+            places = targets[which]
+            self._code["copy_each"](workspace.work, len(which), places.ctypes.data, what.nbytes, what.address)
+            copied: Words = workspace.fetches["status"][: len(which)]
+            return np.where(statuses == _OK, copied, statuses)
+
+        return self._each(node, keys, some, whole=False)
+
+    def _find_some(self, world: RemoteWorld, workspace: Workspace, keys: Words) -> Words:
+        count, fetches = len(keys), workspace.fetches
+        fetches["key_hash"][:count], fetches["key_check"][:count] = keys[:, 0], keys[:, 1]
+        self._rounds.locate(world, workspace, count, self._timeout)
+        return fetches["status"][:count].copy()
+
+    def _fetch_some(self, world: RemoteWorld, workspace: Workspace, keys: Words) -> Words:
+        if not (self._find_some(world, workspace, keys) == _OK).any():
+            return workspace.fetches["status"][: len(keys)].copy()
+        room = self._code["place_each"](world.table, workspace.work, len(keys))
+        workspace.into(self._staging.room(max(room, 1)))
+        self._rounds.fetch(world, workspace, len(keys), self._timeout)
+        statuses: Words = workspace.fetches["status"][: len(keys)].copy()
+        if (statuses == _GONE).any():
+            _checked(_GONE)
+        return statuses
+
+    def _each(self, node: Node, keys: Words, some: Callable[..., Words], *, whole: bool = True) -> Words:
+        """Passes over all keys; and again over those whose objects were replaced meanwhile.
+
+        `some` is given their numbers, or (`whole`) the keys themselves.
+        """
+        statuses = np.full(len(keys), _TORN, np.int64)
+        for _ in range(TRIES):
+            todo = np.flatnonzero(np.isin(statuses, _AGAIN))
+            if not len(todo):
+                break
+            for which in _slices(todo):
+                given = keys[which] if whole else which
+                statuses[which] = self._pass(node, partial(_given, some, given))
+        statuses[np.isin(statuses, _AGAIN)] = _MISS
+        return statuses
+
+    # --- a pass ---
+    def _pass(self, node: Node, work: Callable[[RemoteWorld, Workspace], T]) -> T:
+        """Four rounds, or two, with one of the members of a node; with the next one if that is lost."""
+        for _ in range(len(node.cards)):
+            world, workspace = node.world(), self._staging.workspace()
+            try:
+                answer = work(world, workspace)
+            except TransferLate as late:
+                self._staging.keep(late.is_over, workspace)
+                node.lost(world, str(late))
+            except LinkLost as error:
+                self._staging.give(workspace)
+                node.lost(world, str(error))
+            except BaseException:
+                self._staging.give(workspace)
+                raise
+            else:
+                self._staging.give(workspace)
+                return answer
+        node.world()  # raises why
+        raise PeerLost(f"node {node.name} was lost")
+
+
+def _given(some: Callable[..., Words], given: Words, world: RemoteWorld, workspace: Workspace) -> Words:
+    return some(world, workspace, given)
+
+
+def _checked(status: int) -> int:
+    if status == _GONE:
+        raise _Gone("another segment lies where its card says, or none")
+    return status
+
+
+def _slices(numbers: Any) -> Iterator[Any]:
+    return (numbers[i : i + MOST_KEYS] for i in range(0, len(numbers), MOST_KEYS))

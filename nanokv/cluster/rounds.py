@@ -1,0 +1,135 @@
+"""The rounds of a get over a link: `nanokv.device.fabric.rounds`, with a transfer between each two.
+
+Over NIXL all rounds of a call are one call of native code. Over any other link each transfer is a call of `Link.read`.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+
+from nanokv.cluster.links.base import Link, LinkLost, State, Transfer
+from nanokv.cluster.links.nixl import NixlLink
+from nanokv.cluster.remote_world import RemoteWorld
+from nanokv.cluster.workspace import Workspace
+from nanokv.device.fabric.records import BROKEN, ENDED, LATE
+from nanokv.device.machines.native_code import fabric_code
+
+_ENDED, _BROKEN, _LATE = int(ENDED.value), int(BROKEN.value), int(LATE.value)
+_SPINS = 200  #: looks at a transfer before the thread begins to sleep between them
+_NAP = 0.00005  #: seconds
+
+
+class TransferLate(Exception):
+    """A transfer did not end in time. It may still write to its destinations."""
+
+    def __init__(self, name: str, timeout: float, is_over: Callable[[], bool]) -> None:
+        super().__init__(f"node {name} did not answer within {timeout} s")
+        self.is_over = is_over  #: whether it has ended; True once, and then it must not be asked again
+
+
+class Rounds(Protocol):
+    """The passes of a get. `workspace` holds `count` FETCHes.
+
+    Both raise LinkLost and TransferLate. Then nothing is known, and after TransferLate the memory of the workspace, and
+    all destinations, must be kept until `is_over`.
+    """
+
+    def locate(self, world: RemoteWorld, workspace: Workspace, count: int, timeout: float) -> None:
+        """Where the object of each FETCH lies, and its status."""
+        ...
+
+    def fetch(self, world: RemoteWorld, workspace: Workspace, count: int, timeout: float) -> int:
+        """Read all that are OK to their destinations. Returns how many were there all the while."""
+        ...
+
+
+class NixlRounds:
+    """Over NIXL."""
+
+    def __init__(self, link: NixlLink) -> None:
+        self._link = link
+        code = fabric_code()
+        self._locate, self._fetch = code["nixl_locate"], code["nixl_fetch"]
+
+    def locate(self, world: RemoteWorld, workspace: Workspace, count: int, timeout: float) -> None:
+        """See `Rounds`."""
+        peer = self._link.peer(world.peer)
+        with self._link.lane() as lane:
+            end = self._locate(world.table, lane.aim(peer, timeout), workspace.work, count, workspace.candidates)
+            request = lane.take_request()
+        if end != _ENDED:
+            self._failed(end, world, request, timeout)
+
+    def fetch(self, world: RemoteWorld, workspace: Workspace, count: int, timeout: float) -> int:
+        """See `Rounds`."""
+        peer = self._link.peer(world.peer)
+        workspace.aim(world.controls)
+        with self._link.lane() as lane:
+            end, good = self._fetch(world.table, lane.aim(peer, timeout), workspace.work, count)
+            request = lane.take_request()
+        if end != _ENDED:
+            self._failed(end, world, request, timeout)
+        return int(good)
+
+    def _failed(self, end: int, world: RemoteWorld, request: int, timeout: float) -> None:
+        if end == _BROKEN:
+            raise LinkLost(f"the transfer from node {world.name} has failed")
+        raise TransferLate(world.name, timeout, lambda: self._link.has_ended(request))
+
+
+class LinkRounds:
+    """Over any link, a transfer at a time."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._code = fabric_code()
+        self._code.require_common()
+
+    def locate(self, world: RemoteWorld, workspace: Workspace, count: int, timeout: float) -> None:
+        """See `Rounds`."""
+        code, table, work = self._code, world.table, workspace.work
+        self._read(world, workspace, code["ask_buckets"](table, work, count), timeout)
+        rows, found = code["ask_headers"](table, work, count, workspace.candidates)
+        self._read(world, workspace, rows, timeout)
+        code["take_headers"](table, work, workspace.candidates, found)
+
+    def fetch(self, world: RemoteWorld, workspace: Workspace, count: int, timeout: float) -> int:
+        """See `Rounds`."""
+        code, table, work = self._code, world.table, workspace.work
+        workspace.aim(world.controls)
+        rows, _ = code["ask_bytes"](table, work, count)
+        self._read(world, workspace, rows, timeout)
+        code["take_descriptors"](work, count)
+        self._read(world, workspace, code["ask_again"](table, work, count), timeout)
+        return int(code["take_again"](table, work, count))
+
+    def _read(self, world: RemoteWorld, workspace: Workspace, count: int, timeout: float) -> None:
+        if not count:
+            return
+        here, there, nbytes = (np.ascontiguousarray(workspace.rows[:count, k]) for k in range(3))
+        transfer = self._link.read(world.peer, here, there, nbytes)
+        if not wait_for(transfer, timeout):
+            raise TransferLate(world.name, timeout, lambda: transfer.state() != State.MOVING)
+        state = transfer.state()
+        transfer.release()
+        if state == State.FAILED:
+            raise LinkLost(f"the transfer from node {world.name} has failed")
+
+
+def wait_for(transfer: Transfer, timeout: float) -> bool:
+    """Whether a transfer has ended within `timeout` seconds."""
+    end, looks = time.monotonic() + timeout, 0
+    while transfer.state() == State.MOVING:
+        looks += 1
+        if looks > _SPINS:
+            if time.monotonic() > end:
+                return False
+            time.sleep(_NAP)
+    return True
+
+
+def rounds_over(link: Link) -> Rounds:
+    """The rounds over a link, in the fastest way that it has."""
+    return NixlRounds(link) if isinstance(link, NixlLink) else LinkRounds(link)

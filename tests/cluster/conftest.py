@@ -1,0 +1,70 @@
+"""Clusters of several nodes in this process, each with a world, a link and a server of its own."""
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("zmq")
+
+import nanokv
+from nanokv.cluster import NanoKVCluster
+from nanokv.cluster.links import LinkUnavailable, open_link
+from nanokv.fsck import check_cache
+
+WAIT = 60.0  #: seconds, far above the usual
+PAGE = 4096
+HEAP_BYTES = 4 << 20
+MakeCluster = Callable[..., list[NanoKVCluster]]
+
+
+def until(true: Callable[[], Any], what: str = "it") -> None:
+    """Wait until something is true."""
+    end = time.monotonic() + WAIT
+    while not true():
+        assert time.monotonic() < end, f"{what} did not come in {WAIT} s"
+        time.sleep(0.005)
+
+
+@pytest.fixture(scope="session")
+def nixl() -> None:
+    """Skip where NIXL is not installed."""
+    try:
+        open_link("nixl", "probe").close()
+    except LinkUnavailable as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture
+def make_cluster(nixl: None, tmp_path: Path) -> Iterator[MakeCluster]:
+    """Makes clusters of n nodes, which know each other. After the test each world is checked by fsck, and closed."""
+    members: list[NanoKVCluster] = []
+
+    def make(n: int = 2, *, heap_bytes: int = HEAP_BYTES, world: dict[str, Any] | None = None, **options: Any) -> Any:
+        made: list[NanoKVCluster] = []
+        url = options.pop("url", f"file://{tmp_path}/cluster")
+        for i in range(n):
+            cache = nanokv.NanoKVCache(heap_bytes, page_bytes=PAGE, **(world or {}))
+            number = len(members) + i
+            made.append(NanoKVCluster(cache, url, **({"node": f"n{number}", "ttl": 2.0} | options)))
+        members.extend(made)
+        living = [member for member in members if not member.closed]
+        until(lambda: all(len(member.nodes) == len(living) for member in living), "the membership")
+        return made
+
+    yield make
+    breaches: list[Any] = []
+    for member in members:
+        member.close()
+        if not member.world.closed:
+            member.world.flush()
+            breaches += check_cache([member.world]).breaches
+            member.world.close()
+    assert not breaches, "fsck after the test:\n" + "\n".join(map(str, breaches))
+
+
+def key_of(member: NanoKVCluster, node: str, name: str = "key") -> str:
+    """A key whose home is a node."""
+    return next(f"{name}-{i}" for i in range(10_000) if member.home(f"{name}-{i}") == node)

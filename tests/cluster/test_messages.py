@@ -1,0 +1,509 @@
+"""Questions and answers between members: who gets which answer, what is refused, and who is not held up."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+
+from nanokv.check.rank_process import wait_until
+from nanokv.cluster.messages.asker import Asker, Refused, Unanswered
+from nanokv.cluster.messages.connection import QUEUE, Connection
+from nanokv.cluster.messages.counts import Dropped
+from nanokv.cluster.messages.replies import Handler
+from nanokv.cluster.messages.sealed import BODY_LIMIT, MESSAGE_LIMIT, Form, Reason, Seal, Sender
+from nanokv.cluster.messages.server import Server
+from nanokv.errors import CacheClosed, InvalidArgument, NanoKVError
+
+ROOT = Path(__file__).resolve().parents[2]
+SECRET = b"the secret of this cluster, only"
+PATIENCE = 60.0  #: seconds for what comes in microseconds on a machine that is not busy
+SHORT = 0.2  #: seconds for what never comes
+ECHO, TOLD, FAIL, LATER, NEVER = range(5)
+
+
+class Later:
+    """An answer that is there when it was looked for often enough."""
+
+    def __init__(self, body: bytes, looks: float) -> None:
+        self.body, self.left, self.abandoned = body, looks, 0
+
+    def poll(self) -> bytes | None:
+        self.left -= 1
+        return self.body if self.left < 0 else None
+
+    def abandon(self) -> None:
+        self.abandoned += 1
+
+
+class Handlers(dict[int, Handler]):
+    """Of a server under test, and what they were given."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[Sender, bytes]] = []
+        self.never: list[Later] = []
+        echo: Handler = lambda sender, body: f"{sender.id}/{sender.incarnation}: ".encode() + body  # noqa: E731
+        later: Handler = lambda sender, body: Later(body, 20)  # noqa: E731
+        super().__init__({ECHO: echo, TOLD: self._tell, FAIL: self._fail, LATER: later, NEVER: self._never})
+
+    def _tell(self, sender: Sender, body: bytes) -> None:
+        self.told.append((sender, body))
+
+    def _fail(self, sender: Sender, body: bytes) -> bytes:
+        raise ValueError(body.decode())
+
+    def _never(self, sender: Sender, body: bytes) -> Later:
+        self.never.append(Later(body, float("inf")))
+        return self.never[-1]
+
+
+@pytest.fixture
+def handlers() -> Handlers:
+    return Handlers()
+
+
+@pytest.fixture
+def ends() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture
+def server(handlers: Handlers, ends: ExitStack) -> Server:
+    made = Server("b", 9, SECRET, handlers, local=True)
+    ends.callback(made.close)
+    return made
+
+
+@pytest.fixture
+def asker(ends: ExitStack) -> Asker:
+    made = Asker("a", 7, SECRET)
+    ends.callback(made.close)
+    return made
+
+
+@contextmanager
+def raw(kind: int, address: str | None = None) -> Iterator["zmq.Socket[bytes]"]:
+    """A socket of somebody who does not keep to the rules."""
+    with zmq.Context() as context, context.socket(kind) as socket:
+        socket.set(zmq.LINGER, 0)
+        if address is None:
+            socket.bind("tcp://127.0.0.1:*")
+        else:
+            socket.connect(address)
+        yield socket
+
+
+def counted(member: Server | Asker, **counts: int) -> None:
+    """Wait until a member has counted this and no more."""
+    expected: dict[StrEnum, int] = {}
+    for name, count in counts.items():
+        expected[Reason[name] if name in Reason.__members__ else Dropped[name]] = count
+    wait_until(f"{expected}", lambda: member.counts == expected)
+
+
+@pytest.mark.parametrize("which", ["address", "local_address"])
+def test_a_question_is_answered(server: Server, asker: Asker, which: str) -> None:
+    address = getattr(server, which)
+    assert address.startswith("tcp://127.0.0.1:" if which == "address" else "ipc://@nanokv-")
+    assert asker.ask(address, "b", ECHO, b"hello", PATIENCE) == b"a/7: hello"
+    assert asker.ask(address, "b", ECHO, b"", PATIENCE, to_incarnation=9) == b"a/7: "
+    long = bytes(BODY_LIMIT - 10)
+    assert asker.ask(address, "b", ECHO, long, PATIENCE) == b"a/7: " + long
+    assert (server.counts, asker.counts) == ({}, {})
+
+
+def test_what_a_thread_tells_and_asks_arrives_in_that_order(server: Server, asker: Asker, handlers: Handlers) -> None:
+    for number in range(500):
+        asker.tell(server.address, "b", TOLD, b"%d" % number)
+    assert asker.ask(server.address, "b", TOLD, b"last", PATIENCE) == b""
+    assert handlers.told == [(Sender("a", 7), body) for body in [*(b"%d" % number for number in range(500)), b"last"]]
+
+
+def test_each_thread_gets_its_own_answers(server: Server, asker: Asker) -> None:
+    def ask(thread: int) -> None:
+        for turn in range(200):
+            kind, body = (ECHO, LATER)[turn % 2], b"%d of %d" % (turn, thread)
+            expected = body if turn % 2 else b"a/7: " + body
+            assert asker.ask(server.address, "b", kind, body, PATIENCE) == expected
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(ask, range(4)))
+    assert (server.counts, asker.counts) == ({}, {})
+
+
+def test_a_pending_answer_comes_when_it_is_there_and_holds_up_nobody(
+    server: Server, asker: Asker, handlers: Handlers
+) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        never = pool.submit(asker.ask, server.address, "b", NEVER, b"x", PATIENCE)
+        wait_until("the question to be pending", lambda: bool(handlers.never))
+        assert asker.ask(server.address, "b", LATER, b"later", PATIENCE) == b"later"
+        assert asker.ask(server.address, "b", ECHO, b"now", PATIENCE) == b"a/7: now"
+        assert not never.done()
+        handlers.never[0].left = 0
+        assert never.result(PATIENCE) == b"x"
+    assert handlers.never[0].abandoned == 0
+
+
+def test_a_handler_that_raises_is_logged_and_who_asked_gets_a_short_text(
+    server: Server, asker: Asker, handlers: Handlers, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(Refused, match=r"^ValueError: no such page$"):
+        asker.ask(server.address, "b", FAIL, b"no such page\nTraceback", PATIENCE)
+    assert "ValueError: no such page" in caplog.text
+    with pytest.raises(Refused, match=r"^ValueError: x{288}$"):
+        asker.ask(server.address, "b", FAIL, b"x" * 5000, PATIENCE)
+    asker.tell(server.address, "b", FAIL, b"told")
+    handlers[LATER] = handlers[FAIL]  # too late: the server has a copy
+    assert asker.ask(server.address, "b", LATER, b"on", PATIENCE) == b"on"
+    counted(server, FAILED=3)
+
+
+@pytest.mark.parametrize("wrong", ["text", bytes(BODY_LIMIT + 1), Later("text", 3), Later(bytes(BODY_LIMIT + 1), 3)])  # type: ignore[arg-type]
+def test_an_answer_that_is_none_is_refused(asker: Asker, ends: ExitStack, wrong: Any) -> None:
+    server = Server("b", 9, SECRET, {1: lambda sender, body: wrong})
+    ends.callback(server.close)
+    with pytest.raises(Refused, match=r"Error|InvalidArgument"):
+        asker.ask(server.address, "b", 1, b"", PATIENCE)
+    counted(server, FAILED=1)
+
+
+def test_a_kind_without_handler_is_refused(server: Server, asker: Asker) -> None:
+    with pytest.raises(Refused, match="no handler for messages of kind 77"):
+        asker.ask(server.address, "b", 77, b"", PATIENCE)
+    asker.tell(server.address, "b", 77, b"")
+    counted(server, NO_HANDLER=2)
+
+
+def test_a_server_that_closes_abandons_what_is_pending(server: Server, asker: Asker, handlers: Handlers) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        asked = [pool.submit(asker.ask, server.address, "b", NEVER, b"", PATIENCE) for _ in range(2)]
+        wait_until("both to be pending", lambda: len(handlers.never) == 2)
+        server.close()
+        for future in asked:
+            with pytest.raises(Refused, match="the server closed before this was done"):
+                future.result(PATIENCE)
+    server.close()
+    assert [later.abandoned for later in handlers.never] == [1, 1]
+
+
+def test_a_handler_may_close_its_server(asker: Asker) -> None:
+    server: list[Server] = []
+    server.append(Server("b", 9, SECRET, {1: lambda sender, body: server[0].close()}))
+    assert asker.ask(server[0].address, "b", 1, b"", PATIENCE) == b""
+    server[0].close()
+
+
+def test_nobody_answers(asker: Asker, server: Server, handlers: Handlers) -> None:
+    def asked() -> bool:
+        with pytest.raises(Unanswered, match=r"b at .* did not answer within 0.2 s"):
+            asker.ask(server.address, "b", NEVER, b"", SHORT)
+        return bool(handlers.never)
+
+    wait_until("the question to be pending", asked)
+    handlers.never[0].left = 0  # the late answer has nowhere to go, or comes when it is not waited for
+    assert asker.ask(server.address, "b", ECHO, b"next", PATIENCE) == b"a/7: next"
+    assert isinstance(Unanswered(), TimeoutError)
+    server.close()
+    with pytest.raises(Unanswered):
+        asker.ask(server.address, "b", ECHO, b"", 0)
+
+
+def test_only_the_answer_to_the_question_is_taken(asker: Asker) -> None:
+    with raw(zmq.ROUTER) as router, ThreadPoolExecutor(1) as pool:
+        address = router.get(zmq.LAST_ENDPOINT).decode()  # type: ignore[union-attr]
+        asked = pool.submit(asker.ask, address, "b", ECHO, b"", PATIENCE)
+        assert router.poll(int(PATIENCE * 1000))
+        route, data = router.recv_multipart()
+        seal, me = Seal(SECRET, Sender("b", 9)), Sender("a", 7)
+        number = seal.open(data).number
+
+        def answer(form: Form = Form.ANSWER, number: int = number, to: Sender = me, seal: Seal = seal) -> bytes:
+            return seal.seal(form, ECHO, number, to, b"wrong")
+
+        wrong = [answer(number=number - 1), answer(number=number + 1), answer(form=Form.QUESTION)]
+        wrong += [answer(to=Sender("a", 0)), answer(seal=Seal(SECRET, Sender("c", 9)))]
+        for sent in (*wrong, answer(to=Sender("a", 6)), answer(to=Sender("b", 9)), b"junk", answer()[:-1], b""):
+            router.send_multipart([route, sent])
+        router.send_multipart([route, answer(), answer()])
+        router.send_multipart([route, seal.seal(Form.ANSWER, ECHO, number, me, b"right")])
+        assert asked.result(PATIENCE) == b"right"
+    counted(asker, UNEXPECTED=5, ADDRESSEE=2, TRUNCATED=2, MAC=1, MALFORMED=1)
+
+
+def test_a_message_that_is_sent_again_is_not_taken_again(server: Server, handlers: Handlers) -> None:
+    seal, old = Seal(SECRET, Sender("c", 5)), Seal(SECRET, Sender("c", 4))
+    to = Sender("b", 9)
+    told = [seal.seal(Form.TOLD, TOLD, number, to, b"%d" % number) for number in (2, 1, 3)]
+    with raw(zmq.DEALER, server.address) as dealer, raw(zmq.DEALER, server.address) as other:
+        for socket in (dealer, other):
+            for data in told:
+                socket.send(data)
+            counted(server, **({} if socket is dealer else {"REPLAYED": 3}))
+            wait_until("all to be taken", lambda: len(handlers.told) == 3)
+        other.send(old.seal(Form.TOLD, TOLD, 9, to, b"old"))
+        other.send(seal.seal(Form.TOLD, TOLD, 9, Sender("b", 8), b"to the server that was there before"))
+        counted(server, REPLAYED=3, OLD_INCARNATION=1, ADDRESSEE=1)
+    assert [body for _, body in handlers.told] == [b"2", b"1", b"3"]
+
+
+def test_what_is_not_a_question_is_refused_and_counted(server: Server, asker: Asker, handlers: Handlers) -> None:
+    seal, to = Seal(SECRET, Sender("c", 5)), Sender("b", 9)
+    with raw(zmq.DEALER, server.address) as dealer:
+        for data in (b"", b"junk" * 100, bytes(MESSAGE_LIMIT + 1), b"\1" + bytes(300)):
+            dealer.send(data)
+        for form in (Form.ANSWER, Form.ERROR, Form.EVENT, Form.BEAT):
+            dealer.send(seal.seal(form, TOLD, 1, to, b""))
+        dealer.send(seal.seal(Form.TOLD, TOLD, 1, Sender("c", 5), b"to itself"))
+        dealer.send_multipart([seal.seal(Form.TOLD, TOLD, 1, to, b"")] * 2)
+        counted(server, TRUNCATED=1, VERSION=1, OVERSIZED=1, MAC=1, UNEXPECTED=4, ADDRESSEE=1, MALFORMED=1)
+        dealer.send(bytes(4 * MESSAGE_LIMIT))  # cut off, and not counted
+    assert asker.ask(server.address, "b", ECHO, b"on", PATIENCE) == b"a/7: on"
+    assert handlers.told == []
+
+
+def test_another_secret_gets_no_answer(server: Server, ends: ExitStack) -> None:
+    stranger = Asker("a", 7, SECRET[::-1])
+    ends.callback(stranger.close)
+    stranger.tell(server.address, "b", ECHO, b"")
+    counted(server, MAC=1)
+    with pytest.raises(Unanswered):
+        stranger.ask(server.address, "b", ECHO, b"", SHORT)
+    assert set(server.counts) == {Reason.MAC}
+
+
+def test_an_answer_to_someone_who_has_gone_is_dropped(server: Server, asker: Asker, handlers: Handlers) -> None:
+    question = Seal(SECRET, Sender("c", 5)).seal(Form.QUESTION, NEVER, 1, Sender("b", 9), b"")
+    with raw(zmq.DEALER, server.address) as dealer:
+        dealer.send(question)
+        wait_until("the question to be pending", lambda: bool(handlers.never))
+
+    def gone() -> bool:  # the server is told that a connection ended as it is told of messages: a little later
+        for later in handlers.never:
+            later.left = 0
+        if server.counts:
+            return True
+        with raw(zmq.DEALER, server.address) as dealer:
+            number = 1 + len(handlers.never)
+            dealer.send(Seal(SECRET, Sender("c", 5)).seal(Form.QUESTION, NEVER, number, Sender("b", 9), b""))
+            wait_until("the question to be pending", lambda: len(handlers.never) == number)
+        return False
+
+    wait_until("an answer to be dropped", gone)
+    assert set(server.counts) == {Dropped.GONE}
+    assert asker.ask(server.address, "b", ECHO, b"on", PATIENCE) == b"a/7: on"
+
+
+def test_to_tell_nobody_does_not_block(asker: Asker) -> None:
+    with raw(zmq.ROUTER) as router:
+        address = router.get(zmq.LAST_ENDPOINT).decode()  # type: ignore[union-attr]
+    for _ in range(QUEUE + 100):
+        asker.tell(address, "b", TOLD, b"x")
+    assert 0 < asker.counts[Dropped.FULL] <= 100
+    with pytest.raises(Unanswered):  # the queue is full for questions too
+        asker.ask(address, "b", ECHO, b"", SHORT)
+    before = asker.counts
+    asker.tell(address, "b", TOLD, b"by a new socket, with an empty queue")
+    assert asker.counts == before
+
+
+def test_the_sockets_of_a_thread_end_with_it(server: Server, asker: Asker) -> None:
+    for _ in range(3):
+        thread = threading.Thread(target=asker.ask, args=(server.address, "b", ECHO, b"", PATIENCE))
+        thread.start()
+        thread.join()
+    wait_until("the sockets to be closed", lambda: not asker._all)
+    asker.ask(server.address, "b", ECHO, b"", PATIENCE)
+    asker.ask(server.local_address or "", "b", ECHO, b"", PATIENCE)
+    assert len(asker._all) == 2
+    asker.forget(server.address)
+    assert [each.address for each in asker._all] == [server.local_address]
+    assert asker.ask(server.address, "b", ECHO, b"again", PATIENCE) == b"a/7: again"
+
+
+def test_a_finalizer_may_tell_while_its_thread_asks(
+    server: Server, asker: Asker, handlers: Handlers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    receive = Connection.receive
+
+    def interrupted(self: Connection, deadline: float) -> list[bytes] | None:
+        asker.tell(server.address, "b", TOLD, b"released")
+        return receive(self, deadline)
+
+    monkeypatch.setattr(Connection, "receive", interrupted)
+    assert asker.ask(server.address, "b", LATER, b"x", PATIENCE) == b"x"
+    wait_until("the finalizer's words to be taken", lambda: len(handlers.told) == 1)
+
+
+def test_close_ends_calls_that_wait(server: Server, asker: Asker, handlers: Handlers) -> None:
+    with ThreadPoolExecutor(3) as pool:
+        asked = [pool.submit(asker.ask, server.address, "b", NEVER, b"", float("inf")) for _ in range(3)]
+        wait_until("all to be pending", lambda: len(handlers.never) == 3)
+        asker.close()
+        for future in asked:
+            with pytest.raises(CacheClosed):
+                future.result(PATIENCE)
+    asker.close()
+    for call in (asker.ask, asker.tell):
+        with pytest.raises(CacheClosed, match="this asker is closed"):
+            call(server.address, "b", ECHO, b"", *([PATIENCE] if call == asker.ask else []))
+    assert not asker._all
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["", "tcp://", "tcp://127.0.0.1", "tcp://127.0.0.1:99999", "tcp://127.0.0.1:0", "inproc://x", "ipc://", 5],
+)
+def test_a_wrong_address_is_refused(asker: Asker, address: Any) -> None:
+    with pytest.raises(InvalidArgument):
+        asker.ask(address, "b", ECHO, b"", SHORT)
+    assert not asker._all
+
+
+@pytest.mark.parametrize(
+    ("wrong", "value"), [("to", ""), ("kind", -1), ("body", "text"), ("timeout", "x"), ("to_incarnation", -1)]
+)
+def test_a_wrong_argument_is_refused(server: Server, asker: Asker, wrong: str, value: Any) -> None:
+    right: dict[str, Any] = {"to": "b", "kind": ECHO, "body": b"", "timeout": SHORT}
+    with pytest.raises(InvalidArgument):
+        asker.ask(server.address, **right | {wrong: value})
+    assert asker.ask(server.address, "b", ECHO, b"", PATIENCE) == b"a/7: "
+
+
+def test_an_address_in_use_is_refused(server: Server) -> None:
+    with pytest.raises(OSError, match=r"cannot listen at tcp://127\.0\.0\.1:"):
+        Server("c", 1, SECRET, {}, port=int(server.address.rsplit(":", 1)[1]))
+    with pytest.raises(OSError, match=r"cannot listen at tcp://192\.0\.2\.1:"):
+        Server("c", 1, SECRET, {}, bind="192.0.2.1")
+    with pytest.raises(InvalidArgument, match="port must be"):
+        Server("c", 1, SECRET, {}, port=65536)
+
+
+def test_an_idle_server_sleeps(server: Server, asker: Asker, monkeypatch: pytest.MonkeyPatch) -> None:
+    turns: list[float] = []
+    turn = server._turn
+
+    def noted() -> None:
+        turns.append(time.monotonic())
+        turn()
+
+    monkeypatch.setattr(server._loop, "_turn", noted)
+    asker.ask(server.address, "b", LATER, b"", PATIENCE)
+
+    def no_turn_for_a_second() -> bool:
+        before = len(turns)
+        time.sleep(1)
+        return len(turns) == before
+
+    wait_until("the server to sleep for a second", no_turn_for_a_second)
+
+
+SERVER = """
+import sys
+from nanokv.cluster.messages.server import Server
+server = Server("b", int(sys.argv[1]), sys.argv[2].encode(), {0: lambda sender, body: body}, port=int(sys.argv[3]))
+print(server.address, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def run(ends: ExitStack) -> Callable[..., "subprocess.Popen[str]"]:
+    """Starts a program in a process of its own, which ends with the test."""
+
+    def start(code: str, *arguments: object) -> "subprocess.Popen[str]":
+        command = [sys.executable, "-c", code, *map(str, arguments)]
+        environment = os.environ | {"PYTHONPATH": str(ROOT)}
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        process = ends.enter_context(subprocess.Popen(command, env=environment, **pipes))
+        ends.callback(process.kill)
+        return process
+
+    return start
+
+
+def line(process: "subprocess.Popen[str]") -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def test_a_server_in_another_process_that_is_killed_and_started_again(
+    run: Callable[..., "subprocess.Popen[str]"], asker: Asker
+) -> None:
+    first = run(SERVER, 1, SECRET.decode(), 0)
+    address = line(first)
+    assert asker.ask(address, "b", 0, b"one", PATIENCE, to_incarnation=1) == b"one"
+    first.send_signal(signal.SIGKILL)
+    first.wait(PATIENCE)
+    with pytest.raises(Unanswered):
+        asker.ask(address, "b", 0, b"", SHORT)
+    asker.tell(address, "b", 0, b"into the queue")
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(asker.ask, address, "b", 0, b"before it is there", PATIENCE)
+        second = run(SERVER, 2, SECRET.decode(), address.rsplit(":", 1)[1])
+        assert line(second) == address
+        assert waiting.result(PATIENCE) == b"before it is there"
+    assert asker.ask(address, "b", 0, b"two", PATIENCE) == b"two"
+    with pytest.raises(Unanswered):  # meant for the first
+        asker.ask(address, "b", 0, b"", SHORT, to_incarnation=1)
+
+
+FORKS = """
+import os, sys
+from nanokv.cluster.messages.asker import Asker
+from nanokv.cluster.messages.feed import Publisher, Subscriber
+from nanokv.cluster.messages.server import Server
+from nanokv.errors import NanoKVError
+address, secret = sys.argv[1], sys.argv[2].encode()
+asker = Asker("a", 1, secret)
+server = Server("s", 1, secret, {0: lambda sender, body: body})
+publisher, subscriber = Publisher("s", 1, secret), Subscriber(secret, print, print)
+assert asker.ask(address, "b", 0, b"parent", 60) == b"parent"
+child = os.fork()
+if not child:
+    for call in (lambda: asker.ask(address, "b", 0, b"", 60), lambda: publisher.publish(b"")):
+        try:
+            call()
+        except NanoKVError as error:
+            assert "is a fork: make another" in str(error)
+        else:
+            sys.exit(3)
+    own = Asker("a", 2, secret)
+    assert own.ask(address, "b", 0, b"child", 60) == b"child"
+    for each in (asker, server, publisher, subscriber, own):
+        each.close()
+    del asker, server, publisher, subscriber
+    sys.exit(7)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+own = Asker("c", 1, secret)  # the server has heard the child, and takes the parent for an older run
+assert own.ask(address, "b", 0, b"on", 60) == b"on"
+assert own.ask(server.address, "s", 0, b"on", 60) == b"on"
+print("done", flush=True)  # and ends without closing any of them
+"""
+
+
+def test_a_fork_makes_its_own_and_an_exit_needs_no_close(
+    run: Callable[..., "subprocess.Popen[str]"], ends: ExitStack
+) -> None:
+    server = Server("b", 9, SECRET, {0: lambda sender, body: body})
+    ends.callback(server.close)
+    process = run("import warnings; warnings.simplefilter('error')\n" + FORKS, server.address, SECRET.decode())
+    assert line(process) == "done"
+    assert process.wait(PATIENCE) == 0
+    assert server.counts == {}
+
+
+def test_errors_are_of_their_kinds() -> None:
+    assert issubclass(Unanswered, TimeoutError)
+    assert issubclass(CacheClosed, NanoKVError)

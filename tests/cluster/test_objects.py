@@ -1,0 +1,349 @@
+"""The calls about objects, across two and three nodes: what a user of one cache knows holds here too."""
+
+import math
+import threading
+from typing import Any
+
+import pytest
+import torch
+
+from nanokv import Hold, NanoKVCache
+from nanokv.cluster import NanoKVCluster
+from nanokv.errors import (
+    CacheClosed,
+    DuplicateKey,
+    InvalidArgument,
+    KeyNotFound,
+    NotReady,
+    ObjectPinned,
+    OutOfMemory,
+    PeerLost,
+    ReuseViolation,
+)
+
+from .conftest import HEAP_BYTES, PAGE, MakeCluster, key_of, until
+
+TENSORS = [
+    torch.arange(10, dtype=torch.int64),
+    torch.randn(3, 4, 5, dtype=torch.float32),
+    torch.randn(7).to(torch.bfloat16),
+    torch.tensor(3.5, dtype=torch.float64),
+    torch.zeros(0, 3),
+    torch.ones(5, dtype=torch.bool),
+    torch.randn(6, 4).T,
+    torch.arange(100_000, dtype=torch.int32),
+    torch.randn(4, dtype=torch.complex64).conj(),
+]
+
+
+@pytest.mark.parametrize("tensor", TENSORS, ids=lambda t: f"{t.dtype}-{list(t.shape)}")
+def test_a_tensor_comes_back_as_it_was(make_cluster: MakeCluster, tensor: torch.Tensor) -> None:
+    one, two = make_cluster()
+    for target in ("n0", "n1"):
+        one.put(target, tensor, preferred_segment=(target, 0))
+        key = key_of(one, "n1") if target == "n1" else key_of(one, "n0")
+        one.put(key, tensor)
+        for member in (one, two):
+            got = member.get(key)
+            assert got.dtype == tensor.dtype and torch.equal(got, tensor)
+        one.remove(key)
+
+
+def test_objects_go_to_their_homes_and_are_found_from_everywhere(make_cluster: MakeCluster) -> None:
+    members = make_cluster(3)
+    for i in range(120):
+        members[i % 3].put(f"k{i}", torch.full((i + 1,), i))
+    assert [member.world.segment_count() for member in flushed(members)] == [
+        sum(members[0].home(f"k{i}") == member.node for i in range(120)) for member in members
+    ]
+    for member in members:
+        assert all(torch.equal(member.get(f"k{i}"), torch.full((i + 1,), i)) for i in range(120))
+        assert [member.exists(f"k{i}") for i in (3, 119, 120)] == [True, True, False]
+        assert "k7" in member and "k120" not in member
+
+
+def flushed(members: list[NanoKVCluster]) -> list[NanoKVCluster]:
+    for member in members:
+        member.world.flush()
+    return members
+
+
+def test_preferred_segments(make_cluster: MakeCluster) -> None:
+    one, two = make_cluster()
+    one.put("a", torch.ones(3), preferred_segment=("n1", 0))
+    one.put("b", torch.ones(3), preferred_segment=("n0", 0))
+    one.put("c", torch.ones(3), preferred_segment=0)
+    one.put("d", torch.ones(3), preferred_segment=("n1", None))
+    assert [two.world.exists(key) for key in "abcd"] == [True, False, False, True]
+    for wrong in (("n1", 1), ("n1", -1), ("n1",), "n1", 1, ("n0", 3), (1, 0)):
+        with pytest.raises(InvalidArgument):
+            one.put("e", torch.ones(3), preferred_segment=wrong)  # type: ignore[arg-type]
+    with pytest.raises(PeerLost, match="no node 'n7'; it has n0, n1"):
+        one.put("e", torch.ones(3), preferred_segment=("n7", 0))
+
+
+def test_get_into_a_tensor(make_cluster: MakeCluster) -> None:
+    one, two = make_cluster()
+    key, value = key_of(one, "n1"), torch.randn(100, 3)
+    two.put(key, value)
+    dst = torch.zeros(100, 3)
+    assert one.get(key, dst=dst) is dst and torch.equal(dst, value)
+    other = torch.zeros(300, dtype=torch.int32)
+    assert torch.equal(one.get(key, dst=other, reinterpret=True).view(torch.float32), value.flatten())
+    for wrong in (torch.zeros(300), torch.zeros(100, 3, dtype=torch.int32), torch.zeros(100, 4), torch.zeros(3, 100).T):
+        before = wrong.clone()
+        with pytest.raises(InvalidArgument):
+            one.get(key, dst=wrong)
+        assert torch.equal(wrong, before)
+    with pytest.raises(InvalidArgument, match="reinterpret"):
+        one.get(key, reinterpret=True)
+
+
+def test_misses(make_cluster: MakeCluster) -> None:
+    one, _ = make_cluster()
+    for node in ("n0", "n1"):
+        key = key_of(one, node, "missing")
+        with pytest.raises(KeyNotFound):
+            one.get(key)
+        assert one.get(key, None) is None and not one.exists(key)
+        with pytest.raises(KeyNotFound):
+            one.remove(key)
+
+
+def test_an_object_that_is_being_written(make_cluster: MakeCluster) -> None:
+    one, two = make_cluster()
+    key = key_of(one, "n1")
+    two.world.open_for_write(key, 100)
+    with pytest.raises(NotReady):
+        one.get(key)
+    assert one.get(key, None) is None and not one.exists(key)
+    with pytest.raises(DuplicateKey):
+        one.put(key, torch.ones(3))
+    two.world.commit(key)
+    assert one.get(key).shape == (100,)
+
+
+def test_duplicates_move_nothing(make_cluster: MakeCluster) -> None:
+    one, two = make_cluster()
+    key = key_of(one, "n1")
+    one.put(key, torch.ones(4))
+    before = two.world.stats()["used_pages"]
+    with pytest.raises(DuplicateKey):
+        one.put(key, torch.zeros(4000))
+    one.put(key, torch.zeros(4000), exist_ok=True)
+    assert torch.equal(two.get(key), torch.ones(4)) and two.world.stats()["used_pages"] == before
+
+
+def test_removal(make_cluster: MakeCluster) -> None:
+    one, two = make_cluster()
+    key = key_of(one, "n1")
+    one.put(key, torch.ones(4))
+    with two.world.pin(key), pytest.raises(ObjectPinned):
+        one.remove(key)
+    one.remove(key)
+    assert not two.world.exists(key)
+    keys = [f"r{i}" for i in range(50)]
+    one.put_many(keys, torch.arange(50).reshape(50, 1))
+    assert one.remove_many([*keys, "none"]) == [True] * 50 + [False]
+    assert not any(two.exists_many(keys))
+
+
+def test_room_on_another_node(make_cluster: MakeCluster) -> None:
+    one, two = make_cluster(world={"evict": False})
+    fill = torch.zeros(HEAP_BYTES // 8, dtype=torch.uint8)
+    for i in range(8):
+        one.put(f"fill{i}", fill, preferred_segment=("n1", 0))
+    with pytest.raises(OutOfMemory, match="node n1"):
+        one.put("more", fill, preferred_segment=("n1", 0))
+    with pytest.raises(InvalidArgument, match="largest object"):
+        one.put("huge", torch.zeros(HEAP_BYTES // 4, dtype=torch.uint8), preferred_segment=("n1", 0))
+    timer = threading.Timer(0.2, lambda: two.world.remove("fill3"))
+    timer.start()
+    one.put("more", fill, preferred_segment=("n1", 0), timeout=50)
+    timer.join()
+    assert two.world.exists("more")
+
+
+def test_a_full_node_evicts(make_cluster: MakeCluster) -> None:
+    one, two = make_cluster()
+    for i in range(40):
+        one.put(f"k{i}", torch.full((HEAP_BYTES // 8,), i, dtype=torch.uint8), preferred_segment=("n1", 0))
+    assert two.world.exists("k39") and not two.world.exists("k0")
+
+
+def test_terms(make_cluster: MakeCluster) -> None:
+    one, two = make_cluster()
+    one.put("short", torch.ones(4), preferred_segment=("n1", 0), hold=Hold(ttl=0.05))
+    one.put("group", torch.ones(4), preferred_segment=("n1", 0), hold=Hold(group="g", priority="kept"))
+    until(lambda: not two.world.exists("short"), "the end of its time")
+    assert two.world.drop_group("g") == 1
+    with pytest.raises(InvalidArgument):
+        one.put("x", torch.ones(4), preferred_segment=("n1", 0), hold=-1)
+
+
+def test_a_lease_holds_an_object_on_another_node(make_cluster: MakeCluster) -> None:
+    one, two = make_cluster()
+    size = HEAP_BYTES // 8
+    one.put("leased", torch.ones(size, dtype=torch.uint8), preferred_segment=("n1", 0), hold=600)
+    for i in range(40):
+        one.put(f"k{i}", torch.zeros(size, dtype=torch.uint8), preferred_segment=("n1", 0))
+    assert two.world.exists("leased")
+
+
+def test_identities(make_cluster: MakeCluster) -> None:
+    one, _ = make_cluster()
+    other = NanoKVCache(1 << 16, page_bytes=PAGE, namespace="other")
+    with other, pytest.raises(ReuseViolation):
+        one.get(other.digest("x"))
+
+
+def test_many(make_cluster: MakeCluster) -> None:
+    members = make_cluster(3)
+    keys = [f"m{i}" for i in range(300)]
+    rows = torch.arange(300 * 50).reshape(300, 50)
+    assert members[0].put_many(keys, rows) == [None] * 300
+    for member in members:
+        out = torch.zeros_like(rows)
+        assert member.get_many(keys, dsts=out) == [True] * 300 and torch.equal(out, rows)
+        got = member.get_many([*keys, "none"])
+        assert got[-1] is None and all(torch.equal(a, b) for a, b in zip(got[:-1], rows, strict=True))
+        assert member.exists_many([*keys, "none"]) == [True] * 300 + [False]
+        assert member.prefix_length([*keys[:70], "none", *keys]) == 70
+        assert member.prefix_length(keys) == 300 and member.prefix_length([]) == 0
+    again = members[1].put_many([*keys[:5], "new"], rows[:6])
+    assert [type(error) for error in again] == [DuplicateKey] * 5 + [type(None)]
+
+
+def test_many_of_different_sizes(make_cluster: MakeCluster) -> None:
+    one, two = make_cluster()
+    tensors = [torch.full((1 + 37 * i,), i, dtype=torch.int16) for i in range(80)]
+    keys = [f"s{i}" for i in range(80)]
+    assert not any(one.put_many(keys, tensors))
+    for member in (one, two):
+        got = member.get_many(keys)
+        assert all(torch.equal(a, b) for a, b in zip(got, tensors, strict=True) if a is not None) and None not in got
+        dsts = [torch.zeros_like(tensor) for tensor in tensors]
+        assert member.get_many(keys, dsts=dsts) == dsts
+        assert all(torch.equal(a, b) for a, b in zip(dsts, tensors, strict=True))
+    wrong = [torch.zeros(5, dtype=torch.int16) for _ in tensors]
+    with pytest.raises(InvalidArgument, match="dst is"):
+        one.get_many(keys, dsts=wrong)
+
+
+def test_more_keys_than_one_pass(make_cluster: MakeCluster) -> None:
+    one, two = make_cluster(heap_bytes=24 << 20)
+    keys = [f"p{i}" for i in range(5000)]
+    rows = torch.arange(5000, dtype=torch.int64).reshape(5000, 1)
+    assert not any(one.put_many(keys, rows))
+    out = torch.zeros_like(rows)
+    assert all(two.get_many(keys, dsts=out)) and torch.equal(out, rows)
+    assert two.prefix_length(keys) == 5000
+
+
+def test_registered_tensors_are_put_without_a_copy(make_cluster: MakeCluster, monkeypatch: Any) -> None:
+    one, two = make_cluster()
+    rows = torch.arange(64 * 512, dtype=torch.int32).reshape(64, 512)
+    one.register(rows)
+    monkeypatch.setattr(one._parts.offers, "room", None)  # would be needed for a copy
+    assert not any(one.put_many([f"g{i}" for i in range(64)], rows, preferred_segment=("n1", 0)))
+    assert all(torch.equal(two.get(f"g{i}"), rows[i]) for i in range(64))
+    with pytest.raises(InvalidArgument):
+        one.register(rows.T)
+
+
+def test_checksums(make_cluster: MakeCluster) -> None:
+    one, two = make_cluster(world={"checksum": True})
+    key = key_of(one, "n1")
+    one.put(key, torch.randn(100_000))
+    place = two.world.get_location(key)
+    assert torch.equal(one.get(key), two.get(key))
+    two.world._heap.segment(0)[place.payload_off + 777] ^= 1
+    from nanokv.errors import SegmentCorrupt
+
+    with pytest.raises(SegmentCorrupt):
+        one.get(key)
+    two.world._heap.segment(0)[place.payload_off + 777] ^= 1
+
+
+def test_two_ranks_of_a_world(make_cluster: MakeCluster, shm_name: str, tmp_path: Any) -> None:
+    """A world of two processes' ranks, both in this process: any member of a node serves all of its segments."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    (outside,) = make_cluster(1)
+
+    def attach(rank: int) -> NanoKVCache:
+        return NanoKVCache(HEAP_BYTES, page_bytes=PAGE, name=shm_name, rank=rank, world_size=2)
+
+    with ThreadPoolExecutor(2) as pool:
+        ranks = list(pool.map(attach, range(2)))
+    url = f"file://{tmp_path}/cluster"
+    inside = [NanoKVCluster(rank, url, node="pair", ttl=2.0) for rank in ranks]
+    until(lambda: outside.nodes == ["n0", "pair"] and inside[0].nodes == outside.nodes)
+    outside.put("zero", torch.zeros(9), preferred_segment=("pair", 0))
+    outside.put("one", torch.ones(9), preferred_segment=("pair", 1))
+    assert ranks[0].get_location("one").owner_rank == 1 and ranks[1].get_location("zero").owner_rank == 0
+    for i in range(40):
+        outside.put(f"k{i}", torch.full((5,), i), preferred_segment=("pair", None))
+    inside[0].close()  # the other member serves on
+    until(lambda: len(outside._nodes["pair"].cards) == 1)
+    keys = [key for key in (f"k{i}" for i in range(40)) if outside.home(key) == "pair"]
+    assert keys and all(torch.equal(outside.get(key), torch.full((5,), int(key[1:]))) for key in keys)
+    for member, rank in zip(inside, ranks, strict=True):
+        member.close()
+        rank.close()
+
+
+def test_wrong_calls(make_cluster: MakeCluster, tmp_path: Any) -> None:
+    (one,) = make_cluster(1)
+    v1 = NanoKVCache(1 << 16, page_bytes=PAGE, alloc="host")
+    with v1, pytest.raises(InvalidArgument, match="alloc='device'"):
+        NanoKVCluster(v1, f"file://{tmp_path}/c")
+    for options in ({"node": "a b"}, {"nodes": 3}, {"secret": b"short"}, {"link": "pigeon"}, {"timeout": 0}):
+        with NanoKVCache(1 << 16, page_bytes=PAGE) as world, pytest.raises(InvalidArgument):
+            NanoKVCluster(world, f"file://{tmp_path}/c", **options)
+    with pytest.raises(InvalidArgument):
+        NanoKVCluster("world", f"file://{tmp_path}/c")  # type: ignore[arg-type]
+    with NanoKVCache(1 << 16, page_bytes=PAGE) as world, pytest.raises(InvalidArgument):
+        NanoKVCluster(world, "redis://127.0.0.1/c")
+    with pytest.raises(InvalidArgument):
+        one.put("x", [1, 2])  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgument):
+        one.put_many(["x"], [])
+
+
+def test_closing(make_cluster: MakeCluster) -> None:
+    one, two = make_cluster()
+    key = key_of(one, "n1")
+    one.put(key, torch.ones(3))
+    kept = one.get(key)
+    one.close()
+    one.close()
+    assert one.closed and "closed" in repr(one) and torch.equal(kept, torch.ones(3))
+    for call in (lambda: one.get(key), lambda: one.put("x", kept), lambda: one.nodes, one.stats):
+        with pytest.raises(CacheClosed):
+            call()
+    one.world.put("still", kept)  # the world stays
+    until(lambda: two.nodes == ["n1"])
+    two.world.close()
+    assert two.closed
+
+
+def test_threads(make_cluster: MakeCluster) -> None:
+    one, _ = make_cluster()
+    rows = torch.arange(64 * 100).reshape(64, 100)
+    one.put_many([f"t{i}" for i in range(64)], rows)
+    wrong: list[Any] = []
+
+    def work(seed: int) -> None:
+        for i in range(200):
+            k = (i * 7 + seed) % 64
+            if not torch.equal(one.get(f"t{k}"), rows[k]):
+                wrong.append(k)
+            one.put(f"t-{seed}-{i}", rows[k])
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong and one.stats()["remote_puts"] > 0 and not math.isnan(one.registry_away)
