@@ -215,7 +215,7 @@ class CacheBase:
         for part in _OF_THE_WORLD:
             setattr(self, part, gone)
 
-    def before_close(self, leave: Callable[[], None]) -> Callable[[], None]:
+    def _before_close(self, leave: Callable[[], None]) -> Callable[[], None]:
         """Call `leave` when this cache is closed, before its memory goes: for what shares the memory with others.
 
         The function returned takes that back.

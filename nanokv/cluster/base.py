@@ -37,7 +37,7 @@ class ClusterBase:
         self._nodes, self._reading, self._putting = self._parts.nodes, self._parts.reading, self._parts.putting
         self._hash = world._hash
         self._here = options.node
-        self._detach = world.before_close(self.close)
+        self._detach = world._before_close(self.close)
 
     # --- who this is ---
     @property
@@ -120,7 +120,7 @@ class ClusterBase:
             raise CacheClosed(f"node {self._here} has left the cluster")
 
     def _others(self, key: KeyDigest) -> Iterator[Node]:
-        """The other nodes that may have the object of a key: its home, then those before the last changes."""
+        """The other nodes that may have the object of a key: its home, then those before the last joins."""
         asked = {self._here}
         for homes in self._nodes.homes:
             name = homes.of(key)

@@ -13,7 +13,7 @@ from nanokv.errors import InvalidArgument, PeerLost
 
 _log = logging.getLogger("nanokv.cluster")
 
-KEPT_CHANGES = 4  #: so many former sets of nodes are remembered: their homes are asked for keys that are missed
+LAST_JOINS = 4  #: so many are thought away, one by one, for keys that are missed: see `Nodes.homes`
 AVOIDED = 0.5  #: seconds for which a node is not asked again that was lost: callers are told at once
 
 
@@ -36,6 +36,11 @@ class Node:
     def cards(self) -> list[Card]:
         """Of its members, the lowest rank first."""
         return [card for _, card in sorted(self._cards.items())]
+
+    @property
+    def joined(self) -> int:
+        """When its first member that is there came, in ns by its own clock."""
+        return min(card.incarnation for card in self._cards.values())
 
     @property
     def ranks(self) -> int:
@@ -108,11 +113,16 @@ class Nodes:
         here: the name of this node.
         link: the link to the others.
         secret: of the cluster.
-        name: of the link, which must be that of the others.
+        joined: this member's incarnation.
+
+    Attributes:
+        homes: the home of each key; and before it, as it was without the node that joined last, without the last two,
+            and so on. Objects that were put before a node joined lie there. All members compute the same, from the
+            incarnations in the cards.
     """
 
-    def __init__(self, here: str, link: Link, secret: bytes) -> None:
-        self.here = here
+    def __init__(self, here: str, link: Link, secret: bytes, joined: int) -> None:
+        self.here, self._joined = here, joined
         self._link, self._secret = link, secret
         self._lock = threading.Lock()
         self._nodes: dict[str, Node] = {}
@@ -133,12 +143,15 @@ class Nodes:
             for name, cards in found.items():
                 nodes[name].update(cards)
             self._nodes = nodes
-            names = (*sorted([*nodes, self.here]),)
-            if names != self.homes[0].nodes:
-                self.homes = (Homes(names), *self.homes[:KEPT_CHANGES])
+            self.homes = self._homes()
         for node in gone:
             node.close()
         self.changed()
+
+    def _homes(self) -> tuple[Homes, ...]:
+        ages = [(node.joined, node.name) for node in self._nodes.values()] + [(self._joined, self.here)]
+        names = [name for _, name in sorted(ages)]
+        return tuple(Homes(names[: len(names) - left_out]) for left_out in range(min(LAST_JOINS + 1, len(names))))
 
     def _opened(self, member: str, sealed: bytes) -> Card | None:
         try:

@@ -73,7 +73,7 @@ def assemble(world: NanoKVCache, cluster: str, options: ClusterOptions) -> Parts
         registered = Registered(link)
         asker = Asker(member, incarnation, secret)
         opened.append(asker)
-        nodes = Nodes(options.node, link, secret)
+        nodes = Nodes(options.node, link, secret, incarnation)
         reading = Reading(rounds_over(link), staging, options.timeout)
         putting = Putting(link, asker, offers, registered, options.timeout)
         puller = Puller(world._machine, world._allocation, link, staging, heap.wake)

@@ -33,33 +33,47 @@ _HOME = -1  #: of PULL.rank
 
 
 class Pull:
-    """One question under way: a `Pending` of the server of messages."""
+    """One question under way: a `Pending` of the server of messages.
+
+    What finds no room is begun again when the others are committed, and may be evicted.
+    """
 
     def __init__(self, puller: "Puller", question: Question, peer: int) -> None:
         self._puller, self._question, self._peer = puller, question, peer
         self._ends = time.monotonic() + question.timeout
-        self._transfer: Transfer | None = puller.begin(question.pulls, peer)
+        self._lot = question.pulls
+        self._which = np.arange(len(question.pulls))
+        self._transfer: Transfer | None = puller.begin(self._lot, peer)
         self._late = False
 
     def poll(self) -> bytes | None:
         """The answer, once there is one."""
-        if self._transfer is None:
-            return self._puller.end(self._question.pulls, well=True)
-        state = self._transfer.state()
-        if state == State.MOVING:
-            if time.monotonic() < self._ends:
-                return None
-            self.abandon()
-            raise PeerLost("the bytes did not come in time")
-        self._transfer.release()
-        well = state == State.DONE and self._puller.is_awaited(self._question, self._peer)
-        return self._puller.end(self._question.pulls, well=well)
+        if self._transfer is not None:
+            state = self._transfer.state()
+            if state == State.MOVING:
+                if time.monotonic() < self._ends:
+                    return None
+                self.abandon()
+                raise PeerLost("the bytes did not come in time")
+            self._transfer.release()
+            well = state == State.DONE and self._puller.is_awaited(self._question, self._peer)
+        else:
+            well = True
+        self._puller.end(self._lot, well=well)
+        self._question.pulls[self._which] = self._lot
+        full = self._lot["status"] == _FULL
+        if not well or full.all() or not full.any():
+            return answer_of(self._question.pulls)
+        self._which = self._which[full]
+        self._lot = self._question.pulls[self._which]
+        self._transfer = self._puller.begin(self._lot, self._peer)
+        return None
 
     def abandon(self) -> None:
         """Give up: what was begun is freed when the transfer can write no more."""
         if self._transfer is not None and not self._late:
             self._late = True
-            self._puller.keep(self._question.pulls, self._transfer)
+            self._puller.keep(self._lot, self._transfer)
 
 
 class Puller:
@@ -192,13 +206,12 @@ class Puller:
         transfer.release()
         return done and int(line[0]) == question.number
 
-    def end(self, pulls: Records, *, well: bool) -> bytes:
-        """Commit what was begun, or give it up: the answer."""
+    def end(self, pulls: Records, *, well: bool) -> None:
+        """Commit what was begun, or give it up."""
         ranks = self._code["end_each"](self._machine.table_address, pulls.ctypes.data, len(pulls), int(well))
         for rank in range(self._geometry.world_size):
             if ranks >> min(rank, 62) & 1:
                 self._wake(rank)
-        return answer_of(pulls)
 
     def keep(self, pulls: Records, transfer: Transfer) -> None:
         """Keep what was begun until its transfer can write no more."""

@@ -14,7 +14,7 @@ from nanokv.cluster.rounds import Rounds, TransferLate
 from nanokv.cluster.staging import Staging
 from nanokv.cluster.workspace import MOST_KEYS, SMALL, Workspace
 from nanokv.device.fabric.records import FETCH
-from nanokv.device.fabric.rounds import GONE
+from nanokv.device.fabric.rounds import DOUBTFUL, GONE
 from nanokv.device.machines.native_code import fabric_code
 from nanokv.device.machines.records import Descriptor, What, Words
 from nanokv.device.protocol.status import Status
@@ -23,9 +23,9 @@ from nanokv.errors import PeerLost
 from nanokv.types import KeyDigest
 
 TRIES = 16  #: how often a read begins anew because the object was replaced meanwhile
-_OK, _MISS, _TORN = int(Status.OK), int(Status.MISS), int(Status.TORN)
-_AGAIN = (_TORN, int(Status.BUSY))
-_GONE = int(GONE.value)
+_OK, _MISS, _TORN, _CORRUPT = int(Status.OK), int(Status.MISS), int(Status.TORN), int(Status.CORRUPT)
+_GONE, _DOUBTFUL = int(GONE.value), int(DOUBTFUL.value)
+_AGAIN = (_TORN, int(Status.BUSY), _DOUBTFUL)
 _STATUS, _DST, _WHAT = (FETCH.offsets[name] // WORD for name in ("status", "dst", "what"))
 _NBYTES = (FETCH.offsets["header"] + OBJ_HEADER.offsets["bytes_total"]) // WORD
 _HEADER_BYTES = OBJ_HEADER.offsets["bytes_total"] // WORD
@@ -66,7 +66,7 @@ class Reading:
             found = self._pass(node, once)
             if found not in _AGAIN:
                 return found
-        return _MISS
+        return _CORRUPT if found == _DOUBTFUL else _MISS
 
     def _get_once(self, world: RemoteWorld, workspace: Workspace, key: KeyDigest) -> Got | int:
         words = workspace.words
@@ -150,6 +150,7 @@ class Reading:
             for which in _slices(todo):
                 given = keys[which] if whole else which
                 statuses[which] = self._pass(node, partial(_given, some, given))
+        statuses[statuses == _DOUBTFUL] = _CORRUPT
         statuses[np.isin(statuses, _AGAIN)] = _MISS
         return statuses
 

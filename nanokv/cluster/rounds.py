@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 
 from nanokv.cluster.links.base import Link, LinkLost, State, Transfer
-from nanokv.cluster.links.nixl import NixlLink
+from nanokv.cluster.links.nixl import NixlLink, Peer
 from nanokv.cluster.remote_world import RemoteWorld
 from nanokv.cluster.workspace import Workspace
 from nanokv.device.fabric.records import BROKEN, ENDED, LATE
@@ -56,27 +56,27 @@ class NixlRounds:
     def locate(self, world: RemoteWorld, workspace: Workspace, count: int, timeout: float) -> None:
         """See `Rounds`."""
         peer = self._link.peer(world.peer)
-        with self._link.lane() as lane:
+        with self._link.lane(peer) as lane:
             end = self._locate(world.table, lane.aim(peer, timeout), workspace.work, count, workspace.candidates)
             request = lane.take_request()
         if end != _ENDED:
-            self._failed(end, world, request, timeout)
+            self._failed(end, world, peer, request, timeout)
 
     def fetch(self, world: RemoteWorld, workspace: Workspace, count: int, timeout: float) -> int:
         """See `Rounds`."""
         peer = self._link.peer(world.peer)
         workspace.aim(world.controls)
-        with self._link.lane() as lane:
+        with self._link.lane(peer) as lane:
             end, good = self._fetch(world.table, lane.aim(peer, timeout), workspace.work, count)
             request = lane.take_request()
         if end != _ENDED:
-            self._failed(end, world, request, timeout)
+            self._failed(end, world, peer, request, timeout)
         return int(good)
 
-    def _failed(self, end: int, world: RemoteWorld, request: int, timeout: float) -> None:
+    def _failed(self, end: int, world: RemoteWorld, peer: Peer, request: int, timeout: float) -> None:
         if end == _BROKEN:
             raise LinkLost(f"the transfer from node {world.name} has failed")
-        raise TransferLate(world.name, timeout, lambda: self._link.has_ended(request))
+        raise TransferLate(world.name, timeout, lambda: self._link.has_ended(request, peer))
 
 
 class LinkRounds:

@@ -24,6 +24,7 @@ PUBLIC = [
     "Key",
     "KeyDigest",
     "NanoKVCache",
+    "NanoKVCluster",
     "NanoKVError",
     "ObjMeta",
     "WritePlan",

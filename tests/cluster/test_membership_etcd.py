@@ -3,26 +3,19 @@
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from nanokv.check.rank_process import wait_until
 from nanokv.cluster.membership import ClusterUnavailable, open_membership
 from nanokv.cluster.membership.etcd_keys import text64
 from tests.support.etcd_server import Etcd, etcd_cluster, needs_etcd
-from tests.support.memberships import Place, Record, etcd, place, seen
+from tests.support.memberships import PATIENT_TTL, Place, Record, etcd, place, seen, until
 
 __all__ = ["etcd"]
 
 pytestmark = needs_etcd
-PATIENT_TTL = 3.0  #: seconds, where members must never be dropped: a loaded machine may stop a thread for a second
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Wait for a condition."""
-    wait_until("the condition of the test", condition, pause=0.01)
 
 
 @pytest.fixture

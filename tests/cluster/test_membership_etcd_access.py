@@ -4,7 +4,7 @@ import random
 import shutil
 import subprocess
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -19,18 +19,13 @@ from nanokv.cluster.membership.etcd_watch import Watch
 from nanokv.cluster.membership.pulse import Pulse
 from nanokv.cluster.membership.view import View
 from tests.support.etcd_server import Etcd, etcd_cluster, needs_etcd
-from tests.support.memberships import ETCD_TTL, Place, any_name, etcd, place, seen, shared_etcd
+from tests.support.memberships import ETCD_TTL, Place, any_name, etcd, place, seen, shared_etcd, until
 
 __all__ = ["etcd", "shared_etcd"]
 
 pytestmark = needs_etcd
 PASSWORD = "p@:/ß"
 QUOTED = "p%40%3A%2F%C3%9F"
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Wait for a condition."""
-    wait_until("the condition of the test", condition, pause=0.01)
 
 
 @pytest.fixture

@@ -6,22 +6,14 @@ import shutil
 import signal
 import stat
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from nanokv.check.rank_process import wait_until
 from nanokv.cluster.membership import ClusterUnavailable, member_file
 from nanokv.cluster.membership.member_file import LEFT, MemberFile, is_temporary, member_of, put, read, take
-from tests.support.memberships import FOLDER_TTL, Place, Record, place, seen
-
-PATIENT_TTL = 3.0  #: seconds, where members must never be dropped: a loaded machine may stop a thread for a second
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Wait for a condition."""
-    wait_until("the condition of the test", condition, pause=0.01)
+from tests.support.memberships import FOLDER_TTL, PATIENT_TTL, Place, Record, place, seen, until
 
 
 @pytest.fixture

@@ -206,7 +206,8 @@ def test_many(make_cluster: MakeCluster) -> None:
         out = torch.zeros_like(rows)
         assert member.get_many(keys, dsts=out) == [True] * 300 and torch.equal(out, rows)
         got = member.get_many([*keys, "none"])
-        assert got[-1] is None and all(torch.equal(a, b) for a, b in zip(got[:-1], rows, strict=True))
+        assert got[-1] is None
+        assert all(a is not None and torch.equal(a, b) for a, b in zip(got[:-1], rows, strict=True))
         assert member.exists_many([*keys, "none"]) == [True] * 300 + [False]
         assert member.prefix_length([*keys[:70], "none", *keys]) == 70
         assert member.prefix_length(keys) == 300 and member.prefix_length([]) == 0
@@ -221,7 +222,7 @@ def test_many_of_different_sizes(make_cluster: MakeCluster) -> None:
     assert not any(one.put_many(keys, tensors))
     for member in (one, two):
         got = member.get_many(keys)
-        assert all(torch.equal(a, b) for a, b in zip(got, tensors, strict=True) if a is not None) and None not in got
+        assert all(a is not None and torch.equal(a, b) for a, b in zip(got, tensors, strict=True))
         dsts = [torch.zeros_like(tensor) for tensor in tensors]
         assert member.get_many(keys, dsts=dsts) == dsts
         assert all(torch.equal(a, b) for a, b in zip(dsts, tensors, strict=True))

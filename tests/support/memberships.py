@@ -3,18 +3,19 @@
 import contextlib
 import secrets
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
 from nanokv.check.rank_process import wait_until
 from nanokv.cluster.membership import Membership, open_membership
-from tests.support.etcd_server import Etcd, etcd_cluster
+from tests.support.etcd_server import Etcd, etcd_cluster, needs_etcd
 from tests.support.member_process import MemberProcess
 
 ETCD_TTL = 2.0  #: seconds; etcd takes no shorter ones
 FOLDER_TTL = 1.0
+PATIENT_TTL = 3.0  #: where members must never be dropped: a loaded machine may stop a thread for a second
 
 
 class Place:
@@ -69,6 +70,11 @@ def threads() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("nanokv-members")]
 
 
+def until(condition: Callable[[], bool]) -> None:
+    """Wait for a condition."""
+    wait_until("the condition of the test", condition, pause=0.01)
+
+
 def seen(membership: Membership, expected: Mapping[str, bytes]) -> None:
     """Wait until a membership knows these members and no others."""
     wait_until(f"members {sorted(expected)}", lambda: membership.members() == expected, membership.members, 0.01)
@@ -89,6 +95,18 @@ def shared_etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
     """An etcd for tests that do nothing to it."""
     with etcd_cluster(tmp_path_factory.mktemp("etcd")) as (etcd,):
         yield etcd
+
+
+@pytest.fixture(params=[pytest.param("etcd", marks=needs_etcd), "folder"])
+def at(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+    """An empty cluster in each kind of registry."""
+    if request.param == "etcd":
+        etcd: Etcd = request.getfixturevalue("shared_etcd")
+        url, ttl = etcd.url(any_name()), ETCD_TTL
+    else:
+        url, ttl = f"file://{tmp_path}/cluster", FOLDER_TTL
+    with place(url, ttl) as made:
+        yield made
 
 
 @pytest.fixture

@@ -47,6 +47,7 @@ class Lane:
         row["agent"], row["options"] = agent.handle.value, agent.options.value
         row["here"], row["there"] = agent.descriptors(None).value, agent.descriptors(None).value
         row["lock"] = lock
+        self.goes_on = False  #: its request was taken
 
     def aim(self, peer: "Peer", timeout: float) -> int:
         """Let it read from a peer, each transfer in `timeout` seconds. Returns the address of the record."""
@@ -58,14 +59,21 @@ class Lane:
         """The transfer that has not ended, which is no longer the lane's then; or 0."""
         request = int(self.record[0]["request"])
         self.record[0]["request"] = _NO_REQUEST
+        self.goes_on = request != _NO_REQUEST
         return request
 
 
 class Peer:
-    """Another process."""
+    """Another process.
+
+    Once NIXL forgets it, a transfer from it that is under way looks like one that has failed, and yet may write. So it
+    is remembered as long as there is one.
+    """
 
     def __init__(self, name: bytes) -> None:
         self.name = name
+        self.moving = 0  #: transfers under way, of which callers do not know the end
+        self.is_leaving = False
         self._text = ctypes.create_string_buffer(name)
         self.address = ctypes.addressof(self._text)
 
@@ -73,15 +81,15 @@ class Peer:
 class NixlTransfer:
     """A read under way."""
 
-    def __init__(self, link: "NixlLink", request: int, state: State) -> None:
-        self._link, self._request, self._state = link, request, state
+    def __init__(self, link: "NixlLink", request: int, peer: Peer, state: State) -> None:
+        self._link, self._request, self._peer, self._state = link, request, peer, state
         self._lock = threading.Lock()
 
     def state(self) -> State:
         """See `Transfer`."""
         with self._lock:
             if self._state == State.MOVING:
-                code = self._link.look_at(self._request)
+                code = self._link.look_at(self._request, self._peer)
                 if code != _IN_PROGRESS:
                     self._state = State.DONE if code == _SUCCESS else State.FAILED
             return self._state
@@ -114,6 +122,7 @@ class NixlLink:
         self._functions = {field: function_address(name) for field, name in TRANSFER_FUNCTIONS.items()}
         self._memory: dict[int, tuple[Any, Any]] = {}
         self._peers: dict[int, Peer] = {}
+        self._leaving: dict[bytes, Peer] = {}
         self._count = 0
         self._lanes: list[Lane] = []
         self._busy = 0
@@ -163,16 +172,25 @@ class NixlLink:
                 if peer.name == name:
                     return number
             self._count += 1
-            self._peers[self._count] = Peer(name)
+            peer = self._leaving.pop(name) if name in self._leaving else Peer(name)
+            peer.is_leaving = False
+            self._peers[self._count] = peer
             return self._count
 
     def disconnect(self, peer: int) -> None:
         """See `Link`."""
-        with self._lock:
+        with self._lock, self._reading_alone():
             known = self._peers.pop(peer, None)
-            if known is not None and not self._closed:
-                with self._reading_alone():
-                    self._reading.remove_peer(known.name)
+            if known is not None:
+                known.is_leaving = True
+                self._leaving[known.name] = known
+                self._forget(known)
+
+    def _forget(self, peer: Peer) -> None:
+        """Let NIXL forget a peer that leaves, if no transfer comes from it."""
+        if peer.is_leaving and not peer.moving and not self._closed:
+            self._leaving.pop(peer.name, None)
+            self._reading.remove_peer(peer.name)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -191,8 +209,10 @@ class NixlLink:
 
     # --- transfers ---
     @contextlib.contextmanager
-    def lane(self) -> Iterator[Lane]:
-        """A lane for this thread. While it has one, the agent is not destroyed.
+    def lane(self, peer: Peer) -> Iterator[Lane]:
+        """A lane for this thread, to read from a peer. Until it is given back, NIXL forgets neither agent nor peer.
+
+        Who takes its request (`Lane.take_request`) looks at that until it has ended (`look_at`).
 
         Raises:
             LinkLost: this link is closed.
@@ -200,41 +220,58 @@ class NixlLink:
         with self._lock:
             self._check_open()
             self._busy += 1
+            peer.moving += 1
             lane = self._lanes.pop() if self._lanes else None
+        goes_on = False
         try:
             if lane is None:
                 with self._reading_alone():
                     lane = Lane(self._reading, self._functions, self._lock_address)
             yield lane
+            goes_on = lane.goes_on
         finally:
             with self._lock:
                 if lane is not None:
+                    lane.goes_on = False
                     self._lanes.append(lane)
                 self._busy -= 1
+            if not goes_on:
+                self._has_ended(peer)
+
+    def _has_ended(self, peer: Peer) -> None:
+        """Note that a transfer from a peer has ended."""
+        with self._lock:
+            peer.moving -= 1
+            if peer.is_leaving:
+                with self._reading_alone():
+                    self._forget(peer)
 
     def read(self, peer: int, here: Words, there: Words, nbytes: Words) -> NixlTransfer:
         """See `Link`."""
         rows = checked_rows(here, there, nbytes)
         aimed = self.peer(peer)
-        with self.lane() as lane:
+        with self.lane(aimed) as lane:
             code = self._code["nixl_begin"](lane.aim(aimed, 0.0), rows.ctypes.data, len(rows))
             request = lane.take_request()
         if code != _IN_PROGRESS and request:
-            self.look_at(request)
+            self.look_at(request, aimed)
         if code not in (_SUCCESS, _IN_PROGRESS):
             raise LinkLost(f"a transfer from {aimed.name.decode()} cannot begin: NIXL answered {code}")
-        return NixlTransfer(self, request, State.DONE if code == _SUCCESS else State.MOVING)
+        return NixlTransfer(self, request, aimed, State.DONE if code == _SUCCESS else State.MOVING)
 
-    def look_at(self, request: int) -> int:
-        """NIXL's status of a transfer; one that has ended is let go of. After `close` all have."""
+    def look_at(self, request: int, peer: Peer) -> int:
+        """NIXL's status of a request that was taken; one that has ended is let go of. After `close` all have."""
         with self._reading_alone():
             if self._closed:
                 return _CLOSED
-            return int(self._code["nixl_look_at"](self._looker.address, request, _LOOK_NS))
+            code = int(self._code["nixl_look_at"](self._looker.address, request, _LOOK_NS))
+        if code != _IN_PROGRESS:
+            self._has_ended(peer)
+        return code
 
-    def has_ended(self, request: int) -> bool:
+    def has_ended(self, request: int, peer: Peer) -> bool:
         """Whether a transfer has ended; then it must not be asked about again."""
-        return self.look_at(request) != _IN_PROGRESS
+        return self.look_at(request, peer) != _IN_PROGRESS
 
     @contextlib.contextmanager
     def _reading_alone(self) -> Iterator[None]:

@@ -246,7 +246,7 @@ def _parsed(text: bytes) -> dict[str, Any]:
     except ValueError:
         parsed = None
     if not isinstance(parsed, dict):
-        raise GatewayUnreachable(f"this is no answer of etcd: {text[:80]!r}")
+        raise GatewayUnreachable(f"this is no answer of etcd: {text[:200]!r}")
     return parsed
 
 

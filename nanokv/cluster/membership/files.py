@@ -153,7 +153,7 @@ class FileRegistry:
             put(path, MemberFile.of(file.incarnation, LEFT, b"").text(), replace=True)
 
     def _await_end(self, member: str, pause: Callable[[], None]) -> None:
-        """Take the file of a dead member away, once it has not changed for `ttl`; at once if it has left.
+        """Take the file of a dead member away, once it was seen unchanged for `ttl`; at once if it has left.
 
         Raises:
             ClusterUnavailable: it has changed: its owner lives.
@@ -161,13 +161,15 @@ class FileRegistry:
         path = path_of(self._folder, member)
         try:
             first = read(path)
-            until = time.monotonic() + self._ttl
-            while first is not None and time.monotonic() <= until and not self._scan.is_dead(member, first):
+            since = last = time.monotonic()
+            while first is not None and last <= since + self._ttl and not self._scan.is_dead(member, first):
                 pause()
-                now = read(path)
-                if now is not None and now.beat == LEFT:
-                    first = now
-                elif now != first:
+                found, before, last = read(path), last, time.monotonic()
+                if last - before > self._ttl / 2:
+                    since = last  # the folder, or this process, stood still: so may have the owner
+                if found is not None and found.beat == LEFT:
+                    first = found
+                elif found != first:
                     raise _held(member, self.what)
         except FileNotFoundError:
             return  # it has left

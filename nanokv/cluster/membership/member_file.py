@@ -72,24 +72,25 @@ def read(path: Path, known: MemberFile | None = None) -> MemberFile | None:
     """
     descriptor = os.open(path, _OPEN)
     try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            return None
-        text = os.read(descriptor, _FIRST_READ)
-        head = _HEAD.match(text)
-        if head is None:
-            return None
-        incarnation, beat, crc = head[1].decode(), int(head[2]), int(head[4], 16)
-        if known is not None and (known.incarnation, known.crc, len(known.card)) == (incarnation, crc, int(head[3])):
-            return known._replace(beat=beat)
-        end = head.end() + int(head[3])
-        while len(text) < end <= MAX_CARD + _FIRST_READ and (more := os.read(descriptor, end - len(text))):
-            text += more
+        regular = stat.S_ISREG(os.fstat(descriptor).st_mode)
+        return _read(descriptor, known) if regular else None
     finally:
         os.close(descriptor)
-    card = text[head.end() : end]
-    if len(card) != int(head[3]) or zlib.crc32(card) != crc:
+
+
+def _read(descriptor: int, known: MemberFile | None) -> MemberFile | None:
+    text = os.read(descriptor, _FIRST_READ)
+    head = _HEAD.match(text)
+    if head is None:
         return None
-    return MemberFile(incarnation, beat, card, crc)
+    incarnation, beat, size, crc = head[1].decode(), int(head[2]), int(head[3]), int(head[4], 16)
+    if known is not None and (known.incarnation, known.crc, len(known.card)) == (incarnation, crc, size):
+        return known._replace(beat=beat)
+    end = head.end() + size
+    while len(text) < end <= MAX_CARD + _FIRST_READ and (more := os.read(descriptor, end - len(text))):
+        text += more
+    card = text[head.end() : end]
+    return MemberFile(incarnation, beat, card, crc) if (len(card), zlib.crc32(card)) == (size, crc) else None
 
 
 def put(path: Path, content: bytes, *, replace: bool, durable: bool = False) -> bool:

@@ -1,0 +1,233 @@
+"""Nodes that die, stop, leave and come back, and what the others see: no hang, no foreign bytes, no crash, no leak."""
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from nanokv.cluster import NanoKVCluster
+from nanokv.errors import NanoKVError, PeerLost
+
+from .conftest import MakeCluster, key_of, until
+from .node_process import NodeProcess, value_of
+
+MakeNode = Callable[..., NodeProcess]
+SIZE = 3000
+
+
+@pytest.fixture
+def make_node(tmp_path: Path) -> Iterator[MakeNode]:
+    """Makes nodes in processes of their own, which end with the test."""
+    nodes: list[NodeProcess] = []
+
+    def make(name: str, **options: Any) -> NodeProcess:
+        nodes.append(NodeProcess(name, f"file://{tmp_path}/cluster", **options))
+        return nodes[-1]
+
+    yield make
+    for node in nodes:
+        node.end()
+
+
+def meet(member: NanoKVCluster, *nodes: str) -> None:
+    until(lambda: member.nodes == sorted(nodes), f"the nodes {nodes}")
+
+
+def test_processes_exchange_objects(make_cluster: MakeCluster, make_node: MakeNode) -> None:
+    (here,) = make_cluster(1)
+    there = make_node("far")
+    meet(here, "far", "n0")
+    until(lambda: there.nodes() == ["far", "n0"])
+    for i in range(40):
+        here.put(f"a{i}", value_of(f"a{i}", SIZE + i))
+        there.put(f"b{i}", SIZE + i)
+    for i in range(40):
+        assert torch.equal(here.get(f"b{i}"), value_of(f"b{i}", SIZE + i)) and there.get(f"a{i}", SIZE + i) == "right"
+    assert there.puts("c", 100, 70_000, "n0") == here.put_many(
+        [f"d{i}" for i in range(100)], torch.zeros(100, 9), preferred_segment=("far", 0)
+    ).count(None)
+    there.signal(signal.SIGCONT)
+    assert there.end() == 0
+
+
+def test_a_node_that_is_killed(make_cluster: MakeCluster, make_node: MakeNode) -> None:
+    here, other = make_cluster(2)
+    there = make_node("far")
+    meet(here, "far", "n0", "n1")
+    meet(other, "far", "n0", "n1")
+    far, near = key_of(here, "far"), key_of(here, "n1", "near")
+    here.put(far, value_of(far, SIZE))
+    here.put(near, value_of(near, SIZE))
+    assert torch.equal(here.get(far), value_of(far, SIZE))
+    there.kill()
+    with pytest.raises(PeerLost, match="node far"):
+        here.get(far)
+    with pytest.raises(PeerLost):
+        here.exists(far)
+    with pytest.raises(PeerLost):
+        here.put(key_of(here, "far", "more"), value_of(far, SIZE))
+    errors = here.put_many([key_of(here, "far", "many"), key_of(here, "n0", "many")], torch.zeros(2, 5))
+    assert isinstance(errors[0], PeerLost) and errors[1] is None
+    assert torch.equal(here.get(near), value_of(near, SIZE))  # the others go on
+    meet(here, "n0", "n1")
+    assert here.get(far, None) is None  # what was there alone has gone; another node is its home now
+    here.put(far, value_of(far, SIZE))
+    assert torch.equal(here.get(far), value_of(far, SIZE))
+
+
+def test_a_node_that_comes_back_is_another_one(make_cluster: MakeCluster, make_node: MakeNode) -> None:
+    (here,) = make_cluster(1)
+    there = make_node("far")
+    meet(here, "far", "n0")
+    key = key_of(here, "far")
+    here.put(key, value_of(key, SIZE))
+    there.kill()
+    again = make_node("far")  # waits until the lease of the dead one has ended
+    until(lambda: again.nodes() == ["far", "n0"])
+
+    def found() -> Any:
+        try:
+            return here.get(key, "none")
+        except PeerLost:
+            return None
+
+    until(lambda: isinstance(found(), str))
+    here.put(key, value_of(key, SIZE))
+    assert again.get(key, SIZE) == "right" and torch.equal(here.get(key), value_of(key, SIZE))
+
+
+def test_reads_go_on_while_the_owner_is_stopped(make_cluster: MakeCluster, make_node: MakeNode) -> None:
+    """Over shared memory a read needs nothing of the owner's process."""
+    (here,) = make_cluster(1)
+    there = make_node("far")
+    meet(here, "far", "n0")
+    keys = [key_of(here, "far", f"s{i}") for i in range(20)]
+    for i, key in enumerate(keys):
+        here.put(key, value_of(key, SIZE * (i + 1)))
+    assert torch.equal(here.get(keys[0]), value_of(keys[0], SIZE))
+    there.signal(signal.SIGSTOP)
+    for i, key in enumerate(keys):
+        assert torch.equal(here.get(key), value_of(key, SIZE * (i + 1)))
+    assert all(
+        torch.equal(got, value_of(key, SIZE * (i + 1)))
+        for i, (key, got) in enumerate(zip(keys, here.get_many(keys), strict=True))
+        if got is not None
+    )
+    with pytest.raises(PeerLost, match="did not answer"):
+        here.put(key_of(here, "far", "put"), value_of("x", SIZE))
+    there.signal(signal.SIGCONT)
+    until(lambda: "far" in here.nodes and _puts(here, "far"))
+
+
+def _puts(member: NanoKVCluster, node: str) -> bool:
+    try:
+        member.put(f"again-{time.monotonic_ns()}", torch.ones(3), preferred_segment=(node, 0))
+    except NanoKVError:
+        return False
+    return True
+
+
+def test_over_tcp_a_stopped_owner_is_lost_and_late_bytes_reach_nobody(
+    make_cluster: MakeCluster, make_node: MakeNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UCX_TLS", "tcp,self")
+    (here,) = make_cluster(1, timeout=0.5)
+    there = make_node("far")
+    meet(here, "far", "n0")
+    key = key_of(here, "far")
+    here.put(key, value_of(key, 400_000))
+    assert torch.equal(here.get(key), value_of(key, 400_000))
+    there.signal(signal.SIGSTOP)
+    dst = torch.zeros(400_000, dtype=torch.uint8)
+    with pytest.raises(PeerLost, match="did not answer"):
+        here.get(key, dst=dst)
+    assert here.stats()["late_reads"] == 1
+    there.signal(signal.SIGCONT)
+    until(lambda: here.stats()["late_reads"] == 0, "the end of the late read")
+    assert not dst.any()
+    until(lambda: _reads(here, key, 400_000))
+
+
+def _reads(member: NanoKVCluster, key: str, nbytes: int) -> bool:
+    try:
+        got = member.get(key, None)
+    except PeerLost:
+        return False
+    assert got is not None and torch.equal(got, value_of(key, nbytes))
+    return True
+
+
+def test_a_producer_that_is_killed_leaves_nothing(make_cluster: MakeCluster, make_node: MakeNode) -> None:
+    (here,) = make_cluster(1, world={"write_timeout": 5.0})
+    for i in range(3):
+        there = make_node(f"far{i}")
+        meet(here, f"far{i}", "n0")
+        until(partial(_knows, there, 2))
+        there.put_forever(f"k{i}-", 60_000, "n0")
+        time.sleep(0.3 + 0.05 * i)
+        there.kill()
+        meet(here, "n0")
+        until(lambda: here.stats()["late_pulls"] == 0 and here.world.stats()["unfinished"] == 0, "the end of its puts")
+        for k in range(10_000):
+            got = here.get(f"k{i}-{k}", None)
+            assert got is None or torch.equal(got, value_of(f"k{i}-{k}", 60_000))
+            if got is None and k > 200:
+                break
+        here.world.clear()
+
+
+def test_a_segment_that_was_made_anew_is_not_read(make_cluster: MakeCluster) -> None:
+    """What lies where a card says must be what the card was made of."""
+    one, two = make_cluster(2)
+    key = key_of(one, "n1")
+    one.put(key, torch.ones(5))
+    assert torch.equal(one.get(key), torch.ones(5))
+    control = two.world._heap.segment(0)[:64]
+    kept = control.clone()
+    control[24] ^= 1  # the id of the world
+    with pytest.raises(PeerLost, match="another segment"):
+        one.get(key)
+    control.copy_(kept)
+    until(lambda: _gets(one, key))
+
+
+def _knows(node: NodeProcess, count: int) -> bool:
+    return len(node.nodes()) == count
+
+
+def _gets(member: NanoKVCluster, key: str) -> bool:
+    try:
+        return torch.equal(member.get(key), torch.ones(5))
+    except PeerLost:
+        return False
+
+
+def test_a_join_loses_nothing(make_cluster: MakeCluster) -> None:
+    members = make_cluster(2)
+    keys = [f"j{i}" for i in range(200)]
+    rows = torch.arange(200 * 10).reshape(200, 10)
+    members[0].put_many(keys, rows)
+    members += make_cluster(1)
+    moved = [key for key in keys if members[0].home(key) == "n2"]
+    assert moved and all(member.exists_many(keys) == [True] * 200 for member in members)
+    members += make_cluster(2)
+    for member in members:
+        out = torch.zeros_like(rows)
+        assert all(member.get_many(keys, dsts=out)) and torch.equal(out, rows)
+
+
+def test_the_registry_goes_away(make_cluster: MakeCluster, tmp_path: Path) -> None:
+    members = make_cluster(2)
+    (tmp_path / "cluster").rename(tmp_path / "hidden")
+    until(lambda: members[0].registry_away > 0, "the loss of the registry")
+    key = key_of(members[0], "n1")
+    members[0].put(key, torch.ones(3))
+    assert members[0].nodes == ["n0", "n1"] and torch.equal(members[0].get(key), torch.ones(3))
+    (tmp_path / "hidden").rename(tmp_path / "cluster")
+    until(lambda: members[0].registry_away == 0, "the registry")
+    assert members[0].nodes == ["n0", "n1"]
