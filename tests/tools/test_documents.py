@@ -48,6 +48,8 @@ NOT_RUN = {
     "TRITON_INTERPRET=1 python -m tests.gpu --device cpu --only pins_hold": "test_launch_machine runs it",
     "pip install .": INSTALLS,
     "pip install '.[check]'": INSTALLS,
+    "pip install '.[cluster]'": INSTALLS,
+    "pip install --no-deps nixl-cu12": INSTALLS,
     "pip install '.[transformers]'": INSTALLS,
     "nanokv check --device cuda": GPU,
     "python -m bench.gpu many sweep --json out.json": GPU,
