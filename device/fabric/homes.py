@@ -13,11 +13,10 @@ from nanokv.device.fabric.lines import peek, poke
 from nanokv.device.memory.triton import mixed, word
 from nanokv.device.native.many import KEY_BYTES
 from nanokv.device.segment.layout import POSITIVE
-from nanokv.device.segment.world_table import World
 
 
 @triton.jit
-def home_node(seeds: World, count: tl.int64, key_hash: tl.int64) -> Any:
+def home_node(seeds: tl.int64, count: tl.int64, key_hash: tl.int64) -> Any:
     """The place of a key's home among the seeds of `count` nodes (words at the address `seeds`)."""
     best = word(0)
     most = word(-1)
@@ -31,7 +30,7 @@ def home_node(seeds: World, count: tl.int64, key_hash: tl.int64) -> Any:
 
 
 @triton.jit
-def home_nodes(seeds: World, count: tl.int64, keys: tl.int64, n: tl.int64, out: tl.int64) -> None:
+def home_nodes(seeds: tl.int64, count: tl.int64, keys: tl.int64, n: tl.int64, out: tl.int64) -> None:
     """`home_node` of `n` keys, two words each, as words at `out`."""
     i = word(0)
     while i < n:

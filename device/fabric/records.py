@@ -85,7 +85,7 @@ LINE_WORDS = tl.constexpr(LOOK_LINE // WORD)
 ASKER_BITS = tl.constexpr(20)
 ASKER_MASK = tl.constexpr((1 << ASKER_BITS.value) - 1)
 MOST_LOOKS = 1 << ASKER_BITS.value
-LOOKS_A_KEY = 4  #: two buckets; or the headers of so many candidates; or a header, its control block and descriptor
+LOOKS_A_KEY = 4  #: two buckets; or the headers of so many candidates; or a header, and its descriptor or control block
 
 #: the fields in the first line of a control block: they say whose segment it is, and stay as long as it is that
 IDENTITY_FIELDS = tuple(name for name, at in HEAP_CTL.offsets.items() if at < LOOK_LINE)

@@ -2,8 +2,8 @@
 
     1. the two buckets of each key
     2. the headers of the entries that may be of it
-    3. the bytes and the descriptor
-    4. the header again, and the first line of the control block
+    3. the bytes, the descriptor, and the header again
+    4. the STATE word, and the first line of the control block
 
 Each round is one transfer per peer, and none begins before the last one is complete. A reader who knows where an object
 lies, from an event or an earlier get, begins with the third.
@@ -11,18 +11,25 @@ lies, from an event or an earlier get, begins with the third.
 Guarantees
 - A reader gets the bytes and the descriptor of the key that it asked for, whole, or no object (I4). It does so also
   if the owner removes, evicts and puts meanwhile, or if another segment lies where the card says: the copy counts only
-  if the header was READY before and is READY in the same epoch, of the same key, place and size, after it, and if the
-  control block is that of the card.
+  if STATE was READY before the third round and is READY in the same epoch after it, if the header of the third round
+  has the key, place and size by which the bytes were read, and if the control block is that of the card.
 - The owner's process is not asked. It need not even run, where the link does not need it.
 - A reader does not wait: it is told TORN, and asks again.
 
 Why the orderings suffice: a transfer orders nothing within itself, and a transfer that is complete happened before one
-that begins later. The owner's producers release READY after bytes and descriptor; the slot's next producer stores a
-new epoch after the last reader of the old one was let go. So what is read between two looks at a header that are the
-same is of that epoch. In particular the descriptor belongs to the third round: one that is read beside the first header
-may be that of the slot's last use. A header is not read at one instant; but all of its words, except those of pins,
-flags and last access, stay from READY on until the epoch changes, so two equal looks are of one epoch, and if its words
-are of two epochs, the key is not that of STATE's epoch (`header.reserve`).
+that begins later. The owner's producers release READY after bytes, descriptor and header; the next producer that uses
+slot or pages has acquired that the object is DEAD, or made it so by a read-modify-write, before it stores a word there.
+So what is read between two looks at STATE that are READY in one epoch is of that epoch: the bytes, the descriptor, and
+all words of the header except those of pins and last access.
+
+The first look at a header is not at one instant. It may have STATE of one use of the slot and place or size of the one
+before; the last look may have STATE of that use and the rest of the next one, which may be equal. So two equal looks
+prove nothing about the words beside STATE, and the third round reads them once more (scenario remote-fresh). For the
+same reason a first look that names impossible bytes is only DOUBTFUL: it may be torn, or the header is corrupt. And
+descriptor and flags belong to the third round: those beside the first STATE may be of the slot's last use.
+
+Transfers see a store that follows a read-modify-write of its thread not before that. x86 promises it; Arm's memory
+model does not, after a compare-and-swap that only acquires (`header.kill`, in an eviction that hands pages on).
 
 The functions of one round follow each other around its transfer. They touch private memory only.
 """
@@ -95,6 +102,7 @@ from nanokv.device.segment.layout import (
 from nanokv.device.segment.world_table import World, descriptor_at, header_at, is_inside, segment
 
 GONE = tl.constexpr(-1)  #: the answer of a fetch whose segment is not that of the card (any more)
+DOUBTFUL = tl.constexpr(-2)  #: of one whose header names impossible bytes: another look tells whether it stays so
 
 
 @triton.jit
@@ -176,7 +184,7 @@ def ask_candidates(world: World, work: tl.int64, candidates: tl.int64, count: tl
 
 @triton.jit
 def judge_header(world: World, header: tl.int64, entry: tl.int64, key_hash: tl.int64, key_check: tl.int64) -> Any:
-    """What the copy of a header says of a key: OK, NOT_READY, CORRUPT, MISS; TORN: the slot has been used again since.
+    """What the copy of a header says of a key: OK, NOT_READY, DOUBTFUL, MISS; TORN: the slot has been used again since.
 
     As `directory.judge`, which can look again; here the key may have a newer entry that was not seen.
     """
@@ -193,7 +201,7 @@ def judge_header(world: World, header: tl.int64, entry: tl.int64, key_hash: tl.i
             if phase_of(state) == READY:
                 answer = word(OK)
                 if not can_be(world, header):
-                    answer = word(CORRUPT)
+                    answer = word(DOUBTFUL)
     return answer
 
 
@@ -210,9 +218,9 @@ def can_be(world: World, header: tl.int64) -> Any:
 
 @triton.jit
 def rank_of(status: tl.int64) -> Any:
-    """How much an answer says: OK before NOT_READY before CORRUPT before TORN before MISS."""
+    """How much an answer says: OK before NOT_READY before DOUBTFUL before TORN before MISS."""
     rank = select(status == TORN, word(1), word(0))
-    rank = select(status == CORRUPT, word(2), rank)
+    rank = select(status == DOUBTFUL, word(2), rank)
     rank = select(status == NOT_READY, word(3), rank)
     return select(status == OK, word(4), rank)
 
@@ -242,7 +250,7 @@ def copy_line(to: tl.int64, line: tl.int64) -> None:
         i += 1
 
 
-# --- third round: bytes and descriptors ---
+# --- third round: bytes, descriptors, headers again ---
 @triton.jit
 def in_order(world: World, work: tl.int64, count: tl.int64) -> Any:
     """Sorted LOOK words of the bytes of all fetches that are OK and have some, in LOOKS: how many."""
@@ -287,7 +295,9 @@ def place_each(world: World, work: tl.int64, count: tl.int64) -> Any:
 
 @triton.jit
 def ask_bytes(world: World, work: tl.int64, count: tl.int64) -> Any:
-    """The rows that bring the bytes and the descriptors of all fetches that are OK: (rows, lines in use).
+    """The rows that bring bytes, header and descriptor of all fetches that are OK: (rows, lines in use).
+
+    Askers: two per fetch.
 
     Bytes that lie one after the other on both sides are one row. So are those with a small gap that is the same on both
     sides: what is between is copied too, so the room between two places belongs to this call.
@@ -299,8 +309,9 @@ def ask_bytes(world: World, work: tl.int64, count: tl.int64) -> Any:
         fetch = fetch_at(work, i)
         if field(fetch, F_STATUS) == OK:
             seg = segment(world, field(fetch, F_OWNER))
-            add_look(work, asked, i, descriptor_at(world, seg, field(fetch, F_SLOT)))
-            asked += 1
+            add_look(work, asked, 2 * i, header_at(world, seg, field(fetch, F_SLOT)))
+            add_look(work, asked + 1, 2 * i + 1, descriptor_at(world, seg, field(fetch, F_SLOT)))
+            asked += 2
         i += 1
     return gather(work, asked, row, word(0))
 
@@ -335,17 +346,25 @@ def rows_of_bytes(world: World, work: tl.int64, count: tl.int64) -> Any:
 
 @triton.jit
 def take_descriptors(work: tl.int64, count: tl.int64) -> None:
-    """After the third round: keep the descriptors, whose lines the next round overwrites."""
+    """After the third round: keep descriptors and headers, whose lines the next round overwrites.
+
+    A fetch whose header is another one by now is TORN.
+    """
     places = field(work, W_PLACES)
     i = word(0)
     while i < count:
         fetch = fetch_at(work, i)
         if field(fetch, F_STATUS) == OK:
-            copy_line(fetch + F_WHAT, peek(places, i))
+            header = peek(places, 2 * i)
+            if same_header(fetch + F_HEADER, header):
+                copy_line(fetch + F_HEADER, header)
+                copy_line(fetch + F_WHAT, peek(places, 2 * i + 1))
+            else:
+                store64(fetch + F_STATUS, word(TORN), "relaxed")
         i += 1
 
 
-# --- fourth round: headers again, and control blocks ---
+# --- fourth round: STATE words again, and control blocks ---
 @triton.jit
 def ask_again(world: World, work: tl.int64, count: tl.int64) -> Any:
     """The rows that bring the headers of all fetches that are OK, and the control blocks. Askers: two per fetch."""
@@ -381,11 +400,11 @@ def take_again(world: World, work: tl.int64, count: tl.int64) -> Any:
 
 @triton.jit
 def judge_again(world: World, work: tl.int64, fetch: tl.int64, header: tl.int64, control: tl.int64) -> Any:
-    """OK, if the second look at a header is as the first one; else TORN, CORRUPT or GONE."""
+    """OK, if STATE is what it was before the bytes were read; else TORN, CORRUPT or GONE."""
     status = word(OK)
-    if not same_header(fetch + F_HEADER, header):
+    if not same_state(field(fetch, F_HEADER + H_STATE), load64(header + H_STATE, "relaxed")):
         status = word(TORN)
-    elif not has_right_sum(world, work, fetch, load64(header + H_FLAGS, "relaxed")):
+    elif not has_right_sum(world, work, fetch):
         status = word(CORRUPT)
     if not same_line(field(work, W_CONTROLS) + field(fetch, F_OWNER) * (LINE_WORDS * WORD_BYTES), control):
         status = word(GONE)
@@ -404,24 +423,28 @@ def same_line(one: tl.int64, two: tl.int64) -> Any:
 
 
 @triton.jit
+def same_state(one: tl.int64, two: tl.int64) -> Any:
+    """Whether two STATE words are READY in one epoch."""
+    return (((one ^ two) & ~PIN_BITS) == 0) & ((one & ~PIN_BITS) == state_word(READY, epoch_of(one)))
+
+
+@triton.jit
 def same_header(one: tl.int64, two: tl.int64) -> Any:
     """Whether two copies of a header are of one READY object: all is equal, except pins, flags and last access."""
     differs = word(0)
     i = word(0)
     while i < LINE_WORDS:
-        if (i * WORD_BYTES != H_ACCESS) & (i * WORD_BYTES != H_FLAGS):
-            change = peek(one, i) ^ peek(two, i)
-            differs = differs | select(i * WORD_BYTES == H_STATE, change & ~PIN_BITS, change)
+        if (i * WORD_BYTES != H_STATE) & (i * WORD_BYTES != H_ACCESS) & (i * WORD_BYTES != H_FLAGS):
+            differs = differs | (peek(one, i) ^ peek(two, i))
         i += 1
-    state = load64(one + H_STATE, "relaxed")
-    return (differs == 0) & ((state & ~PIN_BITS) == state_word(READY, epoch_of(state)))
+    return (differs == 0) & same_state(field(one, H_STATE), field(two, H_STATE))
 
 
 @triton.jit
-def has_right_sum(world: World, work: tl.int64, fetch: tl.int64, flags: tl.int64) -> Any:
+def has_right_sum(world: World, work: tl.int64, fetch: tl.int64) -> Any:
     """True if the checksum of what was read is right, or if there is none and this reader does not insist on one."""
     right = world.checksum == 0
-    if (flags & FLAG_CHECKSUM) != 0:
+    if (field(fetch, F_HEADER + H_FLAGS) & FLAG_CHECKSUM) != 0:
         what, nbytes = fetch + F_WHAT, field(fetch, F_HEADER + H_BYTES)
         kind, dims = load64(what + D_FORMAT, "relaxed"), what + D_DIMS
         value = checksum(

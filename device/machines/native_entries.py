@@ -1,6 +1,6 @@
 """The functions that a CPU compiles: those of `entries`, and those that only a host in native code can run."""
 
-from nanokv.device.fabric import homes, nixl, pulls
+from nanokv.device.fabric import homes, locations, nixl, pulls
 from nanokv.device.fabric import rounds as fabric
 from nanokv.device.machines.entries import ENTRIES, Entry
 from nanokv.device.native.calls import get_now, plan_now, put_now
@@ -42,6 +42,13 @@ FABRIC_ENTRIES = {
     "begin_each": Entry(pulls.begin_each, 1),
     "rows_of_pulls": Entry(pulls.rows_of_pulls, 1),
     "end_each": Entry(pulls.end_each, 1),
+    # what is known of other nodes
+    "learn_each": Entry(locations.learn_each, 0),
+    "learn_headers": Entry(locations.learn_headers, 1),
+    "forget_node": Entry(locations.forget_node, 0),
+    "node_of": Entry(locations.node_of, 1),
+    "nodes_of": Entry(locations.nodes_of, 0),
+    "recall": Entry(locations.recall, 1),
     "home_node": Entry(homes.home_node, 1),
     "home_nodes": Entry(homes.home_nodes, 0),
     # all rounds, over NIXL

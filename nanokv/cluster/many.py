@@ -137,11 +137,11 @@ class Many(Objects):
         statuses = np.full(len(digests), _MISS, np.int64)
         rows = None if dsts is None else self._into_rows(dsts, reinterpret)
 
-        def read(node: Node, which: Words) -> Words:
+        def read(node: Node, which: Words, known: bool) -> Words:
             words = digests.words[which]
             if rows is not None:
                 what, targets = rows
-                found = self._reading.get_into_each(node, words, targets[which], what)
+                found = self._reading.get_into_each(node, words, targets[which], what, known=known)
                 for i in which[found == _OK].tolist():
                     answers[i] = True if isinstance(dsts, torch.Tensor) else dsts[i]
                 return found
@@ -150,9 +150,10 @@ class Many(Objects):
                 dst = None if dsts is None else dsts[int(which[i])]
                 answers[int(which[i])] = self._as_tensor(got, digests[int(which[i])], dst, reinterpret)
 
-            return self._reading.get_each(node, words, take)
+            return self._reading.get_each(node, words, take, known=known)
 
-        self._ask_each(digests, todo, statuses, read)
+        self._ask_known(digests, todo, statuses, read)
+        self._ask_each(digests, todo, statuses, lambda node, which: read(node, which, False))
         for i in todo[~np.isin(statuses[todo], (_OK, _MISS, _NOT_READY))].tolist():
             if statuses[i] == _SIZE and dsts is not None:  # the call for this key alone says how it differs
                 self.get(digests[i], dst=dsts[i], reinterpret=reinterpret)
@@ -165,6 +166,21 @@ class Many(Objects):
             return None
         what, targets = alike
         return (What.of(what.nbytes, RAW) if reinterpret else what), targets
+
+    def _ask_known(self, digests: Digests, todo: Words, statuses: Words, read: Any) -> None:
+        """Read what lies where events say; the rest stays as it is."""
+        places, names = self._parts.locations.nodes_of(np.ascontiguousarray(digests.words[todo]))
+        for place in np.unique(places[places > 0]).tolist():
+            node = self._nodes.find(names[place])
+            if node is None:
+                continue
+            which = todo[places == place]
+            try:
+                found = read(node, which, True)
+            except PeerLost:
+                continue  # their homes may have them too; if not, those are asked next, and say so
+            statuses[which] = np.where(found == _OK, _OK, statuses[which])
+            self._count_got(found[found == _OK])
 
     def _ask_each(self, digests: Digests, todo: Words, statuses: Words, ask: Any) -> None:
         """Ask the nodes that may have objects, for those whose status is not OK yet.

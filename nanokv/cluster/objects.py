@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from typing import Any, TypeVar, overload
 
 import numpy as np
 import torch
 
 from nanokv.api.objects import check_reinterpret
-from nanokv.arguments import seconds
+from nanokv.arguments import FOREVER, seconds
 from nanokv.cluster.base import ClusterBase, Segment
 from nanokv.cluster.kinds import Kind
 from nanokv.cluster.messages.asker import Refused, Unanswered
@@ -17,7 +18,7 @@ from nanokv.cluster.nodes import Node
 from nanokv.cluster.reading import Got
 from nanokv.device.machines.records import Found, Place, What, Words
 from nanokv.device.protocol.status import Status
-from nanokv.errors import InvalidArgument, PeerLost
+from nanokv.errors import InvalidArgument, PeerLost, WaitTimeout
 from nanokv.replicas import NO_COPIES
 from nanokv.room import NO_ROOM, NO_WAIT
 from nanokv.terms import Hold
@@ -27,6 +28,7 @@ from nanokv.types import Key, KeyDigest
 _ABSENT: Any = object()
 _OK, _MISS, _DUPLICATE = int(Status.OK), int(Status.MISS), int(Status.DUPLICATE)
 _NOT_READY, _PINNED = int(Status.NOT_READY), int(Status.PINNED)
+_SHORTEST_LOOK, _LONGEST_LOOK = 0.001, 0.1  #: seconds between two looks for an object, if no event comes
 _ROOM_REST = 0.01  #: seconds between two tries of a put that found no room on another node
 D = TypeVar("D")
 
@@ -128,6 +130,9 @@ class Objects(ClusterBase):
         Raises:
             PeerLost: a node that may have it cannot be reached, and no other one has it.
         """
+        known = self._get_known(digest)
+        if known is not None:
+            return known
         status, answered, lost = _MISS, None, None
         for node in self._others(digest):
             try:
@@ -145,6 +150,21 @@ class Objects(ClusterBase):
             self._counts.peer_lost += 1
             raise lost
         return status, answered
+
+    def _get_known(self, digest: KeyDigest) -> tuple[Got, Node] | None:
+        """The object of a key from where events say that it lies; None: it is not there, or nothing is known."""
+        name = self._parts.locations.node_of(digest)
+        node = None if name is None else self._nodes.find(name)
+        if node is None:
+            return None
+        try:
+            got = self._reading.get_known(node, digest)
+        except PeerLost:
+            return None  # its home may have it too; if not, that is asked next, and says so
+        if got is None:
+            return None
+        self._counts.got(got.nbytes)
+        return got, node
 
     def _as_tensor(self, got: Got, key: Key, dst: torch.Tensor | None, reinterpret: bool) -> torch.Tensor:
         """The object that was read, as a tensor of its own memory, or in `dst`."""
@@ -187,6 +207,32 @@ class Objects(ClusterBase):
         return False
 
     __contains__ = exists
+
+    def wait(self, keys: Key | Iterable[Key], *, timeout: float | None) -> None:
+        """Wait until every object can be read, from this node or from where it may lie. Events wake the wait.
+
+        Args:
+            timeout: seconds; None: no limit.
+
+        Raises:
+            WaitTimeout: after `timeout` seconds; the message gives the number of missing objects.
+            PeerLost: a node that may have one of them cannot be reached.
+        """
+        self._check_open()
+        one = isinstance(keys, str | bytes | KeyDigest)
+        digests = [self._hash(keys)] if one else list(self.world._digests(keys))  # type: ignore[arg-type]
+        deadline = time.monotonic() + (FOREVER if timeout is None else seconds("timeout", timeout))
+        pause, missing = _SHORTEST_LOOK, digests
+        while True:
+            heard = self._parts.events.heard
+            missing = [digest for digest in missing if not self.exists(digest)]
+            left = deadline - time.monotonic()
+            if not missing:
+                return
+            if left <= 0:
+                raise WaitTimeout(f"{len(missing)} of {len(digests)} objects are not READY after {timeout} s")
+            self._parts.events.wait(heard, min(pause, left))
+            pause = min(2 * pause, _LONGEST_LOOK)
 
     def remove(self, key: Key) -> None:
         """Remove an object, from this node and from its home.

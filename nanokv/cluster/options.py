@@ -6,7 +6,7 @@ import socket
 from dataclasses import dataclass, fields
 from typing import Any
 
-from nanokv.arguments import seconds
+from nanokv.arguments import integer, seconds
 from nanokv.cluster.links import KINDS
 from nanokv.errors import InvalidArgument
 
@@ -29,6 +29,7 @@ class ClusterOptions:
         bind: the interface or address at which this member takes messages. "0.0.0.0" is all, and only if given.
         timeout: seconds that a node has for each round of a get, and for a put, beside the time for its bytes.
         ttl: seconds after which the others see that this process has died, or cannot reach the registry.
+        locations: of how many objects of other nodes this process remembers where they lie; 64 bytes each.
         join_timeout: seconds to try to reach the registry.
     """
 
@@ -40,6 +41,7 @@ class ClusterOptions:
     timeout: float = 1.0
     ttl: float = 3.0
     join_timeout: float = 10.0
+    locations: int = 1 << 17
 
     def __post_init__(self) -> None:
         if not isinstance(self.node, str) or not _NAME.fullmatch(self.node):
@@ -51,6 +53,7 @@ class ClusterOptions:
         for name in ("devices", "bind"):
             if not isinstance(getattr(self, name), str) or not getattr(self, name):
                 raise InvalidArgument(f"{name} must be a non-empty str, not {getattr(self, name)!r}")
+        object.__setattr__(self, "locations", integer("locations", self.locations, 1, 1 << 30))
         for name in ("timeout", "ttl", "join_timeout"):
             object.__setattr__(self, name, seconds(name, getattr(self, name)))
             if not getattr(self, name) > 0:

@@ -6,10 +6,13 @@ from typing import Any, NamedTuple
 
 from nanokv.cache import NanoKVCache
 from nanokv.cluster.card import Card, member_name
+from nanokv.cluster.events import Events
 from nanokv.cluster.links import open_link
 from nanokv.cluster.links.base import Link
+from nanokv.cluster.locations import Locations
 from nanokv.cluster.membership import Membership, open_membership
 from nanokv.cluster.messages.asker import Asker
+from nanokv.cluster.messages.feed import Publisher
 from nanokv.cluster.messages.server import Server
 from nanokv.cluster.nodes import Nodes
 from nanokv.cluster.options import ClusterOptions
@@ -36,11 +39,14 @@ class Parts(NamedTuple):
     putting: Putting
     puller: Puller
     registered: Registered
+    locations: Locations
+    events: Events
     segments: list[Any]  #: keeps the memory mapped as long as other nodes may read it
 
     def close(self) -> None:
         """Leave the cluster; then let nobody read, and only then give memory back."""
         self.membership.close()
+        self.events.close()
         self.server.close()
         self.asker.close()
         self.nodes.close()
@@ -74,12 +80,18 @@ def assemble(world: NanoKVCache, cluster: str, options: ClusterOptions) -> Parts
         asker = Asker(member, incarnation, secret)
         opened.append(asker)
         nodes = Nodes(options.node, link, secret, incarnation)
-        reading = Reading(rounds_over(link), staging, options.timeout)
+        locations = Locations(options.locations)
+        reading = Reading(link, rounds_over(link), staging, locations, options.timeout)
         putting = Putting(link, asker, offers, registered, options.timeout)
         puller = Puller(world._machine, world._allocation, link, staging, heap.wake)
         serving = Serving(world, puller)
         server = Server(member, incarnation, secret, serving.handlers(), bind=options.bind)
         opened.append(server)
+        publisher = Publisher(member, incarnation, secret, options.bind)
+        opened.append(publisher)
+        events = Events(world, nodes, publisher, secret, locations, reading)
+        opened.append(events)
+        nodes.changed = events.follow
         card = Card(
             options.node,
             heap.rank,
@@ -91,7 +103,7 @@ def assemble(world: NanoKVCache, cluster: str, options: ClusterOptions) -> Parts
             link.name,
             link.card(),
             server.address,
-            "",
+            publisher.address,
         )
         membership.join(member, card.sealed(secret))
         nodes.update(membership.members())
@@ -101,5 +113,18 @@ def assemble(world: NanoKVCache, cluster: str, options: ClusterOptions) -> Parts
             part.close()
         raise
     return Parts(
-        membership, link, nodes, server, asker, staging, offers, reading, putting, puller, registered, segments
+        membership,
+        link,
+        nodes,
+        server,
+        asker,
+        staging,
+        offers,
+        reading,
+        putting,
+        puller,
+        registered,
+        locations,
+        events,
+        segments,
     )

@@ -7,10 +7,11 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from nanokv.cluster.links.base import LinkLost
+from nanokv.cluster.links.base import Link, LinkLost, State
+from nanokv.cluster.locations import Locations
 from nanokv.cluster.nodes import Node
 from nanokv.cluster.remote_world import RemoteWorld
-from nanokv.cluster.rounds import Rounds, TransferLate
+from nanokv.cluster.rounds import Rounds, TransferLate, wait_for
 from nanokv.cluster.staging import Staging
 from nanokv.cluster.workspace import MOST_KEYS, SMALL, Workspace
 from nanokv.device.fabric.records import FETCH
@@ -18,13 +19,14 @@ from nanokv.device.fabric.rounds import DOUBTFUL, GONE
 from nanokv.device.machines.native_code import fabric_code
 from nanokv.device.machines.records import Descriptor, What, Words
 from nanokv.device.protocol.status import Status
-from nanokv.device.segment.layout import MAX_DIMS, OBJ_HEADER, WORD
+from nanokv.device.segment.layout import HEAP_CTL, MAX_DIMS, OBJ_HEADER, WORD
 from nanokv.errors import PeerLost
 from nanokv.types import KeyDigest
 
 TRIES = 16  #: how often a read begins anew because the object was replaced meanwhile
 _OK, _MISS, _TORN, _CORRUPT = int(Status.OK), int(Status.MISS), int(Status.TORN), int(Status.CORRUPT)
 _GONE, _DOUBTFUL = int(GONE.value), int(DOUBTFUL.value)
+_SCANNED = 16384  #: headers of one transfer
 _AGAIN = (_TORN, int(Status.BUSY), _DOUBTFUL)
 _STATUS, _DST, _WHAT = (FETCH.offsets[name] // WORD for name in ("status", "dst", "what"))
 _NBYTES = (FETCH.offsets["header"] + OBJ_HEADER.offsets["bytes_total"]) // WORD
@@ -51,8 +53,9 @@ class Reading:
     read that was given up may go on: its memory is kept, and no other read uses it (`staging`).
     """
 
-    def __init__(self, rounds: Rounds, staging: Staging, timeout: float) -> None:
-        self._rounds, self._staging, self._timeout = rounds, staging, timeout
+    def __init__(self, link: Link, rounds: Rounds, staging: Staging, locations: Locations, timeout: float) -> None:
+        self._link, self._rounds, self._staging, self._timeout = link, rounds, staging, timeout
+        self._locations = locations
         self._code = fabric_code()
 
     # --- one ---
@@ -73,8 +76,10 @@ class Reading:
         words[0], words[1] = key
         self._rounds.locate(world, workspace, 1, self._timeout)
         status: int = words[_STATUS]
-        if status != _OK:
-            return status
+        return status if status != _OK else self._fetch_one(world, workspace)
+
+    def _fetch_one(self, world: RemoteWorld, workspace: Workspace) -> Got | int:
+        words = workspace.words
         nbytes: int = words[_NBYTES]
         room = None if nbytes <= SMALL else self._staging.room(nbytes)
         words[_DST] = 0
@@ -86,16 +91,32 @@ class Reading:
         data = workspace.small_bytes[:nbytes].copy() if room is None else room.view(nbytes)
         return Got(nbytes, tuple(words[_WHAT : _WHAT + 1 + MAX_DIMS]), data)
 
+    def get_known(self, node: Node, key: KeyDigest) -> Got | None:
+        """An object that lies where the table of locations says, in two rounds; None: it does not (any more)."""
+
+        def once(world: RemoteWorld, workspace: Workspace) -> Got | int:
+            words = workspace.words
+            words[0], words[1] = key
+            if not self._locations.recall(world, workspace, 1):
+                return _MISS
+            return self._fetch_one(world, workspace)
+
+        found = self._pass(node, once)
+        return found if isinstance(found, Got) else None
+
     # --- many ---
     def find_each(self, node: Node, keys: Words) -> Words:
         """A status for each key (int64 [n, 2]): OK, MISS, NOT_READY or CORRUPT."""
         return self._each(node, keys, self._find_some)
 
-    def get_each(self, node: Node, keys: Words, take: Callable[[int, Got], None]) -> Words:
-        """A status for each key. `take` gets the number of each that is OK, and its object."""
+    def get_each(self, node: Node, keys: Words, take: Callable[[int, Got], None], *, known: bool = False) -> Words:
+        """A status for each key. `take` gets the number of each that is OK, and its object.
+
+        known: only where the table of locations says, in two rounds; MISS for what is not there.
+        """
 
         def some(world: RemoteWorld, workspace: Workspace, which: Words) -> Words:
-            statuses = self._fetch_some(world, workspace, keys[which])
+            statuses = self._fetch_some(world, workspace, keys[which], known)
             fetches, room = workspace.fetches, workspace.room
             for k in np.flatnonzero(statuses == _OK).tolist():
                 nbytes, start = int(fetches["header"][k, _HEADER_BYTES]), int(fetches["dst"][k])
@@ -103,31 +124,34 @@ class Reading:
                 take(int(which[k]), Got(nbytes, tuple(fetches["what"][k].tolist()), data))
             return statuses
 
-        return self._each(node, keys, some, whole=False)
+        return self._each(node, keys, some, whole=False, once=known)
 
-    def get_into_each(self, node: Node, keys: Words, targets: Words, what: What) -> Words:
+    def get_into_each(self, node: Node, keys: Words, targets: Words, what: What, *, known: bool = False) -> Words:
         """A status for each key: the bytes of objects of one size, dtype and shape go to addresses in host memory.
 
-        SIZE: the object is of others. A `what` of format 0 has any dtype and shape.
+        SIZE: the object is of others. A `what` of format 0 has any dtype and shape. known: as for `get_each`.
         """
 
         def some(world: RemoteWorld, workspace: Workspace, which: Words) -> Words:
-            statuses = self._fetch_some(world, workspace, keys[which])
+            statuses = self._fetch_some(world, workspace, keys[which], known)
             places = targets[which]
             self._code["copy_each"](workspace.work, len(which), places.ctypes.data, what.nbytes, what.address)
             copied: Words = workspace.fetches["status"][: len(which)]
             return np.where(statuses == _OK, copied, statuses)
 
-        return self._each(node, keys, some, whole=False)
+        return self._each(node, keys, some, whole=False, once=known)
 
-    def _find_some(self, world: RemoteWorld, workspace: Workspace, keys: Words) -> Words:
+    def _find_some(self, world: RemoteWorld, workspace: Workspace, keys: Words, known: bool = False) -> Words:
         count, fetches = len(keys), workspace.fetches
         fetches["key_hash"][:count], fetches["key_check"][:count] = keys[:, 0], keys[:, 1]
-        self._rounds.locate(world, workspace, count, self._timeout)
+        if known:
+            self._locations.recall(world, workspace, count)
+        else:
+            self._rounds.locate(world, workspace, count, self._timeout)
         return fetches["status"][:count].copy()
 
-    def _fetch_some(self, world: RemoteWorld, workspace: Workspace, keys: Words) -> Words:
-        if not (self._find_some(world, workspace, keys) == _OK).any():
+    def _fetch_some(self, world: RemoteWorld, workspace: Workspace, keys: Words, known: bool) -> Words:
+        if not (self._find_some(world, workspace, keys, known) == _OK).any():
             return workspace.fetches["status"][: len(keys)].copy()
         room = self._code["place_each"](world.table, workspace.work, len(keys))
         workspace.into(self._staging.room(max(room, 1)))
@@ -137,13 +161,15 @@ class Reading:
             _checked(_GONE)
         return statuses
 
-    def _each(self, node: Node, keys: Words, some: Callable[..., Words], *, whole: bool = True) -> Words:
-        """Passes over all keys; and again over those whose objects were replaced meanwhile.
+    def _each(
+        self, node: Node, keys: Words, some: Callable[..., Words], *, whole: bool = True, once: bool = False
+    ) -> Words:
+        """Passes over all keys; and, but for `once`, again over those whose objects were replaced meanwhile.
 
         `some` is given their numbers, or (`whole`) the keys themselves.
         """
         statuses = np.full(len(keys), _TORN, np.int64)
-        for _ in range(TRIES):
+        for _ in range(1 if once else TRIES):
             todo = np.flatnonzero(np.isin(statuses, _AGAIN))
             if not len(todo):
                 break
@@ -153,6 +179,34 @@ class Reading:
         statuses[statuses == _DOUBTFUL] = _CORRUPT
         statuses[np.isin(statuses, _AGAIN)] = _MISS
         return statuses
+
+    # --- headers ---
+    def headers(self, node: Node, rank: int) -> Iterator[tuple[int, Words]]:
+        """The header arena of a rank as it is now, in parts: (first slot, int64 [n, 8]). A header may be torn."""
+        world = node.world()
+        at, base = world.geometry.offsets["hdr_base"], world.bases[rank]
+        head = self._copy(node, world, base + HEAP_CTL.offsets["hdr_head"], WORD)
+        used = min(int(head.view(np.int64)[0]), world.geometry.hdr_count)
+        for first in range(0, used, _SCANNED):
+            count = min(_SCANNED, used - first)
+            raw = self._copy(node, world, base + at + first * OBJ_HEADER.size, count * OBJ_HEADER.size)
+            yield first, raw.view(np.int64).reshape(count, -1)
+
+    def _copy(self, node: Node, world: RemoteWorld, there: int, nbytes: int) -> npt.NDArray[np.uint8]:
+        room, one = self._staging.room(nbytes), np.ones(1, np.int64)
+        try:
+            transfer = self._link.read(world.peer, one * room.address, one * there, one * nbytes)
+        except LinkLost as error:
+            node.lost(world, str(error))
+            raise PeerLost(f"node {node.name}: {error}") from None
+        if not wait_for(transfer, self._timeout):
+            self._staging.keep(lambda: transfer.state() != State.MOVING, room)
+            raise PeerLost(f"node {node.name} did not answer within {self._timeout} s")
+        done = transfer.state() == State.DONE
+        transfer.release()
+        if not done:
+            raise PeerLost(f"the transfer from node {node.name} has failed")
+        return room.view(nbytes)
 
     # --- a pass ---
     def _pass(self, node: Node, work: Callable[[RemoteWorld, Workspace], T]) -> T:

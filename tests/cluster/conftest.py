@@ -15,6 +15,7 @@ from nanokv.cluster.links import LinkUnavailable, open_link
 from nanokv.fsck import check_cache
 
 WAIT = 60.0  #: seconds, far above the usual
+PATIENCE = 10.0  #: seconds for a node: far above the usual
 PAGE = 4096
 HEAP_BYTES = 4 << 20
 MakeCluster = Callable[..., list[NanoKVCluster]]
@@ -48,7 +49,8 @@ def make_cluster(nixl: None, tmp_path: Path) -> Iterator[MakeCluster]:
         for i in range(n):
             cache = nanokv.NanoKVCache(heap_bytes, page_bytes=PAGE, **(world or {}))
             number = len(members) + i
-            made.append(NanoKVCluster(cache, url, **({"node": f"n{number}", "ttl": 2.0} | options)))
+            usual = {"node": f"n{number}", "ttl": 2.0, "timeout": PATIENCE}
+            made.append(NanoKVCluster(cache, url, **(usual | options)))
         members.extend(made)
         living = [member for member in members if not member.closed]
         until(lambda: all(len(member.nodes) == len(living) for member in living), "the membership")

@@ -17,7 +17,7 @@ import nanokv
 from nanokv.cluster import NanoKVCluster
 from nanokv.errors import NanoKVError
 
-from .conftest import HEAP_BYTES, PAGE
+from .conftest import HEAP_BYTES, PAGE, PATIENCE
 
 
 def value_of(key: str, nbytes: int) -> torch.Tensor:
@@ -77,7 +77,7 @@ class NodeProcess:
     """A running process. A command is a call: `node.put("key", 100)`."""
 
     def __init__(self, node: str, url: str, world: dict[str, Any] | None = None, **options: Any) -> None:
-        arguments = json.dumps([node, url, world or {}, {"ttl": 2.0} | options])
+        arguments = json.dumps([node, url, world or {}, {"ttl": 2.0, "timeout": PATIENCE} | options])
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.cluster.node_process", arguments],
             stdin=subprocess.PIPE,

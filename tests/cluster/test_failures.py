@@ -56,7 +56,7 @@ def test_processes_exchange_objects(make_cluster: MakeCluster, make_node: MakeNo
 
 
 def test_a_node_that_is_killed(make_cluster: MakeCluster, make_node: MakeNode) -> None:
-    here, other = make_cluster(2)
+    here, other = make_cluster(2, timeout=1.0)
     there = make_node("far")
     meet(here, "far", "n0", "n1")
     meet(other, "far", "n0", "n1")
@@ -103,7 +103,7 @@ def test_a_node_that_comes_back_is_another_one(make_cluster: MakeCluster, make_n
 
 def test_reads_go_on_while_the_owner_is_stopped(make_cluster: MakeCluster, make_node: MakeNode) -> None:
     """Over shared memory a read needs nothing of the owner's process."""
-    (here,) = make_cluster(1)
+    (here,) = make_cluster(1, timeout=1.0)
     there = make_node("far")
     meet(here, "far", "n0")
     keys = [key_of(here, "far", f"s{i}") for i in range(20)]

@@ -1,0 +1,228 @@
+"""Where objects of other nodes lie, as far as this process has heard: a table of hints.
+
+A hint saves the first two rounds of a get. It may be old, or torn: one thread writes the table while others read it,
+and nobody waits. So a reader believes no word of it: rank, slot and place must be possible, and the last two rounds
+compare what they find with the key that was asked for.
+
+Buckets of eight entries; a new one takes the place of another one in a full bucket. An entry is one line.
+"""
+
+from typing import Any
+
+import triton
+import triton.language as tl
+
+from nanokv.device.fabric.lines import field, peek, poke
+from nanokv.device.fabric.records import (
+    F_HEADER,
+    F_KEY_CHECK,
+    F_KEY_HASH,
+    F_OWNER,
+    F_SLOT,
+    F_STATUS,
+    FETCH_BYTES,
+    LINE_SHIFT,
+    W_FETCHES,
+)
+from nanokv.device.memory.triton import load64, select, store64, word
+from nanokv.device.protocol.header import check_word, epoch_of, phase_of, state_word
+from nanokv.device.protocol.status import MISS, OK
+from nanokv.device.segment.layout import (
+    H_BYTES,
+    H_KEY_CHECK,
+    H_KEY_HASH,
+    H_PAGES,
+    H_PAYLOAD,
+    H_STATE,
+    HEADER_BYTES,
+    READY,
+)
+from nanokv.device.segment.record import Field, Record
+from nanokv.device.segment.world_table import World, is_inside, is_rank
+
+LOCATION = Record(
+    "Location",
+    8,
+    [
+        Field("key_hash", "<i8", "low half of the key's digest"),
+        Field("key_check", "<i8", "high half of the key's digest"),
+        Field("node", "<i8", "the number of a node, from 1; 0: an empty entry; -1, of an event: the object is gone"),
+        Field("rank", "<i8", "the rank whose segment has the object"),
+        Field("slot", "<i8", "its header slot"),
+        Field("epoch", "<i8", "of the header"),
+        Field("payload", "<i8", "offset of its bytes"),
+        Field("nbytes", "<i8", "how many"),
+    ],
+)
+LOCATION_BYTES = LOCATION.size_constant()
+L_HASH = LOCATION.at("key_hash")
+L_CHECK = LOCATION.at("key_check")
+L_NODE = LOCATION.at("node")
+L_RANK = LOCATION.at("rank")
+L_SLOT = LOCATION.at("slot")
+L_EPOCH = LOCATION.at("epoch")
+L_PAYLOAD = LOCATION.at("payload")
+L_NBYTES = LOCATION.at("nbytes")
+WAYS = tl.constexpr(8)  #: entries of a bucket
+LOCATION_WORDS = tl.constexpr(LOCATION.size // 8)
+GONE_NODE = tl.constexpr(-1)
+
+
+@triton.jit
+def entry_of(table: tl.int64, mask: tl.int64, key_hash: tl.int64, key_check: tl.int64) -> Any:
+    """The entry of a key in a table of `mask` + 1 buckets: its address, or 0."""
+    bucket = table + (key_hash & mask) * (WAYS * LOCATION_BYTES)
+    found = word(0)
+    i = word(0)
+    while i < WAYS:
+        entry = bucket + i * LOCATION_BYTES
+        if (field(entry, L_HASH) == key_hash) & (field(entry, L_CHECK) == key_check) & (field(entry, L_NODE) > 0):
+            found = entry
+        i += 1
+    return found
+
+
+@triton.jit
+def place_for(table: tl.int64, mask: tl.int64, key_hash: tl.int64, key_check: tl.int64) -> Any:
+    """The entry that a key gets: its own, an empty one, or that of another key."""
+    entry = entry_of(table, mask, key_hash, key_check)
+    if entry == 0:
+        bucket = table + (key_hash & mask) * (WAYS * LOCATION_BYTES)
+        entry = bucket + ((key_check >> 8) & (WAYS - 1)) * LOCATION_BYTES
+        i = word(0)
+        while i < WAYS:
+            if field(bucket + i * LOCATION_BYTES, L_NODE) == 0:
+                entry = bucket + i * LOCATION_BYTES
+            i += 1
+    return entry
+
+
+@triton.jit
+def learn(table: tl.int64, mask: tl.int64, location: tl.int64, node: tl.int64) -> None:
+    """Take a LOCATION of a node; or, if its own node is GONE_NODE, forget the entry that it names."""
+    key_hash, key_check = field(location, L_HASH), field(location, L_CHECK)
+    if field(location, L_NODE) == GONE_NODE:
+        entry = entry_of(table, mask, key_hash, key_check)
+        if entry != 0:
+            same = (field(entry, L_NODE) == node) & (field(entry, L_SLOT) == field(location, L_SLOT))
+            if same & (field(entry, L_EPOCH) == field(location, L_EPOCH)):
+                store64(entry + L_NODE, word(0), "relaxed")
+    else:
+        entry = place_for(table, mask, key_hash, key_check)
+        store64(entry + L_NODE, word(0), "relaxed")
+        i = word(0)
+        while i < LOCATION_WORDS:
+            poke(entry, i, peek(location, i))
+            i += 1
+        store64(entry + L_NODE, node, "relaxed")
+
+
+@triton.jit
+def learn_each(table: tl.int64, mask: tl.int64, locations: tl.int64, count: tl.int64, node: tl.int64) -> None:
+    """`learn` for `count` LOCATIONs."""
+    i = word(0)
+    while i < count:
+        learn(table, mask, locations + i * LOCATION_BYTES, node)
+        i += 1
+
+
+@triton.jit
+def learn_headers(
+    table: tl.int64,
+    mask: tl.int64,
+    headers: tl.int64,
+    first: tl.int64,
+    count: tl.int64,
+    node: tl.int64,
+    rank: tl.int64,
+    room: tl.int64,
+) -> Any:
+    """Learn the objects of `count` copied headers, of the slots from `first` on: how many. `room`: for a LOCATION."""
+    found = word(0)
+    i = word(0)
+    while i < count:
+        header = headers + i * HEADER_BYTES
+        state = load64(header + H_STATE, "relaxed")
+        if phase_of(state) == READY:
+            epoch = epoch_of(state)
+            store64(room + L_HASH, load64(header + H_KEY_HASH, "relaxed"), "relaxed")
+            store64(room + L_CHECK, check_word(load64(header + H_KEY_CHECK, "relaxed"), epoch), "relaxed")
+            store64(room + L_NODE, node, "relaxed")
+            store64(room + L_RANK, rank, "relaxed")
+            store64(room + L_SLOT, first + i, "relaxed")
+            store64(room + L_EPOCH, epoch, "relaxed")
+            store64(room + L_PAYLOAD, load64(header + H_PAYLOAD, "relaxed"), "relaxed")
+            store64(room + L_NBYTES, load64(header + H_BYTES, "relaxed"), "relaxed")
+            learn(table, mask, room, node)
+            found += 1
+        i += 1
+    return found
+
+
+@triton.jit
+def forget_node(table: tl.int64, mask: tl.int64, node: tl.int64) -> None:
+    """Forget all that lies on a node."""
+    count = (mask + 1) * WAYS
+    i = word(0)
+    while i < count:
+        entry = table + i * LOCATION_BYTES
+        if field(entry, L_NODE) == node:
+            store64(entry + L_NODE, word(0), "relaxed")
+        i += 1
+
+
+@triton.jit
+def node_of(table: tl.int64, mask: tl.int64, key_hash: tl.int64, key_check: tl.int64) -> Any:
+    """The number of the node that has the object of a key, as far as is known; 0: none is."""
+    entry = entry_of(table, mask, key_hash, key_check)
+    node = word(0)
+    if entry != 0:
+        node = field(entry, L_NODE)
+    return node
+
+
+@triton.jit
+def nodes_of(table: tl.int64, mask: tl.int64, keys: tl.int64, count: tl.int64, out: tl.int64) -> None:
+    """`node_of` of `count` keys, two words each, as words at `out`."""
+    i = word(0)
+    while i < count:
+        poke(out, i, node_of(table, mask, peek(keys, 2 * i), peek(keys, 2 * i + 1)))
+        i += 1
+
+
+@triton.jit
+def recall(world: World, table: tl.int64, mask: tl.int64, work: tl.int64, count: tl.int64, node: tl.int64) -> Any:
+    """Fill in where the objects of `count` FETCHes lie on a node: OK, or MISS. Returns how many are OK."""
+    good = word(0)
+    i = word(0)
+    while i < count:
+        fetch = field(work, W_FETCHES) + i * FETCH_BYTES
+        entry = entry_of(table, mask, field(fetch, F_KEY_HASH), field(fetch, F_KEY_CHECK))
+        status = word(MISS)
+        if entry != 0:
+            if (field(entry, L_NODE) == node) and place(world, fetch, entry):
+                status = word(OK)
+                good += 1
+        store64(fetch + F_STATUS, status, "relaxed")
+        i += 1
+    return good
+
+
+@triton.jit
+def place(world: World, fetch: tl.int64, entry: tl.int64) -> Any:
+    """Copy an entry to a FETCH as the header that a reader expects there. False: it is impossible."""
+    rank, slot, epoch = field(entry, L_RANK), field(entry, L_SLOT), field(entry, L_EPOCH)
+    payload, nbytes, size = field(entry, L_PAYLOAD), field(entry, L_NBYTES), world.page_bytes
+    inside = is_inside(world, payload, nbytes)
+    pages = (select(inside, nbytes, word(0)) + size - 1) // size
+    header = fetch + F_HEADER
+    store64(fetch + F_OWNER, rank, "relaxed")
+    store64(fetch + F_SLOT, slot, "relaxed")
+    store64(header + H_KEY_HASH, field(fetch, F_KEY_HASH), "relaxed")
+    store64(header + H_PAGES, pages | (size << 32), "relaxed")
+    store64(header + H_PAYLOAD, payload, "relaxed")
+    store64(header + H_BYTES, nbytes, "relaxed")
+    store64(header + H_STATE, state_word(READY, epoch), "relaxed")
+    store64(header + H_KEY_CHECK, check_word(field(fetch, F_KEY_CHECK), epoch), "relaxed")
+    aligned = ((payload >> LINE_SHIFT) << LINE_SHIFT) == payload
+    return inside & aligned & is_rank(world, rank) & (slot >= 0) & (slot < world.hdr_count) & (epoch >= 0)

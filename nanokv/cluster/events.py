@@ -1,0 +1,149 @@
+"""What becomes of objects, told to all nodes: each member publishes the events of its rank, and follows all others.
+
+Events feed the table of locations, which saves two rounds of a get, and wake those who wait for an object. They are
+hints: where some were missed, the table forgets the node and reads its headers anew, and nothing else depends on them.
+"""
+
+import logging
+import queue
+import threading
+from collections.abc import Sequence
+
+import numpy as np
+
+from nanokv.cache import NanoKVCache
+from nanokv.cluster.links.base import LinkLost
+from nanokv.cluster.locations import Locations
+from nanokv.cluster.messages.feed import Publisher, Subscriber
+from nanokv.cluster.messages.sealed import Sender
+from nanokv.cluster.nodes import Node, Nodes
+from nanokv.cluster.reading import Reading
+from nanokv.device.fabric.locations import GONE_NODE, LOCATION
+from nanokv.device.segment.geometry import Geometry
+from nanokv.device.segment.layout import OBJ_HEADER
+from nanokv.errors import NanoKVError
+from nanokv.host_poller.events import Event, EventKind
+
+_log = logging.getLogger("nanokv.cluster")
+
+MOST_EVENTS = 8192  #: of one message
+_STORED = 1
+_OBJECTS = (EventKind.STORED, EventKind.REMOVED, EventKind.EVICTED)
+
+
+def packed(events: Sequence[Event], geometry: Geometry) -> bytes:
+    """The events about objects as LOCATIONs."""
+    told = [event for event in events if event.kind in _OBJECTS and event.meta is not None]
+    found = np.zeros(len(told), LOCATION.dtype)
+    for row, event in zip(found, told, strict=True):
+        meta = event.meta
+        assert meta is not None
+        row["key_hash"], row["key_check"] = meta.key_hash, meta.key_check
+        row["node"] = _STORED if event.kind is EventKind.STORED else GONE_NODE.value
+        row["rank"], row["epoch"] = meta.owner_rank, meta.epoch
+        row["slot"] = (meta.header_off - geometry.offsets["hdr_base"]) // OBJ_HEADER.size
+        row["payload"], row["nbytes"] = meta.payload_off, meta.bytes_total
+    return found.tobytes()
+
+
+class Events:
+    """A member's events, out and in.
+
+    Args:
+        rank: of this member; its world's poller tells of that segment.
+        reading: by which headers are read anew.
+    """
+
+    def __init__(
+        self,
+        world: NanoKVCache,
+        nodes: Nodes,
+        publisher: Publisher,
+        secret: bytes,
+        locations: Locations,
+        reading: Reading,
+    ) -> None:
+        self._nodes, self._publisher, self._locations, self._reading = nodes, publisher, locations, reading
+        self._geometry = world._geometry
+        self._followed: dict[str, str] = {}  # address -> member
+        self._of: dict[str, str] = {}  # member -> node
+        self._waiting = threading.Condition()
+        self._heard = 0
+        self._to_scan: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._subscriber = Subscriber(secret, self._hear, self._lost)
+        self._scanner = threading.Thread(target=self._scan, name="nanokv-cluster-scan", daemon=True)
+        self._scanner.start()
+        self._end = world.subscribe(self._tell)
+
+    # --- out ---
+    def _tell(self, events: Sequence[Event]) -> None:
+        """On the poller's thread."""
+        for start in range(0, len(events), MOST_EVENTS):
+            body = packed(events[start : start + MOST_EVENTS], self._geometry)
+            if body:
+                self._publisher.publish(body)
+        self._wake()
+
+    # --- in ---
+    def follow(self) -> None:
+        """Follow the members that there are, and no others."""
+        cards = {card.events: card for node in self._nodes.others() for card in node.cards if card.events}
+        self._of = {card.member: card.node for card in cards.values()}
+        for address in self._followed.keys() - cards.keys():
+            self._subscriber.unfollow(address)
+            del self._followed[address]
+        for address in cards.keys() - self._followed.keys():
+            self._followed[address] = cards[address].member
+            self._subscriber.follow(address, cards[address].member)
+
+    def _hear(self, sender: Sender, body: bytes) -> None:
+        node = self._of.get(sender.id)
+        if node is None or len(body) % LOCATION.size:
+            return
+        self._locations.learn(node, np.frombuffer(body, LOCATION.dtype))
+        self._wake()
+
+    def _lost(self, sender: Sender) -> None:
+        node = self._of.get(sender.id)
+        if node is not None:
+            self._locations.forget(node)
+            self._to_scan.put(node)
+
+    def _scan(self) -> None:
+        while (name := self._to_scan.get()) is not None:
+            node: Node | None = self._nodes.find(name)
+            if node is None:
+                continue
+            try:
+                for rank in range(node.ranks):
+                    for first, headers in self._reading.headers(node, rank):
+                        self._locations.learn_headers(name, rank, first, headers)
+            except (NanoKVError, LinkLost) as error:
+                _log.info("the headers of node %s were not read: %s", name, error)
+            self._wake()
+
+    # --- waiting ---
+    def _wake(self) -> None:
+        with self._waiting:
+            self._heard += 1
+            self._waiting.notify_all()
+
+    @property
+    def heard(self) -> int:
+        """How many times something was heard."""
+        return self._heard
+
+    def wait(self, heard: int, seconds: float) -> None:
+        """Return when something was heard since `heard`, at the latest after some time."""
+        with self._waiting:
+            if self._heard == heard:
+                self._waiting.wait(seconds)
+
+    def close(self) -> None:
+        """End threads. Idempotent."""
+        self._end()
+        self._publisher.close()
+        self._subscriber.close()
+        self._to_scan.put(None)
+        self._scanner.join()
+        self._wake()

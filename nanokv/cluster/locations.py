@@ -1,0 +1,74 @@
+"""Where objects of other nodes lie, as this process has heard (`device.fabric.locations`): hints, of bounded size."""
+
+import threading
+
+import numpy as np
+
+from nanokv.cluster.remote_world import RemoteWorld
+from nanokv.cluster.workspace import Workspace
+from nanokv.device.fabric.locations import LOCATION, WAYS
+from nanokv.device.machines.native_code import fabric_code
+from nanokv.device.machines.records import Words
+from nanokv.types import KeyDigest
+
+_UNKNOWN = 0
+
+
+class Locations:
+    """The table of one process. Reads from any thread; it is written by one at a time.
+
+    Args:
+        most: how many objects, rounded up to a power of two; 64 bytes each.
+    """
+
+    def __init__(self, most: int) -> None:
+        buckets = 1 << max(-(-most // WAYS.value) - 1, 0).bit_length()
+        self._table = np.zeros(buckets * WAYS.value, LOCATION.dtype)
+        self._address, self._mask = int(self._table.ctypes.data), buckets - 1
+        self._room = np.zeros(1, LOCATION.dtype)
+        self._lock = threading.Lock()
+        self._numbers: dict[str, int] = {}
+        self._names: list[str] = [""]
+        self._code = fabric_code()
+        self._node_of = self._code["node_of"]
+
+    def _number(self, node: str) -> int:
+        if node not in self._numbers:
+            self._numbers[node] = len(self._names)
+            self._names.append(node)
+        return self._numbers[node]
+
+    def learn(self, node: str, events: "np.ndarray[tuple[int], np.dtype[np.void]]") -> None:
+        """Take LOCATIONs of a node, as its events tell them."""
+        with self._lock:
+            number, count = self._number(node), len(events)
+            self._code["learn_each"](self._address, self._mask, events.ctypes.data, count, number)
+
+    def learn_headers(self, node: str, rank: int, first: int, headers: Words) -> None:
+        """Learn the objects of copied headers, of the slots from `first` on. headers: int64 [n, 8]."""
+        with self._lock:
+            number, room = self._number(node), int(self._room.ctypes.data)
+            self._code["learn_headers"](
+                self._address, self._mask, headers.ctypes.data, first, len(headers), number, rank, room
+            )
+
+    def forget(self, node: str) -> None:
+        """Forget all that lies on a node."""
+        with self._lock:
+            if node in self._numbers:
+                self._code["forget_node"](self._address, self._mask, self._numbers[node])
+
+    def node_of(self, key: KeyDigest) -> str | None:
+        """The node that has the object of a key, as far as is known."""
+        return self._names[self._node_of(self._address, self._mask, key[0], key[1])] or None
+
+    def nodes_of(self, keys: Words) -> tuple[Words, list[str]]:
+        """For each key (int64 [n, 2]) the place of that node in a list of names; 0: none is known."""
+        found = np.empty(len(keys), np.int64)
+        self._code["nodes_of"](self._address, self._mask, keys.ctypes.data, len(keys), found.ctypes.data)
+        return found, self._names
+
+    def recall(self, world: RemoteWorld, workspace: Workspace, count: int) -> int:
+        """Fill in the FETCHes of a workspace for a node: how many are OK; the others are MISS."""
+        number = self._numbers.get(world.name, _UNKNOWN)
+        return int(self._code["recall"](world.table, self._address, self._mask, workspace.work, count, number))

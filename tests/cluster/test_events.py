@@ -1,0 +1,140 @@
+"""What members tell each other of their objects: the table of locations, gets in two rounds, and waits."""
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from nanokv.cluster import NanoKVCluster
+from nanokv.cluster.locations import Locations
+from nanokv.device.fabric.locations import GONE_NODE, LOCATION
+from nanokv.errors import KeyNotFound, WaitTimeout
+from nanokv.types import KeyDigest
+
+from .conftest import MakeCluster, key_of, until
+
+
+def knows(member: NanoKVCluster, key: str, node: str | None) -> bool:
+    return member._parts.locations.node_of(member.digest(key)) == node
+
+
+def no_first_rounds(member: NanoKVCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: Any) -> None:
+        raise AssertionError("the first two rounds were asked for")
+
+    monkeypatch.setattr(member._reading._rounds, "locate", refused)
+
+
+def test_an_object_is_found_where_it_was_put(make_cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its home is n1; it lies on n2, and n0 learns of it by an event."""
+    zero, one, two = make_cluster(3)
+    key, value = key_of(zero, "n1"), torch.randn(700, 3)
+    one.put(key, value, preferred_segment=("n2", 0))
+    until(lambda: knows(zero, key, "n2"), "the event")
+    no_first_rounds(zero, monkeypatch)
+    assert torch.equal(zero.get(key), value)
+    big = torch.randn(100_000)
+    two.put("big", big, preferred_segment=("n2", 0))
+    until(lambda: knows(zero, "big", "n2"))
+    assert torch.equal(zero.get("big"), big)
+
+
+def test_many_in_two_rounds(make_cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    zero, one, _two = make_cluster(3)
+    keys = [f"k{i}" for i in range(150)]
+    rows = torch.arange(150 * 9).reshape(150, 9)
+    one.put_many(keys[:75], rows[:75], preferred_segment=("n1", 0))
+    one.put_many(keys[75:], rows[75:], preferred_segment=("n2", 0))
+    until(lambda: all(knows(zero, key, "n1" if i < 75 else "n2") for i, key in enumerate(keys)), "the events")
+    no_first_rounds(zero, monkeypatch)
+    out = torch.zeros_like(rows)
+    assert all(zero.get_many(keys, dsts=out)) and torch.equal(out, rows)
+    got = zero.get_many(keys)
+    assert all(a is not None and torch.equal(a, b) for a, b in zip(got, rows, strict=True))
+
+
+def test_what_was_removed_is_forgotten(make_cluster: MakeCluster) -> None:
+    zero, one = make_cluster(2)
+    key = key_of(zero, "n1")
+    one.put(key, torch.ones(4))
+    until(lambda: knows(zero, key, "n1"))
+    one.world.remove(key)
+    with pytest.raises(KeyNotFound):
+        zero.get(key)
+    until(lambda: knows(zero, key, None), "the event of its removal")
+
+
+def test_an_old_location_misleads_nobody(make_cluster: MakeCluster) -> None:
+    """The table says where another object lies now, or what cannot be."""
+    zero, one = make_cluster(2)
+    keys = [key_of(zero, "n1", f"x{i}") for i in range(30)]
+    for i, key in enumerate(keys):
+        one.put(key, torch.full((50,), i))
+    until(lambda: all(knows(zero, key, "n1") for key in keys))
+    table = zero._parts.locations._table
+    rng = np.random.default_rng(3)
+    used = np.flatnonzero(table["node"])
+    for name in ("slot", "rank", "epoch", "payload", "nbytes"):
+        kept = table.copy()
+        table[name][used] = rng.permutation(table[name][used])
+        if name != "epoch":
+            table[name][used[:10]] = rng.integers(-(1 << 62), 1 << 62, 10)
+        assert all(torch.equal(zero.get(key), torch.full((50,), i)) for i, key in enumerate(keys))
+        assert all(
+            torch.equal(got, torch.full((50,), i)) for i, got in enumerate(zero.get_many(keys)) if got is not None
+        )
+        table[:] = kept
+
+
+def test_a_node_that_joins_reads_the_headers_of_the_others(make_cluster: MakeCluster) -> None:
+    zero, one = make_cluster(2)
+    keys = [f"k{i}" for i in range(60)]
+    for key in keys:
+        zero.put(key, torch.ones(3), preferred_segment=("n1", 0))
+    (two,) = make_cluster(1)
+    until(lambda: all(knows(two, key, "n1") for key in keys), "the headers")
+    assert all(torch.equal(two.get(key), torch.ones(3)) for key in keys)
+    one.close()
+    until(lambda: two.nodes == ["n0", "n2"])
+
+
+def test_a_wait_is_woken(make_cluster: MakeCluster) -> None:
+    zero, one = make_cluster(2)
+    keys = [key_of(zero, node, "w") for node in ("n0", "n1")]
+    timers = [threading.Timer(0.1, lambda key=key: one.put(key, torch.ones(3))) for key in keys]
+    for timer in timers:
+        timer.start()
+    zero.wait(keys, timeout=60)
+    zero.wait(keys[0], timeout=0)
+    assert zero.exists_many(keys) == [True, True]
+    with pytest.raises(WaitTimeout, match="1 of 2"):
+        zero.wait([keys[0], "never"], timeout=0.05)
+    for timer in timers:
+        timer.join()
+
+
+def test_the_table_is_bounded() -> None:
+    locations = Locations(64)
+    rows = np.zeros(5000, LOCATION.dtype)
+    rng = np.random.default_rng(1)
+    for name in ("key_hash", "key_check"):
+        rows[name] = rng.integers(-(1 << 62), 1 << 62, 5000)
+    rows["node"], rows["slot"] = 1, np.arange(5000)
+    locations.learn("a", rows)
+    keys = np.stack([rows["key_hash"], rows["key_check"]], 1)
+    places, names = locations.nodes_of(keys)
+    assert 0 < (places > 0).sum() <= 64 and names[1] == "a" and places[-1] == 1
+    last = KeyDigest(*keys[-1].tolist())
+    gone = rows[-1:].copy()
+    gone["node"], gone["epoch"] = GONE_NODE.value, 7
+    locations.learn("a", gone)  # of another epoch
+    assert locations.node_of(last) == "a"
+    gone["epoch"] = 0
+    locations.learn("b", gone)
+    assert locations.node_of(last) == "a"
+    locations.learn("a", gone)
+    assert locations.node_of(last) is None
+    locations.forget("a")
+    assert not locations.nodes_of(keys)[0].any()
