@@ -14,6 +14,8 @@ NanoKVError
 ├── SegmentCorrupt                 a segment, a word in one, or a file of saved objects has an impossible value
 ├── CacheClosed                    the cache was closed before the call
 ├── FileUnusable (OSError)         a file of saved objects cannot be written or read
+├── ClusterUnavailable (ConnectionError) the registry of a cluster does not answer, or another process is this member
+├── LinkUnavailable                what moves bytes between hosts is not installed, or does not work here
 ├── HeapUnavailable                this kind of heap does not work here, or a name cannot be used
 └── PeerLost (ConnectionError)     a rank that is needed is dead, closed, or does not answer
 """
@@ -83,6 +85,14 @@ class FileUnusable(NanoKVError, OSError):
 
 class HeapUnavailable(NanoKVError):
     """This kind of heap does not work here, or its name cannot be used."""
+
+
+class ClusterUnavailable(NanoKVError, ConnectionError):
+    """The registry of a cluster cannot be reached, refuses this process, or has its member id from somebody else."""
+
+
+class LinkUnavailable(NanoKVError):
+    """The library of a link between hosts is not installed, or does not work on this machine."""
 
 
 class PeerLost(NanoKVError, ConnectionError):

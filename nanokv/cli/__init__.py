@@ -1,6 +1,7 @@
 """The command line, `nanokv`. Each command imports what it needs when it runs: torch and numba take seconds.
 
     worlds      the worlds of this host: ls, stats, key, fsck, rm
+    clusters    a cluster: ls, stats and fsck by the URL of its registry
     saved       files of saved objects: save, load
     machine     this machine: doctor, warmup, demo
     engines     inference engines: vllm-flags

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from nanokv.cli import clusters
 from nanokv.cli.output import Json, columns, console, print_json, size
 from nanokv.errors import NanoKVError
 
@@ -29,12 +30,28 @@ def _names(incomplete: str) -> list[str]:
 Name = Annotated[
     str, typer.Argument(help="The name of a world on this host; `nanokv ls` lists them.", autocompletion=_names)
 ]
+WorldOrCluster = Annotated[
+    str,
+    typer.Argument(
+        help="The name of a world on this host, or the registry of a cluster: etcd://host:port/name, file:///folder.",
+        autocompletion=_names,
+        metavar="NAME",
+    ),
+]
 
 
-def ls(as_json: Json = False) -> None:
-    """List the worlds on this host, living and dead."""
+def ls(
+    cluster: Annotated[
+        str, typer.Argument(help="The registry of a cluster, as etcd://host:port/name.", show_default=False)
+    ] = "",
+    as_json: Json = False,
+) -> None:
+    """List the worlds on this host, living and dead; or the members of a cluster."""
     from nanokv.heap.shm_tools import list_worlds
 
+    if cluster:
+        clusters.list_members(cluster, as_json)
+        return
     worlds = [_summary(name) for name in list_worlds()]
     if as_json:
         print_json(worlds)
@@ -66,7 +83,7 @@ def _summary(name: str) -> dict[str, Any]:
 
 
 def stats(
-    name: Name,
+    name: WorldOrCluster,
     as_json: Json = False,
     watch: Annotated[
         float, typer.Option(min=0.0, show_default=False, help="Look again every so many seconds, until ^C.")
@@ -78,6 +95,9 @@ def stats(
 
     "largest" is the largest free extent; "internal %" and "external %" are fragmentation, inside objects and between.
     """
+    if clusters.is_cluster(name):
+        clusters.show_stats(name, as_json)
+        return
     looks = _looks(name, watch, count)
     screen = console()
     with suppress(KeyboardInterrupt):
@@ -187,7 +207,7 @@ def key(
 
 
 def fsck(
-    name: Name,
+    name: WorldOrCluster,
     as_json: Json = False,
     quick: Annotated[
         bool, typer.Option("--quick", help="Compare no checksums: the bytes of objects are not read.")
@@ -202,6 +222,9 @@ def fsck(
     """
     from nanokv.fsck.inspect_world import Inspected
 
+    if clusters.is_cluster(name):
+        clusters.check(name, as_json, quick)
+        return
     world = Inspected(name)
     report = world.check(quick=quick)
     if as_json:

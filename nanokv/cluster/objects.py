@@ -263,7 +263,13 @@ class Objects(ClusterBase):
         to, timeout = cards[0], self.options.timeout
         try:
             body = self._parts.asker.ask(
-                to.messages, to.member, Kind.REMOVE, keys.tobytes(), timeout, to_incarnation=to.incarnation
+                to.messages,
+                to.member,
+                Kind.REMOVE,
+                keys.tobytes(),
+                timeout,
+                to_incarnation=to.incarnation,
+                meanwhile=lambda: self._reading.probe(node),
             )
         except (Unanswered, Refused) as error:
             raise PeerLost(f"node {node.name} did not remove the objects: {error}") from None

@@ -22,6 +22,7 @@ from nanokv.cluster.reading import Reading
 from nanokv.cluster.rounds import rounds_over
 from nanokv.cluster.serving import Serving
 from nanokv.cluster.staging import Staging
+from nanokv.cluster.uses import Uses
 from nanokv.device.fabric.records import LOOK_LINE
 
 
@@ -41,12 +42,14 @@ class Parts(NamedTuple):
     registered: Registered
     locations: Locations
     events: Events
+    uses: Uses
     segments: list[Any]  #: keeps the memory mapped as long as other nodes may read it
 
     def close(self) -> None:
         """Leave the cluster; then let nobody read, and only then give memory back."""
         self.membership.close()
         self.events.close()
+        self.uses.close()
         self.server.close()
         self.asker.close()
         self.nodes.close()
@@ -82,7 +85,10 @@ def assemble(world: NanoKVCache, cluster: str, options: ClusterOptions) -> Parts
         nodes = Nodes(options.node, link, secret, incarnation)
         locations = Locations(options.locations)
         reading = Reading(link, rounds_over(link), staging, locations, options.timeout)
-        putting = Putting(link, asker, offers, registered, options.timeout)
+        putting = Putting(link, asker, reading, offers, registered, options.timeout)
+        uses = Uses(nodes, asker)
+        opened.append(uses)
+        reading.note_use, reading.note_uses = uses.note, uses.note_each
         puller = Puller(world._machine, world._allocation, link, staging, heap.wake)
         serving = Serving(world, puller)
         server = Server(member, incarnation, secret, serving.handlers(), bind=options.bind)
@@ -126,5 +132,6 @@ def assemble(world: NanoKVCache, cluster: str, options: ClusterOptions) -> Parts
         registered,
         locations,
         events,
+        uses,
         segments,
     )

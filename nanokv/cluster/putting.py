@@ -18,6 +18,7 @@ from nanokv.cluster.links.base import Link
 from nanokv.cluster.messages.asker import Asker, Refused, Unanswered
 from nanokv.cluster.nodes import Node
 from nanokv.cluster.pull_message import MOST_PULLS, Question, Records, answered
+from nanokv.cluster.reading import Reading
 from nanokv.cluster.relative_terms import relative
 from nanokv.cluster.staging import Staging
 from nanokv.device.fabric.records import LOOK_LINE, PULL
@@ -54,7 +55,10 @@ class Registered:
 class Putting:
     """The puts of one process to other nodes."""
 
-    def __init__(self, link: Link, asker: Asker, staging: Staging, registered: Registered, timeout: float) -> None:
+    def __init__(
+        self, link: Link, asker: Asker, reading: Reading, staging: Staging, registered: Registered, timeout: float
+    ) -> None:
+        self._reading = reading
         self._link, self._asker, self._staging, self._timeout = link, asker, staging, timeout
         self._registered = registered
         self._lock = threading.Lock()
@@ -141,8 +145,17 @@ class Putting:
         question = Question(pulls, b"" if told else card, ticket, number, timeout)
         try:
             body = self._asker.ask(
-                to.messages, to.member, Kind.PULL, question.packed(), timeout, to_incarnation=to.incarnation
+                to.messages,
+                to.member,
+                Kind.PULL,
+                question.packed(),
+                timeout,
+                to_incarnation=to.incarnation,
+                meanwhile=lambda: self._reading.probe(node),
             )
+        except PeerLost:
+            self._told.pop(to.incarnation, None)
+            raise
         except Unanswered as error:
             with self._lock:
                 self._unanswered.setdefault(to.incarnation, []).append(kept)

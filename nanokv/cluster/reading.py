@@ -19,17 +19,22 @@ from nanokv.device.fabric.rounds import DOUBTFUL, GONE
 from nanokv.device.machines.native_code import fabric_code
 from nanokv.device.machines.records import Descriptor, What, Words
 from nanokv.device.protocol.status import Status
-from nanokv.device.segment.layout import HEAP_CTL, MAX_DIMS, OBJ_HEADER, WORD
+from nanokv.device.segment.layout import EPOCH_MASK, EPOCH_SHIFT, HEAP_CTL, MAX_DIMS, OBJ_HEADER, WORD
 from nanokv.errors import PeerLost
 from nanokv.types import KeyDigest
 
 TRIES = 16  #: how often a read begins anew because the object was replaced meanwhile
 _OK, _MISS, _TORN, _CORRUPT = int(Status.OK), int(Status.MISS), int(Status.TORN), int(Status.CORRUPT)
 _GONE, _DOUBTFUL = int(GONE.value), int(DOUBTFUL.value)
+_PROBE = 0.05  #: seconds
 _SCANNED = 16384  #: headers of one transfer
 _AGAIN = (_TORN, int(Status.BUSY), _DOUBTFUL)
-_STATUS, _DST, _WHAT = (FETCH.offsets[name] // WORD for name in ("status", "dst", "what"))
+_STATUS, _OWNER, _SLOT, _DST, _WHAT = (
+    FETCH.offsets[name] // WORD for name in ("status", "owner", "slot", "dst", "what")
+)
+_STATE = (FETCH.offsets["header"] + OBJ_HEADER.offsets["state"]) // WORD
 _NBYTES = (FETCH.offsets["header"] + OBJ_HEADER.offsets["bytes_total"]) // WORD
+_HEADER_STATE = OBJ_HEADER.offsets["state"] // WORD
 _HEADER_BYTES = OBJ_HEADER.offsets["bytes_total"] // WORD
 T = TypeVar("T")
 
@@ -57,6 +62,8 @@ class Reading:
         self._link, self._rounds, self._staging, self._timeout = link, rounds, staging, timeout
         self._locations = locations
         self._code = fabric_code()
+        self.note_use: Callable[[str, tuple[int, int, int]], None] = lambda node, use: None
+        self.note_uses: Callable[[str, Words], None] = lambda node, uses: None
 
     # --- one ---
     def get(self, node: Node, key: KeyDigest) -> Got | int:
@@ -88,6 +95,7 @@ class Reading:
         status = words[_STATUS]
         if status != _OK:
             return _checked(status)
+        self.note_use(world.name, (words[_OWNER], words[_SLOT], words[_STATE] >> EPOCH_SHIFT.value & EPOCH_MASK.value))
         data = workspace.small_bytes[:nbytes].copy() if room is None else room.view(nbytes)
         return Got(nbytes, tuple(words[_WHAT : _WHAT + 1 + MAX_DIMS]), data)
 
@@ -159,6 +167,9 @@ class Reading:
         statuses: Words = workspace.fetches["status"][: len(keys)].copy()
         if (statuses == _GONE).any():
             _checked(_GONE)
+        fetches = workspace.fetches[: len(keys)][statuses == _OK]
+        epochs = fetches["header"][:, _HEADER_STATE] >> EPOCH_SHIFT.value & EPOCH_MASK.value
+        self.note_uses(world.name, np.stack([fetches["owner"], fetches["slot"], epochs], 1))
         return statuses
 
     def _each(
@@ -179,6 +190,28 @@ class Reading:
         statuses[statuses == _DOUBTFUL] = _CORRUPT
         statuses[np.isin(statuses, _AGAIN)] = _MISS
         return statuses
+
+    def probe(self, node: Node) -> None:
+        """Ask the link whether a node is there: it tells of a process that has ended at once, where messages do not.
+
+        Raises:
+            PeerLost: it has ended. (A node that is slow or stopped is not lost by that.)
+        """
+        world = node.world()
+        room, one = self._staging.room(WORD), np.ones(1, np.int64)
+        try:
+            transfer = self._link.read(world.peer, one * room.address, one * world.bases[0], one * WORD)
+        except LinkLost as error:
+            node.lost(world, str(error))
+            raise PeerLost(f"node {node.name} has ended: {error}") from None
+        if not wait_for(transfer, _PROBE):
+            self._staging.keep(lambda: transfer.state() != State.MOVING, room)
+            return
+        failed = transfer.state() == State.FAILED
+        transfer.release()
+        if failed:
+            node.lost(world, "its process has ended")
+            raise PeerLost(f"node {node.name} has ended")
 
     # --- headers ---
     def headers(self, node: Node, rank: int) -> Iterator[tuple[int, Words]]:
@@ -211,7 +244,7 @@ class Reading:
     # --- a pass ---
     def _pass(self, node: Node, work: Callable[[RemoteWorld, Workspace], T]) -> T:
         """Four rounds, or two, with one of the members of a node; with the next one if that is lost."""
-        for _ in range(len(node.cards)):
+        for _ in range(len(node.cards) + 1):
             world, workspace = node.world(), self._staging.workspace()
             try:
                 answer = work(world, workspace)

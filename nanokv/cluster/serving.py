@@ -2,7 +2,8 @@
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
@@ -14,8 +15,12 @@ from nanokv.cluster.pull_message import BadMessage
 from nanokv.cluster.pulling import Puller
 from nanokv.device.machines.records import Place
 from nanokv.device.segment.layout import WORD
+from nanokv.device.segment.views import SegmentView
 from nanokv.digests import Digests
+from nanokv.fsck import Report, check_segments
+from nanokv.heap.base import Heap
 
+QUICK = b"quick"  #: the body of a FSCK that leaves the checksums out
 _DIGEST_WORDS, _USE_WORDS = 2, 3
 
 
@@ -24,7 +29,7 @@ class Serving:
 
     def __init__(self, world: NanoKVCache, puller: Puller) -> None:
         self._allocation, self._machine, self._geometry = world._allocation, world._machine, world._geometry
-        self._stats = world.stats
+        self._stats, self._heap = world.stats, world._heap
         self._puller = puller
 
     def handlers(self) -> Mapping[int, Handler]:
@@ -34,6 +39,7 @@ class Serving:
             Kind.REMOVE: self._remove,
             Kind.USED: self._used,
             Kind.STATS: self._tell_stats,
+            Kind.FSCK: self._fsck,
         }
 
     def _remove(self, sender: Sender, body: bytes) -> bytes:
@@ -48,6 +54,36 @@ class Serving:
 
     def _tell_stats(self, sender: Sender, body: bytes) -> bytes:
         return json.dumps(self._stats()).encode()
+
+    def _fsck(self, sender: Sender, body: bytes) -> "_InThread":
+        return _InThread(lambda: json.dumps(self._check(body == QUICK).as_dict()).encode())
+
+    def _check(self, quick: bool) -> Report:
+        heap = self._heap
+        views = [SegmentView(_host_bytes(heap, rank), heap.geometry) for rank in range(heap.world_size)]
+        return check_segments(views, mode="device", quiescent=None, alive=heap.alive, quick=quick)
+
+
+class _InThread:
+    """An answer that takes long: a `Pending`."""
+
+    def __init__(self, work: Callable[[], bytes]) -> None:
+        self._pool = ThreadPoolExecutor(1, "nanokv-cluster-fsck")
+        self._future = self._pool.submit(work)
+        self._pool.shutdown(wait=False)
+
+    def poll(self) -> bytes | None:
+        """The answer, once there is one."""
+        return self._future.result() if self._future.done() else None
+
+    def abandon(self) -> None:
+        """Let it end for nobody."""
+
+
+def _host_bytes(heap: Heap, rank: int) -> "np.ndarray[tuple[int], np.dtype[np.uint8]]":
+    raw = heap.host_view(rank)
+    found: np.ndarray[tuple[int], np.dtype[np.uint8]] = heap.segment(rank).cpu().numpy() if raw is None else raw
+    return found
 
 
 def _words(body: bytes, each: int) -> "np.ndarray[tuple[int, int], np.dtype[np.int64]]":

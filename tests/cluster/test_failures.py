@@ -103,8 +103,8 @@ def test_a_node_that_comes_back_is_another_one(make_cluster: MakeCluster, make_n
 
 def test_reads_go_on_while_the_owner_is_stopped(make_cluster: MakeCluster, make_node: MakeNode) -> None:
     """Over shared memory a read needs nothing of the owner's process."""
-    (here,) = make_cluster(1, timeout=1.0)
-    there = make_node("far")
+    (here,) = make_cluster(1, timeout=1.0, ttl=30.0)
+    there = make_node("far", ttl=30.0)  # it stays a member while it is stopped
     meet(here, "far", "n0")
     keys = [key_of(here, "far", f"s{i}") for i in range(20)]
     for i, key in enumerate(keys):
@@ -136,8 +136,8 @@ def test_over_tcp_a_stopped_owner_is_lost_and_late_bytes_reach_nobody(
     make_cluster: MakeCluster, make_node: MakeNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("UCX_TLS", "tcp,self")
-    (here,) = make_cluster(1, timeout=0.5)
-    there = make_node("far")
+    (here,) = make_cluster(1, timeout=0.5, ttl=30.0)
+    there = make_node("far", ttl=30.0)
     meet(here, "far", "n0")
     key = key_of(here, "far")
     here.put(key, value_of(key, 400_000))

@@ -9,6 +9,7 @@ import torch
 
 from nanokv import Hold, NanoKVCache
 from nanokv.cluster import NanoKVCluster
+from nanokv.device.segment.layout import unpack
 from nanokv.errors import (
     CacheClosed,
     DuplicateKey,
@@ -190,6 +191,23 @@ def test_a_lease_holds_an_object_on_another_node(make_cluster: MakeCluster) -> N
     assert two.world.exists("leased")
 
 
+def test_a_read_from_another_node_is_a_use(make_cluster: MakeCluster) -> None:
+    """It ends a lease, as any first read does."""
+    one, two = make_cluster()
+    for key in ("single", "many"):
+        one.put(key, torch.ones(HEAP_BYTES // 8, dtype=torch.uint8), preferred_segment=("n1", 0), hold=600)
+    accesses = {key: two.world._machine.lookup(two.digest(key)).place for key in ("single", "many")}
+
+    def is_leased(key: str) -> bool:
+        header = two.world._machine.headers(0, accesses[key].slot, 1)[0]
+        return bool(unpack("ACCESS", "use", int(header["last_access"])) == 3)
+
+    assert is_leased("single") and is_leased("many")
+    one.get("single")
+    one.get_many(["many"])
+    until(lambda: not is_leased("single") and not is_leased("many"), "the news of the uses")
+
+
 def test_identities(make_cluster: MakeCluster) -> None:
     one, _ = make_cluster()
     other = NanoKVCache(1 << 16, page_bytes=PAGE, namespace="other")
@@ -279,7 +297,7 @@ def test_two_ranks_of_a_world(make_cluster: MakeCluster, shm_name: str, tmp_path
         ranks = list(pool.map(attach, range(2)))
     url = f"file://{tmp_path}/cluster"
     inside = [NanoKVCluster(rank, url, node="pair", ttl=2.0) for rank in ranks]
-    until(lambda: outside.nodes == ["n0", "pair"] and inside[0].nodes == outside.nodes)
+    until(lambda: outside.nodes == ["n0", "pair"] and len(outside._nodes["pair"].cards) == 2)
     outside.put("zero", torch.zeros(9), preferred_segment=("pair", 0))
     outside.put("one", torch.ones(9), preferred_segment=("pair", 1))
     assert ranks[0].get_location("one").owner_rank == 1 and ranks[1].get_location("zero").owner_rank == 0

@@ -14,7 +14,19 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from nanokv.errors import InvalidArgument
+from nanokv.errors import InvalidArgument, LinkUnavailable
+
+__all__ = [
+    "Link",
+    "LinkLost",
+    "LinkUnavailable",
+    "State",
+    "Transfer",
+    "Words",
+    "checked_rows",
+    "opened_card",
+    "sealed_card",
+]
 
 _SUM_BYTES = 4
 Words = npt.NDArray[np.int64]
@@ -54,10 +66,6 @@ def checked_rows(here: Words, there: Words, nbytes: Words) -> Words:
     if not len(here) == len(there) == len(nbytes) > 0 or (nbytes <= 0).any():
         raise InvalidArgument("a read has as many places here as there, and sizes above 0, at least one")
     return np.ascontiguousarray(np.stack([here, there, nbytes], 1), np.int64)
-
-
-class LinkUnavailable(Exception):
-    """The library of a link is not installed, or does not work on this machine."""
 
 
 class LinkLost(Exception):

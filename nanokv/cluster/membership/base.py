@@ -11,17 +11,25 @@ import re
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, Protocol
 
-from nanokv.errors import InvalidArgument, NanoKVError
+from nanokv.errors import ClusterUnavailable, InvalidArgument
+
+__all__ = [
+    "MAX_CARD",
+    "SECRET_BYTES",
+    "ClusterUnavailable",
+    "Entry",
+    "Listener",
+    "Registry",
+    "checked_card",
+    "is_name",
+    "member_id",
+]
 
 Listener = Callable[[Mapping[str, bytes]], object]  #: is given all members with their cards
 
 SECRET_BYTES = 32
 MAX_CARD = 1 << 20  #: bytes; etcd refuses requests of more than 1.5 MiB, in which a card takes a third more as text
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
-
-
-class ClusterUnavailable(NanoKVError, ConnectionError):
-    """The registry of a cluster cannot be reached, refuses this process, or has its member id from somebody else."""
 
 
 class Entry(NamedTuple):

@@ -9,6 +9,7 @@ import itertools
 import os
 import threading
 import time
+from collections.abc import Callable
 from enum import StrEnum
 
 from nanokv.arguments import integer, seconds
@@ -18,6 +19,12 @@ from nanokv.cluster.messages.counts import Counts, Dropped
 from nanokv.cluster.messages.loop import Wake
 from nanokv.cluster.messages.sealed import ANY, Form, Message, Reason, Rejected, Seal, Sender, check_id
 from nanokv.errors import CacheClosed
+
+_LOOK = 0.1  #: seconds between two calls of `meanwhile`
+
+
+def _soon(deadline: float, meanwhile: object) -> float:
+    return deadline if meanwhile is None else min(deadline, time.monotonic() + _LOOK)
 
 
 class Unanswered(TimeoutError):
@@ -53,7 +60,17 @@ class Asker:
         """Answers that were refused, and messages that were not sent, by `Reason` or `Dropped`."""
         return self._counts.snapshot()
 
-    def ask(self, address: str, to: str, kind: int, body: bytes, timeout: float, *, to_incarnation: int = ANY) -> bytes:
+    def ask(
+        self,
+        address: str,
+        to: str,
+        kind: int,
+        body: bytes,
+        timeout: float,
+        *,
+        to_incarnation: int = ANY,
+        meanwhile: Callable[[], object] | None = None,
+    ) -> bytes:
         """Ask a member; returns its answer.
 
         Args:
@@ -64,6 +81,7 @@ class Asker:
             timeout: seconds.
             to_incarnation: the run of the member that is meant. Others do not take the question, neither now nor when
                 somebody who listened sends it again after the member was started anew.
+            meanwhile: called every 0.1 s while there is no answer. What it raises ends the wait.
 
         Raises:
             Unanswered: no answer came within `timeout`.
@@ -78,7 +96,7 @@ class Asker:
         connection = self._take(address)
         answer = None
         try:
-            answer = self._exchange(connection, sealed, to, number, deadline)
+            answer = self._exchange(connection, sealed, to, number, deadline, meanwhile)
         finally:
             self._give_back(connection, of_use=answer is not None)
         if answer is None:
@@ -158,18 +176,28 @@ class Asker:
             self._all.discard(connection)
         connection.give_back()
 
-    def _exchange(self, connection: Connection, data: bytes, to: str, number: int, deadline: float) -> Message | None:
+    def _exchange(
+        self,
+        connection: Connection,
+        data: bytes,
+        to: str,
+        number: int,
+        deadline: float,
+        meanwhile: Callable[[], object] | None,
+    ) -> Message | None:
         """Send a question and wait for its answer. None: there was none in time, or this was closed."""
         sent = connection.send(data)
         while not self._closed:
             if not sent:
                 connection.wait_to_send(deadline)
                 sent = connection.send(data)
-            elif (parts := connection.receive(deadline)) is not None:
+            elif (parts := connection.receive(_soon(deadline, meanwhile))) is not None:
                 try:
                     return self._answer(parts, to, number)
                 except Rejected as rejected:
                     self._counts.add(rejected.reason)
+            elif meanwhile is not None:
+                meanwhile()
             if time.monotonic() >= deadline:
                 break
         return None

@@ -1,0 +1,86 @@
+"""A look at a cluster from outside, for the command line: its members' cards, and what they answer."""
+
+import json
+import os
+import secrets
+import time
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+from nanokv.cluster.card import Card, CardRefused
+from nanokv.cluster.kinds import Kind
+from nanokv.cluster.membership import open_membership
+from nanokv.cluster.messages.asker import Asker, Refused, Unanswered
+from nanokv.cluster.options import SECRET_VARIABLE
+
+_FIRST_LOOK = 1.0  #: seconds to wait for members of a registry that has shown none yet
+
+
+class Member(NamedTuple):
+    """A member as the registry shows it."""
+
+    name: str
+    card: Card | None
+    why: str  #: why there is no card
+
+
+class Observer:
+    """Reads the registry of a cluster, and asks its members. It joins nothing.
+
+    Args:
+        url: as of `NanoKVCluster`. The secret is that of NANOKV_CLUSTER_SECRET, or of the registry.
+        timeout: seconds that the registry, and each member, has to answer.
+
+    Raises:
+        InvalidArgument, ClusterUnavailable: as `open_membership`.
+    """
+
+    def __init__(self, url: str, timeout: float = 3.0) -> None:
+        self._membership = open_membership(url, timeout=timeout)
+        self._timeout = timeout
+        try:
+            given = os.environ.get(SECRET_VARIABLE)
+            self._secret = given.encode() if given else self._membership.secret()
+            self._asker = Asker(f"observer-{secrets.token_hex(4)}", time.time_ns(), self._secret)
+        except BaseException:
+            self._membership.close()
+            raise
+
+    def members(self) -> list[Member]:
+        """All members, by name. One that died lately may be among them."""
+        end = time.monotonic() + _FIRST_LOOK
+        while not (found := self._membership.members()) and time.monotonic() < end:
+            time.sleep(0.01)
+        return [self._member(name, sealed) for name, sealed in sorted(found.items())]
+
+    def _member(self, name: str, sealed: bytes) -> Member:
+        try:
+            return Member(name, Card.opened(sealed, self._secret), "")
+        except CardRefused as error:
+            return Member(name, None, str(error))
+
+    def ask(self, card: Card, kind: Kind, body: bytes = b"") -> dict[str, Any] | str:
+        """What a member answers, or why it does not."""
+        try:
+            answer = self._asker.ask(
+                card.messages, card.member, kind, body, self._timeout, to_incarnation=card.incarnation
+            )
+            found: dict[str, Any] = json.loads(answer)
+            return found
+        except Unanswered:
+            return "no answer"
+        except Refused as error:
+            return str(error)
+
+    def close(self) -> None:
+        """End connections and threads. Idempotent."""
+        self._asker.close()
+        self._membership.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

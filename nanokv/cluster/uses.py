@@ -1,0 +1,77 @@
+"""Reads from other nodes are uses too: they are told to the owners, whose evictions then see them.
+
+A reader writes nothing into an owner's segment. So it collects rank, slot and epoch of what it has read, and tells them
+in one message per node and 50 ms. Best effort: a use that is not told makes an object look older than it is, and leaves
+a lease as it is.
+"""
+
+import threading
+import time
+
+import numpy as np
+
+from nanokv.cluster.kinds import Kind
+from nanokv.cluster.messages.asker import Asker
+from nanokv.cluster.nodes import Nodes
+from nanokv.device.machines.records import Words
+from nanokv.errors import CacheClosed
+
+MOST_USES = 4096  #: of one node, that wait to be told; more are not told
+_COLLECT = 0.05  #: seconds
+
+Use = tuple[int, int, int]  #: rank, slot, epoch
+
+
+class Uses:
+    """Collects and tells the uses of one process."""
+
+    def __init__(self, nodes: Nodes, asker: Asker) -> None:
+        self._nodes, self._asker = nodes, asker
+        self._lock = threading.Lock()
+        self._noted: dict[str, list[Use]] = {}
+        self._some = threading.Event()
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="nanokv-cluster-uses", daemon=True)
+        self._thread.start()
+
+    def note(self, node: str, use: Use) -> None:
+        """Note a use of an object of a node."""
+        with self._lock:
+            waiting = self._noted.setdefault(node, [])
+            if len(waiting) < MOST_USES:
+                waiting.append(use)
+        if not self._some.is_set():
+            self._some.set()
+
+    def note_each(self, node: str, uses: Words) -> None:
+        """Note uses: int64 [n, 3]."""
+        with self._lock:
+            waiting = self._noted.setdefault(node, [])
+            waiting += map(tuple, uses[: MOST_USES - len(waiting)].tolist())
+        self._some.set()
+
+    def _run(self) -> None:
+        while not self._closed:
+            self._some.wait()
+            time.sleep(_COLLECT)
+            self._some.clear()
+            with self._lock:
+                noted, self._noted = self._noted, {}
+            for name, uses in noted.items():
+                self._tell(name, uses)
+
+    def _tell(self, name: str, uses: list[Use]) -> None:
+        node = self._nodes.find(name)
+        cards = [] if node is None else node.cards
+        if cards and uses:
+            to, body = cards[0], np.array(uses, np.int64).tobytes()
+            try:
+                self._asker.tell(to.messages, to.member, Kind.USED, body, to_incarnation=to.incarnation)
+            except CacheClosed:
+                return
+
+    def close(self) -> None:
+        """End the thread. Idempotent."""
+        self._closed = True
+        self._some.set()
+        self._thread.join()

@@ -1,0 +1,75 @@
+"""ls, stats and fsck of a cluster, by the URL of its registry."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from typer.testing import CliRunner
+
+from nanokv.cli import app
+from nanokv.cluster.card import member_name
+
+from .conftest import MakeCluster, key_of
+
+runner = CliRunner()
+
+
+def run(*arguments: str, code: int = 0) -> str:
+    result = runner.invoke(app, list(arguments))
+    assert result.exit_code == code, (result.output, result.exception)
+    return result.output
+
+
+def lines_of(text: str) -> list[list[str]]:
+    return [line.split() for line in text.splitlines()]
+
+
+def test_members_and_what_they_hold(make_cluster: MakeCluster, tmp_path: Path) -> None:
+    url = f"file://{tmp_path}/cluster"
+    one, two = make_cluster(2)
+    for i in range(10):
+        one.put(f"k{i}", torch.ones(100), preferred_segment=("n1", 0))
+    two.world.flush()
+    shown = lines_of(run("ls", url))
+    assert shown[0] == ["node", "rank", "ranks", "memory", "link", "messages", "state"]
+    assert [(row[0], row[-1]) for row in shown[1:]] == [("n0", "alive"), ("n1", "alive")]
+    members = json.loads(run("ls", url, "--json"))
+    assert [each["name"] for each in members] == [member_name("n0", 0), member_name("n1", 0)]
+    stats = json.loads(run("stats", url, "--json"))["members"]
+    assert [(each["node"], each["ready"]) for each in stats] == [("n0", 0), ("n1", 10)]
+    assert [row[0] for row in lines_of(run("stats", url))] == ["node", "n0", "n1"]
+
+
+def test_fsck_of_all_nodes(make_cluster: MakeCluster, tmp_path: Path) -> None:
+    url = f"file://{tmp_path}/cluster"
+    one, two = make_cluster(2)
+    one.put(key_of(one, "n1"), torch.ones(100))
+    assert "n1: 1 segments, 1 objects" in run("fsck", url)
+    links = two.world._heap.segment(0)
+    at = two.world._geometry.offsets["links_base"]
+    kept = links[at : at + 8].clone()
+    links[at : at + 8] = 255
+    report: dict[str, Any] = json.loads(run("fsck", url, "--json", "--quick", code=1))
+    assert report["nodes"]["n0"]["breaches"] == 0 and report["nodes"]["n1"]["breaches"] > 0
+    assert "breach" in run("fsck", url, code=1)
+    links[at : at + 8] = kept
+
+
+def test_a_cluster_without_members(tmp_path: Path) -> None:
+    url = f"file://{tmp_path}/empty"
+    assert "no members" in run("ls", url)
+    assert json.loads(run("ls", url, "--json")) == []
+    assert "no members" in run("fsck", url, code=2)
+
+
+def test_wrong_registries() -> None:
+    result = runner.invoke(app, ["ls", "redis://127.0.0.1/x"])
+    assert result.exit_code == 2 and "redis" in result.output
+
+
+def test_a_card_of_another_secret(make_cluster: MakeCluster, tmp_path: Path) -> None:
+    url = f"file://{tmp_path}/cluster"
+    make_cluster(1, secret=b"x" * 16)
+    assert "sealed with another secret" in run("ls", url)
+    assert "sealed with another secret" in run("stats", url, code=2)
