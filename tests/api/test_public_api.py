@@ -133,6 +133,8 @@ ERRORS = {
     "WriteLost": errors.NanoKVError,
     "SegmentCorrupt": errors.NanoKVError,
     "CacheClosed": errors.NanoKVError,
+    "ClusterUnavailable": ConnectionError,
+    "LinkUnavailable": errors.NanoKVError,
     "FileUnusable": OSError,
     "HeapUnavailable": errors.NanoKVError,
     "PeerLost": ConnectionError,
