@@ -14,9 +14,11 @@ from nanokv.arguments import listed, seconds
 from nanokv.cluster.base import Segment
 from nanokv.cluster.nodes import Node
 from nanokv.cluster.objects import Objects
+from nanokv.cluster.paged import ClusterPagedKV
 from nanokv.cluster.reading import Got
 from nanokv.device.machines.records import What, Words
 from nanokv.device.protocol.status import Status
+from nanokv.device.segment.layout import LOW32
 from nanokv.digests import Digests
 from nanokv.errors import InvalidArgument, NanoKVError, PeerLost
 from nanokv.room import NO_ROOM
@@ -24,7 +26,7 @@ from nanokv.terms import Hold
 from nanokv.transfer.batched import Tensors
 from nanokv.transfer.descriptors import RAW
 from nanokv.transfer.host_tensors import all_in_host_memory
-from nanokv.types import Key
+from nanokv.types import Key, KeyDigest
 
 _OK, _MISS, _NOT_READY, _SIZE = (int(Status[name]) for name in ("OK", "MISS", "NOT_READY", "SIZE"))
 _FIRST_LOOK, _MOST = 64, 4096  #: keys that are looked up at once for a prefix: twice as many each time
@@ -249,9 +251,13 @@ class Many(Objects):
         statuses = np.array(self._find_here(digests))
         todo = np.flatnonzero(statuses != _OK)
         if len(todo):
-            self._ask_each(
-                digests, todo, statuses, lambda node, which: self._reading.find_each(node, digests.words[which])
-            )
+
+            def look(node: Node, which: Words, known: bool) -> Words:
+                find = self._reading.find_known_each if known else self._reading.find_each
+                return find(node, digests.words[which])
+
+            self._ask_known(digests, todo, statuses, look)
+            self._ask_each(digests, todo, statuses, lambda node, which: look(node, which, False))
         return statuses
 
     def remove_many(self, keys: Sequence[Key]) -> list[bool]:
@@ -271,6 +277,52 @@ class Many(Objects):
         self._ask_each(digests, np.arange(len(digests)), statuses, remove)
         answers: list[bool] = (removed | (statuses == _OK)).tolist()
         return answers
+
+    # --- into this node ---
+    def bring(self, keys: Sequence[Key]) -> list[bool]:
+        """Copy objects of other nodes into this rank's segment, so that kernels, pins and `paged_kv` can use them.
+
+        Per key, whether this node has its object now. An object that finds no room is left where it is.
+
+        Raises:
+            PeerLost: a node that may have one of them cannot be reached, and no other one has it.
+        """
+        self._check_open()
+        digests = self._digests(keys)
+        here = self._find_here(digests) == _OK
+        todo = np.flatnonzero(~here)
+        if len(todo):
+            statuses = np.full(len(digests), _MISS, np.int64)
+
+            def read(node: Node, which: Words, known: bool) -> Words:
+                def take(i: int, got: Got) -> None:
+                    here[which[i]] = self._keep(digests[int(which[i])], got)
+
+                return self._reading.get_each(node, digests.words[which], take, known=known)
+
+            self._ask_known(digests, todo, statuses, read)
+            self._ask_each(digests, todo, statuses, lambda node, which: read(node, which, False))
+        found: list[bool] = here.tolist()
+        return found
+
+    def _keep(self, digest: KeyDigest, got: Got) -> bool:
+        """Put what was read into this rank's segment."""
+
+        def fill(payload: torch.Tensor) -> None:
+            payload.copy_(torch.from_numpy(got.data))
+
+        rank, kind = self.world.rank, got.descriptor[0] & LOW32.value  # its checksum is made anew
+        what = (kind, *got.descriptor[1:])
+        return self.world._single.put_filled(digest, got.nbytes, rank, what, fill) in (_OK, int(Status.DUPLICATE))
+
+    def paged_kv(self, layers: Sequence[torch.Tensor], *, kv_dim: int | None) -> ClusterPagedKV:
+        """Access to an engine's paged KV cache: see `NanoKVCache.paged_kv`; its `get` finds blocks on all nodes.
+
+        Raises:
+            InvalidArgument: as `NanoKVCache.paged_kv`.
+        """
+        self._check_open()
+        return ClusterPagedKV(self.world.paged_kv(layers, kv_dim=kv_dim), self.bring, self.world._worker)
 
     # --- which node ---
     def _digests(self, keys: Sequence[Key]) -> Digests:

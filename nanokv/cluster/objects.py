@@ -196,6 +196,8 @@ class Objects(ClusterBase):
         if self.world.exists(digest):
             return True
         keys, lost = np.array([digest], np.int64), None
+        if self._is_known(digest, keys):
+            return True
         for node in self._others(digest):
             try:
                 if self._reading.find_each(node, keys)[0] == _OK:
@@ -207,6 +209,15 @@ class Objects(ClusterBase):
         return False
 
     __contains__ = exists
+
+    def _is_known(self, digest: KeyDigest, keys: Words) -> bool:
+        """Whether the object of a key lies where events say."""
+        name = self._parts.locations.node_of(digest)
+        node = None if name is None else self._nodes.find(name)
+        try:
+            return node is not None and bool(self._reading.find_known_each(node, keys)[0] == _OK)
+        except PeerLost:
+            return False
 
     def wait(self, keys: Key | Iterable[Key], *, timeout: float | None) -> None:
         """Wait until every object can be read, from this node or from where it may lie. Events wake the wait.

@@ -12,14 +12,14 @@ from nanokv.cluster.locations import Locations
 from nanokv.cluster.nodes import Node
 from nanokv.cluster.remote_world import RemoteWorld
 from nanokv.cluster.rounds import Rounds, TransferLate, wait_for
-from nanokv.cluster.staging import Staging
+from nanokv.cluster.staging import Room, Staging
 from nanokv.cluster.workspace import MOST_KEYS, SMALL, Workspace
 from nanokv.device.fabric.records import FETCH
 from nanokv.device.fabric.rounds import DOUBTFUL, GONE
 from nanokv.device.machines.native_code import fabric_code
 from nanokv.device.machines.records import Descriptor, What, Words
 from nanokv.device.protocol.status import Status
-from nanokv.device.segment.layout import EPOCH_MASK, EPOCH_SHIFT, HEAP_CTL, MAX_DIMS, OBJ_HEADER, WORD
+from nanokv.device.segment.layout import EPOCH_MASK, EPOCH_SHIFT, HEAP_CTL, MAX_DIMS, OBJ_HEADER, PIN_BITS, WORD
 from nanokv.errors import PeerLost
 from nanokv.types import KeyDigest
 
@@ -36,6 +36,10 @@ _STATE = (FETCH.offsets["header"] + OBJ_HEADER.offsets["state"]) // WORD
 _NBYTES = (FETCH.offsets["header"] + OBJ_HEADER.offsets["bytes_total"]) // WORD
 _HEADER_STATE = OBJ_HEADER.offsets["state"] // WORD
 _HEADER_BYTES = OBJ_HEADER.offsets["bytes_total"] // WORD
+#: of a header, the bits that stay while it is READY in one epoch: all but pins, last access and flags
+_KEPT = np.full(OBJ_HEADER.size // WORD, -1, np.int64)
+_KEPT[OBJ_HEADER.offsets["state"] // WORD] = ~PIN_BITS.value
+_KEPT[[OBJ_HEADER.offsets["last_access"] // WORD, OBJ_HEADER.offsets["flags"] // WORD]] = 0
 T = TypeVar("T")
 
 
@@ -116,6 +120,41 @@ class Reading:
     def find_each(self, node: Node, keys: Words) -> Words:
         """A status for each key (int64 [n, 2]): OK, MISS, NOT_READY or CORRUPT."""
         return self._each(node, keys, self._find_some)
+
+    def find_known_each(self, node: Node, keys: Words) -> Words:
+        """OK for each key whose object lies where the table of locations says, by one look at its header; else MISS."""
+
+        def some(world: RemoteWorld, workspace: Workspace, some_keys: Words) -> Words:
+            statuses = self._find_some(world, workspace, some_keys, known=True)
+            which = np.flatnonzero(statuses == _OK)
+            if len(which):
+                expected = workspace.fetches[which]
+                seen = self._headers_of(world, expected)
+                differs = ((seen ^ expected["header"]) & _KEPT).any(axis=1)
+                statuses[which[differs]] = _MISS
+            return statuses
+
+        return self._each(node, keys, some, once=True)
+
+    def _headers_of(self, world: RemoteWorld, fetches: npt.NDArray[Any]) -> Words:
+        """The headers of FETCHes as they are now: int64 [n, 8]."""
+        bases = np.array(world.bases, np.int64)[fetches["owner"]]
+        there = bases + world.geometry.offsets["hdr_base"] + fetches["slot"] * OBJ_HEADER.size
+        room = self._staging.room(len(there) * OBJ_HEADER.size)
+        here = room.address + OBJ_HEADER.size * np.arange(len(there))
+        self._move(world, here, there, np.full(len(there), OBJ_HEADER.size), room)
+        return room.view(len(there) * OBJ_HEADER.size).view(np.int64).reshape(len(there), -1)
+
+    def _move(self, world: RemoteWorld, here: Words, there: Words, nbytes: Words, room: Room) -> None:
+        """One transfer into a room. Raises LinkLost and TransferLate, and keeps the room then."""
+        transfer = self._link.read(world.peer, here, there, nbytes)
+        if not wait_for(transfer, self._timeout):
+            self._staging.keep(lambda: transfer.state() != State.MOVING, room)
+            raise TransferLate(world.name, self._timeout, lambda: True)
+        state = transfer.state()
+        transfer.release()
+        if state == State.FAILED:
+            raise LinkLost(f"the transfer from node {world.name} has failed")
 
     def get_each(self, node: Node, keys: Words, take: Callable[[int, Got], None], *, known: bool = False) -> Words:
         """A status for each key. `take` gets the number of each that is OK, and its object.
@@ -228,17 +267,10 @@ class Reading:
     def _copy(self, node: Node, world: RemoteWorld, there: int, nbytes: int) -> npt.NDArray[np.uint8]:
         room, one = self._staging.room(nbytes), np.ones(1, np.int64)
         try:
-            transfer = self._link.read(world.peer, one * room.address, one * there, one * nbytes)
-        except LinkLost as error:
+            self._move(world, one * room.address, one * there, one * nbytes, room)
+        except (LinkLost, TransferLate) as error:
             node.lost(world, str(error))
             raise PeerLost(f"node {node.name}: {error}") from None
-        if not wait_for(transfer, self._timeout):
-            self._staging.keep(lambda: transfer.state() != State.MOVING, room)
-            raise PeerLost(f"node {node.name} did not answer within {self._timeout} s")
-        done = transfer.state() == State.DONE
-        transfer.release()
-        if not done:
-            raise PeerLost(f"the transfer from node {node.name} has failed")
         return room.view(nbytes)
 
     # --- a pass ---

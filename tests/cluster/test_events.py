@@ -55,6 +55,21 @@ def test_many_in_two_rounds(make_cluster: MakeCluster, monkeypatch: pytest.Monke
     assert all(a is not None and torch.equal(a, b) for a, b in zip(got, rows, strict=True))
 
 
+def test_looks_at_known_places(make_cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    zero, one, two = make_cluster(3)
+    keys = [key_of(zero, "n0", f"p{i}") for i in range(90)]
+    one.put_many(keys, torch.ones(90, 4), preferred_segment=("n2", 0))
+    until(lambda: all(knows(zero, key, "n2") for key in keys), "the events")
+    assert zero.exists_many([*keys, "none"]) == [True] * 90 + [False] and zero.exists(keys[3])
+    assert zero.prefix_length([*keys[:40], "none", *keys]) == 40
+    monkeypatch.setattr(two._parts.events._publisher, "publish", lambda body: None)  # nobody hears of it
+    two.world.remove(keys[7])
+    two.put("another", torch.ones(4), preferred_segment=("n2", 0))  # takes its slot
+    assert not zero.exists(keys[7]) and zero.prefix_length(keys) == 7
+    assert zero.exists_many(keys) == [key != keys[7] for key in keys]
+    assert zero.get(keys[7], None) is None
+
+
 def test_what_was_removed_is_forgotten(make_cluster: MakeCluster) -> None:
     zero, one = make_cluster(2)
     key = key_of(zero, "n1")
