@@ -30,6 +30,7 @@ RUNS = ("examples/*.py", "tests/gpu/*.py", "nanokv/check/model/scenarios/*.py")
 GPU = "needs GPUs"
 INSTALLS = "installs packages; .ci/wheel installs the wheel, tests/tools/test_packaging.py builds it"
 IN_CI = "takes minutes; .ci/run runs it"
+CLUSTER = "tests/cluster/test_cluster_cli.py runs it, with a folder"
 LONG = "takes minutes; its parts have tests of their own"
 NOT_RUN = {
     "make demo": IN_CI,
@@ -50,6 +51,7 @@ NOT_RUN = {
     "pip install '.[check]'": INSTALLS,
     "pip install '.[cluster]'": INSTALLS,
     "pip install --no-deps nixl-cu12": INSTALLS,
+    **{f"nanokv {name} etcd://127.0.0.1:2379/nanokv": CLUSTER for name in ("ls", "stats", "fsck")},
     "pip install '.[transformers]'": INSTALLS,
     "nanokv check --device cuda": GPU,
     "python -m bench.gpu many sweep --json out.json": GPU,
