@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from nanokv.cluster.links import KINDS, Link, LinkLost, LinkUnavailable, State, Transfer, open_link
+from nanokv.cluster.links import Link, LinkLost, LinkUnavailable, State, Transfer, open_link
 from tests.cluster.link_owner import (
     PATIENCE,
     Memory,
@@ -34,7 +34,8 @@ UNTOUCHED = 0xA5
 LOST = (State.FAILED, "lost")
 
 
-@pytest.fixture(params=KINDS)
+#: each link of Mooncake takes a second to close
+@pytest.fixture(params=["nixl", pytest.param("mooncake", marks=pytest.mark.exhaustive)])
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

@@ -15,7 +15,7 @@ from tests.support.memberships import PATIENT_TTL, Place, Record, etcd, place, s
 
 __all__ = ["etcd"]
 
-pytestmark = needs_etcd
+pytestmark = [needs_etcd, pytest.mark.exhaustive]
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from tests.support.memberships import ETCD_TTL, Place, any_name, etcd, place, se
 
 __all__ = ["etcd", "shared_etcd"]
 
-pytestmark = needs_etcd
+pytestmark = [needs_etcd, pytest.mark.exhaustive]
 PASSWORD = "p@:/ß"
 QUOTED = "p%40%3A%2F%C3%9F"
 

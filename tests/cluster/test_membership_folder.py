@@ -15,6 +15,8 @@ from nanokv.cluster.membership import ClusterUnavailable, member_file
 from nanokv.cluster.membership.member_file import LEFT, MemberFile, is_temporary, member_of, put, read, take
 from tests.support.memberships import FOLDER_TTL, PATIENT_TTL, Place, Record, place, seen, until
 
+pytestmark = pytest.mark.exhaustive  # a minute of waits for leases
+
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
