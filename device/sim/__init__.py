@@ -2,6 +2,7 @@
 
 simulation   tasks, scheduling points, and how a device function runs as one
 memory       sequentially consistent, or weak with release/acquire views
+transfers    torn copies between hosts
 world        segments in simulated memory, and the machine that a host has there
 schedule     an execution by name
 schedulers   which executions are tried: random ones, ones by priorities, given ones

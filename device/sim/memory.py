@@ -10,6 +10,11 @@ oldest message that it may still read.
   read carries (a release sequence), and its own view if it releases.
 - A compare-and-swap that fails is a load: it may read an old message, also when the newest one has the expected value.
 - A copy between memories is torn into words. A word that is read may be read as late as the task's next release.
+- A transfer to another host (`transfers`) reads each word on its own: any message that is not older than the view with
+  which it began. When it has ended, its reader's view joins what every message that was read comes after: the view that
+  it carries, and what its writer had acquired, or done by read-modify-writes, before it. This is more than C11 says: it
+  holds where a store becomes visible to all other observers at once, and not before a read-modify-write of its own
+  thread that precedes it.
 
 Source: the view machine of Kang et al. (2017), without promises: a load is not delayed past a later relaxed store of
 its own task, except the loads of a copy. So only copies show load buffering.
@@ -35,6 +40,7 @@ class Reader(Protocol):
     """A task, as memory sees it."""
 
     view: View
+    behind: View  #: what its stores come after, as transfers see them; replaced, never changed
 
 
 def signed(value: int) -> int:
@@ -79,6 +85,10 @@ class Memory:
     def store(self, task: Reader, address: int, value: int, sem: str) -> None:
         self._write(address, signed(value))
 
+    def glance(self, task: Reader, address: int) -> tuple[int, View]:
+        """A word that a transfer reads: its value, and what is to be joined to the view of its reader in the end."""
+        return self.words[self._at(address)], {}
+
     def cas(self, task: Reader, address: int, expected: int, new: int, sem: str) -> int:
         old = self.words[self._at(address)]
         if old == signed(expected):
@@ -99,12 +109,13 @@ class Memory:
 class Message:
     """One write: its place in the modification order of its word, its value, the view that it carries."""
 
-    __slots__ = ("carried", "glued", "stamp", "value")
+    __slots__ = ("behind", "carried", "glued", "stamp", "value")
 
-    def __init__(self, stamp: float, value: int, carried: View | None, glued: bool) -> None:
+    def __init__(self, stamp: float, value: int, carried: View | None, glued: bool, behind: View) -> None:
         self.stamp = stamp
         self.value = value
         self.carried = carried
+        self.behind = behind  #: what its writer's stores came after
         self.glued = glued  #: a read-modify-write: nothing may come between it and the message before
 
 
@@ -118,6 +129,15 @@ def join(view: View, other: View | None) -> None:
         for address, stamp in other.items():
             if view.get(address, 0.0) < stamp:
                 view[address] = stamp
+
+
+def joined(view: View, other: View | None) -> View:
+    """A view of everything that two views have seen."""
+    if not other:
+        return view
+    both = dict(view)
+    join(both, other)
+    return both
 
 
 class WeakMemory(Memory):
@@ -137,20 +157,32 @@ class WeakMemory(Memory):
 
     def _read(self, task: Reader, address: int, messages: list[Message], sem: str, unlike: int | None) -> int:
         """Read one of the messages that the task may read, and none whose value is `unlike`."""
+        message = self._one_of(task, address, messages, unlike)
+        task.view[address] = message.stamp
+        if sem in ("acquire", "acq_rel"):
+            join(task.view, message.carried)
+            task.behind = joined(task.behind, message.carried)
+        return message.value
+
+    def _one_of(self, task: Reader, address: int, messages: list[Message], unlike: int | None) -> Message:
         oldest = bisect_left(messages, task.view.get(address, 0.0), key=_stamp)
         readable = messages[: oldest - 1 : -1] if oldest else messages[::-1]
         if unlike is not None:
             readable = [message for message in readable if message.value != unlike]
-        message = readable[self.pick(len(readable))] if len(readable) > 1 else readable[0]
-        task.view[address] = message.stamp
-        if sem in ("acquire", "acq_rel"):
-            join(task.view, message.carried)
-        return message.value
+        return readable[self.pick(len(readable))] if len(readable) > 1 else readable[0]
+
+    def glance(self, task: Reader, address: int) -> tuple[int, View]:
+        messages = self.history.get(address)
+        if messages is None:
+            return self.words[self._at(address)], {}
+        message = self._one_of(task, address, messages, None)
+        seen = joined(message.behind, message.carried) | {address: message.stamp}
+        return message.value, seen
 
     def _messages(self, address: int) -> list[Message]:
         messages = self.history.get(address)
         if messages is None:
-            messages = self.history[address] = [Message(0.0, self.words[self._at(address)], None, False)]
+            messages = self.history[address] = [Message(0.0, self.words[self._at(address)], None, False, {})]
         return messages
 
     def store(self, task: Reader, address: int, value: int, sem: str) -> None:
@@ -175,7 +207,9 @@ class WeakMemory(Memory):
         watch = self.watched.get(address)
         if watch is not None:
             watch(before.value, value)
-        messages.insert(at, Message(stamp, value, carried, read is not None))
+        messages.insert(at, Message(stamp, value, carried, read is not None, task.behind))
+        if read is not None:
+            task.behind = dict(task.view) if sem == "acq_rel" else task.behind | {address: stamp}
         if at == len(messages) - 1:
             self.words[self._at(address)] = value
 
@@ -184,6 +218,7 @@ class WeakMemory(Memory):
         newest = messages[-1]
         if sem in ("acquire", "acq_rel"):
             join(task.view, newest.carried)
+            task.behind = joined(task.behind, newest.carried)
         self._insert(task, address, len(messages), value, sem, newest)
 
     def cas(self, task: Reader, address: int, expected: int, new: int, sem: str) -> int:

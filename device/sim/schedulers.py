@@ -14,6 +14,7 @@ from nanokv.device.sim.simulation import Decider, Simulation, Task
 
 _SWITCHING = (0.5, 0.2, 0.08, 0.03)  #: how often another task goes on
 _STALENESS = (0.0, 0.1, 0.4)  #: how often memory does not do the plain thing
+_DISORDER = 0.6  #: how often a transfer does not move its words as they lie
 
 
 class Scheduler(Protocol):
@@ -64,7 +65,7 @@ class RandomWalk:
         return runnable[int(self.random.random() * len(runnable))]
 
     def data(self, simulation: Simulation, count: int) -> int:
-        if self.random.random() >= self._staleness:
+        if self.random.random() >= (_DISORDER if simulation.choosing_order else self._staleness):
             return 0
         return int(self.random.random() * count)
 

@@ -13,11 +13,13 @@ from typing import Any, Protocol
 from greenlet import GreenletExit, getcurrent, greenlet
 
 from nanokv.device.memory.retarget import retarget
-from nanokv.device.sim.memory import SHARED, Memory
+from nanokv.device.memory.triton import GOLDEN, MIX_ONE, MIX_TWO
+from nanokv.device.sim.memory import SHARED, Memory, View, signed
 
 LOAD, STORE, MODIFY = "load", "store", "modify"
 _NEVER = 1 << 60
 _WORD = 8
+_MASK = (1 << 64) - 1
 #: addresses of this process: buffers and tables that one task has for itself. Below lie offsets in a segment at 0
 PRIVATE = range(1 << 20, 1 << 48)
 
@@ -41,7 +43,8 @@ class Task:
         self.killed = False
         self.result: Any = None
         self.kind, self.address = "", 0  #: its next access
-        self.view: dict[int, float] = {}
+        self.view: View = {}
+        self.behind: View = {}
         self.late: list[tuple[int, int]] = []  #: words of a copy that are still to be read: (private, shared)
         self.greenlet: greenlet | None = None
 
@@ -72,6 +75,14 @@ class InTasks(Protocol):
 
     def __call__(self, simulation: "Simulation", device_function: Any) -> Callable[..., Any]:
         """A device function of a simulation, with what is `replaced` there, and its `constants`."""
+
+
+def mixed(value: int, place: int) -> int:
+    """`memory.mixed`, whose arithmetic wraps."""
+    x = (value + (place + 1) * GOLDEN.value) & _MASK
+    x = ((x ^ (x >> 30)) * MIX_ONE.value) & _MASK
+    x = ((x ^ (x >> 27)) * MIX_TWO.value) & _MASK
+    return signed(x ^ (x >> 31))
 
 
 def private_word(address: int) -> Any:
@@ -124,6 +135,9 @@ class Simulation:
             "add64": self._add64,
             "xchg64": self._xchg64,
             "copy_bytes": self._copy_bytes,
+            "mixed": mixed,
+            "checksum_bytes": self._checksum_bytes,
+            "wall_ns": lambda: 1,
             **self.constants,
         }
         for raw, other in self.replaced.items():
@@ -134,9 +148,14 @@ class Simulation:
         self._outside = Task("outside", lambda: None)
         self.reset([])
 
+    def host_function(self, device_function: Any) -> Callable[..., Any]:
+        """A device function on this machine, which a host runs: it is never compiled for a GPU."""
+        rebuilt: Callable[..., Any] = retarget(device_function, self.vocabulary, done=self._done)
+        return rebuilt
+
     def function(self, device_function: Any) -> Callable[..., Any]:
         """A device function on this machine. Outside of tasks it runs alone, and reads the newest words."""
-        rebuilt: Callable[..., Any] = retarget(device_function, self.vocabulary, done=self._done)
+        rebuilt = self.host_function(device_function)
         if self._in_tasks is None:
             return rebuilt
         within = self._in_tasks(self, device_function)
@@ -164,6 +183,7 @@ class Simulation:
         self.longest = 0  #: most steps between two ends of operations
         self.decisions = 0
         self.choosing_late = False  #: the decision is whether a copy is late
+        self.choosing_order = False  #: the decision is in which order a transfer moves its words
         self.taken: list[tuple[int, int]] = []  #: decisions that were not the plain one: (number, alternative)
 
     def spawn(self, name: str, body: Callable[[], Any]) -> Task:
@@ -238,6 +258,13 @@ class Simulation:
         self.choosing_late = False
         return late
 
+    def decide_order(self, count: int) -> int:
+        """In which of `count` orders a transfer moves its words; as they lie is the plain outcome."""
+        self.choosing_order = True
+        order = self.decide(count)
+        self.choosing_order = False
+        return order
+
     def point(self, kind: str, address: int) -> Task:
         """A scheduling point before an access. Returns the task that makes the access."""
         task = self.current
@@ -259,6 +286,13 @@ class Simulation:
             assert chosen.greenlet is not None
             chosen.greenlet.switch()
         return task
+
+    def glance(self, address: int) -> tuple[int, View]:
+        """What a transfer sees of a word: see `Memory.glance`."""
+        task = self.point(LOAD, address)
+        if task is self._outside:
+            return self.memory.newest(address), {}
+        return self.memory.glance(task, address)
 
     # the vocabulary
     def _table64(self, address: int) -> int:
@@ -339,6 +373,11 @@ class Simulation:
         for dst, src in late:
             self.point(LOAD, src)
             private_word(dst).value = self.memory.load(task, src, "relaxed")
+
+    def _checksum_bytes(self, address: int, nbytes: int, first: int) -> int:
+        assert nbytes % _WORD == 0, "tasks have objects of whole words"
+        words = (self._load64(address + at, "relaxed") for at in range(0, nbytes, _WORD))
+        return signed(sum(mixed(word, first + place) for place, word in enumerate(words)) & _MASK)
 
     def _copy_bytes(self, dst: int, src: int, nbytes: int) -> None:
         reads = src >= SHARED and dst in PRIVATE and self.current is not None and self.memory.name == "weak"

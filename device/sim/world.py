@@ -35,11 +35,15 @@ class SimulatedWorld:
         simulation: in whose memory they lie.
         geometry: of every segment; keep it small.
         may_evict: whether producers evict.
+        checksum: whether ranks give their objects checksums, and read none without.
     """
 
-    def __init__(self, simulation: Simulation, geometry: Geometry, *, may_evict: bool = False) -> None:
+    def __init__(
+        self, simulation: Simulation, geometry: Geometry, *, may_evict: bool = False, checksum: bool = False
+    ) -> None:
         self.simulation = simulation
         self.geometry = geometry
+        self.checksum = checksum
         self.bases = [SHARED + rank * geometry.segment_bytes for rank in range(geometry.world_size)]
         self.code = {name: simulation.function(entry.function) for name, entry in ENTRIES.items()}
         self._tables: dict[tuple[int, int], tuple[Words, TableAddress]] = {}
@@ -56,10 +60,14 @@ class SimulatedWorld:
     def table(self, rank: int, incarnation: int = 1) -> TableAddress:
         """The address of a rank's private world table: the `world` of protocol functions."""
         if (rank, incarnation) not in self._tables:
-            table = self.geometry.world_table(rank, incarnation, self.bases)
-            self.simulation.table(table.ctypes.data, table.tolist())
-            self._tables[rank, incarnation] = table, TableAddress(table.ctypes.data, table.tolist())
+            table = self.geometry.world_table(rank, incarnation, self.bases, checksum=self.checksum)
+            self._tables[rank, incarnation] = table, self.announced(table)
         return self._tables[rank, incarnation][1]
+
+    def announced(self, table: Words) -> TableAddress:
+        """The address of any private world table, which the caller keeps as long as the simulation."""
+        self.simulation.table(table.ctypes.data, table.tolist())
+        return TableAddress(table.ctypes.data, table.tolist())
 
     def machine(self, rank: int, incarnation: int = 1) -> "SimulatedMachine":
         """A host of a rank."""

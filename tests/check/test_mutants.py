@@ -25,6 +25,8 @@ SOME = [
     "no-turnstile",
     "one-look",
     "no-grace",
+    "remote-one-look",
+    "pull-unasked",
 ]
 WAITING = ["turnstile-locks", "full-ring-waits", "removal-waits-for-pins"]  #: of `mutants/progress.py`
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from nanokv.check.model import audit_search
 from nanokv.check.model.explore import SCHEDULERS, named, replay
+from nanokv.check.model.mutants import MUTANTS
 from nanokv.check.model.scenarios import SCENARIOS
 from nanokv.device.protocol import evict, reclaim, retire
 from nanokv.device.segment.layout import PIN_HELD, unpack
@@ -139,6 +140,16 @@ BUGS = {
             'state = add64(header + H_STATE, 0, "acq_rel")\n    load64(header + H_FLAGS, "acquire")',
             'state = load64(header + H_STATE, "relaxed")\n    load64(header + H_FLAGS, "relaxed")',
         ),
+    ),
+    "a reader on another host took two equal looks at a header, both torn, for looks at one object": Bug(
+        "remote-fresh/sc: 18.3 20.1 44.1 70.1 75.1", device=MUTANTS["remote-two-looks"].replaced
+    ),
+    "a reader on another host took a torn header for a corrupt one": Bug(
+        "remote-fresh/sc: 0.1 6.1 19.1 37.1 42.5 47.1 75.1",
+        device=MUTANTS["remote-doubt-is-corrupt"].replaced,
+    ),
+    "a reader on another host looked in the flags of the slot's next object for its checksum": Bug(
+        "remote-checksum/sc: 0.1 7.1 67.1 119.1", device=MUTANTS["remote-flags-late"].replaced
     ),
     "three looks saw a page in three passages, and gave it to a second owner": Bug(
         "audited/sc: 10.1 90.1 127.1 166.1 194.1 234.1", host=((audit, "LOOKS", 3),)

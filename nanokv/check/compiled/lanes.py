@@ -38,6 +38,15 @@ class Lane:
     def __init__(self, view: View) -> None:
         self.view = view
 
+    @property
+    def behind(self) -> View:
+        """Transfers see its stores in their order: what parts those of lanes is not followed so far."""
+        return dict(self.view)
+
+    @behind.setter
+    def behind(self, view: View) -> None:
+        pass
+
 
 class LateWord(NamedTuple):
     """A word of a copy that is still to be read. `lane`: whose release it must not pass; None: any lane's."""

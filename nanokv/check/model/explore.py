@@ -79,6 +79,7 @@ class Explorer:
             MEMORIES[memory],
             scenario.geometry,
             may_evict=scenario.may_evict,
+            checksum=scenario.checksum,
             replaced=replaced,
             in_tasks=in_tasks,
         )

@@ -80,6 +80,7 @@ class Scenario:
     prepare: Act = nothing  #: fills the world beforehand
     mortal: tuple[str, ...] = ()  #: tasks that are killed, at every step in turn and at random ones
     may_evict: bool = False
+    checksum: bool = False  #: objects have checksums, and readers insist on them
     rests: bool = True  #: whether fsck is to look at the segments; False where tasks use single lists only
     exhaustive: bool = False  #: small enough for all executions
     hosted: bool = False  #: production host code is among the tasks

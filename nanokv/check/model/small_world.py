@@ -103,6 +103,7 @@ class SmallWorld:
         memory: the memory model.
         geometry: of the segments.
         may_evict: whether producers evict.
+        checksum: whether objects have checksums.
         replaced: a mutant (`Simulation`).
         in_tasks: makes what tasks call (`Simulation`).
     """
@@ -113,6 +114,7 @@ class SmallWorld:
         geometry: Geometry,
         *,
         may_evict: bool = False,
+        checksum: bool = False,
         replaced: dict[Any, Any] | None = None,
         in_tasks: InTasks | None = None,
     ) -> None:
@@ -120,8 +122,9 @@ class SmallWorld:
         vocabulary = self.simulation.vocabulary
         self.load, self.store, self.copy = (vocabulary[name] for name in ("load64", "store64", "copy_bytes"))
         self.geometry = geometry
-        self.segments = SimulatedWorld(self.simulation, geometry, may_evict=may_evict)
+        self.segments = SimulatedWorld(self.simulation, geometry, may_evict=may_evict, checksum=checksum)
         self._machines: dict[int, SimulatedMachine] = {}
+        self.kept: dict[str, Any] = {}  #: what scenarios make once, for all executions
         self.sound: set[tuple[object, ...]] = set()  #: contents of memory that came to rest well
         self.restart()
 

@@ -19,6 +19,8 @@ copies       further copies of an object
 progress     operations that wait for others
 cooperative  tickets, objects in parts
 runs         objects that one CTA puts one after another
+remote       the rounds of a reader on another host
+pulls        puts from another host
 """
 
 from importlib import import_module
@@ -40,5 +42,7 @@ for theme in (
     "progress",
     "cooperative",
     "runs",
+    "remote",
+    "pulls",
 ):
     import_module(f"{__name__}.{theme}")  # declares its mutants

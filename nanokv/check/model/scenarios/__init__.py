@@ -14,6 +14,8 @@ dying         tasks that are killed, or given up
 layouts       rows of the table of layouts
 terms         labels: objects whose time is over; quotas
 host          grace periods, audits, events
+remote        a reader on another host
+pulls         puts from another host
 """
 
 from importlib import import_module
@@ -37,5 +39,7 @@ for theme in (
     "layouts",
     "terms",
     "host",
+    "remote",
+    "pulls",
 ):
     import_module(f"{__name__}.{theme}")  # declares its scenarios
