@@ -106,8 +106,10 @@ class NodeProcess:
         return answer["answer"]
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal."""
+        """Send a signal. A process that it stops has stopped when this returns."""
         self._process.send_signal(number)
+        if number == signal.SIGSTOP:
+            os.waitpid(self._process.pid, os.WUNTRACED)
 
     def kill(self) -> None:
         """Kill it, and wait until it has ended."""
