@@ -1,10 +1,17 @@
 """Where objects of other nodes lie, as far as this process has heard: a table of hints.
 
-A hint saves the first two rounds of a get. It may be old, or torn: one thread writes the table while others read it,
-and nobody waits. So a reader believes no word of it: rank, slot and place must be possible, and the last two rounds
-compare what they find with the key that was asked for.
+A hint saves the first two rounds of a get.
 
-Buckets of eight entries; a new one takes the place of another one in a full bucket. An entry is one line.
+Guarantees
+- A hint that a reader uses names a slot that was READY in that epoch before the read began. The last two rounds need
+  that (`rounds`): a hint of a use that is still to come would let bytes pass that were read before it.
+- It is of one object: one thread writes the table while others read it, and nobody waits, so an entry may be torn. A
+  reader takes each word once, and drops the entry if its check is not that of these words.
+
+Why that suffices: who learns has an event, or a header, that said READY; a number stands for one world of one node, and
+a world that is made anew has another one (`nanokv.cluster.locations`). Epochs of a world never go back.
+
+Buckets of eight entries; a new one takes the place of another one in a full bucket.
 """
 
 from typing import Any
@@ -24,7 +31,7 @@ from nanokv.device.fabric.records import (
     LINE_SHIFT,
     W_FETCHES,
 )
-from nanokv.device.memory.triton import load64, select, store64, word
+from nanokv.device.memory.triton import load64, mixed, select, store64, word
 from nanokv.device.protocol.header import check_word, epoch_of, phase_of, state_word
 from nanokv.device.protocol.status import MISS, OK
 from nanokv.device.segment.layout import (
@@ -46,12 +53,17 @@ LOCATION = Record(
     [
         Field("key_hash", "<i8", "low half of the key's digest"),
         Field("key_check", "<i8", "high half of the key's digest"),
-        Field("node", "<i8", "the number of a node, from 1; 0: an empty entry; -1, of an event: the object is gone"),
+        Field(
+            "node",
+            "<i8",
+            "the number of a world of a node, from 1; 0: an empty entry; -1, of an event: the object is gone",
+        ),
         Field("rank", "<i8", "the rank whose segment has the object"),
         Field("slot", "<i8", "its header slot"),
         Field("epoch", "<i8", "of the header"),
         Field("payload", "<i8", "offset of its bytes"),
         Field("nbytes", "<i8", "how many"),
+        Field("check", "<i8", "of the words before (`check_of`); 0 in an event"),
     ],
 )
 LOCATION_BYTES = LOCATION.size_constant()
@@ -63,8 +75,8 @@ L_SLOT = LOCATION.at("slot")
 L_EPOCH = LOCATION.at("epoch")
 L_PAYLOAD = LOCATION.at("payload")
 L_NBYTES = LOCATION.at("nbytes")
+L_CHECKED = LOCATION.at("check")
 WAYS = tl.constexpr(8)  #: entries of a bucket
-LOCATION_WORDS = tl.constexpr(LOCATION.size // 8)
 GONE_NODE = tl.constexpr(-1)
 
 
@@ -98,6 +110,40 @@ def place_for(table: tl.int64, mask: tl.int64, key_hash: tl.int64, key_check: tl
 
 
 @triton.jit
+def check_of(
+    key_hash: tl.int64,
+    key_check: tl.int64,
+    node: tl.int64,
+    rank: tl.int64,
+    slot: tl.int64,
+    epoch: tl.int64,
+    payload: tl.int64,
+    nbytes: tl.int64,
+) -> Any:
+    """A hash of the words of an entry, made as checksums are (`protocol.checksum`): if one changes, so does it."""
+    first = mixed(key_hash, 0) ^ mixed(key_check, 1) ^ mixed(node, 2) ^ mixed(rank, 3)
+    return first ^ mixed(slot, 4) ^ mixed(epoch, 5) ^ mixed(payload, 6) ^ mixed(nbytes, 7)
+
+
+@triton.jit
+def write(entry: tl.int64, location: tl.int64, node: tl.int64) -> None:
+    """Write an entry. Readers drop it until its check is there."""
+    key_hash, key_check = field(location, L_HASH), field(location, L_CHECK)
+    rank, slot, epoch = field(location, L_RANK), field(location, L_SLOT), field(location, L_EPOCH)
+    payload, nbytes = field(location, L_PAYLOAD), field(location, L_NBYTES)
+    store64(entry + L_HASH, key_hash, "relaxed")
+    store64(entry + L_CHECK, key_check, "relaxed")
+    store64(entry + L_NODE, node, "relaxed")
+    store64(entry + L_RANK, rank, "relaxed")
+    store64(entry + L_SLOT, slot, "relaxed")
+    store64(entry + L_EPOCH, epoch, "relaxed")
+    store64(entry + L_PAYLOAD, payload, "relaxed")
+    store64(entry + L_NBYTES, nbytes, "relaxed")
+    check = check_of(key_hash, key_check, node, rank, slot, epoch, payload, nbytes)
+    store64(entry + L_CHECKED, check, "relaxed")
+
+
+@triton.jit
 def learn(table: tl.int64, mask: tl.int64, location: tl.int64, node: tl.int64) -> None:
     """Take a LOCATION of a node; or, if its own node is GONE_NODE, forget the entry that it names."""
     key_hash, key_check = field(location, L_HASH), field(location, L_CHECK)
@@ -108,13 +154,7 @@ def learn(table: tl.int64, mask: tl.int64, location: tl.int64, node: tl.int64) -
             if same & (field(entry, L_EPOCH) == field(location, L_EPOCH)):
                 store64(entry + L_NODE, word(0), "relaxed")
     else:
-        entry = place_for(table, mask, key_hash, key_check)
-        store64(entry + L_NODE, word(0), "relaxed")
-        i = word(0)
-        while i < LOCATION_WORDS:
-            poke(entry, i, peek(location, i))
-            i += 1
-        store64(entry + L_NODE, node, "relaxed")
+        write(place_for(table, mask, key_hash, key_check), location, node)
 
 
 @triton.jit
@@ -200,7 +240,7 @@ def recall(world: World, table: tl.int64, mask: tl.int64, work: tl.int64, count:
         entry = entry_of(table, mask, field(fetch, F_KEY_HASH), field(fetch, F_KEY_CHECK))
         status = word(MISS)
         if entry != 0:
-            if (field(entry, L_NODE) == node) and place(world, fetch, entry):
+            if place(world, fetch, entry, node):
                 status = word(OK)
                 good += 1
         store64(fetch + F_STATUS, status, "relaxed")
@@ -209,20 +249,24 @@ def recall(world: World, table: tl.int64, mask: tl.int64, work: tl.int64, count:
 
 
 @triton.jit
-def place(world: World, fetch: tl.int64, entry: tl.int64) -> Any:
-    """Copy an entry to a FETCH as the header that a reader expects there. False: it is impossible."""
+def place(world: World, fetch: tl.int64, entry: tl.int64, node: tl.int64) -> Any:
+    """Copy an entry to a FETCH, as the header that a reader expects there. False: it is torn, of another node, or
+    impossible."""
+    key_hash, key_check = field(fetch, F_KEY_HASH), field(fetch, F_KEY_CHECK)
     rank, slot, epoch = field(entry, L_RANK), field(entry, L_SLOT), field(entry, L_EPOCH)
     payload, nbytes, size = field(entry, L_PAYLOAD), field(entry, L_NBYTES), world.page_bytes
+    whole = field(entry, L_CHECKED) == check_of(key_hash, key_check, node, rank, slot, epoch, payload, nbytes)
     inside = is_inside(world, payload, nbytes)
     pages = (select(inside, nbytes, word(0)) + size - 1) // size
     header = fetch + F_HEADER
     store64(fetch + F_OWNER, rank, "relaxed")
     store64(fetch + F_SLOT, slot, "relaxed")
-    store64(header + H_KEY_HASH, field(fetch, F_KEY_HASH), "relaxed")
+    store64(header + H_KEY_HASH, key_hash, "relaxed")
     store64(header + H_PAGES, pages | (size << 32), "relaxed")
     store64(header + H_PAYLOAD, payload, "relaxed")
     store64(header + H_BYTES, nbytes, "relaxed")
     store64(header + H_STATE, state_word(READY, epoch), "relaxed")
-    store64(header + H_KEY_CHECK, check_word(field(fetch, F_KEY_CHECK), epoch), "relaxed")
+    store64(header + H_KEY_CHECK, check_word(key_check, epoch), "relaxed")
     aligned = ((payload >> LINE_SHIFT) << LINE_SHIFT) == payload
-    return inside & aligned & is_rank(world, rank) & (slot >= 0) & (slot < world.hdr_count) & (epoch >= 0)
+    possible = is_rank(world, rank) & (slot >= 0) & (slot < world.hdr_count) & (epoch >= 0)
+    return whole & inside & aligned & possible

@@ -9,7 +9,7 @@ import hashlib
 import hmac
 import json
 from dataclasses import asdict, dataclass, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 from nanokv.device.segment.geometry import Geometry
 from nanokv.device.segment.layout import layout_hash
@@ -17,6 +17,13 @@ from nanokv.errors import NanoKVError
 
 _SEAL_BYTES = 32
 _PURPOSE = b"nanokv card\0"
+
+
+class WorldId(NamedTuple):
+    """A node's world: a node that starts anew with a new world has another one."""
+
+    node: str
+    controls: bytes  #: the first lines of its control blocks, which name the world
 
 
 class CardRefused(NanoKVError):
@@ -57,6 +64,11 @@ class Card:
     def member(self) -> str:
         """The member's name in the registry."""
         return member_name(self.node, self.rank)
+
+    @property
+    def world(self) -> WorldId:
+        """Its world."""
+        return WorldId(self.node, b"".join(self.controls))
 
     def sealed(self, secret: bytes) -> bytes:
         """As bytes, for the registry."""

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from nanokv.cache import NanoKVCache
+from nanokv.cluster.card import WorldId
 from nanokv.cluster.links.base import LinkLost
 from nanokv.cluster.locations import Locations
 from nanokv.cluster.messages.feed import Publisher, Subscriber
@@ -66,7 +67,7 @@ class Events:
         self._nodes, self._publisher, self._locations, self._reading = nodes, publisher, locations, reading
         self._geometry = world._geometry
         self._followed: dict[str, str] = {}  # address -> member
-        self._of: dict[str, str] = {}  # member -> node
+        self._of: dict[Sender, WorldId] = {}  # members as their cards have them -> their worlds
         self._waiting = threading.Condition()
         self._heard = 0
         self._to_scan: queue.SimpleQueue[str | None] = queue.SimpleQueue()
@@ -88,7 +89,11 @@ class Events:
     def follow(self) -> None:
         """Follow the members that there are, and no others."""
         cards = {card.events: card for node in self._nodes.others() for card in node.cards if card.events}
-        self._of = {card.member: card.node for card in cards.values()}
+        before = self._of
+        self._of = {Sender(card.member, card.incarnation): card.world for card in cards.values()}
+        for card in cards.values():  # the first events of a new process at a known address came before its card
+            if card.events in self._followed and Sender(card.member, card.incarnation) not in before:
+                self._to_scan.put(card.node)
         for address in self._followed.keys() - cards.keys():
             self._subscriber.unfollow(address)
             del self._followed[address]
@@ -97,17 +102,17 @@ class Events:
             self._subscriber.follow(address, cards[address].member)
 
     def _hear(self, sender: Sender, body: bytes) -> None:
-        node = self._of.get(sender.id)
-        if node is None or len(body) % LOCATION.size:
+        world = self._of.get(sender)  # of another incarnation: of a world that is not known, or not there any more
+        if world is None or len(body) % LOCATION.size:
             return
-        self._locations.learn(node, np.frombuffer(body, LOCATION.dtype))
+        self._locations.learn(world, np.frombuffer(body, LOCATION.dtype))
         self._wake()
 
     def _lost(self, sender: Sender) -> None:
-        node = self._of.get(sender.id)
-        if node is not None:
-            self._locations.forget(node)
-            self._to_scan.put(node)
+        world = self._of.get(sender)
+        if world is not None:
+            self._locations.forget(world)
+            self._to_scan.put(world.node)
 
     def _scan(self) -> None:
         while (name := self._to_scan.get()) is not None:
@@ -116,8 +121,8 @@ class Events:
                 continue
             try:
                 for rank in range(node.ranks):
-                    for first, headers in self._reading.headers(node, rank):
-                        self._locations.learn_headers(name, rank, first, headers)
+                    for world, first, headers in self._reading.headers(node, rank):
+                        self._locations.learn_headers(world, rank, first, headers)
             except (NanoKVError, LinkLost) as error:
                 _log.info("the headers of node %s were not read: %s", name, error)
             self._wake()

@@ -1,9 +1,14 @@
-"""Where objects of other nodes lie, as this process has heard (`device.fabric.locations`): hints, of bounded size."""
+"""Where objects of other nodes lie, as this process has heard (`device.fabric.locations`): hints, of bounded size.
+
+A hint is of one world of a node. A node that comes back with a new world may give the same key the same slot and epoch,
+and what was heard of the old world would then name a use of the slot that is still to come.
+"""
 
 import threading
 
 import numpy as np
 
+from nanokv.cluster.card import WorldId
 from nanokv.cluster.remote_world import RemoteWorld
 from nanokv.cluster.workspace import Workspace
 from nanokv.device.fabric.locations import LOCATION, WAYS
@@ -18,7 +23,7 @@ class Locations:
     """The table of one process. Reads from any thread; it is written by one at a time.
 
     Args:
-        most: how many objects, rounded up to a power of two; 64 bytes each.
+        most: how many objects, rounded up to a power of two; 72 bytes each.
     """
 
     def __init__(self, most: int) -> None:
@@ -27,36 +32,36 @@ class Locations:
         self._address, self._mask = int(self._table.ctypes.data), buckets - 1
         self._room = np.zeros(1, LOCATION.dtype)
         self._lock = threading.Lock()
-        self._numbers: dict[str, int] = {}
+        self._numbers: dict[WorldId, int] = {}
         self._names: list[str] = [""]
         self._code = fabric_code()
         self._node_of = self._code["node_of"]
 
-    def _number(self, node: str) -> int:
-        if node not in self._numbers:
-            self._numbers[node] = len(self._names)
-            self._names.append(node)
-        return self._numbers[node]
+    def _number(self, world: WorldId) -> int:
+        if world not in self._numbers:
+            self._names.append(world.node)
+            self._numbers[world] = len(self._names) - 1
+        return self._numbers[world]
 
-    def learn(self, node: str, events: "np.ndarray[tuple[int], np.dtype[np.void]]") -> None:
-        """Take LOCATIONs of a node, as its events tell them."""
+    def learn(self, world: WorldId, events: "np.ndarray[tuple[int], np.dtype[np.void]]") -> None:
+        """Take LOCATIONs of a world, as its events tell them."""
         with self._lock:
-            number, count = self._number(node), len(events)
+            number, count = self._number(world), len(events)
             self._code["learn_each"](self._address, self._mask, events.ctypes.data, count, number)
 
-    def learn_headers(self, node: str, rank: int, first: int, headers: Words) -> None:
+    def learn_headers(self, world: WorldId, rank: int, first: int, headers: Words) -> None:
         """Learn the objects of copied headers, of the slots from `first` on. headers: int64 [n, 8]."""
         with self._lock:
-            number, room = self._number(node), int(self._room.ctypes.data)
+            number, room = self._number(world), int(self._room.ctypes.data)
             self._code["learn_headers"](
                 self._address, self._mask, headers.ctypes.data, first, len(headers), number, rank, room
             )
 
-    def forget(self, node: str) -> None:
-        """Forget all that lies on a node."""
+    def forget(self, world: WorldId) -> None:
+        """Forget all that lies in a world."""
         with self._lock:
-            if node in self._numbers:
-                self._code["forget_node"](self._address, self._mask, self._numbers[node])
+            if world in self._numbers:
+                self._code["forget_node"](self._address, self._mask, self._numbers[world])
 
     def node_of(self, key: KeyDigest) -> str | None:
         """The node that has the object of a key, as far as is known."""
@@ -69,6 +74,6 @@ class Locations:
         return found, self._names
 
     def recall(self, world: RemoteWorld, workspace: Workspace, count: int) -> int:
-        """Fill in the FETCHes of a workspace for a node: how many are OK; the others are MISS."""
-        number = self._numbers.get(world.name, _UNKNOWN)
+        """Fill in the FETCHes of a workspace for a world: how many are OK; the others are MISS."""
+        number = self._numbers.get(world.id, _UNKNOWN)
         return int(self._code["recall"](world.table, self._address, self._mask, workspace.work, count, number))

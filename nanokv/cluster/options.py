@@ -29,7 +29,7 @@ class ClusterOptions:
         bind: the interface or address at which this member takes messages. "0.0.0.0" is all, and only if given.
         timeout: seconds that a node has for each round of a get, and for a put, beside the time for its bytes.
         ttl: seconds after which the others see that this process has died, or cannot reach the registry.
-        locations: of how many objects of other nodes this process remembers where they lie; 64 bytes each.
+        locations: of how many objects of other nodes this process remembers where they lie; 72 bytes each.
         join_timeout: seconds to try to reach the registry.
     """
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from nanokv.cluster.card import WorldId
 from nanokv.cluster.links.base import Link, LinkLost, State
 from nanokv.cluster.locations import Locations
 from nanokv.cluster.nodes import Node
@@ -253,8 +254,11 @@ class Reading:
             raise PeerLost(f"node {node.name} has ended")
 
     # --- headers ---
-    def headers(self, node: Node, rank: int) -> Iterator[tuple[int, Words]]:
-        """The header arena of a rank as it is now, in parts: (first slot, int64 [n, 8]). A header may be torn."""
+    def headers(self, node: Node, rank: int) -> Iterator[tuple[WorldId, int, Words]]:
+        """The header arena of a rank as it is now, in parts: whose it is, the first slot, int64 [n, 8].
+
+        A header may be torn: other words may be of another epoch than STATE.
+        """
         world = node.world()
         at, base = world.geometry.offsets["hdr_base"], world.bases[rank]
         head = self._copy(node, world, base + HEAP_CTL.offsets["hdr_head"], WORD)
@@ -262,7 +266,7 @@ class Reading:
         for first in range(0, used, _SCANNED):
             count = min(_SCANNED, used - first)
             raw = self._copy(node, world, base + at + first * OBJ_HEADER.size, count * OBJ_HEADER.size)
-            yield first, raw.view(np.int64).reshape(count, -1)
+            yield world.id, first, raw.view(np.int64).reshape(count, -1)
 
     def _copy(self, node: Node, world: RemoteWorld, there: int, nbytes: int) -> npt.NDArray[np.uint8]:
         room, one = self._staging.room(nbytes), np.ones(1, np.int64)

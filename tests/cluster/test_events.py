@@ -1,19 +1,24 @@
 """What members tell each other of their objects: the table of locations, gets in two rounds, and waits."""
 
 import threading
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from nanokv import NanoKVCache
 from nanokv.cluster import NanoKVCluster
+from nanokv.cluster.card import WorldId
+from nanokv.cluster.events import Events
 from nanokv.cluster.locations import Locations
+from nanokv.cluster.messages.sealed import Sender
 from nanokv.device.fabric.locations import GONE_NODE, LOCATION
 from nanokv.errors import KeyNotFound, WaitTimeout
 from nanokv.types import KeyDigest
 
-from .conftest import MakeCluster, key_of, until
+from .conftest import HEAP_BYTES, PAGE, MakeCluster, key_of, until
 
 
 def knows(member: NanoKVCluster, key: str, node: str | None) -> bool:
@@ -103,6 +108,66 @@ def test_an_old_location_misleads_nobody(make_cluster: MakeCluster) -> None:
         table[:] = kept
 
 
+def test_a_location_of_a_former_world_is_of_no_use(
+    make_cluster: MakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same key gets the same slot and epoch in a new world, and what was heard of the old one would name a use of
+    the slot that may be still to come."""
+    zero, one = make_cluster(2)
+    key = key_of(zero, "n1")
+    one.put(key, torch.ones(4))
+    until(lambda: knows(zero, key, "n1"))
+    assert zero._reading.get_known(zero._nodes["n1"], zero.digest(key)) is not None
+    old = one.world.get_location(key)
+    one.world.close()
+    until(lambda: zero.nodes == ["n0"])
+    monkeypatch.setattr(Events, "_hear", lambda *_: None)
+    monkeypatch.setattr(Events, "_lost", lambda *_: None)
+    monkeypatch.setattr(zero._parts.events._subscriber, "_listener", lambda *_: None)
+    monkeypatch.setattr(zero._parts.events._subscriber, "_lost", lambda *_: None)
+    with NanoKVCache(HEAP_BYTES, page_bytes=PAGE) as world:
+        again = NanoKVCluster(world, f"file://{tmp_path}/cluster", node="n1", ttl=2.0)
+        until(lambda: zero.nodes == ["n0", "n1"])
+        again.put(key, torch.zeros(4))
+        new = world.get_location(key)
+        assert (new.header_off, new.epoch, new.payload_off) == (old.header_off, old.epoch, old.payload_off)
+        assert zero._reading.get_known(zero._nodes["n1"], zero.digest(key)) is None
+        assert torch.equal(zero.get(key), torch.zeros(4))
+
+
+def test_events_of_another_incarnation_are_not_believed(make_cluster: MakeCluster) -> None:
+    zero, one = make_cluster(2)
+    key = key_of(zero, "n1")
+    one.put(key, torch.ones(4))
+    until(lambda: knows(zero, key, "n1"))
+    (card,) = zero._nodes["n1"].cards
+    row = np.zeros(1, LOCATION.dtype)
+    row["key_hash"], row["key_check"] = zero.digest("forged")
+    row["node"] = 1
+    zero._parts.events._hear(Sender(card.member, card.incarnation - 1), row.tobytes())
+    assert knows(zero, "forged", None)
+    zero._parts.events._hear(Sender(card.member, card.incarnation), row.tobytes())
+    assert knows(zero, "forged", "n1")
+
+
+@pytest.mark.parametrize("field", [name for name in LOCATION.offsets if name != "node"])
+def test_a_torn_entry_is_not_used(make_cluster: MakeCluster, field: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One word is of another object: no transfer begins with it."""
+    zero, one = make_cluster(2)
+    key = key_of(zero, "n1")
+    one.put(key, torch.ones(4))
+    until(lambda: knows(zero, key, "n1"))
+    table = zero._parts.locations._table
+    (at,) = np.flatnonzero(table["node"])
+    table[field][at] += 1 << 12
+
+    def refused(*_: Any) -> None:
+        raise AssertionError("a transfer was begun")
+
+    monkeypatch.setattr(zero._reading._rounds, "fetch", refused)
+    assert zero._reading.get_known(zero._nodes["n1"], zero.digest(key)) is None
+
+
 def test_a_node_that_joins_reads_the_headers_of_the_others(make_cluster: MakeCluster) -> None:
     zero, one = make_cluster(2)
     keys = [f"k{i}" for i in range(60)]
@@ -137,19 +202,20 @@ def test_the_table_is_bounded() -> None:
     for name in ("key_hash", "key_check"):
         rows[name] = rng.integers(-(1 << 62), 1 << 62, 5000)
     rows["node"], rows["slot"] = 1, np.arange(5000)
-    locations.learn("a", rows)
+    a, b = WorldId("a", b"1"), WorldId("b", b"1")
+    locations.learn(a, rows)
     keys = np.stack([rows["key_hash"], rows["key_check"]], 1)
     places, names = locations.nodes_of(keys)
     assert 0 < (places > 0).sum() <= 64 and names[1] == "a" and places[-1] == 1
     last = KeyDigest(*keys[-1].tolist())
     gone = rows[-1:].copy()
     gone["node"], gone["epoch"] = GONE_NODE.value, 7
-    locations.learn("a", gone)  # of another epoch
+    locations.learn(a, gone)  # of another epoch
     assert locations.node_of(last) == "a"
     gone["epoch"] = 0
-    locations.learn("b", gone)
+    locations.learn(b, gone)
     assert locations.node_of(last) == "a"
-    locations.learn("a", gone)
+    locations.learn(a, gone)
     assert locations.node_of(last) is None
-    locations.forget("a")
+    locations.forget(a)
     assert not locations.nodes_of(keys)[0].any()
