@@ -157,3 +157,9 @@ def gather(work: tl.int64, count: tl.int64, row: tl.int64, line: tl.int64) -> An
         row += 1
         here += length
     return row, (here - field(work, W_LINES)) >> LINE_SHIFT
+
+
+@triton.jit
+def add_look(work: tl.int64, i: tl.int64, asker: tl.int64, address: tl.int64) -> None:
+    """Let the next transfer bring the line of the peer's `address`: its i-th look."""
+    poke(field(work, W_LOOKS), i, look_word(address, asker))

@@ -1,6 +1,6 @@
 """The functions that a CPU compiles: those of `entries`, and those that only a host in native code can run."""
 
-from nanokv.device.fabric import homes, locations, nixl, pulls
+from nanokv.device.fabric import fetches, homes, locations, nixl, pulls
 from nanokv.device.fabric import rounds as fabric
 from nanokv.device.machines.entries import ENTRIES, Entry
 from nanokv.device.native.calls import get_now, plan_now, put_now
@@ -32,12 +32,12 @@ FABRIC_ENTRIES = {
     "ask_buckets": Entry(fabric.ask_buckets, 1),
     "ask_headers": Entry(fabric.ask_headers, 2),
     "take_headers": Entry(fabric.take_headers, 0),
-    "place_each": Entry(fabric.place_each, 1),
+    "place_each": Entry(fetches.place_each, 1),
     "ask_bytes": Entry(fabric.ask_bytes, 2),
     "take_descriptors": Entry(fabric.take_descriptors, 0),
     "ask_again": Entry(fabric.ask_again, 1),
     "take_again": Entry(fabric.take_again, 1),
-    "copy_each": Entry(fabric.copy_each, 0),
+    "copy_each": Entry(fetches.copy_each, 0),
     # an owner's puts from other hosts
     "begin_each": Entry(pulls.begin_each, 1),
     "rows_of_pulls": Entry(pulls.rows_of_pulls, 1),

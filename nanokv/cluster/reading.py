@@ -15,8 +15,8 @@ from nanokv.cluster.remote_world import RemoteWorld
 from nanokv.cluster.rounds import Rounds, TransferLate, wait_for
 from nanokv.cluster.staging import Room, Staging
 from nanokv.cluster.workspace import MOST_KEYS, SMALL, Workspace
+from nanokv.device.fabric.judging import DOUBTFUL, GONE
 from nanokv.device.fabric.records import FETCH
-from nanokv.device.fabric.rounds import DOUBTFUL, GONE
 from nanokv.device.machines.native_code import fabric_code
 from nanokv.device.machines.records import Descriptor, What, Words
 from nanokv.device.protocol.status import Status

@@ -11,7 +11,7 @@ import pytest
 from nanokv.check.model.explore import Explorer
 from nanokv.check.model.run import run_scenario
 from nanokv.check.model.scenarios import SCENARIOS
-from nanokv.device.fabric.rounds import DOUBTFUL, GONE
+from nanokv.device.fabric.judging import DOUBTFUL, GONE
 from nanokv.device.protocol.status import Status
 from nanokv.device.sim.exhaustive import Exhaustive, Redundant
 from nanokv.device.sim.memory import SHARED, Memory, WeakMemory

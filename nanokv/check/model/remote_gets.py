@@ -11,7 +11,7 @@ from typing import NamedTuple
 from nanokv.check.model.remote_reader import Answer, Location, RemoteReader
 from nanokv.check.model.small_world import SmallWorld, digest
 from nanokv.check.report import CheckFailure
-from nanokv.device.fabric.rounds import DOUBTFUL, GONE
+from nanokv.device.fabric.judging import DOUBTFUL, GONE
 from nanokv.device.machines.records import Descriptor
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.layout import (

@@ -13,23 +13,23 @@ from nanokv.check.model.small_world import SmallWorld, digest
 from nanokv.cluster.remote_world import RemoteWorld
 from nanokv.cluster.rounds import LinkRounds
 from nanokv.cluster.workspace import Workspace
-from nanokv.device.fabric import rounds
+from nanokv.device.fabric import fetches, rounds
 from nanokv.device.fabric.records import LOOK_LINE, WORK
 from nanokv.device.machines.records import Descriptor
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.layout import MAX_DIMS, OBJ_HEADER, WORD
 from nanokv.device.sim.simulation import private_word
 
-_FUNCTIONS = (
-    "ask_buckets",
-    "ask_headers",
-    "take_headers",
-    "place_each",
-    "ask_bytes",
-    "take_descriptors",
-    "ask_again",
-    "take_again",
-)
+_FUNCTIONS = {
+    "ask_buckets": rounds.ask_buckets,
+    "ask_headers": rounds.ask_headers,
+    "take_headers": rounds.take_headers,
+    "place_each": fetches.place_each,
+    "ask_bytes": rounds.ask_bytes,
+    "take_descriptors": rounds.take_descriptors,
+    "ask_again": rounds.ask_again,
+    "take_again": rounds.take_again,
+}
 _OK = int(Status.OK)
 _BYTES = OBJ_HEADER.offsets["bytes_total"] // WORD
 _TIMEOUT = 1e9
@@ -71,7 +71,7 @@ class RemoteReader:
 
     def __init__(self, world: SmallWorld, *, gap: tuple[int, int] = (0, 0)) -> None:
         simulation, geometry, segments = world.simulation, world.geometry, world.segments
-        self._code = {name: simulation.host_function(getattr(rounds, name)) for name in _FUNCTIONS}
+        self._code = {name: simulation.host_function(function) for name, function in _FUNCTIONS.items()}
         link = SimulatedLink(simulation)
         self._rounds, self._workspace = _Rounds(link, self._code), Workspace(link)
         for name, value in zip(("gap", "byte_gap"), gap, strict=True):

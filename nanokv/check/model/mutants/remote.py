@@ -1,7 +1,7 @@
 """Mutants of the rounds by which a reader on another host gets an object."""
 
 from nanokv.check.model.mutants.mutant import mutant
-from nanokv.device.fabric import rounds
+from nanokv.device.fabric import judging, rounds
 
 # --- what is looked at, and when ---
 mutant(
@@ -31,7 +31,7 @@ mutant(
     "the last look at the header is the one in the transfer of the bytes, before or after them: it has no order",
     ("remote-reuse", "remote-replace"),
     (
-        rounds.judge_again,
+        judging.judge_again,
         'if not same_state(field(fetch, F_HEADER + H_STATE), load64(header + H_STATE, "relaxed")):',
         "if status != OK:",
     ),
@@ -41,7 +41,7 @@ mutant(
     "a reader believes the bytes that it read by its first look at the header",
     ("remote-reuse", "remote-replace"),
     (
-        rounds.judge_again,
+        judging.judge_again,
         'if not same_state(field(fetch, F_HEADER + H_STATE), load64(header + H_STATE, "relaxed")):',
         "if status != OK:",
     ),
@@ -56,7 +56,7 @@ mutant(
     "two equal looks at the header, before and after the bytes, count as a look at one object",
     ("remote-fresh",),
     (
-        rounds.judge_again,
+        judging.judge_again,
         'if not same_state(field(fetch, F_HEADER + H_STATE), load64(header + H_STATE, "relaxed")):',
         "if not same_header(fetch + F_HEADER, header):",
     ),
@@ -73,7 +73,7 @@ mutant(
     "the last look sees whether the slot is READY, and not in which epoch",
     ("remote-replace", "remote-reuse"),
     (
-        rounds.judge_again,
+        judging.judge_again,
         'if not same_state(field(fetch, F_HEADER + H_STATE), load64(header + H_STATE, "relaxed")):',
         'if phase_of(load64(header + H_STATE, "relaxed")) != READY:',
     ),
@@ -83,7 +83,7 @@ mutant(
     "the last look sees whether the epoch is the same, and not whether the object is READY",
     ("remote-evicted", "remote-reuse"),
     (
-        rounds.judge_again,
+        judging.judge_again,
         'if not same_state(field(fetch, F_HEADER + H_STATE), load64(header + H_STATE, "relaxed")):',
         'if epoch_of(field(fetch, F_HEADER + H_STATE)) != epoch_of(load64(header + H_STATE, "relaxed")):',
     ),
@@ -92,14 +92,14 @@ mutant(
     "remote-state-beside",
     "the last look is compared with STATE as it was beside the bytes, and not as it was before",
     ("remote-replace", "remote-fresh"),
-    (rounds.same_header, " & same_state(field(one, H_STATE), field(two, H_STATE))", ""),
+    (judging.same_header, " & same_state(field(one, H_STATE), field(two, H_STATE))", ""),
 )
 mutant(
     "remote-any-key",
     "nothing tells in which epoch a slot has the key: no entry, no key's word, no look beside the bytes",
     ("remote-reuse", "remote-fresh"),
     (
-        rounds.judge_header,
+        judging.judge_header,
         "    if (epoch & ENTRY_EPOCH_MASK) != ((entry >> ENTRY_EPOCH_SHIFT) & ENTRY_EPOCH_MASK):\n"
         "        answer = word(TORN)\n"
         "    else:\n"
@@ -110,7 +110,7 @@ mutant(
         '        same = same & (((load64(header + H_KEY_CHECK, "relaxed") ^ key_check) & LOW32) == 0)\n',
     ),
     (
-        rounds.same_header,
+        judging.same_header,
         "(i * WORD_BYTES != H_FLAGS)",
         "(i * WORD_BYTES != H_FLAGS) & (i * WORD_BYTES != H_KEY_HASH) & (i * WORD_BYTES != H_KEY_CHECK)",
     ),
@@ -121,7 +121,7 @@ for what, field in (("place", "H_PAYLOAD"), ("size", "H_BYTES")):
         f"the look at the header beside the bytes does not compare the {what} of the bytes",
         ("remote-moved", "remote-fresh"),
         (
-            rounds.same_header,
+            judging.same_header,
             "(i * WORD_BYTES != H_FLAGS)",
             f"(i * WORD_BYTES != H_FLAGS) & (i * WORD_BYTES != {field})",
         ),
@@ -131,7 +131,7 @@ mutant(
     "a reader does not compare the control block with that of the card",
     ("remote-gone",),
     (
-        rounds.judge_again,
+        judging.judge_again,
         "if not same_line(field(work, W_CONTROLS) + field(fetch, F_OWNER) * (LINE_WORDS * WORD_BYTES), control):",
         "if status != status:",
     ),
@@ -140,15 +140,15 @@ mutant(
     "remote-doubt-is-corrupt",
     "a first look at a header that names impossible bytes is answered CORRUPT, and it was torn",
     ("remote-fresh", "remote-replace"),
-    (rounds.judge_header, "answer = word(DOUBTFUL)", "answer = word(CORRUPT)"),
-    (rounds.rank_of, "status == DOUBTFUL", "status == CORRUPT"),
+    (judging.judge_header, "answer = word(DOUBTFUL)", "answer = word(CORRUPT)"),
+    (judging.rank_of, "status == DOUBTFUL", "status == CORRUPT"),
 )
 mutant(
     "remote-flags-late",
     "whether there is a checksum is seen after the bytes, in the flags of the slot's next use",
     ("remote-checksum",),
     (
-        rounds.judge_again,
+        judging.judge_again,
         "    elif not has_right_sum(world, work, fetch):\n",
         '    store64(fetch + F_HEADER + H_FLAGS, load64(header + H_FLAGS, "relaxed"), "relaxed")\n'
         "    if status == OK and not has_right_sum(world, work, fetch):\n",
