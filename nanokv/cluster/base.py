@@ -148,6 +148,6 @@ class ClusterBase:
         return NO_TERMS if hold is None else terms_of(hold, self.world._hasher.group)
 
     def _error(self, status: int, key: Key, node: Node | None, nbytes: int = 0) -> NanoKVError:
-        geometry: Any = self.world._geometry if node is None else node.cards[0].geometry
+        geometry: Any = self.world._geometry if node is None else node.geometry
         owner = f"node {self._here if node is None else node.name}"
         return error_for(status, key, geometry, nbytes=nbytes, owner=owner)

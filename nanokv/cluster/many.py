@@ -29,6 +29,7 @@ from nanokv.transfer.host_tensors import all_in_host_memory
 from nanokv.types import Key, KeyDigest
 
 _OK, _MISS, _NOT_READY, _SIZE = (int(Status[name]) for name in ("OK", "MISS", "NOT_READY", "SIZE"))
+_LOST = -1  #: no status: the node did not answer
 _FIRST_LOOK, _MOST = 64, 4096  #: keys that are looked up at once for a prefix: twice as many each time
 _ROOM_REST = 0.01  #: seconds
 
@@ -72,25 +73,32 @@ class Many(Objects):
         self, node: Node, rank: int | None, keys: Digests, tensors: Tensors, hold: Any, deadline: float
     ) -> list[NanoKVError | None]:
         statuses = np.full(len(keys), int(Status.FULL), np.int64)
-        todo = np.arange(len(keys))
+        most = node.geometry.max_object_bytes
+        too_large = np.array([tensor.nbytes > most for tensor in tensors], bool)
+        statuses[too_large] = int(Status.TOO_LARGE)
+        left, lost = np.flatnonzero(~too_large), None
         try:
-            while len(todo):
-                parts = _rows(tensors, todo)
-                found = self._putting.put_each(node, keys.words[todo], parts, rank, self._terms(hold))
-                statuses[todo] = found["status"]
-                todo = np.flatnonzero(np.isin(statuses, [int(each) for each in NO_ROOM]))
-                if not len(todo) or time.monotonic() >= deadline:
+            while len(left):
+                parts = _rows(tensors, left)
+                found = self._putting.put_each(node, keys.words[left], parts, rank, self._terms(hold))
+                statuses[left] = found["status"]
+                left = np.flatnonzero(np.isin(statuses, [int(each) for each in NO_ROOM]))
+                if not len(left) or time.monotonic() >= deadline:
                     break
                 time.sleep(_ROOM_REST)
         except PeerLost as error:
             self._counts.peer_lost += 1
-            return [error] * len(keys)
+            lost = error
+            statuses[left] = _LOST
         good = np.flatnonzero(statuses == _OK)
         self._counts.put(len(good), sum(tensors[i].nbytes for i in good.tolist()))
-        return [
-            self._error(status, keys[i], node, tensors[i].nbytes) if status else None
-            for i, status in enumerate(statuses.tolist())
-        ]
+
+        def error_of(i: int, status: int) -> NanoKVError | None:
+            if status == _LOST:
+                return lost
+            return self._error(status, keys[i], node, tensors[i].nbytes) if status else None
+
+        return [error_of(*pair) for pair in enumerate(statuses.tolist())]
 
     @overload
     def get_many(
@@ -122,9 +130,9 @@ class Many(Objects):
             given = {} if dsts is None else {"dsts": _rows(dsts, mine), "reinterpret": reinterpret}
             for i, answer in zip(mine.tolist(), self.world.get_many(_chosen(digests, mine), **given), strict=True):
                 answers[i] = answer
-        todo = np.flatnonzero([answer is None or answer is False for answer in answers])
-        if len(todo):
-            self._get_others(keys, digests, todo, dsts, reinterpret, answers)
+        missing = np.flatnonzero([answer is None or answer is False for answer in answers])
+        if len(missing):
+            self._get_others(keys, digests, missing, dsts, reinterpret, answers)
         if isinstance(dsts, torch.Tensor):
             return [answer is not None and answer is not False for answer in answers]
         return answers
@@ -133,7 +141,7 @@ class Many(Objects):
         return self.world._batched.find(digests)
 
     def _get_others(
-        self, keys: Sequence[Key], digests: Digests, todo: Words, dsts: Any, reinterpret: bool, answers: list[Any]
+        self, keys: Sequence[Key], digests: Digests, missing: Words, dsts: Any, reinterpret: bool, answers: list[Any]
     ) -> None:
         """Read what this node does not have into `answers`."""
         statuses = np.full(len(digests), _MISS, np.int64)
@@ -154,9 +162,9 @@ class Many(Objects):
 
             return self._reading.get_each(node, words, take, known=known)
 
-        self._ask_known(digests, todo, statuses, read)
-        self._ask_each(digests, todo, statuses, lambda node, which: read(node, which, False))
-        for i in todo[~np.isin(statuses[todo], (_OK, _MISS, _NOT_READY))].tolist():
+        self._ask_known(digests, missing, statuses, read)
+        self._ask_each(digests, missing, statuses, lambda node, which: read(node, which, False))
+        for i in missing[~np.isin(statuses[missing], (_OK, _MISS, _NOT_READY))].tolist():
             if statuses[i] == _SIZE and dsts is not None:  # the call for this key alone says how it differs
                 self.get(digests[i], dst=dsts[i], reinterpret=reinterpret)
             raise self._error(int(statuses[i]), keys[i], None)
@@ -169,14 +177,14 @@ class Many(Objects):
         what, targets = alike
         return (What.of(what.nbytes, RAW) if reinterpret else what), targets
 
-    def _ask_known(self, digests: Digests, todo: Words, statuses: Words, read: Any) -> None:
+    def _ask_known(self, digests: Digests, missing: Words, statuses: Words, read: Any) -> None:
         """Read what lies where events say; the rest stays as it is."""
-        places, names = self._parts.locations.nodes_of(np.ascontiguousarray(digests.words[todo]))
+        places, names = self._parts.locations.nodes_of(np.ascontiguousarray(digests.words[missing]))
         for place in np.unique(places[places > 0]).tolist():
             node = self._nodes.find(names[place])
             if node is None:
                 continue
-            which = todo[places == place]
+            which = missing[places == place]
             try:
                 found = read(node, which, True)
             except PeerLost:
@@ -184,7 +192,7 @@ class Many(Objects):
             statuses[which] = np.where(found == _OK, _OK, statuses[which])
             self._count_got(found[found == _OK])
 
-    def _ask_each(self, digests: Digests, todo: Words, statuses: Words, ask: Any) -> None:
+    def _ask_each(self, digests: Digests, missing: Words, statuses: Words, ask: Any) -> None:
         """Ask the nodes that may have objects, for those whose status is not OK yet.
 
         Raises:
@@ -194,13 +202,13 @@ class Many(Objects):
         unsure = np.zeros(len(digests), bool)
         asked: set[tuple[str, int]] = set()
         for homes in self._nodes.homes:
-            todo = todo[statuses[todo] != _OK]
-            if not len(todo):
+            missing = missing[statuses[missing] != _OK]
+            if not len(missing):
                 break
-            places = homes.of_each(np.ascontiguousarray(digests.words[todo]))
+            places = homes.of_each(np.ascontiguousarray(digests.words[missing]))
             for place in np.unique(places).tolist():
                 node = self._nodes.find(homes.nodes[place])
-                which = todo[places == place]
+                which = missing[places == place]
                 if node is None:
                     continue
                 which = np.array([i for i in which.tolist() if (node.name, i) not in asked], np.int64)
@@ -241,23 +249,23 @@ class Many(Objects):
         digests = self._digests(keys)
         start, look = 0, _FIRST_LOOK
         while start < len(digests):
-            missing = self._find(digests[start : start + look]) != _OK
-            if missing.any():
-                return start + int(missing.argmax())
+            absent = self._find(digests[start : start + look]) != _OK
+            if absent.any():
+                return start + int(absent.argmax())
             start, look = start + look, min(2 * look, _MOST)
         return len(digests)
 
     def _find(self, digests: Digests) -> Words:
         statuses = np.array(self._find_here(digests))
-        todo = np.flatnonzero(statuses != _OK)
-        if len(todo):
+        absent = np.flatnonzero(statuses != _OK)
+        if len(absent):
 
             def look(node: Node, which: Words, known: bool) -> Words:
                 find = self._reading.find_known_each if known else self._reading.find_each
                 return find(node, digests.words[which])
 
-            self._ask_known(digests, todo, statuses, look)
-            self._ask_each(digests, todo, statuses, lambda node, which: look(node, which, False))
+            self._ask_known(digests, absent, statuses, look)
+            self._ask_each(digests, absent, statuses, lambda node, which: look(node, which, False))
         return statuses
 
     def remove_many(self, keys: Sequence[Key]) -> list[bool]:
@@ -290,8 +298,8 @@ class Many(Objects):
         self._check_open()
         digests = self._digests(keys)
         here = self._find_here(digests) == _OK
-        todo = np.flatnonzero(~here)
-        if len(todo):
+        missing = np.flatnonzero(~here)
+        if len(missing):
             statuses = np.full(len(digests), _MISS, np.int64)
 
             def read(node: Node, which: Words, known: bool) -> Words:
@@ -300,8 +308,8 @@ class Many(Objects):
 
                 return self._reading.get_each(node, digests.words[which], take, known=known)
 
-            self._ask_known(digests, todo, statuses, read)
-            self._ask_each(digests, todo, statuses, lambda node, which: read(node, which, False))
+            self._ask_known(digests, missing, statuses, read)
+            self._ask_each(digests, missing, statuses, lambda node, which: read(node, which, False))
         found: list[bool] = here.tolist()
         return found
 

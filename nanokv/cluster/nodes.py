@@ -9,6 +9,7 @@ from nanokv.cluster.card import Card, CardRefused
 from nanokv.cluster.homes import Homes
 from nanokv.cluster.links.base import Link, LinkLost
 from nanokv.cluster.remote_world import RemoteWorld
+from nanokv.device.segment.geometry import Geometry
 from nanokv.errors import InvalidArgument, PeerLost
 
 _log = logging.getLogger("nanokv.cluster")
@@ -43,9 +44,21 @@ class Node:
         return min(card.incarnation for card in self._cards.values())
 
     @property
+    def geometry(self) -> Geometry:
+        """Of its segments.
+
+        Raises:
+            PeerLost: it has left.
+        """
+        cards = self.cards
+        if not cards:
+            raise PeerLost(f"node {self.name} has left")
+        return cards[0].geometry
+
+    @property
     def ranks(self) -> int:
-        """How many ranks its world has."""
-        return self.cards[0].geometry.world_size
+        """How many ranks its world has. Raises as `geometry`."""
+        return self.geometry.world_size
 
     def update(self, cards: Mapping[int, Card]) -> None:
         """Take the cards of all members, by rank."""

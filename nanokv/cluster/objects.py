@@ -85,7 +85,7 @@ class Objects(ClusterBase):
     def _put_to(
         self, node: Node, rank: int | None, digest: KeyDigest, tensor: torch.Tensor, hold: float | Hold | None
     ) -> int:
-        if tensor.nbytes > node.cards[0].geometry.max_object_bytes:
+        if tensor.nbytes > node.geometry.max_object_bytes:
             return int(Status.TOO_LARGE)
         keys = np.array([digest], np.int64)
         status = int(self._putting.put_each(node, keys, [tensor], rank, self._terms(hold))["status"][0])

@@ -32,6 +32,10 @@ _ALIGN = 64  #: bytes between sources
 _BYTES_A_SECOND = 50_000_000  #: at least so fast a member reads
 
 
+class _CardForgotten(Exception):
+    """A member refused a question that came without the card of the link, which it may not have (any more)."""
+
+
 class Registered:
     """Memory of the caller that other nodes may read: an engine's cache. Its objects are not copied before a put."""
 
@@ -130,6 +134,12 @@ class Putting:
 
     # --- the question ---
     def _ask(self, node: Node, pulls: Records, kept: Any) -> Records:
+        try:
+            return self._ask_once(node, pulls, kept)
+        except _CardForgotten:  # it let go of this process when that was no member for a while
+            return self._ask_once(node, pulls, kept)
+
+    def _ask_once(self, node: Node, pulls: Records, kept: Any) -> Records:
         cards = node.cards
         if not cards:
             raise PeerLost(f"node {node.name} has left")
@@ -161,6 +171,9 @@ class Putting:
                 self._unanswered.setdefault(to.incarnation, []).append(kept)
             raise PeerLost(f"node {node.name} did not answer: {error}") from None
         except Refused as error:
+            if told:
+                self._told.pop(to.incarnation, None)
+                raise _CardForgotten from None
             raise PeerLost(f"node {node.name} could not take the objects: {error}") from None
         finally:
             self._tickets[at] = 0  # before the caller goes on

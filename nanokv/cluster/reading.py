@@ -221,10 +221,10 @@ class Reading:
         """
         statuses = np.full(len(keys), _TORN, np.int64)
         for _ in range(1 if once else TRIES):
-            todo = np.flatnonzero(np.isin(statuses, _AGAIN))
-            if not len(todo):
+            again = np.flatnonzero(np.isin(statuses, _AGAIN))
+            if not len(again):
                 break
-            for which in _slices(todo):
+            for which in _slices(again):
                 given = keys[which] if whole else which
                 statuses[which] = self._pass(node, partial(_given, some, given))
         statuses[statuses == _DOUBTFUL] = _CORRUPT

@@ -20,6 +20,7 @@ from nanokv.cluster.membership.pulse import Pulse
 from nanokv.cluster.membership.view import View
 from tests.support.etcd_server import Etcd, etcd_cluster, needs_etcd
 from tests.support.memberships import ETCD_TTL, Place, any_name, etcd, place, seen, shared_etcd, until
+from tests.support.needed import leave_out
 
 __all__ = ["etcd", "shared_etcd"]
 
@@ -191,7 +192,7 @@ def test_users_and_passwords(etcd: Etcd) -> None:
 def certificates(tmp_path: Path) -> Path:
     """Of a CA (ca.pem), of etcd and of a client (etcd.pem, client.pem with .key), in a folder with a blank."""
     if shutil.which("openssl") is None:
-        pytest.skip("there is no openssl on this machine")
+        leave_out("etcd", "there is no openssl on this machine")
     folder = tmp_path / "TLS files"
     folder.mkdir()
 

@@ -249,6 +249,23 @@ def test_many_of_different_sizes(make_cluster: MakeCluster) -> None:
         one.get_many(keys, dsts=wrong)
 
 
+def test_one_that_is_too_large_hinders_no_other(make_cluster: MakeCluster) -> None:
+    one, two = make_cluster()
+    sizes = [10, HEAP_BYTES // 4, 20]
+    tensors = [torch.ones(size, dtype=torch.uint8) for size in sizes]
+    errors = one.put_many(["a", "b", "c"], tensors, preferred_segment=("n1", 0))
+    assert [type(error) for error in errors] == [type(None), InvalidArgument, type(None)]
+    assert two.world.exists_many(["a", "b", "c"]) == [True, False, True]
+
+
+def test_an_owner_that_has_forgotten_the_producer(make_cluster: MakeCluster) -> None:
+    one, two = make_cluster()
+    one.put("a", torch.ones(4), preferred_segment=("n1", 0))
+    two._parts.puller.forget("n0.0")
+    one.put("b", torch.ones(4), preferred_segment=("n1", 0))
+    assert torch.equal(two.get("b"), torch.ones(4))
+
+
 def test_more_keys_than_one_pass(make_cluster: MakeCluster) -> None:
     one, two = make_cluster(heap_bytes=24 << 20)
     keys = [f"p{i}" for i in range(5000)]

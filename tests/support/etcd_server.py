@@ -14,10 +14,13 @@ from pathlib import Path
 import pytest
 
 from nanokv.check.rank_process import wait_until
+from tests.support.needed import is_needed
 
 __all__ = ["Etcd", "etcd_cluster", "free_ports", "needs_etcd"]
 
-needs_etcd = pytest.mark.skipif(shutil.which("etcd") is None, reason="there is no etcd on this machine")
+needs_etcd = pytest.mark.skipif(
+    shutil.which("etcd") is None and not is_needed("etcd"), reason="there is no etcd on this machine"
+)
 
 
 def free_ports(count: int) -> list[int]:
