@@ -25,6 +25,7 @@ from tests.cluster.link_owner import (
     pattern,
     words,
 )
+from tests.support.needed import leave_out
 
 Start = Callable[[], Owner]
 
