@@ -24,10 +24,14 @@ SOAK_SECONDS ?= 600
 SEED ?= 0
 PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder --durations=20 --durations-min=5
 
-.PHONY: demo test test-all test-vllm bench-vllm bench-peers bench-report compiled lint types check check-long soak bench test-gpu clean
+.PHONY: demo demo-cluster test test-all test-vllm bench-vllm bench-peers bench-report compiled lint types check check-long soak bench test-gpu clean
 
 demo: $(STAMP)
 	$(BIN)/nanokv demo
+
+# three nodes, and one is killed; as root each has a network namespace of its own
+demo-cluster: compiled
+	$(BIN)/python -m examples.cluster.demo
 
 test: compiled
 	$(PYTEST) -m "not exhaustive"
