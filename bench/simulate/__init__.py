@@ -9,4 +9,5 @@ It is a model, not a measurement (docs/scale.md). `python -m bench.simulate` pri
     questions      the questions: which cases, and the loads at which they saturate
     tables, plots  what is printed and drawn
     master         measures what a request costs v1's master, on this machine
+    cluster        the same for clusters of several nodes: `python -m bench.simulate.cluster`
 """

@@ -66,7 +66,12 @@ class Queues:
         self.in_flight = 0.0
 
     def run(
-        self, arrivals: Sequence[float], begin: Callable[[int], Operation], gate: Gate, late: float | None = None
+        self,
+        arrivals: Sequence[float],
+        begin: Callable[[int], Operation],
+        gate: Gate,
+        late: float | None = None,
+        most: int | None = None,
     ) -> list[float]:
         """Run operations until all have ended: the time at which each did.
 
@@ -74,15 +79,17 @@ class Queues:
             arrivals: when each operation arrives, in us, ascending.
             begin: makes the steps of the i-th operation when it begins.
             late: us; None: no operation is late.
+            most: steps of all operations together; None: MOST_STEPS for each.
 
         Raises:
-            Collapsed: they took more than MOST_STEPS steps each, or more than a share LATE of them longer than `late`.
+            Collapsed: they took more than `most` steps, or more than a share LATE of them longer than `late`.
         """
         ends = [0.0] * len(arrivals)
         doing: list[Operation | None] = [None] * len(arrivals)
         steps: list[Step | None] = [None] * len(arrivals)
         events = [(when, i, i) for i, when in enumerate(arrivals)]  # (time, tie-break, operation): sorted, so a heap
-        patience, number, most = LATE * len(arrivals), len(arrivals), MOST_STEPS * len(arrivals)
+        patience, number = LATE * len(arrivals), len(arrivals)
+        most = most or MOST_STEPS * len(arrivals)
         while events:
             now, _, i = heapq.heappop(events)
             step, operation = steps[i], doing[i]

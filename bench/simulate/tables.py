@@ -8,7 +8,6 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
-from nanokv.bench.simulate.assumptions import Assumptions, all_fields
 from nanokv.bench.simulate.questions import SHARES, Answer
 
 HEAD = (
@@ -21,19 +20,19 @@ def number(value: float) -> str:
     """Three digits: 1.23k, 45.6M."""
     if not math.isfinite(value):
         return "no end"
-    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if value >= size:
+    for unit, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if value >= 0.9995 * size:  # rounded to it
             return f"{value / size:.3g}{unit}"
     return f"{value:.3g}"
 
 
-def assumptions(given: Assumptions) -> Table:
-    """Every assumption, its value and its source."""
+def assumptions(given: Any) -> Table:
+    """Every assumption of a dataclass, its value and its source."""
     table = Table(title="assumptions (--set NAME=VALUE)", title_justify="left")
     table.add_column("name", no_wrap=True)
     table.add_column("value", justify="right", no_wrap=True)
     table.add_column("what, and where it comes from")
-    for each in all_fields():
+    for each in fields(given):
         value = getattr(given, each.name)
         table.add_row(each.name, f"{value:g} {each.metadata['unit']}".strip(), each.metadata["source"])
     return table
