@@ -88,7 +88,6 @@ SMALLER = {
         "python -m bench.simulate sharding --ranks 8 --operations 100 --plots OUT --json OUT/out.json"
     ),
     "python -m bench.simulate.master": "python -m bench.simulate.master --rounds 20",
-    "python -m bench.simulate.cluster": "python -m bench.simulate.cluster --nodes 8 --operations 100",
     "python -m bench.simulate.cluster --json out.json": (
         "python -m bench.simulate.cluster changes bring --nodes 8 --operations 100 --json OUT/out.json"
     ),
