@@ -1,5 +1,7 @@
 """A put from another host, on the owner's side: the owner claims, reads the producer's memory, and commits.
 
+Few bytes come in the question itself, and are copied from there (`copy_pulls`).
+
 Guarantees
 - No byte moves for a key that is taken, or that finds no room.
 - The object is a plan (FLAG_PLAN): no grace period waits for the transfer, and its pages do not come back before
@@ -33,7 +35,7 @@ from nanokv.device.fabric.records import (
     ROW_NBYTES,
     ROW_THERE,
 )
-from nanokv.device.memory.triton import select, store64, word
+from nanokv.device.memory.triton import copy_bytes, select, store64, word
 from nanokv.device.native.clock import wall_ns
 from nanokv.device.protocol.activity import enter, leave
 from nanokv.device.protocol.put import abort, begin_described, commit, seal_payload
@@ -116,6 +118,18 @@ def rows_of_pulls(world: World, pulls: tl.int64, count: tl.int64, looks: tl.int6
         end_here, end_there = here + nbytes, there + nbytes
         k += 1
     return row + 1
+
+
+@triton.jit
+def copy_pulls(world: World, pulls: tl.int64, count: tl.int64, brought: tl.int64) -> None:
+    """Copy the bytes of all PULLs that are OK, whose sources count from the address `brought`."""
+    i = word(0)
+    while i < count:
+        pull = pulls + i * PULL_BYTES
+        if field(pull, P_STATUS) == OK:
+            to = segment(world, field(pull, P_RANK)) + field(pull, P_PAYLOAD)
+            copy_bytes(to, brought + field(pull, P_SOURCE), field(pull, P_NBYTES))
+        i += 1
 
 
 @triton.jit

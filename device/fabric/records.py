@@ -155,7 +155,9 @@ PULL = Record(
         Field("access", "<i8", "its terms: TERMS bits, with the seconds from now of a lease"),
         Field("group", "<i8", "its group"),
         Field("until", "<i8", "ns from now after which it goes; 0: never"),
-        Field("source", "<i8", "the producer's address of its bytes"),
+        Field(
+            "source", "<i8", "the producer's address of its bytes; or their offset in those that the question brings"
+        ),
         Field("rank", "<i8", "the rank whose segment gets it; -1: the key's home rank"),
         # what the owner has begun
         Field("status", "<i8", "OK; or why there is no object"),

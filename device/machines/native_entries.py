@@ -41,6 +41,7 @@ FABRIC_ENTRIES = {
     # an owner's puts from other hosts
     "begin_each": Entry(pulls.begin_each, 1),
     "rows_of_pulls": Entry(pulls.rows_of_pulls, 1),
+    "copy_pulls": Entry(pulls.copy_pulls, 0),
     "end_each": Entry(pulls.end_each, 1),
     # what is known of other nodes
     "learn_each": Entry(locations.learn_each, 0),

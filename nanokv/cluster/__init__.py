@@ -10,7 +10,8 @@ homes       which node a key belongs to
 links       moving bytes: NIXL, Mooncake's transfer engine
 staging     registered memory, and what late transfers may write to; `workspace`: that of one get
 reading     gets from other nodes; `rounds`: over a link; `remote_world`: what they need to know of a node
-putting     puts to other nodes; `pulling`: the owner's side; `pull_message`: what they tell each other
+putting     puts to other nodes; `offering`: where the bytes come from
+pulling     the owner's side of a put; `pull_message`: what both tell each other
 serving     what a member does when another one asks
 messages    questions and events, over ZeroMQ; `kinds`
 counts      what was done

@@ -25,7 +25,8 @@ class ClusterOptions:
         secret: at least 16 bytes that all members know; the variable NANOKV_CLUSTER_SECRET, as text. Default: one that
             lies in the registry, so whoever may read the registry is trusted.
         link: what moves bytes: "nixl", or "mooncake".
-        devices: the network devices that the link uses, as UCX_NET_DEVICES: "lo", "eth0", "mlx5_0:1", or "all".
+        devices: the network device that the link uses, as UCX_NET_DEVICES: "lo", "eth0", "mlx5_0:1", or "all". The
+            variable UCX_NET_DEVICES goes before it, and may name several.
         bind: the interface or address at which this member takes messages. "0.0.0.0" is all, and only if given.
         timeout: seconds that a node has for each round of a get, and for a put, beside the time for its bytes.
         ttl: seconds after which the others see that this process has died, or cannot reach the registry.
@@ -53,6 +54,10 @@ class ClusterOptions:
         for name in ("devices", "bind"):
             if not isinstance(getattr(self, name), str) or not getattr(self, name):
                 raise InvalidArgument(f"{name} must be a non-empty str, not {getattr(self, name)!r}")
+        if "," in self.devices:
+            raise InvalidArgument(
+                f"devices is one device, or all; for {self.devices!r} set the variable UCX_NET_DEVICES"
+            )
         object.__setattr__(self, "locations", integer("locations", self.locations, 1, 1 << 30))
         for name in ("timeout", "ttl", "join_timeout"):
             object.__setattr__(self, name, seconds(name, getattr(self, name)))

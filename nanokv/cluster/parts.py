@@ -15,9 +15,10 @@ from nanokv.cluster.messages.asker import Asker
 from nanokv.cluster.messages.feed import Publisher
 from nanokv.cluster.messages.server import Server
 from nanokv.cluster.nodes import Nodes
+from nanokv.cluster.offering import Registered
 from nanokv.cluster.options import ClusterOptions
 from nanokv.cluster.pulling import Puller
-from nanokv.cluster.putting import Putting, Registered
+from nanokv.cluster.putting import Putting
 from nanokv.cluster.reading import Reading
 from nanokv.cluster.rounds import rounds_over
 from nanokv.cluster.serving import Serving

@@ -1,7 +1,9 @@
 """The messages of a put to another node: what the producer asks its owner to pull, and what the owner answers.
 
-question: HEAD | the producer's card of the link | PULL records
+question: HEAD | the producer's card of the link | PULL records | bytes
 answer:   PULLED records, one per PULL
+
+A question that brings the bytes of its objects, few as they are, needs no card and no ticket: nobody can change them.
 """
 
 from typing import Any, NamedTuple
@@ -15,6 +17,7 @@ from nanokv.device.segment.record import Field, Record
 Records = npt.NDArray[Any]
 
 MOST_PULLS = 4096  #: of one message
+MOST_BROUGHT = 64 * 1024  #: bytes of objects in one message
 HEAD = Record(
     "PullHead",
     8,
@@ -24,6 +27,7 @@ HEAD = Record(
         Field("ticket", "<u8", "the producer's address of the line whose first word is `number` as long as it waits"),
         Field("number", "<u8", "of this question, never 0"),
         Field("timeout_us", "<u8", "how long the producer waits"),
+        Field("brought", "<u8", "bytes of the objects; 0: they are to be read from the sources"),
     ],
 )
 PULLED = Record(
@@ -51,13 +55,12 @@ class Question(NamedTuple):
     ticket: int
     number: int
     timeout: float  #: seconds
+    brought: bytes = b""
 
     def packed(self) -> bytes:
         """As bytes."""
-        head = np.zeros(1, HEAD.dtype)
-        head["pulls"], head["card"], head["ticket"] = len(self.pulls), len(self.card), self.ticket
-        head["number"], head["timeout_us"] = self.number, int(self.timeout * 1e6)
-        return head.tobytes() + self.card + self.pulls.tobytes()
+        head = (len(self.pulls), len(self.card), self.ticket, self.number, int(self.timeout * 1e6), len(self.brought))
+        return b"".join((np.array([head], HEAD.dtype).tobytes(), self.card, self.pulls.tobytes(), self.brought))
 
     @staticmethod
     def unpacked(body: bytes) -> "Question":
@@ -68,15 +71,25 @@ class Question(NamedTuple):
         """
         if len(body) < HEAD.size:
             raise BadMessage(f"a question has at least {HEAD.size} bytes, not {len(body)}")
-        head = np.frombuffer(body, HEAD.dtype, 1)[0]
-        count, card = int(head["pulls"]), int(head["card"])
-        if not 0 < count <= MOST_PULLS or len(body) != HEAD.size + card + count * PULL.size:
-            raise BadMessage(f"{count} pulls and a card of {card} bytes do not make {len(body)} bytes")
-        records = np.frombuffer(body, np.uint8)[HEAD.size + card :].copy().view(PULL.dtype)
-        if not head["number"]:
+        count, card, ticket, number, timeout, brought = np.frombuffer(body, HEAD.dtype, 1)[0].item()
+        records, end = HEAD.size + card, HEAD.size + card + count * PULL.size
+        if not 0 < count <= MOST_PULLS or len(body) != end + brought:
+            raise BadMessage(f"{count} pulls, a card of {card} bytes and {brought} bytes do not make {len(body)} bytes")
+        if not number:
             raise BadMessage("the number of a question is not 0")
-        timeout = int(head["timeout_us"]) / 1e6
-        return Question(records, body[HEAD.size : HEAD.size + card], int(head["ticket"]), int(head["number"]), timeout)
+        pulls = np.frombuffer(body, PULL.dtype, count, records).copy()
+        return Question(pulls, body[HEAD.size : records], ticket, number, timeout / 1e6, body[end:]).checked()
+
+    def checked(self) -> "Question":
+        """This question.
+
+        Raises:
+            BadMessage: the objects are not within the bytes that it brings.
+        """
+        sizes, sources = self.pulls["nbytes"], self.pulls["source"]
+        if self.brought and ((sources < 0) | (sizes < 0) | (sources > len(self.brought) - sizes)).any():
+            raise BadMessage(f"an object is not within the {len(self.brought)} bytes of its question")
+        return self
 
 
 def answer_of(pulls: Records) -> bytes:

@@ -29,6 +29,9 @@ from nanokv.types import KeyDigest
 
 _OK, _FULL, _LOST, _INVALID = (int(Status[name]) for name in ("OK", "FULL", "LOST", "INVALID"))
 _TICKET_SECONDS = 1.0
+_USUAL_SECONDS, _USUAL_BYTES_A_SECOND = 0.001, 2.5e8  #: a pull has ended by then, unless something is amiss
+_SOON = 0.001  #: seconds
+_NO_PEER = -1
 _HOME = -1  #: of PULL.rank
 
 
@@ -40,11 +43,18 @@ class Pull:
 
     def __init__(self, puller: "Puller", question: Question, peer: int) -> None:
         self._puller, self._question, self._peer = puller, question, peer
-        self._ends = time.monotonic() + question.timeout
+        now = time.monotonic()
+        self._ends = now + question.timeout
+        self._usual_end = now + _USUAL_SECONDS + int(question.pulls["nbytes"].sum()) / _USUAL_BYTES_A_SECOND
         self._lot = question.pulls
         self._which = np.arange(len(question.pulls))
-        self._transfer: Transfer | None = puller.begin(self._lot, peer)
+        self._transfer: Transfer | None = puller.begin(self._lot, question, peer)
         self._late = False
+
+    @property
+    def rest(self) -> float:
+        """See `Pending`. Over TCP bytes move only while they are asked for."""
+        return 0.0 if time.monotonic() < self._usual_end else _SOON
 
     def poll(self) -> bytes | None:
         """The answer, once there is one."""
@@ -66,7 +76,7 @@ class Pull:
             return answer_of(self._question.pulls)
         self._which = self._which[full]
         self._lot = self._question.pulls[self._which]
-        self._transfer = self._puller.begin(self._lot, self._peer)
+        self._transfer = self._puller.begin(self._lot, self._question, self._peer)
         return None
 
     def abandon(self) -> None:
@@ -115,7 +125,7 @@ class Puller:
             raise BadMessage(f"an object has 0 to {self._geometry.max_object_bytes} bytes")
         if (ranks < _HOME).any() or (ranks >= self._geometry.world_size).any():
             raise BadMessage(f"this node has the ranks 0 to {self._geometry.world_size - 1}")
-        return Pull(self, question, self._peer_of(sender, question.card))
+        return Pull(self, question, _NO_PEER if question.brought else self._peer_of(sender, question.card))
 
     def _peer_of(self, sender: Sender, card: bytes) -> int:
         with self._lock:
@@ -138,14 +148,12 @@ class Puller:
             self._link.disconnect(known[1])
 
     # --- the steps of a pull ---
-    def begin(self, pulls: Records, peer: int) -> Transfer | None:
-        """Claim, allocate, and begin the transfer; None: there is nothing to move."""
-        self._choose_ranks(pulls)
+    def begin(self, pulls: Records, question: Question, peer: int) -> Transfer | None:
+        """Claim, allocate, and begin the transfer; None: the bytes are here, or there are none."""
+        self._claim(pulls)
+        if question.brought:
+            return self._copy(pulls, question.brought)
         table = self._machine.table_address
-        self._code["begin_each"](table, pulls.ctypes.data, len(pulls))
-        for i in np.flatnonzero(pulls["status"] == _FULL).tolist():
-            self._begin_again(pulls[i : i + 1])
-        self._set_terms(pulls)
         looks, rows = np.empty(len(pulls), np.int64), np.empty((len(pulls), len(ROW.fields)), np.int64)
         count = self._code["rows_of_pulls"](table, pulls.ctypes.data, len(pulls), looks.ctypes.data, rows.ctypes.data)
         if not count:
@@ -156,6 +164,19 @@ class Puller:
         except LinkLost:
             self.end(pulls, well=False)
             raise
+
+    def _claim(self, pulls: Records) -> None:
+        """Claim the keys, and allocate: STATUS tells of which."""
+        self._choose_ranks(pulls)
+        self._code["begin_each"](self._machine.table_address, pulls.ctypes.data, len(pulls))
+        for i in np.flatnonzero(pulls["status"] == _FULL).tolist():
+            self._begin_again(pulls[i : i + 1])
+        self._set_terms(pulls)
+
+    def _copy(self, pulls: Records, brought: bytes) -> None:
+        """Copy the bytes of what was claimed. Their sources are within `brought`."""
+        start = np.frombuffer(brought, np.uint8).ctypes.data
+        self._code["copy_pulls"](self._machine.table_address, pulls.ctypes.data, len(pulls), start)
 
     def _choose_ranks(self, pulls: Records) -> None:
         for i in np.flatnonzero(pulls["rank"] == _HOME).tolist():

@@ -67,6 +67,8 @@ class Serving:
 class _InThread:
     """An answer that takes long: a `Pending`."""
 
+    rest = 0.001
+
     def __init__(self, work: Callable[[], bytes]) -> None:
         self._pool = ThreadPoolExecutor(1, "nanokv-cluster-fsck")
         self._future = self._pool.submit(work)

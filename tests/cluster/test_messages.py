@@ -35,6 +35,8 @@ ECHO, TOLD, FAIL, LATER, NEVER = range(5)
 class Later:
     """An answer that is there when it was looked for often enough."""
 
+    rest = 0.0
+
     def __init__(self, body: bytes, looks: float) -> None:
         self.body, self.left, self.abandoned = body, looks, 0
 

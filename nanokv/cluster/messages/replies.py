@@ -7,10 +7,15 @@ from nanokv.cluster.messages.sealed import Sender
 
 
 class Pending(Protocol):
-    """An answer that comes later. Only the server's thread calls these; what they raise is as if the handler had."""
+    """An answer that comes later. Only the server's thread uses it; what it raises is as if the handler had."""
+
+    @property
+    def rest(self) -> float:
+        """Seconds that may pass until it is polled again."""
+        ...
 
     def poll(self) -> bytes | None:
-        """The answer once it is there, else None. Called every 50 us at first and every ms later; must not block."""
+        """The answer once it is there, else None. Must not block."""
         ...
 
     def abandon(self) -> None:

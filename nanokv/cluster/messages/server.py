@@ -1,11 +1,11 @@
 """Answers questions of other members, in one thread.
 
-The thread sleeps until a message comes. While answers are pending it looks at them every 50 us at first, and less often
-the longer the youngest of them takes, so that a pull is answered soon and one that hangs takes no core.
+The thread sleeps until a message comes. While answers are pending it looks at them as often as each of them wants
+(`Pending.rest`), so that a pull is answered soon and one that hangs takes no core.
 """
 
 import logging
-import time
+import math
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import NamedTuple
@@ -22,7 +22,6 @@ from nanokv.cluster.messages.sealed import Form, Message, Reason, Rejected, Seal
 _log = logging.getLogger("nanokv.cluster.messages")
 
 BATCH = 64  #: messages at most between two looks at pending answers
-_SHORTEST_REST, _LONGEST_REST = 0.00005, 0.001  #: seconds between two looks at pending answers
 _TEXT_LIMIT = 300  #: characters of an error's text
 
 
@@ -36,7 +35,6 @@ class _Asked(NamedTuple):
 class _Later(NamedTuple):
     asked: _Asked
     pending: Pending
-    since: float
 
 
 class Server:
@@ -98,11 +96,9 @@ class Server:
         if not self._later:
             self._poller.poll()
             return
-        rest = (time.monotonic() - self._later[-1].since) / 4
-        if rest < _LONGEST_REST:
-            time.sleep(max(rest, _SHORTEST_REST))  # ZeroMQ counts in whole ms
-        else:
-            self._poller.poll(round(_LONGEST_REST * 1000))
+        rest = min(later.pending.rest for later in self._later)
+        if rest > 0:
+            self._poller.poll(math.ceil(rest * 1000))  # ZeroMQ counts in whole ms
 
     def _take_one(self) -> bool:
         """Handle a message. False if there was none."""
@@ -139,8 +135,10 @@ class Server:
     def _reply(self, asked: _Asked, reply: Reply) -> None:
         if reply is None or isinstance(reply, bytes):
             self._send(asked, Form.ANSWER, reply or b"")
+        elif (answer := reply.poll()) is not None:
+            self._send(asked, Form.ANSWER, answer)
         else:
-            self._later.append(_Later(asked, reply, time.monotonic()))
+            self._later.append(_Later(asked, reply))
 
     def _look_at_pending(self) -> None:
         if self._later:

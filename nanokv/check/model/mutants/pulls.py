@@ -19,8 +19,9 @@ mutant(
     ("pull",),
     (
         pulling.Pull.__init__,
-        "    self._transfer: Transfer | None = puller.begin(self._lot, peer)\n",
-        "    self._awaited = puller.is_awaited(question, peer)\n    self._transfer = puller.begin(self._lot, peer)\n",
+        "    self._transfer: Transfer | None = puller.begin(self._lot, question, peer)\n",
+        "    self._awaited = puller.is_awaited(question, peer)\n"
+        "    self._transfer = puller.begin(self._lot, question, peer)\n",
     ),
     (pulling.Pull.poll, AWAITED, "state == State.DONE and self._awaited"),
 )

@@ -1,0 +1,88 @@
+"""Bare transfers over the link of a member, without objects: what each round of a get cannot be faster than."""
+
+import ctypes
+from collections.abc import Sequence
+from ctypes import CFUNCTYPE, byref, c_int, c_void_p
+from typing import Any
+
+import numpy as np
+
+from nanokv.bench.nodes.owner import PART_BYTES
+from nanokv.cluster.cluster import NanoKVCluster
+from nanokv.cluster.links.nixl import NixlLink
+from nanokv.device.fabric.records import ENDED
+from nanokv.device.machines.native_code import fabric_code
+
+SECONDS = 30.0
+_WRITE, _SUCCESS, _IN_PROGRESS = 1, 0, 1
+_CREATE = CFUNCTYPE(c_int, c_void_p, c_int, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p)
+_ADD = CFUNCTYPE(c_int, c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_uint64)
+_POST = CFUNCTYPE(c_int, c_void_p, c_void_p, c_void_p)
+_TWO = CFUNCTYPE(c_int, c_void_p, c_void_p)
+_ONE = CFUNCTYPE(c_int, c_void_p)
+
+
+class TransferFailed(Exception):
+    """A bare transfer did not end well."""
+
+
+class Bare:
+    """Reads from, and writes to, memory of another node, each time another part: objects lie in other places too.
+
+    Each transfer is made anew.
+
+    Args:
+        cluster: whose link is used.
+        node: the other node. here: registered memory of this process (an address).
+        there: the addresses of the other's memory, PART_BYTES each.
+    """
+
+    def __init__(self, cluster: NanoKVCluster, node: str, here: int, there: Sequence[int]) -> None:
+        link = cluster._parts.link
+        assert isinstance(link, NixlLink)
+        self._link, self.here, self.there, self._next = link, here, there, 0
+        self._peer = link.peer(cluster._nodes[node].world().peer)
+        self._read_rows = fabric_code()["nixl_read_rows"]
+
+    def _rows(self, nbytes: int) -> list[tuple[int, int, int]]:
+        """Here, there and the size of each part."""
+        found = []
+        for at in range(0, nbytes, PART_BYTES):
+            found.append((self.here + at, self.there[self._next], min(PART_BYTES, nbytes - at)))
+            self._next = (self._next + 1) % len(self.there)
+        return found
+
+    def read(self, nbytes: int, times: int = 1) -> None:
+        """Read so many bytes, `times` times, one after the other, in native code."""
+        rows = np.array(self._rows(nbytes), np.int64)
+        with self._link.lane(self._peer) as lane:
+            at, address, count = lane.aim(self._peer, SECONDS), rows.ctypes.data, len(rows)
+            for _ in range(times):
+                if self._read_rows(at, address, count) != int(ENDED.value):
+                    raise TransferFailed(f"a read of {nbytes} bytes")
+
+    def write(self, nbytes: int) -> None:
+        """Write so many bytes."""
+        with self._link.lane(self._peer) as lane, self._link._reading_alone():
+            lane.aim(self._peer, SECONDS)
+            self._write(lane.record[0], nbytes)
+
+    def _write(self, row: Any, nbytes: int) -> None:
+        agent, here, there, request = int(row["agent"]), int(row["here"]), int(row["there"]), c_void_p()
+        for one in (here, there):
+            _ONE(int(row["clear"]))(one)
+        add = _ADD(int(row["add"]))
+        for mine, theirs, size in self._rows(nbytes):
+            add(here, mine, size, 0)
+            add(there, theirs, size, 0)
+        peer, options = int(row["peer"]), int(row["options"])
+        status = _CREATE(int(row["create"]))(agent, _WRITE, here, there, peer, byref(request), options)
+        if status == _SUCCESS:
+            status = _POST(int(row["post"]))(agent, request, None)
+        look = _TWO(int(row["status"]))
+        while status == _IN_PROGRESS:
+            status = look(agent, request)
+        _TWO(int(row["release"]))(agent, request)
+        _ONE(int(row["destroy"]))(request)
+        if status != _SUCCESS:
+            raise TransferFailed(f"a write of {nbytes} bytes: NIXL answered {status}")

@@ -1,0 +1,108 @@
+"""Where the bytes of a put to another node come from: the question itself, or registered memory that the node reads."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from nanokv.cluster.links.base import Link
+from nanokv.cluster.pull_message import MOST_BROUGHT, MOST_PULLS, Records
+from nanokv.cluster.staging import Staging
+from nanokv.transfer.descriptors import describe, flat_bytes, is_plain
+
+_ALIGN = 64  #: bytes between sources
+
+
+class Registered:
+    """Memory of the caller that other nodes may read: an engine's cache. Its objects are not copied before a put."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._known: dict[int, torch.Tensor] = {}
+
+    def add(self, tensor: torch.Tensor) -> None:
+        """Register the memory of a contiguous tensor."""
+        if tensor.data_ptr() not in self._known:
+            self._link.register(tensor.data_ptr(), tensor.nbytes)
+            self._known[tensor.data_ptr()] = tensor
+
+    def has(self, address: int, nbytes: int) -> bool:
+        """Whether memory is part of a tensor that was added."""
+        return any(
+            start <= address and address + nbytes <= start + tensor.nbytes for start, tensor in self._known.items()
+        )
+
+
+class Offers:
+    """Fills in size, descriptor and source of PULLs."""
+
+    def __init__(self, registered: Registered, staging: Staging) -> None:
+        self._registered, self._staging = registered, staging
+
+    @staticmethod
+    def bring(pulls: Records, tensors: Sequence[torch.Tensor]) -> bytes:
+        """The bytes for the question, if they are few; else b"", and the PULLs stay as they were.
+
+        Raises:
+            InvalidArgument: a tensor cannot be stored.
+        """
+        if len(pulls) > MOST_PULLS or sum(tensor.nbytes for tensor in tensors) > MOST_BROUGHT:
+            return b""
+        found, total = [], 0
+        for pull, tensor in zip(pulls, tensors, strict=True):
+            pull["nbytes"], pull["what"] = describe(tensor)
+            pull["source"] = total
+            total += tensor.nbytes
+            found.append(_bytes_of(tensor))
+        return b"".join(found)
+
+    def offer(self, pulls: Records, tensors: Sequence[torch.Tensor]) -> Any:
+        """Make the bytes readable for other nodes. Returns what keeps them.
+
+        Raises:
+            InvalidArgument: a tensor cannot be stored.
+        """
+        if isinstance(tensors, torch.Tensor) and len(tensors) and is_plain(tensors):
+            nbytes, descriptor = describe(tensors[0])
+            pulls["nbytes"], pulls["what"] = nbytes, descriptor
+            if tensors.device.type == "cpu":
+                return self._offer_rows(pulls, tensors, nbytes)
+        for pull, tensor in zip(pulls, tensors, strict=True):
+            pull["nbytes"], pull["what"] = describe(tensor)
+        return self._offer_each(pulls, tensors)
+
+    def _offer_rows(self, pulls: Records, rows: torch.Tensor, nbytes: int) -> Any:
+        start = rows.data_ptr()
+        kept: Any = rows
+        if not self._registered.has(start, rows.nbytes):
+            kept = self._staging.room(rows.nbytes)
+            torch.from_numpy(kept.view(rows.nbytes)).copy_(flat_bytes(rows.detach()))
+            start = kept.address
+        pulls["source"] = start + nbytes * np.arange(len(pulls))
+        return kept
+
+    def _offer_each(self, pulls: Records, tensors: Sequence[torch.Tensor]) -> Any:
+        ready = [
+            tensor.device.type == "cpu" and is_plain(tensor) and self._registered.has(tensor.data_ptr(), tensor.nbytes)
+            for tensor in tensors
+        ]
+        places, total = [], 0
+        for tensor, is_ready in zip(tensors, ready, strict=True):
+            places.append(total)
+            total += 0 if is_ready else -(-tensor.nbytes // _ALIGN) * _ALIGN
+        room = self._staging.room(max(total, 1))
+        memory = torch.from_numpy(room.view(max(total, 1)))
+        for pull, tensor, is_ready, place in zip(pulls, tensors, ready, places, strict=True):
+            pull["source"] = tensor.data_ptr() if is_ready else room.address + place
+            if not is_ready and tensor.nbytes:
+                into = memory[place : place + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+                into.copy_(tensor.detach())
+        return room, tensors
+
+
+def _bytes_of(tensor: torch.Tensor) -> bytes:
+    tensor = tensor.detach()
+    if not (tensor.device.type == "cpu" and is_plain(tensor)):
+        tensor = tensor.resolve_conj().resolve_neg().contiguous().cpu()
+    return flat_bytes(tensor).numpy().tobytes() if tensor.nbytes else b""
