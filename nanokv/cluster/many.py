@@ -14,6 +14,7 @@ from nanokv.arguments import listed, seconds
 from nanokv.cluster.base import Segment
 from nanokv.cluster.nodes import Node
 from nanokv.cluster.objects import Objects
+from nanokv.cluster.offering import sizes_of
 from nanokv.cluster.paged import ClusterPagedKV
 from nanokv.cluster.reading import Got
 from nanokv.device.machines.records import What, Words
@@ -73,8 +74,8 @@ class Many(Objects):
         self, node: Node, rank: int | None, keys: Digests, tensors: Tensors, hold: Any, deadline: float
     ) -> list[NanoKVError | None]:
         statuses = np.full(len(keys), int(Status.FULL), np.int64)
-        most = node.geometry.max_object_bytes
-        too_large = np.array([tensor.nbytes > most for tensor in tensors], bool)
+        sizes = sizes_of(tensors)
+        too_large = sizes > node.geometry.max_object_bytes
         statuses[too_large] = int(Status.TOO_LARGE)
         left, lost = np.flatnonzero(~too_large), None
         try:
@@ -90,15 +91,13 @@ class Many(Objects):
             self._counts.peer_lost += 1
             lost = error
             statuses[left] = _LOST
-        good = np.flatnonzero(statuses == _OK)
-        self._counts.put(len(good), sum(tensors[i].nbytes for i in good.tolist()))
-
-        def error_of(i: int, status: int) -> NanoKVError | None:
-            if status == _LOST:
-                return lost
-            return self._error(status, keys[i], node, tensors[i].nbytes) if status else None
-
-        return [error_of(*pair) for pair in enumerate(statuses.tolist())]
+        good = statuses == _OK
+        self._counts.put(int(good.sum()), int(sizes[good].sum()))
+        outcomes: list[NanoKVError | None] = [None] * len(keys)
+        for i in np.flatnonzero(~good).tolist():
+            status = int(statuses[i])
+            outcomes[i] = lost if status == _LOST else self._error(status, keys[i], node, int(sizes[i]))
+        return outcomes
 
     @overload
     def get_many(

@@ -9,9 +9,17 @@ import torch
 from nanokv.cluster.links.base import Link
 from nanokv.cluster.pull_message import MOST_BROUGHT, MOST_PULLS, Records
 from nanokv.cluster.staging import Staging
+from nanokv.device.machines.records import Words
 from nanokv.transfer.descriptors import describe, flat_bytes, is_plain
 
 _ALIGN = 64  #: bytes between sources
+
+
+def sizes_of(tensors: Sequence[torch.Tensor] | torch.Tensor) -> Words:
+    """Bytes of each tensor: int64 [n]."""
+    if isinstance(tensors, torch.Tensor):
+        return np.full(len(tensors), tensors.nbytes // max(len(tensors), 1), np.int64)
+    return np.array([tensor.nbytes for tensor in tensors], np.int64)
 
 
 class Registered:
@@ -47,15 +55,16 @@ class Offers:
         Raises:
             InvalidArgument: a tensor cannot be stored.
         """
-        if len(pulls) > MOST_PULLS or sum(tensor.nbytes for tensor in tensors) > MOST_BROUGHT:
+        sizes = sizes_of(tensors)
+        if len(pulls) > MOST_PULLS or sizes.sum() > MOST_BROUGHT:
             return b""
-        found, total = [], 0
+        pulls["nbytes"], pulls["source"] = sizes, np.cumsum(sizes) - sizes
+        if isinstance(tensors, torch.Tensor):
+            pulls["what"] = describe(tensors[0])[1]
+            return _bytes_of(tensors)
         for pull, tensor in zip(pulls, tensors, strict=True):
-            pull["nbytes"], pull["what"] = describe(tensor)
-            pull["source"] = total
-            total += tensor.nbytes
-            found.append(_bytes_of(tensor))
-        return b"".join(found)
+            pull["what"] = describe(tensor)[1]
+        return b"".join(map(_bytes_of, tensors))
 
     def offer(self, pulls: Records, tensors: Sequence[torch.Tensor]) -> Any:
         """Make the bytes readable for other nodes. Returns what keeps them.

@@ -152,7 +152,8 @@ class Puller:
         """Claim, allocate, and begin the transfer; None: the bytes are here, or there are none."""
         self._claim(pulls)
         if question.brought:
-            return self._copy(pulls, question.brought)
+            self._copy(pulls, question.brought)
+            return None
         table = self._machine.table_address
         looks, rows = np.empty(len(pulls), np.int64), np.empty((len(pulls), len(ROW.fields)), np.int64)
         count = self._code["rows_of_pulls"](table, pulls.ctypes.data, len(pulls), looks.ctypes.data, rows.ctypes.data)
