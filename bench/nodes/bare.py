@@ -12,9 +12,11 @@ from nanokv.cluster.cluster import NanoKVCluster
 from nanokv.cluster.links.nixl import NixlLink
 from nanokv.device.fabric.records import ENDED
 from nanokv.device.machines.native_code import fabric_code
+from nanokv.device.machines.records import Words
 
 SECONDS = 30.0
 _WRITE, _SUCCESS, _IN_PROGRESS = 1, 0, 1
+_ENDED = int(ENDED.value)
 _CREATE = CFUNCTYPE(c_int, c_void_p, c_int, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p)
 _ADD = CFUNCTYPE(c_int, c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_uint64)
 _POST = CFUNCTYPE(c_int, c_void_p, c_void_p, c_void_p)
@@ -41,24 +43,29 @@ class Bare:
         link = cluster._parts.link
         assert isinstance(link, NixlLink)
         self._link, self.here, self.there, self._next = link, here, there, 0
+        self._made: dict[tuple[int, int], Words] = {}
         self._peer = link.peer(cluster._nodes[node].world().peer)
         self._read_rows = fabric_code()["nixl_read_rows"]
 
-    def _rows(self, nbytes: int) -> list[tuple[int, int, int]]:
-        """Here, there and the size of each part."""
-        found = []
-        for at in range(0, nbytes, PART_BYTES):
-            found.append((self.here + at, self.there[self._next], min(PART_BYTES, nbytes - at)))
-            self._next = (self._next + 1) % len(self.there)
-        return found
+    def _rows(self, nbytes: int) -> Words:
+        """ROWs of the next parts. They are made once: what is timed is NIXL."""
+        start, parts = self._next, -(-nbytes // PART_BYTES)
+        self._next = (start + parts) % len(self.there)
+        if (nbytes, start) not in self._made:
+            rows = [
+                (self.here + at, self.there[(start + i) % len(self.there)], min(PART_BYTES, nbytes - at))
+                for i, at in enumerate(range(0, nbytes, PART_BYTES))
+            ]
+            self._made[nbytes, start] = np.array(rows, np.int64)
+        return self._made[nbytes, start]
 
     def read(self, nbytes: int, times: int = 1) -> None:
         """Read so many bytes, `times` times, one after the other, in native code."""
-        rows = np.array(self._rows(nbytes), np.int64)
+        rows = self._rows(nbytes)
         with self._link.lane(self._peer) as lane:
             at, address, count = lane.aim(self._peer, SECONDS), rows.ctypes.data, len(rows)
             for _ in range(times):
-                if self._read_rows(at, address, count) != int(ENDED.value):
+                if self._read_rows(at, address, count) != _ENDED:
                     raise TransferFailed(f"a read of {nbytes} bytes")
 
     def write(self, nbytes: int) -> None:
@@ -72,7 +79,7 @@ class Bare:
         for one in (here, there):
             _ONE(int(row["clear"]))(one)
         add = _ADD(int(row["add"]))
-        for mine, theirs, size in self._rows(nbytes):
+        for mine, theirs, size in self._rows(nbytes).tolist():
             add(here, mine, size, 0)
             add(there, theirs, size, 0)
         peer, options = int(row["peer"]), int(row["options"])

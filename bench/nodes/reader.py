@@ -4,9 +4,11 @@
 `Reader.lap`, with the durations in ns of each way.
 """
 
+import itertools
 import json
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from time import perf_counter_ns
@@ -28,7 +30,7 @@ BATCHED = (4 * KIB, 64 * KIB)
 PLACE_BYTES = BATCH * max(BATCHED)
 RING = 4  #: objects of a size, and batches of a size
 SMALL_HEAP = 1 * MIB
-FEW = 1  #: locations: so a reader knows next to none
+NODES = 3
 
 Ways = dict[str, Callable[[int], Any]]  #: by name: what is timed, given the number of the call
 
@@ -39,17 +41,24 @@ class Reader:
     def __init__(self, folder: str, places: Sequence[int]) -> None:
         self._worlds = [NanoKVCache(SMALL_HEAP, page_bytes=4096, evict=False) for _ in range(2)]
         url = f"file://{folder}"
-        self.cold = NanoKVCluster(self._worlds[0], url, node="cold", timeout=PATIENCE, locations=FEW)
+        self.cold = NanoKVCluster(self._worlds[0], url, node="cold", timeout=PATIENCE, locations=0)
         self.warm = NanoKVCluster(self._worlds[1], url, node="warm", timeout=PATIENCE)
         self._memory = torch.zeros(PLACE_BYTES, dtype=torch.uint8)
         self.warm.register(self._memory)
         self.bare = Bare(self.warm, NODE, self._memory.data_ptr(), places)
         self._count = 0
+        while len(self.cold.nodes) < len(self.warm.nodes) or len(self.warm.nodes) < NODES:
+            time.sleep(0.01)
+
+    def _keys(self, what: str, count: int) -> list[str]:
+        """Keys whose home is the owner: a reader that knows nothing asks it first."""
+        at_home = (key for i in itertools.count() if self.cold.home(key := f"{what} {i}") == NODE)
+        return list(itertools.islice(at_home, count))
 
     # --- what is measured ---
     def singles(self, nbytes: int) -> Ways:
         """A get of one object beside bare reads."""
-        keys = [f"{nbytes} {i}" for i in range(RING)]
+        keys = self._keys(f"{nbytes}", RING)
         for key in keys:
             if not self.warm.exists(key):
                 self.warm.put(key, torch.full((nbytes,), 1, dtype=torch.uint8), preferred_segment=(NODE, 0))
@@ -99,7 +108,7 @@ class Reader:
 
     def batches(self, nbytes: int) -> Ways:
         """256 objects in one call, in the order in which they were put, beside one bare read of as many bytes."""
-        keys = [[f"batch {nbytes} {k} {i}" for i in range(BATCH)] for k in range(RING)]
+        keys = [self._keys(f"batch {nbytes} {k}", BATCH) for k in range(RING)]
         tensors, dsts = (torch.full((BATCH, nbytes), k, dtype=torch.uint8) for k in (1, 0))
         for some in keys:
             if not self.warm.exists(some[0]):

@@ -132,8 +132,8 @@ def gather(work: tl.int64, count: tl.int64, row: tl.int64, line: tl.int64) -> An
     looks, places, room = field(work, W_LOOKS), field(work, W_PLACES), field(work, W_MOST_LINES) - line
     sort(looks, count)
     gap = field(work, W_GAP)
-    if lines_of(looks, count, gap) > room:
-        gap = word(0)
+    while (gap > 0) and (lines_of(looks, count, gap) > room):
+        gap = gap // 4
     here = field(work, W_LINES) + (line << LINE_SHIFT)
     first = word(0)
     last = word(-2) - gap

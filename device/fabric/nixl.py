@@ -17,10 +17,13 @@ import triton
 import triton.language as tl
 
 from nanokv.device.fabric.c_calls import call1, call2, call3, call4, call7, give_way
+from nanokv.device.fabric.fetches import fetch_at
 from nanokv.device.fabric.lines import field
 from nanokv.device.fabric.records import (
     BROKEN,
     ENDED,
+    F_HEADER,
+    F_STATUS,
     LATE,
     N_ADD,
     N_AGENT,
@@ -58,6 +61,8 @@ from nanokv.device.fabric.rounds import (
 from nanokv.device.memory.triton import cas64, store64, word
 from nanokv.device.native.clock import monotonic_ns
 from nanokv.device.native.futex import relax
+from nanokv.device.protocol.status import OK
+from nanokv.device.segment.layout import H_BYTES
 from nanokv.device.segment.world_table import World
 
 READ = tl.constexpr(0)  # nixl_capi_xfer_op_t
@@ -198,3 +203,19 @@ def fetch(world: World, nixl: tl.int64, work: tl.int64, count: tl.int64) -> Any:
         if answer == ENDED:
             good = take_again(world, work, count)
     return answer, good
+
+
+@triton.jit
+def get_one(world: World, nixl: tl.int64, work: tl.int64, candidates: tl.int64, most: tl.int64) -> Any:
+    """The rounds of a single FETCH, without a way back to the caller between them.
+
+    Returns (ENDED, BROKEN or LATE; 1 if all four were made, 0 if there is no object, or one of more than `most` bytes).
+    """
+    whole = word(0)
+    answer = locate(world, nixl, work, word(1), candidates)
+    if answer == ENDED:
+        one = fetch_at(work, word(0))
+        if (field(one, F_STATUS) == OK) & (field(one, F_HEADER + H_BYTES) <= most):
+            answer, _ = fetch(world, nixl, work, word(1))
+            whole = word(1)
+    return answer, whole

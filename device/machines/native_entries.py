@@ -55,6 +55,7 @@ FABRIC_ENTRIES = {
     # all rounds, over NIXL
     "nixl_locate": Entry(nixl.locate, 1),
     "nixl_fetch": Entry(nixl.fetch, 2),
+    "nixl_get_one": Entry(nixl.get_one, 2),
     "nixl_begin": Entry(nixl.begin, 1),
     "nixl_read_rows": Entry(nixl.read_rows, 1),
     "nixl_look_at": Entry(nixl.look_at, 1),

@@ -3,6 +3,7 @@
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import triton.language as tl
 
 LINE = 128  #: bytes: words that many producers change stand this far apart
@@ -49,3 +50,8 @@ class Record:
     def size_constant(self) -> Any:
         """The record's size, as a constant for device code."""
         return tl.constexpr(self.size)
+
+
+def words_of(records: npt.NDArray[Any]) -> memoryview:
+    """Records as signed words, which Python reads and writes three times as fast as through numpy."""
+    return records.view(np.int64).data.cast("B").cast("q")

@@ -53,6 +53,7 @@ class Events:
     Args:
         rank: of this member; its world's poller tells of that segment.
         reading: by which headers are read anew.
+        follows: whether the events of others are wanted.
     """
 
     def __init__(
@@ -63,9 +64,11 @@ class Events:
         secret: bytes,
         locations: Locations,
         reading: Reading,
+        *,
+        follows: bool,
     ) -> None:
         self._nodes, self._publisher, self._locations, self._reading = nodes, publisher, locations, reading
-        self._geometry = world._geometry
+        self._geometry, self._follows = world._geometry, follows
         self._followed: dict[str, str] = {}  # address -> member
         self._of: dict[Sender, WorldId] = {}  # members as their cards have them -> their worlds
         self._waiting = threading.Condition()
@@ -87,7 +90,9 @@ class Events:
 
     # --- in ---
     def follow(self) -> None:
-        """Follow the members that there are, and no others."""
+        """Follow the members that there are, and no others. Nobody, if no locations are kept."""
+        if not self._follows:
+            return
         cards = {card.events: card for node in self._nodes.others() for card in node.cards if card.events}
         before = self._of
         self._of = {Sender(card.member, card.incarnation): card.world for card in cards.values()}

@@ -23,7 +23,7 @@ class Locations:
     """The table of one process. Reads from any thread; it is written by one at a time.
 
     Args:
-        most: how many objects, rounded up to a power of two; 72 bytes each.
+        most: how many objects, rounded up to a power of two; 72 bytes each. 0: nobody will tell it of any.
     """
 
     def __init__(self, most: int) -> None:

@@ -13,7 +13,7 @@ from nanokv.api.objects import check_reinterpret
 from nanokv.arguments import listed, seconds
 from nanokv.cluster.base import Segment
 from nanokv.cluster.nodes import Node
-from nanokv.cluster.objects import Objects
+from nanokv.cluster.objects import Objects, copy_to
 from nanokv.cluster.offering import sizes_of
 from nanokv.cluster.paged import ClusterPagedKV
 from nanokv.cluster.reading import Got
@@ -316,7 +316,7 @@ class Many(Objects):
         """Put what was read into this rank's segment."""
 
         def fill(payload: torch.Tensor) -> None:
-            payload.copy_(torch.from_numpy(got.data))
+            copy_to(payload, got)
 
         rank, kind = self.world.rank, got.descriptor[0] & LOW32.value  # its checksum is made anew
         what = (kind, *got.descriptor[1:])

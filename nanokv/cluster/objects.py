@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import time
 from collections.abc import Iterable
 from typing import Any, TypeVar, overload
@@ -30,7 +31,18 @@ _OK, _MISS, _DUPLICATE = int(Status.OK), int(Status.MISS), int(Status.DUPLICATE)
 _NOT_READY, _PINNED = int(Status.NOT_READY), int(Status.PINNED)
 _SHORTEST_LOOK, _LONGEST_LOOK = 0.001, 0.1  #: seconds between two looks for an object, if no event comes
 _ROOM_REST = 0.01  #: seconds between two tries of a put that found no room on another node
+_NO_DEVICE = torch.device("meta")
 D = TypeVar("D")
+
+
+def copy_to(dst: torch.Tensor, got: Got) -> None:
+    """Copy the bytes of an object to a contiguous tensor."""
+    if isinstance(got.data, bytes) and dst.device.type == "cpu":
+        ctypes.memmove(dst.data_ptr(), got.data, got.nbytes)
+        return
+    source = np.frombuffer(got.data, np.uint8).copy() if isinstance(got.data, bytes) else got.data
+    with torch.inference_mode():
+        flat_bytes(dst).copy_(torch.from_numpy(source))
 
 
 class Objects(ClusterBase):
@@ -168,22 +180,27 @@ class Objects(ClusterBase):
 
     def _as_tensor(self, got: Got, key: Key, dst: torch.Tensor | None, reinterpret: bool) -> torch.Tensor:
         """The object that was read, as a tensor of its own memory, or in `dst`."""
-        memory = torch.from_numpy(got.data)
         if dst is None:
-            like = empty_like_described(got.descriptor, got.nbytes, torch.device("meta"))
-            if like is None:
-                raise self._error(Status.CORRUPT, key, None)
-            if not got.nbytes:
-                return like.new_empty(like.shape, device=self.device)
-            return memory.view(like.dtype).view(like.shape).to(self.device)
+            return self._new_tensor(got, key)
         what: What = described(dst)
         check_place(dst, self.device)
         found = Found(_OK, Place(0, 0, 0, 0, got.nbytes), got.descriptor)
         if not found.suits(what.nbytes, RAW if reinterpret else what.descriptor):
             raise unsuited(dst, found)
-        with torch.inference_mode():
-            flat_bytes(dst).copy_(memory)
+        if got.nbytes:
+            copy_to(dst, got)
         return dst
+
+    def _new_tensor(self, got: Got, key: Key) -> torch.Tensor:
+        is_here = isinstance(got.data, bytes) or not got.nbytes  # else its memory becomes the tensor's
+        like = empty_like_described(got.descriptor, got.nbytes, self.device if is_here else _NO_DEVICE)
+        if like is None:
+            raise self._error(Status.CORRUPT, key, None)
+        if not is_here:
+            return torch.from_numpy(got.data).view(like.dtype).view(like.shape).to(self.device)
+        if got.nbytes:
+            copy_to(like, got)
+        return like
 
     def exists(self, key: Key) -> bool:
         """True if the object can be read now, from this node or its home.

@@ -30,7 +30,9 @@ class ClusterOptions:
         bind: the interface or address at which this member takes messages. "0.0.0.0" is all, and only if given.
         timeout: seconds that a node has for each round of a get, and for a put, beside the time for its bytes.
         ttl: seconds after which the others see that this process has died, or cannot reach the registry.
-        locations: of how many objects of other nodes this process remembers where they lie; 72 bytes each.
+        locations: of how many objects of other nodes this process remembers where they lie; 72 bytes each. 0: of
+            none; then it follows no events of others, which spares a large cluster that traffic, and its gets take four
+            rounds and find what lies at the key's home.
         join_timeout: seconds to try to reach the registry.
     """
 
@@ -58,7 +60,7 @@ class ClusterOptions:
             raise InvalidArgument(
                 f"devices is one device, or all; for {self.devices!r} set the variable UCX_NET_DEVICES"
             )
-        object.__setattr__(self, "locations", integer("locations", self.locations, 1, 1 << 30))
+        object.__setattr__(self, "locations", integer("locations", self.locations, 0, 1 << 30))
         for name in ("timeout", "ttl", "join_timeout"):
             object.__setattr__(self, name, seconds(name, getattr(self, name)))
             if not getattr(self, name) > 0:

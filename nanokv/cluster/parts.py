@@ -96,7 +96,7 @@ def assemble(world: NanoKVCache, cluster: str, options: ClusterOptions) -> Parts
         opened.append(server)
         publisher = Publisher(member, incarnation, secret, options.bind)
         opened.append(publisher)
-        events = Events(world, nodes, publisher, secret, locations, reading)
+        events = Events(world, nodes, publisher, secret, locations, reading, follows=options.locations > 0)
         opened.append(events)
         nodes.changed = events.follow
         card = Card(

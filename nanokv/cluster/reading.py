@@ -1,5 +1,6 @@
 """Gets across hosts: where an object lies, its bytes in registered memory of this process, and what they are."""
 
+import ctypes
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
@@ -24,6 +25,7 @@ from nanokv.device.segment.layout import EPOCH_MASK, EPOCH_SHIFT, HEAP_CTL, MAX_
 from nanokv.errors import PeerLost
 from nanokv.types import KeyDigest
 
+_EPOCH_SHIFT, _EPOCH_MASK = EPOCH_SHIFT.value, EPOCH_MASK.value
 TRIES = 16  #: how often a read begins anew because the object was replaced meanwhile
 _OK, _MISS, _TORN, _CORRUPT = int(Status.OK), int(Status.MISS), int(Status.TORN), int(Status.CORRUPT)
 _GONE, _DOUBTFUL = int(GONE.value), int(DOUBTFUL.value)
@@ -49,7 +51,7 @@ class Got(NamedTuple):
 
     nbytes: int
     descriptor: Descriptor
-    data: npt.NDArray[np.uint8]  #: its bytes, in memory that is nobody else's
+    data: npt.NDArray[np.uint8] | bytes  #: its bytes, in memory that is nobody else's
 
 
 class _Gone(LinkLost):
@@ -86,22 +88,31 @@ class Reading:
     def _get_once(self, world: RemoteWorld, workspace: Workspace, key: KeyDigest) -> Got | int:
         words = workspace.words
         words[0], words[1] = key
-        self._rounds.locate(world, workspace, 1, self._timeout)
+        words[_DST] = 0
+        workspace.into(None)
+        if self._rounds.get_one(world, workspace, SMALL, self._timeout):
+            return self._got_one(world, workspace)
         status: int = words[_STATUS]
         return status if status != _OK else self._fetch_one(world, workspace)
 
     def _fetch_one(self, world: RemoteWorld, workspace: Workspace) -> Got | int:
+        """The object that was located."""
         words = workspace.words
         nbytes: int = words[_NBYTES]
-        room = None if nbytes <= SMALL else self._staging.room(nbytes)
         words[_DST] = 0
-        workspace.into(room)
+        workspace.into(None if nbytes <= SMALL else self._staging.room(nbytes))
         self._rounds.fetch(world, workspace, 1, self._timeout)
-        status = words[_STATUS]
+        return self._got_one(world, workspace)
+
+    def _got_one(self, world: RemoteWorld, workspace: Workspace) -> Got | int:
+        """What the last round says: the object, or why there is none."""
+        words, room = workspace.words, workspace.room
+        status: int = words[_STATUS]
         if status != _OK:
             return _checked(status)
-        self.note_use(world.name, (words[_OWNER], words[_SLOT], words[_STATE] >> EPOCH_SHIFT.value & EPOCH_MASK.value))
-        data = workspace.small_bytes[:nbytes].copy() if room is None else room.view(nbytes)
+        self.note_use(world.name, (words[_OWNER], words[_SLOT], words[_STATE] >> _EPOCH_SHIFT & _EPOCH_MASK))
+        nbytes: int = words[_NBYTES]
+        data = ctypes.string_at(workspace.small, nbytes) if room is None else room.view(nbytes)
         return Got(nbytes, tuple(words[_WHAT : _WHAT + 1 + MAX_DIMS]), data)
 
     def get_known(self, node: Node, key: KeyDigest) -> Got | None:
@@ -208,7 +219,7 @@ class Reading:
         if (statuses == _GONE).any():
             _checked(_GONE)
         fetches = workspace.fetches[: len(keys)][statuses == _OK]
-        epochs = fetches["header"][:, _HEADER_STATE] >> EPOCH_SHIFT.value & EPOCH_MASK.value
+        epochs = fetches["header"][:, _HEADER_STATE] >> _EPOCH_SHIFT & _EPOCH_MASK
         self.note_uses(world.name, np.stack([fetches["owner"], fetches["slot"], epochs], 1))
         return statuses
 

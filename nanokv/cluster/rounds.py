@@ -15,8 +15,11 @@ from nanokv.cluster.remote_world import RemoteWorld
 from nanokv.cluster.workspace import Workspace
 from nanokv.device.fabric.records import BROKEN, ENDED, LATE
 from nanokv.device.machines.native_code import fabric_code
+from nanokv.device.protocol.status import Status
+from nanokv.device.segment.layout import OBJ_HEADER, WORD
 
 _ENDED, _BROKEN, _LATE = int(ENDED.value), int(BROKEN.value), int(LATE.value)
+_HEADER_BYTES = OBJ_HEADER.offsets["bytes_total"] // WORD
 _SPINS = 200  #: looks at a transfer before the thread begins to sleep between them
 _NAP = 0.00005  #: seconds
 
@@ -32,7 +35,7 @@ class TransferLate(Exception):
 class Rounds(Protocol):
     """The passes of a get. `workspace` holds `count` FETCHes.
 
-    Both raise LinkLost and TransferLate. Then nothing is known, and after TransferLate the memory of the workspace, and
+    All raise LinkLost and TransferLate. Then nothing is known, and after TransferLate the memory of the workspace, and
     all destinations, must be kept until `is_over`.
     """
 
@@ -44,6 +47,10 @@ class Rounds(Protocol):
         """Read all that are OK to their destinations. Returns how many were there all the while."""
         ...
 
+    def get_one(self, world: RemoteWorld, workspace: Workspace, most: int, timeout: float) -> bool:
+        """`locate` and `fetch` of the only FETCH. False: there is no object, or one of more than `most` bytes."""
+        ...
+
 
 class NixlRounds:
     """Over NIXL."""
@@ -51,14 +58,16 @@ class NixlRounds:
     def __init__(self, link: NixlLink) -> None:
         self._link = link
         code = fabric_code()
-        self._locate, self._fetch = code["nixl_locate"], code["nixl_fetch"]
+        self._locate, self._fetch, self._get_one = (code[f"nixl_{name}"] for name in ("locate", "fetch", "get_one"))
 
     def locate(self, world: RemoteWorld, workspace: Workspace, count: int, timeout: float) -> None:
         """See `Rounds`."""
         peer = self._link.peer(world.peer)
-        with self._link.lane(peer) as lane:
+        lane = self._link.take_lane(peer)
+        try:
             end = self._locate(world.table, lane.aim(peer, timeout), workspace.work, count, workspace.candidates)
-            request = lane.take_request()
+        finally:
+            request = self._link.give_lane(lane, peer)
         if end != _ENDED:
             self._failed(end, world, peer, request, timeout)
 
@@ -66,12 +75,28 @@ class NixlRounds:
         """See `Rounds`."""
         peer = self._link.peer(world.peer)
         workspace.aim(world.controls)
-        with self._link.lane(peer) as lane:
+        lane = self._link.take_lane(peer)
+        try:
             end, good = self._fetch(world.table, lane.aim(peer, timeout), workspace.work, count)
-            request = lane.take_request()
+        finally:
+            request = self._link.give_lane(lane, peer)
         if end != _ENDED:
             self._failed(end, world, peer, request, timeout)
         return int(good)
+
+    def get_one(self, world: RemoteWorld, workspace: Workspace, most: int, timeout: float) -> bool:
+        """See `Rounds`."""
+        peer = self._link.peer(world.peer)
+        workspace.aim(world.controls)
+        lane = self._link.take_lane(peer)
+        try:
+            nixl = lane.aim(peer, timeout)
+            end, whole = self._get_one(world.table, nixl, workspace.work, workspace.candidates, most)
+        finally:
+            request = self._link.give_lane(lane, peer)
+        if end != _ENDED:
+            self._failed(end, world, peer, request, timeout)
+        return bool(whole)
 
     def _failed(self, end: int, world: RemoteWorld, peer: Peer, request: int, timeout: float) -> None:
         if end == _BROKEN:
@@ -104,6 +129,15 @@ class LinkRounds:
         code["take_descriptors"](work, count)
         self._read(world, workspace, code["ask_again"](table, work, count), timeout)
         return int(code["take_again"](table, work, count))
+
+    def get_one(self, world: RemoteWorld, workspace: Workspace, most: int, timeout: float) -> bool:
+        """See `Rounds`."""
+        self.locate(world, workspace, 1, timeout)
+        found = workspace.fetches[0]
+        if found["status"] != Status.OK or found["header"][_HEADER_BYTES] > most:
+            return False
+        self.fetch(world, workspace, 1, timeout)
+        return True
 
     def _read(self, world: RemoteWorld, workspace: Workspace, count: int, timeout: float) -> None:
         if not count:

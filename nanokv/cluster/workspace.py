@@ -3,18 +3,18 @@
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from nanokv.cluster.links.base import Link
 from nanokv.device.fabric.records import FETCH, LOOK_LINE, LOOKS_A_KEY, ROW, WORK
 from nanokv.device.segment.layout import WORD
+from nanokv.device.segment.record import words_of
 
 MOST_KEYS = 1024  #: of one pass of four rounds
 SMALL = 64 * 1024  #: bytes: an object of so many goes through the workspace
 _MOST_LOOKS = LOOKS_A_KEY * MOST_KEYS
 _MOST_LINES = 4 * _MOST_LOOKS
-_GAP = 64  #: lines: to read over so many takes as long as another descriptor of a transfer
-_BYTE_GAP = 8192
+_GAP = 256  #: lines: to read over so many takes about as long as another descriptor of a transfer
+_BYTE_GAP = _GAP * LOOK_LINE
 _PAGE = 4096
 _CONTROLS, _BASE = (WORK.offsets[name] // WORD for name in ("controls", "base"))
 
@@ -26,11 +26,6 @@ def page_aligned(nbytes: int) -> Any:
     return raw[start : start + nbytes]
 
 
-def words_of(records: npt.NDArray[Any]) -> memoryview:
-    """Records as signed words, which Python reads and writes three times as fast as through numpy."""
-    return records.view(np.int64).data.cast("B").cast("q")
-
-
 class Workspace:
     """Memory for a pass of at most MOST_KEYS keys. One thread uses it at a time.
 
@@ -38,7 +33,7 @@ class Workspace:
         fetches: FETCH records. words: the same as words (a memoryview of int64).
         rows: of the next transfer: an int64 [n, 3] of ROWs.
         work: the address of the WORK record. candidates: of the room for entries.
-        small_bytes: the room for the bytes of a SMALL object.
+        small: address of the room for the bytes of a SMALL object.
         room: where the bytes of the pass go instead.
     """
 
@@ -50,8 +45,7 @@ class Workspace:
         self._candidates = np.zeros(2 * _MOST_LOOKS, np.int64)
         self.rows = np.zeros((2 * _MOST_LOOKS, len(ROW.fields)), np.int64)
         self._memory = page_aligned(_MOST_LINES * LOOK_LINE + SMALL)
-        self.small_bytes = self._memory[_MOST_LINES * LOOK_LINE :]
-        self._small = int(self.small_bytes.ctypes.data)
+        self.small = int(self._memory.ctypes.data) + _MOST_LINES * LOOK_LINE
         self.room: Any = None
         self._work = np.zeros(1, WORK.dtype)
         row = self._work[0]
@@ -70,7 +64,7 @@ class Workspace:
     def into(self, room: Any) -> None:
         """Let the bytes of the next pass go to a room, which the workspace keeps; None: its own, for a SMALL object."""
         self.room = room
-        self._work_words[_BASE] = self._small if room is None else room.address
+        self._work_words[_BASE] = self.small if room is None else room.address
 
     def close(self) -> None:
         """Let go of the memory. No transfer may be under way."""

@@ -26,6 +26,8 @@ from nanokv.cluster.links.base import (
 from nanokv.cluster.links.nixl_library import TRANSFER_FUNCTIONS, Agent, NixlError, function_address
 from nanokv.device.fabric.records import NIXL
 from nanokv.device.machines.native_code import fabric_code
+from nanokv.device.segment.layout import WORD
+from nanokv.device.segment.record import words_of
 
 PROGRESS_DELAY_US = 10_000  #: the serving agent's thread wakes so often if nothing comes: 0.5 % of a core
 _IN_PROGRESS, _SUCCESS, _CLOSED = 1, 0, -1000
@@ -33,6 +35,7 @@ _NS = 1_000_000_000
 _LOOK_NS = 50_000  #: of progress, each time that a transfer is asked for its state
 _FAREWELL, _NAP = 5.0, 0.001  #: seconds that `close` waits for calls under way, and between two looks at them
 _NO_REQUEST = 0
+_PEER, _TIMEOUT, _REQUEST = (NIXL.offsets[name] // WORD for name in ("peer", "timeout", "request"))
 #: of UCX, unless the environment says otherwise. Over TCP: bytes of a send and of a receive; with UCX's own 8 KiB a
 #: read of 1 MiB over loopback takes 3.5 times as long.
 _UCX = ("TCP_TX_SEG_SIZE=256k", "TCP_RX_SEG_SIZE=256k")
@@ -55,19 +58,17 @@ class Lane:
         row["agent"], row["options"] = agent.handle.value, agent.options.value
         row["here"], row["there"] = agent.descriptors(None).value, agent.descriptors(None).value
         row["lock"] = lock
-        self.goes_on = False  #: its request was taken
+        self._words = words_of(self.record)
 
     def aim(self, peer: "Peer", timeout: float) -> int:
         """Let it read from a peer, each transfer in `timeout` seconds. Returns the address of the record."""
-        row = self.record[0]
-        row["peer"], row["timeout"] = peer.address, int(timeout * _NS)
+        self._words[_PEER], self._words[_TIMEOUT] = peer.address, int(timeout * _NS)
         return self.address
 
     def take_request(self) -> int:
         """The transfer that has not ended, which is no longer the lane's then; or 0."""
-        request = int(self.record[0]["request"])
-        self.record[0]["request"] = _NO_REQUEST
-        self.goes_on = request != _NO_REQUEST
+        request: int = self._words[_REQUEST]
+        self._words[_REQUEST] = _NO_REQUEST
         return request
 
 
@@ -216,11 +217,8 @@ class NixlLink:
         return known
 
     # --- transfers ---
-    @contextlib.contextmanager
-    def lane(self, peer: Peer) -> Iterator[Lane]:
-        """A lane for this thread, to read from a peer. Until it is given back, NIXL forgets neither agent nor peer.
-
-        Who takes its request (`Lane.take_request`) looks at that until it has ended (`look_at`).
+    def take_lane(self, peer: Peer) -> Lane:
+        """A lane for this thread, to read from a peer. Until `give_lane`, NIXL forgets neither agent nor peer.
 
         Raises:
             LinkLost: this link is closed.
@@ -229,38 +227,46 @@ class NixlLink:
             self._check_open()
             self._busy += 1
             peer.moving += 1
-            lane = self._lanes.pop() if self._lanes else None
-        goes_on = False
-        try:
-            if lane is None:
-                with self._reading_alone():
-                    lane = Lane(self._reading, self._functions, self._lock_address)
-            yield lane
-            goes_on = lane.goes_on
-        finally:
-            with self._lock:
-                if lane is not None:
-                    lane.goes_on = False
-                    self._lanes.append(lane)
-                self._busy -= 1
-            if not goes_on:
-                self._has_ended(peer)
+            if self._lanes:
+                return self._lanes.pop()
+        with self._reading_alone():
+            return Lane(self._reading, self._functions, self._lock_address)
 
-    def _has_ended(self, peer: Peer) -> None:
-        """Note that a transfer from a peer has ended."""
+    def give_lane(self, lane: Lane, peer: Peer) -> int:
+        """Give a lane back. Returns its transfer that has not ended, at which the caller looks until it has; or 0."""
+        request = lane.take_request()
         with self._lock:
-            peer.moving -= 1
-            if peer.is_leaving:
-                with self._reading_alone():
-                    self._forget(peer)
+            self._lanes.append(lane)
+            self._busy -= 1
+            if not request:
+                self._count_end(peer)
+        return request
+
+    @contextlib.contextmanager
+    def lane(self, peer: Peer) -> Iterator[Lane]:
+        """A lane for transfers that end before it is given back. Raises as `take_lane`."""
+        lane = self.take_lane(peer)
+        try:
+            yield lane
+        finally:
+            self.give_lane(lane, peer)
+
+    def _count_end(self, peer: Peer) -> None:
+        """A transfer from a peer has ended. The caller has the lock."""
+        peer.moving -= 1
+        if peer.is_leaving:
+            with self._reading_alone():
+                self._forget(peer)
 
     def read(self, peer: int, here: Words, there: Words, nbytes: Words) -> NixlTransfer:
         """See `Link`."""
         rows = checked_rows(here, there, nbytes)
         aimed = self.peer(peer)
-        with self.lane(aimed) as lane:
+        lane = self.take_lane(aimed)
+        try:
             code = self._code["nixl_begin"](lane.aim(aimed, 0.0), rows.ctypes.data, len(rows))
-            request = lane.take_request()
+        finally:
+            request = self.give_lane(lane, aimed)
         if code != _IN_PROGRESS and request:
             self.look_at(request, aimed)
         if code not in (_SUCCESS, _IN_PROGRESS):
@@ -274,7 +280,8 @@ class NixlLink:
                 return _CLOSED
             code = int(self._code["nixl_look_at"](self._looker.address, request, _LOOK_NS))
         if code != _IN_PROGRESS:
-            self._has_ended(peer)
+            with self._lock:
+                self._count_end(peer)
         return code
 
     def has_ended(self, request: int, peer: Peer) -> bool:
