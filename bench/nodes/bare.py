@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from nanokv.bench.nodes.owner import PART_BYTES
 from nanokv.cluster.cluster import NanoKVCluster
 from nanokv.cluster.links.nixl import NixlLink
 from nanokv.device.fabric.records import ENDED
@@ -36,25 +35,25 @@ class Bare:
     Args:
         cluster: whose link is used.
         node: the other node. here: registered memory of this process (an address).
-        there: the addresses of the other's memory, PART_BYTES each.
+        there: addresses of the other's memory. place_bytes: at each of them.
     """
 
-    def __init__(self, cluster: NanoKVCluster, node: str, here: int, there: Sequence[int]) -> None:
+    def __init__(self, cluster: NanoKVCluster, node: str, here: int, there: Sequence[int], place_bytes: int) -> None:
         link = cluster._parts.link
         assert isinstance(link, NixlLink)
-        self._link, self.here, self.there, self._next = link, here, there, 0
+        self._link, self.here, self.there, self._next, self._part = link, here, there, 0, place_bytes
         self._made: dict[tuple[int, int], Words] = {}
         self._peer = link.peer(cluster._nodes[node].world().peer)
         self._read_rows = fabric_code()["nixl_read_rows"]
 
     def _rows(self, nbytes: int) -> Words:
         """ROWs of the next parts. They are made once: what is timed is NIXL."""
-        start, parts = self._next, -(-nbytes // PART_BYTES)
+        start, parts = self._next, -(-nbytes // self._part)
         self._next = (start + parts) % len(self.there)
         if (nbytes, start) not in self._made:
             rows = [
-                (self.here + at, self.there[(start + i) % len(self.there)], min(PART_BYTES, nbytes - at))
-                for i, at in enumerate(range(0, nbytes, PART_BYTES))
+                (self.here + at, self.there[(start + i) % len(self.there)], min(self._part, nbytes - at))
+                for i, at in enumerate(range(0, nbytes, self._part))
             ]
             self._made[nbytes, start] = np.array(rows, np.int64)
         return self._made[nbytes, start]

@@ -1,7 +1,7 @@
 """The process that measures: a node that reads from the owner and puts to it, call by call beside bare transfers.
 
-`python -m nanokv.bench.nodes.reader FOLDER PLACES`. It answers each line of its input, a JSON object of arguments of
-`Reader.lap`, with the durations in ns of each way.
+`python -m nanokv.bench.nodes.reader FOLDER PLACES PLACE_BYTES`. It answers each line of its input, a JSON object of
+arguments of `Reader.lap`, with the durations in ns of each way.
 """
 
 import itertools
@@ -9,7 +9,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from time import perf_counter_ns
 from typing import Any
@@ -24,28 +24,27 @@ from nanokv.cluster import NanoKVCluster
 from nanokv.cluster.kinds import Kind
 
 LINE = 64
-SINGLE = (KIB, 64 * KIB, MIB, 8 * MIB)
 BATCH = 256
-BATCHED = (4 * KIB, 64 * KIB)
-PLACE_BYTES = BATCH * max(BATCHED)
+PLACE_BYTES = BATCH * 64 * KIB
 RING = 4  #: objects of a size, and batches of a size
 SMALL_HEAP = 1 * MIB
 NODES = 3
 
-Ways = dict[str, Callable[[int], Any]]  #: by name: what is timed, given the number of the call
+OURS, BARE = "NanoKV", "NIXL alone"
+Ways = dict[str, dict[str, Callable[[int], Any]]]  #: by call and system: what is timed, given the number of the call
 
 
 class Reader:
     """The nodes "cold", which remembers no locations, and "warm", which does."""
 
-    def __init__(self, folder: str, places: Sequence[int]) -> None:
+    def __init__(self, folder: str, places: Sequence[int], place_bytes: int) -> None:
         self._worlds = [NanoKVCache(SMALL_HEAP, page_bytes=4096, evict=False) for _ in range(2)]
         url = f"file://{folder}"
         self.cold = NanoKVCluster(self._worlds[0], url, node="cold", timeout=PATIENCE, locations=0)
         self.warm = NanoKVCluster(self._worlds[1], url, node="warm", timeout=PATIENCE)
         self._memory = torch.zeros(PLACE_BYTES, dtype=torch.uint8)
         self.warm.register(self._memory)
-        self.bare = Bare(self.warm, NODE, self._memory.data_ptr(), places)
+        self.bare = Bare(self.warm, NODE, self._memory.data_ptr(), places, place_bytes)
         self._count = 0
         while len(self.cold.nodes) < len(self.warm.nodes) or len(self.warm.nodes) < NODES:
             time.sleep(0.01)
@@ -56,58 +55,47 @@ class Reader:
         return list(itertools.islice(at_home, count))
 
     # --- what is measured ---
-    def singles(self, nbytes: int) -> Ways:
-        """A get of one object beside bare reads."""
+    def get(self, nbytes: int) -> Ways:
+        """A get of one object. A small one is as good as its rounds: it stands beside as many reads of a line."""
         keys = self._keys(f"{nbytes}", RING)
         for key in keys:
             if not self.warm.exists(key):
                 self.warm.put(key, torch.full((nbytes,), 1, dtype=torch.uint8), preferred_segment=(NODE, 0))
-        dst = torch.zeros(nbytes, dtype=torch.uint8)
         self._until_known(keys)
-        ways: Ways = {
-            "get": lambda i: self._checked(self.cold.get(keys[i % RING])),
-            "get, dst": lambda i: self.cold.get(keys[i % RING], dst=dst),
-            "get, known": lambda i: self._checked(self.warm.get(keys[i % RING])),
-            "bare read": lambda i: self.bare.read(nbytes),
+
+        def get(cluster: NanoKVCluster, i: int) -> None:
+            assert cluster.get(keys[i % RING])[-1] == 1
+
+        def bare(rounds: int) -> Callable[[int], None]:
+            small = nbytes <= KIB
+            return lambda i: self.bare.read(LINE if small else nbytes, rounds if small else 1)
+
+        return {
+            "get": {OURS: lambda i: get(self.cold, i), BARE: bare(4)},
+            "get, location known": {OURS: lambda i: get(self.warm, i), BARE: bare(2)},
         }
-        if nbytes == min(SINGLE):
-            ways["four bare reads of 64 B"] = lambda i: self.bare.read(LINE, 4)
-            ways["two bare reads of 64 B"] = lambda i: self.bare.read(LINE, 2)
-        return ways
 
     def _until_known(self, keys: list[str]) -> None:
         while not all(self.warm._parts.locations.node_of(self.warm.digest(key)) for key in keys):
             self.warm._parts.events.wait(self.warm._parts.events.heard, 0.01)
 
-    @staticmethod
-    def _checked(found: torch.Tensor) -> None:
-        assert found[-1] == 1
-
-    def single_puts(self, nbytes: int) -> Ways:
-        """A put of one object beside a bare write and an echo. What was put is removed by `after`."""
+    def put(self, nbytes: int) -> Ways:
+        """A put of one object beside a bare write and an echo."""
         tensor = torch.full((nbytes,), 1, dtype=torch.uint8)
 
         def put(i: int) -> None:
             self._count += 1
             self.warm.put(f"put {self._count}", tensor, preferred_segment=(NODE, 0))
 
-        return {
-            "put": put,
-            "bare write and echo": lambda i: self._write_and_echo(nbytes),
-            "echo": lambda i: self.echo(),
-        }
+        return {"put": {OURS: put, BARE: lambda i: self._write_and_echo(nbytes)}}
 
     def _write_and_echo(self, nbytes: int) -> None:
         self.bare.write(nbytes)
-        self.echo()
-
-    def echo(self) -> None:
-        """A message to the owner and its answer."""
         to = self.warm._nodes[NODE].cards[0]
         self.warm._parts.asker.ask(to.messages, to.member, Kind.REMOVE, b"", PATIENCE, to_incarnation=to.incarnation)
 
-    def batches(self, nbytes: int) -> Ways:
-        """256 objects in one call, in the order in which they were put, beside one bare read of as many bytes."""
+    def get_many(self, nbytes: int) -> Ways:
+        """A batch in one call, in the order in which it was put, beside one bare read of as many bytes."""
         keys = [self._keys(f"batch {nbytes} {k}", BATCH) for k in range(RING)]
         tensors, dsts = (torch.full((BATCH, nbytes), k, dtype=torch.uint8) for k in (1, 0))
         for some in keys:
@@ -119,39 +107,40 @@ class Reader:
         def get(cluster: NanoKVCluster, i: int) -> None:
             assert all(cluster.get_many(digests[i % RING], dsts=dsts))
 
+        def bare(i: int) -> None:
+            self.bare.read(BATCH * nbytes)
+
         return {
-            "get_many": lambda i: get(self.cold, i),
-            "get_many, known": lambda i: get(self.warm, i),
-            "bare read": lambda i: self.bare.read(BATCH * nbytes),
+            f"get_many of {BATCH}": {OURS: lambda i: get(self.cold, i), BARE: bare},
+            f"get_many of {BATCH}, locations known": {OURS: lambda i: get(self.warm, i), BARE: bare},
         }
 
-    def batch_puts(self, nbytes: int) -> Ways:
-        """256 objects in one call, of registered memory, beside one bare write and an echo."""
+    def put_many(self, nbytes: int) -> Ways:
+        """A batch in one call, of registered memory, beside one bare write and an echo."""
         tensors = self._memory[: BATCH * nbytes].view(BATCH, nbytes)
 
         def put(i: int) -> None:
             self._count += 1
-            keys = self._batch()
+            keys = [f"put {self._count} {k}" for k in range(BATCH)]
             assert not any(self.warm.put_many(keys, tensors, preferred_segment=(NODE, 0)))
 
-        return {"put_many": put, "bare write and echo": lambda i: self._write_and_echo(BATCH * nbytes)}
-
-    def _batch(self) -> list[str]:
-        return [f"put {self._count} {i}" for i in range(BATCH)]
+        return {f"put_many of {BATCH}": {OURS: put, BARE: lambda i: self._write_and_echo(BATCH * nbytes)}}
 
     # --- a lap ---
-    def lap(self, what: str, nbytes: int, calls: int) -> Mapping[str, list[int]]:
-        """Durations in ns of `calls` calls of each way, which take turns."""
+    def lap(self, what: str, nbytes: int, calls: int) -> dict[str, dict[str, list[int]]]:
+        """Durations in ns of `calls` calls of each way, which take turns.
+
+        what: "get", "put", "get_many" or "put_many".
+        """
         ways: Ways = getattr(self, what)(nbytes)
-        found: dict[str, list[int]] = {name: [] for name in ways}
-        warm_up = min(calls, RING)
-        for i in range(warm_up + calls):
-            for name, way in ways.items():
-                start = perf_counter_ns()
-                way(i)
-                taken = perf_counter_ns() - start
-                if i >= warm_up:
-                    found[name].append(taken)
+        found: dict[str, dict[str, list[int]]] = {call: {system: [] for system in ways[call]} for call in ways}
+        for i in range(-RING, calls):
+            for call, systems in ways.items():
+                for system, way in systems.items():
+                    start = perf_counter_ns()
+                    way(i % RING)
+                    if i >= 0:
+                        found[call][system].append(perf_counter_ns() - start)
         return found
 
     def close(self) -> None:
@@ -170,11 +159,11 @@ def _answers() -> Iterator[Any]:
         yield answers
 
 
-def main(folder: str, places: str) -> None:
+def main(folder: str, places: str, place_bytes: str) -> None:
     """Take laps until the input ends."""
     with _answers() as answers:
         torch.set_num_threads(1)
-        reader = Reader(folder, json.loads(places))
+        reader = Reader(folder, json.loads(places), int(place_bytes))
         for line in sys.stdin:
             print(json.dumps(reader.lap(**json.loads(line))), file=answers, flush=True)
         reader.close()

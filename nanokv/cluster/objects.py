@@ -23,7 +23,7 @@ from nanokv.errors import InvalidArgument, PeerLost, WaitTimeout
 from nanokv.replicas import NO_COPIES
 from nanokv.room import NO_ROOM, NO_WAIT
 from nanokv.terms import Hold
-from nanokv.transfer.descriptors import RAW, check_place, described, empty_like_described, flat_bytes, unsuited
+from nanokv.transfer.descriptors import RAW, check_place, described, flat_bytes, shape_of, unsuited
 from nanokv.types import Key, KeyDigest
 
 _ABSENT: Any = object()
@@ -31,7 +31,6 @@ _OK, _MISS, _DUPLICATE = int(Status.OK), int(Status.MISS), int(Status.DUPLICATE)
 _NOT_READY, _PINNED = int(Status.NOT_READY), int(Status.PINNED)
 _SHORTEST_LOOK, _LONGEST_LOOK = 0.001, 0.1  #: seconds between two looks for an object, if no event comes
 _ROOM_REST = 0.01  #: seconds between two tries of a put that found no room on another node
-_NO_DEVICE = torch.device("meta")
 D = TypeVar("D")
 
 
@@ -192,15 +191,16 @@ class Objects(ClusterBase):
         return dst
 
     def _new_tensor(self, got: Got, key: Key) -> torch.Tensor:
-        is_here = isinstance(got.data, bytes) or not got.nbytes  # else its memory becomes the tensor's
-        like = empty_like_described(got.descriptor, got.nbytes, self.device if is_here else _NO_DEVICE)
-        if like is None:
+        known = shape_of(got.descriptor, got.nbytes)
+        if known is None:
             raise self._error(Status.CORRUPT, key, None)
-        if not is_here:
-            return torch.from_numpy(got.data).view(like.dtype).view(like.shape).to(self.device)
-        if got.nbytes:
-            copy_to(like, got)
-        return like
+        dtype, shape = known
+        if isinstance(got.data, bytes) or not got.nbytes:
+            made = torch.empty(shape, dtype=dtype, device=self.device)
+            if got.nbytes:
+                copy_to(made, got)
+            return made
+        return torch.from_numpy(got.data).view(dtype).view(shape).to(self.device)  # its memory becomes the tensor's
 
     def exists(self, key: Key) -> bool:
         """True if the object can be read now, from this node or its home.

@@ -25,6 +25,7 @@ from nanokv.device.machines.records import Place, Terms
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.geometry import Geometry
 from nanokv.errors import NanoKVError, PeerLost
+from nanokv.transfer.descriptors import shape_of
 from nanokv.types import KeyDigest
 
 _OK, _FULL, _LOST, _INVALID = (int(Status[name]) for name in ("OK", "FULL", "LOST", "INVALID"))
@@ -125,6 +126,8 @@ class Puller:
             raise BadMessage(f"an object has 0 to {self._geometry.max_object_bytes} bytes")
         if (ranks < _HOME).any() or (ranks >= self._geometry.world_size).any():
             raise BadMessage(f"this node has the ranks 0 to {self._geometry.world_size - 1}")
+        if not _are_described(pulls):
+            raise BadMessage("the dtype and shape of an object do not make its size")
         return Pull(self, question, _NO_PEER if question.brought else self._peer_of(sender, question.card))
 
     def _peer_of(self, sender: Sender, card: bytes) -> int:
@@ -256,3 +259,12 @@ class Puller:
         """How many pulls were given up whose transfers have not ended."""
         self.look_at_late()
         return len(self._late)
+
+
+def _are_described(pulls: Records) -> bool:
+    """Whether dtypes and shapes suit the sizes; most batches have one of each."""
+    sizes, descriptors = pulls["nbytes"], pulls["what"]
+    if (sizes == sizes[0]).all() and (descriptors == descriptors[0]).all():
+        sizes, descriptors = sizes[:1], descriptors[:1]
+    pairs = set(zip(map(tuple, descriptors.tolist()), sizes.tolist(), strict=True))
+    return all(shape_of(descriptor, nbytes) is not None for descriptor, nbytes in pairs)

@@ -1,5 +1,6 @@
 """From a tensor to its number of bytes and its descriptor, and back; and the tensors that are refused."""
 
+from functools import lru_cache
 from math import prod
 
 import torch
@@ -67,11 +68,12 @@ def _describe(dtype: torch.dtype, shape: torch.Size) -> What:
     return known
 
 
-def empty_like_described(descriptor: Descriptor, nbytes: int, device: torch.device) -> torch.Tensor | None:
-    """A new tensor of a descriptor's dtype and shape; raw bytes are flat uint8. None if it contradicts `nbytes`."""
+@lru_cache(REMEMBERED)
+def shape_of(descriptor: Descriptor, nbytes: int) -> tuple[torch.dtype, tuple[int, ...]] | None:
+    """The dtype and shape of a descriptor; raw bytes are flat uint8. None if it contradicts `nbytes`."""
     code, ndim = descriptor[0] & _DTYPE_MASK, descriptor[0] >> _NDIM_SHIFT & _NDIM_MASK
     if code == 0:
-        return torch.empty(nbytes, dtype=torch.uint8, device=device)
+        return torch.uint8, (nbytes,)
     shape = descriptor[1 : 1 + ndim]
     dtype = _DTYPES.get(code)
     if (
@@ -82,7 +84,13 @@ def empty_like_described(descriptor: Descriptor, nbytes: int, device: torch.devi
         or prod(d or 1 for d in shape) > _MOST_ELEMENTS
     ):
         return None
-    return torch.empty(shape, dtype=dtype, device=device)
+    return dtype, shape
+
+
+def empty_like_described(descriptor: Descriptor, nbytes: int, device: torch.device) -> torch.Tensor | None:
+    """A new tensor of a descriptor's dtype and shape. None if it contradicts `nbytes`."""
+    known = shape_of(descriptor, nbytes)
+    return None if known is None else torch.empty(known[1], dtype=known[0], device=device)
 
 
 def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import nanokv
-from nanokv.cluster import NanoKVCluster
+from nanokv.cluster import NanoKVCluster, offering
 from nanokv.cluster.links import LinkUnavailable, open_link
 from nanokv.fsck import check_cache
 from tests.support.needed import leave_out
@@ -64,6 +64,14 @@ def make_cluster(nixl: None, tmp_path: Path) -> Iterator[MakeCluster]:
             breaches += check_cache([member.world]).breaches
             member.world.close()
     assert not breaches, "fsck after the test:\n" + "\n".join(map(str, breaches))
+
+
+@pytest.fixture(params=["brought", "pulled"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """How small objects go to another node: in the question, or by transfers as large ones do."""
+    if request.param == "pulled":
+        monkeypatch.setattr(offering, "MOST_BROUGHT", 0)
+    return str(request.param)
 
 
 def key_of(member: NanoKVCluster, node: str, name: str = "key") -> str:

@@ -101,6 +101,7 @@ def test_a_node_that_comes_back_is_another_one(make_cluster: MakeCluster, make_n
     assert again.get(key, SIZE) == "right" and torch.equal(here.get(key), value_of(key, SIZE))
 
 
+@pytest.mark.usefixtures("way")
 def test_reads_go_on_while_the_owner_is_stopped(make_cluster: MakeCluster, make_node: MakeNode) -> None:
     """Over shared memory a read needs nothing of the owner's process."""
     (here,) = make_cluster(1, timeout=1.0, ttl=30.0)

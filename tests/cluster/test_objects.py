@@ -37,6 +37,7 @@ TENSORS = [
 ]
 
 
+@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("tensor", TENSORS, ids=lambda t: f"{t.dtype}-{list(t.shape)}")
 def test_a_tensor_comes_back_as_it_was(make_cluster: MakeCluster, tensor: torch.Tensor) -> None:
     one, two = make_cluster()
@@ -124,6 +125,7 @@ def test_an_object_that_is_being_written(make_cluster: MakeCluster) -> None:
     assert one.get(key).shape == (100,)
 
 
+@pytest.mark.usefixtures("way")
 def test_duplicates_move_nothing(make_cluster: MakeCluster) -> None:
     one, two = make_cluster()
     key = key_of(one, "n1")
@@ -149,6 +151,7 @@ def test_removal(make_cluster: MakeCluster) -> None:
     assert not any(two.exists_many(keys))
 
 
+@pytest.mark.usefixtures("way")
 def test_room_on_another_node(make_cluster: MakeCluster) -> None:
     one, two = make_cluster(world={"evict": False})
     fill = torch.zeros(HEAP_BYTES // 8, dtype=torch.uint8)
@@ -165,6 +168,7 @@ def test_room_on_another_node(make_cluster: MakeCluster) -> None:
     assert two.world.exists("more")
 
 
+@pytest.mark.usefixtures("way")
 def test_a_full_node_evicts(make_cluster: MakeCluster) -> None:
     one, two = make_cluster()
     for i in range(40):
@@ -172,6 +176,7 @@ def test_a_full_node_evicts(make_cluster: MakeCluster) -> None:
     assert two.world.exists("k39") and not two.world.exists("k0")
 
 
+@pytest.mark.usefixtures("way")
 def test_terms(make_cluster: MakeCluster) -> None:
     one, two = make_cluster()
     one.put("short", torch.ones(4), preferred_segment=("n1", 0), hold=Hold(ttl=0.05))
@@ -215,6 +220,7 @@ def test_identities(make_cluster: MakeCluster) -> None:
         one.get(other.digest("x"))
 
 
+@pytest.mark.usefixtures("way")
 def test_many(make_cluster: MakeCluster) -> None:
     members = make_cluster(3)
     keys = [f"m{i}" for i in range(300)]
@@ -233,6 +239,7 @@ def test_many(make_cluster: MakeCluster) -> None:
     assert [type(error) for error in again] == [DuplicateKey] * 5 + [type(None)]
 
 
+@pytest.mark.usefixtures("way")
 def test_many_of_different_sizes(make_cluster: MakeCluster) -> None:
     one, two = make_cluster()
     tensors = [torch.full((1 + 37 * i,), i, dtype=torch.int16) for i in range(80)]
@@ -287,6 +294,7 @@ def test_registered_tensors_are_put_without_a_copy(make_cluster: MakeCluster, mo
         one.register(rows.T)
 
 
+@pytest.mark.usefixtures("way")
 def test_checksums(make_cluster: MakeCluster) -> None:
     one, two = make_cluster(world={"checksum": True})
     key = key_of(one, "n1")
@@ -364,6 +372,7 @@ def test_closing(make_cluster: MakeCluster) -> None:
     assert two.closed
 
 
+@pytest.mark.usefixtures("way")
 def test_threads(make_cluster: MakeCluster) -> None:
     one, _ = make_cluster()
     rows = torch.arange(64 * 100).reshape(64, 100)
