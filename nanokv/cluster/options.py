@@ -13,6 +13,7 @@ from nanokv.errors import InvalidArgument
 SECRET_VARIABLE = "NANOKV_CLUSTER_SECRET"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,47}")
 _LEAST_SECRET = 16  #: bytes
+_ALL = ("0.0.0.0", "::", "*")  #: no address at which anybody can be reached
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,7 @@ class ClusterOptions:
         devices: the network device that the link uses, as UCX_NET_DEVICES: "lo", "eth0", "mlx5_0:1", or "all". The
             variable UCX_NET_DEVICES goes before it, and may name several.
         bind: the interface or address at which this member takes messages. "0.0.0.0" is all, and only if given.
+        advertise: the host name or address by which the others reach it. Default: `bind`; needed if that is all.
         timeout: seconds that a node has for each round of a get, and for a put, beside the time for its bytes.
         ttl: seconds after which the others see that this process has died, or cannot reach the registry.
         locations: of how many objects of other nodes this process remembers where they lie; 72 bytes each. 0: of
@@ -41,6 +43,7 @@ class ClusterOptions:
     link: str = "nixl"
     devices: str = "lo"
     bind: str = "127.0.0.1"
+    advertise: str = ""
     timeout: float = 1.0
     ttl: float = 3.0
     join_timeout: float = 10.0
@@ -56,6 +59,10 @@ class ClusterOptions:
         for name in ("devices", "bind"):
             if not isinstance(getattr(self, name), str) or not getattr(self, name):
                 raise InvalidArgument(f"{name} must be a non-empty str, not {getattr(self, name)!r}")
+        if not isinstance(self.advertise, str) or re.search(r"[\s/]", self.advertise):
+            raise InvalidArgument(f"advertise must be a host name or an address, not {self.advertise!r}")
+        if self.bind in _ALL and not self.advertise:
+            raise InvalidArgument(f"with bind={self.bind!r} advertise must say how other hosts reach this one")
         if "," in self.devices:
             raise InvalidArgument(
                 f"devices is one device, or all; for {self.devices!r} set the variable UCX_NET_DEVICES"
@@ -65,6 +72,12 @@ class ClusterOptions:
             object.__setattr__(self, name, seconds(name, getattr(self, name)))
             if not getattr(self, name) > 0:
                 raise InvalidArgument(f"{name} must be positive seconds, not {getattr(self, name)!r}")
+
+
+    def advertised(self, address: str) -> str:
+        """An address of this member, as the others need it: "tcp://host:port"."""
+        host = f"[{self.advertise}]" if ":" in self.advertise else self.advertise
+        return f"tcp://{host}:{address.rpartition(':')[2]}" if host else address
 
 
 def make_cluster_options(world_name: str, given: dict[str, Any]) -> ClusterOptions:

@@ -109,8 +109,8 @@ def assemble(world: NanoKVCache, cluster: str, options: ClusterOptions) -> Parts
             world.options.checksum,
             link.name,
             link.card(),
-            server.address,
-            publisher.address,
+            options.advertised(server.address),
+            options.advertised(publisher.address),
         )
         membership.join(member, card.sealed(secret))
         nodes.update(membership.members())

@@ -342,7 +342,7 @@ def test_wrong_calls(make_cluster: MakeCluster, tmp_path: Any) -> None:
     v1 = NanoKVCache(1 << 16, page_bytes=PAGE, alloc="host")
     with v1, pytest.raises(InvalidArgument, match="alloc='device'"):
         NanoKVCluster(v1, f"file://{tmp_path}/c")
-    for options in ({"node": "a b"}, {"nodes": 3}, {"secret": b"short"}, {"link": "pigeon"}, {"timeout": 0}):
+    for options in ({"node": "a b"}, {"nodes": 3}, {"secret": b"short"}, {"link": "pigeon"}, {"timeout": 0}, *ADDRESSES):
         with NanoKVCache(1 << 16, page_bytes=PAGE) as world, pytest.raises(InvalidArgument):
             NanoKVCluster(world, f"file://{tmp_path}/c", **options)
     with pytest.raises(InvalidArgument):
@@ -353,6 +353,19 @@ def test_wrong_calls(make_cluster: MakeCluster, tmp_path: Any) -> None:
         one.put("x", [1, 2])  # type: ignore[arg-type]
     with pytest.raises(InvalidArgument):
         one.put_many(["x"], [])
+
+
+ADDRESSES: list[dict[str, Any]] = [{"bind": "0.0.0.0"}, {"bind": "::"}, {"advertise": "a b"}, {"devices": "a,b"}]
+
+
+def test_a_member_that_listens_everywhere_says_where_it_is(make_cluster: MakeCluster) -> None:
+    (one,) = make_cluster(1, bind="0.0.0.0", advertise="localhost")
+    two, three = make_cluster(2)
+    card = two._nodes["n0"].cards[0]
+    assert card.messages.startswith("tcp://localhost:") and card.events.startswith("tcp://localhost:")
+    two.put("a", torch.ones(3), preferred_segment=("n0", 0))
+    until(lambda: three._parts.locations.node_of(three.digest("a")) == "n0", "the event")
+    assert torch.equal(one.world.get("a"), torch.ones(3))
 
 
 def test_closing(make_cluster: MakeCluster) -> None:

@@ -32,6 +32,8 @@ INSTALLS = "installs packages; .ci/wheel installs the wheel, tests/tools/test_pa
 IN_CI = "takes minutes; .ci/run runs it"
 CLUSTER = "tests/cluster/test_cluster_cli.py runs it, with a folder"
 LONG = "takes minutes; its parts have tests of their own"
+BY_HAND = "tests/tools/test_deployment_runs.py runs it, in a script with the lines beside it"
+KUBERNETES = "needs a cluster of Kubernetes, and Docker; test_deployment_runs.py runs what the containers run"
 NOT_RUN = {
     "make demo": IN_CI,
     "make test": IN_CI,
@@ -52,6 +54,20 @@ NOT_RUN = {
     "pip install '.[cluster]'": INSTALLS,
     "pip install --no-deps nixl-cu12": INSTALLS,
     **{f"nanokv {name} etcd://127.0.0.1:2379/nanokv": CLUSTER for name in ("ls", "stats", "fsck")},
+    "docker build -f examples/deploy/Dockerfile -t nanokv:0.1.0 .": KUBERNETES,
+    "kubectl apply -k examples/deploy/kubernetes/base": KUBERNETES,
+    "python -m nanokv.lab.layout up trial --nodes 3": BY_HAND,
+    "export UCX_TLS=tcp,self": BY_HAND,
+    'export OPTIONS="--devices eth0 --heap 64Mi --status 8790"': BY_HAND,
+    "for i in 1 2 3; do ip netns exec trial.node$i "
+    'sysctl -qw net.ipv4.ip_local_port_range="40000 44999"; done': BY_HAND,
+    "for i in 1 2 3; do ip netns exec trial.node$i python -m examples.deploy.node etcd://10.77.0.1:2379/trial "
+    "--node node$i --world trial$i --bind 10.77.0.1$i $OPTIONS & done": BY_HAND,
+    "for i in 1 2 3; do until ip netns exec trial.node$i curl -sf http://10.77.0.1$i:8790/ready; "
+    "do sleep 1; done; done": BY_HAND,
+    **{f"ip netns exec trial.node1 nanokv {x} etcd://10.77.0.1:2379/trial": BY_HAND for x in ("ls", "stats", "fsck")},
+    "kill $(jobs -p); wait": BY_HAND,
+    "python -m nanokv.lab.layout down trial": BY_HAND,
     "pip install '.[transformers]'": INSTALLS,
     "nanokv check --device cuda": GPU,
     "python -m bench.gpu many sweep --json out.json": GPU,
