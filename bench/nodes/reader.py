@@ -80,8 +80,8 @@ class Reader:
             self.warm._parts.events.wait(self.warm._parts.events.heard, 0.01)
 
     def put(self, nbytes: int) -> Ways:
-        """A put of one object beside a bare write and an echo."""
-        tensor = torch.full((nbytes,), 1, dtype=torch.uint8)
+        """A put of one object, of registered memory, beside a bare write and an echo."""
+        tensor = self._memory[:nbytes]
 
         def put(i: int) -> None:
             self._count += 1

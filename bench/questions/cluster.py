@@ -61,8 +61,8 @@ QUESTION = Question(
         "over the same link, each transfer made anew. Beside a get of 1 KiB: four reads of 64 B, or two where events "
         "have told the location; beside a larger one: one read of as many bytes. Beside a put: a write of as many "
         "bytes, which nobody could fence, and a message with its answer. Bare transfers go to 64 MiB in turn, as "
-        "objects lie in different places. put_many reads memory that is registered; put copies its tensor first. "
-        "What is put evicts what was put before."
+        "objects lie in different places. What is put lies in registered memory, as an engine's cache does; up to "
+        "64 KiB travel in the question. It evicts what was put before."
     ),
     beside=("system", "NIXL alone"),
     why_not=why_not,
