@@ -129,7 +129,7 @@ class Many(Objects):
             given = {} if dsts is None else {"dsts": _rows(dsts, mine), "reinterpret": reinterpret}
             for i, answer in zip(mine.tolist(), self.world.get_many(_chosen(digests, mine), **given), strict=True):
                 answers[i] = answer
-        missing = np.flatnonzero([answer is None or answer is False for answer in answers])
+        missing = np.array([i for i, answer in enumerate(answers) if answer is None or answer is False], np.int64)
         if len(missing):
             self._get_others(keys, digests, missing, dsts, reinterpret, answers)
         if isinstance(dsts, torch.Tensor):
@@ -151,8 +151,9 @@ class Many(Objects):
             if rows is not None:
                 what, targets = rows
                 found = self._reading.get_into_each(node, words, targets[which], what, known=known)
+                are_rows = isinstance(dsts, torch.Tensor)
                 for i in which[found == _OK].tolist():
-                    answers[i] = True if isinstance(dsts, torch.Tensor) else dsts[i]
+                    answers[i] = True if are_rows else dsts[i]
                 return found
 
             def take(i: int, got: Got) -> None:
@@ -163,7 +164,9 @@ class Many(Objects):
 
         self._ask_known(digests, missing, statuses, read)
         self._ask_each(digests, missing, statuses, lambda node, which: read(node, which, False))
-        for i in missing[~np.isin(statuses[missing], (_OK, _MISS, _NOT_READY))].tolist():
+        for i in missing.tolist() if (statuses != _OK).any() else ():
+            if statuses[i] in (_OK, _MISS, _NOT_READY):
+                continue
             if statuses[i] == _SIZE and dsts is not None:  # the call for this key alone says how it differs
                 self.get(digests[i], dst=dsts[i], reinterpret=reinterpret)
             raise self._error(int(statuses[i]), keys[i], None)
@@ -199,7 +202,7 @@ class Many(Objects):
         """
         lost: PeerLost | None = None
         unsure = np.zeros(len(digests), bool)
-        asked: set[tuple[str, int]] = set()
+        asked: dict[str, Any] = {}  # by node: whether it was asked for each
         for homes in self._nodes.homes:
             missing = missing[statuses[missing] != _OK]
             if not len(missing):
@@ -210,10 +213,11 @@ class Many(Objects):
                 which = missing[places == place]
                 if node is None:
                     continue
-                which = np.array([i for i in which.tolist() if (node.name, i) not in asked], np.int64)
+                done = asked.setdefault(node.name, np.zeros(len(digests), bool))
+                which = which[~done[which]]
                 if not len(which):
                     continue
-                asked.update((node.name, i) for i in which.tolist())
+                done[which] = True
                 try:
                     statuses[which] = ask(node, which)
                     self._count_got(statuses[which])

@@ -73,7 +73,6 @@ class ClusterOptions:
             if not getattr(self, name) > 0:
                 raise InvalidArgument(f"{name} must be positive seconds, not {getattr(self, name)!r}")
 
-
     def advertised(self, address: str) -> str:
         """An address of this member, as the others need it: "tcp://host:port"."""
         host = f"[{self.advertise}]" if ":" in self.advertise else self.advertise

@@ -232,14 +232,14 @@ class Reading:
         """
         statuses = np.full(len(keys), _TORN, np.int64)
         for _ in range(1 if once else TRIES):
-            again = np.flatnonzero(np.isin(statuses, _AGAIN))
+            again = np.flatnonzero(_are_again(statuses))
             if not len(again):
                 break
             for which in _slices(again):
                 given = keys[which] if whole else which
                 statuses[which] = self._pass(node, partial(_given, some, given))
         statuses[statuses == _DOUBTFUL] = _CORRUPT
-        statuses[np.isin(statuses, _AGAIN)] = _MISS
+        statuses[_are_again(statuses)] = _MISS
         return statuses
 
     def probe(self, node: Node) -> None:
@@ -313,6 +313,12 @@ class Reading:
 
 def _given(some: Callable[..., Words], given: Words, world: RemoteWorld, workspace: Workspace) -> Words:
     return some(world, workspace, given)
+
+
+def _are_again(statuses: Words) -> npt.NDArray[np.bool_]:
+    torn, busy, doubtful = _AGAIN  # np.isin takes 40 us, even for a few
+    again: npt.NDArray[np.bool_] = (statuses == torn) | (statuses == busy) | (statuses == doubtful)
+    return again
 
 
 def _checked(status: int) -> int:

@@ -20,6 +20,21 @@ MOST_USES = 4096  #: of one node, that wait to be told; more are not told
 _COLLECT = 0.05  #: seconds
 
 Use = tuple[int, int, int]  #: rank, slot, epoch
+_WORDS = 3  #: of a use
+
+
+class _Noted:
+    """The uses of one node that wait to be told."""
+
+    def __init__(self) -> None:
+        self.ones: list[Use] = []
+        self.parts: list[Words] = []
+        self.room = MOST_USES
+
+    def words(self) -> Words:
+        """int64 [n, 3]."""
+        ones = np.array(self.ones, np.int64).reshape(-1, _WORDS)
+        return np.concatenate([ones, *self.parts])
 
 
 class Uses:
@@ -28,7 +43,7 @@ class Uses:
     def __init__(self, nodes: Nodes, asker: Asker) -> None:
         self._nodes, self._asker = nodes, asker
         self._lock = threading.Lock()
-        self._noted: dict[str, list[Use]] = {}
+        self._noted: dict[str, _Noted] = {}
         self._some = threading.Event()
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="nanokv-cluster-uses", daemon=True)
@@ -37,18 +52,26 @@ class Uses:
     def note(self, node: str, use: Use) -> None:
         """Note a use of an object of a node."""
         with self._lock:
-            waiting = self._noted.setdefault(node, [])
-            if len(waiting) < MOST_USES:
-                waiting.append(use)
+            noted = self._of(node)
+            if noted.room:
+                noted.ones.append(use)
+                noted.room -= 1
         if not self._some.is_set():
             self._some.set()
 
     def note_each(self, node: str, uses: Words) -> None:
-        """Note uses: int64 [n, 3]."""
+        """Note uses: int64 [n, 3], which is kept."""
         with self._lock:
-            waiting = self._noted.setdefault(node, [])
-            waiting += map(tuple, uses[: MOST_USES - len(waiting)].tolist())
+            noted = self._of(node)
+            noted.parts.append(uses[: noted.room])
+            noted.room -= len(noted.parts[-1])
         self._some.set()
+
+    def _of(self, node: str) -> _Noted:
+        noted = self._noted.get(node)
+        if noted is None:
+            noted = self._noted[node] = _Noted()
+        return noted
 
     def _run(self) -> None:
         while not self._closed:
@@ -58,13 +81,13 @@ class Uses:
             with self._lock:
                 noted, self._noted = self._noted, {}
             for name, uses in noted.items():
-                self._tell(name, uses)
+                self._tell(name, uses.words())
 
-    def _tell(self, name: str, uses: list[Use]) -> None:
+    def _tell(self, name: str, uses: Words) -> None:
         node = self._nodes.find(name)
         cards = [] if node is None else node.cards
-        if cards and uses:
-            to, body = cards[0], np.array(uses, np.int64).tobytes()
+        if cards and len(uses):
+            to, body = cards[0], uses.tobytes()
             try:
                 self._asker.tell(to.messages, to.member, Kind.USED, body, to_incarnation=to.incarnation)
             except CacheClosed:

@@ -12,7 +12,7 @@ from nanokv.device.segment.record import words_of
 MOST_KEYS = 1024  #: of one pass of four rounds
 SMALL = 64 * 1024  #: bytes: an object of so many goes through the workspace
 _MOST_LOOKS = LOOKS_A_KEY * MOST_KEYS
-_MOST_LINES = 4 * _MOST_LOOKS
+_MOST_LINES = 1 << 16  #: 4 MiB, for what is read over: the directory of 100,000 objects goes as a whole
 _GAP = 256  #: lines: to read over so many takes about as long as another descriptor of a transfer
 _BYTE_GAP = _GAP * LOOK_LINE
 _PAGE = 4096

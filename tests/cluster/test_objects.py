@@ -342,7 +342,7 @@ def test_wrong_calls(make_cluster: MakeCluster, tmp_path: Any) -> None:
     v1 = NanoKVCache(1 << 16, page_bytes=PAGE, alloc="host")
     with v1, pytest.raises(InvalidArgument, match="alloc='device'"):
         NanoKVCluster(v1, f"file://{tmp_path}/c")
-    for options in ({"node": "a b"}, {"nodes": 3}, {"secret": b"short"}, {"link": "pigeon"}, {"timeout": 0}, *ADDRESSES):
+    for options in (*WRONG_OPTIONS, *ADDRESSES):
         with NanoKVCache(1 << 16, page_bytes=PAGE) as world, pytest.raises(InvalidArgument):
             NanoKVCluster(world, f"file://{tmp_path}/c", **options)
     with pytest.raises(InvalidArgument):
@@ -355,6 +355,10 @@ def test_wrong_calls(make_cluster: MakeCluster, tmp_path: Any) -> None:
         one.put_many(["x"], [])
 
 
+WRONG_OPTIONS: list[dict[str, Any]] = [
+    *({"node": "a b"}, {"nodes": 3}, {"secret": b"short"}, {"link": "pigeon"}),
+    *({"timeout": 0}, {"locations": -1}),
+]
 ADDRESSES: list[dict[str, Any]] = [{"bind": "0.0.0.0"}, {"bind": "::"}, {"advertise": "a b"}, {"devices": "a,b"}]
 
 
