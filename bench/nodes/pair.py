@@ -48,12 +48,13 @@ class Pair(AbstractContextManager["Pair"]):
             ]
             owner = Ours("nanokv.bench.nodes.owner", folder, stack, arguments, environment)
             command = [sys.executable, "-P", "-m", "nanokv.bench.nodes.reader", str(members)]
-            self._errors = stack.enter_context((folder / "reader.log").open("w+"))
+            self._log = folder / "reader.log"
+            errors = stack.enter_context(self._log.open("w"))
             self._reader = subprocess.Popen(
                 [*command, json.dumps(owner.note()), str(place_bytes)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=self._errors,
+                stderr=errors,
                 text=True,
                 env=os.environ | environment,
             )
@@ -70,8 +71,7 @@ class Pair(AbstractContextManager["Pair"]):
         except BrokenPipeError:
             pass
         if not line:
-            self._errors.seek(0)
-            code, said = self._reader.wait(GOODBYE), self._errors.read()[-1000:].strip()
+            code, said = self._reader.wait(GOODBYE), self._log.read_text(errors="replace")[-1000:].strip()
             raise SystemFailed(f"the reader ended with {code}: {said}")
         found: Any = json.loads(line)
         return {call: dict(systems) for call, systems in found.items()}

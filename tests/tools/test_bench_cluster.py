@@ -1,0 +1,46 @@
+"""The question about a cluster: real nodes in processes of their own, tiny counts. No test looks at a duration."""
+
+from collections import Counter
+
+import pytest
+
+from nanokv.bench.peers.base import SystemFailed
+from nanokv.bench.questions import cluster
+from nanokv.bench.suite.settings import KIB, Settings
+from nanokv.bench.suite.worlds import Worlds
+from tests.support.bench_questions import TINY, ask, check_latency
+from tests.support.needed import leave_out
+
+MOST = max(most for asked in cluster.ASKED.values() for _, most in asked)
+
+
+@pytest.fixture(autouse=True)
+def links() -> None:
+    why = cluster.why_not(Settings())
+    if why:
+        leave_out("nixl", why)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.exhaustive
+def test_every_call_stands_beside_nixl_alone() -> None:
+    with Worlds() as worlds:
+        figures = ask(cluster.QUESTION, worlds)
+    for figure in figures:
+        check_latency(figure, min(TINY.rounds, MOST))
+    systems = Counter(figure.case["system"] for figure in figures)
+    assert len(systems) == 2 and len(set(systems.values())) == 1
+    assert {figure.case["transport"] for figure in figures} == {"shared memory", "TCP"}
+
+
+@pytest.mark.timeout(300)
+def test_one_size_and_a_reader_that_ends() -> None:
+    from nanokv.bench.nodes.pair import Pair
+
+    with Pair("shared memory", 4 * KIB) as pair:
+        for what, calls in (("get", 2), ("put", 1), ("get_many", 2), ("put_many", 1)):
+            for systems in pair.lap(what, 4 * KIB, 3).values():
+                assert len(systems) == 2 and all(len(found) == 3 and min(found) > 0 for found in systems.values())
+            assert len(pair.lap(what, 4 * KIB, 1)) == calls
+        with pytest.raises(SystemFailed, match=r"the reader ended with 1: (?s:.)*no_such_call"):
+            pair.lap("no_such_call", 1, 1)
