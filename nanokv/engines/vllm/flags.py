@@ -1,4 +1,7 @@
-"""Command lines to copy: a prefill engine and a decode engine, or one engine that keeps its own KV. Imports no vLLM."""
+"""Command lines to copy: a prefill engine and a decode engine, or one engine that keeps its own KV. Imports no vLLM.
+
+Without a cluster both engines are in one world, of one host. In a cluster each has a world of its own, on its host.
+"""
 
 import json
 import shlex
@@ -52,13 +55,16 @@ def command_lines(
     Raises:
         InvalidArgument: a flag is wrong, or is one that this function chooses.
     """
-    chosen = {"rank", "world_size", "target"} & flags.keys()
+    pair_in_cluster = bool(flags.get("cluster")) and not together
+    chosen = ({"rank", "world_size", "target"} | ({"name", "node"} if pair_in_cluster else set())) & flags.keys()
     if chosen:
         raise InvalidArgument(f"{PREFIX}{min(chosen)} follows from the engines, and is not to be given")
     parse({PREFIX + name: value for name, value in flags.items()})
     if together:
         return [Engine("one engine", _serve(model, PROXY_PORT, tensor_parallel, transfer_config("kv_both", flags)))]
     decoders = decode_tensor_parallel or tensor_parallel
+    if pair_in_cluster:
+        return _on_two_hosts(model, tensor_parallel, decoders, flags)
     world = {"name": "vllm", "world_size": tensor_parallel + decoders} | flags
     prefill = transfer_config("kv_producer", world | {"rank": 0, "target": tensor_parallel})
     decode = transfer_config("kv_consumer", world | {"rank": tensor_parallel})
@@ -67,6 +73,20 @@ def command_lines(
         Engine("prefill", _serve(model, PREFILL_PORT, tensor_parallel, prefill)),
         Engine("decode", _serve(model, DECODE_PORT, decoders, decode)),
         Engine("a proxy that sends each request to both", proxy),
+    ]
+
+
+def _on_two_hosts(model: str, prefillers: int, decoders: int, flags: dict[str, Any]) -> list[Engine]:
+    if prefillers != decoders:
+        raise InvalidArgument("in a cluster prefill and decode need the same tensor-parallel size")
+    if not {"bind", "devices"} <= flags.keys():
+        raise InvalidArgument(f"two hosts need {PREFIX}bind and {PREFIX}devices: their defaults are of one host")
+    prefill, decode = (transfer_config(role, flags) for role in ("kv_producer", "kv_consumer"))
+    servers = f"--prefill PREFILL_HOST:{PREFILL_PORT} --decode DECODE_HOST:{DECODE_PORT}"
+    return [
+        Engine("prefill, on a host", _serve(model, PREFILL_PORT, prefillers, prefill)),
+        Engine("decode, on another host", _serve(model, DECODE_PORT, decoders, decode)),
+        Engine("a proxy that sends each request to both", f"python examples/vllm_pd.py --port {PROXY_PORT} {servers}"),
     ]
 
 

@@ -4,9 +4,10 @@ A block that is no longer there, or is damaged, is reported, and vLLM computes i
 `kv_load_failure_policy="recompute"`). Nothing that was not verified is ever reported as loaded.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Protocol
 
 from vllm.logger import init_logger
 
@@ -16,11 +17,27 @@ from nanokv.engines.vllm.reading import Reading
 from nanokv.engines.vllm.stats import Counts
 from nanokv.errors import NanoKVError
 from nanokv.kv_layout import KVLayout
-from nanokv.transfer.paged import PagedKV
+from nanokv.types import Key
 
 logger = init_logger(f"vllm.{__name__}")  # vLLM shows what is under its own name
 
 REST_SECONDS = 0.005
+
+
+class Blocks(Protocol):
+    """Where blocks come from: `PagedKV`; in a cluster `ClusterLoads`."""
+
+    def get_async(
+        self,
+        keys: Sequence[Key],
+        blocks: Sequence[int],
+        *,
+        layers: range | None = None,
+        held: range | None = None,
+        source: KVLayout | None = None,
+    ) -> Handle[list[NanoKVError | None]]:
+        """See `PagedKV.get_async`."""
+        ...
 
 
 @dataclass(slots=True)
@@ -40,7 +57,7 @@ class Loading:
         by_layer: whether a forward pass begins before its last layers are loaded.
     """
 
-    def __init__(self, paged: PagedKV, reading: Reading, layers: int, counts: Counts, *, by_layer: bool) -> None:
+    def __init__(self, paged: Blocks, reading: Reading, layers: int, counts: Counts, *, by_layer: bool) -> None:
         self._paged = paged
         self._reading = reading
         self._all = range(layers)

@@ -2,16 +2,23 @@
 
 The segments say which layouts they hold (`NanoKVCache.layouts`). So a prefill engine of two workers and a decode engine
 of one exchange KV: the reader takes its heads from the objects of all writers that have them.
+
+In a cluster blocks of this worker's own layout are read from all nodes, those of other layouts from this node only.
 """
 
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from nanokv.cache import NanoKVCache
+from nanokv.engines.vllm.cluster import ClusterLookups
 from nanokv.errors import InvalidArgument
 from nanokv.kv_layout import KVLayout
 from nanokv.transfer.paged import PagedKV
+
+if TYPE_CHECKING:
+    from nanokv.cluster import NanoKVCluster
 
 LOOK_SECONDS = 1.0  #: how often a worker looks for new layouts, at most
 
@@ -21,10 +28,14 @@ class Reading:
 
     Args:
         mine: the layout of this worker's own objects.
+        cluster: whose nodes may have blocks too.
     """
 
-    def __init__(self, cache: NanoKVCache, paged: PagedKV, mine: KVLayout) -> None:
+    def __init__(
+        self, cache: NanoKVCache, paged: PagedKV, mine: KVLayout, cluster: "NanoKVCluster | None" = None
+    ) -> None:
         self._cache, self._paged, self._mine = cache, paged, mine
+        self._all_nodes = ClusterLookups(cluster) if cluster is not None else None
         self._others: list[KVLayout] = []
         self._looked = -LOOK_SECONDS
 
@@ -34,10 +45,15 @@ class Reading:
 
     def source(self, hashes: Sequence[bytes]) -> KVLayout | None:
         """Where these blocks are to be read from: the `source` of `PagedKV.get`."""
+        if self._all_nodes is not None and not self._other_layouts():
+            return None  # without another question to other nodes
         return self._best(hashes)[1]
 
+    def _mine_of(self, hashes: Sequence[bytes]) -> int:
+        return self._cache.prefix_length(hashes) if self._all_nodes is None else self._all_nodes(hashes)
+
     def _best(self, hashes: Sequence[bytes]) -> tuple[int, KVLayout | None]:
-        best: tuple[int, KVLayout | None] = self._cache.prefix_length(hashes), None
+        best: tuple[int, KVLayout | None] = self._mine_of(hashes), None
         if best[0] < len(hashes):
             for source in self._other_layouts():
                 length = self._paged.prefix_length(hashes, source=source)

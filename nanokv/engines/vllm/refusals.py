@@ -35,7 +35,7 @@ def check_supported(config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> N
                 f"NanoKV does not support {name}={getattr(parallel, name)}: blocks are split over ranks"
             )
     if getattr(parallel, "nnodes", 1) > 1:
-        raise InvalidArgument("NanoKV does not cross hosts: all workers of an engine must be on one")
+        raise InvalidArgument("all workers of an engine must be on one host; nanokv.cluster joins engines of several")
     algorithm = config.cache_config.prefix_caching_hash_algo
     if algorithm not in _STABLE_HASHES and os.environ.get("PYTHONHASHSEED") is None:
         raise InvalidArgument(

@@ -2,6 +2,10 @@
 
 A request's blocks are known by the engine's own chained hashes, so a prefix that requests share has the same keys.
 Blocks are numbered from the beginning of the request. The last one of a prompt may be partly filled (`tails.py`).
+
+A request that does not wait for its load computes beside it, and if the load fails, on blocks that hold anything: vLLM
+computes that again when it hears of it. So nothing is stored of a step with such loads, nor of those that begin before
+their outcome is known, of any request: prefixes are shared. It is stored by the next step of its request.
 """
 
 from collections.abc import Callable, Sequence
@@ -46,6 +50,7 @@ class SchedulerSide:
         target: the rank in whose segment blocks are stored, unless a request names another one.
         save_generated: whether blocks that hold generated tokens are stored.
         save_tails: whether partly filled blocks of prompts are stored.
+        in_flight: how many steps begin at most before the outcome of the first one is known.
     """
 
     def __init__(
@@ -60,6 +65,7 @@ class SchedulerSide:
         target: int,
         save_generated: bool,
         save_tails: bool,
+        in_flight: int,
     ) -> None:
         self._block_size = block_size
         self._tails = tails
@@ -67,6 +73,7 @@ class SchedulerSide:
         self._loads, self._stores, self._waits = loads, stores, waits
         self._target = target
         self._save_generated, self._save_tails = save_generated, save_tails
+        self._in_flight, self._silent = in_flight, 0  # steps that store nothing
         self._requests: dict[str, Tracked] = {}
         self._step = Step()
 
@@ -110,7 +117,7 @@ class SchedulerSide:
 
     def build(self, output: "SchedulerOutput") -> Step:
         """The work of this step."""
-        if self._stores:
+        if self._may_store() and self._stores:
             for name, tokens in output.num_scheduled_tokens.items():
                 drafts = len(output.scheduled_spec_decode_tokens.get(name, ()))
                 self._save(name, tokens - drafts, output)
@@ -119,6 +126,13 @@ class SchedulerSide:
         step, self._step = self._step, Step()
         step.idle = output.total_num_scheduled_tokens == 0
         return step
+
+    def _may_store(self) -> bool:
+        """Whether all that this step computes on is there."""
+        if self._step.loads and not self._waits:
+            self._silent = self._in_flight
+        self._silent = max(self._silent - 1, -1)
+        return self._silent < 0
 
     def _save(self, name: str, tokens: int, output: "SchedulerOutput") -> None:
         tracked, state = self._requests.get(name), output.kv_connector_block_state

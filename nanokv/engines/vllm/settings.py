@@ -6,7 +6,10 @@ from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal, NamedTuple, get_args
 
 from nanokv.arguments import integer, seconds
+from nanokv.cluster.links import KINDS as LINKS
+from nanokv.cluster.links import LinkKind
 from nanokv.config import Alloc
+from nanokv.engines.vllm.cluster_flags import check_cluster
 from nanokv.errors import InvalidArgument
 from nanokv.heap import KINDS, HeapKind
 from nanokv.heap.world_spec import Stale
@@ -51,6 +54,15 @@ class Settings:
     on_stale: Annotated[Stale, "what to do with a world whose engines have all died: replace, recover, error"] = (
         "replace"
     )
+    cluster: Annotated[
+        str, "URL of a cluster's registry, etcd://host:port/name or file:///folder: KV is shared between hosts"
+    ] = ""
+    node: Annotated[str, "this node's name; engines of one world give the same. Default: of the host"] = ""
+    link: Annotated[LinkKind, "what moves bytes between nodes: nixl, mooncake"] = "nixl"
+    devices: Annotated[str, "the network device of the link, as eth0 or mlx5_0:1; or all"] = "lo"
+    bind: Annotated[str, "the interface or address at which this node takes messages of others"] = "127.0.0.1"
+    cluster_timeout: Annotated[float, "seconds that another node has for each round of a read"] = 1.0
+    cluster_ttl: Annotated[float, "seconds after which a node that died is dropped, the same on all nodes"] = 3.0
 
     def __post_init__(self) -> None:
         for name, allowed in (
@@ -59,11 +71,12 @@ class Settings:
             ("load", get_args(Load)),
             ("write", get_args(Write)),
             ("on_stale", get_args(Stale)),
+            ("link", LINKS),
         ):
             if getattr(self, name) not in allowed:
                 shown = ", ".join(map(str, allowed))
                 raise InvalidArgument(f"{PREFIX}{name} must be one of {shown}, not {getattr(self, name)!r}")
-        for name in ("name", "namespace", "model"):
+        for name in ("name", "namespace", "model", "cluster", "node", "devices", "bind"):
             if not isinstance(getattr(self, name), str):
                 raise InvalidArgument(f"{PREFIX}{name} must be a string, not {getattr(self, name)!r}")
         for name, allowed_type in (("save_generated", bool), ("save_tails", bool | None), ("checksum", bool)):
@@ -71,11 +84,12 @@ class Settings:
                 raise InvalidArgument(f"{PREFIX}{name} must be true or false, not {getattr(self, name)!r}")
         for name, low in (("size", 1), ("page_bytes", 0), ("world_size", 0), ("rank", 0), ("target", -1)):
             object.__setattr__(self, name, integer(PREFIX + name, getattr(self, name), low))
-        for name in ("hold", "attach_timeout"):
+        for name in ("hold", "attach_timeout", "cluster_timeout", "cluster_ttl"):
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, seconds(PREFIX + name, getattr(self, name)))
         if (self.hold is not None and self.hold < 0) or not self.attach_timeout > 0:
             raise InvalidArgument(f"{PREFIX}hold must not be negative, and {PREFIX}attach_timeout must be positive")
+        check_cluster(self)
 
     def lease(self, role: str | None) -> float | None:
         """Seconds for which an engine of this role leases what it stores; None for no lease."""

@@ -1,4 +1,4 @@
-"""What a worker counts: blocks loaded, lost, stored, known already and refused.
+"""What a worker counts: blocks loaded, of these from other nodes, lost, stored, known already and refused.
 
 vLLM logs them, and shows them to Prometheus as `vllm:nanokv_blocks_loaded_total` and so on.
 """
@@ -11,7 +11,8 @@ from vllm.v1.metrics.utils import create_metric_per_engine
 
 MEANINGS = {
     "loaded": "Blocks loaded from NanoKV.",
-    "lost": "Blocks that were gone or damaged when they were to be loaded, and were computed.",
+    "remote": "Blocks loaded that lay on other nodes of the cluster only.",
+    "lost": "Blocks that were gone or damaged when they were to be loaded, or whose node was lost, and were computed.",
     "stored": "Blocks stored in NanoKV.",
     "known": "Blocks that were stored already.",
     "refused": "Blocks that could not be stored: no room, or their reader is gone.",
@@ -23,6 +24,7 @@ class Counts:
     """Blocks of one worker since the last report."""
 
     loaded: int = 0
+    remote: int = 0  #: of those loaded: this node did not have them
     lost: int = 0  #: were there when the scheduler asked, and gone or damaged when they were loaded
     stored: int = 0
     known: int = 0  #: not stored, because another request had stored them

@@ -1,4 +1,7 @@
-"""A worker's side: it attaches to the world when vLLM has made its cache, and loads and stores blocks of it."""
+"""A worker's side: it attaches to the world when vLLM has made its cache, and loads and stores blocks of it.
+
+In a cluster it joins that too, as the member of its rank: all workers of a world are one node.
+"""
 
 from typing import TYPE_CHECKING, Any
 
@@ -7,6 +10,7 @@ from vllm.distributed.parallel_state import get_pp_group, get_tp_group
 from vllm.logger import init_logger
 
 from nanokv.cache import NanoKVCache
+from nanokv.engines.vllm.cluster import ClusterLoads, join
 from nanokv.engines.vllm.engine_write import EngineWrite
 from nanokv.engines.vllm.identity import identity_of
 from nanokv.engines.vllm.layers import Layers, layers_of
@@ -16,8 +20,8 @@ from nanokv.engines.vllm.metadata import Step
 from nanokv.engines.vllm.reading import Reading
 from nanokv.engines.vllm.saving import Saving
 from nanokv.engines.vllm.settings import Ranks, Settings
-from nanokv.engines.vllm.stats import Counts
-from nanokv.errors import InvalidArgument
+from nanokv.engines.vllm.stats import Counts, NanoKVStats
+from nanokv.errors import InvalidArgument, NanoKVError
 from nanokv.heap import HeapKind
 
 if TYPE_CHECKING:
@@ -26,17 +30,19 @@ if TYPE_CHECKING:
 logger = init_logger(f"vllm.{__name__}")  # vLLM shows what is under its own name
 
 _PAGE_ALIGNMENT = 64
+ANNOUNCE_SECONDS = 0.05  #: at most, of a step that stores
 MOST_PAGES = 64  #: of an object; the largest extent of a world has 128
 
 
 class WorkerSide:
-    """One worker of an engine: one rank of the world.
+    """One worker of an engine: one rank of the world, and one member of the cluster, if there is one.
 
     Args:
         kv_caches: per layer, in the order of the model, as vLLM registers them (`layers.py`).
 
     Raises:
         InvalidArgument, HeapUnavailable, PeerLost: as `NanoKVCache`.
+        LinkUnavailable, ClusterUnavailable: as `NanoKVCluster`.
     """
 
     def __init__(self, config: "VllmConfig", settings: Settings, kv_caches: dict[str, torch.Tensor]) -> None:
@@ -47,6 +53,7 @@ class WorkerSide:
         part = _part()
         ranks = ranks_of(config, settings)
         self._settings, self._part, self._world_size = settings, part, ranks.world_size
+        self._announces = bool(settings.cluster) and transfer.kv_role == "kv_producer"
         kind, options = _heap(settings, layers.planes[0].device, ranks.world_size)
         self.cache = NanoKVCache(
             heap_bytes=settings.size,
@@ -62,15 +69,20 @@ class WorkerSide:
             attach_timeout=settings.attach_timeout,
             on_stale=settings.on_stale,
         )
+        replica = config.parallel_config.data_parallel_index
+        self.cluster = join(self.cache, settings, transfer.engine_id or "", replica) if settings.cluster else None
         paged = self.cache.paged_kv(layers.planes, kv_dim=layers.kv_dim)
+        self._remote = ClusterLoads(self.cluster, layers.planes, layers.kv_dim) if self.cluster is not None else None
         hold = settings.lease(transfer.kv_role)
         self.counts = Counts()
-        reading = Reading(self.cache, paged, layers.layout)
-        self.loading = Loading(paged, reading, len(layers.names), self.counts, by_layer=settings.load == "layer")
+        reading = Reading(self.cache, paged, layers.layout, self.cluster)
+        by_layer = settings.load == "layer"
+        self.loading = Loading(self._remote or paged, reading, len(layers.names), self.counts, by_layer=by_layer)
         saving = Saving(self.cache, paged, self._segment, hold, self.counts)
         self.saving = saving if settings.write == "engine" else _by_kernel(config, saving, layers)
         self._server = LookupServer(place_of(transfer.engine_id, settings.name, part), reading.prefix_length)
-        logger.info("NanoKV: %r, one object of %d bytes per block: %s", self.cache, layers.nbytes, layers.layout)
+        shared = self.cluster or self.cache
+        logger.info("NanoKV: %r, one object of %d bytes per block: %s", shared, layers.nbytes, layers.layout)
 
     def _segment(self, target: int) -> int:
         return min(target + self._part, self._world_size - 1)
@@ -87,7 +99,20 @@ class WorkerSide:
         """The end of a step: what it stores is READY, and what it needed is loaded."""
         if self._settings.load == "layer":
             self.loading.wait(len(self._layer_numbers) - 1)
+        before = self.counts.stored
         self.saving.finish()
+        if self._announces and self.counts.stored > before:
+            self._announce()
+
+    def _announce(self) -> None:
+        """Tell other nodes what was stored before the engine answers: one is asked to decode the same prompt next.
+
+        Else they would hear of it some milliseconds later. This takes milliseconds, so only prefill engines do it.
+        """
+        try:
+            self.cache.flush(timeout=ANNOUNCE_SECONDS)
+        except NanoKVError as error:
+            logger.debug("NanoKV: other nodes will hear later of what was stored: %s", error)
 
     def wait_for_layer(self, name: str) -> None:
         """The forward pass comes to a layer: its KV is loaded when this returns, if requests wait inside of steps."""
@@ -101,10 +126,20 @@ class WorkerSide:
         if number is not None:
             self.saving.layer_done(number)
 
+    def take_counts(self) -> NanoKVStats | None:
+        """What this worker did since the last call."""
+        if self._remote is not None:
+            self.counts.remote += self._remote.take_remote()
+        return self.counts.take()
+
     def close(self) -> None:
-        """Leave the world."""
+        """Leave the cluster, then the world."""
         self._server.close()
         self.saving.close()
+        if self._remote is not None:
+            self._remote.close()
+        if self.cluster is not None:
+            self.cluster.close()
         self.cache.close()
 
 

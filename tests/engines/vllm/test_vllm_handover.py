@@ -86,6 +86,20 @@ def test_a_block_that_vanishes_before_its_load_is_computed(start_pair: StartPair
         pair.close()
 
 
+@pytest.mark.parametrize("load", ["async", "layer"])
+def test_what_is_computed_beside_a_lost_block_is_not_stored(start: Start, expected: list[list[int]], load: str) -> None:
+    """An engine that also stores: with layer-by-layer loads it computes before it knows that blocks are lost."""
+    engine = start("kv_both", load=load)
+    engine.ask("generate", prompts=FEW, tokens=TOKENS)
+    assert engine.ask("forget")
+    engine.ask("drop", after_lookup=True)
+    assert engine.ask("generate", prompts=FEW, tokens=TOKENS)["tokens"] == expected[: len(FEW)]
+    assert "are gone, and are computed" in engine.log()
+    for _ in range(2):  # with what was stored meanwhile, and with what these requests store
+        assert engine.ask("forget")
+        assert engine.ask("generate", prompts=PROMPTS, tokens=TOKENS)["tokens"] == expected
+
+
 def test_a_prefill_engine_is_killed_midway(start_pair: StartPair, expected: list[list[int]]) -> None:
     pair = start_pair()
     pair.prefill.begin("generate", prompts=PROMPTS, tokens=64)
