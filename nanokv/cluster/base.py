@@ -10,7 +10,6 @@ import torch
 
 from nanokv.arguments import integer
 from nanokv.cache import NanoKVCache
-from nanokv.cluster.counts import Counts
 from nanokv.cluster.nodes import Node
 from nanokv.cluster.options import ClusterOptions
 from nanokv.cluster.parts import Parts, assemble
@@ -31,9 +30,9 @@ class ClusterBase:
     def _setup(self, world: NanoKVCache, cluster: str, options: ClusterOptions) -> None:
         self.world = world
         self.options = options
-        self._counts = Counts()
         self._open = True
         self._parts: Parts = assemble(world, cluster, options)
+        self._counts = self._parts.counts
         self._nodes, self._reading, self._putting = self._parts.nodes, self._parts.reading, self._parts.putting
         self._hash = world._hash
         self._here = options.node

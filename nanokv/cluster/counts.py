@@ -7,19 +7,17 @@ from dataclasses import asdict, dataclass
 class Counts:
     """Numbers since the member joined."""
 
-    remote_gets: int = 0  #: objects asked of other nodes
-    remote_hits: int = 0  #: of these: read
+    remote_gets: int = 0  #: objects that get, get_many and bring asked of other nodes
+    remote_hits: int = 0  #: objects read from other nodes
     remote_bytes_rx: int = 0  #: bytes of them
     remote_puts: int = 0  #: objects put to other nodes
     remote_bytes_tx: int = 0  #: bytes of them
     peer_lost: int = 0  #: calls that raised PeerLost
 
-    def got(self, nbytes: int | None) -> None:
-        """Count a get, with the bytes that it read; None: it found nothing."""
-        self.remote_gets += 1
-        if nbytes is not None:
-            self.remote_hits += 1
-            self.remote_bytes_rx += nbytes
+    def read(self, count: int, nbytes: int) -> None:
+        """Count objects that were read."""
+        self.remote_hits += count
+        self.remote_bytes_rx += nbytes
 
     def put(self, count: int, nbytes: int) -> None:
         """Count objects that were put."""

@@ -144,6 +144,7 @@ class Many(Objects):
     ) -> None:
         """Read what this node does not have into `answers`."""
         statuses = np.full(len(digests), _MISS, np.int64)
+        self._counts.remote_gets += len(missing)
         rows = None if dsts is None else self._into_rows(dsts, reinterpret)
 
         def read(node: Node, which: Words, known: bool) -> Words:
@@ -192,7 +193,6 @@ class Many(Objects):
             except PeerLost:
                 continue  # their homes may have them too; if not, those are asked next, and say so
             statuses[which] = np.where(found == _OK, _OK, statuses[which])
-            self._count_got(found[found == _OK])
 
     def _ask_each(self, digests: Digests, missing: Words, statuses: Words, ask: Any) -> None:
         """Ask the nodes that may have objects, for those whose status is not OK yet.
@@ -220,17 +220,12 @@ class Many(Objects):
                 done[which] = True
                 try:
                     statuses[which] = ask(node, which)
-                    self._count_got(statuses[which])
                 except PeerLost as error:
                     lost = lost or error
                     unsure[which] = True
         if lost is not None and (unsure & (statuses != _OK)).any():
             self._counts.peer_lost += 1
             raise lost
-
-    def _count_got(self, statuses: Words) -> None:
-        self._counts.remote_gets += len(statuses)
-        self._counts.remote_hits += int((statuses == _OK).sum())
 
     def exists_many(self, keys: Sequence[Key]) -> list[bool]:
         """Per key, whether its object can be read now, from this node or its home.
@@ -304,6 +299,7 @@ class Many(Objects):
         missing = np.flatnonzero(~here)
         if len(missing):
             statuses = np.full(len(digests), _MISS, np.int64)
+            self._counts.remote_gets += len(missing)
 
             def read(node: Node, which: Words, known: bool) -> Words:
                 def take(i: int, got: Got) -> None:

@@ -141,6 +141,7 @@ class Objects(ClusterBase):
         Raises:
             PeerLost: a node that may have it cannot be reached, and no other one has it.
         """
+        self._counts.remote_gets += 1
         known = self._get_known(digest)
         if known is not None:
             return known
@@ -152,11 +153,9 @@ class Objects(ClusterBase):
                 lost = lost or error
                 continue
             if isinstance(got, Got):
-                self._counts.got(got.nbytes)
                 return got, node
             if status == _MISS:
                 status, answered = got, node
-        self._counts.got(None)
         if lost is not None:
             self._counts.peer_lost += 1
             raise lost
@@ -174,7 +173,6 @@ class Objects(ClusterBase):
             return None  # its home may have it too; if not, that is asked next, and says so
         if got is None:
             return None
-        self._counts.got(got.nbytes)
         return got, node
 
     def _as_tensor(self, got: Got, key: Key, dst: torch.Tensor | None, reinterpret: bool) -> torch.Tensor:

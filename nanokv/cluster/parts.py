@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from nanokv.cache import NanoKVCache
 from nanokv.cluster.card import Card, member_name
+from nanokv.cluster.counts import Counts
 from nanokv.cluster.events import Events
 from nanokv.cluster.links import open_link
 from nanokv.cluster.links.base import Link
@@ -42,6 +43,7 @@ class Parts(NamedTuple):
     puller: Puller
     registered: Registered
     locations: Locations
+    counts: Counts
     events: Events
     uses: Uses
     segments: list[Any]  #: keeps the memory mapped as long as other nodes may read it
@@ -84,8 +86,8 @@ def assemble(world: NanoKVCache, cluster: str, options: ClusterOptions) -> Parts
         asker = Asker(member, incarnation, secret)
         opened.append(asker)
         nodes = Nodes(options.node, link, secret, incarnation)
-        locations = Locations(options.locations)
-        reading = Reading(link, rounds_over(link), staging, locations, options.timeout)
+        locations, counts = Locations(options.locations), Counts()
+        reading = Reading(link, rounds_over(link), staging, locations, counts, options.timeout)
         putting = Putting(link, asker, reading, offers, registered, options.timeout)
         uses = Uses(nodes, asker)
         opened.append(uses)
@@ -132,6 +134,7 @@ def assemble(world: NanoKVCache, cluster: str, options: ClusterOptions) -> Parts
         puller,
         registered,
         locations,
+        counts,
         events,
         uses,
         segments,

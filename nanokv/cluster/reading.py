@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nanokv.cluster.card import WorldId
+from nanokv.cluster.counts import Counts
 from nanokv.cluster.links.base import Link, LinkLost, State
 from nanokv.cluster.locations import Locations
 from nanokv.cluster.nodes import Node
@@ -65,9 +66,11 @@ class Reading:
     read that was given up may go on: its memory is kept, and no other read uses it (`staging`).
     """
 
-    def __init__(self, link: Link, rounds: Rounds, staging: Staging, locations: Locations, timeout: float) -> None:
+    def __init__(
+        self, link: Link, rounds: Rounds, staging: Staging, locations: Locations, counts: Counts, timeout: float
+    ) -> None:
         self._link, self._rounds, self._staging, self._timeout = link, rounds, staging, timeout
-        self._locations = locations
+        self._locations, self._counts = locations, counts
         self._code = fabric_code()
         self.note_use: Callable[[str, tuple[int, int, int]], None] = lambda node, use: None
         self.note_uses: Callable[[str, Words], None] = lambda node, uses: None
@@ -112,6 +115,7 @@ class Reading:
             return _checked(status)
         self.note_use(world.name, (words[_OWNER], words[_SLOT], words[_STATE] >> _EPOCH_SHIFT & _EPOCH_MASK))
         nbytes: int = words[_NBYTES]
+        self._counts.read(1, nbytes)
         data = ctypes.string_at(workspace.small, nbytes) if room is None else room.view(nbytes)
         return Got(nbytes, tuple(words[_WHAT : _WHAT + 1 + MAX_DIMS]), data)
 
@@ -219,6 +223,7 @@ class Reading:
         if (statuses == _GONE).any():
             _checked(_GONE)
         fetches = workspace.fetches[: len(keys)][statuses == _OK]
+        self._counts.read(len(fetches), int(fetches["header"][:, _HEADER_BYTES].sum()))
         epochs = fetches["header"][:, _HEADER_STATE] >> _EPOCH_SHIFT & _EPOCH_MASK
         self.note_uses(world.name, np.stack([fetches["owner"], fetches["slot"], epochs], 1))
         return statuses

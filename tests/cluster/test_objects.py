@@ -409,3 +409,25 @@ def test_threads(make_cluster: MakeCluster) -> None:
     for thread in threads:
         thread.join()
     assert not wrong and one.stats()["remote_puts"] > 0 and not math.isnan(one.registry_away)
+
+
+def test_reads_and_puts_are_counted_and_looks_are_not(make_cluster: MakeCluster) -> None:
+    one, two = make_cluster()
+    keys = [f"c{i}" for i in range(8)]
+    one.put_many(keys, torch.ones(8, 25), preferred_segment=("n1", 0))
+    until(lambda: all(one._parts.locations.node_of(one.digest(key)) for key in keys), "the events")
+    assert one.prefix_length(keys) == 8 and all(one.exists_many(keys)) and one.exists(keys[0])
+    names = ("remote_gets", "remote_hits", "remote_bytes_rx", "remote_puts", "remote_bytes_tx")
+
+    def counts() -> list[int]:
+        stats = one.stats()
+        return [stats[name] for name in names]
+
+    assert counts() == [0, 0, 0, 8, 800]
+    one.get(keys[0])
+    assert one.get("none", None) is None
+    one.get_many([*keys, "none"])
+    assert counts() == [11, 9, 900, 8, 800]
+    one.get_many(keys, dsts=torch.zeros(8, 25))
+    assert one.bring(keys[:3]) == [True] * 3
+    assert counts() == [22, 20, 2000, 8, 800] and two.stats()["remote_hits"] == 0
