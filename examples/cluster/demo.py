@@ -18,8 +18,8 @@ from importlib.util import find_spec
 from typing import NoReturn
 
 from examples.cluster.crew import Crew, DemoFailed, Message
-from examples.cluster.layout import Layout, LayoutError, loopback, namespaces
 from nanokv.demo.prompts import make_prompts
+from nanokv.lab.layout import Layout, LayoutError, loopback, namespaces
 
 NODES = ("prefill", "decode", "memory")
 TRIES = 20  #: of one prompt; one or two are usual: nodes may see the end of a lease at different times

@@ -8,6 +8,7 @@ report         rows of the table that every check fills
 concurrency    random work of threads
 histories/     calls and answers of threads and processes: linearizable for every key
 kills/         rounds in which ranks die at random moments, and nothing is lost
+nodes/         nodes of a cluster that are killed, stopped and cut off, while others work
 corruption/    wrong words in a segment: every operation ends, and gives no wrong bytes
 litmus         litmus tests on this machine's memory
 litmus_shapes  their device functions

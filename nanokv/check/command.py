@@ -8,7 +8,7 @@ from typing import Annotated, TypeVar
 
 import typer
 
-from nanokv.check.run import COMPILED, MACHINE, PROTOCOL, Options, check_names, need_greenlet, need_triton
+from nanokv.check.run import CLUSTER, COMPILED, MACHINE, PROTOCOL, Options, check_names, need_greenlet, need_triton
 from nanokv.check.supervised import run_supervised
 from nanokv.check.table import print_json_rows, print_table, show_progress
 from nanokv.errors import InvalidArgument
@@ -57,7 +57,9 @@ def check(
         bool, typer.Option("--compiled", help="The part `compiled`: PTX in every scenario, under weak memory.")
     ] = False,
     target: Annotated[TargetChoice, typer.Option(help="What compiled code is compiled for.")] = TargetChoice.SM_90,
-    everything: Annotated[bool, typer.Option("--all", help="The protocol's own checks too: model, mutants.")] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Those of the protocol and of a cluster too: model, mutants, nodes.")
+    ] = False,
     replay: Annotated[str, typer.Option(help="Run the one simulated execution that a failure named.")] = "",
     mutant: Annotated[
         str, typer.Option(help="Break the protocol in one place, and see which scenario notices; `list`, `ptx:list`.")
@@ -71,7 +73,7 @@ def check(
     if replay or mutant:
         need_greenlet()
         raise typer.Exit(_replay(replay) if replay else _mutant(mutant, seed))
-    names = parts or list(MACHINE | PROTOCOL if everything else [] if compiled else MACHINE)
+    names = parts or (_everything() if everything else [] if compiled else list(MACHINE))
     names += [COMPILED] if compiled and COMPILED not in names else []
     check_names(names)
     options = Options(seconds, _both(heap, "local", "shm"), _both(alloc, "device", "host"), device, seed, target.value)
@@ -84,6 +86,16 @@ def check(
             typer.echo("stopped: no process and no world is left", err=True)
             raise typer.Exit(STOPPED) from None
     raise typer.Exit(0 if held else _FAILED)
+
+
+def _everything() -> list[str]:
+    """All parts but the long ones; those of a cluster only where it can be run, and else a line says why not."""
+    from nanokv.check.nodes.run import lacking
+
+    problem = lacking()
+    if problem:
+        typer.echo(f"{', '.join(CLUSTER)}: left out: {problem}", err=True)
+    return list(MACHINE | PROTOCOL | ({} if problem else CLUSTER))
 
 
 @contextmanager

@@ -85,6 +85,12 @@ def _compiled(options: Options) -> list[Row]:
     return run_compiled(options.seconds, options.seed, options.target)
 
 
+def _nodes(options: Options) -> list[Row]:
+    from nanokv.check.nodes.run import run_nodes
+
+    return run_nodes(options.seconds, options.seed)
+
+
 def _soak(options: Options) -> list[Row]:
     from nanokv.check.soak.run import run_soak
 
@@ -121,9 +127,11 @@ PROTOCOL: dict[str, Callable[[Options], list[Row]]] = {
     "mutants": _mutants,
     COMPILED: _compiled,
 }
+#: checks of a cluster: processes, links between them, and a registry; run by `--all` where NIXL is
+CLUSTER: dict[str, Callable[[Options], list[Row]]] = {"nodes": _nodes}
 #: checks that are worth their time only if it is long: run if they are named, and not by `--all`
 LONG: dict[str, Callable[[Options], list[Row]]] = {"soak": _soak}
-PARTS = MACHINE | PROTOCOL | LONG
+PARTS = MACHINE | PROTOCOL | CLUSTER | LONG
 
 
 def check_names(names: list[str]) -> None:

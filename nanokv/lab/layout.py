@@ -1,7 +1,7 @@
 """Hosts on one machine: network namespaces on one bridge, and an etcd beside it. Needs root; needs no root on loopback.
 
-    python -m examples.cluster.layout up lab --nodes 3
-    python -m examples.cluster.layout down lab
+    python -m nanokv.lab.layout up lab --nodes 3
+    python -m nanokv.lab.layout down lab
 
 The bridge and etcd have a namespace of their own too. So nothing of the machine's network changes, its firewall sees
 none of the packets, and several layouts of other names do not meet, though all have the same addresses.
@@ -14,7 +14,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -22,6 +21,8 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from nanokv.lab.etcd import Etcd, free_ports, is_installed
 
 SUBNET = "10.77.0"  #: of every layout
 HUB = "hub"  #: the namespace of the bridge and of etcd
@@ -59,6 +60,7 @@ class Layout:
         registry: the URL of the cluster.
         folder: for logs and the like; it goes with the layout.
         is_apart: whether each host has a namespace of its own.
+        etcd: None: the registry is a folder.
     """
 
     name: str
@@ -66,13 +68,15 @@ class Layout:
     registry: str
     folder: Path
     is_apart: bool
+    etcd: Etcd | None
 
     def bytes_moved(self) -> int | None:
         """Bytes that all hosts have sent to the bridge; None without one."""
         if not self.is_apart:
             return None
-        links = json.loads(_ip("-n", _namespace(self.name, HUB), "-j", "-s", "link", "show", "type", "veth"))
-        return sum(link["stats64"]["rx"]["bytes"] for link in links)
+        links = json.loads(ip("-n", namespace(self.name, HUB), "-j", "-s", "link", "show", "type", "veth"))
+        moved: int = sum(link["stats64"]["rx"]["bytes"] for link in links)
+        return moved
 
 
 # --- namespaces -------------------------------------------------------------------------------
@@ -89,9 +93,10 @@ def up(name: str, hosts: Sequence[str]) -> Layout:
         _add_hub(name)
         for place in places:
             _add_host(name, place)
-        hub = Host(HUB, f"{SUBNET}.1", "bridge", _enter(name, HUB))
-        start_etcd(folder, hub, CLIENTS, PEERS)
-        return Layout(name, places, _registry(name, folder, hub.address, CLIENTS), folder, is_apart=True)
+        address = f"{SUBNET}.1"
+        etcd = Etcd(folder, address, CLIENTS, PEERS, _enter(name, HUB)) if is_installed() else None
+        registry = _registry(name, folder, address, CLIENTS)
+        return Layout(name, places, registry, folder, is_apart=True, etcd=etcd)
     except BaseException:
         down(name)
         raise
@@ -99,16 +104,16 @@ def up(name: str, hosts: Sequence[str]) -> Layout:
 
 def down(name: str) -> None:
     """Take a layout away, with every process that runs in its namespaces. Idempotent."""
-    listed = _ip("netns", "list").split("\n")
-    found = [line.split()[0] for line in listed if line.startswith(_namespace(name, ""))]
+    listed = ip("netns", "list").split("\n")
+    found = [line.split()[0] for line in listed if line.startswith(namespace(name, ""))]
     end = time.monotonic() + END_SECONDS
-    for namespace in found:
-        while (pids := _ip("netns", "pids", namespace).split()) and time.monotonic() < end:
+    for each in found:
+        while (pids := ip("netns", "pids", each).split()) and time.monotonic() < end:
             for pid in pids:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(int(pid), signal.SIGKILL)
             time.sleep(0.02)
-        _ip("netns", "del", namespace)
+        ip("netns", "del", each)
     shutil.rmtree(_folder(name), ignore_errors=True)
 
 
@@ -125,22 +130,22 @@ def _check(name: str, hosts: Sequence[str]) -> None:
 
 
 def _add_hub(name: str) -> None:
-    hub = _namespace(name, HUB)
-    _ip("netns", "add", hub)
-    _ip("-n", hub, "link", "set", "lo", "up")
-    _ip("-n", hub, "link", "add", "bridge", "type", "bridge")
-    _ip("-n", hub, "address", "add", f"{SUBNET}.1/24", "dev", "bridge")
-    _ip("-n", hub, "link", "set", "bridge", "up")
+    hub = namespace(name, HUB)
+    ip("netns", "add", hub)
+    ip("-n", hub, "link", "set", "lo", "up")
+    ip("-n", hub, "link", "add", "bridge", "type", "bridge")
+    ip("-n", hub, "address", "add", f"{SUBNET}.1/24", "dev", "bridge")
+    ip("-n", hub, "link", "set", "bridge", "up")
 
 
 def _add_host(name: str, host: Host) -> None:
-    hub, own, port = _namespace(name, HUB), _namespace(name, host.name), f"port{host.address.split('.')[-1]}"
-    _ip("netns", "add", own)
-    _ip("-n", own, "link", "set", "lo", "up")
-    _ip("-n", hub, "link", "add", port, "type", "veth", "peer", "name", host.device, "netns", own)
-    _ip("-n", hub, "link", "set", port, "master", "bridge", "up")
-    _ip("-n", own, "address", "add", f"{host.address}/24", "dev", host.device)
-    _ip("-n", own, "link", "set", host.device, "up")
+    hub, own, port = namespace(name, HUB), namespace(name, host.name), f"port{host.address.split('.')[-1]}"
+    ip("netns", "add", own)
+    ip("-n", own, "link", "set", "lo", "up")
+    ip("-n", hub, "link", "add", port, "type", "veth", "peer", "name", host.device, "netns", own)
+    ip("-n", hub, "link", "set", port, "master", "bridge", "up")
+    ip("-n", own, "address", "add", f"{host.address}/24", "dev", host.device)
+    ip("-n", own, "link", "set", host.device, "up")
 
 
 def _host(name: str, host: str, address: str) -> Host:
@@ -148,15 +153,20 @@ def _host(name: str, host: str, address: str) -> Host:
 
 
 def _enter(name: str, host: str) -> tuple[str, ...]:
-    return "ip", "netns", "exec", _namespace(name, host)  # it becomes the command: the process id stays
+    return "ip", "netns", "exec", namespace(name, host)  # it becomes the command: the process id stays
 
 
-def _namespace(name: str, host: str) -> str:
+def namespace(name: str, host: str) -> str:
+    """The network namespace of a host, or of the HUB, of a layout."""
     return f"{name}.{host}"  # no name has a dot, so none is the beginning of another one's namespaces
 
 
-def _ip(*arguments: str) -> str:
-    """What a call of `ip` prints."""
+def ip(*arguments: str) -> str:
+    """What a call of `ip` prints.
+
+    Raises:
+        LayoutError: it failed, or did not end within COMMAND_SECONDS.
+    """
     try:
         done = subprocess.run(
             ["ip", *arguments],
@@ -181,24 +191,32 @@ def namespaces(name: str, hosts: Sequence[str]) -> Iterator[Layout]:
     try:
         yield layout
     finally:
+        if layout.etcd is not None:
+            layout.etcd.kill()
         down(name)
 
 
 @contextlib.contextmanager
-def loopback(name: str, hosts: Sequence[str]) -> Iterator[Layout]:
-    """The same hosts on loopback: no namespaces, and no root needed."""
+def loopback(name: str, hosts: Sequence[str], *, own_session: bool = True) -> Iterator[Layout]:
+    """The same hosts on loopback: no namespaces, and no root needed.
+
+    Args:
+        own_session: of etcd, see `Etcd`.
+
+    Raises:
+        LayoutError: a layout of this name was not taken down.
+    """
     folder = _make_folder(name)
     etcd = None
     try:
-        here = Host(HUB, "127.0.0.1", "lo")
+        address = "127.0.0.1"
         clients, peers = free_ports(2)
-        etcd = start_etcd(folder, here, clients, peers)
-        places = tuple(Host(host, here.address, here.device) for host in hosts)
-        yield Layout(name, places, _registry(name, folder, here.address, clients), folder, is_apart=False)
+        etcd = Etcd(folder, address, clients, peers, own_session=own_session) if is_installed() else None
+        places = tuple(Host(host, address, "lo") for host in hosts)
+        yield Layout(name, places, _registry(name, folder, address, clients), folder, is_apart=False, etcd=etcd)
     finally:
         if etcd is not None:
             etcd.kill()
-            etcd.wait(END_SECONDS)
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -217,44 +235,13 @@ def _make_folder(name: str) -> Path:
 
 def _registry(name: str, folder: Path, address: str, port: int) -> str:
     """Without etcd: a folder, which all hosts of this machine see."""
-    return f"file://{folder}/members" if shutil.which("etcd") is None else f"etcd://{address}:{port}/{name}"
-
-
-def start_etcd(folder: Path, host: Host, clients: int, peers: int) -> "subprocess.Popen[bytes] | None":
-    """Start an etcd, whose log is `etcd.log`; None: it is not installed. It may not answer yet: members wait for it."""
-    if shutil.which("etcd") is None:
-        return None
-    client, peer = (f"http://{host.address}:{port}" for port in (clients, peers))
-    options = {
-        "name": "one",
-        "data-dir": str(folder / "etcd"),
-        "listen-client-urls": client,
-        "advertise-client-urls": client,
-        "listen-peer-urls": peer,
-        "initial-advertise-peer-urls": peer,
-        "initial-cluster": f"one={peer}",
-        "logger": "zap",
-        "log-outputs": str(folder / "etcd.log"),
-    }
-    command = [*host.enter, "etcd", *(f"--{option}={value}" for option, value in options.items())]
-    nowhere = subprocess.DEVNULL
-    # a session of its own: Ctrl-C ends the nodes first
-    return subprocess.Popen(command, stdin=nowhere, stdout=nowhere, stderr=nowhere, start_new_session=True)
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports of loopback that nothing uses now."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
+    return f"etcd://{address}:{port}/{name}" if is_installed() else f"file://{folder}/members"
 
 
 # --- on the command line ----------------------------------------------------------------------
 def main() -> int:
     """`up NAME` and `down NAME`."""
-    parser = argparse.ArgumentParser(prog="python -m examples.cluster.layout", description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(prog="python -m nanokv.lab.layout", description=__doc__.split("\n")[0])
     parser.add_argument("what", choices=("up", "down"))
     parser.add_argument("name")
     parser.add_argument("--nodes", type=int, default=3)

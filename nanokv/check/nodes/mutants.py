@@ -1,0 +1,69 @@
+"""Deliberate bugs of a node, to show that the check finds such bugs."""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from nanokv.check.nodes.keys import is_canary
+from nanokv.cluster import NanoKVCluster
+from nanokv.cluster.pull_message import PULLED
+from nanokv.cluster.pulling import Puller
+from nanokv.cluster.putting import Putting
+from nanokv.types import Key, KeyDigest
+
+_ALIKE = 3  #: digests of all keys there are, where keys are alike
+
+
+def _keys_alike() -> None:
+    """Keys are not compared: several have one digest, and a get returns the object of another key."""
+    set_up = NanoKVCluster._setup
+
+    def setup(self: Any, world: Any, *rest: Any) -> None:
+        hash_of = world._hash
+
+        def alike(key: Key) -> KeyDigest:
+            found: KeyDigest = hash_of(key)
+            is_plain = isinstance(key, str) and not is_canary(int(key.split("-")[1]))
+            return KeyDigest(found[0] % _ALIKE + 1, 1) if is_plain else found
+
+        set_up(self, world, *rest)
+        self._hash = alike
+
+    NanoKVCluster._setup = setup  # type: ignore[method-assign, assignment]
+
+
+def _acknowledged_early() -> None:
+    """A put to another node returns before the owner has committed it, and whether it does or not."""
+    put_each = Putting.put_each
+
+    def put_later(self: Putting, node: Any, keys: Any, tensors: Any, rank: Any, terms: Any) -> Any:
+        def put() -> None:
+            try:
+                put_each(self, node, keys, tensors, rank, terms)
+            except Exception:  # the bug: nobody is told
+                return
+
+        threading.Timer(0.05, put).start()
+        return np.zeros(len(keys), PULLED.dtype)
+
+    Putting.put_each = put_later  # type: ignore[method-assign]
+
+
+def _not_freed() -> None:
+    """What a producer had begun that died, or gave up, is never freed."""
+    end = Puller.end
+
+    def end_if_well(self: Puller, pulls: Any, *, well: bool) -> None:
+        if well:
+            end(self, pulls, well=well)
+
+    Puller.end = end_if_well  # type: ignore[method-assign]
+
+
+MUTANTS: dict[str, Callable[[], None]] = {
+    "keys-alike": _keys_alike,
+    "acknowledged-early": _acknowledged_early,
+    "not-freed": _not_freed,
+}

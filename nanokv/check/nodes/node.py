@@ -1,0 +1,191 @@
+"""A node of the check, `python -m nanokv.check.nodes.node SETTINGS`: commands come on stdin, answers go to stdout.
+
+Both are lines of JSON. It ends with its input.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+
+import nanokv
+from nanokv.check.histories.key_model import MISS
+from nanokv.check.nodes import keys
+from nanokv.check.nodes.at_rest import empty, unknown_objects
+from nanokv.check.nodes.caller import Caller, Job, noted_get
+from nanokv.check.nodes.calls import LOST, CallLog
+from nanokv.check.nodes.mutants import MUTANTS
+from nanokv.check.nodes.watcher import Watcher
+from nanokv.check.payloads import name, payload
+from nanokv.cluster import NanoKVCluster
+from nanokv.errors import PeerLost
+
+HEAP_BYTES, PAGE_BYTES = 64 << 20, 16 << 10
+CANARY_WORDS = 200
+AUDITOR = 7  #: the number of the thread that looks afterwards
+AUDIT_SECONDS = 20.0  #: until all that must be there is found, and no node is lost
+REGISTERED_BYTES = 200_000  #: of one object: more than a message brings
+_REST = 0.05  #: seconds between two tries
+_GRACE = 10.0  #: seconds for a node whose parent is gone
+
+
+class Commands:
+    """What a node does; one method a command. Each returns its answer."""
+
+    def __init__(self, cluster: NanoKVCluster, names: list[str], run: int) -> None:
+        self._cluster, self._names, self._run = cluster, names, run
+        self._number = names.index(cluster.node)
+        self._callers: list[Caller] = []
+        self._watcher: Watcher | None = None
+        self._registered = torch.zeros(len(names), REGISTERED_BYTES, dtype=torch.uint8)
+        cluster.register(self._registered)
+
+    def nodes(self) -> list[str]:
+        """The members that it knows."""
+        return self._cluster.nodes
+
+    def homes(self, some: list[int]) -> list[str]:
+        """The home of each key."""
+        return [self._cluster.home(name(key)) for key in some]
+
+    def put_canary(self, key: int) -> None:
+        """Put the object of this node at which the others look."""
+        self._cluster.put(name(key), payload(key, 1, CANARY_WORDS), preferred_segment=0)
+
+    def watch(self, canaries: dict[str, int]) -> None:
+        """Look at the others from now on, and at nothing else."""
+        self.stop_watching()
+        self._watcher = Watcher(self._cluster, canaries)
+
+    def seen(self) -> dict[str, Any]:
+        """What was seen since `watch`."""
+        assert self._watcher is not None
+        return self._watcher.as_dict()
+
+    def stop_watching(self) -> list[str]:
+        """End that. Returns what is wrong."""
+        watcher, self._watcher = self._watcher, None
+        if watcher is None:
+            return []
+        watcher.stop()
+        return watcher.wrong
+
+    def begin(self, folder: str, round_: int, seed: int) -> None:
+        """Let all threads work, until `pause`."""
+        job = Job(Path(folder), self._names, round_, self._number, self._run, seed)
+        self._callers = [Caller(self._cluster, job, thread) for thread in range(keys.CALLERS)]
+
+    def pause(self) -> list[str]:
+        """Let all calls that are under way end. Returns what is wrong."""
+        wrong = []
+        for caller in self._callers:
+            caller.stop()
+            wrong += caller.wrong
+        self._callers = []
+        return wrong
+
+    def audit(self, folder: str, round_: int, some: list[int], certain: list[int]) -> list[str]:
+        """Read every key, and note that. Returns what is wrong.
+
+        Args:
+            certain: of these, the keys of objects that must be there. They may be found a while later: where an object
+                lies that was put while its home was away, nodes learn from events.
+        """
+        log, wrong = CallLog(Path(folder), round_, self._number, self._run, AUDITOR), []
+        end, must = time.monotonic() + AUDIT_SECONDS, set(certain)
+        for key in some:
+            answer, why = noted_get(self._cluster, log, key, audit=True)
+            while time.monotonic() < end and (answer == LOST or (answer == MISS and key in must)):
+                time.sleep(_REST)
+                answer, why = noted_get(self._cluster, log, key, audit=True)
+            wrong += [why] if why else []
+            if answer == LOST:
+                wrong.append(f"key {key}: PeerLost for {AUDIT_SECONDS:.0f} s after all was well again")
+        return wrong
+
+    def put_to_others(self, round_: int) -> list[str]:
+        """Put a large object of registered memory to each other node: it must succeed, soon. Returns what is wrong."""
+        pairs = zip(self._names, keys.probes(round_, self._number), strict=False)
+        end = time.monotonic() + AUDIT_SECONDS
+        tried = [self._put_until_stored(other, key, end) for other, key in pairs if other != self._cluster.node]
+        return [why for why in tried if why]
+
+    def _put_until_stored(self, other: str, key: int, end: float) -> str:
+        value = self._registered[self._names.index(other)]
+        while True:
+            try:
+                self._cluster.put(name(key), value, preferred_segment=(other, None), exist_ok=True)
+                return ""
+            except PeerLost as error:
+                if time.monotonic() > end:
+                    return f"a put to {other} is PeerLost for {AUDIT_SECONDS:.0f} s after all was well again: {error}"
+            time.sleep(_REST)
+
+    def unknown(self, known: list[int]) -> list[str]:
+        """What this node stores beside these keys."""
+        return unknown_objects(self._cluster, {self._cluster._hash(name(key)) for key in known})
+
+    def empty(self) -> list[str]:
+        """Remove everything; what is left after a while?"""
+        return empty(self._cluster)
+
+
+class Pipe:
+    """The check, as a node sees it."""
+
+    def __init__(self) -> None:
+        # the output of libraries goes to stderr, so that stdout has only answers
+        self._out: IO[str] = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
+        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+
+    def send(self, **message: Any) -> None:
+        """Write one message."""
+        self._out.write(json.dumps(message) + "\n")
+        self._out.flush()
+
+
+def serve(pipe: Pipe, settings: dict[str, Any]) -> None:
+    """Join, and do what comes until there is no more."""
+    if settings["mutant"]:
+        MUTANTS[settings["mutant"]]()
+    with (
+        nanokv.NanoKVCache(HEAP_BYTES, page_bytes=PAGE_BYTES, evict=False) as world,
+        NanoKVCluster(world, settings["registry"], **settings["options"]) as cluster,
+    ):
+        commands = Commands(cluster, settings["names"], settings["run"])
+        pipe.send(answer=cluster.nodes)
+        for line in sys.stdin:
+            command, *arguments = json.loads(line)
+            pipe.send(answer=getattr(commands, command)(*arguments))
+        commands.pause()
+        commands.stop_watching()
+
+
+def main() -> int:
+    """The process: 1 if it failed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
+    pipe = Pipe()
+    try:
+        serve(pipe, json.loads(sys.argv[1]))
+    except Exception as error:
+        traceback.print_exc()
+        with contextlib.suppress(BrokenPipeError):
+            pipe.send(error=f"{type(error).__name__}: {error}")
+        return 1
+    # leave, whatever a thread that hangs does
+    threading.Timer(_GRACE, lambda: os._exit(1)).start()
+    return 0
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stderr.flush()
+    os._exit(code)
