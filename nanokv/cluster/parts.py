@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from nanokv.cache import NanoKVCache
 from nanokv.cluster.card import Card, member_name
 from nanokv.cluster.counts import Counts
+from nanokv.cluster.departures import Departures
 from nanokv.cluster.events import Events
 from nanokv.cluster.links import open_link
 from nanokv.cluster.links.base import Link
@@ -100,7 +101,19 @@ def assemble(world: NanoKVCache, cluster: str, options: ClusterOptions) -> Parts
         opened.append(publisher)
         events = Events(world, nodes, publisher, secret, locations, reading, follows=options.locations > 0)
         opened.append(events)
-        nodes.changed = events.follow
+
+        def gone(card: Card) -> None:
+            putting.forget(card.incarnation)
+            puller.forget(card.member, card.incarnation)
+            asker.forget(card.messages)
+
+        departures = Departures(nodes, gone)
+
+        def changed() -> None:
+            events.follow()
+            departures.look()
+
+        nodes.changed = changed
         card = Card(
             options.node,
             heap.rank,

@@ -1,7 +1,7 @@
 """The messages of a put to another node: what the producer asks its owner to pull, and what the owner answers.
 
 question: HEAD | the producer's card of the link | PULL records | bytes
-answer:   PULLED records, one per PULL
+answer:   PULLED records, one per PULL; or NEEDS_CARD: the owner does not have the producer's card (any more)
 
 A question that brings the bytes of its objects, few as they are, needs no card and no ticket: nobody can change them.
 """
@@ -16,6 +16,7 @@ from nanokv.device.segment.record import Field, Record
 
 Records = npt.NDArray[Any]
 
+NEEDS_CARD = b"card"
 MOST_PULLS = 4096  #: of one message
 MOST_BROUGHT = 64 * 1024  #: bytes of objects in one message
 HEAD = Record(

@@ -14,7 +14,7 @@ import numpy as np
 from nanokv.allocation.base import Allocation
 from nanokv.cluster.links.base import Link, LinkLost, State, Transfer
 from nanokv.cluster.messages.sealed import Sender
-from nanokv.cluster.pull_message import BadMessage, Question, Records, answer_of
+from nanokv.cluster.pull_message import NEEDS_CARD, BadMessage, Question, Records, answer_of
 from nanokv.cluster.relative_terms import absolute
 from nanokv.cluster.rounds import wait_for
 from nanokv.cluster.staging import Staging
@@ -111,15 +111,30 @@ class Puller:
         self._peers: dict[str, tuple[int, int, bytes]] = {}  # by member: incarnation, number of the peer, card
         self._late: list[tuple[Records, Transfer]] = []
 
-    def handle(self, sender: Sender, body: bytes) -> Pull:
-        """Begin what a producer asks for.
+    def handle(self, sender: Sender, body: bytes) -> Pull | bytes:
+        """Begin what a producer asks for; or ask for its card.
 
         Raises:
             BadMessage: the question contradicts itself, or asks for what cannot be. Nothing was begun.
             LinkLost: its memory cannot be reached. Nothing was begun.
         """
         self.look_at_late()
-        question = Question.unpacked(body)
+        question = self._checked(Question.unpacked(body))
+        if question.brought:
+            return Pull(self, question, _NO_PEER)
+        peer = self._peer_of(sender, question.card)
+        if peer is not None:
+            try:
+                return Pull(self, question, peer)
+            except LinkLost:  # a read that was late has let the peer go
+                self.forget(sender.id, sender.incarnation)
+        if not question.card:
+            return NEEDS_CARD
+        peer = self._peer_of(sender, question.card)
+        assert peer is not None
+        return Pull(self, question, peer)
+
+    def _checked(self, question: Question) -> Question:
         pulls = question.pulls
         sizes, ranks = pulls["nbytes"], pulls["rank"]
         if (sizes < 0).any() or (sizes > self._geometry.max_object_bytes).any():
@@ -128,27 +143,30 @@ class Puller:
             raise BadMessage(f"this node has the ranks 0 to {self._geometry.world_size - 1}")
         if not _are_described(pulls):
             raise BadMessage("the dtype and shape of an object do not make its size")
-        return Pull(self, question, _NO_PEER if question.brought else self._peer_of(sender, question.card))
+        return question
 
-    def _peer_of(self, sender: Sender, card: bytes) -> int:
+    def _peer_of(self, sender: Sender, card: bytes) -> int | None:
+        """The number of a producer's process; None: it has sent no card."""
         with self._lock:
             incarnation, peer, known = self._peers.get(sender.id, (0, 0, b""))
             if sender.incarnation != incarnation and incarnation:
                 self._link.disconnect(peer)
                 known = b""
             if not card and not known:
-                raise BadMessage("the producer has not sent the card of its link")
+                return None
             if card and card != known:
                 peer = self._link.connect(card)
                 self._peers[sender.id] = sender.incarnation, peer, card
             return peer
 
-    def forget(self, member: str) -> None:
-        """Let go of a producer that has left the cluster."""
+    def forget(self, member: str, incarnation: int) -> None:
+        """Let go of a producer that has left the cluster, or of its process that cannot be reached."""
         with self._lock:
-            known = self._peers.pop(member, None)
-        if known is not None:
-            self._link.disconnect(known[1])
+            known = self._peers.get(member)
+            if known is None or known[0] != incarnation:
+                return
+            del self._peers[member]
+        self._link.disconnect(known[1])
 
     # --- the steps of a pull ---
     def begin(self, pulls: Records, question: Question, peer: int) -> Transfer | None:

@@ -21,7 +21,7 @@ from nanokv.cluster.links.base import Link
 from nanokv.cluster.messages.asker import Asker, Refused, Unanswered
 from nanokv.cluster.nodes import Node
 from nanokv.cluster.offering import Offers, Registered
-from nanokv.cluster.pull_message import MOST_PULLS, Question, Records, answered
+from nanokv.cluster.pull_message import MOST_PULLS, NEEDS_CARD, Question, Records, answered
 from nanokv.cluster.reading import Reading
 from nanokv.cluster.relative_terms import relative
 from nanokv.cluster.staging import Staging
@@ -36,7 +36,7 @@ _BYTES_A_SECOND = 50_000_000  #: at least so fast a member reads
 
 
 class _CardForgotten(Exception):
-    """A member refused a question that came without the card of the link, which it may not have (any more)."""
+    """A member does not have the card of the link (any more)."""
 
 
 class Putting:
@@ -110,10 +110,10 @@ class Putting:
                 self._unanswered.setdefault(to.incarnation, []).append(kept)
             raise PeerLost(f"node {node.name} did not answer: {error}") from None
         except Refused as error:
-            if told:
-                self._told.pop(to.incarnation, None)
-                raise _CardForgotten from None
             raise PeerLost(f"node {node.name} could not take the objects: {error}") from None
+        except _CardForgotten:
+            self._told.pop(to.incarnation, None)
+            raise
         self._told[to.incarnation] = card
         return found
 
@@ -138,6 +138,7 @@ class Putting:
 
         Raises:
             PeerLost: the node cannot be read from either. Unanswered, Refused: see `Asker.ask`.
+            _CardForgotten: the member asks for the card. It has begun nothing.
         """
         body = self._asker.ask(
             to.messages,
@@ -148,6 +149,8 @@ class Putting:
             to_incarnation=to.incarnation,
             meanwhile=lambda: self._reading.probe(node),
         )
+        if body == NEEDS_CARD:
+            raise _CardForgotten
         return answered(body, len(question.pulls))
 
     def forget(self, incarnation: int) -> None:

@@ -9,6 +9,7 @@ import torch
 
 from nanokv import Hold, NanoKVCache
 from nanokv.cluster import NanoKVCluster
+from nanokv.cluster.pulling import Pull
 from nanokv.device.segment.layout import unpack
 from nanokv.errors import (
     CacheClosed,
@@ -265,12 +266,70 @@ def test_one_that_is_too_large_hinders_no_other(make_cluster: MakeCluster) -> No
     assert two.world.exists_many(["a", "b", "c"]) == [True, False, True]
 
 
+LARGE = torch.arange(100_000, dtype=torch.uint8)  # it does not travel in the question
+
+
 def test_an_owner_that_has_forgotten_the_producer(make_cluster: MakeCluster) -> None:
     one, two = make_cluster()
-    one.put("a", torch.ones(4), preferred_segment=("n1", 0))
-    two._parts.puller.forget("n0.0")
-    one.put("b", torch.ones(4), preferred_segment=("n1", 0))
-    assert torch.equal(two.get("b"), torch.ones(4))
+    one.put("a", LARGE, preferred_segment=("n1", 0))
+    two._parts.puller.forget("n0.0", two._nodes["n0"].cards[0].incarnation)
+    one.put("b", LARGE, preferred_segment=("n1", 0))
+    assert torch.equal(two.get("b"), LARGE)
+
+
+def test_an_owner_whose_read_was_late_takes_puts_again(make_cluster: MakeCluster) -> None:
+    """A node that is given up by a reader is reached anew by the puller of the same process."""
+    one, two = make_cluster()
+    memory = torch.arange(400_000, dtype=torch.int32).reshape(4, -1)
+    one.register(memory)  # the card of the link stays the same from now on
+    one.put("a", memory[0], preferred_segment=("n1", 0))
+    one.put("mine", torch.ones(3), preferred_segment=0)
+    until(lambda: two.get("mine", None) is not None, "the event")
+    node = two._nodes["n0"]
+    node.lost(node.world(), "a read was late")
+    for i in (1, 2, 3):
+        one.put(f"a{i}", memory[i], preferred_segment=("n1", 0))
+        assert torch.equal(two.world.get(f"a{i}"), memory[i])
+    until(lambda: _reads_again(two), "the reader")
+
+
+def _reads_again(member: NanoKVCluster) -> bool:
+    try:
+        return torch.equal(member.get("mine"), torch.ones(3))
+    except PeerLost:
+        return False
+
+
+def test_a_put_that_was_refused_is_not_asked_again(make_cluster: MakeCluster, monkeypatch: Any) -> None:
+    """A second question would meet what the first one has claimed, and be told that the key is there."""
+    one, two = make_cluster()
+    one.put("a", LARGE, preferred_segment=("n1", 0))
+    asked = []
+
+    def late(pull: Any) -> None:
+        asked.append(pull)
+        pull.abandon()
+        raise PeerLost("the bytes did not come in time")
+
+    monkeypatch.setattr(Pull, "poll", late)
+    with pytest.raises(PeerLost, match="could not take"):
+        one.put("b", LARGE, preferred_segment=("n1", 0), exist_ok=True)
+    monkeypatch.undo()
+    assert len(asked) == 1 and not two.exists("b")
+    one.put("c", LARGE, preferred_segment=("n1", 0))  # which looks at what was late, too
+    one.put("b", LARGE, preferred_segment=("n1", 0))
+    assert torch.equal(two.world.get("b"), LARGE)
+
+
+def test_what_was_kept_for_a_member_goes_with_it(make_cluster: MakeCluster) -> None:
+    one, two = make_cluster()
+    one.put("a", LARGE, preferred_segment=("n1", 0))
+    two.put("b", LARGE, preferred_segment=("n0", 0))
+    parts = one._parts
+    assert parts.puller._peers and parts.putting._told and parts.asker._all
+    two.close()
+    until(lambda: one.nodes == ["n0"], "the end of n1")
+    until(lambda: not (parts.puller._peers or parts.putting._told or parts.asker._all), "the end of what was kept")
 
 
 def test_more_keys_than_one_pass(make_cluster: MakeCluster) -> None:

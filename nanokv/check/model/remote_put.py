@@ -14,7 +14,7 @@ from nanokv.check.model.simulated_link import SimulatedLink, afar
 from nanokv.check.model.small_world import SmallWorld, digest
 from nanokv.cluster.messages.sealed import Sender
 from nanokv.cluster.pull_message import Question, answered
-from nanokv.cluster.pulling import Puller
+from nanokv.cluster.pulling import Pull, Puller
 from nanokv.cluster.staging import Staging
 from nanokv.device.fabric.records import LOOK_LINE, PULL
 from nanokv.device.machines.base import Machine
@@ -107,7 +107,7 @@ class RemotePut:
     def pull(self) -> list[Status] | None:
         """Pull what the producer offers: a status for each object; None: it was given up in the middle."""
         simulation = self._world.simulation
-        pending = self._puller.handle(Sender("producer", 1), self._producer.question())
+        pending = cast(Pull, self._puller.handle(Sender("producer", 1), self._producer.question()))
         answer = pending.poll()
         while answer is None:
             if simulation.decide(2):
