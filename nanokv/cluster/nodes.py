@@ -130,12 +130,15 @@ class Nodes:
 
     Attributes:
         homes: the home of each key; and before it, as it was without the node that joined last, without the last two,
-            and so on. Objects that were put before a node joined lie there. All members compute the same, from the
-            incarnations in the cards.
+            and so on. Objects that were put before a node joined lie there. A node that was away, and whose lease had
+            ended, has joined when it came back. The first is the same for all members; the others are where this one
+            looks too.
     """
 
     def __init__(self, here: str, link: Link, secret: bytes, joined: int) -> None:
-        self.here, self._joined = here, joined
+        self.here, self._joined, self._lapses = here, joined, 0
+        self._left: set[str] = set()  # names of nodes that have left
+        self._back: dict[str, int] = {}  # by name: when a node came back, in ns
         self._link, self._secret = link, secret
         self._lock = threading.Lock()
         self._nodes: dict[str, Node] = {}
@@ -143,9 +146,14 @@ class Nodes:
         self._refused: set[tuple[str, str]] = set()
         self.changed: Callable[[], None] = lambda: None
 
-    def update(self, members: Mapping[str, bytes]) -> None:
-        """Take the members of the registry, with their sealed cards."""
+    def update(self, members: Mapping[str, bytes], lapses: int = 0) -> None:
+        """Take the members of the registry, with their sealed cards.
+
+        lapses: how often this process has come back (`Membership.lapses`).
+        """
         with self._lock:
+            if lapses != self._lapses:
+                self._lapses, self._joined = lapses, time.time_ns()
             found: dict[str, dict[int, Card]] = {}
             for member, sealed in members.items():
                 card = self._opened(member, sealed)
@@ -155,6 +163,10 @@ class Nodes:
             nodes = {name: self._nodes.get(name) or Node(name, self._link) for name in found}
             for name, cards in found.items():
                 nodes[name].update(cards)
+            self._left.update(node.name for node in gone)
+            for name in self._left & nodes.keys():
+                self._left.remove(name)
+                self._back[name] = time.time_ns()
             self._nodes = nodes
             self.homes = self._homes()
         for node in gone:
@@ -162,7 +174,8 @@ class Nodes:
         self.changed()
 
     def _homes(self) -> tuple[Homes, ...]:
-        ages = [(node.joined, node.name) for node in self._nodes.values()] + [(self._joined, self.here)]
+        ages = [(max(node.joined, self._back.get(node.name, 0)), node.name) for node in self._nodes.values()]
+        ages.append((self._joined, self.here))
         names = [name for _, name in sorted(ages)]
         return tuple(Homes(names[: len(names) - left_out]) for left_out in range(min(LAST_JOINS + 1, len(names))))
 

@@ -129,7 +129,7 @@ def assemble(world: NanoKVCache, cluster: str, options: ClusterOptions) -> Parts
         )
         membership.join(member, card.sealed(secret))
         nodes.update(membership.members())
-        membership.listen(nodes.update)
+        membership.listen(lambda members: nodes.update(members, membership.lapses))
     except BaseException:
         for part in reversed(opened):
             part.close()

@@ -1,6 +1,7 @@
 """Nodes that die, stop, leave and come back, and what the others see: no hang, no foreign bytes, no crash, no leak."""
 
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -220,6 +221,26 @@ def test_a_join_loses_nothing(make_cluster: MakeCluster) -> None:
     for member in members:
         out = torch.zeros_like(rows)
         assert all(member.get_many(keys, dsts=out)) and torch.equal(out, rows)
+
+
+def test_a_node_that_was_away_is_one_that_joined(make_cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was put while its lease had ended lies elsewhere, and every member finds it there without any event."""
+    members = make_cluster(3, locations=0)
+    keys = [key for key in (f"k{i}" for i in range(200)) if members[1].home(key) == "n0"]
+    registry = members[0]._parts.membership._registry
+    held = threading.Event()
+    monkeypatch.setattr(registry, "_show", lambda *_: held.wait(60))  # it beats no more, as one that is stopped
+    until(lambda: members[1].nodes == members[2].nodes == ["n1", "n2"], "the end of its lease")
+    for key in keys:
+        members[1].put(key, torch.ones(5))
+    monkeypatch.undo()
+    held.set()
+    until(lambda: all(len(member.nodes) == 3 for member in members), "its return")
+    assert members[1].home(keys[0]) == "n0"
+    until(lambda: members[0]._parts.membership.lapses == 1, "that it notices")
+    for member in members:
+        until(lambda member=member: member.exists_many(keys) == [True] * len(keys), member.node)  # type: ignore[misc]
+        assert all(got is not None for got in member.get_many(keys))
 
 
 def test_the_registry_goes_away(make_cluster: MakeCluster, tmp_path: Path) -> None:

@@ -42,6 +42,7 @@ class FileRegistry:
         self._scan = FolderScan(address.path, ttl, view, pulse)
         self._own: tuple[str, MemberFile] | None = None
         self._due = -math.inf  # when the next beat is
+        self._shown = math.inf  # when the last one was
         self._secret: bytes | None = None
 
     def open(self) -> None:
@@ -62,7 +63,8 @@ class FileRegistry:
             self._await_end(member, pause)
         with self._lock:
             self._set_own(member, file)
-            self._due = time.monotonic() + self._ttl / 3
+            self._shown = time.monotonic()
+            self._due = self._shown + self._ttl / 3
 
     def update(self, card: bytes) -> None:
         """See `Registry`."""
@@ -107,6 +109,9 @@ class FileRegistry:
                 if now < self._due:
                     return
                 self._show(*self._own)
+                before, self._shown = self._shown, time.monotonic()  # after it: it may have been stopped meanwhile
+                if self._shown - before > self._ttl:
+                    self._view.lapsed()
                 self._due = now + self._ttl / 3 - self.period / 2  # the round that is nearest to it
             self._pulse.heard(_PART)
 

@@ -11,7 +11,7 @@ logger = logging.getLogger("nanokv.cluster")
 
 
 class Listeners:
-    """Each listener gets the newest mapping whenever it differs from the last one that it got.
+    """Each listener gets the newest mapping, if that is another one than it got last.
 
     Changes that come while a listener runs are told together.
     """
@@ -68,7 +68,7 @@ class Listeners:
         with self._news:
             while not self._closed:
                 for number, (listener, told) in self._told.items():
-                    if told is None or told != self._members:
+                    if told is not self._members:
                         self._told[number] = (listener, self._members)
                         return listener, self._members
                 self._news.wait()

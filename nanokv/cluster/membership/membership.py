@@ -133,6 +133,14 @@ class Membership:
         self._check()
         return self._listeners.add(listener)
 
+    @property
+    def lapses(self) -> int:
+        """How often the others may have seen this process leave and come back: its lease had ended meanwhile.
+
+        Listeners are told the members anew then.
+        """
+        return self._view.lapses
+
     def away_for(self) -> float:
         """Seconds since the registry was last heard of; 0.0 while it answers."""
         return self._pulse.away_for()

@@ -27,6 +27,7 @@ class View:
         self._mine: set[str] = set()  # incarnations of this process
         self._own: dict[str, bytes] = {}
         self._members: Mapping[str, bytes] = MappingProxyType({})
+        self.lapses = 0  #: how often the others may have seen this process leave and come back
 
     def members(self) -> Mapping[str, bytes]:
         """All members with their cards; a mapping that does not change."""
@@ -35,9 +36,17 @@ class View:
     def own(self, member: str, card: bytes, incarnation: str) -> None:
         """This process is a member, whatever the registry says of it meanwhile."""
         with self._lock:
+            again = bool(self._mine) and incarnation not in self._mine
             self._mine.add(incarnation)
             self._own = {member: card}
             self._tell()
+            if again:
+                self._lapsed()
+
+    def lapsed(self) -> None:
+        """The lease of this process had ended for the others, though it goes on as the same member."""
+        with self._lock:
+            self._lapsed()
 
     def disown(self) -> None:
         """This process is no member any more, though the registry may still have it."""
@@ -92,6 +101,11 @@ class View:
             self._entries.pop(member, None)
         elif member in self._entries:
             self._doubtful.add(member)
+
+    def _lapsed(self) -> None:
+        self.lapses += 1
+        self._members = MappingProxyType(dict(self._members))  # told anew, though it is the same
+        self._changed(self._members)
 
     def _tell(self) -> None:
         members = {name: entry.card for name, entry in self._entries.items() if entry.incarnation not in self._mine}
