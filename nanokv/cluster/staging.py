@@ -6,6 +6,7 @@ it comes here, and what is given up stays here until the link says that the tran
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -26,7 +27,7 @@ class Room:
 
     __slots__ = ("_back", "_chunk", "address")
 
-    def __init__(self, chunk: Any, back: Callable[[Any], None]) -> None:
+    def __init__(self, chunk: Any, back: "deque[Any]") -> None:
         self._chunk, self._back, self.address = chunk, back, int(chunk.ctypes.data)
 
     def view(self, nbytes: int) -> npt.NDArray[np.uint8]:
@@ -34,7 +35,7 @@ class Room:
         return np.asarray(_Exported(self, nbytes))
 
     def __del__(self) -> None:
-        self._back(self._chunk)
+        self._back.append(self._chunk)  # no more: the garbage collector may call it in any thread, under any lock
 
 
 class _Exported:
@@ -59,6 +60,7 @@ class Staging:
         self._lock = threading.Lock()
         self._free: dict[int, list[Any]] = {}
         self._kept = 0
+        self._returned: deque[Any] = deque()
         self._spaces: list[Workspace] = []
         self._late: list[tuple[Callable[[], bool], tuple[Any, ...]]] = []
         self._next_look = 0.0
@@ -69,29 +71,37 @@ class Staging:
         size = max(1 << max(nbytes - 1, 0).bit_length(), _PAGE)
         if nbytes > _LEAST:
             size = -(-nbytes // _LEAST) * _LEAST
+        self._take_back()
         with self._lock:
             free = self._free.get(size)
             if free:
                 self._kept -= size
-                return Room(free.pop(), self._give_back)
+                return Room(free.pop(), self._returned)
         chunk = page_aligned(size)
         self._link.register(int(chunk.ctypes.data), size, shared=self._shared)
-        return Room(chunk, self._give_back)
+        return Room(chunk, self._returned)
 
-    def _give_back(self, chunk: Any) -> None:
-        with self._lock:
-            if not self._closed and self._kept + len(chunk) <= _KEPT:
-                self._free.setdefault(len(chunk), []).append(chunk)
-                self._kept += len(chunk)
+    def _take_back(self) -> None:
+        """Keep the memory of rooms that nobody uses any more for others, or let go of it."""
+        while self._returned:
+            try:
+                chunk = self._returned.popleft()
+            except IndexError:  # another thread was faster
                 return
-            closed = self._closed
-        if not closed:
-            self._link.deregister(int(chunk.ctypes.data))
+            with self._lock:
+                is_kept = not self._closed and self._kept + len(chunk) <= _KEPT
+                if is_kept:
+                    self._free.setdefault(len(chunk), []).append(chunk)
+                    self._kept += len(chunk)
+            if not is_kept and not self._closed:
+                self._link.deregister(int(chunk.ctypes.data))
 
     def workspace(self) -> Workspace:
         """A workspace, to be given back or left in `keep`."""
         if self._late:
             self._look_at_late()
+        if self._returned:
+            self._take_back()
         try:
             return self._spaces.pop()
         except IndexError:
