@@ -1,6 +1,6 @@
 """Many hosts as one cache: `NanoKVCluster` (docs/cluster.md). Bytes go over a link, membership over a registry.
 
-cluster     the public class; its calls are in `objects` and `many`, what they share in `base`
+cluster     the public class; its calls are in `objects`, `lookups`, `many`, `bringing`; they share `base` and `asking`
 options     its options
 parts       how a member is put together
 membership  who is there: etcd, or a folder
@@ -9,11 +9,12 @@ nodes       the nodes as this process knows them, and the way to each
 homes       which node a key belongs to
 links       moving bytes: NIXL, Mooncake's transfer engine
 staging     registered memory, and what late transfers may write to; `workspace`: that of one get
-reading     gets from other nodes; `rounds`: over a link; `remote_world`: what they need to know of a node
+reading     gets from other nodes; `transfers`, `rounds`: over a link; `remote_world`: what they need to know of a node
 putting     puts to other nodes; `offering`: where the bytes come from
 pulling     the owner's side of a put; `pull_message`: what both tell each other
 serving     what a member does when another one asks
 messages    questions and events, over ZeroMQ; `kinds`
+departures  members that have left
 counts      what was done
 """
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any, cast
 
 from nanokv.cache import NanoKVCache
-from nanokv.cluster.many import Many
+from nanokv.cluster.bringing import Bringing
 from nanokv.cluster.options import make_cluster_options
 from nanokv.errors import InvalidArgument
 
 
-class NanoKVCluster(Many):
+class NanoKVCluster(Bringing):
     """A world, and those of other hosts, as one cache.
 
     Each object lies in one segment of one node: by default of the key's home, which all members compute from the same

@@ -28,23 +28,30 @@ from nanokv.host_poller.events import Event, EventKind
 _log = logging.getLogger("nanokv.cluster")
 
 MOST_EVENTS = 8192  #: of one message
-_STORED = 1
+_STORED, _GONE, _UNCHECKED = 1, GONE_NODE.value, 0
+assert {LOCATION.dtype[name].str for name in LOCATION.offsets} == {"<i8"}  # so rows of words are LOCATIONs
 _OBJECTS = (EventKind.STORED, EventKind.REMOVED, EventKind.EVICTED)
 
 
 def packed(events: Sequence[Event], geometry: Geometry) -> bytes:
     """The events about objects as LOCATIONs."""
-    told = [event for event in events if event.kind in _OBJECTS and event.meta is not None]
-    found = np.zeros(len(told), LOCATION.dtype)
-    for row, event in zip(found, told, strict=True):
-        meta = event.meta
-        assert meta is not None
-        row["key_hash"], row["key_check"] = meta.key_hash, meta.key_check
-        row["node"] = _STORED if event.kind is EventKind.STORED else GONE_NODE.value
-        row["rank"], row["epoch"] = meta.owner_rank, meta.epoch
-        row["slot"] = (meta.header_off - geometry.offsets["hdr_base"]) // OBJ_HEADER.size
-        row["payload"], row["nbytes"] = meta.payload_off, meta.bytes_total
-    return found.tobytes()
+    first = geometry.offsets["hdr_base"]
+    told = [
+        (
+            meta.key_hash,
+            meta.key_check,
+            _STORED if event.kind is EventKind.STORED else _GONE,
+            meta.owner_rank,
+            (meta.header_off - first) // OBJ_HEADER.size,
+            meta.epoch,
+            meta.payload_off,
+            meta.bytes_total,
+            _UNCHECKED,
+        )
+        for event in events
+        if event.kind in _OBJECTS and (meta := event.meta) is not None
+    ]
+    return np.array(told, np.int64).tobytes()
 
 
 class Events:

@@ -11,15 +11,14 @@ import torch
 
 from nanokv.api.objects import check_reinterpret
 from nanokv.arguments import listed, seconds
+from nanokv.cluster.asking import chosen
 from nanokv.cluster.base import Segment
+from nanokv.cluster.lookups import Lookups
 from nanokv.cluster.nodes import Node
-from nanokv.cluster.objects import Objects, copy_to
 from nanokv.cluster.offering import sizes_of
-from nanokv.cluster.paged import ClusterPagedKV
 from nanokv.cluster.reading import Got
 from nanokv.device.machines.records import What, Words
 from nanokv.device.protocol.status import Status
-from nanokv.device.segment.layout import LOW32
 from nanokv.digests import Digests
 from nanokv.errors import InvalidArgument, NanoKVError, PeerLost
 from nanokv.room import NO_ROOM
@@ -27,15 +26,14 @@ from nanokv.terms import Hold
 from nanokv.transfer.batched import Tensors
 from nanokv.transfer.descriptors import RAW
 from nanokv.transfer.host_tensors import all_in_host_memory
-from nanokv.types import Key, KeyDigest
+from nanokv.types import Key
 
 _OK, _MISS, _NOT_READY, _SIZE = (int(Status[name]) for name in ("OK", "MISS", "NOT_READY", "SIZE"))
 _LOST = -1  #: no status: the node did not answer
-_FIRST_LOOK, _MOST = 64, 4096  #: keys that are looked up at once for a prefix: twice as many each time
 _ROOM_REST = 0.01  #: seconds
 
 
-class Many(Objects):
+class Many(Lookups):
     """Calls about many keys."""
 
     def put_many(
@@ -60,7 +58,7 @@ class Many(Objects):
         deadline = time.monotonic() + seconds("timeout", timeout)
         outcomes: list[NanoKVError | None] = [None] * len(digests)
         for node, rank, which in self._by_target(digests, preferred_segment):
-            some, parts = _chosen(digests, which), _rows(tensors, which)
+            some, parts = chosen(digests, which), _rows(tensors, which)
             if node is None:
                 left = max(deadline - time.monotonic(), 0.0)
                 found = self.world.put_many(some, parts, preferred_segment=rank, hold=hold, timeout=left)
@@ -127,7 +125,7 @@ class Many(Objects):
         mine = np.flatnonzero(here == _OK)
         if len(mine):
             given = {} if dsts is None else {"dsts": _rows(dsts, mine), "reinterpret": reinterpret}
-            for i, answer in zip(mine.tolist(), self.world.get_many(_chosen(digests, mine), **given), strict=True):
+            for i, answer in zip(mine.tolist(), self.world.get_many(chosen(digests, mine), **given), strict=True):
                 answers[i] = answer
         missing = np.array([i for i, answer in enumerate(answers) if answer is None or answer is False], np.int64)
         if len(missing):
@@ -135,9 +133,6 @@ class Many(Objects):
         if isinstance(dsts, torch.Tensor):
             return [answer is not None and answer is not False for answer in answers]
         return answers
-
-    def _find_here(self, digests: Digests) -> Words:
-        return self.world._batched.find(digests)
 
     def _get_others(
         self, keys: Sequence[Key], digests: Digests, missing: Words, dsts: Any, reinterpret: bool, answers: list[Any]
@@ -180,161 +175,7 @@ class Many(Objects):
         what, targets = alike
         return (What.of(what.nbytes, RAW) if reinterpret else what), targets
 
-    def _ask_known(self, digests: Digests, missing: Words, statuses: Words, read: Any) -> None:
-        """Read what lies where events say; the rest stays as it is."""
-        places, names = self._parts.locations.nodes_of(np.ascontiguousarray(digests.words[missing]))
-        for place in np.unique(places[places > 0]).tolist():
-            node = self._nodes.find(names[place])
-            if node is None:
-                continue
-            which = missing[places == place]
-            try:
-                found = read(node, which, True)
-            except PeerLost:
-                continue  # their homes may have them too; if not, those are asked next, and say so
-            statuses[which] = np.where(found == _OK, _OK, statuses[which])
-
-    def _ask_each(self, digests: Digests, missing: Words, statuses: Words, ask: Any) -> None:
-        """Ask the nodes that may have objects, for those whose status is not OK yet.
-
-        Raises:
-            PeerLost: one that may have an object cannot be reached, and no other one has it.
-        """
-        lost: PeerLost | None = None
-        unsure = np.zeros(len(digests), bool)
-        asked: dict[str, Any] = {}  # by node: whether it was asked for each
-        for homes in self._nodes.homes:
-            missing = missing[statuses[missing] != _OK]
-            if not len(missing):
-                break
-            places = homes.of_each(np.ascontiguousarray(digests.words[missing]))
-            for place in np.unique(places).tolist():
-                node = self._nodes.find(homes.nodes[place])
-                which = missing[places == place]
-                if node is None:
-                    continue
-                done = asked.setdefault(node.name, np.zeros(len(digests), bool))
-                which = which[~done[which]]
-                if not len(which):
-                    continue
-                done[which] = True
-                try:
-                    statuses[which] = ask(node, which)
-                except PeerLost as error:
-                    lost = lost or error
-                    unsure[which] = True
-        if lost is not None and (unsure & (statuses != _OK)).any():
-            self._counts.peer_lost += 1
-            raise lost
-
-    def exists_many(self, keys: Sequence[Key]) -> list[bool]:
-        """Per key, whether its object can be read now, from this node or its home.
-
-        Raises:
-            PeerLost: as `exists`.
-        """
-        self._check_open()
-        found: list[bool] = (self._find(self._digests(keys)) == _OK).tolist()
-        return found
-
-    def prefix_length(self, keys: Sequence[Key]) -> int:
-        """How many of the first keys have objects that can be read now: the longest cached prefix of a chain.
-
-        Raises:
-            PeerLost: as `exists`.
-        """
-        self._check_open()
-        digests = self._digests(keys)
-        start, look = 0, _FIRST_LOOK
-        while start < len(digests):
-            absent = self._find(digests[start : start + look]) != _OK
-            if absent.any():
-                return start + int(absent.argmax())
-            start, look = start + look, min(2 * look, _MOST)
-        return len(digests)
-
-    def _find(self, digests: Digests) -> Words:
-        statuses = np.array(self._find_here(digests))
-        absent = np.flatnonzero(statuses != _OK)
-        if len(absent):
-
-            def look(node: Node, which: Words, known: bool) -> Words:
-                find = self._reading.find_known_each if known else self._reading.find_each
-                return find(node, digests.words[which])
-
-            self._ask_known(digests, absent, statuses, look)
-            self._ask_each(digests, absent, statuses, lambda node, which: look(node, which, False))
-        return statuses
-
-    def remove_many(self, keys: Sequence[Key]) -> list[bool]:
-        """Remove each object; per key False if there was none, or if it is being written or pinned.
-
-        Raises:
-            PeerLost: a node that may have one of them cannot be reached.
-        """
-        self._check_open()
-        digests = self._digests(keys)
-        removed = np.array(self.world._batched.remove(digests)) == _OK
-        statuses = np.full(len(digests), _MISS, np.int64)
-
-        def remove(node: Node, which: Words) -> Words:
-            return self._remove_each(node, digests.words[which])
-
-        self._ask_each(digests, np.arange(len(digests)), statuses, remove)
-        answers: list[bool] = (removed | (statuses == _OK)).tolist()
-        return answers
-
-    # --- into this node ---
-    def bring(self, keys: Sequence[Key]) -> list[bool]:
-        """Copy objects of other nodes into this rank's segment, so that kernels, pins and `paged_kv` can use them.
-
-        Per key, whether this node has its object now. An object that finds no room is left where it is.
-
-        Raises:
-            PeerLost: a node that may have one of them cannot be reached, and no other one has it.
-        """
-        self._check_open()
-        digests = self._digests(keys)
-        here = self._find_here(digests) == _OK
-        missing = np.flatnonzero(~here)
-        if len(missing):
-            statuses = np.full(len(digests), _MISS, np.int64)
-            self._counts.remote_gets += len(missing)
-
-            def read(node: Node, which: Words, known: bool) -> Words:
-                def take(i: int, got: Got) -> None:
-                    here[which[i]] = self._keep(digests[int(which[i])], got)
-
-                return self._reading.get_each(node, digests.words[which], take, known=known)
-
-            self._ask_known(digests, missing, statuses, read)
-            self._ask_each(digests, missing, statuses, lambda node, which: read(node, which, False))
-        found: list[bool] = here.tolist()
-        return found
-
-    def _keep(self, digest: KeyDigest, got: Got) -> bool:
-        """Put what was read into this rank's segment."""
-
-        def fill(payload: torch.Tensor) -> None:
-            copy_to(payload, got)
-
-        rank, kind = self.world.rank, got.descriptor[0] & LOW32.value  # its checksum is made anew
-        what = (kind, *got.descriptor[1:])
-        return self.world._single.put_filled(digest, got.nbytes, rank, what, fill) in (_OK, int(Status.DUPLICATE))
-
-    def paged_kv(self, layers: Sequence[torch.Tensor], *, kv_dim: int | None) -> ClusterPagedKV:
-        """Access to an engine's paged KV cache: see `NanoKVCache.paged_kv`; its `get` finds blocks on all nodes.
-
-        Raises:
-            InvalidArgument: as `NanoKVCache.paged_kv`.
-        """
-        self._check_open()
-        return ClusterPagedKV(self.world.paged_kv(layers, kv_dim=kv_dim), self.bring, self.world._worker)
-
     # --- which node ---
-    def _digests(self, keys: Sequence[Key]) -> Digests:
-        return self.world._digests(keys)
-
     def _by_target(
         self, digests: Digests, preferred: Segment | None
     ) -> Iterator[tuple[Node | None, int | None, Words]]:
@@ -348,12 +189,6 @@ class Many(Objects):
         places = homes.of_each(digests.words)
         for place in np.unique(places).tolist():
             yield self._nodes.find(homes.nodes[place]), None, np.flatnonzero(places == place)
-
-
-def _chosen(digests: Digests, which: Words) -> Digests:
-    if len(which) == len(digests):
-        return digests
-    return Digests.own(np.ascontiguousarray(digests.words[which]), digests.tag)
 
 
 def _rows(tensors: Any, which: Words) -> Any:

@@ -3,35 +3,32 @@
 import ctypes
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from nanokv.cluster.card import WorldId
 from nanokv.cluster.counts import Counts
-from nanokv.cluster.links.base import Link, LinkLost, State
+from nanokv.cluster.links.base import Link, LinkLost
 from nanokv.cluster.locations import Locations
 from nanokv.cluster.nodes import Node
 from nanokv.cluster.remote_world import RemoteWorld
-from nanokv.cluster.rounds import Rounds, TransferLate, wait_for
-from nanokv.cluster.staging import Room, Staging
+from nanokv.cluster.rounds import Rounds
+from nanokv.cluster.staging import Staging
+from nanokv.cluster.transfers import Transfers
 from nanokv.cluster.workspace import MOST_KEYS, SMALL, Workspace
 from nanokv.device.fabric.judging import DOUBTFUL, GONE
 from nanokv.device.fabric.records import FETCH
 from nanokv.device.machines.native_code import fabric_code
 from nanokv.device.machines.records import Descriptor, What, Words
 from nanokv.device.protocol.status import Status
-from nanokv.device.segment.layout import EPOCH_MASK, EPOCH_SHIFT, HEAP_CTL, MAX_DIMS, OBJ_HEADER, PIN_BITS, WORD
-from nanokv.errors import PeerLost
+from nanokv.device.segment.layout import EPOCH_MASK, EPOCH_SHIFT, MAX_DIMS, OBJ_HEADER, PIN_BITS, WORD
 from nanokv.types import KeyDigest
 
 _EPOCH_SHIFT, _EPOCH_MASK = EPOCH_SHIFT.value, EPOCH_MASK.value
 TRIES = 16  #: how often a read begins anew because the object was replaced meanwhile
 _OK, _MISS, _TORN, _CORRUPT = int(Status.OK), int(Status.MISS), int(Status.TORN), int(Status.CORRUPT)
 _GONE, _DOUBTFUL = int(GONE.value), int(DOUBTFUL.value)
-_PROBE = 0.05  #: seconds
-_SCANNED = 16384  #: headers of one transfer
 _AGAIN = (_TORN, int(Status.BUSY), _DOUBTFUL)
 _STATUS, _OWNER, _SLOT, _DST, _WHAT = (
     FETCH.offsets[name] // WORD for name in ("status", "owner", "slot", "dst", "what")
@@ -44,7 +41,6 @@ _HEADER_BYTES = OBJ_HEADER.offsets["bytes_total"] // WORD
 _KEPT = np.full(OBJ_HEADER.size // WORD, -1, np.int64)
 _KEPT[OBJ_HEADER.offsets["state"] // WORD] = ~PIN_BITS.value
 _KEPT[[OBJ_HEADER.offsets["last_access"] // WORD, OBJ_HEADER.offsets["flags"] // WORD]] = 0
-T = TypeVar("T")
 
 
 class Got(NamedTuple):
@@ -59,18 +55,14 @@ class _Gone(LinkLost):
     """Another segment lies where the card says."""
 
 
-class Reading:
-    """The gets of one process from other nodes.
-
-    All methods raise PeerLost if the node cannot be reached, or does not answer within `timeout` seconds per round. A
-    read that was given up may go on: its memory is kept, and no other read uses it (`staging`).
-    """
+class Reading(Transfers):
+    """The gets of one process from other nodes."""
 
     def __init__(
         self, link: Link, rounds: Rounds, staging: Staging, locations: Locations, counts: Counts, timeout: float
     ) -> None:
-        self._link, self._rounds, self._staging, self._timeout = link, rounds, staging, timeout
-        self._locations, self._counts = locations, counts
+        super().__init__(link, staging, timeout)
+        self._rounds, self._locations, self._counts = rounds, locations, counts
         self._code = fabric_code()
         self.note_use: Callable[[str, tuple[int, int, int]], None] = lambda node, use: None
         self.note_uses: Callable[[str, Words], None] = lambda node, uses: None
@@ -161,17 +153,6 @@ class Reading:
         self._move(world, here, there, np.full(len(there), OBJ_HEADER.size), room)
         return room.view(len(there) * OBJ_HEADER.size).view(np.int64).reshape(len(there), -1)
 
-    def _move(self, world: RemoteWorld, here: Words, there: Words, nbytes: Words, room: Room) -> None:
-        """One transfer into a room. Raises LinkLost and TransferLate, and keeps the room then."""
-        transfer = self._link.read(world.peer, here, there, nbytes)
-        if not wait_for(transfer, self._timeout):
-            self._staging.keep(lambda: transfer.state() != State.MOVING, room)
-            raise TransferLate(world.name, self._timeout, lambda: True)
-        state = transfer.state()
-        transfer.release()
-        if state == State.FAILED:
-            raise LinkLost(f"the transfer from node {world.name} has failed")
-
     def get_each(self, node: Node, keys: Words, take: Callable[[int, Got], None], *, known: bool = False) -> Words:
         """A status for each key. `take` gets the number of each that is OK, and its object.
 
@@ -246,74 +227,6 @@ class Reading:
         statuses[statuses == _DOUBTFUL] = _CORRUPT
         statuses[_are_again(statuses)] = _MISS
         return statuses
-
-    def probe(self, node: Node) -> None:
-        """Ask the link whether a node is there: it tells of a process that has ended at once, where messages do not.
-
-        Raises:
-            PeerLost: it has ended. (A node that is slow or stopped is not lost by that.)
-        """
-        world = node.world()
-        room, one = self._staging.room(WORD), np.ones(1, np.int64)
-        try:
-            transfer = self._link.read(world.peer, one * room.address, one * world.bases[0], one * WORD)
-        except LinkLost as error:
-            node.lost(world, str(error))
-            raise PeerLost(f"node {node.name} has ended: {error}") from None
-        if not wait_for(transfer, _PROBE):
-            self._staging.keep(lambda: transfer.state() != State.MOVING, room)
-            return
-        failed = transfer.state() == State.FAILED
-        transfer.release()
-        if failed:
-            node.lost(world, "its process has ended")
-            raise PeerLost(f"node {node.name} has ended")
-
-    # --- headers ---
-    def headers(self, node: Node, rank: int) -> Iterator[tuple[WorldId, int, Words]]:
-        """The header arena of a rank as it is now, in parts: whose it is, the first slot, int64 [n, 8].
-
-        A header may be torn: other words may be of another epoch than STATE.
-        """
-        world = node.world()
-        at, base = world.geometry.offsets["hdr_base"], world.bases[rank]
-        head = self._copy(node, world, base + HEAP_CTL.offsets["hdr_head"], WORD)
-        used = min(int(head.view(np.int64)[0]), world.geometry.hdr_count)
-        for first in range(0, used, _SCANNED):
-            count = min(_SCANNED, used - first)
-            raw = self._copy(node, world, base + at + first * OBJ_HEADER.size, count * OBJ_HEADER.size)
-            yield world.id, first, raw.view(np.int64).reshape(count, -1)
-
-    def _copy(self, node: Node, world: RemoteWorld, there: int, nbytes: int) -> npt.NDArray[np.uint8]:
-        room, one = self._staging.room(nbytes), np.ones(1, np.int64)
-        try:
-            self._move(world, one * room.address, one * there, one * nbytes, room)
-        except (LinkLost, TransferLate) as error:
-            node.lost(world, str(error))
-            raise PeerLost(f"node {node.name}: {error}") from None
-        return room.view(nbytes)
-
-    # --- a pass ---
-    def _pass(self, node: Node, work: Callable[[RemoteWorld, Workspace], T]) -> T:
-        """Four rounds, or two, with one of the members of a node; with the next one if that is lost."""
-        for _ in range(len(node.cards) + 1):
-            world, workspace = node.world(), self._staging.workspace()
-            try:
-                answer = work(world, workspace)
-            except TransferLate as late:
-                self._staging.keep(late.is_over, workspace)
-                node.lost(world, str(late))
-            except LinkLost as error:
-                self._staging.give(workspace)
-                node.lost(world, str(error))
-            except BaseException:
-                self._staging.give(workspace)
-                raise
-            else:
-                self._staging.give(workspace)
-                return answer
-        node.world()  # raises why
-        raise PeerLost(f"node {node.name} was lost")
 
 
 def _given(some: Callable[..., Words], given: Words, world: RemoteWorld, workspace: Workspace) -> Words:

@@ -10,7 +10,8 @@ from typing import Protocol
 import numpy as np
 
 from nanokv.cluster.links.base import Link, LinkLost, State, Transfer
-from nanokv.cluster.links.nixl import NixlLink, Peer
+from nanokv.cluster.links.nixl import NixlLink
+from nanokv.cluster.links.nixl_lane import Peer
 from nanokv.cluster.remote_world import RemoteWorld
 from nanokv.cluster.workspace import Workspace
 from nanokv.device.fabric.records import BROKEN, ENDED, LATE

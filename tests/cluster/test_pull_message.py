@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from nanokv.cluster import NanoKVCluster
 from nanokv.cluster.kinds import Kind
 from nanokv.cluster.messages.asker import Refused
-from nanokv.cluster.pull_message import HEAD, MOST_PULLS, BadMessage, Question, Records, answer_of, answered
+from nanokv.cluster.pull_message import HEAD, MOST_PULLS, NEEDS_CARD, BadMessage, Question, Records, answer_of, answered
 from nanokv.device.fabric.records import PULL
 from nanokv.transfer.descriptors import describe
 
@@ -121,7 +121,8 @@ def test_a_wrong_question_about_memory_of_the_producer(make_cluster: MakeCluster
             ask(one, question)
     question = asked(1, b"")
     question.pulls["source"] = 4096
-    with pytest.raises(Refused):
-        ask(one, question)
+    assert ask(one, question) == NEEDS_CARD  # as if its link had been lost
+    with pytest.raises(Refused, match="LinkLost"):
+        ask(one, question._replace(card=one._parts.link.card()))
     after = two.world.stats()
     assert {name: dict(after)[name] for name in STATS} == {name: dict(before)[name] for name in STATS}

@@ -6,7 +6,6 @@ threads that do so make reads of 1 MiB over TCP take three times as long.
 """
 
 import contextlib
-import ctypes
 import threading
 import time
 from collections.abc import Iterator
@@ -23,19 +22,14 @@ from nanokv.cluster.links.base import (
     opened_card,
     sealed_card,
 )
+from nanokv.cluster.links.nixl_lane import Lane, Peer
 from nanokv.cluster.links.nixl_library import TRANSFER_FUNCTIONS, Agent, NixlError, function_address
-from nanokv.device.fabric.records import NIXL
 from nanokv.device.machines.native_code import fabric_code
-from nanokv.device.segment.layout import WORD
-from nanokv.device.segment.record import words_of
 
 PROGRESS_DELAY_US = 10_000  #: the serving agent's thread wakes so often if nothing comes: 0.5 % of a core
 _IN_PROGRESS, _SUCCESS, _CLOSED = 1, 0, -1000
-_NS = 1_000_000_000
 _LOOK_NS = 50_000  #: of progress, each time that a transfer is asked for its state
 _FAREWELL, _NAP = 5.0, 0.001  #: seconds that `close` waits for calls under way, and between two looks at them
-_NO_REQUEST = 0
-_PEER, _TIMEOUT, _REQUEST = (NIXL.offsets[name] // WORD for name in ("peer", "timeout", "request"))
 #: of UCX, unless the environment says otherwise. Over TCP: bytes of a send and of a receive; with UCX's own 8 KiB a
 #: read of 1 MiB over loopback takes 3.5 times as long.
 _UCX = ("TCP_TX_SEG_SIZE=256k", "TCP_RX_SEG_SIZE=256k")
@@ -44,47 +38,6 @@ _UCX = ("TCP_TX_SEG_SIZE=256k", "TCP_RX_SEG_SIZE=256k")
 def _parameters(devices: str) -> dict[str, str]:
     """Of NIXL's backend for UCX."""
     return {"engine_config": ",".join(_UCX if devices == "all" else (*_UCX, f"NET_DEVICES={devices}"))}
-
-
-class Lane:
-    """What one thread needs at a time to read: a NIXL record, and its lists of descriptors."""
-
-    def __init__(self, agent: Agent, functions: dict[str, int], lock: int) -> None:
-        self.record = np.zeros(1, NIXL.dtype)
-        self.address = int(self.record.ctypes.data)
-        row = self.record[0]
-        for field, function in functions.items():
-            row[field] = function
-        row["agent"], row["options"] = agent.handle.value, agent.options.value
-        row["here"], row["there"] = agent.descriptors(None).value, agent.descriptors(None).value
-        row["lock"] = lock
-        self._words = words_of(self.record)
-
-    def aim(self, peer: "Peer", timeout: float) -> int:
-        """Let it read from a peer, each transfer in `timeout` seconds. Returns the address of the record."""
-        self._words[_PEER], self._words[_TIMEOUT] = peer.address, int(timeout * _NS)
-        return self.address
-
-    def take_request(self) -> int:
-        """The transfer that has not ended, which is no longer the lane's then; or 0."""
-        request: int = self._words[_REQUEST]
-        self._words[_REQUEST] = _NO_REQUEST
-        return request
-
-
-class Peer:
-    """Another process.
-
-    Once NIXL forgets it, a transfer from it that is under way looks like one that has failed, and yet may write. So it
-    is remembered as long as there is one.
-    """
-
-    def __init__(self, name: bytes) -> None:
-        self.name = name
-        self.moving = 0  #: transfers under way, of which callers do not know the end
-        self.is_leaving = False
-        self._text = ctypes.create_string_buffer(name)
-        self.address = ctypes.addressof(self._text)
 
 
 class NixlTransfer:
