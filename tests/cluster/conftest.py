@@ -9,9 +9,8 @@ import pytest
 
 import nanokv
 from nanokv.cluster import NanoKVCluster, offering
-from nanokv.cluster.links import LinkUnavailable, open_link
 from nanokv.fsck import check_cache
-from tests.support.needed import leave_out
+from tests.support.needed import need_nixl
 
 WAIT = 60.0  #: seconds, far above the usual
 PATIENCE = 10.0  #: seconds for a node: far above the usual
@@ -30,11 +29,8 @@ def until(true: Callable[[], Any], what: str = "it") -> None:
 
 @pytest.fixture(scope="session")
 def nixl() -> None:
-    """Skip where NIXL is not installed, and need not be."""
-    try:
-        open_link("nixl", "probe").close()
-    except LinkUnavailable as error:
-        leave_out("nixl", error)
+    """Only where NIXL is."""
+    need_nixl()
 
 
 @pytest.fixture

@@ -4,6 +4,8 @@ import os
 
 import pytest
 
+from nanokv.cluster.links import LinkUnavailable, open_link
+
 VARIABLE = "NANOKV_TESTS_NEED"  #: names of what must be there, with commas between them: nixl, mooncake, etcd
 
 
@@ -17,3 +19,11 @@ def leave_out(name: str, why: object) -> None:
     if is_needed(name):
         pytest.fail(f"{VARIABLE} names {name}, and it does not work: {why}")
     pytest.skip(str(why))
+
+
+def need_nixl() -> None:
+    """Skip where NIXL is not installed, and need not be."""
+    try:
+        open_link("nixl", "probe").close()
+    except LinkUnavailable as error:
+        leave_out("nixl", error)

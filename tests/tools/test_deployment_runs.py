@@ -16,12 +16,11 @@ import torch
 
 from tests.support.etcd_server import needs_etcd
 from tests.support.manifests import ROOT, one
-from tests.support.needed import is_needed, leave_out
+from tests.support.needed import is_needed, need_nixl
 
 if not is_needed("nixl"):
     pytest.importorskip("zmq", reason="a cluster needs the extra nanokv[cluster]")
 
-from nanokv.cluster.links import LinkUnavailable, open_link
 from nanokv.cluster.membership import open_membership
 from nanokv.cluster.membership.addresses import EtcdAddress, parse
 from nanokv.cluster.membership.etcd_keys import Keys, text64
@@ -36,11 +35,8 @@ pytestmark = pytest.mark.timeout(1200)
 
 @pytest.fixture(scope="module")
 def nixl() -> None:
-    """Skip where NIXL is not installed, and need not be."""
-    try:
-        open_link("nixl", "probe").close()
-    except LinkUnavailable as error:
-        leave_out("nixl", error)
+    """Only where NIXL is."""
+    need_nixl()
 
 
 @pytest.fixture

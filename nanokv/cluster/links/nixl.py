@@ -30,8 +30,8 @@ PROGRESS_DELAY_US = 10_000  #: the serving agent's thread wakes so often if noth
 _IN_PROGRESS, _SUCCESS, _CLOSED = 1, 0, -1000
 _LOOK_NS = 50_000  #: of progress, each time that a transfer is asked for its state
 _FAREWELL, _NAP = 5.0, 0.001  #: seconds that `close` waits for calls under way, and between two looks at them
-#: of UCX, unless the environment says otherwise. Over TCP: bytes of a send and of a receive; with UCX's own 8 KiB a
-#: read of 1 MiB over loopback takes 3.5 times as long.
+#: of UCX, unless the environment says otherwise. Over TCP: bytes of a send and of a receive; UCX's own 8 KiB are slow
+#: (docs/cluster.md).
 _UCX = ("TCP_TX_SEG_SIZE=256k", "TCP_RX_SEG_SIZE=256k")
 
 

@@ -13,10 +13,9 @@ import pytest
 pytest.importorskip("vllm", reason="needs vLLM: make test-vllm")
 
 from nanokv.bench.vllm.process import Engine, EngineFailed, connector
-from nanokv.cluster.links import LinkUnavailable, open_link
 from tests.engines.vllm.conftest import PROMPTS, TOKENS, but_one, whole_blocks
 from tests.engines.vllm.watched import FOLDER, MODULE, counts_of, nodes_of
-from tests.support.needed import leave_out
+from tests.support.needed import need_nixl
 
 ROOT = Path(__file__).parents[3]
 FEW, OTHERS = PROMPTS[:12], PROMPTS[20:32]
@@ -72,11 +71,8 @@ StartNodes = Callable[..., tuple[Node, Node]]
 
 @pytest.fixture(scope="module")
 def nixl() -> None:
-    """Skip where NIXL is not installed, and need not be."""
-    try:
-        open_link("nixl", "probe").close()
-    except LinkUnavailable as error:
-        leave_out("nixl", error)
+    """Only where NIXL is."""
+    need_nixl()
 
 
 @pytest.fixture
