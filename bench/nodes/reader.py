@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from time import perf_counter_ns
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -31,7 +31,16 @@ SMALL_HEAP = 1 * MIB
 NODES = 3
 
 OURS, BARE = "NanoKV", "NIXL alone"
-Ways = dict[str, dict[str, Callable[[int], Any]]]  #: by call and system: what is timed, given the number of the call
+
+
+class Way(NamedTuple):
+    """One way to do what is measured."""
+
+    call: Callable[[int], Any]  #: what is timed, given a number below RING
+    is_right: Callable[[Any], bool] = lambda answer: True  #: looks at its answer, when the time has been taken
+
+
+Ways = dict[str, dict[str, Way]]  #: by call and system
 
 
 class Reader:
@@ -63,16 +72,16 @@ class Reader:
                 self.warm.put(key, torch.full((nbytes,), 1, dtype=torch.uint8), preferred_segment=(NODE, 0))
         self._until_known(keys)
 
-        def get(cluster: NanoKVCluster, i: int) -> None:
-            assert cluster.get(keys[i % RING])[-1] == 1
+        def ours(cluster: NanoKVCluster) -> Way:
+            return Way(lambda i: cluster.get(keys[i]), lambda got: bool(got[-1] == 1))
 
-        def bare(rounds: int) -> Callable[[int], None]:
+        def bare(rounds: int) -> Way:
             small = nbytes <= KIB
-            return lambda i: self.bare.read(LINE if small else nbytes, rounds if small else 1)
+            return Way(lambda i: self.bare.read(LINE if small else nbytes, rounds if small else 1))
 
         return {
-            "get": {OURS: lambda i: get(self.cold, i), BARE: bare(4)},
-            "get, location known": {OURS: lambda i: get(self.warm, i), BARE: bare(2)},
+            "get": {OURS: ours(self.cold), BARE: bare(4)},
+            "get, location known": {OURS: ours(self.warm), BARE: bare(2)},
         }
 
     def _until_known(self, keys: list[str]) -> None:
@@ -87,7 +96,7 @@ class Reader:
             self._count += 1
             self.warm.put(f"put {self._count}", tensor, preferred_segment=(NODE, 0))
 
-        return {"put": {OURS: put, BARE: lambda i: self._write_and_echo(nbytes)}}
+        return {"put": {OURS: Way(put), BARE: Way(lambda i: self._write_and_echo(nbytes))}}
 
     def _write_and_echo(self, nbytes: int) -> None:
         self.bare.write(nbytes)
@@ -104,27 +113,28 @@ class Reader:
             self._until_known(some[-1:])
         digests = [self.cold.world._digests(some) for some in keys]
 
-        def get(cluster: NanoKVCluster, i: int) -> None:
-            assert all(cluster.get_many(digests[i % RING], dsts=dsts))
+        def ours(cluster: NanoKVCluster) -> Way:
+            return Way(
+                lambda i: cluster.get_many(digests[i], dsts=dsts), lambda got: all(got) and bool((dsts == 1).all())
+            )
 
-        def bare(i: int) -> None:
-            self.bare.read(BATCH * nbytes)
-
+        bare = Way(lambda i: self.bare.read(BATCH * nbytes))
         return {
-            f"get_many of {BATCH}": {OURS: lambda i: get(self.cold, i), BARE: bare},
-            f"get_many of {BATCH}, locations known": {OURS: lambda i: get(self.warm, i), BARE: bare},
+            f"get_many of {BATCH}": {OURS: ours(self.cold), BARE: bare},
+            f"get_many of {BATCH}, locations known": {OURS: ours(self.warm), BARE: bare},
         }
 
     def put_many(self, nbytes: int) -> Ways:
         """A batch in one call, of registered memory, beside one bare write and an echo."""
         tensors = self._memory[: BATCH * nbytes].view(BATCH, nbytes)
 
-        def put(i: int) -> None:
+        def put(i: int) -> Any:
             self._count += 1
             keys = [f"put {self._count} {k}" for k in range(BATCH)]
-            assert not any(self.warm.put_many(keys, tensors, preferred_segment=(NODE, 0)))
+            return self.warm.put_many(keys, tensors, preferred_segment=(NODE, 0))
 
-        return {f"put_many of {BATCH}": {OURS: put, BARE: lambda i: self._write_and_echo(BATCH * nbytes)}}
+        bare = Way(lambda i: self._write_and_echo(BATCH * nbytes))
+        return {f"put_many of {BATCH}": {OURS: Way(put, lambda errors: not any(errors)), BARE: bare}}
 
     # --- a lap ---
     def lap(self, what: str, nbytes: int, calls: int) -> dict[str, dict[str, list[int]]]:
@@ -138,9 +148,12 @@ class Reader:
             for call, systems in ways.items():
                 for system, way in systems.items():
                     start = perf_counter_ns()
-                    way(i % RING)
+                    answer = way.call(i % RING)
+                    took = perf_counter_ns() - start
+                    assert way.is_right(answer), f"{system}, {call}: a wrong answer"
+                    del answer
                     if i >= 0:
-                        found[call][system].append(perf_counter_ns() - start)
+                        found[call][system].append(took)
         return found
 
     def close(self) -> None:
