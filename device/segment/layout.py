@@ -19,7 +19,7 @@ import triton.language as tl
 from nanokv.device.segment.record import LINE, Field, Record
 
 MAGIC = 0x314B_564F_4E41_4E00  # "\0NANOKV1"
-VERSION = 6
+VERSION = 7
 WORD = 8
 SIZE_CLASSES = 24  # at most
 SHARDS = 64
@@ -383,6 +383,7 @@ ENTRY_HEADER_SHIFT, ENTRY_HEADER_MASK = _bits("ENTRY", "header")
 ENTRY_EPOCH_SHIFT, ENTRY_EPOCH_MASK = _bits("ENTRY", "epoch")
 ENTRIES_PER_BUCKET = tl.constexpr(BUCKET_ENTRIES)
 CANDIDATES = tl.constexpr(2 * BUCKET_ENTRIES)  # entries that may hold a key
+NEAR_BUCKETS = tl.constexpr(64)  # both buckets of a key are in the same so many
 MOST_COPIES = 7  #: of one object beside its primary; as many more entries of its key are left to others
 BUCKET_BYTES = tl.constexpr(BUCKET_ENTRIES * WORD)
 

@@ -14,6 +14,7 @@ from nanokv.device.segment.layout import (
     ENTRY_REPLICA,
     ENTRY_TAG_MASK,
     ENTRY_TENTATIVE,
+    NEAR_BUCKETS,
     RESERVED,
     WRITING,
     key_checks,
@@ -64,7 +65,7 @@ def _belongs(look: Look, entries: _Entries, headers: _Headers) -> Mask:
     key_hash, key_check = headers.key_hash[at], headers.key_check[at]
     buckets = np.uint64(look.geometry.dir_buckets - 1)
     one = key_hash & buckets
-    two = one ^ (((key_hash >> np.uint64(32)) & buckets) | np.uint64(1))
+    two = one ^ (((key_hash >> np.uint64(32)) & buckets & np.uint64(NEAR_BUCKETS.value - 1)) | np.uint64(1))
     bucket = (entries.place // ENTRIES_PER_BUCKET.value).astype(np.uint64)
     home = look.geometry.home_rank(key_check)
     tagged = (key_check & np.uint64(ENTRY_TAG_MASK.value)) == entries.tag.astype(np.uint64)

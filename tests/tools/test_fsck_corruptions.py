@@ -19,6 +19,7 @@ from nanokv.device.segment.layout import (
     ENTRY_TAG_SHIFT,
     ENTRY_TENTATIVE,
     NDIM_SHIFT,
+    NEAR_BUCKETS,
     ONE_PIN,
     PIN_HEADER_SHIFT,
     PIN_HELD,
@@ -352,7 +353,7 @@ def an_entry_in_a_wrong_bucket(world: World) -> int:
     key_hash, size = digest(0)[0], ENTRIES_PER_BUCKET.value
     buckets = world.geometry.dir_buckets
     one = key_hash & (buckets - 1)
-    two = one ^ (((key_hash >> 32) & (buckets - 1)) | 1)
+    two = one ^ (((key_hash >> 32) & (buckets - 1) & (NEAR_BUCKETS.value - 1)) | 1)
     wrong = next(bucket for bucket in range(buckets) if bucket not in (one, two))
     free = next(i for i in range(wrong * size, (wrong + 1) * size) if not home.directory[i])
     home.directory[free], home.directory[place] = home.directory[place], 0
