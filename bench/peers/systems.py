@@ -7,6 +7,7 @@ from nanokv.bench.peers.gloo import Gloo
 from nanokv.bench.peers.lmcache import LMCache
 from nanokv.bench.peers.mooncake import MooncakeSharedMemory, MooncakeTCP
 from nanokv.bench.peers.nanokv import NanoKV
+from nanokv.bench.peers.nanokv_cluster import NanoKVClusterSharedMemory, NanoKVClusterTCP
 from nanokv.bench.peers.nixl import NixlNewHandle, NixlReusedHandle
 from nanokv.bench.peers.redis import Redis
 from nanokv.bench.peers.shared_memory import SharedMemory
@@ -15,6 +16,8 @@ SYSTEMS: dict[str, type[System]] = {
     one.name: one
     for one in (
         NanoKV,
+        NanoKVClusterTCP,
+        NanoKVClusterSharedMemory,
         MooncakeTCP,
         MooncakeSharedMemory,
         Redis,

@@ -13,6 +13,7 @@ from nanokv.device.fabric.records import (
     F_KEY_CHECK,
     F_KEY_HASH,
     F_OWNER,
+    F_SLOT,
     F_STATUS,
     F_WHAT,
     FETCH_BYTES,
@@ -24,6 +25,7 @@ from nanokv.device.fabric.records import (
 )
 from nanokv.device.memory.triton import checksum_bytes, copy_bytes, load64, store64, word
 from nanokv.device.protocol.checksum import checksum
+from nanokv.device.protocol.header import epoch_of
 from nanokv.device.protocol.status import OK, SIZE
 from nanokv.device.segment.host_records import WHAT_FORMAT
 from nanokv.device.segment.layout import (
@@ -37,6 +39,7 @@ from nanokv.device.segment.layout import (
     H_BYTES,
     H_FLAGS,
     H_PAYLOAD,
+    H_STATE,
     LOW32,
     WORD_BYTES,
 )
@@ -166,6 +169,24 @@ def copy_each(work: tl.int64, count: tl.int64, targets: tl.int64, nbytes: tl.int
             else:
                 store64(fetch + F_STATUS, word(SIZE), "relaxed")
         i += 1
+
+
+@triton.jit
+def uses_of(work: tl.int64, count: tl.int64, uses: tl.int64) -> Any:
+    """Rank, slot and epoch of each fetch that is OK, as words at `uses`: (how many, bytes of their objects)."""
+    good = word(0)
+    nbytes = word(0)
+    i = word(0)
+    while i < count:
+        fetch = fetch_at(work, i)
+        if field(fetch, F_STATUS) == OK:
+            poke(uses, 3 * good, field(fetch, F_OWNER))
+            poke(uses, 3 * good + 1, field(fetch, F_SLOT))
+            poke(uses, 3 * good + 2, epoch_of(field(fetch, F_HEADER + H_STATE)))
+            nbytes += field(fetch, F_HEADER + H_BYTES)
+            good += 1
+        i += 1
+    return good, nbytes
 
 
 @triton.jit

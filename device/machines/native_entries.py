@@ -38,6 +38,7 @@ FABRIC_ENTRIES = {
     "ask_again": Entry(fabric.ask_again, 1),
     "take_again": Entry(fabric.take_again, 1),
     "copy_each": Entry(fetches.copy_each, 0),
+    "uses_of": Entry(fetches.uses_of, 2),
     # an owner's puts from other hosts
     "begin_each": Entry(pulls.begin_each, 1),
     "rows_of_pulls": Entry(pulls.rows_of_pulls, 1),

@@ -1,12 +1,12 @@
-"""Which nodes are asked for many keys: those of which events have told, then the homes of the keys."""
+"""Which nodes are asked for many keys: those of which events have told, then the homes of the keys; all at once."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
+from nanokv.cluster.nodes import Node
 from nanokv.cluster.objects import Objects
 from nanokv.device.machines.records import Words
 from nanokv.device.protocol.status import Status
@@ -15,6 +15,8 @@ from nanokv.errors import PeerLost
 from nanokv.types import Key
 
 _OK = int(Status.OK)
+
+Ask = Callable[[Node, Words], Words]  #: asks a node for the keys of these numbers: a status each
 
 
 class Asking(Objects):
@@ -26,52 +28,62 @@ class Asking(Objects):
     def _find_here(self, digests: Digests) -> Words:
         return self.world._batched.find(digests)
 
-    def _ask_known(self, digests: Digests, missing: Words, statuses: Words, read: Any) -> None:
+    def _ask_known(
+        self, digests: Digests, missing: Words, statuses: Words, read: Callable[[Node, Words, bool], Words]
+    ) -> None:
         """Read what lies where events say; the rest stays as it is."""
-        places, names = self._parts.locations.nodes_of(np.ascontiguousarray(digests.words[missing]))
-        for place in np.unique(places[places > 0]).tolist():
-            node = self._nodes.find(names[place])
-            if node is None:
-                continue
-            which = missing[places == place]
-            try:
-                found = read(node, which, True)
-            except PeerLost:
-                continue  # their homes may have them too; if not, those are asked next, and say so
-            statuses[which] = np.where(found == _OK, _OK, statuses[which])
+        places, names = self._parts.locations.nodes_of(chosen(digests, missing).words)
+        asks = [
+            (node, which)
+            for place, which in by_place(places, missing)
+            if place and (node := self._nodes.find(names[place])) is not None
+        ]
+        answers = self._parts.at_once.ask(asks, lambda node, which: read(node, which, True))
+        for (_, which), found in zip(asks, answers, strict=True):
+            if not isinstance(found, PeerLost):  # else their homes are asked next, and say so
+                good = which[found == _OK]
+                statuses[good] = _OK
 
-    def _ask_each(self, digests: Digests, missing: Words, statuses: Words, ask: Any) -> None:
+    def _ask_each(self, digests: Digests, missing: Words, statuses: Words, ask: Ask) -> None:
         """Ask the nodes that may have objects, for those whose status is not OK yet.
 
         Raises:
             PeerLost: one that may have an object cannot be reached, and no other one has it.
         """
         lost: PeerLost | None = None
-        unsure = np.zeros(len(digests), bool)
-        asked: dict[str, Any] = {}  # by node: whether it was asked for each
+        unsure: list[Words] = []
+        asked: list[tuple[Node, Words]] = []
         for homes in self._nodes.homes:
             missing = missing[statuses[missing] != _OK]
             if not len(missing):
                 break
-            places = homes.of_each(np.ascontiguousarray(digests.words[missing]))
-            for place in np.unique(places).tolist():
-                node = self._nodes.find(homes.nodes[place])
-                which = missing[places == place]
-                if node is None:
-                    continue
-                done = asked.setdefault(node.name, np.zeros(len(digests), bool))
-                which = which[~done[which]]
-                if not len(which):
-                    continue
-                done[which] = True
-                try:
-                    statuses[which] = ask(node, which)
-                except PeerLost as error:
-                    lost = lost or error
-                    unsure[which] = True
-        if lost is not None and (unsure & (statuses != _OK)).any():
+            asks = []
+            for place, theirs in by_place(homes.of_each(chosen(digests, missing).words), missing):
+                node, which = self._nodes.find(homes.nodes[place]), theirs
+                for before, done in asked:
+                    if before is node:
+                        which = np.setdiff1d(which, done, assume_unique=True)
+                if node is not None and len(which):
+                    asks.append((node, which))
+            asked += asks
+            for (_, which), found in zip(asks, self._parts.at_once.ask(asks, ask), strict=True):
+                if isinstance(found, PeerLost):
+                    lost = lost or found
+                    unsure.append(which)
+                else:
+                    statuses[which] = found
+        if lost is not None and any((statuses[which] != _OK).any() for which in unsure):
             self._counts.peer_lost += 1
             raise lost
+
+
+def by_place(places: Words, numbers: Words) -> Iterator[tuple[int, Words]]:
+    """Each place that occurs, and the numbers that have it."""
+    if len(places) and (places == places[0]).all():  # np.unique takes longer than a look-up
+        yield int(places[0]), numbers
+        return
+    for place in np.unique(places).tolist():
+        yield place, numbers[places == place]
 
 
 def chosen(digests: Digests, which: Words) -> Digests:

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from nanokv.cluster.fetched import Fetched, Got
 from nanokv.cluster.many import Many
 from nanokv.cluster.nodes import Node
 from nanokv.cluster.objects import copy_to
 from nanokv.cluster.paged import ClusterPagedKV
-from nanokv.cluster.reading import Got
 from nanokv.device.machines.records import Words
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.layout import LOW32
@@ -40,8 +40,9 @@ class Bringing(Many):
             self._counts.remote_gets += len(missing)
 
             def read(node: Node, which: Words, known: bool) -> Words:
-                def take(i: int, got: Got) -> None:
-                    here[which[i]] = self._keep(digests[int(which[i])], got)
+                def take(some: Words, fetched: Fetched) -> None:
+                    for i, got in zip(which[some].tolist(), fetched.each(), strict=True):
+                        here[i] = self._keep(digests[i], got)
 
                 return self._reading.get_each(node, digests.words[which], take, known=known)
 

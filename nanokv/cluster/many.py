@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, overload
 
 import numpy as np
@@ -11,12 +11,13 @@ import torch
 
 from nanokv.api.objects import check_reinterpret
 from nanokv.arguments import listed, seconds
-from nanokv.cluster.asking import chosen
+from nanokv.cluster.asking import by_place, chosen
 from nanokv.cluster.base import Segment
+from nanokv.cluster.fetched import Fetched
 from nanokv.cluster.lookups import Lookups
 from nanokv.cluster.nodes import Node
 from nanokv.cluster.offering import sizes_of
-from nanokv.cluster.reading import Got
+from nanokv.cluster.statuses import is_one_of
 from nanokv.device.machines.records import What, Words
 from nanokv.device.protocol.status import Status
 from nanokv.digests import Digests
@@ -29,6 +30,7 @@ from nanokv.transfer.host_tensors import all_in_host_memory
 from nanokv.types import Key
 
 _OK, _MISS, _NOT_READY, _SIZE = (int(Status[name]) for name in ("OK", "MISS", "NOT_READY", "SIZE"))
+_HARMLESS = (_OK, _MISS, _NOT_READY)
 _LOST = -1  #: no status: the node did not answer
 _ROOM_REST = 0.01  #: seconds
 
@@ -57,15 +59,21 @@ class Many(Lookups):
             raise InvalidArgument(f"{len(digests)} keys and {len(tensors)} tensors")
         deadline = time.monotonic() + seconds("timeout", timeout)
         outcomes: list[NanoKVError | None] = [None] * len(digests)
-        for node, rank, which in self._by_target(digests, preferred_segment):
-            some, parts = chosen(digests, which), _rows(tensors, which)
-            if node is None:
-                left = max(deadline - time.monotonic(), 0.0)
-                found = self.world.put_many(some, parts, preferred_segment=rank, hold=hold, timeout=left)
-            else:
-                found = self._put_many_to(node, rank, some, parts, hold, deadline)
+        rank, targets = self._targets(digests, preferred_segment)
+
+        def keep(which: Words, found: list[NanoKVError | None]) -> None:
             for i, outcome in zip(which.tolist(), found, strict=True):
                 outcomes[i] = outcome
+
+        def put(node: Node, which: Words) -> None:
+            some, parts = chosen(digests, which), _rows(tensors, which)
+            keep(which, self._put_many_to(node, rank, some, parts, hold, deadline))
+
+        for node, which in targets:
+            if node is None:
+                some, parts, left = chosen(digests, which), _rows(tensors, which), max(deadline - time.monotonic(), 0.0)
+                keep(which, self.world.put_many(some, parts, preferred_segment=rank, hold=hold, timeout=left))
+        self._parts.at_once.ask([(node, which) for node, which in targets if node is not None], put)
         return outcomes
 
     def _put_many_to(
@@ -81,7 +89,7 @@ class Many(Lookups):
                 parts = _rows(tensors, left)
                 found = self._putting.put_each(node, keys.words[left], parts, rank, self._terms(hold))
                 statuses[left] = found["status"]
-                left = np.flatnonzero(np.isin(statuses, [int(each) for each in NO_ROOM]))
+                left = np.flatnonzero(is_one_of(statuses, NO_ROOM))
                 if not len(left) or time.monotonic() >= deadline:
                     break
                 time.sleep(_ROOM_REST)
@@ -120,14 +128,16 @@ class Many(Lookups):
         digests = self._digests(keys)
         if reinterpret is not False:
             check_reinterpret(reinterpret, dsts)
-        here = self._find_here(digests)
+        here = np.array(self._find_here(digests))
         answers: list[Any] = [None] * len(digests)
         mine = np.flatnonzero(here == _OK)
         if len(mine):
             given = {} if dsts is None else {"dsts": _rows(dsts, mine), "reinterpret": reinterpret}
             for i, answer in zip(mine.tolist(), self.world.get_many(chosen(digests, mine), **given), strict=True):
                 answers[i] = answer
-        missing = np.array([i for i, answer in enumerate(answers) if answer is None or answer is False], np.int64)
+                if answer is None or answer is False:
+                    here[i] = _MISS
+        missing = np.flatnonzero(here != _OK)
         if len(missing):
             self._get_others(keys, digests, missing, dsts, reinterpret, answers)
         if isinstance(dsts, torch.Tensor):
@@ -143,7 +153,7 @@ class Many(Lookups):
         rows = None if dsts is None else self._into_rows(dsts, reinterpret)
 
         def read(node: Node, which: Words, known: bool) -> Words:
-            words = digests.words[which]
+            words = chosen(digests, which).words
             if rows is not None:
                 what, targets = rows
                 found = self._reading.get_into_each(node, words, targets[which], what, known=known)
@@ -152,20 +162,31 @@ class Many(Lookups):
                     answers[i] = True if are_rows else dsts[i]
                 return found
 
-            def take(i: int, got: Got) -> None:
-                dst = None if dsts is None else dsts[int(which[i])]
-                answers[int(which[i])] = self._as_tensor(got, digests[int(which[i])], dst, reinterpret)
+            def take(some: Words, fetched: Fetched) -> None:
+                self._take(keys, which[some].tolist(), fetched, dsts, reinterpret, answers)
 
             return self._reading.get_each(node, words, take, known=known)
 
         self._ask_known(digests, missing, statuses, read)
         self._ask_each(digests, missing, statuses, lambda node, which: read(node, which, False))
-        for i in missing.tolist() if (statuses != _OK).any() else ():
-            if statuses[i] in (_OK, _MISS, _NOT_READY):
-                continue
+        wrong = missing[~is_one_of(statuses[missing], _HARMLESS)]
+        for i in wrong.tolist():
             if statuses[i] == _SIZE and dsts is not None:  # the call for this key alone says how it differs
                 self.get(digests[i], dst=dsts[i], reinterpret=reinterpret)
             raise self._error(int(statuses[i]), keys[i], None)
+
+    def _take(
+        self, keys: Sequence[Key], which: list[int], fetched: Fetched, dsts: Any, reinterpret: bool, answers: list[Any]
+    ) -> None:
+        """Take objects that were read, of the keys `which`, as new tensors or into `dsts`."""
+        if dsts is not None:
+            for i, got in zip(which, fetched.each(), strict=True):
+                answers[i] = self._as_tensor(got, keys[i], dsts[i], reinterpret)
+            return
+        for i, tensor in zip(which, fetched.tensors(self.device), strict=True):
+            if tensor is None:
+                raise self._error(Status.CORRUPT, keys[i], None)
+            answers[i] = tensor
 
     def _into_rows(self, dsts: Any, reinterpret: bool) -> tuple[What, Words] | None:
         """Size, dtype and shape of the destinations, and their addresses; None: they are not alike."""
@@ -176,19 +197,19 @@ class Many(Lookups):
         return (What.of(what.nbytes, RAW) if reinterpret else what), targets
 
     # --- which node ---
-    def _by_target(
+    def _targets(
         self, digests: Digests, preferred: Segment | None
-    ) -> Iterator[tuple[Node | None, int | None, Words]]:
-        """The nodes that get new objects, the rank there, and the numbers of their keys."""
+    ) -> tuple[int | None, list[tuple[Node | None, Words]]]:
+        """The rank that gets new objects; the nodes, None for this one, and the numbers of their keys."""
         if not len(digests):
-            return
+            return None, []
+        every = np.arange(len(digests))
         if preferred is not None:
-            yield *self._target(digests[0], preferred), np.arange(len(digests))
-            return
+            node, rank = self._target(digests[0], preferred)
+            return rank, [(node, every)]
         homes = self._nodes.homes[0]
-        places = homes.of_each(digests.words)
-        for place in np.unique(places).tolist():
-            yield self._nodes.find(homes.nodes[place]), None, np.flatnonzero(places == place)
+        places = by_place(homes.of_each(digests.words), every)
+        return None, [(self._nodes.find(homes.nodes[place]), which) for place, which in places]
 
 
 def _rows(tensors: Any, which: Words) -> Any:

@@ -1,5 +1,6 @@
 """The nodes of a cluster as this process knows them: from the cards of the registry, and from what the link says."""
 
+import itertools
 import logging
 import threading
 import time
@@ -23,10 +24,13 @@ class Node:
 
     Any member of a node has all segments of its world mapped, so a reader needs one. It takes the lowest rank, and the
     next one if that is lost.
+
+    Attributes:
+        number: that no other node has.
     """
 
-    def __init__(self, name: str, link: Link) -> None:
-        self.name = name
+    def __init__(self, name: str, link: Link, number: int) -> None:
+        self.name, self.number = name, number
         self._link = link
         self._lock = threading.Lock()
         self._cards: dict[int, Card] = {}
@@ -142,6 +146,7 @@ class Nodes:
         self._link, self._secret = link, secret
         self._lock = threading.Lock()
         self._nodes: dict[str, Node] = {}
+        self._numbers = itertools.count()
         self.homes: tuple[Homes, ...] = (Homes([here]),)
         self._refused: set[tuple[str, str]] = set()
         self.changed: Callable[[], None] = lambda: None
@@ -160,7 +165,7 @@ class Nodes:
                 if card is not None and card.node != self.here:
                     found.setdefault(card.node, {})[card.rank] = card
             gone = [self._nodes[name] for name in self._nodes.keys() - found.keys()]
-            nodes = {name: self._nodes.get(name) or Node(name, self._link) for name in found}
+            nodes = {name: self._nodes.get(name) or Node(name, self._link, next(self._numbers)) for name in found}
             for name, cards in found.items():
                 nodes[name].update(cards)
             self._left.update(node.name for node in gone)

@@ -13,10 +13,10 @@ import torch
 from nanokv.api.objects import check_reinterpret
 from nanokv.arguments import FOREVER, seconds
 from nanokv.cluster.base import ClusterBase, Segment
+from nanokv.cluster.fetched import Got
 from nanokv.cluster.kinds import Kind
 from nanokv.cluster.messages.asker import Refused, Unanswered
 from nanokv.cluster.nodes import Node
-from nanokv.cluster.reading import Got
 from nanokv.device.machines.records import Found, Place, What, Words
 from nanokv.device.protocol.status import Status
 from nanokv.errors import InvalidArgument, PeerLost, WaitTimeout

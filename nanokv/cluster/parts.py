@@ -5,6 +5,7 @@ import time
 from typing import Any, NamedTuple
 
 from nanokv.cache import NanoKVCache
+from nanokv.cluster.at_once import AtOnce
 from nanokv.cluster.card import Card, member_name
 from nanokv.cluster.counts import Counts
 from nanokv.cluster.departures import Departures
@@ -47,11 +48,13 @@ class Parts(NamedTuple):
     counts: Counts
     events: Events
     uses: Uses
+    at_once: AtOnce
     segments: list[Any]  #: keeps the memory mapped as long as other nodes may read it
 
     def close(self) -> None:
         """Leave the cluster; then let nobody read, and only then give memory back."""
         self.membership.close()
+        self.at_once.close()
         self.events.close()
         self.uses.close()
         self.server.close()
@@ -150,5 +153,6 @@ def assemble(world: NanoKVCache, cluster: str, options: ClusterOptions) -> Parts
         counts,
         events,
         uses,
+        AtOnce(),
         segments,
     )

@@ -2,30 +2,32 @@
 
 import ctypes
 from collections.abc import Callable, Iterator
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from nanokv.cluster.counts import Counts
+from nanokv.cluster.fetched import Fetched, Got
 from nanokv.cluster.links.base import Link, LinkLost
 from nanokv.cluster.locations import Locations
 from nanokv.cluster.nodes import Node
 from nanokv.cluster.remote_world import RemoteWorld
 from nanokv.cluster.rounds import Rounds
 from nanokv.cluster.staging import Staging
+from nanokv.cluster.statuses import is_one_of
 from nanokv.cluster.transfers import Transfers
 from nanokv.cluster.workspace import MOST_KEYS, SMALL, Workspace
 from nanokv.device.fabric.judging import DOUBTFUL, GONE
 from nanokv.device.fabric.records import FETCH
 from nanokv.device.machines.native_code import fabric_code
-from nanokv.device.machines.records import Descriptor, What, Words
+from nanokv.device.machines.records import What, Words
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.layout import EPOCH_MASK, EPOCH_SHIFT, MAX_DIMS, OBJ_HEADER, PIN_BITS, WORD
 from nanokv.types import KeyDigest
 
 _EPOCH_SHIFT, _EPOCH_MASK = EPOCH_SHIFT.value, EPOCH_MASK.value
+_USE_WORDS = 3  #: of a use: see `uses`
 TRIES = 16  #: how often a read begins anew because the object was replaced meanwhile
 _OK, _MISS, _TORN, _CORRUPT = int(Status.OK), int(Status.MISS), int(Status.TORN), int(Status.CORRUPT)
 _GONE, _DOUBTFUL = int(GONE.value), int(DOUBTFUL.value)
@@ -35,20 +37,11 @@ _STATUS, _OWNER, _SLOT, _DST, _WHAT = (
 )
 _STATE = (FETCH.offsets["header"] + OBJ_HEADER.offsets["state"]) // WORD
 _NBYTES = (FETCH.offsets["header"] + OBJ_HEADER.offsets["bytes_total"]) // WORD
-_HEADER_STATE = OBJ_HEADER.offsets["state"] // WORD
 _HEADER_BYTES = OBJ_HEADER.offsets["bytes_total"] // WORD
 #: of a header, the bits that stay while it is READY in one epoch: all but pins, last access and flags
 _KEPT = np.full(OBJ_HEADER.size // WORD, -1, np.int64)
 _KEPT[OBJ_HEADER.offsets["state"] // WORD] = ~PIN_BITS.value
 _KEPT[[OBJ_HEADER.offsets["last_access"] // WORD, OBJ_HEADER.offsets["flags"] // WORD]] = 0
-
-
-class Got(NamedTuple):
-    """An object that was read."""
-
-    nbytes: int
-    descriptor: Descriptor
-    data: npt.NDArray[np.uint8] | bytes  #: its bytes, in memory that is nobody else's
 
 
 class _Gone(LinkLost):
@@ -70,13 +63,9 @@ class Reading(Transfers):
     # --- one ---
     def get(self, node: Node, key: KeyDigest) -> Got | int:
         """An object: its bytes; or MISS, NOT_READY or CORRUPT."""
-
-        def once(world: RemoteWorld, workspace: Workspace) -> Got | int:
-            return self._get_once(world, workspace, key)
-
         for _ in range(TRIES):
-            found = self._pass(node, once)
-            if found not in _AGAIN:
+            found = self._pass(node, self._get_once, key)
+            if isinstance(found, Got) or found not in _AGAIN:
                 return found
         return _CORRUPT if found == _DOUBTFUL else _MISS
 
@@ -113,16 +102,13 @@ class Reading(Transfers):
 
     def get_known(self, node: Node, key: KeyDigest) -> Got | None:
         """An object that lies where the table of locations says, in two rounds; None: it does not (any more)."""
-
-        def once(world: RemoteWorld, workspace: Workspace) -> Got | int:
-            words = workspace.words
-            words[0], words[1] = key
-            if not self._locations.recall(world, workspace, 1):
-                return _MISS
-            return self._fetch_one(world, workspace)
-
-        found = self._pass(node, once)
+        found = self._pass(node, self._get_known_once, key)
         return found if isinstance(found, Got) else None
+
+    def _get_known_once(self, world: RemoteWorld, workspace: Workspace, key: KeyDigest) -> Got | int:
+        words = workspace.words
+        words[0], words[1] = key
+        return self._fetch_one(world, workspace) if self._locations.recall(world, workspace, 1) else _MISS
 
     # --- many ---
     def find_each(self, node: Node, keys: Words) -> Words:
@@ -153,19 +139,21 @@ class Reading(Transfers):
         self._move(world, here, there, np.full(len(there), OBJ_HEADER.size), room)
         return room.view(len(there) * OBJ_HEADER.size).view(np.int64).reshape(len(there), -1)
 
-    def get_each(self, node: Node, keys: Words, take: Callable[[int, Got], None], *, known: bool = False) -> Words:
-        """A status for each key. `take` gets the number of each that is OK, and its object.
+    def get_each(
+        self, node: Node, keys: Words, take: Callable[[Words, Fetched], None], *, known: bool = False
+    ) -> Words:
+        """A status for each key. `take` gets the numbers of those that a pass has read, and their objects.
 
         known: only where the table of locations says, in two rounds; MISS for what is not there.
         """
 
         def some(world: RemoteWorld, workspace: Workspace, which: Words) -> Words:
             statuses = self._fetch_some(world, workspace, keys[which], known)
-            fetches, room = workspace.fetches, workspace.room
-            for k in np.flatnonzero(statuses == _OK).tolist():
-                nbytes, start = int(fetches["header"][k, _HEADER_BYTES]), int(fetches["dst"][k])
-                data = room.view(start + nbytes)[start:] if nbytes else np.empty(0, np.uint8)
-                take(int(which[k]), Got(nbytes, tuple(fetches["what"][k].tolist()), data))
+            good = np.flatnonzero(statuses == _OK)
+            if len(good):
+                fetches = workspace.fetches[: len(which)]
+                sizes, starts = fetches["header"][good, _HEADER_BYTES], fetches["dst"][good]
+                take(which[good], Fetched(workspace.room, sizes, starts, fetches["what"][good]))
             return statuses
 
         return self._each(node, keys, some, whole=False, once=known)
@@ -201,12 +189,12 @@ class Reading(Transfers):
         workspace.into(self._staging.room(max(room, 1)))
         self._rounds.fetch(world, workspace, len(keys), self._timeout)
         statuses: Words = workspace.fetches["status"][: len(keys)].copy()
-        if (statuses == _GONE).any():
+        uses = np.empty((len(keys), _USE_WORDS), np.int64)
+        good, nbytes = self._code["uses_of"](workspace.work, len(keys), uses.ctypes.data)
+        if good < len(keys) and (statuses == _GONE).any():
             _checked(_GONE)
-        fetches = workspace.fetches[: len(keys)][statuses == _OK]
-        self._counts.read(len(fetches), int(fetches["header"][:, _HEADER_BYTES].sum()))
-        epochs = fetches["header"][:, _HEADER_STATE] >> _EPOCH_SHIFT & _EPOCH_MASK
-        self.note_uses(world.name, np.stack([fetches["owner"], fetches["slot"], epochs], 1))
+        self._counts.read(good, nbytes)
+        self.note_uses(world.name, uses[:good])
         return statuses
 
     def _each(
@@ -216,27 +204,16 @@ class Reading(Transfers):
 
         `some` is given their numbers, or (`whole`) the keys themselves.
         """
-        statuses = np.full(len(keys), _TORN, np.int64)
+        statuses, again = np.full(len(keys), _TORN, np.int64), np.arange(len(keys))
         for _ in range(1 if once else TRIES):
-            again = np.flatnonzero(_are_again(statuses))
-            if not len(again):
-                break
             for which in _slices(again):
-                given = keys[which] if whole else which
-                statuses[which] = self._pass(node, partial(_given, some, given))
+                statuses[which] = self._pass(node, some, keys[which] if whole else which)
+            again = np.flatnonzero(is_one_of(statuses, _AGAIN))
+            if not len(again):
+                return statuses
         statuses[statuses == _DOUBTFUL] = _CORRUPT
-        statuses[_are_again(statuses)] = _MISS
+        statuses[is_one_of(statuses, _AGAIN)] = _MISS
         return statuses
-
-
-def _given(some: Callable[..., Words], given: Words, world: RemoteWorld, workspace: Workspace) -> Words:
-    return some(world, workspace, given)
-
-
-def _are_again(statuses: Words) -> npt.NDArray[np.bool_]:
-    torn, busy, doubtful = _AGAIN  # np.isin takes 40 us, even for a few
-    again: npt.NDArray[np.bool_] = (statuses == torn) | (statuses == busy) | (statuses == doubtful)
-    return again
 
 
 def _checked(status: int) -> int:

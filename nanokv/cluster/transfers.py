@@ -4,7 +4,7 @@ What is given up may go on: its memory is kept, and no other read uses it (`stag
 """
 
 from collections.abc import Callable, Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,6 @@ from nanokv.cluster.nodes import Node
 from nanokv.cluster.remote_world import RemoteWorld
 from nanokv.cluster.rounds import TransferLate, wait_for
 from nanokv.cluster.staging import Room, Staging
-from nanokv.cluster.workspace import Workspace
 from nanokv.device.machines.records import Words
 from nanokv.device.segment.layout import HEAP_CTL, OBJ_HEADER, WORD
 from nanokv.errors import PeerLost
@@ -34,12 +33,17 @@ class Transfers:
     def __init__(self, link: Link, staging: Staging, timeout: float) -> None:
         self._link, self._staging, self._timeout = link, staging, timeout
 
-    def _pass(self, node: Node, work: Callable[[RemoteWorld, Workspace], T]) -> T:
-        """Four rounds, or two, with one of the members of a node; with the next one if that is lost."""
-        for _ in range(len(node.cards) + 1):
+    def _pass(self, node: Node, work: Callable[..., T], *arguments: Any) -> T:
+        """Four rounds, or two, with one of the members of a node; with the next one if that is lost.
+
+        work: called with the world of that member, a workspace, and `arguments`.
+        """
+        tries = 0
+        while not tries or tries <= len(node.cards):
+            tries += 1
             world, workspace = node.world(), self._staging.workspace()
             try:
-                answer = work(world, workspace)
+                answer = work(world, workspace, *arguments)
             except TransferLate as late:
                 self._staging.keep(late.is_over, workspace)
                 node.lost(world, str(late))

@@ -148,7 +148,7 @@ def test_over_tcp_a_stopped_owner_is_lost_and_late_bytes_reach_nobody(
     dst = torch.zeros(400_000, dtype=torch.uint8)
     with pytest.raises(PeerLost, match="did not answer"):
         here.get(key, dst=dst)
-    assert here.stats()["late_reads"] == 1
+    assert here.stats()["late_reads"] >= 1  # where events had told, and perhaps at the home
     there.signal(signal.SIGCONT)
     until(lambda: here.stats()["late_reads"] == 0, "the end of the late read")
     assert not dst.any()

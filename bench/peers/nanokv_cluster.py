@@ -1,0 +1,97 @@
+"""NanoKV between two nodes of a cluster: over TCP, and by shared memory, as UCX moves the bytes."""
+
+import itertools
+import os
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+import torch
+
+from nanokv.bench.nodes.transports import TRANSPORTS
+from nanokv.bench.peers.base import Guarantees, System, SystemFailed
+from nanokv.bench.peers.server import Ours
+from nanokv.bench.suite.settings import MIB
+
+_PAGE = 4096
+_SMALL_HEAP = 1 * MIB  #: of this node, which has no objects
+_PROMISE = "every node can get the object, which has one copy; torn reads are noticed and repeated"
+
+
+class _NanoKVCluster(System):
+    """The owner of the objects is the home of their keys, as for any key that no other node is preferred for."""
+
+    module = "zmq"
+    packages = ("nanokv", "nixl", "nixl-cu12", "pyzmq")
+    transport: ClassVar[Mapping[str, str]]
+
+    def start(self) -> None:
+        os.environ.update(self.transport)
+        from nanokv import NanoKVCache
+        from nanokv.bench.nodes.owner import NODE, PATIENCE
+        from nanokv.cluster import NanoKVCluster
+
+        folder = self.folder()
+        members = folder / "members"
+        members.mkdir()
+        page = max(self.ring.size, _PAGE)
+        heap = (self.ring.slots + 2) * page + 64 * MIB
+        Ours("nanokv.bench.nodes.owner", folder, self.stack, [str(members), heap, page, 0, page], self.transport).note()
+        world = self.stack.enter_context(NanoKVCache(_SMALL_HEAP, page_bytes=_PAGE))
+        cluster = NanoKVCluster(world, f"file://{members}", node="client", timeout=PATIENCE)
+        self._cluster, self._there = self.stack.enter_context(cluster), NODE
+        if self._there not in cluster.nodes:
+            raise SystemFailed(f"the cluster has the nodes {', '.join(cluster.nodes)}")
+
+    def buffer(self) -> torch.Tensor:
+        tensor = super().buffer()
+        self._cluster.register(tensor)
+        return tensor
+
+    def key(self, i: int) -> str:
+        names = (f"object {i} {k}" for k in itertools.count())
+        return next(name for name in names if self._cluster.home(name) == self._there)
+
+    def put(self, key: str, tensor: torch.Tensor) -> None:
+        self._cluster.put(key, tensor)
+
+    def get_into(self, key: str, tensor: torch.Tensor) -> None:
+        self._cluster.get(key, dst=tensor)
+
+    def exists(self, key: str) -> bool:
+        return self._cluster.exists(key)
+
+    def remove(self, key: str) -> None:
+        self._cluster.remove(key)
+
+    def exists_many(self, keys: Sequence[str]) -> Sequence[bool]:
+        return self._cluster.exists_many(keys)
+
+
+class NanoKVClusterTCP(_NanoKVCluster):
+    """All bytes over TCP."""
+
+    name = "NanoKV cluster, TCP"
+    transport = TRANSPORTS["TCP"]
+    guarantees = Guarantees(
+        keys="yes, hashed in the call",
+        allocation="by the owner, which is asked by each put",
+        process="the memory is another process's, where a thread of UCX sends what a get reads, and one pulls a put",
+        copies="by the kernel's TCP over loopback, into a socket and out of it; 1 more in a get",
+        checksum="off, as by default",
+        promise=_PROMISE,
+    )
+
+
+class NanoKVClusterSharedMemory(_NanoKVCluster):
+    """As between processes of a host: a get reads the owner's memory, which need not run."""
+
+    name = "NanoKV cluster, shared memory"
+    transport = TRANSPORTS["shared memory"]
+    guarantees = Guarantees(
+        keys="yes, hashed in the call",
+        allocation="by the owner, which is asked by each put",
+        process="the memory is another process's, which is asked by puts alone",
+        copies="1 and 2, by the kernel (cross-memory attach), and out of memory that is registered",
+        checksum="off, as by default",
+        promise=_PROMISE,
+    )

@@ -1,0 +1,52 @@
+"""Several nodes are asked at once, each by one of a few threads: a call takes as long as the slowest one."""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any, TypeVar
+
+from nanokv.cluster.nodes import Node
+from nanokv.errors import CacheClosed, PeerLost
+
+_THREADS = 16
+T = TypeVar("T")
+
+
+class AtOnce:
+    """The threads of one process, each made when a call first needs it.
+
+    A node has always the same one: a thread has a socket of its own to each node that it asks.
+    """
+
+    def __init__(self) -> None:
+        self._threads = [ThreadPoolExecutor(1, "nanokv-cluster-ask") for _ in range(_THREADS)]
+
+    def ask(self, asks: Sequence[tuple[Node, Any]], ask: Callable[[Node, Any], T]) -> list[T | PeerLost]:
+        """Call `ask` with each node and what belongs to it. Returns the answers, or why there is none.
+
+        Raises:
+            Exception: what else a call raised, when all have ended.
+            CacheClosed: this was closed.
+        """
+        if len(asks) == 1:
+            return [_answer(ask, *asks[0])]
+        futures: list[Future[T | PeerLost]] = []
+        try:
+            for node, what in asks:
+                futures.append(self._threads[node.number % _THREADS].submit(_answer, ask, node, what))
+        except RuntimeError:
+            raise CacheClosed("this cluster is closed") from None
+        finally:
+            wait(futures)
+        return [future.result() for future in futures]
+
+    def close(self) -> None:
+        """Take no more calls. What is under way ends by itself."""
+        for thread in self._threads:
+            thread.shutdown(wait=False)
+
+
+def _answer(ask: Callable[[Node, Any], T], node: Node, what: Any) -> T | PeerLost:
+    try:
+        return ask(node, what)
+    except PeerLost as error:
+        return error

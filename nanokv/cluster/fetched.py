@@ -1,0 +1,76 @@
+"""Objects that were read from another node, as tensors of the memory into which they were read."""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from nanokv.cluster.staging import Room
+from nanokv.device.machines.records import Descriptor, Words
+from nanokv.transfer.descriptors import shape_of
+
+Bytes = npt.NDArray[np.uint8]
+
+
+class Got(NamedTuple):
+    """An object that was read."""
+
+    nbytes: int
+    descriptor: Descriptor
+    data: Bytes | bytes  #: its bytes, in memory that is nobody else's
+
+
+class Fetched:
+    """The objects of one pass, in one room, at least one.
+
+    Args:
+        sizes, starts: bytes of each, and where they begin in the room: int64 [n].
+        descriptors: int64 [n, 8].
+    """
+
+    def __init__(self, room: Room, sizes: Words, starts: Words, descriptors: Words) -> None:
+        starts = np.where(sizes, starts, 0)  # an empty object was given no place
+        self._sizes, self._starts, self._descriptors = sizes, starts, descriptors
+        self._bytes: Bytes = room.view(int((starts + sizes).max()))
+
+    def each(self) -> Iterator[Got]:
+        """One after the other."""
+        rows = zip(self._sizes.tolist(), self._starts.tolist(), self._descriptors.tolist(), strict=True)
+        for nbytes, start, descriptor in rows:
+            yield Got(nbytes, tuple(descriptor), self._bytes[start : start + nbytes])
+
+    def tensors(self, device: torch.device) -> list[torch.Tensor | None]:
+        """Each as a tensor; None: its descriptor contradicts its size. On a host they share the room's memory."""
+        flat = torch.from_numpy(self._bytes).to(device)
+        found: list[torch.Tensor | None] | None = self._rows(flat)
+        if found is None:
+            found = [_tensor_of(*each, flat) for each in zip(self.each(), self._starts.tolist(), strict=True)]
+        return found
+
+    def _rows(self, flat: torch.Tensor) -> list[Any] | None:
+        """All at once, if they are alike and lie equally far apart, as what was put together does; else None."""
+        nbytes, order = int(self._sizes[0]), np.argsort(self._starts)
+        starts = self._starts[order]
+        steps = np.diff(starts)
+        step = int(steps[0]) if len(steps) else nbytes
+        if not nbytes or (self._sizes != nbytes).any() or (steps != step).any() or step < nbytes:
+            return None
+        if (self._descriptors != self._descriptors[0]).any():
+            return None
+        known = shape_of(tuple(self._descriptors[0].tolist()), nbytes)
+        if known is None or step % known[0].itemsize:
+            return None
+        rows = flat.as_strided((len(order), nbytes), (step, 1), int(starts[0])).view(known[0])
+        tensors = rows.view(len(order), *known[1]).unbind(0)
+        places = np.empty(len(order), np.int64)
+        places[order] = np.arange(len(order))
+        return [tensors[place] for place in places.tolist()]
+
+
+def _tensor_of(got: Got, start: int, flat: torch.Tensor) -> torch.Tensor | None:
+    known = shape_of(got.descriptor, got.nbytes)
+    if known is None:
+        return None
+    return flat[start : start + got.nbytes].view(known[0]).view(known[1])
