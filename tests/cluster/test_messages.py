@@ -2,27 +2,29 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 import pytest
-import zmq
 
 from nanokv.check.rank_process import wait_until
 from nanokv.cluster.messages.asker import Asker, Refused, Unanswered
-from nanokv.cluster.messages.connection import QUEUE, Connection
+from nanokv.cluster.messages.connection import Connection
 from nanokv.cluster.messages.counts import Dropped
+from nanokv.cluster.messages.frames import Frames, framed
 from nanokv.cluster.messages.replies import Handler
 from nanokv.cluster.messages.sealed import BODY_LIMIT, MESSAGE_LIMIT, Form, Reason, Seal, Sender
 from nanokv.cluster.messages.server import Server
+from nanokv.cluster.messages.tcp import host_and_port
 from nanokv.errors import CacheClosed, InvalidArgument, NanoKVError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -82,7 +84,7 @@ def ends() -> Iterator[ExitStack]:
 
 @pytest.fixture
 def server(handlers: Handlers, ends: ExitStack) -> Server:
-    made = Server("b", 9, SECRET, handlers, local=True)
+    made = Server("b", 9, SECRET, handlers)
     ends.callback(made.close)
     return made
 
@@ -95,15 +97,26 @@ def asker(ends: ExitStack) -> Asker:
 
 
 @contextmanager
-def raw(kind: int, address: str | None = None) -> Iterator["zmq.Socket[bytes]"]:
-    """A socket of somebody who does not keep to the rules."""
-    with zmq.Context() as context, context.socket(kind) as socket:
-        socket.set(zmq.LINGER, 0)
-        if address is None:
-            socket.bind("tcp://127.0.0.1:*")
-        else:
-            socket.connect(address)
-        yield socket
+def raw(address: str) -> Iterator[socket.socket]:
+    """A connection of somebody who does not keep to the rules."""
+    with socket.create_connection(host_and_port(address), PATIENCE) as made:
+        yield made
+
+
+@contextmanager
+def raw_server() -> Iterator[tuple[socket.socket, str]]:
+    """Somebody who listens, and does not keep to the rules."""
+    with socket.create_server(("127.0.0.1", 0)) as made:
+        made.settimeout(PATIENCE)
+        yield made, f"tcp://127.0.0.1:{made.getsockname()[1]}"
+
+
+def heard(made: socket.socket) -> bytes:
+    """The next message."""
+    frames = Frames()
+    while True:
+        for message in frames.feed(made.recv(1 << 16)):
+            return message
 
 
 def counted(member: Server | Asker, **counts: int) -> None:
@@ -114,10 +127,9 @@ def counted(member: Server | Asker, **counts: int) -> None:
     wait_until(f"{expected}", lambda: member.counts == expected)
 
 
-@pytest.mark.parametrize("which", ["address", "local_address"])
-def test_a_question_is_answered(server: Server, asker: Asker, which: str) -> None:
-    address = getattr(server, which)
-    assert address.startswith("tcp://127.0.0.1:" if which == "address" else "ipc://@nanokv-")
+def test_a_question_is_answered(server: Server, asker: Asker) -> None:
+    address = server.address
+    assert address.startswith("tcp://127.0.0.1:")
     assert asker.ask(address, "b", ECHO, b"hello", PATIENCE) == b"a/7: hello"
     assert asker.ask(address, "b", ECHO, b"", PATIENCE, to_incarnation=9) == b"a/7: "
     long = bytes(BODY_LIMIT - 10)
@@ -223,13 +235,11 @@ def test_nobody_answers(asker: Asker, server: Server, handlers: Handlers) -> Non
 
 
 def test_only_the_answer_to_the_question_is_taken(asker: Asker) -> None:
-    with raw(zmq.ROUTER) as router, ThreadPoolExecutor(1) as pool:
-        address = router.get(zmq.LAST_ENDPOINT).decode()  # type: ignore[union-attr]
+    with raw_server() as (listener, address), ThreadPoolExecutor(1) as pool, ExitStack() as stack:
         asked = pool.submit(asker.ask, address, "b", ECHO, b"", PATIENCE)
-        assert router.poll(int(PATIENCE * 1000))
-        route, data = router.recv_multipart()
+        stream = stack.enter_context(listener.accept()[0])
         seal, me = Seal(SECRET, Sender("b", 9)), Sender("a", 7)
-        number = seal.open(data).number
+        number = seal.open(heard(stream)).number
 
         def answer(form: Form = Form.ANSWER, number: int = number, to: Sender = me, seal: Seal = seal) -> bytes:
             return seal.seal(form, ECHO, number, to, b"wrong")
@@ -237,40 +247,45 @@ def test_only_the_answer_to_the_question_is_taken(asker: Asker) -> None:
         wrong = [answer(number=number - 1), answer(number=number + 1), answer(form=Form.QUESTION)]
         wrong += [answer(to=Sender("a", 0)), answer(seal=Seal(SECRET, Sender("c", 9)))]
         for sent in (*wrong, answer(to=Sender("a", 6)), answer(to=Sender("b", 9)), b"junk", answer()[:-1], b""):
-            router.send_multipart([route, sent])
-        router.send_multipart([route, answer(), answer()])
-        router.send_multipart([route, seal.seal(Form.ANSWER, ECHO, number, me, b"right")])
+            stream.sendall(framed(sent))
+        right = framed(seal.seal(Form.ANSWER, ECHO, number, me, b"right"))
+        for part in (right[:3], right[3:50], right[50:]):
+            stream.sendall(part)
+            time.sleep(0.01)
         assert asked.result(PATIENCE) == b"right"
-    counted(asker, UNEXPECTED=5, ADDRESSEE=2, TRUNCATED=2, MAC=1, MALFORMED=1)
+    counted(asker, UNEXPECTED=5, ADDRESSEE=2, TRUNCATED=2, MAC=1)
 
 
 def test_a_message_that_is_sent_again_is_not_taken_again(server: Server, handlers: Handlers) -> None:
     seal, old = Seal(SECRET, Sender("c", 5)), Seal(SECRET, Sender("c", 4))
     to = Sender("b", 9)
     told = [seal.seal(Form.TOLD, TOLD, number, to, b"%d" % number) for number in (2, 1, 3)]
-    with raw(zmq.DEALER, server.address) as dealer, raw(zmq.DEALER, server.address) as other:
-        for socket in (dealer, other):
+    with raw(server.address) as first, raw(server.address) as other:
+        for stream in (first, other):
             for data in told:
-                socket.send(data)
-            counted(server, **({} if socket is dealer else {"REPLAYED": 3}))
+                stream.sendall(framed(data))
+            counted(server, **({} if stream is first else {"REPLAYED": 3}))
             wait_until("all to be taken", lambda: len(handlers.told) == 3)
-        other.send(old.seal(Form.TOLD, TOLD, 9, to, b"old"))
-        other.send(seal.seal(Form.TOLD, TOLD, 9, Sender("b", 8), b"to the server that was there before"))
+        other.sendall(framed(old.seal(Form.TOLD, TOLD, 9, to, b"old")))
+        other.sendall(framed(seal.seal(Form.TOLD, TOLD, 9, Sender("b", 8), b"to the server that was there before")))
         counted(server, REPLAYED=3, OLD_INCARNATION=1, ADDRESSEE=1)
     assert [body for _, body in handlers.told] == [b"2", b"1", b"3"]
 
 
 def test_what_is_not_a_question_is_refused_and_counted(server: Server, asker: Asker, handlers: Handlers) -> None:
     seal, to = Seal(SECRET, Sender("c", 5)), Sender("b", 9)
-    with raw(zmq.DEALER, server.address) as dealer:
+    with raw(server.address) as stream:
         for data in (b"", b"junk" * 100, bytes(MESSAGE_LIMIT + 1), b"\1" + bytes(300)):
-            dealer.send(data)
+            stream.sendall(framed(data))
         for form in (Form.ANSWER, Form.ERROR, Form.EVENT, Form.BEAT):
-            dealer.send(seal.seal(form, TOLD, 1, to, b""))
-        dealer.send(seal.seal(Form.TOLD, TOLD, 1, Sender("c", 5), b"to itself"))
-        dealer.send_multipart([seal.seal(Form.TOLD, TOLD, 1, to, b"")] * 2)
-        counted(server, TRUNCATED=1, VERSION=1, OVERSIZED=1, MAC=1, UNEXPECTED=4, ADDRESSEE=1, MALFORMED=1)
-        dealer.send(bytes(4 * MESSAGE_LIMIT))  # cut off, and not counted
+            stream.sendall(framed(seal.seal(form, TOLD, 1, to, b"")))
+        stream.sendall(framed(seal.seal(Form.TOLD, TOLD, 1, Sender("c", 5), b"to itself")))
+        counted(server, TRUNCATED=1, VERSION=1, OVERSIZED=1, MAC=1, UNEXPECTED=4, ADDRESSEE=1)
+        stream.sendall((4 * MESSAGE_LIMIT).to_bytes(4, "little"))  # cut off, and not counted
+        assert stream.recv(1) == b""
+    with raw(server.address) as stream:
+        stream.sendall(b"GET / HTTP/1.1\r\n\r\n")  # as above: its first letters are a length
+        assert stream.recv(1) == b""
     assert asker.ask(server.address, "b", ECHO, b"on", PATIENCE) == b"a/7: on"
     assert handlers.told == []
 
@@ -287,8 +302,8 @@ def test_another_secret_gets_no_answer(server: Server, ends: ExitStack) -> None:
 
 def test_an_answer_to_someone_who_has_gone_is_dropped(server: Server, asker: Asker, handlers: Handlers) -> None:
     question = Seal(SECRET, Sender("c", 5)).seal(Form.QUESTION, NEVER, 1, Sender("b", 9), b"")
-    with raw(zmq.DEALER, server.address) as dealer:
-        dealer.send(question)
+    with raw(server.address) as stream:
+        stream.sendall(framed(question))
         wait_until("the question to be pending", lambda: bool(handlers.never))
 
     def gone() -> bool:  # the server is told that a connection ended as it is told of messages: a little later
@@ -296,9 +311,10 @@ def test_an_answer_to_someone_who_has_gone_is_dropped(server: Server, asker: Ask
             later.left = 0
         if server.counts:
             return True
-        with raw(zmq.DEALER, server.address) as dealer:
+        with raw(server.address) as stream:
             number = 1 + len(handlers.never)
-            dealer.send(Seal(SECRET, Sender("c", 5)).seal(Form.QUESTION, NEVER, number, Sender("b", 9), b""))
+            again = Seal(SECRET, Sender("c", 5)).seal(Form.QUESTION, NEVER, number, Sender("b", 9), b"")
+            stream.sendall(framed(again))
             wait_until("the question to be pending", lambda: len(handlers.never) == number)
         return False
 
@@ -307,17 +323,46 @@ def test_an_answer_to_someone_who_has_gone_is_dropped(server: Server, asker: Ask
     assert asker.ask(server.address, "b", ECHO, b"on", PATIENCE) == b"a/7: on"
 
 
-def test_to_tell_nobody_does_not_block(asker: Asker) -> None:
-    with raw(zmq.ROUTER) as router:
-        address = router.get(zmq.LAST_ENDPOINT).decode()  # type: ignore[union-attr]
-    for _ in range(QUEUE + 100):
+def test_what_is_told_to_nobody_is_dropped(asker: Asker) -> None:
+    with raw_server() as (_, address):
+        pass
+    for _ in range(3):
         asker.tell(address, "b", TOLD, b"x")
-    assert 0 < asker.counts[Dropped.FULL] <= 100
-    with pytest.raises(Unanswered):  # the queue is full for questions too
+    counted(asker, FULL=3)
+    with pytest.raises(Unanswered):
         asker.ask(address, "b", ECHO, b"", SHORT)
-    before = asker.counts
-    asker.tell(address, "b", TOLD, b"by a new socket, with an empty queue")
-    assert asker.counts == before
+    assert not asker._all
+
+
+def test_what_is_told_to_someone_who_does_not_read_is_dropped(asker: Asker) -> None:
+    with raw_server() as (_, address):
+        for _ in range(16):  # the kernel takes some of it
+            asker.tell(address, "b", TOLD, bytes(BODY_LIMIT))
+        assert 0 < asker.counts[Dropped.FULL] < 16
+
+
+def test_someone_who_does_not_take_answers_holds_up_nobody(server: Server, asker: Asker) -> None:
+    seal, body = Seal(SECRET, Sender("c", 5)), bytes(BODY_LIMIT - 100)
+
+    def ask_on() -> None:
+        with raw(server.address) as stream, suppress(OSError):
+            for number in range(1, 200):
+                stream.sendall(framed(seal.seal(Form.QUESTION, ECHO, number, Sender("b", 9), body)))
+
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(ask_on)
+        while not asked.done():
+            assert asker.ask(server.address, "b", ECHO, b"on", PATIENCE) == b"a/7: on"
+    assert server.counts == {Dropped.GONE: 1}
+
+
+def test_the_end_of_a_connection_ends_the_wait_for_an_answer(asker: Asker) -> None:
+    with raw_server() as (listener, address), ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(asker.ask, address, "b", ECHO, b"", PATIENCE)
+        with listener.accept()[0] as stream:
+            heard(stream)
+        with pytest.raises(Unanswered, match=r"b at .* did not answer, and has gone"):
+            asked.result(PATIENCE)
 
 
 def test_the_sockets_of_a_thread_end_with_it(server: Server, asker: Asker) -> None:
@@ -327,10 +372,12 @@ def test_the_sockets_of_a_thread_end_with_it(server: Server, asker: Asker) -> No
         thread.join()
     wait_until("the sockets to be closed", lambda: not asker._all)
     asker.ask(server.address, "b", ECHO, b"", PATIENCE)
-    asker.ask(server.local_address or "", "b", ECHO, b"", PATIENCE)
+    other = Server("b", 10, SECRET, Handlers())
+    asker.ask(other.address, "b", ECHO, b"", PATIENCE)
     assert len(asker._all) == 2
     asker.forget(server.address)
-    assert [each.address for each in asker._all] == [server.local_address]
+    assert [each.address for each in asker._all] == [other.address]
+    other.close()
     assert asker.ask(server.address, "b", ECHO, b"again", PATIENCE) == b"a/7: again"
 
 
@@ -339,9 +386,9 @@ def test_a_finalizer_may_tell_while_its_thread_asks(
 ) -> None:
     receive = Connection.receive
 
-    def interrupted(self: Connection, deadline: float) -> list[bytes] | None:
+    def interrupted(self: Connection, until: float) -> bytes | None:
         asker.tell(server.address, "b", TOLD, b"released")
-        return receive(self, deadline)
+        return receive(self, until)
 
     monkeypatch.setattr(Connection, "receive", interrupted)
     assert asker.ask(server.address, "b", LATER, b"x", PATIENCE) == b"x"
@@ -365,7 +412,17 @@ def test_close_ends_calls_that_wait(server: Server, asker: Asker, handlers: Hand
 
 @pytest.mark.parametrize(
     "address",
-    ["", "tcp://", "tcp://127.0.0.1", "tcp://127.0.0.1:99999", "tcp://127.0.0.1:0", "inproc://x", "ipc://", 5],
+    [
+        "",
+        "tcp://",
+        "tcp://127.0.0.1",
+        "tcp://127.0.0.1:99999",
+        "tcp://127.0.0.1:0",
+        "inproc://x",
+        "ipc://@x",
+        "tcp://::1:5",
+        5,
+    ],
 )
 def test_a_wrong_address_is_refused(asker: Asker, address: Any) -> None:
     with pytest.raises(InvalidArgument):
@@ -392,6 +449,16 @@ def test_an_address_in_use_is_refused(server: Server) -> None:
         Server("c", 1, SECRET, {}, port=65536)
 
 
+def test_an_interface_and_another_family(asker: Asker, ends: ExitStack) -> None:
+    for bind, start in (("lo", "tcp://127.0.0.1:"), ("::1", "tcp://[::1]:"), ("0.0.0.0", "tcp://0.0.0.0:")):
+        if bind == "::1" and not socket.has_dualstack_ipv6():
+            continue
+        server = Server("b", 9, SECRET, {ECHO: lambda sender, body: body}, bind=bind)
+        ends.callback(server.close)
+        assert server.address.startswith(start)
+        assert asker.ask(server.address.replace("0.0.0.0", "127.0.0.1"), "b", ECHO, b"x", PATIENCE) == b"x"
+
+
 def test_an_idle_server_sleeps(server: Server, asker: Asker, monkeypatch: pytest.MonkeyPatch) -> None:
     turns: list[float] = []
     turn = server._turn
@@ -414,6 +481,7 @@ def test_an_idle_server_sleeps(server: Server, asker: Asker, monkeypatch: pytest
 SERVER = """
 import sys
 from nanokv.cluster.messages.server import Server
+from nanokv.cluster.messages.tcp import host_and_port
 server = Server("b", int(sys.argv[1]), sys.argv[2].encode(), {0: lambda sender, body: body}, port=int(sys.argv[3]))
 print(server.address, flush=True)
 sys.stdin.read()
@@ -450,7 +518,7 @@ def test_a_server_in_another_process_that_is_killed_and_started_again(
     first.wait(PATIENCE)
     with pytest.raises(Unanswered):
         asker.ask(address, "b", 0, b"", SHORT)
-    asker.tell(address, "b", 0, b"into the queue")
+    asker.tell(address, "b", 0, b"to nobody")
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(asker.ask, address, "b", 0, b"before it is there", PATIENCE)
         second = run(SERVER, 2, SECRET.decode(), address.rsplit(":", 1)[1])
@@ -466,6 +534,7 @@ import os, sys
 from nanokv.cluster.messages.asker import Asker
 from nanokv.cluster.messages.feed import Publisher, Subscriber
 from nanokv.cluster.messages.server import Server
+from nanokv.cluster.messages.tcp import host_and_port
 from nanokv.errors import NanoKVError
 address, secret = sys.argv[1], sys.argv[2].encode()
 asker = Asker("a", 1, secret)

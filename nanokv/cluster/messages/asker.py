@@ -21,6 +21,7 @@ from nanokv.cluster.messages.sealed import ANY, Form, Message, Reason, Rejected,
 from nanokv.errors import CacheClosed
 
 _LOOK = 0.1  #: seconds between two calls of `meanwhile`
+_PATIENCE = 0.1  #: seconds in which what is told must find its way out
 
 
 def _soon(deadline: float, meanwhile: object) -> float:
@@ -74,7 +75,8 @@ class Asker:
         """Ask a member; returns its answer.
 
         Args:
-            address: of its server. If nobody is there, the question waits until somebody is.
+            address: of its server. If nobody is there, the question waits until somebody is; if who has it goes,
+                nobody will answer.
             to: the member's id.
             kind: 0 to 65535.
             body: at most 1 MiB.
@@ -84,7 +86,7 @@ class Asker:
             meanwhile: called every 0.1 s while there is no answer. What it raises ends the wait.
 
         Raises:
-            Unanswered: no answer came within `timeout`.
+            Unanswered: no answer came within `timeout`, or the connection has ended, as when the member's process has.
             Refused: the answer is an error.
             InvalidArgument: an argument is wrong; nothing was sent.
             CacheClosed: this asker is closed, or was while it waited.
@@ -101,13 +103,16 @@ class Asker:
             self._give_back(connection, of_use=answer is not None)
         if answer is None:
             self._check_open()
-            raise Unanswered(f"{to} at {address} did not answer within {timeout} s")
+            why = "did not answer, and has gone" if connection.lost else f"did not answer within {timeout} s"
+            raise Unanswered(f"{to} at {address} {why}")
         if answer.form is Form.ERROR:
             raise Refused(answer.body.decode(errors="replace"))
         return answer.body
 
     def tell(self, address: str, to: str, kind: int, body: bytes, *, to_incarnation: int = ANY) -> None:
-        """Send a message that gets no answer. Never blocks; may be lost, and is dropped if too many wait already.
+        """Send a message that gets no answer. It may be lost, and is dropped if the address does not take it at once.
+
+        Takes at most 0.1 s.
 
         Args:
             address, to, kind, body, to_incarnation: as of `ask`.
@@ -117,11 +122,14 @@ class Asker:
         """
         _, sealed = self._sealed(Form.TOLD, to, kind, body, to_incarnation)
         connection = self._take(address)
+        sent = False
         try:
-            if not connection.send(sealed):
-                self._counts.add(Dropped.FULL)
+            connection.begin(sealed)
+            sent = connection.send(time.monotonic() + _PATIENCE)
         finally:
-            self._give_back(connection, of_use=True)
+            self._give_back(connection, of_use=sent)
+        if not sent:
+            self._counts.add(Dropped.FULL)
 
     def forget(self, address: str) -> None:
         """Close all sockets to an address where nobody is any more: they would try to connect for ever."""
@@ -186,27 +194,27 @@ class Asker:
         meanwhile: Callable[[], object] | None,
     ) -> Message | None:
         """Send a question and wait for its answer. None: there was none in time, or this was closed."""
-        sent = connection.send(data)
-        while not self._closed:
+        connection.begin(data)
+        sent = False
+        while not self._closed and not connection.lost:
+            until = _soon(deadline, meanwhile)
             if not sent:
-                connection.wait_to_send(deadline)
-                sent = connection.send(data)
-            elif (parts := connection.receive(_soon(deadline, meanwhile))) is not None:
+                sent = connection.send(until)
+            elif (found := connection.receive(until)) is not None:
                 try:
-                    return self._answer(parts, to, number)
+                    return self._answer(found, to, number)
                 except Rejected as rejected:
                     self._counts.add(rejected.reason)
-            elif meanwhile is not None:
+            if time.monotonic() >= until:
+                if until >= deadline:
+                    break
+                assert meanwhile is not None
                 meanwhile()
-            if time.monotonic() >= deadline:
-                break
         return None
 
-    def _answer(self, parts: list[bytes], to: str, number: int) -> Message:
-        """The answer to the question `number` to a member, if these parts are that."""
-        if len(parts) != 1:
-            raise Rejected(Reason.MALFORMED)
-        message = self._seal.open(parts[0])
+    def _answer(self, data: bytes, to: str, number: int) -> Message:
+        """The answer to the question `number` to a member, if this is that."""
+        message = self._seal.open(data)
         if message.form not in (Form.ANSWER, Form.ERROR) or message.to != self._seal.me:
             raise Rejected(Reason.UNEXPECTED)
         if message.sender.id != to or message.number != number:

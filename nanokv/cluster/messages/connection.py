@@ -1,44 +1,48 @@
-"""The socket with which one thread asks one address. Other threads may end it, also while it is used."""
+"""The connection by which one thread asks one address. Other threads may end it, also while it is used."""
 
 import math
 import os
+import select
+import socket
 import threading
 import time
+from collections import deque
 
-import zmq
-
-from nanokv.cluster.messages import sockets
+from nanokv.cluster.messages import tcp
+from nanokv.cluster.messages.frames import Frames, TooLong, framed
 from nanokv.cluster.messages.loop import Wake
 
-QUEUE = 1000  #: messages that wait for an address which does not take them
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.5  #: seconds between two tries to connect
+_CHUNK = 1 << 16  #: bytes: more would be memory that the allocator takes from the kernel each time
 
 
 class Connection:
-    """A DEALER socket. `take` it before use, and `give_back` it.
+    """It connects when it has something to send. `take` it before use, and `give_back` it.
 
     Args:
         wake: when it rings, who waits here stops waiting.
+
+    Attributes:
+        lost: the other end has gone since the last message was sent: no answer will come.
 
     Raises:
         InvalidArgument: `address` is none.
     """
 
     def __init__(self, address: str, wake: Wake) -> None:
-        self._socket = sockets.new_socket(zmq.DEALER, SNDHWM=QUEUE)
+        self.address, self._target, self._wake = address, tcp.host_and_port(address), wake
         self._process = os.getpid()
-        self.address = address
-        try:
-            sockets.connect(self._socket, address)
-        except BaseException:
-            self._socket.close()
-            raise
-        self._wake = wake
-        self._poller = zmq.Poller()
-        self._poller.register(self._socket, zmq.POLLIN)
-        self._poller.register(wake.fd, zmq.POLLIN)
+        self._socket: socket.socket | None = None
+        self._is_connected = False
+        self._poll = select.poll()
+        self._poll.register(wake.fd, select.POLLIN)
+        self._frames, self._come = Frames(), deque[bytes]()
+        self._message, self._sent = b"", 0
+        self._pause = _FIRST_PAUSE
         self._lock = threading.Lock()  # held while it is used or closed
-        self.ended = False
+        self.ended = self.lost = False
 
+    # --- whose it is ---
     def take(self) -> bool:
         """Begin to use it. False if it has ended."""
         self._lock.acquire()
@@ -57,37 +61,105 @@ class Connection:
         """Close it, once nobody uses it. From any thread; idempotent."""
         self.ended = True
         if os.getpid() != self._process:  # in a child of a fork the lock may be held by a thread that is not there
-            sockets.close(self._socket, self._process)
+            self._close()
         elif self._lock.acquire(blocking=False):
             try:
-                sockets.close(self._socket, self._process)
+                self._close()
             finally:
                 self._lock.release()
 
-    def send(self, data: bytes) -> bool:
-        """Send, or queue until the address is there. False if the queue is full."""
-        try:
-            self._socket.send(data, zmq.NOBLOCK)
-        except zmq.Again:
-            return False
+    def _close(self) -> None:
+        made, self._socket, self._is_connected = self._socket, None, False
+        if made is not None:
+            if os.getpid() == self._process:
+                self._poll.unregister(made)
+            made.close()
+        self._frames, self._sent = Frames(), 0
+        self._come.clear()
+
+    # --- what goes ---
+    def begin(self, message: bytes) -> None:
+        """What `send` sends."""
+        self._message, self._sent, self.lost = framed(message), 0, False
+        if self._is_connected and self._has_gone():
+            self._close()
+
+    def send(self, until: float) -> bool:
+        """Connect, and send. False: not done at `until` of time.monotonic; another call goes on with it."""
+        while self._sent < len(self._message):
+            if not self._is_connected and not self._connect(until):
+                return False
+            assert self._socket is not None
+            try:
+                self._sent += self._socket.send(memoryview(self._message)[self._sent :])
+            except BlockingIOError:
+                if not self._wait(select.POLLOUT, until):
+                    return False
+            except OSError:
+                self._close()
         return True
 
-    def wait_to_send(self, deadline: float) -> None:
-        """Wait until the queue has room, about until `deadline` of time.monotonic, or until `wake` rings."""
-        self._poller.modify(self._socket, zmq.POLLOUT)
+    def _connect(self, until: float) -> bool:
         try:
-            self._poller.poll(_ms_until(deadline))
-        finally:
-            self._poller.modify(self._socket, zmq.POLLIN)
+            if self._socket is None:
+                self._socket = tcp.connecting(self._target)
+                self._poll.register(self._socket, 0)
+            if not self._wait(select.POLLOUT, until):
+                return False
+            self._is_connected = tcp.has_connected(self._socket)
+        except OSError:
+            self._is_connected = False
+        if self._is_connected:
+            self._pause = _FIRST_PAUSE
+            return True
+        self._close()
+        self._rest(until)
+        return False
 
-    def receive(self, deadline: float) -> list[bytes] | None:
-        """The parts of what has come. None: nothing has, until about `deadline` of time.monotonic at most."""
-        if (self._socket, zmq.POLLIN) not in self._poller.poll(_ms_until(deadline)):
-            return None
+    def _rest(self, until: float) -> None:
+        """Nobody is there. The next try comes a little later."""
+        pause, self._pause = self._pause, min(2 * self._pause, _LONGEST_PAUSE)
+        self._poll.poll(_ms_until(min(until, time.monotonic() + pause)))
+
+    def _has_gone(self) -> bool:
+        assert self._socket is not None
         try:
-            return self._socket.recv_multipart(zmq.NOBLOCK)
-        except zmq.Again:
-            return None
+            return not self._socket.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
+    # --- what comes ---
+    def receive(self, until: float) -> bytes | None:
+        """A message. None: none has come at about `until` of time.monotonic; or none will (`lost`)."""
+        while not self._come:
+            if self._socket is None or not self._wait(select.POLLIN, until):
+                return None
+            if not self._hear(self._socket):
+                self._close()
+                self.lost = True
+                return None
+        return self._come.popleft()
+
+    def _hear(self, made: socket.socket) -> bool:
+        """Take what has come. False: the other end has gone, or sends what is no message."""
+        try:
+            data = made.recv(_CHUNK)
+            self._come.extend(self._frames.feed(data))
+        except BlockingIOError:
+            return True
+        except (OSError, TooLong):
+            return False
+        return bool(data)
+
+    def _wait(self, events: int, until: float) -> bool:
+        """Whether the socket is ready, or has failed, before `until`."""
+        made = self._socket
+        assert made is not None
+        self._poll.modify(made, events)
+        ready = self._poll.poll(_ms_until(until))
+        return any(number == made.fileno() for number, _ in ready)
 
 
 def _ms_until(deadline: float) -> int:

@@ -8,7 +8,7 @@ from enum import StrEnum
 class Dropped(StrEnum):
     """Why an authentic message went no further."""
 
-    FULL = "the queue to its addressee is full"
+    FULL = "its addressee did not take it at once, or is not there"
     GONE = "who asked is gone, or does not read its answers"
     NO_HANDLER = "no handler for its kind"
     FAILED = "its handler raised"

@@ -5,30 +5,31 @@ The thread sleeps until a message comes. While answers are pending it looks at t
 """
 
 import logging
-import math
+import select
+import time
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import NamedTuple
 
-import zmq
-
-from nanokv.cluster.messages import sockets
+from nanokv.cluster.messages import tcp
 from nanokv.cluster.messages.counts import Counts, Dropped
+from nanokv.cluster.messages.frames import TooLong
 from nanokv.cluster.messages.loop import Loop, Wake
 from nanokv.cluster.messages.replays import Taken
 from nanokv.cluster.messages.replies import Handler, Pending, Reply
 from nanokv.cluster.messages.sealed import Form, Message, Reason, Rejected, Seal, Sender
+from nanokv.cluster.messages.stream import Stream
 
 _log = logging.getLogger("nanokv.cluster.messages")
 
-BATCH = 64  #: messages at most between two looks at pending answers
 _TEXT_LIMIT = 300  #: characters of an error's text
+_REST = 0.01  #: seconds, if the process has no room for another connection
 
 
 class _Asked(NamedTuple):
     """A message under way, and the connection that it came by."""
 
-    route: bytes
+    route: Stream
     message: Message
 
 
@@ -47,8 +48,6 @@ class Server:
         handlers: by the kind of message. They run on the server's thread, one after the other.
         bind: the interface, or an IP address of it. "0.0.0.0", for all, only if you mean it.
         port: 0: any that is free.
-        local: listen at an abstract Unix socket too (`local_address`), which is faster for members on the same host
-            and in the same network namespace. Linux only.
 
     Raises:
         InvalidArgument: an argument is wrong.
@@ -64,19 +63,17 @@ class Server:
         *,
         bind: str = "127.0.0.1",
         port: int = 0,
-        local: bool = False,
     ) -> None:
         self._seal = Seal(secret, Sender(me, incarnation))
         self._handlers = dict(handlers)
         self._counts, self._taken = Counts(), Taken()
         self._later: list[_Later] = []
-        self._socket, self.address, self.local_address = sockets.listener(
-            zmq.ROUTER, bind, port, local, ROUTER_MANDATORY=1
-        )
+        self._listener, self.address = tcp.listener(bind, port)
+        self._streams: dict[int, Stream] = {}  # by file descriptor
         self._wake = Wake()
-        self._poller = zmq.Poller()
-        self._poller.register(self._socket, zmq.POLLIN)
-        self._poller.register(self._wake.fd, zmq.POLLIN)
+        self._epoll = select.epoll()
+        self._epoll.register(self._listener, select.EPOLLIN)
+        self._epoll.register(self._wake.fd, select.EPOLLIN)
         self._loop = Loop(f"nanokv-server-{me}", self._wake, self._turn, self._end)
 
     @property
@@ -89,33 +86,54 @@ class Server:
         self._loop.stop()
 
     def _turn(self) -> None:
-        more = all(self._take_one() for _ in range(BATCH))
+        rest = min(later.pending.rest for later in self._later) if self._later else None
+        for number, events in self._epoll.poll(rest):
+            if number == self._listener.fileno():
+                self._accept()
+            elif number in self._streams:
+                self._attend(self._streams[number], events)
         self._look_at_pending()
-        if more:
-            return
-        if not self._later:
-            self._poller.poll()
-            return
-        rest = min(later.pending.rest for later in self._later)
-        if rest > 0:
-            self._poller.poll(math.ceil(rest * 1000))  # ZeroMQ counts in whole ms
 
-    def _take_one(self) -> bool:
-        """Handle a message. False if there was none."""
+    def _accept(self) -> None:
         try:
-            route, *parts = self._socket.recv_multipart(zmq.NOBLOCK)
-        except zmq.Again:
-            return False
+            made, _ = self._listener.accept()
+        except BlockingIOError:
+            return
+        except OSError as error:  # no room for another one: it waits, and the others go on
+            _log.warning("a connection cannot be taken: %s", error)
+            time.sleep(_REST)
+            return
+        tcp.prepare(made)
+        self._streams[made.fileno()] = Stream(made)
+        self._epoll.register(made, select.EPOLLIN)
+
+    def _attend(self, stream: Stream, events: int) -> None:
+        """Send what waited for room, and take what has come."""
         try:
-            self._handle(_Asked(route, self._opened(parts)))
+            if events & select.EPOLLOUT and stream.flush():
+                self._epoll.modify(stream.socket, select.EPOLLIN)
+            if events & ~select.EPOLLOUT:
+                for data in stream.receive():
+                    self._take(stream, data)
+        except (OSError, TooLong):
+            self._drop(stream)
+
+    def _drop(self, stream: Stream) -> None:
+        """Close a connection that has ended, or is of no use."""
+        if self._streams.get(stream.number) is stream:  # another one may have its number by now
+            del self._streams[stream.number]
+            self._epoll.unregister(stream.number)
+            stream.close()
+
+    def _take(self, stream: Stream, data: bytes) -> None:
+        """Handle a message."""
+        try:
+            self._handle(_Asked(stream, self._opened(data)))
         except Rejected as rejected:
             self._counts.add(rejected.reason)
-        return True
 
-    def _opened(self, parts: list[bytes]) -> Message:
-        if len(parts) != 1:
-            raise Rejected(Reason.MALFORMED)
-        message = self._seal.open(parts[0])
+    def _opened(self, data: bytes) -> Message:
+        message = self._seal.open(data)
         if message.form not in (Form.QUESTION, Form.TOLD):
             raise Rejected(Reason.UNEXPECTED)
         self._taken.take(message.sender, message.number)
@@ -166,10 +184,13 @@ class Server:
         if message.form is not Form.QUESTION:
             return
         answer = self._seal.seal(form, message.kind, message.number, message.sender, body)
+        stream = asked.route
         try:
-            self._socket.send_multipart([asked.route, answer], zmq.NOBLOCK)
-        except zmq.ZMQError:  # no such route any more, or its queue is full
+            if not stream.send(answer):
+                self._epoll.modify(stream.socket, select.EPOLLIN | select.EPOLLOUT)
+        except OSError:  # it has ended, or does not take its answers
             self._counts.add(Dropped.GONE)
+            self._drop(stream)
 
     def _end(self) -> None:
         for later in self._later:
@@ -179,7 +200,10 @@ class Server:
                 _log.exception("a pending answer could not be abandoned")
             self._send(later.asked, Form.ERROR, b"the server closed before this was done")
         self._later.clear()
-        self._socket.close(sockets.LAST_WORDS)
+        for stream in list(self._streams.values()):
+            self._drop(stream)
+        self._epoll.close()
+        self._listener.close()
 
 
 def _text(error: Exception) -> bytes:
