@@ -54,9 +54,11 @@ from nanokv.device.fabric.rounds import (
     ask_buckets,
     ask_bytes,
     ask_headers,
+    ask_known,
     take_again,
     take_descriptors,
     take_headers,
+    take_known,
 )
 from nanokv.device.memory.triton import cas64, store64, word
 from nanokv.device.native.clock import monotonic_ns
@@ -188,6 +190,15 @@ def locate(world: World, nixl: tl.int64, work: tl.int64, count: tl.int64, candid
         answer = read_rows(nixl, rows, asked)
         if answer == ENDED:
             take_headers(world, work, candidates, found)
+    return answer
+
+
+@triton.jit
+def look(world: World, nixl: tl.int64, work: tl.int64, count: tl.int64) -> Any:
+    """One round: whether the object of each FETCH still lies where it is known to. ENDED, BROKEN or LATE."""
+    answer = read_rows(nixl, field(work, W_ROWS), ask_known(world, work, count))
+    if answer == ENDED:
+        take_known(work, count)
     return answer
 
 

@@ -135,6 +135,36 @@ def take_headers(world: World, work: tl.int64, candidates: tl.int64, count: tl.i
         k += 1
 
 
+# --- one round alone, for a reader who knows where objects lie: whether they still do ---
+@triton.jit
+def ask_known(world: World, work: tl.int64, count: tl.int64) -> Any:
+    """The rows that bring the headers of all fetches that are OK. Askers: one per fetch."""
+    asked = word(0)
+    i = word(0)
+    while i < count:
+        fetch = fetch_at(work, i)
+        if field(fetch, F_STATUS) == OK:
+            seg = segment(world, field(fetch, F_OWNER))
+            add_look(work, asked, i, header_at(world, seg, field(fetch, F_SLOT)))
+            asked += 1
+        i += 1
+    rows, _ = gather(work, asked, word(0), word(0))
+    return rows
+
+
+@triton.jit
+def take_known(work: tl.int64, count: tl.int64) -> None:
+    """After that round: a fetch whose header is another one by now is MISS."""
+    places = field(work, W_PLACES)
+    i = word(0)
+    while i < count:
+        fetch = fetch_at(work, i)
+        if field(fetch, F_STATUS) == OK:
+            if not same_header(fetch + F_HEADER, peek(places, i)):
+                store64(fetch + F_STATUS, word(MISS), "relaxed")
+        i += 1
+
+
 # --- third round: bytes, descriptors, headers again ---
 @triton.jit
 def ask_bytes(world: World, work: tl.int64, count: tl.int64) -> Any:

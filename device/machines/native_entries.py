@@ -32,6 +32,8 @@ FABRIC_ENTRIES = {
     "ask_buckets": Entry(fabric.ask_buckets, 1),
     "ask_headers": Entry(fabric.ask_headers, 2),
     "take_headers": Entry(fabric.take_headers, 0),
+    "ask_known": Entry(fabric.ask_known, 1),
+    "take_known": Entry(fabric.take_known, 0),
     "place_each": Entry(fetches.place_each, 1),
     "ask_bytes": Entry(fabric.ask_bytes, 2),
     "take_descriptors": Entry(fabric.take_descriptors, 0),
@@ -55,6 +57,7 @@ FABRIC_ENTRIES = {
     "home_nodes": Entry(homes.home_nodes, 0),
     # all rounds, over NIXL
     "nixl_locate": Entry(nixl.locate, 1),
+    "nixl_look": Entry(nixl.look, 1),
     "nixl_fetch": Entry(nixl.fetch, 2),
     "nixl_get_one": Entry(nixl.get_one, 2),
     "nixl_begin": Entry(nixl.begin, 1),

@@ -78,6 +78,7 @@ class Events:
         self._geometry, self._follows = world._geometry, follows
         self._followed: dict[str, str] = {}  # address -> member
         self._of: dict[Sender, WorldId] = {}  # members as their cards have them -> their worlds
+        self._known: set[WorldId] = set()  # worlds that were heard
         self._waiting = threading.Condition()
         self._heard = 0
         self._to_scan: queue.SimpleQueue[str | None] = queue.SimpleQueue()
@@ -103,6 +104,7 @@ class Events:
         cards = {card.events: card for node in self._nodes.others() for card in node.cards if card.events}
         before = self._of
         self._of = {Sender(card.member, card.incarnation): card.world for card in cards.values()}
+        self._known &= set(self._of.values())
         for card in cards.values():  # the first events of a new process at a known address came before its card
             if card.events in self._followed and Sender(card.member, card.incarnation) not in before:
                 self._to_scan.put(card.node)
@@ -122,9 +124,12 @@ class Events:
 
     def _lost(self, sender: Sender) -> None:
         world = self._of.get(sender)
-        if world is not None:
+        if world is None:
+            return
+        if world in self._known:
             self._locations.forget(world)
-            self._to_scan.put(world.node)
+        self._known.add(world)  # the first time all that is known of it are this process' own puts
+        self._to_scan.put(world.node)
 
     def _scan(self) -> None:
         while (name := self._to_scan.get()) is not None:

@@ -9,14 +9,17 @@ import threading
 import numpy as np
 
 from nanokv.cluster.card import WorldId
+from nanokv.cluster.pull_message import Records
 from nanokv.cluster.remote_world import RemoteWorld
 from nanokv.cluster.workspace import Workspace
 from nanokv.device.fabric.locations import LOCATION, WAYS
 from nanokv.device.machines.native_code import fabric_code
 from nanokv.device.machines.records import Words
+from nanokv.device.protocol.status import Status
 from nanokv.types import KeyDigest
 
 _UNKNOWN = 0
+_OK = int(Status.OK)
 
 
 class Locations:
@@ -27,6 +30,7 @@ class Locations:
     """
 
     def __init__(self, most: int) -> None:
+        self._is_kept = most > 0
         buckets = 1 << max(-(-most // WAYS.value) - 1, 0).bit_length()
         self._table = np.zeros(buckets * WAYS.value, LOCATION.dtype)
         self._address, self._mask = int(self._table.ctypes.data), buckets - 1
@@ -48,6 +52,17 @@ class Locations:
         with self._lock:
             number, count = self._number(world), len(events)
             self._code["learn_each"](self._address, self._mask, events.ctypes.data, count, number)
+
+    def learn_put(self, world: WorldId, pulls: Records, found: Records) -> None:
+        """Learn where objects of this process' own puts lie: PULLs, and what the owner has answered (PULLED)."""
+        good = np.flatnonzero(found["status"] == _OK)
+        if self._is_kept and len(good):
+            events = np.ones(len(good), LOCATION.dtype)  # as of objects that are stored
+            for name in ("key_hash", "key_check", "nbytes"):
+                events[name] = pulls[name][good]
+            for name in ("rank", "slot", "epoch", "payload"):
+                events[name] = found[name][good]
+            self.learn(world, events)
 
     def learn_headers(self, world: WorldId, rank: int, first: int, headers: Words) -> None:
         """Learn the objects of copied headers, of the slots from `first` on. headers: int64 [n, 8]."""

@@ -57,6 +57,7 @@ class Many(Lookups):
             tensors = listed("tensors", tensors)
         if len(digests) != len(tensors):
             raise InvalidArgument(f"{len(digests)} keys and {len(tensors)} tensors")
+        sizes = sizes_of(tensors)
         deadline = time.monotonic() + seconds("timeout", timeout)
         outcomes: list[NanoKVError | None] = [None] * len(digests)
         rank, targets = self._targets(digests, preferred_segment)
@@ -67,7 +68,7 @@ class Many(Lookups):
 
         def put(node: Node, which: Words) -> None:
             some, parts = chosen(digests, which), _rows(tensors, which)
-            keep(which, self._put_many_to(node, rank, some, parts, hold, deadline))
+            keep(which, self._put_many_to(node, rank, some, parts, sizes[which], hold, deadline))
 
         for node, which in targets:
             if node is None:
@@ -77,10 +78,9 @@ class Many(Lookups):
         return outcomes
 
     def _put_many_to(
-        self, node: Node, rank: int | None, keys: Digests, tensors: Tensors, hold: Any, deadline: float
+        self, node: Node, rank: int | None, keys: Digests, tensors: Tensors, sizes: Words, hold: Any, deadline: float
     ) -> list[NanoKVError | None]:
         statuses = np.full(len(keys), int(Status.FULL), np.int64)
-        sizes = sizes_of(tensors)
         too_large = sizes > node.geometry.max_object_bytes
         statuses[too_large] = int(Status.TOO_LARGE)
         left, lost = np.flatnonzero(~too_large), None

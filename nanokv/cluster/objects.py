@@ -58,7 +58,10 @@ class Objects(ClusterBase):
         timeout: float = NO_WAIT,
         replicas: int = NO_COPIES,
     ) -> None:
-        """Store a tensor: see `NanoKVCache.put`. It can be read at once, from every node.
+        """Store a tensor: see `NanoKVCache.put`. It can be read at once, from every node if it is put at its home.
+
+        At another node only that one and this one find it at once; the others when they have heard of it, some
+        milliseconds later.
 
         Args:
             preferred_segment: (node, rank), (node, None), or a rank of this node. Default: the key's home (`home`).
@@ -208,11 +211,9 @@ class Objects(ClusterBase):
         """
         self._check_open()
         digest = self._hash(key)
-        if self.world.exists(digest):
+        if self.world.exists(digest) or self._is_known(digest):
             return True
         keys, lost = np.array([digest], np.int64), None
-        if self._is_known(digest, keys):
-            return True
         for node in self._others(digest):
             try:
                 if self._reading.find_each(node, keys)[0] == _OK:
@@ -225,12 +226,12 @@ class Objects(ClusterBase):
 
     __contains__ = exists
 
-    def _is_known(self, digest: KeyDigest, keys: Words) -> bool:
+    def _is_known(self, digest: KeyDigest) -> bool:
         """Whether the object of a key lies where events say."""
         name = self._parts.locations.node_of(digest)
         node = None if name is None else self._nodes.find(name)
         try:
-            return node is not None and bool(self._reading.find_known_each(node, keys)[0] == _OK)
+            return node is not None and self._reading.is_known(node, digest)
         except PeerLost:
             return False
 

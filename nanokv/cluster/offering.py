@@ -10,16 +10,20 @@ from nanokv.cluster.links.base import Link
 from nanokv.cluster.pull_message import MOST_BROUGHT, MOST_PULLS, Records
 from nanokv.cluster.staging import Staging
 from nanokv.device.machines.records import Words
-from nanokv.transfer.descriptors import describe, flat_bytes, is_plain
+from nanokv.transfer.descriptors import describe, described, flat_bytes, is_plain
 
 _ALIGN = 64  #: bytes between sources
 
 
 def sizes_of(tensors: Sequence[torch.Tensor] | torch.Tensor) -> Words:
-    """Bytes of each tensor: int64 [n]."""
+    """Bytes of each tensor: int64 [n].
+
+    Raises:
+        InvalidArgument: one cannot be stored.
+    """
     if isinstance(tensors, torch.Tensor):
-        return np.full(len(tensors), tensors.nbytes // max(len(tensors), 1), np.int64)
-    return np.array([tensor.nbytes for tensor in tensors], np.int64)
+        return np.full(len(tensors), described(tensors[0]).nbytes if len(tensors) else 0, np.int64)
+    return np.array([described(tensor).nbytes for tensor in tensors], np.int64)
 
 
 class Registered:

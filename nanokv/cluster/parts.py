@@ -92,7 +92,7 @@ def assemble(world: NanoKVCache, cluster: str, options: ClusterOptions) -> Parts
         nodes = Nodes(options.node, link, secret, incarnation)
         locations, counts = Locations(options.locations), Counts()
         reading = Reading(link, rounds_over(link), staging, locations, counts, options.timeout)
-        putting = Putting(link, asker, reading, offers, registered, options.timeout)
+        putting = Putting(link, asker, reading, offers, registered, locations, options.timeout)
         uses = Uses(nodes, asker)
         opened.append(uses)
         reading.note_use, reading.note_uses = uses.note, uses.note_each

@@ -18,6 +18,7 @@ import torch
 from nanokv.cluster.card import Card
 from nanokv.cluster.kinds import Kind
 from nanokv.cluster.links.base import Link
+from nanokv.cluster.locations import Locations
 from nanokv.cluster.messages.asker import Asker, Refused, Unanswered
 from nanokv.cluster.nodes import Node
 from nanokv.cluster.offering import Offers, Registered
@@ -43,9 +44,16 @@ class Putting:
     """The puts of one process to other nodes."""
 
     def __init__(
-        self, link: Link, asker: Asker, reading: Reading, staging: Staging, registered: Registered, timeout: float
+        self,
+        link: Link,
+        asker: Asker,
+        reading: Reading,
+        staging: Staging,
+        registered: Registered,
+        locations: Locations,
+        timeout: float,
     ) -> None:
-        self._reading = reading
+        self._reading, self._locations = reading, locations
         self._link, self._asker, self._timeout = link, asker, timeout
         self._offers = Offers(registered, staging)
         self._lock = threading.Lock()
@@ -151,7 +159,9 @@ class Putting:
         )
         if body == NEEDS_CARD:
             raise _CardForgotten
-        return answered(body, len(question.pulls))
+        found = answered(body, len(question.pulls))
+        self._locations.learn_put(to.world, question.pulls, found)
+        return found
 
     def forget(self, incarnation: int) -> None:
         """Let go of what a member may have read that has left the cluster."""

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from nanokv.cluster.counts import Counts
 from nanokv.cluster.fetched import Fetched, Got
@@ -23,7 +22,7 @@ from nanokv.device.fabric.records import FETCH
 from nanokv.device.machines.native_code import fabric_code
 from nanokv.device.machines.records import What, Words
 from nanokv.device.protocol.status import Status
-from nanokv.device.segment.layout import EPOCH_MASK, EPOCH_SHIFT, MAX_DIMS, OBJ_HEADER, PIN_BITS, WORD
+from nanokv.device.segment.layout import EPOCH_MASK, EPOCH_SHIFT, MAX_DIMS, OBJ_HEADER, WORD
 from nanokv.types import KeyDigest
 
 _EPOCH_SHIFT, _EPOCH_MASK = EPOCH_SHIFT.value, EPOCH_MASK.value
@@ -38,10 +37,6 @@ _STATUS, _OWNER, _SLOT, _DST, _WHAT = (
 _STATE = (FETCH.offsets["header"] + OBJ_HEADER.offsets["state"]) // WORD
 _NBYTES = (FETCH.offsets["header"] + OBJ_HEADER.offsets["bytes_total"]) // WORD
 _HEADER_BYTES = OBJ_HEADER.offsets["bytes_total"] // WORD
-#: of a header, the bits that stay while it is READY in one epoch: all but pins, last access and flags
-_KEPT = np.full(OBJ_HEADER.size // WORD, -1, np.int64)
-_KEPT[OBJ_HEADER.offsets["state"] // WORD] = ~PIN_BITS.value
-_KEPT[[OBJ_HEADER.offsets["last_access"] // WORD, OBJ_HEADER.offsets["flags"] // WORD]] = 0
 
 
 class _Gone(LinkLost):
@@ -110,6 +105,18 @@ class Reading(Transfers):
         words[0], words[1] = key
         return self._fetch_one(world, workspace) if self._locations.recall(world, workspace, 1) else _MISS
 
+    def is_known(self, node: Node, key: KeyDigest) -> bool:
+        """Whether an object lies where the table of locations says, by one look at its header."""
+        return self._pass(node, self._is_known_once, key)
+
+    def _is_known_once(self, world: RemoteWorld, workspace: Workspace, key: KeyDigest) -> bool:
+        words = workspace.words
+        words[0], words[1] = key
+        if not self._locations.recall(world, workspace, 1):
+            return False
+        self._rounds.look(world, workspace, 1, self._timeout)
+        return words[_STATUS] == _OK
+
     # --- many ---
     def find_each(self, node: Node, keys: Words) -> Words:
         """A status for each key (int64 [n, 2]): OK, MISS, NOT_READY or CORRUPT."""
@@ -119,25 +126,11 @@ class Reading(Transfers):
         """OK for each key whose object lies where the table of locations says, by one look at its header; else MISS."""
 
         def some(world: RemoteWorld, workspace: Workspace, some_keys: Words) -> Words:
-            statuses = self._find_some(world, workspace, some_keys, known=True)
-            which = np.flatnonzero(statuses == _OK)
-            if len(which):
-                expected = workspace.fetches[which]
-                seen = self._headers_of(world, expected)
-                differs = ((seen ^ expected["header"]) & _KEPT).any(axis=1)
-                statuses[which[differs]] = _MISS
-            return statuses
+            if (self._find_some(world, workspace, some_keys, known=True) == _OK).any():
+                self._rounds.look(world, workspace, len(some_keys), self._timeout)
+            return workspace.fetches["status"][: len(some_keys)].copy()
 
         return self._each(node, keys, some, once=True)
-
-    def _headers_of(self, world: RemoteWorld, fetches: npt.NDArray[Any]) -> Words:
-        """The headers of FETCHes as they are now: int64 [n, 8]."""
-        bases = np.array(world.bases, np.int64)[fetches["owner"]]
-        there = bases + world.geometry.offsets["hdr_base"] + fetches["slot"] * OBJ_HEADER.size
-        room = self._staging.room(len(there) * OBJ_HEADER.size)
-        here = room.address + OBJ_HEADER.size * np.arange(len(there))
-        self._move(world, here, there, np.full(len(there), OBJ_HEADER.size), room)
-        return room.view(len(there) * OBJ_HEADER.size).view(np.int64).reshape(len(there), -1)
 
     def get_each(
         self, node: Node, keys: Words, take: Callable[[Words, Fetched], None], *, known: bool = False

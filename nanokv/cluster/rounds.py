@@ -5,7 +5,7 @@ Over NIXL all rounds of a call are one call of native code. Over any other link 
 
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -44,6 +44,10 @@ class Rounds(Protocol):
         """Where the object of each FETCH lies, and its status."""
         ...
 
+    def look(self, world: RemoteWorld, workspace: Workspace, count: int, timeout: float) -> None:
+        """Whether the object of each FETCH that is OK lies where it is known to; else it is MISS."""
+        ...
+
     def fetch(self, world: RemoteWorld, workspace: Workspace, count: int, timeout: float) -> int:
         """Read all that are OK to their destinations. Returns how many were there all the while."""
         ...
@@ -59,45 +63,40 @@ class NixlRounds:
     def __init__(self, link: NixlLink) -> None:
         self._link = link
         code = fabric_code()
-        self._locate, self._fetch, self._get_one = (code[f"nixl_{name}"] for name in ("locate", "fetch", "get_one"))
+        self._locate, self._look = code["nixl_locate"], code["nixl_look"]
+        self._fetch, self._get_one = code["nixl_fetch"], code["nixl_get_one"]
 
     def locate(self, world: RemoteWorld, workspace: Workspace, count: int, timeout: float) -> None:
         """See `Rounds`."""
-        peer = self._link.peer(world.peer)
-        lane = self._link.take_lane(peer)
-        try:
-            end = self._locate(world.table, lane.aim(peer, timeout), workspace.work, count, workspace.candidates)
-        finally:
-            request = self._link.give_lane(lane, peer)
-        if end != _ENDED:
-            self._failed(end, world, peer, request, timeout)
+        self._run(self._locate, world, timeout, workspace.work, count, workspace.candidates)
+
+    def look(self, world: RemoteWorld, workspace: Workspace, count: int, timeout: float) -> None:
+        """See `Rounds`."""
+        self._run(self._look, world, timeout, workspace.work, count)
 
     def fetch(self, world: RemoteWorld, workspace: Workspace, count: int, timeout: float) -> int:
         """See `Rounds`."""
-        peer = self._link.peer(world.peer)
         workspace.aim(world.controls)
-        lane = self._link.take_lane(peer)
-        try:
-            end, good = self._fetch(world.table, lane.aim(peer, timeout), workspace.work, count)
-        finally:
-            request = self._link.give_lane(lane, peer)
-        if end != _ENDED:
-            self._failed(end, world, peer, request, timeout)
-        return int(good)
+        good: int = self._run(self._fetch, world, timeout, workspace.work, count)[1]
+        return good
 
     def get_one(self, world: RemoteWorld, workspace: Workspace, most: int, timeout: float) -> bool:
         """See `Rounds`."""
-        peer = self._link.peer(world.peer)
         workspace.aim(world.controls)
+        return bool(self._run(self._get_one, world, timeout, workspace.work, workspace.candidates, most)[1])
+
+    def _run(self, code: Callable[..., Any], world: RemoteWorld, timeout: float, *arguments: int) -> Any:
+        """What native code answers: how its transfers ended, or that and a word."""
+        peer = self._link.peer(world.peer)
         lane = self._link.take_lane(peer)
         try:
-            nixl = lane.aim(peer, timeout)
-            end, whole = self._get_one(world.table, nixl, workspace.work, workspace.candidates, most)
+            answer = code(world.table, lane.aim(peer, timeout), *arguments)
         finally:
             request = self._link.give_lane(lane, peer)
+        end = answer if isinstance(answer, int) else answer[0]
         if end != _ENDED:
             self._failed(end, world, peer, request, timeout)
-        return bool(whole)
+        return answer
 
     def _failed(self, end: int, world: RemoteWorld, peer: Peer, request: int, timeout: float) -> None:
         if end == _BROKEN:
@@ -120,6 +119,11 @@ class LinkRounds:
         rows, found = code["ask_headers"](table, work, count, workspace.candidates)
         self._read(world, workspace, rows, timeout)
         code["take_headers"](table, work, workspace.candidates, found)
+
+    def look(self, world: RemoteWorld, workspace: Workspace, count: int, timeout: float) -> None:
+        """See `Rounds`."""
+        self._read(world, workspace, self._code["ask_known"](world.table, workspace.work, count), timeout)
+        self._code["take_known"](workspace.work, count)
 
     def fetch(self, world: RemoteWorld, workspace: Workspace, count: int, timeout: float) -> int:
         """See `Rounds`."""

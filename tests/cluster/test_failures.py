@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from nanokv.cluster import NanoKVCluster
+from nanokv.cluster.links.nixl import NixlLink
 from nanokv.errors import NanoKVError, PeerLost
 
 from .conftest import MakeCluster, key_of, until
@@ -162,6 +163,19 @@ def _reads(member: NanoKVCluster, key: str, nbytes: int) -> bool:
         return False
     assert got is not None and torch.equal(got, value_of(key, nbytes))
     return True
+
+
+def test_a_thread_that_still_reads_from_a_peer_that_was_let_go(make_cluster: MakeCluster) -> None:
+    here, _ = make_cluster()
+    link, number = here._parts.link, here._nodes["n1"].world().peer
+    assert isinstance(link, NixlLink)
+    peer = link.peer(number)
+    link.disconnect(number)
+    with link.lane(peer):  # NIXL does not know the peer any more when the thread ends
+        pass
+    key = key_of(here, "n1")
+    here.put(key, value_of(key, 5000))
+    until(partial(_reads, here, key, 5000))
 
 
 def test_a_producer_that_is_killed_leaves_nothing(make_cluster: MakeCluster, make_node: MakeNode) -> None:

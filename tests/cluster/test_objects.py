@@ -9,6 +9,7 @@ import torch
 
 from nanokv import Hold, NanoKVCache
 from nanokv.cluster import NanoKVCluster
+from nanokv.cluster.events import Events
 from nanokv.cluster.pulling import Pull
 from nanokv.device.segment.layout import unpack
 from nanokv.errors import (
@@ -212,6 +213,64 @@ def test_a_read_from_another_node_is_a_use(make_cluster: MakeCluster) -> None:
     one.get("single")
     one.get_many(["many"])
     until(lambda: not is_leased("single") and not is_leased("many"), "the news of the uses")
+
+
+@pytest.mark.usefixtures("way")
+def test_what_a_node_puts_it_finds_at_once(make_cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever it is put, and although no event comes."""
+    monkeypatch.setattr(Events, "_hear", lambda self, sender, body: None)
+    one, two = make_cluster()
+    here, there = key_of(one, "n0"), [key_of(one, "n0", f"many{i}") for i in range(5)]
+    one.put(here, torch.ones(3), preferred_segment=("n1", 0))
+    assert not any(one.put_many(there, torch.ones(5, 3), preferred_segment=("n1", 0)))
+    assert one.exists(here) and one.exists_many(there) == [True] * 5
+    assert torch.equal(one.get(here), torch.ones(3))
+    assert all(torch.equal(got, torch.ones(3)) for got in one.get_many(there) if got is not None)
+    two.remove(here)
+    assert not one.exists(here) and one.get(here, None) is None
+
+
+def test_many_nodes_are_asked_at_once(make_cluster: MakeCluster) -> None:
+    """Keys of all homes in one call; a node that raises does not keep the others from their work."""
+    members = make_cluster(4)
+    keys = [f"k{i}" for i in range(200)]
+    assert {members[0].home(key) for key in keys} == {"n0", "n1", "n2", "n3"}
+    values = torch.arange(200 * 6).view(200, 6)
+    assert not any(members[0].put_many(keys, values))
+    for member in members:
+        dsts = torch.zeros(200, 6, dtype=torch.int64)
+        assert all(member.get_many(keys, dsts=dsts)) and torch.equal(dsts, values)
+        found = member.get_many(keys)
+        assert all(got is not None and torch.equal(got, value) for got, value in zip(found, values, strict=True))
+        assert member.exists_many(keys) == [True] * 200
+        assert member.prefix_length(keys) == 200
+    assert all(members[3].remove_many(keys))
+    assert not any(members[0].exists_many(keys))
+    with pytest.raises(InvalidArgument):
+        members[0].put_many(keys, [*values[:-1], torch.ones(2, 2).to_sparse()])
+
+
+def test_a_list_of_objects_of_many_kinds(make_cluster: MakeCluster) -> None:
+    """Each has its own dtype and shape, also where a few of them are alike; the order is that of the keys."""
+    one, two = make_cluster()
+    kinds = [
+        torch.arange(6).view(2, 3),
+        torch.ones(5, dtype=torch.bfloat16),
+        torch.tensor(7),
+        torch.empty(0),
+        torch.zeros(3, 0),
+        torch.arange(PAGE, dtype=torch.int16),
+    ]
+    for alike in ([0], [3], [0, 0, 0], [1, 1], [2, 2, 2], [3, 3], [0, 1, 2, 3, 4, 5], [5, 5, 1, 5]):
+        tensors = [kinds[k] + i if kinds[k].numel() else kinds[k] for i, k in enumerate(alike)]
+        keys = [f"{alike} {i}" for i in range(len(alike))]
+        assert not any(one.put_many(keys, tensors, preferred_segment=("n1", 0)))
+        for order in (range(len(keys)), reversed(range(len(keys)))):
+            places = list(order)
+            found = one.get_many([keys[i] for i in places])
+            for got, i in zip(found, places, strict=True):
+                assert got is not None and got.dtype == tensors[i].dtype and torch.equal(got, tensors[i])
+    assert two.get_many(keys)[0] is not None
 
 
 def test_identities(make_cluster: MakeCluster) -> None:

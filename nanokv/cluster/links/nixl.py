@@ -149,9 +149,8 @@ class NixlLink:
                 self._forget(known)
 
     def _forget(self, peer: Peer) -> None:
-        """Let NIXL forget a peer that leaves, if no transfer comes from it."""
-        if peer.is_leaving and not peer.moving and not self._closed:
-            self._leaving.pop(peer.name, None)
+        """Let NIXL forget a peer that leaves, once, if no transfer comes from it."""
+        if peer.is_leaving and not peer.moving and not self._closed and self._leaving.pop(peer.name, None) is peer:
             self._reading.remove_peer(peer.name)
 
     def _check_open(self) -> None:
