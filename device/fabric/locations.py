@@ -21,6 +21,11 @@ import triton.language as tl
 
 from nanokv.device.fabric.lines import field, peek, poke
 from nanokv.device.fabric.records import (
+    A_EPOCH,
+    A_PAYLOAD,
+    A_RANK,
+    A_SLOT,
+    A_STATUS,
     F_HEADER,
     F_KEY_CHECK,
     F_KEY_HASH,
@@ -29,6 +34,11 @@ from nanokv.device.fabric.records import (
     F_STATUS,
     FETCH_BYTES,
     LINE_SHIFT,
+    P_KEY_CHECK,
+    P_KEY_HASH,
+    P_NBYTES,
+    PULL_BYTES,
+    PULLED_BYTES,
     W_FETCHES,
 )
 from nanokv.device.memory.triton import load64, mixed, select, store64, word
@@ -126,11 +136,18 @@ def check_of(
 
 
 @triton.jit
-def write(entry: tl.int64, location: tl.int64, node: tl.int64) -> None:
+def write(
+    entry: tl.int64,
+    key_hash: tl.int64,
+    key_check: tl.int64,
+    node: tl.int64,
+    rank: tl.int64,
+    slot: tl.int64,
+    epoch: tl.int64,
+    payload: tl.int64,
+    nbytes: tl.int64,
+) -> None:
     """Write an entry. Readers drop it until its check is there."""
-    key_hash, key_check = field(location, L_HASH), field(location, L_CHECK)
-    rank, slot, epoch = field(location, L_RANK), field(location, L_SLOT), field(location, L_EPOCH)
-    payload, nbytes = field(location, L_PAYLOAD), field(location, L_NBYTES)
     store64(entry + L_HASH, key_hash, "relaxed")
     store64(entry + L_CHECK, key_check, "relaxed")
     store64(entry + L_NODE, node, "relaxed")
@@ -154,7 +171,17 @@ def learn(table: tl.int64, mask: tl.int64, location: tl.int64, node: tl.int64) -
             if same & (field(entry, L_EPOCH) == field(location, L_EPOCH)):
                 store64(entry + L_NODE, word(0), "relaxed")
     else:
-        write(place_for(table, mask, key_hash, key_check), location, node)
+        write(
+            place_for(table, mask, key_hash, key_check),
+            key_hash,
+            key_check,
+            node,
+            field(location, L_RANK),
+            field(location, L_SLOT),
+            field(location, L_EPOCH),
+            field(location, L_PAYLOAD),
+            field(location, L_NBYTES),
+        )
 
 
 @triton.jit
@@ -175,9 +202,8 @@ def learn_headers(
     count: tl.int64,
     node: tl.int64,
     rank: tl.int64,
-    room: tl.int64,
 ) -> Any:
-    """Learn the objects of `count` copied headers, of the slots from `first` on: how many. `room`: for a LOCATION."""
+    """Learn the objects of `count` copied headers, of the slots from `first` on: how many."""
     found = word(0)
     i = word(0)
     while i < count:
@@ -185,15 +211,19 @@ def learn_headers(
         state = load64(header + H_STATE, "relaxed")
         if phase_of(state) == READY:
             epoch = epoch_of(state)
-            store64(room + L_HASH, load64(header + H_KEY_HASH, "relaxed"), "relaxed")
-            store64(room + L_CHECK, check_word(load64(header + H_KEY_CHECK, "relaxed"), epoch), "relaxed")
-            store64(room + L_NODE, node, "relaxed")
-            store64(room + L_RANK, rank, "relaxed")
-            store64(room + L_SLOT, first + i, "relaxed")
-            store64(room + L_EPOCH, epoch, "relaxed")
-            store64(room + L_PAYLOAD, load64(header + H_PAYLOAD, "relaxed"), "relaxed")
-            store64(room + L_NBYTES, load64(header + H_BYTES, "relaxed"), "relaxed")
-            learn(table, mask, room, node)
+            key_hash = load64(header + H_KEY_HASH, "relaxed")
+            key_check = check_word(load64(header + H_KEY_CHECK, "relaxed"), epoch)
+            write(
+                place_for(table, mask, key_hash, key_check),
+                key_hash,
+                key_check,
+                node,
+                rank,
+                first + i,
+                epoch,
+                load64(header + H_PAYLOAD, "relaxed"),
+                load64(header + H_BYTES, "relaxed"),
+            )
             found += 1
         i += 1
     return found
@@ -208,6 +238,30 @@ def forget_node(table: tl.int64, mask: tl.int64, node: tl.int64) -> None:
         entry = table + i * LOCATION_BYTES
         if field(entry, L_NODE) == node:
             store64(entry + L_NODE, word(0), "relaxed")
+        i += 1
+
+
+@triton.jit
+def learn_put(
+    table: tl.int64, mask: tl.int64, pulls: tl.int64, answers: tl.int64, count: tl.int64, node: tl.int64
+) -> None:
+    """Learn where objects of this process' own puts lie: PULLs, and the node's answers, PULLEDs."""
+    i = word(0)
+    while i < count:
+        pull, answer = pulls + i * PULL_BYTES, answers + i * PULLED_BYTES
+        if field(answer, A_STATUS) == OK:
+            key_hash, key_check = field(pull, P_KEY_HASH), field(pull, P_KEY_CHECK)
+            write(
+                place_for(table, mask, key_hash, key_check),
+                key_hash,
+                key_check,
+                node,
+                field(answer, A_RANK),
+                field(answer, A_SLOT),
+                field(answer, A_EPOCH),
+                field(answer, A_PAYLOAD),
+                field(pull, P_NBYTES),
+            )
         i += 1
 
 

@@ -181,3 +181,25 @@ def end_each(world: World, pulls: tl.int64, count: tl.int64, well: tl.int64) -> 
                 ranks = ranks | (word(1) << select(owner < 62, owner, word(62)))
         i += 1
     return ranks
+
+
+# --- what somebody asks for ---
+RIGHT = tl.constexpr(0)  #: answers of `fault_of_pulls`
+BAD_SIZE = tl.constexpr(1)
+BAD_RANK = tl.constexpr(2)
+
+
+@triton.jit
+def fault_of_pulls(world: World, pulls: tl.int64, count: tl.int64, most: tl.int64) -> Any:
+    """Whether all PULLs have 0 to `most` bytes, and a rank of this world or -1: RIGHT; or what is wrong."""
+    fault = word(RIGHT)
+    i = word(0)
+    while i < count:
+        pull = pulls + i * PULL_BYTES
+        nbytes, rank = field(pull, P_NBYTES), field(pull, P_RANK)
+        if (nbytes < 0) | (nbytes > most):
+            fault = word(BAD_SIZE)
+        elif (rank < -1) | (rank >= world.world_size):
+            fault = word(BAD_RANK)
+        i += 1
+    return fault

@@ -167,6 +167,18 @@ PULL = Record(
     ],
 )
 
+PULLED = Record(
+    "Pulled",
+    WORD,
+    [
+        Field("status", "<i8", "OK; or why there is no object"),
+        Field("rank", "<i8", "the rank whose segment has it"),
+        Field("slot", "<i8", "its header slot there"),
+        Field("epoch", "<i8", "of the header"),
+        Field("payload", "<i8", "offset of its first page"),
+    ],
+)
+
 P_KEY_HASH = PULL.at("key_hash")
 P_KEY_CHECK = PULL.at("key_check")
 P_NBYTES = PULL.at("nbytes")
@@ -178,3 +190,10 @@ P_SLOT = PULL.at("slot")
 P_EPOCH = PULL.at("epoch")
 P_PAYLOAD = PULL.at("payload")
 PULL_BYTES = PULL.size_constant()
+
+A_STATUS = PULLED.at("status")
+A_RANK = PULLED.at("rank")
+A_SLOT = PULLED.at("slot")
+A_EPOCH = PULLED.at("epoch")
+A_PAYLOAD = PULLED.at("payload")
+PULLED_BYTES = PULLED.size_constant()

@@ -42,6 +42,7 @@ FABRIC_ENTRIES = {
     "copy_each": Entry(fetches.copy_each, 0),
     "uses_of": Entry(fetches.uses_of, 2),
     # an owner's puts from other hosts
+    "fault_of_pulls": Entry(pulls.fault_of_pulls, 1),
     "begin_each": Entry(pulls.begin_each, 1),
     "rows_of_pulls": Entry(pulls.rows_of_pulls, 1),
     "copy_pulls": Entry(pulls.copy_pulls, 0),
@@ -49,6 +50,7 @@ FABRIC_ENTRIES = {
     # what is known of other nodes
     "learn_each": Entry(locations.learn_each, 0),
     "learn_headers": Entry(locations.learn_headers, 1),
+    "learn_put": Entry(locations.learn_put, 0),
     "forget_node": Entry(locations.forget_node, 0),
     "node_of": Entry(locations.node_of, 1),
     "nodes_of": Entry(locations.nodes_of, 0),

@@ -15,11 +15,9 @@ from nanokv.cluster.workspace import Workspace
 from nanokv.device.fabric.locations import LOCATION, WAYS
 from nanokv.device.machines.native_code import fabric_code
 from nanokv.device.machines.records import Words
-from nanokv.device.protocol.status import Status
 from nanokv.types import KeyDigest
 
 _UNKNOWN = 0
-_OK = int(Status.OK)
 
 
 class Locations:
@@ -34,7 +32,6 @@ class Locations:
         buckets = 1 << max(-(-most // WAYS.value) - 1, 0).bit_length()
         self._table = np.zeros(buckets * WAYS.value, LOCATION.dtype)
         self._address, self._mask = int(self._table.ctypes.data), buckets - 1
-        self._room = np.zeros(1, LOCATION.dtype)
         self._lock = threading.Lock()
         self._numbers: dict[WorldId, int] = {}
         self._names: list[str] = [""]
@@ -55,21 +52,17 @@ class Locations:
 
     def learn_put(self, world: WorldId, pulls: Records, found: Records) -> None:
         """Learn where objects of this process' own puts lie: PULLs, and what the owner has answered (PULLED)."""
-        good = np.flatnonzero(found["status"] == _OK)
-        if self._is_kept and len(good):
-            events = np.ones(len(good), LOCATION.dtype)  # as of objects that are stored
-            for name in ("key_hash", "key_check", "nbytes"):
-                events[name] = pulls[name][good]
-            for name in ("rank", "slot", "epoch", "payload"):
-                events[name] = found[name][good]
-            self.learn(world, events)
+        if self._is_kept:
+            with self._lock:
+                number, count = self._number(world), len(pulls)
+                self._code["learn_put"](self._address, self._mask, pulls.ctypes.data, found.ctypes.data, count, number)
 
     def learn_headers(self, world: WorldId, rank: int, first: int, headers: Words) -> None:
         """Learn the objects of copied headers, of the slots from `first` on. headers: int64 [n, 8]."""
         with self._lock:
-            number, room = self._number(world), int(self._room.ctypes.data)
+            number = self._number(world)
             self._code["learn_headers"](
-                self._address, self._mask, headers.ctypes.data, first, len(headers), number, rank, room
+                self._address, self._mask, headers.ctypes.data, first, len(headers), number, rank
             )
 
     def forget(self, world: WorldId) -> None:

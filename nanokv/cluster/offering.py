@@ -1,5 +1,6 @@
 """Where the bytes of a put to another node come from: the question itself, or registered memory that the node reads."""
 
+import ctypes
 from collections.abc import Sequence
 from typing import Any
 
@@ -115,7 +116,6 @@ class Offers:
 
 
 def _bytes_of(tensor: torch.Tensor) -> bytes:
-    tensor = tensor.detach()
     if not (tensor.device.type == "cpu" and is_plain(tensor)):
-        tensor = tensor.resolve_conj().resolve_neg().contiguous().cpu()
-    return flat_bytes(tensor).numpy().tobytes() if tensor.nbytes else b""
+        tensor = tensor.detach().resolve_conj().resolve_neg().contiguous().cpu()
+    return ctypes.string_at(tensor.data_ptr(), tensor.nbytes) if tensor.nbytes else b""

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from nanokv.device.fabric.records import PULL
+from nanokv.device.fabric.records import PULL, PULLED
 from nanokv.device.segment.record import Field, Record
 
 Records = npt.NDArray[Any]
@@ -29,17 +29,6 @@ HEAD = Record(
         Field("number", "<u8", "of this question, never 0"),
         Field("timeout_us", "<u8", "how long the producer waits"),
         Field("brought", "<u8", "bytes of the objects; 0: they are to be read from the sources"),
-    ],
-)
-PULLED = Record(
-    "Pulled",
-    8,
-    [
-        Field("status", "<i4", "OK; or why there is no object"),
-        Field("rank", "<i4", "the rank whose segment has it"),
-        Field("slot", "<i8", "header slot"),
-        Field("epoch", "<i8", "of the header"),
-        Field("payload", "<i8", "offset of its first page"),
     ],
 )
 

@@ -18,6 +18,7 @@ from nanokv.cluster.pull_message import NEEDS_CARD, BadMessage, Question, Record
 from nanokv.cluster.relative_terms import absolute
 from nanokv.cluster.rounds import wait_for
 from nanokv.cluster.staging import Staging
+from nanokv.device.fabric.pulls import BAD_RANK, BAD_SIZE
 from nanokv.device.fabric.records import LOOK_LINE, ROW
 from nanokv.device.machines.base import Machine
 from nanokv.device.machines.native_code import fabric_code
@@ -135,11 +136,11 @@ class Puller:
         return Pull(self, question, peer)
 
     def _checked(self, question: Question) -> Question:
-        pulls = question.pulls
-        sizes, ranks = pulls["nbytes"], pulls["rank"]
-        if (sizes < 0).any() or (sizes > self._geometry.max_object_bytes).any():
-            raise BadMessage(f"an object has 0 to {self._geometry.max_object_bytes} bytes")
-        if (ranks < _HOME).any() or (ranks >= self._geometry.world_size).any():
+        pulls, most, table = question.pulls, self._geometry.max_object_bytes, self._machine.table_address
+        fault = self._code["fault_of_pulls"](table, pulls.ctypes.data, len(pulls), most)
+        if fault == BAD_SIZE.value:
+            raise BadMessage(f"an object has 0 to {most} bytes")
+        if fault == BAD_RANK.value:
             raise BadMessage(f"this node has the ranks 0 to {self._geometry.world_size - 1}")
         if not _are_described(pulls):
             raise BadMessage("the dtype and shape of an object do not make its size")
@@ -282,7 +283,7 @@ class Puller:
 def _are_described(pulls: Records) -> bool:
     """Whether dtypes and shapes suit the sizes; most batches have one of each."""
     sizes, descriptors = pulls["nbytes"], pulls["what"]
-    if (sizes == sizes[0]).all() and (descriptors == descriptors[0]).all():
+    if len(pulls) > 1 and (sizes == sizes[0]).all() and (descriptors == descriptors[0]).all():
         sizes, descriptors = sizes[:1], descriptors[:1]
     pairs = set(zip(map(tuple, descriptors.tolist()), sizes.tolist(), strict=True))
     return all(shape_of(descriptor, nbytes) is not None for descriptor, nbytes in pairs)

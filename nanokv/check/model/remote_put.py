@@ -100,7 +100,7 @@ class RemotePut:
         self.link = SimulatedLink(world.simulation, looks=3, may_fail=True)
         machine, allocation = cast(Machine, world.machine(rank)), cast(Allocation, _NoRoom())
         self._puller = Puller(machine, allocation, self.link, Staging(self.link), lambda rank: None)
-        functions = pulls.begin_each, pulls.rows_of_pulls, pulls.end_each
+        functions = pulls.fault_of_pulls, pulls.begin_each, pulls.rows_of_pulls, pulls.end_each
         code = {function.__name__: world.simulation.host_function(function) for function in functions}
         self._puller._code = cast(Any, code)
 

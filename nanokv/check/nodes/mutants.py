@@ -8,9 +8,9 @@ import numpy as np
 
 from nanokv.check.nodes.keys import is_canary
 from nanokv.cluster import NanoKVCluster
-from nanokv.cluster.pull_message import PULLED
 from nanokv.cluster.pulling import Puller
 from nanokv.cluster.putting import Putting
+from nanokv.device.fabric.records import PULLED
 from nanokv.types import Key, KeyDigest
 
 _ALIKE = 3  #: digests of all keys there are, where keys are alike
