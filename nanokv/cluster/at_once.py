@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from nanokv.cluster.nodes import Node
 from nanokv.errors import CacheClosed, PeerLost
 
-_THREADS = 16
+THREADS = 16  #: that wait for nodes at the same time
 T = TypeVar("T")
 
 
@@ -18,7 +18,7 @@ class AtOnce:
     """
 
     def __init__(self) -> None:
-        self._threads = [ThreadPoolExecutor(1, "nanokv-cluster-ask") for _ in range(_THREADS)]
+        self._threads = [ThreadPoolExecutor(1, "nanokv-cluster-ask") for _ in range(THREADS)]
 
     def ask(self, asks: Sequence[tuple[Node, Any]], ask: Callable[[Node, Any], T]) -> list[T | PeerLost]:
         """Call `ask` with each node and what belongs to it. Returns the answers, or why there is none.
@@ -32,7 +32,7 @@ class AtOnce:
         futures: list[Future[T | PeerLost]] = []
         try:
             for node, what in asks:
-                futures.append(self._threads[node.number % _THREADS].submit(_answer, ask, node, what))
+                futures.append(self._threads[node.number % THREADS].submit(_answer, ask, node, what))
         except RuntimeError:
             raise CacheClosed("this cluster is closed") from None
         finally:

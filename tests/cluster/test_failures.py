@@ -1,9 +1,11 @@
 """Nodes that die, stop, leave and come back, and what the others see: no hang, no foreign bytes, no crash, no leak."""
 
+import itertools
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -235,6 +237,41 @@ def test_a_join_loses_nothing(make_cluster: MakeCluster) -> None:
     for member in members:
         out = torch.zeros_like(rows)
         assert all(member.get_many(keys, dsts=out)) and torch.equal(out, rows)
+
+
+def test_a_join_under_load_loses_nothing_and_raises_nothing(make_cluster: MakeCluster) -> None:
+    members = make_cluster(3, heap_bytes=64 << 20)
+    stop = threading.Event()
+    put: list[list[str]] = [[] for _ in members]
+
+    def work(number: int) -> None:
+        member = members[number]
+        for i in itertools.count():
+            if stop.is_set():
+                return
+            put[number].append(f"{number} {i}")
+            member.put(put[number][-1], value_of(put[number][-1], 300))
+            for key in (put[number][i // 2], put[number][-1]):
+                assert torch.equal(member.get(key), value_of(key, 300))
+            assert member.exists_many(put[number][-20:]) == [True] * min(20, len(put[number]))
+            time.sleep(0.001)
+
+    with ThreadPoolExecutor(3) as pool:
+        at_work = [pool.submit(work, number) for number in range(3)]
+        until(lambda: all(len(keys) > 100 for keys in put), "some work")
+        fourth = make_cluster(1, heap_bytes=64 << 20)[0]
+        before = [len(keys) for keys in put]
+        until(lambda: all(len(keys) > count + 50 for keys, count in zip(put, before, strict=True)), "work to go on")
+        stop.set()
+        for each in at_work:
+            each.result()
+    keys = [key for some in put for key in some]
+    assert any(members[0].home(key) == "n3" for key in keys)
+    for member in (*members, fourth):
+        found = member.get_many(keys)
+        assert all(
+            got is not None and torch.equal(got, value_of(key, 300)) for key, got in zip(keys, found, strict=True)
+        )
 
 
 def test_a_node_that_was_away_is_one_that_joined(make_cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:

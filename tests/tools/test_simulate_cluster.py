@@ -113,14 +113,14 @@ def test_a_batch_grows_with_the_nodes_and_a_chain_does_not(do: str) -> None:
     spread, chain = ([run(replace(case, chain=on), STEADY, IDLE, 120, 1) for case in cases] for on in (False, True))
     p50 = [each.p50 for each in spread]
     assert p50 == sorted(p50) and p50[-1] > 4 * p50[0]
-    assert chain[-1].p50 == pytest.approx(chain[0].p50, rel=0.05) and chain[-1].p50 < p50[-1] / 5
+    assert chain[-1].p50 == pytest.approx(chain[0].p50, rel=0.05) and chain[-1].p50 < p50[-1] / 2
     nodes = 64
     others = (nodes - 1) * (1 - (1 - 1 / nodes) ** 256)
     assert spread[-1].asked == pytest.approx(others, rel=0.03) and chain[-1].asked < 1
 
 
 def test_asking_all_nodes_at_once_saves_the_ways_and_not_the_work() -> None:
-    turns, at_once = (run(replace(BATCH, at_once=on), GIVEN, IDLE, 100, 1) for on in (False, True))
+    turns, at_once = (run(replace(BATCH, threads=threads), GIVEN, IDLE, 100, 1) for threads in (1, 64))
     assert at_once.p99 < turns.p50 and at_once.p50 > 60 * GIVEN.pass_us
     assert at_once.most == pytest.approx(turns.most) and at_once.asked == turns.asked
 

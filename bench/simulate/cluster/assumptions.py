@@ -47,9 +47,9 @@ class ClusterAssumptions:
         1.5, "ns", 0, "rendezvous hashing of one key, for each node: Homes.of_each timed here with 1,024 nodes"
     )
     # --- puts ---
-    put_us: float = assumed(900.0, "µs", 0, f"a put of 1 KiB to another node: {_MEASURED}")
-    put_own_us: float = assumed(200.0, "µs", 0, f"of it, processor time of the producer; {_CHOSEN}")
-    put_serve_us: float = assumed(200.0, "µs", 0, f"of it, processor time of the owner; {_CHOSEN}")
+    put_us: float = assumed(440.0, "µs", 0, f"a put of 1 KiB to another node: {_MEASURED}")
+    put_own_us: float = assumed(160.0, "µs", 0, f"of it, processor time of the producer; {_CHOSEN}")
+    put_serve_us: float = assumed(160.0, "µs", 0, f"of it, processor time of the owner; {_CHOSEN}")
     # --- events and membership ---
     members: int = assumed(1, "members", 1, "processes of a node; each publishes, and follows all of other nodes")
     pause_ms: float = assumed(

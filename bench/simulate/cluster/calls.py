@@ -4,7 +4,7 @@
     answers  who answers rounds: a thread of the owner's link, or its NIC
     out, in  the ports of a node, which payloads pass
 
-A call for many keys asks one node after the other, as `nanokv/cluster/asking.py` does: a pass of rounds for each.
+A call for many keys asks sixteen nodes at a time (`nanokv/cluster/at_once.py`): a pass of rounds for each.
 """
 
 import numpy as np

@@ -11,6 +11,7 @@ from nanokv.bench.simulate.cluster.calls import ALL_ROUNDS, Calls
 from nanokv.bench.simulate.cluster.homes import homes_of, random_keys
 from nanokv.bench.simulate.cluster.networks import network
 from nanokv.bench.simulate.queues import Gate, Operation, Queues
+from nanokv.cluster.at_once import THREADS
 
 WARM_UP = 0.2  #: of the calls, which are simulated and do not count
 IDLE = 1e-3  #: calls a second of each node, in a cluster with next to nothing to do
@@ -25,7 +26,7 @@ class Case:
     Attributes:
         keys: of a call. chain: all of them lie on one node, by a preferred segment; else each at its home.
         rounds: four; or two, with a location.
-        at_once: a call asks all nodes at the same time. NanoKV does not do that.
+        threads: that ask for a call at the same time, each its part of the nodes (`nanokv.cluster.at_once`).
     """
 
     label: str
@@ -36,7 +37,7 @@ class Case:
     nbytes: int = 1024
     rounds: int = ALL_ROUNDS
     chain: bool = False
-    at_once: bool = False
+    threads: int = THREADS
 
 
 class Outcome(NamedTuple):
@@ -83,10 +84,11 @@ def run(case: Case, given: ClusterAssumptions, load: float, count: int, seed: in
         found, sizes = np.unique(nodes[i], return_counts=True)
         asked += int((found != here[i]).sum())
         pairs = list(zip(found.tolist(), sizes.tolist(), strict=True))
-        for part in [[pair] for pair in pairs] if case.at_once else [pairs]:
-            parts.append((int(here[i]), part))
-            begun.append(float(arrivals[i]))
-            whose.append(i)
+        for part in (pairs[thread :: case.threads] for thread in range(case.threads)):
+            if part:
+                parts.append((int(here[i]), part))
+                begun.append(float(arrivals[i]))
+                whose.append(i)
     queues = Queues()
     most = STEPS * len(parts) * (1 + min(case.keys, case.nodes))
     ends = queues.run(begun, lambda k: _steps(case, calls, *parts[k]), Gate([], None), most=most)

@@ -44,7 +44,7 @@ def _cases(net: str, nodes: int) -> Iterator[Case]:
     many = replace(get, label=f"get {BATCH}", keys=BATCH)
     yield many
     yield replace(many, label=f"get {BATCH}, locations", rounds=LAST_ROUNDS)
-    yield replace(many, label="the same, at once *", rounds=LAST_ROUNDS, at_once=True)
+    yield replace(many, label="the same, in turn *", rounds=LAST_ROUNDS, threads=1)
     yield replace(many, label="a chain, one node", chain=True)
     yield replace(get, label="put", do="put")
     yield replace(many, label=f"put {BATCH}", do="put")

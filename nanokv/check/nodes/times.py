@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from nanokv.check.histories.key_model import OK
 from nanokv.check.nodes.calls import LOST, Call
 
@@ -21,7 +23,8 @@ class Times:
         back: from its end until all nodes read from all others again.
         refused: how long calls took that raised PeerLost, for nodes that could work.
         others: how long calls took meanwhile between nodes that the fault did not cut off from each other.
-        others_lost: how many of those raised PeerLost.
+        calm: the same, before the fault began.
+        others_lost: how many of `others` raised PeerLost.
         away: how long the registry did not answer a node.
     """
 
@@ -30,12 +33,13 @@ class Times:
     back: list[float] = field(default_factory=list)
     refused: list[float] = field(default_factory=list)
     others: list[float] = field(default_factory=list)
+    calm: list[float] = field(default_factory=list)
     others_lost: int = 0
     away: list[float] = field(default_factory=list)
 
     def add(self, more: "Times") -> None:
         """Take in those of another fault of the kind."""
-        for name in ("lost", "left", "back", "refused", "others", "away"):
+        for name in ("lost", "left", "back", "refused", "others", "calm", "away"):
             getattr(self, name).extend(getattr(more, name))
         self.others_lost += more.others_lost
 
@@ -53,15 +57,22 @@ class Times:
             )
             if found
         ]
+        if self.others and self.calm:
+            said.append(f"p99 of those {1e3 * p99(self.others):.2f} ms, and {1e3 * p99(self.calm):.2f} ms before it")
         said += [f"{self.others_lost} of those were PeerLost"] if self.others_lost else []
         return "at most: " + ", ".join(said) if said else ""
 
     def as_numbers(self) -> dict[str, float]:
-        """For programs: the longest of each."""
+        """For programs: the longest of each, and the 99th percentile of other calls, during the fault and before."""
         names = ("lost", "left", "back", "refused", "others", "away")
-        return {name: max(getattr(self, name)) for name in names if getattr(self, name)} | {
-            "others_lost": self.others_lost
-        }
+        longest = {name: max(getattr(self, name)) for name in names if getattr(self, name)}
+        most = {f"{name}_p99": p99(getattr(self, name)) for name in ("others", "calm") if getattr(self, name)}
+        return longest | most | {"others_lost": self.others_lost}
+
+
+def p99(seconds: Sequence[float]) -> float:
+    """The 99th percentile."""
+    return float(np.quantile(seconds, 0.99, method="higher"))
 
 
 def first(changes: Iterable[Sequence[Any]], begun: int, is_it: Callable[[str], bool]) -> list[float]:
@@ -99,7 +110,7 @@ def of_calls(
     is_cut: Callable[[int, int], bool],
     victim: int,
 ) -> Times:
-    """`Times.refused`, `others` and `others_lost`: of calls for one key that were under way during the fault.
+    """`Times.refused`, `others`, `others_lost`: of calls for one key that were under way during the fault. And `calm`.
 
     Args:
         homes: of each key the number of its home.
@@ -108,16 +119,16 @@ def of_calls(
     """
     found = Times()
     for call in calls:
-        if call.called > ended or call.returned < begun or call.audit:
+        if call.called > ended or call.audit:
             continue
-        took = (call.returned - call.called) / NS
-        if call.answer == LOST and call.node != victim:
+        took, is_before = (call.returned - call.called) / NS, call.returned < begun
+        if not is_before and call.answer == LOST and call.node != victim:
             found.refused.append(took)
         is_put = call.call == "put"
         home = call.home if is_put else homes[call.key]
         if call.many or home < 0 or is_cut(call.node, home) or call.call not in ("put", "get"):
             continue
         if call.answer == OK:
-            found.others.append(took)
-        found.others_lost += is_put and call.answer == LOST
+            (found.calm if is_before else found.others).append(took)
+        found.others_lost += is_put and not is_before and call.answer == LOST
     return found
