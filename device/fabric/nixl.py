@@ -172,8 +172,12 @@ def look_at(nixl: tl.int64, request: tl.int64, time: tl.int64) -> Any:
     agent, look = field(nixl, N_AGENT), field(nixl, N_STATUS)
     end = monotonic_ns() + time
     status = call2(look, agent, request)
+    looks = word(1)
     while (status == IN_PROGRESS) and (monotonic_ns() < end):
         status = call2(look, agent, request)
+        looks += 1
+        if looks % LOOKS_A_TURN == 0:
+            give_way()
     if status != IN_PROGRESS:
         call2(field(nixl, N_RELEASE), agent, request)
         call1(field(nixl, N_DESTROY), request)

@@ -1,7 +1,6 @@
 """TCP sockets of questions and answers, and their addresses: "tcp://127.0.0.1:4711", "tcp://[::1]:4711".
 
-An answer over ZeroMQ takes 250 us between two processes of a host, since a thread at each end passes messages
-on; over a socket that the asking and the answering thread use themselves it takes half as long.
+An answer over ZeroMQ takes about twice as long, since a thread of its own at each end passes messages on.
 """
 
 import contextlib
