@@ -66,7 +66,8 @@ LOCATION = Record(
         Field(
             "node",
             "<i8",
-            "the number of a world of a node, from 1; 0: an empty entry; -1, of an event: the object is gone",
+            "the number of a world of a node, from 1; 0: an empty entry; of an event -1: the object was removed, "
+            "-2: it was evicted",
         ),
         Field("rank", "<i8", "the rank whose segment has the object"),
         Field("slot", "<i8", "its header slot"),
@@ -88,6 +89,7 @@ L_NBYTES = LOCATION.at("nbytes")
 L_CHECKED = LOCATION.at("check")
 WAYS = tl.constexpr(8)  #: entries of a bucket
 GONE_NODE = tl.constexpr(-1)
+EVICTED_NODE = tl.constexpr(-2)
 
 
 @triton.jit
@@ -162,9 +164,9 @@ def write(
 
 @triton.jit
 def learn(table: tl.int64, mask: tl.int64, location: tl.int64, node: tl.int64) -> None:
-    """Take a LOCATION of a node; or, if its own node is GONE_NODE, forget the entry that it names."""
+    """Take a LOCATION of a node; or, if it says that the object has gone, forget the entry that it names."""
     key_hash, key_check = field(location, L_HASH), field(location, L_CHECK)
-    if field(location, L_NODE) == GONE_NODE:
+    if field(location, L_NODE) < 0:
         entry = entry_of(table, mask, key_hash, key_check)
         if entry != 0:
             same = (field(entry, L_NODE) == node) & (field(entry, L_SLOT) == field(location, L_SLOT))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, cast
 
 from nanokv.cache import NanoKVCache
 from nanokv.cluster.bringing import Bringing
+from nanokv.cluster.changes import Listener
 from nanokv.cluster.options import make_cluster_options
 from nanokv.errors import InvalidArgument
 
@@ -40,6 +42,23 @@ class NanoKVCluster(Bringing):
         if world.alloc != "device":
             raise InvalidArgument("a cluster needs a world with alloc='device': v1's objects are found by its master")
         self._setup(world, cluster, make_cluster_options(world._name, options))
+
+    def subscribe(self, listener: Listener) -> Callable[[], None]:
+        """Tell `listener` of objects that come to this rank's segment, or to any of other nodes, or go; and of nodes.
+
+        It gets a sequence of `Change`s, on threads of the cluster, one call at a time; a slow one delays what comes
+        after. Of what is there already nothing is told, except if events of a node were missed (MISSED): then all that
+        it has. The function returned ends that.
+
+        Raises:
+            InvalidArgument: `listener` is no function; or this member follows no events (`locations=0`).
+        """
+        self._check_open()
+        if not callable(listener):
+            raise InvalidArgument(f"listener must be a function of a sequence of changes, not {listener!r}")
+        if not self.options.locations:
+            raise InvalidArgument("a member with locations=0 follows no events, so it has none to tell")
+        return self._parts.changes.add(listener)
 
     def stats(self) -> dict[str, Any]:
         """Counters of this rank (`NanoKVCache.stats`), and of what it did with other nodes."""

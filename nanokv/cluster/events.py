@@ -13,13 +13,15 @@ import numpy as np
 
 from nanokv.cache import NanoKVCache
 from nanokv.cluster.card import WorldId
+from nanokv.cluster.changes import Changes
 from nanokv.cluster.links.base import LinkLost
 from nanokv.cluster.locations import Locations
 from nanokv.cluster.messages.feed import Publisher, Subscriber
 from nanokv.cluster.messages.sealed import Sender
 from nanokv.cluster.nodes import Node, Nodes
 from nanokv.cluster.reading import Reading
-from nanokv.device.fabric.locations import GONE_NODE, LOCATION
+from nanokv.device.fabric.locations import EVICTED_NODE, GONE_NODE, LOCATION
+from nanokv.device.machines.records import Words
 from nanokv.device.segment.geometry import Geometry
 from nanokv.device.segment.layout import OBJ_HEADER
 from nanokv.errors import NanoKVError
@@ -28,19 +30,20 @@ from nanokv.host_poller.events import Event, EventKind
 _log = logging.getLogger("nanokv.cluster")
 
 MOST_EVENTS = 8192  #: of one message
-_STORED, _GONE, _UNCHECKED = 1, GONE_NODE.value, 0
+_UNCHECKED = 0
 assert {LOCATION.dtype[name].str for name in LOCATION.offsets} == {"<i8"}  # so rows of words are LOCATIONs
-_OBJECTS = (EventKind.STORED, EventKind.REMOVED, EventKind.EVICTED)
+#: of LOCATION.node in an event
+_NODES = {EventKind.STORED: 1, EventKind.REMOVED: GONE_NODE.value, EventKind.EVICTED: EVICTED_NODE.value}
 
 
-def packed(events: Sequence[Event], geometry: Geometry) -> bytes:
-    """The events about objects as LOCATIONs."""
+def rows_of(events: Sequence[Event], geometry: Geometry) -> Words:
+    """The events about objects as LOCATIONs: int64 [n, 9]."""
     first = geometry.offsets["hdr_base"]
     told = [
         (
             meta.key_hash,
             meta.key_check,
-            _STORED if event.kind is EventKind.STORED else _GONE,
+            _NODES[event.kind],
             meta.owner_rank,
             (meta.header_off - first) // OBJ_HEADER.size,
             meta.epoch,
@@ -49,9 +52,9 @@ def packed(events: Sequence[Event], geometry: Geometry) -> bytes:
             _UNCHECKED,
         )
         for event in events
-        if event.kind in _OBJECTS and (meta := event.meta) is not None
+        if event.kind in _NODES and (meta := event.meta) is not None
     ]
-    return np.array(told, np.int64).tobytes()
+    return np.array(told, np.int64).reshape(len(told), len(LOCATION.fields))
 
 
 class Events:
@@ -60,6 +63,7 @@ class Events:
     Args:
         rank: of this member; its world's poller tells of that segment.
         reading: by which headers are read anew.
+        changes: told of all that is heard.
         follows: whether the events of others are wanted.
     """
 
@@ -71,11 +75,12 @@ class Events:
         secret: bytes,
         locations: Locations,
         reading: Reading,
+        changes: Changes,
         *,
         follows: bool,
     ) -> None:
         self._nodes, self._publisher, self._locations, self._reading = nodes, publisher, locations, reading
-        self._geometry, self._follows = world._geometry, follows
+        self._geometry, self._changes, self._follows = world._geometry, changes, follows
         self._followed: dict[str, str] = {}  # address -> member
         self._of: dict[Sender, WorldId] = {}  # members as their cards have them -> their worlds
         self._known: set[WorldId] = set()  # worlds that were heard
@@ -91,9 +96,10 @@ class Events:
     def _tell(self, events: Sequence[Event]) -> None:
         """On the poller's thread."""
         for start in range(0, len(events), MOST_EVENTS):
-            body = packed(events[start : start + MOST_EVENTS], self._geometry)
-            if body:
-                self._publisher.publish(body)
+            rows = rows_of(events[start : start + MOST_EVENTS], self._geometry)
+            if len(rows):
+                self._publisher.publish(rows.tobytes())
+                self._changes.rows(self._nodes.here, rows)
         self._wake()
 
     # --- in ---
@@ -119,7 +125,9 @@ class Events:
         world = self._of.get(sender)  # of another incarnation: of a world that is not known, or not there any more
         if world is None or len(body) % LOCATION.size:
             return
-        self._locations.learn(world, np.frombuffer(body, LOCATION.dtype))
+        events = np.frombuffer(body, LOCATION.dtype)
+        self._locations.learn(world, events)
+        self._changes.rows(world.node, events.view(np.int64).reshape(len(events), -1))
         self._wake()
 
     def _lost(self, sender: Sender) -> None:
@@ -128,6 +136,7 @@ class Events:
             return
         if world in self._known:
             self._locations.forget(world)
+        self._changes.missed(world.node)
         self._known.add(world)  # the first time all that is known of it are this process' own puts
         self._to_scan.put(world.node)
 
@@ -140,6 +149,7 @@ class Events:
                 for rank in range(node.ranks):
                     for world, first, headers in self._reading.headers(node, rank):
                         self._locations.learn_headers(world, rank, first, headers)
+                        self._changes.headers(name, rank, headers)
             except (NanoKVError, LinkLost) as error:
                 _log.info("the headers of node %s were not read: %s", name, error)
             self._wake()

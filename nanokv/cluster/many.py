@@ -120,6 +120,8 @@ class Many(Lookups):
     ) -> list[torch.Tensor | None] | list[bool]:
         """Get each object: see `NanoKVCache.get_many`. What this node does not have takes four rounds per node.
 
+        New tensors of objects of one node share memory, which is free again when none of them is left.
+
         Raises:
             InvalidArgument, SegmentCorrupt: as `NanoKVCache.get_many`.
             PeerLost: a node that may have one of them cannot be reached, and no other one has it.

@@ -2,11 +2,15 @@
 
 import secrets
 import time
+from collections.abc import Sequence
 from typing import Any, NamedTuple
+
+import torch
 
 from nanokv.cache import NanoKVCache
 from nanokv.cluster.at_once import AtOnce
 from nanokv.cluster.card import Card, member_name
+from nanokv.cluster.changes import Changes
 from nanokv.cluster.counts import Counts
 from nanokv.cluster.departures import Departures
 from nanokv.cluster.events import Events
@@ -28,6 +32,7 @@ from nanokv.cluster.serving import Serving
 from nanokv.cluster.staging import Staging
 from nanokv.cluster.uses import Uses
 from nanokv.device.fabric.records import LOOK_LINE
+from nanokv.heap.base import Heap
 
 
 class Parts(NamedTuple):
@@ -47,6 +52,7 @@ class Parts(NamedTuple):
     locations: Locations
     counts: Counts
     events: Events
+    changes: Changes
     uses: Uses
     at_once: AtOnce
     segments: list[Any]  #: keeps the memory mapped as long as other nodes may read it
@@ -81,10 +87,7 @@ def assemble(world: NanoKVCache, cluster: str, options: ClusterOptions) -> Parts
         secret = options.secret or membership.secret()
         link = open_link(options.link, f"{member}.{secrets.token_hex(4)}", devices=options.devices)
         opened.append(link)
-        segments = [heap.segment(rank) for rank in range(heap.world_size)]
-        for segment in segments:
-            device = segment.device.index if segment.device.type != "cpu" else None
-            link.register(segment.data_ptr(), segment.nbytes, device)
+        segments = _readable_segments(heap, link)
         staging, offers = Staging(link), Staging(link, shared=True)
         registered = Registered(link)
         asker = Asker(member, incarnation, secret)
@@ -102,7 +105,9 @@ def assemble(world: NanoKVCache, cluster: str, options: ClusterOptions) -> Parts
         opened.append(server)
         publisher = Publisher(member, incarnation, secret, options.bind)
         opened.append(publisher)
-        events = Events(world, nodes, publisher, secret, locations, reading, follows=options.locations > 0)
+        changes = Changes(options.node)
+        follows = options.locations > 0
+        events = Events(world, nodes, publisher, secret, locations, reading, changes, follows=follows)
         opened.append(events)
 
         def gone(card: Card) -> None:
@@ -113,23 +118,12 @@ def assemble(world: NanoKVCache, cluster: str, options: ClusterOptions) -> Parts
         departures = Departures(nodes, gone)
 
         def changed() -> None:
+            changes.nodes(nodes.names)
             events.follow()
             departures.look()
 
         nodes.changed = changed
-        card = Card(
-            options.node,
-            heap.rank,
-            incarnation,
-            heap.geometry,
-            tuple(heap.bases),
-            tuple(segment[:LOOK_LINE].cpu().numpy().tobytes() for segment in segments),
-            world.options.checksum,
-            link.name,
-            link.card(),
-            options.advertised(server.address),
-            options.advertised(publisher.address),
-        )
+        card = _card_of(world, options, incarnation, segments, link, server, publisher)
         membership.join(member, card.sealed(secret))
         nodes.update(membership.members())
         membership.listen(lambda members: nodes.update(members, membership.lapses))
@@ -152,7 +146,43 @@ def assemble(world: NanoKVCache, cluster: str, options: ClusterOptions) -> Parts
         locations,
         counts,
         events,
+        changes,
         uses,
         AtOnce(),
         segments,
+    )
+
+
+def _readable_segments(heap: Heap, link: Link) -> list[torch.Tensor]:
+    """The segments of a world, which other nodes may read from now on."""
+    segments = [heap.segment(rank) for rank in range(heap.world_size)]
+    for segment in segments:
+        device = segment.device.index if segment.device.type != "cpu" else None
+        link.register(segment.data_ptr(), segment.nbytes, device)
+    return segments
+
+
+def _card_of(
+    world: NanoKVCache,
+    options: ClusterOptions,
+    incarnation: int,
+    segments: Sequence[torch.Tensor],
+    link: Link,
+    server: Server,
+    publisher: Publisher,
+) -> Card:
+    """What the member tells the others of itself."""
+    heap = world._heap
+    return Card(
+        options.node,
+        heap.rank,
+        incarnation,
+        heap.geometry,
+        tuple(heap.bases),
+        tuple(segment[:LOOK_LINE].cpu().numpy().tobytes() for segment in segments),
+        world.options.checksum,
+        link.name,
+        link.card(),
+        options.advertised(server.address),
+        options.advertised(publisher.address),
     )

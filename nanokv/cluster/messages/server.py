@@ -70,6 +70,7 @@ class Server:
         self._later: list[_Later] = []
         self._listener, self.address = tcp.listener(bind, port)
         self._streams: dict[int, Stream] = {}  # by file descriptor
+        self._is_full = False  # the last connection could not be taken
         self._wake = Wake()
         self._epoll = select.epoll()
         self._epoll.register(self._listener, select.EPOLLIN)
@@ -100,9 +101,12 @@ class Server:
         except BlockingIOError:
             return
         except OSError as error:  # no room for another one: it waits, and the others go on
-            _log.warning("a connection cannot be taken: %s", error)
+            if not self._is_full:
+                _log.warning("a connection cannot be taken: %s", error)
+            self._is_full = True
             time.sleep(_REST)
             return
+        self._is_full = False
         tcp.prepare(made)
         self._streams[made.fileno()] = Stream(made)
         self._epoll.register(made, select.EPOLLIN)
