@@ -4,7 +4,7 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from enum import Enum
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 from nanokv.types import KeyDigest, ObjMeta
 
@@ -34,29 +34,30 @@ class Event(NamedTuple):
 
 
 Listener = Callable[[Sequence[Event]], None]
+E = TypeVar("E")
 
 
-class Listeners:
-    """The listeners of one rank, called on the poller's thread with batches. One that raises is logged and kept."""
+class Listeners(Generic[E]):
+    """Who is told of events, in batches. One that raises is logged and kept."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._all: tuple[Listener, ...] = ()
+        self._all: tuple[Callable[[Sequence[E]], None], ...] = ()
 
     def __bool__(self) -> bool:
         return bool(self._all)
 
-    def add(self, listener: Listener) -> Callable[[], None]:
+    def add(self, listener: Callable[[Sequence[E]], None]) -> Callable[[], None]:
         """Subscribe a listener; returns the function that unsubscribes it."""
         with self._lock:
             self._all = (*self._all, listener)
         return lambda: self._drop(listener)
 
-    def _drop(self, listener: Listener) -> None:
+    def _drop(self, listener: Callable[[Sequence[E]], None]) -> None:
         with self._lock:
             self._all = tuple(one for one in self._all if one is not listener)
 
-    def tell(self, events: Sequence[Event]) -> None:
+    def tell(self, events: Sequence[E]) -> None:
         """Call every listener with a batch of events, unless it is empty."""
         for listener in self._all if events else ():
             try:

@@ -10,7 +10,7 @@ from nanokv.device.machines.base import Machine
 from nanokv.device.machines.records import Drained, Position
 from nanokv.device.segment.host_records import NO_HOLE
 from nanokv.device.segment.layout import EVICTED, POSITIVE, REMOVED, STORED, WANTED, unpack
-from nanokv.host_poller.events import EventKind, Listeners
+from nanokv.host_poller.events import Event, EventKind, Listeners
 from nanokv.host_poller.index import Change, HeaderIndex, changes_of
 
 BATCH = 4096  #: hints taken from the ring at once
@@ -25,7 +25,7 @@ class Intake:
         listeners: hear of each change of the index.
     """
 
-    def __init__(self, machine: Machine, rank: int, index: HeaderIndex, listeners: Listeners) -> None:
+    def __init__(self, machine: Machine, rank: int, index: HeaderIndex, listeners: Listeners[Event]) -> None:
         self._machine = machine
         self._rank = rank
         self._index = index

@@ -22,7 +22,7 @@ import numpy as np
 from nanokv.device.machines.base import Machine
 from nanokv.errors import WaitTimeout
 from nanokv.heap.base import Heap
-from nanokv.host_poller.events import Listener, Listeners
+from nanokv.host_poller.events import Event, Listener, Listeners
 from nanokv.host_poller.index import HeaderIndex
 from nanokv.host_poller.intake import Intake
 from nanokv.host_poller.members import Members
@@ -73,7 +73,7 @@ class Poller:
         self._rank = heap.rank
         self._reclaims = reclaims
         self.index = HeaderIndex(machine.geometry, self._rank)
-        self.listeners = Listeners()
+        self.listeners = Listeners[Event]()
         self.sweeper = Sweeper(machine, heap, self.index, write_timeout, reclaims, removal)
         self.intake = Intake(machine, self._rank, self.index, self.listeners)
         self.evicted = 0

@@ -4,7 +4,6 @@ The news are those of `events`, and as good as hints: they come a little late, a
 told that they were, and once more of all that the node has.
 """
 
-import logging
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
@@ -15,9 +14,8 @@ import numpy as np
 from nanokv.device.fabric.locations import EVICTED_NODE, GONE_NODE, LOCATION
 from nanokv.device.machines.records import Words
 from nanokv.device.segment.layout import OBJ_HEADER, READY, WORD, key_checks, unpack
+from nanokv.host_poller.events import Listeners
 from nanokv.types import KeyDigest, known_digest
-
-_log = logging.getLogger("nanokv.cluster")
 
 _NO_RANK = -1
 _HASH, _CHECK, _NODE, _RANK, _NBYTES = (
@@ -54,19 +52,13 @@ class Changes:
     """The listeners of one process. They are called one after the other, by threads that may be different ones."""
 
     def __init__(self, here: str) -> None:
-        self._lock = threading.RLock()  # a listener may subscribe another one
-        self._listeners: tuple[Listener, ...] = ()
+        self._lock = threading.RLock()  # a listener may do what is told of
+        self._listeners = Listeners[Change]()
         self._nodes = {here}
 
     def add(self, listener: Listener) -> Callable[[], None]:
         """Subscribe a listener; returns the function that unsubscribes it."""
-        with self._lock:
-            self._listeners = (*self._listeners, listener)
-        return lambda: self._drop(listener)
-
-    def _drop(self, listener: Listener) -> None:
-        with self._lock:
-            self._listeners = tuple(one for one in self._listeners if one is not listener)
+        return self._listeners.add(listener)
 
     # --- what is told ---
     def rows(self, node: str, rows: Words) -> None:
@@ -106,9 +98,5 @@ class Changes:
 
     def _tell(self, changes: Iterable[Change]) -> None:
         with self._lock:
-            told = list(changes) if self._listeners else []
-            for listener in self._listeners if told else ():
-                try:
-                    listener(told)
-                except Exception:
-                    _log.exception("a listener raised; it stays subscribed")
+            if self._listeners:
+                self._listeners.tell(list(changes))
