@@ -44,6 +44,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--world", default="nanokv", help="the name of this host's world, in /dev/shm")
     parser.add_argument("--bind", default=usual.bind, help="this host's address, which the others reach")
     parser.add_argument("--devices", default=usual.devices, help="the network device for bytes: eth0, mlx5_0:1")
+    parser.add_argument("--ports", default=usual.ports, help="the range of ports to listen at: 40000-44999")
     parser.add_argument("--ttl", type=float, default=usual.ttl, help="seconds of the lease, alike on all nodes")
     parser.add_argument("--status", type=int, help="the port for probes and metrics; none without it")
     return parser.parse_args()
@@ -75,9 +76,8 @@ def run(given: argparse.Namespace) -> None:
                 given.heap, page_bytes=given.page, name=given.world, rank=0, world_size=1, on_stale="recover"
             )
         )
-        cluster = stack.enter_context(
-            NanoKVCluster(world, given.registry, node=given.node, bind=given.bind, devices=given.devices, ttl=given.ttl)
-        )
+        options = {name: getattr(given, name) for name in ("node", "bind", "devices", "ports", "ttl")}
+        cluster = stack.enter_context(NanoKVCluster(world, given.registry, **options))
         stack.enter_context(probes.of(cluster, given.registry))
         print(f"node {given.node} lends {given.heap} bytes to {', '.join(cluster.nodes)}", flush=True)
         while not told.wait(LOOK):

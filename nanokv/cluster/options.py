@@ -3,6 +3,7 @@
 import os
 import re
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -13,6 +14,9 @@ from nanokv.errors import InvalidArgument
 SECRET_VARIABLE = "NANOKV_CLUSTER_SECRET"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,47}")
 _LEAST_SECRET = 16  #: bytes
+_LOOPBACK = "lo"
+_PORTS = re.compile(r"([0-9]{1,5})-([0-9]{1,5})")
+_LEAST_PORTS, _LAST_PORT = 4, 65535
 _ALL = ("0.0.0.0", "::", "*")  #: no address at which anybody can be reached
 
 
@@ -26,8 +30,10 @@ class ClusterOptions:
         secret: at least 16 bytes that all members know; the variable NANOKV_CLUSTER_SECRET, as text. Default: one that
             lies in the registry, so whoever may read the registry is trusted.
         link: what moves bytes: "nixl", or "mooncake".
-        devices: the network device that the link uses, as UCX_NET_DEVICES: "lo", "eth0", "mlx5_0:1", or "all". The
-            variable UCX_NET_DEVICES goes before it, and may name several.
+        devices: the network device that the link "nixl" uses, as UCX_NET_DEVICES: "lo", "eth0", "mlx5_0:1", or "all".
+            The variable UCX_NET_DEVICES goes before it, and may name several.
+        ports: the range of ports at four of which this member listens, such as "40000-40999": messages, events, and two
+            of the link "nixl". Default: any that are free.
         bind: the interface or address at which this member takes messages. "0.0.0.0" is all, and only if given.
         advertise: the host name or address by which the others reach it. Default: `bind`; needed if that is all.
         timeout: seconds that a node has for each round of a get, and for a put, beside the time for its bytes.
@@ -41,9 +47,10 @@ class ClusterOptions:
     node: str = ""
     secret: bytes = b""
     link: str = "nixl"
-    devices: str = "lo"
+    devices: str = _LOOPBACK
     bind: str = "127.0.0.1"
     advertise: str = ""
+    ports: str = ""
     timeout: float = 1.0
     ttl: float = 3.0
     join_timeout: float = 10.0
@@ -67,11 +74,35 @@ class ClusterOptions:
             raise InvalidArgument(
                 f"devices is one device, or all; for {self.devices!r} set the variable UCX_NET_DEVICES"
             )
+        self._check_ports()
+        if self.link != "nixl" and (self.devices != _LOOPBACK or self.ports):
+            raise InvalidArgument(f"devices and ports are for the link nixl, not {self.link}")
         object.__setattr__(self, "locations", integer("locations", self.locations, 0, 1 << 30))
         for name in ("timeout", "ttl", "join_timeout"):
             object.__setattr__(self, name, seconds(name, getattr(self, name)))
             if not getattr(self, name) > 0:
                 raise InvalidArgument(f"{name} must be positive seconds, not {getattr(self, name)!r}")
+
+    def _check_ports(self) -> None:
+        if self.ports == "":
+            return
+        found = _PORTS.fullmatch(self.ports) if isinstance(self.ports, str) else None
+        first, last = map(int, found.groups()) if found else (0, 0)
+        if not (first > 0 and first + _LEAST_PORTS - 1 <= last <= _LAST_PORT):
+            raise InvalidArgument(f"ports must be a range of {_LEAST_PORTS} or more: 40000-40999, not {self.ports!r}")
+
+    def port_range(self) -> Sequence[int]:
+        """The ports that this member may listen at; 0: any that is free."""
+        if not self.ports:
+            return (0,)
+        first, last = map(int, self.ports.split("-"))
+        return range(first, last + 1)
+
+    def link_options(self) -> dict[str, str]:
+        """What the class of the link is given."""
+        if self.link == "mooncake":
+            return {"host": self.advertise or self.bind}
+        return {"devices": self.devices, "ports": self.ports}
 
     def advertised(self, address: str) -> str:
         """An address of this member, as the others need it: "tcp://host:port"."""

@@ -3,6 +3,7 @@
 import secrets
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -20,6 +21,7 @@ from nanokv.cluster.locations import Locations
 from nanokv.cluster.membership import Membership, open_membership
 from nanokv.cluster.messages.asker import Asker
 from nanokv.cluster.messages.feed import Publisher
+from nanokv.cluster.messages.ports import at_first_free
 from nanokv.cluster.messages.server import Server
 from nanokv.cluster.nodes import Nodes
 from nanokv.cluster.offering import Registered
@@ -85,7 +87,7 @@ def assemble(world: NanoKVCache, cluster: str, options: ClusterOptions) -> Parts
     opened: list[Any] = [membership]
     try:
         secret = options.secret or membership.secret()
-        link = open_link(options.link, f"{member}.{secrets.token_hex(4)}", devices=options.devices)
+        link = open_link(options.link, f"{member}.{secrets.token_hex(4)}", **options.link_options())
         opened.append(link)
         segments = _readable_segments(heap, link)
         staging, offers = Staging(link), Staging(link, shared=True)
@@ -101,9 +103,10 @@ def assemble(world: NanoKVCache, cluster: str, options: ClusterOptions) -> Parts
         reading.note_use, reading.note_uses = uses.note, uses.note_each
         puller = Puller(world._machine, world._allocation, link, staging, heap.wake)
         serving = Serving(world, puller)
-        server = Server(member, incarnation, secret, serving.handlers(), bind=options.bind)
+        server = _server(member, incarnation, secret, serving, options)
         opened.append(server)
-        publisher = Publisher(member, incarnation, secret, options.bind)
+        publish_at = partial(Publisher, member, incarnation, secret, options.bind)
+        publisher = at_first_free(options.port_range(), publish_at)
         opened.append(publisher)
         changes = Changes(options.node)
         follows = options.locations > 0
@@ -160,6 +163,15 @@ def _readable_segments(heap: Heap, link: Link) -> list[torch.Tensor]:
         device = segment.device.index if segment.device.type != "cpu" else None
         link.register(segment.data_ptr(), segment.nbytes, device)
     return segments
+
+
+def _server(member: str, incarnation: int, secret: bytes, serving: Serving, options: ClusterOptions) -> Server:
+    """The server, at a port that it may have."""
+    handlers = serving.handlers()
+    return at_first_free(
+        options.port_range(),
+        lambda port: Server(member, incarnation, secret, handlers, bind=options.bind, port=port),
+    )
 
 
 def _card_of(

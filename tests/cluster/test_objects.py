@@ -1,6 +1,8 @@
 """The calls about objects, across two and three nodes: what a user of one cache knows holds here too."""
 
 import math
+import os
+import socket
 import threading
 from typing import Any
 
@@ -10,6 +12,7 @@ import torch
 from nanokv import Hold, NanoKVCache
 from nanokv.cluster import NanoKVCluster
 from nanokv.cluster.events import Events
+from nanokv.cluster.links.base import LinkUnavailable
 from nanokv.cluster.pulling import Pull
 from nanokv.device.segment.layout import unpack
 from nanokv.errors import (
@@ -23,6 +26,7 @@ from nanokv.errors import (
     PeerLost,
     ReuseViolation,
 )
+from tests.support.needed import leave_out
 
 from .conftest import HEAP_BYTES, PAGE, MakeCluster, key_of, until
 
@@ -478,6 +482,8 @@ WRONG_OPTIONS: list[dict[str, Any]] = [
     *({"timeout": 0}, {"locations": -1}),
 ]
 ADDRESSES: list[dict[str, Any]] = [{"bind": "0.0.0.0"}, {"bind": "::"}, {"advertise": "a b"}, {"devices": "a,b"}]
+ADDRESSES += [{"ports": wrong} for wrong in ("4000", "4000-4002", "0-9", "65533-65536", "a-b", 5)]
+ADDRESSES += [{"link": "mooncake", "ports": "40000-40009"}, {"link": "mooncake", "devices": "eth0"}]
 
 
 def test_a_member_that_listens_everywhere_says_where_it_is(make_cluster: MakeCluster) -> None:
@@ -488,6 +494,35 @@ def test_a_member_that_listens_everywhere_says_where_it_is(make_cluster: MakeClu
     two.put("a", torch.ones(3), preferred_segment=("n0", 0))
     until(lambda: three._parts.locations.node_of(three.digest("a")) == "n0", "the event")
     assert torch.equal(one.world.get("a"), torch.ones(3))
+
+
+def test_ports_of_a_range(make_cluster: MakeCluster) -> None:
+    """Members of one host share it; what is taken is passed over."""
+    first = 21000 + os.getpid() % 20000
+    with socket.create_server(("127.0.0.1", first)):
+        members = make_cluster(2, ports=f"{first}-{first + 19}")
+        cards = [one._nodes[other].cards[0] for one, other in zip(members, ("n1", "n0"), strict=True)]
+        ports = [int(address.rpartition(":")[2]) for card in cards for address in (card.messages, card.events)]
+        assert len(set(ports)) == 4 and all(first < port < first + 20 for port in ports)
+        members[0].put("a", torch.ones(100_000), preferred_segment=("n1", 0))
+        assert torch.equal(members[0].get("a"), torch.ones(100_000))
+
+
+@pytest.mark.exhaustive
+def test_over_mooncakes_transfer_engine(make_cluster: MakeCluster) -> None:
+    try:
+        one, _ = make_cluster(link="mooncake")
+    except LinkUnavailable as error:
+        leave_out("mooncake", error)
+    values = [torch.arange(n) for n in (10, 50_000)]
+    keys = [key_of(one, "n1", f"k{i}") for i in range(2)]
+    for key, value in zip(keys, values, strict=True):
+        one.put(key, value)
+        assert one.exists(key) and torch.equal(one.get(key), value)
+    found = one.get_many(keys)
+    assert all(got is not None and torch.equal(got, value) for got, value in zip(found, values, strict=True))
+    one.remove(keys[0])
+    assert one.exists_many(keys) == [False, True]
 
 
 def test_closing(make_cluster: MakeCluster) -> None:

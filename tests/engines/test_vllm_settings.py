@@ -71,6 +71,8 @@ CLUSTER = {"nanokv.cluster": "file:///tmp/cluster"}
         (CLUSTER | {"nanokv.link": "tcp"}, "nanokv.link must be one of nixl, mooncake"),
         (CLUSTER | {"nanokv.bind": ""}, "nanokv.bind must be a non-empty str"),
         (CLUSTER | {"nanokv.devices": ""}, "nanokv.devices must be a non-empty str"),
+        (CLUSTER | {"nanokv.ports": "40000"}, "nanokv.ports must be a range of 4 or more"),
+        (CLUSTER | {"nanokv.bind": "0.0.0.0"}, "advertise must say how other hosts reach this one"),
         (CLUSTER | {"nanokv.cluster_timeout": 0}, "nanokv.cluster_timeout must be positive seconds"),
         (CLUSTER | {"nanokv.cluster_timeout": "soon"}, "nanokv.cluster_timeout must be a number"),
         (CLUSTER | {"nanokv.cluster_ttl": -1}, "nanokv.cluster_ttl must be positive seconds"),

@@ -211,16 +211,16 @@ def test_by_hand_as_the_document_says(apart: None, tmp_path: Path) -> None:
 
 @pytest.mark.exhaustive
 def test_all_ports_are_of_the_range(apart: None, tmp_path: Path) -> None:
-    (sysctl,) = NODE["spec"]["template"]["spec"]["securityContext"]["sysctls"]
-    low, high = map(int, sysctl["value"].split())
+    (container,) = NODE["spec"]["template"]["spec"]["containers"]
+    (option,) = [word for word in container["args"] if word.startswith("--ports=")]
+    low, high = map(int, option.partition("=")[2].split("-"))
     name = f"ports-{os.getpid()}"
     enter = ["ip", "netns", "exec", name]
-    words = [f"file://{tmp_path}/registry", "--node=n", "--heap=16Mi", f"--world={name}", "--status=8790"]
+    words = [f"file://{tmp_path}/registry", "--node=n", "--heap=16Mi", f"--world={name}", "--status=8790", option]
     subprocess.run(["ip", "netns", "add", name], check=True)
     process = None
     try:
         subprocess.run([*enter, "ip", "link", "set", "lo", "up"], check=True)
-        subprocess.run([*enter, "sysctl", "-qw", f"{sysctl['name']}={sysctl['value']}"], check=True)
         process = subprocess.Popen(
             [*enter, sys.executable, "-m", "examples.deploy.node", *words], cwd=ROOT, stdout=subprocess.PIPE
         )

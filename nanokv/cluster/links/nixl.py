@@ -35,9 +35,11 @@ _FAREWELL, _NAP = 5.0, 0.001  #: seconds that `close` waits for calls under way,
 _UCX = ("TCP_TX_SEG_SIZE=256k", "TCP_RX_SEG_SIZE=256k")
 
 
-def _parameters(devices: str) -> dict[str, str]:
+def _parameters(devices: str, ports: str) -> dict[str, str]:
     """Of NIXL's backend for UCX."""
-    return {"engine_config": ",".join(_UCX if devices == "all" else (*_UCX, f"NET_DEVICES={devices}"))}
+    more = [] if devices == "all" else [f"NET_DEVICES={devices}"]
+    more += [f"TCP_PORT_RANGE={ports}"] if ports else []
+    return {"engine_config": ",".join((*_UCX, *more))}
 
 
 class NixlTransfer:
@@ -69,6 +71,7 @@ class NixlLink:
         member: a name that no other process of the cluster has, and had.
         devices: the network devices that UCX uses, as UCX_NET_DEVICES, such as "lo" or "mlx5_0:1". Default: loopback.
             "all": all of them, and UCX then listens on the addresses of all.
+        ports: the range of ports for TCP, as UCX_TCP_PORT_RANGE, such as "40000-40999". Default: any.
 
     Raises:
         LinkUnavailable: NIXL is not installed, or UCX does not work here.
@@ -76,8 +79,8 @@ class NixlLink:
 
     name = "nixl"
 
-    def __init__(self, member: str, *, devices: str = "lo") -> None:
-        parameters = _parameters(devices)
+    def __init__(self, member: str, *, devices: str = "lo", ports: str = "") -> None:
+        parameters = _parameters(devices, ports)
         self._lock = threading.Lock()
         self._serving = Agent(f"{member}.serves", PROGRESS_DELAY_US, parameters)
         self._reading = Agent(f"{member}.reads", None, parameters)

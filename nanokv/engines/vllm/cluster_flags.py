@@ -24,6 +24,8 @@ OPTIONS = {
     "link": "link",
     "devices": "devices",
     "bind": "bind",
+    "advertise": "advertise",
+    "ports": "ports",
     "cluster_timeout": "timeout",
     "cluster_ttl": "ttl",
 }

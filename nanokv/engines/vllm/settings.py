@@ -61,6 +61,8 @@ class Settings:
     link: Annotated[LinkKind, "what moves bytes between nodes: nixl, mooncake"] = "nixl"
     devices: Annotated[str, "the network device of the link, as eth0 or mlx5_0:1; or all"] = "lo"
     bind: Annotated[str, "the interface or address at which this node takes messages of others"] = "127.0.0.1"
+    advertise: Annotated[str, "the host name or address by which others reach it, if that is not bind"] = ""
+    ports: Annotated[str, "the range of ports at which this node listens: 40000-40999. Default: any"] = ""
     cluster_timeout: Annotated[float, "seconds that another node has for each round of a read"] = 1.0
     cluster_ttl: Annotated[float, "seconds after which a node that died is dropped, the same on all nodes"] = 3.0
 
@@ -76,7 +78,7 @@ class Settings:
             if getattr(self, name) not in allowed:
                 shown = ", ".join(map(str, allowed))
                 raise InvalidArgument(f"{PREFIX}{name} must be one of {shown}, not {getattr(self, name)!r}")
-        for name in ("name", "namespace", "model", "cluster", "node", "devices", "bind"):
+        for name in ("name", "namespace", "model", "cluster", "node", "devices", "bind", "advertise", "ports"):
             if not isinstance(getattr(self, name), str):
                 raise InvalidArgument(f"{PREFIX}{name} must be a string, not {getattr(self, name)!r}")
         for name, allowed_type in (("save_generated", bool), ("save_tails", bool | None), ("checksum", bool)):
