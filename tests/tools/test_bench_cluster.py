@@ -38,7 +38,7 @@ def test_one_size_and_a_reader_that_ends() -> None:
     from nanokv.bench.nodes.pair import Pair
 
     with Pair("shared memory", 4 * KIB) as pair:
-        for what, calls in (("get", 2), ("put", 1), ("get_many", 2), ("put_many", 1)):
+        for what, calls in (("get", 2), ("put", 1), ("get_many", 3), ("put_many", 1)):
             for systems in pair.lap(what, 4 * KIB, 3).values():
                 assert len(systems) == 2 and all(len(found) == 3 and min(found) > 0 for found in systems.values())
             assert len(pair.lap(what, 4 * KIB, 1)) == calls
