@@ -39,7 +39,7 @@ class Segment:
         self.machine, self.view = machine, view
         self.index = HeaderIndex(machine.geometry, 0)
         self.events: list[Event] = []
-        listeners = Listeners()
+        listeners = Listeners[Event]()
         self.silence = listeners.add(self.events.extend)
         self.intake = Intake(machine, 0, self.index, listeners)
 
