@@ -33,7 +33,9 @@ class Publisher:
     """One member's end for its events. Close it; one that was dropped goes on beating.
 
     Args:
-        me, incarnation, secret, bind, port, local: as of `Server`.
+        me, incarnation, secret, bind, port: as of `Server`.
+        local: publish at an abstract Unix socket too (`local_address`), for followers on the same host and in the same
+            network namespace. Linux only.
         queue: events that wait for one follower; more are dropped, for that one.
 
     Raises:

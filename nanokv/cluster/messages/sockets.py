@@ -20,7 +20,7 @@ from nanokv.errors import InvalidArgument, NanoKVError
 
 Socket: TypeAlias = "zmq.Socket[bytes]"
 
-SOCKETS = 1 << 14  #: at most, in one process: a thread has one for each address that it asks
+SOCKETS = 1 << 14  #: at most, in one process: a follower has one for each member that it follows
 LAST_WORDS = 200  #: ms in which a closed server or publisher may still send; nobody waits for it
 _ADDRESS = re.compile(r"tcp://[^\s/]+:([0-9]{1,5})|ipc://\S+")
 
