@@ -1,4 +1,4 @@
-"""Authenticated control messages between the processes of a cluster, its members: questions over TCP, events over ZeroMQ.
+"""Authenticated control messages between the members of a cluster: questions over TCP, events over ZeroMQ.
 
 sealed      the bytes of a message, and the MAC that shows who wrote it
 replays     the numbers of messages that a server has taken: none is taken twice
