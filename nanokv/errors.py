@@ -87,6 +87,10 @@ class HeapUnavailable(NanoKVError):
     """This kind of heap does not work here, or its name cannot be used."""
 
 
+class RankTaken(HeapUnavailable):
+    """A living process has this rank of the world."""
+
+
 class ClusterUnavailable(NanoKVError, ConnectionError):
     """The registry of a cluster cannot be reached, refuses this process, or has its member id from somebody else."""
 

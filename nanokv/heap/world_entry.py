@@ -7,7 +7,7 @@ from typing import Any
 
 from nanokv.device.segment.geometry import MODES, Geometry
 from nanokv.device.segment.layout import CLOSED
-from nanokv.errors import HeapUnavailable, NanoKVError, SegmentCorrupt
+from nanokv.errors import HeapUnavailable, NanoKVError, RankTaken, SegmentCorrupt
 from nanokv.heap.world_file import WorldFile
 from nanokv.heap.world_file_layout import SEGMENTS, FileKind
 from nanokv.heap.world_spec import STORED, WorldSpec, differing
@@ -30,7 +30,7 @@ def enter(spec: WorldSpec, rank: int, deadline: float, kind: FileKind = SEGMENTS
                     _examine(file, spec)
                 if not file.locks.try_lock(rank):
                     pid = file.rank_record(rank)["pid"]
-                    raise HeapUnavailable(f"rank {rank} of world {spec.name!r} is taken by a living process ({pid})")
+                    raise RankTaken(f"rank {rank} of world {spec.name!r} is taken by a living process ({pid})")
                 return file
         except BaseException:
             file.locks.close()

@@ -1,0 +1,191 @@
+"""The world or the cluster that a drop-in stores in, from settings as an engine's configuration has them.
+
+Processes that give the same name share what they store. Each takes the first rank of that elastic world that no living
+process has (docs/elastic.md): two that come at once ask for the same rank, one of them gets it, and the other one asks
+for the next. So nobody has to number processes, which an engine's plug-in cannot.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, Union
+
+from nanokv.arguments import integer, seconds
+from nanokv.cache import NanoKVCache
+from nanokv.errors import HeapUnavailable, InvalidArgument, LinkUnavailable, RankTaken
+from nanokv.identity import Identity
+
+if TYPE_CHECKING:
+    from nanokv.cluster import NanoKVCluster
+
+Store = Union[NanoKVCache, "NanoKVCluster"]
+
+_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+_SIZE = re.compile(r"(\d+)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE)
+_OF_A_CLUSTER = ("node", "link", "devices", "bind", "advertise", "ports", "timeout", "ttl")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a drop-in may be told about its store.
+
+    Attributes:
+        name: of the world on this host: processes that give the same share what they store.
+        size: bytes of each process' segment; or a text, such as "4GiB".
+        page_bytes: of a page; an object takes whole pages.
+        ranks: the most processes that there can be at a time.
+        namespace: stores of different namespaces share nothing: a tenant, an experiment.
+        checksum: store a checksum with each object, and verify it at each read.
+        max_object: bytes of the largest object that is stored; 0: as many as 128 pages have.
+        attach_timeout: seconds to wait for the world.
+        cluster: the registry of a cluster, "etcd://host:port/name" or "file:///folder": what is stored is shared with
+            other hosts. The settings from `node` on are options of `NanoKVCluster`, and need `cluster`.
+    """
+
+    name: str = "nanokv"
+    size: int = 1 << 30
+    page_bytes: int = 256 << 10
+    ranks: int = 16
+    namespace: str = ""
+    checksum: bool = False
+    max_object: int = 0
+    attach_timeout: float = 60.0
+    cluster: str = ""
+    node: str = ""
+    link: str = "nixl"
+    devices: str = "lo"
+    bind: str = "127.0.0.1"
+    advertise: str = ""
+    ports: str = ""
+    timeout: float = 1.0
+    ttl: float = 3.0
+
+    def __post_init__(self) -> None:
+        if not (isinstance(self.name, str) and self.name):
+            raise InvalidArgument(f"name must be a non-empty str, not {self.name!r}")
+        for name in ("size", "page_bytes", "max_object"):
+            object.__setattr__(self, name, size(name, getattr(self, name)))
+        object.__setattr__(self, "ranks", integer("ranks", self.ranks, 1))
+        object.__setattr__(self, "attach_timeout", seconds("attach_timeout", self.attach_timeout))
+        if not isinstance(self.checksum, bool):
+            raise InvalidArgument(f"checksum must be true or false, not {self.checksum!r}")
+        if not isinstance(self.cluster, str):
+            raise InvalidArgument(f"cluster must be a str, not {self.cluster!r}")
+        if not self.cluster:
+            for field in fields(self):
+                if field.name in _OF_A_CLUSTER and getattr(self, field.name) != field.default:
+                    raise InvalidArgument(f"{field.name} is about a cluster: give cluster too")
+
+
+def size(name: str, value: object) -> int:
+    """Bytes: a number, or a text such as 4GiB, 512 MB (of 1024 each), 65536.
+
+    Raises:
+        InvalidArgument: it is neither.
+    """
+    if isinstance(value, str):
+        matched = _SIZE.fullmatch(value.strip())
+        if matched is None:
+            raise InvalidArgument(f"{name} must be a size such as 4GiB, not {value!r}")
+        return int(matched[1]) * _UNITS[matched[2].lower()]
+    return integer(name, value, 0)
+
+
+def parse(given: Mapping[str, Any]) -> Settings:
+    """The settings in a configuration.
+
+    Raises:
+        InvalidArgument: a setting that does not exist, or a value that is not allowed.
+    """
+    known = [field.name for field in fields(Settings)]
+    for name in given:
+        if name not in known:
+            raise InvalidArgument(f"there is no setting {name!r}; the settings are {', '.join(known)}")
+    return Settings(**given)
+
+
+class Joined:
+    """A store that this process has joined: `cache` is the world, or the cluster over it."""
+
+    def __init__(self, world: NanoKVCache, cache: Store) -> None:
+        self.world, self.cache = world, cache
+
+    def close(self) -> None:
+        """Leave the cluster and the world. What this process has stored stays, as long as others are in the world."""
+        self.world.close()  # which leaves the cluster first
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def join(settings: Settings, identity: Identity | None = None, **options: Any) -> Joined:
+    """Join the store that the settings name, and make it if this is the first process.
+
+    Args:
+        identity: of the model whose KV is stored: see `nanokv.Identity`.
+        options: more options of `NanoKVCache`, which all processes of the store must give alike.
+
+    Raises:
+        InvalidArgument: a setting is wrong.
+        HeapUnavailable: all ranks are taken, or a process of that name asked for other settings.
+        ClusterUnavailable, LinkUnavailable: see `NanoKVCluster`.
+    """
+    world = _join_world(settings, identity, options)
+    if not settings.cluster:
+        return Joined(world, world)
+    try:
+        return Joined(world, _join_cluster(world, settings))
+    except BaseException:
+        world.close()
+        raise
+
+
+def _join_world(settings: Settings, identity: Identity | None, options: Mapping[str, Any]) -> NanoKVCache:
+    if settings.max_object:
+        options = {"size_classes": classes(settings.max_object, settings.page_bytes), **options}
+    common: dict[str, Any] = {
+        "name": settings.name,
+        "page_bytes": settings.page_bytes,
+        "world_size": settings.ranks,
+        "namespace": settings.namespace,
+        "checksum": settings.checksum,
+        "attach_timeout": settings.attach_timeout,
+        "identity": identity,
+        "elastic": True,
+        "on_stale": "replace",
+    }
+    for rank in range(settings.ranks):
+        try:
+            return NanoKVCache(settings.size, rank=rank, **(common | dict(options)))
+        except RankTaken:
+            continue
+    raise HeapUnavailable(f"all {settings.ranks} ranks of world {settings.name!r} are taken: give it more ranks")
+
+
+def classes(max_object: int, page_bytes: int) -> tuple[int, ...]:
+    """Size classes up to an object of `max_object` bytes: in steps of a third or a half first, then of twice."""
+    found = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128]
+    while found[-1] * page_bytes < max_object:
+        found.append(found[-1] * 2)
+    return tuple(found)
+
+
+def _join_cluster(world: NanoKVCache, settings: Settings) -> "NanoKVCluster":
+    try:
+        from nanokv.cluster import NanoKVCluster
+    except ModuleNotFoundError as error:
+        if error.name != "zmq":
+            raise
+        raise LinkUnavailable("nanokv.cluster needs ZeroMQ: pip install pyzmq") from None
+    options = {name: getattr(settings, name) for name in _OF_A_CLUSTER}
+    if not settings.node:
+        del options["node"]
+    if settings.link != "nixl":
+        del options["devices"], options["ports"]
+    return NanoKVCluster(world, settings.cluster, **options)
