@@ -4,7 +4,7 @@
     clusters    a cluster: ls, stats and fsck by the URL of its registry
     saved       files of saved objects: save, load
     machine     this machine: doctor, warmup, demo
-    engines     inference engines: vllm-flags
+    engines     inference engines, and what they store in: vllm-flags, mooncake-shim
     traces      traces of requests: replay
     benchmarks  the benchmark suite: bench
     output      tables for terminals and pipes, JSON, sizes
@@ -20,7 +20,7 @@ from typer.core import TyperGroup
 from nanokv import __version__
 from nanokv.check.command import check
 from nanokv.cli.benchmarks import bench
-from nanokv.cli.engines import vllm_flags
+from nanokv.cli.engines import mooncake_shim, vllm_flags
 from nanokv.cli.machine import demo, doctor, warmup
 from nanokv.cli.saved import load, save
 from nanokv.cli.traces import replay
@@ -67,7 +67,7 @@ def _root(
     pass
 
 
-for _command in (demo, doctor, warmup, check, ls, stats, key, fsck, rm, save, load, replay, vllm_flags):
+for _command in (demo, doctor, warmup, check, ls, stats, key, fsck, rm, save, load, replay, vllm_flags, mooncake_shim):
     app.command()(_command)
 # the suite reads its arguments itself, also -h
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})(bench)

@@ -1,6 +1,7 @@
-"""Commands about inference engines: vllm-flags."""
+"""Commands about inference engines, and what they store in: vllm-flags, mooncake-shim."""
 
 import json
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -45,6 +46,20 @@ def vllm_flags(
         print_json([{"what": engine.what, "command": engine.command} for engine in engines])
     else:
         typer.echo("\n\n".join(f"# {engine.what}\n{engine.command}" for engine in engines))
+
+
+def mooncake_shim(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder for PYTHONPATH; it is made.")],
+    as_json: Json = False,
+) -> None:
+    """Make a folder in which `import mooncake.store` finds NanoKV: programs of Mooncake Store run on it unchanged."""
+    from nanokv.integrations.mooncake.shim import make
+
+    files = make(folder)
+    if as_json:
+        print_json([str(file) for file in files])
+    else:
+        typer.echo(f"PYTHONPATH={folder} makes `import mooncake.store` NanoKV's")
 
 
 def _flag(text: str) -> tuple[str, Any]:

@@ -6,7 +6,8 @@ file (`world_file`). A rank that crashed may come back: its segment is as it lef
 
 In an elastic world a rank waits for nobody. The segment of a rank that has not come, or has left for good, is ABSENT:
 its control region works, because each directory has a part of all keys; its payload has no blocks in the file, and no
-producer gets a page of it. A rank that comes reserves the blocks, and opens the segment.
+producer gets a page of it. A rank that comes reserves the blocks, and opens the segment. A lazy one reserves none: each
+page of its payload takes memory when it is first written.
 """
 
 import os
@@ -20,7 +21,7 @@ import torch
 from nanokv.device.segment.geometry import evicts_by
 from nanokv.device.segment.layout import ABSENT, CLOSED, HEAP_CTL
 from nanokv.device.segment.views import SegmentView
-from nanokv.errors import HeapUnavailable, SegmentCorrupt
+from nanokv.errors import HeapUnavailable, InvalidArgument, SegmentCorrupt
 from nanokv.heap.locks import LockFile
 from nanokv.heap.mapping import PREFAULT_SECONDS, give_back, prefault
 from nanokv.heap.process_heap import ProcessHeap
@@ -39,8 +40,9 @@ class ShmHeap(ProcessHeap):
 
     kind = "shm"
 
-    def __init__(self, spec: WorldSpec, rank: int, file: WorldFile) -> None:
+    def __init__(self, spec: WorldSpec, rank: int, file: WorldFile, lazy: bool = False) -> None:
         super().__init__(spec, rank, file)
+        self._lazy = lazy
         with torch.inference_mode(False):
             self._segments = [torch.from_numpy(part) for part in self._map.parts]
         self._views = [SegmentView(part, spec.geometry) for part in self._map.parts]
@@ -48,21 +50,27 @@ class ShmHeap(ProcessHeap):
         self.bases = [segment.data_ptr() for segment in self._segments]
 
     @classmethod
-    def attach(cls, spec: WorldSpec, rank: int) -> "ShmHeap":
+    def attach(cls, spec: WorldSpec, rank: int, *, lazy: bool = False) -> "ShmHeap":
         """Join the world `spec.name`, or make it, and wait until every rank is there (if it is not elastic).
 
+        Args:
+            lazy: this rank's payload, in an elastic world, takes memory only as it is written. A process that writes to
+                it when the folder of worlds is full dies of SIGBUS; without it, the rank could not have joined.
+
         Raises:
-            InvalidArgument: the name or the rank.
+            InvalidArgument: the name or the rank; or `lazy` in a world that is not elastic.
             HeapUnavailable: no room; the rank is taken; a stale name; a world of another size, geometry or mode.
             SegmentCorrupt: the file of that name is no world of this build, or is damaged.
             PeerLost: ranks that did not come in time, named.
         """
         spec.check_rank(rank)
+        if lazy not in (True, False) or (lazy and not spec.elastic):
+            raise InvalidArgument(f"lazy must be False, or True with elastic=True, not {lazy!r}")
         deadline = time.monotonic() + spec.timeout
         file = enter(spec, rank, deadline)
         fresh = file.control(file.header(), rank) is None or (spec.elastic and file.holds_nothing(file.header()))
         try:
-            heap = cls(spec, rank, file)
+            heap = cls(spec, rank, file, lazy)
             heap.found_world = not fresh
             before = heap._map.ranks["met"].tolist()
             heap._take_segment()
@@ -84,7 +92,7 @@ class ShmHeap(ProcessHeap):
         spec, mine = self._spec, self._views[self.rank]
         absent = self._is_absent(self.rank)
         self.recovered = bool(mine.ctl["magic"][0]) and not absent
-        if absent:
+        if absent and not self._lazy:
             self._file.reserve_payload(self.geometry, self.rank)
         self._join_activity()
         if self.recovered or absent:
@@ -137,6 +145,8 @@ class ShmHeap(ProcessHeap):
         starts = [first + r * self.geometry.segment_bytes for r in order]
         control = [(start, at["heap_base"]) for start in starts]
         there = [start for rank, start in zip(order, starts, strict=True) if not self._is_absent(rank)]
+        if self._lazy:
+            there = []
         payload = [(start + at["heap_base"], at["heap_limit"] - at["heap_base"]) for start in there]
         prefault(self._map.area, control + payload, min(PREFAULT_SECONDS, deadline - time.monotonic()))
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Self, Union
 
 from nanokv.arguments import integer, seconds
 from nanokv.cache import NanoKVCache
+from nanokv.device.segment.layout import SIZE_CLASSES
 from nanokv.errors import HeapUnavailable, InvalidArgument, LinkUnavailable, RankTaken
 from nanokv.identity import Identity
 
@@ -169,11 +170,12 @@ def _join_world(settings: Settings, identity: Identity | None, options: Mapping[
 
 
 def classes(max_object: int, page_bytes: int) -> tuple[int, ...]:
-    """Size classes up to an object of `max_object` bytes: in steps of a third or a half first, then of twice."""
-    found = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128]
-    while found[-1] * page_bytes < max_object:
-        found.append(found[-1] * 2)
-    return tuple(found)
+    """Size classes up to an object of `max_object` bytes: powers of two, and, the small ones first, what lies between."""
+    powers = [1]
+    while powers[-1] * page_bytes < max_object:
+        powers.append(powers[-1] * 2)
+    between = [3 * power // 2 for power in powers[1:-1]]
+    return tuple(sorted(powers + between[: max(SIZE_CLASSES - len(powers), 0)]))
 
 
 def _join_cluster(world: NanoKVCache, settings: Settings) -> "NanoKVCluster":

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 
+import nanokv
 from nanokv.check.rank_process import RankProcess, wait_until
 from nanokv.check.report import CheckFailure
-from nanokv.errors import HeapUnavailable, PeerLost
+from nanokv.errors import HeapUnavailable, InvalidArgument, PeerLost
 from nanokv.fsck.inspect_world import Inspected
 from nanokv.heap.shm_tools import inspect, list_worlds
 from tests.support.elastic_ranks import DEATHS, PAGE, PAGES, RANKS, ElasticRank, join, value
@@ -75,6 +76,24 @@ def test_ranks_that_have_not_come_take_no_memory(ranks: Start, folder: Path, nam
     assert is_clean(name)
     one.ask("close")
     assert list_worlds() == []
+
+
+def test_a_lazy_rank_takes_memory_as_it_is_written(folder: Path, name: str) -> None:
+    options: dict[str, Any] = {"page_bytes": 4096, "name": name, "world_size": 2, "elastic": True, "max_objects": 64}
+    with nanokv.NanoKVCache(64 << 20, rank=0, heap_options={"lazy": True}, **options) as lazy:
+        before = held(folder, name)
+        assert before < 16 << 20
+        lazy.put("k", torch.ones(512 << 10, dtype=torch.uint8))
+        assert 512 << 10 <= held(folder, name) - before < 2 << 20
+        assert int(lazy.get("k").sum()) == 512 << 10
+        with nanokv.NanoKVCache(64 << 20, rank=1, heap_options={"lazy": True}, **options) as other:
+            assert int(other.get("k").sum()) == 512 << 10
+            assert held(folder, name) - before < 2 << 20
+
+
+def test_only_a_rank_of_an_elastic_world_may_be_lazy(folder: Path, name: str) -> None:
+    with pytest.raises(InvalidArgument, match="lazy must be"):
+        nanokv.NanoKVCache(1 << 20, page_bytes=4096, name=name, rank=0, world_size=1, heap_options={"lazy": True})
 
 
 def test_a_rank_joins_and_leaves_while_others_put_and_get(ranks: Start, name: str) -> None:

@@ -1,0 +1,112 @@
+"""Memory of a caller: the bytes behind a buffer, buffers that are registered, and buffers that the store hands out."""
+
+import bisect
+import ctypes
+import threading
+from typing import Any, NamedTuple
+
+import numpy as np
+
+_BYTES_HEAD = bytes.__basicsize__ - 1  #: where CPython keeps the characters of a bytes object
+
+
+class Part(NamedTuple):
+    """Bytes in the memory of this process."""
+
+    address: int
+    nbytes: int
+
+
+def part_of(value: Any) -> tuple[Part, Any]:
+    """The bytes of an object with a buffer, and what keeps them alive.
+
+    All bytes of the buffer count, also those of items of several bytes; a buffer with gaps is copied.
+
+    Raises:
+        TypeError: `value` has no buffer.
+    """
+    if type(value) is bytes:
+        return Part(id(value) + _BYTES_HEAD, len(value)), value
+    if isinstance(value, str):
+        raise TypeError("incompatible function arguments: a str has no buffer")
+    view = memoryview(value)
+    if not view.nbytes:
+        return Part(0, 0), None
+    if not view.c_contiguous:
+        value = view.tobytes()
+        return Part(id(value) + _BYTES_HEAD, len(value)), value
+    array = np.frombuffer(view, np.uint8)
+    return Part(int(array.__array_interface__["data"][0]), view.nbytes), array
+
+
+def take(address: int, nbytes: int) -> bytes:
+    """A copy of memory. Large ones are made without the interpreter's lock."""
+    if nbytes <= _HELD:
+        return ctypes.string_at(address, nbytes)
+    made: bytes = _new_bytes(None, nbytes)
+    ctypes.memmove(id(made) + _BYTES_HEAD, address, nbytes)
+    return made
+
+
+_HELD = 64 << 10  #: bytes: it takes as long to give the interpreter's lock away and get it back
+_new_bytes = ctypes.pythonapi.PyBytes_FromStringAndSize
+_new_bytes.restype, _new_bytes.argtypes = ctypes.py_object, (ctypes.c_char_p, ctypes.c_ssize_t)
+
+
+class Registered:
+    """The ranges of memory that a client has registered. They do not overlap."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._starts: list[int] = []
+        self._sizes: dict[int, int] = {}
+
+    def add(self, address: int, nbytes: int) -> bool:
+        """False if the range is empty, or overlaps one that is there."""
+        if not address or not nbytes:
+            return False
+        with self._lock:
+            at = bisect.bisect_right(self._starts, address)
+            before = at and self._starts[at - 1] + self._sizes[self._starts[at - 1]] > address
+            after = at < len(self._starts) and self._starts[at] < address + nbytes
+            if before or after:
+                return False
+            self._starts.insert(at, address)
+            self._sizes[address] = nbytes
+            return True
+
+    def drop(self, address: int) -> bool:
+        """False if no range begins there."""
+        with self._lock:
+            if self._sizes.pop(address, None) is None:
+                return False
+            self._starts.remove(address)
+            return True
+
+    def room(self, address: int) -> int:
+        """Bytes from an address to the end of the range that has it; 0 without one."""
+        with self._lock:
+            at = bisect.bisect_right(self._starts, address)
+            if not at:
+                return 0
+            start = self._starts[at - 1]
+            return max(start + self._sizes[start] - address, 0)
+
+
+class BufferHandle(np.ndarray[Any, np.dtype[np.int8]]):
+    """A copy of a value, with a writable buffer (format "b"), as `get_buffer` gives it. Made by `copied`."""
+
+    @classmethod
+    def copied(cls, address: int, nbytes: int) -> "BufferHandle":
+        """A copy of memory."""
+        made = np.empty(nbytes, np.int8).view(cls)
+        ctypes.memmove(made.ptr(), address, nbytes)
+        return made
+
+    def ptr(self) -> int:
+        """The address of the first byte."""
+        return int(self.__array_interface__["data"][0])
+
+    def size(self) -> int:  # type: ignore[override]  # a method, as the real one's
+        """Bytes of the value."""
+        return self.nbytes

@@ -1,0 +1,324 @@
+"""The objects of a store: bytes under keys, in the segments of its clients. Answers with Mooncake's codes.
+
+A write allocates in the segment that its key chooses among those of the clients (or a preferred one), fills the pages
+and makes the object visible with one atomic word (`device/protocol/put.py`), so no reader sees half of one. A read
+finds the object, copies it, and validates afterwards that it was the same object all the time
+(`device/protocol/get.py`); else it begins again. So it needs no lease. The lease that Mooncake's interface promises is
+the time of the last read, which each read leaves in the object's header: a removal that is not forced is refused until
+the lease is over.
+"""
+
+import ctypes
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import torch
+
+from nanokv.cache import NanoKVCache
+from nanokv.changed_terms import change_terms
+from nanokv.device.machines.records import NO_TERMS, Found, Place, Terms, What
+from nanokv.device.protocol.status import Status
+from nanokv.device.segment.last_access import time_of
+from nanokv.device.segment.layout import READY, STATE_MASK, unpack
+from nanokv.errors import NanoKVError, PeerLost
+from nanokv.host_poller.index import key_of
+from nanokv.integrations.mooncake.codes import Code
+from nanokv.integrations.mooncake.config import ReplicateConfig, SoftPinAction
+from nanokv.integrations.mooncake.memory import Part, part_of
+from nanokv.integrations.mooncake.place import PRIVATE, Segments
+from nanokv.integrations.mooncake.stored import LONGEST_KEY, key_in, tail_bytes, tail_of
+from nanokv.terms import Hold, change_to, terms_of
+from nanokv.transfer.descriptors import RAW
+from nanokv.transfer.single import TRIES
+from nanokv.types import KeyDigest
+
+R = TypeVar("R")
+
+LEASE_VARIABLE = "NANOKV_MOONCAKE_LEASE_MS"
+_DEFAULT_LEASE = 10_000  #: milliseconds, as the real master's
+_JOINED = 64 << 10  #: bytes: smaller values are joined with their tails, and put in one native call
+_NS_PER_MS = 1_000_000
+_SLICE = 16 << 10  #: header slots that are looked at together
+
+_OF_STATUS = {
+    Status.MISS: Code.OBJECT_NOT_FOUND,
+    Status.NOT_READY: Code.REPLICA_IS_NOT_READY,
+    Status.PINNED: Code.OBJECT_REPLICA_BUSY,
+    Status.CORRUPT: Code.CHECKSUM_MISMATCH,
+    Status.FULL: Code.NO_AVAILABLE_HANDLE,
+    Status.NO_HEADER: Code.NO_AVAILABLE_HANDLE,
+    Status.NO_ENTRY: Code.NO_AVAILABLE_HANDLE,
+    Status.NO_PIN: Code.NO_AVAILABLE_HANDLE,
+    Status.TOO_LARGE: Code.NO_AVAILABLE_HANDLE,
+    Status.DUPLICATE: Code.OBJECT_ALREADY_EXISTS,
+}
+_NO_ROOM = (Status.FULL, Status.NO_HEADER)
+
+
+def code_of(status: int) -> Code:
+    """The code for a status of the protocol."""
+    return Code.OK if not status else _OF_STATUS.get(Status(status), Code.INTERNAL_ERROR)
+
+
+def lease_ns() -> int:
+    """For how long a read protects an object from a removal that is not forced."""
+    return int(os.environ.get(LEASE_VARIABLE) or _DEFAULT_LEASE) * _NS_PER_MS
+
+
+class Objects:
+    """The objects of a store, as one of its clients reaches them. `key`: the bytes of a key, not empty."""
+
+    def __init__(self, world: NanoKVCache, segments: Segments) -> None:
+        self.world, self.segments = world, segments
+        self._machine, self._allocation, self._single = world._machine, world._allocation, world._single
+        self._bases = world._heap.bases
+        self._lease = lease_ns()
+        self.digest: Callable[[bytes], KeyDigest] = world._hash
+
+    # --- reading ---
+    def read(self, key: bytes, take: Callable[[int, int], R]) -> R | Code:
+        """What `take(address, nbytes)` makes of a value. It may be called again: the object was replaced meanwhile."""
+        digest = self.digest(key)
+        for _ in range(TRIES):
+            status, place, _ = self._allocation.locate(digest)
+            if status:
+                return code_of(status)
+            got = take(self._bases[place.owner] + place.payload, place.nbytes - tail_bytes(key))
+            if not self._machine.validate(place):
+                self._machine.touch(place, time.time_ns())
+                return got
+        return Code.OBJECT_NOT_FOUND
+
+    def read_into(self, key: bytes, address: int, room: int) -> int:
+        """Copy a value to an address: its bytes, or a code. Nothing is copied if there is no room for all of it."""
+
+        def copy(source: int, nbytes: int) -> int:
+            if nbytes > room:
+                return Code.INVALID_PARAMS
+            ctypes.memmove(address, source, nbytes)
+            return nbytes
+
+        return self.read(key, copy)
+
+    def nbytes(self, key: bytes) -> int:
+        """Bytes of a value, or a code. It counts as a read."""
+        return self.read(key, lambda _, nbytes: nbytes)
+
+    def exists(self, key: bytes) -> bool:
+        """Whether a value can be read. It counts as a read."""
+        found = self._allocation.locate(self.digest(key))
+        if found.status:
+            return False
+        self._machine.touch(found.place, time.time_ns())
+        return True
+
+    # --- writing ---
+    def write(self, key: bytes, parts: Sequence[Part], config: ReplicateConfig | None = None) -> int:
+        """Store the parts, one after another, under a key that has none. `config`: None is the default one."""
+        nbytes = sum(part.nbytes for part in parts)
+        terms = NO_TERMS if config is None else self._terms(config)
+        for owner in self.owners(key, config):
+            try:
+                status = self._write_to(owner, key, parts, nbytes, terms)
+            except PeerLost:
+                self.segments.forget()
+                continue
+            if status not in _NO_ROOM:
+                if not status and config is not None and config.replica_num > 1:
+                    self._copy(key, config, owner)
+                return code_of(status)
+        return Code.NO_AVAILABLE_HANDLE
+
+    def replace(self, key: bytes, parts: Sequence[Part], config: ReplicateConfig | None = None) -> int:
+        """Store the parts under a key, in place of what it has. A reader may miss the key for some microseconds.
+
+        If there is no room for the new value, the old one is stored again.
+        """
+        digest = self.digest(key)
+        for _ in range(TRIES):
+            found = self._allocation.locate(digest)
+            if found.status == Status.MISS:
+                code = self.write(key, parts, config)
+                if code != Code.OBJECT_ALREADY_EXISTS:
+                    return code
+            elif found.status:
+                return code_of(found.status)
+            else:
+                kept = self._kept(key, found.place, sum(part.nbytes for part in parts))
+                config = self._with_old_pin(found.place, config)
+                status = self._allocation.remove(digest)
+                if status and status != Status.MISS:
+                    return code_of(status)
+                code = self.write(key, parts, config)
+                if code == Code.NO_AVAILABLE_HANDLE and kept is not None:
+                    self.write(key, [part_of(kept)[0]])
+                if code != Code.OBJECT_ALREADY_EXISTS:
+                    return code
+        return Code.OBJECT_REPLICA_BUSY
+
+    def _kept(self, key: bytes, place: Place, nbytes: int) -> bytes | None:
+        """The old value, if the new one may find no room; None if it fits where that one was."""
+        pages_of = self.world._geometry.pages_of
+        if pages_of(nbytes + tail_bytes(key)) <= pages_of(place.nbytes):
+            return None
+        found = self.read(key, ctypes.string_at)
+        return found if isinstance(found, bytes) else None
+
+    def _with_old_pin(self, place: Place, config: ReplicateConfig | None) -> ReplicateConfig | None:
+        """The config, with the soft pin that the object has, if that is to stay."""
+        if config is not None and config.soft_pin_action != SoftPinAction.PRESERVE:
+            return config
+        if unpack("ACCESS", "priority", self._access(place)) != unpack("TERMS", "priority", _SOFT_PIN.access):
+            return config
+        pinned = ReplicateConfig()
+        for name in ReplicateConfig.__slots__:
+            setattr(pinned, name, getattr(config or ReplicateConfig(), name))
+        pinned.soft_pin_action = SoftPinAction.ENABLE
+        return pinned
+
+    def _write_to(self, owner: int, key: bytes, parts: Sequence[Part], nbytes: int, terms: Terms) -> int:
+        digest, tail = self.digest(key), tail_of(key)
+        if nbytes <= _JOINED and terms is NO_TERMS:
+            joined = b"".join([*(ctypes.string_at(*part) for part in parts), tail])
+            source, _ = part_of(joined)
+            return self._allocation.put(digest, source.address, What.of(source.nbytes, RAW), owner)
+
+        def fill(payload: torch.Tensor) -> None:
+            at = payload.data_ptr()
+            for part in (*parts, part_of(tail)[0]):
+                ctypes.memmove(at, part.address, part.nbytes)
+                at += part.nbytes
+
+        return self._single.put_filled(digest, nbytes + len(tail), owner, RAW, fill, terms)
+
+    def _terms(self, config: ReplicateConfig) -> Terms:
+        if config.with_hard_pin:
+            return _HARD_PIN
+        return _SOFT_PIN if config.soft_pin_action == SoftPinAction.ENABLE else NO_TERMS
+
+    # --- where ---
+    def owners(self, key: bytes, config: ReplicateConfig | None) -> list[int]:
+        """The ranks whose segments may get an object, in the order in which they are tried."""
+        names = self.segments.names()
+        ranks = sorted(names)
+        if not ranks:
+            return []
+        first = self.digest(key).key_hash % len(ranks)
+        order = ranks[first:] + ranks[:first]
+        wanted: list[str] = []
+        if config is not None:
+            wanted = config.preferred_segments or ([config.preferred_segment] if config.preferred_segment else [])
+            if config.prefer_alloc_in_same_node and self.world.rank in names:
+                wanted = [*wanted, names[self.world.rank]]
+        if not wanted:
+            return order
+        preferred = [rank for name in wanted for rank in order if names[rank] == name]
+        return [*preferred, *(rank for rank in order if rank not in preferred)]
+
+    def _copy(self, key: bytes, config: ReplicateConfig, owner: int) -> None:
+        """Copy a new object into further segments, as many as there are and the config wants."""
+        wanted = config.replica_num - 1
+        for rank in self.owners(key, config):
+            if wanted and rank != owner and not self.copy_to(key, rank):
+                wanted -= 1
+
+    def copy_to(self, key: bytes, rank: int) -> Code:
+        """Copy an object into the segment of a rank; OK also if it has one."""
+        try:
+            status = self.world._replicas.copy(self.digest(key), rank)
+        except PeerLost:
+            return Code.SEGMENT_NOT_FOUND
+        return Code.OK if status == Status.DUPLICATE else code_of(status)
+
+    def places(self, key: bytes) -> list[Place]:
+        """Where the replicas of an object lie, with the payload of each; the order is that of the ranks."""
+        found = self._allocation.locate(self.digest(key))
+        if found.status:
+            return []
+        self._machine.touch(found.place, time.time_ns())
+        copies = [self._whole(place) for place in self._machine.find_copies(self.digest(key))]
+        return sorted({found.place.owner: found.place, **{place.owner: place for place in copies}}.values())
+
+    def _whole(self, place: Place) -> Place:
+        header = self._machine.headers(place.owner, place.slot, 1)
+        return place._replace(payload=int(header["payload_base"][0]), nbytes=int(header["bytes_total"][0]))
+
+    def address(self, place: Place) -> int:
+        """Where a replica lies in this process."""
+        return self._bases[place.owner] + place.payload
+
+    # --- removing ---
+    def remove(self, key: bytes, *, force: bool = False) -> Code:
+        """Remove an object and its copies; refused while a lease protects it, except by force."""
+        digest = self.digest(key)
+        found = self._allocation.locate(digest)
+        if found.status:
+            return code_of(found.status)
+        if not force and self._leased(digest, found):
+            return Code.OBJECT_HAS_LEASE
+        return code_of(self._allocation.remove(digest))
+
+    def remove_at(self, key: bytes, rank: int) -> Code:
+        """Remove the replica in the segment of a rank."""
+        for place in self._machine.find_copies(self.digest(key)):
+            if place.owner == rank:
+                return code_of(self._allocation.remove_slot(rank, place.slot, place.epoch))
+        return Code.REPLICA_NOT_FOUND
+
+    def leased(self, key: bytes) -> bool:
+        """Whether a read protects an object at this moment."""
+        digest = self.digest(key)
+        found = self._allocation.locate(digest)
+        return not found.status and self._leased(digest, found)
+
+    def _leased(self, digest: KeyDigest, found: Found) -> bool:
+        places = {found.place[:3]: found.place, **{place[:3]: place for place in self._machine.find_copies(digest)}}
+        now = time.time_ns()
+        return any(self._is_leased(self._access(place), now) for place in places.values())
+
+    def _access(self, place: Place) -> Any:
+        return self._machine.headers(place.owner, place.slot, 1)["last_access"][0]
+
+    def _is_leased(self, access: Any, now: int) -> bool:
+        return bool(unpack("ACCESS", "use", int(access))) and int(time_of(access)) + self._lease > now
+
+    def keys(self) -> Iterator[bytes]:
+        """The keys of all objects that can be read, without those of the store itself, in no order."""
+        seen: set[bytes] = set()
+        for owner in range(self.world.world_size):
+            for first in range(0, self.world._geometry.hdr_count, _SLICE):
+                headers = self._machine.headers(owner, first, _SLICE)
+                for at in ((headers["state"] & STATE_MASK.value) == READY.value).nonzero()[0].tolist():
+                    key = self._key_of(owner, headers[at])
+                    if key is not None and key not in seen:
+                        seen.add(key)
+                        yield key
+
+    def _key_of(self, owner: int, header: Any) -> bytes | None:
+        """The key of a READY object of this tenant; None if it is another's, or gone."""
+        nbytes, base = int(header["bytes_total"]), int(header["payload_base"])
+        least = min(nbytes, LONGEST_KEY + tail_bytes(b""))
+        if base + nbytes > self.world._geometry.segment_bytes:
+            return None
+        key = key_in(ctypes.string_at(self._bases[owner] + base + nbytes - least, least))
+        if not key or key.startswith(PRIVATE):
+            return None
+        return key if tuple(self.digest(key)) == tuple(key_of(header)) else None  # else it was replaced just now
+
+    def pin_softly(self, key: bytes, pinned: bool) -> None:
+        """Give an object a soft pin, or take it away."""
+        hold = Hold(priority="high" if pinned else "normal")
+        try:
+            change_terms(self._machine, self._allocation, self.digest(key), change_to(hold, self.world._hasher.group))
+        except NanoKVError:
+            return  # it is best effort: the object may be gone
+
+
+def _no_group(name: str) -> int:
+    raise ValueError(f"no groups here, not {name!r}")
+
+
+_HARD_PIN = terms_of(Hold(priority="kept"), _no_group)
+_SOFT_PIN = terms_of(Hold(priority="high"), _no_group)

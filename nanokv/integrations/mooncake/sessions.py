@@ -1,0 +1,203 @@
+"""Values that are written, or read, in several calls: from a start to an end. Until its end nobody sees a new value.
+
+A session that writes is an open plan of the world: an unfinished object, which the sweeper frees if its process dies or
+takes longer than `write_timeout`. One that reads is a pin: the object stays in place until the end.
+"""
+
+import ctypes
+import threading
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from nanokv.errors import DuplicateKey, NanoKVError, OutOfMemory
+from nanokv.integrations.mooncake.batches import Batches, pieces_of
+from nanokv.integrations.mooncake.codes import Code
+from nanokv.integrations.mooncake.config import ReplicateConfig
+from nanokv.integrations.mooncake.memory import part_of
+from nanokv.integrations.mooncake.objects import Objects
+from nanokv.integrations.mooncake.stored import tail_bytes, tail_of
+from nanokv.integrations.mooncake.values import PLAIN, config_code, key_bytes, listed, number
+from nanokv.pinned import Pinned
+from nanokv.types import ObjMeta
+
+
+class _Piece(NamedTuple):
+    ptr: int
+    nbytes: int
+    offset: int  #: in the value
+
+
+class _Open(NamedTuple):
+    """A session: where the value lies, and how long it is."""
+
+    address: int
+    nbytes: int
+    pinned: Pinned | None = None
+
+
+class Sessions(Batches):
+    """Sessions of this client, by key."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._session_lock = threading.Lock()
+        self._writing: dict[bytes, _Open] = {}
+        self._reading_now: dict[bytes, _Open] = {}
+
+    # --- writing ---
+    def batch_put_session_start(self, keys: list[str], sizes: list[int], config: ReplicateConfig = PLAIN) -> list[int]:
+        """Begin a value of so many bytes for each key: 0, or a code; -705 if the key exists."""
+        keys, sizes = listed("keys", keys), listed("sizes", sizes)
+        code = config_code(config, len(keys))
+        if self._objects is None:
+            return []
+        if len(keys) != len(sizes) or code:
+            return [code or Code.INVALID_PARAMS] * len(keys)
+        return [int(self._begin(key_bytes(key), number("size", size))) for key, size in zip(keys, sizes, strict=True)]
+
+    def _begin(self, key: bytes, nbytes: int) -> Code:
+        objects = self._objects
+        if not key or not nbytes or objects is None:
+            return Code.INVALID_PARAMS
+        world, tail = objects.world, tail_of(key)
+        for owner in objects.owners(key, None):
+            try:
+                plan = world.open_for_write(key, nbytes + len(tail), preferred_segment=owner)
+            except OutOfMemory:
+                continue
+            except DuplicateKey:
+                return Code.OBJECT_ALREADY_EXISTS
+            except NanoKVError:
+                return Code.INTERNAL_ERROR
+            address = world.remote_ptr(plan.dst_rank, plan.payload_base)
+            ctypes.memmove(address + nbytes, part_of(tail)[0].address, len(tail))
+            with self._session_lock:
+                self._writing[key] = _Open(address, nbytes)
+            return Code.OK
+        return Code.NO_AVAILABLE_HANDLE
+
+    def batch_put_from_multi_buffer_ranges(
+        self,
+        keys: list[str],
+        all_buffer_ptrs: list[list[int]],
+        all_sizes: list[list[int]],
+        all_dst_offsets: list[list[int]],
+    ) -> list[int]:
+        """Write pieces of memory at offsets of values that were begun: the bytes written, or a code."""
+        return self._ranges(self._writing, keys, all_buffer_ptrs, all_sizes, all_dst_offsets, into=False)
+
+    def batch_put_session_end(self, keys: list[str]) -> list[int]:
+        """Make the values visible: 0, or a code for each key."""
+        return self._finish(keys, commit=True)
+
+    def batch_put_session_revoke(self, keys: list[str]) -> list[int]:
+        """Give the values up: 0, or a code for each key."""
+        return self._finish(keys, commit=False)
+
+    def _finish(self, keys: list[str], *, commit: bool) -> list[int]:
+        keys = listed("keys", keys)
+        if self._objects is None:
+            return []
+        world, answers = self._objects.world, []
+        for name in map(key_bytes, keys):
+            with self._session_lock:
+                known = self._writing.pop(name, None)
+            if known is None:
+                answers.append(int(Code.INVALID_PARAMS))
+                continue
+            try:
+                (world.commit if commit else world.abort)(name)
+                answers.append(int(Code.OK))
+            except NanoKVError:  # it took too long, and was given up
+                answers.append(int(Code.INVALID_WRITE))
+        return answers
+
+    # --- reading ---
+    def batch_get_session_start(self, keys: list[str]) -> list[int]:
+        """Hold the value of each key in place: 0, or a code."""
+        if self._objects is None:
+            return []
+        return [int(self._hold(self._objects, key_bytes(key))) for key in listed("keys", keys)]
+
+    def _hold(self, objects: Objects, key: bytes) -> Code:
+        with self._session_lock:
+            if key in self._reading_now:
+                return Code.OK
+        if not key or not objects.exists(key):
+            return Code.OBJECT_NOT_FOUND
+        try:
+            pinned = objects.world.pin(key)
+        except OutOfMemory:
+            return Code.NO_AVAILABLE_HANDLE
+        except NanoKVError:
+            return Code.OBJECT_NOT_FOUND
+        address = _address(objects, pinned.meta)
+        with self._session_lock:
+            known = self._reading_now.setdefault(key, _Open(address, pinned.meta.bytes_total - tail_bytes(key), pinned))
+        if known.pinned is not pinned:
+            pinned.release()
+        return Code.OK
+
+    def batch_get_into_multi_buffer_ranges(
+        self,
+        keys: list[str],
+        all_buffer_ptrs: list[list[int]],
+        all_sizes: list[list[int]],
+        all_src_offsets: list[list[int]],
+    ) -> list[int]:
+        """Copy ranges of values that are held to pieces of memory: the bytes copied, or a code."""
+        return self._ranges(self._reading_now, keys, all_buffer_ptrs, all_sizes, all_src_offsets, into=True)
+
+    def batch_get_session_end(self, keys: list[str]) -> int:
+        """Let the values go."""
+        if self._objects is None:
+            return Code.INTERNAL_ERROR
+        for name in map(key_bytes, listed("keys", keys)):
+            with self._session_lock:
+                known = self._reading_now.pop(name, None)
+            if known is not None and known.pinned is not None:
+                known.pinned.release()
+        return Code.OK
+
+    # --- both ---
+    def _ranges(
+        self, sessions: dict[bytes, _Open], keys: list[str], ptrs: object, sizes: object, offsets: object, *, into: bool
+    ) -> list[int]:
+        keys, offsets = listed("keys", keys), listed("offsets", offsets)
+        pieces = pieces_of(ptrs, sizes)
+        if pieces is None or not len(pieces) == len(keys) == len(offsets):
+            return [Code.INVALID_PARAMS] * len(keys)
+        answers = []
+        for key, of_key, its in zip(keys, pieces, offsets, strict=True):
+            with self._session_lock:
+                session = sessions.get(key_bytes(key))
+            if session is None or of_key is None or len(of_key) != len(its):
+                answers.append(int(Code.INVALID_PARAMS))
+                continue
+            ranges = [_Piece(ptr, size, offset) for (ptr, size), offset in zip(of_key, its, strict=True)]
+            answers.append(_moved(session, ranges, into=into))
+        return answers
+
+    def _end_sessions(self) -> None:
+        """Give up what is begun, and let go what is held: the client closes."""
+        with self._session_lock:
+            held, self._reading_now = self._reading_now, {}
+            self._writing = {}  # closing the world aborts its open plans
+        for session in held.values():
+            if session.pinned is not None:
+                session.pinned.release()
+
+
+def _moved(session: _Open, ranges: Sequence[_Piece], *, into: bool) -> int:
+    if any(not piece.nbytes or piece.offset + piece.nbytes > session.nbytes for piece in ranges):
+        return Code.INVALID_PARAMS
+    for piece in ranges:
+        target, source = (piece.ptr, session.address + piece.offset)
+        if not into:
+            target, source = source, target
+        ctypes.memmove(target, source, piece.nbytes)
+    return sum(piece.nbytes for piece in ranges)
+
+
+def _address(objects: Objects, meta: ObjMeta) -> int:
+    return objects.world.remote_ptr(meta.owner_rank, meta.payload_off)

@@ -1,0 +1,7 @@
+"""`MooncakeDistributedStore`: all calls of a client, put together from the files beside this one."""
+
+from nanokv.integrations.mooncake.client import Client
+
+
+class MooncakeDistributedStore(Client):
+    """A client of a store: see `Client.setup`. Its calls answer with integers, 0 for success, as the real ones."""

@@ -1,0 +1,36 @@
+"""How an object of the store lies in a segment: its value, the key, and eight bytes that tell the length of the key.
+
+NanoKV keeps digests of keys. The store removes by regular expression and lists what it has, so the key itself is
+needed, and lies behind the value: a reader, who knows the key, knows from the length of the object how long the value
+is.
+"""
+
+import struct
+
+_TAIL = struct.Struct("<II")
+_MAGIC = 0x4B4D4B4E  # "NKMK"
+LONGEST_KEY = 64 << 10  #: bytes
+
+
+def tail_of(key: bytes) -> bytes:
+    """What lies behind the value of a key's object."""
+    return key + _TAIL.pack(len(key), _MAGIC)
+
+
+def tail_bytes(key: bytes) -> int:
+    """The length of `tail_of(key)`."""
+    return len(key) + _TAIL.size
+
+
+def key_in(ending: bytes) -> bytes | None:
+    """The key of an object, from its last bytes; None if it is no object of the store, or more bytes are needed.
+
+    Args:
+        ending: the last `LONGEST_KEY + 8` bytes of the object, or all.
+    """
+    if len(ending) < _TAIL.size:
+        return None
+    length, magic = _TAIL.unpack(ending[-_TAIL.size :])
+    if magic != _MAGIC or length > len(ending) - _TAIL.size:
+        return None
+    return ending[len(ending) - _TAIL.size - length : len(ending) - _TAIL.size]
