@@ -170,7 +170,7 @@ def _join_world(settings: Settings, identity: Identity | None, options: Mapping[
 
 
 def classes(max_object: int, page_bytes: int) -> tuple[int, ...]:
-    """Size classes up to an object of `max_object` bytes: powers of two, and, the small ones first, what lies between."""
+    """Size classes up to an object of `max_object` bytes: powers of two, and between the small ones."""
     powers = [1]
     while powers[-1] * page_bytes < max_object:
         powers.append(powers[-1] * 2)

@@ -1,4 +1,4 @@
-"""`MooncakeDistributedStoreAsync`: a store whose calls are also coroutines. Each runs on a thread, so the loop goes on."""
+"""`MooncakeDistributedStoreAsync`: a store whose calls are also coroutines. Each runs on a thread; the loop goes on."""
 
 import asyncio
 from collections.abc import Callable, Coroutine

@@ -6,7 +6,7 @@ from typing import Any
 
 from nanokv.integrations.mooncake.codes import Code
 from nanokv.integrations.mooncake.config import ReplicateConfig
-from nanokv.integrations.mooncake.memory import BufferHandle
+from nanokv.integrations.mooncake.memory import BufferHandle, part_of
 from nanokv.integrations.mooncake.single import Single
 from nanokv.integrations.mooncake.values import PLAIN, config_code, listed, number
 
@@ -15,7 +15,7 @@ class Batches(Single):
     """Many keys a call. A list of another length than the keys is INVALID_PARAMS, and nothing is done."""
 
     def put_batch(self, keys: list[str], values: list[Any], config: ReplicateConfig = PLAIN) -> int:
-        """`put` for each key: 0, or the code of the first one that failed."""
+        """`put` for each key: 0, or the code of the first one that failed. An empty value: nothing is stored."""
         return self._value_batch(keys, values, config, replace=False)
 
     def upsert_batch(self, keys: list[str], values: list[Any], config: ReplicateConfig = PLAIN) -> int:
@@ -27,13 +27,15 @@ class Batches(Single):
         code = config_code(config, len(keys))
         if len(keys) != len(values) or code or self._objects is None:
             return code or Code.INVALID_PARAMS
+        if not all(part_of(value)[0].nbytes for value in values):
+            return Code.INVALID_PARAMS
         each, done = _each_of(config), set()
         worst = Code.OK
         for key, value, its in zip(keys, values, each(len(keys)), strict=True):
             if key in done:
                 continue
             done.add(key)
-            code = Code(self._put_value(key, value, its, replace=replace))
+            code = self._put_value(key, value, its, replace=replace)
             worst = worst or code
         return worst
 
@@ -146,14 +148,14 @@ class Batches(Single):
         dst, src, sizes = [list(each[at]) if at < len(each) else [] for each in ranges]
         count = max(len(dst), len(src), len(sizes))
         if not fits or not len(dst) == len(src) == len(sizes):
-            return [int(Code.INVALID_PARAMS)] * count
+            return [Code.INVALID_PARAMS] * count
         room = self._registered.room(ptr)
 
         def copy(address: int, nbytes: int) -> list[int]:
             return [
                 _copied(ptr + to, address + start, size)
                 if size and to + size <= room and start + size <= nbytes
-                else int(Code.INVALID_PARAMS)
+                else Code.INVALID_PARAMS
                 for to, start, size in zip(dst, src, sizes, strict=True)
             ]
 

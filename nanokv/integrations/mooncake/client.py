@@ -17,7 +17,7 @@ _DEFAULT_SIZE = 16 << 20  #: bytes, of segment and local buffer of a configurati
 _LEAVE_SECONDS = 5.0
 _PROTOCOLS = ("tcp", "rdma", "efa", "nvlink", "nvlink_intra", "hip", "barex", "cxl", "ascend", "ub", "ubshmem", "maca")
 _MUST = ("local_hostname", "metadata_server")
-_NO = {"ret": int(Code.NOT_SUPPORTED), "segment_ids": []}
+_NO = {"ret": Code.NOT_SUPPORTED, "segment_ids": []}
 
 
 class Client(Replicas):

@@ -1,12 +1,11 @@
 """The answers of Mooncake Store: 0 or more is success, below it is one of these codes.
 
-Numbers and names: `mooncake-store/include/types.h` of Mooncake. Here are those that NanoKV answers with.
+Numbers and names: `mooncake-store/include/types.h` of Mooncake. Here are those that NanoKV answers with. They are plain
+integers, as callers of the real one get them.
 """
 
-from enum import IntEnum
 
-
-class Code(IntEnum):
+class Code:
     """Why a call failed."""
 
     OK = 0
@@ -29,3 +28,8 @@ class Code(IntEnum):
     NOT_SUPPORTED = -1012
     TASK_NOT_FOUND = -1400
     DFS_SERVICE_UNAVAILABLE = -1601
+
+
+def name_of(code: int) -> str:
+    """The name of a code; empty for OK."""
+    return next((name for name, value in vars(Code).items() if value == code and code), "")

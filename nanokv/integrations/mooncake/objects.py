@@ -57,7 +57,7 @@ _OF_STATUS = {
 _NO_ROOM = (Status.FULL, Status.NO_HEADER)
 
 
-def code_of(status: int) -> Code:
+def code_of(status: int) -> int:
     """The code for a status of the protocol."""
     return Code.OK if not status else _OF_STATUS.get(Status(status), Code.INTERNAL_ERROR)
 
@@ -78,7 +78,7 @@ class Objects:
         self.digest: Callable[[bytes], KeyDigest] = world._hash
 
     # --- reading ---
-    def read(self, key: bytes, take: Callable[[int, int], R]) -> R | Code:
+    def read(self, key: bytes, take: Callable[[int, int], R]) -> R | int:
         """What `take(address, nbytes)` makes of a value. It may be called again: the object was replaced meanwhile."""
         digest = self.digest(key)
         for _ in range(TRIES):
@@ -224,7 +224,7 @@ class Objects:
             if wanted and rank != owner and not self.copy_to(key, rank):
                 wanted -= 1
 
-    def copy_to(self, key: bytes, rank: int) -> Code:
+    def copy_to(self, key: bytes, rank: int) -> int:
         """Copy an object into the segment of a rank; OK also if it has one."""
         try:
             status = self.world._replicas.copy(self.digest(key), rank)
@@ -250,7 +250,7 @@ class Objects:
         return self._bases[place.owner] + place.payload
 
     # --- removing ---
-    def remove(self, key: bytes, *, force: bool = False) -> Code:
+    def remove(self, key: bytes, *, force: bool = False) -> int:
         """Remove an object and its copies; refused while a lease protects it, except by force."""
         digest = self.digest(key)
         found = self._allocation.locate(digest)
@@ -260,7 +260,7 @@ class Objects:
             return Code.OBJECT_HAS_LEASE
         return code_of(self._allocation.remove(digest))
 
-    def remove_at(self, key: bytes, rank: int) -> Code:
+    def remove_at(self, key: bytes, rank: int) -> int:
         """Remove the replica in the segment of a rank."""
         for place in self._machine.find_copies(self.digest(key)):
             if place.owner == rank:

@@ -8,7 +8,7 @@ import threading
 from dataclasses import dataclass
 from enum import IntEnum
 
-from nanokv.integrations.mooncake.codes import Code
+from nanokv.integrations.mooncake.codes import Code, name_of
 from nanokv.integrations.mooncake.descriptors import Descriptor, MemoryDescriptor, ReplicaDescriptor
 from nanokv.integrations.mooncake.objects import Objects
 from nanokv.integrations.mooncake.removal import Removal
@@ -102,20 +102,21 @@ class Replicas(Removal):
             return _NO_TASK, Code.INVALID_PARAMS
         return self._done(TaskType.REPLICA_MOVE, self._move(objects, name, before, after))
 
-    def _move(self, objects: Objects, key: bytes, source: int, target: int) -> Code:
+    def _move(self, objects: Objects, key: bytes, source: int, target: int) -> int:
         if all(place.owner != source for place in objects.places(key)):
             return Code.REPLICA_NOT_FOUND
         return objects.copy_to(key, target) or objects.remove_at(key, source)
 
-    def _done(self, what: TaskType, code: Code) -> tuple[tuple[int, int], int]:
+    def _done(self, what: TaskType, code: int) -> tuple[tuple[int, int], int]:
         task = (random.getrandbits(64), random.getrandbits(64))
         ended = TaskStatus.FAILED if code else TaskStatus.SUCCESS
         with self._task_lock:
-            self._tasks[task] = QueryTaskResponse(task, what, ended, code.name if code else "")
+            self._tasks[task] = QueryTaskResponse(task, what, ended, name_of(code))
         return task, Code.OK
 
     def query_task(self, task_id: tuple[int, int]) -> tuple[QueryTaskResponse | None, int]:
         """How a task that this client created has ended, and 0; or None and a code."""
+        high, low = task_id
         with self._task_lock:
-            known = self._tasks.get(tuple(task_id))
+            known = self._tasks.get((high, low))
         return (known, Code.OK) if known else (None, Code.TASK_NOT_FOUND)

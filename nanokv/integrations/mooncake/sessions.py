@@ -55,7 +55,7 @@ class Sessions(Batches):
             return [code or Code.INVALID_PARAMS] * len(keys)
         return [int(self._begin(key_bytes(key), number("size", size))) for key, size in zip(keys, sizes, strict=True)]
 
-    def _begin(self, key: bytes, nbytes: int) -> Code:
+    def _begin(self, key: bytes, nbytes: int) -> int:
         objects = self._objects
         if not key or not nbytes or objects is None:
             return Code.INVALID_PARAMS
@@ -103,13 +103,13 @@ class Sessions(Batches):
             with self._session_lock:
                 known = self._writing.pop(name, None)
             if known is None:
-                answers.append(int(Code.INVALID_PARAMS))
+                answers.append(Code.INVALID_PARAMS)
                 continue
             try:
                 (world.commit if commit else world.abort)(name)
-                answers.append(int(Code.OK))
+                answers.append(Code.OK)
             except NanoKVError:  # it took too long, and was given up
-                answers.append(int(Code.INVALID_WRITE))
+                answers.append(Code.INVALID_WRITE)
         return answers
 
     # --- reading ---
@@ -119,7 +119,7 @@ class Sessions(Batches):
             return []
         return [int(self._hold(self._objects, key_bytes(key))) for key in listed("keys", keys)]
 
-    def _hold(self, objects: Objects, key: bytes) -> Code:
+    def _hold(self, objects: Objects, key: bytes) -> int:
         with self._session_lock:
             if key in self._reading_now:
                 return Code.OK
@@ -172,7 +172,7 @@ class Sessions(Batches):
             with self._session_lock:
                 session = sessions.get(key_bytes(key))
             if session is None or of_key is None or len(of_key) != len(its):
-                answers.append(int(Code.INVALID_PARAMS))
+                answers.append(Code.INVALID_PARAMS)
                 continue
             ranges = [_Piece(ptr, size, offset) for (ptr, size), offset in zip(of_key, its, strict=True)]
             answers.append(_moved(session, ranges, into=into))

@@ -9,7 +9,7 @@ from pathlib import Path
 from nanokv.errors import InvalidArgument
 
 _MARK = "# Made by `nanokv mooncake-shim`: this package `mooncake` stores in NanoKV.\n"
-_INIT = f'''{_MARK}"""Mooncake's names over NanoKV. Modules that are not here come from the real package, if there is one."""
+_INIT = f'''{_MARK}"""Mooncake's names over NanoKV; modules that are not here come from the real package, if any."""
 
 from pkgutil import extend_path
 

@@ -2,6 +2,7 @@
 
 import ctypes
 import re
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -52,7 +53,7 @@ def number(name: str, given: object) -> int:
     raise TypeError(f"incompatible function arguments: {name} must be an int >= 0, not {given!r}")
 
 
-def config_code(config: object, objects: int = 1) -> Code:
+def config_code(config: object, objects: int = 1) -> int:
     """Whether NanoKV can store `objects` objects in the way that a config says.
 
     Raises:
@@ -170,8 +171,23 @@ def _as_tensor(address: int, nbytes: int) -> torch.Tensor:
 
 
 def compiled(pattern: str) -> re.Pattern[bytes] | None:
-    """A regular expression over the bytes of keys; None if it is none."""
+    """A regular expression over the bytes of keys, in Python's syntax and with POSIX' classes; None if it is none."""
+    for name, characters in _CLASSES.items():
+        pattern = pattern.replace(f"[:{name}:]", characters)
     try:
-        return re.compile(pattern.encode())
-    except re.error:
+        with warnings.catch_warnings(action="error"):  # of what another syntax would read in another way
+            return re.compile(pattern.encode())
+    except (re.error, FutureWarning):
         return None
+
+
+_CLASSES = {
+    "alpha": "a-zA-Z",
+    "digit": "0-9",
+    "alnum": "a-zA-Z0-9",
+    "upper": "A-Z",
+    "lower": "a-z",
+    "space": r"\s",
+    "xdigit": "0-9A-Fa-f",
+    "punct": r"!-/:-@\[-`{-~",
+}
