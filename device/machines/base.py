@@ -148,6 +148,14 @@ class Machine(ABC):
         """`find` for each key."""
         return _statuses(self.find(key) for key in _pairs(keys))
 
+    def use_each(self, keys: Words, now: int) -> Words:
+        """`lookup` for each key, and `touch` of what is found."""
+        found = [self.lookup(key) for key in _pairs(keys)]
+        for each in found:
+            if not each.status:
+                self.touch(each.place, now)
+        return _statuses(each.status for each in found)
+
     def put_each(self, owners: Words, keys: Words, sources: Words, what: What) -> Words:
         """`put_now` for each owner (int64 [n]), key and address (int64 [n])."""
         triples = zip(owners.tolist(), _pairs(keys), sources.tolist(), strict=True)

@@ -99,6 +99,11 @@ class NativeMachine(CodeMachine):
         self._code["find_each"](self.table_address, keys.ctypes.data, len(keys), found.ctypes.data)
         return found
 
+    def use_each(self, keys: Words, now: int) -> Words:
+        found = np.empty(len(keys), np.int64)
+        self._code["use_each"](self.table_address, keys.ctypes.data, len(keys), now, found.ctypes.data)
+        return found
+
     def put_each(self, owners: Words, keys: Words, sources: Words, what: What) -> Words:
         statuses, done = np.empty(len(keys), np.int64), 0
         put, table, out = self._code["put_each"], self.table_address, statuses.ctypes.data

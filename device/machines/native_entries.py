@@ -4,7 +4,7 @@ from nanokv.device.fabric import fetches, homes, locations, nixl, pulls
 from nanokv.device.fabric import rounds as fabric
 from nanokv.device.machines.entries import ENTRIES, Entry
 from nanokv.device.native.calls import get_now, plan_now, put_now
-from nanokv.device.native.many import find_each, get_each, put_each, remove_each
+from nanokv.device.native.many import find_each, get_each, put_each, remove_each, use_each
 from nanokv.device.native.objects import find_object, get_object, put_object
 from nanokv.device.native.rounds import rounds
 from nanokv.device.native.tensors import look
@@ -15,6 +15,7 @@ NATIVE_ENTRIES = ENTRIES | {
     "get_now": Entry(get_now, 1),
     "plan_now": Entry(plan_now, 4),
     "find_each": Entry(find_each, 1),
+    "use_each": Entry(use_each, 1),
     "put_each": Entry(put_each, 1),
     "get_each": Entry(get_each, 1),
     "remove_each": Entry(remove_each, 4),

@@ -9,7 +9,10 @@ from nanokv.device.memory.triton import load64, store64, word
 from nanokv.device.native.ahead import foresee_key
 from nanokv.device.native.calls import get_now, put_now
 from nanokv.device.protocol.directory import find
+from nanokv.device.protocol.get import lookup
 from nanokv.device.protocol.host_calls import remove_hinted
+from nanokv.device.protocol.lease import touch
+from nanokv.device.protocol.status import OK
 from nanokv.device.segment.host_records import SLEEPS
 from nanokv.device.segment.layout import WORD_BYTES
 from nanokv.device.segment.world_table import World
@@ -33,6 +36,23 @@ def find_each(world: World, keys: tl.int64, count: tl.int64, out: tl.int64) -> A
         if i + AHEAD < count:
             foresee(world, key + AHEAD * KEY_BYTES, False)
         status, _ = find(world, load64(key, "relaxed"), load64(key + WORD_BYTES, "relaxed"))
+        store64(out + i * WORD_BYTES, status, "relaxed")
+        i += 1
+    return i
+
+
+@triton.jit
+def use_each(world: World, keys: tl.int64, count: tl.int64, now: tl.int64, out: tl.int64) -> Any:
+    """`lookup` for `count` keys, two words each, and `touch` of what is found."""
+    i = word(0)
+    while i < count:
+        key = keys + i * KEY_BYTES
+        if i + AHEAD < count:
+            foresee(world, key + AHEAD * KEY_BYTES, False)
+        low, check = load64(key, "relaxed"), load64(key + WORD_BYTES, "relaxed")
+        status, owner, slot, epoch, _, _ = lookup(world, low, check)
+        if status == OK:
+            touch(world, owner, slot, epoch, now)
         store64(out + i * WORD_BYTES, status, "relaxed")
         i += 1
     return i

@@ -15,7 +15,7 @@ from nanokv.errors import HeapUnavailable
 _DONTNEED = 4  # MADV_DONTNEED: of private memory, the pages go
 _REMOVE = 9  # MADV_REMOVE: of a shared file, its blocks go; the kernel refuses it for other memory
 _HUGEPAGE = 14  # MADV_HUGEPAGE
-_POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, Linux 5.14; the mmap module does not name it
+POPULATE_WRITE = 23  # MADVPOPULATE_WRITE, Linux 5.14; the mmap module does not name it
 _CHUNK = 16 << 20  #: bytes faulted in between two readings of the clock
 
 #: Seconds that an attach may spend on faulting in; the first use faults in the rest. One GiB takes 0.17 s if the pages
@@ -75,7 +75,7 @@ def prefault(area: mmap.mmap, spans: list[tuple[int, int]], seconds: float = PRE
         advise(area, _HUGEPAGE, start, nbytes)
         for at in range(start, start + nbytes, _CHUNK):
             size = min(_CHUNK, start + nbytes - at)
-            if time.monotonic() >= deadline or not advise(area, _POPULATE_WRITE, at, size):
+            if time.monotonic() >= deadline or not advise(area, POPULATE_WRITE, at, size):
                 return done
             done += size
     return done

@@ -7,12 +7,14 @@ file (`world_file`). A rank that crashed may come back: its segment is as it lef
 In an elastic world a rank waits for nobody. The segment of a rank that has not come, or has left for good, is ABSENT:
 its control region works, because each directory has a part of all keys; its payload has no blocks in the file, and no
 producer gets a page of it. A rank that comes reserves the blocks, and opens the segment. A lazy one reserves none: each
-page of its payload takes memory when it is first written.
+page of its payload takes memory when it is first written, or shortly before (`ahead`).
 """
 
 import os
 import tempfile
 import time
+import weakref
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +24,7 @@ from nanokv.device.segment.geometry import evicts_by
 from nanokv.device.segment.layout import ABSENT, CLOSED, HEAP_CTL
 from nanokv.device.segment.views import SegmentView
 from nanokv.errors import HeapUnavailable, InvalidArgument, SegmentCorrupt
+from nanokv.heap.ahead import Ahead
 from nanokv.heap.locks import LockFile
 from nanokv.heap.mapping import PREFAULT_SECONDS, give_back, prefault
 from nanokv.heap.process_heap import ProcessHeap
@@ -43,6 +46,7 @@ class ShmHeap(ProcessHeap):
     def __init__(self, spec: WorldSpec, rank: int, file: WorldFile, lazy: bool = False) -> None:
         super().__init__(spec, rank, file)
         self._lazy = lazy
+        self._ahead: weakref.finalize[[], Any] | None = None
         with torch.inference_mode(False):
             self._segments = [torch.from_numpy(part) for part in self._map.parts]
         self._views = [SegmentView(part, spec.geometry) for part in self._map.parts]
@@ -76,6 +80,8 @@ class ShmHeap(ProcessHeap):
             heap._take_segment()
             file.unlock_world()
             heap._prefault(deadline)
+            if lazy:
+                heap._begin_ahead()
             if not spec.elastic:
                 heap._meet(before, deadline)
         except BaseException:
@@ -150,6 +156,19 @@ class ShmHeap(ProcessHeap):
         payload = [(start + at["heap_base"], at["heap_limit"] - at["heap_base"]) for start in there]
         prefault(self._map.area, control + payload, min(PREFAULT_SECONDS, deadline - time.monotonic()))
 
+    def _begin_ahead(self) -> None:
+        at = self.geometry.offsets
+        ahead = Ahead(self._map, self.bases[self.rank], self._views[self.rank].ctl, at["heap_base"], at["heap_limit"])
+        self._ahead = weakref.finalize(self, ahead.close)
+
+    def _end_ahead(self) -> None:
+        if self._ahead is not None:
+            self._ahead()
+
+    def close(self) -> None:
+        self._end_ahead()
+        super().close()
+
     def _meet(self, before: list[int], deadline: float) -> None:
         """Wait until every rank is there, or was: a rank that met all others has changed its `met` from `before`."""
         met = self._map.ranks["met"]
@@ -173,6 +192,8 @@ class ShmHeap(ProcessHeap):
 
     def make_absent(self, rank: int) -> None:
         self._check_open()
+        if rank == self.rank:
+            self._end_ahead()
         view, at = self._views[rank], self.geometry.offsets
         view.page_links[:] = 0  # never used; dying here is as dying with the pages in hand
         view.ctl["closed"] = ABSENT

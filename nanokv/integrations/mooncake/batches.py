@@ -8,7 +8,7 @@ from nanokv.integrations.mooncake.codes import Code
 from nanokv.integrations.mooncake.config import ReplicateConfig
 from nanokv.integrations.mooncake.memory import BufferHandle, part_of
 from nanokv.integrations.mooncake.single import Single
-from nanokv.integrations.mooncake.values import PLAIN, config_code, listed, number
+from nanokv.integrations.mooncake.values import PLAIN, config_code, key_bytes, listed, number
 
 
 class Batches(Single):
@@ -91,7 +91,11 @@ class Batches(Single):
 
     def batch_is_exist(self, keys: list[str], /) -> list[int]:
         """`is_exist` for each key."""
-        return [int(self.is_exist(key)) for key in listed("keys", keys)]
+        names = [key_bytes(key) for key in listed("keys", keys)]
+        if self._objects is None:
+            return [Code.INTERNAL_ERROR] * len(names)
+        found = self._objects.exist(names)
+        return [int(there and bool(name)) for there, name in zip(found, names, strict=True)]
 
     def batch_get_into(self, keys: list[str], buffer_ptrs: list[int], sizes: list[int]) -> list[int]:
         """`get_into` for each key."""

@@ -17,6 +17,11 @@ class Part(NamedTuple):
     nbytes: int
 
 
+def address_of(value: bytes) -> int:
+    """Where the characters of a bytes object lie, as long as it lives."""
+    return id(value) + _BYTES_HEAD
+
+
 def part_of(value: Any) -> tuple[Part, Any]:
     """The bytes of an object with a buffer, and what keeps them alive.
 
@@ -26,7 +31,7 @@ def part_of(value: Any) -> tuple[Part, Any]:
         TypeError: `value` has no buffer.
     """
     if type(value) is bytes:
-        return Part(id(value) + _BYTES_HEAD, len(value)), value
+        return Part(address_of(value), len(value)), value
     if isinstance(value, str):
         raise TypeError("incompatible function arguments: a str has no buffer")
     view = memoryview(value)
@@ -34,7 +39,7 @@ def part_of(value: Any) -> tuple[Part, Any]:
         return Part(0, 0), None
     if not view.c_contiguous:
         value = view.tobytes()
-        return Part(id(value) + _BYTES_HEAD, len(value)), value
+        return Part(address_of(value), len(value)), value
     array = np.frombuffer(view, np.uint8)
     return Part(int(array.__array_interface__["data"][0]), view.nbytes), array
 
@@ -44,7 +49,7 @@ def take(address: int, nbytes: int) -> bytes:
     if nbytes <= _HELD:
         return ctypes.string_at(address, nbytes)
     made: bytes = _new_bytes(None, nbytes)
-    ctypes.memmove(id(made) + _BYTES_HEAD, address, nbytes)
+    ctypes.memmove(address_of(made), address, nbytes)
     return made
 
 

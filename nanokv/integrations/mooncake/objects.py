@@ -12,6 +12,7 @@ import ctypes
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import torch
@@ -26,7 +27,7 @@ from nanokv.errors import NanoKVError, PeerLost
 from nanokv.host_poller.index import key_of
 from nanokv.integrations.mooncake.codes import Code
 from nanokv.integrations.mooncake.config import ReplicateConfig, SoftPinAction
-from nanokv.integrations.mooncake.memory import Part, part_of
+from nanokv.integrations.mooncake.memory import Part, address_of, part_of
 from nanokv.integrations.mooncake.place import PRIVATE, Segments
 from nanokv.integrations.mooncake.stored import LONGEST_KEY, key_in, tail_bytes, tail_of
 from nanokv.terms import Hold, change_to, terms_of
@@ -114,6 +115,12 @@ class Objects:
         self._machine.touch(found.place, time.time_ns())
         return True
 
+    def exist(self, keys: Sequence[bytes]) -> list[bool]:
+        """`exists` for each key, in one call."""
+        statuses = self._machine.use_each(self.world._digests(keys).words, time.time_ns())
+        found: list[bool] = (statuses == 0).tolist()
+        return found
+
     # --- writing ---
     def write(self, key: bytes, parts: Sequence[Part], config: ReplicateConfig | None = None) -> int:
         """Store the parts, one after another, under a key that has none. `config`: None is the default one."""
@@ -146,7 +153,9 @@ class Objects:
             elif found.status:
                 return code_of(found.status)
             else:
-                kept = self._kept(key, found.place, sum(part.nbytes for part in parts))
+                nbytes = sum(part.nbytes for part in parts)
+                leased = found.place.nbytes == nbytes + tail_bytes(key) and self._leased(digest, found)
+                kept = self._kept(key, found.place, nbytes)
                 config = self._with_old_pin(found.place, config)
                 status = self._allocation.remove(digest)
                 if status and status != Status.MISS:
@@ -154,6 +163,8 @@ class Objects:
                 code = self.write(key, parts, config)
                 if code == Code.NO_AVAILABLE_HANDLE and kept is not None:
                     self.write(key, [part_of(kept)[0]])
+                if not code and leased:
+                    self.exists(key)  # as in the real one, where a value of the same size is written in place
                 if code != Code.OBJECT_ALREADY_EXISTS:
                     return code
         return Code.OBJECT_REPLICA_BUSY
@@ -182,8 +193,7 @@ class Objects:
         digest, tail = self.digest(key), tail_of(key)
         if nbytes <= _JOINED and terms is NO_TERMS:
             joined = b"".join([*(ctypes.string_at(*part) for part in parts), tail])
-            source, _ = part_of(joined)
-            return self._allocation.put(digest, source.address, What.of(source.nbytes, RAW), owner)
+            return self._allocation.put(digest, address_of(joined), _raw(len(joined)), owner)
 
         def fill(payload: torch.Tensor) -> None:
             at = payload.data_ptr()
@@ -314,6 +324,12 @@ class Objects:
             change_terms(self._machine, self._allocation, self.digest(key), change_to(hold, self.world._hasher.group))
         except NanoKVError:
             return  # it is best effort: the object may be gone
+
+
+@lru_cache(_JOINED)
+def _raw(nbytes: int) -> What:
+    """So many bytes that are nothing but bytes. Made once: it is a record in memory."""
+    return What.of(nbytes, RAW)
 
 
 def _no_group(name: str) -> int:

@@ -7,13 +7,14 @@ takes longer than `write_timeout`. One that reads is a pin: the object stays in 
 import ctypes
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 from nanokv.errors import DuplicateKey, NanoKVError, OutOfMemory
 from nanokv.integrations.mooncake.batches import Batches, pieces_of
 from nanokv.integrations.mooncake.codes import Code
 from nanokv.integrations.mooncake.config import ReplicateConfig
-from nanokv.integrations.mooncake.memory import part_of
+from nanokv.integrations.mooncake.memory import Part, part_of
 from nanokv.integrations.mooncake.objects import Objects
 from nanokv.integrations.mooncake.stored import tail_bytes, tail_of
 from nanokv.integrations.mooncake.values import PLAIN, config_code, key_bytes, listed, number
@@ -35,6 +36,9 @@ class _Open(NamedTuple):
     pinned: Pinned | None = None
 
 
+_OVERTAKEN = _Open(0, 0)
+
+
 class Sessions(Batches):
     """Sessions of this client, by key."""
 
@@ -43,6 +47,23 @@ class Sessions(Batches):
         self._session_lock = threading.Lock()
         self._writing: dict[bytes, _Open] = {}
         self._reading_now: dict[bytes, _Open] = {}
+
+    def _store(self, key: object, parts: Sequence[Part], config: ReplicateConfig, *, replace: bool) -> int:
+        """As `Values._store`. An upsert takes the place of a value that this client has begun."""
+        if replace and self._writing:
+            self._overtake(key_bytes(key))
+        return super()._store(key, parts, config, replace=replace)
+
+    def _overtake(self, key: bytes) -> None:
+        """Give up what a session has begun. The session stays, and its end tells whether the key has a value."""
+        with self._session_lock:
+            known = self._writing.get(key)
+            if known is None or not known.nbytes:
+                return
+            self._writing[key] = _OVERTAKEN
+        if self._objects is not None:
+            with suppress(NanoKVError):  # it took too long, and was given up
+                self._objects.world.abort(key)
 
     # --- writing ---
     def batch_put_session_start(self, keys: list[str], sizes: list[int], config: ReplicateConfig = PLAIN) -> list[int]:
@@ -53,7 +74,13 @@ class Sessions(Batches):
             return []
         if len(keys) != len(sizes) or code:
             return [code or Code.INVALID_PARAMS] * len(keys)
-        return [int(self._begin(key_bytes(key), number("size", size))) for key, size in zip(keys, sizes, strict=True)]
+        with self._session_lock:
+            known = set(self._writing)
+        names = [key_bytes(key) for key in keys]
+        return [
+            Code.INVALID_PARAMS if name in known else self._begin(name, number("size", size))
+            for name, size in zip(names, sizes, strict=True)
+        ]
 
     def _begin(self, key: bytes, nbytes: int) -> int:
         objects = self._objects
@@ -94,7 +121,7 @@ class Sessions(Batches):
         """Give the values up: 0, or a code for each key."""
         return self._finish(keys, commit=False)
 
-    def _finish(self, keys: list[str], *, commit: bool) -> list[int]:
+    def _finish(self, keys: Sequence[str | bytes], *, commit: bool) -> list[int]:
         keys = listed("keys", keys)
         if self._objects is None:
             return []
@@ -104,6 +131,10 @@ class Sessions(Batches):
                 known = self._writing.pop(name, None)
             if known is None:
                 answers.append(Code.INVALID_PARAMS)
+                continue
+            if known is _OVERTAKEN:
+                gone = commit and not self._objects.exists(name)
+                answers.append(Code.OBJECT_NOT_FOUND if gone else Code.OK)
                 continue
             try:
                 (world.commit if commit else world.abort)(name)

@@ -1,0 +1,65 @@
+"""Memory of a lazy segment, faulted in by a thread a little before producers need it.
+
+A page that is written for the first time has to be found and zeroed by the kernel, which takes longer than the copy
+into it. Producers of any process take new pages in the order of their addresses (`bump_ptr`), and the thread keeps some
+beyond it ready. It only advises the kernel, so nothing depends on it: a page that it has not come to is faulted in when
+it is used.
+"""
+
+import ctypes
+import mmap
+import threading
+from typing import Any
+
+from nanokv.heap.mapping import POPULATE_WRITE
+
+_MOST, _SHARE = 128 << 20, 16  #: bytes that are kept ready; at most the 16th part of the segment
+_CHUNK = 4 << 20
+_BUSY, _IDLE = 0.002, 0.05  #: seconds between two looks
+_madvise = ctypes.CDLL(None, use_errno=True).madvise  # without the interpreter's lock, unlike mmap.madvise
+_madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+
+
+class Ahead:
+    """Keeps a part of one payload ready.
+
+    Args:
+        mapping: what keeps the memory mapped.
+        base: the address of the segment.
+        ctl: its HeapCtl.
+        begin, end: of the payload, in bytes from the base.
+    """
+
+    def __init__(self, mapping: Any, base: int, ctl: Any, begin: int, end: int) -> None:
+        self._mapping, self._base, self._ctl = mapping, base, ctl
+        self._ready, self._end = begin, end
+        self._ahead = min(_MOST, (end - begin) // _SHARE)
+        self._stop = threading.Event()
+        self._step()
+        self._thread = threading.Thread(target=self._run, name="nanokv-ahead", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        busy = False
+        while not self._stop.wait(_BUSY if busy else _IDLE):
+            busy = self._step()
+
+    def _step(self) -> bool:
+        """Fault in what is missing: whether there was something."""
+        wanted = min(int(self._ctl["bump_ptr"][0]) + self._ahead, self._end)
+        busy = wanted > self._ready
+        while wanted > self._ready and not self._stop.is_set():
+            start = self._base + self._ready
+            begin = start - start % mmap.PAGESIZE
+            size = min(_CHUNK, wanted - self._ready)
+            if _madvise(begin, start + size - begin, POPULATE_WRITE):
+                self._ready = self._end  # an old kernel, or no memory
+                return False
+            self._ready += size
+        return busy
+
+    def close(self) -> None:
+        """Stop. Idempotent."""
+        self._stop.set()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
