@@ -9,5 +9,5 @@ server          the processes that a system starts and ends
 mapped          shared memory without a name
 systems         all of them
 
-copy, shared_memory, nanokv, gloo, lmcache, mooncake, nixl, redis: the systems, one a file.
+copy, shared_memory, nanokv, nanokv_mooncake, gloo, lmcache, mooncake, nixl, redis: the systems, one a file.
 """

@@ -8,6 +8,7 @@ from nanokv.bench.peers.lmcache import LMCache
 from nanokv.bench.peers.mooncake import MooncakeSharedMemory, MooncakeTCP
 from nanokv.bench.peers.nanokv import NanoKV
 from nanokv.bench.peers.nanokv_cluster import NanoKVClusterSharedMemory, NanoKVClusterTCP
+from nanokv.bench.peers.nanokv_mooncake import NanoKVAsMooncake
 from nanokv.bench.peers.nixl import NixlNewHandle, NixlReusedHandle
 from nanokv.bench.peers.redis import Redis
 from nanokv.bench.peers.shared_memory import SharedMemory
@@ -16,6 +17,7 @@ SYSTEMS: dict[str, type[System]] = {
     one.name: one
     for one in (
         NanoKV,
+        NanoKVAsMooncake,
         NanoKVClusterTCP,
         NanoKVClusterSharedMemory,
         MooncakeTCP,

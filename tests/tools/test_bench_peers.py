@@ -21,7 +21,7 @@ from tests.support.peer_lanes import members, running, wishes
 
 LEFT_OUT = systems.left_out()
 ROUNDS, WARM = 15, 3
-OURS = ("NanoKV", "shared memory and a flag", "gloo", "copy")
+OURS = ("NanoKV", "NanoKV as Mooncake Store", "shared memory and a flag", "gloo", "copy")
 KEYED = {"put", "get", "exists", "remove", EXISTS_MANY}
 OPERATIONS = dict.fromkeys(SYSTEMS, KEYED) | {
     "NIXL, reused handle": {"put", "get"},
