@@ -7,6 +7,7 @@ from the real one, and what is refused, is in docs/mooncake.md.
     stored, place, objects                                how values lie in a NanoKV world, and who is in it
     values, single, batches, sessions, removal,
     replicas, client                                      the calls, each file a kind of them
+    tensor_*, parallelism*, safetensor, tensors           calls about tensors: whole, in shards, and in files
     store, async_store                                    all calls together
     shim                                                  makes the folder
 """
@@ -20,21 +21,29 @@ from nanokv.integrations.mooncake.descriptors import (
     ReplicaStatus,
 )
 from nanokv.integrations.mooncake.memory import BufferHandle
+from nanokv.integrations.mooncake.parallelism import ParallelAxis, ReadTarget, TensorParallelism
 from nanokv.integrations.mooncake.replicas import QueryTaskResponse, TaskStatus, TaskType
 from nanokv.integrations.mooncake.store import MooncakeDistributedStore
+from nanokv.integrations.mooncake.tensors import _deserialize_tensor, _serialize_tensor, _tensor_metadata_size
 
 __all__ = [
+    "_deserialize_tensor",
+    "_serialize_tensor",
+    "_tensor_metadata_size",
     "BufferHandle",
     "Descriptor",
     "DiskDescriptor",
     "MemoryDescriptor",
     "MooncakeDistributedStore",
     "ObjectDataType",
+    "ParallelAxis",
     "QueryTaskResponse",
+    "ReadTarget",
     "ReplicaDescriptor",
     "ReplicaStatus",
     "ReplicateConfig",
     "SoftPinAction",
     "TaskStatus",
     "TaskType",
+    "TensorParallelism",
 ]
