@@ -15,6 +15,18 @@ PEERS_STAMP := $(PEERS_VENV)/.installed
 PEERS_PIP := $(PEERS_VENV)/bin/python -m pip --disable-pip-version-check
 PEERS := mooncake-transfer-engine-non-cuda 'redis[hiredis]'
 LMCACHE_NEEDS := aiofile cachetools cryptography msgspec prometheus_client psutil py-cpuinfo pyyaml pyzmq sortedcontainers transformers
+# the products whose interfaces NanoKV has (`nanokv/integrations/`), and what SGLang and LMCache import: they are installed
+# without the packages that they name, which bring gigabytes for GPUs
+DROPINS_VENV ?= .venv-integrations
+DROPINS_STAMP := $(DROPINS_VENV)/.installed
+DROPINS_PIP := $(DROPINS_VENV)/bin/python -m pip --disable-pip-version-check
+DROPINS := sglang lmcache mooncake-transfer-engine-non-cuda
+DROPINS_NEED := aiofile aiofiles aiohttp blake3 cachetools compressed-tensors cryptography dill einops fastapi gguf httpx \
+	interegular ipython llguidance msgpack msgspec nvtx openai orjson partial_json_parser pillow psutil py-cpuinfo \
+	pybase64 pydantic pyyaml pyzmq redis requests safetensors sentencepiece setproctitle sortedcontainers tiktoken \
+	transformers uvicorn uvloop xgrammar
+# a clone of Mooncake's repository, for its own tests: make test-integrations MOONCAKE=FOLDER
+MOONCAKE ?=
 # what moves bytes between hosts; their wheels name packages for GPUs
 LINKS := nixl-cu12 mooncake-transfer-engine-non-cuda
 ARGS ?=
@@ -24,7 +36,7 @@ SOAK_SECONDS ?= 600
 SEED ?= 0
 PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder --durations=20 --durations-min=5
 
-.PHONY: demo demo-cluster test test-all test-vllm bench-vllm bench-peers bench-report compiled lint types check check-long soak bench test-gpu clean
+.PHONY: demo demo-cluster test test-all test-vllm test-integrations bench-vllm bench-peers bench-report compiled lint types check check-long soak bench test-gpu clean
 
 demo: $(STAMP)
 	$(BIN)/nanokv demo
@@ -67,6 +79,12 @@ test-vllm: $(VLLM_STAMP) # real engines, on CPUs
 	$(VLLM_VENV)/bin/python -m nanokv.check.preload
 	$(VLLM_VENV)/bin/python -m pytest -W default tests/engines/vllm --durations=20 --durations-min=5
 
+# the drop-ins, in the environments of the products; servers listen in a network namespace of their own
+test-integrations: $(DROPINS_STAMP) $(VLLM_STAMP)
+	$(DROPINS_VENV)/bin/python -m nanokv.check.preload
+	$(DROPINS_VENV)/bin/python -m tests.integrations.run --vllm $(VLLM_VENV)/bin/python --table build/integrations.md \
+		$(if $(MOONCAKE),--mooncake $(MOONCAKE))
+
 bench-vllm: $(VLLM_STAMP)
 	$(VLLM_VENV)/bin/python -m bench.vllm
 
@@ -107,5 +125,14 @@ $(PEERS_STAMP): pyproject.toml constraints-peers.txt
 	$(PEERS_PIP) install -q -c constraints-peers.txt --no-deps lmcache nixl nixl-cu12
 	touch $@
 
+# torch first, as above
+$(DROPINS_STAMP): pyproject.toml constraints-integrations.txt
+	$(PYTHON) -m venv $(DROPINS_VENV)
+	$(DROPINS_PIP) install -q -c constraints-integrations.txt torch
+	$(DROPINS_PIP) install -q -c constraints-integrations.txt -e '.[check,cluster,metrics]' hypothesis pytest pytest-timeout
+	$(DROPINS_PIP) install -q -c constraints-integrations.txt $(DROPINS_NEED)
+	$(DROPINS_PIP) install -q -c constraints-integrations.txt --no-deps $(DROPINS) nixl-cu12
+	touch $@
+
 clean:
-	rm -rf $(VENV) $(VLLM_VENV) $(PEERS_VENV) build dist *.egg-info
+	rm -rf $(VENV) $(VLLM_VENV) $(PEERS_VENV) $(DROPINS_VENV) build dist *.egg-info

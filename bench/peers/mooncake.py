@@ -36,7 +36,7 @@ def _has(library: str) -> bool:
 
 class _Mooncake(System):
     module = "mooncake"
-    packages = ("mooncake-transfer-engine-non-cuda",)
+    packages: tuple[str, ...] = ("mooncake-transfer-engine-non-cuda",)
     everywhere = True
 
     @classmethod

@@ -27,7 +27,9 @@ class Nothing(metaclass=_Anything):
 
 
 class _StandIn(ModuleType):
-    __path__: list[str] = []
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.__path__ = []
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

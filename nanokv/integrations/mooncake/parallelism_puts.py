@@ -9,7 +9,7 @@ from nanokv.integrations.mooncake.tensor_puts import TensorPuts, memory_of
 from nanokv.integrations.mooncake.tensor_values import exact_list, names, of_each, segments_fit
 from nanokv.integrations.mooncake.values import PLAIN, key_bytes, number
 
-_INVALID = int(Code.INVALID_PARAMS)
+_INVALID = Code.INVALID_PARAMS
 
 
 class ParallelismPuts(LaidOut, TensorPuts):

@@ -119,8 +119,11 @@ class LaidOutReads(TensorValues):
         return Join(header, whole.dim, axis.rank * shape[whole.dim], whole.shards)
 
     def _unlabelled_shard(self, name: bytes, layout: Layout, axis: Axis) -> bytes | None:
-        """The key of a rank's shard that a program divided, and stored as a tensor: nothing tells which shard it is."""
-        key = shard_key(name, axis.rank)
+        """The key of a rank's shard that a program divided, and stored as a tensor: nothing tells which shard it is.
+
+        The only shard of all is the tensor itself.
+        """
+        key = shard_key(name, axis.rank) if axis.size > 1 else name
         header = self._header(key) if len(layout) == 1 else None
         return key if header is not None and not header.is_shard else None
 
@@ -129,13 +132,14 @@ class LaidOutReads(TensorValues):
         axis = tp_axis(layout)
         if axis is None:
             return None
-        for read in (self._read_manifest(manifest_key(name)), self._first_shard(name, layout)):
-            if read is None or read.split_dim != axis.split_dim or not divides(read.shape, axis):
-                continue
-            found = self._joined(read, lambda own: key_of(name, with_tp(layout, own)), layout)
-            if found is not None:
-                return found
-        return None
+        return self._joined_as(self._read_manifest(manifest_key(name)), name, layout, axis) or self._joined_as(
+            self._first_shard(name, layout), name, layout, axis
+        )
+
+    def _joined_as(self, read: Manifest | None, name: bytes, layout: Layout, axis: Axis) -> Join | None:
+        if read is None or read.split_dim != axis.split_dim or not divides(read.shape, axis):
+            return None
+        return self._joined(read, lambda own: key_of(name, with_tp(layout, own)), layout)
 
     def _written_whole(self, name: bytes) -> Join | None:
         """The shards of writers; None if there is none, or not all."""

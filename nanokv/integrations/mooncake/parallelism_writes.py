@@ -37,7 +37,7 @@ from nanokv.integrations.mooncake.tensor_header import Header, Shape
 from nanokv.integrations.mooncake.tensor_memory import header_at, over, storable
 from nanokv.integrations.mooncake.tensor_values import TensorValues, of_each, segments_fit
 
-_INVALID = int(Code.INVALID_PARAMS)
+_INVALID = Code.INVALID_PARAMS
 
 
 class Asked:
@@ -102,7 +102,7 @@ class LaidOut(TensorValues):
         part, alive = part_of(manifest.packed())
         done = self._store(key, [part], config, replace=replace)
         del alive
-        return int(done)
+        return done
 
     # --- from memory ---
     def _put_laid_out_from(self, name: bytes, ptr: int, nbytes: int, asked: Asked, *, replace: bool) -> int:

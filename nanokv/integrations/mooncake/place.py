@@ -17,9 +17,9 @@ import torch
 import xxhash
 
 from nanokv.cache import NanoKVCache
+from nanokv.device.segment.layout import SIZE_CLASSES
 from nanokv.errors import HeapUnavailable, NanoKVError, RankTaken, SegmentCorrupt
 from nanokv.heap.shm_tools import inspect
-from nanokv.integrations.joining import classes
 from nanokv.integrations.joining import size as parsed_size
 
 logger = logging.getLogger(__name__)
@@ -173,8 +173,19 @@ def _planned(segment: int) -> dict[str, Any]:
         "page_bytes": page,
         "world_size": int(os.environ.get(RANKS_VARIABLE) or _DEFAULT_RANKS),
         "max_objects": max(nbytes // _BYTES_PER_OBJECT, _LEAST_OBJECTS),
-        "size_classes": [count for count in classes(nbytes, page) if count <= pages],
+        "size_classes": _size_classes(pages),
     }
+
+
+def _size_classes(pages: int) -> list[int]:
+    """Powers of two, and one page for what lies behind a value: values mostly have a power of two of bytes.
+
+    The classes that are left lie between the largest ones, where half a run is most to lose.
+    """
+    powers = [1, *((1 << exponent) + 1 for exponent in range(SIZE_CLASSES) if (1 << exponent) < pages)]
+    between = [3 * (power - 1) // 2 + 1 for power in powers[:1:-1]]
+    found = {*powers, *between[: max(SIZE_CLASSES - len(powers) - 1, 0)], pages}
+    return sorted(count for count in found if count <= pages)
 
 
 def named(hostname: str, taken: list[str]) -> str:

@@ -28,7 +28,7 @@ class SafeTensors(TensorValues):
         name = key_bytes(key)
         path = text_given(name if file_name is None else file_name)
         if not self._ready():
-            return int(Code.INVALID_PARAMS)
+            return Code.INVALID_PARAMS
         tensor = self._tensor(name)
         if tensor is None:
             return FILE_NOT_FOUND
@@ -38,8 +38,8 @@ class SafeTensors(TensorValues):
             save_file({text_given(name): tensor}, path)
         except Exception as error:  # safetensors has errors of its own, and the system's
             logger.error("NanoKV: tensor %r cannot be written to %r: %s", key, path, error)
-            return int(Code.INVALID_PARAMS)
-        return int(Code.OK)
+            return Code.INVALID_PARAMS
+        return Code.OK
 
     def load_tensor_from_safetensor(self, key: object = None, file_name: object = None) -> torch.Tensor | None:
         """Read the tensor of a file, which has to be named, and store it.

@@ -7,7 +7,7 @@ from nanokv.integrations.mooncake.tensor_puts import memory_of
 from nanokv.integrations.mooncake.tensor_values import TensorValues, exact_list, names
 from nanokv.integrations.mooncake.values import key_bytes, number
 
-_INVALID = int(Code.INVALID_PARAMS)
+_INVALID = Code.INVALID_PARAMS
 
 
 class TensorGets(TensorValues):

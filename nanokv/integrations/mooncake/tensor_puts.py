@@ -6,7 +6,7 @@ from nanokv.integrations.mooncake.tensor_memory import header_at
 from nanokv.integrations.mooncake.tensor_values import TensorValues, exact_list, names, segments_fit
 from nanokv.integrations.mooncake.values import PLAIN, key_bytes, listed, number
 
-_INVALID = int(Code.INVALID_PARAMS)
+_INVALID = Code.INVALID_PARAMS
 
 
 class TensorPuts(TensorValues):

@@ -15,7 +15,7 @@ from nanokv.integrations.mooncake.tensor_puts import TensorPuts, memory_of
 from nanokv.integrations.mooncake.tensor_values import exact_list, int32, names, of_each, segments_fit
 from nanokv.integrations.mooncake.values import PLAIN, key_bytes, number
 
-_INVALID = int(Code.INVALID_PARAMS)
+_INVALID = Code.INVALID_PARAMS
 
 
 def shard_key(name: bytes, rank: int) -> bytes:

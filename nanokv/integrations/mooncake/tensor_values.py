@@ -82,13 +82,13 @@ class TensorValues(Values):
         parts = [head, Part(host.data_ptr(), host.nbytes)] if host.nbytes else [head]
         done = self._store(name, parts, config, replace=replace)
         del alive
-        return int(done)
+        return done
 
     def _put_tensor(self, name: bytes, given: object, config: ReplicateConfig, *, replace: bool) -> int:
         """Store a tensor whole."""
         tensor = storable(given)
         if tensor is None:
-            return int(Code.INVALID_PARAMS)
+            return Code.INVALID_PARAMS
         return self._store_data(name, whole_header(tensor), tensor, config, replace=replace)
 
     def _put_tensors(self, keys: object, tensors: object, config: ReplicateConfig, *, replace: bool) -> list[int]:
@@ -96,14 +96,14 @@ class TensorValues(Values):
         each, given = names(keys), exact_list("tensors_list", tensors)
         single = of_each(config, len(each))
         if not self._ready() or len(each) != len(given) or single is None:
-            return [int(Code.INVALID_PARAMS)] * len(each)
+            return [Code.INVALID_PARAMS] * len(each)
         return [
             self._put_tensor(name, tensor, single, replace=replace) for name, tensor in zip(each, given, strict=True)
         ]
 
     def _put_object(self, name: bytes, ptr: int, size: int, config: ReplicateConfig, *, replace: bool) -> int:
         """Store memory that has a header, and the data behind it."""
-        return int(self._store(name, [Part(ptr, size)], config, replace=replace))
+        return self._store(name, [Part(ptr, size)], config, replace=replace)
 
     def _tensor(self, name: bytes) -> torch.Tensor | None:
         """A copy of a tensor; None if the key has none."""

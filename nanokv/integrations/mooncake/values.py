@@ -1,6 +1,7 @@
 """What all calls of a client share: its objects, if it is set up, and values as tensor calls read and write them."""
 
 import ctypes
+import operator
 import re
 import warnings
 from collections.abc import Callable, Sequence
@@ -22,23 +23,28 @@ def key_bytes(key: object) -> bytes:
     Raises:
         TypeError: it is something else.
     """
-    if type(key) is str:
-        return key.encode()
+    if isinstance(key, str):
+        try:
+            return key.encode()
+        except UnicodeEncodeError as error:
+            raise TypeError(f"incompatible function arguments: {error}") from None
     if isinstance(key, bytes):
         return key
-    if isinstance(key, str):
-        return str(key).encode()
+    if isinstance(key, bytearray):
+        return bytes(key)
     raise TypeError(f"incompatible function arguments: a key must be a str, not {key!r}")
 
 
 def listed(name: str, given: object) -> list[Any]:
-    """A list or tuple that a call was given.
+    """A list, or another sequence except a text, that a call was given.
 
     Raises:
         TypeError: it is something else.
     """
-    if isinstance(given, list | tuple):
-        return list(given)
+    if isinstance(given, list):
+        return given
+    if hasattr(given, "__getitem__") and hasattr(given, "__len__") and not isinstance(given, str | bytes | dict):
+        return [given[number] for number in range(len(given))]
     raise TypeError(f"incompatible function arguments: {name} must be a list, not {given!r}")
 
 
@@ -48,8 +54,10 @@ def number(name: str, given: object) -> int:
     Raises:
         TypeError: it is no integer, or negative.
     """
-    if isinstance(given, int) and given >= 0:
-        return int(given)
+    if type(given) is int and given >= 0:
+        return given
+    if hasattr(given, "__index__") and operator.index(given) >= 0:
+        return operator.index(given)
     raise TypeError(f"incompatible function arguments: {name} must be an int >= 0, not {given!r}")
 
 

@@ -25,8 +25,10 @@ ip link set v1 up
   >{log} 2>&1 &
 master=$!
 trap 'kill $master' EXIT
-for _ in $(seq 100); do python3 -c "import socket; socket.create_connection(('127.0.0.1', 50051), 1)" 2>/dev/null && break
-  sleep 0.1; done
+for _ in $(seq 100); do
+  (echo >/dev/tcp/127.0.0.1/50051) 2>/dev/null && break
+  sleep 0.1
+done
 {command}
 """
 

@@ -1,7 +1,5 @@
 """What programs say about layouts."""
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,16 +7,10 @@ import pytest
 import torch
 
 from nanokv.integrations.mooncake.parallelism import ParallelAxis, ReadTarget, TensorParallelism
-from nanokv.integrations.mooncake.parallelism_manifest import Manifest
 from nanokv.integrations.mooncake.tensor_header import HEADER_BYTES, Header, parsed
 from tests.integrations.mooncake.test_tensor_store import (
-    INVALID,
     NAME,
-    Memory,
-    TensorStore,
-    config,
-    opened,
-    same,
+    Store,
     surface,
 )
 
@@ -53,13 +45,13 @@ def part(rank: Any, size: Any, split_dim: Any) -> SimpleNamespace:
     return SimpleNamespace(rank=rank, size=size, split_dim=split_dim)
 
 
-def header_of(store: TensorStore, key: str) -> Header:
+def header_of(store: Store, key: str) -> Header:
     found = parsed(store.get(key)[:HEADER_BYTES], store.get_size(key))
     assert found is not None, key
     return found
 
 
-def keys(store: TensorStore) -> list[str]:
+def keys(store: Store) -> list[str]:
     objects = store._objects
     assert objects is not None
     return sorted(map(bytes.decode, objects.keys()))

@@ -1,9 +1,5 @@
 """Tensors in a layout, from memory of the caller and into it."""
 
-from collections.abc import Iterator
-from pathlib import Path
-
-import pytest
 import torch
 
 from nanokv.integrations.mooncake.tensor_header import HEADER_BYTES, parsed
@@ -12,9 +8,8 @@ from tests.integrations.mooncake.test_tensor_store import (
     INVALID,
     NAME,
     Memory,
-    TensorStore,
+    Store,
     config,
-    opened,
     same,
     surface,
 )
@@ -23,13 +18,7 @@ FULL = target("full", tp(0, 2))
 NBYTES = HEADER_BYTES + WHOLE.nbytes
 
 
-@pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TensorStore]:
-    """A client with a segment."""
-    yield from opened(tmp_path, monkeypatch)
-
-
-def registered(store: TensorStore, tensor: torch.Tensor = WHOLE) -> Memory:
+def registered(store: Store, tensor: torch.Tensor = WHOLE) -> Memory:
     """Registered memory that has a tensor with its header."""
     memory = Memory()
     assert store.register_buffer(memory.ptr, 4096) == 0
@@ -41,7 +30,7 @@ def registered(store: TensorStore, tensor: torch.Tensor = WHOLE) -> Memory:
 
 # --- into memory ---
 @surface(NAME, "get_tensor_with_parallelism_into")
-def test_a_tensor_is_joined_in_memory(store: TensorStore) -> None:
+def test_a_tensor_is_joined_in_memory(store: Store) -> None:
     memory = registered(store)
     store.put_tensor_with_tp("a", WHOLE + 1, 0, 2)
     for at in (0, 1024):
@@ -54,7 +43,7 @@ def test_a_tensor_is_joined_in_memory(store: TensorStore) -> None:
 
 
 @surface(NAME, "get_tensor_with_parallelism_into")
-def test_a_shard_is_made_in_memory(store: TensorStore) -> None:
+def test_a_shard_is_made_in_memory(store: Store) -> None:
     memory = registered(store)
     store.put_tensor_with_tp("a", WHOLE, 0, 2)
     for rank, size in ((1, 2), (3, 4)):
@@ -67,7 +56,7 @@ def test_a_shard_is_made_in_memory(store: TensorStore) -> None:
 
 
 @surface(NAME, "get_tensor_with_parallelism_into")
-def test_other_objects_are_copied_into_memory(store: TensorStore) -> None:
+def test_other_objects_are_copied_into_memory(store: Store) -> None:
     memory = registered(store)
     store.put_tensor("a", WHOLE)
     for rank in range(2):
@@ -80,7 +69,7 @@ def test_other_objects_are_copied_into_memory(store: TensorStore) -> None:
 
 
 @surface(NAME, "get_tensor_with_parallelism_into")
-def test_memory_has_to_be_registered_and_have_room(store: TensorStore) -> None:
+def test_memory_has_to_be_registered_and_have_room(store: Store) -> None:
     store.put_tensor("a", WHOLE)
     store.put_tensor_with_tp("a", WHOLE, 0, 2)
     other, memory = Memory(), registered(store)
@@ -95,7 +84,7 @@ def test_memory_has_to_be_registered_and_have_room(store: TensorStore) -> None:
 
 
 @surface(NAME, "get_tensor_with_parallelism_into")
-def test_nothing_is_copied_if_a_shard_is_missing(store: TensorStore) -> None:
+def test_nothing_is_copied_if_a_shard_is_missing(store: Store) -> None:
     memory = registered(store)
     store.put_tensor_with_parallelism("a", WHOLE[:4], tp(0, 2))
     memory.array[:] = 7
@@ -104,7 +93,7 @@ def test_nothing_is_copied_if_a_shard_is_missing(store: TensorStore) -> None:
 
 
 @surface(NAME, "batch_get_tensor_with_parallelism_into")
-def test_many_tensors_into_memory(store: TensorStore) -> None:
+def test_many_tensors_into_memory(store: Store) -> None:
     memory = registered(store)
     store.put_tensor("a", WHOLE)
     store.put_tensor_with_tp("b", WHOLE + 1, 0, 2)
@@ -120,7 +109,7 @@ def test_many_tensors_into_memory(store: TensorStore) -> None:
 # --- from memory ---
 @surface(NAME, "put_tensor_with_parallelism_from")
 @surface(NAME, "upsert_tensor_with_parallelism_from")
-def test_all_shards_of_a_tensor_in_memory_are_stored(store: TensorStore) -> None:
+def test_all_shards_of_a_tensor_in_memory_are_stored(store: Store) -> None:
     memory = registered(store)
     for put in (store.put_tensor_with_parallelism_from, store.upsert_tensor_with_parallelism_from):
         assert put("a", memory.ptr, NBYTES, tp(0, 2)) == put("b", memory.ptr, NBYTES, tp(1, 3, 1)) == 0
@@ -134,7 +123,7 @@ def test_all_shards_of_a_tensor_in_memory_are_stored(store: TensorStore) -> None
 
 @surface(NAME, "put_tensor_with_parallelism_from")
 @surface(NAME, "upsert_tensor_with_parallelism_from")
-def test_other_requests_from_memory(store: TensorStore) -> None:
+def test_other_requests_from_memory(store: Store) -> None:
     memory = registered(store)
     for put in (store.put_tensor_with_parallelism_from, store.upsert_tensor_with_parallelism_from):
         assert put("a", memory.ptr, NBYTES) == 0 and same(store.get_tensor("a"), WHOLE)
@@ -146,7 +135,7 @@ def test_other_requests_from_memory(store: TensorStore) -> None:
 
 
 @surface(NAME, "put_tensor_with_parallelism_from")
-def test_a_shard_in_memory_keeps_its_place(store: TensorStore) -> None:
+def test_a_shard_in_memory_keeps_its_place(store: Store) -> None:
     store.put_tensor_with_tp("a", WHOLE, 0, 2)
     memory, nbytes = Memory(), HEADER_BYTES + WHOLE.nbytes // 2
     assert store.get_tensor_into("a_tp_1", memory.ptr, 4096) is not None
@@ -162,7 +151,7 @@ def test_a_shard_in_memory_keeps_its_place(store: TensorStore) -> None:
     "put_tensor_with_parallelism_from",
     differs="a shard in memory cannot be divided as if it were the whole; the real one reads behind it",
 )
-def test_a_shard_in_memory_is_not_divided_as_the_whole(store: TensorStore) -> None:
+def test_a_shard_in_memory_is_not_divided_as_the_whole(store: Store) -> None:
     store.put_tensor_with_tp("a", WHOLE, 0, 2)
     memory, nbytes = Memory(), HEADER_BYTES + WHOLE.nbytes // 2
     assert store.get_tensor_into("a_tp_1", memory.ptr, 4096) is not None
@@ -174,7 +163,7 @@ def test_a_shard_in_memory_is_not_divided_as_the_whole(store: TensorStore) -> No
 
 @surface(NAME, "put_tensor_with_parallelism_from")
 @surface(NAME, "upsert_tensor_with_parallelism_from")
-def test_memory_that_cannot_be_stored_is_refused(store: TensorStore) -> None:
+def test_memory_that_cannot_be_stored_is_refused(store: Store) -> None:
     memory = registered(store)
     for put in (store.put_tensor_with_parallelism_from, store.upsert_tensor_with_parallelism_from):
         for each in (None, tp(0, 2), layout(axis("dp", 0, 2))):
@@ -189,7 +178,7 @@ def test_memory_that_cannot_be_stored_is_refused(store: TensorStore) -> None:
 
 @surface(NAME, "batch_put_tensor_with_parallelism_from")
 @surface(NAME, "batch_upsert_tensor_with_parallelism_from")
-def test_many_tensors_from_memory(store: TensorStore) -> None:
+def test_many_tensors_from_memory(store: Store) -> None:
     memory = registered(store)
     ptrs, sizes = [memory.ptr] * 2, [NBYTES] * 2
     for put in (store.batch_put_tensor_with_parallelism_from, store.batch_upsert_tensor_with_parallelism_from):

@@ -1,7 +1,6 @@
 """What is stored of a tensor in a layout, and under which keys."""
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,17 +10,11 @@ import torch
 from nanokv.integrations.mooncake.parallelism import ParallelAxis
 from nanokv.integrations.mooncake.parallelism_manifest import Manifest
 from tests.integrations.mooncake.test_parallelism import WHOLE, axis, header_of, keys, layout, part, tp
-from tests.integrations.mooncake.test_tensor_store import INVALID, NAME, TensorStore, config, opened, same, surface
-
-
-@pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TensorStore]:
-    """A client with a segment."""
-    yield from opened(tmp_path, monkeypatch)
+from tests.integrations.mooncake.test_tensor_store import INVALID, NAME, Store, config, same, surface
 
 
 @surface(NAME, "put_tensor_with_parallelism")
-def test_a_ranks_shard_is_stored_with_its_place_and_a_manifest(store: TensorStore) -> None:
+def test_a_ranks_shard_is_stored_with_its_place_and_a_manifest(store: Store) -> None:
     assert store.put_tensor_with_parallelism("a", WHOLE[4:], tp(1, 2)) == 0
     header = header_of(store, "a_tp_1")
     assert (header.whole, header.shape, header.axes) == ((8, 6), (4, 6), ((1, 1, 2, 0, 0, 4),))
@@ -39,7 +32,7 @@ def test_a_ranks_shard_is_stored_with_its_place_and_a_manifest(store: TensorStor
         (axis("ep", 0, 2, expert_id=3), "a__tp_1of2_sd1__ep_0of2_eid3"),
     ],
 )
-def test_of_more_axes_the_ranks_shard_of_the_whole_is_stored(store: TensorStore, other: ParallelAxis, key: str) -> None:
+def test_of_more_axes_the_ranks_shard_of_the_whole_is_stored(store: Store, other: ParallelAxis, key: str) -> None:
     for both in (layout(axis("tp", 1, 2, 1), other), layout(other, axis("TP", 1, 2, 1))):
         assert store.upsert_tensor_with_parallelism("a", WHOLE, both) == 0
         assert same(store.get_tensor(key), WHOLE[:, 3:])
@@ -56,7 +49,7 @@ def test_of_more_axes_the_ranks_shard_of_the_whole_is_stored(store: TensorStore,
     ],
 )
 def test_without_a_tensor_axis_it_is_stored_as_it_is(
-    store: TensorStore, only: ParallelAxis, key: str, stored: tuple[int, ...]
+    store: Store, only: ParallelAxis, key: str, stored: tuple[int, ...]
 ) -> None:
     assert store.put_tensor_with_parallelism("a", WHOLE, layout(only)) == 0
     header = header_of(store, key)
@@ -65,7 +58,7 @@ def test_without_a_tensor_axis_it_is_stored_as_it_is(
 
 
 @surface(NAME, "put_tensor_with_parallelism")
-def test_a_writers_shard_is_stored_with_a_manifest(store: TensorStore) -> None:
+def test_a_writers_shard_is_stored_with_a_manifest(store: Store) -> None:
     assert store.put_tensor_with_parallelism("a", WHOLE, writer_partition=part(1, 2, 1)) == 0
     assert same(store.get_tensor("a__writer_1of2_sd1"), WHOLE[:, 3:])
     assert header_of(store, "a__writer_1of2_sd1").axes == ((1, 1, 2, 1, 0, 3),)
@@ -74,7 +67,7 @@ def test_a_writers_shard_is_stored_with_a_manifest(store: TensorStore) -> None:
 
 @surface(NAME, "put_tensor_with_parallelism")
 @surface(NAME, "upsert_tensor_with_parallelism")
-def test_a_put_keeps_what_is_there_and_an_upsert_replaces_it(store: TensorStore) -> None:
+def test_a_put_keeps_what_is_there_and_an_upsert_replaces_it(store: Store) -> None:
     assert store.put_tensor_with_parallelism("a", WHOLE) == store.put_tensor_with_parallelism("a", WHOLE + 1) == 0
     assert same(store.get_tensor("a"), WHOLE)
     assert store.upsert_tensor_with_parallelism("a", WHOLE + 1) == 0 and same(store.get_tensor("a"), WHOLE + 1)
@@ -106,7 +99,7 @@ def test_a_put_keeps_what_is_there_and_an_upsert_replaces_it(store: TensorStore)
         SimpleNamespace(axes=[3]),
     ],
 )
-def test_a_layout_that_cannot_be_is_refused(store: TensorStore, wrong: Any) -> None:
+def test_a_layout_that_cannot_be_is_refused(store: Store, wrong: Any) -> None:
     assert store.put_tensor_with_parallelism("a", WHOLE, wrong) == INVALID
     assert store.upsert_tensor_with_parallelism("a", WHOLE, wrong) == INVALID
     assert store.batch_put_tensor_with_parallelism(["a"], [WHOLE], [wrong]) == [INVALID]
@@ -115,7 +108,7 @@ def test_a_layout_that_cannot_be_is_refused(store: TensorStore, wrong: Any) -> N
 
 @surface(NAME, "put_tensor_with_parallelism")
 @pytest.mark.parametrize("wrong", [part(2, 2, 0), part(0, 3, 0), part(0, 2, 2), part(0, 2, -1), part(0, 0, 0), 3])
-def test_a_part_that_cannot_be_is_refused(store: TensorStore, wrong: Any) -> None:
+def test_a_part_that_cannot_be_is_refused(store: Store, wrong: Any) -> None:
     assert store.put_tensor_with_parallelism("a", WHOLE, writer_partition=wrong) == INVALID
     assert store.put_tensor_with_parallelism("a", WHOLE, tp(0, 2), writer_partition=part(0, 2, 0)) == INVALID
     assert keys(store) == []
@@ -128,7 +121,7 @@ def test_a_part_that_cannot_be_is_refused(store: TensorStore, wrong: Any) -> Non
 )
 @pytest.mark.parametrize("request_", [None, tp(0, 2), layout(axis("dp", 0, 2))])
 @pytest.mark.parametrize("given", [None, [1.0], torch.zeros(2, dtype=torch.complex64), torch.eye(2).to_sparse()])
-def test_what_is_no_tensor_is_refused(store: TensorStore, given: object, request_: object) -> None:
+def test_what_is_no_tensor_is_refused(store: Store, given: object, request_: object) -> None:
     assert store.put_tensor_with_parallelism("a", given, request_) == INVALID
     assert store.put_tensor_with_parallelism("a", given, writer_partition=part(0, 2, 0)) == INVALID
     assert keys(store) == []
@@ -158,7 +151,7 @@ def test_what_is_no_tensor_is_refused(store: TensorStore, given: object, request
     ],
 )
 def test_fields_of_other_types_are_told(
-    store: TensorStore, call: Callable[[TensorStore], object], error: type[Exception] | None
+    store: Store, call: Callable[[Store], object], error: type[Exception] | None
 ) -> None:
     if error is None:
         assert call(store) == INVALID
@@ -169,7 +162,7 @@ def test_fields_of_other_types_are_told(
 
 
 @surface(NAME, "put_tensor_with_parallelism")
-def test_an_object_with_the_same_fields_is_a_layout(store: TensorStore) -> None:
+def test_an_object_with_the_same_fields_is_a_layout(store: Store) -> None:
     fields = SimpleNamespace(kind="tp", rank=0, size=2, split_dim=0, expert_id=None, stage_id=None)
     assert store.put_tensor_with_parallelism("a", WHOLE[:4], SimpleNamespace(axes=(fields,))) == 0
     assert same(store.get_tensor("a_tp_0"), WHOLE[:4])
@@ -178,7 +171,7 @@ def test_an_object_with_the_same_fields_is_a_layout(store: TensorStore) -> None:
 # --- many ---
 @surface(NAME, "batch_put_tensor_with_parallelism")
 @surface(NAME, "batch_upsert_tensor_with_parallelism")
-def test_many_tensors_each_in_its_layout(store: TensorStore) -> None:
+def test_many_tensors_each_in_its_layout(store: Store) -> None:
     for put in (store.batch_put_tensor_with_parallelism, store.batch_upsert_tensor_with_parallelism):
         assert put(["a", "b", "c"], [WHOLE[:4], WHOLE, WHOLE], [tp(0, 2), None, tp(0, 0)]) == [0, 0, INVALID]
         assert same(store.get_tensor("a_tp_0"), WHOLE[:4]) and same(store.get_tensor("b"), WHOLE)
@@ -202,7 +195,7 @@ def test_many_tensors_each_in_its_layout(store: TensorStore) -> None:
     ],
 )
 def test_lists_that_do_not_fit_store_nothing(
-    store: TensorStore, tensors: list[object], layouts: object, groups: list[str] | None, parts: object
+    store: Store, tensors: list[object], layouts: object, groups: list[str] | None, parts: object
 ) -> None:
     how = config(group_ids=groups)
     assert store.batch_put_tensor_with_parallelism(["a", "b"], tensors, layouts, how, parts) == [INVALID] * 2

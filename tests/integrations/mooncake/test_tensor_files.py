@@ -1,27 +1,24 @@
 """Tensors as files of safetensors, and back."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.integrations.mooncake.test_tensor_store import INVALID, NAME, NUMBERS, TensorStore, opened, same, surface
+from tests.integrations.mooncake.test_tensor_store import INVALID, NAME, NUMBERS, Store, same, surface
 
 pytest.importorskip("safetensors")
 
 
-@pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TensorStore]:
-    """A client with a segment."""
+@pytest.fixture(autouse=True)
+def _in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    yield from opened(tmp_path, monkeypatch)
 
 
 @surface(NAME, "save_tensor_to_safetensor")
 @surface(NAME, "load_tensor_from_safetensor")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.int64, torch.bool])
-def test_a_tensor_goes_to_a_file_and_back(store: TensorStore, tmp_path: Path, dtype: torch.dtype) -> None:
+def test_a_tensor_goes_to_a_file_and_back(store: Store, tmp_path: Path, dtype: torch.dtype) -> None:
     tensor, path = NUMBERS.to(dtype), str(tmp_path / "file.safetensors")
     store.put_tensor("a", tensor)
     assert store.save_tensor_to_safetensor("a", path) == 0
@@ -32,7 +29,7 @@ def test_a_tensor_goes_to_a_file_and_back(store: TensorStore, tmp_path: Path, dt
 
 @surface(NAME, "save_tensor_to_safetensor")
 @surface(NAME, "load_tensor_from_safetensor")
-def test_without_a_name_it_is_the_others(store: TensorStore, tmp_path: Path) -> None:
+def test_without_a_name_it_is_the_others(store: Store, tmp_path: Path) -> None:
     store.put_tensor("a.safetensors", NUMBERS)
     assert store.save_tensor_to_safetensor("a.safetensors") == 0 and (tmp_path / "a.safetensors").is_file()
     store.remove("a.safetensors", True)
@@ -41,7 +38,7 @@ def test_without_a_name_it_is_the_others(store: TensorStore, tmp_path: Path) -> 
 
 
 @surface(NAME, "load_tensor_from_safetensor")
-def test_a_file_of_many_has_the_keys_or_else_its_first(store: TensorStore, tmp_path: Path) -> None:
+def test_a_file_of_many_has_the_keys_or_else_its_first(store: Store, tmp_path: Path) -> None:
     from safetensors.torch import save_file
 
     path = str(tmp_path / "many")
@@ -54,7 +51,7 @@ def test_a_file_of_many_has_the_keys_or_else_its_first(store: TensorStore, tmp_p
 
 
 @surface(NAME, "load_tensor_from_safetensor")
-def test_a_key_that_exists_keeps_its_value(store: TensorStore, tmp_path: Path) -> None:
+def test_a_key_that_exists_keeps_its_value(store: Store, tmp_path: Path) -> None:
     store.put_tensor("a", NUMBERS)
     store.save_tensor_to_safetensor("a", "file")
     store.upsert_tensor("a", NUMBERS + 1)
@@ -64,7 +61,7 @@ def test_a_key_that_exists_keeps_its_value(store: TensorStore, tmp_path: Path) -
 
 @surface(NAME, "save_tensor_to_safetensor")
 @surface(NAME, "load_tensor_from_safetensor")
-def test_what_is_not_there_is_told(store: TensorStore, tmp_path: Path) -> None:
+def test_what_is_not_there_is_told(store: Store, tmp_path: Path) -> None:
     (tmp_path / "none").write_bytes(b"no safetensors")
     assert store.save_tensor_to_safetensor("missing", "file") == -1100 and not (tmp_path / "file").exists()
     store.put_tensor("a", NUMBERS)
@@ -77,7 +74,7 @@ def test_what_is_not_there_is_told(store: TensorStore, tmp_path: Path) -> None:
 
 @surface(NAME, "save_tensor_to_safetensor")
 @surface(NAME, "load_tensor_from_safetensor")
-def test_names_are_texts(store: TensorStore) -> None:
+def test_names_are_texts(store: Store) -> None:
     store.put_tensor("a", NUMBERS)
     with pytest.raises(RuntimeError):
         store.save_tensor_to_safetensor("a", 3)
@@ -88,5 +85,5 @@ def test_names_are_texts(store: TensorStore) -> None:
 
 
 def test_a_client_that_is_not_set_up_has_nothing() -> None:
-    assert TensorStore().save_tensor_to_safetensor("a", "file") == INVALID
-    assert TensorStore().load_tensor_from_safetensor("a", "file") is None
+    assert Store().save_tensor_to_safetensor("a", "file") == INVALID
+    assert Store().load_tensor_from_safetensor("a", "file") is None

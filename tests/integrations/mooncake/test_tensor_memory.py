@@ -1,8 +1,7 @@
 """Tensors in memory of the caller, and what wrong calls are answered."""
 
 import ctypes
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -13,24 +12,17 @@ from tests.integrations.mooncake.test_tensor_store import (
     NAME,
     NUMBERS,
     Memory,
-    TensorStore,
+    Store,
     config,
-    opened,
     same,
     surface,
 )
 
 
-@pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TensorStore]:
-    """A client with a segment."""
-    yield from opened(tmp_path, monkeypatch)
-
-
 @surface(NAME, "get_tensor_into")
 @surface(NAME, "put_tensor_from")
 @surface(NAME, "upsert_tensor_from")
-def test_a_tensor_goes_into_memory_and_comes_from_it(store: TensorStore) -> None:
+def test_a_tensor_goes_into_memory_and_comes_from_it(store: Store) -> None:
     memory, nbytes = Memory(), HEADER_BYTES + NUMBERS.nbytes
     store.put_tensor("a", NUMBERS)
     there = store.get_tensor_into("a", memory.ptr, nbytes)
@@ -42,7 +34,7 @@ def test_a_tensor_goes_into_memory_and_comes_from_it(store: TensorStore) -> None
 
 
 @surface(NAME, "get_tensor_into")
-def test_there_has_to_be_room(store: TensorStore) -> None:
+def test_there_has_to_be_room(store: Store) -> None:
     store.put_tensor("a", NUMBERS)
     memory = Memory()
     assert store.get_tensor_into("a", memory.ptr, HEADER_BYTES + NUMBERS.nbytes - 1) is None
@@ -54,7 +46,7 @@ def test_there_has_to_be_room(store: TensorStore) -> None:
 @surface(NAME, "upsert_tensor_from")
 @surface(NAME, "batch_put_tensor_from")
 @surface(NAME, "batch_upsert_tensor_from")
-def test_memory_without_a_tensor_is_refused(store: TensorStore) -> None:
+def test_memory_without_a_tensor_is_refused(store: Store) -> None:
     memory, nbytes = Memory(), HEADER_BYTES + NUMBERS.nbytes
     store.put_tensor("a", NUMBERS)
     store.get_tensor_into("a", memory.ptr, 4096)
@@ -69,7 +61,7 @@ def test_memory_without_a_tensor_is_refused(store: TensorStore) -> None:
 @surface(NAME, "batch_get_tensor_into")
 @surface(NAME, "batch_put_tensor_from")
 @surface(NAME, "batch_upsert_tensor_from")
-def test_many_tensors_in_memory(store: TensorStore) -> None:
+def test_many_tensors_in_memory(store: Store) -> None:
     memory, nbytes = Memory(), HEADER_BYTES + NUMBERS.nbytes
     ptrs, sizes = [memory.ptr, memory.ptr + 1024], [1024, 1024]
     store.batch_put_tensor(["a", "b"], [NUMBERS, NUMBERS + 1])
@@ -89,7 +81,7 @@ def test_many_tensors_in_memory(store: TensorStore) -> None:
 
 @surface(NAME, "get_tensor_into_cuda", refused="INVALID_PARAMS, as a real client that is no dummy client")
 @surface(NAME, "batch_get_tensor_into_cuda", refused="INVALID_PARAMS, as a real client that is no dummy client")
-def test_nothing_is_read_into_a_gpu(store: TensorStore) -> None:
+def test_nothing_is_read_into_a_gpu(store: Store) -> None:
     store.put_tensor("a", NUMBERS)
     assert store.get_tensor_into_cuda("a", torch.empty(4, 6)) == INVALID
     assert store.batch_get_tensor_into_cuda(["a", "b"], [torch.empty(4, 6)]) == [INVALID, INVALID]
@@ -113,14 +105,14 @@ def test_nothing_is_read_into_a_gpu(store: TensorStore) -> None:
         lambda store: store.batch_get_tensor_into_cuda(["a"], NUMBERS),
     ],
 )
-def test_arguments_of_other_types_are_type_errors(store: TensorStore, call: Callable[[TensorStore], object]) -> None:
+def test_arguments_of_other_types_are_type_errors(store: Store, call: Callable[[Store], object]) -> None:
     with pytest.raises(TypeError):
         call(store)
     assert store.is_exist("a") == 0
 
 
 def test_a_client_that_is_not_set_up_has_nothing() -> None:
-    store, memory = TensorStore(), (ctypes.c_ubyte * 400)()
+    store, memory = Store(), (ctypes.c_ubyte * 400)()
     ptr = ctypes.addressof(memory)
     assert store.put_tensor("a", NUMBERS) == store.upsert_pub_tensor("a", NUMBERS) == INVALID
     assert store.batch_put_tensor(["a"], [NUMBERS]) == store.batch_put_tensor_from(["a"], [ptr], [400]) == [INVALID]

@@ -1,7 +1,6 @@
 """Tensors divided among the ranks of tensor parallelism: `*_with_tp`."""
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,21 +12,14 @@ from tests.integrations.mooncake.test_tensor_store import (
     NAME,
     NUMBERS,
     Memory,
-    TensorStore,
+    Store,
     config,
-    opened,
     same,
     surface,
 )
 
 
-@pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TensorStore]:
-    """A client with a segment."""
-    yield from opened(tmp_path, monkeypatch)
-
-
-def in_memory(store: TensorStore, tensor: torch.Tensor) -> tuple[Memory, int]:
+def in_memory(store: Store, tensor: torch.Tensor) -> tuple[Memory, int]:
     """Memory that has a tensor with its header, and how many bytes of it."""
     memory = Memory()
     store.upsert_tensor("in memory", tensor)
@@ -38,7 +30,7 @@ def in_memory(store: TensorStore, tensor: torch.Tensor) -> tuple[Memory, int]:
 @surface(NAME, "put_tensor_with_tp")
 @surface(NAME, "get_tensor_with_tp")
 @pytest.mark.parametrize(("size", "dim"), [(2, 0), (4, 0), (3, 1), (6, 1)])
-def test_each_rank_reads_its_shard(store: TensorStore, size: int, dim: int) -> None:
+def test_each_rank_reads_its_shard(store: Store, size: int, dim: int) -> None:
     assert store.put_tensor_with_tp("a", NUMBERS, 0, size, dim) == 0
     for rank, shard in enumerate(NUMBERS.chunk(size, dim)):
         assert same(store.get_tensor_with_tp("a", rank, size, dim), shard)
@@ -47,7 +39,7 @@ def test_each_rank_reads_its_shard(store: TensorStore, size: int, dim: int) -> N
 
 
 @surface(NAME, "put_tensor_with_tp")
-def test_the_header_tells_which_shard_it_is(store: TensorStore) -> None:
+def test_the_header_tells_which_shard_it_is(store: Store) -> None:
     store.put_tensor_with_tp("a", NUMBERS, tp_size=3, split_dim=1)
     header = parsed(store.get("a_tp_2"), store.get_size("a_tp_2"))
     assert header is not None and header.is_shard and (header.whole, header.shape) == ((4, 6), (4, 2))
@@ -56,7 +48,7 @@ def test_the_header_tells_which_shard_it_is(store: TensorStore) -> None:
 
 @surface(NAME, "put_tensor_with_tp")
 @surface(NAME, "get_tensor_with_tp")
-def test_one_rank_divides_nothing(store: TensorStore) -> None:
+def test_one_rank_divides_nothing(store: Store) -> None:
     for size in (1, 0, -2):
         assert store.put_tensor_with_tp(f"a{size}", NUMBERS, 0, size) == 0
         assert same(store.get_tensor(f"a{size}"), NUMBERS)
@@ -69,7 +61,7 @@ def test_one_rank_divides_nothing(store: TensorStore) -> None:
     ("tensor", "size", "dim"),
     [(NUMBERS, 3, 0), (NUMBERS, 2, 2), (NUMBERS, 2, -1), (torch.tensor(1.0), 2, 0), ([1.0, 2.0], 2, 0), (None, 2, 0)],
 )
-def test_what_cannot_be_divided_evenly_is_refused(store: TensorStore, tensor: object, size: int, dim: int) -> None:
+def test_what_cannot_be_divided_evenly_is_refused(store: Store, tensor: object, size: int, dim: int) -> None:
     assert store.put_tensor_with_tp("a", tensor, 0, size, dim) == INVALID
     assert store.batch_put_tensor_with_tp(["a"], [tensor], 0, size, dim) == [INVALID]
     assert store.remove_by_regex("^a", True) == 0
@@ -77,7 +69,7 @@ def test_what_cannot_be_divided_evenly_is_refused(store: TensorStore, tensor: ob
 
 @surface(NAME, "batch_put_tensor_with_tp")
 @surface(NAME, "batch_get_tensor_with_tp")
-def test_many_tensors(store: TensorStore) -> None:
+def test_many_tensors(store: Store) -> None:
     assert store.batch_put_tensor_with_tp(["a", "b", "c"], [NUMBERS, None, NUMBERS.half()], 0, 2, 1) == [0, INVALID, 0]
     a, b, c = store.batch_get_tensor_with_tp(["a", "b", "c"], 1, 2)
     assert same(a, NUMBERS[:, 3:]) and b is None and same(c, NUMBERS.half()[:, 3:])
@@ -87,14 +79,14 @@ def test_many_tensors(store: TensorStore) -> None:
 
 
 @surface(NAME, "batch_put_tensor_with_tp", differs="one that is no tensor does not keep the others from being stored")
-def test_each_tensor_of_a_batch_is_stored_by_itself(store: TensorStore) -> None:
+def test_each_tensor_of_a_batch_is_stored_by_itself(store: Store) -> None:
     assert store.batch_put_tensor_with_tp(["a", "b"], [NUMBERS, [1]], 0, 2) == [0, INVALID]
     assert same(store.get_tensor_with_tp("a", 0, 2), NUMBERS[:2])
 
 
 @surface(NAME, "pub_tensor_with_tp")
 @surface(NAME, "batch_pub_tensor_with_tp")
-def test_a_config_tells_how(store: TensorStore) -> None:
+def test_a_config_tells_how(store: Store) -> None:
     assert store.pub_tensor_with_tp("a", NUMBERS, config(with_hard_pin=True), 0, 2) == 0
     assert same(store.get_tensor_with_tp("a", 1, 2), NUMBERS[2:])
     # groups: of the call about one tensor one for each shard, of a batch one for each key
@@ -111,7 +103,7 @@ def test_a_config_tells_how(store: TensorStore) -> None:
 # --- memory ---
 @surface(NAME, "put_tensor_with_tp_from")
 @surface(NAME, "batch_put_tensor_with_tp_from")
-def test_a_tensor_in_memory_is_divided(store: TensorStore) -> None:
+def test_a_tensor_in_memory_is_divided(store: Store) -> None:
     memory, nbytes = in_memory(store, NUMBERS)
     assert store.put_tensor_with_tp_from("a", memory.ptr, nbytes, 0, 3, 1) == 0
     assert same(store.get_tensor_with_tp("a", 2, 3), NUMBERS[:, 4:])
@@ -129,7 +121,7 @@ def test_a_tensor_in_memory_is_divided(store: TensorStore) -> None:
 
 @surface(NAME, "get_tensor_with_tp_into")
 @surface(NAME, "batch_get_tensor_with_tp_into")
-def test_a_shard_goes_into_memory(store: TensorStore) -> None:
+def test_a_shard_goes_into_memory(store: Store) -> None:
     memory = Memory()
     store.put_tensor_with_tp("a", NUMBERS, 0, 2)
     store.put_tensor("b", NUMBERS)
@@ -155,7 +147,7 @@ def test_a_shard_goes_into_memory(store: TensorStore) -> None:
         lambda store, size: store.batch_get_tensor_with_tp_into(["a"], [0], [0], 0, size),
     ],
 )
-def test_ranks_are_integers_of_32_bits(store: TensorStore, call: Callable[[TensorStore, Any], object]) -> None:
+def test_ranks_are_integers_of_32_bits(store: Store, call: Callable[[Store, Any], object]) -> None:
     for size in (2.0, "2", None, 1 << 31):
         with pytest.raises(TypeError):
             call(store, size)
@@ -163,7 +155,7 @@ def test_ranks_are_integers_of_32_bits(store: TensorStore, call: Callable[[Tenso
 
 
 def test_a_client_that_is_not_set_up_has_nothing() -> None:
-    store = TensorStore()
+    store = Store()
     assert store.put_tensor_with_tp("a", NUMBERS, 0, 2) == INVALID
     assert store.batch_put_tensor_with_tp(["a"], [NUMBERS], 0, 2) == [INVALID]
     assert store.get_tensor_with_tp("a", 0, 2) is None

@@ -2,7 +2,7 @@
 
 import ctypes
 import multiprocessing
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -160,7 +160,7 @@ def test_a_buffer_is_a_writable_copy(store: Store) -> None:
     store.put("b", b"hello")
     handle = store.get_buffer("b")
     assert handle is not None and (len(handle), handle.size(), bytes(handle)) == (5, 5, b"hello")
-    view = memoryview(handle)
+    view = memoryview(cast(Any, handle))
     assert not view.readonly and view.format == "b" and ctypes.string_at(handle.ptr(), 5) == b"hello"
     view[0] = ord("j")
     assert bytes(handle) == b"jello" and store.get("b") == b"hello"
@@ -256,7 +256,7 @@ def test_a_config_checks_its_fields() -> None:
         with pytest.raises(TypeError):
             setattr(made, name, value)
     with pytest.raises(AttributeError):
-        made.with_soft_pin = True  # type: ignore[attr-defined]
+        made.with_soft_pin = True
     assert str(made).startswith("ReplicateConfig: { replica_num: 1, nof_replica_num: 0")
 
 

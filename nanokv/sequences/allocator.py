@@ -1,0 +1,198 @@
+"""CortexStream's block allocator: contiguous blocks, given out by a buddy system with a lock per order.
+
+Guarantees:
+- Two live handles share no block: their blocks came out of the free lists, which hold each block once.
+- A refused request has changed nothing, and was refused for want of blocks: `allocate` looks again if another thread
+  had free blocks in its hands while it looked, up to LOOKS times.
+- A handle is freed once: whoever removes it from the table of live handles, in one operation of a dict, frees its
+  blocks.
+- After all frees one request of all blocks is served: buddies are joined as they are freed.
+"""
+
+import time
+from dataclasses import dataclass
+from typing import TextIO
+
+from nanokv.arguments import integer
+from nanokv.errors import InvalidArgument
+from nanokv.sequences.block_map import block_map
+from nanokv.sequences.free_lists import FreeLists
+from nanokv.sequences.free_runs import find_run, free_runs, take_run
+
+LOOKS = 256  #: after so many looks that other threads disturbed, a request is refused
+EAGER_LOOKS = 16  #: so many of them follow each other at once
+PAUSE = 1e-4  #: seconds between the later ones
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KVHandle:
+    """Contiguous blocks that belong to one caller. False as a condition if the request was refused.
+
+    Attributes:
+        start_block_index: the first block; -1 in a handle of a refused request.
+        num_blocks: how many blocks; 0 in a handle of a refused request.
+    """
+
+    start_block_index: int
+    num_blocks: int
+
+    def is_valid(self) -> bool:
+        """Whether the request was served."""
+        return self.num_blocks > 0
+
+    def __bool__(self) -> bool:
+        return self.is_valid()
+
+    @property
+    def block_indices(self) -> range:
+        """The blocks, ascending."""
+        return range(self.start_block_index, self.end)
+
+    @property
+    def end(self) -> int:
+        """The first block behind."""
+        return self.start_block_index + self.num_blocks
+
+
+REFUSED = KVHandle(-1, 0)
+
+
+class KVBlockAllocator:
+    """Hands out runs of the blocks 0 to `total_blocks`. All methods may be called by any thread at any time.
+
+    Raises:
+        InvalidArgument: `total_blocks` is no integer of at least 1.
+    """
+
+    def __init__(self, total_blocks: int) -> None:
+        self._total = integer("total_blocks", total_blocks, 1)
+        self._lists = FreeLists(self._total)
+        self._live: dict[KVHandle, None] = {}
+
+    def allocate(self, blocks_needed: int) -> KVHandle:
+        """Contiguous blocks, exactly so many, or a handle that is false: no such run is free. It never waits for room.
+
+        O(log n) list operations for n blocks. The smallest free chunk that is large enough serves the request, and what
+        the request does not need of it is free at once. Without such a chunk, a run of smaller ones may serve it.
+
+        Raises:
+            InvalidArgument: `blocks_needed` is no integer of at least 1.
+        """
+        blocks = integer("blocks_needed", blocks_needed, 1)
+        if blocks > self._total:
+            return REFUSED
+        for look in range(LOOKS):
+            mark = self._lists.moves.quiet()
+            start = self._find(blocks)
+            if start is not None:
+                return self._made(start, blocks)
+            if not self._lists.moves.since(mark):
+                break
+            time.sleep(0 if look < EAGER_LOOKS else PAUSE)  # let the thread go on that has blocks in its hands
+        return REFUSED
+
+    allocate_nowait = allocate  #: the name that the specification plans for an allocation that does not wait
+
+    def allocate_at(self, start: int, blocks_needed: int) -> KVHandle:
+        """The blocks from `start` on, if all are free and the one before is not; else a handle that is false.
+
+        Raises:
+            InvalidArgument: an argument is no block or no number of blocks of this allocator.
+        """
+        start = integer("start", start, 0, self._total - 1)
+        blocks = integer("blocks_needed", blocks_needed, 1)
+        return self._made(start, blocks) if self._take(start, start + blocks) else REFUSED
+
+    def free(self, handle: KVHandle) -> None:
+        """Give all blocks of a handle back. O(log n) list operations.
+
+        Raises:
+            InvalidArgument: the handle was freed, was replaced by `extend` or `shrink`, is false, or is another
+                allocator's. Nothing was freed.
+        """
+        self._claim(handle)
+        self._give_back(handle.start_block_index, handle.end)
+
+    def extend(self, handle: KVHandle, more: int) -> KVHandle:
+        """A handle with the next `more` blocks too, which replaces this one; false if one is taken, and this one stays.
+
+        Raises:
+            InvalidArgument: as `free`, or `more` is no integer of at least 1.
+        """
+        more = integer("more", more, 1)
+        self._claim(handle)
+        if not self._take(handle.end, handle.end + more):
+            self._live[handle] = None
+            return REFUSED
+        return self._made(handle.start_block_index, handle.num_blocks + more)
+
+    def shrink(self, handle: KVHandle, blocks: int) -> KVHandle:
+        """A handle of the first `blocks` blocks, which replaces this one; the others are free.
+
+        Raises:
+            InvalidArgument: as `free`, or `blocks` is not 1 to the blocks of the handle.
+        """
+        blocks = integer("blocks", blocks, 1, max(handle.num_blocks, 1))
+        self._claim(handle)
+        self._give_back(handle.start_block_index + blocks, handle.end)
+        return self._made(handle.start_block_index, blocks)
+
+    def total_blocks(self) -> int:
+        """Blocks of the arena."""
+        return self._total
+
+    def used_blocks(self) -> int:
+        """Blocks of live handles. Looks at each handle."""
+        return sum(handle.num_blocks for handle in list(self._live))
+
+    def free_blocks(self) -> int:
+        """Blocks of no live handle."""
+        return self._total - self.used_blocks()
+
+    def fragmentation(self) -> float:
+        """1 - blocks of the longest free run / free blocks. 0.0: all free blocks are one run, or none is free.
+
+        Looks at each free chunk. Exact while no other thread allocates or frees.
+        """
+        runs = [blocks for _, blocks in free_runs(self._lists)]
+        return 1.0 - max(runs) / sum(runs) if runs else 0.0
+
+    def dump_block_map(self, stream: TextIO) -> None:
+        """Write which blocks are free, a character per block."""
+        used = [(handle.start_block_index, handle.num_blocks) for handle in list(self._live)]
+        stream.write(block_map(self._total, used, self.fragmentation()))
+
+    def _find(self, blocks: int) -> int | None:
+        """Take so many blocks out of the lists; the first one, or None."""
+        for order in range((blocks - 1).bit_length(), self._lists.top + 1):
+            found = self._lists.pop(order)
+            if found is not None:
+                start, token = found
+                self._lists.put_run(start + blocks, start + (1 << order))
+                self._lists.moves.end(token)
+                return start
+        run = find_run(self._lists, blocks)
+        return run if run is not None and self._take(run, run + blocks) else None
+
+    def _take(self, start: int, end: int) -> bool:
+        token = self._lists.moves.begin()
+        taken = take_run(self._lists, start, end)
+        self._lists.moves.end(token)
+        return taken
+
+    def _give_back(self, start: int, end: int) -> None:
+        token = self._lists.moves.begin()
+        self._lists.put_run(start, end)
+        self._lists.moves.end(token)
+
+    def _made(self, start: int, blocks: int) -> KVHandle:
+        handle = KVHandle(start, blocks)
+        self._live[handle] = None
+        return handle
+
+    def _claim(self, handle: KVHandle) -> None:
+        """From here on the handle is this caller's alone."""
+        try:
+            del self._live[handle]
+        except (KeyError, TypeError):
+            raise InvalidArgument(f"{handle!r} is no live handle of this allocator") from None
