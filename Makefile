@@ -82,7 +82,7 @@ test-vllm: $(VLLM_STAMP) # real engines, on CPUs
 # the drop-ins, in the environments of the products; servers listen in a network namespace of their own
 test-integrations: $(DROPINS_STAMP) $(VLLM_STAMP)
 	$(DROPINS_VENV)/bin/python -m nanokv.check.preload
-	$(DROPINS_VENV)/bin/python -m tests.integrations.run --vllm $(VLLM_VENV)/bin/python --table build/integrations.md \
+	$(DROPINS_VENV)/bin/python -m tests.integrations.run --vllm $(VLLM_VENV)/bin/python --table docs/integrations.md \
 		$(if $(MOONCAKE),--mooncake $(MOONCAKE))
 
 bench-vllm: $(VLLM_STAMP)

@@ -24,6 +24,8 @@ Prefill workers write KV directly into the memory of decode workers, and allocat
     device                   the protocol, its kernels, and the machines that run them
     cluster                  worlds of several hosts as one cache
     engines                  inside inference engines: transformers
+    integrations             under the interfaces of other products: Mooncake Store
+    blocks, sequences        a block manager with typed handles; sequences that grow by tokens
     cli, __main__            the command line
     doctor, fsck             a look at this machine; a check of a world's invariants
     check, demo              the checks of the protocol; prefill and decode in two processes

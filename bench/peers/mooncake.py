@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -36,7 +36,7 @@ def _has(library: str) -> bool:
 
 class _Mooncake(System):
     module = "mooncake"
-    packages: tuple[str, ...] = ("mooncake-transfer-engine-non-cuda",)
+    packages: ClassVar[tuple[str, ...]] = ("mooncake-transfer-engine-non-cuda",)
     everywhere = True
 
     @classmethod

@@ -4,7 +4,7 @@
 
 Two environments: the one that runs this (SGLang, LMCache, the real Mooncake), and that of vLLM (`--vllm PYTHON`).
 `--mooncake` is a clone of Mooncake's repository (kvcache-ai/Mooncake), from which its own tests are run, unmodified;
-without it they are left out, and the run says so. `--table` writes what each drop-in's methods do, as Markdown.
+without it they are left out, and the run says so. `--table` puts what each drop-in's methods do into a page, after `surfaces.MARK`.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from nanokv.cli.output import console
 from nanokv.integrations.mooncake.shim import make
-from tests.integrations.surfaces import written
+from tests.integrations.surfaces import put_into
 
 ROOT = Path(__file__).parents[2]
 HERE = "tests/integrations"
@@ -60,12 +60,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.integrations.run", description=__doc__)
     parser.add_argument("--mooncake", type=Path, metavar="FOLDER", help="a clone of kvcache-ai/Mooncake")
     parser.add_argument("--vllm", metavar="PYTHON", help="the Python of the environment that has vLLM")
-    parser.add_argument("--table", type=Path, metavar="FILE", help="write the table of methods there")
+    parser.add_argument("--table", type=Path, metavar="FILE", help="put the table of methods there, after the mark")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="nanokv-integrations-") as folder:
         ran = list(_all(given, Path(folder)))
         if given.table:
-            given.table.write_text(written(Path(folder).glob("surfaces-*.json*")), encoding="utf-8")
+            put_into(given.table, Path(folder).glob("surfaces-*.json*"))
     _show(ran, given)
     return int(not all(each.good for each in ran))
 

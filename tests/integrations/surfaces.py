@@ -8,7 +8,16 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+MARK = "<!-- what follows is written by make test-integrations -->\n"
 HEAD = "| interface | method | verdict | tests |\n|---|---|---|---|\n"
+
+
+def put_into(page: Path, files: Iterable[Path]) -> None:
+    """Write the table into a page, in place of what follows the mark. Raises ValueError if there is no mark."""
+    text = page.read_text(encoding="utf-8")
+    if MARK not in text:
+        raise ValueError(f"{page} has no line {MARK.strip()!r}")
+    page.write_text(text[: text.index(MARK) + len(MARK)] + "\n" + written(files), encoding="utf-8")
 
 
 def written(files: Iterable[Path]) -> str:
