@@ -56,6 +56,6 @@ def test_two_engines_share_a_store(tmp_path: Path, stack: ExitStack) -> None:
     one, other = (environment | {"VLLM_RPC_BASE_PATH": folder} for folder in sockets)
     with Engine(model, transfer, one) as first, Engine(model, transfer, other) as second:
         computed = first.ask("generate", prompts=prompts, tokens=TOKENS)
-        assert computed["tokens"] == wanted and not any(computed["cached"])
+        assert computed["tokens"] == wanted and not all(computed["cached"])  # later prompts begin like others
         read = second.ask("generate", prompts=prompts, tokens=TOKENS)
         assert read["tokens"] == wanted and all(read["cached"])
