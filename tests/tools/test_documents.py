@@ -46,6 +46,9 @@ NOT_RUN = {
     "make bench-peers ARGS='--json peers.json --html peers.html'": LONG,
     "make bench-peers ARGS='--quick --sizes 1K,1M'": LONG,
     "apt-get install redis-server libibverbs1 libnuma1 libcurl4": "installs packages; each peer can be left out",
+    "PYTHONPATH=OUT python your_program.py": "test_unchanged_programs_import_the_shim does the same",
+    "make test-integrations": LONG,
+    "make test-integrations MOONCAKE=FOLDER": LONG,
     "make test-gpu PYTHON=...": GPU,
     "python -m tests.gpu --only pins_hold": GPU,
     "TRITON_INTERPRET=1 python -m tests.gpu --device cpu --only pins_hold": "test_launch_machine runs it",
@@ -128,6 +131,7 @@ import nanokv, torch
 (cache,), kv = nanokv.local_world(1, 1 << 24), torch.ones(3)
 """,
     "from nanokv.device import ptx": "",
+    "from nanokv.integrations.mooncake import MooncakeDistributedStore, ReplicateConfig": "",
     "kv = cache.paged_kv(layers, kv_dim=1)  # one tensor per layer: "
     "[blocks, 2, tokens, heads, dim], of any strides": """
 import nanokv, torch
