@@ -1,0 +1,250 @@
+"""NanoKVStorage: a HiCache storage backend of SGLang, whose pages are objects in a NanoKV world, or a cluster.
+
+SGLang calls it on the threads of its cache controller: one backs up pages of the host pool, one asks what is there, one
+reads it back. Nothing raises there: what fails is answered as a miss (`calls`). What is wrong from the start is refused
+when the backend is made, or when a pool is registered, and SGLang does not attach it then.
+
+A page is found if all of its objects are there, and each object is published whole (`objects`); so a page that was
+stored or evicted in part is a miss, and one that was read in part is answered False.
+"""
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from sglang.srt.mem_cache.hicache_storage import HiCacheStorage, PoolTransfer, PoolTransferResult
+
+from nanokv.errors import InvalidArgument
+from nanokv.integrations.joining import join
+from nanokv.integrations.sglang import settings
+from nanokv.integrations.sglang.calls import Calls, or_else
+from nanokv.integrations.sglang.hits import restorable
+from nanokv.integrations.sglang.metrics import Metrics
+from nanokv.integrations.sglang.objects import Objects, view
+from nanokv.integrations.sglang.pools import KV, Pools
+from nanokv.integrations.sglang.scopes import identity_of, scopes_of
+
+if TYPE_CHECKING:
+    from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig, HiCacheStorageExtraInfo
+    from sglang.srt.mem_cache.pool_host import HostKVCache
+
+    from nanokv.integrations.joining import Store
+
+
+class NanoKVStorage(HiCacheStorage):
+    """See above, and docs/sglang.md.
+
+    Args:
+        storage_config: of SGLang: ranks, model, and the extra config, whose `nanokv` holds the settings of the store.
+        kwargs: what SGLang's factory was given beside that; not used.
+
+    Attributes:
+        calls: counts failures.
+
+    Raises:
+        InvalidArgument: a setting is wrong, or the model has no name.
+        HeapUnavailable, ClusterUnavailable, LinkUnavailable: the store cannot be joined.
+    """
+
+    def __init__(self, storage_config: "HiCacheStorageConfig", kwargs: dict[str, Any] | None = None) -> None:
+        self.storage_config = storage_config
+        given = settings.parse(storage_config.extra_config)
+        self._zero_copy = settings.uses_zero_copy(storage_config.extra_config)
+        if storage_config.should_split_heads and not self._zero_copy:
+            raise InvalidArgument("tp_lcm_size needs interface_v1=1: only these calls cut pages along their heads")
+        self._unregistered = scopes_of(storage_config, KV, None)[0]
+        self._metrics = Metrics() if storage_config.enable_storage_metrics else None
+        self.calls = Calls()
+        self._joined = join(given, identity_of(storage_config))
+        self._objects = Objects(self._joined, self.calls)
+        self._pools = Pools(storage_config, given, self._objects)
+
+    @property
+    def cache(self) -> "Store":
+        """The NanoKVCache, or NanoKVCluster, with the pages."""
+        return self._joined.cache
+
+    # --- pools ---
+    def register_mem_pool_host(self, mem_pool_host: "HostKVCache") -> None:
+        """The pool of KV.
+
+        Raises:
+            InvalidArgument: it hands out no pages, or its pages are larger than objects of this store can be.
+        """
+        super().register_mem_pool_host(mem_pool_host)
+        self._pools.register(KV, mem_pool_host)
+
+    def register_mem_host_pool_v2(self, host_pool: "HostKVCache", host_pool_name: str) -> None:
+        """A pool for the calls of v2. That of KV is `register_mem_pool_host`'s, and its pages are the same objects.
+
+        Raises:
+            InvalidArgument: as `register_mem_pool_host`.
+        """
+        super().register_mem_host_pool_v2(host_pool, host_pool_name)
+        self._pools.register(host_pool_name, host_pool)
+
+    def on_host_pools_registered(self) -> None:
+        """Nothing is left to do."""
+
+    # --- tensors ---
+    @or_else(lambda *args, **kwargs: None)
+    def get(self, key: str, target_location: Any = None, target_sizes: Any = None) -> torch.Tensor | None:
+        """The value of a key, or None.
+
+        Args:
+            target_location: a contiguous tensor of the value's size, which is filled and returned; or the address of
+                memory. None: a new tensor is made.
+            target_sizes: the bytes of that memory.
+        """
+        if target_location is None:
+            return self._objects.get_new(self._flat, key)
+        target = _tensor(target_location, target_sizes)
+        return target if self._objects.get_tensors(self._flat, [key], [target])[0] else None
+
+    @or_else(lambda keys, *args, **kwargs: [None] * len(keys))
+    def batch_get(
+        self, keys: list[str], target_locations: Any = None, target_sizes: Any = None
+    ) -> list[torch.Tensor | None]:
+        """`get` for each key."""
+        if target_locations is None:
+            return [self._objects.get_new(self._flat, key) for key in keys]
+        targets = _tensors(keys, target_locations, target_sizes)
+        found = self._objects.get_tensors(self._flat, keys, targets)
+        return [target if there else None for target, there in zip(targets, found, strict=True)]
+
+    @or_else(lambda *args, **kwargs: False)
+    def set(self, key: str, value: Any = None, target_location: Any = None, target_sizes: Any = None) -> bool:
+        """Store a tensor, or memory. A key that has a value of that size keeps it. False: it was not stored."""
+        given = _tensor(target_location if value is None else value, target_sizes)
+        return self._objects.put_tensors(self._flat, [key], [given])[0]
+
+    @or_else(lambda *args, **kwargs: False)
+    def batch_set(
+        self, keys: list[str], values: Any = None, target_locations: Any = None, target_sizes: Any = None
+    ) -> bool:
+        """`set` for each key: whether all are stored."""
+        given = _tensors(keys, target_locations if values is None else values, target_sizes)
+        return all(self._objects.put_tensors(self._flat, keys, given))
+
+    # --- which pages are there ---
+    @or_else(lambda *args, **kwargs: False)
+    def exists(self, key: str) -> bool:
+        """Whether `batch_exists` finds it."""
+        return self._objects.prefix(self._kv_scopes, [key]) == 1
+
+    @or_else(lambda *args, **kwargs: 0)
+    def batch_exists(self, keys: list[str], extra_info: "HiCacheStorageExtraInfo | None" = None) -> int:
+        """How many of the first pages are there."""
+        return self._objects.prefix(self._kv_scopes, keys)
+
+    @or_else(lambda *args, **kwargs: PoolTransferResult.empty())
+    def batch_exists_v2(
+        self,
+        keys: list[str],
+        pool_transfers: list[PoolTransfer] | None = None,
+        extra_info: "HiCacheStorageExtraInfo | None" = None,
+    ) -> PoolTransferResult:
+        """How much of a prefix can be restored, with what the other pools have for it: see `hits`."""
+        anchor = self._pools.find(KV)
+        logical = anchor is not None and anchor.pages.form == "logical"
+        kv_pages = len(keys) if logical else self._objects.prefix(self._kv_scopes, keys)
+        return restorable(kv_pages, keys, pool_transfers or [], self._present)
+
+    def _present(self, name: str, keys: Sequence[str]) -> list[bool]:
+        return self._objects.exist(self._pools.get(name).scopes, keys)
+
+    @property
+    def _flat(self) -> str:
+        """The scope of values that the generic calls store: flat pages of KV."""
+        pool = self._pools.find(KV)
+        return self._unregistered if pool is None else pool.flat
+
+    @property
+    def _kv_scopes(self) -> tuple[str, ...]:
+        """Of the objects of a page of KV, as SGLang stores them: by v1, or by the generic calls."""
+        pool = self._pools.find(KV)
+        return pool.scopes if pool is not None and self._zero_copy else (self._flat,)
+
+    # --- pages of host pools ---
+    def batch_get_v1(
+        self, keys: list[str], host_indices: torch.Tensor, extra_info: "HiCacheStorageExtraInfo | None" = None
+    ) -> list[bool]:
+        """Read pages into the pool of KV; per key whether its page was read."""
+        return self._load(KV, keys, host_indices)
+
+    def batch_set_v1(
+        self, keys: list[str], host_indices: torch.Tensor, extra_info: "HiCacheStorageExtraInfo | None" = None
+    ) -> list[bool]:
+        """Store pages of the pool of KV; per key whether its page is there now."""
+        return self._store(KV, keys, host_indices)
+
+    @or_else(lambda transfers, *args, **kwargs: {each.name: [False] * len(each.keys or []) for each in transfers})
+    def batch_get_v2(
+        self, transfers: list[PoolTransfer], extra_info: "HiCacheStorageExtraInfo | None" = None
+    ) -> dict[str, list[bool]]:
+        """Read pages of several pools; by pool, per key whether its page was read."""
+        return {each.name: self._load(each.name, each.keys or [], each.host_indices) for each in transfers}
+
+    @or_else(lambda transfers, *args, **kwargs: {each.name: [False] * len(each.keys or []) for each in transfers})
+    def batch_set_v2(
+        self, transfers: list[PoolTransfer], extra_info: "HiCacheStorageExtraInfo | None" = None
+    ) -> dict[str, list[bool]]:
+        """Store pages of several pools; by pool, per key whether its page is there now."""
+        return {each.name: self._store(each.name, each.keys or [], each.host_indices) for each in transfers}
+
+    @or_else(lambda name, keys, *args: [False] * len(keys))
+    def _load(self, name: str, keys: Sequence[str], host_indices: torch.Tensor | None) -> list[bool]:
+        started = time.perf_counter()
+        done, page_bytes = self._pools.load(name, keys, host_indices)
+        if self._metrics is not None:
+            self._metrics.read(done, page_bytes, started)
+        return done
+
+    @or_else(lambda name, keys, *args: [False] * len(keys))
+    def _store(self, name: str, keys: Sequence[str], host_indices: torch.Tensor | None) -> list[bool]:
+        started = time.perf_counter()
+        done, page_bytes = self._pools.store(name, keys, host_indices)
+        if self._metrics is not None:
+            self._metrics.wrote(done, page_bytes, started)
+        return done
+
+    # --- the store ---
+    @or_else(lambda *args, **kwargs: None)
+    def clear(self) -> None:
+        """Remove this backend's pages from all segments of this host, also those that others have put.
+
+        They are those of its model, ranks and pools. Pages of other ranks, models and programs stay.
+        """
+        for scope in {self._unregistered} | self._pools.scopes():
+            self._objects.drop(scope)
+
+    def get_stats(self) -> Any:
+        """SGLang's StorageMetrics of the batches since the last call; None without --enable-metrics."""
+        return None if self._metrics is None else self._metrics.take()
+
+    def close(self) -> None:
+        """Wait for the calls that have begun, and leave the store. Afterwards every call is a miss. Idempotent.
+
+        What was stored stays, as long as other processes are in the store.
+        """
+        if self.calls.close():
+            self._joined.close()
+
+
+def _tensors(keys: Sequence[str], given: Any, sizes: Any) -> list[torch.Tensor]:
+    """One tensor per key."""
+    given = [] if given is None else given
+    sizes = [None] * len(given) if sizes is None else sizes
+    if not len(keys) == len(given) == len(sizes):
+        raise InvalidArgument(f"{len(keys)} keys, {len(given)} values, {len(sizes)} sizes")
+    return [_tensor(*each) for each in zip(given, sizes, strict=True)]
+
+
+def _tensor(given: Any, nbytes: Any) -> torch.Tensor:
+    """A tensor, or the memory at an address."""
+    if isinstance(given, torch.Tensor):
+        return given
+    if isinstance(given, int) and isinstance(nbytes, int) and given > 0 < nbytes:
+        return view(given, nbytes)
+    raise InvalidArgument(f"a tensor is needed, or an address and a number of bytes, not {given!r} and {nbytes!r}")

@@ -1,0 +1,182 @@
+"""The scheduler's side of `NanoKVOffloadingSpec`: which blocks are there, asked of NanoKV itself each time.
+
+The manager keeps no list of what is stored. A block is there when NanoKV has the objects of all workers: so what was
+evicted, refused or lost is missing by itself, and what another engine of the same configuration stored is found. New
+objects go to the segment of the manager's rank, whose evictions it can tell.
+
+`reset_cache` counts a generation that is part of every name: nothing that was stored before, or is being stored, can be
+found again, and loads under way still end with the bytes that they were promised.
+"""
+
+import time
+from collections.abc import Collection, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from vllm.v1.kv_offload.base import (
+    Locality,
+    LookupResult,
+    OffloadingEvent,
+    OffloadingManager,
+    OffloadKey,
+    PrepareStoreOutput,
+    ReqContext,
+    RequestOffloadingContext,
+    ScheduleEndContext,
+)
+from vllm.v1.metrics.cache_hit_source import CacheHitSource
+
+from nanokv.integrations.joining import Joined
+from nanokv.integrations.vllm_offload.announcing import Announcing
+from nanokv.integrations.vllm_offload.chunks import ChunkSpec, object_name
+from nanokv.integrations.vllm_offload.counts import Counts
+from nanokv.integrations.vllm_offload.pins import Pins
+from nanokv.keys import tag_of
+from nanokv.pinned import Pinned
+
+if TYPE_CHECKING:
+    from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import OffloadingConnectorStats
+
+GROUP = "vllm-offload"  #: of all objects: `reset_cache` drops it
+LEAVE = 60.0  #: seconds after which loads that were under way at a reset have ended
+
+
+class NanoKVOffloadingManager(OffloadingManager):
+    """Blocks in a NanoKV world of this host.
+
+    Args:
+        joined: the world, which the manager closes.
+        workers: whose parts make a block.
+        events: whether vLLM publishes events.
+    """
+
+    def __init__(self, joined: Joined, workers: int, *, events: bool) -> None:
+        self._joined, self._world, self._workers = joined, joined.world, workers
+        self._tag = tag_of(self._world.digest(b""))
+        self._pins = Pins(self._world, self._objects)
+        self._storing: set[OffloadKey] = set()
+        self._generation = 0
+        self._leaving: list[tuple[float, list[Pinned], list[bytes]]] = []  #: until when, pins, names
+        self._counts = Counts("NanoKV")
+        self._announcing = Announcing(self._world, Locality.LOCAL) if events else None
+        self._open = True
+
+    def _chunk(self, key: OffloadKey) -> bytes:
+        return bytes(key) + self._generation.to_bytes(4, "big")
+
+    def _objects(self, key: OffloadKey) -> list[bytes]:
+        chunk = self._chunk(key)
+        return [object_name(chunk, worker) for worker in range(self._workers)]
+
+    def _spec(self, keys: Iterable[OffloadKey]) -> ChunkSpec:
+        return ChunkSpec(tuple(self._chunk(key) for key in keys), self._world.rank, self._tag)
+
+    def _are_there(self, keys: Sequence[OffloadKey]) -> list[bool]:
+        found = self._world.exists_many([name for key in keys for name in self._objects(key)])
+        return [all(found[i : i + self._workers]) for i in range(0, len(found), self._workers)]
+
+    # --- requests ---
+    def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
+        """New blocks are offloaded as they come."""
+        return RequestOffloadingContext()
+
+    def on_request_finished(self, req_context: ReqContext) -> None:
+        """What the request has found, and does not load, may be evicted."""
+        self._pins.end_request(req_context.req_id)
+
+    # --- loads ---
+    def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
+        """HIT: the block is held for the request. HIT_PENDING: this engine is storing it. Or MISS."""
+        if key in self._storing:
+            return LookupResult.HIT_PENDING
+        return LookupResult.HIT if self._pins.find(req_context.req_id, key) else LookupResult.MISS
+
+    def get_load_source(self, key: OffloadKey, req_context: ReqContext) -> CacheHitSource:
+        """HOST."""
+        return CacheHitSource.HOST
+
+    def prepare_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> ChunkSpec:
+        """Hold blocks until `complete_load`.
+
+        Raises:
+            KeyNotFound: the request has not found one of them, and it is not there.
+        """
+        self._pins.begin_load(req_context.req_id, keys)
+        return self._spec(keys)
+
+    def complete_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:
+        """The blocks may be evicted."""
+        self._counts.add(loaded=self._pins.end_load(req_context.req_id, keys))
+
+    def touch(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:
+        """The blocks count as used now; what is not there stays so."""
+        for key in keys:
+            self._pins.find(f"touch {req_context.req_id}", key)
+        self._pins.end_request(f"touch {req_context.req_id}")
+
+    # --- stores ---
+    def prepare_store(self, keys: Collection[OffloadKey], req_context: ReqContext) -> PrepareStoreOutput:
+        """The blocks that are neither there nor being stored. NanoKV evicts as they are written: none is named here."""
+        wanted = list(dict.fromkeys(keys))
+        new = [
+            key
+            for key, there in zip(wanted, self._are_there(wanted), strict=True)
+            if not there and key not in self._storing
+        ]
+        self._counts.add(known=len(wanted) - len(new))
+        self._storing.update(new)
+        if self._announcing is not None:
+            self._announcing.expect({key: self._objects(key) for key in new})
+        return PrepareStoreOutput(new, self._spec(new), [])
+
+    def complete_store(self, keys: Collection[OffloadKey], req_context: ReqContext, success: bool = True) -> None:
+        """The workers have ended. What they could not store is not there; without `success` nothing is."""
+        ended = [key for key in keys if key in self._storing]
+        self._storing.difference_update(ended)
+        if not success:
+            self._world.remove_many([name for key in ended for name in self._objects(key)])
+        stored = [key for key, there in zip(ended, self._are_there(ended), strict=True) if there]
+        self._counts.add(stored=len(stored), refused=len(ended) - len(stored))
+        if self._announcing is not None:
+            self._announcing.ended(ended, stored)
+
+    # --- the whole ---
+    def on_schedule_end(self, context: ScheduleEndContext) -> None:
+        """Let go of what a reset has left."""
+        while self._leaving and self._leaving[0][0] <= time.monotonic():
+            self._let_go(*self._leaving.pop(0)[1:])
+
+    def _let_go(self, pins: list[Pinned], names: list[bytes]) -> None:
+        for pinned in pins:
+            pinned.release()
+        self._world.remove_many(names)
+
+    def reset_cache(self) -> None:
+        """Drop what engines of this identity have stored, in all segments of the world, but for loads under way."""
+        pins = self._pins.take_all()
+        names = [name for key in self._storing for name in self._objects(key)]
+        self._world.drop_group(GROUP)
+        held = [pinned.meta.digest for pinned in pins]
+        self._leaving.append((time.monotonic() + LEAVE, pins, [*names, *held]))  # type: ignore[list-item]
+        self._storing.clear()
+        self._generation += 1
+
+    def take_events(self) -> Iterable[OffloadingEvent]:
+        """Blocks that this engine stored, and those of them that were evicted or removed."""
+        return () if self._announcing is None else self._announcing.take()
+
+    def get_stats(self) -> "OffloadingConnectorStats | None":
+        """Counts since the last call, or None."""
+        return self._counts.take()
+
+    def shutdown(self) -> None:
+        """Let go of everything, and leave the world. Idempotent."""
+        if not self._open:
+            return
+        self._open = False
+        for pinned in self._pins.take_all():
+            pinned.release()
+        for _, pins, names in self._leaving:
+            self._let_go(pins, names)
+        if self._announcing is not None:
+            self._announcing.close()
+        self._joined.close()

@@ -1,0 +1,130 @@
+"""Random histories of two engines over one world, against a model: which chunks must be found, and with which bytes."""
+
+import itertools
+import tempfile
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm", reason="needs vLLM: make test-vllm")
+
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from vllm.v1.kv_offload.base import OffloadKey
+
+from tests.integrations.vllm_offload.offloaded import Offloaded
+from tests.integrations.vllm_offload.parts import keys_of
+
+KEYS = keys_of(range(8), 0) + keys_of(range(4), 1)  # those of group 0 first, as vLLM names them
+SOME = st.lists(st.integers(0, len(KEYS) - 1), min_size=1, max_size=6, unique=True).map(
+    lambda places: [KEYS[place] for place in sorted(places)]
+)
+ENGINES = st.integers(0, 1)
+_worlds = itertools.count()
+
+
+class Histories(RuleBasedStateMachine):
+    """Two engines of two workers store and load chunks, and reset; chunks go from NanoKV.
+
+    The model: per number of resets of an engine, the chunks that were stored and did not go. In a world with room for
+    all, an engine finds exactly those of its own number. In a small one it may miss some.
+    """
+
+    pages = 4 * len(KEYS) * 2
+    is_exact = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.engines: list[Offloaded] = []
+
+    @initialize(per_chunk=st.integers(1, 3))
+    def begin(self, per_chunk: int) -> None:
+        """Start the engines."""
+        store: dict[str, Any] = {"size": self.pages * 1024, "page_bytes": 1024, "ranks": 6}
+        name = f"random-{next(_worlds)}"
+        self.engines = [Offloaded(workers=2, per_chunk=per_chunk, name=name, **store) for _ in range(2)]
+        self.stored: set[tuple[int, OffloadKey]] = set()
+        self.resets = [0, 0]
+
+    @rule(engine=ENGINES, keys=SOME, success=st.booleans())
+    def compute(self, engine: int, keys: list[OffloadKey], success: bool) -> None:
+        """Chunks are computed. If the store fails, none of the new ones is there."""
+        new = self.engines[engine].compute(keys, success)
+        if success:
+            self.stored |= {(self.resets[engine], key) for key in new}
+        elif self.is_exact:
+            assert not any((self.resets[engine], key) in self.stored for key in new)
+
+    @rule(engine=ENGINES, keys=SOME)
+    def load(self, engine: int, keys: list[OffloadKey]) -> None:
+        """A request wants chunks: those that are there have the right bytes."""
+        found = self.engines[engine].load(keys)
+        must = [(self.resets[engine], key) in self.stored for key in keys]
+        assert found == must if self.is_exact else all(there <= may for there, may in zip(found, must, strict=True))
+
+    @rule(engine=ENGINES, keys=SOME)
+    def lose(self, engine: int, keys: list[OffloadKey]) -> None:
+        """Chunks go from NanoKV: one worker's part of each."""
+        manager = self.engines[engine].manager
+        gone = manager._world.remove_many([manager._objects(key)[0] for key in keys])
+        assert not any(gone) or self.stored
+        self.stored -= {(self.resets[engine], key) for key, went in zip(keys, gone, strict=True) if went}
+
+    @rule(engine=ENGINES, keys=SOME)
+    def reset_while_loading(self, engine: int, keys: list[OffloadKey]) -> None:
+        """A reset comes between a look-up and the copies of its load: these still get their bytes."""
+        one = self.engines[engine]
+        context = one.request()
+        hits = [key for key, found in zip(keys, one.find(keys, context), strict=True) if found.name == "HIT"]
+        spec = one.manager.prepare_load(hits, context)
+        one.manager.reset_cache()
+        self.resets[engine] += 1
+        self.stored = set()
+        if hits:
+            into, job = one.submit_load(hits, spec)
+            assert all(one.end([job]))
+            for key, blocks in into.items():
+                one.check(key, blocks)
+        assert not any(one.load(keys))
+
+    @invariant()
+    def nothing_is_held(self) -> None:
+        """No request holds anything."""
+        for engine in self.engines:
+            manager = engine.manager
+            assert not manager._pins._found and not manager._pins._loading and not manager._storing
+
+    def teardown(self) -> None:
+        """End the engines."""
+        for engine in self.engines:
+            engine.close()
+
+
+class SmallWorld(Histories):
+    """The world evicts."""
+
+    pages = 9
+    is_exact = False
+
+
+@pytest.fixture(autouse=True)
+def worlds(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A folder for all histories of a test. What a reset leaves goes at the next one."""
+    monkeypatch.setattr("nanokv.integrations.vllm_offload.manager.LEAVE", 0.0)
+    with tempfile.TemporaryDirectory() as folder:
+        monkeypatch.setenv("NANOKV_SHM_DIR", folder)
+        yield
+
+
+FEW = settings(
+    max_examples=40,
+    stateful_step_count=25,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    phases=[Phase.generate, Phase.shrink],
+)
+TestLargeWorld = Histories.TestCase
+TestLargeWorld.settings = FEW
+TestSmallWorld = SmallWorld.TestCase
+TestSmallWorld.settings = FEW
