@@ -17,6 +17,7 @@ NanoKVError
 ├── ClusterUnavailable (ConnectionError) the registry of a cluster does not answer, or another process is this member
 ├── LinkUnavailable                what moves bytes between hosts is not installed, or does not work here
 ├── HeapUnavailable                this kind of heap does not work here, or a name cannot be used
+│   └── RankTaken                  ... because a living process has this rank
 └── PeerLost (ConnectionError)     a rank that is needed is dead, closed, or does not answer
 """
 

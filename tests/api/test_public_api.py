@@ -133,6 +133,7 @@ ERRORS = {
     "WriteLost": errors.NanoKVError,
     "SegmentCorrupt": errors.NanoKVError,
     "CacheClosed": errors.NanoKVError,
+    "RankTaken": errors.HeapUnavailable,
     "ClusterUnavailable": ConnectionError,
     "LinkUnavailable": errors.NanoKVError,
     "FileUnusable": OSError,

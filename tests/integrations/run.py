@@ -4,7 +4,8 @@
 
 Two environments: the one that runs this (SGLang, LMCache, the real Mooncake), and that of vLLM (`--vllm PYTHON`).
 `--mooncake` is a clone of Mooncake's repository (kvcache-ai/Mooncake), from which its own tests are run, unmodified;
-without it they are left out, and the run says so. `--table` puts what each drop-in's methods do into a page, after `surfaces.MARK`.
+without it they are left out, and the run says so. `--table` puts what each drop-in's methods do into a page, after
+`surfaces.MARK`.
 """
 
 import argparse
@@ -92,7 +93,8 @@ def _all(given: argparse.Namespace, folder: Path) -> Iterable[Ran]:
 def _ours(what: str, python: str, folder: Path, *paths: str) -> Ran:
     names = {"NANOKV_SURFACES": str(folder / f"surfaces-{len(list(folder.iterdir()))}.json")}
     there = [path for path in paths if (ROOT / path).exists()]
-    command = [python, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "-W", "default", *there]
+    plugins = ["-p", "tests.integrations.surface_rows", "-p", "no:cacheprovider"]
+    command = [python, "-m", "pytest", "-q", "-rs", *plugins, "-W", "default", *there]
     return _pytest(what, command, ROOT, os.environ | names, 1)
 
 

@@ -1,6 +1,6 @@
 """The table of docs/integrations.md: interface, method, and whether it works, differs, or is refused.
 
-Its rows are what tests have shown (`tests.integrations.conftest`), so a method without a test has no row.
+Its rows are what tests have shown (`tests.integrations.surface_rows`), so a method without a test has no row.
 """
 
 import json

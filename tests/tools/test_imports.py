@@ -115,7 +115,7 @@ def test_no_import_brings_a_bare_name_with_it() -> None:
         "    try:\n"
         "        importlib.import_module(name)\n"
         "    except ModuleNotFoundError as error:\n"
-        "        assert error.name in ('vllm', 'sglang', 'lmcache'), error\n"  # their own tests import those, where they are
+        "        assert error.name in ('vllm', 'sglang', 'lmcache'), error\n"  # their own tests import those
         f"print([name for name in sys.modules if name.split('.')[0] in {BARE!r}])\n"
     )
     assert result.returncode == 0, result.stderr

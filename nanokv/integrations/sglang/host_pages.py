@@ -14,8 +14,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
+from sglang.srt.mem_cache.memory_pool_host import LogicalHostPool
 
 from nanokv.errors import InvalidArgument
+
+#: what pools raise that cannot name the memory of their pages, or have none
+_CANNOT = (NotImplementedError, ValueError, AssertionError, AttributeError, TypeError)
 
 Addresses = npt.NDArray[np.int64]  #: [pages, parts]
 
@@ -62,7 +66,7 @@ class HostPages:
         self.tokens = int(getattr(pool, "logical_page_size", 0) or getattr(pool, "page_size", 0) or 1)
         self._order: npt.NDArray[np.int64] | None = None
         self.direct, self.form, self.page_bytes, self.sizes = False, "flat", 0, tuple[int, ...]()
-        if getattr(pool, "kv_buffer", self) is None:
+        if isinstance(pool, LogicalHostPool):
             self.form = "logical"
             return
         first = self._probed()
@@ -105,7 +109,7 @@ class HostPages:
     def _probed(self) -> Parts | None:
         try:
             return self._asked(torch.arange(self.tokens, dtype=torch.int64), 1)
-        except (NotImplementedError, ValueError, AssertionError):  # what pools answer for layouts that they cannot name
+        except _CANNOT:
             if self._heads:
                 raise InvalidArgument("tp_lcm_size needs a pool that names the memory of its heads") from None
             return None
@@ -138,7 +142,7 @@ class HostPages:
     def _flat_bytes(self) -> int:
         try:
             return self.flat(torch.zeros(1, dtype=torch.int64), 0).nbytes
-        except (NotImplementedError, ValueError, AttributeError) as error:
+        except _CANNOT as error:
             raise InvalidArgument(f"{type(self.pool).__name__} hands out no pages for storage: {error}") from None
 
     def empty(self) -> torch.Tensor:

@@ -133,11 +133,15 @@ def mla(layout: str = "page_first", *, pages: int = 8) -> Any:
     )
 
 
-def mamba(layout: str = "page_first") -> Any:
-    """A host pool of states: a page is one state, in buffers of different sizes and dtypes."""
+def mamba(layout: str = "page_first", *, side: bool = False) -> Any:
+    """A host pool of states: a page is one state, in buffers of different sizes and dtypes.
+
+    `side`: with a buffer that has no layers. Then SGLang cannot name a state's memory, and copies it.
+    """
     info = MambaStateBufferInfo(
         temporal=torch.zeros(2, 8, 3, 5),
-        conv=(torch.zeros(2, 8, 7, dtype=torch.bfloat16), torch.zeros(2, 8, 9).bfloat16()),
+        conv=(torch.zeros(2, 8, 7, dtype=torch.bfloat16), torch.zeros(2, 8, 9, dtype=torch.bfloat16)),
+        extra_checkpoint_buffers=(torch.zeros(8, 11),) if side else (),
     )
     return filled(MambaPoolHost(info, 1.0, 0, device_capacity=8, pin_memory=False, layout=layout))
 
@@ -145,7 +149,7 @@ def mamba(layout: str = "page_first") -> Any:
 def buffers(pool: Any) -> list[torch.Tensor]:
     """The memory of a pool."""
     if isinstance(pool, MambaPoolHost):
-        return [pool.temporal_buffer, *pool.conv_buffer]
+        return [pool.temporal_buffer, *pool.conv_buffer, *pool.slot_state_buffers]
     if isinstance(pool.kv_buffer, torch.Tensor):
         return [pool.kv_buffer]
     return list(pool.kv_buffer)

@@ -1,7 +1,10 @@
 """How SGLang makes the backend: its factory, what configuration it takes, and what is refused."""
 
+import argparse
 import json
+import shlex
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +16,11 @@ pytest.importorskip("sglang", reason="needs SGLang: see docs/sglang.md")
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorage, HiCacheStorageFailureInjector
 from sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller import HybridCacheController
 from sglang.srt.mem_cache.storage import StorageBackendFactory
+from sglang.srt.server_args import ServerArgs
 
 from nanokv.errors import HeapUnavailable, InvalidArgument
-from nanokv.integrations.sglang import NanoKVStorage
+from nanokv.integrations import joining
+from nanokv.integrations.sglang import NanoKVStorage, settings
 from tests.integrations.sglang import parts
 from tests.integrations.sglang.parts import INTERFACE
 
@@ -59,7 +64,7 @@ def test_settings_may_stand_in_a_file(start: Start, tmp_path: Path, suffix: str)
     backend.close()
 
 
-@pytest.mark.surface(INTERFACE, "__init__", refused="settings that do not exist, or stand in the wrong place")
+@pytest.mark.surface(INTERFACE, "__init__, wrong settings", refused="InvalidArgument")
 @pytest.mark.parametrize(
     ("more", "message"),
     [
@@ -75,20 +80,20 @@ def test_wrong_settings_are_refused(more: dict[str, Any], message: str) -> None:
         StorageBackendFactory.create_backend("dynamic", parts.config(parts.extra() | more), None)
 
 
-@pytest.mark.surface(INTERFACE, "__init__", refused="a model without a name")
+@pytest.mark.surface(INTERFACE, "__init__, a model without a name", refused="InvalidArgument")
 @pytest.mark.parametrize("name", [None, ""])
 def test_a_model_without_a_name_is_refused(name: str | None) -> None:
     with pytest.raises(InvalidArgument, match="gives no name of the model"):
         parts.made(model_name=name)
 
 
-@pytest.mark.surface(INTERFACE, "__init__", refused="heads cut for other ranks without interface_v1")
+@pytest.mark.surface(INTERFACE, "__init__, tp_lcm_size without interface_v1", refused="InvalidArgument")
 def test_cut_heads_need_the_calls_that_cut_them() -> None:
     with pytest.raises(InvalidArgument, match="needs interface_v1"):
         parts.made(more={"interface_v1": 0}, tp_lcm_size=2, should_split_heads=True)
 
 
-@pytest.mark.surface(INTERFACE, "__init__")
+@pytest.mark.surface(INTERFACE, "__init__, all ranks taken", refused="HeapUnavailable")
 def test_more_processes_than_ranks_are_refused(start: Start) -> None:
     for _ in range(2):
         start(settings={"ranks": 2})
@@ -96,10 +101,13 @@ def test_more_processes_than_ranks_are_refused(start: Start) -> None:
         start(settings={"ranks": 2})
 
 
-@pytest.mark.surface(INTERFACE, "register_mem_pool_host", refused="a pool that hands out no pages")
+@pytest.mark.surface(INTERFACE, "register_mem_pool_host, a pool that hands out no pages", refused="InvalidArgument")
 def test_a_pool_without_pages_for_storage_is_refused(start: Start) -> None:
-    with pytest.raises(InvalidArgument, match="hands out no pages"):
-        start(parts.unified())
+    gone = parts.mha()
+    gone.destroy()
+    for pool in (parts.unified(), gone):
+        with pytest.raises(InvalidArgument, match="hands out no pages"):
+            start(pool)
 
 
 def test_the_failure_injector_wraps_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,3 +116,21 @@ def test_the_failure_injector_wraps_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(backend, HiCacheStorageFailureInjector)
     assert not backend.set("a", torch.arange(3)) and not backend.exists("a")
     backend.close()
+
+
+def test_sglang_takes_the_command_line_of_the_documentation() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "sglang.md").read_text(encoding="utf-8")
+    command = page.split("python -m sglang.launch_server")[1].split("```")[0].replace("\\\n", " ")
+    parser = argparse.ArgumentParser()
+    ServerArgs.add_cli_args(parser)
+    given = parser.parse_args(shlex.split(command))
+    extra_config, *_ = HybridCacheController.parse_storage_backend_extra_config(
+        given.hicache_storage_backend_extra_config
+    )
+    assert given.hicache_storage_backend == "dynamic" and given.hicache_mem_layout == "page_first"
+    assert settings.parse(extra_config).size == 64 << 30 and settings.uses_zero_copy(extra_config)
+
+
+def test_the_documentation_names_all_settings() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "sglang.md").read_text(encoding="utf-8")
+    assert all(f"`{field.name}`" in page for field in fields(joining.Settings))

@@ -130,6 +130,16 @@ def test_a_closed_backend_answers_misses(start: Start, caplog: pytest.LogCapture
     assert len(lines(caplog)) == len(set(lines(caplog))) and all("CacheClosed" in line for line in lines(caplog))
 
 
+@pytest.mark.surface(INTERFACE, "close", differs="with the last process of a store its pages go")
+def test_pages_stay_until_the_last_process_ends(start: Start) -> None:
+    one, other = start(), start()
+    assert one.set("a", torch.zeros(4)) and other.set("b", torch.zeros(4))
+    one.close()
+    assert other.exists("a") and other.exists("b")
+    other.close()
+    assert not start().exists("a")
+
+
 @pytest.mark.surface(INTERFACE, "batch_set_v1")
 def test_a_pool_that_is_gone_is_a_miss(start: Start) -> None:
     pool = parts.mha()

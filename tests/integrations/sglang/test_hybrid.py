@@ -22,9 +22,9 @@ KV, MAMBA, SWA, INDEXER = PoolName.KV, PoolName.MAMBA, PoolName.SWA, PoolName.IN
 @pytest.mark.surface(INTERFACE, "on_host_pools_registered")
 @pytest.mark.surface(INTERFACE, "batch_set_v2")
 @pytest.mark.surface(INTERFACE, "batch_get_v2")
-@pytest.mark.parametrize("layout", ["page_first", "page_first_direct"])
+@pytest.mark.parametrize("layout", ["page_first", "layer_first"])
 def test_pages_of_several_pools_are_moved(start: Start, layout: str) -> None:
-    pools = {KV: parts.mha(layout), SWA: parts.mha(layout, heads=1), MAMBA: parts.mamba(layout)}
+    pools = {KV: parts.mha(layout), SWA: parts.mha(layout, heads=1), MAMBA: parts.mamba()}
     backend = start(pools[KV])
     for name, pool in pools.items():
         backend.register_mem_host_pool_v2(pool, name)
@@ -47,8 +47,9 @@ def test_pages_of_several_pools_are_moved(start: Start, layout: str) -> None:
 
 
 @pytest.mark.surface(INTERFACE, "batch_get_v2")
-def test_states_of_several_buffers_come_back_whole(start: Start) -> None:
-    pool = parts.mamba()
+@pytest.mark.parametrize("side", [False, True], ids=["in place", "copied by SGLang"])
+def test_states_of_several_buffers_come_back_whole(start: Start, side: bool) -> None:
+    pool = parts.mamba(side=side)
     backend = start(parts.mha())
     backend.register_mem_host_pool_v2(pool, MAMBA)
     pages = pool.size

@@ -82,6 +82,9 @@ def test_ranks_share_latents(start: Start) -> None:
     assert writer.storage_config.is_storage_writer and not reader.storage_config.is_storage_writer
     assert all(writer.batch_set_v1(keys, indices))
     stored = emptied(pool)
+    for backend in (writer, reader):
+        backend.cache.flush()
+        assert backend.cache.segment_count() > 0  # they lie in the segments of both
     assert reader.batch_exists(keys) == len(keys)
     assert all(reader.batch_get_v1(keys, indices)) and same(pool, stored)
     stage = start(parts.mla(), is_mla_model=True, tp_rank=0, tp_size=2, pp_rank=1, pp_size=2)

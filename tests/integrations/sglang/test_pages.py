@@ -47,8 +47,7 @@ def test_pages_of_all_layouts_are_moved_in_place(start: Start, kind: Any, layout
 
 @pytest.mark.surface(INTERFACE, "batch_set")
 @pytest.mark.surface(INTERFACE, "batch_get")
-@pytest.mark.parametrize("written", [V1, GENERIC], ids=["v1", "generic"])
-@pytest.mark.parametrize("read", [V1, GENERIC], ids=["v1", "generic"])
+@pytest.mark.parametrize(("written", "read"), [(V1, GENERIC), (GENERIC, V1)], ids=["v1-generic", "generic-v1"])
 @pytest.mark.parametrize(("kind", "layout"), POOLS)
 def test_both_kinds_of_calls_find_the_same_pages(start: Start, kind: Any, layout: str, written: Any, read: Any) -> None:
     pool = kind(layout)
@@ -61,7 +60,7 @@ def test_both_kinds_of_calls_find_the_same_pages(start: Start, kind: Any, layout
 
 
 @pytest.mark.surface(INTERFACE, "batch_get_v1")
-@pytest.mark.parametrize(("kind", "layout"), POOLS)
+@pytest.mark.parametrize(("kind", "layout"), [*POOLS[:2], POOLS[4]])
 def test_pages_go_to_any_place_of_the_pool(start: Start, kind: Any, layout: str) -> None:
     pool = kind(layout)
     backend = start(pool, is_mla_model=kind is parts.mla)
@@ -92,7 +91,7 @@ def test_a_prefetch_ends_at_the_first_page_that_is_missing(start: Start, calls: 
 
 
 @pytest.mark.surface(INTERFACE, "batch_get_v1")
-@pytest.mark.parametrize("layout", MHA_LAYOUTS)
+@pytest.mark.parametrize("layout", ["page_first", "layer_first"])
 def test_an_object_of_another_size_is_a_miss(start: Start, layout: str) -> None:
     pool = parts.mha(layout)
     backend = start(pool)
@@ -146,7 +145,7 @@ def test_indices_that_are_not_those_of_the_pages_are_refused(start: Start) -> No
     assert backend.batch_set_v1([], torch.arange(0)) == [] == backend.batch_get_v1([], torch.arange(0))
 
 
-@pytest.mark.surface(INTERFACE, "register_mem_pool_host", refused="a page larger than objects can be")
+@pytest.mark.surface(INTERFACE, "register_mem_pool_host, a page larger than objects", refused="InvalidArgument")
 def test_a_page_that_no_object_holds_is_refused(start: Start) -> None:
     pool = parts.mha()
     backend = start(settings={"max_object": "8KiB"})

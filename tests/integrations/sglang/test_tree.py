@@ -75,7 +75,7 @@ def test_storage_is_attached_and_detached_at_run_time(engine: Callable[..., Engi
     assert one.storage.cache.rank == world.rank  # it has its segment again
 
 
-@pytest.mark.surface(INTERFACE, "register_mem_pool_host", refused="a page larger than objects can be")
+@pytest.mark.surface(INTERFACE, "register_mem_pool_host, a page larger than objects", refused="InvalidArgument")
 def test_a_store_that_does_not_hold_a_page_is_not_attached(engine: Callable[..., Engine]) -> None:
     one = engine(backend=None)
     small = json.dumps(extra({"max_object": 4096}))
