@@ -1,7 +1,7 @@
 """Collects what tests show of a drop-in (`@pytest.mark.surface`), for the table of docs/integrations.md.
 
-A plugin of pytest: `-p tests.integrations.surface_rows`. With NANOKV_SURFACES=FILE a run writes its rows there, as JSON;
-`tests.integrations.run` puts them together.
+A plugin of pytest: `-p tests.integrations.surface_rows`. With NANOKV_SURFACES=FILE a run writes its rows there, as
+JSON; `tests.integrations.run` puts them together.
 """
 
 import json
