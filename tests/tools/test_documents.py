@@ -115,7 +115,9 @@ SMALLER = {
 }
 # python blocks that no file has, by their first line
 GPU_BLOCKS = {
-    "from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig": "needs SGLang: tests/integrations/sglang does the same",
+    "from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig": (
+        "needs SGLang: tests/integrations/sglang does the same"
+    ),
     "import os, tempfile": "needs vLLM: tests/integrations/vllm_offload does the same",
     "from nanokv.device import Batch": f"{GPU}: a_batch_is_replayed_from_a_graph of tests/gpu does the same",
     "from nanokv.transfer.cache_writer import FilledBlock": (
