@@ -4,6 +4,7 @@
 |---|---|
 | `mooncake/` | Mooncake Store: `import mooncake.store` (docs/mooncake.md) |
 | `sglang/` | SGLang's HiCache storage backend (docs/sglang.md) |
+| `lmcache/` | LMCache's remote connector and L2 adapter (docs/lmcache.md) |
 | `vllm_offload/` | vLLM's secondary tiers and offloading managers (docs/vllm_offload.md) |
 
 `joining.py` opens the world, or the cluster, that their settings name. KVBM's block manager is `nanokv.blocks`, and

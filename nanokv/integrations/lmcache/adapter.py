@@ -1,0 +1,271 @@
+"""NanoKVL2Adapter: the L2 of LMCache's multi-process server in a NanoKV world, or a cluster.
+
+LMCache's controllers submit tasks and poll event fds (`tasks`); copies go straight between L1's memory objects and the
+segment. Kinds of tasks have threads of their own, so that no load waits for stores, and no look-up for either.
+
+A look-up answers a hit only when it has pinned the object (`locks`), so what LMCache plans to load is there until it
+unlocks it. In a cluster this is so for objects of this host; one of another host is found, and may be gone when it is
+loaded, which is a miss. A load that finds another dtype or shape than its memory object has is a miss too.
+"""
+
+import contextlib
+from collections.abc import Sequence
+from functools import partial
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+from lmcache.lmcache_native import Bitmap
+from lmcache.logging import init_logger
+from lmcache.v1.distributed.api import KeyListPage, ObjectKey
+from lmcache.v1.distributed.internal_api import L2StoreResult
+from lmcache.v1.distributed.l2_adapters.base import L2AdapterInterface
+from lmcache.v1.distributed.l2_adapters.config import L2AdapterConfigBase
+from lmcache.v1.memory_management import MemoryObj
+
+from nanokv.cache import NanoKVCache
+from nanokv.errors import CacheClosed, DuplicateKey, NanoKVError
+from nanokv.integrations import joining
+from nanokv.integrations.lmcache import settings
+from nanokv.integrations.lmcache.catalogue import Catalogue, Sizes, name_of
+from nanokv.integrations.lmcache.locks import Locks
+from nanokv.integrations.lmcache.presence import exist, remove
+from nanokv.integrations.lmcache.putting import Putting
+from nanokv.integrations.lmcache.tasks import Tasks
+from nanokv.integrations.lmcache.values import flat, tensor_of
+
+if TYPE_CHECKING:
+    from lmcache.v1.distributed.api import MemoryLayoutDesc
+    from lmcache.v1.distributed.internal_api import L1MemoryDesc
+
+logger = init_logger(__name__)
+
+_GONE = ("REMOVED", "EVICTED")  #: kinds of events about one object
+_MANY_GONE = ("MISSED", "NODE_LEFT", "RANK_LEFT")  #: and about several
+
+
+class NanoKVL2AdapterConfig(L2AdapterConfigBase):
+    """The settings of an adapter. LMCache finds it by its name.
+
+    Raises:
+        InvalidArgument: as `settings.of_adapter`.
+    """
+
+    def __init__(self, adapter_params: dict[str, Any]) -> None:
+        self.own, self.store = settings.of_adapter(adapter_params)
+
+    @classmethod
+    def from_dict(cls, d: dict[str, Any]) -> "NanoKVL2AdapterConfig":
+        """The settings in `adapter_params`."""
+        return cls(d)
+
+    @classmethod
+    def help(cls) -> str:
+        """What there is to set."""
+        return (
+            "NanoKV L2 adapter: adapter_params are the settings of nanokv.integrations.joining.Settings (name, size, "
+            "page_bytes, ranks, cluster, ...), and threads, spread, max_capacity_bytes: see docs/lmcache.md"
+        )
+
+
+class NanoKVL2Adapter(L2AdapterInterface):
+    """See above, and docs/lmcache.md. LMCache makes it.
+
+    Args:
+        config: the settings.
+        l1_memory_desc: where L1 lies; not needed.
+
+    Raises:
+        HeapUnavailable, ClusterUnavailable, LinkUnavailable: the store cannot be joined.
+    """
+
+    def __init__(self, config: NanoKVL2AdapterConfig, l1_memory_desc: "L1MemoryDesc | None" = None) -> None:
+        own, store = config.own, config.store
+        super().__init__(max_capacity_bytes=store.size if own.max_capacity_bytes is None else own.max_capacity_bytes)
+        self._joined = joining.join(store)
+        self._world, self._store = self._joined.world, self._joined.cache
+        self._in_place = isinstance(self._store, NanoKVCache)
+        self._putting = Putting(self._joined, own.segment(self._joined))
+        self._locks = Locks(self._world)
+        self._catalogue = Catalogue(self._world.digest, partial(exist, self._store))
+        numbers = count()
+        self._stores: Tasks[L2StoreResult] = Tasks("store", numbers, own.threads)
+        self._lookups: Tasks[Bitmap] = Tasks("lookup", numbers, 1)
+        self._loads: Tasks[Bitmap] = Tasks("load", numbers, own.threads)
+        self._unsubscribe = self._store.subscribe(self._hear)
+        self._open = True
+
+    @property
+    def cache(self) -> joining.Store:
+        """The NanoKVCache, or NanoKVCluster, with the objects."""
+        return self._store
+
+    # --- event fds ---
+    def get_store_event_fd(self) -> int:
+        """Readable when a store task has ended."""
+        return self._stores.fileno()
+
+    def get_lookup_and_lock_event_fd(self) -> int:
+        """Readable when a look-up has ended."""
+        return self._lookups.fileno()
+
+    def get_load_event_fd(self) -> int:
+        """Readable when a load task has ended."""
+        return self._loads.fileno()
+
+    # --- store ---
+    def submit_store_task(self, keys: list[ObjectKey], objects: list[MemoryObj]) -> int:
+        """Begin to store objects. The task succeeds if each is there in the end, whoever has stored it."""
+        return self._stores.submit(partial(self._run_store, list(keys), list(objects)), L2StoreResult(False, 0))
+
+    def pop_completed_store_tasks(self) -> dict[int, L2StoreResult]:
+        """The store tasks that have ended since the last call, with the bytes that they have written."""
+        return self._stores.take_all()
+
+    def _run_store(self, keys: list[ObjectKey], objects: list[MemoryObj]) -> L2StoreResult:
+        tensors = [tensor_of(each) for _, each in zip(keys, objects, strict=True)]
+        outcomes = self._putting.put([name_of(key) for key in keys], tensors)
+        errors = [error for error in outcomes if error is not None and not isinstance(error, DuplicateKey)]
+        if errors:
+            logger.warning("NanoKV: %d of %d objects were not stored: %s", len(errors), len(keys), errors[0])
+        stored = [i for i, error in enumerate(outcomes) if error is None]
+        nbytes = [tensors[i].nbytes for i in stored]
+        self._note_stored([keys[i] for i in stored], nbytes)
+        return L2StoreResult(not errors, sum(nbytes))
+
+    def _note_stored(self, keys: list[ObjectKey], sizes: list[int]) -> None:
+        if keys:
+            self._tell_deleted(self._catalogue.add(keys, sizes))
+            self._notify_keys_stored(keys, sizes)
+            self._tell_deleted(self._catalogue.gone([self._world.digest(name_of(key)) for key in keys]))
+
+    # --- look up and lock ---
+    def submit_lookup_and_lock_task(
+        self, keys: list[ObjectKey], group_layout_descs: "dict[int, MemoryLayoutDesc]"
+    ) -> int:
+        """Begin to look objects up. Those of this host that are found are locked, once more each time."""
+        return self._lookups.submit(partial(self._run_lookup, list(keys)), Bitmap(len(keys)))
+
+    def query_lookup_and_lock_result(self, task_id: int) -> Bitmap | None:
+        """Which objects were found; None until the task has ended, and after the first answer."""
+        return self._lookups.take(task_id)
+
+    def submit_unlock(self, keys: list[ObjectKey]) -> None:
+        """Take one lock from each object. It is done when the call returns."""
+        self._locks.unlock(keys)
+
+    def _run_lookup(self, keys: list[ObjectKey]) -> Bitmap:
+        found = Bitmap(len(keys))
+        missing = []
+        for i, key in enumerate(keys):
+            if self._locks.lock(key, name_of(key)):
+                found.set(i)
+            else:
+                missing.append(i)
+        if missing and not self._in_place:
+            for i, yes in zip(missing, exist(self._store, [name_of(keys[i]) for i in missing]), strict=True):
+                if yes:
+                    found.set(i)
+        return found
+
+    # --- load ---
+    def submit_load_task(self, keys: list[ObjectKey], objects: list[MemoryObj]) -> int:
+        """Begin to fill memory objects."""
+        return self._loads.submit(partial(self._run_load, list(keys), list(objects)), Bitmap(len(keys)))
+
+    def query_load_result(self, task_id: int) -> Bitmap | None:
+        """Which memory objects were filled; None until the task has ended, and after the first answer."""
+        return self._loads.take(task_id)
+
+    def _run_load(self, keys: list[ObjectKey], objects: list[MemoryObj]) -> Bitmap:
+        loaded = Bitmap(len(keys))
+        read = []
+        for i, (key, memory_obj) in enumerate(zip(keys, objects, strict=True)):
+            if self._filled(key, memory_obj):
+                loaded.set(i)
+                read.append(key)
+        if read:
+            self._notify_keys_accessed(read)
+        return loaded
+
+    def _filled(self, key: ObjectKey, memory_obj: MemoryObj) -> bool:
+        try:
+            dst = tensor_of(memory_obj)
+            with self._locks.held(key) as stored:
+                if stored is None:
+                    return self._store.get(name_of(key), None, dst=dst) is not None
+                if stored.dtype == dst.dtype and stored.shape == dst.shape:
+                    flat(dst).copy_(flat(stored))
+                    return True
+                logger.warning("NanoKV: %s has %s, %s: a miss", key, stored.dtype, tuple(stored.shape))
+        except NanoKVError as error:
+            logger.warning("NanoKV: an object is not loaded: %s", error)
+        return False
+
+    # --- what is there ---
+    def delete(self, keys: list[ObjectKey]) -> None:
+        """Remove objects, but for those that are locked. LMCache's eviction comes back for them."""
+        names = [name_of(key) for key in keys]
+        try:
+            removed = remove(self._store, names)
+        except NanoKVError as error:
+            logger.warning("NanoKV: objects are not deleted: %s", error)
+            return
+        gone = [key for key, done in zip(keys, removed, strict=True) if done]
+        self._tell_deleted(self._catalogue.drop(gone))
+        left = [self._world.digest(name) for name, done in zip(names, removed, strict=True) if not done]
+        self._tell_deleted(self._catalogue.gone(left))
+
+    def list_l2_keys(
+        self, model_name: str | None = None, page_size: int = 500, cursor: str | None = None
+    ) -> KeyListPage:
+        """The keys of the objects that are there, of those that this adapter has stored.
+
+        Raises:
+            ValueError: `page_size` is not positive, or no page has that cursor.
+        """
+        return self._catalogue.page(model_name, page_size, cursor)
+
+    def report_status(self) -> dict[str, Any]:
+        """Whether the adapter can be used, and what it has."""
+        return {
+            "is_healthy": self._open and not self._store.closed,
+            "type": type(self).__name__,
+            "store": repr(self._store),
+            "stored_object_count": len(self._catalogue),
+            "locked_key_count": len(self._locks),
+            "total_bytes_used": self.get_usage().total_bytes_used,
+            "max_capacity_bytes": self._max_capacity_bytes,
+            "tasks_in_flight": self._stores.in_flight + self._lookups.in_flight + self._loads.in_flight,
+        }
+
+    def _hear(self, events: Sequence[Any]) -> None:
+        """Events of a world or a cluster."""
+        with contextlib.suppress(CacheClosed):
+            if any(event.kind.name in _MANY_GONE for event in events):
+                self._tell_deleted(self._catalogue.gone())
+            else:
+                self._tell_deleted(self._catalogue.gone([e.key for e in events if e.kind.name in _GONE]))
+
+    def _tell_deleted(self, gone: Sizes) -> None:
+        if gone[0]:
+            self._notify_keys_deleted(*gone)
+
+    # --- the end ---
+    def close(self) -> None:
+        """Cancel the tasks that have not begun, wait for the others, unlock all, and leave the store. Idempotent.
+
+        What was stored stays, as long as other processes are in the store.
+        """
+        if not self._open:
+            return
+        self._open = False
+        kinds: list[Tasks[Any]] = [self._lookups, self._loads, self._stores]
+        for tasks in kinds:
+            tasks.cancel()
+        for tasks in kinds:
+            tasks.wait()
+        self._unsubscribe()
+        self._locks.close()
+        self._joined.close()
+        for tasks in kinds:
+            tasks.close()

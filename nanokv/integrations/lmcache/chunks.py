@@ -1,0 +1,177 @@
+"""Chunks of an engine in a store, many in one call. Its calls block: in a cluster, for as long as other nodes take.
+
+A chunk is published whole, and read from a place where it cannot change (a pin), straight into the memory object that
+is returned; so a reader gets the bytes that were put, or nothing. Memory objects that were allocated for a read that
+then fails are given back before the call ends, whatever ends it.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+import torch
+from lmcache.logging import init_logger
+from lmcache.v1.memory_management import MemoryObj
+
+from nanokv.cache import NanoKVCache
+from nanokv.errors import DuplicateKey, InvalidArgument, KeyNotFound, NanoKVError, NotReady, SegmentCorrupt
+from nanokv.integrations.joining import Joined
+from nanokv.integrations.lmcache.forms import Form, Layout
+from nanokv.integrations.lmcache.presence import exist, prefix, remove
+from nanokv.integrations.lmcache.putting import Putting
+from nanokv.integrations.lmcache.values import flat, tensor_of
+
+logger = init_logger(__name__)
+
+Allocate = Callable[..., MemoryObj | None]  #: of (shapes, dtypes, fmt)
+_PATIENCE, _REST = 1.0, 0.01  #: seconds for memory, in one call, and between two tries
+
+
+class Chunks:
+    """The chunks of one engine.
+
+    Args:
+        segment: the rank in whose segment chunks are stored; None: that of a key's home.
+        allocate: makes the memory objects of chunks that are read; None: there is no memory.
+    """
+
+    def __init__(self, joined: Joined, layout: Layout, segment: int | None, allocate: Allocate) -> None:
+        self._world, self._store, self._layout = joined.world, joined.cache, layout
+        self._allocate, self._putting = allocate, Putting(joined, segment)
+        self._others = layout.forms[1:]
+        self._in_place = isinstance(joined.cache, NanoKVCache)
+
+    # --- which are there ---
+    def prefix(self, keys: Sequence[str]) -> int:
+        """How many of the first keys have chunks."""
+        names = [self._layout.forms[0].name(key) for key in keys]
+        length = prefix(self._store, names)
+        while length < len(keys) and any(exist(self._store, self._other_names(keys[length]))):
+            length += 1
+            length += prefix(self._store, names[length:])
+        return length
+
+    def exist(self, keys: Sequence[str]) -> list[bool]:
+        """Per key, whether it has a chunk."""
+        return [form is not None for form in self._forms_of(keys)]
+
+    def lease(self, keys: Sequence[str], seconds: float) -> None:
+        """Keep chunks of this host from being evicted, until they are read or so many seconds are over."""
+        for key, form in zip(keys, self._forms_of(keys), strict=True):
+            if form is not None:
+                self._world.hold([form.name(key)], seconds)
+
+    def remove(self, key: str) -> bool:
+        """Remove a chunk; False if there is none, or if it is being read."""
+        return any(remove(self._store, [form.name(key) for form in self._layout.forms]))
+
+    def _forms_of(self, keys: Sequence[str]) -> list[Form | None]:
+        """How each chunk is stored; None: it is not."""
+        first = self._layout.forms[0]
+        found = exist(self._store, [first.name(key) for key in keys])
+        forms: list[Form | None] = [first if there else None for there in found]
+        missing = [i for i, there in enumerate(found) if not there]
+        if missing:
+            others = exist(self._store, [name for i in missing for name in self._other_names(keys[i])])
+            step = len(self._others)
+            for at, i in enumerate(missing):
+                there = others[at * step : (at + 1) * step]
+                forms[i] = next((form for form, yes in zip(self._others, there, strict=True) if yes), None)
+        return forms
+
+    def _other_names(self, key: str) -> list[str]:
+        return [form.name(key) for form in self._others]
+
+    # --- store ---
+    def put(self, keys: Sequence[str], memory_objs: Sequence[MemoryObj]) -> list[NanoKVError | None]:
+        """Store chunks; per key an error, or None if it is there now, or is being written. See `Putting`."""
+        outcomes: list[NanoKVError | None] = [None] * len(keys)
+        names, tensors, places = [], [], []
+        for i, (key, memory_obj) in enumerate(zip(keys, memory_objs, strict=True)):
+            try:
+                tensors.append(tensor_of(memory_obj))
+            except InvalidArgument as error:
+                outcomes[i] = error
+                continue
+            names.append(self._layout.form_of(memory_obj).name(key))
+            places.append(i)
+        for i, outcome in zip(places, self._putting.put(names, tensors), strict=True):
+            outcomes[i] = None if isinstance(outcome, DuplicateKey) else outcome
+        return outcomes
+
+    # --- read ---
+    def get(self, keys: Sequence[str], *, only_prefix: bool = False) -> list[MemoryObj | None]:
+        """Read chunks into new memory objects, of which the caller has the only reference; None: a miss.
+
+        Args:
+            only_prefix: after the first miss nothing is read: all others are None.
+        """
+        read: list[MemoryObj | None] = []
+        deadline = time.monotonic() + _PATIENCE
+        try:
+            for key, form in zip(keys, self._forms_of(keys), strict=True):
+                stop = only_prefix and read and read[-1] is None
+                read.append(None if form is None or stop else self._get(form, form.name(key), deadline))
+        except BaseException:
+            give_back(read)
+            raise
+        return read
+
+    def _get(self, form: Form, name: str, deadline: float) -> MemoryObj | None:
+        try:
+            with self._world.pin(name) as stored:
+                return self._copied(form, stored, deadline)
+        except SegmentCorrupt as error:
+            logger.warning("NanoKV: a damaged chunk is dropped: %s", error)
+            with suppress(NanoKVError):
+                self._world.remove(name)
+            return None
+        except KeyNotFound:
+            return None if self._in_place else self._get_from_afar(form, name, deadline)
+        except NotReady:
+            return None
+        except NanoKVError as error:
+            logger.warning("NanoKV: a chunk is not read: %s", error)
+            return None
+
+    def _get_from_afar(self, form: Form, name: str, deadline: float) -> MemoryObj | None:
+        """A chunk of another host, by way of a buffer: how large it is shows when it is here."""
+        try:
+            stored = self._store.get(name, None)
+        except NanoKVError as error:
+            logger.warning("NanoKV: a chunk of another host is not read: %s", error)
+            return None
+        return None if stored is None else self._copied(form, stored, deadline)
+
+    def _copied(self, form: Form, stored: torch.Tensor, deadline: float) -> MemoryObj | None:
+        allocation = self._layout.allocation(form, stored)
+        if allocation is None:
+            logger.warning("NanoKV: a chunk of %s, %s is a miss: not of this engine", stored.dtype, tuple(stored.shape))
+            return None
+        memory_obj = self._allocated(form, *allocation, deadline)
+        if memory_obj is None:
+            logger.warning("NanoKV: a chunk of %d bytes is not read: LMCache has no memory left", stored.nbytes)
+            return None
+        try:
+            flat(tensor_of(memory_obj)).copy_(flat(stored))
+        except BaseException:
+            memory_obj.ref_count_down()
+            raise
+        return memory_obj
+
+    def _allocated(
+        self, form: Form, shapes: Sequence[torch.Size], dtypes: Sequence[torch.dtype], deadline: float
+    ) -> MemoryObj | None:
+        """New memory. LMCache itself would wait for it without end."""
+        while True:
+            memory_obj = self._allocate(shapes, dtypes, form.fmt, busy_loop=False)
+            if memory_obj is not None or time.monotonic() >= deadline:
+                return memory_obj
+            time.sleep(_REST)
+
+
+def give_back(memory_objs: Sequence[MemoryObj | None]) -> None:
+    """Nobody needs these."""
+    for each in memory_objs:
+        if each is not None:
+            each.ref_count_down()
