@@ -195,7 +195,9 @@ def commands() -> list[str]:
 
 def test_every_block_is_of_a_kind_that_is_looked_at() -> None:
     assert len(PYTHON) > 12 and len(commands()) > 20
-    assert {block.kind for block in BLOCKS} == {"python", "bash", "text"}
+    assert {block.kind for block in BLOCKS} == {"python", "bash", "text", "yaml", "json"}
+    configurations = {block.where.split(":")[0] for block in BLOCKS if block.kind in ("yaml", "json")}
+    assert configurations == {"lmcache.md"}  # tests/integrations/lmcache/test_document.py runs those
     assert all("\n" in block.text for block in BLOCKS)
     fences = sum(path.read_text(encoding="utf-8").count("```") for path in DOCUMENTS)
     assert fences == 2 * len(BLOCKS)
