@@ -11,6 +11,7 @@ pool and the segment, with no buffer between. In a cluster, where the segment ma
 import ctypes
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import lru_cache, partial
 from typing import Any
 
@@ -18,7 +19,7 @@ import torch
 
 from nanokv.cache import NanoKVCache
 from nanokv.digests import Digests
-from nanokv.errors import DuplicateKey, KeyNotFound, NanoKVError, NotReady, PeerLost
+from nanokv.errors import DuplicateKey, KeyNotFound, NanoKVError, NotReady, PeerLost, WaitTimeout
 from nanokv.integrations.joining import Joined
 from nanokv.integrations.sglang.calls import Calls
 from nanokv.integrations.sglang.host_pages import Parts
@@ -26,7 +27,8 @@ from nanokv.terms import Hold
 from nanokv.types import KeyDigest
 
 _STAGED = 64 << 20  #: bytes of a buffer between pool and cluster
-_PATIENCE, _REST = 1.0, 0.001  #: seconds for other writers of pages, per call, and between two looks
+_PATIENCE = 1.0  #: seconds for other writers of pages, per call
+_LOOK, _REST = 0.02, 0.001  #: seconds of a wait for one of them, and between two tries to put
 _MISSES = (KeyNotFound, NotReady)
 
 
@@ -152,8 +154,9 @@ class Objects:
         return False
 
     def _has(self, digest: KeyDigest, nbytes: int, deadline: float) -> bool:
-        """Whether a key has an object of that size, once its writer is done.
+        """Whether a key has an object of that size. If it is being written, that is waited for, but only for a moment.
 
+        The writer may abort or die, and then nobody writes the object any more: so the caller tries again to put it.
         An object of another size can be of no use to anybody: it is removed.
         """
         try:
@@ -163,11 +166,10 @@ class Objects:
         except KeyNotFound:  # it went away; in a cluster it may be on another host
             return not self._in_place and self._cache.exists(digest)
         except NotReady:
-            try:
-                self._world.wait(digest, timeout=max(deadline - time.monotonic(), 0.0))
-            except PeerLost:  # its writer died
-                return False
-            return self._has(digest, nbytes, deadline)
+            if time.monotonic() >= deadline:
+                raise
+            with suppress(WaitTimeout, PeerLost):
+                self._world.wait(digest, timeout=_LOOK)
         return False
 
     def _get_rows(self, digests: Digests, rows: Sequence[torch.Tensor]) -> list[bool]:

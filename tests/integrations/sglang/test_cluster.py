@@ -14,7 +14,7 @@ from sglang.srt.mem_cache.hicache_storage import PoolName, PoolTransfer
 
 from nanokv.cluster.links import LinkUnavailable, open_link
 from tests.integrations.sglang import parts
-from tests.integrations.sglang.parts import INTERFACE, all_of, emptied, same
+from tests.integrations.sglang.parts import INTERFACE, all_of, emptied, filled, is_empty, keys_of, same
 from tests.support.needed import leave_out
 
 Start = Callable[..., Any]
@@ -122,3 +122,34 @@ def test_a_node_that_is_gone_takes_its_pages_along(nodes: Callable[..., list[Any
         assert time.monotonic() < deadline
         time.sleep(0.05)
     assert here.batch_exists(keys) == len(keys) and stored
+
+
+@pytest.mark.surface(INTERFACE, "batch_get_v1")
+@pytest.mark.surface(
+    INTERFACE,
+    "batch_set_v1, an object of another size on another node",
+    differs="True, and it stays there: a miss for all",
+)
+@pytest.mark.parametrize("kind", [parts.mla, parts.mha])
+def test_an_object_of_another_size_is_a_miss_on_any_node(nodes: Callable[..., list[Any]], kind: Any) -> None:
+    pools = [kind(), kind()]
+    here, there = nodes(pools, is_mla_model=kind is parts.mla)
+    scope = here._pools.get("kv").scopes[0]
+    keys, indices = of_homes([here, there], scope, each=3)
+    for i, key in enumerate(keys):
+        [here, there][i // 3].cache.put(f"{scope}/{key}", torch.zeros(25))
+    emptied(pools[0])
+    assert not any(here.batch_get_v1(keys, indices)) and is_empty(pools[0])
+    filled(pools[0])
+    assert all(here.batch_set_v1(keys, indices))
+    assert here.batch_get_v1(keys, indices) == [True] * 3 + [False] * 3  # those at home here were replaced
+
+
+def of_homes(backends: list[Any], scope: str, each: int) -> tuple[list[str], torch.Tensor]:
+    """So many keys with their home on the node of each backend, in this order, and the indices of as many pages."""
+    homes = {backend.cache.node: list[str]() for backend in backends}
+    for key in keys_of(200):
+        homes[backends[0].cache.home(f"{scope}/{key}")].append(key)
+    keys = [key for backend in backends for key in homes[backend.cache.node][:each]]
+    assert len(keys) == each * len(backends)
+    return keys, torch.arange(len(keys) * parts.PAGE)
