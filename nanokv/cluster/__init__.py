@@ -15,7 +15,8 @@ putting     puts to other nodes; `offering`: where the bytes come from
 pulling     the owner's side of a put; `pull_message`: what both tell each other
 serving     what a member does when another one asks
 messages    questions, over TCP, and events, over ZeroMQ; `kinds`
-events      what becomes of objects; `locations`: where they lie; `changes`: for listeners; `uses`: for the owners
+events      what becomes of objects; `locations`: where they lie; `catching_up`: what was missed; `changes`: for
+            listeners; `uses`: for the owners
 departures  members that have left
 counts      what was done
 """

@@ -4,8 +4,6 @@ Events feed the table of locations, which saves two rounds of a get, and wake th
 hints: where some were missed, the table forgets the node and reads its headers anew, and nothing else depends on them.
 """
 
-import logging
-import queue
 import threading
 from collections.abc import Sequence
 
@@ -13,8 +11,8 @@ import numpy as np
 
 from nanokv.cache import NanoKVCache
 from nanokv.cluster.card import WorldId
+from nanokv.cluster.catching_up import CatchingUp
 from nanokv.cluster.changes import Changes
-from nanokv.cluster.links.base import LinkLost
 from nanokv.cluster.locations import Locations
 from nanokv.cluster.messages.feed import Publisher, Subscriber
 from nanokv.cluster.messages.sealed import Sender
@@ -24,10 +22,7 @@ from nanokv.device.fabric.locations import EVICTED_NODE, GONE_NODE, LOCATION
 from nanokv.device.machines.records import Words
 from nanokv.device.segment.geometry import Geometry
 from nanokv.device.segment.layout import OBJ_HEADER
-from nanokv.errors import NanoKVError
 from nanokv.host_poller.events import Event, EventKind
-
-_log = logging.getLogger("nanokv.cluster")
 
 MOST_EVENTS = 8192  #: of one message
 _UNCHECKED = 0
@@ -86,10 +81,8 @@ class Events:
         self._known: set[WorldId] = set()  # worlds that were heard
         self._waiting = threading.Condition()
         self._heard = 0
-        self._to_scan: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._catching_up = CatchingUp(nodes, self._read_headers)
         self._subscriber = Subscriber(secret, self._hear, self._lost)
-        self._scanner = threading.Thread(target=self._scan, name="nanokv-cluster-scan", daemon=True)
-        self._scanner.start()
         self._end = world.subscribe(self._tell)
 
     # --- out ---
@@ -113,7 +106,7 @@ class Events:
         self._known &= set(self._of.values())
         for card in cards.values():  # the first events of a new process at a known address came before its card
             if card.events in self._followed and Sender(card.member, card.incarnation) not in before:
-                self._to_scan.put(card.node)
+                self._catching_up.add(card.node)
         for address in self._followed.keys() - cards.keys():
             self._subscriber.unfollow(address)
             del self._followed[address]
@@ -138,21 +131,14 @@ class Events:
             self._locations.forget(world)
         self._changes.missed(world.node)
         self._known.add(world)  # the first time all that is known of it are this process' own puts
-        self._to_scan.put(world.node)
+        self._catching_up.add(world.node)
 
-    def _scan(self) -> None:
-        while (name := self._to_scan.get()) is not None:
-            node: Node | None = self._nodes.find(name)
-            if node is None:
-                continue
-            try:
-                for rank in range(node.ranks):
-                    for world, first, headers in self._reading.headers(node, rank):
-                        self._locations.learn_headers(world, rank, first, headers)
-                        self._changes.headers(name, rank, headers)
-            except (NanoKVError, LinkLost) as error:
-                _log.info("the headers of node %s were not read: %s", name, error)
-            self._wake()
+    def _read_headers(self, node: Node) -> None:
+        for rank in range(node.ranks):
+            for world, first, headers in self._reading.headers(node, rank):
+                self._locations.learn_headers(world, rank, first, headers)
+                self._changes.headers(node.name, rank, headers)
+        self._wake()
 
     # --- waiting ---
     def _wake(self) -> None:
@@ -176,6 +162,5 @@ class Events:
         self._end()
         self._publisher.close()
         self._subscriber.close()
-        self._to_scan.put(None)
-        self._scanner.join()
+        self._catching_up.close()
         self._wake()

@@ -14,8 +14,10 @@ from nanokv.cluster.card import WorldId
 from nanokv.cluster.events import Events
 from nanokv.cluster.locations import Locations
 from nanokv.cluster.messages.sealed import Sender
+from nanokv.cluster.nodes import Node
+from nanokv.cluster.reading import Reading
 from nanokv.device.fabric.locations import GONE_NODE, LOCATION
-from nanokv.errors import KeyNotFound, WaitTimeout
+from nanokv.errors import KeyNotFound, PeerLost, WaitTimeout
 from nanokv.types import KeyDigest
 
 from .conftest import HEAP_BYTES, PAGE, MakeCluster, key_of, until
@@ -74,6 +76,27 @@ def test_looks_at_known_places(make_cluster: MakeCluster, monkeypatch: pytest.Mo
     assert not zero.exists(keys[7]) and zero.prefix_length(keys) == 7
     assert zero.exists_many(keys) == [key != keys[7] for key in keys]
     assert zero.get(keys[7], None) is None
+
+
+def test_a_node_that_cannot_be_read_at_first_is_read_later(
+    make_cluster: MakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Objects that it had before it was known, and whose home is another node, are told by nothing but its headers."""
+    copied, failures = Reading._copy, iter(range(3))
+
+    def copy(reading: Reading, node: Node, *what: Any) -> Any:
+        if node.name == "n1" and next(failures, None) is not None:
+            raise PeerLost("just now")
+        return copied(reading, node, *what)
+
+    monkeypatch.setattr(Reading, "_copy", copy)
+    (zero,) = make_cluster(1)
+    with NanoKVCache(HEAP_BYTES, page_bytes=PAGE) as world:
+        world.put_many([f"k{i}" for i in range(8)], torch.ones(8, 5))
+        with NanoKVCluster(world, f"file://{tmp_path}/cluster", node="n1", ttl=2.0) as one:
+            assert any(one.home(f"k{i}") == "n0" for i in range(8))
+            zero.wait([f"k{i}" for i in range(8)], timeout=60)
+    assert next(failures, None) is None
 
 
 def test_what_was_removed_is_forgotten(make_cluster: MakeCluster) -> None:
