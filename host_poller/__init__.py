@@ -12,6 +12,7 @@ header_pass one look at every header, slice by slice
 quarantine  holds DEAD objects until nobody can write to their pages
 grace       tells when every operation has ended that was under way
 audit       finds pages and slots that are in no place
+orphans     what the dead left in segments that nobody sweeps
 dead_pins   takes away the pins of dead readers
 coalesce    joins neighbouring free extents
 join_ahead  decides whether to join them before a producer is refused

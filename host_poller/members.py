@@ -1,8 +1,14 @@
-"""Which ranks live, and the events when one comes or goes."""
+"""Which ranks live, the events when one comes or goes, and how many have ended."""
 
 from nanokv.device.machines.base import Machine
 from nanokv.heap.base import Heap
 from nanokv.host_poller.events import Event, EventKind
+
+
+def deaths(machine: Machine, heap: Heap) -> int:
+    """How many incarnations of ranks have ended so far, also those that nobody saw alive."""
+    incarnations = machine.activity(heap.rank)["incarnation"].tolist()
+    return sum(inc - heap.alive(rank, inc) for rank, inc in enumerate(incarnations) if inc)
 
 
 class Members:

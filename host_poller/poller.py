@@ -26,6 +26,7 @@ from nanokv.host_poller.events import Event, Listener, Listeners
 from nanokv.host_poller.index import HeaderIndex
 from nanokv.host_poller.intake import Intake
 from nanokv.host_poller.members import Members
+from nanokv.host_poller.orphans import Orphans
 from nanokv.host_poller.removal import Removal
 from nanokv.host_poller.scheduling import end_sleeps_on_time, interrupt_nobody
 from nanokv.host_poller.sweeper import Sweeper
@@ -78,6 +79,8 @@ class Poller:
         self.intake = Intake(machine, self._rank, self.index, self.listeners)
         self.evicted = 0
         self.failures = 0
+        self.orphans = 0
+        self._orphans = Orphans(machine, heap)
         self._fingerprint = b""
         self._swept = self._pass_began = -math.inf
         self._pass_due = False  # and waits for its time
@@ -207,13 +210,14 @@ class Poller:
             "corrupt_hints": self.intake.corrupt,
             "removed": self.intake.removed,
             "evicted_ahead": self.evicted,
+            "orphans": self.orphans,
             "poller_failures": self.failures,
         } | sweeps
 
     def _run(self) -> None:
         end_sleeps_on_time()  # else a pause of 20 µs takes 75
         interrupt_nobody()  # else one call of a hundred beside it takes 30 µs more
-        members, met = Members(self._machine, self._heap), time.monotonic()
+        members, met = Members(self._machine, self._heap), -math.inf
         idle = 0  # rounds without hints
         while not self._stop.is_set():
             try:
@@ -222,6 +226,7 @@ class Poller:
                 if time.monotonic() - met >= SWEEP_SECONDS:
                     met = time.monotonic()
                     self.listeners.tell(members.events())
+                    self.orphans += self._orphans.look() if self._reclaims else 0
             except Exception:  # a corrupt word must not end the service; `stats` shows the failure
                 if self._stop.is_set():
                     return

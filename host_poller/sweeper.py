@@ -42,6 +42,7 @@ from nanokv.host_poller.header_pass import SLICE, HeaderPass, Life, Slice, Total
 from nanokv.host_poller.index import Change, HeaderIndex, Records, Slots
 from nanokv.host_poller.join_ahead import JoinAhead
 from nanokv.host_poller.labels import Labels
+from nanokv.host_poller.members import deaths
 from nanokv.host_poller.quarantine import Quarantine
 from nanokv.host_poller.quotas import Quotas
 from nanokv.host_poller.removal import ByMachine, Removal
@@ -224,9 +225,8 @@ class Sweeper:
     def somebody_died(self) -> bool:
         """True if a rank ended since the last step, also one that no step saw alive. Deaths are counted once a step."""
         if not self._audit_due:
-            incarnations = self._machine.activity(self._rank)["incarnation"].tolist()
-            deaths = sum(inc - self._heap.alive(rank, inc) for rank, inc in enumerate(incarnations) if inc)
-            self._audit_due, self._deaths = deaths > self._deaths, deaths
+            before, self._deaths = self._deaths, deaths(self._machine, self._heap)
+            self._audit_due = self._deaths > before
         return self._audit_due
 
     def _audit_after_deaths(self) -> None:

@@ -60,6 +60,7 @@ class Stats(TypedDict):
     replicas_refused: int  #: that it could not make
     promotions: int  #: copies that it made because of its reads
     # the poller
+    orphans: int  #: objects that the dead were writing in segments whose rank has ended, and that it gave up
     evicted_ahead: int  #: objects that it evicted to stay between the water marks; `evictions` counts them too
     indexed: int  #: objects in its index
     hints: int  #: hints that it took from the ring

@@ -73,8 +73,7 @@ class Asking(Objects):
                 else:
                     statuses[which] = found
         if lost is not None and any((statuses[which] != _OK).any() for which in unsure):
-            self._counts.peer_lost += 1
-            raise lost
+            self._lost(lost)
 
 
 def by_place(places: Words, numbers: Words) -> Iterator[tuple[int, Words]]:

@@ -14,7 +14,7 @@ from nanokv.cluster.nodes import Node
 from nanokv.cluster.options import ClusterOptions
 from nanokv.cluster.parts import Parts, assemble
 from nanokv.device.machines.records import NO_TERMS, Terms
-from nanokv.errors import CacheClosed, InvalidArgument, NanoKVError
+from nanokv.errors import CacheClosed, InvalidArgument, NanoKVError, PeerLost
 from nanokv.status_errors import error_for
 from nanokv.terms import Hold, terms_of
 from nanokv.types import Key, KeyDigest
@@ -142,6 +142,12 @@ class ClusterBase:
             return None, rank
         node = self._nodes[name]
         return node, None if rank is None else integer("the rank of preferred_segment", rank, 0, node.ranks - 1)
+
+    def _lost(self, error: PeerLost) -> None:
+        """A node that may have an object which was not found elsewhere cannot be reached: see the option `lost`."""
+        self._counts.peer_lost += 1
+        if self.options.lost == "raise":
+            raise error
 
     def _terms(self, hold: float | Hold | None) -> Terms:
         return NO_TERMS if hold is None else terms_of(hold, self.world._hasher.group)

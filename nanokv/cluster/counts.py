@@ -12,7 +12,7 @@ class Counts:
     remote_bytes_rx: int = 0  #: bytes of them
     remote_puts: int = 0  #: objects put to other nodes
     remote_bytes_tx: int = 0  #: bytes of them
-    peer_lost: int = 0  #: calls that raised PeerLost
+    peer_lost: int = 0  #: calls that raised PeerLost, or answered a miss instead (option `lost`)
 
     def read(self, count: int, nbytes: int) -> None:
         """Count objects that were read."""

@@ -160,8 +160,7 @@ class Objects(ClusterBase):
             if status == _MISS:
                 status, answered = got, node
         if lost is not None:
-            self._counts.peer_lost += 1
-            raise lost
+            self._lost(lost)
         return status, answered
 
     def _get_known(self, digest: KeyDigest) -> tuple[Got, Node] | None:
@@ -221,7 +220,7 @@ class Objects(ClusterBase):
             except PeerLost as error:
                 lost = lost or error
         if lost is not None:
-            raise lost
+            self._lost(lost)
         return False
 
     __contains__ = exists

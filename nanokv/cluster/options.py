@@ -17,6 +17,7 @@ _LEAST_SECRET = 16  #: bytes
 _LOOPBACK = "lo"
 _PORTS = re.compile(r"([0-9]{1,5})-([0-9]{1,5})")
 _LEAST_PORTS, _LAST_PORT = 4, 65535
+_LOST = ("raise", "miss")
 _ALL = ("0.0.0.0", "::", "*")  #: no address at which anybody can be reached
 
 
@@ -37,6 +38,9 @@ class ClusterOptions:
         bind: the interface or address at which this member takes messages. "0.0.0.0" is all, and only if given.
         advertise: the host name or address by which the others reach it. Default: `bind`; needed if that is all.
         timeout: seconds that a node has for each round of a get, and for a put, beside the time for its bytes.
+        lost: what a read answers if a node that may have the object cannot be reached, and no other one has it: "raise"
+            PeerLost, or "miss", as if there were none; then `stats()["peer_lost"]` alone tells. Calls about
+            many keys raise for all of them. Puts, and `remove`, raise always: what they did is not known.
         ttl: seconds after which the others see that this process has died, or cannot reach the registry.
         locations: of how many objects of other nodes this process remembers where they lie; 72 bytes each. 0: of
             none; then it follows no events of others, which spares a large cluster that traffic, and its gets take four
@@ -52,6 +56,7 @@ class ClusterOptions:
     advertise: str = ""
     ports: str = ""
     timeout: float = 1.0
+    lost: str = "raise"
     ttl: float = 3.0
     join_timeout: float = 10.0
     locations: int = 1 << 17
@@ -77,6 +82,8 @@ class ClusterOptions:
         self._check_ports()
         if self.link != "nixl" and (self.devices != _LOOPBACK or self.ports):
             raise InvalidArgument(f"devices and ports are for the link nixl, not {self.link}")
+        if self.lost not in _LOST:
+            raise InvalidArgument(f"lost must be one of {', '.join(_LOST)}, not {self.lost!r}")
         object.__setattr__(self, "locations", integer("locations", self.locations, 0, 1 << 30))
         for name in ("timeout", "ttl", "join_timeout"):
             object.__setattr__(self, name, seconds(name, getattr(self, name)))

@@ -190,4 +190,4 @@ def _join_cluster(world: NanoKVCache, settings: Settings) -> "NanoKVCluster":
         del options["node"]
     if settings.link != "nixl":
         del options["devices"], options["ports"]
-    return NanoKVCluster(world, settings.cluster, **options)
+    return NanoKVCluster(world, settings.cluster, lost="miss", **options)  # to an engine that is all it is

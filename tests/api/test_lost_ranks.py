@@ -10,7 +10,8 @@ import torch
 
 import nanokv
 from nanokv.config import make_options
-from nanokv.errors import NanoKVError, PeerLost, WaitTimeout
+from nanokv.device.segment.layout import DEAD, STATE_MASK
+from nanokv.errors import DuplicateKey, NanoKVError, PeerLost, WaitTimeout
 from nanokv.heap.shm import ShmHeap
 from tests.support.heap_ranks import HeapRank, small_world
 from tests.support.rank_processes import Start, new_folder, starter, until
@@ -107,6 +108,34 @@ def test_a_rank_that_was_killed(start: Start, alloc: str) -> None:
     with pytest.raises(PeerLost):
         cache.put("other", torch.ones(3), preferred_segment=1)
     cache.close()
+
+
+@pytest.mark.parametrize("owner", [0, 1])
+def test_a_key_that_a_killed_rank_was_writing_is_free_again(start: Start, owner: int) -> None:
+    """Also in its own segment, which nobody sweeps any more. If it comes back, it takes the pages back."""
+    child = start(1, 2, mode="device")
+    cache = join(0, 2, "device")
+    child.arrive()
+    child.ask("open_cache", alloc="device")
+    key = at_home(cache, 1, 1)[0]
+    child.ask("put", "whole", [7], 1)
+    child.ask("open_for_write", key, 100, owner)
+    with pytest.raises(DuplicateKey):
+        cache.put(key, torch.ones(3))
+    child.kill()
+    until(lambda: cache.stats()["orphans" if owner == 1 else "sweeper_orphaned"] == 1)
+    cache.put(key, torch.arange(5))
+    assert cache.get(key).tolist() == [0, 1, 2, 3, 4] and cache.get("whole").tolist() == [7]
+    again = start(1, 2, mode="device")
+    again.arrive()
+    again.ask("open_cache", alloc="device")
+    until(lambda: not holds_pages_of_the_dead(cache, owner))
+    cache.close()
+
+
+def holds_pages_of_the_dead(cache: nanokv.NanoKVCache, owner: int) -> bool:
+    headers = cache._machine.headers(owner, 0, cache._geometry.hdr_count)
+    return bool((headers["n_pages"][headers["state"] & STATE_MASK.value == DEAD.value] > 0).any())
 
 
 @pytest.mark.parametrize("alloc", ["device", "host"])

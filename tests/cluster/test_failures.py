@@ -15,7 +15,7 @@ import torch
 
 from nanokv.cluster import NanoKVCluster
 from nanokv.cluster.links.nixl import NixlLink
-from nanokv.errors import NanoKVError, PeerLost
+from nanokv.errors import KeyNotFound, NanoKVError, PeerLost, WaitTimeout
 
 from .conftest import MakeCluster, key_of, until
 from .node_process import NodeProcess, value_of
@@ -82,6 +82,36 @@ def test_a_node_that_is_killed(make_cluster: MakeCluster, make_node: MakeNode) -
     assert here.get(far, None) is None  # what was there alone has gone; another node is its home now
     here.put(far, value_of(far, SIZE))
     assert torch.equal(here.get(far), value_of(far, SIZE))
+
+
+def test_what_a_lost_node_has_can_be_a_miss(make_cluster: MakeCluster, make_node: MakeNode) -> None:
+    """Calls about many keys answer for those of all other nodes."""
+    here, other = make_cluster(2, timeout=1.0, lost="miss", ttl=60.0)
+    there = make_node("far")
+    for member in (here, other):
+        meet(member, "far", "n0", "n1")
+    keys = [key_of(here, node, f"{i}") for i, node in enumerate(["n0", "n1", "n1", "far", "n0", "n1"])]
+    rows = torch.arange(6 * 40.0).reshape(6, 40)
+    assert here.put_many(keys, rows) == [None] * 6
+    there.kill()
+    wanted = [True, True, True, False, True, True]
+    assert here.exists_many(keys) == wanted and here.prefix_length(keys) == 3
+    assert here.get(keys[3], None) is None and not here.exists(keys[3])
+    out = torch.zeros_like(rows)
+    assert here.get_many(keys, dsts=out) == wanted and torch.equal(out[:3], rows[:3]) and torch.equal(out[4:], rows[4:])
+    assert [got is not None for got in here.get_many(keys)] == wanted
+    with pytest.raises(KeyNotFound):
+        here.get(keys[3])
+    with pytest.raises(WaitTimeout, match="1 of 6"):
+        here.wait(keys, timeout=0.1)
+    assert here.stats()["peer_lost"] >= 6
+    assert here.bring(keys) == wanted
+    assert isinstance(here.put_many(keys[3:4], rows[3:4])[0], PeerLost)
+    with pytest.raises(PeerLost):
+        here.put(keys[3], rows[3])
+    with pytest.raises(PeerLost):
+        here.remove(keys[3])
+    assert here.remove_many(keys) == wanted
 
 
 def test_a_node_that_comes_back_is_another_one(make_cluster: MakeCluster, make_node: MakeNode) -> None:

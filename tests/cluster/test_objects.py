@@ -479,7 +479,7 @@ def test_wrong_calls(make_cluster: MakeCluster, tmp_path: Any) -> None:
 
 WRONG_OPTIONS: list[dict[str, Any]] = [
     *({"node": "a b"}, {"nodes": 3}, {"secret": b"short"}, {"link": "pigeon"}),
-    *({"timeout": 0}, {"locations": -1}),
+    *({"timeout": 0}, {"locations": -1}, {"lost": "ignore"}),
 ]
 ADDRESSES: list[dict[str, Any]] = [{"bind": "0.0.0.0"}, {"bind": "::"}, {"advertise": "a b"}, {"devices": "a,b"}]
 ADDRESSES += [{"ports": wrong} for wrong in ("4000", "4000-4002", "0-9", "65533-65536", "a-b", 5)]

@@ -24,7 +24,7 @@ from tests.integrations.surfaces import put_into
 
 ROOT = Path(__file__).parents[2]
 HERE = "tests/integrations"
-SECONDS = 900.0
+SECONDS = 1800.0
 LEASE_MS = 500
 #: per file of Mooncake's repository the tests that pass against the real store
 MOONCAKE = {
@@ -120,27 +120,28 @@ def _environment(shim: Path) -> dict[str, str]:
 
 def _sglang(environment: dict[str, str]) -> Ran:
     command = [sys.executable, "-m", "tests.integrations.without_torchvision", SGLANG]
-    code, output = _run(command, ROOT, environment)
-    passed = "All tests passed" in output and not code
-    return Ran("SGLang's test_mooncake_store", int(passed), int(not passed), 1, output)
+    code, output, log = _run(command, ROOT, environment)
+    passed = "All tests passed" in log and not code
+    return Ran("SGLang's test_mooncake_store", int(passed), int(not passed), 1, output + log)
 
 
 def _pytest(what: str, command: list[str], folder: Path, environment: dict[str, str], wanted: int) -> Ran:
-    code, output = _run(command, folder, environment)
+    code, output, log = _run(command, folder, environment)
     counts = {kind: int(number) for number, kind in _COUNTS.findall(output.strip().splitlines()[-1] if output else "")}
     failed = counts.get("failed", 0) + counts.get("error", 0)
-    return Ran(what, counts.get("passed", 0), failed or int(code != 0), wanted, output)
+    return Ran(what, counts.get("passed", 0), failed or int(code != 0), wanted, output + log if code else output)
 
 
-def _run(command: list[str], folder: Path, environment: dict[str, str]) -> tuple[int, str]:
+def _run(command: list[str], folder: Path, environment: dict[str, str]) -> tuple[int, str, str]:
+    """Exit code, stdout, stderr."""
     try:
         ran = subprocess.run(
             command, check=False, cwd=folder, env=environment, capture_output=True, text=True, timeout=SECONDS
         )
     except subprocess.TimeoutExpired as late:
         said = late.stdout or b""
-        return 1, (said.decode(errors="replace") if isinstance(said, bytes) else said) + f"\nover {SECONDS:.0f} s"
-    return ran.returncode, ran.stdout + (ran.stderr if ran.returncode else "")
+        return 1, said.decode(errors="replace") if isinstance(said, bytes) else said, f"over {SECONDS:.0f} s\n"
+    return ran.returncode, ran.stdout, ran.stderr
 
 
 def _show(ran: list[Ran], given: argparse.Namespace) -> None:

@@ -23,6 +23,7 @@ from nanokv.device.sim.simulation import InTasks, Simulation, Task
 from nanokv.device.sim.world import SimulatedMachine, SimulatedWorld
 from nanokv.heap.base import Heap
 from nanokv.host_poller.index import HeaderIndex
+from nanokv.host_poller.orphans import Orphans
 from nanokv.host_poller.poller import Poller
 from nanokv.host_poller.sweeper import Sweeper
 
@@ -91,6 +92,14 @@ class SmallHeap:
         for task in dead if current is not None else []:
             join(cast(Task, current).view, task.view)
         return not dead and rank not in self._world.buried
+
+    def peer_closed(self, rank: int) -> bool:
+        """Whether a rank has ended."""
+        return not self.alive(rank, 1)
+
+    def host_view(self, rank: int) -> Any:
+        """A segment; nobody looks at it this way, only whether it is mapped."""
+        return self._world.segments.views()[rank].raw
 
     def wake(self, rank: int) -> None:
         """Nobody sleeps here."""
@@ -328,6 +337,10 @@ class SmallWorld:
         sweeper = Sweeper(cast(Machine, machine), self.heap(rank), index, write_timeout, True)
         self.hosts[rank] = Host(machine, sweeper, None)
         return sweeper
+
+    def orphans(self, rank: int = 0) -> Orphans:
+        """What a rank's poller does for ranks that have ended."""
+        return Orphans(cast(Machine, self.machine(rank)), self.heap(rank))
 
     def poller(self, rank: int = 0) -> Poller:
         """The production poller of a rank's segment, without its thread."""

@@ -4,7 +4,7 @@ settings                       what is configured
 values                         what memory objects of LMCache are as tensors, and how they are allocated
 forms                          which object of NanoKV holds a chunk: its key and memory format
 chunks                         chunks stored and read, many in one call
-putting, presence              puts, look-ups and removals of both
+putting                        puts of both
 background, known              threads under an event loop; the names of what was stored
 connector                      NanoKVConnector, a `RemoteConnector`
 tasks, locks, catalogue        of the adapter: tasks with event fds, what is held in place, what it has stored

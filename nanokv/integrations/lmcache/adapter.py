@@ -28,7 +28,6 @@ from nanokv.integrations import joining
 from nanokv.integrations.lmcache import settings
 from nanokv.integrations.lmcache.catalogue import Catalogue, Sizes, name_of
 from nanokv.integrations.lmcache.locks import Locks
-from nanokv.integrations.lmcache.presence import exist, remove
 from nanokv.integrations.lmcache.putting import Putting
 from nanokv.integrations.lmcache.tasks import Tasks
 from nanokv.integrations.lmcache.values import flat, tensor_of
@@ -86,7 +85,7 @@ class NanoKVL2Adapter(L2AdapterInterface):
         self._in_place = isinstance(self._store, NanoKVCache)
         self._putting = Putting(self._joined, own.segment(self._joined))
         self._locks = Locks(self._world)
-        self._catalogue = Catalogue(self._world.digest, partial(exist, self._store))
+        self._catalogue = Catalogue(self._world.digest, self._store.exists_many)
         numbers = count()
         self._stores: Tasks[L2StoreResult] = Tasks("store", numbers, own.threads)
         self._lookups: Tasks[Bitmap] = Tasks("lookup", numbers, 1)
@@ -162,7 +161,7 @@ class NanoKVL2Adapter(L2AdapterInterface):
             else:
                 missing.append(i)
         if missing and not self._in_place:
-            for i, yes in zip(missing, exist(self._store, [name_of(keys[i]) for i in missing]), strict=True):
+            for i, yes in zip(missing, self._store.exists_many([name_of(keys[i]) for i in missing]), strict=True):
                 if yes:
                     found.set(i)
         return found
@@ -206,7 +205,7 @@ class NanoKVL2Adapter(L2AdapterInterface):
         """Remove objects, but for those that are locked. LMCache's eviction comes back for them."""
         names = [name_of(key) for key in keys]
         try:
-            removed = remove(self._store, names)
+            removed = self._store.remove_many(names)
         except NanoKVError as error:
             logger.warning("NanoKV: objects are not deleted: %s", error)
             return

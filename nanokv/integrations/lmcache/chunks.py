@@ -17,7 +17,6 @@ from nanokv.cache import NanoKVCache
 from nanokv.errors import DuplicateKey, InvalidArgument, KeyNotFound, NanoKVError, NotReady, SegmentCorrupt
 from nanokv.integrations.joining import Joined
 from nanokv.integrations.lmcache.forms import Form, Layout
-from nanokv.integrations.lmcache.presence import exist, prefix, remove
 from nanokv.integrations.lmcache.putting import Putting
 from nanokv.integrations.lmcache.values import flat, tensor_of
 
@@ -45,10 +44,10 @@ class Chunks:
     def prefix(self, keys: Sequence[str]) -> int:
         """How many of the first keys have chunks."""
         names = [self._layout.forms[0].name(key) for key in keys]
-        length = prefix(self._store, names)
-        while length < len(keys) and any(exist(self._store, self._other_names(keys[length]))):
+        length = self._store.prefix_length(names)
+        while length < len(keys) and any(self._store.exists_many(self._other_names(keys[length]))):
             length += 1
-            length += prefix(self._store, names[length:])
+            length += self._store.prefix_length(names[length:])
         return length
 
     def exist(self, keys: Sequence[str]) -> list[bool]:
@@ -63,16 +62,16 @@ class Chunks:
 
     def remove(self, key: str) -> bool:
         """Remove a chunk; False if there is none, or if it is being read."""
-        return any(remove(self._store, [form.name(key) for form in self._layout.forms]))
+        return any(self._store.remove_many([form.name(key) for form in self._layout.forms]))
 
     def _forms_of(self, keys: Sequence[str]) -> list[Form | None]:
         """How each chunk is stored; None: it is not."""
         first = self._layout.forms[0]
-        found = exist(self._store, [first.name(key) for key in keys])
+        found = self._store.exists_many([first.name(key) for key in keys])
         forms: list[Form | None] = [first if there else None for there in found]
         missing = [i for i, there in enumerate(found) if not there]
         if missing:
-            others = exist(self._store, [name for i in missing for name in self._other_names(keys[i])])
+            others = self._store.exists_many([name for i in missing for name in self._other_names(keys[i])])
             step = len(self._others)
             for at, i in enumerate(missing):
                 there = others[at * step : (at + 1) * step]

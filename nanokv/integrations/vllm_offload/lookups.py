@@ -13,7 +13,6 @@ from typing import Protocol
 from vllm.v1.kv_offload.base import OffloadKey, ReqContext
 from vllm.v1.kv_offload.tiering.async_lookup import AsyncLookupManager
 
-from nanokv.errors import PeerLost
 from nanokv.integrations.joining import Store
 
 
@@ -74,16 +73,7 @@ class BackgroundLookups(AsyncLookupManager):
         super().__init__(tier_type)
 
     def batch_lookup(self, keys: list[OffloadKey], req_context: ReqContext) -> Iterable[bool]:
-        try:
-            return self._store.exists_many(keys)
-        except PeerLost:  # of one node: others have their blocks. A lost node costs its time once, not per key
-            return [self._exists(key) for key in keys]
-
-    def _exists(self, key: OffloadKey) -> bool:
-        try:
-            return self._store.exists(key)
-        except PeerLost:
-            return False
+        return self._store.exists_many(keys)
 
     def begin(self, request: str) -> None:
         pass

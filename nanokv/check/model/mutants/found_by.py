@@ -130,6 +130,8 @@ FOUND_BY: dict[str, str] = {
     "one-look": "swept/sc: producer@25 0.2 1.1 26.1 64.1 103.1 146.1 159.1",
     "no-audit": "swept/sc: producer@10",
     "pins-of-the-dead": "swept-pins/sc: reader@22",
+    "orphans-left": "orphans/sc: producer@21",
+    "orphans-half": "orphans/sc: producer@21",
     "leave-before-copy": "remove/sc: plain",
     "leave-missing": "remove-late/sc: 0.1 3.1 6.1 13.1 21.1 25.1",
     "leave-wrong-phase": "grace/sc: 1.2 2.1 15.2 30.2 38.2",

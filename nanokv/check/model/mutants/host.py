@@ -2,9 +2,12 @@
 
 from typing import Any
 
+import numpy as np
+
 from nanokv.check.model.mutants.mutant import mutant
 from nanokv.device.protocol import activity, evict, put, reclaim, ring
-from nanokv.host_poller import audit, coalesce, grace, index, intake, quarantine, sweeper
+from nanokv.device.segment.layout import STATE_MASK, WRITING
+from nanokv.host_poller import audit, coalesce, grace, index, intake, orphans, quarantine, sweeper
 from nanokv.host_poller.header_pass import Life
 
 
@@ -22,6 +25,10 @@ def _never_silent(self: Any, header: Any) -> bool:
 
 def _nothing(self: Any, *args: Any) -> None:
     return None
+
+
+def _written(headers: Any) -> Any:
+    return np.flatnonzero(headers["state"] & STATE_MASK.value == WRITING.value)
 
 
 # --- splits ---
@@ -156,6 +163,18 @@ mutant(
     "pins of dead readers stay",
     ("swept-pins", "pin-dies"),
     patches=((sweeper, "drop_dead_pins", lambda machine, owner, alive: 0),),
+)
+mutant(
+    "orphans-left",
+    "what the dead were writing in segments that nobody sweeps stays",
+    ("orphans",),
+    patches=((orphans.Orphans, "give_up", lambda self: 0),),
+)
+mutant(
+    "orphans-half",
+    "only what had pages by then is given up there",
+    ("orphans",),
+    patches=((orphans, "_unfinished", _written),),
 )
 mutant(
     "leave-before-copy",

@@ -102,6 +102,31 @@ def _swept_pins(world: SmallWorld) -> None:
     world.spawn("other", lambda: (world.hold(A), world.hold(A)))
 
 
+def _the_key_is_free(world: SmallWorld) -> None:
+    dead, put, there = world.results["heir"]
+    if dead and put != Status.OK:
+        expect((put, there) == (Status.DUPLICATE, (Status.OK, 1)), f"a key of the dead is taken: {put!r}, {there}")
+
+
+@Scenario(
+    "orphans",
+    "a producer dies at each step in its own segment, which nobody sweeps; another rank puts the same key",
+    small(ranks=2),
+    _the_key_is_free,
+    mortal=("producer",),
+)
+def _orphans(world: SmallWorld) -> None:
+    def inherit() -> tuple[bool, Status, tuple[Status, int]]:
+        orphans, dead = world.orphans(), False
+        for _ in range(3):
+            dead = world.heap().peer_closed(1)
+            orphans.give_up()
+        return dead, world.put(A, 2), world.get(A)
+
+    world.spawn("producer", lambda: world.put(A, 1, rank=1, owner=1), rank=1)
+    world.spawn("heir", inherit)
+
+
 # --- given up while it writes -----------------------------------------------------------------
 def _write_slowly(world: SmallWorld, *, plan: bool) -> Status:
     """begin, store the payload word by word, commit: as a kernel of the engine does it."""
