@@ -311,12 +311,13 @@ class Machine(ABC):
     def find_copies(self, key: tuple[int, int]) -> list[Place]:
         """Where the READY objects of a key lie (without payload), in no order."""
         entries = np.zeros(CANDIDATES.value, np.int64)
-        found = entries[: self.exchange("find_copies", *key, entries)]
-        owners, slots = unpack("ENTRY", "rank", found).tolist(), unpack("ENTRY", "header", found).tolist()
-        epochs = [int(self.headers(*place, 1)["epoch"][0]) for place in zip(owners, slots, strict=True)]
-        lasting = unpack("ENTRY", "epoch", found) == np.array(epochs, np.int64) & ENTRY_EPOCH_MASK.value
-        places = zip(owners, slots, epochs, lasting, strict=True)
-        return [Place(owner, slot, epoch) for owner, slot, epoch, lasts in places if lasts]
+        places = []
+        for entry in entries[: self.exchange("find_copies", *key, entries)].tolist():
+            owner, slot = unpack("ENTRY", "rank", entry), unpack("ENTRY", "header", entry)
+            epoch = int(self.headers(owner, slot, 1)["epoch"][0])
+            if unpack("ENTRY", "epoch", entry) == epoch & ENTRY_EPOCH_MASK.value:
+                places.append(Place(owner, slot, epoch))
+        return places
 
     # --- the table of layouts ---
     def write_layout(self, owner: int, row: npt.NDArray[Any]) -> int:

@@ -55,6 +55,7 @@ class NativeMachine(CodeMachine):
         self._plan_now = self._code["plan_now"]
         self._put_object, self._get_object = self._code["put_object"], self._code["get_object"]
         self._find_object: Callable[..., int] = self._code["find_object"]
+        self._take_object: Callable[..., int] = self._code["take_object"]
         self._put_now, self._get_now = self._code["put_now"], self._code["get_now"]
 
     # what every caller waits for goes to the code at once
@@ -83,6 +84,10 @@ class NativeMachine(CodeMachine):
     def find_object(self, key: object, hashing: int) -> int:
         """Look for a key: a Status, or UNUSUAL."""
         return self._find_object(key, self.table_address, hashing)
+
+    def take_object(self, key: object, hashing: int, dst: int, room: int) -> int:
+        """Copy an object of at most `room` bytes to an address: its bytes; below 0: UNUSUAL, or NOT_TAKEN."""
+        return self._take_object(key, self.table_address, hashing, dst, room)
 
     def plan_now(self, owner: int, key: tuple[int, int], nbytes: int, descriptor: Descriptor) -> Begun:
         if any(descriptor):

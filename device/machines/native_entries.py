@@ -5,7 +5,7 @@ from nanokv.device.fabric import rounds as fabric
 from nanokv.device.machines.entries import ENTRIES, Entry
 from nanokv.device.native.calls import get_now, plan_now, put_now
 from nanokv.device.native.many import find_each, get_each, put_each, remove_each, use_each
-from nanokv.device.native.objects import find_object, get_object, put_object
+from nanokv.device.native.objects import find_object, get_object, put_object, take_object
 from nanokv.device.native.rounds import rounds
 from nanokv.device.native.tensors import look
 from nanokv.device.native.waits import await_ready
@@ -23,6 +23,7 @@ NATIVE_ENTRIES = ENTRIES | {
     "put_object": Entry(put_object, 1, objects=2),
     "get_object": Entry(get_object, 1, objects=2),
     "find_object": Entry(find_object, 1, objects=1),
+    "take_object": Entry(take_object, 1, objects=1),
     "rounds": Entry(rounds, 1, by_owner=True),
     "await_ready": Entry(await_ready, 1),
 }

@@ -13,6 +13,7 @@ import triton.language as tl
 
 from nanokv.device.memory.triton import copy_bytes, load64, word
 from nanokv.device.native.calls import get_now, put_now
+from nanokv.device.native.clock import wall_ns
 from nanokv.device.native.python_objects import (
     big_endian,
     bytes_at,
@@ -28,6 +29,8 @@ from nanokv.device.native.python_objects import (
 )
 from nanokv.device.native.tensors import look
 from nanokv.device.protocol.directory import find
+from nanokv.device.protocol.get import lookup, read
+from nanokv.device.protocol.status import OK
 from nanokv.device.segment.host_records import (
     H_DIGEST_TYPE,
     H_FUNCTION,
@@ -37,6 +40,7 @@ from nanokv.device.segment.host_records import (
     H_TAG,
     H_UPPER,
     NOT_ALIKE,
+    NOT_TAKEN,
     PREFIX_BYTES,
     T_TYPE,
     T_WHAT,
@@ -130,6 +134,25 @@ def get_object(key: tl.int64, tensor: tl.int64, world: World, hashing: tl.int64,
     status = get_now(world, low, check, dst, what)
     take_lock(lock)
     return status
+
+
+@triton.jit
+def take_object(key: tl.int64, world: World, hashing: tl.int64, dst: tl.int64, room: tl.int64) -> Any:
+    """Copy the object of a key, of any size up to `room`, to the address `dst`: its bytes.
+
+    Below 0: UNUSUAL; or NOT_TAKEN: there is none, or it is larger, damaged, or was replaced meanwhile.
+    """
+    known, low, check = digest_of(key, hashing)
+    if not known:
+        return word(UNUSUAL)
+    lock = release_lock()
+    status, owner, slot, epoch, payload, nbytes = lookup(world, low, check)
+    taken = word(NOT_TAKEN)
+    if (status == OK) & (nbytes <= room):
+        if read(world, owner, slot, epoch, low, check, payload, nbytes, dst, wall_ns()) == OK:
+            taken = nbytes
+    take_lock(lock)
+    return taken
 
 
 @triton.jit

@@ -85,6 +85,7 @@ TENSOR = Record(
 )
 
 NOT_ALIKE = tl.constexpr(-1)  #: no address of a tensor's bytes
+NOT_TAKEN = tl.constexpr(-2)  #: no bytes of an object were copied that count
 UNUSUAL = tl.constexpr(-1)  #: no status: native code leaves a call to Python, and has done nothing
 T_TYPE = TENSOR.at("type")
 T_FUNCTION = TENSOR.at("function")

@@ -313,15 +313,18 @@ BITS = (
 )
 
 
+_SHIFTS_AND_MASKS = {(bits.word, bits.name): (bits.shift, (1 << bits.width) - 1) for bits in BITS}
+
+
 def _bits(word: str, name: str) -> tuple[Any, Any]:
-    bits = next(b for b in BITS if (b.word, b.name) == (word, name))
-    return tl.constexpr(bits.shift), tl.constexpr((1 << bits.width) - 1)
+    shift, mask = _SHIFTS_AND_MASKS[word, name]
+    return tl.constexpr(shift), tl.constexpr(mask)
 
 
 def unpack(word: str, name: str, values: Any) -> Any:
     """One field of a packed word, or of each word in a numpy array (u64 or i64)."""
-    bits = next(b for b in BITS if (b.word, b.name) == (word, name))
-    return (values >> bits.shift) & ((1 << bits.width) - 1)
+    shift, mask = _SHIFTS_AND_MASKS[word, name]
+    return (values >> shift) & mask
 
 
 def key_checks(headers: Any) -> Any:

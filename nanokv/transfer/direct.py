@@ -41,6 +41,7 @@ class Direct:
     def __init__(self, machine: NativeMachine, hasher: Hasher, note_owner: Callable[[int], None] | None) -> None:
         self._note_owner = note_owner
         self._put, self._get, self._find = machine.put_object, machine.get_object, machine.find_object
+        self._take = machine.take_object
         self._most = machine.at_once
         self._record = np.zeros((), HASHING.dtype)
         self._record["prefix"] = np.frombuffer(hasher.prefix, np.int64, PREFIX_WORDS)
@@ -67,6 +68,13 @@ class Direct:
             return LEFT_TO_CALLER
         status = self._get(key, dst, self._hashing, record)
         return status if status != _SIZE else LEFT_TO_CALLER  # who tells what does not suit
+
+    def take(self, key: Key, address: int, room: int) -> int:
+        """Copy the object of a key, of any kind, to an address: its bytes. Below 0: ask in another way.
+
+        That may be because there is none, it has more than `room` bytes, it is damaged, or it was replaced meanwhile.
+        """
+        return self._take(key, self._hashing, address, room)
 
     def exists(self, key: Key) -> int:
         """OK if the object can be read now."""

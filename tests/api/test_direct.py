@@ -1,8 +1,10 @@
 """One native call for a key and a tensor does what the usual way does, or leaves the call to it."""
 
 import sys
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import pytest
@@ -194,6 +196,49 @@ def test_no_object_of_python_is_held_or_lost(pair: tuple[NanoKVCache, NanoKVCach
             assert direct(one).put(each, tensor, 1) > 0  # DUPLICATE
         assert direct(one).put(wrong, tensor, 1) == LEFT_TO_CALLER
     assert [sys.getrefcount(thing) for thing in things] == before
+
+
+@pytest.mark.parametrize("checksum", [False, True])
+def test_bytes_of_any_object_are_taken(checksum: bool) -> None:
+    with nanokv.local_world(1, 1 << 20, page_bytes=PAGE, checksum=checksum)[0] as cache:
+        room = torch.zeros(2 * PAGE, dtype=torch.uint8)
+        take = partial(direct(cache).take, address=room.data_ptr(), room=room.numel())
+        for key, nbytes in {"none": 0, "one": 1, "ключ": 5000, "all": 2 * PAGE}.items():
+            tensor = torch.arange(nbytes, dtype=torch.int64).to(torch.uint8)
+            cache.put(key, tensor)
+            assert take(key) == take(cache.digest(key)) == nbytes and torch.equal(room[:nbytes], tensor)
+        cache.put("long", torch.zeros(2 * PAGE + 1, dtype=torch.uint8))
+        cache.put("floats", torch.ones(3))
+        assert take("long") < 0 and take("missing") < 0 and take(b"one") < 0 and take("\ud800") < 0 and take(7) < 0
+        assert take("floats") == 12 and torch.equal(room[:12].view(torch.float32), torch.ones(3))
+        if checksum:
+            at = cache.get_location("floats").payload_off
+            cache._heap.segment(0)[at] ^= 1
+            assert take("floats") < 0
+            cache._heap.segment(0)[at] ^= 1
+        assert take("floats") == 12
+
+
+def test_what_is_taken_is_whole(pair: tuple[NanoKVCache, NanoKVCache]) -> None:
+    """While another thread replaces it."""
+    one, other = pair
+    room, ended = torch.zeros(PAGE, dtype=torch.uint8), threading.Event()
+
+    def replace() -> None:
+        for lap in range(2000):
+            other.put("k", torch.full((PAGE - lap % 3,), lap % 251, dtype=torch.uint8), preferred_segment=0)
+            other.remove("k")
+        ended.set()
+
+    with ThreadPoolExecutor(1) as pool:
+        done, taken = pool.submit(replace), 0
+        while not ended.is_set():
+            nbytes = direct(one).take("k", room.data_ptr(), PAGE)
+            if nbytes >= 0:
+                taken += 1
+                assert PAGE - 3 < nbytes <= PAGE and (room[:nbytes] == room[0]).all()
+        done.result()
+    assert taken
 
 
 def test_threads_share_the_records(pair: tuple[NanoKVCache, NanoKVCache]) -> None:

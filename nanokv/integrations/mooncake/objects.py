@@ -21,14 +21,14 @@ from nanokv.cache import NanoKVCache
 from nanokv.changed_terms import change_terms
 from nanokv.device.machines.records import NO_TERMS, Found, Place, Terms, What
 from nanokv.device.protocol.status import Status
-from nanokv.device.segment.last_access import time_of
-from nanokv.device.segment.layout import READY, STATE_MASK, unpack
+from nanokv.device.segment.layout import ACCESS_TIME, READY, STATE_MASK, unpack
 from nanokv.errors import NanoKVError, PeerLost
 from nanokv.host_poller.index import key_of
 from nanokv.integrations.mooncake.codes import Code
 from nanokv.integrations.mooncake.config import ReplicateConfig, SoftPinAction
 from nanokv.integrations.mooncake.memory import Part, address_of, part_of
 from nanokv.integrations.mooncake.place import PRIVATE, Segments
+from nanokv.integrations.mooncake.small_reads import SMALL, SmallReads
 from nanokv.integrations.mooncake.stored import LONGEST_KEY, key_in, tail_bytes, tail_of
 from nanokv.terms import Hold, change_to, terms_of
 from nanokv.transfer.descriptors import RAW
@@ -39,7 +39,6 @@ R = TypeVar("R")
 
 LEASE_VARIABLE = "NANOKV_MOONCAKE_LEASE_MS"
 _DEFAULT_LEASE = 10_000  #: milliseconds, as the real master's
-_JOINED = 64 << 10  #: bytes: smaller values are joined with their tails, and put in one native call
 _NS_PER_MS = 1_000_000
 _SLICE = 16 << 10  #: header slots that are looked at together
 
@@ -76,6 +75,7 @@ class Objects:
         self._machine, self._allocation, self._single = world._machine, world._allocation, world._single
         self._bases = world._heap.bases
         self._lease = lease_ns()
+        self.small = SmallReads(world._direct)
         self.digest: Callable[[bytes], KeyDigest] = world._hash
 
     # --- reading ---
@@ -86,6 +86,8 @@ class Objects:
             status, place, _ = self._allocation.locate(digest)
             if status:
                 return code_of(status)
+            if place.nbytes < tail_bytes(key):  # not a value: one of the store's own objects
+                return Code.OBJECT_NOT_FOUND
             got = take(self._bases[place.owner] + place.payload, place.nbytes - tail_bytes(key))
             if not self._machine.validate(place):
                 self._machine.touch(place, time.time_ns())
@@ -124,11 +126,10 @@ class Objects:
     # --- writing ---
     def write(self, key: bytes, parts: Sequence[Part], config: ReplicateConfig | None = None) -> int:
         """Store the parts, one after another, under a key that has none. `config`: None is the default one."""
-        nbytes = sum(part.nbytes for part in parts)
-        terms = NO_TERMS if config is None else self._terms(config)
-        for owner in self.owners(key, config):
+        digest, terms = self.digest(key), NO_TERMS if config is None else self._terms(config)
+        for owner in self.owners(digest, config):
             try:
-                status = self._write_to(owner, key, parts, nbytes, terms)
+                status = self._write_to(owner, digest, key, parts, terms)
             except PeerLost:
                 self.segments.forget()
                 continue
@@ -189,10 +190,10 @@ class Objects:
         pinned.soft_pin_action = SoftPinAction.ENABLE
         return pinned
 
-    def _write_to(self, owner: int, key: bytes, parts: Sequence[Part], nbytes: int, terms: Terms) -> int:
-        digest, tail = self.digest(key), tail_of(key)
-        if nbytes <= _JOINED and terms is NO_TERMS:
-            joined = b"".join([*(ctypes.string_at(*part) for part in parts), tail])
+    def _write_to(self, owner: int, digest: KeyDigest, key: bytes, parts: Sequence[Part], terms: Terms) -> int:
+        tail, nbytes = tail_of(key), sum([part.nbytes for part in parts])
+        if nbytes + len(tail) <= SMALL and terms is NO_TERMS:
+            joined = b"".join([*[ctypes.string_at(*part) for part in parts], tail])
             return self._allocation.put(digest, address_of(joined), _raw(len(joined)), owner)
 
         def fill(payload: torch.Tensor) -> None:
@@ -209,13 +210,13 @@ class Objects:
         return _SOFT_PIN if config.soft_pin_action == SoftPinAction.ENABLE else NO_TERMS
 
     # --- where ---
-    def owners(self, key: bytes, config: ReplicateConfig | None) -> list[int]:
+    def owners(self, digest: KeyDigest, config: ReplicateConfig | None) -> list[int]:
         """The ranks whose segments may get an object, in the order in which they are tried."""
         names = self.segments.names()
         ranks = sorted(names)
         if not ranks:
             return []
-        first = self.digest(key).key_hash % len(ranks)
+        first = digest.key_hash % len(ranks)
         order = ranks[first:] + ranks[:first]
         wanted: list[str] = []
         if config is not None:
@@ -230,7 +231,7 @@ class Objects:
     def _copy(self, key: bytes, config: ReplicateConfig, owner: int) -> None:
         """Copy a new object into further segments, as many as there are and the config wants."""
         wanted = config.replica_num - 1
-        for rank in self.owners(key, config):
+        for rank in self.owners(self.digest(key), config):
             if wanted and rank != owner and not self.copy_to(key, rank):
                 wanted -= 1
 
@@ -284,15 +285,16 @@ class Objects:
         return not found.status and self._leased(digest, found)
 
     def _leased(self, digest: KeyDigest, found: Found) -> bool:
-        places = {found.place[:3]: found.place, **{place[:3]: place for place in self._machine.find_copies(digest)}}
         now = time.time_ns()
-        return any(self._is_leased(self._access(place), now) for place in places.values())
+        return self._is_leased(self._access(found.place), now) or any(
+            self._is_leased(self._access(place), now) for place in self._machine.find_copies(digest)
+        )
 
-    def _access(self, place: Place) -> Any:
-        return self._machine.headers(place.owner, place.slot, 1)["last_access"][0]
+    def _access(self, place: Place) -> int:
+        return int(self._machine.headers(place.owner, place.slot, 1)["last_access"][0])
 
-    def _is_leased(self, access: Any, now: int) -> bool:
-        return bool(unpack("ACCESS", "use", int(access))) and int(time_of(access)) + self._lease > now
+    def _is_leased(self, access: int, now: int) -> bool:
+        return bool(unpack("ACCESS", "use", access)) and (access & ACCESS_TIME.value) + self._lease > now
 
     def keys(self) -> Iterator[bytes]:
         """The keys of all objects that can be read, without those of the store itself, in no order."""
@@ -326,7 +328,7 @@ class Objects:
             return  # it is best effort: the object may be gone
 
 
-@lru_cache(_JOINED)
+@lru_cache(SMALL)
 def _raw(nbytes: int) -> What:
     """So many bytes that are nothing but bytes. Made once: it is a record in memory."""
     return What.of(nbytes, RAW)

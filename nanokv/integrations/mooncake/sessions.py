@@ -87,7 +87,7 @@ class Sessions(Batches):
         if not key or not nbytes or objects is None:
             return Code.INVALID_PARAMS
         world, tail = objects.world, tail_of(key)
-        for owner in objects.owners(key, None):
+        for owner in objects.owners(objects.digest(key), None):
             try:
                 plan = world.open_for_write(key, nbytes + len(tail), preferred_segment=owner)
             except OutOfMemory:

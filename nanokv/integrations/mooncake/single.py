@@ -82,6 +82,10 @@ class Single(Values):
     # --- reading ---
     def get(self, key: str, /) -> bytes:
         """A copy of a value; empty if there is none."""
+        if type(key) is str and key and self._objects is not None:
+            small = self._objects.small.get(key)
+            if small is not None and len(small) <= self._local_buffer:
+                return small
         found = self._reading(key, self._within_buffer(take))
         return found if isinstance(found, bytes) else b""
 

@@ -9,6 +9,7 @@ import struct
 
 _TAIL = struct.Struct("<II")
 _MAGIC = 0x4B4D4B4E  # "NKMK"
+TAIL = _TAIL.size  #: bytes behind the key
 LONGEST_KEY = 64 << 10  #: bytes
 
 
@@ -19,7 +20,7 @@ def tail_of(key: bytes) -> bytes:
 
 def tail_bytes(key: bytes) -> int:
     """The length of `tail_of(key)`."""
-    return len(key) + _TAIL.size
+    return len(key) + TAIL
 
 
 def key_in(ending: bytes) -> bytes | None:
@@ -28,9 +29,9 @@ def key_in(ending: bytes) -> bytes | None:
     Args:
         ending: the last `LONGEST_KEY + 8` bytes of the object, or all.
     """
-    if len(ending) < _TAIL.size:
+    if len(ending) < TAIL:
         return None
-    length, magic = _TAIL.unpack(ending[-_TAIL.size :])
-    if magic != _MAGIC or length > len(ending) - _TAIL.size:
+    length, magic = _TAIL.unpack(ending[-TAIL:])
+    if magic != _MAGIC or length > len(ending) - TAIL:
         return None
-    return ending[len(ending) - _TAIL.size - length : len(ending) - _TAIL.size]
+    return ending[len(ending) - TAIL - length : len(ending) - TAIL]

@@ -153,6 +153,10 @@ class Values:
 
     def _read_into(self, key: str, ptr: int, size: int) -> int:
         """Copy a value to an address: its bytes, or a code."""
+        if type(key) is str and key and self._objects is not None:
+            small = self._objects.small.get_into(key, ptr, size)
+            if small >= 0:
+                return small
         name = key_bytes(key)
         if self._objects is None or not name:
             return Code.OBJECT_NOT_FOUND

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from nanokv.integrations.mooncake import MooncakeDistributedStore, ReplicateConfig, SoftPinAction
+from nanokv.integrations.mooncake.place import segment_key
 from tests.integrations.mooncake.conftest import Start
 
 NAME = "Mooncake Store"
@@ -146,10 +147,16 @@ def test_values_from_and_into_memory(store: Store) -> None:
     assert store.get("m") == bytes(range(50, 54)) + bytes(range(10))
 
 
+def test_the_objects_of_the_store_itself_are_no_values(store: Store) -> None:
+    key = segment_key(0).decode()
+    assert store.get(key) == b"" and store.get_size(key) == -704 and store.get_buffer(key) is None
+    assert store.get_into(key, Memory().ptr, 4096) == -704
+
+
 @pytest.mark.parametrize("nbytes", [1, 4080, 4096, 64 << 10, (64 << 10) + 1, 3 << 20])
 def test_values_of_every_size(store: Store, nbytes: int) -> None:
     value = np.random.default_rng(nbytes).bytes(nbytes)
-    assert store.put("v", value) == 0 and store.get("v") == value
+    assert store.put("v", value) == 0 and store.get("v") == value and store.get(cast(str, b"v")) == value
     memory = Memory(nbytes)
     assert store.get_into("v", memory.ptr, nbytes) == nbytes and memory[:] == value
 
