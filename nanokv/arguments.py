@@ -3,6 +3,7 @@
 import contextlib
 import math
 import operator
+import re
 import threading
 from collections.abc import Iterable
 from numbers import Real
@@ -13,6 +14,8 @@ from nanokv.types import KeyDigest
 
 T = TypeVar("T")
 
+_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+_SIZE = re.compile(r"(\d+)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE)
 FOREVER = threading.TIMEOUT_MAX  #: the longest wait of Python's locks, in seconds: centuries
 
 
@@ -33,6 +36,16 @@ def whole_number(value: object) -> int | None:
         return operator.index(value)  # type: ignore[arg-type]
     except TypeError:
         return None
+
+
+def size(name: str, value: object) -> int:
+    """Bytes: a number, or a text such as 4GiB, 512 MB (of 1024 each), 65536."""
+    if isinstance(value, str):
+        matched = _SIZE.fullmatch(value.strip())
+        if matched is None:
+            raise InvalidArgument(f"{name} must be a size such as 4GiB, not {value!r}")
+        return int(matched[1]) * _UNITS[matched[2].lower()]
+    return integer(name, value, 0)
 
 
 def number(name: str, value: object) -> float:

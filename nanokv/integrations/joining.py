@@ -5,13 +5,12 @@ process has (docs/elastic.md): two that come at once ask for the same rank, one 
 for the next. So nobody has to number processes, which an engine's plug-in cannot.
 """
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Union
 
-from nanokv.arguments import integer, seconds
+from nanokv.arguments import integer, seconds, size
 from nanokv.cache import NanoKVCache
 from nanokv.device.segment.layout import SIZE_CLASSES
 from nanokv.errors import HeapUnavailable, InvalidArgument, LinkUnavailable, RankTaken
@@ -22,8 +21,6 @@ if TYPE_CHECKING:
 
 Store = Union[NanoKVCache, "NanoKVCluster"]
 
-_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
-_SIZE = re.compile(r"(\d+)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE)
 _OF_A_CLUSTER = ("node", "link", "devices", "bind", "advertise", "ports", "timeout", "ttl")
 
 
@@ -77,20 +74,6 @@ class Settings:
             for field in fields(self):
                 if field.name in _OF_A_CLUSTER and getattr(self, field.name) != field.default:
                     raise InvalidArgument(f"{field.name} is about a cluster: give cluster too")
-
-
-def size(name: str, value: object) -> int:
-    """Bytes: a number, or a text such as 4GiB, 512 MB (of 1024 each), 65536.
-
-    Raises:
-        InvalidArgument: it is neither.
-    """
-    if isinstance(value, str):
-        matched = _SIZE.fullmatch(value.strip())
-        if matched is None:
-            raise InvalidArgument(f"{name} must be a size such as 4GiB, not {value!r}")
-        return int(matched[1]) * _UNITS[matched[2].lower()]
-    return integer(name, value, 0)
 
 
 def parse(given: Mapping[str, Any]) -> Settings:

@@ -1,11 +1,10 @@
 """The flags of the connector: `nanokv.*` in vLLM's `kv_connector_extra_config`. Imports no vLLM."""
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal, NamedTuple, get_args
 
-from nanokv.arguments import integer, seconds
+from nanokv.arguments import integer, seconds, size
 from nanokv.cluster.links import KINDS as LINKS
 from nanokv.cluster.links import LinkKind
 from nanokv.config import Alloc
@@ -18,8 +17,6 @@ PREFIX = "nanokv."
 PRODUCER_HOLD = 60.0  #: seconds
 Load = Literal["async", "layer"]
 Write = Literal["engine", "kernel"]
-_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
-_SIZE = re.compile(r"(\d+)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,15 +140,5 @@ def parse(extra: Mapping[str, Any]) -> Settings:
         if flag == name or name not in known:
             flags = ", ".join(PREFIX + each for each in sorted(known))
             raise InvalidArgument(f"there is no flag {flag!r} in kv_connector_extra_config; the flags are {flags}")
-        given[name] = _size(flag, value) if name in ("size", "page_bytes") else value
+        given[name] = size(flag, value) if name in ("size", "page_bytes") else value
     return Settings(**given)
-
-
-def _size(flag: str, value: object) -> int:
-    """Bytes: a number, or a text such as 4GiB, 512 MB (of 1024 each), 65536."""
-    if isinstance(value, str):
-        matched = _SIZE.fullmatch(value.strip())
-        if matched is None:
-            raise InvalidArgument(f"{flag} must be a size such as 4GiB, not {value!r}")
-        return int(matched[1]) * _UNITS[matched[2].lower()]
-    return integer(flag, value, 0)

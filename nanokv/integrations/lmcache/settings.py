@@ -10,7 +10,7 @@ from typing import Any
 
 from lmcache.v1.exceptions import IrrecoverableException
 
-from nanokv.arguments import integer, number
+from nanokv.arguments import integer, number, size
 from nanokv.device.segment.geometry import DEFAULT_CLASSES
 from nanokv.errors import InvalidArgument
 from nanokv.integrations import joining
@@ -49,7 +49,7 @@ class Own:
         if number("lease", self.lease) < 0:
             raise InvalidArgument(f"lease must not be negative, as {self.lease!r} is")
         if self.max_capacity_bytes is not None:
-            nbytes = joining.size("max_capacity_bytes", self.max_capacity_bytes)
+            nbytes = size("max_capacity_bytes", self.max_capacity_bytes)
             object.__setattr__(self, "max_capacity_bytes", nbytes)
 
     def segment(self, joined: joining.Joined) -> int | None:

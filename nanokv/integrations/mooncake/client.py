@@ -3,8 +3,8 @@
 import logging
 from typing import Any
 
+from nanokv.arguments import size as parsed_size
 from nanokv.errors import InvalidArgument, NanoKVError
-from nanokv.integrations.joining import size as parsed_size
 from nanokv.integrations.mooncake import place
 from nanokv.integrations.mooncake.codes import Code
 from nanokv.integrations.mooncake.objects import Objects

@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 import torch
 import xxhash
 
+from nanokv.arguments import size as parsed_size
 from nanokv.cache import NanoKVCache
 from nanokv.device.segment.layout import SIZE_CLASSES
 from nanokv.errors import HeapUnavailable, NanoKVError, RankTaken, SegmentCorrupt
 from nanokv.heap.shm_tools import inspect
-from nanokv.integrations.joining import size as parsed_size
 
 logger = logging.getLogger(__name__)
 
