@@ -4,7 +4,7 @@
 from the real one, and what is refused, is in docs/mooncake.md.
 
     config, descriptors, codes, memory, mooncake_config   what is handed in and out
-    stored, place, objects, small_reads                   how values lie in a NanoKV world, and who is in it
+    stored, place, objects, small_reads, listing, leases  how values lie in a NanoKV world, and who is in it
     values, single, batches, sessions, removal,
     replicas, client                                      the calls, each file a kind of them
     tensor_*, parallelism*, safetensor, tensors           calls about tensors: whole, in shards, and in files

@@ -9,38 +9,33 @@ the lease is over.
 """
 
 import ctypes
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 
 from nanokv.cache import NanoKVCache
 from nanokv.changed_terms import change_terms
-from nanokv.device.machines.records import NO_TERMS, Found, Place, Terms, What
+from nanokv.device.machines.records import NO_TERMS, Place, Terms, What
 from nanokv.device.protocol.status import Status
-from nanokv.device.segment.layout import ACCESS_TIME, READY, STATE_MASK, unpack
+from nanokv.device.segment.layout import unpack
 from nanokv.errors import NanoKVError, PeerLost
-from nanokv.host_poller.index import key_of
 from nanokv.integrations.mooncake.codes import Code
 from nanokv.integrations.mooncake.config import ReplicateConfig, SoftPinAction
+from nanokv.integrations.mooncake.leases import Leases
+from nanokv.integrations.mooncake.listing import keys_of
 from nanokv.integrations.mooncake.memory import Part, address_of, part_of
-from nanokv.integrations.mooncake.place import PRIVATE, Segments
+from nanokv.integrations.mooncake.place import Segments
 from nanokv.integrations.mooncake.small_reads import SMALL, SmallReads
-from nanokv.integrations.mooncake.stored import LONGEST_KEY, key_in, tail_bytes, tail_of
+from nanokv.integrations.mooncake.stored import tail_bytes, tail_of
 from nanokv.terms import Hold, change_to, terms_of
 from nanokv.transfer.descriptors import RAW
 from nanokv.transfer.single import TRIES
 from nanokv.types import KeyDigest
 
 R = TypeVar("R")
-
-LEASE_VARIABLE = "NANOKV_MOONCAKE_LEASE_MS"
-_DEFAULT_LEASE = 10_000  #: milliseconds, as the real master's
-_NS_PER_MS = 1_000_000
-_SLICE = 16 << 10  #: header slots that are looked at together
 
 _OF_STATUS = {
     Status.MISS: Code.OBJECT_NOT_FOUND,
@@ -62,11 +57,6 @@ def code_of(status: int) -> int:
     return Code.OK if not status else _OF_STATUS.get(Status(status), Code.INTERNAL_ERROR)
 
 
-def lease_ns() -> int:
-    """For how long a read protects an object from a removal that is not forced."""
-    return int(os.environ.get(LEASE_VARIABLE) or _DEFAULT_LEASE) * _NS_PER_MS
-
-
 class Objects:
     """The objects of a store, as one of its clients reaches them. `key`: the bytes of a key, not empty."""
 
@@ -74,8 +64,7 @@ class Objects:
         self.world, self.segments = world, segments
         self._machine, self._allocation, self._single = world._machine, world._allocation, world._single
         self._bases = world._heap.bases
-        self._lease = lease_ns()
-        self.small = SmallReads(world._direct)
+        self._leases, self.small = Leases(self._machine), SmallReads(world._direct)
         self.digest: Callable[[bytes], KeyDigest] = world._hash
 
     # --- reading ---
@@ -155,7 +144,7 @@ class Objects:
                 return code_of(found.status)
             else:
                 nbytes = sum(part.nbytes for part in parts)
-                leased = found.place.nbytes == nbytes + tail_bytes(key) and self._leased(digest, found)
+                leased = found.place.nbytes == nbytes + tail_bytes(key) and self._leases.holds(digest, found)
                 kept = self._kept(key, found.place, nbytes)
                 config = self._with_old_pin(found.place, config)
                 status = self._allocation.remove(digest)
@@ -182,7 +171,7 @@ class Objects:
         """The config, with the soft pin that the object has, if that is to stay."""
         if config is not None and config.soft_pin_action != SoftPinAction.PRESERVE:
             return config
-        if unpack("ACCESS", "priority", self._access(place)) != unpack("TERMS", "priority", _SOFT_PIN.access):
+        if unpack("ACCESS", "priority", self._leases.access(place)) != unpack("TERMS", "priority", _SOFT_PIN.access):
             return config
         pinned = ReplicateConfig()
         for name in ReplicateConfig.__slots__:
@@ -267,7 +256,7 @@ class Objects:
         found = self._allocation.locate(digest)
         if found.status:
             return code_of(found.status)
-        if not force and self._leased(digest, found):
+        if not force and self._leases.holds(digest, found):
             return Code.OBJECT_HAS_LEASE
         return code_of(self._allocation.remove(digest))
 
@@ -282,42 +271,11 @@ class Objects:
         """Whether a read protects an object at this moment."""
         digest = self.digest(key)
         found = self._allocation.locate(digest)
-        return not found.status and self._leased(digest, found)
-
-    def _leased(self, digest: KeyDigest, found: Found) -> bool:
-        now = time.time_ns()
-        return self._is_leased(self._access(found.place), now) or any(
-            self._is_leased(self._access(place), now) for place in self._machine.find_copies(digest)
-        )
-
-    def _access(self, place: Place) -> int:
-        return int(self._machine.headers(place.owner, place.slot, 1)["last_access"][0])
-
-    def _is_leased(self, access: int, now: int) -> bool:
-        return bool(unpack("ACCESS", "use", access)) and (access & ACCESS_TIME.value) + self._lease > now
+        return not found.status and self._leases.holds(digest, found)
 
     def keys(self) -> Iterator[bytes]:
-        """The keys of all objects that can be read, without those of the store itself, in no order."""
-        seen: set[bytes] = set()
-        for owner in range(self.world.world_size):
-            for first in range(0, self.world._geometry.hdr_count, _SLICE):
-                headers = self._machine.headers(owner, first, _SLICE)
-                for at in ((headers["state"] & STATE_MASK.value) == READY.value).nonzero()[0].tolist():
-                    key = self._key_of(owner, headers[at])
-                    if key is not None and key not in seen:
-                        seen.add(key)
-                        yield key
-
-    def _key_of(self, owner: int, header: Any) -> bytes | None:
-        """The key of a READY object of this tenant; None if it is another's, or gone."""
-        nbytes, base = int(header["bytes_total"]), int(header["payload_base"])
-        least = min(nbytes, LONGEST_KEY + tail_bytes(b""))
-        if base + nbytes > self.world._geometry.segment_bytes:
-            return None
-        key = key_in(ctypes.string_at(self._bases[owner] + base + nbytes - least, least))
-        if not key or key.startswith(PRIVATE):
-            return None
-        return key if tuple(self.digest(key)) == tuple(key_of(header)) else None  # else it was replaced just now
+        """The keys of all objects that can be read, in no order."""
+        return keys_of(self.world)
 
     def pin_softly(self, key: bytes, pinned: bool) -> None:
         """Give an object a soft pin, or take it away."""

@@ -1,0 +1,38 @@
+"""The keys of a store: NanoKV keeps their digests only, so they are read from behind the values (`stored`)."""
+
+import ctypes
+from collections.abc import Iterator
+from typing import Any
+
+from nanokv.cache import NanoKVCache
+from nanokv.device.segment.layout import READY, STATE_MASK
+from nanokv.host_poller.index import key_of
+from nanokv.integrations.mooncake.place import PRIVATE
+from nanokv.integrations.mooncake.stored import LONGEST_KEY, key_in, tail_bytes
+
+_SLICE = 16 << 10  #: header slots that are looked at together
+
+
+def keys_of(world: NanoKVCache) -> Iterator[bytes]:
+    """The keys of all objects that can be read, without those of the store itself, in no order."""
+    seen: set[bytes] = set()
+    for owner in range(world.world_size):
+        for first in range(0, world._geometry.hdr_count, _SLICE):
+            headers = world._machine.headers(owner, first, _SLICE)
+            for at in ((headers["state"] & STATE_MASK.value) == READY.value).nonzero()[0].tolist():
+                key = _key_of(world, owner, headers[at])
+                if key is not None and key not in seen:
+                    seen.add(key)
+                    yield key
+
+
+def _key_of(world: NanoKVCache, owner: int, header: Any) -> bytes | None:
+    """The key of a READY object of this tenant; None if it is another's, or gone."""
+    nbytes, base = int(header["bytes_total"]), int(header["payload_base"])
+    least = min(nbytes, LONGEST_KEY + tail_bytes(b""))
+    if base + nbytes > world._geometry.segment_bytes:
+        return None
+    key = key_in(ctypes.string_at(world._heap.bases[owner] + base + nbytes - least, least))
+    if not key or key.startswith(PRIVATE):
+        return None
+    return key if tuple(world._hash(key)) == tuple(key_of(header)) else None  # else it was replaced just now
