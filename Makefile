@@ -36,7 +36,7 @@ SOAK_SECONDS ?= 600
 SEED ?= 0
 PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder --durations=20 --durations-min=5
 
-.PHONY: demo demo-cluster test test-all test-vllm test-integrations bench-vllm bench-peers bench-report compiled lint types check check-long soak bench test-gpu clean
+.PHONY: demo demo-cluster test test-all test-vllm test-dropins test-integrations bench-vllm bench-peers bench-report compiled lint types check check-long soak bench test-gpu clean
 
 demo: $(STAMP)
 	$(BIN)/nanokv demo
@@ -78,6 +78,12 @@ bench: $(STAMP) # the figures and the report stay in build/
 test-vllm: $(VLLM_STAMP) # real engines, on CPUs
 	$(VLLM_VENV)/bin/python -m nanokv.check.preload
 	$(VLLM_VENV)/bin/python -m pytest -W default tests/engines/vllm --durations=20 --durations-min=5
+
+# the drop-ins' tests that make test leaves out: they need the products
+test-dropins: $(DROPINS_STAMP) $(VLLM_STAMP)
+	$(DROPINS_VENV)/bin/python -m pytest -q -W default tests/integrations/sglang tests/integrations/lmcache \
+		tests/integrations/mooncake/test_lmcache.py
+	$(VLLM_VENV)/bin/python -m pytest -q -W default tests/integrations/vllm_offload
 
 # the drop-ins, in the environments of the products; servers listen in a network namespace of their own
 test-integrations: $(DROPINS_STAMP) $(VLLM_STAMP)

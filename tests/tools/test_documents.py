@@ -47,6 +47,7 @@ NOT_RUN = {
     "make bench-peers ARGS='--quick --sizes 1K,1M'": LONG,
     "apt-get install redis-server libibverbs1 libnuma1 libcurl4": "installs packages; each peer can be left out",
     "PYTHONPATH=OUT python your_program.py": "test_unchanged_programs_import_the_shim does the same",
+    "make test-dropins": LONG,
     "make test-integrations": LONG,
     "make test-integrations MOONCAKE=FOLDER": LONG,
     "make test-gpu PYTHON=...": GPU,
