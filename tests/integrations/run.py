@@ -32,6 +32,7 @@ MOONCAKE = {
     "mooncake-wheel/tests/test_replicated_distributed_object_store.py": 5,
     "mooncake-wheel/tests/test_put_get_tensor.py": 31,
     "mooncake-wheel/tests/test_safetensor_functions.py": 6,
+    "mooncake-wheel/tests/test_buffer_pool_native.py": 16,
     "scripts/test_upsert_api.py": 41,
     "scripts/test_tensor_api.py": 59,
     "scripts/test_copy_move_api.py": 10,

@@ -7,6 +7,7 @@ from nanokv.arguments import size as parsed_size
 from nanokv.errors import InvalidArgument, NanoKVError
 from nanokv.integrations.mooncake import place
 from nanokv.integrations.mooncake.codes import Code
+from nanokv.integrations.mooncake.local_buffer import LocalBuffer
 from nanokv.integrations.mooncake.objects import Objects
 from nanokv.integrations.mooncake.replicas import Replicas
 from nanokv.integrations.mooncake.values import number
@@ -27,6 +28,7 @@ class Client(Replicas):
         super().__init__()
         self._hostname = ""
         self._has_segment = False
+        self._pooled: LocalBuffer | None = None
 
     def setup(self, *args: Any, **kwargs: Any) -> int:
         """Join the store that a master's address names: 0, or a code. Either of
@@ -106,6 +108,7 @@ class Client(Replicas):
             if self._has_segment:
                 segments.announce(self._hostname)
             self._local_buffer = local_buffer
+            self._pooled = LocalBuffer(local_buffer, self._registered)
             self._objects = Objects(world, segments)
         except BaseException:
             world.close()
@@ -118,10 +121,12 @@ class Client(Replicas):
         return Code.NOT_SUPPORTED
 
     def init_all(self, protocol: str, device_name: str, mount_segment_size: int, /) -> int:
-        """Set up with the addresses of this host."""
-        return self._setup(
+        """Set up with the addresses of this host: 0, or a code; INVALID_PARAMS for a client that is set up."""
+        there = self._objects is not None
+        done = self._setup(
             "localhost", "P2PHANDSHAKE", mount_segment_size, _DEFAULT_SIZE, protocol, device_name, "127.0.0.1:50051"
         )
+        return Code.INVALID_PARAMS if there else done
 
     def close(self) -> int:
         """Leave the store. The values in this client's segment go with it. Idempotent; `setup` may follow."""
@@ -129,6 +134,9 @@ class Client(Replicas):
         if objects is None:
             return Code.OK
         self._end_sessions()
+        pooled, self._pooled = self._pooled, None
+        if pooled is not None:
+            pooled.close()
         if self._has_segment:
             objects.segments.withdraw()
         place.leave(objects.world, _LEAVE_SECONDS)
@@ -141,6 +149,10 @@ class Client(Replicas):
     def get_hostname(self) -> str:
         """The name of this client, and of its segment: host and port."""
         return self._hostname if self._objects is not None else ""
+
+    def _get_pyclient_capsule(self) -> LocalBuffer | None:
+        """What pools take their memory from; None for a client that is not set up. The name is the real one's."""
+        return self._pooled
 
     # --- what NanoKV has not ---
     def mount_segment(

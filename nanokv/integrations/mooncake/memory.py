@@ -112,6 +112,11 @@ class BufferHandle(np.ndarray[Any, np.dtype[np.int8]]):
         """The address of the first byte."""
         return int(self.__array_interface__["data"][0])
 
+    def __repr__(self) -> str:  # numpy's needs a `size` that is no method
+        return object.__repr__(self)
+
+    __str__ = __repr__
+
     def size(self) -> int:  # type: ignore[override]  # a method, as the real one's
         """Bytes of the value."""
         return self.nbytes

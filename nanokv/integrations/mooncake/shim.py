@@ -18,6 +18,7 @@ __path__ = extend_path(__path__, __name__)
 _MODULES = {
     "store": "from nanokv.integrations.mooncake import *\n",
     "async_store": "from nanokv.integrations.mooncake.async_store import *\n",
+    "buffer_pool": "from nanokv.integrations.mooncake.buffer_pool import *\n",
     "mooncake_config": "from nanokv.integrations.mooncake.mooncake_config import *\n",
 }
 

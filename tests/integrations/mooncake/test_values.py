@@ -129,7 +129,7 @@ def test_registered_buffers_do_not_overlap(store: Store) -> None:
     assert store.unregister_buffer(memory.ptr) == 0 and store.unregister_buffer(memory.ptr) == -600
 
 
-@surface(NAME, "put_from")
+@surface(NAME, "put_from", differs="an empty value is refused with -600; the real one answers 0 and stores nothing")
 @surface(NAME, "upsert_from", differs="an empty value is refused with -600; the real one answers 0 and stores nothing")
 @surface(NAME, "get_into")
 @surface(NAME, "put_from_with_metadata")
@@ -167,6 +167,7 @@ def test_a_buffer_is_a_writable_copy(store: Store) -> None:
     store.put("b", b"hello")
     handle = store.get_buffer("b")
     assert handle is not None and (len(handle), handle.size(), bytes(handle)) == (5, 5, b"hello")
+    assert "BufferHandle object at" in repr(handle) == str(handle)
     view = memoryview(cast(Any, handle))
     assert not view.readonly and view.format == "b" and ctypes.string_at(handle.ptr(), 5) == b"hello"
     view[0] = ord("j")
