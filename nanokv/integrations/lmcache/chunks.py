@@ -23,6 +23,7 @@ from nanokv.integrations.lmcache.values import flat, tensor_of
 logger = init_logger(__name__)
 
 Allocate = Callable[..., MemoryObj | None]  #: of (shapes, dtypes, fmt)
+_AFAR = 16  #: chunks of other hosts that are read at a time; they are copied once more when they are here
 _PATIENCE, _REST = 1.0, 0.01  #: seconds for memory, in one call, and between two tries
 
 
@@ -103,44 +104,74 @@ class Chunks:
         """Read chunks into new memory objects, of which the caller has the only reference; None: a miss.
 
         Args:
-            only_prefix: after the first miss nothing is read: all others are None.
+            only_prefix: all that comes after the first miss is None too.
         """
-        read: list[MemoryObj | None] = []
+        read: list[MemoryObj | None] = [None] * len(keys)
         deadline = time.monotonic() + _PATIENCE
         try:
-            for key, form in zip(keys, self._forms_of(keys), strict=True):
-                stop = only_prefix and read and read[-1] is None
-                read.append(None if form is None or stop else self._get(form, form.name(key), deadline))
+            wanted = self._named(keys, only_prefix)
+            afar = [i for i, (form, name) in wanted.items() if not self._get_here(read, i, form, name, deadline)]
+            for start in range(0, len(afar), _AFAR):
+                self._get_from_afar(read, {i: wanted[i] for i in afar[start : start + _AFAR]}, deadline)
+            if only_prefix and None in read:
+                first = read.index(None)
+                give_back(read[first:])
+                read[first:] = [None] * (len(read) - first)
         except BaseException:
             give_back(read)
             raise
         return read
 
-    def _get(self, form: Form, name: str, deadline: float) -> MemoryObj | None:
+    def _named(self, keys: Sequence[str], only_prefix: bool) -> dict[int, tuple[Form, str]]:
+        """By their places, how the chunks that are there are stored, and under which name."""
+        named: dict[int, tuple[Form, str]] = {}
+        for i, (key, form) in enumerate(zip(keys, self._forms_of(keys), strict=True)):
+            if form is not None:
+                named[i] = form, form.name(key)
+            elif only_prefix:
+                break
+        return named
+
+    def _get_here(self, read: list[MemoryObj | None], i: int, form: Form, name: str, deadline: float) -> bool:
+        """Read a chunk of this host into its place; False if it may lie on another host."""
         try:
             with self._world.pin(name) as stored:
-                return self._copied(form, stored, deadline)
+                read[i] = self._copied(form, stored, deadline)
         except SegmentCorrupt as error:
             logger.warning("NanoKV: a damaged chunk is dropped: %s", error)
             with suppress(NanoKVError):
                 self._world.remove(name)
-            return None
         except KeyNotFound:
-            return None if self._in_place else self._get_from_afar(form, name, deadline)
+            return self._in_place
         except NotReady:
-            return None
+            pass
         except NanoKVError as error:
             logger.warning("NanoKV: a chunk is not read: %s", error)
-            return None
+        return True
 
-    def _get_from_afar(self, form: Form, name: str, deadline: float) -> MemoryObj | None:
-        """A chunk of another host, by way of a buffer: how large it is shows when it is here."""
+    def _get_from_afar(
+        self, read: list[MemoryObj | None], chunks: dict[int, tuple[Form, str]], deadline: float
+    ) -> None:
+        """Chunks of other hosts, by way of buffers: how large they are shows when they are here."""
+        for (i, (form, _)), stored in zip(
+            chunks.items(), self._stored([name for _, name in chunks.values()]), strict=True
+        ):
+            if stored is not None:
+                read[i] = self._copied(form, stored, deadline)
+
+    def _stored(self, names: Sequence[str]) -> list[torch.Tensor | None]:
         try:
-            stored = self._store.get(name, None)
+            return self._store.get_many(names)
+        except NanoKVError:  # of one of them
+            return [self._one_stored(name) for name in names]
+
+    def _one_stored(self, name: str) -> torch.Tensor | None:
+        try:
+            found: torch.Tensor | None = self._store.get(name, None)
+            return found
         except NanoKVError as error:
             logger.warning("NanoKV: a chunk of another host is not read: %s", error)
             return None
-        return None if stored is None else self._copied(form, stored, deadline)
 
     def _copied(self, form: Form, stored: torch.Tensor, deadline: float) -> MemoryObj | None:
         allocation = self._layout.allocation(form, stored)

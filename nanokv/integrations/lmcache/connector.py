@@ -140,7 +140,7 @@ class NanoKVConnector(RemoteConnector):
         return True
 
     async def batched_get_non_blocking(self, lookup_id: str, keys: list[CacheEngineKey]) -> list[MemoryObj]:
-        """The chunks of the first keys, up to the first one that is missing. Others are not read."""
+        """The chunks of the first keys, up to the first one that is missing."""
         return [each for each in await self._get(keys, only_prefix=True) if each is not None]
 
     async def _get(self, keys: list[CacheEngineKey], only_prefix: bool = False) -> list[MemoryObj | None]:

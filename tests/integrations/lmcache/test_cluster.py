@@ -60,6 +60,35 @@ def test_chunks_are_found_on_any_node(backends: Callable[..., Backends], nodes: 
     assert any(each is None for each in left) and any(left)
 
 
+@pytest.mark.surface(CONNECTOR, "batched_get_non_blocking")
+def test_a_prefix_ends_where_a_chunk_of_another_node_is_lost(
+    backends: Callable[..., Backends], nodes: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was there when it was looked for, and had gone when it was read. What was read behind it is given back."""
+    here, there = (backends(each, max_local_cpu_size=0.02) for each in nodes)
+    until(lambda: len(here.connector.cache.nodes) == 2 == len(there.connector.cache.nodes))
+    keys, chunks = [key(n) for n in range(12)], [here.chunk(n) for n in range(12)]
+    here.run(here.connector.batched_put(keys, chunks))
+    cluster, before = there.connector.cache, there.used()
+    get_many, lost = cluster.get_many, iter([True])
+
+    def with_one_lost(names: Any, **options: Any) -> Any:
+        found = get_many(names, **options)
+        if next(lost, False):
+            found[len(found) // 2] = None
+        return found
+
+    monkeypatch.setattr(cluster, "get_many", with_one_lost)
+    read = there.run(there.connector.batched_get_non_blocking("a", keys))
+    assert 0 < len(read) < 12
+    assert [content(each) for each in read] == [content(each) for each in chunks[: len(read)]]
+    for each in read:
+        each.ref_count_down()
+    assert there.used() == before
+    again = there.run(there.connector.batched_get_non_blocking("a", keys))
+    assert [content(each) for each in again] == [content(each) for each in chunks]
+
+
 @pytest.mark.surface(
     ADAPTER, "submit_lookup_and_lock_task", differs="in a cluster, objects of other hosts are found, and not locked"
 )
