@@ -15,6 +15,7 @@ from tests.support.plain_world import PAGE
 from tests.support.rank_processes import new_folder
 
 RANKS, OBJECTS = 3, 12
+KEPT, LAST = 60, 30  #: objects
 
 
 class Owner(CacheRank):
@@ -26,9 +27,12 @@ class Owner(CacheRank):
             self.cache.put(f"alone{i}", value(i), preferred_segment=self.cache.rank)
 
     def put_until_told(self) -> None:
+        """Only the last ones stay: so nothing is evicted, however many there are."""
         while not self.told():
-            key = f"more{self.who}-{self.progress.value}"
-            self.cache.put(key, value(self.progress.value), preferred_segment=self.cache.rank, replicas=2)
+            step = self.progress.value
+            self.cache.put(f"more{self.who}-{step}", value(step), preferred_segment=self.cache.rank, replicas=2)
+            if step >= KEPT:
+                self.cache.remove(f"more{self.who}-{step - KEPT}")
             self.progress.value += 1
 
     def copy_until_told(self) -> None:
@@ -99,7 +103,7 @@ def test_an_owner_is_killed_while_it_puts_copies(world: World) -> None:
         ranks[1].kill()
         done = ranks[1].steps
         wait_until("the death is seen", lambda: not cache.alive(1))
-        for i in range(max(done - 30, 0), done):
+        for i in range(max(done - LAST, 0), done):
             assert torch.equal(cache.get(f"more{1 + 8 * incarnation}-{i}"), value(i))
         ranks[1] = RankProcess(Owner, 1, ranks_options())
         ranks[1].arrive()

@@ -239,6 +239,7 @@ def test_a_stopped_master_is_lost_and_comes_back(start: Start, here: Callable[..
     master.arrive()
     assert client.put(1, 1, 0) == Status.OK
     os.kill(master.pid, signal.SIGSTOP)
+    until(lambda: has_stopped(master.pid))
     try:
         for _ in range(2):
             with pytest.raises(PeerLost, match="rank 0, the master"):
@@ -248,6 +249,12 @@ def test_a_stopped_master_is_lost_and_comes_back(start: Start, here: Callable[..
     until(lambda: answers(client))
     assert client.exists(1) == Status.OK
     until(lambda: client.open(2, 1, 0).status == Status.OK)  # objects opened in between were taken back
+
+
+def has_stopped(pid: int) -> bool:
+    """Whether all threads of a process have; for a moment after SIGSTOP one that runs goes on."""
+    states = [task.read_text().rpartition(")")[2].split()[0] for task in Path(f"/proc/{pid}/task").glob("*/stat")]
+    return set(states) == {"T"}
 
 
 def answers(client: HostRank) -> bool:
