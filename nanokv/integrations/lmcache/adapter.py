@@ -205,14 +205,11 @@ class NanoKVL2Adapter(L2AdapterInterface):
         """Remove objects, but for those that are locked. LMCache's eviction comes back for them."""
         names = [name_of(key) for key in keys]
         try:
-            removed = self._store.remove_many(names)
+            self._store.remove_many(names)
         except NanoKVError as error:
             logger.warning("NanoKV: objects are not deleted: %s", error)
             return
-        gone = [key for key, done in zip(keys, removed, strict=True) if done]
-        self._tell_deleted(self._catalogue.drop(gone))
-        left = [self._world.digest(name) for name, done in zip(names, removed, strict=True) if not done]
-        self._tell_deleted(self._catalogue.gone(left))
+        self._tell_deleted(self._catalogue.gone([self._world.digest(name) for name in names]))
 
     def list_l2_keys(
         self, model_name: str | None = None, page_size: int = 500, cursor: str | None = None

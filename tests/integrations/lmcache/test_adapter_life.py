@@ -3,7 +3,7 @@
 import random
 import select
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -14,6 +14,8 @@ from lmcache.v1.distributed.internal_api import L2AdapterListener
 from lmcache.v1.distributed.l2_adapters.config import get_l2_adapter_config_class
 
 from nanokv.errors import InvalidArgument
+from nanokv.integrations.lmcache.catalogue import Catalogue
+from nanokv.keys import Hasher
 from tests.integrations.lmcache.calls import load, look_up, store, until
 from tests.integrations.lmcache.parts import ADAPTER, SETTINGS, adapter, content, memory, name, object_key, spec
 
@@ -69,6 +71,23 @@ def test_what_nanokv_evicts_is_told_and_counted(adapters: Make) -> None:
     assert {key for key, there in zip((object_key(n) for n in range(100)), found, strict=True) if not there} == set(
         heard.deleted
     )
+
+
+def test_a_note_that_is_made_while_the_store_is_asked_stays() -> None:
+    """The object was removed, and another thread has stored it anew when the answer comes."""
+    answers: list[Any] = []
+
+    def exist(names: Sequence[str]) -> list[bool]:
+        answers.pop()()
+        return [False] * len(names)
+
+    catalogue = Catalogue(Hasher(), exist)
+    keys = [object_key(0), object_key(1)]
+    assert catalogue.add(keys, [1, 2]) == ([], [])
+    answers.append(lambda: catalogue.add(keys[:1], [3]))
+    assert catalogue.gone() == (keys[1:], [2]) and len(catalogue) == 1
+    answers.append(lambda: None)
+    assert catalogue.gone() == (keys[:1], [3]) and len(catalogue) == 0
 
 
 def test_tasks_of_many_threads(adapters: Make) -> None:
