@@ -136,7 +136,7 @@ import nanokv, torch
 (cache,), kv = nanokv.local_world(1, 1 << 24), torch.ones(3)
 """,
     "from nanokv.device import ptx": "",
-    "from nanokv.integrations.mooncake import MooncakeDistributedStore, ReplicateConfig": "",
+    "from nanokv.integrations.mooncake import BufferPool, MooncakeDistributedStore, ReplicateConfig": "",
     "kv = cache.paged_kv(layers, kv_dim=1)  # one tensor per layer: "
     "[blocks, 2, tokens, heads, dim], of any strides": """
 import nanokv, torch
