@@ -5,6 +5,7 @@ The shapes are those of KVBM's Python classes: a block is [1, layers, outer, pag
 where it is, until the tensor is gone too, or the block's handle was dropped by a call.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any, overload
 
@@ -14,13 +15,13 @@ from nanokv.blocks.layout import Layout, LayoutConfig, MemoryDescriptor
 from nanokv.errors import InvalidArgument
 
 
-class Exported:
+class Exported(ABC):
     """What DLPack takes: a tensor that shares the memory. Consumers may write, also where they must not."""
 
     @property
+    @abstractmethod
     def tensor(self) -> torch.Tensor:
         """The elements in place."""
-        raise NotImplementedError
 
     def __dlpack__(self, **options: Any) -> Any:
         """A capsule of the memory; the arguments are those of torch."""
