@@ -5,7 +5,7 @@ process has (docs/elastic.md): two that come at once ask for the same rank, one 
 for the next. So nobody has to number processes, which an engine's plug-in cannot.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Union
@@ -82,11 +82,21 @@ def parse(given: Mapping[str, Any]) -> Settings:
     Raises:
         InvalidArgument: a setting that does not exist, or a value that is not allowed.
     """
-    known = [field.name for field in fields(Settings)]
+    return split(given, ())[1]
+
+
+def split(given: Mapping[str, Any], own: Sequence[str]) -> tuple[dict[str, Any], Settings]:
+    """The settings in a configuration: those of a drop-in itself, whose names are `own`, and those of its store.
+
+    Raises:
+        InvalidArgument: as `parse`.
+    """
+    known = [*(field.name for field in fields(Settings)), *own]
     for name in given:
         if name not in known:
             raise InvalidArgument(f"there is no setting {name!r}; the settings are {', '.join(known)}")
-    return Settings(**given)
+    mine = {name: value for name, value in given.items() if name in own}
+    return mine, Settings(**{name: value for name, value in given.items() if name not in own})
 
 
 class Joined:

@@ -98,10 +98,5 @@ def of_adapter(adapter_params: Mapping[str, Any]) -> tuple[Own, joining.Settings
 
 
 def _split(given: Mapping[str, Any], own: Sequence[str]) -> tuple[Own, joining.Settings]:
-    mine = Own(**{name: value for name, value in given.items() if name in own})
-    try:
-        return mine, joining.parse({name: value for name, value in given.items() if name not in own})
-    except InvalidArgument as error:
-        if "there is no setting" not in str(error):
-            raise
-        raise InvalidArgument(f"{error}, {', '.join(own)}") from None
+    mine, store = joining.split(given, own)
+    return Own(**mine), store

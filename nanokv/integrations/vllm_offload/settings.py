@@ -47,13 +47,8 @@ def split(given: Mapping[str, Any], own: Sequence[str]) -> tuple[Own, joining.Se
     Raises:
         InvalidArgument: a setting that does not exist, or a value that is not allowed.
     """
-    mine = Own(**{name: value for name, value in given.items() if name in own})
-    try:
-        return mine, joining.parse({name: value for name, value in given.items() if name not in own})
-    except InvalidArgument as error:
-        if "there is no setting" not in str(error):
-            raise
-        raise InvalidArgument(f"{error}, {', '.join(own)}") from None
+    mine, store = joining.split(given, own)
+    return Own(**mine), store
 
 
 def with_room_for(nbytes: int, settings: joining.Settings) -> joining.Settings:
