@@ -5,13 +5,22 @@ that it loads (Debian: libibverbs1, libnuma1, libcurl4).
 """
 
 import importlib.util
+import json
 import os
 import shlex
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
+from typing import Any
 
+from nanokv.integrations.mooncake.shim import make
+from tests.support.needed import leave_out
+
+ROOT = Path(__file__).parents[3]
 MASTER = "127.0.0.1:50051"
+LEASE_MS = 3_600_000  #: none ends during the calls
+SECONDS = 300.0  #: for all calls to one store
 METADATA = "http://127.0.0.1:8080/metadata"
 _SCRIPT = """
 set -e
@@ -33,6 +42,7 @@ done
 """
 
 
+@cache
 def why_not() -> str | None:
     """None if the real store can run here, else why not."""
     if os.geteuid():
@@ -41,6 +51,32 @@ def why_not() -> str | None:
         return "mooncake-transfer-engine-non-cuda is not installed"
     probe = subprocess.run([sys.executable, "-c", "import mooncake.store"], check=False, capture_output=True, text=True)
     return probe.stderr.strip().splitlines()[-1] if probe.returncode else None
+
+
+def need() -> None:
+    """Leave a test out where the real store cannot run, or fail it where that must be there."""
+    why = why_not()
+    if why is not None:
+        leave_out("mooncake", f"no real store: {why}")
+
+
+def both(calls: Path, seed: int, count: int, folder: Path) -> tuple[list[Any], list[Any]]:
+    """What a program of random calls prints over the real store, and over NanoKV's: `count` lines of JSON each."""
+    need()
+    program = [sys.executable, str(calls), str(seed), str(count)]
+    real = run_beside_master([*program, MASTER], folder / "master.log", lease_ms=LEASE_MS, timeout=SECONDS)
+    make(folder)
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)]),
+        "NANOKV_MOONCAKE_LEASE_MS": str(LEASE_MS),
+        "NANOKV_SHM_DIR": str(folder),
+    }
+    ours = subprocess.run(
+        [*program, "ours:1"], check=True, env=environment, capture_output=True, text=True, timeout=SECONDS
+    ).stdout
+    theirs, mine = ([json.loads(line) for line in told.splitlines()] for told in (real, ours))
+    assert len(theirs) == len(mine) == count
+    return theirs, mine
 
 
 def run_beside_master(command: list[str], log: Path, *, lease_ms: int, timeout: float) -> str:

@@ -6,7 +6,6 @@ one is overflow, empty values for `put_from`, and calls of the store that need r
 
 import inspect
 import json
-import os
 import re
 import subprocess
 import sys
@@ -15,13 +14,10 @@ from pathlib import Path
 import pytest
 
 from nanokv.integrations.mooncake import BufferPool
-from nanokv.integrations.mooncake.shim import make
 from tests.integrations.mooncake import real_store
 
-ROOT = Path(__file__).parents[3]
 CALLS = Path(__file__).with_name("pool_calls.py")
 COUNT = 2000
-LEASE_MS = 3_600_000  #: none ends during the calls
 SIGNATURES = """
 import json
 from mooncake.store import BufferPool
@@ -29,11 +25,9 @@ print(json.dumps({name: getattr(BufferPool, name).__doc__.splitlines()[0] for na
                   ("__init__", "acquire", "buffer", "prewarm", "close")}))
 """
 
-no_real_store = pytest.mark.skipif(real_store.why_not() is not None, reason=f"no real store: {real_store.why_not()}")
 
-
-@no_real_store
 def test_every_call_has_the_real_ones_arguments() -> None:
+    real_store.need()
     told = subprocess.run([sys.executable, "-c", SIGNATURES], check=True, capture_output=True, text=True, timeout=120)
     for name, line in json.loads(told.stdout).items():
         theirs = re.findall(r"(\w+): \w+(?: = (\w+))?[,)]", line[line.index(",") :]) if "," in line else []
@@ -42,24 +36,9 @@ def test_every_call_has_the_real_ones_arguments() -> None:
         assert ours == theirs, name
 
 
-@no_real_store
 @pytest.mark.parametrize("seed", [1, 2])
 def test_random_calls_are_answered_alike(seed: int, tmp_path: Path) -> None:
-    program = [sys.executable, str(CALLS), str(seed), str(COUNT)]
-    real = real_store.run_beside_master(
-        [*program, real_store.MASTER], tmp_path / "master.log", lease_ms=LEASE_MS, timeout=300
-    )
-    make(tmp_path)
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)]),
-        "NANOKV_MOONCAKE_LEASE_MS": str(LEASE_MS),
-        "NANOKV_SHM_DIR": str(tmp_path),
-    }
-    ours = subprocess.run(
-        [*program, "ours:1"], check=True, env=environment, capture_output=True, text=True, timeout=300
-    ).stdout
-    theirs, mine = ([json.loads(line) for line in told.splitlines()] for told in (real, ours))
-    assert len(theirs) == len(mine) == COUNT
+    theirs, mine = real_store.both(CALLS, seed, COUNT, tmp_path)
     for number, (one, other) in enumerate(zip(theirs, mine, strict=True)):
         assert one == other, f"call {number}"
     errors = {line["answer"] for line in theirs if str(line["answer"]).startswith("RuntimeError")}

@@ -2,7 +2,6 @@
 
 import inspect
 import json
-import os
 import re
 import subprocess
 import sys
@@ -10,22 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from nanokv.integrations.mooncake.shim import make
 from nanokv.integrations.mooncake.tensors import Tensors
 from tests.integrations.mooncake import real_store
 from tests.integrations.mooncake.test_tensor_store import NAME, surface
 
-ROOT = Path(__file__).parents[3]
 CALLS = Path(__file__).with_name("tensor_calls.py")
 COUNT = 1500
-LEASE_MS = 3_600_000  #: none ends during the calls
 SIGNATURES = """
 import json
 from mooncake.store import MooncakeDistributedStore as Store
 print(json.dumps({name: getattr(Store, name).__doc__.splitlines()[0] for name in dir(Store) if "tensor" in name}))
 """
-
-no_real_store = pytest.mark.skipif(real_store.why_not() is not None, reason=f"no real store: {real_store.why_not()}")
 
 
 def arguments(signature: str) -> list[tuple[str, str]]:
@@ -35,9 +29,9 @@ def arguments(signature: str) -> list[tuple[str, str]]:
     return [(name.partition(":")[0], default) for name, _, default in each if not name.startswith("self")]
 
 
-@no_real_store
 @surface(NAME, "load_tensor_from_safetensor", differs="`file_name` has a default, as Python needs; it must be given")
 def test_every_call_has_the_real_ones_arguments() -> None:
+    real_store.need()
     told = subprocess.run([sys.executable, "-c", SIGNATURES], check=True, capture_output=True, text=True, timeout=120)
     real = json.loads(told.stdout)
     assert len(real) > 40
@@ -53,24 +47,9 @@ def test_every_call_has_the_real_ones_arguments() -> None:
     assert {name for name in vars(Tensors) if not name.startswith("_")} <= set(real)
 
 
-@no_real_store
 @pytest.mark.parametrize("seed", [1, 2])
 def test_random_calls_are_answered_alike(seed: int, tmp_path: Path) -> None:
-    program = [sys.executable, str(CALLS), str(seed), str(COUNT)]
-    real = real_store.run_beside_master(
-        [*program, real_store.MASTER], tmp_path / "master.log", lease_ms=LEASE_MS, timeout=300
-    )
-    make(tmp_path)
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)]),
-        "NANOKV_MOONCAKE_LEASE_MS": str(LEASE_MS),
-        "NANOKV_SHM_DIR": str(tmp_path),
-    }
-    ours = subprocess.run(
-        [*program, "ours:1"], check=True, env=environment, capture_output=True, text=True, timeout=300
-    ).stdout
-    theirs, mine = ([json.loads(line) for line in told.splitlines()] for told in (real, ours))
-    assert len(theirs) == len(mine) == COUNT
+    theirs, mine = real_store.both(CALLS, seed, COUNT, tmp_path)
     mislabelled = 0
     for number, (one, other) in enumerate(zip(theirs, mine, strict=True)):
         if one != other:  # the real one returns a shard of another layout
