@@ -15,6 +15,11 @@ COMPILED_ROOMS = ("memory", "segment", "protocol", "native", "fabric")
 _COMPILERS = ("native_compiler.py", "python_calls.py")  # of `machines/`: their options, and the calls from Python
 
 
+def file_digest(path: str) -> str:
+    """A digest of one file, for functions that run while Triton compiles: its cache key does not see them."""
+    return hashlib.blake2b(Path(path).read_bytes(), digest_size=10).hexdigest()
+
+
 def files_digest(device: Path = DEVICE) -> bytes:
     """A digest of the files of COMPILED_ROOMS, and of what compiles them."""
     digest = hashlib.blake2b(digest_size=16)

@@ -25,7 +25,7 @@ PLAIN_BITS = tl.constexpr(38)  # of plain sizes: 32 of them have fewer than 2**3
 
 
 @triton.jit
-def copy_tile(dst: tl.int64, src: tl.int64, words: tl.constexpr = TILE_WORDS) -> None:
+def copy_tile(dst: tl.int64, src: tl.int64, words: tl.constexpr) -> None:
     """Copy `words` words, a power of two, between addresses that are multiples of 16."""
     lanes = tl.arange(0, words)
     of = tl.cast(tl.multiple_of(src, 16), tl.pointer_type(tl.int64)) + lanes

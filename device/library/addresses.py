@@ -5,7 +5,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from nanokv.device.kernels.shares import ONE_WARP, TILE_WORDS
+from nanokv.device.kernels.shares import ONE_WARP
 from nanokv.device.kernels.shares import copy_tile as copy_aligned_tile
 from nanokv.device.library.arguments import is_segment
 from nanokv.device.memory.triton import copy_bytes, word
@@ -24,7 +24,7 @@ def segment(world: tl.int64, rank: tl.int64) -> Any:
 
 
 @triton.jit
-def copy_tile(dst: tl.int64, src: tl.int64, words: tl.constexpr = TILE_WORDS) -> None:
+def copy_tile(dst: tl.int64, src: tl.int64, words: tl.constexpr = 1024) -> None:
     """Copy `words` words, a power of two; slower unless both addresses are multiples of 16."""
     if ((dst | src) & 15) == 0:
         copy_aligned_tile(dst, src, words)

@@ -6,37 +6,48 @@ call. Interpreted, it runs at each call. Triton's interpreter drops `num_ctas` b
 looks for it in the frame of the launch, where it still stands.
 
 This file is all of it: the functions call `check_launch`, and know nothing else of launches.
+
+`_refuse_cluster` is given a digest of this file, because Triton's cache key does not see it (`memory.warps`).
 """
 
 import sys
 from types import FrameType
 from typing import Any
 
+import triton
 from triton.language import core
 from triton.runtime.interpreter import InterpretedFunction
 
-_LAUNCH = InterpretedFunction.run.__code__
+from nanokv.device.sources import file_digest
+
+LAUNCH = core.constexpr(file_digest(__file__))
+_LAUNCH_CODE = InterpretedFunction.run.__code__
 
 
-def check_launch(_semantic: Any = None) -> None:
+@triton.jit
+def check_launch() -> None:
     """Refuse a launch with `num_ctas` other than 1. Called from device functions.
 
     Raises:
         ValueError: inside Triton's CompilationError, or the interpreter's InterpreterError.
     """
+    _refuse_cluster(LAUNCH)
+
+
+def _refuse_cluster(source: Any, _semantic: Any = None) -> None:
     ctas = _launch_options().get("num_ctas", 1) if _semantic is None else _semantic.builder.options.num_ctas
     if ctas != 1:
         raise ValueError(f"nanokv's device functions do not run in clusters: launch with num_ctas=1, not {ctas}")
 
 
 # what `core.builtin` does, except that it would refuse the interpreter's call, which brings no `_semantic`
-setattr(check_launch, core.TRITON_BUILTIN, True)
+setattr(_refuse_cluster, core.TRITON_BUILTIN, True)
 
 
 def _launch_options() -> dict[str, Any]:
     """The keyword arguments of the interpreted launch that this call belongs to."""
     frame: FrameType | None = sys._getframe()
-    while frame is not None and frame.f_code is not _LAUNCH:
+    while frame is not None and frame.f_code is not _LAUNCH_CODE:
         frame = frame.f_back
     if frame is None:
         raise ValueError("nanokv's device functions are called from a kernel only, and no launch of one is under way")

@@ -43,7 +43,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from nanokv.device.memory.warps import several_warps, several_waves, threads
+from nanokv.device.memory.warps import WARPS, several_warps, several_waves, threads
 
 VOCABULARY = (
     *(
@@ -64,7 +64,6 @@ VOCABULARY = (
     *("copy_bytes", "mixed", "checksum_bytes"),
     "open_world",  # of `segment.world_table`
 )
-COPY_LANES = tl.constexpr(1024)  # elements per step of `copy_bytes`
 TABLE_LANES = tl.constexpr(32)  # words that `count_below` looks at
 COUNT_LANES = tl.constexpr(32)  # words per step of `count_up`
 SUM_LANES = tl.constexpr(512)  # words per step of `checksum_bytes`
@@ -98,8 +97,8 @@ def pointer64(address: tl.int64) -> Any:
 @triton.jit
 def uniform(value: tl.int64) -> Any:
     """The value that the first thread of the CTA has, for all warps."""
-    if several_warps():
-        of_first = tl.where(tl.arange(0, threads()) == 0, value, 0)
+    if several_warps(WARPS):
+        of_first = tl.where(tl.arange(0, threads(WARPS)) == 0, value, 0)
         value = tl.sum(tl.gather(of_first, tl.zeros([1], tl.int32), 0), 0)
     return value
 
@@ -122,7 +121,7 @@ def count_below(address: tl.int64, count: tl.int64, value: tl.int64) -> Any:
 @triton.jit
 def drain() -> None:
     """Each wave of several waits for its own loads and stores."""
-    if several_waves():
+    if several_waves(WARPS):
         tl.inline_asm_elementwise("s_waitcnt vmcnt(0)", "=r", [], dtype=tl.int32, is_pure=False, pack=1)
 
 
@@ -148,7 +147,7 @@ def load64(address: tl.int64, sem: tl.constexpr) -> Any:
     if sem != "relaxed":
         value = tl.atomic_add(pointer64(address), 0, sem=sem, scope="sys")
         barrier_after(sem)
-    elif several_warps():
+    elif several_warps(WARPS):
         value = tl.atomic_add(pointer64(address), 0, sem="relaxed", scope="sys")
     else:
         value = tl.load(pointer64(address), volatile=True)
@@ -288,7 +287,7 @@ def copy_elements(dst: tl.int64, src: tl.int64, count: tl.int64, kind: tl.conste
 
 
 @triton.jit
-def copy_bytes(dst: tl.int64, src: tl.int64, nbytes: tl.int64, width: tl.constexpr = COPY_LANES) -> None:
+def copy_bytes(dst: tl.int64, src: tl.int64, nbytes: tl.int64, width: tl.constexpr = 1024) -> None:
     """Copy bytes with the whole CTA. Not atomic: a caller that reads shared bytes validates afterwards.
 
     `width`: elements per step; a CTA of one warp has registers for fewer.

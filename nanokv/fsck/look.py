@@ -89,24 +89,24 @@ class Look:
         return np.array([size for size in self.geometry.class_pages if size], np.int64)
 
     @cached_property
-    def slot_lists(self) -> list[tuple[list[int], str | None]]:
-        """Each free list of header slots: the slots in the list's order, and why the list is broken, or None."""
+    def slot_lists(self) -> dict[int, tuple[list[int], str | None]]:
+        """By shard, each free list of header slots that is not empty: its slots in order, and why it is broken."""
         links = unpack("LINK", "next", self.header_links).tolist()
-        return [walk(head, links) for head in self.ctl["hdr_free"][0].tolist()]
+        return {shard: walk(head, links) for shard, head in nonempty(self.ctl["hdr_free"][0])}
 
     @cached_property
     def broken_slot_lists(self) -> list[tuple[int, str]]:
         """The broken free lists of header slots, and why they are."""
-        found = [(shard, why) for shard, (_, why) in enumerate(self.slot_lists) if why]
+        found = [(shard, why) for shard, (_, why) in self.slot_lists.items() if why]
         lists = self.geometry.shards
-        none = [i for i, (slots, _) in enumerate(self.slot_lists) if slots and not self.geometry.is_shard(i)]
-        return found + [(i, f"there are {lists} lists, and this is none") for i in none]
+        none = [shard for shard, (slots, _) in self.slot_lists.items() if slots and not self.geometry.is_shard(shard)]
+        return found + [(shard, f"there are {lists} lists, and this is none") for shard in none]
 
     @cached_property
     def free_slots(self) -> Mask:
         """Slots on a free list."""
         found = np.zeros(self.geometry.hdr_count, np.bool_)
-        found[[slot for slots, _ in self.slot_lists for slot in slots]] = True
+        found[[slot for slots, _ in self.slot_lists.values() for slot in slots]] = True
         return found
 
     @cached_property
@@ -144,6 +144,11 @@ class Look:
 def field(word: str, name: str, values: Any) -> Numbers:
     """One field of packed words, as int64."""
     return np.asarray(unpack(word, name, values), np.int64)
+
+
+def nonempty(heads: Words) -> list[tuple[int, int]]:
+    """Of a row of LIST words, those whose list has a node: (shard, word). Of hundreds, most have none."""
+    return [(shard, int(heads[shard])) for shard in np.flatnonzero(unpack("LIST", "node", heads)).tolist()]
 
 
 def walk(head: int, links: list[int]) -> tuple[list[int], str | None]:

@@ -5,7 +5,7 @@ from collections.abc import Generator, Iterator
 import numpy as np
 
 from nanokv.device.segment.layout import HELD, SIZE_CLASSES, unpack
-from nanokv.fsck.look import Look, Numbers, World, walk
+from nanokv.fsck.look import Look, Numbers, World, nonempty, walk
 from nanokv.fsck.report import RECOVER, REMAKE, SHOWN, Finding, find, runs_of
 
 
@@ -68,7 +68,7 @@ def _add_free(look: Look, places: _Places) -> Generator[Finding, None, bool]:
     links = unpack("LINK", "next", look.page_links).tolist()
     for k in range(SIZE_CLASSES):
         size = look.geometry.class_pages[k]
-        for shard, head in enumerate(look.ctl[f"free_head{k}"][0].tolist()):
+        for shard, head in nonempty(look.ctl[f"free_head{k}"][0]):
             pages, why = walk(head, links)
             first = np.array(pages, np.int64)
             cut = first + size > look.geometry.n_pages

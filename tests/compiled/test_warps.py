@@ -97,7 +97,7 @@ def test_warps_stay_together(warps: int) -> None:
 
 
 @core.builtin
-def no(_semantic: Any = None) -> Any:
+def no(source: Any, _semantic: Any = None) -> Any:
     return core.constexpr(False)
 
 

@@ -20,6 +20,7 @@ from nanokv.device.memory.triton import store64, word
 from nanokv.device.ptx import Machine, installed
 from nanokv.device.segment.layout import WORD_BYTES
 from nanokv.device.segment.world_table import open_world
+from nanokv.device.sources import file_digest
 from nanokv.errors import InvalidArgument
 
 TARGETS = {"sm_80": 80, "sm_90": 90, "sm_100": 100}  #: name -> capability
@@ -46,9 +47,12 @@ class Code(NamedTuple):
     shared: int  #: bytes of shared memory that a launch asks for
 
 
+CALLS = core.constexpr(file_digest(__file__))  # Triton's cache key does not see `_count` (`memory.warps`)
+
+
 @core.builtin
-def _count(answers: Any, _semantic: Any = None) -> Any:
-    """How many words a function returned."""
+def _count(source: Any, answers: Any, _semantic: Any = None) -> Any:
+    """How many words a function returned. `source`: CALLS."""
     if isinstance(answers, core.tuple):
         return core.constexpr(len(answers.values))
     return core.constexpr(0 if getattr(answers, "value", answers) is None else 1)
@@ -61,7 +65,7 @@ def call_one(out: tl.int64, words: tl.tuple, function: tl.constexpr, opens: tl.c
         answers = function(open_world(words[0]), *words[1:])
     else:
         answers = function(*words)
-    count: tl.constexpr = _count(answers)
+    count: tl.constexpr = _count(CALLS, answers)
     store64(out, word(count), "relaxed")
     if count == 1:
         store64(out + WORD_BYTES, word(answers), "relaxed")
