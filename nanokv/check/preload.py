@@ -1,9 +1,33 @@
-"""Imported once, by the fork server of `rank_process`: otherwise every process would import and load it again."""
+"""Imported once, by the fork server of `rank_process`: otherwise every process would import and load it again.
+
+python -m nanokv.check.preload     compiles what the checks run, in two processes, before any of them waits for it
+"""
+
+import subprocess
+import sys
 
 import nanokv.check.corruption.run
 import nanokv.check.histories.recordings
 import nanokv.check.kills.roles
 import nanokv.check.soak.work  # noqa: F401
+from nanokv.check.hammer import compiled_hammers, slow_hammers
+from nanokv.check.histories.recorder import compiled_record, lingering_record, yielding_record
 from nanokv.check.rank_process import warm
+from nanokv.device.machines.native_code import compiled, fabric_code
 
+PAUSED = "paused"  #: functions that pause after each load share nothing with the others
+
+
+def main(what: str = "") -> int:
+    """Compile the functions that pause, or start a process that does, and compile all others. Returns an exit code."""
+    if what == PAUSED:
+        slow_hammers(), lingering_record(), yielding_record()
+        return 0
+    other = subprocess.Popen([sys.executable, "-m", "nanokv.check.preload", PAUSED])
+    compiled(rare=True), compiled_hammers(), compiled_record(), fabric_code().require_all()
+    return other.wait()
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
 warm()

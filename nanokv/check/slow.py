@@ -23,7 +23,7 @@ from nanokv.device.machines.native_compiler import CPU_VOCABULARY
 _SOURCE = hashlib.blake2b(Path(__file__).read_bytes(), digest_size=4).hexdigest()  # what the digest of device/ lacks
 
 
-def load64_then(name: str, *numbers: int) -> Any:
+def _load64_then(name: str, *numbers: int) -> Any:
     """`load64`, followed by a call of the C library with 32-bit numbers: the word is old when it is used."""
     kinds = [ir.IntType(32)] * len(numbers)
 
@@ -43,14 +43,9 @@ def load64_then(name: str, *numbers: int) -> Any:
     return load64
 
 
-def vocabulary_with(load64: Any) -> dict[str, Any]:
-    """The CPU's vocabulary with another `load64`."""
-    return CPU_VOCABULARY | {"load64": load64}
-
-
-PAUSES = {
-    "linger": load64_then("usleep", 1),  # in all some 60 us, in which others go on
-    "give way": load64_then("sched_yield"),
+_PAUSES = {
+    "linger": _load64_then("usleep", 1),  # in all some 60 us, in which others go on
+    "give way": _load64_then("sched_yield"),
 }
 
 
@@ -59,8 +54,7 @@ def slow_function(function: Any, arguments: int, pause: str = "linger") -> Any:
     """One device function with this `load64`, compiled and cached on disk. Called by one thread at a time.
 
     Args:
-        pause: one of PAUSES.
+        pause: "linger", or "give way".
     """
-    return native_function(
-        function, arguments, vocabulary=vocabulary_with(PAUSES[pause]), variant=f"{pause.replace(' ', '-')}-{_SOURCE}"
-    )
+    vocabulary = CPU_VOCABULARY | {"load64": _PAUSES[pause]}
+    return native_function(function, arguments, vocabulary=vocabulary, variant=f"{pause.replace(' ', '-')}-{_SOURCE}")

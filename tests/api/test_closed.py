@@ -14,7 +14,7 @@ import nanokv
 from nanokv.errors import CacheClosed, PeerLost
 from tests.api.test_public_api import METHODS, PROPERTIES
 from tests.api.test_wrong_calls import GOOD
-from tests.conftest import MakeWorld, World
+from tests.support.worlds import MakeWorld, World
 
 IDENTITY = ("rank", "world_size", "alloc", "device", "closed")  #: what a closed cache still tells
 

@@ -13,8 +13,8 @@ import torch
 import nanokv
 from nanokv.errors import ObjectPinned
 from nanokv.heap.shm import list_worlds
-from tests.conftest import shm_world
 from tests.support.rank_processes import new_folder, until
+from tests.support.worlds import shm_world
 
 World = list[nanokv.NanoKVCache]
 MakeWorld = Callable[..., World]

@@ -15,9 +15,9 @@ from nanokv import NanoKVCache
 from nanokv.errors import OutOfMemory, WriteLost
 from nanokv.fsck.inspect_world import Inspected
 from nanokv.statistics import HeapSnapshot
-from tests.conftest import MakeWorld, World
 from tests.support import fsck_fixture
 from tests.support.rank_processes import until
+from tests.support.worlds import MakeWorld, World
 
 PAGE = 4096
 PAGES = 64

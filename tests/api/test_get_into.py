@@ -9,7 +9,7 @@ import torch
 from nanokv.device.machines.records import Place
 from nanokv.device.protocol.status import Status
 from nanokv.errors import InvalidArgument, KeyNotFound
-from tests.conftest import MakeWorld, World
+from tests.support.worlds import MakeWorld, World
 
 SIZES = (8, 1 << 18)  #: elements of a row: copied by the machine, or by torch
 WRONG: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {

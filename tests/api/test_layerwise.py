@@ -7,7 +7,7 @@ import torch
 
 from nanokv.errors import DuplicateKey, InvalidArgument, KeyNotFound, NotReady, OutOfMemory, PeerLost
 from tests.api.test_paged import LAYERS, LAYOUTS, Make, block_of, filled, heads_first
-from tests.conftest import MakeWorld, World
+from tests.support.worlds import MakeWorld, World
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import torch
 
 import nanokv
 from nanokv.errors import DuplicateKey, InvalidArgument, OutOfMemory
-from tests.conftest import MakeWorld, World
+from tests.support.worlds import MakeWorld, World
 
 PAGE = 1 << 12
 N = 40

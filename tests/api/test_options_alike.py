@@ -13,8 +13,8 @@ import nanokv
 from nanokv.errors import HeapUnavailable, InvalidArgument, ReuseViolation
 from nanokv.heap.shm import list_worlds
 from nanokv.heap.shm_tools import inspect
-from tests.conftest import shm_world
 from tests.support.rank_processes import new_folder
+from tests.support.worlds import shm_world
 
 USUAL: dict[str, Any] = {"heap_bytes": 64 * 4096, "page_bytes": 4096, "attach_timeout": 600.0}
 

@@ -7,7 +7,7 @@ import torch
 
 import nanokv
 from nanokv.errors import DuplicateKey, InvalidArgument, KeyNotFound, OutOfMemory
-from tests.conftest import MakeWorld, World
+from tests.support.worlds import MakeWorld, World
 
 LAYERS, BLOCKS, TOKENS, HEADS, DIM = 3, 4, 8, 2, 16
 Make = Callable[[], tuple[list[torch.Tensor], int | None]]

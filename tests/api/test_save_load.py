@@ -24,7 +24,7 @@ from nanokv.stored_layouts import row_of
 from nanokv.types import Loaded, Saved
 from tests.api.test_identity import AXES, MINE, SECRET, world_of
 from tests.api.test_reshard import ME, TOKENS, WHOLE, engine, in_block, model, put_all, wanted_in, writers
-from tests.conftest import MakeWorld, World, close_and_check
+from tests.support.worlds import MakeWorld, World, close_and_check
 
 PAGE = 4096
 ALLOCS = pytest.mark.parametrize("alloc", ["device", "host"])

@@ -12,7 +12,7 @@ import torch
 import nanokv
 from nanokv import Hold
 from nanokv.errors import InvalidArgument, OutOfMemory
-from tests.conftest import MakeWorld, World
+from tests.support.worlds import MakeWorld, World
 
 PAGE = 4096
 PAGES = 16

@@ -21,7 +21,7 @@ from nanokv.config import LocalOptions, Options
 from nanokv.errors import InvalidArgument, NanoKVError, WaitTimeout
 from nanokv.pinned import Pinned
 from tests.api.test_public_api import METHODS
-from tests.conftest import MakeWorld
+from tests.support.worlds import MakeWorld
 
 PAGE = 4096
 #: no good value for most arguments; those that are good for one are tried there as well

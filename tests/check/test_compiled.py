@@ -32,6 +32,8 @@ from nanokv.device.sim.schedulers import RandomWalk
 from nanokv.device.sim.simulation import LOAD, Simulation
 from nanokv.errors import InvalidArgument
 
+pytestmark = pytest.mark.proved
+
 SM_90 = "sm_90"
 FLAG, DATA = SHARED, SHARED + 64
 #: scenarios that `make test` tries compiled; it tries all of them in the source (test_model)

@@ -20,6 +20,8 @@ from nanokv.device.sim.mutants import rewrite
 from nanokv.device.sim.schedule import Schedule
 from tests.support.known_bugs import BUGS
 
+pytestmark = pytest.mark.proved
+
 SLOW = [name for name, scenario in SCENARIOS.items() if scenario.mortal]  #: a task is killed before every step
 
 

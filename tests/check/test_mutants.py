@@ -16,6 +16,8 @@ from nanokv.check.model.scenarios import SCENARIOS
 from nanokv.device.protocol import freelist
 from nanokv.device.sim.mutants import rewrite, weak_orderings
 
+pytestmark = pytest.mark.proved
+
 SOME = [
     "no-tag",
     "bump-unchecked",

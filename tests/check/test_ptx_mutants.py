@@ -10,6 +10,8 @@ from nanokv.check.model.orderings import orderings
 from nanokv.check.model.small_world import SMALL
 from nanokv.device.machines.entries import ENTRIES
 
+pytestmark = pytest.mark.proved
+
 #: mutants of PTX that `make test` tries, one of each kind; all others are tried with the long tests
 SOME = ("commit_state#0:release>relaxed", "judge#0:acquire>relaxed", "add:unguarded", "copies:unmasked")
 

@@ -10,6 +10,8 @@ from nanokv.device.sim.exhaustive import Exhaustive, Redundant
 from nanokv.device.sim.memory import SHARED, Memory, MemoryFault, WeakMemory
 from nanokv.device.sim.simulation import Simulation
 
+pytestmark = pytest.mark.proved
+
 X, Y, Z, FLAG = (SHARED + 8 * at for at in range(4))
 Outcome = tuple[Any, ...]
 Program = Callable[[Any], list[Callable[[], Any]]]

@@ -16,6 +16,8 @@ from nanokv.device.sim.schedulers import Priorities, RandomWalk, Replay
 from nanokv.device.sim.shrink import shrink
 from nanokv.device.sim.simulation import NoProgress, Simulation
 
+pytestmark = pytest.mark.proved
+
 WORDS = 4
 
 

@@ -18,6 +18,8 @@ from nanokv.device.sim.memory import SHARED, Memory, WeakMemory
 from nanokv.device.sim.simulation import Simulation
 from nanokv.device.sim.transfers import ORDERS, TransferInMemory
 
+pytestmark = pytest.mark.proved
+
 X, FLAG = SHARED, SHARED + 8
 BOTH = [(X, 0), (FLAG, 8)]
 Outcome = tuple[int, int]  #: (flag, x)

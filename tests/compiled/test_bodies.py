@@ -6,6 +6,8 @@ import torch
 from tests.gpu.every_body import BODIES
 from tests.gpu.on_ptx import CAPABILITIES, machine_for
 
+pytestmark = pytest.mark.proved
+
 BY_NAME = {body.__name__: body for body in BODIES}
 QUICK = (  #: others compile other kernels, which takes time
     "many_ctas_allocate_at_once",

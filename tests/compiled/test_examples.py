@@ -6,7 +6,7 @@ import pytest
 
 from tests.gpu.on_ptx import machine_for
 
-pytestmark = pytest.mark.exhaustive
+pytestmark = [pytest.mark.proved, pytest.mark.exhaustive]
 
 
 @pytest.mark.parametrize(

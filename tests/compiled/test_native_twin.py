@@ -5,6 +5,8 @@ import pytest
 from tests.gpu.on_ptx import machine_for
 from tests.support.twins import Kind, Twins
 
+pytestmark = pytest.mark.proved
+
 KINDS = (
     Kind(pages=24, slots=20, shards=4, may_evict=False, checksum=False),
     Kind(pages=8, slots=6, shards=1, may_evict=True, checksum=True),

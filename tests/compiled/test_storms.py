@@ -8,6 +8,8 @@ from tests.gpu.batch_bodies import an_exact_heap_refuses_nothing
 from tests.gpu.on_ptx import machine_for
 from tests.support.storms import Kind, storm
 
+pytestmark = pytest.mark.proved
+
 
 def test_a_storm() -> None:
     """Two hundred CTAs, of which each operation has successes."""

@@ -21,6 +21,8 @@ from nanokv.fsck import check_segments
 from tests.gpu.bodies import World, flat, key
 from tests.support.twins import native_of
 
+pytestmark = pytest.mark.proved
+
 CTAS, KEYS = 8, 8
 BURST = 1.0  #: another warp goes on after each step
 STEPS = 400_000  #: far more than a run takes

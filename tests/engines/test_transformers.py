@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 import nanokv
 from nanokv.errors import CacheClosed, InvalidArgument, PeerLost, SegmentCorrupt
-from tests.conftest import MakeWorld
 from tests.support.rank_processes import Start, new_folder, starter
+from tests.support.worlds import MakeWorld
 
 pytest.importorskip("transformers", reason="needs the extra nanokv[transformers]")
 

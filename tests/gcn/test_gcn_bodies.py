@@ -12,7 +12,7 @@ import pytest
 from tests.gpu.every_body import GROUPS
 from tests.support.gcn_bodies import NOT_HERE
 
-pytestmark = [pytest.mark.exhaustive, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.proved, pytest.mark.exhaustive, pytest.mark.timeout(1800)]
 
 #: what takes minutes to compile, or launches kernels that others launch too: by hand, tests/support/gcn_bodies.py
 BY_HAND = (

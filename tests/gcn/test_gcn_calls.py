@@ -6,6 +6,8 @@ from nanokv.device.gcn.errors import GcnError, MemoryFault, NotWaited, Unsupport
 from nanokv.device.gcn.registers import LANES, MASK64
 from tests.support.gcn_text import executed, lanes_of
 
+pytestmark = pytest.mark.proved
+
 FUNCTION = """
 \t.type\t{name},@function
 {name}:

@@ -9,6 +9,8 @@ import pytest
 from nanokv.device.gcn.registers import LANES
 from tests.support.gcn_text import executed, float_bits, lanes_of
 
+pytestmark = pytest.mark.proved
+
 
 def nearest(value: Fraction) -> float:
     """The float32 next to a number, ties to even; for numbers in the range of normal ones."""

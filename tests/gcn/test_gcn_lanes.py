@@ -7,6 +7,8 @@ import pytest
 from nanokv.device.gcn.registers import LANES, MASK64
 from tests.support.gcn_text import executed, lanes_of
 
+pytestmark = pytest.mark.proved
+
 IDS = [100 + n for n in range(LANES)]
 OLD = 7
 # control -> the lane that lane n reads; None: none

@@ -17,6 +17,8 @@ from nanokv.device.gcn.triton_driver import as_triton_driver
 from nanokv.device.memory.triton import cas64, load64
 from nanokv.device.segment.record import LINE
 
+pytestmark = pytest.mark.proved
+
 COUNT, PAIRS = 32, 2
 WORD = LINE // 8
 ALWAYS = {name: forbidden for _, name, forbidden, _ in SHAPES}

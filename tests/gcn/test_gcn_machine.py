@@ -10,6 +10,8 @@ from nanokv.device.gcn.machine import Machine
 from nanokv.device.gcn.memory import HostMemory
 from tests.support.gcn_text import module
 
+pytestmark = pytest.mark.proved
+
 ARGUMENTS = "s_load_dwordx4 s[4:7], s[0:1], 0x0\n\ts_load_dwordx2 s[8:9], s[0:1], 0x10\n\ts_waitcnt lgkmcnt(0)\n\t"
 
 

@@ -7,6 +7,8 @@ from nanokv.device.gcn.errors import MemoryFault, NotWaited
 from nanokv.device.gcn.registers import LANES
 from tests.support.gcn_text import executed, lanes_of
 
+pytestmark = pytest.mark.proved
+
 WAIT = "\n\ts_waitcnt vmcnt(0)"
 
 

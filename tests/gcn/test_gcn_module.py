@@ -8,6 +8,8 @@ from nanokv.device.gcn.module import read, statement
 from nanokv.device.gcn.program import Program
 from tests.support.gcn_text import module
 
+pytestmark = pytest.mark.proved
+
 
 def test_operands_and_modifiers_are_told_apart() -> None:
     made = statement("buffer_load_dwordx4 v[2:5], v1, s[20:23], 0 offen offset:16 sc0 nt")

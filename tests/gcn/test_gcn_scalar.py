@@ -4,6 +4,8 @@ import pytest
 
 from tests.support.gcn_text import executed
 
+pytestmark = pytest.mark.proved
+
 MAX = 0xFFFFFFFF
 # (instruction on s4 or s[4:5], sources s6 and s7 or pairs from s8 and s10 on, SCC before, result, SCC after)
 CASES = [

@@ -7,7 +7,7 @@ from nanokv.device.gcn.triton_driver import as_triton_driver
 from tests.compiled.test_native_twin import KINDS
 from tests.support.twins import Kind, Twins
 
-pytestmark = [pytest.mark.exhaustive, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.proved, pytest.mark.exhaustive, pytest.mark.timeout(1800)]
 
 
 @pytest.mark.parametrize("weak", [False, True], ids=["coherent", "weak"])

@@ -8,6 +8,8 @@ import pytest
 from nanokv.device.gcn.registers import LANES
 from tests.support.gcn_text import executed, lanes_of
 
+pytestmark = pytest.mark.proved
+
 M32, M64 = (1 << 32) - 1, (1 << 64) - 1
 EDGES = [0, 1, 2, 31, 32, 33, 0x7FFF, 0x8000, 0xFFFF, 0x7FFFFFFF, 0x80000000, M32 - 1, M32]
 

@@ -16,13 +16,13 @@ from nanokv.device.segment.views import SegmentView
 from nanokv.errors import SegmentCorrupt
 from nanokv.fsck.inspect_world import Inspected
 from nanokv.heap.shm_tools import inspect
-from tests.conftest import shm_world
+from tests.support.worlds import shm_world
 
 PAGE = 4096
 HEAP = 256 * PAGE
 DYING = """
 import os, signal, sys, torch
-from tests.conftest import shm_world
+from tests.support.worlds import shm_world
 world = shm_world(sys.argv[1], 2, int(sys.argv[2]), page_bytes=int(sys.argv[3]))
 world[0].put("k", torch.arange(10), preferred_segment=1)
 world[1].open_for_write("plan", 5000, preferred_segment=1)

@@ -13,6 +13,8 @@ from tests.support.assembly import atomics, count, polls_in_a_loop, spills_insid
 from tests.support.compiling import Kernel, assembly, kernels
 from tests.support.targets import every_nvidia_target, every_target
 
+pytestmark = pytest.mark.proved
+
 
 @triton.jit
 def relaxed_cas64(address: tl.int64, expected: tl.int64, new: tl.int64, sem: tl.constexpr) -> Any:

@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.timeout(1800)  # the first test of a group pays for all of it
+pytestmark = [
+    pytest.mark.proved("tests.support.conformance"),
+    pytest.mark.timeout(1800),
+]  # the first test of a group pays for all of it
 
 GROUPS = [
     ("freelist,extent,header", 3),

@@ -12,7 +12,7 @@ from nanokv.device.segment.geometry import Geometry
 from tests.gpu.every_body import BODIES
 from tests.gpu.interpreted import SLOW, interpreted, passed
 
-pytestmark = pytest.mark.timeout(1800)  # the first test of a group pays for all of it
+pytestmark = [pytest.mark.proved, pytest.mark.timeout(1800)]  # the first test of a group pays for all of it
 
 
 @pytest.mark.exhaustive

@@ -13,7 +13,7 @@ from tests.gpu.library_calls import ANY_LAUNCH, ANY_VALUE, BARE, SENTENCE, WRONG
 from tests.support.compiling import NVIDIA, TARGETS, call_library_kernel
 from tests.support.targets import every_target
 
-pytestmark = pytest.mark.timeout(1800)  # the first interpreted test pays for all of them
+pytestmark = [pytest.mark.proved, pytest.mark.timeout(1800)]  # the first interpreted test pays for all of them
 
 
 @pytest.mark.exhaustive

@@ -18,6 +18,8 @@ from tests.support.compiling import AMD, NVIDIA, Kernel, assembly, kernels
 from tests.support.several_warps import apart, ptx_instructions, undrained, unordered
 from tests.support.targets import every_target
 
+pytestmark = pytest.mark.proved
+
 WHOLE = "put_get_probe_kernel"  #: a whole put, with eviction and checksum, and a whole get
 REST = (
     *("library_finish_put_part", "library_begin_get_part", "library_sum_get_part", "library_finish_get_part"),

@@ -8,6 +8,8 @@ import triton
 
 from tests.ptx.test_integers import CASES, Case
 
+pytestmark = pytest.mark.proved
+
 PTXAS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
 
 

@@ -11,6 +11,8 @@ from nanokv.device import ptx
 from nanokv.device.ptx import Trap, Unsupported
 from tests.support.ptx_modules import Value, module, run_module
 
+pytestmark = pytest.mark.proved
+
 A, B, D, E = Value("a", "u32"), Value("b", "u32"), Value("d", "u32"), Value("e", "u32")
 ONE_WARP = [(lane, lane * 3) for lane in range(32)]
 

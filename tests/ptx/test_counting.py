@@ -10,6 +10,8 @@ from nanokv.device.ptx import Counts, Machine
 from tests.ptx.test_memory import kernel
 from tests.ptx.test_scheduler import many_warps
 
+pytestmark = pytest.mark.proved
+
 
 def counted(body: str, *, warps: int = 1) -> Counts:
     """The costliest warp of a kernel on a tensor of zeros."""

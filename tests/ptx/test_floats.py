@@ -12,6 +12,8 @@ import torch
 
 from tests.support.ptx_modules import FORMATS, Value, is_nan, module, nearest, run_module, signed, value_of
 
+pytestmark = pytest.mark.proved
+
 Number = Fraction | float
 
 

@@ -10,6 +10,8 @@ import pytest
 from nanokv.device.ptx import Machine, Unsupported
 from tests.support.ptx_modules import Value, module, run_module, signed
 
+pytestmark = pytest.mark.proved
+
 
 class Case(NamedTuple):
     """`text` with the result %d and operands %a, %b, ...; `of` gives the result of words without sign."""

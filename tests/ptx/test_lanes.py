@@ -10,6 +10,8 @@ import pytest
 from nanokv.device.ptx import Divergence, Machine
 from tests.support.ptx_modules import Value, module, run_module
 
+pytestmark = pytest.mark.proved
+
 A, B, D, E = Value("a", "u32"), Value("b", "u32"), Value("d", "u32"), Value("e", "u32")
 FULL = 0xFFFFFFFF
 

@@ -10,6 +10,8 @@ import torch
 from nanokv.device.ptx import HostMemory, Machine, MemoryFault, Misaligned, TensorMemory
 from tests.support.ptx_modules import Value, module, nearest, run_module, signed
 
+pytestmark = pytest.mark.proved
+
 A, B, D, E = Value("a", "u32"), Value("b", "u32"), Value("d", "u32"), Value("e", "u32")
 ONE_WARP = [(lane, lane * 3) for lane in range(32)]
 HEAD = ".version 8.6\n.target sm_90a\n.address_size 64\n"

@@ -9,6 +9,8 @@ import triton.language as tl
 
 from nanokv.device import ptx
 
+pytestmark = pytest.mark.proved
+
 
 @triton.jit
 def add_kernel(x: tl.tensor, y: tl.tensor, out: tl.tensor, count: tl.tensor, width: tl.constexpr) -> None:

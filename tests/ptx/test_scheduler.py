@@ -23,6 +23,8 @@ from nanokv.device.ptx import (
 from nanokv.device.ptx.kinds import Array
 from tests.ptx.test_memory import HEAD, kernel
 
+pytestmark = pytest.mark.proved
+
 
 def many_warps(body: str, warps: int, shared: int = 1024) -> str:
     """A CTA of several warps on tensor %x0; %r0 is the thread."""

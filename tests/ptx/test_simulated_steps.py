@@ -13,7 +13,7 @@ from nanokv.device.ptx.operands import Instruction
 from nanokv.device.segment.geometry import Geometry
 from nanokv.device.segment.layout import ACTIVITY, HEAP_CTL, OBJ_HEADER
 
-pytestmark = [pytest.mark.exhaustive, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.proved, pytest.mark.exhaustive, pytest.mark.timeout(600)]
 OWNER, HOME, READER = 1, 2, 0
 Accesses = list[tuple[Instruction, int]]
 

@@ -12,6 +12,8 @@ from nanokv.device import ptx
 from nanokv.device.ptx import Malformed, MemoryFault
 from nanokv.device.ptx.fixtures import ptx_machine
 
+pytestmark = pytest.mark.proved
+
 __all__ = ["ptx_machine"]
 BF16 = torch.bfloat16
 

@@ -192,7 +192,9 @@ def kernels() -> dict[str, Kernel]:
 
 
 def assembly(kernel: Kernel, target: str, warps: int | None = None) -> str:
-    """The PTX or AMDGCN of a kernel; after the PTX, as a comment, the registers and stack that ptxas gave it.
+    """The PTX or AMDGCN of a kernel, from Triton's cache if its sources were compiled before.
+
+    After the PTX of a kernel whose registers are limited stand those that ptxas gave it, and its stack, as a comment.
 
     `warps`: per CTA; by default one, or four of a kernel that moves payload on NVIDIA.
     """
@@ -205,7 +207,8 @@ def assembly(kernel: Kernel, target: str, warps: int | None = None) -> str:
     compiled = triton.compile(source, target=TARGETS[target], options=options)
     if target in AMD:
         return str(compiled.asm["amdgcn"])  # its metadata gives registers and stack
-    return f"{compiled.asm['ptx']}\n// {_resources(compiled.asm['cubin'])}\n"
+    resources = f"\n// {_resources(compiled.asm['cubin'])}\n" if kernel.registers else ""
+    return f"{compiled.asm['ptx']}{resources}"
 
 
 def _resources(cubin: bytes) -> str:
@@ -222,15 +225,15 @@ def _resources(cubin: bytes) -> str:
 def compiled_for(target: str) -> dict[str, str]:
     """kernel -> assembly; or, for a kernel that does not compile, a text that begins with "error:".
 
-    In a process of its own, without Triton's cache: about half a minute.
+    In a process of its own. What was compiled before comes from Triton's cache, whose key has all that shapes a kernel
+    (tests/machines/test_triton_keys.py); without it a target takes minutes.
     """
     with tempfile.TemporaryDirectory() as directory:
         return _compiled_in(target, Path(directory))
 
 
 def _compiled_in(target: str, out: Path) -> dict[str, str]:
-    environment = os.environ | {"TRITON_CACHE_DIR": str(out / "cache"), "TRITON_ALWAYS_COMPILE": "1"}
-    environment.pop("TRITON_INTERPRET", None)
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run(
         [sys.executable, "-m", "tests.support.compiling", target, str(out)],
         env=environment,

@@ -96,7 +96,7 @@ class Runner:
 
     def _native(self, function: Any, arity: int) -> Callable[..., Any]:
         if self._planted is None:
-            return native_function(function, arity, self._done)
+            return native_function(function, arity)
         return retarget(function, CPU_VOCABULARY | self._planted, lambda f: numba.njit(f, nogil=True), self._done)
 
     def round(self, name: str, function: Any, seed: int) -> str | None:

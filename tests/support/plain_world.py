@@ -6,17 +6,14 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any
 
-import numba
 import numpy as np
 
-from nanokv.check.slow import load64_then, vocabulary_with
+from nanokv.check.slow import slow_function
 from nanokv.device.machines.native_code import native_function
-from nanokv.device.memory.retarget import retarget
 from nanokv.device.segment.geometry import Geometry
 from nanokv.device.segment.record import LINE
 from nanokv.device.segment.views import SegmentView
 
-GIVE_WAY = load64_then("sched_yield")
 PATIENCE = 30.0  #: seconds that a test waits for an event that should come at once
 PAGE_WORDS = 32
 PAGE = PAGE_WORDS * 8
@@ -69,11 +66,9 @@ def native(function: Any, arguments: int) -> Any:
     return native_function(function, arguments)
 
 
-@cache
 def yielding(function: Any, arguments: int) -> Any:
     """A device function, compiled so that other threads run between each load and what follows from it.
 
     Threads that merely run in parallel seldom meet in a window of some nanoseconds; here they always do.
     """
-    inner = retarget(function, vocabulary_with(GIVE_WAY), lambda f: numba.njit(f, nogil=True))
-    return numba.njit((numba.int64,) * arguments, nogil=True)(inner.py_func)
+    return slow_function(function, arguments, "give way")

@@ -10,7 +10,7 @@ import torch
 import nanokv
 from nanokv.device.segment.views import SegmentView
 from nanokv.fsck import check_cache
-from tests.conftest import close_and_check
+from tests.support.worlds import close_and_check
 
 PAGE = 4096
 World = list[nanokv.NanoKVCache]

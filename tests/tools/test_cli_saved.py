@@ -26,7 +26,7 @@ from nanokv.saved.load import _Loader
 from nanokv.saved.mapped_segment import MappedSegment
 from tests.api.test_identity import MINE
 from tests.api.test_save_load import content, same
-from tests.conftest import World, close_and_check, shm_world
+from tests.support.worlds import World, close_and_check, shm_world
 from tests.tools.test_cli import run, run_json, run_python
 
 PAGE = 4096

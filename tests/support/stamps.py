@@ -1,0 +1,294 @@
+"""Stamps: what is a function of its sources and its seed is not proved again by the same sources.
+
+A test marked `proved` has no race, no clock, no process that others see: the same sources, interpreter and packages
+give the same verdict. When it passes, a stamp is left whose name is a digest of all these. `pytest --stamps`, which the
+Makefile says, skips a test that has its stamp, and prints that it does (`-rs`); without the option everything runs.
+
+What the digest covers is computed, not declared: the test's module, those of its fixtures, and whatever these import,
+in any function and through any number of modules (blocks of TYPE_CHECKING aside), with the names of all files beside
+them. Programs that a test starts are named in its mark. While such a test runs, it is watched: it fails if it opens a
+file of the project, imports a module or starts a program of Python's that its digest does not cover.
+
+One test in eight runs in spite of its stamp, another eighth each day, in case all this misses something.
+"""
+
+import ast
+import datetime
+import hashlib
+import importlib
+import os
+import platform
+import sys
+import time
+from collections.abc import Generator, Iterable, Iterator
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.support.kept import forget_old, kept
+
+ROOT = Path(__file__).resolve().parents[2]
+TOPS = ("nanokv", "tests", "examples")  #: of modules; nanokv has the other folders as links
+WATCHED = (*TOPS, "device", "host_poller", "compat_v1", "bench", "docs")
+ALWAYS = ("tests.conftest", "tests.support.stamps")  #: what every test is run by
+SETTINGS = ("TRITON_", "NANOKV_", "NUMBA_", "HYPOTHESIS_")  #: variables of the environment that may change a verdict
+NO_SETTINGS = ("TRITON_CACHE_DIR", "NANOKV_CACHE_DIR", "NANOKV_TESTS_NEED", "NANOKV_UV")
+ONE_IN = 8
+
+Closure = dict[str, Path]  #: modules of the project by name
+
+
+@cache
+def modules() -> dict[str, Path]:
+    """Every module of the project and its tests, by its full name."""
+    found = {}
+    for top in TOPS:
+        for folder, _, names in os.walk(ROOT / top, followlinks=True):
+            for path in (Path(folder) / name for name in names if name.endswith(".py")):
+                parts = path.relative_to(ROOT).with_suffix("").parts
+                found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+@cache
+def _name_of(path: Path) -> str:
+    return next(name for name, other in modules().items() if other.samefile(path))
+
+
+def _import_statements(tree: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            yield node
+        elif not (isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"):
+            yield from _import_statements(node)
+
+
+@cache
+def imports(name: str) -> frozenset[str]:
+    """The modules of the project that a module imports, wherever it does, with the packages that they are in."""
+    named = set()
+    for node in _import_statements(ast.parse(modules()[name].read_bytes())):
+        if isinstance(node, ast.ImportFrom):
+            named |= {node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)}
+        else:
+            named |= {alias.name for alias in node.names}
+    for each in list(named):
+        parts = each.split(".")
+        named |= {".".join(parts[:count]) for count in range(1, len(parts))}
+    return frozenset(named & modules().keys())
+
+
+def closure(roots: Iterable[str]) -> Closure:
+    """Some modules and all that they import, directly or through others."""
+    found: Closure = {}
+    waiting = list(roots)
+    while waiting:
+        name = waiting.pop()
+        if name not in found:
+            found[name] = modules()[name]
+            waiting += imports(name)
+    return found
+
+
+def digest_of(covered: Closure, files: Iterable[Path] = (), about: object = None) -> str:
+    """A digest of sources, of the names of all modules beside them, of other files, and of whatever `about` prints."""
+    digest = hashlib.blake2b(repr(about).encode(), digest_size=12)
+    for name, path in sorted(covered.items()):
+        beside = sorted(each.name for each in path.parent.glob("*.py")) if path.name == "__init__.py" else ()
+        digest.update(repr((name, beside)).encode() + hashlib.blake2b(path.read_bytes()).digest())
+    for path in sorted(files):
+        digest.update(path.name.encode() + hashlib.blake2b(path.read_bytes()).digest())
+    return digest.hexdigest()
+
+
+@cache
+def surroundings() -> tuple[object, ...]:
+    """The interpreter, the processor, the packages and their versions, and the settings from outside."""
+    packages = sorted(f"{each.name}=={each.version}" for each in metadata.distributions() if each.name != "nanokv")
+    settings = {n: v for n, v in os.environ.items() if n.startswith(SETTINGS) and n not in NO_SETTINGS}
+    return sys.version, platform.machine(), _processor(), packages, sorted(settings.items())
+
+
+def _processor() -> str:
+    """The model of the CPU: native code is compiled for it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line for line in lines if line.startswith(("model name", "CPU part"))), "")
+
+
+class Stamp(NamedTuple):
+    """Where the stamp of a test is, or would be."""
+
+    sources: str  #: the digest of all that its verdict depends on
+    test: str  #: its node id
+
+    @property
+    def path(self) -> Path:
+        """The file; it states the test and the time."""
+        return kept("stamps") / self.sources / hashlib.blake2b(self.test.encode(), digest_size=10).hexdigest()
+
+    def made_before(self, moment: float) -> str | None:
+        """The day on which the stamp was made, if that was before a moment (seconds since the epoch)."""
+        try:
+            at = self.path.stat().st_mtime
+        except OSError:
+            return None
+        return datetime.datetime.fromtimestamp(at).strftime("%Y-%m-%d") if at < moment else None
+
+    def runs_today(self, day: datetime.date) -> bool:
+        """Whether it runs on a day although it has a stamp."""
+        number = int.from_bytes(hashlib.blake2b(self.test.encode(), digest_size=4).digest(), "big")
+        return (number + day.toordinal()) % ONE_IN == 0
+
+    def leave(self) -> None:
+        """Leave the stamp. A folder that cannot be written to has none."""
+        if not self.path.exists():
+            try:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                self.path.write_text(f"{self.test}\n{datetime.datetime.now().isoformat()}\n")
+            except OSError:
+                return
+
+
+_covers = pytest.StashKey[Closure]()
+_stamp = pytest.StashKey[Stamp]()
+
+
+def roots_of(item: pytest.Item) -> set[str]:
+    """The modules from which the closure of a test begins. Its mark names the programs that it starts."""
+    defined: dict[str, Any] = getattr(getattr(item, "_fixtureinfo", None), "name2fixturedefs", {})
+    used = {each.func.__module__ for several in defined.values() for each in several}
+    programs = {name for mark in item.iter_markers("proved") for name in mark.args}
+    assert programs <= modules().keys(), f"{item.nodeid}: no modules {sorted(programs - modules().keys())}"
+    return {_name_of(item.path), *ALWAYS, *(used & modules().keys()), *programs}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Adds `--stamps`."""
+    about = "skip tests marked `proved` that have passed with the same sources; one in eight of them runs all the same"
+    parser.addoption("--stamps", action="store_true", help=about)
+
+
+_began = time.time()  #: when this run of tests did, or in a worker of xdist, when that did
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """All workers of xdist look at the stamps of one moment, so that they skip the same tests."""
+    node.workerinput["began"] = _began
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Find the stamp of each test, and skip those that have theirs."""
+    began = getattr(config, "workerinput", {}).get("began", _began)
+    day = datetime.date.fromtimestamp(began)
+    known: dict[frozenset[str], tuple[Closure, str]] = {}
+    for item in items:
+        if item.get_closest_marker("proved") is None:
+            continue
+        roots = frozenset(roots_of(item))
+        if roots not in known:
+            covered = closure(roots)
+            known[roots] = covered, digest_of(covered, [ROOT / "pyproject.toml"], surroundings())
+        item.stash[_covers], sources = known[roots]
+        stamp = item.stash[_stamp] = Stamp(sources, item.nodeid)
+        if config.getoption("--stamps") and not stamp.runs_today(day) and (made := stamp.made_before(began)):
+            item.add_marker(pytest.mark.skip(f"proved by these sources on {made}: stamp {sources[:8]}"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
+    """Watch a test while it runs, and fail it if it used what its digest does not cover."""
+    if _covers not in item.stash:
+        return (yield)
+    _watch.begin(item.stash[_covers])
+    try:
+        result = yield
+    finally:
+        strange = _watch.end()
+    assert not strange, f"the mark `proved` must name what else the test uses: {sorted(strange)}"
+    return result
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
+    """Leave a stamp once a test has passed, its fixtures' ends too; not if its sources have changed meanwhile."""
+    report = yield
+    if _stamp in item.stash:
+        passed = item.stash.setdefault(_passed, [])
+        passed.append(report.passed)
+        if report.when == "teardown" and passed == [True] * 3:
+            began = getattr(item.config, "workerinput", {}).get("began", _began)
+            if all(path.stat().st_mtime < began for path in item.stash[_covers].values()):
+                item.stash[_stamp].leave()
+    return report
+
+
+_passed = pytest.StashKey[list[bool]]()
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Forget old stamps."""
+    if not hasattr(config, "workerinput"):
+        forget_old()
+
+
+class Watch:
+    """Looks at what a test opens, imports and starts. An audit hook stays for good, so there is one."""
+
+    def __init__(self) -> None:
+        self._files: set[Path] | None = None
+        self._names: set[str] = set()
+        self._strange: set[str] = set()
+        sys.addaudithook(self._hook)
+        self._import = importlib.import_module
+        importlib.import_module = self._import_module
+
+    def begin(self, covered: Closure) -> None:
+        """Begin to watch a test that may use these modules."""
+        self._strange, self._names = set(), {*covered}
+        self._files = {path.resolve() for path in covered.values()}
+
+    def end(self) -> set[str]:
+        """End it. Returns what else it used."""
+        self._files = None
+        return self._strange
+
+    def _import_module(self, name: str, package: str | None = None) -> Any:
+        """`importlib.import_module`: of a module that is loaded already, no event tells."""
+        if self._files is not None and name in modules() and name not in self._names:
+            self._strange.add(name)
+        return self._import(name, package)
+
+    def _hook(self, event: str, args: tuple[Any, ...]) -> None:
+        if self._files is None:
+            return
+        if event == "open" and isinstance(args[0], str):
+            self._opened(args[0])
+        elif event == "subprocess.Popen":
+            self._started([args[1]] if isinstance(args[1], str) else [str(word) for word in args[1]])
+        elif event in ("os.fork", "os.forkpty"):
+            self._strange.add(event)
+
+    def _opened(self, name: str) -> None:
+        path = Path(os.path.realpath(name))
+        if not path.is_relative_to(ROOT) or path.relative_to(ROOT).parts[0] not in WATCHED or path.is_dir():
+            return
+        if path.parent.name == "__pycache__":
+            path = path.parents[1] / f"{path.name.partition('.')[0]}.py"
+        if path not in (self._files or ()):
+            self._strange.add(str(path.relative_to(ROOT)))
+
+    def _started(self, words: list[str]) -> None:
+        if Path(words[0]).name.startswith("python"):
+            program = words[words.index("-m") + 1] if "-m" in words else "a program of Python's without -m"
+            if program not in self._names:
+                self._strange.add(program)
+
+
+_watch = Watch()
