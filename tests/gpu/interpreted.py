@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 
+import tests.support.loaded  # noqa: F401 - for the stamps of tests
 from tests.gpu.every_body import BODIES, GROUPS
 
 #: bodies that take the interpreter long, and show nothing there that others do not; tests/compiled runs all

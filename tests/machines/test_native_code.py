@@ -25,6 +25,12 @@ from nanokv.errors import HeapUnavailable, InvalidArgument
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.fixture(autouse=True)
+def _no_bytecode(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python takes a file that was written again within a second, in the same length, for the older one."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+
+
 @pytest.fixture
 def copied(tmp_path: Path) -> Path:
     """A copy of `device/`, to be changed."""

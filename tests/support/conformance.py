@@ -20,6 +20,7 @@ import numpy.typing as npt
 import triton
 import triton.language as tl
 
+import tests.support.loaded  # noqa: F401 - for the stamps of tests
 from nanokv.device.kernels.frame import FIRST_ANSWER, FRAME_WORDS, answer, arg
 from nanokv.device.machines.native_code import native_function
 from nanokv.device.machines.native_compiler import CPU_VOCABULARY

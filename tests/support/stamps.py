@@ -6,8 +6,9 @@ Makefile says, skips a test that has its stamp, and prints that it does (`-rs`);
 
 What the digest covers is computed, not declared: the test's module, those of its fixtures, and whatever these import,
 in any function and through any number of modules (blocks of TYPE_CHECKING aside), with the names of all files beside
-them. Programs that a test starts are named in its mark. While such a test runs, it is watched: it fails if it opens a
-file of the project, imports a module or starts a program of Python's that its digest does not cover.
+them; what they imported by a computed name while tests were collected; and all that native code is compiled from, if
+they run any. Programs that a test starts are named in its mark. While such a test runs, it is watched: it fails if it
+opens a file of the project, imports a module or starts a program of Python's that its digest does not cover.
 
 One test in eight runs in spite of its stamp, another eighth each day, in case all this misses something.
 """
@@ -19,23 +20,28 @@ import importlib
 import os
 import platform
 import sys
+import tempfile
 import time
 from collections.abc import Generator, Iterable, Iterator
 from functools import cache
 from importlib import metadata
 from pathlib import Path
+from types import FrameType
 from typing import Any, NamedTuple
 
 import pytest
 
+from nanokv.device.sources import COMPILED_ROOMS
+from tests.support import loaded
 from tests.support.kept import forget_old, kept
+from tests.support.loaded import TOPS
 
 ROOT = Path(__file__).resolve().parents[2]
-TOPS = ("nanokv", "tests", "examples")  #: of modules; nanokv has the other folders as links
 WATCHED = (*TOPS, "device", "host_poller", "compat_v1", "bench", "docs")
 ALWAYS = ("tests.conftest", "tests.support.stamps")  #: what every test is run by
 SETTINGS = ("TRITON_", "NANOKV_", "NUMBA_", "HYPOTHESIS_")  #: variables of the environment that may change a verdict
-NO_SETTINGS = ("TRITON_CACHE_DIR", "NANOKV_CACHE_DIR", "NANOKV_TESTS_NEED", "NANOKV_UV")
+NO_SETTINGS = ("TRITON_CACHE_DIR", "NANOKV_CACHE_DIR", "NANOKV_TESTS_NEED", "NANOKV_UV", loaded.VARIABLE)
+COMPILES = "nanokv.device.machines.code_cache"  #: who imports it runs native code
 ONE_IN = 8
 
 Closure = dict[str, Path]  #: modules of the project by name
@@ -89,8 +95,15 @@ def closure(roots: Iterable[str]) -> Closure:
         name = waiting.pop()
         if name not in found:
             found[name] = modules()[name]
-            waiting += imports(name)
+            waiting += imports(name) | _watch.imported.get(name, set())
+            waiting += _compiled_from() if name == COMPILES else ()
     return found
+
+
+@cache
+def _compiled_from() -> tuple[str, ...]:
+    rooms = tuple(f"nanokv.device.{room}." for room in COMPILED_ROOMS)
+    return tuple(name for name in modules() if name.startswith(rooms))
 
 
 def digest_of(covered: Closure, files: Iterable[Path] = (), about: object = None) -> str:
@@ -153,6 +166,83 @@ class Stamp(NamedTuple):
                 self.path.write_text(f"{self.test}\n{datetime.datetime.now().isoformat()}\n")
             except OSError:
                 return
+
+
+def _loading(frame: FrameType | None) -> str:
+    """The module that is being loaded: who asks for `nanokv.X` asks it of a function of `nanokv`."""
+    while frame is not None and frame.f_code.co_name != "<module>":
+        frame = frame.f_back
+    return "" if frame is None else str(frame.f_globals["__name__"])
+
+
+class Watch:
+    """Looks at what a test opens, imports and starts. An audit hook stays for good, so there is one."""
+
+    def __init__(self) -> None:
+        self.imported: dict[str, set[str]] = {}  #: by module, those that it imported by a computed name
+        self._files: set[Path] | None = None
+        self._names: set[str] = set()
+        self._strange: set[str] = set()
+        self._told = Path()  # where programs tell what they have loaded
+        self._programs = 0
+        sys.addaudithook(self._hook)
+        self._import = importlib.import_module
+        importlib.import_module = self._import_module
+
+    def begin(self, covered: Closure) -> None:
+        """Begin to watch a test that may use these modules."""
+        self._strange, self._names, self._programs = set(), {*covered}, 0
+        self._told = Path(tempfile.mkstemp(prefix="nanokv-loaded-")[1])
+        os.environ[loaded.VARIABLE] = str(self._told)
+        self._files = {path.resolve() for path in covered.values()}
+
+    def end(self) -> set[str]:
+        """End it. Returns what else it used."""
+        self._files = None
+        told = self._told.read_text().split()
+        self._told.unlink()
+        del os.environ[loaded.VARIABLE]
+        if self._programs and not told:
+            self._strange.add("what a program has loaded: it does not import tests.support.loaded")
+        return self._strange | {name for name in told if name in modules() and name not in self._names}
+
+    def _import_module(self, name: str, package: str | None = None) -> Any:
+        """`importlib.import_module`: of a module that is loaded already, no event tells."""
+        if name in modules():
+            if self._files is None:
+                self.imported.setdefault(_loading(sys._getframe(1)), set()).add(name)
+            elif name not in self._names:
+                self._strange.add(name)
+        return self._import(name, package)
+
+    def _hook(self, event: str, args: tuple[Any, ...]) -> None:
+        if self._files is None:
+            return
+        if event == "open" and isinstance(args[0], str):
+            self._opened(args[0])
+        elif event == "subprocess.Popen":
+            self._started([args[1]] if isinstance(args[1], str) else [str(word) for word in args[1]])
+        elif event in ("os.fork", "os.forkpty"):
+            self._strange.add(event)
+
+    def _opened(self, name: str) -> None:
+        path = Path(os.path.realpath(name))
+        if not path.is_relative_to(ROOT) or path.relative_to(ROOT).parts[0] not in WATCHED or path.is_dir():
+            return
+        if path.parent.name == "__pycache__":
+            path = path.parents[1] / f"{path.name.partition('.')[0]}.py"
+        if path not in (self._files or ()):
+            self._strange.add(str(path.relative_to(ROOT)))
+
+    def _started(self, words: list[str]) -> None:
+        if Path(words[0]).name.startswith("python"):
+            program = words[words.index("-m") + 1] if "-m" in words else "a program of Python's without -m"
+            self._programs += 1
+            if program not in self._names:
+                self._strange.add(program)
+
+
+_watch = Watch()
 
 
 _covers = pytest.StashKey[Closure]()
@@ -236,59 +326,3 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     """Forget old stamps."""
     if not hasattr(config, "workerinput"):
         forget_old()
-
-
-class Watch:
-    """Looks at what a test opens, imports and starts. An audit hook stays for good, so there is one."""
-
-    def __init__(self) -> None:
-        self._files: set[Path] | None = None
-        self._names: set[str] = set()
-        self._strange: set[str] = set()
-        sys.addaudithook(self._hook)
-        self._import = importlib.import_module
-        importlib.import_module = self._import_module
-
-    def begin(self, covered: Closure) -> None:
-        """Begin to watch a test that may use these modules."""
-        self._strange, self._names = set(), {*covered}
-        self._files = {path.resolve() for path in covered.values()}
-
-    def end(self) -> set[str]:
-        """End it. Returns what else it used."""
-        self._files = None
-        return self._strange
-
-    def _import_module(self, name: str, package: str | None = None) -> Any:
-        """`importlib.import_module`: of a module that is loaded already, no event tells."""
-        if self._files is not None and name in modules() and name not in self._names:
-            self._strange.add(name)
-        return self._import(name, package)
-
-    def _hook(self, event: str, args: tuple[Any, ...]) -> None:
-        if self._files is None:
-            return
-        if event == "open" and isinstance(args[0], str):
-            self._opened(args[0])
-        elif event == "subprocess.Popen":
-            self._started([args[1]] if isinstance(args[1], str) else [str(word) for word in args[1]])
-        elif event in ("os.fork", "os.forkpty"):
-            self._strange.add(event)
-
-    def _opened(self, name: str) -> None:
-        path = Path(os.path.realpath(name))
-        if not path.is_relative_to(ROOT) or path.relative_to(ROOT).parts[0] not in WATCHED or path.is_dir():
-            return
-        if path.parent.name == "__pycache__":
-            path = path.parents[1] / f"{path.name.partition('.')[0]}.py"
-        if path not in (self._files or ()):
-            self._strange.add(str(path.relative_to(ROOT)))
-
-    def _started(self, words: list[str]) -> None:
-        if Path(words[0]).name.startswith("python"):
-            program = words[words.index("-m") + 1] if "-m" in words else "a program of Python's without -m"
-            if program not in self._names:
-                self._strange.add(program)
-
-
-_watch = Watch()

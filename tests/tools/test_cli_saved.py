@@ -252,7 +252,7 @@ def test_load_refuses_a_living_world_and_says_what_to_do(live: World, shm_name: 
 def test_objects_without_room_are_told(live: World, shm_name: str, file: Path) -> None:
     assert run("save", shm_name, str(file)).exit_code == 0
     other = shm_name + "-small"
-    code = "import os, sys, tests.conftest as c; world = c.shm_world(sys.argv[1], 2, 1024, page_bytes=512); os._exit(0)"
+    code = "import os, sys, tests.support.worlds as w; w.shm_world(sys.argv[1], 2, 1024, page_bytes=512); os._exit(0)"
     assert run_python(code, other).returncode == 0
     done = run("load", str(file), other, "--json")
     report = json.loads(done.stdout)
