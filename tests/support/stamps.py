@@ -172,7 +172,7 @@ def _loading(frame: FrameType | None) -> str:
     """The module that is being loaded: who asks for `nanokv.X` asks it of a function of `nanokv`."""
     while frame is not None and frame.f_code.co_name != "<module>":
         frame = frame.f_back
-    return "" if frame is None else str(frame.f_globals["__name__"])
+    return "" if frame is None else str(frame.f_globals.get("__name__", ""))
 
 
 class Watch:
