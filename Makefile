@@ -51,10 +51,10 @@ demo-cluster: compiled
 	$(BIN)/python -m examples.cluster.demo
 
 test: compiled
-	$(PYTEST) -m "not exhaustive"
+	$(PYTEST) --budget quick -m "not exhaustive"
 
 test-all: compiled
-	$(PYTEST)
+	$(PYTEST) --budget all
 
 # once, before tests with limits start, and not by several of their processes at a time
 compiled: $(STAMP)

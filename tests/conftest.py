@@ -7,7 +7,8 @@ import pytest
 
 from tests.support.kept import kept
 
-pytest_plugins = ["tests.support.stamps", "tests.support.worlds"]  # stamps first: it notes what others import
+# stamps first: it notes what others import
+pytest_plugins = ["tests.support.stamps", "tests.support.budget", "tests.support.worlds"]
 
 # read when a kernel is compiled, here and in the processes that tests start
 os.environ["TRITON_CACHE_DIR"] = str(kept("triton"))

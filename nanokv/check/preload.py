@@ -21,13 +21,15 @@ PAUSED = "paused"  #: functions that pause after each load share nothing with th
 def main(what: str = "") -> int:
     """Compile the functions that pause, or start a process that does, and compile all others. Returns an exit code."""
     if what == PAUSED:
-        for compile_it in (slow_hammers, lingering_record, yielding_record):
-            compile_it()
+        slow_hammers()
+        lingering_record()
+        yielding_record()
         return 0
     other = subprocess.Popen([sys.executable, "-m", "nanokv.check.preload", PAUSED])
     compiled(rare=True)
-    for compile_it in (compiled_hammers, compiled_record, fabric_code().require_all):
-        compile_it()
+    compiled_hammers()
+    compiled_record()
+    fabric_code().require_all()
     return other.wait()
 
 

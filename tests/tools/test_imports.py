@@ -101,9 +101,8 @@ def test_the_bare_names_are_refused(bare: str) -> None:
     assert f"ImportError: import nanokv.{bare}: the bare name `{bare}` would be a second copy of it" in result.stderr
 
 
-@pytest.mark.parametrize("name", sorted(modules()))
-def test_no_module_imports_a_bare_name(name: str) -> None:
-    assert not [other for other in imports(name) for bare in BARE if inside(other, bare)]
+def test_no_module_imports_a_bare_name() -> None:
+    assert not [(name, other) for name in modules() for other in imports(name) for bare in BARE if inside(other, bare)]
 
 
 @pytest.mark.exhaustive
