@@ -1,6 +1,8 @@
 """What every test has: settings of hypothesis, no settings from outside, the order of files; and the plugins below."""
 
 import os
+import signal
+import threading
 
 import hypothesis
 import pytest
@@ -9,6 +11,10 @@ from tests.support.kept import kept
 
 # stamps first: it notes what others import
 pytest_plugins = ["tests.support.stamps", "tests.support.budget", "tests.support.worlds"]
+
+# a shell that starts a run in the background lets it ignore SIGINT, and whatever the tests start would too
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_thread() is threading.main_thread():
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # read when a kernel is compiled, here and in the processes that tests start
 os.environ["TRITON_CACHE_DIR"] = str(kept("triton"))

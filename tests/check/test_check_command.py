@@ -92,9 +92,7 @@ def test_an_interrupted_check_leaves_nothing(folder: Path, number: int) -> None:
     (folder / "shm").mkdir()
     (folder / "tmp").mkdir()
     environment = os.environ | {"NANOKV_SHM_DIR": str(folder / "shm"), "TMPDIR": str(folder / "tmp")}
-    # a shell that runs the tests in the background ignores SIGINT for them
-    program = "import signal; signal.signal(2, signal.default_int_handler); from nanokv.cli import main; main()"
-    command = [sys.executable, "-c", program, "check", "kills", "--seconds", "500"]
+    command = [sys.executable, "-m", "nanokv", "check", "kills", "--seconds", "500"]
     with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as check:
         assert check.stderr is not None
         assert "kills, part 1 of 1" in check.stderr.readline()

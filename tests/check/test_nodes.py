@@ -121,10 +121,9 @@ def folder() -> Iterator[Path]:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_check_leaves_nothing(nixl: None, folder: Path, number: signal.Signals) -> None:
     before = left_behind()
-    program = "import signal; signal.signal(2, signal.default_int_handler); from nanokv.cli import main; main()"
     environment = os.environ | {"TMPDIR": str(folder)}
     with subprocess.Popen(
-        [sys.executable, "-c", program, "check", "nodes", "--seconds", "500"],
+        [sys.executable, "-m", "nanokv", "check", "nodes", "--seconds", "500"],
         env=environment,
         stderr=subprocess.PIPE,
         text=True,
