@@ -122,17 +122,17 @@ def test_a_look_by_each_warp_is_noticed(name: str, other: Any, monkeypatch: pyte
 # others stand on steps that no CTA takes here (of copies, of corrupt words), or only before a release:
 # `test_several_warps` looks at each. After a change of the protocol: python -m tests.compiled.test_warps
 NOTICED = {
-    0: (*range(1, 10), *range(11, 21), *range(23, 29), 30, *range(32, 37), 38, 45, 46, 51, *range(57, 62))
-    + (68, 75, 80, *range(93, 102)),
-    1: (29,),
-    2: (52,),
+    0: [
+        *(*range(1, 10), *range(11, 21), *range(23, 29), 30, *range(32, 37), 38, 45, 46, 51),
+        *(*range(57, 62), 68, 75, 80, *range(93, 102)),
+    ],
+    1: [29],
+    2: [52],
 }
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize(
-    ("seed", "number"), [(seed, number) for seed, several in NOTICED.items() for number in several]
-)
+@pytest.mark.parametrize(("seed", "number"), [(seed, each) for seed, several in NOTICED.items() for each in several])
 def test_a_missing_barrier_is_noticed(seed: int, number: int) -> None:
     assert wrong(seed, without=number)
 
