@@ -74,6 +74,14 @@ def test_waiting_for_somebody_else_is_no_progress(name: str) -> None:
     assert Explorer(SCENARIOS[failure.scenario], failure.memory).execute(failure.schedule) is None
 
 
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", MUTANTS)
+def test_every_mutant_is_noticed(name: str) -> None:
+    """What `nanokv check mutants` does; that it does so for orderings: `test_model`."""
+    failure = kill(name, 1000, 0)
+    assert failure is not None and failure.why.startswith(NOTICED), failure
+
+
 def test_every_mutant_has_an_execution_in_which_the_protocol_itself_holds() -> None:
     assert FOUND_BY.keys() == MUTANTS.keys()
     assert {text: why for text in FOUND_BY.values() if (why := replay(text)) is not None} == {}

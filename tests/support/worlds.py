@@ -77,9 +77,17 @@ def new_world(shm_prefix: str) -> Iterator[MakeWorld]:
         close_and_check(world)
 
 
-@pytest.fixture(params=["local-device", "local-host", "shm-device", "shm-host"])
+#: each heap and each allocator; in `make test` those two pairs that have all four, production's among them
+PAIRS = (
+    "shm-device",
+    "local-host",
+    *(pytest.param(pair, marks=pytest.mark.exhaustive) for pair in ("local-device", "shm-host")),
+)
+
+
+@pytest.fixture(params=PAIRS)
 def make_world(request: pytest.FixtureRequest, new_world: MakeWorld) -> MakeWorld:
-    """Makes worlds of each heap and each allocator: a test that takes it runs four times."""
+    """Makes worlds of each heap and each allocator: a test that takes it runs four times, in `make test` twice."""
     heap, alloc = request.param.split("-")
 
     def make(**options: Any) -> World:
