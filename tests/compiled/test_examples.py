@@ -13,7 +13,10 @@ KERNELS = {
     "write_in_kernel": {"prefill_kernel"},
     "producer_kernel": {"prefill_kernel"},
 }  #: of each example
-pytestmark = [pytest.mark.proved(*(f"examples.{name}" for name in KERNELS)), pytest.mark.exhaustive]
+pytestmark = [
+    pytest.mark.proved("nanokv.virtual_world", *(f"examples.{name}" for name in KERNELS)),
+    pytest.mark.exhaustive,
+]
 
 
 @pytest.mark.parametrize("name", KERNELS)

@@ -12,7 +12,7 @@ from nanokv.bench.gpu.budget import LIMITED, LIMITS, Cost
 from nanokv.device import ptx
 from tests.ptx.chains import CHAIN, LINKS
 
-pytestmark = [pytest.mark.proved, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.proved("docs/cost.md", "docs/gpu.md"), pytest.mark.timeout(600)]
 ROOT = Path(__file__).parents[2]
 
 

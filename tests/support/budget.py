@@ -94,9 +94,10 @@ class Account:
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """A worker sends its count; else the run fails if it took too much and CI is set."""
-        if hasattr(session.config, "workerinput"):
-            session.config.workeroutput["taken"] = {name: tuple(of) for name, of in self.taken.items()}
-        elif beyond(self.taken, session.config.getoption("--budget")) and os.environ.get("CI"):
+        config: Any = session.config
+        if hasattr(config, "workerinput"):
+            config.workeroutput["taken"] = {name: tuple(of) for name, of in self.taken.items()}
+        elif beyond(self.taken, config.getoption("--budget")) and os.environ.get("CI"):
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     @pytest.hookimpl(optionalhook=True)

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+import tests.support.loaded  # noqa: F401 - for the stamps of tests
 from examples import paged_decode
 from nanokv.device.gcn.machine import Machine
 from nanokv.device.gcn.triton_driver import as_triton_driver

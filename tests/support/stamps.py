@@ -20,6 +20,7 @@ import importlib
 import os
 import platform
 import sys
+import sysconfig
 import tempfile
 import time
 from collections.abc import Generator, Iterable, Iterator
@@ -44,7 +45,7 @@ NO_SETTINGS = ("TRITON_CACHE_DIR", "NANOKV_CACHE_DIR", "NANOKV_TESTS_NEED", "NAN
 COMPILES = "nanokv.device.machines.code_cache"  #: who imports it runs native code
 ONE_IN = 8
 
-Closure = dict[str, Path]  #: modules of the project by name
+Closure = dict[str, Path]  #: modules of the project by name, and other files by their path
 
 
 @cache
@@ -88,12 +89,14 @@ def imports(name: str) -> frozenset[str]:
 
 
 def closure(roots: Iterable[str]) -> Closure:
-    """Some modules and all that they import, directly or through others."""
+    """Some modules and all that they import, directly or through others; files that are no modules, as they are."""
     found: Closure = {}
     waiting = list(roots)
     while waiting:
         name = waiting.pop()
-        if name not in found:
+        if "/" in name:
+            found[name] = ROOT / name
+        elif name not in found:
             found[name] = modules()[name]
             waiting += imports(name) | _watch.imported.get(name, set())
             waiting += _compiled_from() if name == COMPILES else ()
@@ -106,21 +109,23 @@ def _compiled_from() -> tuple[str, ...]:
     return tuple(name for name in modules() if name.startswith(rooms))
 
 
-def digest_of(covered: Closure, files: Iterable[Path] = (), about: object = None) -> str:
-    """A digest of sources, of the names of all modules beside them, of other files, and of whatever `about` prints."""
-    digest = hashlib.blake2b(repr(about).encode(), digest_size=12)
+def digest_of(covered: Closure, about: object = None) -> str:
+    """A digest of sources, of the names of all modules beside them, of pytest's settings, and of `about`."""
+    digest = hashlib.blake2b(repr(about).encode() + (ROOT / "pyproject.toml").read_bytes(), digest_size=12)
     for name, path in sorted(covered.items()):
         beside = sorted(each.name for each in path.parent.glob("*.py")) if path.name == "__init__.py" else ()
         digest.update(repr((name, beside)).encode() + hashlib.blake2b(path.read_bytes()).digest())
-    for path in sorted(files):
-        digest.update(path.name.encode() + hashlib.blake2b(path.read_bytes()).digest())
     return digest.hexdigest()
 
 
 @cache
 def surroundings() -> tuple[object, ...]:
-    """The interpreter, the processor, the packages and their versions, and the settings from outside."""
-    packages = sorted(f"{each.name}=={each.version}" for each in metadata.distributions() if each.name != "nanokv")
+    """The interpreter, the processor, the packages and their versions, and the settings from outside.
+
+    Asked before anything is imported: setuptools adds packages of its own, and tests may change the settings.
+    """
+    installed = metadata.distributions(path=list(dict.fromkeys(map(sysconfig.get_path, ("purelib", "platlib")))))
+    packages = sorted(f"{each.name}=={each.version}" for each in installed if each.name != "nanokv")
     settings = {n: v for n, v in os.environ.items() if n.startswith(SETTINGS) and n not in NO_SETTINGS}
     return sys.version, platform.machine(), _processor(), packages, sorted(settings.items())
 
@@ -249,13 +254,14 @@ _covers = pytest.StashKey[Closure]()
 _stamp = pytest.StashKey[Stamp]()
 
 
-def roots_of(item: pytest.Item) -> set[str]:
-    """The modules from which the closure of a test begins. Its mark names the programs that it starts."""
+def roots_of(item: pytest.Item) -> frozenset[str]:
+    """The modules from which the closure of a test begins, and the files that it reads, which have a `/`."""
     defined: dict[str, Any] = getattr(getattr(item, "_fixtureinfo", None), "name2fixturedefs", {})
     used = {each.func.__module__ for several in defined.values() for each in several}
-    programs = {name for mark in item.iter_markers("proved") for name in mark.args}
-    assert programs <= modules().keys(), f"{item.nodeid}: no modules {sorted(programs - modules().keys())}"
-    return {_name_of(item.path), *ALWAYS, *(used & modules().keys()), *programs}
+    named = {name for mark in item.iter_markers("proved") for name in mark.args}
+    strange = [name for name in named if name not in modules() and not (ROOT / name).is_file()]
+    assert not strange, f"{item.nodeid}: the mark `proved` names no module and no file: {strange}"
+    return frozenset({_name_of(item.path), *ALWAYS, *(used & modules().keys()), *named})
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -281,10 +287,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.get_closest_marker("proved") is None:
             continue
-        roots = frozenset(roots_of(item))
+        roots = roots_of(item)
         if roots not in known:
             covered = closure(roots)
-            known[roots] = covered, digest_of(covered, [ROOT / "pyproject.toml"], surroundings())
+            known[roots] = covered, digest_of(covered, surroundings())
         item.stash[_covers], sources = known[roots]
         stamp = item.stash[_stamp] = Stamp(sources, item.nodeid)
         if config.getoption("--stamps") and not stamp.runs_today(day) and (made := stamp.made_before(began)):
@@ -320,6 +326,11 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 
 _passed = pytest.StashKey[list[bool]]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Look at what is around."""
+    surroundings()
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -49,16 +49,18 @@ from nanokv.device.kernels import many
 from nanokv.device.machines import code_cache
 if TYPE_CHECKING:
     from nanokv import unused
-pytestmark = pytest.mark.proved('nanokv.program')
+pytestmark = pytest.mark.proved('nanokv.program', 'docs/table.md')
 
 @pytest.mark.parametrize('number', range({COUNT}))
 def test_it(number, seed):
     from nanokv.host_poller import sweeper
     from nanokv.engines import connector
     from tests import helper
+    open('docs/table.md').close()
     if number == 0:
         subprocess.run([sys.executable, '-m', connector.program_of()], check=True)
 """,
+    "docs/table.md": "",
     "tests/one/test_usual.py": "def test_usual():\n    pass\n",
 }
 #: of each kind, a source that the tests of the small project load, and that one byte is added to
@@ -74,6 +76,7 @@ KINDS = {
     "test": "tests/one/test_proved.py",
     "module of the tests": "tests/helper.py",
     "fixture": "tests/fixtures.py",
+    "document that is read": "docs/table.md",
     "conftest": "tests/conftest.py",
     "stamps themselves": "tests/support/stamps.py",
     "settings of pytest": "pyproject.toml",
@@ -203,14 +206,16 @@ def test_each_test_runs_on_one_day_of_eight() -> None:
 
 
 def test_the_versions_of_packages_and_the_interpreter_are_covered(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = stamps.digest_of({}, (), stamps.surroundings())
+    before = stamps.digest_of({}, stamps.surroundings())
     for name, value in (("version", "3.99"), ("platform", "plan9")):
         stamps.surroundings.cache_clear()
         with monkeypatch.context() as patch:
             patch.setattr(sys, name, value)
-            changed = stamps.digest_of({}, (), stamps.surroundings()) != before
+            changed = stamps.digest_of({}, stamps.surroundings()) != before
         assert changed == (name == "version")
     stamps.surroundings.cache_clear()
+    monkeypatch.syspath_prepend(str(Path(pytest.__file__).parents[1] / "setuptools" / "_vendor"))
+    assert stamps.digest_of({}, stamps.surroundings()) == before, "what a package brings to the path is not installed"
     assert any(str(each).startswith("triton==") for each in stamps.surroundings()[3])  # type: ignore[attr-defined]
 
 
