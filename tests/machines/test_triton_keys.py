@@ -40,7 +40,7 @@ def device_functions() -> list[JITFunction]:
 
 def named(function: Any) -> list[tuple[ast.AST, Any]]:
     """The names and attributes in a function's text, and what each stands for at the level of its module."""
-    found = []
+    found: list[tuple[ast.AST, Any]] = []
     for node in ast.walk(function.parse()):
         if isinstance(node, ast.Name):
             found.append((node, function.__globals__.get(node.id)))
