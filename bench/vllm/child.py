@@ -1,4 +1,4 @@
-"""An engine in a process of its own, `python -m bench.vllm.child`: one command per line of stdin, one answer per line.
+"""An engine in a process of its own (`fork_server`): one command per line of stdin, one answer per line.
 
 The first line holds the arguments of `vllm.LLM`. A command is `{"do": name, ...}`, an answer `{"ok": ...}` or
 `{"error": ...}`. Everything that libraries print goes to stderr.
@@ -12,9 +12,9 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
-os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+SETTINGS = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+for _name, _value in SETTINGS.items():
+    os.environ.setdefault(_name, _value)
 
 TIMED = (  # what vLLM calls in a step, on both sides
     "get_num_new_matched_tokens",
@@ -243,7 +243,3 @@ def main() -> None:
                 return
     if child is not None:
         child.close()
-
-
-if __name__ == "__main__":
-    main()

@@ -5,10 +5,11 @@ import json
 import os
 import select
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
+
+from nanokv.bench.vllm.fork_server import Forked
 
 START_SECONDS = 300.0  #: imports and the model; other engines of the world may have to come first
 ANSWER_SECONDS = 300.0
@@ -59,15 +60,8 @@ class Engine:
         self._files = contextlib.ExitStack()
         log = tempfile.TemporaryFile("w+", prefix="nanokv-engine-")  # noqa: SIM115 - closed with `_files`
         self._log = self._files.enter_context(log)
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "nanokv.bench.vllm.child"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._log,
-            text=True,
-            env=os.environ | {"OMP_NUM_THREADS": "1"} | (environment or {}),
-        )
-        self._started = False
+        self._process = Forked(os.environ | {"OMP_NUM_THREADS": "1"} | (environment or {}), self._log)
+        self._started = self._closed = False
         self._send(given)
 
     @property
@@ -105,12 +99,10 @@ class Engine:
         return self._answer(ANSWER_SECONDS)
 
     def _send(self, message: dict[str, Any]) -> None:
-        assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(message) + "\n")
         self._process.stdin.flush()
 
     def _answer(self, patience: float) -> Any:
-        assert self._process.stdout is not None
         ready, _, _ = select.select([self._process.stdout], [], [], patience)
         line = self._process.stdout.readline() if ready else ""
         if not line:
@@ -133,21 +125,23 @@ class Engine:
 
     def close(self) -> None:
         """End it; it leaves its world. Idempotent."""
-        if self._process.poll() is None:
-            assert self._process.stdin is not None
+        if self._closed:
+            return
+        with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
-            try:
-                self._process.wait(END_SECONDS)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
+        try:
+            self._process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
         self._end()
 
     def _end(self) -> None:
+        self._closed = True
         self._process.wait(END_SECONDS)
         for pipe in (self._process.stdin, self._process.stdout):
-            assert pipe is not None
             with contextlib.suppress(BrokenPipeError):
                 pipe.close()
+        self._process.close()
         self._files.close()
 
     def __enter__(self) -> "Engine":
