@@ -1,7 +1,7 @@
 """What tests keep from one run to the next, beside NanoKV's compiled code: any clone of the project finds it again.
 
-stamps of what was proved (`stamps`), and Triton's cache. Both are named by content, so nothing old is ever used; what
-was not looked at for KEPT_DAYS is removed.
+Stamps of what was proved (`stamps`), and Triton's cache. Both are named by content, so nothing old is ever used. What
+was not looked at for KEPT_DAYS is removed, and of a folder beyond MOST_BYTES what was not looked at for longest.
 
 python -m tests.support.kept triton      prints the folder of Triton's cache
 """
@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 KEPT_DAYS = 10
+MOST_BYTES = 4 << 30  #: all kernels for all GPUs are 0.6 GB
 KEPT = ("stamps", "triton")
 
 
@@ -24,13 +25,24 @@ def kept(what: str) -> Path:
 
 
 def forget_old() -> None:
-    """Remove what was not looked at for KEPT_DAYS. Who looks at it meanwhile makes it again."""
-    oldest = time.time() - KEPT_DAYS * 86400
+    """Remove what is too old or too much. Who looks for it meanwhile makes it again."""
+    now = time.time()
     for what in KEPT:
-        for each in kept(what).iterdir() if kept(what).is_dir() else ():
-            inside = [path.stat() for path in each.iterdir()] if each.is_dir() else []
-            if max((max(at.st_atime, at.st_mtime) for at in [each.stat(), *inside]), default=0.0) < oldest:
-                shutil.rmtree(each, ignore_errors=True)
+        entries = [each for each in kept(what).iterdir() if each.is_dir()] if kept(what).is_dir() else []
+        total = 0
+        for used, nbytes, folder in sorted(((*_use_of(each, now), each) for each in entries), reverse=True):
+            total += nbytes
+            if used < now - KEPT_DAYS * 86400 or total > MOST_BYTES:
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _use_of(folder: Path, now: float) -> tuple[float, int]:
+    """When a folder's files were last used, and their bytes. One that changes meanwhile is in use now."""
+    try:
+        found = [path.stat() for path in folder.iterdir()]
+    except OSError:
+        return now, 0
+    return max((max(at.st_atime, at.st_mtime) for at in found), default=now), sum(at.st_size for at in found)
 
 
 if __name__ == "__main__":

@@ -248,10 +248,10 @@ class Watch:
 
 
 _watch = Watch()
-
-
+_began = time.time()  #: when this run of tests did, or in a worker of xdist, when that did
 _covers = pytest.StashKey[Closure]()
 _stamp = pytest.StashKey[Stamp]()
+_passed = pytest.StashKey[list[bool]]()  #: of the phases so far
 
 
 def roots_of(item: pytest.Item) -> frozenset[str]:
@@ -268,9 +268,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Adds `--stamps`."""
     about = "skip tests marked `proved` that have passed with the same sources; one in eight of them runs all the same"
     parser.addoption("--stamps", action="store_true", help=about)
-
-
-_began = time.time()  #: when this run of tests did, or in a worker of xdist, when that did
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -298,8 +295,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item: pytest.Item) -> Generator[None, Any, Any]:
+    """Watch the fixtures of a test."""
+    return (yield from _watched(item))
+
+
+@pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
-    """Watch a test while it runs, and fail it if it used what its digest does not cover."""
+    """Watch a test."""
+    return (yield from _watched(item))
+
+
+def _watched(item: pytest.Item) -> Generator[None, Any, Any]:
+    """Watch what runs meanwhile, and fail it if it used what the digest of the test does not cover."""
     if _covers not in item.stash:
         return (yield)
     _watch.begin(item.stash[_covers])
@@ -323,9 +331,6 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
             if all(path.stat().st_mtime < began for path in item.stash[_covers].values()):
                 item.stash[_stamp].leave()
     return report
-
-
-_passed = pytest.StashKey[list[bool]]()
 
 
 def pytest_configure(config: pytest.Config) -> None:

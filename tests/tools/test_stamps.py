@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import stamps
+from tests.support import kept, stamps
 from tests.support.budget import TIERS, budgets
 from tests.support.stamps import ONE_IN, Stamp, closure
 
@@ -233,6 +233,19 @@ def test_the_versions_of_packages_and_the_interpreter_are_covered(monkeypatch: p
 def test_stamps_of_the_project_cover_what_they_should(test: str, sources: tuple[str, ...]) -> None:
     __import__(test)  # what it imports by a computed name is noted
     assert {f"nanokv.{name}" for name in sources} <= closure([test]).keys()
+
+
+def test_what_is_old_or_too_much_is_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NANOKV_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(kept, "MOST_BYTES", 250)
+    for name, days in (("new", 0), ("used", 1), ("less", 2), ("old", kept.KEPT_DAYS + 1)):
+        file = kept.kept("triton") / name / "kernel.ptx"
+        file.parent.mkdir(parents=True)
+        file.write_bytes(bytes(100))
+        os.utime(file, (file.stat().st_atime - days * 86400,) * 2)
+    (kept.kept("triton") / "begun").mkdir()
+    kept.forget_old()
+    assert {each.name for each in kept.kept("triton").iterdir()} == {"new", "used", "begun"}
 
 
 # --- budgets ----------------------------------------------------------------------------------
