@@ -23,23 +23,22 @@ hypothesis.settings.register_profile("ci", deadline=None, max_examples=60, deran
 hypothesis.settings.register_profile("long", deadline=None, max_examples=5000)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
-#: files that take a minute or more: first, so that no process is left with one at the end
+#: files that take a minute or more, the longest first, so that no process is left with one at the end; those that wait for
+#: other processes stand between those that compute
 LONG = (
-    "test_compile.py",
-    "test_bodies.py",
-    "test_gcn_bodies.py",
-    "test_native_twin.py",
-    "test_gcn_twin.py",
-    "test_storms.py",
-    "test_model.py",
-    "test_heap_providers.py",
-    "test_compiled.py",
-    "test_conformance.py",
-    "test_launch_machine.py",
-    "test_linearizability.py",
-    "test_examples.py",
-    "test_bench_gpu.py",
-    "test_demo.py",
+    *("test_compile.py", "test_bodies.py", "test_gcn_bodies.py", "test_failures.py", "test_conformance.py"),
+    *("test_launch_machine.py", "test_warps.py", "test_demo_cluster.py", "test_bench_cluster.py", "test_bench_gpu.py"),
+    *("test_nodes.py", "test_compiled.py", "test_deployment_runs.py", "test_several_warps.py", "test_documents.py"),
+    *(
+        "test_storms.py",
+        "test_sim_transfers.py",
+        "test_model.py",
+        "test_kills.py",
+        "test_budget.py",
+        "test_gcn_twin.py",
+    ),
+    *("test_examples.py", "test_native_twin.py", "test_demo.py", "test_triton.py", "test_library.py", "test_bench.py"),
+    *("test_heap_providers.py", "test_linearizability.py", "test_bench_peers.py", "test_objects.py", "test_stamps.py"),
 )
 
 _VARIABLES = (
