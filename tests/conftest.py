@@ -23,8 +23,8 @@ hypothesis.settings.register_profile("ci", deadline=None, max_examples=60, deran
 hypothesis.settings.register_profile("long", deadline=None, max_examples=5000)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
-#: files that take a minute or more, the longest first, so that no process is left with one at the end; those that wait for
-#: other processes stand between those that compute
+#: files that take a minute or more, the longest first, so that no process is left with one at the end; those that wait
+#: for other processes stand between those that compute
 LONG = (
     *("test_compile.py", "test_bodies.py", "test_gcn_bodies.py", "test_failures.py", "test_conformance.py"),
     *("test_launch_machine.py", "test_warps.py", "test_demo_cluster.py", "test_bench_cluster.py", "test_bench_gpu.py"),
