@@ -197,8 +197,10 @@ class Watch:
     def begin(self, covered: Closure) -> None:
         """Begin to watch a test that may use these modules."""
         self._strange, self._names, self._programs = set(), {*covered}, 0
-        self._told = Path(tempfile.mkstemp(prefix="nanokv-loaded-")[1])
-        os.environ[loaded.VARIABLE] = str(self._told)
+        fd, name = tempfile.mkstemp(prefix="nanokv-loaded-")
+        os.close(fd)
+        self._told = Path(name)
+        os.environ[loaded.VARIABLE] = name
         self._files = {path.resolve() for path in covered.values()}
 
     def end(self) -> set[str]:

@@ -12,7 +12,7 @@ from nanokv.check.nodes.calls import LOST
 from nanokv.check.payloads import check_payload, name
 from nanokv.check.report import CheckFailure
 from nanokv.cluster import NanoKVCluster
-from nanokv.errors import CacheClosed, KeyNotFound, NanoKVError, PeerLost
+from nanokv.errors import CacheClosed, KeyNotFound, NanoKVError, NotReady, PeerLost
 
 LOOK = 0.003  #: seconds between two looks
 WRONG = "WRONG"
@@ -58,7 +58,7 @@ class Looks:
             check_payload(self._key, self._cluster.get(name(self._key)))
         except PeerLost:
             return LOST
-        except KeyNotFound:
+        except (KeyNotFound, NotReady):  # a node that has come back puts its canary again
             return MISS
         except CacheClosed:
             raise
