@@ -180,6 +180,13 @@ def _loading(frame: FrameType | None) -> str:
     return "" if frame is None else str(frame.f_globals.get("__name__", ""))
 
 
+def _is_for_constants(frame: FrameType | None) -> bool:
+    """Whether hypothesis reads a file: it draws constants of all modules that are loaded, whoever has loaded them."""
+    while frame is not None and not frame.f_code.co_filename.endswith("hypothesis/internal/constants_ast.py"):
+        frame = frame.f_back
+    return frame is not None
+
+
 class Watch:
     """Looks at what a test opens, imports and starts. An audit hook stays for good, so there is one."""
 
@@ -238,7 +245,7 @@ class Watch:
             return
         if path.parent.name == "__pycache__":
             path = path.parents[1] / f"{path.name.partition('.')[0]}.py"
-        if path not in (self._files or ()):
+        if path not in (self._files or ()) and not _is_for_constants(sys._getframe()):
             self._strange.add(str(path.relative_to(ROOT)))
 
     def _started(self, words: list[str]) -> None:
