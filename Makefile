@@ -38,7 +38,7 @@ SEED ?= 0
 STAMPS ?= --stamps
 # two processes for each core: a third of the tests' time is waiting, for processes and for ends of time
 WORKERS ?= $(shell echo $$((2 * $$(nproc 2>/dev/null || echo 2))))
-PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 --dist loadfile --no-loadscope-reorder $(STAMPS) --durations=20 --durations-min=5
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 $(STAMPS) --durations=20 --durations-min=5
 # compiled Python is kept, whatever the environment says: each of a thousand processes would compile it again
 unexport PYTHONDONTWRITEBYTECODE
 
