@@ -1,4 +1,4 @@
-"""Processes of engines, forked from one that has imported vLLM: an engine starts with 2 s of CPU time instead of 8.
+"""Processes of engines, forked from one that has imported vLLM: an engine is spared the 6.7 s of CPU of its imports.
 
 The server starts with the first engine of a process, and ends with that process. What is forked has imported modules,
 and nothing else: no engine, no thread. It has the environment and the files that it is given.

@@ -2,7 +2,7 @@
 
 Counted are the seconds of the process that runs a test and of all processes that it starts, dead or living; not those
 of importing and collecting. They are of a run in which no test has a stamp. A machine that does other work counts more
-for the same work, so budgets are half as much again as a quiet machine of CI takes.
+for the same work, so budgets leave room.
 """
 
 import os
