@@ -2,7 +2,7 @@
 
 Counted are the seconds of the process that runs a test and of all processes that it starts, dead or living; not those
 of importing and collecting. They are of a run in which no test has a stamp. A machine that does other work counts more
-for the same work, so budgets leave room.
+for the same work, so budgets leave room. The seconds of each test are in build/cpu-TIER.txt after a run.
 """
 
 import os
@@ -26,19 +26,17 @@ class Folder(NamedTuple):
     """What a folder of tests took."""
 
     seconds: float
-    dearest: list[tuple[float, str]]  #: tests and their seconds, the dearest first
-
-    def plus(self, seconds: float, dearest: list[tuple[float, str]]) -> "Folder":
-        """With more."""
-        return Folder(self.seconds + seconds, sorted([*self.dearest, *dearest], reverse=True)[:DEAREST])
+    tests: list[tuple[float, str]]  #: tests and their seconds
 
 
 Taken = dict[str, Folder]
 
 
-def add(taken: Taken, name: str, seconds: float, dearest: list[tuple[float, str]]) -> None:
+def add(taken: Taken, name: str, seconds: float, tests: list[tuple[float, str]]) -> None:
     """Add seconds to a folder."""
-    taken[name] = taken.get(name, Folder(0.0, [])).plus(seconds, dearest)
+    before = taken.get(name, Folder(0.0, []))
+    before.tests.extend(tests)
+    taken[name] = Folder(before.seconds + seconds, before.tests)
 
 
 def ended_seconds() -> float:
@@ -93,18 +91,23 @@ class Account:
         return result
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """A worker sends its count; else the run fails if it took too much and CI is set."""
+        """A worker sends its count; else write the list, and fail if a folder took too much and CI is set."""
         config: Any = session.config
         if hasattr(config, "workerinput"):
             config.workeroutput["taken"] = {name: tuple(of) for name, of in self.taken.items()}
-        elif beyond(self.taken, config.getoption("--budget")) and os.environ.get("CI"):
+            return
+        tier = config.getoption("--budget")
+        tests = sorted((test for of in self.taken.values() for test in of.tests), reverse=True)
+        (ROOT / "build").mkdir(exist_ok=True)
+        (ROOT / "build" / f"cpu-{tier}.txt").write_text("".join(f"{took:8.2f}  {test}\n" for took, test in tests))
+        if beyond(self.taken, tier) and os.environ.get("CI"):
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
         """Add what a worker of xdist has counted."""
-        for name, (seconds, dearest) in getattr(node, "workeroutput", {}).get("taken", {}).items():
-            add(self.taken, name, seconds, [tuple(each) for each in dearest])
+        for name, (seconds, tests) in getattr(node, "workeroutput", {}).get("taken", {}).items():
+            add(self.taken, name, seconds, [tuple(each) for each in tests])
 
     def pytest_terminal_summary(self, terminalreporter: Any, config: pytest.Config) -> None:
         """Print a line per folder, and for one beyond its budget the tests that take most."""
@@ -115,7 +118,7 @@ class Account:
         terminalreporter.line(", ".join(lines))
         for name, of in beyond(self.taken, tier).items():
             terminalreporter.line(f"tests/{name} took {of.seconds:.0f} CPU seconds of {budget.get(name, 0)}:", red=True)
-            for seconds, test in of.dearest:
+            for seconds, test in sorted(of.tests, reverse=True)[:DEAREST]:
                 terminalreporter.line(f"  {seconds:6.1f}  {test}")
 
 

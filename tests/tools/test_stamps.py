@@ -268,6 +268,8 @@ def test_a_folder_beyond_its_budget_fails_the_run_and_names_the_dearest_tests(pr
         assert project.code == 0
     project.run("--budget", "quick", CI="")
     assert project.code == 0, "only CI fails"
+    seconds, name = (project.root / "build" / "cpu-quick.txt").read_text().splitlines()[0].split()
+    assert float(seconds) > 0 and "test_burn.py::" in name
 
 
 def test_every_folder_of_tests_has_a_budget() -> None:
