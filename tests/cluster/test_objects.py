@@ -1,7 +1,7 @@
 """The calls about objects, across two and three nodes: what a user of one cache knows holds here too."""
 
 import math
-import os
+import random
 import socket
 import threading
 from typing import Any
@@ -498,8 +498,14 @@ def test_a_member_that_listens_everywhere_says_where_it_is(make_cluster: MakeClu
 
 def test_ports_of_a_range(make_cluster: MakeCluster) -> None:
     """Members of one host share it; what is taken is passed over."""
-    first = 21000 + os.getpid() % 20000
-    with socket.create_server(("127.0.0.1", first)):
+    while True:
+        first = random.randrange(21_000, 32_000)  # below those that a system gives to anyone
+        try:
+            taken = socket.create_server(("127.0.0.1", first))
+            break
+        except OSError:
+            continue
+    with taken:
         members = make_cluster(2, ports=f"{first}-{first + 19}")
         cards = [one._nodes[other].cards[0] for one, other in zip(members, ("n1", "n0"), strict=True)]
         ports = [int(address.rpartition(":")[2]) for card in cards for address in (card.messages, card.events)]
