@@ -47,6 +47,7 @@ class Crew(contextlib.AbstractContextManager["Crew"]):
             "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
             "HF_HUB_OFFLINE": "1",
             "OMP_NUM_THREADS": "1",
+            "PYTHONFAULTHANDLER": "1",
             "UCX_TLS": "tcp,self",  # else UCX sees that all are on one host, and takes its shared memory
         }
         with self._log(host.name).open("wb") as log:
@@ -77,7 +78,7 @@ class Crew(contextlib.AbstractContextManager["Crew"]):
         try:
             send(stream, {"do": do} | arguments)
         except BrokenPipeError:
-            raise DemoFailed(f"node {name} ended unexpectedly\n{self._tail(name)}") from None
+            raise DemoFailed(self._ended(name)) from None
 
     def listen(self) -> tuple[str, Message]:
         """The next message, and the name of its node.
@@ -94,10 +95,14 @@ class Crew(contextlib.AbstractContextManager["Crew"]):
             if message["event"] == "ended" and name in self._killed:
                 continue
             if message["event"] == "ended":
-                raise DemoFailed(f"node {name} ended unexpectedly\n{self._tail(name)}")
+                raise DemoFailed(self._ended(name))
             if message["event"] == "failed":
                 raise DemoFailed(f"node {name} failed: {message['error']}\n{self._tail(name)}")
             return name, message
+
+    def _ended(self, name: str) -> str:
+        status = self._processes[name].wait(GOODBYE)  # it has closed its pipe
+        return f"node {name} ended unexpectedly (exit status {status})\n{self._tail(name)}"
 
     def _tail(self, name: str) -> str:
         """The end of what a node and etcd have logged."""

@@ -1,6 +1,7 @@
 """Imported once, by the fork server of `rank_process`: otherwise every process would import and load it again.
 
-python -m nanokv.check.preload     compiles what the checks run, in two processes, before any of them waits for it
+python -m nanokv.check.preload             compiles what the checks run, in two processes, before any waits for it
+python -m nanokv.check.preload product     only what NanoKV itself runs
 """
 
 import subprocess
@@ -15,11 +16,16 @@ from nanokv.check.histories.recorder import compiled_record, lingering_record, y
 from nanokv.check.rank_process import warm
 from nanokv.device.machines.native_code import compiled, fabric_code
 
+PRODUCT = "product"
 PAUSED = "paused"  #: functions that pause after each load share nothing with the others
 
 
 def main(what: str = "") -> int:
-    """Compile the functions that pause, or start a process that does, and compile all others. Returns an exit code."""
+    """Compile what NanoKV runs, or the functions that pause, or everything. Returns an exit code."""
+    if what == PRODUCT:
+        compiled(rare=True)
+        fabric_code().require_all()
+        return 0
     if what == PAUSED:
         slow_hammers()
         lingering_record()

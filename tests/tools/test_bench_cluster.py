@@ -6,12 +6,13 @@ import pytest
 
 from nanokv.bench.peers.base import SystemFailed
 from nanokv.bench.questions import cluster
-from nanokv.bench.suite.settings import KIB, Settings
+from nanokv.bench.suite.settings import KIB, MIB, Settings
 from nanokv.bench.suite.worlds import Worlds
 from tests.support.bench_questions import TINY, ask, check_latency
 from tests.support.needed import leave_out
 
-MOST = max(most for asked in cluster.ASKED.values() for _, most in asked)
+#: every call is asked, with bytes in the question and with bytes that are read
+SIZES = (4 * KIB, 64 * KIB, 8 * MIB)
 
 
 @pytest.fixture(autouse=True)
@@ -23,11 +24,16 @@ def links() -> None:
 
 @pytest.mark.timeout(600)
 @pytest.mark.exhaustive
-def test_every_call_stands_beside_nixl_alone() -> None:
+def test_every_call_stands_beside_nixl_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = {size: cluster.ASKED[size] for size in SIZES}
+    most = max(most for calls in asked.values() for _, most in calls)
+    calls = [{call for each in sizes.values() for call, _ in each} for sizes in (asked, cluster.ASKED)]
+    assert calls[0] == calls[1]
+    monkeypatch.setattr(cluster, "ASKED", asked)
     with Worlds() as worlds:
         figures = ask(cluster.QUESTION, worlds)
     for figure in figures:
-        check_latency(figure, min(TINY.rounds, MOST))
+        check_latency(figure, min(TINY.rounds, most))
     systems = Counter(figure.case["system"] for figure in figures)
     assert len(systems) == 2 and len(set(systems.values())) == 1
     assert {figure.case["transport"] for figure in figures} == {"shared memory", "TCP"}

@@ -183,8 +183,8 @@ def test_without_ip_and_etcd_it_runs_on_loopback_with_a_folder(nixl: None, only:
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("number", "at"),
-    [(signal.SIGINT, MET), (signal.SIGTERM, MET), (signal.SIGTERM, BEGUN)],
-    ids=["ctrl-c", "terminated", "terminated-early"],
+    [(signal.SIGINT, MET), (signal.SIGTERM, BEGUN)],
+    ids=["ctrl-c", "terminated-early"],
 )
 def test_an_interrupted_run_leaves_nothing(nixl: None, number: signal.Signals, at: str) -> None:
     ran = run("--prompts", "32", "--tokens", "64", at=at, send=number)  # long: it must not end before the signal
@@ -198,7 +198,7 @@ def test_an_interrupted_run_leaves_nothing(nixl: None, number: signal.Signals, a
 def test_a_node_that_dies_by_itself_fails_the_run(nixl: None) -> None:
     ran = run("--prompts", "32", "--tokens", "64", at=MET, kill="decode")
     assert ran.code == 1, str(ran)
-    assert ran.errors.startswith("node decode ended unexpectedly\n"), str(ran)
+    assert ran.errors.startswith("node decode ended unexpectedly (exit status -9)\n"), str(ran)
     assert_nothing_is_left(ran)
 
 

@@ -32,10 +32,12 @@ INSTALLS = "installs packages; .ci/wheel installs the wheel, tests/tools/test_pa
 IN_CI = "takes minutes; .ci/run runs it"
 CLUSTER = "tests/cluster/test_cluster_cli.py runs it, with a folder"
 LONG = "takes minutes; its parts have tests of their own"
+EXAMPLE = "tests/tools/test_examples.py runs it"
 BY_HAND = "tests/tools/test_deployment_runs.py runs it, in a script with the lines beside it"
 KUBERNETES = "needs a cluster of Kubernetes, and Docker; test_deployment_runs.py runs what the containers run"
 NOT_RUN = {
     "make demo": IN_CI,
+    "make demo-cluster": IN_CI,
     "make test": IN_CI,
     "make check": IN_CI,
     "make check-long": LONG,
@@ -46,6 +48,7 @@ NOT_RUN = {
     "make bench-peers ARGS='--json peers.json --html peers.html'": LONG,
     "make bench-peers ARGS='--quick --sizes 1K,1M'": LONG,
     "apt-get install redis-server libibverbs1 libnuma1 libcurl4": "installs packages; each peer can be left out",
+    "python examples/generate.py": EXAMPLE,
     "PYTHONPATH=OUT python your_program.py": "test_unchanged_programs_import_the_shim does the same",
     "make test-dropins": LONG,
     "make test-integrations": LONG,
@@ -90,7 +93,9 @@ SMALLER = {
     "python -m bench latency --heap shm --alloc device --sizes 1K --repeats 3": (
         "python -m bench latency --heap shm --alloc device --sizes 1K --rounds 3 --repeats 1"
     ),
-    "python -m bench peers --sizes 1K --repeats 2": "python -m bench peers --sizes 1K --quick",
+    "python -m bench peers --sizes 1K --repeats 2": (
+        "python -m bench peers --sizes 1K --quick --rounds 10 --repeats 1 --ring 1M"
+    ),
     "python -m bench wait announce burst": "python -m bench wait announce burst --quick",
     "python -m bench load full --json out.json --html out.html": (
         "python -m bench load full --quick --rounds 4 --pages 64 --json OUT/out.json --html OUT/out.html"
@@ -98,10 +103,16 @@ SMALLER = {
     "python -m bench steps": "python -m bench steps --quick",
     "python -m bench burst": "python -m bench burst --quick",
     **{f"python -m bench {name}": f"python -m bench {name} --quick" for name in ("plan", "imports", "memory")},
+    "python -m bench plan many steps --quick": (
+        "python -m bench plan many steps --quick --rounds 3 --heap local --alloc device"
+    ),
     "python -m bench space": "python -m bench space --quick",
     "nanokv bench": "nanokv bench pieces --quick",
     "python -m bench.generate": "python -m bench.generate --prompt 40 --tokens 2 --rounds 1 --layers 1 --hidden 64",
     "python -m bench.simulate": "python -m bench.simulate sharding --ranks 8 --operations 100",
+    "python -m bench.simulate replicas --ranks 64 --case nbytes=4096": (
+        "python -m bench.simulate replicas --ranks 8 --operations 100 --case nbytes=4096"
+    ),
     "python -m bench.simulate --plots docs/plots --json out.json": (
         "python -m bench.simulate sharding --ranks 8 --operations 100 --plots OUT --json OUT/out.json"
     ),

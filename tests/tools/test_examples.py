@@ -92,13 +92,6 @@ def kernel(function: Any, *, moves_payload: bool = False) -> Kernel:
     return Kernel(function, moves_payload, types, {name: CONSTANTS[name] for name in names if name in CONSTANTS}, 255)
 
 
-@pytest.fixture
-def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Compile without the cache."""
-    monkeypatch.setenv("TRITON_ALWAYS_COMPILE", "1")
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-
-
 def check_registers(text: str, target: str) -> None:
     """Only a few scalars are spilled; payload is moved by sixteen bytes."""
     if target in NVIDIA:
@@ -112,7 +105,6 @@ def check_registers(text: str, target: str) -> None:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.usefixtures("fresh")
 @pytest.mark.parametrize("target", ["sm_90", "gfx942"])  # test_compile compiles what they call for all targets
 def test_the_kernels_compile(target: str) -> None:
     """Every atomic is at system scope; a prefill publishes by a release, a read is validated by one."""
