@@ -134,6 +134,7 @@ def not_today() -> int:
     return sum(not Stamp("", name).runs_today(datetime.date.today()) for name in names)
 
 
+@pytest.mark.exhaustive
 def test_what_has_passed_is_left_out_until_a_source_changes(project: Project) -> None:
     """Each kind of source: with one byte more everything runs again. As it was, nothing does: stamps go by content."""
     assert project.skipped() == 0
@@ -159,6 +160,7 @@ def test_the_skips_are_printed_with_the_day_and_the_stamp(project: Project) -> N
     )
 
 
+@pytest.mark.exhaustive
 def test_a_test_that_fails_has_no_stamp(project: Project) -> None:
     program = project.root / "nanokv/engines/connector.py"
     text = program.read_text()
@@ -193,6 +195,7 @@ def test_a_source_that_is_newer_than_the_run_gives_no_stamp(project: Project) ->
     project.write(name, "")
 
 
+@pytest.mark.exhaustive
 def test_workers_skip_the_same(project: Project) -> None:
     project.run()
     assert project.skipped("-n", "2", "--dist", "load") == not_today()
@@ -252,6 +255,7 @@ def test_what_is_old_or_too_much_is_forgotten(tmp_path: Path, monkeypatch: pytes
 BURN = "import subprocess, sys\nBURN = 'sum(range(20_000_000))'\n"
 
 
+@pytest.mark.exhaustive
 def test_a_folder_beyond_its_budget_fails_the_run_and_names_the_dearest_tests(project: Project) -> None:
     project.write(
         "tests/two/test_burn.py",
