@@ -33,7 +33,7 @@ def test_threads_hold_on_this_machine() -> None:
     assert done.exit_code == 0, done.output
     lines = rows(done.stdout)
     assert [row["part"] for row in lines] == ["threads", "threads"]
-    assert all(row["held"] and isinstance(row["tried"], int) and row["tried"] > 100 for row in lines)
+    assert all(row["held"] and isinstance(row["tried"], int) and row["tried"] > 0 for row in lines)
 
 
 def test_the_table_says_what_failed(capsys: pytest.CaptureFixture[str]) -> None:
