@@ -450,7 +450,7 @@ def test_a_killed_peer_is_an_error_for_puts_to_it_alone(new_world: NewWorld, pro
     ("functions", "context"),
     [
         ("nanokv.device.remote", "NewContext"),
-        ("tests.support.heap_iris_device", "OldContext"),
+        pytest.param("tests.support.heap_iris_device", "OldContext", marks=pytest.mark.exhaustive),
         pytest.param("nanokv.device.remote", "OldContext", marks=pytest.mark.exhaustive),
         pytest.param("tests.support.heap_iris_device", "NewContext", marks=pytest.mark.exhaustive),
     ],

@@ -194,6 +194,7 @@ def test_arrivals_are_those_of_the_rate() -> None:
     assert load.arrivals(100, 1e3)[-1] == pytest.approx(1000 * load.arrivals(100, 1e6)[-1], rel=1e-3)
 
 
+@pytest.mark.exhaustive
 def test_the_first_put_of_a_fresh_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     env = imports.environment(str(tmp_path))

@@ -40,6 +40,7 @@ def test_every_call_stands_beside_nixl_alone(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.exhaustive
 def test_one_size_and_a_reader_that_ends() -> None:
     from nanokv.bench.nodes.pair import Pair
 

@@ -53,6 +53,7 @@ def test_a_pipe_gets_plain_lines_of_80_columns(tmp_path: Path) -> None:
     assert "[1/2] announce: How soon" in err and "[2/2] pieces" in err
 
 
+@pytest.mark.exhaustive
 def test_help_and_list_are_the_same_from_both_commands() -> None:
     for options in (["--list"], ["-h"]):
         shown = []

@@ -28,6 +28,7 @@ def worlds() -> Iterator[Worlds]:
 
 
 # --- scaling ------------------------------------------------------------------------------------
+@pytest.mark.exhaustive
 def test_scaling(worlds: Worlds) -> None:
     figures = ask(scaling.QUESTION, worlds, replace(TINY, topologies=((1, 1), (2, 1)), ring_bytes=1 << 20))
     wanted: list[Case] = []
@@ -52,6 +53,7 @@ def test_small_machines_measure_small_shapes_and_say_that_they_are_crowded(monke
     assert scaling.crowded(8) == "" and "9 processes on 8 cores" in scaling.crowded(9)
 
 
+@pytest.mark.exhaustive
 def test_an_owner_that_reads_other_bytes_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     with Crew() as crew, crew.world(2, 1 << 20, page_bytes=4096) as peers:
         assert scaling.run_lap(peers, 0, 1024, 3, 1).wall_ns > 0
@@ -100,6 +102,7 @@ def test_a_wrong_row_is_noticed() -> None:
 
 
 # --- memory -------------------------------------------------------------------------------------
+@pytest.mark.exhaustive
 def test_memory(worlds: Worlds) -> None:
     figures = ask(memory.QUESTION, worlds, replace(TINY, objects=500, repeats=1))
     wanted: list[Case] = [{"what": "control regions, of the segment", "GiB": gib} for gib in (1, 16, 64)]

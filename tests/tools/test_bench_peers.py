@@ -81,6 +81,7 @@ def test_a_stamp_is_in_both_ends() -> None:
     assert stamp.read() == (258, 259)
 
 
+@pytest.mark.exhaustive
 def test_the_question_has_figures_for_those_that_work(tmp_path: Path) -> None:
     settings = Settings(rounds=20, repeats=2, ring_bytes=1 << 20)
     errors: list[str] = []

@@ -82,6 +82,7 @@ def test_a_slow_system_has_fewer_samples() -> None:
         assert {name: len(samples) for name, samples in turns.run(1000, 0.0, 5).items()} == {"put": 1, "get": 1}
 
 
+@pytest.mark.exhaustive
 def test_a_crash_is_that_systems_alone() -> None:
     with running(wishes("shared memory and a flag")) as one, running(wishes("copy")) as other:
         group = one._process.pid
@@ -165,6 +166,7 @@ def test_outside_a_network_of_its_own_it_is_refused(monkeypatch: pytest.MonkeyPa
         isolation.enter()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["gloo", "NIXL, new handle", "Redis"])
 def test_what_listens_is_on_loopback_alone(name: str) -> None:
     """They run without a network of their own, too: nothing of them may be reachable from outside."""

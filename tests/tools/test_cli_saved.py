@@ -32,7 +32,7 @@ from tests.tools.test_cli import run, run_json, run_python
 PAGE = 4096
 PAGES = 64
 COUNT = 12
-ALLOCS = pytest.mark.parametrize("alloc", ["device", "host"])
+ALLOCS = pytest.mark.parametrize("alloc", ["device", pytest.param("host", marks=pytest.mark.exhaustive)])
 
 
 def attach(name: str, alloc: Alloc = "device", n: int = 2, **options: Any) -> World:

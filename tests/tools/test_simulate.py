@@ -18,6 +18,8 @@ from nanokv.bench.simulate.queues import Collapsed, Gate, Operation, Queues, Sta
 from nanokv.bench.simulate.steps import MASTER, Steps
 from nanokv.bench.simulate.tables import number
 
+pytestmark = pytest.mark.proved("docs/scale.md")
+
 GIVEN = Assumptions()
 SERVER: Station = ("server", 0, 0)
 FREE = [f"{each.name}=0" for each in all_fields() if each.metadata["least"] == 0 and each.name != "master_us"]

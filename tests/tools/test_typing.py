@@ -69,7 +69,7 @@ def install(kind: str, folder: Path) -> Path:
     return folder / "env" / "bin" / "python"
 
 
-@pytest.mark.parametrize("kind", ["editable", "wheel"])
+@pytest.mark.parametrize("kind", [pytest.param("editable", marks=pytest.mark.exhaustive), "wheel"])
 def test_mypy_of_a_user(kind: str, tmp_path: Path) -> None:
     python = install(kind, tmp_path)
     (tmp_path / "user.py").write_text(USER)
