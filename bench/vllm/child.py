@@ -63,10 +63,14 @@ class Child:
         abort_after: int = 0,
         parameters: dict[str, Any] | None = None,
         salt: str | None = None,
+        logprobs: int | None = None,
     ) -> dict[str, Any]:
-        """Greedy tokens after each prompt, all requests together. `abort_after`: steps after which every second
-        request is aborted."""
-        names = [self._add(prompt, tokens, parameters, salt) for prompt in prompts]
+        """Greedy tokens after each prompt, all requests together.
+
+        abort_after: steps after which every second request is aborted.
+        logprobs: so many tokens of each step are told with their logarithms of probabilities.
+        """
+        names = [self._add(prompt, tokens, parameters, salt, logprobs) for prompt in prompts]
         started, results, first, steps = time.perf_counter(), dict.fromkeys(names), dict.fromkeys(names), 0
         while self._engine.has_unfinished_requests():
             if abort_after and steps == abort_after:
@@ -81,19 +85,28 @@ class Child:
         return {
             "tokens": [list(end.outputs[0].token_ids) if end else None for end in ends],
             "reasons": [end.outputs[0].finish_reason if end else None for end in ends],
+            "logprobs": [_logprobs(end.outputs[0].logprobs) if end else None for end in ends],
             "cached": [end.num_cached_tokens if end else None for end in ends],
             "first": [first[name] for name in names],
             "seconds": time.perf_counter() - started,
             "steps": steps,
         }
 
-    def _add(self, prompt: list[int], tokens: int, parameters: dict[str, Any] | None, salt: str | None) -> str:
+    def _add(
+        self,
+        prompt: list[int],
+        tokens: int,
+        parameters: dict[str, Any] | None,
+        salt: str | None,
+        logprobs: int | None,
+    ) -> str:
         from vllm import SamplingParams
 
         self._requests += 1
         name = f"request-{self._requests}"
         extra = {"kv_transfer_params": parameters} if parameters else None
-        sampling = SamplingParams(temperature=0, max_tokens=tokens, detokenize=False, ignore_eos=True, extra_args=extra)
+        greedy: dict[str, Any] = {"temperature": 0, "max_tokens": tokens, "detokenize": False, "ignore_eos": True}
+        sampling = SamplingParams(**greedy, extra_args=extra, logprobs=logprobs)
         given: Any = {"prompt_token_ids": prompt} | ({"cache_salt": salt} if salt else {})
         self._engine.add_request(name, given, sampling)
         return name
@@ -128,17 +141,17 @@ class Child:
         """Remove all stored blocks; or only between the next look-up that finds some, and its load."""
         if not after_lookup:
             return sum(self._each_worker(drop_stored))
-        side = _nanokv(self._scheduler_connector())._scheduler
-        ask = side._lookup
+        workers = _nanokv(self._scheduler_connector())._scheduler._workers
+        ask = workers.prefix_length
 
-        def lookup(hashes: Any) -> int:
+        def prefix_length(hashes: Any) -> int:
             found = int(ask(hashes))
             if found:
                 self._each_worker(drop_stored)
-                side._lookup = ask
+                workers.prefix_length = ask
             return found
 
-        side._lookup = lookup
+        workers.prefix_length = prefix_length
         return 0
 
     def time_connector(self) -> None:
@@ -175,6 +188,11 @@ class Child:
     def close(self) -> None:
         """Leave the world, as vLLM does when it ends."""
         self._each_worker(leave)
+
+
+def _logprobs(steps: Any) -> list[dict[int, float]]:
+    """Of each step: token -> logarithm of its probability."""
+    return [{token: each.logprob for token, each in step.items()} for step in steps or ()]
 
 
 # --- in a worker's process: each takes vLLM's worker ---

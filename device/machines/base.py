@@ -269,6 +269,16 @@ class Machine(ABC):
         rows = self.geometry.world_size * RANK_QUOTAS
         return self.look(owner, self.geometry.offsets["quotas_base"], np.dtype(np.uint64), rows)
 
+    # --- generations of identities ---
+    def generation(self, owner: int, place: int) -> int:
+        """The word of generations number `place` of a segment."""
+        at = HEAP_CTL.offsets["generations"] + place * WORD
+        return int(self.look(owner, at, np.dtype(np.int64), 1)[0])
+
+    def raise_generation(self, owner: int, place: int, at_least: int, more: int) -> int:
+        """Raise that word to at least `at_least`, and then by `more`; returns it."""
+        return self.call("raise_generation", owner, place, at_least, more)
+
     # --- copies of objects in other segments (`protocol.replicate`) ---
     def replicate(self, target: int, key: tuple[int, int], now: int) -> int:
         """Copy the object of a key into the segment of `target`: OK, DUPLICATE if that has it, or why there is none.

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from nanokv.device.protocol import (
     directory,
+    generations,
     get,
     host_alloc,
     host_calls,
@@ -61,6 +62,7 @@ ENTRIES = {
     "touch": Entry(lease.touch, 0),
     "write_layout": Entry(layouts.write_layout, 1, OWNER, RARE),
     "set_quota": Entry(quotas.set_quota, 1, OWNER, RARE),
+    "raise_generation": Entry(generations.raise_generation, 1, OWNER, RARE),
     "lease": Entry(lease.lease, 0, rare=RARE),
     "label": Entry(label.label, 0, rare=RARE),
     "renew": Entry(lease.renew, 1, rare=RARE),

@@ -19,7 +19,7 @@ import triton.language as tl
 from nanokv.device.segment.record import LINE, Field, Record
 
 MAGIC = 0x314B_564F_4E41_4E00  # "\0NANOKV1"
-VERSION = 7
+VERSION = 8
 WORD = 8
 SIZE_CLASSES = 24  # at most
 SHARDS = 64
@@ -134,6 +134,7 @@ BUCKET_ENTRIES = 8
 RANK_LAYOUTS = 16  #: rows of the table of layouts per rank of the world
 SLOT_GHOSTS = 4  #: GHOST words per header slot
 RANK_QUOTAS = 16  #: QUOTA words per rank of the world
+PLACES_OF_GENERATIONS = 16  #: words of generations in a segment
 
 # in the order in which they lie. The first begins behind HeapCtl, so its offset is not stored.
 REGIONS = (
@@ -232,6 +233,13 @@ HEAP_CTL = Record(
             "splitting",
             "<u8",
             "SPLITTING word: producers that split a free extent, until the pieces are pushed",
+            own_line=True,
+        ),
+        Field(
+            "generations",
+            "<u8",
+            "how many times all objects of an identity were declared void: by the low bits of its tag",
+            repeat=PLACES_OF_GENERATIONS,
             own_line=True,
         ),
         # counters of rare events share one line: no operation depends on them
@@ -453,6 +461,7 @@ GAIN = HEAP_CTL.at("gain")
 GONE_NEW = HEAP_CTL.at("gone_new")
 GONE_USED = HEAP_CTL.at("gone_used")
 QUOTAS_SET = HEAP_CTL.at("quotas")
+GENERATIONS = HEAP_CTL.at("generations")
 MAY_EVICT = HEAP_CTL.at("may_evict")
 JOINING = HEAP_CTL.at("joining")
 SPLITTING = HEAP_CTL.at("splitting")

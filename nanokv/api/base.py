@@ -16,6 +16,7 @@ from nanokv.device.machines.records import Terms
 from nanokv.digests import Digests
 from nanokv.ending import Gone, Parts, end_when_dropped, forked
 from nanokv.errors import CacheClosed, InvalidArgument, NanoKVError, PeerLost
+from nanokv.generations import Generations
 from nanokv.keys import Hasher
 from nanokv.plans import Plans
 from nanokv.replicas import Replicas
@@ -45,6 +46,7 @@ _OF_THE_WORLD = (
     "_plans",
     "_replicas",
     "_promotion",
+    "_generations",
     "_watch",
     "_parts",
 )
@@ -81,6 +83,7 @@ class CacheBase:
             promote=options.promote,
         )
         self._promotion = self._replicas.promotion
+        self._generations: Generations | None = None
         self._open = True
         bell = self._heap.world_bell() if self.alloc == "device" else None  # v1 asks its master
         self._watch = None if bell is None else self._machine.waits_on(bell)

@@ -12,6 +12,7 @@ from nanokv.api.world import World
 from nanokv.arguments import integer, number
 from nanokv.device.protocol.status import Status
 from nanokv.errors import InvalidArgument
+from nanokv.generations import Generations
 from nanokv.host_poller.events import Listener
 from nanokv.saved.load import Target, load
 from nanokv.saved.own_segment import OwnSegment
@@ -57,6 +58,30 @@ class Owner(World):
         asked = range(self.world_size) if rank is None else [integer("rank", rank, 0, self.world_size - 1)]
         mine = self.options.identity, self.options.namespace
         return [row for each in asked for row in stored_in(each, self._machine.layouts(each), *mine)]
+
+    # --- generations ---
+    def generation(self) -> int:
+        """How many times what this cache's identity had stored was declared void (`advance_generation`).
+
+        It is for those who mix it into their keys, as the connectors of engines do: keys do not have it by themselves.
+        It costs a look at this rank's segment.
+        """
+        self._check_open()
+        return self._generations_of_mine().now()
+
+    def advance_generation(self) -> int:
+        """Begin a new generation of this cache's identity, in whatever layout, and return it.
+
+        When it returns, all ranks of the world have it, also those that sleep, have ended, or come later: what was
+        stored under an older one is found no more by those who mix it into their keys, and is evicted in its time.
+        """
+        self._check_open()
+        return self._generations_of_mine().advance()
+
+    def _generations_of_mine(self) -> Generations:
+        if self._generations is None:
+            self._generations = Generations(self._machine, self.rank, self.options.identity, self.options.namespace)
+        return self._generations
 
     def stats(self) -> Stats:
         """Counters of this rank: heap use, objects, ring, traffic, errors. Bytes and counts; ratios from 0 to 1."""

@@ -60,10 +60,18 @@ def ls(
     for w in worlds:
         ranks = f"{w['living']} of {w['world_size']}" + (f", {w['absent']} absent" if w["absent"] else "")
         known = [ranks, w["alloc"], size(w["bytes"])] if w["world_size"] else [""] * 3
-        rows.append([w["name"], *known, w["state"]])
+        rows.append([w["name"], *known, size(w["taken"]), w["state"]])
     screen = console()
-    for line in columns(screen, ("name", "ranks alive", "alloc", "memory", "state"), rows) if rows else ["no worlds"]:
+    heads = ("name", "ranks alive", "alloc", "memory", "taken", "state")
+    for line in columns(screen, heads, rows) if rows else ["no worlds"]:
         screen.print(line, soft_wrap=True)
+    dead = [w for w in worlds if w["state"] == "dead"]
+    if dead:
+        screen.print(
+            f"{size(sum(w['taken'] for w in dead))} are taken by {len(dead)} that nobody uses: nanokv rm "
+            f"{' '.join(w['name'] for w in dead[:3])}{' ...' if len(dead) > 3 else ''}",
+            soft_wrap=True,
+        )
 
 
 def _summary(name: str) -> dict[str, Any]:
@@ -72,14 +80,23 @@ def _summary(name: str) -> dict[str, Any]:
     try:
         info = inspect(name)
     except NanoKVError as error:
-        nothing = {"world_size": 0, "living": 0, "absent": 0, "alloc": None, "bytes": 0}
+        nothing = {"world_size": 0, "living": 0, "absent": 0, "alloc": None, "bytes": 0, "taken": _taken(name)}
         return {"name": name, "state": f"unusable: {error}"} | nothing
     living, absent = sum(info.alive), sum(info.absent)
     there = info.world_size - absent
     state = "dead" if not living else "alive" if living == there else "partly dead"
     total = there * info.geometry.segment_bytes + absent * info.geometry.offsets["heap_base"]
     known = {"world_size": info.world_size, "living": living, "absent": absent, "alloc": info.mode, "bytes": total}
-    return {"name": name, "state": state} | known
+    return {"name": name, "state": state} | known | {"taken": _taken(name)}
+
+
+def _taken(name: str) -> int:
+    """Bytes of the host's memory that a world's file takes: its pages that were touched, and those reserved."""
+    from nanokv.heap.shm_tools import taken_by
+
+    with suppress(NanoKVError):
+        return taken_by(name)
+    return 0
 
 
 def stats(

@@ -46,6 +46,7 @@ class Card:
         metadata: the link's own card.
         messages: where this member takes messages.
         events: where it publishes events.
+        about: `ClusterOptions.about`.
     """
 
     node: str
@@ -59,6 +60,7 @@ class Card:
     metadata: bytes
     messages: str
     events: str
+    about: str = ""
 
     @property
     def member(self) -> str:

@@ -9,7 +9,7 @@ from nanokv.cache import NanoKVCache
 from nanokv.cluster.bringing import Bringing
 from nanokv.cluster.changes import Listener
 from nanokv.cluster.options import make_cluster_options
-from nanokv.errors import InvalidArgument
+from nanokv.errors import InvalidArgument, PeerLost
 
 
 class NanoKVCluster(Bringing):
@@ -41,6 +41,7 @@ class NanoKVCluster(Bringing):
         world._check_open()
         if world.alloc != "device":
             raise InvalidArgument("a cluster needs a world with alloc='device': v1's objects are found by its master")
+        self._has_compared = False
         self._setup(world, cluster, make_cluster_options(world._name, options))
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
@@ -59,6 +60,35 @@ class NanoKVCluster(Bringing):
         if not self.options.locations:
             raise InvalidArgument("a member with locations=0 follows no events, so it has none to tell")
         return self._parts.changes.add(listener)
+
+    def about(self) -> dict[str, str]:
+        """What the members of the other nodes say of themselves (`ClusterOptions.about`): of each its first."""
+        self._check_open()
+        nodes = [node for name in self._nodes.names if (node := self._nodes.find(name)) is not None]
+        return {node.name: cards[0].about for node in nodes if (cards := node.cards)}
+
+    def generation(self) -> int:
+        """The generation of this world's identity (`NanoKVCache.generation`). The first call compares it with those of
+        the other nodes, and all take the highest; a node that does not answer is told again later."""
+        self._check_open()
+        if not self._has_compared:
+            self._has_compared = True
+            self._parts.generations.tell()
+        return self.world.generation()
+
+    def advance_generation(self) -> int:
+        """Begin a new generation on all nodes, and return it: see `NanoKVCache.advance_generation`.
+
+        Raises:
+            PeerLost: nodes did not answer, and are told again until they do: this node, and those that answered, have
+                the new generation, and find nothing that was stored under an older one, wherever it lies.
+        """
+        self._check_open()
+        number = self.world.advance_generation()
+        unheard = self._parts.generations.tell()
+        if unheard:
+            raise PeerLost(f"generation {number} has begun, but not on {', '.join(unheard)}: no answer")
+        return number
 
     def stats(self) -> dict[str, Any]:
         """Counters of this rank (`NanoKVCache.stats`), and of what it did with other nodes."""

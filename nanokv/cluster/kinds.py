@@ -11,3 +11,4 @@ class Kind(IntEnum):
     USED = 3  #: rank, slot and epoch of objects that were read, 8 bytes each; no answer
     STATS = 4  #: the answer is JSON
     FSCK = 5  #: the answer is JSON
+    GENERATION = 6  #: `generations`

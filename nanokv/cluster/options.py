@@ -18,6 +18,7 @@ _LOOPBACK = "lo"
 _PORTS = re.compile(r"([0-9]{1,5})-([0-9]{1,5})")
 _LEAST_PORTS, _LAST_PORT = 4, 65535
 _LOST = ("raise", "miss")
+_LONGEST_ABOUT = 1 << 16  #: characters
 _ALL = ("0.0.0.0", "::", "*")  #: no address at which anybody can be reached
 
 
@@ -46,6 +47,8 @@ class ClusterOptions:
             none; then it follows no events of others, which spares a large cluster that traffic, and its gets take four
             rounds and find what lies at the key's home.
         join_timeout: seconds to try to reach the registry.
+        about: a text of at most 64 KiB that the other members can read (`NanoKVCluster.about`): what the keys of this
+            one mean, for an engine's connector.
     """
 
     node: str = ""
@@ -60,6 +63,7 @@ class ClusterOptions:
     ttl: float = 3.0
     join_timeout: float = 10.0
     locations: int = 1 << 17
+    about: str = ""
 
     def __post_init__(self) -> None:
         if not isinstance(self.node, str) or not _NAME.fullmatch(self.node):
@@ -71,14 +75,13 @@ class ClusterOptions:
         for name in ("devices", "bind"):
             if not isinstance(getattr(self, name), str) or not getattr(self, name):
                 raise InvalidArgument(f"{name} must be a non-empty str, not {getattr(self, name)!r}")
-        if not isinstance(self.advertise, str) or re.search(r"[\s/]", self.advertise):
-            raise InvalidArgument(f"advertise must be a host name or an address, not {self.advertise!r}")
         if self.bind in _ALL and not self.advertise:
             raise InvalidArgument(f"with bind={self.bind!r} advertise must say how other hosts reach this one")
         if "," in self.devices:
             raise InvalidArgument(
                 f"devices is one device, or all; for {self.devices!r} set the variable UCX_NET_DEVICES"
             )
+        self._check_texts()
         self._check_ports()
         if self.link != "nixl" and (self.devices != _LOOPBACK or self.ports):
             raise InvalidArgument(f"devices and ports are for the link nixl, not {self.link}")
@@ -89,6 +92,12 @@ class ClusterOptions:
             object.__setattr__(self, name, seconds(name, getattr(self, name)))
             if not getattr(self, name) > 0:
                 raise InvalidArgument(f"{name} must be positive seconds, not {getattr(self, name)!r}")
+
+    def _check_texts(self) -> None:
+        if not isinstance(self.advertise, str) or re.search(r"[\s/]", self.advertise):
+            raise InvalidArgument(f"advertise must be a host name or an address, not {self.advertise!r}")
+        if not isinstance(self.about, str) or len(self.about) > _LONGEST_ABOUT:
+            raise InvalidArgument(f"about must be a str of at most {_LONGEST_ABOUT} characters")
 
     def _check_ports(self) -> None:
         if self.ports == "":

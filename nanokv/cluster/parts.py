@@ -15,6 +15,7 @@ from nanokv.cluster.changes import Changes
 from nanokv.cluster.counts import Counts
 from nanokv.cluster.departures import Departures
 from nanokv.cluster.events import Events
+from nanokv.cluster.generations import GenerationTeller
 from nanokv.cluster.links import open_link
 from nanokv.cluster.links.base import Link
 from nanokv.cluster.locations import Locations
@@ -57,10 +58,12 @@ class Parts(NamedTuple):
     changes: Changes
     uses: Uses
     at_once: AtOnce
+    generations: GenerationTeller
     segments: list[Any]  #: keeps the memory mapped as long as other nodes may read it
 
     def close(self) -> None:
         """Leave the cluster; then let nobody read, and only then give memory back."""
+        self.generations.close()
         self.membership.close()
         self.at_once.close()
         self.events.close()
@@ -95,7 +98,7 @@ def assemble(world: NanoKVCache, cluster: str, options: ClusterOptions) -> Parts
         asker = Asker(member, incarnation, secret)
         opened.append(asker)
         nodes = Nodes(options.node, link, secret, incarnation)
-        locations, counts = Locations(options.locations), Counts()
+        locations, counts, at_once = Locations(options.locations), Counts(), AtOnce()
         reading = Reading(link, rounds_over(link), staging, locations, counts, options.timeout)
         putting = Putting(link, asker, reading, offers, registered, locations, options.timeout)
         uses = Uses(nodes, asker)
@@ -151,7 +154,8 @@ def assemble(world: NanoKVCache, cluster: str, options: ClusterOptions) -> Parts
         events,
         changes,
         uses,
-        AtOnce(),
+        at_once,
+        GenerationTeller(world._generations_of_mine(), nodes, asker, at_once, options.timeout),
         segments,
     )
 
@@ -197,4 +201,5 @@ def _card_of(
         link.card(),
         options.advertised(server.address),
         options.advertised(publisher.address),
+        options.about,
     )

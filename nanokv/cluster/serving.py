@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from nanokv.cache import NanoKVCache
+from nanokv.cluster.generations import message, parse
 from nanokv.cluster.kinds import Kind
 from nanokv.cluster.messages.replies import Handler
 from nanokv.cluster.messages.sealed import Sender
@@ -18,6 +19,7 @@ from nanokv.device.segment.layout import WORD
 from nanokv.device.segment.views import SegmentView
 from nanokv.digests import Digests
 from nanokv.fsck import Report, check_segments
+from nanokv.generations import raise_to
 from nanokv.heap.base import Heap
 
 QUICK = b"quick"  #: the body of a FSCK that leaves the checksums out
@@ -40,6 +42,7 @@ class Serving:
             Kind.USED: self._used,
             Kind.STATS: self._tell_stats,
             Kind.FSCK: self._fsck,
+            Kind.GENERATION: self._generation,
         }
 
     def _remove(self, sender: Sender, body: bytes) -> bytes:
@@ -51,6 +54,10 @@ class Serving:
         for rank, slot, epoch in _words(body, _USE_WORDS).tolist():
             if 0 <= rank < self._geometry.world_size and 0 <= slot < self._geometry.hdr_count:
                 self._machine.touch(Place(rank, slot, epoch & 0xFFFFFFFF), now)
+
+    def _generation(self, sender: Sender, body: bytes) -> bytes:
+        place, number = parse(body)
+        return message(place, raise_to(self._machine, place, number))
 
     def _tell_stats(self, sender: Sender, body: bytes) -> bytes:
         return json.dumps(self._stats()).encode()

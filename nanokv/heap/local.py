@@ -22,6 +22,7 @@ from nanokv.heap.gpu_driver import FineGrained, is_amd
 from nanokv.heap.gpu_peer_access import check_pairs, enable_access
 from nanokv.heap.mapped_tensor import tensor_at
 from nanokv.heap.mapping import anonymous, area_of, give_back
+from nanokv.heap.mapping import prefault as map_ahead
 from nanokv.heap.segment_in_tensor import control_of, finish_work, initialise, mark_closed, on_device, store
 from nanokv.heap.world_spec import WorldSpec
 
@@ -286,11 +287,25 @@ class LocalHeap:
             raise HeapUnavailable(f"rank {self.rank} has left its world")
 
 
-def attach(spec: WorldSpec, rank: int, *, device: Device | Sequence[Device] = "cpu") -> LocalHeap:
-    """A world of one rank, private to this process. Arguments and errors: see `LocalWorld`."""
+def attach(
+    spec: WorldSpec, rank: int, *, device: Device | Sequence[Device] = "cpu", prefault: bool = False
+) -> LocalHeap:
+    """A world of one rank, private to this process. Arguments and errors: see `LocalWorld`.
+
+    Args:
+        prefault: fault in the payload now, for about a second at most, instead of when it is first used: for an engine,
+            whose step would wait for the kernel. Only host memory.
+    """
     if spec.geometry.world_size > 1:
         raise InvalidArgument("heap='local' has all its ranks in one process: make them with nanokv.local_world")
-    return LocalWorld(spec, device=device).heap(rank)
+    if prefault not in (True, False):
+        raise InvalidArgument(f"prefault must be True or False, not {prefault!r}")
+    world = LocalWorld(spec, device=device)
+    raw = world.raw[0]
+    if prefault and raw is not None:
+        first = spec.geometry.offsets["heap_base"]
+        map_ahead(area_of(raw), [(first, spec.geometry.segment_bytes - first)])
+    return world.heap(rank)
 
 
 def why_not() -> str | None:

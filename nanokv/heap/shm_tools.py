@@ -114,6 +114,18 @@ def remove_world(name: str, *, force: bool = False) -> None:
         file.remove()
 
 
+def taken_by(name: str) -> int:
+    """Bytes of memory that a world's file takes: the blocks that it has, not its length.
+
+    Raises:
+        HeapUnavailable: there is no such world.
+    """
+    try:
+        return (directory() / f"{PREFIX}{name}").stat().st_blocks * 512
+    except OSError as error:
+        raise HeapUnavailable(f"world {name!r}: {error.strerror}") from None
+
+
 def list_worlds() -> list[str]:
     """The names of all worlds of shared memory on this host (in NANOKV_SHM_DIR), living and dead.
 

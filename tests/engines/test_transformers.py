@@ -748,11 +748,16 @@ def test_another_model_cannot_use_it(world: World) -> None:
     PrefixCache(other, world[0])
     with pytest.raises(InvalidArgument, match="another model"):
         answer(other, ids, prefixes.load(ids))
-    stranger, kv = tiny("llama", seed=2), prefixes.load(ids)
-    answer(stranger, ids, kv)  # its calls are not looked at
-    with pytest.raises(InvalidArgument, match="another one, was called"):
-        kv.store()
-    assert prefixes.stats.blocks_stored == 0
+    stranger = tiny("llama", seed=2)  # its calls are not looked at, but what it fills is
+    for _ in range(2):  # empty, and filled
+        kv = prefixes.load(ids)
+        with pytest.raises(InvalidArgument, match="another model than the one that fills it"):
+            answer(stranger, ids, kv)
+        stored = prefixes.stats.blocks_stored
+        assert kv.store() == 0 and prefixes.stats.blocks_stored == stored
+        assert torch.equal(answer(model, ids, kv), answer(model, ids)), "a refused call changed it"
+    with pytest.raises(InvalidArgument, match="only a part of its model"), torch.no_grad():
+        model.model(ids, past_key_values=prefixes.load(ids))
 
 
 def test_a_call_that_fails_leaves_nothing_to_store(world: World) -> None:

@@ -245,6 +245,7 @@ ARGUMENTS = {
     "write_layout": "world owner source",
     "label": "world owner slot any any",
     "set_quota": "world owner any",
+    "raise_generation": "world owner two few two",
     "is_leased": "now now",
     "renew": "world owner slot epoch any any",
     "stays": "any now",

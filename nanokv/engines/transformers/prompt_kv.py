@@ -58,6 +58,7 @@ class PromptKV(DynamicCache):
         self._tokens = prompt[:, :0]  #: [rows, tokens] whose KV is held
         self._unexpected: torch.Tensor | bool = False  #: a call had another mask or other positions
         self._rows_are_beams = False
+        self._is_called = False  #: the model that it was made for is at work
         self.settled: set[bytes] = set()
         self.tokens_reused = 0
 
@@ -97,6 +98,19 @@ class PromptKV(DynamicCache):
         self._check_lengths()
         return self._prefixes.store_new(self, self._rows, self._target)
 
+    def update(self, key_states: Any, value_states: Any, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
+        """Take the KV of new tokens in a layer: for the model, in a call of its own.
+
+        Raises:
+            InvalidArgument: another model calls, which knows nothing of this: its KV is none of these tokens' KV.
+        """
+        if not self._is_called:
+            raise InvalidArgument(
+                "this PromptKV was made for another model than the one that fills it, or only a part of its model was "
+                "called: take the PrefixCache of the model, and call that as a whole"
+            )
+        return super().update(key_states, value_states, layer_idx, *args, **kwargs)
+
     # --- calls of the model ---
     def begin(self, model: Any, ids: torch.Tensor, mask: Any, positions: Any) -> None:
         """Before the model computes the KV of `ids`.
@@ -120,9 +134,15 @@ class PromptKV(DynamicCache):
             self._unexpected = self._unexpected | unexpected
         if repeats > 1:
             self.batch_repeat_interleave(repeats)
+        self._is_called = True
+
+    def give_up(self) -> None:
+        """A call has raised. What it has left is found by its length."""
+        self._is_called = False
 
     def end(self, ids: torch.Tensor) -> None:
         """After the model has computed the KV of `ids`: record them, and store blocks that are full now."""
+        self._is_called = False
         before, self._tokens = self._tokens, torch.cat((self._tokens, ids), dim=1)
         self._check_lengths()
         if self._prefixes.eager and self._blocks(self.tokens_held) > self._blocks(before.shape[1]):

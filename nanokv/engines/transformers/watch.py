@@ -21,7 +21,7 @@ def watch(model: Any) -> None:
     """Look at every call of a model that fills a PromptKV. Idempotent, and for as long as the model lives."""
     if not any(hook is _before for hook in model._forward_pre_hooks.values()):
         model.register_forward_pre_hook(_before, with_kwargs=True)
-        model.register_forward_hook(_after, with_kwargs=True)
+        model.register_forward_hook(_after, with_kwargs=True, always_call=True)  # also after a call that has raised
 
 
 def _before(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -36,7 +36,11 @@ def _before(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
 
 def _after(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
     kv = kwargs.get("past_key_values")
-    if isinstance(kv, PromptKV):
+    if not isinstance(kv, PromptKV):
+        return
+    if output is None:
+        kv.give_up()
+    else:
         kv.end(_ids(args, kwargs))
 
 

@@ -28,11 +28,12 @@ HELD_UP = 0.05  #: seconds: a node that has ended is lost sooner, one that does 
 RESTS = 10
 
 
-def join(world: NanoKVCache, settings: Settings, engine: str, replica: int) -> "NanoKVCluster":
+def join(world: NanoKVCache, settings: Settings, engine: str, replica: int, about: str) -> "NanoKVCluster":
     """Join the cluster that the settings name. The world is closed if that fails.
 
     Args:
         engine, replica: as for `node_of`.
+        about: as of `ClusterOptions`.
 
     Raises:
         LinkUnavailable: ZeroMQ or the link is not installed, or does not work here.
@@ -45,7 +46,8 @@ def join(world: NanoKVCache, settings: Settings, engine: str, replica: int) -> "
             if error.name != "zmq":
                 raise
             raise LinkUnavailable("nanokv.cluster needs ZeroMQ: pip install pyzmq") from None
-        return NanoKVCluster(world, settings.cluster, **options_of(settings, node_of(settings, engine, replica)))
+        options = options_of(settings, node_of(settings, engine, replica)) | {"about": about}
+        return NanoKVCluster(world, settings.cluster, **options)
     except BaseException:
         world.close()
         raise

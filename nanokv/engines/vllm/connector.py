@@ -7,13 +7,14 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorMetadata,
     KVConnectorRole,
+    KVConnectorTransferResults,
 )
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
-from nanokv.engines.vllm.lookup import Lookup, place_of
+from nanokv.engines.vllm.lookup import Workers, place_of
 from nanokv.engines.vllm.metadata import Step
-from nanokv.engines.vllm.refusals import check_supported
+from nanokv.engines.vllm.refusals import check_model, check_supported
 from nanokv.engines.vllm.scheduler import SchedulerSide
 from nanokv.engines.vllm.settings import Settings, parse
 from nanokv.engines.vllm.stats import NanoKVPromMetrics, NanoKVStats
@@ -41,7 +42,7 @@ class NanoKVConnector(KVConnectorBase_V1):
     def __init__(self, vllm_config: "VllmConfig", role: KVConnectorRole, kv_cache_config: "KVCacheConfig") -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         self._settings: Settings = parse(self._kv_transfer_config.kv_connector_extra_config)
-        check_supported(vllm_config, kv_cache_config)
+        check_supported(vllm_config, kv_cache_config, self._settings)
         self._ranks = ranks_of(vllm_config, self._settings)
         shared = self._ranks.world_size > vllm_config.parallel_config.world_size or self._settings.cluster
         self._cache_hit_source = CacheHitSource.P2P if shared else CacheHitSource.HOST
@@ -51,6 +52,11 @@ class NanoKVConnector(KVConnectorBase_V1):
     @property
     def requires_kv_delivery(self) -> bool:
         return False  # what was not stored is computed again by the reader
+
+    @classmethod
+    def get_required_kvcache_layout(cls, vllm_config: "VllmConfig") -> str | None:
+        check_model(vllm_config)  # vLLM asks before it plans the cache, which fails for some models without these words
+        return None
 
     @classmethod
     def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
@@ -63,11 +69,12 @@ class NanoKVConnector(KVConnectorBase_V1):
         return SchedulerSide(
             cache.block_size,
             Tails(cache.block_size, cache.prefix_caching_hash_algo),
-            Lookup([place_of(transfer.engine_id, settings.name, part) for part in range(workers)]),
+            Workers([place_of(transfer.engine_id, settings.name, part) for part in range(workers)]),
             loads=transfer.is_kv_consumer,
             stores=transfer.is_kv_producer,
             waits=settings.load == "async",
             target=self._ranks.target,
+            ranks=self._ranks.world_size,
             save_generated=settings.save_generated,
             save_tails=transfer.kv_role == "kv_producer" if settings.save_tails is None else settings.save_tails,
             in_flight=max(self._vllm_config.parallel_config.pipeline_parallel_size, 1) + 1,  # if it schedules ahead
@@ -86,8 +93,7 @@ class NanoKVConnector(KVConnectorBase_V1):
         self._deciding().answered(connector_output)
 
     def reset_cache(self) -> bool | None:
-        self._deciding().clear()
-        return True
+        return self._deciding().reset()
 
     def _deciding(self) -> SchedulerSide:
         assert self._scheduler is not None
@@ -100,7 +106,7 @@ class NanoKVConnector(KVConnectorBase_V1):
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
         super().bind_connector_metadata(connector_metadata)
         if self._worker is not None and isinstance(connector_metadata, Step):
-            self._worker.saving.bind(connector_metadata.saves)
+            self._worker.bind(connector_metadata)
 
     def start_load_kv(self, forward_context: "ForwardContext", **kwargs: Any) -> None:
         step = self._get_connector_metadata()
@@ -126,6 +132,12 @@ class NanoKVConnector(KVConnectorBase_V1):
             return None, None
         ended = self._worker.loading.finished()
         return None, (ended if self._settings.load == "async" else None) or None
+
+    def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
+        results = super().get_transfer_results(finished_req_ids)
+        if self._worker is not None:
+            results.failed_recving = self._worker.loading.take_failed_whole()
+        return results
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         return self._worker.loading.take_failed() if self._worker is not None else set()

@@ -61,7 +61,9 @@ def command_lines(
         raise InvalidArgument(f"{PREFIX}{min(chosen)} follows from the engines, and is not to be given")
     parse({PREFIX + name: value for name, value in flags.items()})
     if together:
-        return [Engine("one engine", _serve(model, PROXY_PORT, tensor_parallel, transfer_config("kv_both", flags)))]
+        named = {"name": "vllm"} if tensor_parallel > 1 and not flags.get("cluster") else {}  # found at the next start
+        transfer = transfer_config("kv_both", named | flags)
+        return [Engine("one engine", _serve(model, PROXY_PORT, tensor_parallel, transfer))]
     decoders = decode_tensor_parallel or tensor_parallel
     if pair_in_cluster:
         return _on_two_hosts(model, tensor_parallel, decoders, flags)

@@ -15,8 +15,9 @@ from nanokv.background import Handle
 from nanokv.engines.vllm.metadata import BlockLoad
 from nanokv.engines.vllm.reading import Reading
 from nanokv.engines.vllm.stats import Counts
-from nanokv.errors import NanoKVError
+from nanokv.errors import NanoKVError, SegmentCorrupt
 from nanokv.kv_layout import KVLayout
+from nanokv.seldom import Seldom
 from nanokv.types import Key
 
 logger = init_logger(f"vllm.{__name__}")  # vLLM shows what is under its own name
@@ -64,7 +65,9 @@ class Loading:
         self._parts = list(growing_parts(layers)) if by_layer else [self._all]
         self._counts = counts
         self._under_way: list[_Load] = []
+        self._seldom = Seldom(logger)
         self._failed: set[int] = set()
+        self._failed_whole: set[str] = set()
 
     def start(self, loads: list[BlockLoad]) -> None:
         """Begin to load, the first layers of all requests first."""
@@ -102,12 +105,19 @@ class Loading:
 
     def _judge(self, load: _Load) -> None:
         work, errors = load.work, self._errors(load)
-        self._failed.update(work.blocks[i] for i in errors)
+        if work.whole and errors:
+            self._failed_whole.add(work.request)
+        else:
+            self._failed.update(work.blocks[i] for i in errors)
         self._counts.loaded += len(work.blocks) - len(errors)
         self._counts.lost += len(errors)
-        if errors:
-            count, first = f"{len(errors)} of {len(work.blocks)}", errors[min(errors)]
-            logger.info("NanoKV: %s blocks of %s are gone, and are computed: %s", count, work.request, first)
+        for damaged in (True, False):
+            some = [error for _, error in sorted(errors.items()) if isinstance(error, SegmentCorrupt) is damaged]
+            if some:
+                what, count = "damaged" if damaged else "gone", f"{len(some)} of {len(work.blocks)}"
+                line = f"NanoKV: {count} blocks of {work.request} are {what}, and are computed: {some[0]}"
+                self._seldom.warn(type(some[0]).__name__, line)
+            self._counts.damaged += len(some) if damaged else 0
 
     def _errors(self, load: _Load) -> dict[int, Exception]:
         """Per place of a block in the load that has failed, why."""
@@ -123,6 +133,11 @@ class Loading:
     def take_failed(self) -> set[int]:
         """The blocks of the cache that could not be filled, since the last call."""
         failed, self._failed = self._failed, set()
+        return failed
+
+    def take_failed_whole(self) -> set[str]:
+        """The requests that must be computed from their beginning, since the last call."""
+        failed, self._failed_whole = self._failed_whole, set()
         return failed
 
 

@@ -1,4 +1,4 @@
-"""How the scheduler asks the workers which blocks are there.
+"""How the scheduler asks the workers: which blocks are there, and to forget all of them.
 
 With one worker, scheduler and worker are one process, and the question is a call. With several, each worker answers on
 a socket of this host, in a folder that only this user can enter: a block is there if every worker has its part. Both
@@ -9,9 +9,10 @@ import contextlib
 import os
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
+from typing import Protocol
 
 import xxhash
 from vllm.logger import init_logger
@@ -20,9 +21,23 @@ from nanokv.errors import HeapUnavailable
 
 logger = init_logger(f"vllm.{__name__}")  # vLLM shows what is under its own name
 
-Prefix = Callable[[Sequence[bytes]], int]  #: how many of the first blocks are there, given by the engine's hashes
 
-_here: dict[str, Prefix] = {}  #: the workers of this process, by their places
+class Answers(Protocol):
+    """What a worker answers. It is called from a thread of its own."""
+
+    def prefix_length(self, hashes: Sequence[bytes]) -> int:
+        """How many of the first blocks are there, given by the engine's hashes."""
+        ...
+
+    def reset(self, number: int) -> bool:
+        """Let nothing be found any more that was stored before, by whatever engine. False: somebody was not told.
+
+        number: how many times the scheduler has asked for that.
+        """
+        ...
+
+
+_here: dict[str, Answers] = {}  #: the workers of this process, by their places
 
 
 def place_of(engine: str | None, world: str, part: int) -> str:
@@ -31,25 +46,34 @@ def place_of(engine: str | None, world: str, part: int) -> str:
     Raises:
         HeapUnavailable: the folder belongs to somebody else.
     """
+    return str(private_folder() / f"{xxhash.xxh3_64_hexdigest(repr((engine, world)).encode())}-{part}")
+
+
+def private_folder() -> Path:
+    """The folder of this host where engines of this user meet.
+
+    Raises:
+        HeapUnavailable: it belongs to somebody else.
+    """
     folder = Path(tempfile.gettempdir()) / f"nanokv-vllm-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     owner = folder.stat()
     if owner.st_uid != os.getuid() or owner.st_mode & 0o077:
         raise HeapUnavailable(f"{folder} must be a folder of this user, which nobody else can enter")
-    return str(folder / f"{xxhash.xxh3_64_hexdigest(repr((engine, world)).encode())}-{part}")
+    return folder
 
 
 class LookupServer:
     """A worker's answers, until `close`."""
 
-    def __init__(self, place: str, prefix: Prefix) -> None:
-        self._place, self._prefix = place, prefix
+    def __init__(self, place: str, answers: Answers) -> None:
+        self._place, self._answers = place, answers
         self._closed = False
         for left in Path(place).parent.iterdir():  # by workers that were killed
             if _is_deserted(left):
                 left.unlink(missing_ok=True)
         self._listener = Listener(place, "AF_UNIX")
-        _here[place] = prefix
+        _here[place] = answers
         threading.Thread(target=self._accept, name="nanokv-lookup", daemon=True).start()
 
     def _accept(self) -> None:
@@ -63,7 +87,9 @@ class LookupServer:
     def _answer(self, asker: Connection) -> None:
         with asker, contextlib.suppress(EOFError, OSError):
             while not self._closed:
-                asker.send(self._prefix(asker.recv()))
+                asked = asker.recv()  # the hashes of blocks, or the number of a reset
+                reset = isinstance(asked, int)
+                asker.send(self._answers.reset(asked) if reset else self._answers.prefix_length(asked))
 
     def close(self) -> None:
         """Answer no more. Idempotent."""
@@ -78,6 +104,8 @@ class LookupServer:
 
 def _is_deserted(place: Path) -> bool:
     """True for a socket that nobody listens to."""
+    if not place.is_socket():
+        return False
     try:
         Client(str(place), "AF_UNIX").close()
     except ConnectionRefusedError:
@@ -87,20 +115,21 @@ def _is_deserted(place: Path) -> bool:
     return False
 
 
-class Lookup:
-    """The scheduler's questions to all workers."""
+class Workers:
+    """All workers of an engine, as its scheduler asks them."""
 
     def __init__(self, places: Sequence[str]) -> None:
         self._places = list(places)
         self._workers: list[Connection] = []
         self._warned = False
 
-    def __call__(self, hashes: Sequence[bytes]) -> int:
+    def prefix_length(self, hashes: Sequence[bytes]) -> int:
         """How many of the first blocks every worker has its part of. 0 if a worker does not answer."""
-        if all(place in _here for place in self._places):
-            return min(_here[place](hashes) for place in self._places)
+        here = self._all_here()
+        if here is not None:
+            return min(worker.prefix_length(hashes) for worker in here)
         try:
-            return self._ask(list(hashes))
+            return min(map(int, self._ask(list(hashes))))
         except (EOFError, OSError) as error:
             self.close()  # the next question is asked anew: answers to this one must not be taken for answers to it
             if not self._warned:
@@ -108,12 +137,29 @@ class Lookup:
             self._warned = True
             return 0
 
-    def _ask(self, hashes: list[bytes]) -> int:
+    def reset(self, number: int) -> bool:
+        """Have all workers forget what was stored. False: one does not answer, or could not tell everybody."""
+        here = self._all_here()
+        if here is not None:
+            answers: list[bool | int] = [worker.reset(number) for worker in here]
+            return all(answers)
+        try:
+            return all(self._ask(number))
+        except (EOFError, OSError) as error:
+            self.close()
+            logger.error("NanoKV: the cache is not reset, because a worker does not answer: %s", error)
+            return False
+
+    def _all_here(self) -> list[Answers] | None:
+        """The workers, if they are in this process."""
+        return [_here[place] for place in self._places] if all(place in _here for place in self._places) else None
+
+    def _ask(self, question: list[bytes] | int) -> list[int | bool]:
         if not self._workers:
             self._workers = [Client(place, "AF_UNIX") for place in self._places]
         for worker in self._workers:
-            worker.send(hashes)
-        return min(int(worker.recv()) for worker in self._workers)
+            worker.send(question)
+        return [worker.recv() for worker in self._workers]
 
     def close(self) -> None:
         """End the connections. Idempotent."""

@@ -4,6 +4,8 @@ from dataclasses import dataclass, field
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
 
+TARGET_PARAMETER = "nanokv.target"  #: in a request's kv_transfer_params: the rank that reads what it stores
+
 
 @dataclass(frozen=True, slots=True)
 class BlockLoad:
@@ -12,6 +14,9 @@ class BlockLoad:
     request: str
     hashes: list[bytes]
     blocks: list[int]
+    #: blocks before these are outside of the model's window, and not there: so if one of these is lost, it cannot be
+    #: computed by itself, and the request is computed from its beginning
+    whole: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,5 +35,6 @@ class Step(KVConnectorMetadata):
 
     loads: list[BlockLoad] = field(default_factory=list)
     saves: list[BlockSave] = field(default_factory=list)
-    clear: bool = False  #: remove what is stored in the segments of this engine first
+    misdirected: list[tuple[str, int]] = field(default_factory=list)  #: a reader that is none, and blocks for it
+    resets: int = 0  #: how many times this scheduler had asked for a reset: what was computed before is not stored
     idle: bool = False  #: no tokens are computed in this step: it may wait for loads

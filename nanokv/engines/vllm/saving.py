@@ -14,6 +14,7 @@ from nanokv.cache import NanoKVCache
 from nanokv.engines.vllm.metadata import BlockSave
 from nanokv.engines.vllm.stats import Counts
 from nanokv.errors import DuplicateKey, NanoKVError
+from nanokv.seldom import Seldom
 from nanokv.transfer.layerwise import LayerwisePut
 from nanokv.transfer.paged import PagedKV
 from nanokv.types import Key
@@ -43,7 +44,7 @@ class Saving:
         self._saves: Sequence[BlockSave] = ()
         self._puts: list[LayerwisePut] | None = None
         self._pending: list[Handle[None]] = []
-        self._warned = False
+        self._seldom = Seldom(logger)
 
     def bind(self, saves: Sequence[BlockSave]) -> None:
         """The blocks of the step that begins."""
@@ -106,11 +107,9 @@ class Saving:
                 self.refused(1, refusal)
 
     def refused(self, blocks: int, error: Exception) -> None:
-        """Count blocks that were not stored, and tell the first reason."""
+        """Count blocks that were not stored, and tell why, once per cause and minute."""
         self._counts.refused += blocks
-        report = logger.debug if self._warned else logger.warning
-        report("NanoKV: blocks were not stored: %s", error)
-        self._warned = True
+        self._seldom.warn(type(error).__name__, f"NanoKV: blocks were not stored: {error}")
 
     def close(self) -> None:
         """End the background thread."""

@@ -8,11 +8,11 @@ computes that again when it hears of it. So nothing is stored of a step with suc
 their outcome is known, of any request: prefixes are shared. It is stored by the next step of its request.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from nanokv.engines.vllm.metadata import BlockLoad, BlockSave, Step
+from nanokv.engines.vllm.metadata import TARGET_PARAMETER, BlockLoad, BlockSave, Step
 from nanokv.engines.vllm.tails import Tails
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
 
-TARGET_PARAMETER = "nanokv.target"  #: in a request's kv_transfer_params: the rank that reads what it stores
+NULL_BLOCK = 0  #: vLLM's number of no block: in its place are tokens outside of a window, which nobody reads any more
 
 
 @dataclass(slots=True)
@@ -38,16 +38,25 @@ class Tracked:
     lost: bool = False  #: a load has failed: what is missing is computed, not asked for again
 
 
+class Asked(Protocol):
+    """The workers, as `lookup.Workers`."""
+
+    def prefix_length(self, hashes: Sequence[bytes]) -> int: ...
+
+    def reset(self, number: int) -> bool: ...
+
+
 class SchedulerSide:
     """Decides for one scheduler.
 
     Args:
         block_size: tokens per block.
         tails: the hashes of partly filled blocks.
-        lookup: how many of the first blocks, given by their hashes, can be loaded.
+        workers: of whom it asks how many of the first blocks can be loaded.
         loads, stores: what this engine does.
         waits: True if a request waits for its load outside of steps.
         target: the rank in whose segment blocks are stored, unless a request names another one.
+        ranks: of the world: a request that names none of them is not stored.
         save_generated: whether blocks that hold generated tokens are stored.
         save_tails: whether partly filled blocks of prompts are stored.
         in_flight: how many steps begin at most before the outcome of the first one is known.
@@ -57,23 +66,25 @@ class SchedulerSide:
         self,
         block_size: int,
         tails: Tails,
-        lookup: Callable[[Sequence[bytes]], int],
+        workers: Asked,
         *,
         loads: bool,
         stores: bool,
         waits: bool,
         target: int,
+        ranks: int,
         save_generated: bool,
         save_tails: bool,
         in_flight: int,
     ) -> None:
         self._block_size = block_size
         self._tails = tails
-        self._lookup = lookup
+        self._workers = workers
         self._loads, self._stores, self._waits = loads, stores, waits
-        self._target = target
+        self._target, self._ranks = target, ranks
         self._save_generated, self._save_tails = save_generated, save_tails
         self._in_flight, self._silent = in_flight, 0  # steps that store nothing
+        self._resets = 0
         self._requests: dict[str, Tracked] = {}
         self._step = Step()
 
@@ -87,7 +98,7 @@ class SchedulerSide:
         tracked.asked = self._askable(tracked, first)
         if not self._loads or tracked.lost or not tracked.asked:
             return 0, False
-        found = first + self._lookup(tracked.asked)
+        found = first + self._workers.prefix_length(tracked.asked)
         tokens = min(found * self._block_size, request.num_tokens - 1) - computed
         return max(tokens, 0), self._waits and tokens > 0
 
@@ -106,8 +117,10 @@ class SchedulerSide:
             return
         first, count = tracked.asked_from, -(-external // self._block_size)
         places = blocks.get_block_ids()[0][first : first + count]
-        self._step.loads.append(BlockLoad(request.request_id, tracked.asked[:count], list(places)))
-        tracked.loading = set(places)
+        needed = [(key, place) for key, place in zip(tracked.asked, places, strict=False) if place != NULL_BLOCK]
+        hashes, targets = [key for key, _ in needed], [place for _, place in needed]
+        self._step.loads.append(BlockLoad(request.request_id, hashes, targets, whole=len(needed) < count))
+        tracked.loading = set(targets)
 
     def _tracked(self, request: "Request") -> Tracked:
         tracked = self._requests.get(request.request_id)
@@ -124,7 +137,7 @@ class SchedulerSide:
         for name in output.finished_req_ids:
             self._requests.pop(name, None)
         step, self._step = self._step, Step()
-        step.idle = output.total_num_scheduled_tokens == 0
+        step.idle, step.resets = output.total_num_scheduled_tokens == 0, self._resets
         return step
 
     def _may_store(self) -> bool:
@@ -152,27 +165,33 @@ class SchedulerSide:
         places = state.get_block_ids(name) if numbers else None
         if places is None:
             return
-        blocks = [places[0][i] for i in numbers]
-        self._step.saves.append(BlockSave(hashes, blocks, fresh, self._reader(request)))
+        there = [at for at, i in enumerate(numbers) if places[0][i] != NULL_BLOCK]
+        blocks = [places[0][numbers[at]] for at in there]
+        hashes, fresh = [hashes[at] for at in there], [fresh[at] for at in there]
+        reader = (request.kv_transfer_params or {}).get(TARGET_PARAMETER, self._target)
+        if type(reader) is int and 0 <= reader < self._ranks:
+            self._step.saves.append(BlockSave(hashes, blocks, fresh, reader))
+        else:
+            self._step.misdirected.append((repr(reader), len(blocks)))
         tracked.saved, tracked.tail_saved = max(tracked.saved, full), tracked.tail_saved or len(numbers) > len(new)
 
     def _tail_is_due(self, tracked: Tracked, computed: int) -> bool:
         wanted = self._save_tails and tracked.tail is not None and not tracked.tail_saved
         return wanted and computed >= tracked.request.num_prompt_tokens
 
-    def _reader(self, request: "Request") -> int:
-        asked = (request.kv_transfer_params or {}).get(TARGET_PARAMETER, self._target)
-        return asked if isinstance(asked, int) and asked >= 0 else self._target
-
-    def clear(self) -> None:
-        """Remove, in the next step, all that is stored in this engine's segments."""
-        self._step.clear = True
+    def reset(self) -> bool:
+        """Let nothing be found any more that was stored before, by whatever engine. False: somebody was not told."""
+        self._resets += 1
+        return self._workers.reset(self._resets)
 
     def answered(self, output: "KVConnectorOutput") -> None:
         """What the workers report: a request whose load has failed computes what is missing."""
         failed = set(output.invalid_block_ids or ())
         for tracked in self._requests.values() if failed else ():
             tracked.lost = tracked.lost or bool(tracked.loading & failed)
+        for name in output.failed_recving or ():
+            if name in self._requests:
+                self._requests[name].lost = True
         for name in output.finished_recving or ():
             if name in self._requests:
                 self._requests[name].loading = set()

@@ -1,4 +1,4 @@
-"""What a worker counts: blocks loaded, of these from other nodes, lost, stored, known already and refused.
+"""What a worker counts: blocks loaded, of these from other nodes, lost, of these damaged, stored, known and refused.
 
 vLLM logs them, and shows them to Prometheus as `vllm:nanokv_blocks_loaded_total` and so on.
 """
@@ -13,6 +13,7 @@ MEANINGS = {
     "loaded": "Blocks loaded from NanoKV.",
     "remote": "Blocks loaded that lay on other nodes of the cluster only.",
     "lost": "Blocks that were gone or damaged when they were to be loaded, or whose node was lost, and were computed.",
+    "damaged": "Blocks of those lost whose bytes or control words were wrong: memory or a writer is at fault.",
     "stored": "Blocks stored in NanoKV.",
     "known": "Blocks that were stored already.",
     "refused": "Blocks that could not be stored: no room, or their reader is gone.",
@@ -26,6 +27,7 @@ class Counts:
     loaded: int = 0
     remote: int = 0  #: of those loaded: this node did not have them
     lost: int = 0  #: were there when the scheduler asked, and gone or damaged when they were loaded
+    damaged: int = 0  #: of those lost
     stored: int = 0
     known: int = 0  #: not stored, because another request had stored them
     refused: int = 0  #: not stored: no room, or the reader is dead

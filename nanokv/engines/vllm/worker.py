@@ -3,6 +3,8 @@
 In a cluster it joins that too, as the member of its rank: all workers of a world are one node.
 """
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,17 +14,19 @@ from vllm.logger import init_logger
 from nanokv.cache import NanoKVCache
 from nanokv.engines.vllm.cluster import ClusterLoads, join
 from nanokv.engines.vllm.engine_write import EngineWrite
-from nanokv.engines.vllm.identity import identity_of
+from nanokv.engines.vllm.facts import FactsFiles, Mismatches, packed
+from nanokv.engines.vllm.identity import identity_of, told_facts
 from nanokv.engines.vllm.layers import Layers, layers_of
 from nanokv.engines.vllm.loading import Loading
-from nanokv.engines.vllm.lookup import LookupServer, place_of
-from nanokv.engines.vllm.metadata import Step
+from nanokv.engines.vllm.lookup import LookupServer, place_of, private_folder
+from nanokv.engines.vllm.metadata import TARGET_PARAMETER, Step
 from nanokv.engines.vllm.reading import Reading
 from nanokv.engines.vllm.saving import Saving
 from nanokv.engines.vllm.settings import Ranks, Settings
 from nanokv.engines.vllm.stats import Counts, NanoKVStats
-from nanokv.errors import InvalidArgument, NanoKVError
+from nanokv.errors import CacheClosed, HeapUnavailable, InvalidArgument, NanoKVError, PeerLost
 from nanokv.heap import HeapKind
+from nanokv.heap.shm_tools import list_worlds, remove_world
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -30,6 +34,8 @@ if TYPE_CHECKING:
 logger = init_logger(f"vllm.{__name__}")  # vLLM shows what is under its own name
 
 _PAGE_ALIGNMENT = 64
+UNNAMED = "vllm-"  #: begins the name of the world of an engine without nanokv.name; its id follows
+GENERATION_BYTES = 8  #: behind a block's hash, in the keys of generations after the first
 ANNOUNCE_SECONDS = 0.05  #: at most, of a step that stores
 MOST_PAGES = 64  #: of an object; the largest extent of a world has 128
 
@@ -54,44 +60,80 @@ class WorkerSide:
         ranks = ranks_of(config, settings)
         self._settings, self._part, self._world_size = settings, part, ranks.world_size
         self._announces = bool(settings.cluster) and transfer.kv_role == "kv_producer"
-        kind, options = _heap(settings, layers.planes[0].device, ranks.world_size)
-        self.cache = NanoKVCache(
-            heap_bytes=settings.size,
-            page_bytes=settings.page_bytes or page_bytes(layers.nbytes, len(layers.layout.heads)),
-            name=settings.name or f"vllm-{transfer.engine_id}",
-            rank=ranks.first + part,
-            world_size=ranks.world_size,
-            alloc=settings.alloc,
-            heap=kind,
-            heap_options=options,
-            identity=identity_of(config, settings, layers.layout),
-            checksum=settings.checksum,
-            attach_timeout=settings.attach_timeout,
-            on_stale=settings.on_stale,
-        )
+        facts = told_facts(config, settings, layers.layout)
+        self._files = FactsFiles(private_folder(), settings.name, ranks.world_size) if settings.name else None
+        if self._files is not None:
+            self._files.write(ranks.first + part, facts)
+        try:
+            self.cache = _cache(config, settings, layers, ranks, part)
+        except (InvalidArgument, HeapUnavailable) as error:
+            others = self._files.differences(facts) if self._files is not None else []
+            raise type(error)("; ".join([str(error), *others])) from error
         replica = config.parallel_config.data_parallel_index
-        self.cluster = join(self.cache, settings, transfer.engine_id or "", replica) if settings.cluster else None
+        engine, about = transfer.engine_id or "", packed(facts)
+        self.cluster = join(self.cache, settings, engine, replica, about) if settings.cluster else None
+        self._mismatches = Mismatches(facts, self._files, self.cluster)
+        self._generations = self.cluster or self.cache
+        self._generations.generation()  # the first call looks at those of others
+        self._resets = 0
         paged = self.cache.paged_kv(layers.planes, kv_dim=layers.kv_dim)
         self._remote = ClusterLoads(self.cluster, layers.planes, layers.kv_dim) if self.cluster is not None else None
         hold = settings.lease(transfer.kv_role)
         self.counts = Counts()
-        reading = Reading(self.cache, paged, layers.layout, self.cluster)
+        self._reading = Reading(self.cache, paged, layers.layout, self.cluster)
         by_layer = settings.load == "layer"
-        self.loading = Loading(self._remote or paged, reading, len(layers.names), self.counts, by_layer=by_layer)
+        self.loading = Loading(self._remote or paged, self._reading, len(layers.names), self.counts, by_layer=by_layer)
         saving = Saving(self.cache, paged, self._segment, hold, self.counts)
         self.saving = saving if settings.write == "engine" else _by_kernel(config, saving, layers)
-        self._server = LookupServer(place_of(transfer.engine_id, settings.name, part), reading.prefix_length)
+        self._refused = saving.refused
+        self._server = LookupServer(place_of(transfer.engine_id, settings.name, part), self)
         shared = self.cluster or self.cache
         logger.info("NanoKV: %r, one object of %d bytes per block: %s", shared, layers.nbytes, layers.layout)
 
     def _segment(self, target: int) -> int:
         return min(target + self._part, self._world_size - 1)
 
+    # --- what the scheduler asks, in a thread of its own ---
+    def prefix_length(self, hashes: Sequence[bytes]) -> int:
+        """How many of the first blocks this worker can read its part of."""
+        self._mismatches.look()
+        return self._reading.prefix_length(self._keys(hashes))
+
+    def reset(self, number: int) -> bool:
+        """Let nothing be found any more that engines of this identity stored before, in any segment of any node.
+
+        False: a node was not told, and goes on to find what it and others stored before; this engine does not.
+        """
+        self._resets = number
+        try:
+            self._generations.advance_generation()
+        except PeerLost as error:
+            logger.error("NanoKV: %s", error)
+            return False
+        self.cache.clear()  # for the room; nobody finds it any more
+        return True
+
+    def _keys(self, hashes: Sequence[bytes]) -> list[bytes]:
+        """The keys of blocks, as they are stored since the last reset."""
+        generation = self._generations.generation()
+        mark = generation.to_bytes(GENERATION_BYTES, "little") if generation else b""
+        return [each + mark for each in hashes]
+
+    # --- steps ---
+    def bind(self, step: Step) -> None:
+        """Take what a step stores."""
+        saves = [replace(save, hashes=self._keys(save.hashes)) for save in step.saves]
+        if step.resets != self._resets and saves:  # it was planned before a reset, and is computed beside it
+            self._refused(sum(len(save.blocks) for save in saves), CacheClosed("the cache was reset meanwhile"))
+            saves = []
+        for reader, blocks in step.misdirected:
+            why = f"{TARGET_PARAMETER}={reader} of a request is none of {self._world_size} ranks"
+            self._refused(blocks, InvalidArgument(why))
+        self.saving.bind(saves)
+
     def start(self, step: Step) -> None:
         """Begin the loads of a step."""
-        if step.clear:
-            self.cache.clear()
-        self.loading.start(step.loads)
+        self.loading.start([replace(load, hashes=self._keys(load.hashes)) for load in step.loads])
         if step.idle:
             self.loading.rest()
 
@@ -140,7 +182,44 @@ class WorkerSide:
             self._remote.close()
         if self.cluster is not None:
             self.cluster.close()
+        if self._files is not None:
+            self._files.remove(self.cache.rank)
         self.cache.close()
+
+
+def _cache(config: "VllmConfig", settings: Settings, layers: Layers, ranks: Ranks, part: int) -> NanoKVCache:
+    """The rank of a worker. Raises as `NanoKVCache`."""
+    transfer = config.kv_transfer_config
+    assert transfer is not None
+    kind, options = _heap(settings, layers.planes[0].device, ranks.world_size)
+    if kind != "local" and not settings.name and not part:
+        _remove_dead_worlds()
+    return NanoKVCache(
+        heap_bytes=settings.size,
+        page_bytes=settings.page_bytes or page_bytes(layers.nbytes, len(layers.layout.heads)),
+        name=settings.name or f"{UNNAMED}{transfer.engine_id}",
+        rank=ranks.first + part,
+        world_size=ranks.world_size,
+        alloc=settings.alloc,
+        heap=kind,
+        heap_options=options,
+        identity=identity_of(config, settings, layers.layout),
+        checksum=settings.checksum,
+        attach_timeout=settings.attach_timeout,
+        on_stale=settings.on_stale,
+    )
+
+
+def _remove_dead_worlds() -> None:
+    """Remove what engines without a name left in shared memory: vLLM kills its workers, and its engines have another id
+    at each start, so nobody would ever find it."""
+    for name in list_worlds():
+        if name.startswith(UNNAMED):
+            try:
+                remove_world(name)
+            except NanoKVError:
+                continue  # it lives; or another engine was faster
+            logger.info("NanoKV: removed world %r, whose engine has died", name)
 
 
 def ranks_of(config: "VllmConfig", settings: Settings) -> Ranks:
@@ -152,7 +231,8 @@ def _heap(settings: Settings, device: torch.device, world_size: int) -> tuple[He
     """The provider whose segments lie where the engine's cache lies, and its options."""
     private = world_size == 1 and not settings.name  # leaves no file behind, however the engine ends
     if device.type == "cpu":
-        return settings.heap or ("local" if private else "shm"), {}
+        kind = settings.heap or ("local" if private else "shm")
+        return kind, {"prefault": True} if kind == "local" else {}  # a world with a name does it by itself
     kind = settings.heap or ("local" if world_size == 1 else "torch_symm")
     return kind, {} if kind == "iris" else {"device": str(device)}
 

@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("vllm", reason="needs vLLM: make test-vllm")
 
 from nanokv.engines.vllm import lookup
-from nanokv.engines.vllm.lookup import Lookup, LookupServer, place_of
+from nanokv.engines.vllm.lookup import LookupServer, Workers, place_of
 from nanokv.errors import HeapUnavailable
 
 HASHES = [b"%032d" % i for i in range(5)]
@@ -23,26 +23,31 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def first(count: int) -> lookup.Prefix:
+class First:
     """A worker that has the first `count` of HASHES."""
 
-    def prefix(hashes: Sequence[bytes]) -> int:
-        assert list(hashes) == HASHES[: len(hashes)]
-        return min(count, len(hashes))
+    def __init__(self, count: int) -> None:
+        self.count, self.resets = count, 0
 
-    return prefix
+    def prefix_length(self, hashes: Sequence[bytes]) -> int:
+        assert list(hashes) == HASHES[: len(hashes)]
+        return min(self.count, len(hashes))
+
+    def reset(self, number: int) -> bool:
+        self.resets, self.count = number, 0
+        return number < 2
 
 
 @pytest.fixture
 def workers() -> Iterator[list[LookupServer]]:
-    made = [LookupServer(place_of("engine", "world", part), first(count)) for part, count in enumerate((4, 3))]
+    made = [LookupServer(place_of("engine", "world", part), First(count)) for part, count in enumerate((4, 3))]
     yield made
     for server in made:
         server.close()
 
 
-def asking() -> Lookup:
-    return Lookup([place_of("engine", "world", part) for part in range(2)])
+def asking() -> Workers:
+    return Workers([place_of("engine", "world", part) for part in range(2)])
 
 
 @pytest.mark.parametrize("by_socket", [False, True])
@@ -52,8 +57,25 @@ def test_a_block_is_there_if_every_worker_has_its_part(
     if by_socket:
         monkeypatch.setattr(lookup, "_here", {})
     asked = asking()
-    assert [asked(HASHES[:count]) for count in (5, 2, 0)] == [3, 2, 0]
+    assert [asked.prefix_length(HASHES[:count]) for count in (5, 2, 0)] == [3, 2, 0]
     asked.close()
+
+
+@pytest.mark.parametrize("by_socket", [False, True])
+def test_a_reset_is_done_when_every_worker_says_so(
+    workers: list[LookupServer], monkeypatch: pytest.MonkeyPatch, by_socket: bool
+) -> None:
+    if by_socket:
+        monkeypatch.setattr(lookup, "_here", {})
+    asked = asking()
+    assert asked.prefix_length(HASHES) == 3
+    assert asked.reset(1)
+    assert asked.prefix_length(HASHES) == 0
+    assert not asked.reset(2), "a worker could not tell everybody"
+    asked.close()
+    workers[0].close()
+    monkeypatch.setattr(lookup, "_here", {})
+    assert not asking().reset(3), "a worker has gone"
 
 
 def test_nothing_is_there_if_a_worker_does_not_answer(
@@ -62,7 +84,7 @@ def test_nothing_is_there_if_a_worker_does_not_answer(
     asked = asking()
     workers[0].close()
     monkeypatch.setattr(lookup, "_here", {})
-    assert asked(HASHES) == 0
+    assert asked.prefix_length(HASHES) == 0
 
 
 def test_answers_belong_to_their_questions_after_a_worker_went_away(
@@ -70,13 +92,13 @@ def test_answers_belong_to_their_questions_after_a_worker_went_away(
 ) -> None:
     monkeypatch.setattr(lookup, "_here", {})
     asked = asking()
-    assert asked(HASHES) == 3
+    assert asked.prefix_length(HASHES) == 3
     workers[1].close()
-    asked(HASHES)  # may have been on its way when the worker went
-    assert [asked(HASHES[:4]), asked(HASHES)] == [0, 0]
-    workers[1] = LookupServer(place_of("engine", "world", 1), first(3))
+    asked.prefix_length(HASHES)  # may have been on its way when the worker went
+    assert [asked.prefix_length(HASHES[:4]), asked.prefix_length(HASHES)] == [0, 0]
+    workers[1] = LookupServer(place_of("engine", "world", 1), First(3))
     lookup._here.clear()
-    assert [asked(HASHES[:1]), asked(HASHES), asked(HASHES[:2])] == [1, 3, 2]
+    assert [asked.prefix_length(each) for each in (HASHES[:1], HASHES, HASHES[:2])] == [1, 3, 2]
     asked.close()
 
 
@@ -85,9 +107,9 @@ def test_the_sockets_of_killed_workers_are_removed(folder: Path, workers: list[L
     with socket.socket(socket.AF_UNIX) as killed:
         killed.bind(str(left))
     assert left.exists()
-    LookupServer(place_of("next", "world", 0), first(0)).close()
+    LookupServer(place_of("next", "world", 0), First(0)).close()
     assert not left.exists()
-    assert asking()(HASHES) == 3  # the living ones answer still
+    assert asking().prefix_length(HASHES) == 3  # the living ones answer still
 
 
 def test_the_folder_must_be_this_users(folder: Path) -> None:

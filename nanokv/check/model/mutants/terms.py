@@ -1,7 +1,7 @@
-"""Mutants of labels and quotas."""
+"""Mutants of labels, quotas and generations."""
 
 from nanokv.check.model.mutants.mutant import mutant
-from nanokv.device.protocol import label, quotas
+from nanokv.device.protocol import generations, label, quotas
 from nanokv.host_poller import labels
 
 mutant(
@@ -45,4 +45,16 @@ mutant(
         "            # else the row",
         "            else:\n                at += WORD_BYTES\n            # else the row",
     ),
+)
+mutant(
+    "generation-believed",
+    "a host takes the number that it wanted, also if another one was there first",
+    ("generations",),
+    (generations.raise_generation, "raised = select(found == seen, wanted, -1)", "raised = wanted"),
+)
+mutant(
+    "generation-goes-back",
+    "a host that hears of a generation stores it, also over a later one",
+    ("generations",),
+    (generations.raise_generation, "select(seen < at_least, at_least, seen)", "select(more == 0, at_least, seen)"),
 )

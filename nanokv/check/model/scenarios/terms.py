@@ -1,4 +1,4 @@
-"""Scenarios of labels, by which the sweeper removes objects whose time is over, and of quotas."""
+"""Scenarios of labels, by which the sweeper removes objects whose time is over, of quotas, and of generations."""
 
 from functools import partial
 
@@ -70,3 +70,16 @@ def _one_row_each(world: SmallWorld) -> None:
 def _quotas(world: SmallWorld) -> None:
     for name, rank, quota in (("one", 0, (1, 3)), ("same", 1, (1, 4)), ("other", 1, (2, 5))):
         world.spawn(name, partial(world.machine(rank).set_quota, 0, *quota), rank=rank)
+
+
+def _new_numbers(world: SmallWorld) -> None:
+    taken = [world.results[name] for name in ("one", "two")]
+    expect(len(set(taken)) == len(taken), f"two hosts took the same number: {taken}")
+    expect(world.machine().generation(0, 1) >= max(*taken, world.results["told"]), f"a raise was lost: {world.results}")
+    expect(world.machine().generation(0, 0) == 0, "the word of another identity has changed")
+
+
+@Scenario("generations", "hosts take new generations, and one hears of another's", small(ranks=2), _new_numbers)
+def _generations(world: SmallWorld) -> None:
+    for name, rank, at_least, more in (("one", 0, 0, 1), ("two", 1, 0, 1), ("told", 1, 2, 0)):
+        world.spawn(name, partial(world.machine(rank).raise_generation, 0, 1, at_least, more), rank=rank)
