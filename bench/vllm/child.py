@@ -4,6 +4,7 @@ The first line holds the arguments of `vllm.LLM`. A command is `{"do": name, ...
 `{"error": ...}`. Everything that libraries print goes to stderr.
 """
 
+import functools
 import json
 import os
 import sys
@@ -64,13 +65,15 @@ class Child:
         parameters: dict[str, Any] | None = None,
         salt: str | None = None,
         logprobs: int | None = None,
+        adapter: tuple[str, int, str] | None = None,
     ) -> dict[str, Any]:
         """Greedy tokens after each prompt, all requests together.
 
         abort_after: steps after which every second request is aborted.
         logprobs: so many tokens of each step are told with their logarithms of probabilities.
+        adapter: name, number and folder of a LoRA adapter.
         """
-        names = [self._add(prompt, tokens, parameters, salt, logprobs) for prompt in prompts]
+        names = [self._add(prompt, tokens, parameters, salt, logprobs, adapter) for prompt in prompts]
         started, results, first, steps = time.perf_counter(), dict.fromkeys(names), dict.fromkeys(names), 0
         while self._engine.has_unfinished_requests():
             if abort_after and steps == abort_after:
@@ -99,8 +102,10 @@ class Child:
         parameters: dict[str, Any] | None,
         salt: str | None,
         logprobs: int | None,
+        adapter: tuple[str, int, str] | None,
     ) -> str:
         from vllm import SamplingParams
+        from vllm.lora.request import LoRARequest
 
         self._requests += 1
         name = f"request-{self._requests}"
@@ -108,7 +113,7 @@ class Child:
         greedy: dict[str, Any] = {"temperature": 0, "max_tokens": tokens, "detokenize": False, "ignore_eos": True}
         sampling = SamplingParams(**greedy, extra_args=extra, logprobs=logprobs)
         given: Any = {"prompt_token_ids": prompt} | ({"cache_salt": salt} if salt else {})
-        self._engine.add_request(name, given, sampling)
+        self._engine.add_request(name, given, sampling, lora_request=LoRARequest(*adapter) if adapter else None)
         return name
 
     def _step(self) -> list[Any]:
@@ -133,9 +138,9 @@ class Child:
         """Of each worker the statistics of its cache."""
         return self._each_worker(worker_stats)
 
-    def alter(self) -> int:
-        """Double all values that are stored in the segments of this engine; returns the number of objects."""
-        return sum(self._each_worker(alter_stored))
+    def alter(self, every: int = 1) -> int:
+        """Double the values of every so many objects in the segments of this engine; returns how many were altered."""
+        return sum(self._each_worker(functools.partial(alter_stored, every=every)))
 
     def drop(self, after_lookup: bool) -> int:
         """Remove all stored blocks; or only between the next look-up that finds some, and its load."""
@@ -203,15 +208,15 @@ def worker_stats(worker: Any) -> dict[str, Any]:
     return {name: value for name, value in cache.stats().items() if isinstance(value, int | float | str)}
 
 
-def alter_stored(worker: Any) -> int:
-    """Double the values in this rank's segment."""
+def alter_stored(worker: Any, every: int) -> int:
+    """Double the values of every so many objects in this rank's segment."""
     import torch
 
     cache = _cache()
     cache.flush()
     # in place: the objects may be of writers with other identities, whose digests this cache refuses
     dtype, segment = getattr(torch, cache.options.identity.layout.dtype), cache._heap.segment(cache.rank)
-    _, records = cache._poller.index.rows()
+    records = cache._poller.index.rows()[1][::every]
     for base, nbytes in zip(records["payload_base"].tolist(), records["bytes_total"].tolist(), strict=True):
         segment[base : base + nbytes].view(dtype).mul_(2)
     return len(records)

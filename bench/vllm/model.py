@@ -28,28 +28,3 @@ def make_model(folder: Path, seed: int = 0, *, hidden: int = 128, layers: int = 
     )
     LlamaForCausalLM(config).float().save_pretrained(folder)
     return folder
-
-
-def make_model_with_windows(folder: Path, seed: int = 0) -> Path:
-    """A Gemma whose layers attend to a window and to everything, in turn."""
-    import torch
-    from transformers import Gemma3ForCausalLM, Gemma3TextConfig
-
-    torch.manual_seed(seed)
-    config = Gemma3TextConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=128,
-        intermediate_size=256,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
-        query_pre_attn_scalar=32,
-        max_position_embeddings=8192,
-        sliding_window=64,
-        layer_types=["sliding_attention", "full_attention"] * 2,
-        bos_token_id=None,
-        eos_token_id=None,
-    )
-    Gemma3ForCausalLM(config).float().save_pretrained(folder)
-    return folder

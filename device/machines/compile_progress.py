@@ -45,7 +45,9 @@ def compile_progress(functions: list[Any]) -> Iterator[None]:
             yield
     else:
         _log.warning(
-            "nanokv compiles its protocol for this CPU, about %d s, once per version and user", count // 10 + 1
+            "nanokv compiles its protocol for this CPU, about %d s, once per version and user; `nanokv warmup` does it "
+            "ahead",
+            count // 10 + 1,
         )
         yield
 

@@ -17,6 +17,12 @@ def vllm_flags(
         int | None, typer.Option(min=1, help="Workers of the decode engine, if not as many.")
     ] = None,
     together: Annotated[bool, typer.Option(help="One engine that prefills and decodes, instead of two.")] = False,
+    prefill_port: Annotated[int, typer.Option(min=1, max=65535, help="Of the prefill server.")] = 8100,
+    decode_port: Annotated[int, typer.Option(min=1, max=65535, help="Of the decode server.")] = 8200,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Of the proxy; with --together of the engine.")] = 8000,
+    kv_memory: Annotated[
+        str, typer.Option(help="Of each engine's own cache, as 8GiB: for two engines on one GPU.", show_default=False)
+    ] = "",
     given: Annotated[
         list[str] | None, typer.Option("--set", metavar="FLAG=VALUE", help="A flag, as size=4GiB.")
     ] = None,
@@ -24,7 +30,7 @@ def vllm_flags(
     as_json: Json = False,
 ) -> None:
     """The command lines with which vLLM uses NanoKV: for a prefill engine and a decode engine, or for one engine."""
-    from nanokv.engines.vllm.flags import command_lines, flag_texts
+    from nanokv.engines.vllm.flags import Ports, command_lines, flag_texts
 
     if table:
         rows = flag_texts()
@@ -41,6 +47,8 @@ def vllm_flags(
         decode_tensor_parallel=decode_tensor_parallel,
         together=together,
         flags=flags,
+        ports=Ports(prefill_port, decode_port, port),
+        kv_memory=kv_memory,
     )
     if as_json:
         print_json([{"what": engine.what, "command": engine.command} for engine in engines])

@@ -6,12 +6,23 @@ Without a cluster both engines are in one world, of one host. In a cluster each 
 import json
 import shlex
 from dataclasses import dataclass, fields
-from typing import Any, get_type_hints
+from typing import Any, NamedTuple, get_type_hints
 
+from nanokv.arguments import size
 from nanokv.engines.vllm.settings import PREFIX, Settings, parse
 from nanokv.errors import InvalidArgument
 
-PREFILL_PORT, DECODE_PORT, PROXY_PORT = 8100, 8200, 8000
+
+class Ports(NamedTuple):
+    """Where the servers listen."""
+
+    prefill: int = 8100
+    decode: int = 8200
+    proxy: int = 8000  #: of one engine: its own
+
+
+USUAL_PORTS = Ports()
+_ONE_DEVICE = "; if both run on one GPU, or on CPUs, --kv-memory divides its memory"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +54,8 @@ def command_lines(
     together: bool,
     flags: dict[str, Any],
     decode_tensor_parallel: int | None = None,
+    ports: Ports = USUAL_PORTS,
+    kv_memory: str = "",
 ) -> list[Engine]:
     """The engines to start.
 
@@ -51,6 +64,8 @@ def command_lines(
         decode_tensor_parallel: those of the decode engine, if they are not as many.
         together: one engine that prefills and decodes, instead of one for each.
         flags: of all engines.
+        kv_memory: of each engine's own cache, as 8GiB; two engines on one GPU, or on the CPUs of one host, need it: by
+            default each takes nearly all memory. Default: vLLM chooses.
 
     Raises:
         InvalidArgument: a flag is wrong, or is one that this function chooses.
@@ -60,42 +75,38 @@ def command_lines(
     if chosen:
         raise InvalidArgument(f"{PREFIX}{min(chosen)} follows from the engines, and is not to be given")
     parse({PREFIX + name: value for name, value in flags.items()})
+    more = f" --kv-cache-memory-bytes {size('kv_memory', kv_memory)}" if kv_memory else ""
+
+    def serve(port: int, workers: int, role: str, extra: dict[str, Any]) -> str:
+        parallel = f" --tensor-parallel-size {workers}" if workers > 1 else ""
+        transfer = shlex.quote(json.dumps(transfer_config(role, extra)))
+        return f"vllm serve {shlex.quote(model)} --port {port}{parallel}{more} --kv-transfer-config {transfer}"
+
+    def proxy(servers: str) -> Engine:
+        line = f"python examples/vllm_pd.py --port {ports.proxy} {servers}"
+        return Engine("a proxy that sends each request to both", line)
+
     if together:
         named = {"name": "vllm"} if tensor_parallel > 1 and not flags.get("cluster") else {}  # found at the next start
-        transfer = transfer_config("kv_both", named | flags)
-        return [Engine("one engine", _serve(model, PROXY_PORT, tensor_parallel, transfer))]
+        return [Engine("one engine", serve(ports.proxy, tensor_parallel, "kv_both", named | flags))]
     decoders = decode_tensor_parallel or tensor_parallel
     if pair_in_cluster:
-        return _on_two_hosts(model, tensor_parallel, decoders, flags)
+        if tensor_parallel != decoders:
+            raise InvalidArgument("in a cluster prefill and decode need the same tensor-parallel size")
+        if not {"bind", "devices"} <= flags.keys():
+            raise InvalidArgument(f"two hosts need {PREFIX}bind and {PREFIX}devices: their defaults are of one host")
+        return [
+            Engine("prefill, on a host", serve(ports.prefill, tensor_parallel, "kv_producer", flags)),
+            Engine("decode, on another host", serve(ports.decode, tensor_parallel, "kv_consumer", flags)),
+            proxy(f"--prefill PREFILL_HOST:{ports.prefill} --decode DECODE_HOST:{ports.decode}"),
+        ]
     world = {"name": "vllm", "world_size": tensor_parallel + decoders} | flags
-    prefill = transfer_config("kv_producer", world | {"rank": 0, "target": tensor_parallel})
-    decode = transfer_config("kv_consumer", world | {"rank": tensor_parallel})
-    proxy = f"python examples/vllm_pd.py --port {PROXY_PORT} --prefill {PREFILL_PORT} --decode {DECODE_PORT}"
+    prefill = serve(ports.prefill, tensor_parallel, "kv_producer", world | {"rank": 0, "target": tensor_parallel})
     return [
-        Engine("prefill", _serve(model, PREFILL_PORT, tensor_parallel, prefill)),
-        Engine("decode", _serve(model, DECODE_PORT, decoders, decode)),
-        Engine("a proxy that sends each request to both", proxy),
+        Engine("prefill" if kv_memory else f"prefill{_ONE_DEVICE}", prefill),
+        Engine("decode", serve(ports.decode, decoders, "kv_consumer", world | {"rank": tensor_parallel})),
+        proxy(f"--prefill {ports.prefill} --decode {ports.decode}"),
     ]
-
-
-def _on_two_hosts(model: str, prefillers: int, decoders: int, flags: dict[str, Any]) -> list[Engine]:
-    if prefillers != decoders:
-        raise InvalidArgument("in a cluster prefill and decode need the same tensor-parallel size")
-    if not {"bind", "devices"} <= flags.keys():
-        raise InvalidArgument(f"two hosts need {PREFIX}bind and {PREFIX}devices: their defaults are of one host")
-    prefill, decode = (transfer_config(role, flags) for role in ("kv_producer", "kv_consumer"))
-    servers = f"--prefill PREFILL_HOST:{PREFILL_PORT} --decode DECODE_HOST:{DECODE_PORT}"
-    return [
-        Engine("prefill, on a host", _serve(model, PREFILL_PORT, prefillers, prefill)),
-        Engine("decode, on another host", _serve(model, DECODE_PORT, decoders, decode)),
-        Engine("a proxy that sends each request to both", f"python examples/vllm_pd.py --port {PROXY_PORT} {servers}"),
-    ]
-
-
-def _serve(model: str, port: int, tensor_parallel: int, config: dict[str, Any]) -> str:
-    parallel = f" --tensor-parallel-size {tensor_parallel}" if tensor_parallel > 1 else ""
-    transfer = shlex.quote(json.dumps(config))
-    return f"vllm serve {shlex.quote(model)} --port {port}{parallel} --kv-transfer-config {transfer}"
 
 
 def flag_texts() -> list[tuple[str, str, str]]:

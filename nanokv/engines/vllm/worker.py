@@ -12,6 +12,7 @@ from vllm.distributed.parallel_state import get_pp_group, get_tp_group
 from vllm.logger import init_logger
 
 from nanokv.cache import NanoKVCache
+from nanokv.device.machines.native_code import compiled
 from nanokv.engines.vllm.cluster import ClusterLoads, join
 from nanokv.engines.vllm.engine_write import EngineWrite
 from nanokv.engines.vllm.facts import FactsFiles, Mismatches, packed
@@ -194,6 +195,8 @@ def _cache(config: "VllmConfig", settings: Settings, layers: Layers, ranks: Rank
     kind, options = _heap(settings, layers.planes[0].device, ranks.world_size)
     if kind != "local" and not settings.name and not part:
         _remove_dead_worlds()
+    if layers.planes[0].device.type == "cpu":
+        compiled(rare=True)  # else a step waits for what is called for the first time
     return NanoKVCache(
         heap_bytes=settings.size,
         page_bytes=settings.page_bytes or page_bytes(layers.nbytes, len(layers.layout.heads)),

@@ -229,3 +229,21 @@ MAKERS: dict[str, Make] = {
     ),
     "eagle": _eagle,
 }
+
+
+def make_adapter(folder: Path, seed: int) -> Path:
+    """A LoRA adapter of the Llama of `conftest.model`, for keys and values: hidden 128, four heads, two of KV."""
+    from safetensors.torch import save_file
+
+    torch.manual_seed(seed)
+    weights = {}
+    for layer in range(2):
+        for name, wide in (("k_proj", 64), ("v_proj", 64)):
+            stem = f"base_model.model.model.layers.{layer}.self_attn.{name}"
+            weights[f"{stem}.lora_A.weight"] = torch.randn(8, 128)
+            weights[f"{stem}.lora_B.weight"] = torch.randn(wide, 8)
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(weights, str(folder / "adapter_model.safetensors"))
+    described = {"peft_type": "LORA", "r": 8, "lora_alpha": 8, "target_modules": ["k_proj", "v_proj"], "bias": "none"}
+    (folder / "adapter_config.json").write_text(json.dumps(described | {"task_type": "CAUSAL_LM"}))
+    return folder

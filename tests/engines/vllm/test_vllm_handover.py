@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("vllm", reason="needs vLLM: make test-vllm")
 
-from nanokv.bench.vllm.model import make_model, make_model_with_windows
+from nanokv.bench.vllm.model import make_model
 from nanokv.bench.vllm.process import Engine, connector
 from tests.engines.vllm.conftest import PROMPTS, TOKENS, Pair, Start, blocks_of, but_one, total, whole_blocks
 
@@ -245,31 +245,3 @@ def test_engines_of_other_tensor_parallel_degrees(model: Path, writers: int, rea
         assert decode.ask("forget")
         altered = decode.ask("generate", prompts=FEW, tokens=TOKENS)["tokens"]
         assert all(mine != theirs for mine, theirs in zip(altered, computed, strict=True))
-
-
-def test_a_reset_forgets_what_is_stored(start: Start, expected: list[list[int]]) -> None:
-    engine = start("kv_both")
-    for cached in ([0] * len(FEW), whole_blocks(FEW)):
-        found = [engine.ask("generate", prompts=[prompt], tokens=TOKENS) for prompt in FEW[:1]]
-        assert found[0]["cached"] == cached[:1]
-        assert found[0]["tokens"] == expected[:1]
-        assert engine.ask("forget")
-    assert engine.ask("reset_connector")
-    assert engine.ask("generate", prompts=FEW[1:2], tokens=1)["cached"] == [0]  # the step that clears
-    assert engine.ask("generate", prompts=FEW[:1], tokens=TOKENS)["cached"] == [0]
-
-
-def test_a_model_with_sliding_windows(tmp_path: Path) -> None:
-    """vLLM keeps all of its KV as one kind, because the connector moves one kind of blocks."""
-    folder = make_model_with_windows(tmp_path / "model")
-    with Engine(folder) as engine:
-        alone = engine.ask("generate", prompts=FEW, tokens=TOKENS)["tokens"]
-    with Engine(folder, connector("kv_both", size="64MiB")) as engine:
-        for cached in (None, whole_blocks(FEW)):
-            found = engine.ask("generate", prompts=FEW, tokens=TOKENS)
-            assert found["tokens"] == alone
-            assert cached is None or found["cached"] == cached
-            assert engine.ask("forget")
-        assert engine.ask("alter") > 0
-        altered = engine.ask("generate", prompts=FEW, tokens=TOKENS)["tokens"]
-        assert all(mine != theirs for mine, theirs in zip(altered, alone, strict=True))

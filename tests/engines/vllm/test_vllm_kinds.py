@@ -4,6 +4,7 @@ of these models choose the same tokens whatever KV they read.
 The table of docs/vllm.md says what this module shows; a test compares.
 """
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,7 +16,7 @@ pytest.importorskip("vllm", reason="needs vLLM: make test-vllm")
 
 from nanokv.bench.vllm.process import Engine, EngineFailed, connector
 from tests.engines.vllm.conftest import BLOCK, PROMPTS, TOKENS
-from tests.engines.vllm.kinds import MAKERS
+from tests.engines.vllm.kinds import MAKERS, make_adapter
 
 SOME = PROMPTS[:20]
 FAR = 1e-4  #: of two logprobs: more is no rounding. Altered KV differs by 0.5 and more
@@ -38,7 +39,23 @@ REFUSED = {
     "qwen3next": ("linear attention: Qwen 3 Next", "its layers have states"),
     "lfm2": ("convolutions: LFM 2", "its layers have states"),
     "mamba2": ("states only: Mamba 2", "its layers have states"),
+    "whisper": ("encoder and decoder: Whisper", "does not support encoder-decoder models"),
+    "bert": ("an encoder alone: BERT", "has no KV cache"),
 }
+
+
+DOCS = Path(__file__).parents[3] / "docs" / "vllm.md"
+
+
+def table() -> str:
+    """The table of docs/vllm.md."""
+    right = [f"| {what} | right |" for what in RIGHT.values()]
+    refused = [f"| {what} | refused |" for what, _ in REFUSED.values()]
+    return "\n".join(("| Llama; with a draft head (EAGLE), n-grams, LoRA adapters | right |", *right, *refused))
+
+
+def test_the_table_of_the_docs() -> None:
+    assert f"|---|---|\n{table()}\n" in DOCS.read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
@@ -104,3 +121,84 @@ def test_a_kind_is_refused(model_of: Callable[[str], Path], started: Callable[..
     dtype = {"dtype": "bfloat16"} if kind == "qwen3next" else {}
     with pytest.raises(EngineFailed, match=REFUSED[kind][1]):
         started(model_of(kind), connector("kv_both"), **dtype).wait()
+
+
+def test_blocks_that_are_lost_behind_a_window(model_of: Callable[[str], Path], started: Callable[..., Engine]) -> None:
+    """What is left of a window without one of its blocks is of no use: the request is computed from its beginning."""
+    folder = model_of("sliding")
+    plain = started(folder)
+    engine = started(folder, connector("kv_both", size="64MiB", checksum=True))
+    expected = ask(plain)
+    assert apart(ask(engine), expected) < FAR
+    assert engine.ask("forget")
+    assert engine.ask("alter", every=3) > 0
+    assert apart(ask(engine), expected) < FAR, "blocks were damaged"
+    assert engine.ask("forget")
+    assert engine.ask("drop", after_lookup=True) == 0
+    assert apart(ask(engine), expected) < FAR, "blocks went between look-up and load"
+
+
+def test_prefill_and_decode_of_a_model_with_windows(
+    model_of: Callable[[str], Path], started: Callable[..., Engine]
+) -> None:
+    folder, flags = model_of("sliding"), {"name": f"test-vllm-windows-{os.getpid()}", "world_size": 2, "size": "64MiB"}
+    plain = started(folder)
+    prefill = started(folder, connector("kv_producer", rank=0, target=1, **flags))
+    decode = started(folder, connector("kv_consumer", rank=1, **flags))
+    expected = ask(plain)
+    prefill.ask("generate", prompts=SOME, tokens=1)
+    found = ask(decode)
+    assert apart(found, expected) < FAR
+    assert found["cached"] == [len(prompt) - 1 for prompt in SOME]
+
+
+def test_layer_by_layer_is_refused_with_windows(
+    model_of: Callable[[str], Path], started: Callable[..., Engine]
+) -> None:
+    with pytest.raises(EngineFailed, match=r"nanokv.load=layer does not go with MistralForCausalLM"):
+        started(model_of("sliding"), connector("kv_both", load="layer")).wait()
+
+
+def test_a_draft_model_of_another_shape_is_refused(
+    model: Path, model_of: Callable[[str], Path], started: Callable[..., Engine]
+) -> None:
+    drafts = {"method": "draft_model", "model": str(model_of("draft")), "num_speculative_tokens": 3}
+    with pytest.raises(EngineFailed, match="a draft model of another shape"):
+        started(model, connector("kv_both"), speculative_config=drafts).wait()
+
+
+@pytest.mark.parametrize("method", ["ngram", "eagle"])
+def test_speculation(model: Path, model_of: Callable[[str], Path], started: Callable[..., Engine], method: str) -> None:
+    drafts: dict[str, Any] = {"method": method, "num_speculative_tokens": 3}
+    drafts |= {"prompt_lookup_max": 3} if method == "ngram" else {"model": str(model_of("eagle"))}
+    expected = ask(started(model))
+    engine = started(model, connector("kv_both", size="64MiB"), speculative_config=drafts)
+    for _ in range(2):
+        found = ask(engine)
+        assert found["tokens"] == expected["tokens"]
+        assert engine.ask("forget")
+    assert sum(stats["gets"] for stats in engine.ask("stats")) > 0
+    assert engine.ask("alter") > 0
+    assert ask(engine)["tokens"] != expected["tokens"], "the control"
+
+
+def test_adapters_share_nothing_with_each_other(model: Path, tmp_path: Path, started: Callable[..., Engine]) -> None:
+    """Two adapters, and the model alone, on one engine; then the second adapter under the first one's name."""
+    adapters = {name: make_adapter(tmp_path / name, seed) for seed, name in enumerate(("one", "two"))}
+    options = {"enable_lora": True, "max_loras": 2, "max_lora_rank": 8}
+    plain = started(model, **options)
+    engine = started(model, connector("kv_both", size="64MiB"), **options)
+    asked: list[Any] = [None, *((name, number, str(path)) for number, (name, path) in enumerate(adapters.items(), 1))]
+    asked.append(("one", 3, str(adapters["two"])))
+
+    def answers(of: Engine, adapter: Any) -> list[list[int]]:
+        found: list[list[int]] = of.ask("generate", prompts=SOME, tokens=TOKENS, adapter=adapter)["tokens"]
+        return found
+
+    expected = [answers(plain, adapter) for adapter in asked]
+    assert expected[0] != expected[1] != expected[2] == expected[3]
+    for _ in range(2):  # computed, then loaded
+        for adapter, tokens in zip(asked, expected, strict=True):
+            assert answers(engine, adapter) == tokens
+        assert engine.ask("forget")
+    assert sum(stats["gets"] for stats in engine.ask("stats")) > 0

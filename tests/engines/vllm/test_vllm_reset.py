@@ -1,0 +1,82 @@
+"""`reset_prefix_cache(reset_connector=True)`: when it returns, nothing that was stored before is found anywhere."""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("vllm", reason="needs vLLM: make test-vllm")
+
+from nanokv.bench.vllm.process import Engine, connector
+from tests.engines.vllm.conftest import PROMPTS, TOKENS, Start, whole_blocks
+
+FEW = PROMPTS[:8]
+NOTHING = [0] * len(FEW)
+
+
+@pytest.fixture
+def two(model: Path) -> Iterator[Callable[[int], Engine]]:
+    """Engines that store in a world of two ranks, each in its own segment, and load from both."""
+    name = f"test-vllm-reset-{os.getpid()}"
+    with ExitStack() as stack:
+
+        def start(rank: int) -> Engine:
+            transfer = connector("kv_both", name=name, world_size=2, rank=rank, target=rank, size="64MiB")
+            engine = Engine(model, transfer)
+            stack.callback(engine.close)
+            return engine
+
+        yield start
+
+
+def answer(engine: Engine) -> tuple[list[list[int]], list[int]]:
+    """The tokens after FEW, asked one by one, and how many tokens of each were loaded or in the engine's own cache."""
+    assert engine.ask("forget")
+    found = [engine.ask("generate", prompts=[prompt], tokens=TOKENS) for prompt in FEW]
+    return [each["tokens"][0] for each in found], [each["cached"][0] for each in found]
+
+
+def test_it_is_done_also_where_engines_idle_or_are_dead(
+    two: Callable[[int], Engine], expected: list[list[int]]
+) -> None:
+    idle, asked = two(0), two(1)
+    right = expected[: len(FEW)]
+    assert answer(idle)[0] == right
+    assert answer(asked) == (right, whole_blocks(FEW))
+    assert idle.ask("alter") + asked.ask("alter") > 0  # as if they were of other weights
+    assert all(mine != theirs for mine, theirs in zip(answer(asked)[0], right, strict=True)), "the control"
+    assert asked.ask("reset_connector")
+    first = asked.ask("generate", prompts=FEW, tokens=TOKENS)
+    assert (first["tokens"], first["cached"]) == (right, NOTHING)  # the other engine has had no step meanwhile
+    assert answer(idle) == (right, whole_blocks(FEW))  # what was stored anew
+    assert asked.ask("alter") + idle.ask("alter") > 0
+    idle.kill()
+    assert asked.ask("reset_connector")
+    last = asked.ask("generate", prompts=FEW, tokens=TOKENS)
+    assert (last["tokens"], last["cached"]) == (right, NOTHING)
+
+
+def test_an_engine_that_comes_later_has_it_too(two: Callable[[int], Engine], expected: list[list[int]]) -> None:
+    first, second = two(0), two(1)
+    right = expected[: len(FEW)]
+    for _ in range(2):
+        assert second.ask("reset_connector")
+    assert answer(first)[0] == right
+    second.kill()
+    assert answer(two(1)) == (right, whole_blocks(FEW))
+
+
+def test_tensor_parallel_workers_and_an_engine_alone(model: Path, start: Start, expected: list[list[int]]) -> None:
+    environment = {"VLLM_CPU_OMP_THREADS_BIND": "0|1"}
+    with Engine(model, connector("kv_both", size="64MiB"), environment, tensor_parallel_size=2) as several:
+        for engine in (several, start("kv_both")):
+            tokens, _ = answer(engine)
+            assert answer(engine) == (tokens, whole_blocks(FEW))
+            assert engine.ask("alter") > 0
+            assert engine.ask("reset_connector")
+            found = engine.ask("generate", prompts=FEW, tokens=TOKENS)
+            assert (found["tokens"], found["cached"]) == (tokens, NOTHING)
+            assert answer(engine) == (tokens, whole_blocks(FEW))
+        assert tokens == expected[: len(FEW)]
