@@ -67,6 +67,10 @@ class _Commands:
         """Its counters."""
         return self._cluster.stats()
 
+    def generation(self) -> int:
+        """Of its world, which it does not compare with others."""
+        return self._world.generation()
+
     def close(self) -> None:
         """Leave."""
         self._cluster.close()

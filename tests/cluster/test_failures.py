@@ -159,6 +159,18 @@ def test_reads_go_on_while_the_owner_is_stopped(make_cluster: MakeCluster, make_
     until(lambda: "far" in here.nodes and _puts(here, "far"))
 
 
+def test_a_node_that_did_not_hear_of_a_generation_is_told_again(make_cluster: MakeCluster, make_node: MakeNode) -> None:
+    (here,) = make_cluster(1, timeout=0.3, ttl=30.0)
+    there = make_node("far", ttl=30.0)
+    meet(here, "far", "n0")
+    there.signal(signal.SIGSTOP)
+    with pytest.raises(PeerLost, match="generation 1 has begun, but not on far: no answer"):
+        here.advance_generation()
+    assert here.generation() == 1
+    there.signal(signal.SIGCONT)
+    until(lambda: there.generation() == 1, "the generation on the other node")
+
+
 def _puts(member: NanoKVCluster, node: str) -> bool:
     try:
         member.put(f"again-{time.monotonic_ns()}", torch.ones(3), preferred_segment=(node, 0))

@@ -3,6 +3,7 @@
 In a cluster it joins that too, as the member of its rank: all workers of a world are one node.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -35,7 +36,8 @@ if TYPE_CHECKING:
 logger = init_logger(f"vllm.{__name__}")  # vLLM shows what is under its own name
 
 _PAGE_ALIGNMENT = 64
-UNNAMED = "vllm-"  #: begins the name of the world of an engine without nanokv.name; its id follows
+UNNAMED = "vllm-"  #: begins the name of the world of an engine without nanokv.name; vLLM's random id of it follows
+_RANDOM_ID = re.compile(UNNAMED + r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}(_dp[0-9]+)?")
 GENERATION_BYTES = 8  #: behind a block's hash, in the keys of generations after the first
 ANNOUNCE_SECONDS = 0.05  #: at most, of a step that stores
 MOST_PAGES = 64  #: of an object; the largest extent of a world has 128
@@ -217,7 +219,7 @@ def _remove_dead_worlds() -> None:
     """Remove what engines without a name left in shared memory: vLLM kills its workers, and its engines have another id
     at each start, so nobody would ever find it."""
     for name in list_worlds():
-        if name.startswith(UNNAMED):
+        if _RANDOM_ID.fullmatch(name):
             try:
                 remove_world(name)
             except NanoKVError:
