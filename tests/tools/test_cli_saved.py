@@ -252,11 +252,11 @@ def test_load_refuses_a_living_world_and_says_what_to_do(live: World, shm_name: 
 def test_objects_without_room_are_told(live: World, shm_name: str, file: Path) -> None:
     assert run("save", shm_name, str(file)).exit_code == 0
     other = shm_name + "-small"
-    code = "import os, sys, tests.support.worlds as w; w.shm_world(sys.argv[1], 2, 1024, page_bytes=512); os._exit(0)"
-    assert run_python(code, other).returncode == 0
+    code = "import os, sys, tests.support.worlds as w; made = w.shm_world(sys.argv[1], 2, 1024, page_bytes=512)"
+    assert run_python(f"{code}; os._exit(0)", other).returncode == 0
     done = run("load", str(file), other, "--json")
     report = json.loads(done.stdout)
-    assert done.exit_code == 1 and report["no_room"] and report["too_large"] and report["objects"]
+    assert done.exit_code == 1 and report["no_room"] and report["too_large"] and report["objects"], report
     assert report["objects"] + report["no_room"] + report["too_large"] == COUNT and not report["new"]
 
 
