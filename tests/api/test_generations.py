@@ -1,6 +1,7 @@
 """Generations: a number per identity that all ranks of a world share, and that never goes back."""
 
 import threading
+from contextlib import ExitStack
 
 import pytest
 
@@ -64,17 +65,20 @@ def test_a_rank_that_comes_later_has_it(shm_name: str, alloc: str) -> None:
         b.close()
         return
 
-    def join(rank: int) -> nanokv.NanoKVCache:
-        return nanokv.NanoKVCache(HEAP, name=shm_name, rank=rank, world_size=3, elastic=True, page_bytes=4096)
+    with ExitStack() as stack:
 
-    first, second = join(0), join(1)
-    assert [second.advance_generation(), second.advance_generation()] == [1, 2]
-    assert join(2).generation() == 2
-    second.leave()
-    second = join(1)
-    assert [second.generation(), first.generation()] == [2, 2]
-    first.leave()  # rank 0 gives the numbers, also when it is absent
-    assert [second.advance_generation(), join(0).generation()] == [3, 3]
+        def join(rank: int) -> nanokv.NanoKVCache:
+            made = nanokv.NanoKVCache(HEAP, name=shm_name, rank=rank, world_size=3, elastic=True, page_bytes=4096)
+            return stack.enter_context(made)
+
+        first, second = join(0), join(1)
+        assert [second.advance_generation(), second.advance_generation()] == [1, 2]
+        assert join(2).generation() == 2
+        second.leave()
+        second = join(1)
+        assert [second.generation(), first.generation()] == [2, 2]
+        first.leave()  # rank 0 gives the numbers, also when it is absent
+        assert [second.advance_generation(), join(0).generation()] == [3, 3]
 
 
 def test_each_call_begins_another_one() -> None:

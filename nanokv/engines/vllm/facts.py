@@ -31,7 +31,8 @@ _MOST_BYTES = 1 << 20  #: of facts that are believed
 
 def difference(theirs: Mapping[str, str], mine: Facts) -> str:
     """What differs, for people: "max_model_len 512, here 2048"; empty if nothing does."""
-    names = sorted(name for name in theirs.keys() | mine.keys() if theirs.get(name) != mine.get(name))
+    names = [name for name in theirs.keys() | mine.keys() if theirs.get(name) != mine.get(name)]
+    names.sort(key=lambda name: (name.count("."), name))  # what users set themselves before what follows from it
     told = [f"{name} {theirs.get(name, 'not set')}, here {mine.get(name, 'not set')}" for name in names[:_MOST_TOLD]]
     more = [f"and {len(names) - _MOST_TOLD} more"] if len(names) > _MOST_TOLD else []
     return "; ".join(told + more)

@@ -94,6 +94,8 @@ def facts_of(config: "VllmConfig", settings: "Settings") -> Facts:
         **_fields("inputs.", model.multimodal_config, _INPUTS),
         **_config_facts("config", model.hf_config),
     }
+    if config.lora_config is not None:
+        facts["lora"] = "on"
     if config.load_config.load_format == "dummy":  # random weights
         facts["load_format"] = f"dummy, seed {model.seed}"
     for name in ("indexer_kv_dtype", "use_non_causal"):
@@ -109,8 +111,8 @@ def _fields(prefix: str, config: Any, ignored: set[str]) -> Facts:
     """The fields of one of vLLM's configurations that may have an effect on KV."""
     if config is None:
         return {}
-    names = [field.name for field in fields(config) if field.name not in ignored]
-    return {prefix + name: _text(getattr(config, name, None)) for name in names}
+    values = {field.name: getattr(config, field.name, None) for field in fields(config) if field.name not in ignored}
+    return {prefix + name: _text(value) for name, value in values.items() if value is not None}
 
 
 def _draft_facts(speculative: "SpeculativeConfig") -> Facts:
@@ -149,8 +151,11 @@ def _leaves(name: str, value: Any) -> Iterator[tuple[str, str]]:
 
 def _text(value: Any) -> str:
     """A value as a text that is equal in all processes."""
+    if isinstance(value, str):
+        return value
     try:
-        return json.dumps(normalize_value(value), sort_keys=True, default=str)
+        normal = normalize_value(value)
+        return normal if isinstance(normal, str) else json.dumps(normal, sort_keys=True, default=str)
     except TypeError:  # a function, or an object without a text of its own: what it is called must do
         named = value if hasattr(value, "__qualname__") else type(value)
         return f"{named.__module__}.{named.__qualname__}"

@@ -119,7 +119,14 @@ MAKERS: dict[str, Make] = {
         layer_types=IN_TURN * 2,
         num_local_experts=4,
         num_experts_per_tok=2,
-        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+        rope_parameters={
+            "rope_type": "yarn",
+            "rope_theta": 10000.0,
+            "factor": 2.0,
+            "original_max_position_embeddings": 2048,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+        },
     ),
     "llama4": _maker(
         "Llama4ForCausalLM",
@@ -181,7 +188,14 @@ MAKERS: dict[str, Make] = {
         shared_expert_intermediate_size=64,
         layer_types=["linear_attention"] * 3 + ["full_attention"],
     ),
-    "lfm2": _maker("Lfm2ForCausalLM", "Lfm2Config", layer_types=["conv", "full_attention"] * 2, conv_L_cache=3),
+    "lfm2": _maker(
+        "Lfm2ForCausalLM",
+        "Lfm2Config",
+        layer_types=["conv", "full_attention"] * 2,
+        conv_L_cache=3,
+        conv_dim=128,
+        block_dim=128,
+    ),
     "mamba2": _maker(
         "Mamba2ForCausalLM",
         "Mamba2Config",

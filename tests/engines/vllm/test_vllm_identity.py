@@ -42,10 +42,10 @@ def usual(model: Path) -> dict[str, str]:
         ({"max_model_len": 512}, "max_model_len 512, here 1024"),
         ({"hf_overrides": {"rope_parameters": {"rope_type": "default", "rope_theta": 777.0}}}, "rope_theta 777.0"),
         ({"hf_overrides": {"attention_bias": True}}, "config.attention_bias true, here false"),
-        ({"dtype": "bfloat16"}, "dtype torch.bfloat16, here torch.float32"),
+        ({"dtype": "float32"}, "dtype torch.float32, here torch.bfloat16"),
         ({"block_size": 64}, "cache.block_size 64, here 32"),
         ({"revision": "0123abc"}, "revision 0123abc"),
-        ({"enable_lora": True, "max_lora_rank": 8}, "lora.max_lora_rank 8, here not set"),
+        ({"enable_lora": True, "max_lora_rank": 8}, "lora on, here not set"),
         ({"prefix_caching_hash_algo": "sha256_cbor"}, "cache.prefix_caching_hash_algo sha256_cbor, here sha256"),
         ({"load_format": "dummy"}, "load_format dummy, seed 0"),
         ({"disable_sliding_window": True}, "disable_sliding_window true, here false"),
@@ -134,4 +134,4 @@ def test_facts_are_kept_and_compared(tmp_path: Path) -> None:
     many = {f"setting{number}": "1" for number in range(9)}
     assert difference(many, {}).endswith("; and 5 more")
     assert unpacked(packed(many)) == many
-    assert [unpacked(text) for text in ("", "?", packed({})[:-3])] == [None] * 3
+    assert [unpacked(text) for text in ("", "?", packed(many)[:-9])] == [None] * 3

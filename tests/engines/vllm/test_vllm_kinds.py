@@ -5,7 +5,7 @@ The table of docs/vllm.md says what this module shows; a test compares.
 """
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -87,16 +87,17 @@ def ask(engine: Engine, prompts: list[list[int]] = SOME) -> dict[str, Any]:
     return found
 
 
-def apart(one: dict[str, Any], two: dict[str, Any]) -> float:
-    """The largest difference of two logprobs of the same prompt, step and token, up to the first token that differs."""
+def apart(one: dict[str, Any], two: dict[str, Any], prompts: Iterable[int] = range(len(SOME))) -> float:
+    """The largest difference of two logprobs of the same prompt, step and token, up to the first token that differs: two
+    tokens may be as probable as each other."""
     worst = 0.0
-    pairs = zip(one["tokens"], two["tokens"], one["logprobs"], two["logprobs"], strict=True)
-    for tokens, others, steps, other_steps in pairs:
-        for number, (step, other) in enumerate(zip(steps, other_steps, strict=True)):
-            shared = step.keys() & other.keys()
-            worst = max([worst, *(abs(step[token] - other[token]) for token in shared)])
-            if tokens[number] != others[number]:
-                return max(worst, 1.0)
+    for number in prompts:
+        of_one, of_two = ((each["tokens"][number], each["logprobs"][number]) for each in (one, two))
+        for token, other, step, other_step in zip(of_one[0], of_two[0], of_one[1], of_two[1], strict=True):
+            differences = [abs(step[each] - other_step[each]) for each in step.keys() & other_step.keys()]
+            worst = max(worst, *differences) if differences else float("inf")
+            if token != other:
+                break
     return worst
 
 
@@ -104,23 +105,25 @@ def apart(one: dict[str, Any], two: dict[str, Any]) -> float:
 def test_a_kind_is_right(model_of: Callable[[str], Path], started: Callable[..., Engine], kind: str) -> None:
     plain = started(model_of(kind))
     engine = started(model_of(kind), connector("kv_both", size="64MiB"))
-    expected = ask(plain)
-    assert apart(ask(engine), expected) < FAR, "cold"
+    expected, own = ask(plain), [ask(plain) for _ in range(2)]
+    steady = [number for number in range(len(SOME)) if all(apart(each, expected, [number]) < FAR for each in own)]
+    assert len(steady) >= len(SOME) - 1, "vLLM differs from itself"
+    assert apart(ask(engine), expected, steady) < FAR, "cold"
     assert engine.ask("forget")
     again = ask(engine)
-    assert apart(again, expected) < FAR
+    assert apart(again, expected, steady) < FAR
     whole = [min(len(prompt) // BLOCK * BLOCK, len(prompt) - 1) for prompt in SOME]
     assert again["cached"] == whole
     assert engine.ask("forget")
     assert engine.ask("alter") > 0
-    assert apart(ask(engine), expected) > 0.5, "what is loaded is not what was stored"
+    assert apart(ask(engine), expected, steady) > 0.5, "what is loaded is not what was stored"
 
 
 @pytest.mark.parametrize("kind", REFUSED)
 def test_a_kind_is_refused(model_of: Callable[[str], Path], started: Callable[..., Engine], kind: str) -> None:
-    dtype = {"dtype": "bfloat16"} if kind == "qwen3next" else {}
+    needs = {"qwen3next": {"dtype": "bfloat16"}, "mla": {"dtype": "bfloat16"}, "whisper": {"max_model_len": 128}}
     with pytest.raises(EngineFailed, match=REFUSED[kind][1]):
-        started(model_of(kind), connector("kv_both"), **dtype).wait()
+        started(model_of(kind), connector("kv_both"), **needs.get(kind, {})).wait()
 
 
 def test_blocks_that_are_lost_behind_a_window(model_of: Callable[[str], Path], started: Callable[..., Engine]) -> None:
