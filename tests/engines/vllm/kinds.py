@@ -78,7 +78,6 @@ def _eagle(folder: Path) -> None:
     weights = {name: tensor for name, tensor in weights.items() if "input_layernorm" not in name}
     weights["fc.weight"] = torch.cat([torch.eye(128), 0.1 * torch.randn(128, 128)], 1).contiguous()
     weights["embed_tokens.weight"] = layer["embed_tokens.weight"].clone()
-    weights["lm_head.weight"] = layer["lm_head.weight"].clone()
     folder.mkdir(parents=True, exist_ok=True)
     save_file(weights, str(folder / "model.safetensors"))
     described = config.to_dict() | {"architectures": ["LlamaForCausalLM"]}
