@@ -12,7 +12,8 @@ pytest.importorskip("vllm", reason="needs vLLM: make test-vllm")
 from nanokv.bench.vllm.process import Engine, connector
 from tests.engines.vllm.conftest import PROMPTS, TOKENS, Start, whole_blocks
 
-FEW = PROMPTS[:8]
+EACH = slice(0, 24, 4)  #: prompts that share no prefix
+FEW = PROMPTS[EACH]
 NOTHING = [0] * len(FEW)
 
 
@@ -42,7 +43,7 @@ def test_it_is_done_also_where_engines_idle_or_are_dead(
     two: Callable[[int], Engine], expected: list[list[int]]
 ) -> None:
     idle, asked = two(0), two(1)
-    right = expected[: len(FEW)]
+    right = expected[EACH]
     assert answer(idle)[0] == right
     assert answer(asked) == (right, whole_blocks(FEW))
     assert idle.ask("alter") + asked.ask("alter") > 0  # as if they were of other weights
@@ -60,7 +61,7 @@ def test_it_is_done_also_where_engines_idle_or_are_dead(
 
 def test_an_engine_that_comes_later_has_it_too(two: Callable[[int], Engine], expected: list[list[int]]) -> None:
     first, second = two(0), two(1)
-    right = expected[: len(FEW)]
+    right = expected[EACH]
     for _ in range(2):
         assert second.ask("reset_connector")
     assert answer(first)[0] == right
@@ -79,4 +80,4 @@ def test_tensor_parallel_workers_and_an_engine_alone(model: Path, start: Start, 
             found = engine.ask("generate", prompts=FEW, tokens=TOKENS)
             assert (found["tokens"], found["cached"]) == (tokens, NOTHING)
             assert answer(engine) == (tokens, whole_blocks(FEW))
-        assert tokens == expected[: len(FEW)]
+        assert tokens == expected[EACH]
