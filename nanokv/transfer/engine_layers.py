@@ -32,8 +32,8 @@ class EngineLayers:
         Raises:
             InvalidArgument: not tensors of `device` that are alike, or no dimension `kv_dim` of K and V.
         """
-        layers, kv_dim = _checked_layers(layers, kv_dim)
-        self.planes = _planes(layers, kv_dim, device)
+        layers, kv_dim = _checked_layers(layers, kv_dim, device)
+        self.planes = _planes(layers, kv_dim)
         self.per_layer = len(self.planes) // len(layers)
         self._all = range(len(layers))
         first = self.planes[0]
@@ -106,26 +106,28 @@ class EngineLayers:
         return chosen
 
 
-def _checked_layers(layers: Sequence[torch.Tensor], kv_dim: int | None) -> tuple[list[torch.Tensor], int | None]:
+def _checked_layers(
+    layers: Sequence[torch.Tensor], kv_dim: int | None, device: torch.device
+) -> tuple[list[torch.Tensor], int | None]:
     layers = listed("layers", layers)
     for layer in layers:
         if not isinstance(layer, torch.Tensor):
             raise InvalidArgument(f"layers must be tensors, not {type(layer).__name__}")
+        if layer.device != device:
+            raise InvalidArgument(f"layers must be on {device}, as the heap is, not on {layer.device}")
     layers = [plain_tensor(layer) for layer in layers]
     if kv_dim is not None and whole_number(kv_dim) not in (0, 1):
         raise InvalidArgument(f"kv_dim must be 0, 1 or None, not {kv_dim!r}")
     return layers, whole_number(kv_dim)
 
 
-def _planes(layers: Sequence[torch.Tensor], kv_dim: int | None, device: torch.device) -> list[torch.Tensor]:
+def _planes(layers: Sequence[torch.Tensor], kv_dim: int | None) -> list[torch.Tensor]:
     planes: list[torch.Tensor] = []
     for layer in layers:
         if kv_dim is not None and (layer.dim() < 2 or layer.shape[kv_dim] != 2):
             raise InvalidArgument(f"dimension {kv_dim} of a layer must be 2, K and V, in {list(layer.shape)}")
         parts = [layer] if kv_dim is None else [layer.select(kv_dim, half) for half in range(2)]
         planes += [part.unsqueeze(-2) if part.dim() == 3 else part for part in parts]  # one head
-    if any(plane.device != device for plane in planes):
-        raise InvalidArgument(f"layers must be on {device}, as the heap is, not on {planes[0].device}")
     try:
         check_alike(planes)
     except ValueError as error:

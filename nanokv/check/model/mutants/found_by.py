@@ -229,4 +229,6 @@ FOUND_BY: dict[str, str] = {
     "pull-moves-duplicates": "pull-same-key/sc: 0.1 5.1 17.1",
     "pull-stays-counted": "pull/sc: plain",
     "pull-unsealed": "pull-many/sc: plain",
+    "gone-is-corrupt": "pin/sc: 7.1 23.1 25.1",
+    "run-believes-an-empty-hand": "run-full/sc: plain",
 }
