@@ -9,6 +9,7 @@ code has a look of its own (`native.tensors.look`), which leaves all that is unu
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -39,15 +40,17 @@ def plain_tensor(tensor: object) -> Tensor:
     kind = type(tensor)
     plain: Tensor = tensor if kind is Tensor or kind is Parameter else _of_subclass(tensor)  # type: ignore[assignment]
     try:
-        shape, storage = plain.shape, plain.untyped_storage()  # nested tensors have no shape, others no storage
-        if 0 in shape:
-            has_memory = not plain.is_meta
+        storage, count = plain.untyped_storage(), plain.numel()  # some have no storage
+        if plain.is_contiguous() or not count:
+            end = plain.storage_offset() + count
         else:
-            last = plain.storage_offset()
-            for items, stride in zip(shape, plain.stride(), strict=True):
-                last += (items - 1) * stride
-            has_memory = storage.data_ptr() != 0 and (last + 1) * plain.itemsize <= storage.nbytes()
-        if has_memory and plain.layout is _STRIDED:
+            steps = zip(plain.shape, plain.stride(), strict=True)
+            end = plain.storage_offset() + 1 + sum((items - 1) * stride for items, stride in steps)
+        if storage.data_ptr():
+            has_memory = end * plain.itemsize <= storage.nbytes() or not count
+        else:
+            has_memory = not count and not plain.is_meta
+        if has_memory and plain.layout is _STRIDED and not plain.is_nested:
             return plain
     except RuntimeError:
         pass
@@ -66,7 +69,7 @@ def _of_subclass(tensor: object) -> Tensor:
     try:
         with torch._C.DisableTorchFunctionSubclass():
             plain = Tensor.as_subclass(tensor, Tensor)  # type: ignore[arg-type]
-        is_alike = _face(tensor) == _face(plain)
+        is_alike = _looks_as_it_is(kind) or _face(tensor) == _face(plain)
     except Exception as error:  # what a class of the caller does may raise anything
         raise InvalidArgument(f"a tensor with data is needed, not {kind.__name__}: {error}") from error
     if not is_alike:
@@ -74,9 +77,20 @@ def _of_subclass(tensor: object) -> Tensor:
     return plain
 
 
+_FACE = ("shape", "dtype", "device", "layout")
+
+
 def _face(tensor: object) -> tuple[object, ...]:
     """What a tensor looks like from outside."""
-    return tuple(getattr(tensor, name) for name in ("shape", "dtype", "device", "layout"))
+    return tuple(getattr(tensor, name) for name in _FACE)
+
+
+@lru_cache(256)
+def _looks_as_it_is(kind: type[Tensor]) -> bool:
+    """Whether a class says nothing of its own about what its tensors look like."""
+    asked = getattr(kind.__torch_function__, "__func__", None)
+    own = asked not in (None, Tensor.__torch_function__.__func__)  # type: ignore[attr-defined]
+    return not own and all(getattr(kind, name) is getattr(Tensor, name) for name in _FACE)
 
 
 def _why_not(tensor: Tensor) -> str:

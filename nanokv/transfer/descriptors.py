@@ -149,8 +149,8 @@ def check_alike_apart(places: Words, nbytes: int) -> None:
 
 def check_rows_apart(rows: torch.Tensor) -> None:
     """`check_apart` of the rows of a tensor."""
-    step, count = rows.stride(0), len(rows)
-    if count > 1 and step * count < rows.numel():
+    count = rows.shape[0]
+    if count > 1 and rows.stride(0) * count < rows.numel():
         raise _shared()
 
 
