@@ -134,6 +134,9 @@ class HostAllocation:
             raise
         return self.finish(key, begun)
 
+    def put_refused(self, key: KeyDigest, src: int, what: What, preferred: int | None) -> int:
+        return self.put(key, src, what, preferred)  # the master makes room by itself
+
     def get(self, key: KeyDigest, dst: int, what: What) -> int:
         found = self.locate(key)
         if found.status != Status.OK:

@@ -14,6 +14,7 @@ from nanokv.allocation.producer import ProducerAllocation
 from nanokv.arguments import integer
 from nanokv.background import Worker
 from nanokv.device.machines.base import Machine
+from nanokv.device.machines.own_memory import plain_tensor
 from nanokv.device.machines.records import NO_TERMS, Terms
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.geometry import nearest_first
@@ -22,7 +23,7 @@ from nanokv.digests import Digests
 from nanokv.errors import CacheClosed, InvalidArgument, NanoKVError, PeerLost
 from nanokv.heap.base import Heap
 from nanokv.transfer.batched import BatchedTransfer, Outcome, Tensors, status_of
-from nanokv.transfer.descriptors import describe, is_plain
+from nanokv.transfer.descriptors import descriptor_of, is_plain
 from nanokv.transfer.single import TRIES, SingleTransfer
 from nanokv.types import KeyDigest
 
@@ -94,10 +95,10 @@ class Replicas:
         """
         if terms is not NO_TERMS:
             return self._put_then_copy(key, tensor, preferred, terms, count)
-        nbytes, descriptor = describe(tensor)
-        source = tensor
-        if not is_plain(tensor) or tensor.device != self._heap.device:
-            source = tensor.detach().to(self._heap.device).resolve_conj().resolve_neg().contiguous()
+        source = plain_tensor(tensor)
+        nbytes, descriptor = descriptor_of(source.dtype, source.shape)
+        if not is_plain(source) or source.device != self._heap.device:
+            source = source.detach().to(self._heap.device).resolve_conj().resolve_neg().contiguous()
         status, made = self.needed().put_copied(key, source.data_ptr(), nbytes, preferred, descriptor, count)
         if status == Status.OK:
             self.made += len(made)

@@ -17,6 +17,7 @@
     launch_ring   drains a ring whose segment lies in a GPU's memory
     free_chains   follows the links of free lists that a host has detached
     batch         a table of requests in device memory, and the one launch that does all of them
+    own_memory    tensors whose memory holds their values, and the refusal of all others
     engine_cache  an engine's paged KV cache, as the kernels see it
     slices        boxes of objects, and where in such a cache they go
     full_blocks   the blocks of that cache which a step fills, and their objects

@@ -14,7 +14,10 @@ import llvmlite.binding as llvm
 EXCEPTIONS = {f"nanokv_{kind.__name__}": kind for kind in (TypeError, ArithmeticError)}
 _METH_FASTCALL = 0x80
 _loading = threading.Lock()
-_alive: list[Any] = []  # code lasts as long as the process: nobody knows who still has one of its functions
+#: code lasts as long as the process: nobody knows who still has one of its functions. The list is never freed: Python
+#: clears a module before it frees functions that others still have, and frees these by way of their definitions
+_alive: list[Any] = []
+ctypes.pythonapi.Py_IncRef(ctypes.py_object(_alive))
 
 
 class ObjectCode(NamedTuple):

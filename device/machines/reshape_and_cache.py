@@ -16,6 +16,7 @@ from nanokv.device.kernels.reshape_and_cache import REGISTERS, reshape_and_cache
 from nanokv.device.machines.engine_cache import ALIGNMENT
 from nanokv.device.machines.full_blocks import FullBlocks
 from nanokv.device.machines.lane import INTERPRETER
+from nanokv.device.machines.own_memory import plain_tensor
 from nanokv.errors import InvalidArgument
 
 #: each `kv_cache_dtype` that quantizes nothing
@@ -167,8 +168,7 @@ def _e4m3_of(device: torch.device) -> torch.dtype:
 def _checked(*tensors: torch.Tensor) -> tuple[int, int]:
     """The heads of a token, and their size. `tensors`: key, value, slot_mapping; others need only be tensors."""
     for each in tensors:
-        if not isinstance(each, torch.Tensor):
-            raise InvalidArgument(f"a torch.Tensor is needed, not {type(each).__name__}")
+        plain_tensor(each)  # a kernel takes its address
     key, value, slot_mapping = tensors[:3]
     for name, given in (("key", key), ("value", value)):
         if given.dim() != 3 or given.shape != key.shape or given.dtype != key.dtype or not _is_dense(given):
@@ -194,8 +194,7 @@ def _is_dense(tokens: torch.Tensor) -> bool:
 def _scale_step(scales: tuple[torch.Tensor, torch.Tensor], heads: int) -> int:
     """The step from the scale of a head to the next one."""
     for scale in scales:
-        if not isinstance(scale, torch.Tensor):
-            raise InvalidArgument(f"a scale must be a torch.Tensor, not {type(scale).__name__}")
+        plain_tensor(scale)
         if scale.dtype != torch.float32 or scale.numel() not in (1, heads) or not scale.is_contiguous():
             raise InvalidArgument(f"scales must be float32, one or {heads}, not {scale.dtype}{list(scale.shape)}")
     if scales[0].numel() != scales[1].numel():

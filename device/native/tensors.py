@@ -15,6 +15,7 @@ from numba.extending import intrinsic
 
 from nanokv.device.memory.triton import load64, word
 from nanokv.device.segment.host_records import (
+    LOWEST,
     NOT_ALIKE,
     T_DATA,
     T_DEVICE,
@@ -48,8 +49,8 @@ def fill(typing: Any, function: Any, tensor: Any, out: Any) -> tuple[Any, Callab
 def look(tensor: tl.int64, record: tl.int64) -> Any:
     """Compare a tensor with what a TENSOR record asks for. Returns the address of its bytes, or NOT_ALIKE.
 
-    NOT_ALIKE: device, dtype or shape are others, it is not contiguous, or torch cannot say. The interpreter's lock is
-    held: no two threads use a record at once.
+    NOT_ALIKE: device, dtype or shape are others, it is not contiguous, torch cannot say, or it may have no memory. The
+    interpreter's lock is held: no two threads use a record at once.
     """
     if fill(load64(record + T_FUNCTION, "relaxed"), tensor, record) != 0:
         return word(NOT_ALIKE)
@@ -72,4 +73,7 @@ def look(tensor: tl.int64, record: tl.int64) -> Any:
         i -= WORD_BYTES
     if not dense and items != 0:
         return word(NOT_ALIKE)
-    return load64(record + T_DATA, "relaxed") + load64(record + T_OFFSET, "relaxed")
+    address = load64(record + T_DATA, "relaxed") + load64(record + T_OFFSET, "relaxed")
+    if address < LOWEST and items != 0:
+        return word(NOT_ALIKE)
+    return address

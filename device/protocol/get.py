@@ -70,10 +70,11 @@ def lookup(world: World, key_hash: tl.int64, key_check: tl.int64) -> Any:
         epoch = epoch_of(state)
         payload = load64(header + H_PAYLOAD, "relaxed")
         nbytes = load64(header + H_BYTES, "relaxed")
-        # a header that is still READY in this epoch but names impossible bytes is corrupt, not in motion
+        # a header that is still READY in this epoch but names impossible bytes is corrupt, else it was in motion
         if not is_extent(world, seg, slot, payload, nbytes):
             status = select(still_ready(header, epoch), word(CORRUPT), word(MISS))
-            add64(seg + COUNT_CORRUPT, 1, "relaxed")
+            if status == CORRUPT:
+                add64(seg + COUNT_CORRUPT, 1, "relaxed")
     return status, owner, slot, epoch, payload, nbytes
 
 

@@ -40,6 +40,7 @@ import triton.language as tl
 
 from nanokv.device.memory.triton import add64, copy_bytes, load64, select, store64, word
 from nanokv.device.protocol.activity import enter, leave
+from nanokv.device.protocol.checksum import has_checksum
 from nanokv.device.protocol.claim import place, roomiest, stop_copy
 from nanokv.device.protocol.directory import (
     candidate_at,
@@ -66,8 +67,6 @@ from nanokv.device.protocol.status import DUPLICATE, FULL, INVALID, NO_ENTRY, NO
 from nanokv.device.protocol.take_or_evict import take_header
 from nanokv.device.segment.layout import (
     ACCESS_TIME,
-    CHECKSUM_MASK,
-    CHECKSUM_SHIFT,
     COUNT_REFUSED,
     ENTRY_REPLICA,
     FLAG_CHECKSUM,
@@ -287,7 +286,7 @@ def end_replica(
         kind, d0, d1, d2, d3, d4, d5, d6 = descriptor(world, segment(world, owner), of_slot)
         describe(world, seg, slot, kind, d0, d1, d2, d3, d4, d5, d6)
         inherit_terms(world.table, owner, of_slot, target, slot)
-        if ((kind >> CHECKSUM_SHIFT) & CHECKSUM_MASK) != 0:
+        if has_checksum(header_at(world, segment(world, owner), of_slot)):  # it may be 0
             flags = header_at(world, seg, slot) + H_FLAGS
             store64(flags, load64(flags, "relaxed") | FLAG_CHECKSUM, "relaxed")
         status = validate(world, owner, of_slot, of_epoch)

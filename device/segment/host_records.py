@@ -85,6 +85,7 @@ TENSOR = Record(
 )
 
 NOT_ALIKE = tl.constexpr(-1)  #: no address of a tensor's bytes
+LOWEST = tl.constexpr(1 << 36)  #: address: below it may be an offset in a storage that has no memory, whose base is 0
 NOT_TAKEN = tl.constexpr(-2)  #: no bytes of an object were copied that count
 UNUSUAL = tl.constexpr(-1)  #: no status: native code leaves a call to Python, and has done nothing
 T_TYPE = TENSOR.at("type")

@@ -1,6 +1,7 @@
 """The simulated machine: device functions under every interleaving, weak memory and kills.
 
 simulation   tasks, scheduling points, and how a device function runs as one
+limits       ends code that makes no access any more
 memory       sequentially consistent, or weak with release/acquire views
 transfers    torn copies between hosts
 world        segments in simulated memory, and the machine that a host has there

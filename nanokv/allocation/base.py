@@ -31,6 +31,10 @@ class Allocation(Protocol):
         """Store the contiguous bytes at the address `src`: begin, copy, seal and finish. Answers as `begin`."""
         ...
 
+    def put_refused(self, key: KeyDigest, src: int, what: What, preferred: int | None) -> int:
+        """`put`, of which a first try in the segment that it chooses was answered FULL: make room, then try again."""
+        ...
+
     def get(self, key: KeyDigest, dst: int, what: What) -> int:
         """Read an object that `Found.suits` to the address `dst`: OK, MISS, NOT_READY, TORN, CORRUPT or SIZE."""
         ...

@@ -58,8 +58,14 @@ class ProducerAllocation:
     def put(self, key: KeyDigest, src: int, what: What, preferred: int | None) -> int:
         owner = self.owner_of(key, preferred) if preferred is None or self.note_owner is not None else preferred
         status = self._put_now(owner, key, src, what)
-        if status != _FULL:
-            return status
+        return status if status != _FULL else self._put_with_room(owner, key, src, what, preferred)
+
+    def put_refused(self, key: KeyDigest, src: int, what: What, preferred: int | None) -> int:
+        return self._put_with_room(self._route(key, preferred), key, src, what, preferred)
+
+    def _put_with_room(self, owner: int, key: KeyDigest, src: int, what: What, preferred: int | None) -> int:
+        """After FULL: put it elsewhere if the owner has gone, else make room and try again."""
+        status = _FULL
         while status == _FULL and (other := self._instead_of(owner, key, preferred)) is not None:
             owner = other
             status = self._put_now(owner, key, src, what)

@@ -12,6 +12,7 @@ import torch
 
 from nanokv.api.objects import MISSING, Objects, check_reinterpret
 from nanokv.arguments import listed, seconds
+from nanokv.device.machines.own_memory import plain_tensor
 from nanokv.device.protocol.status import Status
 from nanokv.digests import Digests
 from nanokv.errors import InvalidArgument, NanoKVError
@@ -48,11 +49,12 @@ class Many(Objects):
         Raises:
             InvalidArgument, PeerLost: as for `put`; or there are not as many keys as tensors.
         """
-        keys, tensors = _listed_keys(keys), _listed_tensors("tensors", tensors)
+        keys, tensors = _listed_keys(keys), listed_tensors("tensors", tensors)
         if len(keys) != len(tensors):
             raise InvalidArgument(f"{len(keys)} keys and {len(tensors)} tensors")
         preferred_segment = self._checked_segment(preferred_segment)
-        deadline = time.monotonic() + seconds("timeout", timeout)
+        timeout = seconds("timeout", timeout)
+        deadline = time.monotonic() + timeout
         digests = self._hasher.each(keys)
         copies = self._replicas.checked(replicas) if replicas is not NO_COPIES else 0
         outcomes: list[Outcome]
@@ -63,7 +65,7 @@ class Many(Objects):
         if not any(outcomes):
             self._traffic.put_all(len(outcomes), _bytes_of(tensors))
             return [None] * len(outcomes)
-        for i in (i for i, outcome in enumerate(outcomes) if outcome in NO_ROOM):
+        for i in [i for i, outcome in enumerate(outcomes) if outcome in NO_ROOM] if timeout > 0 else ():
             again = partial(self._put_once, digests[i], tensors[i], preferred_segment, hold, copies)
             outcomes[i] = until_room(self._heap, deadline - time.monotonic(), again)
         return [
@@ -105,7 +107,7 @@ class Many(Objects):
             found = self._batched.get(digests)
             self._settle(keys, digests, [each if isinstance(each, int) else _OK for each in found], found)
             return [None if isinstance(each, int) else each for each in found]
-        rows = _listed_tensors("dsts", dsts)
+        rows = listed_tensors("dsts", dsts)
         if len(keys) != len(rows):
             raise InvalidArgument(f"{len(keys)} keys and {len(rows)} dsts")
         statuses = self._batched.get_into(digests, rows, reinterpret=reinterpret)
@@ -156,13 +158,14 @@ def _listed_keys(keys: Sequence[Key]) -> Sequence[Key]:
     return keys if type(keys) is Digests else listed("keys", keys)
 
 
-def _listed_tensors(name: str, tensors: Sequence[torch.Tensor] | torch.Tensor) -> Sequence[torch.Tensor] | torch.Tensor:
-    """As they are, if they are one tensor, which stands for its rows."""
+def listed_tensors(name: str, tensors: Sequence[torch.Tensor] | torch.Tensor) -> Sequence[torch.Tensor] | torch.Tensor:
+    """A list of them; or one plain tensor, which stands for its rows."""
     if not isinstance(tensors, torch.Tensor):
         return listed(name, tensors)
-    if not tensors.ndim:
-        raise InvalidArgument(f"{name} must be a sequence of tensors, or a tensor that has rows, not {tensors!r}")
-    return tensors
+    rows = plain_tensor(tensors)
+    if not rows.ndim:
+        raise InvalidArgument(f"{name} must be a sequence of tensors, or a tensor that has rows, not {rows!r}")
+    return rows
 
 
 def _bytes_of(tensors: Sequence[torch.Tensor] | torch.Tensor) -> int:

@@ -11,6 +11,7 @@ import torch
 from nanokv.api.base import CacheBase
 from nanokv.arguments import integer, seconds
 from nanokv.background import Handle
+from nanokv.device.machines.own_memory import plainly
 from nanokv.device.machines.records import NO_TERMS
 from nanokv.device.protocol.status import Status
 from nanokv.errors import InvalidArgument
@@ -24,7 +25,8 @@ from nanokv.types import Key, KeyDigest
 
 MISSING = (Status.MISS, Status.NOT_READY)
 _NO_DEFAULT: Any = object()
-_OK, _TORN = int(Status.OK), int(Status.TORN)  # the enumeration takes 0.1 us each time
+_OK, _TORN, _FULL = int(Status.OK), int(Status.TORN), int(Status.FULL)  # the enumeration takes 0.1 us each time
+_LEFT = (LEFT_TO_CALLER, _FULL)
 _TRY_AGAIN = (LEFT_TO_CALLER, _TORN)
 D = TypeVar("D")
 
@@ -68,14 +70,15 @@ class Objects(CacheBase):
             timeout = seconds("timeout", timeout)
         traffic = self._traffic
         started = traffic.put_starts() if traffic.puts % TIMED == 1 else 0
-        if hold is None and replicas is NO_COPIES and timeout is NO_WAIT:
+        if hold is None and replicas is NO_COPIES and not timeout:
             direct = self._direct
             if direct is None or preferred_segment is None:
                 status = LEFT_TO_CALLER
             else:
                 status = direct.put(key, tensor, preferred_segment)
-            if status == LEFT_TO_CALLER:
-                status = self._single.put(self._hash(key), tensor, preferred_segment)
+            if status and status in _LEFT:
+                refused = status == _FULL
+                status = self._single.put(self._hash(key), tensor, preferred_segment, refused=refused)
             if not status and not started:
                 traffic.puts += 1
                 traffic.bytes_tx += tensor.nbytes
@@ -168,7 +171,8 @@ class Objects(CacheBase):
         if dst is None:
             if nbytes > self._geometry.n_pages * self._geometry.page_bytes:
                 raise InvalidArgument(f"no object has {nbytes} bytes")
-            dst = torch.empty(nbytes, dtype=torch.uint8, device=self.device)
+            with plainly():
+                dst = torch.empty(nbytes, dtype=torch.uint8, device=self.device)
         elif describe(dst)[0] != nbytes:
             raise InvalidArgument(f"dst has {dst.nbytes} bytes, {nbytes} are asked for")
         found = self._single.get_part(digest, offset, dst) or dst
@@ -187,7 +191,9 @@ class Objects(CacheBase):
         """Remove an object.
 
         Raises:
-            KeyNotFound, NotReady, ObjectPinned: nothing was removed.
+            KeyNotFound: there is none.
+            NotReady, ObjectPinned: it is there, being written or held in place by a reader. Of an object with copies
+                some may be gone, where a pin or other calls of its key came while the removal was under way.
             PeerLost: v1's master did not answer; it may have removed the object.
         """
         self._check_open()

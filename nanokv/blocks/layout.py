@@ -17,6 +17,7 @@ from typing import NamedTuple
 import torch
 
 from nanokv.arguments import integer
+from nanokv.device.machines.own_memory import plain_tensor
 from nanokv.errors import InvalidArgument
 
 MEMORY_TYPES = ("DRAM", "VRAM", "FILE", "BLK", "OBJ")  #: as NIXL names them
@@ -103,6 +104,7 @@ class MemoryDescriptor(NamedTuple):
     @staticmethod
     def of(tensor: torch.Tensor) -> "MemoryDescriptor":
         """The memory of a contiguous tensor."""
+        tensor = plain_tensor(tensor)
         if not tensor.is_contiguous():
             raise InvalidArgument("the memory of a layout must be contiguous")
         kind = "DRAM" if tensor.device.type == "cpu" else "VRAM"

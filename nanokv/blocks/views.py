@@ -12,7 +12,9 @@ from typing import Any, overload
 import torch
 
 from nanokv.blocks.layout import Layout, LayoutConfig, MemoryDescriptor
+from nanokv.device.machines.own_memory import plain_tensor
 from nanokv.errors import InvalidArgument
+from nanokv.transfer.descriptors import flat_bytes
 
 
 class Exported(ABC):
@@ -118,7 +120,7 @@ class BlockList(Sequence[Block]):
         ):
             raise InvalidArgument(f"elements of {layout.config.dtype} must lie at multiples of {width} bytes")
         self.layout = layout
-        self._bytes = [each.reshape(-1).view(torch.uint8) for each in tensors]
+        self._bytes = [flat_bytes(plain_tensor(each)) for each in tensors]
 
     @classmethod
     def over(cls, kind: type[Layout], config: LayoutConfig, tensors: Sequence[torch.Tensor]) -> "BlockList":

@@ -13,6 +13,7 @@ from nanokv.cache import NanoKVCache
 from nanokv.cluster.nodes import Node
 from nanokv.cluster.options import ClusterOptions
 from nanokv.cluster.parts import Parts, assemble
+from nanokv.device.machines.own_memory import plain_tensor
 from nanokv.device.machines.records import NO_TERMS, Terms
 from nanokv.errors import CacheClosed, InvalidArgument, NanoKVError, PeerLost
 from nanokv.status_errors import error_for
@@ -76,12 +77,13 @@ class ClusterBase:
         For the cache of an engine. The tensor is kept until this cluster is closed.
 
         Raises:
-            InvalidArgument: it is not contiguous.
+            InvalidArgument: it is not contiguous, or has no memory of its own.
         """
         self._check_open()
-        if not isinstance(tensor, torch.Tensor) or not tensor.is_contiguous():
+        plain = plain_tensor(tensor)
+        if not plain.is_contiguous():
             raise InvalidArgument("register needs a contiguous tensor")
-        self._parts.registered.add(tensor)
+        self._parts.registered.add(plain)
 
     # --- closing ---
     @property

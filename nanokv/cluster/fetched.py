@@ -8,6 +8,7 @@ import numpy.typing as npt
 import torch
 
 from nanokv.cluster.staging import Room
+from nanokv.device.machines.own_memory import plainly
 from nanokv.device.machines.records import Descriptor, Words
 from nanokv.transfer.descriptors import shape_of
 
@@ -43,11 +44,12 @@ class Fetched:
 
     def tensors(self, device: torch.device) -> list[torch.Tensor | None]:
         """Each as a tensor; None: its descriptor contradicts its size. On a host they share the room's memory."""
-        flat = torch.from_numpy(self._bytes).to(device)
-        found: list[torch.Tensor | None] | None = self._rows(flat)
-        if found is None:
-            found = [_tensor_of(*each, flat) for each in zip(self.each(), self._starts.tolist(), strict=True)]
-        return found
+        with plainly():
+            flat = torch.from_numpy(self._bytes).to(device)
+            found: list[torch.Tensor | None] | None = self._rows(flat)
+            if found is None:
+                found = [_tensor_of(*each, flat) for each in zip(self.each(), self._starts.tolist(), strict=True)]
+            return found
 
     def _rows(self, flat: torch.Tensor) -> list[Any] | None:
         """All at once, if they are alike and lie equally far apart, as what was put together does; else None."""

@@ -9,14 +9,15 @@ from typing import Any, overload
 import numpy as np
 import torch
 
+from nanokv.api.many import listed_tensors
 from nanokv.api.objects import check_reinterpret
-from nanokv.arguments import listed, seconds
+from nanokv.arguments import seconds
 from nanokv.cluster.asking import by_place, chosen
 from nanokv.cluster.base import Segment
 from nanokv.cluster.fetched import Fetched
 from nanokv.cluster.lookups import Lookups
 from nanokv.cluster.nodes import Node
-from nanokv.cluster.offering import sizes_of
+from nanokv.cluster.offering import storable
 from nanokv.cluster.statuses import is_one_of
 from nanokv.device.machines.records import What, Words
 from nanokv.device.protocol.status import Status
@@ -25,8 +26,8 @@ from nanokv.errors import InvalidArgument, NanoKVError, PeerLost
 from nanokv.room import NO_ROOM
 from nanokv.terms import Hold
 from nanokv.transfer.batched import Tensors
-from nanokv.transfer.descriptors import RAW
-from nanokv.transfer.host_tensors import all_in_host_memory
+from nanokv.transfer.descriptors import RAW, check_apart, checked_destination
+from nanokv.transfer.host_tensors import alike_destinations
 from nanokv.types import Key
 
 _OK, _MISS, _NOT_READY, _SIZE = (int(Status[name]) for name in ("OK", "MISS", "NOT_READY", "SIZE"))
@@ -53,12 +54,11 @@ class Many(Lookups):
         """
         self._check_open()
         digests = self._digests(keys)
-        if not isinstance(tensors, torch.Tensor):
-            tensors = listed("tensors", tensors)
+        tensors = listed_tensors("tensors", tensors)
         if len(digests) != len(tensors):
             raise InvalidArgument(f"{len(digests)} keys and {len(tensors)} tensors")
-        sizes = sizes_of(tensors)
         deadline = time.monotonic() + seconds("timeout", timeout)
+        tensors, sizes = storable(tensors)
         outcomes: list[NanoKVError | None] = [None] * len(digests)
         rank, targets = self._targets(digests, preferred_segment)
 
@@ -130,9 +130,15 @@ class Many(Lookups):
         digests = self._digests(keys)
         if reinterpret is not False:
             check_reinterpret(reinterpret, dsts)
+        if dsts is not None:
+            dsts = listed_tensors("dsts", dsts)
+            if len(digests) != len(dsts):
+                raise InvalidArgument(f"{len(digests)} keys and {len(dsts)} dsts")
         here = np.array(self._find_here(digests))
         answers: list[Any] = [None] * len(digests)
         mine = np.flatnonzero(here == _OK)
+        if dsts is not None and len(mine) < len(digests):  # else the world looks at them all
+            self._into_rows(dsts, reinterpret)
         if len(mine):
             given = {} if dsts is None else {"dsts": _rows(dsts, mine), "reinterpret": reinterpret}
             for i, answer in zip(mine.tolist(), self.world.get_many(chosen(digests, mine), **given), strict=True):
@@ -191,9 +197,14 @@ class Many(Lookups):
             answers[i] = tensor
 
     def _into_rows(self, dsts: Any, reinterpret: bool) -> tuple[What, Words] | None:
-        """Size, dtype and shape of the destinations, and their addresses; None: they are not alike."""
-        alike = all_in_host_memory(dsts) if self.device.type == "cpu" else None
+        """Size, dtype and shape of the destinations, and their addresses; None: they are not alike.
+
+        Raises:
+            InvalidArgument: one cannot be filled, or two share memory.
+        """
+        alike = alike_destinations(dsts) if self.device.type == "cpu" else None
         if alike is None:
+            check_apart([checked_destination(dst, self.device) for dst in dsts])
             return None
         what, targets = alike
         return (What.of(what.nbytes, RAW) if reinterpret else what), targets

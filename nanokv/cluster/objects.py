@@ -17,13 +17,14 @@ from nanokv.cluster.fetched import Got
 from nanokv.cluster.kinds import Kind
 from nanokv.cluster.messages.asker import Refused, Unanswered
 from nanokv.cluster.nodes import Node
+from nanokv.device.machines.own_memory import plain_tensor, plainly
 from nanokv.device.machines.records import Found, Place, What, Words
 from nanokv.device.protocol.status import Status
 from nanokv.errors import InvalidArgument, PeerLost, WaitTimeout
 from nanokv.replicas import NO_COPIES
 from nanokv.room import NO_ROOM, NO_WAIT
 from nanokv.terms import Hold
-from nanokv.transfer.descriptors import RAW, check_place, described, flat_bytes, shape_of, unsuited
+from nanokv.transfer.descriptors import RAW, checked_destination, flat_bytes, shape_of, unsuited, what_of
 from nanokv.types import Key, KeyDigest
 
 _ABSENT: Any = object()
@@ -35,12 +36,12 @@ D = TypeVar("D")
 
 
 def copy_to(dst: torch.Tensor, got: Got) -> None:
-    """Copy the bytes of an object to a contiguous tensor."""
+    """Copy the bytes of an object to a contiguous, plain tensor."""
     if isinstance(got.data, bytes) and dst.device.type == "cpu":
         ctypes.memmove(dst.data_ptr(), got.data, got.nbytes)
         return
     source = np.frombuffer(got.data, np.uint8).copy() if isinstance(got.data, bytes) else got.data
-    with torch.inference_mode():
+    with torch.inference_mode(), plainly():
         flat_bytes(dst).copy_(torch.from_numpy(source))
 
 
@@ -87,14 +88,15 @@ class Objects(ClusterBase):
             return
         if replicas:
             raise InvalidArgument(f"replicas are for objects that this node gets, not node {node.name}")
-        described(tensor)
+        plain = plain_tensor(tensor)
+        nbytes = what_of(plain.dtype, plain.shape).nbytes
         deadline = time.monotonic() + seconds("timeout", timeout)
-        status = self._put_to(node, rank, digest, tensor, hold)
+        status = self._put_to(node, rank, digest, plain, hold)
         while status in NO_ROOM and time.monotonic() < deadline:
             time.sleep(_ROOM_REST)
-            status = self._put_to(node, rank, digest, tensor, hold)
+            status = self._put_to(node, rank, digest, plain, hold)
         if status and not (exist_ok and status == _DUPLICATE):
-            raise self._error(status, key, node, tensor.nbytes)
+            raise self._error(status, key, node, nbytes)
 
     def _put_to(
         self, node: Node, rank: int | None, digest: KeyDigest, tensor: torch.Tensor, hold: float | Hold | None
@@ -181,13 +183,13 @@ class Objects(ClusterBase):
         """The object that was read, as a tensor of its own memory, or in `dst`."""
         if dst is None:
             return self._new_tensor(got, key)
-        what: What = described(dst)
-        check_place(dst, self.device)
+        plain = checked_destination(dst, self.device)
+        what: What = what_of(plain.dtype, plain.shape)
         found = Found(_OK, Place(0, 0, 0, 0, got.nbytes), got.descriptor)
         if not found.suits(what.nbytes, RAW if reinterpret else what.descriptor):
-            raise unsuited(dst, found)
+            raise unsuited(plain, found)
         if got.nbytes:
-            copy_to(dst, got)
+            copy_to(plain, got)
         return dst
 
     def _new_tensor(self, got: Got, key: Key) -> torch.Tensor:
@@ -196,11 +198,13 @@ class Objects(ClusterBase):
             raise self._error(Status.CORRUPT, key, None)
         dtype, shape = known
         if isinstance(got.data, bytes) or not got.nbytes:
-            made = torch.empty(shape, dtype=dtype, device=self.device)
+            with plainly():
+                made = torch.empty(shape, dtype=dtype, device=self.device)
             if got.nbytes:
-                copy_to(made, got)
+                copy_to(checked_destination(made, self.device), got)
             return made
-        return torch.from_numpy(got.data).view(dtype).view(shape).to(self.device)  # its memory becomes the tensor's
+        with plainly():
+            return torch.from_numpy(got.data).view(dtype).view(shape).to(self.device)  # its memory becomes the tensor's
 
     def exists(self, key: Key) -> bool:
         """True if the object can be read now, from this node or its home.
@@ -264,7 +268,7 @@ class Objects(ClusterBase):
         """Remove an object, from this node and from its home.
 
         Raises:
-            KeyNotFound, NotReady, ObjectPinned: nothing was removed.
+            KeyNotFound, NotReady, ObjectPinned: as `NanoKVCache.remove`.
             PeerLost: a node that may have it cannot be reached; it may have removed the object.
         """
         self._check_open()

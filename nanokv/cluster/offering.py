@@ -10,21 +10,24 @@ import torch
 from nanokv.cluster.links.base import Link
 from nanokv.cluster.pull_message import MOST_BROUGHT, MOST_PULLS, Records
 from nanokv.cluster.staging import Staging
+from nanokv.device.machines.own_memory import plain_tensor
 from nanokv.device.machines.records import Words
-from nanokv.transfer.descriptors import describe, described, flat_bytes, is_plain
+from nanokv.transfer.batched import Tensors
+from nanokv.transfer.descriptors import descriptor_of, flat_bytes, is_plain, what_of
 
 _ALIGN = 64  #: bytes between sources
 
 
-def sizes_of(tensors: Sequence[torch.Tensor] | torch.Tensor) -> Words:
-    """Bytes of each tensor: int64 [n].
+def storable(tensors: Tensors) -> tuple[Tensors, Words]:
+    """The tensors as plain ones, and the bytes of each: int64 [n].
 
     Raises:
         InvalidArgument: one cannot be stored.
     """
     if isinstance(tensors, torch.Tensor):
-        return np.full(len(tensors), described(tensors[0]).nbytes if len(tensors) else 0, np.int64)
-    return np.array([described(tensor).nbytes for tensor in tensors], np.int64)
+        return tensors, np.full(len(tensors), what_of(tensors.dtype, tensors.shape[1:]).nbytes, np.int64)
+    plain = [plain_tensor(tensor) for tensor in tensors]
+    return plain, np.array([what_of(tensor.dtype, tensor.shape).nbytes for tensor in plain], np.int64)
 
 
 class Registered:
@@ -35,7 +38,7 @@ class Registered:
         self._known: dict[int, torch.Tensor] = {}
 
     def add(self, tensor: torch.Tensor) -> None:
-        """Register the memory of a contiguous tensor."""
+        """Register the memory of a contiguous, plain tensor."""
         if tensor.data_ptr() not in self._known:
             self._link.register(tensor.data_ptr(), tensor.nbytes)
             self._known[tensor.data_ptr()] = tensor
@@ -55,35 +58,30 @@ class Offers:
 
     @staticmethod
     def bring(pulls: Records, tensors: Sequence[torch.Tensor]) -> bytes:
-        """The bytes for the question, if they are few; else b"", and the PULLs stay as they were.
-
-        Raises:
-            InvalidArgument: a tensor cannot be stored.
-        """
-        sizes = sizes_of(tensors)
+        """The bytes of plain tensors for the question, if they are few; else b"", and the PULLs stay as they were."""
+        if isinstance(tensors, torch.Tensor):
+            sizes = np.full(len(tensors), tensors.nbytes // max(len(tensors), 1), np.int64)
+        else:
+            sizes = np.array([tensor.nbytes for tensor in tensors], np.int64)
         if len(pulls) > MOST_PULLS or sizes.sum() > MOST_BROUGHT:
             return b""
         pulls["nbytes"], pulls["source"] = sizes, np.cumsum(sizes) - sizes
         if isinstance(tensors, torch.Tensor):
-            pulls["what"] = describe(tensors[0])[1]
+            pulls["what"] = descriptor_of(tensors.dtype, tensors.shape[1:])[1]
             return _bytes_of(tensors)
         for pull, tensor in zip(pulls, tensors, strict=True):
-            pull["what"] = describe(tensor)[1]
+            pull["what"] = descriptor_of(tensor.dtype, tensor.shape)[1]
         return b"".join(map(_bytes_of, tensors))
 
     def offer(self, pulls: Records, tensors: Sequence[torch.Tensor]) -> Any:
-        """Make the bytes readable for other nodes. Returns what keeps them.
-
-        Raises:
-            InvalidArgument: a tensor cannot be stored.
-        """
+        """Make the bytes of plain tensors readable for other nodes. Returns what keeps them."""
         if isinstance(tensors, torch.Tensor) and len(tensors) and is_plain(tensors):
-            nbytes, descriptor = describe(tensors[0])
+            nbytes, descriptor = descriptor_of(tensors.dtype, tensors.shape[1:])
             pulls["nbytes"], pulls["what"] = nbytes, descriptor
             if tensors.device.type == "cpu":
                 return self._offer_rows(pulls, tensors, nbytes)
         for pull, tensor in zip(pulls, tensors, strict=True):
-            pull["nbytes"], pull["what"] = describe(tensor)
+            pull["nbytes"], pull["what"] = descriptor_of(tensor.dtype, tensor.shape)
         return self._offer_each(pulls, tensors)
 
     def _offer_rows(self, pulls: Records, rows: torch.Tensor, nbytes: int) -> Any:

@@ -27,6 +27,7 @@ from nanokv.cluster.reading import Reading
 from nanokv.cluster.relative_terms import relative
 from nanokv.cluster.staging import Staging
 from nanokv.device.fabric.records import LOOK_LINE, PULL
+from nanokv.device.machines.own_memory import plainly
 from nanokv.device.machines.records import Terms, Words
 from nanokv.device.segment.layout import WORD
 from nanokv.errors import PeerLost
@@ -69,20 +70,20 @@ class Putting:
     def put_each(
         self, node: Node, keys: Words, tensors: Sequence[torch.Tensor], rank: int | None, terms: Terms
     ) -> Records:
-        """Put each tensor under its key (int64 [n, 2]): PULLED [n].
+        """Put each tensor, a plain one, under its key (int64 [n, 2]): PULLED [n].
 
         Raises:
             PeerLost: the node did not answer. What was put is not known.
-            InvalidArgument: a tensor cannot be stored.
         """
         pulls = np.zeros(len(keys), PULL.dtype)
         pulls["key_hash"], pulls["key_check"] = keys[:, 0], keys[:, 1]
         pulls["rank"] = -1 if rank is None else rank
         pulls["access"], pulls["group"], pulls["until"] = relative(terms, time.time_ns())
-        brought = self._offers.bring(pulls, tensors)
+        with plainly():
+            brought = self._offers.bring(pulls, tensors)
+            kept = None if brought else self._offers.offer(pulls, tensors)
         if brought:
             return self._bring(node, pulls, brought)
-        kept = self._offers.offer(pulls, tensors)
         parts = (pulls[i : i + MOST_PULLS] for i in range(0, len(pulls), MOST_PULLS))
         return np.concatenate([self._ask(node, part, kept) for part in parts])
 

@@ -12,13 +12,21 @@ import numpy as np
 import torch
 
 from nanokv.allocation.base import Allocation
+from nanokv.device.machines.own_memory import plain_tensor
 from nanokv.device.machines.records import NO_TERMS, Request, Terms, What, Words
 from nanokv.device.protocol.status import Status
 from nanokv.digests import Digests
 from nanokv.errors import NanoKVError
-from nanokv.transfer.descriptors import RAW, check_place, describe, empty_like_described, is_plain
+from nanokv.transfer.descriptors import (
+    RAW,
+    check_apart,
+    checked_destination,
+    descriptor_of,
+    empty_like_described,
+    is_plain,
+)
 from nanokv.transfer.growing_batch import GrowingBatch
-from nanokv.transfer.host_tensors import all_in_host_memory
+from nanokv.transfer.host_tensors import alike_destinations, all_in_host_memory
 from nanokv.transfer.single import SingleTransfer
 from nanokv.types import KeyDigest
 
@@ -27,9 +35,9 @@ if TYPE_CHECKING:
 
 MOST = 4096  #: keys of a launch, or of a call of native code, which no signal interrupts
 FIRST_LOOK = 8  #: keys that are looked up at once for a prefix without a launch: twice as many each time
-_OK, _FULL = int(Status.OK), int(Status.FULL)
+_OK, _FULL, _BUSY = int(Status.OK), int(Status.FULL), int(Status.BUSY)
 _AGAIN = int(Status.TORN)
-_ALONE = (_FULL, int(Status.BUSY))  #: a put that needs a call of its own
+_ALONE = (_FULL, _BUSY)  #: a put that needs a call of its own
 _FINAL = tuple(map(int, (Status.OK, Status.MISS, Status.NOT_READY, Status.CORRUPT)))  #: a get that needs none
 Tensors: TypeAlias = Sequence[torch.Tensor] | torch.Tensor  #: a tensor stands for its rows
 Outcome: TypeAlias = int | NanoKVError  #: a status, or the error that the call for this key raised
@@ -49,7 +57,7 @@ class BatchedTransfer:
         if not self._batch.launches and terms is NO_TERMS:
             outcomes = self._put_alike(keys, tensors, preferred)
         if outcomes is None:
-            outcomes = [_FULL] * len(keys)
+            outcomes = [_BUSY] * len(keys)
             if self._batch.launches:
                 asked = self._put_requests(keys, tensors, preferred, terms)
                 for some in _chunks(list(asked)):
@@ -58,7 +66,8 @@ class BatchedTransfer:
                         outcomes[i] = status
         if any(outcomes):
             for i in (i for i, outcome in enumerate(outcomes) if outcome in _ALONE):
-                outcomes[i] = self._put_one(keys[i], tensors[i], preferred, terms)
+                refused = outcomes[i] == _FULL
+                outcomes[i] = self._put_one(keys[i], tensors[i], preferred, terms, refused=refused)
         return outcomes
 
     def get(self, keys: Digests) -> list[torch.Tensor | int]:
@@ -70,9 +79,11 @@ class BatchedTransfer:
         return [done[i] if i in done else self._single.get(key) for i, key in enumerate(keys)]
 
     def get_into(self, keys: Digests, dsts: Tensors, *, reinterpret: bool = False) -> list[int]:
-        """`SingleTransfer.get_into` for each key."""
+        """`SingleTransfer.get_into` for each key. Raises InvalidArgument, too, for `dsts` that share memory."""
         statuses = None if self._batch.launches else self._get_alike(keys, dsts, reinterpret)
         if statuses is None:
+            dsts = [checked_destination(dst, self._single.device) for dst in dsts]
+            check_apart(dsts)
             statuses = [_AGAIN] * len(keys)
             if self._batch.launches:
                 asked = [self._get_request(*pair, reinterpret) for pair in zip(keys, dsts, strict=True)]
@@ -130,12 +141,12 @@ class BatchedTransfer:
         outcomes: list[Outcome] = []
         for some, places in _parts(keys, sources):
             statuses = self._allocation.put_each(some, places, what, preferred)
-            outcomes += [_FULL] * len(some) if statuses is None else statuses.tolist()
+            outcomes += [_BUSY] * len(some) if statuses is None else statuses.tolist()
         return outcomes
 
     def _get_alike(self, keys: Digests, dsts: Tensors, reinterpret: bool) -> list[int] | None:
         """None: the tensors are not alike, or v1 finds objects."""
-        alike = self._alike(dsts)
+        alike = self._alike(dsts, alike_destinations)
         if alike is None:
             return None
         what, targets = alike
@@ -148,9 +159,11 @@ class BatchedTransfer:
             found += statuses.tolist()
         return found
 
-    def _alike(self, tensors: Tensors) -> tuple[What, Words] | None:
-        """`all_in_host_memory`; None too for tensors that torch copies faster, with more threads."""
-        alike = all_in_host_memory(tensors) if self._single.device.type == "cpu" else None
+    def _alike(
+        self, tensors: Tensors, look: Callable[[Tensors], tuple[What, Words] | None] = all_in_host_memory
+    ) -> tuple[What, Words] | None:
+        """What `look` says; None too for tensors that torch copies faster, with more threads."""
+        alike = look(tensors) if self._single.device.type == "cpu" else None
         return alike if alike is not None and self._single.is_at_once(alike[0].nbytes) else None
 
     # --- one launch ---
@@ -161,15 +174,16 @@ class BatchedTransfer:
         asked = {}
         for i in sorted(firsts.values()):
             with contextlib.suppress(NanoKVError):  # the call for this key alone raises it again
-                nbytes, descriptor = describe(tensors[i])
-                if tensors[i].device == self._single.device and is_plain(tensors[i]):
+                tensor = plain_tensor(tensors[i])
+                nbytes, descriptor = descriptor_of(tensor.dtype, tensor.shape)
+                if tensor.device == self._single.device and is_plain(tensor):
                     owner = self._allocation.owner_of(digests[i], preferred)
-                    asked[i] = Request(digests[i], tensors[i].data_ptr(), nbytes, owner, descriptor, terms=terms)
+                    asked[i] = Request(digests[i], tensor.data_ptr(), nbytes, owner, descriptor, terms=terms)
         return asked
 
     def _get_request(self, key: KeyDigest, dst: torch.Tensor, reinterpret: bool) -> Request:
-        nbytes, descriptor = describe(dst)
-        check_place(dst, self._single.device)
+        """`dst`: a checked one."""
+        nbytes, descriptor = descriptor_of(dst.dtype, dst.shape)
         return Request(key, dst.data_ptr(), nbytes, what=RAW if reinterpret else descriptor)
 
     def _get_new(self, places: Sequence[int], keys: Sequence[KeyDigest]) -> dict[int, torch.Tensor | int]:
@@ -191,8 +205,10 @@ class BatchedTransfer:
                 done[i] = tensor if status == Status.OK else status
         return done
 
-    def _put_one(self, key: KeyDigest, tensor: torch.Tensor, preferred: int | None, terms: Terms) -> Outcome:
-        return status_of(lambda: self._single.put(key, tensor, preferred, terms))
+    def _put_one(
+        self, key: KeyDigest, tensor: torch.Tensor, preferred: int | None, terms: Terms, *, refused: bool
+    ) -> Outcome:
+        return status_of(lambda: self._single.put(key, tensor, preferred, terms, refused=refused))
 
 
 def status_of(put: Callable[[], int]) -> Outcome:

@@ -16,6 +16,7 @@ from nanokv.arguments import integer, listed
 from nanokv.device.kernels.reshape_and_cache import UNFINISHED
 from nanokv.device.machines.full_blocks import FullBlock, FullBlocks
 from nanokv.device.machines.launch import check_kernels_run
+from nanokv.device.machines.own_memory import plain_tensor
 from nanokv.device.machines.reshape_and_cache import (
     UNSCALED,
     Publish,
@@ -194,10 +195,9 @@ class CacheWriter:
 def _checked_layers(layers: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> list[tuple[torch.Tensor, torch.Tensor]]:
     pairs = []
     for pair in listed("layers", layers):
-        is_pair = isinstance(pair, tuple | list) and len(pair) == 2
-        if not is_pair or not all(isinstance(each, torch.Tensor) for each in pair):
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
             raise InvalidArgument(f"a layer must be a pair, key_cache and value_cache, not {type(pair).__name__}")
-        pairs.append((pair[0], pair[1]))
+        pairs.append((plain_tensor(pair[0]), plain_tensor(pair[1])))
     if not pairs:
         raise InvalidArgument("layers must be a key_cache and a value_cache for each layer")
     k, v = pairs[0]

@@ -1,12 +1,15 @@
 """From a tensor to its number of bytes and its descriptor, and back; and the tensors that are refused."""
 
+from collections.abc import Iterable
 from functools import lru_cache
+from itertools import pairwise
 from math import prod
 
+import numpy as np
 import torch
-from torch import Tensor
 
-from nanokv.device.machines.records import Descriptor, Found, What
+from nanokv.device.machines.own_memory import plain_tensor
+from nanokv.device.machines.records import Descriptor, Found, What, Words
 from nanokv.device.segment.layout import DTYPE_MASK, MAX_DIMS, NDIM_MASK, NDIM_SHIFT
 from nanokv.dtypes import DTYPE_NAMES
 from nanokv.errors import InvalidArgument
@@ -18,7 +21,6 @@ _MOST_ELEMENTS = 2**48  #: of a stored shape, zeros counted as ones: torch compu
 _DTYPE_MASK, _NDIM_SHIFT, _NDIM_MASK = DTYPE_MASK.value, NDIM_SHIFT.value, NDIM_MASK.value
 
 RAW: Descriptor = (0, 0, 0, 0, 0, 0, 0, 0)
-_STRIDED = torch.strided
 _described: dict[tuple[torch.dtype, torch.Size], What] = {}
 MAY_BE_LAZY = frozenset(
     getattr(torch, name) for name in ("float16", "float32", "float64", "complex32", "complex64", "complex128")
@@ -29,14 +31,11 @@ def described(tensor: torch.Tensor) -> What:
     """The number of bytes of a tensor's values, its dtype and its shape.
 
     Raises:
-        InvalidArgument: it is not a dense tensor of a known dtype with at most seven dimensions.
+        InvalidArgument: it is not a dense tensor of a known dtype with at most seven dimensions, or it has no memory of
+            its own (`plain_tensor`).
     """
-    if not isinstance(tensor, Tensor):
-        raise InvalidArgument(f"a torch.Tensor is needed, not {type(tensor).__name__}")
-    known = what_of(tensor.dtype, tensor.shape)
-    if tensor.layout is not _STRIDED or tensor.is_meta:
-        raise InvalidArgument(f"a dense tensor with data is needed, not layout {tensor.layout} on {tensor.device}")
-    return known
+    plain = plain_tensor(tensor)
+    return what_of(plain.dtype, plain.shape)
 
 
 def describe(tensor: torch.Tensor) -> tuple[int, Descriptor]:
@@ -95,7 +94,8 @@ def empty_like_described(descriptor: Descriptor, nbytes: int, device: torch.devi
 
 def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """The bytes of a contiguous tensor, uint8, one dimension, shared."""
-    return tensor.reshape(-1).view(torch.uint8)
+    # not `view(-1)`: a dimension of one item may have any stride, and keeps it
+    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
@@ -118,9 +118,41 @@ def _shown(descriptor: Descriptor) -> str:
     return f"{_DTYPES[code]} {list(descriptor[1 : 1 + ndim])}" if code else "raw bytes"
 
 
-def check_place(dst: torch.Tensor, device: torch.device) -> None:
-    """Refuse a destination that is not contiguous memory on the heap's device: InvalidArgument."""
-    if dst.device != device:
-        raise InvalidArgument(f"dst is on {dst.device}, the heap on {device}")
-    if not is_plain(dst):
-        raise InvalidArgument(f"dst must be contiguous, not of strides {dst.stride()} for shape {tuple(dst.shape)}")
+def checked_destination(dst: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A destination as a plain tensor of the same memory.
+
+    Raises:
+        InvalidArgument: it cannot be described, or is not contiguous memory on the heap's device.
+    """
+    plain = plain_tensor(dst)
+    if plain.device != device:
+        raise InvalidArgument(f"dst is on {plain.device}, the heap on {device}")
+    if not is_plain(plain):
+        raise InvalidArgument(f"dst must be contiguous, not of strides {plain.stride()} for shape {tuple(plain.shape)}")
+    return plain
+
+
+def check_apart(dsts: Iterable[torch.Tensor]) -> None:
+    """Refuse destinations, each contiguous, of which two share memory: InvalidArgument."""
+    spans = sorted((dst.data_ptr(), dst.data_ptr() + dst.nbytes) for dst in dsts if dst.nbytes)
+    if any(start < end for (_, end), (start, _) in pairwise(spans)):
+        raise _shared()
+
+
+def check_alike_apart(places: Words, nbytes: int) -> None:
+    """`check_apart` of destinations of `nbytes` each, at these addresses."""
+    if len(places) > 1 and nbytes:
+        ordered = np.sort(places)
+        if (ordered[1:] - ordered[:-1] < nbytes).any():
+            raise _shared()
+
+
+def check_rows_apart(rows: torch.Tensor) -> None:
+    """`check_apart` of the rows of a tensor."""
+    count = rows.shape[0]
+    if count > 1 and rows.stride(0) * count < rows.numel():
+        raise _shared()
+
+
+def _shared() -> InvalidArgument:
+    return InvalidArgument("dsts share memory: each needs bytes of its own, or it ends with those of another object")

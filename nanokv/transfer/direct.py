@@ -23,7 +23,7 @@ from nanokv.transfer.host_tensors import last_kind
 from nanokv.types import Key, KeyDigest
 
 LEFT_TO_CALLER: int = UNUSUAL.value
-_FULL, _SIZE = int(Status.FULL), int(Status.SIZE)
+_SIZE = int(Status.SIZE)
 
 
 def direct_of(machine: Machine, allocation: Allocation, hasher: Hasher) -> "Direct | None":
@@ -52,14 +52,13 @@ class Direct:
         self._hashing = int(self._record.ctypes.data)
 
     def put(self, key: Key, tensor: torch.Tensor, owner: int) -> int:
-        """Store a tensor in the segment of `owner`. Raises what `note_owner` raises."""
+        """Store a tensor in the segment of `owner`. FULL: the caller makes room. Raises what `note_owner` raises."""
         what, lazy, is_complex, _, record, _ = last_kind[0]
         if what[0] > self._most or (lazy and _may_be_lazy(tensor, is_complex)):
             return LEFT_TO_CALLER
         if self._note_owner is not None:
             self._note_owner(owner)
-        status = self._put(key, tensor, owner, self._hashing, record)
-        return status if status != _FULL else LEFT_TO_CALLER  # who makes room
+        return self._put(key, tensor, owner, self._hashing, record)
 
     def get(self, key: Key, dst: torch.Tensor) -> int:
         """Fill `dst`. TORN: the caller tries again."""

@@ -10,6 +10,7 @@ import torch
 
 from nanokv.arguments import integer, listed, whole_number
 from nanokv.device.machines.engine_cache import Pages, check_alike
+from nanokv.device.machines.own_memory import plain_tensor
 from nanokv.device.machines.records import Descriptor
 from nanokv.errors import InvalidArgument
 from nanokv.kv_layout import KVLayout
@@ -31,14 +32,15 @@ class EngineLayers:
         Raises:
             InvalidArgument: not tensors of `device` that are alike, or no dimension `kv_dim` of K and V.
         """
-        layers, kv_dim = _checked_layers(layers, kv_dim)
-        self.planes = _planes(layers, kv_dim, device)
+        layers, kv_dim = _checked_layers(layers, kv_dim, device)
+        self.planes = _planes(layers, kv_dim)
         self.per_layer = len(self.planes) // len(layers)
         self._all = range(len(layers))
         first = self.planes[0]
         self._blocks, self._plane_bytes = len(first), first[0].numel() * first.element_size()
         shape = list(layers[0].shape[1:]) if kv_dim is None else [2, *first.shape[1:]]
         self._layer_shape = tuple(shape)
+        self._shared = _share_memory(self.planes)
 
     def pages(self) -> Pages | None:
         """The planes for kernels; None if they are not made of multiples of 16 bytes."""
@@ -81,10 +83,15 @@ class EngineLayers:
         return payload.view(first.dtype).view(-1, *first.shape[1:])
 
     # --- checks ---
-    def checked_blocks(self, blocks: Sequence[int], *, different: bool) -> list[int]:
+    def checked_blocks(self, blocks: Sequence[int], *, filled: bool) -> list[int]:
+        """The numbers of blocks; `filled`: each gets an object, so that no two may be one."""
         numbers = [integer("block", block, 0, self._blocks - 1) for block in listed("blocks", blocks)]
-        if different and len(set(numbers)) < len(numbers):
+        if filled and len(set(numbers)) < len(numbers):
             raise InvalidArgument(f"a block is named twice: {numbers}")
+        if filled and self._shared:
+            raise InvalidArgument(
+                "blocks or layers of these tensors share memory, as of an expanded one: none can be got"
+            )
         return numbers
 
     def checked_range(self, name: str, layers: range | None) -> range:
@@ -99,27 +106,40 @@ class EngineLayers:
         return chosen
 
 
-def _checked_layers(layers: Sequence[torch.Tensor], kv_dim: int | None) -> tuple[list[torch.Tensor], int | None]:
+def _checked_layers(
+    layers: Sequence[torch.Tensor], kv_dim: int | None, device: torch.device
+) -> tuple[list[torch.Tensor], int | None]:
     layers = listed("layers", layers)
     for layer in layers:
         if not isinstance(layer, torch.Tensor):
             raise InvalidArgument(f"layers must be tensors, not {type(layer).__name__}")
+        if layer.device != device:
+            raise InvalidArgument(f"layers must be on {device}, as the heap is, not on {layer.device}")
+    layers = [plain_tensor(layer) for layer in layers]
     if kv_dim is not None and whole_number(kv_dim) not in (0, 1):
         raise InvalidArgument(f"kv_dim must be 0, 1 or None, not {kv_dim!r}")
     return layers, whole_number(kv_dim)
 
 
-def _planes(layers: Sequence[torch.Tensor], kv_dim: int | None, device: torch.device) -> list[torch.Tensor]:
+def _planes(layers: Sequence[torch.Tensor], kv_dim: int | None) -> list[torch.Tensor]:
     planes: list[torch.Tensor] = []
     for layer in layers:
         if kv_dim is not None and (layer.dim() < 2 or layer.shape[kv_dim] != 2):
             raise InvalidArgument(f"dimension {kv_dim} of a layer must be 2, K and V, in {list(layer.shape)}")
         parts = [layer] if kv_dim is None else [layer.select(kv_dim, half) for half in range(2)]
         planes += [part.unsqueeze(-2) if part.dim() == 3 else part for part in parts]  # one head
-    if any(plane.device != device for plane in planes):
-        raise InvalidArgument(f"layers must be on {device}, as the heap is, not on {planes[0].device}")
     try:
         check_alike(planes)
     except ValueError as error:
         raise InvalidArgument(str(error)) from None
     return planes
+
+
+def _share_memory(planes: Sequence[torch.Tensor]) -> bool:
+    """Whether two elements of planes that are alike share memory: within a plane, or because two lie at one address."""
+    span = 1
+    for items, stride in sorted(zip(planes[0].shape, planes[0].stride(), strict=True), key=lambda each: each[1]):
+        if items > 1 and stride < span:
+            return True
+        span += (items - 1) * stride
+    return len({plane.data_ptr() for plane in planes}) < len(planes)

@@ -13,14 +13,24 @@ import torch
 from torch import Tensor
 
 from nanokv.device.machines.native_code import code
+from nanokv.device.machines.own_memory import plain_tensor
 from nanokv.device.machines.records import What, Words
-from nanokv.device.segment.host_records import NOT_ALIKE, TENSOR
+from nanokv.device.segment.host_records import LOWEST, NOT_ALIKE, TENSOR
 from nanokv.device.segment.layout import WORD
-from nanokv.transfer.descriptors import MAY_BE_LAZY, REMEMBERED, is_plain, what_of
+from nanokv.errors import InvalidArgument
+from nanokv.transfer.descriptors import (
+    MAY_BE_LAZY,
+    REMEMBERED,
+    check_alike_apart,
+    check_rows_apart,
+    is_plain,
+    what_of,
+)
 from nanokv.transfer.dlpack import describing_function
 
 _STRIDED = torch.strided
 _NOT_ALIKE: int = NOT_ALIKE.value
+_LOWEST: int = LOWEST.value
 _WORDS = {name: at // WORD for name, at in TENSOR.offsets.items()}
 
 
@@ -55,13 +65,21 @@ def in_host_memory(tensor: Tensor) -> tuple[What, int] | None:
 
 
 def _of_another_kind(tensor: Tensor) -> tuple[What, int] | None:
-    if type(tensor) is not Tensor or not tensor.is_cpu or tensor.layout is not _STRIDED or not is_plain(tensor):
+    if type(tensor) is not Tensor:
         return None
-    kind = _kinds.get((tensor.dtype, tensor.shape)) or _learned(tensor)
-    if kind is None:
-        return what_of(tensor.dtype, tensor.shape), tensor.data_ptr()
+    try:
+        if not tensor.is_cpu or tensor.layout is not _STRIDED or not is_plain(tensor):
+            return None
+        address = tensor.data_ptr()
+        if address < _LOWEST:
+            plain_tensor(tensor)
+        kind = _kinds.get((tensor.dtype, tensor.shape)) or _learned(tensor)
+        if kind is None:
+            return what_of(tensor.dtype, tensor.shape), address
+    except (RuntimeError, InvalidArgument):  # it has no shape or no memory, or cannot be stored: others say why
+        return None
     last_kind[0] = kind
-    return kind.what, tensor.data_ptr()
+    return kind.what, address
 
 
 def _learned(tensor: Tensor) -> _Kind | None:
@@ -85,8 +103,8 @@ def _learned(tensor: Tensor) -> _Kind | None:
 def all_in_host_memory(tensors: Sequence[Tensor] | Tensor) -> tuple[What, npt.NDArray[np.int64]] | None:
     """What tensors in host memory have in common, and the address of each: int64 [n]. None if they have not.
 
-    They are all of one dtype and shape, their values are their bytes in order, and there is one at least. A tensor
-    stands for its rows.
+    They are all of one dtype and shape, their values are their bytes in order, and there is one at least. A tensor,
+    which is a plain one, stands for its rows.
     """
     if not len(tensors):
         return None
@@ -103,10 +121,21 @@ def all_in_host_memory(tensors: Sequence[Tensor] | Tensor) -> tuple[What, npt.ND
     return first, np.array(addresses, np.int64)
 
 
+def alike_destinations(dsts: Sequence[Tensor] | Tensor) -> tuple[What, npt.NDArray[np.int64]] | None:
+    """`all_in_host_memory` of destinations. Raises InvalidArgument if two share memory."""
+    alike = all_in_host_memory(dsts)
+    if alike is not None:
+        if isinstance(dsts, Tensor):
+            check_rows_apart(dsts)
+        else:
+            check_alike_apart(alike[1], alike[0].nbytes)
+    return alike
+
+
 def _rows(tensor: Tensor) -> tuple[What, npt.NDArray[np.int64]] | None:
-    """`all_in_host_memory` of a tensor's rows, without making a tensor of the first one, which takes longest."""
+    """`all_in_host_memory` of the rows of a plain tensor, without making one of the first row, which takes longest."""
     dtype, shape, strides = tensor.dtype, tensor.shape, tensor.stride()
-    if not tensor.is_cpu or tensor.layout is not _STRIDED or not _is_contiguous(shape[1:], strides[1:]):
+    if not tensor.is_cpu or not _is_contiguous(shape[1:], strides[1:]):
         return None
     if dtype in MAY_BE_LAZY and (tensor.is_conj() or tensor.is_neg()):
         return None

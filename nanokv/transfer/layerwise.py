@@ -12,6 +12,7 @@ import torch
 
 from nanokv.allocation.base import Allocation
 from nanokv.device.machines.base import Machine
+from nanokv.device.machines.own_memory import plainly
 from nanokv.device.machines.records import Begun, Descriptor, Terms
 from nanokv.device.protocol.status import Status
 from nanokv.errors import InvalidArgument, NanoKVError
@@ -100,7 +101,10 @@ class LayerwisePut:
             raise InvalidArgument("these blocks were committed or aborted already")
         if not set(layers) <= set(range(len(self._planes))):
             raise InvalidArgument(f"layers must be a part of range({len(self._planes)}), not {layers!r}")
-        with torch.inference_mode():  # the engine's tensors may be inference tensors, and this another thread
+        with (
+            torch.inference_mode(),
+            plainly(),
+        ):  # the engine's tensors may be inference tensors, and this another thread
             for i, parts in zip(self._open, self._parts, strict=True):
                 for layer in layers:
                     for part, plane in zip(parts[layer], self._planes[layer], strict=True):

@@ -145,7 +145,7 @@ class PagedKV:
         if held is not None or source is not None:
             return self._get_slices(keys, blocks, layers, held, source)
         self._layouts.check()
-        keys, blocks, chosen = self._checked(keys, blocks, layers, different=True)
+        keys, blocks, chosen = self._checked(keys, blocks, layers, filled=True)
         descriptor, nbytes = self._engine.descriptor(chosen), self._engine.nbytes(chosen)
         digests = [self._hooks.digest(key) for key in keys]
         statuses: list[int] = [Status.BUSY] * len(keys)
@@ -246,7 +246,7 @@ class PagedKV:
         held: range | None,
         source: KVLayout | None,
     ) -> list[NanoKVError | None]:
-        keys, blocks = listed("keys", keys), self._engine.checked_blocks(blocks, different=True)
+        keys, blocks = listed("keys", keys), self._engine.checked_blocks(blocks, filled=True)
         whole = self._engine.checked_range("held", held)
         chosen = whole if layers is None else self._engine.checked_range("layers", layers)
         if source is None:
@@ -271,10 +271,10 @@ class PagedKV:
         return self._single.get_taken(key, self._engine.nbytes(layers), self._engine.descriptor(layers), take)
 
     def _checked(
-        self, keys: Sequence[Key], blocks: Sequence[int], layers: range | None, *, different: bool = False
+        self, keys: Sequence[Key], blocks: Sequence[int], layers: range | None, *, filled: bool = False
     ) -> tuple[list[Key], list[int], range]:
         chosen = self._engine.checked_range("layers", layers)
-        keys, blocks = listed("keys", keys), self._engine.checked_blocks(blocks, different=different)
+        keys, blocks = listed("keys", keys), self._engine.checked_blocks(blocks, filled=filled)
         if len(keys) != len(blocks):
             raise InvalidArgument(f"{len(keys)} keys and {len(blocks)} blocks")
         return keys, blocks, chosen

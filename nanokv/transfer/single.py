@@ -12,6 +12,7 @@ import torch
 
 from nanokv.allocation.base import Allocation
 from nanokv.device.machines.base import Machine
+from nanokv.device.machines.own_memory import plain_tensor, plainly
 from nanokv.device.machines.records import NO_TERMS, Descriptor, Found, Place, Terms, What
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.layout import CHECKSUM_SHIFT
@@ -19,12 +20,12 @@ from nanokv.errors import InvalidArgument
 from nanokv.heap.base import Heap
 from nanokv.transfer.descriptors import (
     RAW,
-    check_place,
-    described,
+    checked_destination,
     empty_like_described,
     flat_bytes,
     is_plain,
     unsuited,
+    what_of,
 )
 from nanokv.transfer.host_tensors import in_host_memory
 from nanokv.types import KeyDigest
@@ -47,24 +48,37 @@ class SingleTransfer:
         self._at_once = machine.at_once
         self._segments = [heap.segment(rank) for rank in range(heap.world_size)]
 
-    def put(self, key: KeyDigest, tensor: torch.Tensor, preferred: int | None, terms: Terms = NO_TERMS) -> int:
+    def put(
+        self,
+        key: KeyDigest,
+        tensor: torch.Tensor,
+        preferred: int | None,
+        terms: Terms = NO_TERMS,
+        *,
+        refused: bool = False,
+    ) -> int:
         """Store a tensor: OK, DUPLICATE, FULL, NO_HEADER, NO_ENTRY, TOO_LARGE or LOST.
 
-        `terms`: who may evict it, and when it goes by itself.
+        `terms`: who may evict it, and when it goes by itself. `refused`: a first try was answered FULL, and counted.
         """
         found = in_host_memory(tensor) if self._on_cpu else None
         if found is not None and terms is NO_TERMS:
             what, address = found
             if what[0] <= self._at_once or self.is_at_once(what[0]):
-                return self._put_bytes(key, address, what, preferred)
-        return self._put_in_steps(key, tensor, preferred, terms)
+                put = self._allocation.put_refused if refused else self._put_bytes
+                return put(key, address, what, preferred)
+        return self._put_in_steps(key, tensor, preferred, terms, refused)
 
-    def _put_in_steps(self, key: KeyDigest, tensor: torch.Tensor, preferred: int | None, terms: Terms) -> int:
-        what = described(tensor)
+    def _put_in_steps(
+        self, key: KeyDigest, tensor: torch.Tensor, preferred: int | None, terms: Terms, refused: bool
+    ) -> int:
+        tensor = plain_tensor(tensor)
+        what = what_of(tensor.dtype, tensor.shape)
         nbytes, descriptor = what.nbytes, what.descriptor
         plain = is_plain(tensor) and tensor.device == self.device
         if plain and terms is NO_TERMS and self.is_at_once(nbytes):
-            return self._put_bytes(key, tensor.data_ptr(), what, preferred)
+            put = self._allocation.put_refused if refused else self._put_bytes
+            return put(key, tensor.data_ptr(), what, preferred)
         return self.put_filled(key, nbytes, preferred, descriptor, lambda payload: _fill(payload, tensor, plain), terms)
 
     def put_filled(
@@ -82,7 +96,7 @@ class SingleTransfer:
             return begun.status
         try:
             self._machine.set_terms(begun.place, terms)
-            with torch.no_grad():
+            with torch.no_grad(), plainly():
                 fill(self.payload(begun.place))
         except BaseException:
             self._allocation.abort(key, begun)
@@ -101,7 +115,8 @@ class SingleTransfer:
 
     def payload(self, place: Place) -> torch.Tensor:
         """The bytes of an object as a tensor that shares them."""
-        return self._segments[place.owner][place.payload : place.payload + place.nbytes]
+        with plainly():
+            return self._segments[place.owner][place.payload : place.payload + place.nbytes]
 
     def get(self, key: KeyDigest) -> torch.Tensor | int:
         """A new tensor of the dtype and shape that were put; or MISS, NOT_READY or CORRUPT."""
@@ -114,7 +129,15 @@ class SingleTransfer:
                 if self._machine.validate(place) == Status.OK:
                     return Status.CORRUPT
                 continue
-            status = self._read(key, place, tensor)
+            try:
+                address = tensor.data_ptr()
+            except RuntimeError:
+                address = 0
+            if not address and place.nbytes:  # in a mode or a transform of torch
+                with plainly():
+                    tensor = torch.empty(tensor.shape, dtype=tensor.dtype, device=self.device)
+                address = tensor.data_ptr()
+            status = self._read(key, place, tensor, address)
             if status != Status.TORN:
                 return tensor if status == Status.OK else status
         return Status.MISS
@@ -126,9 +149,8 @@ class SingleTransfer:
         """
         found = in_host_memory(dst) if self._on_cpu else None
         if found is None:
-            known = described(dst)
-            check_place(dst, self.device)
-            address = dst.data_ptr()
+            dst = checked_destination(dst, self.device)
+            known, address = what_of(dst.dtype, dst.shape), dst.data_ptr()
         else:
             known, address = found
         if reinterpret:
@@ -157,7 +179,7 @@ class SingleTransfer:
                     if empty_like_described(found.descriptor, found.place.nbytes, torch.device("meta")) is None:
                         return Status.CORRUPT
                     raise unsuited(dst, found)
-                status = self._read(key, found.place, dst)
+                status = self._read(key, found.place, dst, dst.data_ptr())
             if status != _TORN:
                 return status
             torn = True
@@ -171,7 +193,7 @@ class SingleTransfer:
         Raises:
             InvalidArgument: `dst` cannot be filled, or the object ends before.
         """
-        check_place(dst, self.device)
+        dst = checked_destination(dst, self.device)
         end = offset + dst.nbytes
         for _ in range(TRIES):
             found = self._allocation.locate(key)
@@ -179,7 +201,7 @@ class SingleTransfer:
                 return found.status
             payload = self.payload(found.place)
             if end <= len(payload):
-                with torch.inference_mode():  # as in `_read`
+                with torch.inference_mode(), plainly():  # as in `_read`
                     flat_bytes(dst).copy_(payload[offset:end])
                 status = self._verify(key, found.place, payload)
             else:
@@ -203,7 +225,7 @@ class SingleTransfer:
                 return found.status
             payload = self.payload(found.place)
             if found.suits(nbytes, descriptor):
-                with torch.inference_mode():  # the caller's tensors may be inference tensors
+                with torch.inference_mode(), plainly():  # the caller's tensors may be inference tensors
                     take(payload)
                 status = self._verify(key, found.place, payload)
             else:
@@ -212,10 +234,10 @@ class SingleTransfer:
                 return status
         return Status.MISS
 
-    def _read(self, key: KeyDigest, place: Place, dst: torch.Tensor) -> int:
+    def _read(self, key: KeyDigest, place: Place, dst: torch.Tensor, address: int) -> int:
         if self.is_at_once(place.nbytes):
-            return self._machine.read(key, place, dst.data_ptr(), time.time_ns())
-        with torch.inference_mode():  # `dst` may be an inference tensor, and this a thread of the cache
+            return self._machine.read(key, place, address, time.time_ns())
+        with torch.inference_mode(), plainly():  # `dst` may be an inference tensor, and this a thread of the cache
             flat_bytes(dst).copy_(self.payload(place))
         return self._verify(key, place, dst)
 

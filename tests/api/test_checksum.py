@@ -26,6 +26,7 @@ from nanokv.device.segment.geometry import Geometry
 from nanokv.device.segment.layout import FLAG_CHECKSUM, OBJ_DESC, unpack
 from nanokv.device.segment.views import SegmentView
 from nanokv.errors import DuplicateKey, InvalidArgument, SegmentCorrupt
+from nanokv.transfer.descriptors import describe
 from tests.support.plain_world import native
 
 WHOLE = (1 << 64) - 1
@@ -43,6 +44,17 @@ def mixed_reference(word: int, place: int) -> int:
     x = ((x ^ (x >> 30)) * MIX_ONE.value) & WHOLE
     x = ((x ^ (x >> 27)) * MIX_TWO.value) & WHOLE
     return x ^ (x >> 31)
+
+
+def unmixed(mixed_word: int, place: int) -> int:
+    """The word of which `mixed_reference` makes another one."""
+    x = mixed_word
+    for shift, factor in ((31, MIX_TWO), (27, MIX_ONE), (30, None)):
+        y = x
+        for _ in range(64 // shift + 1):
+            y = x ^ (y >> shift)
+        x = y if factor is None else y * pow(factor.value, -1, 1 << 64) & WHOLE
+    return (x - (place + 1) * GOLDEN.value) & WHOLE
 
 
 def sum_reference(data: bytes, first: int = 0) -> int:
@@ -294,6 +306,41 @@ def test_any_reader_verifies_and_only_ranks_with_the_option_refuse_objects_witho
         with pytest.raises(SegmentCorrupt, match="plain"):
             read("plain")
     for cache in (with_sums, without):
+        cache.close()
+
+
+def with_checksum_0(cache: nanokv.NanoKVCache, key: str) -> torch.Tensor:
+    """A tensor whose checksum under a key is 0."""
+    like = torch.zeros(1, dtype=torch.int64)
+    nbytes, (kind, *dims) = describe(like)
+    whole = unmixed(0xABCDEF01 << 32, 0)
+    for at, word in enumerate((*cache.digest(key), nbytes, kind, *dims), 1):
+        whole ^= mixed_reference(word & WHOLE, -at)
+    like[0] = signed(unmixed(whole, 0))
+    return like
+
+
+def test_a_copy_of_an_object_whose_checksum_is_0_has_it_too() -> None:
+    assert all(
+        unmixed(mixed_reference(word, place), place) == word for word in (0, 1, WHOLE, 77) for place in (-3, 0, 5)
+    )
+    caches = nanokv.local_world(3, 1 << 20, page_bytes=4096, checksum=True)
+    for key, copy in (
+        ("replicated", lambda: caches[0].replicate("replicated", 1)),
+        ("put with copies", lambda: None),
+    ):
+        value = with_checksum_0(caches[0], key)
+        caches[0].put(key, value, preferred_segment=0, replicas=1 if key == "put with copies" else 0)
+        copy()
+        assert caches[0].copies(key) == [0, 1]
+        for cache in caches:
+            found = cache._machine.lookup(cache.digest(key))
+            assert cache.rank in (found.place.owner, 2)
+            assert unpack("FORMAT", "checksum", found.descriptor[0]) == 0
+            header = cache._machine.headers(found.place.owner, found.place.slot, 1)[0]
+            assert header["flags"] & FLAG_CHECKSUM.value
+            assert torch.equal(cache.get(key), value)
+    for cache in caches:
         cache.close()
 
 

@@ -17,6 +17,7 @@ from nanokv.check.hammer import hammer
 from nanokv.check.payloads import check_payload, name, payload
 from nanokv.check.random_calls import RandomCalls
 from nanokv.device.segment.geometry import Geometry
+from nanokv.device.segment.views import SegmentView
 from nanokv.errors import KeyNotFound
 from nanokv.fsck import check_cache, check_segments
 from tests.support.plain_world import (
@@ -65,9 +66,22 @@ def test_compiled_threads_without_pause(machine: Any, rounds: int, evict: bool, 
     assert report.clean, str(report)
     stored = sum(done[0] for done in results) - sum(done[2] for done in results)
     evicted = sum(int(view.ctl["evicted"][0]) for view in plain.views)
-    assert stored - evicted == report.objects
+    assert stored - evicted == report.objects, f"{results}\n{report}\n{told(plain.views)}"
     assert evict or not evicted
     assert evicted or not evict or keys == 3  # three objects leave free neighbours, which a host would join
+
+
+def told(views: list[SegmentView]) -> str:
+    """What each segment counts, and the states of its headers: for a failure that cannot be had again."""
+    lines = []
+    for rank, view in enumerate(views):
+        counts = {
+            name: int(view.ctl[0][name]) for name in ("evicted", "refused", "lost", "corrupt", "missed", "hdr_head")
+        }
+        by_rank = view.activity["evicted"].tolist()
+        states = view.headers[["state", "key_hash", "epoch", "flags"]].tolist()
+        lines.append(f"rank {rank}: {counts}, evicted by rank {by_rank}, state, key, epoch, flags: {states}")
+    return "\n".join(lines)
 
 
 def assert_clean(world: list[nanokv.NanoKVCache]) -> None:

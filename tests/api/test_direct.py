@@ -183,6 +183,43 @@ def test_a_full_segment_makes_room() -> None:
         assert torch.equal(cache.get("k0", dst=values()), values(0))
 
 
+def test_a_put_that_is_refused_is_counted_once() -> None:
+    (cache,) = nanokv.local_world(1, 1 << 20, page_bytes=PAGE, evict=False)
+    with cache:
+        refused = torch.zeros(16 * PAGE, dtype=torch.uint8)
+        for number in range(16):
+            cache.put(f"k{number}", refused, preferred_segment=0)
+
+        def counted(put: Any) -> int:
+            before = cache.stats()["refused"]
+            with pytest.raises(OutOfMemory):
+                put()
+            return int(cache.stats()["refused"]) - before
+
+        def many(**more: Any) -> None:
+            error = cache.put_many(["x"], [refused], **more)[0]
+            assert error is not None
+            raise error
+
+        once = counted(lambda: cache.put("x", refused))
+        in_host_memory(refused)
+        assert counted(lambda: cache.put("x", refused, preferred_segment=0)) == once
+        assert counted(many) == counted(lambda: many(preferred_segment=0)) == once
+
+
+def test_a_timeout_of_0_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    (cache,) = nanokv.local_world(1, 1 << 20, page_bytes=PAGE)
+    with cache:
+        in_host_memory(values())
+        monkeypatch.setattr(cache, "_single", None)  # so that only the direct call can put
+        for number, timeout in enumerate((0, 0.0, float("0"), False or 0)):
+            cache.put(f"k{number}", values(), preferred_segment=0, timeout=timeout)
+        for wrong in (None, "0", False, float("nan")):
+            with pytest.raises(InvalidArgument):
+                cache.put("x", values(), preferred_segment=0, timeout=wrong)  # type: ignore[arg-type]
+        monkeypatch.undo()
+
+
 def test_no_object_of_python_is_held_or_lost(pair: tuple[NanoKVCache, NanoKVCache]) -> None:
     one, _ = pair
     key, digest, tensor = "a key that nobody else has", one.digest("another"), values(5)

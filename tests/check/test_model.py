@@ -11,11 +11,12 @@ from nanokv.check.model import audit_search, transitions
 from nanokv.check.model.explore import MEMORIES, Explorer, replay
 from nanokv.check.model.orderings import FOUND_BY, KEPT, functions, is_noticed, orderings
 from nanokv.check.model.run import run_scenario
-from nanokv.check.model.scenario import Scenario, small
+from nanokv.check.model.scenario import A, Scenario, small, stored
 from nanokv.check.model.scenarios import SCENARIOS
 from nanokv.check.report import CheckFailure
-from nanokv.device.protocol import freelist, header
+from nanokv.device.protocol import freelist, header, remove
 from nanokv.device.segment.layout import DEAD, READY, RESERVED, WATCHED, WRITING, unpack
+from nanokv.device.sim import limits
 from nanokv.device.sim.mutants import rewrite
 from nanokv.device.sim.schedule import Schedule
 from tests.support.known_bugs import BUGS
@@ -97,6 +98,24 @@ def test_a_leak_and_an_overlap_are_found() -> None:
         explorer.world.check(1, np.array([1 << 32 | 99, 1 << 32 | 99]))
     with pytest.raises(CheckFailure, match="torn"):
         explorer.world.check(1, np.array([1 << 32 | 1, 1 << 32 | 2]))
+
+
+@pytest.mark.parametrize("at", ["in a task", "while it is prepared"])
+def test_a_loop_without_an_access_ends_and_names_its_scenario(monkeypatch: pytest.MonkeyPatch, at: str) -> None:
+    monkeypatch.setattr(limits, "PATIENCE", 0.3)
+    old = "    header = header_at(world, seg, slot)\n    seen = kill(header, READY, epoch)\n"
+    endless = rewrite(remove.remove_slot, old, old + "    while seen != 0:\n        seen = seen + 0\n")
+    if at == "in a task":
+        explorer = Explorer(SCENARIOS["put-remove-get"], "sc", endless)
+        failure = explorer.draw("random", 5, 1).failure
+        assert failure is not None and failure.why.startswith("Stuck: no access to memory in 0.3 s")
+        assert str(explorer.smallest(failure)).count("put-remove-get/sc: ") == 1
+        assert "Stuck" in (explorer.execute(failure.schedule) or "")
+    else:
+        scenario = Scenario("removed-before", "", small(), prepare=lambda world: (stored(A)(world), world.remove(A)))
+        monkeypatch.delitem(SCENARIOS, scenario.name, raising=False)
+        with pytest.raises(CheckFailure, match="removed-before/sc, while it is prepared: no access"):
+            Explorer(scenario, "sc", endless)
 
 
 # --- orderings --------------------------------------------------------------------------------

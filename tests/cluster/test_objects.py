@@ -4,10 +4,12 @@ import math
 import random
 import socket
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from torch.masked import masked_tensor
 
 from nanokv import Hold, NanoKVCache
 from nanokv.cluster import NanoKVCluster
@@ -590,3 +592,81 @@ def test_reads_and_puts_are_counted_and_looks_are_not(make_cluster: MakeCluster)
     one.get_many(keys, dsts=torch.zeros(8, 25))
     assert one.bring(keys[:3]) == [True] * 3
     assert counts() == [22, 20, 2000, 8, 800] and two.stats()["remote_hits"] == 0
+
+
+ODD: dict[str, Callable[[], torch.Tensor]] = {
+    "masked": lambda: masked_tensor(torch.arange(8.0), torch.ones(8, dtype=torch.bool)),
+    "storage given back": lambda: freed(torch.arange(8.0)),
+    "nested": lambda: torch.nested.nested_tensor([torch.ones(4), torch.ones(4)]),
+    "functional": lambda: torch._to_functional_tensor(torch.ones(8)),  # type: ignore[attr-defined]
+    "meta": lambda: torch.ones(8, device="meta"),
+    "quantised": lambda: torch.quantize_per_tensor(torch.ones(8), 0.1, 0, torch.quint8),
+}
+
+
+def freed(tensor: torch.Tensor) -> torch.Tensor:
+    tensor.untyped_storage().resize_(0)
+    return tensor
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.filterwarnings("ignore")  # torch calls some of these prototypes
+def test_tensors_without_memory_of_their_own(make_cluster: MakeCluster) -> None:
+    one, _ = make_cluster()
+    one.put("k", torch.arange(8.0), preferred_segment=("n1", 0))
+    for kind, make in ODD.items():
+        tensor = make()
+        for call in (
+            lambda tensor=tensor: one.put("x", tensor, preferred_segment=("n1", 0)),
+            lambda tensor=tensor: one.put_many(["x", "y"], [tensor, torch.ones(3)], preferred_segment=("n1", 0)),
+            lambda tensor=tensor: one.get("k", dst=tensor),
+            lambda tensor=tensor: one.get("k", dst=tensor, reinterpret=True),
+            lambda tensor=tensor: one.get_many(["k"], dsts=[tensor]),
+            lambda tensor=tensor: one.get_many(["k"], dsts=tensor),
+        ):
+            with pytest.raises(InvalidArgument):
+                call()
+        assert not one.exists("x"), kind
+    for wrong in ([], [torch.zeros(8), torch.zeros(8)], torch.zeros(2, 8)):
+        with pytest.raises(InvalidArgument, match="1 keys and"):
+            one.get_many(["k"], dsts=wrong)
+    with pytest.raises(InvalidArgument):
+        one.register(ODD["masked"]())
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("elements", [4, 1 << 16])
+def test_destinations_that_share_memory(make_cluster: MakeCluster, elements: int) -> None:
+    one, _ = make_cluster()
+    keys, values = ["here", "there", "too"], torch.rand(3, elements)
+    for key, value, node in zip(keys, values, ("n0", "n1", "n1"), strict=True):
+        one.put(key, value, preferred_segment=(node, 0))  # which finds it at once
+    whole = torch.zeros(3 * elements)
+    first, middle = whole[:elements], whole[elements // 2 :][:elements]
+    shared: list[Any] = [
+        torch.zeros(1, elements).expand(3, elements),
+        whole.as_strided((3, elements), (elements // 2, 1)),
+        [first, torch.zeros(elements), middle],
+        [torch.zeros(elements), middle, first],
+    ]
+    for dsts in shared:
+        for asked in (keys, keys[1:] + keys[1:2]):
+            with pytest.raises(InvalidArgument, match="share memory"):
+                one.get_many(asked, dsts=dsts)
+    assert not whole.any()
+    rows = torch.zeros(6, elements)[::2]
+    assert one.get_many(keys, dsts=rows) == [True] * 3 and torch.equal(rows, values)
+
+
+@pytest.mark.usefixtures("way")
+def test_one_element_of_a_stride(make_cluster: MakeCluster) -> None:
+    one, two = make_cluster()
+    scale = torch.rand(8, 4)[:, 2][3:4]
+    one.put("k", scale, preferred_segment=("n1", 0))
+    assert one.put_many(["l", "m"], [scale, torch.ones(3)], preferred_segment=("n1", 0), hold=5.0) == [None, None]
+    for key in ("k", "l"):
+        for get in (lambda dst, key=key: one.get(key, dst=dst), lambda dst, key=key: one.get_many([key], dsts=[dst])):
+            whole = torch.zeros(8, 4)
+            get(whole[:, 2][3:4])
+            assert whole[3, 2] == scale[0] and whole.count_nonzero() == 1
+        assert torch.equal(two.get(key), scale)

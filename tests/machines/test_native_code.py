@@ -179,6 +179,32 @@ def start_python(code: str, *arguments: str, root: Path = ROOT) -> subprocess.Po
     return subprocess.Popen(command, env=environment, cwd=root, stdout=subprocess.PIPE, text=True)
 
 
+USES_A_CACHE = """
+import torch, nanokv
+(cache,) = nanokv.local_world(1, 1 << 20, page_bytes=4096)
+cache.put("k", torch.ones(3), preferred_segment=0)
+assert torch.equal(cache.get("k"), torch.ones(3)) and "k" in cache
+cache.close()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc fills memory that was freed")
+def test_functions_outlive_the_modules_at_the_end_of_a_process() -> None:
+    """Freed memory is filled with other bytes, so that whoever uses it still is found out."""
+    compiled()
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONMALLOC": "malloc", "MALLOC_PERTURB_": "2"}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", USES_A_CACHE],
+        env=environment,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done
+
+
 def test_another_clone_of_the_same_version_compiles_nothing(tmp_path: Path) -> None:
     compiled(rare=True)
     for name in ("nanokv", "device", "host_poller", "compat_v1"):

@@ -7,6 +7,7 @@ The string: SCENARIO/MEMORY: SCHEDULE (`device/sim/schedule.py`), made as small 
 import random
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +15,9 @@ from nanokv.check.model.at_rest import come_to_rest
 from nanokv.check.model.scenario import Scenario
 from nanokv.check.model.scenarios import SCENARIOS
 from nanokv.check.model.small_world import SmallWorld
+from nanokv.check.report import CheckFailure
 from nanokv.device.sim.exhaustive import Exhaustive, Redundant
+from nanokv.device.sim.limits import Stuck, limited
 from nanokv.device.sim.memory import Memory, WeakMemory
 from nanokv.device.sim.schedule import Schedule, parse
 from nanokv.device.sim.schedulers import Priorities, RandomWalk, Replay, Scheduler
@@ -43,6 +46,11 @@ class Failure:
     def replay(self) -> str:
         """The string that replays it."""
         return f"{self.scenario}/{self.memory}: {self.schedule}"
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether it took as long as the limit allows, as each other try would."""
+        return self.why.startswith(Stuck.__name__)
 
     def __str__(self) -> str:
         return f"{self.why}\n    replay: {self.replay}"
@@ -74,6 +82,7 @@ class Explorer:
         in_tasks: InTasks | None = None,
     ) -> None:
         self.scenario = scenario
+        self._is_limited = in_tasks is None  # else it compiles meanwhile
         self.memory = memory if in_tasks is None else f"{memory}/{in_tasks.name}"
         self.world = SmallWorld(
             MEMORIES[memory],
@@ -83,9 +92,17 @@ class Explorer:
             replaced=replaced,
             in_tasks=in_tasks,
         )
-        scenario.prepare(self.world)
+        try:
+            with self._limited():
+                scenario.prepare(self.world)
+        except Stuck as error:
+            raise CheckFailure(f"{scenario.name}/{self.memory}, while it is prepared: {error}") from None
         self.world.segments.keep()
         self._versions = {key: dict(versions) for key, versions in self.world.versions.items()}
+
+    def _limited(self) -> AbstractContextManager[None]:
+        simulation = self.world.simulation
+        return limited(lambda: simulation.steps) if self._is_limited else nullcontext()
 
     def execute(self, decider: Decider) -> str | None:
         """One execution: None, or what went wrong.
@@ -98,7 +115,8 @@ class Explorer:
         world.versions = {key: dict(versions) for key, versions in self._versions.items()}
         self.scenario.tasks(world)
         try:
-            world.simulation.run(decider)
+            with self._limited():
+                world.simulation.run(decider)
             if self.scenario.rests:
                 come_to_rest(world)
             self.scenario.judge(world)
@@ -165,7 +183,9 @@ class Explorer:
         most = 0
         pilots = RandomWalk((_mixed(seed, number), {}) for number in range(PILOTS))
         while (pilot := pilots.new_execution()) is not None:
-            self.execute(pilot)
+            why = self.execute(pilot)
+            if why is not None and why.startswith(Stuck.__name__):
+                break
             most = max([most, *(task.steps for task in self.world.simulation.tasks if task.name == name)])
         return most
 
@@ -193,6 +213,8 @@ class Explorer:
 
     def smallest(self, failure: Failure) -> Failure:
         """The same kind of failure with as few decisions as can be found."""
+        if failure.is_stuck:
+            return failure
         kind = failure.why.partition(":")[0]
 
         def fails(schedule: Schedule) -> bool:

@@ -48,6 +48,8 @@ def run_scenario(name: str, *, schedules: int, seed: int) -> Row:
                 counts.append(f"{kind} {found.executions}")
                 if found.failure is not None:
                     row.failures.append(str(explorer.smallest(found.failure)))
+                    if found.failure.is_stuck:
+                        break
             notes.append(f"{memory}: {', '.join(counts)}")
     notes.append(f"some operation ended within {longest} steps (bound {PROGRESS_BOUND})")
     row.note = "; ".join(notes)

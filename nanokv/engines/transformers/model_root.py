@@ -11,6 +11,7 @@ from typing import Any
 
 import xxhash
 
+from nanokv.device.machines.own_memory import plain_tensor
 from nanokv.errors import InvalidArgument
 from nanokv.transfer.descriptors import flat_bytes
 
@@ -50,8 +51,8 @@ def weights_digest(weights: dict[str, Any]) -> str:
     for name, tensor in sorted(weights.items()):
         try:
             digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-            digest.update(flat_bytes(tensor.detach().contiguous()).cpu().numpy().data)
-        except (AttributeError, RuntimeError, TypeError) as error:
+            digest.update(flat_bytes(plain_tensor(tensor).detach().contiguous()).cpu().numpy().data)
+        except (AttributeError, RuntimeError, TypeError, InvalidArgument) as error:
             raise InvalidArgument(f"{name} cannot be read ({error}): name the weights, model_id=...") from None
     return digest.hexdigest()
 

@@ -9,6 +9,8 @@ from collections.abc import Callable
 
 import torch
 
+from nanokv.device.machines.own_memory import plain_tensor
+from nanokv.errors import InvalidArgument
 from nanokv.integrations.mooncake.tensor_header import HEADER_BYTES, MAX_DIMS, NUMBERS, Header, Shape, parsed
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -18,13 +20,15 @@ def storable(given: object) -> torch.Tensor | None:
     """A contiguous tensor with the values of what a call was given; None for what cannot be stored.
 
     Those are: other objects, complex and other dtypes that the header has no number for, more than 8 dimensions, sparse
-    tensors, and tensors without memory.
+    tensors, and tensors without memory of their own, such as those of classes that wrap others.
     """
-    if not isinstance(given, torch.Tensor) or given.dtype not in NUMBERS or given.ndim > MAX_DIMS:
+    try:
+        plain = plain_tensor(given)
+    except InvalidArgument:
         return None
-    if given.layout != torch.strided or given.is_meta:
+    if plain.dtype not in NUMBERS or plain.ndim > MAX_DIMS:
         return None
-    return given.detach().resolve_neg().contiguous()
+    return plain.detach().resolve_neg().contiguous()
 
 
 def whole_header(tensor: torch.Tensor) -> Header:

@@ -109,8 +109,9 @@ def test_a_parameter_is_a_tensor(store: Store) -> None:
         torch.zeros([1] * 9),
         torch.zeros(3, device="meta"),
         torch.eye(3).to_sparse(),
+        torch._to_functional_tensor(torch.ones(3)),  # type: ignore[attr-defined]
     ],
-    ids=["None", "list", "array", "complex", "fp8 fnuz", "9 dimensions", "no memory", "sparse"],
+    ids=["None", "list", "array", "complex", "fp8 fnuz", "9 dimensions", "no memory", "sparse", "functional"],
 )
 def test_what_cannot_be_stored_is_refused(store: Store, given: object) -> None:
     assert store.put_tensor("a", given) == store.upsert_tensor("a", given) == INVALID

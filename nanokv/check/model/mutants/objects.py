@@ -1,7 +1,7 @@
 """Mutants of headers, and of operations on whole objects."""
 
 from nanokv.check.model.mutants.mutant import mutant
-from nanokv.device.protocol import evict, header, put, reclaim, remove, retire
+from nanokv.device.protocol import evict, get, header, put, reclaim, remove, retire
 from nanokv.host_poller import quarantine, sweeper
 
 mutant(
@@ -252,5 +252,15 @@ mutant(
         header.reserve,
         "word(flags) | ",
         'word(flags) | (load64(header + H_FLAGS, "relaxed") & 0xFF) | ',
+    ),
+)
+mutant(
+    "gone-is-corrupt",
+    "a look-up counts an object as corrupt that has merely gone meanwhile",
+    ("pin", "copy-remove"),
+    (
+        get.lookup,
+        '            if status == CORRUPT:\n                add64(seg + COUNT_CORRUPT, 1, "relaxed")\n',
+        '            add64(seg + COUNT_CORRUPT, 1, "relaxed")\n',
     ),
 )

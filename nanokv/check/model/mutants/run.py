@@ -22,7 +22,7 @@ from nanokv.device.sim.schedule import Schedule
 
 LONGER = 10  #: times as many executions of a mutant's own scenarios, before all others are tried
 PATIENCE = 300.0  #: seconds after which no further scenario is tried
-NOTICED = ("CheckFailure", "MemoryFault", "NoProgress")  #: anything else is an error of the mutant itself
+NOTICED = ("CheckFailure", "MemoryFault", "NoProgress", "Stuck")  #: anything else is an error of the mutant itself
 
 
 def kill_mutants(schedules: int, seed: int) -> Row:

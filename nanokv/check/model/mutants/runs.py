@@ -15,6 +15,12 @@ mutant(
     ),
 )
 mutant(
+    "run-believes-an-empty-hand",
+    "a run that found its list empty takes what it has not got for the first page of an extent",
+    ("run-full",),
+    (runs.next_page, "    if left > 0:\n", "    if left >= 0:\n"),
+)
+mutant(
     "run-keeps-pages",
     "a run takes an extent more than it has claimed keys",
     ("run", "run-dies"),
