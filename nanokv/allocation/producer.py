@@ -52,7 +52,7 @@ class ProducerAllocation:
     ) -> None:
         self._machine = machine
         self.backing, self._checksum = backing, checksum
-        self._put_now = machine.put_now if backing is None else self._put_backed
+        self._machine_put = machine.put_now
         self.get: Callable[[KeyDigest, int, What], int] = machine.get_now  # a method would only call it
         self._rank = rank
         self.routing = routing
@@ -69,15 +69,16 @@ class ProducerAllocation:
 
     def put(self, key: KeyDigest, src: int, what: What, preferred: int | None) -> int:
         owner = self.owner_of(key, preferred) if preferred is None or self.note_owner is not None else preferred
-        status = self._put_now(owner, key, src, what)
+        put_now = self._machine_put if self.backing is None else self._put_backed
+        status = put_now(owner, key, src, what)
         if status != _FULL:
             return status
         while status == _FULL and (other := self._instead_of(owner, key, preferred)) is not None:
             owner = other
-            status = self._put_now(owner, key, src, what)
+            status = put_now(owner, key, src, what)
         tries = 0
         while status == _FULL and tries < _ROOM_TRIES and make_room(self._machine, owner, what.nbytes):
-            status = self._put_now(owner, key, src, what)
+            status = put_now(owner, key, src, what)
             tries += 1
         return status
 

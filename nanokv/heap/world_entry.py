@@ -35,6 +35,8 @@ def enter(spec: WorldSpec, rank: int, deadline: float, kind: FileKind = SEGMENTS
                     raise RankTaken(f"rank {rank} of world {spec.name!r} is taken by a living process ({pid})")
                 return file
         except BaseException:
+            if file.is_new:
+                file.remove()
             file.locks.close()
             raise
         file.locks.close()
@@ -68,7 +70,7 @@ def _settle(file: WorldFile, spec: WorldSpec) -> bool:
 def _examine(file: WorldFile, spec: WorldSpec) -> None:
     """Look at a dead world that is about to be taken over. Raises what `spec.examine` raises."""
     head = file.header()
-    if spec.examine is not None and all(ctl is not None for ctl in file.controls(head)):
+    if spec.examine is not None and not file.holds_nothing(head) and all(ctl is not None for ctl in file.controls(head)):
         spec.examine(file.name, file.map(writable=False).parts, spec.geometry, spec.mode)
 
 

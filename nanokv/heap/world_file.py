@@ -73,6 +73,7 @@ class WorldFile:
         self.path = path
         self.locks = LockFile(fd)
         self.world_locked = False
+        self.is_new = False  #: made by this process
 
     # --- opening and the world lock ---
     @staticmethod
@@ -216,6 +217,7 @@ class WorldFile:
                 ctl = spec.absent_block(rank, int(row["world_id"]))
                 os.pwrite(self.locks.fd, ctl.tobytes(), self._segment_at(geometry, rank))
             os.pwrite(self.locks.fd, WORLD_MAGIC.to_bytes(WORD, "little"), HEADER.offsets["magic"])
+            self.is_new = True
         except BaseException:
             self.remove()
             raise
