@@ -70,7 +70,11 @@ def _settle(file: WorldFile, spec: WorldSpec) -> bool:
 def _examine(file: WorldFile, spec: WorldSpec) -> None:
     """Look at a dead world that is about to be taken over. Raises what `spec.examine` raises."""
     head = file.header()
-    if spec.examine is not None and not file.holds_nothing(head) and all(ctl is not None for ctl in file.controls(head)):
+    if (
+        spec.examine is not None
+        and not file.holds_nothing(head)
+        and all(ctl is not None for ctl in file.controls(head))
+    ):
         spec.examine(file.name, file.map(writable=False).parts, spec.geometry, spec.mode)
 
 
