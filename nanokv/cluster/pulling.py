@@ -12,6 +12,7 @@ from collections.abc import Callable
 import numpy as np
 
 from nanokv.allocation.base import Allocation
+from nanokv.allocation.producer import ProducerAllocation
 from nanokv.cluster.links.base import Link, LinkLost, State, Transfer
 from nanokv.cluster.messages.sealed import Sender
 from nanokv.cluster.pull_message import NEEDS_CARD, BadMessage, Question, Records, answer_of
@@ -192,7 +193,8 @@ class Puller:
     def _claim(self, pulls: Records) -> None:
         """Claim the keys, and allocate: STATUS tells of which."""
         self._choose_ranks(pulls)
-        if self._allocation.have_memory(pulls["rank"], pulls["nbytes"]):
+        allocation = self._allocation
+        if not isinstance(allocation, ProducerAllocation) or allocation.have_memory(pulls["rank"], pulls["nbytes"]):
             self._code["begin_each"](self._machine.table_address, pulls.ctypes.data, len(pulls))
         else:
             pulls["status"] = _FULL  # each by itself

@@ -134,7 +134,7 @@ def test_a_step_of_the_wall_clock_between_save_and_load_changes_no_lifetime(
 ) -> None:
     saved_with_ttl(world, tmp_path / "file", 1000.0)
     real = time.time_ns
-    monkeypatch.setattr(times.time, "time_ns", lambda: real() + hours * HOUR)
+    monkeypatch.setattr(time, "time_ns", lambda: real() + hours * HOUR)
     world[0].load(tmp_path / "file")
     assert 900 < seconds_left(world[0]) <= 1000
 
@@ -144,7 +144,7 @@ def test_a_file_of_another_start_of_the_machine_ages_by_the_wall_clock(
 ) -> None:
     saved_with_ttl(world, tmp_path / "file", 3.0 * 3600)
     real = time.time_ns
-    monkeypatch.setattr(times.time, "time_ns", lambda: real() + HOUR)
+    monkeypatch.setattr(time, "time_ns", lambda: real() + HOUR)
     monkeypatch.setattr(times, "_boot", lambda: 12345)
     world[0].load(tmp_path / "file")
     assert 2 * 3600 - 100 < seconds_left(world[0]) <= 2 * 3600

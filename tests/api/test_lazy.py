@@ -7,6 +7,7 @@ is asked how much it has taken: no more than was granted.
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -38,19 +39,10 @@ def granted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return left
 
 
-def attach(name: str, rank: int, *, lazy: bool = True, **options: object) -> nanokv.NanoKVCache:
+def attach(name: str, rank: int, *, lazy: bool = True, **options: Any) -> nanokv.NanoKVCache:
+    common: dict[str, Any] = {"page_bytes": PAGE, "world_size": 2, "elastic": True, "water": (100, 100)}
     more = {"heap_options": {"lazy": True}} if lazy else {}
-    return nanokv.NanoKVCache(
-        HEAP,
-        page_bytes=PAGE,
-        name=name,
-        rank=rank,
-        world_size=2,
-        elastic=True,
-        water=(100, 100),
-        **more,
-        **options,  # type: ignore[arg-type]
-    )
+    return nanokv.NanoKVCache(HEAP, name=name, rank=rank, **common, **more, **options)
 
 
 def taken(name: str) -> int:
