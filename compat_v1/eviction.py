@@ -5,13 +5,13 @@ When a new object would raise use above `high` percent of the pages, the master 
 that evictions come in batches. Pages in quarantine count as used; unfinished, pinned and leased objects stay.
 """
 
-import time
 from collections.abc import Iterator
 from typing import Literal
 
 from nanokv.compat_v1.headers import State, kill, release, settle
 from nanokv.compat_v1.table import Entry, Table
 from nanokv.device.machines.base import Machine
+from nanokv.device.segment.clock import now_ns
 from nanokv.device.segment.last_access import idle, stays
 from nanokv.device.segment.layout import EVICTED, HIGH, READY, unpack
 
@@ -31,14 +31,14 @@ def evict(machine: Machine, table: Table, owner: int, policy: Policy) -> Iterato
 def _stays(machine: Machine, entry: Entry) -> bool:
     """Look at the terms of one object that is READY."""
     header = machine.headers(entry.place.owner, entry.place.slot, 1)
-    return bool(stays(header["last_access"], time.time_ns())[0])
+    return bool(stays(header["last_access"], now_ns())[0])
 
 
 def _in_order(machine: Machine, table: Table, owner: int, policy: Policy) -> list[Entry]:
     entries = list(table.shelves[owner].values())
     words = machine.headers(owner, 0, machine.geometry.hdr_count)["last_access"]
     if policy == "last_access":
-        ages = idle(words, time.time_ns())
+        ages = idle(words, now_ns())
         entries.sort(key=lambda entry: -int(ages[entry.place.slot]))
     else:
         high = unpack("ACCESS", "priority", words) == HIGH.value

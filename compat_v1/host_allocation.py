@@ -6,7 +6,6 @@ statistics work as in v2. COMMIT tells the master afterwards; without it the mas
 """
 
 import contextlib
-import time
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -28,6 +27,7 @@ from nanokv.compat_v1.server import Server, meeting_place, remove_meeting_places
 from nanokv.device.machines.base import Machine
 from nanokv.device.machines.records import Begun, Descriptor, Found, Place, What, Words
 from nanokv.device.protocol.status import Status
+from nanokv.device.segment.clock import now_ns
 from nanokv.device.segment.layout import OBJ_DESC, READY, WRITING
 from nanokv.digests import Digests
 from nanokv.errors import NanoKVError, PeerLost
@@ -143,7 +143,7 @@ class HostAllocation:
             return found.status
         if not found.suits(what.nbytes, what.descriptor):
             return self._machine.validate(found.place) or Status.SIZE
-        return self._machine.read(key, found.place, dst, time.time_ns())
+        return self._machine.read(key, found.place, dst, now_ns())
 
     def begin(self, key: KeyDigest, nbytes: int, preferred: int | None, what: Descriptor, *, plan: bool) -> Begun:
         geometry = self._machine.geometry

@@ -27,6 +27,7 @@ from nanokv.compat_v1.table import Entry, Table
 from nanokv.device.machines.base import Machine
 from nanokv.device.machines.records import Begun, Descriptor, Found, Place
 from nanokv.device.protocol.status import Status
+from nanokv.device.segment.clock import now_ns
 from nanokv.device.segment.geometry import producer_word
 from nanokv.device.segment.layout import DEAD, FLAG_PLAN, PRODUCER_INC_MASK, READY, REMOVED, WRITING
 from nanokv.host_poller.dead_pins import Alive, drop_dead_pins
@@ -274,7 +275,7 @@ class Master:
         flags = (FLAG_PLAN.value if plan else 0) | producer_word(rank, incarnation) << 32
         signed = int(np.uint64(flags).view(np.int64))  # words are signed; an incarnation may reach the top bit
         place = Place(owner, slot, 0, payload, nbytes)
-        epoch = self._machine.install(key, place, signed, what, time.time_ns())
+        epoch = self._machine.install(key, place, signed, what, now_ns())
         who = (rank, incarnation & PRODUCER_INC_MASK.value)
         entry = Entry(key, place._replace(epoch=epoch), page, n_pages, what, who, self._clock())
         self._table.add(entry)

@@ -65,7 +65,7 @@ WORDS = _words(Request)  #: of a message; a reply has fewer, and the rest is pad
 @torch.inference_mode(False)
 def new_message() -> torch.Tensor:
     """An empty message: int64 [WORDS]."""
-    return torch.zeros(WORDS, dtype=torch.int64)
+    return torch.zeros(WORDS, dtype=torch.int64, device="cpu")
 
 
 def pack(message: Request | Reply, into: torch.Tensor) -> None:

@@ -9,6 +9,7 @@ import time
 import numpy as np
 
 from nanokv.device.machines.base import Machine
+from nanokv.device.segment.clock import now_ns
 from nanokv.device.segment.last_access import idle, stays
 from nanokv.device.segment.layout import READY
 from nanokv.host_poller.coalesce import join_free_extents
@@ -58,7 +59,7 @@ def _evict_run(machine: Machine, owner: int, size: int) -> bool:
     held = geometry.extent_pages(headers["n_pages"])
     first = (headers["payload_base"].astype(np.int64) - geometry.offsets["heap_base"]) // geometry.page_bytes
     ready = (headers["state"] == READY.value) & (held > 0) & (first >= 0) & (first + held <= geometry.n_pages)
-    now = time.time_ns()
+    now = now_ns()
     victims = np.flatnonzero(ready & ~stays(headers["last_access"], now))
     if not victims.size:  # free pages alone were too small after the join
         return False

@@ -20,7 +20,8 @@ from typing import NamedTuple
 import numpy as np
 
 from nanokv.device.machines.base import Machine
-from nanokv.errors import WaitTimeout
+from nanokv.device.segment.clock import now_ns
+from nanokv.errors import InvalidArgument, WaitTimeout
 from nanokv.heap.base import Heap
 from nanokv.host_poller.events import Event, Listener, Listeners
 from nanokv.host_poller.index import HeaderIndex
@@ -148,7 +149,7 @@ class Poller:
         since = now - self._swept
         if since < SWEEP_SECONDS:
             return False
-        if since >= QUIET_SWEEP_SECONDS or self.sweeper.pending or self.sweeper.labels.is_due(time.time_ns()):
+        if since >= QUIET_SWEEP_SECONDS or self.sweeper.pending or self.sweeper.labels.is_due(now_ns()):
             return True
         control = self._machine.control(self._rank)[0]
         names = ("bump_ptr", "hdr_head", "hdr_free", "ann_head", "missed", "refused")
@@ -177,8 +178,23 @@ class Poller:
             with self.index.turn.asking():
                 thread.join(timeout)
 
+    def refuse_own_thread(self, call: str) -> None:
+        """Raise InvalidArgument on the poller's thread, where listeners run, and finalizers may: `call` waits for its
+        rounds, and so would wait for itself.
+        """
+        if self._thread is threading.current_thread():
+            raise InvalidArgument(
+                f"{call} waits for the poller of rank {self._rank}, and was called by its own thread, as a listener of "
+                "events is: let another thread call it"
+            )
+
     def at_rest(self, do: Callable[[], bool]) -> bool:
-        """Call `do` between two rounds. If it returns True no further round comes: `stop` joins the thread."""
+        """Call `do` between two rounds. If it returns True no further round comes: `stop` joins the thread.
+
+        Raises:
+            InvalidArgument: this is the poller's thread.
+        """
+        self.refuse_own_thread("this")
         with self.index.turn.asking(), self._between_rounds:
             ends = do()
             if ends:
@@ -190,7 +206,9 @@ class Poller:
 
         Raises:
             WaitTimeout: after `timeout` seconds.
+            InvalidArgument: this is the poller's thread.
         """
+        self.refuse_own_thread("flush")
         deadline = time.monotonic() + timeout
         with self.index.turn.asking(), self._round:
             aim = self._rounds + 2  # the round under way may have looked already

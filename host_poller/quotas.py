@@ -5,7 +5,6 @@ that were not used for longest, as their priorities count it, a few a round, so 
 pinned, leased or kept counts, and stays.
 """
 
-import time
 from typing import NamedTuple
 
 import numpy as np
@@ -13,6 +12,7 @@ import numpy.typing as npt
 
 from nanokv.device.machines.base import Machine
 from nanokv.device.protocol.status import Status
+from nanokv.device.segment.clock import now_ns
 from nanokv.device.segment.last_access import idle, stays
 from nanokv.device.segment.layout import LAYOUT_TAG_SHIFT, READY, STATE_MASK, key_checks, unpack
 from nanokv.host_poller.header_pass import Life, Slice
@@ -78,7 +78,7 @@ class Quotas:
 
     def end_pass(self) -> None:
         """The pass has looked at all headers: choose what goes."""
-        now = time.time_ns()
+        now = now_ns()
         self._to_go = []
         for tag, held in self._held.items():
             if held:

@@ -1,9 +1,9 @@
 """How an owner's poller takes objects away whose time is over, or whose identity holds too much."""
 
-import time
 from typing import Protocol
 
 from nanokv.device.machines.base import Machine
+from nanokv.device.segment.clock import now_ns
 
 
 class Removal(Protocol):
@@ -28,4 +28,4 @@ class ByMachine:
         return self._machine.remove_slot(owner, slot, epoch)
 
     def evict_slot(self, owner: int, slot: int, epoch: int) -> int:
-        return self._machine.evict_slot(owner, slot, epoch, time.time_ns())
+        return self._machine.evict_slot(owner, slot, epoch, now_ns())

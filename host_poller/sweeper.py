@@ -17,13 +17,13 @@ Between passes and after them the sweeper does the rest, whose cost does not gro
 In v1 the master does all of this except the index, labels and quotas.
 """
 
-import time
 from dataclasses import dataclass
 
 import numpy as np
 
 from nanokv.device.machines.base import Machine
 from nanokv.device.protocol.status import NEIGHBOURS
+from nanokv.device.segment.clock import now_ns
 from nanokv.device.segment.geometry import producer_of
 from nanokv.device.segment.layout import (
     EPOCH_SHIFT,
@@ -151,7 +151,7 @@ class Sweeper:
         changes = self._reconcile(part)
         if self._reclaims:
             self._give_up_stuck(part, this.unfinished, now)
-        self.counts.expired += self.labels.look(part, time.time_ns())
+        self.counts.expired += self.labels.look(part, now_ns())
         self.quotas.look(part)
         this.add(part)
         if this.ended:
@@ -163,6 +163,8 @@ class Sweeper:
 
     def tend(self) -> None:
         """Do what does not grow with the number of objects; and what waits for the end of a pass, if one has ended."""
+        if self._machine.wakes:  # only a segment in host memory can outlive a start of the machine
+            self._machine.set_control(self._rank, "swept_at", now_ns())
         if not self._reclaims:
             return
         totals, self._totals = self._totals, None

@@ -4,9 +4,8 @@ When more than `water_hi` percent of the pages are in use, the owner's poller ev
 producers do, until `water_lo` percent are. It evicts a few objects a round, so that no hint waits for long.
 """
 
-import time
-
 from nanokv.device.machines.base import Machine
+from nanokv.device.segment.clock import now_ns
 
 EVICTIONS_A_ROUND = 256
 
@@ -19,7 +18,7 @@ def evict_pages(machine: Machine, rank: int, surplus: float, most: int) -> tuple
     """
     gone = 0
     while surplus > 0 and gone < most:
-        freed = machine.evict_one(rank, time.time_ns())
+        freed = machine.evict_one(rank, now_ns())
         if freed < 0:
             return gone, 0
         surplus -= freed

@@ -1,22 +1,34 @@
 """Asynchronous operations: one background thread per cache, started by the first operation."""
 
+import atexit
+import os
 import threading
+import time
+import weakref
 from collections.abc import Callable, Generator
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future
 from concurrent.futures import TimeoutError as FutureTimeout
+from functools import cache
+from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
 from nanokv.arguments import seconds
-from nanokv.errors import CacheClosed, Cancelled, WaitTimeout
+from nanokv.errors import CacheClosed, Cancelled, InvalidArgument, WaitTimeout
 
 T = TypeVar("T")
+_Work = tuple[Future[Any], Callable[[], Any]]
+
+_here = threading.local()
+
+EXIT_SECONDS = 5.0  #: that a program which ends waits for the queued operations of all workers, at most
 
 
 class Handle(Generic[T]):
     """An operation under way. `await` it in asyncio, or wait for its `result`."""
 
-    def __init__(self, future: Future[T]) -> None:
+    def __init__(self, future: Future[T], queue: object = None) -> None:
         self._future = future
+        self._queue = queue  # of the thread that does it
 
     def done(self) -> bool:
         """True once it has ended, with a result or an error, or was cancelled."""
@@ -28,7 +40,10 @@ class Handle(Generic[T]):
         Raises:
             WaitTimeout: it has not ended after `timeout` seconds.
             Cancelled: it was cancelled.
+            InvalidArgument: it has not ended, and this is the background thread (of a callback), which does it later.
         """
+        if not self._future.done() and self._queue is not None and getattr(_here, "queue", None) is self._queue:
+            raise InvalidArgument("a callback cannot wait for an operation that its own thread does after it")
         try:
             return self._future.result(None if timeout is None else seconds("timeout", timeout))
         except FutureTimeout:
@@ -57,13 +72,24 @@ class Handle(Generic[T]):
 
 
 class Worker:
-    """Runs operations one after the other, in a background thread."""
+    """Runs operations one after the other, in a background thread.
+
+    The thread is a daemon that `close` joins. A program that ends without `close` closes all workers first: what is
+    queued is done, what waits gives up (`closed`).
+    """
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._lock = threading.Lock()
-        self._pool: ThreadPoolExecutor | None = None
+        self._queue: SimpleQueue[_Work | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
         self._closed = False
+        _all.add(self)
+
+    @property
+    def closed(self) -> bool:
+        """True once `close` has begun. An operation that waits for something looks, and ends."""
+        return self._closed
 
     def submit(self, work: Callable[[], T]) -> Handle[T]:
         """Queue an operation.
@@ -71,17 +97,81 @@ class Worker:
         Raises:
             CacheClosed: this worker is closed.
         """
+        future: Future[T] = Future()
         with self._lock:
             if self._closed:
                 raise CacheClosed("this cache is closed")
-            if self._pool is None:
-                self._pool = ThreadPoolExecutor(1, self._name)
-            return Handle(self._pool.submit(work))
+            if self._thread is None:
+                self._thread = self._started()
+            self._queue.put((future, work))
+        return Handle(future, self._queue)
 
-    def close(self) -> None:
-        """Finish the queued operations, then stop. Idempotent."""
+    def _started(self) -> threading.Thread:
+        _close_all_at_exit()
+        thread = threading.Thread(target=_run, args=(self._queue,), name=self._name, daemon=True)
+        thread.start()
+        weakref.finalize(self, self._queue.put, None).atexit = False  # dropped without `close`: the thread ends
+        return thread
+
+    def close(self, timeout: float | None = None) -> None:
+        """Finish the queued operations, then stop. Idempotent.
+
+        timeout: seconds to wait for them at most; then they end by themselves.
+        """
+        thread = self._end()
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(timeout)
+
+    def _end(self) -> threading.Thread | None:
+        """Take no more operations. Returns the thread that does those that are queued."""
         with self._lock:
             self._closed = True
-            pool, self._pool = self._pool, None
-        if pool is not None:
-            pool.shutdown()
+            thread, self._thread = self._thread, None
+            if thread is not None:
+                self._queue.put(None)
+        return thread
+
+
+def _run(queue: "SimpleQueue[_Work | None]") -> None:
+    """The thread of a worker. It refers to none: one that was dropped is collected."""
+    _here.queue = queue
+    while (work := queue.get()) is not None:
+        _do(*work)
+        del work  # it may refer to a cache
+
+
+def _do(future: "Future[Any] | None", work: Callable[[], Any] | None) -> None:
+    assert future is not None and work is not None
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        future.set_result(work())
+    except BaseException as error:
+        future.set_exception(error)
+        future = work = None  # the traceback of the error refers to this frame
+
+
+# --- the end of the program ---
+_all: "weakref.WeakSet[Worker]" = weakref.WeakSet()
+
+
+def _close_all() -> None:
+    deadline = time.monotonic() + EXIT_SECONDS
+    for thread in [worker._end() for worker in list(_all)]:
+        if thread is not None:
+            thread.join(max(deadline - time.monotonic(), 0.0))
+
+
+@cache
+def _close_all_at_exit() -> None:
+    """Called when the first thread starts: a heap has asked for its own end by then, which so comes after this one."""
+    atexit.register(_close_all)
+
+
+def _after_fork() -> None:
+    """In a child of a fork: the threads are the parent's."""
+    global _all
+    _all = weakref.WeakSet()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -195,7 +195,7 @@ def _smoke() -> Row:
 
         from nanokv import local_world
 
-        data = torch.arange(256, dtype=torch.int32)
+        data = torch.arange(256, dtype=torch.int32, device="cpu")
         began = time.perf_counter()
         (cache,) = local_world(1, 1 << 20, page_bytes=4096)
         with cache:

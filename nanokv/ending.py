@@ -9,11 +9,13 @@ import os
 import threading
 import warnings
 import weakref
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple, NoReturn, Protocol
 
 from nanokv.allocation.base import Allocation
 from nanokv.background import Worker
-from nanokv.errors import CacheClosed, NanoKVError
+from nanokv.errors import NanoKVError
 from nanokv.heap.base import Heap
 from nanokv.host_poller.poller import Poller
 from nanokv.pinned import Pins
@@ -40,20 +42,27 @@ class Parts(NamedTuple):
         self.heap.close()
 
 
+class Forked(NanoKVError):
+    """This process is a child of a fork, and the cache its parent's. What turns errors into answers lets it through."""
+
+
 class Gone:
-    """In the place of a part of a closed cache: every use raises CacheClosed.
+    """In the place of a part of a cache that cannot be used any more: every use raises.
 
     Calls that were under way in other threads have the part itself, which lives until they end.
     """
 
-    def __init__(self, message: str) -> None:
-        self._message = message
+    def __init__(self, error: Callable[[], NanoKVError]) -> None:
+        self._error = error
 
     def __getattr__(self, name: str) -> NoReturn:
-        raise CacheClosed(self._message)
+        raise self._error()
 
     def __call__(self, *args: object) -> NoReturn:
-        raise CacheClosed(self._message)
+        raise self._error()
+
+    def __getitem__(self, index: object) -> NoReturn:
+        raise self._error()
 
 
 class Ended(Protocol):
@@ -72,9 +81,21 @@ def end_when_dropped(cache: Ended, parts: Parts) -> "weakref.finalize[..., Ended
     return end
 
 
-def forked(process: int) -> NanoKVError:
+def refuse_fork(process: int) -> None:
+    """Raise Forked unless this is `process`, of which something is."""
+    if os.getpid() != process:
+        raise forked(process)
+
+
+def disown(part: object, process: int) -> None:
+    """Let every use of a part raise Forked, whoever refers to it."""
+    attributes = vars(part)
+    attributes.update(dict.fromkeys(attributes, Gone(partial(forked, process))))
+
+
+def forked(process: int) -> Forked:
     """The error of a cache that a child inherited from its parent, `process`."""
-    return NanoKVError(
+    return Forked(
         f"this cache was made in process {process}, of which this one ({os.getpid()}) is a fork: attach by name, as a "
         "rank of its own, in the child"
     )

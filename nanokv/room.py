@@ -21,14 +21,16 @@ _REST = (
 )
 
 
-def until_room(heap: Heap, timeout: float, put: Callable[[], T | int]) -> T | int:
+def until_room(heap: Heap, timeout: float, put: Callable[[], T | int], check: Callable[[], None]) -> T | int:
     """Call `put` until it answers anything but a status of NO_ROOM, at most for `timeout` seconds: its last answer.
 
-    It is called at least once, and once more when the time is over.
+    It is called at least once, and once more when the time is over. `check` is called before each sleep: it raises if
+    the wait is to end.
     """
     deadline = time.monotonic() + timeout
     answer = put()
     while answer in NO_ROOM and (left := deadline - time.monotonic()) > 0:
+        check()
         rest = min(_REST, left)
         heap.wait_for_any_hint(min(_LONGEST_SLEEP, left) - rest, lambda: True)
         time.sleep(rest)

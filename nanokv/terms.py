@@ -1,13 +1,13 @@
 """The terms of an object as a caller states them: who may evict it, and when it goes by itself."""
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from nanokv.arguments import number
 from nanokv.device.machines.records import NO_TERMS, Terms
-from nanokv.device.segment.last_access import NS, lease_until
+from nanokv.device.segment.clock import now_ns
+from nanokv.device.segment.last_access import NS, latest, lease_until
 from nanokv.device.segment.layout import ACCESS_TIME, HIGH, KEPT, LOW, PRIORITY, TERMS_PRIORITY_SHIFT, unpack
 from nanokv.errors import InvalidArgument
 
@@ -100,10 +100,8 @@ def change_to(hold: float | Hold, group_of: GroupOf) -> Change:
 
 
 def _ns_after(seconds: float) -> int:
-    """The time so many seconds from now, in ns; at most the longest that an ACCESS word can state."""
-    now = time.time_ns()
-    longest: int = ACCESS_TIME.value
-    return now + int(min(seconds * NS, longest - now)) & longest
+    """The time so many seconds from now, in ns; at most the latest that an ACCESS word can state."""
+    return latest(now_ns() + seconds * NS)
 
 
 def _positive(given: object, rule: str) -> None:

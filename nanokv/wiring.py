@@ -18,6 +18,7 @@ from nanokv.errors import HeapUnavailable, InvalidArgument
 from nanokv.fsck.recovery import examine
 from nanokv.heap import Heap, WorldSpec, open_heap
 from nanokv.heap.process_heap import ProcessHeap
+from nanokv.heap.shm import ShmHeap
 from nanokv.host_poller.poller import Poller
 from nanokv.identity import digest_of
 from nanokv.pinned import Pins
@@ -107,7 +108,10 @@ def wire(heap: Heap, master_rank: int, options: Options) -> Wired:
         machine = _machine(heap, options)
         routing = Routing(heap.world_size, heap.rank, heap.peer_closed)
         note_owner = _noting_owners(machine, options)
-        allocation: Allocation = ProducerAllocation(machine, heap.rank, routing, note_owner)
+        backing = heap.backing if isinstance(heap, ShmHeap) else None
+        allocation: Allocation = ProducerAllocation(
+            machine, heap.rank, routing, note_owner, backing=backing, checksum=options.checksum
+        )
         if options.alloc == "host":
             from nanokv.compat_v1.host_allocation import (
                 HostAllocation,  # brings torch.distributed, which v2 does not need

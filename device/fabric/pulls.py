@@ -36,7 +36,7 @@ from nanokv.device.fabric.records import (
     ROW_THERE,
 )
 from nanokv.device.memory.triton import copy_bytes, select, store64, word
-from nanokv.device.native.clock import wall_ns
+from nanokv.device.native.clock import now_ns
 from nanokv.device.protocol.activity import enter, leave
 from nanokv.device.protocol.put import abort, begin_described, commit, seal_payload
 from nanokv.device.protocol.ring import asleep
@@ -60,7 +60,7 @@ def begin_each(world: World, pulls: tl.int64, count: tl.int64) -> Any:
             field(pull, P_KEY_CHECK),
             field(pull, P_NBYTES),
             FLAG_PLAN,
-            wall_ns(),
+            now_ns(),
             field(pull, P_WHAT + D_FORMAT),
             peek(dims, word(0)),
             peek(dims, word(1)),

@@ -8,7 +8,6 @@ those that it runs with more than one CTA.
 The host changes shared words in no other way.
 """
 
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -19,6 +18,7 @@ import numpy.typing as npt
 from nanokv.device.machines.free_chains import free_chains
 from nanokv.device.machines.records import Begun, Bell, Descriptor, Drained, Found, Place, Terms, What, Words
 from nanokv.device.protocol.status import Status
+from nanokv.device.segment.clock import now_ns
 from nanokv.device.segment.geometry import Geometry
 from nanokv.device.segment.host_records import COPY
 from nanokv.device.segment.layout import (
@@ -93,7 +93,7 @@ class Machine(ABC):
 
     def plan_now(self, owner: int, key: tuple[int, int], nbytes: int, descriptor: Descriptor) -> Begun:
         """`begin` at this time, and `leave`: no activity word counts the kernel that will write the bytes."""
-        begun = self.begin(owner, key, nbytes, _PLAN, descriptor, time.time_ns())
+        begun = self.begin(owner, key, nbytes, _PLAN, descriptor, now_ns())
         if begun.status == _OK:
             self.leave(owner, begun.phase)
         return begun._replace(phase=-1)
@@ -132,7 +132,7 @@ class Machine(ABC):
 
     def put_now(self, owner: int, key: tuple[int, int], src: int, what: What) -> int:
         """`put` at this time."""
-        return self.put(owner, key, src, what.nbytes, what.descriptor, time.time_ns())
+        return self.put(owner, key, src, what.nbytes, what.descriptor, now_ns())
 
     def lookup(self, key: tuple[int, int]) -> Found:
         """Where the object of a key lies: OK, MISS, NOT_READY or CORRUPT."""
@@ -189,7 +189,7 @@ class Machine(ABC):
 
     def get_now(self, key: tuple[int, int], dst: int, what: What) -> int:
         """`get` at this time."""
-        return self.get(key, dst, what.nbytes, what.descriptor, time.time_ns())
+        return self.get(key, dst, what.nbytes, what.descriptor, now_ns())
 
     def validate(self, place: Place) -> int:
         """OK if an object is still READY in the same epoch, else TORN."""

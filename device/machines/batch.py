@@ -1,11 +1,10 @@
 """A batch: a table of requests in device memory, and one launch that puts, gets, finds, copies or removes all of them.
 
-A launch depends on no value of the host: keys, sizes, owners, addresses, the number of requests and the time of day are
+A launch depends on no value of the host: keys, sizes, owners, addresses, the number of requests and the time are
 words in device memory. So a launch can be captured in a graph; before each replay the table is changed in place, by a
 captured copy or by a kernel. A launch leaves the tickets ready for the next one and overwrites the statuses.
 """
 
-import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -24,6 +23,7 @@ from nanokv.device.machines.records import Found, Place, Request
 from nanokv.device.machines.slices import Slices
 from nanokv.device.protocol.request import REQUEST
 from nanokv.device.protocol.ticket import TICKET
+from nanokv.device.segment.clock import now_ns
 from nanokv.device.segment.layout import WORD
 
 CTAS_A_MULTIPROCESSOR = 8  #: CTAs of one warp each; more of them do not move more bytes
@@ -46,7 +46,7 @@ class Batch:
 
     Attributes:
         requests: int64 [capacity, words of a REQUEST], on the device.
-        control: int64 [2], on the device: the number of requests, and the time of day in ns.
+        control: int64 [2], on the device: the number of requests, and the time (`now_ns`).
         tickets: int64 [capacity, words of a TICKET], on the device; free for users' kernels. Between launches all words
             before `answer` are zero, and `answer` holds what the last launch shared.
         statuses: int64 [capacity], on the device: the result of each request (`status.Status`).
@@ -63,14 +63,16 @@ class Batch:
         self._world = world
         self._on_gpu = device.type == "cuda"
         words = REQUEST.size // WORD
-        self._host = torch.zeros(CONTROL_WORDS + capacity * words, dtype=torch.int64, pin_memory=self._on_gpu)
+        self._host = torch.zeros(
+            CONTROL_WORDS + capacity * words, dtype=torch.int64, device="cpu", pin_memory=self._on_gpu
+        )
         self._table = torch.zeros_like(self._host, device=device)
         self.control, requests = self._table[:CONTROL_WORDS], self._table[CONTROL_WORDS:]
         self.requests = requests.view(capacity, words)
         self.tickets = torch.zeros(capacity, TICKET.size // WORD, dtype=torch.int64, device=device)
         self.statuses = torch.full((capacity,), -1, dtype=torch.int64, device=device)
         self.prefix = torch.zeros(1, dtype=torch.int64, device=device)
-        self.reported = torch.zeros(capacity, dtype=torch.int64, pin_memory=self._on_gpu)
+        self.reported = torch.zeros(capacity, dtype=torch.int64, device="cpu", pin_memory=self._on_gpu)
         self._pages = pages
         self._tiles = 0
         self._found = torch.zeros(0, FOUND_WORDS.value, dtype=torch.int64, device=device)
@@ -88,7 +90,7 @@ class Batch:
         """Write the table, by one copy on the current stream. Not to be captured.
 
         Args:
-            now: the time of day in ns. Default: the host's clock.
+            now: the time in ns. Default: `now_ns()` of this host.
 
         Raises:
             ValueError: more than `capacity` requests.
@@ -100,7 +102,7 @@ class Batch:
         if self._filled is not None:
             self._filled.synchronize()  # the copy before may still read the words that are overwritten here
         used = CONTROL_WORDS + len(words)
-        self._host[0], self._host[1] = len(requests), time.time_ns() if now is None else now
+        self._host[0], self._host[1] = len(requests), now_ns() if now is None else now
         self._host[CONTROL_WORDS:used] = torch.from_numpy(words)
         with self._entered():
             self._table[:used].copy_(self._host[:used], non_blocking=True)

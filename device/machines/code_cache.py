@@ -3,16 +3,18 @@
 The folder's name is a digest of every file that is compiled, of the compilers and of the CPU. So a second clone of the
 same version compiles nothing, and stale code is never loaded: the digest was taken before this process imported any of
 these files (`nanokv.device.sources`). A file states what it was compiled from, for functions that others brought, and a
-checksum of itself. Files are written beside their place and renamed, so processes may write at the same time: they
-write the same.
+checksum of itself; it is loaded only if nobody but this user and root can have written it. Files are written beside
+their place and renamed, so processes may write at the same time: they write the same.
 """
 
 import contextlib
+import errno
 import hashlib
 import logging
 import os
 import platform
 import secrets
+import stat
 import sys
 import tempfile
 from functools import cache
@@ -31,6 +33,7 @@ from nanokv.errors import HeapUnavailable, InvalidArgument
 
 VARIABLE = "NANOKV_CACHE_DIR"
 _CHECKSUM_BYTES = _STAMP_BYTES = 16
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _NUMBAS = ("NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES", "NUMBA_ENABLE_AVX")  #: variables that choose another CPU
 _log = logging.getLogger("nanokv.code_cache")
 
@@ -72,42 +75,87 @@ def _digest() -> str:
 
 
 def _roots() -> list[Path]:
-    """Where the folder may be, the best first."""
-    named = os.environ.get(VARIABLE)
-    if named:
-        return [Path(named) / "nanokv"]
+    """Where the folder may be if the user names none, the best first."""
     home = os.environ.get("XDG_CACHE_HOME")
     # other users can write to the temporary folder: ours there is named for the user, and must belong to them
-    shared = Path(tempfile.gettempdir()) / f"nanokv-{os.getuid() if hasattr(os, 'getuid') else 'code'}"
+    shared = Path(tempfile.gettempdir()) / f"nanokv-{_user() if _user() is not None else 'code'}"
     return [(Path(home) if home else Path("~/.cache").expanduser()) / "nanokv", shared]
 
 
 def cache_directory() -> Path:
     """The folder of the compiled code, made if it is not there: the first that can be written, else be read.
 
+    A folder that the user has named, and has no permission to use, is passed over with a warning.
+
     Raises:
         InvalidArgument: NANOKV_CACHE_DIR names a folder that can neither be made nor read.
-        HeapUnavailable: it names none, and no other folder can be made.
+        HeapUnavailable: it names none, and no other folder can be made; or this process may open no more files.
     """
-    why = []
-    readable = []
+    named, why = os.environ.get(VARIABLE), []
+    if named:
+        path = Path(named) / "nanokv" / _digest()
+        try:
+            _prepare(path, 0o755)  # who names a folder may mean it for all users, as in an image
+            return path
+        except OSError as error:
+            why.append(_said(path.parent, error))
+            if os.access(path, os.R_OK | os.X_OK) and _has_code(path):
+                return path
+            if not isinstance(error, PermissionError):
+                raise InvalidArgument(_no_folder(why)) from None
     for root in _roots():
         path = root / _digest()
         try:
-            root.mkdir(mode=0o700, parents=True, exist_ok=True)
-            path.mkdir(exist_ok=True)
-            if hasattr(os, "getuid") and root.stat().st_uid not in {os.getuid(), 0} and not os.environ.get(VARIABLE):
-                raise PermissionError(f"{root} belongs to another user")
-            tempfile.TemporaryFile(dir=path).close()
+            _prepare(path, 0o700)
+            if root.stat().st_uid not in {_user(), 0}:
+                raise PermissionError(0, f"{root} belongs to another user")
         except OSError as error:
-            why.append(f"{root}: {error.strerror or error}")
-            readable += [path] if path.is_dir() and os.environ.get(VARIABLE) else []
+            why.append(_said(root, error))
             continue
+        if named:
+            _warn_once(f"{VARIABLE} cannot be used ({why[0]}): compiled code is kept in {path}")
         return path
-    if readable:
-        return readable[0]
-    text = f"no folder for compiled code ({'; '.join(why)}); set {VARIABLE} to one that can be written"
-    raise InvalidArgument(text) if os.environ.get(VARIABLE) else HeapUnavailable(text)
+    raise InvalidArgument(_no_folder(why)) if named else HeapUnavailable(_no_folder(why))
+
+
+def _no_folder(why: list[str]) -> str:
+    return f"no folder for compiled code ({'; '.join(why)}); set {VARIABLE} to one that can be written"
+
+
+def _said(folder: Path, error: OSError) -> str:
+    _refuse_without_descriptors(error)
+    return f"{folder}: {error.strerror or error}"
+
+
+def _prepare(path: Path, mode: int) -> None:
+    """Make a folder, of this mode if it is not there, and see that it can be written."""
+    _make(path, mode)
+    tempfile.TemporaryFile(dir=path).close()
+
+
+def _make(path: Path, mode: int) -> None:
+    """Make a folder and those it lies in, where they are not there, with this mode whatever the umask is."""
+    if os.path.isdir(path):  # noqa: PTH112  # Path.is_dir raises where a folder above cannot be entered
+        return
+    if path.parent != path:
+        _make(path.parent, mode)
+    with contextlib.suppress(FileExistsError):  # another process was faster
+        path.mkdir(mode=0o700)
+        path.chmod(mode)
+
+
+def _has_code(path: Path) -> bool:
+    return any(path.glob("*.code"))
+
+
+def _user() -> int | None:
+    return os.getuid() if hasattr(os, "getuid") else None
+
+
+def _refuse_without_descriptors(error: OSError) -> None:
+    """Raise HeapUnavailable if this process has no descriptor left: then the code may be there all the same."""
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        raise HeapUnavailable(f"compiled code cannot be read: {error.strerror}") from error
 
 
 class CodeFile:
@@ -130,10 +178,11 @@ class CodeFile:
         if self._of_rooms and not _loads():
             return None
         try:
-            raw = self._path.read_bytes()
+            raw = _read_safe(self._path)
         except FileNotFoundError:
             return None
         except OSError as error:
+            _refuse_without_descriptors(error)
             _log.warning("compiled code in %s cannot be read, and is compiled again: %r", self._path, error)
             return None
         checksum, body = raw[:_CHECKSUM_BYTES], raw[_CHECKSUM_BYTES:]
@@ -145,12 +194,12 @@ class CodeFile:
 
     def keep(self, code: ObjectCode) -> None:
         """Write the code. If that fails, it works in this process only, with a warning."""
-        if not sources.unchanged():
+        if not _unchanged():
             _warn_once("the sources have changed since this process began: what it compiles is not kept")
             return
         body = self._stamp + code.packed()
         try:
-            self.folder.mkdir(exist_ok=True)
+            _make(self.folder, 0o755)
             _replace(self._path, _checksum(body) + body)
         except OSError as error:
             _warn_once(
@@ -161,7 +210,28 @@ class CodeFile:
 @cache
 def _loads() -> bool:
     """Whether the folder's code is of the files that this process has imported."""
-    return sources.unchanged()
+    return _unchanged()
+
+
+def _unchanged() -> bool:
+    try:
+        return sources.unchanged()
+    except OSError as error:
+        _refuse_without_descriptors(error)
+        raise
+
+
+def _read_safe(path: Path) -> bytes:
+    """The bytes of a file that nobody but this user and root can have written.
+
+    Raises:
+        PermissionError: it is another user's, or others may write to it.
+    """
+    with path.open("rb") as file:
+        about = os.fstat(file.fileno())
+        if _user() is not None and (about.st_uid not in {_user(), 0} or about.st_mode & _OTHERS_WRITE):
+            raise PermissionError(errno.EPERM, "another user can have written it")
+        return file.read()
 
 
 def _checksum(body: bytes) -> bytes:
@@ -172,7 +242,9 @@ def _replace(path: Path, raw: bytes) -> None:
     """Write a file at once. All who may read the folder may read it: images are built by one user for others."""
     beside = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
     try:
+        beside.touch(mode=0o600, exist_ok=False)
         beside.write_bytes(raw)
+        beside.chmod(0o644)  # whatever the umask is
         beside.replace(path)
     except BaseException:
         with contextlib.suppress(OSError):

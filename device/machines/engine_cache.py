@@ -40,7 +40,7 @@ class Pages:
         odd = [value for value in (*addresses, *strides, self.plane_bytes) if value % ALIGNMENT]
         if odd:
             raise ValueError(f"addresses, strides and rows must be multiples of {ALIGNMENT} bytes, not {odd[0]}")
-        words = torch.tensor([*strides, *addresses], dtype=torch.int64)
+        words = torch.tensor([*strides, *addresses], dtype=torch.int64, device="cpu")
         assert PAGES.size == len(strides) * WORD
         self.table = words.to(first.device)
 

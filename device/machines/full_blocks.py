@@ -67,7 +67,7 @@ class FullBlocks:
         Enqueues a launch and three copies on the current stream, and does not wait. Not to be captured.
 
         Args:
-            now: the time of day in ns. Default: the host's clock.
+            now: the time in ns. Default: `now_ns()` of this host.
 
         Raises:
             InvalidArgument: more than `capacity`, a block that does not exist or is named twice, or more fresh tokens

@@ -54,9 +54,9 @@ class Lane:
         if self._on_gpu and own_stream:
             self._stream = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
         self._lock = threading.Lock() if self._on_gpu else INTERPRETER
-        self._host = torch.zeros(FRAME_WORDS, dtype=torch.int64, pin_memory=self._on_gpu)
+        self._host = torch.zeros(FRAME_WORDS, dtype=torch.int64, device="cpu", pin_memory=self._on_gpu)
         self._frame = torch.zeros(FRAME_WORDS, dtype=torch.int64, device=device)
-        self._staging = torch.empty(STAGING_BYTES if own_stream else 0, dtype=torch.uint8, pin_memory=self._on_gpu)
+        self._staging = self._new_staging(STAGING_BYTES if own_stream else 0)
         self._world = world
 
     def entered(self) -> AbstractContextManager[Any]:
@@ -101,8 +101,11 @@ class Lane:
     def _pinned(self, like: torch.Tensor) -> torch.Tensor:
         """Pinned host memory like a tensor, so that a copy to it is asynchronous; valid until the next call."""
         if len(self._staging) < like.nbytes:
-            self._staging = torch.empty(2 * like.nbytes, dtype=torch.uint8, pin_memory=self._on_gpu)
+            self._staging = self._new_staging(2 * like.nbytes)
         return self._staging[: like.nbytes].view(like.dtype).view(like.shape)
+
+    def _new_staging(self, nbytes: int) -> torch.Tensor:
+        return torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=self._on_gpu)
 
     def _synchronize(self) -> None:
         if self._on_gpu:
@@ -112,7 +115,7 @@ class Lane:
         self, words: Sequence[int], launches: Sequence[Launch], last: Callable[[], Any] = lambda: None
     ) -> list[int]:
         self._host.zero_()
-        self._host[: len(words) + 1] = torch.tensor([self._world, *words], dtype=torch.int64)
+        self._host[: len(words) + 1] = torch.tensor([self._world, *words], dtype=torch.int64, device="cpu")
         self._frame.copy_(self._host, non_blocking=True)
         for kernel, ctas, constants in launches:
             kernel[(ctas,)](self._frame.data_ptr(), **constants, num_warps=1)

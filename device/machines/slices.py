@@ -78,7 +78,7 @@ class Slices:
         self.table = torch.empty(fixed + len(rows), dtype=torch.int64, device=first.device)
         head = [self.tiles, self.table.data_ptr() + fixed * WORD, halves, *strides, *to]
         assert len(head) * WORD == SLICES.size
-        self.table.copy_(torch.tensor([*head, *addresses, *rows], dtype=torch.int64))
+        self.table.copy_(torch.tensor([*head, *addresses, *rows], dtype=torch.int64, device="cpu"))
 
 
 def _row(box: Box, halves: int, strides: ObjectStrides) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ import triton.language as tl
 
 from nanokv.device.memory.triton import load64
 from nanokv.device.native.ahead import foresee_key, foresee_put
-from nanokv.device.native.clock import wall_ns
+from nanokv.device.native.clock import now_ns
 from nanokv.device.protocol.activity import leave
 from nanokv.device.protocol.get import get_described
 from nanokv.device.protocol.put import begin_described, put
@@ -46,7 +46,7 @@ def put_now(
         key_check,
         src,
         nbytes,
-        wall_ns(),
+        now_ns(),
         load64(what + WHAT_FORMAT, "relaxed"),
         load64(what + WHAT_D0, "relaxed"),
         load64(what + WHAT_D1, "relaxed"),
@@ -68,7 +68,7 @@ def get_now(world: World, key_hash: tl.int64, key_check: tl.int64, dst: tl.int64
         key_check,
         dst,
         load64(what + WHAT_BYTES, "relaxed"),
-        wall_ns(),
+        now_ns(),
         load64(what + WHAT_FORMAT, "relaxed"),
         load64(what + WHAT_D0, "relaxed"),
         load64(what + WHAT_D1, "relaxed"),
@@ -87,7 +87,7 @@ def plan_now(world: World, owner: tl.int64, key_hash: tl.int64, key_check: tl.in
     Returns (status, header slot, epoch, payload offset).
     """
     status, slot, epoch, payload, phase = begin_described(
-        world, owner, key_hash, key_check, nbytes, FLAG_PLAN, wall_ns(), 0, 0, 0, 0, 0, 0, 0, 0
+        world, owner, key_hash, key_check, nbytes, FLAG_PLAN, now_ns(), 0, 0, 0, 0, 0, 0, 0, 0
     )
     if status == OK:
         leave(world, segment(world, owner), phase)

@@ -10,9 +10,10 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
+from nanokv.device.segment.clock import NUMBER
 from nanokv.device.segment.host_records import SECOND
 
-_REALTIME, _MONOTONIC = 0, 1  # Linux' numbers of the clocks of `time.time_ns` and `time.monotonic_ns`
+_MONOTONIC = 1  # Linux' number of the clock of `time.monotonic_ns`
 
 
 def _words() -> Any:
@@ -39,7 +40,7 @@ def _clock(number: int) -> Callable[..., Any]:
     return now
 
 
-wall_ns: Any = _clock(_REALTIME)  #: as `time.time_ns`
+now_ns: Any = _clock(NUMBER)  #: as `device.segment.clock.now_ns`
 monotonic_ns: Any = _clock(_MONOTONIC)  #: as `time.monotonic_ns`
 
 

@@ -13,7 +13,7 @@ import triton.language as tl
 
 from nanokv.device.memory.triton import copy_bytes, load64, word
 from nanokv.device.native.calls import get_now, put_now
-from nanokv.device.native.clock import wall_ns
+from nanokv.device.native.clock import now_ns
 from nanokv.device.native.python_objects import (
     big_endian,
     bytes_at,
@@ -149,7 +149,7 @@ def take_object(key: tl.int64, world: World, hashing: tl.int64, dst: tl.int64, r
     status, owner, slot, epoch, payload, nbytes = lookup(world, low, check)
     taken = word(NOT_TAKEN)
     if (status == OK) & (nbytes <= room):
-        if read(world, owner, slot, epoch, low, check, payload, nbytes, dst, wall_ns()) == OK:
+        if read(world, owner, slot, epoch, low, check, payload, nbytes, dst, now_ns()) == OK:
             taken = nbytes
     take_lock(lock)
     return taken

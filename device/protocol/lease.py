@@ -19,7 +19,7 @@ Guarantees
 Why the orderings suffice: the commit releases the lease. A reader changes the word by compare-and-swap, and a new
 object of the slot changes it too. A reader that finds a lease validates the epoch afterwards: only a lease that was
 there before, its own object's, is replaced. All else is best effort: an old time only makes an eviction less exact.
-All ranks of a world use one clock; a clock that is behind keeps objects longer.
+All ranks of a world use one clock (`segment/clock.py`).
 """
 
 from typing import Any

@@ -248,6 +248,9 @@ HEAP_CTL = Record(
         Field("refused", "<u8", "allocations answered FULL"),
         Field("lost", "<u8", "commits of objects that had been given up"),
         Field("corrupt", "<u8", "control words and checksums that operations found wrong"),
+        Field(
+            "swept_at", "<u8", "ns: when the owner's host swept last; ahead of its clock: the machine began anew since"
+        ),
     ],
 )
 

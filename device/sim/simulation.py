@@ -137,7 +137,7 @@ class Simulation:
             "copy_bytes": self._copy_bytes,
             "mixed": mixed,
             "checksum_bytes": self._checksum_bytes,
-            "wall_ns": lambda: 1,
+            "now_ns": lambda: 1,
             **self.constants,
         }
         for raw, other in self.replaced.items():

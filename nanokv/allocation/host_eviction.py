@@ -1,12 +1,11 @@
 """Eviction by the host down to a share of its segment."""
 
-import time
-
 import numpy as np
 
 from nanokv.allocation.base import Allocation
 from nanokv.device.machines.base import Machine
 from nanokv.device.protocol.status import Status
+from nanokv.device.segment.clock import now_ns
 from nanokv.device.segment.last_access import idle, stays
 from nanokv.device.segment.layout import READY, STATE_MASK
 from nanokv.host_poller.water_marks import evict_pages
@@ -25,7 +24,7 @@ def evict_until_below(machine: Machine, allocation: Allocation, rank: int, usage
     if allocation.alloc == "device":
         return evict_pages(machine, rank, surplus, machine.geometry.hdr_count)[0]
     ready = np.flatnonzero((headers["state"] & STATE_MASK.value) == READY.value)
-    now, words = time.time_ns(), headers["last_access"]
+    now, words = now_ns(), headers["last_access"]
     ready = ready[~stays(words[ready], now)]
     gone = 0
     for slot in ready[(-idle(words[ready], now)).argsort(kind="stable")].tolist():

@@ -1,7 +1,7 @@
 """v2: the producer allocates in the owner's segment itself, through the machine. No server, no message."""
 
-import time
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -9,11 +9,13 @@ import numpy as np
 from nanokv.allocation.routing import Routing
 from nanokv.allocation.writers import writer_in
 from nanokv.device.machines.base import Machine
-from nanokv.device.machines.records import Begun, Descriptor, Found, What, Words
+from nanokv.device.machines.records import Begun, Descriptor, Found, Place, What, Words
 from nanokv.device.protocol.status import Status
+from nanokv.device.segment.clock import now_ns
 from nanokv.device.segment.layout import unpack
 from nanokv.digests import Digests
 from nanokv.errors import NanoKVError, PeerLost
+from nanokv.heap.backing import Backing
 from nanokv.host_poller.make_room import make_room
 from nanokv.types import KeyDigest
 
@@ -31,16 +33,26 @@ class ProducerAllocation:
     Args:
         machine: of this rank.
         routing: of this world.
+        backing: reserves the memory that objects take, where that is not there from the start.
+        checksum: whether objects have one.
         note_owner: called with the rank that gets an object, before that is put; what it raises refuses the object.
     """
 
     alloc = "device"
 
     def __init__(
-        self, machine: Machine, rank: int, routing: Routing, note_owner: Callable[[int], None] | None = None
+        self,
+        machine: Machine,
+        rank: int,
+        routing: Routing,
+        note_owner: Callable[[int], None] | None = None,
+        *,
+        backing: Backing | None = None,
+        checksum: bool = False,
     ) -> None:
         self._machine = machine
-        self._put_now = machine.put_now
+        self.backing, self._checksum = backing, checksum
+        self._machine_put = machine.put_now
         self.get: Callable[[KeyDigest, int, What], int] = machine.get_now  # a method would only call it
         self._rank = rank
         self.routing = routing
@@ -57,7 +69,8 @@ class ProducerAllocation:
 
     def put(self, key: KeyDigest, src: int, what: What, preferred: int | None) -> int:
         owner = self.owner_of(key, preferred) if preferred is None or self.note_owner is not None else preferred
-        status = self._put_now(owner, key, src, what)
+        put_now = self._machine_put if self.backing is None else self._put_backed
+        status = put_now(owner, key, src, what)
         return status if status != _FULL else self._put_with_room(owner, key, src, what, preferred)
 
     def put_refused(self, key: KeyDigest, src: int, what: What, preferred: int | None) -> int:
@@ -65,13 +78,14 @@ class ProducerAllocation:
 
     def _put_with_room(self, owner: int, key: KeyDigest, src: int, what: What, preferred: int | None) -> int:
         """After FULL: put it elsewhere if the owner has gone, else make room and try again."""
+        put_now = self._machine_put if self.backing is None else self._put_backed
         status = _FULL
         while status == _FULL and (other := self._instead_of(owner, key, preferred)) is not None:
             owner = other
-            status = self._put_now(owner, key, src, what)
+            status = put_now(owner, key, src, what)
         tries = 0
         while status == _FULL and tries < _ROOM_TRIES and make_room(self._machine, owner, what.nbytes):
-            status = self._put_now(owner, key, src, what)
+            status = put_now(owner, key, src, what)
             tries += 1
         return status
 
@@ -83,8 +97,11 @@ class ProducerAllocation:
 
         def put(owner: int) -> int:
             nonlocal made
+            if not self.has_memory(owner, nbytes):
+                return _FULL
             targets = [rank for rank in self._others(owner, count) if self.may_have(rank)]
-            now = time.time_ns()
+            targets = [rank for rank in targets if self.has_memory(rank, nbytes)]
+            now = now_ns()
             status, made = self._machine.put_copied(owner, key, src, nbytes, descriptor, now, targets)
             return status
 
@@ -107,13 +124,15 @@ class ProducerAllocation:
         """
         if self.note_owner is not None:
             self.note_owner(target)
-        status = self._machine.replicate(target, key, time.time_ns())
+        if self.backing is not None and not self.has_memory(target, self._machine.lookup(key).place.nbytes):
+            return _FULL
+        status = self._machine.replicate(target, key, now_ns())
         tries = 0
         while status == _FULL and tries < _ROOM_TRIES:
             found = self._machine.lookup(key)
             if found.status != Status.OK or not make_room(self._machine, target, found.place.nbytes):
                 break
-            status = self._machine.replicate(target, key, time.time_ns())
+            status = self._machine.replicate(target, key, now_ns())
             tries += 1
         return status
 
@@ -127,11 +146,7 @@ class ProducerAllocation:
         return True
 
     def begin(self, key: KeyDigest, nbytes: int, preferred: int | None, descriptor: Descriptor, *, plan: bool) -> Begun:
-        def begin(owner: int) -> Begun:
-            if plan:
-                return self._machine.plan_now(owner, key, nbytes, descriptor)
-            return self._machine.begin(owner, key, nbytes, 0, descriptor, time.time_ns())
-
+        begin = partial(self._begin, key=key, nbytes=nbytes, descriptor=descriptor, plan=plan)
         owner = self.owner_of(key, preferred)
         begun = begin(owner)
         if begun.status != _FULL:
@@ -144,6 +159,49 @@ class ProducerAllocation:
             begun = begin(owner)
             tries += 1
         return begun
+
+    def _begin(self, owner: int, key: KeyDigest, nbytes: int, descriptor: Descriptor, *, plan: bool) -> Begun:
+        for _ in range(_ROOM_TRIES):
+            if plan:
+                begun = self._machine.plan_now(owner, key, nbytes, descriptor)
+            else:
+                begun = self._machine.begin(owner, key, nbytes, 0, descriptor, now_ns())
+            if begun.status != Status.OK or self._has_its_memory(begun.place):
+                return begun
+            self.abort(key, begun)
+            if not self._evict_one(owner):  # what it frees has memory, and is found first
+                break
+        return begun._replace(status=_FULL)
+
+    # --- memory that is not there from the start ---
+    def has_memory(self, owner: int, nbytes: int) -> bool:
+        """Whether puts of so many bytes into a segment cannot meet pages without memory."""
+        return self.backing is None or self.backing.is_ready(owner, nbytes)
+
+    def have_memory(self, owners: Words, sizes: Words) -> bool:
+        """`has_memory` of all puts, of so many bytes each, into these segments."""
+        if self.backing is None:
+            return True
+        return all(self.has_memory(owner, int(sizes[owners == owner].sum())) for owner in np.unique(owners).tolist())
+
+    def _has_its_memory(self, place: Place) -> bool:
+        return self.backing is None or not place.nbytes or self.backing.reach(place.owner, place.payload + place.nbytes)
+
+    def _evict_one(self, owner: int) -> bool:
+        may = bool(self._machine.control(owner)[0]["may_evict"])
+        return may and self._machine.evict_one(owner, now_ns()) > 0
+
+    def _put_backed(self, owner: int, key: KeyDigest, src: int, what: What) -> int:
+        """As `Machine.put_now`, but for pages without memory."""
+        if self.has_memory(owner, what.nbytes):
+            return self._machine.put_now(owner, key, src, what)
+        begun = self._begin(owner, key, what.nbytes, what.descriptor, plan=False)
+        if begun.status != Status.OK:
+            return begun.status
+        self._machine.store_payload(begun.place, src)
+        if self._checksum:
+            self._machine.seal(key, begun.place, what.descriptor)
+        return self.finish(key, begun)
 
     def _instead_of(self, owner: int, key: KeyDigest, preferred: int | None) -> int | None:
         """The segment to try after one without room, if the rank of that one has gone since it was chosen, or None.
@@ -181,7 +239,9 @@ class ProducerAllocation:
 
     def put_each(self, keys: Digests, sources: Words, what: What, preferred: int | None) -> Words | None:
         owners = self._owners_of(keys, preferred)
-        return None if owners is None else self._machine.put_each(owners, keys.words, sources, what)
+        if owners is None or not self.have_memory(owners, np.full(len(owners), what.nbytes)):
+            return None
+        return self._machine.put_each(owners, keys.words, sources, what)
 
     def _owners_of(self, keys: Digests, preferred: int | None) -> Words | None:
         """`owner_of` each key, int64 [n]; None if one cannot have its object: the call for that key raises why."""
@@ -213,7 +273,7 @@ class ProducerAllocation:
         return self._machine.remove_slot(owner, slot, epoch)
 
     def evict_slot(self, owner: int, slot: int, epoch: int) -> int:
-        return self._machine.evict_slot(owner, slot, epoch, time.time_ns())
+        return self._machine.evict_slot(owner, slot, epoch, now_ns())
 
     def evicted(self) -> int:
         ranks = range(self._machine.geometry.world_size)

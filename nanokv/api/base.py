@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
+from functools import partial
 from types import TracebackType
 from typing import NoReturn, Self
 
@@ -14,7 +15,7 @@ from nanokv.background import Worker
 from nanokv.config import Options
 from nanokv.device.machines.records import Terms
 from nanokv.digests import Digests
-from nanokv.ending import Gone, Parts, end_when_dropped, forked
+from nanokv.ending import Gone, Parts, disown, end_when_dropped, forked
 from nanokv.errors import CacheClosed, InvalidArgument, NanoKVError, PeerLost
 from nanokv.generations import Generations
 from nanokv.keys import Hasher
@@ -204,6 +205,8 @@ class CacheBase:
     def close(self) -> None:
         """Leave the world. Open plans are aborted; the objects in this rank's segment go with it. Idempotent.
 
+        Operations in the background are done before; one that waits for room raises CacheClosed.
+
         The memory goes back to the system with the last rank in this process, pinned object, or `paged_kv`.
         """
         if not self._open:
@@ -214,7 +217,7 @@ class CacheBase:
         self._worker.close()
         self._open = False
         self._parts.close()
-        gone = Gone(f"rank {self._rank} of {self._name!r} was closed")
+        gone = Gone(partial(CacheClosed, f"rank {self._rank} of {self._name!r} was closed"))
         for part in _OF_THE_WORLD:
             setattr(self, part, gone)
 
@@ -231,6 +234,7 @@ class CacheBase:
         """In a child of a fork: this cache is that of its parent, `process`, and cannot be used here."""
         if self._open:
             self._open, self._forked_from = False, process
+            disown(self._machine, process)  # for those who have it from us
 
     def __enter__(self) -> Self:
         self._check_open()
@@ -247,6 +251,12 @@ class CacheBase:
             if self._forked_from is not None:
                 raise forked(self._forked_from)
             raise CacheClosed(f"rank {self._rank} of {self._name!r} was closed")
+
+    def _check_stays(self) -> None:
+        """For what waits: raise CacheClosed also if `close` waits for the operations in the background."""
+        if self._open and self._worker.closed:
+            raise CacheClosed(f"rank {self._rank} of {self._name!r} is being closed")
+        self._check_open()
 
     def _checked_segment(self, preferred: int | None) -> int | None:
         if not self._open:

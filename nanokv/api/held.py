@@ -10,6 +10,7 @@ from nanokv.arguments import seconds
 from nanokv.changed_terms import change_terms
 from nanokv.device.machines.records import Found, Place
 from nanokv.device.protocol.status import Status
+from nanokv.device.segment.clock import now_ns
 from nanokv.errors import InvalidArgument
 from nanokv.groups import drop_group
 from nanokv.pinned import Pin, Pinned
@@ -97,7 +98,7 @@ class Held(World):
                 break
         if status != Status.OK:
             raise self._error(status, key)
-        self._machine.touch(found.place, time.time_ns())
+        self._machine.touch(found.place, now_ns())
         payload, owner = self._pins.payload(found.place)
         tensor = self._single.view(found, payload)
         meta = self._meta(key, found.place)

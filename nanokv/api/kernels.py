@@ -57,6 +57,7 @@ class Kernels(Many):
                 self._heap,
                 timeout,
                 lambda: self._plans.begin(digest, bytes_total, preferred_segment, self._terms(hold)),
+                self._check_stays,
             )
         if isinstance(plan, WritePlan):
             return plan

@@ -67,7 +67,7 @@ class Many(Objects):
             return [None] * len(outcomes)
         for i in [i for i, outcome in enumerate(outcomes) if outcome in NO_ROOM] if timeout > 0 else ():
             again = partial(self._put_once, digests[i], tensors[i], preferred_segment, hold, copies)
-            outcomes[i] = until_room(self._heap, deadline - time.monotonic(), again)
+            outcomes[i] = until_room(self._heap, deadline - time.monotonic(), again, self._check_stays)
         return [
             outcome
             if isinstance(outcome, NanoKVError)

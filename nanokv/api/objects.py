@@ -88,7 +88,7 @@ class Objects(CacheBase):
             put = partial(self._put_once, self._hash(key), tensor, preferred_segment, hold, copies)
             status = put()
             if status in NO_ROOM and timeout:
-                status = until_room(self._heap, timeout, put)
+                status = until_room(self._heap, timeout, put, self._check_stays)
         traffic.put(status, tensor.nbytes, started)
         if status and not (exist_ok and status == Status.DUPLICATE):
             raise self._error(status, key, tensor.nbytes, preferred_segment)
@@ -224,7 +224,7 @@ class Objects(CacheBase):
     ) -> Handle[None]:
         """`put` in the background, in the order of the calls; the tensor must not change before the handle is done.
 
-        `timeout`: as for `put`, from its beginning on; those after it wait too.
+        `timeout`: as for `put`, from its beginning on; those after it wait too. `close` ends the wait: CacheClosed.
         """
         self._check_open()
         more: dict[str, Any] = {"exist_ok": exist_ok, "hold": hold, "timeout": timeout, "replicas": replicas}

@@ -41,7 +41,9 @@ class Owner(World):
     def subscribe(self, listener: Listener) -> Callable[[], None]:
         """Tell `listener` of objects that come to this rank's segment or go, and of ranks that come or go (`Event`).
 
-        The function returned ends that. A listener that refers to this cache keeps it from being dropped.
+        The function returned ends that. A listener that refers to this cache keeps it from being dropped. Listeners are
+        called by the poller's thread, which frees and sweeps for everybody: a slow one delays that. `flush`, `clear`,
+        `evict_until_below` and `leave` would wait for that thread, and are refused there: InvalidArgument.
         """
         self._check_open()
         if not callable(listener):
@@ -94,7 +96,13 @@ class Owner(World):
 
     # --- what goes ---
     def clear(self) -> int:
-        """Remove every object in this rank's segment that is READY and not pinned; returns their number."""
+        """Remove every object in this rank's segment that is READY and not pinned; returns their number.
+
+        Raises:
+            InvalidArgument: a listener calls it (`subscribe`).
+        """
+        self._check_open()
+        self._poller.refuse_own_thread("clear")
         self.flush()
         slots, records = self._poller.index.rows()
         pairs = zip(slots.tolist(), records["epoch"].tolist(), strict=True)
@@ -106,9 +114,10 @@ class Owner(World):
         """Evict from this rank's segment, by its policy, until at most this part of its pages is in use.
 
         Raises:
-            InvalidArgument: `usage_ratio` is not from 0 to 1.
+            InvalidArgument: `usage_ratio` is not from 0 to 1; or a listener calls it (`subscribe`).
         """
         self._check_open()
+        self._poller.refuse_own_thread("evict_until_below")
         if not 0 <= number("usage_ratio", usage_ratio) <= 1:
             raise InvalidArgument(f"usage_ratio must be 0 to 1, not {usage_ratio!r}")
         evict_until_below(self._machine, self._allocation, self.rank, usage_ratio)

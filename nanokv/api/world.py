@@ -55,6 +55,7 @@ class World(CacheBase):
 
         Raises:
             WaitTimeout: after `timeout` seconds.
+            InvalidArgument: a listener calls it (`subscribe`): the index is kept by the thread that calls listeners.
         """
         self._check_open()
         with self._traffic.counting_timeouts():
@@ -78,11 +79,12 @@ class World(CacheBase):
             timeout: seconds.
 
         Raises:
-            InvalidArgument: the world is not elastic, or `keys` is something else.
+            InvalidArgument: the world is not elastic, or `keys` is something else; or a listener calls it.
             WaitTimeout: objects were pinned or being written all the time. The rank stays, and can be used on, without
                 the objects that were moved or dropped so far, and without its open plans.
         """
         heap, emptying = self._emptying(self.rank, keys)
+        self._poller.refuse_own_thread("leave")
         timeout = seconds("timeout", timeout)
         assert isinstance(self._allocation, ProducerAllocation)
         with self._leave_lock:

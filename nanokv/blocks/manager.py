@@ -25,6 +25,7 @@ from nanokv.blocks.leases import Held, Lease
 from nanokv.blocks.matching import MatchingPool
 from nanokv.blocks.metrics import BlockMetrics
 from nanokv.cache import NanoKVCache
+from nanokv.device.segment.clock import now_ns
 from nanokv.errors import CacheClosed, DuplicateKey, InvalidArgument, KeyNotFound, NotReady, OutOfMemory
 from nanokv.terms import PRIORITIES, Hold, Priority
 from nanokv.types import KeyDigest
@@ -150,7 +151,7 @@ class BlockManager(MatchingPool):
             self._copy(block, private, priority, deadline)
             held = self._taken(private, sequence, first)
         except BaseException:
-            self._active.release(first, time.time_ns())
+            self._active.release(first, now_ns())
             raise
         self._counts.add(duplicate_blocks=1)
         return held
@@ -187,7 +188,7 @@ class BlockManager(MatchingPool):
         try:
             handle = self._events.store(sequence, parent, self.layout.natural_block_stride, self._location)
         except BaseException:
-            self._active.release(held, time.time_ns())
+            self._active.release(held, now_ns())
             raise
         if handle is not None:
             self._published[held.key] = handle

@@ -5,7 +5,6 @@ processes see that it is in use. Every handle of this process shares one pin. Al
 one lock of the pool; other processes may register and evict meanwhile, and then a match finds each block or does not.
 """
 
-import time
 from abc import abstractmethod
 from collections.abc import Sequence
 
@@ -15,6 +14,7 @@ from nanokv.blocks.hashes import SequenceHash
 from nanokv.blocks.leases import Held
 from nanokv.blocks.pool import BlockPool
 from nanokv.device.protocol.status import Status
+from nanokv.device.segment.clock import now_ns
 from nanokv.errors import InvalidArgument, KeyNotFound, NotReady
 from nanokv.types import KeyDigest
 
@@ -79,7 +79,7 @@ class MatchingPool(BlockPool):
             for key in [self._keys.of(each) for each in listed("sequence_hashes", sequence_hashes)]:
                 found = self._cache._allocation.locate(key)
                 if found.status == Status.OK:
-                    self._cache._machine.touch(found.place, time.time_ns())
+                    self._cache._machine.touch(found.place, now_ns())
                     touched += 1
         return touched
 
@@ -98,7 +98,7 @@ class MatchingPool(BlockPool):
                         break
             except BaseException:
                 for each in filter(None, held):
-                    self._active.release(each, time.time_ns())
+                    self._active.release(each, now_ns())
                 raise
             return [None if each is None else self._immutable(each) for each in held]
 

@@ -34,6 +34,7 @@ from nanokv.blocks.metrics import Counts
 from nanokv.blocks.segment_table import FirstInFirstOut, Row, Table, order_named
 from nanokv.cache import NanoKVCache
 from nanokv.device.protocol.status import Status
+from nanokv.device.segment.clock import now_ns
 from nanokv.errors import CacheClosed, InvalidArgument, NanoKVError
 from nanokv.terms import Hold
 from nanokv.types import KeyDigest
@@ -211,7 +212,7 @@ class BlockPool(ABC):
         if isinstance(holds, Slot):
             self._slots.close(holds)
         else:
-            self._active.release(holds, time.time_ns())
+            self._active.release(holds, now_ns())
 
     def _look(self) -> Table:
         return Table(self._cache._machine, self.segment, self._group_word)
@@ -258,7 +259,7 @@ class BlockPool(ABC):
                 while self._dropped:
                     self._give_back(self._dropped.popleft())
                 self._slots.close_all()
-                self._active.release_all(time.time_ns())
+                self._active.release_all(now_ns())
             self._open = False
             for key in list(self._published):
                 self._unpublish(key)

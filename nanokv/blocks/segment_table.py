@@ -19,7 +19,6 @@ A look copies the headers by relaxed loads: each header's STATE word is consiste
 names its slot and epoch, and the protocol refuses what has moved on.
 """
 
-import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -28,6 +27,7 @@ import numpy.typing as npt
 
 from nanokv.blocks.hashes import CHECK_BITS, PRIVATE
 from nanokv.device.machines.base import Machine
+from nanokv.device.segment.clock import now_ns
 from nanokv.device.segment.last_access import stays, time_of
 from nanokv.device.segment.layout import (
     FLAG_LABEL,
@@ -77,7 +77,7 @@ class Table:
         self.held: Mask = ours & private & ~self.ready  # by their creators, or waiting for a grace period
         self.copying: Mask = ours & ~private & ~self.ready
         pins = unpack("STATE", "pins", self._headers["state"].astype(np.int64))
-        now = time.time_ns()
+        now = now_ns()
         self.active: Mask = self.ready & (pins > 0)
         self.inactive: Mask = self.ready & (pins == 0) & ~stays(self._headers["last_access"], now)
         self.free_pages = geometry.n_pages - int(geometry.extent_pages(self._headers["n_pages"]).sum())

@@ -1,9 +1,11 @@
 """Several nodes are asked at once, each by one of a few threads: a call takes as long as the slowest one."""
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
+from functools import partial
 from typing import Any, TypeVar
 
+from nanokv.background import Handle, Worker
 from nanokv.cluster.nodes import Node
 from nanokv.errors import CacheClosed, PeerLost
 
@@ -18,7 +20,7 @@ class AtOnce:
     """
 
     def __init__(self) -> None:
-        self._threads = [ThreadPoolExecutor(1, "nanokv-cluster-ask") for _ in range(THREADS)]
+        self._threads = [Worker("nanokv-cluster-ask") for _ in range(THREADS)]
 
     def ask(self, asks: Sequence[tuple[Node, Any]], ask: Callable[[Node, Any], T]) -> list[T | PeerLost]:
         """Call `ask` with each node and what belongs to it. Returns the answers, or why there is none.
@@ -29,20 +31,22 @@ class AtOnce:
         """
         if len(asks) == 1:
             return [_answer(ask, *asks[0])]
-        futures: list[Future[T | PeerLost]] = []
+        handles: list[Handle[T | PeerLost]] = []
         try:
             for node, what in asks:
-                futures.append(self._threads[node.number % THREADS].submit(_answer, ask, node, what))
-        except RuntimeError:
+                handles.append(self._threads[node.number % THREADS].submit(partial(_answer, ask, node, what)))
+        except CacheClosed:
             raise CacheClosed("this cluster is closed") from None
         finally:
-            wait(futures)
-        return [future.result() for future in futures]
+            for handle in handles:
+                with suppress(Exception):
+                    handle.result()
+        return [handle.result() for handle in handles]
 
     def close(self) -> None:
         """Take no more calls. What is under way ends by itself."""
         for thread in self._threads:
-            thread.shutdown(wait=False)
+            thread.close(0)
 
 
 def _answer(ask: Callable[[Node, Any], T], node: Node, what: Any) -> T | PeerLost:

@@ -98,8 +98,9 @@ class ClusterBase:
         """
         if self._open:
             self._open = False
-            self._detach()
-            self._parts.close()
+            if self.world._forked_from is None:  # else nothing here is this process'
+                self._detach()
+                self._parts.close()
 
     def __enter__(self) -> Self:
         self._check_open()
@@ -119,6 +120,13 @@ class ClusterBase:
     def _check_open(self) -> None:
         if not self._open:
             raise CacheClosed(f"node {self._here} has left the cluster")
+        if self.world.closed:
+            self.world._check_open()  # this is a child of a fork, and the threads and sockets are its parent's
+
+    def _check_stays(self) -> None:
+        """For what waits: raise CacheClosed also when the program ends."""
+        self._check_open()
+        self.world._check_stays()
 
     def _others(self, key: KeyDigest) -> Iterator[Node]:
         """The other nodes that may have the object of a key: its home, then those before the last joins."""

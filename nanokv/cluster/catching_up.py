@@ -36,7 +36,8 @@ class CatchingUp:
     def close(self) -> None:
         """End the thread. Idempotent."""
         self._wanted.put(None)
-        self._thread.join()
+        if self._thread is not threading.current_thread():  # a listener closes
+            self._thread.join()
 
     def _run(self) -> None:
         while True:

@@ -5,6 +5,7 @@ told that they were, and once more of all that the node has.
 """
 
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from typing import NamedTuple
@@ -49,12 +50,18 @@ _GONE = {GONE_NODE.value: ChangeKind.REMOVED, EVICTED_NODE.value: ChangeKind.EVI
 
 
 class Changes:
-    """The listeners of one process. They are called one after the other, by threads that may be different ones."""
+    """The listeners of one process. They are called one after the other, by threads that may be different ones.
+
+    No thread waits for a listener that another one calls: it leaves what it has to tell to that one. Else a listener
+    that waits for the poller would wait for itself, as the poller's thread tells too.
+    """
 
     def __init__(self, here: str) -> None:
-        self._lock = threading.RLock()  # a listener may do what is told of
+        self._lock = threading.Lock()  # of `_nodes`, and of the order in which its changes are told
         self._listeners = Listeners[Change]()
         self._nodes = {here}
+        self._untold: deque[list[Change]] = deque()
+        self._telling = threading.Lock()
 
     def add(self, listener: Listener) -> Callable[[], None]:
         """Subscribe a listener; returns the function that unsubscribes it."""
@@ -94,9 +101,19 @@ class Changes:
         with self._lock:
             before, self._nodes = self._nodes, set(names)
             come = [Change(ChangeKind.NODE_JOINED, name) for name in sorted(self._nodes - before)]
-            self._tell([*come, *(Change(ChangeKind.NODE_LEFT, name) for name in sorted(before - self._nodes))])
+            gone = [Change(ChangeKind.NODE_LEFT, name) for name in sorted(before - self._nodes)]
+            self._untold.append([*come, *gone])
+        self._tell_all()
 
     def _tell(self, changes: Iterable[Change]) -> None:
-        with self._lock:
-            if self._listeners:
-                self._listeners.tell(list(changes))
+        if self._listeners:
+            self._untold.append(list(changes))
+            self._tell_all()
+
+    def _tell_all(self) -> None:
+        while self._untold and self._telling.acquire(blocking=False):
+            try:
+                while self._untold:
+                    self._listeners.tell(self._untold.popleft())
+            finally:
+                self._telling.release()

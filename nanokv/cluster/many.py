@@ -92,6 +92,7 @@ class Many(Lookups):
                 left = np.flatnonzero(is_one_of(statuses, NO_ROOM))
                 if not len(left) or time.monotonic() >= deadline:
                     break
+                self._check_stays()
                 time.sleep(_ROOM_REST)
         except PeerLost as error:
             self._counts.peer_lost += 1

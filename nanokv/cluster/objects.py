@@ -93,6 +93,7 @@ class Objects(ClusterBase):
         deadline = time.monotonic() + seconds("timeout", timeout)
         status = self._put_to(node, rank, digest, plain, hold)
         while status in NO_ROOM and time.monotonic() < deadline:
+            self._check_stays()
             time.sleep(_ROOM_REST)
             status = self._put_to(node, rank, digest, plain, hold)
         if status and not (exist_ok and status == _DUPLICATE):
@@ -259,6 +260,7 @@ class Objects(ClusterBase):
             left = deadline - time.monotonic()
             if not missing:
                 return
+            self._check_stays()
             if left <= 0:
                 raise WaitTimeout(f"{len(missing)} of {len(digests)} objects are not READY after {timeout} s")
             self._parts.events.wait(heard, min(pause, left))

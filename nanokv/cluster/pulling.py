@@ -12,6 +12,7 @@ from collections.abc import Callable
 import numpy as np
 
 from nanokv.allocation.base import Allocation
+from nanokv.allocation.producer import ProducerAllocation
 from nanokv.cluster.links.base import Link, LinkLost, State, Transfer
 from nanokv.cluster.messages.sealed import Sender
 from nanokv.cluster.pull_message import NEEDS_CARD, BadMessage, Question, Records, answer_of
@@ -24,6 +25,7 @@ from nanokv.device.machines.base import Machine
 from nanokv.device.machines.native_code import fabric_code
 from nanokv.device.machines.records import Place, Terms
 from nanokv.device.protocol.status import Status
+from nanokv.device.segment.clock import now_ns
 from nanokv.device.segment.geometry import Geometry
 from nanokv.errors import NanoKVError, PeerLost
 from nanokv.transfer.descriptors import shape_of
@@ -191,7 +193,11 @@ class Puller:
     def _claim(self, pulls: Records) -> None:
         """Claim the keys, and allocate: STATUS tells of which."""
         self._choose_ranks(pulls)
-        self._code["begin_each"](self._machine.table_address, pulls.ctypes.data, len(pulls))
+        allocation = self._allocation
+        if not isinstance(allocation, ProducerAllocation) or allocation.have_memory(pulls["rank"], pulls["nbytes"]):
+            self._code["begin_each"](self._machine.table_address, pulls.ctypes.data, len(pulls))
+        else:
+            pulls["status"] = _FULL  # each by itself
         for i in np.flatnonzero(pulls["status"] == _FULL).tolist():
             self._begin_again(pulls[i : i + 1])
         self._set_terms(pulls)
@@ -227,7 +233,7 @@ class Puller:
     def _set_terms(self, pulls: Records) -> None:
         """Give the objects their terms, whose times count from now."""
         has_terms = (pulls["access"] | pulls["group"] | pulls["until"]) != 0
-        now = time.time_ns()
+        now = now_ns()
         for i in np.flatnonzero(has_terms & (pulls["status"] == _OK)).tolist():
             row = pulls[i]
             place = Place(int(row["rank"]), int(row["slot"]), int(row["epoch"]))

@@ -8,7 +8,6 @@ travel in the question itself, which nobody changes.
 import contextlib
 import itertools
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -29,6 +28,7 @@ from nanokv.cluster.staging import Staging
 from nanokv.device.fabric.records import LOOK_LINE, PULL
 from nanokv.device.machines.own_memory import plainly
 from nanokv.device.machines.records import Terms, Words
+from nanokv.device.segment.clock import now_ns
 from nanokv.device.segment.layout import WORD
 from nanokv.errors import PeerLost
 
@@ -78,7 +78,7 @@ class Putting:
         pulls = np.zeros(len(keys), PULL.dtype)
         pulls["key_hash"], pulls["key_check"] = keys[:, 0], keys[:, 1]
         pulls["rank"] = -1 if rank is None else rank
-        pulls["access"], pulls["group"], pulls["until"] = relative(terms, time.time_ns())
+        pulls["access"], pulls["group"], pulls["until"] = relative(terms, now_ns())
         with plainly():
             brought = self._offers.bring(pulls, tensors)
             kept = None if brought else self._offers.offer(pulls, tensors)

@@ -1,7 +1,8 @@
-"""Terms of objects on their way to another host: times count from now, because clocks of hosts differ."""
+"""Terms of objects on their way to another host: times count from now, because each host has a clock of its own."""
 
 from nanokv.device.machines.records import Terms
-from nanokv.device.segment.layout import ACCESS_TIME, BITS
+from nanokv.device.segment.last_access import latest
+from nanokv.device.segment.layout import BITS
 
 _UNTIL = next(bits for bits in BITS if (bits.word, bits.name) == ("TERMS", "until"))
 _UNTIL_MASK = (1 << _UNTIL.width) - 1
@@ -21,5 +22,5 @@ def _moved(terms: Terms, by: int) -> Terms:
     lease = terms.access & _UNTIL_MASK
     priority = terms.access & ~_UNTIL_MASK
     if lease:
-        lease = max(lease + by, 1) & ACCESS_TIME.value
-    return Terms(priority | lease, terms.group, max(terms.until + by, 1) if terms.until else 0)
+        lease = latest(max(lease + by, 1))
+    return Terms(priority | lease, terms.group, max(latest(terms.until + by), 1) if terms.until else 0)

@@ -1,7 +1,6 @@
 """What a member does when another one asks: the handlers of its server."""
 
 import json
-import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
@@ -15,6 +14,7 @@ from nanokv.cluster.messages.sealed import Sender
 from nanokv.cluster.pull_message import BadMessage
 from nanokv.cluster.pulling import Puller
 from nanokv.device.machines.records import Place
+from nanokv.device.segment.clock import now_ns
 from nanokv.device.segment.layout import WORD
 from nanokv.device.segment.views import SegmentView
 from nanokv.digests import Digests
@@ -50,7 +50,7 @@ class Serving:
         return self._allocation.remove_each(Digests.own(words)).tobytes()
 
     def _used(self, sender: Sender, body: bytes) -> None:
-        now = time.time_ns()
+        now = now_ns()
         for rank, slot, epoch in _words(body, _USE_WORDS).tolist():
             if 0 <= rank < self._geometry.world_size and 0 <= slot < self._geometry.hdr_count:
                 self._machine.touch(Place(rank, slot, epoch & 0xFFFFFFFF), now)

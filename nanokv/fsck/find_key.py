@@ -1,12 +1,12 @@
 """Where an object of a world lies, from the headers of its segments: for `nanokv key`."""
 
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
+from nanokv.device.segment.clock import now_ns
 from nanokv.device.segment.geometry import producer_of
 from nanokv.device.segment.last_access import is_leased, time_of
 from nanokv.device.segment.layout import DEAD, FLAG_LABEL, key_checks, unpack
@@ -83,7 +83,7 @@ def _object(view: SegmentView, rank: int, slot: int) -> FoundObject:
     producer, _ = producer_of(header["producer"])
     dtype, ndim = (int(unpack("FORMAT", name, int(descriptor["format"]))) for name in ("dtype", "ndim"))
     state = unpack("STATE", "state", word)
-    now = time.time_ns()
+    now = now_ns()
     until = int(view.labels[slot]["until"]) if int(header["flags"]) & FLAG_LABEL.value else 0
     return FoundObject(
         rank=rank,

@@ -1,19 +1,20 @@
-"""Memory of a lazy segment, faulted in by a thread a little before producers need it.
+"""Memory of a lazy segment, reserved and faulted in by a thread a little before producers need it.
 
 A page that is written for the first time has to be found and zeroed by the kernel, which takes longer than the copy
 into it. Producers of any process take new pages in the order of their addresses (`bump_ptr`), and the thread keeps some
-beyond it ready. It only advises the kernel, so nothing depends on it: a page that it has not come to is faulted in when
-it is used.
+beyond it ready. Nothing depends on it: what it has not come to is reserved by the producer that needs it (`backing`),
+and faulted in when it is used.
 """
 
 import ctypes
 import mmap
 import threading
+from collections.abc import Callable
 from typing import Any
 
+from nanokv.heap.backing import MOST, SHARE
 from nanokv.heap.mapping import POPULATE_WRITE
 
-_MOST, _SHARE = 128 << 20, 16  #: bytes that are kept ready; at most the 16th part of the segment
 _CHUNK = 4 << 20
 _BUSY, _IDLE = 0.002, 0.05  #: seconds between two looks
 _madvise = ctypes.CDLL(None, use_errno=True).madvise  # without the interpreter's lock, unlike mmap.madvise
@@ -28,12 +29,13 @@ class Ahead:
         base: the address of the segment.
         ctl: its HeapCtl.
         begin, end: of the payload, in bytes from the base.
+        reserve: reserves it up to an offset; False: there is no memory.
     """
 
-    def __init__(self, mapping: Any, base: int, ctl: Any, begin: int, end: int) -> None:
+    def __init__(self, mapping: Any, base: int, ctl: Any, begin: int, end: int, reserve: Callable[[int], bool]) -> None:
         self._mapping, self._base, self._ctl = mapping, base, ctl
         self._ready, self._end = begin, end
-        self._ahead = min(_MOST, (end - begin) // _SHARE)
+        self._ahead, self._reserve = min(MOST, (end - begin) // SHARE), reserve
         self._stop = threading.Event()
         self._step()
         self._thread = threading.Thread(target=self._run, name="nanokv-ahead", daemon=True)
@@ -48,6 +50,8 @@ class Ahead:
         """Fault in what is missing: whether there was something."""
         wanted = min(int(self._ctl["bump_ptr"][0]) + self._ahead, self._end)
         busy = wanted > self._ready
+        if busy and not self._reserve(wanted):
+            return False
         while wanted > self._ready and not self._stop.is_set():
             start = self._base + self._ready
             begin = start - start % mmap.PAGESIZE

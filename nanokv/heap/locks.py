@@ -62,6 +62,20 @@ class LockFile:
             answer = fcntl.fcntl(self._fd, fcntl.F_OFD_GETLK, asked)
         return bool(_FLOCK.unpack(answer)[0] != fcntl.F_UNLCK)
 
+    def allocate(self, start: int, nbytes: int) -> bool:
+        """Allocate blocks of the file. False if the file system has not enough, or this is closed."""
+        with self._mutex:
+            if self._fd < 0:
+                return False
+            try:
+                about = os.fstatvfs(self._fd)
+                if about.f_bavail * about.f_frsize < nbytes:  # a try would take all that there is, and give it back
+                    return False
+                os.posix_fallocate(self._fd, start, nbytes)
+            except OSError:
+                return False
+        return True
+
     def close(self) -> None:
         """Drop every lock. Idempotent."""
         with self._mutex:

@@ -6,25 +6,29 @@ file (`world_file`). A rank that crashed may come back: its segment is as it lef
 
 In an elastic world a rank waits for nobody. The segment of a rank that has not come, or has left for good, is ABSENT:
 its control region works, because each directory has a part of all keys; its payload has no blocks in the file, and no
-producer gets a page of it. A rank that comes reserves the blocks, and opens the segment. A lazy one reserves none: each
-page of its payload takes memory when it is first written, or shortly before (`ahead`).
+producer gets a page of it. A rank that comes reserves the blocks, and opens the segment. A lazy one reserves them as
+they are used (`backing`), or shortly before (`ahead`).
 """
 
 import os
 import tempfile
 import time
 import weakref
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from nanokv.device.segment.clock import now_ns
 from nanokv.device.segment.geometry import evicts_by
+from nanokv.device.segment.last_access import move_times
 from nanokv.device.segment.layout import ABSENT, CLOSED, HEAP_CTL
 from nanokv.device.segment.views import SegmentView
 from nanokv.errors import HeapUnavailable, InvalidArgument, SegmentCorrupt
 from nanokv.heap.ahead import Ahead
+from nanokv.heap.backing import Backing
 from nanokv.heap.locks import LockFile
 from nanokv.heap.mapping import PREFAULT_SECONDS, give_back, prefault
 from nanokv.heap.process_heap import ProcessHeap
@@ -46,6 +50,7 @@ class ShmHeap(ProcessHeap):
     def __init__(self, spec: WorldSpec, rank: int, file: WorldFile, lazy: bool = False) -> None:
         super().__init__(spec, rank, file)
         self._lazy = lazy
+        self.backing = Backing(file, self._map, spec.geometry) if spec.elastic else None
         self._ahead: weakref.finalize[[], Any] | None = None
         with torch.inference_mode(False):
             self._segments = [torch.from_numpy(part) for part in self._map.parts]
@@ -58,8 +63,8 @@ class ShmHeap(ProcessHeap):
         """Join the world `spec.name`, or make it, and wait until every rank is there (if it is not elastic).
 
         Args:
-            lazy: this rank's payload, in an elastic world, takes memory only as it is written. A process that writes to
-                it when the folder of worlds is full dies of SIGBUS; without it, the rank could not have joined.
+            lazy: this rank's payload, in an elastic world, takes memory only as it is used. If the folder of worlds is
+                full by then, puts are answered as in a full segment; without it, the rank could not have joined.
 
         Raises:
             InvalidArgument: the name or the rank; or `lazy` in a world that is not elastic.
@@ -100,7 +105,11 @@ class ShmHeap(ProcessHeap):
         self.recovered = bool(mine.ctl["magic"][0]) and not absent
         if absent and not self._lazy:
             self._file.reserve_payload(self.geometry, self.rank)
+        if absent and self.backing is not None:
+            self.backing.begin(self.rank, whole=not self._lazy)
         self._join_activity()
+        if self.recovered:
+            self._renew_times()
         if self.recovered or absent:
             mine.ctl["water_lo"], mine.ctl["water_hi"] = spec.water
             mine.ctl["may_evict"] = evicts_by(spec.may_evict, spec.policy)
@@ -117,6 +126,17 @@ class ShmHeap(ProcessHeap):
             mine.ctl["magic"] = magic
         self._join_barrier()
         self._map.ranks[self.rank]["pid"] = os.getpid()
+
+    def _renew_times(self) -> None:
+        """Move the times in this rank's segment if the machine has started anew since, or the namespace is another one.
+
+        A folder of worlds may lie on a disk (NANOKV_SHM_DIR). The time in which nobody was there does not count.
+        """
+        mine, now = self._views[self.rank], now_ns()
+        swept = int(mine.ctl["swept_at"][0])
+        if swept > now:
+            move_times(mine, now - swept)
+            mine.ctl["swept_at"] = now
 
     def _join_activity(self) -> None:
         """Begin a new incarnation in every segment. The last one has ended: none of its operations is in flight."""
@@ -157,8 +177,12 @@ class ShmHeap(ProcessHeap):
         prefault(self._map.area, control + payload, min(PREFAULT_SECONDS, deadline - time.monotonic()))
 
     def _begin_ahead(self) -> None:
-        at = self.geometry.offsets
-        ahead = Ahead(self._map, self.bases[self.rank], self._views[self.rank].ctl, at["heap_base"], at["heap_limit"])
+        at, backing = self.geometry.offsets, self.backing
+        assert backing is not None
+        reserve = partial(backing.reach, self.rank)
+        ahead = Ahead(
+            self._map, self.bases[self.rank], self._views[self.rank].ctl, at["heap_base"], at["heap_limit"], reserve
+        )
         self._ahead = weakref.finalize(self, ahead.close)
 
     def _end_ahead(self) -> None:
@@ -197,6 +221,8 @@ class ShmHeap(ProcessHeap):
         view, at = self._views[rank], self.geometry.offsets
         view.page_links[:] = 0  # never used; dying here is as dying with the pages in hand
         view.ctl["closed"] = ABSENT
+        if self.backing is not None:
+            self.backing.end(rank)
         first = int(self._map.header["segments_base"][0]) + rank * self.geometry.segment_bytes
         give_back(self._map.area, first + at["heap_base"], self.geometry.segment_bytes - at["heap_base"])
 

@@ -5,7 +5,9 @@ import os
 import time
 from typing import Any
 
+from nanokv.device.segment.clock import offset_ns
 from nanokv.device.segment.geometry import MODES, Geometry
+from nanokv.device.segment.last_access import NS
 from nanokv.device.segment.layout import CLOSED
 from nanokv.errors import HeapUnavailable, NanoKVError, RankTaken, SegmentCorrupt
 from nanokv.heap.world_file import WorldFile
@@ -33,6 +35,8 @@ def enter(spec: WorldSpec, rank: int, deadline: float, kind: FileKind = SEGMENTS
                     raise RankTaken(f"rank {rank} of world {spec.name!r} is taken by a living process ({pid})")
                 return file
         except BaseException:
+            if file.is_new:
+                file.remove()
             file.locks.close()
             raise
         file.locks.close()
@@ -66,7 +70,11 @@ def _settle(file: WorldFile, spec: WorldSpec) -> bool:
 def _examine(file: WorldFile, spec: WorldSpec) -> None:
     """Look at a dead world that is about to be taken over. Raises what `spec.examine` raises."""
     head = file.header()
-    if spec.examine is not None and all(ctl is not None for ctl in file.controls(head)):
+    if (
+        spec.examine is not None
+        and not file.holds_nothing(head)
+        and all(ctl is not None for ctl in file.controls(head))
+    ):
         spec.examine(file.name, file.map(writable=False).parts, spec.geometry, spec.mode)
 
 
@@ -86,6 +94,7 @@ def _check_fits(file: WorldFile, spec: WorldSpec, rank: int, first: bool) -> Non
     if head is None:
         raise SegmentCorrupt(f"{where} has ranks and no header")
     _check_options(file, head, spec, rank, first)
+    _check_clock(file, int(head["clock_ahead"]), rank, first)
     if int(head["world_size"]) != world_size:
         raise SegmentCorrupt(f"{where}: world_size is {head['world_size']}, not {world_size}")
     for other, ctl in enumerate(file.controls(head)):
@@ -106,6 +115,20 @@ def _check_options(file: WorldFile, head: Any, spec: WorldSpec, rank: int, first
         raise HeapUnavailable(why)
     if first:
         file.state_options(ours)
+
+
+def _check_clock(file: WorldFile, theirs: int, rank: int, first: bool) -> None:
+    ours = offset_ns()
+    if theirs == ours:
+        return
+    if not first:
+        why = (
+            f"the process of rank {rank} is in another time namespace than those of world {file.name!r}: its clock "
+            f"(CLOCK_BOOTTIME) shows {(ours - theirs) / NS:+g} s, so leases and lifetimes would end at other times"
+        )
+        file.refuse(why)
+        raise HeapUnavailable(why)
+    file.state_clock(ours)  # `ShmHeap` moves the times of the segments
 
 
 def _check_control(where: str, ctl: Any, identity: dict[str, int], spec: WorldSpec) -> None:
@@ -132,11 +155,13 @@ def leave(file: WorldFile, rank: int, closed: Any) -> None:
     """
     if file.locks.fd < 0:
         return
-    with contextlib.suppress(NanoKVError):  # then the file may stay; the next rank that comes finds it stale
-        file.lock_world(time.monotonic() + _LEAVE_SECONDS)
-    if closed is not None and not closed[0]:  # an ABSENT segment stays one
-        closed[0] = CLOSED
-    file.locks.unlock(rank)
-    if file.world_locked and not file.anybody_alive():
-        file.remove()
-    file.locks.close()
+    try:
+        with contextlib.suppress(NanoKVError):  # then the file may stay; the next rank that comes finds it stale
+            file.lock_world(time.monotonic() + _LEAVE_SECONDS)
+        if closed is not None and not closed[0]:  # an ABSENT segment stays one
+            closed[0] = CLOSED
+        file.locks.unlock(rank)
+        if file.world_locked and not file.anybody_alive():
+            file.remove()
+    finally:
+        file.locks.close()

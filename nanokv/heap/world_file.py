@@ -2,11 +2,11 @@
 
     WorldHeader | WorldRank for each rank | segment of rank 0 | segment of rank 1 | ...
 
-The header is written once, its magic last, and read, both under the world lock; only the ranks' options, the word by
-which ranks wait, and the note about a refused rank change later. Lock bytes (see `locks`): rank r holds
-byte r as long as it lives; byte MAX_RANKS is the world lock, which a rank or a tool holds only while it enters, leaves,
-or removes the file. The file is made, replaced and removed only under the world lock. A process that gets that lock on
-a file that no longer has the name starts over.
+The header is written once, its magic last, and read, both under the world lock; only the ranks' options and clock, the
+word by which ranks wait, and the note about a refused rank change later. Lock bytes (see `locks`): rank r holds byte r
+as long as it lives; byte MAX_RANKS is the world lock, which a rank or a tool holds only while it enters, leaves, or
+removes the file. The file is made, replaced and removed only under the world lock. A process that gets that lock on a
+file that no longer has the name starts over.
 """
 
 import contextlib
@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from nanokv.device.segment.clock import offset_ns
 from nanokv.device.segment.geometry import Geometry
 from nanokv.device.segment.layout import ABSENT, HEAP_CTL, MAX_RANKS, WORD
 from nanokv.errors import HeapUnavailable, PeerLost, SegmentCorrupt
@@ -72,6 +73,7 @@ class WorldFile:
         self.path = path
         self.locks = LockFile(fd)
         self.world_locked = False
+        self.is_new = False  #: made by this process
 
     # --- opening and the world lock ---
     @staticmethod
@@ -120,7 +122,7 @@ class WorldFile:
         if not self.has_name():
             return
         self.path.unlink(missing_ok=True)
-        with contextlib.suppress(SegmentCorrupt):
+        with contextlib.suppress(SegmentCorrupt, OSError):  # OSError: no descriptor is left to look into the folder
             head = None if self.anybody_alive() else self.header()
             if head is not None:
                 for left in self.path.parent.glob(BESIDE.format(int(head["world_id"]))):
@@ -175,6 +177,10 @@ class WorldFile:
         """Write the options of the world's ranks. Under the world lock."""
         self._write_text("options", json.dumps(options))
 
+    def state_clock(self, ahead: int) -> None:
+        """Write `clock_ahead`. Under the world lock, while no rank lives."""
+        os.pwrite(self.locks.fd, ahead.to_bytes(WORD, "little", signed=True), HEADER.offsets["clock_ahead"])
+
     def refuse(self, why: str) -> None:
         """Tell the ranks that wait for others why one was refused. Under the world lock."""
         self._write_text("refusal", why)
@@ -204,12 +210,14 @@ class WorldFile:
             row["world_id"] = secrets.randbits(63) | 1
             row["segments_base"] = segments_base(geometry.world_size)
             row["segment_bytes"] = self.kind.rank_bytes(geometry)
+            row["clock_ahead"] = offset_ns()
             os.pwrite(self.locks.fd, head.tobytes(), 0)
             self.state_options(spec.options())
             for rank in range(geometry.world_size if spec.elastic else 0):
                 ctl = spec.absent_block(rank, int(row["world_id"]))
                 os.pwrite(self.locks.fd, ctl.tobytes(), self._segment_at(geometry, rank))
             os.pwrite(self.locks.fd, WORLD_MAGIC.to_bytes(WORD, "little"), HEADER.offsets["magic"])
+            self.is_new = True
         except BaseException:
             self.remove()
             raise
@@ -220,6 +228,10 @@ class WorldFile:
         start = self._segment_at(geometry, rank) + at["heap_base"]
         what = f"segment {rank} of world {self.name!r}"
         self._allocate([(start, geometry.segment_bytes - at["heap_base"])], what)
+
+    def reserve(self, geometry: Geometry, rank: int, start: int, end: int) -> bool:
+        """Allocate the blocks of a part of a rank's segment. False if there is not enough memory."""
+        return self.locks.allocate(self._segment_at(geometry, rank) + start, end - start)
 
     def _segment_at(self, geometry: Geometry, rank: int) -> int:
         return segments_base(geometry.world_size) + rank * self.kind.rank_bytes(geometry)
@@ -281,8 +293,9 @@ class WorldFile:
 
     def _mapped(self, writable: bool) -> mmap.mmap:
         """The mapping, made through a descriptor of its own: it must not keep our locks (see `locks`)."""
-        fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        fd = -1
         try:
+            fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
             if not os.path.samestat(os.fstat(fd), os.fstat(self.locks.fd)):
                 raise HeapUnavailable(f"{self.path} was replaced by hand")
             access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
@@ -290,7 +303,8 @@ class WorldFile:
         except OSError as error:
             raise HeapUnavailable(f"{self.path} cannot be mapped: {error}") from None
         finally:
-            os.close(fd)
+            if fd >= 0:
+                os.close(fd)
 
 
 def _open(name: str, path: Path, create: bool) -> int:

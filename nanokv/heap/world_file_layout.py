@@ -31,6 +31,7 @@ HEADER = Record(
         Field("refusals", "<u8", "ranks that were refused because their options differ; under the world lock"),
         Field("refusal", "u1", "why the last one was refused: UTF-8, then zeros", repeat=TEXT_BYTES),
         Field("options", "u1", "what all ranks ask for (`WorldSpec.options`): JSON, then zeros", repeat=TEXT_BYTES),
+        Field("clock_ahead", "<i8", "ns that the clock of the ranks' time namespace is ahead of the host's"),
     ],
 )
 
@@ -43,6 +44,8 @@ RANK = Record(
         Field("barrier", "<u8", "barriers that it has come to"),
         Field("pid", "<u4", "its process, for messages"),
         Field("heap_offset", "<u8", "of its segment in the heap of a memory library; 0 if segments are in this file"),
+        # changed by whoever puts into this rank's segment
+        Field("backed", "<u8", "elastic worlds: offset in its segment up to which the payload has memory (`backing`)"),
     ],
 )
 

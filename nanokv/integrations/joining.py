@@ -5,6 +5,7 @@ process has (docs/elastic.md): two that come at once ask for the same rank, one 
 for the next. So nobody has to number processes, which an engine's plug-in cannot.
 """
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from types import TracebackType
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Self, Union
 from nanokv.arguments import integer, seconds, size
 from nanokv.cache import NanoKVCache
 from nanokv.device.segment.layout import SIZE_CLASSES
+from nanokv.ending import refuse_fork
 from nanokv.errors import HeapUnavailable, InvalidArgument, LinkUnavailable, RankTaken
 from nanokv.identity import Identity
 
@@ -104,6 +106,11 @@ class Joined:
 
     def __init__(self, world: NanoKVCache, cache: Store) -> None:
         self.world, self.cache = world, cache
+        self._process = os.getpid()
+
+    def check_process(self) -> None:
+        """Raise Forked in a child of a fork: its threads are missing, and the rank is its parent's."""
+        refuse_fork(self._process)
 
     def close(self) -> None:
         """Leave the cluster and the world. What this process has stored stays, as long as others are in the world."""

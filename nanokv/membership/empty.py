@@ -12,6 +12,7 @@ import numpy as np
 from nanokv.allocation.base import Allocation
 from nanokv.device.machines.base import Machine
 from nanokv.device.protocol.status import Status
+from nanokv.device.segment.clock import now_ns
 from nanokv.device.segment.last_access import time_of
 from nanokv.device.segment.layout import DEAD, READY, STATE_MASK, unpack
 from nanokv.heap.base import Heap
@@ -70,7 +71,7 @@ class Emptying:
         """Move an object to a rank, or drop it, and count it."""
         place = place_of(self._owner, slot, header)
         if to is not None:
-            now = time.time_ns()
+            now = now_ns()
             status = move_object(self._machine, self._single, place, header, source.descriptor(slot), to, now)
             if status == Status.OK:
                 moved, dropped, nbytes = self.done

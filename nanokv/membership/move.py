@@ -40,7 +40,7 @@ def move_object(
     used = now if is_leased(access, now) else access & ACCESS_TIME.value
     if not place.nbytes:
         return _put_again(machine, single, place, key, descriptor, to, used)
-    status = machine.replicate(to, key, used)
+    status = machine.replicate(to, key, used) if single.has_memory(to, place.nbytes) else Status.FULL
     if status not in (Status.OK, Status.DUPLICATE):
         return status
     return machine.remove_slot(place.owner, place.slot, place.epoch)

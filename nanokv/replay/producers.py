@@ -142,7 +142,7 @@ class _Producer:
 
     def __init__(self, cache: NanoKVCache, most: int) -> None:
         self._cache = cache
-        self._source, self._target = (torch.zeros(PAGE_BYTES // 8, dtype=torch.int64) for _ in range(2))
+        self._source, self._target = (torch.zeros(PAGE_BYTES // 8, dtype=torch.int64, device="cpu") for _ in range(2))
         self._name, self._found = self._source.numpy(), self._target.numpy()
         self._put_ns, self._get_ns = np.empty(most, np.int64), np.empty(most, np.int64)
         self._puts = self._gets = self._hits = self._refused = 0

@@ -36,6 +36,9 @@ HEADER = Record(
         Field("layouts", "<u8", "LAYOUT rows (`device/segment/layout.py`), one for each identity with a layout"),
         Field("options_bytes", "<u8", "bytes of the options"),
         Field("check", "<u8", "XXH3-64 of this header with 0 in this place, the rows and the options"),
+        Field("saved_wall", "<u8", "ns: the wall clock at the saving (`saved.times`); 0 in a file of a build before"),
+        Field("saved_clock", "<u8", "ns: the clock of segments at the saving"),
+        Field("saved_boot", "<u8", "a digest of the system's name for that start of the machine; 0: unknown"),
     ],
 )
 
@@ -50,11 +53,11 @@ OBJECT = Record(
         Field("bytes_total", "<u8", "bytes of payload"),
         Field("offset", "<u8", "of the payload in the file"),
         Field("checksum", "<u8", "XXH3-64 of the payload and of the zeros behind it"),
-        Field("last_used", "<u8", "ns: time of the last use in the segment; of a lease, its end"),
+        Field("last_used", "<u8", "ns, wall clock: time of the last use in the segment; of a lease, its end"),
         Field("rank", "<u4", "the rank whose segment held it"),
         Field("priority", "<u4", "as in ACCESS"),
         Field("group", "<u8", "as in LABEL"),
-        Field("until", "<u8", "as in LABEL"),
+        Field("until", "<u8", "ns, wall clock: as in LABEL; 0: never"),
     ],
 )
 

@@ -18,7 +18,7 @@ from nanokv.allocation.routing import Routing
 from nanokv.device.machines.base import Machine
 from nanokv.device.machines.records import Terms
 from nanokv.device.protocol.status import Status
-from nanokv.device.segment.layout import ACCESS_TIME, PRIORITY, TERMS_PRIORITY_SHIFT
+from nanokv.device.segment.layout import PRIORITY, TERMS_PRIORITY_SHIFT
 from nanokv.errors import SegmentCorrupt
 from nanokv.heap.base import Heap
 from nanokv.keys import tag_of
@@ -143,7 +143,7 @@ class _Loader:
         descriptor = int(row["format"]), *row["dims"].view(np.int64).tolist()
         try:
             fill = partial(self._fill, row)
-            return self._single.put_filled(key, nbytes, owner, descriptor, fill, _terms_of(row))
+            return self._single.put_filled(key, nbytes, owner, descriptor, fill, self._terms_of(row))
         except Damaged:
             return Status.CORRUPT
 
@@ -152,7 +152,6 @@ class _Loader:
         for start, part in self._file.parts(row):
             payload[start : start + len(part)].copy_(torch.from_numpy(part))
 
-
-def _terms_of(row: Any) -> Terms:
-    priority, until = int(row["priority"]) & PRIORITY.value, int(row["until"]) & ACCESS_TIME.value
-    return Terms(priority << TERMS_PRIORITY_SHIFT.value, int(row["group"].view(np.int64)), until)
+    def _terms_of(self, row: Any) -> Terms:
+        priority, until = int(row["priority"]) & PRIORITY.value, self._file.moment.from_wall(int(row["until"]))
+        return Terms(priority << TERMS_PRIORITY_SHIFT.value, int(row["group"].view(np.int64)), until)

@@ -17,6 +17,7 @@ from nanokv.errors import FileUnusable, InvalidArgument, NanoKVError, SegmentCor
 from nanokv.fsck.contents import is_possible
 from nanokv.saved.layout import ALIGN, CHUNK_BYTES, HEADER, OBJECT, SAVED_MAGIC, SAVED_VERSION, padded
 from nanokv.saved.save import Rows, check_of
+from nanokv.saved.times import Moment
 from nanokv.stored_layouts import layout_in
 
 
@@ -28,6 +29,7 @@ class SavedFile:
     """An open file whose header, rows, layouts and options are right.
 
     Attributes:
+        moment: when it was saved.
         rows: OBJECT records.
         layouts: LAYOUT records.
         options: `WorldSpec.options` of the world that was saved.
@@ -39,6 +41,7 @@ class SavedFile:
         self._buffer = np.empty(CHUNK_BYTES, np.uint8)
         raw = file.read(HEADER.size).ljust(HEADER.size, b"\0")
         counts = self._counts(raw, size)
+        self.moment = Moment.stated_in(counts)
         tail = self._tail(raw, counts)
         rows_bytes, layouts_bytes = counts["objects"] * OBJECT.size, counts["layouts"] * LAYOUT.size
         self.rows: Rows = np.frombuffer(tail[:rows_bytes], OBJECT.dtype)

@@ -21,6 +21,7 @@ from nanokv.host_poller.index import key_of
 from nanokv.saved.layout import CHUNK_BYTES, HEADER, OBJECT, SAVED_MAGIC, SAVED_VERSION, padded
 from nanokv.saved.new_file import replacing
 from nanokv.saved.source import Source
+from nanokv.saved.times import Moment
 from nanokv.stored_layouts import layout_in
 from nanokv.types import KeyDigest, Saved
 
@@ -72,6 +73,7 @@ class _Writer:
         self._rows: list[Rows] = []
         self._keys: set[KeyDigest] = set()  # of the rows
         self._buffer = np.empty(CHUNK_BYTES, np.uint8)
+        self._moment = Moment.now()
         self.counts = Saved(0, 0, 0, 0)
 
     def add(self, source: Source, slot: int, header: Any) -> None:
@@ -108,12 +110,12 @@ class _Writer:
         row["format"] = descriptor["format"] & np.uint64(LOW32.value)  # without the checksum
         row["dims"] = descriptor["dims"]
         row["bytes_total"], row["offset"] = header["bytes_total"], self._end
-        row["last_used"] = time_of(header["last_access"])
+        row["last_used"] = self._moment.to_wall(int(time_of(header["last_access"])))
         row["rank"] = source.rank
         row["priority"] = unpack("ACCESS", "priority", header["last_access"])
         if header["flags"] & FLAG_LABEL.value:
             label = source.label(slot)
-            row["group"], row["until"] = label["group"], label["until"]
+            row["group"], row["until"] = label["group"], self._moment.to_wall(int(label["until"]))
         return row
 
     def _is_inside(self, header: Any) -> bool:
@@ -142,6 +144,7 @@ class _Writer:
         text = json.dumps(dict(options)).encode()
         header = np.zeros(1, HEADER.dtype)
         header["magic"], header["version"] = SAVED_MAGIC, SAVED_VERSION
+        header["saved_wall"], header["saved_clock"], header["saved_boot"] = self._moment
         header["payload_bytes"] = self._end - HEADER.size
         header["objects"], header["layouts"], header["options_bytes"] = len(self._rows), len(found), len(text)
         tail = b"".join((rows, *found, text))

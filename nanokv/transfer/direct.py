@@ -32,14 +32,20 @@ def direct_of(machine: Machine, allocation: Allocation, hasher: Hasher) -> "Dire
         return None
     if describing_function() is None:
         return None
-    return Direct(machine, hasher, allocation.note_owner)
+    return Direct(machine, hasher, allocation.note_owner, None if allocation.backing is None else allocation.has_memory)
 
 
 class Direct:
     """The calls of one cache. Each answers with a Status, or with LEFT_TO_CALLER."""
 
-    def __init__(self, machine: NativeMachine, hasher: Hasher, note_owner: Callable[[int], None] | None) -> None:
-        self._note_owner = note_owner
+    def __init__(
+        self,
+        machine: NativeMachine,
+        hasher: Hasher,
+        note_owner: Callable[[int], None] | None,
+        has_memory: Callable[[int, int], bool] | None = None,
+    ) -> None:
+        self._note_owner, self._has_memory = note_owner, has_memory
         self._put, self._get, self._find = machine.put_object, machine.get_object, machine.find_object
         self._take = machine.take_object
         self._most = machine.at_once
@@ -58,6 +64,8 @@ class Direct:
             return LEFT_TO_CALLER
         if self._note_owner is not None:
             self._note_owner(owner)
+        if self._has_memory is not None and not self._has_memory(owner, what[0]):
+            return LEFT_TO_CALLER
         return self._put(key, tensor, owner, self._hashing, record)
 
     def get(self, key: Key, dst: torch.Tensor) -> int:

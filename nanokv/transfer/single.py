@@ -5,16 +5,17 @@ a GPU, few on a CPU, any where torch has one thread. Torch copies all others bet
 all of its threads, takes any strides and devices, and needs no staging buffer.
 """
 
-import time
 from collections.abc import Callable
 
 import torch
 
 from nanokv.allocation.base import Allocation
+from nanokv.allocation.producer import ProducerAllocation
 from nanokv.device.machines.base import Machine
 from nanokv.device.machines.own_memory import plain_tensor, plainly
 from nanokv.device.machines.records import NO_TERMS, Descriptor, Found, Place, Terms, What
 from nanokv.device.protocol.status import Status
+from nanokv.device.segment.clock import now_ns
 from nanokv.device.segment.layout import CHECKSUM_SHIFT
 from nanokv.errors import InvalidArgument
 from nanokv.heap.base import Heap
@@ -108,6 +109,10 @@ class SingleTransfer:
         """Give a written object its checksum, if objects have one. To be called before it is committed."""
         if self._checksum:
             self._machine.seal(key, place, descriptor)
+
+    def has_memory(self, owner: int, nbytes: int) -> bool:
+        """Whether an object of so many bytes cannot meet pages without memory in a segment."""
+        return not isinstance(self._allocation, ProducerAllocation) or self._allocation.has_memory(owner, nbytes)
 
     def is_at_once(self, nbytes: int) -> bool:
         """Whether the machine copies that many bytes at least as fast as torch."""
@@ -236,7 +241,7 @@ class SingleTransfer:
 
     def _read(self, key: KeyDigest, place: Place, dst: torch.Tensor, address: int) -> int:
         if self.is_at_once(place.nbytes):
-            return self._machine.read(key, place, address, time.time_ns())
+            return self._machine.read(key, place, address, now_ns())
         with torch.inference_mode(), plainly():  # `dst` may be an inference tensor, and this a thread of the cache
             flat_bytes(dst).copy_(self.payload(place))
         return self._verify(key, place, dst)
@@ -245,7 +250,7 @@ class SingleTransfer:
         """After torch has copied an object: OK, TORN or CORRUPT."""
         status = self._machine.verify(key, place, copy.data_ptr())
         if status == Status.OK:
-            self._machine.touch(place, time.time_ns())
+            self._machine.touch(place, now_ns())
         return status
 
     def is_right_in_place(self, key: KeyDigest, found: Found) -> bool:

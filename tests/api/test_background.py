@@ -1,7 +1,11 @@
 """Handles of asynchronous operations: results, await, callbacks, cancelling; and those of a paged cache."""
 
 import asyncio
+import subprocess
+import sys
 import threading
+import time
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,7 +14,7 @@ import torch
 
 import nanokv
 from nanokv.background import Worker
-from nanokv.errors import Cancelled, DuplicateKey, InvalidArgument, KeyNotFound, NanoKVError, WaitTimeout
+from nanokv.errors import CacheClosed, Cancelled, DuplicateKey, InvalidArgument, KeyNotFound, NanoKVError, WaitTimeout
 
 World = list[nanokv.NanoKVCache]
 PATIENCE = 60.0
@@ -113,3 +117,127 @@ def test_a_wrong_timeout_is_refused(world: World, wrong: Any) -> None:
     with pytest.raises(InvalidArgument, match="timeout must be"):
         handle.wait(wrong)
     handle.wait(PATIENCE)
+
+
+# --- the end ----------------------------------------------------------------------------------
+@pytest.fixture
+def full(make_world: Callable[..., World]) -> World:
+    """Nothing may go from segment 1, which has no room."""
+    world = make_world(n=2, heap_bytes=4 * 4096, page_bytes=4096)
+    for number in range(4):
+        world[0].put(f"k{number}", torch.zeros(1024), preferred_segment=1, hold=nanokv.Hold(priority="kept"))
+    return world
+
+
+WAITS: dict[str, Callable[[nanokv.NanoKVCache], Any]] = {
+    "put_async": lambda cache: cache.put_async("x", torch.zeros(8), preferred_segment=1, timeout=float("inf")),
+    "two": lambda cache: [
+        cache.put_async(key, torch.zeros(8), preferred_segment=1, timeout=float("inf")) for key in "xy"
+    ][1],
+    "put_many": lambda cache: cache._worker.submit(
+        lambda: cache.put_many(["x"], [torch.zeros(8)], preferred_segment=1, timeout=float("inf"))
+    ),
+    "open_for_write": lambda cache: cache._worker.submit(
+        lambda: cache.open_for_write("x", 8, preferred_segment=1, timeout=float("inf"))
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WAITS)
+def test_close_ends_what_waits_for_room(full: World, name: str) -> None:
+    waits = WAITS[name](full[0])
+    time.sleep(0.05)
+    began = time.monotonic()
+    full[0].close()
+    assert time.monotonic() - began < 5.0
+    with pytest.raises(CacheClosed, match=r"rank 0 .* is being closed"):
+        waits.result(PATIENCE)
+
+
+def test_close_does_what_is_queued_and_need_not_wait(full: World) -> None:
+    full[0].put_async("x", torch.zeros(8), preferred_segment=1, timeout=float("inf"))
+    stored = full[0].put_async("y", torch.ones(8), preferred_segment=0, timeout=float("inf"))
+    got = full[0].get_async("k0")
+    full[0].close()
+    stored.result(PATIENCE)
+    assert len(got.result(PATIENCE)) == 1024
+
+
+def test_a_worker_closes_in_time(busy: tuple[Worker, threading.Event]) -> None:
+    worker, go = busy
+    later = worker.submit(lambda: 7)
+    worker.close(0.01)
+    assert worker.closed and not later.done()
+    with pytest.raises(CacheClosed):
+        worker.submit(lambda: 7)
+    go.set()
+    assert later.result(PATIENCE) == 7
+
+
+def test_a_worker_that_was_dropped_ends_its_thread() -> None:
+    worker = Worker("dropped")
+    worker.submit(lambda: 7).result(PATIENCE)
+    (thread,) = (each for each in threading.enumerate() if each.name == "dropped")
+    del worker
+    thread.join(PATIENCE)
+    assert not thread.is_alive()
+
+
+def test_an_operation_that_raised_keeps_nothing(busy: tuple[Worker, threading.Event]) -> None:
+    class Kept:
+        pass
+
+    worker, go = busy
+    go.set()
+    kept = Kept()
+    alive = weakref.ref(kept)
+
+    def fail(kept: Kept = kept) -> None:
+        raise KeyError
+
+    worker.submit(fail)
+    del kept, fail
+    worker.submit(lambda: None).result(PATIENCE)
+    assert alive() is None
+
+
+def test_a_callback_that_waits_for_a_later_operation_is_refused(busy: tuple[Worker, threading.Event]) -> None:
+    """It would wait for its own thread."""
+    worker, go = busy
+    second: list[Any] = []
+    refused: list[Exception] = []
+    ended = threading.Event()
+
+    def wait(first: Any) -> None:
+        try:
+            second[0].result()
+        except InvalidArgument as error:
+            refused.append(error)
+        ended.set()
+
+    first = worker.submit(lambda: 1)
+    second.append(worker.submit(lambda: 2))
+    first.add_done_callback(wait)
+    go.set()
+    assert ended.wait(PATIENCE) and refused
+    assert second[0].result(PATIENCE) == 2
+
+
+ENDS = """
+import nanokv, torch
+a, b = nanokv.local_world(2, 4 * 4096, page_bytes=4096)
+for i in range(4):
+    a.put(f"k{i}", torch.zeros(1024), preferred_segment=1, hold=nanokv.Hold(priority="kept"))
+waits = a.put_async("x", torch.zeros(8), preferred_segment=1, timeout=float("inf"))
+stored = a.put_async("y", torch.zeros(8), preferred_segment=0)
+stored.add_done_callback(lambda handle: print("stored", handle.result(), flush=True))
+print("ends", flush=True)
+"""
+
+
+def test_a_program_that_does_not_close_ends() -> None:
+    """What is queued is done before; what waits is not."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", ENDS], capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
+    assert (done.returncode, done.stdout.split()) == (0, ["ends", "stored", "None"]), done.stderr

@@ -1,7 +1,6 @@
 """Waiting for room: puts into a segment in which nothing may go."""
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -10,6 +9,7 @@ import torch
 
 import nanokv
 from nanokv.device.protocol.status import Status
+from nanokv.device.segment.clock import now_ns
 from nanokv.errors import DuplicateKey, InvalidArgument, OutOfMemory, PeerLost
 from nanokv.fsck import check_cache
 from nanokv.transfer.descriptors import describe
@@ -136,7 +136,7 @@ def test_wrong_timeouts(full: World, store: Put, timeout: object) -> None:
 def plan_by_device(cache: nanokv.NanoKVCache, key: str, nbytes: int) -> int:
     """What a kernel gets that puts `nbytes` into segment 1: the status."""
     tensor = torch.full((nbytes,), 9, dtype=torch.uint8)
-    return cache._machine.put(1, cache.digest(key), tensor.data_ptr(), nbytes, describe(tensor)[1], time.time_ns())
+    return cache._machine.put(1, cache.digest(key), tensor.data_ptr(), nbytes, describe(tensor)[1], now_ns())
 
 
 def test_a_host_makes_room_for_a_kernel(new_world: MakeWorld) -> None:

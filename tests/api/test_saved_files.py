@@ -83,6 +83,9 @@ def test_the_format_is_as_written_down(whole: bytes) -> None:
         ("layouts", 40),
         ("options_bytes", 48),
         ("check", 56),
+        ("saved_wall", 64),
+        ("saved_clock", 72),
+        ("saved_boot", 80),
     ]
     assert list(OBJECT.offsets.items()) == [
         ("key_hash", 0),

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 import nanokv
 from nanokv.errors import CacheClosed, InvalidArgument, PeerLost, SegmentCorrupt
+from tests.support.forks import check_refused
 from tests.support.rank_processes import Start, new_folder, starter
 from tests.support.worlds import MakeWorld
 
@@ -345,6 +346,22 @@ def test_a_cache_that_was_closed(world: World) -> None:
     assert torch.equal(answer(model, ids, kv), answer(model, ids))
     with pytest.raises(CacheClosed):
         prefixes.load(ids)
+
+
+def test_a_child_of_a_fork_is_refused(world: World) -> None:
+    """It would put under its parent's rank, or see a miss."""
+    model, ids = tiny("llama"), prompt(40)
+    prefixes = PrefixCache(model, world[0])
+    _, kv = ask(prefixes, ids)
+    check_refused({"load": lambda: prefixes.load(ids), "store": kv.store})
+
+
+def test_another_default_device_changes_nothing(world: World) -> None:
+    model, ids = tiny("llama"), prompt(40)
+    with torch.device("meta"):
+        kv = PrefixCache(model, world[0]).load(ids)
+        kv.batch_repeat_interleave(1)
+    assert kv.tokens_held == 0
 
 
 # --- where blocks go, and when ----------------------------------------------------------------

@@ -1,5 +1,6 @@
 """The cache of compiled code: what makes a new digest, and that code is loaded for exactly the sources it came from."""
 
+import errno
 import importlib.util
 import io
 import logging
@@ -7,6 +8,9 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -404,3 +408,99 @@ def test_a_terminal_shows_a_bar_that_moves(tmp_path: Path, monkeypatch: pytest.M
     with compile_progress([function]):
         native_function(function, 1)
     assert "nanokv compiles its protocol" in terminal.getvalue() and "100%" in terminal.getvalue()
+
+
+# --- other users, other masks -----------------------------------------------------------------
+NOBODY = 65534
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
+
+
+@contextmanager
+def as_nobody() -> Iterator[None]:
+    """Files are opened, made and judged as by another user who is not root."""
+    os.seteuid(NOBODY)
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("os.getuid", lambda: NOBODY)
+            yield
+    finally:
+        os.seteuid(0)
+
+
+@pytest.fixture
+def shared(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A named folder that all users can reach."""
+    folder = Path(tempfile.mkdtemp())
+    folder.chmod(0o755)
+    monkeypatch.setenv("NANOKV_CACHE_DIR", str(folder / "cache"))
+    yield folder / "cache"
+    shutil.rmtree(folder)
+
+
+def small_code(tmp_path: Path) -> ObjectCode:
+    native_function(small(tmp_path), 1)
+    code = CodeFile("small_functions.small", code_cache.function_digest(small(tmp_path))).load()
+    assert code is not None
+    return code
+
+
+@needs_root
+@pytest.mark.parametrize("mask", [0o022, 0o077, 0o000])
+def test_code_that_root_has_kept_in_a_named_folder_is_for_all(tmp_path: Path, shared: Path, mask: int) -> None:
+    before = os.umask(mask)
+    try:
+        code = small_code(tmp_path)
+    finally:
+        os.umask(before)
+    stamp = code_cache.function_digest(small(tmp_path))
+    assert all(not path.stat().st_mode & 0o022 for path in shared.rglob("*"))
+    with as_nobody():
+        assert CodeFile("small_functions.small", stamp).load() == code
+        assert cache_directory().parent == shared / "nanokv"
+
+
+@needs_root
+def test_a_named_folder_that_may_not_be_entered_is_passed_over(
+    tmp_path: Path, shared: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (shared / "nanokv").mkdir(parents=True)
+    (shared / "nanokv").chmod(0o700)
+    own = shared.parent / "own"
+    own.mkdir()
+    os.chown(own, NOBODY, NOBODY)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(own))
+    code_cache._warn_once.cache_clear()
+    with as_nobody():
+        assert cache_directory().parent == own / "nanokv"
+    assert "NANOKV_CACHE_DIR cannot be used" in caplog.text and str(own) in caplog.text
+
+
+@needs_root
+@pytest.mark.parametrize("how", ["theirs", "group", "others"])
+def test_code_that_another_user_can_have_written_is_not_loaded(
+    tmp_path: Path, folder: Path, caplog: pytest.LogCaptureFixture, how: str
+) -> None:
+    small_code(tmp_path)
+    (path,) = folder.glob("nanokv/*/*.code")
+    if how == "theirs":
+        os.chown(path, NOBODY, -1)
+    else:
+        path.chmod(0o664 if how == "group" else 0o646)
+    assert CodeFile(path.stem, code_cache.function_digest(small(tmp_path))).load() is None
+    assert "another user can have written it" in caplog.text
+    small_code(tmp_path)  # compiled again, in its place
+    assert path.stat().st_uid == 0 and not path.stat().st_mode & 0o022
+
+
+def test_without_descriptors_the_code_is_not_compiled_again(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small_code(tmp_path)
+    file = CodeFile("small_functions.small", code_cache.function_digest(small(tmp_path)))
+
+    def none_left(*_: Any, **__: Any) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(Path, "open", none_left)
+    with pytest.raises(HeapUnavailable, match="Too many open files"):
+        file.load()

@@ -1,7 +1,5 @@
 """`use_each`: many look-ups that count as uses, natively and one by one."""
 
-import time
-
 import numpy as np
 import pytest
 import torch
@@ -9,6 +7,7 @@ import torch
 import nanokv
 from nanokv.device.machines.base import Machine
 from nanokv.device.protocol.status import Status
+from nanokv.device.segment.clock import now_ns
 from nanokv.device.segment.layout import unpack
 
 
@@ -20,7 +19,7 @@ def test_what_is_found_was_used(native: bool) -> None:
         names = [f"k{number}" for number in range(0, 40, 2)] + [f"none{number}" for number in range(20)]
         machine = cache._machine
         look = machine.use_each if native else lambda keys, now: Machine.use_each(machine, keys, now)
-        statuses = look(cache.digests(names).words, time.time_ns())
+        statuses = look(cache.digests(names).words, now_ns())
         assert statuses.tolist() == [Status.OK] * 20 + [Status.MISS] * 20
         used = [int(unpack("ACCESS", "use", int(_access(cache, f"k{number}")))) for number in range(40)]
         assert [bool(use) for use in used] == [number % 2 == 0 for number in range(40)]

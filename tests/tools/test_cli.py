@@ -272,9 +272,13 @@ def test_ls_shows_a_living_world(live: LiveWorld) -> None:
         "absent": 0,
         "alloc": "device",
         "bytes": 2 * GEOMETRY.segment_bytes,
+        "taken": path_of(live.name).stat().st_blocks * 512,
     }
-    (line,) = [line for line in run("ls").stdout.splitlines() if live.name in line]
-    assert "alive" in line and "2 of 2" in line
+    assert 2 * GEOMETRY.segment_bytes <= row["taken"] <= 2 * GEOMETRY.segment_bytes + (64 << 10)
+    lines = run("ls").stdout.splitlines()
+    (line,) = [line for line in lines if live.name in line]  # and no line says that it could be removed
+    assert "alive" in line and "2 of 2" in line and size(row["taken"]) in line
+    assert {"memory", "taken", "state"} <= set(lines[0].split())
 
 
 def test_an_elastic_world_with_ranks_that_are_not_there(shm_name: str) -> None:
@@ -289,6 +293,7 @@ def test_an_elastic_world_with_ranks_that_are_not_there(shm_name: str) -> None:
         assert (row["state"], row["world_size"], row["living"], row["absent"]) == ("alive", 4, 1, 3)
         geometry = one._geometry
         assert row["bytes"] == geometry.segment_bytes + 3 * geometry.offsets["heap_base"]
+        assert row["bytes"] <= row["taken"] < row["bytes"] + (64 << 10)
         (line,) = [line for line in run("ls").stdout.splitlines() if shm_name in line]
         assert "alive" in line and "1 of 4, 3 absent" in line
         ranks = run_json("stats", shm_name)["ranks"]
@@ -485,6 +490,33 @@ def test_a_dead_world(dead: str) -> None:
 
     assert run_json("rm", dead) == {"name": dead, "removed": True}
     assert dead not in list_worlds()
+
+
+def test_ls_says_what_dead_worlds_take_and_how_it_comes_back(dead: str) -> None:
+    dead_worlds = [row for row in run_json("ls") if row["state"] == "dead"]
+    *_, last = run("ls").stdout.splitlines()
+    names = [row["name"] for row in dead_worlds]
+    taken = size(sum(row["taken"] for row in dead_worlds))
+    assert dead in names
+    more = " ..." if len(names) > 3 else ""
+    assert last == f"{taken} are taken by {len(names)} that nobody uses: nanokv rm {' '.join(names[:3])}{more}"
+    assert run("rm", dead).exit_code == 0
+    assert dead not in run("ls").stdout
+
+
+def test_ls_names_three_of_many_dead_worlds(monkeypatch: pytest.MonkeyPatch) -> None:
+    def summary(name: str) -> dict[str, Any]:
+        known = {"world_size": 1, "living": 0, "absent": 0, "alloc": "device", "bytes": 1 << 20, "taken": 1 << 20}
+        return {"name": name, "state": "dead"} | known
+
+    monkeypatch.setattr("nanokv.heap.shm_tools.list_worlds", lambda: list("abcd"))
+    monkeypatch.setattr(worlds, "_summary", summary)
+    *_, last = run("ls").stdout.splitlines()
+    assert last == f"{size(4 << 20)} are taken by 4 that nobody uses: nanokv rm a b c ..."
+
+
+def test_a_world_that_goes_while_it_is_listed_takes_nothing() -> None:
+    assert worlds._taken("no-such-world") == 0
 
 
 def test_a_dead_world_with_a_breach(dead: str) -> None:

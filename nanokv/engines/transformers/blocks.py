@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from nanokv.cache import NanoKVCache
+from nanokv.ending import Forked
 from nanokv.engines.transformers.layers import BlockShape
 from nanokv.errors import CacheClosed, DuplicateKey, NanoKVError
 from nanokv.terms import Hold
@@ -54,11 +55,11 @@ class BlockStore:
         """How many of the first keys have blocks. A cache that cannot tell has none.
 
         Raises:
-            CacheClosed.
+            CacheClosed, Forked.
         """
         try:
             return self._cache.prefix_length(keys)
-        except CacheClosed:
+        except (CacheClosed, Forked):
             raise
         except NanoKVError:
             self._stats.reads_failed += 1
@@ -83,7 +84,7 @@ class BlockStore:
     def _read_group(self, keys: Sequence[bytes], blocks: list[torch.Tensor]) -> int:
         try:
             found = self._cache.get_many(keys, dsts=blocks)
-        except CacheClosed:
+        except (CacheClosed, Forked):
             raise
         except NanoKVError:  # one of them is corrupt, or no block: which one?
             return self._read_singly(keys, blocks)
@@ -93,6 +94,8 @@ class BlockStore:
         for number, (key, block) in enumerate(zip(keys, blocks, strict=True)):
             try:
                 self._cache.get(key, dst=block)
+            except Forked:
+                raise
             except NanoKVError as error:
                 self._complain("cannot be read", error)
                 return number
@@ -121,6 +124,8 @@ class BlockStore:
     ) -> list[NanoKVError | None]:
         try:
             return self._cache.put_many(keys, blocks, preferred_segment=target.preferred_segment, hold=target.hold)
+        except Forked:
+            raise
         except NanoKVError as error:  # of the call as a whole: the preferred rank has ended, the cache was closed
             return [error] * len(keys)
 

@@ -175,7 +175,9 @@ class PrefixCache:
             raise InvalidArgument(f"attention_mask must be a tensor of the shape of input_ids, {list(input_ids.shape)}")
         seen = (mask != 0).to("cpu")
         pads = seen.shape[1] - seen.sum(1)
-        if bool((seen != (torch.arange(seen.shape[1]) >= pads[:, None])).any()) or not bool(seen[:, -1].all()):
+        if bool((seen != (torch.arange(seen.shape[1], device="cpu") >= pads[:, None])).any()) or not bool(
+            seen[:, -1].all()
+        ):
             raise InvalidArgument(
                 "a prompt's pads must stand at its left: padding_side='left'. Without attention_mask, every pad token "
                 "of the model counts as a pad"

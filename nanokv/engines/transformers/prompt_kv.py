@@ -194,13 +194,13 @@ class PromptKV(DynamicCache):
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Repeat each row."""
         super().batch_repeat_interleave(repeats)
-        self._take_rows(torch.arange(len(self._rows)).repeat_interleave(repeats))
+        self._take_rows(torch.arange(len(self._rows), device="cpu").repeat_interleave(repeats))
 
     def _take_rows(self, indices: torch.Tensor) -> None:
         indices = indices.to(self._tokens.device)
         self._tokens, self._prompt = self._tokens[indices], self._prompt[indices]
         if len(self._tokens) != len(self._rows) or any(row.pads for row in self._rows):
-            pads = torch.tensor([row.pads for row in self._rows])[indices.cpu()].tolist()
+            pads = torch.tensor([row.pads for row in self._rows], device="cpu")[indices.cpu()].tolist()
         else:
             pads = [0] * len(self._rows)
         self._rows = [RowKeys(pad) for pad in pads]

@@ -22,6 +22,7 @@ from lmcache.v1.memory_management import MemoryObj
 from lmcache.v1.storage_backend.connector.base_connector import RemoteConnector
 from lmcache.v1.storage_backend.local_cpu_backend import LocalCPUBackend
 
+from nanokv.ending import Forked
 from nanokv.errors import CacheClosed, NanoKVError
 from nanokv.integrations.joining import Store, join
 from nanokv.integrations.lmcache import settings
@@ -167,6 +168,7 @@ class NanoKVConnector(RemoteConnector):
         Raises:
             NanoKVError: at least one was not stored, for that reason; the others were.
         """
+        self._joined.check_process()
         names = _names(keys)
         for each in memory_objs:
             each.ref_count_up()
@@ -223,6 +225,7 @@ class NanoKVConnector(RemoteConnector):
         """The answer of a thread; `closed` if this connector is closed, or closes before the thread begins."""
         if not self._open:
             return closed
+        self._joined.check_process()
         try:
             return await in_thread(self._gets, work, unused)
         except RuntimeError:
@@ -247,6 +250,8 @@ def _or(answer: T, work: Callable[[], T]) -> T:
     """What `work` returns, or `answer` where it fails: LMCache computes what it does not find."""
     try:
         return work()
+    except Forked:
+        raise
     except NanoKVError as error:
         logger.warning("NanoKV: %s: %s. It counts as a miss", type(error).__name__, error)
         return answer

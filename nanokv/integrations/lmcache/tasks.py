@@ -5,6 +5,7 @@ readable from then on until somebody consumes it. A result is kept before the fd
 when it ends, and a future ends when its work has returned, failed, or been cancelled; so both hold.
 """
 
+import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -14,6 +15,8 @@ from typing import Generic, TypeVar
 
 from lmcache.logging import init_logger
 from lmcache.v1.platform import create_event_notifier
+
+from nanokv.ending import refuse_fork
 
 logger = init_logger(__name__)
 
@@ -34,6 +37,7 @@ class Tasks(Generic[R]):
         self._pool = ThreadPoolExecutor(threads, f"nanokv-lmcache-{name}")
         self._notifier = create_event_notifier()
         self._lock = threading.Lock()
+        self._process = os.getpid()
         self._running = 0
         self._done: dict[int, R] = {}
 
@@ -51,7 +55,11 @@ class Tasks(Generic[R]):
 
         Args:
             failed: the result if the work raises, or is cancelled because the tasks are closed.
+
+        Raises:
+            Forked: this is a child of a fork, which has no threads of ours.
         """
+        refuse_fork(self._process)
         number = next(self._numbers)
         with self._lock:
             self._running += 1

@@ -47,7 +47,7 @@ def _bytes_of(raw: Any) -> torch.Tensor:
     """Bytes as a tensor. Torch warns of read-only memory, and nobody writes to this."""
     array = np.frombuffer(raw, np.uint8)
     if not array.size:
-        return torch.empty(0, dtype=torch.uint8)
+        return torch.empty(0, dtype=torch.uint8, device="cpu")
     return torch.frombuffer(_array_of(array.size).from_address(array.ctypes.data), dtype=torch.uint8)
 
 

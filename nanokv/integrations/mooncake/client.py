@@ -130,8 +130,8 @@ class Client(Replicas):
 
     def close(self) -> int:
         """Leave the store. The values in this client's segment go with it. Idempotent; `setup` may follow."""
-        objects, self._objects = self._objects, None
-        if objects is None:
+        objects, self._objects = self._set_up, None
+        if objects is None or objects.world.closed:  # that of a child of a fork is
             return Code.OK
         self._end_sessions()
         pooled, self._pooled = self._pooled, None

@@ -4,10 +4,10 @@ NanoKV's own reads need none. A lease is the time of the last read, which each r
 """
 
 import os
-import time
 
 from nanokv.device.machines.base import Machine
 from nanokv.device.machines.records import Found, Place
+from nanokv.device.segment.clock import now_ns
 from nanokv.device.segment.layout import ACCESS_TIME, unpack
 from nanokv.types import KeyDigest
 
@@ -25,7 +25,7 @@ class Leases:
 
     def holds(self, digest: KeyDigest, found: Found) -> bool:
         """Whether a read of the object that was found, or of a copy of it, protects it at this moment."""
-        now = time.time_ns()
+        now = now_ns()
         return self._is_used(found.place, now) or any(
             self._is_used(place, now) for place in self._machine.find_copies(digest)
         )

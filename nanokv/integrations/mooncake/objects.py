@@ -9,7 +9,6 @@ the lease is over.
 """
 
 import ctypes
-import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import TypeVar
@@ -20,6 +19,7 @@ from nanokv.cache import NanoKVCache
 from nanokv.changed_terms import change_terms
 from nanokv.device.machines.records import NO_TERMS, Place, Terms, What
 from nanokv.device.protocol.status import Status
+from nanokv.device.segment.clock import now_ns
 from nanokv.device.segment.layout import unpack
 from nanokv.errors import NanoKVError, PeerLost
 from nanokv.integrations.mooncake.codes import Code
@@ -79,7 +79,7 @@ class Objects:
                 return Code.OBJECT_NOT_FOUND
             got = take(self._bases[place.owner] + place.payload, place.nbytes - tail_bytes(key))
             if not self._machine.validate(place):
-                self._machine.touch(place, time.time_ns())
+                self._machine.touch(place, now_ns())
                 return got
         return Code.OBJECT_NOT_FOUND
 
@@ -103,12 +103,12 @@ class Objects:
         found = self._allocation.locate(self.digest(key))
         if found.status:
             return False
-        self._machine.touch(found.place, time.time_ns())
+        self._machine.touch(found.place, now_ns())
         return True
 
     def exist(self, keys: Sequence[bytes]) -> list[bool]:
         """`exists` for each key, in one call."""
-        statuses = self._machine.use_each(self.world._digests(keys).words, time.time_ns())
+        statuses = self._machine.use_each(self.world._digests(keys).words, now_ns())
         found: list[bool] = (statuses == 0).tolist()
         return found
 
@@ -237,7 +237,7 @@ class Objects:
         found = self._allocation.locate(self.digest(key))
         if found.status:
             return []
-        self._machine.touch(found.place, time.time_ns())
+        self._machine.touch(found.place, now_ns())
         copies = [self._whole(place) for place in self._machine.find_copies(self.digest(key))]
         return sorted({found.place.owner: found.place, **{place.owner: place for place in copies}}.values())
 

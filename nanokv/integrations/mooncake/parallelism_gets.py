@@ -40,7 +40,7 @@ class ParallelismGets(LaidOutReads, TensorGets):
         found = self._found(name, target)
         if not isinstance(found, Join):
             return None if found is None else self._tensor(found)
-        made = torch.empty(found.header.shape, dtype=found.header.dtype)
+        made = torch.empty(found.header.shape, dtype=found.header.dtype, device="cpu")
         return made if self._copy(found, made) else None
 
     def get_tensor_with_parallelism_into(

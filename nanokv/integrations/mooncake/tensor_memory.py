@@ -41,7 +41,7 @@ def over(address: int, shape: Shape, dtype: torch.dtype) -> torch.Tensor:
     """A tensor over memory, which the caller keeps alive. Without dimensions it gets one of size 1."""
     nbytes = math.prod(shape) * dtype.itemsize
     if not nbytes:
-        return torch.empty(shape, dtype=dtype)
+        return torch.empty(shape, dtype=dtype, device="cpu")
     memory = (ctypes.c_ubyte * nbytes).from_address(address)
     return torch.frombuffer(memory, dtype=torch.uint8).view(dtype).view(shape or (1,))
 
@@ -69,7 +69,7 @@ def copied(address: int, nbytes: int) -> torch.Tensor | None:
     header = header_at(address, nbytes)
     if header is None:
         return None
-    made = torch.empty(header.shape or (1,), dtype=header.dtype)
+    made = torch.empty(header.shape or (1,), dtype=header.dtype, device="cpu")
     ctypes.memmove(made.data_ptr(), address + header.offset, header.data_bytes)
     return made
 

@@ -84,9 +84,21 @@ class Values:
     """The base of a client's calls."""
 
     def __init__(self) -> None:
-        self._objects: Objects | None = None
+        self._set_up: Objects | None = None
         self._local_buffer = 0  #: bytes; values that `put` and `get` copy may have no more
         self._registered = Registered()
+
+    @property
+    def _objects(self) -> Objects | None:
+        """The objects of a client that is set up, and not closed. Raises Forked: the client is the parent's."""
+        found = self._set_up
+        if found is not None and found.world.closed:
+            found.world._check_open()
+        return found
+
+    @_objects.setter
+    def _objects(self, objects: Objects | None) -> None:
+        self._set_up = objects
 
     def _ready(self) -> bool:
         """Whether the client is set up, and not closed."""
@@ -177,7 +189,7 @@ class Values:
 
 
 def _as_tensor(address: int, nbytes: int) -> torch.Tensor:
-    made = torch.empty(nbytes, dtype=torch.uint8)
+    made = torch.empty(nbytes, dtype=torch.uint8, device="cpu")
     ctypes.memmove(made.data_ptr(), address, nbytes)
     return made
 

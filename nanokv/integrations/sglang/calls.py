@@ -5,11 +5,13 @@ backs up or prefetches. `close` waits for the calls that have begun, because the
 """
 
 import logging
+import os
 import threading
 from collections.abc import Callable
 from functools import wraps
 from typing import Any, TypeVar, cast
 
+from nanokv.ending import Forked, refuse_fork
 from nanokv.errors import CacheClosed
 
 logger = logging.getLogger(__name__)
@@ -24,9 +26,11 @@ class Calls:
         self._changed = threading.Condition()
         self._under_way = 0
         self._open = True
+        self._process = os.getpid()
         self._failed: dict[tuple[str, str], int] = {}
 
     def __enter__(self) -> None:
+        refuse_fork(self._process)  # before the lock, which a thread that the child lacks may hold
         with self._changed:
             if not self._open:
                 raise CacheClosed("the storage backend was closed before the call")
@@ -39,6 +43,8 @@ class Calls:
 
     def close(self) -> bool:
         """Let no call begin any more, and wait for those that have. False if it was closed before."""
+        if os.getpid() != self._process:
+            return False
         with self._changed:
             was_open, self._open = self._open, False
             self._changed.wait_for(lambda: not self._under_way)
@@ -67,6 +73,8 @@ def or_else(answer: Callable[..., Any]) -> Callable[[F], F]:
             try:
                 with self.calls:
                     return method(self, *args, **kwargs)
+            except Forked:
+                raise
             except Exception as error:
                 self.calls.note(method.__name__.strip("_"), error)
                 return answer(*args, **kwargs)

@@ -108,7 +108,7 @@ class HostPages:
 
     def _probed(self) -> Parts | None:
         try:
-            return self._asked(torch.arange(self.tokens, dtype=torch.int64), 1)
+            return self._asked(torch.arange(self.tokens, dtype=torch.int64, device="cpu"), 1)
         except _CANNOT:
             if self._heads:
                 raise InvalidArgument("tp_lcm_size needs a pool that names the memory of its heads") from None
@@ -141,7 +141,7 @@ class HostPages:
     # --- through a flat page ---
     def _flat_bytes(self) -> int:
         try:
-            return self.flat(torch.zeros(1, dtype=torch.int64), 0).nbytes
+            return self.flat(torch.zeros(1, dtype=torch.int64, device="cpu"), 0).nbytes
         except _CANNOT as error:
             raise InvalidArgument(f"{type(self.pool).__name__} hands out no pages for storage: {error}") from None
 

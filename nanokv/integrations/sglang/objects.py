@@ -81,7 +81,7 @@ class Objects:
             ]
         done: list[bool] = []
         for some in _slices(parts):
-            staged = [torch.empty(parts.page_bytes, dtype=torch.uint8) for _ in parts.addresses[some]]
+            staged = [torch.empty(parts.page_bytes, dtype=torch.uint8, device="cpu") for _ in parts.addresses[some]]
             found = self._get_rows(digests[some], staged)
             for addresses, buffer, there in zip(parts.addresses[some].tolist(), staged, found, strict=True):
                 if there:

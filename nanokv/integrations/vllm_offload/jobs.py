@@ -66,6 +66,7 @@ class Jobs:
     """
 
     def __init__(self, joined: Joined, rows: torch.Tensor, segment: int | None, threads: int) -> None:
+        self._joined = joined
         self._store, self._world, self._rows, self._segment = joined.cache, joined.world, rows, segment
         self._stores = ThreadPoolExecutor(threads, "nanokv-offload-store")
         self._loads = ThreadPoolExecutor(threads, "nanokv-offload-load")
@@ -81,10 +82,12 @@ class Jobs:
         self._submit(self._loads, job, self._run_load)
 
     def _submit(self, pool: ThreadPoolExecutor, job: TransferJob, run: Callable[[Done], None]) -> None:
+        self._joined.check_process()
         self._running[job.job_id] = job, pool.submit(self._run, job, run)
 
     def touch(self, keys: Collection[OffloadKey]) -> None:
         """Mark the objects of this host as used, in the background."""
+        self._joined.check_process()
         self._stores.submit(self._touch_each, list(keys))
 
     def finished(self) -> list[Done]:
@@ -102,7 +105,7 @@ class Jobs:
         """Cancel the jobs that have not begun, wait for the others, and let go of the rows. Idempotent."""
         for pool in (self._loads, self._stores):
             pool.shutdown(wait=True, cancel_futures=True)
-        self._rows = torch.empty(0)
+        self._rows = torch.empty(0, dtype=torch.uint8, device="cpu")
 
     # --- in a background thread ---
     def _run(self, job: TransferJob, run: Callable[[Done], None]) -> Done:

@@ -88,6 +88,7 @@ class NanoKVOffloadingWorker(OffloadingWorker):
             raise InvalidArgument(f"the scheduler's configuration is not this worker's: {theirs}, and not {mine}")
         chunks = list(zip(spec.names, list(self._pages.chunks(blocks, len(spec.names))), strict=True))
         stream = _in_order(self._pages.device)
+        self._joined.check_process()
         self._running[job_id] = pool.submit(self._run, job_id, chunks, spec.segment, copy, stream)
         return True
 

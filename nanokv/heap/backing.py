@@ -1,0 +1,72 @@
+"""How far the payloads of an elastic world's segments have memory: a lazy segment gets it as it is used.
+
+A page without memory that is written when the folder of worlds is full would be the end of the process (SIGBUS). So
+whoever puts reserves the memory first, for any segment: blocks of the world's file, by fallocate. A put that gets none
+is answered as one that finds no room. Where the owner of a segment is not lazy, all of it is reserved from the start.
+
+Invariants: the payload of a segment has memory up to `WorldRank.backed`, without a hole. Two processes that reserve at
+the same time may set the word to the lower end: then some is reserved again, which costs little.
+"""
+
+import logging
+import os
+
+import numpy as np
+import numpy.typing as npt
+
+from nanokv.device.segment.geometry import Geometry
+from nanokv.device.segment.layout import HEAP_CTL, WORD
+from nanokv.heap.world_file import WorldFile, WorldMap
+from nanokv.seldom import Seldom
+
+MOST, SHARE = 128 << 20, 16  #: bytes that are reserved ahead of use; at most the 16th part of a segment
+
+_seldom = Seldom(logging.getLogger("nanokv.heap"))
+
+
+class Backing:
+    """The memory of all segments of one world, as one of its processes reserves it. Any thread may call."""
+
+    def __init__(self, file: WorldFile, mapped: WorldMap, geometry: Geometry) -> None:
+        self._file, self._geometry = file, geometry
+        self._begin, self._end = geometry.offsets["heap_base"], geometry.offsets["heap_limit"]
+        self._ahead = min(MOST, (self._end - self._begin) // SHARE)
+        self._backed: npt.NDArray[np.uint64] = mapped.ranks["backed"]
+        at = HEAP_CTL.offsets["bump_ptr"]
+        self._bumps = [part[at : at + WORD].view(np.uint64) for part in mapped.parts]
+
+    def is_ready(self, rank: int, nbytes: int) -> bool:
+        """Reserve what puts of so many bytes may take next in a segment, and some more for those of others meanwhile.
+
+        False: the folder is full. Then there may be room in pages that have been used (`reach`).
+        """
+        backed = int(self._backed[rank])
+        if backed >= self._end:
+            return True
+        return self.reach(rank, min(int(self._bumps[rank][0]), self._end) + nbytes + self._ahead)
+
+    def reach(self, rank: int, end: int) -> bool:
+        """Reserve the payload of a segment up to an offset, at most its end. False: the folder is full."""
+        backed, end = max(int(self._backed[rank]), self._begin), min(end, self._end)
+        if end <= backed:
+            return True
+        if not self._file.reserve(self._geometry, rank, backed, end):
+            self._tell_full(rank, backed - self._begin)
+            return False
+        self._backed[rank] = max(int(self._backed[rank]), end)
+        return True
+
+    def _tell_full(self, rank: int, have: int) -> None:
+        folder, name = self._file.path.parent, self._file.name
+        about = os.statvfs(folder)
+        what = f"segment {rank} of world {name!r} has {have} of the {self._end - self._begin} bytes that it may take"
+        line = f"{folder} is full: {what}, {about.f_bavail * about.f_frsize} are free, and puts find no room"
+        _seldom.warn(name, line)
+
+    def begin(self, rank: int, *, whole: bool) -> None:
+        """A rank has come: its payload has memory already, or none yet."""
+        self._backed[rank] = self._end if whole else self._begin
+
+    def end(self, rank: int) -> None:
+        """A rank has left for good, and its memory goes back."""
+        self._backed[rank] = 0
