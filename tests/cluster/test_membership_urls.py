@@ -9,7 +9,14 @@ from pathlib import Path
 import pytest
 
 from nanokv.cluster.membership import ClusterUnavailable, open_membership
-from nanokv.cluster.membership.addresses import EtcdAddress, FolderAddress, parse
+from nanokv.cluster.membership.addresses import (
+    PASSWORD_VARIABLE,
+    EtcdAddress,
+    FolderAddress,
+    has_password,
+    masked,
+    parse,
+)
 from nanokv.errors import InvalidArgument
 from tests.support.etcd_server import free_ports
 
@@ -26,7 +33,10 @@ WRONG = {
     "etcd://host:/name": "'host:' is no host:port",
     "etcd://host:0/name": "'host:0' is no host:port",
     "etcd://host:65536/name": "'host:65536' is no host:port",
-    "etcd://host:x/name": "'host:x' is no host:port",
+    "etcd://host:x/name": r"'host:\*\*\*' is no host:port",
+    "etcd://user:a-secret/more@host/name": "in a user or a password / is %2F",
+    "etcd://user:secret/name": r"'user:\*\*\*' is no host:port",
+    "etcd://user:\u2100secret@host/name": "is no URL of a registry: it has the form",
     "etcd://::1:2379/name": "'::1:2379' is no host:port",
     "etcd://[::1/name": "no URL of a registry",
     "etcd://hööst/name": "is no host:port",
@@ -58,7 +68,7 @@ def test_an_url_is_text() -> None:
         open_membership(Path("/x"))  # type: ignore[arg-type]
 
 
-def test_what_urls_say() -> None:
+def test_what_urls_say(monkeypatch: pytest.MonkeyPatch) -> None:
     assert parse("etcd://a:1,b,[::1],[::2]:5/n.1") == EtcdAddress(
         (("a", 1), ("b", 2379), ("::1", 2379), ("::2", 5)), "n.1"
     )
@@ -67,9 +77,25 @@ def test_what_urls_say() -> None:
     assert (with_user.user, with_user.password) == ("u:", "p@:x")
     assert "p@" not in repr(with_user) + str(with_user)
     assert str(parse("etcd://u:p@a:1,[::1]/n")) == "etcd at a:1,[::1]:2379"
+    monkeypatch.setenv(PASSWORD_VARIABLE, "of the variable")
+    for url, password in (("etcd://u@a/n", "of the variable"), ("etcd://u:p@a/n", "p"), ("etcd://a/n", "")):
+        found = parse(url)
+        assert isinstance(found, EtcdAddress) and found.password == password
     secured = parse("etcds://a/n")
     assert isinstance(secured, EtcdAddress) and secured.tls is not None and secured.tls.check_hostname
     assert parse("file:///a%20b/c") == parse("file://localhost/a b/c") == FolderAddress(Path("/a b/c"))
+
+
+def test_urls_are_shown_without_passwords() -> None:
+    for url, shown in (
+        ("etcd://u:a-secret@a:1,b/n", "etcd://u:***@a:1,b/n"),
+        ("etcd://u:a@secret@a/n", "etcd://u:***@a/n"),
+        ("etcd://u:a/secret@a/n", "etcd://u:***@a/n"),
+        ("etcd://u@a/n", "etcd://u@a/n"),
+        ("etcd://a/n", "etcd://a/n"),
+        ("file:///a/b", "file:///a/b"),
+    ):
+        assert masked(url) == shown and has_password(url) == ("secret" in url)
 
 
 # --- registries that are none ---

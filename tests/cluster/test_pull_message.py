@@ -121,6 +121,7 @@ def test_a_wrong_question_about_memory_of_the_producer(make_cluster: MakeCluster
             ask(one, question)
     question = asked(1, b"")
     question.pulls["source"] = 4096
+    question = question._replace(ticket=4096)
     assert ask(one, question) == NEEDS_CARD  # as if its link had been lost
     with pytest.raises(Refused, match="LinkLost"):
         ask(one, question._replace(card=one._parts.link.card()))
