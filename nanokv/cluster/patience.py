@@ -12,6 +12,7 @@ from nanokv.errors import PeerLost
 
 MORE = 0.3  #: seconds, when the timeout is over, for all that are still to be asked
 _LEAST = 0.1  #: seconds that one of those has
+_NOTHING = 0.001  #: seconds in which nobody answers
 
 
 class Patience:
@@ -34,7 +35,7 @@ class Patience:
         """
         spent = self._before + self._spent.get(threading.get_ident(), 0.0)
         found = max(self._timeout - spent, min(_LEAST, self._timeout + MORE - spent))
-        if found <= 0:
+        if found < _NOTHING:
             raise PeerLost(f"node {name} was not asked: others had not answered within {self._timeout:g} s")
         return found
 
