@@ -3,8 +3,10 @@
 import http.server
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -120,6 +122,26 @@ def other_server() -> Iterator[int]:
         yield server.server_port
         server.shutdown()
         thread.join()
+
+
+def test_a_name_that_nobody_resolves_takes_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither to open a membership, nor to close one; over TLS likewise."""
+    end, hung = threading.Event(), threading.Event()
+
+    def hangs(host: str, *arguments: Any, **options: Any) -> Any:
+        hung.set()
+        end.wait(60)
+        raise socket.gaierror(socket.EAI_AGAIN, "no name server")
+
+    monkeypatch.setattr(socket, "getaddrinfo", hangs)
+    try:
+        for scheme in ("etcd", "etcds"):
+            begun = time.monotonic()
+            with pytest.raises(ClusterUnavailable, match=r"etcd\.example was not resolved: no answer in time"):
+                open_membership(f"{scheme}://etcd.example/name", timeout=0.2, ttl=1.0)
+            assert time.monotonic() - begun < 4 and hung.is_set()
+    finally:
+        end.set()
 
 
 def test_another_server_answers(other_server: int) -> None:
