@@ -4,7 +4,9 @@ import logging
 import socket
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +34,13 @@ def test_a_member_of_another_host_that_listens_at_loopback_is_told_once(
     monkeypatch.setattr(place, "here", lambda: "another host")
     two = make_cluster(1)[0]
     for here, there in ((one, "n1"), (two, "n0")):
-        for call in (
-            lambda here=here, there=there: here.put("x", torch.ones(3), preferred_segment=(there, 0)),
-            lambda here=here, there=there: here.get(key_of(here, there)),
-            lambda here=here: here.remove("x"),
-        ):
-            with pytest.raises(PeerLost, match=rf"node {there} .*another host.*bind=.*advertise=.*devices="):
-                call()
+        why = rf"node {there} .*another host.*bind=.*advertise=.*devices="
+        with pytest.raises(PeerLost, match=why):
+            here.put("x", torch.ones(3), preferred_segment=(there, 0))
+        with pytest.raises(PeerLost, match=why):
+            here.get(key_of(here, there))
+        with pytest.raises(PeerLost, match=why):
+            here.remove("x")
     told = [record for record in caplog.records if "another host" in record.message]
     assert [record.levelname for record in told] == ["WARNING"] * 2
     assert sorted(record.message.split()[1] for record in told) == ["n0.0", "n1.0"]
@@ -67,19 +69,30 @@ def test_a_clock_that_was_set_back_at_a_restart(
     """The others take messages and events of the new process, and find what was put before it joined."""
     (one,) = make_cluster(1)
     url, now = f"file://{tmp_path}/cluster", time.time_ns
-    for hours in (1, 0):
-        with nanokv.NanoKVCache(HEAP_BYTES, page_bytes=PAGE) as world:
-            monkeypatch.setattr(time, "time_ns", lambda hours=hours: now() + hours * 3600 * 10**9)
+    for ahead in (3600 * 10**9, 0):
+        with nanokv.NanoKVCache(HEAP_BYTES, page_bytes=PAGE) as world, monkeypatch.context() as clock:
+            clock.setattr(time, "time_ns", partial(_later, now, ahead))
             with NanoKVCluster(world, url, node="clock", ttl=2.0, timeout=PATIENCE) as two:
-                monkeypatch.undo()
-                until(lambda two=two: len(one.nodes) == len(two.nodes) == 2)
-                two.put(f"there {hours}", torch.ones(3), preferred_segment=("n0", 0))
-                two.put(f"here {hours}", torch.ones(3), preferred_segment=0)
-                digest = one.digest(f"here {hours}")
-                until(lambda digest=digest: one._parts.locations.node_of(digest) == "clock", "the event")
+                clock.undo()
+                meet(one, two)
+                two.put(f"there {ahead}", torch.ones(3), preferred_segment=("n0", 0))
+                two.put(f"here {ahead}", torch.ones(3), preferred_segment=0)
+                hears(one, f"here {ahead}", "clock")
                 assert [tuple(each.nodes) for each in one._nodes.homes] == [("clock", "n0"), ("n0",)]  # it joined last
         until(lambda: one.nodes == ["n0"])
     assert one.stats()["messages_refused_old_incarnation"] == 0
+
+
+def _later(now: Callable[[], int], by: int) -> int:
+    return now() + by
+
+
+def meet(*members: NanoKVCluster) -> None:
+    until(lambda: all(len(member.nodes) == len(members) for member in members), "the membership")
+
+
+def hears(member: NanoKVCluster, key: str, node: str) -> None:
+    until(lambda: member._parts.locations.node_of(member.digest(key)) == node, f"the event of {node}")
 
 
 # --- names ---
@@ -103,13 +116,13 @@ def test_a_member_whose_name_nobody_resolves_holds_up_no_other(
         one.put("x", torch.ones(3), preferred_segment=("n2", 0))
     assert time.monotonic() - begun < 2
     two.put("y", torch.ones(3), preferred_segment=0)
-    until(lambda: one._parts.locations.node_of(one.digest("y")) == "n1", "the event of another node")
+    hears(one, "y", "n1")
     begun = time.monotonic()
     two.close()
     assert time.monotonic() - begun < 4
     end.set()
     slow.put("z", torch.ones(3), preferred_segment=0)
-    until(lambda: one._parts.locations.node_of(one.digest("z")) == "n2", "the events of the slow one")
+    hears(one, "z", "n2")
     one.put("x", torch.ones(3), preferred_segment=("n2", 0))
 
 

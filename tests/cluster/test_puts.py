@@ -15,6 +15,7 @@ from nanokv.cluster import NanoKVCluster
 from nanokv.cluster.kept import numbers_message
 from nanokv.cluster.kinds import Kind
 from nanokv.cluster.links.base import LinkLost
+from nanokv.cluster.links.nixl import NixlLink
 from nanokv.cluster.messages.asker import Refused
 from nanokv.cluster.pull_message import Question
 from nanokv.cluster.pulling import Pull, Puller
@@ -73,8 +74,10 @@ def test_what_has_room_is_stored_though_others_have_none(make_cluster: MakeClust
 # --- a link that fails ---
 def let_go(member: NanoKVCluster) -> None:
     """What a read of another call does to the link when it is late."""
-    for peer in list(member._parts.link._peers):
-        member._parts.link.disconnect(peer)
+    link = member._parts.link
+    assert isinstance(link, NixlLink)
+    for peer in list(link._peers):
+        link.disconnect(peer)
 
 
 @pytest.mark.parametrize("step", ["rows_of", "line"])
