@@ -34,8 +34,7 @@ _TICKET_SECONDS = 1.0
 _USUAL_SECONDS, _USUAL_BYTES_A_SECOND = 0.001, 2.5e8  #: a pull has ended by then, unless something is amiss
 _SOON = 0.001  #: seconds
 _TURN = 0.002  #: seconds of the server's thread that one question has at a time
-_CLAIMED_AT_ONCE = 32
-_MOST_FAILURES = 3  #: how often a link may fail for one question
+_CLAIMED_AT_ONCE, _LOOKED_AT_ONCE = 32, 8  #: objects, of those that are claimed, or for which room is made
 _NO_PEER = -1
 _HOME = -1  #: of PULL.rank
 _FIRST_ADDRESS, _LAST_ADDRESS = 4096, (1 << 63) - 1
@@ -129,7 +128,7 @@ class Pull:
             i = self._full.pop()
             self._puller.begin_again(self._lot[i : i + 1])
             now = time.monotonic()
-            if now > end and self._full:
+            if now > end and len(self._full) % _LOOKED_AT_ONCE == _LOOKED_AT_ONCE - 1:
                 return None
         self._puller.set_terms(self._lot)
         self._step = self._begin
@@ -209,7 +208,7 @@ class Pull:
             LinkLost: that has happened too often, or the time is over.
         """
         self._failures += 1
-        if self._failures > _MOST_FAILURES or time.monotonic() > self._ends:
+        if self._failures > self._puller.failures or time.monotonic() > self._ends:
             raise LinkLost(f"the bytes could not be read from {self._sender.id}, and nothing was stored: {why}")
         self._peer = self._puller.reach_again(self._sender, self._question.card)
 
@@ -250,8 +249,9 @@ class Puller:
     """Pulls into the segments of one world, whose process this is.
 
     Args:
-        bases: the address of each rank's segment in this process.
-        note: called with the ranks that get objects, as `ProducerAllocation.note_owner`.
+        wake: called with the ranks that get objects, if their pollers sleep.
+        failures: how often the link may fail for one question before that is given up.
+        watches: whether a thread looks at transfers that were given up; else `look_at_late` alone does.
     """
 
     def __init__(
@@ -261,7 +261,11 @@ class Puller:
         link: Link,
         staging: Staging,
         wake: Callable[[int], None],
+        *,
+        failures: int = 3,
+        watches: bool = True,
     ) -> None:
+        self.failures, self._watches = failures, watches
         self._machine, self._allocation, self._link, self._staging = machine, allocation, link, staging
         self._geometry: Geometry = machine.geometry
         self._wake = wake
@@ -465,7 +469,7 @@ class Puller:
         """Keep what was begun until its transfer can write no more."""
         with self._lock:
             self._late.append((pulls, transfer, sender, number))
-            if self._looker is None and not self._closed.is_set():
+            if self._watches and self._looker is None and not self._closed.is_set():
                 self._looker = threading.Thread(target=self._look_on, name="nanokv-cluster-late", daemon=True)
                 self._looker.start()
 

@@ -111,8 +111,12 @@ class NixlLink:
         """See `Link`."""
         try:
             with self._serving_lock:
-                serving = self._serving.register(address, nbytes, device) if shared and not self._closed else None
+                if self._closed:
+                    raise LinkUnavailable("this link is closed")
+                serving = self._serving.register(address, nbytes, device) if shared else None
             with self._reading_alone():
+                if self._closed:
+                    raise LinkUnavailable("this link is closed")
                 self._memory[address] = serving, self._reading.register(address, nbytes, device)
         except NixlError as error:
             where = "host memory" if device is None else f"memory of GPU {device}"
