@@ -26,6 +26,9 @@ GAUGES = (
     "registry_away",
     "late_reads",
     "late_pulls",
+    "late_puts",
+    "late_put_bytes",
+    "members_refused",
 )
 RENAMED = {"registry_away": "registry_away_seconds", "ready": "ready_objects"}
 LEFT_OUT = ("rank",)  #: a number that measures nothing

@@ -23,7 +23,21 @@ def _observer(url: str) -> Any:
         from nanokv.cluster.observer import Observer
     except ModuleNotFoundError as error:
         raise InvalidArgument(f"a cluster needs the package {error.name}: pip install 'nanokv[cluster]'") from None
+    from nanokv.cluster.membership.addresses import PASSWORD_VARIABLE, has_password
+
+    if has_password(url):
+        typer.echo(
+            "warning: every user of this host sees the password of this command line: write etcd://USER@HOST:PORT/NAME,"
+            f" and set {PASSWORD_VARIABLE}",
+            err=True,
+        )
     return Observer(url)
+
+
+def _shown(url: str) -> str:
+    from nanokv.cluster.membership.addresses import masked
+
+    return masked(url)
 
 
 def list_members(url: str, as_json: bool) -> None:
@@ -58,6 +72,7 @@ def _member_row(row: dict[str, Any]) -> list[str]:
 
 
 _SHOWN = ("ready", "pinned", "unfinished", "evicted", "refused", "lost", "corrupt")
+_OF_CLUSTER = {"peer_lost": "peer_lost", "msg_refused": "messages_refused", "msg_dropped": "messages_dropped"}
 
 
 def show_stats(url: str, as_json: bool) -> None:
@@ -73,11 +88,11 @@ def show_stats(url: str, as_json: bool) -> None:
             else:
                 found.append({"name": name, "node": card.node} | answer)
     if as_json:
-        print_json({"cluster": url, "at": time.time(), "members": found})
+        print_json({"cluster": _shown(url), "at": time.time(), "members": found})
         return
     screen = console()
     rows = [_stats_row(each) for each in found if "error" not in each]
-    for line in columns(screen, ("node", "rank", "used", "of", "%", "stored", *_SHOWN), rows):
+    for line in columns(screen, ("node", "rank", "used", "of", "%", "stored", *_SHOWN, *_OF_CLUSTER), rows):
         screen.print(line)
     for each in found:
         if "error" in each:
@@ -87,7 +102,7 @@ def show_stats(url: str, as_json: bool) -> None:
 
 def _stats_row(each: dict[str, Any]) -> list[str]:
     sizes = [size(each[name]) for name in ("heap_used", "heap_total")]
-    counts = [str(each[name]) for name in _SHOWN]
+    counts = [str(each[name]) for name in _SHOWN] + [str(each.get(name, "-")) for name in _OF_CLUSTER.values()]
     return [each["node"], str(each["rank"]), *sizes, f"{100 * each['usage']:.0f}", size(each["bytes_stored"]), *counts]
 
 
@@ -104,7 +119,7 @@ def check(url: str, as_json: bool, quick: bool) -> None:
             elif isinstance(found.get(card.node, ""), str):
                 found[card.node] = observer.ask(card, Kind.FSCK, QUICK if quick else b"")
     if as_json:
-        print_json({"cluster": url, "nodes": found})
+        print_json({"cluster": _shown(url), "nodes": found})
     else:
         _print_reports(found)
     reports = [report for report in found.values() if isinstance(report, dict)]

@@ -13,6 +13,7 @@ from nanokv.cache import NanoKVCache
 from nanokv.cluster.nodes import Node
 from nanokv.cluster.options import ClusterOptions
 from nanokv.cluster.parts import Parts, assemble
+from nanokv.cluster.patience import Patience
 from nanokv.device.machines.own_memory import plain_tensor
 from nanokv.device.machines.records import NO_TERMS, Terms
 from nanokv.errors import CacheClosed, InvalidArgument, NanoKVError, PeerLost
@@ -128,8 +129,21 @@ class ClusterBase:
         self._check_open()
         self.world._check_stays()
 
+    def _patience(self) -> Patience:
+        """That of one call."""
+        return Patience(self.options.timeout)
+
+    def _known(self, key: KeyDigest) -> Node | None:
+        """The other node that has the object of a key, as far as events and own puts tell."""
+        name = self._parts.locations.node_of(key)
+        return None if name is None else self._nodes.find(name)
+
     def _others(self, key: KeyDigest) -> Iterator[Node]:
-        """The other nodes that may have the object of a key: its home, then those before the last joins."""
+        """The other nodes that may have the object of a key: its home, those before the last joins, and the one where
+        it is known to be. (That one is asked first, for what it has where the object was: `_known`.)
+
+        An object may also lie where nobody here has heard of it. So whoever removes asks all nodes.
+        """
         asked = {self._here}
         for homes in self._nodes.homes:
             name = homes.of(key)
@@ -138,6 +152,9 @@ class ClusterBase:
                 node = self._nodes.find(name)
                 if node is not None:
                     yield node
+        known = self._known(key)
+        if known is not None and known.name not in asked:
+            yield known
 
     def _target(self, key: KeyDigest, preferred: Segment | None) -> tuple[Node | None, int | None]:
         """The node that gets a new object, None for this one, and its rank there."""

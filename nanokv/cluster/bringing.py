@@ -38,16 +38,16 @@ class Bringing(Many):
         if len(missing):
             statuses = np.full(len(digests), _MISS, np.int64)
             self._counts.remote_gets += len(missing)
+            patience = self._patience()
 
             def read(node: Node, which: Words, known: bool) -> Words:
                 def take(some: Words, fetched: Fetched) -> None:
                     for i, got in zip(which[some].tolist(), fetched.each(), strict=True):
                         here[i] = self._keep(digests[i], got)
 
-                return self._reading.get_each(node, digests.words[which], take, known=known)
+                return self._reading.get_each(node, digests.words[which], patience, take, known=known)
 
-            self._ask_known(digests, missing, statuses, read)
-            self._ask_each(digests, missing, statuses, lambda node, which: read(node, which, False))
+            self._ask(digests, missing, statuses, read, patience)
         found: list[bool] = here.tolist()
         return found
 

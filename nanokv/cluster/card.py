@@ -1,7 +1,8 @@
 """What a member tells the others about itself: where its segments lie for the link, and where it listens.
 
 A card is sealed with the cluster's secret: whoever can write to the registry, but does not know the secret, cannot lead
-a reader astray.
+a reader astray. It is not encrypted: who reads the registry knows where the link listens, and over UCX that is the
+memory of the process (docs/cluster.md, Security).
 """
 
 import base64
@@ -11,9 +12,11 @@ import json
 from dataclasses import asdict, dataclass, fields
 from typing import Any, NamedTuple
 
+from nanokv.cluster.messages.tcp import host_and_port
+from nanokv.device.fabric.records import LOOK_LINE
 from nanokv.device.segment.geometry import Geometry
 from nanokv.device.segment.layout import layout_hash
-from nanokv.errors import NanoKVError
+from nanokv.errors import InvalidArgument, NanoKVError
 
 _SEAL_BYTES = 32
 _PURPOSE = b"nanokv card\0"
@@ -47,6 +50,8 @@ class Card:
         messages: where this member takes messages.
         events: where it publishes events.
         about: `ClusterOptions.about`.
+        place: where the process runs (`place`).
+        devices: the network devices of its link, as UCX names them; "": it has no such.
     """
 
     node: str
@@ -61,6 +66,8 @@ class Card:
     messages: str
     events: str
     about: str = ""
+    place: str = ""
+    devices: str = ""
 
     @property
     def member(self) -> str:
@@ -105,9 +112,30 @@ class Card:
             values["controls"] = tuple(base64.b64decode(line) for line in values["controls"])
             values["metadata"] = base64.b64decode(values["metadata"])
             values["bases"] = tuple(values["bases"])
-            return Card(**values)
-        except (KeyError, TypeError, ValueError) as error:
+            return Card(**values).checked()
+        except (KeyError, TypeError, ValueError, AttributeError, InvalidArgument) as error:
             raise CardRefused(f"the card cannot be read: {error!r}") from None
+
+    def checked(self) -> "Card":
+        """This card.
+
+        Raises:
+            ValueError, InvalidArgument: its fields contradict each other, or are none that a member could have.
+        """
+        ranks, last = self.geometry.world_size, (1 << 63) - 1 - self.geometry.segment_bytes
+        numbers = (self.rank, self.incarnation, *self.bases)
+        if not all(type(each) is int for each in numbers) or not 0 <= self.rank < ranks:
+            raise ValueError(f"rank {self.rank!r} of {ranks}")
+        if not 0 < self.incarnation < 1 << 63 or not all(0 < base <= last for base in self.bases):
+            raise ValueError("an incarnation or an address that is none")
+        if not len(self.bases) == len(self.controls) == ranks or any(len(c) != LOOK_LINE for c in self.controls):
+            raise ValueError(f"{len(self.bases)} segments and {len(self.controls)} lines for {ranks} ranks")
+        texts = (self.node, self.link, self.messages, self.events, self.about, self.place, self.devices)
+        if not all(isinstance(text, str) for text in texts):
+            raise ValueError("a text that is none")
+        for address in filter(None, (self.messages, self.events)):
+            host_and_port(address)
+        return self
 
 
 def member_name(node: str, rank: int) -> str:

@@ -95,5 +95,4 @@ class NanoKVCluster(Bringing):
         self._check_open()
         mine = cast("dict[str, Any]", self.world.stats())
         more = {"node": self.node, "nodes": self.nodes, "registry_away": self.registry_away}
-        late = {"late_reads": self._parts.staging.late, "late_pulls": self._parts.puller.late}
-        return mine | more | self._counts.as_dict() | late
+        return mine | more | self._parts.figures.as_dict()

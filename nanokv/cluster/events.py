@@ -5,7 +5,8 @@ hints: where some were missed, the table forgets the node and reads its headers 
 """
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
 
 import numpy as np
 
@@ -79,6 +80,7 @@ class Events:
         self._followed: dict[str, str] = {}  # address -> member
         self._of: dict[Sender, WorldId] = {}  # members as their cards have them -> their worlds
         self._known: set[WorldId] = set()  # worlds that were heard
+        self._doubtful: set[WorldId] = set()  # of which events were missed: what is known of them is forgotten
         self._waiting = threading.Condition()
         self._heard = 0
         self._catching_up = CatchingUp(nodes, self._read_headers)
@@ -104,8 +106,10 @@ class Events:
         before = self._of
         self._of = {Sender(card.member, card.incarnation): card.world for card in cards.values()}
         self._known &= set(self._of.values())
+        self._doubtful &= set(self._of.values())
         for card in cards.values():  # the first events of a new process at a known address came before its card
             if card.events in self._followed and Sender(card.member, card.incarnation) not in before:
+                self._subscriber.follow(card.events, card.member)  # its host may have another address now
                 self._catching_up.add(card.node)
         for address in self._followed.keys() - cards.keys():
             self._subscriber.unfollow(address)
@@ -128,7 +132,7 @@ class Events:
         if world is None:
             return
         if world in self._known:
-            self._locations.forget(world)
+            self._doubtful.add(world)
         self._changes.missed(world.node)
         self._known.add(world)  # the first time all that is known of it are this process' own puts
         self._catching_up.add(world.node)
@@ -136,9 +140,17 @@ class Events:
     def _read_headers(self, node: Node) -> None:
         for rank in range(node.ranks):
             for world, first, headers in self._reading.headers(node, rank):
+                if world in self._doubtful:  # not before it answers: meanwhile it may have what it had
+                    self._doubtful.discard(world)
+                    self._locations.forget(world)
                 self._locations.learn_headers(world, rank, first, headers)
                 self._changes.headers(node.name, rank, headers)
         self._wake()
+
+    @property
+    def counts(self) -> Mapping[StrEnum, int]:
+        """Events that were refused, by `Reason`."""
+        return self._subscriber.counts
 
     # --- waiting ---
     def _wake(self) -> None:

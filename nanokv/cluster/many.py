@@ -159,13 +159,14 @@ class Many(Lookups):
         """Read what this node does not have into `answers`."""
         statuses = np.full(len(digests), _MISS, np.int64)
         self._counts.remote_gets += len(missing)
+        patience = self._patience()
         rows = None if dsts is None else self._into_rows(dsts, reinterpret)
 
         def read(node: Node, which: Words, known: bool) -> Words:
             words = chosen(digests, which).words
             if rows is not None:
                 what, targets = rows
-                found = self._reading.get_into_each(node, words, targets[which], what, known=known)
+                found = self._reading.get_into_each(node, words, patience, targets[which], what, known=known)
                 are_rows = isinstance(dsts, torch.Tensor)
                 for i in which[found == _OK].tolist():
                     answers[i] = True if are_rows else dsts[i]
@@ -174,10 +175,9 @@ class Many(Lookups):
             def take(some: Words, fetched: Fetched) -> None:
                 self._take(keys, which[some].tolist(), fetched, dsts, reinterpret, answers)
 
-            return self._reading.get_each(node, words, take, known=known)
+            return self._reading.get_each(node, words, patience, take, known=known)
 
-        self._ask_known(digests, missing, statuses, read)
-        self._ask_each(digests, missing, statuses, lambda node, which: read(node, which, False))
+        self._ask(digests, missing, statuses, read, patience)
         wrong = missing[~is_one_of(statuses[missing], _HARMLESS)]
         for i in wrong.tolist():
             if statuses[i] == _SIZE and dsts is not None:  # the call for this key alone says how it differs

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from nanokv.cluster.card import Card, CardRefused
 from nanokv.cluster.homes import Homes
 from nanokv.cluster.links.base import Link, LinkLost
+from nanokv.cluster.place import why_unreachable
 from nanokv.cluster.remote_world import RemoteWorld
 from nanokv.device.segment.geometry import Geometry
 from nanokv.errors import InvalidArgument, PeerLost
@@ -27,11 +28,14 @@ class Node:
 
     Attributes:
         number: that no other node has.
+
+    Args:
+        far: why no process of this host can reach a member, in the words of `place`; "": it may.
     """
 
-    def __init__(self, name: str, link: Link, number: int) -> None:
+    def __init__(self, name: str, link: Link, number: int, far: Callable[[Card], str]) -> None:
         self.name, self.number = name, number
-        self._link = link
+        self._link, self._far = link, far
         self._lock = threading.Lock()
         self._cards: dict[int, Card] = {}
         self._reached: tuple[Card, RemoteWorld] | None = None
@@ -86,9 +90,24 @@ class Node:
                 self._reached = self._reach()
             return self._reached[1]
 
+    def member(self) -> Card:
+        """The member that takes questions.
+
+        Raises:
+            PeerLost: there is none (any more), or it cannot be reached from this host.
+        """
+        why = "it has left"
+        for card in self.cards:
+            if not (why := self._far(card)):
+                return card
+        raise PeerLost(f"node {self.name} cannot be reached: {why}")
+
     def _reach(self) -> tuple[Card, RemoteWorld]:
         why = "it has left"
         for card in self.cards:
+            if far := self._far(card):
+                why = far
+                continue
             until, reason = self._lost.get(card.incarnation, (0.0, ""))
             if time.monotonic() < until:
                 why = reason
@@ -131,6 +150,7 @@ class Nodes:
         link: the link to the others.
         secret: of the cluster.
         joined: this member's incarnation.
+        place: of this process (`place.here`); "": it is not known, and nobody is taken to be far.
 
     Attributes:
         homes: the home of each key; and before it, as it was without the node that joined last, without the last two,
@@ -139,8 +159,8 @@ class Nodes:
             looks too.
     """
 
-    def __init__(self, here: str, link: Link, secret: bytes, joined: int) -> None:
-        self.here, self._joined, self._lapses = here, joined, 0
+    def __init__(self, here: str, link: Link, secret: bytes, joined: int, place: str = "") -> None:
+        self.here, self._joined, self._lapses, self._place = here, joined, 0, place
         self._left: set[str] = set()  # names of nodes that have left
         self._back: dict[str, int] = {}  # by name: when a node came back, in ns
         self._link, self._secret = link, secret
@@ -158,25 +178,42 @@ class Nodes:
         """
         with self._lock:
             if lapses != self._lapses:
-                self._lapses, self._joined = lapses, time.time_ns()
+                self._lapses, self._joined = lapses, self._latest() + 1
             found: dict[str, dict[int, Card]] = {}
             for member, sealed in members.items():
                 card = self._opened(member, sealed)
                 if card is not None and card.node != self.here:
                     found.setdefault(card.node, {})[card.rank] = card
             gone = [self._nodes[name] for name in self._nodes.keys() - found.keys()]
-            nodes = {name: self._nodes.get(name) or Node(name, self._link, next(self._numbers)) for name in found}
+            nodes = {
+                name: self._nodes.get(name) or Node(name, self._link, next(self._numbers), self._far) for name in found
+            }
             for name, cards in found.items():
                 nodes[name].update(cards)
             self._left.update(node.name for node in gone)
             for name in self._left & nodes.keys():
                 self._left.remove(name)
-                self._back[name] = time.time_ns()
+                self._back[name] = self._latest() + 1
             self._nodes = nodes
             self.homes = self._homes()
+            for card in (card for node in nodes.values() for card in node.cards):
+                self._far(card)  # told as soon as it is seen, and not with the first call
         for node in gone:
             node.close()
         self.changed()
+
+    def _latest(self) -> int:
+        """When the last one joined that is known; clocks of hosts differ, and so this is no time of any of them."""
+        joined = [node.joined for node in self._nodes.values() if node.cards]
+        return max(time.time_ns(), self._joined, *self._back.values(), *joined)
+
+    def _far(self, card: Card) -> str:
+        """Why nobody on this host reaches a member; "": it may be reached. Told once in the log."""
+        why = why_unreachable(card, self._place)
+        if why and (card.member, why) not in self._refused:
+            self._refused.add((card.member, why))
+            _log.warning("member %s cannot be reached from here: %s", card.member, why)
+        return why
 
     def _homes(self) -> tuple[Homes, ...]:
         ages = [(max(node.joined, self._back.get(node.name, 0)), node.name) for node in self._nodes.values()]
@@ -197,6 +234,11 @@ class Nodes:
                 self._refused.add((member, str(error)))
                 _log.warning("member %s is left out: %s", member, error)
             return None
+
+    @property
+    def refused(self) -> int:
+        """How many members were left out, or cannot be reached from this host."""
+        return len(self._refused)
 
     @property
     def names(self) -> Sequence[str]:

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import ctypes
 import time
-from collections.abc import Iterable
 from typing import Any, TypeVar, overload
 
 import numpy as np
 import torch
 
 from nanokv.api.objects import check_reinterpret
-from nanokv.arguments import FOREVER, seconds
+from nanokv.arguments import seconds
 from nanokv.cluster.base import ClusterBase, Segment
 from nanokv.cluster.fetched import Got
 from nanokv.cluster.kinds import Kind
 from nanokv.cluster.messages.asker import Refused, Unanswered
 from nanokv.cluster.nodes import Node
+from nanokv.cluster.patience import Patience
+from nanokv.cluster.pull_message import BadMessage
+from nanokv.cluster.removal_message import MOST_REMOVED, removed
 from nanokv.device.machines.own_memory import plain_tensor, plainly
 from nanokv.device.machines.records import Found, Place, What, Words
 from nanokv.device.protocol.status import Status
-from nanokv.errors import InvalidArgument, PeerLost, WaitTimeout
+from nanokv.errors import InvalidArgument, PeerLost
 from nanokv.replicas import NO_COPIES
 from nanokv.room import NO_ROOM, NO_WAIT
 from nanokv.terms import Hold
@@ -29,8 +31,7 @@ from nanokv.types import Key, KeyDigest
 
 _ABSENT: Any = object()
 _OK, _MISS, _DUPLICATE = int(Status.OK), int(Status.MISS), int(Status.DUPLICATE)
-_NOT_READY, _PINNED = int(Status.NOT_READY), int(Status.PINNED)
-_SHORTEST_LOOK, _LONGEST_LOOK = 0.001, 0.1  #: seconds between two looks for an object, if no event comes
+_NOT_READY = int(Status.NOT_READY)
 _ROOM_REST = 0.01  #: seconds between two tries of a put that found no room on another node
 D = TypeVar("D")
 
@@ -148,13 +149,20 @@ class Objects(ClusterBase):
             PeerLost: a node that may have it cannot be reached, and no other one has it.
         """
         self._counts.remote_gets += 1
-        known = self._get_known(digest)
+        patience, known = self._patience(), self._known(digest)
+        status, answered, lost, silent = _MISS, None, None, None
         if known is not None:
-            return known
-        status, answered, lost = _MISS, None, None
-        for node in self._others(digest):
             try:
-                got = self._reading.get(node, digest)
+                there = self._reading.get_known(known, digest, patience)
+                if there is not None:
+                    return there, known
+            except PeerLost as error:  # another one may have it too
+                lost, silent = error, known
+        for node in self._others(digest):
+            if node is silent:
+                continue
+            try:
+                got = self._reading.get(node, digest, patience)
             except PeerLost as error:
                 lost = lost or error
                 continue
@@ -165,20 +173,6 @@ class Objects(ClusterBase):
         if lost is not None:
             self._lost(lost)
         return status, answered
-
-    def _get_known(self, digest: KeyDigest) -> tuple[Got, Node] | None:
-        """The object of a key from where events say that it lies; None: it is not there, or nothing is known."""
-        name = self._parts.locations.node_of(digest)
-        node = None if name is None else self._nodes.find(name)
-        if node is None:
-            return None
-        try:
-            got = self._reading.get_known(node, digest)
-        except PeerLost:
-            return None  # its home may have it too; if not, that is asked next, and says so
-        if got is None:
-            return None
-        return got, node
 
     def _as_tensor(self, got: Got, key: Key, dst: torch.Tensor | None, reinterpret: bool) -> torch.Tensor:
         """The object that was read, as a tensor of its own memory, or in `dst`."""
@@ -215,12 +209,21 @@ class Objects(ClusterBase):
         """
         self._check_open()
         digest = self._hash(key)
-        if self.world.exists(digest) or self._is_known(digest):
+        if self.world.exists(digest):
             return True
-        keys, lost = np.array([digest], np.int64), None
-        for node in self._others(digest):
+        keys, patience, known = np.array([digest], np.int64), self._patience(), self._known(digest)
+        lost, silent = None, None
+        if known is not None:
             try:
-                if self._reading.find_each(node, keys)[0] == _OK:
+                if self._reading.is_known(known, digest, patience):
+                    return True
+            except PeerLost as error:
+                lost, silent = error, known
+        for node in self._others(digest):
+            if node is silent:
+                continue
+            try:
+                if self._reading.find_each(node, keys, patience)[0] == _OK:
                     return True
             except PeerLost as error:
                 lost = lost or error
@@ -230,84 +233,62 @@ class Objects(ClusterBase):
 
     __contains__ = exists
 
-    def _is_known(self, digest: KeyDigest) -> bool:
-        """Whether the object of a key lies where events say."""
-        name = self._parts.locations.node_of(digest)
-        node = None if name is None else self._nodes.find(name)
-        try:
-            return node is not None and self._reading.is_known(node, digest)
-        except PeerLost:
-            return False
-
-    def wait(self, keys: Key | Iterable[Key], *, timeout: float | None) -> None:
-        """Wait until every object can be read, from this node or from where it may lie. Events wake the wait.
-
-        Args:
-            timeout: seconds; None: no limit.
-
-        Raises:
-            WaitTimeout: after `timeout` seconds; the message gives the number of missing objects.
-            PeerLost: a node that may have one of them cannot be reached.
-        """
-        self._check_open()
-        one = isinstance(keys, str | bytes | KeyDigest)
-        digests = [self._hash(keys)] if one else list(self.world._digests(keys))  # type: ignore[arg-type]
-        deadline = time.monotonic() + (FOREVER if timeout is None else seconds("timeout", timeout))
-        pause, missing = _SHORTEST_LOOK, digests
-        while True:
-            heard = self._parts.events.heard
-            missing = [digest for digest in missing if not self.exists(digest)]
-            left = deadline - time.monotonic()
-            if not missing:
-                return
-            self._check_stays()
-            if left <= 0:
-                raise WaitTimeout(f"{len(missing)} of {len(digests)} objects are not READY after {timeout} s")
-            self._parts.events.wait(heard, min(pause, left))
-            pause = min(2 * pause, _LONGEST_LOOK)
-
     def remove(self, key: Key) -> None:
-        """Remove an object, from this node and from its home.
+        """Remove an object, wherever it lies: from this node, and from all others.
 
         Raises:
-            KeyNotFound, NotReady, ObjectPinned: as `NanoKVCache.remove`.
-            PeerLost: a node that may have it cannot be reached; it may have removed the object.
+            KeyNotFound: there was none.
+            NotReady, ObjectPinned: as `NanoKVCache.remove`, on some node.
+            PeerLost: a node cannot be reached, and may have an object of the key; those of other nodes are removed.
         """
         self._check_open()
-        digest = self._hash(key)
-        status = self.world._allocation.remove(digest)
-        keys, lost = np.array([digest], np.int64), None
-        for node in self._others(digest):
-            try:
-                status = _better(status, int(self._remove_each(node, keys)[0]))
-            except PeerLost as error:
-                lost = lost or error
+        keys = np.array([self._hash(key)], np.int64)
+        statuses = np.array([self.world._allocation.remove(KeyDigest(*keys[0].tolist()))], np.int64)
+        lost = self._remove_elsewhere(keys, statuses)
         if lost is not None:
+            self._counts.peer_lost += 1
             raise lost
-        if status:
-            raise self._error(status, key, None)
+        if statuses[0]:
+            raise self._error(int(statuses[0]), key, None)
 
-    def _remove_each(self, node: Node, keys: Words) -> Words:
+    def _remove_elsewhere(self, keys: Words, statuses: Words) -> PeerLost | None:
+        """Have all other nodes remove objects: only they know what they have. `statuses` has what this node did.
+
+        Afterwards that of a key is OK: one was removed, and none is left; MISS; or why one is left. Returns why a node
+        did not answer.
+        """
+        asks = [(node, keys) for node in self._nodes.others()]
+        lost, patience = None, self._patience()
+        answers = self._parts.at_once.ask(asks, lambda node, keys: self._remove_each(node, keys, patience))
+        for answer in answers:
+            if isinstance(answer, PeerLost):
+                lost = lost or answer
+                continue
+            is_left = (answer != _OK) & (answer != _MISS)
+            takes = is_left | ((statuses == _MISS) & (answer == _OK))
+            statuses[takes] = answer[takes]
+        return lost
+
+    def _remove_each(self, node: Node, keys: Words, patience: Patience) -> Words:
         """Have a node remove objects: a status each."""
-        cards = node.cards
-        if not cards:
-            raise PeerLost(f"node {node.name} has left")
-        to, timeout = cards[0], self.options.timeout
+        parts = (keys[i : i + MOST_REMOVED] for i in range(0, len(keys), MOST_REMOVED))
+        return np.concatenate([self._remove_some(node, part, patience) for part in parts])
+
+    def _remove_some(self, node: Node, keys: Words, patience: Patience) -> Words:
+        to, timeout, begun = node.member(), patience.left(node.name), time.monotonic()
         try:
             body = self._parts.asker.ask(
                 to.messages,
                 to.member,
                 Kind.REMOVE,
-                keys.tobytes(),
+                np.ascontiguousarray(keys).tobytes(),
                 timeout,
                 to_incarnation=to.incarnation,
                 meanwhile=lambda: self._reading.probe(node),
             )
-        except (Unanswered, Refused) as error:
+            return removed(body, len(keys))
+        except Unanswered as error:
+            patience.waited(begun)
             raise PeerLost(f"node {node.name} did not remove the objects: {error}") from None
-        return np.frombuffer(body, np.int64)
-
-
-def _better(one: int, two: int) -> int:
-    """The answer about an object that two nodes may have: OK, or why it is still there, before MISS."""
-    return one if two == _MISS or one == _OK else two
+        except (Refused, BadMessage) as error:
+            raise PeerLost(f"node {node.name} did not remove the objects: {error}") from None

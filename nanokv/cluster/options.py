@@ -4,7 +4,7 @@ import os
 import re
 import socket
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from nanokv.arguments import integer, seconds
@@ -52,7 +52,7 @@ class ClusterOptions:
     """
 
     node: str = ""
-    secret: bytes = b""
+    secret: bytes = field(default=b"", repr=False)
     link: str = "nixl"
     devices: str = _LOOPBACK
     bind: str = "127.0.0.1"
@@ -119,6 +119,10 @@ class ClusterOptions:
         if self.link == "mooncake":
             return {"host": self.advertise or self.bind}
         return {"devices": self.devices, "ports": self.ports}
+
+    def device_names(self) -> str:
+        """The network devices of the link, as UCX takes them; "" for another link."""
+        return os.environ.get("UCX_NET_DEVICES", self.devices) if self.link == "nixl" else ""
 
     def advertised(self, address: str) -> str:
         """An address of this member, as the others need it: "tcp://host:port"."""

@@ -1,20 +1,21 @@
 """How a member of a cluster is put together: its link, its messages, and what serves the others."""
 
 import secrets
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 
 from nanokv.cache import NanoKVCache
+from nanokv.cluster import place
 from nanokv.cluster.at_once import AtOnce
 from nanokv.cluster.card import Card, member_name
 from nanokv.cluster.changes import Changes
 from nanokv.cluster.counts import Counts
 from nanokv.cluster.departures import Departures
 from nanokv.cluster.events import Events
+from nanokv.cluster.figures import Figures
 from nanokv.cluster.generations import GenerationTeller
 from nanokv.cluster.links import open_link
 from nanokv.cluster.links.base import Link
@@ -54,6 +55,7 @@ class Parts(NamedTuple):
     registered: Registered
     locations: Locations
     counts: Counts
+    figures: Figures
     events: Events
     changes: Changes
     uses: Uses
@@ -64,11 +66,13 @@ class Parts(NamedTuple):
     def close(self) -> None:
         """Leave the cluster; then let nobody read, and only then give memory back."""
         self.generations.close()
+        self.putting.kept.close()
         self.membership.close()
         self.at_once.close()
         self.events.close()
         self.uses.close()
         self.server.close()
+        self.puller.close()
         self.asker.close()
         self.nodes.close()
         self.link.close()
@@ -85,10 +89,10 @@ def assemble(world: NanoKVCache, cluster: str, options: ClusterOptions) -> Parts
     """
     heap = world._heap
     member = member_name(options.node, heap.rank)
-    incarnation = time.time_ns()
     membership = open_membership(cluster, ttl=options.ttl, timeout=options.join_timeout)
     opened: list[Any] = [membership]
     try:
+        incarnation = membership.next_incarnation()
         secret = options.secret or membership.secret()
         link = open_link(options.link, f"{member}.{secrets.token_hex(4)}", **options.link_options())
         opened.append(link)
@@ -97,7 +101,7 @@ def assemble(world: NanoKVCache, cluster: str, options: ClusterOptions) -> Parts
         registered = Registered(link)
         asker = Asker(member, incarnation, secret)
         opened.append(asker)
-        nodes = Nodes(options.node, link, secret, incarnation)
+        nodes = Nodes(options.node, link, secret, incarnation, place.here())
         locations, counts, at_once = Locations(options.locations), Counts(), AtOnce()
         reading = Reading(link, rounds_over(link), staging, locations, counts, options.timeout)
         putting = Putting(link, asker, reading, offers, registered, locations, options.timeout)
@@ -105,7 +109,8 @@ def assemble(world: NanoKVCache, cluster: str, options: ClusterOptions) -> Parts
         opened.append(uses)
         reading.note_use, reading.note_uses = uses.note, uses.note_each
         puller = Puller(world._machine, world._allocation, link, staging, heap.wake)
-        serving = Serving(world, puller)
+        figures = Figures(counts, staging, puller, putting, nodes)
+        serving = Serving(world, puller, lambda: {**world.stats(), **figures.as_dict()})
         server = _server(member, incarnation, secret, serving, options)
         opened.append(server)
         publish_at = partial(Publisher, member, incarnation, secret, options.bind)
@@ -115,20 +120,8 @@ def assemble(world: NanoKVCache, cluster: str, options: ClusterOptions) -> Parts
         follows = options.locations > 0
         events = Events(world, nodes, publisher, secret, locations, reading, changes, follows=follows)
         opened.append(events)
-
-        def gone(card: Card) -> None:
-            putting.forget(card.incarnation)
-            puller.forget(card.member, card.incarnation)
-            asker.forget(card.messages)
-
-        departures = Departures(nodes, gone)
-
-        def changed() -> None:
-            changes.nodes(nodes.names)
-            events.follow()
-            departures.look()
-
-        nodes.changed = changed
+        figures.follow(asker, server, events)
+        nodes.changed = _notice(nodes, changes, events, putting, puller, asker)
         card = _card_of(world, options, incarnation, segments, link, server, publisher)
         membership.join(member, card.sealed(secret))
         nodes.update(membership.members())
@@ -151,6 +144,7 @@ def assemble(world: NanoKVCache, cluster: str, options: ClusterOptions) -> Parts
         registered,
         locations,
         counts,
+        figures,
         events,
         changes,
         uses,
@@ -158,6 +152,26 @@ def assemble(world: NanoKVCache, cluster: str, options: ClusterOptions) -> Parts
         GenerationTeller(world._generations_of_mine(), nodes, asker, at_once, options.timeout),
         segments,
     )
+
+
+def _notice(
+    nodes: Nodes, changes: Changes, events: Events, putting: Putting, puller: Puller, asker: Asker
+) -> Callable[[], None]:
+    """What is done whenever the members may be others."""
+
+    def gone(card: Card) -> None:
+        putting.forget(card.incarnation)
+        puller.left(card.member, card.incarnation)
+        asker.forget(card.messages)
+
+    departures = Departures(nodes, gone)
+
+    def changed() -> None:
+        changes.nodes(nodes.names)
+        events.follow()
+        departures.look()
+
+    return changed
 
 
 def _readable_segments(heap: Heap, link: Link) -> list[torch.Tensor]:
@@ -202,4 +216,6 @@ def _card_of(
         options.advertised(server.address),
         options.advertised(publisher.address),
         options.about,
+        place.here(),
+        options.device_names(),
     )

@@ -11,12 +11,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from nanokv.cluster.statuses import is_one_of
 from nanokv.device.fabric.records import PULL, PULLED
+from nanokv.device.protocol.status import Status
 from nanokv.device.segment.record import Field, Record
 
 Records = npt.NDArray[Any]
 
 NEEDS_CARD = b"card"
+_STATUSES = tuple(map(int, Status))
 MOST_PULLS = 4096  #: of one message
 MOST_BROUGHT = 64 * 1024  #: bytes of objects in one message
 HEAD = Record(
@@ -94,8 +97,11 @@ def answered(body: bytes, count: int) -> Records:
     """PULLED [count].
 
     Raises:
-        BadMessage: the answer is about another number of PULLs.
+        BadMessage: the answer is about another number of PULLs, or says what no answer does.
     """
     if len(body) != count * PULLED.size:
         raise BadMessage(f"an answer about {count} pulls has {count * PULLED.size} bytes, not {len(body)}")
-    return np.frombuffer(body, PULLED.dtype)
+    found = np.frombuffer(body, PULLED.dtype)
+    if not is_one_of(found["status"], _STATUSES).all():
+        raise BadMessage("an answer about pulls has a status that is none")
+    return found

@@ -15,13 +15,14 @@ import numpy as np
 import torch
 
 from nanokv.cluster.card import Card
+from nanokv.cluster.kept import Kept
 from nanokv.cluster.kinds import Kind
 from nanokv.cluster.links.base import Link
 from nanokv.cluster.locations import Locations
 from nanokv.cluster.messages.asker import Asker, Refused, Unanswered
 from nanokv.cluster.nodes import Node
 from nanokv.cluster.offering import Offers, Registered
-from nanokv.cluster.pull_message import MOST_PULLS, NEEDS_CARD, Question, Records, answered
+from nanokv.cluster.pull_message import MOST_PULLS, NEEDS_CARD, BadMessage, Question, Records, answered
 from nanokv.cluster.reading import Reading
 from nanokv.cluster.relative_terms import relative
 from nanokv.cluster.staging import Staging
@@ -42,7 +43,11 @@ class _CardForgotten(Exception):
 
 
 class Putting:
-    """The puts of one process to other nodes."""
+    """The puts of one process to other nodes.
+
+    Attributes:
+        kept: what other nodes may still read.
+    """
 
     def __init__(
         self,
@@ -57,7 +62,6 @@ class Putting:
         self._reading, self._locations = reading, locations
         self._link, self._asker, self._timeout = link, asker, timeout
         self._offers = Offers(registered, staging)
-        self._lock = threading.Lock()
         self._tickets_room = staging.room(_TICKETS * LOOK_LINE)
         self._tickets = self._tickets_room.view(_TICKETS * LOOK_LINE).view(np.uint64)
         self._tickets[:] = 0
@@ -65,7 +69,8 @@ class Putting:
         self._lines = list(range(_TICKETS))
         self._numbers = itertools.count(1)
         self._told: dict[int, bytes] = {}  # by incarnation of a member: the card of the link that it has
-        self._unanswered: dict[int, list[Any]] = {}  # by incarnation: what it may still read
+        self.kept = Kept(asker, timeout)
+        self._unanswered = self.kept.members
 
     def put_each(
         self, node: Node, keys: Words, tensors: Sequence[torch.Tensor], rank: int | None, terms: Terms
@@ -91,10 +96,10 @@ class Putting:
         """Ask, and bring the bytes along."""
         question = Question(pulls, b"", _NO_TICKET, next(self._numbers), self._time_for(pulls), brought)
         try:
-            return self._answer(node, _member_of(node), question)
+            return self._answer(node, node.member(), question)
         except Unanswered as error:
             raise PeerLost(f"node {node.name} did not answer: {error}") from None
-        except Refused as error:
+        except (Refused, BadMessage) as error:
             raise PeerLost(f"node {node.name} could not take the objects: {error}") from None
 
     # --- the question ---
@@ -105,20 +110,23 @@ class Putting:
             return self._ask_once(node, pulls, kept)
 
     def _ask_once(self, node: Node, pulls: Records, kept: Any) -> Records:
-        to, card = _member_of(node), self._link.card()
+        to, card = node.member(), self._link.card()
+        self.kept.check_room(to)
         told = self._told.get(to.incarnation) == card
         try:
             with self._ticket() as (ticket, number):
                 question = Question(pulls, b"" if told else card, ticket, number, self._time_for(pulls))
-                found = self._answer(node, to, question)
+                try:
+                    found = self._answer(node, to, question)
+                except (PeerLost, Unanswered, Refused, BadMessage):  # it may be reading, now or later
+                    self.kept.add(to, number, int(pulls["nbytes"].sum()), kept)
+                    raise
         except PeerLost:
             self._told.pop(to.incarnation, None)
             raise
         except Unanswered as error:
-            with self._lock:
-                self._unanswered.setdefault(to.incarnation, []).append(kept)
             raise PeerLost(f"node {node.name} did not answer: {error}") from None
-        except Refused as error:
+        except (Refused, BadMessage) as error:
             raise PeerLost(f"node {node.name} could not take the objects: {error}") from None
         except _CardForgotten:
             self._told.pop(to.incarnation, None)
@@ -164,20 +172,12 @@ class Putting:
         self._locations.learn_put(to.world, question.pulls, found)
         return found
 
+    @property
+    def late(self) -> int:
+        """How many questions were given up for which other nodes may still read."""
+        return sum(map(len, list(self._unanswered.values())))
+
     def forget(self, incarnation: int) -> None:
-        """Let go of what a member may have read that has left the cluster."""
-        with self._lock:
-            self._unanswered.pop(incarnation, None)
-            self._told.pop(incarnation, None)
-
-
-def _member_of(node: Node) -> Card:
-    """The member of a node that takes questions.
-
-    Raises:
-        PeerLost: there is none (any more).
-    """
-    cards = node.cards
-    if not cards:
-        raise PeerLost(f"node {node.name} has left")
-    return cards[0]
+        """A member has left the cluster: let go of what it may have read, a while later."""
+        self.kept.left(incarnation)
+        self._told.pop(incarnation, None)

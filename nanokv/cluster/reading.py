@@ -11,6 +11,7 @@ from nanokv.cluster.fetched import Fetched, Got
 from nanokv.cluster.links.base import Link, LinkLost
 from nanokv.cluster.locations import Locations
 from nanokv.cluster.nodes import Node
+from nanokv.cluster.patience import Patience
 from nanokv.cluster.remote_world import RemoteWorld
 from nanokv.cluster.rounds import Rounds
 from nanokv.cluster.staging import Staging
@@ -56,10 +57,10 @@ class Reading(Transfers):
         self.note_uses: Callable[[str, Words], None] = lambda node, uses: None
 
     # --- one ---
-    def get(self, node: Node, key: KeyDigest) -> Got | int:
+    def get(self, node: Node, key: KeyDigest, patience: Patience) -> Got | int:
         """An object: its bytes; or MISS, NOT_READY or CORRUPT."""
         for _ in range(TRIES):
-            found = self._pass(node, self._get_once, key)
+            found = self._pass(node, patience, self._get_once, key)
             if isinstance(found, Got) or found not in _AGAIN:
                 return found
         return _CORRUPT if found == _DOUBTFUL else _MISS
@@ -69,8 +70,9 @@ class Reading(Transfers):
         words[0], words[1] = key
         words[_DST] = 0
         workspace.into(None)
-        if self._rounds.get_one(world, workspace, SMALL, self._timeout):
+        if self._rounds.get_one(world, workspace, SMALL, workspace.timeout):
             return self._got_one(world, workspace)
+        workspace.timeout = self._timeout  # it has answered: its bytes have their time, whatever others took
         status: int = words[_STATUS]
         return status if status != _OK else self._fetch_one(world, workspace)
 
@@ -80,7 +82,7 @@ class Reading(Transfers):
         nbytes: int = words[_NBYTES]
         words[_DST] = 0
         workspace.into(None if nbytes <= SMALL else self._staging.room(nbytes))
-        self._rounds.fetch(world, workspace, 1, self._timeout)
+        self._rounds.fetch(world, workspace, 1, workspace.timeout)
         return self._got_one(world, workspace)
 
     def _got_one(self, world: RemoteWorld, workspace: Workspace) -> Got | int:
@@ -95,9 +97,9 @@ class Reading(Transfers):
         data = ctypes.string_at(workspace.small, nbytes) if room is None else room.view(nbytes)
         return Got(nbytes, tuple(words[_WHAT : _WHAT + 1 + MAX_DIMS]), data)
 
-    def get_known(self, node: Node, key: KeyDigest) -> Got | None:
+    def get_known(self, node: Node, key: KeyDigest, patience: Patience) -> Got | None:
         """An object that lies where the table of locations says, in two rounds; None: it does not (any more)."""
-        found = self._pass(node, self._get_known_once, key)
+        found = self._pass(node, patience, self._get_known_once, key)
         return found if isinstance(found, Got) else None
 
     def _get_known_once(self, world: RemoteWorld, workspace: Workspace, key: KeyDigest) -> Got | int:
@@ -105,35 +107,41 @@ class Reading(Transfers):
         words[0], words[1] = key
         return self._fetch_one(world, workspace) if self._locations.recall(world, workspace, 1) else _MISS
 
-    def is_known(self, node: Node, key: KeyDigest) -> bool:
+    def is_known(self, node: Node, key: KeyDigest, patience: Patience) -> bool:
         """Whether an object lies where the table of locations says, by one look at its header."""
-        return self._pass(node, self._is_known_once, key)
+        return self._pass(node, patience, self._is_known_once, key)
 
     def _is_known_once(self, world: RemoteWorld, workspace: Workspace, key: KeyDigest) -> bool:
         words = workspace.words
         words[0], words[1] = key
         if not self._locations.recall(world, workspace, 1):
             return False
-        self._rounds.look(world, workspace, 1, self._timeout)
+        self._rounds.look(world, workspace, 1, workspace.timeout)
         return words[_STATUS] == _OK
 
     # --- many ---
-    def find_each(self, node: Node, keys: Words) -> Words:
+    def find_each(self, node: Node, keys: Words, patience: Patience) -> Words:
         """A status for each key (int64 [n, 2]): OK, MISS, NOT_READY or CORRUPT."""
-        return self._each(node, keys, self._find_some)
+        return self._each(node, keys, patience, self._find_some)
 
-    def find_known_each(self, node: Node, keys: Words) -> Words:
+    def find_known_each(self, node: Node, keys: Words, patience: Patience) -> Words:
         """OK for each key whose object lies where the table of locations says, by one look at its header; else MISS."""
 
         def some(world: RemoteWorld, workspace: Workspace, some_keys: Words) -> Words:
             if (self._find_some(world, workspace, some_keys, known=True) == _OK).any():
-                self._rounds.look(world, workspace, len(some_keys), self._timeout)
+                self._rounds.look(world, workspace, len(some_keys), workspace.timeout)
             return workspace.fetches["status"][: len(some_keys)].copy()
 
-        return self._each(node, keys, some, once=True)
+        return self._each(node, keys, patience, some, once=True)
 
     def get_each(
-        self, node: Node, keys: Words, take: Callable[[Words, Fetched], None], *, known: bool = False
+        self,
+        node: Node,
+        keys: Words,
+        patience: Patience,
+        take: Callable[[Words, Fetched], None],
+        *,
+        known: bool = False,
     ) -> Words:
         """A status for each key. `take` gets the numbers of those that a pass has read, and their objects.
 
@@ -149,9 +157,11 @@ class Reading(Transfers):
                 take(which[good], Fetched(workspace.room, sizes, starts, fetches["what"][good]))
             return statuses
 
-        return self._each(node, keys, some, whole=False, once=known)
+        return self._each(node, keys, patience, some, whole=False, once=known)
 
-    def get_into_each(self, node: Node, keys: Words, targets: Words, what: What, *, known: bool = False) -> Words:
+    def get_into_each(
+        self, node: Node, keys: Words, patience: Patience, targets: Words, what: What, *, known: bool = False
+    ) -> Words:
         """A status for each key: the bytes of objects of one size, dtype and shape go to addresses in host memory.
 
         SIZE: the object is of others. A `what` of format 0 has any dtype and shape. known: as for `get_each`.
@@ -164,7 +174,7 @@ class Reading(Transfers):
             copied: Words = workspace.fetches["status"][: len(which)]
             return np.where(statuses == _OK, copied, statuses)
 
-        return self._each(node, keys, some, whole=False, once=known)
+        return self._each(node, keys, patience, some, whole=False, once=known)
 
     def _find_some(self, world: RemoteWorld, workspace: Workspace, keys: Words, known: bool = False) -> Words:
         count, fetches = len(keys), workspace.fetches
@@ -172,7 +182,8 @@ class Reading(Transfers):
         if known:
             self._locations.recall(world, workspace, count)
         else:
-            self._rounds.locate(world, workspace, count, self._timeout)
+            self._rounds.locate(world, workspace, count, workspace.timeout)
+            workspace.timeout = self._timeout  # as in `_get_once`
         return fetches["status"][:count].copy()
 
     def _fetch_some(self, world: RemoteWorld, workspace: Workspace, keys: Words, known: bool) -> Words:
@@ -180,7 +191,7 @@ class Reading(Transfers):
             return workspace.fetches["status"][: len(keys)].copy()
         room = self._code["place_each"](world.table, workspace.work, len(keys))
         workspace.into(self._staging.room(max(room, 1)))
-        self._rounds.fetch(world, workspace, len(keys), self._timeout)
+        self._rounds.fetch(world, workspace, len(keys), workspace.timeout)
         statuses: Words = workspace.fetches["status"][: len(keys)].copy()
         uses = np.empty((len(keys), _USE_WORDS), np.int64)
         good, nbytes = self._code["uses_of"](workspace.work, len(keys), uses.ctypes.data)
@@ -191,7 +202,14 @@ class Reading(Transfers):
         return statuses
 
     def _each(
-        self, node: Node, keys: Words, some: Callable[..., Words], *, whole: bool = True, once: bool = False
+        self,
+        node: Node,
+        keys: Words,
+        patience: Patience,
+        some: Callable[..., Words],
+        *,
+        whole: bool = True,
+        once: bool = False,
     ) -> Words:
         """Passes over all keys; and, but for `once`, again over those whose objects were replaced meanwhile.
 
@@ -200,7 +218,7 @@ class Reading(Transfers):
         statuses, again = np.full(len(keys), _TORN, np.int64), np.arange(len(keys))
         for _ in range(1 if once else TRIES):
             for which in _slices(again):
-                statuses[which] = self._pass(node, some, keys[which] if whole else which)
+                statuses[which] = self._pass(node, patience, some, keys[which] if whole else which)
             again = np.flatnonzero(is_one_of(statuses, _AGAIN))
             if not len(again):
                 return statuses

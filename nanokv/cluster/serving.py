@@ -3,19 +3,23 @@
 import json
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 
 from nanokv.cache import NanoKVCache
 from nanokv.cluster.generations import message, parse
+from nanokv.cluster.kept import numbers_of
 from nanokv.cluster.kinds import Kind
 from nanokv.cluster.messages.replies import Handler
 from nanokv.cluster.messages.sealed import Sender
 from nanokv.cluster.pull_message import BadMessage
 from nanokv.cluster.pulling import Puller
+from nanokv.cluster.removal_message import MOST_REMOVED
+from nanokv.cluster.uses import MOST_USES
 from nanokv.device.machines.records import Place
 from nanokv.device.segment.clock import now_ns
-from nanokv.device.segment.layout import WORD
+from nanokv.device.segment.layout import EPOCH_MASK, WORD
 from nanokv.device.segment.views import SegmentView
 from nanokv.digests import Digests
 from nanokv.fsck import Report, check_segments
@@ -27,12 +31,17 @@ _DIGEST_WORDS, _USE_WORDS = 2, 3
 
 
 class Serving:
-    """The handlers of one member, for its world."""
+    """The handlers of one member, for its world.
 
-    def __init__(self, world: NanoKVCache, puller: Puller) -> None:
+    Args:
+        stats: what it tells of itself.
+    """
+
+    def __init__(self, world: NanoKVCache, puller: Puller, stats: Callable[[], Mapping[str, Any]]) -> None:
         self._allocation, self._machine, self._geometry = world._allocation, world._machine, world._geometry
-        self._stats, self._heap = world.stats, world._heap
+        self._stats, self._heap = stats, world._heap
         self._puller = puller
+        self._checking: _InThread | None = None
 
     def handlers(self) -> Mapping[int, Handler]:
         """By the kind of message."""
@@ -43,17 +52,27 @@ class Serving:
             Kind.STATS: self._tell_stats,
             Kind.FSCK: self._fsck,
             Kind.GENERATION: self._generation,
+            Kind.OVER: self._over,
         }
 
     def _remove(self, sender: Sender, body: bytes) -> bytes:
         words = _words(body, _DIGEST_WORDS)
+        if len(words) > MOST_REMOVED:
+            raise BadMessage(f"a message has at most {MOST_REMOVED} keys, not {len(words)}")
         return self._allocation.remove_each(Digests.own(words)).tobytes()
 
+    def _over(self, sender: Sender, body: bytes) -> bytes:
+        return bytes(self._puller.over(sender, numbers_of(body)))
+
     def _used(self, sender: Sender, body: bytes) -> None:
-        now = now_ns()
-        for rank, slot, epoch in _words(body, _USE_WORDS).tolist():
-            if 0 <= rank < self._geometry.world_size and 0 <= slot < self._geometry.hdr_count:
-                self._machine.touch(Place(rank, slot, epoch & 0xFFFFFFFF), now)
+        uses, now = _words(body, _USE_WORDS), now_ns()
+        if len(uses) > MOST_USES:
+            raise BadMessage(f"a message has at most {MOST_USES} uses, not {len(uses)}")
+        most = np.array([self._geometry.world_size, self._geometry.hdr_count, EPOCH_MASK.value + 1])
+        if ((uses < 0) | (uses >= most)).any():
+            raise BadMessage("a use is of no rank, slot or epoch of this node")
+        for use in uses.tolist():
+            self._machine.touch(Place(*use), now)
 
     def _generation(self, sender: Sender, body: bytes) -> bytes:
         place, number = parse(body)
@@ -63,7 +82,12 @@ class Serving:
         return json.dumps(self._stats()).encode()
 
     def _fsck(self, sender: Sender, body: bytes) -> "_InThread":
-        return _InThread(lambda: json.dumps(self._check(body == QUICK).as_dict()).encode())
+        if body not in (b"", QUICK):
+            raise BadMessage("a check is quick, or not")
+        if self._checking is not None and not self._checking.is_done:
+            raise BadMessage("a check is under way")
+        self._checking = _InThread(lambda: json.dumps(self._check(body == QUICK).as_dict()).encode())
+        return self._checking
 
     def _check(self, quick: bool) -> Report:
         heap = self._heap
@@ -80,6 +104,11 @@ class _InThread:
         self._pool = ThreadPoolExecutor(1, "nanokv-cluster-fsck")
         self._future = self._pool.submit(work)
         self._pool.shutdown(wait=False)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether there is an answer."""
+        return self._future.done()
 
     def poll(self) -> bytes | None:
         """The answer, once there is one."""

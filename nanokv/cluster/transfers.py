@@ -3,6 +3,7 @@
 What is given up may go on: its memory is kept, and no other read uses it (`staging`).
 """
 
+import time
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
@@ -12,6 +13,7 @@ import numpy.typing as npt
 from nanokv.cluster.card import WorldId
 from nanokv.cluster.links.base import Link, LinkLost, State
 from nanokv.cluster.nodes import Node
+from nanokv.cluster.patience import Patience
 from nanokv.cluster.remote_world import RemoteWorld
 from nanokv.cluster.rounds import TransferLate, wait_for
 from nanokv.cluster.staging import Room, Staging
@@ -27,37 +29,41 @@ T = TypeVar("T")
 class Transfers:
     """The transfers of one process from other nodes.
 
-    All methods raise PeerLost if the node cannot be reached, or does not answer within `timeout` seconds per round.
+    All methods raise PeerLost if the node cannot be reached, or does not answer within `timeout` seconds per round, or
+    what is left of them (`patience`).
     """
 
     def __init__(self, link: Link, staging: Staging, timeout: float) -> None:
         self._link, self._staging, self._timeout = link, staging, timeout
 
-    def _pass(self, node: Node, work: Callable[..., T], *arguments: Any) -> T:
+    def _pass(self, node: Node, patience: Patience, work: Callable[..., T], *arguments: Any) -> T:
         """Four rounds, or two, with one of the members of a node; with the next one if that is lost.
 
-        work: called with the world of that member, a workspace, and `arguments`.
+        work: called with the world of that member, a workspace whose `timeout` is that of a round, and `arguments`.
         """
-        tries = 0
-        while not tries or tries <= len(node.cards):
-            tries += 1
+        why = PeerLost(f"node {node.name} was lost")
+        for _ in range(max(len(node.cards), 1)):
+            timeout = patience.left(node.name)
             world, workspace = node.world(), self._staging.workspace()
+            workspace.timeout, begun = timeout, time.monotonic()
             try:
                 answer = work(world, workspace, *arguments)
             except TransferLate as late:
                 self._staging.keep(late.is_over, workspace)
+                patience.waited(begun)
                 node.lost(world, str(late))
+                why = PeerLost(f"node {node.name} cannot be reached: {late}")
             except LinkLost as error:
                 self._staging.give(workspace)
                 node.lost(world, str(error))
+                why = PeerLost(f"node {node.name} was lost: {error}")
             except BaseException:
                 self._staging.give(workspace)
                 raise
             else:
                 self._staging.give(workspace)
                 return answer
-        node.world()  # raises why
-        raise PeerLost(f"node {node.name} was lost")
+        raise why
 
     def probe(self, node: Node) -> None:
         """Ask the link whether a node is there: it tells of a process that has ended at once, where messages do not.

@@ -35,6 +35,7 @@ class Workspace:
         work: the address of the WORK record. candidates: of the room for entries.
         small: address of the room for the bytes of a SMALL object.
         room: where the bytes of the pass go instead.
+        timeout: seconds of each transfer of the pass.
     """
 
     def __init__(self, link: Link) -> None:
@@ -47,6 +48,7 @@ class Workspace:
         self._memory = page_aligned(_MOST_LINES * LOOK_LINE + SMALL)
         self.small = int(self._memory.ctypes.data) + _MOST_LINES * LOOK_LINE
         self.room: Any = None
+        self.timeout = 0.0
         self._work = np.zeros(1, WORK.dtype)
         row = self._work[0]
         for name in ("fetches", "looks", "places", "rows"):

@@ -62,6 +62,19 @@ def make_cluster(nixl: None, tmp_path: Path) -> Iterator[MakeCluster]:
     assert not breaches, "fsck after the test:\n" + "\n".join(map(str, breaches))
 
 
+@pytest.fixture(scope="module")
+def shared_pair(nixl: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[NanoKVCluster]]:
+    """Two nodes for all tests of a module, which leave them as they were."""
+    url = f"file://{tmp_path_factory.mktemp('pair')}/cluster"
+    worlds = [nanokv.NanoKVCache(HEAP_BYTES, page_bytes=PAGE) for _ in range(2)]
+    made = [NanoKVCluster(world, url, node=f"n{i}", ttl=2.0, timeout=PATIENCE) for i, world in enumerate(worlds)]
+    until(lambda: all(len(member.nodes) == 2 for member in made), "the membership")
+    yield made
+    for member in made:
+        member.close()
+        member.world.close()
+
+
 @pytest.fixture(params=["brought", "pulled"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """How small objects go to another node: in the question, or by transfers as large ones do."""

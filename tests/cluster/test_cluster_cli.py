@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from typer.testing import CliRunner
 
@@ -61,6 +62,39 @@ def test_a_cluster_without_members(tmp_path: Path) -> None:
     assert "no members" in run("ls", url)
     assert json.loads(run("ls", url, "--json")) == []
     assert "no members" in run("fsck", url, code=2)
+
+
+def test_what_members_refused_is_shown(make_cluster: MakeCluster, tmp_path: Path) -> None:
+    make_cluster(1)
+    header, row = lines_of(run("stats", f"file://{tmp_path}/cluster"))
+    assert header[-3:] == ["peer_lost", "msg_refused", "msg_dropped"] and row[-3:] == ["0", "0", "0"]
+    (member,) = json.loads(run("stats", f"file://{tmp_path}/cluster", "--json"))["members"]
+    assert member["messages_refused_mac"] == 0
+
+
+@pytest.mark.parametrize("command", ["ls", "stats", "fsck"])
+def test_passwords_are_not_shown(monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    """And a command line that has one is warned of."""
+    monkeypatch.setattr("nanokv.cluster.observer.open_membership", lambda *_, **__: Nobody())
+    for url, is_warned in (("etcd://user:a-secret@host/name", True), ("etcd://user@host/name", False)):
+        result = runner.invoke(app, [command, url, "--json"])
+        assert "a-secret" not in result.output and "a-secret" not in result.stderr
+        assert ("NANOKV_REGISTRY_PASSWORD" in result.stderr) == is_warned
+        if command != "ls":
+            assert json.loads(result.stdout)["cluster"] == url.replace("a-secret", "***")
+
+
+class Nobody:
+    """A membership without members."""
+
+    def members(self) -> dict[str, bytes]:
+        return {}
+
+    def secret(self) -> bytes:
+        return bytes(32)
+
+    def close(self) -> None:
+        pass
 
 
 def test_wrong_registries() -> None:

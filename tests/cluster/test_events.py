@@ -141,7 +141,7 @@ def test_a_location_of_a_former_world_is_of_no_use(
     key = key_of(zero, "n1")
     one.put(key, torch.ones(4))
     until(lambda: knows(zero, key, "n1"))
-    assert zero._reading.get_known(zero._nodes["n1"], zero.digest(key)) is not None
+    assert zero._reading.get_known(zero._nodes["n1"], zero.digest(key), zero._patience()) is not None
     old = one.world.get_location(key)
     one.world.close()
     until(lambda: zero.nodes == ["n0"])
@@ -155,7 +155,7 @@ def test_a_location_of_a_former_world_is_of_no_use(
         again.put(key, torch.zeros(4))
         new = world.get_location(key)
         assert (new.header_off, new.epoch, new.payload_off) == (old.header_off, old.epoch, old.payload_off)
-        assert zero._reading.get_known(zero._nodes["n1"], zero.digest(key)) is None
+        assert zero._reading.get_known(zero._nodes["n1"], zero.digest(key), zero._patience()) is None
         assert torch.equal(zero.get(key), torch.zeros(4))
 
 
@@ -190,7 +190,7 @@ def test_a_torn_entry_is_not_used(make_cluster: MakeCluster, field: str, monkeyp
         raise AssertionError("a transfer was begun")
 
     monkeypatch.setattr(zero._reading._rounds, "fetch", refused)
-    assert zero._reading.get_known(zero._nodes["n1"], zero.digest(key)) is None
+    assert zero._reading.get_known(zero._nodes["n1"], zero.digest(key), zero._patience()) is None
 
 
 def test_a_node_that_joins_reads_the_headers_of_the_others(make_cluster: MakeCluster) -> None:

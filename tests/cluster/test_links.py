@@ -7,11 +7,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
 
 from nanokv.cluster.links import Link, LinkLost, LinkUnavailable, State, Transfer, open_link
+from nanokv.cluster.links.nixl import NixlLink
 from tests.cluster.link_owner import (
     PATIENCE,
     Memory,
@@ -266,6 +269,26 @@ def test_a_transfer_that_moves_can_be_let_go(link: Link, start: Start, here: Mem
         del transfer
     owner.go_on()
     assert gets(link, peer, here[BIG:], there, 1)
+
+
+def test_one_more_is_let_go_when_an_earlier_one_has_ended(link: Link, kind: str) -> None:
+    """Which the link finds out then: it must not wait for itself."""
+    if kind != "nixl":
+        return
+    assert isinstance(link, NixlLink)
+
+    class Ended:
+        """As a transfer of which the link learns that it has ended."""
+
+        def state(self) -> State:
+            assert link._lock.acquire(timeout=5), "the link keeps its lock"
+            link._lock.release()
+            return State.DONE
+
+    for _ in range(3):
+        transfer: Any = Ended()
+        finishes(partial(link.keep, transfer))
+    assert len(link._moving) == 1
 
 
 def test_disconnecting_while_a_transfer_moves(link: Link, start: Start, here: Memory) -> None:

@@ -1,5 +1,6 @@
 """Ids of members, the secret of a cluster, and wrong arguments: for both registries, etcd and a folder."""
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -65,6 +66,23 @@ def test_all_have_one_secret(at: Place) -> None:
     for membership in memberships:
         membership.close()
     assert at.open().secret() in found
+
+
+def test_incarnations_grow_whatever_clocks_say(at: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host whose clock was ahead, and is set right; and many that join at the same moment."""
+    hour, now = 3600 * 10**9, time.time_ns
+    first = at.open()
+    assert abs(first.next_incarnation() - now()) < hour
+    monkeypatch.setattr(time, "time_ns", lambda: now() + hour)
+    ahead = first.next_incarnation()
+    assert ahead > now() + hour // 2
+    first.close()
+    monkeypatch.undo()
+    memberships = [at.open() for _ in range(3)]
+    with ThreadPoolExecutor(len(memberships)) as pool:
+        found = [*pool.map(Membership.next_incarnation, memberships * 4)]
+    assert sorted(found) == list(range(ahead + 1, ahead + 13))
+    assert memberships[0].members() == {}
 
 
 # --- arguments ---

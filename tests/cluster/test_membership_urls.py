@@ -3,13 +3,22 @@
 import http.server
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from nanokv.cluster.membership import ClusterUnavailable, open_membership
-from nanokv.cluster.membership.addresses import EtcdAddress, FolderAddress, parse
+from nanokv.cluster.membership.addresses import (
+    PASSWORD_VARIABLE,
+    EtcdAddress,
+    FolderAddress,
+    has_password,
+    masked,
+    parse,
+)
 from nanokv.errors import InvalidArgument
 from tests.support.etcd_server import free_ports
 
@@ -26,7 +35,10 @@ WRONG = {
     "etcd://host:/name": "'host:' is no host:port",
     "etcd://host:0/name": "'host:0' is no host:port",
     "etcd://host:65536/name": "'host:65536' is no host:port",
-    "etcd://host:x/name": "'host:x' is no host:port",
+    "etcd://host:x/name": r"'host:\*\*\*' is no host:port",
+    "etcd://user:a-secret/more@host/name": "in a user or a password / is %2F",
+    "etcd://user:secret/name": r"'user:\*\*\*' is no host:port",
+    "etcd://user:\u2100secret@host/name": "is no URL of a registry: it has the form",
     "etcd://::1:2379/name": "'::1:2379' is no host:port",
     "etcd://[::1/name": "no URL of a registry",
     "etcd://hööst/name": "is no host:port",
@@ -58,7 +70,7 @@ def test_an_url_is_text() -> None:
         open_membership(Path("/x"))  # type: ignore[arg-type]
 
 
-def test_what_urls_say() -> None:
+def test_what_urls_say(monkeypatch: pytest.MonkeyPatch) -> None:
     assert parse("etcd://a:1,b,[::1],[::2]:5/n.1") == EtcdAddress(
         (("a", 1), ("b", 2379), ("::1", 2379), ("::2", 5)), "n.1"
     )
@@ -67,9 +79,25 @@ def test_what_urls_say() -> None:
     assert (with_user.user, with_user.password) == ("u:", "p@:x")
     assert "p@" not in repr(with_user) + str(with_user)
     assert str(parse("etcd://u:p@a:1,[::1]/n")) == "etcd at a:1,[::1]:2379"
+    monkeypatch.setenv(PASSWORD_VARIABLE, "of the variable")
+    for url, password in (("etcd://u@a/n", "of the variable"), ("etcd://u:p@a/n", "p"), ("etcd://a/n", "")):
+        found = parse(url)
+        assert isinstance(found, EtcdAddress) and found.password == password
     secured = parse("etcds://a/n")
     assert isinstance(secured, EtcdAddress) and secured.tls is not None and secured.tls.check_hostname
     assert parse("file:///a%20b/c") == parse("file://localhost/a b/c") == FolderAddress(Path("/a b/c"))
+
+
+def test_urls_are_shown_without_passwords() -> None:
+    for url, shown in (
+        ("etcd://u:a-secret@a:1,b/n", "etcd://u:***@a:1,b/n"),
+        ("etcd://u:a@secret@a/n", "etcd://u:***@a/n"),
+        ("etcd://u:a/secret@a/n", "etcd://u:***@a/n"),
+        ("etcd://u@a/n", "etcd://u@a/n"),
+        ("etcd://a/n", "etcd://a/n"),
+        ("file:///a/b", "file:///a/b"),
+    ):
+        assert masked(url) == shown and has_password(url) == ("secret" in url)
 
 
 # --- registries that are none ---
@@ -94,6 +122,26 @@ def other_server() -> Iterator[int]:
         yield server.server_port
         server.shutdown()
         thread.join()
+
+
+def test_a_name_that_nobody_resolves_takes_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither to open a membership, nor to close one; over TLS likewise."""
+    end, hung = threading.Event(), threading.Event()
+
+    def hangs(host: str, *arguments: Any, **options: Any) -> Any:
+        hung.set()
+        end.wait(60)
+        raise socket.gaierror(socket.EAI_AGAIN, "no name server")
+
+    monkeypatch.setattr(socket, "getaddrinfo", hangs)
+    try:
+        for scheme in ("etcd", "etcds"):
+            begun = time.monotonic()
+            with pytest.raises(ClusterUnavailable, match=r"etcd\.example was not resolved: no answer in time"):
+                open_membership(f"{scheme}://etcd.example/name", timeout=0.2, ttl=1.0)
+            assert time.monotonic() - begun < 4 and hung.is_set()
+    finally:
+        end.set()
 
 
 def test_another_server_answers(other_server: int) -> None:

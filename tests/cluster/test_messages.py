@@ -1,6 +1,7 @@
 """Questions and answers between members: who gets which answer, what is refused, and who is not held up."""
 
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -112,11 +113,17 @@ def raw_server() -> Iterator[tuple[socket.socket, str]]:
 
 
 def heard(made: socket.socket) -> bytes:
-    """The next message."""
+    """The next message that is no greeting."""
     frames = Frames()
     while True:
         for message in frames.feed(made.recv(1 << 16)):
-            return message
+            if message[1] != Form.HELLO:
+                return message
+
+
+def greet(made: socket.socket) -> None:
+    """Show that one knows the secret."""
+    made.sendall(framed(Seal(SECRET, Sender("known", 1)).seal(Form.HELLO, 0, 1, Sender("b", 9), b"")))
 
 
 def counted(member: Server | Asker, **counts: int) -> None:
@@ -275,14 +282,16 @@ def test_a_message_that_is_sent_again_is_not_taken_again(server: Server, handler
 def test_what_is_not_a_question_is_refused_and_counted(server: Server, asker: Asker, handlers: Handlers) -> None:
     seal, to = Seal(SECRET, Sender("c", 5)), Sender("b", 9)
     with raw(server.address) as stream:
+        greet(stream)
         for data in (b"", b"junk" * 100, bytes(MESSAGE_LIMIT + 1), b"\1" + bytes(300)):
             stream.sendall(framed(data))
         for form in (Form.ANSWER, Form.ERROR, Form.EVENT, Form.BEAT):
             stream.sendall(framed(seal.seal(form, TOLD, 1, to, b"")))
         stream.sendall(framed(seal.seal(Form.TOLD, TOLD, 1, Sender("c", 5), b"to itself")))
         counted(server, TRUNCATED=1, VERSION=1, OVERSIZED=1, MAC=1, UNEXPECTED=4, ADDRESSEE=1)
-        stream.sendall((4 * MESSAGE_LIMIT).to_bytes(4, "little"))  # cut off, and not counted
+        stream.sendall((4 * MESSAGE_LIMIT).to_bytes(4, "little"))  # cut off
         assert stream.recv(1) == b""
+    counted(server, TRUNCATED=1, VERSION=1, OVERSIZED=2, MAC=1, UNEXPECTED=4, ADDRESSEE=1)
     with raw(server.address) as stream:
         stream.sendall(b"GET / HTTP/1.1\r\n\r\n")  # as above: its first letters are a length
         assert stream.recv(1) == b""
@@ -290,11 +299,120 @@ def test_what_is_not_a_question_is_refused_and_counted(server: Server, asker: As
     assert handlers.told == []
 
 
+# --- strangers ---
+def test_strangers_are_few_and_stay_for_a_while(
+    server: Server, asker: Asker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Who knows the secret comes in at any time; the log tells of the others once."""
+    monkeypatch.setattr("nanokv.cluster.messages.server.MOST_STRANGERS", 5)
+    with ExitStack() as stack:
+        strangers = [stack.enter_context(raw(server.address)) for _ in range(12)]
+        counted(server, STRANGER=7)
+        assert [stranger.recv(1) for stranger in strangers[:7]] == [b""] * 7
+        assert asker.ask(server.address, "b", ECHO, b"x", PATIENCE) == b"a/7: x"
+        assert strangers[7].recv(1) == b"" and len(server._streams) == 5
+        monkeypatch.setattr("nanokv.cluster.messages.server.STRANGER_SECONDS", 0.01)
+        assert asker.ask(server.address, "b", ECHO, b"y", PATIENCE) == b"a/7: y"
+        assert [stranger.recv(1) for stranger in strangers[8:]] == [b""] * 4
+    counted(server, STRANGER=12)
+    assert asker.ask(server.address, "b", ECHO, b"z", PATIENCE) == b"a/7: z"  # by the connection that it had
+    assert caplog.text.count("by which no authentic message came") == 1
+
+
+def test_a_stranger_goes_by_itself_though_nothing_comes(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nanokv.cluster.messages.server.STRANGER_SECONDS", 0.1)
+    with raw(server.address) as stranger:
+        stranger.settimeout(PATIENCE)
+        stranger.sendall(b"\0")
+        assert stranger.recv(1) == b""
+
+
+def test_a_stranger_gets_no_memory(server: Server, asker: Asker) -> None:
+    """The first message of a connection is short, or from a member that has greeted."""
+    with raw(server.address) as stranger:
+        stranger.sendall(framed(bytes(5000)))
+        assert stranger.recv(1) == b""
+    with raw(server.address) as stranger, suppress(OSError):
+        for _ in range(1000):
+            stranger.sendall(framed(b"junk"))
+        assert stranger.recv(1) == b""
+    counted(server, STRANGER=1, TRUNCATED=16)
+    long = bytes(BODY_LIMIT - 10)
+    assert asker.ask(server.address, "b", ECHO, long, PATIENCE) == b"a/7: " + long
+
+
+def test_a_greeting_that_is_sent_again_opens_nothing(server: Server) -> None:
+    greeting = framed(Seal(SECRET, Sender("c", 5)).seal(Form.HELLO, 0, 1, Sender("b", 9), b""))
+    with raw(server.address) as member, raw(server.address) as stranger:
+        member.sendall(greeting)
+        wait_until("it to be known", lambda: any(not each.is_stranger for each in server._streams.values()))
+        stranger.sendall(greeting)
+        counted(server, REPLAYED=1)
+        assert sorted(each.is_stranger for each in server._streams.values()) == [False, True]
+
+
+def test_connections_leave_file_descriptors(server: Server, asker: Asker, monkeypatch: pytest.MonkeyPatch) -> None:
+    asker.ask(server.address, "b", ECHO, b"", PATIENCE)
+    lowest = os.open(os.devnull, os.O_RDONLY)
+    os.close(lowest)
+    monkeypatch.setattr("nanokv.cluster.messages.server._LEFT", resource.getrlimit(resource.RLIMIT_NOFILE)[0] - lowest)
+    with raw(server.address) as stranger:
+        assert stranger.recv(1) == b""
+    counted(server, NO_ROOM=1)
+    assert asker.ask(server.address, "b", ECHO, b"on", PATIENCE) == b"a/7: on"
+
+
+def test_frames_that_come_byte_by_byte_take_linear_time() -> None:
+    message, frames = bytes(range(256)) * 6000, Frames()
+    data = framed(message)
+    assert list(frames.feed(data[:-40_000])) == []
+    begun = time.process_time()
+    found = [each for i in range(len(data) - 40_000, len(data)) for each in frames.feed(data[i : i + 1])]
+    assert found == [message] and time.process_time() - begun < 2  # copies of all that is there would take 10 s
+    cut = framed(b"one") + framed(b"") + framed(b"three") * 2
+    for size in range(1, len(cut) + 1):
+        parts = [cut[i : i + size] for i in range(0, len(cut), size)]
+        assert [each for part in parts for each in frames.feed(part)] == [b"one", b"", b"three", b"three"]
+
+
+# --- names ---
+def test_a_name_that_nobody_resolves_holds_up_no_call(asker: Asker, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, answered = [], threading.Event()
+    real = socket.getaddrinfo
+
+    def hangs(host: Any, *arguments: Any, **options: Any) -> Any:
+        if host != "slow.example":
+            return real(host, *arguments, **options)
+        asked.append(host)
+        answered.wait(PATIENCE)
+        return real("127.0.0.1", *arguments, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", hangs)
+    handlers = Handlers()
+    with ExitStack() as stack:
+        server = Server("b", 9, SECRET, handlers)
+        stack.callback(server.close)
+        address = server.address.replace("127.0.0.1", "slow.example")
+        for _ in range(3):
+            begun = time.monotonic()
+            with pytest.raises(Unanswered):
+                asker.ask(address, "b", ECHO, b"", SHORT)
+            asker.tell(address, "b", TOLD, b"")
+            assert time.monotonic() - begun < SHORT + 2
+        assert asked == ["slow.example"]  # one look-up for all
+        answered.set()
+        assert asker.ask(address, "b", ECHO, b"x", PATIENCE) == b"a/7: x"
+        asker.forget(address)
+        assert asker.ask(address, "b", ECHO, b"y", PATIENCE) == b"a/7: y" and asked == ["slow.example"]
+    with pytest.raises(OSError, match=r"cannot listen at tcp://no\.such\.name\.invalid:"):
+        Server("b", 9, SECRET, {}, bind="no.such.name.invalid")
+
+
 def test_another_secret_gets_no_answer(server: Server, ends: ExitStack) -> None:
     stranger = Asker("a", 7, SECRET[::-1])
     ends.callback(stranger.close)
     stranger.tell(server.address, "b", ECHO, b"")
-    counted(server, MAC=1)
+    counted(server, MAC=2)  # the greeting too
     with pytest.raises(Unanswered):
         stranger.ask(server.address, "b", ECHO, b"", SHORT)
     assert set(server.counts) == {Reason.MAC}
@@ -346,6 +464,7 @@ def test_someone_who_does_not_take_answers_holds_up_nobody(server: Server, asker
 
     def ask_on() -> None:
         with raw(server.address) as stream, suppress(OSError):
+            greet(stream)
             for number in range(1, 200):
                 stream.sendall(framed(seal.seal(Form.QUESTION, ECHO, number, Sender("b", 9), body)))
 

@@ -391,10 +391,10 @@ def test_what_was_kept_for_a_member_goes_with_it(make_cluster: MakeCluster) -> N
     one.put("a", LARGE, preferred_segment=("n1", 0))
     two.put("b", LARGE, preferred_segment=("n0", 0))
     parts = one._parts
-    assert parts.puller._peers and parts.putting._told and parts.asker._all
+    assert parts.puller._producers and parts.putting._told and parts.asker._all
     two.close()
     until(lambda: one.nodes == ["n0"], "the end of n1")
-    until(lambda: not (parts.puller._peers or parts.putting._told or parts.asker._all), "the end of what was kept")
+    until(lambda: not (parts.puller._producers or parts.putting._told or parts.asker._all), "the end of what was kept")
 
 
 def test_more_keys_than_one_pass(make_cluster: MakeCluster) -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nanokv.cluster import NanoKVCluster
+from nanokv.cluster.card import Card, CardRefused
 from nanokv.cluster.kinds import Kind
 from nanokv.cluster.messages.asker import Refused
 from nanokv.cluster.pull_message import HEAD, MOST_PULLS, NEEDS_CARD, BadMessage, Question, Records, answer_of, answered
 from nanokv.device.fabric.records import PULL
+from nanokv.errors import PeerLost
 from nanokv.transfer.descriptors import describe
 
 from .conftest import PAGE, MakeCluster
@@ -109,6 +112,99 @@ def test_a_wrong_question_gets_an_error_and_changes_nothing(
     assert answered(ask(one, asked()), 2)["status"].tolist() == [0, 0]  # it goes on
 
 
+MOST = (1 << 63) - 1
+#: of a question about memory of the producer
+ADDRESSES = {
+    "no address": ({"source": 0}, {}, "lie at no address"),
+    "an address below 0": ({"source": -1}, {}, "lie at no address"),
+    "a page below 0": ({"source": -4096}, {}, "lie at no address"),
+    "an address whose end overflows": ({"source": MOST - BYTES + 1}, {}, "lie at no address"),
+    "no ticket": ({}, {"ticket": 0}, "a ticket lies at no address"),
+    "a ticket that is no word's": ({}, {"ticket": 4097}, "a ticket lies at no address"),
+    "a ticket whose end overflows": ({}, {"ticket": MOST - 7}, "a ticket lies at no address"),
+    "a ticket above all addresses": ({}, {"ticket": (1 << 64) - 64}, "a ticket lies at no address"),
+    "no time": ({}, {"timeout": 0.0}, "nobody waits for"),
+    "a time for ever": ({}, {"timeout": 1e9}, "nobody waits for"),
+    "terms below 0": ({"access": -1}, {}, "the terms of an object"),
+    "an end below 0": ({"until": -5}, {}, "the terms of an object"),
+}
+
+
+@pytest.mark.parametrize(("fields", "head", "why"), ADDRESSES.values(), ids=ADDRESSES)
+def test_a_wrong_address_reaches_no_link(
+    shared_pair: list[NanoKVCluster], monkeypatch: pytest.MonkeyPatch, fields: Any, head: Any, why: str
+) -> None:
+    """Of a third node, too: its link's process would end."""
+    one, two = shared_pair
+    question = asked(1, b"")._replace(ticket=4096, card=one._parts.link.card())
+    question.pulls["source"] = 4096
+    for name, value in fields.items():
+        question.pulls[name] = value
+    monkeypatch.setattr(two._parts.puller, "read", lambda *_: pytest.fail("a transfer was begun"))
+    with pytest.raises(Refused, match=why):
+        ask(one, question._replace(**head))
+    assert not two.world.stats()["unfinished"]
+
+
+#: bodies that no member sends, by kind
+BODIES: dict[str, tuple[Kind, bytes]] = {
+    "half a digest": (Kind.REMOVE, bytes(8)),
+    "too many digests": (Kind.REMOVE, bytes(16 * 4097)),
+    "a use of another rank": (Kind.USED, np.array([1, 0, 0]).tobytes()),
+    "a use of a rank below 0": (Kind.USED, np.array([-1, 0, 0]).tobytes()),
+    "a use of no slot": (Kind.USED, np.array([0, 1 << 40, 0]).tobytes()),
+    "a use of no epoch": (Kind.USED, np.array([0, 0, -1]).tobytes()),
+    "too many uses": (Kind.USED, bytes(24 * 4097)),
+    "a check that is none": (Kind.FSCK, b"slow"),
+    "a generation of no place": (Kind.GENERATION, np.array([1 << 40, 1]).tobytes()),
+    "no numbers": (Kind.OVER, b""),
+    "half a number": (Kind.OVER, bytes(4)),
+    "a number that is 0": (Kind.OVER, bytes(8)),
+    "too many numbers": (Kind.OVER, b"x" * 8 * 4097),
+    "half a pull": (Kind.PULL, asked().packed()[:-3]),
+    "no pull": (Kind.PULL, b""),
+}
+
+
+@pytest.mark.parametrize(("kind", "body"), BODIES.values(), ids=BODIES)
+def test_a_body_that_no_member_sends_is_refused(shared_pair: list[NanoKVCluster], kind: Kind, body: bytes) -> None:
+    one, two = shared_pair
+    failed = two.stats()["messages_dropped_failed"]
+    to = one._nodes["n1"].cards[0]
+    with pytest.raises(Refused, match="BadMessage"):
+        one._parts.asker.ask(to.messages, to.member, kind, body, 10.0, to_incarnation=to.incarnation)
+    assert two.stats()["messages_dropped_failed"] == failed + 1
+
+
+@pytest.mark.parametrize("body", [b"", bytes(7), np.array([99]).tobytes(), np.array([-1]).tobytes()])
+def test_an_answer_that_is_none_is_no_answer(
+    shared_pair: list[NanoKVCluster], monkeypatch: pytest.MonkeyPatch, body: bytes
+) -> None:
+    one, _ = shared_pair
+    monkeypatch.setattr(one._parts.asker, "ask", lambda *_, **__: body)
+    for call in (
+        lambda: one.remove("x"),
+        lambda: one.remove_many(["x"]),
+        lambda: one.put("x", torch.ones(3), preferred_segment=("n1", 0)),
+        lambda: one.put("x", torch.ones(100_000), preferred_segment=("n1", 0)),
+    ):
+        with pytest.raises(PeerLost, match="an answer about"):
+            call()
+
+
+def test_cards_that_contradict_themselves(shared_pair: list[NanoKVCluster]) -> None:
+    one, _ = shared_pair
+    card = one._nodes["n1"].cards[0]
+    secret = bytes(16)
+    assert Card.opened(card.sealed(secret), secret) == card
+    for wrong in (
+        *({"rank": 1}, {"rank": -1}, {"incarnation": 0}, {"incarnation": 1 << 63}, {"bases": ()}, {"bases": (-4096,)}),
+        *({"bases": (MOST,)}, {"controls": (b"short",)}, {"controls": ()}, {"node": 3}, {"messages": "tcp://x"}),
+    ):
+        with pytest.raises(CardRefused, match="cannot be read"):
+            Card.opened(replace(card, **wrong).sealed(secret), secret)
+
+
 def test_a_wrong_question_about_memory_of_the_producer(make_cluster: MakeCluster) -> None:
     """Sources that are not registered: nothing is stored, and what was claimed comes back."""
     one, two = make_cluster(heap_bytes=64 * PAGE)
@@ -121,6 +217,7 @@ def test_a_wrong_question_about_memory_of_the_producer(make_cluster: MakeCluster
             ask(one, question)
     question = asked(1, b"")
     question.pulls["source"] = 4096
+    question = question._replace(ticket=4096)
     assert ask(one, question) == NEEDS_CARD  # as if its link had been lost
     with pytest.raises(Refused, match="LinkLost"):
         ask(one, question._replace(card=one._parts.link.card()))

@@ -4,6 +4,7 @@ The producer's memory are words behind the segments: a ticket, and the bytes of 
 sets the ticket before it asks, and clears it before it lets its caller change the bytes.
 """
 
+import contextlib
 from typing import Any, cast
 
 import numpy as np
@@ -12,6 +13,7 @@ from nanokv.allocation.base import Allocation
 from nanokv.check.model.remote_gets import shape
 from nanokv.check.model.simulated_link import SimulatedLink, afar
 from nanokv.check.model.small_world import SmallWorld, digest
+from nanokv.cluster.links.base import LinkLost
 from nanokv.cluster.messages.sealed import Sender
 from nanokv.cluster.pull_message import Question, answered
 from nanokv.cluster.pulling import Pull, Puller
@@ -27,7 +29,7 @@ _MOST_OBJECTS = 4
 _MOST_WORDS = 8  #: of an object
 _NUMBER = 7  #: of the question
 _CHANGED = 9  #: the version that the bytes have when they were changed
-_TIMEOUT = 1e6
+_TIMEOUT = 3600.0
 Offered = tuple[int, int]  #: an object: (key, words). Its version is 1
 
 
@@ -99,7 +101,9 @@ class RemotePut:
         self._world, self._producer = world, producer
         self.link = SimulatedLink(world.simulation, looks=3, may_fail=True)
         machine, allocation = cast(Machine, world.machine(rank)), cast(Allocation, _NoRoom())
-        self._puller = Puller(machine, allocation, self.link, Staging(self.link), lambda rank: None)
+        self._puller = Puller(
+            machine, allocation, self.link, Staging(self.link), lambda rank: None, failures=0, watches=False
+        )
         functions = pulls.fault_of_pulls, pulls.begin_each, pulls.rows_of_pulls, pulls.end_each
         code = {function.__name__: world.simulation.host_function(function) for function in functions}
         self._puller._code = cast(Any, code)
@@ -108,12 +112,12 @@ class RemotePut:
         """Pull what the producer offers: a status for each object; None: it was given up in the middle."""
         simulation = self._world.simulation
         pending = cast(Pull, self._puller.handle(Sender("producer", 1), self._producer.question()))
-        answer = pending.poll()
-        while answer is None:
-            if simulation.decide(2):
-                pending.abandon()
-                break
-            answer = pending.poll()
+        answer = None
+        with contextlib.suppress(LinkLost):
+            while (answer := pending.poll()) is None:
+                if simulation.decide(2):
+                    pending.abandon()
+                    break
         while self._puller.late:
             pass
         for transfer in self.link.transfers:  # what nobody waits for comes all the same

@@ -82,6 +82,7 @@ class NixlLink:
     def __init__(self, member: str, *, devices: str = "lo", ports: str = "") -> None:
         parameters = _parameters(devices, ports)
         self._lock = threading.Lock()
+        self._serving_lock = threading.Lock()  # `close` must not take the agent from a thread that is in it
         self._serving = Agent(f"{member}.serves", PROGRESS_DELAY_US, parameters)
         self._reading = Agent(f"{member}.reads", None, parameters)
         self._functions = {field: function_address(name) for field, name in TRANSFER_FUNCTIONS.items()}
@@ -102,14 +103,20 @@ class NixlLink:
     # --- memory ---
     def card(self) -> bytes:
         """See `Link`."""
-        self._check_open()
-        return sealed_card(self._serving.metadata())
+        with self._serving_lock:
+            self._check_open()
+            return sealed_card(self._serving.metadata())
 
     def register(self, address: int, nbytes: int, device: int | None = None, *, shared: bool = True) -> None:
         """See `Link`."""
         try:
-            serving = self._serving.register(address, nbytes, device) if shared else None
+            with self._serving_lock:
+                if self._closed:
+                    raise LinkUnavailable("this link is closed")
+                serving = self._serving.register(address, nbytes, device) if shared else None
             with self._reading_alone():
+                if self._closed:
+                    raise LinkUnavailable("this link is closed")
                 self._memory[address] = serving, self._reading.register(address, nbytes, device)
         except NixlError as error:
             where = "host memory" if device is None else f"memory of GPU {device}"
@@ -117,14 +124,13 @@ class NixlLink:
 
     def deregister(self, address: int) -> None:
         """See `Link`."""
-        if self._closed:
-            return
         serving, reading = self._memory.pop(address, (None, None))
-        if reading is not None:
-            with self._reading_alone():
+        with self._reading_alone():
+            if reading is not None and not self._closed:
                 self._reading.deregister(reading)
-        if serving is not None:
-            self._serving.deregister(serving)
+        with self._serving_lock:
+            if serving is not None and not self._closed:
+                self._serving.deregister(serving)
 
     # --- peers ---
     def connect(self, card: bytes) -> int:
@@ -255,8 +261,10 @@ class NixlLink:
     def keep(self, transfer: NixlTransfer) -> None:
         """Keep a transfer that nobody waits for until it has ended."""
         with self._lock:
-            self._moving = [each for each in self._moving if each.state() == State.MOVING]
-            self._moving.append(transfer)
+            kept, self._moving = self._moving, []
+        moving = [each for each in kept if each.state() == State.MOVING]  # which takes the lock, where one has ended
+        with self._lock:
+            self._moving += [*moving, transfer]
 
     def close(self) -> None:
         """See `Link`."""
@@ -267,7 +275,8 @@ class NixlLink:
         end = time.monotonic() + _FAREWELL
         while self._busy and time.monotonic() < end:
             time.sleep(_NAP)
-        self._serving.close()
+        with self._serving_lock:
+            self._serving.close()
         with self._reading_alone():
             if not self._busy:  # else a thread waits for its transfer: the agent stays, for as long as the process
                 self._reading.close()

@@ -31,7 +31,9 @@ def open_membership(url: str, *, ttl: float = 3.0, timeout: float = 10.0) -> Mem
     Args:
         url: `etcd://host:port[,host:port...]/name`, with `user:password@` before the hosts if etcd wants it, and with
             `etcds` and `?ca=FILE&cert=FILE&key=FILE`, all optional, for TLS; or `file:///absolute/folder`, which is
-            made if it is absent. A user or a password with one of `@:/?#` in it has it as `%40` and so on.
+            made if it is absent. A user or a password with one of `@:/?#` in it has it as `%40` and so on. A URL
+            that names a user alone takes the password of the variable NANOKV_REGISTRY_PASSWORD, which is in no list of
+            processes.
         ttl: seconds after which a process that died is dropped by the others, 0.1 to 3600; the same in all processes.
             etcd rounds it up to whole seconds, and to at least 2 with its own default settings.
         timeout: seconds for which this, and later calls, try to reach a registry that does not answer.

@@ -1,5 +1,6 @@
 """The URL of a registry, taken apart."""
 
+import os
 import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,6 +10,7 @@ from nanokv.cluster.membership.base import is_name
 from nanokv.errors import InvalidArgument
 
 ETCD_PORT = 2379
+PASSWORD_VARIABLE = "NANOKV_REGISTRY_PASSWORD"  #: for a URL that names a user and no password
 FORMS = "etcd://host:port[,host:port...]/name, etcds:// likewise, or file:///absolute/folder"
 
 
@@ -38,6 +40,21 @@ class FolderAddress:
         return f"the folder {self.path}"
 
 
+def masked(url: str) -> str:
+    """A URL as it may be shown: `***` in place of a password, and of all that may be one."""
+    scheme, colon, rest = url.partition("://")
+    credentials, at, hosts = rest.rpartition("@")
+    if not at:
+        return url
+    user, _, password = credentials.partition(":")
+    return f"{scheme}{colon}{user}{':***' if password else ''}@{hosts}"
+
+
+def has_password(url: str) -> bool:
+    """Whether a URL names a password: who sees the command line, or a log of it, has it then."""
+    return masked(url) != url
+
+
 def parse(url: object) -> EtcdAddress | FolderAddress:
     """Take the URL of a registry apart. No error repeats the URL: it may have a password.
 
@@ -48,8 +65,8 @@ def parse(url: object) -> EtcdAddress | FolderAddress:
         raise InvalidArgument(f"the URL of a registry is a string, not {type(url).__name__}")
     try:
         parts = urlsplit(url)
-    except ValueError as error:
-        raise InvalidArgument(f"this is no URL of a registry ({error}): it has the form {FORMS}") from None
+    except ValueError:
+        raise InvalidArgument(f"this is no URL of a registry: it has the form {FORMS}") from None
     if parts.fragment:
         raise InvalidArgument("the URL of a registry has no part after #; write %23 for the character")
     if parts.scheme in ("etcd", "etcds"):
@@ -73,9 +90,10 @@ def _folder(parts: SplitResult) -> FolderAddress:
 def _etcd(parts: SplitResult) -> EtcdAddress:
     name = parts.path.removeprefix("/")
     if not is_name(name):
+        shown = "another path; in a user or a password / is %2F" if "@" in parts.path else repr(parts.path)
         raise InvalidArgument(
             f"the URL of an etcd ends with the name of the cluster, 1 to 64 characters of A-Z a-z 0-9 . _ -: "
-            f"{parts.scheme}://host:port/name, not with {parts.path!r}"
+            f"{parts.scheme}://host:port/name, not with {shown}"
         )
     credentials, at, hosts = parts.netloc.rpartition("@")
     user, _, password = credentials.partition(":")
@@ -85,7 +103,7 @@ def _etcd(parts: SplitResult) -> EtcdAddress:
         tuple(_endpoint(host) for host in hosts.split(",")),
         name,
         unquote(user) if at else None,
-        unquote(password),
+        unquote(password) or (os.environ.get(PASSWORD_VARIABLE, "") if at else ""),
         _tls(parts),
     )
 
@@ -97,7 +115,8 @@ def _endpoint(text: str) -> tuple[str, int]:
     bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
     wrong = not bare or (":" in bare) != (bare != host) or not bare.isascii() or any(c in bare for c in "[]/ @")
     if wrong or not (port.isascii() and port.isdigit() and 0 < int(port) < 1 << 16):
-        raise InvalidArgument(f"{text!r} is no host:port of an etcd")
+        shown = text if not port or port.isdigit() else f"{host}:***"  # it may be a user, and a password with a slash
+        raise InvalidArgument(f"{shown!r} is no host:port of an etcd")
     return bare, int(port)
 
 

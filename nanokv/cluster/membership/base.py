@@ -23,12 +23,14 @@ __all__ = [
     "checked_card",
     "is_name",
     "member_id",
+    "number_after",
 ]
 
 Listener = Callable[[Mapping[str, bytes]], object]  #: is given all members with their cards
 
 SECRET_BYTES = 32
 MAX_CARD = 1 << 20  #: bytes; etcd refuses requests of more than 1.5 MiB, in which a card takes a third more as text
+_LAST_NUMBER = (1 << 63) - 1
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
 
 
@@ -93,6 +95,15 @@ class Registry(Protocol):
         """
         ...
 
+    def next_number(self, least: int) -> int:
+        """A number larger than all that this gave to anybody before, and at least `least`; it is kept for ever.
+
+        Raises:
+            ClusterUnavailable: what the registry has cannot be a number.
+            OSError: it does not answer.
+        """
+        ...
+
     def hurry(self, seconds: float) -> None:
         """Let calls under way, and all later ones, end within about `seconds` from now."""
         ...
@@ -100,6 +111,17 @@ class Registry(Protocol):
     def stop(self) -> None:
         """End threads and connections. Idempotent."""
         ...
+
+
+def number_after(stored: bytes, least: int, where: str) -> int:
+    """The number after the one that a registry has, b"" for none; at least `least`.
+
+    Raises:
+        ClusterUnavailable: it has no number.
+    """
+    if not re.fullmatch(rb"[0-9]{0,19}", stored) or int(stored or b"0") >= _LAST_NUMBER:
+        raise ClusterUnavailable(f"{where} is not the number of an incarnation")
+    return max(least, int(stored or b"0") + 1)
 
 
 def is_name(text: str) -> bool:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from nanokv.cluster.membership.addresses import EtcdAddress
-from nanokv.cluster.membership.base import SECRET_BYTES, ClusterUnavailable
+from nanokv.cluster.membership.base import SECRET_BYTES, ClusterUnavailable, number_after
 from nanokv.cluster.membership.etcd_gateway import (
     DENIED,
     INVALID,
@@ -18,7 +18,15 @@ from nanokv.cluster.membership.etcd_gateway import (
     GatewayError,
     GatewayUnreachable,
 )
-from nanokv.cluster.membership.etcd_keys import Keys, found, put_if_absent, put_if_held, text64
+from nanokv.cluster.membership.etcd_keys import (
+    Keys,
+    Stored,
+    found,
+    put_if_absent,
+    put_if_held,
+    put_if_unchanged,
+    text64,
+)
 from nanokv.cluster.membership.etcd_watch import Watch
 from nanokv.cluster.membership.pulse import Pulse
 from nanokv.cluster.membership.view import View
@@ -109,6 +117,17 @@ class EtcdRegistry:
             if self._secret is None:
                 self._secret = self._stored_secret(secrets.token_bytes(SECRET_BYTES))
             return self._secret
+
+    def next_number(self, least: int) -> int:
+        """See `Registry`."""
+        key = self._keys.incarnation
+        while True:
+            kvs = self._gateway.call("/v3/kv/range", {"key": text64(key.encode())}).get("kvs", [])
+            stored = Stored.of(kvs[0]) if kvs else Stored(key, b"", 0, 0)
+            number = number_after(stored.value, least, f"key {key} of {self.what}")
+            change = put_if_unchanged(key, b"%d" % number, stored.revision)
+            if self._gateway.call("/v3/kv/txn", change).get("succeeded"):
+                return number
 
     def hurry(self, seconds: float) -> None:
         """See `Registry`."""

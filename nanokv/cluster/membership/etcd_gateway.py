@@ -11,12 +11,14 @@ import contextlib
 import http.client
 import json
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from nanokv.cluster.membership.addresses import EtcdAddress
+from nanokv.cluster.resolving import address_of
 
 Json = Mapping[str, Any]
 Answer = tuple[http.client.HTTPResponse, socket.socket]  #: and the socket from which its body comes
@@ -163,14 +165,31 @@ class Gateway:
             raise GatewayUnreachable("this client is closed")
         host, port = self._address.endpoints[self._at % len(self._address.endpoints)]
         patience = min(self._patience, max(self._until - time.monotonic(), 0.05))
-        if self._address.tls is not None:
-            return http.client.HTTPSConnection(host, port, timeout=patience, context=self._address.tls)
-        return http.client.HTTPConnection(host, port, timeout=patience)
+        return _Connection(host, port, patience, self._address.tls)
 
     def _drop(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
+
+
+class _Connection(http.client.HTTPConnection):
+    """A connection whose timeout is also that of the host's name."""
+
+    def __init__(self, host: str, port: int, patience: float, tls: ssl.SSLContext | None) -> None:
+        super().__init__(host, port, timeout=patience)
+        self._patience, self._tls = patience, tls
+
+    def connect(self) -> None:
+        """As that of the base, with TLS if it is wanted."""
+        address = address_of(self.host, time.monotonic() + self._patience)
+        made = socket.create_connection((address, self.port), self._patience)
+        try:
+            made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self.sock = made if self._tls is None else self._tls.wrap_socket(made, server_hostname=self.host)
+        except BaseException:
+            made.close()
+            raise
 
 
 class Stream:

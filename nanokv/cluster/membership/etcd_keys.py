@@ -2,6 +2,7 @@
 
 nanokv/<name>/members/<id>   the card of a member, under its lease
 nanokv/<name>/secret         the secret of the cluster
+nanokv/<name>/incarnation    the number of the last process that joined
 """
 
 import base64
@@ -44,6 +45,7 @@ class Keys:
     def __init__(self, name: str) -> None:
         self.members = f"nanokv/{name}/members/"
         self.secret = f"nanokv/{name}/secret"
+        self.incarnation = f"nanokv/{name}/incarnation"
 
     def member(self, member: str) -> str:
         """The key of a member."""
@@ -75,6 +77,12 @@ def put_if_held(key: str, value: bytes, lease: int) -> Json:
     """A transaction that replaces the value of a key under this lease; it answers with the key if that has another."""
     compare = {"key": text64(key.encode()), "target": "LEASE", "result": "EQUAL", "lease": str(lease)}
     return _transaction(compare, put(key, value, lease), key)
+
+
+def put_if_unchanged(key: str, value: bytes, revision: int) -> Json:
+    """A transaction that replaces the value that a key got in a revision; 0: it has none."""
+    compare = {"key": text64(key.encode()), "target": "MOD", "result": "EQUAL", "mod_revision": str(revision)}
+    return _transaction(compare, put(key, value), key)
 
 
 def _transaction(compare: Json, success: Json, key: str) -> Json:

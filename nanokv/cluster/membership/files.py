@@ -4,15 +4,19 @@ Each member has a file (`member_file`) that it replaces every ttl / 3, with a be
 `ttl`, by its own clock, drops the member: clocks of hosts are never compared. The folder needs hard links.
 """
 
+import contextlib
+import fcntl
 import logging
 import math
+import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 
 from nanokv.cluster.membership.addresses import FolderAddress
-from nanokv.cluster.membership.base import SECRET_BYTES, ClusterUnavailable
+from nanokv.cluster.membership.base import SECRET_BYTES, ClusterUnavailable, number_after
 from nanokv.cluster.membership.folder_scan import FolderScan
 from nanokv.cluster.membership.member_file import LEFT, MemberFile, path_of, put, read, take
 from nanokv.cluster.membership.pulse import Pulse
@@ -21,6 +25,7 @@ from nanokv.cluster.membership.view import View
 logger = logging.getLogger("nanokv.cluster")
 
 _PART = "heartbeat"
+_LOCK_SECONDS, _LOCK_REST = 1.0, 0.01
 
 
 class FileRegistry:
@@ -89,6 +94,18 @@ class FileRegistry:
             if self._secret is None:
                 self._secret = self._stored_secret(secrets.token_bytes(SECRET_BYTES))
             return self._secret
+
+    def next_number(self, least: int) -> int:
+        """See `Registry`."""
+        path = self._folder / "incarnation"
+        with self._lock, _alone(self._folder):
+            try:
+                stored = path.read_bytes()
+            except FileNotFoundError:
+                stored = b""
+            number = number_after(stored.strip(), least, str(path))
+            put(path, b"%d" % number, replace=True, durable=True)
+            return number
 
     def hurry(self, seconds: float) -> None:
         """See `Registry`. Nothing can hurry a file system."""
@@ -189,6 +206,25 @@ class FileRegistry:
         if len(stored) != SECRET_BYTES:
             raise ClusterUnavailable(f"{path} is not the secret of a cluster")
         return stored
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """No other process does this meanwhile, if the file system has locks, and nobody keeps the lock for long."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        end = time.monotonic() + _LOCK_SECONDS
+        while time.monotonic() < end:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                time.sleep(_LOCK_REST)
+            except OSError:  # it has none: two members that join at the same moment may get one number
+                break
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _held(member: str, what: str, when: str = "") -> ClusterUnavailable:

@@ -20,7 +20,7 @@ from nanokv.cluster.membership.base import MAX_CARD, is_name
 SUFFIX = ".member"
 LEFT = -1  #: the beat of a member that has left
 _HEAD = re.compile(rb"nanokv member 1 ([0-9a-f]{32}) (-1|\d{1,18}) (\d{1,7}) ([0-9a-f]{8})\n")
-_TEMPORARY = re.compile(r"\.(secret|[A-Za-z0-9._-]{1,64}\.member)\.[0-9a-f]{12}\.tmp", re.ASCII)
+_TEMPORARY = re.compile(r"\.(secret|incarnation|[A-Za-z0-9._-]{1,64}\.member)\.[0-9a-f]{12}\.tmp", re.ASCII)
 _FIRST_READ = 4096  #: bytes; enough for the line, and for most cards
 _OPEN = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC  # a FIFO of such a name must not block
 

@@ -1,5 +1,6 @@
 """The membership of a process in a cluster: what callers use, and the thread that does the duties of a registry."""
 
+import contextlib
 import logging
 import os
 import threading
@@ -10,6 +11,7 @@ from typing import TypeVar
 from nanokv.cluster.membership.base import ClusterUnavailable, Listener, Registry, checked_card, member_id
 from nanokv.cluster.membership.listeners import Listeners
 from nanokv.cluster.membership.pulse import Pulse
+from nanokv.cluster.membership.reserve import Reserve
 from nanokv.cluster.membership.view import View
 from nanokv.errors import InvalidArgument
 
@@ -45,6 +47,7 @@ class Membership:
         self._stop = threading.Event()
         self._calls = threading.RLock()  # join, update and leave: one at a time
         self._member: str | None = None
+        self._reserve = Reserve()
         self._refused: set[str] = set()  # duties that the registry refused; logged once
         self._listeners = Listeners()
         self._pulse = Pulse(what, ttl)
@@ -154,6 +157,18 @@ class Membership:
         self._check()
         return self._insist(self._registry.secret)
 
+    def next_incarnation(self) -> int:
+        """A number for a process that is about to join, larger than those of all that joined before.
+
+        It is the time in ns, or, if some clock was ahead, one more than the last one: that a host's clock was set back
+        must not make its next process look older than the one before.
+
+        Raises:
+            ClusterUnavailable: the registry does not answer, or has something else in its place.
+        """
+        self._check()
+        return self._insist(lambda: self._registry.next_number(time.time_ns()))
+
     def close(self) -> None:
         """Leave, and end all threads, within a few seconds whatever the registry does. Idempotent.
 
@@ -212,13 +227,15 @@ class Membership:
             well = [self._duty(part, work) for part, work in self._registry.duties.items()]
             self._view.settle()
             pause = self._registry.period if all(well) else min(self._registry.period, self._ttl / 6)
-        self._withdraw()
+        with contextlib.suppress(OSError):
+            self._reserve.work(self._withdraw)
         self._registry.stop()
+        self._reserve.close()
 
     def _duty(self, part: str, work: Callable[[], None]) -> bool:
         """Do one duty; False if it is to be tried again soon."""
         try:
-            work()
+            self._reserve.work(work)
         except ClusterUnavailable as error:
             if part not in self._refused:
                 logger.error("%s", error)

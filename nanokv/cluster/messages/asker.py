@@ -21,6 +21,7 @@ from nanokv.cluster.messages.sealed import ANY, Form, Message, Reason, Rejected,
 from nanokv.errors import CacheClosed
 
 _LOOK = 0.1  #: seconds between two calls of `meanwhile`
+_NO_KIND = 0
 _PATIENCE = 0.1  #: seconds in which what is told must find its way out
 
 
@@ -50,7 +51,7 @@ class Asker:
         self._seal = Seal(secret, Sender(me, incarnation))
         self._process = os.getpid()
         self._numbers: dict[str, itertools.count[int]] = {}  # a server takes those of its own
-        self._counts = Counts()
+        self._counts = Counts(f"member {me}")
         self._wake = Wake()
         self._closed = False
         self._all: set[Connection] = set()
@@ -98,7 +99,8 @@ class Asker:
         connection = self._take(address)
         answer = None
         try:
-            answer = self._exchange(connection, sealed, to, number, deadline, meanwhile)
+            greeting = self._greeting(to, to_incarnation)
+            answer = self._exchange(connection, sealed, greeting, to, number, deadline, meanwhile)
         finally:
             self._give_back(connection, of_use=answer is not None)
         if answer is None:
@@ -124,12 +126,12 @@ class Asker:
         connection = self._take(address)
         sent = False
         try:
-            connection.begin(sealed)
+            connection.begin(sealed, self._greeting(to, to_incarnation))
             sent = connection.send(time.monotonic() + _PATIENCE)
         finally:
             self._give_back(connection, of_use=sent)
         if not sent:
-            self._counts.add(Dropped.FULL)
+            self._counts.add(Dropped.FULL, f"{to} at {address}")
 
     def forget(self, address: str) -> None:
         """Close all sockets to an address where nobody is any more: they would try to connect for ever."""
@@ -161,6 +163,13 @@ class Asker:
         addressee = Sender(to, integer("to_incarnation", to_incarnation, 0, (1 << 64) - 1))
         return number, self._seal.seal(form, kind, number, addressee, body)
 
+    def _greeting(self, to: str, to_incarnation: int) -> Callable[[], bytes]:
+        """Makes what a new connection begins with: who listens takes long messages only of those that know the secret.
+
+        It is sealed by then, with a number of its own: nobody who has heard it can send it again.
+        """
+        return lambda: self._sealed(Form.HELLO, to, _NO_KIND, b"", to_incarnation)[1]
+
     def _take(self, address: str) -> Connection:
         """A connection of this thread, taken."""
         free = self._mine.connections.free.get(address, [])
@@ -188,13 +197,14 @@ class Asker:
         self,
         connection: Connection,
         data: bytes,
+        greeting: Callable[[], bytes],
         to: str,
         number: int,
         deadline: float,
         meanwhile: Callable[[], object] | None,
     ) -> Message | None:
         """Send a question and wait for its answer. None: there was none in time, or this was closed."""
-        connection.begin(data)
+        connection.begin(data, greeting)
         sent = False
         while not self._closed and not connection.lost:
             until = _soon(deadline, meanwhile)
@@ -204,7 +214,7 @@ class Asker:
                 try:
                     return self._answer(found, to, number)
                 except Rejected as rejected:
-                    self._counts.add(rejected.reason)
+                    self._counts.add(rejected.reason, f"from {connection.address}")
             if time.monotonic() >= until:
                 if until >= deadline:
                     break

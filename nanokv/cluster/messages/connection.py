@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 
 from nanokv.cluster.messages import tcp
 from nanokv.cluster.messages.frames import Frames, TooLong, framed
@@ -38,6 +39,8 @@ class Connection:
         self._poll.register(wake.fd, select.POLLIN)
         self._frames, self._come = Frames(), deque[bytes]()
         self._message, self._sent = b"", 0
+        self._whole: bytes = b""  # with the greeting, if the connection is new
+        self._greeting: Callable[[], bytes] = bytes
         self._pause = _FIRST_PAUSE
         self._lock = threading.Lock()  # held while it is used or closed
         self.ended = self.lost = False
@@ -78,20 +81,21 @@ class Connection:
         self._come.clear()
 
     # --- what goes ---
-    def begin(self, message: bytes) -> None:
-        """What `send` sends."""
-        self._message, self._sent, self.lost = framed(message), 0, False
+    def begin(self, message: bytes, greeting: Callable[[], bytes]) -> None:
+        """What `send` sends; and what makes the message that goes before it, each time that this connects."""
+        self._message, self._greeting, self._sent, self.lost = framed(message), greeting, 0, False
+        self._whole = self._message
         if self._is_connected and self._has_gone():
             self._close()
 
     def send(self, until: float) -> bool:
         """Connect, and send. False: not done at `until` of time.monotonic; another call goes on with it."""
-        while self._sent < len(self._message):
+        while self._sent < len(self._whole):
             if not self._is_connected and not self._connect(until):
                 return False
             assert self._socket is not None
             try:
-                self._sent += self._socket.send(memoryview(self._message)[self._sent :])
+                self._sent += self._socket.send(memoryview(self._whole)[self._sent :])
             except BlockingIOError:
                 if not self._wait(select.POLLOUT, until):
                     return False
@@ -102,7 +106,7 @@ class Connection:
     def _connect(self, until: float) -> bool:
         try:
             if self._socket is None:
-                self._socket = tcp.connecting(self._target)
+                self._socket = tcp.connecting(self._target, until)
                 self._poll.register(self._socket, 0)
             if not self._wait(select.POLLOUT, until):
                 return False
@@ -111,6 +115,7 @@ class Connection:
             self._is_connected = False
         if self._is_connected:
             self._pause = _FIRST_PAUSE
+            self._whole, self._sent = framed(self._greeting()) + self._message, 0
             return True
         self._close()
         self._rest(until)

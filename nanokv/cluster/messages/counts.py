@@ -1,30 +1,51 @@
-"""How often something was refused or dropped, by reason."""
+"""How often something was refused or dropped, by reason. The log tells of each reason once a minute."""
 
+import logging
 import threading
 from collections import Counter
 from enum import StrEnum
 
+from nanokv.seldom import Seldom
+
+_log = logging.getLogger("nanokv.cluster.messages")
+
 
 class Dropped(StrEnum):
-    """Why an authentic message went no further."""
+    """Why an authentic message, or a connection, went no further."""
 
     FULL = "its addressee did not take it at once, or is not there"
     GONE = "who asked is gone, or does not read its answers"
     NO_HANDLER = "no handler for its kind"
     FAILED = "its handler raised"
+    STRANGER = "a connection by which no authentic message came soon, or only wrong ones"
+    NO_ROOM = "a connection for which the process has no file descriptor"
 
 
 class Counts:
-    """Counts by reason: a `Reason` or a `Dropped`. From any thread."""
+    """Counts by reason: a `Reason` or a `Dropped`. From any thread.
 
-    def __init__(self) -> None:
+    Args:
+        who: counts, for the log.
+    """
+
+    def __init__(self, who: str) -> None:
+        self._who, self._seldom = who, Seldom(_log)
         self._counter: Counter[StrEnum] = Counter()
         self._lock = threading.RLock()  # a finalizer may tell, and so count, while its thread counts
+        self._is_telling = False
 
-    def add(self, reason: StrEnum) -> None:
+    def add(self, reason: StrEnum, detail: str = "") -> None:
         """Count one."""
         with self._lock:
             self._counter[reason] += 1
+            if self._is_telling:  # that finalizer
+                return
+            self._is_telling = True
+            try:
+                more = f" ({detail})" if detail else ""
+                self._seldom.warn(reason.name, f"{self._who} has refused or dropped something: {reason.value}{more}")
+            finally:
+                self._is_telling = False
 
     def snapshot(self) -> dict[StrEnum, int]:
         """All that is not 0."""

@@ -20,6 +20,7 @@ from nanokv.cluster.messages.counts import Counts
 from nanokv.cluster.messages.loop import Loop, Wake
 from nanokv.cluster.messages.sealed import EVERYBODY, Form, Reason, Rejected, Seal, Sender, check_id
 from nanokv.cluster.messages.sequence import Sequence
+from nanokv.cluster.resolving import when_known
 from nanokv.errors import CacheClosed
 
 _log = logging.getLogger("nanokv.cluster.messages")
@@ -122,9 +123,11 @@ class Subscriber:
     ) -> None:
         self._seal = Seal(secret, EVERYBODY)
         self._listener, self._lost = listener, lost
-        self._counts = Counts()
-        self._changes: deque[tuple[str, str | None]] = deque()  # address, and whom to follow there from now on
+        self._counts = Counts("a follower of events")
+        self._changes: deque[tuple[str, str | None, str]] = deque()  # address, whom to follow, and where that is
         self._followed: dict[str, str] = {}  # address -> id
+        self._wanted: dict[str, str] = {}  # the same, as callers want it
+        self._connected: dict[str, str] = {}  # address -> where the socket is connected: there it is no name
         self._sequences: dict[str, Sequence] = {}  # id -> what was heard
         self._socket = sockets.new_socket(zmq.SUB, RCVHWM=integer("queue", queue, 1, 1 << 20))
         self._socket.set(zmq.SUBSCRIBE, b"")
@@ -140,25 +143,38 @@ class Subscriber:
         return self._counts.snapshot()
 
     def follow(self, address: str, sender: str) -> None:
-        """Listen to a member's publisher, from soon on. From any thread.
+        """Listen to a member's publisher, from soon on: as soon as its host's name has an address. From any thread.
+
+        Once more for an address that is followed: its name is resolved anew.
 
         Raises:
             InvalidArgument: `address` is none, or `sender` is not a member's id.
         """
         sockets.check_address(address)
         check_id("sender", sender)
-        self._change(address, sender)
+        self._wanted[address] = sender
+        name = sockets.name_in(address)
+        if not name:
+            self._change(address, sender, address)
+            return
+
+        def is_wanted() -> bool:
+            return self._wanted.get(address) == sender
+
+        when_known(name, is_wanted, lambda found: self._change(address, sender, sockets.with_host(address, found)))
 
     def unfollow(self, address: str) -> None:
         """Do not listen there any more, from soon on. From any thread. Nothing if that is so already."""
-        self._change(address, None)
+        self._wanted.pop(address, None)
+        self._change(address, None, "")
 
     def close(self) -> None:
         """Stop after the call of the listener that is running. From any thread; idempotent."""
+        self._wanted.clear()
         self._loop.stop()
 
-    def _change(self, address: str, sender: str | None) -> None:
-        self._changes.append((address, sender))
+    def _change(self, address: str, sender: str | None, where: str) -> None:
+        self._changes.append((address, sender, where))
         self._wake.ring()
 
     def _turn(self) -> None:
@@ -176,15 +192,21 @@ class Subscriber:
             except Rejected as rejected:
                 self._counts.add(rejected.reason)
 
-    def _follow(self, address: str, sender: str | None) -> None:
-        before = self._followed.pop(address, None)
+    def _follow(self, address: str, sender: str | None, where: str) -> None:
+        if sender is not None and self._wanted.get(address) != sender:
+            return  # it was resolved too late
+        self._followed.pop(address, None)
+        before = self._connected.get(address)
         try:
-            if sender is None:
-                if before is not None:
-                    self._socket.disconnect(address)
-            else:
-                if before is None:
-                    self._socket.connect(address)
+            if before is not None and before != where:
+                self._socket.disconnect(before)
+                del self._connected[address]
+            if sender is not None:
+                if before != where:
+                    if "[" in where:
+                        self._socket.set(zmq.IPV6, 1)
+                    self._socket.connect(where)
+                    self._connected[address] = where
                 self._followed[address] = sender
                 self._sequences.setdefault(sender, Sequence())
         except zmq.ZMQError:

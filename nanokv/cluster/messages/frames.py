@@ -19,10 +19,15 @@ def framed(message: bytes) -> bytes:
 
 
 class Frames:
-    """The messages of one stream, as its bytes come."""
+    """The messages of one stream, as its bytes come. However they are cut, each is looked at a few times.
 
-    def __init__(self) -> None:
-        self._rest = b""
+    Attributes:
+        longest: bytes of a message; more is TooLong.
+    """
+
+    def __init__(self, longest: int = LONGEST) -> None:
+        self.longest = longest
+        self._rest = bytearray()
 
     def feed(self, data: bytes) -> Iterator[bytes]:
         """The messages that are whole with these bytes.
@@ -30,15 +35,19 @@ class Frames:
         Raises:
             TooLong: the stream is of no use any more.
         """
-        data = self._rest + data if self._rest else data
-        at = 0
-        while len(data) - at >= _LENGTH.size:
-            (length,) = _LENGTH.unpack_from(data, at)
-            if length > LONGEST:
+        at, come = 0, data if not self._rest else self._rest
+        if come is self._rest:
+            self._rest += data
+        while len(come) - at >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(come, at)
+            if length > self.longest:
                 raise TooLong(f"a message of {length} bytes")
             start, end = at + _LENGTH.size, at + _LENGTH.size + length
-            if end > len(data):
+            if end > len(come):
                 break
-            yield data[start:end]
+            yield bytes(come[start:end])
             at = end
-        self._rest = data[at:]
+        if come is self._rest:
+            del self._rest[:at]
+        else:
+            self._rest += come[at:]

@@ -1,7 +1,7 @@
 """The bytes of a message: a header, a body that is opaque here, and a MAC over both.
 
     0   u8   version
-    1   u8   form: question, told, answer, error, event or beat
+    1   u8   form: question, told, answer, error, event, beat or hello
     2   u16  kind: chosen by the sender, names the handler
     4   u64  number: of a question, and of its answer; of an event, from 1
     12  u64  incarnation of the sender
@@ -46,6 +46,7 @@ class Form(IntEnum):
     ERROR = 4  #: in place of an answer; the body is a short text
     EVENT = 5
     BEAT = 6  #: of a publisher; its number is that of the last event
+    HELLO = 7  #: the first message of a connection: who connects has the secret. No answer
 
 
 class Reason(StrEnum):
@@ -72,7 +73,8 @@ class Rejected(Exception):
 
 
 class Sender(NamedTuple):
-    """A member: its id, and which run of it. A later run of the same member has a larger incarnation."""
+    """A member: its id, and which run of it. A later run of the same member has a larger incarnation, whatever clocks
+    say (`Membership.next_incarnation`)."""
 
     id: str
     incarnation: int

@@ -1,10 +1,14 @@
 """Answers questions of other members, in one thread.
 
+Anybody may connect. Who has not shown that it knows the secret is a stranger, and costs little: there are few strangers
+at a time, each for some seconds, with small messages, and file descriptors are left for what the process itself opens.
+
 The thread sleeps until a message comes. While answers are pending it looks at them as often as each of them wants
 (`Pending.rest`), so that a pull is answered soon and one that hangs takes no core.
 """
 
 import logging
+import resource
 import select
 import time
 from collections.abc import Mapping
@@ -18,12 +22,16 @@ from nanokv.cluster.messages.loop import Loop, Wake
 from nanokv.cluster.messages.replays import Taken
 from nanokv.cluster.messages.replies import Handler, Pending, Reply
 from nanokv.cluster.messages.sealed import Form, Message, Reason, Rejected, Seal, Sender
-from nanokv.cluster.messages.stream import Stream
+from nanokv.cluster.messages.stream import MOST_REFUSED, Stream
+from nanokv.seldom import Seldom
 
 _log = logging.getLogger("nanokv.cluster.messages")
 
 _TEXT_LIMIT = 300  #: characters of an error's text
 _REST = 0.01  #: seconds, if the process has no room for another connection
+MOST_STRANGERS = 64  #: connections; one more, and the oldest goes
+STRANGER_SECONDS = 5.0  #: by then an authentic message must have come
+_LEFT = 32  #: file descriptors that connections leave to the process: files, a registry, other members
 
 
 class _Asked(NamedTuple):
@@ -66,11 +74,12 @@ class Server:
     ) -> None:
         self._seal = Seal(secret, Sender(me, incarnation))
         self._handlers = dict(handlers)
-        self._counts, self._taken = Counts(), Taken()
+        self._counts, self._taken = Counts(f"member {me}"), Taken()
         self._later: list[_Later] = []
         self._listener, self.address = tcp.listener(bind, port)
         self._streams: dict[int, Stream] = {}  # by file descriptor
-        self._is_full = False  # the last connection could not be taken
+        self._strangers: dict[Stream, None] = {}  # the oldest first
+        self._failures = Seldom(_log)
         self._wake = Wake()
         self._epoll = select.epoll()
         self._epoll.register(self._listener, select.EPOLLIN)
@@ -87,29 +96,53 @@ class Server:
         self._loop.stop()
 
     def _turn(self) -> None:
-        rest = min(later.pending.rest for later in self._later) if self._later else None
-        for number, events in self._epoll.poll(rest):
+        for number, events in self._epoll.poll(self._rest()):
             if number == self._listener.fileno():
                 self._accept()
             elif number in self._streams:
                 self._attend(self._streams[number], events)
         self._look_at_pending()
+        self._dismiss_strangers()
+
+    def _rest(self) -> float | None:
+        """Seconds until there is something to do though nothing comes; None: there will not be."""
+        rests = [later.pending.rest for later in self._later]
+        if self._strangers:
+            rests.append(max(next(iter(self._strangers)).since + STRANGER_SECONDS - time.monotonic(), 0.0) + _REST)
+        return min(rests) if rests else None
 
     def _accept(self) -> None:
         try:
-            made, _ = self._listener.accept()
+            made, peer = self._listener.accept()
         except BlockingIOError:
             return
         except OSError as error:  # no room for another one: it waits, and the others go on
-            if not self._is_full:
-                _log.warning("a connection cannot be taken: %s", error)
-            self._is_full = True
+            self._counts.add(Dropped.NO_ROOM, str(error))
+            self._dismiss(1)
             time.sleep(_REST)
             return
-        self._is_full = False
+        if made.fileno() >= resource.getrlimit(resource.RLIMIT_NOFILE)[0] - _LEFT:  # the lowest free number is taken
+            made.close()
+            self._counts.add(Dropped.NO_ROOM, f"from {peer[0]}")
+            self._dismiss(1)
+            return
         tcp.prepare(made)
-        self._streams[made.fileno()] = Stream(made)
+        stream = self._streams[made.fileno()] = Stream(made, f"{peer[0]}:{peer[1]}")
         self._epoll.register(made, select.EPOLLIN)
+        self._strangers[stream] = None
+        self._dismiss(len(self._strangers) - MOST_STRANGERS)
+
+    def _dismiss(self, count: int) -> None:
+        """Close connections of strangers, the oldest first."""
+        for stream in list(self._strangers)[: max(count, 0)]:
+            self._counts.add(Dropped.STRANGER, f"from {stream.peer}")
+            self._drop(stream)
+
+    def _dismiss_strangers(self) -> None:
+        """Close those that have had their time."""
+        if self._strangers:
+            begun = time.monotonic() - STRANGER_SECONDS
+            self._dismiss(sum(stream.since <= begun for stream in self._strangers))
 
     def _attend(self, stream: Stream, events: int) -> None:
         """Send what waited for room, and take what has come."""
@@ -119,26 +152,40 @@ class Server:
             if events & ~select.EPOLLOUT:
                 for data in stream.receive():
                     self._take(stream, data)
-        except (OSError, TooLong):
+        except TooLong as error:
+            reason = Dropped.STRANGER if stream.is_stranger else Reason.OVERSIZED
+            self._counts.add(reason, f"{error}, from {stream.peer}")
+            self._drop(stream)
+        except OSError:
             self._drop(stream)
 
     def _drop(self, stream: Stream) -> None:
         """Close a connection that has ended, or is of no use."""
         if self._streams.get(stream.number) is stream:  # another one may have its number by now
             del self._streams[stream.number]
+            self._strangers.pop(stream, None)
             self._epoll.unregister(stream.number)
             stream.close()
 
     def _take(self, stream: Stream, data: bytes) -> None:
         """Handle a message."""
         try:
-            self._handle(_Asked(stream, self._opened(data)))
+            message = self._opened(data)
         except Rejected as rejected:
-            self._counts.add(rejected.reason)
+            self._counts.add(rejected.reason, f"from {stream.peer}")
+            stream.refused += 1
+            if stream.is_stranger and stream.refused >= MOST_REFUSED:
+                raise ConnectionAbortedError("a stranger") from None
+            return
+        if stream.is_stranger:
+            stream.welcome()
+            self._strangers.pop(stream, None)
+        if message.form is not Form.HELLO:
+            self._handle(_Asked(stream, message))
 
     def _opened(self, data: bytes) -> Message:
         message = self._seal.open(data)
-        if message.form not in (Form.QUESTION, Form.TOLD):
+        if message.form not in (Form.QUESTION, Form.TOLD, Form.HELLO):
             raise Rejected(Reason.UNEXPECTED)
         self._taken.take(message.sender, message.number)
         return message
@@ -146,7 +193,7 @@ class Server:
     def _handle(self, asked: _Asked) -> None:
         handler = self._handlers.get(asked.message.kind)
         if handler is None:
-            self._counts.add(Dropped.NO_HANDLER)
+            self._counts.add(Dropped.NO_HANDLER, f"{asked.message.kind}, from {asked.message.sender.id}")
             self._send(asked, Form.ERROR, f"no handler for messages of kind {asked.message.kind}".encode())
             return
         try:
@@ -178,9 +225,12 @@ class Server:
         return answer is not None
 
     def _failed(self, asked: _Asked, error: Exception) -> None:
+        kind, sender, text = asked.message.kind, asked.message.sender, _text(error)
         self._counts.add(Dropped.FAILED)
-        _log.error("a message of kind %d from %s failed", asked.message.kind, asked.message.sender, exc_info=error)
-        self._send(asked, Form.ERROR, _text(error))
+        line = f"a message of kind {kind} from {sender.id} failed: {text.decode()}"
+        self._failures.warn(f"{kind} {type(error).__name__}", line)
+        _log.debug("%s", line, exc_info=error)
+        self._send(asked, Form.ERROR, text)
 
     def _send(self, asked: _Asked, form: Form, body: bytes) -> None:
         """Answer, if that is wanted. Never blocks."""

@@ -16,6 +16,7 @@ import zmq
 
 from nanokv.arguments import integer
 from nanokv.cluster.messages.sealed import MESSAGE_LIMIT
+from nanokv.cluster.resolving import is_address
 from nanokv.errors import InvalidArgument, NanoKVError
 
 Socket: TypeAlias = "zmq.Socket[bytes]"
@@ -33,6 +34,7 @@ _OPTIONS = {
     zmq.TCP_KEEPALIVE_INTVL: 5,
     zmq.TCP_KEEPALIVE_CNT: 3,
     zmq.TCP_MAXRT: 30_000,
+    zmq.HANDSHAKE_IVL: 5_000,  # who connects and says nothing keeps a file descriptor no longer
     zmq.RECONNECT_IVL: 20,
     zmq.RECONNECT_IVL_MAX: 1000,
 }
@@ -73,6 +75,21 @@ def check_address(address: object) -> None:
     found = _ADDRESS.fullmatch(address) if isinstance(address, str) else None
     if found is None or not 0 < int(found[1] or 1) <= 65535:  # ZeroMQ would take any port, and never connect
         raise InvalidArgument(f"an address must be like tcp://127.0.0.1:4711 or ipc://@name, not {address!r}")
+
+
+def name_in(address: str) -> str:
+    """The name of a host in an address; "": it has an IP address, or needs none. ZeroMQ resolves names in the thread
+    in which it does everything, and would stand still."""
+    if not address.startswith("tcp://"):
+        return ""
+    host = address.removeprefix("tcp://").rpartition(":")[0].strip("[]")
+    return "" if is_address(host) else host
+
+
+def with_host(address: str, host: str) -> str:
+    """An address "tcp://...:port" with another host."""
+    shown = f"[{host}]" if ":" in host else host
+    return f"tcp://{shown}:{address.rpartition(':')[2]}"
 
 
 def listener(kind: int, bind: str, port: int, local: bool, **options: int) -> tuple[Socket, str, str | None]:

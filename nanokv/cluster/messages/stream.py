@@ -1,22 +1,39 @@
 """A connection as a server has it: the messages that come by it, and what waits to go out."""
 
 import socket
+import time
 from collections.abc import Iterator
 
-from nanokv.cluster.messages.frames import Frames, framed
+from nanokv.cluster.messages.frames import LONGEST, Frames, framed
 from nanokv.cluster.messages.sealed import MESSAGE_LIMIT
 
+FIRST = 4096  #: bytes of a message, as long as none was authentic
+MOST_REFUSED = 16  #: messages that were not authentic, before one that was
 MOST_WAITING = 16 * MESSAGE_LIMIT  #: bytes of answers that the other end has not taken
 _CHUNK = 1 << 16  #: bytes: more would be memory that the allocator takes from the kernel each time
 
 
 class Stream:
-    """A connected socket, which never blocks."""
+    """A connected socket, which never blocks.
 
-    def __init__(self, made: socket.socket) -> None:
-        self.socket, self.number = made, made.fileno()
-        self._frames = Frames()
+    Args:
+        peer: where the other end is, for the log.
+
+    Attributes:
+        is_stranger: no authentic message has come yet. Until then it may cost little.
+        since: when it was connected, of time.monotonic.
+        refused: how many messages of a stranger were not authentic.
+    """
+
+    def __init__(self, made: socket.socket, peer: str = "") -> None:
+        self.socket, self.number, self.peer = made, made.fileno(), peer
+        self.is_stranger, self.since, self.refused = True, time.monotonic(), 0
+        self._frames = Frames(FIRST)
         self._waiting = bytearray()
+
+    def welcome(self) -> None:
+        """An authentic message has come."""
+        self.is_stranger, self._frames.longest = False, LONGEST
 
     def receive(self) -> Iterator[bytes]:
         """The messages that have come.

@@ -9,14 +9,17 @@ import ipaddress
 import re
 import socket
 import struct
+import time
 
 from nanokv.arguments import integer
+from nanokv.cluster.resolving import Unresolved, address_of
 from nanokv.errors import InvalidArgument
 
 _ADDRESS = re.compile(r"tcp://(\[[^\s/\]]+\]|[^\s/:\[\]]+):([0-9]{1,5})")
 _GET_ADDRESS = 0x8915  # SIOCGIFADDR: the IPv4 address of an interface
 _REQUEST = struct.Struct("16s4x4s8x")  # struct ifreq: a name, and a sockaddr_in with the address behind family and port
 _BACKLOG = 1024
+_BIND_SECONDS = 5.0  #: for the name of a host, where an interface or an address is wanted
 #: seconds: a connection whose other host is gone ends, instead of taking messages for minutes
 _KEEPALIVE = {socket.TCP_KEEPIDLE: 10, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 3}
 _UNACKNOWLEDGED_MS = 30_000
@@ -48,10 +51,14 @@ def listener(bind: str, port: int) -> tuple[socket.socket, str]:
     port = integer("port", port, 0, 65535)
     host = _address_of(bind)
     shown = f"[{host}]" if ":" in host else host
-    made = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        address = address_of(host, time.monotonic() + _BIND_SECONDS)
+    except Unresolved as error:
+        raise OSError(error.errno, f"cannot listen at tcp://{shown}:{port}: {error}") from None
+    made = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
     try:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        made.bind((host, port))
+        made.bind((address, port))
         made.listen(_BACKLOG)
     except OSError as error:
         made.close()
@@ -70,18 +77,21 @@ def _address_of(bind: str) -> str:
     return bind
 
 
-def connecting(address: tuple[str, int]) -> socket.socket:
+def connecting(address: tuple[str, int], until: float) -> socket.socket:
     """A socket that is about to be connected: it can be written to when it is, or has failed.
+
+    Args:
+        until: of time.monotonic: so long the name of a host may take.
 
     Raises:
         OSError: that cannot even begin.
     """
-    family, kind, protocol, _, target = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0]
-    made = socket.socket(family, kind, protocol)
+    host, port = address_of(address[0], until), address[1]
+    made = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     try:
         prepare(made)
         with contextlib.suppress(BlockingIOError):
-            made.connect(target)
+            made.connect((host, port))
     except BaseException:
         made.close()
         raise

@@ -4,26 +4,27 @@ from nanokv.check.model.mutants.mutant import mutant
 from nanokv.cluster import pulling
 from nanokv.device.fabric import pulls
 
-AWAITED = "state == State.DONE and self._puller.is_awaited(self._question, self._peer)"
+AWAITED = "return self._end(well=number == self._question.number)"
+THEN_ASK = "self._step = self._look_at_ticket"
 
 # --- the ticket ---
 mutant(
     "pull-unasked",
     "a pull commits without reading the producer's ticket",
     ("pull",),
-    (pulling.Pull.poll, AWAITED, "state == State.DONE"),
+    (pulling.Pull._await_bytes, THEN_ASK, "return self._end(well=True)"),
 )
 mutant(
     "pull-asks-first",
     "a pull reads the producer's ticket before the bytes",
     ("pull",),
+    (pulling.Pull._make_room, "self._step = self._begin", THEN_ASK),
     (
-        pulling.Pull.__init__,
-        "    self._transfer: Transfer | None = puller.begin(self._lot, question, peer)\n",
-        "    self._awaited = puller.is_awaited(question, peer)\n"
-        "    self._transfer = puller.begin(self._lot, question, peer)\n",
+        pulling.Pull._await_ticket,
+        AWAITED,
+        "self._awaited, self._step = number == self._question.number, self._begin\n    return None",
     ),
-    (pulling.Pull.poll, AWAITED, "state == State.DONE and self._awaited"),
+    (pulling.Pull._await_bytes, THEN_ASK, "return self._end(well=self._awaited)"),
 )
 
 # --- transfers that end late, or badly ---
@@ -33,7 +34,7 @@ mutant(
     ("pull", "pull-swept"),
     (
         pulling.Pull.abandon,
-        "self._puller.keep(self._lot, self._transfer)",
+        "self._puller.keep(self._lot, transfer, self._sender, self._question.number)",
         "self._puller.end(self._lot, well=False)",
     ),
 )
@@ -47,7 +48,7 @@ mutant(
     "pull-commits-failed",
     "a pull commits the bytes of a transfer that has failed",
     ("pull", "pull-swept"),
-    (pulling.Pull.poll, "state == State.DONE and ", ""),
+    (pulling.Pull._await_bytes, "if state == State.DONE:", "if state != State.MOVING:"),
 )
 mutant(
     "pull-no-plan",

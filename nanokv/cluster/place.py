@@ -1,0 +1,55 @@
+"""Where a process runs, so that a member of another host which listens at its loopback interface is known for it.
+
+Such a member can be reached by nobody: its addresses, which are those of everybody's own loopback, lead elsewhere. It
+is what the defaults of `bind` and `devices` make, and those are right on one host only.
+"""
+
+import functools
+import ipaddress
+from pathlib import Path
+
+from nanokv.cluster.card import Card
+from nanokv.cluster.messages.tcp import host_and_port
+from nanokv.errors import InvalidArgument
+
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+_NETWORK = Path("/proc/self/ns/net")
+LOOPBACK_DEVICE = "lo"
+
+
+@functools.cache
+def here() -> str:
+    """Of this process: its kernel, and its network namespace; "": it is not known."""
+    try:
+        return f"{_BOOT.read_text().strip()} {_NETWORK.stat().st_ino}"
+    except OSError:
+        return ""
+
+
+def why_unreachable(card: Card, place: str) -> str:
+    """Why a process at a place cannot reach a member, and what to set there; "": it may reach it."""
+    if not card.place or not place or card.place == place:
+        return ""
+    wrong = [
+        *(["bind"] if is_loopback(card.messages) else []),
+        *(["devices"] if card.devices == LOOPBACK_DEVICE else []),
+    ]
+    if not wrong:
+        return ""
+    return (
+        f"it runs on another host (or in another network namespace), and listens at loopback, {card.messages}, "
+        f"devices={card.devices!r}: start it with bind= an address of its host, or bind='0.0.0.0' and advertise= its "
+        "name, and with devices= its network device, or 'all'"
+    )
+
+
+def is_loopback(address: str) -> bool:
+    """Whether an address, "tcp://host:port", is one of the loopback interface."""
+    try:
+        host, _ = host_and_port(address)
+    except InvalidArgument:
+        return False
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

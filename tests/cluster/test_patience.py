@@ -1,0 +1,103 @@
+"""A call has one time for all that do not answer: however many processes a node has, and however many nodes hang."""
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from nanokv.cluster import NanoKVCluster
+from nanokv.cluster.patience import MORE, Patience
+from nanokv.cluster.remote_world import RemoteWorld
+from nanokv.cluster.rounds import TransferLate
+from nanokv.errors import PeerLost
+
+from .conftest import MakeCluster
+
+TIMEOUT = 0.3
+RANKS = 16
+SLACK = 0.5  #: seconds, of a machine that is busy
+
+
+def test_one_time_for_all_tries(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    patience, tries = Patience(1.0), []
+    with pytest.raises(PeerLost, match="node n was not asked: others had not answered within 1 s"):
+        while True:
+            tries.append(patience.left("n"))
+            begun = now[0]
+            now[0] += tries[-1]
+            patience.waited(begun)
+    assert tries == pytest.approx([1.0, 0.1, 0.1, 0.1], abs=1e-3) and now[0] <= 101.0 + MORE + 1e-6
+
+
+def test_what_answers_leaves_the_time_as_it_is() -> None:
+    patience = Patience(1.0)
+    patience.waited(time.monotonic() - 0.25)
+    assert patience.left("n") == pytest.approx(0.75, abs=0.1)
+
+
+def test_threads_wait_at_the_same_time() -> None:
+    patience = Patience(1.0)
+
+    def late(_: int) -> float:
+        threading.Event().wait(0.01)
+        left = patience.left("n")
+        patience.waited(time.monotonic() - 0.6)
+        return left
+
+    with ThreadPoolExecutor(4) as pool:
+        assert max(pool.map(late, range(4))) == 1.0
+    patience.meet()
+    assert patience.left("n") <= 0.4
+
+
+class Hung:
+    """Rounds over a link whose other end answers nothing, whatever member of the node is asked."""
+
+    def __init__(self, rounds: Any, node: str) -> None:
+        self._rounds, self._node = rounds, node
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        work = getattr(self._rounds, name)
+
+        def late(world: RemoteWorld, *arguments: Any) -> Any:
+            if world.name != self._node:
+                return work(world, *arguments)
+            time.sleep(arguments[-1])
+            raise TransferLate(world.name, arguments[-1], lambda: True)
+
+        return late
+
+
+CALLS: list[Callable[[NanoKVCluster], Any]] = [
+    lambda one: one.get("known"),
+    lambda one: one.exists("known"),
+    lambda one: one.get_many(["known", "a", "b", "c"]),
+    lambda one: one.exists_many(["known", "a", "b", "c"]),
+    lambda one: one.prefix_length(["known"] * 200),
+    lambda one: one.bring(["known"]),
+    lambda one: one.wait("known", timeout=0.01),
+]
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_node_of_many_processes_that_hangs(
+    make_cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch, call: Callable[[NanoKVCluster], Any]
+) -> None:
+    one, _ = make_cluster(2, timeout=TIMEOUT)
+    one.put("known", torch.ones(3), preferred_segment=("n1", 0))
+    node = one._nodes["n1"]
+    (card,) = node.cards
+    cards = {rank: replace(card, rank=rank, incarnation=card.incarnation + rank) for rank in range(RANKS)}
+    monkeypatch.setattr(node, "_cards", cards)
+    monkeypatch.setattr(one._reading, "_rounds", Hung(one._reading._rounds, "n1"))
+    begun = time.monotonic()
+    with pytest.raises(PeerLost, match="node n1"):
+        call(one)
+    assert time.monotonic() - begun < TIMEOUT + MORE + SLACK < RANKS * TIMEOUT / 2

@@ -1,0 +1,149 @@
+"""Members that nobody reaches, or that look older than they are: hosts with loopback addresses, clocks and names."""
+
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import nanokv
+from nanokv.cluster import NanoKVCluster, place
+from nanokv.cluster.messages.counts import Dropped
+from nanokv.cluster.messages.sealed import Reason
+from nanokv.cluster.options import ClusterOptions
+from nanokv.cluster.place import is_loopback, why_unreachable
+from nanokv.errors import PeerLost
+
+from .conftest import HEAP_BYTES, PAGE, PATIENCE, MakeCluster, key_of, until
+
+
+# --- loopback ---
+def test_a_member_of_another_host_that_listens_at_loopback_is_told_once(
+    make_cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With what to set; in the log, and by calls."""
+    (one,) = make_cluster(1)
+    caplog.set_level(logging.WARNING)
+    monkeypatch.setattr(place, "here", lambda: "another host")
+    two = make_cluster(1)[0]
+    for here, there in ((one, "n1"), (two, "n0")):
+        why = rf"node {there} .*another host.*bind=.*advertise=.*devices="
+        with pytest.raises(PeerLost, match=why):
+            here.put("x", torch.ones(3), preferred_segment=(there, 0))
+        with pytest.raises(PeerLost, match=why):
+            here.get(key_of(here, there))
+        with pytest.raises(PeerLost, match=why):
+            here.remove("x")
+    told = [record for record in caplog.records if "another host" in record.message]
+    assert [record.levelname for record in told] == ["WARNING"] * 2
+    assert sorted(record.message.split()[1] for record in told) == ["n0.0", "n1.0"]
+    assert one.stats()["members_refused"] == 1
+
+
+def test_which_members_cannot_be_reached(shared_pair: list[NanoKVCluster]) -> None:
+    card = shared_pair[0]._nodes["n1"].cards[0]
+    assert card.place == place.here() != "" and card.devices
+    there = replace(card, place="there")
+    assert why_unreachable(there, "here") and not why_unreachable(there, "there")
+    assert not why_unreachable(there, "") and not why_unreachable(replace(card, place=""), "here")
+    routed = replace(there, messages="tcp://10.0.0.7:4000", devices="eth0")
+    assert not why_unreachable(routed, "here")
+    assert "devices=" in why_unreachable(replace(routed, devices="lo"), "here")
+    assert "bind=" in why_unreachable(replace(routed, messages="tcp://[::1]:4000"), "here")
+    assert not why_unreachable(replace(routed, devices=""), "here")  # a link without network devices
+    loopback = ["tcp://127.0.0.1:1", "tcp://127.3.2.1:1", "tcp://localhost:1", "tcp://[::1]:1"]
+    assert all(map(is_loopback, loopback)) and not any(map(is_loopback, ["tcp://host:1", "tcp://10.0.0.1:1", "", "x"]))
+
+
+# --- clocks ---
+def test_a_clock_that_was_set_back_at_a_restart(
+    make_cluster: MakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others take messages and events of the new process, and find what was put before it joined."""
+    (one,) = make_cluster(1)
+    url, now = f"file://{tmp_path}/cluster", time.time_ns
+    for ahead in (3600 * 10**9, 0):
+        with nanokv.NanoKVCache(HEAP_BYTES, page_bytes=PAGE) as world, monkeypatch.context() as clock:
+            clock.setattr(time, "time_ns", partial(_later, now, ahead))
+            with NanoKVCluster(world, url, node="clock", ttl=2.0, timeout=PATIENCE) as two:
+                clock.undo()
+                meet(one, two)
+                two.put(f"there {ahead}", torch.ones(3), preferred_segment=("n0", 0))
+                two.put(f"here {ahead}", torch.ones(3), preferred_segment=0)
+                hears(one, f"here {ahead}", "clock")
+                assert [tuple(each.nodes) for each in one._nodes.homes] == [("clock", "n0"), ("n0",)]  # it joined last
+        until(lambda: one.nodes == ["n0"])
+    assert one.stats()["messages_refused_old_incarnation"] == 0
+
+
+def _later(now: Callable[[], int], by: int) -> int:
+    return now() + by
+
+
+def meet(*members: NanoKVCluster) -> None:
+    until(lambda: all(len(member.nodes) == len(members) for member in members), "the membership")
+
+
+def hears(member: NanoKVCluster, key: str, node: str) -> None:
+    until(lambda: member._parts.locations.node_of(member.digest(key)) == node, f"the event of {node}")
+
+
+# --- names ---
+def test_a_member_whose_name_nobody_resolves_holds_up_no_other(
+    make_cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither calls, nor events, nor close."""
+    end, real = threading.Event(), socket.getaddrinfo
+
+    def hangs(host: Any, *arguments: Any, **options: Any) -> Any:
+        if host == "slow.example":
+            end.wait(PATIENCE)
+            host = "127.0.0.1"
+        return real(host, *arguments, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", hangs)
+    one, two = make_cluster(timeout=0.3)
+    (slow,) = make_cluster(1, bind="127.0.0.1", advertise="slow.example", timeout=0.3)
+    begun = time.monotonic()
+    with pytest.raises(PeerLost):
+        one.put("x", torch.ones(3), preferred_segment=("n2", 0))
+    assert time.monotonic() - begun < 2
+    two.put("y", torch.ones(3), preferred_segment=0)
+    hears(one, "y", "n1")
+    begun = time.monotonic()
+    two.close()
+    assert time.monotonic() - begun < 4
+    end.set()
+    slow.put("z", torch.ones(3), preferred_segment=0)
+    hears(one, "z", "n2")
+    one.put("x", torch.ones(3), preferred_segment=("n2", 0))
+
+
+# --- what is shown ---
+def test_what_was_refused_is_in_the_stats(make_cluster: MakeCluster) -> None:
+    one, two = make_cluster()
+    stats = two.stats()
+    names = {f"messages_refused_{reason.name.lower()}" for reason in Reason}
+    names |= {f"messages_dropped_{reason.name.lower()}" for reason in Dropped}
+    names |= {"messages_refused", "messages_dropped", "members_refused", "late_puts", "late_put_bytes"}
+    assert {name: stats[name] for name in names} == dict.fromkeys(names, 0)
+    host, port = two._parts.server.address.removeprefix("tcp://").split(":")
+    with socket.create_connection((host, int(port))) as stranger:
+        stranger.sendall((300).to_bytes(4, "little") + b"\1" + bytes(299))
+        until(lambda: two.stats()["messages_refused_mac"] == 1)
+    assert two.stats()["messages_refused"] == 1 and one.stats()["messages_refused"] == 0
+
+
+def test_a_secret_is_not_shown() -> None:
+    options = ClusterOptions(node="a", secret=b"do not tell anybody")
+    assert "tell" not in repr(options) and "tell" not in str(options)
+    with pytest.raises(nanokv.errors.InvalidArgument) as caught:
+        ClusterOptions(node="a", secret=b"short tell")
+    assert "tell" not in str(caught.value)
