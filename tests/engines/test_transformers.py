@@ -1043,7 +1043,7 @@ def test_with_gradients_and_in_inference_mode(mode: Callable[[], Any], world: Wo
 def test_without_a_cache_of_its_own_generate_is_refused(world: World) -> None:
     """`use_cache=False` computes the whole text at every step, which would be added to what is held."""
     model, ids = tiny("llama"), prompt(50)
-    with pytest.raises(InvalidArgument, match="tokens that are held, once more.*use_cache=False"):
+    with pytest.raises(InvalidArgument, match=r"tokens that are held, once more.*use_cache=False"):
         answer(model, ids, PrefixCache(model, world[0]).load(ids), use_cache=False)
 
 
