@@ -3,6 +3,7 @@
 import copy
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -488,7 +489,7 @@ def test_drafts_that_are_taken_back(kind: str, world: World) -> None:
     for cache in world:
         kv = PrefixCache(model, cache).load(ids)
         if kv.tokens_reused:
-            with pytest.raises(InvalidArgument, match="48 tokens that are held, once more: assisted decoding"):
+            with pytest.raises(InvalidArgument, match=r"48 tokens that are held, once more.*assisted decoding"):
                 answer(model, ids, kv, prompt_lookup_num_tokens=6)
             kv.reset()
         out = answer(model, ids, kv, prompt_lookup_num_tokens=6)
@@ -498,11 +499,66 @@ def test_drafts_that_are_taken_back(kind: str, world: World) -> None:
     assert kv.tokens_reused == 64 and torch.equal(out, answer(model, out[:, :70]))
 
 
-def test_a_prompt_in_pieces(world: World) -> None:
-    model, ids = tiny("llama"), prompt(100)
-    for cache, reused in zip(world, (0, 96), strict=True):
-        out, kv = ask(PrefixCache(model, cache), ids, prefill_chunk_size=30)
-        assert torch.equal(out, answer(model, ids)) and kv.tokens_reused == reused
+@pytest.mark.parametrize("size", [1, 7, BLOCK, 200])
+@pytest.mark.parametrize("kind", EVERY_KIND)
+def test_a_prompt_in_pieces(kind: str, size: int, world: World) -> None:
+    model, ids = tiny(kind), prompt(50)
+    pieces = {"prefill_chunk_size": size}
+    prefixes = [PrefixCache(model, cache) for cache in world]
+    for each, reused in zip(prefixes, (0, 48), strict=True):
+        out, kv = ask(each, ids, **pieces)
+        assert torch.equal(out, answer(model, ids, **pieces)) and kv.tokens_reused == reused
+        longer = torch.cat((out, prompt(9, seed=2)), 1)
+        assert torch.equal(answer(model, longer, kv, **pieces), answer(model, longer, **pieces))
+    for length in (49, 48):  # all are held but one; whole blocks
+        out, kv = ask(prefixes[1], prompt(length), **pieces)
+        assert torch.equal(out, answer(model, prompt(length), **pieces)) and kv.tokens_reused == min(length - 1, 48)
+
+
+@pytest.mark.parametrize("size", [7, 200])
+def test_a_batch_in_pieces(size: int, world: World) -> None:
+    """With pads at the left, with beams, and with several samples."""
+    model, pieces = tiny("mistral-window"), {"prefill_chunk_size": size}
+    ids, mask = torch.zeros(2, 50, dtype=torch.long), torch.zeros(2, 50, dtype=torch.long)
+    for row, length in enumerate((50, 37)):
+        ids[row, 50 - length :], mask[row, 50 - length :] = prompt(length, seed=row), 1
+    for cache, held in zip(world, (0, 45), strict=True):
+        prefixes = PrefixCache(model, cache)
+        kv = prefixes.load(ids, mask)
+        assert kv.tokens_held == held
+        expected = answer(model, ids, attention_mask=mask, **pieces)
+        assert torch.equal(answer(model, ids, kv, attention_mask=mask, **pieces), expected)
+        options: dict[str, Any]
+        for options in ({"num_beams": 3}, {"do_sample": True, "num_return_sequences": 3}):
+            answers = []
+            for kv in (None, prefixes.load(ids[:1])):
+                torch.manual_seed(5)
+                answers.append(answer(model, ids[:1], kv, **options, **pieces))
+            assert torch.equal(*answers)
+
+
+@pytest.mark.parametrize("options", [{}, {"prefill_chunk_size": 1}, {"prefill_chunk_size": 20}])
+def test_tokens_that_are_held_are_not_computed_once_more(options: dict[str, Any], world: World) -> None:
+    """`generate` has nothing left to compute then, and would begin anew behind what is held."""
+    model, ids = tiny("llama"), prompt(49)
+    kv = PrefixCache(model, world[0]).load(ids)
+    computed(model, ids, kv)
+    with pytest.raises(InvalidArgument, match=r"tokens that are held, once more.* no token is left"):
+        answer(model, ids, kv, **options)
+    kv.crop(-1)
+    assert torch.equal(answer(model, ids, kv, **options), answer(model, ids, **options))
+
+
+def test_pieces_of_the_whole_prompt_are_refused_where_a_part_is_held(world: World) -> None:
+    """Some versions of transformers call the model so."""
+    model, ids = tiny("llama"), prompt(50)
+    prefixes = PrefixCache(model, world[0])
+    ask(prefixes, ids)
+    kv = prefixes.load(ids)
+    for start in (0, 1):
+        with pytest.raises(InvalidArgument, match="with 10 tokens that are held" if not start else "from number 48"):
+            model(ids[:, start : start + 10], past_key_values=kv, position_ids=torch.arange(start, start + 10)[None])
+    assert torch.equal(answer(model, ids, kv), answer(model, ids))
 
 
 def test_rows_that_are_selected_and_a_cache_that_is_cropped_copied_and_reset(world: World) -> None:
@@ -516,7 +572,7 @@ def test_rows_that_are_selected_and_a_cache_that_is_cropped_copied_and_reset(wor
     other.crop(-17)
     assert torch.equal(other.tokens, ids[1:, :33])
     assert torch.equal(answer(model, ids[1:], other), answer(model, ids[1:]))
-    with pytest.raises(InvalidArgument, match="attention mask or positions"):
+    with pytest.raises(InvalidArgument, match="50 tokens that are held, once more"):
         answer(model, ids, kv)  # all is held: `generate` would compute it once more
     kv.crop(-1)
     assert torch.equal(answer(model, ids, kv), answer(model, ids))
@@ -777,6 +833,179 @@ def test_another_model_cannot_use_it(world: World) -> None:
         model.model(ids, past_key_values=prefixes.load(ids))
 
 
+def load_others(model: Any) -> None:
+    model.load_state_dict(tiny("llama", seed=1).state_dict())
+
+
+def train_a_little(model: Any) -> None:
+    with torch.no_grad():
+        next(model.parameters()).add_(0.01)
+
+
+def take_other_data(model: Any) -> None:
+    weight = model.model.layers[1].self_attn.k_proj.weight
+    weight.data = weight.data * 2
+
+
+class Adapted(torch.nn.Module):
+    """A layer with adapters, as peft's are."""
+
+    def __init__(self, layer: Any) -> None:
+        super().__init__()
+        self.layer, self.active_adapters, self.merged_adapters, self.disable_adapters = layer, ["one"], [], False
+
+    def forward(self, states: torch.Tensor) -> Any:
+        return self.layer(states)
+
+
+def add_adapters(model: Any) -> None:
+    model.model.layers[0].mlp = Adapted(model.model.layers[0].mlp)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        load_others,
+        train_a_little,
+        take_other_data,
+        lambda model: model.half(),
+        lambda model: model.to("meta"),
+        add_adapters,
+    ],
+)
+def test_a_model_that_has_changed_is_refused(change: Callable[[Any], Any], world: World) -> None:
+    """Its KV would get the keys of the model that it was."""
+    model, ids = tiny("llama"), prompt(50)
+    prefixes = PrefixCache(model, world[0])
+    kv = prefixes.load(ids)
+    change(model)
+    with pytest.raises(InvalidArgument, match="has changed since its PrefixCache was made"):
+        prefixes.load(ids)
+    if model.device.type != "meta":
+        with pytest.raises(InvalidArgument, match="has changed since its PrefixCache was made"):
+            answer(model, ids, kv)
+    assert prefixes.stats.blocks_stored == 0
+
+
+def test_adapters_that_are_switched_are_a_change(world: World) -> None:
+    model, ids = tiny("llama"), prompt(50)
+    add_adapters(model)
+    with pytest.raises(InvalidArgument, match="name those that are active"):
+        PrefixCache(model, world[0])
+    prefixes = PrefixCache(model, world[0], adapter="one")
+    assert torch.equal(ask(prefixes, ids)[0], answer(model, ids))
+    for name, value in [("active_adapters", ["two"]), ("disable_adapters", True), ("merged_adapters", ["one"])]:
+        layer = model.model.layers[0].mlp
+        before = getattr(layer, name)
+        setattr(layer, name, value)
+        with pytest.raises(InvalidArgument, match="adapters"):
+            prefixes.load(ids)
+        setattr(layer, name, before)
+    assert prefixes.load(ids).tokens_reused == 48
+
+
+def test_what_changes_no_kv_is_no_change(world: World) -> None:
+    model, ids = tiny("llama"), prompt(50)
+    prefixes = PrefixCache(model, world[0])
+    model.requires_grad_(False)
+    model.train().eval()
+    model.generation_config.temperature = 0.5
+    model.load_adapter_later = None
+    assert torch.equal(ask(prefixes, ids)[0], answer(model, ids)) and prefixes.load(ids).tokens_reused == 48
+
+
+def test_autocast_is_refused(world: World) -> None:
+    """It computes KV in another precision, which no key names."""
+    model, ids = tiny("llama"), prompt(50)
+    prefixes = PrefixCache(model, world[0])
+    kv = prefixes.load(ids)
+    with torch.autocast("cpu", torch.bfloat16):
+        for call in (lambda: answer(model, ids, kv), lambda: PrefixCache(model, world[1])):
+            with pytest.raises(InvalidArgument, match="autocast"):
+                call()
+    assert torch.equal(answer(model, ids, kv), answer(model, ids))
+
+
+def test_two_threads_cannot_use_one(world: World) -> None:
+    model, ids = tiny("llama"), prompt(50)
+    kv = PrefixCache(model, world[0]).load(ids)
+    inside, go_on, first = threading.Event(), threading.Event(), []
+
+    def hold(*_: object) -> None:
+        inside.set()
+        assert go_on.wait(60)
+
+    hook = model.model.layers[0].register_forward_pre_hook(hold)
+    thread = threading.Thread(target=lambda: first.append(computed(model, ids, kv)))
+    thread.start()
+    assert inside.wait(60)
+    with pytest.raises(InvalidArgument, match="another thread is using this PromptKV"):
+        computed(model, ids, kv)
+    hook.remove()
+    go_on.set()
+    thread.join(60)
+    assert_same_kv(first[0], computed(model, ids), 50)
+    kv.crop(-1)
+    assert torch.equal(answer(model, ids, kv), answer(model, ids))
+
+
+def test_a_call_that_was_interrupted_is_found(world: World) -> None:
+    model, ids = tiny("llama"), prompt(50)
+    kv = PrefixCache(model, world[0]).load(ids)
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    hook = model.model.layers[1].register_forward_pre_hook(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        answer(model, ids, kv)
+    hook.remove()
+    with pytest.raises(InvalidArgument, match=r"hold \[0, 50\] tokens, and 0 were seen"):
+        answer(model, ids, kv)
+    kv.reset()
+    assert torch.equal(answer(model, ids, kv), answer(model, ids))
+
+
+def test_copies_of_a_model_and_its_compiled_form(world: World) -> None:
+    """A copy is another model: its weights may change. The compiled form is the same model."""
+    model, ids = tiny("llama"), prompt(50)
+    prefixes = PrefixCache(model, world[0])
+    other = copy.deepcopy(model)
+    with pytest.raises(InvalidArgument, match="another model"):
+        answer(other, ids, prefixes.load(ids))
+    compiled = torch.compile(model, backend="eager")
+    for reused in (0, 48):
+        kv = prefixes.load(ids)
+        assert torch.equal(answer(compiled, ids, kv), answer(model, ids)) and kv.tokens_reused == reused
+    kv = prefixes.load(ids)
+    with torch.no_grad():
+        compiled(ids[:, kv.tokens_held :], past_key_values=kv)  # by itself, and not through `generate`
+    kv.crop(-1)
+    assert torch.equal(answer(model, ids, kv), answer(model, ids))
+
+
+def test_prompts_of_other_rows_are_refused(world: World) -> None:
+    model, ids = tiny("llama"), prompt(50)
+    kv = PrefixCache(model, world[0]).load(ids)
+    for rows in (torch.cat((ids, prompt(50, seed=1))), prompt(50, seed=1)):
+        with pytest.raises(InvalidArgument, match="not those of the prompt that was loaded"):
+            answer(model, rows, kv)
+    two = torch.cat((ids, ids))  # as for two samples of it
+    assert torch.equal(answer(model, two, kv), answer(model, two))
+
+
+def test_a_damaged_block_is_dropped_and_stored_anew(caplog: pytest.LogCaptureFixture) -> None:
+    model, ids = tiny("llama"), prompt(70)
+    with nanokv.local_world(1, HEAP, page_bytes=PAGE, checksum=True)[0] as cache:
+        prefixes = PrefixCache(model, cache)
+        ask(prefixes, ids)
+        flip(cache, prefixes.keys(ids[0].tolist())[1])
+        for reused in (BLOCK, 64):
+            assert ask(prefixes, ids)[1].tokens_reused == reused
+    assert (prefixes.stats.reads_failed, prefixes.stats.blocks_damaged) == (1, 1)
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+
+
 def test_a_call_that_fails_leaves_nothing_to_store(world: World) -> None:
     model, ids = tiny("llama"), prompt(50)
     prefixes = PrefixCache(model, world[0])
@@ -831,7 +1060,7 @@ def test_with_gradients_and_in_inference_mode(mode: Callable[[], Any], world: Wo
 def test_without_a_cache_of_its_own_generate_is_refused(world: World) -> None:
     """`use_cache=False` computes the whole text at every step, which would be added to what is held."""
     model, ids = tiny("llama"), prompt(50)
-    with pytest.raises(InvalidArgument, match="attention mask or positions"):
+    with pytest.raises(InvalidArgument, match=r"tokens that are held, once more.*use_cache=False"):
         answer(model, ids, PrefixCache(model, world[0]).load(ids), use_cache=False)
 
 

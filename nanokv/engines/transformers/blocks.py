@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -12,7 +13,8 @@ import torch
 from nanokv.cache import NanoKVCache
 from nanokv.ending import Forked
 from nanokv.engines.transformers.layers import BlockShape
-from nanokv.errors import CacheClosed, DuplicateKey, NanoKVError
+from nanokv.errors import CacheClosed, DuplicateKey, KeyNotFound, NanoKVError, SegmentCorrupt
+from nanokv.seldom import Seldom
 from nanokv.terms import Hold
 
 STAGING_BYTES = 64 << 20  #: blocks are copied in groups of at most so many bytes, but of one block at least
@@ -37,7 +39,8 @@ class ReuseStats:
     blocks_stored: int = 0
     blocks_known: int = 0  #: computed, while another one had put them
     blocks_refused: int = 0  #: not stored: no room, a rank that has ended, ...
-    reads_failed: int = 0  #: blocks that were there at the look-up, and could not be read: evicted, or corrupt
+    reads_failed: int = 0  #: blocks that were there at the look-up, and could not be read: evicted, or damaged
+    blocks_damaged: int = 0  #: of these, with a wrong checksum or wrong control words; they were dropped
 
 
 class BlockStore:
@@ -48,7 +51,7 @@ class BlockStore:
         self._shape = shape
         self._stats = stats
         self._group = max(STAGING_BYTES // shape.nbytes, 1)
-        self._complained = False
+        self._seldom = Seldom(logger)
 
     # --- read ---
     def present(self, keys: Sequence[bytes]) -> int:
@@ -61,8 +64,9 @@ class BlockStore:
             return self._cache.prefix_length(keys)
         except (CacheClosed, Forked):
             raise
-        except NanoKVError:
+        except NanoKVError as error:
             self._stats.reads_failed += 1
+            self._complain("cannot be looked up", error)
             return 0
 
     def read(self, keys: Sequence[bytes], planes: torch.Tensor) -> int:
@@ -88,7 +92,10 @@ class BlockStore:
             raise
         except NanoKVError:  # one of them is corrupt, or no block: which one?
             return self._read_singly(keys, blocks)
-        return [*(block is None for block in found), True].index(True)
+        got = [*(block is None for block in found), True].index(True)
+        if got < len(keys):
+            self._complain("cannot be read", KeyNotFound("it was evicted since it was looked up"))
+        return got
 
     def _read_singly(self, keys: Sequence[bytes], blocks: list[torch.Tensor]) -> int:
         for number, (key, block) in enumerate(zip(keys, blocks, strict=True)):
@@ -98,6 +105,10 @@ class BlockStore:
                 raise
             except NanoKVError as error:
                 self._complain("cannot be read", error)
+                if isinstance(error, SegmentCorrupt):
+                    self._stats.blocks_damaged += 1
+                    with suppress(NanoKVError):
+                        self._cache.remove(key)  # else it would be found again, and never stored anew
                 return number
         return len(keys)
 
@@ -140,7 +151,6 @@ class BlockStore:
                 self._complain("was not stored", error)
 
     def _complain(self, what: str, error: NanoKVError) -> None:
-        """Log the first of the errors that generation does not see; `stats` counts them."""
-        level = logging.DEBUG if self._complained else logging.WARNING
-        logger.log(level, "a block %s, which costs time and nothing else: %s", what, error)
-        self._complained = True
+        """Log an error that generation does not see, once a minute each kind; `stats` counts them."""
+        line = f"a block {what}, which costs time and nothing else: {error}"
+        self._seldom.warn(f"{what}: {type(error).__name__}", line)

@@ -89,6 +89,12 @@ def check_model(model: Any) -> None:
         raise InvalidArgument(f"the model must lie on one device, not {sorted(map(str, devices))}")
 
 
+def check_precision(model: Any) -> None:
+    """Refuse to compute KV under autocast, in another precision than that of the weights: InvalidArgument."""
+    if torch.is_autocast_enabled(model.device.type):
+        raise InvalidArgument("under autocast KV has another precision, which is in no key: leave autocast")
+
+
 def _kinds_of_rope(parameters: Any) -> set[str]:
     """Every `rope_type` of a configuration, which may have one for each kind of layer."""
     if not isinstance(parameters, dict):

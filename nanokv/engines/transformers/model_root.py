@@ -35,10 +35,37 @@ def model_root(model: Any, layout: str, *, model_id: str | None, adapter: str, t
     for name, value in (("model_id", model_id), ("adapter", adapter), ("tenant", tenant)):
         if not isinstance(value, str) and (name, value) != ("model_id", None):
             raise InvalidArgument(f"{name} must be a str, not {value!r}")
-    if getattr(model, "_hf_peft_config_loaded", False) and not adapter:
+    if (getattr(model, "_hf_peft_config_loaded", False) or _adapters(model)) and not adapter:
         raise InvalidArgument("the model has adapters: name those that are active, adapter=...")
     weights = weights_digest(model.state_dict()) if model_id is None else f"model_id {model_id}"
     return _digest((weights, _config_text(model.config), layout, adapter, tenant))
+
+
+def state_of(model: Any) -> tuple[object, ...]:
+    """What changes if weights are loaded, trained, converted or moved, or adapters are added or switched.
+
+    It costs a look at each tensor, and reads none of their values: a change through `.data` in place is not seen.
+    """
+    return (*map(_tensor_state, model.parameters()), *_adapters(model))
+
+
+def _tensor_state(tensor: Any) -> tuple[object, ...]:
+    found: list[object] = [tensor.dtype, tensor.device, tuple(tensor.shape)]
+    for look in (tensor.data_ptr, lambda: tensor._version):
+        try:
+            found.append(look())
+        except (RuntimeError, NotImplementedError):  # a kind of its own; made in inference mode
+            found.append(id(tensor))
+    return tuple(found)
+
+
+def _adapters(model: Any) -> list[tuple[object, ...]]:
+    """Of each layer with adapters (of peft) those that are active and merged, and whether they are switched off."""
+    return [
+        (tuple(layer.active_adapters), tuple(getattr(layer, "merged_adapters", ())), layer.disable_adapters)
+        for layer in model.modules()
+        if isinstance(getattr(layer, "active_adapters", None), list | tuple) and hasattr(layer, "disable_adapters")
+    ]
 
 
 def weights_digest(weights: dict[str, Any]) -> str:

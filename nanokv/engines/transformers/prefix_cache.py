@@ -11,8 +11,8 @@ from nanokv.arguments import integer
 from nanokv.cache import NanoKVCache
 from nanokv.engines.transformers.blocks import BlockStore, ReuseStats, Target
 from nanokv.engines.transformers.keys import KeyChain
-from nanokv.engines.transformers.layers import block_shape, check_model, new_layers
-from nanokv.engines.transformers.model_root import model_root
+from nanokv.engines.transformers.layers import block_shape, check_model, check_precision, new_layers
+from nanokv.engines.transformers.model_root import model_root, state_of
 from nanokv.engines.transformers.prompt_kv import PromptKV, RowKeys
 from nanokv.engines.transformers.watch import watch
 from nanokv.errors import InvalidArgument
@@ -32,7 +32,7 @@ class PrefixCache:
 
     Args:
         model: a PreTrainedModel on one device, in evaluation mode: decoder only, text only, whose layers keep the keys
-            and values of each token. Its weights must not change afterwards.
+            and values of each token. Its weights, its dtype, its device and its adapters must not change afterwards.
         cache: any rank's; `get` and `put` of it are used, and it is not closed.
         block_tokens: tokens of a block; the same in all processes.
         eager: store each block as soon as it is full. False: only when `PromptKV.store` is called.
@@ -65,6 +65,7 @@ class PrefixCache:
         if not isinstance(eager, bool):
             raise InvalidArgument(f"eager must be True or False, not {eager!r}")
         check_model(model)
+        check_precision(model)
         self.model = model
         self.eager = eager
         self.block_tokens = integer("block_tokens", block_tokens, 1)
@@ -77,10 +78,23 @@ class PrefixCache:
             model_root(model, layout, model_id=model_id, adapter=adapter, tenant=tenant), self.block_tokens
         )
         self._pad, self._fillers = _pads(model.generation_config)
+        self._state = state_of(model)
         watch(model)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PrefixCache:
         return self  # a copied PromptKV stores where its original does
+
+    def check_unchanged(self) -> None:
+        """Refuse to go on with another model than the one that the keys are made for.
+
+        Raises:
+            InvalidArgument: it has other weights, another dtype or device, or other adapters.
+        """
+        if state_of(self.model) != self._state:
+            raise InvalidArgument(
+                "the model has changed since its PrefixCache was made (weights, dtype, device, or adapters), and its "
+                "KV would get the keys of what it was: make a new PrefixCache"
+            )
 
     def keys(self, tokens: Sequence[int]) -> list[bytes]:
         """The key of each whole block of a text, for `wait` or `remove` of the cache."""
@@ -107,8 +121,9 @@ class PrefixCache:
             hold: a lease in seconds for them: see `NanoKVCache.put`.
 
         Raises:
-            InvalidArgument: the arguments are not as above. CacheClosed.
+            InvalidArgument: the arguments are not as above, or the model has changed. CacheClosed.
         """
+        self.check_unchanged()
         prompt, pads = self._checked_prompt(input_ids, attention_mask)
         if preferred_segment is not None:
             preferred_segment = integer("preferred_segment", preferred_segment, 0, self._cache.world_size - 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from threading import get_ident
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -30,6 +31,9 @@ class Prefixes(Protocol):
     model: Any
     eager: bool
     block_tokens: int
+
+    def check_unchanged(self) -> None:
+        """Raises InvalidArgument if the model has changed."""
 
     def store_new(self, kv: PromptKV, rows: Sequence[RowKeys], target: Target) -> int:
         """Put the blocks that are new, and note their keys in `rows`; returns how many were stored."""
@@ -58,7 +62,7 @@ class PromptKV(DynamicCache):
         self._tokens = prompt[:, :0]  #: [rows, tokens] whose KV is held
         self._unexpected: torch.Tensor | bool = False  #: a call had another mask or other positions
         self._rows_are_beams = False
-        self._is_called = False  #: the model that it was made for is at work
+        self._caller: dict[str, int] = {}  #: the thread in which its model is at work, if it is: changes are atomic
         self.settled: set[bytes] = set()
         self.tokens_reused = 0
 
@@ -98,13 +102,14 @@ class PromptKV(DynamicCache):
         self._check_lengths()
         return self._prefixes.store_new(self, self._rows, self._target)
 
+    @torch.compiler.disable
     def update(self, key_states: Any, value_states: Any, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
         """Take the KV of new tokens in a layer: for the model, in a call of its own.
 
         Raises:
             InvalidArgument: another model calls, which knows nothing of this: its KV is none of these tokens' KV.
         """
-        if not self._is_called:
+        if self._caller.get("thread") != get_ident():
             raise InvalidArgument(
                 "this PromptKV was made for another model than the one that fills it, or only a part of its model was "
                 "called: take the PrefixCache of the model, and call that as a whole"
@@ -120,29 +125,33 @@ class PromptKV(DynamicCache):
         """
         if model is not self._prefixes.model:
             raise InvalidArgument("this PromptKV was made for another model")
+        if self._caller.setdefault("thread", get_ident()) != get_ident():
+            raise InvalidArgument("another thread is using this PromptKV: each needs one of its own")
         self._check_lengths()
         repeats = self._repeats(len(ids))
         past, new = self.tokens_held, ids.shape[1]
         if self._rows_are_beams and new > 1:
             raise InvalidArgument("after beam search the rows are its last beams: load a PromptKV for the longer text")
         pads = [row.pads for row in self._rows for _ in range(repeats)]
-        unexpected = unexpected_mask(mask, pads, past + new) | unexpected_positions(positions, pads, past, new)
+        found = unexpected_mask(mask, pads, past + new), unexpected_positions(positions, pads, past, new)
         if new > 1 or past < self.prompt_length:  # a prompt: look at once, before anything is generated from it
-            self._check_prompt(ids, repeats)
-            _refuse(unexpected)
+            self._prefixes.check_unchanged()
+            self._check_prompt(ids, repeats, unexpected=bool(found[0] | found[1]))
+        elif any(each is True for each in found):  # of another shape, which shows without waiting for a GPU
+            self._check_prompt(ids, repeats, unexpected=True)
         else:
-            self._unexpected = self._unexpected | unexpected
+            self._unexpected = self._unexpected | found[0] | found[1]
         if repeats > 1:
             self.batch_repeat_interleave(repeats)
-        self._is_called = True
 
     def give_up(self) -> None:
-        """A call has raised. What it has left is found by its length."""
-        self._is_called = False
+        """A call of this thread has raised, maybe before it began. What it has left is found by its length."""
+        if self._caller.get("thread") == get_ident():
+            self._caller.clear()
 
     def end(self, ids: torch.Tensor) -> None:
         """After the model has computed the KV of `ids`: record them, and store blocks that are full now."""
-        self._is_called = False
+        self._caller.clear()
         before, self._tokens = self._tokens, torch.cat((self._tokens, ids), dim=1)
         self._check_lengths()
         if self._prefixes.eager and self._blocks(self.tokens_held) > self._blocks(before.shape[1]):
@@ -158,17 +167,23 @@ class PromptKV(DynamicCache):
             raise InvalidArgument(f"{rows} rows for a PromptKV of {held}")
         return rows // held
 
-    def _check_prompt(self, ids: torch.Tensor, repeats: int) -> None:
+    def _check_prompt(self, ids: torch.Tensor, repeats: int, *, unexpected: bool) -> None:
+        """Refuse tokens that are not those of the prompt, or whose mask or positions are unexpected, and say why."""
         past = self.tokens_held
         rest = self._prompt[:, past : past + ids.shape[1]].repeat_interleave(repeats, 0)
-        if torch.equal(ids[:, : rest.shape[1]], rest):
+        are_those = torch.equal(ids[:, : rest.shape[1]], rest)
+        if are_those and not unexpected:
             return
-        if past and torch.equal(ids[:, :past], self._tokens.repeat_interleave(repeats, 0)):
+        again = min(past, ids.shape[1])
+        if again and torch.equal(ids[:, :again], self._tokens[:, :again].repeat_interleave(repeats, 0)):
             raise InvalidArgument(
-                f"the model was called with the {past} tokens that are held, once more: assisted decoding does so with "
-                "a PromptKV that is filled; `reset` it before"
+                f"the model was called with {again} tokens that are held, once more. With a PromptKV that is filled "
+                "assisted decoding does so (`reset` it before), and so do `use_cache=False` and, in some versions of "
+                "transformers (5.19), `prefill_chunk_size`: leave them out. Or no token is left to compute: `crop(-1)`"
             )
-        raise InvalidArgument(f"the tokens from number {past} on are not those of the prompt that was loaded")
+        if not are_those:
+            raise InvalidArgument(f"the tokens from number {past} on are not those of the prompt that was loaded")
+        _refuse(unexpected)
 
     def _check_lengths(self) -> None:
         """A call that failed, or one that was not seen, leaves KV whose tokens are not known."""

@@ -1,13 +1,14 @@
 """Calls of the model that fill a PromptKV: only those whose KV is that of their tokens, at their own positions.
 
 The tokens are recorded as the model gets them. So keys are made of what was computed, whatever `generate` does between
-two calls: beams, drafts that are taken back, prompts in pieces.
+two calls: beams, drafts that are taken back, prompts in pieces. A compiled model calls these functions as they are.
 """
 
 from typing import Any
 
 import torch
 
+from nanokv.engines.transformers.layers import check_precision
 from nanokv.engines.transformers.prompt_kv import PromptKV
 from nanokv.errors import InvalidArgument
 
@@ -24,6 +25,7 @@ def watch(model: Any) -> None:
         model.register_forward_hook(_after, with_kwargs=True, always_call=True)  # also after a call that has raised
 
 
+@torch.compiler.disable
 def _before(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     kv = kwargs.get("past_key_values")
     if isinstance(kv, PromptKV):
@@ -34,6 +36,7 @@ def _before(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         raise InvalidArgument("pass a PromptKV by name: past_key_values=...")
 
 
+@torch.compiler.disable
 def _after(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
     kv = kwargs.get("past_key_values")
     if not isinstance(kv, PromptKV):
@@ -54,6 +57,7 @@ def _ids(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
 
 
 def _check_inputs(model: Any, kwargs: dict[str, Any]) -> None:
+    check_precision(model)
     if model.training:
         raise InvalidArgument("the model is in training mode, in which dropout changes its KV: call model.eval()")
     for name, value in kwargs.items():

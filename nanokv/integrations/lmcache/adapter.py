@@ -23,7 +23,7 @@ from lmcache.v1.distributed.l2_adapters.config import L2AdapterConfigBase
 from lmcache.v1.memory_management import MemoryObj
 
 from nanokv.cache import NanoKVCache
-from nanokv.errors import CacheClosed, DuplicateKey, NanoKVError
+from nanokv.errors import CacheClosed, DuplicateKey, NanoKVError, SegmentCorrupt
 from nanokv.integrations import joining
 from nanokv.integrations.lmcache import settings
 from nanokv.integrations.lmcache.catalogue import Catalogue, Sizes, name_of
@@ -31,6 +31,7 @@ from nanokv.integrations.lmcache.locks import Locks
 from nanokv.integrations.lmcache.putting import Putting
 from nanokv.integrations.lmcache.tasks import Tasks
 from nanokv.integrations.lmcache.values import flat, tensor_of
+from nanokv.integrations.refusals import Refusals
 
 if TYPE_CHECKING:
     from lmcache.v1.distributed.api import MemoryLayoutDesc
@@ -84,12 +85,13 @@ class NanoKVL2Adapter(L2AdapterInterface):
         self._world, self._store = self._joined.world, self._joined.cache
         self._in_place = isinstance(self._store, NanoKVCache)
         self._putting = Putting(self._joined, own.segment(self._joined))
-        self._locks = Locks(self._world)
+        self._refusals = Refusals(logger)
+        self._locks = Locks(self._world, self._refusals)
         self._catalogue = Catalogue(self._world.digest, self._store.exists_many)
         numbers = count()
-        self._stores: Tasks[L2StoreResult] = Tasks("store", numbers, own.threads)
-        self._lookups: Tasks[Bitmap] = Tasks("lookup", numbers, 1)
-        self._loads: Tasks[Bitmap] = Tasks("load", numbers, own.threads)
+        self._stores: Tasks[L2StoreResult] = Tasks("store", numbers, own.threads, self._refusals)
+        self._lookups: Tasks[Bitmap] = Tasks("lookup", numbers, 1, self._refusals)
+        self._loads: Tasks[Bitmap] = Tasks("load", numbers, own.threads, self._refusals)
         self._unsubscribe = self._store.subscribe(self._hear)
         self._open = True
 
@@ -125,7 +127,8 @@ class NanoKVL2Adapter(L2AdapterInterface):
         outcomes = self._putting.put([name_of(key) for key in keys], tensors)
         errors = [error for error in outcomes if error is not None and not isinstance(error, DuplicateKey)]
         if errors:
-            logger.warning("NanoKV: %d of %d objects were not stored: %s", len(errors), len(keys), errors[0])
+            for error in errors:
+                self._refusals.note("put", error, f"{len(errors)} of {len(keys)} objects were not stored")
         stored = [i for i, error in enumerate(outcomes) if error is None]
         nbytes = [tensors[i].nbytes for i in stored]
         self._note_stored([keys[i] for i in stored], nbytes)
@@ -195,9 +198,13 @@ class NanoKVL2Adapter(L2AdapterInterface):
                 if stored.dtype == dst.dtype and stored.shape == dst.shape:
                     flat(dst).copy_(flat(stored))
                     return True
-                logger.warning("NanoKV: %s has %s, %s: a miss", key, stored.dtype, tuple(stored.shape))
+                self._refusals.note("get", "OtherShape", f"{key} has {stored.dtype}, {tuple(stored.shape)}: a miss")
+        except SegmentCorrupt as error:
+            self._refusals.note("get", error, "a damaged object is dropped")
+            with contextlib.suppress(NanoKVError):
+                self._store.remove_many([name_of(key)])  # else every look-up would find it again
         except NanoKVError as error:
-            logger.warning("NanoKV: an object is not loaded: %s", error)
+            self._refusals.note("get", error, "an object is not loaded")
         return False
 
     # --- what is there ---
@@ -207,7 +214,7 @@ class NanoKVL2Adapter(L2AdapterInterface):
         try:
             self._store.remove_many(names)
         except NanoKVError as error:
-            logger.warning("NanoKV: objects are not deleted: %s", error)
+            self._refusals.note("delete", error, "objects are not deleted")
             return
         self._tell_deleted(self._catalogue.gone([self._world.digest(name) for name in names]))
 
@@ -231,6 +238,7 @@ class NanoKVL2Adapter(L2AdapterInterface):
             "locked_key_count": len(self._locks),
             "total_bytes_used": self.get_usage().total_bytes_used,
             "max_capacity_bytes": self._max_capacity_bytes,
+            "refusals": self._refusals.counts(),
             "tasks_in_flight": self._stores.in_flight + self._lookups.in_flight + self._loads.in_flight,
         }
 

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 import torch
-from lmcache.logging import init_logger
 from lmcache.v1.memory_management import MemoryObj
 
 from nanokv.cache import NanoKVCache
@@ -19,8 +18,7 @@ from nanokv.integrations.joining import Joined
 from nanokv.integrations.lmcache.forms import Form, Layout
 from nanokv.integrations.lmcache.putting import Putting
 from nanokv.integrations.lmcache.values import flat, tensor_of
-
-logger = init_logger(__name__)
+from nanokv.integrations.refusals import Refusals
 
 Allocate = Callable[..., MemoryObj | None]  #: of (shapes, dtypes, fmt)
 _AFAR = 16  #: chunks of other hosts that are read at a time; they are copied once more when they are here
@@ -33,9 +31,13 @@ class Chunks:
     Args:
         segment: the rank in whose segment chunks are stored; None: that of a key's home.
         allocate: makes the memory objects of chunks that are read; None: there is no memory.
+        refusals: counts chunks that are not stored or not read.
     """
 
-    def __init__(self, joined: Joined, layout: Layout, segment: int | None, allocate: Allocate) -> None:
+    def __init__(
+        self, joined: Joined, layout: Layout, segment: int | None, allocate: Allocate, refusals: Refusals
+    ) -> None:
+        self._refusals = refusals
         self._world, self._store, self._layout = joined.world, joined.cache, layout
         self._allocate, self._putting = allocate, Putting(joined, segment)
         self._others = layout.forms[1:]
@@ -97,6 +99,9 @@ class Chunks:
             places.append(i)
         for i, outcome in zip(places, self._putting.put(names, tensors), strict=True):
             outcomes[i] = None if isinstance(outcome, DuplicateKey) else outcome
+        for error in outcomes:
+            if error is not None:
+                self._refusals.note("put", error, "a chunk is not stored")
         return outcomes
 
     # --- read ---
@@ -138,16 +143,19 @@ class Chunks:
             with self._world.pin(name) as stored:
                 read[i] = self._copied(form, stored, deadline)
         except SegmentCorrupt as error:
-            logger.warning("NanoKV: a damaged chunk is dropped: %s", error)
-            with suppress(NanoKVError):
-                self._world.remove(name)
+            self._damaged(name, error)
         except KeyNotFound:
             return self._in_place
         except NotReady:
             pass
         except NanoKVError as error:
-            logger.warning("NanoKV: a chunk is not read: %s", error)
+            self._refusals.note("get", error, "a chunk is not read")
         return True
+
+    def _damaged(self, name: str, error: SegmentCorrupt) -> None:
+        self._refusals.note("get", error, "a damaged chunk is dropped")
+        with suppress(NanoKVError):
+            self._store.remove_many([name])  # else every look-up would find it again
 
     def _get_from_afar(
         self, read: list[MemoryObj | None], chunks: dict[int, tuple[Form, str]], deadline: float
@@ -169,18 +177,22 @@ class Chunks:
         try:
             found: torch.Tensor | None = self._store.get(name, None)
             return found
+        except SegmentCorrupt as error:
+            self._damaged(name, error)
         except NanoKVError as error:
-            logger.warning("NanoKV: a chunk of another host is not read: %s", error)
-            return None
+            self._refusals.note("get", error, "a chunk of another host is not read")
+        return None
 
     def _copied(self, form: Form, stored: torch.Tensor, deadline: float) -> MemoryObj | None:
         allocation = self._layout.allocation(form, stored)
         if allocation is None:
-            logger.warning("NanoKV: a chunk of %s, %s is a miss: not of this engine", stored.dtype, tuple(stored.shape))
+            line = f"a chunk of {stored.dtype}, {tuple(stored.shape)} is a miss: not of this engine"
+            self._refusals.note("get", "OtherShape", line)
             return None
         memory_obj = self._allocated(form, *allocation, deadline)
         if memory_obj is None:
-            logger.warning("NanoKV: a chunk of %d bytes is not read: LMCache has no memory left", stored.nbytes)
+            line = f"a chunk of {stored.nbytes} bytes is not read: LMCache has no memory left"
+            self._refusals.note("get", "NoMemory", line)
             return None
         try:
             flat(tensor_of(memory_obj)).copy_(flat(stored))

@@ -30,6 +30,7 @@ from nanokv.integrations.lmcache.background import ignored, in_thread
 from nanokv.integrations.lmcache.chunks import Chunks, give_back
 from nanokv.integrations.lmcache.forms import Layout, format_of_layers
 from nanokv.integrations.lmcache.known import Known
+from nanokv.integrations.refusals import Refusals
 
 logger = init_logger(__name__)
 
@@ -73,7 +74,9 @@ class NanoKVConnector(RemoteConnector):
         self._joined = join(
             store if config.use_layerwise else settings.with_room_for(self.full_chunk_size_bytes, store)
         )
-        self._chunks = Chunks(self._joined, layout, own.segment(self._joined), local_cpu_backend.allocate)
+        self._refusals = Refusals(logger)
+        segment = own.segment(self._joined)
+        self._chunks = Chunks(self._joined, layout, segment, local_cpu_backend.allocate, self._refusals)
         self._known = Known(self._chunks.exist)
         self._puts = ThreadPoolExecutor(own.threads, "nanokv-lmcache-put")
         self._gets = ThreadPoolExecutor(own.threads, "nanokv-lmcache-get")
@@ -83,6 +86,10 @@ class NanoKVConnector(RemoteConnector):
     def cache(self) -> Store:
         """The NanoKVCache, or NanoKVCluster, with the chunks."""
         return self._joined.cache
+
+    def refusals(self) -> dict[str, int]:
+        """Chunks that were not stored or not read, and calls that failed, by cause ("put: OutOfMemory")."""
+        return self._refusals.counts()
 
     def __repr__(self) -> str:
         return f"<NanoKVConnector over {self._joined.cache!r}>"
@@ -94,7 +101,7 @@ class NanoKVConnector(RemoteConnector):
 
     def exists_sync(self, key: CacheEngineKey) -> bool:
         """Whether a chunk is there."""
-        return _or(False, lambda: self._chunks.exist([key.to_string()])[0])
+        return self._or(False, lambda: self._chunks.exist([key.to_string()])[0])
 
     def support_batched_contains(self) -> bool:
         """It does."""
@@ -102,7 +109,7 @@ class NanoKVConnector(RemoteConnector):
 
     def batched_contains(self, keys: list[CacheEngineKey]) -> int:
         """How many of the first chunks are there."""
-        return _or(0, lambda: self._chunks.prefix(_names(keys)))
+        return self._or(0, lambda: self._chunks.prefix(_names(keys)))
 
     def support_batched_async_contains(self) -> bool:
         """It does."""
@@ -121,7 +128,7 @@ class NanoKVConnector(RemoteConnector):
                 self._chunks.lease(_names(keys[:length]), self._lease)
             return length
 
-        return await self._ask(partial(_or, 0, look), 0)
+        return await self._ask(partial(self._or, 0, look), 0)
 
     # --- read ---
     async def get(self, key: CacheEngineKey) -> MemoryObj | None:
@@ -146,7 +153,7 @@ class NanoKVConnector(RemoteConnector):
 
     async def _get(self, keys: list[CacheEngineKey], only_prefix: bool = False) -> list[MemoryObj | None]:
         nothing: list[MemoryObj | None] = [None] * len(keys)
-        work = partial(_or, nothing, lambda: self._chunks.get(_names(keys), only_prefix=only_prefix))
+        work = partial(self._or, nothing, lambda: self._chunks.get(_names(keys), only_prefix=only_prefix))
         return await self._ask(work, nothing, unused=give_back)
 
     # --- store ---
@@ -192,12 +199,12 @@ class NanoKVConnector(RemoteConnector):
     # --- the store ---
     def remove_sync(self, key: CacheEngineKey) -> bool:
         """Remove a chunk; False: there is none, or it is being read."""
-        return _or(False, lambda: self._chunks.remove(key.to_string()))
+        return self._or(False, lambda: self._chunks.remove(key.to_string()))
 
     async def list(self) -> "list[str]":
         """The keys of the chunks that are there, of those that this connector has put."""
         nothing: list[str] = []
-        return await self._ask(partial(_or, nothing, self._known.those_there), nothing)
+        return await self._ask(partial(self._or, nothing, self._known.those_there), nothing)
 
     def support_ping(self) -> bool:
         """It does."""
@@ -220,6 +227,16 @@ class NanoKVConnector(RemoteConnector):
         for pool in (self._gets, self._puts):
             pool.shutdown(wait=True, cancel_futures=True)
         self._joined.close()
+
+    def _or(self, answer: T, work: Callable[[], T]) -> T:
+        """What `work` returns, or `answer` where it fails: LMCache computes what it does not find."""
+        try:
+            return work()
+        except Forked:
+            raise
+        except NanoKVError as error:
+            self._refusals.note("call", error, f"{type(error).__name__}, which counts as a miss")
+            return answer
 
     async def _ask(self, work: Callable[[], T], closed: T, unused: Callable[[T], None] = ignored) -> T:
         """The answer of a thread; `closed` if this connector is closed, or closes before the thread begins."""
@@ -244,14 +261,3 @@ def _is_cancelled() -> bool:
 
 def _names(keys: "list[CacheEngineKey]") -> "list[str]":
     return [key.to_string() for key in keys]
-
-
-def _or(answer: T, work: Callable[[], T]) -> T:
-    """What `work` returns, or `answer` where it fails: LMCache computes what it does not find."""
-    try:
-        return work()
-    except Forked:
-        raise
-    except NanoKVError as error:
-        logger.warning("NanoKV: %s: %s. It counts as a miss", type(error).__name__, error)
-        return answer

@@ -7,13 +7,14 @@ owners of the segments.
 
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import torch
 from lmcache.v1.distributed.api import ObjectKey
 
 from nanokv.cache import NanoKVCache
-from nanokv.errors import NanoKVError
+from nanokv.errors import KeyNotFound, NanoKVError, NotReady, SegmentCorrupt
+from nanokv.integrations.refusals import Refusals
 from nanokv.pinned import Pinned
 
 
@@ -23,10 +24,14 @@ class _Lock:
 
 
 class Locks:
-    """The locks of one adapter. Any thread may call."""
+    """The locks of one adapter. Any thread may call.
 
-    def __init__(self, world: NanoKVCache) -> None:
-        self._world = world
+    Args:
+        refusals: counts objects that are there, and cannot be held.
+    """
+
+    def __init__(self, world: NanoKVCache, refusals: Refusals) -> None:
+        self._world, self._refusals = world, refusals
         self._mutex = threading.Lock()
         self._locks: dict[ObjectKey, _Lock] = {}
 
@@ -42,7 +47,13 @@ class Locks:
                 return True
             try:
                 self._locks[key] = _Lock(self._world.pin(name))
-            except NanoKVError:  # gone, not finished, damaged; or there is no pin left
+            except (KeyNotFound, NotReady):
+                return False
+            except NanoKVError as error:  # damaged; or there is no pin left
+                self._refusals.note("lock", error, "an object that is there is not found")
+                if isinstance(error, SegmentCorrupt):
+                    with suppress(NanoKVError):
+                        self._world.remove(name)
                 return False
             return True
 

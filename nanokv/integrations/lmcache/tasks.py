@@ -13,12 +13,10 @@ from functools import partial
 from itertools import count
 from typing import Generic, TypeVar
 
-from lmcache.logging import init_logger
 from lmcache.v1.platform import create_event_notifier
 
 from nanokv.ending import refuse_fork
-
-logger = init_logger(__name__)
+from nanokv.integrations.refusals import Refusals
 
 R = TypeVar("R")
 
@@ -30,10 +28,11 @@ class Tasks(Generic[R]):
         name: for logs and threads.
         numbers: of tasks; kinds of tasks may share them.
         threads: that work at a time.
+        refusals: counts tasks that fail.
     """
 
-    def __init__(self, name: str, numbers: "count[int]", threads: int) -> None:
-        self._name, self._numbers = name, numbers
+    def __init__(self, name: str, numbers: "count[int]", threads: int, refusals: Refusals) -> None:
+        self._name, self._numbers, self._refusals = name, numbers, refusals
         self._pool = ThreadPoolExecutor(threads, f"nanokv-lmcache-{name}")
         self._notifier = create_event_notifier()
         self._lock = threading.Lock()
@@ -103,7 +102,7 @@ class Tasks(Generic[R]):
             if error is None:
                 result = future.result()
             else:
-                logger.warning("NanoKV: a %s task failed: %s: %s", self._name, type(error).__name__, error)
+                self._refusals.note(self._name, error, f"a {self._name} task failed: {type(error).__name__}")
         with self._lock:
             self._running -= 1
             self._done[number] = result

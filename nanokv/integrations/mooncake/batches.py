@@ -149,7 +149,7 @@ class Batches(Single):
 
     def _ranges_of(self, ptr: int, key: str, fits: bool, ranges: Sequence[Any], at: int) -> list[int]:
         """The answers for the ranges of one key."""
-        dst, src, sizes = [list(each[at]) if at < len(each) else [] for each in ranges]
+        dst, src, sizes = [_numbers(each[at]) if at < len(each) else [] for each in ranges]
         count = max(len(dst), len(src), len(sizes))
         if not fits or not len(dst) == len(src) == len(sizes):
             return [Code.INVALID_PARAMS] * count
@@ -173,20 +173,28 @@ def _copied(address: int, source: int, nbytes: int) -> int:
 
 
 def pieces_of(all_ptrs: object, all_sizes: object) -> list[list[tuple[int, int]] | None] | None:
-    """Per key its pieces, None for lists of different lengths; None if not all keys have both lists."""
+    """Per key its pieces, None for lists of different lengths; None if not all keys have both lists.
+
+    Raises:
+        TypeError: an address or a size is none.
+    """
     ptrs, sizes = listed("all_buffer_ptrs", all_ptrs), listed("all_sizes", all_sizes)
     if len(ptrs) != len(sizes):
         return None
-    return [
-        list(zip(of_key, its, strict=True)) if len(of_key) == len(its) and of_key else None
-        for of_key, its in zip(ptrs, sizes, strict=True)
-    ]
+    each = [(_numbers(of_key), _numbers(its)) for of_key, its in zip(ptrs, sizes, strict=True)]
+    return [list(zip(*lists, strict=True)) if len(lists[0]) == len(lists[1]) and lists[0] else None for lists in each]
+
+
+def _numbers(given: object) -> list[int]:
+    return [number("an item", each) for each in listed("a list", given)]
 
 
 def _scatter(pieces: list[tuple[int, int]]) -> Any:
-    wanted = sum(size for _, size in pieces)
+    wanted, are_there = sum(size for _, size in pieces), all(ptr for ptr, size in pieces if size)
 
     def copy(address: int, nbytes: int) -> int:
+        if not are_there:
+            return Code.INVALID_PARAMS
         if nbytes != wanted:
             return Code.TRANSFER_FAIL if nbytes < wanted else Code.INVALID_PARAMS
         for ptr, size in pieces:

@@ -103,6 +103,8 @@ class Client(Replicas):
         try:
             segments = place.Segments(world)
             segments.withdraw()  # what a process that had this rank before, and died, may have told
+            if asked.segment:
+                place.check_memory(world, segments)
             self._hostname = place.named(asked.hostname, list(segments.names().values()))
             self._has_segment = asked.segment > 0
             if self._has_segment:
@@ -110,14 +112,23 @@ class Client(Replicas):
             self._local_buffer = local_buffer
             self._pooled = LocalBuffer(local_buffer, self._registered)
             self._objects = Objects(world, segments)
+        except NanoKVError as error:
+            logger.error("NanoKV: the store cannot be joined: %s", error)
+            world.close()
+            return Code.INTERNAL_ERROR
         except BaseException:
             world.close()
             raise
         return Code.OK
 
     def setup_dummy(self, mem_pool_size: int, local_buffer_size: int, server_address: str) -> int:
-        """NOT_SUPPORTED: every client of NanoKV reaches the memory of all others by itself."""
+        """NOT_SUPPORTED: every client of NanoKV reaches the memory of all others by itself, with `setup`."""
         number("mem_pool_size", mem_pool_size), number("local_buffer_size", local_buffer_size)
+        logger.error(
+            "NanoKV has no clients of another process (mooncake_client at %s), and setup_dummy is refused: call "
+            "setup(...) with the address of the master and global_segment_size=0, which reaches the same memory",
+            server_address,
+        )
         return Code.NOT_SUPPORTED
 
     def init_all(self, protocol: str, device_name: str, mount_segment_size: int, /) -> int:

@@ -7,14 +7,13 @@ from typing import Any
 from nanokv.cache import NanoKVCache
 from nanokv.device.segment.layout import READY, STATE_MASK
 from nanokv.host_poller.index import key_of
-from nanokv.integrations.mooncake.place import PRIVATE
-from nanokv.integrations.mooncake.stored import LONGEST_KEY, key_in, tail_bytes
+from nanokv.integrations.mooncake.stored import TAIL, key_length
 
 _SLICE = 16 << 10  #: header slots that are looked at together
 
 
 def keys_of(world: NanoKVCache) -> Iterator[bytes]:
-    """The keys of all objects that can be read, without those of the store itself, in no order."""
+    """The keys of all values that can be read, in no order."""
     seen: set[bytes] = set()
     for owner in range(world.world_size):
         for first in range(0, world._geometry.hdr_count, _SLICE):
@@ -29,10 +28,11 @@ def keys_of(world: NanoKVCache) -> Iterator[bytes]:
 def _key_of(world: NanoKVCache, owner: int, header: Any) -> bytes | None:
     """The key of a READY object of this tenant; None if it is another's, or gone."""
     nbytes, base = int(header["bytes_total"]), int(header["payload_base"])
-    least = min(nbytes, LONGEST_KEY + tail_bytes(b""))
-    if base + nbytes > world._geometry.segment_bytes:
+    if nbytes < TAIL or base + nbytes > world._geometry.segment_bytes:
         return None
-    key = key_in(ctypes.string_at(world._heap.bases[owner] + base + nbytes - least, least))
-    if not key or key.startswith(PRIVATE):
+    end = world._heap.bases[owner] + base + nbytes - TAIL
+    length = key_length(ctypes.string_at(end, TAIL), nbytes)
+    if not length:
         return None
+    key = ctypes.string_at(end - length, length)
     return key if tuple(world._hash(key)) == tuple(key_of(header)) else None  # else it was replaced just now

@@ -9,33 +9,40 @@ the lease is over.
 """
 
 import ctypes
+import logging
+import secrets
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from typing import TypeVar
 
 import torch
 
 from nanokv.cache import NanoKVCache
-from nanokv.changed_terms import change_terms
-from nanokv.device.machines.records import NO_TERMS, Place, Terms, What
+from nanokv.device.machines.records import NO_TERMS, Found, Place, Terms, What
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.clock import now_ns
-from nanokv.device.segment.layout import unpack
-from nanokv.errors import NanoKVError, PeerLost
+from nanokv.device.segment.layout import HIGH, KEPT, unpack
+from nanokv.errors import PeerLost
 from nanokv.integrations.mooncake.codes import Code
 from nanokv.integrations.mooncake.config import ReplicateConfig, SoftPinAction
 from nanokv.integrations.mooncake.leases import Leases
 from nanokv.integrations.mooncake.listing import keys_of
-from nanokv.integrations.mooncake.memory import Part, address_of, part_of
+from nanokv.integrations.mooncake.memory import Part, address_of, part_of, take
 from nanokv.integrations.mooncake.place import Segments
 from nanokv.integrations.mooncake.small_reads import SMALL, SmallReads
 from nanokv.integrations.mooncake.stored import tail_bytes, tail_of
-from nanokv.terms import Hold, change_to, terms_of
+from nanokv.keys import Hasher
+from nanokv.seldom import Seldom
+from nanokv.terms import Hold, terms_of
 from nanokv.transfer.descriptors import RAW
 from nanokv.transfer.single import TRIES
 from nanokv.types import KeyDigest
 
+logger = logging.getLogger(__name__)
+
 R = TypeVar("R")
+_NAMESPACE = "\0mooncake reserving"  #: of keys that only hold room for a moment: no tenant can have a NUL
 
 _OF_STATUS = {
     Status.MISS: Code.OBJECT_NOT_FOUND,
@@ -66,6 +73,9 @@ class Objects:
         self._bases = world._heap.bases
         self._leases, self.small = Leases(self._machine), SmallReads(world._direct)
         self.digest: Callable[[bytes], KeyDigest] = world._hash
+        self.most = world._geometry.max_object_bytes
+        self._reserving = Hasher(_NAMESPACE)
+        self._seldom = Seldom(logger)
 
     # --- reading ---
     def read(self, key: bytes, take: Callable[[int, int], R]) -> R | int:
@@ -115,7 +125,10 @@ class Objects:
     # --- writing ---
     def write(self, key: bytes, parts: Sequence[Part], config: ReplicateConfig | None = None) -> int:
         """Store the parts, one after another, under a key that has none. `config`: None is the default one."""
-        digest, terms = self.digest(key), NO_TERMS if config is None else self._terms(config)
+        if _bytes_of(parts) + tail_bytes(key) > self.most:
+            return Code.NO_AVAILABLE_HANDLE
+        digest, hold = self.digest(key), hold_of(config)
+        terms = NO_TERMS if hold is None else terms_of(hold, self.world._hasher.group)
         for owner in self.owners(digest, config):
             try:
                 status = self._write_to(owner, digest, key, parts, terms)
@@ -124,63 +137,63 @@ class Objects:
                 continue
             if status not in _NO_ROOM:
                 if not status and config is not None and config.replica_num > 1:
-                    self._copy(key, config, owner)
+                    self.copy_further(key, config, owner)
                 return code_of(status)
         return Code.NO_AVAILABLE_HANDLE
 
     def replace(self, key: bytes, parts: Sequence[Part], config: ReplicateConfig | None = None) -> int:
         """Store the parts under a key, in place of what it has. A reader may miss the key for some microseconds.
 
-        If there is no room for the new value, the old one is stored again.
+        The pins of the old value stay. If there is no room for the new one, the old one stays, with its pins.
         """
         digest = self.digest(key)
         for _ in range(TRIES):
             found = self._allocation.locate(digest)
-            if found.status == Status.MISS:
-                code = self.write(key, parts, config)
-                if code != Code.OBJECT_ALREADY_EXISTS:
-                    return code
-            elif found.status:
+            if found.status not in (Status.OK, Status.MISS):
                 return code_of(found.status)
-            else:
-                nbytes = sum(part.nbytes for part in parts)
-                leased = found.place.nbytes == nbytes + tail_bytes(key) and self._leases.holds(digest, found)
-                kept = self._kept(key, found.place, nbytes)
-                config = self._with_old_pin(found.place, config)
-                status = self._allocation.remove(digest)
-                if status and status != Status.MISS:
-                    return code_of(status)
-                code = self.write(key, parts, config)
-                if code == Code.NO_AVAILABLE_HANDLE and kept is not None:
-                    self.write(key, [part_of(kept)[0]])
-                if not code and leased:
-                    self.exists(key)  # as in the real one, where a value of the same size is written in place
-                if code != Code.OBJECT_ALREADY_EXISTS:
-                    return code
+            code = self.write(key, parts, config) if found.status else self._exchange(key, found, parts, config)
+            if code != Code.OBJECT_ALREADY_EXISTS:
+                return code
         return Code.OBJECT_REPLICA_BUSY
 
-    def _kept(self, key: bytes, place: Place, nbytes: int) -> bytes | None:
-        """The old value, if the new one may find no room; None if it fits where that one was."""
-        pages_of = self.world._geometry.pages_of
-        if pages_of(nbytes + tail_bytes(key)) <= pages_of(place.nbytes):
-            return None
-        found = self.read(key, ctypes.string_at)
-        return found if isinstance(found, bytes) else None
+    def _exchange(self, key: bytes, found: Found, parts: Sequence[Part], config: ReplicateConfig | None) -> int:
+        """Store the parts in place of an object; OBJECT_ALREADY_EXISTS if another process did so first."""
+        digest, nbytes = self.digest(key), _bytes_of(parts) + tail_bytes(key)
+        priority = unpack("ACCESS", "priority", self._leases.access(found.place))
+        pages_of, names = self.world._geometry.pages_of, self.segments.names()
+        in_place = found.place.owner in names and pages_of(nbytes) <= pages_of(found.place.nbytes)
+        if not in_place and not self._has_room(digest, nbytes, config) and (priority or not names):
+            return Code.NO_AVAILABLE_HANDLE
+        leased = found.place.nbytes == nbytes and self._leases.holds(digest, found)
+        kept = self.read(key, take) if priority or not in_place else Code.OBJECT_NOT_FOUND
+        status = self._allocation.remove(digest)
+        if status and status != Status.MISS:
+            return code_of(status)
+        code = self.write(key, parts, _with_pins(config, priority))
+        if code and code != Code.OBJECT_ALREADY_EXISTS and isinstance(kept, bytes):  # others took the room
+            self._put_back(key, kept, priority)
+        if not code and leased:
+            self.exists(key)  # as in the real one, where a value of the same size is written in place
+        return code
 
-    def _with_old_pin(self, place: Place, config: ReplicateConfig | None) -> ReplicateConfig | None:
-        """The config, with the soft pin that the object has, if that is to stay."""
-        if config is not None and config.soft_pin_action != SoftPinAction.PRESERVE:
-            return config
-        if unpack("ACCESS", "priority", self._leases.access(place)) != unpack("TERMS", "priority", _SOFT_PIN.access):
-            return config
-        pinned = ReplicateConfig()
-        for name in ReplicateConfig.__slots__:
-            setattr(pinned, name, getattr(config or ReplicateConfig(), name))
-        pinned.soft_pin_action = SoftPinAction.ENABLE
-        return pinned
+    def _has_room(self, digest: KeyDigest, nbytes: int, config: ReplicateConfig | None) -> bool:
+        """Whether a segment has room for so many bytes, or has now: what is put there may evict others."""
+        reserved = self._reserving(secrets.token_bytes(16))
+        for owner in self.owners(digest, config):
+            with suppress(PeerLost):
+                begun = self._allocation.begin(reserved, nbytes, owner, RAW, plan=False)
+                if not begun.status:
+                    self._allocation.abort(reserved, begun)
+                    return True
+        return False
+
+    def _put_back(self, key: bytes, value: bytes, priority: int) -> None:
+        code = self.write(key, [part_of(value)[0]], _with_pins(None, priority))
+        if code and code != Code.OBJECT_ALREADY_EXISTS:
+            self._seldom.warn("lost", f"NanoKV: an upsert found no room, and its old value none any more: code {code}")
 
     def _write_to(self, owner: int, digest: KeyDigest, key: bytes, parts: Sequence[Part], terms: Terms) -> int:
-        tail, nbytes = tail_of(key), sum([part.nbytes for part in parts])
+        tail, nbytes = tail_of(key), _bytes_of(parts)
         if nbytes + len(tail) <= SMALL and terms is NO_TERMS:
             joined = b"".join([*[ctypes.string_at(*part) for part in parts], tail])
             return self._allocation.put(digest, address_of(joined), _raw(len(joined)), owner)
@@ -192,11 +205,6 @@ class Objects:
                 at += part.nbytes
 
         return self._single.put_filled(digest, nbytes + len(tail), owner, RAW, fill, terms)
-
-    def _terms(self, config: ReplicateConfig) -> Terms:
-        if config.with_hard_pin:
-            return _HARD_PIN
-        return _SOFT_PIN if config.soft_pin_action == SoftPinAction.ENABLE else NO_TERMS
 
     # --- where ---
     def owners(self, digest: KeyDigest, config: ReplicateConfig | None) -> list[int]:
@@ -217,7 +225,7 @@ class Objects:
         preferred = [rank for name in wanted for rank in order if names[rank] == name]
         return [*preferred, *(rank for rank in order if rank not in preferred)]
 
-    def _copy(self, key: bytes, config: ReplicateConfig, owner: int) -> None:
+    def copy_further(self, key: bytes, config: ReplicateConfig, owner: int) -> None:
         """Copy a new object into further segments, as many as there are and the config wants."""
         wanted = config.replica_num - 1
         for rank in self.owners(self.digest(key), config):
@@ -277,14 +285,6 @@ class Objects:
         """The keys of all objects that can be read, in no order."""
         return keys_of(self.world)
 
-    def pin_softly(self, key: bytes, pinned: bool) -> None:
-        """Give an object a soft pin, or take it away."""
-        hold = Hold(priority="high" if pinned else "normal")
-        try:
-            change_terms(self._machine, self._allocation, self.digest(key), change_to(hold, self.world._hasher.group))
-        except NanoKVError:
-            return  # it is best effort: the object may be gone
-
 
 @lru_cache(SMALL)
 def _raw(nbytes: int) -> What:
@@ -292,9 +292,33 @@ def _raw(nbytes: int) -> What:
     return What.of(nbytes, RAW)
 
 
-def _no_group(name: str) -> int:
-    raise ValueError(f"no groups here, not {name!r}")
+def hold_of(config: ReplicateConfig | None) -> Hold | None:
+    """The pin of a new object."""
+    if config is None:
+        return None
+    if config.with_hard_pin:
+        return _HARD_PIN
+    return _SOFT_PIN if config.soft_pin_action == SoftPinAction.ENABLE else None
 
 
-_HARD_PIN = terms_of(Hold(priority="kept"), _no_group)
-_SOFT_PIN = terms_of(Hold(priority="high"), _no_group)
+def _with_pins(config: ReplicateConfig | None, priority: int) -> ReplicateConfig | None:
+    """The config of a value that replaces one of this priority: a hard pin stays, and a soft one if it is to."""
+    hard = priority == KEPT.value
+    soft = priority == HIGH.value and (config is None or config.soft_pin_action == SoftPinAction.PRESERVE)
+    if not hard and not soft:
+        return config
+    pinned = ReplicateConfig()
+    for name in ReplicateConfig.__slots__ if config is not None else ():
+        setattr(pinned, name, getattr(config, name))
+    if hard:
+        pinned.with_hard_pin = True
+    else:
+        pinned.soft_pin_action = SoftPinAction.ENABLE
+    return pinned
+
+
+def _bytes_of(parts: Sequence[Part]) -> int:
+    return sum([part.nbytes for part in parts])
+
+
+_HARD_PIN, _SOFT_PIN = Hold(priority="kept"), Hold(priority="high")

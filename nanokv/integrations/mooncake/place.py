@@ -1,7 +1,8 @@
 """The store that a master's address names, as a NanoKV world of this host: who is in it, and with which segments.
 
-Clients that give the same address and tenant meet in one elastic world. No master has to run: clients allocate by
-themselves, and each tells the name of its segment in an object of the world (`segment_key`).
+Clients that give the same address meet in one elastic world, in which each tenant has keys of its own. No master has to
+run: clients allocate by themselves, and each tells the name of its segment in an object of the world, which all tenants
+see and none can name (`Segments`).
 
 The first client decides how large the segments are: all segments of a world are alike, in address space; memory they
 take only as they are written. A later client that asks for another size gets the same, and a warning.
@@ -18,9 +19,14 @@ import xxhash
 
 from nanokv.arguments import size as parsed_size
 from nanokv.cache import NanoKVCache
+from nanokv.device.protocol.status import Status
 from nanokv.device.segment.layout import SIZE_CLASSES
 from nanokv.errors import HeapUnavailable, NanoKVError, RankTaken, SegmentCorrupt
-from nanokv.heap.shm_tools import inspect
+from nanokv.heap.shm_tools import inspect, taken_by
+from nanokv.heap.world_file import directory
+from nanokv.keys import Hasher
+from nanokv.terms import Hold, terms_of
+from nanokv.types import KeyDigest
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +39,7 @@ _LEAST_OBJECTS = 16 << 10
 _PORTS = (12300, 14300)
 _TRIES = 8
 _FRESH = 0.05  #: seconds for which the list of segments is believed
-PRIVATE = b"\0nanokv:"  #: what the keys of the store's own objects begin with
+_NAMESPACE = "\0mooncake segments"  #: of the names of segments: no tenant can have a NUL
 
 
 class Asked(NamedTuple):
@@ -45,21 +51,17 @@ class Asked(NamedTuple):
     segment: int  #: bytes; 0: no segment of its own
 
 
-def segment_key(rank: int) -> bytes:
-    """The key of the object that names a rank's segment."""
-    return PRIVATE + b"segment:%d" % rank
-
-
 def world_name(master: str) -> str:
     """The name of the world of a master's address."""
     return f"mooncake-{xxhash.xxh3_64_hexdigest(master.encode())}"
 
 
 class Segments:
-    """The segments of a store, by rank: those of living clients that gave one."""
+    """The segments of a store, by rank: those of living clients of any tenant that gave one."""
 
     def __init__(self, world: NanoKVCache) -> None:
         self._world = world
+        self._hash = Hasher(_NAMESPACE)
         self._names: dict[int, str] = {}
         self._until = 0.0
 
@@ -82,27 +84,51 @@ class Segments:
     def _read(self) -> dict[int, str]:
         found = {}
         for rank in self._world.members():
-            told = self._world.get(segment_key(rank), None)
-            if told is not None:
+            told = self._world._single.get(self._key(rank))
+            if isinstance(told, torch.Tensor):
                 found[rank] = told.numpy().tobytes().decode()
         return found
 
-    def announce(self, name: str) -> None:
-        """Tell the name of this rank's segment, in place of what an earlier process of this rank may have told."""
-        key, told = segment_key(self._world.rank), torch.frombuffer(bytearray(name.encode()), dtype=torch.uint8)
-        if key in self._world:
-            self._world.remove(key)
-        from nanokv.terms import Hold
+    def _key(self, rank: int) -> KeyDigest:
+        return self._hash(b"%d" % rank)
 
-        self._world.put(key, told, preferred_segment=self._world.rank, hold=Hold(priority="kept"))
+    def announce(self, name: str) -> None:
+        """Tell the name of this rank's segment, in place of what an earlier process of this rank may have told.
+
+        Raises:
+            HeapUnavailable: the segment has no room for its name.
+        """
+        rank, told = self._world.rank, torch.frombuffer(bytearray(name.encode()), dtype=torch.uint8)
+        self.withdraw()
+        status = self._world._single.put(self._key(rank), told, rank, terms_of(Hold(priority="kept"), self._hash.group))
+        if status:
+            raise HeapUnavailable(f"the segment of {name!r} cannot be told: {Status(status).name}")
         self.forget()
 
     def withdraw(self) -> None:
         """Take that back: nobody puts anything there any more."""
-        key = segment_key(self._world.rank)
-        if key in self._world:
-            self._world.remove(key)
+        self._world._allocation.remove(self._key(self._world.rank))
         self.forget()
+
+
+def check_memory(world: NanoKVCache, segments: Segments) -> None:
+    """Refuse one more segment for which the folder of worlds has no memory: who writes there would die of SIGBUS.
+
+    Segments take memory as they are written, so what the others have still to take counts too.
+
+    Raises:
+        HeapUnavailable: there is too little.
+    """
+    at, geometry = world._geometry.offsets, world._geometry
+    payload, rest = at["heap_limit"] - at["heap_base"], geometry.segment_bytes - (at["heap_limit"] - at["heap_base"])
+    taken = max(taken_by(world._name) - geometry.world_size * rest, 0)
+    folder = os.statvfs(directory())
+    free, wanted = folder.f_bavail * folder.f_frsize, (len(segments.names()) + 1) * payload - taken
+    if wanted > free:
+        raise HeapUnavailable(
+            f"{directory()} has {free} bytes left, and the segments of this store would take {wanted} more: take a "
+            "smaller global_segment_size, or enlarge the folder (in a container --shm-size)"
+        )
 
 
 def join(asked: Asked) -> NanoKVCache:

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
-from nanokv.errors import DuplicateKey, NanoKVError, OutOfMemory
+from nanokv.errors import DuplicateKey, NanoKVError, OutOfMemory, PeerLost
 from nanokv.integrations.mooncake.batches import Batches, pieces_of
 from nanokv.integrations.mooncake.codes import Code
 from nanokv.integrations.mooncake.config import ReplicateConfig
 from nanokv.integrations.mooncake.memory import Part, part_of
-from nanokv.integrations.mooncake.objects import Objects
+from nanokv.integrations.mooncake.objects import Objects, hold_of
 from nanokv.integrations.mooncake.stored import tail_bytes, tail_of
 from nanokv.integrations.mooncake.values import PLAIN, config_code, key_bytes, listed, number
 from nanokv.pinned import Pinned
@@ -29,11 +29,13 @@ class _Piece(NamedTuple):
 
 
 class _Open(NamedTuple):
-    """A session: where the value lies, and how long it is."""
+    """A session: where the value lies, and how long it is; of one that writes also how it is stored, and where."""
 
     address: int
     nbytes: int
     pinned: Pinned | None = None
+    config: ReplicateConfig = PLAIN
+    owner: int = -1
 
 
 _OVERTAKEN = _Open(0, 0)
@@ -78,19 +80,21 @@ class Sessions(Batches):
             known = set(self._writing)
         names = [key_bytes(key) for key in keys]
         return [
-            Code.INVALID_PARAMS if name in known else self._begin(name, number("size", size))
+            Code.INVALID_PARAMS if name in known else self._begin(name, number("size", size), config)
             for name, size in zip(names, sizes, strict=True)
         ]
 
-    def _begin(self, key: bytes, nbytes: int) -> int:
+    def _begin(self, key: bytes, nbytes: int, config: ReplicateConfig) -> int:
         objects = self._objects
         if not key or not nbytes or objects is None:
             return Code.INVALID_PARAMS
-        world, tail = objects.world, tail_of(key)
-        for owner in objects.owners(objects.digest(key), None):
+        world, tail, hold = objects.world, tail_of(key), hold_of(config)
+        if nbytes + len(tail) > objects.most:
+            return Code.NO_AVAILABLE_HANDLE
+        for owner in objects.owners(objects.digest(key), config):
             try:
-                plan = world.open_for_write(key, nbytes + len(tail), preferred_segment=owner)
-            except OutOfMemory:
+                plan = world.open_for_write(key, nbytes + len(tail), preferred_segment=owner, hold=hold)
+            except (OutOfMemory, PeerLost):
                 continue
             except DuplicateKey:
                 return Code.OBJECT_ALREADY_EXISTS
@@ -99,7 +103,7 @@ class Sessions(Batches):
             address = world.remote_ptr(plan.dst_rank, plan.payload_base)
             ctypes.memmove(address + nbytes, part_of(tail)[0].address, len(tail))
             with self._session_lock:
-                self._writing[key] = _Open(address, nbytes)
+                self._writing[key] = _Open(address, nbytes, None, config, plan.dst_rank)
             return Code.OK
         return Code.NO_AVAILABLE_HANDLE
 
@@ -125,7 +129,7 @@ class Sessions(Batches):
         keys = listed("keys", keys)
         if self._objects is None:
             return []
-        world, answers = self._objects.world, []
+        objects, world, answers = self._objects, self._objects.world, []
         for name in map(key_bytes, keys):
             with self._session_lock:
                 known = self._writing.pop(name, None)
@@ -133,11 +137,13 @@ class Sessions(Batches):
                 answers.append(Code.INVALID_PARAMS)
                 continue
             if known is _OVERTAKEN:
-                gone = commit and not self._objects.exists(name)
+                gone = commit and not objects.exists(name)
                 answers.append(Code.OBJECT_NOT_FOUND if gone else Code.OK)
                 continue
             try:
                 (world.commit if commit else world.abort)(name)
+                if commit and known.config.replica_num > 1:
+                    objects.copy_further(name, known.config, known.owner)
                 answers.append(Code.OK)
             except NanoKVError:  # it took too long, and was given up
                 answers.append(Code.INVALID_WRITE)
@@ -205,7 +211,8 @@ class Sessions(Batches):
             if session is None or of_key is None or len(of_key) != len(its):
                 answers.append(Code.INVALID_PARAMS)
                 continue
-            ranges = [_Piece(ptr, size, offset) for (ptr, size), offset in zip(of_key, its, strict=True)]
+            starts = [number("offset", offset) for offset in its]
+            ranges = [_Piece(ptr, size, offset) for (ptr, size), offset in zip(of_key, starts, strict=True)]
             answers.append(_moved(session, ranges, into=into))
         return answers
 
@@ -220,7 +227,7 @@ class Sessions(Batches):
 
 
 def _moved(session: _Open, ranges: Sequence[_Piece], *, into: bool) -> int:
-    if any(not piece.nbytes or piece.offset + piece.nbytes > session.nbytes for piece in ranges):
+    if any(not piece.ptr or not piece.nbytes or piece.offset + piece.nbytes > session.nbytes for piece in ranges):
         return Code.INVALID_PARAMS
     for piece in ranges:
         target, source = (piece.ptr, session.address + piece.offset)

@@ -10,7 +10,6 @@ import struct
 _TAIL = struct.Struct("<II")
 _MAGIC = 0x4B4D4B4E  # "NKMK"
 TAIL = _TAIL.size  #: bytes behind the key
-LONGEST_KEY = 64 << 10  #: bytes
 
 
 def tail_of(key: bytes) -> bytes:
@@ -23,15 +22,12 @@ def tail_bytes(key: bytes) -> int:
     return len(key) + TAIL
 
 
-def key_in(ending: bytes) -> bytes | None:
-    """The key of an object, from its last bytes; None if it is no object of the store, or more bytes are needed.
+def key_length(ending: bytes, nbytes: int) -> int | None:
+    """The length of an object's key, which ends where its last `TAIL` bytes begin; None: it is no object of the store.
 
     Args:
-        ending: the last `LONGEST_KEY + 8` bytes of the object, or all.
+        ending: those last bytes.
+        nbytes: of the whole object.
     """
-    if len(ending) < TAIL:
-        return None
-    length, magic = _TAIL.unpack(ending[-TAIL:])
-    if magic != _MAGIC or length > len(ending) - TAIL:
-        return None
-    return ending[len(ending) - TAIL - length : len(ending) - TAIL]
+    length, magic = _TAIL.unpack(ending)
+    return length if magic == _MAGIC and length <= nbytes - TAIL else None

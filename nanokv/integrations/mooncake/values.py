@@ -115,10 +115,7 @@ class Values:
             return code
         chosen = None if config is PLAIN else config
         if replace:
-            done = self._objects.replace(name, parts, chosen)
-            if not done and config.soft_pin_action == SoftPinAction.DISABLE:
-                self._objects.pin_softly(name, pinned=False)
-            return done
+            return self._objects.replace(name, parts, chosen)
         done = self._objects.write(name, parts, chosen)
         return Code.OK if done == Code.OBJECT_ALREADY_EXISTS else done
 
@@ -165,6 +162,8 @@ class Values:
 
     def _read_into(self, key: str, ptr: int, size: int) -> int:
         """Copy a value to an address: its bytes, or a code."""
+        if not ptr:
+            size = 0  # nothing fits there
         if type(key) is str and key and self._objects is not None:
             small = self._objects.small.get_into(key, ptr, size)
             if small >= 0:
@@ -195,13 +194,19 @@ def _as_tensor(address: int, nbytes: int) -> torch.Tensor:
 
 
 def compiled(pattern: str) -> re.Pattern[bytes] | None:
-    """A regular expression over the bytes of keys, in Python's syntax and with POSIX' classes; None if it is none."""
+    """A regular expression over the bytes of keys, in Python's syntax and with POSIX' classes; None if it is none.
+
+    Raises:
+        TypeError: it is no str.
+    """
+    if not isinstance(pattern, str):
+        raise TypeError(f"incompatible function arguments: a regular expression must be a str, not {pattern!r}")
     for name, characters in _CLASSES.items():
         pattern = pattern.replace(f"[:{name}:]", characters)
     try:
         with warnings.catch_warnings(action="error"):  # of what another syntax would read in another way
-            return re.compile(pattern.encode())
-    except (re.error, FutureWarning):
+            return re.compile(pattern.encode("utf-8", "surrogatepass"))
+    except (re.error, FutureWarning, RecursionError, OverflowError):
         return None
 
 

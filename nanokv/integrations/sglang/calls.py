@@ -1,4 +1,4 @@
-"""What stands around each call of SGLang's threads: whatever fails becomes a miss, and is told once.
+"""What stands around each call of SGLang's threads: whatever fails becomes a miss, is counted, and told once a minute.
 
 SGLang's controller computes what it does not find, so a miss is always right; an exception would end the thread that
 backs up or prefetches. `close` waits for the calls that have begun, because they use memory that goes away with it.
@@ -13,6 +13,7 @@ from typing import Any, TypeVar, cast
 
 from nanokv.ending import Forked, refuse_fork
 from nanokv.errors import CacheClosed
+from nanokv.integrations.refusals import Refusals
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +28,7 @@ class Calls:
         self._under_way = 0
         self._open = True
         self._process = os.getpid()
-        self._failed: dict[tuple[str, str], int] = {}
+        self._refusals = Refusals(logger)
 
     def __enter__(self) -> None:
         refuse_fork(self._process)  # before the lock, which a thread that the child lacks may hold
@@ -51,17 +52,12 @@ class Calls:
         return was_open
 
     def note(self, name: str, error: BaseException) -> None:
-        """Count a failure, and log the first of its kind."""
-        kind = name, type(error).__name__
-        with self._changed:
-            self._failed[kind] = count = self._failed.get(kind, 0) + 1
-        if count == 1:
-            logger.warning("NanoKV: %s: %s: %s. It counts as a miss; more of these are not logged", *kind, error)
+        """Count a failure, and log it, once a minute each kind."""
+        self._refusals.note(name, error, f"{name}: {type(error).__name__}, which counts as a miss")
 
     def failures(self) -> dict[str, int]:
         """How often each kind of failure has come, as "call: error"."""
-        with self._changed:
-            return {f"{name}: {error}": count for (name, error), count in self._failed.items()}
+        return self._refusals.counts()
 
 
 def or_else(answer: Callable[..., Any]) -> Callable[[F], F]:

@@ -19,7 +19,16 @@ import torch
 
 from nanokv.cache import NanoKVCache
 from nanokv.digests import Digests
-from nanokv.errors import DuplicateKey, KeyNotFound, NanoKVError, NotReady, PeerLost, WaitTimeout
+from nanokv.errors import (
+    DuplicateKey,
+    InvalidArgument,
+    KeyNotFound,
+    NanoKVError,
+    NotReady,
+    PeerLost,
+    SegmentCorrupt,
+    WaitTimeout,
+)
 from nanokv.integrations.joining import Joined
 from nanokv.integrations.sglang.calls import Calls
 from nanokv.integrations.sglang.host_pages import Parts
@@ -184,21 +193,27 @@ class Objects:
         try:
             return self._cache.get(digest, None, dst=row, reinterpret=True) is not None
         except NanoKVError as error:
-            self._calls.note("get", error)
-            return False
+            return self._not_read(digest, error)
+
+    def _not_read(self, digest: KeyDigest, error: NanoKVError) -> bool:
+        """False. A damaged object is removed: else the page would be found again and again, and stored by nobody."""
+        self._calls.note("get", error)
+        if isinstance(error, SegmentCorrupt):
+            with suppress(NanoKVError):
+                self._cache.remove_many([digest])
+        return False
 
     def _get_parts(self, digest: KeyDigest, addresses: Sequence[int], sizes: Sequence[int]) -> bool:
         try:
             with self._world.pin(digest) as stored:
                 if stored.nbytes != sum(sizes):
-                    return False
+                    raise InvalidArgument(f"a page has {sum(sizes)} bytes, and its object {stored.nbytes}")
                 _scatter(stored.data_ptr(), addresses, sizes)
             return True
         except _MISSES:
             return False
         except NanoKVError as error:
-            self._calls.note("get", error)
-            return False
+            return self._not_read(digest, error)
 
     def _digests(self, scopes: Sequence[str], keys: Sequence[str]) -> Digests:
         """Those of the first key in all scopes come first."""

@@ -1,4 +1,6 @@
-"""What a tier or a manager counts, as vLLM's metrics: chunks stored, known already, refused, loaded and lost."""
+"""What a tier or a manager counts, as vLLM's metrics: chunks stored, known already, refused, loaded, lost, and
+damaged.
+"""
 
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import OffloadingConnectorStats
 from vllm.v1.kv_offload.base import OffloadingCounterMetadata, OffloadingMetricMetadata
@@ -10,6 +12,7 @@ MEANINGS = {
     "refused": "Chunks that could not be stored in NanoKV: no room, or a lost node.",
     "loaded": "Chunks loaded from NanoKV.",
     "lost": "Chunks that were gone or damaged when they were to be loaded, or whose node was lost.",
+    "damaged": "Chunks whose checksum or control words were wrong. They were dropped.",
 }
 
 

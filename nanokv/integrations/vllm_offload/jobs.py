@@ -19,6 +19,7 @@ from vllm.v1.kv_offload.tiering.base import JobResult, TransferJob
 
 from nanokv.errors import DuplicateKey, NanoKVError, SegmentCorrupt
 from nanokv.integrations.joining import Joined
+from nanokv.seldom import Seldom
 
 logger = init_logger(f"vllm.{__name__}")  # vLLM shows what is under its own name
 
@@ -30,6 +31,7 @@ class Done:
     Attributes:
         stored, known, loaded, lost: the job's keys that were stored, had an object already, were loaded, and were not
             there (any more). What is in none of them was refused.
+        damaged: of those lost, how many had an object with a wrong checksum, or wrong control words.
     """
 
     job: TransferJob
@@ -38,6 +40,7 @@ class Done:
     known: list[OffloadKey] = field(default_factory=list)
     loaded: list[OffloadKey] = field(default_factory=list)
     lost: list[OffloadKey] = field(default_factory=list)
+    damaged: int = 0
 
     @property
     def refused(self) -> int:
@@ -71,7 +74,7 @@ class Jobs:
         self._stores = ThreadPoolExecutor(threads, "nanokv-offload-store")
         self._loads = ThreadPoolExecutor(threads, "nanokv-offload-load")
         self._running: dict[int, tuple[TransferJob, Future[Done]]] = {}
-        self._warned = False
+        self._seldom = Seldom(logger)
 
     def submit_store(self, job: TransferJob) -> None:
         """Begin to store the rows of a job."""
@@ -130,19 +133,22 @@ class Jobs:
 
     def _run_load(self, done: Done) -> None:
         keys, rows = list(done.job.keys), self._chosen([int(chunk) for chunk in done.job.chunk_ids])
-        for key, found in zip(keys, self._get_each(keys, rows), strict=True):
+        for key, found in zip(keys, self._get_each(done, keys, rows), strict=True):
             (done.loaded if found else done.lost).append(key)
+        if len(done.lost) > done.damaged:
+            self._seldom.warn("lost", f"NanoKV: {len(done.lost)} of {len(keys)} blocks to be loaded were not there")
 
-    def _get_each(self, keys: list[OffloadKey], rows: Sequence[torch.Tensor] | torch.Tensor) -> list[bool]:
+    def _get_each(self, done: Done, keys: list[OffloadKey], rows: Sequence[torch.Tensor] | torch.Tensor) -> list[bool]:
         try:
             return [found is not None and found is not False for found in self._store.get_many(keys, dsts=rows)]
         except NanoKVError:  # of one object: which, and what of the others, is found one by one
-            return [self._get(key, row) for key, row in zip(keys, rows, strict=True)]
+            return [self._get(done, key, row) for key, row in zip(keys, rows, strict=True)]
 
-    def _get(self, key: OffloadKey, row: torch.Tensor) -> bool:
+    def _get(self, done: Done, key: OffloadKey, row: torch.Tensor) -> bool:
         try:
             return self._store.get(key, None, dst=row) is not None
         except SegmentCorrupt as error:
+            done.damaged += 1
             self._warn("a damaged block was dropped", error)
             with contextlib.suppress(NanoKVError):
                 self._store.remove_many([key])  # else every look-up would find it again
@@ -162,9 +168,7 @@ class Jobs:
                 self._world.pin(key).release()
 
     def _warn(self, what: str, error: Exception) -> None:
-        report = logger.debug if self._warned else logger.warning
-        report("NanoKV: %s: %s", what, str(error))  # no exception: its frames refer to rows
-        self._warned = True
+        self._seldom.warn(f"{what}: {type(error).__name__}", f"NanoKV: {what}: {error}")
 
 
 def _given_up(job: TransferJob) -> Done:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from vllm.logger import init_logger
 from vllm.v1.kv_offload.base import (
     Locality,
     LookupResult,
@@ -25,6 +26,7 @@ from vllm.v1.kv_offload.base import (
 )
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
+from nanokv.errors import NanoKVError, SegmentCorrupt
 from nanokv.integrations.joining import Joined
 from nanokv.integrations.vllm_offload.announcing import Announcing
 from nanokv.integrations.vllm_offload.chunks import ChunkSpec, object_name
@@ -32,9 +34,12 @@ from nanokv.integrations.vllm_offload.counts import Counts
 from nanokv.integrations.vllm_offload.pins import Pins
 from nanokv.keys import tag_of
 from nanokv.pinned import Pinned
+from nanokv.seldom import Seldom
 
 if TYPE_CHECKING:
     from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import OffloadingConnectorStats
+
+logger = init_logger(f"vllm.{__name__}")  # vLLM shows what is under its own name
 
 GROUP = "vllm-offload"  #: of all objects: `reset_cache` drops it
 LEAVE = 60.0  #: seconds after which loads that were under way at a reset have ended
@@ -52,7 +57,8 @@ class NanoKVOffloadingManager(OffloadingManager):
     def __init__(self, joined: Joined, workers: int, *, events: bool) -> None:
         self._joined, self._world, self._workers = joined, joined.world, workers
         self._tag = tag_of(self._world.digest(b""))
-        self._pins = Pins(self._world, self._objects)
+        self._seldom = Seldom(logger)
+        self._pins = Pins(self._world, self._objects, self._not_held)
         self._storing: set[OffloadKey] = set()
         self._generation = 0
         self._leaving: list[tuple[float, list[Pinned], list[bytes]]] = []  #: until when, pins, names
@@ -113,6 +119,13 @@ class NanoKVOffloadingManager(OffloadingManager):
             self._pins.find(f"touch {req_context.req_id}", key)
         self._pins.end_request(f"touch {req_context.req_id}")
 
+    def _not_held(self, error: NanoKVError) -> None:
+        """A block that is there cannot be loaded."""
+        damaged = isinstance(error, SegmentCorrupt)
+        self._counts.add(lost=1, damaged=int(damaged))
+        what = "a damaged block was dropped" if damaged else "a block that is there cannot be held, and is missing"
+        self._seldom.warn(type(error).__name__, f"NanoKV: {what}: {error}")
+
     # --- stores ---
     def prepare_store(self, keys: Collection[OffloadKey], req_context: ReqContext) -> PrepareStoreOutput:
         """The blocks that are neither there nor being stored. NanoKV evicts as they are written: none is named here."""
@@ -135,7 +148,10 @@ class NanoKVOffloadingManager(OffloadingManager):
         if not success:
             self._world.remove_many([name for key in ended for name in self._objects(key)])
         stored = [key for key, there in zip(ended, self._are_there(ended), strict=True) if there]
-        self._counts.add(stored=len(stored), refused=len(ended) - len(stored))
+        refused = len(ended) - len(stored)
+        self._counts.add(stored=len(stored), refused=refused)
+        if refused:  # the workers' logs say why
+            self._seldom.warn("refused", f"NanoKV: {refused} of {len(ended)} blocks were not stored")
         if self._announcing is not None:
             self._announcing.ended(ended, stored)
 

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from vllm.v1.kv_offload.base import OffloadKey
 
 from nanokv.cache import NanoKVCache
-from nanokv.errors import KeyNotFound, NanoKVError, SegmentCorrupt
+from nanokv.errors import KeyNotFound, NanoKVError, NotReady, SegmentCorrupt
 from nanokv.pinned import Pinned
 
 Held = dict[OffloadKey, list[Pinned]]
@@ -22,10 +22,16 @@ class Pins:
 
     Args:
         names: of the objects of a block, one per worker.
+        refused: called with why a block that is there cannot be held: it is damaged, or no pin is left.
     """
 
-    def __init__(self, world: NanoKVCache, names: Callable[[OffloadKey], Sequence[bytes]]) -> None:
-        self._world, self._names = world, names
+    def __init__(
+        self,
+        world: NanoKVCache,
+        names: Callable[[OffloadKey], Sequence[bytes]],
+        refused: Callable[[NanoKVError], None],
+    ) -> None:
+        self._world, self._names, self._refused = world, names, refused
         self._found: dict[str, Held] = {}  #: per request
         self._loading: dict[str, Held] = {}
 
@@ -39,10 +45,13 @@ class Pins:
             for name in self._names(key):
                 try:
                     pinned.append(self._world.pin(name))
+                except (KeyNotFound, NotReady):
+                    return False  # gone; or not finished, by a process that may be dead
                 except NanoKVError as error:
+                    self._refused(error)
                     if isinstance(error, SegmentCorrupt):
                         self._world.remove_many([name])
-                    return False  # gone; or not finished, by a process that may be dead; or no pin is left
+                    return False
                 stack.callback(pinned[-1].release)
             stack.pop_all()
         held[key] = pinned

@@ -140,6 +140,7 @@ class NanoKVTier(SecondaryTierManager):
             refused=done.refused,
             loaded=len(done.loaded),
             lost=len(done.lost),
+            damaged=done.damaged,
         )
         if done.job.is_promotion:
             self._lookups.missed(done.job.req_context.req_id, done.lost)

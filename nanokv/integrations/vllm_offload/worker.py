@@ -20,12 +20,13 @@ from vllm.v1.kv_offload.base import (
     TransferResult,
 )
 
-from nanokv.errors import DuplicateKey, InvalidArgument, NanoKVError, SegmentCorrupt
+from nanokv.errors import DuplicateKey, InvalidArgument, KeyNotFound, NanoKVError, SegmentCorrupt
 from nanokv.heap.mapped_tensor import tensor_at
 from nanokv.integrations.joining import Joined
 from nanokv.integrations.vllm_offload.chunks import Chunk, ChunkSpec, Pages, object_name
 from nanokv.integrations.vllm_offload.manager import GROUP
 from nanokv.keys import shown_tag, tag_of
+from nanokv.seldom import Seldom
 from nanokv.terms import Hold
 
 logger = init_logger(f"vllm.{__name__}")  # vLLM shows what is under its own name
@@ -55,7 +56,7 @@ class NanoKVOffloadingWorker(OffloadingWorker):
         self._stores = ThreadPoolExecutor(threads, "nanokv-offload-store")
         self._loads = ThreadPoolExecutor(threads, "nanokv-offload-load")
         self._running: dict[int, Future[TransferResult]] = {}
-        self._warned = False
+        self._seldom = Seldom(logger)
 
     def submit_store(self, job_id: int, src_spec: GPULoadStoreSpec, dst_spec: LoadStoreSpec) -> bool:
         """Begin to copy blocks to NanoKV. True.
@@ -159,7 +160,7 @@ class NanoKVOffloadingWorker(OffloadingWorker):
             self._pages.load(chunk, self._payload(place.owner_rank, place.payload_off, place.bytes_total))
             self._finish_copies()
             if self._world.get_location(name) != place:  # nobody held it
-                raise SegmentCorrupt("a block went while it was copied")
+                raise KeyNotFound("a block went while it was copied")
         except Exception as error:
             self._warn("blocks were not loaded", error)
             return False
@@ -174,9 +175,7 @@ class NanoKVOffloadingWorker(OffloadingWorker):
             torch.cuda.current_stream(self._pages.device).synchronize()
 
     def _warn(self, what: str, error: Exception) -> None:
-        report = logger.debug if self._warned else logger.warning
-        report("NanoKV: %s: %s", what, str(error))
-        self._warned = True
+        self._seldom.warn(f"{what}: {type(error).__name__}", f"NanoKV: {what}: {error}")
 
 
 def _in_order(device: torch.device) -> AbstractContextManager[object]:

@@ -89,6 +89,7 @@ def test_a_chunk_without_room_is_an_error_that_lmcache_counts(backends: Make) ->
     made.connector.cache.hold([made.connector.cache.digest(f"lmcache/KV_2LTD/{key(0).to_string()}")], 300)
     with pytest.raises(OutOfMemory):
         made.run(made.connector.put(key(3), chunks[1]))
+    assert made.connector.refusals() == {"put: InvalidArgument": 2, "put: OutOfMemory": 1}
     assert {each.get_ref_count() for each in (large, *chunks)} == {1}
 
 
@@ -105,6 +106,7 @@ def test_without_memory_a_read_is_a_miss(backends: Make) -> None:
     assert made.run(made.connector.batched_get_non_blocking("a", keys[1:])) == []
     read[1].ref_count_down()
     assert made.used() == before and len(taken) > 3
+    assert made.connector.refusals() == {"get: NoMemory": 3}
 
 
 @pytest.mark.surface(CONNECTOR, "get")
@@ -200,6 +202,7 @@ def test_a_damaged_chunk_is_a_miss_and_can_be_put_again(backends: Make) -> None:
     damage(made.connector.cache, f"lmcache/KV_2LTD/{key(1).to_string()}")
     assert made.run(made.connector.batched_get([key(1)])) == [None] and not made.remote.contains(key(1))
     assert made.used() == chunk.get_size()
+    assert made.connector.refusals() == {"get: SegmentCorrupt": 1}
     made.run(made.connector.put(key(1), chunk))
     assert content(made.remote.get_blocking(key(1))) == content(chunk)
 
@@ -211,6 +214,7 @@ def test_a_damaged_object_is_a_miss_and_can_be_stored_again(adapters: Callable[.
     store(adapter, keys, [memory(1)])
     damage(adapter.cache, name_of(keys[0]))
     assert look_up(adapter, keys) == [False] and load(adapter, keys, [target]) == [False]
+    assert adapter.report_status()["refusals"] == {"lock: SegmentCorrupt": 1}
     assert store(adapter, keys, [memory(1)]).is_successful()
     assert load(adapter, keys, [target]) == [True] and content(target) == content(memory(1))
 

@@ -14,16 +14,24 @@ Start = Callable[..., MooncakeDistributedStore]
 
 
 @pytest.fixture
-def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
-    """A function that makes a client of the test's store: `start(segment=..., local=..., host=...)`."""
+def master() -> str:
+    """The address of the test's store."""
+    return f"test-{next(_numbers)}:1"
+
+
+@pytest.fixture
+def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, master: str) -> Iterator[Start]:
+    """A function that makes a client of the test's store: `start(segment=..., local=..., host=..., tenant=...)`."""
     monkeypatch.setenv("NANOKV_SHM_DIR", str(tmp_path))
     monkeypatch.setenv("NANOKV_MOONCAKE_LEASE_MS", str(LEASE_MS))
     monkeypatch.setenv("NANOKV_MOONCAKE_RANKS", "4")
-    master, made = f"test-{next(_numbers)}:1", []
+    made = []
 
-    def started(segment: int = 16 << 20, local: int = 8 << 20, host: str = "localhost") -> MooncakeDistributedStore:
+    def started(
+        segment: int = 16 << 20, local: int = 8 << 20, host: str = "localhost", tenant: str = "default"
+    ) -> MooncakeDistributedStore:
         store = MooncakeDistributedStore()
-        assert store.setup(host, "P2PHANDSHAKE", segment, local, "tcp", "", master) == 0
+        assert store.setup(host, "P2PHANDSHAKE", segment, local, "tcp", "", master, tenant_id=tenant) == 0
         made.append(store)
         return store
 

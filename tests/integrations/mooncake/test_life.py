@@ -191,6 +191,56 @@ def test_a_value_that_is_read_in_pieces_stays(store: Store) -> None:
     assert store.batch_get_session_end(["s"]) == 0 and store.remove("s", True) == 0
 
 
+def test_a_value_of_a_session_is_stored_as_its_config_says(start: Start) -> None:
+    store, other = start(segment=4 * MIB, host="one:1"), start(segment=4 * MIB, host="two:2")
+    asked = config(with_hard_pin=True, preferred_segment="two:2")
+    assert store.batch_put_session_start(["pinned"], [3000], asked) == [0]
+    assert store.batch_put_session_start(["copied"], [3000], config(replica_num=2)) == [0]
+    assert store.batch_put_session_start(["large"], [1 << 62]) == [-200]
+    assert store.batch_put_session_end(["pinned", "copied"]) == [0, 0]
+    assert _endpoints(other, "pinned") == ["two:2"] and _endpoints(other, "copied") == ["one:1", "two:2"]
+    for number in range(60):
+        assert store.put(f"k{number}", bytes(300_000)) == 0
+    assert store.is_exist("pinned") == 1
+
+
+def test_a_session_reads_and_writes_within_its_value_only(store: Store) -> None:
+    memory = Memory()
+    assert store.put("s", bytes(20)) == store.batch_get_session_start(["s"])[0] == 0
+    assert store.batch_get_into_multi_buffer_ranges(["s"], [[0]], [[5]], [[0]]) == [-600]
+    for sizes, offsets in (([[5]], [[-5]]), ([[-5]], [[5]])):
+        with pytest.raises(TypeError):
+            store.batch_get_into_multi_buffer_ranges(["s"], [[memory.ptr]], sizes, offsets)
+    assert store.batch_get_session_end(["s"]) == 0
+
+
+# --- tenants ---
+@surface(NAME, "setup")
+def test_tenants_share_memory_and_no_keys(start: Start) -> None:
+    giver, same, other = start(tenant="a"), start(segment=0, tenant="a"), start(segment=0, tenant="b")
+    assert same.put("k", b"of a") == other.put("k", b"of b") == 0
+    assert (giver.get("k"), same.get("k"), other.get("k")) == (b"of a", b"of a", b"of b")
+    assert _endpoints(other, "k") == [giver.get_hostname()]
+    assert other.remove_all(True) == 1 and giver.get("k") == b"of a"
+    assert other.put("again", b"v") == 0, "the segment is forgotten"
+    assert other.create_copy_task("again", [giver.get_hostname()])[1] == 0
+
+
+def test_a_tenant_that_takes_the_rank_of_another_tells_its_own_segment(start: Start) -> None:
+    first, second = start(host="one:1", tenant="a"), start(host="two:2", tenant="b")
+    assert first._objects is not None
+    first._objects.world.close()  # as if it was killed: its segment is still told
+    first._objects = None
+    third = start(host="three:3", tenant="c")
+    assert second.put("k", b"v", config(preferred_segment="three:3")) == 0
+    assert _endpoints(second, "k") == ["three:3"]
+    del third
+
+
+def test_a_tenant_cannot_be_named_as_what_the_store_keeps_for_itself() -> None:
+    assert MooncakeDistributedStore().setup("h", "P", MIB, MIB, "tcp", "", "nul:1", tenant_id="\0mooncake") == -600
+
+
 # --- clients ---
 @surface(NAME, "setup")
 @surface(NAME, "close")
@@ -232,6 +282,21 @@ def test_a_client_without_a_segment_stores_at_others(start: Start) -> None:
 @surface(NAME, "setup: enable_ssd_offload, enable_client_http_server", refused="-1012")
 def test_a_configuration_that_cannot_be_is_refused(given: dict[str, Any], code: int) -> None:
     assert MooncakeDistributedStore().setup(given) == code
+
+
+@surface(NAME, "setup")
+def test_a_segment_for_which_there_is_no_memory_is_refused(
+    start: Start, master: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Segments take memory as they are written, and who writes beyond what there is dies of SIGBUS."""
+    start(segment=16 * MIB)
+    room = os.statvfs_result((4096, 4096, 0, 0, 24 * MIB // 4096, 0, 0, 0, 0, 255))
+    monkeypatch.setattr("nanokv.integrations.mooncake.place.os.statvfs", lambda _: room)
+    second = MooncakeDistributedStore()
+    assert second.setup("localhost", "P2PHANDSHAKE", 16 * MIB, MIB, "tcp", "", master) == -1
+    assert second.health_check() == 1 and "--shm-size" in caplog.text
+    assert second.setup("localhost", "P2PHANDSHAKE", 0, MIB, "tcp", "", master) == 0  # it gives none
+    assert second.put("k", b"v") == 0 and second.close() == 0
 
 
 @surface(NAME, "setup_dummy", refused="-1012: every client reaches all memory by itself")

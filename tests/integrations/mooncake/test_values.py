@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from nanokv.integrations.mooncake import MooncakeDistributedStore, ReplicateConfig, SoftPinAction
-from nanokv.integrations.mooncake.place import segment_key
 from tests.integrations.mooncake.conftest import Start
 
 NAME = "Mooncake Store"
@@ -77,6 +76,14 @@ def test_what_cannot_be_put_is_invalid(store: Store, key: str, value: bytes) -> 
         lambda store: store.put_batch("ab", [b"1"]),
         lambda store: store.put(key_name="k", value=b"v"),
         lambda store: store.put_from("k", -1, 4),
+        lambda store: store.get_into("k", -1, 4),
+        lambda store: store.get_into_ranges([1], [["k"]], [[[-1]]], [[[0]]], [[[1]]]),
+        lambda store: store.get_into_ranges([1], [["k"]], [[[0]]], [[[-1]]], [[[1]]]),
+        lambda store: store.batch_get_into_multi_buffers(["k"], [[1, 1]], [[5, -4]]),
+        lambda store: store.batch_get_into_multi_buffers(["k"], [[None]], [[5]]),
+        lambda store: store.batch_put_from_multi_buffers(["k"], [[1]], [["5"]]),
+        lambda store: store.remove_by_regex(b"k"),
+        lambda store: store.remove_by_regex(None),
     ],
 )
 def test_arguments_of_another_type_raise_type_error(store: Store, call: Any) -> None:
@@ -106,6 +113,71 @@ def test_an_upsert_that_finds_no_room_leaves_the_old_value(start: Start) -> None
     assert store.upsert("u", b"old") == 0
     assert store.upsert("u", bytes(900_000)) == -200
     assert store.get("u") == b"old"
+
+
+@surface(NAME, "upsert")
+@surface(NAME, "upsert_from")
+@surface(NAME, "upsert_batch")
+@surface(NAME, "batch_upsert_from")
+@pytest.mark.parametrize("size", [100, 3000, 70_000, 400_000])
+def test_an_upsert_keeps_the_pins(start: Start, size: int) -> None:
+    """A hard pin is given when a value is made, and ends when it is removed; a soft one also if an upsert says so."""
+    store, memory = start(segment=4 << 20), Memory(size)
+    for key in "abcd":
+        assert store.put(key, bytes(3000), config(with_hard_pin=True)) == 0
+    assert store.upsert("a", bytes(size)) == store.upsert_batch(["b"], [bytes(size)]) == 0
+    assert store.upsert_from("c", memory.ptr, size) == 0 and store.batch_upsert_from(["d"], [memory.ptr], [size]) == [0]
+    assert store.upsert("a", bytes(size), config(soft_pin_action=SoftPinAction.DISABLE)) == 0
+    assert store.put("soft", b"1", config(soft_pin_action=SoftPinAction.ENABLE)) == store.upsert("soft", b"22") == 0
+    for number in range(60):
+        assert store.put(f"k{number}", bytes(200_000)) == 0
+    assert store.batch_is_exist([*"abcd", "k0"]) == [1, 1, 1, 1, 0] and store.get_size("a") == size
+    assert store.remove("a", True) == 0 and store.put("a", bytes(size)) == 0  # made anew, without a pin
+    for number in range((8 << 20) // max(size, 70_000)):
+        assert store.put(f"more{number}", bytes(size)) == 0
+    assert size < 70_000 or store.batch_is_exist(["a", "b"]) == [0, 1]
+
+
+@surface(NAME, "upsert")
+@pytest.mark.parametrize("size", [900_000, 2 << 20, 6 << 20])
+def test_an_upsert_without_room_leaves_the_old_value_and_its_pin(start: Start, size: int) -> None:
+    store = start(segment=1 << 20, local=8 << 20)
+    assert store.put("kept", bytes(200_000), config(with_hard_pin=True)) == 0
+    assert store.put("weights", b"old" * 1000, config(with_hard_pin=True)) == 0
+    assert store.upsert("weights", bytes(size)) == -200 and store.get("weights") == b"old" * 1000
+    for number in range(30):
+        assert store.put(f"k{number}", bytes(100_000)) == 0
+    assert store.get("weights") == b"old" * 1000 and store.is_exist("kept") == 1
+
+
+def test_an_upsert_in_a_store_full_of_pins_takes_the_place_of_the_old_value(start: Start) -> None:
+    store, pinned = start(segment=1 << 20), config(with_hard_pin=True)
+    count = next(number for number in range(1000) if store.put(f"k{number}", bytes(30_000), pinned) == -200)
+    for size in (30_000, 100, 20_000):
+        assert store.upsert("k3", b"x" * size) == 0 and store.get("k3") == b"x" * size
+    assert store.upsert("k4", bytes(300_000)) == -200 and store.get("k4") == bytes(30_000)
+    assert store.batch_is_exist([f"k{number}" for number in range(count)]) == [1] * count
+
+
+def test_an_upsert_that_loses_its_room_to_others_puts_the_old_value_back(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = start(segment=1 << 20, local=8 << 20)
+    assert store.put("weights", b"old" * 1000, config(with_hard_pin=True)) == 0
+    objects = store._objects
+    assert objects is not None
+    write, calls = objects.write, []
+
+    def full_once(*args: Any) -> int:
+        calls.append(args)
+        return -200 if len(calls) == 1 else write(*args)
+
+    monkeypatch.setattr(objects, "write", full_once)
+    assert store.upsert("weights", bytes(50_000)) == -200 and store.get("weights") == b"old" * 1000
+    monkeypatch.undo()
+    for number in range(30):
+        assert store.put(f"k{number}", bytes(100_000)) == 0
+    assert store.get("weights") == b"old" * 1000
 
 
 @surface(NAME, "put_parts")
@@ -140,17 +212,30 @@ def test_values_from_and_into_memory(store: Store) -> None:
     assert store.get_into("f", memory.ptr + 200, 100) == 100 and memory[200:300] == bytes(range(100))
     assert store.get_into("f", memory.ptr + 400, 500) == 100
     assert store.get_into("f", memory.ptr + 1000, 50) == -600 and not any(memory[1000:1100])
-    assert store.get_into("none", memory.ptr, 50) == -704
+    assert store.get_into("none", memory.ptr, 50) == -704 and store.get_into("f", 0, 100) == -600
+    assert store.put_from("huge", memory.ptr, 1 << 62) == store.put_from("huge", memory.ptr, (1 << 64) - 1) == -200
     assert store.upsert_from("f", memory.ptr, 7) == 0 and store.get("f") == bytes(range(7))
     assert store.put_from("z", memory.ptr, 0) == store.upsert_from("z", memory.ptr, 0) == -600
     assert store.put_from_with_metadata("m", memory.ptr, memory.ptr + 50, 10, 4) == 0
     assert store.get("m") == bytes(range(50, 54)) + bytes(range(10))
 
 
-def test_the_objects_of_the_store_itself_are_no_values(store: Store) -> None:
-    key = segment_key(0).decode()
+@pytest.mark.parametrize("key", ["0", "\0nanokv:segment:0"])
+def test_no_key_names_an_object_of_the_store_itself(store: Store, key: str) -> None:
+    """Those of the segments, without which nobody could store."""
     assert store.get(key) == b"" and store.get_size(key) == -704 and store.get_buffer(key) is None
-    assert store.get_into(key, Memory().ptr, 4096) == -704
+    assert store.remove(key, True) == -704 and store.upsert(key, b"v") == 0
+    assert store.remove_all(True) == 1 and store.put("k", b"v") == 0
+
+
+@surface(NAME, "remove_all")
+@surface(NAME, "remove_by_regex")
+@pytest.mark.parametrize("length", [(64 << 10) - 1, 64 << 10, (64 << 10) + 1, 1 << 20])
+def test_keys_of_any_length_are_found_again(store: Store, length: int) -> None:
+    for removal in (lambda: store.remove_by_regex("^long k+$", True), lambda: store.remove_all(True)):
+        key = "long " + "k" * (length - 5)
+        assert store.put(key, b"v") == store.put("short", b"v") == 0 and store.get(key) == b"v"
+        assert removal() in (1, 2) and store.is_exist(key) == 0
 
 
 @pytest.mark.parametrize("nbytes", [1, 4080, 4096, 64 << 10, (64 << 10) + 1, 3 << 20])
@@ -220,6 +305,7 @@ def test_values_of_several_pieces(store: Store) -> None:
     assert store.batch_get_into_multi_buffers(["m"], [[p]], [[10]]) == [-600]
     assert store.batch_get_into_multi_buffers(["m"], [[p]], [[30]]) == [-800]
     assert store.batch_put_from_multi_buffers(["q"], [[p]], [[1, 2]]) == [-600]
+    assert store.batch_get_into_multi_buffers(["m"], [[p, 0]], [[10, 10]]) == [-600]
 
 
 @surface(NAME, "get_into_ranges")

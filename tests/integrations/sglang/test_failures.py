@@ -71,6 +71,8 @@ def test_a_damaged_page_is_a_miss(start: Start, kind: Any, caplog: pytest.LogCap
     wanted = [True] * 3 + [False] + [True] * (len(keys) - 4)
     assert backend.batch_get_v1(keys, indices) == wanted == backend.batch_get_v1(keys, indices)
     assert len(lines(caplog)) == 1 and "SegmentCorrupt" in lines(caplog)[0]
+    assert backend.calls.failures() == {"get: SegmentCorrupt": 1} and backend.batch_exists(keys) == 3  # it is dropped
+    assert all(backend.batch_set_v1(keys, indices)) and all(backend.batch_get_v1(keys, indices))
 
 
 @pytest.mark.surface(INTERFACE, "batch_get_v1")

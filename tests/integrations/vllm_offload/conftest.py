@@ -1,5 +1,6 @@
 """Engines without a GPU: vLLM's own managers, whose primary tier the test itself fills. See `parts.py`."""
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -28,6 +29,18 @@ def start() -> Iterator[Callable[..., Any]]:
             return tiered
 
         yield started
+
+
+@pytest.fixture
+def told() -> Iterator[list[str]]:
+    """What is logged at WARNING here. vLLM's loggers do not propagate."""
+    lines: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("vllm.nanokv")
+    logger.addHandler(handler)
+    yield lines
+    logger.removeHandler(handler)
 
 
 @pytest.fixture

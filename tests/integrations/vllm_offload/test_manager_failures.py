@@ -51,7 +51,10 @@ def test_a_damaged_block_is_missed_and_dropped(start_spec: Start) -> None:
     world = engine.manager._world
     place = world.get_location(engine.manager._objects(keys[1])[1])
     world._heap.segment(place.owner_rank)[place.payload_off + 7] ^= 1
+    engine.manager.get_stats()
     assert engine.load(keys) == [True, False, True]
+    told = engine.manager.get_stats().data["data"]
+    assert told == {f"{PREFIX}{name}": {("NanoKV",): n} for name, n in (("loaded", 2), ("lost", 1), ("damaged", 1))}
     assert engine.compute(keys) == [keys[1]]
     assert engine.load(keys) == [True] * 3
 

@@ -32,16 +32,19 @@ def test_blocks_that_vanish_between_look_up_and_load_are_missed(start: Start) ->
 
 
 @pytest.mark.surface(TIER, "submit_load")
-def test_a_damaged_block_is_missed_and_dropped(start: Start) -> None:
+def test_a_damaged_block_is_missed_and_dropped(start: Start, told: list[str]) -> None:
     tiered = start(chunks=8, checksum=True)
     keys = keys_of(range(4))
     tiered.compute(keys)
     tiered.forget()
+    counts(tiered)
     world = tiered.tier._joined.world
     place = world.get_location(keys[2])
     world._heap.segment(place.owner_rank)[place.payload_off + 77] ^= 1
     assert right(tiered, keys, tiered.load(keys)) == [True, True, False, True]
     assert not world.exists(keys[2])
+    assert counts(tiered) == {"loaded": 3, "lost": 1, "damaged": 1}
+    assert len(told) == 1 and "a damaged block was dropped" in told[0]
     tiered.forget()
     tiered.compute(keys)  # computed again, stored again
     tiered.forget()
@@ -49,7 +52,7 @@ def test_a_damaged_block_is_missed_and_dropped(start: Start) -> None:
 
 
 @pytest.mark.surface(TIER, "submit_store")
-def test_no_room_refuses_blocks_and_harms_none(start: Start) -> None:
+def test_no_room_refuses_blocks_and_harms_none(start: Start, told: list[str]) -> None:
     tiered = start(chunks=8, size=4 * 8192, page_bytes=8192)
     keys, store = keys_of(range(8)), tiered.tier._joined.cache
     tiered.compute(keys[:4])
@@ -58,6 +61,7 @@ def test_no_room_refuses_blocks_and_harms_none(start: Start) -> None:
             pins.enter_context(store.pin(key))  # a reader holds them: they cannot be evicted
         tiered.compute(keys[4:])
         assert counts(tiered) == {"stored": 4, "refused": 4}
+        assert len(told) == 1 and "blocks were not stored" in told[0]  # once a minute
         tiered.forget()
         assert right(tiered, keys, tiered.load(keys)) == [True] * 4 + [False] * 4
     tiered.forget()
