@@ -2,6 +2,7 @@
 
 import threading
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,7 @@ from nanokv.errors import CacheClosed
 from nanokv.identity import digest_of
 from nanokv.kv_layout import KVLayout
 
-SIZES = {"page_bytes": 4096}
+SIZES: dict[str, Any] = {"page_bytes": 4096}
 HEAP = 64 * 4096
 
 

@@ -28,7 +28,7 @@ HELD_UP = 0.05  #: seconds: a node that has ended is lost sooner, one that does 
 RESTS = 10
 
 
-def join(world: NanoKVCache, settings: Settings, engine: str, replica: int, about: str) -> "NanoKVCluster":
+def join(world: NanoKVCache, settings: Settings, engine: str, replica: int, about: str = "") -> "NanoKVCluster":
     """Join the cluster that the settings name. The world is closed if that fails.
 
     Args:

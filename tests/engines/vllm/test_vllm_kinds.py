@@ -123,7 +123,11 @@ def test_a_kind_is_right(model_of: Callable[[str], Path], started: Callable[...,
 
 @pytest.mark.parametrize("kind", REFUSED)
 def test_a_kind_is_refused(model_of: Callable[[str], Path], started: Callable[..., Engine], kind: str) -> None:
-    needs = {"qwen3next": {"dtype": "bfloat16"}, "mla": {"dtype": "bfloat16"}, "whisper": {"max_model_len": 128}}
+    needs: dict[str, dict[str, Any]] = {
+        "qwen3next": {"dtype": "bfloat16"},
+        "mla": {"dtype": "bfloat16"},
+        "whisper": {"max_model_len": 128},
+    }
     with pytest.raises(EngineFailed, match=REFUSED[kind][1]):
         started(model_of(kind), connector("kv_both"), **needs.get(kind, {})).wait()
 
