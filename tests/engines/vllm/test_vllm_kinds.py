@@ -123,13 +123,9 @@ def test_a_kind_is_right(model_of: Callable[[str], Path], started: Callable[...,
 
 @pytest.mark.parametrize("kind", REFUSED)
 def test_a_kind_is_refused(model_of: Callable[[str], Path], started: Callable[..., Engine], kind: str) -> None:
-    needs: dict[str, dict[str, Any]] = {
-        "qwen3next": {"dtype": "bfloat16"},
-        "mla": {"dtype": "bfloat16"},
-        "whisper": {"max_model_len": 128},
-    }
+    bfloat16: dict[str, Any] = {"dtype": "bfloat16"} if kind in ("qwen3next", "mla") else {}
     with pytest.raises(EngineFailed, match=REFUSED[kind][1]):
-        started(model_of(kind), connector("kv_both"), **needs.get(kind, {})).wait()
+        started(model_of(kind), connector("kv_both"), **bfloat16).wait()
 
 
 def test_blocks_that_are_lost_behind_a_window(model_of: Callable[[str], Path], started: Callable[..., Engine]) -> None:
