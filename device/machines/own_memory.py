@@ -27,7 +27,7 @@ def plainly() -> Iterator[None]:
 
     Such as FakeTensorMode, in which copies move no bytes, and torch.func.grad, in which new tensors have no memory.
     """
-    with torch._C._DisableTorchDispatch(), torch._C._DisableFuncTorch():  # type: ignore[attr-defined]
+    with torch._C._DisableTorchDispatch(), torch._C._DisableFuncTorch():
         yield
 
 

@@ -29,23 +29,23 @@ class Wrapper(torch.Tensor):
 
     @staticmethod
     def __new__(cls, inner: torch.Tensor) -> "Wrapper":
-        made: Wrapper = torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)  # type: ignore[attr-defined]
-        made.inner = inner
+        made: Wrapper = torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+        made.wrapped = inner
         return made
 
-    inner: torch.Tensor
+    wrapped: torch.Tensor
 
     @classmethod
-    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        plain = [each.inner if isinstance(each, Wrapper) else each for each in args]
-        return function(*plain, **(kwargs or {}))
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        plain = [each.wrapped if isinstance(each, Wrapper) else each for each in args]
+        return func(*plain, **(kwargs or {}))
 
 
 class Doubled(torch.Tensor):
     """A tensor with memory of its own, whose values are twice what lies there."""
 
     @classmethod
-    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         raise NotImplementedError
 
 
@@ -58,7 +58,7 @@ class Talkative(torch.Tensor):
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return super().__torch_function__(function, types, args, kwargs or {})
+        return super().__torch_function__(function, types, args, kwargs or {})  # type: ignore[no-untyped-call]
 
 
 class Liar(torch.Tensor):
@@ -97,8 +97,8 @@ ODD: dict[str, Callable[[], Any]] = {
     "fake": fake,
     "nested": lambda: torch.nested.nested_tensor([torch.ones(4), torch.ones(4)]),
     "jagged": lambda: torch.nested.nested_tensor([torch.ones(4), torch.ones(2)], layout=torch.jagged),
-    "functional": lambda: torch._to_functional_tensor(VALUES.clone()),  # type: ignore[attr-defined]
-    "zeros of forward differentiation": lambda: torch._efficientzerotensor((8,)),  # type: ignore[call-overload]
+    "functional": lambda: torch._to_functional_tensor(VALUES.clone()),
+    "zeros of forward differentiation": lambda: torch._efficientzerotensor((8,)),
     "storage given back": freed,
     "storage given back, behind its beginning": lambda: freed(4096),
     "storage cut": cut,
@@ -128,7 +128,7 @@ GOOD: dict[str, Callable[[], torch.Tensor]] = {
     "empty, of a storage given back": lambda: freed()[:0],
     "conjugated": lambda: torch.randn(4, dtype=torch.complex64).conj(),
     "negated": lambda: torch.randn(4, dtype=torch.complex64).conj().imag,
-    "copied on write": lambda: torch._lazy_clone(VALUES),  # type: ignore[attr-defined]
+    "copied on write": lambda: torch._lazy_clone(VALUES),
     "of an array": lambda: torch.from_numpy(np.arange(8.0)),
     "large": lambda: torch.rand(1 << 19),
     "large, one in a stride": lambda: torch.rand(1 << 19, 2)[:, 0],
@@ -224,12 +224,13 @@ def test_a_destination_with_memory_is_filled_and_returned(pair: tuple[NanoKVCach
     one, other = pair
     values = torch.rand(GOOD[kind]().shape)
     one.put("k", values, preferred_segment=1)
-    for get in (
+    gets: list[Callable[[torch.Tensor], Any]] = [
         lambda dst: other.get("k", dst=dst),
         lambda dst: other.get_part("k", 0, values.nbytes, dst=dst),
         lambda dst: other.get_many(["k"], dsts=[dst])[0],
         lambda dst: other.get_async("k", dst=dst).wait(10),
-    ):
+    ]
+    for get in gets:
         dst = GOOD[kind]()
         dst = dst.clone().as_subclass(type(dst)) if type(dst) is not torch.nn.Parameter else dst
         assert get(dst) is dst
@@ -354,7 +355,7 @@ def test_an_engine_whose_layers_have_no_memory(pair: tuple[NanoKVCache, NanoKVCa
     elif kind == "wrapper":
         layers[1] = Wrapper(layers[1])
     elif kind == "functional":
-        layers[1] = torch._to_functional_tensor(layers[1])  # type: ignore[attr-defined]
+        layers[1] = torch._to_functional_tensor(layers[1])
     elif kind == "nested":
         layers[1] = ODD["nested"]()
     else:

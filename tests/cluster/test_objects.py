@@ -598,7 +598,7 @@ ODD: dict[str, Callable[[], torch.Tensor]] = {
     "masked": lambda: masked_tensor(torch.arange(8.0), torch.ones(8, dtype=torch.bool)),
     "storage given back": lambda: freed(torch.arange(8.0)),
     "nested": lambda: torch.nested.nested_tensor([torch.ones(4), torch.ones(4)]),
-    "functional": lambda: torch._to_functional_tensor(torch.ones(8)),  # type: ignore[attr-defined]
+    "functional": lambda: torch._to_functional_tensor(torch.ones(8)),
     "meta": lambda: torch.ones(8, device="meta"),
     "quantised": lambda: torch.quantize_per_tensor(torch.ones(8), 0.1, 0, torch.quint8),
 }

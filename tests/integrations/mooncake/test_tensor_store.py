@@ -109,7 +109,7 @@ def test_a_parameter_is_a_tensor(store: Store) -> None:
         torch.zeros([1] * 9),
         torch.zeros(3, device="meta"),
         torch.eye(3).to_sparse(),
-        torch._to_functional_tensor(torch.ones(3)),  # type: ignore[attr-defined]
+        torch._to_functional_tensor(torch.ones(3)),
     ],
     ids=["None", "list", "array", "complex", "fp8 fnuz", "9 dimensions", "no memory", "sparse", "functional"],
 )
