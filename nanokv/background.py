@@ -164,8 +164,16 @@ def _close_all() -> None:
 
 @cache
 def _close_all_at_exit() -> None:
-    """Called when the first thread starts: a heap has asked for its own end by then, which so comes after this one."""
-    atexit.register(_close_all)
+    """As `concurrent.futures` does it: before the ends of heaps (`atexit`), and in processes of `multiprocessing` too.
+
+    Raises:
+        CacheClosed: the program is at its end.
+    """
+    register = getattr(threading, "_register_atexit", atexit.register)
+    try:
+        register(_close_all)
+    except RuntimeError as error:
+        raise CacheClosed(f"the program ends: {error}") from None
 
 
 def _after_fork() -> None:

@@ -4,7 +4,6 @@ Nothing is derived: every row is a loop of calls, its time divided by their numb
 turn of a Python loop, which has a row of its own. Those of compiled code are one call of a compiled loop.
 """
 
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from statistics import median
@@ -28,6 +27,7 @@ from nanokv.device.memory.triton import copy_bytes, table64, word
 from nanokv.device.protocol.get import get_described
 from nanokv.device.protocol.put import put
 from nanokv.device.protocol.status import OK
+from nanokv.device.segment.clock import now_ns
 from nanokv.device.segment.layout import WORD_BYTES
 from nanokv.device.segment.world_table import World
 from nanokv.heap import shm
@@ -159,7 +159,7 @@ class Steps:
             "check of a digest": partial(_loop, self._cache.digest, self.digests),
             "check of the segment": partial(_loop, self._cache._checked_segment, [OWNER] * CALLS),
             "what the tensor is, and where": partial(_loop, in_host_memory, [self.source] * CALLS),
-            "look at the clock": partial(_loop, lambda _: time.time_ns(), self.names),
+            "look at the clock": partial(_loop, lambda _: now_ns(), self.names),
             "turn of the loop": partial(_loop, _nothing, self.names),
         }
 

@@ -193,8 +193,9 @@ class ProducerAllocation:
 
     def _put_backed(self, owner: int, key: KeyDigest, src: int, what: What) -> int:
         """As `Machine.put_now`, but for pages without memory."""
-        if self.has_memory(owner, what.nbytes):
-            return self._machine.put_now(owner, key, src, what)
+        assert self.backing is not None
+        if self.backing.is_ready(owner, what.nbytes):
+            return self._machine_put(owner, key, src, what)
         begun = self._begin(owner, key, what.nbytes, what.descriptor, plan=False)
         if begun.status != Status.OK:
             return begun.status

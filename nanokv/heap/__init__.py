@@ -12,7 +12,8 @@ They use:
     base, world_spec    the contract of a heap; the world that a rank asks for
     futex               how pollers and waiting ranks sleep on a word, and are woken
     mapping             segments in host memory (local, shm)
-    ahead               memory of a lazy segment, faulted in shortly before it is used (shm)
+    backing             memory of a lazy segment, reserved before it is written; and
+    ahead               faulted in shortly before it is used (shm)
     segment_in_tensor   segments in tensors (all except shm)
     gpu_peer_access     access of GPUs to each other's memory, and atomics on it
     gpu_driver          questions to the GPU's driver that torch does not ask; fine-grained memory of AMD

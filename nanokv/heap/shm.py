@@ -109,7 +109,7 @@ class ShmHeap(ProcessHeap):
             self.backing.begin(self.rank, whole=not self._lazy)
         self._join_activity()
         if self.recovered:
-            self._renew_times()
+            self._renew_times(self.rank)
         if self.recovered or absent:
             mine.ctl["water_lo"], mine.ctl["water_hi"] = spec.water
             mine.ctl["may_evict"] = evicts_by(spec.may_evict, spec.policy)
@@ -127,16 +127,16 @@ class ShmHeap(ProcessHeap):
         self._join_barrier()
         self._map.ranks[self.rank]["pid"] = os.getpid()
 
-    def _renew_times(self) -> None:
-        """Move the times in this rank's segment if the machine has started anew since, or the namespace is another one.
+    def _renew_times(self, rank: int) -> None:
+        """Move the times in a dead rank's segment if the machine has started anew since, or the namespace is another.
 
         A folder of worlds may lie on a disk (NANOKV_SHM_DIR). The time in which nobody was there does not count.
         """
-        mine, now = self._views[self.rank], now_ns()
-        swept = int(mine.ctl["swept_at"][0])
+        view, now = self._views[rank], now_ns()
+        swept = int(view.ctl["swept_at"][0])
         if swept > now:
-            move_times(mine, now - swept)
-            mine.ctl["swept_at"] = now
+            move_times(view, now - swept)
+            view.ctl["swept_at"] = now
 
     def _join_activity(self) -> None:
         """Begin a new incarnation in every segment. The last one has ended: none of its operations is in flight."""
@@ -235,6 +235,7 @@ class ShmHeap(ProcessHeap):
             if rank == self.rank or not self._file.locks.try_lock(rank):
                 raise HeapUnavailable(f"rank {rank} of world {self.name!r} is there, or is being adopted")
             self._views[rank].ctl["closed"] = CLOSED  # its lock is held, but it does not live
+            self._renew_times(rank)
             for view in self._views:  # none of its operations is in flight
                 view.activity[rank]["in_flight0"] = view.activity[rank]["in_flight1"] = 0
         finally:

@@ -32,7 +32,9 @@ def direct_of(machine: Machine, allocation: Allocation, hasher: Hasher) -> "Dire
         return None
     if describing_function() is None:
         return None
-    return Direct(machine, hasher, allocation.note_owner, None if allocation.backing is None else allocation.has_memory)
+    return Direct(
+        machine, hasher, allocation.note_owner, None if allocation.backing is None else allocation.backing.is_ready
+    )
 
 
 class Direct:

@@ -235,9 +235,23 @@ print("ends", flush=True)
 """
 
 
-def test_a_program_that_does_not_close_ends() -> None:
+IN_A_PROCESS = f"""
+import multiprocessing
+
+def work():
+    {ENDS.strip().replace(chr(10), chr(10) + "    ")}
+
+process = multiprocessing.get_context("fork").Process(target=work)
+process.start()
+process.join(30)
+raise SystemExit(process.exitcode)
+"""
+
+
+@pytest.mark.parametrize("program", [ENDS, IN_A_PROCESS], ids=["program", "multiprocessing"])
+def test_a_program_that_does_not_close_ends(program: str) -> None:
     """What is queued is done before; what waits is not."""
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", ENDS], capture_output=True, text=True, timeout=PATIENCE, check=False
+        [sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, timeout=PATIENCE, check=False
     )
     assert (done.returncode, done.stdout.split()) == (0, ["ends", "stored", "None"]), done.stderr

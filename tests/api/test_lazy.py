@@ -41,7 +41,7 @@ def granted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def attach(name: str, rank: int, *, lazy: bool = True, **options: Any) -> nanokv.NanoKVCache:
     common: dict[str, Any] = {"page_bytes": PAGE, "world_size": 2, "elastic": True, "water": (100, 100)}
-    more = {"heap_options": {"lazy": True}} if lazy else {}
+    more: dict[str, Any] = {"heap_options": {"lazy": True}} if lazy else {}
     return nanokv.NanoKVCache(HEAP, name=name, rank=rank, **common, **more, **options)
 
 

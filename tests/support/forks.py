@@ -34,7 +34,7 @@ def check_refused(calls: Mapping[str, Callable[[], object]]) -> None:
     """Each call is refused in a child of a fork as a cache's own calls are, and names both processes."""
     answers = answers_of_a_child(calls)
     wrong = {name: answers.get(name, "it hung, or died") for name in calls if not _is_refused(answers.get(name, ""))}
-    assert not wrong
+    assert not wrong, wrong
 
 
 def _is_refused(answer: str) -> bool:

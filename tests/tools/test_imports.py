@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DEVICE = "nanokv.device"
 BARE = ("device", "host_poller", "compat_v1")
 CACHE_SIDE = ("nanokv.cache", "nanokv.virtual_world", "nanokv.cli", "nanokv.demo", "nanokv.wiring")
-LEAVES = ("nanokv.errors", "nanokv.types")
+LEAVES = ("nanokv.errors", "nanokv.seldom", "nanokv.types")
 
 # the rooms of `nanokv.device`, lowest first: a room imports only rooms before it
 ROOMS = ("sources", "memory", "segment", "protocol", "native", "fabric", "kernels", "machines", "sim")
@@ -27,6 +27,7 @@ ALLOWED = {
     "nanokv.heap": ("nanokv.device", *LEAVES),
     "nanokv.host_poller": ("nanokv.device", "nanokv.heap", *LEAVES),
     "nanokv.errors": (),
+    "nanokv.seldom": (),
     "nanokv.types": ("nanokv.errors",),
 }
 

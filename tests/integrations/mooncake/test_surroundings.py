@@ -37,3 +37,26 @@ def test_a_child_of_a_fork_cannot_use_the_client_and_takes_nothing_away(store: M
     check_refused(calls)
     assert answers_of_a_child({"close": store.close}) == {"close": "returned 0"}
     assert store.get("k") == b"value" and store.is_exist("x") == 0 and store.put("x", b"value") == 0
+
+
+def test_another_default_device_changes_nothing(store: MooncakeDistributedStore) -> None:
+    given = {
+        "matrix": torch.arange(12, dtype=torch.float32).view(3, 4),
+        "strided": torch.arange(12, dtype=torch.int16).view(3, 4).t(),
+        "scalar": torch.tensor(3.5),
+        "half": torch.ones(5).to(torch.bfloat16),
+    }
+    memory = (ctypes.c_char * 4096)()
+    address = ctypes.addressof(memory)
+    store.register_buffer(address, 4096)
+    with torch.device("meta"):
+        assert store.put("k", b"value") == 0 and store.get("k") == b"value" and store.get_batch(["k"]) == [b"value"]
+        for name, tensor in given.items():
+            assert store.put_tensor(name, tensor) == 0
+            found = store.get_tensor(name)
+            assert found.device.type == "cpu" and torch.equal(found.view(tensor.shape), tensor)
+            into = store.get_tensor_into(name, address, 4096)
+            assert into.device.type == "cpu" and torch.equal(into.view(tensor.shape), tensor)
+        assert [each.device.type for each in store.batch_get_tensor(list(given))] == ["cpu"] * len(given)
+        assert store.put_tensor_with_tp("tp", given["matrix"], 0, 2, 1) == 0
+        assert store.get_tensor_with_tp("tp", 0, 2).device.type == "cpu"

@@ -29,3 +29,15 @@ def test_a_child_of_a_fork_cannot_use_the_backend_and_takes_nothing_away(start: 
     )
     assert answers_of_a_child({"close": backend.close}) == {"close": "returned None"}
     assert backend.get("k", target) is target and bool((target == 1).all()) and not backend.exists("x")
+
+
+def test_another_default_device_changes_nothing(start: Callable[..., Any]) -> None:
+    backend = start()
+    value = torch.arange(8.0)
+    target = torch.empty(8)
+    with torch.device("meta"):
+        assert backend.set("k", value) and backend.batch_set(["a", "b"], [value, value])
+        assert torch.equal(backend.get("k"), value) and backend.get("k", target) is target
+        assert [torch.equal(each, value) for each in backend.batch_get(["a", "b"])] == [True, True]
+        assert backend.batch_exists(["a", "b", "none"]) == 2
+    assert torch.equal(target, value) and backend.calls.failures() == {}
