@@ -221,7 +221,7 @@ FOUND_BY: dict[str, str] = {
     "remote-doubt-is-corrupt": "remote-fresh/sc: 0.1 6.1 19.1 37.1 42.5 47.1 75.1",
     "remote-flags-late": "remote-checksum/sc: 0.1 7.1 67.1 119.1",
     "pull-unasked": "pull/sc: 26.1",
-    "pull-asks-first": "pull/sc: 20.2 30.2",
+    "pull-asks-first": "pull/sc: 64.1",
     "pull-frees-early": "pull/weak: 1.1 14.1 19.1 31.1 39.1 66.4 74.1 87.1 94.1 99.1 100.1 117.1",
     "pull-commits-late": "pull/sc: 50.1 59.1",
     "pull-commits-failed": "pull/sc: 48.1",
