@@ -2,12 +2,16 @@
 
 import ctypes
 import multiprocessing
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 
 import numpy as np
 import pytest
 
+from nanokv.device.segment.layout import unpack
 from nanokv.integrations.mooncake import MooncakeDistributedStore, ReplicateConfig, SoftPinAction
+from nanokv.terms import PRIORITIES
 from tests.integrations.mooncake.conftest import Start
 
 NAME = "Mooncake Store"
@@ -178,6 +182,60 @@ def test_an_upsert_that_loses_its_room_to_others_puts_the_old_value_back(
     for number in range(30):
         assert store.put(f"k{number}", bytes(100_000)) == 0
     assert store.get("weights") == b"old" * 1000
+
+
+@pytest.mark.parametrize("step", ["write", "_remove_exactly"])
+@pytest.mark.parametrize("other", [b"another", b"another" * 20_000])
+def test_a_pin_outlives_upserts_that_meet(
+    start: Start, monkeypatch: pytest.MonkeyPatch, step: str, other: bytes
+) -> None:
+    """Another client upserts the same key while this one has removed the old value, or has just found it."""
+    store, second = start(), start(segment=0)
+    assert store.put("weights", b"old" * 1000, config(with_hard_pin=True)) == 0
+    objects = store._objects
+    assert objects is not None
+    do, calls = getattr(objects, step), []
+
+    def after_another(*args: Any) -> int:
+        calls.append(args)
+        if len(calls) == 1:
+            assert second.upsert("weights", other) == 0
+        return int(do(*args))
+
+    monkeypatch.setattr(objects, step, after_another)
+    assert store.upsert("weights", b"new" * 1000) == 0 and store.get("weights") == b"new" * 1000
+    assert len(calls) >= 2 and hold_of_object(store, "weights") == "kept"
+
+
+def hold_of_object(store: Store, key: str) -> str:
+    """The priority of the object of a key."""
+    assert store._objects is not None
+    found = store._objects._allocation.locate(store._objects.digest(key.encode()))
+    priority = unpack("ACCESS", "priority", store._objects._leases.access(found.place))
+    return next(name for name, value in PRIORITIES.items() if value == priority)
+
+
+def test_an_upsert_waits_for_another_one_that_writes(start: Start) -> None:
+    store, second = start(), start(segment=0)
+    assert second.batch_put_session_start(["k"], [100]) == [0]
+    timer = threading.Timer(0.1, lambda: second.batch_put_session_end(["k"]))
+    timer.start()
+    assert store.upsert("k", b"new") == 0 and second.get("k") == b"new"
+    timer.join()
+
+
+def test_threads_that_upsert_a_pinned_value_keep_it(store: Store) -> None:
+    def upsert(key: str) -> None:
+        for size in (10, 5000, 70_000):
+            assert store.upsert(key, b"x" * size) == 0
+
+    for number in range(40):
+        key = f"weights{number}"
+        assert store.put(key, b"old", config(with_hard_pin=True)) == 0
+        with ThreadPoolExecutor(3) as pool:
+            for done in [pool.submit(upsert, key) for _ in range(3)]:
+                done.result(60)
+        assert hold_of_object(store, key) == "kept" and store.remove(key, True) == 0
 
 
 @surface(NAME, "put_parts")
