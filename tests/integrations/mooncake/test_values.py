@@ -3,6 +3,7 @@
 import ctypes
 import multiprocessing
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 
@@ -290,7 +291,8 @@ def test_no_key_names_an_object_of_the_store_itself(store: Store, key: str) -> N
 @surface(NAME, "remove_by_regex")
 @pytest.mark.parametrize("length", [(64 << 10) - 1, 64 << 10, (64 << 10) + 1, 1 << 20])
 def test_keys_of_any_length_are_found_again(store: Store, length: int) -> None:
-    for removal in (lambda: store.remove_by_regex("^long k+$", True), lambda: store.remove_all(True)):
+    by_regex: Callable[[], int] = lambda: store.remove_by_regex("^long k+$", True)  # noqa: E731
+    for removal in (by_regex, lambda: store.remove_all(True)):
         key = "long " + "k" * (length - 5)
         assert store.put(key, b"v") == store.put("short", b"v") == 0 and store.get(key) == b"v"
         assert removal() in (1, 2) and store.is_exist(key) == 0
