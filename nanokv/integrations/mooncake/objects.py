@@ -148,6 +148,8 @@ class Objects:
         The pins of the old value stay. If there is no room for the new one, the old one stays, with its pins. A value
         that another process is writing is waited for.
         """
+        if _bytes_of(parts) + tail_bytes(key) > self.most:
+            return Code.NO_AVAILABLE_HANDLE
         digest, priority, code = self.digest(key), 0, Code.OBJECT_REPLICA_BUSY
         deadline = time.monotonic() + _OTHERS_SECONDS
         while time.monotonic() < deadline:

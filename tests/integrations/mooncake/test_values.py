@@ -89,6 +89,7 @@ def test_what_cannot_be_put_is_invalid(store: Store, key: str, value: bytes) -> 
         lambda store: store.batch_put_from_multi_buffers(["k"], [[1]], [["5"]]),
         lambda store: store.remove_by_regex(b"k"),
         lambda store: store.remove_by_regex(None),
+        lambda store: store.query_task((1, 2, 3)),
     ],
 )
 def test_arguments_of_another_type_raise_type_error(store: Store, call: Any) -> None:
@@ -272,6 +273,7 @@ def test_values_from_and_into_memory(store: Store) -> None:
     assert store.get_into("f", memory.ptr + 400, 500) == 100
     assert store.get_into("f", memory.ptr + 1000, 50) == -600 and not any(memory[1000:1100])
     assert store.get_into("none", memory.ptr, 50) == -704 and store.get_into("f", 0, 100) == -600
+    assert store.upsert_from("f", memory.ptr, 1 << 62) == -200 and store.get_size("f") == 100
     assert store.put_from("huge", memory.ptr, 1 << 62) == store.put_from("huge", memory.ptr, (1 << 64) - 1) == -200
     assert store.upsert_from("f", memory.ptr, 7) == 0 and store.get("f") == bytes(range(7))
     assert store.put_from("z", memory.ptr, 0) == store.upsert_from("z", memory.ptr, 0) == -600
