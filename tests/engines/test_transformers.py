@@ -531,9 +531,9 @@ def test_a_batch_in_pieces(size: int, world: World) -> None:
         options: dict[str, Any]
         for options in ({"num_beams": 3}, {"do_sample": True, "num_return_sequences": 3}):
             answers = []
-            for kv in (None, prefixes.load(ids[:1])):
+            for one in (None, prefixes.load(ids[:1])):
                 torch.manual_seed(5)
-                answers.append(answer(model, ids[:1], kv, **options, **pieces))
+                answers.append(answer(model, ids[:1], one, **options, **pieces))
             assert torch.equal(*answers)
 
 
@@ -852,7 +852,8 @@ class Adapted(torch.nn.Module):
 
     def __init__(self, layer: Any) -> None:
         super().__init__()
-        self.layer, self.active_adapters, self.merged_adapters, self.disable_adapters = layer, ["one"], [], False
+        self.layer, self.active_adapters, self.disable_adapters = layer, ["one"], False
+        self.merged_adapters: list[str] = []
 
     def forward(self, states: torch.Tensor) -> Any:
         return self.layer(states)
@@ -973,7 +974,7 @@ def test_copies_of_a_model_and_its_compiled_form(world: World) -> None:
     other = copy.deepcopy(model)
     with pytest.raises(InvalidArgument, match="another model"):
         answer(other, ids, prefixes.load(ids))
-    compiled = torch.compile(model, backend="eager")
+    compiled: Any = torch.compile(model, backend="eager")
     for reused in (0, 48):
         kv = prefixes.load(ids)
         assert torch.equal(answer(compiled, ids, kv), answer(model, ids)) and kv.tokens_reused == reused

@@ -102,7 +102,7 @@ class PromptKV(DynamicCache):
         self._check_lengths()
         return self._prefixes.store_new(self, self._rows, self._target)
 
-    @torch.compiler.disable
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def update(self, key_states: Any, value_states: Any, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
         """Take the KV of new tokens in a layer: for the model, in a call of its own.
 

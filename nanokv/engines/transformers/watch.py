@@ -25,7 +25,7 @@ def watch(model: Any) -> None:
         model.register_forward_hook(_after, with_kwargs=True, always_call=True)  # also after a call that has raised
 
 
-@torch.compiler.disable
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _before(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     kv = kwargs.get("past_key_values")
     if isinstance(kv, PromptKV):
@@ -36,7 +36,7 @@ def _before(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         raise InvalidArgument("pass a PromptKV by name: past_key_values=...")
 
 
-@torch.compiler.disable
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _after(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
     kv = kwargs.get("past_key_values")
     if not isinstance(kv, PromptKV):

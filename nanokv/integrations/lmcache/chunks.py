@@ -99,9 +99,8 @@ class Chunks:
             places.append(i)
         for i, outcome in zip(places, self._putting.put(names, tensors), strict=True):
             outcomes[i] = None if isinstance(outcome, DuplicateKey) else outcome
-        for error in outcomes:
-            if error is not None:
-                self._refusals.note("put", error, "a chunk is not stored")
+        for refused in filter(None, outcomes):
+            self._refusals.note("put", refused, "a chunk is not stored")
         return outcomes
 
     # --- read ---

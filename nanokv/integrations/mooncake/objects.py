@@ -42,6 +42,7 @@ from nanokv.types import KeyDigest
 logger = logging.getLogger(__name__)
 
 R = TypeVar("R")
+_OTHERS_SECONDS, _REST = 1.0, 0.0002  #: for values that others are writing, in one upsert; and between two looks
 _NAMESPACE = "\0mooncake reserving"  #: of keys that only hold room for a moment: no tenant can have a NUL
 
 _OF_STATUS = {
@@ -144,37 +145,68 @@ class Objects:
     def replace(self, key: bytes, parts: Sequence[Part], config: ReplicateConfig | None = None) -> int:
         """Store the parts under a key, in place of what it has. A reader may miss the key for some microseconds.
 
-        The pins of the old value stay. If there is no room for the new one, the old one stays, with its pins.
+        The pins of the old value stay. If there is no room for the new one, the old one stays, with its pins. A value
+        that another process is writing is waited for.
         """
-        digest = self.digest(key)
-        for _ in range(TRIES):
+        if _bytes_of(parts) + tail_bytes(key) > self.most:
+            return Code.NO_AVAILABLE_HANDLE
+        digest, priority, code = self.digest(key), 0, Code.OBJECT_REPLICA_BUSY
+        deadline = time.monotonic() + _OTHERS_SECONDS
+        while time.monotonic() < deadline:
             found = self._allocation.locate(digest)
+            if found.status == Status.NOT_READY:
+                code = Code.REPLICA_IS_NOT_READY
+                time.sleep(_REST)
+                continue
             if found.status not in (Status.OK, Status.MISS):
                 return code_of(found.status)
-            code = self.write(key, parts, config) if found.status else self._exchange(key, found, parts, config)
-            if code != Code.OBJECT_ALREADY_EXISTS:
+            if found.status:
+                code = self.write(key, parts, _with_pins(config, priority))
+            else:
+                if priority != KEPT.value:  # of a value that this upsert has removed, before another one took its place
+                    priority = unpack("ACCESS", "priority", self._leases.access(found.place))
+                code = self._exchange(key, found, parts, config, priority)
+            if code not in (Code.OBJECT_ALREADY_EXISTS, Code.REPLICA_IS_NOT_READY):
                 return code
-        return Code.OBJECT_REPLICA_BUSY
+        return code if code == Code.REPLICA_IS_NOT_READY else Code.OBJECT_REPLICA_BUSY
 
-    def _exchange(self, key: bytes, found: Found, parts: Sequence[Part], config: ReplicateConfig | None) -> int:
-        """Store the parts in place of an object; OBJECT_ALREADY_EXISTS if another process did so first."""
+    def _exchange(
+        self, key: bytes, found: Found, parts: Sequence[Part], config: ReplicateConfig | None, priority: int
+    ) -> int:
+        """Store the parts in place of an object.
+
+        OBJECT_ALREADY_EXISTS, or REPLICA_IS_NOT_READY: another process did so first, or does so now.
+        """
         digest, nbytes = self.digest(key), _bytes_of(parts) + tail_bytes(key)
-        priority = unpack("ACCESS", "priority", self._leases.access(found.place))
         pages_of, names = self.world._geometry.pages_of, self.segments.names()
         in_place = found.place.owner in names and pages_of(nbytes) <= pages_of(found.place.nbytes)
         if not in_place and not self._has_room(digest, nbytes, config) and (priority or not names):
             return Code.NO_AVAILABLE_HANDLE
         leased = found.place.nbytes == nbytes and self._leases.holds(digest, found)
         kept = self.read(key, take) if priority or not in_place else Code.OBJECT_NOT_FOUND
-        status = self._allocation.remove(digest)
-        if status and status != Status.MISS:
-            return code_of(status)
+        status = self._remove_exactly(digest, found.place)
+        if status:
+            return Code.OBJECT_ALREADY_EXISTS if status == Status.MISS else code_of(status)
         code = self.write(key, parts, _with_pins(config, priority))
         if code and code != Code.OBJECT_ALREADY_EXISTS and isinstance(kept, bytes):  # others took the room
             self._put_back(key, kept, priority)
         if not code and leased:
             self.exists(key)  # as in the real one, where a value of the same size is written in place
         return code
+
+    def _remove_exactly(self, digest: KeyDigest, place: Place) -> int:
+        """Remove the object at a place, and its copies: OK, PINNED, or MISS if another one has taken its place.
+
+        A removal by key would also remove what another process has just stored, whose pin nobody would know of.
+        """
+        lives = {each[:3] for each in self._machine.find_copies(digest)}
+        if place[:3] not in lives:
+            return Status.MISS
+        status = self._allocation.remove_slot(*place[:3])
+        if not status:  # then the others are copies of it: no other object has had the key when they were seen
+            for copy in lives - {place[:3]}:
+                self._allocation.remove_slot(*copy)
+        return status
 
     def _has_room(self, digest: KeyDigest, nbytes: int, config: ReplicateConfig | None) -> bool:
         """Whether a segment has room for so many bytes, or has now: what is put there may evict others."""

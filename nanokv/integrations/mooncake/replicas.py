@@ -116,6 +116,8 @@ class Replicas(Removal):
 
     def query_task(self, task_id: tuple[int, int]) -> tuple[QueryTaskResponse | None, int]:
         """How a task that this client created has ended, and 0; or None and a code."""
+        if not isinstance(task_id, tuple | list) or len(task_id) != 2:
+            raise TypeError(f"incompatible function arguments: a task is a pair of integers, not {task_id!r}")
         high, low = task_id
         with self._task_lock:
             known = self._tasks.get((high, low))

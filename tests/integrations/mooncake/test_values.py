@@ -2,12 +2,17 @@
 
 import ctypes
 import multiprocessing
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 
 import numpy as np
 import pytest
 
+from nanokv.device.segment.layout import unpack
 from nanokv.integrations.mooncake import MooncakeDistributedStore, ReplicateConfig, SoftPinAction
+from nanokv.terms import PRIORITIES
 from tests.integrations.mooncake.conftest import Start
 
 NAME = "Mooncake Store"
@@ -84,6 +89,7 @@ def test_what_cannot_be_put_is_invalid(store: Store, key: str, value: bytes) -> 
         lambda store: store.batch_put_from_multi_buffers(["k"], [[1]], [["5"]]),
         lambda store: store.remove_by_regex(b"k"),
         lambda store: store.remove_by_regex(None),
+        lambda store: store.query_task((1, 2, 3)),
     ],
 )
 def test_arguments_of_another_type_raise_type_error(store: Store, call: Any) -> None:
@@ -180,6 +186,60 @@ def test_an_upsert_that_loses_its_room_to_others_puts_the_old_value_back(
     assert store.get("weights") == b"old" * 1000
 
 
+@pytest.mark.parametrize("step", ["write", "_remove_exactly"])
+@pytest.mark.parametrize("other", [b"another", b"another" * 20_000])
+def test_a_pin_outlives_upserts_that_meet(
+    start: Start, monkeypatch: pytest.MonkeyPatch, step: str, other: bytes
+) -> None:
+    """Another client upserts the same key while this one has removed the old value, or has just found it."""
+    store, second = start(), start(segment=0)
+    assert store.put("weights", b"old" * 1000, config(with_hard_pin=True)) == 0
+    objects = store._objects
+    assert objects is not None
+    do, calls = getattr(objects, step), []
+
+    def after_another(*args: Any) -> int:
+        calls.append(args)
+        if len(calls) == 1:
+            assert second.upsert("weights", other) == 0
+        return int(do(*args))
+
+    monkeypatch.setattr(objects, step, after_another)
+    assert store.upsert("weights", b"new" * 1000) == 0 and store.get("weights") == b"new" * 1000
+    assert len(calls) >= 2 and hold_of_object(store, "weights") == "kept"
+
+
+def hold_of_object(store: Store, key: str) -> str:
+    """The priority of the object of a key."""
+    assert store._objects is not None
+    found = store._objects._allocation.locate(store._objects.digest(key.encode()))
+    priority = unpack("ACCESS", "priority", store._objects._leases.access(found.place))
+    return next(name for name, value in PRIORITIES.items() if value == priority)
+
+
+def test_an_upsert_waits_for_another_one_that_writes(start: Start) -> None:
+    store, second = start(), start(segment=0)
+    assert second.batch_put_session_start(["k"], [100]) == [0]
+    timer = threading.Timer(0.1, lambda: second.batch_put_session_end(["k"]))
+    timer.start()
+    assert store.upsert("k", b"new") == 0 and second.get("k") == b"new"
+    timer.join()
+
+
+def test_threads_that_upsert_a_pinned_value_keep_it(store: Store) -> None:
+    def upsert(key: str) -> None:
+        for size in (10, 5000, 70_000):
+            assert store.upsert(key, b"x" * size) == 0
+
+    for number in range(40):
+        key = f"weights{number}"
+        assert store.put(key, b"old", config(with_hard_pin=True)) == 0
+        with ThreadPoolExecutor(3) as pool:
+            for done in [pool.submit(upsert, key) for _ in range(3)]:
+                done.result(60)
+        assert hold_of_object(store, key) == "kept" and store.remove(key, True) == 0
+
+
 @surface(NAME, "put_parts")
 @surface(NAME, "upsert_parts")
 def test_parts_become_one_value(store: Store) -> None:
@@ -213,6 +273,7 @@ def test_values_from_and_into_memory(store: Store) -> None:
     assert store.get_into("f", memory.ptr + 400, 500) == 100
     assert store.get_into("f", memory.ptr + 1000, 50) == -600 and not any(memory[1000:1100])
     assert store.get_into("none", memory.ptr, 50) == -704 and store.get_into("f", 0, 100) == -600
+    assert store.upsert_from("f", memory.ptr, 1 << 62) == -200 and store.get_size("f") == 100
     assert store.put_from("huge", memory.ptr, 1 << 62) == store.put_from("huge", memory.ptr, (1 << 64) - 1) == -200
     assert store.upsert_from("f", memory.ptr, 7) == 0 and store.get("f") == bytes(range(7))
     assert store.put_from("z", memory.ptr, 0) == store.upsert_from("z", memory.ptr, 0) == -600
@@ -232,7 +293,8 @@ def test_no_key_names_an_object_of_the_store_itself(store: Store, key: str) -> N
 @surface(NAME, "remove_by_regex")
 @pytest.mark.parametrize("length", [(64 << 10) - 1, 64 << 10, (64 << 10) + 1, 1 << 20])
 def test_keys_of_any_length_are_found_again(store: Store, length: int) -> None:
-    for removal in (lambda: store.remove_by_regex("^long k+$", True), lambda: store.remove_all(True)):
+    by_regex: Callable[[], int] = lambda: store.remove_by_regex("^long k+$", True)  # noqa: E731
+    for removal in (by_regex, lambda: store.remove_all(True)):
         key = "long " + "k" * (length - 5)
         assert store.put(key, b"v") == store.put("short", b"v") == 0 and store.get(key) == b"v"
         assert removal() in (1, 2) and store.is_exist(key) == 0
