@@ -11,6 +11,7 @@ the lease is over.
 import ctypes
 import logging
 import secrets
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import lru_cache
