@@ -157,7 +157,8 @@ def test_printed_engines_make_one_world(workers: int) -> None:
     assert second.ranks(2) == (workers + 2, workers, workers)
     (alone,) = _configs(command_lines("m", tensor_parallel=workers, together=True, flags={}))
     assert alone["kv_role"] == "kv_both"
-    assert alone["kv_connector_extra_config"] == {}
+    # several workers meet in shared memory, by a name that the engine has again when it is started anew
+    assert alone["kv_connector_extra_config"] == ({"nanokv.name": "vllm"} if workers > 1 else {})
 
 
 def test_printed_engines_of_two_hosts() -> None:
@@ -189,12 +190,17 @@ def test_command_line() -> None:
     printed = run(app, ["vllm-flags", "some model", "--set", "nanokv.hold=5"])
     assert printed.exit_code == 0
     assert re.findall("^# .*", printed.stdout, re.M) == [
-        "# prefill",
+        "# prefill; if both run on one GPU, or on CPUs, --kv-memory divides its memory",
         "# decode",
         "# a proxy that sends each request to both",
     ]
     assert "vllm serve 'some model' --port 8100" in printed.stdout
     assert '"nanokv.hold": 5' in printed.stdout
+    ports = ("--prefill-port", "1100", "--decode-port", "1200", "--port", "1300", "--kv-memory", "2GiB")
+    lines = [line for line in run(app, ["vllm-flags", "m", *ports]).stdout.splitlines() if line[:1] not in ("", "#")]
+    assert [" --port 1100 --kv-cache-memory-bytes 2147483648 " in lines[0], " --port 1200 " in lines[1]] == [True, True]
+    assert lines[2].endswith("--port 1300 --prefill 1100 --decode 1200")
+    assert run(app, ["vllm-flags", "m", "--together", "--port", "1300"]).stdout.count(" --port 1300 ") == 1
     assert len(json.loads(run(app, ["vllm-flags", "--json"]).stdout)) == 3
     listed = run(app, ["vllm-flags", "--list"]).stdout
     assert all(flag in listed for flag, _, _ in flag_texts())
