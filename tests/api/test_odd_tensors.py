@@ -335,6 +335,30 @@ def test_rows_that_share_memory_are_no_destinations(pair: tuple[NanoKVCache, Nan
     assert torch.equal(torch.stack(backwards), values)
 
 
+@pytest.mark.parametrize("elements", [8, 1 << 19])
+def test_memory_of_a_segment_is_no_destination(pair: tuple[NanoKVCache, NanoKVCache], elements: int) -> None:
+    """A pinned view is an object, which never changes."""
+    one, other = pair
+    for rank, key in enumerate(("there", "here")):
+        one.put(key, torch.full((elements,), float(rank)), preferred_segment=1 - rank)
+    with one.pin("there") as there, one.pin("here") as here:
+        in_host_memory(here)
+        for view in (there, here):
+            for cache in pair:
+                for get in (
+                    lambda cache=cache, view=view: cache.get("here", dst=view),
+                    lambda cache=cache, view=view: cache.get_part("here", 0, view.nbytes, dst=view),
+                    lambda cache=cache, view=view: cache.get_many(["here"], dsts=[view]),
+                    lambda cache=cache, view=view: cache.get_many(["here", "there"], dsts=[torch.zeros(3), view]),
+                    lambda cache=cache, view=view: cache.get_many(["here"], dsts=view[None]),
+                ):
+                    with pytest.raises(InvalidArgument, match=r"in a segment|dst is torch"):
+                        get()
+        assert not there.any() and (here == 1).all()
+        one.put("copy", here)  # a source may be one
+    assert torch.equal(other.get("copy"), other.get("here"))
+
+
 def test_empty_destinations_share_nothing(pair: tuple[NanoKVCache, NanoKVCache]) -> None:
     one, _ = pair
     for key in ("e0", "e1"):
