@@ -8,13 +8,13 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from nanokv.device.memory.triton import load64
+from nanokv.device.memory.triton import load64, word
 from nanokv.device.native.ahead import foresee_key, foresee_put
 from nanokv.device.native.clock import now_ns
 from nanokv.device.protocol.activity import leave
 from nanokv.device.protocol.get import get_described
 from nanokv.device.protocol.put import begin_described, put
-from nanokv.device.protocol.status import OK
+from nanokv.device.protocol.status import INVALID, OK
 from nanokv.device.segment.host_records import (
     SLEEPS,
     WHAT_BYTES,
@@ -60,24 +60,40 @@ def put_now(
 
 
 @triton.jit
+def is_in_segment(world: World, address: tl.int64, nbytes: tl.int64) -> Any:
+    """Whether some of these bytes of the caller lie in a segment of the world: to write there would change objects."""
+    inside = nbytes != nbytes
+    rank = word(0)
+    while rank < world.world_size:
+        base = segment(world, rank)
+        inside = inside | ((address < base + world.heap_limit) & (address + nbytes > base))
+        rank += 1
+    return inside & (nbytes > 0)
+
+
+@triton.jit
 def get_now(world: World, key_hash: tl.int64, key_check: tl.int64, dst: tl.int64, what: tl.int64) -> Any:
-    """`get_described` to `dst`, of the size, dtype and shape at `what` (a WHAT record)."""
-    return get_described(
-        world,
-        key_hash,
-        key_check,
-        dst,
-        load64(what + WHAT_BYTES, "relaxed"),
-        now_ns(),
-        load64(what + WHAT_FORMAT, "relaxed"),
-        load64(what + WHAT_D0, "relaxed"),
-        load64(what + WHAT_D1, "relaxed"),
-        load64(what + WHAT_D2, "relaxed"),
-        load64(what + WHAT_D3, "relaxed"),
-        load64(what + WHAT_D4, "relaxed"),
-        load64(what + WHAT_D5, "relaxed"),
-        load64(what + WHAT_D6, "relaxed"),
-    )
+    """`get_described` to `dst`, of the size, dtype and shape at `what` (a WHAT record); INVALID within a segment."""
+    nbytes = load64(what + WHAT_BYTES, "relaxed")
+    status = word(INVALID)
+    if not is_in_segment(world, dst, nbytes):
+        status = get_described(
+            world,
+            key_hash,
+            key_check,
+            dst,
+            nbytes,
+            now_ns(),
+            load64(what + WHAT_FORMAT, "relaxed"),
+            load64(what + WHAT_D0, "relaxed"),
+            load64(what + WHAT_D1, "relaxed"),
+            load64(what + WHAT_D2, "relaxed"),
+            load64(what + WHAT_D3, "relaxed"),
+            load64(what + WHAT_D4, "relaxed"),
+            load64(what + WHAT_D5, "relaxed"),
+            load64(what + WHAT_D6, "relaxed"),
+        )
+    return status
 
 
 @triton.jit

@@ -26,7 +26,7 @@ from nanokv.errors import InvalidArgument, NanoKVError, PeerLost
 from nanokv.room import NO_ROOM
 from nanokv.terms import Hold
 from nanokv.transfer.batched import Tensors
-from nanokv.transfer.descriptors import RAW, check_apart, checked_destination
+from nanokv.transfer.descriptors import RAW, check_apart
 from nanokv.transfer.host_tensors import alike_destinations
 from nanokv.types import Key
 
@@ -205,9 +205,10 @@ class Many(Lookups):
         """
         alike = alike_destinations(dsts) if self.device.type == "cpu" else None
         if alike is None:
-            check_apart([checked_destination(dst, self.device) for dst in dsts])
+            check_apart([self.world._single.destination(dst) for dst in dsts])
             return None
         what, targets = alike
+        self.world._single.check_places(targets, what.nbytes)
         return (What.of(what.nbytes, RAW) if reinterpret else what), targets
 
     # --- which node ---

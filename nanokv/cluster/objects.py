@@ -178,7 +178,7 @@ class Objects(ClusterBase):
         """The object that was read, as a tensor of its own memory, or in `dst`."""
         if dst is None:
             return self._new_tensor(got, key)
-        plain = checked_destination(dst, self.device)
+        plain = self.world._single.destination(dst)
         what: What = what_of(plain.dtype, plain.shape)
         found = Found(_OK, Place(0, 0, 0, 0, got.nbytes), got.descriptor)
         if not found.suits(what.nbytes, RAW if reinterpret else what.descriptor):

@@ -20,7 +20,6 @@ from nanokv.errors import NanoKVError
 from nanokv.transfer.descriptors import (
     RAW,
     check_apart,
-    checked_destination,
     descriptor_of,
     empty_like_described,
     is_plain,
@@ -82,7 +81,7 @@ class BatchedTransfer:
         """`SingleTransfer.get_into` for each key. Raises InvalidArgument, too, for `dsts` that share memory."""
         statuses = None if self._batch.launches else self._get_alike(keys, dsts, reinterpret)
         if statuses is None:
-            dsts = [checked_destination(dst, self._single.device) for dst in dsts]
+            dsts = [self._single.destination(dst) for dst in dsts]
             check_apart(dsts)
             statuses = [_AGAIN] * len(keys)
             if self._batch.launches:

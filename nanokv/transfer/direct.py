@@ -23,7 +23,7 @@ from nanokv.transfer.host_tensors import last_kind
 from nanokv.types import Key, KeyDigest
 
 LEFT_TO_CALLER: int = UNUSUAL.value
-_SIZE = int(Status.SIZE)
+_UNSUITED = (int(Status.SIZE), int(Status.INVALID))
 
 
 def direct_of(machine: Machine, allocation: Allocation, hasher: Hasher) -> "Direct | None":
@@ -76,7 +76,7 @@ class Direct:
         if what[0] > self._most or (lazy and _may_be_lazy(dst, is_complex)):
             return LEFT_TO_CALLER
         status = self._get(key, dst, self._hashing, record)
-        return status if status != _SIZE else LEFT_TO_CALLER  # who tells what does not suit
+        return status if status not in _UNSUITED else LEFT_TO_CALLER  # who tells what does not suit
 
     def take(self, key: Key, address: int, room: int) -> int:
         """Copy the object of a key, of any kind, to an address: its bytes. Below 0: ask in another way.

@@ -13,7 +13,7 @@ from nanokv.allocation.base import Allocation
 from nanokv.allocation.producer import ProducerAllocation
 from nanokv.device.machines.base import Machine
 from nanokv.device.machines.own_memory import plain_tensor, plainly
-from nanokv.device.machines.records import NO_TERMS, Descriptor, Found, Place, Terms, What
+from nanokv.device.machines.records import NO_TERMS, Descriptor, Found, Place, Terms, What, Words
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.clock import now_ns
 from nanokv.device.segment.layout import CHECKSUM_SHIFT
@@ -48,6 +48,8 @@ class SingleTransfer:
         self._checksum = checksum
         self._at_once = machine.at_once
         self._segments = [heap.segment(rank) for rank in range(heap.world_size)]
+        self._spans = [(each.data_ptr(), each.data_ptr() + each.nbytes) for each in self._segments]
+        self._first, self._last = min(start for start, _ in self._spans), max(end for _, end in self._spans)
 
     def put(
         self,
@@ -147,6 +149,28 @@ class SingleTransfer:
                 return tensor if status == Status.OK else status
         return Status.MISS
 
+    def destination(self, dst: torch.Tensor) -> torch.Tensor:
+        """A destination as a plain tensor: `checked_destination`, and outside of all segments.
+
+        Raises:
+            InvalidArgument: it cannot be filled.
+        """
+        plain = checked_destination(dst, self.device)
+        self._check_outside(plain.data_ptr(), plain.nbytes)
+        return plain
+
+    def check_places(self, places: Words, nbytes: int) -> None:
+        """Refuse destinations of `nbytes` each, at these addresses, of which one lies in a segment: InvalidArgument."""
+        if len(places) and places.min() < self._last and self._first < places.max() + nbytes:
+            for address in places.tolist():
+                self._check_outside(address, nbytes)
+
+    def _check_outside(self, address: int, nbytes: int) -> None:
+        if nbytes and any(address < end and start < address + nbytes for start, end in self._spans):
+            raise InvalidArgument(
+                "dst lies in a segment of this world, as a pinned view does: it would change an object"
+            )
+
     def get_into(self, key: KeyDigest, dst: torch.Tensor, *, reinterpret: bool = False, torn: bool = False) -> int:
         """Fill `dst`: OK, MISS, NOT_READY or CORRUPT. Raises InvalidArgument before anything is copied.
 
@@ -154,10 +178,12 @@ class SingleTransfer:
         """
         found = in_host_memory(dst) if self._on_cpu else None
         if found is None:
-            dst = checked_destination(dst, self.device)
+            dst = self.destination(dst)
             known, address = what_of(dst.dtype, dst.shape), dst.data_ptr()
         else:
             known, address = found
+            if self._first - known[0] < address < self._last:
+                self._check_outside(address, known[0])
         if reinterpret:
             known = What.of(known.nbytes, RAW)
         if known[0] <= self._at_once or self.is_at_once(known[0]):
@@ -198,7 +224,7 @@ class SingleTransfer:
         Raises:
             InvalidArgument: `dst` cannot be filled, or the object ends before.
         """
-        dst = checked_destination(dst, self.device)
+        dst = self.destination(dst)
         end = offset + dst.nbytes
         for _ in range(TRIES):
             found = self._allocation.locate(key)
@@ -256,7 +282,7 @@ class SingleTransfer:
     def is_right_in_place(self, key: KeyDigest, found: Found) -> bool:
         """False if the checksum of a pinned object is wrong, or missing where objects have one."""
         if not self._checksum and not found.descriptor[0] >> CHECKSUM_SHIFT.value:
-            return True
+            return True  # nor is one that is 0 looked at: this rank insists on none, and the flag would take a launch
         return self._machine.verify(key, found.place, self.payload(found.place).data_ptr()) == Status.OK
 
     def view(self, found: Found, payload: torch.Tensor) -> torch.Tensor | None:

@@ -5,6 +5,7 @@ Whoever reads at the address of such a tensor ends the process, and so this test
 
 import contextlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -132,6 +133,7 @@ GOOD: dict[str, Callable[[], torch.Tensor]] = {
     "of an array": lambda: torch.from_numpy(np.arange(8.0)),
     "large": lambda: torch.rand(1 << 19),
     "large, one in a stride": lambda: torch.rand(1 << 19, 2)[:, 0],
+    "a large parameter": lambda: torch.nn.Parameter(torch.rand(1 << 19)),
     "a large harmless one": lambda: torch.rand(1 << 19).as_subclass(Harmless),
 }
 
@@ -219,7 +221,13 @@ def test_what_has_memory_is_stored_as_its_values(pair: tuple[NanoKVCache, NanoKV
         assert torch.equal(got, tensor.detach().as_subclass(torch.Tensor)), name
 
 
-@pytest.mark.parametrize("kind", ["plain", "parameter", "harmless", "talkative", "with a gradient", "large"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("plain", "parameter", "harmless", "talkative", "with a gradient"),
+        *("large", "a large parameter", "a large harmless one"),
+    ],
+)
 def test_a_destination_with_memory_is_filled_and_returned(pair: tuple[NanoKVCache, NanoKVCache], kind: str) -> None:
     one, other = pair
     values = torch.rand(GOOD[kind]().shape)
@@ -333,6 +341,31 @@ def test_rows_that_share_memory_are_no_destinations(pair: tuple[NanoKVCache, Nan
     backwards = list(whole.view(3, elements).unbind(0))[::-1]
     assert other.get_many(keys, dsts=backwards) == backwards
     assert torch.equal(torch.stack(backwards), values)
+
+
+@pytest.mark.parametrize("elements", [8, 1 << 19])
+def test_memory_of_a_segment_is_no_destination(pair: tuple[NanoKVCache, NanoKVCache], elements: int) -> None:
+    """A pinned view is an object, which never changes."""
+    one, other = pair
+    for rank, key in enumerate(("there", "here")):
+        one.put(key, torch.full((elements,), float(rank)), preferred_segment=1 - rank)
+    with one.pin("there") as there, one.pin("here") as here:
+        in_host_memory(here)
+        for view in (there, here):
+            for cache in pair:
+                gets: list[Callable[[], Any]] = [
+                    partial(cache.get, "here", dst=view),
+                    partial(cache.get_part, "here", 0, view.nbytes, dst=view),
+                    partial(cache.get_many, ["here"], dsts=[view]),
+                    partial(cache.get_many, ["here", "there"], dsts=[torch.zeros(3), view]),
+                    partial(cache.get_many, ["here"], dsts=view[None]),
+                ]
+                for get in gets:
+                    with pytest.raises(InvalidArgument, match=r"in a segment|dst is torch"):
+                        get()
+        assert not there.any() and (here == 1).all()
+        one.put("copy", here)  # a source may be one
+    assert torch.equal(other.get("copy"), other.get("here"))
 
 
 def test_empty_destinations_share_nothing(pair: tuple[NanoKVCache, NanoKVCache]) -> None:
