@@ -178,14 +178,17 @@ class Poller:
             with self.index.turn.asking():
                 thread.join(timeout)
 
+    @property
+    def is_this_thread(self) -> bool:
+        """Whether the poller's thread asks: listeners run there, and finalizers may."""
+        return self._thread is threading.current_thread()
+
     def refuse_own_thread(self, call: str) -> None:
-        """Raise InvalidArgument on the poller's thread, where listeners run, and finalizers may: `call` waits for its
-        rounds, and so would wait for itself.
-        """
-        if self._thread is threading.current_thread():
+        """Raise InvalidArgument if the poller's thread asks: `call` waits, for what this thread does or for others."""
+        if self.is_this_thread:
             raise InvalidArgument(
-                f"{call} waits for the poller of rank {self._rank}, and was called by its own thread, as a listener of "
-                "events is: let another thread call it"
+                f"{call} would stop the poller of rank {self._rank}: its own thread waits, as a listener of events does. "
+                "Let another thread call it"
             )
 
     def at_rest(self, do: Callable[[], bool]) -> bool:
