@@ -186,10 +186,8 @@ class Poller:
     def refuse_own_thread(self, call: str) -> None:
         """Raise InvalidArgument if the poller's thread asks: `call` waits, for what this thread does or for others."""
         if self.is_this_thread:
-            raise InvalidArgument(
-                f"{call} would stop the poller of rank {self._rank}: its own thread waits, as a listener of events does. "
-                "Let another thread call it"
-            )
+            why = "it is its thread that calls, as a listener of events does. Let another thread call"
+            raise InvalidArgument(f"{call} would stop the poller of rank {self._rank}: {why}")
 
     def at_rest(self, do: Callable[[], bool]) -> bool:
         """Call `do` between two rounds. If it returns True no further round comes: `stop` joins the thread.
