@@ -13,7 +13,8 @@ import pytest
 import torch
 
 import nanokv
-from nanokv.errors import OutOfMemory
+from nanokv.device.protocol.status import Status
+from nanokv.errors import NanoKVError, OutOfMemory
 from nanokv.heap.locks import LockFile
 from nanokv.heap.world_file import path_of
 from tests.support.worlds import close_and_check
@@ -153,6 +154,19 @@ def test_a_rank_that_left_gives_its_memory_back_and_takes_it_again(shm_name: str
         with_it = taken(shm_name)
         leaves.leave("drop")
         assert with_it - taken(shm_name) >= 1 << 19
+    stays.close()
+
+
+def test_a_segment_whose_rank_is_absent_gets_no_memory(shm_name: str) -> None:
+    stays = attach(shm_name, 1)
+    before = taken(shm_name)
+    with pytest.raises(NanoKVError):
+        stays.put("k", value(1, PAGE), preferred_segment=0)
+    assert stays._machine.begin(0, (1, 2), PAGE, 0, (0,) * 8, 1).status == Status.FULL
+    stays.put("k", value(1, PAGE), preferred_segment=1)
+    with pytest.raises(NanoKVError):
+        stays.replicate("k", 0)
+    assert taken(shm_name) - before < 4 << 20
     stays.close()
 
 
