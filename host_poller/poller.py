@@ -178,15 +178,16 @@ class Poller:
             with self.index.turn.asking():
                 thread.join(timeout)
 
+    @property
+    def is_this_thread(self) -> bool:
+        """Whether the poller's thread asks: listeners run there, and finalizers may."""
+        return self._thread is threading.current_thread()
+
     def refuse_own_thread(self, call: str) -> None:
-        """Raise InvalidArgument on the poller's thread, where listeners run, and finalizers may: `call` waits for its
-        rounds, and so would wait for itself.
-        """
-        if self._thread is threading.current_thread():
-            raise InvalidArgument(
-                f"{call} waits for the poller of rank {self._rank}, and was called by its own thread, as a listener of "
-                "events is: let another thread call it"
-            )
+        """Raise InvalidArgument if the poller's thread asks: `call` waits, for what this thread does or for others."""
+        if self.is_this_thread:
+            why = "it is its thread that calls, as a listener of events does. Let another thread call"
+            raise InvalidArgument(f"{call} would stop the poller of rank {self._rank}: {why}")
 
     def at_rest(self, do: Callable[[], bool]) -> bool:
         """Call `do` between two rounds. If it returns True no further round comes: `stop` joins the thread.

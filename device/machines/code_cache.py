@@ -93,7 +93,7 @@ def cache_directory() -> Path:
     """
     named, why = os.environ.get(VARIABLE), []
     if named:
-        path = Path(named) / "nanokv" / _digest()
+        path = _absolute(named) / "nanokv" / _digest()
         try:
             _prepare(path, 0o755)  # who names a folder may mean it for all users, as in an image
             return path
@@ -116,6 +116,12 @@ def cache_directory() -> Path:
             _warn_once(f"{VARIABLE} cannot be used ({why[0]}): compiled code is kept in {path}")
         return path
     raise InvalidArgument(_no_folder(why)) if named else HeapUnavailable(_no_folder(why))
+
+
+@cache
+def _absolute(named: str) -> Path:
+    """A folder, as it was meant when the process first asked for it: it may go to another one meanwhile."""
+    return Path(named).absolute()
 
 
 def _no_folder(why: list[str]) -> str:

@@ -253,10 +253,15 @@ class CacheBase:
             raise CacheClosed(f"rank {self._rank} of {self._name!r} was closed")
 
     def _check_stays(self) -> None:
-        """For what waits: raise CacheClosed also if `close` waits for the operations in the background."""
+        """For what waits for room: raise CacheClosed also if `close` waits for the operations in the background.
+
+        Raises:
+            InvalidArgument: a listener waits.
+        """
         if self._open and self._worker.closed:
             raise CacheClosed(f"rank {self._rank} of {self._name!r} is being closed")
         self._check_open()
+        self._poller.refuse_own_thread("a wait for room")
 
     def _checked_segment(self, preferred: int | None) -> int | None:
         if not self._open:

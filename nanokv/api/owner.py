@@ -43,7 +43,7 @@ class Owner(World):
 
         The function returned ends that. A listener that refers to this cache keeps it from being dropped. Listeners are
         called by the poller's thread, which frees and sweeps for everybody: a slow one delays that. `flush`, `clear`,
-        `evict_until_below` and `leave` would wait for that thread, and are refused there: InvalidArgument.
+        `evict_until_below`, `leave`, and waits for room or for objects are refused there: InvalidArgument.
         """
         self._check_open()
         if not callable(listener):

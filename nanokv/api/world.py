@@ -8,6 +8,7 @@ from typing import cast, get_args
 from nanokv.allocation.producer import ProducerAllocation
 from nanokv.api.base import CacheBase
 from nanokv.arguments import FOREVER, integer, seconds
+from nanokv.device.protocol.status import Status
 from nanokv.errors import InvalidArgument, WaitTimeout
 from nanokv.heap.base import ElasticHeap
 from nanokv.membership.empty import Emptying, Fate
@@ -37,12 +38,15 @@ class World(CacheBase):
         Raises:
             WaitTimeout: after `timeout` seconds; the message gives the number of missing objects.
             PeerLost: the rank that was writing one of them has ended; or v1's master has.
+            InvalidArgument: a listener calls it (`subscribe`) for an object that is not there.
         """
         self._check_open()
         digests = [self._hash(keys)] if isinstance(keys, str | bytes | KeyDigest) else list(self._digests(keys))
         self._wait_for(digests, FOREVER if timeout is None else seconds("timeout", timeout))
 
     def _wait_for(self, digests: list[KeyDigest], timeout: float | None) -> None:
+        if self._poller.is_this_thread and any(self._look(digest) != Status.OK for digest in digests):
+            self._poller.refuse_own_thread("a wait for objects that are not there")
         waiter = Waiter(self._heap, self._allocation, self._look, self._watch)
         try:  # not `counting_timeouts`: ending a context takes microseconds after a sleep
             waiter.wait(digests, timeout)

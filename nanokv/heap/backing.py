@@ -40,7 +40,8 @@ class Backing:
 
         False: the folder is full. Then there may be room in pages that have been used (`reach`).
         """
-        if self._backed[rank][0] >= self._end:
+        backed = self._backed[rank][0]
+        if backed >= self._end or not backed:  # 0: the rank is absent, and nobody gets a page of it
             return True
         return self.reach(rank, min(self._bumps[rank][0], self._end) + nbytes + self._ahead)
 

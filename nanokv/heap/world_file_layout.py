@@ -62,8 +62,8 @@ CARDS = FileKind("nanokv-cards.", lambda geometry: HEAP_CTL.size)  #: the file h
 
 
 def directory() -> Path:
-    """The folder of worlds: NANOKV_SHM_DIR, else /dev/shm."""
-    return Path(os.environ.get("NANOKV_SHM_DIR") or "/dev/shm")
+    """The folder of worlds: NANOKV_SHM_DIR, else /dev/shm. Absolute: the process may go to another folder meanwhile."""
+    return Path(os.environ.get("NANOKV_SHM_DIR") or "/dev/shm").absolute()
 
 
 def path_of(name: str, prefix: str = PREFIX) -> Path:

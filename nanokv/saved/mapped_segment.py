@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nanokv.device.protocol.status import Status
+from nanokv.device.segment.clock import now_ns
 from nanokv.device.segment.layout import FLAG_CHECKSUM, PIN_BITS, READY, STATE_MASK
 from nanokv.device.segment.views import SegmentView
 from nanokv.fsck.contents import has_right_checksum
@@ -23,6 +24,7 @@ class MappedSegment:
 
     def __init__(self, view: SegmentView, rank: int) -> None:
         self.rank = rank
+        self.clock = max(now_ns(), int(view.ctl["swept_at"][0]))  # the second: the machine has started anew since
         self._view = view
 
     def ready(self) -> Ready:

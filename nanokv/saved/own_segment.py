@@ -8,6 +8,7 @@ import torch
 
 from nanokv.device.machines.base import Machine
 from nanokv.device.machines.records import Place
+from nanokv.device.segment.clock import now_ns
 from nanokv.device.segment.layout import (
     OBJ_DESC,
     READY,
@@ -25,7 +26,7 @@ class OwnSegment:
     """The Source of a rank."""
 
     def __init__(self, heap: Heap, machine: Machine, rank: int) -> None:
-        self.rank = rank
+        self.rank, self.clock = rank, now_ns()
         self._machine = machine
         self._segment = heap.segment(rank)
 

@@ -110,12 +110,13 @@ class _Writer:
         row["format"] = descriptor["format"] & np.uint64(LOW32.value)  # without the checksum
         row["dims"] = descriptor["dims"]
         row["bytes_total"], row["offset"] = header["bytes_total"], self._end
-        row["last_used"] = self._moment.to_wall(int(time_of(header["last_access"])))
+        moment = self._moment._replace(clock=source.clock)
+        row["last_used"] = moment.to_wall(int(time_of(header["last_access"])))
         row["rank"] = source.rank
         row["priority"] = unpack("ACCESS", "priority", header["last_access"])
         if header["flags"] & FLAG_LABEL.value:
             label = source.label(slot)
-            row["group"], row["until"] = label["group"], self._moment.to_wall(int(label["until"]))
+            row["group"], row["until"] = label["group"], moment.to_wall(int(label["until"]))
         return row
 
     def _is_inside(self, header: Any) -> bool:

@@ -21,6 +21,7 @@ class Source(Protocol):
     """A segment to be saved."""
 
     rank: int  #: whose segment it is
+    clock: int  #: the time by the clock of its times: ns
 
     def ready(self) -> Ready:
         """The objects that are READY now."""

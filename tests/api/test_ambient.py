@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import torch
 
+import nanokv
+from nanokv.device.machines import code_cache
 from nanokv.doctor import examine
 from tests.support.worlds import MakeWorld, World
 
@@ -95,10 +97,30 @@ def test_tensors_come_back_as_they_were_put(make_world: MakeWorld, tmp_path: Pat
     assert world[0].heap_bases_tensor.tolist() == world[0]._heap.bases
 
 
-@pytest.mark.usefixtures("setting")
 def test_doctor_is_well() -> None:
-    rows = {row.name: row for row in examine()}
+    with torch.device("meta"):
+        rows = {row.name: row for row in examine()}
     assert rows["smoke test"].state == "ok", rows["smoke test"].detail
+
+
+def test_a_program_may_go_to_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Variables may name folders beside the first one."""
+    (tmp_path / "worlds").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("NANOKV_SHM_DIR", "worlds")
+    cache = nanokv.NanoKVCache(1 << 20, page_bytes=4096, name="w", rank=0, world_size=1)
+    assert [each.name for each in (tmp_path / "worlds").iterdir()] == ["nanokv.w"]
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    cache.put("k", ones(8))
+    cache.close()
+    assert list((tmp_path / "worlds").iterdir()) == []
+    code_cache._absolute.cache_clear()
+    monkeypatch.setenv("NANOKV_CACHE_DIR", "code")
+    first = code_cache.cache_directory()
+    monkeypatch.chdir(tmp_path)
+    assert code_cache.cache_directory() == first and first.is_relative_to(tmp_path / "elsewhere" / "code")
+    code_cache._absolute.cache_clear()
 
 
 TINY = """
@@ -109,7 +131,14 @@ with nanokv.NanoKVCache(1 << 20, page_bytes=4096, name=f"tiny-{os.getpid()}", ra
 """
 
 
-@pytest.mark.parametrize("how", ["warnings are errors", "no streams", "umask"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        "warnings are errors",
+        pytest.param("no streams", marks=pytest.mark.exhaustive),
+        pytest.param("umask", marks=pytest.mark.exhaustive),
+    ],
+)
 def test_a_program_in_odd_surroundings(tmp_path: Path, how: str) -> None:
     arguments = ["-W", "error"] if how == "warnings are errors" else []
     shell = {"no streams": "exec <&- >&- 2>&-;", "umask": "umask 077;"}.get(how, "")

@@ -14,12 +14,14 @@ from nanokv.cluster.relative_terms import absolute, relative
 from nanokv.device.machines.records import Terms
 from nanokv.device.segment import clock
 from nanokv.device.segment.clock import now_ns
-from nanokv.device.segment.last_access import NS, time_of
+from nanokv.device.segment.last_access import NS, move_times, time_of
 from nanokv.device.segment.layout import ACCESS_TIME, TERMS_PRIORITY_SHIFT
 from nanokv.device.segment.views import SegmentView
 from nanokv.errors import HeapUnavailable
 from nanokv.heap.process_heap import ProcessHeap
 from nanokv.saved import times
+from nanokv.saved.mapped_segment import MappedSegment
+from nanokv.saved.save import save
 from tests.support.worlds import MakeWorld, World
 
 PAGE = 4096
@@ -150,6 +152,19 @@ def test_a_file_of_another_start_of_the_machine_ages_by_the_wall_clock(
     assert 2 * 3600 - 100 < seconds_left(world[0]) <= 2 * 3600
 
 
+def test_a_segment_of_another_start_of_the_machine_is_saved_by_its_own_clock(world: World, tmp_path: Path) -> None:
+    world[0].put("k", one(), preferred_segment=0, hold=Hold(ttl=100.0))
+    host = world[0]._heap.host_view(0)
+    assert host is not None
+    view = SegmentView(host.copy(), world[0]._geometry)
+    view.ctl["swept_at"] = now_ns() + HOUR  # what the clock showed before
+    move_times(view, HOUR)
+    save(tmp_path / "file", [MappedSegment(view, 0)], world[0]._geometry, {})
+    world[0].clear()
+    assert world[0].load(tmp_path / "file").objects == 1
+    assert 90 < seconds_left(world[0]) <= 100
+
+
 def test_a_file_without_a_moment_has_times_of_the_wall_clock() -> None:
     """One of a build before."""
     before = now_ns()
@@ -215,8 +230,6 @@ def test_the_offset_of_a_time_namespace(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_moved_times_keep_their_order_and_end_at_the_last_ones(world: World) -> None:
-    from nanokv.device.segment.last_access import move_times
-
     host = world[1]._heap.host_view(1)
     assert host is not None
     view = SegmentView(host.copy(), world[1]._geometry)

@@ -13,7 +13,8 @@ import pytest
 import torch
 
 import nanokv
-from nanokv.errors import OutOfMemory
+from nanokv.device.protocol.status import Status
+from nanokv.errors import NanoKVError, OutOfMemory
 from nanokv.heap.locks import LockFile
 from nanokv.heap.world_file import path_of
 from tests.support.worlds import close_and_check
@@ -78,7 +79,7 @@ PUTS: dict[str, Put] = {
 
 
 @pytest.mark.parametrize("evict", [True, False], ids=["evict", "no-evict"])
-@pytest.mark.parametrize("nbytes", [PAGE, 50 * PAGE])
+@pytest.mark.parametrize("nbytes", [4 * PAGE, 50 * PAGE])
 @pytest.mark.parametrize("name", PUTS)
 def test_puts_take_no_memory_that_is_not_there(
     shm_name: str, granted: list[int], name: str, nbytes: int, evict: bool
@@ -93,6 +94,8 @@ def test_puts_take_no_memory_that_is_not_there(
                 kept.append(number)
             except OutOfMemory:
                 refused += 1
+                if refused == 5:
+                    break
         assert taken(shm_name) <= before + (1 << 16)
         assert granted[0] < GRANTED // 2 and len(kept) * nbytes > GRANTED // 3
         assert (refused == 0) == evict, (refused, len(kept))
@@ -151,6 +154,19 @@ def test_a_rank_that_left_gives_its_memory_back_and_takes_it_again(shm_name: str
         with_it = taken(shm_name)
         leaves.leave("drop")
         assert with_it - taken(shm_name) >= 1 << 19
+    stays.close()
+
+
+def test_a_segment_whose_rank_is_absent_gets_no_memory(shm_name: str) -> None:
+    stays = attach(shm_name, 1)
+    before = taken(shm_name)
+    with pytest.raises(NanoKVError):
+        stays.put("k", value(1, PAGE), preferred_segment=0)
+    assert stays._machine.begin(0, (1, 2), PAGE, 0, (0,) * 8, 1).status == Status.FULL
+    stays.put("k", value(1, PAGE), preferred_segment=1)
+    with pytest.raises(NanoKVError):
+        stays.replicate("k", 0)
+    assert taken(shm_name) - before < 4 << 20
     stays.close()
 
 

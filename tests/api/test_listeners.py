@@ -14,16 +14,26 @@ from tests.support.worlds import MakeWorld, World
 PATIENCE = 60.0
 Call = Callable[[nanokv.NanoKVCache], object]
 
+
+def put_where_nothing_may_go(cache: nanokv.NanoKVCache) -> None:
+    kept = nanokv.Hold(priority="kept")
+    for number in range(10):
+        cache.put(f"k{number}", torch.zeros(1 << 17, dtype=torch.uint8), preferred_segment=0, hold=kept, timeout=60.0)
+
+
 WAITING: dict[str, Call] = {
     "flush": lambda cache: cache.flush(),
     "clear": lambda cache: cache.clear(),
     "evict_until_below": lambda cache: cache.evict_until_below(0.0),
     "leave": lambda cache: cache.leave("drop"),
+    "a wait for objects that are not there": lambda cache: cache.wait(["x", "never"], timeout=None),
+    "a wait for room": put_where_nothing_may_go,
 }
 HARMLESS: dict[str, Call] = {
     "stats": lambda cache: cache.stats(),
     "put": lambda cache: cache.put("by the listener", torch.ones(2), preferred_segment=0),
     "remove": lambda cache: cache.remove("x"),
+    "a wait for what is there": lambda cache: cache.wait("x", timeout=None),
     "keys": lambda cache: list(cache.segment_keys()),
 }
 
@@ -58,7 +68,7 @@ def outcome_of(world: World, call: Call) -> list[NanoKVError | None]:
 def test_a_listener_that_would_wait_for_the_poller_is_refused_at_once(world: World, name: str) -> None:
     began = time.monotonic()
     (error,) = outcome_of(world, WAITING[name])
-    assert isinstance(error, InvalidArgument) and f"{name} waits for the poller of rank 0" in str(error)
+    assert isinstance(error, InvalidArgument) and f"{name} would stop the poller of rank 0" in str(error)
     world[0].flush()  # the poller goes on
     assert time.monotonic() - began < 5.0  # a wait for itself took 10 s
     assert "x" in world[0] and world[0].stats()["poller_failures"] == 0
