@@ -20,6 +20,7 @@ from nanokv.cluster.messages.sealed import Reason
 from nanokv.cluster.options import ClusterOptions
 from nanokv.cluster.place import is_loopback, why_unreachable
 from nanokv.errors import PeerLost
+from nanokv.integrations.joining import Settings
 
 from .conftest import HEAP_BYTES, PAGE, PATIENCE, MakeCluster, key_of, until
 
@@ -144,6 +145,7 @@ def test_what_was_refused_is_in_the_stats(make_cluster: MakeCluster) -> None:
 def test_a_secret_is_not_shown() -> None:
     options = ClusterOptions(node="a", secret=b"do not tell anybody")
     assert "tell" not in repr(options) and "tell" not in str(options)
+    assert "tell" not in repr(Settings(cluster="etcd://user:do-not-tell@host/name"))
     with pytest.raises(nanokv.errors.InvalidArgument) as caught:
         ClusterOptions(node="a", secret=b"short tell")
     assert "tell" not in str(caught.value)
