@@ -103,7 +103,11 @@ class Objects(ClusterBase):
         if tensor.nbytes > node.geometry.max_object_bytes:
             return int(Status.TOO_LARGE)
         keys = np.array([digest], np.int64)
-        status = int(self._putting.put_each(node, keys, [tensor], rank, self._terms(hold))["status"][0])
+        try:
+            status = int(self._putting.put_each(node, keys, [tensor], rank, self._terms(hold))["status"][0])
+        except PeerLost:
+            self._counts.peer_lost += 1
+            raise
         if not status:
             self._counts.put(1, tensor.nbytes)
         return status

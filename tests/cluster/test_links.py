@@ -276,13 +276,14 @@ def test_one_more_is_let_go_when_an_earlier_one_has_ended(link: Link, kind: str)
     if kind != "nixl":
         return
     assert isinstance(link, NixlLink)
+    lock = link._lock
 
     class Ended:
         """As a transfer of which the link learns that it has ended."""
 
         def state(self) -> State:
-            assert link._lock.acquire(timeout=5), "the link keeps its lock"
-            link._lock.release()
+            assert lock.acquire(timeout=5), "the link keeps its lock"
+            lock.release()
             return State.DONE
 
     for _ in range(3):

@@ -181,6 +181,7 @@ def test_so_much_is_kept_for_one_node_and_no_more(make_cluster: MakeCluster, mon
     for why in ("did not answer", "has not answered puts of 400000 bytes"):
         with pytest.raises(PeerLost, match=why):
             one.put("x", LARGE, preferred_segment=("n1", 0))
+    assert one.stats()["peer_lost"] == 2
     one.put("small", torch.ones(3), preferred_segment=("n1", 0))  # its bytes travel in the question
     go_on()
     until(lambda: one.stats()["late_puts"] == 0)
