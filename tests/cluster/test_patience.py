@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from nanokv.cluster import NanoKVCluster
+from nanokv.cluster.messages.asker import Unanswered
 from nanokv.cluster.patience import MORE, Patience
 from nanokv.cluster.remote_world import RemoteWorld
 from nanokv.cluster.rounds import TransferLate
@@ -101,3 +102,25 @@ def test_a_node_of_many_processes_that_hangs(
     with pytest.raises(PeerLost, match="node n1"):
         call(one)
     assert time.monotonic() - begun < TIMEOUT + MORE + SLACK < RANKS * TIMEOUT / 2
+
+
+def test_puts_to_many_nodes_that_hang(make_cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though one thread asks several of them."""
+    members = make_cluster(5, timeout=TIMEOUT)
+    one = members[0]
+    keys = [f"k{i}" for i in range(100)]
+    monkeypatch.setattr("nanokv.cluster.at_once.THREADS", 1)
+
+    def hang(address: str, to: str, kind: int, body: bytes, timeout: float, **_: Any) -> bytes:
+        time.sleep(timeout)
+        raise Unanswered(f"{to} did not answer")
+
+    monkeypatch.setattr(one._parts.asker, "ask", hang)
+    begun = time.monotonic()
+    outcomes = one.put_many(keys, torch.ones(100, 3))
+    assert time.monotonic() - begun < TIMEOUT + MORE + SLACK < 4 * TIMEOUT
+    assert [outcome is None for outcome in outcomes] == [one.home(key) == "n0" for key in keys]
+    begun = time.monotonic()
+    with pytest.raises(PeerLost):
+        one.remove_many(keys)
+    assert time.monotonic() - begun < TIMEOUT + MORE + SLACK
