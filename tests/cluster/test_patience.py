@@ -61,17 +61,17 @@ def test_threads_wait_at_the_same_time() -> None:
 class Hung:
     """Rounds over a link whose other end answers nothing, whatever member of the node is asked."""
 
-    def __init__(self, rounds: Any, node: str) -> None:
-        self._rounds, self._node = rounds, node
+    def __init__(self, rounds: Any, node: str, is_over: Callable[[], bool] = lambda: True) -> None:
+        self.rounds, self._node, self._is_over = rounds, node, is_over
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        work = getattr(self._rounds, name)
+        work = getattr(self.rounds, name)
 
         def late(world: RemoteWorld, *arguments: Any) -> Any:
             if world.name != self._node:
                 return work(world, *arguments)
             time.sleep(arguments[-1])
-            raise TransferLate(world.name, arguments[-1], lambda: True)
+            raise TransferLate(world.name, arguments[-1], self._is_over)
 
         return late
 
@@ -124,3 +124,24 @@ def test_puts_to_many_nodes_that_hang(make_cluster: MakeCluster, monkeypatch: py
     with pytest.raises(PeerLost):
         one.remove_many(keys)
     assert time.monotonic() - begun < TIMEOUT + MORE + SLACK
+
+
+def test_a_node_that_ends_no_read_is_asked_no_more(make_cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was given up keeps memory until it has ended; others are read from as ever."""
+    monkeypatch.setattr("nanokv.cluster.transfers.MOST_LATE", 3)
+    monkeypatch.setattr("nanokv.cluster.nodes.AVOIDED", 0.0)
+    one, _, _ = make_cluster(3, timeout=0.05)
+    for node in ("n1", "n2"):
+        one.put(node, torch.ones(3), preferred_segment=(node, 0))
+    is_over = False
+    rounds = Hung(one._reading._rounds, "n1", lambda: is_over)
+    monkeypatch.setattr(one._reading, "_rounds", rounds)
+    for _ in range(3):
+        with pytest.raises(PeerLost, match="did not answer within"):
+            one.exists("n1")
+    with pytest.raises(PeerLost, match="3 reads that were given up have not ended"):
+        one.exists("n1")
+    assert one.exists("n2") and one.stats()["late_reads"] == 3
+    is_over = True
+    monkeypatch.setattr(one._reading, "_rounds", rounds.rounds)
+    assert one.stats()["late_reads"] == 0 and one.exists("n1")

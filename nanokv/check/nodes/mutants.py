@@ -48,7 +48,7 @@ def _acknowledged_early() -> None:
         threading.Timer(0.05, put).start()
         return np.zeros(len(keys), PULLED.dtype)
 
-    Putting.put_each = put_later  # type: ignore[method-assign]
+    Putting.put_each = put_later  # type: ignore[method-assign, assignment]
 
 
 def _not_freed() -> None:
