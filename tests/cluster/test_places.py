@@ -104,14 +104,14 @@ def test_a_member_whose_name_nobody_resolves_holds_up_no_other(
     end, real = threading.Event(), socket.getaddrinfo
 
     def hangs(host: Any, *arguments: Any, **options: Any) -> Any:
-        if host == "slow.example":
+        if host == "slow.places.example":
             end.wait(PATIENCE)
             host = "127.0.0.1"
         return real(host, *arguments, **options)
 
     monkeypatch.setattr(socket, "getaddrinfo", hangs)
     one, two = make_cluster(timeout=0.3)
-    (slow,) = make_cluster(1, bind="127.0.0.1", advertise="slow.example", timeout=0.3)
+    (slow,) = make_cluster(1, bind="127.0.0.1", advertise="slow.places.example", timeout=0.3)
     begun = time.monotonic()
     with pytest.raises(PeerLost):
         one.put("x", torch.ones(3), preferred_segment=("n2", 0))
