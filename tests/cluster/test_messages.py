@@ -359,6 +359,10 @@ def test_connections_leave_file_descriptors(server: Server, asker: Asker, monkey
     with raw(server.address) as stranger:
         assert stranger.recv(1) == b""
     counted(server, NO_ROOM=1)
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    with raw(server.address) as member:
+        greet(member)
+        wait_until("it to be known", lambda: sum(not each.is_stranger for each in server._streams.values()) == 2)
     assert asker.ask(server.address, "b", ECHO, b"on", PATIENCE) == b"a/7: on"
 
 
