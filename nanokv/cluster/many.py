@@ -18,6 +18,7 @@ from nanokv.cluster.fetched import Fetched
 from nanokv.cluster.lookups import Lookups
 from nanokv.cluster.nodes import Node
 from nanokv.cluster.offering import storable
+from nanokv.cluster.patience import Patience
 from nanokv.cluster.statuses import is_one_of
 from nanokv.device.machines.records import What, Words
 from nanokv.device.protocol.status import Status
@@ -60,6 +61,7 @@ class Many(Lookups):
         deadline = time.monotonic() + seconds("timeout", timeout)
         tensors, sizes = storable(tensors)
         outcomes: list[NanoKVError | None] = [None] * len(digests)
+        patience = self._patience()
         rank, targets = self._targets(digests, preferred_segment)
 
         def keep(which: Words, found: list[NanoKVError | None]) -> None:
@@ -68,7 +70,7 @@ class Many(Lookups):
 
         def put(node: Node, which: Words) -> None:
             some, parts = chosen(digests, which), _rows(tensors, which)
-            keep(which, self._put_many_to(node, rank, some, parts, sizes[which], hold, deadline))
+            keep(which, self._put_many_to(node, rank, some, parts, sizes[which], hold, deadline, patience))
 
         for node, which in targets:
             if node is None:
@@ -78,7 +80,15 @@ class Many(Lookups):
         return outcomes
 
     def _put_many_to(
-        self, node: Node, rank: int | None, keys: Digests, tensors: Tensors, sizes: Words, hold: Any, deadline: float
+        self,
+        node: Node,
+        rank: int | None,
+        keys: Digests,
+        tensors: Tensors,
+        sizes: Words,
+        hold: Any,
+        deadline: float,
+        patience: Patience,
     ) -> list[NanoKVError | None]:
         statuses = np.full(len(keys), int(Status.FULL), np.int64)
         too_large = sizes > node.geometry.max_object_bytes
@@ -87,7 +97,7 @@ class Many(Lookups):
         try:
             while len(left):
                 parts = _rows(tensors, left)
-                found = self._putting.put_each(node, keys.words[left], parts, rank, self._terms(hold))
+                found = self._putting.put_each(node, keys.words[left], parts, rank, self._terms(hold), patience)
                 statuses[left] = found["status"]
                 left = np.flatnonzero(is_one_of(statuses, NO_ROOM))
                 if not len(left) or time.monotonic() >= deadline:

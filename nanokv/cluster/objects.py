@@ -91,22 +91,33 @@ class Objects(ClusterBase):
             raise InvalidArgument(f"replicas are for objects that this node gets, not node {node.name}")
         plain = plain_tensor(tensor)
         nbytes = what_of(plain.dtype, plain.shape).nbytes
-        deadline = time.monotonic() + seconds("timeout", timeout)
-        status = self._put_to(node, rank, digest, plain, hold)
+        deadline, patience = time.monotonic() + seconds("timeout", timeout), self._patience()
+        status = self._put_to(node, rank, digest, plain, hold, patience)
         while status in NO_ROOM and time.monotonic() < deadline:
             self._check_stays()
             time.sleep(_ROOM_REST)
-            status = self._put_to(node, rank, digest, plain, hold)
+            status = self._put_to(node, rank, digest, plain, hold, patience)
         if status and not (exist_ok and status == _DUPLICATE):
             raise self._error(status, key, node, nbytes)
 
     def _put_to(
-        self, node: Node, rank: int | None, digest: KeyDigest, tensor: torch.Tensor, hold: float | Hold | None
+        self,
+        node: Node,
+        rank: int | None,
+        digest: KeyDigest,
+        tensor: torch.Tensor,
+        hold: float | Hold | None,
+        patience: Patience,
     ) -> int:
         if tensor.nbytes > node.geometry.max_object_bytes:
             return int(Status.TOO_LARGE)
         keys = np.array([digest], np.int64)
-        status = int(self._putting.put_each(node, keys, [tensor], rank, self._terms(hold))["status"][0])
+        try:
+            answers = self._putting.put_each(node, keys, [tensor], rank, self._terms(hold), patience)
+        except PeerLost:
+            self._counts.peer_lost += 1
+            raise
+        status = int(answers["status"][0])
         if not status:
             self._counts.put(1, tensor.nbytes)
         return status

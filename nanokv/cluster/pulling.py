@@ -293,6 +293,8 @@ class Puller:
             known = self._producer(sender)
             if question.number in known.cancelled:
                 raise BadMessage(f"question {question.number} was given up by who has asked it")
+            if question.number in known.active:
+                raise BadMessage(f"question {question.number} is under way")
             known.active.add(question.number)
         return Pull(self, sender, question, peer)
 

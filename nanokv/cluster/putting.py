@@ -22,6 +22,7 @@ from nanokv.cluster.locations import Locations
 from nanokv.cluster.messages.asker import Asker, Refused, Unanswered
 from nanokv.cluster.nodes import Node
 from nanokv.cluster.offering import Offers, Registered
+from nanokv.cluster.patience import Patience
 from nanokv.cluster.pull_message import MOST_PULLS, NEEDS_CARD, BadMessage, Question, Records, answered
 from nanokv.cluster.reading import Reading
 from nanokv.cluster.relative_terms import relative
@@ -60,7 +61,7 @@ class Putting:
         timeout: float,
     ) -> None:
         self._reading, self._locations = reading, locations
-        self._link, self._asker, self._timeout = link, asker, timeout
+        self._link, self._asker = link, asker
         self._offers = Offers(registered, staging)
         self._tickets_room = staging.room(_TICKETS * LOOK_LINE)
         self._tickets = self._tickets_room.view(_TICKETS * LOOK_LINE).view(np.uint64)
@@ -73,7 +74,13 @@ class Putting:
         self._unanswered = self.kept.members
 
     def put_each(
-        self, node: Node, keys: Words, tensors: Sequence[torch.Tensor], rank: int | None, terms: Terms
+        self,
+        node: Node,
+        keys: Words,
+        tensors: Sequence[torch.Tensor],
+        rank: int | None,
+        terms: Terms,
+        patience: Patience,
     ) -> Records:
         """Put each tensor, a plain one, under its key (int64 [n, 2]): PULLED [n].
 
@@ -88,34 +95,37 @@ class Putting:
             brought = self._offers.bring(pulls, tensors)
             kept = None if brought else self._offers.offer(pulls, tensors)
         if brought:
-            return self._bring(node, pulls, brought)
+            return self._bring(node, pulls, brought, patience)
         parts = (pulls[i : i + MOST_PULLS] for i in range(0, len(pulls), MOST_PULLS))
-        return np.concatenate([self._ask(node, part, kept) for part in parts])
+        return np.concatenate([self._ask(node, part, kept, patience) for part in parts])
 
-    def _bring(self, node: Node, pulls: Records, brought: bytes) -> Records:
+    def _bring(self, node: Node, pulls: Records, brought: bytes, patience: Patience) -> Records:
         """Ask, and bring the bytes along."""
-        question = Question(pulls, b"", _NO_TICKET, next(self._numbers), self._time_for(pulls), brought)
+        timeout, begun = self._time_for(node, pulls, patience), time.monotonic()
+        question = Question(pulls, b"", _NO_TICKET, next(self._numbers), timeout, brought)
         try:
             return self._answer(node, node.member(), question)
         except Unanswered as error:
+            patience.waited(begun)
             raise PeerLost(f"node {node.name} did not answer: {error}") from None
         except (Refused, BadMessage) as error:
             raise PeerLost(f"node {node.name} could not take the objects: {error}") from None
 
     # --- the question ---
-    def _ask(self, node: Node, pulls: Records, kept: Any) -> Records:
+    def _ask(self, node: Node, pulls: Records, kept: Any, patience: Patience) -> Records:
         try:
-            return self._ask_once(node, pulls, kept)
+            return self._ask_once(node, pulls, kept, patience)
         except _CardForgotten:  # it let go of this process when that was no member for a while
-            return self._ask_once(node, pulls, kept)
+            return self._ask_once(node, pulls, kept, patience)
 
-    def _ask_once(self, node: Node, pulls: Records, kept: Any) -> Records:
+    def _ask_once(self, node: Node, pulls: Records, kept: Any, patience: Patience) -> Records:
         to, card = node.member(), self._link.card()
         self.kept.check_room(to)
         told = self._told.get(to.incarnation) == card
+        timeout, begun = self._time_for(node, pulls, patience), time.monotonic()
         try:
             with self._ticket() as (ticket, number):
-                question = Question(pulls, b"" if told else card, ticket, number, self._time_for(pulls))
+                question = Question(pulls, b"" if told else card, ticket, number, timeout)
                 try:
                     found = self._answer(node, to, question)
                 except (PeerLost, Unanswered, Refused, BadMessage):  # it may be reading, now or later
@@ -125,6 +135,7 @@ class Putting:
             self._told.pop(to.incarnation, None)
             raise
         except Unanswered as error:
+            patience.waited(begun)
             raise PeerLost(f"node {node.name} did not answer: {error}") from None
         except (Refused, BadMessage) as error:
             raise PeerLost(f"node {node.name} could not take the objects: {error}") from None
@@ -147,8 +158,9 @@ class Putting:
                 self._tickets[at] = 0
                 self._lines.append(line)
 
-    def _time_for(self, pulls: Records) -> float:
-        return self._timeout + int(pulls["nbytes"].sum()) / _BYTES_A_SECOND
+    @staticmethod
+    def _time_for(node: Node, pulls: Records, patience: Patience) -> float:
+        return patience.left(node.name) + int(pulls["nbytes"].sum()) / _BYTES_A_SECOND
 
     def _answer(self, node: Node, to: Card, question: Question) -> Records:
         """Ask a member of a node: PULLED [n].

@@ -19,6 +19,7 @@ from nanokv.cluster.workspace import Workspace, page_aligned
 _PAGE = 4096
 _LEAST = 1 << 21  #: bytes of a chunk that is registered at once
 _KEPT = 1 << 28  #: bytes that are kept for later, of all that has been given back
+_MOST_SPACES = 32  #: workspaces that are kept for later
 _LOOK_AGAIN = 0.1  #: seconds between two looks at transfers that were given up
 
 
@@ -62,7 +63,7 @@ class Staging:
         self._kept = 0
         self._returned: deque[Any] = deque()
         self._spaces: list[Workspace] = []
-        self._late: list[tuple[Callable[[], bool], tuple[Any, ...]]] = []
+        self._late: list[tuple[Callable[[], bool], tuple[Any, ...], int]] = []
         self._next_look = 0.0
         self._closed = False
 
@@ -108,14 +109,24 @@ class Staging:
             return Workspace(self._link)
 
     def give(self, workspace: Workspace) -> None:
-        """Give a workspace back, to which no transfer writes."""
+        """Give a workspace back, to which no transfer writes. A few are kept for later."""
         workspace.room = None
-        self._spaces.append(workspace)
+        if len(self._spaces) < _MOST_SPACES or self._closed:
+            self._spaces.append(workspace)
+        else:
+            workspace.close()
 
-    def keep(self, is_over: Callable[[], bool], *memory: Any) -> None:
-        """Keep memory to which a transfer may still write, until it is over."""
+    def keep(self, is_over: Callable[[], bool], *memory: Any, node: int = -1) -> None:
+        """Keep memory to which a transfer may still write, until it is over. `node`: its number, for `late_of`."""
         with self._lock:
-            self._late.append((is_over, memory))
+            self._late.append((is_over, memory, node))
+
+    def late_of(self, node: int) -> int:
+        """How many transfers from the node of a number were given up, and are not over."""
+        if not self._late:
+            return 0
+        self._look_at_late()
+        return sum(each[2] == node for each in list(self._late))
 
     @property
     def late(self) -> int:
@@ -132,7 +143,7 @@ class Staging:
             self._next_look = now + _LOOK_AGAIN
             over = [each for each in self._late if each[0]()]
             self._late = [each for each in self._late if each not in over]
-        for _, memory in over:
+        for _, memory, _ in over:
             for each in memory:
                 if isinstance(each, Workspace):
                     self.give(each)

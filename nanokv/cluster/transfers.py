@@ -22,6 +22,7 @@ from nanokv.device.segment.layout import HEAP_CTL, OBJ_HEADER, WORD
 from nanokv.errors import PeerLost
 
 _PROBE = 0.05  #: seconds
+MOST_LATE = 16  #: reads from one node that were given up and have not ended: their memory is kept, so no more begin
 _SCANNED = 16384  #: headers of one transfer
 T = TypeVar("T")
 
@@ -41,6 +42,9 @@ class Transfers:
 
         work: called with the world of that member, a workspace whose `timeout` is that of a round, and `arguments`.
         """
+        late_ones = self._staging.late_of(node.number)
+        if late_ones >= MOST_LATE:
+            raise PeerLost(f"node {node.name} does not answer: {late_ones} reads that were given up have not ended")
         why = PeerLost(f"node {node.name} was lost")
         for _ in range(max(len(node.cards), 1)):
             timeout = patience.left(node.name)
@@ -49,7 +53,7 @@ class Transfers:
             try:
                 answer = work(world, workspace, *arguments)
             except TransferLate as late:
-                self._staging.keep(late.is_over, workspace)
+                self._staging.keep(late.is_over, workspace, node=node.number)
                 patience.waited(begun)
                 node.lost(world, str(late))
                 why = PeerLost(f"node {node.name} cannot be reached: {late}")

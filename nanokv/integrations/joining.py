@@ -7,7 +7,7 @@ for the next. So nobody has to number processes, which an engine's plug-in canno
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Union
 
@@ -51,7 +51,7 @@ class Settings:
     checksum: bool = False
     max_object: int = 0
     attach_timeout: float = 60.0
-    cluster: str = ""
+    cluster: str = field(default="", repr=False)  # it may have a password
     node: str = ""
     link: str = "nixl"
     devices: str = "lo"
@@ -73,9 +73,9 @@ class Settings:
         if not isinstance(self.cluster, str):
             raise InvalidArgument(f"cluster must be a str, not {self.cluster!r}")
         if not self.cluster:
-            for field in fields(self):
-                if field.name in _OF_A_CLUSTER and getattr(self, field.name) != field.default:
-                    raise InvalidArgument(f"{field.name} is about a cluster: give cluster too")
+            for each in fields(self):
+                if each.name in _OF_A_CLUSTER and getattr(self, each.name) != each.default:
+                    raise InvalidArgument(f"{each.name} is about a cluster: give cluster too")
 
 
 def parse(given: Mapping[str, Any]) -> Settings:
@@ -93,7 +93,7 @@ def split(given: Mapping[str, Any], own: Sequence[str]) -> tuple[dict[str, Any],
     Raises:
         InvalidArgument: as `parse`.
     """
-    known = [*(field.name for field in fields(Settings)), *own]
+    known = [*(each.name for each in fields(Settings)), *own]
     for name in given:
         if name not in known:
             raise InvalidArgument(f"there is no setting {name!r}; the settings are {', '.join(known)}")

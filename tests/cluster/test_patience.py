@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from nanokv.cluster import NanoKVCluster
+from nanokv.cluster.messages.asker import Unanswered
 from nanokv.cluster.patience import MORE, Patience
 from nanokv.cluster.remote_world import RemoteWorld
 from nanokv.cluster.rounds import TransferLate
@@ -60,17 +61,17 @@ def test_threads_wait_at_the_same_time() -> None:
 class Hung:
     """Rounds over a link whose other end answers nothing, whatever member of the node is asked."""
 
-    def __init__(self, rounds: Any, node: str) -> None:
-        self._rounds, self._node = rounds, node
+    def __init__(self, rounds: Any, node: str, is_over: Callable[[], bool] = lambda: True) -> None:
+        self.rounds, self._node, self._is_over = rounds, node, is_over
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        work = getattr(self._rounds, name)
+        work = getattr(self.rounds, name)
 
         def late(world: RemoteWorld, *arguments: Any) -> Any:
             if world.name != self._node:
                 return work(world, *arguments)
             time.sleep(arguments[-1])
-            raise TransferLate(world.name, arguments[-1], lambda: True)
+            raise TransferLate(world.name, arguments[-1], self._is_over)
 
         return late
 
@@ -101,3 +102,46 @@ def test_a_node_of_many_processes_that_hangs(
     with pytest.raises(PeerLost, match="node n1"):
         call(one)
     assert time.monotonic() - begun < TIMEOUT + MORE + SLACK < RANKS * TIMEOUT / 2
+
+
+def test_puts_to_many_nodes_that_hang(make_cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though one thread asks several of them."""
+    members = make_cluster(5, timeout=TIMEOUT)
+    one = members[0]
+    keys = [f"k{i}" for i in range(100)]
+    monkeypatch.setattr("nanokv.cluster.at_once.THREADS", 1)
+
+    def hang(address: str, to: str, kind: int, body: bytes, timeout: float, **_: Any) -> bytes:
+        time.sleep(timeout)
+        raise Unanswered(f"{to} did not answer")
+
+    monkeypatch.setattr(one._parts.asker, "ask", hang)
+    begun = time.monotonic()
+    outcomes = one.put_many(keys, torch.ones(100, 3))
+    assert time.monotonic() - begun < TIMEOUT + MORE + SLACK < 4 * TIMEOUT
+    assert [outcome is None for outcome in outcomes] == [one.home(key) == "n0" for key in keys]
+    begun = time.monotonic()
+    with pytest.raises(PeerLost):
+        one.remove_many(keys)
+    assert time.monotonic() - begun < TIMEOUT + MORE + SLACK
+
+
+def test_a_node_that_ends_no_read_is_asked_no_more(make_cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was given up keeps memory until it has ended; others are read from as ever."""
+    monkeypatch.setattr("nanokv.cluster.transfers.MOST_LATE", 3)
+    monkeypatch.setattr("nanokv.cluster.nodes.AVOIDED", 0.0)
+    one, _, _ = make_cluster(3, timeout=0.05)
+    for node in ("n1", "n2"):
+        one.put(node, torch.ones(3), preferred_segment=(node, 0))
+    is_over = False
+    rounds = Hung(one._reading._rounds, "n1", lambda: is_over)
+    monkeypatch.setattr(one._reading, "_rounds", rounds)
+    for _ in range(3):
+        with pytest.raises(PeerLost, match="did not answer within"):
+            one.exists("n1")
+    with pytest.raises(PeerLost, match="3 reads that were given up have not ended"):
+        one.exists("n1")
+    assert one.exists("n2") and one.stats()["late_reads"] == 3
+    is_over = True
+    monkeypatch.setattr(one._reading, "_rounds", rounds.rounds)
+    assert one.stats()["late_reads"] == 0 and one.exists("n1")

@@ -20,6 +20,7 @@ from nanokv.cluster.messages.sealed import Reason
 from nanokv.cluster.options import ClusterOptions
 from nanokv.cluster.place import is_loopback, why_unreachable
 from nanokv.errors import PeerLost
+from nanokv.integrations.joining import Settings
 
 from .conftest import HEAP_BYTES, PAGE, PATIENCE, MakeCluster, key_of, until
 
@@ -103,14 +104,14 @@ def test_a_member_whose_name_nobody_resolves_holds_up_no_other(
     end, real = threading.Event(), socket.getaddrinfo
 
     def hangs(host: Any, *arguments: Any, **options: Any) -> Any:
-        if host == "slow.example":
+        if host == "slow.places.example":
             end.wait(PATIENCE)
             host = "127.0.0.1"
         return real(host, *arguments, **options)
 
     monkeypatch.setattr(socket, "getaddrinfo", hangs)
     one, two = make_cluster(timeout=0.3)
-    (slow,) = make_cluster(1, bind="127.0.0.1", advertise="slow.example", timeout=0.3)
+    (slow,) = make_cluster(1, bind="127.0.0.1", advertise="slow.places.example", timeout=0.3)
     begun = time.monotonic()
     with pytest.raises(PeerLost):
         one.put("x", torch.ones(3), preferred_segment=("n2", 0))
@@ -144,6 +145,7 @@ def test_what_was_refused_is_in_the_stats(make_cluster: MakeCluster) -> None:
 def test_a_secret_is_not_shown() -> None:
     options = ClusterOptions(node="a", secret=b"do not tell anybody")
     assert "tell" not in repr(options) and "tell" not in str(options)
+    assert "tell" not in repr(Settings(cluster="etcd://user:do-not-tell@host/name"))
     with pytest.raises(nanokv.errors.InvalidArgument) as caught:
         ClusterOptions(node="a", secret=b"short tell")
     assert "tell" not in str(caught.value)

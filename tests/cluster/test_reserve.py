@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nanokv.cluster.membership import open_membership
+from nanokv.cluster.membership import ClusterUnavailable, open_membership
 from nanokv.cluster.membership.reserve import Reserve
 
 from .conftest import until
@@ -36,6 +36,17 @@ def test_work_has_what_was_kept() -> None:
         reserve.work(lambda: (_ for _ in ()).throw(OSError(errno.EIO, "another error")))
     reserve.close()
     assert descriptors() == free - 3
+
+
+def test_a_registry_that_cannot_be_opened_keeps_none(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    before = descriptors()
+    for _ in range(3):
+        with pytest.raises(ClusterUnavailable):
+            open_membership(f"file://{tmp_path}/file")
+    assert descriptors() == before
+    open_membership(f"file://{tmp_path}/folder").close()
+    assert descriptors() == before
 
 
 PROGRAM = """

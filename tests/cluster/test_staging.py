@@ -65,3 +65,17 @@ def test_a_room_that_goes_under_the_lock(staging: Any) -> None:
     assert not thread.is_alive()
     assert len({staging.room(100).address for _ in range(3)} & staging._link.registered) == 1
     assert len(staging._link.registered) == 1
+
+
+def test_workspaces_that_come_back_late_are_let_go(staging: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And how many are still to come is known of each node."""
+    monkeypatch.setattr("nanokv.cluster.staging._MOST_SPACES", 2)
+    monkeypatch.setattr("nanokv.cluster.staging._LOOK_AGAIN", 0.0)
+    over: list[int] = []
+    for i in range(5):
+        staging.keep(lambda i=i: i in over, staging.workspace(), node=i % 2)
+    assert (staging.late_of(0), staging.late_of(1), staging.late_of(2)) == (3, 2, 0)
+    assert len(staging._link.registered) == 5
+    over += range(4)
+    assert (staging.late_of(0), staging.late_of(1), staging.late) == (1, 0, 1)
+    assert len(staging._link.registered) == 3  # one is late, two are kept

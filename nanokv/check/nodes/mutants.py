@@ -38,17 +38,17 @@ def _acknowledged_early() -> None:
     """A put to another node returns before the owner has committed it, and whether it does or not."""
     put_each = Putting.put_each
 
-    def put_later(self: Putting, node: Any, keys: Any, tensors: Any, rank: Any, terms: Any) -> Any:
+    def put_later(self: Putting, node: Any, keys: Any, *rest: Any) -> Any:
         def put() -> None:
             try:
-                put_each(self, node, keys, tensors, rank, terms)
+                put_each(self, node, keys, *rest)
             except Exception:  # the bug: nobody is told
                 return
 
         threading.Timer(0.05, put).start()
         return np.zeros(len(keys), PULLED.dtype)
 
-    Putting.put_each = put_later  # type: ignore[method-assign]
+    Putting.put_each = put_later  # type: ignore[method-assign, assignment]
 
 
 def _not_freed() -> None:

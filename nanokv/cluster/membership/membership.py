@@ -58,6 +58,7 @@ class Membership:
             self._insist(self._registry.open)
         except BaseException:
             self._registry.stop()
+            self._reserve.close()
             raise
         self._registry.start()
         self._listeners.start()

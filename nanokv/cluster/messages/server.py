@@ -121,7 +121,8 @@ class Server:
             self._dismiss(1)
             time.sleep(_REST)
             return
-        if made.fileno() >= resource.getrlimit(resource.RLIMIT_NOFILE)[0] - _LEFT:  # the lowest free number is taken
+        most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if most != resource.RLIM_INFINITY and made.fileno() >= most - _LEFT:  # the lowest free number is taken
             made.close()
             self._counts.add(Dropped.NO_ROOM, f"from {peer[0]}")
             self._dismiss(1)
