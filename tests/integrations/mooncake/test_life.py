@@ -307,10 +307,11 @@ def test_a_segment_for_which_there_is_no_memory_is_refused(
 @surface(NAME, "unmount_local_disk_segment")
 @surface(NAME, "alloc_from_mem_pool")
 @surface(NAME, "get_offload_rpc_read_count")
-def test_what_nanokv_has_not_is_answered(store: Store) -> None:
+def test_what_nanokv_has_not_is_answered(store: Store, caplog: pytest.LogCaptureFixture) -> None:
     assert (
         store.setup_dummy(1, 1, "x:1") == store.unmount_segment(["x"]) == store.unmount_and_free_segment(["x"]) == -1012
     )
+    assert "setup_dummy is refused: call setup(...) with the address of the master" in caplog.text
     assert store.mount_segment("/f", 5)["ret"] == store.allocate_and_mount_segment(5)["ret"] == -1012
     assert store.unmount_local_disk_segment() == store.alloc_from_mem_pool(5) == store.get_offload_rpc_read_count() == 0
 
