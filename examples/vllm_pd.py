@@ -100,7 +100,12 @@ class HangUps:
         self._epoll = select.epoll()
         self._lock = threading.Lock()
         self._under_way: dict[int, tuple[socket.socket, threading.Event]] = {}  # by the descriptor of the client
+        self._closed = threading.Event()
         threading.Thread(target=self._look, name="hang-ups", daemon=True).start()
+
+    def close(self) -> None:
+        """Look no more."""
+        self._closed.set()
 
     @contextmanager
     def end(self, client: socket.socket, upstream: socket.socket) -> Iterator[None]:
@@ -125,14 +130,15 @@ class HangUps:
                 self._epoll.unregister(number)
 
     def _look(self) -> None:
-        while True:
-            for number, _ in self._epoll.poll():
+        while not self._closed.is_set():
+            for number, _ in self._epoll.poll(timeout=1.0):
                 with self._lock, suppress(KeyError, OSError):  # it has ended, or is no longer connected
                     if not has_hung_up(number):  # another client, that has got the number meanwhile
                         continue
                     upstream, gone = self._under_way[number]
                     gone.set()
                     upstream.shutdown(socket.SHUT_RDWR)
+        self._epoll.close()
 
 
 class ProxyServer(ThreadingHTTPServer):
@@ -154,6 +160,11 @@ class ProxyServer(ThreadingHTTPServer):
         if line:
             self.seldom.warn(what, line)
 
+    def server_close(self) -> None:
+        """Listen no more."""
+        super().server_close()
+        self.hang_ups.close()
+
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that hangs up between two requests is no error."""
         if not isinstance(sys.exc_info()[1], OSError):
@@ -170,6 +181,7 @@ class Proxy(BaseHTTPRequestHandler):
 
     def _serve(self) -> None:
         """One request."""
+        self._begun = False  #: an answer was begun
         try:
             body = self._body()
             if re.fullmatch(r"[!-~]+", self.path) is None:
@@ -268,7 +280,7 @@ class Proxy(BaseHTTPRequestHandler):
             yield answer
 
     def _prefill(self, body: bytes) -> bool:
-        """Have the prompt computed. True: the prefill server refuses the request, and the client was told."""
+        """Have the prompt computed. True: the prefill server refuses the request, and the client has its answer."""
         try:
             request = json.dumps(of_prefill(json.loads(body))).encode()
         except (ValueError, AttributeError, RecursionError):  # no JSON, or no object: the decode server says so
@@ -285,31 +297,39 @@ class Proxy(BaseHTTPRequestHandler):
                     return False
                 why = f"answers {answer.status}"
         except (OSError, http.client.HTTPException) as error:
+            if self._is_cut_off(error):
+                return True
             why = f"does not answer: {error!r}"
         self.server.count("prefill_failed", f"the prefill server {why}; the decode server computes the prompt")
         return False
 
     def _decode(self, body: bytes) -> None:
-        begun = False
         try:
             with self._ask(self.server.decode, body, PATIENCE) as answer:
-                begun = True
                 self._relay(answer)
         except (OSError, http.client.HTTPException) as error:
-            self.close_connection = True
-            if begun:  # the client sees that the answer is cut off
-                self.server.count("cut_off", f"an answer was cut off: {error!r}")
+            if self._is_cut_off(error):
                 return
             self.server.count("decode_failed", f"the decode server does not answer: {error!r}")
             status = HTTPStatus.GATEWAY_TIMEOUT if isinstance(error, TimeoutError) else HTTPStatus.BAD_GATEWAY
             self.send_error(status, "the decode server does not answer")
 
+    def _is_cut_off(self, error: Exception) -> bool:
+        """Whether an answer had begun when this happened. Then the connection ends, and the client sees it."""
+        if self._begun:
+            self.close_connection = True
+            self.server.count("cut_off", f"an answer was cut off: {error!r}")
+        return self._begun
+
     def _relay(self, answer: http.client.HTTPResponse) -> None:
         """Pass an answer on, part by part as it comes. Raises OSError, HTTPException: it is cut off."""
+        length = None if answer.chunked else answer.getheader("Content-Length")
+        if length is not None and not length.isdecimal():
+            raise http.client.HTTPException(f"Content-Length: {length}")
+        self._begun = True
         self.send_response_only(answer.status, answer.reason)
         for name, value in passed_on(answer.getheaders()):
             self.send_header(name, value)
-        length = answer.getheader("Content-Length")
         empty = self.command == "HEAD" or answer.status in (HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED)
         old = self.request_version in ("HTTP/0.9", "HTTP/1.0")  # whose answers end with the connection
         chunked = length is None and not empty and not old

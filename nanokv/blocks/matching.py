@@ -7,6 +7,7 @@ one lock of the pool; other processes may register and evict meanwhile, and then
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from contextlib import suppress
 
 from nanokv.arguments import listed
 from nanokv.blocks.handles import ImmutableBlock
@@ -15,7 +16,7 @@ from nanokv.blocks.leases import Held
 from nanokv.blocks.pool import BlockPool
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.clock import now_ns
-from nanokv.errors import InvalidArgument, KeyNotFound, NotReady
+from nanokv.errors import InvalidArgument, KeyNotFound, NanoKVError, NotReady, SegmentCorrupt
 from nanokv.types import KeyDigest
 
 
@@ -106,6 +107,12 @@ class MatchingPool(BlockPool):
         try:
             return self._active.acquire(key, sequence)
         except (KeyNotFound, NotReady):
+            return None
+        except SegmentCorrupt as error:
+            self._counts.add(damaged=1)
+            self._seldom.warn("damaged", f"NanoKV: a damaged block is dropped: {error}")
+            with suppress(NanoKVError):
+                self._cache.remove(key)  # else it would be found again
             return None
 
     @abstractmethod

@@ -28,6 +28,11 @@ COUNTERS = {
     "scan_hashes_requested": "Hashes asked for by scan_matches and match_blocks_scattered",
     "scan_blocks_returned": "Blocks that these have found",
 }
+#: counters that KVBM has not, without `nanokv_blocks_` and `_total`
+OWN_COUNTERS = {
+    "refused": "Allocations for which there were too few reset and inactive blocks",
+    "damaged": "Registered blocks whose control words were wrong, or their checksum; they were dropped",
+}
 #: gauges, without `kvbm_`
 GAUGES = {
     "inflight_mutable": "MutableBlocks that callers hold",
@@ -42,10 +47,10 @@ class Counts:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._all = dict.fromkeys(COUNTERS, 0)
+        self._all = dict.fromkeys((*COUNTERS, *OWN_COUNTERS), 0)
 
     def add(self, **more: int) -> None:
-        """Count; the names are those of COUNTERS."""
+        """Count; the names are those of COUNTERS and OWN_COUNTERS."""
         with self._lock:
             for name, number in more.items():
                 self._all[name] += number
@@ -112,13 +117,16 @@ class BlockMetrics:
             pools = dict(self._pools)
         counted = {name: pool.counts.as_dict() for name, pool in pools.items()}
         measured = {name: pool.gauges() for name, pool in pools.items()}
-        yield from _families(CounterMetricFamily, COUNTERS, counted)
-        yield from _families(GaugeMetricFamily, GAUGES, measured)
+        yield from _families(CounterMetricFamily, "kvbm_", COUNTERS, counted)
+        yield from _families(CounterMetricFamily, "nanokv_blocks_", OWN_COUNTERS, counted)
+        yield from _families(GaugeMetricFamily, "kvbm_", GAUGES, measured)
 
 
-def _families(kind: Any, names: Mapping[str, str], values: Mapping[str, Mapping[str, float]]) -> "Iterator[Metric]":
+def _families(
+    kind: Any, prefix: str, names: Mapping[str, str], values: Mapping[str, Mapping[str, float]]
+) -> "Iterator[Metric]":
     for name, text in names.items():
-        family = kind(f"kvbm_{name}", text, labels=["pool"])
+        family = kind(prefix + name, text, labels=["pool"])
         for pool, found in values.items():
             family.add_metric([pool], found[name])
         yield family

@@ -11,6 +11,7 @@ What it guarantees
   what is too much, and tries again: then None may be an accident, too many blocks are never the answer.
 """
 
+import logging
 import random
 import threading
 import time
@@ -36,8 +37,11 @@ from nanokv.cache import NanoKVCache
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.clock import now_ns
 from nanokv.errors import CacheClosed, InvalidArgument, NanoKVError
+from nanokv.seldom import Seldom
 from nanokv.terms import Hold
 from nanokv.types import KeyDigest
+
+logger = logging.getLogger(__name__)
 
 _TRIES = 8  #: of an allocation, if other processes take what it was to get
 _LONGEST_REST = 0.002  #: seconds between two tries, so that two processes do not give back in step
@@ -81,7 +85,7 @@ class BlockPool(ABC):
         self._active = ActivePool(cache, layout)
         self._dropped: deque[Slot | Held] = deque()
         self._published: dict[KeyDigest, PublishHandle] = {}
-        self._counts = Counts()
+        self._counts, self._seldom = Counts(), Seldom(logger)
         self._lock = threading.RLock()
         self._open = True
         self._order(self._look())  # first in, first out needs to know what is there
@@ -140,10 +144,12 @@ class BlockPool(ABC):
             for _ in range(_TRIES):
                 slots = self._slots_for(count, evicted)
                 if slots is None:
-                    return None
+                    break
                 if len(slots) == count:
                     return [self._mutable(self._lease(slot)) for slot in slots], evicted
                 time.sleep(random.uniform(0, _LONGEST_REST))
+        self._counts.add(refused=1)
+        self._seldom.warn("refused", f"NanoKV: {count} blocks were asked for, and too few of {self._total} are free")
         return None
 
     def _slots_for(self, count: int, evicted: list[SequenceHash]) -> list[Slot] | None:

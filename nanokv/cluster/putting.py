@@ -7,6 +7,7 @@ travel in the question itself, which nobody changes.
 
 import contextlib
 import itertools
+import time
 import threading
 from collections.abc import Iterator, Sequence
 from typing import Any

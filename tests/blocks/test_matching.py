@@ -41,6 +41,21 @@ def test_match_blocks_stops_at_the_first_miss(new_pool: NewPool) -> None:
     assert pool.match_blocks([]) == [] and pool.status().active == 0
 
 
+def test_a_damaged_block_is_no_match_and_is_dropped(new_pool: NewPool, caplog: pytest.LogCaptureFixture) -> None:
+    """Nothing raises on the thread that matches: the block is computed again, and registered again."""
+    pool = new_pool(8, world={"checksum": True})
+    cached(pool, 0, 1, 2)
+    cache = pool._cache
+    place = cache.get_location(pool._keys.of(hash_of(1)))
+    cache._heap.segment(place.owner_rank)[place.payload_off + 5] ^= 1
+    found = pool.match_blocks_scattered([hash_of(number) for number in range(3)])
+    assert [block and float(block.tensor.mean()) for block in found] == [0, None, 2]
+    assert pool._counts.as_dict()["damaged"] == 1 and there(pool, 0, 1, 2) == [0, 2]
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    cached(pool, 1)
+    assert there(pool, 0, 1, 2) == [0, 1, 2]
+
+
 @pytest.mark.surface(KVBM, "match_blocks_scattered")
 def test_match_blocks_scattered_goes_on(new_pool: NewPool) -> None:
     pool = new_pool(8)

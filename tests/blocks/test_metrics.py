@@ -72,6 +72,7 @@ def test_counters_and_gauges_count_what_happens(new_pool: NewPool, registry: "Co
     assert values["evictions_total"] == 1 and values["allocations_total"] == 5
     assert values["allocations_from_reset_total"] == 4 and values.gauges() == (3, 0, 0, 1)
     assert pool.allocate_blocks(2) is None and values["allocations_total"] == 5
+    assert registry.get_sample_value("nanokv_blocks_refused_total", {"pool": "g2"}) == 1
     for block in held:
         block.drop()
 

@@ -300,6 +300,14 @@ def test_what_the_prefill_server_refuses_is_refused(place: Place, status: int) -
     assert place.decode.got == [] and place.proxy.counts["prefill_refused"] == 1
 
 
+def test_a_refusal_that_is_cut_off_is_followed_by_nothing(place: Place) -> None:
+    place.prefill.status, place.prefill.closes_early, place.prefill.parts = 400, True, [b"wor"]
+    body = json.dumps(PROMPT).encode()
+    told = place.told(POST + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+    assert told.count(b"HTTP/1.1") == 1 and told.endswith(b"3\r\nwor\r\n") and place.decode.got == []
+    assert place.proxy.counts["cut_off"] == 1 and place.proxy.counts["prefill_failed"] == 0
+
+
 def test_a_prefill_server_that_fails_leaves_the_prompt_to_decode(
     place: Place, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -366,6 +374,19 @@ def test_many_clients_come_at_once(place: Place) -> None:
         assert all(b"200 OK" in client.recv(1 << 16) for client in clients)
         assert time.monotonic() - started < SECONDS
     assert len(place.decode.got) == 128
+
+
+def test_the_prefill_server_is_asked_for_one_token() -> None:
+    asked = vllm_pd.of_prefill({"messages": [], "max_completion_tokens": 9, "min_tokens": 3, "stream": True, "n": 1})
+    tokens = {"max_tokens": 1, "max_completion_tokens": 1, "min_tokens": 1}
+    assert asked == {"messages": [], "stream": False, "n": 1} | tokens
+
+
+def test_an_answer_whose_length_is_no_number_is_none(place: Place) -> None:
+    place.decode.headers, place.decode.length = [], 5
+    place.decode.parts = [b"12345"]
+    place.decode.headers = [("Content-Length", "five")]
+    assert place.ask("GET", "/health")[0].status == 502
 
 
 def test_addresses() -> None:

@@ -124,6 +124,8 @@ class Client(Replicas):
     def setup_dummy(self, mem_pool_size: int, local_buffer_size: int, server_address: str) -> int:
         """NOT_SUPPORTED: every client of NanoKV reaches the memory of all others by itself, with `setup`."""
         number("mem_pool_size", mem_pool_size), number("local_buffer_size", local_buffer_size)
+        if not isinstance(server_address, str):
+            raise TypeError(f"setup_dummy(): incompatible function arguments: {server_address!r} is no str")
         logger.error(
             "NanoKV has no clients of another process (mooncake_client at %s), and setup_dummy is refused: call "
             "setup(...) with the address of the master and global_segment_size=0, which reaches the same memory",

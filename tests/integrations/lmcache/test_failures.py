@@ -96,9 +96,9 @@ def test_a_chunk_without_room_is_an_error_that_lmcache_counts(backends: Make) ->
 @pytest.mark.surface(CONNECTOR, "get")
 def test_without_memory_a_read_is_a_miss(backends: Make) -> None:
     made = backends(max_local_cpu_size=0.001)
-    keys = [key(n) for n in range(4)]
-    made.run(made.connector.batched_put(keys[1:3], [made.chunk(n) for n in range(2)]))
-    taken = all_memory(made)
+    keys, chunks = [key(n) for n in range(4)], [made.chunk(n) for n in range(2)]
+    made.run(made.connector.batched_put(keys[1:3], chunks))
+    taken = all_memory(made)  # with the chunks, which live on: their memory would come back when they are collected
     taken.pop().ref_count_down()  # room for one
     before = made.used()
     read = made.run(made.connector.batched_get(keys))
@@ -107,6 +107,7 @@ def test_without_memory_a_read_is_a_miss(backends: Make) -> None:
     read[1].ref_count_down()
     assert made.used() == before and len(taken) > 3
     assert made.connector.refusals() == {"get: NoMemory": 3}
+    del chunks
 
 
 @pytest.mark.surface(CONNECTOR, "get")

@@ -145,6 +145,18 @@ def test_copies_and_moves(start: Start) -> None:
     assert [store.create_move_task("k", "one:1", "one:1")[1], store.query_task((1, 2))] == [-600, (None, -1400)]
 
 
+def test_pins_go_with_copies_and_moves(start: Start) -> None:
+    store, _ = start(segment=4 * MIB, host="one:1"), start(segment=4 * MIB, host="two:2")
+    pinned = config(with_hard_pin=True, preferred_segment="one:1")
+    assert store.put("moved", bytes(3000), pinned) == store.put("copied", bytes(3000), pinned) == 0
+    assert store.create_move_task("moved", "one:1", "two:2")[1] == store.create_copy_task("copied", ["two:2"])[1] == 0
+    assert store.upsert("copied", bytes(5000)) == 0  # of which there is one again
+    for number in range(60):
+        assert store.put(f"k{number}", bytes(300_000)) == 0
+    assert _endpoints(store, "moved") == ["two:2"] and store.get("copied") == bytes(5000)
+    assert len(_endpoints(store, "copied")) == 1
+
+
 # --- sessions ---
 @surface(NAME, "batch_put_session_start")
 @surface(NAME, "batch_put_from_multi_buffer_ranges")
@@ -307,10 +319,11 @@ def test_a_segment_for_which_there_is_no_memory_is_refused(
 @surface(NAME, "unmount_local_disk_segment")
 @surface(NAME, "alloc_from_mem_pool")
 @surface(NAME, "get_offload_rpc_read_count")
-def test_what_nanokv_has_not_is_answered(store: Store) -> None:
+def test_what_nanokv_has_not_is_answered(store: Store, caplog: pytest.LogCaptureFixture) -> None:
     assert (
         store.setup_dummy(1, 1, "x:1") == store.unmount_segment(["x"]) == store.unmount_and_free_segment(["x"]) == -1012
     )
+    assert "setup_dummy is refused: call setup(...) with the address of the master" in caplog.text
     assert store.mount_segment("/f", 5)["ret"] == store.allocate_and_mount_segment(5)["ret"] == -1012
     assert store.unmount_local_disk_segment() == store.alloc_from_mem_pool(5) == store.get_offload_rpc_read_count() == 0
 
