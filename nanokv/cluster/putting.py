@@ -7,8 +7,8 @@ travel in the question itself, which nobody changes.
 
 import contextlib
 import itertools
-import time
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 

@@ -65,6 +65,8 @@ METHODS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "get_many": ({"keys": EMPTY}, {"dsts": None, "reinterpret": False}),
     "exists_many": ({"keys": EMPTY}, {}),
     "hold": ({"keys": EMPTY, "hold": EMPTY}, {}),
+    "generation": ({}, {}),
+    "advance_generation": ({}, {}),
     "make_room": ({"rank": EMPTY, "nbytes": EMPTY}, {}),
     "drop_group": ({"group": EMPTY}, {}),
     "paged_kv": ({"layers": EMPTY}, {"kv_dim": EMPTY}),

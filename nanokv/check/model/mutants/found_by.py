@@ -231,4 +231,6 @@ FOUND_BY: dict[str, str] = {
     "pull-unsealed": "pull-many/sc: plain",
     "gone-is-corrupt": "pin/sc: 7.1 23.1 25.1",
     "run-believes-an-empty-hand": "run-full/sc: plain",
+    "generation-believed": "generations/sc: 2.1",
+    "generation-goes-back": "generations/sc: plain",
 }
