@@ -29,7 +29,7 @@ class TransferLate(Exception):
     """A transfer did not end in time. It may still write to its destinations."""
 
     def __init__(self, name: str, timeout: float, is_over: Callable[[], bool]) -> None:
-        super().__init__(f"node {name} did not answer within {timeout} s")
+        super().__init__(f"node {name} did not answer within {timeout:.3g} s")
         self.is_over = is_over  #: whether it has ended; True once, and then it must not be asked again
 
 

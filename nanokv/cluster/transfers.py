@@ -45,7 +45,7 @@ class Transfers:
         late_ones = self._staging.late_of(node.number)
         if late_ones >= MOST_LATE:
             raise PeerLost(f"node {node.name} does not answer: {late_ones} reads that were given up have not ended")
-        why = PeerLost(f"node {node.name} was lost")
+        first: PeerLost | None = None  # why the first member was lost: those after it have less time
         for _ in range(max(len(node.cards), 1)):
             timeout = patience.left(node.name)
             world, workspace = node.world(), self._staging.workspace()
@@ -56,18 +56,18 @@ class Transfers:
                 self._staging.keep(late.is_over, workspace, node=node.number)
                 patience.waited(begun)
                 node.lost(world, str(late))
-                why = PeerLost(f"node {node.name} cannot be reached: {late}")
+                first = first or PeerLost(f"node {node.name} cannot be reached: {late}")
             except LinkLost as error:
                 self._staging.give(workspace)
                 node.lost(world, str(error))
-                why = PeerLost(f"node {node.name} was lost: {error}")
+                first = first or PeerLost(f"node {node.name} was lost: {error}")
             except BaseException:
                 self._staging.give(workspace)
                 raise
             else:
                 self._staging.give(workspace)
                 return answer
-        raise why
+        raise first or PeerLost(f"node {node.name} was lost")
 
     def probe(self, node: Node) -> None:
         """Ask the link whether a node is there: it tells of a process that has ended at once, where messages do not.
