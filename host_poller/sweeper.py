@@ -163,7 +163,7 @@ class Sweeper:
 
     def tend(self) -> None:
         """Do what does not grow with the number of objects; and what waits for the end of a pass, if one has ended."""
-        if self._machine.wakes:  # only a segment in host memory can outlive a start of the machine
+        if self._heap.kind == "shm":  # only a file can outlive a start of the machine
             self._machine.set_control(self._rank, "swept_at", now_ns())
         if not self._reclaims:
             return
