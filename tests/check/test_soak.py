@@ -66,11 +66,11 @@ class Greedy(SoakWorker):
     def probe(self, count: int) -> ProbeReport:
         put = self.cache._single.put
 
-        def put_and_evict(*arguments: object) -> object:
+        def put_and_evict(*arguments: object, **named: object) -> object:
             machine, owner = self.cache._machine, arguments[2]
             assert isinstance(owner, int)
             machine.set_control(owner, "evicted", int(machine.control(owner)[0]["evicted"]) + 1)
-            return put(*arguments)  # type: ignore[arg-type]
+            return put(*arguments, **named)  # type: ignore[arg-type]
 
         self.cache._single.put = put_and_evict  # type: ignore[method-assign, assignment]
         return super().probe(count)

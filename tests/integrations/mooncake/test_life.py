@@ -302,7 +302,7 @@ def test_a_segment_for_which_there_is_no_memory_is_refused(
 ) -> None:
     """Segments take memory as they are written, and who writes beyond what there is dies of SIGBUS."""
     start(segment=16 * MIB)
-    room = os.statvfs_result((4096, 4096, 0, 0, 24 * MIB // 4096, 0, 0, 0, 0, 255))
+    room = os.statvfs_result((4096, 4096, 0, 0, 12 * MIB // 4096, 0, 0, 0, 0, 255))
     monkeypatch.setattr("nanokv.integrations.mooncake.place.os.statvfs", lambda _: room)
     second = MooncakeDistributedStore()
     assert second.setup("localhost", "P2PHANDSHAKE", 16 * MIB, MIB, "tcp", "", master) == -1
