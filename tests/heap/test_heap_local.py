@@ -1,13 +1,16 @@
 """The heap of virtual ranks in one process, and the bell that wakes a poller."""
 
 import gc
+import mmap
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+import nanokv
 from nanokv.device.segment.geometry import Geometry
 from nanokv.device.segment.views import SegmentView
 from nanokv.doctor import peer_access
@@ -226,3 +229,18 @@ def test_gpus_that_do_not_reach_each_other_are_found(
     row = peer_access(list(dict.fromkeys(devices)), lambda one, other: (one.index, other.index) not in refused)
     assert row.state == ("ok" if pair is None else "warn")
     assert pair is None or f"cuda:{pair[0]} cannot access the memory of cuda:{pair[1]}" in row.detail
+
+
+def test_a_private_segment_is_faulted_in_when_that_is_asked_for() -> None:
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+    nbytes = 64 << 20
+    for prefault in (False, True):
+        before = resident()
+        cache = nanokv.NanoKVCache(nbytes, page_bytes=65536, heap="local", heap_options={"prefault": prefault})
+        grown = resident() - before
+        cache.close()
+        assert (grown > nbytes * 3 // 4) is prefault, f"{grown} bytes"
+    with pytest.raises(InvalidArgument, match="prefault must be True or False, not 'yes'"):
+        nanokv.NanoKVCache(nbytes, heap="local", heap_options={"prefault": "yes"})

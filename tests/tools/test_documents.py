@@ -18,6 +18,8 @@ import pytest
 import torch
 
 import nanokv
+from nanokv.check.model.mutants import MUTANTS
+from nanokv.check.model.scenarios import SCENARIOS
 from nanokv.cli import app
 from nanokv.device.segment.geometry import Geometry
 
@@ -331,6 +333,13 @@ def test_sizes_are_as_readme_says() -> None:
     assert geometry.max_object_bytes == 32 << 20
     assert int(geometry.extent_pages(np.array([geometry.pages_of(260 << 10)]))[0]) * geometry.page_bytes == 512 << 10
     assert round(100 * 260 / 512) == 51
+
+
+def test_the_pages_count_scenarios_and_mutants_rightly() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert f"{len(SCENARIOS)} scenarios under a simulated weak memory, {len(MUTANTS)} mutants" in readme
+    page = (ROOT / "docs" / "verification.md").read_text(encoding="utf-8")
+    assert f"| mutants | {len(MUTANTS)} broken variants" in page
 
 
 def test_readme_names_every_command() -> None:

@@ -196,7 +196,7 @@ def _cache(config: "VllmConfig", settings: Settings, layers: Layers, ranks: Rank
     assert transfer is not None
     kind, options = _heap(settings, layers.planes[0].device, ranks.world_size)
     if kind != "local" and not settings.name and not part:
-        _remove_dead_worlds()
+        remove_dead_worlds()
     if layers.planes[0].device.type == "cpu":
         compiled(rare=True)  # else a step waits for what is called for the first time
     return NanoKVCache(
@@ -215,7 +215,7 @@ def _cache(config: "VllmConfig", settings: Settings, layers: Layers, ranks: Rank
     )
 
 
-def _remove_dead_worlds() -> None:
+def remove_dead_worlds() -> None:
     """Remove what engines without a name left in shared memory: vLLM kills its workers, and its engines have another id
     at each start, so nobody would ever find it."""
     for name in list_worlds():

@@ -1,6 +1,7 @@
 """Real vLLM engines, prefill in one process and decode in another: every token as by one engine alone."""
 
 import os
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 pytest.importorskip("vllm", reason="needs vLLM: make test-vllm")
 
 from nanokv.bench.vllm.model import make_model
-from nanokv.bench.vllm.process import Engine, connector
+from nanokv.bench.vllm.process import Engine, EngineFailed, connector
 from tests.engines.vllm.conftest import PROMPTS, TOKENS, Pair, Start, blocks_of, but_one, total, whole_blocks
 
 StartPair = Callable[..., Pair]
@@ -245,3 +246,29 @@ def test_engines_of_other_tensor_parallel_degrees(model: Path, writers: int, rea
         assert decode.ask("forget")
         altered = decode.ask("generate", prompts=FEW, tokens=TOKENS)["tokens"]
         assert all(mine != theirs for mine, theirs in zip(altered, computed, strict=True))
+
+
+def test_a_target_that_is_no_rank_is_told_and_nothing_is_stored_there(start: Start, expected: list[list[int]]) -> None:
+    engine = start("kv_both")
+    for wrong in (99, -1, "1", True):
+        found = engine.ask("generate", prompts=FEW, tokens=TOKENS, parameters={"nanokv.target": wrong})
+        assert found["tokens"] == expected[: len(FEW)]
+        assert engine.ask("forget")
+    assert total(engine, "puts") == 0
+    assert "nanokv.target=99 of a request is none of 1 ranks" in engine.log()
+
+
+def test_engines_whose_blocks_differ_in_size_are_told_so(model: Path) -> None:
+    """In the words of vLLM's settings: the world itself knows pages only. The one that comes second is refused."""
+    flags = {"name": f"test-vllm-sizes-{os.getpid()}", "world_size": 2, "size": "64MiB", "attach_timeout": 30}
+    engines = [
+        Engine(model, connector("kv_both", rank=rank, target=rank, **flags), block_size=size)
+        for rank, size in enumerate((32, 64))
+    ]
+    said = []
+    for engine in engines:
+        with pytest.raises(EngineFailed) as refused:  # the first one waits for the other in vain
+            engine.wait()
+        said.append(str(refused.value))
+        engine.close()
+    assert any(re.search(r"cache.block_size (32, here 64|64, here 32)", each) for each in said), said

@@ -2,7 +2,10 @@
 
 import socket
 import stat
+import subprocess
+import sys
 import tempfile
+import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -10,9 +13,12 @@ import pytest
 
 pytest.importorskip("vllm", reason="needs vLLM: make test-vllm")
 
+import nanokv
 from nanokv.engines.vllm import lookup
 from nanokv.engines.vllm.lookup import LookupServer, Workers, place_of
+from nanokv.engines.vllm.worker import remove_dead_worlds
 from nanokv.errors import HeapUnavailable
+from nanokv.heap.shm_tools import list_worlds
 
 HASHES = [b"%032d" % i for i in range(5)]
 
@@ -118,3 +124,21 @@ def test_the_folder_must_be_this_users(folder: Path) -> None:
     place.parent.chmod(0o755)
     with pytest.raises(HeapUnavailable, match="nobody else can enter"):
         place_of("engine", "world", 0)
+
+
+def test_worlds_of_dead_engines_without_a_name_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And none that somebody has named, or that lives."""
+    monkeypatch.setenv("NANOKV_SHM_DIR", str(tmp_path))
+    dead, data_parallel, living = (f"vllm-{uuid.uuid4()}" for _ in range(3))
+    named = ["vllm-mine", "vllm", "other"]
+    code = """
+import os, sys, nanokv
+asked = {"page_bytes": 4096, "rank": 0, "world_size": 1, "heap": "shm"}
+made = [nanokv.NanoKVCache(1 << 20, name=name, **asked) for name in sys.argv[1:]]
+os._exit(0)
+"""
+    subprocess.run([sys.executable, "-c", code, dead, f"{data_parallel}_dp1", *named], check=True, timeout=120)
+    with nanokv.NanoKVCache(1 << 20, page_bytes=4096, name=living, rank=0, world_size=1, heap="shm"):
+        assert len(list_worlds()) == 6
+        remove_dead_worlds()
+        assert list_worlds() == sorted([living, *named])
