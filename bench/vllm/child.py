@@ -4,6 +4,7 @@ The first line holds the arguments of `vllm.LLM`. A command is `{"do": name, ...
 `{"error": ...}`. Everything that libraries print goes to stderr.
 """
 
+import faulthandler
 import functools
 import json
 import os
@@ -42,7 +43,8 @@ class Child:
 
         if "kv_transfer_config" in arguments:
             arguments["kv_transfer_config"] = KVTransferConfig(**arguments["kv_transfer_config"])
-        self._engine = LLM(**arguments).llm_engine
+        self._llm = LLM(**arguments)
+        self._engine = self._llm.llm_engine
         self._requests = 0
         self._preemptions = 0
         scheduler = self._engine.engine_core.engine_core.scheduler
@@ -65,15 +67,19 @@ class Child:
         parameters: dict[str, Any] | None = None,
         salt: str | None = None,
         logprobs: int | None = None,
+        prompt_logprobs: int | None = None,
         adapter: tuple[str, int, str] | None = None,
     ) -> dict[str, Any]:
         """Greedy tokens after each prompt, all requests together.
 
         abort_after: steps after which every second request is aborted.
         logprobs: so many tokens of each step are told with their logarithms of probabilities.
+        prompt_logprobs: the same of each token of the prompt but the first; vLLM then computes all of the prompt.
         adapter: name, number and folder of a LoRA adapter.
         """
-        names = [self._add(prompt, tokens, parameters, salt, logprobs, adapter) for prompt in prompts]
+        greedy: dict[str, Any] = {"temperature": 0, "max_tokens": tokens, "detokenize": False, "ignore_eos": True}
+        greedy |= {"logprobs": logprobs, "prompt_logprobs": prompt_logprobs}
+        names = [self._add(prompt, greedy, parameters, salt, adapter) for prompt in prompts]
         started, results, first, steps = time.perf_counter(), dict.fromkeys(names), dict.fromkeys(names), 0
         while self._engine.has_unfinished_requests():
             if abort_after and steps == abort_after:
@@ -89,19 +95,26 @@ class Child:
             "tokens": [list(end.outputs[0].token_ids) if end else None for end in ends],
             "reasons": [end.outputs[0].finish_reason if end else None for end in ends],
             "logprobs": [_logprobs(end.outputs[0].logprobs) if end else None for end in ends],
+            "prompt_logprobs": [_logprobs(end.prompt_logprobs) if end else None for end in ends],
             "cached": [end.num_cached_tokens if end else None for end in ends],
             "first": [first[name] for name in names],
             "seconds": time.perf_counter() - started,
             "steps": steps,
         }
 
+    def encode(self, prompts: list[list[int]], task: str) -> list[Any]:
+        """What a model makes of each prompt that generates nothing: a vector (`embed`), or one per token
+        (`token_embed`)."""
+        given: Any = [{"prompt_token_ids": prompt} for prompt in prompts]
+        kind: Any = task
+        return [each.outputs.data.tolist() for each in self._llm.encode(given, pooling_task=kind, use_tqdm=False)]
+
     def _add(
         self,
         prompt: list[int],
-        tokens: int,
+        greedy: dict[str, Any],
         parameters: dict[str, Any] | None,
         salt: str | None,
-        logprobs: int | None,
         adapter: tuple[str, int, str] | None,
     ) -> str:
         from vllm import SamplingParams
@@ -110,8 +123,7 @@ class Child:
         self._requests += 1
         name = f"request-{self._requests}"
         extra = {"kv_transfer_params": parameters} if parameters else None
-        greedy: dict[str, Any] = {"temperature": 0, "max_tokens": tokens, "detokenize": False, "ignore_eos": True}
-        sampling = SamplingParams(**greedy, extra_args=extra, logprobs=logprobs)
+        sampling = SamplingParams(**greedy, extra_args=extra)
         given: Any = {"prompt_token_ids": prompt} | ({"cache_salt": salt} if salt else {})
         self._engine.add_request(name, given, sampling, lora_request=LoRARequest(*adapter) if adapter else None)
         return name
@@ -197,7 +209,7 @@ class Child:
 
 def _logprobs(steps: Any) -> list[dict[int, float]]:
     """Of each step: token -> logarithm of its probability."""
-    return [{token: each.logprob for token, each in step.items()} for step in steps or ()]
+    return [{token: each.logprob for token, each in step.items()} for step in steps or () if step is not None]
 
 
 # --- in a worker's process: each takes vLLM's worker ---
@@ -248,6 +260,7 @@ def _nanokv(connector: Any) -> Any:
 
 def main() -> None:
     """Answer until stdin ends."""
+    faulthandler.enable()  # a crash is told in the log
     out = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     child: Child | None = None

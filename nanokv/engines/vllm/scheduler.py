@@ -96,7 +96,8 @@ class SchedulerSide:
         tracked = self._tracked(request)
         first = tracked.asked_from = computed // self._block_size
         tracked.asked = self._askable(tracked, first)
-        if not self._loads or tracked.lost or not tracked.asked:
+        unwanted = request.skip_reading_prefix_cache  # logprobs of the prompt: vLLM computes all of it
+        if not self._loads or unwanted or tracked.lost or not tracked.asked:
             return 0, False
         found = first + self._workers.prefix_length(tracked.asked)
         tokens = min(found * self._block_size, request.num_tokens - 1) - computed

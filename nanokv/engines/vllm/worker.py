@@ -199,6 +199,9 @@ def _cache(config: "VllmConfig", settings: Settings, layers: Layers, ranks: Rank
         remove_dead_worlds()
     if layers.planes[0].device.type == "cpu":
         compiled(rare=True)  # else a step waits for what is called for the first time
+        # vLLM's attention for bfloat16 uses AMX, which the kernel allows a process that has asked. vLLM's libraries ask
+        # in their first larger product, which a prompt has of which nothing is computed but its last token
+        torch.cpu._init_amx()
     return NanoKVCache(
         heap_bytes=settings.size,
         page_bytes=settings.page_bytes or page_bytes(layers.nbytes, len(layers.layout.heads)),

@@ -1,7 +1,7 @@
 """Engines for the tests of this folder. They run with vLLM only: `make test-vllm`."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ Start = Callable[..., Engine]
 BLOCK = 32  #: tokens per block in all engines here
 PROMPTS = make_prompts(56, seed=1)
 TOKENS = 8  #: that are generated after each prompt
+FAR = 1e-4  #: of two logprobs: more is no rounding. Altered KV differs by 0.5 and more
 
 
 @pytest.fixture(scope="session")
@@ -123,3 +124,19 @@ def whole_blocks(prompts: list[list[int]]) -> list[int]:
 def total(engine: Engine, name: str) -> int:
     """A count of `NanoKVCache.stats`, over all workers of an engine."""
     return sum(stats[name] for stats in engine.ask("stats"))
+
+
+def apart(one: dict[str, Any], two: dict[str, Any], prompts: Iterable[int] | None = None) -> float:
+    """The largest difference of two logprobs of the same prompt, step and token, up to the first token that differs.
+
+    Two tokens may be as probable as each other.
+    """
+    worst = 0.0
+    for number in range(len(one["tokens"])) if prompts is None else prompts:
+        of_one, of_two = ((each["tokens"][number], each["logprobs"][number]) for each in (one, two))
+        for token, other, step, other_step in zip(of_one[0], of_two[0], of_one[1], of_two[1], strict=True):
+            differences = [abs(step[each] - other_step[each]) for each in step.keys() & other_step.keys()]
+            worst = max(worst, *differences) if differences else float("inf")
+            if token != other:
+                break
+    return worst

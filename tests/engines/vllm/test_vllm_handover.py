@@ -32,31 +32,6 @@ def test_every_token_is_as_by_one_engine_alone(start_pair: StartPair, expected: 
     assert all(mine != theirs for mine, theirs in zip(altered, expected, strict=False))
 
 
-@pytest.mark.parametrize(
-    "flags, arguments",
-    [
-        ({}, {"max_num_batched_tokens": 64, "max_num_seqs": 8, "enable_chunked_prefill": True}),
-        ({"load": "layer"}, {}),
-        ({"alloc": "host"}, {}),
-        ({"checksum": True, "page_bytes": "64KiB"}, {}),
-    ],
-    ids=["chunked", "layer-by-layer", "v1", "checksum"],
-)
-def test_tokens_in_other_settings(
-    start_pair: StartPair, expected: list[list[int]], flags: dict[str, Any], arguments: dict[str, Any]
-) -> None:
-    pair = start_pair(flags, **arguments)
-    pair.hand_over(PROMPTS)
-    found = pair.generate(PROMPTS)
-    assert found["tokens"] == expected
-    assert found["cached"] == but_one(PROMPTS)
-    assert pair.decode.ask("alter") > 0
-    altered = pair.generate(FEW)["tokens"]
-    differs = [mine != theirs for mine, theirs in zip(altered, expected, strict=False)]
-    # a block whose checksum is wrong is computed instead
-    assert differs == [not flags.get("checksum", False)] * len(FEW)
-
-
 def test_a_small_segment_evicts_and_tokens_stay_right(start_pair: StartPair, expected: list[list[int]]) -> None:
     pair = start_pair({"size": "2MiB", "hold": 0})
     pair.hand_over(PROMPTS)

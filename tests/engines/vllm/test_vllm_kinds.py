@@ -5,7 +5,7 @@ The table of docs/vllm.md says what this module shows; a test compares.
 """
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,10 @@ import pytest
 pytest.importorskip("vllm", reason="needs vLLM: make test-vllm")
 
 from nanokv.bench.vllm.process import Engine, EngineFailed, connector
-from tests.engines.vllm.conftest import BLOCK, PROMPTS, TOKENS
+from tests.engines.vllm.conftest import BLOCK, FAR, PROMPTS, TOKENS, apart
 from tests.engines.vllm.kinds import MAKERS, make_adapter
 
 SOME = PROMPTS[:20]
-FAR = 1e-4  #: of two logprobs: more is no rounding. Altered KV differs by 0.5 and more
 FACTS = {"max_num_batched_tokens": 256, "enable_chunked_prefill": True}
 
 RIGHT = {
@@ -85,22 +84,6 @@ def started() -> Iterator[Callable[..., Engine]]:
 def ask(engine: Engine, prompts: list[list[int]] = SOME) -> dict[str, Any]:
     found: dict[str, Any] = engine.ask("generate", prompts=prompts, tokens=TOKENS, logprobs=3)
     return found
-
-
-def apart(one: dict[str, Any], two: dict[str, Any], prompts: Iterable[int] = range(len(SOME))) -> float:
-    """The largest difference of two logprobs of the same prompt, step and token, up to the first token that differs.
-
-    Two tokens may be as probable as each other.
-    """
-    worst = 0.0
-    for number in prompts:
-        of_one, of_two = ((each["tokens"][number], each["logprobs"][number]) for each in (one, two))
-        for token, other, step, other_step in zip(of_one[0], of_two[0], of_one[1], of_two[1], strict=True):
-            differences = [abs(step[each] - other_step[each]) for each in step.keys() & other_step.keys()]
-            worst = max(worst, *differences) if differences else float("inf")
-            if token != other:
-                break
-    return worst
 
 
 @pytest.mark.parametrize("kind", RIGHT)

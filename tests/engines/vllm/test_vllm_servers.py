@@ -18,7 +18,7 @@ import pytest
 
 pytest.importorskip("vllm", reason="needs vLLM: make test-vllm")
 
-from nanokv.bench.vllm.process import Engine
+from nanokv.bench.vllm.process import Engine, connector
 from nanokv.engines.vllm.flags import command_lines
 from nanokv.errors import HeapUnavailable
 from nanokv.heap.shm_tools import remove_world
@@ -60,10 +60,15 @@ def fetch(port: int, path: str, body: dict[str, Any] | None = None) -> bytes:
         return found
 
 
+def metrics(port: int, name: str) -> list[float]:
+    """A counter of each engine of a server."""
+    return [float(value) for value in re.findall(rf"^{name}{{.*}} (.*)$", fetch(port, "/metrics").decode(), re.M)]
+
+
 def metric(port: int, name: str) -> float:
-    """A counter of a server."""
-    (value,) = re.findall(rf"^{name}{{.*}} (.*)$", fetch(port, "/metrics").decode(), re.M)
-    return float(value)
+    """A counter of a server of one engine."""
+    (value,) = metrics(port, name)
+    return value
 
 
 @pytest.fixture(scope="module")
@@ -78,22 +83,32 @@ def ports(model: Path) -> Iterator[tuple[int, int, int]]:
         for engine, port in zip(engines, (prefill, decode), strict=False):
             config = re.search(r"--kv-transfer-config '(.*)'", engine.command)
             assert config is not None
-            server = ("-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--port", str(port), *HERE)
-            start(stack, log, *server, "--kv-transfer-config", config[1])
+            serve(stack, log, model, port, config[1])
         given = ("--port", str(proxy), "--prefill", str(prefill), "--decode", str(decode))
         start(stack, log, str(ROOT / "examples" / "vllm_pd.py"), *given)
-        deadline = time.monotonic() + START_SECONDS
-        for port in (prefill, decode):
-            while not healthy(port):
-                if time.monotonic() > deadline:
-                    log.seek(0)
-                    pytest.fail(f"no server on port {port}:\n{log.read()[-4000:].decode(errors='replace')}")
-                time.sleep(0.5)
+        await_health(log, prefill, decode)
         yield prefill, decode, proxy
+
+
+def serve(stack: ExitStack, log: IO[bytes], model: Path, port: int, config: str, *more: str) -> None:
+    """Start a server with this `--kv-transfer-config`."""
+    server = ("-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--port", str(port), *HERE)
+    start(stack, log, *server, "--kv-transfer-config", config, *more)
+
+
+def await_health(log: IO[bytes], *ports: int) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    for port in ports:
+        while not healthy(port):
+            if time.monotonic() > deadline:
+                log.seek(0)
+                pytest.fail(f"no server on port {port}:\n{log.read()[-4000:].decode(errors='replace')}")
+            time.sleep(0.5)
 
 
 def start(stack: ExitStack, log: IO[bytes], *command: str) -> None:
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "OMP_NUM_THREADS": "1"}
+    environment |= {"VLLM_SERVER_DEV_MODE": "1"}  # a request empties the prefix cache
     process = subprocess.Popen([sys.executable, *command], stdout=log, stderr=log, env=environment, cwd=ROOT)
     stack.callback(process.wait, 60)
     stack.callback(process.terminate)
@@ -134,3 +149,26 @@ def test_a_request_that_is_wrong_gets_the_servers_answer(ports: tuple[int, int, 
     with pytest.raises(urllib.error.HTTPError) as nonsense:
         fetch(ports[2], "/v1/completions", {"model": str(model), "prompt": [1], "max_tokens": "many"})
     assert nonsense.value.code == 400
+
+
+def test_engines_of_a_data_parallel_server_load_what_each_other_stored(model: Path, expected: list[list[int]]) -> None:
+    """They have the same flags, and take the next ranks of the world: requests go to them in turn."""
+    prompts, name, port = PROMPTS[:9], f"test-vllm-replicas-{os.getpid()}", free_port()
+    want = {"model": str(model), "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
+    with ExitStack() as stack:
+        stack.callback(forget, name)
+        log = stack.enter_context(tempfile.TemporaryFile())
+        transfer = connector("kv_both", name=name, world_size=2, size="64MiB")
+        serve(stack, log, model, port, json.dumps(transfer), "--data-parallel-size", "2")
+        await_health(log, port)
+        found, external = [], []
+        for _ in range(2):  # nine requests: the second time each goes to the other engine
+            for prompt, tokens in zip(prompts, expected, strict=False):
+                answer = json.loads(fetch(port, "/v1/completions", want | {"prompt": prompt}))
+                assert answer["choices"][0]["token_ids"] == tokens
+            fetch(port, "/reset_prefix_cache", {})
+            external.append(metrics(port, "vllm:external_prefix_cache_hits_total"))
+            found.append(sum(metrics(port, "vllm:prefix_cache_hits_total") + external[-1]))
+        assert min(metrics(port, "vllm:nanokv_blocks_stored_total")) > 0
+        assert found[1] - found[0] == sum(whole_blocks(prompts))  # the engines' own caches were empty before
+        assert all(later > earlier for earlier, later in zip(*external, strict=True))
