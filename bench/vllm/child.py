@@ -64,6 +64,7 @@ class Child:
         prompts: list[list[int]],
         tokens: int,
         abort_after: int = 0,
+        reset_after: int = 0,
         parameters: dict[str, Any] | None = None,
         salt: str | None = None,
         logprobs: int | None = None,
@@ -73,6 +74,7 @@ class Child:
         """Greedy tokens after each prompt, all requests together.
 
         abort_after: steps after which every second request is aborted.
+        reset_after: steps after which both caches are emptied; what runs then begins anew.
         logprobs: so many tokens of each step are told with their logarithms of probabilities.
         prompt_logprobs: the same of each token of the prompt but the first; vLLM then computes all of the prompt.
         adapter: name, number and folder of a LoRA adapter.
@@ -84,6 +86,8 @@ class Child:
         while self._engine.has_unfinished_requests():
             if abort_after and steps == abort_after:
                 self._engine.abort_request([name for name in names[::2] if results[name] is None])
+            if reset_after and steps == reset_after:
+                assert self._engine.reset_prefix_cache(reset_running_requests=True, reset_connector=True)
             for output in self._step():
                 if output.outputs and output.outputs[0].token_ids and first[output.request_id] is None:
                     first[output.request_id] = time.perf_counter() - started
@@ -141,6 +145,21 @@ class Child:
     def reset_connector(self) -> bool:
         """Empty the engine's own prefix cache, and what is stored in NanoKV."""
         return bool(self._engine.reset_prefix_cache(reset_connector=True))
+
+    def reset_connector_in_step(self, after: int) -> None:
+        """Empty what is stored in NanoKV, once: between the plan and the execution of the step after so many."""
+        core = self._engine.engine_core.engine_core
+        execute, left = core.model_executor.execute_model, after
+
+        def execute_model(*args: Any, **keywords: Any) -> Any:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                core.model_executor.execute_model = execute
+                assert core.scheduler.reset_connector_cache()
+            return execute(*args, **keywords)
+
+        core.model_executor.execute_model = execute_model
 
     def preemptions(self) -> int:
         """How many times the engine has preempted a request."""

@@ -27,6 +27,7 @@ class BlockSave:
     blocks: list[int]
     fresh: list[int]  #: of a full block: how many of its tokens, the last ones, this step computes; else 0
     target: int  #: the first rank of the engine that reads them
+    resets: int = 0  #: how many the scheduler had asked for when the request began: what is older is not stored
 
 
 @dataclass(slots=True)
@@ -36,5 +37,4 @@ class Step(KVConnectorMetadata):
     loads: list[BlockLoad] = field(default_factory=list)
     saves: list[BlockSave] = field(default_factory=list)
     misdirected: list[tuple[str, int]] = field(default_factory=list)  #: a reader that is none, and blocks for it
-    resets: int = 0  #: how many times this scheduler had asked for a reset: what was computed before is not stored
     idle: bool = False  #: no tokens are computed in this step: it may wait for loads

@@ -30,6 +30,7 @@ class Tracked:
 
     request: "Request"
     tail: bytes | None  #: the hash of the prompt's last block, if its tokens do not fill it
+    resets: int  #: how many this engine had asked for when the request's first token was computed
     saved: int = 0  #: full blocks that were given to the workers to be stored
     tail_saved: bool = False
     asked_from: int = 0  #: the first block of the last question
@@ -94,6 +95,8 @@ class SchedulerSide:
         The last token of a request is always computed: it gives the first logits.
         """
         tracked = self._tracked(request)
+        if tracked.resets != self._resets:  # it is computed anew
+            tracked.resets, tracked.saved, tracked.tail_saved = self._resets, 0, False
         first = tracked.asked_from = computed // self._block_size
         tracked.asked = self._askable(tracked, first)
         unwanted = request.skip_reading_prefix_cache  # logprobs of the prompt: vLLM computes all of it
@@ -126,7 +129,7 @@ class SchedulerSide:
     def _tracked(self, request: "Request") -> Tracked:
         tracked = self._requests.get(request.request_id)
         if tracked is None or tracked.request is not request:
-            tracked = self._requests[request.request_id] = Tracked(request, self._tails.hash(request))
+            tracked = self._requests[request.request_id] = Tracked(request, self._tails.hash(request), self._resets)
         return tracked
 
     def build(self, output: "SchedulerOutput") -> Step:
@@ -138,7 +141,7 @@ class SchedulerSide:
         for name in output.finished_req_ids:
             self._requests.pop(name, None)
         step, self._step = self._step, Step()
-        step.idle, step.resets = output.total_num_scheduled_tokens == 0, self._resets
+        step.idle = output.total_num_scheduled_tokens == 0
         return step
 
     def _may_store(self) -> bool:
@@ -171,7 +174,7 @@ class SchedulerSide:
         hashes, fresh = [hashes[at] for at in there], [fresh[at] for at in there]
         reader = (request.kv_transfer_params or {}).get(TARGET_PARAMETER, self._target)
         if type(reader) is int and 0 <= reader < self._ranks:
-            self._step.saves.append(BlockSave(hashes, blocks, fresh, reader))
+            self._step.saves.append(BlockSave(hashes, blocks, fresh, reader, tracked.resets))
         else:
             self._step.misdirected.append((repr(reader), len(blocks)))
         tracked.saved, tracked.tail_saved = max(tracked.saved, full), tracked.tail_saved or len(numbers) > len(new)
@@ -181,7 +184,10 @@ class SchedulerSide:
         return wanted and computed >= tracked.request.num_prompt_tokens
 
     def reset(self) -> bool:
-        """Let nothing be found any more that was stored before, by whatever engine. False: somebody was not told."""
+        """Let nothing be found any more that was stored before, by whatever engine. False: somebody was not told.
+
+        Requests that are running store nothing any more: what they compute depends on what they computed before.
+        """
         self._resets += 1
         return self._workers.reset(self._resets)
 

@@ -125,10 +125,9 @@ class WorkerSide:
     # --- steps ---
     def bind(self, step: Step) -> None:
         """Take what a step stores."""
-        saves = [replace(save, hashes=self._keys(save.hashes)) for save in step.saves]
-        if step.resets != self._resets and saves:  # it was planned before a reset, and is computed beside it
-            self._refused(sum(len(save.blocks) for save in saves), CacheClosed("the cache was reset meanwhile"))
-            saves = []
+        saves = [replace(save, hashes=self._keys(save.hashes)) for save in step.saves if save.resets == self._resets]
+        if old := sum(len(save.blocks) for save in step.saves if save.resets != self._resets):
+            self._refused(old, CacheClosed("the cache was reset after their request had begun"))
         for reader, blocks in step.misdirected:
             why = f"{TARGET_PARAMETER}={reader} of a request is none of {self._world_size} ranks"
             self._refused(blocks, InvalidArgument(why))

@@ -13,6 +13,7 @@ pytest.importorskip("vllm", reason="needs vLLM: make test-vllm")
 
 from nanokv.bench.vllm.model import make_model
 from nanokv.bench.vllm.process import Engine, EngineFailed, connector
+from nanokv.heap.shm_tools import list_worlds
 from tests.engines.vllm.conftest import PROMPTS, TOKENS, Pair, Start, blocks_of, but_one, total, whole_blocks
 
 StartPair = Callable[..., Pair]
@@ -196,6 +197,24 @@ def test_tensor_parallel_workers(model: Path) -> None:
         assert engine.ask("forget")
         altered = engine.ask("generate", prompts=FEW, tokens=TOKENS)["tokens"]
         assert all(mine != theirs for mine, theirs in zip(altered, computed, strict=True))
+
+
+def test_a_killed_engine_of_several_workers_leaves_no_memory_to_the_next_one(model: Path) -> None:
+    """It has no name, so no engine would ever look for its world: the next such engine removes it."""
+    before = set(list_worlds())
+
+    def started() -> Engine:
+        environment = {"VLLM_CPU_OMP_THREADS_BIND": "0|1"}
+        return Engine(model, connector("kv_both", size="64MiB"), environment, tensor_parallel_size=2).wait()
+
+    with started() as killed:
+        assert killed.ask("generate", prompts=FEW, tokens=TOKENS)
+        (left,) = set(list_worlds()) - before
+        killed.kill()
+    with started() as engine:
+        assert engine.ask("generate", prompts=FEW, tokens=TOKENS)
+        (mine,) = set(list_worlds()) - before
+        assert mine != left
 
 
 @pytest.mark.parametrize(("writers", "readers"), [(2, 1), (1, 2)])

@@ -40,6 +40,7 @@ def usual(model: Path) -> dict[str, str]:
     ("arguments", "named"),
     [
         ({"max_model_len": 512}, "max_model_len 512, here 1024"),
+        ({"max_model_len": -1}, "max_model_len auto, here 1024"),
         ({"hf_overrides": {"rope_parameters": {"rope_type": "default", "rope_theta": 777.0}}}, "rope_theta 777.0"),
         ({"hf_overrides": {"attention_bias": True}}, "config.attention_bias true, here false"),
         ({"dtype": "float32"}, "dtype torch.float32, here torch.bfloat16"),

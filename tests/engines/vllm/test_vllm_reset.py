@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("vllm", reason="needs vLLM: make test-vllm")
 
 from nanokv.bench.vllm.process import Engine, connector
-from tests.engines.vllm.conftest import PROMPTS, TOKENS, Start, whole_blocks
+from tests.engines.vllm.conftest import BLOCK, PROMPTS, TOKENS, Start, whole_blocks
 
 EACH = slice(0, 24, 4)  #: prompts that share no prefix
 FEW = PROMPTS[EACH]
@@ -81,3 +81,30 @@ def test_tensor_parallel_workers_and_an_engine_alone(model: Path, start: Start, 
             assert (found["tokens"], found["cached"]) == (tokens, NOTHING)
             assert answer(engine) == (tokens, whole_blocks(FEW))
         assert tokens == expected[EACH]
+
+
+@pytest.mark.parametrize("load", ["async", "layer"])
+def test_requests_that_run_meanwhile_store_nothing(start: Start, expected: list[list[int]], load: str) -> None:
+    """Neither in the step that was planned before the reset, nor in later ones: they compute on what was before."""
+    chunks = {"max_num_batched_tokens": 64}
+    engine, prompt = start("kv_both", chunks, load=load), PROMPTS[0]
+    for first in (0, 1, 3):  # the first chunk, one in the middle, one after more than a block was generated
+        assert engine.ask("forget")
+        assert engine.ask("reset_connector")
+        engine.ask("reset_connector_in_step", after=first)
+        found = engine.ask("generate", prompts=[prompt], tokens=64)
+        assert found["tokens"][0][:TOKENS] == expected[0]
+        assert (found["cached"], engine.ask("stats")[0]["ready"]) == ([0], 0)
+    assert "the cache was reset after their request had begun" in engine.log()
+    assert engine.ask("forget")
+    assert engine.ask("generate", prompts=[prompt], tokens=1)["tokens"] == [expected[0][:1]]
+    assert engine.ask("stats")[0]["ready"] == len(prompt) // BLOCK
+
+
+def test_requests_that_are_computed_anew_are_stored_anew(start: Start, expected: list[list[int]]) -> None:
+    engine, prompt = start("kv_both"), PROMPTS[0]
+    found = engine.ask("generate", prompts=[prompt], tokens=TOKENS, reset_after=3)
+    assert (found["tokens"], found["cached"]) == ([expected[0]], [0])
+    assert engine.ask("preemptions") == 1
+    assert engine.ask("forget")
+    assert engine.ask("generate", prompts=[prompt], tokens=TOKENS)["cached"] == whole_blocks([prompt])
