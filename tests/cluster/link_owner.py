@@ -91,6 +91,7 @@ class _Commands:
     """What the process does; one method a command."""
 
     def __init__(self, kind: str, member: str) -> None:
+        self._kind, self._member = kind, member
         self._link: Link = open_link(kind, member)
         self._memory: dict[int, Memory] = {}
 
@@ -128,6 +129,34 @@ class _Commands:
         """Read another process's memory: whether it has the pattern of a seed."""
         here = self._memory[self.register(nbytes, 0)]
         return gets(self._link, self._link.connect(base64.b64decode(card)), here, there, seed)
+
+    def close_under_reads(self, card: str, there: int, nbytes: int, rounds: int) -> int:
+        """Close links while threads read over them; returns how many of their reads were done.
+
+        A link that took what a thread was in would end this process.
+        """
+        done = 0
+        for turn in range(rounds):
+            link, begun = open_link(self._kind, f"{self._member}.{turn}"), threading.Semaphore(0)
+            peer, places = link.connect(base64.b64decode(card)), [memory(nbytes) for _ in range(3)]
+            for place in places:
+                link.register(address_of(place), nbytes)
+
+            def read(place: Memory, link: Link = link, peer: int = peer, begun: threading.Semaphore = begun) -> int:
+                count = 0
+                while attempt(link, peer, place, there) == State.DONE:
+                    count += 1
+                    begun.release()
+                return count
+
+            with ThreadPoolExecutor(len(places)) as pool:
+                reads = [pool.submit(read, place) for place in places]
+                for _ in places:
+                    begun.acquire()
+                time.sleep(turn * _LOOK_SECONDS)
+                link.close()
+                done += sum(each.result(PATIENCE) for each in reads)
+        return done
 
     def close(self) -> None:
         """Close the link."""

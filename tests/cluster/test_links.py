@@ -364,3 +364,10 @@ def test_closing_while_transfers_move(link: Link, start: Start, here: Memory) ->
             closed.set()
         assert watching.result(PATIENCE) <= {State.MOVING, State.DONE, State.FAILED}
     owner.go_on()
+
+
+def test_a_link_is_closed_while_threads_read_over_it(start: Start) -> None:
+    serves, reads = start(), start()
+    there, card = serves.ask("register", MIB, 1), base64.b64encode(serves.card()).decode()
+    rounds = 8
+    assert reads.ask("close_under_reads", card, there, MIB, rounds) >= 3 * rounds
