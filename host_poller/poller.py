@@ -236,6 +236,7 @@ class Poller:
     def _run(self) -> None:
         end_sleeps_on_time()  # else a pause of 20 µs takes 75
         interrupt_nobody()  # else one call of a hundred beside it takes 30 µs more
+        self._machine.enter_owner()
         members, met = Members(self._machine, self._heap), -math.inf
         idle = 0  # rounds without hints
         while not self._stop.is_set():

@@ -4,6 +4,8 @@ When more than `water_hi` percent of the pages are in use, the owner's poller ev
 producers do, until `water_lo` percent are. It evicts a few objects a round, so that no hint waits for long.
 """
 
+import math
+
 from nanokv.device.machines.base import Machine
 from nanokv.device.segment.clock import now_ns
 
@@ -18,11 +20,12 @@ def evict_pages(machine: Machine, rank: int, surplus: float, most: int) -> tuple
     """
     gone = 0
     while surplus > 0 and gone < most:
-        freed = machine.evict_one(rank, now_ns())
-        if freed < 0:
-            return gone, 0
+        asked = min(most - gone, EVICTIONS_A_ROUND)
+        went, freed = machine.evict_pages(rank, math.ceil(surplus), asked, now_ns())
+        gone += went
         surplus -= freed
-        gone += 1
+        if went < asked and surplus > 0:
+            return gone, 0
     return gone, surplus
 
 

@@ -12,13 +12,17 @@ from functools import cache
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
+import torch
+
 from nanokv.arguments import seconds
+from nanokv.device.machines.gpu_threads import follows
 from nanokv.errors import CacheClosed, Cancelled, InvalidArgument, WaitTimeout
 
 T = TypeVar("T")
 _Work = tuple[Future[Any], Callable[[], Any]]
 
 _here = threading.local()
+_CPU = torch.device("cpu")
 
 EXIT_SECONDS = 5.0  #: that a program which ends waits for the queued operations of all workers, at most
 
@@ -74,12 +78,15 @@ class Handle(Generic[T]):
 class Worker:
     """Runs operations one after the other, in a background thread.
 
+    `device`: where they work. On a GPU each follows what its caller had queued there (`gpu_threads.follows`).
+
     The thread is a daemon that `close` joins. A program that ends without `close` closes all workers first: what is
     queued is done, what waits gives up (`closed`).
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, device: torch.device = _CPU) -> None:
         self._name = name
+        self._device = device
         self._lock = threading.Lock()
         self._queue: SimpleQueue[_Work | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -96,7 +103,9 @@ class Worker:
 
         Raises:
             CacheClosed: this worker is closed.
+            InvalidArgument: as `gpu_threads.follows`.
         """
+        work = follows(work, self._device)
         future: Future[T] = Future()
         with self._lock:
             if self._closed:

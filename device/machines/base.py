@@ -66,6 +66,9 @@ class Machine(ABC):
         self.table_address = table_address
         self._wake = wake
 
+    def enter_owner(self) -> None:  # noqa: B027 - only a machine that launches has something to do
+        """This thread is a poller from now on: its calls wait for nobody's kernels."""
+
     # --- the primitives ---
     @abstractmethod
     def call(self, entry: str, *words: int) -> Any:
@@ -236,14 +239,16 @@ class Machine(ABC):
         """Evict the READY object in a header slot: OK, MISS, or PINNED if a pin or a lease holds it."""
         return self._hinting("evict_slot", owner, slot, epoch, now)
 
-    def evict_one(self, owner: int, now: int) -> int:
-        """Evict one object, which the segment's policy chooses: the pages of its extent, or -1 if none could go."""
-        gone, size_class, sleeps = self.call("evict_one", owner, now)
+    def evict_pages(self, owner: int, pages: int, most: int, now: int) -> tuple[int, int]:
+        """Evict objects, chosen by the segment's policy, until `pages` are free, or `most` are gone, or none may go.
+
+        Returns:
+            how many objects went, and the pages of their extents.
+        """
+        gone, freed, sleeps = self.call("evict_pages", owner, pages, most, now)
         if sleeps:
             self._wake(owner)
-        if not gone:
-            return -1
-        return self.geometry.class_pages[size_class] if size_class >= 0 else 0
+        return gone, freed
 
     def pin(self, place: Place) -> tuple[int, int]:
         """Hold a READY object in place: (OK, MISS or NO_PIN; line of the pin ledger)."""

@@ -18,6 +18,7 @@ from nanokv.device.kernels.many import FOUND_WORDS, REGISTERS
 from nanokv.device.kernels.shares import TILE_BYTES
 from nanokv.device.kernels.slices import get_slices_kernel
 from nanokv.device.machines.engine_cache import Pages
+from nanokv.device.machines.gpu_threads import let_others_capture
 from nanokv.device.machines.lane import INTERPRETER
 from nanokv.device.machines.records import Found, Place, Request
 from nanokv.device.machines.slices import Slices
@@ -62,6 +63,8 @@ class Batch:
             raise ValueError(f"capacity must be at least 1, not {capacity}")
         self._world = world
         self._on_gpu = device.type == "cuda"
+        if self._on_gpu:
+            let_others_capture()
         words = REQUEST.size // WORD
         self._host = torch.zeros(
             CONTROL_WORDS + capacity * words, dtype=torch.int64, device="cpu", pin_memory=self._on_gpu
@@ -177,7 +180,10 @@ class Batch:
             kernel[(ctas,)](self._world, *words, num_warps=1, **self._options)
 
     def _entered(self) -> AbstractContextManager[Any]:
-        return torch.cuda.device(self.statuses.device) if self._on_gpu else nullcontext()
+        if not self._on_gpu:
+            return nullcontext()
+        let_others_capture()
+        return torch.cuda.device(self.statuses.device)
 
 
 def default_ctas(device: torch.device) -> int:

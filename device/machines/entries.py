@@ -70,7 +70,7 @@ ENTRIES = {
     "remove": Entry(host_calls.remove_hinted, 4),
     "remove_slot": Entry(host_calls.remove_slot_hinted, 2),
     "evict_slot": Entry(host_calls.evict_slot_hinted, 2, rare=RARE),
-    "evict_one": Entry(host_calls.evict_one_hinted, 3, rare=RARE),
+    "evict_pages": Entry(host_calls.evict_pages_hinted, 3, rare=RARE),
     "joiner": Entry(joining.joiner_of, 1, rare=RARE),
     "replicate": Entry(replicate.replicate, 2, rare=RARE),
     "begin_replica": Entry(replicate.begin_replica, 10, rare=RARE),

@@ -10,9 +10,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from triton.runtime.driver import driver
+from triton.runtime.jit import JITFunction
 
 from nanokv.device.kernels.frame import FIRST_ANSWER, FRAME_WORDS, call_kernel
 from nanokv.device.machines.entries import ENTRIES
+from nanokv.device.machines.gpu_threads import let_others_capture
 
 FIRST_TRITON_ON_AMD = (3, 7)  # before triton#9042 each compare-and-swap was compiled at agent scope
 STAGING_BYTES = 1 << 20  #: at first; pinning more memory later makes the device wait
@@ -63,7 +65,22 @@ class Lane:
         """The context for this lane's copies and launches: its stream, or its device."""
         if not self._on_gpu:
             return nullcontext()
+        let_others_capture()
         return torch.cuda.stream(self._stream) if self._stream is not None else torch.cuda.device(self._device)
+
+    def enter_thread(self) -> None:
+        """Let this lane's stream be the current one of this thread, so that its copies follow the lane's kernels."""
+        if self._stream is not None:
+            let_others_capture()
+            torch.cuda.set_stream(self._stream)
+
+    def load(self, *launches: Launch) -> None:
+        """Compile and load kernels, without launching them."""
+        with self._lock, self.entered():
+            for kernel, ctas, constants in launches:
+                if isinstance(kernel, JITFunction):  # an interpreted one is neither
+                    grid = (ctas,)
+                    kernel.warmup(self._frame.data_ptr(), grid=grid, **constants, num_warps=1)[grid]
 
     def run(self, words: Sequence[int], *launches: Launch) -> list[int]:
         """Launch kernels one after the other on the same frame, whose words from 1 on are `words`.

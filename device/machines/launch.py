@@ -2,7 +2,7 @@
 
 A host call is one launch: one CTA runs one protocol function, or one CTA per tile moves the payload. Calls about
 objects go to the caller's current stream, so that they follow the kernels that the caller launched. Calls of the
-owner's host have a stream of their own, so that they do not wait for those.
+owner's host, and all calls of its poller's thread, have a stream of their own, so that they do not wait for those.
 """
 
 import threading
@@ -25,6 +25,7 @@ from nanokv.device.machines.entries import ENTRIES
 from nanokv.device.machines.lane import Lane, Launch, calling, check_compiler
 from nanokv.device.machines.launch_ring import RingReader
 from nanokv.device.machines.records import Descriptor, Drained, Place, Request, Words
+from nanokv.device.machines.triton_keys import hash_in_order
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.geometry import Geometry
 
@@ -50,6 +51,8 @@ class LaunchMachine(Machine):
     @torch.inference_mode(False)
     def __init__(self, geometry: Geometry, table: Words, segments: list[torch.Tensor], device: torch.device) -> None:
         check_kernels_run(device)
+        if device.type == "cuda":
+            hash_in_order()
         self._device = device
         self._segments = segments
         self._table = torch.from_numpy(table.copy()).to(device)
@@ -59,11 +62,25 @@ class LaunchMachine(Machine):
         self._rings = RingReader(geometry, segments, self._owner)
         self._single = Batch(self.table_address, 1, device)
         self._lock = threading.Lock()
+        self._here = threading.local()
+        if device.type == "cuda":
+            self.load()
+
+    def load(self) -> None:
+        """Compile and load what the poller launches: else its first hints wait for that, and so do captures."""
+        of_objects = ("enter", "leave", "evict_pages", "remove_slot", "evict_slot", "unpin")
+        self._owner.load(*(calling(name) for name, entry in ENTRIES.items() if entry.by_owner or name in of_objects))
+        self._rings.load()
+
+    def enter_owner(self) -> None:
+        self._here.is_owner = True
+        self._owner.enter_thread()
 
     # --- the primitives ---
     def call(self, entry: str, *words: int) -> Any:
         count, by_owner = ENTRIES[entry].answers, ENTRIES[entry].by_owner
-        answers = (self._owner if by_owner else self._objects).run(words, calling(entry))
+        lane = self._owner if by_owner or getattr(self._here, "is_owner", False) else self._objects
+        answers = lane.run(words, calling(entry))
         return answers[0] if count == 1 else answers[:count]
 
     def exchange(self, entry: str, *words: Any) -> Any:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from nanokv.device.kernels.ring import copy_drained_kernel
-from nanokv.device.machines.lane import Lane, Launch, calling
+from nanokv.device.machines.lane import STAGING_BYTES, Lane, Launch, calling
 from nanokv.device.machines.records import Drained, Words
 from nanokv.device.segment.geometry import Geometry
 from nanokv.device.segment.layout import HEAP_CTL, OBJ_HEADER, WORD
@@ -33,6 +33,11 @@ class RingReader:
         self._lane = lane
         self._rows = lane.zeros(0)
 
+    def load(self) -> None:
+        """Compile, load and allocate what `drain` needs, so that it does not when it is in a hurry."""
+        self._lane.load(calling("drain"), Launch(copy_drained_kernel))
+        self._rows = self._lane.zeros(min(self._capacity * ROW, STAGING_BYTES // WORD))
+
     def drain(self, owner: int, tail: int, room: int) -> Drained:
         """Take at most `room` hints from the ticket `tail` on, with their headers: see `Machine.drain`."""
         head = int(self._lane.fetch(self._heads[owner])[0])
@@ -41,7 +46,7 @@ class RingReader:
         asked = min(room, self._capacity)
         asked = min(head - tail, asked) if head > tail else asked  # a corrupt head asks for no more than a ring has
         if len(self._rows) < asked * ROW:
-            self._rows = self._lane.zeros(min(room, self._capacity) * ROW)
+            self._rows = self._lane.zeros(asked * ROW)
         rows = self._rows[: asked * ROW]
         hints, good, records = (rows[start * asked :].data_ptr() for start in range(3))
         ctas = -(-asked // HEADERS_A_CTA)

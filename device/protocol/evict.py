@@ -94,10 +94,23 @@ def evict_slot(world: World, owner: tl.int64, slot: tl.int64, epoch: tl.int64, n
 
 
 @triton.jit
-def evict_one(world: World, owner: tl.int64, now: tl.int64) -> Any:
-    """Evict one object, for nobody in particular: (1 if one went, its size class or -1)."""
+def evict_pages(world: World, owner: tl.int64, pages: tl.int64, most: tl.int64, now: tl.int64) -> Any:
+    """Evict objects, for nobody in particular, until `pages` are free, or `most` are gone, or none may go.
+
+    Each is an operation of its own, so that no grace period waits for all of them.
+
+    Returns (how many went, their pages).
+    """
     seg = segment(world, owner)
-    phase = enter(world, seg)
-    _, gone, freed = evict_for(world.table, seg, owner, word(-1), word(-1), now, word(0))
-    leave(world, seg, phase)
-    return gone, freed
+    count = word(0)
+    freed = word(0)
+    more = (pages > 0) & (most > 0)
+    while more:
+        phase = enter(world, seg)
+        _, gone, size_class = evict_for(world.table, seg, owner, word(-1), word(-1), now, word(0))
+        leave(world, seg, phase)
+        count += gone
+        if size_class >= 0:
+            freed += class_pages(world, size_class)
+        more = (gone != 0) & (freed < pages) & (count < most)
+    return count, freed

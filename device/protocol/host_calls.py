@@ -13,7 +13,7 @@ import triton.language as tl
 
 from nanokv.device.memory.triton import word
 from nanokv.device.protocol.activity import enter, leave
-from nanokv.device.protocol.evict import evict_one, evict_slot
+from nanokv.device.protocol.evict import evict_pages, evict_slot
 from nanokv.device.protocol.put import abort, commit, finish
 from nanokv.device.protocol.remove import remove_slot, remove_whole
 from nanokv.device.protocol.ring import asleep
@@ -80,7 +80,7 @@ def evict_slot_hinted(world: World, owner: tl.int64, slot: tl.int64, epoch: tl.i
 
 
 @triton.jit
-def evict_one_hinted(world: World, owner: tl.int64, now: tl.int64) -> Any:
-    """`evict_one`: (1 if an object went, its size class or -1, 1 if the owner's poller sleeps)."""
-    gone, freed = evict_one(world, owner, now)
+def evict_pages_hinted(world: World, owner: tl.int64, pages: tl.int64, most: tl.int64, now: tl.int64) -> Any:
+    """`evict_pages`: (objects that went, their pages, 1 if the owner's poller sleeps)."""
+    gone, freed = evict_pages(world, owner, pages, most, now)
     return gone, freed, asleep(segment(world, owner))

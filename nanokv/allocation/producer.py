@@ -189,7 +189,7 @@ class ProducerAllocation:
 
     def _evict_one(self, owner: int) -> bool:
         may = bool(self._machine.control(owner)[0]["may_evict"])
-        return may and self._machine.evict_one(owner, now_ns()) > 0
+        return may and self._machine.evict_pages(owner, 1, 1, now_ns())[1] > 0
 
     def _put_backed(self, owner: int, key: KeyDigest, src: int, what: What) -> int:
         """As `Machine.put_now`, but for pages without memory."""

@@ -71,7 +71,7 @@ class CacheBase:
         self._batched = BatchedTransfer(self._single, self._allocation)
         self._traffic = Traffic(self._geometry)
         self._plans = Plans(self._allocation, self._machine)
-        self._worker = Worker(f"nanokv-async-{self._heap.rank}")
+        self._worker = Worker(f"nanokv-async-{self._heap.rank}", self._heap.device)
         self._master_rank = master_rank
         self._replicas = Replicas(
             self._heap,

@@ -5,12 +5,10 @@ The numbers are those of the vendors' headers: cuda.h (CUdevice_P2PAttribute, CU
 """
 
 import ctypes
-from functools import cache
-from pathlib import Path
-from typing import Any
 
 import torch
 
+from nanokv.device.machines.gpu_threads import gpu_library
 from nanokv.errors import HeapUnavailable
 
 _CUDA = "libcuda.so.1"
@@ -32,7 +30,7 @@ def has_native_atomics(one: torch.device, other: torch.device) -> bool:
     Raises:
         RuntimeError: the driver did not answer.
     """
-    driver = _library(_CUDA)
+    driver = gpu_library(_CUDA)
     value, ends = ctypes.c_int(), []
     _succeed("cuInit", driver.cuInit(ctypes.c_uint(0)))
     for device in (one, other):
@@ -50,7 +48,7 @@ def is_fine_grained(address: int, nbytes: int) -> bool:
         RuntimeError: the driver did not answer.
     """
     mode = ctypes.c_int(-1)
-    asked = _library(_HIP).hipMemRangeGetAttribute(
+    asked = gpu_library(_HIP).hipMemRangeGetAttribute(
         ctypes.byref(mode),
         ctypes.c_size_t(ctypes.sizeof(mode)),
         ctypes.c_int(_COHERENCY_MODE),
@@ -72,7 +70,7 @@ class FineGrained:
     """
 
     def __init__(self, nbytes: int) -> None:
-        self._driver = _library(_HIP)
+        self._driver = gpu_library(_HIP)
         self.nbytes = nbytes
         self.address = 0
         place = ctypes.c_void_p()
@@ -92,20 +90,6 @@ class FineGrained:
     def __del__(self) -> None:
         if self.address:
             self._driver.hipFree(ctypes.c_void_p(self.address))
-
-
-@cache
-def _library(name: str) -> Any:
-    """A driver's library: the one that torch has loaded, whatever its version, else the system's."""
-    try:
-        mapped = Path("/proc/self/maps").read_text()
-    except OSError:
-        mapped = ""
-    loaded = {line.split(maxsplit=5)[5] for line in mapped.splitlines() if f"/{name}" in line}
-    try:
-        return ctypes.CDLL(min(loaded, default=name))
-    except OSError as error:
-        raise RuntimeError(f"{name}: {error}") from None
 
 
 def _succeed(call: str, result: int) -> None:

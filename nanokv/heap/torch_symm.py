@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 MODULE = "torch.distributed._symmetric_memory"
 OVERLAPPING = "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"  #: torch's own variable: several ranks on one GPU
+#: torch's own variable. NanoKV uses no multicast, and to set it up fails on GPUs that have it without an NVSwitch
+NO_MULTICAST = "TORCH_SYMM_MEM_DISABLE_MULTICAST"
 FIRST_TORCH = (2, 11)  #: whose rules are the ones above
 
 
@@ -70,7 +72,8 @@ class TorchSymm(MemorySource):
         assert self._group is not None and self._tensor is not None
         device = self._tensor.device
         try:
-            with on_device(device), environment_variable(OVERLAPPING, self._variable):
+            overlapping = environment_variable(OVERLAPPING, self._variable)
+            with on_device(device), overlapping, environment_variable(NO_MULTICAST, "1"):
                 if device.type == "cuda":
                     uuids = self._group.all_of("gpu", str(torch.cuda.get_device_properties(device).uuid))
                     check_links(f"torch_symm: rank {self._meeting.rank}", device, uuids, self._tensor)

@@ -12,6 +12,7 @@ from tests.gpu import (
     library_calls,
     paged_bodies,
     reshape_and_cache_bodies,
+    stream_bodies,
 )
 
 Bodies = tuple[Callable[[torch.device], None], ...]
@@ -22,5 +23,6 @@ GROUPS: dict[str, Bodies] = {
     "caches": (*cache_bodies.BODIES, *library_bodies.BODIES),
     "library": library_calls.BODIES,
     "writers": reshape_and_cache_bodies.BODIES,
+    "streams": stream_bodies.BODIES,
 }
 BODIES: Bodies = tuple(body for group in GROUPS.values() for body in group)

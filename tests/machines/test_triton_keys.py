@@ -17,6 +17,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import triton
 from triton.language import core
 from triton.runtime.jit import JITFunction
 
@@ -24,6 +25,8 @@ import nanokv
 from nanokv.device.sources import file_digest
 from tests.support.compiling import kernels
 
+ROOT = Path(__file__).parents[2]
+FIRST_WITHOUT_ORDER = (3, 9)  #: of Triton
 PROBE = "put_get_probe_kernel"
 #: need packages or processes of their own when they are imported, and have no device functions
 LEFT_OUT = ("nanokv.engines.vllm", "nanokv.integrations", "nanokv.bench", "nanokv.demo", "nanokv.check.preload")
@@ -86,6 +89,33 @@ def test_everything_that_shapes_a_kernel_is_in_its_key() -> None:
     assert len(functions) > 300
     assert sum(is_ours(value) for function in functions for _, value in named(function)) >= 5
     assert {f"{f.__module__}.{f.__name__}": said for f in functions if (said := wrong(f))} == {}
+
+
+ORDER = """
+import sys
+from tests.support.compiling import kernels
+from nanokv.device.machines.triton_keys import hash_in_order
+names = "put_many_kernel", "get_many_kernel", "call_put", "put_get_probe_kernel"
+chosen = [kernels()[name].function for name in names]
+if sys.argv[1] == "ours":
+    assert hash_in_order() > 300
+keys = [function.cache_key for function in (chosen if sys.argv[2] == "on" else chosen[::-1])]
+print(*(keys if sys.argv[2] == "on" else keys[::-1]))
+"""
+
+
+def keys_of(*arguments: str) -> str:
+    """The keys of four kernels, by a process that hashes them on or back, by our rule or as they come."""
+    command = [sys.executable, "-c", ORDER, *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_keys_do_not_depend_on_what_was_launched_first() -> None:
+    assert keys_of("ours", "on") == keys_of("ours", "back")
+    if tuple(map(int, triton.__version__.split(".")[:2])) < FIRST_WITHOUT_ORDER:
+        assert keys_of("theirs", "on") != keys_of("theirs", "back")
 
 
 def key_elsewhere(root: Path) -> str:

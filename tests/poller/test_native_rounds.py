@@ -50,7 +50,7 @@ class Segment:
         if call == "remove":
             return self.machine.remove((key, key * 7919))
         if call == "evict":
-            return self.machine.evict_one(0, 1 << 40)
+            return self.machine.evict_pages(0, 1, 1, 1 << 40)
         if call == "hole":  # a ticket is taken, and never filled
             self.view.ctl["ann_head"] += 1
             return None

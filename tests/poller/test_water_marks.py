@@ -80,13 +80,13 @@ def test_what_must_stay_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
         for key in range(20):
             assert rank.machine.pin(rank.machine.lookup((key, key * 7919)).place)[0] == Status.OK
         asked: list[int] = []
-        evict = rank.machine.evict_one
+        evict = rank.machine.evict_pages
 
-        def note(owner: int, now: int) -> int:
+        def note(owner: int, pages: int, most: int, now: int) -> tuple[int, int]:
             asked.append(owner)
-            return evict(owner, now)
+            return evict(owner, pages, most, now)
 
-        monkeypatch.setattr(rank.machine, "evict_one", note)
+        monkeypatch.setattr(rank.machine, "evict_pages", note)
         poller.step(0.0)
         poller.step(0.1)
         assert asked == [0], "nothing may go: it asks again at the next sweep only"

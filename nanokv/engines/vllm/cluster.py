@@ -110,7 +110,7 @@ class ClusterLoads:
 
     def __init__(self, cluster: "NanoKVCluster", layers: Sequence[torch.Tensor], kv_dim: int | None) -> None:
         self._world, self._paged = cluster.world, cluster.paged_kv(layers, kv_dim=kv_dim)
-        self._worker = Worker(f"nanokv-load-{cluster.world.rank}")
+        self._worker = Worker(f"nanokv-load-{cluster.world.rank}", layers[0].device)
         self._lock = threading.Lock()
         self._remote = 0
 

@@ -13,6 +13,7 @@ from vllm.distributed.parallel_state import get_pp_group, get_tp_group
 from vllm.logger import init_logger
 
 from nanokv.cache import NanoKVCache
+from nanokv.device.machines.gpu_threads import aside
 from nanokv.device.machines.native_code import compiled
 from nanokv.engines.vllm.cluster import ClusterLoads, join
 from nanokv.engines.vllm.engine_write import EngineWrite
@@ -100,7 +101,8 @@ class WorkerSide:
     def prefix_length(self, hashes: Sequence[bytes]) -> int:
         """How many of the first blocks this worker can read its part of."""
         self._mismatches.look()
-        return self._reading.prefix_length(self._keys(hashes))
+        with aside(self.cache.device):
+            return self._reading.prefix_length(self._keys(hashes))
 
     def reset(self, number: int) -> bool:
         """Let nothing be found any more that engines of this identity stored before, in any segment of any node.
