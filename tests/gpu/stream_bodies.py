@@ -33,7 +33,7 @@ def held_up(device: torch.device, *, default: bool = False) -> Iterator[Callable
     stream = torch.cuda.default_stream(device) if default else torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     ends = torch.cuda.Event()  # type: ignore[no-untyped-call]
     with torch.cuda.stream(stream):
-        torch.cuda._sleep(SLEEP)
+        torch.cuda._sleep(SLEEP)  # type: ignore[no-untyped-call]
         ends.record()
         yield lambda: not ends.query()  # type: ignore[no-untyped-call]
     torch.cuda.synchronize(device)

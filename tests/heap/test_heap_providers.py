@@ -17,7 +17,7 @@ from nanokv.device.segment.geometry import PAYLOAD_ALIGN
 from nanokv.errors import HeapUnavailable, InvalidArgument, KeyNotFound, PeerLost
 from nanokv.heap import KINDS, available, open_heap
 from nanokv.heap.mapped_tensor import tensor_at
-from nanokv.heap.torch_symm import OVERLAPPING
+from nanokv.heap.torch_symm import NO_MULTICAST, OVERLAPPING
 from tests.support.heap_ranks import PROVIDERS, here, plan, small_world
 from tests.support.rank_processes import Start, until
 
@@ -506,6 +506,7 @@ def test_torchs_own_variable_is_as_before(new_world: NewWorld, monkeypatch: pyte
     """torch reads it for every user of symmetric memory in the process: it is set only during our rendezvous."""
     for asked in new_world("torch_symm, one GPU"):
         assert asked.ask("variable", OVERLAPPING) is None
+        assert asked.ask("variable", NO_MULTICAST) is None
 
 
 def test_a_tensor_over_foreign_memory_keeps_its_owner() -> None:

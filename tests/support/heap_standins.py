@@ -24,6 +24,7 @@ from nanokv.heap.mapped_tensor import tensor_at
 
 _c10d: Any = dist.distributed_c10d  # its stubs miss private names
 
+NO_MULTICAST = "TORCH_SYMM_MEM_DISABLE_MULTICAST"
 OVERLAPPING = "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"
 
 
@@ -185,6 +186,8 @@ class TorchSymmetricMemory:
         offers = through_store(Offer(block.pool.path, block.nbytes, block.offset, self._gpu), group)
         if len({offer.device for offer in offers}) < len(offers) and os.environ.get(OVERLAPPING) != "1":
             raise RuntimeError("rendezvous: detected allocations from overlapping devices from different ranks.")
+        if os.environ.get(NO_MULTICAST) != "1":  # as on a GPU that was passed through without its NVSwitch
+            raise RuntimeError("CUDA driver error: invalid argument")
         if len({offer.nbytes for offer in offers}) > 1:
             raise RuntimeError("rendezvous: the sizes of the allocations do not match")
         mapped = [block.pool.bytes if r == rank else map_pool(offer.path) for r, offer in enumerate(offers)]
