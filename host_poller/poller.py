@@ -91,6 +91,7 @@ class Poller:
         self._round = threading.Condition()
         self._rounds = 0
         self._thread: threading.Thread | None = None
+        self._took = 0.0  # seconds of the last round
         self._pace = WOKEN if machine.wakes else LOOKING
 
     # one round
@@ -240,6 +241,7 @@ class Poller:
         members, met = Members(self._machine, self._heap), -math.inf
         idle = 0  # rounds without hints
         while not self._stop.is_set():
+            begun = time.monotonic()
             try:
                 taken = self._round_of_thread()
                 self._each_round()
@@ -254,6 +256,7 @@ class Poller:
                 _log.exception("a round of the poller of rank %d failed", self._rank)
                 taken = True
                 self._stop.wait(SWEEP_SECONDS)
+            self._took = time.monotonic() - begun
             with self._round:
                 self._rounds += 1
                 self._round.notify_all()
@@ -278,6 +281,11 @@ class Poller:
 
     def _rest(self, idle: int) -> int:
         """Pause before the next round, or sleep until the next hint if `idle` rounds had none. Returns `idle` anew."""
+        if self._machine.watches and not self._hurries() and not self.index.turn.asked[0]:
+            limit = 0.02 if self.sweeper.pending or self.intake.waits else HOUSEKEEPING
+            # as long as the round before took: so half of the time, at least, the interpreter's lock is free
+            self._machine.watch(self._rank, self.intake.head, limit, self.index.turn.asked, self._took)
+            return idle
         if self._hurries() or idle < (1 if self.intake.is_native else self._pace.idle_rounds):
             if not self.intake.is_native or self.index.turn.asked[0]:  # let them have their turn
                 self._stop.wait(self._pace.pause)

@@ -103,6 +103,19 @@ def exchange_capture_mode(mode: int) -> int:
     return word.value
 
 
+def driver_function(cuda: str, hip: str) -> int:
+    """The address of a function of the GPU's driver, by its name in CUDA and in HIP.
+
+    Raises:
+        RuntimeError: there is no driver, or it lacks it.
+    """
+    name, library = (hip, "libamdhip64.so") if torch.version.hip is not None else (cuda, "libcuda.so.1")
+    try:
+        return ctypes.cast(getattr(gpu_library(library), name), ctypes.c_void_p).value or 0
+    except AttributeError:
+        raise RuntimeError(f"{library} has no {name}") from None
+
+
 @cache
 def gpu_library(name: str) -> Any:
     """A driver's library: the one that torch has loaded, whatever its version, else the system's.

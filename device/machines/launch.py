@@ -54,6 +54,7 @@ class LaunchMachine(Machine):
         if device.type == "cuda":
             hash_in_order()
         self._device = device
+        self.watches = device.type == "cuda"
         self._segments = segments
         self._table = torch.from_numpy(table.copy()).to(device)
         super().__init__(geometry, self._table.data_ptr(), lambda rank: None)
@@ -127,6 +128,9 @@ class LaunchMachine(Machine):
     def store_payload(self, place: Place, src: int) -> None:
         owner, _, _, offset, nbytes = place
         self._by_tiles(payload.store_payload_kernel, nbytes, owner, offset, src, nbytes)
+
+    def watch(self, owner: int, seen: int, seconds: float, asked: Words, pause: float) -> bool:
+        return self._rings.watch(owner, seen, seconds, asked, pause)
 
     def drain(self, owner: int, tail: int, room: int) -> Drained:
         return self._rings.drain(owner, tail, room)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _COMMON = "common"  # the file of what every rank calls
 _FABRIC = "fabric"  # the file of what a reader on another host calls
+_GPU = "gpu"  # the file of what the poller of a segment on a GPU calls
 _compiling = threading.RLock()  # two threads need not compile the same function
 _done: dict[str, dict[Any, Any]] = {}  # by variant, the functions that this process has compiled: see `retarget`
 
@@ -143,6 +144,12 @@ def _fabric_entries() -> dict[str, Entry]:
     return FABRIC_ENTRIES
 
 
+def _gpu_entries() -> dict[str, Entry]:
+    from nanokv.device.machines.native_entries import GPU_ENTRIES
+
+    return GPU_ENTRIES
+
+
 @cache
 def code() -> Code:
     """The code of this process."""
@@ -153,6 +160,12 @@ def code() -> Code:
 def fabric_code() -> Code:
     """The code of a process that reads segments of other hosts."""
     return Code(_FABRIC, _fabric_entries)
+
+
+@cache
+def gpu_code() -> Code:
+    """The code of a process whose segment lies on a GPU."""
+    return Code(_GPU, _gpu_entries)
 
 
 def compiled(*, rare: bool = False) -> Code:

@@ -9,6 +9,7 @@ from nanokv.device.native.objects import find_object, get_object, put_object, ta
 from nanokv.device.native.rounds import rounds
 from nanokv.device.native.tensors import look
 from nanokv.device.native.waits import await_ready
+from nanokv.device.native.watch import watch
 
 NATIVE_ENTRIES = ENTRIES | {
     "put_now": Entry(put_now, 1),
@@ -27,6 +28,9 @@ NATIVE_ENTRIES = ENTRIES | {
     "rounds": Entry(rounds, 1, by_owner=True),
     "await_ready": Entry(await_ready, 1),
 }
+
+#: what only the poller of a segment on a GPU calls
+GPU_ENTRIES = {"watch": Entry(watch, 1)}
 
 #: what only a process calls that reads segments of other hosts
 FABRIC_ENTRIES = {

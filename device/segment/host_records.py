@@ -47,6 +47,23 @@ ROUNDS = Record(
     ],
 )
 
+WATCH = Record(
+    "Watch",
+    WORD,
+    [
+        Field("copy", "<i8", "address of the driver's function that copies to the host: cuMemcpyDtoHAsync"),
+        Field("synchronize", "<i8", "address of that which waits for a stream: cuStreamSynchronize"),
+        Field("stream", "<i8", "the driver's handle of a stream that nobody else uses"),
+        Field("there", "<i8", "address of a word in the GPU's memory"),
+        Field("here", "<i8", "address of a word of pinned host memory"),
+        Field("seen", "<i8", "the call ends once the word there is another one"),
+        Field("pause", "<i8", "ns before the first look"),
+        Field("most_pause", "<i8", "ns between two looks: each doubles the pause, up to this"),
+        Field("end", "<i8", "ns: when the call ends at the latest"),
+        Field("asked", "<i8", "address of a word, which any thread writes; not 0: the call ends soon"),
+    ],
+)
+
 WHAT = Record(
     "What",
     WORD,
@@ -185,3 +202,14 @@ R_CORRUPT = ROUNDS.at("corrupt")
 R_WANTED = ROUNDS.at("wanted")
 R_CHANGED = ROUNDS.at("changed")
 R_HEADER = ROUNDS.at("header")
+
+WATCH_COPY = WATCH.at("copy")
+WATCH_SYNCHRONIZE = WATCH.at("synchronize")
+WATCH_STREAM = WATCH.at("stream")
+WATCH_THERE = WATCH.at("there")
+WATCH_HERE = WATCH.at("here")
+WATCH_SEEN = WATCH.at("seen")
+WATCH_PAUSE = WATCH.at("pause")
+WATCH_MOST_PAUSE = WATCH.at("most_pause")
+WATCH_END = WATCH.at("end")
+WATCH_ASKED = WATCH.at("asked")

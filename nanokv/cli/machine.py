@@ -63,12 +63,13 @@ def warmup(as_json: Json = False) -> None:
     Useful when an image is built: with NANOKV_CACHE_DIR the compiled code is kept in a folder of the image.
     """
     from nanokv.device.machines.code_cache import cache_directory
-    from nanokv.device.machines.native_code import code, compiled
+    from nanokv.device.machines.native_code import code, compiled, gpu_code
     from nanokv.device.machines.native_entries import NATIVE_ENTRIES
 
     folder, start = cache_directory(), time.monotonic()
     loaded = sum(code().load(name) for name in NATIVE_ENTRIES)
     compiled(rare=True)
+    gpu_code().require_all()
     seconds = time.monotonic() - start
     if as_json:
         count = len(NATIVE_ENTRIES)
