@@ -16,7 +16,6 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from nanokv.device.fabric.c_calls import call1, call2, call3, call4, call7, give_way
 from nanokv.device.fabric.fetches import fetch_at
 from nanokv.device.fabric.lines import field
 from nanokv.device.fabric.records import (
@@ -61,6 +60,7 @@ from nanokv.device.fabric.rounds import (
     take_known,
 )
 from nanokv.device.memory.triton import cas64, store64, word
+from nanokv.device.native.c_calls import call1, call2, call3, call4, call7, give_way
 from nanokv.device.native.clock import monotonic_ns
 from nanokv.device.native.futex import relax
 from nanokv.device.protocol.status import OK

@@ -12,8 +12,7 @@ from importlib import import_module
 
 from triton.runtime.jit import JITFunction
 
-import nanokv.device
-
+DEVICE = "nanokv.device"
 PACKAGES = ("memory", "segment", "protocol", "kernels", "library", "remote")  #: that hold device functions
 
 
@@ -25,7 +24,7 @@ def hash_in_order() -> int:
     """
     count = 0
     for name in PACKAGES:
-        top = import_module(f"{nanokv.device.__name__}.{name}")
+        top = import_module(f"{DEVICE}.{name}")
         names = [each.name for each in pkgutil.walk_packages(getattr(top, "__path__", []), f"{top.__name__}.")]
         for each in sorted({top.__name__, *names}):
             import_module(each)

@@ -5,8 +5,8 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from nanokv.device.fabric.c_calls import call1, call4
 from nanokv.device.memory.triton import load64, select, word
+from nanokv.device.native.c_calls import call1, call4
 from nanokv.device.native.clock import monotonic_ns, nap
 from nanokv.device.segment.host_records import (
     WATCH_ASKED,
