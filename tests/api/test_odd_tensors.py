@@ -441,9 +441,9 @@ def test_layers_that_lie_in_a_segment_are_put_and_not_got(pair: tuple[NanoKVCach
             paged = cache.paged_kv([torch.zeros(4, 2, 8, 2, 16), view], kv_dim=1)
             assert paged.put(["block"], [3]) == [None]
             gets: list[Callable[[], Any]] = [
-                lambda paged=paged: paged.get(["block"], [1]),
-                lambda paged=paged: paged.get(["block"], [1], layers=range(1), held=range(2)),
-                lambda paged=paged: paged.get_async(["block"], [1]).result(10),
+                partial(paged.get, ["block"], [1]),
+                partial(paged.get, ["block"], [1], layers=range(1), held=range(2)),
+                paged.get_async(["block"], [1]).result,
             ]
             for get in gets:
                 with pytest.raises(InvalidArgument, match="lies in a segment of this world"):
