@@ -89,7 +89,7 @@ test-vllm: $(VLLM_STAMP) # real engines, on CPUs
 test-dropins: $(DROPINS_STAMP) $(VLLM_STAMP)
 	$(DROPINS_VENV)/bin/python -m pytest -q -W default tests/integrations/sglang tests/integrations/lmcache \
 		tests/integrations/mooncake/test_lmcache.py
-	$(VLLM_VENV)/bin/python -m pytest -q -W default tests/integrations/vllm_offload
+	$(VLLM_VENV)/bin/python -m pytest -q -W default tests/integrations/vllm_offload tests/integrations/mooncake/test_vllm.py
 
 # the drop-ins, in the environments of the products; servers listen in a network namespace of their own
 test-integrations: $(DROPINS_STAMP) $(VLLM_STAMP)

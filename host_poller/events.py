@@ -62,5 +62,5 @@ class Listeners(Generic[E]):
         for listener in self._all if events else ():
             try:
                 listener(events)
-            except Exception:
+            except BaseException:  # also SystemExit, CancelledError: the thread that tells serves everybody
                 _log.exception("a listener raised; it stays subscribed")

@@ -21,7 +21,7 @@ import numpy as np
 
 from nanokv.device.machines.base import Machine
 from nanokv.device.segment.clock import now_ns
-from nanokv.errors import InvalidArgument, WaitTimeout
+from nanokv.errors import HeapUnavailable, InvalidArgument, WaitTimeout
 from nanokv.heap.base import Heap
 from nanokv.host_poller.events import Event, Listener, Listeners
 from nanokv.host_poller.index import HeaderIndex
@@ -166,9 +166,20 @@ class Poller:
 
     # the thread
     def start(self) -> None:
-        """Start the thread. It is a daemon: a process that forgets to close does not hang."""
-        self._thread = threading.Thread(target=self._run, name=f"nanokv-poller-{self._rank}", daemon=True)
-        self._thread.start()
+        """Start the thread. It is a daemon: a process that forgets to close does not hang.
+
+        Raises:
+            HeapUnavailable: the system gives no thread, as where a container has used up its processes.
+        """
+        thread = threading.Thread(target=self._run, name=f"nanokv-poller-{self._rank}", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            raise HeapUnavailable(
+                f"rank {self._rank} cannot have its poller: {error}. The limit of processes and threads (ulimit -u, or "
+                "pids.max of the container) may be reached"
+            ) from None
+        self._thread = thread
 
     def stop(self, timeout: float = 5.0) -> None:
         """End the thread and wait for it, at most `timeout` seconds. Idempotent."""

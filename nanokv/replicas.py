@@ -97,6 +97,8 @@ class Replicas:
             return self._put_then_copy(key, tensor, preferred, terms, count)
         source = plain_tensor(tensor)
         nbytes, descriptor = descriptor_of(source.dtype, source.shape)
+        if nbytes > self._machine.geometry.max_object_bytes:
+            return Status.TOO_LARGE  # before an expanded tensor is made contiguous
         if not is_plain(source) or source.device != self._heap.device:
             source = source.detach().to(self._heap.device).resolve_conj().resolve_neg().contiguous()
         status, made = self.needed().put_copied(key, source.data_ptr(), nbytes, preferred, descriptor, count)

@@ -20,6 +20,8 @@ REMEMBERED = 4096  #: pairs of a dtype and a shape
 _MOST_ELEMENTS = 2**48  #: of a stored shape, zeros counted as ones: torch computes strides of it
 _DTYPE_MASK, _NDIM_SHIFT, _NDIM_MASK = DTYPE_MASK.value, NDIM_SHIFT.value, NDIM_MASK.value
 
+_MOST_BYTES = 2**56  #: more than any memory; larger sizes would overflow where they are aligned
+
 RAW: Descriptor = (0, 0, 0, 0, 0, 0, 0, 0)
 _described: dict[tuple[torch.dtype, torch.Size], What] = {}
 MAY_BE_LAZY = frozenset(
@@ -63,7 +65,10 @@ def _describe(dtype: torch.dtype, shape: torch.Size) -> What:
     descriptor: Descriptor = (code | len(shape) << _NDIM_SHIFT, d0, d1, d2, d3, d4, d5, d6)
     if len(_described) >= REMEMBERED:
         _described.clear()
-    known = _described[dtype, shape] = What.of(dtype.itemsize * prod(shape), descriptor)
+    nbytes = dtype.itemsize * prod(shape)
+    if nbytes > _MOST_BYTES:
+        raise InvalidArgument(f"no segment holds a tensor of {nbytes} bytes, {dtype} {list(shape)}")
+    known = _described[dtype, shape] = What.of(nbytes, descriptor)
     return known
 
 

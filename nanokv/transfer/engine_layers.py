@@ -136,10 +136,40 @@ def _planes(layers: Sequence[torch.Tensor], kv_dim: int | None) -> list[torch.Te
 
 
 def _share_memory(planes: Sequence[torch.Tensor]) -> bool:
-    """Whether two elements of planes that are alike share memory: within a plane, or because two lie at one address."""
-    span = 1
-    for items, stride in sorted(zip(planes[0].shape, planes[0].stride(), strict=True), key=lambda each: each[1]):
-        if items > 1 and stride < span:
+    """Whether two elements of planes that are alike share memory, within a plane or in two.
+
+    Planes may lie between each other's rows, as those of layers do that are one dimension of a tensor.
+    """
+    first = planes[0]
+    size, span = first.element_size(), 1
+    steps = [(1, size), *((stride * size, items) for items, stride in zip(first.shape, first.stride(), strict=True))]
+    steps = sorted((step, items) for step, items in steps if items > 1)
+    for step, items in steps:
+        if step < span:
             return True
-        span += (items - 1) * stride
-    return len({plane.data_ptr() for plane in planes}) < len(planes)
+        span += (items - 1) * step
+    starts = sorted(plane.data_ptr() for plane in planes)
+    distances = set()
+    for number, start in enumerate(starts):
+        for other in starts[number + 1 :]:
+            if other - start >= span:
+                break
+            distances.add(other - start)
+    return any(_are_apart(distance, steps[::-1]) for distance in distances)
+
+
+def _are_apart(distance: int, steps: Sequence[tuple[int, int]]) -> bool:
+    """Whether two bytes of one plane are so many bytes apart.
+
+    Args:
+        steps: bytes from one item to the next, and the number of items, of each dimension: the largest step first, and
+            none smaller than what the dimensions after it span.
+    """
+    if not steps:
+        return distance == 0
+    (step, items), *rest = steps
+    reach = sum((items - 1) * step for step, items in rest)
+    return any(
+        abs(count) < items and abs(distance - count * step) <= reach and _are_apart(distance - count * step, rest)
+        for count in (distance // step, distance // step + 1)
+    )

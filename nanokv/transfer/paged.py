@@ -145,6 +145,7 @@ class PagedKV:
         if held is not None or source is not None:
             return self._get_slices(keys, blocks, layers, held, source)
         self._layouts.check()
+        self._single.check_planes(self._engine.planes)
         keys, blocks, chosen = self._checked(keys, blocks, layers, filled=True)
         descriptor, nbytes = self._engine.descriptor(chosen), self._engine.nbytes(chosen)
         digests = [self._hooks.digest(key) for key in keys]
@@ -246,6 +247,7 @@ class PagedKV:
         held: range | None,
         source: KVLayout | None,
     ) -> list[NanoKVError | None]:
+        self._single.check_planes(self._engine.planes)
         keys, blocks = listed("keys", keys), self._engine.checked_blocks(blocks, filled=True)
         whole = self._engine.checked_range("held", held)
         chosen = whole if layers is None else self._engine.checked_range("layers", layers)

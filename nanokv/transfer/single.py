@@ -5,7 +5,7 @@ a GPU, few on a CPU, any where torch has one thread. Torch copies all others bet
 all of its threads, takes any strides and devices, and needs no staging buffer.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -165,10 +165,17 @@ class SingleTransfer:
             for address in places.tolist():
                 self._check_outside(address, nbytes)
 
+    def check_planes(self, planes: Sequence[torch.Tensor]) -> None:
+        """Refuse tensors, to be written to, of which one reaches into a segment: InvalidArgument."""
+        for plane in planes:
+            if plane.numel():
+                reach = 1 + sum((items - 1) * stride for items, stride in zip(plane.shape, plane.stride(), strict=True))
+                self._check_outside(plane.data_ptr(), reach * plane.element_size())
+
     def _check_outside(self, address: int, nbytes: int) -> None:
         if nbytes and any(address < end and start < address + nbytes for start, end in self._spans):
             raise InvalidArgument(
-                "dst lies in a segment of this world, as a pinned view does: it would change an object"
+                "the destination lies in a segment of this world, as a pinned view does: it would change an object"
             )
 
     def get_into(self, key: KeyDigest, dst: torch.Tensor, *, reinterpret: bool = False, torn: bool = False) -> int:

@@ -1,5 +1,6 @@
 """Listeners of events that call the cache: they run on the poller's thread, which frees and sweeps for everybody."""
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -98,3 +99,23 @@ def test_another_thread_may_call_for_a_listener(world: World) -> None:
     assert outcome_of(world, clear_elsewhere) == [None]
     threads[0].join(PATIENCE)
     assert done == [1]
+
+
+@pytest.mark.parametrize("kind", [ValueError, SystemExit, KeyboardInterrupt, asyncio.CancelledError])
+def test_whatever_a_listener_raises_the_poller_goes_on(
+    world: World, kind: type[BaseException], caplog: pytest.LogCaptureFixture
+) -> None:
+    told: list[int] = []
+
+    def listen(events: Sequence[nanokv.Event]) -> None:
+        told.append(len(events))
+        raise kind
+
+    cache = world[0]
+    with caplog.at_level("ERROR"):
+        cache.subscribe(listen)
+        for key in ("first", "second"):
+            cache.put(key, torch.ones(2), preferred_segment=0)
+            cache.flush(timeout=PATIENCE)
+    assert sum(told) >= 2  # ranks may come meanwhile
+    assert "a listener raised; it stays subscribed" in caplog.text

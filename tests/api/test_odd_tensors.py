@@ -22,6 +22,10 @@ from nanokv.transfer.host_tensors import in_host_memory
 
 PAGE = 1 << 16
 VALUES = torch.arange(8.0)
+HUGE = {  #: more than any memory, and more than 64 bits count
+    "an expanded terabyte": lambda: torch.zeros(1, dtype=torch.uint8).expand(1 << 40),
+    "more than 64 bits": lambda: torch.zeros(1).expand(1 << 31, 1 << 31),
+}
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch calls some of these prototypes
 
 
@@ -401,16 +405,51 @@ def test_blocks_that_share_memory_are_put_and_not_got(pair: tuple[NanoKVCache, N
     one, _ = pair
     values = torch.rand(1, 2, 8, 2, 16)
     layer = torch.zeros(4, 2, 8, 2, 16)
-    for layers in ([values.expand(4, 2, 8, 2, 16)], [layer, layer]):
+    both = torch.rand(5, 2, 8, 2, 16)
+    a_head_on = torch.rand(4 * 2 * 8 * 2 * 16 + 16)
+    shifted = [a_head_on[:-16].view(4, 2, 8, 2, 16), a_head_on[16:].view(4, 2, 8, 2, 16)]
+    for layers in ([values.expand(4, 2, 8, 2, 16)], [layer, layer], [both[:4], both[1:]], shifted):
         paged = one.paged_kv(layers, kv_dim=1)
         assert paged.put(["k"], [3]) == [None]
         with pytest.raises(InvalidArgument, match="share memory"):
             paged.get(["k"], [1])
         one.remove("k")
+    across = torch.rand(4, 3, 2, 8, 2, 16)  # the layers of a block side by side
+    paged = one.paged_kv([across[:, number] for number in range(3)], kv_dim=1)
+    assert paged.put(["a"], [3]) == [None] and paged.get(["a"], [1]) == [None]
+    assert torch.equal(across[1], across[3])
     permuted = torch.rand(2, 4, 2, 8, 16).permute(1, 0, 3, 2, 4)  # K and V, blocks, heads, tokens
     paged = one.paged_kv([permuted], kv_dim=1)
     assert paged.put(["k"], [3]) == [None] and paged.get(["k"], [1]) == [None]
     assert torch.equal(permuted[1], permuted[3])
+
+
+@pytest.mark.parametrize("kind", HUGE)
+def test_what_no_segment_holds_is_refused_before_it_is_made(pair: tuple[NanoKVCache, NanoKVCache], kind: str) -> None:
+    for put in puts(pair[0], HUGE[kind]()).values():
+        with pytest.raises(InvalidArgument):
+            put()
+    assert pair[0].stats()["ready"] == 0
+
+
+def test_layers_that_lie_in_a_segment_are_put_and_not_got(pair: tuple[NanoKVCache, NanoKVCache]) -> None:
+    one = pair[0]
+    one.put("layer", torch.rand(4, 2, 8, 2, 16), preferred_segment=1)
+    with one.pin("layer") as view:
+        before = view.clone()
+        for cache in pair:
+            paged = cache.paged_kv([torch.zeros(4, 2, 8, 2, 16), view], kv_dim=1)
+            assert paged.put(["block"], [3]) == [None]
+            gets: list[Callable[[], Any]] = [
+                partial(paged.get, ["block"], [1]),
+                partial(paged.get, ["block"], [1], layers=range(1), held=range(2)),
+                paged.get_async(["block"], [1]).result,
+            ]
+            for get in gets:
+                with pytest.raises(InvalidArgument, match="lies in a segment of this world"):
+                    get()
+            cache.remove("block")
+        assert torch.equal(view, before)
 
 
 def test_what_is_refused_says_why() -> None:

@@ -60,7 +60,7 @@ class Listeners:
             listener, members = turn
             try:
                 listener(members)
-            except Exception:
+            except BaseException:  # also SystemExit: the thread must live on
                 logger.exception("a listener of the membership failed; it stays subscribed")
 
     def _wait(self) -> tuple[Listener, Mapping[str, bytes]] | None:

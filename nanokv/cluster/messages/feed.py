@@ -231,5 +231,5 @@ class Subscriber:
     def _call(function: Callable[..., object], *arguments: object) -> None:
         try:
             function(*arguments)
-        except Exception:
+        except BaseException:  # also SystemExit: the thread must live on
             _log.exception("a listener to events failed")

@@ -84,6 +84,32 @@ def _eagle(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(described))
 
 
+def _whisper(folder: Path) -> None:
+    """With what vLLM takes an input apart by: it asks for that before it asks a connector."""
+    from tokenizers import Tokenizer, models
+
+    _maker(
+        "WhisperForConditionalGeneration",
+        "WhisperConfig",
+        num_mel_bins=80,
+        d_model=64,
+        encoder_layers=1,
+        decoder_layers=1,
+        encoder_attention_heads=2,
+        decoder_attention_heads=2,
+        encoder_ffn_dim=128,
+        decoder_ffn_dim=128,
+        max_source_positions=100,
+        max_target_positions=200,
+        decoder_start_token_id=0,
+        suppress_tokens=[],
+        begin_suppress_tokens=[],
+    )(folder)
+    transformers.WhisperFeatureExtractor(feature_size=80, chunk_length=2).save_pretrained(folder)
+    words = models.WordLevel({f"w{number}": number for number in range(VOCABULARY)}, unk_token="w0")
+    transformers.PreTrainedTokenizerFast(tokenizer_object=Tokenizer(words), eos_token="w1").save_pretrained(folder)
+
+
 MAKERS: dict[str, Make] = {
     "sliding": _maker("MistralForCausalLM", "MistralConfig", **HEAD, sliding_window=WINDOW),
     "gemma2": _maker(
@@ -204,23 +230,7 @@ MAKERS: dict[str, Make] = {
         n_groups=1,
         expand=2,
     ),
-    "whisper": _maker(
-        "WhisperForConditionalGeneration",
-        "WhisperConfig",
-        num_mel_bins=80,
-        d_model=64,
-        encoder_layers=1,
-        decoder_layers=1,
-        encoder_attention_heads=2,
-        decoder_attention_heads=2,
-        encoder_ffn_dim=128,
-        decoder_ffn_dim=128,
-        max_source_positions=100,
-        max_target_positions=200,
-        decoder_start_token_id=0,
-        suppress_tokens=[],
-        begin_suppress_tokens=[],
-    ),
+    "whisper": _whisper,
     "bert": _maker("BertModel", "BertConfig"),
     "longrope": _maker(
         "Phi3ForCausalLM",

@@ -18,7 +18,6 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCache
 from nanokv.bench.vllm.process import connector
 from nanokv.engines.vllm import NanoKVConnector
 from nanokv.errors import InvalidArgument
-from tests.engines.vllm.kinds import MAKERS
 
 
 def config_of(model: Path, transfer: dict[str, Any], **arguments: Any) -> Any:
@@ -66,14 +65,6 @@ def test_all_that_is_abstract_is_there_and_nothing_is_misspelled() -> None:
 def test_several_kinds_of_blocks(model: Path) -> None:
     with pytest.raises(InvalidArgument, match=r"2 groups.*--disable-hybrid-kv-cache-manager"):
         make(config_of(model, connector("kv_both")), groups(2))
-
-
-def test_encoder_and_decoder(tmp_path: Path) -> None:
-    """Of its configuration: the engine itself needs a tokenizer first."""
-    MAKERS["whisper"](tmp_path)
-    config = config_of(tmp_path, connector("kv_both"), max_model_len=128)
-    with pytest.raises(InvalidArgument, match="does not support encoder-decoder models"):
-        NanoKVConnector.get_required_kvcache_layout(config)
 
 
 def test_wrong_flags(model: Path) -> None:
