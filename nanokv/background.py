@@ -78,7 +78,7 @@ class Handle(Generic[T]):
 class Worker:
     """Runs operations one after the other, in a background thread.
 
-    `device`: where they work. On a GPU each follows what its caller had queued there (`gpu_threads.follows`).
+    `device`: where they work. On a GPU each follows what its caller had queued there.
 
     The thread is a daemon that `close` joins. A program that ends without `close` closes all workers first: what is
     queued is done, what waits gives up (`closed`).
@@ -98,14 +98,18 @@ class Worker:
         """True once `close` has begun. An operation that waits for something looks, and ends."""
         return self._closed
 
-    def submit(self, work: Callable[[], T]) -> Handle[T]:
+    def submit(self, work: Callable[[], T], *tensors: torch.Tensor | None) -> Handle[T]:
         """Queue an operation.
+
+        Args:
+            tensors: those of the caller's that it reads or writes: what is queued on their GPUs comes first.
 
         Raises:
             CacheClosed: this worker is closed.
             InvalidArgument: as `gpu_threads.follows`.
         """
-        work = follows(work, self._device)
+        devices = [self._device, *(tensor.device for tensor in tensors if isinstance(tensor, torch.Tensor))]
+        work = follows(work, devices)
         future: Future[T] = Future()
         with self._lock:
             if self._closed:

@@ -14,7 +14,7 @@ torch's default, calls that may be unsafe (an allocation, a wait for an event) o
 
 import ctypes
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from pathlib import Path
@@ -31,17 +31,21 @@ _RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED, hipStreamCaptureModeRelaxed
 _here = threading.local()
 
 
-def follows(work: Callable[[], T], device: torch.device) -> Callable[[], T]:
-    """`work` for a thread of NanoKV's, after what the caller has queued until now on its current stream of `device`.
+def follows(work: Callable[[], T], devices: Iterable[torch.device]) -> Callable[[], T]:
+    """`work` for a thread of NanoKV's, after what the caller has queued until now on its current streams of `devices`.
 
-    The thread has a stream of its own there. A tensor that `work` returns may be used on the caller's stream: its
+    The thread has streams of its own there. A tensor that `work` returns may be used on the caller's stream: its
     memory is not given to others before what is queued there when the tensor is dropped has run.
 
     Raises:
         InvalidArgument: the caller's stream captures a graph, which cannot hold what another thread does.
     """
-    if device.type != "cuda":
-        return work
+    for device in {each for each in devices if each.type == "cuda"}:
+        work = _follows(work, device)
+    return work
+
+
+def _follows(work: Callable[[], T], device: torch.device) -> Callable[[], T]:
     stream = torch.cuda.current_stream(device)
     queued = torch.cuda.Event()  # type: ignore[no-untyped-call]
     with torch.cuda.stream(stream):
@@ -53,7 +57,7 @@ def follows(work: Callable[[], T], device: torch.device) -> Callable[[], T]:
         with aside(device):
             torch.cuda.current_stream(device).wait_event(queued)
             made = work()
-        if isinstance(made, torch.Tensor) and made.device.type == "cuda":
+        if isinstance(made, torch.Tensor) and made.device == device:
             made.record_stream(stream)
         return made
 

@@ -228,14 +228,14 @@ class Objects(CacheBase):
         """
         self._check_open()
         more: dict[str, Any] = {"exist_ok": exist_ok, "hold": hold, "timeout": timeout, "replicas": replicas}
-        return self._worker.submit(lambda: self.put(key, tensor, preferred_segment=preferred_segment, **more))
+        return self._worker.submit(lambda: self.put(key, tensor, preferred_segment=preferred_segment, **more), tensor)
 
     def get_async(
         self, key: Key, *, dst: torch.Tensor | None = None, reinterpret: bool = False
     ) -> Handle[torch.Tensor]:
         """`get` in the background, in the order of the calls."""
         self._check_open()
-        return self._worker.submit(lambda: self.get(key, dst=dst, reinterpret=reinterpret))
+        return self._worker.submit(lambda: self.get(key, dst=dst, reinterpret=reinterpret), dst)
 
 
 def check_reinterpret(reinterpret: bool, dst: object) -> None:
