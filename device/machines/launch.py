@@ -5,6 +5,7 @@ objects go to the caller's current stream, so that they follow the kernels that 
 owner's host, and all calls of its poller's thread, have a stream of their own, so that they do not wait for those.
 """
 
+import logging
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -24,10 +25,13 @@ from nanokv.device.machines.engine_cache import Pages
 from nanokv.device.machines.entries import ENTRIES
 from nanokv.device.machines.lane import Lane, Launch, calling, check_compiler
 from nanokv.device.machines.launch_ring import RingReader
+from nanokv.device.machines.native_code import gpu_code
 from nanokv.device.machines.records import Descriptor, Drained, Place, Request, Words
 from nanokv.device.machines.triton_keys import hash_in_order
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.geometry import Geometry
+
+_log = logging.getLogger("nanokv.machine")
 
 MAX_CTAS = 1056  #: eight per multiprocessor of the largest GPUs in use; more would only queue
 
@@ -68,10 +72,18 @@ class LaunchMachine(Machine):
             self.load()
 
     def load(self) -> None:
-        """Compile and load what the poller launches: else its first hints wait for that, and so do captures."""
-        of_objects = ("enter", "leave", "evict_pages", "remove_slot", "evict_slot", "unpin")
-        self._owner.load(*(calling(name) for name, entry in ENTRIES.items() if entry.by_owner or name in of_objects))
+        """Compile and load what a poller launches in its rounds: else its first hints wait for that.
+
+        What a sweep finds once in a while to be done (`Entry.rare`) is compiled then: 0.1 to 0.4 s each, once.
+        """
+        usual = [name for name, entry in ENTRIES.items() if entry.by_owner and not entry.rare]
+        self._owner.load(*(calling(name) for name in (*usual, "enter", "leave", "evict_pages")))
         self._rings.load()
+        try:
+            gpu_code().require_all()
+        except ImportError as error:  # of numba
+            self.watches = False
+            _log.warning("NanoKV's poller looks at its ring in Python, which slows the threads beside it: %s", error)
 
     def enter_owner(self) -> None:
         self._here.is_owner = True

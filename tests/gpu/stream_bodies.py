@@ -148,7 +148,7 @@ def a_poller_compiles_nothing_at_its_first_hints(device: torch.device) -> None:
         assert len(drained.hints) == 6
         assert launches.evict_pages(1, 1, 1, 1 << 40) == (1, 1)
         launches.leave(1, launches.enter(1))
-        launches.outlook(1, 0)
+        launches.in_flight(1, 0, 0)
         assert _compiled() == before
 
 
