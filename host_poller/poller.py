@@ -250,10 +250,15 @@ class Poller:
         interrupt_nobody()  # else one call of a hundred beside it takes 30 µs more
         self._machine.enter_owner()
         members, met = Members(self._machine, self._heap), -math.inf
-        idle = 0  # rounds without hints
+        idle, is_first = 0, True  # rounds without hints
         while not self._stop.is_set():
             begun = time.monotonic()
             try:
+                if not is_first:
+                    idle = self._rest(idle)
+                    if self._stop.is_set():
+                        return
+                is_first, begun = False, time.monotonic()
                 taken = self._round_of_thread()
                 self._each_round()
                 if time.monotonic() - met >= SWEEP_SECONDS:
@@ -272,7 +277,6 @@ class Poller:
                 self._rounds += 1
                 self._round.notify_all()
             idle = 0 if taken else idle + 1
-            idle = self._rest(idle)
 
     def _round_of_thread(self) -> bool:
         """One round, or native rounds until something else is due. False if there were no hints (lately)."""
