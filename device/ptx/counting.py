@@ -64,6 +64,7 @@ class Counts:
     """Of one warp. An instruction counts once, for however many lanes; an access only if a lane makes it.
 
     Attributes:
+        calls: of functions that are out of line.
         chain: the longest chain of accesses to global memory that wait for each other, or what it takes at a price.
     """
 
@@ -75,6 +76,7 @@ class Counts:
     fences: int = 0
     shuffles: int = 0
     barriers: int = 0
+    calls: int = 0
     chain: float = 0
 
     def most(self, other: "Counts") -> "Counts":
@@ -142,7 +144,9 @@ class Counter:
             depth = self._access(i, warp, active, depth)
         else:
             depth += self.price(i, None)
-        if i.opcode == "shfl":
+        if i.opcode == "call":
+            self.counts.calls += 1
+        elif i.opcode == "shfl":
             self.counts.shuffles += 1
         elif i.opcode in ("bar", "barrier"):
             self.counts.barriers += 1

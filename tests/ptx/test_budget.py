@@ -1,5 +1,6 @@
 """What operations cost, counted: nothing becomes more expensive unnoticed. No clock is read."""
 
+import struct
 from collections import Counter
 from pathlib import Path
 
@@ -11,8 +12,11 @@ from nanokv.bench.gpu import budget, engine_write, model
 from nanokv.bench.gpu.budget import LIMITED, LIMITS, Cost
 from nanokv.device import ptx
 from tests.ptx.chains import CHAIN, LINKS
+from tests.support.compiling import Kernel, compiled, kernels
 
 pytestmark = [pytest.mark.proved("docs/cost.md", "docs/gpu.md"), pytest.mark.timeout(600)]
+CODE_BYTES = 64 << 10  #: about what the instruction cache of a multiprocessor holds
+SYMBOLS, FUNCTION = 2, 2  #: SHT_SYMTAB and STT_FUNC of ELF
 ROOT = Path(__file__).parents[2]
 
 
@@ -31,6 +35,38 @@ def test_no_operation_costs_more_than_its_limit(rows: list[Cost]) -> None:
         if getattr(row, name) > limit
     ]
     assert not too_much, f"{too_much}\n{budget.table(rows)}"
+
+
+@pytest.mark.exhaustive
+def test_what_an_operation_usually_does_is_in_line() -> None:
+    """The code of a put's way fits an instruction cache: what is rare is out of line, and behind it."""
+    with ptx.machine(memory=ptx.HostMemory(), count=True) as machine:
+        counted = budget.Counted(machine)
+        counted.fill_lists()
+        one = counted.new_keys(1)
+        for do in (counted.single.put, counted.single.get, counted.single.find):
+            assert counted.done(counted.single, one, do).most.calls == 0, do
+    for name in ("put_many_kernel", "get_many_kernel", "find_many_kernel", "remove_many_kernel"):
+        in_line, whole = code_bytes(kernels()[name])
+        assert 0 < in_line <= min(CODE_BYTES, whole), (name, in_line, whole)
+        if name == "put_many_kernel" and triton.__version__.startswith("3.9."):
+            said = f"{in_line:,} bytes in line, {whole:,} in all"
+            assert said in (ROOT / "docs" / "cost.md").read_text(encoding="utf-8"), said
+
+
+def code_bytes(kernel: Kernel) -> tuple[int, int]:
+    """Of a kernel for sm_90: the bytes of its code before the first function that is out of line, and all."""
+    cubin = compiled(kernel, "sm_90", 1).asm["cubin"]
+    sections = struct.unpack_from("<Q", cubin, 0x28)[0]  # of an ELF file of 64 bits
+    size, count = struct.unpack_from("<HH", cubin, 0x3A)
+    rows = [struct.unpack_from("<IIQQQQIIQQ", cubin, sections + number * size) for number in range(count)]
+    (table,) = (row for row in rows if row[1] == SYMBOLS)
+    places = range(table[4], table[4] + table[5], table[9])
+    symbols = [struct.unpack_from("<IBBHQQ", cubin, place) for place in places]
+    functions = [(section, value) for _, info, _, section, value, _ in symbols if info & 15 == FUNCTION]
+    (code,) = {section for section, _ in functions}
+    whole = int(rows[code][5])
+    return min([value for _, value in functions if value], default=whole), whole
 
 
 @pytest.mark.exhaustive

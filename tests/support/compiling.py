@@ -198,17 +198,22 @@ def assembly(kernel: Kernel, target: str, warps: int | None = None) -> str:
 
     `warps`: per CTA; by default one, or four of a kernel that moves payload on NVIDIA.
     """
+    made = compiled(kernel, target, warps)
+    if target in AMD:
+        return str(made.asm["amdgcn"])  # its metadata gives registers and stack
+    resources = f"\n// {_resources(made.asm['cubin'])}\n" if kernel.registers else ""
+    return f"{made.asm['ptx']}{resources}"
+
+
+def compiled(kernel: Kernel, target: str, warps: int | None = None) -> Any:
+    """What Triton makes of a kernel. `warps`: see `assembly`."""
     warps = warps or (4 if kernel.moves_payload and target in NVIDIA else 1)
     signature = {name: kernel.types.get(name, "constexpr") for name in kernel.function.arg_names}
     constants = {(kernel.function.arg_names.index(name),): value for name, value in kernel.constants.items()}
     aligned = {(kernel.function.arg_names.index(name),): [["tt.divisibility", 16]] for name in kernel.aligned}
     source = ASTSource(fn=kernel.function, signature=signature, constexprs=constants, attrs=aligned)
     options = {"num_warps": warps} | ({"maxnreg": kernel.registers} if kernel.registers and target in NVIDIA else {})
-    compiled = triton.compile(source, target=TARGETS[target], options=options)
-    if target in AMD:
-        return str(compiled.asm["amdgcn"])  # its metadata gives registers and stack
-    resources = f"\n// {_resources(compiled.asm['cubin'])}\n" if kernel.registers else ""
-    return f"{compiled.asm['ptx']}{resources}"
+    return triton.compile(source, target=TARGETS[target], options=options)
 
 
 def _resources(cubin: bytes) -> str:
