@@ -107,8 +107,9 @@ bench-report: $(PEERS_STAMP) # the figures of the README and of docs/peers.md: h
 	$(PEERS_VENV)/bin/python -m bench $(REPORTED) --sizes 1K,64K,256K,1M,8M --repeats 3 --rounds 12000 \
 		--json bench/results/cpu.json --html bench/results/cpu.html
 
-test-gpu: # PYTHON is the one that has the GPU build of torch: make test-gpu PYTHON=...
-	$(PYTHON) -m tests.gpu --json bench/results/gpu.json
+# PYTHON is the one that has the GPU build of torch; where there is no git: make test-gpu PYTHON=... ARGS='--commit HASH'
+test-gpu:
+	$(PYTHON) -m bench.gpu.plan --out build/gpu $(ARGS)
 
 # torch first and by itself, so that no other package pulls another build; editable, so that it is this clone
 $(STAMP): .ci/pip pyproject.toml constraints.txt

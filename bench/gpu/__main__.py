@@ -1,42 +1,45 @@
-"""`python -m bench.gpu [NAME...]`: run benchmarks on a GPU, print the targets, write JSON."""
+"""`python -m bench.gpu NAME...`: benchmarks in this process, their rows as JSON. `bench.gpu.plan` runs all of them."""
 
 import argparse
+import importlib
 import json
 import sys
+import tempfile
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
-from nanokv.bench.gpu.plan import LIMITS
-from nanokv.bench.gpu.runner import about, judged, run_all, run_child
+import torch
+
+from nanokv.bench.gpu.children import Keep, work_through
+from nanokv.bench.gpu.plan import BENCHMARKS
+from nanokv.bench.gpu.settings import GpuSettings, toy
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run, print, write. Exit code 1 if a benchmark failed, 2 if the arguments are wrong; 0 despite missed targets."""
+    """Run benchmarks, one after the other. 1 if one failed, 2 if the arguments are wrong."""
     parser = argparse.ArgumentParser(prog="python -m bench.gpu", description="NanoKV's benchmarks on a GPU.")
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(LIMITS)}; default: all")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(BENCHMARKS)}")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--toy", action="store_true", help="little, with TRITON_INTERPRET=1 and --device cpu")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all results there, after each benchmark")
-    parser.add_argument("--commit", help="of this checkout, where there is no git")
-    parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--items", type=json.loads, default=(), help=argparse.SUPPRESS)  # of the plan
+    parser.add_argument("--rows", type=Path, metavar="FILE", help="append each row there, as a line of JSON")
     given = parser.parse_args(arguments)
-    wrong = [name for name in given.names if name not in LIMITS]
-    if wrong:
-        parser.error(f"no benchmark is called {', '.join(wrong)}; there are {', '.join(LIMITS)}")
-    if given.child:
-        return run_child(given.names[0], given.device, given.child, is_toy=given.toy)
-    where = about(given.device, is_toy=given.toy, at=given.commit)
-    results = []
-    for result in run_all(given.device, given.names, is_toy=given.toy):
-        results.append(result)
-        print("ok" if result["ok"] else "FAILED", result["name"], f"{result['seconds']} s", result["note"], flush=True)
-        if given.json:
-            done = where | {"results": results, "targets": judged(results)}
-            given.json.write_text(json.dumps(done, indent=1) + "\n", encoding="utf-8")
-    for target in judged(results):
-        sign, mark = ("≥" if target["at_least"] else "≤"), ("reached" if target["reached"] else "NOT REACHED")
-        print(f"{mark}: {target['what']}: {target['measured']:.2f} {sign} {target['limit']:g} {target['unit']}")
-    return 0 if all(result["ok"] for result in results) else 1
+    names = [*given.names, *given.items]
+    wrong = [name for name in names if name not in BENCHMARKS]
+    if wrong or not names:
+        parser.error(f"no benchmark is called {', '.join(wrong) or 'nothing'}; there are {', '.join(BENCHMARKS)}")
+    device, settings = torch.device(given.device), toy() if given.toy else GpuSettings()
+
+    def run(name: str, keep: Keep) -> None:
+        importlib.import_module(f"nanokv.bench.gpu.{name}").run(device, settings, keep)
+
+    with tempfile.TemporaryDirectory() as folder:
+        file = given.rows or Path(folder) / "rows.jsonl"
+        code = work_through(file, [(name, partial(run, name)) for name in names], device)
+        if not given.rows:
+            print(file.read_text(encoding="utf-8"), end="")
+    return code
 
 
 if __name__ == "__main__":

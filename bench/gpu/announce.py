@@ -1,4 +1,5 @@
-"""From the commit in a kernel to the owner's listener on the host, while the GPU is idle and while it is busy.
+"""From the commit in a kernel to the owner's listener on the host, while the GPU is idle and while it is busy; and how
+many hints a second the host takes in, and how many are missed, when kernels put at full speed.
 
 The kernel reads the GPU's clock right before its commit; the listener reads the host's. Handshakes before and after
 compare the two clocks. So a figure includes the commit, the announcement, the poller's pause or sleep, its launches
@@ -11,12 +12,12 @@ from typing import Any
 import torch
 
 from nanokv import NanoKVCache, local_world
+from nanokv.bench.gpu.children import Keep
 from nanokv.bench.gpu.clock import Offset, compare_clocks, launch
-from nanokv.bench.gpu.kernels import put_stamped_kernel
-from nanokv.bench.gpu.many import Keep
+from nanokv.bench.gpu.kernels import put_stamped_kernel, put_storm_kernel
 from nanokv.bench.gpu.one_segment import Unsound
 from nanokv.bench.gpu.settings import GpuSettings
-from nanokv.bench.gpu.timer import synchronize
+from nanokv.bench.gpu.timer import Timer, synchronize
 from nanokv.bench.gpu.versions import OWNER, world_table
 from nanokv.bench.suite.owner import OwnerHere
 from nanokv.bench.suite.timing import summarise
@@ -24,7 +25,9 @@ from nanokv.bench.suite.timing import summarise
 HEAP_BYTES = 16 << 20
 PAGE_BYTES = 4096
 NBYTES = 256
-PAUSES = {"asleep": 0.03, "awake": 0.001}  #: seconds between puts; the poller goes to sleep after about 10 ms
+#: seconds between puts; the poller of a GPU goes on looking for 1,000 rounds, some 0.1 s, and then sleeps
+PAUSES = {"asleep": 0.3, "awake": 0.001}
+FLUSH_SECONDS = 60.0  #: until all hints of a storm are in the index, at most
 
 
 class Load:
@@ -36,7 +39,7 @@ class Load:
         self._on_gpu = device.type == "cuda"
         self._count = settings.matmuls
         kind = torch.bfloat16 if self._on_gpu else torch.float32
-        self._matrix = torch.ones(settings.matmul, settings.matmul, dtype=kind, device=device)
+        self._matrix = torch.randn(settings.matmul, settings.matmul, device=device).to(kind)
         self._out = torch.empty_like(self._matrix)
         self._stream = torch.cuda.Stream(device) if self._on_gpu else None  # type: ignore[no-untyped-call]
         self._queued: list[Any] = []
@@ -124,7 +127,8 @@ def measure(device: torch.device, settings: GpuSettings, poller: str, busy: bool
     options: dict[str, Any] = {"page_bytes": PAGE_BYTES, "evict": False}
     caches = local_world(2, HEAP_BYTES, device=device, **options)
     try:
-        putter, load = Putter(caches[0], settings.announce_puts), Load(device, settings) if busy else None
+        puts = settings.asleep_puts if poller == "asleep" else settings.awake_puts
+        putter, load = Putter(caches[0], puts), Load(device, settings) if busy else None
         owner = OwnerHere(caches[OWNER])
         owner.listen()
         putter.compile()
@@ -153,8 +157,58 @@ def _check_bytes(cache: NanoKVCache) -> None:
         raise Unsound("other bytes were read than were put")
 
 
+def ingest(device: torch.device, settings: GpuSettings, ctas: int) -> dict[str, Any]:
+    """One row: CTAs put objects without payload at full speed; how fast their hints come into the owner's index.
+
+    A hint that finds no room in the ring is missed: the owner finds the object by itself, later. Rates are over all
+    objects, and `ingest_per_s` is until `flush` returns.
+
+    Raises:
+        Unsound: a put failed, or an object is not in the index after `flush`.
+    """
+    count = settings.ingest_objects
+    options: dict[str, Any] = {"page_bytes": PAGE_BYTES, "evict": False}
+    caches = local_world(2, 2 * count * PAGE_BYTES, device=device, **options)
+    try:
+        table, owner, timer = world_table(caches[0]), caches[OWNER], Timer(device)
+        out = torch.zeros(ctas, dtype=torch.int64, device=device)
+
+        def put(first: int, objects: int) -> None:
+            words = (table.data_ptr(), OWNER, first, objects, PAGE_BYTES, out.data_ptr())
+            launch(put_storm_kernel, ctas, *words)
+
+        put(0, min(ctas, count // 2))  # compiles
+        owner.flush(timeout=FLUSH_SECONDS)
+        before = owner.stats()
+        start = time.perf_counter()
+        timer.time("put", lambda: put(count, count))
+        synchronize(device)
+        put_all = time.perf_counter()
+        owner.flush(timeout=FLUSH_SECONDS)
+        end = time.perf_counter()
+        after = owner.stats()
+        indexed = after["indexed"] - before["indexed"]
+        if int(out.sum()) or indexed != count:
+            raise Unsound(f"{int(out.sum())} of {count} puts failed, {indexed} are in the index")
+    finally:
+        for cache in caches:
+            cache.close()
+    return {
+        "what": "ingest",
+        "ctas": ctas,
+        "objects": count,
+        "put_per_s": count / timer.summaries()["put"]["p50"] * 1e6,
+        "ingest_per_s": count / (end - start),
+        "after_puts_ms": (end - put_all) * 1e3,
+        "missed": after["ring_missed"] - before["ring_missed"],
+        "hints": after["hints"] - before["hints"],
+    }
+
+
 def run(device: torch.device, settings: GpuSettings, keep: Keep) -> None:
-    """A row for each state of the poller and of the GPU."""
+    """A row for each state of the poller and of the GPU, then one for each number of CTAs that put at full speed."""
     for poller in PAUSES:
         for busy in (False, True):
-            keep(measure(device, settings, poller, busy))
+            keep({"what": "commit to listener"} | measure(device, settings, poller, busy))
+    for ctas in settings.ingest_ctas:
+        keep(ingest(device, settings, ctas))

@@ -7,6 +7,7 @@ Interpreted kernels read the host's clock for both.
 """
 
 import time
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -14,6 +15,7 @@ import triton
 import triton.language as tl
 from triton.runtime.interpreter import InterpretedFunction
 
+from nanokv.device.kernels.many import REGISTERS
 from nanokv.device.machines.lane import INTERPRETER
 from nanokv.device.memory.triton import load64, store64, word
 from nanokv.device.segment.layout import WORD_BYTES
@@ -78,7 +80,7 @@ def resolution(device: torch.device) -> dict[str, float]:
     count = 16 if INTERPRETED else READINGS
     words = torch.zeros(count, 2, dtype=torch.int64, device=device)
     for _ in range(2):  # the first launch compiles
-        read_clocks_kernel[(1,)](words.data_ptr(), count, num_warps=1)
+        launch(read_clocks_kernel, 1, words.data_ptr(), count)
     said = words.cpu()
     steps = said[1:, 0] - said[:-1, 0]
     spent_ns, spent = (int(said[-1, k] - said[0, k]) for k in range(2))
@@ -110,9 +112,9 @@ def compare_clocks(device: torch.device, handshakes: int) -> Offset:
     if device.type == "cpu":
         return Offset(0, 0, time.perf_counter_ns())  # an interpreted kernel reads the host's clock
     words = torch.zeros(2, dtype=torch.int64, pin_memory=True)
-    shake_hands_kernel[(1,)](words.data_ptr(), 0, num_warps=1)  # compiles
+    launch(shake_hands_kernel, 1, words.data_ptr(), 0)  # compiles
     torch.cuda.synchronize(device)
-    shake_hands_kernel[(1,)](words.data_ptr(), handshakes, num_warps=1)
+    launch(shake_hands_kernel, 1, words.data_ptr(), handshakes)
     view = words.numpy()
     best = Offset(0, 1 << 62, 0)
     for i in range(handshakes):
@@ -130,10 +132,12 @@ def compare_clocks(device: torch.device, handshakes: int) -> Offset:
     return best
 
 
-def launch(kernel: Any, ctas: int, *args: int, warps: int = 1, **constants: int) -> None:
-    """Launch a kernel on the current stream; interpreted kernels run one at a time per process."""
-    if INTERPRETED:
-        with INTERPRETER:
-            kernel[(ctas,)](*args, num_warps=warps, **constants)
-    else:
-        kernel[(ctas,)](*args, num_warps=warps, **constants)
+def launch(kernel: Any, ctas: int, *args: int, warps: int = 1, **constants: int | str) -> None:
+    """Launch a kernel on the current stream, with the registers that the product's kernels have.
+
+    Interpreted kernels run one at a time per process.
+    """
+    on_nvidia = torch.cuda.is_available() and torch.version.hip is None
+    options: dict[str, Any] = constants | ({"maxnreg": REGISTERS} if on_nvidia else {})
+    with INTERPRETER if INTERPRETED else nullcontext():
+        kernel[(ctas,)](*args, num_warps=warps, **options)

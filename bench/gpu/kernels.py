@@ -10,6 +10,7 @@ from nanokv.device.kernels.shares import copy_tile
 from nanokv.device.memory.triton import copy_bytes, mixed, pointer64, select, store64, table64, word
 from nanokv.device.protocol.extent import class_of, give, take
 from nanokv.device.protocol.freelist import pop, push
+from nanokv.device.protocol.get import lookup, read
 from nanokv.device.protocol.header import give_slot, take_slot
 from nanokv.device.protocol.put import begin, finish
 from nanokv.device.protocol.remove import remove, remove_slot
@@ -101,6 +102,82 @@ def produce_kernel(
     store64(at + FAILED * WORD_BYTES, failed, "relaxed")
     store64(at + ALL_CYCLES * WORD_BYTES, word(cycles()) - start, "relaxed")
     store64(at + ALL_NS * WORD_BYTES, word(nanoseconds()) - start_ns, "relaxed")
+
+
+@triton.jit(do_not_specialize=["first_key"])  # type: ignore[untyped-decorator]
+def put_and_get_kernel(
+    table: tl.int64,
+    first_key: tl.int64,
+    rounds: tl.int64,
+    nbytes: tl.int64,
+    moved: tl.int64,
+    sources: tl.int64,
+    n_sources: tl.int64,
+    targets: tl.int64,
+    out: tl.int64,
+) -> None:
+    """Put objects of `nbytes`, get each at once, and remove it: `rounds` times in each CTA, by this CTA alone.
+
+    `moved`: the bytes of them that are copied, 0 for the protocol alone. `sources`: n_sources times nbytes, in turn.
+    `targets`: nbytes per CTA. `out`: as in `produce_kernel`, with the cycles of the put, the get and the removal.
+    """
+    world = open_world(table)
+    me = tl.program_id(0).to(tl.int64)
+    mine = out + me * (rounds * STEPS + TOTALS) * WORD_BYTES
+    target = targets + me * nbytes
+    failed = word(0)
+    start_ns = word(nanoseconds())
+    start = word(cycles())
+    i = word(0)
+    while i < rounds:
+        n = first_key + me * rounds + i
+        source = sources + (me * rounds + i) % n_sources * nbytes
+        key_hash = mixed(n, 0)
+        key_check = mixed(n, 1)
+        t0 = word(cycles())
+        status, slot, epoch, payload, phase = begin(world, word(0), key_hash, key_check, nbytes, word(0), start_ns)
+        if status == OK:
+            copy_bytes(segment(world, word(0)) + payload, source, moved)
+            status = finish(world, word(0), slot, epoch, phase)
+        t1 = word(cycles())
+        found, owner, place, age, there, _ = lookup(world, key_hash, key_check)
+        if found == OK:
+            found = read(world, owner, place, age, key_hash, key_check, there, moved, target, start_ns)
+        t2 = word(cycles())
+        removed = word(OK)
+        if status == OK:
+            removed = remove_slot(world, word(0), slot, epoch, REMOVED)
+        t3 = word(cycles())
+        failed += select((status == OK) & (found == OK) & (removed == OK), word(0), word(1))
+        at = mine + i * STEPS * WORD_BYTES
+        store64(at, t1 - t0, "relaxed")
+        store64(at + WORD_BYTES, t2 - t1, "relaxed")
+        store64(at + 2 * WORD_BYTES, t3 - t2, "relaxed")
+        i += 1
+    at = mine + rounds * STEPS * WORD_BYTES
+    store64(at + FAILED * WORD_BYTES, failed, "relaxed")
+    store64(at + ALL_CYCLES * WORD_BYTES, word(cycles()) - start, "relaxed")
+    store64(at + ALL_NS * WORD_BYTES, word(nanoseconds()) - start_ns, "relaxed")
+
+
+@triton.jit(do_not_specialize=["first_key"])  # type: ignore[untyped-decorator]
+def put_storm_kernel(
+    table: tl.int64, owner: tl.int64, first_key: tl.int64, count: tl.int64, nbytes: tl.int64, out: tl.int64
+) -> None:
+    """Put `count` objects without payload as fast as all CTAs can. `out`: per CTA, how many puts were not OK."""
+    world = open_world(table)
+    me = tl.program_id(0).to(tl.int64)
+    now = word(nanoseconds())
+    failed = word(0)
+    n = me
+    while n < count:
+        key = first_key + n
+        status, slot, epoch, _, phase = begin(world, owner, mixed(key, 0), mixed(key, 1), nbytes, word(0), now)
+        if status == OK:
+            status = finish(world, owner, slot, epoch, phase)
+        failed += select(status == OK, word(0), word(1))
+        n += tl.num_programs(0)
+    store64(out + me * WORD_BYTES, failed, "relaxed")
 
 
 @triton.jit  # type: ignore[untyped-decorator]

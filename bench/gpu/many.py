@@ -1,26 +1,60 @@
-"""put_many and get_many of hundreds of objects, beside plain copies of the same bytes."""
+"""put_many and get_many of hundreds of objects, beside plain copies of the same bytes.
 
+The same objects are put from addresses, and gathered from an engine's paged cache: an object is one block of all planes
+(K and V of each layer); a plane's block has 16 tokens of 8 heads, 32 KiB if the object is large enough.
+"""
+
+import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from nanokv.bench.gpu import paged
+from nanokv.bench.gpu.children import Keep
 from nanokv.bench.gpu.objects import Objects, Way
 from nanokv.bench.gpu.one_segment import OneSegment
 from nanokv.bench.gpu.settings import GpuSettings
 from nanokv.bench.gpu.timer import Timer, graph_of
+from nanokv.bench.suite.settings import KIB
+from nanokv.device.machines.batch import Batch
+from nanokv.device.machines.engine_cache import Pages
 
-Keep = Callable[[dict[str, Any]], None]
+TOKENS, HEADS = 16, 8
+PLANE_BYTES = 32 * KIB
 
 
 def contiguous(objects: Objects) -> Way:
-    """Each object is put from an address and got into one; `Objects.check` compares the bytes."""
-    return Way("", objects.putter, objects.getter, lambda: None)
+    """Each object is put from an address and got into one."""
+    return Way("", objects.putter, objects.getter, objects.source, objects.target)
+
+
+def blocks(objects: Objects) -> Way:
+    """Planes [blocks, tokens, heads, dim]: a plane's block is one run of bytes, the longest of any layout."""
+    return _paged(objects, " paged", heads_first=False)
+
+
+def heads(objects: Objects) -> Way:
+    """Planes [blocks, heads, tokens, dim] in memory: rows that are neighbours in an object lie apart."""
+    return _paged(objects, " paged by heads", heads_first=True)
+
+
+def _paged(objects: Objects, name: str, *, heads_first: bool) -> Way:
+    there, back = (_planes(objects, tensor, heads_first=heads_first) for tensor in (objects.source, objects.target))
+    world, count, device = objects.segment.world, objects.count, objects.segment.device
+    putter, getter = (Batch(world, count, device, Pages(list(planes))) for planes in (there, back))
+    return Way(name, putter, getter, there, back)
+
+
+def _planes(objects: Objects, tensor: torch.Tensor, *, heads_first: bool) -> torch.Tensor:
+    """A copy of the objects' bytes as planes: int16 [planes, blocks, tokens, heads, dim], of either order in memory."""
+    count = objects.size // math.gcd(objects.size, PLANE_BYTES)
+    objects_first = tensor.view(torch.int16).view(objects.count, count, TOKENS, HEADS, -1)
+    planes = objects_first.transpose(0, 1)
+    return planes.transpose(2, 3).contiguous().transpose(2, 3) if heads_first else planes.contiguous()
 
 
 #: the ways that are measured at each size
-WAYS: list[Callable[[Objects], Way]] = [contiguous, paged.blocks, paged.heads]
+WAYS: list[Callable[[Objects], Way]] = [contiguous, blocks, heads]
 
 
 def measure(device: torch.device, settings: GpuSettings, size: int) -> dict[str, Any]:
@@ -41,12 +75,12 @@ def measure(device: torch.device, settings: GpuSettings, size: int) -> dict[str,
     graphs = [(graph_of(device, way.putter.put), graph_of(device, way.getter.get)) for way in ways]
     copies = (("copy", graph_of(device, objects.copy)), ("plain_kernel", graph_of(device, objects.copy_plainly)))
     timer = Timer(device)
-    objects.forget()
     for lap in range(laps):
         if lap == settings.warm:
             timer.clear()
         for name, copy in copies:
             timer.time(name, copy)
+            objects.end_copy()
         for way, (put, get) in zip(ways, graphs, strict=True):
             objects.load(lap, way)
             timer.time(f"put_many{way.name}", put)
@@ -59,8 +93,6 @@ def measure(device: torch.device, settings: GpuSettings, size: int) -> dict[str,
         timer.time_call("call_copy", objects.copy)
     us = timer.summaries()
     checked = objects.check()
-    for way in ways:
-        way.check()
     segment.check()
     return {"size": size, "objects": count, "us": us, "checked": checked} | _rates(us, objects.bytes)
 

@@ -8,13 +8,13 @@ Not in the model: other work on the GPU and on its links, the order that ptxas g
 instruction cache (put_many's code is larger than it), and the launch: a kernel from a graph begins in 2 to 3 us.
 
     python -m bench.gpu.model                                    # the estimate
-    python -m bench.gpu.model --measured bench/results/gpu.json  # beside what `make test-gpu` measured
+    python -m bench.gpu.model --measured bench/results/gpu.json  # beside what `bench.gpu.plan` measured
 """
 
 import argparse
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -169,21 +169,20 @@ def bandwidths(puts: dict[str, Estimate]) -> Iterator[tuple[int, str, float]]:
             yield size, where, (copying + launch) / (copying + launch + puts[where].high)
 
 
-def measured(file: Path) -> dict[str, float]:
-    """What a run on a GPU says, in ns: a put inside a kernel, by one CTA.
+def measured(results: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
+    """What a run on a GPU says of a put and a get without payload, inside a kernel, by one CTA
+    (or as few as there were).
 
-    Raises:
-        SystemExit: the file has no such figure.
+    Returns:
+        operation -> "p50" and "p99" of warm rounds, and "cold": p50 of the first rounds; all in ns.
     """
-    results: list[dict[str, Any]] = json.loads(file.read_text(encoding="utf-8"))["results"]
-    rows = [row for result in results if result["name"] == "bench: produce" for row in result.get("rows", [])]
-    found = {
-        row["classes"]: row["us"]["put"]["p50"] * 1000
-        for row in rows
-        if row.get("what") == "put and remove" and row["ctas"] == 1
-    }
-    if not found:
-        raise SystemExit(f"{file} has no row of the benchmark `produce` with one CTA")
+    rows = [row for result in results if result["name"] == "produce" for row in result.get("rows", [])]
+    bare = [row for row in rows if row.get("what") == "put and get" and row["size"] == 0]
+    found = {}
+    for row in (row for row in bare if row["ctas"] == min(row["ctas"] for row in bare)):
+        for name in ("put", "get"):
+            us, cold = row["us"][name], row["cold_us"][name]
+            found[name] = {"p50": us["p50"] * 1e3, "p99": us["p99"] * 1e3, "cold": cold["p50"] * 1e3}
     return found
 
 
@@ -202,10 +201,16 @@ def report(file: Path | None) -> Iterator[str]:
     yield f"put_many of {GpuSettings().objects} objects from a graph, of a copy's bandwidth (upper values):"
     for size, where, share in bandwidths(puts):
         yield f"  {show_size(size):8} {where:5} {share:.0%}"
-    if file is not None:
-        for classes, ns in measured(file).items():
-            ratio = ns / puts["own"].high
-            yield f"Measured, {classes} size(s): put {ns / 1000:.1f} us, {ratio:.2f} of the model's upper value"
+    if file is None:
+        return
+    own = {each.operation: each for each in found if each.where == "own"}
+    of_gpu = measured(json.loads(file.read_text(encoding="utf-8"))["results"])
+    if not of_gpu:
+        raise SystemExit(f"{file} has no row of the benchmark `produce` of a put and a get without payload")
+    for name, ns in of_gpu.items():
+        warm, cold = ns["p50"] / 1000, ns["cold"] / 1000
+        ratio = ns["p50"] / own[name].high
+        yield f"Measured: {name} {warm:.1f} us, {ratio:.2f} of the model's upper value; first of a launch {cold:.1f} us"
 
 
 def main() -> None:

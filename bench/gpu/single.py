@@ -1,14 +1,18 @@
-"""One put from a graph, beside one copy from a graph: the cost of the protocol on top of a copy of microseconds."""
+"""One put from a graph, beside one copy from a graph: the cost of the protocol on top of a copy of microseconds.
+
+Sources take turns, more of them than the L2 cache holds: each is read from memory, as the KV of a prefill may be.
+A thousand laps, for a p99.
+"""
 
 from typing import Any
 
 import torch
 
-from nanokv.bench.gpu.many import Keep
+from nanokv.bench.gpu.children import Keep
 from nanokv.bench.gpu.objects import Objects
 from nanokv.bench.gpu.one_segment import OneSegment
 from nanokv.bench.gpu.settings import GpuSettings
-from nanokv.bench.gpu.timer import Timer, event_overhead, graph_of
+from nanokv.bench.gpu.timer import Timer, Work, event_overhead, graph_of
 from nanokv.device.machines.batch import Batch
 
 
@@ -22,7 +26,7 @@ def measure(device: torch.device, settings: GpuSettings) -> dict[str, Any]:
     pages = -(-size // settings.page_bytes)
     extent = settings.page_bytes << (pages - 1).bit_length()
     segment = OneSegment(device, 4 * chain * extent, settings.page_bytes, slots=4 * chain)
-    one, many = Objects(segment, 1, size, laps), Objects(segment, chain, size, laps)
+    one, many = Objects(segment, 1, size, laps, settings.single_sources), Objects(segment, chain, size, laps)
     for objects in (one, many):
         objects.compile()
         objects.check()
@@ -31,9 +35,11 @@ def measure(device: torch.device, settings: GpuSettings) -> dict[str, Any]:
     for batch in (*links, empty):
         batch.fill([])
         batch.put()
+    copies: list[dict[str, Work]] = []
+    for lap in range(settings.single_sources):  # a graph has the address of its source
+        one.load(lap)
+        copies.append({"copy": graph_of(device, one.copy), "plain_kernel": graph_of(device, one.copy_plainly)})
     graphs = {
-        "copy": graph_of(device, one.copy),
-        "plain_kernel": graph_of(device, one.copy_plainly),
         "empty_put": graph_of(device, empty.put),
         "put": graph_of(device, one.putter.put),
         "get": graph_of(device, one.getter.get),
@@ -41,14 +47,15 @@ def measure(device: torch.device, settings: GpuSettings) -> dict[str, Any]:
     put_chain = graph_of(device, *(link.put for link in links))
     copy_chain = graph_of(device, *_copies(many))
     timer = Timer(device)
-    for objects in (one, many):
-        objects.forget()
     for link in links:
         link.control.copy_(one.putter.control)
     for lap in range(laps):
         if lap == settings.warm:
             timer.clear()
         one.load(lap)
+        for name, copy in copies[lap % settings.single_sources].items():
+            timer.time(name, copy)
+            one.end_copy()
         for name, graph in graphs.items():
             timer.time(name, graph)
         one.end_lap()
@@ -56,6 +63,7 @@ def measure(device: torch.device, settings: GpuSettings) -> dict[str, Any]:
         for link, row in zip(links, many.puts[lap], strict=True):
             link.requests.copy_(row[None])
         timer.time("chain_of_copies", copy_chain)
+        many.end_copy()
         timer.time("chain_of_puts", put_chain)
         torch.cat([link.statuses for link in links], out=many.putter.statuses)
         many.getter.get()
@@ -65,6 +73,7 @@ def measure(device: torch.device, settings: GpuSettings) -> dict[str, Any]:
     segment.check()
     return {
         "size": size,
+        "sources": settings.single_sources,
         "us": us,
         "checked": checked,
         "events_us": event_overhead(device),

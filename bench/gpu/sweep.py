@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from nanokv.bench.gpu.many import Keep
+from nanokv.bench.gpu.children import Keep
 from nanokv.bench.gpu.objects import Objects, multiprocessors
 from nanokv.bench.gpu.one_segment import OneSegment
 from nanokv.bench.gpu.settings import GpuSettings
@@ -50,16 +50,18 @@ def measure(device: torch.device, settings: GpuSettings, size: int) -> dict[str,
     graphs = _graphs(objects, settings)
     copy = graph_of(device, objects.copy)
     timer = Timer(device)
-    objects.forget()
     for lap in range(laps):
         if lap == settings.warm:
             timer.clear()
         timer.time("copy", copy)
+        objects.end_copy()
         for name, graph in graphs.items():
             objects.load(lap)
             timer.time(name, graph)
             if name.startswith("get_many"):
                 objects.end_lap()
+            elif name.startswith("plain"):
+                objects.end_copy()
     us = timer.summaries()
     checked = objects.check()
     segment.check()

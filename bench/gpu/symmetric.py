@@ -8,8 +8,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from nanokv.bench.gpu.many import Keep
+from nanokv.bench.gpu.children import Keep
 from nanokv.bench.gpu.one_segment import Unsound
+from nanokv.bench.gpu.plan import ENVIRONMENT
 from nanokv.bench.gpu.settings import GpuSettings
 from nanokv.bench.gpu.timer import Timer
 
@@ -20,7 +21,7 @@ def run(device: torch.device, settings: GpuSettings, keep: Keep) -> None:
         keep({"skipped": "torch has symmetric memory on GPUs alone"})
         return
     with tempfile.TemporaryDirectory() as folder:
-        os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
+        os.environ.update(ENVIRONMENT)
         meet = f"file://{Path(folder) / 'store'}"
         torch.cuda.set_device(device)
         dist.init_process_group("nccl", init_method=meet, rank=0, world_size=1, device_id=_numbered(device))

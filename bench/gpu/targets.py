@@ -10,6 +10,7 @@ OF_COPY = 0.9
 SINGLE_US = 6.0
 PUT_US, TAIL = 5.0, 3.0
 PAIRS = 20e6
+PAIRED = ("put and remove", "extent", "header slot", "list")
 ANNOUNCE_US = 100.0
 
 
@@ -69,7 +70,7 @@ def _produce(rows: list[dict[str, Any]]) -> list[Target]:
         us = row["us"]["put"]
         found.append(Target(f"allocate to announce, {where}, p50", PUT_US, us["p50"], "µs"))
         found.append(Target(f"allocate to announce, {where}, p99 of p50", TAIL, us["p99"] / us["p50"], "x"))
-    paired = [row for row in rows if "pairs_per_s" in row and row["what"] != "steps of a put"]
+    paired = [row for row in rows if "pairs_per_s" in row and row["what"] in PAIRED]
     for what in dict.fromkeys(row["what"] for row in paired):
         best = max((row for row in paired if row["what"] == what), key=lambda row: row["pairs_per_s"]["p50"])
         rate = best["pairs_per_s"]["p50"] / 1e6
@@ -85,4 +86,5 @@ def _announce(rows: list[dict[str, Any]]) -> list[Target]:
             f"commit to listener, poller {row['poller']}, GPU {row['gpu']}, p50", ANNOUNCE_US, row["us"]["p50"], "µs"
         )
         for row in rows
+        if "poller" in row
     ]

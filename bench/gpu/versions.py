@@ -1,4 +1,4 @@
-"""A put by v2 against a put by v1, as a caller of the API sees it: the time until it returns.
+"""Put, get and exists of v2 against those of v1, as a caller of the API sees them: the time until a call returns.
 
 Both ranks are in this process, and so is v1's master, which gets no message. So v1 looks better than between processes,
 by the cost of the round trip (`python -m bench objects --heap shm` measures that).
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from nanokv import NanoKVCache, local_world
-from nanokv.bench.gpu.many import Keep
+from nanokv.bench.gpu.children import Keep
 from nanokv.bench.gpu.one_segment import Unsound
 from nanokv.bench.gpu.settings import GpuSettings
 from nanokv.bench.gpu.timer import Timer
@@ -23,7 +23,7 @@ SLOTS = 8  #: the heap has room for so many objects
 
 
 def measure(device: torch.device, settings: GpuSettings, alloc: str, size: int) -> dict[str, Any]:
-    """One row: puts by one version at one size, for v2 also as a batch of one; beside a copy until the device is done.
+    """One row: calls of one version at one size, puts of v2 also as a batch of one; beside a copy and a wait.
 
     Raises:
         Unsound: other bytes were read than were put.
@@ -33,7 +33,7 @@ def measure(device: torch.device, settings: GpuSettings, alloc: str, size: int) 
     caches = local_world(2, SLOTS * extent, master_rank=OWNER, device=device, **options)
     try:
         source = torch.randint(0, 256, (size,), dtype=torch.uint8, device=device)
-        twin = torch.zeros_like(source)
+        twin, back = torch.zeros_like(source), torch.zeros_like(source)
         timer = Timer(device)
         puts = {"put": _api_put(caches[0], source)}
         if alloc == "device":
@@ -46,6 +46,11 @@ def measure(device: torch.device, settings: GpuSettings, alloc: str, size: int) 
                 key = f"{name} {i}"
                 timer.time_call(name, lambda put=put, key=key: put(key))  # type: ignore[misc]
                 _check(caches[1], key, source)
+                timer.time_call(f"exists after {name}", lambda key=key: caches[0].exists(key))  # type: ignore[misc]
+                back.zero_()
+                timer.time_call(f"get after {name}", lambda key=key: caches[0].get(key, dst=back))  # type: ignore[misc]
+                if not torch.equal(back, source):
+                    raise Unsound(f"other bytes were got than were put, at {size} bytes")
                 caches[0].remove(key)
     finally:
         for cache in caches:

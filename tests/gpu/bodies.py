@@ -11,6 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
+from nanokv.bench.gpu.timer import synchronize
 from nanokv.device import remote
 from nanokv.device.kernels.shares import TILE_BYTES
 from nanokv.device.machines.launch import LaunchMachine
@@ -79,6 +80,7 @@ class World:
         for rank, segment in enumerate(self.segments):
             block = self.geometry.control_block(rank, 9, "device", may_evict=may_evict, water=(85, 95))
             segment[: block.nbytes] = torch.from_numpy(block.view(np.uint8)).to(device)
+        synchronize(device)  # the machine's owner has a stream of its own
         table = self.geometry.world_table(0, 1, [segment.data_ptr() for segment in self.segments], checksum=checksum)
         self.machine = LaunchMachine(self.geometry, table, self.segments, device)
 
@@ -391,6 +393,7 @@ def slots_in_no_place_are_given_back(device: torch.device) -> None:
             if adopt:  # as if the producer had died before it claimed the key
                 for segment in w.segments:
                     segment[w.geometry.offsets["dir_base"] : w.geometry.offsets["turn_base"]] = 0
+                synchronize(device)  # the owner's calls have a stream of their own
                 w.machine.adopt_slot(1, taken.place.slot)
             else:
                 assert w.machine.release(1, taken.place.slot, taken.place.epoch)

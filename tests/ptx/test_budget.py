@@ -126,16 +126,15 @@ def test_spans_add_up_by_kind() -> None:
     assert max([0, one, model.Span(2)]) is one
 
 
-def test_what_was_not_measured_is_said(tmp_path: Path) -> None:
-    file = tmp_path / "gpu.json"
-    file.write_text('{"results": [{"name": "bench: produce", "rows": []}]}')
-    with pytest.raises(SystemExit, match="no row"):
-        model.measured(file)
-    file.write_text(
-        '{"results": [{"name": "bench: produce", "rows": ['
-        '{"what": "put and remove", "classes": "one", "ctas": 1, "us": {"put": {"p50": 9.5}}}]}]}'
-    )
-    assert model.measured(file) == {"one": 9500.0}
+def test_what_a_gpu_measured_is_found() -> None:
+    assert model.measured([{"name": "produce", "rows": [{"what": "clocks"}]}, {"name": "pins_hold"}]) == {}
+    us = {name: {"p50": p50, "p99": 2 * p50} for name, p50 in (("put", 9.5), ("get", 4.0))}
+    row = {"what": "put and get", "size": 0, "ctas": 1, "us": us, "cold_us": us}
+    others = [row | {"ctas": 132, "us": {}}, row | {"size": 4096, "us": {}}]
+    assert model.measured([{"name": "produce", "rows": [*others, row]}]) == {
+        "put": {"p50": 9500.0, "p99": 19000.0, "cold": 9500.0},
+        "get": {"p50": 4000.0, "p99": 8000.0, "cold": 4000.0},
+    }
 
 
 @pytest.mark.exhaustive

@@ -77,8 +77,9 @@ NOT_RUN = {
     "python -m nanokv.lab.layout down trial": BY_HAND,
     "pip install '.[transformers]'": INSTALLS,
     "nanokv check --device cuda": GPU,
-    "python -m bench.gpu many sweep --json out.json": GPU,
-    "TRITON_INTERPRET=1 python -m bench.gpu --device cpu --toy": LONG,
+    "python -m bench.gpu.plan --out build/gpu --commit HASH": GPU,
+    "python -m bench.gpu.plan --out build/gpu --only many sweep": GPU,
+    "python -m bench.gpu.report build/gpu": f"{GPU}: tests/tools/test_gpu_plan.py writes it into a copy",
     "python -m bench compare before.json after.json": "test_bench_compare runs it",
     "CUDA_VISIBLE_DEVICES=0 torchrun --standalone --nproc-per-node 4 examples/serve.py": GPU,
 }
@@ -97,6 +98,9 @@ SMALLER = {
     ),
     "python -m bench peers --sizes 1K --repeats 2": (
         "python -m bench peers --sizes 1K --quick --rounds 10 --repeats 1 --ring 1M"
+    ),
+    "python -m bench.gpu.plan --out build/toy --toy": (
+        "python -m bench.gpu.plan --out OUT --toy --only pins_hold symmetric"
     ),
     "python -m bench wait announce burst": "python -m bench wait announce burst --quick",
     "python -m bench load full --json out.json --html out.html": (
