@@ -160,7 +160,7 @@ def put_and_get_kernel(
     store64(at + ALL_NS * WORD_BYTES, word(nanoseconds()) - start_ns, "relaxed")
 
 
-@triton.jit(do_not_specialize=["first_key"])  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["first_key", "count"])  # type: ignore[untyped-decorator]
 def put_storm_kernel(
     table: tl.int64, owner: tl.int64, first_key: tl.int64, count: tl.int64, nbytes: tl.int64, out: tl.int64
 ) -> None:

@@ -242,7 +242,8 @@ def test_the_documents_say_what_was_measured_and_only_that(tmp_path: Path) -> No
     assert "30 million pairs a second" in " ".join(gpu.split())
     assert write in gpu  # no row of `engine_write`
     assert "no forbidden outcome in 2,000,000 instances" in (root / "docs" / "verification.md").read_text()
-    assert "tests marked `gpu` that pass on one NVIDIA X1: 1 of 2, 1 skipped" in (root / "docs" / "providers.md").read_text()
+    providers = (root / "docs" / "providers.md").read_text()
+    assert "tests marked `gpu` that pass on one NVIDIA X1: 1 of 2, 1 skipped" in providers
     assert "a put 4.5 µs, a get 4.5 µs" in (root / "docs" / "cost.md").read_text()
 
 
