@@ -33,7 +33,7 @@ class Machine:
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda i: SimpleNamespace(uuid=f"gpu {i}"))
 
     def has(self, driver: Driver, *, amd: bool = False) -> Driver:
-        self._patch.setattr(gpu_driver, "_library", lambda name: driver)
+        self._patch.setattr(gpu_driver, "gpu_library", lambda name: driver)
         self._patch.setattr(torch.version, "hip", "7.0" if amd else None)
         return driver
 
