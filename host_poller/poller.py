@@ -296,11 +296,11 @@ class Poller:
 
     def _rest(self, idle: int) -> int:
         """Pause before the next round, or sleep until the next hint if `idle` rounds had none. Returns `idle` anew."""
-        if self._machine.watches and not self._hurries() and not self.index.turn.asked[0]:
+        if not self._hurries() and not self.index.turn.asked[0]:
             limit = 0.02 if self.sweeper.pending or self.intake.waits else HOUSEKEEPING
             # as long as the round before took: so half of the time, at least, the interpreter's lock is free
-            self._machine.watch(self._rank, self.intake.head, limit, self.index.turn.asked, self._took)
-            return idle
+            if self._machine.watch(self._rank, self.intake.head, limit, self.index.turn.asked, self._took) is not None:
+                return idle
         if self._hurries() or idle < (1 if self.intake.is_native else self._pace.idle_rounds):
             if not self.intake.is_native or self.index.turn.asked[0]:  # let them have their turn
                 self._stop.wait(self._pace.pause)

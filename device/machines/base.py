@@ -58,7 +58,6 @@ class Machine(ABC):
         wake: called with a rank whose poller sleeps and has been left a hint.
     """
 
-    watches = False  #: whether `watch` waits for hints without the interpreter's lock
     wakes = True  #: whether `wake` reaches a poller; if not, pollers look by themselves
     at_once = 0  #: up to that many bytes the machine copies at least as fast as torch
 
@@ -70,17 +69,20 @@ class Machine(ABC):
     def enter_owner(self) -> None:  # noqa: B027 - only a machine that launches has something to do
         """This thread is a poller from now on: its calls wait for nobody's kernels."""
 
-    def watch(self, owner: int, seen: int, seconds: float, asked: Words, pause: float) -> bool:
-        """Wait until the head of a ring is not `seen`, at most for `seconds`: only of a machine that `watches`.
+    def watch(self, owner: int, seen: int, seconds: float, asked: Words, pause: float) -> bool | None:
+        """Wait until the head of a ring is not `seen`, without the interpreter's lock.
 
         Args:
             asked: int64 [1], which any thread writes; not 0: the call ends soon.
             pause: seconds before the first look.
 
+        Returns:
+            True once it is another one; False after `seconds`, or if asked; None at once if this machine cannot.
+
         Raises:
             RuntimeError: the GPU's driver has failed.
         """
-        raise NotImplementedError
+        return None
 
     # --- the primitives ---
     @abstractmethod

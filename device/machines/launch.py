@@ -58,7 +58,7 @@ class LaunchMachine(Machine):
         if device.type == "cuda":
             hash_in_order()
         self._device = device
-        self.watches = device.type == "cuda"
+        self._watches = device.type == "cuda"
         self._segments = segments
         self._table = torch.from_numpy(table.copy()).to(device)
         super().__init__(geometry, self._table.data_ptr(), lambda rank: None)
@@ -82,7 +82,7 @@ class LaunchMachine(Machine):
         try:
             gpu_code().require_all()
         except ImportError as error:  # of numba
-            self.watches = False
+            self._watches = False
             _log.warning("NanoKV's poller looks at its ring in Python, which slows the threads beside it: %s", error)
 
     def enter_owner(self) -> None:
@@ -141,8 +141,8 @@ class LaunchMachine(Machine):
         owner, _, _, offset, nbytes = place
         self._by_tiles(payload.store_payload_kernel, nbytes, owner, offset, src, nbytes)
 
-    def watch(self, owner: int, seen: int, seconds: float, asked: Words, pause: float) -> bool:
-        return self._rings.watch(owner, seen, seconds, asked, pause)
+    def watch(self, owner: int, seen: int, seconds: float, asked: Words, pause: float) -> bool | None:
+        return self._rings.watch(owner, seen, seconds, asked, pause) if self._watches else None
 
     def drain(self, owner: int, tail: int, room: int) -> Drained:
         return self._rings.drain(owner, tail, room)
