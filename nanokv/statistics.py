@@ -1,5 +1,6 @@
 """Statistics of one rank: the contents of its segment, and the bytes that it has moved."""
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -200,65 +201,87 @@ def snapshot(machine: Machine, rank: int, alloc: str) -> HeapSnapshot:
     return HeapSnapshot.of(geometry, control, headers, activity, machine.page_links(rank), alloc)
 
 
+_COUNTED_NATIVELY = (
+    *("puts", "put_errors", "bytes_tx", "put_ns", "put_pages"),
+    *("gets", "misses", "bytes_rx", "get_ns", "get_pages"),
+)
+_COUNTED = (*_COUNTED_NATIVELY, "timeouts")
 _MISSES = (int(Status.MISS), int(Status.NOT_READY))
-#: One of so many calls is timed, and not the first. It takes up to 2 us longer, in code that is rarely run: were it one
-#: of a hundred or more, it would be the p99 of all.
+#: One of so many calls is timed, and not the first. It takes longer, in code that is rarely run: were it one of a
+#: hundred or more, it would be the p99 of all. As `native.objects.TIMED`.
 TIMED = 256
 
 
 class Traffic:
-    """Counts the calls of one cache object. Inexact under threads: counting takes no lock."""
+    """Counts the calls of one cache object, exactly, from any thread."""
 
     def __init__(self, geometry: Geometry) -> None:
-        self._geometry = geometry
-        self._put_time = PageTime()
-        self._get_time = PageTime()
-        self.puts = self.put_errors = self.bytes_tx = 0
-        self.gets = self.misses = self.bytes_rx = 0
-        self.timeouts = 0
+        self._geometry, self._lock = geometry, threading.Lock()
+        self._counts = dict.fromkeys(_COUNTED, 0)
+        self._native: Any = None
+
+    def counted_natively(self, calls: Any) -> None:
+        """Native calls count in a CALLS record, with the interpreter's lock, beside what is counted here."""
+        self._native = calls
 
     def put_starts(self) -> int:
         """The clock in ns if this put is to be timed, else 0."""
-        return perf_counter_ns() if self.puts % TIMED == 1 else 0
+        return perf_counter_ns() if self._counts["puts"] % TIMED == 1 else 0
 
     def get_starts(self) -> int:
         """The clock in ns if this get is to be timed, else 0."""
-        return perf_counter_ns() if self.gets % TIMED == 1 else 0
+        return perf_counter_ns() if self._counts["gets"] % TIMED == 1 else 0
 
     def put(self, status: int, nbytes: int, started: int = 0) -> None:
         """Count a put. `started`: of `put_starts`."""
         if status:
-            self.put_errors += 1
+            self._add(put_errors=1)
         else:
-            self.puts += 1
-            self.bytes_tx += nbytes
-            if started:
-                self._put_time.add(started, self._geometry.pages_of(nbytes))
+            self._add(puts=1, bytes_tx=nbytes, **self._time("put", nbytes, started))
 
     def put_all(self, objects: int, nbytes: int) -> None:
         """Count puts without an error."""
-        self.puts += objects
-        self.bytes_tx += nbytes
+        self._add(puts=objects, bytes_tx=nbytes)
 
     def get_all(self, objects: int, nbytes: int) -> None:
         """Count gets that found an object."""
-        self.gets += objects
-        self.bytes_rx += nbytes
+        self._add(gets=objects, bytes_rx=nbytes)
 
     def planned(self, nbytes: int) -> None:
         """Count an object that a kernel wrote."""
-        self.puts += 1
-        self.bytes_tx += nbytes
+        self._add(puts=1, bytes_tx=nbytes)
 
     def get(self, status: int, nbytes: int, started: int = 0) -> None:
         """Count a get. `started`: of `get_starts`."""
-        if status:
-            self.misses += status in _MISSES
-        else:
-            self.gets += 1
-            self.bytes_rx += nbytes
-            if started:
-                self._get_time.add(started, self._geometry.pages_of(nbytes))
+        if not status:
+            self._add(gets=1, bytes_rx=nbytes, **self._time("get", nbytes, started))
+        elif status in _MISSES:
+            self._add(misses=1)
+
+    def timed_out(self) -> None:
+        """Count a WaitTimeout."""
+        self._add(timeouts=1)
+
+    def _time(self, operation: str, nbytes: int, started: int) -> dict[str, int]:
+        """The time of a call that began at `started`, if that is not 0. An empty object counts as a page."""
+        if not started:
+            return {}
+        pages = max(self._geometry.pages_of(nbytes), 1)
+        return {f"{operation}_ns": perf_counter_ns() - started, f"{operation}_pages": pages}
+
+    def _add(self, **more: int) -> None:
+        with self._lock:
+            for name, count in more.items():
+                self._counts[name] += count
+
+    @contextmanager
+    def counting_put_errors(self) -> Iterator[None]:
+        """Count a put that is refused by an error."""
+        try:
+            yield
+        except BaseException:
+            self._add(put_errors=1)
+            raise
 
     @contextmanager
     def counting_timeouts(self) -> Iterator[None]:
@@ -266,28 +289,18 @@ class Traffic:
         try:
             yield
         except WaitTimeout:
-            self.timeouts += 1
+            self.timed_out()
             raise
 
     def as_dict(self) -> dict[str, int | float]:
-        """The counters."""
-        names = ("puts", "put_errors", "bytes_tx", "gets", "misses", "bytes_rx", "timeouts")
-        times = {"put_us_per_page": self._put_time.mean, "get_us_per_page": self._get_time.mean}
-        return {name: getattr(self, name) for name in names} | times
-
-
-class PageTime:
-    """The mean time of a call per page."""
-
-    def __init__(self) -> None:
-        self._ns = self._pages = 0
-
-    def add(self, started: int, pages: int) -> None:
-        """Count a call that began at `started` (`perf_counter_ns`) and ends now. An empty object counts as a page."""
-        self._ns += perf_counter_ns() - started
-        self._pages += max(pages, 1)
-
-    @property
-    def mean(self) -> float:
-        """In microseconds; 0.0 before the first call."""
-        return self._ns / self._pages / 1000 if self._pages else 0.0
+        """The counters, and the mean time of the timed calls per page in microseconds (0.0: none was timed)."""
+        with self._lock:
+            counts = dict(self._counts)
+        if self._native is not None:
+            counts |= {name: counts[name] + int(self._native[name]) for name in _COUNTED_NATIVELY}
+        times = {
+            f"{name}_us_per_page": counts[f"{name}_ns"] / max(counts[f"{name}_pages"], 1) / 1000
+            for name in ("put", "get")
+        }
+        shown = ("puts", "put_errors", "bytes_tx", "gets", "misses", "bytes_rx", "timeouts")
+        return {name: counts[name] for name in shown} | times

@@ -37,6 +37,7 @@ class Entry(NamedTuple):
     by_owner: bool = False  #: True: a call of the owner's host, which does not wait for kernels about objects
     rare: bool = False  #: True: most ranks never call it, so a CPU compiles it when it is first called
     objects: int = 0  #: so many objects of Python come first, before the world; see `add_python_call`
+    whole: bool = False  #: it is told what Python calls it with; see `add_whole_call`
 
     @property
     def arguments(self) -> int:

@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 from nanokv.device.machines.base import Machine
 from nanokv.device.machines.native_code import compiled
+from nanokv.device.machines.native_library import bound
 from nanokv.device.machines.records import Begun, Bell, Descriptor, Place, What, Words
 from nanokv.device.machines.ring_rounds import RingRounds
 from nanokv.device.segment.geometry import Geometry
@@ -53,9 +54,6 @@ class NativeMachine(CodeMachine):
         self._code = compiled()
         self._find = self._code["find"]
         self._plan_now = self._code["plan_now"]
-        self._put_object, self._get_object = self._code["put_object"], self._code["get_object"]
-        self._find_object: Callable[..., int] = self._code["find_object"]
-        self._take_object: Callable[..., int] = self._code["take_object"]
         self._put_now, self._get_now = self._code["put_now"], self._code["get_now"]
 
     # what every caller waits for goes to the code at once
@@ -69,25 +67,9 @@ class NativeMachine(CodeMachine):
     def get_now(self, key: tuple[int, int], dst: int, what: What) -> int:
         return self._get_now(self.table_address, key[0], key[1], dst, what.address)
 
-    def put_object(self, key: object, tensor: object, owner: int, hashing: int, seen: int) -> int:
-        """Put a tensor by `native.objects`: a Status, or UNUSUAL. `hashing`, `seen`: addresses of its records."""
-        status: int = self._put_object(key, tensor, self.table_address, owner, hashing, seen)
-        if status >= _SLEEPS:
-            status -= _SLEEPS
-            self._wake(owner)
-        return status
-
-    def get_object(self, key: object, tensor: object, hashing: int, seen: int) -> int:
-        """Get into a tensor by `native.objects`: a Status, or UNUSUAL."""
-        return self._get_object(key, tensor, self.table_address, hashing, seen)
-
-    def find_object(self, key: object, hashing: int) -> int:
-        """Look for a key: a Status, or UNUSUAL."""
-        return self._find_object(key, self.table_address, hashing)
-
-    def take_object(self, key: object, hashing: int, dst: int, room: int) -> int:
-        """Copy an object of at most `room` bytes to an address: its bytes; below 0: UNUSUAL, or NOT_TAKEN."""
-        return self._take_object(key, self.table_address, hashing, dst, room)
+    def bound(self, entry: str, me: object) -> Callable[..., Any]:
+        """A call of `native.objects`, with the tuple that it is told as its self."""
+        return bound(self._code[entry], me)
 
     def plan_now(self, owner: int, key: tuple[int, int], nbytes: int, descriptor: Descriptor) -> Begun:
         if any(descriptor):

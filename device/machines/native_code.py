@@ -111,7 +111,8 @@ class Code(dict[str, NativeFunction]):
             for file, names in files.items():
                 wanted = {name: entries[name] for name in names}
                 functions = {
-                    name: Callee(entry.function, entry.arguments, entry.objects) for name, entry in wanted.items()
+                    name: Callee(entry.function, entry.arguments, entry.objects, entry.whole)
+                    for name, entry in wanted.items()
                 }
                 code = compile_functions(functions, _done.setdefault("", {}))
                 _file(file).keep(code)

@@ -14,7 +14,7 @@ from numba.core.registry import cpu_target
 
 import nanokv.device.segment.native_world  # noqa: F401 - what protocol functions read of a world
 from nanokv.device.machines.native_library import ObjectCode, set_up
-from nanokv.device.machines.python_calls import add_python_call
+from nanokv.device.machines.python_calls import add_python_call, add_whole_call
 from nanokv.device.memory import native as memory_native
 from nanokv.device.memory.native_copy import copy_out
 from nanokv.device.memory.retarget import retarget
@@ -34,6 +34,7 @@ class Callee(NamedTuple):
     function: Any
     arguments: int  #: their number: all int64
     objects: int = 0  #: see `add_python_call`
+    whole: bool = False  #: see `add_whole_call`
 
 
 Functions = Mapping[str, Callee]  #: by name
@@ -51,7 +52,10 @@ def compile_functions(
     module = library.create_ir_module("nanokv")
     for name, result in results.items():
         library.add_linking_library(result.library)
-        add_python_call(context, module, name, result, objects=functions[name].objects)
+        if functions[name].whole:
+            add_whole_call(context, module, name, result)
+        else:
+            add_python_call(context, module, name, result, objects=functions[name].objects)
     with global_compiler_lock:
         library.add_ir_module(module)
         library.finalize()

@@ -5,7 +5,7 @@ from nanokv.device.fabric import rounds as fabric
 from nanokv.device.machines.entries import ENTRIES, Entry
 from nanokv.device.native.calls import get_now, plan_now, put_now
 from nanokv.device.native.many import find_each, get_each, put_each, remove_each, use_each
-from nanokv.device.native.objects import find_object, get_object, put_object, take_object
+from nanokv.device.native.objects import exists_call, get_call, put_call, remove_call, take_call
 from nanokv.device.native.rounds import rounds
 from nanokv.device.native.tensors import look
 from nanokv.device.native.waits import await_ready
@@ -21,10 +21,11 @@ NATIVE_ENTRIES = ENTRIES | {
     "get_each": Entry(get_each, 1),
     "remove_each": Entry(remove_each, 4),
     "look": Entry(look, 1, objects=1),
-    "put_object": Entry(put_object, 1, objects=2),
-    "get_object": Entry(get_object, 1, objects=2),
-    "find_object": Entry(find_object, 1, objects=1),
-    "take_object": Entry(take_object, 1, objects=1),
+    "put_call": Entry(put_call, 1, whole=True),
+    "get_call": Entry(get_call, 1, whole=True),
+    "exists_call": Entry(exists_call, 1, whole=True),
+    "remove_call": Entry(remove_call, 1, whole=True),
+    "take_call": Entry(take_call, 1, whole=True),
     "rounds": Entry(rounds, 1, by_owner=True),
     "await_ready": Entry(await_ready, 1),
 }

@@ -2,6 +2,7 @@
 
 import ctypes
 import json
+import sys
 import threading
 from collections.abc import Callable
 from functools import cache
@@ -12,11 +13,13 @@ import llvmlite.binding as llvm
 #: Symbols of the exceptions that compiled code raises. numba lets its names of them (PyExc_TypeError) stand for the
 #: objects; in any other process they are C's variables, which hold pointers to the objects.
 EXCEPTIONS = {f"nanokv_{kind.__name__}": kind for kind in (TypeError, ArithmeticError)}
+TYPE_OFFSET = 8  #: bytes from an object's address to the address of its type, as CPython's macro Py_TYPE has it
 _METH_FASTCALL = 0x80
 _loading = threading.Lock()
-#: code lasts as long as the process: nobody knows who still has one of its functions. The list is never freed: Python
-#: clears a module before it frees functions that others still have, and frees these by way of their definitions
-_alive: list[Any] = []
+#: Machine code, and the definitions of its functions: they last as long as the process, for nobody knows who still has
+#: one. This is never freed: Python clears a module before it frees functions that others still have, and frees these by
+#: way of their definitions.
+_alive: dict[Any, Any] = {}
 ctypes.pythonapi.Py_IncRef(ctypes.py_object(_alive))
 
 
@@ -50,13 +53,25 @@ class ObjectCode(NamedTuple):
             engine = _engine()
             engine.add_object_file(llvm.ObjectFileRef.from_data(self.code))
             engine.finalize_object()
-            _alive.append(engine)
+            _alive[engine] = None
             return {name: _python_function(name, engine.get_function_address(name)) for name in self.names}
 
 
 @cache
 def set_up() -> None:
-    """Make LLVM ready, and the symbols known that code may use."""
+    """Make LLVM ready, and the symbols known that code may use.
+
+    Raises:
+        RuntimeError: this interpreter has no lock that keeps threads apart, or has the type of an object elsewhere.
+    """
+    if not getattr(sys, "_is_gil_enabled", lambda: True)():
+        raise RuntimeError(
+            "this Python runs without its global lock, which NanoKV's native code relies on: run it with PYTHON_GIL=1, "
+            "or take a build that has the lock"
+        )
+    probe = object()
+    if ctypes.c_ssize_t.from_address(id(probe) + TYPE_OFFSET).value != id(object):
+        raise RuntimeError(f"{sys.implementation.name} {sys.version} keeps an object's type elsewhere than CPython")
     for name, kind in EXCEPTIONS.items():
         llvm.add_symbol(name, id(kind))
     llvm.initialize_native_target()
@@ -80,10 +95,20 @@ class _MethodDef(ctypes.Structure):
     )
 
 
+_new_function = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
+_new_bound = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p)
+
+
 def _python_function(name: str, address: int) -> Callable[..., Any]:
-    new = ctypes.pythonapi.PyCFunction_NewEx
-    new.restype, new.argtypes = ctypes.py_object, (ctypes.c_void_p,) * 3
+    new = _new_function(("PyCFunction_NewEx", ctypes.pythonapi))
     definition = _MethodDef(name.encode(), address, _METH_FASTCALL, None)
-    _alive.append(definition)
     made: Callable[..., Any] = new(ctypes.addressof(definition), None, None)
+    _alive[made] = definition
+    return made
+
+
+def bound(function: Callable[..., Any], me: object) -> Callable[..., Any]:
+    """A function of `add_whole_call` whose self is `me`. That lives as long as the result."""
+    new = _new_bound(("PyCFunction_NewEx", ctypes.pythonapi))
+    made: Callable[..., Any] = new(ctypes.addressof(_alive[function]), me, None)
     return made

@@ -54,6 +54,24 @@ def add_python_call(context: Any, module: Any, symbol: str, compiled: Any, *, ob
     builder.ret(_answer(builder, python, result, value))
 
 
+def add_whole_call(context: Any, module: Any, symbol: str, compiled: Any) -> None:
+    """Add the function `symbol`, of METH_FASTCALL: the compiled function gets self, arguments and count, as words.
+
+    It answers with a new reference to an object as a word; or with 0, and has left an error of Python.
+    """
+    function = ir.Function(module, _FAST_CALL, symbol)
+    builder = ir.IRBuilder(function.append_basic_block())
+    me, arguments, count = function.args
+    words = [builder.ptrtoint(me, ir.IntType(64)), builder.ptrtoint(arguments, ir.IntType(64)), count]
+    native, kinds = context.declare_function(module, compiled.fndesc), compiled.signature.args
+    status, answer = context.call_conv.call_function(builder, native, compiled.signature.return_type, kinds, words)
+    with cgutils.if_unlikely(builder, status.is_error):
+        python = context.get_python_api(builder)
+        python.err_set_string(_exception(module, ArithmeticError), f"{symbol} has failed")
+        builder.ret(_OBJECT(None))
+    builder.ret(builder.inttoptr(answer, _OBJECT))
+
+
 def _exception(module: Any, kind: type[Exception]) -> Any:
     name = f"nanokv_{kind.__name__}"
     assert name in EXCEPTIONS

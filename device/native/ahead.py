@@ -10,20 +10,39 @@ import triton.language as tl
 
 from nanokv.device.memory.triton import load64, word
 from nanokv.device.native.prefetch import prefetch
-from nanokv.device.protocol.directory import candidate_at, home_of, turn_at
+from nanokv.device.protocol.directory import (
+    candidate_at,
+    entry_header,
+    entry_owner,
+    first_place,
+    home_of,
+    in_bounds,
+    look,
+    turn_at,
+)
 from nanokv.device.protocol.put import extent_for
 from nanokv.device.protocol.ring import ring_slot
 from nanokv.device.protocol.shards import home_for, shard_at, shard_of
 from nanokv.device.segment.layout import (
     ANN_HEAD,
+    BUMP_PTR,
     ENTRIES_PER_BUCKET,
     FREE_HEAD,
     FREE_HEAD_STRIDE,
     HDR_FREE,
+    HDR_HEAD,
     LOW32,
     WORD_BYTES,
 )
-from nanokv.device.segment.world_table import World, descriptor_at, header_at, header_links, page_links, segment
+from nanokv.device.segment.world_table import (
+    World,
+    class_pages,
+    descriptor_at,
+    header_at,
+    header_links,
+    page_links,
+    segment,
+)
 
 
 @triton.jit
@@ -49,8 +68,11 @@ def likely(world: World, row: tl.int64, home: tl.int64) -> Any:
 
 
 @triton.jit
-def foresee_put(world: World, owner: tl.int64, key_hash: tl.int64, nbytes: tl.int64) -> None:
-    """Prefetch the header slot and the pages that a put takes now, if its home lists have some, and its ring slot."""
+def foresee_put(world: World, owner: tl.int64, key_hash: tl.int64, nbytes: tl.int64) -> Any:
+    """Prefetch the header slot and the pages that a put takes now, if its home lists have some, and its ring slot.
+
+    True if both are at hand: then the put need not look for them, nor evict anything.
+    """
     seg = segment(world, owner)
     home = home_for(world, key_hash)
     slot = likely(world, seg + HDR_FREE, home)
@@ -58,10 +80,28 @@ def foresee_put(world: World, owner: tl.int64, key_hash: tl.int64, nbytes: tl.in
         prefetch(header_at(world, seg, slot))
         prefetch(descriptor_at(world, seg, slot))
         prefetch(header_links(world, seg) + slot * WORD_BYTES)
+    at_hand = (slot >= 0) | (load64(seg + HDR_HEAD, "relaxed") < world.hdr_count)
     n_pages, size_class = extent_for(world, nbytes)
     if (size_class >= 0) & (n_pages > 0):
         page = likely(world, seg + FREE_HEAD + size_class * FREE_HEAD_STRIDE, home)
         if page >= 0:
             prefetch(page_links(world, seg) + page * WORD_BYTES)
             prefetch(seg + world.heap_base + page * world.page_bytes)
+        else:
+            rest = world.heap_limit - load64(seg + BUMP_PTR, "relaxed")
+            at_hand = at_hand & (rest >= class_pages(world, size_class) * world.page_bytes)
     prefetch(ring_slot(world, seg, load64(seg + ANN_HEAD, "relaxed")))
+    return at_hand
+
+
+@triton.jit
+def foresee_get(world: World, key_hash: tl.int64, key_check: tl.int64) -> None:
+    """Prefetch the header and the descriptor of the object that a key leads to, if it leads to one."""
+    home = segment(world, home_of(world, key_check))
+    tagged, _ = look(world, home, key_hash, key_check)
+    if tagged != 0:
+        entry = load64(candidate_at(world, home, key_hash, first_place(tagged)), "relaxed")
+        if in_bounds(world, entry):
+            seg, slot = segment(world, entry_owner(entry)), entry_header(entry)
+            prefetch(header_at(world, seg, slot))
+            prefetch(descriptor_at(world, seg, slot))

@@ -1,9 +1,15 @@
-"""Calls about a key and a tensor as Python has them, each one call: hashing, looking at the tensor, and the protocol.
+"""put, get, exists, remove and take as one call each, from what Python's caller wrote to the answer.
 
-Where anything is unusual (a key that is neither str nor KeyDigest, a tensor of another kind than the last) the answer
-is UNUSUAL, and nothing was done: Python's own way does the call, or says what is wrong.
+A function gets what METH_FASTCALL gives: self, the address of the arguments, and their number; it answers with a new
+reference, or with 0 and an error. Self is a tuple: the address of a CALLS record, and what keeps alive what that names.
 
-The records are used only with the interpreter's lock, and nothing of them is read after it was released.
+The usual is done here: a key that is a str, bytes or a digest of this cache; a plain tensor in host memory; an owner
+that lives; no lease, no copies, no wait. All else is handed to a function of Python, with the same arguments, and
+nothing was done before. What was counted here is not counted there.
+
+The interpreter's lock is held for what is small, and at hand: a put takes less time than giving the lock away and
+getting it back. It is let go for what is larger, and where a put may have to look for room or evict something. Nothing
+of a record is read after it was let go, for other threads use the record then.
 """
 
 from typing import Any
@@ -11,157 +17,434 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from nanokv.device.memory.triton import copy_bytes, load64, word
-from nanokv.device.native.calls import get_now, put_now
-from nanokv.device.native.clock import now_ns
+from nanokv.device.memory.triton import load64, select, store64, word
+from nanokv.device.native.ahead import foresee_get, foresee_key, foresee_put
+from nanokv.device.native.calls import is_in_segment
+from nanokv.device.native.clock import monotonic_ns, now_ns
+from nanokv.device.native.keys import digest_of
+from nanokv.device.native.peers import NOBODY, lives, may_have, owner_of
 from nanokv.device.native.python_objects import (
-    big_endian,
-    bytes_at,
+    call_again,
     call_with,
+    clear_error,
     drop,
     int_of,
+    is_float_zero,
     item,
-    new_bytes,
-    owned_type,
+    keep,
+    new_int,
     release_lock,
     take_lock,
-    utf8,
+    type_of,
 )
-from nanokv.device.native.tensors import look
+from nanokv.device.native.tensors import described
 from nanokv.device.protocol.directory import find
-from nanokv.device.protocol.get import lookup, read
-from nanokv.device.protocol.status import OK
+from nanokv.device.protocol.get import get_described, lookup, read
+from nanokv.device.protocol.header import descriptor
+from nanokv.device.protocol.host_calls import remove_hinted
+from nanokv.device.protocol.put import put
+from nanokv.device.protocol.status import DUPLICATE, FULL, MISS, NOT_READY, OK, SIZE, TORN
 from nanokv.device.segment.host_records import (
-    H_DIGEST_TYPE,
-    H_FUNCTION,
-    H_PREFIX,
-    H_SIZE,
-    H_STR_TYPE,
-    H_TAG,
-    H_UPPER,
+    K_BYTES_RX,
+    K_BYTES_TX,
+    K_EMPTY_LIKE,
+    K_EXISTS,
+    K_FALSE,
+    K_FIRST,
+    K_FLOAT_TYPE,
+    K_GET,
+    K_GET_NS,
+    K_GET_PAGES,
+    K_GETS,
+    K_HASHING,
+    K_HOLDS,
+    K_INT_TYPE,
+    K_LAST,
+    K_MISSES,
+    K_MOST,
+    K_NEW,
+    K_NONE,
+    K_PAGE_BYTES,
+    K_PUT,
+    K_PUT_ERRORS,
+    K_PUT_NS,
+    K_PUT_PAGES,
+    K_PUT_REFUSED,
+    K_PUTS,
+    K_RANKS,
+    K_REMOVE,
+    K_TABLE,
+    K_TAKE,
+    K_TENSOR,
+    K_TRUE,
+    K_WAKE,
+    K_ZERO,
+    NEW_BYTES,
+    NEW_DIMS,
+    NEW_FORMAT,
+    NEW_KINDS,
+    NEW_LIKE,
+    NEW_NBYTES,
     NOT_ALIKE,
     NOT_TAKEN,
-    PREFIX_BYTES,
-    T_TYPE,
-    T_WHAT,
     UNUSUAL,
 )
-from nanokv.device.segment.layout import WORD_BYTES
-from nanokv.device.segment.world_table import World
+from nanokv.device.segment.layout import LOW32, WORD_BYTES
+from nanokv.device.segment.world_table import segment
 
-TAG_SHIFT = tl.constexpr(32)  #: of `key_check`: above it is the tag of the identity
-BELOW_TAG = tl.constexpr((1 << 32) - 1)
-
-
-@triton.jit
-def type_of(thing: tl.int64) -> Any:
-    """The address of an object's type, which lives as long as the object."""
-    kind = owned_type(thing)
-    drop(kind)
-    return kind
+TIMED = tl.constexpr(256)  #: one of so many calls is timed, and not the first; see `nanokv.statistics`
+TRIES = tl.constexpr(16)  #: how often a reader starts over because the object was replaced while it read
+PLACES = tl.constexpr(NEW_KINDS - 1)
 
 
 @triton.jit
-def hashed(key: tl.int64, hashing: tl.int64) -> Any:
-    """The digest of a str, as `nanokv.keys.Hasher`: (True, key_hash, key_check), or False and zeros."""
-    text = utf8(key, hashing + H_SIZE)
-    if text == 0:
-        return False, word(0), word(0)
-    nbytes = load64(hashing + H_SIZE, "relaxed")
-    raw = new_bytes(word(0), nbytes + PREFIX_BYTES)
-    if raw == 0:
-        return False, word(0), word(0)
-    at = bytes_at(raw)
-    copy_bytes(at, hashing + H_PREFIX, word(PREFIX_BYTES))
-    copy_bytes(at + PREFIX_BYTES, text, nbytes)
-    digest = call_with(load64(hashing + H_FUNCTION, "relaxed"), raw)
-    drop(raw)
-    if digest == 0:
-        return False, word(0), word(0)
-    at = bytes_at(digest)
-    check = big_endian(at) & BELOW_TAG | load64(hashing + H_UPPER, "relaxed")
-    low = big_endian(at + WORD_BYTES)
-    drop(digest)
-    return True, low, check
+def argument(args: tl.int64, i: tl.constexpr) -> Any:
+    """The i-th argument of a call."""
+    return load64(args + i * WORD_BYTES, "relaxed")
 
 
 @triton.jit
-def digest_of(key: tl.int64, hashing: tl.int64) -> Any:
-    """The digest of a key: (True, key_hash, key_check), or False and zeros."""
-    kind = type_of(key)
-    if kind == load64(hashing + H_STR_TYPE, "relaxed"):
-        return hashed(key, hashing)
-    if kind == load64(hashing + H_DIGEST_TYPE, "relaxed"):
-        low, check = int_of(item(key, word(0))), int_of(item(key, word(1)))
-        if check >> TAG_SHIFT == load64(hashing + H_TAG, "relaxed"):
-            return True, low, check
-    return False, word(0), word(0)
+def of(calls: tl.int64, field: tl.constexpr) -> Any:
+    """A word of a CALLS record."""
+    return load64(calls + field, "relaxed")
 
 
 @triton.jit
-def address_of(tensor: tl.int64, seen: tl.int64) -> Any:
-    """Where the bytes of a tensor are, if it is as the record `seen` (TENSOR) says; else NOT_ALIKE."""
-    if type_of(tensor) != load64(seen + T_TYPE, "relaxed"):
-        return word(NOT_ALIKE)
-    return look(tensor, seen)
+def add(calls: tl.int64, field: tl.constexpr, more: tl.int64) -> None:
+    """Count. The interpreter's lock is held."""
+    store64(calls + field, load64(calls + field, "relaxed") + more, "relaxed")
 
 
 @triton.jit
-def put_object(
-    key: tl.int64, tensor: tl.int64, world: World, owner: tl.int64, hashing: tl.int64, seen: tl.int64
-) -> Any:
-    """`put_now` of a key and a tensor: its answer, or UNUSUAL."""
-    known, low, check = digest_of(key, hashing)
-    src = address_of(tensor, seen)
-    if not known or src == NOT_ALIKE:
+def started(calls: tl.int64, done: tl.constexpr) -> Any:
+    """The clock in ns, if this call is one of those that are timed, else 0."""
+    now = word(0)
+    if load64(calls + done, "relaxed") % TIMED == 1:
+        now = monotonic_ns()
+    return now
+
+
+@triton.jit
+def timed(calls: tl.int64, since: tl.int64, ns: tl.constexpr, pages: tl.constexpr, nbytes: tl.int64) -> None:
+    """Count the time of a call that is timed. An empty object counts as a page."""
+    if since != 0:
+        size = load64(calls + K_PAGE_BYTES, "relaxed")
+        add(calls, ns, monotonic_ns() - since)
+        add(calls, pages, select(nbytes > 0, (nbytes + size - 1) // size, word(1)))
+
+
+@triton.jit
+def wake(calls: tl.int64, rank: tl.int64) -> Any:
+    """Wake the poller of a rank. False: Python has an error."""
+    number = new_int(rank)
+    done = call_with(of(calls, K_WAKE), number)
+    drop(number)
+    if done != 0:
+        drop(done)
+    return done != 0
+
+
+@triton.jit
+def left(calls: tl.int64, function: tl.constexpr, args: tl.int64, count: tl.int64) -> Any:
+    """The answer of Python's way."""
+    clear_error()
+    return call_again(of(calls, function), args, count)
+
+
+@triton.jit
+def is_no_time(calls: tl.int64, seconds: tl.int64) -> Any:
+    """True if a `timeout` is 0, of Python's types float or int."""
+    none = seconds == of(calls, K_ZERO)
+    if type_of(seconds) == of(calls, K_FLOAT_TYPE):
+        none = is_float_zero(seconds) != 0
+    return none
+
+
+@triton.jit
+def chosen(calls: tl.int64, preferred: tl.int64, key_check: tl.int64) -> Any:
+    """The rank whose segment gets an object; NOBODY: Python says why."""
+    owner = word(NOBODY)
+    if preferred == of(calls, K_NONE):
+        owner = owner_of(calls, key_check)
+    elif type_of(preferred) == of(calls, K_INT_TYPE):
+        rank = int_of(preferred)
+        if (rank >= 0) & (rank < of(calls, K_RANKS)):
+            if lives(calls, rank):
+                owner = rank
+    return owner
+
+
+@triton.jit
+def usual_put(calls: tl.int64, args: tl.int64) -> Any:
+    """A put, counted: (Status, owner, 1 if the owner's poller sleeps); or UNUSUAL, and nothing was done."""
+    no = word(0)
+    exist_ok, true = argument(args, 3), of(calls, K_TRUE)
+    plain = (argument(args, 4) == of(calls, K_NONE)) & (argument(args, 6) == of(calls, K_ZERO))
+    plain = plain & ((exist_ok == of(calls, K_FALSE)) | (exist_ok == true))
+    if (not plain) or (not is_no_time(calls, argument(args, 5))):
+        return word(UNUSUAL), no, no
+    since = started(calls, K_PUTS)
+    world = of(calls, K_TABLE)
+    known, low, check = digest_of(argument(args, 0), of(calls, K_HASHING))
+    if not known:
+        return word(UNUSUAL), no, no
+    foresee_key(world, low, check, True)
+    owner = chosen(calls, argument(args, 2), check)
+    if owner == NOBODY:
+        return word(UNUSUAL), no, no
+    src, nbytes, kind, d0, d1, d2, d3, d4, d5, d6 = described(argument(args, 1), of(calls, K_TENSOR))
+    if (src == NOT_ALIKE) or (nbytes > of(calls, K_MOST)) or (not may_have(calls, owner, nbytes)):
+        return word(UNUSUAL), no, no
+    at_hand = foresee_put(world, owner, low, nbytes)
+    now = now_ns()
+    lock = no
+    if (nbytes > of(calls, K_HOLDS)) | (not at_hand):
+        lock = release_lock()
+    status, sleeps = put(world, owner, low, check, src, nbytes, now, kind, d0, d1, d2, d3, d4, d5, d6)
+    if lock != 0:
+        take_lock(lock)
+    if status == OK:
+        add(calls, K_PUTS, word(1))
+        add(calls, K_BYTES_TX, nbytes)
+        timed(calls, since, K_PUT_NS, K_PUT_PAGES, nbytes)
+    elif status != FULL:
+        add(calls, K_PUT_ERRORS, word(1))
+        if (status == DUPLICATE) & (exist_ok == true):
+            status = word(OK)
+    return status, owner, sleeps
+
+
+@triton.jit
+def put_call(me: tl.int64, args: tl.int64, count: tl.int64) -> Any:
+    """put(key, tensor, preferred segment, exist_ok, hold, timeout, replicas) -> Status."""
+    calls = int_of(item(me, word(0)))
+    status = word(UNUSUAL)
+    owner = word(0)
+    sleeps = word(0)
+    if count == 7:
+        status, owner, sleeps = usual_put(calls, args)
+    if status == UNUSUAL:
+        return left(calls, K_PUT, args, count)
+    if sleeps != 0:
+        if not wake(calls, owner):
+            return word(0)
+    if status == FULL:
+        return left(calls, K_PUT_REFUSED, args, count)
+    return new_int(status)
+
+
+@triton.jit
+def is_outside(calls: tl.int64, world: tl.int64, address: tl.int64, nbytes: tl.int64) -> Any:
+    """True if bytes of the caller lie in no segment: to write there would change objects."""
+    outside = (address >= of(calls, K_LAST)) | (address + nbytes <= of(calls, K_FIRST))
+    if not outside:
+        outside = not is_in_segment(world, address, nbytes)
+    return outside
+
+
+@triton.jit
+def count_get(calls: tl.int64, status: tl.int64, nbytes: tl.int64, since: tl.int64) -> None:
+    """Count a get."""
+    if status == OK:
+        add(calls, K_GETS, word(1))
+        add(calls, K_BYTES_RX, nbytes)
+        timed(calls, since, K_GET_NS, K_GET_PAGES, nbytes)
+    elif (status == MISS) | (status == NOT_READY):
+        add(calls, K_MISSES, word(1))
+
+
+@triton.jit
+def get_into(calls: tl.int64, args: tl.int64) -> Any:
+    """A get into a tensor of the caller, counted: a Status; or UNUSUAL, and nothing was done."""
+    since = started(calls, K_GETS)
+    world = of(calls, K_TABLE)
+    known, low, check = digest_of(argument(args, 0), of(calls, K_HASHING))
+    if not known:
         return word(UNUSUAL)
-    what = load64(seen + T_WHAT, "relaxed")
-    lock = release_lock()
-    status = put_now(world, owner, low, check, src, what)
-    take_lock(lock)
+    foresee_key(world, low, check, False)
+    dst, nbytes, kind, d0, d1, d2, d3, d4, d5, d6 = described(argument(args, 1), of(calls, K_TENSOR))
+    if (dst == NOT_ALIKE) or (nbytes > of(calls, K_MOST)) or (not is_outside(calls, world, dst, nbytes)):
+        return word(UNUSUAL)
+    foresee_get(world, low, check)
+    now = now_ns()
+    lock = word(0)
+    if nbytes > of(calls, K_HOLDS):
+        lock = release_lock()
+    status = word(TORN)
+    tries = word(0)
+    while (status == TORN) & (tries < TRIES):
+        status = get_described(world, low, check, dst, nbytes, now, kind, d0, d1, d2, d3, d4, d5, d6)
+        tries += 1
+    if lock != 0:
+        take_lock(lock)
+    if (status == SIZE) & (tries == 1):  # Python says what does not suit
+        return word(UNUSUAL)
+    if (status == TORN) | (status == SIZE):  # what suited went away while it was copied
+        status = word(MISS)
+    count_get(calls, status, nbytes, since)
     return status
 
 
 @triton.jit
-def get_object(key: tl.int64, tensor: tl.int64, world: World, hashing: tl.int64, seen: tl.int64) -> Any:
-    """`get_now` of a key into a tensor: its answer, or UNUSUAL."""
-    known, low, check = digest_of(key, hashing)
-    dst = address_of(tensor, seen)
-    if not known or dst == NOT_ALIKE:
-        return word(UNUSUAL)
-    what = load64(seen + T_WHAT, "relaxed")
-    lock = release_lock()
-    status = get_now(world, low, check, dst, what)
-    take_lock(lock)
-    return status
+def new_kind(kind: tl.int64, nbytes: tl.int64, d0: tl.int64, d1: tl.int64, d2: tl.int64) -> Any:
+    """The place of a dtype and shape among the NEW records."""
+    mixed = kind ^ nbytes ^ (d0 << 7) ^ (d1 << 13) ^ (d2 << 19)
+    mixed = mixed ^ (mixed >> 17)
+    return (mixed ^ (mixed >> 6)) & PLACES
 
 
 @triton.jit
-def take_object(key: tl.int64, world: World, hashing: tl.int64, dst: tl.int64, room: tl.int64) -> Any:
-    """Copy the object of a key, of any size up to `room`, to the address `dst`: its bytes.
+def made_like(calls: tl.int64, nbytes: tl.int64, world: tl.int64, owner: tl.int64, slot: tl.int64) -> Any:
+    """What a new tensor for the object in a header slot is made like, kept; 0 if no such one was made lately."""
+    kind, d0, d1, d2, d3, d4, d5, d6 = descriptor(world, segment(world, owner), slot)
+    kind = kind & LOW32
+    new = calls + K_NEW + new_kind(kind, nbytes, d0, d1, d2) * NEW_BYTES
+    differs = (load64(new + NEW_NBYTES, "relaxed") ^ nbytes) | (load64(new + NEW_FORMAT, "relaxed") ^ kind)
+    dims = new + NEW_DIMS
+    differs = differs | (load64(dims, "relaxed") ^ d0) | (load64(dims + 1 * WORD_BYTES, "relaxed") ^ d1)
+    differs = differs | (load64(dims + 2 * WORD_BYTES, "relaxed") ^ d2)
+    differs = differs | (load64(dims + 3 * WORD_BYTES, "relaxed") ^ d3)
+    differs = differs | (load64(dims + 4 * WORD_BYTES, "relaxed") ^ d4)
+    differs = differs | (load64(dims + 5 * WORD_BYTES, "relaxed") ^ d5)
+    differs = differs | (load64(dims + 6 * WORD_BYTES, "relaxed") ^ d6)
+    like = select(differs == 0, load64(new + NEW_LIKE, "relaxed"), word(0))
+    if like != 0:
+        keep(like)
+    return like
 
-    Below 0: UNUSUAL; or NOT_TAKEN: there is none, or it is larger, damaged, or was replaced meanwhile.
+
+@triton.jit
+def new_tensor(calls: tl.int64, like: tl.int64, wanted: tl.int64) -> Any:
+    """Make a tensor like another one: (it, where its `wanted` bytes are), or (0, NOT_ALIKE). Others may run."""
+    made = call_with(of(calls, K_EMPTY_LIKE), like)
+    dst = word(NOT_ALIKE)
+    if made != 0:
+        dst, nbytes, _, _, _, _, _, _, _, _ = described(made, of(calls, K_TENSOR))
+        if (dst == NOT_ALIKE) | (nbytes != wanted):
+            drop(made)
+            made = word(0)
+    return made, dst
+
+
+@triton.jit
+def get_new(calls: tl.int64, args: tl.int64) -> Any:
+    """A get into a new tensor, counted: (Status, the tensor or 0); or UNUSUAL, and nothing was done."""
+    since = started(calls, K_GETS)
+    world = of(calls, K_TABLE)
+    known, low, check = digest_of(argument(args, 0), of(calls, K_HASHING))
+    if not known:
+        return word(UNUSUAL), word(0)
+    like = word(0)
+    made = word(0)
+    dst = word(0)
+    nbytes = word(0)
+    status = word(TORN)
+    tries = word(0)
+    while (status == TORN) & (tries <= TRIES):
+        tries += 1
+        status, owner, slot, epoch, payload, nbytes = lookup(world, low, check)
+        if status == OK:
+            now_like = made_like(calls, nbytes, world, owner, slot)
+            if (now_like == 0) | (nbytes > of(calls, K_MOST)) | ((made != 0) & (now_like != like)):
+                status = word(UNUSUAL)
+            elif made == 0:
+                like = now_like
+                made, dst = new_tensor(calls, like, nbytes)
+                status = select(made == 0, word(UNUSUAL), word(TORN))  # others may have run: look again
+                now_like = word(0)  # kept to the end, so that no other tensor has its address
+            else:
+                lock = word(0)
+                if nbytes > of(calls, K_HOLDS):
+                    lock = release_lock()
+                status = read(world, owner, slot, epoch, low, check, payload, nbytes, dst, now_ns())
+                if lock != 0:
+                    take_lock(lock)
+            if now_like != 0:
+                drop(now_like)
+    if status == TORN:
+        status = word(MISS)
+    if status != UNUSUAL:
+        count_get(calls, status, nbytes, since)
+    if like != 0:
+        drop(like)
+    if (status != OK) & (made != 0):
+        drop(made)
+        made = word(0)
+    return status, made
+
+
+@triton.jit
+def get_call(me: tl.int64, args: tl.int64, count: tl.int64) -> Any:
+    """get(key, dst, reinterpret) -> the tensor, or a Status."""
+    calls = int_of(item(me, word(0)))
+    status = word(UNUSUAL)
+    tensor = word(0)
+    if count == 3:
+        if argument(args, 2) == of(calls, K_FALSE):
+            tensor = argument(args, 1)
+            if tensor == of(calls, K_NONE):
+                status, tensor = get_new(calls, args)
+            else:
+                status = get_into(calls, args)
+                if status == OK:
+                    keep(tensor)
+    if status == UNUSUAL:
+        return left(calls, K_GET, args, count)
+    if status == OK:
+        return tensor
+    return new_int(status)
+
+
+@triton.jit
+def exists_call(me: tl.int64, args: tl.int64, count: tl.int64) -> Any:
+    """exists(key) -> bool."""
+    calls = int_of(item(me, word(0)))
+    if count == 1:
+        known, low, check = digest_of(argument(args, 0), of(calls, K_HASHING))
+        if known:
+            status, _ = find(of(calls, K_TABLE), low, check)
+            answer = select(status == OK, of(calls, K_TRUE), of(calls, K_FALSE))
+            keep(answer)
+            return answer
+    return left(calls, K_EXISTS, args, count)
+
+
+@triton.jit
+def remove_call(me: tl.int64, args: tl.int64, count: tl.int64) -> Any:
+    """remove(key) -> Status."""
+    calls = int_of(item(me, word(0)))
+    if count == 1:
+        known, low, check = digest_of(argument(args, 0), of(calls, K_HASHING))
+        if known:
+            status, owner, sleeps, copies = remove_hinted(of(calls, K_TABLE), low, check)
+            rank = select(copies != 0, word(0), owner)
+            end = select(copies != 0, of(calls, K_RANKS), select(sleeps != 0, owner + 1, owner))
+            while rank < end:
+                if not wake(calls, rank):
+                    return word(0)
+                rank += 1
+            return new_int(status)
+    return left(calls, K_REMOVE, args, count)
+
+
+@triton.jit
+def take_call(me: tl.int64, args: tl.int64, count: tl.int64) -> Any:
+    """take(key, address, room) -> the bytes of an object of any kind, copied to the address; below 0: NOT_TAKEN.
+
+    There is none, or it has more than `room` bytes, is damaged, or was replaced meanwhile.
     """
-    known, low, check = digest_of(key, hashing)
-    if not known:
-        return word(UNUSUAL)
-    lock = release_lock()
-    status, owner, slot, epoch, payload, nbytes = lookup(world, low, check)
-    taken = word(NOT_TAKEN)
-    if (status == OK) & (nbytes <= room):
-        if read(world, owner, slot, epoch, low, check, payload, nbytes, dst, now_ns()) == OK:
-            taken = nbytes
-    take_lock(lock)
-    return taken
-
-
-@triton.jit
-def find_object(key: tl.int64, world: World, hashing: tl.int64) -> Any:
-    """`find` of a key: a Status, or UNUSUAL."""
-    known, low, check = digest_of(key, hashing)
-    if not known:
-        return word(UNUSUAL)
-    lock = release_lock()
-    status, _ = find(world, low, check)
-    take_lock(lock)
-    return status
+    calls = int_of(item(me, word(0)))
+    if count == 3:
+        world = of(calls, K_TABLE)
+        dst, room = int_of(argument(args, 1)), int_of(argument(args, 2))
+        known, low, check = digest_of(argument(args, 0), of(calls, K_HASHING))
+        if known:
+            taken = word(NOT_TAKEN)
+            lock = release_lock()
+            status, owner, slot, epoch, payload, nbytes = lookup(world, low, check)
+            if (status == OK) & (nbytes <= room):
+                if read(world, owner, slot, epoch, low, check, payload, nbytes, dst, now_ns()) == OK:
+                    taken = nbytes
+            take_lock(lock)
+            return new_int(taken)
+    return left(calls, K_TAKE, args, count)

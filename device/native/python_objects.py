@@ -1,7 +1,9 @@
 """Python's objects in native code: C functions of Python that take and give objects, as the addresses that they are.
 
-All need the interpreter's lock, except `take_lock`. One that fails gives 0 and leaves an error, which the call from
-Python drops (`machines.python_calls`).
+All need the interpreter's lock, except `take_lock`. One that fails gives 0 and leaves an error: `clear_error` drops it.
+
+An object's type is read from where CPython has it, 8 bytes behind the object's address, as its own macro Py_TYPE does
+in every extension: `machines.native_library` checks that once, and refuses an interpreter that has it elsewhere.
 """
 
 from collections.abc import Callable
@@ -12,6 +14,7 @@ from numba.core import cgutils, types
 from numba.extending import intrinsic
 
 _Emit = Callable[..., Any]
+TYPE_OFFSET = 8  #: bytes from an object's address to the address of its type: `machines.native_library` checks it
 
 
 def _caller(name: str, arguments: int, *, answers: bool = True) -> _Emit:
@@ -53,14 +56,71 @@ def _of_two(name: str) -> Any:
 
 release_lock: Any = _of_none("PyEval_SaveThread")  #: gives what `take_lock` takes
 take_lock: Any = _of_one("PyEval_RestoreThread", answers=False)
+keep: Any = _of_one("Py_IncRef", answers=False)
 drop: Any = _of_one("Py_DecRef", answers=False)
-owned_type: Any = _of_one("PyObject_Type")  #: to be dropped
 int_of: Any = _of_one("PyLong_AsLongLong")
+new_int: Any = _of_one("PyLong_FromLongLong")
 item: Any = _of_two("PyTuple_GetItem")  #: (tuple, index): not to be dropped
 utf8: Any = _of_two("PyUnicode_AsUTF8AndSize")  #: (str, address of its size): the address of the text
 new_bytes: Any = _of_two("PyBytes_FromStringAndSize")  #: (0, size): to be filled, and dropped
 bytes_at: Any = _of_one("PyBytes_AsString")  #: the address of what an object of bytes holds
+size_of_bytes: Any = _of_one("PyBytes_Size")
 call_with: Any = _of_two("PyObject_CallOneArg")  #: (function, object): an object, to be dropped
+
+
+@intrinsic
+def clear_error(typing: Any) -> tuple[Any, _Emit]:
+    """Drop an error that a function of Python has left."""
+    return types.void(), _caller("PyErr_Clear", 0, answers=False)
+
+
+@intrinsic
+def call_again(typing: Any, function: Any, arguments: Any, count: Any) -> tuple[Any, _Emit]:
+    """Call a function with the arguments that a call got: a new reference; 0: it has raised."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        word = ir.IntType(64)
+        kind = ir.FunctionType(word, [word] * 4)
+        function = cgutils.get_or_insert_function(builder.module, kind, "PyObject_Vectorcall")
+        return builder.call(function, [*args, word(0)])
+
+    return types.int64(types.int64, types.int64, types.int64), emit
+
+
+@intrinsic
+def is_float_zero(typing: Any, number: Any) -> tuple[Any, _Emit]:
+    """1 if a float of Python is 0.0 or -0.0."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        double = ir.DoubleType()
+        kind = ir.FunctionType(double, [ir.IntType(64)])
+        value = builder.call(cgutils.get_or_insert_function(builder.module, kind, "PyFloat_AsDouble"), args)
+        return builder.zext(builder.fcmp_ordered("==", value, double(0.0)), ir.IntType(64))
+
+    return types.int64(types.int64), emit
+
+
+@intrinsic
+def type_of(typing: Any, thing: Any) -> tuple[Any, _Emit]:
+    """The address of an object's type, which lives as long as the object."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        word = ir.IntType(64)
+        return builder.load(builder.inttoptr(builder.add(args[0], word(TYPE_OFFSET)), word.as_pointer()))
+
+    return types.int64(types.int64), emit
+
+
+@intrinsic
+def load32(typing: Any, address: Any) -> tuple[Any, _Emit]:
+    """The word of 32 bits at an address, with its sign, which another thread or process may change."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        half = ir.IntType(32)
+        at = builder.inttoptr(args[0], half.as_pointer())
+        return builder.sext(builder.load_atomic(at, "monotonic", 4), ir.IntType(64))
+
+    return types.int64(types.int64), emit
 
 
 @intrinsic

@@ -80,46 +80,52 @@ WHAT_D0, WHAT_D1, WHAT_D2, WHAT_D3, WHAT_D4, WHAT_D5, WHAT_D6 = (
     tl.constexpr(WHAT.offsets["dims"] + i * WORD) for i in range(MAX_DIMS)
 )
 
+NOT_ALIKE = tl.constexpr(-1)  #: no address of a tensor's bytes
+LOWEST = tl.constexpr(1 << 36)  #: address: below it may be an offset in a storage that has no memory, whose base is 0
+NOT_TAKEN = tl.constexpr(-2)  #: no bytes of an object were copied that count
+UNUSUAL = tl.constexpr(-1)  #: no status: native code leaves a call to Python, and has done nothing
+
 TENSOR = Record(
     "Tensor",
     WORD,
     [
-        # a DLTensor, which torch fills
-        Field("data", "<i8", "address of the tensor's storage"),
+        Field("data", "<i8", "a DLTensor, which torch fills: address of the tensor's storage"),
         Field("device", "<i8", "its kind, and its number"),
         Field("kind", "<i8", "the number of dimensions in the lower half, and the dtype in the upper half"),
         Field("dims", "<i8", "address of its shape"),
         Field("strides", "<i8", "address of its strides, in elements"),
         Field("offset", "<i8", "bytes from the storage to the tensor's first element"),
-        # what it is compared with, and by what
         Field("type", "<i8", "address of the type of tensors"),
         Field("function", "<i8", "address of torch's function that fills the DLTensor"),
-        Field("what", "<i8", "address of the WHAT record of such tensors"),
-        Field("like_device", "<i8", "a device"),
-        Field("like_kind", "<i8", "a kind"),
-        Field("like_dims", "<i8", "a shape", repeat=MAX_DIMS),
+        Field("dtypes", "<i8", "address of a word per dtype of DLPack: see `transfer.dlpack.dtype_words`; 0: another"),
+        Field("is_neg", "<i8", "torch's Tensor.is_neg, which says whether values are lazily negated"),
+        Field("is_conj", "<i8", "torch's Tensor.is_conj, which says whether they are lazily conjugated"),
+        Field("false", "<i8", "False"),
     ],
 )
 
-NOT_ALIKE = tl.constexpr(-1)  #: no address of a tensor's bytes
-LOWEST = tl.constexpr(1 << 36)  #: address: below it may be an offset in a storage that has no memory, whose base is 0
-NOT_TAKEN = tl.constexpr(-2)  #: no bytes of an object were copied that count
-UNUSUAL = tl.constexpr(-1)  #: no status: native code leaves a call to Python, and has done nothing
-T_TYPE = TENSOR.at("type")
-T_FUNCTION = TENSOR.at("function")
-T_WHAT = TENSOR.at("what")
 T_DATA = TENSOR.at("data")
 T_DEVICE = TENSOR.at("device")
 T_KIND = TENSOR.at("kind")
 T_DIMS = TENSOR.at("dims")
 T_STRIDES = TENSOR.at("strides")
 T_OFFSET = TENSOR.at("offset")
-T_LIKE_DEVICE = TENSOR.at("like_device")
-T_LIKE_KIND = TENSOR.at("like_kind")
-T_LIKE_DIMS = TENSOR.at("like_dims")
+T_TYPE = TENSOR.at("type")
+T_FUNCTION = TENSOR.at("function")
+T_DTYPES = TENSOR.at("dtypes")
+T_IS_NEG = TENSOR.at("is_neg")
+T_IS_CONJ = TENSOR.at("is_conj")
+T_FALSE = TENSOR.at("false")
+
+# a word of TENSOR.dtypes: the stored code, the bytes of an element, and what may be lazy
+DTYPE_BYTES_SHIFT = tl.constexpr(8)
+DTYPE_NEGATED = tl.constexpr(1 << 16)  #: tensors of it may be lazily negated
+DTYPE_CONJUGATED = tl.constexpr(1 << 17)  #: and conjugated
+DTYPE_WORDS = 1024  #: one per code of DLPack (32), and per number of bytes of an element (32)
 
 PREFIX_WORDS = 2
 PREFIX_BYTES = tl.constexpr(PREFIX_WORDS * WORD)
+LONGEST_HASHED = 240  #: bytes of prefix and key that native code hashes by itself
 HASHING = Record(
     "Hashing",
     WORD,
@@ -130,22 +136,154 @@ HASHING = Record(
             "of all keys: the digest of the identity and the namespace",
             repeat=PREFIX_BYTES.value // WORD,
         ),
+        Field("text", "<i8", "room for a key, behind the prefix", repeat=LONGEST_HASHED // WORD - PREFIX_WORDS),
+        Field("size", "<i8", "room for the size of a text"),
         Field("upper", "<i8", "the tag of both, as the upper half of `key_check`"),
         Field("tag", "<i8", "the tag, signed"),
         Field("str_type", "<i8", "address of the type str"),
+        Field("bytes_type", "<i8", "address of the type bytes"),
         Field("digest_type", "<i8", "address of the type KeyDigest"),
         Field("function", "<i8", "address of the function object that hashes bytes to 16 bytes"),
-        Field("size", "<i8", "room for the size of a text"),
     ],
 )
 
 H_PREFIX = HASHING.at("prefix")
+H_TEXT = HASHING.at("text")
+H_TEXT_BYTES = tl.constexpr(LONGEST_HASHED - PREFIX_BYTES.value)
+H_SIZE = HASHING.at("size")
 H_UPPER = HASHING.at("upper")
 H_TAG = HASHING.at("tag")
 H_STR_TYPE = HASHING.at("str_type")
+H_BYTES_TYPE = HASHING.at("bytes_type")
 H_DIGEST_TYPE = HASHING.at("digest_type")
 H_FUNCTION = HASHING.at("function")
-H_SIZE = HASHING.at("size")
+
+PEER = Record(
+    "Peer",
+    WORD,
+    [
+        Field("closed", "<i8", "address of the rank's HeapCtl.closed, 32 bits"),
+        Field("until", "<i8", "ns: it lives until then, unless it closes (`clock.monotonic_ns`)"),
+        Field("noted", "<i8", "1 once it has what this cache writes into a segment before its first object there"),
+        Field("backed", "<i8", "address of the word that says how far its payload has memory; 0: all of it has"),
+        Field("bump", "<i8", "address of its HeapCtl.bump_ptr"),
+    ],
+)
+
+PEER_BYTES = PEER.size_constant()
+PEER_CLOSED = PEER.at("closed")
+PEER_UNTIL = PEER.at("until")
+PEER_NOTED = PEER.at("noted")
+PEER_BACKED = PEER.at("backed")
+PEER_BUMP = PEER.at("bump")
+
+NEW = Record(
+    "New",
+    WORD,
+    [
+        Field("nbytes", "<i8", "bytes of an object"),
+        Field("format", "<i8", "its dtype and number of dimensions, as stored: FORMAT bits"),
+        Field("dims", "<i8", "its shape", repeat=MAX_DIMS),
+        Field("like", "<i8", "a tensor that a new one is made like; 0: none yet"),
+    ],
+)
+
+NEW_BYTES = NEW.size_constant()
+NEW_NBYTES = NEW.at("nbytes")
+NEW_FORMAT = NEW.at("format")
+NEW_DIMS = NEW.at("dims")
+NEW_LIKE = NEW.at("like")
+NEW_KINDS = 64  #: a power of two: dtypes and shapes of which native code makes new tensors
+
+CALLS = Record(
+    "Calls",
+    WORD,
+    [
+        # what the cache is: set once
+        Field("table", "<i8", "address of the world table"),
+        Field("hashing", "<i8", "address of a HASHING record"),
+        Field("tensor", "<i8", "address of a TENSOR record"),
+        Field("peers", "<i8", "address of a PEER record per rank"),
+        Field("locks", "<i8", "address of the descriptor, 32 bits, of the locks that tell who lives; 0: nobody dies"),
+        Field("trust", "<i8", "ns for which a look at a lock is believed"),
+        Field("ranks", "<i8", "ranks of the world"),
+        Field("first", "<i8", "address: all segments lie between this one"),
+        Field("last", "<i8", "and this one"),
+        Field("most", "<i8", "bytes: what is larger, torch copies"),
+        Field("holds", "<i8", "bytes: what is larger is copied without the interpreter's lock"),
+        Field("ahead", "<i8", "bytes that are to have memory beyond those that a put takes"),
+        Field("end", "<i8", "offset at which payloads end"),
+        Field("page_bytes", "<i8", "bytes of a page"),
+        # objects of Python, by their addresses
+        Field("none", "<i8", "None"),
+        Field("false", "<i8", "False"),
+        Field("true", "<i8", "True"),
+        Field("zero", "<i8", "the int 0"),
+        Field("int_type", "<i8", "the type int"),
+        Field("float_type", "<i8", "the type float"),
+        Field("empty_like", "<i8", "torch.empty_like"),
+        Field("wake", "<i8", "what wakes the poller of a rank"),
+        Field("put", "<i8", "what does a put that is unusual"),
+        Field("put_refused", "<i8", "what does one whose first try was answered FULL, and counted"),
+        Field("get", "<i8", "what does a get that is unusual"),
+        Field("exists", "<i8", "what answers whether there is an object"),
+        Field("remove", "<i8", "what removes one"),
+        Field("take", "<i8", "what takes the bytes of one"),
+        # counted by native code, with the interpreter's lock
+        Field("puts", "<i8", "objects that were put"),
+        Field("put_errors", "<i8", "puts that were refused"),
+        Field("bytes_tx", "<i8", "bytes that were put"),
+        Field("put_ns", "<i8", "ns that the timed puts took"),
+        Field("put_pages", "<i8", "their pages"),
+        Field("gets", "<i8", "objects that were got"),
+        Field("misses", "<i8", "gets of objects that are not there"),
+        Field("bytes_rx", "<i8", "bytes that were got"),
+        Field("get_ns", "<i8", "ns that the timed gets took"),
+        Field("get_pages", "<i8", "their pages"),
+        # kinds of new tensors: set by Python
+        Field("new", "<i8", "NEW records, by `new_kind`", repeat=NEW_KINDS * NEW.size // WORD),
+    ],
+)
+
+K_TABLE = CALLS.at("table")
+K_HASHING = CALLS.at("hashing")
+K_TENSOR = CALLS.at("tensor")
+K_PEERS = CALLS.at("peers")
+K_LOCKS = CALLS.at("locks")
+K_TRUST = CALLS.at("trust")
+K_RANKS = CALLS.at("ranks")
+K_FIRST = CALLS.at("first")
+K_LAST = CALLS.at("last")
+K_MOST = CALLS.at("most")
+K_HOLDS = CALLS.at("holds")
+K_AHEAD = CALLS.at("ahead")
+K_END = CALLS.at("end")
+K_PAGE_BYTES = CALLS.at("page_bytes")
+K_NONE = CALLS.at("none")
+K_FALSE = CALLS.at("false")
+K_TRUE = CALLS.at("true")
+K_ZERO = CALLS.at("zero")
+K_INT_TYPE = CALLS.at("int_type")
+K_FLOAT_TYPE = CALLS.at("float_type")
+K_EMPTY_LIKE = CALLS.at("empty_like")
+K_WAKE = CALLS.at("wake")
+K_PUT = CALLS.at("put")
+K_PUT_REFUSED = CALLS.at("put_refused")
+K_GET = CALLS.at("get")
+K_EXISTS = CALLS.at("exists")
+K_REMOVE = CALLS.at("remove")
+K_TAKE = CALLS.at("take")
+K_PUTS = CALLS.at("puts")
+K_PUT_ERRORS = CALLS.at("put_errors")
+K_BYTES_TX = CALLS.at("bytes_tx")
+K_PUT_NS = CALLS.at("put_ns")
+K_PUT_PAGES = CALLS.at("put_pages")
+K_GETS = CALLS.at("gets")
+K_MISSES = CALLS.at("misses")
+K_BYTES_RX = CALLS.at("bytes_rx")
+K_GET_NS = CALLS.at("get_ns")
+K_GET_PAGES = CALLS.at("get_pages")
+K_NEW = CALLS.at("new")
 
 COPY = Record(
     "Copy",

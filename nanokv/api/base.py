@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterable
 from functools import partial
 from types import TracebackType
-from typing import NoReturn, Self
+from typing import NoReturn, Self, cast
 
 import torch
 
@@ -16,16 +16,17 @@ from nanokv.config import Options
 from nanokv.device.machines.records import Terms
 from nanokv.digests import Digests
 from nanokv.ending import Gone, Parts, disown, end_when_dropped, forked
-from nanokv.errors import CacheClosed, InvalidArgument, NanoKVError, PeerLost
+from nanokv.errors import CacheClosed, InvalidArgument, NanoKVError
 from nanokv.generations import Generations
 from nanokv.keys import Hasher
 from nanokv.plans import Plans
 from nanokv.replicas import Replicas
+from nanokv.room import RoomWait
 from nanokv.statistics import Traffic, held_pages
 from nanokv.status_errors import error_for
 from nanokv.terms import Hold, terms_of
 from nanokv.transfer.batched import BatchedTransfer
-from nanokv.transfer.direct import direct_of
+from nanokv.transfer.object_calls import ObjectCalls, PythonCalls, checked_segment, object_calls
 from nanokv.transfer.single import SingleTransfer
 from nanokv.types import Key, KeyDigest
 from nanokv.wiring import Wired
@@ -39,10 +40,10 @@ _OF_THE_WORLD = (
     "_allocation",
     "_poller",
     "_pins",
-    "_peer_closed",
-    "_exists",
     "_single",
-    "_direct",
+    "_python_calls",
+    "_calls",
+    "_room",
     "_batched",
     "_plans",
     "_replicas",
@@ -62,12 +63,9 @@ class CacheBase:
         self._alloc = self._allocation.alloc
         self._geometry = wired.machine.geometry
         self._hasher = Hasher(options.namespace, options.identity)
-        self._hash = self._hasher.__call__  # a bound method is called in 0.06 us less than an object
+        self._hash = self._hasher.__call__
         self._ranks = self._heap.world_size
-        self._peer_closed = self._heap.peer_closed
-        self._exists = self._allocation.exists
         self._single = SingleTransfer(self._heap, self._machine, self._allocation, checksum=options.checksum)
-        self._direct = direct_of(self._machine, self._allocation, self._hasher)
         self._batched = BatchedTransfer(self._single, self._allocation)
         self._traffic = Traffic(self._geometry)
         self._plans = Plans(self._allocation, self._machine)
@@ -84,6 +82,11 @@ class CacheBase:
             promote=options.promote,
         )
         self._promotion = self._replicas.promotion
+        self._room = RoomWait(self._heap, self._worker, self._poller)
+        self._python_calls = PythonCalls(
+            self._heap, self._allocation, self._hasher, self._single, self._replicas, self._traffic, self._room
+        )
+        self._calls = object_calls(self._python_calls, self._machine)
         self._generations: Generations | None = None
         self._open = True
         bell = self._heap.world_bell() if self.alloc == "device" else None  # v1 asks its master
@@ -234,6 +237,7 @@ class CacheBase:
         """In a child of a fork: this cache is that of its parent, `process`, and cannot be used here."""
         if self._open:
             self._open, self._forked_from = False, process
+            self._calls = cast(ObjectCalls, Gone(partial(forked, process)))
             disown(self._machine, process)  # for those who have it from us
 
     def __enter__(self) -> Self:
@@ -253,26 +257,13 @@ class CacheBase:
             raise CacheClosed(f"rank {self._rank} of {self._name!r} was closed")
 
     def _check_stays(self) -> None:
-        """For what waits for room: raise CacheClosed also if `close` waits for the operations in the background.
-
-        Raises:
-            InvalidArgument: a listener waits.
-        """
-        if self._open and self._worker.closed:
-            raise CacheClosed(f"rank {self._rank} of {self._name!r} is being closed")
+        """For what waits for room."""
         self._check_open()
-        self._poller.refuse_own_thread("a wait for room")
+        self._room.check()
 
     def _checked_segment(self, preferred: int | None) -> int | None:
-        if not self._open:
-            self._check_open()
-        if preferred is None:
-            return None
-        if type(preferred) is not int or not 0 <= preferred < self._ranks:
-            preferred = integer("preferred_segment", preferred, 0, self._ranks - 1)
-        if self._peer_closed(preferred):
-            raise PeerLost(f"rank {preferred} of {self._heap.name!r} has ended")
-        return preferred
+        self._check_open()
+        return checked_segment(self._heap, preferred)
 
     def _digests(self, keys: Iterable[Key]) -> Digests:
         return self._hasher.each(keys if type(keys) is Digests else listed("keys", keys))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,7 +14,7 @@ from nanokv.arguments import integer, seconds
 from nanokv.device.machines.records import NO_TERMS
 from nanokv.errors import InvalidArgument
 from nanokv.host_poller.make_room import make_room
-from nanokv.room import NO_ROOM, NO_WAIT, until_room
+from nanokv.room import NO_ROOM, NO_WAIT
 from nanokv.terms import Hold
 from nanokv.transfer.descriptors import RAW
 from nanokv.types import Key, WritePlan
@@ -47,18 +48,13 @@ class Kernels(Many):
         """
         preferred_segment = self._checked_segment(preferred_segment)
         bytes_total = integer("bytes_total", bytes_total, 0, sys.maxsize)
-        if timeout is not NO_WAIT:
-            timeout = seconds("timeout", timeout)
+        timeout = seconds("timeout", timeout)
         digest = self._hash(key)
         terms = NO_TERMS if hold is None else self._terms(hold)
         plan = self._plans.begin(digest, bytes_total, preferred_segment, terms)
         if timeout and plan in NO_ROOM:
-            plan = until_room(
-                self._heap,
-                timeout,
-                lambda: self._plans.begin(digest, bytes_total, preferred_segment, self._terms(hold)),
-                self._check_stays,
-            )
+            again = partial(self._plans.begin, digest, bytes_total, preferred_segment)
+            plan = self._room(timeout, lambda: again(self._terms(hold)))
         if isinstance(plan, WritePlan):
             return plan
         raise self._error(plan, key, bytes_total, preferred_segment)

@@ -10,16 +10,17 @@ from typing import Any, overload
 
 import torch
 
-from nanokv.api.objects import MISSING, Objects, check_reinterpret
+from nanokv.api.objects import MISSING, Objects
 from nanokv.arguments import listed, seconds
 from nanokv.device.machines.own_memory import plain_tensor
 from nanokv.device.protocol.status import Status
 from nanokv.digests import Digests
 from nanokv.errors import InvalidArgument, NanoKVError
 from nanokv.replicas import NO_COPIES
-from nanokv.room import NO_ROOM, until_room
+from nanokv.room import NO_ROOM
 from nanokv.terms import Hold
 from nanokv.transfer.batched import Outcome
+from nanokv.transfer.object_calls import check_reinterpret
 from nanokv.types import Key
 
 _OK = int(Status.OK)
@@ -66,8 +67,8 @@ class Many(Objects):
             self._traffic.put_all(len(outcomes), _bytes_of(tensors))
             return [None] * len(outcomes)
         for i in [i for i, outcome in enumerate(outcomes) if outcome in NO_ROOM] if timeout > 0 else ():
-            again = partial(self._put_once, digests[i], tensors[i], preferred_segment, hold, copies)
-            outcomes[i] = until_room(self._heap, deadline - time.monotonic(), again, self._check_stays)
+            again = partial(self._python_calls.put_once, digests[i], tensors[i], preferred_segment, hold, copies)
+            outcomes[i] = self._room(deadline - time.monotonic(), again)
         return [
             outcome
             if isinstance(outcome, NanoKVError)

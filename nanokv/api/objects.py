@@ -3,31 +3,25 @@
 from __future__ import annotations
 
 import sys
-from functools import partial
 from typing import Any, TypeVar, overload
 
 import torch
 
 from nanokv.api.base import CacheBase
-from nanokv.arguments import integer, seconds
+from nanokv.arguments import integer
 from nanokv.background import Handle
 from nanokv.device.machines.own_memory import plainly
-from nanokv.device.machines.records import NO_TERMS
 from nanokv.device.protocol.status import Status
 from nanokv.errors import InvalidArgument
 from nanokv.replicas import NO_COPIES
-from nanokv.room import NO_ROOM, NO_WAIT, until_room
-from nanokv.statistics import TIMED
+from nanokv.room import NO_WAIT
 from nanokv.terms import Hold
 from nanokv.transfer.descriptors import describe
-from nanokv.transfer.direct import LEFT_TO_CALLER
-from nanokv.types import Key, KeyDigest
+from nanokv.types import Key
 
 MISSING = (Status.MISS, Status.NOT_READY)
 _NO_DEFAULT: Any = object()
-_OK, _TORN, _FULL = int(Status.OK), int(Status.TORN), int(Status.FULL)  # the enumeration takes 0.1 us each time
-_LEFT = (LEFT_TO_CALLER, _FULL)
-_TRY_AGAIN = (LEFT_TO_CALLER, _TORN)
+_OK = int(Status.OK)
 D = TypeVar("D")
 
 
@@ -63,43 +57,9 @@ class Objects(CacheBase):
         Raises:
             DuplicateKey, OutOfMemory, InvalidArgument, PeerLost, WriteLost: nothing was stored.
         """
-        preferred_segment = self._checked_segment(preferred_segment)
-        if exist_ok is not False and exist_ok is not True:
-            raise InvalidArgument(f"exist_ok must be True or False, not {exist_ok!r}")
-        if timeout is not NO_WAIT:
-            timeout = seconds("timeout", timeout)
-        traffic = self._traffic
-        started = traffic.put_starts() if traffic.puts % TIMED == 1 else 0
-        if hold is None and replicas is NO_COPIES and not timeout:
-            direct = self._direct
-            if direct is None or preferred_segment is None:
-                status = LEFT_TO_CALLER
-            else:
-                status = direct.put(key, tensor, preferred_segment)
-            if status and status in _LEFT:
-                refused = status == _FULL
-                status = self._single.put(self._hash(key), tensor, preferred_segment, refused=refused)
-            if not status and not started:
-                traffic.puts += 1
-                traffic.bytes_tx += tensor.nbytes
-                return
-        else:
-            copies = self._replicas.checked(replicas) if replicas is not NO_COPIES else 0
-            put = partial(self._put_once, self._hash(key), tensor, preferred_segment, hold, copies)
-            status = put()
-            if status in NO_ROOM and timeout:
-                status = until_room(self._heap, timeout, put, self._check_stays)
-        traffic.put(status, tensor.nbytes, started)
-        if status and not (exist_ok and status == Status.DUPLICATE):
+        status = self._calls.put(key, tensor, preferred_segment, exist_ok, hold, timeout, replicas)
+        if status:
             raise self._error(status, key, tensor.nbytes, preferred_segment)
-
-    def _put_once(
-        self, digest: KeyDigest, tensor: torch.Tensor, preferred: int | None, hold: float | Hold | None, copies: int
-    ) -> int:
-        terms = NO_TERMS if hold is None else self._terms(hold)
-        if copies:
-            return self._replicas.put(digest, tensor, preferred, terms, copies)
-        return self._single.put(digest, tensor, preferred, terms)
 
     @overload
     def get(self, key: Key, *, dst: torch.Tensor | None = None, reinterpret: bool = False) -> torch.Tensor: ...
@@ -122,35 +82,12 @@ class Objects(CacheBase):
             KeyNotFound, NotReady, SegmentCorrupt, PeerLost: the contents of `dst` are undefined.
             InvalidArgument: `dst` does not suit the object; nothing was copied.
         """
-        if not self._open:
-            self._check_open()
-        if reinterpret is not False:
-            check_reinterpret(reinterpret, dst)
-        traffic = self._traffic
-        started = traffic.get_starts() if traffic.gets % TIMED == 1 else 0
-        found: torch.Tensor | int
-        if dst is None:
-            found = self._single.get(self._hash(key))
-        else:
-            direct = self._direct
-            status = LEFT_TO_CALLER if direct is None or reinterpret else direct.get(key, dst)
-            if status in _TRY_AGAIN:
-                torn = status == _TORN
-                status = self._single.get_into(self._hash(key), dst, reinterpret=reinterpret, torn=torn)
-            found = status or dst
-        if not isinstance(found, int):
-            if started:
-                traffic.get(_OK, found.nbytes, started)
-            else:
-                traffic.gets += 1
-                traffic.bytes_rx += found.nbytes
-            if self._promotion is not None:
-                self._promotion.note(self._hash(key))
-            return found
-        traffic.get(found, 0)
-        if default is not _NO_DEFAULT and found in MISSING:
-            return default
-        raise self._error(found, key)
+        found = self._calls.get(key, dst, reinterpret)
+        if isinstance(found, int):
+            if default is not _NO_DEFAULT and found in MISSING:
+                return default
+            raise self._error(found, key)
+        return found
 
     def get_part(self, key: Key, offset: int, nbytes: int, *, dst: torch.Tensor | None = None) -> torch.Tensor:
         """Read `nbytes` bytes of an object from the byte `offset` on: a new uint8 tensor, or into `dst`.
@@ -196,17 +133,13 @@ class Objects(CacheBase):
                 some may be gone, where a pin or other calls of its key came while the removal was under way.
             PeerLost: v1's master did not answer; it may have removed the object.
         """
-        self._check_open()
-        status = self._allocation.remove(self._hash(key))
+        status = self._calls.remove(key)
         if status:
             raise self._error(status, key)
 
     def exists(self, key: Key) -> bool:
         """True if the object can be read now. For eviction this is not a use of it."""
-        if not self._open:
-            self._check_open()
-        status = LEFT_TO_CALLER if self._direct is None else self._direct.exists(key)
-        return (status if status != LEFT_TO_CALLER else self._exists(self._hash(key))) == _OK
+        return self._calls.exists(key)
 
     __contains__ = exists
 
@@ -236,8 +169,3 @@ class Objects(CacheBase):
         """`get` in the background, in the order of the calls."""
         self._check_open()
         return self._worker.submit(lambda: self.get(key, dst=dst, reinterpret=reinterpret), dst)
-
-
-def check_reinterpret(reinterpret: bool, dst: object) -> None:
-    if reinterpret is not True or dst is None:
-        raise InvalidArgument(f"reinterpret must be False, or True with a dst, not {reinterpret!r}")

@@ -51,7 +51,7 @@ class World(CacheBase):
         try:  # not `counting_timeouts`: ending a context takes microseconds after a sleep
             waiter.wait(digests, timeout)
         except WaitTimeout:
-            self._traffic.timeouts += 1
+            self._traffic.timed_out()
             raise
 
     def flush(self, *, timeout: float = 10.0) -> None:

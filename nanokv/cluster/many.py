@@ -10,7 +10,6 @@ import numpy as np
 import torch
 
 from nanokv.api.many import listed_tensors
-from nanokv.api.objects import check_reinterpret
 from nanokv.arguments import seconds
 from nanokv.cluster.asking import by_place, chosen
 from nanokv.cluster.base import Segment
@@ -29,6 +28,7 @@ from nanokv.terms import Hold
 from nanokv.transfer.batched import Tensors
 from nanokv.transfer.descriptors import RAW, check_apart
 from nanokv.transfer.host_tensors import alike_destinations
+from nanokv.transfer.object_calls import check_reinterpret
 from nanokv.types import Key
 
 _OK, _MISS, _NOT_READY, _SIZE = (int(Status[name]) for name in ("OK", "MISS", "NOT_READY", "SIZE"))

@@ -9,7 +9,6 @@ from typing import Any, TypeVar, overload
 import numpy as np
 import torch
 
-from nanokv.api.objects import check_reinterpret
 from nanokv.arguments import seconds
 from nanokv.cluster.base import ClusterBase, Segment
 from nanokv.cluster.fetched import Got
@@ -27,6 +26,7 @@ from nanokv.replicas import NO_COPIES
 from nanokv.room import NO_ROOM, NO_WAIT
 from nanokv.terms import Hold
 from nanokv.transfer.descriptors import RAW, checked_destination, flat_bytes, shape_of, unsuited, what_of
+from nanokv.transfer.object_calls import check_reinterpret
 from nanokv.types import Key, KeyDigest
 
 _ABSENT: Any = object()

@@ -24,15 +24,24 @@ _seldom = Seldom(logging.getLogger("nanokv.heap"))
 
 
 class Backing:
-    """The memory of all segments of one world, as one of its processes reserves it. Any thread may call."""
+    """The memory of all segments of one world, as one of its processes reserves it. Any thread may call.
+
+    Attributes:
+        ahead: bytes that are reserved beyond those that are about to be used.
+    """
 
     def __init__(self, file: WorldFile, mapped: WorldMap, geometry: Geometry) -> None:
         self._file, self._geometry = file, geometry
         self._begin, self._end = geometry.offsets["heap_base"], geometry.offsets["heap_limit"]
-        self._ahead = min(MOST, (self._end - self._begin) // SHARE)
+        self.ahead = min(MOST, (self._end - self._begin) // SHARE)
         # words as memoryviews, which are read in a quarter of an array's time: each put asks
         self._backed = [mapped.ranks["backed"][rank : rank + 1].data for rank in range(len(mapped.parts))]
         at = HEAP_CTL.offsets["bump_ptr"]
+        #: by rank: the addresses of the word that says how far it has memory, and of its HeapCtl.bump_ptr
+        self.words = [
+            (mapped.ranks["backed"][rank : rank + 1].ctypes.data, part[at:].ctypes.data)
+            for rank, part in enumerate(mapped.parts)
+        ]
         self._bumps = [part[at : at + WORD].view(np.uint64).data for part in mapped.parts]
 
     def is_ready(self, rank: int, nbytes: int) -> bool:
@@ -43,7 +52,7 @@ class Backing:
         backed = self._backed[rank][0]
         if backed >= self._end or not backed:  # 0: the rank is absent, and nobody gets a page of it
             return True
-        return self.reach(rank, min(self._bumps[rank][0], self._end) + nbytes + self._ahead)
+        return self.reach(rank, min(self._bumps[rank][0], self._end) + nbytes + self.ahead)
 
     def reach(self, rank: int, end: int) -> bool:
         """Reserve the payload of a segment up to an offset, at most its end. False: the folder is full."""

@@ -1,7 +1,7 @@
 """The contract of a heap provider: the segments of all ranks, mapped here, and which ranks are alive."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +11,16 @@ from nanokv.device.segment.geometry import Geometry
 
 if TYPE_CHECKING:
     import torch
+
+
+class Liveness(NamedTuple):
+    """The words by which native code tells which ranks live, as `Heap.peer_closed` does."""
+
+    closed: list[int]  #: by rank: the address of its HeapCtl.closed
+    stays: list[bool]  #: by rank: it does not end without setting that word, as seen from this process
+    locks: int  #: the address of the descriptor (int32) of the file whose byte `rank` a rank locks while it is there
+    trust: int  #: ns for which a look at a lock is believed
+    memory: tuple[object, ...]  #: what keeps these addresses valid
 
 
 class Heap(Protocol):
@@ -58,6 +68,10 @@ class Heap(Protocol):
 
     def peer_closed(self, rank: int) -> bool:
         """True if the rank closed its segment, or ended, and no later incarnation has attached."""
+        ...
+
+    def liveness(self) -> Liveness:
+        """What native code asks instead of `peer_closed`. Only where segments are in host memory."""
         ...
 
     def barrier(self, timeout: float) -> None:

@@ -15,8 +15,9 @@ import numpy.typing as npt
 import torch
 
 from nanokv.device.machines.records import Bell
-from nanokv.device.segment.layout import ABSENT, ACTIVITY, ACTIVITY_BASE, HEAP_CTL, PRODUCER_INC_MASK, WORD
+from nanokv.device.segment.layout import ABSENT, ACTIVITY, ACTIVITY_BASE, CLOSED, HEAP_CTL, PRODUCER_INC_MASK, WORD
 from nanokv.errors import HeapUnavailable, InvalidArgument, PeerLost
+from nanokv.heap.base import Liveness
 from nanokv.heap.futex import DEVICE_POLL, Doorbell, WorldBell
 from nanokv.heap.gpu_driver import FineGrained, is_amd
 from nanokv.heap.gpu_peer_access import check_pairs, enable_access
@@ -217,6 +218,10 @@ class LocalHeap:
     def peer_closed(self, rank: int) -> bool:
         return self.world.closed[rank] or rank in self.world.leaving
 
+    def liveness(self) -> Liveness:
+        closed = [base + HEAP_CTL.offsets["closed"] for base in self.bases]
+        return Liveness(closed, [True] * self.world_size, 0, 0, (self.world.raw[:],))
+
     def barrier(self, timeout: float) -> None:
         self.check_open()
         world = self.world
@@ -259,6 +264,8 @@ class LocalHeap:
     def mark_leaving(self, leaving: bool) -> None:
         self.check_open()
         (self.world.leaving.add if leaving else self.world.leaving.discard)(self.rank)
+        kind = HEAP_CTL.dtype["closed"]
+        store(self.world.tensors[self.rank], HEAP_CTL.offsets["closed"], kind, CLOSED if leaving else 0)
 
     def make_absent(self, rank: int) -> None:
         self.check_open()

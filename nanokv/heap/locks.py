@@ -7,6 +7,7 @@ Two references would keep it after that:
 - a mapping refers to the open file that it was made from: segments are mapped through another `open`.
 """
 
+import ctypes
 import errno
 import fcntl
 import os
@@ -25,17 +26,20 @@ class LockFile:
 
     Args:
         fd: an open descriptor, used only here; closed by `close`, and in children of a fork.
+
+    Attributes:
+        word: the descriptor, for native code that holds the interpreter's lock; -1 before it is closed.
     """
 
     def __init__(self, fd: int) -> None:
-        self._fd = fd
+        self.word = (ctypes.c_int32 * 1)(fd)
         self._mutex = threading.Lock()  # a descriptor must not be closed, and its number reused, during a call
         _all.add(self)
 
     @property
     def fd(self) -> int:
         """The descriptor; -1 once closed, and in children of a fork."""
-        return self._fd
+        return self.word[0]
 
     def try_lock(self, byte: int) -> bool:
         """Take a lock; False if another open file holds it, or this one is closed."""
@@ -44,7 +48,7 @@ class LockFile:
     def lock(self, byte: int, deadline: float) -> bool:
         """Take a lock, waiting until `deadline` (of `time.monotonic`); False if it was not free by then."""
         while not self.try_lock(byte):
-            if self._fd < 0 or time.monotonic() >= deadline:
+            if self.fd < 0 or time.monotonic() >= deadline:
                 return False
             time.sleep(_POLL)
         return True
@@ -56,22 +60,22 @@ class LockFile:
     def held(self, byte: int, count: int = 1) -> bool:
         """True if another open file holds a lock on any of `count` bytes, or if this one is closed and cannot tell."""
         with self._mutex:
-            if self._fd < 0:
+            if self.fd < 0:
                 return True
             asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, byte, count, 0)
-            answer = fcntl.fcntl(self._fd, fcntl.F_OFD_GETLK, asked)
+            answer = fcntl.fcntl(self.fd, fcntl.F_OFD_GETLK, asked)
         return bool(_FLOCK.unpack(answer)[0] != fcntl.F_UNLCK)
 
     def allocate(self, start: int, nbytes: int) -> bool:
         """Allocate blocks of the file. False if the file system has not enough, or this is closed."""
         with self._mutex:
-            if self._fd < 0:
+            if self.fd < 0:
                 return False
             try:
-                about = os.fstatvfs(self._fd)
+                about = os.fstatvfs(self.fd)
                 if about.f_bavail * about.f_frsize < nbytes:  # a try would take all that there is, and give it back
                     return False
-                os.posix_fallocate(self._fd, start, nbytes)
+                os.posix_fallocate(self.fd, start, nbytes)
             except OSError:
                 return False
         return True
@@ -79,16 +83,16 @@ class LockFile:
     def close(self) -> None:
         """Drop every lock. Idempotent."""
         with self._mutex:
-            fd, self._fd = self._fd, -1
+            fd, self.word[0] = self.word[0], -1
             if fd >= 0:
                 os.close(fd)
 
     def _set(self, kind: int, byte: int) -> bool:
         with self._mutex:
-            if self._fd < 0:
+            if self.fd < 0:
                 return False
             try:
-                fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, _FLOCK.pack(kind, os.SEEK_SET, byte, 1, 0))
+                fcntl.fcntl(self.fd, fcntl.F_OFD_SETLK, _FLOCK.pack(kind, os.SEEK_SET, byte, 1, 0))
             except OSError as error:
                 if error.errno in _BUSY:
                     return False

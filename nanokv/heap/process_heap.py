@@ -1,5 +1,6 @@
 """What the heaps of processes share: ranks that meet by a file (`world_file`), whose locks tell which ranks live."""
 
+import ctypes
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -10,8 +11,10 @@ import numpy.typing as npt
 import torch
 
 from nanokv.device.machines.records import Bell
+from nanokv.device.segment.host_records import SECOND
 from nanokv.device.segment.layout import HEAP_CTL, PRODUCER_INC_MASK
 from nanokv.errors import HeapUnavailable, PeerLost
+from nanokv.heap.base import Liveness
 from nanokv.heap.futex import DEVICE_POLL, Doorbell, WorldBell
 from nanokv.heap.world_entry import leave
 from nanokv.heap.world_file import WorldFile
@@ -83,6 +86,13 @@ class ProcessHeap:
             return True
         self._trusted_until[rank] = now + LIVENESS_SECONDS
         return False
+
+    def liveness(self) -> Liveness:
+        closed = [ctl["closed"].ctypes.data for ctl in self._controls]
+        mine = [rank == self.rank for rank in range(self.world_size)]
+        locks = self._file.locks
+        trust = int(LIVENESS_SECONDS * SECOND)
+        return Liveness(closed, mine, ctypes.addressof(locks.word), trust, (self._controls, locks))
 
     def barrier(self, timeout: float) -> None:
         self._check_open()

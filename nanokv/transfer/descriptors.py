@@ -14,8 +14,9 @@ from nanokv.device.segment.layout import DTYPE_MASK, MAX_DIMS, NDIM_MASK, NDIM_S
 from nanokv.dtypes import DTYPE_NAMES
 from nanokv.errors import InvalidArgument
 
-_CODES = {getattr(torch, name): code for code, name in enumerate(DTYPE_NAMES, 1) if hasattr(torch, name)}
-_DTYPES = {code: dtype for dtype, code in _CODES.items()}
+#: by torch's dtype: the code that is stored
+DTYPE_CODES = {getattr(torch, name): code for code, name in enumerate(DTYPE_NAMES, 1) if hasattr(torch, name)}
+_DTYPES = {code: dtype for dtype, code in DTYPE_CODES.items()}
 REMEMBERED = 4096  #: pairs of a dtype and a shape
 _MOST_ELEMENTS = 2**48  #: of a stored shape, zeros counted as ones: torch computes strides of it
 _DTYPE_MASK, _NDIM_SHIFT, _NDIM_MASK = DTYPE_MASK.value, NDIM_SHIFT.value, NDIM_MASK.value
@@ -56,7 +57,7 @@ def what_of(dtype: torch.dtype, shape: torch.Size) -> What:
 
 
 def _describe(dtype: torch.dtype, shape: torch.Size) -> What:
-    code = _CODES.get(dtype)
+    code = DTYPE_CODES.get(dtype)
     if code is None:
         raise InvalidArgument(f"dtype {dtype} is not supported; view it as one that is, such as torch.uint8")
     if len(shape) > MAX_DIMS:

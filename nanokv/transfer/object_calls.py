@@ -1,0 +1,319 @@
+"""put, get, exists, remove and take of one object: one road, from the public method to the answer.
+
+The usual is one native call (`device.native.objects`): it checks what it was told, hashes the key, asks whether the
+owner lives, looks at the tensor, copies, counts, and wakes the owner's poller. All else it hands to `PythonCalls`, with
+the same arguments, and has then done nothing: another kind of key or tensor, a lease, copies, a wait, a put without
+room, a segment to be noted in or to get memory, and whatever is wrong. Where a machine has no such calls, `PythonCalls`
+does everything. `object_calls` is the one place that chooses.
+"""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import xxhash
+from torch import Tensor
+
+from nanokv.allocation.base import Allocation
+from nanokv.allocation.producer import ProducerAllocation
+from nanokv.arguments import integer, seconds
+from nanokv.device.machines.base import Machine
+from nanokv.device.machines.native import NativeMachine
+from nanokv.device.machines.own_memory import plainly
+from nanokv.device.machines.records import NO_TERMS, Descriptor, Words
+from nanokv.device.protocol.status import Status
+from nanokv.device.segment.host_records import (
+    CALLS,
+    HASHING,
+    NEW,
+    NEW_KINDS,
+    NOT_TAKEN,
+    PEER,
+    PREFIX_WORDS,
+)
+from nanokv.device.segment.layout import WORD
+from nanokv.errors import InvalidArgument, PeerLost
+from nanokv.heap.base import Heap
+from nanokv.keys import Hasher
+from nanokv.replicas import NO_COPIES, Replicas
+from nanokv.room import NO_ROOM, RoomWait
+from nanokv.statistics import Traffic
+from nanokv.terms import Hold, terms_of
+from nanokv.transfer.descriptors import RAW, what_of
+from nanokv.transfer.dlpack import describing_function
+from nanokv.transfer.host_tensors import NativeLook
+from nanokv.transfer.single import SingleTransfer
+from nanokv.types import Key, KeyDigest
+
+#: bytes that are copied in less time than giving the interpreter's lock away and getting it back takes
+HOLDS = 16 << 10
+_FOREVER = (1 << 63) - 1
+_OK, _DUPLICATE = int(Status.OK), int(Status.DUPLICATE)  # the enumeration takes 0.1 us each time
+_NOT_TAKEN: int = NOT_TAKEN.value
+
+_in_python: ContextVar[bool] = ContextVar("calls_in_python", default=False)
+
+
+@contextmanager
+def calls_in_python() -> Iterator[None]:
+    """Let the caches that are made inside do every call in Python: for tests that compare the two ways."""
+    before = _in_python.set(True)
+    try:
+        yield
+    finally:
+        _in_python.reset(before)
+
+
+class ObjectCalls(NamedTuple):
+    """The calls of one cache. A Status says why there is no object; what is wrong is raised."""
+
+    #: (key, tensor, preferred segment, exist_ok, hold, timeout, replicas) -> Status
+    put: Callable[[Key, Tensor, int | None, bool, float | Hold | None, float, int], int]
+    get: Callable[[Key, Tensor | None, bool], Tensor | int]  #: (key, dst, reinterpret) -> the tensor, or a Status
+    exists: Callable[[Key], bool]
+    remove: Callable[[Key], int]
+    take: Callable[[Key, int, int], int]  #: (key, address, room) -> the bytes that were copied; below 0: none
+    is_native: bool
+
+
+def object_calls(python: "PythonCalls", machine: Machine) -> ObjectCalls:
+    """Native calls where the machine has them, a producer allocates, and torch tells what a tensor is."""
+    if (
+        isinstance(machine, NativeMachine)
+        and isinstance(python.allocation, ProducerAllocation)
+        and describing_function() is not None
+        and not _in_python.get()
+    ):
+        return _native_calls(python, machine, python.allocation)
+    return ObjectCalls(python.put, python.get, python.exists, python.remove, python.take, is_native=False)
+
+
+def _native_calls(python: "PythonCalls", machine: NativeMachine, allocation: ProducerAllocation) -> ObjectCalls:
+    heap, geometry = python.heap, machine.geometry
+    calls, hashing, look = np.zeros((), CALLS.dtype), _hashing(python.hasher), NativeLook()
+    liveness, peers = heap.liveness(), _peers(heap, allocation)
+    objects: dict[str, Any] = {
+        "none": None,
+        "false": False,
+        "true": True,
+        "zero": 0,
+        "int_type": int,
+        "float_type": float,
+        "empty_like": torch.empty_like,
+        "wake": heap.wake,
+        "put": python.put,
+        "put_refused": python.put_refused,
+        "get": python.get,
+        "exists": python.exists,
+        "remove": python.remove,
+        "take": python.take,
+    }
+    words = {name: id(thing) for name, thing in objects.items()} | {
+        "table": machine.table_address,
+        "hashing": hashing.ctypes.data,
+        "tensor": look.record,
+        "peers": peers.ctypes.data,
+        "locks": liveness.locks,
+        "trust": liveness.trust,
+        "ranks": heap.world_size,
+        "first": min(heap.bases),
+        "last": max(heap.bases) + geometry.segment_bytes,
+        "most": machine.at_once,
+        "holds": HOLDS,
+        "ahead": 0 if allocation.backing is None else allocation.backing.ahead,
+        "end": geometry.offsets["heap_limit"],
+        "page_bytes": geometry.page_bytes,
+    }
+    for name, value in words.items():
+        calls[name] = value
+    python.serve(NativeRecords(calls, peers))
+    held = (calls, hashing, look, peers, liveness, objects, machine, xxhash.xxh3_128_digest)
+    me = (int(calls.ctypes.data), held)
+    put, exists, remove, take = (machine.bound(f"{name}_call", me) for name in ("put", "exists", "remove", "take"))
+    get = machine.bound("get_call", me) if python.promotion is None else python.get  # which counts reads
+    return ObjectCalls(put, get, exists, remove, take, is_native=True)
+
+
+def _hashing(hasher: Hasher) -> Any:
+    record = np.zeros((), HASHING.dtype)
+    record["prefix"] = np.frombuffer(hasher.prefix, np.int64, PREFIX_WORDS)
+    record["upper"], record["tag"] = hasher.upper, hasher.signed_tag
+    record["str_type"], record["bytes_type"], record["digest_type"] = id(str), id(bytes), id(KeyDigest)
+    record["function"] = id(xxhash.xxh3_128_digest)
+    return record
+
+
+def _peers(heap: Heap, allocation: ProducerAllocation) -> Any:
+    liveness, peers = heap.liveness(), np.zeros(heap.world_size, PEER.dtype)
+    peers["closed"] = liveness.closed
+    peers["until"] = np.where(liveness.stays, _FOREVER, 0)
+    peers["noted"] = allocation.note_owner is None
+    if allocation.backing is not None:
+        peers["backed"], peers["bump"] = np.array(allocation.backing.words, np.int64).T
+    return peers
+
+
+class NativeRecords:
+    """What `PythonCalls` tells the native calls of its cache."""
+
+    def __init__(self, calls: Any, peers: Any) -> None:
+        self.calls, self._peers = calls, peers
+        self._new: Words = calls["new"].reshape(NEW_KINDS, NEW.size // WORD)
+        self._likes: list[Tensor | None] = [None] * NEW_KINDS
+        self._lock = threading.Lock()
+
+    def note(self, owner: int) -> None:
+        """A segment has what this cache writes into it before its first object there."""
+        self._peers["noted"][owner] = 1
+
+    def see_new(self, made: Tensor) -> None:
+        """A tensor was made for an object; the next one for such an object is made by the native call."""
+        if type(made) is not Tensor or not 0 < made.nbytes <= self.calls["most"]:
+            return
+        with torch.inference_mode(False), plainly():
+            like = torch.empty(1, dtype=made.dtype).expand(made.shape)
+        self._see(what_of(made.dtype, made.shape).descriptor, made.nbytes, like)
+        if made.ndim == 1 and made.dtype is torch.uint8:
+            self._see(RAW, made.nbytes, like)  # as the bytes that a kernel wrote are got
+
+    def _see(self, descriptor: Descriptor, nbytes: int, like: Tensor) -> None:
+        kind, d0, d1, d2 = descriptor[:4]
+        mixed = kind ^ nbytes ^ d0 << 7 ^ d1 << 13 ^ d2 << 19  # as `native.objects.new_kind`
+        mixed ^= mixed >> 17
+        place = (mixed ^ mixed >> 6) & NEW_KINDS - 1
+        with self._lock:
+            words = self._new[place]
+            words[-1] = 0  # what was there is not found any more, and may go
+            words[:-1] = (nbytes, *descriptor)
+            self._likes[place] = like
+            words[-1] = id(like)
+
+
+class PythonCalls:
+    """The calls in Python, for every machine, key, tensor and option. Arguments: see `ObjectCalls`.
+
+    Args:
+        room: waits until a put finds some.
+    """
+
+    def __init__(
+        self,
+        heap: Heap,
+        allocation: Allocation,
+        hasher: Hasher,
+        single: SingleTransfer,
+        replicas: Replicas,
+        traffic: Traffic,
+        room: RoomWait,
+    ) -> None:
+        self.heap, self.allocation, self.hasher, self.promotion = heap, allocation, hasher, replicas.promotion
+        self._single, self._replicas, self._traffic, self._room = single, replicas, traffic, room
+        self._native: NativeRecords | None = None
+
+    def serve(self, native: NativeRecords) -> None:
+        """Keep the records of native calls up to date."""
+        self._native = self._traffic.native = native
+        self._traffic.counted_natively(native.calls)
+
+    def put(
+        self,
+        key: Key,
+        tensor: Tensor,
+        preferred: int | None,
+        exist_ok: bool,
+        hold: float | Hold | None,
+        timeout: float,
+        replicas: int,
+        refused: bool = False,
+    ) -> int:
+        """Store a tensor. `refused`: a first try was answered FULL, and counted in the segment."""
+        with self._traffic.counting_put_errors():
+            preferred = checked_segment(self.heap, preferred)
+            if exist_ok is not False and exist_ok is not True:
+                raise InvalidArgument(f"exist_ok must be True or False, not {exist_ok!r}")
+            timeout = seconds("timeout", timeout)
+            copies = self._replicas.checked(replicas) if replicas is not NO_COPIES else 0
+            digest = self.hasher(key)
+            started = self._traffic.put_starts()
+            if hold is None and not copies:
+                status = self._single.put(digest, tensor, preferred, refused=refused)
+            else:
+                status = self.put_once(digest, tensor, preferred, hold, copies)
+            if timeout and status in NO_ROOM:
+                status = self._room(timeout, partial(self.put_once, digest, tensor, preferred, hold, copies))
+        self._traffic.put(status, tensor.nbytes, started)
+        if status == _OK and self._native is not None and isinstance(self.allocation, ProducerAllocation):
+            self._native.note(self.allocation.owner_of(digest, preferred))
+        return _OK if exist_ok and status == _DUPLICATE else status
+
+    def put_refused(self, *arguments: Any) -> int:
+        """`put`, of which a first try was answered FULL."""
+        return self.put(*arguments, refused=True)
+
+    def put_once(
+        self, digest: KeyDigest, tensor: Tensor, preferred: int | None, hold: float | Hold | None, copies: int
+    ) -> int:
+        """A put that does not wait, and is not counted."""
+        terms = NO_TERMS if hold is None else terms_of(hold, self.hasher.group)
+        if copies:
+            return self._replicas.put(digest, tensor, preferred, terms, copies)
+        return self._single.put(digest, tensor, preferred, terms)
+
+    def get(self, key: Key, dst: Tensor | None, reinterpret: bool) -> Tensor | int:
+        """Read an object, into `dst` or a new tensor."""
+        if reinterpret is not False:
+            check_reinterpret(reinterpret, dst)
+        digest = self.hasher(key)
+        started = self._traffic.get_starts()
+        found: Tensor | int
+        if dst is None:
+            found = self._single.get(digest)
+        else:
+            found = self._single.get_into(digest, dst, reinterpret=reinterpret) or dst
+        if isinstance(found, int):
+            self._traffic.get(found, 0)
+            return found
+        self._traffic.get(_OK, found.nbytes, started)
+        if self.promotion is not None:
+            self.promotion.note(digest)
+        elif dst is None and self._native is not None:
+            self._native.see_new(found)
+        return found
+
+    def exists(self, key: Key) -> bool:
+        """Whether an object can be read now."""
+        return self.allocation.exists(self.hasher(key)) == _OK
+
+    def remove(self, key: Key) -> int:
+        """Remove an object."""
+        return self.allocation.remove(self.hasher(key))
+
+    def take(self, key: Key, address: int, room: int) -> int:
+        """Leave it to other calls."""
+        return _NOT_TAKEN
+
+
+def checked_segment(heap: Heap, preferred: object) -> int | None:
+    """A `preferred_segment`.
+
+    Raises:
+        InvalidArgument: there is no such rank.
+        PeerLost: it has ended.
+    """
+    if preferred is None:
+        return None
+    rank = integer("preferred_segment", preferred, 0, heap.world_size - 1)
+    if heap.peer_closed(rank):
+        raise PeerLost(f"rank {rank} of {heap.name!r} has ended")
+    return rank
+
+
+def check_reinterpret(reinterpret: bool, dst: object) -> None:
+    """Raise InvalidArgument unless `reinterpret` is False, or True with a destination."""
+    if reinterpret is not True or dst is None:
+        raise InvalidArgument(f"reinterpret must be False, or True with a dst, not {reinterpret!r}")
