@@ -8,7 +8,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from nanokv.device.memory.triton import load64, word
+from nanokv.device.memory.triton import load64, select, word
 from nanokv.device.native.prefetch import prefetch
 from nanokv.device.protocol.directory import (
     candidate_at,
@@ -43,6 +43,9 @@ from nanokv.device.segment.world_table import (
     page_links,
     segment,
 )
+
+LINE = tl.constexpr(64)  #: bytes of a cache line, as most processors have it
+MOST_AHEAD = tl.constexpr(1024)  #: bytes of a payload: the processor follows by itself after that
 
 
 @triton.jit
@@ -86,7 +89,11 @@ def foresee_put(world: World, owner: tl.int64, key_hash: tl.int64, nbytes: tl.in
         page = likely(world, seg + FREE_HEAD + size_class * FREE_HEAD_STRIDE, home)
         if page >= 0:
             prefetch(page_links(world, seg) + page * WORD_BYTES)
-            prefetch(seg + world.heap_base + page * world.page_bytes)
+            at = seg + world.heap_base + page * world.page_bytes
+            end = at + select(nbytes < MOST_AHEAD, nbytes, word(MOST_AHEAD))
+            while at < end:
+                prefetch(at)
+                at += LINE
         else:
             rest = world.heap_limit - load64(seg + BUMP_PTR, "relaxed")
             at_hand = at_hand & (rest >= class_pages(world, size_class) * world.page_bytes)

@@ -3,6 +3,8 @@
 A function gets what METH_FASTCALL gives: self, the address of the arguments, and their number; it answers with a new
 reference, or with 0 and an error. Self is a tuple: the address of a CALLS record, and what keeps alive what that names.
 
+A Status that is not OK goes to a function of Python that raises its error.
+
 The usual is done here: a key that is a str, bytes or a digest of this cache; a plain tensor in host memory; an owner
 that lives; no lease, no copies, no wait. All else is handed to a function of Python, with the same arguments, and
 nothing was done before. What was counted here is not counted there.
@@ -26,6 +28,7 @@ from nanokv.device.native.peers import NOBODY, lives, may_have, owner_of
 from nanokv.device.native.python_objects import (
     call_again,
     call_with,
+    call_with_four,
     clear_error,
     drop,
     int_of,
@@ -53,6 +56,7 @@ from nanokv.device.segment.host_records import (
     K_FIRST,
     K_FLOAT_TYPE,
     K_GET,
+    K_GET_FAILED,
     K_GET_NS,
     K_GET_PAGES,
     K_GETS,
@@ -63,16 +67,19 @@ from nanokv.device.segment.host_records import (
     K_MISSES,
     K_MOST,
     K_NEW,
+    K_NO_DEFAULT,
     K_NONE,
     K_PAGE_BYTES,
     K_PUT,
     K_PUT_ERRORS,
+    K_PUT_FAILED,
     K_PUT_NS,
     K_PUT_PAGES,
     K_PUT_REFUSED,
     K_PUTS,
     K_RANKS,
     K_REMOVE,
+    K_REMOVE_FAILED,
     K_TABLE,
     K_TAKE,
     K_TENSOR,
@@ -152,6 +159,15 @@ def left(calls: tl.int64, function: tl.constexpr, args: tl.int64, count: tl.int6
 
 
 @triton.jit
+def refused(calls: tl.int64, function: tl.constexpr, status: tl.int64, args: tl.int64) -> Any:
+    """The answer of a function that raises the error of a Status: it is told that, and the first three arguments."""
+    number = new_int(status)
+    answer = call_with_four(of(calls, function), number, argument(args, 0), argument(args, 1), argument(args, 2))
+    drop(number)
+    return answer
+
+
+@triton.jit
 def is_no_time(calls: tl.int64, seconds: tl.int64) -> Any:
     """True if a `timeout` is 0, of Python's types float or int."""
     none = seconds == of(calls, K_ZERO)
@@ -216,7 +232,7 @@ def usual_put(calls: tl.int64, args: tl.int64) -> Any:
 
 @triton.jit
 def put_call(me: tl.int64, args: tl.int64, count: tl.int64) -> Any:
-    """put(key, tensor, preferred segment, exist_ok, hold, timeout, replicas) -> Status."""
+    """put(key, tensor, preferred segment, exist_ok, hold, timeout, replicas) -> None."""
     calls = int_of(item(me, word(0)))
     status = word(UNUSUAL)
     owner = word(0)
@@ -230,7 +246,11 @@ def put_call(me: tl.int64, args: tl.int64, count: tl.int64) -> Any:
             return word(0)
     if status == FULL:
         return left(calls, K_PUT_REFUSED, args, count)
-    return new_int(status)
+    if status != OK:
+        return refused(calls, K_PUT_FAILED, status, args)
+    none = of(calls, K_NONE)
+    keep(none)
+    return none
 
 
 @triton.jit
@@ -262,7 +282,7 @@ def get_into(calls: tl.int64, args: tl.int64) -> Any:
     if not known:
         return word(UNUSUAL)
     foresee_key(world, low, check, False)
-    dst, nbytes, kind, d0, d1, d2, d3, d4, d5, d6 = described(argument(args, 1), of(calls, K_TENSOR))
+    dst, nbytes, kind, d0, d1, d2, d3, d4, d5, d6 = described(argument(args, 2), of(calls, K_TENSOR))
     if (dst == NOT_ALIKE) or (nbytes > of(calls, K_MOST)) or (not is_outside(calls, world, dst, nbytes)):
         return word(UNUSUAL)
     foresee_get(world, low, check)
@@ -375,24 +395,28 @@ def get_new(calls: tl.int64, args: tl.int64) -> Any:
 
 @triton.jit
 def get_call(me: tl.int64, args: tl.int64, count: tl.int64) -> Any:
-    """get(key, dst, reinterpret) -> the tensor, or a Status."""
+    """get(key, default, dst, reinterpret) -> the tensor, or the default."""
     calls = int_of(item(me, word(0)))
     status = word(UNUSUAL)
-    tensor = word(0)
-    if count == 3:
-        if argument(args, 2) == of(calls, K_FALSE):
-            tensor = argument(args, 1)
-            if tensor == of(calls, K_NONE):
-                status, tensor = get_new(calls, args)
+    answer = word(0)
+    if count == 4:
+        if argument(args, 3) == of(calls, K_FALSE):
+            answer = argument(args, 2)
+            if answer == of(calls, K_NONE):
+                status, answer = get_new(calls, args)
             else:
                 status = get_into(calls, args)
                 if status == OK:
-                    keep(tensor)
+                    keep(answer)
     if status == UNUSUAL:
         return left(calls, K_GET, args, count)
     if status == OK:
-        return tensor
-    return new_int(status)
+        return answer
+    default = argument(args, 1)
+    if ((status == MISS) | (status == NOT_READY)) & (default != of(calls, K_NO_DEFAULT)):
+        keep(default)
+        return default
+    return refused(calls, K_GET_FAILED, status, args)
 
 
 @triton.jit
@@ -411,7 +435,7 @@ def exists_call(me: tl.int64, args: tl.int64, count: tl.int64) -> Any:
 
 @triton.jit
 def remove_call(me: tl.int64, args: tl.int64, count: tl.int64) -> Any:
-    """remove(key) -> Status."""
+    """remove(key) -> None."""
     calls = int_of(item(me, word(0)))
     if count == 1:
         known, low, check = digest_of(argument(args, 0), of(calls, K_HASHING))
@@ -423,7 +447,14 @@ def remove_call(me: tl.int64, args: tl.int64, count: tl.int64) -> Any:
                 if not wake(calls, rank):
                     return word(0)
                 rank += 1
-            return new_int(status)
+            answer = of(calls, K_NONE)
+            if status != OK:
+                number = new_int(status)
+                answer = call_with_four(of(calls, K_REMOVE_FAILED), number, argument(args, 0), answer, answer)
+                drop(number)
+            else:
+                keep(answer)
+            return answer
     return left(calls, K_REMOVE, args, count)
 
 

@@ -88,6 +88,19 @@ def call_again(typing: Any, function: Any, arguments: Any, count: Any) -> tuple[
 
 
 @intrinsic
+def call_with_four(typing: Any, function: Any, a: Any, b: Any, c: Any, d: Any) -> tuple[Any, _Emit]:
+    """Call a function with four objects: a new reference; 0: it has raised."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        word = ir.IntType(64)
+        kind = ir.FunctionType(word, [word], var_arg=True)
+        function = cgutils.get_or_insert_function(builder.module, kind, "PyObject_CallFunctionObjArgs")
+        return builder.call(function, [*args, word(0)])
+
+    return types.int64(*[types.int64] * 5), emit
+
+
+@intrinsic
 def is_float_zero(typing: Any, number: Any) -> tuple[Any, _Emit]:
     """1 if a float of Python is 0.0 or -0.0."""
 

@@ -219,15 +219,19 @@ CALLS = Record(
         Field("false", "<i8", "False"),
         Field("true", "<i8", "True"),
         Field("zero", "<i8", "the int 0"),
+        Field("no_default", "<i8", "the default of a get: what says that there is none"),
         Field("int_type", "<i8", "the type int"),
         Field("float_type", "<i8", "the type float"),
         Field("empty_like", "<i8", "torch.empty_like"),
         Field("wake", "<i8", "what wakes the poller of a rank"),
         Field("put", "<i8", "what does a put that is unusual"),
         Field("put_refused", "<i8", "what does one whose first try was answered FULL, and counted"),
+        Field("put_failed", "<i8", "what raises the error of a put"),
         Field("get", "<i8", "what does a get that is unusual"),
+        Field("get_failed", "<i8", "what raises the error of a get"),
         Field("exists", "<i8", "what answers whether there is an object"),
         Field("remove", "<i8", "what removes one"),
+        Field("remove_failed", "<i8", "what raises the error of a removal"),
         Field("take", "<i8", "what takes the bytes of one"),
         # counted by native code, with the interpreter's lock
         Field("puts", "<i8", "objects that were put"),
@@ -273,6 +277,10 @@ K_GET = CALLS.at("get")
 K_EXISTS = CALLS.at("exists")
 K_REMOVE = CALLS.at("remove")
 K_TAKE = CALLS.at("take")
+K_PUT_FAILED = CALLS.at("put_failed")
+K_GET_FAILED = CALLS.at("get_failed")
+K_REMOVE_FAILED = CALLS.at("remove_failed")
+K_NO_DEFAULT = CALLS.at("no_default")
 K_PUTS = CALLS.at("puts")
 K_PUT_ERRORS = CALLS.at("put_errors")
 K_BYTES_TX = CALLS.at("bytes_tx")

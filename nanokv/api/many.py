@@ -10,7 +10,7 @@ from typing import Any, overload
 
 import torch
 
-from nanokv.api.objects import MISSING, Objects
+from nanokv.api.objects import Objects
 from nanokv.arguments import listed, seconds
 from nanokv.device.machines.own_memory import plain_tensor
 from nanokv.device.protocol.status import Status
@@ -20,7 +20,7 @@ from nanokv.replicas import NO_COPIES
 from nanokv.room import NO_ROOM
 from nanokv.terms import Hold
 from nanokv.transfer.batched import Outcome
-from nanokv.transfer.object_calls import check_reinterpret
+from nanokv.transfer.object_calls import MISSING, check_reinterpret
 from nanokv.types import Key
 
 _OK = int(Status.OK)

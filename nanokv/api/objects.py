@@ -17,10 +17,9 @@ from nanokv.replicas import NO_COPIES
 from nanokv.room import NO_WAIT
 from nanokv.terms import Hold
 from nanokv.transfer.descriptors import describe
+from nanokv.transfer.object_calls import NO_DEFAULT
 from nanokv.types import Key
 
-MISSING = (Status.MISS, Status.NOT_READY)
-_NO_DEFAULT: Any = object()
 _OK = int(Status.OK)
 D = TypeVar("D")
 
@@ -57,9 +56,7 @@ class Objects(CacheBase):
         Raises:
             DuplicateKey, OutOfMemory, InvalidArgument, PeerLost, WriteLost: nothing was stored.
         """
-        status = self._calls.put(key, tensor, preferred_segment, exist_ok, hold, timeout, replicas)
-        if status:
-            raise self._error(status, key, tensor.nbytes, preferred_segment)
+        self._calls.put(key, tensor, preferred_segment, exist_ok, hold, timeout, replicas)
 
     @overload
     def get(self, key: Key, *, dst: torch.Tensor | None = None, reinterpret: bool = False) -> torch.Tensor: ...
@@ -68,7 +65,7 @@ class Objects(CacheBase):
         self, key: Key, default: D, *, dst: torch.Tensor | None = None, reinterpret: bool = False
     ) -> torch.Tensor | D: ...
     def get(
-        self, key: Key, default: Any = _NO_DEFAULT, *, dst: torch.Tensor | None = None, reinterpret: bool = False
+        self, key: Key, default: Any = NO_DEFAULT, *, dst: torch.Tensor | None = None, reinterpret: bool = False
     ) -> Any:
         """Read an object: a new tensor of the dtype and shape that were put, or into `dst`, which is returned.
 
@@ -82,12 +79,7 @@ class Objects(CacheBase):
             KeyNotFound, NotReady, SegmentCorrupt, PeerLost: the contents of `dst` are undefined.
             InvalidArgument: `dst` does not suit the object; nothing was copied.
         """
-        found = self._calls.get(key, dst, reinterpret)
-        if isinstance(found, int):
-            if default is not _NO_DEFAULT and found in MISSING:
-                return default
-            raise self._error(found, key)
-        return found
+        return self._calls.get(key, default, dst, reinterpret)
 
     def get_part(self, key: Key, offset: int, nbytes: int, *, dst: torch.Tensor | None = None) -> torch.Tensor:
         """Read `nbytes` bytes of an object from the byte `offset` on: a new uint8 tensor, or into `dst`.
@@ -133,9 +125,7 @@ class Objects(CacheBase):
                 some may be gone, where a pin or other calls of its key came while the removal was under way.
             PeerLost: v1's master did not answer; it may have removed the object.
         """
-        status = self._calls.remove(key)
-        if status:
-            raise self._error(status, key)
+        self._calls.remove(key)
 
     def exists(self, key: Key) -> bool:
         """True if the object can be read now. For eviction this is not a use of it."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -43,6 +43,7 @@ from nanokv.keys import Hasher
 from nanokv.replicas import NO_COPIES, Replicas
 from nanokv.room import NO_ROOM, RoomWait
 from nanokv.statistics import Traffic
+from nanokv.status_errors import error_for
 from nanokv.terms import Hold, terms_of
 from nanokv.transfer.descriptors import RAW, what_of
 from nanokv.transfer.dlpack import describing_function
@@ -53,6 +54,8 @@ from nanokv.types import Key, KeyDigest
 #: bytes that are copied in less time than giving the interpreter's lock away and getting it back takes
 HOLDS = 16 << 10
 _FOREVER = (1 << 63) - 1
+NO_DEFAULT: Any = object()  #: of a get without a `default`
+MISSING = (Status.MISS, Status.NOT_READY)  #: why a key has no object (yet)
 _OK, _DUPLICATE = int(Status.OK), int(Status.DUPLICATE)  # the enumeration takes 0.1 us each time
 _NOT_TAKEN: int = NOT_TAKEN.value
 
@@ -69,16 +72,22 @@ def calls_in_python() -> Iterator[None]:
         _in_python.reset(before)
 
 
-class ObjectCalls(NamedTuple):
-    """The calls of one cache. A Status says why there is no object; what is wrong is raised."""
+class ObjectCalls:
+    """The calls of one cache, as `api.objects` has them, by position."""
 
-    #: (key, tensor, preferred segment, exist_ok, hold, timeout, replicas) -> Status
-    put: Callable[[Key, Tensor, int | None, bool, float | Hold | None, float, int], int]
-    get: Callable[[Key, Tensor | None, bool], Tensor | int]  #: (key, dst, reinterpret) -> the tensor, or a Status
+    __slots__ = ("exists", "get", "is_native", "put", "remove", "take")
+
+    #: (key, tensor, preferred segment, exist_ok, hold, timeout, replicas)
+    put: Callable[[Key, Tensor, int | None, bool, float | Hold | None, float, int], None]
+    get: Callable[[Key, Any, Tensor | None, bool], Any]  #: (key, default, dst, reinterpret) -> the tensor or the default
     exists: Callable[[Key], bool]
-    remove: Callable[[Key], int]
+    remove: Callable[[Key], None]
     take: Callable[[Key, int, int], int]  #: (key, address, room) -> the bytes that were copied; below 0: none
     is_native: bool
+
+    def __init__(self, python: "PythonCalls") -> None:
+        self.put, self.get, self.exists = python.put, python.get, python.exists
+        self.remove, self.take, self.is_native = python.remove, python.take, False
 
 
 def object_calls(python: "PythonCalls", machine: Machine) -> ObjectCalls:
@@ -90,7 +99,7 @@ def object_calls(python: "PythonCalls", machine: Machine) -> ObjectCalls:
         and not _in_python.get()
     ):
         return _native_calls(python, machine, python.allocation)
-    return ObjectCalls(python.put, python.get, python.exists, python.remove, python.take, is_native=False)
+    return ObjectCalls(python)
 
 
 def _native_calls(python: "PythonCalls", machine: NativeMachine, allocation: ProducerAllocation) -> ObjectCalls:
@@ -102,15 +111,19 @@ def _native_calls(python: "PythonCalls", machine: NativeMachine, allocation: Pro
         "false": False,
         "true": True,
         "zero": 0,
+        "no_default": NO_DEFAULT,
         "int_type": int,
         "float_type": float,
         "empty_like": torch.empty_like,
         "wake": heap.wake,
         "put": python.put,
         "put_refused": python.put_refused,
+        "put_failed": python.put_failed,
         "get": python.get,
+        "get_failed": python.get_failed,
         "exists": python.exists,
         "remove": python.remove,
+        "remove_failed": python.remove_failed,
         "take": python.take,
     }
     words = {name: id(thing) for name, thing in objects.items()} | {
@@ -134,9 +147,12 @@ def _native_calls(python: "PythonCalls", machine: NativeMachine, allocation: Pro
     python.serve(NativeRecords(calls, peers))
     held = (calls, hashing, look, peers, liveness, objects, machine, xxhash.xxh3_128_digest)
     me = (int(calls.ctypes.data), held)
-    put, exists, remove, take = (machine.bound(f"{name}_call", me) for name in ("put", "exists", "remove", "take"))
-    get = machine.bound("get_call", me) if python.promotion is None else python.get  # which counts reads
-    return ObjectCalls(put, get, exists, remove, take, is_native=True)
+    chosen = ObjectCalls(python)
+    names = ("put", "exists", "remove", "take") if python.promotion else ("put", "get", "exists", "remove", "take")
+    for name in names:  # where reads are counted to promote objects, Python gets
+        setattr(chosen, name, machine.bound(f"{name}_call", me))
+    chosen.is_native = True
+    return chosen
 
 
 def _hashing(hasher: Hasher) -> Any:
@@ -213,11 +229,12 @@ class PythonCalls:
     ) -> None:
         self.heap, self.allocation, self.hasher, self.promotion = heap, allocation, hasher, replicas.promotion
         self._single, self._replicas, self._traffic, self._room = single, replicas, traffic, room
+        self._geometry = heap.geometry
         self._native: NativeRecords | None = None
 
     def serve(self, native: NativeRecords) -> None:
         """Keep the records of native calls up to date."""
-        self._native = self._traffic.native = native
+        self._native = native
         self._traffic.counted_natively(native.calls)
 
     def put(
@@ -230,7 +247,7 @@ class PythonCalls:
         timeout: float,
         replicas: int,
         refused: bool = False,
-    ) -> int:
+    ) -> None:
         """Store a tensor. `refused`: a first try was answered FULL, and counted in the segment."""
         with self._traffic.counting_put_errors():
             preferred = checked_segment(self.heap, preferred)
@@ -249,11 +266,17 @@ class PythonCalls:
         self._traffic.put(status, tensor.nbytes, started)
         if status == _OK and self._native is not None and isinstance(self.allocation, ProducerAllocation):
             self._native.note(self.allocation.owner_of(digest, preferred))
-        return _OK if exist_ok and status == _DUPLICATE else status
+        if status and not (exist_ok and status == _DUPLICATE):
+            self.put_failed(status, key, tensor, preferred)
 
-    def put_refused(self, *arguments: Any) -> int:
+    def put_refused(self, *arguments: Any) -> None:
         """`put`, of which a first try was answered FULL."""
-        return self.put(*arguments, refused=True)
+        self.put(*arguments, refused=True)
+
+    def put_failed(self, status: int, key: Key, tensor: Tensor, preferred: int | None) -> NoReturn:
+        """Raise the error of a put."""
+        owner = "its owner" if preferred is None else f"rank {preferred}"
+        raise error_for(status, key, self._geometry, nbytes=tensor.nbytes, owner=owner)
 
     def put_once(
         self, digest: KeyDigest, tensor: Tensor, preferred: int | None, hold: float | Hold | None, copies: int
@@ -264,7 +287,7 @@ class PythonCalls:
             return self._replicas.put(digest, tensor, preferred, terms, copies)
         return self._single.put(digest, tensor, preferred, terms)
 
-    def get(self, key: Key, dst: Tensor | None, reinterpret: bool) -> Tensor | int:
+    def get(self, key: Key, default: Any, dst: Tensor | None, reinterpret: bool) -> Any:
         """Read an object, into `dst` or a new tensor."""
         if reinterpret is not False:
             check_reinterpret(reinterpret, dst)
@@ -277,7 +300,9 @@ class PythonCalls:
             found = self._single.get_into(digest, dst, reinterpret=reinterpret) or dst
         if isinstance(found, int):
             self._traffic.get(found, 0)
-            return found
+            if default is not NO_DEFAULT and found in MISSING:
+                return default
+            self.get_failed(found, key)
         self._traffic.get(_OK, found.nbytes, started)
         if self.promotion is not None:
             self.promotion.note(digest)
@@ -285,13 +310,23 @@ class PythonCalls:
             self._native.see_new(found)
         return found
 
+    def get_failed(self, status: int, key: Key, *_: object) -> NoReturn:
+        """Raise the error of a get."""
+        raise error_for(status, key, self._geometry)
+
     def exists(self, key: Key) -> bool:
         """Whether an object can be read now."""
         return self.allocation.exists(self.hasher(key)) == _OK
 
-    def remove(self, key: Key) -> int:
+    def remove(self, key: Key) -> None:
         """Remove an object."""
-        return self.allocation.remove(self.hasher(key))
+        status = self.allocation.remove(self.hasher(key))
+        if status:
+            self.remove_failed(status, key)
+
+    def remove_failed(self, status: int, key: Key, *_: object) -> NoReturn:
+        """Raise the error of a removal."""
+        raise error_for(status, key, self._geometry)
 
     def take(self, key: Key, address: int, room: int) -> int:
         """Leave it to other calls."""
