@@ -134,7 +134,7 @@ class HostAllocation:
             raise
         return self.finish(key, begun)
 
-    def put_refused(self, key: KeyDigest, src: int, what: What, preferred: int | None) -> int:
+    def put_refused(self, key: KeyDigest, src: int, what: What, preferred: int | None, owner: int) -> int:
         return self.put(key, src, what, preferred)  # the master makes room by itself
 
     def get(self, key: KeyDigest, dst: int, what: What) -> int:

@@ -28,6 +28,7 @@ from nanokv.device.native.peers import NOBODY, lives, may_have, owner_of
 from nanokv.device.native.python_objects import (
     call_again,
     call_with,
+    call_with_eight,
     call_with_four,
     clear_error,
     drop,
@@ -245,7 +246,10 @@ def put_call(me: tl.int64, args: tl.int64, count: tl.int64) -> Any:
         if not wake(calls, owner):
             return word(0)
     if status == FULL:
-        return left(calls, K_PUT_REFUSED, args, count)
+        number = new_int(owner)
+        answer = call_with_eight(of(calls, K_PUT_REFUSED), args, number)
+        drop(number)
+        return answer
     if status != OK:
         return refused(calls, K_PUT_FAILED, status, args)
     none = of(calls, K_NONE)
@@ -347,6 +351,32 @@ def new_tensor(calls: tl.int64, like: tl.int64, wanted: tl.int64) -> Any:
 
 
 @triton.jit
+def read_alike(
+    calls: tl.int64, like: tl.int64, key_hash: tl.int64, key_check: tl.int64, dst: tl.int64, nbytes: tl.int64
+) -> Any:
+    """Read an object of the dtype and shape of `like` to `dst`: a Status; UNUSUAL if it is of another kind by now."""
+    world = of(calls, K_TABLE)
+    status = word(TORN)
+    tries = word(0)
+    while (status == TORN) & (tries < TRIES):
+        tries += 1
+        status, owner, slot, epoch, payload, there = lookup(world, key_hash, key_check)
+        if status == OK:
+            alike = made_like(calls, there, world, owner, slot)
+            if alike != 0:
+                drop(alike)
+            status = word(UNUSUAL)
+            if alike == like:
+                lock = word(0)
+                if nbytes > of(calls, K_HOLDS):
+                    lock = release_lock()
+                status = read(world, owner, slot, epoch, key_hash, key_check, payload, nbytes, dst, now_ns())
+                if lock != 0:
+                    take_lock(lock)
+    return select(status == TORN, word(MISS), status)
+
+
+@triton.jit
 def get_new(calls: tl.int64, args: tl.int64) -> Any:
     """A get into a new tensor, counted: (Status, the tensor or 0); or UNUSUAL, and nothing was done."""
     since = started(calls, K_GETS)
@@ -354,39 +384,20 @@ def get_new(calls: tl.int64, args: tl.int64) -> Any:
     known, low, check = digest_of(argument(args, 0), of(calls, K_HASHING))
     if not known:
         return word(UNUSUAL), word(0)
-    like = word(0)
+    status, owner, slot, _, _, nbytes = lookup(world, low, check)
     made = word(0)
-    dst = word(0)
-    nbytes = word(0)
-    status = word(TORN)
-    tries = word(0)
-    while (status == TORN) & (tries <= TRIES):
-        tries += 1
-        status, owner, slot, epoch, payload, nbytes = lookup(world, low, check)
-        if status == OK:
-            now_like = made_like(calls, nbytes, world, owner, slot)
-            if (now_like == 0) | (nbytes > of(calls, K_MOST)) | ((made != 0) & (now_like != like)):
-                status = word(UNUSUAL)
-            elif made == 0:
-                like = now_like
-                made, dst = new_tensor(calls, like, nbytes)
-                status = select(made == 0, word(UNUSUAL), word(TORN))  # others may have run: look again
-                now_like = word(0)  # kept to the end, so that no other tensor has its address
-            else:
-                lock = word(0)
-                if nbytes > of(calls, K_HOLDS):
-                    lock = release_lock()
-                status = read(world, owner, slot, epoch, low, check, payload, nbytes, dst, now_ns())
-                if lock != 0:
-                    take_lock(lock)
-            if now_like != 0:
-                drop(now_like)
-    if status == TORN:
-        status = word(MISS)
+    if status == OK:
+        like = word(0)
+        if nbytes <= of(calls, K_MOST):
+            like = made_like(calls, nbytes, world, owner, slot)
+        status = word(UNUSUAL)
+        if like != 0:  # held to the end, so that no other tensor has its address
+            made, dst = new_tensor(calls, like, nbytes)
+            if made != 0:
+                status = read_alike(calls, like, low, check, dst, nbytes)
+            drop(like)
     if status != UNUSUAL:
         count_get(calls, status, nbytes, since)
-    if like != 0:
-        drop(like)
     if (status != OK) & (made != 0):
         drop(made)
         made = word(0)

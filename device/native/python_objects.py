@@ -88,6 +88,21 @@ def call_again(typing: Any, function: Any, arguments: Any, count: Any) -> tuple[
 
 
 @intrinsic
+def call_with_eight(typing: Any, function: Any, arguments: Any, last: Any) -> tuple[Any, _Emit]:
+    """Call a function with the seven arguments that a call got, and one more: a new reference; 0: it has raised."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        word = ir.IntType(64)
+        kind = ir.FunctionType(word, [word], var_arg=True)
+        function = cgutils.get_or_insert_function(builder.module, kind, "PyObject_CallFunctionObjArgs")
+        given = builder.inttoptr(args[1], word.as_pointer())
+        seven = [builder.load(cgutils.gep(builder, given, i)) for i in range(7)]
+        return builder.call(function, [args[0], *seven, args[2], word(0)])
+
+    return types.int64(types.int64, types.int64, types.int64), emit
+
+
+@intrinsic
 def call_with_four(typing: Any, function: Any, a: Any, b: Any, c: Any, d: Any) -> tuple[Any, _Emit]:
     """Call a function with four objects: a new reference; 0: it has raised."""
 

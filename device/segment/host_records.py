@@ -225,7 +225,7 @@ CALLS = Record(
         Field("empty_like", "<i8", "torch.empty_like"),
         Field("wake", "<i8", "what wakes the poller of a rank"),
         Field("put", "<i8", "what does a put that is unusual"),
-        Field("put_refused", "<i8", "what does one whose first try was answered FULL, and counted"),
+        Field("put_refused", "<i8", "what does one that a rank has answered FULL, and counted: told which"),
         Field("put_failed", "<i8", "what raises the error of a put"),
         Field("get", "<i8", "what does a get that is unusual"),
         Field("get_failed", "<i8", "what raises the error of a get"),

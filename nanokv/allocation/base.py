@@ -31,8 +31,8 @@ class Allocation(Protocol):
         """Store the contiguous bytes at the address `src`: begin, copy, seal and finish. Answers as `begin`."""
         ...
 
-    def put_refused(self, key: KeyDigest, src: int, what: What, preferred: int | None) -> int:
-        """`put`, of which a first try in the segment that it chooses was answered FULL: make room, then try again."""
+    def put_refused(self, key: KeyDigest, src: int, what: What, preferred: int | None, owner: int) -> int:
+        """`put`, of which a first try in the segment of `owner` was answered FULL: make room, then try again."""
         ...
 
     def get(self, key: KeyDigest, dst: int, what: What) -> int:

@@ -73,8 +73,8 @@ class ProducerAllocation:
         status = put_now(owner, key, src, what)
         return status if status != _FULL else self._put_with_room(owner, key, src, what, preferred)
 
-    def put_refused(self, key: KeyDigest, src: int, what: What, preferred: int | None) -> int:
-        return self._put_with_room(self._route(key, preferred), key, src, what, preferred)
+    def put_refused(self, key: KeyDigest, src: int, what: What, preferred: int | None, owner: int) -> int:
+        return self._put_with_room(owner, key, src, what, preferred)
 
     def _put_with_room(self, owner: int, key: KeyDigest, src: int, what: What, preferred: int | None) -> int:
         """After FULL: put it elsewhere if the owner has gone, else make room and try again."""

@@ -65,8 +65,7 @@ class BatchedTransfer:
                         outcomes[i] = status
         if any(outcomes):
             for i in (i for i, outcome in enumerate(outcomes) if outcome in _ALONE):
-                refused = outcomes[i] == _FULL
-                outcomes[i] = self._put_one(keys[i], tensors[i], preferred, terms, refused=refused)
+                outcomes[i] = self._put_one(keys[i], tensors[i], preferred, terms, refused=outcomes[i] == _FULL)
         return outcomes
 
     def get(self, keys: Digests) -> list[torch.Tensor | int]:
@@ -207,7 +206,11 @@ class BatchedTransfer:
     def _put_one(
         self, key: KeyDigest, tensor: torch.Tensor, preferred: int | None, terms: Terms, *, refused: bool
     ) -> Outcome:
-        return status_of(lambda: self._single.put(key, tensor, preferred, terms, refused=refused))
+        def put() -> int:
+            refused_by = self._allocation.owner_of(key, preferred) if refused else None
+            return self._single.put(key, tensor, preferred, terms, refused_by=refused_by)
+
+        return status_of(put)
 
 
 def status_of(put: Callable[[], int]) -> Outcome:

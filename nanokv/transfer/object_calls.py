@@ -10,7 +10,6 @@ does everything. `object_calls` is the one place that chooses.
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from functools import partial
 from typing import Any, NoReturn
 
@@ -59,17 +58,17 @@ MISSING = (Status.MISS, Status.NOT_READY)  #: why a key has no object (yet)
 _OK, _DUPLICATE = int(Status.OK), int(Status.DUPLICATE)  # the enumeration takes 0.1 us each time
 _NOT_TAKEN: int = NOT_TAKEN.value
 
-_in_python: ContextVar[bool] = ContextVar("calls_in_python", default=False)
+_in_python: list[None] = []  # an item for each `calls_in_python` that goes on
 
 
 @contextmanager
 def calls_in_python() -> Iterator[None]:
-    """Let the caches that are made inside do every call in Python: for tests that compare the two ways."""
-    before = _in_python.set(True)
+    """Let caches that are made meanwhile, by any thread, do every call in Python: for tests, which compare the ways."""
+    _in_python.append(None)
     try:
         yield
     finally:
-        _in_python.reset(before)
+        _in_python.pop()
 
 
 class ObjectCalls:
@@ -79,7 +78,8 @@ class ObjectCalls:
 
     #: (key, tensor, preferred segment, exist_ok, hold, timeout, replicas)
     put: Callable[[Key, Tensor, int | None, bool, float | Hold | None, float, int], None]
-    get: Callable[[Key, Any, Tensor | None, bool], Any]  #: (key, default, dst, reinterpret) -> the tensor or the default
+    #: (key, default, dst, reinterpret) -> the tensor, or the default
+    get: Callable[[Key, Any, Tensor | None, bool], Any]
     exists: Callable[[Key], bool]
     remove: Callable[[Key], None]
     take: Callable[[Key, int, int], int]  #: (key, address, room) -> the bytes that were copied; below 0: none
@@ -96,7 +96,7 @@ def object_calls(python: "PythonCalls", machine: Machine) -> ObjectCalls:
         isinstance(machine, NativeMachine)
         and isinstance(python.allocation, ProducerAllocation)
         and describing_function() is not None
-        and not _in_python.get()
+        and not _in_python
     ):
         return _native_calls(python, machine, python.allocation)
     return ObjectCalls(python)
@@ -117,7 +117,7 @@ def _native_calls(python: "PythonCalls", machine: NativeMachine, allocation: Pro
         "empty_like": torch.empty_like,
         "wake": heap.wake,
         "put": python.put,
-        "put_refused": python.put_refused,
+        "put_refused": python.put,
         "put_failed": python.put_failed,
         "get": python.get,
         "get_failed": python.get_failed,
@@ -192,7 +192,7 @@ class NativeRecords:
         if type(made) is not Tensor or not 0 < made.nbytes <= self.calls["most"]:
             return
         with torch.inference_mode(False), plainly():
-            like = torch.empty(1, dtype=made.dtype).expand(made.shape)
+            like = torch.empty((), dtype=made.dtype, device="cpu").expand(made.shape)
         self._see(what_of(made.dtype, made.shape).descriptor, made.nbytes, like)
         if made.ndim == 1 and made.dtype is torch.uint8:
             self._see(RAW, made.nbytes, like)  # as the bytes that a kernel wrote are got
@@ -246,9 +246,9 @@ class PythonCalls:
         hold: float | Hold | None,
         timeout: float,
         replicas: int,
-        refused: bool = False,
+        refused_by: int | None = None,
     ) -> None:
-        """Store a tensor. `refused`: a first try was answered FULL, and counted in the segment."""
+        """Store a tensor. `refused_by`: the rank whose segment has answered a first try FULL, and counted it."""
         with self._traffic.counting_put_errors():
             preferred = checked_segment(self.heap, preferred)
             if exist_ok is not False and exist_ok is not True:
@@ -258,7 +258,7 @@ class PythonCalls:
             digest = self.hasher(key)
             started = self._traffic.put_starts()
             if hold is None and not copies:
-                status = self._single.put(digest, tensor, preferred, refused=refused)
+                status = self._single.put(digest, tensor, preferred, refused_by=refused_by)
             else:
                 status = self.put_once(digest, tensor, preferred, hold, copies)
             if timeout and status in NO_ROOM:
@@ -268,10 +268,6 @@ class PythonCalls:
             self._native.note(self.allocation.owner_of(digest, preferred))
         if status and not (exist_ok and status == _DUPLICATE):
             self.put_failed(status, key, tensor, preferred)
-
-    def put_refused(self, *arguments: Any) -> None:
-        """`put`, of which a first try was answered FULL."""
-        self.put(*arguments, refused=True)
 
     def put_failed(self, status: int, key: Key, tensor: Tensor, preferred: int | None) -> NoReturn:
         """Raise the error of a put."""

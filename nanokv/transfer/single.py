@@ -58,30 +58,33 @@ class SingleTransfer:
         preferred: int | None,
         terms: Terms = NO_TERMS,
         *,
-        refused: bool = False,
+        refused_by: int | None = None,
     ) -> int:
         """Store a tensor: OK, DUPLICATE, FULL, NO_HEADER, NO_ENTRY, TOO_LARGE or LOST.
 
-        `terms`: who may evict it, and when it goes by itself. `refused`: a first try was answered FULL, and counted.
+        `terms`: who may evict it, and when it goes by itself. `refused_by`: see `Allocation.put_refused`.
         """
         found = in_host_memory(tensor) if self._on_cpu else None
         if found is not None and terms is NO_TERMS:
             what, address = found
             if what[0] <= self._at_once or self.is_at_once(what[0]):
-                put = self._allocation.put_refused if refused else self._put_bytes
-                return put(key, address, what, preferred)
-        return self._put_in_steps(key, tensor, preferred, terms, refused)
+                return self._put_at(key, address, what, preferred, refused_by)
+        return self._put_in_steps(key, tensor, preferred, terms, refused_by)
+
+    def _put_at(self, key: KeyDigest, src: int, what: What, preferred: int | None, refused_by: int | None) -> int:
+        if refused_by is None:
+            return self._put_bytes(key, src, what, preferred)
+        return self._allocation.put_refused(key, src, what, preferred, refused_by)
 
     def _put_in_steps(
-        self, key: KeyDigest, tensor: torch.Tensor, preferred: int | None, terms: Terms, refused: bool
+        self, key: KeyDigest, tensor: torch.Tensor, preferred: int | None, terms: Terms, refused_by: int | None
     ) -> int:
         tensor = plain_tensor(tensor)
         what = what_of(tensor.dtype, tensor.shape)
         nbytes, descriptor = what.nbytes, what.descriptor
         plain = is_plain(tensor) and tensor.device == self.device
         if plain and terms is NO_TERMS and self.is_at_once(nbytes):
-            put = self._allocation.put_refused if refused else self._put_bytes
-            return put(key, tensor.data_ptr(), what, preferred)
+            return self._put_at(key, tensor.data_ptr(), what, preferred, refused_by)
         return self.put_filled(key, nbytes, preferred, descriptor, lambda payload: _fill(payload, tensor, plain), terms)
 
     def put_filled(

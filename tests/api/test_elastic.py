@@ -140,6 +140,7 @@ def test_no_producer_gets_a_page_of_a_rank_that_is_not_there(world: Elastic) -> 
         assert machine.outlook(owner, 0) == 0
 
 
+@pytest.mark.usefixtures("calls_in_python")
 def test_a_put_that_chose_a_rank_before_it_left_goes_elsewhere(world: Elastic, monkeypatch: pytest.MonkeyPatch) -> None:
     zero, two = world.caches
     keys = at_home(zero, 2, 3)
@@ -162,7 +163,8 @@ def test_a_put_that_chose_a_rank_before_it_left_goes_elsewhere(world: Elastic, m
     zero.commit(keys[1])
     assert lately == []
     assert [zero.get_location(key).owner_rank for key in keys[:2]] == [0, 0]
-    monkeypatch.setattr(zero, "_checked_segment", lambda rank: rank)
+    monkeypatch.setattr(zero._heap, "peer_closed", has_gone)
+    lately.append(2)
     with pytest.raises(PeerLost, match="rank 2 has left the world"):
         zero.put(keys[2], torch.ones(2000), preferred_segment=2)
 

@@ -126,17 +126,13 @@ def test_raw_bytes_go_into_blocks(world: World) -> None:
     assert all(torch.equal(layer[1], part) for layer, part in zip(layers, block, strict=True))
 
 
-@pytest.mark.parametrize("way", ["_direct", "_single"])
+@pytest.mark.usefixtures("calls_in_python")
 def test_an_object_of_another_shape_that_comes_while_a_read_is_torn_is_no_error_of_the_caller(
-    world: World, monkeypatch: pytest.MonkeyPatch, way: str
+    world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache, dst = world[0], torch.zeros(4)
     cache.put("k", torch.zeros(4))
-    if way == "_single":
-        cache._direct = None
-    elif cache._direct is None:
-        pytest.skip("v1 has no direct calls")
-    part, name = (cache._direct, "_get") if cache._direct is not None else (cache._single, "_get_bytes")
+    part, name = cache._single, "_get_bytes"
     get = getattr(part, name)
 
     def torn_once(*words: Any) -> int:

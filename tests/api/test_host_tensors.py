@@ -1,53 +1,60 @@
-"""Tensors in host memory: what one native call says of a tensor is what its properties say, and nothing is believed."""
+"""Tensors in host memory: what native code says of a tensor is what its properties say, and nothing is believed."""
 
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from itertools import product
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from nanokv.device.machines.native_code import compiled
+from nanokv.device.segment.host_records import NOT_ALIKE as NATIVE_NOT_ALIKE
+from nanokv.device.segment.host_records import WHAT
+from nanokv.device.segment.layout import WORD
 from nanokv.dtypes import DTYPE_NAMES
-from nanokv.transfer import host_tensors
-from nanokv.transfer.descriptors import describe, is_plain
-from nanokv.transfer.dlpack import describing_function
-from nanokv.transfer.host_tensors import all_in_host_memory, in_host_memory
+from nanokv.transfer.descriptors import DTYPE_CODES, describe, is_plain
+from nanokv.transfer.dlpack import describing_function, dtype_words
+from nanokv.transfer.host_tensors import NativeLook, all_in_host_memory, in_host_memory
 
+NOT_ALIKE: int = NATIVE_NOT_ALIKE.value
 DTYPES = [getattr(torch, name) for name in DTYPE_NAMES if hasattr(torch, name)]
 SHAPES = [(), (0,), (1,), (6,), (2, 3), (3, 2), (6, 1), (1, 6), (2, 0, 3), (1, 2, 3), (2, 3, 1, 1, 1, 1, 1)]
 
 
-@pytest.fixture(autouse=True)
-def native() -> Iterator[None]:
-    """The native code, as a cache in host memory has it, and no memory of other tests' tensors."""
-    compiled()
-    host_tensors._kinds.clear()
-    yield
-    host_tensors._kinds.clear()
+@cache
+def looks() -> NativeLook:
+    return NativeLook()
+
+
+def native_look(tensor: object) -> tuple[int, list[int]]:
+    """What `native.tensors.look` says: the address or -1, and a WHAT record."""
+    words = np.zeros(WHAT.size // WORD, np.int64)
+    return compiled()["look"](tensor, looks().record, words.ctypes.data), words.tolist()
 
 
 def check(tensor: torch.Tensor) -> None:
-    """Twice: the second time it is of the last kind. Raises AssertionError."""
-    for _ in range(2):
-        found = in_host_memory(tensor)
-        if not is_plain(tensor):
-            assert found is None
-            continue
-        assert found is not None
-        what, address = found
-        assert what[:2] == describe(tensor)
-        assert tensor.numel() == 0 or address == tensor.data_ptr()
+    """Python's look and the native one. Raises AssertionError."""
+    found = in_host_memory(tensor)
+    address, words = native_look(tensor)
+    if not is_plain(tensor):
+        assert found is None and address == NOT_ALIKE
+        return
+    assert found is not None
+    assert found[0][:2] == describe(tensor)
+    assert tensor.numel() == 0 or found[1] == tensor.data_ptr()
+    if describing_function() and address != NOT_ALIKE:
+        assert words == found[0].words.tolist() and (tensor.numel() == 0 or address == tensor.data_ptr())
+    assert address != NOT_ALIKE or not tensor.numel() or not describing_function(), "it is of the usual kind"
 
 
 def test_this_torch_describes_tensors() -> None:
     if tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 10):
         assert describing_function()
+        assert sorted(word & 0xFF for word in dtype_words().tolist() if word) == sorted(DTYPE_CODES.values())
     check(torch.ones(4))
-    assert bool(host_tensors._kinds) == (describing_function() is not None)
 
 
 def test_each_dtype_and_shape_is_told_from_each_other() -> None:
@@ -57,7 +64,7 @@ def test_each_dtype_and_shape_is_told_from_each_other() -> None:
     last = tensors[-1]
     for tensor in tensors:
         check(tensor)
-        check(last)  # so that each is looked at with the kind of another
+        check(last)  # what was seen of one is not said of another
 
 
 @st.composite
@@ -105,7 +112,7 @@ def test_what_has_no_bytes_in_order_has_no_place() -> None:
     }
     for name, other in others.items():
         in_host_memory(plain)
-        assert in_host_memory(other) is None, name
+        assert in_host_memory(other) is None and native_look(other)[0] == NOT_ALIKE, name
         check(plain)
 
 
@@ -122,34 +129,13 @@ def test_a_tensor_that_changes_is_looked_at_again() -> None:
     check(tensor)
 
 
-def test_without_the_function_of_torch_it_says_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_tensors, "describing_function", lambda: None)
-    monkeypatch.setattr(host_tensors, "last_kind", [host_tensors.last_kind[0]._replace(look=host_tensors._never)])
-    test_each_dtype_and_shape_is_told_from_each_other()
-    test_what_has_no_bytes_in_order_has_no_place()
-    assert not host_tensors._kinds
-
-
 def test_a_look_leaves_no_error_behind() -> None:
-    check(torch.eye(3))
-    kind = host_tensors.last_kind[0]
-    for other in (torch.eye(3).to_sparse(), torch.eye(3).to_sparse_csr()):
-        assert kind.look(other, kind.record) == -1
+    for other in (torch.eye(3).to_sparse(), torch.eye(3).to_sparse_csr(), torch.eye(3).to("meta")):
+        assert native_look(other)[0] == NOT_ALIKE
         assert max(1, 2) == 2  # a call into C with an error set would raise SystemError
-    for wrong in ((), (torch.eye(3),), (torch.eye(3), "record")):
+    for wrong in ((), (torch.eye(3),), (torch.eye(3), "record", 0)):
         with pytest.raises(TypeError):
-            kind.look(*wrong)
-
-
-def test_threads_that_look_at_different_tensors() -> None:
-    def look(shape: tuple[int, ...]) -> None:
-        tensor = torch.zeros(shape)
-        for _ in range(5_000):
-            found = in_host_memory(tensor)
-            assert found is not None and found[0].nbytes == tensor.nbytes and found[1] == tensor.data_ptr()
-
-    with ThreadPoolExecutor(4) as threads:
-        list(threads.map(look, [(4,), (2, 2), (5,), (4,)]))
+            compiled()["look"](*wrong)
 
 
 def test_many_that_are_not_alike_have_nothing_in_common() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 import nanokv
 from nanokv import errors
-from nanokv.api.objects import _NO_DEFAULT
+from nanokv.transfer.object_calls import NO_DEFAULT
 
 PUBLIC = [
     "Digests",
@@ -41,7 +41,7 @@ METHODS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"key": EMPTY, "tensor": EMPTY},
         {"preferred_segment": None, "exist_ok": False, "hold": None, "timeout": 0.0, "replicas": 0},
     ),
-    "get": ({"key": EMPTY, "default": _NO_DEFAULT}, {"dst": None, "reinterpret": False}),
+    "get": ({"key": EMPTY, "default": NO_DEFAULT}, {"dst": None, "reinterpret": False}),
     "get_part": ({"key": EMPTY, "offset": EMPTY, "nbytes": EMPTY}, {"dst": None}),
     "remove": ({"key": EMPTY}, {}),
     "open_for_write": ({"key": EMPTY, "bytes_total": EMPTY}, {"preferred_segment": None, "hold": None, "timeout": 0.0}),

@@ -12,6 +12,7 @@ import nanokv
 from nanokv.config import Alloc
 from nanokv.fsck import check_cache
 from nanokv.heap.shm import list_worlds, remove_world
+from nanokv.transfer import object_calls
 
 World: TypeAlias = "list[nanokv.NanoKVCache]"  # a string: importing the cache takes torch
 MakeWorld = Callable[..., World]
@@ -56,6 +57,13 @@ def close_and_check(world: World) -> None:
         for cache in living:
             cache.close()
     assert not breaches, "fsck after the test:\n" + "\n".join(map(str, breaches))
+
+
+@pytest.fixture
+def calls_in_python() -> Iterator[None]:
+    """Caches that the test makes have no native calls: to compare the two ways, or to inject faults into Python's."""
+    with object_calls.calls_in_python():
+        yield
 
 
 @pytest.fixture

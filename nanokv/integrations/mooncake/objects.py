@@ -73,7 +73,7 @@ class Objects:
         self.world, self.segments = world, segments
         self._machine, self._allocation, self._single = world._machine, world._allocation, world._single
         self._bases = world._heap.bases
-        self._leases, self.small = Leases(self._machine), SmallReads(world._direct)
+        self._leases, self.small = Leases(self._machine), SmallReads(world._calls)
         self.digest: Callable[[bytes], KeyDigest] = world._hash
         self.most = world._geometry.max_object_bytes
         self._reserving = Hasher(_NAMESPACE)

@@ -4,7 +4,7 @@ import ctypes
 import threading
 
 from nanokv.integrations.mooncake.stored import TAIL
-from nanokv.transfer.direct import Direct
+from nanokv.transfer.object_calls import ObjectCalls
 
 SMALL = 64 << 10  #: bytes of a value and what lies behind it
 
@@ -21,11 +21,11 @@ class SmallReads:
     """Reads that do the usual, and leave all else to `Objects.read`: it answers why there is no value.
 
     Args:
-        direct: the native calls of a world; None: it has none.
+        calls: of a world.
     """
 
-    def __init__(self, direct: Direct | None) -> None:
-        self._direct, self._rooms = direct, threading.local()
+    def __init__(self, calls: ObjectCalls) -> None:
+        self._take_object, self._rooms = calls.take, threading.local()
 
     def get(self, key: str) -> bytes | None:
         """A copy of a value; None: left."""
@@ -42,10 +42,8 @@ class SmallReads:
 
     def _take(self, key: str) -> tuple[int, int]:
         """Copy an object to memory of this thread: where it lies, and the bytes of the value; below 0: none."""
-        if self._direct is None:
-            return 0, -1
         room = getattr(self._rooms, "room", None)
         if room is None:
             room = self._rooms.room = _Room()
         name = len(key) if key.isascii() else len(key.encode("utf-8", "surrogatepass"))
-        return room.address, self._direct.take(key, room.address, SMALL) - name - TAIL
+        return room.address, self._take_object(key, room.address, SMALL) - name - TAIL
