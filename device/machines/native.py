@@ -71,6 +71,17 @@ class NativeMachine(CodeMachine):
         """A call of `native.objects`, with the tuple that it is told as its self."""
         return bound(self._code[entry], me)
 
+    def hashes(self, hashing: Any) -> Callable[[list[Any]], Words | None]:
+        """What hashes the keys of a list by a HASHING record: int64 [n, 2]; None if one is unusual."""
+        hash_each = self._code["hash_each"]
+
+        def digests(keys: list[Any]) -> Words | None:
+            words = np.empty((len(keys), 2), np.int64)
+            done: int = hash_each(keys, hashing.ctypes.data, words.ctypes.data)
+            return words if done == len(keys) else None
+
+        return digests
+
     def plan_now(self, owner: int, key: tuple[int, int], nbytes: int, descriptor: Descriptor) -> Begun:
         if any(descriptor):
             return super().plan_now(owner, key, nbytes, descriptor)

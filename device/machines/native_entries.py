@@ -4,10 +4,11 @@ from nanokv.device.fabric import fetches, homes, locations, nixl, pulls
 from nanokv.device.fabric import rounds as fabric
 from nanokv.device.machines.entries import ENTRIES, Entry
 from nanokv.device.native.calls import get_now, plan_now, put_now
+from nanokv.device.native.keys import hash_each
 from nanokv.device.native.many import find_each, get_each, put_each, remove_each, use_each
 from nanokv.device.native.objects import exists_call, get_call, put_call, remove_call, take_call
 from nanokv.device.native.rounds import rounds
-from nanokv.device.native.tensors import look
+from nanokv.device.native.tensors import look, look_each
 from nanokv.device.native.waits import await_ready
 from nanokv.device.native.watch import watch
 
@@ -21,6 +22,8 @@ NATIVE_ENTRIES = ENTRIES | {
     "get_each": Entry(get_each, 1),
     "remove_each": Entry(remove_each, 4),
     "look": Entry(look, 1, objects=1),
+    "look_each": Entry(look_each, 1, objects=1),
+    "hash_each": Entry(hash_each, 1, objects=1),
     "put_call": Entry(put_call, 1, whole=True),
     "get_call": Entry(get_call, 1, whole=True),
     "exists_call": Entry(exists_call, 1, whole=True),

@@ -9,7 +9,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from nanokv.device.memory.triton import copy_bytes, load64, word
+from nanokv.device.memory.triton import copy_bytes, load64, store64, word
 from nanokv.device.native.python_objects import (
     big_endian,
     bytes_at,
@@ -17,8 +17,10 @@ from nanokv.device.native.python_objects import (
     drop,
     int_of,
     item,
+    list_item,
     new_bytes,
     size_of_bytes,
+    size_of_list,
     type_of,
     utf8,
 )
@@ -88,3 +90,21 @@ def digest_of(key: tl.int64, hashing: tl.int64) -> Any:
     elif kind == load64(hashing + H_BYTES_TYPE, "relaxed"):
         return hashed(bytes_at(key), size_of_bytes(key), hashing)
     return False, word(0), word(0)
+
+
+@triton.jit
+def hash_each(keys: tl.int64, hashing: tl.int64, out: tl.int64) -> Any:
+    """The digests of the keys in a list, two words each, up to the first that `Hasher` must judge: how many."""
+    count = size_of_list(keys)
+    i = word(0)
+    known = True
+    while known & (i < count):
+        key = list_item(keys, i)
+        known = key != 0
+        if known:
+            known, low, check = digest_of(key, hashing)
+        if known:
+            store64(out + 2 * i * WORD_BYTES, low, "relaxed")
+            store64(out + (2 * i + 1) * WORD_BYTES, check, "relaxed")
+            i += 1
+    return i

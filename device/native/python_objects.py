@@ -65,6 +65,8 @@ utf8: Any = _of_two("PyUnicode_AsUTF8AndSize")  #: (str, address of its size): t
 new_bytes: Any = _of_two("PyBytes_FromStringAndSize")  #: (0, size): to be filled, and dropped
 bytes_at: Any = _of_one("PyBytes_AsString")  #: the address of what an object of bytes holds
 size_of_bytes: Any = _of_one("PyBytes_Size")
+size_of_list: Any = _of_one("PyList_Size")
+list_item: Any = _of_two("PyList_GetItem")  #: (list, index): not to be dropped; 0: there is none
 call_with: Any = _of_two("PyObject_CallOneArg")  #: (function, object): an object, to be dropped
 
 

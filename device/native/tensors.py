@@ -14,7 +14,7 @@ from numba.core import types
 from numba.extending import intrinsic
 
 from nanokv.device.memory.triton import load64, select, store64, word
-from nanokv.device.native.python_objects import call_with, drop, type_of
+from nanokv.device.native.python_objects import call_with, drop, list_item, size_of_list, type_of
 from nanokv.device.segment.host_records import (
     DTYPE_BYTES_SHIFT,
     DTYPE_CONJUGATED,
@@ -152,3 +152,36 @@ def look(tensor: tl.int64, record: tl.int64, what: tl.int64) -> Any:
     store64(what + WHAT_D5, d5, "relaxed")
     store64(what + WHAT_D6, d6, "relaxed")
     return address
+
+
+@triton.jit
+def look_each(tensors: tl.int64, record: tl.int64, what: tl.int64, out: tl.int64) -> Any:
+    """`look` at the tensors in a list, of which the first fills `what`; their addresses go to `out`.
+
+    Returns how many are alike: up to the first that differs from the first one, or is NOT_ALIKE.
+    """
+    count = size_of_list(tensors)
+    i = word(0)
+    alike = True
+    while alike & (i < count):
+        tensor = list_item(tensors, i)
+        alike = tensor != 0
+        address = word(NOT_ALIKE)
+        if alike:
+            if i == 0:
+                address = look(tensor, record, what)
+            else:
+                address, nbytes, kind, d0, d1, d2, d3, d4, d5, d6 = described(tensor, record)
+                differs = (load64(what + WHAT_BYTES, "relaxed") ^ nbytes) | (
+                    load64(what + WHAT_FORMAT, "relaxed") ^ kind
+                )
+                differs = differs | (load64(what + WHAT_D0, "relaxed") ^ d0) | (load64(what + WHAT_D1, "relaxed") ^ d1)
+                differs = differs | (load64(what + WHAT_D2, "relaxed") ^ d2) | (load64(what + WHAT_D3, "relaxed") ^ d3)
+                differs = differs | (load64(what + WHAT_D4, "relaxed") ^ d4) | (load64(what + WHAT_D5, "relaxed") ^ d5)
+                if (differs | (load64(what + WHAT_D6, "relaxed") ^ d6)) != 0:
+                    address = word(NOT_ALIKE)
+            alike = address != NOT_ALIKE
+        if alike:
+            store64(out + i * WORD_BYTES, address, "relaxed")
+            i += 1
+    return i

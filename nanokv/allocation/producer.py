@@ -248,7 +248,11 @@ class ProducerAllocation:
         """`owner_of` each key, int64 [n]; None if one cannot have its object: the call for that key raises why."""
         try:
             if preferred is None:
-                return np.fromiter((self.owner_of(key, None) for key in keys), np.int64, len(keys))
+                owners = self.routing.owners_of(keys)
+                if self.note_owner is not None:
+                    for owner in np.unique(owners).tolist():
+                        self.note_owner(owner)
+                return owners
             if self.note_owner is not None:
                 self.note_owner(preferred)
             return np.full(len(keys), preferred)

@@ -3,7 +3,11 @@
 from collections.abc import Callable
 from itertools import islice
 
+import numpy as np
+
+from nanokv.device.machines.records import Words
 from nanokv.device.segment.layout import POSITIVE
+from nanokv.digests import Digests
 from nanokv.types import KeyDigest
 
 _POSITIVE: int = POSITIVE.value
@@ -44,6 +48,19 @@ class Routing:
         home = (key.key_check & _POSITIVE) % self._world_size  # as `Geometry.home_rank`, whose call costs more
         if home == self._here or not self.has_gone(home):
             return home
+        return self._instead(key)
+
+    def owners_of(self, keys: Digests) -> Words:
+        """`owner_of` each key without a preferred rank: int64 [n]."""
+        owners: Words = (keys.words[:, 1] & _POSITIVE) % self._world_size
+        for rank in np.unique(owners).tolist():
+            if rank != self._here and self.has_gone(rank):
+                for i in np.flatnonzero(owners == rank).tolist():
+                    owners[i] = self._instead(keys[i])
+        return owners
+
+    def _instead(self, key: KeyDigest) -> int:
+        """The rank that gets an object whose home has gone."""
         start = (key.key_check & _POSITIVE) // self._world_size
         order = ((start + i) % self._world_size for i in range(self._world_size))
         return next((rank for rank in order if rank == self._here or not self.has_gone(rank)), self._rank)

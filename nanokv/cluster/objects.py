@@ -140,10 +140,10 @@ class Objects(ClusterBase):
         """
         if not self._open:
             self._check_open()
-        digest = self._hash(key)
-        found = self.world.get(digest, _ABSENT, dst=dst, reinterpret=reinterpret)
+        found = self.world.get(key, _ABSENT, dst=dst, reinterpret=reinterpret)
         if found is not _ABSENT:
             return found
+        digest = self._hash(key)
         if reinterpret is not False:
             check_reinterpret(reinterpret, dst)
         got, node = self._get_elsewhere(digest)
@@ -219,9 +219,9 @@ class Objects(ClusterBase):
             PeerLost: a node that may have it cannot be reached, and no other one has it.
         """
         self._check_open()
-        digest = self._hash(key)
-        if self.world.exists(digest):
+        if self.world.exists(key):
             return True
+        digest = self._hash(key)
         keys, patience, known = np.array([digest], np.int64), self._patience(), self._known(digest)
         lost, silent = None, None
         if known is not None:

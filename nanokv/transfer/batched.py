@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from nanokv.device.machines.batch import Batch
 
 MOST = 4096  #: keys of a launch, or of a call of native code, which no signal interrupts
-FIRST_LOOK = 8  #: keys that are looked up at once for a prefix without a launch: twice as many each time
+FIRST_LOOK = {"device": 64, "host": 8}  #: keys looked up at once for a prefix, without a launch; then twice as many
 _OK, _FULL, _BUSY = int(Status.OK), int(Status.FULL), int(Status.BUSY)
 _AGAIN = int(Status.TORN)
 _ALONE = (_FULL, _BUSY)  #: a put that needs a call of its own
@@ -121,7 +121,7 @@ class BatchedTransfer:
 
     def prefix(self, keys: Digests) -> int:
         """How many of the first keys can be read, without a gap."""
-        start, look = 0, MOST if self._batch.launches else FIRST_LOOK
+        start, look = 0, MOST if self._batch.launches else FIRST_LOOK[self._allocation.alloc]
         while start < len(keys):
             missing = self.find(keys[start : start + look]) != _OK
             if missing.any():

@@ -1,6 +1,7 @@
 """Tensors whose values are their bytes in host memory, in order: what they are, and where."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -8,9 +9,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from nanokv.device.machines.native_code import code
 from nanokv.device.machines.own_memory import plain_tensor
-from nanokv.device.machines.records import What
-from nanokv.device.segment.host_records import LOWEST, TENSOR
+from nanokv.device.machines.records import What, Words
+from nanokv.device.segment.host_records import LOWEST, TENSOR, WHAT
+from nanokv.device.segment.layout import WORD
 from nanokv.errors import InvalidArgument
 from nanokv.transfer.descriptors import MAY_BE_LAZY, check_alike_apart, check_rows_apart, is_plain, what_of
 from nanokv.transfer.dlpack import describing_function, dtype_words
@@ -34,6 +37,12 @@ class NativeLook:
         self._words["is_neg"], self._words["is_conj"] = id(self._held[0]), id(self._held[1])
         self._words["function"], self._words["dtypes"] = describing_function(), dtypes.ctypes.data
         self.record = int(self._words.ctypes.data)
+
+
+@cache
+def native_look() -> NativeLook:
+    """That of this process: native code uses it with the interpreter's lock."""
+    return NativeLook()
 
 
 def in_host_memory(tensor: Tensor) -> tuple[What, int] | None:
@@ -61,6 +70,11 @@ def all_in_host_memory(tensors: Sequence[Tensor] | Tensor) -> tuple[What, npt.ND
         return None
     if type(tensors) is Tensor:
         return _rows(tensors)
+    look_each = code().get("look_each")
+    if look_each is not None and describing_function() is not None:
+        alike = _alike(look_each, tensors if type(tensors) is list else list(tensors))
+        if alike is not None:
+            return alike
     addresses = []
     first: What | None = None
     for tensor in tensors:
@@ -70,6 +84,16 @@ def all_in_host_memory(tensors: Sequence[Tensor] | Tensor) -> tuple[What, npt.ND
         addresses.append(found[1])
     assert first is not None
     return first, np.array(addresses, np.int64)
+
+
+def _alike(look_each: Callable[..., int], tensors: list[Tensor]) -> tuple[What, Words] | None:
+    """`all_in_host_memory` in one native call, of what is usual."""
+    words, addresses = np.empty(WHAT.size // WORD, np.int64), np.empty(len(tensors), np.int64)
+    at = int(words.ctypes.data)
+    if look_each(tensors, native_look().record, at, addresses.ctypes.data) != len(tensors):
+        return None
+    nbytes, *descriptor = words.tolist()
+    return What(nbytes, tuple(descriptor), at, words), addresses
 
 
 def alike_destinations(dsts: Sequence[Tensor] | Tensor) -> tuple[What, npt.NDArray[np.int64]] | None:

@@ -46,7 +46,7 @@ from nanokv.status_errors import error_for
 from nanokv.terms import Hold, terms_of
 from nanokv.transfer.descriptors import RAW, what_of
 from nanokv.transfer.dlpack import describing_function
-from nanokv.transfer.host_tensors import NativeLook
+from nanokv.transfer.host_tensors import native_look
 from nanokv.transfer.single import SingleTransfer
 from nanokv.types import Key, KeyDigest
 
@@ -104,7 +104,7 @@ def object_calls(python: "PythonCalls", machine: Machine) -> ObjectCalls:
 
 def _native_calls(python: "PythonCalls", machine: NativeMachine, allocation: ProducerAllocation) -> ObjectCalls:
     heap, geometry = python.heap, machine.geometry
-    calls, hashing, look = np.zeros((), CALLS.dtype), _hashing(python.hasher), NativeLook()
+    calls, hashing, look = np.zeros((), CALLS.dtype), hashing_record(python.hasher), native_look()
     liveness, peers = heap.liveness(), _peers(heap, allocation)
     objects: dict[str, Any] = {
         "none": None,
@@ -145,6 +145,7 @@ def _native_calls(python: "PythonCalls", machine: NativeMachine, allocation: Pro
     for name, value in words.items():
         calls[name] = value
     python.serve(NativeRecords(calls, peers))
+    python.hasher.each_natively = machine.hashes(hashing)
     held = (calls, hashing, look, peers, liveness, objects, machine, xxhash.xxh3_128_digest)
     me = (int(calls.ctypes.data), held)
     chosen = ObjectCalls(python)
@@ -155,7 +156,8 @@ def _native_calls(python: "PythonCalls", machine: NativeMachine, allocation: Pro
     return chosen
 
 
-def _hashing(hasher: Hasher) -> Any:
+def hashing_record(hasher: Hasher) -> Any:
+    """A HASHING record: what native code knows of a cache's keys."""
     record = np.zeros((), HASHING.dtype)
     record["prefix"] = np.frombuffer(hasher.prefix, np.int64, PREFIX_WORDS)
     record["upper"], record["tag"] = hasher.upper, hasher.signed_tag
