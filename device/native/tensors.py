@@ -2,6 +2,7 @@
 
 torch fills a DLTensor by a C function, which it hands out for that (DLPack 1.3, `DLPackExchangeAPI` in dlpack.h). It
 takes a tenth of a microsecond; Python takes half as long for each property of a tensor, of which a put needs seven.
+It does not say whether values are lazily negated or conjugated: torch's own functions do (`transfer.lazy_tensors`).
 """
 
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from numba.core import types
 from numba.extending import intrinsic
 
 from nanokv.device.memory.triton import load64, select, store64, word
-from nanokv.device.native.python_objects import call_with, drop, list_item, size_of_list, type_of
+from nanokv.device.native.python_objects import list_item, size_of_list, type_of
 from nanokv.device.segment.host_records import (
     DTYPE_BYTES_SHIFT,
     DTYPE_CONJUGATED,
@@ -25,12 +26,12 @@ from nanokv.device.segment.host_records import (
     T_DEVICE,
     T_DIMS,
     T_DTYPES,
-    T_FALSE,
     T_FUNCTION,
     T_IS_CONJ,
     T_IS_NEG,
     T_KIND,
     T_OFFSET,
+    T_REFERENCE,
     T_STRIDES,
     T_TYPE,
     WHAT_BYTES,
@@ -62,6 +63,18 @@ def fill(typing: Any, function: Any, tensor: Any, out: Any) -> tuple[Any, Callab
     return types.int64(types.int64, types.int64, types.int64), emit
 
 
+@intrinsic
+def is_lazy(typing: Any, function: Any, reference: Any) -> tuple[Any, Callable[..., Any]]:
+    """Call a C++ function of torch: bool (*)(const at::Tensor &). 1 or 0."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        word, byte = ir.IntType(64), ir.IntType(8)
+        callee = builder.inttoptr(args[0], ir.FunctionType(byte, [word]).as_pointer())
+        return builder.zext(builder.and_(builder.call(callee, args[1:]), byte(1)), word)
+
+    return types.int64(types.int64, types.int64), emit
+
+
 @triton.jit
 def dtype_word(kind: tl.int64, tensor: tl.int64) -> Any:
     """What TENSOR.dtypes says of DLPack's dtype in the upper half of `kind`; 0: nothing."""
@@ -69,15 +82,6 @@ def dtype_word(kind: tl.int64, tensor: tl.int64) -> Any:
     place = (code << 5) | (bits >> 3)
     known = (code < 32) & ((bits & 7) == 0) & (lanes == 1)
     return load64(load64(tensor + T_DTYPES, "relaxed") + select(known, place, word(0)) * WORD_BYTES, "relaxed")
-
-
-@triton.jit
-def says(function: tl.int64, thing: tl.int64, answer: tl.int64) -> Any:
-    """Whether a function of Python answers with this object. It may let other threads run."""
-    got = call_with(function, thing)
-    if got != 0:
-        drop(got)
-    return got == answer
 
 
 @triton.jit
@@ -94,7 +98,7 @@ def described(tensor: tl.int64, record: tl.int64) -> Any:
     """What a tensor is, by a TENSOR record: (address, bytes, FORMAT bits, seven dimensions).
 
     The address is NOT_ALIKE where the values are not the bytes in host memory, in order, of a dtype that can be stored;
-    or torch cannot say, or it may have no memory of its own. Nothing of the record is read after others may have run.
+    or torch cannot say, or it may have no memory of its own. No other thread runs meanwhile.
     """
     no = word(0)
     none = word(NOT_ALIKE)
@@ -123,16 +127,11 @@ def described(tensor: tl.int64, record: tl.int64) -> Any:
     d0, d1, d2 = dimension(dims, word(0), ndim), dimension(dims, word(1), ndim), dimension(dims, word(2), ndim)
     d3, d4, d5 = dimension(dims, word(3), ndim), dimension(dims, word(4), ndim), dimension(dims, word(5), ndim)
     d6 = dimension(dims, word(6), ndim)
-    false, is_neg, is_conj = (
-        load64(record + T_FALSE, "relaxed"),
-        load64(record + T_IS_NEG, "relaxed"),
-        load64(record + T_IS_CONJ, "relaxed"),
-    )
     if (dtype & DTYPE_NEGATED) != 0:
-        if not says(is_neg, tensor, false):
+        if is_lazy(load64(record + T_IS_NEG, "relaxed"), tensor + load64(record + T_REFERENCE, "relaxed")) != 0:
             address = none
     if (dtype & DTYPE_CONJUGATED) != 0:
-        if not says(is_conj, tensor, false):
+        if is_lazy(load64(record + T_IS_CONJ, "relaxed"), tensor + load64(record + T_REFERENCE, "relaxed")) != 0:
             address = none
     nbytes = items * ((dtype >> DTYPE_BYTES_SHIFT) & DTYPE_MASK)
     return address, nbytes, (dtype & DTYPE_MASK) | (ndim << NDIM_SHIFT), d0, d1, d2, d3, d4, d5, d6

@@ -98,9 +98,9 @@ TENSOR = Record(
         Field("type", "<i8", "address of the type of tensors"),
         Field("function", "<i8", "address of torch's function that fills the DLTensor"),
         Field("dtypes", "<i8", "address of a word per dtype of DLPack: see `transfer.dlpack.dtype_words`; 0: another"),
-        Field("is_neg", "<i8", "torch's Tensor.is_neg, which says whether values are lazily negated"),
-        Field("is_conj", "<i8", "torch's Tensor.is_conj, which says whether they are lazily conjugated"),
-        Field("false", "<i8", "False"),
+        Field("is_neg", "<i8", "address of torch's function that says whether values are lazily negated"),
+        Field("is_conj", "<i8", "and of that which says whether they are lazily conjugated"),
+        Field("reference", "<i8", "bytes from the address of a tensor in Python to torch's own, for these functions"),
     ],
 )
 
@@ -115,7 +115,7 @@ T_FUNCTION = TENSOR.at("function")
 T_DTYPES = TENSOR.at("dtypes")
 T_IS_NEG = TENSOR.at("is_neg")
 T_IS_CONJ = TENSOR.at("is_conj")
-T_FALSE = TENSOR.at("false")
+T_REFERENCE = TENSOR.at("reference")
 
 # a word of TENSOR.dtypes: the stored code, the bytes of an element, and what may be lazy
 DTYPE_BYTES_SHIFT = tl.constexpr(8)

@@ -106,7 +106,7 @@ class Many(Objects):
         digests = self._hasher.each(keys)
         if dsts is None and self._calls.is_native:
             get = self._calls.get
-            return [get(digest, None, None, False) for digest in digests]
+            return [get(key, None, None, False) for key in keys]
         if dsts is None:
             found = self._batched.get(digests)
             self._settle(keys, digests, [each if isinstance(each, int) else _OK for each in found], found)

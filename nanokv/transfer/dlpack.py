@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nanokv.device.machines.own_memory import plainly
 from nanokv.device.machines.records import Words
 from nanokv.device.segment.host_records import (
     DTYPE_BYTES_SHIFT,
@@ -18,6 +19,7 @@ from nanokv.device.segment.host_records import (
 )
 from nanokv.device.segment.layout import WORD
 from nanokv.transfer.descriptors import DTYPE_CODES, MAY_BE_LAZY
+from nanokv.transfer.lazy_tensors import lazy_functions
 
 _CAPSULE = b"dlpack_exchange_api"
 _MAJOR = 1  #: another one may have other structures
@@ -62,11 +64,12 @@ def dtype_words() -> Words:
     if address is None:
         return words
     fill = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_void_p)(address)
-    for dtype, code in DTYPE_CODES.items():
-        with contextlib.suppress(Exception):  # DLPack has no such dtype, as this torch knows it
+    known = [dtype for dtype in DTYPE_CODES if dtype not in MAY_BE_LAZY or lazy_functions() is not None]
+    for dtype in known:
+        with contextlib.suppress(Exception), plainly():  # DLPack has no such dtype, as this torch knows it
             if fill(torch.empty(0, dtype=dtype, device="cpu"), record.ctypes.data) == 0:
                 kind = int(record[TENSOR.offsets["kind"] // WORD]) >> 32
-                word = code | dtype.itemsize << DTYPE_BYTES_SHIFT.value
+                word = DTYPE_CODES[dtype] | dtype.itemsize << DTYPE_BYTES_SHIFT.value
                 word |= DTYPE_NEGATED.value if dtype in MAY_BE_LAZY else 0
                 word |= DTYPE_CONJUGATED.value if dtype.is_complex else 0
                 if kind >> 16 & 0xFFFF == 1:  # lanes

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +16,7 @@ from nanokv.device.segment.layout import WORD
 from nanokv.errors import InvalidArgument
 from nanokv.transfer.descriptors import MAY_BE_LAZY, check_alike_apart, check_rows_apart, is_plain, what_of
 from nanokv.transfer.dlpack import describing_function, dtype_words
+from nanokv.transfer.lazy_tensors import lazy_functions
 
 _STRIDED = torch.strided
 _LOWEST: int = LOWEST.value
@@ -31,11 +31,12 @@ class NativeLook:
 
     def __init__(self) -> None:
         self._words = np.zeros((), TENSOR.dtype)
-        dtypes = dtype_words()
-        self._held: tuple[Any, ...] = (Tensor.is_neg, Tensor.is_conj, dtypes)
-        self._words["type"], self._words["false"] = id(Tensor), id(False)
-        self._words["is_neg"], self._words["is_conj"] = id(self._held[0]), id(self._held[1])
-        self._words["function"], self._words["dtypes"] = describing_function(), dtypes.ctypes.data
+        self._dtypes = dtype_words()
+        self._words["type"], self._words["function"] = id(Tensor), describing_function()
+        self._words["dtypes"] = self._dtypes.ctypes.data
+        lazy = lazy_functions()
+        if lazy is not None:  # else no dtype that may be lazy is among those that are known
+            self._words["is_neg"], self._words["is_conj"], self._words["reference"] = lazy
         self.record = int(self._words.ctypes.data)
 
 
