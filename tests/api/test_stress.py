@@ -97,3 +97,7 @@ def test_worlds_that_are_gone_leave_nothing(shm_prefix: str) -> None:
     assert after["files"] <= before["files"]
     assert after["lines"] <= before["lines"] + DROPPED // 10  # of malloc and of threads: some, by chance
     assert after["KiB"] <= before["KiB"] + GROWTH
+
+
+def test_the_end_of_a_process_amid_puts_and_gets(shm_prefix: str) -> None:
+    end_amid("moves", shm_prefix)
