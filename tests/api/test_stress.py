@@ -21,7 +21,7 @@ RUNS = 5  #: of a program that ends amid calls
 ENDS = (("returns", 0), ("exits", 7))  #: how, and with which code
 PATIENCE = 120.0  #: seconds for a program; each takes some
 DROPPED = 300  #: worlds
-#: what the process may have more after them, in KiB: far less than one page of each world
+#: what the process may have more after them, in KiB: 30 for each world, of whose heap a rank has 1,024
 GROWTH = 8192
 #: answers of each kind that must have come
 ANSWERS = {
