@@ -45,6 +45,10 @@ class Samples:
         """Forget all, after warming up."""
         self._count = 0
 
+    def keep(self, count: int) -> None:
+        """Forget all but the first `count`."""
+        self._count = min(self._count, count)
+
     @property
     def ns(self) -> npt.NDArray[np.int64]:
         """A copy of all durations in nanoseconds, in the order of the calls."""

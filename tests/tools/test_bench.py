@@ -3,8 +3,11 @@
 import json
 import re
 import subprocess
+import threading
+from itertools import pairwise
 from pathlib import Path
 from time import perf_counter_ns
+from typing import Any
 
 import pytest
 import torch
@@ -12,13 +15,28 @@ import torch
 from nanokv import local_world
 from nanokv.bench.__main__ import main
 from nanokv.bench.questions import full, imports, load, pieces, wait
-from nanokv.bench.suite import catalogue
+from nanokv.bench.suite import busy, catalogue
 from nanokv.bench.suite.other_process import Peer, PeerFailed
 from nanokv.bench.suite.owner import OwnerHere, digest
 from nanokv.bench.suite.record import Record, read
-from nanokv.bench.suite.ring import COPIED, OPERATIONS, Mismatch, Plan, Ring, check_bytes
+from nanokv.bench.suite.ring import (
+    COPIED,
+    OPERATIONS,
+    PUT_GET,
+    Calls,
+    Mismatch,
+    Plan,
+    Prefixes,
+    Ring,
+    TakesTurns,
+    UsualCalls,
+    check_bytes,
+    kinds,
+    take_turns,
+)
 from nanokv.bench.suite.settings import Settings, parse_size, show_size
 from nanokv.bench.suite.timing import Samples
+from nanokv.bench.suite.worlds import MeasuredWorld
 from nanokv.heap import futex, shm
 
 ROOT = Path(__file__).parents[2]
@@ -93,14 +111,20 @@ def test_the_json_says_where_and_what(record: Record) -> None:
 
 def test_latency_has_every_world_size_and_operation(record: Record) -> None:
     systems = {name: (*SYSTEMS, *(["copy_"] if name in COPIED else [])) for name in OPERATIONS}
+    systems["get new"] += ("torch.empty",)
+    others = [f"{name} {kind}" for kind in ("default", "bytes key", "float32", "two kinds") for name in PUT_GET]
+    small: dict[str, tuple[str, ...]] = dict.fromkeys(others, ("NanoKV v2", "copy_"))
+    small |= {"prefix_length": ("NanoKV v2",)} | {f"{name} busy": ("NanoKV v2", "copy_") for name in PUT_GET}
     assert cases(record, "latency") == [
         (heap, size, operation, system)
         for heap in HEAPS
         for size in SIZES
-        for operation in OPERATIONS
-        for system in systems[operation]
+        for operation, shown in (systems | (small if size == 1024 else {})).items()
+        for system in shown
     ]
-    assert {one["n"] for figure in record.of("latency") for one in figure.repetitions} == {ROUNDS}
+    for figure in record.of("latency"):
+        wanted = 1 if figure.case["operation"] == "prefix_length" else ROUNDS
+        assert {one["n"] for one in figure.repetitions} == {wanted}, figure.case
 
 
 def test_load_has_every_rate(record: Record) -> None:
@@ -164,13 +188,82 @@ def test_a_ring_notices_other_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = Plan(64, 1 << 20)
     here, there = local_world(2, plan.heap_bytes, evict=False)
     with here, there:
-        ring = Ring(here, plan, 8)
-        ring.run(2, 8)
-        assert {len(samples) for samples in (*ring.operations.values(), *ring.copies.values())} == {8}
+        ring = Ring(here, plan)
+        calls = UsualCalls(ring, 8)
+        calls.turn(8, 2)
+        assert {len(samples) for samples in (*calls.operations.values(), *calls.copies.values(), calls.empty)} == {8}
         get = here.get
         monkeypatch.setattr(here, "get", lambda key, **how: get(key, **how).zero_())
         with pytest.raises(Mismatch, match="the last object"):
-            ring.check_last(plan.slots + 9)
+            calls.check_last()
+
+
+def test_all_kinds_take_turns_in_one_ring() -> None:
+    plan = Plan(64, 1 << 20)
+    here, there = local_world(2, plan.heap_bytes, evict=False)
+    with here, there:
+        ring = Ring(here, plan)
+        usual = UsualCalls(ring, 5)
+        others = [Calls(ring, kind, 5) for kind in kinds(64)]
+        prefixes = Prefixes(ring, usual.kind, 5)
+        parts: list[TakesTurns] = [usual, prefixes, *others]
+        take_turns([(part, 5) for part in parts], turns=3)
+        for names in ("operations", "copies"):
+            assert [len(getattr(each, names)["put"]) for each in (usual, *others)] == [5, *[10] * len(others)]
+        assert len(prefixes.samples) == 5 and here.stats()["ready"] + there.stats()["ready"] == plan.slots
+        for each in (usual, *others):
+            each.turn(0)
+            each.check_last()
+        ring.fill(usual.kind)
+        here.remove(usual.kind.key(ring.next - 1))
+        with pytest.raises(Mismatch, match="found 0 of 250"):
+            prefixes.turn(1)
+    assert [kind.name for kind in kinds(65)] == ["default", "bytes key"]
+
+
+def test_each_kind_is_called_as_its_row_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each call of two kinds has another tensor than the call before it; only the default names no segment."""
+    plan = Plan(64, 1 << 20)
+    here, there = local_world(2, plan.heap_bytes, evict=False)
+    asked: list[tuple[Any, torch.dtype, bool]] = []
+    put, get = here.put, here.get
+
+    def noted_put(key: Any, tensor: torch.Tensor, **how: Any) -> None:
+        asked.append((key, tensor.dtype, "preferred_segment" in how))
+        put(key, tensor, **how)
+
+    def noted_get(key: Any, dst: torch.Tensor) -> torch.Tensor:
+        asked.append((key, dst.dtype, True))
+        return get(key, dst=dst)
+
+    with here, there:
+        ring = Ring(here, plan)
+        for kind in kinds(64):
+            calls = Calls(ring, kind, 3)
+            ring.fill(kind)
+            with monkeypatch.context() as patch:
+                patch.setattr(here, "put", noted_put)
+                patch.setattr(here, "get", noted_get)
+                calls.turn(3)
+            apart = [one is not other for (_, one, _), (_, other, _) in pairwise(asked)]
+            assert all(apart) if kind.name == "two kinds" else not any(apart)
+            assert {type(key) for key, _, _ in asked} == {bytes if kind.name == "bytes key" else str}
+            assert sum(not named for _, _, named in asked) == (len(asked) // 2 if kind.name == "default" else 0)
+            assert {dtype for _, dtype, _ in asked} >= {torch.float32 if "float32" in kind.name else torch.uint8}
+            asked.clear()
+
+
+def test_a_thread_computes_beside_the_calls() -> None:
+    before = threading.active_count()
+    with busy.computing():
+        thread = next(each for each in threading.enumerate() if each.name == "bench-computing")
+        assert thread.is_alive() and threading.active_count() == before + 1
+    assert not thread.is_alive()
+    here, there = local_world(2, busy.HEAP_BYTES, page_bytes=busy.PAGE_BYTES)
+    with here, there:
+        beside = busy.Beside(20)
+        beside.run(MeasuredWorld(here, OwnerHere(there)))
+    assert [len(each[name]) for each in (beside.operations, beside.copies) for name in PUT_GET] == [20] * 4
 
 
 def test_a_request_that_waits_counts_the_wait() -> None:
