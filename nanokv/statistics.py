@@ -48,10 +48,10 @@ class Stats(TypedDict):
     # this cache's calls
     evictions: int  #: objects that they evicted, from any segment
     timeouts: int  #: waits, of `wait` and other calls with a timeout, that ended without what they waited for
-    put_us_per_page: float  #: mean of whole calls of `put`, every 16th of which is timed; 0.0 if none was
+    put_us_per_page: float  #: mean of whole calls of `put`, every 256th of which is timed; 0.0 if none was
     get_us_per_page: float  #: the same for `get`
     puts: int
-    put_errors: int
+    put_errors: int  #: puts that raised, and those of keys that existed (`exist_ok`)
     bytes_tx: int  #: bytes that it put
     gets: int
     misses: int

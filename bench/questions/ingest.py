@@ -32,6 +32,7 @@ from nanokv.types import KeyDigest
 SIZE = 64  #: bytes of an object, and of a page
 RING = 100_000  #: objects whose announcements wait in the ring, at most
 STREAM = 4000  #: puts of one stream, while the index is looked at
+MOST_STREAMS = 100  #: a stream takes a millisecond: the thread that looks may miss it
 LOOK_SECONDS = 0.0003  #: between two looks at the index
 PATIENCE = 30.0  #: seconds for a stream to end
 STORED, REMOVED = "stored", "removed"
@@ -142,9 +143,9 @@ def ages(returned: list[int], looks: list[Look]) -> Durations:
 
 
 def lags(cache: NanoKVCache, peer: Peer, count: int) -> Durations:
-    """The ages in `count` streams of puts, after one that does not count."""
-    value, found = torch.zeros(SIZE, dtype=torch.uint8), []
-    for stream in range(-1, count):
+    """The ages in `count` streams of puts, after one that does not count; in more, if no look fell into these."""
+    value, found, stream = torch.zeros(SIZE, dtype=torch.uint8), list[Durations](), -1
+    while stream < count or (not any(map(len, found)) and stream < MOST_STREAMS):
         keys = [cache.digest(f"stream {stream}, {i}") for i in range(STREAM)]
         peer.call(f"{HERE}:watch", count=STREAM)
         returned = _put_all(cache, keys, value)
@@ -152,6 +153,7 @@ def lags(cache: NanoKVCache, peer: Peer, count: int) -> Durations:
         cache.remove_many(keys)
         if stream >= 0:
             found.append(ages(returned, looks))
+        stream += 1
     return np.concatenate(found)
 
 

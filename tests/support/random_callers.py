@@ -171,6 +171,7 @@ class Caller:
             options["exist_ok"] = held is not None and self.dice.random() < 0.7
         if self.dice.random() < 0.05:
             self.refused("put, refused", lambda: cache.put(key, torch.zeros((1,) * 8), **options))
+            self.counted["put_errors"] += 1
             return
         try:
             cache.put(key, new.source, **options)
