@@ -4,7 +4,8 @@ descriptors    dtype and shape as words, and tensors that are refused
 host_tensors   tensors whose values are their bytes in host memory: what they are, and where
 dlpack         torch's C function that describes a tensor
 single         one tensor
-direct         one tensor in host memory, by one native call from the key to the answer
+object_calls   put, get, exists, remove and take of one object: native where possible, else in Python
+lazy_tensors   whether a tensor is lazily negated or conjugated, as native code asks
 batched        many tensors: one launch on a GPU, else one by one
 paged          blocks of an engine's paged KV cache
 engine_layers  the tensors of such a cache, and what an object of some of its layers looks like
