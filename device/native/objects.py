@@ -478,9 +478,10 @@ def take_call(me: tl.int64, args: tl.int64, count: tl.int64) -> Any:
     calls = int_of(item(me, word(0)))
     if count == 3:
         world = of(calls, K_TABLE)
-        dst, room = int_of(argument(args, 1)), int_of(argument(args, 2))
+        dst, room = argument(args, 1), argument(args, 2)
         known, low, check = digest_of(argument(args, 0), of(calls, K_HASHING))
-        if known:
+        if known & (type_of(dst) == of(calls, K_INT_TYPE)) & (type_of(room) == of(calls, K_INT_TYPE)):
+            dst, room = int_of(dst), int_of(room)
             taken = word(NOT_TAKEN)
             lock = release_lock()
             status, owner, slot, epoch, payload, nbytes = lookup(world, low, check)

@@ -7,6 +7,7 @@ place is promised, so both are tried with tensors of which the answers are known
 """
 
 import ctypes
+import os
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -40,7 +41,9 @@ def _found() -> LazyFunctions | None:
     probes += [(each, True, False) for each in (torch._neg_view(numbers), torch._neg_view(numbers.real))]
     probes += [(torch._neg_view(numbers.conj()), True, True), (torch.ones(2, device="cpu"), False, False)]
     try:
-        library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"), mode=ctypes.RTLD_GLOBAL)
+        library = ctypes.CDLL(
+            str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"), mode=os.RTLD_NOLOAD | os.RTLD_LAZY
+        )
         functions = [getattr(library, name) for name in _NAMES]
     except (OSError, AttributeError):
         return None
