@@ -303,10 +303,9 @@ def test_no_object_of_python_is_held_or_lost(pair: Pair) -> None:
     for each in keys:
         one.put(each, tensor)
     one.put("floats", floats)
-    one.get(key)
-    gc.collect()
-    before = [sys.getrefcount(thing) for thing in things]
-    for _ in range(500):
+    rounds = 500
+
+    def work() -> None:
         for each in keys:
             one.get(each, dst=tensor)
             one.get(each)
@@ -322,11 +321,19 @@ def test_no_object_of_python_is_held_or_lost(pair: Pair) -> None:
         one.put("floats", floats, exist_ok=True)
         one.get("floats", dst=floats)
         one.put(wrong, tensor, exist_ok=True)
+
+    for _ in range(5):  # what is made at first is no leak
+        work()
+    gc.collect()
+    before = [sys.getrefcount(thing) for thing in things]
+    for _ in range(rounds):
+        work()
     gc.collect()
     after = [sys.getrefcount(thing) for thing in things]
-    assert all(abs(x - y) < 20 for x, y in zip(before, after, strict=True)), list(
-        zip(things, before, after, strict=True)
-    )
+    grown = [
+        (thing, x, y) for thing, x, y in zip(things, before, after, strict=True) if abs(x - y) >= rounds // 2
+    ]  # others hold None and types too, and more of them now and then
+    assert not grown
 
 
 def test_the_memory_goes_with_the_cache() -> None:
