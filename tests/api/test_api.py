@@ -406,6 +406,7 @@ def test_a_listener_that_raises_does_no_harm(world: World, caplog: pytest.LogCap
 def test_evict_until_below_takes_the_oldest(world: World) -> None:
     for i in range(64):
         world[0].put(f"k{i}", filled((PAGE,), torch.uint8, i), preferred_segment=1)
+    time.sleep(0.1)  # the first eviction tells how long objects live here, as long as this one did: not microseconds
     world[1].evict_until_below(63 / 256)  # its code is compiled by now
     time.sleep(0.2)  # so that they are older than the others by far: the choice is not exact
     used = [f"k{i}" for i in range(32) if world[0].get(f"k{i}", None) is not None]
