@@ -8,7 +8,6 @@ import numpy.typing as npt
 
 from nanokv.device.machines.base import Machine
 from nanokv.device.machines.native_code import compiled
-from nanokv.device.machines.native_library import bound
 from nanokv.device.machines.records import Begun, Bell, Descriptor, Place, What, Words
 from nanokv.device.machines.ring_rounds import RingRounds
 from nanokv.device.segment.geometry import Geometry
@@ -69,6 +68,8 @@ class NativeMachine(CodeMachine):
 
     def bound(self, entry: str, me: object) -> Callable[..., Any]:
         """A call of `native.objects`, with the tuple that it is told as its self."""
+        from nanokv.device.machines.native_library import bound  # brings LLVM, which `import nanokv.cache` is spared
+
         return bound(self._code[entry], me)
 
     def hashes(self, hashing: Any) -> Callable[[list[Any]], Words | None]:
