@@ -172,3 +172,9 @@ def test_there_are_no_circles() -> None:
 def test_nanokv_alone_does_not_import_torch() -> None:
     result = run("import nanokv, nanokv.errors, nanokv.types, sys; print('torch' in sys.modules)")
     assert (result.returncode, result.stdout.strip()) == (0, "False"), result.stderr
+
+
+def test_the_cache_is_imported_without_the_compiler() -> None:
+    """LLVM's import takes 20 ms, and an engine may choose when it happens: it comes with the first world."""
+    done = run("import sys, nanokv.cache; print([name for name in ('numba', 'llvmlite') if name in sys.modules])")
+    assert done.stdout == "[]\n", done.stderr

@@ -1,5 +1,6 @@
 """NanoKV below vLLM's own `TieringOffloadingManager`, made by its factories: what is stored comes back bit by bit."""
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -147,6 +148,7 @@ def test_touched_blocks_outlive_others(start: Start) -> None:
     tiered = start(chunks=8, size=8 * 8192, page_bytes=8192, threads=1)
     tiered.compute(keys_of(range(8)))
     context, world = tiered.request(), tiered.tier._joined.world
+    time.sleep(0.1)  # so that those that are touched are younger by far: which one goes is not decided by microseconds
     tiered.manager.touch(keys_of([0, 1, 2, 3, 99]), context)
     tiered.forget()
     for number in range(100, 104):
