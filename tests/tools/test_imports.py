@@ -175,6 +175,8 @@ def test_nanokv_alone_does_not_import_torch() -> None:
 
 
 def test_the_cache_is_imported_without_the_compiler() -> None:
-    """LLVM's import takes 20 ms, and an engine may choose when it happens: it comes with the first world."""
+    """LLVM's import takes 20 ms. And vLLM 0.32 looks through all modules at its start (`triton_utils/dispatcher.py`),
+    where llvmlite 0.47 has an object that claims to have any attribute, `__dict__` too: the engine would not start.
+    """
     done = run("import sys, nanokv.cache; print([name for name in ('numba', 'llvmlite') if name in sys.modules])")
     assert done.stdout == "[]\n", done.stderr
