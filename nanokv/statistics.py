@@ -13,6 +13,7 @@ import numpy.typing as npt
 from nanokv.device.machines.base import Machine
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.geometry import Geometry
+from nanokv.device.segment.host_records import TIMED
 from nanokv.device.segment.layout import DEAD, PINS_SHIFT, READY, RESERVED, STATE_MASK, WRITING
 from nanokv.errors import WaitTimeout
 from nanokv.host_poller.free_pages import FreePages, covered, run_lengths
@@ -207,9 +208,7 @@ _COUNTED_NATIVELY = (
 )
 _COUNTED = (*_COUNTED_NATIVELY, "timeouts")
 _MISSES = (int(Status.MISS), int(Status.NOT_READY))
-#: One of so many calls is timed, and not the first. It takes longer, in code that is rarely run: were it one of a
-#: hundred or more, it would be the p99 of all. As `native.objects.TIMED`.
-TIMED = 256
+_TIMED: int = TIMED.value
 
 
 class Traffic:
@@ -226,11 +225,11 @@ class Traffic:
 
     def put_starts(self) -> int:
         """The clock in ns if this put is to be timed, else 0."""
-        return perf_counter_ns() if self._counts["puts"] % TIMED == 1 else 0
+        return perf_counter_ns() if self._counts["puts"] % _TIMED == 1 else 0
 
     def get_starts(self) -> int:
         """The clock in ns if this get is to be timed, else 0."""
-        return perf_counter_ns() if self._counts["gets"] % TIMED == 1 else 0
+        return perf_counter_ns() if self._counts["gets"] % _TIMED == 1 else 0
 
     def put(self, status: int, nbytes: int, started: int = 0) -> None:
         """Count a put. `started`: of `put_starts`."""

@@ -66,6 +66,11 @@ class NativeMachine(CodeMachine):
     def get_now(self, key: tuple[int, int], dst: int, what: What) -> int:
         return self._get_now(self.table_address, key[0], key[1], dst, what.address)
 
+    def new_kind(self, nbytes: int, descriptor: Descriptor) -> int:
+        """The place of a size, dtype and shape among the NEW records of a cache."""
+        place: int = self._code["new_kind"](descriptor[0], nbytes, *descriptor[1:4])
+        return place
+
     def bound(self, entry: str, me: object) -> Callable[..., Any]:
         """A call of `native.objects`, with the tuple that it is told as its self."""
         from nanokv.device.machines.native_library import bound  # brings LLVM, which `import nanokv.cache` is spared

@@ -6,7 +6,7 @@ from nanokv.device.machines.entries import ENTRIES, Entry
 from nanokv.device.native.calls import get_now, plan_now, put_now
 from nanokv.device.native.keys import hash_each
 from nanokv.device.native.many import find_each, get_each, put_each, remove_each, use_each
-from nanokv.device.native.objects import exists_call, get_call, put_call, remove_call, take_call
+from nanokv.device.native.objects import exists_call, get_call, new_kind, put_call, remove_call, take_call
 from nanokv.device.native.rounds import rounds
 from nanokv.device.native.tensors import look, look_each
 from nanokv.device.native.waits import await_ready
@@ -24,6 +24,7 @@ NATIVE_ENTRIES = ENTRIES | {
     "look": Entry(look, 1, objects=1),
     "look_each": Entry(look_each, 1, objects=1),
     "hash_each": Entry(hash_each, 1, objects=1),
+    "new_kind": Entry(new_kind, 1),
     "put_call": Entry(put_call, 1, whole=True),
     "get_call": Entry(get_call, 1, whole=True),
     "exists_call": Entry(exists_call, 1, whole=True),

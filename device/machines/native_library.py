@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 
 import llvmlite.binding as llvm
 
+from nanokv.device.segment.host_records import TYPE_OFFSET
+
 #: Symbols of the exceptions that compiled code raises. numba lets its names of them (PyExc_TypeError) stand for the
 #: objects; in any other process they are C's variables, which hold pointers to the objects.
 EXCEPTIONS = {f"nanokv_{kind.__name__}": kind for kind in (TypeError, ArithmeticError)}
-TYPE_OFFSET = 8  #: bytes from an object's address to the address of its type, as CPython's macro Py_TYPE has it
 _METH_FASTCALL = 0x80
 _loading = threading.Lock()
 #: Machine code, and the definitions of its functions: they last as long as the process, for nobody knows who still has

@@ -95,13 +95,13 @@ from nanokv.device.segment.host_records import (
     NEW_NBYTES,
     NOT_ALIKE,
     NOT_TAKEN,
+    TIMED,
+    TRIES,
     UNUSUAL,
 )
 from nanokv.device.segment.layout import LOW32, WORD_BYTES
 from nanokv.device.segment.world_table import segment
 
-TIMED = tl.constexpr(256)  #: one of so many calls is timed, and not the first; see `nanokv.statistics`
-TRIES = tl.constexpr(16)  #: how often a reader starts over because the object was replaced while it read
 PLACES = tl.constexpr(NEW_KINDS - 1)
 
 

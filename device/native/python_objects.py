@@ -13,8 +13,9 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
+from nanokv.device.segment.host_records import TYPE_OFFSET
+
 _Emit = Callable[..., Any]
-TYPE_OFFSET = 8  #: bytes from an object's address to the address of its type: `machines.native_library` checks it
 
 
 def _caller(name: str, arguments: int, *, answers: bool = True) -> _Emit:

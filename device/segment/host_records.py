@@ -322,6 +322,11 @@ CHANGE_HEADER = CHANGE.at("header")
 CHANGE_BYTES = CHANGE.size_constant()
 
 SECOND = 1_000_000_000  #: ns
+#: One of so many calls is timed, and not the first. It takes longer, in code that is rarely run: were it one of a
+#: hundred or more, it would be the p99 of all.
+TIMED = tl.constexpr(256)
+TRIES = tl.constexpr(16)  #: how often a reader starts over because the object was replaced while it read
+TYPE_OFFSET = 8  #: bytes from an object's address to the address of its type, as CPython's macro Py_TYPE has it
 SLEEPS = tl.constexpr(1 << 32)  #: added to a status if the owner's poller sleeps and must be woken
 NO_HOLE = tl.constexpr(-1)  #: no ticket
 NO_ROW = tl.constexpr(-1)  #: no STATE word of a READY header has it

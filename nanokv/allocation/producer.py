@@ -61,6 +61,17 @@ class ProducerAllocation:
         self.note_owner = note_owner
         self.owner_of = routing.owner_of if note_owner is None else self._noted_owner_of
 
+    def when_noted(self, tell: Callable[[int], None]) -> None:
+        """Let `tell` be called with each rank that `note_owner` has noted: native calls need not ask for it again."""
+        note = self.note_owner
+        if note is not None:
+
+            def note_and_tell(owner: int) -> None:
+                note(owner)
+                tell(owner)
+
+            self.note_owner = note_and_tell
+
     def _noted_owner_of(self, key: KeyDigest, preferred: int | None) -> int:
         assert self.note_owner is not None
         owner = self._route(key, preferred)

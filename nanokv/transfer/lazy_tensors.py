@@ -17,7 +17,8 @@ import torch
 from nanokv.device.machines.own_memory import plainly
 
 _NAMES = ("_ZN2at6native6is_negERKNS_6TensorE", "_ZN2at6native7is_conjERKNS_6TensorE")
-_PLACES = (16, 24, 32)  #: bytes from the address of an object of Python, behind its head
+#: Bytes of an object's head in CPython. Further behind, a flag before it may say that something else stands there.
+_PLACE = 16
 
 
 class LazyFunctions(NamedTuple):
@@ -49,10 +50,10 @@ def _found() -> LazyFunctions | None:
         return None
     for function in functions:
         function.restype, function.argtypes = ctypes.c_bool, (ctypes.c_void_p,)
-    for place in _PLACES:
-        if all(ctypes.c_size_t.from_address(id(each) + place).value == each._cdata for each, _, _ in probes):
-            answers = [tuple(function(id(each) + place) for function in functions) for each, _, _ in probes]
-            if answers == [(is_neg, is_conj) for _, is_neg, is_conj in probes]:
-                is_neg, is_conj = (ctypes.cast(function, ctypes.c_void_p).value or 0 for function in functions)
-                return LazyFunctions(is_neg, is_conj, place)
-    return None
+    if any(ctypes.c_size_t.from_address(id(each) + _PLACE).value != each._cdata for each, _, _ in probes):
+        return None
+    answers = [tuple(function(id(each) + _PLACE) for function in functions) for each, _, _ in probes]
+    if answers != [(is_neg, is_conj) for _, is_neg, is_conj in probes]:
+        return None
+    is_neg, is_conj = (ctypes.cast(function, ctypes.c_void_p).value or 0 for function in functions)
+    return LazyFunctions(is_neg, is_conj, _PLACE)

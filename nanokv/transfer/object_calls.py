@@ -144,7 +144,9 @@ def _native_calls(python: "PythonCalls", machine: NativeMachine, allocation: Pro
     }
     for name, value in words.items():
         calls[name] = value
-    python.serve(NativeRecords(calls, peers))
+    python.serve(NativeRecords(calls, machine.new_kind))
+    noted = peers["noted"]
+    allocation.when_noted(lambda owner: noted.__setitem__(owner, 1))
     python.hasher.each_natively = machine.hashes(hashing)
     held = (calls, hashing, look, peers, liveness, objects, machine, xxhash.xxh3_128_digest)
     me = (int(calls.ctypes.data), held)
@@ -179,15 +181,11 @@ def _peers(heap: Heap, allocation: ProducerAllocation) -> Any:
 class NativeRecords:
     """What `PythonCalls` tells the native calls of its cache."""
 
-    def __init__(self, calls: Any, peers: Any) -> None:
-        self.calls, self._peers = calls, peers
+    def __init__(self, calls: Any, place: Callable[[int, Descriptor], int]) -> None:
+        self.calls, self._place = calls, place
         self._new: Words = calls["new"].reshape(NEW_KINDS, NEW.size // WORD)
         self._likes: list[Tensor | None] = [None] * NEW_KINDS
         self._lock = threading.Lock()
-
-    def note(self, owner: int) -> None:
-        """A segment has what this cache writes into it before its first object there."""
-        self._peers["noted"][owner] = 1
 
     def see_new(self, made: Tensor) -> None:
         """A tensor was made for an object; the next one for such an object is made by the native call."""
@@ -200,10 +198,7 @@ class NativeRecords:
             self._see(RAW, made.nbytes, like)  # as the bytes that a kernel wrote are got
 
     def _see(self, descriptor: Descriptor, nbytes: int, like: Tensor) -> None:
-        kind, d0, d1, d2 = descriptor[:4]
-        mixed = kind ^ nbytes ^ d0 << 7 ^ d1 << 13 ^ d2 << 19  # as `native.objects.new_kind`
-        mixed ^= mixed >> 17
-        place = (mixed ^ mixed >> 6) & NEW_KINDS - 1
+        place = self._place(nbytes, descriptor)
         with self._lock:
             words = self._new[place]
             words[-1] = 0  # what was there is not found any more, and may go
@@ -266,8 +261,6 @@ class PythonCalls:
             if timeout and status in NO_ROOM:
                 status = self._room(timeout, partial(self.put_once, digest, tensor, preferred, hold, copies))
         self._traffic.put(status, tensor.nbytes, started)
-        if status == _OK and self._native is not None and isinstance(self.allocation, ProducerAllocation):
-            self._native.note(self.allocation.owner_of(digest, preferred))
         if status and not (exist_ok and status == _DUPLICATE):
             self.put_failed(status, key, tensor, preferred)
 

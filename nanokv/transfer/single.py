@@ -16,6 +16,7 @@ from nanokv.device.machines.own_memory import plain_tensor, plainly
 from nanokv.device.machines.records import NO_TERMS, Descriptor, Found, Place, Terms, What, Words
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.clock import now_ns
+from nanokv.device.segment.host_records import TRIES as READ_TRIES
 from nanokv.device.segment.layout import CHECKSUM_SHIFT
 from nanokv.errors import InvalidArgument
 from nanokv.heap.base import Heap
@@ -33,7 +34,7 @@ from nanokv.types import KeyDigest
 
 _SIZE, _TORN = int(Status.SIZE), int(Status.TORN)  # the enumeration takes 0.1 us each time
 _AGAIN = (_SIZE, _TORN)
-TRIES = 16  #: how often a reader starts over because the object was replaced while it read
+TRIES: int = READ_TRIES.value  #: how often a reader starts over because the object was replaced while it read
 
 
 class SingleTransfer:

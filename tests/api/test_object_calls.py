@@ -186,6 +186,15 @@ def test_usual_calls_run_no_function_of_python() -> None:
         assert served(one.put, "held", values(), hold=9.0) != []
 
 
+def test_a_segment_is_noted_once() -> None:
+    """The first put writes the quota into the segment, in Python; the others need not."""
+    for cache in pair_of(quota_bytes=1 << 19):
+        with cache:
+            assert served(cache.put, "first", values()) != []
+            assert (served(cache.put, "second", values()) == []) == cache._calls.is_native
+            assert cache.get("first", dst=values()).equal(values())
+
+
 def test_wrong_calls_are_told_alike(pair: Pair) -> None:
     stranger = KeyDigest(5, 77 << 32)
     wrong: list[Any] = [
