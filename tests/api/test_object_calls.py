@@ -188,7 +188,7 @@ def test_usual_calls_run_no_function_of_python() -> None:
 
 def test_a_segment_is_noted_once() -> None:
     """The first put writes the quota into the segment, in Python; the others need not."""
-    for cache in pair_of(quota_bytes=1 << 19):
+    for cache in pair_of(quota_bytes=1 << 19, namespace="a tenant"):
         with cache:
             assert served(cache.put, "first", values()) != []
             assert (served(cache.put, "second", values()) == []) == cache._calls.is_native
