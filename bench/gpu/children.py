@@ -109,6 +109,8 @@ class Items:
             try:
                 yield from self._follow(child, end)
             finally:
+                if not self.left:
+                    child.leave()
                 child.end()
             if child.cut:
                 return
@@ -206,6 +208,11 @@ class _Child:
             else:
                 self.at = None
             yield line
+
+    def leave(self) -> None:
+        """Give it time to end by itself: it has nothing more to do."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(FAREWELL_SECONDS)
 
     def end(self) -> None:
         """End it and all that it has started. It first prints where it stands, if it still runs."""

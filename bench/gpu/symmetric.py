@@ -23,8 +23,9 @@ def run(device: torch.device, settings: GpuSettings, keep: Keep) -> None:
     with tempfile.TemporaryDirectory() as folder:
         os.environ.update(ENVIRONMENT)
         meet = f"file://{Path(folder) / 'store'}"
-        torch.cuda.set_device(device)
-        dist.init_process_group("nccl", init_method=meet, rank=0, world_size=1, device_id=_numbered(device))
+        numbered = _numbered(device)  # torch sets no device that has no number
+        torch.cuda.set_device(numbered)
+        dist.init_process_group("nccl", init_method=meet, rank=0, world_size=1, device_id=numbered)
         try:
             for size in settings.sizes:
                 keep(_measure(device, settings, size))

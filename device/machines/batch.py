@@ -77,7 +77,7 @@ class Batch:
         self.prefix = torch.zeros(1, dtype=torch.int64, device=device)
         self.reported = torch.zeros(capacity, dtype=torch.int64, device="cpu", pin_memory=self._on_gpu)
         self._pages = pages
-        self._tiles = 0
+        self._tiles: int | None = None  # a table that a kernel writes may have as many as there can be
         self._found = torch.zeros(0, FOUND_WORDS.value, dtype=torch.int64, device=device)
         self._filled = torch.cuda.Event() if self._on_gpu else None  # type: ignore[no-untyped-call]
         self._ctas = ctas or default_ctas(device)
@@ -170,13 +170,14 @@ class Batch:
     def launch(self, kernel: Any, *args: Any) -> None:
         """Launch a kernel whose first arguments are the world and the requests, as those of `many` are.
 
-        The result does not depend on the number of CTAs. A captured launch may be replayed with other requests, so it
-        gets all CTAs.
+        The result does not depend on the number of CTAs. A launch gets as many as `fill` found work for; all CTAs if
+        it is captured, since it may be replayed with other requests, or if nobody called `fill`: a kernel writes them.
         """
         words = (arg.data_ptr() if isinstance(arg, torch.Tensor) else arg for arg in (self.requests, *args))
         with self._entered(), nullcontext() if self._on_gpu else INTERPRETER:
             captured = self._on_gpu and torch.cuda.is_current_stream_capturing()
-            ctas = self._ctas if captured else min(self._ctas, max(self._tiles, 1))
+            unknown = captured or self._tiles is None
+            ctas = self._ctas if unknown else min(self._ctas, max(self._tiles or 0, 1))
             kernel[(ctas,)](self._world, *words, num_warps=1, **self._options)
 
     def _entered(self) -> AbstractContextManager[Any]:

@@ -27,7 +27,7 @@ from nanokv.device.machines.lane import Lane, Launch, calling, check_compiler
 from nanokv.device.machines.launch_ring import RingReader
 from nanokv.device.machines.native_code import gpu_code
 from nanokv.device.machines.records import Descriptor, Drained, Place, Request, Words
-from nanokv.device.machines.triton_keys import hash_in_order
+from nanokv.device.machines.triton_keys import settle_functions
 from nanokv.device.protocol.status import Status
 from nanokv.device.segment.geometry import Geometry
 
@@ -56,7 +56,7 @@ class LaunchMachine(Machine):
     def __init__(self, geometry: Geometry, table: Words, segments: list[torch.Tensor], device: torch.device) -> None:
         check_kernels_run(device)
         if device.type == "cuda":
-            hash_in_order()
+            settle_functions()
         self._device = device
         self._watches = device.type == "cuda"
         self._segments = segments

@@ -46,6 +46,8 @@ from nanokv.device.segment.layout import (
     NEAR_BUCKETS,
     POSITIVE,
     READY,
+    TURN_COPIES_MASK,
+    TURN_COPIES_SHIFT,
     WORD_BYTES,
 )
 from nanokv.device.segment.world_table import (
@@ -134,6 +136,12 @@ def is_copy(entry: tl.int64) -> Any:
 def turn_at(world: World, seg: tl.int64, key_hash: tl.int64) -> Any:
     """The address of a key's turnstile in the segment of its home."""
     return seg + world.turn_base + first_bucket(world, key_hash) * WORD_BYTES
+
+
+@triton.jit
+def copies_passed(turn: tl.int64) -> Any:
+    """How many replicators have passed a turnstile, by its word."""
+    return (turn >> TURN_COPIES_SHIFT) & TURN_COPIES_MASK
 
 
 @triton.jit

@@ -6,8 +6,9 @@ Guarantees
 - Of several removers exactly one makes an object, or a copy of it, DEAD, and frees it: entry, pages, slot, hint
   (`retire`). If it dies on the way, the owner's sweeper goes on from the header. A pinned object stays (I8).
 - After OK no copy of the object (`replicate`) is READY, or becomes so: the remover reads the turnstile, ends what it
-  sees, and passes the turnstile, until nobody else has passed in between, at most ROUNDS times. Then the answer is
-  NOT_READY: some copies are gone, and a remover that tries again goes on.
+  sees, and passes the turnstile, until no replicator has passed in between, at most ROUNDS times. Then the answer is
+  NOT_READY: some copies are gone, and a remover that tries again goes on. Producers and other removers bring no copy,
+  so they make nobody look again: removers of one bucket that go at the same pace, as on a GPU, would do so for ever.
 - A new object of the key, put when the old one was dead, stays: only the first thing that goes may be a primary. A copy
   of the new object may go, as by an eviction.
 - PINNED: nothing was done, if the pin was there when the remover came. A pin that comes meanwhile keeps that copy, and
@@ -27,6 +28,7 @@ from nanokv.device.protocol.activity import enter, leave
 from nanokv.device.protocol.claim import stop_copy
 from nanokv.device.protocol.directory import (
     candidate_at,
+    copies_passed,
     entry_header,
     entry_owner,
     first_place,
@@ -43,7 +45,7 @@ from nanokv.device.protocol.status import CORRUPT, MISS, NOT_READY, OK, PINNED
 from nanokv.device.segment.layout import COUNT_CORRUPT, EVICTED, PIN_BITS, PIN_COUNT, READY, REMOVED
 from nanokv.device.segment.world_table import World, header_at, open_world, segment
 
-ROUNDS = tl.constexpr(256)  # looks for copies, while others pass the turnstile
+ROUNDS = tl.constexpr(256)  # looks for copies, while replicators pass the turnstile
 
 
 @triton.jit
@@ -155,10 +157,11 @@ def remove_whole(world: World, key_hash: tl.int64, key_check: tl.int64) -> Any:
         # acquire: the entries of all that have passed (kept). Later ones validate by themselves
         before = add64(turn, 1, "acquire")
         rounds += 1
-        more = (status == OK) & (before != passed) & (rounds < ROUNDS)
-        if (status == OK) & (before != passed) & (rounds == ROUNDS):
+        again = (status == OK) & (copies_passed(before) != copies_passed(passed))
+        more = again & (rounds < ROUNDS)
+        if again & (rounds == ROUNDS):
             status = word(NOT_READY)
-        passed = before + 1
+        passed = before
         seen = word(1)
     return status, owner, copies
 

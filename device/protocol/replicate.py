@@ -24,9 +24,10 @@ Why this is right. The passages of a turnstile are in one order, and each acquir
   replicator while it is TENTATIVE. Once it is FINAL the source was DEAD before the replicator's look, and the
   validation, a read-modify-write of the source's STATE word after the look, fails. So it does not matter when the
   source was found.
-- A removal. It reads the turnstile, ends everything that it sees, and passes the turnstile, until nobody else has
-  passed in between. A copy that passed before that is seen and ended, also one that is WRITING. A copy that passes
-  later was made of an object that was READY after the last passage: there is none.
+- A removal. It reads the turnstile, ends everything that it sees, and passes the turnstile, until no replicator has
+  passed in between: they are counted apart, in the upper half of the word. A copy that passed before that is seen and
+  ended, also one that is WRITING. A copy that passes later was made of an object that was READY after the last passage:
+  there is none.
 - A put with copies commits the primary, which validates it, after the copies have passed; then it commits the copies.
 
 Why the orderings suffice: the turnstile orders the entries and looks; an entry hands nothing over. The STATE word
@@ -76,6 +77,7 @@ from nanokv.device.segment.layout import (
     L_GROUP,
     L_UNTIL,
     LEASED,
+    ONE_COPY_PASSED,
     PRIORITY,
     TERMS_PRIORITY_SHIFT,
     WORD_BYTES,
@@ -143,7 +145,7 @@ def enter_copy(
         status, mine = place(world, home, key_hash, key_check, start, entry)
     if status == OK:
         # acq_rel: others that look see this entry, or this sees what they did (scenario copy-copy)
-        add64(turn_at(world, home, key_hash), 1, "acq_rel")
+        add64(turn_at(world, home, key_hash), ONE_COPY_PASSED, "acq_rel")
         tagged, _ = look(world, home, key_hash, key_check)
         others = tagged & ~(word(1) << mine)
         while (others != 0) & (status == OK):

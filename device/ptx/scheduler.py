@@ -26,6 +26,7 @@ class Machine:
         memory: what kernels access; by default only the tensors of each launch.
         resident: CTAs that run at a time, at most; the others wait for one to end. None: all.
         burst: steps of a warp until another one may go on, on average.
+        in_turns: warps go on one after the other, a step each, as those of a GPU that began together nearly do.
         limit: steps of one launch, at most.
         split_lanes: the chance that a load by all lanes is cut in two, with other warps in between: shows where a
             kernel relies on one value for all lanes, which PTX does not promise.
@@ -47,6 +48,7 @@ class Machine:
         memory: Memory | None = None,
         resident: int | None = None,
         burst: float = 3.0,
+        in_turns: bool = False,
         limit: int = 50_000_000,
         split_lanes: float = 0.0,
         count: bool = False,
@@ -58,6 +60,7 @@ class Machine:
         self.seed = seed
         self.memory = memory if memory is not None else TensorMemory()
         self.resident, self.burst, self.limit, self.split_lanes = resident, burst, limit, split_lanes
+        self.in_turns = in_turns
         self.price = price
         self.count, self.one_lane_atomics, self.system_scope = count, one_lane_atomics, system_scope
         self.findings: Tally[tuple[str, str, str]] = Tally()
@@ -107,13 +110,14 @@ class Machine:
         places, ready = launch.ctas()[::-1], launch.ready
         running: list[Cta] = []
         done: list[Warp] = []
-        most, steps = self.resident or len(places), 0
+        most, steps, turn = self.resident or len(places), 0, 0
         while places or running:
             while places and len(running) < most:
                 running.append(Cta(launch, places.pop()))
             if not ready:
                 raise launch.stuck([warp for cta in running for warp in cta.warps])
-            warp = ready[int(self.dice.random() * len(ready))]
+            turn = (turn + 1) % len(ready) if self.in_turns else int(self.dice.random() * len(ready))
+            warp = ready[turn]
             steps += self._burst(warp, len(ready) == 1 and len(running) == 1 and not places)
             if warp.done:
                 warp.cta.ended(warp)
@@ -134,7 +138,7 @@ class Machine:
                 steps += 1
                 if not warp.step() or warp.waiting is not None or steps > self.limit:
                     return steps
-                if not alone and dice() * burst < 1.0:
+                if not alone and (self.in_turns or dice() * burst < 1.0):
                     return steps
         except PtxError as error:
             if not isinstance(error, Unsupported) and not str(error).startswith("CTA "):

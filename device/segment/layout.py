@@ -19,7 +19,7 @@ import triton.language as tl
 from nanokv.device.segment.record import LINE, Field, Record
 
 MAGIC = 0x314B_564F_4E41_4E00  # "\0NANOKV1"
-VERSION = 8
+VERSION = 9
 WORD = 8
 SIZE_CLASSES = 24  # at most
 SHARDS = 64
@@ -143,7 +143,7 @@ REGIONS = (
     Region("headers", "hdr_base", OBJ_HEADER.dtype, ("hdr_count",), "the header arena"),
     Region("descriptors", "desc_base", OBJ_DESC.dtype, ("hdr_count",), "the descriptors"),
     Region("directory", "dir_base", U64, ("dir_buckets",), "the directory", BUCKET_ENTRIES),
-    Region("turnstiles", "turn_base", U64, ("dir_buckets",), "the directory's turnstiles, one word per bucket"),
+    Region("turnstiles", "turn_base", U64, ("dir_buckets",), "the directory's turnstiles: TURN words, one per bucket"),
     Region("ring", "ann_base", U64, ("ann_capacity",), "the announce ring"),
     Region("pins", "pin_base", U64, ("pin_slots",), "the pin ledger"),
     Region("layouts", "layouts_base", LAYOUT.dtype, ("world_size",), "the table of layouts", RANK_LAYOUTS),
@@ -301,6 +301,8 @@ BITS = (
     Bits("ENTRY", "rank", 14, 10, "the rank whose segment holds the header"),
     Bits("ENTRY", "header", 24, 26, "header slot in that segment"),
     Bits("ENTRY", "epoch", 50, 14, "low bits of the header's epoch"),
+    Bits("TURN", "passages", 0, 32, "passages of producers and removers so far; what it carries over is harmless"),
+    Bits("TURN", "copies", 32, 32, "passages of replicators so far: a remover looks again if they grew"),
     Bits("ACCESS", "priority", 0, 2, "0: normal; LOW or HIGH: goes earlier or later than others; KEPT: never evicted"),
     Bits("ACCESS", "time", 2, 59, "in 4 ns; of a lease: when it ends"),
     Bits("ACCESS", "use", 61, 2, "0: put once; 1, 2: used again, once or more often; 3: leased until it is read"),
@@ -400,6 +402,9 @@ CANDIDATES = tl.constexpr(2 * BUCKET_ENTRIES)  # entries that may hold a key
 NEAR_BUCKETS = tl.constexpr(64)  # both buckets of a key are in the same so many
 MOST_COPIES = 7  #: of one object beside its primary; as many more entries of its key are left to others
 BUCKET_BYTES = tl.constexpr(BUCKET_ENTRIES * WORD)
+
+TURN_COPIES_SHIFT, TURN_COPIES_MASK = _bits("TURN", "copies")
+ONE_COPY_PASSED = tl.constexpr(1 << TURN_COPIES_SHIFT.value)
 
 # eviction policies: stored values, never renumber them
 LIFETIMES = tl.constexpr(1)

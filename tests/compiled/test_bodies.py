@@ -30,7 +30,7 @@ OTHERS = [target for target in CAPABILITIES if target != "sm_90"]
 #: those where CTAs compete, so that the order of warps matters
 COMPETING = (
     *("many_ctas_allocate_at_once", "batches_put_and_get", "batches_answer_each_request"),
-    *("batches_of_many_small_objects", "an_exact_heap_refuses_nothing"),
+    *("batches_of_many_small_objects", "an_exact_heap_refuses_nothing", "removers_of_one_bucket_end"),
     *("full_blocks_are_published_in_the_launch", "the_cache_is_written_whatever_becomes_of_an_object"),
 )
 SEEDS = range(1, 4)  #: of other orders
@@ -45,6 +45,12 @@ def run(name: str, target: str, seed: int) -> None:
 @pytest.mark.parametrize("name", QUICK)
 def test_compiled(name: str) -> None:
     run(name, "sm_90", 0)
+
+
+def test_removers_at_the_same_pace_end() -> None:
+    """Random orders part them; in turns each passes the turnstile between two looks of every other one."""
+    with machine_for("sm_90", 0, in_turns=True):
+        BY_NAME["removers_of_one_bucket_end"](torch.device("cpu"))
 
 
 @pytest.mark.exhaustive

@@ -37,7 +37,7 @@ def main() -> int:
         print(json.dumps({group: interpreted(group) if chosen.toy else _names(group) for group in GROUPS}))
         return 0
     if chosen.ptx:
-        with machine_for(chosen.ptx, chosen.seed, split=chosen.split) as machine:
+        with machine_for(chosen.ptx, chosen.seed, split=chosen.split, in_turns=chosen.in_turns) as machine:
             failed = _run(chosen, torch.device("cpu"))
             print(machine.report())
         return failed
@@ -53,6 +53,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--ptx", choices=CAPABILITIES, help="the GPU of which the PTX machine takes the place")
     parser.add_argument("--seed", type=int, default=0, help="of the order in which that machine lets warps go on")
     parser.add_argument("--split", type=float, default=0.0, help="the chance that it cuts a load of 32 lanes in two")
+    parser.add_argument("--in-turns", action="store_true", help="it lets warps go on one after the other, a step each")
     parser.add_argument("--only", help=f"one body, a group of them ({', '.join(GROUPS)}), or {LITMUS}")
     # of the plan
     parser.add_argument("--items", type=json.loads, help=argparse.SUPPRESS)

@@ -15,7 +15,7 @@ from nanokv.device.machines.records import Request
 from nanokv.device.memory.triton import store64
 from nanokv.device.protocol.status import Status
 from nanokv.device.protocol.ticket import TICKET
-from nanokv.device.segment.layout import WORD
+from nanokv.device.segment.layout import ENTRIES_PER_BUCKET, WORD
 from nanokv.host_poller.coalesce import join_free_extents
 from tests.gpu.bodies import PAGE, World, flat, key, world
 
@@ -107,6 +107,19 @@ def an_exact_heap_refuses_nothing(device: torch.device, ctas: int | None = None)
             assert done(made, made.put, puts) == [OK] * count, "joined"
             found = done(made, made.find, [Request(key(n), 0, 0) for n in range(count)])
             assert found == [OK] * count
+
+
+def removers_of_one_bucket_end(device: torch.device) -> None:
+    """As many removals at once as a bucket has entries, all of keys of that bucket: each finds its object."""
+    count = int(ENTRIES_PER_BUCKET.value)
+    with world(device, pages=count, slots=count) as w:
+        made = batch(w, count, ctas=count)
+        keys = [(n * w.geometry.dir_buckets, n + 1) for n in range(count)]
+        data = w.bytes(PAGE, 1)
+        puts = [Request(each, data.data_ptr(), PAGE, 1, flat(PAGE)) for each in keys]
+        for _ in range(3):
+            assert done(made, made.put, puts) == [OK] * count
+            assert done(made, made.remove, [Request(each, 0, 0) for each in keys]) == [OK] * count
 
 
 def tickets_are_ready_for_the_next_launch(device: torch.device) -> None:
@@ -287,6 +300,7 @@ BODIES: tuple[Callable[[torch.device], None], ...] = (
     runs_answer_each_request,
     runs_into_a_small_heap,
     an_exact_heap_refuses_nothing,
+    removers_of_one_bucket_end,
     tickets_are_ready_for_the_next_launch,
     a_batch_is_replayed_from_a_graph,
 )

@@ -94,11 +94,11 @@ def test_everything_that_shapes_a_kernel_is_in_its_key() -> None:
 ORDER = """
 import sys
 from tests.support.compiling import kernels
-from nanokv.device.machines.triton_keys import hash_in_order
+from nanokv.device.machines.triton_keys import settle_functions
 names = "put_many_kernel", "get_many_kernel", "call_put", "put_get_probe_kernel"
 chosen = [kernels()[name].function for name in names]
 if sys.argv[1] == "ours":
-    assert hash_in_order() > 300
+    assert settle_functions() > 300
 keys = [function.cache_key for function in (chosen if sys.argv[2] == "on" else chosen[::-1])]
 print(*(keys if sys.argv[2] == "on" else keys[::-1]))
 """
@@ -106,7 +106,12 @@ print(*(keys if sys.argv[2] == "on" else keys[::-1]))
 
 def keys_of(*arguments: str) -> str:
     """The keys of four kernels, by a process that hashes them on or back, by our rule or as they come."""
-    command = [sys.executable, "-c", ORDER, *arguments]
+    return run_apart(ORDER, *arguments)
+
+
+def run_apart(program: str, *arguments: str) -> str:
+    """What a process of its own prints."""
+    command = [sys.executable, "-c", program, *arguments]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -116,6 +121,19 @@ def test_keys_do_not_depend_on_what_was_launched_first() -> None:
     assert keys_of("ours", "on") == keys_of("ours", "back")
     if tuple(map(int, triton.__version__.split(".")[:2])) < FIRST_WITHOUT_ORDER:
         assert keys_of("theirs", "on") != keys_of("theirs", "back")
+
+
+COMPARED = """
+from tests.support.compiling import kernels
+from nanokv.device.machines.triton_keys import settle_functions
+settle_functions()
+ours, theirs = (kernels()[name].function for name in ("put_many_kernel", "put_get_probe_kernel"))
+print(theirs.cache_key and len(ours.used_global_vals), sorted({name for name, _ in theirs.used_global_vals}))
+"""
+
+
+def test_no_constant_of_ours_is_compared_with_a_launch() -> None:
+    assert run_apart(COMPARED) == "0 ['TILE']\n"
 
 
 def key_elsewhere(root: Path) -> str:

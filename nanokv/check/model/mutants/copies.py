@@ -4,7 +4,7 @@ from nanokv.check.model.mutants.mutant import mutant
 from nanokv.device.protocol import claim, directory, put_copied, remove, replicate
 from nanokv.device.segment.layout import ENTRY_FINAL
 
-PASSAGE = '        add64(turn_at(world, home, key_hash), 1, "acq_rel")\n'
+PASSAGE = '        add64(turn_at(world, home, key_hash), ONE_COPY_PASSED, "acq_rel")\n'
 
 # --- the replicator ---
 mutant(
@@ -109,14 +109,14 @@ mutant(
 mutant(
     "remove-passes-by-load",
     "a remover passes the turnstile by a load",
-    ("copy-remove", "copies-remove"),
+    ("copies-remove-busy", "copy-remove-busy"),
     (remove.remove_whole, 'before = add64(turn, 1, "acquire")', 'before = load64(turn, "acquire")'),
 )
 mutant(
     "remove-no-second-look",
     "a remover does not look again after others have passed",
     ("copy-remove", "copies-remove"),
-    (remove.remove_whole, "(before != passed) & (rounds < ROUNDS)", "(before != before) & (rounds < ROUNDS)"),
+    (remove.remove_whole, "copies_passed(before) != copies_passed(passed)", "before != before"),
 )
 mutant(
     "remove-ready-only",
@@ -127,7 +127,7 @@ mutant(
 mutant(
     "remove-new-object",
     "a remover that looks again ends primaries too, which are newer",
-    ("copies-remove-put", "copy-replace"),
+    ("copies-remove-recopy", "copy-replace"),
     (remove.end_copies, "if is_sure(entry, key_check) & is_copy(entry):", "if is_sure(entry, key_check):"),
 )
 mutant(

@@ -90,6 +90,24 @@ def _remove_copies(world: SmallWorld) -> None:
     world.spawn("copy", lambda: world.replicate(A, 2, rank=2))
 
 
+def _two_copies_left(world: SmallWorld) -> None:
+    _copied(1, 2)(world)
+    _end_one(world, 0)
+
+
+@Scenario(
+    "copies-remove-busy",
+    "a removal of an object that has lost its primary, while a copy that goes is copied further",
+    small(ranks=3),
+    _all_gone,
+    _two_copies_left,
+)
+def _remove_busy_copies(world: SmallWorld) -> None:
+    world.spawn("remover", lambda: world.remove(A, rank=2))
+    world.spawn("copy", lambda: world.replicate(A, 0, rank=1))
+    world.spawn("evicter", partial(_end_one, world, 1))
+
+
 def _new_one_stays(world: SmallWorld) -> None:
     left, (removed, put, found) = _all_alike(world), world.results["writer"]
     expect(removed == Status.OK, f"the removal of an object that is there is answered {removed!r}")
@@ -125,6 +143,23 @@ def _put_stays(world: SmallWorld) -> None:
 def _remove_and_put(world: SmallWorld) -> None:
     world.spawn("remover", lambda: world.remove(A))
     world.spawn("put", lambda: world.put(A, 2))
+
+
+@Scenario(
+    "copies-remove-recopy",
+    "a removal of an object with a copy, while a new one is put and copied",
+    small(ranks=2),
+    _put_stays,
+    _copied(1),
+)
+def _remove_and_recopy(world: SmallWorld) -> None:
+    def put_and_copy() -> Status:
+        answer = world.put(A, 2)
+        world.replicate(A, 1)
+        return answer
+
+    world.spawn("remover", lambda: world.remove(A))
+    world.spawn("put", put_and_copy)
 
 
 def _pinned_or_gone(world: SmallWorld) -> None:
