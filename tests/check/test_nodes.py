@@ -55,12 +55,13 @@ def can_make_namespaces() -> bool:
 
 
 def left_behind() -> set[str]:
-    """Namespaces and folders of checks."""
+    """Namespaces and folders of this process's checks: other tests run theirs beside it."""
+    own = f"nanokv-check-{os.getpid()}-"
     listed = ""
     if shutil.which("ip") is not None:
         listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=False, timeout=60).stdout
-    folders = Path(tempfile.gettempdir()).glob("nanokv-check-*")
-    return {*re.findall(r"nanokv-check-\S+", listed), *map(str, folders)}
+    folders = Path(tempfile.gettempdir()).glob(f"{own}*")
+    return {*re.findall(rf"{own}\S+", listed), *map(str, folders)}
 
 
 # --- whole runs ---

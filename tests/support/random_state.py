@@ -142,6 +142,7 @@ ARGUMENTS = {
     "is_sure": "entry key_check",
     "is_copy": "entry",
     "turn_at": "world home key_hash",
+    "copies_passed": "any",
     "nearest": "world key_hash key_check",
     "stop_copy": "world judged_entry state_word",
     "has_no_copy": "world home key_hash key_check candidate",

@@ -86,22 +86,22 @@ def test_a_block_needs_the_parts_of_all_workers(start_spec: Start) -> None:
 @pytest.mark.surface(MANAGER, "on_request_finished")
 def test_what_was_found_stays_until_it_is_loaded(start_spec: Start) -> None:
     engine = start_spec(size=8 * 1024)
-    old, new = keys_of(range(8)), keys_of(range(100, 108))
+    old = keys_of(range(8))
     engine.compute(old)
     context = engine.request()
     assert engine.find(old[:3], context) == [HIT] * 3
-    engine.compute(new)  # there is room for five of them, if what was found stays
-    engine.manager._world.remove_many([engine.manager._objects(key)[0] for key in old])
-    assert engine.find(old[:3], context) == [HIT] * 3
+    world = engine.manager._world
+    world.evict_until_below(0.0)  # everything that may go
+    assert engine.find(old, context) == [HIT] * 3 + [MISS] * 5
     into, job = engine.begin_load(old[:2], context)  # the third is let go
     engine.manager.on_request_finished(context)
     assert engine.end([job]) == [True]
     for key, blocks in into.items():
         engine.check(key, blocks)
-    engine.manager._world.remove_many([engine.manager._objects(key)[0] for key in old])
+    world.evict_until_below(0.0)
     assert engine.find(old[:3]) == [HIT, HIT, MISS]
     engine.manager.complete_load(set(old[:2]), context)
-    engine.compute(keys_of(range(200, 208)))
+    world.evict_until_below(0.0)
     assert engine.find(old) == [MISS] * 8
 
 
