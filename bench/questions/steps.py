@@ -114,7 +114,7 @@ class Steps:
 
     def __init__(self, cache: NanoKVCache) -> None:
         self._cache = cache
-        self._machine = cache._machine
+        self._machine = cache.engine.machine
         self.source, self.target = random_bytes(SIZE), torch.zeros(SIZE, dtype=torch.uint8)
         self.names = [f"step {i}" for i in range(CALLS)]
         self.digests = [cache.digest(name) for name in self.names]
@@ -127,7 +127,7 @@ class Steps:
     def put_loops(self) -> dict[str, Loop]:
         """The steps of a put, from the whole call to the copy. Those that put find no object of their keys."""
         cache, machine, source = self._cache, self._machine, self.source
-        single, what, address, calls = cache._single, self._what, source.data_ptr(), cache._calls
+        single, what, address, calls = cache.engine.single, self._what, source.data_ptr(), cache.engine.calls
         put = partial(cache.put, tensor=source, preferred_segment=OWNER)
         return {
             STR: partial(_loop, put, self.names),
@@ -144,7 +144,7 @@ class Steps:
     def get_loops(self) -> dict[str, Loop]:
         """The steps of a get, from the whole call to the copy. All objects are there."""
         cache, machine, target = self._cache, self._machine, self.target
-        single, what, address, calls = cache._single, self._what, target.data_ptr(), cache._calls
+        single, what, address, calls = cache.engine.single, self._what, target.data_ptr(), cache.engine.calls
         get = partial(cache.get, dst=target)
         return {
             STR: partial(_loop, get, self.names),
@@ -161,7 +161,7 @@ class Steps:
         return {
             "hash of a str key": partial(_loop, self._cache.digest, self.names),
             "check of a digest": partial(_loop, self._cache.digest, self.digests),
-            "check of the segment": partial(_loop, partial(checked_segment, self._cache._heap), [OWNER] * CALLS),
+            "check of the segment": partial(_loop, partial(checked_segment, self._cache.engine.heap), [OWNER] * CALLS),
             "what the tensor is, and where": partial(_loop, in_host_memory, [self.source] * CALLS),
             "look at the clock": partial(_loop, lambda _: now_ns(), self.names),
             "turn of the loop": partial(_loop, _nothing, self.names),

@@ -76,7 +76,7 @@ def served(call: Any, *arguments: Any, **more: Any) -> list[str]:
 
 def test_v1_has_none() -> None:
     with nanokv.local_world(1, 1 << 20, page_bytes=PAGE, alloc="host")[0] as cache:
-        assert not cache._calls.is_native
+        assert not cache.engine.calls.is_native
 
 
 @pytest.fixture(scope="module", params=WAYS, ids=IDS)
@@ -191,7 +191,7 @@ def test_a_segment_is_noted_once() -> None:
     for cache in pair_of(quota_bytes=1 << 19, namespace="a tenant"):
         with cache:
             assert served(cache.put, "first", values()) != []
-            assert (served(cache.put, "second", values()) == []) == cache._calls.is_native
+            assert (served(cache.put, "second", values()) == []) == cache.engine.calls.is_native
             assert cache.get("first", dst=values()).equal(values())
 
 
@@ -347,7 +347,7 @@ def test_no_object_of_python_is_held_or_lost(pair: Pair) -> None:
 
 def test_the_memory_goes_with_the_cache() -> None:
     (cache,) = nanokv.local_world(1, 1 << 20, page_bytes=PAGE)
-    machine = weakref.ref(cache._machine)
+    machine = weakref.ref(cache.engine.machine)
     gc.collect()
     gc.disable()
     try:
@@ -365,7 +365,7 @@ def test_bytes_of_any_object_are_taken(checksum: bool) -> None:
         room = torch.zeros(2 * PAGE, dtype=torch.uint8)
 
         def take(key: Any) -> int:
-            return cache._calls.take(key, room.data_ptr(), room.numel())
+            return cache.engine.calls.take(key, room.data_ptr(), room.numel())
 
         for key, nbytes in {"none": 0, "one": 1, "ключ": 5000, "all": 2 * PAGE}.items():
             tensor = torch.arange(nbytes, dtype=torch.int64).to(torch.uint8)
@@ -377,9 +377,9 @@ def test_bytes_of_any_object_are_taken(checksum: bool) -> None:
         assert take("floats") == take(b"floats") == 12 and torch.equal(room[:12].view(torch.float32), torch.ones(3))
         if checksum:
             at = cache.get_location("floats").payload_off
-            cache._heap.segment(0)[at] ^= 1
+            cache.engine.heap.segment(0)[at] ^= 1
             assert take("floats") < 0
-            cache._heap.segment(0)[at] ^= 1
+            cache.engine.heap.segment(0)[at] ^= 1
         assert take("floats") == 12
 
 
@@ -387,7 +387,7 @@ def test_what_is_taken_is_whole(pair: Pair) -> None:
     """While another thread replaces it."""
     one, _ = pair
     room, enough = torch.zeros(PAGE, dtype=torch.uint8), threading.Event()
-    take = partial(one._calls.take, "k", room.data_ptr(), PAGE)
+    take = partial(one.engine.calls.take, "k", room.data_ptr(), PAGE)
 
     def replace() -> None:
         for lap in itertools.count():
