@@ -306,11 +306,8 @@ def attach(name: str | None, geometry: Geometry, rank: int, options: Options, ma
         InvalidArgument: an option that the provider does not have, or more ranks than it can have.
     """
     kind = options.heap or ("local" if name is None and geometry.world_size == 1 else "shm")
-    try:
-        spec = world_spec(geometry, options, name or job_name(), master_rank)
-        return open_heap(kind, spec, rank, **options.heap_options)
-    except TypeError as error:
-        raise InvalidArgument(f"heap_options of heap={kind!r}: {error}") from None
+    spec = world_spec(geometry, options, name or job_name(), master_rank)
+    return open_heap(kind, spec, rank, **options.heap_options)
 
 
 def _noting_owners(machine: Machine, options: Options) -> Callable[[int], None] | None:
