@@ -53,7 +53,7 @@ from nanokv.stored_layouts import StoredLayout, stored_in
 from nanokv.terms import Hold, change_to
 from nanokv.transfer.batched import Outcome
 from nanokv.transfer.descriptors import RAW, describe
-from nanokv.transfer.object_calls import MISSING, NO_DEFAULT, ObjectCalls, check_reinterpret
+from nanokv.transfer.object_calls import MISSING, NO_DEFAULT, ObjectCalls, PythonCalls, check_reinterpret
 from nanokv.transfer.single import TRIES
 from nanokv.types import Key, KeyDigest, Left, Loaded, ObjMeta, Saved, WritePlan
 
@@ -126,6 +126,9 @@ class NanoKVCache:
         )
         self.options = engine.options
         self._calls = engine.calls
+        for name, call in engine.calls.native.items():
+            if getattr(type(self), name) is getattr(NanoKVCache, name):  # no subclass has its own
+                vars(self)[name] = call  # spares a call the frame of a method
         self._hasher = engine.hasher
         self._hash = engine.hasher.__call__
         heap = engine.heap
@@ -158,6 +161,8 @@ class NanoKVCache:
             self._lose(partial(forked, process))
 
     def _lose(self, error: Callable[[], NanoKVError]) -> None:
+        for name in self._calls.native:
+            vars(self).pop(name, None)
         gone = Gone(error)
         self.engine, self._calls = cast(Engine, gone), cast(ObjectCalls, gone)
 
@@ -303,7 +308,15 @@ class NanoKVCache:
         Raises:
             DuplicateKey, OutOfMemory, InvalidArgument, PeerLost, WriteLost: nothing was stored.
         """
-        self._calls.put(key, tensor, preferred_segment, exist_ok, hold, timeout, replicas)
+        self._calls.put(
+            key,
+            tensor,
+            preferred_segment=preferred_segment,
+            exist_ok=exist_ok,
+            hold=hold,
+            timeout=timeout,
+            replicas=replicas,
+        )
 
     @overload
     def get(self, key: Key, *, dst: torch.Tensor | None = None, reinterpret: bool = False) -> torch.Tensor: ...
@@ -326,7 +339,7 @@ class NanoKVCache:
             KeyNotFound, NotReady, SegmentCorrupt, PeerLost: the contents of `dst` are undefined.
             InvalidArgument: `dst` does not suit the object; nothing was copied.
         """
-        return self._calls.get(key, default, dst, reinterpret)
+        return self._calls.get(key, default, dst=dst, reinterpret=reinterpret)
 
     def get_part(self, key: Key, offset: int, nbytes: int, *, dst: torch.Tensor | None = None) -> torch.Tensor:
         """Read `nbytes` bytes of an object from the byte `offset` on: a new uint8 tensor, or into `dst`.
@@ -487,9 +500,9 @@ class NanoKVCache:
             check_reinterpret(reinterpret, dsts)
         keys = _listed_keys(keys)
         digests = engine.hasher.each(keys)
-        if dsts is None and self._calls.is_native:
+        if dsts is None and "get" in self._calls.native:
             get = self._calls.get
-            return [get(key, None, None, False) for key in keys]
+            return [get(key, None) for key in keys]
         if dsts is None:
             found = engine.batched.get(digests)
             self._settle(keys, digests, [each if isinstance(each, int) else _OK for each in found], found)
@@ -1029,6 +1042,10 @@ class NanoKVCache:
         preferred_segment = self.engine.checked_segment(preferred_segment)
         with open_saved(_path(path)) as file:
             return load(file, self.engine, preferred_segment)
+
+
+for _name in ("put", "get", "exists", "remove"):  # for `help`: native calls show what these do
+    getattr(PythonCalls, _name).__doc__ = getattr(NanoKVCache, _name).__doc__
 
 
 def _listed_keys(keys: Iterable[Key]) -> Sequence[Key]:

@@ -185,7 +185,7 @@ def test_blocks_of_models_and_what_rounding_loses() -> None:
 # --- steps --------------------------------------------------------------------------------------
 def test_steps(worlds: Worlds) -> None:
     figures = ask(steps.QUESTION, worlds)
-    layers = (steps.STR, steps.DIGEST, steps.USUAL, steps.OBJECTS, steps.CODE, steps.ALONE, steps.COPY)
+    layers = (steps.STR, steps.DIGEST, steps.USUAL, steps.CODE, steps.ALONE, steps.COPY)
     assert cases(figures)[:14] == [
         {"operation": operation, "step": step, "size": 1024} for operation in ("put", "get") for step in layers
     ]
